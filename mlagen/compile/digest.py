@@ -1,0 +1,130 @@
+"""A digest of the source a kernel is compiled from: the function, all it calls, and every constant they read.
+
+Triton's own `JITFunction.cache_key` is no use here: it takes in comments and the line a function starts on, so a
+longer file header would miss; and it needs the package imported. The whole file's text would miss whenever a wrapper or
+a tile table changes. So the module's syntax tree is followed from the kernel on, name by name.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+
+from mlagen.errors import Place, ToolError
+
+# Stands for the package, whose own name must not count.
+_ROOT = "package"
+
+
+class SourceDigests:
+    """Digests of the kernels of one package; reads each file once.
+
+    Args:
+        package_dir: folder of the generated package.
+    """
+
+    def __init__(self, package_dir: Path) -> None:
+        self._package_dir = package_dir
+        self._modules: dict[str, _Module | None] = {}
+
+    def digest(self, module: str, kernel: str) -> str:
+        """Hash what the kernel's compilation depends on in the package.
+
+        Comments, docstrings, positions and the package's place and name do not count.
+
+        Args:
+            module: module of the package, `sparse_attention`.
+            kernel: function in it.
+
+        Returns:
+            A SHA-256 as hexadecimal digits.
+
+        Raises:
+            ToolError: the package has no such module or kernel, or does not parse.
+        """
+        start = f"{_ROOT}.{module}"
+        found = self._module(start)
+        if found is None:
+            raise ToolError(f"no module {module} in {self._package_dir}")
+        if kernel not in found.names:
+            raise ToolError(f"no kernel {kernel} in {found.path}")
+        taken: dict[tuple[str, int], str] = {}
+        seen: set[tuple[str, str | None]] = set()
+        queue: list[tuple[str, str | None]] = [(start, kernel)]
+        while queue:
+            if (item := queue.pop()) in seen or (source := self._module(item[0])) is None:
+                continue
+            seen.add(item)
+            for index in source.statements_of(item[1]):
+                statement = source.body[index]
+                taken[item[0], index] = ast.dump(statement)
+                queue += _references(source, statement)
+        text = "\n".join(f"{name} {taken[name, index]}" for name, index in sorted(taken))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _module(self, name: str) -> _Module | None:
+        """The package's module by its dotted name; None for what the package does not hold."""
+        if name not in self._modules:
+            path = self._package_dir.joinpath(*name.split(".")[1:])
+            files = (path / "__init__.py", path.with_suffix(".py"))
+            self._modules[name] = next((_Module(name, file) for file in files if file.is_file()), None)
+        return self._modules[name]
+
+
+class _Module:
+    """The statements of a source file, and the names each one binds."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self.name = name
+        self.path = path
+        self.package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        try:
+            tree = _DropStrings().visit(ast.parse(path.read_bytes()))
+        except SyntaxError as error:
+            raise ToolError(f"does not parse: {error.msg}", place=Place(path, error.lineno)) from error
+        self.body: list[ast.stmt] = tree.body
+        self._bound = [frozenset(_bound(statement)) for statement in self.body]
+        self.names = frozenset[str]().union(*self._bound)
+
+    def statements_of(self, name: str | None) -> Iterator[int]:
+        """Indices of the statements that bind the name (any name if None), or may change what it is bound to."""
+        for index, bound in enumerate(self._bound):
+            if name is None or not bound or name in bound or "*" in bound:
+                yield index
+
+
+class _DropStrings(ast.NodeTransformer):
+    """Removes docstrings and other bare strings."""
+
+    def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
+        return None if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str) else node
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """Names a statement of a module binds; too many do no harm."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        yield statement.name
+        return
+    for node in ast.walk(statement):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.alias):
+            yield node.asname or node.name.partition(".")[0]
+
+
+def _references(source: _Module, statement: ast.stmt) -> Iterator[tuple[str, str | None]]:
+    """(module, name) of all a statement refers to; the name is None where the whole module is meant."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name):
+            yield source.name, node.id
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            origin = resolve_name("." * node.level + (node.module or ""), source.package)
+            for alias in node.names:
+                yield origin, None if alias.name == "*" else alias.name
+                # `from . import common` binds a module
+                yield f"{origin}.{alias.name}", None

@@ -1,0 +1,173 @@
+"""One worker process: how it starts, what it is asked, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from mlagen.compile.binary import Measured, read_amdgcn, read_cubin
+from mlagen.compile.resources import label
+from mlagen.errors import Place, ToolError
+from mlagen.plan.jobs import CompileJob
+from mlagen.plan.targets import TARGETS
+
+# Seconds a job may take; the largest kernels take a few.
+TIMEOUT_S = 300.0
+
+# Variables that change what Triton, LLVM or ptxas make, which the cache's key cannot know.
+_STEERING = ("TRITON_", "MLIR_", "LLVM_", "AMDGCN_", "NVPTX_", "PTXAS_", "DISABLE_", "USE_IR_LOC")
+
+_TAIL_LINES = 20
+
+
+class Worker:
+    """A worker process.
+
+    Args:
+        package_dir: folder of the generated package.
+        folder: the worker's own, for Triton's cache, machine code and stderr.
+    """
+
+    def __init__(self, package_dir: Path, folder: Path) -> None:
+        folder.mkdir()
+        self._package_dir, self._folder = package_dir, folder
+        self._stderr = folder / "stderr"
+        # By its file, not -m: importing the package would bring the plan and the spec with it.
+        command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), str(package_dir)]
+        with self._stderr.open("wb") as stderr:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                env=_environment(folder),
+                # A group of its own, so that ptxas dies with the worker.
+                start_new_session=True,
+            )
+
+    def compile(self, job: CompileJob) -> Measured:
+        """Compile a job and read the machine code.
+
+        Args:
+            job: what to compile.
+
+        Returns:
+            What the kernel takes.
+
+        Raises:
+            ToolError: the job does not compile, or the worker died or took longer than TIMEOUT_S.
+        """
+        said = self._stderr.stat().st_size
+        output = self._folder / "code"
+        result = self._ask({**request_of(job), "output": str(output)}, job)
+        if "error" in result:
+            # MLIR and ptxas say on stderr what the exception leaves out.
+            hint = "\n".join(part for part in (result["detail"], self._tail(said)) if part)
+            raise ToolError(
+                f"{label(job)}: {result['error']}",
+                place=Place(self._package_dir / f"{job.module.replace('.', '/')}.py", result["line"])
+                if result["line"]
+                else None,
+                hint=hint or None,
+            )
+        cuda = TARGETS[job.target].backend == "cuda"
+        usage = read_cubin(output, result["name"]) if cuda else read_amdgcn(output)
+        return Measured(
+            **usage, shared=result["shared"], tensor_memory=result["tensor_memory"], seconds=result["seconds"]
+        )
+
+    def _ask(self, request: dict[str, Any], job: CompileJob) -> dict[str, Any]:
+        late = threading.Event()
+
+        def stop() -> None:
+            late.set()
+            self.kill()
+
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        timer = threading.Timer(TIMEOUT_S, stop)
+        timer.start()
+        try:
+            # A dead worker shows as an empty answer.
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(json.dumps(request) + "\n")
+                self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        finally:
+            timer.cancel()
+        if answer.endswith("\n"):
+            result: dict[str, Any] = json.loads(answer)
+            return result
+        code = self._process.wait()
+        how = f"took longer than {TIMEOUT_S:g} s" if late.is_set() else f"died ({_exit(code)})"
+        raise ToolError(f"{label(job)}: the compile worker {how}", hint=self._tail(0) or None)
+
+    def _tail(self, start: int) -> str:
+        """The last lines the worker printed since an offset of its stderr."""
+        text = self._stderr.read_bytes()[start:].decode(errors="replace")
+        return "\n".join(text.splitlines()[-_TAIL_LINES:])
+
+    def kill(self) -> None:
+        """End the process and what it started, at once."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Reap the killed process and close its pipes."""
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+
+
+def request_of(job: CompileJob) -> dict[str, Any]:
+    """All that a compilation depends on beside the source, as plain JSON values.
+
+    Args:
+        job: what to compile.
+
+    Returns:
+        The worker's job, see mlagen/compile/worker.py, but for its output file.
+
+    Raises:
+        ToolError: mlagen knows no such target.
+    """
+    if job.target not in TARGETS:
+        raise ToolError(f"{label(job)}: no such target", hint=f"targets: {', '.join(TARGETS)}")
+    target = TARGETS[job.target]
+    return {
+        "module": job.module,
+        "kernel": job.kernel,
+        "signature": [list(pair) for pair in job.signature],
+        "constexprs": [list(pair) for pair in job.constexprs],
+        "options": {"num_warps": job.num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True},
+        "backend": target.backend,
+        "arch": target.arch,
+        "warp_size": target.warp_size,
+    }
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    """The worker's environment: nothing that steers a compiler, no GPU, no bytecode left in the package."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
+    return kept | {
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "TRITON_DISABLE_LINE_INFO": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HIP_VISIBLE_DEVICES": "",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+def _exit(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -1,0 +1,160 @@
+"""The plan of one spec: layout, chunks, tiles and the sizes that follow from them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from mlagen.plan.chunks import Chunk, make_chunks, next_power_of_2
+from mlagen.plan.layout import CacheLayout, make_layout
+from mlagen.plan.targets import TARGETS
+from mlagen.plan.tiles import TileRow, default_rows
+from mlagen.spec import Spec
+
+SPLIT_OVERHEAD = 2
+MERGE_OVERHEAD = 4
+MAX_SPLITS = 128
+BATCH_INVARIANT_SPLIT = 512
+WORKSPACE_BYTES = 256 << 20
+MERGE_BLOCK_S = 16
+MERGE_BLOCK_D = 128
+MERGE_NUM_WARPS = 2
+CACHE_TILE_BYTES = 8192  # bytes a program of the cache writer moves
+
+
+@dataclass(frozen=True)
+class MergePlan:
+    """Numbers of the kernel that merges splits.
+
+    Attributes:
+        block_s: splits it adds at a time.
+        block_d: lanes of V a program holds.
+        d_blocks: programs a row.
+        masked: the last of them is not full.
+        num_warps: warps a program.
+        expected_shared: bytes of shared memory, for the reductions over splits.
+    """
+
+    block_s: int
+    block_d: int
+    d_blocks: int
+    masked: bool
+    num_warps: int
+    expected_shared: int
+
+
+@dataclass(frozen=True)
+class SparsePlan:
+    """Numbers of the sparse attention kernels.
+
+    Attributes:
+        chunks: blocks of a row, in lane order.
+        tiles: rows of the tile table by target.
+        split_overhead, merge_overhead: fixed cost of a program and of a merge, in steps of BLOCK_N indices.
+        max_splits: most splits a call is cut into.
+        batch_invariant_split: indices a split where bounds depend on the row alone.
+        workspace_bytes: size from which a call goes through its workspace in pieces.
+        merge: the merge kernel's.
+        partial_alignment: bytes at which each row of the fp32 partials begins.
+    """
+
+    chunks: tuple[Chunk, ...]
+    tiles: tuple[tuple[str, tuple[TileRow, ...]], ...]
+    split_overhead: int
+    merge_overhead: int
+    max_splits: int
+    batch_invariant_split: int
+    workspace_bytes: int
+    merge: MergePlan
+    partial_alignment: int
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """Numbers of the cache writer: tokens and warps a program."""
+
+    chunks: tuple[Chunk, ...]
+    block_t: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every number that follows from a spec."""
+
+    spec: Spec
+    layout: CacheLayout
+    d_qk: int
+    d_v: int
+    sparse: SparsePlan
+    cache: CachePlan
+
+    def flops(self, tokens: int, num_heads: int) -> int:
+        """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""
+        return 2 * tokens * num_heads * self.spec.attention.topk * (self.d_qk + self.d_v)
+
+    def bytes_moved(self, tokens: int, num_heads: int, s_kv: int) -> int:
+        """Fewest bytes of one call: q, out and indices once, and each KV row that is named once (at most s_kv of them)."""
+        topk = self.spec.attention.topk
+        item = 2
+        rows = min(tokens * topk, s_kv)
+        return tokens * num_heads * (self.d_qk + self.d_v) * item + tokens * topk * 4 + rows * self.layout.row_bytes
+
+
+def _make_merge(d_v: int) -> MergePlan:
+    block_d = min(MERGE_BLOCK_D, next_power_of_2(d_v))
+    return MergePlan(
+        block_s=MERGE_BLOCK_S,
+        block_d=block_d,
+        d_blocks=-(-d_v // block_d),
+        masked=d_v % block_d != 0,
+        num_warps=MERGE_NUM_WARPS,
+        expected_shared=MERGE_NUM_WARPS * block_d * 4,
+    )
+
+
+def layout_fingerprint(layout: CacheLayout) -> str:
+    """Sixteen hex digits that tell layouts apart, those of equal byte count too: sha256 over the field table and the page size."""
+    text = "\n".join((layout.name, *layout.byte_table, str(layout.row_bytes)))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def make_plan(spec: Spec, tuned: Mapping[str, Sequence[TileRow]] | None = None) -> Plan:
+    """Derives the plan.
+
+    Args:
+        spec: the validated spec.
+        tuned: rows of the tile table that a sweep found, by target; targets without take the defaults.
+
+    Raises:
+        LimitError: a target cannot hold any tile of these dims; one line with the arithmetic.
+    """
+    dims = spec.model
+    layout = make_layout(spec)
+    d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim
+    nope_and_rope = [("nope", dims.kv_lora_rank)]
+    if dims.qk_rope_head_dim:
+        nope_and_rope.append(("rope", dims.qk_rope_head_dim))
+    # Where V reaches into the RoPE lanes, the field boundary cuts nothing: the row is one run of lanes of one dtype.
+    parts = nope_and_rope if dims.v_head_dim <= dims.kv_lora_rank else [("row", d_qk)]
+    chunks = make_chunks(parts, dims.v_head_dim)
+    tiles = tuple(
+        (name, tuple((tuned or {}).get(name) or default_rows(dims.num_heads, chunks, TARGETS[name])))
+        for name in spec.targets
+    )
+    block_steps = max(row.tile.block_n for _, rows in tiles for row in rows)
+    sparse = SparsePlan(
+        chunks=chunks,
+        tiles=tiles,
+        split_overhead=SPLIT_OVERHEAD,
+        merge_overhead=MERGE_OVERHEAD,
+        max_splits=MAX_SPLITS,
+        batch_invariant_split=max(BATCH_INVARIANT_SPLIT, block_steps),
+        workspace_bytes=WORKSPACE_BYTES,
+        merge=_make_merge(dims.v_head_dim),
+        partial_alignment=16 if dims.v_head_dim % 4 == 0 else 4,
+    )
+    writer_chunks = make_chunks(nope_and_rope, dims.kv_lora_rank)
+    block_t = max(1, min(64, next_power_of_2(CACHE_TILE_BYTES // layout.row_bytes)))
+    return Plan(spec, layout, d_qk, dims.v_head_dim, sparse, CachePlan(writer_chunks, block_t, 4))

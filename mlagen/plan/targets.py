@@ -1,0 +1,75 @@
+"""GPU architectures: what a compiler needs to name one, and the limits that Triton does not check."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Target:
+    """One GPU architecture.
+
+    Attributes:
+        name: the spec's name, `sm90` or `gfx942`.
+        backend: Triton's backend, `cuda` or `hip`.
+        arch: Triton's architecture: the compute capability as a number, or the gfx name.
+        warp_size: threads a warp (wavefront).
+        shared_limit: bytes of shared memory (LDS) one program may take.
+        shared_per_sm: bytes of shared memory of a multiprocessor (compute unit).
+        shared_reserve: bytes the driver takes from `shared_per_sm` for each resident program.
+        threads_per_sm: resident threads of a multiprocessor.
+        capability: CUDA compute capability; None on AMD.
+        dot: what tl.dot becomes for 64 rows and more: `mma` (mma.sync), `wgmma`, `tcgen05` or `mfma`; below, NVIDIA runs mma.sync.
+        has_e4m3: float8_e4m3fn converts in hardware.
+    """
+
+    name: str
+    backend: str
+    arch: int | str
+    warp_size: int
+    shared_limit: int
+    shared_per_sm: int
+    shared_reserve: int
+    threads_per_sm: int
+    capability: tuple[int, int] | None
+    dot: str
+    has_e4m3: bool = False
+
+
+def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "mma") -> Target:
+    """CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"; a program may take all but 1 KiB."""
+    return Target(
+        name=f"sm{major}{minor}",
+        backend="cuda",
+        arch=10 * major + minor,
+        warp_size=32,
+        shared_limit=shared_per_sm - KIB,
+        shared_per_sm=shared_per_sm,
+        shared_reserve=KIB,
+        threads_per_sm=threads,
+        capability=(major, minor),
+        dot=dot,
+        has_e4m3=(major, minor) >= (8, 9),
+    )
+
+
+def _hip(name: str, lds: int, *, has_e4m3: bool) -> Target:
+    """CDNA 3 and CDNA 4 instruction set guides: LDS of a compute unit, all of which one workgroup may take."""
+    return Target(name, "hip", name, 64, lds, lds, 0, 2048, None, "mfma", has_e4m3=has_e4m3)
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        _cuda(8, 0, 164 * KIB, 2048),
+        _cuda(8, 6, 100 * KIB, 1536),
+        _cuda(8, 9, 100 * KIB, 1536),
+        _cuda(9, 0, 228 * KIB, 2048, "wgmma"),
+        _cuda(10, 0, 228 * KIB, 2048, "tcgen05"),
+        _cuda(12, 0, 100 * KIB, 1536),
+        _hip("gfx942", 64 * KIB, has_e4m3=False),
+        _hip("gfx950", 160 * KIB, has_e4m3=True),
+    )
+}

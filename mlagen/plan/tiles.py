@@ -1,0 +1,176 @@
+"""Tiles of the attention kernels: how many heads and indices a program holds, for each target and size of call.
+
+A tile is data. Untuned targets take the first candidate that fits; `specs/tuned/<spec>/<target>.yaml` overrides it with what a
+sweep on the device found. The shared-memory model is what Triton 3.6 to 3.9 allocate for these kernels (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlagen.errors import LimitError
+from mlagen.plan.chunks import Chunk
+from mlagen.plan.targets import Target
+
+ITEMSIZE = 2  # of q and of an unquantised cache
+WIDE_ROWS = 64  # rows from which wgmma and tcgen05 take a tile
+ACCUMULATOR_REGISTERS = 128  # fp32 accumulators a thread may hold; more of them spill
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Launch parameters of the attention kernels.
+
+    Attributes:
+        block_h: heads a program holds.
+        block_n: indices a program takes a step.
+        num_warps: warps a program.
+        num_stages: software-pipeline depth of the loop over indices.
+    """
+
+    block_h: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    def __str__(self) -> str:
+        return f"{self.block_h}x{self.block_n} w{self.num_warps} s{self.num_stages}"
+
+
+@dataclass(frozen=True)
+class TileRow:
+    """The tile for calls of up to so many heads and tokens on one target; None stands for any number.
+
+    Attributes:
+        max_heads, max_tokens: the largest call the row holds.
+        tile: its tile.
+        programs_per_sm: programs that a multiprocessor holds at once.
+        expected_shared: bytes of shared memory a program is expected to need.
+        reason: why this tile.
+    """
+
+    max_heads: int | None
+    max_tokens: int | None
+    tile: Tile
+    programs_per_sm: int
+    expected_shared: int
+    reason: str
+
+
+# Most wanted first, by heads and by the instruction that tl.dot becomes. None of them spills at d_qk 576, d_v 512.
+CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
+    (16, "mma"): (Tile(16, 32, 4, 3), Tile(16, 16, 4, 3), Tile(16, 16, 8, 2)),
+    (16, "wgmma"): (Tile(16, 64, 4, 3), Tile(16, 32, 4, 3), Tile(16, 16, 4, 3), Tile(16, 16, 8, 2)),
+    (16, "mfma"): (Tile(16, 32, 4, 2), Tile(16, 16, 4, 2)),
+    (32, "mma"): (Tile(32, 32, 8, 2), Tile(32, 16, 8, 2)),
+    (32, "mfma"): (Tile(32, 32, 4, 1), Tile(32, 16, 4, 1)),
+    (64, "mma"): (Tile(64, 32, 8, 2),),
+    (64, "wgmma"): (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
+    (64, "tcgen05"): (Tile(64, 32, 8, 2), Tile(64, 16, 8, 2)),
+}
+ROWS = (16, 32, 64)
+RESIDENT = 2  # programs a multiprocessor should hold where the work is bound by memory, so that one loads while another computes
+
+
+def row_bytes(chunks: Sequence[Chunk]) -> int:
+    """Bytes of one row of q or K in the blocks that hold it."""
+    return sum(chunk.block for chunk in chunks) * ITEMSIZE
+
+
+def v_bytes(chunks: Sequence[Chunk]) -> int:
+    """Bytes of one row of V in the blocks that hold it."""
+    return row_bytes([chunk for chunk in chunks if chunk.in_v])
+
+
+def expected_shared(tile: Tile, chunks: Sequence[Chunk], target: Target) -> int:
+    """Bytes of shared memory that a program is expected to need.
+
+    mma.sync keeps q, one K tile and P (K's next tile is on its way in registers); wgmma keeps q and two K tiles and takes P from
+    registers; tcgen05 keeps K twice for the scores and V twice; CDNA stages either q or K, whichever is larger, and P in registers.
+    """
+    q, k = tile.block_h * row_bytes(chunks), tile.block_n * row_bytes(chunks)
+    p = tile.block_h * tile.block_n * ITEMSIZE
+    if target.backend == "hip":
+        return max(tile.block_h * max(chunk.block for chunk in chunks) * ITEMSIZE, k * max(1, tile.num_stages - 1))
+    if tile.block_h >= WIDE_ROWS and target.dot == "wgmma":
+        return q + 2 * k
+    if tile.block_h >= WIDE_ROWS and target.dot == "tcgen05":
+        return q + 2 * k + 2 * tile.block_n * v_bytes(chunks)
+    return q + k + p
+
+
+def programs_per_sm(tile: Tile, shared: int, target: Target) -> int:
+    """Programs that a multiprocessor holds at once, by shared memory and threads."""
+    by_shared = target.shared_per_sm // (shared + target.shared_reserve)
+    by_threads = target.threads_per_sm // (tile.num_warps * target.warp_size)
+    return max(1, min(by_shared, by_threads))
+
+
+def accumulator_registers(tile: Tile, chunks: Sequence[Chunk], target: Target) -> float:
+    """fp32 accumulators of V a thread holds."""
+    lanes = v_bytes(chunks) // ITEMSIZE
+    return tile.block_h * lanes / (tile.num_warps * target.warp_size)
+
+
+def make_row(
+    tile: Tile,
+    chunks: Sequence[Chunk],
+    target: Target,
+    reason: str,
+    max_heads: int | None = None,
+    max_tokens: int | None = None,
+) -> TileRow:
+    """A row for the tile.
+
+    Raises:
+        LimitError: the tile needs more shared memory than the target gives a program.
+    """
+    shared = expected_shared(tile, chunks, target)
+    if shared > target.shared_limit:
+        raise LimitError(
+            f"{target.name}: tile {tile} needs {shared:,} bytes of shared memory "
+            f"(q {tile.block_h} x {row_bytes(chunks):,}, K {tile.block_n} x {row_bytes(chunks):,} a buffer), "
+            f"{shared - target.shared_limit:,} more than the {target.shared_limit:,} a program gets"
+        )
+    return TileRow(max_heads, max_tokens, tile, programs_per_sm(tile, shared, target), shared, reason)
+
+
+def choose_tile(block_h: int, chunks: Sequence[Chunk], target: Target) -> tuple[Tile, str] | None:
+    """The tile of `block_h` heads that an untuned target takes, and why; None if no candidate fits."""
+    candidates = CANDIDATES.get((block_h, target.dot)) or CANDIDATES.get((block_h, "mma"), ())
+    fitting = [
+        tile
+        for tile in candidates
+        if expected_shared(tile, chunks, target) <= target.shared_limit
+        and accumulator_registers(tile, chunks, target) <= ACCUMULATOR_REGISTERS
+    ]
+    if not fitting:
+        return None
+    resident = {tile: programs_per_sm(tile, expected_shared(tile, chunks, target), target) for tile in fitting}
+    crowded = [tile for tile in fitting if resident[tile] >= RESIDENT]
+    if block_h == min(ROWS) and crowded:
+        return crowded[0], f"the largest of {len(candidates)} of which {resident[crowded[0]]} fit a multiprocessor"
+    return fitting[0], f"the largest of {len(candidates)} that fits {target.shared_limit:,} bytes"
+
+
+def default_rows(num_heads: int, chunks: Sequence[Chunk], target: Target) -> tuple[TileRow, ...]:
+    """Rows of an untuned target: as many heads in a program as fit, up to 64, since all heads of a token read the same K rows.
+
+    Raises:
+        LimitError: not even the smallest tile fits.
+    """
+    rows: list[TileRow] = []
+    for block_h in ROWS:
+        choice = choose_tile(block_h, chunks, target)
+        if choice is not None and (block_h == min(ROWS) or block_h < 2 * num_heads):
+            rows.append(make_row(choice[0], chunks, target, choice[1], max_heads=block_h))
+    if not rows:
+        smallest = CANDIDATES[min(ROWS), target.dot if target.dot == "mfma" else "mma"][-1]
+        make_row(smallest, chunks, target, "")
+        raise LimitError(
+            f"{target.name}: V of {v_bytes(chunks) // ITEMSIZE} lanes takes {accumulator_registers(smallest, chunks, target):.0f} "
+            f"accumulators a thread in tile {smallest}, more than {ACCUMULATOR_REGISTERS}"
+        )
+    rows[-1] = replace(rows[-1], max_heads=None)
+    return tuple(rows)

@@ -1,0 +1,132 @@
+"""Reads a spec: a YAML file to a validated `Spec`, or to every error of the file at its line and column."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from mlagen.errors import Place, SpecError, SpecErrors
+from mlagen.spec.marked import Document, Loc, Mark, read, refuse
+from mlagen.spec.models import Spec
+from mlagen.spec.prose import Finding, Guide
+
+MAX_BYTES = 64 * 1024  # a spec has 1 or 2 KiB; PyYAML would chew on a megabyte for half a minute
+
+
+def load(path: Path) -> Spec:
+    """Read and validate one spec file.
+
+    Args:
+        path: the YAML file; its name without the suffix is the spec's name.
+
+    Raises:
+        SpecErrors: every error of the file, sorted by place.
+    """
+    return parse(_text(path), path)
+
+
+def parse(text: str, file: Path) -> Spec:
+    """Validate a spec's text.
+
+    Args:
+        text: the YAML.
+        file: the path it came from: for the places of errors, and for its name without the suffix.
+
+    Raises:
+        SpecErrors: every error of the text, sorted by place.
+    """
+    document = read(text, file)
+    spec, findings = _validate(document)
+    findings += _misnamed(document, file, findings)
+    errors = list(document.errors)
+    for finding in findings:
+        if not _within(finding.loc, document.unread):
+            mark = _place(finding, document)
+            errors.append(SpecError(str(finding), place=Place(file, mark.line, mark.column)))
+    if spec is None or errors:
+        raise refuse(errors)
+    return spec
+
+
+def json_schema() -> dict[str, Any]:
+    """Give the JSON Schema (draft 2020-12) of a spec."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Spec.model_json_schema()}
+
+
+def schema_text() -> str:
+    """Give the text of `specs/schema.json`."""
+    return json.dumps(json_schema(), indent=2) + "\n"
+
+
+def spec_digest(spec: Spec) -> str:
+    """Give the SHA-256, in hex, of a validated spec: the same for all YAML that says the same."""
+    text = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(path: Path) -> str:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise _whole(path, "is a folder; takes a YAML file")
+        if not stat.S_ISREG(mode):  # reading a pipe or a device may never end
+            raise _whole(path, "is no regular file; takes a YAML file")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _whole(path, "no such file") from None
+    except OSError as error:
+        raise _whole(path, f"cannot be read: {(error.strerror or type(error).__name__).lower()}") from None
+    except ValueError as error:  # a path that no file can have
+        raise _whole(path, f"cannot be read: {error}") from None
+    if len(data) > MAX_BYTES:
+        raise _whole(path, f"is larger than {MAX_BYTES // 1024} KiB; no spec is")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        before = data[: error.start].decode("utf-8")
+        line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
+        message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        raise refuse([SpecError(message, place=Place(path, line, column))]) from None
+
+
+def _whole(path: Path, message: str) -> SpecErrors:
+    return refuse([SpecError(message, place=Place(path))])
+
+
+def _validate(document: Document) -> tuple[Spec | None, list[Finding]]:
+    try:
+        return Spec.model_validate(document.data), []
+    except ValidationError as error:
+        guide = Guide(json_schema(), document.data, document.plain)
+        return None, guide.findings(error.errors(include_url=False))
+
+
+def _misnamed(document: Document, file: Path, findings: list[Finding]) -> list[Finding]:
+    name = document.data.get("name") if isinstance(document.data, dict) else None
+    if not isinstance(name, str) or name == file.stem or any(finding.loc == ("name",) for finding in findings):
+        return []
+    return [
+        Finding(
+            ("name",), "value", f"got '{name}', but the file is {file.name}; takes the file's name without its suffix"
+        )
+    ]
+
+
+def _place(finding: Finding, document: Document) -> Mark:
+    """Where to look for a finding; a container stands for what it lacks."""
+    if finding.at == "value" and finding.loc in document.values:
+        return document.values[finding.loc]
+    loc: Loc = finding.loc
+    while loc not in document.keys and loc:
+        loc = loc[:-1]
+    return document.keys.get(loc) or document.values[()]
+
+
+def _within(loc: Loc, others: set[Loc]) -> bool:
+    return any(loc[:length] in others for length in range(len(loc) + 1))

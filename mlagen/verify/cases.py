@@ -1,0 +1,464 @@
+"""The cases a generated package must hold: plain data, made from its spec and from where it runs.
+
+Every case poisons what must not matter: KV rows that no index names (row 0 among them), the bytes between rows and around
+buffers, lanes past a length and buffers to be written are NaN; index lanes that do not count name poisoned rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+SPARSE_WRAPPERS = ("flash_mla_sparse_fwd", "triton_mla_sparse_attention")
+INT32_ELEMENTS = 2**31  # elements an int32 offset reaches
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a package's spec says, flattened.
+
+    Attributes:
+        num_heads: query heads of the model.
+        d_c: latent lanes of a KV row.
+        d_rope: RoPE lanes of a KV row.
+        d_v: leading lanes that are V.
+        dtype: torch's name of the dtype, "bfloat16" or "float16".
+        topk: indices a token.
+        sink, length: "none", "optional" or "required".
+        lse_base: "e" or "2".
+        empty_row_lse: "+inf" or "-inf".
+        block_size: tokens a page of the cache; None: flat rows.
+        wrappers: names of the package's wrappers.
+    """
+
+    num_heads: int
+    d_c: int
+    d_rope: int
+    d_v: int
+    dtype: str
+    topk: int
+    sink: str
+    length: str
+    lse_base: str
+    empty_row_lse: str
+    block_size: int | None
+    wrappers: tuple[str, ...]
+
+    @property
+    def d_qk(self) -> int:
+        """Lanes of a KV row."""
+        return self.d_c + self.d_rope
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> Facts:
+        """The facts of `SPEC["spec"]`."""
+        model, attention = spec["model"], spec["attention"]
+        return cls(
+            num_heads=model["num_heads"],
+            d_c=model["kv_lora_rank"],
+            d_rope=model["qk_rope_head_dim"],
+            d_v=model["v_head_dim"],
+            dtype={"bf16": "bfloat16", "fp16": "float16"}[model["dtype"]],
+            topk=attention["topk"],
+            sink=attention["attn_sink"],
+            length=attention["topk_length"],
+            lse_base=attention["lse_base"],
+            empty_row_lse=attention["empty_row_lse"],
+            block_size=spec["cache"]["block_size"],
+            wrappers=tuple(spec["wrappers"]),
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Inputs of one attention call.
+
+    Attributes:
+        tokens, heads, topk: sizes of q and indices.
+        rows: rows of kv, rounded up to whole pages where the cache has pages.
+        indices: pattern of the indices, a function in mlagen.verify.inputs.
+        length: pattern of topk_length; None: not passed.
+        sink: pattern of attn_sink; None: not passed.
+        scale: sm_scale as a multiple of d_qk ** -0.5.
+        q, kv, out: layout in memory; `out` None: the wrapper allocates it.
+    """
+
+    tokens: int
+    heads: int
+    topk: int
+    rows: int
+    indices: str = "random"
+    length: str | None = None
+    sink: str | None = None
+    scale: float = 1.0
+    q: str = "contiguous"
+    kv: str = "contiguous"
+    out: str | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named promise.
+
+    Attributes:
+        name: unique in a package, `sparse: sink is +inf`.
+        promise: what holds if the case passes, in one sentence.
+        every_target: run on each target's tiles, not on the first target's alone.
+    """
+
+    name: str
+    promise: str
+    every_target: bool = field(default=False, kw_only=True)
+
+
+@dataclass(frozen=True)
+class SparseCase(Case):
+    """A sparse attention call against the reference.
+
+    Attributes:
+        wrapper: the wrapper called.
+        problem: its inputs.
+        check: what is asked of the result, a function in mlagen.verify.checks.
+        splits: num_kv_splits; None: not passed.
+        multiprocessors: size of the device that the wrapper plans for; None: as it is (8 on a CPU).
+        batch_invariant: enable_batch_invariant.
+    """
+
+    wrapper: str
+    problem: Problem
+    check: str = "reference"
+    splits: int | None = None
+    multiprocessors: int | None = None
+    batch_invariant: bool = False
+
+
+@dataclass(frozen=True)
+class ConcatCase(Case):
+    """A call of concat_and_cache_mla against the reference, byte for byte over the whole cache.
+
+    Attributes:
+        tokens: rows of kv_c.
+        block_size: tokens a page.
+        slots: pattern of slot_mapping, a function in mlagen.verify.inputs.
+        source, cache: layout in memory of kv_c and k_pe, and of kv_cache.
+        k_pe: form of k_pe: "2d", "3d", "none" or "empty".
+    """
+
+    tokens: int
+    block_size: int
+    slots: str = "shuffled"
+    source: str = "contiguous"
+    cache: str = "contiguous"
+    k_pe: str = "2d"
+
+
+@dataclass(frozen=True)
+class RefusalCase(Case):
+    """A call that a wrapper must refuse with a ValueError or TypeError that names `argument`.
+
+    Attributes:
+        wrapper: the wrapper called.
+        argument: the argument that is off.
+        change: how, a function in mlagen.verify.refusals.
+    """
+
+    wrapper: str
+    argument: str
+    change: str
+
+
+class _Suite:
+    """Builds cases with the sizes that suit a device and the arguments that a spec requires."""
+
+    def __init__(self, facts: Facts, device: str) -> None:
+        self.facts = facts
+        self.big = device == "cuda"
+        # The interpreter takes 20 to 45 ms a program: few tokens, and one tile of heads unless the case is about heads.
+        self.base = Problem(tokens=3, heads=10, topk=100, rows=211)
+        if self.big:
+            self.base = Problem(tokens=17, heads=facts.num_heads, topk=facts.topk, rows=2 * facts.topk + 1001)
+
+    def problem(self, **changes: Any) -> Problem:
+        problem = replace(self.base, **changes)
+        if self.facts.sink == "required" and problem.sink is None:
+            problem = replace(problem, sink="random")
+        if self.facts.length == "required" and problem.length is None:
+            problem = replace(problem, length="full")
+        return problem
+
+    def wrappers(self, problem: Problem, splits: int | None) -> list[str]:
+        """The wrappers that can be given these inputs, the preferred one first."""
+        found = []
+        for wrapper in SPARSE_WRAPPERS if splits is None else SPARSE_WRAPPERS[::-1]:
+            fits = wrapper in self.facts.wrappers
+            if wrapper == "triton_mla_sparse_attention":
+                fits &= problem.sink is None or self.facts.sink == "required"
+                fits &= problem.length is None or self.facts.length == "required"
+            else:
+                fits &= splits is None
+            if fits:
+                found.append(wrapper)
+        return found
+
+    def sparse(self, name: str, promise: str, *, each_wrapper: bool = False, **settings: Any) -> Iterator[SparseCase]:
+        """One case, or one a wrapper; none if the spec lacks what it needs."""
+        case_fields = {"check", "splits", "multiprocessors", "batch_invariant", "every_target"}
+        options = {key: settings.pop(key) for key in case_fields & settings.keys()}
+        problem = self.problem(**settings)
+        if (problem.sink and self.facts.sink == "none") or (problem.length and self.facts.length == "none"):
+            return
+        wrappers = self.wrappers(problem, options.get("splits"))
+        for wrapper in wrappers if each_wrapper else wrappers[:1]:
+            suffix = f" ({wrapper})" if each_wrapper else ""
+            yield SparseCase(f"sparse: {name}{suffix}", promise, wrapper, problem, **options)
+
+
+def _typical(suite: _Suite) -> Iterator[Case]:
+    facts, big = suite.facts, suite.big
+    yield from suite.sparse(
+        "typical", "an ordinary call gives the reference's result", each_wrapper=True, every_target=True
+    )
+    yield from suite.sparse(
+        "full width",
+        "the model's own heads and topk",
+        tokens=8 if big else 1,
+        heads=facts.num_heads,
+        topk=facts.topk,
+        rows=4 * facts.topk,
+        indices="full",
+    )
+    yield from suite.sparse("single token", "a batch of one", each_wrapper=True, tokens=1)
+    yield from suite.sparse("many tokens", "a large batch", tokens=515 if big else 40, heads=5, topk=16 if not big else 300)
+    yield from suite.sparse("no tokens", "an empty batch gives empty results", each_wrapper=True, tokens=0)
+
+
+def _sizes(suite: _Suite) -> Iterator[Case]:
+    facts, big = suite.facts, suite.big
+    topks = (33, 1, 17, 70, 128)
+    for number, heads in enumerate((1, 5, 6, 12, 16, 17, 20, 32, 33, 64, 96, 128)):
+        yield from suite.sparse(
+            f"{heads} heads",
+            f"{heads} heads a rank, whatever the tile holds",
+            every_target=heads in (17, 33, 128),
+            heads=heads,
+            tokens=5 if big else 1,
+            topk=facts.topk if big else topks[number % len(topks)],
+        )
+    for topk in sorted({1, 17, 128, 2047 if big else 511, facts.topk + 128}):
+        yield from suite.sparse(
+            f"topk {topk}", f"{topk} indices a token, of which some are absent", tokens=2, heads=5, topk=topk, rows=4099
+        )
+    yield from suite.sparse("one KV row", "s_kv is 1", rows=1, indices="row zero")
+    yield from suite.sparse("no KV rows", "s_kv is 0: every index is out of range", rows=0, indices="int32 range")
+
+
+def _indices(suite: _Suite) -> Iterator[Case]:
+    for pattern, promise in {
+        "none": "a batch whose indices are all -1 gives 0, -inf and the empty row's LSE",
+        "some rows none": "rows without a valid index stand between ordinary ones",
+        "int32 range": "any int32 outside [0, s_kv) is skipped, s_kv and INT32_MIN and INT32_MAX among them",
+        "last lane": "the one valid index stands in the last lane",
+        "first lane": "the one valid index stands in the first lane",
+        "late": "leading tiles without a valid index do not spoil later ones",
+        "duplicates": "an index that occurs n times counts n times",
+        "last row": "the last row of kv is reached, the one past it is not",
+        "row zero": "row 0 is read where an index names it",
+    }.items():
+        yield from suite.sparse(f"indices: {pattern}", promise, every_target=pattern == "int32 range", indices=pattern)
+    yield from suite.sparse(
+        "indices: late, split", "splits without a valid index weigh nothing", indices="late", topk=500, splits=4
+    )
+    yield from suite.sparse("indices: none, split", "empty splits alone give an empty row", indices="none", splits=3)
+    yield from suite.sparse("topk_length: mixed", "lengths 0, 1, topk, past topk and negative", length="mixed", tokens=7)
+    for pattern, promise in {
+        "zero": "a length of 0 is an empty row",
+        "too long": "a length past topk means topk",
+        "negative": "a negative length is an empty row",
+    }.items():
+        yield from suite.sparse(f"topk_length: {pattern}", promise, length=pattern)
+
+
+def _sinks(suite: _Suite) -> Iterator[Case]:
+    for pattern, promise in {
+        "random": "the sink scales out and leaves lse alone",
+        "+inf": "a sink of +inf leaves out 0 and lse as it is",
+        "-inf": "a sink of -inf changes nothing",
+        "extreme": "a sink far above or below the logits neither overflows nor loses the row",
+    }.items():
+        yield from suite.sparse(f"sink: {pattern}", promise, sink=pattern)
+    yield from suite.sparse(
+        "sink: on empty rows", "an empty row stays 0 under any sink", sink="mixed", indices="some rows none"
+    )
+    yield from suite.sparse(
+        "sink: with lengths",
+        "sink and topk_length together, in splits if there are any",
+        sink="mixed",
+        length="mixed",
+        tokens=7,
+        topk=900,
+        multiprocessors=10_000,
+    )
+
+
+def _logits(suite: _Suite) -> Iterator[Case]:
+    for name, scale, promise in (
+        ("large", 40.0, "a softmax that saturates stays finite"),
+        ("huge", 4e4, "logits near 1e5 lose no row"),
+        ("tiny", 1e-6, "a softmax that is all but uniform"),
+        ("zero", 0.0, "sm_scale 0: the mean of the valid rows"),
+        ("negative", -1.0, "the maximum is that of the scaled logits"),
+    ):
+        yield from suite.sparse(f"logits: {name}", promise, scale=scale)
+
+
+def _layouts(suite: _Suite) -> Iterator[Case]:
+    for part, layouts in {
+        "q": ("slice", "transposed", "odd"),
+        "kv": ("slice", "odd"),
+        "out": ("contiguous", "slice", "transposed", "odd"),
+    }.items():
+        for layout in layouts:
+            yield from suite.sparse(
+                f"layout: {part} {layout}",
+                f"{part} may be a view of a wider buffer, whose other bytes are neither read nor written",
+                every_target=(part, layout) == ("kv", "odd"),
+                **{part: layout},
+            )
+    yield from suite.sparse(
+        "layout: out odd, split", "the merge too takes any strides", out="odd", splits=3
+    )
+    yield from suite.sparse(
+        "offsets: kv past 2^31 elements",
+        "KV row offsets are 64 bits wide",
+        tokens=2,
+        heads=5,
+        topk=40,
+        rows=INT32_ELEMENTS // suite.facts.d_qk + 50_000,
+        kv="far",
+        indices="far",
+    )
+    yield from suite.sparse(
+        "offsets: tokens past 2^31 elements",
+        "offsets of q, indices and out by token are 64 bits wide",
+        tokens=3,
+        heads=5,
+        topk=40,
+        q="far",
+        out="far",
+        check="far indices",
+    )
+
+
+def _splits(suite: _Suite) -> Iterator[Case]:
+    for splits in (0, 1, 2, 3, 7, 1000):
+        yield from suite.sparse(
+            f"{splits} splits", "any split count gives the same result", topk=500, splits=splits, every_target=splits == 3
+        )
+    yield from suite.sparse(
+        "chosen splits",
+        "few tokens on a large device",
+        each_wrapper=True,
+        every_target=True,
+        tokens=2,
+        topk=1000,
+        multiprocessors=10_000,
+    )
+    yield from suite.sparse(
+        "batch invariant", "batch-invariant mode gives the reference's result", each_wrapper=True, topk=1100, batch_invariant=True
+    )
+    for wrapper_length in (None, "random"):
+        name = "rows keep their bits" + (", with lengths" if wrapper_length else "")
+        yield from suite.sparse(
+            f"batch invariant: {name}",
+            "a row's bits are the same alone, in a larger batch, in another order and beside other rows",
+            check="invariance",
+            tokens=4,
+            heads=5,
+            topk=600,
+            length=wrapper_length,
+            batch_invariant=True,
+        )
+
+
+def _manners(suite: _Suite) -> Iterator[Case]:
+    yield from suite.sparse(
+        "buffers are used", "given buffers are filled wholly and returned", check="buffers", out="contiguous", each_wrapper=True
+    )
+    yield from suite.sparse(
+        "workspace is used",
+        "a given workspace holds the splits, in pieces of one token where it holds no more",
+        check="workspace",
+        topk=500,
+        splits=3,
+    )
+    yield from suite.sparse(
+        "workspace is used, batch invariant",
+        "a given workspace holds the splits, in pieces of one token where it holds no more",
+        check="workspace",
+        topk=1100,
+        batch_invariant=True,
+    )
+    yield from suite.sparse("determinism", "two calls give the same bits", check="determinism")
+    yield from suite.sparse("determinism, split", "two calls give the same bits", check="determinism", splits=3, topk=500)
+    yield from suite.sparse(
+        "torch's defaults", "torch's default dtype and device are neither read nor changed", check="defaults", splits=2
+    )
+    if suite.big:
+        yield from suite.sparse(
+            "current stream", "launches go to the current stream", check="stream", each_wrapper=True
+        )
+        yield from suite.sparse(
+            "graph", "a captured call replays on new inputs", check="graph", each_wrapper=True, tokens=2
+        )
+
+
+def _concat(suite: _Suite) -> Iterator[Case]:
+    facts, big = suite.facts, suite.big
+    if "concat_and_cache_mla" not in facts.wrappers:
+        return
+    tokens = 1000 if big else 20
+    base = ConcatCase("", "", tokens, 64)
+    if not facts.d_rope:
+        base = replace(base, k_pe="none")
+    rows: list[tuple[str, str, dict[str, Any]]] = [
+        *((f"block size {size}", "any page size", {"block_size": size}) for size in (1, 2, 53, 64)),
+        ("page stride", "pages may lie apart; the bytes between them stay", {"cache": "page gap"}),
+        ("row stride", "rows may lie apart; the bytes between them stay", {"cache": "slice"}),
+        ("cache odd", "a cache that begins off alignment", {"cache": "odd", "block_size": 53}),
+        ("sources are slices", "kv_c and k_pe may be slices of a wider projection", {"source": "slice"}),
+        ("sources odd", "sources that begin off alignment", {"source": "odd"}),
+        ("negative slots", "a negative slot is skipped, INT64_MIN too", {"slots": "negative"}),
+        ("slots past the cache", "a slot past the last page is skipped, INT64_MAX too", {"slots": "beyond"}),
+        ("fewer slots than tokens", "slot_mapping's length counts", {"slots": "shorter"}),
+        ("no slots", "an empty slot_mapping writes nothing", {"slots": "none"}),
+        ("no tokens", "an empty batch writes nothing", {"tokens": 0}),
+        ("single token", "a batch of one", {"tokens": 1}),
+        ("offsets past 2^31 elements", "page offsets are 64 bits wide", {"cache": "far", "block_size": 2, "tokens": 6}),
+    ]
+    if facts.d_rope:
+        rows.append(("k_pe with a head dimension", "k_pe may be [tokens, 1, rope]", {"k_pe": "3d"}))
+    else:
+        rows.append(("k_pe without lanes", "k_pe may be [tokens, 0]", {"k_pe": "empty"}))
+    for name, promise, changes in rows:
+        yield replace(base, name=f"concat: {name}", promise=promise, **changes)
+
+
+def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
+    """All cases of a package.
+
+    Args:
+        spec: `SPEC["spec"]` of the package. A case about something that it lacks is left out.
+        device: "cpu" gives sizes that the interpreter bears, "cuda" the model's own.
+    """
+    from mlagen.verify.refusals import refusals
+
+    facts = Facts.of(spec)
+    suite = _Suite(facts, device)
+    found: list[Case] = []
+    if set(facts.wrappers) & set(SPARSE_WRAPPERS):
+        for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _manners):
+            found += part(suite)
+    found += _concat(suite)
+    found += refusals(facts)
+    return found

@@ -1,0 +1,144 @@
+"""Mends Triton's interpreter, whose narrow floats are wrong in every release from 3.4 to 3.9.
+
+Unmended, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
+hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, arguments annotated `tl.int64`
+stay int32, and under numpy 2.4 no tensor is a loop bound. Upstream declined a fix, so verification brings this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
+from triton.runtime.jit import _normalize_ty
+
+# Triton dtypes whose values numpy does not know: torch holds them.
+_TORCH_DTYPES = {
+    tl.bfloat16: torch.bfloat16,
+    tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e5: torch.float8_e5m2,
+}
+_TORCH_BITS = {1: torch.uint8, 2: torch.int16}
+_NUMPY_BITS = {1: np.uint8, 2: np.uint16}
+_CASTS = ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc")
+_MENDED = "_mlagen_mended"
+
+
+def install() -> None:
+    """Mends the interpreter of this process; a second call does nothing."""
+    if getattr(InterpreterBuilder, _MENDED, False):
+        return
+    for name in _CASTS:
+        _wrap(InterpreterBuilder, f"create_{name}", _mended_cast)
+    _wrap(InterpreterBuilder, "create_fp_to_fp", _mended_fp_to_fp)
+    _wrap(InterpreterBuilder, "create_dot", _mended_dot)
+    for name in ("binary_op", "unary_op", "create_fma", "create_clampf"):
+        _wrap(InterpreterBuilder, name, _refuses_narrow)
+    _wrap(InterpretedFunction, "run", _mended_run)
+    _wrap(interpreter, "_patch_lang_tensor", _mended_lang_tensor)
+    setattr(InterpreterBuilder, _MENDED, True)
+
+
+def _wrap(owner: Any, name: str, mended: Callable[..., Any]) -> None:
+    """Replaces `owner.name` by `mended`, which gets the original as its first argument."""
+    original = getattr(owner, name)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return mended(original, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def widen(data: Any, dtype: tl.dtype) -> Any:
+    """Values of a numpy array of `dtype`'s bits: fp32 for bf16 and fp8 (exact), the array itself for other dtypes."""
+    if dtype not in _TORCH_DTYPES:
+        return data
+    bits = torch.from_numpy(np.require(data, requirements=["C", "W"]).view(f"i{data.itemsize}"))
+    return bits.view(_TORCH_DTYPES[dtype]).float().numpy()
+
+
+def narrow(data: Any, dtype: tl.dtype, toward_zero: bool = False) -> Any:
+    """Bits of a numpy array of values rounded to `dtype`: to nearest even, or toward zero.
+
+    fp8 saturates at its largest finite value, as `cvt.rn.satfinite` does; NaN stays NaN.
+    """
+    torch_dtype = _TORCH_DTYPES.get(dtype, torch.float16)
+    values = torch.from_numpy(np.require(data, requirements=["C", "W"]))
+    if torch_dtype.itemsize == 1:
+        limit = torch.finfo(torch_dtype).max
+        values = values.clamp(-limit, limit)
+    rounded = values.to(torch_dtype)
+    bits = rounded.view(_TORCH_BITS[torch_dtype.itemsize])
+    if toward_zero:
+        # One bit pattern less is the next value toward zero, from infinity too.
+        bits = bits - (rounded.double().abs() > values.double().abs()).to(bits.dtype)
+    bits = bits.numpy().view(_NUMPY_BITS[torch_dtype.itemsize])
+    return bits.view(np.float16) if dtype == tl.float16 else bits
+
+
+def _convert(src: TensorHandle, dst: tl.dtype, toward_zero: bool = False) -> TensorHandle:
+    """A handle converted to `dst`; bf16 and fp8 pass through fp32, as on the hardware."""
+    data = widen(src.data, src.dtype.scalar)
+    if dst in _TORCH_DTYPES or (dst == tl.float16 and data.dtype.kind == "f"):
+        if data.dtype.kind != "f":
+            data = data.astype(np.float32)
+        return TensorHandle(narrow(data, dst, toward_zero), dst)
+    return TensorHandle(data.astype(interpreter._get_np_dtype(dst)), dst)
+
+
+def _mended_cast(original: Any, self: Any, src: TensorHandle, dst_type: Any) -> Any:
+    dst = dst_type.scalar
+    if src.dtype.scalar in _TORCH_DTYPES or dst in _TORCH_DTYPES:
+        return _convert(src, dst)
+    return original(self, src, dst_type)
+
+
+def _mended_fp_to_fp(original: Any, self: Any, src: TensorHandle, dst_type: Any, rounding_mode: Any) -> Any:
+    known = {tl.float16, tl.float32, tl.float64, *_TORCH_DTYPES}
+    if src.dtype.scalar in known and dst_type.scalar in known:
+        return _convert(src, dst_type.scalar, rounding_mode == interpreter._ir.ROUNDING_MODE.RTZ)
+    return original(self, src, dst_type, rounding_mode)
+
+
+def _mended_dot(original: Any, self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> Any:
+    # fp16 is right unmended, but fp32 operands let numpy call BLAS.
+    def wide(operand: TensorHandle) -> TensorHandle:
+        dtype = operand.dtype.scalar
+        if dtype == tl.float16:
+            return TensorHandle(operand.data.astype(np.float32), tl.float32)
+        return TensorHandle(widen(operand.data, dtype), tl.float32) if dtype in _TORCH_DTYPES else operand
+
+    return original(self, wide(a), wide(b), *rest)
+
+
+def _refuses_narrow(original: Any, self: Any, *args: Any) -> Any:
+    for arg in args:
+        if isinstance(arg, TensorHandle) and arg.dtype.scalar in _TORCH_DTYPES:
+            raise TypeError(
+                f"the interpreter computes on the bit patterns of {arg.dtype.scalar}: convert to fp32 before arithmetic"
+            )
+    return original(self, *args)
+
+
+def _mended_run(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    annotations = {name: _normalize_ty(ty) for name, ty in self.fn.__annotations__.items()}
+
+    def typed(name: str, value: Any) -> Any:
+        if annotations.get(name) == "i64" and isinstance(value, int):
+            return tl.tensor(TensorHandle(np.array([value], dtype=np.int64), tl.int64), tl.int64)
+        return value
+
+    args = tuple(typed(name, value) for name, value in zip(self.arg_names, args, strict=False))
+    kwargs = {name: typed(name, value) for name, value in kwargs.items()}
+    return original(self, *args, **kwargs)
+
+
+def _mended_lang_tensor(original: Any, tensor: Any, scope: Any) -> None:
+    original(tensor, scope)
+    # numpy 2.4 turns no array into an int, not even one of a single element.
+    scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())

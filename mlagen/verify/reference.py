@@ -1,0 +1,112 @@
+"""What the kernels must compute, in plain torch and float64, a token at a time: no tiles, no splits, no online softmax."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+
+class Attention(NamedTuple):
+    """Result of `sparse_attention`, float64 on the inputs' device.
+
+    Attributes:
+        out: [tokens, heads, d_v].
+        max_logits: [tokens, heads], in units of the log base; -inf for an empty row.
+        lse: [tokens, heads], in units of the log base; the spec's value for an empty row.
+        noise: [tokens, heads, d_v], root of the sum of squares of all terms that are rounded on the way to an element of
+            `out`: the weighted values and the element itself.
+        logit_size: [tokens, heads], largest sum of absolute products behind a logit of the row, in natural units.
+    """
+
+    out: torch.Tensor
+    max_logits: torch.Tensor
+    lse: torch.Tensor
+    noise: torch.Tensor
+    logit_size: torch.Tensor
+
+
+def valid_indices(indices: torch.Tensor, length: int | None, rows: int) -> torch.Tensor:
+    """The indices int64[n] of one token, int[topk], that name one of `rows` rows among its first `length` lanes."""
+    if length is not None:
+        indices = indices[: max(length, 0)]
+    indices = indices.long()
+    return indices[(indices >= 0) & (indices < rows)]
+
+
+def sparse_attention(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    indices: torch.Tensor,
+    sm_scale: float,
+    d_v: int,
+    attn_sink: torch.Tensor | None,
+    topk_length: torch.Tensor | None,
+    lse_base: str,
+    empty_row_lse: str,
+) -> Attention:
+    """Attention of each token over the KV rows that its indices name; a row named twice counts twice.
+
+    Args:
+        q: [tokens, heads, d_qk].
+        kv: [pages, page_size, d_qk]; index i names row i % page_size of page i // page_size. Rows that no valid index names
+            are never read.
+        indices: i32 [tokens, topk]; a value outside [0, pages * page_size) counts as absent.
+        sm_scale: factor of q.k.
+        d_v: leading lanes of a KV row that are V.
+        attn_sink: f32 [heads], natural logits in the denominator of `out` alone; None: no sink.
+        topk_length: i32 [tokens], count of leading lanes that count; None: all.
+        lse_base: "e" or "2", of `lse` and `max_logits`.
+        empty_row_lse: "+inf" or "-inf".
+    """
+    tokens, heads, _ = q.shape
+    page_size = kv.shape[1]
+    double = {"dtype": torch.float64, "device": q.device}
+    result = Attention(
+        out=torch.zeros(tokens, heads, d_v, **double),
+        max_logits=torch.full((tokens, heads), -math.inf, **double),
+        lse=torch.full((tokens, heads), float(empty_row_lse), **double),
+        noise=torch.zeros(tokens, heads, d_v, **double),
+        logit_size=torch.zeros(tokens, heads, **double),
+    )
+    unit = math.log(2) if lse_base == "2" else 1.0
+    lengths = [None] * tokens if topk_length is None else topk_length.tolist()
+    for token in range(tokens):
+        index = valid_indices(indices[token], lengths[token], kv.shape[0] * page_size)
+        if not len(index):
+            continue
+        k = kv[index // page_size, index % page_size].double()  # [n, d_qk]
+        v = k[:, :d_v]
+        query = q[token].double()  # [heads, d_qk]
+        logits = sm_scale * (query @ k.T)  # [heads, n]
+        lse = logits.logsumexp(1)  # [heads]
+        weights = (logits - lse[:, None]).exp()
+        if attn_sink is not None:
+            # exp(lse) / (exp(lse) + exp(sink)), without the overflow.
+            weights *= torch.sigmoid(lse - attn_sink.double())[:, None]
+        out = weights @ v  # [heads, d_v]
+        result.out[token] = out
+        result.max_logits[token] = logits.amax(1) / unit
+        result.lse[token] = lse / unit
+        result.noise[token] = (weights.square() @ v.square() + out.square()).sqrt()
+        result.logit_size[token] = abs(sm_scale) * (query.abs() @ k.abs().T).amax(1)
+    return result
+
+
+def concat_and_cache(
+    kv_c: torch.Tensor, k_pe: torch.Tensor | None, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
+) -> None:
+    """Writes rows `[kv_c | k_pe]` into `kv_cache` [pages, page_size, d_qk], in place, a token at a time.
+
+    Token t goes to row slot % page_size of page slot // page_size; a slot outside the cache is skipped, and so are tokens
+    past the end of `slot_mapping` int64 [tokens].
+    """
+    pages, page_size, _ = kv_cache.shape
+    for token, slot in enumerate(slot_mapping.tolist()):
+        if not 0 <= slot < pages * page_size:
+            continue
+        row = kv_cache[slot // page_size, slot % page_size]
+        row[: kv_c.shape[1]] = kv_c[token]
+        if k_pe is not None:
+            row[kv_c.shape[1] :] = k_pe[token]

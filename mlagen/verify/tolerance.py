@@ -1,0 +1,93 @@
+"""How far a kernel's result may lie from the reference, and why.
+
+Kernels multiply inputs exactly and accumulate in fp32; what is rounded to the model's dtype is the weights P before the
+second product, and the output. So an element of `out` carries two kinds of rounding error, each at most u times the rounded
+term (u: half an ulp of 1, 2^-8 for bf16, 2^-11 for fp16), with independent signs: their root sum of squares is `noise`, and
+the expected error 0.4 u * noise. Errors are measured in that unit, so that a row whose values cancel is not held to a
+precision that the format cannot give, and one whose values do not cancel is not excused.
+
+Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`); tensor
+cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from mlagen.verify.reference import Attention
+from mlagen.verify.results import Figure
+
+UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}  # spacing of subnormals
+FP32_STEP = 2.0**-24
+
+# Error of the whole tensor (2-norm) in units of u * noise: 0.4 expected, and little spread over many elements.
+WHOLE_LIMIT = 0.75
+# Error of a row (2-norm over d_v) in units of u * noise: 0.4 expected, and 1 even if a row has one value and both
+# roundings are as bad as they get.
+ROW_LIMIT = 1.0
+# Error of one element: a normal tail reaches 5 sigma = 2 in a million elements.
+ELEMENT_LIMIT = 4.0
+# Weights far below the row's maximum are subnormal in fp16, with an absolute error; relative to the row's largest noise.
+SUBNORMAL_WEIGHTS = 2.0**-20
+
+
+def _worst(name: str, error: torch.Tensor, tolerance: torch.Tensor) -> Figure:
+    """The entry whose error is the largest share of its tolerance; NaN errors count as infinite."""
+    if not error.numel():
+        return Figure(name, 0.0, 0.0)
+    error = error.double().nan_to_num(nan=math.inf, posinf=math.inf).flatten()
+    tolerance = tolerance.double().expand_as(error) if tolerance.dim() == 0 else tolerance.double().flatten()
+    share = torch.where(error == 0, 0.0, error / tolerance)
+    at = int(share.nan_to_num(nan=math.inf, posinf=math.inf).argmax())
+    return Figure(name, float(error[at]), float(tolerance[at]))
+
+
+def logit_tolerance(expected: Attention, d_qk: int) -> torch.Tensor:
+    """Largest error of a logit in natural units, [tokens, heads]: d_qk / 16 truncating steps, and a few for scaling."""
+    return FP32_STEP * (2 * d_qk / 16 + 8) * expected.logit_size
+
+
+def out_errors(out: torch.Tensor, expected: Attention, d_qk: int) -> list[Figure]:
+    """Errors of `out` [tokens, heads, d_v], of rows and of elements, in units of noise; an expected zero row must be zero."""
+    unit = UNIT_ROUNDOFF[out.dtype]
+    # An error of the logits moves each weight by that share, and so each term of the sum.
+    logits = 2 * logit_tolerance(expected, d_qk)  # [tokens, heads]
+    error = (out.double() - expected.out).abs()  # [tokens, heads, d_v]
+    noise = expected.noise
+    row_noise = noise.norm(dim=2)  # [tokens, heads]
+    some = row_noise > 0
+    floor = torch.where(some, noise.amax(2) * SUBNORMAL_WEIGHTS + SMALLEST[out.dtype], 0.0) if out.shape[2] else row_noise
+    scale = torch.where(some, row_noise, 1.0)
+    whole = Figure("out", float(error.norm().nan_to_num(nan=math.inf)), float(noise.norm() * WHOLE_LIMIT * unit))
+    rows = _worst(
+        "out row",
+        error.norm(dim=2) / scale,
+        torch.where(some, ROW_LIMIT * unit + logits + floor * math.sqrt(out.shape[2]) / scale, 0.0),
+    )
+    element_tolerance = noise * (ELEMENT_LIMIT * (unit + logits))[..., None] + floor[..., None]
+    return [rows, _worst("out element", error / scale[..., None], element_tolerance / scale[..., None])]
+
+
+def _stat_error(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor) -> Figure:
+    """Absolute error of a statistic [tokens, heads] in units of its log base; infinities must be the same."""
+    got = got.double()
+    error = torch.where(got == expected, 0.0, (got - expected).abs())
+    return _worst(name, error.nan_to_num(nan=math.inf, posinf=math.inf), tolerance)
+
+
+def max_logits_error(max_logits: torch.Tensor, expected: Attention, d_qk: int, lse_base: str) -> Figure:
+    """Error of `max_logits` [tokens, heads]: that of a logit, and fp32 steps of its own for the change of base."""
+    unit = math.log(2) if lse_base == "2" else 1.0
+    steps = 4 * FP32_STEP * expected.max_logits.abs().nan_to_num(posinf=0.0)
+    return _stat_error("max_logits", max_logits, expected.max_logits, logit_tolerance(expected, d_qk) / unit + steps)
+
+
+def lse_error(lse: torch.Tensor, expected: Attention, d_qk: int, topk: int, lse_base: str) -> Figure:
+    """Error of `lse` [tokens, heads]: that of a logit, of the fp32 sum of `topk` weights, and of exp2 and log2 (4 ulp each)."""
+    unit = math.log(2) if lse_base == "2" else 1.0
+    summed = FP32_STEP * (topk / 16 + 32)
+    steps = 8 * FP32_STEP * expected.lse.abs().nan_to_num(posinf=0.0)
+    return _stat_error("lse", lse, expected.lse, (logit_tolerance(expected, d_qk) + summed) / unit + steps)

@@ -1,0 +1,1 @@
+"""Small kernels, written by hand, that compile well or break in one way each."""

@@ -1,0 +1,98 @@
+"""A file that cannot be read as text gives one clear line."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from mlagen.errors import SpecErrors
+from mlagen.spec import load
+from mlagen.spec.load import MAX_BYTES
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(SpecErrors) as caught:
+        load(path)
+    (error,) = caught.value.errors
+    assert error.exit_code == 2
+    return str(error).removeprefix(str(path)).lstrip(":").strip()
+
+
+FIELDS = "name, title, model, attention, cache, wrappers, targets and backend"
+CONTENT = {
+    "empty": (b"", "1:1: the file holds no spec, only blanks or comments"),
+    "comments": (b"# later\n\n", "1:1: the file holds no spec, only blanks or comments"),
+    "empty document": (b"---\n", f"2:1: got nothing; takes a mapping of {FIELDS}"),
+    "text": (b"text", f"1:1: got 'text'; takes a mapping of {FIELDS}"),
+    "latin 1": (b"name: a\ntitle: caf\xe9\n", "2:11: byte 0xe9 is not UTF-8; save the file as UTF-8"),
+    "utf-16": ("name: a".encode("utf-16"), "1:1: byte 0xff is not UTF-8; save the file as UTF-8"),
+    "bom": (b"\xef\xbb\xbfname: a\n", "1:1: begins with a byte order mark; save the file as UTF-8 without one"),
+    "nul": (b"name: a\r\nti\0tle\n", "2:3: holds U+0000 (control character), which editors do not show; remove it"),
+    "escape": (b"a: 1 # \x1b[2J", "1:8: holds U+001B (control character), which editors do not show; remove it"),
+    "bidi": (
+        b"a: 1\n# \xe2\x80\xae",
+        "2:3: holds U+202E (right-to-left override), which editors do not show; remove it",
+    ),
+    "no width": (b"a: \xe2\x80\x8b1", "1:4: holds U+200B (zero width space), which editors do not show; remove it"),
+    "line separator": (b"a: 1\xe2\x80\xa8", "1:5: holds U+2028 (line separator), which editors do not show; remove it"),
+    "directives": (b"%YAML 1.2\n%YAML 1.2\n---\n", "2:1: not YAML: found duplicate YAML directive"),
+    "huge version": (b"%YAML 1." + b"9" * 5000 + b"\n---\n", "1:9: not YAML: an escape or a number out of range"),
+    "deep lists": (b"[" * 50_000, "1:18: nested more than 16 levels deep; no spec is"),
+    "deep keys": (b"? " * 30_000, "1:35: nested more than 16 levels deep; no spec is"),
+    "large": (b" " * (MAX_BYTES + 1), "is larger than 64 KiB; no spec is"),
+}
+
+
+@pytest.mark.parametrize("case", CONTENT)
+def test_content_that_is_no_spec_gives_one_line(case, tmp_path):
+    data, line = CONTENT[case]
+    path = tmp_path / "a.yaml"
+    path.write_bytes(data)
+    assert refusal(path) == line
+
+
+def test_missing_file(tmp_path):
+    assert refusal(tmp_path / "none.yaml") == "no such file"
+
+
+def test_folder(tmp_path):
+    assert refusal(tmp_path) == "is a folder; takes a YAML file"
+
+
+def test_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "pipe.yaml")
+    assert refusal(tmp_path / "pipe.yaml") == "is no regular file; takes a YAML file"
+
+
+def test_file_below_a_file(tmp_path):
+    (tmp_path / "a.yaml").touch()
+    assert refusal(tmp_path / "a.yaml" / "b.yaml") == "cannot be read: not a directory"
+
+
+def test_unreadable_file(tmp_path, monkeypatch):
+    path = tmp_path / "a.yaml"
+    path.touch()
+
+    def deny(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "open", deny)
+    assert refusal(path) == "cannot be read: permission denied"
+
+
+def test_path_that_no_file_can_have():
+    assert refusal(Path("a\0b.yaml")) == "cannot be read: embedded null byte"
+
+
+@pytest.mark.parametrize("newline", ["\r\n", "\r", "\n"])
+def test_any_line_ending_is_read(newline, valid, specs, tmp_path):
+    path = tmp_path / "dsv32.yaml"
+    path.write_bytes(valid.replace("\n", newline).encode())
+    assert load(path) == load(specs / "dsv32.yaml")
+
+
+def test_last_line_needs_no_end(valid, tmp_path):
+    path = tmp_path / "dsv32.yaml"
+    path.write_text(valid.rstrip("\n"))
+    load(path)

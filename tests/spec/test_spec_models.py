@@ -1,0 +1,64 @@
+"""The models hold their own rules, with or without a file."""
+
+import keyword
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from mlagen.spec import Spec, load
+from mlagen.spec.load import parse
+
+
+@pytest.fixture
+def spec(specs) -> Spec:
+    return load(specs / "dsv32.yaml")
+
+
+def changed(spec: Spec, **fields: object) -> Spec:
+    return Spec.model_validate({**spec.model_dump(), **fields})
+
+
+def test_spec_is_frozen(spec):
+    with pytest.raises(ValidationError):
+        spec.name = "other"
+    with pytest.raises(ValidationError):
+        spec.model.num_heads = 1
+
+
+@pytest.mark.parametrize(
+    "name", ["torch", "triton", "numpy", "mlagen", "functools", "typing", "math", "warnings", "if"]
+)
+def test_name_hides_no_module_and_is_no_keyword(name, spec):
+    with pytest.raises(ValidationError, match=f"got '{name}'.*'{name}_mla'"):
+        changed(spec, name=name)
+    assert changed(spec, name=f"{name}_mla").name == f"{name}_mla"
+
+
+@pytest.mark.parametrize("name", sorted(set(keyword.kwlist) - {"True", "False", "None"}))
+def test_no_keyword_is_a_name(name, spec):
+    with pytest.raises(ValidationError):
+        changed(spec, name=name)
+
+
+@pytest.mark.parametrize("name", ["", "A", "1a", "a-b", "a.b", "a/b", "../a", "a ", "a\n", "ä", "_a", "a" * 64])
+def test_name_is_a_plain_identifier(name, spec):
+    with pytest.raises(ValidationError):
+        changed(spec, name=name)
+
+
+@pytest.mark.parametrize("character", "\"'\\{}%`$<>&|#\n\t\0é")
+def test_title_carries_nothing_into_a_docstring(character, spec):
+    with pytest.raises(ValidationError):
+        changed(spec, title=f"A{character}b")
+
+
+def test_v_may_be_the_whole_row_and_no_more(spec):
+    dims = spec.model.model_dump()
+    assert changed(spec, model={**dims, "v_head_dim": 576}).model.v_head_dim == 576
+    with pytest.raises(ValidationError, match="takes at most 576"):
+        changed(spec, model={**dims, "v_head_dim": 577})
+
+
+def test_name_is_the_files(valid):
+    assert parse(valid.replace("name: dsv32", "name: mine"), Path("anywhere/mine.yaml")).name == "mine"

@@ -1,0 +1,144 @@
+"""Runs small kernels in Triton's interpreter, mended or bare, and saves what they give; a process of its own.
+
+Usage: python interpreter_probe.py (mended | bare) OUT.npz
+"""
+
+import os
+import sys
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import numpy as np
+import torch
+import triton
+import triton.language as tl
+
+EIGHT_BITS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+
+
+@triton.jit
+def _convert(src_ptr, dst_ptr, N: tl.constexpr, ROUNDING: tl.constexpr):
+    lanes = tl.arange(0, N)
+    tl.store(dst_ptr + lanes, tl.load(src_ptr + lanes).to(dst_ptr.dtype.element_ty, ROUNDING))
+
+
+@triton.jit
+def _dot(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
+    lanes = tl.arange(0, N)
+    at = lanes[:, None] * N + lanes[None, :]
+    tl.store(out_ptr + at, tl.dot(tl.load(a_ptr + at), tl.load(b_ptr + at)))
+
+
+@triton.jit
+def _count(length_ptr, out_ptr):
+    length = tl.load(length_ptr)
+    steps = 0
+    for _ in range(0, length):
+        steps += 1
+    tl.store(out_ptr, steps)
+
+
+@triton.jit
+def _far(out_ptr, stride: tl.int64):
+    tl.store(out_ptr, tl.program_id(0) + 8 * stride)
+
+
+@triton.jit
+def _add(a_ptr, out_ptr):
+    tl.store(out_ptr, tl.load(a_ptr) + tl.load(a_ptr))
+
+
+def bits(tensor: torch.Tensor) -> np.ndarray:
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]).numpy()
+
+
+def patterns(dtype: torch.dtype) -> torch.Tensor:
+    """Every value of a dtype of 8 or 16 bits, in the order of its bits."""
+    if dtype.itemsize == 1:
+        return torch.arange(256, dtype=torch.uint8).view(dtype)
+    return torch.arange(65536, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+def around_ties(dtype: torch.dtype) -> torch.Tensor:
+    """fp32: each value of `dtype`, the midpoint to the next one, and both neighbours of each in fp32; and larger ones."""
+    values = patterns(dtype).double()
+    values = torch.unique(values[values.isfinite()])
+    ties = torch.cat([values, (values[1:] + values[:-1]) / 2, values[-1:] * 1.5, values[-1:] * 4]).float()
+    beyond = torch.tensor([float("inf"), -float("inf"), float("nan"), -0.0, 1000.0, -1000.0])
+    below = torch.nextafter(ties, torch.tensor(-torch.inf))
+    return torch.cat([ties, torch.nextafter(ties, torch.tensor(torch.inf)), below, beyond])
+
+
+def convert(src: torch.Tensor, dtype: torch.dtype, rounding: str | None = None) -> torch.Tensor:
+    lanes = triton.next_power_of_2(src.numel())
+    padded = torch.cat([src, src.new_zeros(lanes - src.numel())]) if lanes > src.numel() else src
+    dst = torch.empty(lanes, dtype=dtype)
+    _convert[(1,)](padded, dst, N=lanes, ROUNDING=rounding)
+    return dst[: src.numel()]
+
+
+def dot(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(32, 32, generator=generator).to(dtype) for _ in range(2))
+    out = torch.empty(32, 32)
+    _dot[(1,)](a, b, out, N=32)
+    return a.double(), b.double(), out
+
+
+def attempt(results: dict, name: str, run) -> None:
+    """Saves what `run` gives, or the name of what it raises."""
+    try:
+        results[name] = run()
+    except Exception as error:
+        results[name] = np.array(type(error).__name__)
+
+
+def count() -> np.ndarray:
+    steps = torch.zeros(1, dtype=torch.int32)
+    _count[(1,)](torch.tensor([5], dtype=torch.int32), steps)
+    return steps.numpy()
+
+
+def far() -> np.ndarray:
+    out = torch.zeros(1, dtype=torch.int64)
+    _far[(1,)](out, 2**30)
+    return out.numpy()
+
+
+def add() -> np.ndarray:
+    out = torch.zeros(1, dtype=torch.bfloat16)
+    _add[(1,)](torch.ones(1, dtype=torch.bfloat16), out)
+    return bits(out)
+
+
+def main() -> None:
+    np.seterr(all="ignore")
+    if sys.argv[1] == "mended":
+        from mlagen.verify.interpreter import install
+
+        install()
+    results: dict = {}
+    narrow = {"bf16": torch.bfloat16, "fp16": torch.float16, **EIGHT_BITS}
+    for name, dtype in narrow.items():
+        attempt(results, f"{name} to fp32", lambda dtype=dtype: bits(convert(patterns(dtype), torch.float32)))
+        results[f"ties {name}"] = bits(around_ties(dtype))
+        attempt(results, f"fp32 to {name}", lambda dtype=dtype: bits(convert(around_ties(dtype), dtype)))
+    for name in ("bf16", "fp16"):
+        dtype = narrow[name]
+        attempt(results, f"fp32 to {name} rtz", lambda dtype=dtype: bits(convert(around_ties(dtype), dtype, "rtz")))
+    attempt(results, "fp16 to bf16", lambda: bits(convert(patterns(torch.float16), torch.bfloat16)))
+    attempt(results, "bf16 to fp16", lambda: bits(convert(patterns(torch.bfloat16), torch.float16)))
+    results["integers"] = torch.arange(-2048, 2048, dtype=torch.int32).numpy() * 4099
+    attempt(
+        results, "int32 to bf16", lambda: bits(convert(torch.from_numpy(results["integers"].copy()), torch.bfloat16))
+    )
+    for name, dtype in narrow.items():
+        results[f"a {name}"], results[f"b {name}"], results[f"dot {name}"] = (t.numpy() for t in dot(dtype))
+    attempt(results, "loop bound", count)
+    attempt(results, "int64 argument", far)
+    attempt(results, "bf16 sum", add)
+    np.savez(sys.argv[2], **results)
+
+
+if __name__ == "__main__":
+    main()
