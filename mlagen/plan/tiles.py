@@ -138,7 +138,8 @@ def make_row(
 
 def choose_tile(block_h: int, chunks: Sequence[Chunk], target: Target) -> tuple[Tile, str] | None:
     """The tile of `block_h` heads that an untuned target takes, and why; None if no candidate fits."""
-    candidates = CANDIDATES.get((block_h, target.dot)) or CANDIDATES.get((block_h, "mma"), ())
+    fallback = (block_h, "mma" if target.backend == "cuda" else "mfma")
+    candidates = CANDIDATES.get((block_h, target.dot)) or CANDIDATES.get(fallback, ())
     fitting = [
         tile
         for tile in candidates

@@ -15,7 +15,7 @@ from mlagen.spec.marked import Document, Loc, Mark, read, refuse
 from mlagen.spec.models import Spec
 from mlagen.spec.prose import Finding, Guide
 
-MAX_BYTES = 64 * 1024  # a spec has 1 or 2 KiB; PyYAML would chew on a megabyte for half a minute
+MAX_BYTES = 64 * 1024  # a spec has 1 or 2 KiB; a megabyte can hold PyYAML up for seconds
 
 
 def load(path: Path) -> Spec:

@@ -10,64 +10,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from mlagen.verify.facts import Facts
+from mlagen.verify.refusals import CHANGES, Change
+
 SPARSE_WRAPPERS = ("flash_mla_sparse_fwd", "triton_mla_sparse_attention")
 INT32_ELEMENTS = 2**31  # elements an int32 offset reaches
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What a package's spec says, flattened.
-
-    Attributes:
-        num_heads: query heads of the model.
-        d_c: latent lanes of a KV row.
-        d_rope: RoPE lanes of a KV row.
-        d_v: leading lanes that are V.
-        dtype: torch's name of the dtype, "bfloat16" or "float16".
-        topk: indices a token.
-        sink, length: "none", "optional" or "required".
-        lse_base: "e" or "2".
-        empty_row_lse: "+inf" or "-inf".
-        block_size: tokens a page of the cache; None: flat rows.
-        wrappers: names of the package's wrappers.
-    """
-
-    num_heads: int
-    d_c: int
-    d_rope: int
-    d_v: int
-    dtype: str
-    topk: int
-    sink: str
-    length: str
-    lse_base: str
-    empty_row_lse: str
-    block_size: int | None
-    wrappers: tuple[str, ...]
-
-    @property
-    def d_qk(self) -> int:
-        """Lanes of a KV row."""
-        return self.d_c + self.d_rope
-
-    @classmethod
-    def of(cls, spec: Mapping[str, Any]) -> Facts:
-        """The facts of `SPEC["spec"]`."""
-        model, attention = spec["model"], spec["attention"]
-        return cls(
-            num_heads=model["num_heads"],
-            d_c=model["kv_lora_rank"],
-            d_rope=model["qk_rope_head_dim"],
-            d_v=model["v_head_dim"],
-            dtype={"bf16": "bfloat16", "fp16": "float16"}[model["dtype"]],
-            topk=attention["topk"],
-            sink=attention["attn_sink"],
-            length=attention["topk_length"],
-            lse_base=attention["lse_base"],
-            empty_row_lse=attention["empty_row_lse"],
-            block_size=spec["cache"]["block_size"],
-            wrappers=tuple(spec["wrappers"]),
-        )
 
 
 @dataclass(frozen=True)
@@ -81,7 +28,8 @@ class Problem:
         length: pattern of topk_length; None: not passed.
         sink: pattern of attn_sink; None: not passed.
         scale: sm_scale as a multiple of d_qk ** -0.5.
-        q, kv, out: layout in memory; `out` None: the wrapper allocates it.
+        q, kv, out: layout in memory, a key of mlagen.verify.inputs.LAYOUTS; `out` None: the wrapper allocates it.
+        index_layout: likewise of indices.
     """
 
     tokens: int
@@ -95,6 +43,7 @@ class Problem:
     q: str = "contiguous"
     kv: str = "contiguous"
     out: str | None = None
+    index_layout: str = "slice"
 
 
 @dataclass(frozen=True)
@@ -155,17 +104,15 @@ class ConcatCase(Case):
 
 @dataclass(frozen=True)
 class RefusalCase(Case):
-    """A call that a wrapper must refuse with a ValueError or TypeError that names `argument`.
+    """A call that a wrapper must refuse with a ValueError or TypeError that names the argument.
 
     Attributes:
         wrapper: the wrapper called.
-        argument: the argument that is off.
-        change: how, a function in mlagen.verify.refusals.
+        change: what is off.
     """
 
     wrapper: str
-    argument: str
-    change: str
+    change: Change
 
 
 class _Suite:
@@ -220,7 +167,7 @@ def _typical(suite: _Suite) -> Iterator[Case]:
         "typical", "an ordinary call gives the reference's result", each_wrapper=True, every_target=True
     )
     yield from suite.sparse(
-        "full width",
+        "model's own sizes",
         "the model's own heads and topk",
         tokens=8 if big else 1,
         heads=facts.num_heads,
@@ -229,7 +176,9 @@ def _typical(suite: _Suite) -> Iterator[Case]:
         indices="full",
     )
     yield from suite.sparse("single token", "a batch of one", each_wrapper=True, tokens=1)
-    yield from suite.sparse("many tokens", "a large batch", tokens=515 if big else 40, heads=5, topk=16 if not big else 300)
+    yield from suite.sparse(
+        "many tokens", "a large batch", tokens=515 if big else 40, heads=5, topk=16 if not big else 300
+    )
     yield from suite.sparse("no tokens", "an empty batch gives empty results", each_wrapper=True, tokens=0)
 
 
@@ -238,7 +187,7 @@ def _sizes(suite: _Suite) -> Iterator[Case]:
     topks = (33, 1, 17, 70, 128)
     for number, heads in enumerate((1, 5, 6, 12, 16, 17, 20, 32, 33, 64, 96, 128)):
         yield from suite.sparse(
-            f"{heads} heads",
+            f"heads: {heads}",
             f"{heads} heads a rank, whatever the tile holds",
             every_target=heads in (17, 33, 128),
             heads=heads,
@@ -247,10 +196,15 @@ def _sizes(suite: _Suite) -> Iterator[Case]:
         )
     for topk in sorted({1, 17, 128, 2047 if big else 511, facts.topk + 128}):
         yield from suite.sparse(
-            f"topk {topk}", f"{topk} indices a token, of which some are absent", tokens=2, heads=5, topk=topk, rows=4099
+            f"topk: {topk}",
+            f"{topk} indices a token, of which some are absent",
+            tokens=2,
+            heads=5,
+            topk=topk,
+            rows=4099,
         )
-    yield from suite.sparse("one KV row", "s_kv is 1", rows=1, indices="row zero")
-    yield from suite.sparse("no KV rows", "s_kv is 0: every index is out of range", rows=0, indices="int32 range")
+    yield from suite.sparse("rows: one", "s_kv is 1", rows=1, indices="row zero")
+    yield from suite.sparse("rows: none", "s_kv is 0: every index is out of range", rows=0, indices="int32 range")
 
 
 def _indices(suite: _Suite) -> Iterator[Case]:
@@ -270,7 +224,9 @@ def _indices(suite: _Suite) -> Iterator[Case]:
         "indices: late, split", "splits without a valid index weigh nothing", indices="late", topk=500, splits=4
     )
     yield from suite.sparse("indices: none, split", "empty splits alone give an empty row", indices="none", splits=3)
-    yield from suite.sparse("topk_length: mixed", "lengths 0, 1, topk, past topk and negative", length="mixed", tokens=7)
+    yield from suite.sparse(
+        "topk_length: mixed", "lengths 0, 1, topk, past topk and negative", length="mixed", tokens=7
+    )
     for pattern, promise in {
         "zero": "a length of 0 is an empty row",
         "too long": "a length past topk means topk",
@@ -325,9 +281,7 @@ def _layouts(suite: _Suite) -> Iterator[Case]:
                 every_target=(part, layout) == ("kv", "odd"),
                 **{part: layout},
             )
-    yield from suite.sparse(
-        "layout: out odd, split", "the merge too takes any strides", out="odd", splits=3
-    )
+    yield from suite.sparse("layout: out odd, split", "the merge too takes any strides", out="odd", splits=3)
     yield from suite.sparse(
         "offsets: kv past 2^31 elements",
         "KV row offsets are 64 bits wide",
@@ -346,17 +300,21 @@ def _layouts(suite: _Suite) -> Iterator[Case]:
         topk=40,
         q="far",
         out="far",
-        check="far indices",
+        index_layout="far",
     )
 
 
 def _splits(suite: _Suite) -> Iterator[Case]:
     for splits in (0, 1, 2, 3, 7, 1000):
         yield from suite.sparse(
-            f"{splits} splits", "any split count gives the same result", topk=500, splits=splits, every_target=splits == 3
+            f"splits: {splits}",
+            "any split count gives the same result",
+            topk=500,
+            splits=splits,
+            every_target=splits == 3,
         )
     yield from suite.sparse(
-        "chosen splits",
+        "splits: chosen",
         "few tokens on a large device",
         each_wrapper=True,
         every_target=True,
@@ -365,7 +323,11 @@ def _splits(suite: _Suite) -> Iterator[Case]:
         multiprocessors=10_000,
     )
     yield from suite.sparse(
-        "batch invariant", "batch-invariant mode gives the reference's result", each_wrapper=True, topk=1100, batch_invariant=True
+        "batch invariant: result",
+        "batch-invariant mode gives the reference's result",
+        each_wrapper=True,
+        topk=1100,
+        batch_invariant=True,
     )
     for wrapper_length in (None, "random"):
         name = "rows keep their bits" + (", with lengths" if wrapper_length else "")
@@ -383,33 +345,42 @@ def _splits(suite: _Suite) -> Iterator[Case]:
 
 def _manners(suite: _Suite) -> Iterator[Case]:
     yield from suite.sparse(
-        "buffers are used", "given buffers are filled wholly and returned", check="buffers", out="contiguous", each_wrapper=True
+        "manners: buffers are used",
+        "given buffers are filled wholly and returned",
+        check="buffers",
+        out="contiguous",
+        each_wrapper=True,
     )
     yield from suite.sparse(
-        "workspace is used",
+        "workspace: forced splits",
         "a given workspace holds the splits, in pieces of one token where it holds no more",
         check="workspace",
         topk=500,
         splits=3,
     )
     yield from suite.sparse(
-        "workspace is used, batch invariant",
+        "workspace: batch invariant",
         "a given workspace holds the splits, in pieces of one token where it holds no more",
         check="workspace",
         topk=1100,
         batch_invariant=True,
     )
-    yield from suite.sparse("determinism", "two calls give the same bits", check="determinism")
-    yield from suite.sparse("determinism, split", "two calls give the same bits", check="determinism", splits=3, topk=500)
+    yield from suite.sparse("manners: same bits twice", "two calls give the same bits", check="determinism")
     yield from suite.sparse(
-        "torch's defaults", "torch's default dtype and device are neither read nor changed", check="defaults", splits=2
+        "manners: same bits twice, split", "two calls give the same bits", check="determinism", splits=3, topk=500
+    )
+    yield from suite.sparse(
+        "manners: torch's defaults",
+        "torch's default dtype and device are neither read nor changed",
+        check="defaults",
+        splits=2,
     )
     if suite.big:
         yield from suite.sparse(
-            "current stream", "launches go to the current stream", check="stream", each_wrapper=True
+            "manners: current stream", "launches go to the current stream", check="stream", each_wrapper=True
         )
         yield from suite.sparse(
-            "graph", "a captured call replays on new inputs", check="graph", each_wrapper=True, tokens=2
+            "manners: graph", "a captured call replays on new inputs", check="graph", each_wrapper=True, tokens=2
         )
 
 
@@ -444,6 +415,21 @@ def _concat(suite: _Suite) -> Iterator[Case]:
         yield replace(base, name=f"concat: {name}", promise=promise, **changes)
 
 
+def _refusals(facts: Facts) -> Iterator[Case]:
+    for change in CHANGES:
+        for wrapper in change.wrappers:
+            if wrapper in facts.wrappers and change.applies(facts):
+                short = {"flash_mla_sparse_fwd": "flash", "triton_mla_sparse_attention": "triton"}.get(
+                    wrapper, "concat"
+                )
+                yield RefusalCase(
+                    f"refuses: {change.argument}, {change.name} ({short})",
+                    f"{wrapper} names {change.argument} in a ValueError or TypeError",
+                    wrapper,
+                    change,
+                )
+
+
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package.
 
@@ -451,8 +437,6 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         spec: `SPEC["spec"]` of the package. A case about something that it lacks is left out.
         device: "cpu" gives sizes that the interpreter bears, "cuda" the model's own.
     """
-    from mlagen.verify.refusals import refusals
-
     facts = Facts.of(spec)
     suite = _Suite(facts, device)
     found: list[Case] = []
@@ -460,5 +444,5 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _manners):
             found += part(suite)
     found += _concat(suite)
-    found += refusals(facts)
+    found += _refusals(facts)
     return found

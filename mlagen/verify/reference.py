@@ -89,7 +89,11 @@ def sparse_attention(
         result.out[token] = out
         result.max_logits[token] = logits.amax(1) / unit
         result.lse[token] = lse / unit
-        result.noise[token] = (weights.square() @ v.square() + out.square()).sqrt()
+        # Lanes that name the same row are rounded alike, so their weights add up before they are squared.
+        row, lane = index.unique(return_inverse=True)
+        of_row = torch.zeros(heads, len(row), **double).index_add_(1, lane, weights)
+        v = kv[row // page_size, row % page_size, :d_v].double()
+        result.noise[token] = (of_row.square() @ v.square() + out.square()).sqrt()
         result.logit_size[token] = abs(sm_scale) * (query.abs() @ k.abs().T).amax(1)
     return result
 

@@ -51,24 +51,27 @@ def logit_tolerance(expected: Attention, d_qk: int) -> torch.Tensor:
 
 
 def out_errors(out: torch.Tensor, expected: Attention, d_qk: int) -> list[Figure]:
-    """Errors of `out` [tokens, heads, d_v], of rows and of elements, in units of noise; an expected zero row must be zero."""
+    """Errors of `out` [tokens, heads, d_v]: of the whole, of rows and of elements, the latter two relative to a row's noise.
+
+    Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
+    """
     unit = UNIT_ROUNDOFF[out.dtype]
-    # An error of the logits moves each weight by that share, and so each term of the sum.
-    logits = 2 * logit_tolerance(expected, d_qk)  # [tokens, heads]
     error = (out.double() - expected.out).abs()  # [tokens, heads, d_v]
     noise = expected.noise
     row_noise = noise.norm(dim=2)  # [tokens, heads]
-    some = row_noise > 0
-    floor = torch.where(some, noise.amax(2) * SUBNORMAL_WEIGHTS + SMALLEST[out.dtype], 0.0) if out.shape[2] else row_noise
-    scale = torch.where(some, row_noise, 1.0)
-    whole = Figure("out", float(error.norm().nan_to_num(nan=math.inf)), float(noise.norm() * WHOLE_LIMIT * unit))
-    rows = _worst(
-        "out row",
-        error.norm(dim=2) / scale,
-        torch.where(some, ROW_LIMIT * unit + logits + floor * math.sqrt(out.shape[2]) / scale, 0.0),
-    )
-    element_tolerance = noise * (ELEMENT_LIMIT * (unit + logits))[..., None] + floor[..., None]
-    return [rows, _worst("out element", error / scale[..., None], element_tolerance / scale[..., None])]
+    scale = torch.where(row_noise > 0, row_noise, 1.0)
+    # An error of the logits moves each weight by that share, and so each term of the sum.
+    logits = 2 * logit_tolerance(expected, d_qk)  # [tokens, heads]
+    floor = row_noise * SUBNORMAL_WEIGHTS + (row_noise > 0) * SMALLEST[out.dtype]
+    rows = row_noise * (ROW_LIMIT * unit + logits) + floor * math.sqrt(out.shape[2])
+    elements = ELEMENT_LIMIT * noise * (unit + logits)[..., None] + floor[..., None]
+    whole = (row_noise * (WHOLE_LIMIT * unit + logits) + floor * math.sqrt(out.shape[2])).norm()
+    total = noise.norm() if row_noise.any() else whole + 1
+    return [
+        _worst("out", error.norm() / total, whole / total),
+        _worst("out row", error.norm(dim=2) / scale, rows / scale),
+        _worst("out element", error / scale[..., None], elements / scale[..., None]),
+    ]
 
 
 def _stat_error(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor) -> Figure:

@@ -1,12 +1,13 @@
 """Whatever a file holds, `load` gives a valid spec or its errors, each one line."""
 
 import json
+import keyword
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -17,7 +18,9 @@ from mlagen.spec.models import TAKEN_NAMES, Target, WrapperName
 
 VALID = (Path(__file__).parents[2] / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
 FILE = Path("dsv32.yaml")
-SETTINGS = settings(max_examples=150, deadline=None, derandomize=True)
+SETTINGS = settings(  # no clocks, so that a busy machine fails nothing
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def lines_or_spec(text: str) -> Spec | None:
@@ -38,15 +41,17 @@ def unique(options: Any, most: int) -> st.SearchStrategy[tuple[str, ...]]:
     return st.lists(st.sampled_from(get_args(options)), min_size=1, max_size=most, unique=True).map(tuple)
 
 
+def is_free(name: str) -> bool:
+    return name not in TAKEN_NAMES and not keyword.iskeyword(name)
+
+
 @st.composite
 def valid_data(draw: st.DrawFn) -> dict[str, Any]:
     rank, rope = draw(st.integers(1, 1024)), draw(st.integers(0, 256))
     dtype = draw(st.sampled_from(["bf16", "fp16"]))
     presence = st.sampled_from(["none", "optional", "required"])
     return {
-        "name": draw(
-            st.from_regex(r"[a-z][a-z0-9_]{0,62}", fullmatch=True).filter(lambda name: name not in TAKEN_NAMES)
-        ),
+        "name": draw(st.from_regex(r"[a-z][a-z0-9_]{0,62}", fullmatch=True).filter(is_free)),
         "title": draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),
         "model": {
             "num_heads": draw(st.integers(1, 128)),

@@ -1,0 +1,178 @@
+"""How long calls take on a CUDA or ROCm device.
+
+A short call is timed by replaying a CUDA graph over rotating inputs: no launch gaps, and nothing left in L2 from the last
+run. A long one is timed by events after L2 was overwritten. A timer measures one round; contenders are interleaved round
+by round in one process, since a hot card is slower and only a ratio taken side by side is worth anything.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+Call = Callable[[], object]
+Timer = Callable[[], float]
+
+GRAPH_BELOW_S = 130e-6  # calls shorter than this are timed by graph replay
+FLUSH_BYTES = 512 << 20  # overwriting this much empties any L2, and takes longer than Python takes to launch a call
+ROUND_S = 2e-3  # least GPU time that one round of a timer covers
+WARM_UP_S = 0.05
+
+
+def flush_l2(device: torch.device) -> Call:
+    """A call that overwrites a buffer larger than the device's L2."""
+    size = max(FLUSH_BYTES, 4 * torch.cuda.get_device_properties(device).L2_cache_size)
+    buffer = torch.empty(size // 4, dtype=torch.int32, device=device)
+    return buffer.zero_
+
+
+def warm_up(call: Call, seconds: float = WARM_UP_S) -> None:
+    """Runs a call until compilation, autotuning and allocation are done, and then for `seconds`."""
+    call()
+    torch.cuda.synchronize()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        call()
+        torch.cuda.synchronize()
+
+
+def _elapsed(call: Call) -> float:
+    """Seconds on the device from before a call to after it."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e-3
+
+
+def graph_timer(calls: Sequence[Call], round_s: float = ROUND_S) -> Timer:
+    """Captures `calls`, the same work on one input set each, in one graph.
+
+    Returns:
+        A timer that replays the graph for at least `round_s` seconds and gives the mean seconds of a call.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # what a first call compiles or allocates must not be captured
+        for call in calls:
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    graph.replay()
+    replays = max(1, math.ceil(round_s / max(_elapsed(graph.replay), 1e-6)))
+
+    def many() -> None:
+        for _ in range(replays):
+            graph.replay()
+
+    return lambda: _elapsed(many) / (replays * len(calls))
+
+
+def event_timer(call: Call, flush: Call | None, repeats: int = 3) -> Timer:
+    """A timer that gives the median seconds of `repeats` calls, each after a `flush` of L2 (None: L2 as it is)."""
+
+    def once() -> float:
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if flush is not None:
+            flush()
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e-3
+
+    return lambda: statistics.median(once() for _ in range(repeats))
+
+
+def device_timer(calls: Sequence[Call], flush: Call) -> tuple[Timer, str]:
+    """The timer that suits the calls' length, and its name, `graph` or `events`."""
+    warm_up(calls[0])
+    by_events = event_timer(calls[0], flush)
+    if by_events() < GRAPH_BELOW_S:
+        return graph_timer(calls), "graph"
+    return by_events, "events"
+
+
+def graph_time(calls: Sequence[Call], rounds: int = 9) -> float:
+    """Median seconds of a call by graph replay over `calls`, the same work on one input set each."""
+    warm_up(calls[0])
+    timer = graph_timer(calls)
+    return statistics.median(timer() for _ in range(rounds))
+
+
+def event_time(call: Call, rounds: int = 9, *, flush: bool = True) -> float:
+    """Median seconds of a call between events, with L2 overwritten before each unless `flush` is off."""
+    warm_up(call)
+    device = torch.device("cuda", torch.cuda.current_device())
+    return event_timer(call, flush_l2(device) if flush else None, repeats=rounds)()
+
+
+def eager_timer(call: Call, loops: int = 200) -> Timer:
+    """A timer that gives wall seconds a call of `loops` launches from Python and one synchronisation.
+
+    For a call that is shorter on the device than its launch, that is what the launch costs the host.
+    """
+
+    def once() -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(loops):
+            call()
+        torch.cuda.synchronize()
+        return (time.perf_counter() - start) / loops
+
+    return once
+
+
+def eager_time(call: Call, loops: int = 200, rounds: int = 5) -> float:
+    """Median wall seconds of a call launched from Python."""
+    warm_up(call)
+    timer = eager_timer(call, loops)
+    return statistics.median(timer() for _ in range(rounds))
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """What rounds of several contenders gave.
+
+    Attributes:
+        seconds: median seconds a call, by contender.
+        ratios: median over rounds of a contender's seconds over the first one's.
+    """
+
+    seconds: dict[str, float]
+    ratios: dict[str, float]
+
+
+def interleave(timers: Mapping[str, Timer], rounds: int) -> Interleaved:
+    """Runs one round of every contender, then the next, so that all share the card's heat; the order turns each round."""
+    names = list(timers)
+    samples: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds):
+        turn = number % len(names) if names else 0
+        for name in names[turn:] + names[:turn]:
+            samples[name].append(timers[name]())
+    return summarise(samples)
+
+
+def summarise(samples: Mapping[str, Sequence[float]]) -> Interleaved:
+    """Medians of each contender's rounds, and of its ratio to the first contender's in the same round."""
+    if not samples:
+        return Interleaved({}, {})
+    first = next(iter(samples.values()))
+    return Interleaved(
+        {name: statistics.median(times) for name, times in samples.items()},
+        {
+            name: statistics.median(time / base for time, base in zip(times, first, strict=True))
+            for name, times in samples.items()
+        },
+    )

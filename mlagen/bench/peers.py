@@ -1,0 +1,207 @@
+"""Kernels that a package is measured against. None is required: a peer that cannot be imported is absent, with a reason."""
+
+from __future__ import annotations
+
+import importlib
+import lzma
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+
+from mlagen.bench.shapes import Inputs, Shape
+from mlagen.verify.cases import Facts
+
+TensorCall = Callable[[], torch.Tensor]
+
+
+class Peer(Protocol):
+    """A kernel of someone else's.
+
+    Attributes:
+        name: as reports show it.
+    """
+
+    name: str
+
+    def unsupported(self, shape: Shape, facts: Facts) -> str | None:
+        """Why the peer cannot run a shape of a spec, in one line; None if it can."""
+
+    def prepare(self, inputs: Inputs) -> TensorCall:
+        """A call that gives out [tokens, num_heads, d_v]; what engines do once (padding, plans) is done here.
+
+        Raises:
+            ImportError: the peer is not there.
+        """
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+
+
+def absence(error: BaseException) -> str:
+    """Why a peer is absent, in one line."""
+    return f"not installed ({_first_line(error)})" if isinstance(error, ImportError) else _first_line(error)
+
+
+class VllmTriton:
+    """vLLM's Triton sparse MLA kernel, as module `seed_sparse` or where vLLM keeps it."""
+
+    name = "vLLM Triton"
+    modules = ("seed_sparse", "vllm.v1.attention.ops.triton_mla_sparse")
+
+    def unsupported(self, shape: Shape, facts: Facts) -> str | None:
+        """It knows rows of 512 + 64 bf16 lanes, flat, without sink or lengths."""
+        if (facts.d_qk, facts.d_v, facts.dtype) != (576, 512, "bfloat16"):
+            return "bf16 rows of 512 + 64 lanes only"
+        if facts.block_size is not None or "required" in (facts.sink, facts.length):
+            return "flat rows without sink or lengths only"
+        return "topk must be a multiple of 16" if shape.topk % 16 else None
+
+    def prepare(self, inputs: Inputs) -> TensorCall:
+        """A plain call: it plans nothing ahead."""
+        attention = _first_module(self.modules).triton_mla_sparse_attention
+        return lambda: _tensor(attention(inputs.q, inputs.kv, inputs.indices, inputs.sm_scale))
+
+
+class FlashMla:
+    """FlashMLA's sparse prefill kernel, as vLLM ships it or by itself; heads are padded to 64 or 128 outside the timing."""
+
+    name = "FlashMLA"
+    modules = ("vllm.third_party.flashmla.flash_mla_interface", "flash_mla")
+
+    def unsupported(self, shape: Shape, facts: Facts) -> str | None:
+        """It knows bf16 rows of 576 or 512 lanes, flat."""
+        if facts.d_qk not in (512, 576) or (facts.d_v, facts.dtype) != (512, "bfloat16"):
+            return "bf16 rows of 512 or 576 lanes only"
+        if facts.block_size is not None:
+            return "flat rows only"
+        return "topk must be a multiple of 64" if shape.topk % 64 else None
+
+    def prepare(self, inputs: Inputs) -> TensorCall:
+        """Pads q, and the sink with it."""
+        attention = _first_module(self.modules).flash_mla_sparse_fwd
+        heads = inputs.q.shape[1]
+        padding = (64 if heads <= 64 else 128) - heads
+        q = torch.nn.functional.pad(inputs.q, (0, 0, 0, padding))
+        sink = inputs.attn_sink
+        if sink is not None:
+            sink = torch.nn.functional.pad(sink, (0, padding))
+        d_v = 512
+
+        def call() -> torch.Tensor:
+            out, *_ = attention(q, inputs.kv, inputs.indices, inputs.sm_scale, d_v, sink, inputs.topk_length)
+            return _tensor(out)[:, :heads]
+
+        return call
+
+
+class FlashAttention3:
+    """FlashAttention-3's paged MLA decode with pages of one row and the indices as block table: sparse MLA for any head count."""
+
+    name = "FA3 p1"
+    modules = ("vllm.vllm_flash_attn.flash_attn_interface",)
+
+    def unsupported(self, shape: Shape, facts: Facts) -> str | None:
+        """It knows 512 + 64 lanes, flat, without sink; every index must be valid."""
+        if (facts.d_c, facts.d_rope, facts.d_v) != (512, 64, 512):
+            return "rows of 512 + 64 lanes only"
+        if facts.block_size is not None or facts.sink == "required":
+            return "flat rows without sink only"
+        return "absent indices are not supported" if shape.topk > shape.s_kv else None
+
+    def prepare(self, inputs: Inputs) -> TensorCall:
+        """Makes the scheduler's metadata."""
+        _unpack_fa3()
+        interface = _first_module(self.modules)
+        tokens, heads, _ = inputs.q.shape
+        indices = inputs.indices[:, 0]
+        topk = indices.shape[1]
+        device = inputs.q.device
+        lengths = inputs.topk_length
+        if lengths is None:
+            lengths = torch.full((tokens,), topk, dtype=torch.int32, device=device)
+        starts = torch.arange(tokens + 1, dtype=torch.int32, device=device)
+        latent, rope = inputs.kv[:, :, None, :512], inputs.kv[:, :, None, 512:]
+        metadata = interface.get_scheduler_metadata(
+            batch_size=tokens,
+            max_seqlen_q=1,
+            max_seqlen_k=topk,
+            num_heads_q=heads,
+            num_heads_kv=1,
+            headdim=64,
+            headdim_v=512,
+            cache_seqlens=lengths,
+            qkv_dtype=inputs.q.dtype,
+            cu_seqlens_q=starts,
+            page_size=1,
+            causal=True,
+            num_splits=0,
+        )
+
+        def call() -> torch.Tensor:
+            return _tensor(
+                interface.flash_attn_varlen_func(
+                    q=inputs.q[:, :, 512:],
+                    k=rope,
+                    v=latent,
+                    q_v=inputs.q[:, :, :512],
+                    max_seqlen_q=1,
+                    cu_seqlens_q=starts,
+                    max_seqlen_k=topk,
+                    seqused_k=lengths,
+                    block_table=indices,
+                    softmax_scale=inputs.sm_scale,
+                    causal=True,
+                    fa_version=3,
+                    scheduler_metadata=metadata,
+                    num_splits=0,
+                )
+            )
+
+        return call
+
+
+PEERS: tuple[Peer, ...] = (VllmTriton(), FlashMla(), FlashAttention3())
+
+_unpacked: list[tempfile.TemporaryDirectory[str]] = []  # kept until the process ends: a library cannot be unloaded
+
+
+def _unpack_fa3() -> None:
+    """Makes FlashAttention-3's library importable where it lies packed with xz beside its Python half."""
+    package: ModuleType = importlib.import_module("vllm.vllm_flash_attn")
+    folder = Path(package.__path__[0])
+    packed = next(iter(folder.glob("_vllm_fa3_C*.so.xz")), None)
+    if packed is None or _unpacked or packed.with_suffix("").exists():
+        return
+    _unpacked.append(tempfile.TemporaryDirectory(prefix="mlagen-fa3-"))
+    library = Path(_unpacked[0].name) / packed.with_suffix("").name
+    with lzma.open(packed) as source, library.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    package.__path__.append(_unpacked[0].name)
+
+
+def _first_module(names: tuple[str, ...]) -> Any:
+    """The first module that imports.
+
+    Raises:
+        ImportError: none does; the first one's reason.
+    """
+    failed: ImportError | None = None
+    for name in names:
+        try:
+            return importlib.import_module(name)
+        except ImportError as error:
+            failed = failed or error
+    assert failed is not None
+    raise failed
+
+
+def _tensor(value: object) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor)
+    return value

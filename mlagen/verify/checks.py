@@ -1,0 +1,395 @@
+"""Runs one case against a generated package and says what it found."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import torch
+
+from mlagen.verify import tolerance
+from mlagen.verify.cases import Case, ConcatCase, Problem, RefusalCase, SparseCase
+from mlagen.verify.facts import Facts
+from mlagen.verify.inputs import LAYOUTS, Inputs, Placed, bits, build, build_concat, place
+from mlagen.verify.reference import concat_and_cache, sparse_attention
+from mlagen.verify.results import Figure
+
+CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
+NAN = float("nan")
+
+
+class Failure(Exception):
+    """A case does not hold; the message says what was found."""
+
+
+class Results(NamedTuple):
+    """What an attention wrapper gave: out [tokens, heads, d_v]; max_logits and lse [tokens, heads] or None."""
+
+    out: torch.Tensor
+    max_logits: torch.Tensor | None
+    lse: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A generated package under test.
+
+    Attributes:
+        package: the imported package.
+        facts: what its spec says.
+        device: "cpu" (the interpreter) or "cuda".
+        target: whose tiles the interpreter reads.
+    """
+
+    package: ModuleType
+    facts: Facts
+    device: str
+    target: str
+
+    @contextlib.contextmanager
+    def planned_for(self, multiprocessors: int | None) -> Iterator[None]:
+        """Within, wrappers plan for this subject's target (CPU) and for a device of so many multiprocessors."""
+        launch = importlib.import_module(f"{self.package.__name__}._launch")
+        actual = launch.device_facts
+
+        def device_facts(device: torch.device) -> Any:
+            if self.device == "cpu":
+                return launch.DeviceFacts(self.target, multiprocessors or CPU_MULTIPROCESSORS)
+            facts = actual(device)
+            return facts if multiprocessors is None else facts._replace(multiprocessors=multiprocessors)
+
+        launch.device_facts = device_facts
+        try:
+            yield
+        finally:
+            launch.device_facts = actual
+
+    def attend(self, case: SparseCase, inputs: Inputs, **given: Any) -> Results:
+        """Calls the case's wrapper; `given` holds further arguments by name."""
+        facts = self.facts
+        arguments: dict[str, Any] = {"enable_batch_invariant": case.batch_invariant, **given}
+        if inputs.out is not None:
+            arguments.setdefault("out", inputs.out.view)
+        if inputs.sink is not None:
+            arguments["attn_sink"] = inputs.sink
+        if inputs.length is not None:
+            arguments["topk_length"] = inputs.length
+        call = getattr(self.package, case.wrapper)
+        with self.planned_for(case.multiprocessors), poisoned_allocations():
+            if case.wrapper == "flash_mla_sparse_fwd":
+                results = call(inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, d_v=facts.d_v, **arguments)
+                return Results(*results)
+            if "lse" not in arguments:
+                arguments["lse"] = torch.full(inputs.q.shape[:2], NAN, device=self.device)
+            out = call(inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, case.splits, **arguments)
+            return Results(out, None, arguments["lse"])
+
+
+@contextlib.contextmanager
+def poisoned_allocations() -> Iterator[None]:
+    """Within, torch.empty gives NaN: what a kernel leaves unwritten, or reads unwritten, shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def compare(subject: Subject, inputs: Inputs, results: Results) -> list[Figure]:
+    """Figures of `results` against the reference.
+
+    Raises:
+        Failure: a result has another dtype or shape than it should.
+    """
+    facts = subject.facts
+    tokens, heads, d_qk = inputs.q.shape
+    dtype = getattr(torch, facts.dtype)
+    _require("out", results.out, dtype, (tokens, heads, facts.d_v))
+    for name, stat in (("max_logits", results.max_logits), ("lse", results.lse)):
+        if stat is not None:
+            _require(name, stat, torch.float32, (tokens, heads))
+    expected = sparse_attention(
+        inputs.q,
+        inputs.kv,
+        inputs.indices[:, 0],
+        inputs.sm_scale,
+        facts.d_v,
+        inputs.sink,
+        inputs.length,
+        facts.lse_base,
+        facts.empty_row_lse,
+    )
+    figures = tolerance.out_errors(results.out, expected, d_qk)
+    if results.max_logits is not None:
+        figures.append(tolerance.max_logits_error(results.max_logits, expected, d_qk, facts.lse_base))
+    if results.lse is not None:
+        topk = inputs.indices.shape[2]
+        figures.append(tolerance.lse_error(results.lse, expected, d_qk, topk, facts.lse_base))
+    return figures
+
+
+def _require(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype or tensor.shape != shape:
+        raise Failure(f"{name} is {tensor.dtype} {list(tensor.shape)} instead of {dtype} {list(shape)}")
+
+
+def _check_untouched(placed: dict[str, Placed]) -> None:
+    changed = [name for name, tensor in placed.items() if tensor.changed()]
+    if changed:
+        raise Failure(f"wrote to its input {', '.join(changed)}")
+
+
+def _check_bits(what: str, one: Results, other: Results) -> None:
+    """Raises Failure unless both hold the same bits."""
+    for name, left, right in zip(Results._fields, one, other, strict=True):
+        if left is not None and right is not None and not torch.equal(bits(left), bits(right)):
+            count = int((bits(left) != bits(right)).sum())
+            raise Failure(f"{what}: {count} of {left.numel()} elements of {name} have other bits")
+
+
+def _copy(results: Results) -> Results:
+    return Results(*(None if tensor is None else tensor.clone() for tensor in results))
+
+
+def _reference(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    results = subject.attend(case, inputs)
+    figures = compare(subject, inputs, results)
+    _check_untouched(inputs.placed)
+    if inputs.out is not None:
+        if results.out.data_ptr() != inputs.out.view.data_ptr():
+            raise Failure("out was given, but another tensor was returned")
+        if inputs.out.spilled():
+            raise Failure("wrote outside out")
+    return figures
+
+
+def _determinism(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    first = _copy(subject.attend(case, inputs))
+    _check_bits("second call", first, subject.attend(case, inputs))
+    return compare(subject, inputs, first)
+
+
+def _rows(inputs: Inputs, rows: torch.Tensor) -> Inputs:
+    """The same call for some of its tokens, in another order."""
+    return replace(
+        inputs,
+        q=inputs.q[rows].contiguous(),
+        indices=inputs.indices[rows].contiguous(),
+        length=None if inputs.length is None else inputs.length[rows].contiguous(),
+        out=None,
+        placed={},
+    )
+
+
+def _invariance(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    tokens = inputs.q.shape[0]
+    whole = _copy(subject.attend(case, inputs))
+
+    def check(what: str, rows: list[int], changed: Inputs | None = None) -> None:
+        picked = torch.tensor(rows, device=inputs.q.device)
+        got = subject.attend(case, changed or _rows(inputs, picked))
+        expected = Results(*(None if tensor is None else tensor[picked] for tensor in whole))
+        _check_bits(what, expected, Results(*(None if tensor is None else tensor[: len(rows)] for tensor in got)))
+
+    check("alone", [tokens - 1])
+    check("in another order", list(range(tokens))[::-1])
+    many = [0] * (1 if subject.device == "cpu" else 300) + list(range(tokens)) * 2
+    check("in a larger batch", many)
+    # The first row stays; the others get other queries, indices and lengths.
+    others = _rows(inputs, torch.arange(tokens, device=inputs.q.device))
+    others.q[1:] = others.q[1:].flip(2)
+    others.indices[1:, :, ::2] = -1
+    if others.length is not None:
+        others.length[1:] = 1
+    check("beside other rows", [0], others)
+    return compare(subject, inputs, whole)
+
+
+def _buffers(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    flash = case.wrapper == "flash_mla_sparse_fwd"
+    names = ("max_logits", "lse") if flash else ("lse",)
+    stats = {
+        name: place(torch.full((1, *inputs.q.shape[:2]), NAN, device=subject.device), LAYOUTS["contiguous"], NAN)
+        for name in names
+    }
+    results = subject.attend(case, inputs, **{name: stat.view[0] for name, stat in stats.items()})
+    figures = compare(subject, inputs, results)
+    buffers = {"out": inputs.out, **stats}
+    for name, buffer in buffers.items():
+        tensor = getattr(results, name)
+        assert buffer is not None
+        if tensor.data_ptr() != buffer.view.data_ptr():
+            raise Failure(f"{name} was given, but another tensor was returned")
+        if buffer.spilled():
+            raise Failure(f"wrote outside {name}")
+    _check_untouched(inputs.placed)
+    return figures
+
+
+def _workspace(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    tokens, heads, _ = inputs.q.shape
+    topk = inputs.indices.shape[2]
+
+    def size(count: int) -> int:
+        with subject.planned_for(case.multiprocessors):
+            device = inputs.q.device
+            options = {"enable_batch_invariant": case.batch_invariant}
+            return int(subject.package.workspace_size(device, count, heads, topk, case.splits, **options))
+
+    figures: list[Figure] = []
+    first: Results | None = None
+    for what, count in (("for all tokens", tokens), ("for two tokens", 2), ("for one token", 1)):
+        floats = size(count)
+        if floats == 0:
+            raise Failure("workspace_size is 0 for a call in splits")
+        buffer = place(torch.full((1, 1, floats), NAN, device=subject.device), LAYOUTS["contiguous"], NAN)
+        results = _copy(subject.attend(case, inputs, workspace=buffer.view.view(-1)))
+        figures += compare(subject, inputs, results)
+        if bool(buffer.view.isnan().any()):
+            raise Failure(f"a workspace {what} is not wholly used")
+        if buffer.spilled():
+            raise Failure(f"wrote outside a workspace {what}")
+        if first is not None:
+            _check_bits(f"workspace {what}", first, results)
+        first = first or results
+    with contextlib.suppress(ValueError):
+        subject.attend(case, inputs, workspace=torch.empty(size(1) - 4, device=subject.device))
+        raise Failure("took a workspace too small for one token")
+    return figures
+
+
+def _defaults(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    lse = torch.full(inputs.q.shape[:2], NAN, device=subject.device)
+    dtype = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        results = subject.attend(case, inputs, lse=lse)
+        if torch.get_default_dtype() != torch.float64 or torch.get_default_device().type != "meta":
+            raise Failure("changed torch's default dtype or device")
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_default_device(None)
+    return compare(subject, inputs, results)
+
+
+def _stream(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    _reference(subject, case, inputs)  # compiles, so that the launch below is not late
+    wanted = inputs.q.clone()
+    inputs.q.fill_(NAN)
+    torch.cuda.synchronize()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)  # a launch on another stream would read q too early
+        inputs.q.copy_(wanted)
+        results = subject.attend(case, inputs)
+    stream.synchronize()
+    return compare(subject, inputs, results)
+
+
+def _graph(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    lse = torch.full(inputs.q.shape[:2], NAN, device=subject.device)
+    subject.attend(case, inputs, lse=lse)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = subject.attend(case, inputs, lse=lse)
+    inputs.q.copy_(inputs.q.flip(0))
+    inputs.indices.copy_(inputs.indices.flip(0))
+    for tensor in results:
+        if tensor is not None:
+            tensor.fill_(NAN)
+    graph.replay()
+    torch.cuda.synchronize()
+    return compare(subject, inputs, results)
+
+
+SPARSE_CHECKS: dict[str, Callable[[Subject, SparseCase, Inputs], list[Figure]]] = {
+    "reference": _reference,
+    "determinism": _determinism,
+    "invariance": _invariance,
+    "buffers": _buffers,
+    "workspace": _workspace,
+    "defaults": _defaults,
+    "stream": _stream,
+    "graph": _graph,
+}
+
+
+def _concat(subject: Subject, case: ConcatCase, seed: int) -> None:
+    arguments, placed = build_concat(case, subject.facts, subject.device, seed)
+    cache = placed.pop("kv_cache")
+    before = cache.view.clone()
+    with subject.planned_for(None):
+        returned = subject.package.concat_and_cache_mla(
+            arguments["kv_c"], arguments["k_pe"], arguments["kv_cache"], arguments["slot_mapping"], "auto", None
+        )
+    if returned is not None:
+        raise Failure(f"returned {type(returned).__name__} instead of None")
+    _check_untouched(placed)
+    k_pe = arguments["k_pe"]
+    if k_pe is not None:
+        k_pe = k_pe.flatten(1)
+    if cache.before is None:
+        concat_and_cache(arguments["kv_c"], k_pe, before, arguments["slot_mapping"])
+        same = torch.equal(bits(cache.view.contiguous()), bits(before))
+    else:
+        expected = cache.before.clone()
+        view = expected.as_strided(cache.view.shape, cache.view.stride(), cache.view.storage_offset())
+        concat_and_cache(arguments["kv_c"], k_pe, view, arguments["slot_mapping"])
+        same = torch.equal(bits(cache.buffer), bits(expected))
+    if not same:
+        raise Failure("the cache differs from the reference")
+
+
+def _refusal(subject: Subject, case: RefusalCase) -> None:
+    facts, device = subject.facts, subject.device
+    if case.wrapper == "concat_and_cache_mla":
+        k_pe = "2d" if facts.d_rope else "none"
+        arguments = build_concat(ConcatCase("", "", 4, 2, k_pe=k_pe), facts, device, 0)[0]
+    else:
+        sink = "random" if facts.sink == "required" else None
+        length = "full" if facts.length == "required" else None
+        inputs = build(Problem(2, 4, 1100, 60, sink=sink, length=length), facts, device, 0)
+        arguments = {"q": inputs.q, "kv": inputs.kv, "indices": inputs.indices, "sm_scale": inputs.sm_scale}
+        # So wide a call runs in splits in this mode, and so needs a workspace.
+        arguments["enable_batch_invariant"] = True
+        if inputs.sink is not None:
+            arguments["attn_sink"] = inputs.sink
+        if inputs.length is not None:
+            arguments["topk_length"] = inputs.length
+    case.change.apply(arguments, facts)
+    argument = case.change.argument
+    with subject.planned_for(None):
+        try:
+            getattr(subject.package, case.wrapper)(**arguments)
+        except (ValueError, TypeError) as error:
+            if not re.search(rf"\b{argument}\b", str(error)):
+                raise Failure(f"the {type(error).__name__} does not name {argument}: {error}") from error
+            return
+    raise Failure(f"took a wrong {argument}")
+
+
+def run(subject: Subject, case: Case, seed: int = 0) -> list[Figure]:
+    """Runs a case; returns its figures, none where it compares bits.
+
+    Raises:
+        Failure: the case does not hold; other exceptions of the package pass through.
+        Skipped: the case cannot run here.
+    """
+    match case:
+        case SparseCase():
+            inputs = build(case.problem, subject.facts, subject.device, seed)
+            return SPARSE_CHECKS[case.check](subject, case, inputs)
+        case ConcatCase():
+            _concat(subject, case, seed)
+        case RefusalCase():
+            _refusal(subject, case)
+        case _:
+            raise TypeError(f"unknown case {case!r}")
+    return []

@@ -1,0 +1,63 @@
+"""What a package's spec says, as verification reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a package's spec says, flattened.
+
+    Attributes:
+        num_heads: query heads of the model.
+        d_c: latent lanes of a KV row.
+        d_rope: RoPE lanes of a KV row.
+        d_v: leading lanes that are V.
+        dtype: torch's name of the dtype, "bfloat16" or "float16".
+        topk: indices a token.
+        sink, length: "none", "optional" or "required".
+        lse_base: "e" or "2".
+        empty_row_lse: "+inf" or "-inf".
+        block_size: tokens a page of the cache; None: flat rows.
+        wrappers: names of the package's wrappers.
+    """
+
+    num_heads: int
+    d_c: int
+    d_rope: int
+    d_v: int
+    dtype: str
+    topk: int
+    sink: str
+    length: str
+    lse_base: str
+    empty_row_lse: str
+    block_size: int | None
+    wrappers: tuple[str, ...]
+
+    @property
+    def d_qk(self) -> int:
+        """Lanes of a KV row."""
+        return self.d_c + self.d_rope
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> Facts:
+        """The facts of `SPEC["spec"]`."""
+        model, attention = spec["model"], spec["attention"]
+        return cls(
+            num_heads=model["num_heads"],
+            d_c=model["kv_lora_rank"],
+            d_rope=model["qk_rope_head_dim"],
+            d_v=model["v_head_dim"],
+            dtype={"bf16": "bfloat16", "fp16": "float16"}[model["dtype"]],
+            topk=attention["topk"],
+            sink=attention["attn_sink"],
+            length=attention["topk_length"],
+            lse_base=attention["lse_base"],
+            empty_row_lse=attention["empty_row_lse"],
+            block_size=spec["cache"]["block_size"],
+            wrappers=tuple(spec["wrappers"]),
+        )

@@ -1,0 +1,405 @@
+"""Builds the tensors of a case: random values where they count, NaN where they must not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from mlagen.verify.cases import ConcatCase, Facts, Problem
+
+INT32 = torch.iinfo(torch.int32)
+INT64 = torch.iinfo(torch.int64)
+GUARD = 64  # elements of poison before and after a buffer
+FAR_STRIDE = 2**30 + 8  # elements; twice this is past an int32, and it keeps 16-byte alignment
+
+
+class Skipped(Exception):
+    """A case cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a tensor's elements lie.
+
+    Attributes:
+        offset: elements by which it begins off alignment.
+        row_gap: poisoned elements after each run of the last dimension.
+        page_gap: further ones after each entry of the first dimension.
+        swapped: the first two dimensions are swapped in memory.
+        far: entries of the first dimension lie FAR_STRIDE apart.
+    """
+
+    offset: int = 0
+    row_gap: int = 0
+    page_gap: int = 0
+    swapped: bool = False
+    far: bool = False
+
+
+LAYOUTS = {
+    "contiguous": Layout(),
+    "slice": Layout(row_gap=24, page_gap=64),
+    "odd": Layout(offset=1, row_gap=3, page_gap=5),
+    "page gap": Layout(page_gap=128),
+    "transposed": Layout(swapped=True),
+    "far": Layout(far=True),
+}
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A view and the buffer around it, whose other elements are poison.
+
+    Attributes:
+        view: the tensor a wrapper gets.
+        buffer: 1-D, all elements between and around the view's.
+        before: the buffer as it was when placed; None where it is too large to copy.
+    """
+
+    view: torch.Tensor
+    buffer: torch.Tensor
+    before: torch.Tensor | None
+
+    def changed(self) -> bool:
+        """Whether any element of the buffer has other bits than when it was placed."""
+        return self.before is not None and not torch.equal(bits(self.buffer), bits(self.before))
+
+    def spilled(self) -> bool:
+        """Whether any element outside the view has other bits; the view's own are put back to what they were."""
+        if self.before is None:
+            return False
+        self.view.copy_(self.before.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset()))
+        return self.changed()
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bit patterns as integers of its size, so that NaN equals NaN."""
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
+
+
+def allocate(elements: int, dtype: torch.dtype, device: str, fill: float | int | None) -> torch.Tensor:
+    """A buffer; with `fill` None its pages are touched only when used.
+
+    Raises:
+        Skipped: the device has not that much memory.
+    """
+    try:
+        if fill is None:
+            return torch.empty(elements, dtype=dtype, device=device)
+        return torch.full((elements,), fill, dtype=dtype, device=device)
+    except (RuntimeError, MemoryError) as error:
+        if "memory" not in str(error).lower():
+            raise
+        gib = elements * dtype.itemsize / 2**30
+        raise Skipped(f"{gib:.1f} GiB are not to be had on {device}") from error
+
+
+def place(values: torch.Tensor, layout: Layout, fill: float | int) -> Placed:
+    """`values` laid out in a buffer filled with `fill`; their shape has two or three dimensions, the last one contiguous."""
+    shape = values.shape
+    order = list(range(values.dim()))
+    if layout.swapped:
+        order[:2] = order[1::-1]
+    strides = [0] * values.dim()
+    extent = 1
+    for dim in reversed(order):
+        strides[dim] = extent
+        extent *= max(shape[dim], 1)
+        if dim == order[-1]:
+            extent += layout.row_gap
+        if dim == order[1] and values.dim() > 2:
+            extent += layout.page_gap
+    if layout.far:
+        strides[0] = FAR_STRIDE
+        extent = FAR_STRIDE * max(shape[0] - 1, 0) + extent
+    elements = 2 * GUARD + layout.offset + extent
+    buffer = allocate(elements, values.dtype, str(values.device), None if layout.far else fill)
+    view = buffer.as_strided(shape, strides, GUARD + layout.offset)
+    view.copy_(values)
+    return Placed(view, buffer, None if layout.far else buffer.clone())
+
+
+def _dtype(facts: Facts) -> torch.dtype:
+    dtype = getattr(torch, facts.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def _randint(low: int, high: int, size: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(low, high, size, generator=generator, dtype=torch.int64)
+
+
+# Patterns of indices: i64 [tokens, topk] from the problem, the rows that hold numbers, and a generator.
+IndexPattern = Callable[[Problem, torch.Tensor, torch.Generator], torch.Tensor]
+
+
+def _full(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return named[_randint(0, len(named), (problem.tokens, problem.topk), generator)]
+
+
+def _random(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """An eighth of the lanes is absent, in no order."""
+    indices = _full(problem, named, generator)
+    indices[torch.rand(indices.shape, generator=generator) < 0.125] = -1
+    return indices
+
+
+def _none(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return torch.full((problem.tokens, problem.topk), -1)
+
+
+def _some_rows_none(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    indices = _random(problem, named, generator)
+    indices[::2] = -1
+    return indices
+
+
+def _int32_range(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    rows = problem.rows
+    odd = torch.tensor([INT32.min, INT32.max, rows, rows + 1, -2, -rows - 1, INT32.min + 1, INT32.max - 1])
+    anything = _randint(INT32.min, INT32.max + 1, (problem.tokens, problem.topk), generator)
+    outside = (anything < 0) | (anything >= rows)
+    indices = torch.where(outside, anything, -1)
+    picked = odd[_randint(0, len(odd), indices.shape, generator)]
+    kind = torch.rand(indices.shape, generator=generator)
+    indices = torch.where(kind < 0.4, picked, indices)
+    return torch.where(kind > 0.7, _full(problem, named, generator), indices) if rows else indices
+
+
+def _last_lane(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    indices = _none(problem, named, generator)
+    indices[:, -1] = _full(problem, named, generator)[:, -1]
+    return indices
+
+
+def _first_lane(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return _last_lane(problem, named, generator).flip(1)
+
+
+def _late(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Nothing in the first two thirds, and a gap in the rest."""
+    indices = _full(problem, named, generator)
+    indices[:, : 2 * problem.topk // 3] = -1
+    indices[:, -problem.topk // 6 : -1] = -1
+    return indices
+
+
+def _duplicates(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Three rows in uneven numbers."""
+    picked = _randint(0, 12, (problem.tokens, problem.topk), generator).clamp(max=2)
+    return named[:3][picked]
+
+
+def _last_row(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The last row, the one past it, and others."""
+    indices = _full(problem, named, generator)
+    indices[:, ::3] = problem.rows - 1
+    indices[:, 1::3] = problem.rows
+    return indices
+
+
+def _row_zero(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    indices = _random(problem, named, generator)
+    indices[:, ::2] = 0
+    return indices
+
+
+INDEX_PATTERNS: dict[str, IndexPattern] = {
+    "full": _full,
+    "random": _random,
+    "none": _none,
+    "some rows none": _some_rows_none,
+    "int32 range": _int32_range,
+    "last lane": _last_lane,
+    "first lane": _first_lane,
+    "late": _late,
+    "duplicates": _duplicates,
+    "last row": _last_row,
+    "row zero": _row_zero,
+    "far": _random,
+}
+
+
+def lengths(pattern: str, tokens: int, topk: int, generator: torch.Generator) -> torch.Tensor:
+    """topk_length i32 [tokens] of a pattern."""
+    if pattern == "random":
+        return _randint(0, topk + 1, (tokens,), generator).int()
+    cycle = {
+        "full": [topk],
+        "zero": [0],
+        "too long": [topk + 1, INT32.max],
+        "negative": [-1, INT32.min],
+        "mixed": [topk // 2 + 1, 0, topk, 1, topk + 9, -3, topk - 1],
+    }[pattern]
+    return torch.tensor((cycle * tokens)[:tokens], dtype=torch.int32)
+
+
+def sinks(pattern: str, heads: int, generator: torch.Generator) -> torch.Tensor:
+    """attn_sink f32 [heads] of a pattern."""
+    normal = torch.randn(heads, generator=generator)
+    inf = float("inf")
+    cycle = {
+        "random": [],
+        "+inf": [inf],
+        "-inf": [-inf],
+        "extreme": [1e4, -1e4, 3e38, -3e38, 88.0, -104.0],
+        "mixed": [inf, -inf, 1e4, -1e4, 0.0],
+    }[pattern]
+    # Mixed: every other head is an ordinary one.
+    for head, value in enumerate((cycle * heads)[:heads]):
+        if pattern != "mixed" or head % 2 == 0:
+            normal[head] = cycle[head // 2 % len(cycle)] if pattern == "mixed" else value
+    return normal
+
+
+@dataclass
+class Inputs:
+    """The tensors of one attention call.
+
+    Attributes:
+        q: [tokens, heads, d_qk].
+        kv: [rows, 1, d_qk] or [pages, block_size, d_qk].
+        indices: i32 [tokens, 1, topk].
+        sm_scale: factor of the logits.
+        length: i32 [tokens] or None.
+        sink: f32 [heads] or None.
+        out: [tokens, heads, d_v] to write to, or None.
+        placed: every input's buffer by name.
+    """
+
+    q: torch.Tensor
+    kv: torch.Tensor
+    indices: torch.Tensor
+    sm_scale: float
+    length: torch.Tensor | None
+    sink: torch.Tensor | None
+    out: Placed | None
+    placed: dict[str, Placed] = field(default_factory=dict)
+
+
+def _kv(problem: Problem, facts: Facts, named: torch.Tensor, device: str, generator: torch.Generator) -> Placed:
+    """KV rows: numbers in the `named` ones, NaN in all others."""
+    dtype, size = _dtype(facts), facts.block_size or 1
+    pages = -(-problem.rows // size)
+    shape = (pages, size, facts.d_qk)
+    values = torch.randn(len(named), facts.d_qk, generator=generator).to(dtype).to(device)
+    named = named.to(device)
+    if problem.kv == "far":
+        buffer = allocate(pages * size * facts.d_qk, dtype, device, float("nan") if device == "cuda" else None)
+        kv = buffer.view(shape)
+        kv[named // size, named % size] = values
+        return Placed(kv, buffer, None)
+    kv = torch.full(shape, float("nan"), dtype=dtype, device=device)
+    kv[named // size, named % size] = values
+    return place(kv, LAYOUTS[problem.kv], float("nan"))
+
+
+def _named_rows(problem: Problem, facts: Facts, generator: torch.Generator) -> torch.Tensor:
+    """Rows that indices may name; the others stay poisoned, row 0 among them unless the pattern is about it."""
+    rows = problem.rows
+    if problem.indices == "far":
+        far = rows - 1 - torch.randperm(1000, generator=generator)[:40]
+        return torch.cat([far, torch.randperm(1000, generator=generator)[:10] + 1])
+    named = torch.randperm(rows, generator=generator)
+    named = named[(named != 0) & (named != rows - 1)][: max(1, 2 * rows // 3)]
+    if problem.indices == "last row":
+        named = torch.cat([named, torch.tensor([rows - 1])])
+    if problem.indices == "row zero":
+        named = torch.cat([torch.tensor([0]), named])
+    return named
+
+
+def build(problem: Problem, facts: Facts, device: str, seed: int) -> Inputs:
+    """The tensors of a problem, the same for the same seed.
+
+    Raises:
+        Skipped: the device has too little memory.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dtype = _dtype(facts)
+    if facts.block_size:
+        problem = replace(problem, rows=-(-problem.rows // facts.block_size) * facts.block_size)
+    named = _named_rows(problem, facts, generator)
+    nan = float("nan")
+    q_values = torch.randn(problem.tokens, problem.heads, facts.d_qk, generator=generator).to(dtype).to(device)
+    q = place(q_values, LAYOUTS[problem.q], nan)
+    kv = _kv(problem, facts, named, device, generator)
+
+    indices = INDEX_PATTERNS[problem.indices](problem, named, generator)
+    # A lane that does not count names a row of NaN: row 0, or one past what is named.
+    poison = 0 if problem.indices != "row zero" else -1
+    length = None
+    if problem.length is not None:
+        length = lengths(problem.length, problem.tokens, problem.topk, generator)
+        indices[torch.arange(problem.topk)[None, :] >= length[:, None]] = poison
+    index = place(indices.int()[:, None].to(device), LAYOUTS[problem.index_layout], poison)
+    sink = None if problem.sink is None else sinks(problem.sink, problem.heads, generator).to(device)
+    placed = {"q": q, "kv": kv, "indices": index}
+    if length is not None:
+        length = length.to(device)
+        placed["topk_length"] = Placed(length, length, length.clone())
+    if sink is not None:
+        placed["attn_sink"] = Placed(sink, sink, sink.clone())
+    out = None
+    if problem.out is not None:
+        empty = torch.full((problem.tokens, problem.heads, facts.d_v), nan, dtype=dtype, device=device)
+        out = place(empty, LAYOUTS[problem.out], nan)
+    scale = problem.scale * facts.d_qk**-0.5
+    return Inputs(q.view, kv.view, index.view, scale, length, sink, out, placed)
+
+
+def _slots(case: ConcatCase, pages: int, generator: torch.Generator) -> torch.Tensor:
+    """slot_mapping i64 of a pattern: different slots, in no order."""
+    count = pages * case.block_size
+    slots = torch.randperm(count, generator=generator)[: case.tokens]
+    if case.slots == "negative":
+        slots[::3] = -1
+        slots[1::6] = INT64.min
+    elif case.slots == "beyond":
+        slots[::3] = count
+        slots[1::6] = INT64.max
+    elif case.slots == "shorter":
+        slots = slots[: case.tokens // 2]
+    elif case.slots == "none":
+        slots = slots[:0]
+    return slots
+
+
+def _random_bits(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Any bit pattern: infinities, subnormals and NaN with their payloads."""
+    return torch.randint(-(2**15), 2**15, shape, generator=generator).to(torch.int16).view(dtype)
+
+
+def build_concat(case: ConcatCase, facts: Facts, device: str, seed: int) -> tuple[dict[str, Any], dict[str, Placed]]:
+    """Arguments of concat_and_cache_mla, and every tensor's buffer by name. Cache and sources hold random bits.
+
+    Raises:
+        Skipped: the device has too little memory.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    dtype = _dtype(facts)
+    # About twice as many slots as tokens, so that some rows stay.
+    pages = 3 if case.cache == "far" else max(3, -(-2 * case.tokens // case.block_size))
+    layout = LAYOUTS[case.source]
+
+    def source(lanes: int) -> Placed:
+        return place(_random_bits((case.tokens, lanes), dtype, generator).to(device), layout, 0.0)
+
+    kv_c = source(facts.d_c)
+    placed = {"kv_c": kv_c}
+    k_pe: torch.Tensor | None = None
+    if case.k_pe in ("2d", "3d"):
+        placed["k_pe"] = source(facts.d_rope)
+        k_pe = placed["k_pe"].view
+        k_pe = k_pe[:, None] if case.k_pe == "3d" else k_pe
+    elif case.k_pe == "empty":
+        k_pe = torch.empty(case.tokens, 0, dtype=dtype, device=device)
+    cache_bits = _random_bits((pages, case.block_size, facts.d_qk), dtype, generator).to(device)
+    cache = place(cache_bits, LAYOUTS[case.cache], 0.0)
+    slots = _slots(case, pages, generator).to(device)
+    placed |= {"kv_cache": cache, "slot_mapping": Placed(slots, slots, slots.clone())}
+    arguments = {"kv_c": kv_c.view, "k_pe": k_pe, "kv_cache": cache.view, "slot_mapping": slots}
+    return arguments, placed

@@ -1,0 +1,196 @@
+"""Starts worker processes and gathers what they answer; needs neither torch nor Triton here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from mlagen.errors import ToolError, UsageError
+from mlagen.verify.results import CaseResult
+
+DEVICES = ("cpu", "cuda")
+DEFAULT_WORKERS = 2
+STDERR_LINES = 15
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def verify_package(
+    package_dir: Path,
+    *,
+    device: str = "cpu",
+    targets: Sequence[str] | None = None,
+    workers: int | None = None,
+    only: Sequence[str] | None = None,
+    on_done: Callable[[CaseResult], None] | None = None,
+    timeout: float = 600.0,
+) -> list[CaseResult]:
+    """Runs a generated package's cases in worker processes.
+
+    Args:
+        package_dir: folder of the package.
+        device: "cpu" runs the kernels in Triton's interpreter, "cuda" on a GPU.
+        targets: on a CPU, whose tiles to run: all cases with the first, a few with each other; None: the spec's targets.
+        workers: processes; None: 2.
+        only: shell patterns; cases whose name none matches are left out.
+        on_done: called with each result as it comes.
+        timeout: seconds a case may take.
+
+    Returns:
+        One result a case and target, in the order of the cases. A case in which its worker dies or hangs has failed.
+
+    Raises:
+        UsageError: an unknown device, or no case matches `only`.
+        ToolError: a worker broke outside any case; the message ends with its last words.
+    """
+    if device not in DEVICES:
+        raise UsageError(f"device is {device!r}, takes one of {', '.join(DEVICES)}")
+    count = workers or DEFAULT_WORKERS
+    answers: queue.Queue[CaseResult | BaseException | None] = queue.Queue()
+    job = {
+        "package_dir": str(package_dir),
+        "device": device,
+        "targets": list(targets) if targets else None,
+        "only": list(only) if only else None,
+    }
+    shards = [_Shard({**job, "shard": [number, count]}, answers, timeout) for number in range(count)]
+    results: list[CaseResult] = []
+    try:
+        for shard in shards:
+            shard.start()
+        running = count
+        while running:
+            answer = answers.get()
+            if answer is None:
+                running -= 1
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                results.append(answer)
+                if on_done:
+                    on_done(answer)
+    finally:
+        for shard in shards:
+            shard.stop()
+    if only and not results:
+        raise UsageError(f"no case matches {', '.join(only)}")
+    order = {key: place for place, key in enumerate(_interleaved([shard.seen for shard in shards]))}
+    return sorted(results, key=lambda result: order[result.case, result.target])
+
+
+def _interleaved(seen: Sequence[Sequence[tuple[str, str]]]) -> Iterator[tuple[str, str]]:
+    """The shards' cases in the order they were dealt."""
+    for turn in range(max(map(len, seen), default=0)):
+        for cases in seen:
+            if turn < len(cases):
+                yield cases[turn]
+
+
+class _Shard(threading.Thread):
+    """Runs one shard of the cases, with a fresh worker after each one that dies in a case."""
+
+    def __init__(
+        self, job: dict[str, Any], answers: queue.Queue[CaseResult | BaseException | None], timeout: float
+    ) -> None:
+        super().__init__(daemon=True)
+        self.seen: list[tuple[str, str]] = []
+        self._job = job
+        self._answers = answers
+        self._timeout = timeout
+        self._process: subprocess.Popen[str] | None = None
+        self._stopped = False
+
+    def run(self) -> None:
+        try:
+            while not self._stopped and not self._run_worker():
+                pass
+            self._answers.put(None)
+        except BaseException as error:
+            self._answers.put(error)
+
+    def stop(self) -> None:
+        """Ends the worker, if one runs."""
+        self._stopped = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+
+    def _run_worker(self) -> bool:
+        """Runs a worker on the cases that are not done; whether it came to the end."""
+        done = len(self.seen)
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
+            process = self._spawn(stderr)
+            late = False
+
+            def kill() -> None:
+                nonlocal late
+                late = True
+                process.kill()
+
+            started: tuple[str, str] | None = None
+            finished = False
+            watch = threading.Timer(self._timeout, kill)
+            watch.start()
+            assert process.stdout is not None
+            for line in process.stdout:
+                watch.cancel()
+                watch = threading.Timer(self._timeout, kill)
+                watch.start()
+                answer = json.loads(line)
+                event = answer.pop("event")
+                if event == "start":
+                    started = (answer["case"], answer["target"])
+                    self.seen.append(started)
+                elif event == "result":
+                    started = None
+                    self._answers.put(CaseResult.from_json(answer))
+                else:
+                    finished = True
+            watch.cancel()
+            code = process.wait()
+            if finished or self._stopped:
+                return True
+            stderr.seek(0)
+            words = stderr.read().strip().splitlines()[-STDERR_LINES:]
+        if started is None and len(self.seen) == done:
+            raise ToolError(f"the verification worker {_end(code)}:\n" + "\n".join(words))
+        if started is not None:
+            what = f"no answer for {self._timeout:g} s" if late else f"the worker {_end(code)}"
+            detail = ": ".join([what, *words[-1:]])
+            package = Path(self._job["package_dir"]).name
+            self._answers.put(CaseResult(package, *started, False, None, (), 0.0, detail))
+        return False
+
+    def _spawn(self, stderr: IO[str]) -> subprocess.Popen[str]:
+        env = dict(os.environ)
+        env["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [env.get("PYTHONPATH")])])
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mlagen.verify.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            env=env,
+            text=True,
+        )
+        self._process = process
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
+            json.dump({**self._job, "done": self.seen}, pipe)
+        return process
+
+
+def _end(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
