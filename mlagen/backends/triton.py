@@ -48,18 +48,18 @@ def _sparse_signatures(plan: Plan) -> dict[str, Signature]:
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
     page = (("kv_page_stride", "i64"),) if plan.spec.cache.block_size is not None else ()
     inputs = (("q_ptr", element), ("kv_ptr", element), ("indices_ptr", "*i32"), *length)
-    partials = (("partial_out_ptr", "*fp32"), ("partial_m_ptr", "*fp32"), ("partial_l_ptr", "*fp32"))
+    partials = (("partial_ptr", "*fp32"),)
     outputs = (("out_ptr", element), ("max_logits_ptr", "*fp32"), ("lse_ptr", "*fp32"))
     sizes = (("s_kv", "i32"), ("topk", "i32"), ("num_heads", "i32"))
-    splits = (("num_splits", "i32"), ("split_size", "i32"))
+    num_splits, num_rows = ("num_splits", "i32"), ("num_rows", "i32")
     scale = (("sm_scale_log2", "fp32"),)
     q_strides = (("q_token_stride", "i64"), ("q_head_stride", "i64"))
     in_strides = (*q_strides, *page, ("kv_row_stride", "i64"), ("indices_token_stride", "i64"))
     out_strides = (("out_token_stride", "i64"), ("out_head_stride", "i64"))
     return {
         "fwd": (*inputs, *sink, *outputs, *sizes, *scale, *in_strides, *out_strides),
-        "split": (*inputs, *partials, *sizes, *splits, *scale, *in_strides),
-        "merge": (*partials, *sink, *outputs, ("num_heads", "i32"), ("num_splits", "i32"), *out_strides),
+        "split": (*inputs, *partials, *sizes, num_splits, ("split_size", "i32"), num_rows, *scale, *in_strides),
+        "merge": (*partials, *sink, *outputs, ("num_heads", "i32"), num_splits, num_rows, *out_strides),
     }
 
 

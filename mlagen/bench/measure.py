@@ -1,8 +1,8 @@
 """How long calls take on a CUDA or ROCm device.
 
-A short call is timed by replaying a CUDA graph over rotating inputs: no launch gaps, and nothing left in L2 from the last
-run. A long one is timed by events after L2 was overwritten. A timer measures one round; contenders are interleaved round
-by round in one process, since a hot card is slower and only a ratio taken side by side is worth anything.
+A short call is timed by replaying a CUDA graph over rotating inputs: no launch gaps, and nothing left in L2 from the
+last run. A long one is timed by events after L2 was overwritten. A timer measures one round; contenders are interleaved
+round by round in one process, since a hot card is slower and only a ratio taken side by side is worth anything.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+
+_cuda: Any = torch.cuda  # whose classes torch types only in part
 
 Call = Callable[[], object]
 Timer = Callable[[], float]
@@ -43,12 +46,12 @@ def warm_up(call: Call, seconds: float = WARM_UP_S) -> None:
 
 def _elapsed(call: Call) -> float:
     """Seconds on the device from before a call to after it."""
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start, end = _cuda.Event(enable_timing=True), _cuda.Event(enable_timing=True)
     start.record()
     call()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e-3
+    return float(start.elapsed_time(end)) * 1e-3
 
 
 def graph_timer(calls: Sequence[Call], round_s: float = ROUND_S) -> Timer:
@@ -57,7 +60,7 @@ def graph_timer(calls: Sequence[Call], round_s: float = ROUND_S) -> Timer:
     Returns:
         A timer that replays the graph for at least `round_s` seconds and gives the mean seconds of a call.
     """
-    stream = torch.cuda.Stream()
+    stream = _cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # what a first call compiles or allocates must not be captured
         for call in calls:
@@ -81,14 +84,9 @@ def event_timer(call: Call, flush: Call | None, repeats: int = 3) -> Timer:
     """A timer that gives the median seconds of `repeats` calls, each after a `flush` of L2 (None: L2 as it is)."""
 
     def once() -> float:
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         if flush is not None:
             flush()
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e-3
+        return _elapsed(call)
 
     return lambda: statistics.median(once() for _ in range(repeats))
 
@@ -154,7 +152,7 @@ class Interleaved:
 
 
 def interleave(timers: Mapping[str, Timer], rounds: int) -> Interleaved:
-    """Runs one round of every contender, then the next, so that all share the card's heat; the order turns each round."""
+    """Runs a round of every contender, then the next, so that all share the card's heat; the order turns each round."""
     names = list(timers)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds):

@@ -1,4 +1,4 @@
-"""Kernels that a package is measured against. None is required: a peer that cannot be imported is absent, with a reason."""
+"""Kernels that a package is measured against; none is required: what cannot be imported is absent, with a reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 
 from mlagen.bench.shapes import Inputs, Shape
-from mlagen.verify.cases import Facts
+from mlagen.verify.facts import Facts
 
 TensorCall = Callable[[], torch.Tensor]
 
@@ -70,7 +70,7 @@ class VllmTriton:
 
 
 class FlashMla:
-    """FlashMLA's sparse prefill kernel, as vLLM ships it or by itself; heads are padded to 64 or 128 outside the timing."""
+    """FlashMLA's sparse prefill kernel, as vLLM ships it or alone; heads are padded to 64 or 128 outside the timing."""
 
     name = "FlashMLA"
     modules = ("vllm.third_party.flashmla.flash_mla_interface", "flash_mla")
@@ -102,7 +102,7 @@ class FlashMla:
 
 
 class FlashAttention3:
-    """FlashAttention-3's paged MLA decode with pages of one row and the indices as block table: sparse MLA for any head count."""
+    """FlashAttention-3's paged MLA decode: with pages of one row and the indices as block table it is sparse MLA."""
 
     name = "FA3 p1"
     modules = ("vllm.vllm_flash_attn.flash_attn_interface",)
@@ -119,6 +119,8 @@ class FlashAttention3:
         """Makes the scheduler's metadata."""
         _unpack_fa3()
         interface = _first_module(self.modules)
+        if not getattr(interface, "FA3_AVAILABLE", True):
+            raise ImportError(interface.FA3_UNAVAILABLE_REASON)
         tokens, heads, _ = inputs.q.shape
         indices = inputs.indices[:, 0]
         topk = indices.shape[1]

@@ -1,4 +1,4 @@
-"""The roof over a shape: no kernel is faster than its FLOPs at the device's rate, or its bytes at the device's bandwidth."""
+"""The roof over a shape: no call beats its FLOPs at the device's rate, nor its bytes at the device's bandwidth."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Roof:
         return max(flops / self.flops_per_s, moved / self.bytes_per_s)
 
 
-# A hot H200 is held back by its power limit: 690 T in a run of 8192³ products, against 818 T after idling. 4,445 G is a pure read.
+# A warm H200 is held back by its power limit: 690 T in a run of 8192³ products, 818 T after idling. 4,445 G is a read.
 ROOFS = {"NVIDIA H200": Roof(690e12, 4.445e12, "690 TFLOP/s, 4,445 GB/s: a warm H200, measured")}
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from mlagen.plan.work import bytes_moved, distinct_rows, flops
-from mlagen.verify.cases import Facts
+from mlagen.verify.facts import Facts
 
 PREFILL_TOKENS = 4096
 PREFILL_S_KV = (8 << 10, 32 << 10, 128 << 10)
@@ -115,7 +115,9 @@ def sets_needed(touched: int, l2_bytes: int) -> int:
     return max(2, min(MOST_SETS, math.ceil(L2_MULTIPLE * l2_bytes / touched)))
 
 
-def make_inputs(shape: Shape, facts: Facts, device: torch.device, l2_bytes: int, sets: int | None = None) -> list[Inputs]:
+def make_inputs(
+    shape: Shape, facts: Facts, device: torch.device, l2_bytes: int, sets: int | None = None
+) -> list[Inputs]:
     """Rotating input sets of one shape; they share kv where it alone exceeds L2.
 
     Args:

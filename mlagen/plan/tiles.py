@@ -86,18 +86,17 @@ def v_bytes(chunks: Sequence[Chunk]) -> int:
 def expected_shared(tile: Tile, chunks: Sequence[Chunk], target: Target) -> int:
     """Bytes of shared memory that a program is expected to need.
 
-    mma.sync keeps q, one K tile and P (K's next tile is on its way in registers); wgmma keeps q and two K tiles and takes P from
-    registers; tcgen05 keeps K twice for the scores and V twice; CDNA stages either q or K, whichever is larger, and P in registers.
+    mma.sync keeps q, P and the K tiles that are on their way; wgmma keeps q and num_stages K tiles and takes P from registers; tcgen05 keeps K twice for the scores and V twice; CDNA stages either q or K, whichever is larger, and P in registers.
     """
     q, k = tile.block_h * row_bytes(chunks), tile.block_n * row_bytes(chunks)
     p = tile.block_h * tile.block_n * ITEMSIZE
     if target.backend == "hip":
         return max(tile.block_h * max(chunk.block for chunk in chunks) * ITEMSIZE, k * max(1, tile.num_stages - 1))
     if tile.block_h >= WIDE_ROWS and target.dot == "wgmma":
-        return q + 2 * k
+        return q + tile.num_stages * k
     if tile.block_h >= WIDE_ROWS and target.dot == "tcgen05":
         return q + 2 * k + 2 * tile.block_n * v_bytes(chunks)
-    return q + k + p
+    return q + (tile.num_stages - 1) * k + p
 
 
 def programs_per_sm(tile: Tile, shared: int, target: Target) -> int:

@@ -1,4 +1,4 @@
-"""The work of one attention call: its FLOPs, and the fewest bytes it must move. Plain integers, so that every room can ask."""
+"""The work of one attention call: its FLOPs, and the fewest bytes it must move, from plain integers."""
 
 from __future__ import annotations
 
@@ -16,9 +16,7 @@ def distinct_rows(tokens: int, topk: int, s_kv: int) -> int:
     return min(tokens * topk, s_kv)
 
 
-def bytes_moved(
-    tokens: int, num_heads: int, topk: int, d_qk: int, d_v: int, *, kv_rows: int, row_bytes: int
-) -> int:
+def bytes_moved(tokens: int, num_heads: int, topk: int, d_qk: int, d_v: int, *, kv_rows: int, row_bytes: int) -> int:
     """Fewest bytes of a call: q, out and indices once, and `kv_rows` rows of `row_bytes` bytes."""
     q_and_out = tokens * num_heads * (d_qk + d_v) * ITEMSIZE
     return q_and_out + tokens * topk * INDEX_BYTES + kv_rows * row_bytes

@@ -1,7 +1,7 @@
 """The cases a generated package must hold: plain data, made from its spec and from where it runs.
 
-Every case poisons what must not matter: KV rows that no index names (row 0 among them), the bytes between rows and around
-buffers, lanes past a length and buffers to be written are NaN; index lanes that do not count name poisoned rows.
+Every case poisons what must not matter: KV rows that no index names (row 0 among them), the bytes between rows and
+around buffers, and buffers to be written are NaN; index lanes that do not count name poisoned rows.
 """
 
 from __future__ import annotations
@@ -123,6 +123,8 @@ class _Suite:
         self.big = device == "cuda"
         # The interpreter takes 20 to 45 ms a program: few tokens, and one tile of heads unless the case is about heads.
         self.base = Problem(tokens=3, heads=10, topk=100, rows=211)
+        # A merge runs a program a head: fewer still where a call is split.
+        self.split_heads = facts.num_heads if self.big else 3
         if self.big:
             self.base = Problem(tokens=17, heads=facts.num_heads, topk=facts.topk, rows=2 * facts.topk + 1001)
 
@@ -194,7 +196,7 @@ def _sizes(suite: _Suite) -> Iterator[Case]:
             tokens=5 if big else 1,
             topk=facts.topk if big else topks[number % len(topks)],
         )
-    for topk in sorted({1, 17, 128, 2047 if big else 511, facts.topk + 128}):
+    for topk in sorted({1, 17, 128, 2047, facts.topk + 128}):
         yield from suite.sparse(
             f"topk: {topk}",
             f"{topk} indices a token, of which some are absent",
@@ -203,7 +205,7 @@ def _sizes(suite: _Suite) -> Iterator[Case]:
             topk=topk,
             rows=4099,
         )
-    yield from suite.sparse("rows: one", "s_kv is 1", rows=1, indices="row zero")
+    yield from suite.sparse("rows: one", "s_kv is 1, or one page", rows=1, indices="row zero")
     yield from suite.sparse("rows: none", "s_kv is 0: every index is out of range", rows=0, indices="int32 range")
 
 
@@ -220,10 +222,18 @@ def _indices(suite: _Suite) -> Iterator[Case]:
         "row zero": "row 0 is read where an index names it",
     }.items():
         yield from suite.sparse(f"indices: {pattern}", promise, every_target=pattern == "int32 range", indices=pattern)
+    heads = suite.split_heads
     yield from suite.sparse(
-        "indices: late, split", "splits without a valid index weigh nothing", indices="late", topk=500, splits=4
+        "indices: late, split",
+        "splits without a valid index weigh nothing",
+        heads=heads,
+        indices="late",
+        topk=500,
+        splits=4,
     )
-    yield from suite.sparse("indices: none, split", "empty splits alone give an empty row", indices="none", splits=3)
+    yield from suite.sparse(
+        "indices: none, split", "empty splits alone give an empty row", heads=heads, indices="none", splits=3
+    )
     yield from suite.sparse(
         "topk_length: mixed", "lengths 0, 1, topk, past topk and negative", length="mixed", tokens=7
     )
@@ -252,6 +262,7 @@ def _sinks(suite: _Suite) -> Iterator[Case]:
         sink="mixed",
         length="mixed",
         tokens=7,
+        heads=max(5, suite.split_heads),
         topk=900,
         multiprocessors=10_000,
     )
@@ -272,16 +283,20 @@ def _layouts(suite: _Suite) -> Iterator[Case]:
     for part, layouts in {
         "q": ("slice", "transposed", "odd"),
         "kv": ("slice", "odd"),
+        "index_layout": ("contiguous", "odd"),
         "out": ("contiguous", "slice", "transposed", "odd"),
     }.items():
         for layout in layouts:
+            settings: dict[str, Any] = {part: layout, "every_target": (part, layout) == ("kv", "odd")}
             yield from suite.sparse(
-                f"layout: {part} {layout}",
-                f"{part} may be a view of a wider buffer, whose other bytes are neither read nor written",
-                every_target=(part, layout) == ("kv", "odd"),
-                **{part: layout},
+                f"layout: {part.removesuffix('_layout')} {layout}",
+                "a tensor may be a view of a wider buffer, whose other bytes are neither read nor written",
+                **settings,
             )
-    yield from suite.sparse("layout: out odd, split", "the merge too takes any strides", out="odd", splits=3)
+    heads = suite.split_heads
+    yield from suite.sparse(
+        "layout: out odd, split", "the merge too takes any strides", heads=heads, out="odd", splits=3
+    )
     yield from suite.sparse(
         "offsets: kv past 2^31 elements",
         "KV row offsets are 64 bits wide",
@@ -309,6 +324,7 @@ def _splits(suite: _Suite) -> Iterator[Case]:
         yield from suite.sparse(
             f"splits: {splits}",
             "any split count gives the same result",
+            heads=suite.split_heads,
             topk=500,
             splits=splits,
             every_target=splits == 3,
@@ -317,7 +333,7 @@ def _splits(suite: _Suite) -> Iterator[Case]:
         "splits: chosen",
         "few tokens on a large device",
         each_wrapper=True,
-        every_target=True,
+        heads=suite.split_heads,
         tokens=2,
         topk=1000,
         multiprocessors=10_000,
@@ -326,6 +342,7 @@ def _splits(suite: _Suite) -> Iterator[Case]:
         "batch invariant: result",
         "batch-invariant mode gives the reference's result",
         each_wrapper=True,
+        heads=suite.split_heads,
         topk=1100,
         batch_invariant=True,
     )
@@ -336,7 +353,7 @@ def _splits(suite: _Suite) -> Iterator[Case]:
             "a row's bits are the same alone, in a larger batch, in another order and beside other rows",
             check="invariance",
             tokens=4,
-            heads=5,
+            heads=suite.split_heads,
             topk=600,
             length=wrapper_length,
             batch_invariant=True,
@@ -344,6 +361,7 @@ def _splits(suite: _Suite) -> Iterator[Case]:
 
 
 def _manners(suite: _Suite) -> Iterator[Case]:
+    facts, heads = suite.facts, suite.split_heads
     yield from suite.sparse(
         "manners: buffers are used",
         "given buffers are filled wholly and returned",
@@ -351,28 +369,28 @@ def _manners(suite: _Suite) -> Iterator[Case]:
         out="contiguous",
         each_wrapper=True,
     )
+    promise = "a given workspace holds the splits, and a smaller one takes the tokens in pieces"
+    yield from suite.sparse("workspace: forced splits", promise, check="workspace", heads=heads, topk=300, splits=3)
     yield from suite.sparse(
-        "workspace: forced splits",
-        "a given workspace holds the splits, in pieces of one token where it holds no more",
+        "workspace: with sink and lengths",
+        promise,
         check="workspace",
-        topk=500,
-        splits=3,
-    )
-    yield from suite.sparse(
-        "workspace: batch invariant",
-        "a given workspace holds the splits, in pieces of one token where it holds no more",
-        check="workspace",
+        heads=heads,
         topk=1100,
+        sink=None if facts.sink == "none" else "mixed",
+        length=None if facts.length == "none" else "mixed",
         batch_invariant=True,
     )
-    yield from suite.sparse("manners: same bits twice", "two calls give the same bits", check="determinism")
+    promise = "two calls give the same bits"
+    yield from suite.sparse("manners: same bits twice", promise, check="determinism")
     yield from suite.sparse(
-        "manners: same bits twice, split", "two calls give the same bits", check="determinism", splits=3, topk=500
+        "manners: same bits twice, split", promise, check="determinism", heads=heads, splits=3, topk=300
     )
     yield from suite.sparse(
         "manners: torch's defaults",
         "torch's default dtype and device are neither read nor changed",
         check="defaults",
+        heads=heads,
         splits=2,
     )
     if suite.big:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import re
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
 NAN = float("nan")
 
 
-class Failure(Exception):
+class CaseFailedError(Exception):
     """A case does not hold; the message says what was found."""
 
 
@@ -33,6 +34,11 @@ class Results(NamedTuple):
     out: torch.Tensor
     max_logits: torch.Tensor | None
     lse: torch.Tensor | None
+
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Results:
+        """The results, each that is there changed."""
+        max_logits = None if self.max_logits is None else change(self.max_logits)
+        return Results(change(self.out), max_logits, None if self.lse is None else change(self.lse))
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class Subject:
     @contextlib.contextmanager
     def planned_for(self, multiprocessors: int | None) -> Iterator[None]:
         """Within, wrappers plan for this subject's target (CPU) and for a device of so many multiprocessors."""
-        launch = importlib.import_module(f"{self.package.__name__}._launch")
+        launch: Any = importlib.import_module(f"{self.package.__name__}._launch")
         actual = launch.device_facts
 
         def device_facts(device: torch.device) -> Any:
@@ -86,7 +92,8 @@ class Subject:
                 return Results(*results)
             if "lse" not in arguments:
                 arguments["lse"] = torch.full(inputs.q.shape[:2], NAN, device=self.device)
-            out = call(inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, case.splits, **arguments)
+            call = functools.partial(call, inputs.q, inputs.kv, inputs.indices, inputs.sm_scale)
+            out = call(case.splits, case.multiprocessors, **arguments)
             return Results(out, None, arguments["lse"])
 
 
@@ -105,7 +112,7 @@ def compare(subject: Subject, inputs: Inputs, results: Results) -> list[Figure]:
     """Figures of `results` against the reference.
 
     Raises:
-        Failure: a result has another dtype or shape than it should.
+        CaseFailedError: a result has another dtype or shape than it should.
     """
     facts = subject.facts
     tokens, heads, d_qk = inputs.q.shape
@@ -136,25 +143,25 @@ def compare(subject: Subject, inputs: Inputs, results: Results) -> list[Figure]:
 
 def _require(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     if tensor.dtype != dtype or tensor.shape != shape:
-        raise Failure(f"{name} is {tensor.dtype} {list(tensor.shape)} instead of {dtype} {list(shape)}")
+        raise CaseFailedError(f"{name} is {tensor.dtype} {list(tensor.shape)} instead of {dtype} {list(shape)}")
 
 
 def _check_untouched(placed: dict[str, Placed]) -> None:
     changed = [name for name, tensor in placed.items() if tensor.changed()]
     if changed:
-        raise Failure(f"wrote to its input {', '.join(changed)}")
+        raise CaseFailedError(f"wrote to its input {', '.join(changed)}")
 
 
 def _check_bits(what: str, one: Results, other: Results) -> None:
-    """Raises Failure unless both hold the same bits."""
+    """Raises CaseFailedError unless both hold the same bits."""
     for name, left, right in zip(Results._fields, one, other, strict=True):
         if left is not None and right is not None and not torch.equal(bits(left), bits(right)):
             count = int((bits(left) != bits(right)).sum())
-            raise Failure(f"{what}: {count} of {left.numel()} elements of {name} have other bits")
+            raise CaseFailedError(f"{what}: {count} of {left.numel()} elements of {name} have other bits")
 
 
 def _copy(results: Results) -> Results:
-    return Results(*(None if tensor is None else tensor.clone() for tensor in results))
+    return results.map(torch.Tensor.clone)
 
 
 def _reference(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
@@ -163,9 +170,9 @@ def _reference(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figur
     _check_untouched(inputs.placed)
     if inputs.out is not None:
         if results.out.data_ptr() != inputs.out.view.data_ptr():
-            raise Failure("out was given, but another tensor was returned")
+            raise CaseFailedError("out was given, but another tensor was returned")
         if inputs.out.spilled():
-            raise Failure("wrote outside out")
+            raise CaseFailedError("wrote outside out")
     return figures
 
 
@@ -194,8 +201,7 @@ def _invariance(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figu
     def check(what: str, rows: list[int], changed: Inputs | None = None) -> None:
         picked = torch.tensor(rows, device=inputs.q.device)
         got = subject.attend(case, changed or _rows(inputs, picked))
-        expected = Results(*(None if tensor is None else tensor[picked] for tensor in whole))
-        _check_bits(what, expected, Results(*(None if tensor is None else tensor[: len(rows)] for tensor in got)))
+        _check_bits(what, whole.map(lambda tensor: tensor[picked]), got.map(lambda tensor: tensor[: len(rows)]))
 
     check("alone", [tokens - 1])
     check("in another order", list(range(tokens))[::-1])
@@ -225,9 +231,9 @@ def _buffers(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]
         tensor = getattr(results, name)
         assert buffer is not None
         if tensor.data_ptr() != buffer.view.data_ptr():
-            raise Failure(f"{name} was given, but another tensor was returned")
+            raise CaseFailedError(f"{name} was given, but another tensor was returned")
         if buffer.spilled():
-            raise Failure(f"wrote outside {name}")
+            raise CaseFailedError(f"wrote outside {name}")
     _check_untouched(inputs.placed)
     return figures
 
@@ -247,20 +253,20 @@ def _workspace(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figur
     for what, count in (("for all tokens", tokens), ("for two tokens", 2), ("for one token", 1)):
         floats = size(count)
         if floats == 0:
-            raise Failure("workspace_size is 0 for a call in splits")
+            raise CaseFailedError("workspace_size is 0 for a call in splits")
         buffer = place(torch.full((1, 1, floats), NAN, device=subject.device), LAYOUTS["contiguous"], NAN)
         results = _copy(subject.attend(case, inputs, workspace=buffer.view.view(-1)))
         figures += compare(subject, inputs, results)
         if bool(buffer.view.isnan().any()):
-            raise Failure(f"a workspace {what} is not wholly used")
+            raise CaseFailedError(f"a workspace {what} is not wholly used")
         if buffer.spilled():
-            raise Failure(f"wrote outside a workspace {what}")
+            raise CaseFailedError(f"wrote outside a workspace {what}")
         if first is not None:
             _check_bits(f"workspace {what}", first, results)
         first = first or results
     with contextlib.suppress(ValueError):
         subject.attend(case, inputs, workspace=torch.empty(size(1) - 4, device=subject.device))
-        raise Failure("took a workspace too small for one token")
+        raise CaseFailedError("took a workspace too small for one token")
     return figures
 
 
@@ -272,7 +278,7 @@ def _defaults(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure
     try:
         results = subject.attend(case, inputs, lse=lse)
         if torch.get_default_dtype() != torch.float64 or torch.get_default_device().type != "meta":
-            raise Failure("changed torch's default dtype or device")
+            raise CaseFailedError("changed torch's default dtype or device")
     finally:
         torch.set_default_dtype(dtype)
         torch.set_default_device(None)
@@ -284,9 +290,10 @@ def _stream(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
     wanted = inputs.q.clone()
     inputs.q.fill_(NAN)
     torch.cuda.synchronize()
-    stream = torch.cuda.Stream()
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(100_000_000)  # a launch on another stream would read q too early
+        # A launch on another stream would read q too early.
+        torch.cuda._sleep(100_000_000)  # type: ignore[no-untyped-call]
         inputs.q.copy_(wanted)
         results = subject.attend(case, inputs)
     stream.synchronize()
@@ -330,7 +337,7 @@ def _concat(subject: Subject, case: ConcatCase, seed: int) -> None:
             arguments["kv_c"], arguments["k_pe"], arguments["kv_cache"], arguments["slot_mapping"], "auto", None
         )
     if returned is not None:
-        raise Failure(f"returned {type(returned).__name__} instead of None")
+        raise CaseFailedError(f"returned {type(returned).__name__} instead of None")
     _check_untouched(placed)
     k_pe = arguments["k_pe"]
     if k_pe is not None:
@@ -344,7 +351,7 @@ def _concat(subject: Subject, case: ConcatCase, seed: int) -> None:
         concat_and_cache(arguments["kv_c"], k_pe, view, arguments["slot_mapping"])
         same = torch.equal(bits(cache.buffer), bits(expected))
     if not same:
-        raise Failure("the cache differs from the reference")
+        raise CaseFailedError("the cache differs from the reference")
 
 
 def _refusal(subject: Subject, case: RefusalCase) -> None:
@@ -370,17 +377,17 @@ def _refusal(subject: Subject, case: RefusalCase) -> None:
             getattr(subject.package, case.wrapper)(**arguments)
         except (ValueError, TypeError) as error:
             if not re.search(rf"\b{argument}\b", str(error)):
-                raise Failure(f"the {type(error).__name__} does not name {argument}: {error}") from error
+                raise CaseFailedError(f"the {type(error).__name__} does not name {argument}: {error}") from error
             return
-    raise Failure(f"took a wrong {argument}")
+    raise CaseFailedError(f"took a wrong {argument}")
 
 
 def run(subject: Subject, case: Case, seed: int = 0) -> list[Figure]:
     """Runs a case; returns its figures, none where it compares bits.
 
     Raises:
-        Failure: the case does not hold; other exceptions of the package pass through.
-        Skipped: the case cannot run here.
+        CaseFailedError: the case does not hold; other exceptions of the package pass through.
+        CaseSkippedError: the case cannot run here.
     """
     match case:
         case SparseCase():

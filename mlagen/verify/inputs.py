@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.cases import ConcatCase, Facts, Problem
+from mlagen.verify.cases import ConcatCase, Problem
+from mlagen.verify.facts import Facts
 
 INT32 = torch.iinfo(torch.int32)
 INT64 = torch.iinfo(torch.int64)
@@ -16,7 +17,7 @@ GUARD = 64  # elements of poison before and after a buffer
 FAR_STRIDE = 2**30 + 8  # elements; twice this is past an int32, and it keeps 16-byte alignment
 
 
-class Skipped(Exception):
+class CaseSkippedError(Exception):
     """A case cannot run here; the message says why."""
 
 
@@ -84,7 +85,7 @@ def allocate(elements: int, dtype: torch.dtype, device: str, fill: float | int |
     """A buffer; with `fill` None its pages are touched only when used.
 
     Raises:
-        Skipped: the device has not that much memory.
+        CaseSkippedError: the device has not that much memory.
     """
     try:
         if fill is None:
@@ -94,11 +95,11 @@ def allocate(elements: int, dtype: torch.dtype, device: str, fill: float | int |
         if "memory" not in str(error).lower():
             raise
         gib = elements * dtype.itemsize / 2**30
-        raise Skipped(f"{gib:.1f} GiB are not to be had on {device}") from error
+        raise CaseSkippedError(f"{gib:.1f} GiB are not to be had on {device}") from error
 
 
 def place(values: torch.Tensor, layout: Layout, fill: float | int) -> Placed:
-    """`values` laid out in a buffer filled with `fill`; their shape has two or three dimensions, the last one contiguous."""
+    """`values`, of two or three dimensions, laid out in a buffer filled with `fill`; the last one is contiguous."""
     shape = values.shape
     order = list(range(values.dim()))
     if layout.swapped:
@@ -316,7 +317,7 @@ def build(problem: Problem, facts: Facts, device: str, seed: int) -> Inputs:
     """The tensors of a problem, the same for the same seed.
 
     Raises:
-        Skipped: the device has too little memory.
+        CaseSkippedError: the device has too little memory.
     """
     generator = torch.Generator().manual_seed(seed)
     dtype = _dtype(facts)
@@ -377,7 +378,7 @@ def build_concat(case: ConcatCase, facts: Facts, device: str, seed: int) -> tupl
     """Arguments of concat_and_cache_mla, and every tensor's buffer by name. Cache and sources hold random bits.
 
     Raises:
-        Skipped: the device has too little memory.
+        CaseSkippedError: the device has too little memory.
     """
     generator = torch.Generator().manual_seed(seed)
     dtype = _dtype(facts)

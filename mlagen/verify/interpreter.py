@@ -1,8 +1,9 @@
 """Mends Triton's interpreter, whose narrow floats are wrong in every release from 3.4 to 3.9.
 
 Unmended, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
-hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, arguments annotated `tl.int64`
-stay int32, and under numpy 2.4 no tensor is a loop bound. Upstream declined a fix, so verification brings this one.
+hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, arguments annotated
+`tl.int64` stay int32, and under numpy 2.4 no tensor is a loop bound in Triton 3.6. Upstream declined a fix, so
+verification brings this one.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import _normalize_ty
 
-# Triton dtypes whose values numpy does not know: torch holds them.
+# Triton dtypes that numpy does not know: the interpreter holds their bits.
 _TORCH_DTYPES = {
     tl.bfloat16: torch.bfloat16,
     tl.float8e4nv: torch.float8_e4m3fn,
@@ -77,8 +78,7 @@ def narrow(data: Any, dtype: tl.dtype, toward_zero: bool = False) -> Any:
     if toward_zero:
         # One bit pattern less is the next value toward zero, from infinity too.
         bits = bits - (rounded.double().abs() > values.double().abs()).to(bits.dtype)
-    bits = bits.numpy().view(_NUMPY_BITS[torch_dtype.itemsize])
-    return bits.view(np.float16) if dtype == tl.float16 else bits
+    return bits.numpy().view(np.float16 if dtype == tl.float16 else _NUMPY_BITS[torch_dtype.itemsize])
 
 
 def _convert(src: TensorHandle, dst: tl.dtype, toward_zero: bool = False) -> TensorHandle:

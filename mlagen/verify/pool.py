@@ -39,7 +39,7 @@ def verify_package(
     Args:
         package_dir: folder of the package.
         device: "cpu" runs the kernels in Triton's interpreter, "cuda" on a GPU.
-        targets: on a CPU, whose tiles to run: all cases with the first, a few with each other; None: the spec's targets.
+        targets: on a CPU, whose tiles to run: all cases with the first's, a few with each other's; None: the spec's.
         workers: processes; None: 2.
         only: shell patterns; cases whose name none matches are left out.
         on_done: called with each result as it comes.

@@ -1,4 +1,4 @@
-"""What the kernels must compute, in plain torch and float64, a token at a time: no tiles, no splits, no online softmax."""
+"""What the kernels must compute, in plain torch and float64, a token at a time: no tiles, splits or online softmax."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Attention(NamedTuple):
         out: [tokens, heads, d_v].
         max_logits: [tokens, heads], in units of the log base; -inf for an empty row.
         lse: [tokens, heads], in units of the log base; the spec's value for an empty row.
-        noise: [tokens, heads, d_v], root of the sum of squares of all terms that are rounded on the way to an element of
-            `out`: the weighted values and the element itself.
+        noise: [tokens, heads, d_v], root of the sum of squares of all terms that are rounded on the way to an element
+            of `out`: the weighted values and the element itself.
         logit_size: [tokens, heads], largest sum of absolute products behind a logit of the row, in natural units.
     """
 
@@ -50,8 +50,8 @@ def sparse_attention(
 
     Args:
         q: [tokens, heads, d_qk].
-        kv: [pages, page_size, d_qk]; index i names row i % page_size of page i // page_size. Rows that no valid index names
-            are never read.
+        kv: [pages, page_size, d_qk]; index i names row i % page_size of page i // page_size. Rows that no valid index
+            names are never read.
         indices: i32 [tokens, topk]; a value outside [0, pages * page_size) counts as absent.
         sm_scale: factor of q.k.
         d_v: leading lanes of a KV row that are V.
@@ -62,13 +62,17 @@ def sparse_attention(
     """
     tokens, heads, _ = q.shape
     page_size = kv.shape[1]
-    double = {"dtype": torch.float64, "device": q.device}
+    device = q.device
+
+    def full(value: float, *shape: int) -> torch.Tensor:
+        return torch.full(shape, value, dtype=torch.float64, device=device)
+
     result = Attention(
-        out=torch.zeros(tokens, heads, d_v, **double),
-        max_logits=torch.full((tokens, heads), -math.inf, **double),
-        lse=torch.full((tokens, heads), float(empty_row_lse), **double),
-        noise=torch.zeros(tokens, heads, d_v, **double),
-        logit_size=torch.zeros(tokens, heads, **double),
+        out=full(0.0, tokens, heads, d_v),
+        max_logits=full(-math.inf, tokens, heads),
+        lse=full(float(empty_row_lse), tokens, heads),
+        noise=full(0.0, tokens, heads, d_v),
+        logit_size=full(0.0, tokens, heads),
     )
     unit = math.log(2) if lse_base == "2" else 1.0
     lengths = [None] * tokens if topk_length is None else topk_length.tolist()
@@ -90,8 +94,8 @@ def sparse_attention(
         result.max_logits[token] = logits.amax(1) / unit
         result.lse[token] = lse / unit
         # Lanes that name the same row are rounded alike, so their weights add up before they are squared.
-        row, lane = index.unique(return_inverse=True)
-        of_row = torch.zeros(heads, len(row), **double).index_add_(1, lane, weights)
+        row, lane = torch.unique(index, return_inverse=True)
+        of_row = full(0.0, heads, len(row)).index_add_(1, lane, weights)
         v = kv[row // page_size, row % page_size, :d_v].double()
         result.noise[token] = (of_row.square() @ v.square() + out.square()).sqrt()
         result.logit_size[token] = abs(sm_scale) * (query.abs() @ k.abs().T).amax(1)
@@ -103,8 +107,8 @@ def concat_and_cache(
 ) -> None:
     """Writes rows `[kv_c | k_pe]` into `kv_cache` [pages, page_size, d_qk], in place, a token at a time.
 
-    Token t goes to row slot % page_size of page slot // page_size; a slot outside the cache is skipped, and so are tokens
-    past the end of `slot_mapping` int64 [tokens].
+    Token t goes to row slot % page_size of page slot // page_size; a slot outside the cache is skipped, and so are
+    tokens past the end of `slot_mapping` int64 [tokens].
     """
     pages, page_size, _ = kv_cache.shape
     for token, slot in enumerate(slot_mapping.tolist()):

@@ -1,13 +1,15 @@
 """How far a kernel's result may lie from the reference, and why.
 
 Kernels multiply inputs exactly and accumulate in fp32; what is rounded to the model's dtype is the weights P before the
-second product, and the output. So an element of `out` carries two kinds of rounding error, each at most u times the rounded
-term (u: half an ulp of 1, 2^-8 for bf16, 2^-11 for fp16), with independent signs: their root sum of squares is `noise`, and
-the expected error 0.4 u * noise. Errors are measured in that unit, so that a row whose values cancel is not held to a
-precision that the format cannot give, and one whose values do not cancel is not excused.
+second product, and the output. So an element of `out` carries two kinds of rounding error, each at most u times the
+rounded term (u: half an ulp of 1, 2^-8 for bf16, 2^-11 for fp16), with independent signs: their root sum of squares is
+`noise`, and the expected error 0.4 u * noise. Errors are measured in that unit, so that a row whose values cancel is
+not held to a precision that the format cannot give, and one whose values do not cancel is not excused.
 
-Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`); tensor
-cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least.
+Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
+tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least.
+
+A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ WHOLE_LIMIT = 0.75
 ROW_LIMIT = 1.0
 # Error of one element: a normal tail reaches 5 sigma = 2 in a million elements.
 ELEMENT_LIMIT = 4.0
-# Weights far below the row's maximum are subnormal in fp16, with an absolute error; relative to the row's largest noise.
+# Weights far below the row's maximum are subnormal in fp16, with an absolute error; relative to the row's noise.
 SUBNORMAL_WEIGHTS = 2.0**-20
 
 
@@ -51,7 +53,7 @@ def logit_tolerance(expected: Attention, d_qk: int) -> torch.Tensor:
 
 
 def out_errors(out: torch.Tensor, expected: Attention, d_qk: int) -> list[Figure]:
-    """Errors of `out` [tokens, heads, d_v]: of the whole, of rows and of elements, the latter two relative to a row's noise.
+    """Errors of `out` [tokens, heads, d_v]: of the whole, of rows and of elements, each relative to its noise.
 
     Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
     """
@@ -89,8 +91,9 @@ def max_logits_error(max_logits: torch.Tensor, expected: Attention, d_qk: int, l
 
 
 def lse_error(lse: torch.Tensor, expected: Attention, d_qk: int, topk: int, lse_base: str) -> Figure:
-    """Error of `lse` [tokens, heads]: that of a logit, of the fp32 sum of `topk` weights, and of exp2 and log2 (4 ulp each)."""
+    """Error of `lse` [tokens, heads]: that of a logit, of the fp32 sum of `topk` weights, and of exp2 and log2."""
     unit = math.log(2) if lse_base == "2" else 1.0
     summed = FP32_STEP * (topk / 16 + 32)
+    # exp2 and log2 are good to 2 ulp on a GPU.
     steps = 8 * FP32_STEP * expected.lse.abs().nan_to_num(posinf=0.0)
     return _stat_error("lse", lse, expected.lse, (logit_tolerance(expected, d_qk) + summed) / unit + steps)

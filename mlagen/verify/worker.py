@@ -2,12 +2,17 @@
 
     python -m mlagen.verify.worker < job.json
 
-The job: `package_dir`, `device` ("cpu": the interpreter, or "cuda"), `targets` (for a CPU: whose tiles to read, null for
-all of the spec's; all cases on the first, those marked `every_target` on the others), `only` (shell patterns of case names, or null), `shard` [i, n]: this
-worker takes every n-th case from the i-th, `done` (list of [case, target] to leave out).
+The job:
+    package_dir: folder of the package
+    device: "cpu" (the interpreter) or "cuda"
+    targets: on a CPU, whose tiles to read: all cases with the first's, those marked `every_target` with the others'
+        too; null: the spec's targets
+    only: shell patterns of case names, or null
+    shard: [i, n]: this worker takes every n-th case from the i-th
+    done: list of [case, target] to leave out
 
-The answers: {"event": "start", case, target} before and {"event": "result", ...} after each case, {"event": "done"} at the
-end. A worker that stops without a "done" broke off in the case it started last.
+The answers are {"event": "start", case, target} before and {"event": "result", ...} after each case, and
+{"event": "done"} at the end. A worker that stops without a "done" broke off in the case it started last.
 """
 
 from __future__ import annotations
@@ -94,9 +99,9 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     device = job["device"]
     _prepare(device)
     from mlagen.verify.cases import cases
-    from mlagen.verify.checks import Failure, Subject, run
+    from mlagen.verify.checks import CaseFailedError, Subject, run
     from mlagen.verify.facts import Facts
-    from mlagen.verify.inputs import Skipped
+    from mlagen.verify.inputs import CaseSkippedError
     from mlagen.verify.results import CaseResult
 
     package = _import_package(Path(job["package_dir"]))
@@ -115,9 +120,9 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
             figures = run(Subject(package, facts, device, target), case)
             over = [figure for figure in figures if not figure.share <= 1]
             detail = "; ".join(f"{one.name} is off by {one.error:.3g}, {one.tolerance:.3g} allowed" for one in over)
-        except Skipped as reason:
+        except CaseSkippedError as reason:
             skipped = str(reason)
-        except Failure as failure:
+        except CaseFailedError as failure:
             detail = str(failure)
         except Exception as error:
             detail = " ".join(f"{type(error).__name__}: {error}".split())[:500]

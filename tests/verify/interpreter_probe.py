@@ -33,7 +33,7 @@ def _dot(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
 def _count(length_ptr, out_ptr):
     length = tl.load(length_ptr)
     steps = 0
-    for _ in range(0, length):
+    for _ in tl.range(0, length):
         steps += 1
     tl.store(out_ptr, steps)
 
@@ -60,7 +60,7 @@ def patterns(dtype: torch.dtype) -> torch.Tensor:
 
 
 def around_ties(dtype: torch.dtype) -> torch.Tensor:
-    """fp32: each value of `dtype`, the midpoint to the next one, and both neighbours of each in fp32; and larger ones."""
+    """fp32: each value of `dtype`, the midpoint to the next one, and both fp32 neighbours of each; and larger ones."""
     values = patterns(dtype).double()
     values = torch.unique(values[values.isfinite()])
     ties = torch.cat([values, (values[1:] + values[:-1]) / 2, values[-1:] * 1.5, values[-1:] * 4]).float()

@@ -1,0 +1,57 @@
+"""`python -m mlagen.bench --package generated/dsv32 --json out.json --markdown out.md`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from mlagen.bench.package import load_package
+from mlagen.bench.report import markdown, to_json
+from mlagen.bench.run import ROUNDS, bench_package
+from mlagen.bench.shapes import default_shapes
+from mlagen.errors import MlagenError
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures a package; the table goes to stdout, talk to stderr."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mlagen.bench", description="Measures a generated package on a GPU."
+    )
+    parser.add_argument("--package", type=Path, required=True, help="folder of the generated package")
+    parser.add_argument("--json", type=Path, help="write the rows here")
+    parser.add_argument("--markdown", type=Path, help="write the table here")
+    parser.add_argument("--only", choices=("prefill", "decode"), help="leave the other kind out")
+    parser.add_argument("--heads", type=int, nargs="+", help="head counts; default: the spec's, 64 and 16")
+    parser.add_argument("--tokens", type=int, nargs="+", help="only shapes of these token counts")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"interleaved rounds a shape; default {ROUNDS}")
+    parser.add_argument("--no-peers", action="store_true", help="measure the package alone")
+    options = parser.parse_args(arguments)
+    try:
+        facts = load_package(options.package).facts
+        kinds = (options.only,) if options.only else ("prefill", "decode")
+        shapes = default_shapes(facts, kinds, options.heads)
+        if options.tokens:
+            shapes = [shape for shape in shapes if shape.tokens in options.tokens]
+        rows = bench_package(
+            options.package,
+            shapes=shapes,
+            peers=not options.no_peers,
+            rounds=options.rounds,
+            talk=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except MlagenError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    table = markdown(rows)
+    if options.json:
+        options.json.write_text(json.dumps([to_json(row) for row in rows], indent=1) + "\n")
+    if options.markdown:
+        options.markdown.write_text(table)
+    print(table, end="")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

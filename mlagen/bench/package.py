@@ -1,0 +1,88 @@
+"""A generated package as the bench sees it: its spec, and calls of its wrappers."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from mlagen.bench.shapes import Inputs
+from mlagen.compile.worker import JobError, load_module
+from mlagen.errors import UsageError
+from mlagen.verify.facts import Facts
+
+_BODY_HASH = re.compile(r"^# spec .* body ([0-9a-f]{16})$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class BenchPackage:
+    """A generated package, imported.
+
+    Attributes:
+        name: of the package.
+        module: its sparse_attention.
+        facts: what its spec says.
+        spec: SPEC, spec and hashes.
+        body: hash of sparse_attention's text, which names its kernels and tiles.
+    """
+
+    name: str
+    module: ModuleType
+    facts: Facts
+    spec: dict[str, Any]
+    body: str
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a cached token."""
+        return int(self.spec["row_bytes"])
+
+    def device_facts(self, device: torch.device) -> Any:
+        """The device as the package's tile table knows it: target and multiprocessors."""
+        return self.module._launch.device_facts(device)
+
+    def call(self, inputs: Inputs, *, batch_invariant: bool = False) -> Callable[[], torch.Tensor]:
+        """A call of the plainest wrapper that takes the inputs; the wrapper allocates out and workspace each time."""
+        plain = getattr(self.module, "triton_mla_sparse_attention", None)
+        q, kv, indices, scale = inputs.q, inputs.kv, inputs.indices, inputs.sm_scale
+        if plain is not None and inputs.attn_sink is None and inputs.topk_length is None:
+            return lambda: _tensor(plain(q, kv, indices, scale, enable_batch_invariant=batch_invariant))
+        options: dict[str, Any] = {"enable_batch_invariant": batch_invariant}
+        if inputs.attn_sink is not None:
+            options["attn_sink"] = inputs.attn_sink
+        if inputs.topk_length is not None:
+            options["topk_length"] = inputs.topk_length
+        full = getattr(self.module, "flash_mla_sparse_fwd", None)
+        if full is None:
+            return lambda: _tensor(plain(q, kv, indices, scale, **options))  # type: ignore[misc]
+        return lambda: _tensor(full(q, kv, indices, scale, **options)[0])
+
+
+def load_package(package_dir: Path) -> BenchPackage:
+    """Imports a generated package from its folder.
+
+    Raises:
+        UsageError: the folder holds no package with sparse attention.
+    """
+    package_dir = package_dir.resolve()
+    source = package_dir / "sparse_attention.py"
+    if not source.is_file():
+        raise UsageError(f"{package_dir} holds no generated sparse attention: sparse_attention.py is missing")
+    try:
+        module = load_module(package_dir, "sparse_attention")
+    except JobError as error:
+        raise UsageError(str(error)) from error
+    spec = sys.modules[package_dir.name].SPEC
+    found = _BODY_HASH.search(source.read_text())
+    return BenchPackage(package_dir.name, module, Facts.of(spec["spec"]), spec, found[1] if found else "unhashed")
+
+
+def _tensor(value: object) -> torch.Tensor:
+    assert isinstance(value, torch.Tensor)
+    return value
