@@ -212,6 +212,7 @@ def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...]) -> Iterator
                     ("ALIGNMENT", FULL_ALIGNMENT),
                     ("BLOCK_H", tile.block_h),
                     ("BLOCK_N", tile.block_n),
+                    ("INDICES_AHEAD", tile.indices_ahead),
                     ("NUM_STAGES", tile.num_stages),
                 ),
                 num_warps=tile.num_warps,

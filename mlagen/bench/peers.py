@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from mlagen.bench.progress import one_line
 from mlagen.bench.shapes import Inputs, Shape
 from mlagen.verify.facts import Facts
 
@@ -39,14 +40,9 @@ class Peer(Protocol):
         """
 
 
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
-
-
 def absence(error: BaseException) -> str:
     """Why a peer is absent, in one line."""
-    return f"not installed ({_first_line(error)})" if isinstance(error, ImportError) else _first_line(error)
+    return f"not installed ({one_line(error)})" if isinstance(error, ImportError) else one_line(error)
 
 
 class VllmTriton:

@@ -12,8 +12,8 @@ from mlagen.bench.run import OURS, Contender, Row
 NOTE = (
     "Median of rounds in which the kernels take turns. Calls below 130 us: graph replay over inputs that exceed L2 "
     "together; longer ones: events, L2 overwritten before each. ×: the other kernel's time over ours in the same "
-    "round; above 1, ours is faster. Roof: FLOPs or bytes, whichever takes longer; prefill counts a KV row once, decode "
-    "once a token."
+    "round; above 1, ours is faster. Roof: FLOPs or bytes, whichever takes longer; prefill counts a KV row once, "
+    "decode once a token."
 )
 
 
@@ -87,9 +87,9 @@ def _eager(row: Row) -> str:
 
 
 def _us(seconds: float) -> str:
-    """Microseconds with three digits, or whole ones from 100 on."""
+    """Microseconds to a tenth, or whole ones from 100 on."""
     us = seconds * 1e6
-    return f"{us:.0f}" if us >= 100 else f"{us:.3g}"
+    return f"{us:.0f}" if us >= 100 else f"{us:.1f}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -27,15 +27,18 @@ class Tile:
         block_n: indices a program takes a step.
         num_warps: warps a program.
         num_stages: software-pipeline depth of the loop over indices.
+        indices_ahead: indices are loaded one step before they are used, so that the loads of K depend on no other load of their
+            step and the pipeline holds num_stages - 1 tiles; costs registers.
     """
 
     block_h: int
     block_n: int
     num_warps: int
     num_stages: int
+    indices_ahead: bool
 
     def __str__(self) -> str:
-        return f"{self.block_h}x{self.block_n} w{self.num_warps} s{self.num_stages}"
+        return f"{self.block_h}x{self.block_n} w{self.num_warps} s{self.num_stages}{' ahead' if self.indices_ahead else ''}"
 
 
 @dataclass(frozen=True)
@@ -60,14 +63,13 @@ class TileRow:
 
 # Most wanted first, by heads and by the instruction that tl.dot becomes. None of them spills at d_qk 576, d_v 512.
 CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
-    (16, "mma"): (Tile(16, 32, 4, 3), Tile(16, 16, 4, 3), Tile(16, 16, 8, 2)),
-    (16, "wgmma"): (Tile(16, 64, 4, 3), Tile(16, 32, 4, 3), Tile(16, 16, 4, 3), Tile(16, 16, 8, 2)),
-    (16, "mfma"): (Tile(16, 32, 4, 2), Tile(16, 16, 4, 2)),
-    (32, "mma"): (Tile(32, 32, 8, 2), Tile(32, 16, 8, 2)),
-    (32, "mfma"): (Tile(32, 32, 4, 1), Tile(32, 16, 4, 1)),
-    (64, "mma"): (Tile(64, 32, 8, 2),),
-    (64, "wgmma"): (Tile(64, 64, 8, 2), Tile(64, 32, 8, 2)),
-    (64, "tcgen05"): (Tile(64, 32, 8, 2), Tile(64, 16, 8, 2)),
+    (16, "mma"): (Tile(16, 64, 4, 2, True), Tile(16, 32, 4, 2, True), Tile(16, 16, 4, 2, True), Tile(16, 16, 8, 2, True)),
+    (16, "mfma"): (Tile(16, 32, 4, 2, False), Tile(16, 16, 4, 2, False)),
+    (32, "mma"): (Tile(32, 32, 8, 2, True), Tile(32, 16, 8, 2, True)),
+    (32, "mfma"): (Tile(32, 16, 4, 2, False), Tile(32, 16, 4, 1, False)),
+    (64, "mma"): (Tile(64, 32, 8, 2, False),),
+    (64, "wgmma"): (Tile(64, 64, 8, 2, False), Tile(64, 32, 8, 2, False)),
+    (64, "tcgen05"): (Tile(64, 32, 8, 2, False), Tile(64, 16, 8, 2, False)),
 }
 ROWS = (16, 32, 64)
 RESIDENT = 2  # programs a multiprocessor should hold where the work is bound by memory, so that one loads while another computes
@@ -86,17 +88,17 @@ def v_bytes(chunks: Sequence[Chunk]) -> int:
 def expected_shared(tile: Tile, chunks: Sequence[Chunk], target: Target) -> int:
     """Bytes of shared memory that a program is expected to need.
 
-    mma.sync keeps q, P and the K tiles that are on their way; wgmma keeps q and num_stages K tiles and takes P from registers; tcgen05 keeps K twice for the scores and V twice; CDNA stages either q or K, whichever is larger, and P in registers.
+    mma.sync keeps q, P and the K tiles that are on their way; wgmma keeps q and two K tiles or more and takes P from registers; tcgen05 keeps K twice for the scores and V twice; CDNA stages either q or K, whichever is larger, and P in registers.
     """
     q, k = tile.block_h * row_bytes(chunks), tile.block_n * row_bytes(chunks)
     p = tile.block_h * tile.block_n * ITEMSIZE
     if target.backend == "hip":
         return max(tile.block_h * max(chunk.block for chunk in chunks) * ITEMSIZE, k * max(1, tile.num_stages - 1))
     if tile.block_h >= WIDE_ROWS and target.dot == "wgmma":
-        return q + tile.num_stages * k
+        return q + (tile.num_stages if tile.indices_ahead else 2) * k
     if tile.block_h >= WIDE_ROWS and target.dot == "tcgen05":
         return q + 2 * k + 2 * tile.block_n * v_bytes(chunks)
-    return q + (tile.num_stages - 1) * k + p
+    return q + (tile.num_stages - 1 if tile.indices_ahead else 1) * k + p
 
 
 def programs_per_sm(tile: Tile, shared: int, target: Target) -> int:

@@ -13,7 +13,7 @@ from mlagen.verify.facts import Facts
 
 INT32 = torch.iinfo(torch.int32)
 INT64 = torch.iinfo(torch.int64)
-GUARD = 64  # elements of poison before and after a buffer
+GUARD = 4096  # elements of poison before and after a buffer: a KV row or two of it is read where a mask is missing
 FAR_STRIDE = 2**30 + 8  # elements; twice this is past an int32, and it keeps 16-byte alignment
 
 

@@ -2,8 +2,8 @@
 
 Unmended, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
 hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, arguments annotated
-`tl.int64` stay int32, and under numpy 2.4 no tensor is a loop bound in Triton 3.6. Upstream declined a fix, so
-verification brings this one.
+`tl.int64` stay int32, `tl.multiple_of` is believed, and under numpy 2.4 no tensor is a loop bound in Triton 3.6.
+Upstream declined a fix, so verification brings this one.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def install() -> None:
         _wrap(InterpreterBuilder, name, _refuses_narrow)
     _wrap(InterpretedFunction, "run", _mended_run)
     _wrap(interpreter, "_patch_lang_tensor", _mended_lang_tensor)
+    _wrap(interpreter, "_patch_lang_core", _mended_lang_core)
     setattr(InterpreterBuilder, _MENDED, True)
 
 
@@ -142,3 +143,20 @@ def _mended_lang_tensor(original: Any, tensor: Any, scope: Any) -> None:
     original(tensor, scope)
     # numpy 2.4 turns no array into an int, not even one of a single element.
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+
+def _mended_lang_core(original: Any, lang: Any, scope: Any) -> None:
+    original(lang, scope)
+    believed = lang.multiple_of
+
+    def multiple_of(pointers: Any, values: Any) -> Any:
+        """Checks what a GPU would take on trust: that each row of pointers begins at a multiple of so many bytes."""
+        last = values[-1] if isinstance(values, (list, tuple)) else values
+        claimed = last.value if isinstance(last, tl.constexpr) else last
+        if isinstance(pointers, tl.tensor) and pointers.dtype.is_ptr():
+            begins = pointers.handle.data[..., 0]
+            if (begins % np.uint64(claimed)).any():
+                raise ValueError(f"tl.multiple_of claims {claimed} bytes, but a row of addresses is no multiple of it")
+        return believed(pointers, values)
+
+    scope.set_attr(lang, "multiple_of", multiple_of)

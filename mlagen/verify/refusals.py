@@ -74,8 +74,10 @@ def _longer(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([tensor, tensor[:1]])
 
 
-def _tensor_changes(argument: str, wrappers: tuple[str, ...], wrong_dtype: torch.dtype) -> list[Change]:
-    """What may be wrong with any tensor."""
+def _tensor_changes(
+    argument: str, wrappers: tuple[str, ...], wrong_dtype: torch.dtype, lanes: str | None = None
+) -> list[Change]:
+    """What may be wrong with any tensor; `lanes` is the fact that says how long its last dimension is."""
     changes: dict[str, Callable[[torch.Tensor], Any]] = {
         f"dtype {str(wrong_dtype).removeprefix('torch.')}": lambda tensor: tensor.to(wrong_dtype),
         "not a tensor": lambda tensor: tensor.tolist(),
@@ -85,7 +87,17 @@ def _tensor_changes(argument: str, wrappers: tuple[str, ...], wrong_dtype: torch
     }
     if argument in ("q", "kv_c"):  # the first tensor says which device the others must be on
         del changes["another device"]
-    return [Change(argument, name, _sets(argument, change), wrappers) for name, change in changes.items()]
+
+    def there(facts: Facts) -> bool:
+        return lanes is None or getattr(facts, lanes) > 0
+
+    def several(facts: Facts) -> bool:
+        return lanes is None or getattr(facts, lanes) > 1
+
+    return [
+        Change(argument, name, _sets(argument, change), wrappers, several if change is _every_other_lane else there)
+        for name, change in changes.items()
+    ]
 
 
 def _out(
@@ -134,9 +146,9 @@ def _wrong_kv_cache_dtype(arguments: dict[str, Any], facts: Facts) -> None:
 
 
 CHANGES: tuple[Change, ...] = (
-    *_tensor_changes("q", SPARSE, torch.float32),
+    *_tensor_changes("q", SPARSE, torch.float32, "d_qk"),
     Change("q", "wider than a KV row", _sets("q", _wider), SPARSE),
-    *_tensor_changes("kv", SPARSE, torch.float32),
+    *_tensor_changes("kv", SPARSE, torch.float32, "d_qk"),
     Change("kv", "wider rows", _sets("kv", _wider), SPARSE),
     Change("kv", "another page size", _wrong_page, SPARSE),
     *_tensor_changes("indices", SPARSE, torch.int64),
@@ -179,7 +191,7 @@ CHANGES: tuple[Change, ...] = (
     ),
     Change("out", "dtype float32", _gives("out", _out(torch.float32)), SPARSE),
     Change("out", "too wide", _gives("out", _out(lanes=8)), SPARSE),
-    Change("out", "last dimension not contiguous", _gives("out", _out(step=2)), SPARSE),
+    Change("out", "last dimension not contiguous", _gives("out", _out(step=2)), SPARSE, lambda facts: facts.d_v > 1),
     Change("lse", "a token too many", _gives("lse", _f32(1, 0)), SPARSE),
     Change("lse", "dtype float64", _gives("lse", _f32(0, 0, dtype=torch.float64)), SPARSE),
     Change("max_logits", "a token too many", _gives("max_logits", _f32(1, 0)), FLASH),
@@ -187,12 +199,9 @@ CHANGES: tuple[Change, ...] = (
     Change("workspace", "too small", _gives("workspace", _floats(16)), SPARSE),
     Change("workspace", "dtype float16", _gives("workspace", _floats(1 << 20, dtype=torch.float16)), SPARSE),
     Change("workspace", "two dimensions", _gives("workspace", _floats(1024, 1024)), SPARSE),
-    *_tensor_changes("kv_c", CONCAT, torch.float32),
+    *_tensor_changes("kv_c", CONCAT, torch.float32, "d_c"),
     Change("kv_c", "wider than the latent", _sets("kv_c", _wider), CONCAT),
-    *(
-        Change(change.argument, change.name, change.apply, CONCAT, lambda facts: facts.d_rope > 1)
-        for change in _tensor_changes("k_pe", CONCAT, torch.float32)
-    ),
+    *_tensor_changes("k_pe", CONCAT, torch.float32, "d_rope"),
     Change("k_pe", "missing", _drops("k_pe"), CONCAT, lambda facts: facts.d_rope > 0),
     Change("k_pe", "wider than the rope", _sets("k_pe", _wider), CONCAT, lambda facts: facts.d_rope > 0),
     Change("k_pe", "more tokens than kv_c", _sets("k_pe", _longer), CONCAT, lambda facts: facts.d_rope > 0),
@@ -203,7 +212,7 @@ CHANGES: tuple[Change, ...] = (
         CONCAT,
         lambda facts: facts.d_rope == 0,
     ),
-    *_tensor_changes("kv_cache", CONCAT, torch.float32),
+    *_tensor_changes("kv_cache", CONCAT, torch.float32, "d_qk"),
     Change("kv_cache", "wider rows", _sets("kv_cache", _wider), CONCAT),
     *_tensor_changes("slot_mapping", CONCAT, torch.int32),
     Change("slot_mapping", "longer than kv_c", _sets("slot_mapping", lambda t: t.repeat(3)), CONCAT),

@@ -25,10 +25,9 @@ UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}  # spacing of subnormals
 FP32_STEP = 2.0**-24
 
-# Error of the whole tensor (2-norm) in units of u * noise: 0.4 expected, and little spread over many elements.
-WHOLE_LIMIT = 0.75
-# Error of a row (2-norm over d_v) in units of u * noise: 0.4 expected, and 1 even if a row has one value and both
-# roundings are as bad as they get.
+# Error (2-norm) of a tensor of many rows in units of u * noise: 0.4 expected.
+WHOLE_LIMIT = 0.6
+# Error of a wide row (2-norm over d_v): its lanes share the rounding of the weights, so that few weights can reach 1.
 ROW_LIMIT = 1.0
 # Error of one element: a normal tail reaches 5 sigma = 2 in a million elements.
 ELEMENT_LIMIT = 4.0
@@ -45,6 +44,16 @@ def _worst(name: str, error: torch.Tensor, tolerance: torch.Tensor) -> Figure:
     share = torch.where(error == 0, 0.0, error / tolerance)
     at = int(share.nan_to_num(nan=math.inf, posinf=math.inf).argmax())
     return Figure(name, float(error[at]), float(tolerance[at]))
+
+
+def _row_limit(d_v: int) -> float:
+    """A row of one lane is an element; the more lanes, the less their own roundings spread."""
+    return ROW_LIMIT + (ELEMENT_LIMIT - ROW_LIMIT) / math.sqrt(d_v)
+
+
+def _whole_limit(rows: int, d_v: int) -> float:
+    """Likewise: a tensor of one row is that row."""
+    return WHOLE_LIMIT + (_row_limit(d_v) - WHOLE_LIMIT) / math.sqrt(rows)
 
 
 def logit_tolerance(expected: Attention, d_qk: int) -> torch.Tensor:
@@ -64,10 +73,12 @@ def out_errors(out: torch.Tensor, expected: Attention, d_qk: int) -> list[Figure
     scale = torch.where(row_noise > 0, row_noise, 1.0)
     # An error of the logits moves each weight by that share, and so each term of the sum.
     logits = 2 * logit_tolerance(expected, d_qk)  # [tokens, heads]
+    tokens, heads, d_v = out.shape
     floor = row_noise * SUBNORMAL_WEIGHTS + (row_noise > 0) * SMALLEST[out.dtype]
-    rows = row_noise * (ROW_LIMIT * unit + logits) + floor * math.sqrt(out.shape[2])
+    rows = row_noise * (_row_limit(d_v) * unit + logits) + floor * math.sqrt(d_v)
     elements = ELEMENT_LIMIT * noise * (unit + logits)[..., None] + floor[..., None]
-    whole = (row_noise * (WHOLE_LIMIT * unit + logits) + floor * math.sqrt(out.shape[2])).norm()
+    limit = _whole_limit(max(1, tokens * heads), d_v)
+    whole = (row_noise * (limit * unit + logits) + floor * math.sqrt(d_v)).norm()
     total = noise.norm() if row_noise.any() else whole + 1
     return [
         _worst("out", error.norm() / total, whole / total),

@@ -125,7 +125,10 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
         except CaseFailedError as failure:
             detail = str(failure)
         except Exception as error:
-            detail = " ".join(f"{type(error).__name__}: {error}".split())[:500]
+            cause: BaseException = error  # the interpreter wraps what a kernel raises, once a call
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            detail = " ".join(f"{type(cause).__name__}: {cause}".split())[:500]
             broken = device == "cuda" and "CUDA error" in detail
         seconds = time.perf_counter() - begin
         result = CaseResult(

@@ -1,0 +1,72 @@
+"""Tiles worth trying on a target: those that fit its shared memory and spill no register, compiled without the GPU."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mlagen.backends import compile_jobs as jobs_of
+from mlagen.compile import check_limits, compile_jobs
+from mlagen.errors import LimitError, ToolError
+from mlagen.plan import CompileJob, Plan, Target, Tile, make_plan
+from mlagen.plan.chunks import Chunk, next_power_of_2
+from mlagen.plan.tiles import ACCUMULATOR_REGISTERS, accumulator_registers, make_row
+
+BLOCK_H = (16, 32, 64)
+BLOCK_N = (16, 32, 64, 128)
+NUM_WARPS = (4, 8)
+# Where indices come with the step that uses them, K's loads wait for them and a deeper pipeline stays empty.
+STAGES = {("cuda", False): (2, 3), ("cuda", True): (2, 3, 4), ("hip", False): (1, 2), ("hip", True): (1, 2)}
+
+
+def candidate_tiles(num_heads: int, chunks: Sequence[Chunk], target: Target) -> list[Tile]:
+    """Tiles for calls of `num_heads` heads that should fit the target's shared memory and registers."""
+    widest = max(min(BLOCK_H), next_power_of_2(num_heads))
+    tiles = [
+        Tile(block_h, block_n, num_warps, num_stages, indices_ahead)
+        for block_h, block_n, num_warps, indices_ahead in itertools.product(BLOCK_H, BLOCK_N, NUM_WARPS, (False, True))
+        for num_stages in STAGES[target.backend, indices_ahead]
+        if block_h <= widest
+    ]
+    return [
+        tile
+        for tile in tiles
+        if accumulator_registers(tile, chunks, target) <= ACCUMULATOR_REGISTERS and _fits(tile, chunks, target)
+    ]
+
+
+def _fits(tile: Tile, chunks: Sequence[Chunk], target: Target) -> bool:
+    try:
+        make_row(tile, chunks, target, "")
+    except LimitError:
+        return False
+    return True
+
+
+def attention_jobs(plan: Plan, tile: Tile, target: Target) -> list[CompileJob]:
+    """The compile jobs of the kernels that take the tile, on the target."""
+    spec = plan.spec.model_copy(update={"targets": (target.name,)})
+    row = make_row(tile, plan.sparse.chunks, target, "")
+    return [job for job in jobs_of(make_plan(spec, {target.name: [row]})) if "BLOCK_H" in dict(job.constexprs)]
+
+
+def unfit_tiles(
+    package_dir: Path, jobs: dict[Tile, list[CompileJob]], on_done: Callable[[], None] = lambda: None
+) -> dict[Tile, str]:
+    """Compiles each tile's kernels without the GPU, a core each; gives the tiles that break a limit, and how."""
+
+    def reason(tile: Tile) -> str | None:
+        try:
+            broken = check_limits(compile_jobs(package_dir, jobs[tile], workers=1))
+        except ToolError as error:
+            return str(error)
+        finally:
+            on_done()
+        return str(broken[0]) if broken else None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        reasons = zip(jobs, pool.map(reason, jobs), strict=True)
+        return {tile: why for tile, why in reasons if why is not None}

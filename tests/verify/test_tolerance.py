@@ -1,0 +1,107 @@
+"""Tolerances: wide enough for what rounding does, too narrow for anything else."""
+
+import math
+
+import pytest
+import torch
+
+from mlagen.verify.reference import Attention, sparse_attention
+from mlagen.verify.tolerance import lse_error, max_logits_error, out_errors
+
+D_QK, D_V, TOPK = 96, 64, 200
+DTYPES = [torch.bfloat16, torch.float16]
+
+
+def problem(dtype: torch.dtype, seed: int = 0, scale: float = 1.0, topk: int = TOPK):
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(3, 4, D_QK, generator=generator).to(dtype)
+    kv = torch.randn(400, 1, D_QK, generator=generator).to(dtype)
+    indices = torch.randint(0, 400, (3, topk), generator=generator).int()
+    return q, kv, indices, scale * D_QK**-0.5
+
+
+def expected_of(q, kv, indices, scale) -> Attention:
+    return sparse_attention(q, kv, indices, scale, D_V, None, None, "e", "+inf")
+
+
+def rounded(q, kv, indices, scale, rounds: int = 1) -> torch.Tensor:
+    """What a kernel computes: P rounded to the dtype relative to the row's maximum, and the output rounded."""
+    k = kv[indices.long(), 0].float()  # [tokens, topk, d_qk]
+    logits = torch.einsum("thd,tnd->thn", q.float(), k) * scale
+    p = (logits - logits.amax(2, keepdim=True)).exp()
+    out = torch.einsum("thn,tnd->thd", p.to(q.dtype).float(), k[..., :D_V]) / p.sum(2, keepdim=True)
+    for _ in range(rounds - 1):
+        out = out * (1 + 2.0 ** -(7 if q.dtype == torch.bfloat16 else 10))
+    return out.to(q.dtype)
+
+
+def worst(figures) -> float:
+    return max(figure.share for figure in figures)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("scale", "topk"), [(1.0, 200), (1.0, 1), (1.0, 2), (8.0, 200), (40.0, 50), (1e-3, 200)])
+def test_rounding_alone_passes(dtype, scale, topk):
+    for seed in range(4):
+        inputs = problem(dtype, seed, scale, topk)
+        assert worst(out_errors(rounded(*inputs), expected_of(*inputs), D_QK)) < 0.9
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_more_unit_of_rounding_fails(dtype):
+    inputs = problem(dtype)
+    assert worst(out_errors(rounded(*inputs, rounds=2), expected_of(*inputs), D_QK)) > 1
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_never_pass(value):
+    inputs = problem(torch.bfloat16)
+    expected = expected_of(*inputs)
+    out = rounded(*inputs)
+    out[1, 2, 3] = value
+    assert math.isinf(worst(out_errors(out, expected, D_QK)))
+    lse = expected.lse.float()
+    lse[2, 1] = value
+    assert math.isinf(lse_error(lse, expected, D_QK, TOPK, "e").share)
+    assert math.isinf(max_logits_error(lse, expected, D_QK, "e").error)
+
+
+def test_one_wrong_row_or_element_is_not_drowned():
+    inputs = problem(torch.bfloat16)
+    expected = expected_of(*inputs)
+    row, element = rounded(*inputs), rounded(*inputs)
+    row[1, 2] *= 1.02
+    element[1, 2, 3] += 0.01
+    assert worst(out_errors(row, expected, D_QK)) > 1
+    assert worst(out_errors(element, expected, D_QK)) > 1
+
+
+def test_an_empty_row_must_be_zero_and_its_infinities_exact():
+    q, kv, indices, scale = problem(torch.bfloat16)
+    indices[1] = -1
+    expected = expected_of(q, kv, indices, scale)
+    out = expected.out.bfloat16()
+    assert worst(out_errors(out, expected, D_QK)) <= 1
+    assert lse_error(expected.lse.float(), expected, D_QK, TOPK, "e").share <= 1
+    assert max_logits_error(expected.max_logits.float(), expected, D_QK, "e").share <= 1
+    out[1, 0, 0] = 1e-30
+    assert math.isinf(worst(out_errors(out, expected, D_QK)))
+    assert math.isinf(lse_error(-expected.lse.float(), expected, D_QK, TOPK, "e").share)
+
+
+@pytest.mark.parametrize(("base", "unit"), [("e", 1.0), ("2", math.log(2))])
+def test_lse_and_max_logits_hold_fp32_precision(base, unit):
+    q, kv, indices, scale = problem(torch.bfloat16)
+    expected = sparse_attention(q, kv, indices, scale, D_V, None, None, base, "+inf")
+    assert lse_error(expected.lse.float(), expected, D_QK, TOPK, base).share < 0.1
+    assert lse_error(expected.lse.float() + 1e-3, expected, D_QK, TOPK, base).share > 1
+    assert lse_error(expected.lse.float() * unit / math.log(2), expected, D_QK, TOPK, base).share > 1 or base == "2"
+    assert max_logits_error(expected.max_logits.float() + 1e-3, expected, D_QK, base).share > 1
+    # P rounded before it is summed is no way to an LSE.
+    assert lse_error(expected.lse.bfloat16().float(), expected, D_QK, TOPK, base).share > 1
+
+
+def test_no_tokens_pass():
+    expected = expected_of(torch.ones(0, 4, D_QK), torch.ones(3, 1, D_QK), torch.ones(0, 7).int(), 1.0)
+    assert worst(out_errors(torch.ones(0, 4, D_V).bfloat16(), expected, D_QK)) == 0
+    assert lse_error(torch.ones(0, 4), expected, D_QK, 7, "e").share == 0
