@@ -117,8 +117,7 @@ def _cache_context(plan: Plan) -> dict[str, Any]:
             "lanes": chunk.lanes,
             "masked": chunk.masked,
             "source": sources[chunk.name.split("_")[0]],
-            "source_start": chunk.start
-            - (plan.spec.model.kv_lora_rank if chunk.name.startswith("rope") else 0),
+            "source_start": chunk.start - (plan.spec.model.kv_lora_rank if chunk.name.startswith("rope") else 0),
         }
         for chunk in plan.cache.chunks
     ]
@@ -135,8 +134,9 @@ def _cache_context(plan: Plan) -> dict[str, Any]:
 
 def _modules(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """(module, names it exports) of the package."""
-    cache = [name for name in CACHE_WRAPPERS if name in plan.spec.wrappers]
-    sparse = [name for name in SPARSE_WRAPPERS if name in plan.spec.wrappers]
+    wanted: set[str] = set(plan.spec.wrappers)
+    cache = [name for name in CACHE_WRAPPERS if name in wanted]
+    sparse = [name for name in SPARSE_WRAPPERS if name in wanted]
     if cache:
         yield "cache", cache
     if sparse:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from mlagen.bench.package import load_package
-from mlagen.bench.report import markdown, to_json
-from mlagen.bench.run import ROUNDS, bench_package
+from mlagen.bench.report import line, markdown, to_json
+from mlagen.bench.run import ROUNDS, Row, bench_package
 from mlagen.bench.shapes import default_shapes
 from mlagen.errors import MlagenError
 
@@ -34,22 +34,21 @@ def main(arguments: list[str] | None = None) -> int:
         shapes = default_shapes(facts, kinds, options.heads)
         if options.tokens:
             shapes = [shape for shape in shapes if shape.tokens in options.tokens]
-        rows = bench_package(
-            options.package,
-            shapes=shapes,
-            peers=not options.no_peers,
-            rounds=options.rounds,
-            talk=lambda line: print(line, file=sys.stderr, flush=True),
-        )
+        rows: list[Row] = []
+
+        def keep(row: Row) -> None:
+            rows.append(row)
+            print(line(row), file=sys.stderr, flush=True)
+            if options.json:  # after each row: a kernel may yet take the process down
+                options.json.write_text(json.dumps([to_json(row) for row in rows], indent=1) + "\n")
+            if options.markdown:
+                options.markdown.write_text(markdown(rows))
+
+        bench_package(options.package, shapes=shapes, peers=not options.no_peers, rounds=options.rounds, on_row=keep)
     except MlagenError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    table = markdown(rows)
-    if options.json:
-        options.json.write_text(json.dumps([to_json(row) for row in rows], indent=1) + "\n")
-    if options.markdown:
-        options.markdown.write_text(table)
-    print(table, end="")
+    print(markdown(rows), end="")
     return 0
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import json
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 
 from mlagen.backends import compile_jobs as jobs_of
+from mlagen.bench.progress import progress
 from mlagen.compile import check_limits, compile_jobs
-from mlagen.errors import LimitError, ToolError
-from mlagen.plan import CompileJob, Plan, Target, Tile, make_plan
+from mlagen.errors import LimitError, MlagenError, ToolError, UsageError
+from mlagen.plan import TARGETS, CompileJob, Plan, Target, Tile, make_plan
 from mlagen.plan.chunks import Chunk, next_power_of_2
 from mlagen.plan.tiles import ACCUMULATOR_REGISTERS, accumulator_registers, make_row
+from mlagen.spec import load
 
 BLOCK_H = (16, 32, 64)
 BLOCK_N = (16, 32, 64, 128)
@@ -70,3 +76,43 @@ def unfit_tiles(
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         reasons = zip(jobs, pool.map(reason, jobs), strict=True)
         return {tile: why for tile, why in reasons if why is not None}
+
+
+def read_tiles(path: Path) -> set[Tile]:
+    """Tiles of a file that `python -m mlagen.bench.candidates` wrote.
+
+    Raises:
+        UsageError: it is no such file.
+    """
+    try:
+        return {Tile(**entry) for entry in json.loads(path.read_text())}
+    except (OSError, ValueError, TypeError) as error:
+        raise UsageError(f"{path}: takes a JSON list of tiles ({error})") from None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints the candidates that fit under the Triton at hand, as JSON; needs no GPU."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mlagen.bench.candidates", description="Lists tiles that a target can run."
+    )
+    parser.add_argument("--spec", type=Path, required=True, help="the spec")
+    parser.add_argument("--package", type=Path, required=True, help="folder of the package generated from it")
+    parser.add_argument("--target", choices=tuple(TARGETS), required=True)
+    options = parser.parse_args(arguments)
+    try:
+        plan, target = make_plan(load(options.spec)), TARGETS[options.target]
+        tiles = candidate_tiles(plan.spec.model.num_heads, plan.sparse.chunks, target)
+        jobs = {tile: attention_jobs(plan, tile, target) for tile in tiles}
+        with progress() as report, report.steps("compile", len(jobs)) as step:
+            unfit = unfit_tiles(options.package, jobs, step)
+            for why in unfit.values():
+                report.say(why)
+    except MlagenError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    print(json.dumps([asdict(tile) for tile in tiles if tile not in unfit], indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

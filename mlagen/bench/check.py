@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import torch
 
+from mlagen.bench.progress import one_line
 from mlagen.bench.shapes import Inputs
+from mlagen.errors import ToolError
 from mlagen.verify.facts import Facts
 from mlagen.verify.reference import sparse_attention
 from mlagen.verify.tolerance import UNIT_ROUNDOFF
@@ -18,6 +20,18 @@ LIMIT_ROUNDOFFS = 2  # relative error that a right result stays below, in units 
 def error_limit(dtype: torch.dtype) -> float:
     """Relative Frobenius error from which a result is wrong; a right one has a quarter of it or so."""
     return LIMIT_ROUNDOFFS * UNIT_ROUNDOFF[dtype]
+
+
+def check_device(after: str) -> None:
+    """Makes sure that the device still works after a failure.
+
+    Raises:
+        ToolError: it does not: an illegal access leaves the whole process without a device.
+    """
+    try:
+        torch.cuda.synchronize()
+    except Exception as error:
+        raise ToolError(f"the device stopped working at {after}: {one_line(error)}") from error
 
 
 class Reference:

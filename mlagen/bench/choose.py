@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from mlagen.plan.tiles import Tile
 
-TOLERANCE = 1.03  # a tile or a split count this near the fastest is as good, if it spares a variant to compile
+TILE_TOLERANCE = 1.02  # a tile this near the fastest is as good, if it spares a variant to compile
+SPLIT_TOLERANCE = 1.03  # a split count this near the fastest is as good, if it spares a row of the table
 RESIDENT = range(1, 33)  # programs a multiprocessor that the split rule may plan with
 
 
@@ -57,7 +58,7 @@ class Choice:
     slowdown: float
 
 
-def choose_tiles(times: Mapping[Regime, Mapping[Tile, float]], tolerance: float = TOLERANCE) -> dict[Regime, Tile]:
+def choose_tiles(times: Mapping[Regime, Mapping[Tile, float]], tolerance: float = TILE_TOLERANCE) -> dict[Regime, Tile]:
     """A tile for each regime, from as few tiles as serve all regimes within `tolerance` of their fastest.
 
     Args:
@@ -97,7 +98,7 @@ def fit_resident(
     regimes: Sequence[Regime],
     slowdown: Slowdown,
     preferred: int,
-    tolerance: float = TOLERANCE,
+    tolerance: float = SPLIT_TOLERANCE,
 ) -> list[tuple[list[Regime], int, float]]:
     """Cuts neighbouring regimes of one tile into runs for which one `programs_per_sm` makes the split rule pick well.
 
@@ -133,7 +134,7 @@ def make_choices(
     tiles: Mapping[Regime, Tile],
     slowdown: Slowdown,
     preferred: Callable[[Tile], int],
-    tolerance: float = TOLERANCE,
+    tolerance: float = SPLIT_TOLERANCE,
 ) -> list[Choice]:
     """Rows of the table, most heads last; neighbouring token counts of one tile share a row, and so do equal classes.
 

@@ -17,6 +17,7 @@ from mlagen.compile.worker import JobError, load_module
 from mlagen.errors import UsageError
 from mlagen.verify.facts import Facts
 
+WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # the one that gives out alone first
 _BODY_HASH = re.compile(r"^# spec .* body ([0-9a-f]{16})$", re.MULTILINE)
 
 
@@ -48,20 +49,21 @@ class BenchPackage:
         return self.module._launch.device_facts(device)
 
     def call(self, inputs: Inputs, *, batch_invariant: bool = False) -> Callable[[], torch.Tensor]:
-        """A call of the plainest wrapper that takes the inputs; the wrapper allocates out and workspace each time."""
-        plain = getattr(self.module, "triton_mla_sparse_attention", None)
-        q, kv, indices, scale = inputs.q, inputs.kv, inputs.indices, inputs.sm_scale
-        if plain is not None and inputs.attn_sink is None and inputs.topk_length is None:
-            return lambda: _tensor(plain(q, kv, indices, scale, enable_batch_invariant=batch_invariant))
+        """A call of the plainest wrapper there is; the wrapper allocates out and workspace each time."""
+        attention = next(getattr(self.module, name) for name in WRAPPERS if hasattr(self.module, name))
         options: dict[str, Any] = {"enable_batch_invariant": batch_invariant}
         if inputs.attn_sink is not None:
             options["attn_sink"] = inputs.attn_sink
         if inputs.topk_length is not None:
             options["topk_length"] = inputs.topk_length
-        full = getattr(self.module, "flash_mla_sparse_fwd", None)
-        if full is None:
-            return lambda: _tensor(plain(q, kv, indices, scale, **options))  # type: ignore[misc]
-        return lambda: _tensor(full(q, kv, indices, scale, **options)[0])
+
+        def call() -> torch.Tensor:
+            result = attention(inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, **options)
+            out = result[0] if isinstance(result, tuple) else result
+            assert isinstance(out, torch.Tensor)
+            return out
+
+        return call
 
 
 def load_package(package_dir: Path) -> BenchPackage:
@@ -81,8 +83,3 @@ def load_package(package_dir: Path) -> BenchPackage:
     spec = sys.modules[package_dir.name].SPEC
     found = _BODY_HASH.search(source.read_text())
     return BenchPackage(package_dir.name, module, Facts.of(spec["spec"]), spec, found[1] if found else "unhashed")
-
-
-def _tensor(value: object) -> torch.Tensor:
-    assert isinstance(value, torch.Tensor)
-    return value

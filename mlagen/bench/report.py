@@ -42,6 +42,15 @@ def markdown(rows: Sequence[Row]) -> str:
     return "\n\n".join([heads, *parts]) + "\n"
 
 
+def line(row: Row) -> str:
+    """A row in one line, for those who wait."""
+    parts = [
+        f"{each.name} {_us(each.seconds)} us" if each.seconds is not None else f"{each.name}: {each.absent}"
+        for each in row.contenders
+    ]
+    return f"{row.shape}: {'; '.join(parts)}"
+
+
 def _table(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(each.name for row in rows for each in row.contenders if each.name != OURS))
     ran = [name for name in names if any(_of(row, name).seconds is not None for row in rows)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from mlagen.bench.check import Reference, error_limit
+from mlagen.bench.check import Reference, check_device, error_limit
 from mlagen.bench.measure import Timer, device_timer, eager_time, flush_l2, interleave
 from mlagen.bench.package import BenchPackage, load_package
 from mlagen.bench.peers import PEERS, Peer, absence
@@ -23,7 +23,6 @@ ROUNDS = 15
 EAGER_TOKENS = 1  # a call of so few tokens is bound by its launch, which is what eager time shows
 
 Prepare = Callable[[Inputs], Callable[[], torch.Tensor]]
-Talk = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ def bench_package(
     shapes: Sequence[Shape] | None = None,
     peers: bool = True,
     rounds: int = ROUNDS,
-    talk: Talk | None = None,
+    on_row: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Measures a package on the current CUDA or ROCm device.
 
@@ -103,13 +102,14 @@ def bench_package(
         shapes: what to measure; None: `default_shapes`.
         peers: measure peers too, as far as they are installed.
         rounds: rounds of interleaved measurements.
-        talk: told in one line about each shape that is done.
+        on_row: given each row as it is done.
 
     Returns:
         A row a shape.
 
     Raises:
         UsageError: no device, or no such package.
+        ToolError: a kernel left the device unusable.
     """
     if not torch.cuda.is_available():
         raise UsageError("no CUDA or ROCm device: benchmarks run on a GPU")
@@ -119,8 +119,8 @@ def bench_package(
     rows = []
     for shape in default_shapes(package.facts) if shapes is None else shapes:
         rows.append(bench.measure(shape))
-        if talk is not None:
-            talk(_line(rows[-1]))
+        if on_row is not None:
+            on_row(rows[-1])
     return rows
 
 
@@ -142,6 +142,8 @@ class _Bench:
         absent: dict[str, Contender] = {}
         for name, prepare, why_not in self._contenders(shape, facts):
             found = self._ready(prepare, inputs, reference) if why_not is None else Contender(name, absent=why_not)
+            if isinstance(found, Contender):
+                check_device(f"{shape}, {name}")
             if isinstance(found, Contender):
                 absent[name] = Contender(name, error=found.error, absent=found.absent)
             else:
@@ -191,11 +193,3 @@ class _Bench:
         except Exception as failure:  # whatever someone else's kernel raises, the others are still to be measured
             return Contender("", absent=absence(failure))
         return _Ready(calls, error, timer, method)
-
-
-def _line(row: Row) -> str:
-    parts = [
-        f"{each.name} {each.seconds * 1e6:.1f} us" if each.seconds is not None else f"{each.name}: {each.absent}"
-        for each in row.contenders
-    ]
-    return f"{row.shape}: {'; '.join(parts)}"

@@ -9,20 +9,21 @@ the rule picks the best split count.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 import triton
 
-from mlagen.bench.candidates import attention_jobs, candidate_tiles, unfit_tiles
+from mlagen.bench.candidates import attention_jobs, candidate_tiles, read_tiles, unfit_tiles
 from mlagen.bench.cells import Cell, CellLog, Measured
-from mlagen.bench.check import Reference, error_limit
+from mlagen.bench.check import Reference, check_device, error_limit
 from mlagen.bench.choose import Regime, choose_tiles, make_choices
 from mlagen.bench.driver import Driver
 from mlagen.bench.measure import Timer, event_timer, graph_timer, interleave
@@ -133,6 +134,7 @@ def tune(
     budget: float | None = None,
     log: Path | None = None,
     regimes: Sequence[Regime] | None = None,
+    tiles: Collection[Tile] | None = None,
     report: Progress | None = None,
 ) -> Tuned:
     """Finds the tiles of a spec's attention for the current device.
@@ -143,10 +145,12 @@ def tune(
         budget: seconds after which no further tile is tried; the table is then made of what is known.
         log: JSON lines of what was measured; a later call with the same file, package, Triton and device goes on there.
         regimes: sizes of call to sweep; None: `regimes_of` the spec's heads. Others keep the package's tiles.
+        tiles: candidates to keep to, `read_tiles`: those that fit under other versions of Triton too; None: all.
         report: told of progress.
 
     Raises:
         UsageError: no device, or the package is not the spec's.
+        ToolError: a kernel left the device unusable; a call with the same log goes on behind it.
     """
     deadline = time.monotonic() + budget if budget is not None else None
     if not torch.cuda.is_available():
@@ -154,9 +158,13 @@ def tune(
     package = load_package(package_dir)
     if package.spec["spec_sha256"] != spec_digest(spec):
         raise UsageError(f"{package_dir} was generated from another spec", hint=f"mlagen build specs/{spec.name}.yaml")
-    sweep = _Sweep(make_plan(spec), package, package_dir, log, deadline, report or Progress())
+    sweep = _Sweep(make_plan(spec), package, package_dir, log, deadline, tiles, report or Progress())
     every = regimes_of(spec.model.num_heads)
     return sweep.run(every, every if regimes is None else [regime for regime in every if regime in regimes])
+
+
+class _OutOfTime(Exception):
+    """The budget is spent."""
 
 
 class _Sweep:
@@ -167,12 +175,15 @@ class _Sweep:
         package_dir: Path,
         log: Path | None,
         deadline: float | None,
+        allowed: Collection[Tile] | None,
         report: Progress,
     ) -> None:
         self.plan = plan
         self.package = package
         self.package_dir = package_dir
         self.deadline = deadline
+        self.allowed = allowed
+        self.tiles: list[Tile] = []  # candidates that run
         self.report = report
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.device_name = torch.cuda.get_device_name(self.device)
@@ -189,31 +200,29 @@ class _Sweep:
     def run(self, every: Sequence[Regime], wanted: Sequence[Regime]) -> Tuned:
         if len(self.log):
             self.report.say(f"{len(self.log)} cells are known from an earlier run")
-        tiles = self._compiled(wanted)
+        self.tiles = self._compiled(wanted)
         swept = []
         with self.report.steps("sweep", len(wanted)) as step:
             for regime in wanted:
-                if self._late():
-                    break
-                if self._sweep(regime, tiles):
+                if self._sweep(regime):
                     swept.append(regime)
                 self.report.say(self._best_line(regime))
                 step()
         return self._result(every, swept, complete=len(swept) == len(every))
 
-    def _late(self) -> bool:
-        return self.deadline is not None and time.monotonic() > self.deadline
-
     def _resident(self, tile: Tile) -> int:
         """Programs of a tile that a multiprocessor holds."""
         return programs_per_sm(tile, expected_shared(tile, self.plan.sparse.chunks, self.target), self.target)
 
+    def _candidates(self, regime: Regime) -> list[Tile]:
+        tiles = candidate_tiles(regime.num_heads, self.plan.sparse.chunks, self.target)
+        return [tile for tile in tiles if self.allowed is None or tile in self.allowed]
+
     def _compiled(self, regimes: Sequence[Regime]) -> list[Tile]:
         """Every candidate of the regimes that compiles, fits and spills nothing."""
-        chunks = self.plan.sparse.chunks
         tiles: dict[Tile, None] = {}
         for regime in regimes:
-            tiles.update(dict.fromkeys(candidate_tiles(regime.num_heads, chunks, self.target)))
+            tiles.update(dict.fromkeys(self._candidates(regime)))
             tiles[self.driver.current(regime.num_heads, regime.tokens)[0]] = None
         jobs = {tile: attention_jobs(self.plan, tile, self.target) for tile in tiles}
         with self.report.steps("compile", len(jobs)) as step:
@@ -253,9 +262,15 @@ class _Sweep:
         return graph_timer(calls, ROUND_S)
 
     def _measure(self, cell: Cell, rounds: int = ROUNDS) -> float | None:
-        """Seconds of a cell, from the log or the device; None if it does not run or is wrong."""
+        """Seconds of a cell, from the log or the device; None if it does not run or is wrong.
+
+        Raises:
+            _OutOfTime: it would have to be measured, and the budget is spent.
+        """
         known = self.log.get(cell)
         if known is None:
+            if self.deadline is not None and time.monotonic() > self.deadline:
+                raise _OutOfTime
             try:
                 timer = self._timer(cell)
                 known = Measured(statistics.median(timer() for _ in range(rounds)))
@@ -263,41 +278,54 @@ class _Sweep:
                 known = Measured(None, one_line(error))
                 self.report.say(f"{cell.shape}, {cell.tile}, {cell.splits} splits: {known.why}")
             self.log.put(cell, known)
+            if known.seconds is None:
+                check_device(f"{cell.shape} with {cell.tile}")
         return known.seconds
 
-    def _rule(self, regime: Regime, tile: Tile, resident: int) -> int:
-        """The split count that the package's rule picks."""
-        schedule = self.driver.schedule(tile, resident, regime.tokens, regime.num_heads, self.topk)
+    def _rule(self, regime: Regime, tile: Tile, resident: int, wished: int = 0) -> int:
+        """The split count that the package's rule picks, or makes of a wish."""
+        schedule = self.driver.schedule(tile, resident, regime.tokens, regime.num_heads, self.topk, wished)
         return int(schedule.num_splits)
 
-    def _sweep(self, regime: Regime, tiles: Sequence[Tile]) -> bool:
-        """Measures a regime; False if time ran out before every tile was tried once."""
+    def _sweep(self, regime: Regime) -> bool:
+        """Measures a regime; False if time ran out before every tile was tried once, or if none runs."""
+        known = len(self.log)
+        try:
+            first = self._first_pass(regime)
+        except _OutOfTime:
+            return False
+        with contextlib.suppress(_OutOfTime):
+            for tile, seconds in sorted(first.items(), key=lambda item: item[1]):
+                if seconds <= PROMISING * min(first.values()) and regime.tokens < PREFILL_TOKENS:
+                    self._all_splits(regime, tile)
+            if len(self.log) > known:
+                self._final(regime)
+        return bool(first)
+
+    def _first_pass(self, regime: Regime) -> dict[Tile, float]:
+        """Seconds of each candidate at the split count that the rule picks."""
         shape = shape_of(regime, self.topk)
-        widest = candidate_tiles(regime.num_heads, self.plan.sparse.chunks, self.target)
+        candidates = self._candidates(regime)
         current, resident = self.driver.current(regime.num_heads, regime.tokens)
-        mine = [tile for tile in tiles if tile in widest or tile == current]
+        mine = [tile for tile in self.tiles if tile in candidates or tile == current]
         self._measure(Cell(shape, current, self._rule(regime, current, resident)))
         first: dict[Tile, float] = {}
         for tile in mine:
-            if self._late():
-                return False
             seconds = self._measure(Cell(shape, tile, self._rule(regime, tile, self._resident(tile))))
             if seconds is not None:
                 first[tile] = seconds
-        if shape.kind == "decode":
-            for tile, seconds in sorted(first.items(), key=lambda item: item[1]):
-                if seconds <= PROMISING * min(first.values()) and not self._late():
-                    self._all_splits(regime, shape, tile)
-        self._final(shape)
-        return bool(first)
+        return first
 
-    def _all_splits(self, regime: Regime, shape: Shape, tile: Tile) -> None:
+    def _all_splits(self, regime: Regime, tile: Tile) -> None:
+        """Measures a tile at all split counts that may be its best."""
+        shape = shape_of(regime, self.topk)
         blocks = -(-min(shape.topk, shape.s_kv) // tile.block_n)
         programs = regime.tokens * -(-regime.num_heads // tile.block_h)
         slots = self.facts.multiprocessors * self._resident(tile)
         best = float("inf")
         slower = 0
-        for splits in reversed(list(split_counts(blocks, programs, slots))):
+        for wished in reversed(list(split_counts(blocks, programs, slots))):
+            splits = self._rule(regime, tile, 1, wished)
             seconds = self._measure(Cell(shape, tile, splits))
             if seconds is None:
                 continue
@@ -306,19 +334,23 @@ class _Sweep:
             if slower == 2:
                 return
 
-    def _final(self, shape: Shape) -> None:
-        """Measures the best tiles of a shape once more, side by side."""
-        ranked = sorted(self.log.best(shape).items(), key=lambda item: item[1])
+    def _best(self, regime: Regime) -> dict[Tile, tuple[float, int]]:
+        """(seconds, splits) of each candidate that ran, at its best split count."""
+        found = self.log.best(shape_of(regime, self.topk))
+        return {tile: each for tile, each in found.items() if tile in self.tiles}
+
+    def _final(self, regime: Regime) -> None:
+        """Measures the best tiles of a regime once more, taking turns."""
+        shape = shape_of(regime, self.topk)
+        ranked = sorted(self._best(regime).items(), key=lambda item: item[1])
         cells = [Cell(shape, tile, splits) for tile, (_, splits) in ranked[:FINALISTS]]
-        if len(cells) < 2 or self._late():
-            return
         timers = {str(index): self._timer(cell) for index, cell in enumerate(cells)}
         times = interleave(timers, FINAL_ROUNDS).seconds
         for index, cell in enumerate(cells):
             self.log.put(cell, Measured(times[str(index)]))
 
     def _best_line(self, regime: Regime) -> str:
-        found = self.log.best(shape_of(regime, self.topk))
+        found = self._best(regime)
         if not found:
             return f"{regime}: nothing ran"
         tile = min(found, key=lambda tile: found[tile])
@@ -329,11 +361,12 @@ class _Sweep:
         """Time of the rule's split count over the tile's best one."""
         shape = shape_of(regime, self.topk)
         seconds = self._measure(Cell(shape, tile, self._rule(regime, tile, resident)))
-        best = self.log.best(shape)[tile][0]
+        best = self._best(regime)[tile][0]
         return seconds / best if seconds is not None else float("inf")
 
     def _result(self, every: Sequence[Regime], swept: Sequence[Regime], *, complete: bool) -> Tuned:
-        best = {regime: self.log.best(shape_of(regime, self.topk)) for regime in swept}
+        self.deadline = None  # what fits the rule is measured to the end
+        best = {regime: self._best(regime) for regime in swept}
         tiles = choose_tiles(
             {regime: {tile: each[0] for tile, each in found.items()} for regime, found in best.items()}
         )
@@ -382,7 +415,7 @@ class _Sweep:
             tile=row.tile,
             splits=splits,
             seconds=self._measure(Cell(shape, row.tile, splits)),
-            best_seconds=min(seconds for seconds, _ in self.log.best(shape).values()),
+            best_seconds=min(seconds for seconds, _ in self._best(regime).values()),
             before_seconds=self._measure(Cell(shape, current, self._rule(regime, current, resident))),
         )
 
@@ -410,6 +443,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, help="JSON lines of what was measured, to go on from")
     parser.add_argument("--heads", type=int, nargs="+", help="only the classes measured at these heads")
     parser.add_argument("--tokens", type=int, nargs="+", help="only these token counts")
+    parser.add_argument("--tiles", type=Path, help="only tiles of this file, which mlagen.bench.candidates wrote")
     options = parser.parse_args(arguments)
     try:
         spec = load(options.spec)
@@ -422,7 +456,15 @@ def main(arguments: list[str] | None = None) -> int:
             and (not options.tokens or regime.tokens in options.tokens)
         ]
         with progress() as report:
-            tuned = tune(spec, options.package, budget=options.budget, log=options.log, regimes=regimes, report=report)
+            tuned = tune(
+                spec,
+                options.package,
+                budget=options.budget,
+                log=options.log,
+                regimes=regimes,
+                tiles=read_tiles(options.tiles) if options.tiles else None,
+                report=report,
+            )
         path = tuned.write(specs_dir)
     except MlagenError as error:
         print(error, file=sys.stderr)

@@ -36,9 +36,7 @@ class _MarkingLoader(jinja2.FileSystemLoader):
     Lines that begin with a tag stay as they are: trim_blocks and lstrip_blocks look at what surrounds a tag.
     """
 
-    def get_source(
-        self, environment: jinja2.Environment, template: str
-    ) -> tuple[str, str, Callable[[], bool] | None]:
+    def get_source(self, environment: jinja2.Environment, template: str) -> tuple[str, str, Callable[[], bool]]:
         source, filename, uptodate = super().get_source(environment, template)
         lines = source.split("\n")
         marked = [

@@ -3,7 +3,7 @@
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.jobs import CompileJob
 from mlagen.plan.layout import CacheField, CacheLayout, make_layout
-from mlagen.plan.plan import CachePlan, Plan, SparsePlan, layout_fingerprint, make_plan
+from mlagen.plan.plan import CachePlan, Plan, SparsePlan, layout_fingerprint, load_plan, make_plan
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import Tile, TileRow
 
@@ -20,6 +20,7 @@ __all__ = [
     "Tile",
     "TileRow",
     "layout_fingerprint",
+    "load_plan",
     "make_layout",
     "make_plan",
 ]

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from mlagen.plan.chunks import Chunk, make_chunks, next_power_of_2
 from mlagen.plan.layout import CacheLayout, make_layout
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import TileRow, default_rows
-from mlagen.spec import Spec
+from mlagen.plan.tuned import load_tuned
+from mlagen.spec import Spec, load
 
 SPLIT_OVERHEAD = 2
 MERGE_OVERHEAD = 4
@@ -120,6 +122,34 @@ def layout_fingerprint(layout: CacheLayout) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
+    """Blocks of a KV row as attention reads it.
+
+    Where V reaches into the RoPE lanes, the field boundary cuts nothing: the row is one run of lanes of one dtype.
+    """
+    dims = spec.model
+    if dims.v_head_dim > dims.kv_lora_rank:
+        return make_chunks([("row", dims.kv_lora_rank + dims.qk_rope_head_dim)], dims.v_head_dim)
+    return make_chunks(_fields(spec), dims.v_head_dim)
+
+
+def _fields(spec: Spec) -> list[tuple[str, int]]:
+    dims = spec.model
+    rope = [("rope", dims.qk_rope_head_dim)] if dims.qk_rope_head_dim else []
+    return [("nope", dims.kv_lora_rank), *rope]
+
+
+def load_plan(path: Path) -> Plan:
+    """Reads a spec and the tuned tiles beside it, and derives the plan.
+
+    Raises:
+        SpecErrors: the spec, or a tuned file, is off.
+        LimitError: a target cannot hold any tile of these dims.
+    """
+    spec = load(path)
+    return make_plan(spec, load_tuned(spec.name, path.parent, row_chunks(spec)))
+
+
 def make_plan(spec: Spec, tuned: Mapping[str, Sequence[TileRow]] | None = None) -> Plan:
     """Derives the plan.
 
@@ -133,12 +163,7 @@ def make_plan(spec: Spec, tuned: Mapping[str, Sequence[TileRow]] | None = None) 
     dims = spec.model
     layout = make_layout(spec)
     d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim
-    nope_and_rope = [("nope", dims.kv_lora_rank)]
-    if dims.qk_rope_head_dim:
-        nope_and_rope.append(("rope", dims.qk_rope_head_dim))
-    # Where V reaches into the RoPE lanes, the field boundary cuts nothing: the row is one run of lanes of one dtype.
-    parts = nope_and_rope if dims.v_head_dim <= dims.kv_lora_rank else [("row", d_qk)]
-    chunks = make_chunks(parts, dims.v_head_dim)
+    chunks = row_chunks(spec)
     tiles = tuple(
         (name, tuple((tuned or {}).get(name) or default_rows(dims.num_heads, chunks, TARGETS[name])))
         for name in spec.targets
@@ -155,6 +180,6 @@ def make_plan(spec: Spec, tuned: Mapping[str, Sequence[TileRow]] | None = None) 
         merge=_make_merge(dims.v_head_dim),
         partial_alignment=16 if dims.v_head_dim % 4 == 0 else 4,
     )
-    writer_chunks = make_chunks(nope_and_rope, dims.kv_lora_rank)
+    writer_chunks = make_chunks(_fields(spec), dims.kv_lora_rank)
     block_t = max(1, min(64, next_power_of_2(CACHE_TILE_BYTES // layout.row_bytes)))
     return Plan(spec, layout, d_qk, dims.v_head_dim, sparse, CachePlan(writer_chunks, block_t, 4))

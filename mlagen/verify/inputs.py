@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -238,9 +239,9 @@ def lengths(pattern: str, tokens: int, topk: int, generator: torch.Generator) ->
     return torch.tensor((cycle * tokens)[:tokens], dtype=torch.int32)
 
 
-def sinks(pattern: str, heads: int, generator: torch.Generator) -> torch.Tensor:
-    """attn_sink f32 [heads] of a pattern."""
-    normal = torch.randn(heads, generator=generator)
+def sinks(pattern: str, heads: int, topk: int, generator: torch.Generator) -> torch.Tensor:
+    """attn_sink f32 [heads] of a pattern; an ordinary one is about as large as a row's LSE, so that it counts."""
+    normal = torch.randn(heads, generator=generator) + math.log(topk)
     inf = float("inf")
     cycle = {
         "random": [],
@@ -337,7 +338,7 @@ def build(problem: Problem, facts: Facts, device: str, seed: int) -> Inputs:
         length = lengths(problem.length, problem.tokens, problem.topk, generator)
         indices[torch.arange(problem.topk)[None, :] >= length[:, None]] = poison
     index = place(indices.int()[:, None].to(device), LAYOUTS[problem.index_layout], poison)
-    sink = None if problem.sink is None else sinks(problem.sink, problem.heads, generator).to(device)
+    sink = None if problem.sink is None else sinks(problem.sink, problem.heads, problem.topk, generator).to(device)
     placed = {"q": q, "kv": kv, "indices": index}
     if length is not None:
         length = length.to(device)

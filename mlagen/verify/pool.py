@@ -21,6 +21,7 @@ from mlagen.verify.results import CaseResult
 DEVICES = ("cpu", "cuda")
 DEFAULT_WORKERS = 2
 STDERR_LINES = 15
+START_SECONDS = 120.0  # that importing torch and Triton may take on a loaded machine
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -81,6 +82,8 @@ def verify_package(
     finally:
         for shard in shards:
             shard.stop()
+        for shard in shards:
+            shard.join()
     if only and not results:
         raise UsageError(f"no case matches {', '.join(only)}")
     order = {key: place for place, key in enumerate(_interleaved([shard.seen for shard in shards]))}
@@ -126,24 +129,14 @@ class _Shard(threading.Thread):
     def _run_worker(self) -> bool:
         """Runs a worker on the cases that are not done; whether it came to the end."""
         done = len(self.seen)
-        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr:
-            process = self._spawn(stderr)
-            late = False
-
-            def kill() -> None:
-                nonlocal late
-                late = True
-                process.kill()
-
-            started: tuple[str, str] | None = None
-            finished = False
-            watch = threading.Timer(self._timeout, kill)
-            watch.start()
+        started: tuple[str, str] | None = None
+        finished = False
+        with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as stderr, self._spawn(stderr) as process:
+            watch = _Watch(process)
+            watch.expect(max(self._timeout, START_SECONDS))
             assert process.stdout is not None
             for line in process.stdout:
-                watch.cancel()
-                watch = threading.Timer(self._timeout, kill)
-                watch.start()
+                watch.expect(self._timeout)
                 answer = json.loads(line)
                 event = answer.pop("event")
                 if event == "start":
@@ -156,14 +149,14 @@ class _Shard(threading.Thread):
                     finished = True
             watch.cancel()
             code = process.wait()
-            if finished or self._stopped:
-                return True
             stderr.seek(0)
             words = stderr.read().strip().splitlines()[-STDERR_LINES:]
+        if finished or self._stopped:
+            return True
         if started is None and len(self.seen) == done:
             raise ToolError(f"the verification worker {_end(code)}:\n" + "\n".join(words))
         if started is not None:
-            what = f"no answer for {self._timeout:g} s" if late else f"the worker {_end(code)}"
+            what = f"no answer for {self._timeout:g} s" if watch.late else f"the worker {_end(code)}"
             detail = ": ".join([what, *words[-1:]])
             package = Path(self._job["package_dir"]).name
             self._answers.put(CaseResult(package, *started, False, None, (), 0.0, detail))
@@ -185,6 +178,31 @@ class _Shard(threading.Thread):
         with contextlib.suppress(BrokenPipeError), process.stdin as pipe:
             json.dump({**self._job, "done": self.seen}, pipe)
         return process
+
+
+class _Watch:
+    """Ends a process that is silent for too long."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.late = False
+        self._process = process
+        self._timer: threading.Timer | None = None
+
+    def expect(self, seconds: float) -> None:
+        """Gives the process so long, from now, until the next call."""
+        self.cancel()
+        self._timer = threading.Timer(seconds, self._kill)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def cancel(self) -> None:
+        """Lets the process be."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _kill(self) -> None:
+        self.late = True
+        self._process.kill()
 
 
 def _end(code: int) -> str:

@@ -58,6 +58,8 @@ def _import_package(folder: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(folder.name, init, submodule_search_locations=[str(folder)])
     assert spec is not None
     assert spec.loader is not None
+    for name in [name for name in sys.modules if name.split(".")[0] == folder.name]:
+        del sys.modules[name]  # another package of this name
     module = importlib.util.module_from_spec(spec)
     sys.modules[folder.name] = module
     spec.loader.exec_module(module)

@@ -1,0 +1,40 @@
+"""The command line: thin commands over the rooms. stdout is data, stderr is talk."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from mlagen import __version__
+from mlagen.cli.build import build
+from mlagen.cli.console import report_error
+from mlagen.cli.measure import bench, tune
+from mlagen.cli.show import doctor, explain, schema, show
+from mlagen.cli.verify import verify
+from mlagen.errors import MlagenError
+
+
+class _Group(click.Group):
+    """Ends with the exit code that an mlagen error names, after a line for it on stderr."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except MlagenError as error:
+            report_error(error)
+            sys.exit(error.exit_code)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="mlagen")
+def main() -> None:
+    """Generates attention kernels for multi-head latent attention (MLA) from a YAML spec.
+
+    Exit codes: 0 done; 1 an honest no (drift, mismatch, over a limit); 2 a bad spec or usage; 3 a tool or compiler broke.
+    """
+
+
+for command in (build, verify, show, schema, explain, doctor, tune, bench):
+    main.add_command(command)

@@ -1,0 +1,202 @@
+"""Commands that look and change nothing: show, schema, explain, doctor."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from mlagen.backends import compile_jobs
+from mlagen.cli.console import JSON, SPEC, out, print_json
+from mlagen.compile import default_cache_dir
+from mlagen.emit import render
+from mlagen.emit.render import template_dir
+from mlagen.errors import ToolError, UsageError
+from mlagen.plan import Plan, layout_fingerprint, load_plan
+from mlagen.spec.load import schema_text
+
+SUPPORTED_TRITON = ((3, 6), (3, 9))  # the oldest and newest minor version that the tests compile with
+
+
+@click.group()
+def show() -> None:
+    """Prints what follows from a spec."""
+
+
+@show.command("plan")
+@SPEC
+@JSON
+def show_plan(spec: Path, as_json: bool) -> None:
+    """Prints every number derived from SPEC."""
+    plan = load_plan(spec)
+    if as_json:
+        print_json(_plan_json(plan))
+        return
+    dims, attention = plan.spec.model, plan.spec.attention
+    out.print(f"[bold]{plan.spec.name}[/]  {plan.spec.title}")
+    out.print(
+        f"d_qk {plan.d_qk} = {dims.kv_lora_rank} latent + {dims.qk_rope_head_dim} RoPE, d_v {plan.d_v}, "
+        f"{dims.num_heads} heads, topk {attention.topk}, {dims.dtype}"
+    )
+    chunks = ", ".join(
+        f"{chunk.name} [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}{' (V)' if chunk.in_v else ''}"
+        for chunk in plan.sparse.chunks
+    )
+    out.print(f"row: {chunks}", markup=False)
+    merge, sparse = plan.sparse.merge, plan.sparse
+    out.print(
+        f"splits: at most {sparse.max_splits}; a program costs {sparse.split_overhead} steps and a merge {sparse.merge_overhead} "
+        f"besides; batch-invariant splits of {sparse.batch_invariant_split} indices; workspace {sparse.workspace_bytes >> 20} MiB"
+    )
+    out.print(
+        f"merge: {merge.block_s} splits x {merge.block_d} lanes, {merge.d_blocks} programs a row; "
+        f"cache writer: {plan.cache.block_t} tokens a program"
+    )
+    flops, moved = plan.flops(1, dims.num_heads), plan.bytes_moved(1, dims.num_heads, 1 << 30)
+    out.print(f"one token: {flops / 1e6:,.0f} MFLOP, {moved / 1e6:,.2f} MB, {flops / moved:,.0f} FLOP a byte\n")
+    table = Table(box=None, header_style="bold")
+    for name in ("target", "heads", "tokens", "tile", "a multiprocessor", "shared", "why"):
+        table.add_column(name, justify="right" if name in ("heads", "tokens", "a multiprocessor", "shared") else "left")
+    for target, rows in sparse.tiles:
+        for row in rows:
+            table.add_row(
+                target,
+                "any" if row.max_heads is None else f"to {row.max_heads}",
+                "any" if row.max_tokens is None else f"to {row.max_tokens}",
+                str(row.tile),
+                str(row.programs_per_sm),
+                f"{row.expected_shared:,}",
+                row.reason,
+            )
+    out.print(table)
+
+
+def _plan_json(plan: Plan) -> dict[str, object]:
+    return {
+        "spec": plan.spec.model_dump(mode="json"),
+        "layout": {**dataclasses.asdict(plan.layout), "fingerprint": layout_fingerprint(plan.layout)},
+        "d_qk": plan.d_qk,
+        "d_v": plan.d_v,
+        "sparse": dataclasses.asdict(plan.sparse),
+        "cache": dataclasses.asdict(plan.cache),
+        "compile_jobs": [dataclasses.asdict(job) for job in compile_jobs(plan)],
+    }
+
+
+@show.command("layout")
+@SPEC
+@JSON
+def show_layout(spec: Path, as_json: bool) -> None:
+    """Prints where each byte of a cached token of SPEC is."""
+    layout = load_plan(spec).layout
+    if as_json:
+        print_json({**dataclasses.asdict(layout), "fingerprint": layout_fingerprint(layout)})
+        return
+    out.print(f"{layout.name}: {layout.row_bytes} bytes a token, fingerprint {layout_fingerprint(layout)}")
+    for line in layout.byte_table:
+        out.print(f"  {line}", markup=False)
+
+
+@click.command()
+def schema() -> None:
+    """Prints the JSON Schema of a spec, for editors."""
+    click.echo(schema_text(), nl=False)
+
+
+@click.command()
+@click.argument("line", metavar="FILE:LINE")
+@click.option("--specs", type=click.Path(path_type=Path), default=Path("specs"), show_default=True)
+def explain(line: str, specs: Path) -> None:
+    """Names the template line behind a line of a generated file."""
+    match = re.fullmatch(r"(.+):(\d+)", line)
+    if match is None:
+        raise UsageError(f"got {line!r}; takes FILE:LINE, such as generated/dsv32/sparse_attention.py:120")
+    path, number = Path(match[1]), int(match[2])
+    spec = specs / f"{path.resolve().parent.name}.yaml"
+    if not spec.exists():
+        raise UsageError(f"{path}: no {spec} generates this folder")
+    found = [file for file in render(load_plan(spec)).files if file.name == path.name]
+    if not found:
+        raise UsageError(f"{path}: {spec} generates no file of that name")
+    (file,) = found
+    if path.exists() and path.read_text(encoding="utf-8") != file.text:
+        raise UsageError(f"{path}: differs from what {spec} gives, so its lines say nothing; run: mlagen build {spec}")
+    if not 1 <= number <= len(file.origins):
+        raise UsageError(f"{path} has lines 1 to {len(file.origins)}; got {number}")
+    origin = file.origins[number - 1]
+    if not origin:
+        raise UsageError(f"{path}:{number}: a line of the header, or a blank one: no template line is behind it")
+    template, at = origin.rsplit(":", 1)
+    text = (template_dir() / template).read_text(encoding="utf-8").split("\n")[int(at) - 1]
+    shown = template_dir() / template
+    if shown.is_relative_to(Path.cwd()):
+        shown = shown.relative_to(Path.cwd())
+    click.echo(f"{shown}:{at}: {text.strip()}")
+
+
+@click.command()
+@JSON
+def doctor(as_json: bool) -> None:
+    """Says whether this machine has what mlagen needs, and what each missing part costs."""
+    checks = _checks()
+    if as_json:
+        print_json([{"what": what, "ok": ok, "found": found} for what, ok, found in checks])
+    else:
+        for what, ok, found in checks:
+            mark = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}[ok]
+            out.print(f"{mark}  {what:<12} ", end="")
+            out.print(found, markup=False)
+    broken = [what for what, ok, _ in checks if ok is False]
+    if broken:
+        raise ToolError(f"not usable here: {', '.join(broken)}")
+
+
+def _checks() -> list[tuple[str, bool | None, str]]:
+    """(what, whether it is there, what was found); None for what mlagen can do without."""
+    checks: list[tuple[str, bool | None, str]] = [("python", True, platform.python_version())]
+    for library in ("torch", "triton"):
+        try:
+            version = importlib.metadata.version(library)
+        except importlib.metadata.PackageNotFoundError:
+            checks.append((library, False, "not installed"))
+            continue
+        fits = True
+        if library == "triton":
+            fits = SUPPORTED_TRITON[0] <= tuple(map(int, version.split(".")[:2])) <= SUPPORTED_TRITON[1]
+        oldest, newest = (".".join(map(str, one)) for one in SUPPORTED_TRITON)
+        checks.append((library, fits, version if fits else f"{version}; takes {oldest} to {newest}"))
+    checks.append(_gpu())
+    checks.append(("templates", any(template_dir().glob("*.jinja")), str(template_dir())))
+    checks.append(_cache())
+    checks.append(
+        ("ruff", shutil.which("ruff") is not None or None, shutil.which("ruff") or "absent: only tests use it")
+    )
+    return checks
+
+
+def _gpu() -> tuple[str, bool | None, str]:
+    try:
+        import torch
+    except ImportError:
+        return ("gpu", None, "unknown without torch")
+    if not torch.cuda.is_available():
+        return ("gpu", None, "none: kernels run in Triton's interpreter; tune and bench need one")
+    return ("gpu", True, torch.cuda.get_device_name())
+
+
+def _cache() -> tuple[str, bool | None, str]:
+    folder = default_cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return ("cache", True, os.fspath(folder))
+    except OSError as error:
+        return ("cache", None, f"{folder}: {error.strerror}: every build compiles anew")

@@ -1,0 +1,276 @@
+"""Generated kernels broken on purpose, and a process that runs verification on each of them.
+
+Usage: python mutants.py PACKAGE_DIR WORK_DIR    prints {name of mutant: failed cases} as JSON
+
+Torch and Triton are imported once; each mutant runs in a fork, since some of them crash.
+"""
+
+import fnmatch
+import json
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ATTENTION, CACHE = "sparse_attention.py", "cache.py"
+TYPICAL = "sparse: typical (flash_mla_sparse_fwd)"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A substitution in one generated module, and the cases that must notice it."""
+
+    name: str
+    file: str
+    pattern: str
+    text: str
+    only: tuple[str, ...]
+
+
+def _literal(name: str, old: str, new: str, *only: str, file: str = ATTENTION) -> Mutant:
+    return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (TYPICAL,))
+
+
+MUTANTS = (
+    _literal("scores have the wrong sign", "scores * sm_scale_log2", "scores * -sm_scale_log2"),
+    _literal("scale applied twice", "scores * sm_scale_log2", "scores * sm_scale_log2 * sm_scale_log2"),
+    _literal("loop ends a lane early", "count, BLOCK_N", "count - 1, BLOCK_N", "sparse: topk: 1"),
+    Mutant(
+        "the last index is dropped",
+        ATTENTION,
+        "(step|following) < count",
+        r"\1 < count - 1",
+        ("sparse: indices: last lane",),
+    ),
+    Mutant(
+        "load of K is not masked", ATTENTION, r"mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)", ")", (TYPICAL,)
+    ),
+    Mutant(
+        "masked rows read row 0",
+        ATTENTION,
+        r"(kv_rows = kv_ptr \+ )index(\.to.*\n(?:.*\n)*?.*?)mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)",
+        r"\1tl.where(valid, index, 0)\2)",
+        (TYPICAL,),
+    ),
+    _literal(
+        "scores are not masked",
+        'tl.where(valid[None, :], scores * sm_scale_log2, float("-inf"))',
+        "scores * sm_scale_log2",
+    ),
+    _literal("one past the last row is valid", "True) < s_kv.to", "True) <= s_kv.to", "sparse: indices: last row"),
+    _literal("the last row is not valid", "< s_kv.to(", "< (s_kv - 1).to(", "sparse: indices: last row"),
+    _literal(
+        "negative indices are valid",
+        "index.to(tl.uint32, bitcast=True) < s_kv.to(tl.uint32, bitcast=True)",
+        "index < s_kv",
+        TYPICAL,
+    ),
+    _literal(
+        "row offsets are 32 bits wide",
+        "index.to(tl.int64) * kv_row_stride",
+        "index * kv_row_stride.to(tl.int32)",
+        "sparse: offsets: kv *",
+    ),
+    _literal(
+        "token is not 64 bits wide",
+        "q_ptr + token * q_token_stride",
+        "q_ptr + (token * q_token_stride).to(tl.int32)",
+        "sparse: offsets: tokens *",
+    ),
+    _literal(
+        "RoPE is left out",
+        "scores = tl.dot(q_rope, tl.trans(k_rope))",
+        "scores = tl.dot(q_rope, tl.trans(k_rope)) * 0.0",
+    ),
+    _literal("alpha is not applied to l", "l * alpha + tl.sum(p, 1)", "l + tl.sum(p, 1)"),
+    _literal("alpha is not applied to acc", "acc * alpha[:, None])", "acc)"),
+    _literal("P is not rounded like V", "p = p.to(k_nope.dtype)", "p = (p * 1.01).to(k_nope.dtype)"),
+    _literal("LSE lacks the sum", "(m + tl.log2(l)) * LN2", "m * LN2"),
+    _literal("LSE is base 2", "(m + tl.log2(l)) * LN2", "(m + tl.log2(l))"),
+    _literal("max_logits is base 2", "m * LN2, float", "m, float"),
+    _literal(
+        "an empty row's max_logits is finite",
+        'tl.where(l > 0, m * LN2, float("-inf"))',
+        "m * LN2",
+        "sparse: indices: none",
+    ),
+    _literal("an empty row's LSE is -inf", 'float("inf"))', 'float("-inf"))', "sparse: indices: none"),
+    _literal(
+        "an empty row is divided by 0",
+        "tl.where(l > 0, 1.0 / denominator, 0.0)",
+        "1.0 / denominator",
+        "sparse: indices: none",
+    ),
+    _literal(
+        "the sink enters LSE",
+        "_store_stats(max_logits_ptr, lse_ptr, token * num_heads + heads, head_mask, m, l)",
+        "l += tl.exp2(tl.load(attn_sink_ptr + heads, mask=head_mask, other=0.0) * LOG2E - m)\n"
+        "    _store_stats(max_logits_ptr, lse_ptr, token * num_heads + heads, head_mask, m, l)",
+        "sparse: sink: random",
+    ),
+    _literal("the sink is base 2", "sink * LOG2E - m", "sink - m", "sparse: sink: random"),
+    _literal(
+        "topk_length is ignored",
+        "tl.minimum(tl.load(topk_length_ptr + token), topk)",
+        "topk",
+        "sparse: topk_length: mixed",
+    ),
+    _literal(
+        "topk_length is not clamped",
+        "tl.minimum(tl.load(topk_length_ptr + token), topk)",
+        "tl.load(topk_length_ptr + token)",
+        "sparse: topk_length: mixed",
+    ),
+    _literal(
+        "a head too many is written",
+        "head_mask = heads < num_heads",
+        "head_mask = heads < num_heads + 1",
+        "sparse: manners: buffers *",
+    ),
+    _literal(
+        "splits run to the end", "- split * split_size, split_size)", "- split * split_size, topk)", "sparse: splits: 3"
+    ),
+    Mutant(
+        "splits run past the end",
+        ATTENTION,
+        r"tl\.minimum\(.* - split \* split_size, split_size\)",
+        "split_size",
+        ("sparse: splits: 7",),
+    ),
+    _literal("splits begin a lane late", "+ split * split_size,", "+ split * split_size + 1,", "sparse: splits: 3"),
+    _literal(
+        "merge weights by the wrong maximum", "tl.exp2(part_m - m_new)", "tl.exp2(part_m - m)", "sparse: splits: 3"
+    ),
+    _literal("merge adds without weights", "part * weight[:, None]", "part", "sparse: splits: 3"),
+    _literal("merge keeps no earlier part", "acc = acc * alpha + tl.sum", "acc = tl.sum", "sparse: splits: more *"),
+    _literal(
+        "merge takes another head's sink", "head = row % num_heads", "head = row * 0", "sparse: workspace: with *"
+    ),
+    _literal(
+        "pieces take the first tokens' indices",
+        "indices[piece]",
+        "indices[: q[piece].shape[0]]",
+        "sparse: workspace: *",
+    ),
+    _literal(
+        "pieces take the first tokens' lengths",
+        "topk_length[piece]",
+        "topk_length[: q[piece].shape[0]]",
+        "sparse: workspace: with *",
+    ),
+    _literal(
+        "splits depend on the batch", "num_splits == 0 and batch_invariant", "False", "sparse: batch invariant: rows *"
+    ),
+    _literal("out is allocated though given", "if tensor is None:", "if True:", "sparse: manners: buffers *"),
+    _literal(
+        "dtype of indices is not checked",
+        '_launch.check("indices", indices, torch.int32',
+        '_launch.check("indices", indices, indices.dtype',
+        "refuses: indices, dtype*",
+    ),
+    _literal(
+        "slots are off by one",
+        "(slots - pages * block_size)",
+        "(slots + 1 - pages * block_size)",
+        "concat: block size 64",
+        file=CACHE,
+    ),
+    _literal(
+        "a slot past the cache is written",
+        "(slots < num_slots)",
+        "(slots <= num_slots)",
+        "concat: slots past *",
+        file=CACHE,
+    ),
+    _literal("negative slots are written", "(slots >= 0) & ", "", "concat: negative slots", file=CACHE),
+    _literal(
+        "page offsets are 32 bits wide",
+        "pages * page_stride",
+        "(pages * page_stride).to(tl.int32)",
+        "concat: offsets *",
+        file=CACHE,
+    ),
+    _literal(
+        "the cache's row stride is assumed", "* row_stride", "* (START_ROPE + D_ROPE)", "concat: row stride", file=CACHE
+    ),
+    _literal(
+        "RoPE goes to the latent's lanes",
+        "START_ROPE + lanes",
+        "START_NOPE + lanes",
+        "concat: block size 64",
+        file=CACHE,
+    ),
+    _literal(
+        "the token count is kv_c's",
+        "num_tokens = slot_mapping.shape[0]",
+        "num_tokens = kv_c.shape[0]",
+        "concat: fewer *",
+        file=CACHE,
+    ),
+)
+
+
+def mutated(mutant: Mutant, package: Path, folder: Path) -> Path:
+    """A copy of the package with the mutant's substitution made; ValueError if its pattern is not there."""
+    target = folder / re.sub(r"\W+", "_", mutant.name) / package.name
+    shutil.copytree(package, target)
+    file = target / mutant.file
+    text, count = re.subn(mutant.pattern, mutant.text, file.read_text())
+    if not count:
+        raise ValueError(f"{mutant.name}: {mutant.pattern!r} is not in {mutant.file}")
+    file.write_text(text)
+    return target
+
+
+def _run(package: Path, only: tuple[str, ...], out: Path) -> None:
+    """Runs the cases on the first target; every answer goes to `out`."""
+    from mlagen.verify.worker import run_job
+
+    job = {"package_dir": str(package), "device": "cpu", "targets": ["sm90"], "only": only, "shard": [0, 1], "done": []}
+    with out.open("w") as stream:
+
+        def answer(event: Any) -> None:
+            stream.write(json.dumps(event) + "\n")
+            stream.flush()
+
+        run_job(job, answer)
+
+
+def _failed(out: Path) -> list[str]:
+    """Cases that failed, or in which the process died, from what `_run` wrote."""
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    if not answers:
+        raise RuntimeError(f"{out.stem}: no case ran")
+    failed = [answer["case"] for answer in answers if answer["event"] == "result" and not answer["ok"]]
+    return [*failed, answers[-1]["case"]] if answers[-1]["event"] == "start" else failed
+
+
+def main() -> None:
+    package, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    wanted = sys.argv[3] if len(sys.argv) > 3 else "*"
+    warm = folder / "warm.jsonl"
+    _run(package, (TYPICAL,), warm)
+    if _failed(warm):
+        raise RuntimeError(f"{package} fails unbroken: {warm.read_text()}")
+    found = {}
+    for mutant in MUTANTS:
+        if not fnmatch.fnmatchcase(mutant.name, wanted):
+            continue
+        broken = mutated(mutant, package, folder)
+        out = broken.parent / "answers.jsonl"
+        child = os.fork()
+        if not child:
+            try:
+                _run(broken, mutant.only, out)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        found[mutant.name] = _failed(out)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""The checked-in packages hold their cases; broken copies of one do not."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlagen.verify import mismatches, verify_package
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = sorted(path.parent for path in (ROOT / "generated").glob("*/__init__.py"))
+DSV32 = ROOT / "generated" / "dsv32"
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def messages(package: Path, **options) -> list[str]:
+    results = verify_package(package, **options)
+    assert len(results) > 10
+    return [str(error) for error in mismatches(results)]
+
+
+def test_dsv32_holds_every_case_in_the_interpreter():
+    assert messages(DSV32, workers=1) == []
+
+
+@pytest.mark.parametrize("package", [path for path in PACKAGES if path != DSV32], ids=lambda path: path.name)
+def test_the_others_hold_what_their_specs_make_different(package):
+    only = ["*typical*", "*sink*", "*length*", "*indices*", "concat*", "refuses*"]
+    assert messages(package, workers=1, targets=["sm90"], only=only) == []
+
+
+def test_every_mutant_of_dsv32_is_reported(tmp_path):
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(Path(__file__).with_name("mutants.py")), str(DSV32), str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout)
+    assert len(found) > 40
+    assert [name for name, failed in found.items() if not failed] == []
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
+def test_packages_hold_every_case_on_a_gpu(package):
+    assert messages(package, device="cuda", workers=4) == []

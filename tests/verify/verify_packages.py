@@ -1,0 +1,37 @@
+"""Tiny packages for tests of the worker processes: refusals alone, so that no kernel is needed."""
+
+from pathlib import Path
+
+from verify_specs import spec
+
+LAUNCH = """
+from typing import NamedTuple
+
+class DeviceFacts(NamedTuple):
+    target: str
+    multiprocessors: int
+
+def device_facts(device):
+    raise RuntimeError("no device")
+"""
+INIT = """
+import os, sys, time
+from . import _launch
+
+SPEC = {{"spec": {spec!r}}}
+{extra}
+
+def concat_and_cache_mla(kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype="auto", scale=None):
+    {body}
+"""
+REFUSES_ALL = 'raise ValueError("kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dtype")'
+
+
+def write_package(folder: Path, body: str = REFUSES_ALL, extra: str = "") -> Path:
+    """A package `fake` whose one wrapper has this body."""
+    package = folder / "fake"
+    package.mkdir()
+    said = spec(wrappers=["concat_and_cache_mla"], kv_lora_rank=16, qk_rope_head_dim=8, v_head_dim=16)
+    (package / "_launch.py").write_text(LAUNCH)
+    (package / "__init__.py").write_text(INIT.format(spec=said, body=body, extra=extra))
+    return package

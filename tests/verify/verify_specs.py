@@ -1,0 +1,31 @@
+"""Specs as a package's SPEC holds them, for tests of the cases."""
+
+from typing import Any
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    """A sparse spec with all that is optional; `changes` replace fields of any of its parts by name."""
+    whole: dict[str, Any] = {
+        "name": "some",
+        "model": {
+            "num_heads": 128,
+            "kv_lora_rank": 512,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 512,
+            "dtype": "bf16",
+        },
+        "attention": {
+            "topk": 2048,
+            "attn_sink": "optional",
+            "topk_length": "optional",
+            "lse_base": "e",
+            "empty_row_lse": "+inf",
+        },
+        "cache": {"layout": "bf16", "block_size": None},
+        "wrappers": ["triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla"],
+        "targets": ["sm90", "gfx942"],
+    }
+    for name, value in changes.items():
+        (part,) = [part for part in (whole, *whole.values()) if isinstance(part, dict) and name in part]
+        part[name] = value
+    return whole
