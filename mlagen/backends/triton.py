@@ -237,7 +237,7 @@ def _cache_job(plan: Plan, target: str) -> CompileJob:
 
 
 def compile_jobs(plan: Plan) -> list[CompileJob]:
-    """Every kernel of the package for every target and tile, with all optional tensors given: the variants that need most."""
+    """Every kernel of the package for every target and tile, with all optional tensors given: what needs most."""
     modules = dict(_modules(plan))
     jobs: list[CompileJob] = []
     for target, rows in plan.sparse.tiles:

@@ -163,7 +163,7 @@ def tune(
     return sweep.run(every, every if regimes is None else [regime for regime in every if regime in regimes])
 
 
-class _OutOfTime(Exception):
+class _BudgetError(Exception):
     """The budget is spent."""
 
 
@@ -265,12 +265,12 @@ class _Sweep:
         """Seconds of a cell, from the log or the device; None if it does not run or is wrong.
 
         Raises:
-            _OutOfTime: it would have to be measured, and the budget is spent.
+            _BudgetError: it would have to be measured, and the budget is spent.
         """
         known = self.log.get(cell)
         if known is None:
             if self.deadline is not None and time.monotonic() > self.deadline:
-                raise _OutOfTime
+                raise _BudgetError
             try:
                 timer = self._timer(cell)
                 known = Measured(statistics.median(timer() for _ in range(rounds)))
@@ -292,9 +292,9 @@ class _Sweep:
         known = len(self.log)
         try:
             first = self._first_pass(regime)
-        except _OutOfTime:
+        except _BudgetError:
             return False
-        with contextlib.suppress(_OutOfTime):
+        with contextlib.suppress(_BudgetError):
             for tile, seconds in sorted(first.items(), key=lambda item: item[1]):
                 if seconds <= PROMISING * min(first.values()) and regime.tokens < PREFILL_TOKENS:
                     self._all_splits(regime, tile)
@@ -352,7 +352,7 @@ class _Sweep:
     def _best_line(self, regime: Regime) -> str:
         found = self._best(regime)
         if not found:
-            return f"{regime}: nothing ran"
+            return f"{regime}: not measured"
         tile = min(found, key=lambda tile: found[tile])
         seconds, splits = found[tile]
         return f"{regime}: {len(found)} tiles, best {tile}, {splits} splits, {seconds * 1e6:.1f} us"

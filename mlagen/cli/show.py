@@ -47,14 +47,15 @@ def show_plan(spec: Path, as_json: bool) -> None:
         f"{dims.num_heads} heads, topk {attention.topk}, {dims.dtype}"
     )
     chunks = ", ".join(
-        f"{chunk.name} [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}{' (V)' if chunk.in_v else ''}"
+        f"{chunk.name}{' (V)' if chunk.in_v else ''} [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
         for chunk in plan.sparse.chunks
     )
     out.print(f"row: {chunks}", markup=False)
     merge, sparse = plan.sparse.merge, plan.sparse
     out.print(
-        f"splits: at most {sparse.max_splits}; a program costs {sparse.split_overhead} steps and a merge {sparse.merge_overhead} "
-        f"besides; batch-invariant splits of {sparse.batch_invariant_split} indices; workspace {sparse.workspace_bytes >> 20} MiB"
+        f"splits: at most {sparse.max_splits}; a program costs {sparse.split_overhead} steps and a merge "
+        f"{sparse.merge_overhead} besides; batch-invariant splits of {sparse.batch_invariant_split} indices; "
+        f"workspace {sparse.workspace_bytes >> 20} MiB"
     )
     out.print(
         f"merge: {merge.block_s} splits x {merge.block_d} lanes, {merge.d_blocks} programs a row; "

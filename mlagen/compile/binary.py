@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,45 @@ _GCN = re.compile(r"^\s+(v_s?mfmac?_\w+|scratch_(?:load|store)\w*)\s", re.MULTIL
 
 
 @dataclass(frozen=True)
+class Flow:
+    """How control flow shows in a machine code's text, line by line.
+
+    Attributes:
+        label: a line that a branch may lead to; its name.
+        target: each label that an instruction may lead to.
+        end: an instruction that never passes on to the next line.
+        spill: an instruction that reaches the stack.
+    """
+
+    label: re.Pattern[str]
+    target: re.Pattern[str]
+    end: re.Pattern[str]
+    spill: re.Pattern[str]
+
+
+# A branch with a predicate, or with an operand before its label, may pass on. A called function returns: no target.
+SASS_FLOW = Flow(
+    label=re.compile(r"(\.L\w+):"),
+    target=re.compile(r"`\((\.L\w+)\)"),
+    end=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:BRA\S*\s+`|BRX|EXIT|RET)"),
+    spill=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:@!?U?P\w+\s+)?(?:LDL|STL)\b"),
+)
+GCN_FLOW = Flow(
+    label=re.compile(r"(\.LBB\w+):"),
+    target=re.compile(r"^[^;]*?\s(\.LBB\w+)"),
+    end=re.compile(r"\s+s_(?:branch|setpc|endpgm)"),
+    spill=re.compile(r"\s+scratch_(?:load|store)"),
+)
+
+
+@dataclass(frozen=True)
 class Measured:
     """What a compilation gave, whatever the plan thought of it; fields as in Resources."""
 
     registers: int
     scalar_registers: int | None
     spills: int
+    loop_spills: int
     shared: int
     tensor_memory: int
     instructions: dict[str, int]
@@ -43,6 +76,7 @@ class Measured:
             registers=int(data["registers"]),
             scalar_registers=None if scalar is None else int(scalar),
             spills=int(data["spills"]),
+            loop_spills=int(data["loop_spills"]),
             shared=int(data["shared"]),
             tensor_memory=int(data["tensor_memory"]),
             instructions={str(name): int(count) for name, count in dict(data["instructions"]).items()},
@@ -58,7 +92,7 @@ def read_cubin(cubin: Path, kernel: str) -> dict[str, Any]:
         kernel: the entry function's name.
 
     Returns:
-        registers, scalar_registers, spills (stack bytes a thread) and instructions.
+        registers, scalar_registers, spills (stack bytes a thread), loop_spills and instructions.
 
     Raises:
         ToolError: a tool failed, or its output has no line for the kernel.
@@ -67,11 +101,13 @@ def read_cubin(cubin: Path, kernel: str) -> dict[str, Any]:
     match = re.search(rf"Function {re.escape(kernel)}:\s+REG:(\d+) STACK:(\d+)", usage)
     if match is None:
         raise ToolError(f"cuobjdump names no resources of {kernel}", hint=usage)
+    code = _nvidia_tool("nvdisasm", "--print-code", str(cubin))
     return {
         "registers": int(match[1]),
         "scalar_registers": None,
         "spills": int(match[2]),
-        "instructions": _count(_SASS, _nvidia_tool("nvdisasm", "--print-code", str(cubin))),
+        "loop_spills": loop_spills(SASS_FLOW, code),
+        "instructions": _count(_SASS, code),
     }
 
 
@@ -82,7 +118,7 @@ def read_amdgcn(assembly: Path) -> dict[str, Any]:
         assembly: the text file.
 
     Returns:
-        registers, scalar_registers, spills (vector registers) and instructions.
+        registers, scalar_registers, spills (vector registers), loop_spills and instructions.
 
     Raises:
         ToolError: the text lacks the metadata.
@@ -95,12 +131,65 @@ def read_amdgcn(assembly: Path) -> dict[str, Any]:
         "registers": int(found["vgpr_count"]),
         "scalar_registers": int(found["sgpr_count"]),
         "spills": int(found["vgpr_spill_count"]),
+        "loop_spills": loop_spills(GCN_FLOW, text),
         "instructions": _count(_GCN, text),
     }
 
 
 def _count(mnemonic: re.Pattern[str], text: str) -> dict[str, int]:
     return dict(sorted(Counter(mnemonic.findall(text)).items()))
+
+
+@dataclass
+class _Block:
+    """Instructions that run one after another: how many reach the stack, and what may run next."""
+
+    spills: int = 0
+    targets: list[str] = field(default_factory=list)
+    falls_through: bool = True
+
+
+def loop_spills(flow: Flow, text: str) -> int:
+    """Count the instructions inside loops that reach the stack.
+
+    Compilers move blocks behind the function's end and jump back from there, so a backward branch alone is no loop.
+
+    Args:
+        flow: how the text's machine code shows control flow.
+        text: the disassembly of a kernel.
+
+    Returns:
+        How many stack instructions control can come back to.
+    """
+    blocks, labels = [_Block()], {}
+    for line in text.splitlines():
+        if found := flow.label.match(line):
+            labels[found[1]] = len(blocks)
+            blocks.append(_Block())
+            continue
+        block = blocks[-1]
+        block.spills += flow.spill.match(line) is not None
+        block.targets = flow.target.findall(line)
+        block.falls_through = flow.end.match(line) is None
+        if block.targets or not block.falls_through:
+            blocks.append(_Block())
+    following = [
+        {labels[target] for target in block.targets if target in labels}
+        | ({number + 1} if block.falls_through and number + 1 < len(blocks) else set())
+        for number, block in enumerate(blocks)
+    ]
+    return sum(block.spills for number, block in enumerate(blocks) if block.spills and _returns(number, following))
+
+
+def _returns(start: int, following: list[set[int]]) -> bool:
+    """Whether a way out of a block leads back to it."""
+    seen: set[int] = set()
+    pending = [start]
+    while pending:
+        new = following[pending.pop()] - seen
+        seen |= new
+        pending += new
+    return start in seen
 
 
 def _nvidia_tool(name: str, *arguments: str) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from mlagen.compile.binary import Measured
 
 # Counts up whenever the same content would be measured or stored in another way.
-_FORMAT = 1
+_FORMAT = 2
 
 
 def default_cache_dir() -> Path:

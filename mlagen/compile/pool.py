@@ -132,6 +132,7 @@ def _resources(job: CompileJob, measured: Measured, *, cached: bool) -> Resource
         registers=measured.registers,
         scalar_registers=measured.scalar_registers,
         spills=measured.spills,
+        loop_spills=measured.loop_spills,
         shared=measured.shared,
         shared_limit=TARGETS[job.target].shared_limit,
         expected_shared=job.expected_shared,

@@ -10,7 +10,7 @@ from rich.text import Text
 from mlagen.compile.resources import Resources, check_limits
 
 _TEXT = ("kernel", "variant", "target")
-_NUMBERS = ("warps", "stages", "registers", "spills", "shared", "limit", "share")
+_NUMBERS = ("warps", "stages", "registers", "spills", "in loops", "shared", "limit", "share")
 
 
 def _cells(taken: Resources) -> list[str]:
@@ -22,6 +22,7 @@ def _cells(taken: Resources) -> list[str]:
         str(taken.num_stages),
         str(taken.registers),
         f"{taken.spills:,}",
+        f"{taken.loop_spills:,}",
         f"{taken.shared:,}",
         f"{taken.shared_limit:,}",
         f"{100 * taken.shared / taken.shared_limit:.0f} %",

@@ -1,4 +1,4 @@
-"""CacheLayout: where every byte of a cached token is. Writers, attention loads, the reference and the docs all ask this object."""
+"""CacheLayout: where every byte of a cached token is. Writers, attention loads, the reference and the docs ask it."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Plan:
         return 2 * tokens * num_heads * self.spec.attention.topk * (self.d_qk + self.d_v)
 
     def bytes_moved(self, tokens: int, num_heads: int, s_kv: int) -> int:
-        """Fewest bytes of one call: q, out and indices once, and each KV row that is named once (at most s_kv of them)."""
+        """Fewest bytes of one call: q, out and indices once, and each KV row that is named once, at most s_kv."""
         topk = self.spec.attention.topk
         item = 2
         rows = min(tokens * topk, s_kv)
@@ -117,7 +117,7 @@ def _make_merge(d_v: int) -> MergePlan:
 
 
 def layout_fingerprint(layout: CacheLayout) -> str:
-    """Sixteen hex digits that tell layouts apart, those of equal byte count too: sha256 over the field table and the page size."""
+    """Sixteen hex digits that tell layouts apart, those of equal byte count too: sha256 over the field table."""
     text = "\n".join((layout.name, *layout.byte_table, str(layout.row_bytes)))
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

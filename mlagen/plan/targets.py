@@ -21,7 +21,8 @@ class Target:
         shared_reserve: bytes the driver takes from `shared_per_sm` for each resident program.
         threads_per_sm: resident threads of a multiprocessor.
         capability: CUDA compute capability; None on AMD.
-        dot: what tl.dot becomes for 64 rows and more: `mma` (mma.sync), `wgmma`, `tcgen05` or `mfma`; below, NVIDIA runs mma.sync.
+        dot: what tl.dot becomes for 64 rows and more: `mma` (mma.sync), `wgmma`, `tcgen05` or `mfma`; below 64, NVIDIA
+            runs mma.sync.
         has_e4m3: float8_e4m3fn converts in hardware.
     """
 
@@ -39,7 +40,7 @@ class Target:
 
 
 def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "mma") -> Target:
-    """CUDA C++ Programming Guide, table "Technical Specifications per Compute Capability"; a program may take all but 1 KiB."""
+    """CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; a program takes all but 1 KiB."""
     return Target(
         name=f"sm{major}{minor}",
         backend="cuda",

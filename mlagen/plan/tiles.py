@@ -1,7 +1,7 @@
 """Tiles of the attention kernels: how many heads and indices a program holds, for each target and size of call.
 
-A tile is data. Untuned targets take the first candidate that fits; `specs/tuned/<spec>/<target>.yaml` overrides it with what a
-sweep on the device found. The shared-memory model is what Triton 3.6 to 3.9 allocate for these kernels (docs/performance.md).
+A tile is data. Untuned targets take the first candidate that fits; `specs/tuned/<spec>/<target>.yaml` overrides it with
+what a sweep on the device found. The shared-memory model is what Triton 3.6 and 3.7 allocate for these kernels.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Tile:
         block_n: indices a program takes a step.
         num_warps: warps a program.
         num_stages: software-pipeline depth of the loop over indices.
-        indices_ahead: indices are loaded one step before they are used, so that the loads of K depend on no other load of their
-            step and the pipeline holds num_stages - 1 tiles; costs registers.
+        indices_ahead: indices are loaded one step before they are used, so that the loads of K depend on no other load
+            of their step and the pipeline holds num_stages - 1 tiles; costs registers.
     """
 
     block_h: int
@@ -38,7 +38,8 @@ class Tile:
     indices_ahead: bool
 
     def __str__(self) -> str:
-        return f"{self.block_h}x{self.block_n} w{self.num_warps} s{self.num_stages}{' ahead' if self.indices_ahead else ''}"
+        ahead = " ahead" if self.indices_ahead else ""
+        return f"{self.block_h}x{self.block_n} w{self.num_warps} s{self.num_stages}{ahead}"
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
     (64, "tcgen05"): (Tile(64, 32, 8, 2, False), Tile(64, 16, 8, 2, False)),
 }
 ROWS = (16, 32, 64)
-RESIDENT = 2  # programs a multiprocessor should hold where the work is bound by memory, so that one loads while another computes
+RESIDENT = 2  # programs a multiprocessor should hold where memory bounds the work: one loads while another computes
 
 
 def row_bytes(chunks: Sequence[Chunk]) -> int:
@@ -93,7 +94,8 @@ def v_bytes(chunks: Sequence[Chunk]) -> int:
 def expected_shared(tile: Tile, chunks: Sequence[Chunk], target: Target) -> int:
     """Bytes of shared memory that a program is expected to need.
 
-    mma.sync keeps q, P and the K tiles that are on their way; wgmma keeps q and two K tiles or more and takes P from registers; tcgen05 keeps K twice for the scores and V twice; CDNA stages either q or K, whichever is larger, and P in registers.
+    mma.sync keeps q, P and the K tiles that are on their way; wgmma keeps q and two K tiles or more and takes P from
+    registers; tcgen05 keeps K twice for the scores and V twice; CDNA stages either q or K, whichever is larger.
     """
     q, k = tile.block_h * row_bytes(chunks), tile.block_n * row_bytes(chunks)
     p = tile.block_h * tile.block_n * ITEMSIZE
@@ -162,7 +164,7 @@ def choose_tile(block_h: int, chunks: Sequence[Chunk], target: Target) -> tuple[
 
 
 def default_rows(num_heads: int, chunks: Sequence[Chunk], target: Target) -> tuple[TileRow, ...]:
-    """Rows of an untuned target: as many heads in a program as fit, up to 64, since all heads of a token read the same K rows.
+    """Rows of an untuned target: as many heads in a program as fit, up to 64, since a token's heads read the same K rows.
 
     Raises:
         LimitError: not even the smallest tile fits.
@@ -175,9 +177,10 @@ def default_rows(num_heads: int, chunks: Sequence[Chunk], target: Target) -> tup
     if not rows:
         smallest = CANDIDATES[min(ROWS), target.dot if target.dot == "mfma" else "mma"][-1]
         make_row(smallest, chunks, target, "")
+        registers = accumulator_registers(smallest, chunks, target)
         raise LimitError(
-            f"{target.name}: V of {v_bytes(chunks) // ITEMSIZE} lanes takes {accumulator_registers(smallest, chunks, target):.0f} "
-            f"accumulators a thread in tile {smallest}, more than {ACCUMULATOR_REGISTERS}"
+            f"{target.name}: V of {v_bytes(chunks) // ITEMSIZE} lanes takes {registers:.0f} accumulators a thread in tile "
+            f"{smallest}, more than {ACCUMULATOR_REGISTERS}"
         )
     rows[-1] = replace(rows[-1], max_heads=None)
     return tuple(rows)

@@ -30,7 +30,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "_wide_kernel": {
         "module": "misfits",
         "signature": (("x_ptr", "*fp32"), ("out_ptr", "*fp32")),
-        "constexprs": (("BLOCK", 4096),),
+        "constexprs": (("BLOCK", 4096), ("STEPS", 4)),
         "num_warps": 1,
     },
     "_broken_kernel": {"module": "misfits", "signature": (("x_ptr", "*fp32"),), "constexprs": (("BLOCK", 32),)},

@@ -128,16 +128,26 @@ def test_over_the_limit_is_told_with_the_arithmetic(package, make_job, cache):
 
 @pytest.mark.parametrize(
     ("target", "block", "unit", "instruction"),
-    [("sm90", 4096, "stack bytes a thread", "STL"), ("gfx942", 16384, "vector registers", "scratch_store_dword")],
+    [("sm90", 4096, "stack bytes a thread", "STL"), ("gfx942", 16384, "vector registers", "scratch_store")],
 )
-def test_spills_are_told(package, make_job, cache, target, block, unit, instruction):
-    (result,) = compile_jobs(
-        package, [make_job("_wide_kernel", target, constexprs=(("BLOCK", block),))], cache_dir=cache
+def test_spills_inside_a_loop_are_refused_and_others_only_told(
+    package, make_job, cache, target, block, unit, instruction
+):
+    looped, straight = compile_jobs(
+        package,
+        [make_job("_wide_kernel", target, constexprs=(("BLOCK", block), ("STEPS", steps))) for steps in (4, 1)],
+        cache_dir=cache,
     )
-    (error,) = check_limits([result])
-    assert result.spills > 0
-    assert result.instructions[instruction] > 0
-    assert f"spills {result.spills:,} {unit} - limit 0 = {result.spills:,} too many" in error.message
+    for result in (looped, straight):
+        assert result.spills > 0
+        assert any(name.startswith(instruction) for name in result.instructions)
+    assert 0 < looped.loop_spills < sum(looped.instructions.values())
+    assert straight.loop_spills == 0
+    (error,) = check_limits([looped, straight])
+    assert (
+        f"{looped.loop_spills:,} stack instructions - limit 0 = {looped.loop_spills:,} too many; "
+        f"spills {looped.spills:,} {unit} with {looped.registers} registers a thread"
+    ) in error.message
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ FITS = Resources(
     registers=255,
     scalar_registers=None,
     spills=0,
+    loop_spills=0,
     shared=232_448,
     shared_limit=232_448,
     expected_shared=200_000,
@@ -35,14 +36,18 @@ def test_the_limit_itself_fits():
     assert check_limits([FITS]) == []
 
 
+def test_spills_outside_loops_fit():
+    assert check_limits([replace(FITS, spills=8)]) == []
+
+
 def test_each_broken_limit_is_an_error_of_its_own():
-    over = replace(FITS, target="sm100", shared=232_449, spills=8, tensor_memory=608)
+    over = replace(FITS, target="sm100", shared=232_449, spills=8, loop_spills=1200, tensor_memory=608)
     messages = [error.message.removeprefix("sparse_attention._sparse_fwd_kernel ") for error in check_limits([over])]
     assert messages == [
         "[h<=16 [a|b]] for sm100: shared memory 232,449 bytes - limit 232,448 bytes = 1 bytes too many; "
         "the plan expected 200,000 bytes",
-        "[h<=16 [a|b]] for sm100: spills 8 stack bytes a thread - limit 0 = 8 too many; "
-        "255 registers a thread and 8 warps a program are in use",
+        "[h<=16 [a|b]] for sm100: spills inside loops: 1,200 stack instructions - limit 0 = 1,200 too many; "
+        "spills 8 stack bytes a thread with 255 registers a thread and 8 warps a program in use",
         "[h<=16 [a|b]] for sm100: tensor memory 608 columns - limit 512 columns = 96 columns too many",
     ]
 
@@ -66,11 +71,13 @@ def test_table_keeps_brackets_and_numbers():
 
 
 def test_markdown_is_one_row_a_kernel():
-    assert resource_markdown([FITS, replace(FITS, target="gfx942", shared=0, shared_limit=65536)]) == (
-        "| kernel | variant | target | warps | stages | registers | spills | shared | limit | share |\n"
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
-        "| _sparse_fwd_kernel | h<=16 [a\\|b] | sm90 | 8 | 2 | 255 | 0 | 232,448 | 232,448 | 100 % |\n"
-        "| _sparse_fwd_kernel | h<=16 [a\\|b] | gfx942 | 8 | 2 | 255 | 0 | 0 | 65,536 | 0 % |\n"
+    assert resource_markdown(
+        [FITS, replace(FITS, target="gfx942", spills=876, loop_spills=210, shared=0, shared_limit=65536)]
+    ) == (
+        "| kernel | variant | target | warps | stages | registers | spills | in loops | shared | limit | share |\n"
+        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| _sparse_fwd_kernel | h<=16 [a\\|b] | sm90 | 8 | 2 | 255 | 0 | 0 | 232,448 | 232,448 | 100 % |\n"
+        "| _sparse_fwd_kernel | h<=16 [a\\|b] | gfx942 | 8 | 2 | 255 | 876 | 210 | 0 | 65,536 | 0 % |\n"
     )
 
 

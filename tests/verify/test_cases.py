@@ -1,12 +1,12 @@
 """The list of cases: complete, well-formed, and without what a spec lacks."""
 
 import pytest
+from verify_specs import spec
 
 from mlagen.verify.cases import Case, ConcatCase, RefusalCase, SparseCase, cases
 from mlagen.verify.checks import SPARSE_CHECKS
 from mlagen.verify.inputs import INDEX_PATTERNS, LAYOUTS
 from mlagen.verify.worker import selected
-from verify_specs import spec
 
 DEVICES = ["cpu", "cuda"]
 

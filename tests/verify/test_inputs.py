@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from verify_specs import spec
 
 from mlagen.verify.cases import ConcatCase, Problem
 from mlagen.verify.facts import Facts
 from mlagen.verify.inputs import INDEX_PATTERNS, LAYOUTS, bits, build, build_concat, place
 from mlagen.verify.reference import valid_indices
-from verify_specs import spec
 
 FLAT = Facts.of(spec(kv_lora_rank=24, qk_rope_head_dim=8, v_head_dim=24))
 PAGED = Facts.of(spec(kv_lora_rank=24, qk_rope_head_dim=8, v_head_dim=24, block_size=7))

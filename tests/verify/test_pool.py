@@ -3,10 +3,10 @@
 import json
 
 import pytest
+from verify_packages import REFUSES_ALL, write_package
 
 from mlagen.errors import ToolError, UsageError
 from mlagen.verify import CaseResult, verify_package
-from verify_packages import REFUSES_ALL, write_package
 
 
 def test_results_come_in_the_order_of_the_cases_and_as_they_are_done(tmp_path):

@@ -17,12 +17,12 @@ def _pipelined_kernel(a_ptr, b_ptr, out_ptr, K, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _wide_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
-    """Keeps every element of two sorted rows alive in the registers of one warp."""
+def _wide_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr, STEPS: tl.constexpr):
+    """Keeps every element of two rows alive in the registers of one warp; one step is no loop."""
     offs = tl.arange(0, BLOCK)  # [BLOCK]
     x = tl.load(x_ptr + offs)  # [BLOCK]
     y = tl.load(x_ptr + BLOCK + offs)  # [BLOCK]
-    for _ in range(4):
+    for _ in range(STEPS):
         x, y = x * tl.sum(y) + y, y * tl.sum(x) - x
     tl.store(out_ptr + offs, x)  # [BLOCK]
     tl.store(out_ptr + BLOCK + offs, y)  # [BLOCK]

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from mlagen.bench.measure import interleave, summarise
+
+
+def test_contenders_take_turns_and_the_order_rotates() -> None:
+    order: list[str] = []
+    ticks = count(1)
+
+    def timer(name: str) -> float:
+        order.append(name)
+        return float(next(ticks))
+
+    interleave({"a": lambda: timer("a"), "b": lambda: timer("b")}, rounds=3)
+    assert order == ["a", "b", "b", "a", "a", "b"]
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    # The card heats up: both get slower, and the ratio of a round stays.
+    found = summarise({"ours": [1.0, 2.0, 4.0], "theirs": [1.5, 3.0, 6.0]})
+    assert found.seconds == {"ours": 2.0, "theirs": 3.0}
+    assert found.ratios == {"ours": 1.0, "theirs": 1.5}
+
+
+def test_nobody_to_measure_is_no_error() -> None:
+    assert interleave({}, rounds=3).seconds == {}
+
+
+@pytest.mark.gpu
+def test_timers_agree_on_a_copy() -> None:
+    import torch
+
+    from mlagen.bench.measure import eager_time, event_time, graph_time
+
+    source = torch.rand(256 << 20, device="cuda")
+    target = torch.empty_like(source)
+
+    def copy() -> torch.Tensor:
+        return target.copy_(source)
+
+    times = [graph_time([copy, copy]), event_time(copy), eager_time(copy, loops=20)]
+    assert max(times) < 1.25 * min(times)

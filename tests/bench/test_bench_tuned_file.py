@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlagen.errors import LimitError, SpecErrors
+from mlagen.plan import TARGETS, make_plan
+from mlagen.plan.tiles import Tile, TileRow, make_row
+from mlagen.plan.tuned import dump_tuned, load_tuned, tuned_path
+from mlagen.spec import load
+
+CHUNKS = make_plan(load(Path(__file__).parents[2] / "specs" / "odd.yaml")).sparse.chunks  # small rows: every tile fits
+
+ROW = "{{{}block_h: 16, block_n: 32, num_warps: 4, num_stages: 2, indices_ahead: true, programs_per_sm: 2}}"
+
+
+def text_of(*limits: str) -> str:
+    return "rows:\n" + "".join(f"  - {ROW.format(each)}\n" for each in limits)
+
+
+def write(folder: Path, text: str, target: str = "sm90") -> Path:
+    path = tuned_path("some", target, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def refused(folder: Path, text: str) -> list[str]:
+    path = write(folder, text)
+    with pytest.raises(SpecErrors) as caught:
+        load_tuned("some", folder, CHUNKS)
+    return [str(error).removeprefix(f"{path}:") for error in caught.value.errors]
+
+
+tiles = st.builds(
+    Tile,
+    block_h=st.sampled_from([16, 32, 64]),
+    block_n=st.sampled_from([16, 32, 64, 128]),
+    num_warps=st.sampled_from([1, 2, 4, 8]),
+    num_stages=st.integers(1, 4),
+    indices_ahead=st.booleans(),
+)
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> tuple[TileRow, ...]:
+    rows = []
+    for heads in (*draw(st.lists(st.integers(1, 128), max_size=3, unique=True).map(sorted)), None):
+        for tokens in (*draw(st.lists(st.integers(1, 1 << 20), max_size=3, unique=True).map(sorted)), None):
+            row = make_row(draw(tiles), CHUNKS, TARGETS["sm90"], "", heads, tokens)
+            rows.append(replace(row, programs_per_sm=draw(st.integers(1, 64))))
+    return tuple(rows)
+
+
+@given(tables())
+def test_a_table_comes_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, rows: tuple[TileRow, ...]
+) -> None:
+    folder = tmp_path_factory.mktemp("specs")
+    write(folder, dump_tuned("some", "sm90", rows, device="NVIDIA H200", triton="3.6.0"))
+    found = load_tuned("some", folder, CHUNKS)
+    assert {target: tuple(replace(row, reason="") for row in each) for target, each in found.items()} == {"sm90": rows}
+    assert {row.reason for row in found["sm90"]} == {"tuned: tuned/some/sm90.yaml"}
+
+
+def test_the_file_says_where_its_figures_are_from() -> None:
+    row = make_row(Tile(16, 32, 4, 2, True), CHUNKS, TARGETS["sm90"], "")
+    text = dump_tuned("some", "sm90", [row], device="NVIDIA H200", triton="3.6.0")
+    assert text.startswith("# Tiles of some on sm90, measured on NVIDIA H200 with triton 3.6.0.")
+    assert text == dump_tuned("some", "sm90", [row], device="NVIDIA H200", triton="3.6.0")
+
+
+def test_a_spec_without_tuned_files_has_no_rows(tmp_path: Path) -> None:
+    assert load_tuned("some", tmp_path, CHUNKS) == {}
+
+
+def test_targets_have_files_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path, text_of("max_heads: 16, ", ""), "sm90")
+    write(tmp_path, text_of(""), "gfx942")
+    assert {target: len(rows) for target, rows in load_tuned("some", tmp_path, CHUNKS).items()} == {
+        "gfx942": 1,
+        "sm90": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ("block_h: 16", None),
+        ("block_h: 17", "2:15: rows[0].block_h: got 17; takes a power of two"),
+        ("block_h: 8", "2:15: rows[0].block_h: got 8; takes an integer from 16 to 256"),
+        ("block_n: 48", "rows[0].block_n: got 48; takes a power of two"),
+        ("num_warps: 3", "rows[0].num_warps: got 3; takes a power of two"),
+        ("num_warps: 16", "rows[0].num_warps: got 16; takes an integer from 1 to 8"),
+        ("num_stages: 7", "rows[0].num_stages: got 7; takes an integer from 1 to 6"),
+        ("num_stages: 2.5", "rows[0].num_stages: got 2.5; takes an integer"),
+        ("indices_ahead: 1", "rows[0].indices_ahead: got 1; takes a boolean"),
+        ("programs_per_sm: 0", "rows[0].programs_per_sm: got 0; takes an integer from 1 to 64"),
+        ("num_warpz: 4", "rows[0].num_warpz: unknown field"),
+    ],
+)
+def test_values_are_checked_at_their_place(tmp_path: Path, change: str, complaint: str | None) -> None:
+    name = change.split(":")[0]
+    entries = [entry for entry in ROW.format("").strip("{}").split(", ") if not entry.startswith(name)]
+    text = f"rows:\n  - {{{', '.join([change, *entries])}}}\n"
+    if complaint is None:
+        write(tmp_path, text)
+        assert load_tuned("some", tmp_path, CHUNKS)
+    else:
+        assert any(complaint in error for error in refused(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("limits", "place"),
+    [
+        (["max_heads: 16, "], "2:17"),
+        (["max_tokens: 16, "], "2:18"),
+        (["", ""], "3:5"),
+        (["", "max_heads: 16, "], "3:5"),
+        (["max_heads: 32, ", "max_heads: 16, ", ""], "3:5"),
+        (["max_tokens: 8, ", "max_tokens: 8, ", ""], "3:5"),
+        (["max_heads: 16, max_tokens: 8, ", ""], "2:33"),
+    ],
+)
+def test_tables_that_miss_a_call_or_have_dead_rows_are_refused(tmp_path: Path, limits: list[str], place: str) -> None:
+    (error,) = refused(tmp_path, text_of(*limits))
+    assert error.startswith(f"{place}: rows[")
+
+
+def test_a_file_for_no_target_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, text_of(""), "sm99")
+    with pytest.raises(SpecErrors, match=r"sm99\.yaml: 'sm99' is no target"):
+        load_tuned("some", tmp_path, CHUNKS)
+
+
+@pytest.mark.parametrize("text", ["", "rows: []", "rows: 3", "rows: [", "tiles: []", "rows:\n  - 3\n", "- 1"])
+def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
+    assert refused(tmp_path, text)
+
+
+def test_a_tile_too_large_for_the_target_is_over_its_limit(tmp_path: Path) -> None:
+    large = ROW.format("").replace("block_h: 16", "block_h: 256").replace("block_n: 32", "block_n: 256")
+    path = write(tmp_path, f"rows:\n  - {large}\n", "sm86")
+    with pytest.raises(LimitError, match="bytes of shared memory") as caught:
+        load_tuned("some", tmp_path, CHUNKS)
+    assert str(caught.value).startswith(f"{path}:2:5: sm86: tile 256x256")
