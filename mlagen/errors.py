@@ -46,7 +46,7 @@ class SpecError(MlagenError):
     exit_code = 2
 
 
-class SpecErrors(MlagenError):
+class SpecErrors(MlagenError):  # noqa: N818 - several SpecError, as the name says
     """All errors of a spec file at once."""
 
     exit_code = 2

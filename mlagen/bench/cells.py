@@ -38,7 +38,7 @@ class CellLog:
 
     Args:
         path: the file; None: nothing is kept.
-        key: what the measurements hold for: hash of the package's text, version of Triton, name of the device.
+        key: what the measurements hold for: hash of the package's kernels, version of Triton, name of the device.
     """
 
     def __init__(self, path: Path | None, key: dict[str, str]) -> None:

@@ -23,6 +23,7 @@ Timer = Callable[[], float]
 
 GRAPH_BELOW_S = 130e-6  # calls shorter than this are timed by graph replay
 FLUSH_BYTES = 512 << 20  # overwriting this much empties any L2, and takes longer than Python takes to launch a call
+GRAPH_CALLS = 16  # least calls in a graph, so that the gap between two replays does not count
 ROUND_S = 2e-3  # least GPU time that one round of a timer covers
 WARM_UP_S = 0.05
 
@@ -55,21 +56,22 @@ def _elapsed(call: Call) -> float:
 
 
 def graph_timer(calls: Sequence[Call], round_s: float = ROUND_S) -> Timer:
-    """Captures `calls`, the same work on one input set each, in one graph.
+    """Captures `calls`, the same work on one input set each, in one graph, over again where they are few.
 
     Returns:
         A timer that replays the graph for at least `round_s` seconds and gives the mean seconds of a call.
     """
-    stream = _cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # what a first call compiles or allocates must not be captured
-        for call in calls:
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
+    calls = list(calls) * math.ceil(GRAPH_CALLS / len(calls))
+    graph, stream = _cuda.CUDAGraph(), _cuda.Stream()
+    calls[0]()  # what a first call compiles or allocates must not be captured
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin()  # torch.cuda.graph would also collect garbage and empty the allocator's cache
+        try:
+            for call in calls:
+                call()
+        finally:
+            graph.capture_end()
     graph.replay()
     replays = max(1, math.ceil(round_s / max(_elapsed(graph.replay), 1e-6)))
 

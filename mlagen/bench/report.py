@@ -75,8 +75,21 @@ def _table(rows: Sequence[Row]) -> str:
         if eager:
             cells.append(_eager(row))
         lines.append(_line(cells))
-    reasons = dict.fromkeys(f"- {each.name}: {each.absent}" for row in rows for each in row.contenders if each.absent)
+    reasons = _reasons(rows)
     return "\n".join([*lines, *(["", *reasons] if reasons else [])])
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """Why there are gaps, a line each; with the shapes, unless it holds for all of them."""
+    where: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        for each in row.contenders:
+            if each.absent:
+                where.setdefault((each.name, each.absent), []).append(str(row.shape))
+    return [
+        f"- {name}: {reason}" + ("" if len(shapes) == len(rows) else f" ({'; '.join(shapes)})")
+        for (name, reason), shapes in where.items()
+    ]
 
 
 def _of(row: Row, name: str) -> Contender:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,6 @@ from mlagen.bench.peers import PEERS, Peer, absence
 from mlagen.bench.roofline import Roof, roof_of
 from mlagen.bench.shapes import Inputs, Shape, default_shapes, make_inputs
 from mlagen.errors import UsageError
-from mlagen.verify.facts import Facts
 
 OURS = "ours"
 BATCH_INVARIANT = "ours, batch-invariant"
@@ -138,30 +138,27 @@ class _Bench:
         facts = self.package.facts
         inputs = make_inputs(shape, facts, self.device, self.l2_bytes)
         reference = Reference(inputs[0], facts)
-        ready: dict[str, _Ready] = {}
-        absent: dict[str, Contender] = {}
-        for name, prepare, why_not in self._contenders(shape, facts):
-            found = self._ready(prepare, inputs, reference) if why_not is None else Contender(name, absent=why_not)
-            if isinstance(found, Contender):
-                check_device(f"{shape}, {name}")
-            if isinstance(found, Contender):
-                absent[name] = Contender(name, error=found.error, absent=found.absent)
-            else:
-                ready[name] = found
+        prepared = {
+            name: self._ready(name, prepare, inputs, reference) if why_not is None else Contender(name, absent=why_not)
+            for name, prepare, why_not in self._contenders(shape)
+        }
+        ready = {name: each for name, each in prepared.items() if isinstance(each, _Ready)}
         times = interleave({name: each.timer for name, each in ready.items()}, self.rounds)
-        has_ours = OURS in ready
-        contenders = [
-            absent.get(name)
-            or Contender(
-                name=name,
-                seconds=times.seconds[name],
-                ratio=times.ratios[name] if has_ours else None,
-                method=ready[name].method,
-                eager_seconds=eager_time(ready[name].calls[0]) if shape.tokens <= EAGER_TOKENS else None,
-                error=ready[name].error,
+        contenders = []
+        for name, each in prepared.items():
+            if isinstance(each, Contender):
+                contenders.append(each)
+                continue
+            contenders.append(
+                Contender(
+                    name=name,
+                    seconds=times.seconds[name],
+                    ratio=times.ratios[name] if OURS in ready else None,
+                    method=each.method,
+                    eager_seconds=eager_time(each.calls[0]) if shape.tokens <= EAGER_TOKENS else None,
+                    error=each.error,
+                )
             )
-            for name, _, _ in self._contenders(shape, facts)
-        ]
         flops, moved = shape.flops(facts), shape.bytes_moved(facts, self.package.row_bytes)
         return Row(
             package=self.package.name,
@@ -174,22 +171,23 @@ class _Bench:
             contenders=tuple(contenders),
         )
 
-    def _contenders(self, shape: Shape, facts: Facts) -> list[tuple[str, Prepare, str | None]]:
+    def _contenders(self, shape: Shape) -> list[tuple[str, Prepare, str | None]]:
         """(name, how to prepare a call, why it cannot run), ours first."""
-        ours: list[tuple[str, Prepare, str | None]] = [
+        return [
             (OURS, self.package.call, None),
-            (BATCH_INVARIANT, lambda inputs: self.package.call(inputs, batch_invariant=True), None),
+            (BATCH_INVARIANT, partial(self.package.call, batch_invariant=True), None),
+            *((peer.name, peer.prepare, peer.unsupported(shape, self.package.facts)) for peer in self.peers),
         ]
-        return ours + [(peer.name, peer.prepare, peer.unsupported(shape, facts)) for peer in self.peers]
 
-    def _ready(self, prepare: Prepare, inputs: list[Inputs], reference: Reference) -> _Ready | Contender:
+    def _ready(self, name: str, prepare: Prepare, inputs: list[Inputs], reference: Reference) -> _Ready | Contender:
         """Prepares, checks and warms up one contender; where that fails, a contender that says why."""
         try:
             calls = [prepare(each) for each in inputs]
             error = reference.error_of(calls[0])
             if not error <= error_limit(inputs[0].q.dtype):
-                return Contender("", error=error, absent=f"wrong result: relative error {error:.2g}")
+                return Contender(name, error=error, absent=f"wrong result: relative error {error:.2g}")
             timer, method = device_timer(calls, self.flush)
         except Exception as failure:  # whatever someone else's kernel raises, the others are still to be measured
-            return Contender("", absent=absence(failure))
+            check_device(f"{inputs[0].q.shape[0]} tokens with {name}")
+            return Contender(name, absent=absence(failure))
         return _Ready(calls, error, timer, method)

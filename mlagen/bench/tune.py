@@ -193,7 +193,7 @@ class _Sweep:
         self.workspace = self.driver.workspace(self.device)
         self.l2_bytes = torch.cuda.get_device_properties(self.device).L2_cache_size
         self.topk = plan.spec.attention.topk
-        key = {"package": package.body, "triton": triton.__version__, "device": self.device_name}
+        key = {"package": package.kernels, "triton": triton.__version__, "device": self.device_name}
         self.log = CellLog(log, key)
         self.inputs = functools.lru_cache(maxsize=2)(self._inputs)
 

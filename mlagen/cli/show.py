@@ -46,11 +46,9 @@ def show_plan(spec: Path, as_json: bool) -> None:
         f"d_qk {plan.d_qk} = {dims.kv_lora_rank} latent + {dims.qk_rope_head_dim} RoPE, d_v {plan.d_v}, "
         f"{dims.num_heads} heads, topk {attention.topk}, {dims.dtype}"
     )
-    chunks = ", ".join(
-        f"{chunk.name}{' (V)' if chunk.in_v else ''} [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
-        for chunk in plan.sparse.chunks
-    )
-    out.print(f"row: {chunks}", markup=False)
+    for chunk in plan.sparse.chunks:
+        lanes = f"lanes [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
+        out.print(f"{chunk.name}: {lanes}{', part of V' if chunk.in_v else ''}", markup=False)
     merge, sparse = plan.sparse.merge, plan.sparse
     out.print(
         f"splits: at most {sparse.max_splits}; a program costs {sparse.split_overhead} steps and a merge "

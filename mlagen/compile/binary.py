@@ -43,7 +43,7 @@ SASS_FLOW = Flow(
 )
 GCN_FLOW = Flow(
     label=re.compile(r"(\.LBB\w+):"),
-    target=re.compile(r"^[^;]*?\s(\.LBB\w+)"),
+    target=re.compile(r"^[^;]*?[\s(](\.LBB\w+)"),
     end=re.compile(r"\s+s_(?:branch|setpc|endpgm)"),
     spill=re.compile(r"\s+scratch_(?:load|store)"),
 )

@@ -95,7 +95,7 @@ def expected_shared(tile: Tile, chunks: Sequence[Chunk], target: Target) -> int:
     """Bytes of shared memory that a program is expected to need.
 
     mma.sync keeps q, P and the K tiles that are on their way; wgmma keeps q and two K tiles or more and takes P from
-    registers; tcgen05 keeps K twice for the scores and V twice; CDNA stages either q or K, whichever is larger.
+    registers; tcgen05 keeps K twice and V once more; CDNA stages either q or K, whichever is larger.
     """
     q, k = tile.block_h * row_bytes(chunks), tile.block_n * row_bytes(chunks)
     p = tile.block_h * tile.block_n * ITEMSIZE
@@ -104,7 +104,7 @@ def expected_shared(tile: Tile, chunks: Sequence[Chunk], target: Target) -> int:
     if tile.block_h >= WIDE_ROWS and target.dot == "wgmma":
         return q + (tile.num_stages if tile.indices_ahead else 2) * k
     if tile.block_h >= WIDE_ROWS and target.dot == "tcgen05":
-        return q + 2 * k + 2 * tile.block_n * v_bytes(chunks)
+        return q + 2 * k + tile.block_n * v_bytes(chunks)
     return q + (tile.num_stages - 1 if tile.indices_ahead else 1) * k + p
 
 
@@ -164,7 +164,7 @@ def choose_tile(block_h: int, chunks: Sequence[Chunk], target: Target) -> tuple[
 
 
 def default_rows(num_heads: int, chunks: Sequence[Chunk], target: Target) -> tuple[TileRow, ...]:
-    """Rows of an untuned target: as many heads in a program as fit, up to 64, since a token's heads read the same K rows.
+    """Rows of an untuned target: as many heads a program as fit, up to 64, since a token's heads read the same K rows.
 
     Raises:
         LimitError: not even the smallest tile fits.
@@ -179,8 +179,8 @@ def default_rows(num_heads: int, chunks: Sequence[Chunk], target: Target) -> tup
         make_row(smallest, chunks, target, "")
         registers = accumulator_registers(smallest, chunks, target)
         raise LimitError(
-            f"{target.name}: V of {v_bytes(chunks) // ITEMSIZE} lanes takes {registers:.0f} accumulators a thread in tile "
-            f"{smallest}, more than {ACCUMULATOR_REGISTERS}"
+            f"{target.name}: V of {v_bytes(chunks) // ITEMSIZE} lanes takes {registers:.0f} accumulators a thread "
+            f"in tile {smallest}, more than {ACCUMULATOR_REGISTERS}"
         )
     rows[-1] = replace(rows[-1], max_heads=None)
     return tuple(rows)

@@ -6,7 +6,7 @@ import pytest
 
 from mlagen.bench.candidates import BLOCK_H, attention_jobs, candidate_tiles, read_tiles
 from mlagen.bench.driver import CANDIDATE, Driver
-from mlagen.bench.package import BenchPackage, load_package
+from mlagen.bench.package import BenchPackage, kernels_hash, load_package
 from mlagen.bench.tune import CROWDED, split_counts
 from mlagen.errors import UsageError
 from mlagen.plan import TARGETS, make_plan
@@ -71,6 +71,19 @@ def test_a_file_that_lists_no_tiles_is_refused(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(UsageError, match="takes a JSON list of tiles"):
             read_tiles(path)
+
+
+def test_measurements_outlive_a_new_tile_table_but_not_a_new_kernel(tmp_path: Path) -> None:
+    for name in ("_launch.py", "sparse_attention.py"):
+        (tmp_path / name).write_text((SPECS.parent / "generated" / "dsv32" / name).read_text())
+    before = kernels_hash(tmp_path)
+    path = tmp_path / "sparse_attention.py"
+    text = path.read_text()
+    assert text.count(", 8, 2, ") > 1
+    path.write_text("# another header\n" + text.replace(", 8, 2, ", ", 4, 3, "))
+    assert kernels_hash(tmp_path) == before
+    path.write_text(text.replace("tl.exp2", "tl.exp"))
+    assert kernels_hash(tmp_path) != before
 
 
 def test_a_folder_without_a_package_is_refused(tmp_path: Path) -> None:

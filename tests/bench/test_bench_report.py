@@ -50,6 +50,11 @@ def test_each_kind_has_a_table_and_every_line_of_it_as_many_cells(row: Row) -> N
         assert len({text.count("|") for text in table}) == 1
 
 
+def test_a_reason_names_its_shapes_where_others_ran(row: Row) -> None:
+    fine = Row(**{**vars(row), "shape": Shape("decode", 4, 16, 131072, 2048), "contenders": row.contenders[:2]})
+    assert "- FlashMLA: wrong result: relative error nan (decode 1 x h16, kv 128K, topk 2048)" in markdown([row, fine])
+
+
 def test_a_row_without_our_time_still_renders(row: Row) -> None:
     broken = Row(**{**vars(row), "contenders": (Contender("ours", absent="RuntimeError: x"), row.contenders[1])})
     assert "- ours: RuntimeError: x" in markdown([broken])

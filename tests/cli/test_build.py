@@ -1,0 +1,113 @@
+"""`mlagen build`: what it writes, what it refuses, and the exit code of each."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import SPEC, Run
+
+TEXT_ONLY = ("--no-compile", "--no-verify")
+
+
+def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, workspace: Path) -> None:
+    first = run("build", *TEXT_ONLY)
+    assert first.exit_code == 0
+    files = {path.name: path.stat().st_mtime_ns for path in (workspace / "generated" / "small").iterdir()}
+    assert set(files) == {"__init__.py", "_launch.py", "sparse_attention.py"}
+    second = run("build", *TEXT_ONLY)
+    assert second.exit_code == 0
+    assert "unchanged" in second.stderr
+    assert files == {path.name: path.stat().st_mtime_ns for path in (workspace / "generated" / "small").iterdir()}
+
+
+def test_compiled_resources_land_in_the_report_and_the_manifest(run: Run, workspace: Path) -> None:
+    result = run("build", "--no-verify")
+    assert result.exit_code == 0
+    assert "_sparse_fwd_kernel" in result.stdout
+    manifest = json.loads((workspace / "generated" / "small" / "manifest.json").read_text())
+    assert {row["target"] for row in manifest["resources"]} == {"sm80", "gfx942"}
+    assert all(row["shared"] <= row["shared_limit"] and row["registers"] > 0 for row in manifest["resources"])
+    assert run("build", "--check").exit_code == 0
+
+
+def test_verified_kernels_are_counted(run: Run) -> None:
+    result = run("build", "--no-compile", "--device", "cpu", "--json")
+    assert result.exit_code == 0
+    (built,) = json.loads(result.stdout)
+    assert len(built["verified"]) > 50
+    assert all(case["ok"] for case in built["verified"])
+
+
+def test_json_on_stdout_is_the_whole_of_stdout(run: Run) -> None:
+    (built,) = json.loads(run("build", "--no-verify", "--target", "sm80", "--json").stdout)
+    assert {row["target"] for row in built["resources"]} == {"sm80"}
+    assert len(built["written"]) == 3
+
+
+def test_drift_is_exit_code_1_with_a_diff_and_the_mending_command(run: Run, workspace: Path) -> None:
+    run("build", "--no-verify")
+    spec = workspace / "specs" / "small.yaml"
+    spec.write_text(SPEC.replace("topk: 16", "topk: 17").replace("A small model", "Another model"))
+    result = run("build", "--check")
+    assert result.exit_code == 1
+    assert '+"""Sparse MLA attention for Another model.' in result.stdout
+    assert "mend with: mlagen build specs/small.yaml" in result.stderr
+    assert run("build", "--diff").exit_code == 0
+
+
+def test_a_hand_edited_file_is_refused_and_nothing_is_written(run: Run, workspace: Path) -> None:
+    run("build", *TEXT_ONLY)
+    edited = workspace / "generated" / "small" / "sparse_attention.py"
+    edited.write_text(edited.read_text() + "# mine\n")
+    (workspace / "specs" / "small.yaml").write_text(SPEC.replace("A small model", "Another model"))
+    before = {path: path.read_bytes() for path in (workspace / "generated").rglob("*.py")}
+    result = run("build", *TEXT_ONLY)
+    assert result.exit_code == 1
+    assert "sparse_attention.py: edited by hand" in result.stderr
+    assert {path: path.read_bytes() for path in (workspace / "generated").rglob("*.py")} == before
+    assert run("build", "--force", *TEXT_ONLY).exit_code == 0
+    assert "# mine" not in edited.read_text()
+
+
+def test_a_bad_spec_is_exit_code_2_and_stops_the_good_ones_too(run: Run, workspace: Path) -> None:
+    (workspace / "specs" / "other.yaml").write_text(
+        SPEC.replace("name: small", "name: other").replace("topk: 16", "topk: 0")
+    )
+    result = run("build", *TEXT_ONLY)
+    assert result.exit_code == 2
+    assert result.stderr.startswith("specs/other.yaml:4:")
+    assert not (workspace / "generated").exists()
+
+
+def test_a_tile_that_does_not_fit_its_target_is_exit_code_1_with_the_arithmetic(run: Run, workspace: Path) -> None:
+    tuned = workspace / "specs" / "tuned" / "small" / "sm80.yaml"
+    tuned.parent.mkdir(parents=True)
+    tile = "block_h: 256, block_n: 256, num_warps: 8, num_stages: 6, indices_ahead: true, programs_per_sm: 1"
+    tuned.write_text(f"rows:\n  - {{{tile}}}\n")
+    result = run("build", *TEXT_ONLY)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("specs/tuned/small/sm80.yaml:2:")
+    assert "more than the 166,912 a program gets" in result.stderr
+    assert not (workspace / "generated").exists()
+
+
+@pytest.mark.parametrize("arguments", [("build", "--target", "sm999"), ("build", "--check", "--force"), ("bild",)])
+def test_bad_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_a_target_the_spec_does_not_name_is_refused(run: Run) -> None:
+    result = run("build", "--no-verify", "--target", "sm90")
+    assert result.exit_code == 2
+    assert "none of its targets (sm80, gfx942) is sm90" in result.stderr
+
+
+def test_the_module_runs_as_a_command(workspace: Path) -> None:
+    command = [sys.executable, "-m", "mlagen", "build", *TEXT_ONLY]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "generated/small" in done.stdout

@@ -1,0 +1,191 @@
+"""./dev on machines as they come: which Python it takes, when it installs, and what it says where it cannot."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("bash", "cat", "cksum", "dirname", "mkdir", "mv", "rm", "sed")
+
+# A Python of VERSION: `-m venv` makes .venv with a pip that notes its call and installs a command `mlagen`.
+PYTHON = """#!{bash}
+case "$*" in
+    *version_info*) echo {version} ;;
+    *"import ensurepip"*) exit {lacks_venv} ;;
+    "-m venv --clear "*)
+        echo "venv {name}" >>log
+        rm -rf .venv
+        mkdir -p .venv/bin
+        cat >.venv/bin/python <<'PIP'
+#!{bash}
+echo "pip" >>log
+[[ ! -e pip_fails ]] || exit 1
+cat >.venv/bin/mlagen <<'MLAGEN'
+#!{bash}
+echo "mlagen $*"
+MLAGEN
+chmod +x .venv/bin/mlagen
+PIP
+        chmod +x .venv/bin/python ;;
+    *) exit 9 ;;
+esac
+"""
+
+
+class Machine:
+    """A checkout with ./dev, and a PATH that holds the tools of a shell and the Pythons a test puts there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.checkout, self.path = folder / "checkout", folder / "path"
+        self.checkout.mkdir()
+        self.path.mkdir()
+        for name in ("dev", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, self.checkout)
+        for tool in (*TOOLS, "chmod"):
+            (self.path / tool).symlink_to(str(shutil.which(tool)))
+
+    def python(self, name: str, version: str, *, lacks_venv: bool = False) -> None:
+        text = PYTHON.format(bash=shutil.which("bash"), name=name, version=version, lacks_venv=int(lacks_venv))
+        self.script(name, text)
+
+    def script(self, name: str, text: str) -> None:
+        (self.path / name).write_text(text)
+        (self.path / name).chmod(0o755)
+
+    def dev(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            ["./dev", *arguments],
+            cwd=self.checkout,
+            env={"PATH": str(self.path), "CI": "true"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def log(self) -> list[str]:
+        """What was made and installed since the last call."""
+        log = self.checkout / "log"
+        lines = log.read_text().splitlines() if log.exists() else []
+        log.unlink(missing_ok=True)
+        return lines
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    return Machine(tmp_path)
+
+
+def test_takes_the_first_python_that_runs_and_fits(machine: Machine) -> None:
+    machine.python("python3", "3.13")
+    machine.script("python3.11", f"#!{shutil.which('bash')}\necho 'version manager: not installed' >&2\nexit 127\n")
+    machine.python("python3.12", "3.12")
+    done = machine.dev("mlagen", "build", "two words")
+    assert (done.returncode, done.stdout) == (0, "mlagen build two words\n")
+    assert done.stderr.count("\n") == 1
+    assert machine.log() == ["venv python3.12", "pip"]
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.10", "3.13", "3.110"])
+def test_says_what_it_needs_where_no_python_fits(machine: Machine, version: str) -> None:
+    machine.python("python3", version)
+    done = machine.dev("mlagen", "--help")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.splitlines()[-1].startswith("dev: needs Python 3.11 or 3.12;")
+    assert not (machine.checkout / ".venv").exists()
+
+
+def test_says_so_where_venv_is_missing(machine: Machine) -> None:
+    machine.python("python3", "3.11", lacks_venv=True)
+    done = machine.dev("mlagen", "--help")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1].startswith("dev: Python 3.11 lacks venv or ensurepip")
+
+
+def test_passes_over_a_python_without_venv(machine: Machine) -> None:
+    machine.python("python3", "3.11", lacks_venv=True)
+    machine.python("python3.12", "3.12")
+    assert machine.dev("mlagen").returncode == 0
+    assert machine.log() == ["venv python3.12", "pip"]
+
+
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+def test_installs_again_only_when_requirements_change(machine: Machine, name: str) -> None:
+    machine.python("python3", "3.11")
+    machine.dev("mlagen")
+    machine.log()
+    done = machine.dev("mlagen")
+    assert (machine.log(), done.stderr) == ([], "")
+    with (machine.checkout / name).open("a") as file:
+        file.write("# changed\n")
+    machine.dev("mlagen")
+    assert machine.log() == ["pip"]
+
+
+def test_starts_afresh_after_an_install_that_failed(machine: Machine) -> None:
+    machine.python("python3", "3.11")
+    (machine.checkout / "pip_fails").touch()
+    done = machine.dev("mlagen")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "dev: pip install failed" in done.stderr
+    (machine.checkout / "pip_fails").unlink()
+    machine.log()
+    assert machine.dev("mlagen").returncode == 0
+    assert machine.log() == ["venv python3", "pip"]
+
+
+def test_starts_afresh_in_a_checkout_that_was_moved(machine: Machine) -> None:
+    machine.python("python3", "3.11")
+    machine.dev("mlagen")
+    machine.log()
+    machine.checkout = machine.checkout.rename(machine.checkout.with_name("moved"))
+    assert machine.dev("mlagen").returncode == 0
+    assert machine.log() == ["venv python3", "pip"]
+
+
+def test_refuses_a_command_that_the_environment_lacks(machine: Machine) -> None:
+    machine.python("python3", "3.11")
+    done = machine.dev("mlagne")
+    assert done.returncode == 3
+    assert done.stderr.splitlines()[-1] == "dev: no command 'mlagne' in .venv/bin"
+
+
+def test_shows_its_usage_without_a_command(machine: Machine) -> None:
+    done = machine.dev()
+    assert done.returncode == 2
+    assert "./dev test" in done.stderr
+
+
+def test_dev_test_runs_every_check_and_names_those_that_fail(machine: Machine) -> None:
+    machine.python("python3", "3.11")
+    machine.dev("mlagen")
+    for name, code in (("ruff", 0), ("mypy", 1), ("lint-imports", 0), ("pytest", 1)):
+        command = machine.checkout / ".venv" / "bin" / name
+        command.write_text(f'#!{shutil.which("bash")}\necho "{name} $*" >>log\necho "{name} speaks"\nexit {code}\n')
+        command.chmod(0o755)
+    machine.log()
+    done = machine.dev("test", "-k", "one or two")
+    assert done.returncode == 1
+    assert machine.log() == [
+        "ruff check .",
+        "ruff format --check .",
+        "mypy ",
+        "lint-imports ",
+        "pytest -n auto -k one or two",
+    ]
+    assert done.stdout.splitlines() == [
+        "ok: ruff check .",
+        "ok: ruff format --check .",
+        "mypy speaks",
+        "failed: mypy",
+        "ok: lint-imports",
+        "pytest speaks",
+    ]
+    assert done.stderr.splitlines() == ["dev test: failed: mypy", "dev test: failed: pytest"]
+
+
+def test_scripts_are_executable() -> None:
+    assert all(os.access(ROOT / script, os.X_OK) for script in ("dev", ".ci/run"))

@@ -1,0 +1,60 @@
+"""What the documents tell a reader to type exists."""
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+
+from mlagen.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"^(?:\$ )?(?:\./dev )?mlagen (.+?)(?:\s+#.*)?$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+
+
+def commands() -> list[str]:
+    """Every `mlagen ...` line of the documents' fenced blocks."""
+    found = []
+    for document in DOCUMENTS:
+        for block in FENCE.findall(document.read_text(encoding="utf-8")):
+            found += COMMAND.findall(block)
+    return sorted(set(found))
+
+
+def parse(command: click.Command, words: list[str]) -> None:
+    """Parses a command line as click would, and runs nothing."""
+    with command.make_context(command.name, words) as context:
+        if isinstance(command, click.Group):
+            rest = [*context._protected_args, *context.args]
+            _, child, rest = command.resolve_command(context, rest)
+            assert child is not None
+            parse(child, rest)
+
+
+@pytest.mark.parametrize("line", commands())
+def test_documented_command_exists_with_its_options(line: str) -> None:
+    words = shlex.split(line)
+    parse(main, words)
+    for word in words:
+        path = word.partition(":")[0]
+        if path.endswith((".yaml", ".py")):
+            assert (ROOT / path).exists(), f"{line}: no {path}"
+
+
+def test_readme_opens_with_the_command_that_builds() -> None:
+    assert "build specs/dsv32.yaml" in commands()
+
+
+def test_every_command_is_in_the_readme() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert [name for name in main.commands if f"`{name}" not in readme] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    links = [link for link in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in link]
+    assert [link for link in links if not (document.parent / link).exists()] == []
