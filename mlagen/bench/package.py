@@ -74,10 +74,9 @@ def load_package(package_dir: Path) -> BenchPackage:
     Raises:
         UsageError: the folder holds no package with sparse attention.
     """
-    package_dir = package_dir.resolve()
-    source = package_dir / "sparse_attention.py"
-    if not source.is_file():
+    if not (package_dir / "sparse_attention.py").is_file():
         raise UsageError(f"{package_dir} holds no generated sparse attention: sparse_attention.py is missing")
+    package_dir = package_dir.resolve()
     try:
         module = load_module(package_dir, "sparse_attention")
     except JobError as error:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlagen.plan import work
 from mlagen.plan.chunks import Chunk, make_chunks, next_power_of_2
 from mlagen.plan.layout import CacheLayout, make_layout
 from mlagen.plan.targets import TARGETS
@@ -94,14 +95,14 @@ class Plan:
 
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""
-        return 2 * tokens * num_heads * self.spec.attention.topk * (self.d_qk + self.d_v)
+        return work.flops(tokens, num_heads, self.spec.attention.topk, self.d_qk, self.d_v)
 
     def bytes_moved(self, tokens: int, num_heads: int, s_kv: int) -> int:
         """Fewest bytes of one call: q, out and indices once, and each KV row that is named once, at most s_kv."""
         topk = self.spec.attention.topk
-        item = 2
-        rows = min(tokens * topk, s_kv)
-        return tokens * num_heads * (self.d_qk + self.d_v) * item + tokens * topk * 4 + rows * self.layout.row_bytes
+        rows = work.distinct_rows(tokens, topk, s_kv)
+        row_bytes = self.layout.row_bytes
+        return work.bytes_moved(tokens, num_heads, topk, self.d_qk, self.d_v, kv_rows=rows, row_bytes=row_bytes)
 
 
 def _make_merge(d_v: int) -> MergePlan:

@@ -303,7 +303,7 @@ def _layouts(suite: _Suite) -> Iterator[Case]:
         tokens=2,
         heads=5,
         topk=40,
-        rows=INT32_ELEMENTS // suite.facts.d_qk + 50_000,
+        rows=min(INT32_ELEMENTS // suite.facts.d_qk + 50_000, INT32_ELEMENTS - 1),
         kv="far",
         indices="far",
     )
@@ -377,6 +377,14 @@ def _manners(suite: _Suite) -> Iterator[Case]:
         out="contiguous",
         each_wrapper=True,
     )
+    for splits in (1, 2):
+        yield from suite.sparse(
+            f"manners: out alone, splits {splits}",
+            "a caller that wants no LSE gets the same out",
+            check="out alone",
+            heads=heads,
+            splits=splits,
+        )
     promise = "a given workspace holds the splits, and a smaller one takes the tokens in pieces"
     yield from suite.sparse("workspace: forced splits", promise, check="workspace", heads=heads, topk=300, splits=3)
     yield from suite.sparse(

@@ -238,6 +238,10 @@ def _buffers(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]
     return figures
 
 
+def _out_alone(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    return compare(subject, inputs, subject.attend(case, inputs, lse=None))
+
+
 def _workspace(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
     tokens, heads, _ = inputs.q.shape
     topk = inputs.indices.shape[2]
@@ -321,6 +325,7 @@ SPARSE_CHECKS: dict[str, Callable[[Subject, SparseCase, Inputs], list[Figure]]] 
     "determinism": _determinism,
     "invariance": _invariance,
     "buffers": _buffers,
+    "out alone": _out_alone,
     "workspace": _workspace,
     "defaults": _defaults,
     "stream": _stream,

@@ -143,8 +143,8 @@ def _mended_run(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _mended_call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    # The first call of a launch patches triton.language for the function; each further one would search it anew, and take
-    # three quarters of a launch's time.
+    # The first call of a launch patches triton.language for the function; each further one would search it anew, which
+    # is most of a launch's time.
     if self not in _called:
         _called.add(self)
         return original(self, *args, **kwargs)

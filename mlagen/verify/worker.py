@@ -100,6 +100,8 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     """Runs a job, answering as this module's docstring says."""
     device = job["device"]
     _prepare(device)
+    import torch
+
     from mlagen.verify.cases import cases
     from mlagen.verify.checks import CaseFailedError, Subject, run
     from mlagen.verify.facts import Facts
@@ -146,6 +148,8 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
         answer({"event": "result", **result.to_json()})
         if broken:  # the device's context is lost: a fresh worker takes the rest
             return
+        if device == "cuda":
+            torch.cuda.empty_cache()  # the other workers may need what a large case took
     answer({"event": "done"})
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("bash", "cat", "cksum", "dirname", "mkdir", "mv", "rm", "sed")
+TOOLS = ("bash", "cat", "chmod", "cksum", "dirname", "flock", "mkdir", "mv", "rm", "sed")
 
 # A Python of VERSION: `-m venv` makes .venv with a pip that notes its call and installs a command `mlagen`.
 PYTHON = """#!{bash}
@@ -44,8 +44,10 @@ class Machine:
         self.path.mkdir()
         for name in ("dev", "pyproject.toml", "constraints.txt"):
             shutil.copy(ROOT / name, self.checkout)
-        for tool in (*TOOLS, "chmod"):
-            (self.path / tool).symlink_to(str(shutil.which(tool)))
+        for tool in TOOLS:
+            found = shutil.which(tool)
+            if found:  # flock is not everywhere
+                (self.path / tool).symlink_to(found)
 
     def python(self, name: str, version: str, *, lacks_venv: bool = False) -> None:
         text = PYTHON.format(bash=shutil.which("bash"), name=name, version=version, lacks_venv=int(lacks_venv))

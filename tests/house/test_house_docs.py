@@ -1,5 +1,6 @@
 """What the documents tell a reader to type exists."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -47,6 +48,25 @@ def test_documented_command_exists_with_its_options(line: str) -> None:
 
 def test_readme_opens_with_the_command_that_builds() -> None:
     assert "build specs/dsv32.yaml" in commands()
+
+
+def test_readme_imports_what_the_package_exports() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (snippet,) = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    package = ast.parse((ROOT / "generated" / "dsv32" / "__init__.py").read_text(encoding="utf-8"))
+    (exported,) = (
+        ast.literal_eval(node.value)
+        for node in package.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    )
+    imported = [
+        alias.name
+        for node in ast.walk(ast.parse(snippet))
+        if isinstance(node, ast.ImportFrom) and node.module == "dsv32"
+        for alias in node.names
+    ]
+    assert imported
+    assert set(imported) <= set(exported)
 
 
 def test_every_command_is_in_the_readme() -> None:

@@ -48,6 +48,12 @@ def _add(a_ptr, out_ptr):
     tl.store(out_ptr, tl.load(a_ptr) + tl.load(a_ptr))
 
 
+@triton.jit
+def _claim(in_ptr, out_ptr):
+    rows = in_ptr + tl.arange(0, 4)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    tl.store(out_ptr, tl.sum(tl.sum(tl.load(tl.multiple_of(rows, [16, 16])).to(tl.float32), 1), 0))
+
+
 def bits(tensor: torch.Tensor) -> np.ndarray:
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.itemsize]).numpy()
 
@@ -111,6 +117,13 @@ def add() -> np.ndarray:
     return bits(out)
 
 
+def claim(offset: int) -> np.ndarray:
+    """What a kernel gives that calls its rows 16-byte aligned; they begin `offset` elements after such an address."""
+    out = torch.zeros(1)
+    _claim[(1,)](torch.ones(48, dtype=torch.bfloat16)[offset:], out)
+    return out.numpy()
+
+
 def main() -> None:
     np.seterr(all="ignore")
     if sys.argv[1] == "mended":
@@ -137,6 +150,8 @@ def main() -> None:
     attempt(results, "loop bound", count)
     attempt(results, "int64 argument", far)
     attempt(results, "bf16 sum", add)
+    attempt(results, "true claim", lambda: claim(8))
+    attempt(results, "false claim", lambda: claim(1))
     np.savez(sys.argv[2], **results)
 
 

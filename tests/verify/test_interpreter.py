@@ -133,13 +133,20 @@ def test_every_conversion_and_dot_of_the_mended_interpreter_is_right(mended: dic
     everything = {
         name
         for name in mended
-        if name != "integers" and not name.startswith(("ties ", "a ", "b ")) and name != "bf16 sum"
+        if not name.startswith(("ties ", "a ", "b "))
+        and name not in ("integers", "bf16 sum", "true claim", "false claim")
     }
     assert everything - right(mended) == set()
 
 
 def test_arithmetic_on_bf16_is_refused_rather_than_wrong(mended: dict[str, np.ndarray]) -> None:
     assert mended["bf16 sum"].dtype.kind == "U"
+
+
+def test_a_false_claim_of_alignment_is_refused(bare: dict[str, np.ndarray], mended: dict[str, np.ndarray]) -> None:
+    assert mended["true claim"].tolist() == [32.0]
+    assert mended["false claim"].dtype.kind == "U"
+    assert bare["false claim"].tolist() == [32.0]
 
 
 def test_the_bare_interpreter_is_still_wrong(bare: dict[str, np.ndarray]) -> None:

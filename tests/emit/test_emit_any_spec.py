@@ -1,0 +1,66 @@
+"""Whatever a spec says, its package is Python that the house's linter and formatter leave alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from emit_specs import ROOT, specs
+from hypothesis import HealthCheck, given, settings
+
+from mlagen.emit import Package, render
+from mlagen.plan import make_plan
+from mlagen.spec import Spec
+
+WIDTH = 120
+
+
+@pytest.fixture(scope="module")
+def packages() -> list[tuple[Spec, Package]]:
+    """Packages of many specs."""
+    drawn: list[tuple[Spec, Package]] = []
+
+    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    @given(spec=specs())
+    def draw(spec: Spec) -> None:
+        drawn.append((spec, render(make_plan(spec))))
+
+    draw()
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def written(packages, tmp_path_factory) -> Path:
+    """A folder with all of them, named as the repository's is, since the linter's configuration names it."""
+    root = tmp_path_factory.mktemp("root")
+    for number, (_, package) in enumerate(packages):
+        folder = root / "generated" / f"package_{number}"
+        folder.mkdir(parents=True)
+        for file in package.files:
+            (folder / file.name).write_text(file.text, encoding="utf-8")
+    return root
+
+
+def ruff(root: Path, *arguments: str) -> str:
+    """What ruff has to say of the packages under `root`."""
+    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
+    done = subprocess.run([*command, "generated"], cwd=root, capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout[:4000] + done.stderr
+
+
+def test_every_file_is_python_within_the_line_width(packages):
+    for spec, package in packages:
+        for file in package.files:
+            compile(file.text, file.name, "exec", dont_inherit=True)
+            wide = [line for line in file.text.split("\n") if len(line) > WIDTH]
+            assert wide == [], spec.model_dump_json()
+
+
+def test_every_file_is_formatted(written):
+    assert ruff(written, "format", "--diff", "--line-length", str(WIDTH)) == ""
+
+
+def test_every_file_passes_the_linter(written):
+    assert ruff(written, "check", "--output-format", "concise") == ""

@@ -1,0 +1,29 @@
+"""Specs for tests of the plan: DeepSeek V3.2 with some values changed, and any dims that a spec takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from mlagen.spec import Spec, load
+
+ROOT = Path(__file__).parents[2]
+
+
+def make_spec(**changes: Any) -> Spec:
+    """The spec of DeepSeek V3.2; `changes` replace fields of any of its parts by name."""
+    data = load(ROOT / "specs" / "dsv32.yaml").model_dump()
+    for name, value in changes.items():
+        (part,) = [part for part in (data, *data.values()) if isinstance(part, dict) and name in part]
+        part[name] = value
+    return Spec.model_validate(data)
+
+
+@st.composite
+def dims(draw: st.DrawFn) -> dict[str, int]:
+    """kv_lora_rank, qk_rope_head_dim and v_head_dim, any that a spec takes."""
+    rank, rope = draw(st.integers(1, 1024)), draw(st.integers(0, 256))
+    v = draw(st.just(rank) | st.integers(1, rank + rope))
+    return {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "v_head_dim": v}

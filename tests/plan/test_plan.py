@@ -1,0 +1,135 @@
+"""The plan as a value, its compile jobs, and the work of a call."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from plan_specs import ROOT, dims, make_spec
+
+from mlagen.backends import compile_jobs
+from mlagen.emit import render
+from mlagen.plan import TARGETS, load_plan, make_plan
+from mlagen.spec import load
+
+SPECS = sorted((ROOT / "specs").glob("*.yaml"))
+WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla")
+VARIANTS = [
+    *({"attn_sink": sink, "topk_length": length} for sink, length in itertools.product(("none", "required"), repeat=2)),
+    {"block_size": 53},
+    {"qk_rope_head_dim": 0},
+    {"kv_lora_rank": 448, "v_head_dim": 512},
+    {"wrappers": ("flash_mla_sparse_fwd",)},
+    {"wrappers": ("concat_and_cache_mla",)},
+    {"dtype": "fp16", "layout": "fp16", "lse_base": "2"},
+]
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(dims=dims())
+def test_equal_specs_give_equal_plans(dims):
+    plan, again = make_plan(make_spec(**dims)), make_plan(make_spec(**dims))
+    assert plan == again
+    assert hash(plan) == hash(again)
+
+
+def frozen_parts(value: object) -> list[object]:
+    """A plan's values that have fields, at any depth."""
+    if isinstance(value, tuple):
+        return [part for item in value for part in frozen_parts(item)]
+    if dataclasses.is_dataclass(value):
+        fields = [getattr(value, field.name) for field in dataclasses.fields(value)]
+        return [value, *(part for field in fields for part in frozen_parts(field))]
+    return []
+
+
+def test_no_part_of_a_plan_can_be_changed():
+    parts = frozen_parts(make_plan(make_spec()))
+    assert {type(part).__name__ for part in parts} >= {"Plan", "CacheLayout", "CacheField", "Chunk", "TileRow", "Tile"}
+    for part in parts:
+        name = dataclasses.fields(part)[0].name
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(part, name, None)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_plan_from_a_file_holds_its_spec(path):
+    assert load_plan(path).spec == load(path)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_jobs_name_every_target_tile_and_kernel_once(path):
+    plan = load_plan(path)
+    jobs = compile_jobs(plan)
+    assert len(set(jobs)) == len(jobs)
+    for target, rows in plan.sparse.tiles:
+        there = [job for job in jobs if job.target == target]
+        for kernel in ("_sparse_fwd_kernel", "_sparse_split_kernel"):
+            mine = [job for job in there if job.kernel == kernel]
+            constants = [dict(job.constexprs) for job in mine]
+            assert {
+                (one["BLOCK_H"], one["BLOCK_N"], job.num_warps, job.num_stages, one["INDICES_AHEAD"])
+                for job, one in zip(mine, constants, strict=True)
+            } == {dataclasses.astuple(row.tile) for row in rows}
+            assert all(one["NUM_STAGES"] == job.num_stages for job, one in zip(mine, constants, strict=True))
+            assert {job.expected_shared for job in mine} == {row.expected_shared for row in rows}
+        assert [job.kernel for job in there].count("_merge_splits_kernel") == 1
+        assert [job.kernel for job in there].count("_concat_and_cache_kernel") == 1
+    assert {job.target for job in jobs} == set(plan.spec.targets) <= set(TARGETS)
+
+
+@pytest.mark.parametrize("changes", VARIANTS, ids=str)
+def test_a_job_gives_each_argument_of_its_kernel(changes):
+    plan = make_plan(make_spec(targets=("sm90", "gfx942"), **changes))
+    trees = {file.name: ast.parse(file.text) for file in render(plan).files}
+    jobs = compile_jobs(plan)
+    assert jobs
+    for job in jobs:
+        (kernel,) = [
+            node
+            for node in trees[f"{job.module}.py"].body
+            if isinstance(node, ast.FunctionDef) and node.name == job.kernel
+        ]
+        names = [argument.arg for argument in kernel.args.args]
+        assert names == [name for name, _ in (*job.signature, *job.constexprs)]
+        constexprs = [arg.arg for arg in kernel.args.args if arg.annotation and "constexpr" in ast.unparse(arg)]
+        assert constexprs == [name for name, _ in job.constexprs]
+        assert f"do_not_specialize=range({len(job.signature)})" in ast.unparse(kernel.decorator_list[0])
+        wide = [arg.arg for arg in kernel.args.args if arg.annotation and ast.unparse(arg.annotation) == "tl.int64"]
+        assert wide == [name for name, kind in job.signature if kind == "i64"]
+
+
+@pytest.mark.parametrize(
+    ("wrappers", "modules"),
+    [(WRAPPERS[:1], {"sparse_attention"}), (WRAPPERS[2:], {"cache"}), (WRAPPERS, {"cache", "sparse_attention"})],
+)
+def test_kernels_that_no_wrapper_launches_are_not_compiled(wrappers, modules):
+    assert {job.module for job in compile_jobs(make_plan(make_spec(wrappers=wrappers)))} == modules
+
+
+def test_work_of_a_call_by_hand():
+    plan = make_plan(make_spec())
+    # 3 tokens x 16 heads x 2,048 keys x (576 + 512) multiply-adds, two FLOPs each.
+    assert plan.flops(3, 16) == 213_909_504
+    # q and out 3 x 16 x (576 + 512) x 2 = 104,448; indices 3 x 2,048 x 4 = 24,576; 1,000 rows x 1,152 = 1,152,000.
+    assert plan.bytes_moved(3, 16, 1000) == 104_448 + 24_576 + 1_152_000
+    # No more rows than 3 x 2,048 can be named.
+    assert plan.bytes_moved(3, 16, 100_000) == 104_448 + 24_576 + 6144 * 1152
+
+
+def test_partials_are_aligned_as_far_as_their_rows_are():
+    alignments = {d_v: make_plan(make_spec(v_head_dim=d_v)).sparse.partial_alignment for d_v in (510, 511, 512)}
+    assert alignments == {510: 4, 511: 4, 512: 16}
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(dims=dims())
+def test_the_merge_covers_v(dims):
+    merge = make_plan(make_spec(**dims)).sparse.merge
+    d_v = dims["v_head_dim"]
+    assert merge.block_d & (merge.block_d - 1) == 0
+    assert (merge.d_blocks - 1) * merge.block_d < d_v <= merge.d_blocks * merge.block_d
+    assert merge.masked == (merge.d_blocks * merge.block_d != d_v)

@@ -1,0 +1,92 @@
+"""Blocks of a row: together they are the row, whatever its dims."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from plan_specs import dims, make_spec
+
+from mlagen.plan import Chunk, make_plan
+from mlagen.plan.chunks import make_chunks, split_lanes
+from mlagen.plan.plan import row_chunks
+
+SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
+
+
+def check_covers(chunks: tuple[Chunk, ...], lanes: int) -> None:
+    assert [chunk.start for chunk in chunks] == [sum(one.lanes for one in chunks[:n]) for n in range(len(chunks))]
+    assert sum(chunk.lanes for chunk in chunks) == lanes
+    for chunk in chunks:
+        assert 1 <= chunk.lanes <= chunk.block
+        assert chunk.masked == (chunk.lanes < chunk.block)
+        assert chunk.block >= 16
+        assert chunk.block & (chunk.block - 1) == 0
+    names = [chunk.name for chunk in chunks]
+    assert len(set(names)) == len(names)
+    assert all(name.isidentifier() for name in names)
+
+
+@SETTINGS
+@given(dims=dims())
+def test_attention_covers_every_lane_once_in_order_and_no_chunk_crosses_the_end_of_v(dims):
+    spec = make_spec(**dims)
+    chunks = row_chunks(spec)
+    check_covers(chunks, dims["kv_lora_rank"] + dims["qk_rope_head_dim"])
+    d_v = dims["v_head_dim"]
+    assert all(chunk.start + chunk.lanes <= d_v if chunk.in_v else chunk.start >= d_v for chunk in chunks)
+
+
+@SETTINGS
+@given(dims=dims())
+def test_the_cache_writer_covers_every_lane_and_no_chunk_crosses_from_the_latent_to_rope(dims):
+    rank = dims["kv_lora_rank"]
+    chunks = make_plan(make_spec(**dims)).cache.chunks
+    check_covers(chunks, rank + dims["qk_rope_head_dim"])
+    for chunk in chunks:
+        latent = chunk.name.startswith("nope")
+        assert chunk.start + chunk.lanes <= rank if latent else chunk.start >= rank
+
+
+def test_only_the_last_block_is_padded_by_at_most_an_eighth_or_it_is_the_smallest():
+    for lanes in range(1, 1281):
+        *full, (width, block) = split_lanes(lanes)
+        assert sum(width for width, _ in full) + width == lanes
+        assert all(width == block for width, block in full)
+        assert block == 16 or block - width <= block / 8
+
+
+@pytest.mark.parametrize(
+    ("lanes", "blocks"),
+    [
+        (1, [(1, 16)]),
+        (16, [(16, 16)]),
+        (17, [(16, 16), (1, 16)]),
+        (96, [(64, 64), (32, 32)]),
+        (120, [(120, 128)]),
+        (192, [(128, 128), (64, 64)]),
+        (448, [(448, 512)]),
+        (512, [(512, 512)]),
+        (576, [(512, 512), (64, 64)]),
+    ],
+)
+def test_lanes_split_into_powers_of_two_largest_first(lanes, blocks):
+    assert split_lanes(lanes) == blocks
+
+
+def test_no_lanes_are_no_chunk():
+    assert split_lanes(0) == []
+    assert make_chunks([("nope", 16), ("rope", 0)], 16) == (Chunk("nope", 0, 16, 16, True),)
+
+
+def test_v_that_ends_inside_the_latent_cuts_it():
+    assert make_chunks([("nope", 128), ("rope", 64)], 96) == (
+        Chunk("nope_0", 0, 64, 64, True),
+        Chunk("nope_1", 64, 32, 32, True),
+        Chunk("nope_2", 96, 32, 32, False),
+        Chunk("rope", 128, 64, 64, False),
+    )
+
+
+def test_a_row_whose_v_holds_rope_lanes_is_one_run():
+    spec = make_spec(kv_lora_rank=448, qk_rope_head_dim=64, v_head_dim=512)
+    assert row_chunks(spec) == (Chunk("row", 0, 512, 512, True),)
