@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile
-from mlagen.plan import CompileJob, Plan, TileRow, layout_fingerprint
+from mlagen.plan import Chunk, CompileJob, Plan, TileRow, layout_fingerprint
+from mlagen.plan.work import ITEMSIZE
 from mlagen.spec import spec_digest
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 SPARSE_WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")
 CACHE_WRAPPERS = ("concat_and_cache_mla",)
 FULL_ALIGNMENT = 16
+INDEX_GROUP = 16
 
 Signature = tuple[tuple[str, str], ...]
 
@@ -32,12 +35,21 @@ def _common(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _alignment(lane: int) -> str:
+    """What may be claimed of addresses that begin `lane` lanes into an aligned row: ALIGNMENT, or nothing."""
+    return "ALIGNMENT" if lane * ITEMSIZE % FULL_ALIGNMENT == 0 else "1"
+
+
+def _chunk(chunk: Chunk) -> dict[str, Any]:
+    """A chunk as templates ask for it."""
+    return {**dataclasses.asdict(chunk), "masked": chunk.masked, "alignment": _alignment(chunk.start)}
+
+
 def _accumulators(plan: Plan) -> list[dict[str, Any]]:
-    v_chunks = [chunk for chunk in plan.sparse.chunks if chunk.in_v]
-    names = ["acc"] if len(v_chunks) == 1 else [f"acc_{number}" for number in range(len(v_chunks))]
-    return [
-        {"name": chunk.name, "masked": chunk.masked, "acc": acc} for chunk, acc in zip(v_chunks, names, strict=True)
-    ]
+    """The chunks of V, each with the name of its accumulator."""
+    chunks = [_chunk(chunk) for chunk in plan.sparse.chunks if chunk.in_v]
+    names = ["acc"] if len(chunks) == 1 else [f"acc_{number}" for number in range(len(chunks))]
+    return [{**chunk, "acc": acc} for chunk, acc in zip(chunks, names, strict=True)]
 
 
 def _sparse_signatures(plan: Plan) -> dict[str, Signature]:
@@ -87,11 +99,12 @@ def _sparse_context(plan: Plan) -> dict[str, Any]:
     paged = plan.spec.cache.block_size is not None
     return {
         **_common(plan),
-        "chunks": sparse.chunks,
+        "chunks": [_chunk(chunk) for chunk in sparse.chunks],
         "v_chunks": _accumulators(plan),
         "sparse": sparse,
         "tiles": sparse.tiles,
         "paged": paged,
+        "has_rope": plan.spec.model.qk_rope_head_dim > 0,
         "kv_shape": f"[pages, {plan.layout.block_size}, {plan.d_qk}]" if paged else f"[s_kv, 1, {plan.d_qk}]",
         "page_rows": plan.layout.block_size if paged else 1,
         "has_sink": attention.attn_sink != "none",
@@ -108,20 +121,13 @@ def _sparse_context(plan: Plan) -> dict[str, Any]:
 
 
 def _cache_context(plan: Plan) -> dict[str, Any]:
-    sources = {"nope": "kv_c", "rope": "k_pe"}
-    chunks = [
-        {
-            "name": chunk.name,
-            "start": chunk.start,
-            "block": chunk.block,
-            "lanes": chunk.lanes,
-            "masked": chunk.masked,
-            "source": sources[chunk.name.split("_")[0]],
-            "source_start": chunk.start - (plan.spec.model.kv_lora_rank if chunk.name.startswith("rope") else 0),
-        }
-        for chunk in plan.cache.chunks
-    ]
     fields = {field.name: field for field in plan.layout.fields}
+    sources = {"nope": ("kv_c", fields["latent"]), "rope": ("k_pe", fields.get("rope"))}
+    chunks = []
+    for chunk in plan.cache.chunks:
+        source, field = sources[chunk.name.split("_")[0]]
+        start = chunk.start - (field.first_lane if field else 0)
+        chunks.append({**_chunk(chunk), "source": source, "source_start": start, "source_alignment": _alignment(start)})
     return {
         **_common(plan),
         "chunks": chunks,
@@ -205,11 +211,12 @@ def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...]) -> Iterator
             yield CompileJob(
                 module="sparse_attention",
                 kernel=f"_sparse_{kernel}_kernel",
-                variant=f"{tile.block_h}x{tile.block_n}",
+                variant=f"{tile.block_h}x{tile.block_n}{' ahead' if tile.indices_ahead else ''}",
                 target=target,
                 signature=signatures[kernel],
                 constexprs=(
                     ("ALIGNMENT", FULL_ALIGNMENT),
+                    ("INDEX_GROUP", INDEX_GROUP),
                     ("BLOCK_H", tile.block_h),
                     ("BLOCK_N", tile.block_n),
                     ("INDICES_AHEAD", tile.indices_ahead),

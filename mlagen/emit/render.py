@@ -109,11 +109,13 @@ def _body(file: GeneratedFile) -> tuple[str, tuple[str, ...]]:
         marked = _environment(True).get_template(file.template).render(**file.context)
     except jinja2.TemplateError as error:
         raise ToolError(f"template {file.template}: {error}") from error
-    lines, origins = [], []
+    lines, origins, origin = [], [], ""
     for line in marked.removesuffix("\n").split("\n"):
         marks = _MARK.findall(line)
-        lines.append(_MARK.sub("", line))
-        origins.append(marks[0] if marks else "")
+        text = _MARK.sub("", line)
+        origin = marks[0] if marks else origin  # a value of several lines comes from the line that asks for it
+        lines.append(text)
+        origins.append(origin if text else "")
     return "\n".join(lines) + "\n", tuple(origins)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from mlagen.emit.render import GENERATED, HEADER_LINES, Package, sha256
 from mlagen.errors import DriftError
 
-_BODY_HASH = re.compile(r" body ([0-9a-f]{16})$")
+_HASHES = re.compile(r"# spec [0-9a-f]{16} template [0-9a-f]{16} body ([0-9a-f]{16})")
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,11 @@ class Drift:
 def is_hand_edited(text: str) -> bool:
     """Whether a text is not as mlagen wrote it: it has no header, or a body that the header's hash denies."""
     lines = text.split("\n")
-    found = _BODY_HASH.search(lines[1]) if len(lines) > 1 and lines[0].startswith(GENERATED) else None
-    return not found or sha256("\n".join(lines[HEADER_LINES:]))[:16] != found[1]
+    head, rest = lines[:HEADER_LINES], "\n".join(lines[HEADER_LINES:])
+    if len(head) < HEADER_LINES or not head[0].startswith(GENERATED) or head[2]:
+        return True
+    found = _HASHES.fullmatch(head[1])
+    return not found or sha256(rest)[:16] != found[1]
 
 
 def compare(package: Package, folder: Path) -> list[Drift]:

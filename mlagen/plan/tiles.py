@@ -64,7 +64,8 @@ class TileRow:
 
 # Most wanted first, by heads and by the instruction that tl.dot becomes. None of them spills at d_qk 576, d_v 512.
 CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
-    (16, "mma"): (
+    (16, "mma"): (Tile(16, 32, 4, 2, True), Tile(16, 16, 4, 2, True), Tile(16, 16, 8, 2, True)),
+    (16, "wgmma"): (
         Tile(16, 64, 4, 2, True),
         Tile(16, 32, 4, 2, True),
         Tile(16, 16, 4, 2, True),

@@ -15,15 +15,15 @@ from mlagen.errors import LimitError, Place, SpecError
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import Tile, TileRow, make_row
-from mlagen.spec.load import _place, _text, _within
+from mlagen.spec.load import lies_within, place_of, read_text
 from mlagen.spec.marked import read, refuse
-from mlagen.spec.models import Model, _refused
+from mlagen.spec.models import Model, refused
 from mlagen.spec.prose import Guide
 
 
 def _power_of_two(number: int) -> int:
     if number & (number - 1):
-        raise _refused(f"got {number}; takes a power of two")
+        raise refused(f"got {number}; takes a power of two")
     return number
 
 
@@ -59,12 +59,12 @@ class TunedTable(Model):
             last = index == len(self.rows) - 1
             following = (math.inf, math.inf) if last else _most(self.rows[index + 1])
             if not last and following <= _most(row):
-                raise _refused("takes rows in the order of their heads, then of their tokens", "rows", index + 1)
+                raise refused("takes rows in the order of their heads, then of their tokens", "rows", index + 1)
             if last and row.max_heads is not None:
-                raise _refused(f"got {row.max_heads}; takes none in the last row", "rows", index, "max_heads")
+                raise refused(f"got {row.max_heads}; takes none in the last row", "rows", index, "max_heads")
             if row.max_tokens is not None and (last or following[0] > _most(row)[0]):
                 message = f"got {row.max_tokens}; takes none in the last row of its heads"
-                raise _refused(message, "rows", index, "max_tokens")
+                raise refused(message, "rows", index, "max_tokens")
         return self
 
 
@@ -101,7 +101,7 @@ def _load(path: Path, chunks: Sequence[Chunk]) -> tuple[TileRow, ...]:
     if path.stem not in TARGETS:
         message = f"'{path.stem}' is no target; takes a file named after one of {', '.join(TARGETS)}"
         raise refuse([SpecError(message, place=Place(path))])
-    document = read(_text(path), path)
+    document = read(read_text(path), path)
     table, findings = None, []
     try:
         table = TunedTable.model_validate(document.data)
@@ -110,8 +110,8 @@ def _load(path: Path, chunks: Sequence[Chunk]) -> tuple[TileRow, ...]:
         findings = guide.findings(error.errors(include_url=False))
     errors = list(document.errors)
     for finding in findings:
-        if not _within(finding.loc, document.unread):
-            mark = _place(finding, document)
+        if not lies_within(finding.loc, document.unread):
+            mark = place_of(finding, document)
             errors.append(SpecError(str(finding), place=Place(path, mark.line, mark.column)))
     if table is None or errors:
         raise refuse(errors)

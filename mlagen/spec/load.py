@@ -27,7 +27,7 @@ def load(path: Path) -> Spec:
     Raises:
         SpecErrors: every error of the file, sorted by place.
     """
-    return parse(_text(path), path)
+    return parse(read_text(path), path)
 
 
 def parse(text: str, file: Path) -> Spec:
@@ -45,8 +45,8 @@ def parse(text: str, file: Path) -> Spec:
     findings += _misnamed(document, file, findings)
     errors = list(document.errors)
     for finding in findings:
-        if not _within(finding.loc, document.unread):
-            mark = _place(finding, document)
+        if not lies_within(finding.loc, document.unread):
+            mark = place_of(finding, document)
             errors.append(SpecError(str(finding), place=Place(file, mark.line, mark.column)))
     if spec is None or errors:
         raise refuse(errors)
@@ -69,7 +69,8 @@ def spec_digest(spec: Spec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """The text of a YAML file; SpecErrors if it is no regular file, too large or not text."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -118,7 +119,7 @@ def _misnamed(document: Document, file: Path, findings: list[Finding]) -> list[F
     ]
 
 
-def _place(finding: Finding, document: Document) -> Mark:
+def place_of(finding: Finding, document: Document) -> Mark:
     """Where to look for a finding; a container stands for what it lacks."""
     if finding.at == "value" and finding.loc in document.values:
         return document.values[finding.loc]
@@ -128,5 +129,6 @@ def _place(finding: Finding, document: Document) -> Mark:
     return document.keys.get(loc) or document.values[()]
 
 
-def _within(loc: Loc, others: set[Loc]) -> bool:
+def lies_within(loc: Loc, others: set[Loc]) -> bool:
+    """Whether a location is one of the others, or inside one."""
     return any(loc[:length] in others for length in range(len(loc) + 1))

@@ -22,16 +22,16 @@ WrapperName = Literal["triton_mla_sparse_attention", "flash_mla_sparse_fwd", "co
 TAKEN_NAMES = sys.stdlib_module_names | {"mlagen", "numpy", "torch", "triton"}
 
 
-def _refused(message: str, *at: str | int) -> PydanticCustomError:
+def refused(message: str, *at: str | int) -> PydanticCustomError:
     """An error of a rule between values; `at` leads from what the validator checks to the value that is off."""
     return PydanticCustomError("refused", "{message}", {"message": message, "at": at})
 
 
 def _free_name(name: str) -> str:
     if keyword.iskeyword(name):
-        raise _refused(f"got '{name}', a Python keyword; takes a name that can be imported, such as '{name}_mla'")
+        raise refused(f"got '{name}', a Python keyword; takes a name that can be imported, such as '{name}_mla'")
     if name in TAKEN_NAMES:
-        raise _refused(
+        raise refused(
             f"got '{name}', which would hide the Python module of that name; takes another, such as '{name}_mla'"
         )
     return name
@@ -41,7 +41,7 @@ def _without_repeats(entries: tuple[str, ...]) -> tuple[str, ...]:
     repeats = [index for index, entry in enumerate(entries) if entry in entries[:index]]
     if repeats:
         again = ", ".join(dict.fromkeys(entries[index] for index in repeats))
-        raise _refused(f"got {again} more than once; takes each entry once", repeats[0])
+        raise refused(f"got {again} more than once; takes each entry once", repeats[0])
     return entries
 
 
@@ -74,7 +74,7 @@ class Dims(Model):
         row = self.kv_lora_rank + self.qk_rope_head_dim
         if self.v_head_dim > row:
             lanes = f"kv_lora_rank {self.kv_lora_rank} + qk_rope_head_dim {self.qk_rope_head_dim}"
-            raise _refused(f"got {self.v_head_dim}; takes at most {row}, the lanes of a KV row ({lanes})", "v_head_dim")
+            raise refused(f"got {self.v_head_dim}; takes at most {row}, the lanes of a KV row ({lanes})", "v_head_dim")
         return self
 
 
@@ -168,7 +168,7 @@ class Spec(Model):
     def _cache_holds_the_models_dtype(cls, cache: Cache, info: ValidationInfo) -> Cache:
         model = info.data.get("model")  # absent while `model` itself is off
         if model is not None and cache.layout != model.dtype:
-            raise _refused(
+            raise refused(
                 f"got '{cache.layout}'; takes {model.dtype}: an unquantised cache holds model.dtype", "layout"
             )
         return cache

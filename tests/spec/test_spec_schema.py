@@ -41,7 +41,7 @@ def test_schema_is_strict_and_described():
 
 def test_schema_knows_every_model():
     def leaves(model: type[Model]) -> Iterator[str]:
-        below = model.__subclasses__()
+        below = [each for each in model.__subclasses__() if each.__module__ == Model.__module__]
         yield from (name for each in below for name in leaves(each)) if below else [model.__name__]
 
     assert set(leaves(Model)) == {*json_schema()["$defs"], "Spec"}
