@@ -52,6 +52,20 @@ def _accumulators(plan: Plan) -> list[dict[str, Any]]:
     return [{**chunk, "acc": acc} for chunk, acc in zip(chunks, names, strict=True)]
 
 
+def _optional_arguments(plan: Plan) -> list[str]:
+    """What the wrappers can pass for topk_length, attn_sink, max_logits and lse, as text of a tuple each."""
+    attention, wrappers = plan.spec.attention, plan.spec.wrappers
+    given = {"none": ["None"], "optional": ["None", "length"], "required": ["length"]}
+    lengths = given[attention.topk_length]
+    sinks = [name.replace("length", "sink") for name in given[attention.attn_sink]]
+    found = []
+    if "triton_mla_sparse_attention" in wrappers:
+        found += [f"{lengths[0]}, {sinks[0]}, None, {lse}" for lse in ("None", "stats")]
+    if "flash_mla_sparse_fwd" in wrappers:
+        found += [f"{length}, {sink}, stats, stats" for length in lengths for sink in sinks]
+    return found
+
+
 def _sparse_signatures(plan: Plan) -> dict[str, Signature]:
     """Run-time arguments and their Triton types of the attention kernels, with every optional tensor given."""
     attention = plan.spec.attention
@@ -101,6 +115,7 @@ def _sparse_context(plan: Plan) -> dict[str, Any]:
         **_common(plan),
         "chunks": [_chunk(chunk) for chunk in sparse.chunks],
         "v_chunks": _accumulators(plan),
+        "optional": _optional_arguments(plan),
         "sparse": sparse,
         "tiles": sparse.tiles,
         "paged": paged,

@@ -127,7 +127,7 @@ def test_marks_and_origins_hold_for_any_spec(spec):
         "_launch.py",
         "cache.py",
         "sparse_attention.py",
-        pytest.param("__init__.py", marks=pytest.mark.xfail(reason="further lines of a value, SPEC's, have none")),
+        "__init__.py",
     ],
 )
 def test_every_line_below_the_header_has_an_origin_unless_it_is_blank(plan, name):
@@ -156,7 +156,6 @@ def names_bound(tree: ast.Module) -> list[str]:
     return bound
 
 
-@pytest.mark.xfail(reason="cache.py binds D_ROPE to the lanes and to the block of one padded chunk")
 @settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(spec=specs())
 def test_no_module_binds_a_name_twice(spec):
