@@ -66,7 +66,7 @@ class TileRow:
 CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
     (16, "mma"): (Tile(16, 32, 4, 2, True), Tile(16, 16, 4, 2, True), Tile(16, 16, 8, 2, True)),
     (16, "wgmma"): (
-        Tile(16, 64, 4, 2, True),
+        Tile(16, 64, 4, 2, False),
         Tile(16, 32, 4, 2, True),
         Tile(16, 16, 4, 2, True),
         Tile(16, 16, 8, 2, True),
