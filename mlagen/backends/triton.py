@@ -111,11 +111,14 @@ def _sparse_context(plan: Plan) -> dict[str, Any]:
     attention, sparse = plan.spec.attention, plan.sparse
     base_e = attention.lse_base == "e"
     paged = plan.spec.cache.block_size is not None
+    optional = _optional_arguments(plan)
     return {
         **_common(plan),
         "chunks": [_chunk(chunk) for chunk in sparse.chunks],
         "v_chunks": _accumulators(plan),
-        "optional": _optional_arguments(plan),
+        "optional": optional,
+        "warms_length": any("length" in one for one in optional),
+        "warms_sink": any("sink" in one for one in optional),
         "sparse": sparse,
         "tiles": sparse.tiles,
         "paged": paged,

@@ -243,6 +243,16 @@ def _indices(suite: _Suite) -> Iterator[Case]:
         "negative": "a negative length is an empty row",
     }.items():
         yield from suite.sparse(f"topk_length: {pattern}", promise, length=pattern)
+    for pattern in ("negative", "mixed"):
+        yield from suite.sparse(
+            f"topk_length: {pattern}, in splits",
+            "what a split begins with does not wrap a length round",
+            heads=heads,
+            length=pattern,
+            topk=1000,
+            tokens=3,
+            multiprocessors=1000,
+        )
 
 
 def _sinks(suite: _Suite) -> Iterator[Case]:

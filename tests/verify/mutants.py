@@ -44,11 +44,11 @@ def _valid(name: str, condition: str, *only: str) -> Mutant:
 MUTANTS = (
     _literal("scores have the wrong sign", "scores * sm_scale_log2", "scores * -sm_scale_log2"),
     _literal("scale applied twice", "scores * sm_scale_log2", "scores * sm_scale_log2 * sm_scale_log2"),
-    _literal("loop ends a lane early", "count, BLOCK_N", "count - 1, BLOCK_N", "sparse: topk: 1"),
+    _literal("loop ends a lane early", "0, end, BLOCK_N", "0, end - 1, BLOCK_N", "sparse: topk: 1"),
     Mutant(
         "the last index is dropped",
         ATTENTION,
-        r"(step|offsets) < count",
+        r"(step|offsets|following) < count",
         r"\1 < count - 1",
         ("sparse: indices: last lane",),
     ),
@@ -88,22 +88,22 @@ MUTANTS = (
         "tl.trans(k_rope)",
         "tl.trans(tl.zeros_like(k_rope))",
     ),
-    _literal("alpha is not applied to l", "l * alpha + tl.sum(p, 1)", "l + tl.sum(p, 1)"),
-    _literal("alpha is not applied to acc", "acc * alpha[:, None])", "acc)"),
+    _literal("alpha is not applied to l", "l * alpha + tl.sum(p, 1)", "l + tl.sum(p, 1)", "sparse: topk: *"),
+    _literal("alpha is not applied to acc", "acc * alpha[:, None])", "acc)", "sparse: topk: *"),
     _literal("P is not rounded like V", "p = p.to(k_nope.dtype)", "p = (p * 1.01).to(k_nope.dtype)"),
     _literal("LSE lacks the sum", "(m + tl.log2(l)) * LN2", "m * LN2"),
     _literal("LSE is base 2", "(m + tl.log2(l)) * LN2", "(m + tl.log2(l))"),
-    _literal("max_logits is base 2", "m * LN2, float", "m, float"),
+    _literal("max_logits is base 2", '-inf"), m * LN2)', '-inf"), m)'),
     _literal(
         "an empty row's max_logits is finite",
-        'tl.where(l > 0, m * LN2, float("-inf"))',
+        'tl.where(l == 0, float("-inf"), m * LN2)',
         "m * LN2",
         "sparse: indices: none",
     ),
-    _literal("an empty row's LSE is -inf", 'float("inf"))', 'float("-inf"))', "sparse: indices: none"),
+    _literal("an empty row's LSE is -inf", 'float("inf"), (m', 'float("-inf"), (m', "sparse: indices: none"),
     _literal(
         "an empty row is divided by 0",
-        "tl.where(l > 0, 1.0 / denominator, 0.0)",
+        "tl.where(l == 0, 0.0, 1.0 / denominator)",
         "1.0 / denominator",
         "sparse: indices: none",
     ),
@@ -117,15 +117,16 @@ MUTANTS = (
     _literal("the sink is base 2", "sink * LOG2E - m", "sink - m", "sparse: sink: random"),
     _literal(
         "topk_length is ignored",
-        "tl.minimum(tl.load(topk_length_ptr + token), topk)",
-        "topk",
+        "length = tl.maximum(tl.load(topk_length_ptr + token), 0)",
+        "length = topk",
         "sparse: topk_length: mixed",
     ),
+    _literal("lanes past a length count", "valid &= offsets < length", "valid = valid", "sparse: topk_length: mixed"),
     _literal(
-        "topk_length is not clamped",
-        "tl.minimum(tl.load(topk_length_ptr + token), topk)",
+        "a negative topk_length is taken as it is",
+        "tl.maximum(tl.load(topk_length_ptr + token), 0)",
         "tl.load(topk_length_ptr + token)",
-        "sparse: topk_length: mixed",
+        "sparse: topk_length: negative*",
     ),
     _literal(
         "a head too many is written",
@@ -137,7 +138,12 @@ MUTANTS = (
     Mutant(
         "splits run past the end", ATTENTION, r"tl\.minimum\(.*, split_size\)", "split_size", ("sparse: splits: 7",)
     ),
-    _literal("splits begin a lane late", "+ split * split_size,", "+ split * split_size + 1,", "sparse: splits: 3"),
+    _literal(
+        "splits begin a lane late",
+        "indices_token_stride + begin,",
+        "indices_token_stride + begin + 1,",
+        "sparse: splits: 3",
+    ),
     _literal(
         "merge weights by the wrong maximum", "tl.exp2(part_m - m_new)", "tl.exp2(part_m - m)", "sparse: splits: 3"
     ),
@@ -161,7 +167,7 @@ MUTANTS = (
     _literal(
         "splits depend on the batch", "num_splits == 0 and batch_invariant", "False", "sparse: batch invariant: rows *"
     ),
-    Mutant("rows are always called aligned", LAUNCH, r"bits % 16\b", "bits % 1", ("sparse: layout: kv odd",)),
+    Mutant("rows are always called aligned", LAUNCH, r"addresses % 16\b", "addresses % 1", ("sparse: layout: kv odd",)),
     _literal("out is allocated though given", "if tensor is None:", "if True:", "sparse: manners: buffers *"),
     _literal(
         "dtype of indices is not checked",
