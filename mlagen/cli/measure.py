@@ -33,11 +33,20 @@ def _staged(spec: Path) -> Iterator[Path]:
 @click.option("--log", type=click.Path(path_type=Path), help="Keep what was measured here, and go on from it.")
 @click.option("--heads", multiple=True, type=int, help="Only the classes measured at these heads; repeatable.")
 @click.option("--tokens", multiple=True, type=int, help="Only these token counts; repeatable.")
-def tune(spec: Path, budget: float | None, log: Path | None, heads: tuple[int, ...], tokens: tuple[int, ...]) -> None:
+@click.option("--tiles", type=click.Path(path_type=Path), help="Only tiles of this file of `mlagen.bench.candidates`.")
+def tune(
+    spec: Path,
+    budget: float | None,
+    log: Path | None,
+    heads: tuple[int, ...],
+    tokens: tuple[int, ...],
+    tiles: Path | None,
+) -> None:
     """Sweeps the tiles of SPEC on this GPU and writes specs/tuned/SPEC/TARGET.yaml, which `build` reads.
 
     Every candidate's result is checked against the reference before its time counts.
     """
+    from mlagen.bench.candidates import read_tiles
     from mlagen.bench.progress import progress  # torch and Triton are slow to import, and most commands need neither
     from mlagen.bench.tune import regimes_of, summary
     from mlagen.bench.tune import tune as sweep
@@ -49,7 +58,8 @@ def tune(spec: Path, budget: float | None, log: Path | None, heads: tuple[int, .
         if (not heads or regime.num_heads in heads) and (not tokens or regime.tokens in tokens)
     ]
     with _staged(spec) as folder, progress() as report:
-        tuned = sweep(loaded, folder, budget=budget, log=log, regimes=regimes, report=report)
+        kept = read_tiles(tiles) if tiles else None
+        tuned = sweep(loaded, folder, budget=budget, log=log, regimes=regimes, tiles=kept, report=report)
     path = tuned.write(spec.parent)
     click.echo(summary(tuned), nl=False)
     state = "" if tuned.complete else ", not every size was swept"
