@@ -201,16 +201,16 @@ def _literal(value: Any, indent: int = 0) -> str:
     return f"{brackets[0]}\n{inner}{' ' * indent}{brackets[1]}" if entries else brackets
 
 
-def _merge_job(plan: Plan, target: str) -> CompileJob:
+def _merge_job(plan: Plan, target: str, alignment: int) -> CompileJob:
     merge = plan.sparse.merge
     return CompileJob(
         module="sparse_attention",
         kernel="_merge_splits_kernel",
-        variant=f"{merge.block_s}x{merge.block_d}",
+        variant=f"{merge.block_s}x{merge.block_d}{'' if alignment == FULL_ALIGNMENT else ' odd rows'}",
         target=target,
         signature=_sparse_signatures(plan)["merge"],
         constexprs=(
-            ("ALIGNMENT", FULL_ALIGNMENT),
+            ("ALIGNMENT", alignment),
             ("D_BLOCKS", merge.d_blocks),
             ("BLOCK_S", merge.block_s),
             ("BLOCK_D", merge.block_d),
@@ -221,20 +221,26 @@ def _merge_job(plan: Plan, target: str) -> CompileJob:
     )
 
 
-def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...]) -> Iterator[CompileJob]:
+def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow) -> Iterator[CompileJob]:
     signatures = _sparse_signatures(plan)
-    for row in {row.tile: row for row in rows}.values():
+    variants = [(row, FULL_ALIGNMENT, INDEX_GROUP, "") for row in {row.tile: row for row in rows}.values()]
+    variants += [
+        (unaligned, FULL_ALIGNMENT, 1, " odd topk"),
+        (unaligned, 1, INDEX_GROUP, " odd rows"),
+        (unaligned, 1, 1, " odd rows and topk"),
+    ]
+    for row, alignment, group, suffix in variants:
         tile = row.tile
         for kernel in ("fwd", "split"):
             yield CompileJob(
                 module="sparse_attention",
                 kernel=f"_sparse_{kernel}_kernel",
-                variant=f"{tile.block_h}x{tile.block_n}{' ahead' if tile.indices_ahead else ''}",
+                variant=f"{tile.block_h}x{tile.block_n}{' ahead' if tile.indices_ahead else ''}{suffix}",
                 target=target,
                 signature=signatures[kernel],
                 constexprs=(
-                    ("ALIGNMENT", FULL_ALIGNMENT),
-                    ("INDEX_GROUP", INDEX_GROUP),
+                    ("ALIGNMENT", alignment),
+                    ("INDEX_GROUP", group),
                     ("BLOCK_H", tile.block_h),
                     ("BLOCK_N", tile.block_n),
                     ("INDICES_AHEAD", tile.indices_ahead),
@@ -244,17 +250,18 @@ def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...]) -> Iterator
                 num_stages=tile.num_stages,
                 expected_shared=row.expected_shared,
             )
-    yield _merge_job(plan, target)
+    for alignment in (FULL_ALIGNMENT, 1):
+        yield _merge_job(plan, target, alignment)
 
 
-def _cache_job(plan: Plan, target: str) -> CompileJob:
+def _cache_job(plan: Plan, target: str, alignment: int) -> CompileJob:
     return CompileJob(
         module="cache",
         kernel="_concat_and_cache_kernel",
-        variant=f"{plan.cache.block_t} tokens",
+        variant=f"{plan.cache.block_t} tokens{'' if alignment == FULL_ALIGNMENT else ', odd rows'}",
         target=target,
         signature=_cache_signature(plan),
-        constexprs=(("ALIGNMENT", FULL_ALIGNMENT), ("BLOCK_T", plan.cache.block_t)),
+        constexprs=(("ALIGNMENT", alignment), ("BLOCK_T", plan.cache.block_t)),
         num_warps=plan.cache.num_warps,
         num_stages=1,
         expected_shared=0,
@@ -262,12 +269,13 @@ def _cache_job(plan: Plan, target: str) -> CompileJob:
 
 
 def compile_jobs(plan: Plan) -> list[CompileJob]:
-    """Every kernel of the package for every target and tile, with all optional tensors given: what needs most."""
+    """Every kernel of the package for every target, tile and alignment, with all optional tensors given."""
     modules = dict(_modules(plan))
+    unaligned = dict(plan.sparse.unaligned)
     jobs: list[CompileJob] = []
     for target, rows in plan.sparse.tiles:
         if "sparse_attention" in modules:
-            jobs.extend(_sparse_jobs(plan, target, rows))
+            jobs.extend(_sparse_jobs(plan, target, rows, unaligned[target]))
         if "cache" in modules:
-            jobs.append(_cache_job(plan, target))
+            jobs.extend(_cache_job(plan, target, alignment) for alignment in (FULL_ALIGNMENT, 1))
     return jobs

@@ -40,7 +40,8 @@ def candidate_tiles(num_heads: int, chunks: Sequence[Chunk], target: Target) -> 
     return [
         tile
         for tile in tiles
-        if accumulator_registers(tile, chunks, target) <= ACCUMULATOR_REGISTERS and _fits(tile, chunks, target)
+        if accumulator_registers(tile, chunks, target) <= ACCUMULATOR_REGISTERS[tile.block_h]
+        and _fits(tile, chunks, target)
     ]
 
 

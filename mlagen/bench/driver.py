@@ -33,7 +33,7 @@ class Driver:
 
     def current(self, num_heads: int, tokens: int) -> tuple[Tile, int]:
         """The tile that the package's own table has for a call, and the programs a multiprocessor it plans with."""
-        tile = self._module._tile(self.facts.target, num_heads, tokens)
+        tile = self._module._schedule(self.facts, self._module.ALIGNED, tokens, num_heads, 1, 1, False).tile
         return Tile(**{field.name: getattr(tile, field.name) for field in fields(Tile)}), tile.programs_per_sm
 
     def schedule(self, tile: Tile, resident: int, tokens: int, num_heads: int, topk: int, splits: int = 0) -> Any:
@@ -42,7 +42,8 @@ class Driver:
         self._module.TILES[CANDIDATE] = [(ANY, ANY, entry)]
         rule = getattr(self._module._schedule, "__wrapped__", self._module._schedule)  # around its cache
         try:
-            return rule(self.facts._replace(target=CANDIDATE), tokens, num_heads, topk, splits, False)
+            facts = self.facts._replace(target=CANDIDATE)
+            return rule(facts, self._module.ALIGNED, tokens, num_heads, topk, splits, False)
         finally:
             del self._module.TILES[CANDIDATE]
 

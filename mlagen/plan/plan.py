@@ -11,7 +11,7 @@ from mlagen.plan import work
 from mlagen.plan.chunks import Chunk, make_chunks, next_power_of_2
 from mlagen.plan.layout import CacheLayout, make_layout
 from mlagen.plan.targets import TARGETS
-from mlagen.plan.tiles import TileRow, default_rows
+from mlagen.plan.tiles import TileRow, default_rows, unaligned_row
 from mlagen.plan.tuned import load_tuned
 from mlagen.spec import Spec, load
 
@@ -23,6 +23,8 @@ WORKSPACE_BYTES = 256 << 20
 MERGE_BLOCK_S = 16
 MERGE_BLOCK_D = 128
 MERGE_NUM_WARPS = 2
+CACHE_MOST_TOKENS = 64
+CACHE_NUM_WARPS = 4
 CACHE_TILE_BYTES = 8192  # bytes a program of the cache writer moves
 
 
@@ -54,6 +56,7 @@ class SparsePlan:
     Attributes:
         chunks: blocks of a row, in lane order.
         tiles: rows of the tile table by target.
+        unaligned: the tile of calls whose rows or indices are not aligned, by target.
         split_overhead, merge_overhead: fixed cost of a program and of a merge, in steps of BLOCK_N indices.
         max_splits: most splits a call is cut into.
         batch_invariant_split: indices a split where bounds depend on the row alone.
@@ -64,6 +67,7 @@ class SparsePlan:
 
     chunks: tuple[Chunk, ...]
     tiles: tuple[tuple[str, tuple[TileRow, ...]], ...]
+    unaligned: tuple[tuple[str, TileRow], ...]
     split_overhead: int
     merge_overhead: int
     max_splits: int
@@ -173,6 +177,7 @@ def make_plan(spec: Spec, tuned: Mapping[str, Sequence[TileRow]] | None = None) 
     sparse = SparsePlan(
         chunks=chunks,
         tiles=tiles,
+        unaligned=tuple((name, unaligned_row(chunks, TARGETS[name])) for name in spec.targets),
         split_overhead=SPLIT_OVERHEAD,
         merge_overhead=MERGE_OVERHEAD,
         max_splits=MAX_SPLITS,
@@ -182,5 +187,5 @@ def make_plan(spec: Spec, tuned: Mapping[str, Sequence[TileRow]] | None = None) 
         partial_alignment=16 if dims.v_head_dim % 4 == 0 else 4,
     )
     writer_chunks = make_chunks(_fields(spec), dims.kv_lora_rank)
-    block_t = max(1, min(64, next_power_of_2(CACHE_TILE_BYTES // layout.row_bytes)))
-    return Plan(spec, layout, d_qk, dims.v_head_dim, sparse, CachePlan(writer_chunks, block_t, 4))
+    block_t = max(1, min(CACHE_MOST_TOKENS, next_power_of_2(CACHE_TILE_BYTES // layout.row_bytes)))
+    return Plan(spec, layout, d_qk, dims.v_head_dim, sparse, CachePlan(writer_chunks, block_t, CACHE_NUM_WARPS))

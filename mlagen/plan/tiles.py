@@ -15,7 +15,7 @@ from mlagen.plan.targets import Target
 
 ITEMSIZE = 2  # of q and of an unquantised cache
 WIDE_ROWS = 64  # rows from which wgmma and tcgen05 take a tile
-ACCUMULATOR_REGISTERS = 128  # fp32 accumulators a thread may hold; more of them spill
+ACCUMULATOR_REGISTERS = {16: 80, 32: 80, 64: 128}  # fp32 accumulators a thread may hold, by heads; more of them spill
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TileRow:
     Attributes:
         max_heads, max_tokens: the largest call the row holds.
         tile: its tile.
-        programs_per_sm: programs that a multiprocessor holds at once.
+        programs_per_sm: programs a multiprocessor that the choice of splits plans with: as many as fit, unless tuned.
         expected_shared: bytes of shared memory a program is expected to need.
         reason: why this tile.
     """
@@ -79,6 +79,8 @@ CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
     (64, "tcgen05"): (Tile(64, 32, 8, 2, False), Tile(64, 16, 8, 2, False)),
 }
 ROWS = (16, 32, 64)
+# For calls whose rows or indices are not aligned: loads of single elements take many registers, so the tile is small.
+UNALIGNED = (Tile(16, 16, 4, 2, False), Tile(16, 16, 8, 2, False))
 RESIDENT = 2  # programs a multiprocessor should hold where memory bounds the work: one loads while another computes
 
 
@@ -153,7 +155,7 @@ def choose_tile(block_h: int, chunks: Sequence[Chunk], target: Target) -> tuple[
         tile
         for tile in candidates
         if expected_shared(tile, chunks, target) <= target.shared_limit
-        and accumulator_registers(tile, chunks, target) <= ACCUMULATOR_REGISTERS
+        and accumulator_registers(tile, chunks, target) <= ACCUMULATOR_REGISTERS[block_h]
     ]
     if not fitting:
         return None
@@ -181,7 +183,20 @@ def default_rows(num_heads: int, chunks: Sequence[Chunk], target: Target) -> tup
         registers = accumulator_registers(smallest, chunks, target)
         raise LimitError(
             f"{target.name}: V of {v_bytes(chunks) // ITEMSIZE} lanes takes {registers:.0f} accumulators a thread "
-            f"in tile {smallest}, more than {ACCUMULATOR_REGISTERS}"
+            f"in tile {smallest}, more than {ACCUMULATOR_REGISTERS[min(ROWS)]}"
         )
     rows[-1] = replace(rows[-1], max_heads=None)
     return tuple(rows)
+
+
+def unaligned_row(chunks: Sequence[Chunk], target: Target) -> TileRow:
+    """The tile for calls whose rows or indices are not aligned; beside q it stages a tile of K, or the fp32 result.
+
+    Raises:
+        LimitError: no such tile fits.
+    """
+    limit = ACCUMULATOR_REGISTERS[min(ROWS)]
+    tile = next((tile for tile in UNALIGNED if accumulator_registers(tile, chunks, target) <= limit), UNALIGNED[-1])
+    row = make_row(tile, chunks, target, "small, for loads of single elements")
+    result = tile.block_h * (row_bytes(chunks) + 2 * v_bytes(chunks))
+    return replace(row, expected_shared=max(row.expected_shared, result if target.backend == "cuda" else 0))

@@ -27,7 +27,7 @@ def test_the_rule_says_of_the_current_tile_what_the_package_does(driver: Driver,
     module = driver.package.module
     tile, resident = driver.current(heads, tokens)
     assert driver.schedule(tile, resident, tokens, heads, 2048) == module._schedule(
-        driver.facts, tokens, heads, 2048, 0, False
+        driver.facts, module.ALIGNED, tokens, heads, 2048, 0, False
     )
     assert CANDIDATE not in module.TILES
 
