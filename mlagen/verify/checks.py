@@ -214,6 +214,10 @@ def _invariance(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figu
     if others.length is not None:
         others.length[1:] = 1
     check("beside other rows", [0], others)
+    # A multiple of 16 more columns, so that the indices stay aligned as they were.
+    wider = _rows(inputs, torch.arange(tokens, device=inputs.q.device))
+    columns = torch.full_like(inputs.indices[:, :, :1], -1).expand(-1, -1, 800)
+    check("in a wider call", list(range(tokens)), replace(wider, indices=torch.cat([wider.indices, columns], 2)))
     return compare(subject, inputs, whole)
 
 

@@ -12,6 +12,7 @@ from mlagen.verify.facts import Facts
 
 FLASH = ("flash_mla_sparse_fwd",)
 SPARSE = ("flash_mla_sparse_fwd", "triton_mla_sparse_attention")
+VLLM = ("triton_mla_sparse_attention",)
 CONCAT = ("concat_and_cache_mla",)
 
 
@@ -155,6 +156,11 @@ CHANGES: tuple[Change, ...] = (
     Change("indices", "more tokens than q", _sets("indices", _longer), SPARSE),
     Change("indices", "two index sets", _sets("indices", lambda t: t.repeat(1, 2, 1)), SPARSE),
     Change("d_v", "not the spec's", _wrong_d_v, FLASH),
+    Change("sm_scale", "None", _gives("sm_scale", lambda q, facts: None), SPARSE),
+    Change("sm_scale", "a tensor", _gives("sm_scale", lambda q, facts: torch.ones((), device=q.device)), SPARSE),
+    Change("num_kv_splits", "negative", _gives("num_kv_splits", lambda q, facts: -1), VLLM),
+    Change("num_kv_splits", "a float", _gives("num_kv_splits", lambda q, facts: 2.5), VLLM),
+    Change("sm_count", "zero", _gives("sm_count", lambda q, facts: 0), VLLM),
     Change("attn_sink", "a head too many", _gives("attn_sink", _f32(1)), FLASH, lambda facts: facts.sink != "none"),
     Change(
         "attn_sink",

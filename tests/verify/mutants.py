@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ATTENTION, CACHE, LAUNCH = "sparse_attention.py", "cache.py", "_launch.py"
+ATTENTION, CACHE = "sparse_attention.py", "cache.py"
 TYPICAL = "sparse: typical (flash_mla_sparse_fwd)"
 
 
@@ -93,11 +93,11 @@ MUTANTS = (
     _literal("P is not rounded like V", "p = p.to(k_nope.dtype)", "p = (p * 1.01).to(k_nope.dtype)"),
     _literal("LSE lacks the sum", "(m + tl.log2(l)) * LN2", "m * LN2"),
     _literal("LSE is base 2", "(m + tl.log2(l)) * LN2", "(m + tl.log2(l))"),
-    _literal("max_logits is base 2", '-inf"), m * LN2)', '-inf"), m)'),
+    _literal("max_logits is base 2", "maximum * LN2)", "maximum)"),
     _literal(
         "an empty row's max_logits is finite",
-        'tl.where(l == 0, float("-inf"), m * LN2)',
-        "m * LN2",
+        'tl.where(l == 0, float("-inf"), maximum * LN2)',
+        "maximum * LN2",
         "sparse: indices: none",
     ),
     _literal("an empty row's LSE is -inf", 'float("inf"), (m', 'float("-inf"), (m', "sparse: indices: none"),
@@ -107,12 +107,12 @@ MUTANTS = (
         "1.0 / denominator",
         "sparse: indices: none",
     ),
-    _literal(
+    Mutant(
         "the sink enters LSE",
-        "_store_stats(max_logits_ptr, lse_ptr, token * num_heads + heads, head_mask, m, l)",
-        "l += tl.exp2(tl.load(attn_sink_ptr + heads, mask=head_mask, other=0.0) * LOG2E - m)\n"
-        "    _store_stats(max_logits_ptr, lse_ptr, token * num_heads + heads, head_mask, m, l)",
-        "sparse: sink: random",
+        ATTENTION,
+        r"_store_stats\((.*), (row|token \* num_heads \+ heads), (.*), m, l\)",
+        r"_store_stats(\1, \2, \3, m, l + tl.exp2(tl.load(attn_sink_ptr + (\2) % num_heads) * LOG2E - m))",
+        ("sparse: sink: random",),
     ),
     _literal("the sink is base 2", "sink * LOG2E - m", "sink - m", "sparse: sink: random"),
     _literal(
@@ -167,7 +167,8 @@ MUTANTS = (
     _literal(
         "splits depend on the batch", "num_splits == 0 and batch_invariant", "False", "sparse: batch invariant: rows *"
     ),
-    Mutant("rows are always called aligned", LAUNCH, r"addresses % 16\b", "addresses % 1", ("sparse: layout: kv odd",)),
+    _literal("rows are always called aligned", "1 if rows % 16 else 16", "16", "sparse: layout: kv odd"),
+    _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse: topk: 17"),
     _literal("out is allocated though given", "if tensor is None:", "if True:", "sparse: manners: buffers *"),
     _literal(
         "dtype of indices is not checked",
