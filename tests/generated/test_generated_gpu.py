@@ -54,6 +54,7 @@ def test_no_call_after_warmup_compiles(dsv32: ModuleType) -> None:
     assert set(compiled) == known
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("splits", [1, 4])
 def test_a_call_with_buffers_neither_allocates_nor_waits(dsv32: ModuleType, splits: int) -> None:
     q, kv, indices = call(4, 128, TOPK)
