@@ -134,7 +134,7 @@ def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
     """
     dims = spec.model
     if dims.v_head_dim > dims.kv_lora_rank:
-        return make_chunks([("row", dims.kv_lora_rank + dims.qk_rope_head_dim)], dims.v_head_dim)
+        return make_chunks([("kv", dims.kv_lora_rank + dims.qk_rope_head_dim)], dims.v_head_dim)
     return make_chunks(_fields(spec), dims.v_head_dim)
 
 

@@ -89,4 +89,4 @@ def test_v_that_ends_inside_the_latent_cuts_it():
 
 def test_a_row_whose_v_holds_rope_lanes_is_one_run():
     spec = make_spec(kv_lora_rank=448, qk_rope_head_dim=64, v_head_dim=512)
-    assert row_chunks(spec) == (Chunk("row", 0, 512, 512, True),)
+    assert row_chunks(spec) == (Chunk("kv", 0, 512, 512, True),)

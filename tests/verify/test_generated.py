@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from mlagen.emit import apply, compare, render
+from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +35,17 @@ def test_the_others_hold_what_their_specs_make_different(package):
     only = ["*typical*", "*sink*", "*length*", "*indices*", "*splits*", "*layout*", "*workspace*", "*invariant*"]
     only += ["concat*", "refuses*"]
     assert messages(package, workers=1, targets=["sm90"], only=only) == []
+
+
+@pytest.mark.parametrize(("latent", "rope", "d_v"), [(24, 8, 17), (24, 8, 31), (64, 16, 80), (40, 0, 9)])
+def test_v_may_end_anywhere_in_the_row(tmp_path, latent, rope, d_v):
+    text = (ROOT / "specs" / "dsv32.yaml").read_text().replace("name: dsv32", "name: other")
+    for name, lanes in {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": d_v}.items():
+        text = re.sub(rf"{name}: \d+", f"{name}: {lanes}", text)
+    (tmp_path / "other.yaml").write_text(text)
+    apply(compare(render(load_plan(tmp_path / "other.yaml")), tmp_path / "other"))
+    only = ["*typical*", "*splits*", "*sink*", "concat*"]
+    assert messages(tmp_path / "other", workers=1, targets=["sm90"], only=only) == []
 
 
 def test_every_mutant_of_dsv32_is_reported(tmp_path):
