@@ -65,7 +65,9 @@ def test_jobs_name_every_target_tile_and_kernel_once(path):
     plan = load_plan(path)
     jobs = compile_jobs(plan)
     assert len(set(jobs)) == len(jobs)
+    unaligned = dict(plan.sparse.unaligned)
     for target, rows in plan.sparse.tiles:
+        every = [*rows, unaligned[target]]
         there = [job for job in jobs if job.target == target]
         for kernel in ("_sparse_fwd_kernel", "_sparse_split_kernel"):
             mine = [job for job in there if job.kernel == kernel]
@@ -73,11 +75,13 @@ def test_jobs_name_every_target_tile_and_kernel_once(path):
             assert {
                 (one["BLOCK_H"], one["BLOCK_N"], job.num_warps, job.num_stages, one["INDICES_AHEAD"])
                 for job, one in zip(mine, constants, strict=True)
-            } == {dataclasses.astuple(row.tile) for row in rows}
+            } == {dataclasses.astuple(row.tile) for row in every}
+            alignments = {(one["ALIGNMENT"], one["INDEX_GROUP"]) for one in constants}
+            assert alignments == {(16, 16), (16, 1), (1, 16), (1, 1)}
             assert all(one["NUM_STAGES"] == job.num_stages for job, one in zip(mine, constants, strict=True))
-            assert {job.expected_shared for job in mine} == {row.expected_shared for row in rows}
-        assert [job.kernel for job in there].count("_merge_splits_kernel") == 1
-        assert [job.kernel for job in there].count("_concat_and_cache_kernel") == 1
+            assert {job.expected_shared for job in mine} == {row.expected_shared for row in every}
+        for kernel in ("_merge_splits_kernel", "_concat_and_cache_kernel"):
+            assert [dict(job.constexprs)["ALIGNMENT"] for job in there if job.kernel == kernel] == [16, 1]
     assert {job.target for job in jobs} == set(plan.spec.targets) <= set(TARGETS)
 
 
