@@ -32,11 +32,6 @@ class CacheField:
         """Bytes of the field in one row."""
         return self.lanes * ITEMSIZE[self.dtype]
 
-    @property
-    def element_offset(self) -> int:
-        """Offset in elements of the field's own dtype."""
-        return self.offset // ITEMSIZE[self.dtype]
-
 
 @dataclass(frozen=True)
 class CacheLayout:
@@ -61,13 +56,6 @@ class CacheLayout:
     def lanes(self) -> int:
         """Lanes of one token's row (d_qk)."""
         return sum(field.lanes for field in self.fields)
-
-    def field(self, name: str) -> CacheField:
-        """The field of that name; KeyError if the layout has none."""
-        for field in self.fields:
-            if field.name == name:
-                return field
-        raise KeyError(name)
 
     @property
     def byte_table(self) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ class Target:
         shared_per_sm: bytes of shared memory of a multiprocessor (compute unit).
         shared_reserve: bytes the driver takes from `shared_per_sm` for each resident program.
         threads_per_sm: resident threads of a multiprocessor.
-        capability: CUDA compute capability; None on AMD.
         dot: what tl.dot becomes for 64 rows and more: `mma` (mma.sync), `wgmma`, `tcgen05` or `mfma`; below 64, NVIDIA
             runs mma.sync.
         has_e4m3: float8_e4m3fn converts in hardware.
@@ -34,7 +33,6 @@ class Target:
     shared_per_sm: int
     shared_reserve: int
     threads_per_sm: int
-    capability: tuple[int, int] | None
     dot: str
     has_e4m3: bool = False
 
@@ -50,7 +48,6 @@ def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "
         shared_per_sm=shared_per_sm,
         shared_reserve=KIB,
         threads_per_sm=threads,
-        capability=(major, minor),
         dot=dot,
         has_e4m3=(major, minor) >= (8, 9),
     )
@@ -58,7 +55,7 @@ def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "
 
 def _hip(name: str, lds: int, *, has_e4m3: bool) -> Target:
     """CDNA 3 and CDNA 4 instruction set guides: LDS of a compute unit, all of which one workgroup may take."""
-    return Target(name, "hip", name, 64, lds, lds, 0, 2048, None, "mfma", has_e4m3=has_e4m3)
+    return Target(name, "hip", name, 64, lds, lds, 0, 2048, "mfma", has_e4m3=has_e4m3)
 
 
 TARGETS: dict[str, Target] = {
