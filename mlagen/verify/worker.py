@@ -102,9 +102,9 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     _prepare(device)
     import torch
 
-    from mlagen.verify.cases import cases
-    from mlagen.verify.checks import CaseFailedError, Subject, run
+    from mlagen.verify.checks import CaseFailedError, Subject
     from mlagen.verify.facts import Facts
+    from mlagen.verify.families import cases, run
     from mlagen.verify.inputs import CaseSkippedError
     from mlagen.verify.results import CaseResult
 

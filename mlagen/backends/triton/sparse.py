@@ -1,0 +1,153 @@
+"""Sparse attention over unquantised rows: single-pass, split-KV and merge kernels, and their wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of, common
+from mlagen.plan import CompileJob, Plan, TileRow
+
+MODULE = "sparse_attention"
+WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")
+
+
+def _accumulators(plan: Plan) -> list[dict[str, Any]]:
+    """The chunks of V, each with the name of its accumulator."""
+    chunks = [chunk_of(chunk) for chunk in plan.sparse.chunks if chunk.in_v]
+    names = ["acc"] if len(chunks) == 1 else [f"acc_{number}" for number in range(len(chunks))]
+    return [{**chunk, "acc": acc} for chunk, acc in zip(chunks, names, strict=True)]
+
+
+def _optional_arguments(plan: Plan) -> list[str]:
+    """What the wrappers can pass for topk_length, attn_sink, max_logits and lse, as text of a tuple each."""
+    attention, wrappers = plan.spec.attention, plan.spec.wrappers
+    given = {"none": ["None"], "optional": ["None", "length"], "required": ["length"]}
+    lengths = given[attention.topk_length]
+    sinks = [name.replace("length", "sink") for name in given[attention.attn_sink]]
+    found = []
+    if "triton_mla_sparse_attention" in wrappers:
+        found += [f"{lengths[0]}, {sinks[0]}, None, {lse}" for lse in ("None", "stats")]
+    if "flash_mla_sparse_fwd" in wrappers:
+        found += [f"{length}, {sink}, stats, stats" for length in lengths for sink in sinks]
+    return found
+
+
+def _signatures(plan: Plan) -> dict[str, Signature]:
+    """Run-time arguments and their Triton types of the attention kernels, with every optional tensor given."""
+    attention = plan.spec.attention
+    element = f"*{plan.spec.model.dtype}"
+    length = (("topk_length_ptr", "*i32"),) if attention.topk_length != "none" else ()
+    sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
+    page = (("kv_page_stride", "i64"),) if plan.spec.cache.block_size is not None else ()
+    inputs = (("q_ptr", element), ("kv_ptr", element), ("indices_ptr", "*i32"), *length)
+    partials = (("partial_ptr", "*fp32"),)
+    outputs = (("out_ptr", element), ("max_logits_ptr", "*fp32"), ("lse_ptr", "*fp32"))
+    sizes = (("s_kv", "i32"), ("topk", "i32"), ("num_heads", "i32"))
+    num_splits, num_rows = ("num_splits", "i32"), ("num_rows", "i32")
+    scale = (("sm_scale_log2", "fp32"),)
+    q_strides = (("q_token_stride", "i64"), ("q_head_stride", "i64"))
+    in_strides = (*q_strides, *page, ("kv_row_stride", "i64"), ("indices_token_stride", "i64"))
+    out_strides = (("out_token_stride", "i64"), ("out_head_stride", "i64"))
+    return {
+        "fwd": (*inputs, *sink, *outputs, *sizes, *scale, *in_strides, *out_strides),
+        "split": (*inputs, *partials, *sizes, num_splits, ("split_size", "i32"), num_rows, *scale, *in_strides),
+        "merge": (*partials, *sink, *outputs, ("num_heads", "i32"), num_splits, num_rows, *out_strides),
+    }
+
+
+def context(plan: Plan) -> dict[str, Any]:
+    """What the template asks for."""
+    attention, sparse = plan.spec.attention, plan.sparse
+    base_e = attention.lse_base == "e"
+    paged = plan.spec.cache.block_size is not None
+    optional = _optional_arguments(plan)
+    return {
+        **common(plan),
+        "chunks": [chunk_of(chunk) for chunk in sparse.chunks],
+        "v_chunks": _accumulators(plan),
+        "optional": optional,
+        "warms_length": any("length" in one for one in optional),
+        "warms_sink": any("sink" in one for one in optional),
+        "sparse": sparse,
+        "tiles": sparse.tiles,
+        "paged": paged,
+        "has_rope": plan.spec.model.qk_rope_head_dim > 0,
+        "kv_shape": f"[pages, {plan.layout.block_size}, {plan.d_qk}]" if paged else f"[s_kv, 1, {plan.d_qk}]",
+        "page_rows": plan.layout.block_size if paged else 1,
+        "has_sink": attention.attn_sink != "none",
+        "sink_required": attention.attn_sink == "required",
+        "has_topk_length": attention.topk_length != "none",
+        "length_required": attention.topk_length == "required",
+        "lse_base": attention.lse_base,
+        "to_base": " * LN2" if base_e else "",
+        "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
+        "empty_row_lse": attention.empty_row_lse.lstrip("+"),
+        "merge": sparse.merge,
+        "arguments": {kernel: len(signature) for kernel, signature in _signatures(plan).items()},
+    }
+
+
+def _merge_job(plan: Plan, target: str, alignment: int) -> CompileJob:
+    merge = plan.sparse.merge
+    return CompileJob(
+        module="sparse_attention",
+        kernel="_merge_splits_kernel",
+        variant=f"{merge.block_s}x{merge.block_d}{'' if alignment == FULL_ALIGNMENT else ' odd rows'}",
+        target=target,
+        signature=_signatures(plan)["merge"],
+        constexprs=(
+            ("ALIGNMENT", alignment),
+            ("D_BLOCKS", merge.d_blocks),
+            ("BLOCK_S", merge.block_s),
+            ("BLOCK_D", merge.block_d),
+        ),
+        num_warps=merge.num_warps,
+        num_stages=1,
+        expected_shared=merge.expected_shared,
+    )
+
+
+def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow) -> Iterator[CompileJob]:
+    signatures = _signatures(plan)
+    variants = [(row, FULL_ALIGNMENT, INDEX_GROUP, "") for row in {row.tile: row for row in rows}.values()]
+    variants += [
+        (unaligned, FULL_ALIGNMENT, 1, " odd topk"),
+        (unaligned, 1, INDEX_GROUP, " odd rows"),
+        (unaligned, 1, 1, " odd rows and topk"),
+    ]
+    for row, alignment, group, suffix in variants:
+        tile = row.tile
+        for kernel in ("fwd", "split"):
+            yield CompileJob(
+                module="sparse_attention",
+                kernel=f"_sparse_{kernel}_kernel",
+                variant=f"{tile.block_h}x{tile.block_n}{' ahead' if tile.indices_ahead else ''}{suffix}",
+                target=target,
+                signature=signatures[kernel],
+                constexprs=(
+                    ("ALIGNMENT", alignment),
+                    ("INDEX_GROUP", group),
+                    ("BLOCK_H", tile.block_h),
+                    ("BLOCK_N", tile.block_n),
+                    ("INDICES_AHEAD", tile.indices_ahead),
+                    ("NUM_STAGES", tile.num_stages),
+                ),
+                num_warps=tile.num_warps,
+                num_stages=tile.num_stages,
+                expected_shared=row.expected_shared,
+            )
+    for alignment in (FULL_ALIGNMENT, 1):
+        yield _merge_job(plan, target, alignment)
+
+
+def exports(wrappers: list[str]) -> list[str]:
+    """Names that the package takes from the module, given the spec's wrappers that are its own."""
+    return sorted([*wrappers, "workspace_size"])
+
+
+def jobs(plan: Plan) -> Iterator[CompileJob]:
+    """Every tile and alignment on every target, with all optional tensors given."""
+    unaligned = dict(plan.sparse.unaligned)
+    for target, rows in plan.sparse.tiles:
+        yield from _sparse_jobs(plan, target, rows, unaligned[target])
