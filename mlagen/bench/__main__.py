@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
+from mlagen.bench.families import FAMILIES, shapes_of
 from mlagen.bench.package import load_package
 from mlagen.bench.report import line, markdown, to_json
 from mlagen.bench.run import ROUNDS, Row, bench_package
-from mlagen.bench.shapes import default_shapes
 from mlagen.errors import MlagenError
 
 
@@ -22,16 +22,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--package", type=Path, required=True, help="folder of the generated package")
     parser.add_argument("--json", type=Path, help="write the rows here")
     parser.add_argument("--markdown", type=Path, help="write the table here")
-    parser.add_argument("--only", choices=("prefill", "decode"), help="leave the other kind out")
-    parser.add_argument("--heads", type=int, nargs="+", help="head counts; default: the spec's, 64 and 16")
+    parser.add_argument("--only", choices=tuple(FAMILIES), nargs="+", help="families of kernels; default: all")
+    parser.add_argument("--heads", type=int, nargs="+", help="head counts of attention; default: the spec's, 64 and 16")
     parser.add_argument("--tokens", type=int, nargs="+", help="only shapes of these token counts")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"interleaved rounds a shape; default {ROUNDS}")
     parser.add_argument("--no-peers", action="store_true", help="measure the package alone")
     options = parser.parse_args(arguments)
     try:
-        facts = load_package(options.package).facts
-        kinds = (options.only,) if options.only else ("prefill", "decode")
-        shapes = default_shapes(facts, kinds, options.heads)
+        shapes = shapes_of(load_package(options.package), options.only or tuple(FAMILIES), options.heads)
         if options.tokens:
             shapes = [shape for shape in shapes if shape.tokens in options.tokens]
         rows: list[Row] = []

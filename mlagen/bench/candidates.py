@@ -7,18 +7,18 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
-from mlagen.backends import compile_jobs as jobs_of
 from mlagen.bench.progress import progress
+from mlagen.bench.tunable import KVCACHE, SPARSE, Tunable, tunables_of
 from mlagen.compile import check_limits, compile_jobs
 from mlagen.errors import LimitError, MlagenError, ToolError, UsageError
 from mlagen.plan import TARGETS, CompileJob, Plan, Target, Tile, make_plan
-from mlagen.plan.chunks import Chunk, next_power_of_2
-from mlagen.plan.tiles import ACCUMULATOR_REGISTERS, accumulator_registers, make_row
+from mlagen.plan.chunks import next_power_of_2
+from mlagen.plan.tiles import ACCUMULATOR_REGISTERS, accumulator_registers
 from mlagen.spec import load
 
 BLOCK_H = (16, 32, 64)
@@ -28,7 +28,7 @@ NUM_WARPS = (4, 8)
 STAGES = {("cuda", False): (2, 3), ("cuda", True): (2, 3, 4), ("hip", False): (1, 2), ("hip", True): (1, 2)}
 
 
-def candidate_tiles(num_heads: int, chunks: Sequence[Chunk], target: Target) -> list[Tile]:
+def candidate_tiles(kernels: Tunable, plan: Plan, num_heads: int, target: Target) -> list[Tile]:
     """Tiles for calls of `num_heads` heads that should fit the target's shared memory and registers."""
     widest = max(min(BLOCK_H), next_power_of_2(num_heads))
     tiles = [
@@ -37,27 +37,21 @@ def candidate_tiles(num_heads: int, chunks: Sequence[Chunk], target: Target) -> 
         for num_stages in STAGES[target.backend, indices_ahead]
         if block_h <= widest
     ]
+    chunks = kernels.chunks(plan)
     return [
         tile
         for tile in tiles
         if accumulator_registers(tile, chunks, target) <= ACCUMULATOR_REGISTERS[tile.block_h]
-        and _fits(tile, chunks, target)
+        and _fits(kernels, plan, tile, target)
     ]
 
 
-def _fits(tile: Tile, chunks: Sequence[Chunk], target: Target) -> bool:
+def _fits(kernels: Tunable, plan: Plan, tile: Tile, target: Target) -> bool:
     try:
-        make_row(tile, chunks, target, "")
+        kernels.row(plan, tile, target)
     except LimitError:
         return False
     return True
-
-
-def attention_jobs(plan: Plan, tile: Tile, target: Target) -> list[CompileJob]:
-    """The compile jobs of the kernels that take the tile, on the target."""
-    spec = plan.spec.model_copy(update={"targets": (target.name,)})
-    row = make_row(tile, plan.sparse.chunks, target, "")
-    return [job for job in jobs_of(make_plan(spec, {target.name: [row]})) if "BLOCK_H" in dict(job.constexprs)]
 
 
 def unfit_tiles(
@@ -99,11 +93,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--spec", type=Path, required=True, help="the spec")
     parser.add_argument("--package", type=Path, required=True, help="folder of the package generated from it")
     parser.add_argument("--target", choices=tuple(TARGETS), required=True)
+    names = [SPARSE.name, KVCACHE.name]
+    parser.add_argument("--kernels", choices=names, help="whose tiles; default: the first that the spec has")
     options = parser.parse_args(arguments)
     try:
         plan, target = make_plan(load(options.spec)), TARGETS[options.target]
-        tiles = candidate_tiles(plan.spec.model.num_heads, plan.sparse.chunks, target)
-        jobs = {tile: attention_jobs(plan, tile, target) for tile in tiles}
+        found = [each for each in tunables_of(plan.spec.wrappers) if options.kernels in (None, each.name)]
+        if not found:
+            raise UsageError(f"{plan.spec.name} has no {options.kernels or 'attention'} kernels")
+        tiles = candidate_tiles(found[0], plan, plan.spec.model.num_heads, target)
+        jobs = {tile: found[0].jobs(plan, tile, target) for tile in tiles}
         with progress() as report, report.steps("compile", len(jobs)) as step:
             unfit = unfit_tiles(options.package, jobs, step)
             for why in unfit.values():

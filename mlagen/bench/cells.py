@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from mlagen.bench.shapes import Shape
+from mlagen.bench.trial import Sizes
 from mlagen.plan.tiles import Tile
 
 
@@ -15,7 +16,7 @@ from mlagen.plan.tiles import Tile
 class Cell:
     """One measurement: a shape with a tile and a split count."""
 
-    shape: Shape
+    shape: Sizes
     tile: Tile
     splits: int
 
@@ -34,16 +35,18 @@ class Measured:
 
 
 class CellLog:
-    """Measured cells of one package, Triton and device; others in the same file are left alone.
+    """Measured cells of some kernels, with one Triton on one device; others in the same file are left alone.
 
     Args:
         path: the file; None: nothing is kept.
-        key: what the measurements hold for: hash of the package's kernels, version of Triton, name of the device.
+        key: what the measurements hold for: name and hash of the kernels, version of Triton, name of the device.
+        shape: makes a shape of what `asdict` gave of it.
     """
 
-    def __init__(self, path: Path | None, key: dict[str, str]) -> None:
+    def __init__(self, path: Path | None, key: dict[str, str], shape: Callable[..., Sizes]) -> None:
         self._path = path
         self._key = key
+        self._shape = shape
         self._cells: dict[Cell, Measured] = {}
         if path is not None and path.exists():
             for line in path.read_text().splitlines():
@@ -53,7 +56,7 @@ class CellLog:
         try:
             entry: dict[str, Any] = json.loads(line)
             if {name: entry[name] for name in self._key} == self._key:
-                cell = Cell(Shape(*entry["shape"]), Tile(*entry["tile"]), entry["splits"])
+                cell = Cell(self._shape(**entry["shape"]), Tile(*entry["tile"]), entry["splits"])
                 self._cells[cell] = Measured(entry["seconds"], entry["why"])
         except (ValueError, TypeError, KeyError):  # a line that an interrupted run cut short
             return
@@ -72,7 +75,7 @@ class CellLog:
             return
         entry = {
             **self._key,
-            "shape": astuple(cell.shape),
+            "shape": asdict(cell.shape),  # type: ignore[call-overload]
             "tile": astuple(cell.tile),
             "splits": cell.splits,
             "seconds": measured.seconds,
@@ -82,7 +85,7 @@ class CellLog:
         with self._path.open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
-    def best(self, shape: Shape) -> dict[Tile, tuple[float, int]]:
+    def best(self, shape: Sizes) -> dict[Tile, tuple[float, int]]:
         """(seconds, splits) of the fastest cell of each tile at a shape."""
         found: dict[Tile, tuple[float, int]] = {}
         for cell, measured in self._cells.items():

@@ -55,8 +55,14 @@ def _elapsed(call: Call) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def graph_timer(calls: Sequence[Call], round_s: float = ROUND_S) -> Timer:
+def graph_timer(calls: Sequence[Call], round_s: float = ROUND_S, *, keep_results: bool = False) -> Timer:
     """Captures `calls`, the same work on one input set each, in one graph, over again where they are few.
+
+    Args:
+        calls: the calls.
+        round_s: least GPU time of a round.
+        keep_results: no call's result takes the memory of another's: written again while still in L2, a result would
+            never reach the device's memory.
 
     Returns:
         A timer that replays the graph for at least `round_s` seconds and gives the mean seconds of a call.
@@ -65,11 +71,14 @@ def graph_timer(calls: Sequence[Call], round_s: float = ROUND_S) -> Timer:
     graph, stream = _cuda.CUDAGraph(), _cuda.Stream()
     calls[0]()  # what a first call compiles or allocates must not be captured
     torch.cuda.synchronize()
+    kept: list[object] = []  # until the capture ends; the graph keeps their memory
     with torch.cuda.stream(stream):
         graph.capture_begin()  # torch.cuda.graph would also collect garbage and empty the allocator's cache
         try:
             for call in calls:
-                call()
+                result = call()
+                if keep_results:
+                    kept.append(result)
         finally:
             graph.capture_end()
     graph.replay()

@@ -1,24 +1,25 @@
-"""A generated package as the bench sees it: its spec, and calls of its wrappers."""
+"""A generated package as the bench sees it: its spec, its layouts and its wrappers."""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from mlagen.bench.shapes import Inputs
-from mlagen.compile.worker import JobError, load_module
 from mlagen.errors import UsageError
+from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify.facts import Facts
 
-WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # the one that gives out alone first
+SHARED_MODULES = ("_launch", "_splits", "_layout", "_extra_layout")
 _HEADER = re.compile(r"\A(# .*\n)+")
 _TILE_TABLE = re.compile(r"^TILES = \{\n.*?^\}\n", re.MULTILINE | re.DOTALL)
 
@@ -28,65 +29,105 @@ class BenchPackage:
     """A generated package, imported.
 
     Attributes:
-        name: of the package.
-        module: its sparse_attention.
+        folder: where it lies.
+        root: the package.
         facts: what its spec says.
-        spec: SPEC, spec and hashes.
-        kernels: hash of its attention kernels and their launch, whatever tiles its table holds.
+        spec: the validated spec, `SPEC["spec"]`.
     """
 
-    name: str
-    module: ModuleType
+    folder: Path
+    root: ModuleType
     facts: Facts
     spec: dict[str, Any]
-    kernels: str
+
+    @property
+    def name(self) -> str:
+        """Name of the package."""
+        return self.folder.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of q, of rows that are not quantised and of the output."""
+        dtype = getattr(torch, self.facts.dtype)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a cached token."""
-        return int(self.spec["row_bytes"])
+        """Bytes of a KV row as the model computes it."""
+        return self.facts.d_qk * self.dtype.itemsize
+
+    @cached_property
+    def layouts(self) -> tuple[CacheLayout, CacheLayout | None]:
+        """The layouts of the cache and of the second cache."""
+        return layouts_of(self.spec)
+
+    @property
+    def attention_spec(self) -> dict[str, Any]:
+        """What the spec says of attention."""
+        attention = self.spec["attention"]
+        assert isinstance(attention, dict)
+        return attention
+
+    def has(self, wrapper: str) -> bool:
+        """Whether the spec lists a wrapper."""
+        return wrapper in self.facts.wrappers
+
+    def wrapper(self, name: str) -> Callable[..., Any]:
+        """A wrapper of the package, or of one of its modules: `extra_cache.concat_and_cache_mla`.
+
+        Raises:
+            UsageError: it has none of that name.
+        """
+        found: Any = self.root
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not callable(found):
+            raise UsageError(f"{self.name} has no {name}")
+        return found  # type: ignore[no-any-return]
+
+    def module(self, name: str) -> Any:
+        """One of its modules."""
+        return importlib.import_module(f"{self.root.__name__}.{name}")
+
+    @property
+    def shared_modules(self) -> list[str]:
+        """Its modules that attention kernels are made of in part."""
+        return [name for name in SHARED_MODULES if (self.folder / f"{name}.py").is_file()]
 
     def device_facts(self, device: torch.device) -> Any:
-        """The device as the package's tile table knows it: target and multiprocessors."""
-        return self.module._launch.device_facts(device)
-
-    def call(self, inputs: Inputs, *, batch_invariant: bool = False) -> Callable[[], torch.Tensor]:
-        """A call of the plainest wrapper there is; the wrapper allocates out and workspace each time."""
-        attention = next(getattr(self.module, name) for name in WRAPPERS if hasattr(self.module, name))
-        options: dict[str, Any] = {"enable_batch_invariant": batch_invariant}
-        if inputs.attn_sink is not None:
-            options["attn_sink"] = inputs.attn_sink
-        if inputs.topk_length is not None:
-            options["topk_length"] = inputs.topk_length
-
-        def call() -> torch.Tensor:
-            result = attention(inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, **options)
-            out = result[0] if isinstance(result, tuple) else result
-            assert isinstance(out, torch.Tensor)
-            return out
-
-        return call
+        """The device as the package's tile tables know it: target and multiprocessors."""
+        return self.module("_launch").device_facts(device)
 
 
 def load_package(package_dir: Path) -> BenchPackage:
-    """Imports a generated package from its folder.
+    """Imports a generated package from its folder, without a search path.
 
     Raises:
-        UsageError: the folder holds no package with sparse attention.
+        UsageError: the folder holds no generated package, or one of its name from elsewhere is already imported.
     """
-    if not (package_dir / "sparse_attention.py").is_file():
-        raise UsageError(f"{package_dir} holds no generated sparse attention: sparse_attention.py is missing")
-    package_dir = package_dir.resolve()
-    try:
-        module = load_module(package_dir, "sparse_attention")
-    except JobError as error:
-        raise UsageError(str(error)) from error
-    spec = sys.modules[package_dir.name].SPEC
-    return BenchPackage(package_dir.name, module, Facts.of(spec["spec"]), spec, kernels_hash(package_dir))
+    folder = package_dir.resolve()
+    root = sys.modules.get(folder.name)
+    if root is None:
+        init = folder / "__init__.py"
+        spec = importlib.util.spec_from_file_location(folder.name, init, submodule_search_locations=[str(folder)])
+        if spec is None or spec.loader is None or not init.is_file():
+            raise UsageError(f"{package_dir} holds no generated package: it has no __init__.py")
+        root = sys.modules[folder.name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(root)
+        except BaseException:
+            del sys.modules[folder.name]
+            raise
+    if list(getattr(root, "__path__", [])) != [str(folder)]:
+        raise UsageError(f"{package_dir}: another module named {folder.name} is already imported")
+    if not hasattr(root, "SPEC"):
+        raise UsageError(f"{package_dir} holds no generated package: it has no SPEC")
+    return BenchPackage(folder, root, Facts.of(root.SPEC["spec"]), root.SPEC["spec"])
 
 
-def kernels_hash(package_dir: Path) -> str:
-    """Sixteen hex digits that stand for a package's attention kernels; a new tile table leaves them as they are."""
-    texts = [(package_dir / name).read_text() for name in ("_launch.py", "sparse_attention.py")]
+def kernels_hash(package_dir: Path, modules: Iterable[str]) -> str:
+    """Sixteen hex digits that stand for the kernels of modules; a new tile table leaves them as they are."""
+    texts = [(package_dir / f"{name}.py").read_text() for name in modules]
     bare = "".join(_TILE_TABLE.sub("", _HEADER.sub("", text)) for text in texts)
     return hashlib.sha256(bare.encode()).hexdigest()[:16]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import lzma
 import shutil
@@ -61,7 +62,7 @@ class VllmTriton:
 
     def prepare(self, inputs: Inputs) -> TensorCall:
         """A plain call: it plans nothing ahead."""
-        attention = _first_module(self.modules).triton_mla_sparse_attention
+        attention = first_module(self.modules).triton_mla_sparse_attention
         return lambda: _tensor(attention(inputs.q, inputs.kv, inputs.indices, inputs.sm_scale))
 
 
@@ -81,7 +82,7 @@ class FlashMla:
 
     def prepare(self, inputs: Inputs) -> TensorCall:
         """Pads q, and the sink with it."""
-        attention = _first_module(self.modules).flash_mla_sparse_fwd
+        attention = first_module(self.modules).flash_mla_sparse_fwd
         heads = inputs.q.shape[1]
         padding = (64 if heads <= 64 else 128) - heads
         q = torch.nn.functional.pad(inputs.q, (0, 0, 0, padding))
@@ -114,7 +115,7 @@ class FlashAttention3:
     def prepare(self, inputs: Inputs) -> TensorCall:
         """Makes the scheduler's metadata."""
         _unpack_fa3()
-        interface = _first_module(self.modules)
+        interface = first_module(self.modules)
         if not getattr(interface, "FA3_AVAILABLE", True):
             raise ImportError(interface.FA3_UNAVAILABLE_REASON)
         tokens, heads, _ = inputs.q.shape
@@ -170,21 +171,43 @@ PEERS: tuple[Peer, ...] = (VllmTriton(), FlashMla(), FlashAttention3())
 _unpacked: list[tempfile.TemporaryDirectory[str]] = []  # kept until the process ends: a library cannot be unloaded
 
 
+def _unpack(packed: Path) -> Path:
+    """Unpacks a library that was packed with xz; the path of the library, in a folder of its own."""
+    _unpacked.append(tempfile.TemporaryDirectory(prefix="mlagen-peers-"))
+    library = Path(_unpacked[-1].name) / packed.with_suffix("").name
+    with lzma.open(packed) as source, library.open("wb") as target:
+        shutil.copyfileobj(source, target)
+    return library
+
+
 def _unpack_fa3() -> None:
     """Makes FlashAttention-3's library importable where it lies packed with xz beside its Python half."""
     package: ModuleType = importlib.import_module("vllm.vllm_flash_attn")
-    folder = Path(package.__path__[0])
-    packed = next(iter(folder.glob("_vllm_fa3_C*.so.xz")), None)
-    if packed is None or _unpacked or packed.with_suffix("").exists():
+    if len(package.__path__) > 1:  # it is unpacked
         return
-    _unpacked.append(tempfile.TemporaryDirectory(prefix="mlagen-fa3-"))
-    library = Path(_unpacked[0].name) / packed.with_suffix("").name
-    with lzma.open(packed) as source, library.open("wb") as target:
-        shutil.copyfileobj(source, target)
-    package.__path__.append(_unpacked[0].name)
+    packed = next(iter(Path(package.__path__[0]).glob("_vllm_fa3_C*.so.xz")), None)
+    if packed is not None and not packed.with_suffix("").exists():
+        package.__path__.append(str(_unpack(packed).parent))
 
 
-def _first_module(names: tuple[str, ...]) -> Any:
+@functools.cache
+def load_packed_library(package: str, stem: str) -> None:
+    """Loads a library of torch ops that lies in a package's folder, as it is or packed with xz.
+
+    Raises:
+        ImportError: the package or the library is not there.
+    """
+    folder = Path(importlib.import_module(package).__path__[0])
+    library = next(iter(folder.glob(f"{stem}*.so")), None)
+    if library is None:
+        packed = next(iter(folder.glob(f"{stem}*.so.xz")), None)
+        if packed is None:
+            raise ImportError(f"{package} has no {stem}")
+        library = _unpack(packed)
+    torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+
+
+def first_module(names: tuple[str, ...]) -> Any:
     """The first module that imports.
 
     Raises:

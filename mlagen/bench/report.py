@@ -7,20 +7,21 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mlagen.bench.run import OURS, Contender, Row
+from mlagen.bench.run import Contender, Row
+from mlagen.bench.trial import OURS
 
 NOTE = (
-    "Median of rounds in which the kernels take turns. Calls below 130 us: graph replay over inputs that exceed L2 "
-    "together; longer ones: events, L2 overwritten before each. ×: the other kernel's time over ours in the same "
-    "round; above 1, ours is faster. Roof: FLOPs or bytes, whichever takes longer; prefill counts a KV row once, "
-    "decode once a token."
+    "Median of rounds in which the kernels take turns, by graph replay over inputs that exceed L2 together; prefill, "
+    "and decode over rows from 130 us on, by events, L2 overwritten before each. ×: the other kernel's time over ours "
+    "in the same round; above 1, ours is faster. Roof: FLOPs or bytes, whichever takes longer; prefill counts a KV row "
+    "once, decode once a token. Error: relative Frobenius norm; of integers, the share that is wrong."
 )
 
 
 def to_json(row: Row) -> dict[str, Any]:
     """A plain dict: seconds, bytes and FLOPs under the names of Row and Contender; a NaN error becomes null."""
     data = asdict(row)
-    data["shape"] = asdict(row.shape)
+    data["shape"] = {"kind": row.shape.kind, **data["shape"]}
     for contender in data["contenders"]:
         if contender["error"] is not None and not math.isfinite(contender["error"]):
             contender["error"] = None
@@ -38,8 +39,7 @@ def markdown(rows: Sequence[Row]) -> str:
     parts = []
     for kind in dict.fromkeys(row.shape.kind for row in rows):
         parts.append(_table([row for row in rows if row.shape.kind == kind]))
-    heads = f"{rows[0].device}; roof {rows[0].roof_origin}.\n\n{NOTE}"
-    return "\n\n".join([heads, *parts]) + "\n"
+    return "\n\n".join([f"{rows[0].device}.", NOTE, *parts]) + "\n"
 
 
 def line(row: Row) -> str:
@@ -55,28 +55,33 @@ def _table(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(each.name for row in rows for each in row.contenders if each.name != OURS))
     ran = [name for name in names if any(_of(row, name).seconds is not None for row in rows)]
     eager = any(each.eager_seconds is not None for row in rows for each in row.contenders)
-    header = [rows[0].shape.kind, "ours us", "TFLOP/s", "GB/s", "of the roof", *(f"{name} us (×)" for name in ran)]
-    header += ["error"] + (["from Python us"] if eager else [])
+    products = any(row.flops for row in rows)
+    header = [rows[0].shape.kind, "ours us", *(["TFLOP/s"] if products else []), "GB/s", "of the roof"]
+    header += [*(f"{name} us (×)" for name in ran), "error", *(["from Python us"] if eager else [])]
     lines = [_line(header), _line(["---"] + ["---:"] * (len(header) - 1))]
     for row in rows:
-        ours = row.ours
-        cells = [str(row.shape).removeprefix(f"{row.shape.kind} ")]
-        if ours.seconds is None:
-            cells += ["", "", "", ""]
-        else:
-            cells += [
-                _us(ours.seconds),
-                f"{row.flops / ours.seconds / 1e12:.0f}",
-                f"{row.bytes_moved / ours.seconds / 1e9:,.0f}",
-                f"{row.roof_seconds / ours.seconds:.2f}",
-            ]
+        cells = [str(row.shape).removeprefix(f"{row.shape.kind} "), *_rates(row, products=products)]
         cells += [_against(_of(row, name)) for name in ran]
-        cells.append("" if ours.error is None else f"{ours.error:.1e}")
+        cells.append("" if row.ours.error is None else f"{row.ours.error:.1e}")
         if eager:
             cells.append(_eager(row))
         lines.append(_line(cells))
-    reasons = _reasons(rows)
-    return "\n".join([*lines, *(["", *reasons] if reasons else [])])
+    origins = "; ".join(dict.fromkeys(row.roof_origin for row in rows))
+    return "\n".join([*lines, "", f"Roof: {origins}.", *_reasons(rows)])
+
+
+def _rates(row: Row, *, products: bool) -> list[str]:
+    """Our time, rates and share of the roof; blank where we did not run."""
+    seconds = row.ours.seconds
+    if seconds is None:
+        return [""] * (4 if products else 3)
+    rates = [f"{row.flops / seconds / 1e12:.0f}"] if products else []
+    return [
+        _us(seconds),
+        *rates,
+        f"{row.bytes_moved / seconds / 1e9:,.0f}",
+        f"{row.roof_seconds / seconds:.2f}",
+    ]
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +37,7 @@ class Roof:
 ROOFS = {"NVIDIA H200": Roof(690e12, 4.445e12, "690 TFLOP/s, 4,445 GB/s: a warm H200, measured")}
 
 
+@functools.cache
 def roof_of(device: torch.device) -> Roof:
     """The device's ceilings: as tabled, or measured now by a copy and a matrix product."""
     name = torch.cuda.get_device_name(device)
@@ -47,9 +50,19 @@ def measure_roof(device: torch.device) -> Roof:
     b = torch.randn(MATMUL, MATMUL, dtype=torch.bfloat16, device=device)
     product = torch.empty_like(a)
     matmul_s = event_time(lambda: torch.mm(a, b, out=product), rounds=51, flush=False)
-    source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
-    copy_s = event_time(lambda: target.copy_(source), rounds=21)
-    flops_per_s, bytes_per_s = 2 * MATMUL**3 / matmul_s, 2 * COPY_BYTES / copy_s
+    flops_per_s, bytes_per_s = 2 * MATMUL**3 / matmul_s, _copy_rate(device)
     origin = f"{flops_per_s / 1e12:.0f} TFLOP/s, {bytes_per_s / 1e9:,.0f} GB/s: matrix product and copy of this run"
     return Roof(flops_per_s, bytes_per_s, origin)
+
+
+def copy_roof(device: torch.device) -> Roof:
+    """The ceiling of kernels that read and write alike: a large copy, measured now; they are credited no FLOPs."""
+    bytes_per_s = _copy_rate(device)
+    return Roof(math.inf, bytes_per_s, f"{bytes_per_s / 1e9:,.0f} GB/s: a large copy in this run")
+
+
+def _copy_rate(device: torch.device) -> float:
+    """Bytes read and written a second by a copy that is much larger than L2."""
+    source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * COPY_BYTES / event_time(lambda: target.copy_(source), rounds=21)

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from mlagen.bench.check import Reference, check_device, error_limit
-from mlagen.bench.measure import Timer, device_timer, eager_time, flush_l2, interleave
-from mlagen.bench.package import BenchPackage, load_package
-from mlagen.bench.peers import PEERS, Peer, absence
-from mlagen.bench.roofline import Roof, roof_of
-from mlagen.bench.shapes import Inputs, Shape, default_shapes, make_inputs
+from mlagen.bench.check import check_device
+from mlagen.bench.families import FAMILIES, shapes_of
+from mlagen.bench.measure import Timer, device_timer, eager_time, flush_l2, graph_timer, interleave, warm_up
+from mlagen.bench.package import load_package
+from mlagen.bench.peers import absence
+from mlagen.bench.trial import OURS, Call, Entrant, Setting, Sizes, Trial
 from mlagen.errors import UsageError
 
-OURS = "ours"
-BATCH_INVARIANT = "ours, batch-invariant"
-ROUNDS = 15
-EAGER_TOKENS = 1  # a call of so few tokens is bound by its launch, which is what eager time shows
-
-Prepare = Callable[[Inputs], Callable[[], torch.Tensor]]
+ROUNDS = 11
 
 
 @dataclass(frozen=True)
@@ -35,7 +30,7 @@ class Contender:
         ratio: median over rounds of its seconds over ours; above 1, ours is faster.
         method: `graph` or `events`.
         eager_seconds: wall seconds a call from Python; None where the shape is no launch-bound one.
-        error: relative Frobenius error against float64.
+        error: of its result: relative Frobenius error, or the share of wrong entries where they are integers.
         absent: why there are no times, in one line.
     """
 
@@ -64,7 +59,7 @@ class Row:
 
     package: str
     device: str
-    shape: Shape
+    shape: Sizes
     flops: int
     bytes_moved: int
     roof_seconds: float
@@ -81,7 +76,7 @@ class Row:
 class _Ready:
     """A contender that gave the right result."""
 
-    calls: list[Callable[[], torch.Tensor]]
+    calls: list[Call]
     error: float
     timer: Timer
     method: str
@@ -90,7 +85,7 @@ class _Ready:
 def bench_package(
     package_dir: Path,
     *,
-    shapes: Sequence[Shape] | None = None,
+    shapes: Sequence[Sizes] | None = None,
     peers: bool = True,
     rounds: int = ROUNDS,
     on_row: Callable[[Row], None] | None = None,
@@ -99,7 +94,7 @@ def bench_package(
 
     Args:
         package_dir: folder of the generated package.
-        shapes: what to measure; None: `default_shapes`.
+        shapes: what to measure; None: `shapes_of` the package.
         peers: measure peers too, as far as they are installed.
         rounds: rounds of interleaved measurements.
         on_row: given each row as it is done.
@@ -115,9 +110,10 @@ def bench_package(
         raise UsageError("no CUDA or ROCm device: benchmarks run on a GPU")
     package = load_package(package_dir)
     device = torch.device("cuda", torch.cuda.current_device())
-    bench = _Bench(package, device, PEERS if peers else (), rounds)
+    l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+    bench = _Bench(Setting(package, device, l2_bytes, peers), rounds)
     rows = []
-    for shape in default_shapes(package.facts) if shapes is None else shapes:
+    for shape in shapes_of(package) if shapes is None else shapes:
         rows.append(bench.measure(shape))
         if on_row is not None:
             on_row(rows[-1])
@@ -125,23 +121,17 @@ def bench_package(
 
 
 class _Bench:
-    def __init__(self, package: BenchPackage, device: torch.device, peers: Sequence[Peer], rounds: int) -> None:
-        self.package = package
-        self.device = device
-        self.peers = peers
+    def __init__(self, setting: Setting, rounds: int) -> None:
+        self.setting = setting
         self.rounds = rounds
-        self.roof: Roof = roof_of(device)
-        self.flush = flush_l2(device)
-        self.l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
+        self.flush = flush_l2(setting.device)
+        self.trials: dict[str, Callable[[Any], Trial[Any]]] = {}
 
-    def measure(self, shape: Shape) -> Row:
-        facts = self.package.facts
-        inputs = make_inputs(shape, facts, self.device, self.l2_bytes)
-        reference = Reference(inputs[0], facts)
-        prepared = {
-            name: self._ready(name, prepare, inputs, reference) if why_not is None else Contender(name, absent=why_not)
-            for name, prepare, why_not in self._contenders(shape)
-        }
+    def measure(self, shape: Sizes) -> Row:
+        if shape.family not in self.trials:
+            self.trials = {shape.family: FAMILIES[shape.family].trials(self.setting)}  # the last one's memory is freed
+        trial = self.trials[shape.family](shape)
+        prepared = {entrant.name: self._ready(entrant, trial, shape) for entrant in trial.entrants}
         ready = {name: each for name, each in prepared.items() if isinstance(each, _Ready)}
         times = interleave({name: each.timer for name, each in ready.items()}, self.rounds)
         contenders = []
@@ -155,39 +145,36 @@ class _Bench:
                     seconds=times.seconds[name],
                     ratio=times.ratios[name] if OURS in ready else None,
                     method=each.method,
-                    eager_seconds=eager_time(each.calls[0]) if shape.tokens <= EAGER_TOKENS else None,
+                    eager_seconds=eager_time(each.calls[0]) if trial.launch_bound else None,
                     error=each.error,
                 )
             )
-        flops, moved = shape.flops(facts), shape.bytes_moved(facts, self.package.row_bytes)
         return Row(
-            package=self.package.name,
-            device=torch.cuda.get_device_name(self.device),
+            package=self.setting.package.name,
+            device=torch.cuda.get_device_name(self.setting.device),
             shape=shape,
-            flops=flops,
-            bytes_moved=moved,
-            roof_seconds=self.roof.seconds(flops, moved),
-            roof_origin=self.roof.origin,
+            flops=trial.flops,
+            bytes_moved=trial.bytes_moved,
+            roof_seconds=trial.roof.seconds(trial.flops, trial.bytes_moved),
+            roof_origin=trial.roof.origin,
             contenders=tuple(contenders),
         )
 
-    def _contenders(self, shape: Shape) -> list[tuple[str, Prepare, str | None]]:
-        """(name, how to prepare a call, why it cannot run), ours first."""
-        return [
-            (OURS, self.package.call, None),
-            (BATCH_INVARIANT, partial(self.package.call, batch_invariant=True), None),
-            *((peer.name, peer.prepare, peer.unsupported(shape, self.package.facts)) for peer in self.peers),
-        ]
-
-    def _ready(self, name: str, prepare: Prepare, inputs: list[Inputs], reference: Reference) -> _Ready | Contender:
+    def _ready(self, entrant: Entrant[Any], trial: Trial[Any], shape: Sizes) -> _Ready | Contender:
         """Prepares, checks and warms up one contender; where that fails, a contender that says why."""
+        if entrant.unsupported is not None:
+            return Contender(entrant.name, absent=entrant.unsupported)
         try:
-            calls = [prepare(each) for each in inputs]
-            error = reference.error_of(calls[0])
-            if not error <= error_limit(inputs[0].q.dtype):
-                return Contender(name, error=error, absent=f"wrong result: relative error {error:.2g}")
-            timer, method = device_timer(calls, self.flush)
+            calls = [entrant.prepare(each) for each in trial.inputs]
+            error = trial.error_of(calls[0])
+            if not error <= trial.error_limit:
+                return Contender(entrant.name, error=error, absent=f"wrong result: error {error:.2g}")
+            if trial.graph_only:
+                warm_up(calls[0])
+                timer, method = graph_timer(calls, keep_results=True), "graph"
+            else:
+                timer, method = device_timer(calls, self.flush)
         except Exception as failure:  # whatever someone else's kernel raises, the others are still to be measured
-            check_device(f"{inputs[0].q.shape[0]} tokens with {name}")
-            return Contender(name, absent=absence(failure))
+            check_device(f"{shape} with {entrant.name}")
+            return Contender(entrant.name, absent=absence(failure))
         return _Ready(calls, error, timer, method)

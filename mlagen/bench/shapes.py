@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mlagen.plan.work import bytes_moved, distinct_rows, flops
+from mlagen.bench.work import attention_bytes, distinct_rows, flops
 from mlagen.verify.facts import Facts
 
 PREFILL_TOKENS = 4096
@@ -39,6 +39,11 @@ class Shape:
     s_kv: int
     topk: int
 
+    @property
+    def family(self) -> str:
+        """The kind."""
+        return self.kind
+
     def __str__(self) -> str:
         kv = f"{self.s_kv >> 10}K" if self.s_kv % 1024 == 0 else str(self.s_kv)
         return f"{self.kind} {self.tokens} x h{self.num_heads}, kv {kv}, topk {self.topk}"
@@ -52,9 +57,7 @@ class Shape:
         rows = distinct_rows(self.tokens, self.topk, self.s_kv)
         if self.kind == "decode":
             rows = self.tokens * min(self.topk, self.s_kv)
-        return bytes_moved(
-            self.tokens, self.num_heads, self.topk, facts.d_qk, facts.d_v, kv_rows=rows, row_bytes=row_bytes
-        )
+        return attention_bytes(self.tokens, self.num_heads, self.topk, facts.d_qk, facts.d_v, rows * row_bytes)
 
 
 def default_heads(num_heads: int) -> list[int]:
@@ -110,9 +113,9 @@ def make_indices(
     return indices
 
 
-def sets_needed(touched: int, l2_bytes: int) -> int:
-    """Input sets that a rotation takes if one call touches `touched` bytes; at least 2, at most MOST_SETS."""
-    return max(2, min(MOST_SETS, math.ceil(L2_MULTIPLE * l2_bytes / touched)))
+def sets_needed(touched: int, l2_bytes: int, most: int = MOST_SETS) -> int:
+    """Input sets that a rotation takes if one call touches `touched` bytes; at least 2, at most `most`."""
+    return max(2, min(most, math.ceil(L2_MULTIPLE * l2_bytes / touched)))
 
 
 def make_inputs(

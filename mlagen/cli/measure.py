@@ -48,35 +48,36 @@ def tune(
     """
     from mlagen.bench.candidates import read_tiles
     from mlagen.bench.progress import progress  # torch and Triton are slow to import, and most commands need neither
-    from mlagen.bench.tune import regimes_of, summary
+    from mlagen.bench.tune import summary
     from mlagen.bench.tune import tune as sweep
 
-    loaded = load(spec)
-    regimes = [
-        regime
-        for regime in regimes_of(loaded.model.num_heads)
-        if (not heads or regime.num_heads in heads) and (not tokens or regime.tokens in tokens)
-    ]
     with _staged(spec) as folder, progress() as report:
         kept = read_tiles(tiles) if tiles else None
-        tuned = sweep(loaded, folder, budget=budget, log=log, regimes=regimes, tiles=kept, report=report)
+        loaded = load(spec)
+        tuned = sweep(loaded, folder, budget=budget, log=log, heads=heads, tokens=tokens, tiles=kept, report=report)
     path = tuned.write(spec.parent)
     click.echo(summary(tuned), nl=False)
     state = "" if tuned.complete else ", not every size was swept"
-    err.print(f"{path}: {len(tuned.rows)} rows{state}; now run: mlagen build {spec}", markup=False)
+    count = len(tuned.rows) + len(tuned.kvcache_rows)
+    err.print(f"{path}: {count} rows{state}; now run: mlagen build {spec}", markup=False)
 
 
 @click.command()
 @SPEC
-@click.option("--only", type=click.Choice(["prefill", "decode"]), help="Leave the other kind out.")
-@click.option("--heads", multiple=True, type=int, help="Head counts; default: the spec's, 64 and 16.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(["prefill", "decode", "cache", "gather", "index", "kvcache"]),
+    help="Only this family of kernels; repeatable.",
+)
+@click.option("--heads", multiple=True, type=int, help="Head counts of attention; default: the spec's, 64 and 16.")
 @click.option("--no-peers", is_flag=True, help="Measure the package alone.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds a shape.")
 @click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here too.")
 @JSON
 def bench(
     spec: Path,
-    only: str | None,
+    only: tuple[str, ...],
     heads: tuple[int, ...],
     no_peers: bool,
     rounds: int | None,
@@ -84,16 +85,14 @@ def bench(
     as_json: bool,
 ) -> None:
     """Measures SPEC's kernels on this GPU, interleaved with the peers that import, results checked in the same run."""
-    from mlagen.bench import bench_package, default_shapes, markdown, to_json
-    from mlagen.bench.package import load_package
+    from mlagen.bench import FAMILIES, bench_package, load_package, markdown, shapes_of, to_json
     from mlagen.bench.report import line
     from mlagen.bench.run import ROUNDS
 
     with _staged(spec) as folder:
-        kinds = (only,) if only else ("prefill", "decode")
         rows = bench_package(
             folder,
-            shapes=default_shapes(load_package(folder).facts, kinds, list(heads) or None),
+            shapes=shapes_of(load_package(folder), only or tuple(FAMILIES), heads or None),
             peers=not no_peers,
             rounds=rounds or ROUNDS,
             on_row=lambda row: err.print(line(row), markup=False),

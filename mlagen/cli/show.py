@@ -15,13 +15,15 @@ import click
 from rich.table import Table
 
 from mlagen.backends import compile_jobs
+from mlagen.cli import layouts
 from mlagen.cli.console import JSON, SPEC, out, print_json
 from mlagen.compile import default_cache_dir
 from mlagen.emit import render
 from mlagen.emit.render import template_dir
 from mlagen.errors import ToolError, UsageError
-from mlagen.plan import Plan, layout_fingerprint, load_plan
-from mlagen.spec.load import schema_text
+from mlagen.layout import layouts_of
+from mlagen.plan import Plan, load_plan
+from mlagen.spec.load import load, schema_text
 
 SUPPORTED_TRITON = ((3, 6), (3, 9))  # the oldest and newest minor version that the tests compile with
 
@@ -49,11 +51,11 @@ def show_plan(spec: Path, as_json: bool) -> None:
     for chunk in plan.sparse.chunks:
         lanes = f"lanes [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
         out.print(f"{chunk.name}: {lanes}{', part of V' if chunk.in_v else ''}", markup=False)
-    merge, sparse = plan.sparse.merge, plan.sparse
+    splits, merge = plan.splits, plan.splits.merge
     out.print(
-        f"splits: at most {sparse.max_splits}; a program costs {sparse.split_overhead} steps and a merge "
-        f"{sparse.merge_overhead} besides; batch-invariant splits of {sparse.batch_invariant_split} indices; "
-        f"workspace {sparse.workspace_bytes >> 20} MiB"
+        f"splits: at most {splits.max_splits}; a program costs {splits.split_overhead} steps and a merge "
+        f"{splits.merge_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
+        f"workspace {splits.workspace_bytes >> 20} MiB"
     )
     out.print(
         f"merge: {merge.block_s} splits x {merge.block_d} lanes, {merge.d_blocks} programs a row; "
@@ -64,7 +66,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
     table = Table(box=None, header_style="bold")
     for name in ("target", "heads", "tokens", "tile", "a multiprocessor", "shared", "why"):
         table.add_column(name, justify="right" if name in ("heads", "tokens", "a multiprocessor", "shared") else "left")
-    for target, rows in sparse.tiles:
+    for target, rows in plan.sparse.tiles:
         for row in rows:
             table.add_row(
                 target,
@@ -81,7 +83,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
 def _plan_json(plan: Plan) -> dict[str, object]:
     return {
         "spec": plan.spec.model_dump(mode="json"),
-        "layout": {**dataclasses.asdict(plan.layout), "fingerprint": layout_fingerprint(plan.layout)},
+        "layout": {**dataclasses.asdict(plan.layout), "fingerprint": plan.layout.fingerprint},
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
         "sparse": dataclasses.asdict(plan.sparse),
@@ -94,14 +96,31 @@ def _plan_json(plan: Plan) -> dict[str, object]:
 @SPEC
 @JSON
 def show_layout(spec: Path, as_json: bool) -> None:
-    """Prints where each byte of a cached token of SPEC is."""
-    layout = load_plan(spec).layout
+    """Prints where each byte of a cached token of SPEC is, of both caches if it has two."""
+    loaded = load(spec)
+    dims = (loaded.model.kv_lora_rank, loaded.model.qk_rope_head_dim)
+    caches = (("cache", loaded.cache), ("extra_cache", loaded.extra_cache))
+    shown = [
+        (name, layout, cache.block_size)
+        for (name, cache), layout in zip(caches, layouts_of(loaded.model_dump()), strict=True)
+        if cache and layout
+    ]
     if as_json:
-        print_json({**dataclasses.asdict(layout), "fingerprint": layout_fingerprint(layout)})
+        print_json({name: layouts.as_json(layout, dims, block_size) for name, layout, block_size in shown})
         return
-    out.print(f"{layout.name}: {layout.row_bytes} bytes a token, fingerprint {layout_fingerprint(layout)}")
-    for line in layout.byte_table:
-        out.print(f"  {line}", markup=False)
+    for name, layout, block_size in shown:
+        for line in layouts.as_text(layout, dims, block_size):
+            out.print(line if line.startswith(" ") else f"{name}: {line}", markup=False)
+
+
+@show.command("layouts")
+@JSON
+def show_layouts(as_json: bool) -> None:
+    """Prints where each byte of a cached token is, of every layout that has a name."""
+    if as_json:
+        print_json([layouts.as_json(layout, dims, None) for layout, dims in layouts.named_layouts()])
+        return
+    out.print(layouts.table())
 
 
 @click.command()

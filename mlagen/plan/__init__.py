@@ -1,26 +1,28 @@
 """The plan: every number that follows from a spec, computed once."""
 
+from mlagen.plan.cache import CachePlan, layout_chunks
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.jobs import CompileJob
-from mlagen.plan.layout import CacheField, CacheLayout, make_layout
-from mlagen.plan.plan import CachePlan, Plan, SparsePlan, layout_fingerprint, load_plan, make_plan
+from mlagen.plan.kvcache import KvcachePlan
+from mlagen.plan.plan import Plan, SparsePlan, load_plan, make_plan
+from mlagen.plan.splits import MergePlan, SplitsPlan
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import Tile, TileRow
 
 __all__ = [
     "TARGETS",
-    "CacheField",
-    "CacheLayout",
     "CachePlan",
     "Chunk",
     "CompileJob",
+    "KvcachePlan",
+    "MergePlan",
     "Plan",
     "SparsePlan",
+    "SplitsPlan",
     "Target",
     "Tile",
     "TileRow",
-    "layout_fingerprint",
+    "layout_chunks",
     "load_plan",
-    "make_layout",
     "make_plan",
 ]

@@ -23,6 +23,8 @@ class Target:
         dot: what tl.dot becomes for 64 rows and more: `mma` (mma.sync), `wgmma`, `tcgen05` or `mfma`; below 64, NVIDIA
             runs mma.sync.
         has_e4m3: float8_e4m3fn converts in hardware.
+        rounds_e4m3: fp32 becomes float8_e4m3fn in hardware and in one rounding, saturating, NaN as 0x7f. Triton goes by
+            way of fp16 on sm89, which rounds twice, and CDNA 4 keeps the sign of a NaN.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Target:
     threads_per_sm: int
     dot: str
     has_e4m3: bool = False
+    rounds_e4m3: bool = False
 
 
 def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "mma") -> Target:
@@ -50,6 +53,7 @@ def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "
         threads_per_sm=threads,
         dot=dot,
         has_e4m3=(major, minor) >= (8, 9),
+        rounds_e4m3=major >= 9,
     )
 
 

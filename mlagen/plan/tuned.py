@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -13,7 +14,8 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from mlagen.errors import LimitError, Place, SpecError
 from mlagen.plan.chunks import Chunk
-from mlagen.plan.targets import TARGETS
+from mlagen.plan.kvcache import CachedRow
+from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import Tile, TileRow, make_row
 from mlagen.spec.load import lies_within, place_of, read_text
 from mlagen.spec.marked import read, refuse
@@ -27,7 +29,10 @@ def _power_of_two(number: int) -> int:
     return number
 
 
+KINDS = ("rows", "kvcache_rows")
 TILE_FIELDS = tuple(field.name for field in fields(Tile))
+
+RowMaker = Callable[[Tile, Target, str, int | None, int | None], TileRow]
 
 Block = Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)]
 Warps = Annotated[int, Field(ge=1, le=8), AfterValidator(_power_of_two)]
@@ -49,23 +54,36 @@ class TunedRow(Model):
 
 
 class TunedTable(Model):
-    """The tile table of one spec on one target; the first row that holds a call is taken."""
+    """The tile tables of one spec on one target; the first row that holds a call is taken."""
 
-    rows: Annotated[tuple[TunedRow, ...], Field(min_length=1, description="by heads, then by tokens, most last")]
+    rows: Annotated[
+        tuple[TunedRow, ...] | None,
+        Field(min_length=1, description="of attention over rows, by heads, then by tokens, most last"),
+    ] = None
+    kvcache_rows: Annotated[
+        tuple[TunedRow, ...] | None, Field(min_length=1, description="of attention over a cache, likewise")
+    ] = None
 
     @model_validator(mode="after")
     def _rows_hold_every_call(self) -> TunedTable:
-        for index, row in enumerate(self.rows):
-            last = index == len(self.rows) - 1
-            following = (math.inf, math.inf) if last else _most(self.rows[index + 1])
-            if not last and following <= _most(row):
-                raise refused("takes rows in the order of their heads, then of their tokens", "rows", index + 1)
-            if last and row.max_heads is not None:
-                raise refused(f"got {row.max_heads}; takes none in the last row", "rows", index, "max_heads")
-            if row.max_tokens is not None and (last or following[0] > _most(row)[0]):
-                message = f"got {row.max_tokens}; takes none in the last row of its heads"
-                raise refused(message, "rows", index, "max_tokens")
+        if self.rows is None and self.kvcache_rows is None:
+            raise refused("has neither; takes rows, kvcache_rows or both")
+        for name in KINDS:
+            _check_rows(name, getattr(self, name) or ())
         return self
+
+
+def _check_rows(name: str, rows: tuple[TunedRow, ...]) -> None:
+    for index, row in enumerate(rows):
+        last = index == len(rows) - 1
+        following = (math.inf, math.inf) if last else _most(rows[index + 1])
+        if not last and following <= _most(row):
+            raise refused("takes rows in the order of their heads, then of their tokens", name, index + 1)
+        if last and row.max_heads is not None:
+            raise refused(f"got {row.max_heads}; takes none in the last row", name, index, "max_heads")
+        if row.max_tokens is not None and (last or following[0] > _most(row)[0]):
+            message = f"got {row.max_tokens}; takes none in the last row of its heads"
+            raise refused(message, name, index, "max_tokens")
 
 
 def _most(row: TunedRow) -> tuple[float, float]:
@@ -79,7 +97,7 @@ def tuned_path(spec_name: str, target: str, specs_dir: Path) -> Path:
 
 
 def load_tuned(spec_name: str, specs_dir: Path, chunks: Sequence[Chunk]) -> dict[str, tuple[TileRow, ...]]:
-    """Reads the tuned tiles of a spec.
+    """Reads the tuned tiles of a spec's attention over rows.
 
     Args:
         spec_name: the spec's name.
@@ -87,17 +105,33 @@ def load_tuned(spec_name: str, specs_dir: Path, chunks: Sequence[Chunk]) -> dict
         chunks: blocks of a row, `plan.sparse.chunks`.
 
     Returns:
-        Rows of the tile table by target; no entry for a target without a file.
+        Rows of the tile table by target; no entry for a target without.
 
     Raises:
         SpecErrors: a file is off: every error of it, at its line and column.
         LimitError: a tile needs more shared memory than the target gives a program.
     """
+    return _load_all("rows", spec_name, specs_dir, functools.partial(_sparse_row, chunks))
+
+
+def load_tuned_kvcache(spec_name: str, specs_dir: Path, cached: CachedRow) -> dict[str, tuple[TileRow, ...]]:
+    """Reads the tuned tiles of a spec's attention over a cache, as `load_tuned` does; `cached` is its row's."""
+    return _load_all("kvcache_rows", spec_name, specs_dir, cached.row)
+
+
+def _sparse_row(
+    chunks: Sequence[Chunk], tile: Tile, target: Target, reason: str, max_heads: int | None, max_tokens: int | None
+) -> TileRow:
+    return make_row(tile, chunks, target, reason, max_heads, max_tokens)
+
+
+def _load_all(kind: str, spec_name: str, specs_dir: Path, make: RowMaker) -> dict[str, tuple[TileRow, ...]]:
     folder = tuned_path(spec_name, "", specs_dir).parent
-    return {path.stem: _load(path, chunks) for path in sorted(folder.glob("*.yaml"))}
+    found = {path.stem: _load(path, kind, make) for path in sorted(folder.glob("*.yaml"))}
+    return {target: rows for target, rows in found.items() if rows}
 
 
-def _load(path: Path, chunks: Sequence[Chunk]) -> tuple[TileRow, ...]:
+def _load(path: Path, kind: str, make: RowMaker) -> tuple[TileRow, ...]:
     if path.stem not in TARGETS:
         message = f"'{path.stem}' is no target; takes a file named after one of {', '.join(TARGETS)}"
         raise refuse([SpecError(message, place=Place(path))])
@@ -116,28 +150,36 @@ def _load(path: Path, chunks: Sequence[Chunk]) -> tuple[TileRow, ...]:
     if table is None or errors:
         raise refuse(errors)
     rows = []
-    for index, row in enumerate(table.rows):
+    for index, row in enumerate(getattr(table, kind) or ()):
         try:
-            rows.append(_row(row, path, chunks))
+            rows.append(_row(row, path, make))
         except LimitError as error:
-            mark = document.values["rows", index]
+            mark = document.values[kind, index]
             raise LimitError(error.message, place=Place(path, mark.line, mark.column), hint=error.hint) from None
     return tuple(rows)
 
 
-def _row(row: TunedRow, path: Path, chunks: Sequence[Chunk]) -> TileRow:
+def _row(row: TunedRow, path: Path, make: RowMaker) -> TileRow:
     tile = Tile(**{name: getattr(row, name) for name in TILE_FIELDS})
     reason = f"tuned: {Path(*path.parts[-3:])}"
-    made = make_row(tile, chunks, TARGETS[path.stem], reason, row.max_heads, row.max_tokens)
+    made = make(tile, TARGETS[path.stem], reason, row.max_heads, row.max_tokens)
     return replace(made, programs_per_sm=row.programs_per_sm)
 
 
-def dump_tuned(spec_name: str, target: str, rows: Sequence[TileRow], *, device: str, triton: str) -> str:
+def dump_tuned(
+    spec_name: str,
+    target: str,
+    rows: Sequence[TileRow],
+    *,
+    kvcache_rows: Sequence[TileRow] = (),
+    device: str,
+    triton: str,
+) -> str:
     """The text of a tuned file, which `load_tuned` reads back as the same rows but for their reasons.
 
     Args:
         spec_name, target: whose tiles.
-        rows: rows of the tile table.
+        rows, kvcache_rows: rows of the tile tables of attention over rows and over a cache; either may be empty.
         device: name of the device they were measured on.
         triton: version of Triton they were compiled with.
     """
@@ -145,16 +187,17 @@ def dump_tuned(spec_name: str, target: str, rows: Sequence[TileRow], *, device: 
         f"# Tiles of {spec_name} on {target}, measured on {device} with triton {triton}. Written by `mlagen tune`.",
         "# The first row that holds a call's heads and tokens is taken; without max_heads or max_tokens it holds any.",
         "# programs_per_sm is what the split rule plans with; picked so that the rule finds the best splits.",
-        "rows:",
     ]
-    for row in rows:
-        model = TunedRow(
-            max_heads=row.max_heads,
-            max_tokens=row.max_tokens,
-            **asdict(row.tile),
-            programs_per_sm=row.programs_per_sm,
-        )
-        values = model.model_dump(exclude_none=True)
-        entries = ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
-        lines.append(f"  - {{{entries}}}")
+    for name, table in zip(KINDS, (rows, kvcache_rows), strict=True):
+        lines += [f"{name}:"] if table else []
+        for row in table:
+            model = TunedRow(
+                max_heads=row.max_heads,
+                max_tokens=row.max_tokens,
+                **asdict(row.tile),
+                programs_per_sm=row.programs_per_sm,
+            )
+            values = model.model_dump(exclude_none=True)
+            entries = ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
+            lines.append(f"  - {{{entries}}}")
     return "\n".join(lines) + "\n"

@@ -6,17 +6,42 @@ that is the plan's. Every string is an enumeration or a pattern, so none can car
 
 from __future__ import annotations
 
+import functools
 import keyword
 import sys
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
+
+from mlagen.layout import LayoutError, compose
+from mlagen.spec.marked import dotted, read
 
 Target = Literal["sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx942", "gfx950"]
 Dtype = Literal["bf16", "fp16"]
 Presence = Literal["none", "optional", "required"]
-WrapperName = Literal["triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla"]
+WrapperName = Literal[
+    "triton_mla_sparse_attention",
+    "flash_mla_sparse_fwd",
+    "flash_mla_with_kvcache",
+    "concat_and_cache_mla",
+    "quantize_and_insert_k_cache",
+    "dequantize_and_gather_k_cache",
+    "gather_and_maybe_dequant_cache",
+    "compute_global_topk_indices_and_lens",
+    "combine_topk_swa_indices",
+    "triton_convert_req_index_to_global_index",
+]
 
 # Modules that generated code or its callers import: a package of that name would hide them.
 TAKEN_NAMES = sys.stdlib_module_names | {"mlagen", "numpy", "torch", "triton"}
@@ -83,6 +108,14 @@ class SparseAttention(Model):
 
     kind: Annotated[Literal["sparse"], Field(description="which KV rows a query token attends to")]
     topk: Annotated[int, Field(ge=1, le=65536, description="indices a query token (index_topk)")]
+    window: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=65536,
+            description="further indices a query token, of a sliding window; with a second cache, those of the first",
+        ),
+    ] = None
     attn_sink: Annotated[Presence, Field(description="per-head sink logit in the softmax's denominator")] = "optional"
     topk_length: Annotated[Presence, Field(description="per-token count of leading indices that are valid")] = (
         "optional"
@@ -95,32 +128,172 @@ class SparseAttention(Model):
     ] = "+inf"
 
 
-class UnquantisedCache(Model):
-    """Cache of unquantised rows `[latent | rope]`."""
+DataDtype = Literal["bf16", "fp16", "e4m3", "e4m3fnuz", "e2m1"]
+DataKind = Literal["latent", "rope", "row"]
 
+
+class LatentField(Model):
+    """The latent lanes of a KV row."""
+
+    kind: Annotated[Literal["latent"], Field(description="what the field holds")]
+    dtype: Annotated[
+        DataDtype, Field(description="how a lane is stored; e2m1: two a byte, the even lane in the low half")
+    ]
+
+
+class RopeField(Model):
+    """The RoPE lanes of a KV row; left out where the model has none."""
+
+    kind: Annotated[Literal["rope"], Field(description="what the field holds")]
+    dtype: Annotated[
+        DataDtype, Field(description="how a lane is stored; e2m1: two a byte, the even lane in the low half")
+    ]
+
+
+class RowField(Model):
+    """Latent and RoPE lanes as one run."""
+
+    kind: Annotated[Literal["row"], Field(description="what the field holds")]
+    dtype: Annotated[
+        DataDtype, Field(description="how a lane is stored; e2m1: two a byte, the even lane in the low half")
+    ]
+
+
+ROUNDING = "power_of_two: up to the next one, exponent from the bits; nearest: to the stored dtype"
+DIVISOR = "the scale is amax / divisor, so divisor is at most the largest value of the scaled dtype"
+FLOOR = "smallest value of what floor_on names, so that a tile of zeros has a scale"
+FLOOR_ON = "amax: floor before the division; scale: after it"
+Rounding = Literal["power_of_two", "nearest"]
+Divisor = Annotated[float, Field(ge=1, le=448, allow_inf_nan=False)]
+Floor = Annotated[float, Field(gt=0, le=448, allow_inf_nan=False)]
+FloorOn = Literal["amax", "scale"]
+
+
+class ScaleRule(Model):
+    """How writers find a scale from amax, the largest magnitude in its tile."""
+
+    rounding: Annotated[Rounding, Field(description=ROUNDING)]
+    divisor: Annotated[Divisor, Field(description=DIVISOR)]
+    floor: Annotated[Floor, Field(description=FLOOR)]
+    floor_on: Annotated[FloorOn, Field(description=FLOOR_ON)]
+
+
+class ScaleRuleChanges(Model):
+    """What of a layout's scale rule a cache's writers do otherwise; readers take any scale."""
+
+    rounding: Annotated[Rounding | None, Field(description=ROUNDING)] = None
+    divisor: Annotated[Divisor | None, Field(description=DIVISOR)] = None
+    floor: Annotated[Floor | None, Field(description=FLOOR)] = None
+    floor_on: Annotated[FloorOn | None, Field(description=FLOOR_ON)] = None
+
+
+class ScalesField(ScaleRule):
+    """One scale for each tile of lanes of another field."""
+
+    kind: Annotated[Literal["scales"], Field(description="what the field holds")]
+    of: Annotated[DataKind, Field(description="the field whose lanes they scale")]
+    dtype: Annotated[Literal["fp32", "ue8m0", "e4m3"], Field(description="how a scale is stored")]
+    tile: Annotated[Literal[16, 32, 64, 128, 256, 512], Field(description="lanes a scale covers")]
+    interleave: Annotated[
+        int,
+        Field(ge=1, le=64, description="scale s of n is stored at s % interleave * (n / interleave) + s // interleave"),
+    ] = 1
+
+
+class TensorScaleField(Model):
+    """One fp32 scale a tensor, which callers pass; it takes no byte of the row."""
+
+    kind: Annotated[Literal["tensor_scale"], Field(description="what the field holds")]
+    of: Annotated[DataKind, Field(description="the field whose lanes it scales")]
+
+
+class PadField(Model):
+    """Bytes without meaning, which writers set to 0."""
+
+    kind: Annotated[Literal["pad"], Field(description="what the field holds")]
+    bytes: Annotated[int, Field(ge=1, le=4096, description="how many")]
+
+
+LayoutField = Annotated[
+    LatentField | RopeField | RowField | ScalesField | TensorScaleField | PadField, Field(discriminator="kind")
+]
+
+
+class Layout(Model):
+    """A cached token's bytes, field by field, end to end; `mlagen show layout` prints where each one is."""
+
+    name: Annotated[
+        str,
+        Field(
+            pattern=r"^[a-z][a-z0-9_]{0,62}$",
+            description="name in the package's SPEC and fingerprint",
+            json_schema_extra={
+                "patternErrorMessage": "a lower-case letter, then up to 62 lower-case letters, digits or underscores"
+            },
+        ),
+    ]
+    fields: Annotated[
+        tuple[LayoutField, ...], Field(min_length=1, max_length=16, description="the token's row, in byte order")
+    ]
+    planar_fields: Annotated[
+        tuple[LayoutField, ...],
+        Field(max_length=16, description="its second row, behind the rows of all tokens of the page"),
+    ] = ()
+    page_multiple: Annotated[
+        Literal["row"] | Annotated[int, Field(ge=1, le=1 << 20)],
+        Field(description="a page's bytes are rounded up to a multiple of this; row: of the bytes of `fields`"),
+    ] = 1
+
+
+def _read_layouts() -> dict[str, Any]:
+    folder = Path(__file__).parent / "layouts"
+    documents = [read(path.read_text(encoding="utf-8"), path).data for path in sorted(folder.glob("*.yaml"))]
+    return {document["name"]: document for document in documents}
+
+
+_READ = _read_layouts()
+# What a spec would say in place of each name.
+NAMED_LAYOUTS = {name: {key: part for key, part in found.items() if key != "dims"} for name, found in _READ.items()}
+# (kv_lora_rank, qk_rope_head_dim) of the models that keep their cache so.
+LAYOUT_DIMS: dict[str, tuple[tuple[int, int], ...]] = {name: found["dims"] for name, found in _READ.items()}
+LayoutName: Any = Literal[tuple(NAMED_LAYOUTS)]
+
+
+def _named_layout(value: Any) -> Any:
+    return NAMED_LAYOUTS.get(value, value) if isinstance(value, str) else value
+
+
+@functools.cache
+def _named(name: str) -> Layout:
+    return Layout.model_validate(NAMED_LAYOUTS[name])
+
+
+def _under_a_name_of_its_own(layout: Layout) -> Layout:
+    if layout.name in NAMED_LAYOUTS and layout != _named(layout.name):
+        raise refused(f"got '{layout.name}', which names another layout; takes a name of its own", "name")
+    return layout
+
+
+class Cache(Model):
+    """A KV cache."""
+
+    layout: Annotated[
+        Layout,
+        BeforeValidator(_named_layout, json_schema_input_type=LayoutName | Layout),
+        AfterValidator(_under_a_name_of_its_own),
+        Field(description="how a cached token is stored: a name, or a mapping of fields"),
+    ]
     block_size: Annotated[
         int | None,
         Field(
             ge=1,
             le=4096,
-            description="tokens a page of the cache that attention reads; absent: flat rows [s_kv, 1, d_qk]",
+            description="tokens a page; absent: kernels over unquantised rows take them flat, [s_kv, 1, d_qk]",
         ),
     ] = None
-
-
-class Bf16Cache(UnquantisedCache):
-    """KV cache of bf16 rows."""
-
-    layout: Annotated[Literal["bf16"], Field(description="how a cached token is stored")]
-
-
-class Fp16Cache(UnquantisedCache):
-    """KV cache of fp16 rows."""
-
-    layout: Annotated[Literal["fp16"], Field(description="how a cached token is stored")]
-
-
-Cache = Annotated[Bf16Cache | Fp16Cache, Field(discriminator="layout")]
+    scale_rule: Annotated[
+        ScaleRuleChanges | None, Field(description="what of the layout's scale rule writers do otherwise")
+    ] = None
 
 
 class Spec(Model):
@@ -151,6 +324,9 @@ class Spec(Model):
     model: Annotated[Dims, Field(description="head counts and dims of the model")]
     attention: Annotated[SparseAttention, Field(description="which attention the kernels compute")]
     cache: Annotated[Cache, Field(description="how the KV cache is stored")]
+    extra_cache: Annotated[
+        Cache | None, Field(description="a second cache that attention over the cache reads in the same softmax")
+    ] = None
     wrappers: Annotated[
         tuple[WrapperName, ...],
         Field(min_length=1, description="wrappers to generate, by API name", json_schema_extra={"uniqueItems": True}),
@@ -163,12 +339,44 @@ class Spec(Model):
     ]
     backend: Annotated[Literal["auto", "triton"], Field(description="which back end emits the kernels")] = "auto"
 
-    @field_validator("cache")  # not a model validator: it speaks up even while other fields are off
+    @field_validator("cache", "extra_cache")  # not a model validator: it speaks up even while other fields are off
     @classmethod
-    def _cache_holds_the_models_dtype(cls, cache: Cache, info: ValidationInfo) -> Cache:
+    def _cache_holds_the_models_lanes(cls, cache: Cache | None, info: ValidationInfo) -> Cache | None:
         model = info.data.get("model")  # absent while `model` itself is off
-        if model is not None and cache.layout != model.dtype:
+        if model is not None and cache is not None:
+            _check_layout(cache, model)
+        return cache
+
+    @field_validator("extra_cache")
+    @classmethod
+    def _topk_is_the_second_caches(cls, cache: Cache | None, info: ValidationInfo) -> Cache | None:
+        attention = info.data.get("attention")
+        if cache is not None and attention is not None and attention.window is None:
             raise refused(
-                f"got '{cache.layout}'; takes {model.dtype}: an unquantised cache holds model.dtype", "layout"
+                "got a second cache, to which topk belongs; takes one with attention.window, the first's indices"
             )
         return cache
+
+
+def _check_layout(cache: Cache, model: Dims) -> None:
+    """Refuses a layout that cannot hold the model's rows, or a scale rule that cannot be its."""
+    composition = cache.layout.model_dump()
+    dims = (model.kv_lora_rank, model.qk_rope_head_dim)
+    try:
+        layout = compose(composition, *dims)
+    except LayoutError as error:
+        if cache.layout.name not in NAMED_LAYOUTS:
+            raise refused(str(error), "layout", *error.at) from None
+        message = f"got '{cache.layout.name}', which does not fit the model: {dotted(error.at)}: {error}"
+        raise refused(message, "layout") from None
+    for field in layout.data:
+        if not field.quantised and field.dtype != model.dtype:
+            message = f"got '{layout.name}', which holds {field.name} lanes in {field.dtype}"
+            raise refused(f"{message}; takes {model.dtype} there, model.dtype, or fewer bits", "layout")
+    changes = cache.scale_rule.model_dump(exclude_none=True) if cache.scale_rule else {}
+    if changes and not any(layout.scales_of(field) for field in layout.data):
+        raise refused(f"got a rule; takes none: {layout.name} has no scales a tile", "scale_rule")
+    try:
+        compose(composition, *dims, changes)
+    except LayoutError as error:
+        raise refused(str(error), "scale_rule", *(name for name in error.at[-1:] if name in changes)) from None

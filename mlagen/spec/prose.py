@@ -17,7 +17,6 @@ from mlagen.spec.marked import Loc, clip, dotted, resolve
 
 Schema = dict[str, Any]
 
-_DIGITS = re.compile(r"[-+]?[0-9]+")
 _NUMBERLIKE = re.compile(r"[-+.]?[0-9]")
 
 
@@ -71,6 +70,8 @@ class Guide:
             return Finding((*loc, *context["at"]), "value", context["message"])
         if kind in ("union_tag_not_found", "union_tag_invalid"):
             return self._untagged(loc, schema, value)
+        if kind == "too_long":
+            return Finding(loc, "value", f"got {len(value)} entries; takes at most {schema['maxItems']}")
         return Finding(loc, "value", self._mismatch(loc, schema, value))
 
     def _follow(self, path: Loc, *, unknown: bool) -> tuple[Loc, Schema, Any]:
@@ -100,7 +101,11 @@ class Guide:
         if "$ref" in schema:
             return self._meant(self.schema["$defs"][schema["$ref"].rpartition("/")[2]], value)
         if "anyOf" in schema:
-            return self._meant(next(option for option in schema["anyOf"] if option.get("type") != "null"), value)
+            options = [self._meant(option, value) for option in schema["anyOf"] if option.get("type") != "null"]
+            if len(options) == 1:
+                return options[0]
+            fit = [option for option in options if option.get("type") == "object" and isinstance(value, dict)]
+            return fit[0] if fit else {"anyOf": options}
         if "discriminator" in schema and isinstance(value, dict):
             tag = value.get(schema["discriminator"]["propertyName"])
             member = schema["discriminator"]["mapping"].get(tag) if isinstance(tag, str) else None
@@ -139,6 +144,9 @@ class Guide:
     def _takes(self, schema: Schema) -> str:
         """Say what a value of this schema may be."""
         schema = self._meant(schema, None)
+        if "anyOf" in schema:
+            first, *others = [self._takes(option) for option in schema["anyOf"]]
+            return first + "".join(f"{',' if ' or ' in first else ''} or {other}" for other in others)
         choices = _choices(schema)
         if choices:
             return _listed([_spelled(choice) for choice in choices], "or")
@@ -149,7 +157,11 @@ class Guide:
             case "object":
                 return f"a mapping of {_listed(list(schema['properties']), 'and')}"
             case "array":
-                return f"a list of one or more of {self._takes(schema['items'])}"
+                entry = self._takes(schema["items"])
+                entries = (
+                    f"mappings{entry.removeprefix('a mapping')}" if entry.startswith("a mapping") else f"of {entry}"
+                )
+                return f"a list of {'one or more ' if schema.get('minItems') else ''}{entries}"
             case "string":
                 return (
                     "text"
@@ -157,24 +169,27 @@ class Guide:
                     else f"text: {schema.get('patternErrorMessage', schema['pattern'])}"
                 )
             case "integer":
-                bounds = (
-                    f" {word} {schema[key]}" for word, key in (("from", "minimum"), ("to", "maximum")) if key in schema
-                )
-                return "an integer" + "".join(bounds)
+                return f"an integer{_bounds(schema)}"
+            case "number":
+                return f"a number{_bounds(schema)}"
             case other:
                 return f"a {other}"
 
     def _hint(self, schema: Schema, value: Any, plain: str | None) -> str | None:
         """Say which small change would do, where one would."""
+        if "anyOf" in schema:
+            return next(filter(None, (self._hint(option, value, plain) for option in schema["anyOf"])), None)
         choices = _choices(schema)
-        if schema.get("type") == "integer":
-            if isinstance(value, str) and plain is None and _DIGITS.fullmatch(value):
+        if schema.get("type") in ("integer", "number"):
+            numbers = (int,) if schema["type"] == "integer" else (int, float)
+            if isinstance(value, str) and plain is None and type(resolve(value)) in numbers:
                 return "remove the quotes"
-            if isinstance(value, float) and value.is_integer():
+            if isinstance(value, float) and value.is_integer() and schema["type"] == "integer":
                 fits = schema.get("minimum", value) <= value <= schema.get("maximum", value)
-                return f"write {int(value)}" if fits else None
+                return f"write {int(value)}" if fits and value in (choices or [value]) else None
             if isinstance(value, str) and plain is not None and _NUMBERLIKE.match(plain):
                 return "write plain decimal digits"
+            return None
         if isinstance(value, str) and choices:
             close = difflib.get_close_matches(value.strip().lower(), choices, n=1)
             return f"did you mean {_spelled(close[0])}?" if close else None
@@ -186,8 +201,13 @@ class Guide:
         return None
 
 
-def _choices(schema: Schema) -> list[str]:
+def _choices(schema: Schema) -> list[Any]:
     return [schema["const"]] if "const" in schema else schema.get("enum", [])
+
+
+def _bounds(schema: Schema) -> str:
+    words = (("from", "minimum"), ("above", "exclusiveMinimum"), ("to", "maximum"))
+    return "".join(f" {word} {schema[key]:.12g}" for word, key in words if key in schema)
 
 
 def _found(value: Any, plain: str | None) -> str:
@@ -204,9 +224,9 @@ def _found(value: Any, plain: str | None) -> str:
             return clip(plain or repr(value))
 
 
-def _spelled(choice: str) -> str:
+def _spelled(choice: str | int) -> str:
     """Spell a value as YAML takes it."""
-    return choice if isinstance(resolve(choice), str) else f'"{choice}"'
+    return str(choice) if isinstance(choice, int) or isinstance(resolve(choice), str) else f'"{choice}"'
 
 
 def _listed(words: list[str], joint: str) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mlagen.layout import layouts_of
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -21,7 +23,7 @@ class Facts:
         sink, length: "none", "optional" or "required".
         lse_base: "e" or "2".
         empty_row_lse: "+inf" or "-inf".
-        block_size: tokens a page of the cache; None: flat rows.
+        block_size: tokens a page of the unquantised rows that attention reads; None: flat rows.
         wrappers: names of the package's wrappers.
     """
 
@@ -58,6 +60,6 @@ class Facts:
             length=attention["topk_length"],
             lse_base=attention["lse_base"],
             empty_row_lse=attention["empty_row_lse"],
-            block_size=spec["cache"]["block_size"],
+            block_size=None if layouts_of(spec)[0].quantised else spec["cache"]["block_size"],
             wrappers=tuple(spec["wrappers"]),
         )

@@ -299,7 +299,7 @@ def _kv(problem: Problem, facts: Facts, named: torch.Tensor, device: str, genera
     return place(kv, LAYOUTS[problem.kv], float("nan"))
 
 
-def _named_rows(problem: Problem, facts: Facts, generator: torch.Generator) -> torch.Tensor:
+def named_rows(problem: Problem, facts: Facts, generator: torch.Generator) -> torch.Tensor:
     """Rows that indices may name; the others stay poisoned, row 0 among them unless the pattern is about it."""
     rows = problem.rows
     if problem.indices == "far":
@@ -324,7 +324,7 @@ def build(problem: Problem, facts: Facts, device: str, seed: int) -> Inputs:
     dtype = _dtype(facts)
     if facts.block_size:
         problem = replace(problem, rows=-(-problem.rows // facts.block_size) * facts.block_size)
-    named = _named_rows(problem, facts, generator)
+    named = named_rows(problem, facts, generator)
     nan = float("nan")
     q_values = torch.randn(problem.tokens, problem.heads, facts.d_qk, generator=generator).to(dtype).to(device)
     q = place(q_values, LAYOUTS[problem.q], nan)

@@ -1,13 +1,16 @@
 """Mends Triton's interpreter, whose narrow floats are wrong in every release from 3.4 to 3.9.
 
 Unmended, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
-hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, arguments annotated
-`tl.int64` stay int32, `tl.multiple_of` is believed, and under numpy 2.4 no tensor is a loop bound in Triton 3.6.
+hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, `tl.fma` rounds twice,
+`tl.maximum` of NaN and a number is NaN, arguments annotated `tl.int64` stay int32, `tl.multiple_of` is believed, and
+under numpy 2.4 no tensor is a loop bound in Triton 3.6.
 Upstream declined a fix, so verification brings this one.
 """
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -39,6 +42,11 @@ def install() -> None:
         _wrap(InterpreterBuilder, f"create_{name}", _mended_cast)
     _wrap(InterpreterBuilder, "create_fp_to_fp", _mended_fp_to_fp)
     _wrap(InterpreterBuilder, "create_dot", _mended_dot)
+    _wrap(InterpreterBuilder, "create_fma", _mended_fma)
+    for name, ufunc in (("maxnumf", np.fmax), ("minnumf", np.fmin)):
+        _wrap(InterpreterBuilder, f"create_{name}", functools.partial(_mended_extremum, ufunc))
+    _wrap(interpreter.ReduceOps, "min_max", _mended_min_max)
+    warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)  # of such a slice, the maximum is NaN on a GPU too
     for name in ("binary_op", "unary_op", "create_fma", "create_clampf"):
         _wrap(InterpreterBuilder, name, _refuses_narrow)
     _wrap(InterpretedFunction, "run", _mended_run)
@@ -69,7 +77,7 @@ def widen(data: Any, dtype: tl.dtype) -> Any:
 def narrow(data: Any, dtype: tl.dtype, toward_zero: bool = False) -> Any:
     """Bits of a numpy array of values rounded to `dtype`: to nearest even, or toward zero.
 
-    fp8 saturates at its largest finite value, as `cvt.rn.satfinite` does; NaN stays NaN.
+    fp8 saturates at its largest finite value, as `cvt.rn.satfinite` does, and any NaN becomes 0x7f.
     """
     torch_dtype = _TORCH_DTYPES.get(dtype, torch.float16)
     values = torch.from_numpy(np.require(data, requirements=["C", "W"]))
@@ -78,6 +86,8 @@ def narrow(data: Any, dtype: tl.dtype, toward_zero: bool = False) -> Any:
         values = values.clamp(-limit, limit)
     rounded = values.to(torch_dtype)
     bits = rounded.view(_TORCH_BITS[torch_dtype.itemsize])
+    if torch_dtype.itemsize == 1:
+        bits = torch.where(values.isnan(), 0x7F, bits)
     if toward_zero:
         # One bit pattern less is the next value toward zero, from infinity too.
         bits = bits - (rounded.double().abs() > values.double().abs()).to(bits.dtype)
@@ -117,6 +127,30 @@ def _mended_dot(original: Any, self: Any, a: TensorHandle, b: TensorHandle, *res
         return TensorHandle(widen(operand.data, dtype), tl.float32) if dtype in _TORCH_DTYPES else operand
 
     return original(self, wide(a), wide(b), *rest)
+
+
+def _mended_fma(original: Any, self: Any, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> Any:
+    # fp64 holds the product of two fp32 numbers, and their remainders of a division, without rounding.
+    if x.dtype.scalar != tl.float32:
+        return original(self, x, y, z)
+    wide = x.data.astype(np.float64) * y.data + z.data
+    return TensorHandle(wide.astype(np.float32), tl.float32)
+
+
+def _quiet(handle: TensorHandle) -> TensorHandle:
+    """NaN as quiet NaN, which numpy's fmax and fmin leave out as a GPU does any."""
+    if handle.data.dtype.kind != "f":
+        return handle
+    return TensorHandle(np.where(np.isnan(handle.data), handle.data.dtype.type(np.nan), handle.data), handle.dtype)
+
+
+def _mended_extremum(ufunc: Any, original: Any, self: Any, x: TensorHandle, y: TensorHandle) -> Any:
+    return self.binary_op(_quiet(x), _quiet(y), ufunc)
+
+
+def _mended_min_max(original: Any, self: Any, input: Any, *rest: Any, **kwargs: Any) -> Any:  # noqa: A002
+    values = input[0] if isinstance(input, tuple) else input
+    return original(self, tl.tensor(_quiet(values.handle), values.type), *rest, **kwargs)
 
 
 def _refuses_narrow(original: Any, self: Any, *args: Any) -> Any:

@@ -20,7 +20,7 @@ from mlagen.bench.choose import (
     make_choices,
 )
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.tune import regimes_of
+from mlagen.bench.tunable import KVCACHE, SPARSE, Tunable
 from mlagen.plan.tiles import Tile
 
 A, B, C = Tile(16, 32, 4, 2, True), Tile(16, 64, 4, 2, True), Tile(64, 64, 8, 2, False)
@@ -113,7 +113,7 @@ def test_classes_that_agree_share_their_rows() -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_a_table_holds_every_call_and_ends_each_class_with_any_number_of_tokens(data: st.DataObject) -> None:
-    regimes = regimes_of(data.draw(st.integers(1, 128)))
+    regimes = data.draw(st.sampled_from([SPARSE, KVCACHE])).regimes(data.draw(st.integers(1, 128)))
     tiles = {regime: data.draw(st.sampled_from([A, B, C])) for regime in regimes}
     rows = make_choices(tiles, flat, lambda tile: 2)
     assert (rows[-1].max_heads, rows[-1].max_tokens) == (None, None)
@@ -131,9 +131,10 @@ def test_a_table_holds_every_call_and_ends_each_class_with_any_number_of_tokens(
         assert row.tile == tile
 
 
+@pytest.mark.parametrize("kernels", [SPARSE, KVCACHE], ids=["sparse", "kvcache"])
 @pytest.mark.parametrize("heads", [1, 12, 16, 17, 32, 64, 96, 128])
-def test_regimes_measure_heads_that_their_row_holds(heads: int) -> None:
-    for regime in regimes_of(heads):
+def test_regimes_measure_heads_that_their_row_holds(heads: int, kernels: Tunable) -> None:
+    for regime in kernels.regimes(heads):
         assert regime.num_heads <= heads
         assert regime.most_heads == 0 or regime.num_heads == regime.most_heads
 
@@ -142,7 +143,7 @@ def test_the_packages_own_rule_can_be_fitted(dsv32: BenchPackage) -> None:
     """A device on which 3 programs a multiprocessor are best: the fit finds a value with which the rule says so too."""
     from mlagen.bench.driver import Driver
 
-    driver = Driver(dsv32, dsv32.module._launch.DeviceFacts("sm90", 132))
+    driver = Driver(dsv32, "sparse_attention", dsv32.module("_launch").DeviceFacts("sm90", 132))
     regimes = [Regime(16, 16, tokens) for tokens in (1, 4, 16, 64, 128)]
 
     def seconds(regime: Regime, splits: int) -> float:
@@ -151,7 +152,7 @@ def test_the_packages_own_rule_can_be_fitted(dsv32: BenchPackage) -> None:
         return steps + (4 if splits > 1 else 0)
 
     def slowdown(regime: Regime, tile: Tile, resident: int) -> float:
-        splits = driver.schedule(tile, resident, regime.tokens, regime.num_heads, 2048).num_splits
+        splits = driver.schedule(tile, resident, regime.tokens, regime.num_heads, [2048]).num_splits
         return seconds(regime, splits) / min(seconds(regime, count) for count in range(1, 65))
 
     runs = fit_resident(A, regimes, slowdown, preferred=2)

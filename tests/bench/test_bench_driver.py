@@ -3,14 +3,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from bench_packages import spec_in
 
-from mlagen.bench.candidates import BLOCK_H, attention_jobs, candidate_tiles, read_tiles
-from mlagen.bench.driver import CANDIDATE, Driver
+from mlagen.bench.candidates import BLOCK_H, candidate_tiles, read_tiles
+from mlagen.bench.driver import Driver
 from mlagen.bench.package import BenchPackage, kernels_hash, load_package
-from mlagen.bench.tune import CROWDED, split_counts
+from mlagen.bench.sweep import CROWDED, split_counts
+from mlagen.bench.tunable import KVCACHE, SPARSE, tunables_of
 from mlagen.errors import UsageError
-from mlagen.plan import TARGETS, make_plan
-from mlagen.plan.tiles import expected_shared
+from mlagen.plan import TARGETS, Plan, Target, make_plan
 from mlagen.spec import load
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -18,25 +19,39 @@ SPECS = Path(__file__).parents[2] / "specs"
 
 @pytest.fixture
 def driver(dsv32: BenchPackage) -> Driver:
-    return Driver(dsv32, dsv32.module._launch.DeviceFacts("sm90", 132))
+    return Driver(dsv32, "sparse_attention", dsv32.module("_launch").DeviceFacts("sm90", 132))
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 128, 4096])
 @pytest.mark.parametrize("heads", [1, 16, 33, 128])
 def test_the_rule_says_of_the_current_tile_what_the_package_does(driver: Driver, heads: int, tokens: int) -> None:
-    module = driver.package.module
+    module, splits = (driver.package.module(name) for name in ("sparse_attention", "_splits"))
     tile, resident = driver.current(heads, tokens)
-    assert driver.schedule(tile, resident, tokens, heads, 2048) == module._schedule(
-        driver.facts, module.ALIGNED, tokens, heads, 2048, 0, False
+    assert driver.schedule(tile, resident, tokens, heads, [2048]) == module._schedule(
+        driver.facts, splits.ALIGNED, tokens, heads, 2048, 0, False
     )
-    assert CANDIDATE not in module.TILES
 
 
 def test_a_wished_split_count_is_kept_as_far_as_blocks_allow(driver: Driver) -> None:
     tile, _ = driver.current(16, 1)
     for wished in (1, 2, 4, 8):
-        assert driver.schedule(tile, 1, 1, 16, 2048, wished).num_splits == wished
-    assert driver.schedule(tile, 1, 1, 16, tile.block_n, 8).num_splits == 1
+        assert driver.schedule(tile, 1, 1, 16, [2048], wished).num_splits == wished
+    assert driver.schedule(tile, 1, 1, 16, [tile.block_n], 8).num_splits == 1
+
+
+def test_lists_of_indices_are_each_filled_up_to_whole_steps(driver: Driver) -> None:
+    tile, _ = driver.current(16, 1)
+    assert driver.schedule(tile, 1, 1, 16, [1, tile.block_n + 1], 8).num_splits == 3
+
+
+def test_a_call_runs_by_the_schedule_it_is_given(driver: Driver) -> None:
+    module = driver.package.module("sparse_attention")
+    own = module._schedule
+    assert driver.scheduled("mine", lambda: module._schedule(1, 2))() == "mine"
+    assert module._schedule is own
+    with pytest.raises(ZeroDivisionError):
+        driver.scheduled("mine", lambda: 1 // 0)()
+    assert module._schedule is own
 
 
 def test_split_counts_stop_where_the_device_is_crowded() -> None:
@@ -47,22 +62,51 @@ def test_split_counts_stop_where_the_device_is_crowded() -> None:
 
 @pytest.mark.parametrize("target", TARGETS.values(), ids=TARGETS)
 @pytest.mark.parametrize("heads", [5, 32, 128])
-def test_candidates_fit_the_target(heads: int, target: object) -> None:
-    chunks = make_plan(load(SPECS / "dsv32.yaml")).sparse.chunks
-    assert hasattr(target, "shared_limit")
-    tiles = candidate_tiles(heads, chunks, target)  # type: ignore[arg-type]
+def test_candidates_fit_the_target(heads: int, target: Target) -> None:
+    plan = make_plan(load(SPECS / "dsv32.yaml"))
+    tiles = candidate_tiles(SPARSE, plan, heads, target)
     assert tiles
     assert len(set(tiles)) == len(tiles)
     assert max(tile.block_h for tile in tiles) <= max(min(BLOCK_H), 2 * heads - 1)
-    assert all(expected_shared(tile, chunks, target) <= target.shared_limit for tile in tiles)  # type: ignore[arg-type]
+    assert all(SPARSE.row(plan, tile, target).expected_shared <= target.shared_limit for tile in tiles)
 
 
 def test_both_attention_kernels_are_compiled_for_a_candidate() -> None:
     plan = make_plan(load(SPECS / "odd.yaml"))
-    tile = candidate_tiles(12, plan.sparse.chunks, TARGETS["sm80"])[0]
-    jobs = attention_jobs(plan, tile, TARGETS["sm80"])
+    tile = candidate_tiles(SPARSE, plan, 12, TARGETS["sm80"])[0]
+    jobs = SPARSE.jobs(plan, tile, TARGETS["sm80"])
     assert {job.kernel for job in jobs} == {"_sparse_fwd_kernel", "_sparse_split_kernel"}
     assert {job.target for job in jobs} == {"sm80"}
+    assert any(dict(job.constexprs)["BLOCK_N"] == tile.block_n for job in jobs)
+
+
+@pytest.fixture
+def v4(tmp_path: Path) -> Plan:
+    """The plan of a spec of DeepSeek V4's kind."""
+    wrappers = ["flash_mla_with_kvcache"]
+    return make_plan(spec_in(tmp_path, wrappers, "ue8m0_v4", "ue8m0_v4", dims=(448, 64, 512), topk=512, window=128))
+
+
+@pytest.mark.parametrize("target", ["sm90", "sm80", "gfx942"])
+def test_candidates_of_attention_over_a_cache_fit_the_target(v4: Plan, target: str) -> None:
+    tiles = candidate_tiles(KVCACHE, v4, 64, TARGETS[target])
+    assert tiles
+    for tile in tiles:
+        assert KVCACHE.row(v4, tile, TARGETS[target]).expected_shared <= TARGETS[target].shared_limit
+
+
+def test_both_kernels_over_a_cache_are_compiled_for_a_candidate(v4: Plan) -> None:
+    tile = candidate_tiles(KVCACHE, v4, 64, TARGETS["sm90"])[0]
+    jobs = KVCACHE.jobs(v4, tile, TARGETS["sm90"])
+    assert {job.kernel for job in jobs} == {"_kvcache_fwd_kernel", "_kvcache_split_kernel"}
+    assert {job.target for job in jobs} == {"sm90"}
+    assert any(dict(job.constexprs)["BLOCK_N"] == tile.block_n for job in jobs)
+
+
+def test_what_is_tuned_follows_from_the_wrappers() -> None:
+    assert tunables_of(["flash_mla_sparse_fwd", "concat_and_cache_mla"]) == [SPARSE]
+    assert tunables_of(["flash_mla_with_kvcache", "triton_mla_sparse_attention"]) == [SPARSE, KVCACHE]
+    assert tunables_of(["concat_and_cache_mla"]) == []
 
 
 def test_a_file_that_lists_no_tiles_is_refused(tmp_path: Path) -> None:
@@ -73,19 +117,20 @@ def test_a_file_that_lists_no_tiles_is_refused(tmp_path: Path) -> None:
             read_tiles(path)
 
 
-def test_measurements_outlive_a_new_tile_table_but_not_a_new_kernel(tmp_path: Path) -> None:
-    for name in ("_launch.py", "sparse_attention.py"):
-        (tmp_path / name).write_text((SPECS.parent / "generated" / "dsv32" / name).read_text())
-    before = kernels_hash(tmp_path)
+def test_measurements_outlive_a_new_tile_table_but_not_a_new_kernel(tmp_path: Path, dsv32: BenchPackage) -> None:
+    modules = [*dsv32.shared_modules, "sparse_attention"]
+    for name in modules:
+        (tmp_path / f"{name}.py").write_text((dsv32.folder / f"{name}.py").read_text())
+    before = kernels_hash(tmp_path, modules)
     path = tmp_path / "sparse_attention.py"
     text = path.read_text()
     assert text.count(", 8, 2, ") > 1
     path.write_text("# another header\n" + text.replace(", 8, 2, ", ", 4, 3, "))
-    assert kernels_hash(tmp_path) == before
-    path.write_text(text.replace("tl.exp2", "tl.exp"))
-    assert kernels_hash(tmp_path) != before
+    assert kernels_hash(tmp_path, modules) == before
+    path.write_text(text.replace("tl.dot", "tl.dots"))
+    assert kernels_hash(tmp_path, modules) != before
 
 
 def test_a_folder_without_a_package_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no generated sparse attention"):
+    with pytest.raises(UsageError, match="no generated package"):
         load_package(tmp_path)

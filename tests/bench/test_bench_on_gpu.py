@@ -6,11 +6,14 @@ import pytest
 import torch
 
 from mlagen.bench.driver import Driver
-from mlagen.bench.package import BenchPackage
-from mlagen.bench.run import BATCH_INVARIANT, OURS, bench_package
+from mlagen.bench.families import shapes_of
+from mlagen.bench.package import BenchPackage, load_package
+from mlagen.bench.run import bench_package
 from mlagen.bench.shapes import Shape
-from mlagen.bench.tune import regimes_of, tune
-from mlagen.plan import make_plan
+from mlagen.bench.trial import BATCH_INVARIANT, OURS
+from mlagen.bench.tune import tune
+from mlagen.emit import apply, compare, render
+from mlagen.plan import load_plan, make_plan
 from mlagen.plan.tuned import load_tuned
 from mlagen.spec import load
 
@@ -19,9 +22,9 @@ ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 
-def test_a_shape_is_measured_and_right() -> None:
+def test_a_shape_is_measured_and_right(dsv32: BenchPackage) -> None:
     shapes = [Shape("decode", 1, 16, 8192, 2048), Shape("prefill", 256, 16, 8192, 2048)]
-    rows = bench_package(ROOT / "generated" / "dsv32", shapes=shapes, peers=False, rounds=3)
+    rows = bench_package(dsv32.folder, shapes=shapes, peers=False, rounds=3)
     assert [row.shape for row in rows] == shapes
     for row in rows:
         assert [each.name for each in row.contenders] == [OURS, BATCH_INVARIANT]
@@ -30,17 +33,39 @@ def test_a_shape_is_measured_and_right() -> None:
     assert rows[0].ours.eager_seconds is not None
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "specs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_family_of_a_package_is_right(path: Path, tmp_path: Path) -> None:
+    folder = tmp_path / f"{path.stem}_families"
+    apply(compare(render(load_plan(path)), folder))
+    shapes = shapes_of(load_package(folder), ["cache", "gather", "index", "kvcache"])
+    shapes = [shape for shape in shapes if shape.tokens in (1, 16, 128)]
+    for row in bench_package(folder, shapes=shapes, peers=False, rounds=1):
+        assert [each.absent for each in row.contenders] == [None] * len(row.contenders), str(row.shape)
+
+
+def test_a_sweep_tunes_both_kinds_of_attention(tmp_path: Path) -> None:
+    folder = tmp_path / "dsv4_flash_swept"
+    apply(compare(render(load_plan(ROOT / "specs" / "dsv4_flash.yaml")), folder))
+    package = load_package(folder)
+    facts = package.device_facts(torch.device("cuda", 0))
+    modules = ("sparse_attention", "kvcache_attention")
+    tiles = [Driver(package, module, facts).current(64, 16)[0] for module in modules]
+    tuned = tune(load(ROOT / "specs" / "dsv4_flash.yaml"), folder, heads=[64], tokens=[16], tiles=tiles)
+    assert {figure.kernels for figure in tuned.figures} == {"sparse", "kvcache"}
+    assert tuned.rows
+    assert tuned.kvcache_rows
+
+
 def test_a_sweep_of_one_size_writes_a_table_and_goes_on_from_its_log(tmp_path: Path, dsv32: BenchPackage) -> None:
     spec = load(ROOT / "specs" / "dsv32.yaml")
-    regimes = [regime for regime in regimes_of(128) if regime.num_heads == 16 and regime.tokens == 4]
-    current, _ = Driver(dsv32, dsv32.device_facts(torch.device("cuda", 0))).current(16, 4)
+    current, _ = Driver(dsv32, "sparse_attention", dsv32.device_facts(torch.device("cuda", 0))).current(16, 4)
     log = tmp_path / "log.jsonl"
-    tuned = tune(spec, ROOT / "generated" / "dsv32", log=log, regimes=regimes, tiles=[current])
+    tuned = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current])
     assert not tuned.complete
     assert [figure.tile for figure in tuned.figures] == [current]
     tuned.write(tmp_path)
     assert load_tuned("dsv32", tmp_path, make_plan(spec).sparse.chunks)[tuned.target]
     lines = log.read_text().count("\n")
-    again = tune(spec, ROOT / "generated" / "dsv32", log=log, regimes=regimes, tiles=[current], budget=0)
+    again = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current], budget=0)
     assert again.rows == tuned.rows
     assert log.read_text().count("\n") == lines

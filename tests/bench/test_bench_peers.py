@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench_packages import MakePackage
 
-from mlagen.bench import peers
-from mlagen.bench.package import BenchPackage, load_package
+from mlagen.bench import cache_peers, peers
+from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers import PEERS, Peer, absence
 from mlagen.bench.shapes import Shape, default_shapes, make_inputs
+from mlagen.spec import load
+from mlagen.verify.facts import Facts
 
 NAMES = [peer.name for peer in PEERS]
-GENERATED = Path(__file__).parents[2] / "generated"
+SPECS = Path(__file__).parents[2] / "specs"
 
 
 @pytest.fixture
@@ -42,7 +45,7 @@ def test_peers_run_what_they_are_known_for(peer: Peer, dsv32: BenchPackage) -> N
 
 @pytest.mark.parametrize("peer", PEERS, ids=NAMES)
 def test_peers_refuse_what_they_cannot_run(peer: Peer, dsv32: BenchPackage, shape: Shape) -> None:
-    odd = load_package(GENERATED / "odd").facts
+    odd = Facts.of(load(SPECS / "odd.yaml").model_dump(mode="json"))
     assert peer.unsupported(default_shapes(odd)[0], odd)
     assert peer.unsupported(shape, replace(dsv32.facts, block_size=64))
 
@@ -79,3 +82,63 @@ def test_a_packed_library_is_unpacked_beside_the_package(tmp_path: Path, monkeyp
         monkeypatch.delitem(sys.modules, name)
     for unpacked in peers._unpacked:
         unpacked.cleanup()
+
+
+@pytest.fixture
+def folder_of_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An importable package that holds no library yet."""
+    (tmp_path / "some_ops").mkdir()
+    (tmp_path / "some_ops" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "some_ops", raising=False)
+    return tmp_path / "some_ops"
+
+
+def test_a_library_that_is_not_there_is_absent(folder_of_ops: Path) -> None:
+    with pytest.raises(ImportError, match="some_ops has no _C"):
+        peers.load_packed_library("some_ops", "_C")
+    with pytest.raises(ImportError):
+        peers.load_packed_library("no_such_ops", "_C")
+
+
+def test_a_packed_library_of_ops_is_unpacked_before_it_is_loaded(folder_of_ops: Path) -> None:
+    (folder_of_ops / "_C.abi3.so.xz").write_bytes(lzma.compress(b"no library"))
+    with pytest.raises(OSError, match=r"_C\.abi3\.so"):  # it is found, unpacked and no library
+        peers.load_packed_library("some_ops", "_C")
+    assert Path(peers._unpacked[-1].name, "_C.abi3.so").read_bytes() == b"no library"
+
+
+CACHE_KERNELS = {
+    "concat_and_cache_mla": cache_peers.writers,
+    "quantize_and_insert_k_cache": cache_peers.writers,
+    "dequantize_and_gather_k_cache": cache_peers.gathers,
+    "gather_and_maybe_dequant_cache": cache_peers.gathers,
+}
+# Layout: the wrappers for which vLLM has a kernel that knows it.
+KNOWN = {
+    "bf16": ["concat_and_cache_mla", "gather_and_maybe_dequant_cache"],
+    "fp8_per_tensor": ["concat_and_cache_mla", "gather_and_maybe_dequant_cache"],
+    "fp8_ds_mla": ["concat_and_cache_mla", "gather_and_maybe_dequant_cache"],
+    "ue8m0_v4": ["quantize_and_insert_k_cache", "dequantize_and_gather_k_cache"],
+    "nvfp4_ds_mla": [],
+    "mxfp8_v41": [],
+}
+
+
+@pytest.mark.parametrize("layout", KNOWN)
+def test_vllms_cache_kernels_run_the_layouts_that_they_know(make_package: MakePackage, layout: str) -> None:
+    d_c = 448 if layout in ("ue8m0_v4", "mxfp8_v41") else 512
+    its_layout = make_package({"concat_and_cache_mla": print}, layout, dims=(d_c, 64, 512)).layouts[0]
+    able = [
+        name
+        for name, peers_of in CACHE_KERNELS.items()
+        for peer in peers_of(name, its_layout, 64, torch.bfloat16)
+        if peer.unsupported is None
+    ]
+    assert able == KNOWN[layout]
+
+
+def test_vllms_cache_kernels_know_no_rows_without_rope(make_package: MakePackage) -> None:
+    its_layout = make_package({"concat_and_cache_mla": print}, "fp8_ds_mla", dims=(512, 0, 512)).layouts[0]
+    for name, peers_of in CACHE_KERNELS.items():
+        assert all(peer.unsupported for peer in peers_of(name, its_layout, 64, torch.bfloat16))

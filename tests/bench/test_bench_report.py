@@ -7,10 +7,12 @@ import pytest
 
 from mlagen.bench.__main__ import main
 from mlagen.bench.choose import Regime
+from mlagen.bench.package import BenchPackage
 from mlagen.bench.report import line, markdown, to_json
 from mlagen.bench.run import Contender, Row
 from mlagen.bench.shapes import Shape
-from mlagen.bench.tune import Figure, Tuned, summary
+from mlagen.bench.sweep import Figure
+from mlagen.bench.tune import Tuned, summary
 from mlagen.plan.tiles import Tile
 
 
@@ -39,7 +41,8 @@ def test_markdown_shows_rates_ratios_and_reasons(row: Row) -> None:
     assert "| 1 x h16, kv 128K, topk 2048 | 8.0 | 9 | 300 | 0.07 | 19.3 (2.41) | 1.7e-03 |" in text
     assert "ours 21.0, vLLM Triton 37.0" in text
     assert "- FA3 p1: not installed (ModuleNotFoundError: No module named 'vllm')" in text
-    assert "NVIDIA H200; roof measured." in text
+    assert "NVIDIA H200." in text
+    assert "\nRoof: measured.\n" in text
 
 
 def test_each_kind_has_a_table_and_every_line_of_it_as_many_cells(row: Row) -> None:
@@ -75,15 +78,15 @@ def test_a_row_in_one_line(row: Row) -> None:
 
 def test_the_summary_of_tuning() -> None:
     tile = Tile(16, 32, 4, 2, True)
-    figures = (Figure(Regime(16, 16, 4), tile, 32, 10.1e-6, 10.0e-6, None),)
-    text = summary(Tuned("dsv32", "sm90", "NVIDIA H200", "3.6.0", (), figures, True))
-    assert "| 4 x h16 | 16x32 w4 s2 ahead | 32 | 10.1 | 10.0 | – |" in text
+    figures = (Figure("kvcache", Regime(16, 16, 4), tile, 32, 10.1e-6, 10.0e-6, None),)
+    text = summary(Tuned("dsv32", "sm90", "NVIDIA H200", "3.6.0", (), (), figures, True))
+    assert "| kvcache 4 x h16 | 16x32 w4 s2 ahead | 32 | 10.1 | 10.0 | – |" in text
 
 
-def test_without_a_gpu_the_bench_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_the_bench_says_so(dsv32: BenchPackage, capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
     if torch.cuda.is_available():
         pytest.skip("has a GPU")
-    assert main(["--package", "generated/dsv32"]) == 2
+    assert main(["--package", str(dsv32.folder)]) == 2
     assert "benchmarks run on a GPU" in capsys.readouterr().err

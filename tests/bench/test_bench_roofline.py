@@ -5,7 +5,7 @@ import pytest
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.roofline import ROOFS, Roof
 from mlagen.bench.shapes import Shape
-from mlagen.plan.work import bytes_moved, distinct_rows, flops
+from mlagen.bench.work import attention_bytes, distinct_rows, flops
 
 
 def test_flops_count_both_products() -> None:
@@ -13,7 +13,7 @@ def test_flops_count_both_products() -> None:
 
 
 def test_bytes_count_everything_once() -> None:
-    moved = bytes_moved(2, 3, topk=5, d_qk=7, d_v=11, kv_rows=10, row_bytes=14)
+    moved = attention_bytes(2, 3, keys=5, d_qk=7, d_v=11, kv_bytes=10 * 14)
     assert moved == 2 * 3 * 7 * 2 + 2 * 3 * 11 * 2 + 2 * 5 * 4 + 10 * 14
 
 

@@ -17,7 +17,7 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
     first = run("build", *TEXT_ONLY)
     assert first.exit_code == 0
     files = {path.name: path.stat().st_mtime_ns for path in (workspace / "generated" / "small").iterdir()}
-    assert set(files) == {"__init__.py", "_launch.py", "sparse_attention.py"}
+    assert set(files) == {"__init__.py", "_launch.py", "_splits.py", "sparse_attention.py"}
     second = run("build", *TEXT_ONLY)
     assert second.exit_code == 0
     assert "unchanged" in second.stderr
@@ -45,7 +45,8 @@ def test_verified_kernels_are_counted(run: Run) -> None:
 def test_json_on_stdout_is_the_whole_of_stdout(run: Run) -> None:
     (built,) = json.loads(run("build", "--no-verify", "--target", "sm80", "--json").stdout)
     assert {row["target"] for row in built["resources"]} == {"sm80"}
-    assert len(built["written"]) == 3
+    names = ["_launch.py", "_splits.py", "sparse_attention.py", "__init__.py"]
+    assert [Path(path).name for path in built["written"]] == names
 
 
 def test_drift_is_exit_code_1_with_a_diff_and_the_mending_command(run: Run, workspace: Path) -> None:

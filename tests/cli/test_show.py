@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+import pytest
 from conftest import Run
 
 
@@ -17,8 +19,65 @@ def test_the_plan_is_shown_to_people_and_as_json(run: Run) -> None:
 
 def test_the_layout_names_every_byte(run: Run) -> None:
     shown = run("show", "layout", "specs/small.yaml").stdout
-    assert "96 bytes a token" in shown
+    assert "96 bytes a token, 6,144 bytes a page of 64" in shown
     assert "[64, 96)" in shown
+    assert "warning" not in shown
+
+
+TWO_CACHES = """\
+name: two
+title: Two caches
+model: {num_heads: 4, kv_lora_rank: 448, qk_rope_head_dim: 64, v_head_dim: 512, dtype: bf16}
+attention: {kind: sparse, topk: 16, window: 8}
+cache: {layout: mxfp8_v41, block_size: 2}
+extra_cache: {layout: nvfp4_v41, scale_rule: {divisor: 5}}
+wrappers: [flash_mla_sparse_fwd]
+targets: [sm90]
+"""
+
+
+def test_both_caches_are_shown_with_their_scales_and_pages(run: Run, workspace: Path) -> None:
+    (workspace / "specs" / "two.yaml").write_text(TWO_CACHES)
+    lines = run("show", "layout", "specs/two.yaml").stdout.splitlines()
+    assert lines[0] == "cache: mxfp8_v41 on 448 + 64 lanes: 528 bytes a token, 1,056 bytes a page of 2"
+    assert "  row scales: 2^ceil(log2(max(amax, 0.0001) / 448))" in lines
+    assert "  row scales: max(amax / 5, 0.001953125), to the nearest e4m3" in lines
+    warnings = [line for line in lines if "warning" in line]
+    assert [line.split(";")[0] for line in warnings] == ["  warning: fp8_ds_mla on 512 lanes has 528 bytes a token too"]
+    found = json.loads(run("show", "layout", "specs/two.yaml", "--json").stdout)
+    assert [(name, one["page_bytes"], one["same_bytes"]) for name, one in found.items()] == [
+        ("cache", 1056, ["fp8_ds_mla"]),
+        ("extra_cache", 288 * 64, []),
+    ]
+    assert f"fingerprint {found['cache']['fingerprint']}" in "".join(lines)
+    assert f"sha256 {found['extra_cache']['golden_sha256']}" in "".join(lines)
+
+
+def test_a_layout_that_a_spec_writes_itself_is_shown_too(run: Run, workspace: Path) -> None:
+    own = "cache: {layout: {name: mine, fields: [{kind: row, dtype: e4m3}, {kind: tensor_scale, of: row}]}}"
+    path = workspace / "specs" / "small.yaml"
+    path.write_text(path.read_text().replace("cache: {layout: fp16}", own))
+    shown = run("show", "layout", "specs/small.yaml").stdout
+    assert "mine on 32 + 16 lanes: 48 bytes a token" in shown
+    # The same bytes under another name are another layout.
+    assert "fp8_per_tensor on 32 + 16 lanes has 48 bytes a token too" in shown
+
+
+def test_all_layouts_are_shown_side_by_side(run: Run) -> None:
+    shown = run("show", "layouts").stdout
+    found = json.loads(run("show", "layouts", "--json").stdout)
+    assert len({one["name"] for one in found}) == 8
+    for one in found:
+        assert f"{one['row_bytes']:,}" in shown
+        assert f"{one['page_bytes']:,}" in shown
+        assert all(line in shown for line in one["byte_table"])
+
+
+def test_a_layout_is_shown_without_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlagen.layout.codec", None)
+    shown = run("show", "layout", "specs/small.yaml").stdout
+    assert "fingerprint" in shown
+    assert "golden" not in shown
 
 
 def test_the_schema_is_json(run: Run) -> None:
@@ -28,11 +87,11 @@ def test_the_schema_is_json(run: Run) -> None:
 def test_a_generated_line_is_traced_to_its_template(run: Run, workspace: Path) -> None:
     run("build", "--no-compile", "--no-verify")
     lines = (workspace / "generated" / "small" / "sparse_attention.py").read_text().split("\n")
-    number = next(number for number, line in enumerate(lines, 1) if "_online_softmax(scores, m, l)" in line)
+    number = next(number for number, line in enumerate(lines, 1) if "_splits.online_softmax(scores, m, l)" in line)
     explained = run("explain", f"generated/small/sparse_attention.py:{number}")
     assert explained.exit_code == 0
     assert "sparse_attention.py.jinja:" in explained.stdout
-    assert "_online_softmax(scores, m, l)" in explained.stdout
+    assert "_splits.online_softmax(scores, m, l)" in explained.stdout
 
 
 def test_a_line_that_cannot_be_traced_says_why(run: Run, workspace: Path) -> None:

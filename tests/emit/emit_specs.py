@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from hypothesis import strategies as st
+from layout_specs import caches
 
 from mlagen.spec import Spec, load
 from mlagen.spec.models import Target, WrapperName
@@ -20,7 +21,14 @@ def make_spec(**changes: Any) -> Spec:
     for name, value in changes.items():
         (part,) = [part for part in (data, *data.values()) if isinstance(part, dict) and name in part]
         part[name] = value
-    return Spec.model_validate(data)
+    return Spec.model_validate(tuples(data))
+
+
+def tuples(value: Any) -> Any:
+    """Lists as tuples, which is what the models take."""
+    if isinstance(value, list):
+        return tuple(map(tuples, value))
+    return {key: tuples(below) for key, below in value.items()} if isinstance(value, dict) else value
 
 
 def some_of(options: Any) -> st.SearchStrategy[tuple[str, ...]]:
@@ -32,8 +40,10 @@ def some_of(options: Any) -> st.SearchStrategy[tuple[str, ...]]:
 @st.composite
 def specs(draw: st.DrawFn) -> Spec:
     """Any spec."""
-    rank, rope = draw(st.integers(1, 1024)), draw(st.just(0) | st.integers(0, 256))
+    any_dims = st.tuples(st.integers(1, 1024), st.just(0) | st.integers(0, 256))
+    rank, rope = draw(st.sampled_from([(512, 64), (512, 0), (448, 64)]) | any_dims)
     dtype = draw(st.sampled_from(["bf16", "fp16"]))
+    window = draw(st.none() | st.integers(1, 65536))
     presence = st.sampled_from(["none", "optional", "required"])
     return make_spec(
         title=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),
@@ -47,8 +57,9 @@ def specs(draw: st.DrawFn) -> Spec:
         topk_length=draw(presence),
         lse_base=draw(st.sampled_from(["e", "2"])),
         empty_row_lse=draw(st.sampled_from(["+inf", "-inf"])),
-        layout=dtype,
-        block_size=draw(st.none() | st.integers(1, 4096)),
+        window=window,
+        cache=draw(caches(rank, rope, dtype)),
+        extra_cache=None if window is None else draw(st.none() | caches(rank, rope, dtype)),
         wrappers=draw(some_of(WrapperName)),
         targets=draw(some_of(Target)),
     )

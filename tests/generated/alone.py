@@ -31,15 +31,35 @@ def import_package(folder):
     return package
 
 
+def page_bytes(package):
+    """Bytes of a page of as many tokens as the spec says, or of one, in a quantised cache."""
+    return package.cache._page_size(package.SPEC["spec"]["cache"]["block_size"] or 1)
+
+
+def make_cache(package, pages):
+    """A cache of zeros, pages x tokens x bytes of a token, or lanes if it is not quantised."""
+    import torch
+
+    said = package.SPEC["spec"]
+    model, tokens = said["model"], said["cache"]["block_size"] or 1
+    lanes = model["kv_lora_rank"] + model["qk_rope_head_dim"]
+    if package.SPEC["layout"] in ("bf16", "fp16"):
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[model["dtype"]]
+        return torch.zeros(pages, tokens, lanes, dtype=dtype)
+    page, row = page_bytes(package), package.SPEC["row_bytes"]
+    return torch.zeros(pages * page, dtype=torch.uint8).as_strided((pages, tokens, row), (page, row, 1))
+
+
 def arguments(package):
-    """Small arguments of each wrapper, by name: two tokens, and a cache whose rows past the first page are NaN."""
+    """Small arguments of each wrapper, by name: two tokens, and unquantised rows that are NaN past the first page."""
     import torch
 
     said = package.SPEC["spec"]
     model, cache, sparse = said["model"], said["cache"], said["attention"]
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[model["dtype"]]
     d_c, d_rope = model["kv_lora_rank"], model["qk_rope_head_dim"]
-    page = cache["block_size"] or 1
+    quantised = package.SPEC["layout"] not in ("bf16", "fp16")
+    page = 1 if quantised else cache["block_size"] or 1
     torch.manual_seed(0)
     kv = torch.full((64 // page + 2, page, d_c + d_rope), float("nan")).to(dtype)
     kv.view(-1, d_c + d_rope)[:8] = torch.randn(8, d_c + d_rope).to(dtype)
@@ -49,18 +69,87 @@ def arguments(package):
         "indices": torch.tensor([[[0, 7, -1, 3]], [[5, 5, 1 << 30, -9]]], dtype=torch.int32),
         "sm_scale": 0.25,
     }
-    if sparse["attn_sink"] == "required":
-        attention["attn_sink"] = torch.zeros(3)
-    if sparse["topk_length"] == "required":
-        attention["topk_length"] = torch.full((2,), 4, dtype=torch.int32)
+    written, tokens = make_cache(package, 12), cache["block_size"] or 1
+    k = torch.randn(2, d_c + d_rope).to(dtype)
+    over_cache = {
+        "q": attention["q"][:, None],
+        "k_cache": written[:, :, None],
+        "block_table": None,
+        "cache_seqlens": None,
+        "head_dim_v": model["v_head_dim"],
+        "tile_scheduler_metadata": package.get_mla_metadata()[0] if hasattr(package, "get_mla_metadata") else None,
+        "softmax_scale": 0.25,
+        "is_fp8_kvcache": quantised,
+        "indices": attention["indices"],
+    }
+    for call in (attention, over_cache):
+        if sparse["attn_sink"] == "required":
+            call["attn_sink"] = torch.zeros(3)
+        if sparse["topk_length"] == "required":
+            call["topk_length"] = torch.full((2,), 4, dtype=torch.int32)
+    table = torch.arange(12, dtype=torch.int32)[None]
+    one = torch.tensor([1], dtype=torch.int32)
     calls = {
         "flash_mla_sparse_fwd": attention,
         "triton_mla_sparse_attention": attention,
+        "flash_mla_with_kvcache": over_cache,
         "concat_and_cache_mla": {
-            "kv_c": torch.randn(2, d_c).to(dtype),
-            "k_pe": torch.randn(2, d_rope).to(dtype) if d_rope else None,
-            "kv_cache": torch.zeros_like(kv),
+            "kv_c": k[:, :d_c],
+            "k_pe": k[:, d_c:] if d_rope else None,
+            "kv_cache": written,
             "slot_mapping": torch.tensor([5, -1]),
+            "kv_cache_dtype": package.SPEC["layout"] if quantised else "auto",
+        },
+        "quantize_and_insert_k_cache": {
+            "k": k,
+            "k_cache": written,
+            "slot_mapping": torch.tensor([5, -1]),
+            "block_size": tokens,
+            "is_ue8m0": said["name"] != "odd_fp8",
+        },
+        "dequantize_and_gather_k_cache": {
+            "out": torch.full((1, 8, d_c + d_rope), float("nan")).to(dtype),
+            "k_cache": written,
+            "seq_lens": 6 * one,
+            "gather_lens": one,
+            "block_table": table,
+            "block_size": tokens,
+            "offset": 2,
+        },
+        "gather_and_maybe_dequant_cache": {
+            "src_cache": written,
+            "dst": torch.full((1, d_c + d_rope), float("nan")).to(dtype),
+            "block_table": table,
+            "cu_seq_lens": torch.tensor([0, 1], dtype=torch.int32),
+            "token_to_seq": 0 * one,
+            "num_tokens": 1,
+            "kv_cache_dtype": package.SPEC["layout"] if quantised else "auto",
+            "seq_starts": 5 * one,
+        },
+        "compute_global_topk_indices_and_lens": {
+            "topk_indices": attention["indices"][:, 0],
+            "token_to_req": torch.zeros(2, dtype=torch.int32),
+            "block_table": table,
+            "block_size": 1,
+            "is_valid_token": torch.tensor([True, False]),
+        },
+        "combine_topk_swa_indices": {
+            "topk_indices": attention["indices"][:, 0],
+            "query_start_loc": torch.tensor([0, 2], dtype=torch.int32),
+            "seq_lens": 9 * one,
+            "gather_lens": 9 * one,
+            "window_size": 3,
+            "compress_ratio": 4,
+            "topk": 4,
+            "M": 20,
+            "N": 10,
+        },
+        "triton_convert_req_index_to_global_index": {
+            "req_id": torch.zeros(2, dtype=torch.int32),
+            "block_table": table,
+            "token_indices": attention["indices"][:, 0],
+            "BLOCK_SIZE": 1,
+            "NUM_TOPK_TOKENS": 4,
         },
     }
     return {name: calls[name] for name in said["wrappers"]}
@@ -79,32 +168,39 @@ def check_attention(call, out):
 
 def run(package):
     """Calls each wrapper on the interpreter, whose tensors lie on the CPU."""
+    import torch
+
     facts = package._launch.DeviceFacts(package.SPEC["spec"]["targets"][0], 4)
     package._launch.device_facts = lambda device: facts
-    for name, call in arguments(package).items():
+    row = None
+    for name, call in sorted(arguments(package).items(), key=lambda item: "gather" in item[0]):
         result = getattr(package, name)(**call)
-        if name == "concat_and_cache_mla":
+        if name == "concat_and_cache_mla" and package.SPEC["layout"] in ("bf16", "fp16"):
             written = call["kv_cache"].flatten(0, 1)
             assert written[5].tolist() == [*call["kv_c"][0].tolist(), *call["k_pe"][0].tolist()]
             assert written.count_nonzero() == written[5].count_nonzero()
-        else:
+        elif name in ("concat_and_cache_mla", "quantize_and_insert_k_cache"):
+            row = call["k"][0] if "k" in call else torch.cat([call["kv_c"][0], call["k_pe"][0]])
+        elif name == "dequantize_and_gather_k_cache":
+            torch.testing.assert_close(call["out"][0, 2], row, atol=0.5, rtol=0.2)
+        elif name == "gather_and_maybe_dequant_cache":
+            torch.testing.assert_close(call["dst"][0], row, atol=0.5, rtol=0.2)
+        elif "sparse" in name:
             check_attention(call, result[0] if isinstance(result, tuple) else result)
         print(name)
 
 
 def refuse(package):
-    """Calls each wrapper with its first argument of another dtype, then without it, and attention on a CPU."""
+    """Calls each wrapper with its first argument of another dtype, then without it, then on a CPU."""
+    import torch
+
     for name, call in arguments(package).items():
         wrong = next(iter(call))
-        for changed in ({**call, wrong: call[wrong].double()}, {**call, wrong: None}):
+        other = call[wrong].to(torch.float64)
+        for changed in ({**call, wrong: other}, {**call, wrong: None}, call):
             try:
                 getattr(package, name)(**changed)
-            except TypeError as error:
-                print(f"{name}: {error}")
-        if name != "concat_and_cache_mla":
-            try:
-                getattr(package, name)(**call)
-            except ValueError as error:
+            except (TypeError, ValueError) as error:
                 print(f"{name}: {error}")
 
 

@@ -28,28 +28,36 @@ def alone(package: Path, mode: str, cwd: Path, **environment: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+FIRST_ARGUMENT = {
+    "flash_mla_sparse_fwd": "q",
+    "triton_mla_sparse_attention": "q",
+    "flash_mla_with_kvcache": "q",
+    "concat_and_cache_mla": "kv_c",
+    "quantize_and_insert_k_cache": "k",
+    "dequantize_and_gather_k_cache": "out",
+    "gather_and_maybe_dequant_cache": "src_cache",
+    "compute_global_topk_indices_and_lens": "topk_indices",
+    "combine_topk_swa_indices": "topk_indices",
+    "triton_convert_req_index_to_global_index": "req_id",
+}
+
+
 @by_package
 def test_wrappers_refuse_a_wrong_argument_before_any_launch(package, tmp_path):
     lines = alone(package, "refuse", tmp_path)
-    element = "torch.float16" if package.name == "odd" else "torch.bfloat16"
-    device = "device: got cpu, takes a CUDA or ROCm device"
-    assert lines == [
-        f"triton_mla_sparse_attention: q: got torch.float64, takes {element}",
-        "triton_mla_sparse_attention: q: got NoneType, takes a tensor",
-        f"triton_mla_sparse_attention: {device}",
-        f"flash_mla_sparse_fwd: q: got torch.float64, takes {element}",
-        "flash_mla_sparse_fwd: q: got NoneType, takes a tensor",
-        f"flash_mla_sparse_fwd: {device}",
-        f"concat_and_cache_mla: kv_c: got torch.float64, takes {element}",
-        "concat_and_cache_mla: kv_c: got NoneType, takes a tensor",
-    ]
+    said = {name: [line.partition(": ")[2] for line in lines if line.startswith(f"{name}: ")] for name in FIRST_ARGUMENT}
+    said = {name: found for name, found in said.items() if found}
+    (wrappers,) = [line for line in (package / "__init__.py").read_text().split("\n\n") if line.startswith("__all__")]
+    assert sorted(said) == sorted(name for name in FIRST_ARGUMENT if f'"{name}"' in wrappers)
+    for name, (dtype, absent, device) in said.items():
+        argument = FIRST_ARGUMENT[name]
+        assert device == "device: got cpu, takes a CUDA or ROCm device"
+        assert dtype == device or dtype.startswith(f"{argument}: got torch.float64, takes torch.")
+        assert absent in (device, f"{argument}: got NoneType, takes a tensor")
 
 
 @pytest.mark.skipif(not BARE_INTERPRETER, reason="this Triton's interpreter needs mending")
-def test_the_fp16_package_runs_each_wrapper_on_the_interpreter(tmp_path):
-    (package,) = [package for package in PACKAGES if package.name == "odd"]
-    assert alone(package, "run", tmp_path, TRITON_INTERPRET="1") == [
-        "triton_mla_sparse_attention",
-        "flash_mla_sparse_fwd",
-        "concat_and_cache_mla",
-    ]
+@pytest.mark.parametrize("name", ["odd", "odd_fp8"])
+def test_the_fp16_packages_run_each_wrapper_on_the_interpreter(name, tmp_path):
+    (package,) = [package for package in PACKAGES if package.name == name]
+    assert alone(package, "run", tmp_path, TRITON_INTERPRET="1")

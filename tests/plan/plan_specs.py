@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def make_spec(**changes: Any) -> Spec:
-    """The spec of DeepSeek V3.2; `changes` replace fields of any of its parts by name."""
+    """The spec of DeepSeek V3.2; `changes` replace fields of any of its parts by name. A layout may be its name."""
     data = load(ROOT / "specs" / "dsv32.yaml").model_dump()
     for name, value in changes.items():
         (part,) = [part for part in (data, *data.values()) if isinstance(part, dict) and name in part]

@@ -17,6 +17,8 @@ from mlagen.spec import load
 
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla")
+SPARSE = set(WRAPPERS[:2])
+WRITERS = {"concat_and_cache_mla", "quantize_and_insert_k_cache"}
 VARIANTS = [
     *({"attn_sink": sink, "topk_length": length} for sink, length in itertools.product(("none", "required"), repeat=2)),
     {"block_size": 53},
@@ -47,12 +49,22 @@ def frozen_parts(value: object) -> list[object]:
 
 
 def test_no_part_of_a_plan_can_be_changed():
-    parts = frozen_parts(make_plan(make_spec()))
-    assert {type(part).__name__ for part in parts} >= {"Plan", "CacheLayout", "CacheField", "Chunk", "TileRow", "Tile"}
+    parts = frozen_parts(make_plan(make_spec(cache={"layout": "ue8m0_v4"}, kv_lora_rank=448)))
+    names = {"Plan", "CacheLayout", "DataField", "ScalesField", "ScaleRule", "PadField", "Chunk", "TileRow", "Tile"}
+    assert {type(part).__name__ for part in parts} >= names
     for part in parts:
         name = dataclasses.fields(part)[0].name
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(part, name, None)
+
+
+def test_a_plan_has_the_layouts_of_both_caches():
+    caches = {"cache": {"layout": "mxfp8_v41"}, "extra_cache": {"layout": "nvfp4_v41", "scale_rule": {"divisor": 3.0}}}
+    plan = make_plan(make_spec(kv_lora_rank=448, window=128, **caches))
+    assert plan.extra_layout is not None
+    assert (plan.layout.name, plan.extra_layout.name) == ("mxfp8_v41", "nvfp4_v41")
+    assert plan.extra_layout.fields[1].rule.divisor == 3.0
+    assert make_plan(make_spec()).extra_layout is None
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
@@ -66,10 +78,11 @@ def test_jobs_name_every_target_tile_and_kernel_once(path):
     jobs = compile_jobs(plan)
     assert len(set(jobs)) == len(jobs)
     unaligned = dict(plan.sparse.unaligned)
+    asked = set(plan.spec.wrappers)
     for target, rows in plan.sparse.tiles:
         every = [*rows, unaligned[target]]
         there = [job for job in jobs if job.target == target]
-        for kernel in ("_sparse_fwd_kernel", "_sparse_split_kernel"):
+        for kernel in ("_sparse_fwd_kernel", "_sparse_split_kernel") if asked & SPARSE else ():
             mine = [job for job in there if job.kernel == kernel]
             constants = [dict(job.constexprs) for job in mine]
             assert {
@@ -80,8 +93,12 @@ def test_jobs_name_every_target_tile_and_kernel_once(path):
             assert alignments == {(16, 16), (16, 1), (1, 16), (1, 1)}
             assert all(one["NUM_STAGES"] == job.num_stages for job, one in zip(mine, constants, strict=True))
             assert {job.expected_shared for job in mine} == {row.expected_shared for row in every}
-        for kernel in ("_merge_splits_kernel", "_concat_and_cache_kernel"):
-            assert [dict(job.constexprs)["ALIGNMENT"] for job in there if job.kernel == kernel] == [16, 1]
+        for kernel, wrappers in (
+            ("_merge_splits_kernel", {*SPARSE, "flash_mla_with_kvcache"}),
+            ("_write_kernel", WRITERS),
+        ):
+            alignments = [dict(job.constexprs)["ALIGNMENT"] for job in there if job.kernel == kernel]
+            assert set(alignments) == ({16, 1} if asked & wrappers else set())
     assert {job.target for job in jobs} == set(plan.spec.targets) <= set(TARGETS)
 
 
@@ -108,7 +125,11 @@ def test_a_job_gives_each_argument_of_its_kernel(changes):
 
 @pytest.mark.parametrize(
     ("wrappers", "modules"),
-    [(WRAPPERS[:1], {"sparse_attention"}), (WRAPPERS[2:], {"cache"}), (WRAPPERS, {"cache", "sparse_attention"})],
+    [
+        (WRAPPERS[:1], {"_splits", "sparse_attention"}),
+        (WRAPPERS[2:], {"cache"}),
+        (WRAPPERS, {"_splits", "cache", "sparse_attention"}),
+    ],
 )
 def test_kernels_that_no_wrapper_launches_are_not_compiled(wrappers, modules):
     assert {job.module for job in compile_jobs(make_plan(make_spec(wrappers=wrappers)))} == modules
@@ -125,14 +146,14 @@ def test_work_of_a_call_by_hand():
 
 
 def test_partials_are_aligned_as_far_as_their_rows_are():
-    alignments = {d_v: make_plan(make_spec(v_head_dim=d_v)).sparse.partial_alignment for d_v in (510, 511, 512)}
+    alignments = {d_v: make_plan(make_spec(v_head_dim=d_v)).splits.partial_alignment for d_v in (510, 511, 512)}
     assert alignments == {510: 4, 511: 4, 512: 16}
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(dims=dims())
 def test_the_merge_covers_v(dims):
-    merge = make_plan(make_spec(**dims)).sparse.merge
+    merge = make_plan(make_spec(**dims)).splits.merge
     d_v = dims["v_head_dim"]
     assert merge.block_d & (merge.block_d - 1) == 0
     assert (merge.d_blocks - 1) * merge.block_d < d_v <= merge.d_blocks * merge.block_d

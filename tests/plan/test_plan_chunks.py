@@ -40,7 +40,7 @@ def test_attention_covers_every_lane_once_in_order_and_no_chunk_crosses_the_end_
 @given(dims=dims())
 def test_the_cache_writer_covers_every_lane_and_no_chunk_crosses_from_the_latent_to_rope(dims):
     rank = dims["kv_lora_rank"]
-    chunks = make_plan(make_spec(**dims)).cache.chunks
+    chunks = make_plan(make_spec(**dims)).cache.written
     check_covers(chunks, rank + dims["qk_rope_head_dim"])
     for chunk in chunks:
         latent = chunk.name.startswith("nope")

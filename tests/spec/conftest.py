@@ -1,8 +1,10 @@
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "layout"))  # layout_specs: any layout
 
 
 @pytest.fixture(scope="session")

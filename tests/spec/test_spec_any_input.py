@@ -9,6 +9,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from layout_specs import caches
 from pydantic import ValidationError
 
 from mlagen.errors import SpecErrors
@@ -63,13 +64,15 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         "attention": {
             "kind": "sparse",
             "topk": draw(st.integers(1, 65536)),
+            "window": draw(st.integers(1, 65536)),
             "attn_sink": draw(presence),
             "topk_length": draw(presence),
             "lse_base": draw(st.sampled_from(["e", "2"])),
             "empty_row_lse": draw(st.sampled_from(["+inf", "-inf"])),
         },
-        "cache": {"layout": dtype, "block_size": draw(st.none() | st.integers(1, 4096))},
-        "wrappers": draw(unique(WrapperName, 3)),
+        "cache": draw(caches(rank, rope, dtype)),
+        "extra_cache": draw(st.none() | caches(rank, rope, dtype)),
+        "wrappers": draw(unique(WrapperName, 10)),
         "targets": draw(unique(Target, 8)),
         "backend": draw(st.sampled_from(["auto", "triton"])),
     }
@@ -91,7 +94,7 @@ Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:y
 @SETTINGS
 @given(data=valid_data())
 def test_valid_spec_comes_back_from_yaml(write, data):
-    spec = Spec.model_validate(data)
+    spec = Spec.model_validate(tuples(data))
     assert parse(write(json.loads(spec.model_dump_json())), Path(f"{spec.name}.yaml")) == spec
 
 
@@ -164,7 +167,7 @@ VALUES = st.recursive(
     | st.integers()
     | st.floats()
     | st.text(max_size=8)
-    | st.sampled_from(["bf16", "fp16", "sm90", "2"]),
+    | st.sampled_from(["bf16", "fp16", "sm90", "2", "ue8m0_v4", "row", "scales", "e2m1", "nearest", 1e-40, 16.0]),
     lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(max_size=8), below, max_size=3),
     max_leaves=6,
 )
@@ -190,9 +193,9 @@ def changed_data(draw: st.DrawFn) -> dict[str, Any]:
             case "remove":
                 del container[key]
             case "add" if isinstance(container, dict):
-                container[draw(st.text(max_size=8) | st.sampled_from(["topk", "num_head", "bf16", "layout"]))] = draw(
-                    VALUES
-                )
+                container[
+                    draw(st.text(max_size=8) | st.sampled_from(["topk", "num_head", "bf16", "layout", "kind"]))
+                ] = draw(VALUES)
             case _ if isinstance(container, list):
                 container.append(container[key])
     return data

@@ -8,11 +8,27 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlagen.spec import json_schema, load, spec_digest
+from mlagen.spec import Spec, json_schema, load, spec_digest
 from mlagen.spec.load import parse, schema_text
-from mlagen.spec.models import Model
+from mlagen.spec.models import LAYOUT_DIMS, NAMED_LAYOUTS, Layout, Model
 
-NAMES = ["dsv32", "glm53", "hyv4", "odd"]
+# Heads, kv_lora_rank, qk_rope_head_dim and v_head_dim, dtype, topk, window, sink; of each cache: layout, tokens a page.
+NUMBERS = {
+    "dsv32": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("bf16", None), None),
+    "dsv32_fp8": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("fp8_ds_mla", 64), None),
+    "dsv32_nvfp4": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("nvfp4_ds_mla", 64), None),
+    "dsv41": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("mxfp8_v41", 64), ("nvfp4_v41", 64)),
+    "dsv4_flash": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
+    "dsv4_pro": (128, (448, 64, 512), "bf16", 1024, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
+    "glm5": (64, (512, 64, 512), "bf16", 2048, None, "optional", ("fp8_ds_mla", 64), None),
+    "glm53": (64, (512, 0, 512), "bf16", 2048, None, "optional", ("bf16", None), None),
+    "glm53_fp8": (64, (512, 0, 512), "bf16", 2048, None, "optional", ("fp8_ds_mla", 64), None),
+    "hyv4": (32, (512, 64, 512), "bf16", 2048, None, "required", ("bf16", None), None),
+    "odd": (12, (96, 32, 96), "fp16", 100, None, "optional", ("fp16", 53), None),
+    "odd_fp8": (12, (96, 32, 128), "fp16", 100, 37, "optional", ("odd_planar", 53), ("fp8_per_tensor", 7)),
+    "own_layout": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("nvfp4_bf16_rope", 64), None),
+}
+NAMES = sorted(NUMBERS)
 
 
 def objects(schema: dict) -> Iterator[dict]:
@@ -59,28 +75,55 @@ def test_spec_loads_and_fits_the_schemas_fields(name, specs):
     assert load(path).name == name
     schema = json_schema()
     data = yaml.safe_load(text)
-    parts = {"model": "Dims", "attention": "SparseAttention", "cache": f"{data['cache']['layout'].title()}Cache"}
-    for value, part in [(data, schema), *((data[key], schema["$defs"][ref]) for key, ref in parts.items())]:
+    parts = [(data, schema)]
+    for key, part in (
+        ("model", "Dims"),
+        ("attention", "SparseAttention"),
+        ("cache", "Cache"),
+        ("extra_cache", "Cache"),
+    ):
+        if key in data:
+            parts.append((data[key], schema["$defs"][part]))
+            layout = data[key].get("layout")
+            parts += [(layout, schema["$defs"]["Layout"])] if isinstance(layout, dict) else []
+    for value, part in parts:
         assert set(part["required"]) <= set(value) <= set(part["properties"])
 
 
-@pytest.mark.parametrize(
-    ("name", "heads", "row", "dtype", "topk", "sink", "page"),
-    [
-        ("dsv32", 128, (512, 64, 512), "bf16", 2048, "optional", None),
-        ("glm53", 64, (512, 0, 512), "bf16", 2048, "optional", None),
-        ("hyv4", 32, (512, 64, 512), "bf16", 2048, "required", None),
-        ("odd", 12, (96, 32, 96), "fp16", 100, "optional", 53),
-    ],
-)
-def test_spec_has_its_models_numbers(name, heads, row, dtype, topk, sink, page, specs):
+@pytest.mark.parametrize("name", NAMES)
+def test_spec_has_its_models_numbers(name, specs):
     spec = load(specs / f"{name}.yaml")
-    model = spec.model
-    assert (model.num_heads, model.dtype) == (heads, dtype)
-    assert (model.kv_lora_rank, model.qk_rope_head_dim, model.v_head_dim) == row
-    assert (spec.attention.topk, spec.attention.attn_sink) == (topk, sink)
-    assert (spec.cache.layout, spec.cache.block_size) == (dtype, page)
-    assert (len(spec.wrappers), len(spec.targets)) == (3, 8)
+    model, attention = spec.model, spec.attention
+    row = (model.kv_lora_rank, model.qk_rope_head_dim, model.v_head_dim)
+    caches = [cache and (cache.layout.name, cache.block_size) for cache in (spec.cache, spec.extra_cache)]
+    numbers = (attention.topk, attention.window, attention.attn_sink)
+    assert (model.num_heads, row, model.dtype, *numbers, *caches) == NUMBERS[name]
+    assert len(spec.targets) == 8
+
+
+def test_glm5_takes_any_fp32_for_a_scale(specs):
+    rule = load(specs / "glm5.yaml").cache.scale_rule
+    assert (rule.rounding, rule.floor, rule.floor_on, rule.divisor) == ("nearest", 2.0**-126, "scale", None)
+
+
+@pytest.mark.parametrize("name", NAMED_LAYOUTS)
+def test_named_layout_is_one_that_a_spec_could_write_itself(name, specs):
+    written = Layout.model_validate(NAMED_LAYOUTS[name])
+    spec = load(specs / "dsv32.yaml").model_dump()
+    (rank, rope), *_ = LAYOUT_DIMS[name]
+    dtype = "fp16" if name == "fp16" else "bf16"
+    spec["model"] |= {"kv_lora_rank": rank, "qk_rope_head_dim": rope, "v_head_dim": rank, "dtype": dtype}
+    named, mapped = (
+        Spec.model_validate({**spec, "cache": {"layout": layout}}) for layout in (name, NAMED_LAYOUTS[name])
+    )
+    assert named.cache.layout == mapped.cache.layout == written
+    assert spec_digest(named) == spec_digest(mapped)
+    assert Spec.model_validate(named.model_dump()) == named
+
+
+def test_schema_takes_a_layouts_name_or_its_fields():
+    layout = json_schema()["$defs"]["Cache"]["properties"]["layout"]
+    assert layout["anyOf"] == [{"enum": list(NAMED_LAYOUTS), "type": "string"}, {"$ref": "#/$defs/Layout"}]
 
 
 def test_digest_is_of_canonical_json(specs):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ATTENTION, CACHE = "sparse_attention.py", "cache.py"
+ATTENTION, SPLITS, CACHE = "sparse_attention.py", "_splits.py", "cache.py"
 TYPICAL = "sparse: typical (flash_mla_sparse_fwd)"
 
 
@@ -88,33 +88,39 @@ MUTANTS = (
         "tl.trans(k_rope)",
         "tl.trans(tl.zeros_like(k_rope))",
     ),
-    _literal("alpha is not applied to l", "l * alpha + tl.sum(p, 1)", "l + tl.sum(p, 1)", "sparse: topk: *"),
+    _literal(
+        "alpha is not applied to l", "l * alpha + tl.sum(p, 1)", "l + tl.sum(p, 1)", "sparse: topk: *", file=SPLITS
+    ),
     _literal("alpha is not applied to acc", "acc * alpha[:, None])", "acc)", "sparse: topk: *"),
     _literal("P is not rounded like V", "p = p.to(k_nope.dtype)", "p = (p * 1.01).to(k_nope.dtype)"),
-    _literal("LSE lacks the sum", "(m + tl.log2(l)) * LN2", "m * LN2"),
-    _literal("LSE is base 2", "(m + tl.log2(l)) * LN2", "(m + tl.log2(l))"),
-    _literal("max_logits is base 2", "maximum * LN2)", "maximum)"),
+    _literal("LSE lacks the sum", "(m + tl.log2(l)) * LN2", "m * LN2", file=SPLITS),
+    _literal("LSE is base 2", "(m + tl.log2(l)) * LN2", "(m + tl.log2(l))", file=SPLITS),
+    _literal("max_logits is base 2", "maximum * LN2)", "maximum)", file=SPLITS),
     _literal(
         "an empty row's max_logits is finite",
         'tl.where(l == 0, float("-inf"), maximum * LN2)',
         "maximum * LN2",
         "sparse: indices: none",
+        file=SPLITS,
     ),
-    _literal("an empty row's LSE is -inf", 'float("inf"), (m', 'float("-inf"), (m', "sparse: indices: none"),
+    _literal(
+        "an empty row's LSE is -inf", 'float("inf"), (m', 'float("-inf"), (m', "sparse: indices: none", file=SPLITS
+    ),
     _literal(
         "an empty row is divided by 0",
         "tl.where(l == 0, 0.0, 1.0 / denominator)",
         "1.0 / denominator",
         "sparse: indices: none",
+        file=SPLITS,
     ),
     Mutant(
         "the sink enters LSE",
         ATTENTION,
-        r"_store_stats\((.*), (row|token \* num_heads \+ heads), (.*), m, l\)",
-        r"_store_stats(\1, \2, \3, m, l + tl.exp2(tl.load(attn_sink_ptr + (\2) % num_heads) * LOG2E - m))",
+        r"store_stats\((.*), (row|token \* num_heads \+ heads), (.*), m, l\)",
+        r"store_stats(\1, \2, \3, m, l + tl.exp2(tl.load(attn_sink_ptr + (\2) % num_heads) * LOG2E - m))",
         ("sparse: sink: random",),
     ),
-    _literal("the sink is base 2", "sink * LOG2E - m", "sink - m", "sparse: sink: random"),
+    _literal("the sink is base 2", "sink * LOG2E - m", "sink - m", "sparse: sink: random", file=SPLITS),
     _literal(
         "topk_length is ignored",
         "length = tl.maximum(tl.load(topk_length_ptr + token), 0)",
@@ -145,12 +151,26 @@ MUTANTS = (
         "sparse: splits: 3",
     ),
     _literal(
-        "merge weights by the wrong maximum", "tl.exp2(part_m - m_new)", "tl.exp2(part_m - m)", "sparse: splits: 3"
+        "merge weights by the wrong maximum",
+        "tl.exp2(part_m - m_new)",
+        "tl.exp2(part_m - m)",
+        "sparse: splits: 3",
+        file=SPLITS,
     ),
-    _literal("merge adds without weights", "part * weight[:, None]", "part", "sparse: splits: 3"),
-    _literal("merge keeps no earlier part", "acc = acc * alpha + tl.sum", "acc = tl.sum", "sparse: splits: more *"),
+    _literal("merge adds without weights", "part * weight[:, None]", "part", "sparse: splits: 3", file=SPLITS),
     _literal(
-        "merge takes another head's sink", "head = row % num_heads", "head = row * 0", "sparse: workspace: with *"
+        "merge keeps no earlier part",
+        "acc = acc * alpha + tl.sum",
+        "acc = tl.sum",
+        "sparse: splits: more *",
+        file=SPLITS,
+    ),
+    _literal(
+        "merge takes another head's sink",
+        "head = row % num_heads",
+        "head = row * 0",
+        "sparse: workspace: with *",
+        file=SPLITS,
     ),
     _literal(
         "pieces take the first tokens' indices",
@@ -169,7 +189,9 @@ MUTANTS = (
     ),
     _literal("rows are always called aligned", "1 if rows % 16 else 16", "16", "sparse: layout: kv odd"),
     _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse: topk: 17"),
-    _literal("out is allocated though given", "if tensor is None:", "if True:", "sparse: manners: buffers *"),
+    _literal(
+        "out is allocated though given", "if tensor is None:", "if True:", "sparse: manners: buffers *", file=SPLITS
+    ),
     _literal(
         "dtype of indices is not checked",
         '_launch.check("indices", indices, torch.int32',

@@ -21,7 +21,10 @@ def spec(**changes: Any) -> dict[str, Any]:
             "lse_base": "e",
             "empty_row_lse": "+inf",
         },
-        "cache": {"layout": "bf16", "block_size": None},
+        "cache": {
+            "layout": {"name": "bf16", "fields": [{"kind": "latent", "dtype": "bf16"}, {"kind": "rope", "dtype": "bf16"}]},
+            "block_size": None,
+        },
         "wrappers": ["triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla"],
         "targets": ["sm90", "gfx942"],
     }

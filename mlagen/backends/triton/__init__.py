@@ -1,7 +1,9 @@
 """The portable Triton back end: one module here a family of kernels, in the order of the package's modules.
 
 A family has MODULE, the generated module and template; WRAPPERS, the wrappers it holds; exports(wrappers),
-context(plan) and jobs(plan).
+context(plan) and jobs(plan). What several families import is a module too, which each of them names in SHARED: it has
+MODULE, context(plan) and jobs(plan). Either may have TEMPLATE, where that is not named like the module, and
+present(plan), where a package may do without it.
 """
 
 from __future__ import annotations
@@ -12,20 +14,32 @@ from types import ModuleType
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile
-from mlagen.backends.triton import cache, sparse
-from mlagen.backends.triton.common import common
-from mlagen.plan import CompileJob, Plan, layout_fingerprint
+from mlagen.backends.triton import cache, extra_cache, index, kvcache, sparse
+from mlagen.backends.triton.common import common, imported
+from mlagen.plan import CompileJob, Plan
 from mlagen.spec import spec_digest
 
-FAMILIES = (cache, sparse)
+INLINE_LENGTH = 70  # of a literal that shares its line with its key
+
+FAMILIES = (cache, extra_cache, index, kvcache, sparse)
 
 
 def _families(plan: Plan) -> Iterator[tuple[ModuleType, list[str]]]:
     """(family, names the package takes from its module) of the families whose wrappers the spec asks for."""
     for family in FAMILIES:
         wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
-        if wrappers:
+        if wrappers and _present(family, plan):
             yield family, family.exports(wrappers)
+
+
+def _present(module: ModuleType, plan: Plan) -> bool:
+    return not hasattr(module, "present") or bool(module.present(plan))
+
+
+def _shared(plan: Plan) -> list[ModuleType]:
+    """The modules that those families import, each once."""
+    named = [module for family, _ in _families(plan) for module in getattr(family, "SHARED", ())]
+    return [module for module in dict.fromkeys(named) if _present(module, plan)]
 
 
 def files(plan: Plan) -> list[GeneratedFile]:
@@ -35,36 +49,57 @@ def files(plan: Plan) -> list[GeneratedFile]:
         "spec": plan.spec.model_dump(mode="json"),
         "spec_sha256": spec_digest(plan.spec),
         "layout": plan.layout.name,
-        "layout_fingerprint": layout_fingerprint(plan.layout),
+        "layout_fingerprint": plan.layout.fingerprint,
         "row_bytes": plan.layout.row_bytes,
     }
+    if plan.extra_layout is not None:
+        spec |= {
+            "extra_layout": plan.extra_layout.name,
+            "extra_layout_fingerprint": plan.extra_layout.fingerprint,
+            "extra_row_bytes": plan.extra_layout.row_bytes,
+        }
     modules = [(family.MODULE, names) for family, names in families]
-    exported = sorted(["SPEC", "warmup", *(name for _, names in modules for name in names)])
-    package = {**common(plan), "modules": modules, "exported": exported, "spec_literal": _literal(spec)}
+    exported = ["SPEC", "warmup", *(name for module, names in modules for name in names or [module])]
+    package = {
+        **common(plan),
+        "modules": modules,
+        "imports": [(module, imported(module, sorted(names, key=_export_order))) for module, names in modules if names],
+        "exported": sorted(exported, key=_export_order),
+        "spec_literal": _literal(spec),
+    }
     return [
         GeneratedFile("_launch.py", "_launch.py.jinja", common(plan)),
         *(
-            GeneratedFile(f"{family.MODULE}.py", f"{family.MODULE}.py.jinja", family.context(plan))
-            for family, _ in families
+            GeneratedFile(
+                f"{module.MODULE}.py", f"{getattr(module, 'TEMPLATE', module.MODULE)}.py.jinja", module.context(plan)
+            )
+            for module in [*_shared(plan), *(family for family, _ in families)]
         ),
         GeneratedFile("__init__.py", "__init__.py.jinja", package),
     ]
 
 
+def _export_order(name: str) -> tuple[bool, bool, str]:
+    """Constants before classes before functions, as the house sorts what a module exports."""
+    return not name.isupper(), name[0].islower(), name
+
+
 def _literal(value: Any, indent: int = 0) -> str:
-    """A Python literal in the house's format: one line where it fits, else one entry a line with a trailing comma."""
-    if isinstance(value, dict):
-        entries = [f"{json.dumps(key)}: {_literal(item, indent + 4)}" for key, item in value.items()]
-        brackets = "{}"
-    elif isinstance(value, list):
-        entries = [_literal(item, indent + 4) for item in value]
-        brackets = "[]"
-    else:
+    """A Python literal in the house's format: scalars side by side in one line, else one entry a line."""
+    if not isinstance(value, dict | list):
         return json.dumps(value) if isinstance(value, str) else repr(value)
+    brackets = "{}" if isinstance(value, dict) else "[]"
+    items = list(value.values()) if isinstance(value, dict) else value
+    keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(items)
+    entries = [key + _literal(item, indent + 4) for key, item in zip(keys, items, strict=True)]
+    line = brackets[0] + ", ".join(entries) + brackets[1]
+    if len(line) <= INLINE_LENGTH and not any(isinstance(item, dict | list) and item for item in items):
+        return line
     inner = "".join(f"{' ' * (indent + 4)}{entry},\n" for entry in entries)
     return f"{brackets[0]}\n{inner}{' ' * indent}{brackets[1]}" if entries else brackets
 
 
 def compile_jobs(plan: Plan) -> list[CompileJob]:
     """Every kernel of the package for every target, tile and alignment, with all optional tensors given."""
-    return [job for family, _ in _families(plan) for job in family.jobs(plan)]
+    modules = [*(family for family, _ in _families(plan)), *_shared(plan)]
+    return [job for module in modules for job in module.jobs(plan)]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mlagen.plan import Chunk, Plan
+from mlagen.plan import TARGETS, Chunk, Plan
 from mlagen.plan.work import ITEMSIZE
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+LINE_LENGTH = 120
+ATTENTION = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache")
 FULL_ALIGNMENT = 16
 INDEX_GROUP = 16
 
@@ -18,16 +20,29 @@ Signature = tuple[tuple[str, str], ...]
 def common(plan: Plan) -> dict[str, Any]:
     """What every template of a package may ask for."""
     spec = plan.spec
+    layouts = [layout for layout in (plan.layout, plan.extra_layout) if layout is not None]
     return {
         "title": spec.title,
         "wrappers": spec.wrappers,
         "targets": spec.targets,
+        "divides": any(wrapper not in ATTENTION for wrapper in spec.wrappers),
+        "needs_e4m3": any(field.dtype == "e4m3" for layout in layouts for field in layout.fields),
+        "e4m3_targets": [target for target in spec.targets if TARGETS[target].has_e4m3],
+        "e4m3_rounding_targets": [target for target in spec.targets if TARGETS[target].rounds_e4m3],
         "layout": plan.layout,
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
         "dtype": spec.model.dtype,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
     }
+
+
+def imported(module: str, names: list[str]) -> str:
+    """What follows `import` from a module of the package, as the house formats it: a name a line if a line is short."""
+    line = ", ".join(names)
+    if len(f"from .{module} import {line}") <= LINE_LENGTH:
+        return line
+    return "(\n" + "".join(f"    {name},\n" for name in names) + ")"
 
 
 def alignment_of(lane: int) -> str:

@@ -1,22 +1,18 @@
-"""Sparse attention over unquantised rows: single-pass, split-KV and merge kernels, and their wrappers."""
+"""Sparse attention over unquantised rows: single-pass and split-KV kernels, and their wrappers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of, common
+from mlagen.backends.triton import splits
+from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of
+from mlagen.backends.triton.splits import accumulators, attention_context
 from mlagen.plan import CompileJob, Plan, TileRow
 
 MODULE = "sparse_attention"
+SHARED = (splits,)
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")
-
-
-def _accumulators(plan: Plan) -> list[dict[str, Any]]:
-    """The chunks of V, each with the name of its accumulator."""
-    chunks = [chunk_of(chunk) for chunk in plan.sparse.chunks if chunk.in_v]
-    names = ["acc"] if len(chunks) == 1 else [f"acc_{number}" for number in range(len(chunks))]
-    return [{**chunk, "acc": acc} for chunk, acc in zip(chunks, names, strict=True)]
 
 
 def _optional_arguments(plan: Plan) -> list[str]:
@@ -39,7 +35,7 @@ def _signatures(plan: Plan) -> dict[str, Signature]:
     element = f"*{plan.spec.model.dtype}"
     length = (("topk_length_ptr", "*i32"),) if attention.topk_length != "none" else ()
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
-    page = (("kv_page_stride", "i64"),) if plan.spec.cache.block_size is not None else ()
+    page = (("kv_page_stride", "i64"),) if plan.rows_block_size is not None else ()
     inputs = (("q_ptr", element), ("kv_ptr", element), ("indices_ptr", "*i32"), *length)
     partials = (("partial_ptr", "*fp32"),)
     outputs = (("out_ptr", element), ("max_logits_ptr", "*fp32"), ("lse_ptr", "*fp32"))
@@ -52,60 +48,28 @@ def _signatures(plan: Plan) -> dict[str, Signature]:
     return {
         "fwd": (*inputs, *sink, *outputs, *sizes, *scale, *in_strides, *out_strides),
         "split": (*inputs, *partials, *sizes, num_splits, ("split_size", "i32"), num_rows, *scale, *in_strides),
-        "merge": (*partials, *sink, *outputs, ("num_heads", "i32"), num_splits, num_rows, *out_strides),
     }
 
 
 def context(plan: Plan) -> dict[str, Any]:
     """What the template asks for."""
-    attention, sparse = plan.spec.attention, plan.sparse
-    base_e = attention.lse_base == "e"
-    paged = plan.spec.cache.block_size is not None
+    sparse = plan.sparse
+    paged = plan.rows_block_size is not None
     optional = _optional_arguments(plan)
     return {
-        **common(plan),
+        **attention_context(plan),
         "chunks": [chunk_of(chunk) for chunk in sparse.chunks],
-        "v_chunks": _accumulators(plan),
+        "v_chunks": accumulators(sparse.chunks),
         "optional": optional,
         "warms_length": any("length" in one for one in optional),
         "warms_sink": any("sink" in one for one in optional),
         "sparse": sparse,
         "tiles": sparse.tiles,
         "paged": paged,
-        "has_rope": plan.spec.model.qk_rope_head_dim > 0,
-        "kv_shape": f"[pages, {plan.layout.block_size}, {plan.d_qk}]" if paged else f"[s_kv, 1, {plan.d_qk}]",
-        "page_rows": plan.layout.block_size if paged else 1,
-        "has_sink": attention.attn_sink != "none",
-        "sink_required": attention.attn_sink == "required",
-        "has_topk_length": attention.topk_length != "none",
-        "length_required": attention.topk_length == "required",
-        "lse_base": attention.lse_base,
-        "to_base": " * LN2" if base_e else "",
-        "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
-        "empty_row_lse": attention.empty_row_lse.lstrip("+"),
-        "merge": sparse.merge,
+        "kv_shape": f"[pages, {plan.rows_block_size}, {plan.d_qk}]" if paged else f"[s_kv, 1, {plan.d_qk}]",
+        "page_rows": plan.rows_block_size if paged else 1,
         "arguments": {kernel: len(signature) for kernel, signature in _signatures(plan).items()},
     }
-
-
-def _merge_job(plan: Plan, target: str, alignment: int) -> CompileJob:
-    merge = plan.sparse.merge
-    return CompileJob(
-        module="sparse_attention",
-        kernel="_merge_splits_kernel",
-        variant=f"{merge.block_s}x{merge.block_d}{'' if alignment == FULL_ALIGNMENT else ' odd rows'}",
-        target=target,
-        signature=_signatures(plan)["merge"],
-        constexprs=(
-            ("ALIGNMENT", alignment),
-            ("D_BLOCKS", merge.d_blocks),
-            ("BLOCK_S", merge.block_s),
-            ("BLOCK_D", merge.block_d),
-        ),
-        num_warps=merge.num_warps,
-        num_stages=1,
-        expected_shared=merge.expected_shared,
-    )
 
 
 def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow) -> Iterator[CompileJob]:
@@ -137,8 +101,6 @@ def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: 
                 num_stages=tile.num_stages,
                 expected_shared=row.expected_shared,
             )
-    for alignment in (FULL_ALIGNMENT, 1):
-        yield _merge_job(plan, target, alignment)
 
 
 def exports(wrappers: list[str]) -> list[str]:

@@ -1,0 +1,373 @@
+"""The module that knows the bytes of a cached token, as its template asks for them and as kernels call it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from mlagen.backends.triton.common import FULL_ALIGNMENT, common
+from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
+from mlagen.layout.layout import BITS, LARGEST
+from mlagen.plan import Chunk, CompileJob, Plan
+from mlagen.plan.chunks import next_power_of_2
+
+MODULE = "_layout"
+
+WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
+ATTENTION = "flash_mla_with_kvcache"
+READERS = (ATTENTION, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
+THREAD_LANES = 8  # of the model's dtype fill a thread's widest load or store
+FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
+EIGHT_BIT_FLOATS = ("e4m3", "e4m3fnuz")
+
+
+def unit_of(layout: CacheLayout) -> int:
+    """Bytes of an element of the cache tensor: a byte, or a lane where none is quantised."""
+    return 1 if layout.quantised else layout.data[0].itemsize
+
+
+def needs_e4m3(layout: CacheLayout) -> bool:
+    """Whether reading and writing depend on what the device can do with e4m3."""
+    return any(field.dtype == "e4m3" for field in layout.fields)
+
+
+def arguments(layout: CacheLayout) -> dict[str, str]:
+    """Text for argument lists of a layout's helpers, as kernels name what they pass.
+
+    Returns:
+        row_strides: what row_pointers takes after page_stride.
+        rows: what row_pointers returns.
+        load: what each load_... takes.
+        store: what each store_... takes.
+    """
+    rows = "rows, plane_rows" if layout.planar else "rows"
+    scale = ", tensor_scale" if layout.tensor_scale else ""
+    e4m3 = needs_e4m3(layout)
+    return {
+        "row_strides": "" if layout.planar else ", row_stride",
+        "rows": rows,
+        "load": f"{rows}{scale}, valid{', HAS_E4M3' if e4m3 else ''}, ALIGNMENT",
+        "store": f"{rows}, x{scale}, valid{', ROUNDS_E4M3' if e4m3 else ''}, ALIGNMENT",
+    }
+
+
+def _typed(names: str) -> str:
+    """The same names as parameters of a function: those in UPPER_CASE are constexprs."""
+    return ", ".join(f"{name}: tl.constexpr" if name.isupper() else name for name in names.split(", "))
+
+
+def _rows(layout: CacheLayout, field: Field, skipped: int = 0) -> str:
+    """The address of each row at which `skipped` bytes into a field begin, as a column."""
+    rows = "plane_rows" if field.plane else "rows"
+    begin = (field.offset + skipped) // unit_of(layout)
+    if field.itemsize == unit_of(layout):
+        return f"{rows}[:, None] + {begin}" if begin else f"{rows}[:, None]"
+    rows = f"({rows} + {begin})" if begin else rows
+    return f"{rows}.to(tl.pointer_type({FLOATS[field.dtype]}))[:, None]"
+
+
+def _alignment(layout: CacheLayout, field: Field, skipped: int = 0, most: int = FULL_ALIGNMENT) -> str | None:
+    """What may be claimed of such addresses beyond their elements' own size: text of a constexpr, or nothing.
+
+    A thread loads and stores what is aligned at once, so `most` is how much it should.
+    """
+    known = math.gcd(most, field.offset + skipped)
+    if layout.planar:
+        known = math.gcd(known, *layout.plane_bytes[: field.plane + 1])
+    if known <= field.itemsize:
+        return None
+    return "ALIGNMENT" if known == FULL_ALIGNMENT else f"{known} if ALIGNMENT >= {known} else 1"
+
+
+def _values(dtype: str, stored: str, flag: str = "HAS_E4M3") -> str:
+    """fp32 values of what is stored."""
+    return f"_{dtype}_values({stored}, {flag})" if dtype == "e4m3" else f"_{dtype}_values({stored})"
+
+
+def _folded(field: DataField, scales: ScalesField | None) -> bool:
+    """Whether what values come short of is left to their scales: e4m3, which that cannot make overflow."""
+    return field.dtype == "e2m1" and scales is not None and scales.dtype == "e4m3"
+
+
+def _data_values(field: DataField, scales: ScalesField | None) -> str:
+    """fp32 values of stored lanes."""
+    text = _values(field.dtype, "stored")
+    return f"({text} * 16384.0)" if field.dtype == "e2m1" and not _folded(field, scales) else text
+
+
+def _scale_values(layout: CacheLayout, scales: ScalesField) -> str | None:
+    """fp32 values of stored scales; None where they are stored as such."""
+    if scales.dtype == "fp32":
+        return None
+    text = _values(scales.dtype, "stored_scales")
+    folded = any(_folded(field, scales) for field in layout.data if field.name == scales.of)
+    return f"{text} * 16384.0  # which its lanes come short of" if folded else text
+
+
+def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) -> dict[str, Any]:
+    """The scales of a chunk whose lanes begin `first` lanes into their field: where they are."""
+    tile = first // scales.tile
+    count = (first + chunk.lanes - 1) // scales.tile - tile + 1
+    block = max(1, chunk.block // scales.tile)
+    in_order = scales.interleave == 1
+    begin = tile if in_order else scales.position(tile) if count == 1 else 0
+    skipped = begin * scales.itemsize
+    end = scales.offset + skipped + block * scales.itemsize
+    return {
+        "tile": scales.tile,
+        "count": count,
+        "block": block,
+        "masked": count < block,
+        "one": count == 1,
+        "order": "in order" if in_order or count == 1 else "runs" if count == scales.count == block else "scattered",
+        "first": tile,
+        "interleave": scales.interleave,
+        "per_run": scales.count // scales.interleave,
+        "rows": _rows(layout, scales, skipped),
+        "alignment": _alignment(layout, scales, skipped),
+        # What lies behind the scales may be loaded too, if it is of the row.
+        "selected": count < block and end <= layout.plane_bytes[scales.plane],
+        "loaded": "scales" if scales.dtype == "fp32" else "stored_scales",
+        "decoded": _scale_values(layout, scales),
+    }
+
+
+def _field_of(layout: CacheLayout, chunk: Chunk) -> DataField:
+    """The field that holds a chunk's lanes, the first of them where it is a run of several."""
+    return next(field for field in layout.data if chunk.start < field.first_lane + field.count)
+
+
+def _placed(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
+    """What holds a chunk, and where its lanes are."""
+    field = _field_of(layout, chunk)
+    first = chunk.start - field.first_lane
+    scales = layout.scales_of(field)
+    return {
+        "name": chunk.name,
+        "start": chunk.start,
+        "end": chunk.start + chunk.lanes,
+        "lanes": chunk.lanes,
+        "masked": chunk.masked,
+        "bits": BITS[field.dtype],
+        "quantised": field.quantised,
+        "mask": "mask" if chunk.masked else "valid[:, None]",
+        "tensor_scale": field.tensor_scale,
+        "decoded": _data_values(field, scales),
+        "scales": None if scales is None else _scales(layout, scales, first, chunk),
+    }
+
+
+def _skipped(layout: CacheLayout, chunk: Chunk) -> int:
+    """Bytes from where its field begins to where a chunk does."""
+    field = _field_of(layout, chunk)
+    return (chunk.start - field.first_lane) * BITS[field.dtype] // 8
+
+
+def _loaded(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
+    """A chunk as attention loads it."""
+    field = _field_of(layout, chunk)
+    first = chunk.start - field.first_lane
+    packed = field.dtype == "e2m1"
+    odd = bool(first % 2 or chunk.lanes % 2)
+    return {
+        **_placed(layout, chunk),
+        "rows": _rows(layout, field, _skipped(layout, chunk)),
+        "alignment": _alignment(layout, field, _skipped(layout, chunk)),
+        "pairs": packed and not odd,
+        "nibbles": packed and odd,
+        "first_nibble": first % 2,
+    }
+
+
+def _short_quotients(layout: CacheLayout) -> bool:
+    """Whether lanes become e2m1 by quotients of few bits alone, or by exact ones."""
+    fields = [field for field in layout.data if field.dtype == "e2m1"]
+    scales = [layout.scales_of(field) for field in fields]
+    long = any(one and one.dtype == "fp32" and one.rule.rounding == "nearest" for one in scales)
+    return bool(fields) and not long and not any(field.tensor_scale for field in fields)
+
+
+def _is_short(number: float) -> bool:
+    """Whether eight bits hold its mantissa."""
+    mantissa, _ = math.frexp(number)
+    return (mantissa * 256).is_integer()
+
+
+def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
+    """A tile's scale before it is rounded."""
+    rule = scales.rule
+    if rule.floor_on == "amax":
+        return f"tl.div_rn(tl.maximum(amax, {rule.floor!r}), {rule.divisor!r})"
+    if scales.dtype == "e4m3" and _is_short(rule.divisor) and _short_quotients(layout):
+        most = LARGEST[scales.dtype]
+        return f"_short(tl.minimum(tl.maximum(amax * (1.0 / {rule.divisor!r}), {rule.floor!r}), {most!r}))"
+    return f"tl.maximum(tl.div_rn(amax, {rule.divisor!r}), {rule.floor!r})"
+
+
+def _scaled_values(layout: CacheLayout, field: DataField, scales: ScalesField) -> str:
+    """x over its scales."""
+    if scales.rule.rounding == "power_of_two":
+        return "(x * _reciprocals(exponents)[:, :, None])"
+    if scales.dtype == "fp32" and field.dtype in EIGHT_BIT_FLOATS:
+        return "_quotients(x, scales[:, :, None])"
+    if scales.dtype == "e4m3" and field.dtype == "e2m1" and _short_quotients(layout):
+        return "(x * (2.0 / scales)[:, :, None])"
+    return "tl.div_rn(x, scales[:, :, None])"
+
+
+def _written_bytes(field: DataField) -> int:
+    """How many bytes a thread of a writer stores at once: of small tiles as many lanes as its widest load gives it."""
+    return THREAD_LANES * BITS[field.dtype] // 8 if field.dtype == "e2m1" else FULL_ALIGNMENT
+
+
+def _stored(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
+    """A chunk as writers store it."""
+    field = _field_of(layout, chunk)
+    placed = _placed(layout, chunk)
+    scales = layout.scales_of(field)
+    packed = field.dtype == "e2m1"
+    doubled = scales is not None and "2.0 / scales" in _scaled_values(layout, field, scales)
+    encoded = {
+        "e4m3": "_e4m3_bytes(values, ROUNDS_E4M3)",
+        "e4m3fnuz": "_e4m3fnuz_bytes(values)",
+        "e2m1": "_e2m1_pairs(doubles)" if doubled else "_e2m1_pairs(2.0 * values)",
+    }
+    if scales:
+        power_of_two = scales.rule.rounding == "power_of_two"
+        powers = {"ue8m0": "exponents.to(tl.uint8)", "fp32": "(exponents << 23).to(tl.float32, bitcast=True)"}
+        placed["scales"] |= {
+            "power_of_two": power_of_two,
+            "rounded": scales.dtype == "e4m3",
+            "from_amax": _from_amax(layout, scales),
+            "from_exponents": powers.get(scales.dtype),
+            "quotients": _scaled_values(layout, field, scales),
+        }
+    return {
+        **placed,
+        "block": chunk.block,
+        "places": chunk.block // 2 if packed else chunk.block,
+        "count": chunk.lanes // 2 if packed else chunk.lanes,
+        "rows": _rows(layout, field, _skipped(layout, chunk)),
+        "alignment": _alignment(layout, field, _skipped(layout, chunk), _written_bytes(field)),
+        "packed": packed,
+        "quotients": "doubles" if doubled else "values",
+        "limited": field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS,
+        "how": " and their scales" if scales else "",
+        "encoded": encoded.get(field.dtype, "x"),
+    }
+
+
+def _pads(layout: CacheLayout) -> list[Field]:
+    """Runs of padding, in elements of the cache tensor."""
+    unit = unit_of(layout)
+    dtype = "u8" if unit == 1 else layout.data[0].dtype
+    runs: list[Field] = []
+    for field in layout.fields:
+        if isinstance(field, PadField):
+            begin, last = field.offset, runs[-1] if runs else None
+            if last is not None and (last.plane, last.offset + last.nbytes) == (field.plane, field.offset):
+                begin = runs.pop().offset
+            runs.append(Field("pad", dtype, (field.offset + field.nbytes - begin) // unit, field.plane, begin))
+    return runs
+
+
+def _filled(scales: ScalesField, block: int, pads: list[Field]) -> Field | None:
+    """The padding that holds what a block is wider than its scales, if it begins where they end."""
+    end = scales.offset + scales.nbytes
+    for pad in pads:
+        if (pad.plane, pad.offset) == (scales.plane, end) and pad.nbytes >= (block - scales.count) * scales.itemsize:
+            return pad
+    return None
+
+
+def _writes(layout: CacheLayout, chunks: tuple[Chunk, ...]) -> dict[str, Any]:
+    """What writers store: chunks, and the padding that is left."""
+    found = [_stored(layout, chunk) for chunk in chunks]
+    pads = _pads(layout)
+    for chunk, one in zip(chunks, found, strict=True):
+        scales, place = layout.scales_of(_field_of(layout, chunk)), one["scales"]
+        if not scales:
+            continue
+        whole = place["masked"] and place["count"] == scales.count and place["order"] == "in order"
+        pad = _filled(scales, place["block"], pads) if whole else None
+        place["fills_pad"] = pad is not None
+        if pad is not None:
+            covered = (place["block"] - scales.count) * scales.itemsize
+            rest = [Field("pad", pad.dtype, pad.count - covered, pad.plane, pad.offset + covered)]
+            pads[pads.index(pad) : pads.index(pad) + 1] = rest if pad.count > covered else []
+    return {"stored": found, "pads": [_pad(layout, pad) for pad in pads if chunks]}
+
+
+def _pad(layout: CacheLayout, pad: Field) -> dict[str, Any]:
+    """Padding as the template asks for it."""
+    block = next_power_of_2(pad.count)
+    masked = f"valid[:, None] & (pad < {pad.count})[None, :]"
+    return {
+        "block": block,
+        "rows": _rows(layout, pad),
+        "alignment": _alignment(layout, pad),
+        "mask": masked if block > pad.count else "valid[:, None]",
+    }
+
+
+def _conversions(layout: CacheLayout, *, reads: bool, writes: bool) -> dict[str, Any]:
+    """Which helpers that decode and encode values a module needs."""
+    scaled = [(field, scales) for field in layout.data if (scales := layout.scales_of(field))]
+    data = {field.dtype for field in layout.data}
+    stored_as = {scales.dtype for _, scales in scaled}
+    quotients = {_scaled_values(layout, field, scales) for field, scales in scaled if writes}
+    exact = any("_quotients" in text for text in quotients) or any(
+        field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS for field in layout.data if writes
+    )
+    powers = any("_reciprocals" in text for text in quotients)
+    return {
+        "decodes": {
+            dtype: (reads and dtype in data | stored_as) or (writes and dtype in stored_as and dtype == "e4m3")
+            for dtype in ("e4m3", "e4m3fnuz", "e2m1", "ue8m0")
+        },
+        "encodes": {
+            "e4m3": writes and "e4m3" in data | stored_as,
+            "e4m3fnuz": writes and "e4m3fnuz" in data,
+            "e2m1": writes and "e2m1" in data,
+            "short": writes and _short_quotients(layout),
+            "exponents": powers,
+            "reciprocals": powers or exact,
+            "quotients": exact,
+        },
+    }
+
+
+def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dict[str, Any]:
+    """What the template asks for, of one of the plan's layouts and its blocks of whole tiles."""
+    unit = unit_of(layout)
+    reads = any(name in plan.spec.wrappers for name in READERS)
+    writes = any(name in plan.spec.wrappers for name in WRITERS)
+    return {
+        **common(plan),
+        "layout": layout,
+        "plane_units": [width // unit for width in layout.plane_bytes],
+        "unit_name": "bytes" if unit == 1 else "lanes",
+        "element": FLOATS[plan.spec.model.dtype],
+        "args": arguments(layout),
+        "load_parameters": _typed(arguments(layout)["load"]),
+        "store_parameters": _typed(arguments(layout)["store"]),
+        "pad_parameters": _typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
+        "attends": ATTENTION in plan.spec.wrappers,
+        "reads": reads,
+        "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in plan.cache.chunks],
+        "loaded": [_loaded(layout, chunk) for chunk in plan.cache.chunks if reads],
+        **_writes(layout, tiled if writes else ()),
+        **_conversions(layout, reads=reads, writes=writes),
+    }
+
+
+def context(plan: Plan) -> dict[str, Any]:
+    """What the template asks for, of the cache's layout."""
+    return context_of(plan, plan.layout, plan.cache.tiled)
+
+
+def jobs(plan: Plan) -> Iterator[CompileJob]:
+    """None: the module holds no kernel."""
+    return iter(())

@@ -1,0 +1,108 @@
+"""What is measured at one shape: input sets, the kernels that compete on them, and how their results are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from mlagen.bench.package import BenchPackage
+from mlagen.bench.roofline import Roof, copy_roof, roof_of
+
+OURS = "ours"
+BATCH_INVARIANT = "ours, batch-invariant"
+
+Inputs = TypeVar("Inputs")
+Call = Callable[[], Any]
+
+
+class Sizes(Protocol):
+    """Sizes of a call: a frozen dataclass, whose `str` names it in reports."""
+
+    @property
+    def kind(self) -> str:
+        """Which table of a report it stands in."""
+
+    @property
+    def family(self) -> str:
+        """Name of the family of kernels that it is a call of."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the call."""
+
+    def __hash__(self) -> int:
+        """Equal shapes share what was made of them."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the trials of a run share.
+
+    Attributes:
+        package: the generated package.
+        device: where it runs.
+        l2_bytes: size of the device's L2.
+        peers: others' kernels compete too.
+    """
+
+    package: BenchPackage
+    device: torch.device
+    l2_bytes: int
+    peers: bool = True
+
+    @cached_property
+    def roof(self) -> Roof:
+        """The device's ceilings of attention: products and reads."""
+        return roof_of(self.device)
+
+    @cached_property
+    def copy_roof(self) -> Roof:
+        """The device's ceiling of kernels that read and write alike: a large copy, measured in this run."""
+        return copy_roof(self.device)
+
+
+@dataclass(frozen=True)
+class Entrant(Generic[Inputs]):
+    """A kernel that competes.
+
+    Attributes:
+        name: as reports show it.
+        prepare: makes a call of one input set; what engines do once (padding, plans) is done here. Raises ImportError
+            where the kernel is not installed.
+        unsupported: why it cannot run the shape, in one line; None if it can.
+    """
+
+    name: str
+    prepare: Callable[[Inputs], Call]
+    unsupported: str | None = None
+
+
+@dataclass(frozen=True)
+class Trial(Generic[Inputs]):
+    """A shape made ready.
+
+    Attributes:
+        inputs: rotating input sets.
+        entrants: who competes, ours first.
+        error_of: runs a call of the first set, after what it writes was poisoned, and gives the result's error.
+        error_limit: error above which a result is wrong.
+        flops, bytes_moved: the call's work, least.
+        roof: the ceilings that hold for it.
+        graph_only: it is timed by graph replay however long it takes, and no result takes the memory of another while
+            that is still in L2.
+        launch_bound: its time from Python is of interest too.
+    """
+
+    inputs: Sequence[Inputs]
+    entrants: Sequence[Entrant[Inputs]]
+    error_of: Callable[[Call], float]
+    error_limit: float
+    flops: int
+    bytes_moved: int
+    roof: Roof
+    graph_only: bool = False
+    launch_bound: bool = False

@@ -1,0 +1,105 @@
+"""What `show` says of cache layouts: bytes, scale rule, fingerprint, golden page, and who else has as many bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from mlagen.layout import CacheLayout, LayoutError, ScalesField, compose
+from mlagen.spec.models import LAYOUT_DIMS, NAMED_LAYOUTS
+
+PAGE = 64  # tokens a page where nothing says how many, and of golden pages
+
+Dims = tuple[int, int]  # kv_lora_rank, qk_rope_head_dim
+
+
+def named_layouts() -> Iterator[tuple[CacheLayout, Dims]]:
+    """Each named layout on the dims of each of its models."""
+    for name, every in LAYOUT_DIMS.items():
+        for dims in every:
+            yield compose(NAMED_LAYOUTS[name], *dims), dims
+
+
+def as_json(layout: CacheLayout, dims: Dims, block_size: int | None) -> dict[str, Any]:
+    """All that is known of a layout, as plain values."""
+    return {
+        "name": layout.name,
+        "lanes": list(dims),
+        "row_bytes": layout.row_bytes,
+        "plane_bytes": list(layout.plane_bytes),
+        "block_size": block_size or PAGE,
+        "page_bytes": layout.page_bytes(block_size or PAGE),
+        "page_multiple": layout.page_multiple,
+        "fields": [dataclasses.asdict(field) for field in layout.fields],
+        "byte_table": list(layout.byte_table),
+        "scales": {field.name: field.formula for field in layout.fields if isinstance(field, ScalesField)},
+        "fingerprint": layout.fingerprint,
+        "golden_sha256": _golden_sha256(layout),
+        "same_bytes": [other.name for other, _ in _of_equal_bytes(layout, dims)],
+    }
+
+
+def as_text(layout: CacheLayout, dims: Dims, block_size: int | None) -> Iterator[str]:
+    """The same as lines."""
+    tokens = block_size or PAGE
+    page = f"{layout.page_bytes(tokens):,} bytes a page of {tokens}"
+    yield f"{layout.name} on {_lanes(dims)} lanes: {layout.row_bytes:,} bytes a token, {page}"
+    yield from (f"  {line}" for line in layout.byte_table)
+    for field in layout.fields:
+        if isinstance(field, ScalesField):
+            yield f"  {field.name.replace('_', ' ')}: {field.formula}"
+    yield f"  fingerprint {layout.fingerprint}"
+    golden = _golden_sha256(layout)
+    if golden:
+        yield f"  golden page of {PAGE} tokens: sha256 {golden}"
+    for other, others_dims in _of_equal_bytes(layout, dims):
+        alike = f"{other.name} on {_lanes(others_dims)} lanes has {other.row_bytes:,} bytes a token too"
+        yield f"  warning: {alike}; a tensor does not tell which it holds, the fingerprint does"
+
+
+def table() -> Table:
+    """All named layouts side by side."""
+    shown = Table(box=None, header_style="bold", padding=(0, 2, 1, 0))
+    shown.add_column("layout")
+    shown.add_column("lanes")
+    shown.add_column("bytes a token", justify="right")
+    shown.add_column("where the bytes are")
+    shown.add_column(f"a page of {PAGE}", justify="right")
+    for layout, dims in named_layouts():
+        where = Text("\n".join(layout.byte_table))
+        shown.add_row(layout.name, _lanes(dims), f"{layout.row_bytes:,}", where, f"{layout.page_bytes(PAGE):,}")
+    return shown
+
+
+def _lanes(dims: Dims) -> str:
+    return " + ".join(str(lanes) for lanes in dims if lanes)
+
+
+def _of_equal_bytes(layout: CacheLayout, dims: Dims) -> list[tuple[CacheLayout, Dims]]:
+    """Named quantised layouts with as many bytes a token that are read otherwise, on their models' dims or these.
+
+    An unquantised cache is a tensor of its dtype, so nobody takes it for another.
+    """
+    found: dict[str, tuple[CacheLayout, Dims]] = {}
+    for name, every in LAYOUT_DIMS.items():
+        for others_dims in dict.fromkeys((*every, dims)):
+            try:
+                other = compose(NAMED_LAYOUTS[name], *others_dims)
+            except LayoutError:
+                continue
+            if other.quantised and layout.quantised and other.row_bytes == layout.row_bytes:
+                found.setdefault(other.fingerprint, (other, others_dims))
+    return [pair for fingerprint, pair in found.items() if fingerprint != layout.fingerprint]
+
+
+def _golden_sha256(layout: CacheLayout) -> str | None:
+    """Sha256 of the golden page; None without torch, which alone encodes."""
+    try:
+        from mlagen.layout.codec import golden_page, page_sha256
+    except ImportError:
+        return None
+    return page_sha256(golden_page(layout, PAGE))

@@ -1,0 +1,25 @@
+"""Cache layouts: where every byte of a cached token is, and what it means. Needs the standard library alone."""
+
+from mlagen.layout.layout import (
+    CacheLayout,
+    DataField,
+    Field,
+    LayoutError,
+    PadField,
+    ScaleRule,
+    ScalesField,
+    compose,
+    layouts_of,
+)
+
+__all__ = [
+    "CacheLayout",
+    "DataField",
+    "Field",
+    "LayoutError",
+    "PadField",
+    "ScaleRule",
+    "ScalesField",
+    "compose",
+    "layouts_of",
+]

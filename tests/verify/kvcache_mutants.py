@@ -1,0 +1,167 @@
+"""Attention over a cache broken on purpose; `mutants.py` runs verification on each of them.
+
+Usage: python kvcache_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py. The package has two caches of ue8m0_v4.
+"""
+
+import re
+
+import mutants
+from mutants import SPLITS, Mutant
+
+KVCACHE, LAYOUT = "kvcache_attention.py", "_layout.py"
+
+
+def _literal(name: str, old: str, new: str, *only: str, file: str = KVCACHE) -> Mutant:
+    return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (mutants.TYPICAL,))
+
+
+def _chosen(what: str, extra: str, main: str) -> Mutant:
+    """What tells the second cache from the first, taken from the first."""
+    return _literal(f"{what} is the first cache's", f"tl.where(in_extra, {extra}, {main})", main)
+
+
+mutants.TYPICAL = "kvcache: typical"
+CACHE_MUTANTS = (
+    _chosen("the cache", "extra_cache_ptr", "cache_ptr"),
+    _chosen("the page size", "extra_page_size", "page_size"),
+    _chosen("the page stride", "extra_page_stride", "page_stride"),
+    _chosen("the list of indices", "extra_indices_ptr", "indices_ptr"),
+    _chosen("the number of slots", "extra_num_slots", "num_slots"),
+    _literal("the count is the first list's", "tl.where(in_extra, extra_count, count)", "count", "kvcache: topk: 1*"),
+    _literal("one past the last slot is valid", "valid = slot < ", "valid = slot <= ", "kvcache: indices: last row*"),
+    _literal("offsets go on in the second list", "start - tl.where(in_extra, extra_start, 0)", "start"),
+    _literal("RoPE lanes are not joined", "tl.where(in_first[None, :, None], first, last)", "first"),
+    _literal("RoPE lanes are joined a part early", "tl.arange(0, PARTS) < ", "1 + tl.arange(0, PARTS) < "),
+    _literal(
+        "lanes past a length count",
+        "valid &= offsets < tl.where",
+        "valid &= offsets >= 0 * tl.where",
+        "kvcache: length: m*",
+    ),
+    _literal(
+        "the loop ends with the first list", "total = extra_start + tl.maximum(extra_end, 0)", "total = extra_start"
+    ),
+    _literal(
+        "a negative length is taken as it is",
+        "tl.maximum(tl.load(topk_length_ptr + request), 0)",
+        "tl.load(topk_length_ptr + request)",
+        "kvcache: splits: negative*",
+    ),
+    _literal(
+        "requests and positions are swapped", "request = (token // s_q)", "request = (token % s_q)", "kvcache: s_q: 2"
+    ),
+    _literal("q is the request's first", " + position * q_token_stride", "", "kvcache: s_q: 2"),
+    _literal("indices are the request's first", " + position * indices_token_stride", "", "kvcache: s_q: 2"),
+    _literal(
+        "offsets of q are 32 bits wide",
+        "request * q_request_stride",
+        "(request * q_request_stride).to(tl.int32)",
+        "kvcache: offsets: tokens*",
+    ),
+    _literal(
+        "page offsets are 32 bits wide",
+        "page.to(tl.int64) * page_stride",
+        "(page.to(tl.int64) * page_stride).to(tl.int32)",
+        "kvcache: offsets: cache*",
+        file=LAYOUT,
+    ),
+    _literal("scales are left out", " * scales[:, :, None]", " * (scales[:, :, None] * 0 + 1)", file=LAYOUT),
+    _literal(
+        "scales of other rows are read",
+        "stored_scales = tl.load(scale_ptrs, mask=valid[:, None], other=0)",
+        "stored_scales = tl.load(scale_ptrs)",
+        file=LAYOUT,
+    ),
+    _literal(
+        "subnormal scales are 0",
+        "tl.maximum(stored.to(tl.int32) << 23, 1 << 22)",
+        "stored.to(tl.int32) << 24",
+        file=LAYOUT,
+    ),
+)
+SPLIT_MUTANTS = (
+    _literal(
+        "each split takes the second list from its begin",
+        "extra_first = tl.maximum(first - steps_end, 0)",
+        "extra_first = 0 * first",
+        "kvcache: splits: 20 *",
+    ),
+    _literal(
+        "each split takes the second list to its end",
+        "extra_end = tl.minimum(extra_topk, first + size - steps_end)",
+        "extra_end = extra_topk",
+        "kvcache: splits: 20 *",
+    ),
+    _literal(
+        "the second list begins inside a step",
+        "steps_end = tl.cdiv(topk, BLOCK_N) * BLOCK_N",
+        "steps_end = topk",
+        "kvcache: splits: 20 *",
+    ),
+    _literal(
+        "splits take the first list to its end",
+        "tl.minimum(topk - main_first, size)",
+        "topk - main_first",
+        "kvcache: splits: 20 *",
+    ),
+    _literal(
+        "the second list's steps are not counted",
+        " + triton.cdiv(extra_topk, tile.block_n)",
+        "",
+        "kvcache: splits: 20 *",
+    ),
+    _literal("pieces take the first tokens", "first_token + token", "token", "kvcache: workspace: *"),
+    _literal("pieces write the first rows", "call.out[piece]", "call.out[: last - first]", "kvcache: workspace: *"),
+    _literal(
+        "pieces write the first rows' LSE", "call.lse[piece]", "call.lse[: last - first]", "kvcache: workspace: *"
+    ),
+    _literal(
+        "splits depend on the batch",
+        "num_splits == 0 and batch_invariant",
+        "False",
+        "kvcache: batch invariant: rows keep their bits",
+        file=SPLITS,
+    ),
+)
+CALL_MUTANTS = (
+    _literal(
+        "LSE is by token",
+        ".view(requests, s_q, num_heads).transpose(1, 2)",
+        ".view(requests, num_heads, s_q)",
+        "kvcache: s_q: 2",
+    ),
+    _literal(
+        "softmax_scale is always the model's", "if softmax_scale is None else", "if True else", "kvcache: logits: *"
+    ),
+    _literal("metadata is not compared", "self.config != config", "False", "kvcache: manners: metadata"),
+    _literal("rows are always called aligned", "1 if rows % 16 else 16", "16", "kvcache: layout: q odd"),
+    _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "kvcache: topk: 17*"),
+    _literal(
+        "caches are always called aligned",
+        "rows |= cache.data_ptr() | cache.element_size() * (cache.stride(0) | cache.stride(1))",
+        "pass",
+        "kvcache: cache: odd*",
+    ),
+    _literal("out is allocated though given", "if tensor is None:", "if True:", "kvcache: manners: out *", file=SPLITS),
+    Mutant(
+        "rows of another layout are taken",
+        KVCACHE,
+        r"cache\.shape\[3\] != \d+",
+        "False",
+        ("refuses: k_cache, rows of*",),
+    ),
+    Mutant("rows may lie apart", KVCACHE, r"row_stride != \d+", "False", ("refuses: k_cache, rows apart*",)),
+    Mutant("pages may overlap", KVCACHE, "page_stride < page_bytes", "False", ("refuses: k_cache, pages*",)),
+    _literal("an unquantised call is taken", "if not is_fp8_kvcache:", "if False:", "refuses: is_fp8_kvcache*"),
+    _literal("a causal call is taken", "if causal:", "if False:", "refuses: causal*"),
+    _literal(
+        "dtype of the second list is not checked",
+        "_launch.check(name, extra_indices_in_kvcache, torch.int32",
+        "_launch.check(name, extra_indices_in_kvcache, extra_indices_in_kvcache.dtype",
+        "refuses: extra_indices_in_kvcache, dtype*",
+    ),
+)
+
+if __name__ == "__main__":
+    mutants.MUTANTS = (*CACHE_MUTANTS, *SPLIT_MUTANTS, *CALL_MUTANTS)
+    mutants.main()
