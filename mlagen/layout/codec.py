@@ -251,7 +251,7 @@ def _tile_scales(x: torch.Tensor, field: DataField, scales: ScalesField) -> tupl
         else:
             stored = _to_bytes(s, "fp32")
     stored = stored.reshape(x.shape[0], scales.count, scales.itemsize)
-    return stored, _from_bytes(stored.reshape(x.shape[0], -1), scales.dtype)
+    return stored, _from_bytes(stored.flatten(1), scales.dtype)
 
 
 def _ceil_log2(s: torch.Tensor) -> torch.Tensor:

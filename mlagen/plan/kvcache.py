@@ -54,6 +54,8 @@ CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
 ROWS = (16, 32, 64)
 # For calls whose rows or indices are not aligned: loads of single elements take many registers, so the tile is small.
 UNALIGNED = {"cuda": Tile(16, 16, 8, 2, False), "hip": Tile(16, 16, 4, 2, False)}
+# 16 rows a step of two lanes a byte gave wrong products on sm90 (docs/performance.md); 32 and 64 do not.
+PACKED_BLOCK_N = {"cuda": 32, "hip": 16}
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,11 @@ class CachedRow:
     chunks: tuple[Chunk, ...]
     layouts: tuple[RowBytes, ...]
 
+    @property
+    def packed(self) -> bool:
+        """Whether a byte of either layout holds two lanes."""
+        return any(row.packed for row in self.layouts)
+
     def shared(self, tile: Tile, target: Target) -> int:
         """Bytes of shared memory that a program is expected to need, in the layout that takes most."""
         return max(expected_shared(tile, self.chunks, row, target) for row in self.layouts)
@@ -174,7 +181,9 @@ class CachedRow:
 
     def fits(self, tile: Tile, target: Target) -> bool:
         """Whether the target gives a program what the tile takes."""
-        if any(row.packed for row in self.layouts) and target.backend == "cuda" and tile.num_warps < 8:
+        if self.packed and (
+            tile.block_n < PACKED_BLOCK_N[target.backend] or (target.backend == "cuda" and tile.num_warps < 8)
+        ):
             return False
         registers = accumulator_registers(tile, self.chunks, target)
         return self.shared(tile, target) <= target.shared_limit and registers <= ACCUMULATOR_REGISTERS[tile.block_h]
@@ -255,7 +264,11 @@ def kvcache_rows(num_heads: int, cached: CachedRow, target: Target) -> tuple[Til
 def _unaligned_row(cached: CachedRow, target: Target) -> TileRow:
     if not any(row.dequantised for row in cached.layouts):
         return unaligned_row(cached.chunks, target)
-    row = cached.row(UNALIGNED[target.backend], target, "small, for loads of single elements")
+    tile = UNALIGNED[target.backend]
+    if cached.packed:
+        stages = 1 if target.backend == "cuda" else tile.num_stages  # two spill
+        tile = replace(tile, block_n=PACKED_BLOCK_N[target.backend], num_stages=stages)
+    row = cached.row(tile, target, "small, for loads of single elements")
     result = row.tile.block_h * (row_bytes(cached.chunks) + 2 * v_bytes(cached.chunks))
     return replace(row, expected_shared=max(row.expected_shared, result if target.backend == "cuda" else 0))
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mlagen.layout import CacheLayout, Field, PadField, layouts_of
+from mlagen.layout import CacheLayout, PadField, layouts_of
 from mlagen.layout.codec import planes_of, read, write
 from mlagen.verify.cases import Case
 from mlagen.verify.checks import CaseFailedError, Subject
@@ -213,9 +213,8 @@ def _write_cases(side: Side, wrapper: str, full: bool, big: bool) -> Iterator[Wr
         return replace(base, name=name, promise=promise, **changes)
 
     yield case("typical", "an ordinary call writes the reference's bytes", every_target=True)
-    yield case(
-        "every value", "every bit pattern of the model's dtype", values="bits", tokens=None, every_target=full
-    )
+    if full:
+        yield case("every value", "every bit pattern of the model's dtype", values="bits", tokens=None)
     if wrapper == INSERT:
         for size in (2, 53, 64):
             pages = Pages(size, "pages", page_gap=32)
@@ -224,7 +223,8 @@ def _write_cases(side: Side, wrapper: str, full: bool, big: bool) -> Iterator[Wr
         return
     if side.layout.quantised:
         yield case("tiles", "scales at their floors and about powers of two", values="tiles", tokens=None)
-        yield case("not finite", "NaN, infinities and zeros of both signs", values="not finite", tokens=None)
+        promise = "NaN, infinities and zeros of both signs"
+        yield case("not finite", promise, values="not finite", tokens=None, every_target=True)
     for name, promise, pages, which in _pages_cases():
         if _fits(which, side.layout):
             tokens = 6 if pages.far else base.tokens
@@ -255,7 +255,6 @@ def _gather_cases(side: Side, wrapper: str, big: bool) -> Iterator[GatherCase]:
         name = f"{side.own_name}gather: {name} ({SHORT[wrapper]})"
         return replace(base, name=name, promise=promise, **changes)
 
-    short = {"requests": ((0, 9), (70, 5), (128, 0), (61, 14))}
     yield case("typical", "an ordinary call gives the reference's rows", every_target=True)
     for name, promise, pages, which in _pages_cases():
         if _fits(which, side.layout):
@@ -268,10 +267,12 @@ def _gather_cases(side: Side, wrapper: str, big: bool) -> Iterator[GatherCase]:
         yield case("offset", "a request's rows begin at the offset", offset=5)
         yield case("no room", "an offset at the end of out leaves no room", offset=5, spare=-14, requests=((0, 14),))
         yield case("less room than tokens", "tokens past the end of out are left out", offset=2, spare=-6)
-        yield case("before the first token", "positions before the first token are left out", odd="gathers too many")
+        promise = "positions before the first token are left out"
+        yield case("before the first token", promise, requests=((0, 9), (3, 6)), odd="gathers too many")
         yield case("negative gather_lens", "a negative length is none", odd="negative lengths")
         yield case("fewer requests than rows", "seq_lens says how many requests there are", odd="fewer requests")
-        yield case("many requests", "more blocks of tokens than programs", requests=((3, 2),) * 40, check="few programs")
+        promise = "with more requests a program takes more blocks of tokens"
+        yield case("few programs", promise, requests=((3, 9), (60, 1), (0, 23)), check="few programs")
     else:
         yield case("without seq_starts", "without seq_starts requests begin at 0", starts="none")
         yield case("tokens past the last request", "they are left out", odd="past the end")
@@ -280,11 +281,12 @@ def _gather_cases(side: Side, wrapper: str, big: bool) -> Iterator[GatherCase]:
         yield case("fewer requests than rows", "cu_seq_lens says how many requests there are", odd="fewer requests")
     yield case("nothing", "no tokens at all", requests=((5, 0), (0, 0)))
     yield case("single token", "one token", requests=((63, 1),))
-    yield case("pages outside the cache", "tokens of pages outside the cache are left out", table="outside", **short)
-    yield case("table too short", "tokens past the block table's columns are left out", table="short", **short)
+    yield case("pages outside the cache", "tokens of pages outside the cache are left out", table="outside")
+    promise = "tokens past the block table's columns are left out"
+    yield case("table too short", promise, table="short", memory="contiguous")
     for layout in ("slice", "odd"):
-        yield case(f"out {layout}", "out may be a view of a wider buffer, whose rest stays", out=layout, **short)
-        yield case(f"table {layout}", "the block table may be a view of a wider buffer", memory=layout, **short)
+        yield case(f"out {layout}", "out may be a view of a wider buffer, whose rest stays", out=layout)
+        yield case(f"table {layout}", "the block table may be a view of a wider buffer", memory=layout)
     if big:
         yield case("graph", "a captured call replays on new inputs", check="graph")
 
@@ -311,6 +313,15 @@ def _longer(tensor: torch.Tensor) -> torch.Tensor:
 def _restrided(tensor: torch.Tensor, page: int, row: int) -> torch.Tensor:
     """The same cache with pages and rows so many elements apart."""
     return tensor.as_strided(tensor.shape, (page, row, 1))
+
+
+def _constant(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def _off(cache: torch.Tensor) -> torch.Tensor:
+    """A cache that begins a byte late."""
+    return cache.new_zeros(cache.shape[0] * cache.stride(0) + 1)[1:].as_strided(cache.shape, cache.stride(), 1)
 
 
 Change = tuple[str, str, Callable[[Any], Any], str]
@@ -342,15 +353,11 @@ def _cache_changes(side: Side, argument: str, wrapper: str) -> Iterator[Change]:
         page = layout.page_bytes(4) // unit
         yield argument, "rows apart", lambda cache: _restrided(cache.repeat(3, 1, 1)[:2], 2 * page, row + 2), name
     if side.alignment > unit:
-        yield argument, "a begin off its values", lambda cache: cache.new_zeros(cache.numel() * 4 + 1)[1:].as_strided(
-            cache.shape, (4 * cache.stride(0) // 4, cache.stride(1), 1)
-        ), name
+        yield argument, "a begin off its values", _off, name
     if wrapper in (INSERT, REQUESTS):
         size = layout.page_bytes(4) // unit
         yield argument, "pages too small", lambda cache: cache.new_zeros(cache.shape[0], size - 1), name
-        yield argument, "another block size", lambda cache: cache.new_zeros(2, layout.page_bytes(5))[:, : 5 * row].view(
-            2, 5, row
-        ) if False else cache.new_zeros(3, 5, row), "block_size"
+        yield argument, "another block size", lambda cache: cache.new_zeros(3, 5, row), "block_size"
 
 
 def _changes(side: Side, wrapper: str) -> Iterator[Change]:
@@ -395,7 +402,7 @@ def _changes(side: Side, wrapper: str) -> Iterator[Change]:
         yield "slot_mapping", "longer than the rows", lambda slots: slots.repeat(3), ""
     if wrapper in (INSERT, REQUESTS):
         for value in (0, -1, 2.5, None):
-            yield "block_size", str(value), lambda _, value=value: value, ""
+            yield "block_size", str(value), _constant(value), ""
     if wrapper in (CONCAT, TOKENS):
         yield "kv_cache_dtype", "of another layout", lambda _: "fp8_of_another_kind", side.layout.name
     if side.layout.tensor_scale:
@@ -410,9 +417,7 @@ def _changes(side: Side, wrapper: str) -> Iterator[Change]:
 def _refusals(side: Side, wrapper: str) -> Iterator[CacheRefusalCase]:
     for argument, name, make, says in _changes(side, wrapper):
 
-        def apply(
-            arguments: dict[str, Any], argument: str = argument, make: Callable[[Any], Any] = make
-        ) -> None:
+        def apply(arguments: dict[str, Any], argument: str = argument, make: Callable[[Any], Any] = make) -> None:
             arguments[argument] = make(arguments.get(argument))
 
         yield CacheRefusalCase(
@@ -443,3 +448,477 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
             if wrapper in wrappers:
                 found += _refusals(side, wrapper)
     return found
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """A cache in its buffer.
+
+    Attributes:
+        tensor: what a wrapper gets.
+        buffer: uint8, all bytes between and around the pages.
+        pages: how many there are.
+    """
+
+    tensor: torch.Tensor
+    buffer: torch.Tensor
+    pages: int
+
+    def in_buffer(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The same cache, of bytes or of the model's dtype, in another buffer of this size."""
+        dtype = self.tensor.dtype if self.tensor.dtype.itemsize > 1 else torch.uint8
+        return buffer.view(dtype).as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset())
+
+
+def _torch_dtype(side: Side, name: str) -> torch.dtype:
+    """The dtype of a cache."""
+    if not side.layout.quantised:
+        return side.dtype
+    fnuz = any(field.dtype == "e4m3fnuz" for field in side.layout.data)
+    eight = torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn
+    return {"uint8": torch.uint8, "int8": torch.int8, "float8": eight}[name]
+
+
+def _far_pages(page: int) -> int:
+    """Pages of so many bytes that reach past 2^31 of them."""
+    return max(FAR_PAGES, 2**31 // page + 1000)
+
+
+def _cache(side: Side, pages: Pages, count: int, device: str, generator: torch.Generator) -> CacheMemory:
+    """A cache of random bytes; one that is far, of memory as it is found."""
+    layout, size = side.layout, pages.block_size
+    row = layout.row_bytes + pages.row_gap
+    page = pages.page_gap + (size * row if pages.row_gap else layout.page_bytes(size))
+    count = _far_pages(page) if pages.far else 1 if pages.single else count
+    offset = GUARD + pages.offset * side.alignment
+    nbytes = -(-(offset + count * page + GUARD) // 8) * 8
+    buffer = allocate(nbytes, torch.uint8, device, None if pages.far else POISON)
+    if not pages.far:
+        buffer.copy_(torch.randint(0, 256, (nbytes,), generator=generator, dtype=torch.uint8))
+    unit = side.unit
+    shape = (count, page // unit) if pages.form == "pages" else (count, size, layout.row_bytes // unit)
+    stride = (page // unit, 1) if pages.form == "pages" else (7 if pages.single else page // unit, row // unit, 1)
+    tensor = buffer if layout.quantised else buffer.view(side.dtype)
+    tensor = tensor.as_strided(shape, stride, offset // unit).view(_torch_dtype(side, pages.dtype))
+    return CacheMemory(tensor, buffer, count)
+
+
+def _random_bits(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(-(2**15), 2**15, shape, generator=generator).to(torch.int16).view(dtype)
+
+
+def _every_bit_pattern(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
+    lanes = side.layout.lanes
+    count = -(-(2**16) // lanes) * lanes
+    return torch.arange(count).to(torch.int16).view(-1, lanes).view(side.dtype)
+
+
+def _random_rows(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
+    """Ordinary rows, each of another magnitude; of an unquantised cache any bits, NaN with their payloads."""
+    shape = (tokens or 0, side.layout.lanes)
+    if not side.layout.quantised:
+        return _random_bits(shape, side.dtype, generator)
+    magnitude = torch.exp(3 * torch.randn(shape[0], 1, generator=generator))
+    return (torch.randn(shape, generator=generator) * magnitude).to(side.dtype)
+
+
+def _tiled_rows(side: Side, patterns: list[torch.Tensor]) -> torch.Tensor:
+    """Rows of which each run of 16 lanes more than a tile follows a pattern: a vector that is cut or repeated."""
+    lanes = side.layout.lanes
+    tile = max([one.tile for field in side.layout.data if (one := side.layout.scales_of(field))], default=64)
+    each = -(-lanes // tile)
+    tokens = -(-len(patterns) // each)
+    rows = torch.zeros(tokens, each * tile)
+    for number, pattern in enumerate(patterns):
+        token, first = number // each, number % each * tile
+        rows[token, first : first + tile] = pattern.repeat(-(-tile // len(pattern)))[:tile]
+    return rows[:, :lanes].to(side.dtype)
+
+
+def _tiles_of_magnitudes(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
+    """Tiles with each of AMAX as their largest magnitude, of either sign, and values at halves and quarters of it."""
+    patterns: list[torch.Tensor] = []
+    for amax in AMAX:
+        for sign in (1.0, -1.0):
+            values = torch.randint(-64, 65, (512,), generator=generator) / 64 * amax
+            values[:: 2 + len(patterns) % 3] *= torch.randint(0, 128, (1,), generator=generator) / 128
+            values[torch.randint(0, 16, (1,), generator=generator) :: 16] = sign * amax
+            patterns.append(values)
+    return _tiled_rows(side, patterns)
+
+
+def _not_finite(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
+    inf, nan = math.inf, math.nan
+    patterns = [
+        [nan],
+        [-nan],
+        [nan, 3.0, -nan, -0.25],
+        [inf, 1.0],
+        [-inf, -2.0, 0.0],
+        [inf, -inf, nan],
+        [0.0],
+        [-0.0],
+        [0.0, -0.0, 1e-30],
+        [65504.0, -1e-3],
+    ]
+    return _tiled_rows(side, [torch.tensor(pattern) for pattern in patterns])
+
+
+VALUES: dict[str, Callable[[Side, int | None, torch.Generator], torch.Tensor]] = {
+    "random": _random_rows,
+    "bits": _every_bit_pattern,
+    "tiles": _tiles_of_magnitudes,
+    "not finite": _not_finite,
+}
+
+
+def _slots(case: WriteCase, tokens: int, count: int, generator: torch.Generator) -> torch.Tensor:
+    """slot_mapping i64 of a pattern: different slots, in no order; of a far cache its last."""
+    slots = torch.randperm(min(count, 2 * tokens + 64), generator=generator)[:tokens]
+    if case.pages.far:
+        slots = count - 1 - slots
+        slots[::3] = torch.arange(len(slots[::3]))
+    if case.slots == "negative":
+        slots[::3] = -1
+        slots[1::6] = INT64.min
+    elif case.slots == "beyond":
+        slots[::3] = count
+        slots[1::6] = INT64.max
+        slots[4::12] = 2**32 + torch.arange(len(slots[4::12]))
+    elif case.slots == "shorter":
+        slots = slots[: tokens // 2]
+    elif case.slots == "none":
+        slots = slots[:0]
+    return slots
+
+
+def _alias(layout: CacheLayout) -> str:
+    """What vLLM's kv_cache_dtype says of a layout."""
+    if not layout.quantised:
+        return "auto"
+    return {"fp8_per_tensor": "fp8"}.get(layout.name, layout.name)
+
+
+def _scale(side: Side, device: str) -> dict[str, torch.Tensor]:
+    """The scale of a tensor as an argument, where the layout has one."""
+    return {"scale": torch.tensor([TENSOR_SCALE], device=device)} if side.layout.tensor_scale else {}
+
+
+def _write_arguments(
+    case: WriteCase, side: Side, device: str, generator: torch.Generator
+) -> tuple[dict[str, Any], dict[str, Placed], CacheMemory, torch.Tensor]:
+    """Arguments, the buffers of the rows, the cache, and the rows on the CPU."""
+    values = VALUES[case.values](side, case.tokens, generator)
+    tokens, size, d_c = values.shape[0], case.pages.block_size, side.facts.d_c
+    memory = _cache(side, case.pages, max(3, -(-2 * tokens // size)), device, generator)
+    slots = _slots(case, tokens, memory.pages * size, generator).to(device)
+    layout = LAYOUTS[case.source]
+
+    def source(lanes: torch.Tensor) -> Placed:
+        return place(lanes.to(device), layout, 0.0)
+
+    arguments: dict[str, Any] = {"slot_mapping": slots, **_scale(side, device)}
+    placed = {"slot_mapping": Placed(slots, slots, slots.clone())}
+    if case.wrapper == INSERT:
+        placed["k"] = source(values)
+        return (
+            {**arguments, "k": placed["k"].view, "k_cache": memory.tensor, "block_size": size},
+            placed,
+            memory,
+            values,
+        )
+    placed["kv_c"] = source(values[:, :d_c])
+    k_pe: torch.Tensor | None = None
+    if case.k_pe in ("2d", "3d"):
+        placed["k_pe"] = source(values[:, d_c:])
+        k_pe = placed["k_pe"].view if case.k_pe == "2d" else placed["k_pe"].view[:, None]
+    elif case.k_pe == "empty":
+        k_pe = torch.empty(tokens, 0, dtype=side.dtype, device=device)
+    arguments |= {"kv_c": placed["kv_c"].view, "k_pe": k_pe, "kv_cache": memory.tensor}
+    arguments["kv_cache_dtype"] = _alias(side.layout) if case.values == "random" else side.layout.name
+    return arguments, placed, memory, values
+
+
+def _call(subject: Subject, case: CacheCase | CacheRefusalCase, arguments: dict[str, Any]) -> Any:
+    owner = getattr(subject.package, EXTRA) if case.module == EXTRA else subject.package
+    with subject.planned_for(None):
+        return getattr(owner, case.wrapper)(**arguments)
+
+
+def _require_none(returned: Any) -> None:
+    if returned is not None:
+        raise CaseFailedError(f"returned {type(returned).__name__} instead of None")
+
+
+def _check_untouched(placed: Mapping[str, Placed]) -> None:
+    changed = [name for name, one in placed.items() if one.changed()]
+    if changed:
+        raise CaseFailedError(f"wrote to its input {', '.join(changed)}")
+
+
+def _compare_rows(side: Side, size: int, got: torch.Tensor, want: torch.Tensor) -> None:
+    """Says in which fields rows of two caches differ."""
+    found = []
+    planes = zip(planes_of(side.layout, got, size), planes_of(side.layout, want, size), strict=True)
+    for number, (left, right) in enumerate(planes):
+        for field in side.layout.fields:
+            if field.plane == number:
+                part = slice(field.offset, field.offset + field.nbytes)
+                if wrong := int((left[..., part] != right[..., part]).sum()):
+                    found.append(f"{wrong} bytes of {field.name}")
+    raise CaseFailedError(f"the cache differs from the reference: {', '.join(found) or 'bytes outside its rows'}")
+
+
+def _check_written(
+    side: Side, case: WriteCase, memory: CacheMemory, before: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor
+) -> None:
+    """Compares a cache with what the reference makes of it as it was `before`."""
+    size = case.pages.block_size
+    if case.pages.far:
+        rows = rows[: len(slots)]
+        got = read(side.layout, memory.in_buffer(memory.buffer), size, slots.to(memory.buffer.device), TENSOR_SCALE)
+        page = torch.zeros(1, side.layout.page_bytes(len(slots)), dtype=torch.uint8)
+        write(side.layout, page, len(slots), torch.arange(len(slots)), rows, TENSOR_SCALE)
+        want = read(side.layout, page, len(slots), torch.arange(len(slots)), TENSOR_SCALE)
+        if not torch.equal(bits(got.cpu().nan_to_num(nan=1e9)), bits(want.nan_to_num(nan=1e9))):
+            raise CaseFailedError("rows past 2^31 bytes differ from the reference")
+        return
+    expected = before.clone()
+    if bool(((slots >= 0) & (slots < memory.pages * size)).any()):
+        write(side.layout, memory.in_buffer(expected), size, slots, rows, TENSOR_SCALE)
+    if not torch.equal(memory.buffer.cpu(), expected):
+        _compare_rows(side, size, memory.in_buffer(memory.buffer.cpu()), memory.in_buffer(expected))
+
+
+def _run_write(subject: Subject, case: WriteCase, side: Side, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    arguments, placed, memory, rows = _write_arguments(case, side, subject.device, generator)
+    before = memory.buffer[:0] if case.pages.far else memory.buffer.cpu().clone()
+    slots = arguments["slot_mapping"].cpu()
+    _require_none(_call(subject, case, arguments))
+    _check_written(side, case, memory, before, slots, rows)
+    _check_untouched(placed)
+    if case.check == "graph":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            _call(subject, case, arguments)
+        memory.buffer.copy_(before)
+        sources = [placed[name].view for name in ("k", "kv_c", "k_pe") if name in placed]
+        for source in sources:
+            source.copy_(source.flip(0))
+        graph.replay()
+        torch.cuda.synchronize()
+        _check_written(side, case, memory, before, slots, rows.flip(0))
+
+
+def _table(
+    case: GatherCase, side: Side, pages: int, columns: int, requests: list[tuple[int, int]], generator: torch.Generator
+) -> torch.Tensor:
+    """Block table i32 [requests, columns] whose entries that no token needs are garbage, after the case's pattern."""
+    size = case.pages.block_size
+    free = (pages - 1 - torch.randperm(min(pages, 4096), generator=generator)).tolist()
+    table = torch.full((len(requests), columns), GARBAGE, dtype=torch.int64)
+    for number, (first, count) in enumerate(requests):
+        for column in range(first // size, min(columns, -(-(first + count) // size)) if count > 0 else 0):
+            table[number, column] = free.pop() if len(free) > 1 else free[0]
+    if case.table == "outside":
+        wrong = torch.tensor([-1, pages, INT32.max, INT32.min, pages + 1])
+        used = (table != GARBAGE).nonzero()
+        for number, (row, column) in enumerate(used.tolist()[::2]):
+            table[row, column] = wrong[number % len(wrong)]
+    return table
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """A gather's arguments and what must come of them.
+
+    Attributes:
+        arguments: by name.
+        placed: the inputs' buffers.
+        out: the output's.
+        memory: the cache.
+        rows: (index in the output, slot) of each row that is written.
+    """
+
+    arguments: dict[str, Any]
+    placed: dict[str, Placed]
+    out: Placed
+    memory: CacheMemory
+    rows: list[tuple[tuple[int, ...], int]]
+
+
+def _i32(values: list[int], device: str) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+def _build_gather(case: GatherCase, side: Side, device: str, seed: int) -> Gathered:
+    generator = torch.Generator().manual_seed(seed)
+    by_request, size = case.wrapper == REQUESTS, case.pages.block_size
+    from_zero = case.lens == "none" if by_request else case.starts == "none"
+    requests = [(0 if from_zero else first, count) for first, count in case.requests]
+    if case.pages.single:
+        requests = [(first, min(count, size)) for first, count in requests]
+        requests = [(0 if from_zero else min(first, size - count), count) for first, count in requests]
+    needed = [-(-(first + count) // size) for first, count in requests]
+    columns = max(1, max(needed) - 1 if case.table == "short" else max(needed) + 2)
+    memory = _cache(side, case.pages, sum(needed) + 3, device, generator)
+    table = _table(case, side, memory.pages, columns, requests, generator)
+    if case.pages.far:
+        view = planes_of(side.layout, memory.in_buffer(memory.buffer), size)
+        for page in table[(table >= 0) & (table < memory.pages)].tolist():
+            for plane in view:
+                plane[page] = torch.randint(0, 256, plane[page].shape, generator=generator, dtype=torch.uint8).to(
+                    device
+                )
+    seq_lens = [first + count for first, count in requests]
+    lens = [count for _, count in requests]
+    if case.odd == "gathers too many":
+        lens = [length + 3 for length in seq_lens]
+    if case.odd == "negative lengths":
+        lens[::2] = [-1, INT32.min, *lens][: len(lens[::2])]
+    rows_of_table = len(requests) + (2 if case.odd == "fewer requests" else 0)
+    spare_rows = torch.full((rows_of_table - len(requests), columns), GARBAGE)
+    placed_table = place(torch.cat([table, spare_rows]).int().to(device), LAYOUTS[case.memory], GARBAGE)
+    placed = {"block_table": placed_table}
+    arguments: dict[str, Any] = {"block_table": placed_table.view, **_scale(side, device)}
+    rows: list[tuple[tuple[int, ...], int]] = []
+
+    def found(index: tuple[int, ...], request: int, position: int) -> None:
+        if 0 <= position < columns * size and 0 <= int(table[request, position // size]) < memory.pages:
+            rows.append((index, int(table[request, position // size]) * size + position % size))
+
+    if by_request:
+        room = case.offset + max(*lens, 0) + case.spare
+        out = place(
+            torch.full((rows_of_table, room, side.layout.lanes), 77.0).to(side.dtype).to(device),
+            LAYOUTS[case.out],
+            77.0,
+        )
+        for request, (seq_len, length) in enumerate(zip(seq_lens, lens, strict=True)):
+            for number in range(min(length, room - case.offset)):
+                found((request, case.offset + number), request, seq_len - length + number)
+        arguments |= {
+            "out": out.view,
+            "k_cache": memory.tensor,
+            "seq_lens": _i32(seq_lens, device),
+            "gather_lens": None if case.lens == "none" else _i32(lens, device),
+            "block_size": size,
+            "offset": case.offset,
+        }
+        return Gathered(arguments, placed, out, memory, rows)
+    bounds = [sum(lens[:number]) for number in range(len(lens) + 1)]
+    token_to_seq = [number for number, length in enumerate(lens) for _ in range(length)]
+    num_tokens = len(token_to_seq)
+    if case.odd == "past the end":
+        token_to_seq += [len(lens) - 1] * 5
+        num_tokens += 5
+    elif case.odd == "no request":
+        token_to_seq[::3] = [(-1, len(lens), INT32.max, INT32.min)[n % 4] for n in range(len(token_to_seq[::3]))]
+    elif case.odd == "fewer tokens":
+        num_tokens -= 3
+    shape = (len(token_to_seq) + max(0, case.spare), side.layout.lanes)
+    out = place(torch.full(shape, 77.0).to(side.dtype).to(device), LAYOUTS[case.out], 77.0)
+    for token, request in enumerate(token_to_seq[:num_tokens]):
+        if 0 <= request < len(lens) and token < bounds[request + 1]:
+            found((token,), request, token - bounds[request] + requests[request][0])
+    arguments |= {
+        "src_cache": memory.tensor,
+        "dst": out.view,
+        "cu_seq_lens": _i32(bounds, device),
+        "token_to_seq": _i32(token_to_seq, device),
+        "num_tokens": num_tokens,
+        "kv_cache_dtype": _alias(side.layout),
+        "seq_starts": None if case.starts == "none" else _i32([first for first, _ in requests], device),
+    }
+    return Gathered(arguments, placed, out, memory, rows)
+
+
+def _check_gathered(side: Side, case: GatherCase, one: Gathered) -> None:
+    assert one.out.before is not None
+    expected = one.out.before.cpu().clone()
+    view = expected.as_strided(one.out.view.shape, one.out.view.stride(), one.out.view.storage_offset())
+    if one.rows:
+        slots = torch.tensor([slot for _, slot in one.rows], device=one.memory.buffer.device)
+        values = read(side.layout, one.memory.in_buffer(one.memory.buffer), case.pages.block_size, slots, TENSOR_SCALE)
+        for (index, _), row in zip(one.rows, values.to(side.dtype).cpu(), strict=True):
+            view[index] = row
+    got = one.out.buffer.cpu()
+    wrong = (bits(got) != bits(expected)) & ~(got.isnan() & expected.isnan())
+    if bool(wrong.any()):
+        raise CaseFailedError(f"{int(wrong.sum())} elements of the output and around it differ from the reference")
+
+
+def _run_gather(subject: Subject, case: GatherCase, side: Side, seed: int) -> None:
+    one = _build_gather(case, side, subject.device, seed)
+    module: Any = getattr(subject.package, case.module or "cache")
+    programs = getattr(module, "MAX_PROGRAMS", None)
+    if case.check == "few programs":
+        module.MAX_PROGRAMS = 2
+    before = one.memory.buffer[:0] if case.pages.far else one.memory.buffer.clone()
+    try:
+        _require_none(_call(subject, case, one.arguments))
+    finally:
+        if programs is not None:
+            module.MAX_PROGRAMS = programs
+    _check_gathered(side, case, one)
+    _check_untouched(one.placed)
+    if not case.pages.far and not torch.equal(one.memory.buffer, before):
+        raise CaseFailedError("wrote to the cache")
+    if case.check == "graph":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            _call(subject, case, one.arguments)
+        assert one.out.before is not None
+        one.out.buffer.copy_(one.out.before)
+        one.memory.buffer.copy_(one.memory.buffer.roll(16 * side.layout.row_bytes))
+        graph.replay()
+        torch.cuda.synchronize()
+        _check_gathered(side, case, one)
+
+
+def _refusal_arguments(case: CacheRefusalCase, side: Side, device: str) -> dict[str, Any]:
+    """Arguments of a call that is right."""
+    generator = torch.Generator().manual_seed(0)
+    if case.wrapper in (CONCAT, INSERT):
+        k_pe = "2d" if side.facts.d_rope else "none"
+        one = WriteCase("", "", wrapper=case.wrapper, module=case.module, pages=Pages(4), tokens=4, k_pe=k_pe)
+        arguments, _, _, _ = _write_arguments(one, side, device, generator)
+        if case.wrapper == INSERT:
+            arguments["is_ue8m0"] = any(field.dtype == "ue8m0" for field in side.layout.fields)
+        return arguments
+    requests = ((0, 3), (2, 4))
+    gather = GatherCase("", "", wrapper=case.wrapper, module=case.module, pages=Pages(4), requests=requests)
+    return _build_gather(gather, side, device, 0).arguments
+
+
+def _run_refusal(subject: Subject, case: CacheRefusalCase, side: Side) -> None:
+    arguments = _refusal_arguments(case, side, subject.device)
+    case.apply(arguments)
+    try:
+        _call(subject, case, arguments)
+    except (ValueError, TypeError) as error:
+        for word in (case.argument, case.says):
+            if word and not re.search(rf"\b{re.escape(word)}\b", str(error)):
+                raise CaseFailedError(f"the {type(error).__name__} does not name {word}: {error}") from error
+        return
+    raise CaseFailedError(f"took a wrong {case.argument}")
+
+
+def run(subject: Subject, case: Case, seed: int = 0) -> list[Figure]:
+    """Runs a case; returns no figures, since every comparison is exact.
+
+    Raises:
+        CaseFailedError: the case does not hold; other exceptions of the package pass through.
+        CaseSkippedError: the case cannot run here.
+    """
+    assert isinstance(case, KINDS)
+    (side,) = [one for one in sides_of(subject.package.SPEC["spec"]) if one.module == case.module]
+    match case:
+        case WriteCase():
+            _run_write(subject, case, side, seed)
+        case GatherCase():
+            _run_gather(subject, case, side, seed)
+        case CacheRefusalCase():
+            _run_refusal(subject, case, side)
+    return []

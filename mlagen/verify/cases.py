@@ -83,26 +83,6 @@ class SparseCase(Case):
 
 
 @dataclass(frozen=True)
-class ConcatCase(Case):
-    """A call of concat_and_cache_mla against the reference, byte for byte over the whole cache.
-
-    Attributes:
-        tokens: rows of kv_c.
-        block_size: tokens a page.
-        slots: pattern of slot_mapping, a function in mlagen.verify.inputs.
-        source, cache: layout in memory of kv_c and k_pe, and of kv_cache.
-        k_pe: form of k_pe: "2d", "3d", "none" or "empty".
-    """
-
-    tokens: int
-    block_size: int
-    slots: str = "shuffled"
-    source: str = "contiguous"
-    cache: str = "contiguous"
-    k_pe: str = "2d"
-
-
-@dataclass(frozen=True)
 class RefusalCase(Case):
     """A call that a wrapper must refuse with a ValueError or TypeError that names the argument.
 
@@ -428,44 +408,11 @@ def _manners(suite: _Suite) -> Iterator[Case]:
         )
 
 
-def _concat(suite: _Suite) -> Iterator[Case]:
-    facts, big = suite.facts, suite.big
-    if "concat_and_cache_mla" not in facts.wrappers:
-        return
-    tokens = 1000 if big else 20
-    base = ConcatCase("", "", tokens, 64)
-    if not facts.d_rope:
-        base = replace(base, k_pe="none")
-    rows: list[tuple[str, str, dict[str, Any]]] = [
-        *((f"block size {size}", "any page size", {"block_size": size}) for size in (1, 2, 53, 64)),
-        ("page stride", "pages may lie apart; the bytes between them stay", {"cache": "page gap"}),
-        ("row stride", "rows may lie apart; the bytes between them stay", {"cache": "slice"}),
-        ("cache odd", "a cache that begins off alignment", {"cache": "odd", "block_size": 53}),
-        ("sources are slices", "kv_c and k_pe may be slices of a wider projection", {"source": "slice"}),
-        ("sources odd", "sources that begin off alignment", {"source": "odd"}),
-        ("negative slots", "a negative slot is skipped, INT64_MIN too", {"slots": "negative"}),
-        ("slots past the cache", "a slot past the last page is skipped, INT64_MAX too", {"slots": "beyond"}),
-        ("fewer slots than tokens", "slot_mapping's length counts", {"slots": "shorter"}),
-        ("no slots", "an empty slot_mapping writes nothing", {"slots": "none"}),
-        ("no tokens", "an empty batch writes nothing", {"tokens": 0}),
-        ("single token", "a batch of one", {"tokens": 1}),
-        ("offsets past 2^31 elements", "page offsets are 64 bits wide", {"cache": "far", "block_size": 2, "tokens": 6}),
-    ]
-    if facts.d_rope:
-        rows.append(("k_pe with a head dimension", "k_pe may be [tokens, 1, rope]", {"k_pe": "3d"}))
-    else:
-        rows.append(("k_pe without lanes", "k_pe may be [tokens, 0]", {"k_pe": "empty"}))
-    for name, promise, changes in rows:
-        yield replace(base, name=f"concat: {name}", promise=promise, **changes)
-
-
 def _refusals(facts: Facts) -> Iterator[Case]:
     for change in CHANGES:
         for wrapper in change.wrappers:
             if wrapper in facts.wrappers and change.applies(facts):
-                short = {"flash_mla_sparse_fwd": "flash", "triton_mla_sparse_attention": "triton"}.get(
-                    wrapper, "concat"
-                )
+                short = {"flash_mla_sparse_fwd": "flash", "triton_mla_sparse_attention": "triton"}[wrapper]
                 yield RefusalCase(
                     f"refuses: {change.argument}, {change.name} ({short})",
                     f"{wrapper} names {change.argument} in a ValueError or TypeError",
@@ -487,6 +434,5 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     if set(facts.wrappers) & set(SPARSE_WRAPPERS):
         for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _manners):
             found += part(suite)
-    found += _concat(suite)
     found += _refusals(facts)
     return found

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from mlagen.verify import tolerance
-from mlagen.verify.cases import Case, ConcatCase, Problem, RefusalCase, SparseCase
+from mlagen.verify.cases import Case, Problem, RefusalCase, SparseCase
 from mlagen.verify.facts import Facts
-from mlagen.verify.inputs import LAYOUTS, Inputs, Placed, bits, build, build_concat, place
-from mlagen.verify.reference import concat_and_cache, sparse_attention
+from mlagen.verify.inputs import LAYOUTS, Inputs, Placed, bits, build, place
+from mlagen.verify.reference import sparse_attention
 from mlagen.verify.results import Figure
 
 CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
@@ -337,48 +337,18 @@ SPARSE_CHECKS: dict[str, Callable[[Subject, SparseCase, Inputs], list[Figure]]] 
 }
 
 
-def _concat(subject: Subject, case: ConcatCase, seed: int) -> None:
-    arguments, placed = build_concat(case, subject.facts, subject.device, seed)
-    cache = placed.pop("kv_cache")
-    before = cache.view.clone()
-    with subject.planned_for(None):
-        returned = subject.package.concat_and_cache_mla(
-            arguments["kv_c"], arguments["k_pe"], arguments["kv_cache"], arguments["slot_mapping"], "auto", None
-        )
-    if returned is not None:
-        raise CaseFailedError(f"returned {type(returned).__name__} instead of None")
-    _check_untouched(placed)
-    k_pe = arguments["k_pe"]
-    if k_pe is not None:
-        k_pe = k_pe.flatten(1)
-    if cache.before is None:
-        concat_and_cache(arguments["kv_c"], k_pe, before, arguments["slot_mapping"])
-        same = torch.equal(bits(cache.view.contiguous()), bits(before))
-    else:
-        expected = cache.before.clone()
-        view = expected.as_strided(cache.view.shape, cache.view.stride(), cache.view.storage_offset())
-        concat_and_cache(arguments["kv_c"], k_pe, view, arguments["slot_mapping"])
-        same = torch.equal(bits(cache.buffer), bits(expected))
-    if not same:
-        raise CaseFailedError("the cache differs from the reference")
-
-
 def _refusal(subject: Subject, case: RefusalCase) -> None:
     facts, device = subject.facts, subject.device
-    if case.wrapper == "concat_and_cache_mla":
-        k_pe = "2d" if facts.d_rope else "none"
-        arguments = build_concat(ConcatCase("", "", 4, 2, k_pe=k_pe), facts, device, 0)[0]
-    else:
-        sink = "random" if facts.sink == "required" else None
-        length = "full" if facts.length == "required" else None
-        inputs = build(Problem(2, 4, 1100, 60, sink=sink, length=length), facts, device, 0)
-        arguments = {"q": inputs.q, "kv": inputs.kv, "indices": inputs.indices, "sm_scale": inputs.sm_scale}
-        # So wide a call runs in splits in this mode, and so needs a workspace.
-        arguments["enable_batch_invariant"] = True
-        if inputs.sink is not None:
-            arguments["attn_sink"] = inputs.sink
-        if inputs.length is not None:
-            arguments["topk_length"] = inputs.length
+    sink = "random" if facts.sink == "required" else None
+    length = "full" if facts.length == "required" else None
+    inputs = build(Problem(2, 4, 1100, 60, sink=sink, length=length), facts, device, 0)
+    arguments = {"q": inputs.q, "kv": inputs.kv, "indices": inputs.indices, "sm_scale": inputs.sm_scale}
+    # So wide a call runs in splits in this mode, and so needs a workspace.
+    arguments["enable_batch_invariant"] = True
+    if inputs.sink is not None:
+        arguments["attn_sink"] = inputs.sink
+    if inputs.length is not None:
+        arguments["topk_length"] = inputs.length
     case.change.apply(arguments, facts)
     argument = case.change.argument
     with subject.planned_for(None):
@@ -402,8 +372,6 @@ def run(subject: Subject, case: Case, seed: int = 0) -> list[Figure]:
         case SparseCase():
             inputs = build(case.problem, subject.facts, subject.device, seed)
             return SPARSE_CHECKS[case.check](subject, case, inputs)
-        case ConcatCase():
-            _concat(subject, case, seed)
         case RefusalCase():
             _refusal(subject, case)
         case _:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 
-from mlagen.verify.cases import ConcatCase, Problem
+from mlagen.verify.cases import Problem
 from mlagen.verify.facts import Facts
 
 INT32 = torch.iinfo(torch.int32)
@@ -351,57 +350,3 @@ def build(problem: Problem, facts: Facts, device: str, seed: int) -> Inputs:
         out = place(empty, LAYOUTS[problem.out], nan)
     scale = problem.scale * facts.d_qk**-0.5
     return Inputs(q.view, kv.view, index.view, scale, length, sink, out, placed)
-
-
-def _slots(case: ConcatCase, pages: int, generator: torch.Generator) -> torch.Tensor:
-    """slot_mapping i64 of a pattern: different slots, in no order."""
-    count = pages * case.block_size
-    slots = torch.randperm(count, generator=generator)[: case.tokens]
-    if case.slots == "negative":
-        slots[::3] = -1
-        slots[1::6] = INT64.min
-    elif case.slots == "beyond":
-        slots[::3] = count
-        slots[1::6] = INT64.max
-    elif case.slots == "shorter":
-        slots = slots[: case.tokens // 2]
-    elif case.slots == "none":
-        slots = slots[:0]
-    return slots
-
-
-def _random_bits(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    """Any bit pattern: infinities, subnormals and NaN with their payloads."""
-    return torch.randint(-(2**15), 2**15, shape, generator=generator).to(torch.int16).view(dtype)
-
-
-def build_concat(case: ConcatCase, facts: Facts, device: str, seed: int) -> tuple[dict[str, Any], dict[str, Placed]]:
-    """Arguments of concat_and_cache_mla, and every tensor's buffer by name. Cache and sources hold random bits.
-
-    Raises:
-        CaseSkippedError: the device has too little memory.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    dtype = _dtype(facts)
-    # About twice as many slots as tokens, so that some rows stay.
-    pages = 3 if case.cache == "far" else max(3, -(-2 * case.tokens // case.block_size))
-    layout = LAYOUTS[case.source]
-
-    def source(lanes: int) -> Placed:
-        return place(_random_bits((case.tokens, lanes), dtype, generator).to(device), layout, 0.0)
-
-    kv_c = source(facts.d_c)
-    placed = {"kv_c": kv_c}
-    k_pe: torch.Tensor | None = None
-    if case.k_pe in ("2d", "3d"):
-        placed["k_pe"] = source(facts.d_rope)
-        k_pe = placed["k_pe"].view
-        k_pe = k_pe[:, None] if case.k_pe == "3d" else k_pe
-    elif case.k_pe == "empty":
-        k_pe = torch.empty(case.tokens, 0, dtype=dtype, device=device)
-    cache_bits = _random_bits((pages, case.block_size, facts.d_qk), dtype, generator).to(device)
-    cache = place(cache_bits, LAYOUTS[case.cache], 0.0)
-    slots = _slots(case, pages, generator).to(device)
-    placed |= {"kv_cache": cache, "slot_mapping": Placed(slots, slots, slots.clone())}
-    arguments = {"kv_c": kv_c.view, "k_pe": k_pe, "kv_cache": cache.view, "slot_mapping": slots}
-    return arguments, placed

@@ -46,7 +46,7 @@ def install() -> None:
     for name, ufunc in (("maxnumf", np.fmax), ("minnumf", np.fmin)):
         _wrap(InterpreterBuilder, f"create_{name}", functools.partial(_mended_extremum, ufunc))
     _wrap(interpreter.ReduceOps, "min_max", _mended_min_max)
-    warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)  # of such a slice, the maximum is NaN on a GPU too
+    warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)  # its maximum is NaN on a GPU too
     for name in ("binary_op", "unary_op", "create_fma", "create_clampf"):
         _wrap(InterpreterBuilder, name, _refuses_narrow)
     _wrap(InterpretedFunction, "run", _mended_run)

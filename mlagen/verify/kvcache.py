@@ -280,7 +280,8 @@ def _caches(suite: _Suite) -> Iterator[KvcacheCase]:
     yield from suite.each_list(
         "cache: poison 0x7f", "bytes that no index names do not matter", {"poison": 0x7F}, requests=2
     )
-    yield from suite.each_list("cache: one page", "a cache of one page", {"rows": 1}, requests=1)
+    one_page = {"rows": 1, "indices": "last row"}
+    yield from suite.each_list("cache: one page", "a cache of one page", one_page, requests=1)
     yield from suite.each_list(
         "cache: no pages", "every index is out of range", {"rows": 0, "indices": "int32 range"}, requests=1
     )

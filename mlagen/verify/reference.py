@@ -100,21 +100,3 @@ def sparse_attention(
         result.noise[token] = (of_row.square() @ v.square() + out.square()).sqrt()
         result.logit_size[token] = abs(sm_scale) * (query.abs() @ k.abs().T).amax(1)
     return result
-
-
-def concat_and_cache(
-    kv_c: torch.Tensor, k_pe: torch.Tensor | None, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
-) -> None:
-    """Writes rows `[kv_c | k_pe]` into `kv_cache` [pages, page_size, d_qk], in place, a token at a time.
-
-    Token t goes to row slot % page_size of page slot // page_size; a slot outside the cache is skipped, and so are
-    tokens past the end of `slot_mapping` int64 [tokens].
-    """
-    pages, page_size, _ = kv_cache.shape
-    for token, slot in enumerate(slot_mapping.tolist()):
-        if not 0 <= slot < pages * page_size:
-            continue
-        row = kv_cache[slot // page_size, slot % page_size]
-        row[: kv_c.shape[1]] = kv_c[token]
-        if k_pe is not None:
-            row[kv_c.shape[1] :] = k_pe[token]

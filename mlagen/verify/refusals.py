@@ -13,7 +13,6 @@ from mlagen.verify.facts import Facts
 FLASH = ("flash_mla_sparse_fwd",)
 SPARSE = ("flash_mla_sparse_fwd", "triton_mla_sparse_attention")
 VLLM = ("triton_mla_sparse_attention",)
-CONCAT = ("concat_and_cache_mla",)
 
 
 @dataclass(frozen=True)
@@ -142,10 +141,6 @@ def _wrong_d_v(arguments: dict[str, Any], facts: Facts) -> None:
     arguments["d_v"] = facts.d_v + 16
 
 
-def _wrong_kv_cache_dtype(arguments: dict[str, Any], facts: Facts) -> None:
-    arguments["kv_cache_dtype"] = "fp8_ds_mla"
-
-
 CHANGES: tuple[Change, ...] = (
     *_tensor_changes("q", SPARSE, torch.float32, "d_qk"),
     Change("q", "wider than a KV row", _sets("q", _wider), SPARSE),
@@ -205,22 +200,4 @@ CHANGES: tuple[Change, ...] = (
     Change("workspace", "too small", _gives("workspace", _floats(16)), SPARSE),
     Change("workspace", "dtype float16", _gives("workspace", _floats(1 << 20, dtype=torch.float16)), SPARSE),
     Change("workspace", "two dimensions", _gives("workspace", _floats(1024, 1024)), SPARSE),
-    *_tensor_changes("kv_c", CONCAT, torch.float32, "d_c"),
-    Change("kv_c", "wider than the latent", _sets("kv_c", _wider), CONCAT),
-    *_tensor_changes("k_pe", CONCAT, torch.float32, "d_rope"),
-    Change("k_pe", "missing", _drops("k_pe"), CONCAT, lambda facts: facts.d_rope > 0),
-    Change("k_pe", "wider than the rope", _sets("k_pe", _wider), CONCAT, lambda facts: facts.d_rope > 0),
-    Change("k_pe", "more tokens than kv_c", _sets("k_pe", _longer), CONCAT, lambda facts: facts.d_rope > 0),
-    Change(
-        "k_pe",
-        "given to a spec without rope",
-        _gives("k_pe", lambda kv_c, facts: kv_c.new_zeros(kv_c.shape[0], 8), like="kv_c"),
-        CONCAT,
-        lambda facts: facts.d_rope == 0,
-    ),
-    *_tensor_changes("kv_cache", CONCAT, torch.float32, "d_qk"),
-    Change("kv_cache", "wider rows", _sets("kv_cache", _wider), CONCAT),
-    *_tensor_changes("slot_mapping", CONCAT, torch.int32),
-    Change("slot_mapping", "longer than kv_c", _sets("slot_mapping", lambda t: t.repeat(3)), CONCAT),
-    Change("kv_cache_dtype", "of another layout", _wrong_kv_cache_dtype, CONCAT),
 )

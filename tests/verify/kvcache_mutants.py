@@ -15,9 +15,9 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = KVCACHE) -> 
     return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (mutants.TYPICAL,))
 
 
-def _chosen(what: str, extra: str, main: str) -> Mutant:
+def _chosen(what: str, extra: str, main: str, *only: str) -> Mutant:
     """What tells the second cache from the first, taken from the first."""
-    return _literal(f"{what} is the first cache's", f"tl.where(in_extra, {extra}, {main})", main)
+    return _literal(f"{what} is the first cache's", f"tl.where(in_extra, {extra}, {main})", main, *only)
 
 
 mutants.TYPICAL = "kvcache: typical"
@@ -26,7 +26,7 @@ CACHE_MUTANTS = (
     _chosen("the page size", "extra_page_size", "page_size"),
     _chosen("the page stride", "extra_page_stride", "page_stride"),
     _chosen("the list of indices", "extra_indices_ptr", "indices_ptr"),
-    _chosen("the number of slots", "extra_num_slots", "num_slots"),
+    _chosen("the number of slots", "extra_num_slots", "num_slots", "kvcache: indices: last row, second cache"),
     _literal("the count is the first list's", "tl.where(in_extra, extra_count, count)", "count", "kvcache: topk: 1*"),
     _literal("one past the last slot is valid", "valid = slot < ", "valid = slot <= ", "kvcache: indices: last row*"),
     _literal("offsets go on in the second list", "start - tl.where(in_extra, extra_start, 0)", "start"),
@@ -93,12 +93,6 @@ SPLIT_MUTANTS = (
         "kvcache: splits: 20 *",
     ),
     _literal(
-        "the second list begins inside a step",
-        "steps_end = tl.cdiv(topk, BLOCK_N) * BLOCK_N",
-        "steps_end = topk",
-        "kvcache: splits: 20 *",
-    ),
-    _literal(
         "splits take the first list to its end",
         "tl.minimum(topk - main_first, size)",
         "topk - main_first",
@@ -136,11 +130,12 @@ CALL_MUTANTS = (
     _literal("metadata is not compared", "self.config != config", "False", "kvcache: manners: metadata"),
     _literal("rows are always called aligned", "1 if rows % 16 else 16", "16", "kvcache: layout: q odd"),
     _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "kvcache: topk: 17*"),
-    _literal(
+    Mutant(
         "caches are always called aligned",
-        "rows |= cache.data_ptr() | cache.element_size() * (cache.stride(0) | cache.stride(1))",
+        KVCACHE,
+        r"rows \|= cache\.data_ptr\(\)\n +for stride in cache_strides:\n.*",
         "pass",
-        "kvcache: cache: odd*",
+        ("kvcache: cache: odd*",),
     ),
     _literal("out is allocated though given", "if tensor is None:", "if True:", "kvcache: manners: out *", file=SPLITS),
     Mutant(

@@ -174,7 +174,7 @@ def _cache_doc(plan: Plan, side: Side) -> str:
 def context_of(plan: Plan, side: Side) -> dict[str, Any]:
     """What the template asks for, of one of the spec's caches."""
     cached, unit = side.layout, layout.unit_of(side.layout)
-    wrappers, torch_dtype = set(plan.spec.wrappers), TORCH_DTYPES[plan.spec.model.dtype]
+    wrappers, torch_dtype = set[str](plan.spec.wrappers), TORCH_DTYPES[plan.spec.model.dtype]
     of_layout = layout.context_of(plan, cached, side.tiled)
     fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
     bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")

@@ -1,0 +1,111 @@
+"""Writers and gathers broken on purpose; `mutants.py` runs verification on each of them.
+
+Usage: python cache_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py; the package's name says which it has.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import mutants
+from mutants import Mutant
+
+CACHE, LAYOUT = "cache.py", "_layout.py"
+
+
+def _cache(name: str, old: str, new: str, *only: str) -> Mutant:
+    return Mutant(name, CACHE, re.escape(old), new.replace("\\", r"\\"), only)
+
+
+def _layout(name: str, old: str, new: str, *only: str) -> Mutant:
+    return Mutant(name, LAYOUT, re.escape(old), new, only)
+
+
+ANY_LAYOUT = (
+    _cache(
+        "slots are off by one", "places = index - pages *", "places = index + 1 - pages *", "writer: typical (insert)"
+    ),
+    _cache("a slot past the cache is written", "(slots < num_slots)", "(slots <= num_slots)", "writer: slots past *"),
+    _cache("negative slots are written", "(slots >= 0) & ", "", "writer: negative slots *"),
+    _cache("slots are cut to 32 bits", "slots < num_slots", "slots.to(tl.int32) < num_slots", "writer: slots past *"),
+    _cache("the token count is the rows'", "= slot_mapping.shape[0]", "= kv_c.shape[0]", "writer: fewer *"),
+    _cache("the last token is dropped", "there = tokens < num_tokens", "there = tokens < num_tokens - 1", "writer: s*"),
+    _cache("rows are always called aligned", "1 if (addresses | strides) % 16 else 16", "16", "writer: sources odd *"),
+    _cache("RoPE lanes come from the latent", "ptrs = k_pe_ptr +", "ptrs = kv_c_ptr +", "writer: typical (insert)"),
+    _cache("a block table has no last column", "& (column < num_columns.to(tl.uint32))", "", "gather: table too *"),
+    _cache("pages past the last are read", "page < num_pages.to(tl.uint32)", "page < (1 << 31)", "gather: pages out*"),
+    _cache("a position lacks its page's begin", "index - column *", "index - 0 *", "gather: block size 53 *"),
+    _cache("rows past a length are written", "valid & (tokens < end)", "valid", "gather: typical (requests)"),
+    _cache("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: less room *"),
+    _cache(
+        "a program repeats a block's pages",
+        "following = first + start + programs * BLOCK_T",
+        "following = first + start",
+        "gather: few programs *",
+    ),
+    _cache("a program takes one block", "end, programs * BLOCK_T)", "end, 1 << 30)", "gather: few programs *"),
+    _cache("gather_lens are not looked at", "first = end - count", "first = 0", "gather: typical (requests)"),
+    _cache("the offset is not looked at", "out[:, offset:]", "out", "gather: offset *"),
+    _cache("a request runs into the next", "token < end,", "token <= end,", "gather: tokens past *"),
+    _cache("requests have no end", "(request < num_requests)", "(request < (1 << 30))", "gather: requests that *"),
+    _cache("negative requests are there", "(request >= 0) & ", "", "gather: requests that *"),
+    _cache("seq_starts are not looked at", "place += tl.load", "place += 0 * tl.load", "gather: typical (tokens)"),
+    _cache("seq_starts are needed", "if seq_starts_ptr is not None", "if True", "gather: without seq_starts *"),
+    _cache("a wrong dtype is taken", "if cache.dtype not in CACHE_DTYPES", "if False", "refuses: k*_cache, dtype*"),
+    _cache("a layout's name does not count", "if kv_cache_dtype not in KV_CACHE_DTYPES", "if False", "refuses: kv_c*"),
+    _layout(
+        "page offsets are 32 bits wide",
+        "page.to(tl.int64) * page_stride",
+        "(page * page_stride).to(tl.int32)",
+        "writer: far pages *",
+        "gather: far pages *",
+    ),
+    _layout("a NaN is stored as a number", "tl.where(values == values, code, 0x7F)", "code", "writer: every value *"),
+    _layout("values have half the precision", "* 1048576.0", "* 2097152.0", "writer: typical *"),
+    _layout("a NaN is read as a number", "magnitude == 0x7F", "magnitude == 0x80", "gather: typical *"),
+)
+PLANAR = (
+    _layout("the floor is left out", "tl.maximum(amax, 0.0001)", "amax", "writer: tiles *"),
+    _layout("the divisor is off", ", 448.0)", ", 449.0)", "writer: tiles *"),
+    _layout("scales are rounded to the nearest", "+ 0x7FFFFF)", "+ 0x400000)", "writer: typical *"),
+    _layout(
+        "infinite scales divide by a number", "tl.where(exponents == 255, 0, bits)", "bits", "writer: not finite *"
+    ),
+    _layout(
+        "padding is not written", "tl.where((tiles < 7)[None, :], stored_scales, 0)", "stored_scales", "writer: t*"
+    ),
+    _layout(
+        "the smallest scale is 0", ", 1 << 22)  # 2^-127 is a subnormal\n    return bits", ", 0)\n    return bits", "*"
+    ),
+    _layout(
+        "rows of the second plane are dense", "position.to(tl.int64) * 8", "position.to(tl.int64) * 7", "writer: t*"
+    ),
+    _cache("pages that overlap are taken", "page_stride < _page_size(block_size)", "False", "refuses: *overlap*"),
+    _cache("rows that lie apart are taken", "if row_stride != ROW", "if False", "refuses: *apart*"),
+)
+QUOTIENTS = (
+    _layout("quotients are not mended", "return tl.fma(remainders, reciprocals, quotients)", "return quotients", "w*"),
+    _layout("zeros lose their sign", "x * (factors * -1.0)", "0.0 - x * factors", "writer: every *"),
+    _layout("the floor is that of other scales", "1.1754943508222875e-38", "0.0001", "writer: tiles *"),
+    _cache("the row stride is assumed", "+ cache.row_stride", "+ ROW", "writer: row stride *"),
+    _cache("rows that overlap are taken", "if size > 1 and stride < extent", "if False", "refuses: *overlap*"),
+    _cache("a begin off its values is taken", "% FIELD_ALIGNMENT", "% 1", "refuses: *a begin*"),
+)
+FOUR_BIT = (
+    _layout("the even lane is in the high half", "even + odd * 16", "odd + even * 16", "writer: typical *"),
+    _layout("the even lane is read from the high half", "packed & 15, packed >> 4", "packed >> 4, packed & 15", "g*"),
+    _layout("ties go up", "count + 12582912.0", "count + 12582912.25", "writer: every *", "writer: tiles *"),
+    _layout("a quotient's last bits count", "doubles = _short(doubles)", "", "writer: every *", "writer: tiles *"),
+    _layout("a NaN keeps its sign", "doubles = tl.minimum(doubles, 12.0)  # NaN", "# NaN", "writer: not finite *"),
+    _layout(
+        "scales are stored in order", "tl.permute(stored_scales, 0, 2, 1).reshape", "stored_scales.reshape", "*: t*"
+    ),
+    _layout("scales overflow", "448.0))", "4480.0))", "writer: not finite *", "writer: tiles *"),
+)
+OF_PACKAGE = {"planar": PLANAR, "quotients": QUOTIENTS, "four_bit": FOUR_BIT}
+
+if __name__ == "__main__":
+    mutants.MUTANTS = (*ANY_LAYOUT, *OF_PACKAGE[Path(sys.argv[1]).name])
+    mutants.TYPICAL = "gather: typical (tokens)"
+    mutants.TARGET = "sm80"  # without e4m3 in hardware, so that the kernels' own rounding is at work
+    mutants.main()
