@@ -13,7 +13,6 @@ import triton
 import triton.language as tl
 
 
-
 @triton.jit
 def page_pointers(cache_ptr, page, position, page_size, page_stride, row_stride):
     """Addresses of the lanes of tokens, from their pages and positions in them. [N]"""

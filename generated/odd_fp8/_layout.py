@@ -33,6 +33,7 @@ def page_pointers(cache_ptr, page, position, page_size, page_stride):
     plane_rows = pages + page_size.to(tl.int64) * 160 + position.to(tl.int64) * 16
     return rows, plane_rows
 
+
 @triton.jit
 def row_pointers(cache_ptr, index, page_size, page_stride):
     """Addresses of the bytes of tokens in both planes, from their indices page * page_size + position. [N] each"""

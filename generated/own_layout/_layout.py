@@ -26,6 +26,7 @@ def page_pointers(cache_ptr, page, position, page_size, page_stride, row_stride)
     """Addresses of the bytes of tokens, from their pages and positions in them. [N]"""
     return cache_ptr + page.to(tl.int64) * page_stride + position.to(tl.int64) * row_stride
 
+
 @triton.jit
 def row_pointers(cache_ptr, index, page_size, page_stride, row_stride):
     """Addresses of the bytes of tokens, from their indices page * page_size + position. [N]"""

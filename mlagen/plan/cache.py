@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mlagen.layout import CacheLayout
-from mlagen.plan.chunks import Chunk, next_power_of_2, split_lanes
+from mlagen.plan.chunks import Chunk, split_lanes
 
 NUM_WARPS = 1
 BLOCK_T = 2  # more of the small programs are under way at once, and none waits for another of its warps
@@ -109,7 +109,7 @@ def tiled_chunks(layout: CacheLayout) -> tuple[Chunk, ...]:
 
 
 def _parts(layout: CacheLayout, d_v: int) -> list[_Part]:
-    """Its fields as runs of lanes; where V reaches into the RoPE lanes, fields of one dtype side by side are one run."""
+    """Its fields as runs of lanes; where V reaches into the RoPE lanes, fields of one dtype are one run."""
     fields = layout.data
     joined = not layout.quantised and len(fields) == 2 and fields[0].count < d_v
     if joined and fields[0].plane == fields[1].plane and fields[0].offset + fields[0].nbytes == fields[1].offset:

@@ -127,7 +127,7 @@ def expected_shared(tile: Tile, chunks: Sequence[Chunk], row: RowBytes, target: 
     q = tile.block_h * row_bytes(chunks)
     indices = 0 if tile.indices_ahead else INDEX_BYTES * tile.block_n
     if tile.block_h < WIDE_ROWS:
-        on_the_way = (tile.num_stages - 1) * (row.waiting + row.direct)
+        on_the_way = (tile.num_stages - 1) * row.waiting + max(1, tile.num_stages - 1) * row.direct
         return q + tile.block_n * (row.dequantised + row.again + on_the_way) + 2 * indices
     on_the_way = (tile.num_stages - 1) * row.stored + tile.num_stages * row.direct
     loop = q + tile.block_n * (row.dequantised + on_the_way) + indices

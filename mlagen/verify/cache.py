@@ -32,8 +32,12 @@ TENSOR_SCALE = 0.37
 FAR_PAGES = 60_000
 POISON = 0xA5  # bytes around a cache
 
-# Magnitudes of tiles about which a scale's rounding and its floor turn.
-AMAX = (0.0, 1e-5, 1e-4, 0.0447, 0.0448, 447.0, 448.0, 449.0, *(448.0 * 2.0**k for k in range(-22, 7)))
+# Magnitudes of tiles about which a scale's rounding and its floor turn, and of which a sixth is an e4m3 number.
+AMAX = (
+    *(0.0, 1e-5, 1e-4, 0.0447, 0.0448, 447.0, 448.0, 449.0),
+    *(448.0 * 2.0**k for k in range(-22, 7)),
+    *(6.0 * sixth for sixth in (1.0, 1.125, 1.375, 1.625, 1.875)),
+)
 
 
 @dataclass(frozen=True)
@@ -188,7 +192,7 @@ def sides_of(spec: Mapping[str, Any]) -> list[Side]:
 
 def _pages_cases() -> Iterator[tuple[str, str, Pages, str]]:
     """(name, promise, how the cache lies, which layouts: "any", "interleaved", "quantised")."""
-    for size in (1, 2, 53, 64, 69, 256, 480, 576):
+    for size in (1, 2, 53, 64, 69, 256, 480, 9 * 64):
         yield f"block size {size}", "any page size", Pages(size), "any"
     yield "page stride", "pages may lie apart; the bytes between them stay", Pages(53, page_gap=160), "any"
     yield "row stride", "rows may lie apart; the bytes between them stay", Pages(53, row_gap=48), "interleaved"
@@ -522,32 +526,37 @@ def _random_rows(side: Side, tokens: int | None, generator: torch.Generator) -> 
     return (torch.randn(shape, generator=generator) * magnitude).to(side.dtype)
 
 
+def _tiles(side: Side) -> tuple[int, int]:
+    """Lanes of the widest tile, and how many hold a row."""
+    scales = [one for field in side.layout.data if (one := side.layout.scales_of(field))]
+    tile = max([one.tile for one in scales], default=64)
+    return tile, -(-side.layout.lanes // tile)
+
+
 def _tiled_rows(side: Side, patterns: list[torch.Tensor]) -> torch.Tensor:
-    """Rows of which each run of 16 lanes more than a tile follows a pattern: a vector that is cut or repeated."""
-    lanes = side.layout.lanes
-    tile = max([one.tile for field in side.layout.data if (one := side.layout.scales_of(field))], default=64)
-    each = -(-lanes // tile)
-    tokens = -(-len(patterns) // each)
-    rows = torch.zeros(tokens, each * tile)
+    """Rows each of whose tiles follows the next pattern: a vector that is cut or repeated."""
+    tile, each = _tiles(side)
+    rows = torch.zeros(-(-len(patterns) // each), each * tile)
     for number, pattern in enumerate(patterns):
         token, first = number // each, number % each * tile
         rows[token, first : first + tile] = pattern.repeat(-(-tile // len(pattern)))[:tile]
-    return rows[:, :lanes].to(side.dtype)
+    return rows[:, : side.layout.lanes].to(side.dtype)
 
 
 def _tiles_of_magnitudes(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
-    """Tiles with each of AMAX as their largest magnitude, of either sign, and values at halves and quarters of it."""
+    """Tiles with each of AMAX as their largest magnitude, of either sign, and values at simple fractions of it."""
     patterns: list[torch.Tensor] = []
     for amax in AMAX:
         for sign in (1.0, -1.0):
             values = torch.randint(-64, 65, (512,), generator=generator) / 64 * amax
-            values[:: 2 + len(patterns) % 3] *= torch.randint(0, 128, (1,), generator=generator) / 128
+            values[1::2] = torch.tensor([3, -5, 7, -10, 14, -20, 1, -22] * 32) * (amax / 24)  # ties of e2m1 among them
             values[torch.randint(0, 16, (1,), generator=generator) :: 16] = sign * amax
             patterns.append(values)
     return _tiled_rows(side, patterns)
 
 
 def _not_finite(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
+    """In each tile of a row, in one row or another, what is no number or a zero of either sign."""
     inf, nan = math.inf, math.nan
     patterns = [
         [nan],
@@ -561,7 +570,9 @@ def _not_finite(side: Side, tokens: int | None, generator: torch.Generator) -> t
         [0.0, -0.0, 1e-30],
         [65504.0, -1e-3],
     ]
-    return _tiled_rows(side, [torch.tensor(pattern) for pattern in patterns])
+    count, (_, each) = len(patterns), _tiles(side)
+    numbers = [(row + tile) % count for row in range(count) for tile in range(each)]
+    return _tiled_rows(side, [torch.tensor(patterns[number]) for number in numbers])
 
 
 VALUES: dict[str, Callable[[Side, int | None, torch.Generator], torch.Tensor]] = {
@@ -721,6 +732,8 @@ def _table(
     for number, (first, count) in enumerate(requests):
         for column in range(first // size, min(columns, -(-(first + count) // size)) if count > 0 else 0):
             table[number, column] = free.pop() if len(free) > 1 else free[0]
+    if case.table == "short":
+        table = torch.where(table == GARBAGE, torch.randint(0, pages, table.shape, generator=generator), table)
     if case.table == "outside":
         wrong = torch.tensor([-1, pages, INT32.max, INT32.min, pages + 1])
         used = (table != GARBAGE).nonzero()
@@ -748,8 +761,9 @@ class Gathered:
     rows: list[tuple[tuple[int, ...], int]]
 
 
-def _i32(values: list[int], device: str) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.int32, device=device)
+def _i32(values: list[int], device: str, around: int = 0) -> torch.Tensor:
+    """A vector in a buffer of `around`."""
+    return place(torch.tensor([values], dtype=torch.int32, device=device), LAYOUTS["contiguous"], around).view[0]
 
 
 def _build_gather(case: GatherCase, side: Side, device: str, seed: int) -> Gathered:
@@ -779,7 +793,9 @@ def _build_gather(case: GatherCase, side: Side, device: str, seed: int) -> Gathe
         lens[::2] = [-1, INT32.min, *lens][: len(lens[::2])]
     rows_of_table = len(requests) + (2 if case.odd == "fewer requests" else 0)
     spare_rows = torch.full((rows_of_table - len(requests), columns), GARBAGE)
-    placed_table = place(torch.cat([table, spare_rows]).int().to(device), LAYOUTS[case.memory], GARBAGE)
+    # Past the last request everything looks well, if it is looked at.
+    around = 0 if case.odd == "no request" else GARBAGE
+    placed_table = place(torch.cat([table, spare_rows]).int().to(device), LAYOUTS[case.memory], around)
     placed = {"block_table": placed_table}
     arguments: dict[str, Any] = {"block_table": placed_table.view, **_scale(side, device)}
     rows: list[tuple[tuple[int, ...], int]] = []
@@ -825,11 +841,11 @@ def _build_gather(case: GatherCase, side: Side, device: str, seed: int) -> Gathe
     arguments |= {
         "src_cache": memory.tensor,
         "dst": out.view,
-        "cu_seq_lens": _i32(bounds, device),
+        "cu_seq_lens": _i32(bounds, device, GARBAGE),
         "token_to_seq": _i32(token_to_seq, device),
         "num_tokens": num_tokens,
         "kv_cache_dtype": _alias(side.layout),
-        "seq_starts": None if case.starts == "none" else _i32([first for first, _ in requests], device),
+        "seq_starts": None if case.starts == "none" else _i32([first for first, _ in requests], device, bounds[-1]),
     }
     return Gathered(arguments, placed, out, memory, rows)
 

@@ -44,7 +44,6 @@ LAYOUTS = {
     "contiguous": Layout(),
     "slice": Layout(row_gap=24, page_gap=64),
     "odd": Layout(offset=1, row_gap=3, page_gap=5),
-    "page gap": Layout(page_gap=128),
     "transposed": Layout(swapped=True),
     "far": Layout(far=True),
 }

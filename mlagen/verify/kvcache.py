@@ -194,6 +194,8 @@ class _Suite:
         options = {key: settings.pop(key) for key in KvcacheCase.__dataclass_fields__.keys() & settings.keys()}
         if extra is not None and not self.has_extra:
             return
+        if not self.big:  # in one pass, unless a case is about splits: merges take the interpreter long
+            options.setdefault("multiprocessors", 1)
         problem = replace(self.base, main=replace(self.base.main, **(main or {})), **settings)
         if problem.extra is not None:
             problem = replace(problem, extra=None if absent else replace(problem.extra, **(extra or {})))
@@ -216,7 +218,9 @@ class _Suite:
 
 def _typical(suite: _Suite) -> Iterator[KvcacheCase]:
     big, facts, topks = suite.big, suite.facts, suite.known.topks
-    yield from suite.case("typical", "an ordinary call gives the reference's result", every_target=True)
+    promise = "an ordinary call gives the reference's result"
+    yield from suite.case("typical", promise, every_target=True)
+    yield from suite.case("typical, in splits", promise, every_target=True, multiprocessors=None)
     own: dict[str, Any] = {"extra": {"topk": topks[1], "rows": 4 * topks[1], "indices": "full"}} if topks[1:] else {}
     yield from suite.case(
         "model's own sizes",
@@ -743,11 +747,11 @@ def _place_tokens(
     """A tensor by token [tokens, ...] laid out, and its view by request [requests, s_q, ...]."""
     shape = (problem.requests, problem.s_q)
     if layout == "by position":
-        by_position = values.unflatten(0, shape).transpose(0, 1).flatten(0, 1)
+        by_position = values.unflatten(0, shape).transpose(0, 1).flatten(0, 1)  # type: ignore[no-untyped-call]
         placed = place(by_position, LAYOUTS["slice"], fill)
-        return placed.view.unflatten(0, shape[::-1]).transpose(0, 1), placed
+        return placed.view.unflatten(0, shape[::-1]).transpose(0, 1), placed  # type: ignore[no-untyped-call]
     placed = place(values, LAYOUTS[layout], fill)
-    return placed.view.unflatten(0, shape), placed
+    return placed.view.unflatten(0, shape), placed  # type: ignore[no-untyped-call]
 
 
 def _empty_cache(listing: Listing, layout: CacheLayout, dtype: torch.dtype, device: str) -> Placed:
@@ -869,7 +873,7 @@ def build(problem: CacheProblem, known: CacheFacts, device: str, seed: int) -> I
     if problem.out is not None:
         empty = torch.full((problem.tokens, problem.heads, facts.d_v), NAN, dtype=dtype, device=device)
         placed = place(empty, LAYOUTS[problem.out], NAN)
-        out = replace(placed, view=placed.view.unflatten(0, (problem.requests, problem.s_q)))
+        out = replace(placed, view=placed.view.unflatten(0, (problem.requests, problem.s_q)))  # type: ignore[no-untyped-call]
     scale = None if problem.scale is None else problem.scale * facts.d_qk**-0.5
     return Inputs(q, lists, scale, sink, out, buffers)
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
+from hypothesis import assume
 from hypothesis import strategies as st
 from layout_specs import caches
 
+from mlagen.errors import LimitError
+from mlagen.plan import make_plan
 from mlagen.spec import Spec, load
 from mlagen.spec.models import Target, WrapperName
 
@@ -45,7 +48,7 @@ def specs(draw: st.DrawFn) -> Spec:
     dtype = draw(st.sampled_from(["bf16", "fp16"]))
     window = draw(st.none() | st.integers(1, 65536))
     presence = st.sampled_from(["none", "optional", "required"])
-    return make_spec(
+    spec = make_spec(
         title=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),
         num_heads=draw(st.integers(1, 128)),
         kv_lora_rank=rank,
@@ -63,3 +66,13 @@ def specs(draw: st.DrawFn) -> Spec:
         wrappers=draw(some_of(WrapperName)),
         targets=draw(some_of(Target)),
     )
+    assume(_fits(spec))
+    return spec
+
+
+def _fits(spec: Spec) -> bool:
+    try:
+        make_plan(spec)
+    except LimitError:
+        return False
+    return True

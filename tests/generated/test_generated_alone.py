@@ -45,7 +45,9 @@ FIRST_ARGUMENT = {
 @by_package
 def test_wrappers_refuse_a_wrong_argument_before_any_launch(package, tmp_path):
     lines = alone(package, "refuse", tmp_path)
-    said = {name: [line.partition(": ")[2] for line in lines if line.startswith(f"{name}: ")] for name in FIRST_ARGUMENT}
+    said = {
+        name: [line.partition(": ")[2] for line in lines if line.startswith(f"{name}: ")] for name in FIRST_ARGUMENT
+    }
     said = {name: found for name, found in said.items() if found}
     (wrappers,) = [line for line in (package / "__init__.py").read_text().split("\n\n") if line.startswith("__all__")]
     assert sorted(said) == sorted(name for name in FIRST_ARGUMENT if f'"{name}"' in wrappers)

@@ -51,7 +51,6 @@ ANY_LAYOUT = (
     _cache("negative requests are there", "(request >= 0) & ", "", "gather: requests that *"),
     _cache("seq_starts are not looked at", "place += tl.load", "place += 0 * tl.load", "gather: typical (tokens)"),
     _cache("seq_starts are needed", "if seq_starts_ptr is not None", "if True", "gather: without seq_starts *"),
-    _cache("a wrong dtype is taken", "if cache.dtype not in CACHE_DTYPES", "if False", "refuses: k*_cache, dtype*"),
     _cache("a layout's name does not count", "if kv_cache_dtype not in KV_CACHE_DTYPES", "if False", "refuses: kv_c*"),
     _layout(
         "page offsets are 32 bits wide",
@@ -60,13 +59,13 @@ ANY_LAYOUT = (
         "writer: far pages *",
         "gather: far pages *",
     ),
-    _layout("a NaN is stored as a number", "tl.where(values == values, code, 0x7F)", "code", "writer: every value *"),
+    _layout("a NaN is stored as a number", "tl.where(values == values, code, 0x7F)", "code", "writer: not finite *"),
     _layout("values have half the precision", "* 1048576.0", "* 2097152.0", "writer: typical *"),
     _layout("a NaN is read as a number", "magnitude == 0x7F", "magnitude == 0x80", "gather: typical *"),
 )
 PLANAR = (
     _layout("the floor is left out", "tl.maximum(amax, 0.0001)", "amax", "writer: tiles *"),
-    _layout("the divisor is off", ", 448.0)", ", 449.0)", "writer: tiles *"),
+    _layout("the divisor is off", ", 448.0)", ", 447.0)", "writer: tiles *"),
     _layout("scales are rounded to the nearest", "+ 0x7FFFFF)", "+ 0x400000)", "writer: typical *"),
     _layout(
         "infinite scales divide by a number", "tl.where(exponents == 255, 0, bits)", "bits", "writer: not finite *"
@@ -87,20 +86,21 @@ QUOTIENTS = (
     _layout("quotients are not mended", "return tl.fma(remainders, reciprocals, quotients)", "return quotients", "w*"),
     _layout("zeros lose their sign", "x * (factors * -1.0)", "0.0 - x * factors", "writer: every *"),
     _layout("the floor is that of other scales", "1.1754943508222875e-38", "0.0001", "writer: tiles *"),
-    _cache("the row stride is assumed", "+ cache.row_stride", "+ ROW", "writer: row stride *"),
+    _layout("the row stride is assumed", "* row_stride", "* (512 + 144)", "*: row s*"),
+    _cache("a wrong dtype is taken", "if cache.dtype not in CACHE_DTYPES", "if False", "refuses: k*_cache, dtype*"),
     _cache("rows that overlap are taken", "if size > 1 and stride < extent", "if False", "refuses: *overlap*"),
     _cache("a begin off its values is taken", "% FIELD_ALIGNMENT", "% 1", "refuses: *a begin*"),
 )
 FOUR_BIT = (
     _layout("the even lane is in the high half", "even + odd * 16", "odd + even * 16", "writer: typical *"),
     _layout("the even lane is read from the high half", "packed & 15, packed >> 4", "packed >> 4, packed & 15", "g*"),
-    _layout("ties go up", "count + 12582912.0", "count + 12582912.25", "writer: every *", "writer: tiles *"),
+    _layout("ties go up", "count + 12582912.0", "(count + 0.01) + 12582912.0", "writer: every *", "writer: tiles *"),
     _layout("a quotient's last bits count", "doubles = _short(doubles)", "", "writer: every *", "writer: tiles *"),
     _layout("a NaN keeps its sign", "doubles = tl.minimum(doubles, 12.0)  # NaN", "# NaN", "writer: not finite *"),
     _layout(
         "scales are stored in order", "tl.permute(stored_scales, 0, 2, 1).reshape", "stored_scales.reshape", "*: t*"
     ),
-    _layout("scales overflow", "448.0))", "4480.0))", "writer: not finite *", "writer: tiles *"),
+    _layout("an infinite scale is no number", ", 448.0))", ', float("inf")))', "writer: not finite *"),
 )
 OF_PACKAGE = {"planar": PLANAR, "quotients": QUOTIENTS, "four_bit": FOUR_BIT}
 

@@ -3,7 +3,7 @@
 import pytest
 from verify_specs import spec
 
-from mlagen.verify.cases import Case, ConcatCase, RefusalCase, SparseCase, cases
+from mlagen.verify.cases import Case, RefusalCase, SparseCase, cases
 from mlagen.verify.checks import SPARSE_CHECKS
 from mlagen.verify.inputs import INDEX_PATTERNS, LAYOUTS
 from mlagen.verify.worker import selected
@@ -24,7 +24,7 @@ def test_names_are_unique_and_say_what_they_promise(device, changes):
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
     for case in found:
-        assert case.name.split(": ")[0] in ("sparse", "concat", "refuses")
+        assert case.name.split(": ")[0] in ("sparse", "refuses")
         assert case.promise[-1] not in " ."
 
 
@@ -34,7 +34,6 @@ def test_every_pattern_that_a_case_names_exists_and_is_named(device):
     problems = [case.problem for case in sparse(found)]
     assert {problem.indices for problem in problems} == set(INDEX_PATTERNS)
     layouts = {problem.q for problem in problems} | {problem.kv for problem in problems}
-    layouts |= {case.cache for case in found if isinstance(case, ConcatCase)}
     layouts |= {problem.out for problem in problems if problem.out}
     assert layouts == set(LAYOUTS)
     checks = {case.check for case in sparse(found)}
@@ -63,12 +62,8 @@ def test_what_a_spec_lacks_is_left_out():
     assert any(case.name.startswith("refuses: attn_sink, given to a spec without") for case in lacking)
     only = cases(spec(wrappers=["triton_mla_sparse_attention"]), "cpu")
     assert {case.wrapper for case in sparse(only)} == {"triton_mla_sparse_attention"}
-    assert not any(isinstance(case, ConcatCase) for case in only)
     assert not any(case.problem.sink for case in sparse(only))
-    writer = cases(spec(wrappers=["concat_and_cache_mla"]), "cpu")
-    assert not sparse(writer)
-    bare = cases(spec(qk_rope_head_dim=0), "cpu")
-    assert {case.k_pe for case in bare if isinstance(case, ConcatCase)} == {"none", "empty"}
+    assert cases(spec(wrappers=["concat_and_cache_mla"]), "cpu") == []
 
 
 def test_what_a_spec_requires_is_always_passed():
@@ -84,7 +79,7 @@ def test_other_targets_run_a_subset():
     subset = [case for case, target in pairs if target == "gfx942"]
     assert 5 <= len(subset) <= len(found) // 10
     assert not any(isinstance(case, RefusalCase) for case in subset)
-    assert [case.name for case, _ in selected(found, ["sm90"], ["concat: no*"])] == [
-        "concat: no slots",
-        "concat: no tokens",
+    assert [case.name for case, _ in selected(found, ["sm90"], ["sparse: rows: *"])] == [
+        "sparse: rows: one",
+        "sparse: rows: none",
     ]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from verify_specs import spec
 
-from mlagen.verify.cases import ConcatCase, Problem
+from mlagen.verify.cases import Problem
 from mlagen.verify.facts import Facts
-from mlagen.verify.inputs import INDEX_PATTERNS, LAYOUTS, bits, build, build_concat, place
+from mlagen.verify.inputs import INDEX_PATTERNS, LAYOUTS, bits, build, place
 from mlagen.verify.reference import valid_indices
 
 FLAT = Facts.of(spec(kv_lora_rank=24, qk_rope_head_dim=8, v_head_dim=24))
@@ -66,15 +66,3 @@ def test_the_same_seed_gives_the_same_inputs():
     assert not torch.equal(one.q, other.q)
     assert one.out is not None
     assert one.out.buffer.isnan().all()
-
-
-def test_concat_inputs_hold_slots_of_their_pattern():
-    for slots in ("shuffled", "negative", "beyond", "shorter", "none"):
-        arguments, placed = build_concat(ConcatCase("", "", 12, 5, slots=slots), FLAT, "cpu", 0)
-        mapping = arguments["slot_mapping"]
-        pages, size, _ = arguments["kv_cache"].shape
-        inside = mapping[(mapping >= 0) & (mapping < pages * size)]
-        assert len(set(inside.tolist())) == len(inside)
-        assert len(mapping) == {"shorter": 6, "none": 0}.get(slots, 12)
-        assert (len(inside) < len(mapping)) == (slots in ("negative", "beyond"))
-        assert set(placed) == {"kv_c", "k_pe", "kv_cache", "slot_mapping"}

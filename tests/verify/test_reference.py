@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from mlagen.verify.reference import concat_and_cache, sparse_attention
+from mlagen.verify.reference import sparse_attention
 
 NAN = float("nan")
 INF = math.inf
@@ -118,15 +118,3 @@ def test_noise_grows_with_what_is_rounded_together():
     ]
     assert of[0] == pytest.approx(math.sqrt(2))  # one weight of 1, and the output
     assert of[1] == pytest.approx(math.sqrt(1.5))  # two weights of a half
-
-
-@pytest.mark.parametrize("rope", [0, 2])
-def test_concat_writes_the_named_slots_alone(rope):
-    kv_c = torch.arange(12.0).view(4, 3)
-    k_pe = -torch.arange(1.0, 9.0).view(4, 2) if rope else None
-    cache = torch.full((3, 2, 3 + rope), 99.0)
-    concat_and_cache(kv_c, k_pe, cache, torch.tensor([4, -1, 6]))
-    flat = cache.view(6, -1)
-    assert flat[4].tolist() == [0, 1, 2] + ([-1, -2] if rope else [])
-    flat[4] = 99.0
-    assert (flat == 99.0).all()

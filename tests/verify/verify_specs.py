@@ -22,7 +22,10 @@ def spec(**changes: Any) -> dict[str, Any]:
             "empty_row_lse": "+inf",
         },
         "cache": {
-            "layout": {"name": "bf16", "fields": [{"kind": "latent", "dtype": "bf16"}, {"kind": "rope", "dtype": "bf16"}]},
+            "layout": {
+                "name": "bf16",
+                "fields": [{"kind": "latent", "dtype": "bf16"}, {"kind": "rope", "dtype": "bf16"}],
+            },
             "block_size": None,
         },
         "wrappers": ["triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla"],

@@ -1,0 +1,274 @@
+"""The plan of attention over a cache: blocks, tiles against what compilers took, tuned rows and the work of a call."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plan_specs import ROOT, dims, make_spec
+
+from mlagen.backends import compile_jobs
+from mlagen.emit import render
+from mlagen.errors import LimitError, SpecErrors
+from mlagen.layout import compose
+from mlagen.plan import TARGETS, Chunk, Plan, Tile, layout_chunks, load_plan, make_plan
+from mlagen.plan.kvcache import CachedRow, cached_row, join_chunks, kvcache_rows
+from mlagen.plan.tuned import dump_tuned, load_tuned, load_tuned_kvcache, tuned_path
+from mlagen.spec.models import NAMED_LAYOUTS
+
+WRAPPER = "flash_mla_with_kvcache"
+V32: dict[str, Any] = {"cache": {"layout": "fp8_ds_mla", "block_size": 64}}
+V4_DIMS = {"kv_lora_rank": 448, "qk_rope_head_dim": 64, "v_head_dim": 512}
+V4: dict[str, Any] = {"cache": {"layout": "ue8m0_v4"}, "extra_cache": {"layout": "ue8m0_v4"}, "window": 128, **V4_DIMS}
+V41: dict[str, Any] = V4 | {"cache": {"layout": "mxfp8_v41"}, "extra_cache": {"layout": "nvfp4_v41"}}
+NVFP4: dict[str, Any] = {"cache": {"layout": "nvfp4_ds_mla"}}
+GLM: dict[str, Any] = {"cache": {"layout": "fp8_ds_mla"}, "qk_rope_head_dim": 0}
+PLAIN: dict[str, Any] = {"cache": {"layout": "bf16"}}
+TENSOR: dict[str, Any] = {"cache": {"layout": "fp8_per_tensor"}, "extra_cache": {"layout": "fp8_per_tensor"}}
+MODELS = {"v32": V32, "v4": V4, "v41": V41, "nvfp4": NVFP4, "glm": GLM, "plain": PLAIN, "tensor": TENSOR}
+
+
+def plan_of(changes: dict[str, Any], **more: Any) -> Plan:
+    return make_plan(make_spec(**{"wrappers": (WRAPPER,), **changes, **more}))
+
+
+def row_of(changes: dict[str, Any]) -> CachedRow:
+    plan = plan_of(changes, targets=("sm90",))
+    assert plan.kvcache is not None
+    return plan.kvcache.cached
+
+
+def test_a_package_without_the_wrapper_has_no_plan_of_it():
+    assert make_plan(make_spec()).kvcache is None
+
+
+def test_v_that_holds_a_rope_field_of_another_dtype_is_one_block():
+    kvcache = plan_of(V4).kvcache
+    assert kvcache is not None
+    assert [chunk.name for chunk in kvcache.loaded] == ["nope", "rope"]
+    assert kvcache.chunks == (Chunk("kv", 0, 512, 512, True),)
+    assert kvcache.joined
+
+
+@pytest.mark.parametrize(
+    "changes", [V32, V41, NVFP4, GLM, PLAIN, TENSOR], ids=lambda changes: changes["cache"]["layout"]
+)
+def test_other_rows_are_multiplied_in_the_blocks_they_are_read_in(changes):
+    kvcache = plan_of(changes).kvcache
+    assert kvcache is not None
+    assert kvcache.chunks == kvcache.loaded
+    assert not kvcache.joined
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(dims=dims(), name=st.sampled_from(sorted(NAMED_LAYOUTS)))
+def test_joined_blocks_are_the_lanes_of_both(dims, name):
+    layout = compose(NAMED_LAYOUTS[name], dims["kv_lora_rank"] * 2, dims["qk_rope_head_dim"] * 2)
+    loaded = layout_chunks(layout, dims["v_head_dim"])
+    chunks = join_chunks(loaded)
+    if chunks == loaded:
+        return
+    (block,) = chunks
+    first, last = loaded
+    assert (block.start, block.lanes, block.block) == (0, first.lanes + last.lanes, first.block)
+    assert last.start % last.block == 0
+    assert not block.masked
+
+
+# Bytes that Triton 3.7.1 takes for the split kernel: (model, target, tile): bytes; Triton 3.6.0 takes the same.
+TAKEN = {
+    ("v32", "sm80", Tile(16, 64, 8, 2, True)): 158_720,
+    ("v32", "sm80", Tile(16, 32, 4, 2, True)): 88_576,
+    ("v32", "sm80", Tile(16, 16, 4, 2, True)): 53_504,
+    ("v32", "sm90", Tile(64, 64, 8, 2, False)): 189_696,
+    ("v32", "sm90", Tile(64, 32, 8, 3, True)): 152_576,
+    ("v32", "sm100", Tile(64, 64, 8, 2, False)): 190_240,
+    ("v32", "gfx942", Tile(16, 32, 4, 2, False)): 36_864,
+    ("v32", "gfx942", Tile(32, 16, 4, 2, False)): 32_768,
+    ("v4", "sm80", Tile(16, 64, 4, 2, True)): 188_928,
+    ("v4", "sm80", Tile(16, 32, 4, 2, True)): 102_400,
+    ("v4", "sm90", Tile(64, 64, 8, 2, False)): 172_544,
+    ("v4", "sm90", Tile(64, 32, 8, 2, False)): 131_072,
+    ("v4", "sm100", Tile(64, 16, 8, 2, False)): 92_880,
+    ("v4", "gfx942", Tile(16, 32, 4, 2, False)): 32_768,
+    ("v41", "sm80", Tile(16, 32, 4, 2, True)): 98_816,
+    ("v41", "sm90", Tile(64, 64, 8, 2, False)): 165_120,
+    ("v41", "sm100", Tile(64, 32, 8, 2, False)): 115_472,
+    ("nvfp4", "sm80", Tile(16, 64, 8, 2, True)): 108_544,
+    ("nvfp4", "sm80", Tile(16, 32, 8, 2, True)): 63_488,
+    ("nvfp4", "sm90", Tile(64, 64, 8, 2, False)): 170_240,
+    ("nvfp4", "gfx950", Tile(16, 32, 4, 2, False)): 35_840,
+    ("glm", "sm80", Tile(16, 64, 8, 2, True)): 148_480,
+    ("glm", "sm90", Tile(64, 64, 8, 2, True)): 164_864,
+    ("glm", "sm100", Tile(64, 16, 8, 2, False)): 90_960,
+}
+
+
+@pytest.mark.parametrize(("model", "target", "tile"), TAKEN, ids=str)
+def test_a_program_takes_no_more_shared_memory_than_is_expected_and_hardly_less(model, target, tile):
+    taken = TAKEN[model, target, tile]
+    expected = row_of(MODELS[model]).shared(tile, TARGETS[target])
+    assert taken <= expected <= 1.2 * taken
+
+
+@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize("model", MODELS)
+def test_every_target_takes_every_named_layout(target, model):
+    plan = plan_of(MODELS[model], targets=(target,))
+    assert plan.kvcache is not None
+    facts, ((_, rows),) = TARGETS[target], plan.kvcache.tiles
+    for row in (*rows, dict(plan.kvcache.unaligned)[target]):
+        assert 0 < row.expected_shared <= facts.shared_limit
+        assert row.programs_per_sm >= 1
+        assert row.reason
+    *bounded, last = [row.max_heads for row in rows]
+    assert last is None
+    assert bounded == sorted(set(bounded))
+    if model != "plain" and facts.dot in ("wgmma", "tcgen05"):
+        assert [row.tile.block_h for row in rows] == [16, 64]
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    dims=dims(),
+    name=st.sampled_from(sorted(NAMED_LAYOUTS)),
+    target=st.sampled_from(list(TARGETS)),
+    heads=st.integers(1, 128),
+)
+def test_any_dims_have_tiles_that_fit_or_are_told_why_not(dims, name, target, heads):
+    layout = compose(NAMED_LAYOUTS[name], dims["kv_lora_rank"] * 2, dims["qk_rope_head_dim"] * 2)
+    loaded = layout_chunks(layout, dims["v_head_dim"])
+    cached, facts = cached_row(layout, None, loaded), TARGETS[target]
+    try:
+        rows = kvcache_rows(heads, cached, facts)
+    except LimitError as error:
+        assert error.message.startswith(f"{target}: ")
+        assert "attention over a cache" in error.message or "tile 16x16" in error.message
+        return
+    assert all(0 < row.expected_shared <= facts.shared_limit for row in rows)
+
+
+def test_one_request_of_few_heads_leaves_room_for_a_second_program():
+    rows = dict(plan_of(V32).kvcache.tiles)["sm90"]  # type: ignore[union-attr]
+    assert [(row.max_heads, row.programs_per_sm) for row in rows] == [(16, 2), (None, 1)]
+
+
+CHANGES = [
+    *MODELS.values(),
+    V4 | {"topk_length": "none", "attn_sink": "none"},
+    V41 | {"topk_length": "required", "attn_sink": "required"},
+    V41 | {"topk_length": "none"},
+    TENSOR | {"topk_length": "none"},
+]
+
+
+@pytest.mark.parametrize("changes", CHANGES, ids=str)
+def test_a_job_gives_each_argument_of_its_kernel(changes):
+    plan = plan_of(changes, targets=("sm80", "sm90", "gfx942"))
+    trees = {file.name: ast.parse(file.text) for file in render(plan).files}
+    jobs = compile_jobs(plan)
+    assert {job.module for job in jobs} == {"_splits", "kvcache_attention"}
+    assert len(set(jobs)) == len(jobs)
+    for job in jobs:
+        body = trees[f"{job.module}.py"].body
+        (kernel,) = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == job.kernel]
+        names = [argument.arg for argument in kernel.args.args]
+        assert names == [name for name, _ in (*job.signature, *job.constexprs)]
+        assert f"do_not_specialize=range({len(job.signature)})" in ast.unparse(kernel.decorator_list[0])
+        wide = [arg.arg for arg in kernel.args.args if arg.annotation and ast.unparse(arg.annotation) == "tl.int64"]
+        assert wide == [name for name, kind in job.signature if kind == "i64"]
+        facts = dict(job.constexprs)
+        if "HAS_E4M3" in facts:
+            assert facts["HAS_E4M3"] == TARGETS[job.target].has_e4m3
+
+
+def test_a_hash_of_a_kernel_takes_in_the_modules_it_imports(tmp_path):
+    from mlagen.compile.digest import SourceDigests
+    from mlagen.emit import apply, compare
+
+    folder = tmp_path / "package"
+    apply(compare(render(plan_of(V41, targets=("sm90",))), folder))
+
+    def digest() -> str:
+        return SourceDigests(folder).digest("kvcache_attention", "_kvcache_fwd_kernel")
+
+    for name, old in (("_layout.py", "<< 23"), ("_extra_layout.py", "16384.0"), ("_splits.py", "tl.exp2(m - m_new)")):
+        before = digest()
+        file = folder / name
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, f"{old} + 0", 1))
+        assert digest() != before
+
+
+def test_work_of_a_call_by_hand():
+    plan = plan_of(V4)
+    assert plan.kvcache_topks == (128, 2048)
+    # 3 tokens x 16 heads x 2,176 keys x (512 + 512) multiply-adds, two FLOPs each.
+    assert plan.flops_kvcache(3, 16) == 213_909_504
+    # q and out 3 x 16 x 1,024 x 2 = 98,304; indices 3 x 2,176 x 4 = 26,112; rows (3 x 128 + 1,000) x 584 = 808,256.
+    assert plan.bytes_kvcache(3, 16, 10_000, 1000) == 98_304 + 26_112 + 808_256
+    assert plan_of(V32, window=64).kvcache_topks == (2112,)
+
+
+ROW = "{block_h: 16, block_n: 32, num_warps: 4, num_stages: 2, indices_ahead: true, programs_per_sm: 2}"
+
+
+def write(folder: Path, text: str, target: str = "sm90") -> Path:
+    path = tuned_path("some", target, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
+    cached, chunks = row_of(V32), make_plan(make_spec()).sparse.chunks
+    write(tmp_path, f"rows:\n  - {ROW}\nkvcache_rows:\n  - {ROW}\n", "sm90")
+    write(tmp_path, f"kvcache_rows:\n  - {ROW}\n", "sm80")
+    write(tmp_path, f"rows:\n  - {ROW}\n", "sm100")
+    assert set(load_tuned("some", tmp_path, chunks)) == {"sm90", "sm100"}
+    found = load_tuned_kvcache("some", tmp_path, cached)
+    assert set(found) == {"sm80", "sm90"}
+    (row,) = found["sm80"]
+    assert row.expected_shared == cached.shared(row.tile, TARGETS["sm80"])
+    text = dump_tuned("some", "sm80", (), kvcache_rows=found["sm80"], device="A", triton="3.7.1")
+    write(tmp_path, text, "sm80")
+    assert load_tuned_kvcache("some", tmp_path, cached) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("{}\n", "takes rows, kvcache_rows or both"),
+        ("kvcache_rows: []\n", "kvcache_rows"),
+        (f"kvcache_rows:\n  - {ROW}\n  - {ROW}\n", "3:5: kvcache_rows[1]"),
+        (f"rows:\n  - {ROW}\nkvcache_rows:\n  - {ROW.replace('32', '33')}\n", "kvcache_rows[0].block_n: got 33"),
+    ],
+)
+def test_a_tuned_file_that_is_off_is_told_at_its_place(tmp_path, text, complaint):
+    write(tmp_path, text)
+    with pytest.raises(SpecErrors) as caught:
+        load_tuned_kvcache("some", tmp_path, row_of(V32))
+    assert complaint in "".join(map(str, caught.value.errors))
+
+
+def test_a_tuned_tile_too_large_for_its_target_is_over_its_limit(tmp_path):
+    path = write(tmp_path, f"kvcache_rows:\n  - {ROW.replace('block_n: 32', 'block_n: 64')}\n", "sm86")
+    with pytest.raises(LimitError, match="of attention over a cache needs") as caught:
+        load_tuned_kvcache("some", tmp_path, row_of(V32))
+    assert str(caught.value).startswith(f"{path}:2:5: sm86: tile 16x64")
+
+
+def test_tuned_rows_replace_a_targets_own(tmp_path):
+    spec = (ROOT / "specs" / "dsv32_fp8.yaml").read_text().replace("name: dsv32_fp8", "name: some")
+    (tmp_path / "some.yaml").write_text(spec)
+    write(tmp_path, f"kvcache_rows:\n  - {ROW}\n")
+    plan = load_plan(tmp_path / "some.yaml")
+    assert plan.kvcache is not None
+    ((row,),) = [rows for target, rows in plan.kvcache.tiles if target == "sm90"]
+    assert (row.tile, row.programs_per_sm) == (Tile(16, 32, 4, 2, True), 2)
+    assert row.reason.startswith("tuned: ")
