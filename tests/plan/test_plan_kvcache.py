@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from plan_specs import ROOT, dims, make_spec
 
 from mlagen.backends import compile_jobs
 from mlagen.emit import render
 from mlagen.errors import LimitError, SpecErrors
-from mlagen.layout import compose
+from mlagen.layout import CacheLayout, LayoutError, compose
 from mlagen.plan import TARGETS, Chunk, Plan, Tile, layout_chunks, load_plan, make_plan
 from mlagen.plan.kvcache import CachedRow, cached_row, join_chunks, kvcache_rows
 from mlagen.plan.tuned import dump_tuned, load_tuned, load_tuned_kvcache, tuned_path
@@ -28,12 +29,21 @@ V41: dict[str, Any] = V4 | {"cache": {"layout": "mxfp8_v41"}, "extra_cache": {"l
 NVFP4: dict[str, Any] = {"cache": {"layout": "nvfp4_ds_mla"}}
 GLM: dict[str, Any] = {"cache": {"layout": "fp8_ds_mla"}, "qk_rope_head_dim": 0}
 PLAIN: dict[str, Any] = {"cache": {"layout": "bf16"}}
-TENSOR: dict[str, Any] = {"cache": {"layout": "fp8_per_tensor"}, "extra_cache": {"layout": "fp8_per_tensor"}}
+PER_TENSOR = {"layout": "fp8_per_tensor"}
+TENSOR: dict[str, Any] = {"cache": PER_TENSOR, "extra_cache": PER_TENSOR, "window": 64}
 MODELS = {"v32": V32, "v4": V4, "v41": V41, "nvfp4": NVFP4, "glm": GLM, "plain": PLAIN, "tensor": TENSOR}
 
 
 def plan_of(changes: dict[str, Any], **more: Any) -> Plan:
     return make_plan(make_spec(**{"wrappers": (WRAPPER,), **changes, **more}))
+
+
+def some_layout(name: str, dims: dict[str, int]) -> CacheLayout:
+    """A named layout on dims of which not all suit it."""
+    try:
+        return compose(NAMED_LAYOUTS[name], dims["kv_lora_rank"] * 2, dims["qk_rope_head_dim"] * 2)
+    except LayoutError:
+        reject()
 
 
 def row_of(changes: dict[str, Any]) -> CachedRow:
@@ -54,11 +64,9 @@ def test_v_that_holds_a_rope_field_of_another_dtype_is_one_block():
     assert kvcache.joined
 
 
-@pytest.mark.parametrize(
-    "changes", [V32, V41, NVFP4, GLM, PLAIN, TENSOR], ids=lambda changes: changes["cache"]["layout"]
-)
-def test_other_rows_are_multiplied_in_the_blocks_they_are_read_in(changes):
-    kvcache = plan_of(changes).kvcache
+@pytest.mark.parametrize("model", sorted(MODELS.keys() - {"v4"}))
+def test_other_rows_are_multiplied_in_the_blocks_they_are_read_in(model):
+    kvcache = plan_of(MODELS[model]).kvcache
     assert kvcache is not None
     assert kvcache.chunks == kvcache.loaded
     assert not kvcache.joined
@@ -67,7 +75,7 @@ def test_other_rows_are_multiplied_in_the_blocks_they_are_read_in(changes):
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(dims=dims(), name=st.sampled_from(sorted(NAMED_LAYOUTS)))
 def test_joined_blocks_are_the_lanes_of_both(dims, name):
-    layout = compose(NAMED_LAYOUTS[name], dims["kv_lora_rank"] * 2, dims["qk_rope_head_dim"] * 2)
+    layout = some_layout(name, dims)
     loaded = layout_chunks(layout, dims["v_head_dim"])
     chunks = join_chunks(loaded)
     if chunks == loaded:
@@ -140,16 +148,16 @@ def test_every_target_takes_every_named_layout(target, model):
     heads=st.integers(1, 128),
 )
 def test_any_dims_have_tiles_that_fit_or_are_told_why_not(dims, name, target, heads):
-    layout = compose(NAMED_LAYOUTS[name], dims["kv_lora_rank"] * 2, dims["qk_rope_head_dim"] * 2)
+    layout = some_layout(name, dims)
     loaded = layout_chunks(layout, dims["v_head_dim"])
     cached, facts = cached_row(layout, None, loaded), TARGETS[target]
+    rows, told = (), ""
     try:
         rows = kvcache_rows(heads, cached, facts)
     except LimitError as error:
-        assert error.message.startswith(f"{target}: ")
-        assert "attention over a cache" in error.message or "tile 16x16" in error.message
-        return
+        told = error.message
     assert all(0 < row.expected_shared <= facts.shared_limit for row in rows)
+    assert rows or re.match(rf"{target}: (V of .*, more than |tile .* a program gets)", told)
 
 
 def test_one_request_of_few_heads_leaves_room_for_a_second_program():
