@@ -186,7 +186,11 @@ MUTANTS = (
         "sparse: workspace: with *",
     ),
     _literal(
-        "splits depend on the batch", "num_splits == 0 and batch_invariant", "False", "sparse: batch invariant: rows *"
+        "splits depend on the batch",
+        "num_splits == 0 and batch_invariant",
+        "False",
+        "sparse: batch invariant: rows *",
+        file=SPLITS,
     ),
     _literal("rows are always called aligned", "1 if rows % 16 else 16", "16", "sparse: layout: kv odd"),
     _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse: topk: 17"),
