@@ -49,6 +49,22 @@ def _add(a_ptr, out_ptr):
 
 
 @triton.jit
+def _fma(x_ptr, y_ptr, z_ptr, out_ptr):
+    lanes = tl.arange(0, 4)
+    tl.store(out_ptr + lanes, tl.fma(tl.load(x_ptr + lanes), tl.load(y_ptr + lanes), tl.load(z_ptr + lanes)))
+
+
+@triton.jit
+def _extrema(x_ptr, out_ptr):
+    x = tl.load(x_ptr + tl.arange(0, 16)).reshape(4, 4)
+    tl.store(out_ptr + tl.arange(0, 4), tl.max(x, 1))
+    low, high = tl.minimum(x, 2.0), tl.maximum(x, -2.0)
+    at = tl.arange(0, 4)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(out_ptr + 4 + at, low)
+    tl.store(out_ptr + 20 + at, high)
+
+
+@triton.jit
 def _claim(in_ptr, out_ptr):
     rows = in_ptr + tl.arange(0, 4)[:, None] * 8 + tl.arange(0, 8)[None, :]
     tl.store(out_ptr, tl.sum(tl.sum(tl.load(tl.multiple_of(rows, [16, 16])).to(tl.float32), 1), 0))
@@ -117,6 +133,23 @@ def add() -> np.ndarray:
     return bits(out)
 
 
+def fma() -> np.ndarray:
+    """x * y + z where the product's low bits are all that is left of it."""
+    x, y = torch.tensor([1 + 2.0**-12, 3.0, 1e-20, 1e30]), torch.tensor([1 - 2.0**-12, 1 / 3, 1e-20, 1e30])
+    out = torch.zeros(4)
+    _fma[(1,)](x, y, torch.tensor([-1.0, -1.0, 1.0, 1.0]), out)
+    return out.numpy()
+
+
+def extrema() -> np.ndarray:
+    """Maxima of rows with NaN, signalling ones among them, and element by element with a number."""
+    nan = np.array([0x7F810000, 0x7FC00000, 0xFF810000, 0xFFC00000], dtype=np.uint32).view(np.float32)
+    x = np.array([[1, nan[0], 3, nan[1]], [nan[2], -1, -5, -9], [np.inf, nan[0], 0, 0], [*nan]], dtype=np.float32)
+    out = torch.zeros(36)
+    _extrema[(1,)](torch.from_numpy(x), out)
+    return out.numpy()
+
+
 def claim(offset: int) -> np.ndarray:
     """What a kernel gives that calls its rows 16-byte aligned; they begin `offset` elements after such an address."""
     out = torch.zeros(1)
@@ -150,6 +183,8 @@ def main() -> None:
     attempt(results, "loop bound", count)
     attempt(results, "int64 argument", far)
     attempt(results, "bf16 sum", add)
+    attempt(results, "fma", fma)
+    attempt(results, "extrema", extrema)
     attempt(results, "true claim", lambda: claim(8))
     attempt(results, "false claim", lambda: claim(1))
     np.savez(sys.argv[2], **results)

@@ -1,5 +1,6 @@
 """The mended interpreter against torch, byte for byte; the bare one is wrong where this module says so."""
 
+import math
 import os
 import subprocess
 import sys
@@ -134,13 +135,28 @@ def test_every_conversion_and_dot_of_the_mended_interpreter_is_right(mended: dic
         name
         for name in mended
         if not name.startswith(("ties ", "a ", "b "))
-        and name not in ("integers", "bf16 sum", "true claim", "false claim")
+        and name not in ("integers", "bf16 sum", "fma", "extrema", "true claim", "false claim")
     }
     assert everything - right(mended) == set()
 
 
 def test_arithmetic_on_bf16_is_refused_rather_than_wrong(mended: dict[str, np.ndarray]) -> None:
     assert mended["bf16 sum"].dtype.kind == "U"
+
+
+def test_fma_rounds_once(bare: dict[str, np.ndarray], mended: dict[str, np.ndarray]) -> None:
+    third = np.float32(1 / 3).astype(np.float64) * 3 - 1
+    assert mended["fma"].tolist() == [-(2.0**-24), float(third), 1.0, math.inf]
+    assert bare["fma"].tolist() != mended["fma"].tolist()
+
+
+def test_a_maximum_leaves_nan_out(bare: dict[str, np.ndarray], mended: dict[str, np.ndarray]) -> None:
+    rows, low, high = np.split(mended["extrema"], [4, 20])
+    assert rows[:3].tolist() == [3.0, -1.0, math.inf]
+    assert np.isnan(rows[3])
+    assert low.tolist() == [1, 2, 2, 2, 2, -1, -5, -9, 2, 2, 0, 0, 2, 2, 2, 2]
+    assert high.tolist() == [1, -2, 3, -2, -2, -1, -2, -2, math.inf, -2, 0, 0, -2, -2, -2, -2]
+    assert np.isnan(bare["extrema"][4:]).any()
 
 
 def test_a_false_claim_of_alignment_is_refused(bare: dict[str, np.ndarray], mended: dict[str, np.ndarray]) -> None:
@@ -167,4 +183,5 @@ def test_e4m3_saturates_and_rounds_to_even(mended: dict[str, np.ndarray]) -> Non
     assert at[1000.0] == 0x7E  # 448
     assert at[-1000.0] == 0xFE
     assert at[float("inf")] == 0x7E
+    assert set(got[values.isnan().numpy()].tolist()) == {0x7F}
     assert at[17.0] == 0x58  # between 16 and 18
