@@ -16,11 +16,11 @@ from mlagen.bench.kvcache_peers import PEERS
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import L2_MULTIPLE, default_heads, make_indices, sets_needed
 from mlagen.bench.trial import BATCH_INVARIANT, OURS, Call, Entrant, Setting, Trial
-from mlagen.bench.work import attention_bytes, flops
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
 from mlagen.verify.facts import Facts
 from mlagen.verify.reference import sparse_attention
+from mlagen.work import attention_bytes, flops
 
 WRAPPER = "flash_mla_with_kvcache"
 BATCHES = (1, 16, 64, 128)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from mlagen.bench.work import attention_bytes, distinct_rows, flops
 from mlagen.verify.facts import Facts
+from mlagen.work import attention_bytes, distinct_rows, flops
 
 PREFILL_TOKENS = 4096
 PREFILL_S_KV = (8 << 10, 32 << 10, 128 << 10)

@@ -15,7 +15,6 @@ from mlagen.plan.chunks import Chunk
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import (
     ACCUMULATOR_REGISTERS,
-    ITEMSIZE,
     RESIDENT,
     WIDE_ROWS,
     Tile,
@@ -29,10 +28,10 @@ from mlagen.plan.tiles import (
 )
 from mlagen.plan.tiles import expected_shared as unquantised_shared
 from mlagen.spec import Spec
+from mlagen.work import INDEX_BYTES, ITEMSIZE
 
 KVCACHE_WRAPPER = "flash_mla_with_kvcache"
 FEW_HEADS = 16
-INDEX_BYTES = 4
 BARRIER_BYTES = 1024  # tcgen05's, with the scales that wait beside a tile
 REGISTERS_PER_SM = {"cuda": 1 << 16, "hip": 1 << 17}
 REGISTERS = {"cuda": 256, "hip": 512}  # a thread takes, up to the most that it can

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from mlagen.errors import LimitError
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.targets import Target
+from mlagen.work import ITEMSIZE
 
-ITEMSIZE = 2  # of q and of an unquantised cache
 WIDE_ROWS = 64  # rows from which wgmma and tcgen05 take a tile
 ACCUMULATOR_REGISTERS = {16: 80, 32: 80, 64: 128}  # fp32 accumulators a thread may hold, by heads; more of them spill
 

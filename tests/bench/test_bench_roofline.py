@@ -5,7 +5,7 @@ import pytest
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.roofline import ROOFS, Roof
 from mlagen.bench.shapes import Shape
-from mlagen.bench.work import attention_bytes, distinct_rows, flops
+from mlagen.work import attention_bytes, distinct_rows, flops
 
 
 def test_flops_count_both_products() -> None:
