@@ -16,6 +16,7 @@ from mlagen.bench.shapes import DECODE_S_KV, DECODE_TOKENS, PREFILL_S_KV, PREFIL
 from mlagen.bench.trial import Setting, Sizes, Trial
 from mlagen.plan import CompileJob, Plan, Target, Tile, TileRow
 from mlagen.plan.chunks import Chunk
+from mlagen.plan.kvcache import CachedRow
 from mlagen.plan.tiles import make_row
 
 CLASSES = (16, 32, 64)  # heads that get rows of their own where a model has more
@@ -33,6 +34,7 @@ class Tunable:
         shape_of: the shape at which a regime of a package is measured.
         counts: indices a token in each list of a shape.
         chunks: blocks of a row, of a plan.
+        make_row: a row of a plan's tile table, from the tile, the target, the reason, most heads and most tokens.
         trials: readies shapes.
         small_trials: the same, with no more memory than calls of one request take.
         with_rows: a plan whose tile tables are replaced by rows of one target.
@@ -45,6 +47,7 @@ class Tunable:
     shape_of: Callable[[BenchPackage, Regime], Any]
     counts: Callable[[Any], tuple[int, ...]]
     chunks: Callable[[Plan], Sequence[Chunk]]
+    make_row: Callable[[Plan, Tile, Target, str, int | None, int | None], TileRow]
     trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
     small_trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
     with_rows: Callable[[Plan, str, Sequence[TileRow]], Plan]
@@ -64,7 +67,7 @@ class Tunable:
         max_tokens: int | None = None,
     ) -> TileRow:
         """A row for the tile. Raises LimitError: it needs more shared memory than the target gives a program."""
-        return make_row(tile, self.chunks(plan), target, reason, max_heads, max_tokens)
+        return self.make_row(plan, tile, target, reason, max_heads, max_tokens)
 
     def jobs(self, plan: Plan, tile: Tile, target: Target) -> list[CompileJob]:
         """The compile jobs of the kernels that take the tile, on the target."""
@@ -92,9 +95,17 @@ def _with_kvcache_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan
     return replace(plan, kvcache=replace(plan.kvcache, tiles=((target, tuple(rows)),)))
 
 
-def _kvcache_chunks(plan: Plan) -> Sequence[Chunk]:
+def _sparse_row(plan: Plan, tile: Tile, target: Target, *rest: Any) -> TileRow:
+    return make_row(tile, plan.sparse.chunks, target, *rest)
+
+
+def _cached_row(plan: Plan) -> CachedRow:
     assert plan.kvcache is not None
-    return plan.kvcache.chunks
+    return plan.kvcache.cached
+
+
+def _kvcache_row(plan: Plan, *rest: Any) -> TileRow:
+    return _cached_row(plan).row(*rest)
 
 
 SPARSE = Tunable(
@@ -105,6 +116,7 @@ SPARSE = Tunable(
     shape_of=_sparse_shape,
     counts=lambda shape: (shape.topk,),
     chunks=lambda plan: plan.sparse.chunks,
+    make_row=_sparse_row,
     trials=attention.trials,
     small_trials=attention.trials,
     with_rows=_with_sparse_rows,
@@ -116,7 +128,8 @@ KVCACHE = Tunable(
     tokens=DECODE_TOKENS,
     shape_of=_kvcache_shape,
     counts=lambda shape: tuple(count for count in (shape.window, shape.topk) if count),
-    chunks=_kvcache_chunks,
+    chunks=lambda plan: _cached_row(plan).chunks,
+    make_row=_kvcache_row,
     trials=kvcache.kvcache_trials,
     small_trials=partial(kvcache.kvcache_trials, most_requests=1),
     with_rows=_with_kvcache_rows,

@@ -9,7 +9,7 @@ from mlagen.bench.candidates import BLOCK_H, candidate_tiles, read_tiles
 from mlagen.bench.driver import Driver
 from mlagen.bench.package import BenchPackage, kernels_hash, load_package
 from mlagen.bench.sweep import CROWDED, split_counts
-from mlagen.bench.tunable import KVCACHE, SPARSE, tunables_of
+from mlagen.bench.tunable import KVCACHE, SPARSE, Tunable, tunables_of
 from mlagen.errors import UsageError
 from mlagen.plan import TARGETS, Plan, Target, make_plan
 from mlagen.spec import load
@@ -93,6 +93,14 @@ def test_candidates_of_attention_over_a_cache_fit_the_target(v4: Plan, target: s
     assert tiles
     for tile in tiles:
         assert KVCACHE.row(v4, tile, TARGETS[target]).expected_shared <= TARGETS[target].shared_limit
+
+
+@pytest.mark.parametrize("kernels", [SPARSE, KVCACHE], ids=["sparse", "kvcache"])
+def test_a_rows_figures_are_those_of_the_plan(v4: Plan, kernels: Tunable) -> None:
+    assert v4.kvcache is not None
+    for name, rows in (v4.sparse if kernels is SPARSE else v4.kvcache).tiles:
+        for row in rows:
+            assert kernels.row(v4, row.tile, TARGETS[name], row.reason, row.max_heads) == row
 
 
 def test_both_kernels_over_a_cache_are_compiled_for_a_candidate(v4: Plan) -> None:
