@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -22,10 +23,11 @@ from mlagen.emit import render
 from mlagen.emit.render import template_dir
 from mlagen.errors import ToolError, UsageError
 from mlagen.layout import layouts_of
-from mlagen.plan import Plan, load_plan
+from mlagen.plan import Plan, TileRow, load_plan
 from mlagen.spec.load import load, schema_text
 
 SUPPORTED_TRITON = ((3, 6), (3, 9))  # the oldest and newest minor version that the tests compile with
+ANY = 1 << 30  # more rows than a token can name
 
 
 @click.group()
@@ -61,12 +63,20 @@ def show_plan(spec: Path, as_json: bool) -> None:
         f"merge: {merge.block_s} splits x {merge.block_d} lanes, {merge.d_blocks} programs a row; "
         f"cache writer: {plan.cache.block_t} tokens a program"
     )
-    flops, moved = plan.flops(1, dims.num_heads), plan.bytes_moved(1, dims.num_heads, 1 << 30)
-    out.print(f"one token: {flops / 1e6:,.0f} MFLOP, {moved / 1e6:,.2f} MB, {flops / moved:,.0f} FLOP a byte\n")
+    heads = dims.num_heads
+    _print_tiles("one token", plan.flops(1, heads), plan.bytes_moved(1, heads, ANY), plan.sparse.tiles)
+    if plan.kvcache is not None:
+        moved = plan.bytes_kvcache(1, heads, *(ANY for _ in plan.kvcache_topks))
+        _print_tiles("one token over the cache", plan.flops_kvcache(1, heads), moved, plan.kvcache.tiles)
+
+
+def _print_tiles(call: str, flops: int, moved: int, tiles: Sequence[tuple[str, Sequence[TileRow]]]) -> None:
+    """Prints the work of a call, and the tile tables of the kernels that do it."""
+    out.print(f"\n{call}: {flops / 1e6:,.0f} MFLOP, {moved / 1e6:,.2f} MB, {flops / moved:,.0f} FLOP a byte\n")
     table = Table(box=None, header_style="bold")
     for name in ("target", "heads", "tokens", "tile", "a multiprocessor", "shared", "why"):
         table.add_column(name, justify="right" if name in ("heads", "tokens", "a multiprocessor", "shared") else "left")
-    for target, rows in plan.sparse.tiles:
+    for target, rows in tiles:
         for row in rows:
             table.add_row(
                 target,
@@ -87,6 +97,7 @@ def _plan_json(plan: Plan) -> dict[str, object]:
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
         "sparse": dataclasses.asdict(plan.sparse),
+        "kvcache": None if plan.kvcache is None else dataclasses.asdict(plan.kvcache),
         "cache": dataclasses.asdict(plan.cache),
         "compile_jobs": [dataclasses.asdict(job) for job in compile_jobs(plan)],
     }

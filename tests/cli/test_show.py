@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,20 @@ def test_the_plan_is_shown_to_people_and_as_json(run: Run) -> None:
     plan = json.loads(run("show", "plan", "specs/small.yaml", "--json").stdout)
     assert plan["d_qk"] == 48
     assert [target for target, _ in plan["sparse"]["tiles"]] == ["sm80", "gfx942"]
+
+
+def test_the_plan_of_attention_over_a_cache_has_its_own_tiles(run: Run, workspace: Path) -> None:
+    assert "over the cache" not in run("show", "plan", "specs/small.yaml").stdout
+    wrappers = "wrappers: [flash_mla_sparse_fwd, flash_mla_with_kvcache]"
+    (workspace / "specs" / "two.yaml").write_text(re.sub("wrappers: .*", wrappers, TWO_CACHES))
+    shown = run("show", "plan", "specs/two.yaml").stdout
+    table = shown[shown.index("one token over the cache: 0 MFLOP, 0.02 MB") :]
+    plan = json.loads(run("show", "plan", "specs/two.yaml", "--json").stdout)
+    ((target, rows),) = plan["kvcache"]["tiles"]
+    assert target == "sm90"
+    for row in rows:
+        assert f"{row['tile']['block_h']}x{row['tile']['block_n']} w{row['tile']['num_warps']}" in table
+        assert f"{row['expected_shared']:,}" in table
 
 
 def test_the_layout_names_every_byte(run: Run) -> None:
