@@ -26,6 +26,7 @@ FLUSH_BYTES = 512 << 20  # overwriting this much empties any L2, and takes longe
 GRAPH_CALLS = 16  # least calls in a graph, so that the gap between two replays does not count
 ROUND_S = 2e-3  # least GPU time that one round of a timer covers
 WARM_UP_S = 0.05
+PAUSE_S = 0.5  # of idling, after which a card is not held back by its power limit
 
 
 def flush_l2(device: torch.device) -> Call:
@@ -149,6 +150,13 @@ def eager_time(call: Call, loops: int = 200, rounds: int = 5) -> float:
     return statistics.median(timer() for _ in range(rounds))
 
 
+def after_pause(timer: Timer) -> float:
+    """A round of a timer on a card that idled before it; rounds that follow each other find it hot."""
+    torch.cuda.synchronize()
+    time.sleep(PAUSE_S)
+    return timer()
+
+
 @dataclass(frozen=True)
 class Interleaved:
     """What rounds of several contenders gave.
@@ -156,10 +164,13 @@ class Interleaved:
     Attributes:
         seconds: median seconds a call, by contender.
         ratios: median over rounds of a contender's seconds over the first one's.
+        spreads, ratio_spreads: how far the rounds of each lie apart, as `spread` says.
     """
 
     seconds: dict[str, float]
     ratios: dict[str, float]
+    spreads: dict[str, float]
+    ratio_spreads: dict[str, float]
 
 
 def interleave(timers: Mapping[str, Timer], rounds: int) -> Interleaved:
@@ -174,14 +185,20 @@ def interleave(timers: Mapping[str, Timer], rounds: int) -> Interleaved:
 
 
 def summarise(samples: Mapping[str, Sequence[float]]) -> Interleaved:
-    """Medians of each contender's rounds, and of its ratio to the first contender's in the same round."""
-    if not samples:
-        return Interleaved({}, {})
-    first = next(iter(samples.values()))
+    """Medians and spreads of each contender's rounds, and of its ratio to the first contender's in the same round."""
+    first = next(iter(samples.values()), ())
+    ratios = {name: [time / base for time, base in zip(times, first, strict=True)] for name, times in samples.items()}
     return Interleaved(
         {name: statistics.median(times) for name, times in samples.items()},
-        {
-            name: statistics.median(time / base for time, base in zip(times, first, strict=True))
-            for name, times in samples.items()
-        },
+        {name: statistics.median(each) for name, each in ratios.items()},
+        {name: spread(times) for name, times in samples.items()},
+        {name: spread(each) for name, each in ratios.items()},
     )
+
+
+def spread(samples: Sequence[float]) -> float:
+    """From the 10th to the 90th percentile of some rounds, as a share of their median; 0 of a single round."""
+    if len(samples) < 2:
+        return 0.0
+    tenths = statistics.quantiles(samples, n=10, method="inclusive")
+    return (tenths[-1] - tenths[0]) / statistics.median(samples)

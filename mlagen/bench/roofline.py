@@ -19,7 +19,7 @@ class Roof:
     """A device's two ceilings.
 
     Attributes:
-        flops_per_s: 16-bit matrix product of a warm card.
+        flops_per_s: 16-bit matrix product of a warm card; infinite over kernels that are credited no FLOPs.
         bytes_per_s: device memory.
         origin: where the figures are from.
     """
@@ -31,6 +31,10 @@ class Roof:
     def seconds(self, flops: int, moved: int) -> float:
         """Least seconds of a call of that many FLOPs and bytes."""
         return max(flops / self.flops_per_s, moved / self.bytes_per_s)
+
+    def products_bound(self, flops: int, moved: int) -> bool:
+        """Whether a call's FLOPs take longer than its bytes."""
+        return flops / self.flops_per_s > moved / self.bytes_per_s
 
 
 # A warm H200 is held back by its power limit: 690 T in a run of 8192³ products, 818 T after idling. 4,445 G is a read.

@@ -8,68 +8,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
 
 from mlagen.bench.check import check_device
 from mlagen.bench.families import FAMILIES, shapes_of
-from mlagen.bench.measure import Timer, device_timer, eager_time, flush_l2, graph_timer, interleave, warm_up
+from mlagen.bench.measure import (
+    Timer,
+    after_pause,
+    device_timer,
+    eager_time,
+    flush_l2,
+    graph_timer,
+    interleave,
+    warm_up,
+)
 from mlagen.bench.package import load_package
 from mlagen.bench.peers import absence
+from mlagen.bench.rows import Contender, Row
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Sizes, Trial
 from mlagen.errors import UsageError
 
 ROUNDS = 11
-
-
-@dataclass(frozen=True)
-class Contender:
-    """What one kernel did at one shape.
-
-    Attributes:
-        name: `ours`, `ours, batch-invariant`, or the peer's.
-        seconds: median seconds a call on the device; None if it did not run.
-        ratio: median over rounds of its seconds over ours; above 1, ours is faster.
-        method: `graph` or `events`.
-        eager_seconds: wall seconds a call from Python; None where the shape is no launch-bound one.
-        error: of its result: relative Frobenius error, or the share of wrong entries where they are integers.
-        absent: why there are no times, in one line.
-    """
-
-    name: str
-    seconds: float | None = None
-    ratio: float | None = None
-    method: str | None = None
-    eager_seconds: float | None = None
-    error: float | None = None
-    absent: str | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One shape.
-
-    Attributes:
-        package: name of the generated package.
-        device: name of the device.
-        shape: sizes of the call.
-        flops, bytes_moved: the call's work, least.
-        roof_seconds: what the device's ceilings allow.
-        roof_origin: where those are from.
-        contenders: ours first.
-    """
-
-    package: str
-    device: str
-    shape: Sizes
-    flops: int
-    bytes_moved: int
-    roof_seconds: float
-    roof_origin: str
-    contenders: tuple[Contender, ...]
-
-    @property
-    def ours(self) -> Contender:
-        """The package's own."""
-        return self.contenders[0]
 
 
 @dataclass(frozen=True)
@@ -134,6 +93,8 @@ class _Bench:
         prepared = {entrant.name: self._ready(entrant, trial, shape) for entrant in trial.entrants}
         ready = {name: each for name, each in prepared.items() if isinstance(each, _Ready)}
         times = interleave({name: each.timer for name, each in ready.items()}, self.rounds)
+        held_back = trial.roof.products_bound(trial.flops, trial.bytes_moved)  # by the card's power limit, once hot
+        cool = {name: after_pause(each.timer) for name, each in ready.items()} if held_back else {}
         contenders = []
         for name, each in prepared.items():
             if isinstance(each, Contender):
@@ -147,6 +108,9 @@ class _Bench:
                     method=each.method,
                     eager_seconds=eager_time(each.calls[0]) if trial.launch_bound else None,
                     error=each.error,
+                    spread=times.spreads[name],
+                    ratio_spread=times.ratio_spreads[name] if OURS in ready else None,
+                    cool_seconds=cool.get(name),
                 )
             )
         return Row(
@@ -155,9 +119,11 @@ class _Bench:
             shape=shape,
             flops=trial.flops,
             bytes_moved=trial.bytes_moved,
-            roof_seconds=trial.roof.seconds(trial.flops, trial.bytes_moved),
-            roof_origin=trial.roof.origin,
+            roof=trial.roof,
             contenders=tuple(contenders),
+            torch=str(torch.__version__),
+            triton=triton.__version__,
+            rounds=self.rounds,
         )
 
     def _ready(self, entrant: Entrant[Any], trial: Trial[Any], shape: Sizes) -> _Ready | Contender:

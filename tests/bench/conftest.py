@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from bench_packages import MakePackage, package_in
 
 from mlagen.bench.package import BenchPackage, load_package
+from mlagen.bench.roofline import Roof
+from mlagen.bench.rows import Contender, Row
 from mlagen.bench.shapes import Shape
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
@@ -28,6 +31,28 @@ def dsv32(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
 def shape() -> Shape:
     """A small decode."""
     return Shape("decode", 3, 16, 512, 64)
+
+
+@pytest.fixture
+def row() -> Row:
+    """A decode with all there can be: times of each kind, a peer that failed, a peer that is not there."""
+    return Row(
+        package="dsv32",
+        device="NVIDIA H200",
+        shape=Shape("decode", 1, 16, 131072, 2048),
+        flops=71_303_168,
+        bytes_moved=2_402_304,
+        roof=Roof(690e12, 4.445e12, "690 TFLOP/s, 4,445 GB/s: measured"),
+        contenders=(
+            Contender("ours", 8e-6, 1.0, "graph", 21.04e-6, 1.7e-3, None, 0.01, 0.0, 7.5e-6),
+            Contender("vLLM Triton", 19.3e-6, 2.41, "graph", 37e-6, 1.9e-3, None, 0.02, 0.02),
+            Contender("FlashMLA", error=math.nan, absent="wrong result: relative error nan"),
+            Contender("FA3 p1", absent="not installed (ModuleNotFoundError: No module named 'vllm')"),
+        ),
+        torch="2.11.0",
+        triton="3.6.0",
+        rounds=11,
+    )
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 import torch
 
-from mlagen.bench.measure import interleave, summarise
+from mlagen.bench.measure import interleave, spread, summarise
 
 
 def test_contenders_take_turns_and_the_order_rotates() -> None:
@@ -25,6 +25,15 @@ def test_ratios_are_taken_within_a_round() -> None:
     found = summarise({"ours": [1.0, 2.0, 4.0], "theirs": [1.5, 3.0, 6.0]})
     assert found.seconds == {"ours": 2.0, "theirs": 3.0}
     assert found.ratios == {"ours": 1.0, "theirs": 1.5}
+
+
+def test_spread_is_of_the_rounds_but_the_outermost() -> None:
+    rounds = [1.0, 1.0, *[2.0] * 7, 3.0, 99.0]
+    assert spread(rounds) == (3.0 - 1.0) / 2.0
+    assert spread([5.0]) == 0.0
+    found = summarise({"ours": [1.0, 2.0, 4.0], "theirs": [1.5, 3.0, 6.0]})
+    assert found.spreads["ours"] > 0.5
+    assert found.ratio_spreads["theirs"] == 0.0
 
 
 def test_nobody_to_measure_is_no_error() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-import math
+from dataclasses import replace
 
 import pytest
 
@@ -9,46 +9,67 @@ from mlagen.bench.__main__ import main
 from mlagen.bench.choose import Regime
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.report import line, markdown, to_json
-from mlagen.bench.run import Contender, Row
+from mlagen.bench.rows import Contender, Row
 from mlagen.bench.shapes import Shape
 from mlagen.bench.sweep import Figure
 from mlagen.bench.tune import Tuned, summary
 from mlagen.plan.tiles import Tile
 
 
-@pytest.fixture
-def row() -> Row:
-    return Row(
-        package="dsv32",
-        device="NVIDIA H200",
-        shape=Shape("decode", 1, 16, 131072, 2048),
-        flops=71_303_168,
-        bytes_moved=2_402_304,
-        roof_seconds=0.54e-6,
-        roof_origin="measured",
-        contenders=(
-            Contender("ours", 8e-6, 1.0, "graph", 21.04e-6, 1.7e-3),
-            Contender("vLLM Triton", 19.3e-6, 2.41, "graph", 37e-6, 1.9e-3),
-            Contender("FlashMLA", error=math.nan, absent="wrong result: relative error nan"),
-            Contender("FA3 p1", absent="not installed (ModuleNotFoundError: No module named 'vllm')"),
-        ),
-    )
-
-
 def test_markdown_shows_rates_ratios_and_reasons(row: Row) -> None:
     text = markdown([row])
-    assert "| decode | ours us | TFLOP/s | GB/s | of the roof | vLLM Triton us (×) | error | from Python us |" in text
-    assert "| 1 x h16, kv 128K, topk 2048 | 8.0 | 9 | 300 | 0.07 | 19.3 (2.41) | 1.7e-03 |" in text
-    assert "ours 21.0, vLLM Triton 37.0" in text
+    columns = "ours us | by | TFLOP/s | GB/s | of the roof | best peer | ×best | vLLM Triton us (×) | error"
+    assert f"| decode | {columns} |" in text
+    cells = "8.0 | graph | 9 | 300 | 0.07 | vLLM Triton | 2.41 | 19.3 (2.41) | 1.7e-03"
+    assert f"| 1 x h16, kv 128K, topk 2048 | {cells} |" in text
     assert "- FA3 p1: not installed (ModuleNotFoundError: No module named 'vllm')" in text
-    assert "NVIDIA H200." in text
-    assert "\nRoof: measured.\n" in text
+    assert text.startswith("NVIDIA H200, torch 2.11.0, triton 3.6.0.\n")
+    assert "\nRoof: 690 TFLOP/s, 4,445 GB/s: measured.\n" in text
+
+
+def test_host_times_and_times_after_a_pause_have_tables_of_their_own(row: Row) -> None:
+    text = markdown([row])
+    assert "| decode, from Python | ours us | vLLM Triton us |" in text
+    assert "| 1 x h16, kv 128K, topk 2048 | 21.0 | 37.0 |" in text
+    assert "| decode, after a pause | ours us |" in text
+    assert "| 1 x h16, kv 128K, topk 2048 | 7.5 |" in text
+    assert "after a pause |" not in markdown([replace(row, contenders=row.contenders[1:])])
+
+
+def test_the_best_peer_is_the_fastest_that_ran(row: Row) -> None:
+    slow, fast = Contender("slow", 9e-6, 1.2), Contender("fast", 7e-6, 0.9)
+    variant = Contender("ours, batch-invariant", 1e-6, 0.1)
+    raced = replace(row, contenders=(row.ours, variant, slow, fast, row.contenders[3]))
+    assert raced.best_peer == fast
+    data = to_json(raced)
+    assert (data["best_peer"], data["ratio_to_best_peer"]) == ("fast", 0.9)
+    assert "| fast | 0.90 |" in markdown([raced])
+    alone = replace(row, contenders=(row.ours, variant))
+    assert alone.best_peer is None
+    assert to_json(alone)["best_peer"] is None
+    assert "best peer |" not in markdown([alone])
+    bare = [replace(each, ratio=None) for each in (slow, fast)]
+    assert replace(row, contenders=(Contender("ours", absent="no"), *bare)).best_peer == bare[1]
+
+
+def test_packages_have_a_heading_each_where_there_are_several(row: Row) -> None:
+    other = replace(row, package="glm5")
+    assert "\n## dsv32\n" in markdown([row, other])
+    assert "\n## glm5\n" in markdown([row, other])
+    assert "\n## " not in markdown([row])
+
+
+def test_names_end_no_cell_and_open_no_tag(row: Row) -> None:
+    text = markdown([replace(row, contenders=(row.ours, Contender("a|<b>", 1e-6, 0.5)))])
+    assert "a\\|&lt;b>" in text
+    assert "<b>" not in text
 
 
 def test_each_kind_has_a_table_and_every_line_of_it_as_many_cells(row: Row) -> None:
     prefill = Row(**{**vars(row), "shape": Shape("prefill", 4096, 16, 8192, 2048), "contenders": row.contenders[:1]})
     tables = [part.splitlines() for part in markdown([prefill, row]).split("\n\n") if part.startswith("|")]
-    assert [table[0].split(" | ")[0] for table in tables] == ["| prefill", "| decode"]
+    kinds = [table[0].split(" | ")[0].removeprefix("| ") for table in tables]
+    assert [kind for kind in kinds if "," not in kind] == ["prefill", "decode"]
     for table in tables:
         assert len({text.count("|") for text in table}) == 1
 
@@ -66,7 +87,8 @@ def test_a_row_without_our_time_still_renders(row: Row) -> None:
 
 def test_json_is_strict_and_whole(row: Row) -> None:
     data = json.loads(json.dumps(to_json(row), allow_nan=False))
-    assert data["shape"] == {"kind": "decode", "tokens": 1, "num_heads": 16, "s_kv": 131072, "topk": 2048}
+    shape = {"family": "decode", "kind": "decode", "tokens": 1, "num_heads": 16, "s_kv": 131072, "topk": 2048}
+    assert data["shape"] == shape
     assert data["contenders"][0]["seconds"] == 8e-6
     assert data["contenders"][2]["error"] is None
     assert data["contenders"][3]["absent"].startswith("not installed")
