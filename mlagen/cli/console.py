@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
@@ -43,6 +45,24 @@ def report_error(error: MlagenError) -> None:
 def print_json(value: Any) -> None:
     """Prints plain values as JSON on stdout."""
     click.echo(json.dumps(value, indent=2))
+
+
+def command_line(context: click.Context) -> str:
+    """The command that is running, as one would type it."""
+    words = ["mlagen", str(context.info_name)]
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        if context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        value = context.params[name]
+        values = value if parameter.multiple else [value]
+        if isinstance(value, bool):
+            words.append((parameter.opts if value else parameter.secondary_opts)[0])
+        elif isinstance(parameter, click.Argument):
+            words += map(str, values)
+        else:
+            words += [word for each in values for word in (parameter.opts[0], str(each))]
+    return shlex.join(words)
 
 
 def spec_files(paths: tuple[Path, ...]) -> list[Path]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import click
 
-from mlagen.cli.console import JSON, SPEC, err, print_json
+from mlagen.cli.console import JSON, SPEC, command_line, err, print_json
 from mlagen.emit import apply, compare, render
 from mlagen.emit.write import write_atomically
+from mlagen.errors import UsageError
 from mlagen.plan import load_plan
 from mlagen.spec import load
 
@@ -63,7 +64,7 @@ def tune(
 
 
 @click.command()
-@SPEC
+@click.argument("spec", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--only",
     multiple=True,
@@ -71,35 +72,78 @@ def tune(
     help="Only this family of kernels; repeatable.",
 )
 @click.option("--heads", multiple=True, type=int, help="Head counts of attention; default: the spec's, 64 and 16.")
-@click.option("--no-peers", is_flag=True, help="Measure the package alone.")
+@click.option(
+    "--peers/--no-peers", default=True, help="Measure others' kernels too, as far as they import; default: on."
+)
 @click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds a shape.")
-@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the table here too.")
+@click.option(
+    "--from",
+    "saved",
+    multiple=True,
+    metavar="JSON",
+    type=click.Path(path_type=Path),
+    help="Measure nothing: take the rows of this file of an earlier run; repeatable.",
+)
+@click.option(
+    "--against", metavar="JSON", type=click.Path(path_type=Path), help="Compare with an earlier run; exit 1 if slower."
+)
+@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here too.")
+@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page with charts and tables here.")
 @JSON
+@click.pass_context
 def bench(
-    spec: Path,
+    context: click.Context,
+    spec: Path | None,
     only: tuple[str, ...],
     heads: tuple[int, ...],
-    no_peers: bool,
+    peers: bool,
     rounds: int | None,
+    saved: tuple[Path, ...],
+    against: Path | None,
     markdown_path: Path | None,
+    html_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Measures SPEC's kernels on this GPU, interleaved with the peers that import, results checked in the same run."""
+    """Measures SPEC's kernels on this GPU, interleaved with the peers that import, results checked in the same run.
+
+    With --from instead of SPEC, shows what was measured before; that needs no GPU.
+    """
+    if (spec is None) != bool(saved):
+        raise UsageError("bench takes either SPEC, to measure it, or --from JSON, to show what was measured")
+    if saved and (heads or rounds or not peers):
+        raise UsageError("--heads, --rounds and --no-peers say how to measure; --from measures nothing")
     from mlagen.bench import FAMILIES, bench_package, load_package, markdown, shapes_of, to_json
+    from mlagen.bench.against import compare
     from mlagen.bench.report import line
     from mlagen.bench.run import ROUNDS
+    from mlagen.bench.saved import read_rows, rows_of_files
 
-    with _staged(spec) as folder:
-        rows = bench_package(
-            folder,
-            shapes=shapes_of(load_package(folder), only or tuple(FAMILIES), heads or None),
-            peers=not no_peers,
-            rounds=rounds or ROUNDS,
-            on_row=lambda row: err.print(line(row), markup=False),
-        )
+    if html_path:  # what it lacks is told before minutes of measuring
+        from mlagen.bench.page import page
+    earlier = read_rows(against) if against else None
+    if spec:
+        with _staged(spec) as folder:
+            rows = bench_package(
+                folder,
+                shapes=shapes_of(load_package(folder), only or tuple(FAMILIES), heads or None),
+                peers=peers,
+                rounds=rounds or ROUNDS,
+                on_row=lambda row: err.print(line(row), markup=False),
+            )
+    else:
+        rows = [row for row in rows_of_files(saved) if not only or row.shape.family in only]
+        if not rows:
+            raise UsageError(f"no rows of {' or '.join(only)} in {' or '.join(map(str, saved))}")
+    comparison = compare(rows, earlier, str(against)) if earlier else None
     if markdown_path:
-        write_atomically(markdown_path, markdown(rows))
+        write_atomically(markdown_path, markdown(rows, comparison))
+    if html_path:
+        write_atomically(html_path, page(rows, command_line(context), comparison))
     if as_json:
         print_json(json.loads(json.dumps([to_json(row) for row in rows])))
     else:
-        click.echo(markdown(rows), nl=False)
+        click.echo(markdown(rows, comparison), nl=False)
+    if comparison:
+        err.print(comparison.summary, markup=False)
+        if comparison.worse:
+            context.exit(1)

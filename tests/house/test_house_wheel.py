@@ -64,6 +64,8 @@ def test_wheel_holds_every_template(wheel: Path) -> None:
         f"mlagen/_templates/{path.relative_to(ROOT / 'templates')}" for path in ROOT.glob("templates/**/*.jinja")
     }
     assert templates
+    templates |= {str(path.relative_to(ROOT)) for path in ROOT.glob("mlagen/**/*.jinja")}
+    assert "mlagen/bench/page.html.jinja" in templates
     assert templates <= set(zipfile.ZipFile(wheel).namelist())
 
 
@@ -76,3 +78,9 @@ def test_installed_wheel_renders_without_the_checkout(installed: Path, tmp_path:
 def test_installed_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:
     assert "build" in run(installed, "-m", "mlagen", "--help", cwd=tmp_path)
     assert "build" in run(installed.with_name("mlagen"), "--help", cwd=tmp_path)
+
+
+def test_installed_wheel_makes_a_benchmarks_page(installed: Path, tmp_path: Path) -> None:
+    rows = ROOT / "docs" / "benchmarks" / "h200-dsv32.json"
+    run(installed, "-m", "mlagen", "bench", "--from", rows, "--only", "prefill", "--html", "page.html", cwd=tmp_path)
+    assert "<svg" in (tmp_path / "page.html").read_text(encoding="utf-8")
