@@ -13,7 +13,7 @@ import pytest
 from mlagen.bench.against import compare
 from mlagen.bench.batches import Batch
 from mlagen.bench.page import page
-from mlagen.bench.report import us
+from mlagen.bench.report import markdown, us
 from mlagen.bench.roofline import Roof
 from mlagen.bench.rows import Contender, Row
 from mlagen.bench.saved import read_rows
@@ -157,11 +157,13 @@ def test_the_same_rows_give_the_same_bytes_in_any_process(tmp_path: Path) -> Non
     assert found == {page(read_rows(JSON)[-2:], "x").encode()}
 
 
-def test_the_page_of_the_docs_is_of_the_json_beside_it() -> None:
-    command = re.findall(r"<code>(.*?)</code>", HTML.read_text(encoding="utf-8"))[0]
+def test_the_documents_are_of_the_json_beside_them() -> None:
+    text = HTML.read_text(encoding="utf-8")
+    command = re.findall(r"<code>(.*?)</code>", text)[0]
     assert command == "mlagen bench --from docs/benchmarks/h200-dsv32.json --html docs/benchmarks/h200-dsv32.html"
-    same = HTML.read_text(encoding="utf-8") == page(read_rows(JSON), command)
+    same = text == page(read_rows(JSON), command)
     assert same, f"mend it by: ./dev {command}"
+    assert JSON.with_suffix(".md").read_text(encoding="utf-8").endswith(markdown(read_rows(JSON)))
 
 
 def test_without_matplotlib_the_error_names_the_extra() -> None:
