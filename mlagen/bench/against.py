@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from mlagen.bench.rows import Contender, Row
-from mlagen.errors import UsageError
 
 
 @dataclass(frozen=True)
@@ -107,13 +106,7 @@ class Comparison:
 
 
 def compare(rows: Sequence[Row], earlier: Sequence[Row], name: str) -> Comparison:
-    """Sets a run against an earlier one; rows belong together by device, package and shape.
-
-    Raises:
-        UsageError: they have no row in common.
-    """
+    """Sets a run against an earlier one; rows belong together by device, package and shape."""
     before = {row.key: row for row in earlier}
     changes = tuple(Change(row, before[row.key]) for row in rows if row.key in before)
-    if not changes:
-        raise UsageError(f"{name} has no shape of this run: it takes rows of the same device, package and shape")
     return Comparison(name, changes, len(before) - len(changes), len(rows) - len(changes))

@@ -132,18 +132,22 @@ def bench(
             )
     else:
         rows = [row for row in rows_of_files(saved) if not only or row.shape.family in only]
-        if not rows:
-            raise UsageError(f"no rows of {' or '.join(only)} in {' or '.join(map(str, saved))}")
+    if not rows:
+        raise UsageError(
+            f"{' and '.join(map(str, [spec] if spec else saved))}: no shapes of {' or '.join(only) or 'any family'}"
+        )
     comparison = compare(rows, earlier, str(against)) if earlier else None
-    if markdown_path:
-        write_atomically(markdown_path, markdown(rows, comparison))
-    if html_path:
-        write_atomically(html_path, page(rows, command_line(context), comparison))
     if as_json:
         print_json(json.loads(json.dumps([to_json(row) for row in rows])))
     else:
         click.echo(markdown(rows, comparison), nl=False)
+    if markdown_path:
+        write_atomically(markdown_path, markdown(rows, comparison))
+    if html_path:
+        write_atomically(html_path, page(rows, command_line(context), comparison))
     if comparison:
+        if not comparison.changes:  # told last: what was measured is shown all the same
+            raise UsageError(f"{against} has no shape of this run: it takes rows of the same device, package and shape")
         err.print(comparison.summary, markup=False)
         if comparison.worse:
             context.exit(1)

@@ -30,7 +30,9 @@ def test_a_shape_is_measured_and_right(dsv32: BenchPackage) -> None:
         assert [each.name for each in row.contenders] == [OURS, BATCH_INVARIANT]
         assert [each.absent for each in row.contenders] == [None, None]
         assert row.ours.seconds
+        assert row.ours.spread is not None
     assert rows[0].ours.eager_seconds is not None
+    assert [row.ours.cool_seconds is not None for row in rows] == [False, True]  # bytes bound one, FLOPs the other
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "specs").glob("*.yaml")), ids=lambda path: path.stem)

@@ -67,6 +67,14 @@ def test_a_slowdown_is_an_honest_no(run: Run, workspace: Path, rows: Rows) -> No
     assert run("bench", "--from", then, "--against", now).exit_code == 0
 
 
+def test_a_run_of_other_shapes_is_no_comparison(run: Run, workspace: Path, rows: Rows) -> None:
+    other = saved(workspace, "other.json", [row | {"package": "glm5"} for row in rows])
+    done = run("bench", "--from", os.fspath(JSON), "--against", other)
+    assert done.exit_code == 2
+    assert "other.json has no shape of this run" in done.stderr
+    assert "| prefill | ours us |" in done.stdout
+
+
 def test_a_run_that_cannot_be_judged_says_so(run: Run) -> None:
     done = run("bench", "--from", os.fspath(JSON), "--against", os.fspath(JSON))
     assert done.exit_code == 0
@@ -88,7 +96,7 @@ def test_files_and_families_are_chosen(run: Run, workspace: Path, rows: Rows) ->
         (("specs/small.yaml", "--from", "x.json"), "either SPEC, to measure it, or --from JSON"),
         (("--from", "x.json", "--no-peers"), "--from measures nothing"),
         (("--from", "x.json"), "x.json: cannot be read"),
-        (("--from", os.fspath(JSON), "--only", "index"), "no rows of index"),
+        (("--from", os.fspath(JSON), "--only", "index"), "no shapes of index"),
         (("--from", os.fspath(JSON), "--against", "x.json"), "x.json: cannot be read"),
     ],
 )
