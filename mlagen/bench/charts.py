@@ -5,7 +5,6 @@ Colours are CSS variables, so that a page has light and dark of one chart; text 
 
 from __future__ import annotations
 
-import html
 import io
 import math
 import re
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from itertools import cycle, takewhile
 from types import MappingProxyType
 from typing import Any, TypeAlias
+from xml.etree import ElementTree
 
 import numpy as np
 
@@ -61,10 +61,8 @@ _SETTINGS: Any = {
 }
 Box: TypeAlias = tuple[float, float, float, float]
 
-_ID = re.compile(r'(\bid="|url\(#|href="#)')
+_REFERENCE = re.compile(r"^#|url\(#")
 _VARIABLE = re.compile("|".join(_VARIABLES))
-_SHEET = re.compile(r"<style.*?</style>", re.DOTALL)  # its rules would hold for the whole page
-_ROOT = re.compile(r'<svg [^>]*?viewBox="([^"]*)"[^>]*(?=>)')
 _INCH = 72  # points, and pixels of the charts: lengths below are both
 _LANE = 6.0  # kernels of one shape stand so far apart in a roofline
 _CHARACTER, _LINE = 4.8, 11.0  # width and height of text, about
@@ -139,12 +137,10 @@ def roofline(rows: Sequence[Row], styles: Mapping[str, Style], key: str) -> str:
             axis.set_minor_locator(NullLocator())
         axes.plot([left, ridge, right], [left * roof.bytes_per_s / TERA, top, top], color=_INK, lw=1.6)
         _write(axes, (right, top), f"{top:,.0f} TFLOP/s", (0, 4), ha="right", va="bottom")
-        slope = math.degrees(
-            math.atan2(*reversed(axes.transData.transform((10, 10)) - axes.transData.transform((1, 1))))
-        )
+        run, rise = axes.transData.transform((10, 10)) - axes.transData.transform((1, 1))
         _write(
             axes, (left, left * roof.bytes_per_s / TERA), f"{roof.bytes_per_s / GIGA:,.0f} GB/s", (6, 14),
-            rotation=slope, rotation_mode="anchor",
+            rotation=math.degrees(math.atan2(rise, run)), rotation_mode="anchor",
         )  # fmt: skip
         titles, ours = {}, []
         lanes = list(dict.fromkeys(each.name for _, each, _ in points))
@@ -260,13 +256,27 @@ def _svg(figure: Figure, key: str, title: str, titles: Mapping[str, str] = Mappi
         title: what it shows, for those who do not see it.
         titles: texts that show over the groups of these ids.
     """
-    buffer = io.StringIO()
+    buffer = io.BytesIO()
     canvas: Any = FigureCanvasSVG(figure)  # whose methods have no types
     canvas.print_svg(buffer, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    text = buffer.getvalue()
-    text = _SHEET.sub("", text[text.index("<svg") :]).replace("xlink:href", "href")
-    for gid, each in titles.items():
-        text = text.replace(f'<g id="{gid}">', f'<g id="{gid}"><title>{html.escape(each)}</title>')
-    text = _ID.sub(rf"\1{key}-", text)
-    text = _VARIABLE.sub(lambda found: _VARIABLES[found[0]], text)
-    return _ROOT.sub(f'<svg role="img" aria-label="{html.escape(title)}" viewBox="\\1"', text, count=1)
+    root = ElementTree.fromstring(buffer.getvalue())
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        given = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
+        element.attrib = {name: _attribute(name, value, key) for name, value in given.items()}
+        if each := titles.get(given.get("id", "")):
+            title_of = ElementTree.Element("title")
+            title_of.text = each
+            element.insert(0, title_of)
+        for sheet in element.findall("{*}style"):  # its rules would hold for the whole page
+            element.remove(sheet)
+    root.attrib = {"role": "img", "aria-label": title, "viewBox": root.attrib["viewBox"]}
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _attribute(name: str, value: str, key: str) -> str:
+    """An attribute with the page's colours, and with ids of this chart alone."""
+    if name == "id":
+        return f"{key}-{value}"
+    value = _REFERENCE.sub(rf"\g<0>{key}-", value)
+    return _VARIABLE.sub(lambda found: _VARIABLES[found[0]], value)

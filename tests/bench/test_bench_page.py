@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 JSON = ROOT / "docs" / "benchmarks" / "h200-dsv32.json"
 HTML = JSON.with_suffix(".html")
 COMMAND = "mlagen bench --from rows.json --html page.html"
-EVIL = "</title><script>alert('$x$ & \"y\"')</script>"
+EVIL = "</title><script>alert('$x$ & \\1 id=\"y\" #000001')</script>"
 
 
 @pytest.fixture
