@@ -136,6 +136,7 @@ def _resources(job: CompileJob, measured: Measured, *, cached: bool) -> Resource
         shared=measured.shared,
         shared_limit=TARGETS[job.target].shared_limit,
         expected_shared=job.expected_shared,
+        expected_products=job.expected_products,
         tensor_memory=measured.tensor_memory,
         instructions=measured.instructions,
         seconds=measured.seconds,

@@ -33,6 +33,7 @@ class Resources:
         shared: bytes of shared memory (LDS) a program needs.
         shared_limit: bytes of shared memory the target gives one program.
         expected_shared: bytes of shared memory the plan expected.
+        expected_products: warpgroup products the plan expected in the code; None: not judged.
         tensor_memory: columns of tensor memory a program needs; 0 but on sm100.
         instructions: how often each matrix, stack or scratch instruction stands in the machine code.
         seconds: wall-clock seconds of the compilation, now or when the cache was filled.
@@ -52,6 +53,7 @@ class Resources:
     shared: int
     shared_limit: int
     expected_shared: int
+    expected_products: int | None
     tensor_memory: int
     instructions: Mapping[str, int] = field(hash=False)
     seconds: float = field(compare=False)
@@ -103,6 +105,12 @@ def _errors(taken: Resources) -> Iterable[LimitError]:
             f"{taken.loop_spills:,} too many; spills {taken.spills:,} {taken.spill_unit} with "
             f"{taken.registers} registers a thread and {taken.num_warps} warps a program in use",
             hint=f"a smaller tile or more warps (now {taken.num_warps}) in the target's tile table",
+        )
+    products = taken.instructions.get("HGMMA", 0)
+    if taken.expected_products not in (None, products):
+        yield LimitError(
+            f"{label(taken)}: {products} warpgroup products in the code - expected {taken.expected_products}",
+            hint="a product was split, doubled or left out by the compiler",
         )
     if taken.tensor_memory > TENSOR_MEMORY_COLUMNS:
         yield LimitError(

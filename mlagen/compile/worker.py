@@ -11,8 +11,10 @@ bytes, `tensor_memory` in columns and `seconds`; or `error`, `line` in the modul
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
+import io
 import json
 import os
 import sys
@@ -87,12 +89,14 @@ def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
         constexprs={(fn.arg_names.index(name),): value for name, value in constexprs.items()},
         attrs=attrs,
     )
+    target = GPUTarget(job["backend"], job["arch"], job["warp_size"])
+    triton.knobs.nvidia.dump_ptxas_log = fn.is_gluon()  # which Triton prints when it compiles anew, as it does here
     start = time.perf_counter()
-    kernel = triton.compile(
-        source,
-        target=GPUTarget(job["backend"], job["arch"], job["warp_size"]),
-        options=job["options"],
-    )
+    with contextlib.redirect_stdout(io.StringIO()) as log:
+        kernel = triton.compile(source, target=target, options=job["options"])
+    serialised = [line.strip() for line in log.getvalue().splitlines() if "C75" in line]
+    if serialised:
+        raise JobError(f"ptxas serialises its warpgroup products: {serialised[0]}")
     seconds = time.perf_counter() - start
     code = kernel.asm["cubin" if job["backend"] == "cuda" else "amdgcn"]
     Path(job["output"]).write_bytes(code if isinstance(code, bytes) else code.encode())

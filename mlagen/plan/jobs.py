@@ -19,6 +19,7 @@ class CompileJob:
         num_warps: warps a program.
         num_stages: software-pipeline depth.
         expected_shared: bytes of shared memory the plan expects a program to need.
+        expected_products: warpgroup products (wgmma) the plan expects in the code; None: not judged.
     """
 
     module: str
@@ -30,3 +31,4 @@ class CompileJob:
     num_warps: int
     num_stages: int
     expected_shared: int
+    expected_products: int | None = None

@@ -6,16 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.plan import work
 from mlagen.plan.cache import CachePlan, make_cache_plan
 from mlagen.plan.chunks import Chunk, make_chunks
+from mlagen.plan.hopper import HOPPER_TARGET, HopperPlan, HopperRow, make_hopper, refusal
 from mlagen.plan.kvcache import KVCACHE_WRAPPER, KvcachePlan, cached_row, make_kvcache_plan
 from mlagen.plan.splits import SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import TileRow, default_rows, unaligned_row
-from mlagen.plan.tuned import load_tuned, load_tuned_kvcache
+from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_hopper, load_tuned_kvcache
 from mlagen.spec import Spec, load
+
+ROWS_WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # of attention over unquantised rows
 
 
 @dataclass(frozen=True)
@@ -26,11 +30,13 @@ class SparsePlan:
         chunks: blocks of a row, in lane order.
         tiles: rows of the tile table by target.
         unaligned: the tile of calls whose rows or indices are not aligned, by target.
+        hopper: the kernel's of the Gluon back end; None without.
     """
 
     chunks: tuple[Chunk, ...]
     tiles: tuple[tuple[str, tuple[TileRow, ...]], ...]
     unaligned: tuple[tuple[str, TileRow], ...]
+    hopper: HopperPlan | None
 
 
 @dataclass(frozen=True)
@@ -111,17 +117,19 @@ def load_plan(path: Path) -> Plan:
     """
     spec = load(path)
     tuned = load_tuned(spec.name, path.parent, row_chunks(spec))
+    calls = {kind: load_tuned_hopper(kind, spec.name, path.parent, HOPPER_TARGET) for kind in HOPPER_KINDS}
     if KVCACHE_WRAPPER not in spec.wrappers:
-        return make_plan(spec, tuned)
+        return make_plan(spec, tuned, tuned_hopper=calls)
     layouts = layouts_of(spec.model_dump(mode="json"))
     cached = cached_row(*layouts, make_cache_plan(*layouts, spec.model.v_head_dim).chunks)
-    return make_plan(spec, tuned, load_tuned_kvcache(spec.name, path.parent, cached))
+    return make_plan(spec, tuned, load_tuned_kvcache(spec.name, path.parent, cached), calls)
 
 
 def make_plan(
     spec: Spec,
     tuned: Mapping[str, Sequence[TileRow]] | None = None,
     tuned_kvcache: Mapping[str, Sequence[TileRow]] | None = None,
+    tuned_hopper: Mapping[str, Sequence[HopperRow] | None] | None = None,
 ) -> Plan:
     """Derives the plan.
 
@@ -129,11 +137,16 @@ def make_plan(
         spec: the validated spec.
         tuned: rows of the tile table that a sweep found, by target; targets without take the defaults.
         tuned_kvcache: the same of attention over a cache.
+        tuned_hopper: which calls run the Hopper kernels, by `tuned.HOPPER_KINDS`.
 
     Raises:
-        LimitError: a target cannot hold any tile of these dims; one line with the arithmetic.
+        LimitError: the spec asks for the Gluon back end and cannot have it; or a target cannot hold any tile of these
+            dims; one line with the arithmetic.
     """
     dims = spec.model
+    reason = refusal(spec)
+    if spec.backend == "gluon" and reason is not None:
+        raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
     d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim
     chunks = row_chunks(spec)
@@ -145,6 +158,9 @@ def make_plan(
         chunks=chunks,
         tiles=tiles,
         unaligned=tuple((name, unaligned_row(chunks, TARGETS[name])) for name in spec.targets),
+        hopper=make_hopper(spec, (tuned_hopper or {}).get(HOPPER_KINDS[0]))
+        if set(spec.wrappers) & set(ROWS_WRAPPERS)
+        else None,
     )
     cache = make_cache_plan(layout, extra_layout, dims.v_head_dim)
     kvcache = None

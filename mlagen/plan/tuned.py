@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Annotated
@@ -14,11 +14,12 @@ from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from mlagen.errors import LimitError, Place, SpecError
 from mlagen.plan.chunks import Chunk
+from mlagen.plan.hopper import HopperRow
 from mlagen.plan.kvcache import CachedRow
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import Tile, TileRow, make_row
 from mlagen.spec.load import lies_within, place_of, read_text
-from mlagen.spec.marked import read, refuse
+from mlagen.spec.marked import Document, read, refuse
 from mlagen.spec.models import Model, refused
 from mlagen.spec.prose import Guide
 
@@ -30,6 +31,7 @@ def _power_of_two(number: int) -> int:
 
 
 KINDS = ("rows", "kvcache_rows")
+HOPPER_KINDS = ("hopper_rows", "kvcache_hopper_rows")
 TILE_FIELDS = tuple(field.name for field in fields(Tile))
 
 RowMaker = Callable[[Tile, Target, str, int | None, int | None], TileRow]
@@ -53,6 +55,13 @@ class TunedRow(Model):
     ]
 
 
+class TunedHopperRow(Model):
+    """From how many tokens on calls of up to so many heads run the Hopper kernel."""
+
+    max_heads: Annotated[int | None, Field(ge=1, le=128, description="most heads a call may have; absent: any")] = None
+    min_tokens: Annotated[int | None, Field(ge=1, le=1 << 30, description="fewest tokens; absent: none do")] = None
+
+
 class TunedTable(Model):
     """The tile tables of one spec on one target; the first row that holds a call is taken."""
 
@@ -63,13 +72,22 @@ class TunedTable(Model):
     kvcache_rows: Annotated[
         tuple[TunedRow, ...] | None, Field(min_length=1, description="of attention over a cache, likewise")
     ] = None
+    hopper_rows: Annotated[
+        tuple[TunedHopperRow, ...] | None,
+        Field(min_length=1, description="of attention over rows: which calls run the Hopper kernel, by heads"),
+    ] = None
+    kvcache_hopper_rows: Annotated[
+        tuple[TunedHopperRow, ...] | None, Field(min_length=1, description="of attention over a cache, likewise")
+    ] = None
 
     @model_validator(mode="after")
     def _rows_hold_every_call(self) -> TunedTable:
-        if self.rows is None and self.kvcache_rows is None:
-            raise refused("has neither; takes rows, kvcache_rows or both")
+        if all(getattr(self, name) is None for name in (*KINDS, *HOPPER_KINDS)):
+            raise refused(f"has no table; takes one or more of {', '.join((*KINDS, *HOPPER_KINDS))}")
         for name in KINDS:
             _check_rows(name, getattr(self, name) or ())
+        for name in HOPPER_KINDS:
+            _check_hopper_rows(name, getattr(self, name) or ())
         return self
 
 
@@ -84,6 +102,15 @@ def _check_rows(name: str, rows: tuple[TunedRow, ...]) -> None:
         if row.max_tokens is not None and (last or following[0] > _most(row)[0]):
             message = f"got {row.max_tokens}; takes none in the last row of its heads"
             raise refused(message, name, index, "max_tokens")
+
+
+def _check_hopper_rows(name: str, rows: tuple[TunedHopperRow, ...]) -> None:
+    for index, row in enumerate(rows):
+        last = index == len(rows) - 1
+        if last and row.max_heads is not None:
+            raise refused(f"got {row.max_heads}; takes none in the last row", name, index, "max_heads")
+        if not last and (rows[index + 1].max_heads or math.inf) <= (row.max_heads or math.inf):
+            raise refused("takes rows in the order of their heads", name, index + 1)
 
 
 def _most(row: TunedRow) -> tuple[float, float]:
@@ -119,6 +146,19 @@ def load_tuned_kvcache(spec_name: str, specs_dir: Path, cached: CachedRow) -> di
     return _load_all("kvcache_rows", spec_name, specs_dir, cached.row)
 
 
+def load_tuned_hopper(kind: str, spec_name: str, specs_dir: Path, target: str) -> tuple[HopperRow, ...] | None:
+    """Reads which calls run a Hopper kernel, `kind` being one of HOPPER_KINDS; None where no sweep said so.
+
+    Raises:
+        SpecErrors: the file is off: every error of it, at its line and column.
+    """
+    path = tuned_path(spec_name, target, specs_dir)
+    if not path.is_file():
+        return None
+    rows = getattr(_table(path)[0], kind)
+    return rows and tuple(HopperRow(row.max_heads, row.min_tokens) for row in rows)
+
+
 def _sparse_row(
     chunks: Sequence[Chunk], tile: Tile, target: Target, reason: str, max_heads: int | None, max_tokens: int | None
 ) -> TileRow:
@@ -132,6 +172,18 @@ def _load_all(kind: str, spec_name: str, specs_dir: Path, make: RowMaker) -> dic
 
 
 def _load(path: Path, kind: str, make: RowMaker) -> tuple[TileRow, ...]:
+    table, document = _table(path)
+    rows = []
+    for index, row in enumerate(getattr(table, kind) or ()):
+        try:
+            rows.append(_row(row, path, make))
+        except LimitError as error:
+            mark = document.values[kind, index]
+            raise LimitError(error.message, place=Place(path, mark.line, mark.column), hint=error.hint) from None
+    return tuple(rows)
+
+
+def _table(path: Path) -> tuple[TunedTable, Document]:
     if path.stem not in TARGETS:
         message = f"'{path.stem}' is no target; takes a file named after one of {', '.join(TARGETS)}"
         raise refuse([SpecError(message, place=Place(path))])
@@ -149,14 +201,7 @@ def _load(path: Path, kind: str, make: RowMaker) -> tuple[TileRow, ...]:
             errors.append(SpecError(str(finding), place=Place(path, mark.line, mark.column)))
     if table is None or errors:
         raise refuse(errors)
-    rows = []
-    for index, row in enumerate(getattr(table, kind) or ()):
-        try:
-            rows.append(_row(row, path, make))
-        except LimitError as error:
-            mark = document.values[kind, index]
-            raise LimitError(error.message, place=Place(path, mark.line, mark.column), hint=error.hint) from None
-    return tuple(rows)
+    return table, document
 
 
 def _row(row: TunedRow, path: Path, make: RowMaker) -> TileRow:
@@ -172,6 +217,8 @@ def dump_tuned(
     rows: Sequence[TileRow],
     *,
     kvcache_rows: Sequence[TileRow] = (),
+    hopper_rows: Sequence[HopperRow] = (),
+    kvcache_hopper_rows: Sequence[HopperRow] = (),
     device: str,
     triton: str,
 ) -> str:
@@ -180,6 +227,7 @@ def dump_tuned(
     Args:
         spec_name, target: whose tiles.
         rows, kvcache_rows: rows of the tile tables of attention over rows and over a cache; either may be empty.
+        hopper_rows, kvcache_hopper_rows: which calls of either run the Hopper kernel; empty: the default.
         device: name of the device they were measured on.
         triton: version of Triton they were compiled with.
     """
@@ -198,6 +246,14 @@ def dump_tuned(
                 programs_per_sm=row.programs_per_sm,
             )
             values = model.model_dump(exclude_none=True)
-            entries = ", ".join(f"{name}: {json.dumps(value)}" for name, value in values.items())
-            lines.append(f"  - {{{entries}}}")
+            lines.append(_flow_line(values))
+    for name, calls in zip(HOPPER_KINDS, (hopper_rows, kvcache_hopper_rows), strict=True):
+        if calls:
+            lines += [f"{name}: # calls of so many tokens and more run the Hopper kernel; without min_tokens none do"]
+            lines += [_flow_line({key: value for key, value in asdict(row).items() if value}) for row in calls]
     return "\n".join(lines) + "\n"
+
+
+def _flow_line(values: Mapping[str, object]) -> str:
+    """A row of a table in YAML's flow style."""
+    return f"  - {{{', '.join(f'{name}: {json.dumps(value)}' for name, value in values.items())}}}"

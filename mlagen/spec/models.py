@@ -337,7 +337,10 @@ class Spec(Model):
         Field(min_length=1, description="GPU architectures to compile for", json_schema_extra={"uniqueItems": True}),
         AfterValidator(_without_repeats),
     ]
-    backend: Annotated[Literal["auto", "triton"], Field(description="which back end emits the kernels")] = "auto"
+    backend: Annotated[
+        Literal["auto", "triton", "gluon"],
+        Field(description="which back end emits the kernels; auto: the portable one, with Gluon's beside it on sm90"),
+    ] = "auto"
 
     @field_validator("cache", "extra_cache")  # not a model validator: it speaks up even while other fields are off
     @classmethod

@@ -60,6 +60,11 @@ class Case:
     promise: str
     every_target: bool = field(default=False, kw_only=True)
 
+    @property
+    def attends(self) -> bool:
+        """Whether it computes attention."""
+        return False
+
 
 @dataclass(frozen=True)
 class SparseCase(Case):
@@ -80,6 +85,11 @@ class SparseCase(Case):
     splits: int | None = None
     multiprocessors: int | None = None
     batch_invariant: bool = False
+
+    @property
+    def attends(self) -> bool:
+        """True."""
+        return True
 
 
 @dataclass(frozen=True)

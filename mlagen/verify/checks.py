@@ -22,6 +22,7 @@ from mlagen.verify.results import Figure
 
 CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
 NAN = float("nan")
+HOPPER_KERNELS = "cuda, Hopper kernels"
 
 
 class CaseFailedError(Exception):
@@ -41,6 +42,11 @@ class Results(NamedTuple):
         return Results(change(self.out), max_logits, None if self.lse is None else change(self.lse))
 
 
+def hopper_modules(package: ModuleType) -> list[Any]:
+    """The package's modules that have a table of calls for a Hopper kernel."""
+    return [module for module in vars(package).values() if isinstance(module, ModuleType) and hasattr(module, "HOPPER")]
+
+
 @dataclass(frozen=True)
 class Subject:
     """A generated package under test.
@@ -49,7 +55,7 @@ class Subject:
         package: the imported package.
         facts: what its spec says.
         device: "cpu" (the interpreter) or "cuda".
-        target: whose tiles the interpreter reads.
+        target: whose tiles the interpreter reads; on a GPU HOPPER_KERNELS gives every call that can to those.
     """
 
     package: ModuleType
@@ -71,9 +77,25 @@ class Subject:
 
         launch.device_facts = device_facts
         try:
-            yield
+            with self._hopper_forced():
+                yield
         finally:
             launch.device_facts = actual
+
+    @contextlib.contextmanager
+    def _hopper_forced(self) -> Iterator[None]:
+        """Within, every call that can runs the Hopper kernel, if that is this subject's target."""
+        modules = hopper_modules(self.package) if self.target == HOPPER_KERNELS else []
+        tables = [module.HOPPER for module in modules]
+        try:
+            for module in modules:
+                module.HOPPER = [(module.ANY, 0)]
+                module._schedule.cache_clear()
+            yield
+        finally:
+            for module, table in zip(modules, tables, strict=True):
+                module.HOPPER = table
+                module._schedule.cache_clear()
 
     def attend(self, case: SparseCase, inputs: Inputs, **given: Any) -> Results:
         """Calls the case's wrapper; `given` holds further arguments by name."""

@@ -145,6 +145,11 @@ class KvcacheCase(Case):
     multiprocessors: int | None = None
     batch_invariant: bool = False
 
+    @property
+    def attends(self) -> bool:
+        """True."""
+        return True
+
 
 @dataclass(frozen=True)
 class KvcacheRefusalCase(Case):

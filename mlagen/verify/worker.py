@@ -18,6 +18,7 @@ The answers are {"event": "start", case, target} before and {"event": "result", 
 from __future__ import annotations
 
 import fnmatch
+import importlib
 import importlib.util
 import json
 import os
@@ -67,9 +68,15 @@ def _import_package(folder: Path) -> ModuleType:
 
 
 def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) -> list[tuple[Case, str]]:
-    """Cases and targets of a job, in order: all cases on the first target, those for every target on the others too."""
+    """Cases and targets of a job, in order: all cases on the first target, those for every target on the others too.
+
+    Another GPU target is another kernel: all cases that compute attention are for it.
+    """
     pairs = [
-        (case, target) for number, target in enumerate(targets) for case in found if number == 0 or case.every_target
+        (case, target)
+        for number, target in enumerate(targets)
+        for case in found
+        if number == 0 or case.every_target or (targets[0] == "cuda" and case.attends)
     ]
     if only is None:
         return pairs
@@ -102,7 +109,7 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     _prepare(device)
     import torch
 
-    from mlagen.verify.checks import CaseFailedError, Subject
+    from mlagen.verify.checks import HOPPER_KERNELS, CaseFailedError, Subject, hopper_modules
     from mlagen.verify.facts import Facts
     from mlagen.verify.families import cases, run
     from mlagen.verify.inputs import CaseSkippedError
@@ -111,6 +118,9 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     package = _import_package(Path(job["package_dir"]))
     spec = package.SPEC["spec"]
     targets = list(job["targets"] or spec["targets"]) if device == "cpu" else [device]
+    if device == "cuda" and hopper_modules(package):
+        launch = importlib.import_module(f"{package.__name__}._launch")
+        targets += [HOPPER_KERNELS] if launch.device_facts(torch.device("cuda", 0)).hopper else []
     first, step = job["shard"]
     done = {tuple(pair) for pair in job["done"]}
     facts = Facts.of(spec)

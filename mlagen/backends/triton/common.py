@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mlagen.plan import TARGETS, Chunk, Plan
+from mlagen.plan import TARGETS, Chunk, HopperPlan, Plan
 from mlagen.plan.work import ITEMSIZE
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -17,6 +17,11 @@ INDEX_GROUP = 16
 Signature = tuple[tuple[str, str], ...]
 
 
+def hopper_kernels(plan: Plan) -> dict[str, HopperPlan | None]:
+    """The modules of Hopper kernels, and the numbers of those that the package has."""
+    return {"_sparse_hopper": plan.sparse.hopper}
+
+
 def common(plan: Plan) -> dict[str, Any]:
     """What every template of a package may ask for."""
     spec = plan.spec
@@ -25,6 +30,8 @@ def common(plan: Plan) -> dict[str, Any]:
         "title": spec.title,
         "wrappers": spec.wrappers,
         "targets": spec.targets,
+        "backend": spec.backend,
+        "hopper_modules": [name for name, hopper in hopper_kernels(plan).items() if hopper is not None],
         "divides": any(wrapper not in ATTENTION for wrapper in spec.wrappers),
         "needs_e4m3": any(field.dtype == "e4m3" for layout in layouts for field in layout.fields),
         "e4m3_targets": [target for target in spec.targets if TARGETS[target].has_e4m3],

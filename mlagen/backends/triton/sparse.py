@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mlagen.backends import gluon
 from mlagen.backends.triton import splits
 from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of
 from mlagen.backends.triton.splits import accumulators, attention_context
-from mlagen.plan import CompileJob, Plan, TileRow
+from mlagen.plan import ROWS_WRAPPERS, CompileJob, Plan, TileRow
 
 MODULE = "sparse_attention"
-SHARED = (splits,)
-WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")
+SHARED = (splits, gluon.SPARSE)
+WRAPPERS = ROWS_WRAPPERS
 
 
 def _optional_arguments(plan: Plan) -> list[str]:
@@ -64,6 +65,8 @@ def context(plan: Plan) -> dict[str, Any]:
         "warms_length": any("length" in one for one in optional),
         "warms_sink": any("sink" in one for one in optional),
         "sparse": sparse,
+        "hopper": sparse.hopper,
+        "hopper_arguments": len(gluon.SPARSE.arguments(plan)),
         "tiles": sparse.tiles,
         "paged": paged,
         "kv_shape": f"[pages, {plan.rows_block_size}, {plan.d_qk}]" if paged else f"[s_kv, 1, {plan.d_qk}]",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common
+from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common, hopper_kernels
 from mlagen.plan import Chunk, CompileJob, Plan
 
 MODULE = "_splits"
@@ -56,6 +56,7 @@ def context(plan: Plan) -> dict[str, Any]:
     base_e = plan.spec.attention.lse_base == "e"
     return {
         **attention_context(plan),
+        "hopper_tile": next((hopper.tile for hopper in hopper_kernels(plan).values() if hopper), None),
         "splits": plan.splits,
         "merge": plan.splits.merge,
         "to_base": " * LN2" if base_e else "",
