@@ -391,6 +391,7 @@ def _changes(side: Side, wrapper: str) -> Iterator[Change]:
         yield "block_table", "fewer requests than seq_lens", lambda table: table[:1], ""
         yield "offset", "negative", lambda _: -1, ""
         yield "offset", "past the end", lambda _: 1000, ""
+        yield "offset", "None", lambda _: None, ""
     else:
         yield from _tensor_changes("dst", other_dtype, first=True)
         yield "dst", "wider than a row", _wider, ""
@@ -401,6 +402,7 @@ def _changes(side: Side, wrapper: str) -> Iterator[Change]:
         yield "seq_starts", "a request too many", _longer, ""
         yield "num_tokens", "more than dst has", lambda _: 1000, ""
         yield "num_tokens", "a float", lambda _: 2.5, ""
+        yield "num_tokens", "None", lambda _: None, ""
     if wrapper in (CONCAT, INSERT):
         yield from _tensor_changes("slot_mapping", torch.int32)
         yield "slot_mapping", "longer than the rows", lambda slots: slots.repeat(3), ""

@@ -331,6 +331,7 @@ def _changes() -> Iterator[tuple[str, str, Callable[[Any], Any], tuple[str, ...]
             yield argument, str(value), _constant(value), wrappers
     yield "topk", "with the window past int32", _constant(2**31 - 100), (COMBINE,)
     yield "M", "rows past int32", _constant(2**30 + 1), (COMBINE,)
+    yield "N", "more than M", _constant(2**31 - 1), (COMBINE,)
     yield "token_indices", "not of NUM_TOPK_TOKENS", lambda tensor: tensor[:, 1:], (CONVERT,)
     yield "NUM_TOPK_TOKENS", "a float", _constant(5.0), (CONVERT,)
     yield "HAS_PREFILL_WORKSPACE", "True", _constant(True), (CONVERT,)

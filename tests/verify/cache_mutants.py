@@ -90,6 +90,7 @@ QUOTIENTS = (
     _cache("a wrong dtype is taken", "if cache.dtype not in CACHE_DTYPES", "if False", "refuses: k*_cache, dtype*"),
     _cache("rows that overlap are taken", "if size > 1 and stride < extent", "if False", "refuses: *overlap*"),
     _cache("a begin off its values is taken", "% FIELD_ALIGNMENT", "% 1", "refuses: *a begin*"),
+    _cache("None is no token", '_integer("num_tokens"', '_launch.count("num_tokens"', "refuses: num_tokens*"),
 )
 FOUR_BIT = (
     _layout("the even lane is in the high half", "even + odd * 16", "odd + even * 16", "writer: typical *"),

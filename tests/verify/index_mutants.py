@@ -128,6 +128,7 @@ COMBINE_MUTANTS = (
     _literal(
         "a negative topk is taken", '_integer("topk", topk, 0)', '_integer("topk", topk, -9)', "refuses: topk, -1*"
     ),
+    _literal("a window past the request's rows is taken", "if N > M:", "if False:", "refuses: N, more than M*"),
 )
 
 if __name__ == "__main__":
