@@ -28,7 +28,7 @@ class HopperRow:
     min_tokens: int | None
 
 
-# Untuned: what dsv32 gains from on an H100; with few heads half of a tile is empty, with few tokens splits start slower.
+# Untuned: from where dsv32 gains on an H100. A few heads leave most of a tile empty; few tokens need many splits.
 DEFAULT_ROWS = (HopperRow(16, None), HopperRow(32, 16), HopperRow(64, 4), HopperRow(None, 2))
 
 

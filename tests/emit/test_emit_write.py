@@ -17,7 +17,10 @@ from mlagen.emit.write import write_atomically
 from mlagen.errors import DriftError
 from mlagen.plan import make_plan
 
-NAMES = ["_launch.py", "_layout.py", "_splits.py", "cache.py", "sparse_attention.py", "__init__.py"]
+NAMES = [
+    *("_launch.py", "_layout.py", "_splits.py", "_sparse_hopper.py"),
+    *("cache.py", "sparse_attention.py", "__init__.py"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -74,7 +74,7 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         "extra_cache": draw(st.none() | caches(rank, rope, dtype)),
         "wrappers": draw(unique(WrapperName, 10)),
         "targets": draw(unique(Target, 8)),
-        "backend": draw(st.sampled_from(["auto", "triton"])),
+        "backend": draw(st.sampled_from(["auto", "triton", "gluon"])),
     }
 
 

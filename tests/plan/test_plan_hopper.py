@@ -1,0 +1,80 @@
+"""Numbers of the Hopper kernels: which specs have them, which calls run them, what they take."""
+
+import pytest
+from plan_specs import make_spec
+
+from mlagen.errors import LimitError, MlagenError
+from mlagen.plan import HopperRow, load_plan, make_plan
+from mlagen.plan.tuned import dump_tuned
+
+
+def hopper(**changes):
+    return make_plan(make_spec(**changes)).sparse.hopper
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
+        ({"v_head_dim": 256}, "model.v_head_dim is 256, and it takes 512"),
+        ({"qk_rope_head_dim": 32}, "a row has 32 lanes behind V's, and it takes 0 or 64"),
+    ],
+    ids=str,
+)
+def test_a_spec_that_cannot_have_them_goes_without_or_is_told_why(changes, reason):
+    assert hopper(**changes) is None
+    with pytest.raises(LimitError, match=reason):
+        hopper(backend="gluon", **changes)
+
+
+def test_the_portable_back_end_alone_has_none():
+    assert hopper(backend="triton") is None
+
+
+def test_with_gluon_alone_every_call_runs_them():
+    assert hopper(backend="gluon").rows == (HopperRow(None, 1),)
+
+
+def test_attention_over_a_cache_alone_needs_no_kernel_over_rows():
+    assert hopper(wrappers=("concat_and_cache_mla",)) is None
+
+
+@pytest.mark.parametrize(("rope", "lanes"), [(64, 576), (0, 512)])
+def test_numbers_by_hand(rope, lanes):
+    plan = hopper(qk_rope_head_dim=rope)
+    assert (plan.step, plan.d_half, plan.d_tail) == (128, 256, rope)
+    # 16 lanes a product of scores, three times over; 4 products of 64 weights for each of 3 half-blocks, twice.
+    assert plan.expected_products == 3 * lanes // 16 + 3 * 2 * 4
+    # Q and two blocks of K, 64 rows each; weights of one block, or of both where no place of K is free for them.
+    weights = 64 * 64 * (1 if rope else 2)
+    assert plan.expected_shared == 2 * (3 * 64 * lanes + weights) + 4 * 64 * 4
+
+
+def tuned_spec(tmp_path, root, text):
+    (tmp_path / "dsv32.yaml").write_text((root / "specs" / "dsv32.yaml").read_text())
+    folder = tmp_path / "tuned" / "dsv32"
+    folder.mkdir(parents=True)
+    (folder / "sm90.yaml").write_text(text)
+    return tmp_path / "dsv32.yaml"
+
+
+def test_tuned_rows_say_which_calls_run_them(tmp_path, pytestconfig):
+    rows = (HopperRow(16, None), HopperRow(64, 8), HopperRow(None, 2))
+    text = dump_tuned("dsv32", "sm90", (), hopper_rows=rows, device="a device", triton="3.6.0")
+    plan = load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
+    assert plan.sparse.hopper.rows == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("hopper_rows:\n  - {max_heads: 16}\n", "sm90.yaml:2:"),
+        ("hopper_rows:\n  - {max_heads: 16}\n  - {max_heads: 8}\n  - {min_tokens: 2}\n", "in the order of their heads"),
+        ("hopper_rows:\n  - {min_tokens: 0}\n", "min_tokens"),
+        ("hopper_rows:\n  - {min_tokens: 1, backend: triton}\n", "backend"),
+    ],
+)
+def test_tuned_rows_that_are_off_are_told_at_their_place(tmp_path, pytestconfig, text, told):
+    with pytest.raises(MlagenError) as error:
+        load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
+    assert told in str(error.value)
