@@ -1,4 +1,5 @@
-"""From measured times to a tile table: few tiles, each near the fastest where it is used, whose split rule picks well.
+"""From measured times to tables: few tiles, each near the fastest where it is used, whose split rule picks well; and
+from how many tokens on the Hopper kernel is as fast as any of them.
 
 Pure functions: times come in as data, or as a function that measures on demand.
 """
@@ -7,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mlagen.plan.tiles import Tile
+from mlagen.plan import HopperRow, Tile
 
 TILE_TOLERANCE = 1.02  # a tile this near the fastest is as good, if it spares a variant to compile
 SPLIT_TOLERANCE = 1.03  # a split count this near the fastest is as good, if it spares a row of the table
@@ -142,11 +143,8 @@ def make_choices(
         tiles: tile of each regime.
         slowdown, preferred, tolerance: as of `fit_resident`.
     """
-    classes: dict[int, list[Regime]] = {}
-    for regime in sorted(tiles, key=lambda regime: (regime.most_heads or math.inf, regime.tokens)):
-        classes.setdefault(regime.most_heads, []).append(regime)
     tables: list[list[Choice]] = []
-    for most_heads, regimes in classes.items():
+    for most_heads, regimes in _classes(tiles).items():
         ends = dict(zip(regimes, boundaries([regime.tokens for regime in regimes]), strict=True))
         rows = []
         for tile, run in itertools.groupby(regimes, key=tiles.__getitem__):
@@ -167,6 +165,49 @@ def _merge_classes(tables: Sequence[list[Choice]]) -> list[Choice]:
             ]
         kept.append(rows)
     return [replace(row, max_heads=None) if rows is kept[-1] else row for rows in kept for row in rows]
+
+
+def fewest_tokens(rows: Sequence[HopperRow], num_heads: int) -> int | None:
+    """From how many tokens on calls of so many heads run the Hopper kernel; None: none do."""
+    return next(row.min_tokens for row in rows if row.max_heads is None or num_heads <= row.max_heads)
+
+
+def runs_hopper(rows: Sequence[HopperRow], regime: Regime) -> bool:
+    """Whether the rows, of which there may be none, give a regime to the Hopper kernel."""
+    fewest = fewest_tokens(rows, regime.num_heads) if rows else None
+    return fewest is not None and fewest <= regime.tokens
+
+
+def choose_hopper(
+    every: Sequence[Regime], faster: Mapping[Regime, bool], present: Sequence[HopperRow]
+) -> tuple[HopperRow, ...]:
+    """Which calls run the Hopper kernel: by class of heads, those from where on no regime is slower with it.
+
+    Args:
+        every: the regimes of every class.
+        faster: whether the kernel is at least as fast as any portable tile, in the regimes that were measured.
+        present: the package's rows, which stay where nothing was measured.
+    """
+    rows: list[HopperRow] = []
+    for most_heads, regimes in _classes(every).items():
+        kept = fewest_tokens(present, regimes[0].num_heads)
+        slower = [not faster.get(regime, runs_hopper(present, regime)) for regime in regimes]
+        first = max((index + 1 for index, each in enumerate(slower) if each), default=0)
+        fewest = (1, *(most and most + 1 for most in boundaries([regime.tokens for regime in regimes])))[first]
+        if not any(regime in faster for regime in regimes[max(0, first - 1) : first + 1]):
+            fewest = kept  # it lies between the same two as before
+        if rows and rows[-1].min_tokens == fewest:
+            rows.pop()
+        rows.append(HopperRow(most_heads or None, fewest))
+    return (*rows[:-1], replace(rows[-1], max_heads=None))
+
+
+def _classes(regimes: Iterable[Regime]) -> dict[int, list[Regime]]:
+    """Regimes by their class of heads, in the order of heads, then of tokens."""
+    classes: dict[int, list[Regime]] = {}
+    for regime in sorted(regimes, key=lambda regime: (regime.most_heads or math.inf, regime.tokens)):
+        classes.setdefault(regime.most_heads, []).append(regime)
+    return classes
 
 
 def _without_heads(row: Choice) -> tuple[int | None, Tile, int]:

@@ -19,9 +19,9 @@ from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify.facts import Facts
 
-SHARED_MODULES = ("_launch", "_splits", "_layout", "_extra_layout")
+SHARED_MODULES = ("_launch", "_splits", "_layout", "_extra_layout", "_sparse_hopper", "_kvcache_hopper")
 _HEADER = re.compile(r"\A(# .*\n)+")
-_TILE_TABLE = re.compile(r"^TILES = \{\n.*?^\}\n", re.MULTILINE | re.DOTALL)
+_TABLES = re.compile(r"^(TILES = \{|HOPPER = \[)\n.*?^[\]}]\n", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def load_package(package_dir: Path) -> BenchPackage:
 
 
 def kernels_hash(package_dir: Path, modules: Iterable[str]) -> str:
-    """Sixteen hex digits that stand for the kernels of modules; a new tile table leaves them as they are."""
+    """Sixteen hex digits that stand for the kernels of modules; new tables leave them as they are."""
     texts = [(package_dir / f"{name}.py").read_text() for name in modules]
-    bare = "".join(_TILE_TABLE.sub("", _HEADER.sub("", text)) for text in texts)
+    bare = "".join(_TABLES.sub("", _HEADER.sub("", text)) for text in texts)
     return hashlib.sha256(bare.encode()).hexdigest()[:16]

@@ -1,8 +1,8 @@
-"""Measures tiles and split counts of one package's attention on the device at hand, and makes a tile table of them.
+"""Measures tiles and split counts of one package's attention on the device at hand, and makes its tables of them.
 
 For each size of call: every candidate tile at the split count that the package's own rule picks, then the promising
-ones at all split counts, then the best three against each other. A result is checked against float64 before its time
-counts.
+ones at all split counts, then the best three against each other. The Hopper kernel is one more candidate, which takes
+no tile's place. A result is checked against float64 before its time counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import triton
 from mlagen.bench.candidates import candidate_tiles, unfit_tiles
 from mlagen.bench.cells import Cell, CellLog, Measured
 from mlagen.bench.check import check_device
-from mlagen.bench.choose import Regime, choose_tiles, make_choices
+from mlagen.bench.choose import Regime, choose_hopper, choose_tiles, make_choices, runs_hopper
 from mlagen.bench.driver import Driver
 from mlagen.bench.measure import Timer, event_timer, flush_l2, graph_timer, interleave
 from mlagen.bench.package import BenchPackage, kernels_hash
@@ -31,10 +31,10 @@ from mlagen.bench.progress import Progress, one_line
 from mlagen.bench.shapes import PREFILL_TOKENS
 from mlagen.bench.trial import Call, Setting, Trial
 from mlagen.bench.tunable import Tunable
-from mlagen.plan import TARGETS, Plan, Tile, TileRow
+from mlagen.plan import TARGETS, HopperRow, Plan, Tile, TileRow
 
 MOST_SPLITS = 128
-PROMISING = 1.6  # a tile this much slower than the best at the rule's splits is not tried at others
+PROMISING = 1.6  # a tile this much slower than the best portable one at the rule's splits is not tried at others
 CROWDED = 4  # splits that give every slot of the device more programs than this are not tried
 HOPELESS = 2.0  # nor more splits once two counts in a row are this much slower than the tile's best
 ROUNDS, FINAL_ROUNDS, FINALISTS = 3, 9, 3
@@ -48,7 +48,8 @@ class Figure:
     Attributes:
         kernels: name of the kernels.
         regime: the size.
-        tile, splits: what the new table and the split rule take.
+        hopper: the new table gives it to the Hopper kernel.
+        tile, splits: what the new tables and the split rule take.
         seconds: their time; None if it was not measured.
         best_seconds: of the fastest tile and split count tried.
         before_seconds: of the tile and split count that the package takes as it is.
@@ -56,6 +57,7 @@ class Figure:
 
     kernels: str
     regime: Regime
+    hopper: bool
     tile: Tile
     splits: int
     seconds: float | None
@@ -65,15 +67,17 @@ class Figure:
 
 @dataclass(frozen=True)
 class Swept:
-    """A tile table and what it was measured at.
+    """Tables of one kind of attention and what they were measured at.
 
     Attributes:
-        rows: the table.
+        rows: the tile table.
+        hopper_rows: which calls run the Hopper kernel; none where the package has no such kernel.
         figures: a figure a regime that was swept.
         complete: every regime was swept; False where the budget ended before.
     """
 
     rows: tuple[TileRow, ...]
+    hopper_rows: tuple[HopperRow, ...]
     figures: tuple[Figure, ...]
     complete: bool
 
@@ -107,7 +111,7 @@ class Sweep:
         package: the package.
         log: JSON lines of what was measured, to go on from; None: nothing is kept.
         deadline: time.monotonic() after which no further tile is tried; None: never.
-        allowed: candidates to keep to; None: all.
+        allowed: portable candidates to keep to; None: all.
         report: told of progress.
     """
 
@@ -161,14 +165,17 @@ class Sweep:
 
     def _resident(self, tile: Tile) -> int:
         """Programs of a tile that a multiprocessor holds."""
+        if tile == self.driver.hopper:
+            return 1
         return self.kernels.row(self.plan, tile, self.target).programs_per_sm
 
     def _candidates(self, regime: Regime) -> list[Tile]:
+        """Portable tiles that a regime may take."""
         tiles = candidate_tiles(self.kernels, self.plan, regime.num_heads, self.target)
         return [tile for tile in tiles if self.allowed is None or tile in self.allowed]
 
     def _compiled(self, regimes: Sequence[Regime]) -> list[Tile]:
-        """Every candidate of the regimes that compiles, fits and spills nothing."""
+        """Every candidate of the regimes that compiles, fits and spills nothing; the Hopper kernel first."""
         tiles: dict[Tile, None] = {}
         for regime in regimes:
             tiles.update(dict.fromkeys(self._candidates(regime)))
@@ -177,13 +184,18 @@ class Sweep:
         with self.report.steps("compile", len(jobs)) as step:
             unfit = unfit_tiles(self.package.folder, jobs, step)
         fitting = [tile for tile in jobs if tile not in unfit]
+        if self.driver.hopper is not None:
+            fitting.insert(0, self.driver.hopper)
         with self.report.steps(f"load {len(fitting)} tiles", 1) as step:
             said = compile_tiles(self.package.folder, self.kernels.name, fitting)
             broken = {tile: why for tile, why in said.items() if why is not None}
             step()
         for tile, why in {**unfit, **broken}.items():
-            self.report.say(f"left out {tile}: {why}")
+            self.report.say(f"left out {self._name(tile)}: {why}")
         return [tile for tile in fitting if tile not in broken]
+
+    def _name(self, tile: Tile) -> str:
+        return "the Hopper kernel" if tile == self.driver.hopper else str(tile)
 
     def _shape(self, regime: Regime) -> Any:
         return self.kernels.shape_of(self.package, regime)
@@ -228,10 +240,10 @@ class Sweep:
                 known = Measured(statistics.median(timer() for _ in range(rounds)))
             except Exception as error:  # out of memory or resources, or wrong: the next cell may do
                 known = Measured(None, one_line(error))
-                self.report.say(f"{cell.shape}, {tile}, {splits} splits: {known.why}")
+                self.report.say(f"{cell.shape}, {self._name(tile)}, {splits} splits: {known.why}")
             self.log.put(cell, known)
             if known.seconds is None:
-                check_device(f"{cell.shape} with {tile}")
+                check_device(f"{cell.shape} with {self._name(tile)}")
         return known.seconds
 
     def _rule(self, regime: Regime, tile: Tile, resident: int, wished: int = 0) -> int:
@@ -246,8 +258,9 @@ class Sweep:
         except _BudgetError:
             return False
         with contextlib.suppress(_BudgetError):
+            portable = [seconds for tile, seconds in first.items() if tile != self.driver.hopper]
             for tile, seconds in sorted(first.items(), key=lambda item: item[1]):
-                if seconds <= PROMISING * min(first.values()) and regime.tokens < PREFILL_TOKENS:
+                if seconds <= PROMISING * min(portable, default=seconds) and regime.tokens < PREFILL_TOKENS:
                     self._all_splits(regime, tile)
             if len(self.log) > known:
                 self._final(regime)
@@ -255,13 +268,13 @@ class Sweep:
 
     def _first_pass(self, regime: Regime) -> dict[Tile, float]:
         """Seconds of each candidate at the split count that the rule picks."""
-        candidates = self._candidates(regime)
         current, resident = self.driver.current(regime.num_heads, regime.tokens)
-        mine = [tile for tile in self.tiles if tile in candidates or tile == current]
-        self._measure(regime, current, self._rule(regime, current, resident))
+        candidates = [*self._candidates(regime), current, self.driver.hopper]
+        mine = [tile for tile in self.tiles if tile in candidates]
+        self._ruled(regime, current, resident)
         first: dict[Tile, float] = {}
         for tile in mine:
-            seconds = self._measure(regime, tile, self._rule(regime, tile, self._resident(tile)))
+            seconds = self._ruled(regime, tile, self._resident(tile))
             if seconds is not None:
                 first[tile] = seconds
         return first
@@ -288,9 +301,13 @@ class Sweep:
         return {tile: each for tile, each in found.items() if tile in self.tiles}
 
     def _final(self, regime: Regime) -> None:
-        """Measures the best tiles of a regime once more, taking turns."""
-        ranked = sorted(self._best(regime).items(), key=lambda item: item[1])
-        cells = [Cell(self._shape(regime), tile, splits) for tile, (_, splits) in ranked[:FINALISTS]]
+        """Measures the best tiles and the Hopper kernel of a regime once more, taking turns."""
+        shape, hopper, found = self._shape(regime), self.driver.hopper, self._best(regime)
+        ranked = sorted(self._portable(regime).items(), key=lambda item: item[1])
+        cells = [Cell(shape, tile, splits) for tile, (_, splits) in ranked[:FINALISTS]]
+        if hopper is not None and hopper in found and self._hopper_seconds(regime) is not None:
+            counts = (found[hopper][1], self._rule(regime, hopper, self._resident(hopper)))
+            cells += [Cell(shape, hopper, splits) for splits in dict.fromkeys(counts)]
         timers = {str(index): self._timer(regime, cell) for index, cell in enumerate(cells)}
         times = interleave(timers, FINAL_ROUNDS).seconds
         for index, cell in enumerate(cells):
@@ -302,17 +319,35 @@ class Sweep:
             return f"{regime}: not measured"
         tile = min(found, key=lambda tile: found[tile])
         seconds, splits = found[tile]
-        return f"{regime}: {len(found)} tiles, best {tile}, {splits} splits, {seconds * 1e6:.1f} us"
+        return f"{regime}: {len(found)} tiles, best {self._name(tile)}, {splits} splits, {seconds * 1e6:.1f} us"
+
+    def _ruled(self, regime: Regime, tile: Tile, resident: int) -> float | None:
+        """Seconds of a tile at the split count that the rule picks; None if that does not run or is wrong."""
+        return self._measure(regime, tile, self._rule(regime, tile, resident))
+
+    def _hopper_seconds(self, regime: Regime) -> float | None:
+        """Seconds of the Hopper kernel as the rule splits it; None if there is none, or it does not run."""
+        hopper = self.driver.hopper
+        return None if hopper is None else self._ruled(regime, hopper, self._resident(hopper))
+
+    def _faster(self, regime: Regime) -> bool:
+        """Whether the Hopper kernel, as the rule splits it, is at least as fast as every portable tile."""
+        seconds = self._hopper_seconds(regime)
+        return seconds is not None and all(seconds <= each for each, _ in self._portable(regime).values())
+
+    def _portable(self, regime: Regime) -> dict[Tile, tuple[float, int]]:
+        """`_best` without the Hopper kernel."""
+        return {tile: each for tile, each in self._best(regime).items() if tile != self.driver.hopper}
 
     def _slowdown(self, regime: Regime, tile: Tile, resident: int) -> float:
         """Time of the rule's split count over the tile's best one."""
-        seconds = self._measure(regime, tile, self._rule(regime, tile, resident))
+        seconds = self._ruled(regime, tile, resident)
         best = self._best(regime)[tile][0]
         return seconds / best if seconds is not None else float("inf")
 
     def _result(self, every: Sequence[Regime], swept: Sequence[Regime], *, complete: bool) -> Swept:
         self.deadline = None  # what fits the rule is measured to the end
-        best = {regime: self._best(regime) for regime in swept}
+        best = {regime: self._portable(regime) for regime in swept}
         tiles = choose_tiles(
             {regime: {tile: each[0] for tile, each in found.items()} for regime, found in best.items()}
         )
@@ -333,23 +368,33 @@ class Sweep:
         for choice in choices:
             row = self.kernels.row(self.plan, choice.tile, self.target, reason, choice.max_heads, choice.max_tokens)
             rows.append(replace(row, programs_per_sm=choice.resident))
-        return Swept(tuple(rows), tuple(self._figure(regime, rows) for regime in swept), complete)
+        hopper_rows = self.driver.hopper_rows
+        if self.driver.hopper is not None:
+            hopper_rows = choose_hopper(every, {regime: self._faster(regime) for regime in swept}, hopper_rows)
+        figures = tuple(self._figure(regime, rows, hopper_rows) for regime in swept)
+        return Swept(tuple(rows), hopper_rows, figures, complete)
 
-    def _figure(self, regime: Regime, rows: Sequence[TileRow]) -> Figure:
+    def _figure(self, regime: Regime, rows: Sequence[TileRow], hopper_rows: Sequence[HopperRow]) -> Figure:
         row = next(
             row
             for row in rows
             if (row.max_heads is None or regime.num_heads <= row.max_heads)
             and (row.max_tokens is None or regime.tokens <= row.max_tokens)
         )
-        splits = self._rule(regime, row.tile, row.programs_per_sm)
-        current, resident = self.driver.current(regime.num_heads, regime.tokens)
+        tile, resident = self._taken(hopper_rows, regime, (row.tile, row.programs_per_sm))
+        before = self._taken(self.driver.hopper_rows, regime, self.driver.current(regime.num_heads, regime.tokens))
         return Figure(
             kernels=self.kernels.name,
             regime=regime,
-            tile=row.tile,
-            splits=splits,
-            seconds=self._measure(regime, row.tile, splits),
+            hopper=tile == self.driver.hopper,
+            tile=tile,
+            splits=self._rule(regime, tile, resident),
+            seconds=self._ruled(regime, tile, resident),
             best_seconds=min(seconds for seconds, _ in self._best(regime).values()),
-            before_seconds=self._measure(regime, current, self._rule(regime, current, resident)),
+            before_seconds=self._ruled(regime, *before),
         )
+
+    def _taken(self, rows: Sequence[HopperRow], regime: Regime, portable: tuple[Tile, int]) -> tuple[Tile, int]:
+        """What a regime takes by the rows and its portable tile, and the programs a multiprocessor."""
+        hopper = self.driver.hopper
+        return (hopper, self._resident(hopper)) if hopper is not None and runs_hopper(rows, regime) else portable

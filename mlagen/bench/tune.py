@@ -1,7 +1,7 @@
-"""Sweeps a spec's attention kernels on the device at hand, and writes their tiles: `specs/tuned/<spec>/<target>.yaml`.
+"""Sweeps a spec's attention kernels on the device at hand, and writes their tables: `specs/tuned/<spec>/<target>.yaml`.
 
-From the times of a sweep come few tiles (`choose`), and the number of programs a multiprocessor with which the
-package's own rule picks the best split count.
+From the times of a sweep come few tiles (`choose`), the number of programs a multiprocessor with which the package's
+own rule picks the best split count, and the calls that run the Hopper kernel.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import triton
@@ -25,21 +24,22 @@ from mlagen.bench.sweep import Figure, Sweep, Swept
 from mlagen.bench.tunable import KVCACHE, SPARSE, tunables_of
 from mlagen.emit.write import write_atomically
 from mlagen.errors import MlagenError, UsageError
-from mlagen.plan import Tile, TileRow, load_plan, make_plan
+from mlagen.plan import HopperRow, Tile, TileRow, load_plan, make_plan
 from mlagen.plan.tuned import dump_tuned, tuned_path
 from mlagen.spec import Spec, load, spec_digest
 
-NOTHING = Swept((), (), complete=True)
+NOTHING = Swept((), (), (), complete=True)
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """The tuned tile tables of a spec on a target.
+    """The tuned tables of a spec on a target.
 
     Attributes:
         spec_name, target, device, triton: what they hold for.
-        rows: of attention over rows; none where the package has no such kernels.
-        kvcache_rows: of attention over a cache, likewise.
+        rows: tiles of attention over rows; none where the package has no such kernels.
+        kvcache_rows: tiles of attention over a cache, likewise.
+        hopper_rows, kvcache_hopper_rows: which calls of either run the Hopper kernel, likewise.
         figures: what each row was measured at.
         complete: every size of call was swept; False where the budget ended before.
     """
@@ -50,13 +50,23 @@ class Tuned:
     triton: str
     rows: tuple[TileRow, ...]
     kvcache_rows: tuple[TileRow, ...]
+    hopper_rows: tuple[HopperRow, ...]
+    kvcache_hopper_rows: tuple[HopperRow, ...]
     figures: tuple[Figure, ...]
     complete: bool
 
     def text(self) -> str:
         """The tuned file."""
-        cache: dict[str, Any] = {"kvcache_rows": self.kvcache_rows} if self.kvcache_rows else {}
-        return dump_tuned(self.spec_name, self.target, self.rows, device=self.device, triton=self.triton, **cache)
+        return dump_tuned(
+            self.spec_name,
+            self.target,
+            self.rows,
+            kvcache_rows=self.kvcache_rows,
+            hopper_rows=self.hopper_rows,
+            kvcache_hopper_rows=self.kvcache_hopper_rows,
+            device=self.device,
+            triton=self.triton,
+        )
 
     def write(self, specs_dir: Path) -> Path:
         """Writes the tuned file below `specs_dir`, and gives its path."""
@@ -76,15 +86,15 @@ def tune(
     tiles: Collection[Tile] | None = None,
     report: Progress | None = None,
 ) -> Tuned:
-    """Finds the tiles of a spec's attention for the current device.
+    """Finds the tables of a spec's attention for the current device.
 
     Args:
         spec: the validated spec.
         package_dir: folder of the package generated from it.
         budget: seconds after which no further tile is tried; the table is then made of what is known.
         log: JSON lines of what was measured; a later call with the same file, package, Triton and device goes on there.
-        heads, tokens: sweep only the sizes of call measured at these; others keep the package's tiles. Empty: all.
-        tiles: candidates to keep to, `read_tiles`: those that fit under other versions of Triton too; None: all.
+        heads, tokens: sweep only the sizes of call measured at these; others keep what the package takes. Empty: all.
+        tiles: portable candidates to keep to, `read_tiles`: those that fit under other Tritons too; None: all.
         report: told of progress.
 
     Raises:
@@ -110,13 +120,16 @@ def tune(
     if not swept:
         raise UsageError(f"{spec.name} has no attention kernels: there are no tiles to tune")
     device = torch.device("cuda", torch.cuda.current_device())
+    sparse, kvcache = swept.get(SPARSE, NOTHING), swept.get(KVCACHE, NOTHING)
     return Tuned(
         spec_name=spec.name,
         target=package.device_facts(device).target,
         device=torch.cuda.get_device_name(device),
         triton=triton.__version__,
-        rows=swept.get(SPARSE, NOTHING).rows,
-        kvcache_rows=swept.get(KVCACHE, NOTHING).rows,
+        rows=sparse.rows,
+        kvcache_rows=kvcache.rows,
+        hopper_rows=sparse.hopper_rows,
+        kvcache_hopper_rows=kvcache.hopper_rows,
         figures=tuple(figure for each in swept.values() for figure in each.figures),
         complete=all(each.complete for each in swept.values()),
     )
@@ -124,10 +137,14 @@ def tune(
 
 def summary(tuned: Tuned) -> str:
     """A Markdown table of what tuning gained."""
-    lines = ["| call | tile | splits | us | best found us | before us |", "| --- | --- | ---: | ---: | ---: | ---: |"]
+    lines = [
+        "| call | back end | tile | splits | us | best found us | before us |",
+        "| --- | --- | --- | ---: | ---: | ---: | ---: |",
+    ]
     for each in tuned.figures:
+        back_end = "gluon" if each.hopper else "triton"
         times = " | ".join(_us(seconds) for seconds in (each.seconds, each.best_seconds, each.before_seconds))
-        lines.append(f"| {each.kernels} {each.regime} | {each.tile} | {each.splits} | {times} |")
+        lines.append(f"| {each.kernels} {each.regime} | {back_end} | {each.tile} | {each.splits} | {times} |")
     return "\n".join(lines) + "\n"
 
 

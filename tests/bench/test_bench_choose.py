@@ -15,13 +15,16 @@ from mlagen.bench.choose import (
     Choice,
     Regime,
     boundaries,
+    choose_hopper,
     choose_tiles,
+    fewest_tokens,
     fit_resident,
     make_choices,
+    runs_hopper,
 )
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.tunable import KVCACHE, SPARSE, Tunable
-from mlagen.plan.tiles import Tile
+from mlagen.plan import HopperRow, Tile
 
 A, B, C = Tile(16, 32, 4, 2, True), Tile(16, 64, 4, 2, True), Tile(64, 64, 8, 2, False)
 R1, R4, R16 = Regime(16, 16, 1), Regime(16, 16, 4), Regime(16, 16, 16)
@@ -137,6 +140,64 @@ def test_regimes_measure_heads_that_their_row_holds(heads: int, kernels: Tunable
     for regime in kernels.regimes(heads):
         assert regime.num_heads <= heads
         assert regime.most_heads == 0 or regime.num_heads == regime.most_heads
+
+
+NEVER = (HopperRow(None, None),)
+OTHER = [Regime(0, 128, tokens) for tokens in (1, 4, 16)]
+
+
+@pytest.mark.parametrize(
+    ("faster", "fewest"),
+    [((True, True, True), 1), ((False, True, True), 3), ((True, False, True), 9), ((True, True, False), None)],
+)
+def test_the_hopper_kernel_runs_from_where_on_nothing_is_slower_with_it(
+    faster: tuple[bool, ...], fewest: int | None
+) -> None:
+    """Between two token counts that were measured, a call belongs to the nearer, as with tiles."""
+    assert choose_hopper([R16, R1, R4], dict(zip((R1, R4, R16), faster, strict=True)), NEVER) == (
+        HopperRow(None, fewest),
+    )
+
+
+def test_classes_that_agree_on_the_hopper_kernel_share_a_row() -> None:
+    every = [*OTHER, R1, R4, R16]
+    assert choose_hopper(every, dict.fromkeys(every, True), NEVER) == (HopperRow(None, 1),)
+    split = {**dict.fromkeys(every, True), R1: False}
+    assert choose_hopper(every, split, NEVER) == (HopperRow(16, 3), HopperRow(None, 1))
+
+
+def test_the_packages_choice_stays_where_nothing_was_measured() -> None:
+    present = (HopperRow(16, 2), HopperRow(None, None))
+    every = [R1, R4, R16, *OTHER]
+    assert choose_hopper(every, {}, present) == present
+    assert choose_hopper(every, dict.fromkeys(OTHER, True), present) == (HopperRow(16, 2), HopperRow(None, 1))
+    assert choose_hopper(every, {R16: True}, present) == present
+    assert choose_hopper(every, {R16: False}, present) == NEVER
+    assert choose_hopper(every, {R4: False}, present) == (HopperRow(16, 9), HopperRow(None, None))
+    assert choose_hopper(every, {R1: True}, present) == (HopperRow(16, 1), HopperRow(None, None))
+
+
+TOKEN_COUNTS = st.none() | st.integers(1, 1 << 13)
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_rows_of_the_hopper_kernel_hold_what_was_measured_and_what_was_before(data: st.DataObject) -> None:
+    regimes = data.draw(st.sampled_from([SPARSE, KVCACHE])).regimes(data.draw(st.integers(1, 128)))
+    faster = data.draw(st.dictionaries(st.sampled_from(regimes), st.booleans()))
+    heads = sorted(data.draw(st.sets(st.sampled_from([8, 16, 32, 48]))))
+    present = [HopperRow(most, data.draw(TOKEN_COUNTS)) for most in (*heads, None)]
+    rows = choose_hopper(regimes, faster, present)
+    most_heads = [row.max_heads or math.inf for row in rows]
+    assert most_heads == sorted(set(most_heads))
+    assert most_heads[-1] == math.inf
+    verdicts = {regime: faster.get(regime, runs_hopper(present, regime)) for regime in regimes}
+    for regime in regimes:
+        above = [each for each in regimes if each.most_heads == regime.most_heads and each.tokens >= regime.tokens]
+        assert runs_hopper(rows, regime) == all(verdicts[each] for each in above)
+    for most in {regime.most_heads for regime in regimes} - {regime.most_heads for regime in faster}:
+        num_heads = next(regime.num_heads for regime in regimes if regime.most_heads == most)
+        assert fewest_tokens(rows, num_heads) == fewest_tokens(present, num_heads)
 
 
 def test_the_packages_own_rule_can_be_fitted(dsv32: BenchPackage) -> None:

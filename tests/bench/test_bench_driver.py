@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from bench_packages import spec_in
 
 from mlagen.bench.candidates import BLOCK_H, candidate_tiles, read_tiles
+from mlagen.bench.choose import Regime, runs_hopper
 from mlagen.bench.driver import Driver
 from mlagen.bench.package import BenchPackage, kernels_hash, load_package
 from mlagen.bench.sweep import CROWDED, split_counts
@@ -22,14 +24,47 @@ def driver(dsv32: BenchPackage) -> Driver:
     return Driver(dsv32, "sparse_attention", dsv32.module("_launch").DeviceFacts("sm90", 132))
 
 
+@pytest.fixture
+def hopper_driver(dsv32: BenchPackage) -> Driver:
+    return Driver(dsv32, "sparse_attention", dsv32.module("_launch").DeviceFacts("sm90", 132, hopper=True))
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 128, 4096])
 @pytest.mark.parametrize("heads", [1, 16, 33, 128])
 def test_the_rule_says_of_the_current_tile_what_the_package_does(driver: Driver, heads: int, tokens: int) -> None:
     module, splits = (driver.package.module(name) for name in ("sparse_attention", "_splits"))
     tile, resident = driver.current(heads, tokens)
     assert driver.schedule(tile, resident, tokens, heads, [2048]) == module._schedule(
-        driver.facts, splits.ALIGNED, tokens, heads, 2048, 0, False
+        driver.facts, splits.ALIGNED, tokens, heads, 2048, 0, False, False
     )
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 15, 16, 4096])
+@pytest.mark.parametrize("heads", [1, 16, 17, 32, 33, 64, 65, 128])
+def test_the_hopper_kernel_runs_where_the_package_runs_it(hopper_driver: Driver, heads: int, tokens: int) -> None:
+    module, splits = (hopper_driver.package.module(name) for name in ("sparse_attention", "_splits"))
+    own = module._schedule(hopper_driver.facts, splits.ALIGNED, tokens, heads, 2048, 0, False, True)
+    assert runs_hopper(hopper_driver.hopper_rows, Regime(0, heads, tokens)) == own.hopper
+    if own.hopper:
+        assert hopper_driver.hopper is not None
+        schedule = hopper_driver.schedule(hopper_driver.hopper, 7, tokens, heads, [2048])
+        assert schedule == own
+        assert schedule.hopper
+
+
+def test_the_hopper_kernels_tile_is_the_plans(hopper_driver: Driver) -> None:
+    plan = make_plan(load(SPECS / "dsv32.yaml"))
+    assert plan.sparse.hopper is not None
+    assert hopper_driver.hopper == plan.sparse.hopper.tile
+    assert hopper_driver.hopper not in candidate_tiles(SPARSE, plan, 128, TARGETS["sm90"])
+    assert hopper_driver.schedule(plan.sparse.hopper.tile, 1, 1, 128, [2048], 4).num_splits == 4
+
+
+def test_other_devices_know_no_hopper_kernel(driver: Driver, dsv32: BenchPackage) -> None:
+    assert driver.hopper is None
+    assert driver.hopper_rows  # a Triton without Gluon: the table stays
+    other = Driver(dsv32, "sparse_attention", dsv32.module("_launch").DeviceFacts("sm80", 108))
+    assert (other.hopper, other.hopper_rows) == (None, ())
 
 
 def test_a_wished_split_count_is_kept_as_far_as_blocks_allow(driver: Driver) -> None:
@@ -133,10 +168,16 @@ def test_measurements_outlive_a_new_tile_table_but_not_a_new_kernel(tmp_path: Pa
     path = tmp_path / "sparse_attention.py"
     text = path.read_text()
     assert text.count(", 8, 2, ") > 1
-    path.write_text("# another header\n" + text.replace(", 8, 2, ", ", 4, 3, "))
+    changed = re.sub(r"(?<=^    )\(.*, \d+\)(?=,$)", "(ANY, 7)", text, flags=re.MULTILINE)
+    assert "(ANY, 7)" in changed
+    path.write_text("# another header\n" + changed.replace(", 8, 2, ", ", 4, 3, "))
     assert kernels_hash(tmp_path, modules) == before
     path.write_text(text.replace("tl.dot", "tl.dots"))
     assert kernels_hash(tmp_path, modules) != before
+
+
+def test_measurements_do_not_outlive_a_new_hopper_kernel(dsv32: BenchPackage) -> None:
+    assert "_sparse_hopper" in dsv32.shared_modules
 
 
 def test_a_folder_without_a_package_is_refused(tmp_path: Path) -> None:

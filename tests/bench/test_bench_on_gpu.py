@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from mlagen.bench.trial import BATCH_INVARIANT, OURS
 from mlagen.bench.tune import tune
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan, make_plan
-from mlagen.plan.tuned import load_tuned
+from mlagen.plan.tuned import load_tuned, load_tuned_hopper
 from mlagen.spec import load
 
 ROOT = Path(__file__).parents[2]
@@ -53,6 +55,8 @@ def test_a_sweep_tunes_both_kinds_of_attention(tmp_path: Path) -> None:
     modules = ("sparse_attention", "kvcache_attention")
     tiles = [Driver(package, module, facts).current(64, 16)[0] for module in modules]
     tuned = tune(load(ROOT / "specs" / "dsv4_flash.yaml"), folder, heads=[64], tokens=[16], tiles=tiles)
+    for module, rows in zip(modules, (tuned.hopper_rows, tuned.kvcache_hopper_rows), strict=True):
+        assert bool(rows) == bool(Driver(package, module, facts).hopper_rows)
     assert {figure.kernels for figure in tuned.figures} == {"sparse", "kvcache"}
     assert tuned.rows
     assert tuned.kvcache_rows
@@ -60,14 +64,19 @@ def test_a_sweep_tunes_both_kinds_of_attention(tmp_path: Path) -> None:
 
 def test_a_sweep_of_one_size_writes_a_table_and_goes_on_from_its_log(tmp_path: Path, dsv32: BenchPackage) -> None:
     spec = load(ROOT / "specs" / "dsv32.yaml")
-    current, _ = Driver(dsv32, "sparse_attention", dsv32.device_facts(torch.device("cuda", 0))).current(16, 4)
+    driver = Driver(dsv32, "sparse_attention", dsv32.device_facts(torch.device("cuda", 0)))
+    current, _ = driver.current(16, 4)
     log = tmp_path / "log.jsonl"
     tuned = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current])
     assert not tuned.complete
-    assert [figure.tile for figure in tuned.figures] == [current]
+    assert [figure.tile for figure in tuned.figures] in ([current], [driver.hopper])
     tuned.write(tmp_path)
+    if driver.hopper is not None:
+        cells = [json.loads(line) for line in log.read_text().splitlines()]
+        assert any(cell["tile"] == list(astuple(driver.hopper)) and cell["seconds"] for cell in cells)
+        assert load_tuned_hopper("hopper_rows", "dsv32", tmp_path, tuned.target) == tuned.hopper_rows
     assert load_tuned("dsv32", tmp_path, make_plan(spec).sparse.chunks)[tuned.target]
     lines = log.read_text().count("\n")
     again = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current], budget=0)
-    assert again.rows == tuned.rows
+    assert (again.rows, again.hopper_rows) == (tuned.rows, tuned.hopper_rows)
     assert log.read_text().count("\n") == lines

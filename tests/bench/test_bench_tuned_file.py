@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlagen.bench.tune import Tuned
 from mlagen.errors import LimitError, SpecErrors
-from mlagen.plan import TARGETS, make_plan
+from mlagen.plan import TARGETS, HopperRow, make_plan
 from mlagen.plan.tiles import Tile, TileRow, make_row
-from mlagen.plan.tuned import dump_tuned, load_tuned, tuned_path
+from mlagen.plan.tuned import HOPPER_KINDS, KINDS, dump_tuned, load_tuned, load_tuned_hopper, tuned_path
 from mlagen.spec import load
 
 CHUNKS = make_plan(load(Path(__file__).parents[2] / "specs" / "odd.yaml")).sparse.chunks  # small rows: every tile fits
@@ -72,6 +73,16 @@ def test_the_file_says_where_its_figures_are_from() -> None:
     text = dump_tuned("some", "sm90", [row], device="NVIDIA H200", triton="3.6.0")
     assert text.startswith("# Tiles of some on sm90, measured on NVIDIA H200 with triton 3.6.0.")
     assert text == dump_tuned("some", "sm90", [row], device="NVIDIA H200", triton="3.6.0")
+
+
+def test_a_sweep_writes_the_tables_of_both_kinds_of_attention(tmp_path: Path) -> None:
+    row = make_row(Tile(16, 32, 4, 2, True), CHUNKS, TARGETS["sm90"], "")
+    calls = ((HopperRow(16, None), HopperRow(64, 9), HopperRow(None, 1)), (HopperRow(None, 33),))
+    tuned = Tuned("some", "sm90", "NVIDIA H200", "3.6.0", (row,), (row,), *calls, (), complete=True)
+    path = tuned.write(tmp_path)
+    assert path == tuned_path("some", "sm90", tmp_path)
+    assert [load_tuned_hopper(kind, "some", tmp_path, "sm90") for kind in HOPPER_KINDS] == list(calls)
+    assert [path.read_text().count(f"\n{kind}:") for kind in KINDS] == [1, 1]
 
 
 def test_a_spec_without_tuned_files_has_no_rows(tmp_path: Path) -> None:
