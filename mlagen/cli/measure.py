@@ -45,7 +45,8 @@ def tune(
 ) -> None:
     """Sweeps the tiles of SPEC on this GPU and writes specs/tuned/SPEC/TARGET.yaml, which `build` reads.
 
-    Every candidate's result is checked against the reference before its time counts.
+    On a Hopper it also finds from how many tokens on a call is best run by the Hopper kernel. Every candidate's result
+    is checked against the reference before its time counts.
     """
     from mlagen.bench.candidates import read_tiles
     from mlagen.bench.progress import progress  # torch and Triton are slow to import, and most commands need neither
