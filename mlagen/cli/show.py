@@ -53,14 +53,14 @@ def show_plan(spec: Path, as_json: bool) -> None:
     for chunk in plan.sparse.chunks:
         lanes = f"lanes [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
         out.print(f"{chunk.name}: {lanes}{', part of V' if chunk.in_v else ''}", markup=False)
-    splits, merge = plan.splits, plan.splits.merge
+    splits = plan.splits
     out.print(
         f"splits: at most {splits.max_splits}; a program costs {splits.split_overhead} steps and a merge "
         f"{splits.merge_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
         f"workspace {splits.workspace_bytes >> 20} MiB"
     )
     out.print(
-        f"merge: {merge.block_s} splits x {merge.block_d} lanes, {merge.d_blocks} programs a row; "
+        f"merge: {', '.join(f'{tile.block_s} splits x {tile.block_d} lanes' for tile in splits.merge)}; "
         f"cache writer: {plan.cache.block_t} tokens a program"
     )
     heads = dims.num_heads

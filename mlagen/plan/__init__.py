@@ -6,7 +6,7 @@ from mlagen.plan.hopper import HOPPER_TARGET, HopperPlan, HopperRow
 from mlagen.plan.jobs import CompileJob
 from mlagen.plan.kvcache import KvcachePlan
 from mlagen.plan.plan import ROWS_WRAPPERS, Plan, SparsePlan, load_plan, make_plan
-from mlagen.plan.splits import MergePlan, SplitsPlan
+from mlagen.plan.splits import MergeTile, SplitsPlan
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import Tile, TileRow
 
@@ -20,7 +20,7 @@ __all__ = [
     "HopperPlan",
     "HopperRow",
     "KvcachePlan",
-    "MergePlan",
+    "MergeTile",
     "Plan",
     "SparsePlan",
     "SplitsPlan",

@@ -159,9 +159,13 @@ def test_partials_are_aligned_as_far_as_their_rows_are():
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(dims=dims())
-def test_the_merge_covers_v(dims):
-    merge = make_plan(make_spec(**dims)).splits.merge
+def test_every_tile_of_the_merge_covers_v(dims):
+    splits = make_plan(make_spec(**dims)).splits
     d_v = dims["v_head_dim"]
-    assert merge.block_d & (merge.block_d - 1) == 0
-    assert (merge.d_blocks - 1) * merge.block_d < d_v <= merge.d_blocks * merge.block_d
-    assert merge.masked == (merge.d_blocks * merge.block_d != d_v)
+    for tile in splits.merge:
+        assert tile.block_d & (tile.block_d - 1) == 0
+        assert (tile.d_blocks - 1) * tile.block_d < d_v <= tile.d_blocks * tile.block_d
+        assert splits.merge_masked or tile.d_blocks * tile.block_d == d_v
+        assert tile.expected_shared(32) == 0  # no sum crosses warps
+    assert splits.merge_masked == any(tile.d_blocks * tile.block_d != d_v for tile in splits.merge)
+    assert [tile.block_s for tile in splits.merge] == sorted(tile.block_s for tile in splits.merge)

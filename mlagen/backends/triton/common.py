@@ -32,6 +32,8 @@ def common(plan: Plan) -> dict[str, Any]:
         "targets": spec.targets,
         "backend": spec.backend,
         "hopper_modules": [name for name, hopper in hopper_kernels(plan).items() if hopper is not None],
+        "has_attention": any(wrapper in ATTENTION for wrapper in spec.wrappers),
+        "dependent_targets": [target for target in spec.targets if TARGETS[target].dependent_launch],
         "divides": any(wrapper not in ATTENTION for wrapper in spec.wrappers),
         "needs_e4m3": any(field.dtype == "e4m3" for layout in layouts for field in layout.fields),
         "e4m3_targets": [target for target in spec.targets if TARGETS[target].has_e4m3],

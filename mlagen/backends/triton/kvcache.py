@@ -185,6 +185,7 @@ def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow
                     ("BLOCK_N", tile.block_n),
                     ("INDICES_AHEAD", tile.indices_ahead),
                     ("NUM_STAGES", tile.num_stages),
+                    *(splits.dependent_merge(target) if kernel == "split" else ()),
                 ),
                 num_warps=tile.num_warps,
                 num_stages=tile.num_stages,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common, hopper_kernels
-from mlagen.plan import Chunk, CompileJob, Plan
+from mlagen.plan import TARGETS, Chunk, CompileJob, MergeTile, Plan
 
 MODULE = "_splits"
 
@@ -58,15 +59,18 @@ def context(plan: Plan) -> dict[str, Any]:
         **attention_context(plan),
         "hopper_tile": next((hopper.tile for hopper in hopper_kernels(plan).values() if hopper), None),
         "splits": plan.splits,
-        "merge": plan.splits.merge,
         "to_base": " * LN2" if base_e else "",
         "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
         "merge_arguments": len(_signature(plan)),
     }
 
 
-def _merge_job(plan: Plan, target: str, alignment: int) -> CompileJob:
-    merge = plan.splits.merge
+def dependent_merge(target: str) -> tuple[tuple[str, bool], ...]:
+    """What a split kernel takes beside its tile: whether its merge can begin while it still runs."""
+    return (("DEPENDENT_MERGE", TARGETS[target].dependent_launch),)
+
+
+def _merge_job(plan: Plan, target: str, alignment: int, merge: MergeTile) -> CompileJob:
     return CompileJob(
         module=MODULE,
         kernel="_merge_splits_kernel",
@@ -78,15 +82,15 @@ def _merge_job(plan: Plan, target: str, alignment: int) -> CompileJob:
             ("D_BLOCKS", merge.d_blocks),
             ("BLOCK_S", merge.block_s),
             ("BLOCK_D", merge.block_d),
+            ("DEPENDENT", TARGETS[target].dependent_launch),
         ),
         num_warps=merge.num_warps,
         num_stages=1,
-        expected_shared=merge.expected_shared,
+        expected_shared=merge.expected_shared(TARGETS[target].warp_size),
     )
 
 
 def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """The merge, for both alignments on every target."""
-    for target in plan.spec.targets:
-        for alignment in (FULL_ALIGNMENT, 1):
-            yield _merge_job(plan, target, alignment)
+    """Every tile of the merge, for both alignments on every target."""
+    for target, alignment, tile in itertools.product(plan.spec.targets, (FULL_ALIGNMENT, 1), plan.splits.merge):
+        yield _merge_job(plan, target, alignment, tile)
