@@ -46,6 +46,7 @@ class HopperModule:
         hopper = self.plan_of(plan)
         assert hopper is not None
         tail = ["q_tail", "k0_tail", "k1_tail"] if hopper.d_tail else []
+        details = self.details(plan)
         return {
             **attention_context(plan),
             "hopper": hopper,
@@ -53,11 +54,11 @@ class HopperModule:
             "kernel": self.kernel,
             "has_max_logits": self.has_max_logits,
             "arguments": self.arguments(plan),
+            **details,
             "shared": [
-                *("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right", *tail, "p0", "p1"),
-                *("m0", "m1", "l0", "l1", "q_ready", "k_ready"),
+                *("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right", *(tail or ["p0"]), "p1"),
+                *("m0", "m1", *details["shared"]),
             ],
-            **self.details(plan),
         }
 
     def jobs(self, plan: Plan) -> Iterator[CompileJob]:
@@ -103,7 +104,7 @@ def _sparse_arguments(plan: Plan) -> Signature:
     length = (("topk_length_ptr", "*i32"),) if attention.topk_length != "none" else ()
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
     page = (("kv_page_stride", "i64"),) if plan.rows_block_size is not None else ()
-    sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_rows", "num_tiles")
+    sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_tiles")
     return (
         ("q_ptr", element),
         ("kv_ptr", element),
@@ -131,6 +132,11 @@ def _sparse_details(plan: Plan) -> dict[str, Any]:
     paged = plan.rows_block_size is not None
     rows = f"kv pages of {plan.rows_block_size} rows" if paged else "kv rows"
     return {
+        "dequantises": False,
+        "mask": "mask_rows.jinja",
+        "producer": "produce_rows.jinja",
+        "q_ready": "shared.q_ready",
+        "shared": ("l0", "l1", "q_ready", "k_ready"),
         "paged": paged,
         "page_rows": plan.rows_block_size,
         "rows_name": "s_kv",
@@ -150,4 +156,67 @@ SPARSE = HopperModule(
     plan_of=lambda plan: plan.sparse.hopper,
     arguments=_sparse_arguments,
     details=_sparse_details,
+)
+
+
+def _kvcache_arguments(plan: Plan) -> Signature:
+    attention = plan.spec.attention
+    element = f"*{plan.spec.model.dtype}"
+    length = (("topk_length_ptr", "*i32"),) if attention.topk_length != "none" else ()
+    sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
+    sizes = ("num_slots", "page_size", "topk", "s_q", "num_heads")
+    pieces = ("first_token", "num_splits", "split_size", "num_tiles")
+    return (
+        ("q_ptr", element),
+        ("k_cache_ptr", "*u8"),
+        ("indices_ptr", "*i32"),
+        *length,
+        *sink,
+        ("out_ptr", element),
+        ("lse_ptr", "*fp32"),
+        ("partial_ptr", "*fp32"),
+        *((name, "i32") for name in (*sizes, *pieces)),
+        ("sm_scale_log2", "fp32"),
+        ("q_request_stride", "i64"),
+        ("q_token_stride", "i64"),
+        ("q_head_stride", "i32"),
+        ("page_stride", "i64"),
+        ("row_stride", "i64"),
+        ("indices_request_stride", "i64"),
+        ("indices_token_stride", "i32"),
+        ("out_token_stride", "i32"),
+        ("out_head_stride", "i32"),
+    )
+
+
+def _kvcache_details(plan: Plan) -> dict[str, Any]:
+    dtype = plan.spec.model.dtype
+    latent, *tail = plan.layout.data
+    scales = plan.layout.scales_of(latent)
+    assert scales is not None
+    return {
+        "dequantises": True,
+        "mask": "mask_told.jinja",
+        "producer": "produce_scaled.jinja",
+        "q_ready": "shared.ready.index(2)",
+        "shared": ("offsets", "scales", "scales_low", "valid0", "valid1", "ready"),
+        "paged": False,
+        "scales": scales,
+        "scale_count": latent.count // scales.tile,
+        "tail": tail[0] if tail else None,
+        "shapes": [
+            f"q [requests, s_q, num_heads, {plan.d_qk}], out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is",
+            "requests * s_q. indices i32 [requests, s_q, topk], lengths i32 [requests], lse f32 [tokens, num_heads].",
+        ],
+    }
+
+
+KVCACHE = HopperModule(
+    MODULE="_kvcache_hopper",
+    kernel="_kvcache_hopper_kernel",
+    family="attention over a cache",
+    has_max_logits=False,
+    plan_of=lambda plan: plan.kvcache.hopper if plan.kvcache else None,
+    arguments=_kvcache_arguments,
+    details=_kvcache_details,
 )

@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -23,7 +22,7 @@ from mlagen.emit import render
 from mlagen.emit.render import template_dir
 from mlagen.errors import ToolError, UsageError
 from mlagen.layout import layouts_of
-from mlagen.plan import Plan, TileRow, load_plan
+from mlagen.plan import HopperPlan, KvcachePlan, Plan, SparsePlan, load_plan
 from mlagen.spec.load import load, schema_text
 
 SUPPORTED_TRITON = ((3, 6), (3, 9))  # the oldest and newest minor version that the tests compile with
@@ -64,30 +63,52 @@ def show_plan(spec: Path, as_json: bool) -> None:
         f"cache writer: {plan.cache.block_t} tokens a program"
     )
     heads = dims.num_heads
-    _print_tiles("one token", plan.flops(1, heads), plan.bytes_moved(1, heads, ANY), plan.sparse.tiles)
+    _print_tiles("one token", plan.flops(1, heads), plan.bytes_moved(1, heads, ANY), plan.sparse)
     if plan.kvcache is not None:
         moved = plan.bytes_kvcache(1, heads, *(ANY for _ in plan.kvcache_topks))
-        _print_tiles("one token over the cache", plan.flops_kvcache(1, heads), moved, plan.kvcache.tiles)
+        _print_tiles("one token over the cache", plan.flops_kvcache(1, heads), moved, plan.kvcache)
 
 
-def _print_tiles(call: str, flops: int, moved: int, tiles: Sequence[tuple[str, Sequence[TileRow]]]) -> None:
-    """Prints the work of a call, and the tile tables of the kernels that do it."""
+def _print_tiles(call: str, flops: int, moved: int, kernels: SparsePlan | KvcachePlan) -> None:
+    """Prints the work of a call, and the tables and the Hopper kernel of what does it."""
     out.print(f"\n{call}: {flops / 1e6:,.0f} MFLOP, {moved / 1e6:,.2f} MB, {flops / moved:,.0f} FLOP a byte\n")
     table = Table(box=None, header_style="bold")
     for name in ("target", "heads", "tokens", "tile", "a multiprocessor", "shared", "why"):
         table.add_column(name, justify="right" if name in ("heads", "tokens", "a multiprocessor", "shared") else "left")
-    for target, rows in tiles:
+    for target, rows in kernels.tiles:
         for row in rows:
             table.add_row(
                 target,
-                "any" if row.max_heads is None else f"to {row.max_heads}",
-                "any" if row.max_tokens is None else f"to {row.max_tokens}",
+                _most(row.max_heads),
+                _most(row.max_tokens),
                 str(row.tile),
                 str(row.programs_per_sm),
                 f"{row.expected_shared:,}",
                 row.reason,
             )
     out.print(table)
+    if kernels.hopper is not None:
+        _print_hopper(kernels.hopper)
+
+
+def _print_hopper(hopper: HopperPlan) -> None:
+    """Prints the numbers of a Hopper kernel and the calls that run it."""
+    right, copying = hopper.registers
+    out.print(
+        f"\nHopper kernel: {hopper.block_h} heads and {hopper.step} indices a step; registers a thread: {right} of the "
+        f"right warpgroup, {copying} of the copying one; {hopper.expected_shared:,} bytes of shared memory; "
+        f"{hopper.expected_products} wgmma"
+    )
+    calls = [
+        f"{_most(row.max_heads)}: {'none' if row.min_tokens is None else f'from {row.min_tokens} tokens'}"
+        for row in hopper.rows
+    ]
+    out.print(f"calls that run it, by heads: {'; '.join(calls)}")
+
+
+def _most(number: int | None) -> str:
+    """The most that a row of a table holds."""
+    return "any" if number is None else f"to {number}"
 
 
 def _plan_json(plan: Plan) -> dict[str, object]:

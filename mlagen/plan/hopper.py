@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlagen.layout import CacheLayout
 from mlagen.plan.tiles import Tile
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
@@ -18,6 +19,9 @@ PRODUCT_DEPTH = 16  # lanes that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # A thread of the right and of the copying warpgroup; the left one has the rest. No spill in a loop, Triton 3.6 to 3.9.
 REGISTERS = (216, 56)
+DEQUANTISING_REGISTERS = (192, 104)
+LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
+SCALE_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,29 @@ def refusal(spec: Spec) -> str | None:
     return None
 
 
-def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None) -> HopperPlan | None:
-    """The plan of the Hopper kernels of a spec; None where its back end or its dims leave them out.
+def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
+    """Whether the kernel that dequantises K reads such a cache: one of e4m3 with an fp32 scale for 128 lanes."""
+    latent, *tail = layout.data
+    scales = layout.scales_of(latent)
+    return (
+        extra_layout is None
+        and not layout.planar
+        and (latent.dtype, latent.count) == ("e4m3", D_V)
+        and len(tail) == 1  # without a tail ptxas spills in the loop of the warpgroup that dequantises
+        and (tail[0].dtype, tail[0].offset % LOAD_BYTES) == ("bf16", 0)
+        and scales is not None
+        and (scales.dtype, scales.tile, scales.interleave) == ("fp32", SCALE_TILE, 1)
+        and (latent.offset, scales.offset % LOAD_BYTES, layout.row_bytes % LOAD_BYTES) == (0, 0, 0)
+    )
+
+
+def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None, *, dequantises: bool = False) -> HopperPlan | None:
+    """The plan of a Hopper kernel of a spec; None where its back end or its dims leave it out.
 
     Args:
         spec: the spec.
-        rows: which calls run them, as a sweep found; None: the default.
+        rows: which calls run it, as a sweep found; None: the default.
+        dequantises: it reads a quantised cache, `reads_cache`.
     """
     if spec.backend == "triton" or refusal(spec) is not None:
         return None
@@ -95,7 +116,9 @@ def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None) -> HopperPl
         rows = (HopperRow(None, 1),)
     lanes = D_V + d_tail
     weights = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
-    tiles = (BLOCK_H + 2 * BLOCK_N) * lanes + weights
+    tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + weights) * ITEMSIZE
+    # Maxima and sums of two warpgroups; or maxima alone, and an offset and four scales of three bytes a key.
+    tables = 2 * BLOCK_H * 4 + 2 * BLOCK_N * (4 + 3 * D_V // SCALE_TILE) if dequantises else 4 * BLOCK_H * 4
     # Scores: before the loop, at its end, and on the right; weights with V: two blocks in the loop and after it.
     products = 3 * lanes // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH
     return HopperPlan(
@@ -103,8 +126,8 @@ def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None) -> HopperPl
         block_n=BLOCK_N,
         d_half=D_V // 2,
         d_tail=d_tail,
-        registers=REGISTERS,
+        registers=DEQUANTISING_REGISTERS if dequantises else REGISTERS,
         rows=tuple(rows or DEFAULT_ROWS),
-        expected_shared=tiles * ITEMSIZE + 4 * BLOCK_H * 4,
+        expected_shared=tiles + tables,
         expected_products=products,
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
 from mlagen.plan.chunks import Chunk
+from mlagen.plan.hopper import HopperPlan
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import (
     ACCUMULATOR_REGISTERS,
@@ -197,12 +198,14 @@ class KvcachePlan:
         loaded: blocks of a row as it is read from the cache, in lane order.
         tiles: rows of the tile table by target.
         unaligned: the tile of calls whose rows or indices are not aligned, by target.
+        hopper: the kernel's of the Gluon back end; None without.
     """
 
     cached: CachedRow
     loaded: tuple[Chunk, ...]
     tiles: tuple[tuple[str, tuple[TileRow, ...]], ...]
     unaligned: tuple[tuple[str, TileRow], ...]
+    hopper: HopperPlan | None
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -273,7 +276,11 @@ def _unaligned_row(cached: CachedRow, target: Target) -> TileRow:
 
 
 def make_kvcache_plan(
-    spec: Spec, cached: CachedRow, loaded: Sequence[Chunk], tuned: Mapping[str, Sequence[TileRow]] | None = None
+    spec: Spec,
+    cached: CachedRow,
+    loaded: Sequence[Chunk],
+    tuned: Mapping[str, Sequence[TileRow]] | None = None,
+    hopper: HopperPlan | None = None,
 ) -> KvcachePlan:
     """Derives the numbers.
 
@@ -282,6 +289,7 @@ def make_kvcache_plan(
         cached: the row.
         loaded: blocks of a row as it is read, `plan.cache.chunks`.
         tuned: rows of the tile table that a sweep found, by target; targets without take the defaults.
+        hopper: the Hopper kernel's numbers, if there is one.
 
     Raises:
         LimitError: a target cannot hold any tile of these rows; one line with the arithmetic.
@@ -294,4 +302,5 @@ def make_kvcache_plan(
             (name, tuple(found.get(name) or kvcache_rows(heads, cached, TARGETS[name]))) for name in spec.targets
         ),
         unaligned=tuple((name, _unaligned_row(cached, TARGETS[name])) for name in spec.targets),
+        hopper=hopper,
     )

@@ -11,7 +11,7 @@ from mlagen.layout import CacheLayout, layouts_of
 from mlagen.plan import work
 from mlagen.plan.cache import CachePlan, make_cache_plan
 from mlagen.plan.chunks import Chunk, make_chunks
-from mlagen.plan.hopper import HOPPER_TARGET, HopperPlan, HopperRow, make_hopper, refusal
+from mlagen.plan.hopper import HOPPER_TARGET, HopperPlan, HopperRow, make_hopper, reads_cache, refusal
 from mlagen.plan.kvcache import KVCACHE_WRAPPER, KvcachePlan, cached_row, make_kvcache_plan
 from mlagen.plan.splits import SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS
@@ -166,7 +166,10 @@ def make_plan(
     kvcache = None
     if KVCACHE_WRAPPER in spec.wrappers:
         cached = cached_row(layout, extra_layout, cache.chunks)
-        kvcache = make_kvcache_plan(spec, cached, cache.chunks, tuned_kvcache)
+        kvcache_hopper = None
+        if reads_cache(layout, extra_layout):
+            kvcache_hopper = make_hopper(spec, (tuned_hopper or {}).get(HOPPER_KINDS[1]), dequantises=True)
+        kvcache = make_kvcache_plan(spec, cached, cache.chunks, tuned_kvcache, kvcache_hopper)
     tables = [*tiles, *(kvcache.tiles if kvcache else ())]
     splits = make_splits(dims.v_head_dim, (row for _, rows in tables for row in rows))
     return Plan(spec, layout, extra_layout, d_qk, dims.v_head_dim, sparse, kvcache, splits, cache)

@@ -19,7 +19,7 @@ Signature = tuple[tuple[str, str], ...]
 
 def hopper_kernels(plan: Plan) -> dict[str, HopperPlan | None]:
     """The modules of Hopper kernels, and the numbers of those that the package has."""
-    return {"_sparse_hopper": plan.sparse.hopper}
+    return {"_kvcache_hopper": plan.kvcache.hopper if plan.kvcache else None, "_sparse_hopper": plan.sparse.hopper}
 
 
 def common(plan: Plan) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mlagen.backends import gluon
 from mlagen.backends.triton import extra_layout, layout, splits
 from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of, imported
 from mlagen.backends.triton.splits import accumulators, attention_context
@@ -12,7 +13,7 @@ from mlagen.layout import CacheLayout
 from mlagen.plan import TARGETS, CompileJob, Plan, TileRow
 
 MODULE = "kvcache_attention"
-SHARED = (layout, extra_layout, splits)
+SHARED = (layout, extra_layout, splits, gluon.KVCACHE)
 WRAPPERS = ("flash_mla_with_kvcache",)
 
 GIVEN = {"none": ["None"], "optional": ["None", "{}"], "required": ["{}"]}  # what callers may pass, by the spec's word
@@ -125,6 +126,7 @@ def context(plan: Plan) -> dict[str, Any]:
     return {
         **attention_context(plan),
         "kvcache": plan.kvcache,
+        "hopper": plan.kvcache.hopper,
         "extra": extra,
         "caches": caches,
         "operands": operands,
