@@ -22,8 +22,18 @@ SPECS = Path(__file__).parents[2] / "specs"
 @pytest.fixture(scope="session")
 def dsv32(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
     """The package of DeepSeek V3.2 as it is generated now, imported under a name of its own."""
-    folder = tmp_path_factory.mktemp("generated") / "dsv32_now"
-    apply(compare(render(load_plan(SPECS / "dsv32.yaml")), folder))
+    return generated(tmp_path_factory, "dsv32")
+
+
+@pytest.fixture(scope="session")
+def dsv32_fp8(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
+    """The same with a quantised cache."""
+    return generated(tmp_path_factory, "dsv32_fp8")
+
+
+def generated(tmp_path_factory: pytest.TempPathFactory, spec: str) -> BenchPackage:
+    folder = tmp_path_factory.mktemp("generated") / f"{spec}_now"
+    apply(compare(render(load_plan(SPECS / f"{spec}.yaml")), folder))
     return load_package(folder)
 
 

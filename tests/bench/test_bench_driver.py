@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import re
 from pathlib import Path
 
@@ -39,17 +40,22 @@ def test_the_rule_says_of_the_current_tile_what_the_package_does(driver: Driver,
     )
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 4, 15, 16, 4096])
-@pytest.mark.parametrize("heads", [1, 16, 17, 32, 33, 64, 65, 128])
-def test_the_hopper_kernel_runs_where_the_package_runs_it(hopper_driver: Driver, heads: int, tokens: int) -> None:
-    module, splits = (hopper_driver.package.module(name) for name in ("sparse_attention", "_splits"))
-    own = module._schedule(hopper_driver.facts, splits.ALIGNED, tokens, heads, 2048, 0, False, True)
-    assert runs_hopper(hopper_driver.hopper_rows, Regime(0, heads, tokens)) == own.hopper
-    if own.hopper:
-        assert hopper_driver.hopper is not None
-        schedule = hopper_driver.schedule(hopper_driver.hopper, 7, tokens, heads, [2048])
-        assert schedule == own
+@pytest.mark.parametrize(("name", "sizes"), [("sparse_attention", (2048, 0)), ("kvcache_attention", (2048,))])
+def test_the_hopper_kernel_runs_where_the_package_runs_it(
+    dsv32_fp8: BenchPackage, name: str, sizes: tuple[int, ...]
+) -> None:
+    module, splits, launch = (dsv32_fp8.module(each) for each in (name, "_splits", "_launch"))
+    driver = Driver(dsv32_fp8, name, launch.DeviceFacts("sm90", 132, hopper=True))
+    assert driver.hopper is not None
+    seen = set()
+    for heads, tokens in itertools.product((1, 16, 17, 32, 33, 64, 65, 128), (1, 2, 3, 4, 15, 16, 4096)):
+        own = module._schedule(driver.facts, splits.ALIGNED, tokens, heads, *sizes, False, True)
+        assert runs_hopper(driver.hopper_rows, Regime(0, heads, tokens)) == own.hopper
+        schedule = driver.schedule(driver.hopper, 7, tokens, heads, [2048])
         assert schedule.hopper
+        assert schedule == own or not own.hopper
+        seen.add(own.hopper)
+    assert seen == {True, False}
 
 
 def test_the_hopper_kernels_tile_is_the_plans(hopper_driver: Driver) -> None:

@@ -32,6 +32,25 @@ def test_the_plan_of_attention_over_a_cache_has_its_own_tiles(run: Run, workspac
         assert f"{row['expected_shared']:,}" in table
 
 
+def test_the_hopper_kernels_are_shown_with_the_calls_that_run_them(run: Run, workspace: Path) -> None:
+    assert "Hopper kernel" not in run("show", "plan", "specs/small.yaml").stdout
+    (workspace / "specs" / "two.yaml").write_text(TWO_CACHES)
+    folder = workspace / "specs" / "tuned" / "two"
+    folder.mkdir(parents=True)
+    (folder / "sm90.yaml").write_text("hopper_rows: [{max_heads: 16}, {max_heads: 64, min_tokens: 9}, {min_tokens: 1}]")
+    shown = run("show", "plan", "specs/two.yaml").stdout
+    hopper = json.loads(run("show", "plan", "specs/two.yaml", "--json").stdout)["sparse"]["hopper"]
+    right, copying = hopper["registers"]
+    for figure in (
+        f"{hopper['block_h']} heads and {2 * hopper['block_n']} indices a step",
+        f"{right} of the right warpgroup, {copying} of the copying one",
+        f"{hopper['expected_shared']:,} bytes of shared memory",
+        f"{hopper['expected_products']} wgmma",
+    ):
+        assert figure in shown
+    assert "calls that run it, by heads: to 16: none; to 64: from 9 tokens; any: from 1 tokens" in shown
+
+
 def test_the_layout_names_every_byte(run: Run) -> None:
     shown = run("show", "layout", "specs/small.yaml").stdout
     assert "96 bytes a token, 6,144 bytes a page of 64" in shown
