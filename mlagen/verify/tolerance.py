@@ -7,7 +7,8 @@ rounded term (u: half an ulp of 1, 2^-8 for bf16, 2^-11 for fp16), with independ
 not held to a precision that the format cannot give, and one whose values do not cancel is not excused.
 
 Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
-tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least.
+tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
+reads scales in fewer bits than they have may round a lane of K to the value beside the reference's: one unit of K.
 
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
@@ -56,12 +57,15 @@ def _whole_limit(rows: int, d_v: int) -> float:
     return WHOLE_LIMIT + (_row_limit(d_v) - WHOLE_LIMIT) / math.sqrt(rows)
 
 
-def logit_tolerance(expected: Attention, d_qk: int) -> torch.Tensor:
-    """Largest error of a logit in natural units, [tokens, heads]: d_qk / 16 truncating steps, and a few for scaling."""
-    return FP32_STEP * (2 * d_qk / 16 + 8) * expected.logit_size
+def logit_tolerance(expected: Attention, d_qk: int, k_error: float = 0.0) -> torch.Tensor:
+    """Largest error of a logit in natural units, [tokens, heads]: d_qk / 16 truncating steps, and a few for scaling.
+
+    Lanes of K may be off by `k_error`, relative.
+    """
+    return (FP32_STEP * (2 * d_qk / 16 + 8) + k_error) * expected.logit_size
 
 
-def out_errors(out: torch.Tensor, expected: Attention, d_qk: int) -> list[Figure]:
+def out_errors(out: torch.Tensor, expected: Attention, d_qk: int, k_error: float = 0.0) -> list[Figure]:
     """Errors of `out` [tokens, heads, d_v]: of the whole, of rows and of elements, each relative to its noise.
 
     Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
@@ -72,7 +76,7 @@ def out_errors(out: torch.Tensor, expected: Attention, d_qk: int) -> list[Figure
     row_noise = noise.norm(dim=2)  # [tokens, heads]
     scale = torch.where(row_noise > 0, row_noise, 1.0)
     # An error of the logits moves each weight by that share, and so each term of the sum.
-    logits = 2 * logit_tolerance(expected, d_qk)  # [tokens, heads]
+    logits = 2 * logit_tolerance(expected, d_qk, k_error)  # [tokens, heads]
     tokens, heads, d_v = out.shape
     floor = row_noise * SUBNORMAL_WEIGHTS + (row_noise > 0) * SMALLEST[out.dtype]
     rows = row_noise * (_row_limit(d_v) * unit + logits) + floor * math.sqrt(d_v)
@@ -101,10 +105,12 @@ def max_logits_error(max_logits: torch.Tensor, expected: Attention, d_qk: int, l
     return _stat_error("max_logits", max_logits, expected.max_logits, logit_tolerance(expected, d_qk) / unit + steps)
 
 
-def lse_error(lse: torch.Tensor, expected: Attention, d_qk: int, topk: int, lse_base: str) -> Figure:
+def lse_error(
+    lse: torch.Tensor, expected: Attention, d_qk: int, topk: int, lse_base: str, k_error: float = 0.0
+) -> Figure:
     """Error of `lse` [tokens, heads]: that of a logit, of the fp32 sum of `topk` weights, and of exp2 and log2."""
     unit = math.log(2) if lse_base == "2" else 1.0
     summed = FP32_STEP * (topk / 16 + 32)
     # exp2 and log2 are good to 2 ulp on a GPU.
     steps = 8 * FP32_STEP * expected.lse.abs().nan_to_num(posinf=0.0)
-    return _stat_error("lse", lse, expected.lse, (logit_tolerance(expected, d_qk) + summed) / unit + steps)
+    return _stat_error("lse", lse, expected.lse, (logit_tolerance(expected, d_qk, k_error) + summed) / unit + steps)
