@@ -133,8 +133,6 @@ def _sparse_details(plan: Plan) -> dict[str, Any]:
     rows = f"kv pages of {plan.rows_block_size} rows" if paged else "kv rows"
     return {
         "dequantises": False,
-        "mask": "mask_rows.jinja",
-        "producer": "produce_rows.jinja",
         "q_ready": "shared.q_ready",
         "shared": ("l0", "l1", "q_ready", "k_ready"),
         "paged": paged,
@@ -196,8 +194,6 @@ def _kvcache_details(plan: Plan) -> dict[str, Any]:
     assert scales is not None
     return {
         "dequantises": True,
-        "mask": "mask_told.jinja",
-        "producer": "produce_scaled.jinja",
         "q_ready": "shared.ready.index(2)",
         "shared": ("offsets", "scales", "scales_low", "valid0", "valid1", "ready"),
         "paged": False,

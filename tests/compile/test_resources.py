@@ -25,6 +25,7 @@ FITS = Resources(
     shared=232_448,
     shared_limit=232_448,
     expected_shared=200_000,
+    expected_products=None,
     tensor_memory=0,
     instructions={"HGMMA": 12},
     seconds=1.5,
@@ -96,3 +97,8 @@ def test_cache_lies_where_the_desktop_specification_says(monkeypatch, value, exp
     else:
         monkeypatch.setenv("XDG_CACHE_HOME", value)
     assert default_cache_dir() == expected
+
+
+def test_products_that_the_plan_did_not_expect_are_told():
+    (error,) = check_limits([replace(FITS, expected_products=13)])
+    assert "12 warpgroup products in the code - expected 13" in str(error)
