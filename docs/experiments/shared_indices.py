@@ -1,7 +1,7 @@
 """Sparse prefill over unions: neighbouring tokens share a tile and the K rows that any of their indices names.
 
-An experiment that ran, not part of mlagen: it takes the names of generated/dsv32 as of commit 158d729. What it gave, and
-how it may become a kernel of the packages, stands in docs/performance.md.
+An experiment that ran, not part of mlagen: it takes the names of generated/dsv32 as of commit 158d729. What it gave and
+what is open, stands in docs/performance.md.
 
 A tile of 64 rows is GROUP tokens of 64 // GROUP heads. A first kernel, small, makes each group's entries: a row of kv
 in the low 28 bits, a bit a token above them. A row stands once for all tokens that name it; an index that a token
@@ -618,7 +618,9 @@ def flash_mla_sparse_fwd_union(q, kv, indices, sm_scale, attn_sink=None, topk_le
     """As flash_mla_sparse_fwd: q bf16 [tokens, num_heads <= 32, 576], kv bf16 [s_kv < 2**28, 1, 576], indices i32
     [tokens, 1, topk]."""
     group = group_size(q.shape[1])
-    assert group > 1 and kv.shape[0] < MOST_ROWS and sm_scale > 0
+    assert group > 1
+    assert kv.shape[0] < MOST_ROWS
+    assert sm_scale > 0
     multiprocessors = _launch.device_facts(q.device).multiprocessors
     entries, counts = make_union(indices, kv.shape[0], group, topk_length, tile)
     return attend_union(q, kv, entries, counts, group, sm_scale, attn_sink, multiprocessors)
