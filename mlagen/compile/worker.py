@@ -17,6 +17,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()) as log:
         kernel = triton.compile(source, target=target, options=job["options"])
-    serialised = [line.strip() for line in log.getvalue().splitlines() if "C75" in line]
+    serialised = [line.strip() for line in log.getvalue().splitlines() if re.search(r"\bC75\d\d\b", line)]
     if serialised:
         raise JobError(f"ptxas serialises its warpgroup products: {serialised[0]}")
     seconds = time.perf_counter() - start

@@ -167,6 +167,12 @@ def make_plan(
     if KVCACHE_WRAPPER in spec.wrappers:
         cached = cached_row(layout, extra_layout, cache.chunks)
         kvcache_hopper = None
+        if spec.backend == "gluon" and not reads_cache(layout, extra_layout):
+            caches = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
+            raise LimitError(
+                f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: "
+                f"no Hopper kernel reads a cache of {caches}"
+            )
         if reads_cache(layout, extra_layout):
             kvcache_hopper = make_hopper(spec, (tuned_hopper or {}).get(HOPPER_KINDS[1]), dequantises=True)
         kvcache = make_kvcache_plan(spec, cached, cache.chunks, tuned_kvcache, kvcache_hopper)

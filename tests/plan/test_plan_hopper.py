@@ -78,3 +78,17 @@ def test_tuned_rows_that_are_off_are_told_at_their_place(tmp_path, pytestconfig,
     with pytest.raises(MlagenError) as error:
         load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
     assert told in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["dsv32_nvfp4", "dsv4_flash", "glm53_fp8"])
+def test_gluon_alone_is_refused_where_no_kernel_reads_the_cache(name, tmp_path, pytestconfig):
+    text = (pytestconfig.rootpath / "specs" / f"{name}.yaml").read_text() + "\nbackend: gluon\n"
+    (tmp_path / f"{name}.yaml").write_text(text)
+    with pytest.raises(LimitError, match="no Hopper kernel reads a cache of"):
+        load_plan(tmp_path / f"{name}.yaml")
+
+
+def test_gluon_alone_is_had_over_a_cache_that_a_kernel_reads(tmp_path, pytestconfig):
+    text = (pytestconfig.rootpath / "specs" / "dsv32_fp8.yaml").read_text() + "\nbackend: gluon\n"
+    (tmp_path / "dsv32_fp8.yaml").write_text(text)
+    assert load_plan(tmp_path / "dsv32_fp8.yaml").kvcache.hopper.rows == (HopperRow(None, 1),)
