@@ -689,7 +689,7 @@ class ListInputs:
     length: torch.Tensor | None
     scale: torch.Tensor | None
     placed: dict[str, Placed]
-    any_scales: bool
+    any_scales: bool = False
 
     @property
     def slots(self) -> int:

@@ -143,7 +143,7 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
             while cause.__cause__ is not None:
                 cause = cause.__cause__
             detail = " ".join(f"{type(cause).__name__}: {cause}".split())[:500]
-            if spec["backend"] == "gluon" and case.attends and detail.endswith("backend is gluon"):
+            if spec.get("backend") == "gluon" and case.attends and detail.endswith("backend is gluon"):
                 skipped, detail = detail, ""  # refused, as the package says: no portable kernel takes its place
             broken = device == "cuda" and "CUDA error" in detail
         seconds = time.perf_counter() - begin
