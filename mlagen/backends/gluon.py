@@ -67,9 +67,7 @@ class HopperModule:
         assert hopper is not None
         signature = self.arguments(plan)
         results = {"attn_sink_ptr", "out_ptr", "max_logits_ptr", "lse_ptr"}
-        optional = {
-            name for name, _ in signature if name in {"attn_sink_ptr", "topk_length_ptr", "extra_topk_length_ptr"}
-        }
+        optional = {name for name, _ in signature if name in {"attn_sink_ptr", "topk_length_ptr"}}
         required = {
             name
             for name, word in (

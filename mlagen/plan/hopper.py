@@ -17,7 +17,7 @@ D_V = 512  # two warpgroups' accumulators of 256 lanes fill their registers
 D_TAILS = (0, 64)  # lanes of K behind V for which shared memory has room
 PRODUCT_DEPTH = 16  # lanes that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
-# A thread of the right and of the copying warpgroup; the left one has the rest. No spill in a loop, Triton 3.6 to 3.9.
+# A thread of the right and of the copying warpgroup; the left one has the rest. No spill in a loop, Triton 3.6 and 3.7.
 REGISTERS = (216, 56)
 DEQUANTISING_REGISTERS = (192, 104)
 LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin

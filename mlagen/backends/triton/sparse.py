@@ -66,7 +66,6 @@ def context(plan: Plan) -> dict[str, Any]:
         "warms_sink": any("sink" in one for one in optional),
         "sparse": sparse,
         "hopper": sparse.hopper,
-        "hopper_arguments": len(gluon.SPARSE.arguments(plan)),
         "tiles": sparse.tiles,
         "paged": paged,
         "kv_shape": f"[pages, {plan.rows_block_size}, {plan.d_qk}]" if paged else f"[s_kv, 1, {plan.d_qk}]",
