@@ -8,9 +8,10 @@ from typing import Any
 
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context
-from mlagen.plan import HOPPER_TARGET, CompileJob, HopperPlan, Plan
+from mlagen.plan import HOPPER_TARGET, CompileJob, HopperPlan, Plan, needed
 
 TEMPLATE = "gluon/seesaw"
+OPTIONAL = {"attn_sink_ptr", "topk_length_ptr", "extra_topk_length_ptr"}
 
 
 @dataclass(frozen=True)
@@ -54,33 +55,34 @@ class HopperModule:
             "kernel": self.kernel,
             "has_max_logits": self.has_max_logits,
             "arguments": self.arguments(plan),
+            "union": None,
             **details,
             "shared": [
                 *("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right", *(tail or ["p0"]), "p1"),
-                *("m0", "m1", *details["shared"]),
+                *("m0", "m1", "l0", "l1", *details["shared"]),
             ],
         }
 
     def jobs(self, plan: Plan) -> Iterator[CompileJob]:
-        """The kernel with results and with partials, all other optional tensors given, and none of them."""
+        """The kernel with results and, if it has them, with partials; all other optional tensors given, and none."""
         hopper = self.plan_of(plan)
         assert hopper is not None
         signature = self.arguments(plan)
         results = {"attn_sink_ptr", "out_ptr", "max_logits_ptr", "lse_ptr"}
-        optional = {name for name, _ in signature if name in {"attn_sink_ptr", "topk_length_ptr"}}
+        optional = {name for name, _ in signature if name in OPTIONAL}
         required = {
             name
             for name, word in (
-                ("attn_sink_ptr", plan.spec.attention.attn_sink),
-                ("topk_length_ptr", plan.spec.attention.topk_length),
+                ("attn_sink_ptr", plan.sparse_attention.attn_sink),
+                ("topk_length_ptr", plan.sparse_attention.topk_length),
+                ("extra_topk_length_ptr", plan.sparse_attention.topk_length),
             )
             if word == "required"
         }
-        for variant, absent in (
-            ("", {"partial_ptr"}),
-            (" bare", {"partial_ptr", *optional - required}),
-            (" split", results),
-        ):
+        variants = [("", {"partial_ptr"}), (" bare", {"partial_ptr", *optional - required})]
+        if ("partial_ptr", "*fp32") in signature:
+            variants.append((" split", results))
+        for variant, absent in variants:
             given = tuple((name, kind) for name, kind in signature if name not in absent)
             yield CompileJob(
                 module=self.MODULE,
@@ -96,10 +98,13 @@ class HopperModule:
             )
 
 
+def _length(plan: Plan) -> Signature:
+    return (("topk_length_ptr", "*i32"),) if plan.sparse_attention.topk_length != "none" else ()
+
+
 def _sparse_arguments(plan: Plan) -> Signature:
-    attention = plan.spec.attention
+    attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
-    length = (("topk_length_ptr", "*i32"),) if attention.topk_length != "none" else ()
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
     page = (("kv_page_stride", "i64"),) if plan.rows_block_size is not None else ()
     sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_tiles")
@@ -107,7 +112,7 @@ def _sparse_arguments(plan: Plan) -> Signature:
         ("q_ptr", element),
         ("kv_ptr", element),
         ("indices_ptr", "*i32"),
-        *length,
+        *_length(plan),
         *sink,
         ("out_ptr", element),
         ("max_logits_ptr", "*fp32"),
@@ -131,8 +136,9 @@ def _sparse_details(plan: Plan) -> dict[str, Any]:
     rows = f"kv pages of {plan.rows_block_size} rows" if paged else "kv rows"
     return {
         "dequantises": False,
+        "second": False,
         "q_ready": "shared.q_ready",
-        "shared": ("l0", "l1", "q_ready", "k_ready"),
+        "shared": ("q_ready", "k_ready"),
         "paged": paged,
         "page_rows": plan.rows_block_size,
         "rows_name": "s_kv",
@@ -149,37 +155,37 @@ SPARSE = HopperModule(
     kernel="_sparse_hopper_kernel",
     family="sparse attention",
     has_max_logits=True,
-    plan_of=lambda plan: plan.sparse.hopper,
+    plan_of=lambda plan: plan.sparse.hopper if plan.sparse else None,
     arguments=_sparse_arguments,
     details=_sparse_details,
 )
 
 
 def _kvcache_arguments(plan: Plan) -> Signature:
-    attention = plan.spec.attention
+    attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
-    length = (("topk_length_ptr", "*i32"),) if attention.topk_length != "none" else ()
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
-    sizes = ("num_slots", "page_size", "topk", "s_q", "num_heads")
-    pieces = ("first_token", "num_splits", "split_size", "num_tiles")
+    inputs: list[tuple[str, str]] = [("q_ptr", element)]
+    sizes: list[tuple[str, str]] = []
+    strides = [("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32")]
+    second = [] if plan.extra_layout is None else [("extra_", plan.extra_layout)]
+    for prefix, one in (("", needed(plan.layout)), *second):
+        inputs += [(f"{prefix}k_cache_ptr", "*u8"), (f"{prefix}indices_ptr", "*i32")]
+        inputs += [(f"{prefix}{name}", kind) for name, kind in _length(plan)]
+        sizes += [(f"{prefix}{name}", "i32") for name in ("num_slots", "page_size", "topk")]
+        rows = () if one.planar else ("row_stride",)
+        strides += [(f"{prefix}{name}", "i64") for name in ("page_stride", *rows, "indices_request_stride")]
+        strides.append((f"{prefix}indices_token_stride", "i32"))
+    sizes += [(name, "i32") for name in ("s_q", "num_heads", "first_token", "num_splits", "split_size", "num_tiles")]
     return (
-        ("q_ptr", element),
-        ("k_cache_ptr", "*u8"),
-        ("indices_ptr", "*i32"),
-        *length,
+        *inputs,
         *sink,
         ("out_ptr", element),
         ("lse_ptr", "*fp32"),
         ("partial_ptr", "*fp32"),
-        *((name, "i32") for name in (*sizes, *pieces)),
+        *sizes,
         ("sm_scale_log2", "fp32"),
-        ("q_request_stride", "i64"),
-        ("q_token_stride", "i64"),
-        ("q_head_stride", "i32"),
-        ("page_stride", "i64"),
-        ("row_stride", "i64"),
-        ("indices_request_stride", "i64"),
-        ("indices_token_stride", "i32"),
+        *strides,
         ("out_token_stride", "i32"),
         ("out_head_stride", "i32"),
     )
@@ -187,22 +193,120 @@ def _kvcache_arguments(plan: Plan) -> Signature:
 
 def _kvcache_details(plan: Plan) -> dict[str, Any]:
     dtype = plan.spec.model.dtype
-    latent, *tail = plan.layout.data
-    scales = plan.layout.scales_of(latent)
+    layout = needed(plan.layout)
+    latent, *tail = layout.data
+    scales = layout.scales_of(latent)
     assert scales is not None
+    assert plan.kvcache is not None
+    hopper = plan.kvcache.hopper
+    assert hopper is not None
+    staged = ("rope",) if layout.planar else ()
+    ready = ("ready",) if hopper.d_tail else ("q_ready", "k_ready")
     return {
         "dequantises": True,
-        "q_ready": "shared.ready.index(2)",
-        "shared": ("offsets", "scales", "scales_low", "valid0", "valid1", "ready"),
+        "q_ready": "shared.ready.index(2)" if hopper.d_tail else "shared.q_ready",
+        "shared": ("offsets", "scales", *staged, "valid", *ready),
         "paged": False,
+        "second": plan.extra_layout is not None,
+        "planar": layout.planar,
         "scales": scales,
-        "scale_count": latent.count // scales.tile,
+        "scale_columns": hopper.scale_columns,
         "tail": tail[0] if tail else None,
         "shapes": [
             f"q [requests, s_q, num_heads, {plan.d_qk}], out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is",
             "requests * s_q. indices i32 [requests, s_q, topk], lengths i32 [requests], lse f32 [tokens, num_heads].",
         ],
     }
+
+
+def _union_arguments(plan: Plan) -> Signature:
+    """Those of the Hopper kernel over rows, with lists in place of indices, and without splits."""
+    left_out = {"topk_length_ptr", "partial_ptr", "s_kv", "topk", "num_splits", "split_size", "indices_token_stride"}
+    instead = {
+        "indices_ptr": (("lists_ptr", "*i32"), ("counts_ptr", "*i32"), ("redo_ptr", "*i32")),
+        "num_heads": (("tokens", "i32"), ("num_heads", "i32")),
+        "kv_row_stride": (("kv_row_stride", "i64"), ("list_stride", "i64")),
+    }
+    kept = [argument for argument in _sparse_arguments(plan) if argument[0] not in left_out]
+    return tuple(each for argument in kept for each in instead.get(argument[0], (argument,)))
+
+
+def _union_details(plan: Plan) -> dict[str, Any]:
+    union = plan.union
+    assert union is not None
+    details = _sparse_details(plan)
+    return {
+        **details,
+        "union": union,
+        "shapes": [
+            *details["shapes"][:2],
+            f"lists i32 [num_tiles, {union.group} * topk], of which so many entries count: counts i32 [num_tiles].",
+            "max_logits, lse f32 [tokens, num_heads]. redo i32 [num_tiles] becomes 1 where a result is NaN.",
+        ],
+    }
+
+
+UNION = HopperModule(
+    MODULE="_sparse_union",
+    kernel="_sparse_union_kernel",
+    family="sparse attention with shared rows",
+    has_max_logits=True,
+    plan_of=lambda plan: plan.union.hopper if plan.union else None,
+    arguments=_union_arguments,
+    details=_union_details,
+)
+
+
+class UnionLists:
+    """The generated module with the kernel that makes the lists of groups of tokens."""
+
+    MODULE = "_union"
+    TEMPLATE = "gluon/union"
+
+    def present(self, plan: Plan) -> bool:
+        """Whether the spec has the kernel."""
+        return plan.union is not None
+
+    def arguments(self, plan: Plan) -> Signature:
+        """Run-time arguments and their Triton types, with the optional tensor given."""
+        return (
+            ("indices_ptr", "*i32"),
+            *_length(plan),
+            ("lists_ptr", "*i32"),
+            ("counts_ptr", "*i32"),
+            ("redo_ptr", "*i32"),
+            ("tokens", "i32"),
+            ("topk", "i32"),
+            ("s_kv", "i32"),
+            ("indices_token_stride", "i64"),
+        )
+
+    def context(self, plan: Plan) -> dict[str, Any]:
+        """What the template asks for."""
+        return {**attention_context(plan), "union": plan.union, "arguments": self.arguments(plan)}
+
+    def jobs(self, plan: Plan) -> Iterator[CompileJob]:
+        """The kernel with the optional tensor, and without."""
+        union = plan.union
+        assert union is not None
+        signature = self.arguments(plan)
+        for absent in {"none": ((),), "optional": ((), ("topk_length_ptr",)), "required": ((),)}[
+            plan.sparse_attention.topk_length
+        ]:
+            yield CompileJob(
+                module=self.MODULE,
+                kernel="_union_kernel",
+                variant=f"{union.group} tokens{' bare' if absent else ''}",
+                target=HOPPER_TARGET,
+                signature=tuple((name, kind) for name, kind in signature if name not in absent),
+                constexprs=tuple((name, None) for name in absent),
+                num_warps=union.num_warps,
+                num_stages=1,
+                expected_shared=union.expected_shared,
+            )
+
+
+UNION_LISTS = UnionLists()
 
 
 KVCACHE = HopperModule(

@@ -124,7 +124,7 @@ def second_side(package: BenchPackage) -> CacheSide:
 
 def sides_of(package: BenchPackage) -> dict[str, CacheSide]:
     """A package's caches that have kernels of their own, by the prefix of those."""
-    sides = {"": CacheSide(package, "", package.layouts[0], block_size_of(package))}
+    sides = {"": CacheSide(package, "", package.cached[0], block_size_of(package))}
     if package.layouts[1] is not None:
         second = second_side(package)
         sides.setdefault(second.prefix, second)

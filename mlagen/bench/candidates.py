@@ -98,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         plan, target = make_plan(load(options.spec)), TARGETS[options.target]
-        found = [each for each in tunables_of(plan.spec.wrappers) if options.kernels in (None, each.name)]
+        tunables = tunables_of(plan.spec.wrappers, plan.spec.attention_kind)
+        found = [each for each in tunables if options.kernels in (None, each.name)]
         if not found:
             raise UsageError(f"{plan.spec.name} has no {options.kernels or 'attention'} kernels")
         tiles = candidate_tiles(found[0], plan, plan.spec.model.num_heads, target)

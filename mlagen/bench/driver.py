@@ -58,7 +58,8 @@ class Driver:
         entry = self._splits.HOPPER_TILE if hopper else self._splits.Tile(**asdict(tile), programs_per_sm=resident)
         blocks = sum(-(-count // tile.block_n) for count in counts)
         aligned = self._splits.ALIGNED
-        return self._splits.make_schedule(self.facts, entry, aligned, tokens, num_heads, blocks, splits, False)
+        cost = (self._module.HOPPER_COST,) if hopper else ()
+        return self._splits.make_schedule(self.facts, entry, aligned, tokens, num_heads, blocks, splits, False, *cost)
 
     def scheduled(self, schedule: Any, call: Call) -> Callable[[], Any]:
         """A call of one of the module's wrappers that runs by that schedule instead of its own."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlagen.bench import attention, cache, index, kvcache
+from mlagen.bench import attention, cache, dense, heads, index, kvcache
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import Setting, Sizes, Trial
 
@@ -29,10 +29,14 @@ class Family:
 FAMILIES = {
     "prefill": Family(partial(attention.shapes_of, "prefill"), attention.trials),
     "decode": Family(partial(attention.shapes_of, "decode"), attention.trials),
+    "shared": Family(attention.shared_shapes, attention.trials),
     "cache": Family(cache.writer_shapes, cache.writer_trials),
     "gather": Family(cache.gather_shapes, cache.gather_trials),
     "index": Family(index.index_shapes, index.index_trials),
     "kvcache": Family(kvcache.kvcache_shapes, kvcache.kvcache_trials),
+    "dense": Family(dense.dense_shapes, dense.dense_trials),
+    "heads": Family(heads.heads_shapes, heads.heads_trials),
+    "merge": Family(heads.merge_shapes, heads.merge_trials),
 }
 
 

@@ -99,7 +99,8 @@ class CombineInputs:
 
 def index_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[Batch]:
     """Batches that the package's index kernels are measured at."""
-    topk = {GLOBAL: GLOBAL_TOPK, COMBINE: (package.facts.topk,), CONVERT: (package.facts.topk,)}
+    own = (package.facts.topk,) if package.facts.topk else GLOBAL_TOPK
+    topk = {GLOBAL: GLOBAL_TOPK, COMBINE: own, CONVERT: own}
     return [batch for name in topk if package.has(name) for batch in batches("index", name, topk[name])]
 
 

@@ -143,7 +143,7 @@ def shape_at(package: BenchPackage, requests: int, s_q: int, num_heads: int) -> 
 
 def kvcache_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[KvcacheShape]:
     """Shapes that a package's attention over a cache is measured at."""
-    if not package.has(WRAPPER):
+    if not package.has(WRAPPER) or package.facts.kind != "sparse":
         return []
     facts = package.facts
     if heads is None:
@@ -296,7 +296,7 @@ def kvcache_trials(
     pools = _Pools(setting, most_requests)
 
     def trial(shape: KvcacheShape) -> Trial[KvcacheInputs]:
-        moved = shape.bytes_moved(package.facts, *package.layouts)
+        moved = shape.bytes_moved(package.facts, *package.cached)
         sets = sets_needed(moved, setting.l2_bytes)
         inputs = [pools.inputs(shape, number) for number in range(sets)]
         return Trial(
@@ -305,7 +305,7 @@ def kvcache_trials(
                 Entrant(OURS, partial(call_of, package)),
                 Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True)),
                 *(
-                    Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, *package.layouts))
+                    Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, *package.cached))
                     for peer in (PEERS if setting.peers else ())
                 ),
             ],

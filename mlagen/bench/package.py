@@ -19,9 +19,18 @@ from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify.facts import Facts
 
-SHARED_MODULES = ("_launch", "_splits", "_layout", "_extra_layout", "_sparse_hopper", "_kvcache_hopper")
+SHARED_MODULES = (
+    "_launch",
+    "_splits",
+    "_layout",
+    "_extra_layout",
+    "_sparse_hopper",
+    "_sparse_union",
+    "_union",
+    "_kvcache_hopper",
+)
 _HEADER = re.compile(r"\A(# .*\n)+")
-_TABLES = re.compile(r"^(TILES = \{|HOPPER = \[)\n.*?^[\]}]\n", re.MULTILINE | re.DOTALL)
+_TABLES = re.compile(r"^(TILES = \{|HOPPER = \[|UNION = \[)\n.*?^[\]}]\n", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -58,16 +67,23 @@ class BenchPackage:
         return self.facts.d_qk * self.dtype.itemsize
 
     @cached_property
-    def layouts(self) -> tuple[CacheLayout, CacheLayout | None]:
-        """The layouts of the cache and of the second cache."""
+    def layouts(self) -> tuple[CacheLayout | None, CacheLayout | None]:
+        """The layouts of the cache and of the second cache; None for one that it lacks."""
         return layouts_of(self.spec)
 
     @property
     def attention_spec(self) -> dict[str, Any]:
-        """What the spec says of attention."""
-        attention = self.spec["attention"]
+        """What the spec says of attention; nothing without it."""
+        attention = self.spec["attention"] or {}
         assert isinstance(attention, dict)
         return attention
+
+    @property
+    def cached(self) -> tuple[CacheLayout, CacheLayout | None]:
+        """The same of a package that has a cache."""
+        main, extra = self.layouts
+        assert main is not None
+        return main, extra
 
     def has(self, wrapper: str) -> bool:
         """Whether the spec lists a wrapper."""

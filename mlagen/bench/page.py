@@ -34,7 +34,11 @@ from mlagen.bench.rows import Contender, Row
 TITLES = {
     "prefill": "Prefill",
     "decode": "Decode",
+    "shared": "Prefill of neighbours that share indices",
     "kvcache": "Decode over a paged cache",
+    "dense": "Dense decode over a paged cache",
+    "heads": "Multi-head attention",
+    "merge": "Merges of parts by their LSE",
     "cache": "Cache writers",
     "gather": "Cache gathers",
     "index": "Index kernels",

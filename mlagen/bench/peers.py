@@ -18,6 +18,7 @@ from mlagen.bench.progress import one_line
 from mlagen.bench.shapes import Inputs, Shape
 from mlagen.verify.facts import Facts
 
+FA3_MODULES = ("vllm.vllm_flash_attn.flash_attn_interface",)
 TensorCall = Callable[[], torch.Tensor]
 
 
@@ -102,7 +103,6 @@ class FlashAttention3:
     """FlashAttention-3's paged MLA decode: with pages of one row and the indices as block table it is sparse MLA."""
 
     name = "FA3 p1"
-    modules = ("vllm.vllm_flash_attn.flash_attn_interface",)
 
     def unsupported(self, shape: Shape, facts: Facts) -> str | None:
         """It knows 512 + 64 lanes, flat, without sink; every index must be valid."""
@@ -114,10 +114,7 @@ class FlashAttention3:
 
     def prepare(self, inputs: Inputs) -> TensorCall:
         """Makes the scheduler's metadata."""
-        _unpack_fa3()
-        interface = first_module(self.modules)
-        if not getattr(interface, "FA3_AVAILABLE", True):
-            raise ImportError(interface.FA3_UNAVAILABLE_REASON)
+        interface = flash_attention_3_interface()
         tokens, heads, _ = inputs.q.shape
         indices = inputs.indices[:, 0]
         topk = indices.shape[1]
@@ -188,6 +185,15 @@ def _unpack_fa3() -> None:
     packed = next(iter(Path(package.__path__[0]).glob("_vllm_fa3_C*.so.xz")), None)
     if packed is not None and not packed.with_suffix("").exists():
         package.__path__.append(str(_unpack(packed).parent))
+
+
+def flash_attention_3_interface() -> Any:
+    """The module of FlashAttention-3's wrappers. Raises ImportError where it is not installed."""
+    _unpack_fa3()
+    interface = first_module(FA3_MODULES)
+    if not getattr(interface, "FA3_AVAILABLE", True):
+        raise ImportError(interface.FA3_UNAVAILABLE_REASON)
+    return interface
 
 
 @functools.cache

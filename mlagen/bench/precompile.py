@@ -26,7 +26,7 @@ MOST_PROCESSES = 12  # each holds half a GiB of the device
 def compile_tile(package_dir: Path, kernels: str, tile: Tile) -> str | None:
     """Launches the single pass and the split kernel once with a tile; why it cannot run, in one line, or None."""
     package = load_package(package_dir)
-    (tunable,) = [each for each in tunables_of(package.facts.wrappers) if each.name == kernels]
+    (tunable,) = [each for each in tunables_of(package.facts.wrappers, package.facts.kind) if each.name == kernels]
     device = torch.device("cuda", torch.cuda.current_device())
     driver = Driver(package, tunable.module, package.device_facts(device))
     shape = tunable.shape_of(package, Regime(0, 1, 1))

@@ -14,10 +14,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, 
 from pydantic import ValidationError as Invalid
 
 from mlagen.bench.batches import Batch
+from mlagen.bench.dense import DenseShape
+from mlagen.bench.heads import HeadsShape, MergeShape
 from mlagen.bench.kvcache import KvcacheShape
 from mlagen.bench.roofline import Roof
 from mlagen.bench.rows import Contender, Key, Row
-from mlagen.bench.shapes import Shape
+from mlagen.bench.shapes import Shape, SharedShape
 from mlagen.bench.trial import OURS, Sizes
 from mlagen.errors import Place, UsageError
 
@@ -33,7 +35,8 @@ _Spread = Annotated[float, Field(ge=0, lt=1e6)]
 _Rate = Annotated[float, Field(gt=1, lt=1e24)]
 
 _CONFIG = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
-_SHAPES: tuple[type[Any], ...] = (Shape, KvcacheShape, Batch)
+# What has further fields comes first.
+_SHAPES: tuple[type[Any], ...] = (SharedShape, Shape, KvcacheShape, DenseShape, MergeShape, HeadsShape, Batch)
 _ORIGIN = re.compile(r"(?:([1-9][\d,]{0,9}) TFLOP/s, )?([1-9][\d,]{0,9}) GB/s")  # all that older files say of a roof
 
 

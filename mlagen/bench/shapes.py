@@ -16,6 +16,8 @@ PREFILL_S_KV = (8 << 10, 32 << 10, 128 << 10)
 DECODE_TOKENS = (1, 4, 16, 64, 128)
 DECODE_S_KV = 128 << 10
 RANK_HEADS = (64, 16)  # heads a rank holds under tensor parallelism, beside the model's own
+SHARES = (0, 50, 75, 90)  # per cent of a token's indices that the next one names too
+CHAIN = 64  # tokens in a row of which each shares indices with the one before
 MOST_SETS = 64
 L2_MULTIPLE = 2  # rotating inputs touch this many times the L2, so that none is left there at its next turn
 INDEX_CHUNK = 1 << 28  # random numbers drawn at a time
@@ -58,6 +60,29 @@ class Shape:
         if self.kind == "decode":
             rows = self.tokens * min(self.topk, self.s_kv)
         return attention_bytes(self.tokens, self.num_heads, self.topk, facts.d_qk, facts.d_v, rows * row_bytes)
+
+    def draw_indices(self, sets: int, device: torch.device) -> torch.Tensor:
+        """Random indices i32 [sets, tokens, topk]."""
+        return make_indices(sets * self.tokens, self.topk, self.s_kv, device).view(sets, self.tokens, self.topk)
+
+
+@dataclass(frozen=True)
+class SharedShape(Shape):
+    """Sizes of a prefill whose neighbouring tokens name much the same rows.
+
+    Attributes:
+        share: per cent of a token's indices that the next one names too.
+    """
+
+    share: int
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}, {self.share} % shared"
+
+    def draw_indices(self, sets: int, device: torch.device) -> torch.Tensor:
+        """As `Shape.draw_indices`, with as many indices of each token's in the next one's."""
+        drawn = [make_neighbours(self.tokens, self.topk, self.s_kv, self.share, device) for _ in range(sets)]
+        return torch.stack(drawn)
 
 
 def default_heads(num_heads: int) -> list[int]:
@@ -113,6 +138,26 @@ def make_indices(
     return indices
 
 
+def make_neighbours(
+    tokens: int, topk: int, s_kv: int, share: int, device: torch.device | str, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Random indices i32 [tokens, topk]: distinct rows in no order, `share` per cent of them in the next token's too.
+
+    Every CHAIN tokens rows are drawn anew. Of fewer than 2 * topk rows more are shared, as few as can be.
+    """
+    chains = -(-tokens // CHAIN)
+    current = make_indices(chains, topk, s_kv, device, generator).long()
+    indices = []
+    for _ in range(min(CHAIN, tokens)):
+        order = torch.rand(chains, topk, device=device, generator=generator).argsort(dim=1)
+        current = current.gather(1, order)
+        indices.append(current)
+        fresh = min(topk - topk * share // 100, s_kv - topk)
+        keys = torch.rand(chains, s_kv, device=device, generator=generator).scatter_(1, current, -1.0)
+        current = torch.cat([current[:, fresh:], keys.topk(fresh, dim=1).indices], 1)
+    return torch.stack(indices, 1).flatten(0, 1)[:tokens].int()
+
+
 def sets_needed(touched: int, l2_bytes: int, most: int = MOST_SETS) -> int:
     """Input sets that a rotation takes if one call touches `touched` bytes; at least 2, at most `most`."""
     return max(2, min(most, math.ceil(L2_MULTIPLE * l2_bytes / touched)))
@@ -141,7 +186,7 @@ def make_inputs(
     length = None
     if facts.length == "required":
         length = torch.full((shape.tokens,), shape.topk, dtype=torch.int32, device=device)
-    indices = make_indices(sets * shape.tokens, shape.topk, shape.s_kv, device).view(sets, shape.tokens, 1, shape.topk)
+    indices = shape.draw_indices(sets, device)[:, :, None]
     inputs: list[Inputs] = []
     for number in range(sets):
         kv = inputs[0].kv if inputs and shared else _normal((pages, page, facts.d_qk), dtype, device)

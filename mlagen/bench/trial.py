@@ -14,6 +14,7 @@ from mlagen.bench.roofline import Roof, copy_roof, roof_of
 
 OURS = "ours"
 BATCH_INVARIANT = "ours, batch-invariant"
+APART = "ours, each its own rows"
 
 Inputs = TypeVar("Inputs")
 Call = Callable[[], Any]

@@ -14,7 +14,7 @@ from mlagen.bench.kvcache import KvcacheShape
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import DECODE_S_KV, DECODE_TOKENS, PREFILL_S_KV, PREFILL_TOKENS, Shape
 from mlagen.bench.trial import Setting, Sizes, Trial
-from mlagen.plan import CompileJob, Plan, Target, Tile, TileRow
+from mlagen.plan import CompileJob, Plan, Target, Tile, TileRow, needed
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.kvcache import CachedRow
 from mlagen.plan.tiles import make_row
@@ -87,7 +87,7 @@ def _kvcache_shape(package: BenchPackage, regime: Regime) -> KvcacheShape:
 
 
 def _with_sparse_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
-    return replace(plan, sparse=replace(plan.sparse, tiles=((target, tuple(rows)),)))
+    return replace(plan, sparse=replace(needed(plan.sparse), tiles=((target, tuple(rows)),)))
 
 
 def _with_kvcache_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
@@ -96,7 +96,7 @@ def _with_kvcache_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan
 
 
 def _sparse_row(plan: Plan, tile: Tile, target: Target, *rest: Any) -> TileRow:
-    return make_row(tile, plan.sparse.chunks, target, *rest)
+    return make_row(tile, needed(plan.sparse).chunks, target, *rest)
 
 
 def _cached_row(plan: Plan) -> CachedRow:
@@ -115,7 +115,7 @@ SPARSE = Tunable(
     tokens=(PREFILL_TOKENS, *DECODE_TOKENS),
     shape_of=_sparse_shape,
     counts=lambda shape: (shape.topk,),
-    chunks=lambda plan: plan.sparse.chunks,
+    chunks=lambda plan: needed(plan.sparse).chunks,
     make_row=_sparse_row,
     trials=attention.trials,
     small_trials=attention.trials,
@@ -136,7 +136,9 @@ KVCACHE = Tunable(
 )
 
 
-def tunables_of(wrappers: Sequence[str]) -> list[Tunable]:
-    """The attention kernels of a package with those wrappers."""
+def tunables_of(wrappers: Sequence[str], kind: str | None) -> list[Tunable]:
+    """The attention kernels of a package with those wrappers and that kind of attention that can be tuned."""
+    if kind != "sparse":
+        return []
     found = [SPARSE] if any(name in wrappers for name in attention.WRAPPERS) else []
     return found + ([KVCACHE] if kvcache.WRAPPER in wrappers else [])

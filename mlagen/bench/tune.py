@@ -113,7 +113,7 @@ def tune(
         return (not heads or regime.num_heads in heads) and (not tokens or regime.tokens in tokens)
 
     swept = {}
-    for kernels in tunables_of(spec.wrappers):
+    for kernels in tunables_of(spec.wrappers, spec.attention_kind):
         sweep = Sweep(kernels, plan, package, log, deadline, tiles, report or Progress())
         every = kernels.regimes(spec.model.num_heads)
         swept[kernels] = sweep.run(every, [regime for regime in every if wanted(regime)])

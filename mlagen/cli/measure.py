@@ -69,7 +69,9 @@ def tune(
 @click.option(
     "--only",
     multiple=True,
-    type=click.Choice(["prefill", "decode", "cache", "gather", "index", "kvcache"]),
+    type=click.Choice(
+        ["prefill", "decode", "shared", "cache", "gather", "index", "kvcache", "dense", "heads", "merge"]
+    ),
     help="Only this family of kernels; repeatable.",
 )
 @click.option("--heads", multiple=True, type=int, help="Head counts of attention; default: the spec's, 64 and 16.")

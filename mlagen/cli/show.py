@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -22,10 +23,12 @@ from mlagen.emit import render
 from mlagen.emit.render import template_dir
 from mlagen.errors import ToolError, UsageError
 from mlagen.layout import layouts_of
-from mlagen.plan import HopperPlan, KvcachePlan, Plan, SparsePlan, load_plan
+from mlagen.plan import HopperPlan, HopperRow, KvcachePlan, Plan, SparsePlan, UnionPlan, load_plan
+from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
 
 SUPPORTED_TRITON = ((3, 6), (3, 9))  # the oldest and newest minor version that the tests compile with
+DENSE_KEYS = 4096  # at which a call of dense attention is counted
 ANY = 1 << 30  # more rows than a token can name
 
 
@@ -45,28 +48,32 @@ def show_plan(spec: Path, as_json: bool) -> None:
         return
     dims, attention = plan.spec.model, plan.spec.attention
     out.print(f"[bold]{plan.spec.name}[/]  {plan.spec.title}")
-    out.print(
-        f"d_qk {plan.d_qk} = {dims.kv_lora_rank} latent + {dims.qk_rope_head_dim} RoPE, d_v {plan.d_v}, "
-        f"{dims.num_heads} heads, topk {attention.topk}, {dims.dtype}"
-    )
-    for chunk in plan.sparse.chunks:
+    rows = f"d_qk {plan.d_qk} = {dims.kv_lora_rank} latent + {dims.qk_rope_head_dim} RoPE, d_v {plan.d_v}, "
+    topk = f"topk {attention.topk}, " if isinstance(attention, SparseAttention) else ""
+    out.print(f"{rows if plan.d_qk else ''}{dims.num_heads} heads, {topk}{dims.dtype}")
+    for chunk in plan.sparse.chunks if plan.sparse else ():
         lanes = f"lanes [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
         out.print(f"{chunk.name}: {lanes}{', part of V' if chunk.in_v else ''}", markup=False)
-    splits = plan.splits
-    out.print(
-        f"splits: at most {splits.max_splits}; a program costs {splits.split_overhead} steps and a merge "
-        f"{splits.merge_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
-        f"workspace {splits.workspace_bytes >> 20} MiB"
-    )
-    out.print(
-        f"merge: {', '.join(f'{tile.block_s} splits x {tile.block_d} lanes' for tile in splits.merge)}; "
-        f"cache writer: {plan.cache.block_t} tokens a program"
-    )
+    splits, cache = plan.splits, plan.cache
+    writer = [] if cache is None else [f"cache writer: {cache.block_t} tokens a program"]
+    if splits is not None:
+        out.print(
+            f"splits: at most {splits.max_splits}; a program costs {splits.split_overhead} steps and a merge "
+            f"{splits.merge_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
+            f"workspace {splits.workspace_bytes >> 20} MiB"
+        )
+        merge = f"merge: {', '.join(f'{tile.block_s} splits x {tile.block_d} lanes' for tile in splits.merge)}"
+        writer = [merge, *writer]
+    out.print("; ".join(writer))
     heads = dims.num_heads
-    _print_tiles("one token", plan.flops(1, heads), plan.bytes_moved(1, heads, ANY), plan.sparse)
+    if plan.sparse is not None:
+        _print_tiles("one token", plan.flops(1, heads), plan.bytes_moved(1, heads, ANY), plan.sparse)
     if plan.kvcache is not None:
         moved = plan.bytes_kvcache(1, heads, *(ANY for _ in plan.kvcache_topks))
         _print_tiles("one token over the cache", plan.flops_kvcache(1, heads), moved, plan.kvcache)
+    if plan.dense is not None:
+        flops, moved = plan.flops_dense(1, heads, DENSE_KEYS), plan.bytes_dense(1, heads, DENSE_KEYS)
+        _print_tiles(f"one token over {DENSE_KEYS:,} keys", flops, moved, plan.dense)
 
 
 def _print_tiles(call: str, flops: int, moved: int, kernels: SparsePlan | KvcachePlan) -> None:
@@ -89,6 +96,8 @@ def _print_tiles(call: str, flops: int, moved: int, kernels: SparsePlan | Kvcach
     out.print(table)
     if kernels.hopper is not None:
         _print_hopper(kernels.hopper)
+    if isinstance(kernels, SparsePlan) and kernels.union is not None:
+        _print_union(kernels.union)
 
 
 def _print_hopper(hopper: HopperPlan) -> None:
@@ -99,11 +108,24 @@ def _print_hopper(hopper: HopperPlan) -> None:
         f"right warpgroup, {copying} of the copying one; {hopper.expected_shared:,} bytes of shared memory; "
         f"{hopper.expected_products} wgmma"
     )
-    calls = [
+    out.print(f"calls that run it, by heads: {_calls(hopper.rows)}")
+
+
+def _print_union(union: UnionPlan) -> None:
+    """Prints the numbers of the kernels in which neighbouring tokens share rows, and the calls that run them."""
+    out.print(
+        f"\nshared rows: {union.group} neighbouring tokens of up to {union.heads} heads a tile; lists from a bitmap of "
+        f"{union.window_rows:,} rows, {union.expected_shared:,} bytes of shared memory"
+    )
+    out.print(f"calls that share, by heads, of up to {union.most_rows:,} rows: {_calls(union.rows)}")
+
+
+def _calls(rows: Sequence[HopperRow]) -> str:
+    """The calls that a table of a Hopper kernel names."""
+    return "; ".join(
         f"{_most(row.max_heads)}: {'none' if row.min_tokens is None else f'from {row.min_tokens} tokens'}"
-        for row in hopper.rows
-    ]
-    out.print(f"calls that run it, by heads: {'; '.join(calls)}")
+        for row in rows
+    )
 
 
 def _most(number: int | None) -> str:
@@ -114,12 +136,15 @@ def _most(number: int | None) -> str:
 def _plan_json(plan: Plan) -> dict[str, object]:
     return {
         "spec": plan.spec.model_dump(mode="json"),
-        "layout": {**dataclasses.asdict(plan.layout), "fingerprint": plan.layout.fingerprint},
+        "layout": None
+        if plan.layout is None
+        else {**dataclasses.asdict(plan.layout), "fingerprint": plan.layout.fingerprint},
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
-        "sparse": dataclasses.asdict(plan.sparse),
+        "sparse": None if plan.sparse is None else dataclasses.asdict(plan.sparse),
         "kvcache": None if plan.kvcache is None else dataclasses.asdict(plan.kvcache),
-        "cache": dataclasses.asdict(plan.cache),
+        "dense": None if plan.dense is None else dataclasses.asdict(plan.dense),
+        "cache": None if plan.cache is None else dataclasses.asdict(plan.cache),
         "compile_jobs": [dataclasses.asdict(job) for job in compile_jobs(plan)],
     }
 

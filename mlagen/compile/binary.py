@@ -26,12 +26,14 @@ class Flow:
         target: each label that an instruction may lead to.
         end: an instruction that never passes on to the next line.
         spill: an instruction that reaches the stack.
+        product: an instruction that multiplies matrices.
     """
 
     label: re.Pattern[str]
     target: re.Pattern[str]
     end: re.Pattern[str]
     spill: re.Pattern[str]
+    product: re.Pattern[str]
 
 
 # A branch with a predicate, or with an operand before its label, may pass on. A called function returns: no target.
@@ -40,12 +42,14 @@ SASS_FLOW = Flow(
     target=re.compile(r"`\((\.L\w+)\)"),
     end=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:BRA\S*\s+`|BRX|EXIT|RET)"),
     spill=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:@!?U?P\w+\s+)?(?:LDL|STL)\b"),
+    product=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:@!?U?P\w+\s+)?\w*MMA\b"),
 )
 GCN_FLOW = Flow(
     label=re.compile(r"(\.LBB\w+):"),
     target=re.compile(r"^[^;]*?[\s(](\.LBB\w+)"),
     end=re.compile(r"\s+s_(?:branch|setpc|endpgm)"),
     spill=re.compile(r"\s+scratch_(?:load|store)"),
+    product=re.compile(r"\s+v_s?mfmac?_"),
 )
 
 
@@ -142,9 +146,10 @@ def _count(mnemonic: re.Pattern[str], text: str) -> dict[str, int]:
 
 @dataclass
 class _Block:
-    """Instructions that run one after another: how many reach the stack, and what may run next."""
+    """Instructions that run one after another: how many reach the stack, which multiply, and what may run next."""
 
     spills: int = 0
+    multiplies: bool = False
     targets: list[str] = field(default_factory=list)
     falls_through: bool = True
 
@@ -153,13 +158,15 @@ def loop_spills(flow: Flow, text: str) -> int:
     """Count the instructions inside loops that reach the stack.
 
     Compilers move blocks behind the function's end and jump back from there, so a backward branch alone is no loop.
+    What a loop does around one that multiplies, such as to begin and end each of its rounds, is not counted, nor is a
+    loop before it: both run seldom.
 
     Args:
         flow: how the text's machine code shows control flow.
         text: the disassembly of a kernel.
 
     Returns:
-        How many stack instructions control can come back to.
+        How many such stack instructions control can come back to.
     """
     blocks, labels = [_Block()], {}
     for line in text.splitlines():
@@ -169,6 +176,7 @@ def loop_spills(flow: Flow, text: str) -> int:
             continue
         block = blocks[-1]
         block.spills += flow.spill.match(line) is not None
+        block.multiplies |= flow.product.match(line) is not None
         block.targets = flow.target.findall(line)
         block.falls_through = flow.end.match(line) is None
         if block.targets or not block.falls_through:
@@ -178,18 +186,52 @@ def loop_spills(flow: Flow, text: str) -> int:
         | ({number + 1} if block.falls_through and number + 1 < len(blocks) else set())
         for number, block in enumerate(blocks)
     ]
-    return sum(block.spills for number, block in enumerate(blocks) if block.spills and _returns(number, following))
+    counted = _repeated(blocks, following, set(range(len(blocks))))
+    return sum(blocks[number].spills for number in counted)
 
 
-def _returns(start: int, following: list[set[int]]) -> bool:
-    """Whether a way out of a block leads back to it."""
+def _repeated(blocks: list[_Block], following: list[set[int]], within: set[int]) -> set[int]:
+    """The blocks that loops of `within` repeat, but for what stands around or before a loop that multiplies."""
+    found: set[int] = set()
+    loops = _loops(following, within)
+    multiplying = [loop for loop in loops if any(blocks[number].multiplies for number in loop)]
+    for loop in loops:
+        if loop not in multiplying and any(_reached(loop, following, within) & other for other in multiplying):
+            continue
+        outside = set(range(len(blocks))) - loop
+        entries = {number for before in outside for number in following[before] & loop} or {min(loop)}
+        inner = _loops(following, loop - entries)
+        if any(blocks[number].multiplies for one in inner for number in one):
+            found |= _repeated(blocks, following, loop - entries)
+        else:
+            found |= loop
+    return found
+
+
+def _reached(start: set[int], ways: list[set[int]], within: set[int]) -> set[int]:
+    """The blocks of `within` to which ways lead from `start`."""
     seen: set[int] = set()
-    pending = [start]
+    pending = list(start)
     while pending:
-        new = following[pending.pop()] - seen
+        new = (ways[pending.pop()] & within) - seen
         seen |= new
         pending += new
-    return start in seen
+    return seen
+
+
+def _loops(following: list[set[int]], within: set[int]) -> list[set[int]]:
+    """The largest sets of blocks of `within` that lead to each other."""
+
+    backward: list[set[int]] = [set() for _ in following]
+    for number in within:
+        for other in following[number]:
+            backward[other].add(number)
+    loops: list[set[int]] = []
+    for number in sorted(within):
+        if not any(number in loop for loop in loops):
+            loop = _reached({number}, following, within) & _reached({number}, backward, within)
+            loops += [loop] if number in loop else []
+    return loops
 
 
 def _nvidia_tool(name: str, *arguments: str) -> str:

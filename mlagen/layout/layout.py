@@ -381,8 +381,8 @@ def _check_pages(fields: list[Field], row_bytes: list[int], multiple: int | str)
         raise LayoutError(f"got {multiple}; takes {need}, or 1", "page_multiple")
 
 
-def layouts_of(spec: Mapping[str, Any]) -> tuple[CacheLayout, CacheLayout | None]:
-    """The layouts of the cache and of the second cache that a spec names.
+def layouts_of(spec: Mapping[str, Any]) -> tuple[CacheLayout | None, CacheLayout | None]:
+    """The layouts of the cache and of the second cache that a spec names; None for one that it lacks.
 
     Args:
         spec: a validated spec as a plain dict, `Spec.model_dump()` or `SPEC["spec"]` of a package.
@@ -394,6 +394,4 @@ def layouts_of(spec: Mapping[str, Any]) -> tuple[CacheLayout, CacheLayout | None
             return None
         return compose(cache["layout"], dims["kv_lora_rank"], dims["qk_rope_head_dim"], cache.get("scale_rule"))
 
-    main = layout(spec["cache"])
-    assert main is not None
-    return main, layout(spec.get("extra_cache"))
+    return layout(spec.get("cache")), layout(spec.get("extra_cache"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout
 from mlagen.plan.tiles import Tile
-from mlagen.spec import Spec
+from mlagen.spec import SparseAttention, Spec
 from mlagen.work import ITEMSIZE
 
 HOPPER_TARGET = "sm90"
@@ -20,8 +20,16 @@ WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # A thread of the right and of the copying warpgroup; the left one has the rest. No spill in a loop, Triton 3.6 and 3.7.
 REGISTERS = (216, 56)
 DEQUANTISING_REGISTERS = (192, 104)
+V4_REGISTERS = (192, 112)
+# A step of all programs at once, and its rows of K from memory, in what a row of partials costs on its way out and in:
+# fitted to 80 timings on an H100, and to 60 of fp8_ds_mla on an H200.
+COST = (2560, 40)
+DEQUANTISING_COST = (3100, 23)
+REDO_ROWS = 1024  # results of a dequantising kernel that a program looks through at once
 LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
-SCALE_TILE = 128
+SCALE_TILE = 128  # lanes of an fp32 scale
+V4_SCALE_TILE = 64  # lanes of a ue8m0 scale
+V4_SCALES = 8  # bytes of a token in the second plane: seven scales and a pad
 
 
 @dataclass(frozen=True)
@@ -46,6 +54,9 @@ class HopperPlan:
         d_half: lanes of V that a warpgroup holds.
         d_tail: lanes of K behind V.
         registers: of a thread of the right and of the copying warpgroup.
+        scale_columns: fp16 scales a key in shared memory; 0: it dequantises nothing.
+        cost: of a step, and of its rows of K, as the choice of splits weighs them.
+        redo_rows: rows of its results that a program of the portable kernel behind it looks through at once.
         rows: which calls run it, by heads, most last.
         expected_shared: bytes of shared memory a program is expected to need.
         expected_products: wgmma instructions in its code.
@@ -56,6 +67,9 @@ class HopperPlan:
     d_half: int
     d_tail: int
     registers: tuple[int, int]
+    scale_columns: int
+    cost: tuple[int, int]
+    redo_rows: int
     rows: tuple[HopperRow, ...]
     expected_shared: int
     expected_products: int
@@ -75,6 +89,8 @@ def refusal(spec: Spec) -> str | None:
     """Why the Hopper kernels cannot be emitted for a spec; None if they can."""
     dims = spec.model
     tail = dims.kv_lora_rank + dims.qk_rope_head_dim - dims.v_head_dim
+    if not isinstance(spec.attention, SparseAttention):
+        return "it computes sparse attention alone, and attention.kind is not sparse"
     if HOPPER_TARGET not in spec.targets:
         return f"targets lack {HOPPER_TARGET}, on which alone it runs"
     if dims.v_head_dim != D_V:
@@ -85,18 +101,29 @@ def refusal(spec: Spec) -> str | None:
 
 
 def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
-    """Whether the kernel that dequantises K reads such a cache: one of e4m3 with an fp32 scale for 128 lanes."""
+    """Whether the kernel that dequantises K reads such caches: e4m3 with an fp32 scale for 128 lanes, or V4's planes.
+
+    fp32 scales stand in the row, and RoPE lies behind V; ue8m0 ones, for 64 lanes, in a second plane, and RoPE in V.
+    """
     latent, *tail = layout.data
     scales = layout.scales_of(latent)
+    if extra_layout not in (None, layout) or scales is None or latent.dtype != "e4m3" or latent.offset != 0:
+        return False
+    # Without RoPE ptxas spills in the loop of the warpgroup that dequantises.
+    if [field.dtype for field in tail] != ["bf16"] or tail[0].offset % LOAD_BYTES or scales.interleave != 1:
+        return False
+    if layout.planar:
+        return (
+            (latent.count, tail[0].count) == (7 * V4_SCALE_TILE, V4_SCALE_TILE)
+            and (scales.dtype, scales.tile, scales.plane, scales.offset) == ("ue8m0", V4_SCALE_TILE, 1, 0)
+            and (tail[0].offset, tail[0].plane) == (latent.count, 0)
+            and layout.plane_bytes == (latent.count + 2 * tail[0].count, V4_SCALES)
+        )
     return (
         extra_layout is None
-        and not layout.planar
-        and (latent.dtype, latent.count) == ("e4m3", D_V)
-        and len(tail) == 1  # without a tail ptxas spills in the loop of the warpgroup that dequantises
-        and (tail[0].dtype, tail[0].offset % LOAD_BYTES) == ("bf16", 0)
-        and scales is not None
-        and (scales.dtype, scales.tile, scales.interleave) == ("fp32", SCALE_TILE, 1)
-        and (latent.offset, scales.offset % LOAD_BYTES, layout.row_bytes % LOAD_BYTES) == (0, 0, 0)
+        and latent.count == D_V
+        and (scales.dtype, scales.tile) == ("fp32", SCALE_TILE)
+        and (scales.offset % LOAD_BYTES, layout.row_bytes % LOAD_BYTES) == (0, 0)
     )
 
 
@@ -117,8 +144,12 @@ def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None, *, dequanti
     lanes = D_V + d_tail
     weights = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
     tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + weights) * ITEMSIZE
-    # Maxima and sums of two warpgroups; or maxima alone, and an offset and four scales of three bytes a key.
-    tables = 2 * BLOCK_H * 4 + 2 * BLOCK_N * (4 + 3 * D_V // SCALE_TILE) if dequantises else 4 * BLOCK_H * 4
+    tables = 4 * BLOCK_H * 4  # maxima and sums of two warpgroups
+    scale_columns = 0
+    if dequantises:
+        scale_columns = D_V // SCALE_TILE if d_tail else V4_SCALES
+        tables += 2 * BLOCK_N * (4 + scale_columns * ITEMSIZE)  # an offset and the scales of each key
+        tables += 0 if d_tail else BLOCK_N * dims.qk_rope_head_dim * ITEMSIZE  # a block's RoPE, before it is fp16
     # Scores: before the loop, at its end, and on the right; weights with V: two blocks in the loop and after it.
     products = 3 * lanes // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH
     return HopperPlan(
@@ -126,7 +157,10 @@ def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None, *, dequanti
         block_n=BLOCK_N,
         d_half=D_V // 2,
         d_tail=d_tail,
-        registers=DEQUANTISING_REGISTERS if dequantises else REGISTERS,
+        registers=(DEQUANTISING_REGISTERS if d_tail else V4_REGISTERS) if dequantises else REGISTERS,
+        scale_columns=scale_columns,
+        cost=DEQUANTISING_COST if dequantises else COST,
+        redo_rows=REDO_ROWS,
         rows=tuple(rows or DEFAULT_ROWS),
         expected_shared=tiles + tables,
         expected_products=products,

@@ -263,7 +263,8 @@ def kvcache_rows(num_heads: int, cached: CachedRow, target: Target) -> tuple[Til
     return tuple(found)
 
 
-def _unaligned_row(cached: CachedRow, target: Target) -> TileRow:
+def kvcache_unaligned(cached: CachedRow, target: Target) -> TileRow:
+    """The tile for calls whose rows or indices are not aligned. Raises LimitError: it does not fit."""
     if not any(row.dequantised for row in cached.layouts):
         return unaligned_row(cached.chunks, target)
     tile = UNALIGNED[target.backend]
@@ -301,6 +302,6 @@ def make_kvcache_plan(
         tiles=tuple(
             (name, tuple(found.get(name) or kvcache_rows(heads, cached, TARGETS[name]))) for name in spec.targets
         ),
-        unaligned=tuple((name, _unaligned_row(cached, TARGETS[name])) for name in spec.targets),
+        unaligned=tuple((name, kvcache_unaligned(cached, TARGETS[name])) for name in spec.targets),
         hopper=hopper,
     )

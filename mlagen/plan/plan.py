@@ -5,21 +5,36 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.plan import work
 from mlagen.plan.cache import CachePlan, make_cache_plan
 from mlagen.plan.chunks import Chunk, make_chunks
+from mlagen.plan.dense import DENSE_WRAPPERS, DensePlan, make_dense_plan
 from mlagen.plan.hopper import HOPPER_TARGET, HopperPlan, HopperRow, make_hopper, reads_cache, refusal
 from mlagen.plan.kvcache import KVCACHE_WRAPPER, KvcachePlan, cached_row, make_kvcache_plan
+from mlagen.plan.merge import MergePlan, make_merge_plan
 from mlagen.plan.splits import SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS
-from mlagen.plan.tiles import TileRow, default_rows, unaligned_row
+from mlagen.plan.tiles import Tile, TileRow, default_rows, unaligned_row
 from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_hopper, load_tuned_kvcache
-from mlagen.spec import Spec, load
+from mlagen.plan.union import UnionPlan, make_union
+from mlagen.plan.union import refusal as union_refusal
+from mlagen.plan.varlen import VarlenPlan, make_varlen_plan
+from mlagen.spec import NEEDS, SparseAttention, Spec, load
 
 ROWS_WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # of attention over unquantised rows
+
+
+Part = TypeVar("Part")
+
+
+def needed(part: Part | None) -> Part:
+    """A part of a plan or a spec, of which the caller knows that it is there."""
+    assert part is not None
+    return part
 
 
 @dataclass(frozen=True)
@@ -31,40 +46,80 @@ class SparsePlan:
         tiles: rows of the tile table by target.
         unaligned: the tile of calls whose rows or indices are not aligned, by target.
         hopper: the kernel's of the Gluon back end; None without.
+        union: those of the kernels in which neighbouring tokens share rows; None without.
     """
 
     chunks: tuple[Chunk, ...]
     tiles: tuple[tuple[str, tuple[TileRow, ...]], ...]
     unaligned: tuple[tuple[str, TileRow], ...]
     hopper: HopperPlan | None
+    union: UnionPlan | None
+
+    @property
+    def redo_tile(self) -> Tile | None:
+        """The tile that does tokens one by one where they cannot share rows: that of the largest call that would."""
+        if self.union is None:
+            return None
+        (rows,) = (rows for target, rows in self.tiles if target == HOPPER_TARGET)
+        heads = self.union.heads
+        return next(row.tile for row in rows if row.max_tokens is None and (row.max_heads or heads) >= heads)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every number that follows from a spec."""
+    """Every number that follows from a spec.
+
+    Attributes:
+        spec: the spec.
+        layout, extra_layout: bytes of a token of either cache; None without it.
+        d_qk, d_v: lanes of a KV row, and of V; 0 without latent rows.
+        sparse: attention over the rows that indices name; None where attention is of another kind.
+        kvcache: the same over a cache; None without its wrapper.
+        dense: attention over all keys of a request; None without its wrappers.
+        splits: what all attention kernels share; None without them.
+        cache: the cache kernels; None without a cache.
+        varlen: multi-head attention; None without its wrapper.
+        merge: merges of normalised partial results; None without their wrappers.
+    """
 
     spec: Spec
-    layout: CacheLayout
+    layout: CacheLayout | None
     extra_layout: CacheLayout | None
     d_qk: int
     d_v: int
-    sparse: SparsePlan
+    sparse: SparsePlan | None
     kvcache: KvcachePlan | None
-    splits: SplitsPlan
-    cache: CachePlan
+    dense: DensePlan | None
+    splits: SplitsPlan | None
+    cache: CachePlan | None
+    varlen: VarlenPlan | None
+    merge: MergePlan | None
+
+    @property
+    def union(self) -> UnionPlan | None:
+        """Numbers of the kernels of shared indices; None without."""
+        return self.sparse.union if self.sparse else None
+
+    @property
+    def sparse_attention(self) -> SparseAttention:
+        """What the spec says of attention over the rows that indices name; there has to be such."""
+        assert isinstance(self.spec.attention, SparseAttention)
+        return self.spec.attention
 
     @property
     def rows_block_size(self) -> int | None:
         """Tokens a page of the unquantised rows that attention reads; None: flat rows."""
-        return None if self.layout.quantised else self.spec.cache.block_size
+        if self.layout is None or self.layout.quantised or self.spec.cache is None:
+            return None
+        return self.spec.cache.block_size
 
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""
-        return work.flops(tokens, num_heads, self.spec.attention.topk, self.d_qk, self.d_v)
+        return work.flops(tokens, num_heads, self.sparse_attention.topk, self.d_qk, self.d_v)
 
     def bytes_moved(self, tokens: int, num_heads: int, s_kv: int) -> int:
         """Fewest bytes of one call: q, out and indices once, and each KV row that is named once, at most s_kv."""
-        topk = self.spec.attention.topk
+        topk = self.sparse_attention.topk
         rows = work.distinct_rows(tokens, topk, s_kv)
         row_bytes = self.d_qk * work.ITEMSIZE
         return work.bytes_moved(tokens, num_heads, topk, self.d_qk, self.d_v, kv_rows=rows, row_bytes=row_bytes)
@@ -72,7 +127,7 @@ class Plan:
     @property
     def kvcache_topks(self) -> tuple[int, ...]:
         """Indices a token that attention over the cache takes, of the cache and of the second one if there is one."""
-        attention = self.spec.attention
+        attention = self.sparse_attention
         if self.extra_layout is None:
             return (attention.topk + (attention.window or 0),)
         return (attention.window or attention.topk, attention.topk)
@@ -89,6 +144,15 @@ class Plan:
             rows = work.distinct_rows(tokens, topk, count)
             moved += work.bytes_moved(tokens, 0, topk, self.d_qk, self.d_v, kv_rows=rows, row_bytes=layout.row_bytes)
         return moved
+
+    def flops_dense(self, tokens: int, num_heads: int, keys: int) -> int:
+        """FLOPs of one call of dense attention in which each token sees so many keys."""
+        return work.flops(tokens, num_heads, keys, self.d_qk, self.d_v)
+
+    def bytes_dense(self, tokens: int, num_heads: int, keys: int) -> int:
+        """Fewest bytes of such a call of one query token a request: q and out once, and each token's keys as stored."""
+        row_bytes = needed(self.layout).row_bytes
+        return work.bytes_moved(tokens, num_heads, 0, self.d_qk, self.d_v, kv_rows=tokens * keys, row_bytes=row_bytes)
 
 
 def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
@@ -116,12 +180,14 @@ def load_plan(path: Path) -> Plan:
         LimitError: a target cannot hold any tile of these dims.
     """
     spec = load(path)
+    if not isinstance(spec.attention, SparseAttention):
+        return make_plan(spec)
     tuned = load_tuned(spec.name, path.parent, row_chunks(spec))
     calls = {kind: load_tuned_hopper(kind, spec.name, path.parent, HOPPER_TARGET) for kind in HOPPER_KINDS}
-    if KVCACHE_WRAPPER not in spec.wrappers:
+    layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
+    if KVCACHE_WRAPPER not in spec.wrappers or layout is None:
         return make_plan(spec, tuned, tuned_hopper=calls)
-    layouts = layouts_of(spec.model_dump(mode="json"))
-    cached = cached_row(*layouts, make_cache_plan(*layouts, spec.model.v_head_dim).chunks)
+    cached = cached_row(layout, extra_layout, make_cache_plan(layout, extra_layout, spec.model.v_head_dim).chunks)
     return make_plan(spec, tuned, load_tuned_kvcache(spec.name, path.parent, cached), calls)
 
 
@@ -140,8 +206,8 @@ def make_plan(
         tuned_hopper: which calls run the Hopper kernels, by `tuned.HOPPER_KINDS`.
 
     Raises:
-        LimitError: the spec asks for the Gluon back end and cannot have it; or a target cannot hold any tile of these
-            dims; one line with the arithmetic.
+        LimitError: the spec asks for the Gluon back end, or for shared indices, and cannot have them; or a target
+            cannot hold any tile of these dims; one line with the arithmetic.
     """
     dims = spec.model
     reason = refusal(spec)
@@ -149,33 +215,92 @@ def make_plan(
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
     d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim
+    cache = None if layout is None else make_cache_plan(layout, extra_layout, dims.v_head_dim)
+    sparse = kvcache = dense = splits = None
+    if isinstance(spec.attention, SparseAttention):
+        sparse = _make_sparse(spec, tuned or {}, tuned_hopper or {})
+        if KVCACHE_WRAPPER in spec.wrappers and layout is not None and cache is not None:
+            kvcache = _make_kvcache(spec, layout, extra_layout, cache, tuned_kvcache or {}, tuned_hopper or {})
+        tables = [*sparse.tiles, *(kvcache.tiles if kvcache else ())]
+        splits = make_splits(dims.v_head_dim, (row for _, rows in tables for row in rows))
+    elif set(spec.wrappers) & set(DENSE_WRAPPERS) and layout is not None and cache is not None:
+        dense = make_dense_plan(spec, cached_row(layout, None, cache.chunks), cache)
+        splits = make_splits(dims.v_head_dim, (row for _, rows in dense.tiles for row in rows))
+    varlen, merge = _make_varlen(spec), _make_merge(spec)
+    return Plan(
+        spec=spec,
+        layout=layout,
+        extra_layout=extra_layout,
+        d_qk=d_qk,
+        d_v=dims.v_head_dim,
+        sparse=sparse,
+        kvcache=kvcache,
+        dense=dense,
+        splits=splits,
+        cache=cache,
+        varlen=varlen,
+        merge=merge,
+    )
+
+
+TunedRows = Mapping[str, Sequence[TileRow]]
+TunedHopper = Mapping[str, Sequence[HopperRow] | None]
+
+
+def _make_sparse(spec: Spec, tuned: TunedRows, tuned_hopper: TunedHopper) -> SparsePlan:
     chunks = row_chunks(spec)
-    tiles = tuple(
-        (name, tuple((tuned or {}).get(name) or default_rows(dims.num_heads, chunks, TARGETS[name])))
-        for name in spec.targets
-    )
-    sparse = SparsePlan(
+    over_rows = bool(set(spec.wrappers) & set(ROWS_WRAPPERS))
+    assert isinstance(spec.attention, SparseAttention)
+    group = spec.attention.shared_indices
+    reason = union_refusal(spec, over_rows=over_rows)
+    if group is not None and reason is not None:
+        message = f"attention.shared_indices: got {group}, which cannot be emitted: {reason}"
+        raise LimitError(f"specs/{spec.name}.yaml: {message}")
+    hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[0])) if over_rows else None
+    return SparsePlan(
         chunks=chunks,
-        tiles=tiles,
+        tiles=tuple(
+            (name, tuple(tuned.get(name) or default_rows(spec.model.num_heads, chunks, TARGETS[name])))
+            for name in spec.targets
+        ),
         unaligned=tuple((name, unaligned_row(chunks, TARGETS[name])) for name in spec.targets),
-        hopper=make_hopper(spec, (tuned_hopper or {}).get(HOPPER_KINDS[0]))
-        if set(spec.wrappers) & set(ROWS_WRAPPERS)
-        else None,
+        hopper=hopper,
+        union=make_union(group, hopper) if group is not None and hopper is not None else None,
     )
-    cache = make_cache_plan(layout, extra_layout, dims.v_head_dim)
-    kvcache = None
-    if KVCACHE_WRAPPER in spec.wrappers:
-        cached = cached_row(layout, extra_layout, cache.chunks)
-        kvcache_hopper = None
-        if spec.backend == "gluon" and not reads_cache(layout, extra_layout):
-            caches = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
-            raise LimitError(
-                f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: "
-                f"no Hopper kernel reads a cache of {caches}"
-            )
-        if reads_cache(layout, extra_layout):
-            kvcache_hopper = make_hopper(spec, (tuned_hopper or {}).get(HOPPER_KINDS[1]), dequantises=True)
-        kvcache = make_kvcache_plan(spec, cached, cache.chunks, tuned_kvcache, kvcache_hopper)
-    tables = [*tiles, *(kvcache.tiles if kvcache else ())]
-    splits = make_splits(dims.v_head_dim, (row for _, rows in tables for row in rows))
-    return Plan(spec, layout, extra_layout, d_qk, dims.v_head_dim, sparse, kvcache, splits, cache)
+
+
+def _make_kvcache(
+    spec: Spec,
+    layout: CacheLayout,
+    extra_layout: CacheLayout | None,
+    cache: CachePlan,
+    tuned: TunedRows,
+    tuned_hopper: TunedHopper,
+) -> KvcachePlan:
+    cached = cached_row(layout, extra_layout, cache.chunks)
+    hopper = None
+    if spec.backend == "gluon" and not reads_cache(layout, extra_layout):
+        caches = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
+        raise LimitError(
+            f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: "
+            f"no Hopper kernel reads a cache of {caches}"
+        )
+    if reads_cache(layout, extra_layout):
+        hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[1]), dequantises=True)
+    return make_kvcache_plan(spec, cached, cache.chunks, tuned, hopper)
+
+
+def _make_varlen(spec: Spec) -> VarlenPlan | None:
+    heads = spec.multi_head
+    if heads is None or not any(NEEDS[name].multi_head for name in spec.wrappers):
+        return None
+    targets = [TARGETS[name] for name in spec.targets]
+    return make_varlen_plan(heads.qk_head_dim, heads.v_head_dim, targets, descriptors=heads.addressing == "descriptors")
+
+
+def _make_merge(spec: Spec) -> MergePlan | None:
+    """Parts may be of multi-head attention or of attention over latent rows: a package merges either that it knows."""
+    if not any(NEEDS[name].values for name in spec.wrappers):
+        return None
+    dims = (spec.multi_head.v_head_dim if spec.multi_head else 0, spec.model.v_head_dim)
+    return make_merge_plan(lanes for lanes in dims if lanes)

@@ -10,10 +10,7 @@ from mlagen.plan.tiles import TileRow
 
 SPLIT_OVERHEAD = 2
 MERGE_OVERHEAD = 4
-# Of the Hopper kernels, in what a row of partials costs on its way out and in, 1.3 ns on an H100: fitted to 80 timings.
-HOPPER_STEP = 2560
-HOPPER_FETCH = 40
-HOPPER_MERGE = 1024
+HOPPER_MERGE = 1024  # in what a row of the Hopper kernels' partials costs on its way out and in, 1.3 ns on an H100
 MAX_SPLITS = 128
 BATCH_INVARIANT_SPLIT = 512
 WORKSPACE_BYTES = 256 << 20
@@ -51,8 +48,7 @@ class SplitsPlan:
 
     Attributes:
         split_overhead, merge_overhead: fixed cost of a program and of a merge, in steps of BLOCK_N indices.
-        hopper_step, hopper_fetch, hopper_merge: of the Hopper kernels a step's cost, that of a step's rows of K from
-            memory, and a merge's, in rows of partials.
+        hopper_merge: cost of a merge of the Hopper kernels' splits, in rows of partials.
         max_splits: most splits a call is cut into.
         batch_invariant_split: indices a split where bounds depend on the row alone.
         workspace_bytes: size from which a call goes through its workspace in pieces.
@@ -63,8 +59,6 @@ class SplitsPlan:
 
     split_overhead: int
     merge_overhead: int
-    hopper_step: int
-    hopper_fetch: int
     hopper_merge: int
     max_splits: int
     batch_invariant_split: int
@@ -91,8 +85,6 @@ def make_splits(d_v: int, rows: Iterable[TileRow]) -> SplitsPlan:
     return SplitsPlan(
         split_overhead=SPLIT_OVERHEAD,
         merge_overhead=MERGE_OVERHEAD,
-        hopper_step=HOPPER_STEP,
-        hopper_fetch=HOPPER_FETCH,
         hopper_merge=HOPPER_MERGE,
         max_splits=MAX_SPLITS,
         batch_invariant_split=max(BATCH_INVARIANT_SPLIT, *(row.tile.block_n for row in rows)),

@@ -25,6 +25,8 @@ class Target:
         has_e4m3: float8_e4m3fn converts in hardware.
         rounds_e4m3: fp32 becomes float8_e4m3fn in hardware and in one rounding, saturating, NaN as 0x7f. Triton goes by
             way of fp16 on sm89, which rounds twice, and CDNA 4 keeps the sign of a NaN.
+        copies_tensors: blocks of a tensor are copied to shared memory by descriptor (TMA); elsewhere Triton turns such
+            copies into loads by pointers.
         dependent_launch: a kernel can begin while the one before it still runs, and wait for it later.
     """
 
@@ -39,6 +41,7 @@ class Target:
     dot: str
     has_e4m3: bool = False
     rounds_e4m3: bool = False
+    copies_tensors: bool = False
     dependent_launch: bool = False
 
 
@@ -56,6 +59,7 @@ def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "
         dot=dot,
         has_e4m3=(major, minor) >= (8, 9),
         rounds_e4m3=major >= 9,
+        copies_tensors=major >= 9,
         dependent_launch=major >= 9,
     )
 

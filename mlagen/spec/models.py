@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import keyword
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -18,8 +19,10 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
@@ -34,6 +37,10 @@ WrapperName = Literal[
     "triton_mla_sparse_attention",
     "flash_mla_sparse_fwd",
     "flash_mla_with_kvcache",
+    "decode_attention_fwd",
+    "flash_attn_varlen_func",
+    "merge_attn_states",
+    "merge_attn_parts",
     "concat_and_cache_mla",
     "quantize_and_insert_k_cache",
     "dequantize_and_gather_k_cache",
@@ -42,6 +49,42 @@ WrapperName = Literal[
     "combine_topk_swa_indices",
     "triton_convert_req_index_to_global_index",
 ]
+
+
+class Needs(NamedTuple):
+    """What a wrapper needs of its spec.
+
+    Attributes:
+        attention: kinds of attention that it computes; empty: it computes none.
+        rows: it reads or writes latent rows, model.kv_lora_rank and model.v_head_dim.
+        cache: it needs to know how rows are stored.
+        multi_head: it needs the dims of multi-head attention.
+        values: it needs lanes of V: of multi-head attention, or of latent rows.
+    """
+
+    attention: tuple[str, ...] = ()
+    rows: bool = False
+    cache: bool = False
+    multi_head: bool = False
+    values: bool = False
+
+
+NEEDS: dict[str, Needs] = {
+    "triton_mla_sparse_attention": Needs(("sparse",), rows=True, cache=True),
+    "flash_mla_sparse_fwd": Needs(("sparse",), rows=True, cache=True),
+    "flash_mla_with_kvcache": Needs(("sparse", "dense"), rows=True, cache=True),
+    "decode_attention_fwd": Needs(("dense",), rows=True, cache=True),
+    "flash_attn_varlen_func": Needs(multi_head=True),
+    "merge_attn_states": Needs(values=True),
+    "merge_attn_parts": Needs(values=True),
+    "concat_and_cache_mla": Needs(rows=True, cache=True),
+    "quantize_and_insert_k_cache": Needs(rows=True, cache=True),
+    "dequantize_and_gather_k_cache": Needs(rows=True, cache=True),
+    "gather_and_maybe_dequant_cache": Needs(rows=True, cache=True),
+    "compute_global_topk_indices_and_lens": Needs(),
+    "combine_topk_swa_indices": Needs(),
+    "triton_convert_req_index_to_global_index": Needs(),
+}
 
 # Modules that generated code or its callers import: a package of that name would hide them.
 TAKEN_NAMES = sys.stdlib_module_names | {"mlagen", "numpy", "torch", "triton"}
@@ -82,20 +125,32 @@ class Model(BaseModel):
 
 
 class Dims(Model):
-    """Head dims after absorption: one row of K is `[latent | rope]`, V is its first `v_head_dim` lanes."""
+    """Head dims after absorption: one row of K is `[latent | rope]`, V is its first `v_head_dim` lanes.
+
+    Without `kv_lora_rank` a model has no latent rows, and its packages no wrapper that reads or writes them.
+    """
 
     num_heads: Annotated[
         int, Field(ge=1, le=128, description="query heads before tensor parallelism; a rank may have fewer")
     ]
-    kv_lora_rank: Annotated[int, Field(ge=1, le=1024, description="latent lanes of a KV row (D_NOPE)")]
-    qk_rope_head_dim: Annotated[int, Field(ge=0, le=256, description="RoPE lanes of a KV row (D_ROPE); 0: no RoPE")]
+    kv_lora_rank: Annotated[
+        int, Field(ge=0, le=1024, description="latent lanes of a KV row (D_NOPE); 0: the model has no latent rows")
+    ] = 0
+    qk_rope_head_dim: Annotated[int, Field(ge=0, le=256, description="RoPE lanes of a KV row (D_ROPE); 0: no RoPE")] = 0
     v_head_dim: Annotated[
-        int, Field(ge=1, le=1280, description="leading lanes of a KV row that are V (D_V); may include RoPE lanes")
-    ]
+        int, Field(ge=0, le=1280, description="leading lanes of a KV row that are V (D_V); may include RoPE lanes")
+    ] = 0
     dtype: Annotated[Dtype, Field(description="dtype of q, of an unquantised cache and of the output")]
 
     @model_validator(mode="after")
     def _v_lies_in_the_row(self) -> Dims:
+        if not self.kv_lora_rank:
+            for name in ("qk_rope_head_dim", "v_head_dim"):
+                if getattr(self, name):
+                    raise refused(f"got {getattr(self, name)}; takes 0 or nothing without kv_lora_rank", name)
+            return self
+        if not self.v_head_dim:
+            raise refused("got 0 or nothing; takes at least 1, the leading lanes of a KV row that are V", "v_head_dim")
         row = self.kv_lora_rank + self.qk_rope_head_dim
         if self.v_head_dim > row:
             lanes = f"kv_lora_rank {self.kv_lora_rank} + qk_rope_head_dim {self.qk_rope_head_dim}"
@@ -126,6 +181,57 @@ class SparseAttention(Model):
     empty_row_lse: Annotated[
         Literal["+inf", "-inf"], Field(description="LSE of a row without a valid index; its output is 0")
     ] = "+inf"
+    shared_indices: Annotated[
+        Literal[2, 4] | None,
+        Field(description="neighbouring tokens of a prefill that load each KV row once, on sm90; absent: each its own"),
+    ] = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_off(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        said: dict[str, Any] = dump(self)
+        if said["shared_indices"] is None:  # so that the hashes of specs that came before the switch stay
+            del said["shared_indices"]
+        return said
+
+
+class DenseAttention(Model):
+    """Attention of each query token over all keys of its request, which a block table finds."""
+
+    kind: Annotated[Literal["dense"], Field(description="which KV rows a query token attends to")]
+    window: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=1 << 20,
+            description="most keys that a query token sees, its own with them; absent: all up to its own",
+        ),
+    ] = None
+    lse_base: Annotated[Literal["e", "2"], Field(description="base of the returned log-sum-exp")] = "e"
+    empty_row_lse: Annotated[
+        Literal["+inf", "-inf"],
+        Field(description="LSE of a row without a key, of flash_mla_with_kvcache; its output is 0"),
+    ] = "+inf"
+
+
+Attention: TypeAlias = Annotated[SparseAttention | DenseAttention, Field(discriminator="kind")]
+
+
+class MultiHead(Model):
+    """Multi-head attention before absorption, as prefill runs it: query heads have K and V of their own, or in groups.
+
+    `model.num_heads` and `model.dtype` are its too.
+    """
+
+    qk_head_dim: Annotated[int, Field(ge=1, le=512, description="lanes of a row of q and k, RoPE's among them")]
+    v_head_dim: Annotated[int, Field(ge=1, le=512, description="lanes of a row of v")]
+    num_kv_heads: Annotated[
+        int | None,
+        Field(ge=1, le=128, description="heads of k and v, a divisor of model.num_heads; absent: as many"),
+    ] = None
+    addressing: Annotated[
+        Literal["pointers", "descriptors"],
+        Field(description="how blocks of k and v are loaded; descriptors: copied by them where the target can (TMA)"),
+    ] = "pointers"
 
 
 DataDtype = Literal["bf16", "fp16", "e4m3", "e4m3fnuz", "e2m1"]
@@ -322,10 +428,18 @@ class Spec(Model):
         ),
     ]
     model: Annotated[Dims, Field(description="head counts and dims of the model")]
-    attention: Annotated[SparseAttention, Field(description="which attention the kernels compute")]
-    cache: Annotated[Cache, Field(description="how the KV cache is stored")]
+    attention: Annotated[
+        Attention | None, Field(description="which attention the kernels compute; absent: none that needs to be told")
+    ] = None
+    cache: Annotated[
+        Cache | None, Field(description="how the KV cache is stored; absent: no wrapper reads or writes one")
+    ] = None
     extra_cache: Annotated[
         Cache | None, Field(description="a second cache that attention over the cache reads in the same softmax")
+    ] = None
+    multi_head: Annotated[
+        MultiHead | None,
+        Field(description="dims of multi-head attention; absent: no wrapper computes it"),
     ] = None
     wrappers: Annotated[
         tuple[WrapperName, ...],
@@ -342,11 +456,24 @@ class Spec(Model):
         Field(description="which back end emits the kernels; auto: the portable one, with Gluon's beside it on sm90"),
     ] = "auto"
 
+    @model_serializer(mode="wrap")
+    def _without_what_is_new(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A part that came later is left out where it is absent, so that it changes no other spec's digest."""
+        values: dict[str, Any] = serialize(self)
+        return {name: value for name, value in values.items() if name != "multi_head" or value is not None}
+
+    @property
+    def attention_kind(self) -> str | None:
+        """Which attention the kernels compute; None without."""
+        return None if self.attention is None else self.attention.kind
+
     @field_validator("cache", "extra_cache")  # not a model validator: it speaks up even while other fields are off
     @classmethod
     def _cache_holds_the_models_lanes(cls, cache: Cache | None, info: ValidationInfo) -> Cache | None:
         model = info.data.get("model")  # absent while `model` itself is off
         if model is not None and cache is not None:
+            if not model.kv_lora_rank:
+                raise refused("got a cache; takes none without model.kv_lora_rank, the latent lanes of its rows")
             _check_layout(cache, model)
         return cache
 
@@ -354,11 +481,52 @@ class Spec(Model):
     @classmethod
     def _topk_is_the_second_caches(cls, cache: Cache | None, info: ValidationInfo) -> Cache | None:
         attention = info.data.get("attention")
-        if cache is not None and attention is not None and attention.window is None:
+        if cache is None or attention is None:
+            return cache
+        if attention.kind != "sparse":
+            raise refused("got a second cache; takes one with attention of kind sparse, whose topk it belongs to")
+        if attention.window is None:
             raise refused(
                 "got a second cache, to which topk belongs; takes one with attention.window, the first's indices"
             )
         return cache
+
+    @field_validator("multi_head")
+    @classmethod
+    def _heads_come_in_groups(cls, multi_head: MultiHead | None, info: ValidationInfo) -> MultiHead | None:
+        model = info.data.get("model")
+        heads = multi_head and multi_head.num_kv_heads
+        if model is not None and heads and model.num_heads % heads:
+            raise refused(f"got {heads}; takes a divisor of model.num_heads, {model.num_heads}", "num_kv_heads")
+        return multi_head
+
+    @field_validator("wrappers")
+    @classmethod
+    def _wrappers_have_what_they_need(cls, wrappers: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        for index, name in enumerate(wrappers):
+            lacks = _lacks(NEEDS[name], info.data)
+            if lacks is not None:
+                raise refused(f"got {name}, which needs {lacks}", index)
+        return wrappers
+
+
+def _lacks(needs: Needs, parts: Mapping[str, Any]) -> str | None:
+    """What of a wrapper's needs a spec's parts do not have, in words; a part that is off itself lacks nothing."""
+    if needs.rows and "model" in parts and not parts["model"].kv_lora_rank:
+        return "latent rows; the spec's model has no kv_lora_rank"
+    if "multi_head" in parts and parts["multi_head"] is None:
+        if needs.multi_head:
+            return "multi_head; the spec has none"
+        if needs.values and "model" in parts and not parts["model"].kv_lora_rank:
+            return "lanes of V; the spec has neither multi_head nor model.kv_lora_rank"
+    if needs.attention and "attention" in parts:
+        attention = parts["attention"]
+        if attention is None or attention.kind not in needs.attention:
+            got = "no attention" if attention is None else f"attention of kind {attention.kind}"
+            return f"attention of kind {' or '.join(needs.attention)}; the spec has {got}"
+    if needs.cache and "cache" in parts and parts["cache"] is None:
+        return "a cache; the spec has none"
+    return None
 
 
 def _check_layout(cache: Cache, model: Dims) -> None:

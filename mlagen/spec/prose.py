@@ -63,7 +63,7 @@ class Guide:
         context = error.get("ctx", {})
         loc, schema, value = self._follow(error["loc"], unknown=kind == "extra_forbidden")
         if kind == "extra_forbidden":
-            return Finding(loc, "key", self._unknown(str(loc[-1]), schema))
+            return Finding(loc, "key", self._unknown(loc, schema))
         if kind == "missing":
             return Finding(loc, "parent", f"missing; takes {self._takes(schema)}")
         if kind == "refused":
@@ -124,10 +124,10 @@ class Guide:
             return Finding(loc, "value", self._mismatch(loc, schema, value[tag]))
         return Finding(loc, "parent", f"missing; takes {self._takes(schema)}")
 
-    def _unknown(self, name: str, schema: Schema) -> str:
-        fields = list(schema["properties"])
+    def _unknown(self, loc: Loc, schema: Schema) -> str:
+        fields, name = list(schema["properties"]), str(loc[-1])
         meant = difflib.get_close_matches(name.lower(), fields, n=1) or [
-            dotted(path) for path in self._paths(self.schema) if path[-1] == name
+            dotted(path) for path in self._paths(self.schema) if path[-1] == name and path != loc
         ]
         return f"unknown field; takes {_listed(fields, 'and')}" + (f"; did you mean {meant[0]}?" if meant else "")
 
@@ -138,7 +138,7 @@ class Guide:
         for name, below in schema.get("properties", {}).items():
             yield (*above, name)
             yield from self._paths(below, (*above, name))
-        for option in schema.get("oneOf", ()):
+        for option in (*schema.get("oneOf", ()), *schema.get("anyOf", ())):
             yield from self._paths(option, above)
 
     def _takes(self, schema: Schema) -> str:

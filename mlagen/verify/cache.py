@@ -184,7 +184,7 @@ def sides_of(spec: Mapping[str, Any]) -> list[Side]:
     """The caches that have kernels of their own."""
     facts = Facts.of(spec)
     main, extra = layouts_of(spec)
-    found = [Side(MAIN, main, facts)]
+    found = [] if main is None else [Side(MAIN, main, facts)]
     if extra is not None and extra != main:
         found.append(Side(EXTRA, extra, facts))
     return found

@@ -15,6 +15,9 @@ from mlagen.verify.refusals import CHANGES, Change
 
 SPARSE_WRAPPERS = ("flash_mla_sparse_fwd", "triton_mla_sparse_attention")
 INT32_ELEMENTS = 2**31  # elements an int32 offset reaches
+SHARED_INDICES = "cuda, shared indices"  # a target: the kernels in which neighbouring tokens share rows
+SHARES = (0, 50, 75, 90, 100)  # per cent of a token's indices that the next one names too
+MANY_ROWS = 140_000  # more than the bitmap of a list has bits for
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,11 @@ class Case:
         """Whether it computes attention."""
         return False
 
+    @property
+    def can_share(self) -> bool:
+        """Whether neighbouring tokens of its call may load rows together."""
+        return False
+
 
 @dataclass(frozen=True)
 class SparseCase(Case):
@@ -90,6 +98,11 @@ class SparseCase(Case):
     def attends(self) -> bool:
         """True."""
         return True
+
+    @property
+    def can_share(self) -> bool:
+        """True without splits, unless a row's bits must depend on that row alone."""
+        return not self.batch_invariant and (self.splits or 0) <= 1
 
 
 @dataclass(frozen=True)
@@ -368,6 +381,50 @@ def _splits(suite: _Suite) -> Iterator[Case]:
         )
 
 
+def _neighbours(suite: _Suite) -> Iterator[Case]:
+    facts, big = suite.facts, suite.big
+    if facts.shared_indices is None:
+        return
+    # Not a multiple of the tokens that load rows together; and heads of which many such tokens fit a tile.
+    sizes: dict[str, Any] = {"tokens": 38 if big else 10, "heads": 13 if big else 5, "rows": 4 * suite.base.topk}
+    for share in SHARES:
+        yield from suite.sparse(
+            f"neighbours: {share} % shared",
+            "tokens that name much the same rows have each its own result",
+            indices=f"neighbours, {share} % shared",
+            **sizes,
+        )
+    yield from suite.sparse(
+        "neighbours: lengths and sinks",
+        "a token's length and empty row are its own",
+        indices="neighbours, 75 % shared",
+        length="mixed",
+        sink="mixed",
+        **sizes,
+    )
+    for name, check, indices, promise in (
+        ("repeats", "reference", "repeats", "an index that one token names twice counts twice, and for it alone"),
+        ("same bits twice", "determinism", "repeats", "two calls give the same bits where indices repeat"),
+        ("spoilt", "spoilt", "75 % shared", "a row that is not finite reaches the tokens that name it, and no other"),
+        ("one by one", "one by one", "repeats", "flagged tokens are done one by one, and no others are written"),
+    ):
+        yield from suite.sparse(f"neighbours: {name}", promise, check=check, indices=f"neighbours, {indices}", **sizes)
+    if big:
+        yield from suite.sparse(
+            "neighbours: many rows",
+            "rows past what one bitmap holds",
+            indices="neighbours, 50 % shared",
+            **{**sizes, "rows": MANY_ROWS},
+        )
+        yield from suite.sparse(
+            "neighbours: a prefill",
+            "a call of so many tokens shares rows without being told to",
+            each_wrapper=True,
+            indices="neighbours, 75 % shared",
+            **{**sizes, "tokens": 1030, "heads": 64 // facts.shared_indices},
+        )
+
+
 def _manners(suite: _Suite) -> Iterator[Case]:
     facts, heads = suite.facts, suite.split_heads
     yield from suite.sparse(
@@ -442,7 +499,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     suite = _Suite(facts, device)
     found: list[Case] = []
     if set(facts.wrappers) & set(SPARSE_WRAPPERS):
-        for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _manners):
+        for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _neighbours, _manners):
             found += part(suite)
     found += _refusals(facts)
     return found

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mlagen.verify import tolerance
-from mlagen.verify.cases import Case, Problem, RefusalCase, SparseCase
+from mlagen.verify.cases import SHARED_INDICES, Case, Problem, RefusalCase, SparseCase
 from mlagen.verify.facts import Facts
 from mlagen.verify.inputs import LAYOUTS, Inputs, Placed, bits, build, place
 from mlagen.verify.reference import sparse_attention
@@ -22,6 +22,7 @@ from mlagen.verify.results import Figure
 
 CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
 NAN = float("nan")
+UNION_ROWS = 1 << 28  # as many as an entry of a list can name
 HOPPER_KERNELS = "cuda, Hopper kernels"
 
 
@@ -44,7 +45,16 @@ class Results(NamedTuple):
 
 def hopper_modules(package: ModuleType) -> list[Any]:
     """The package's modules that have a table of calls for a Hopper kernel."""
-    return [module for module in vars(package).values() if isinstance(module, ModuleType) and hasattr(module, "HOPPER")]
+    return _modules_with(package, "HOPPER")
+
+
+def union_modules(package: ModuleType) -> list[Any]:
+    """Those that have a table of calls in which neighbouring tokens share rows."""
+    return _modules_with(package, "UNION")
+
+
+def _modules_with(package: ModuleType, table: str) -> list[Any]:
+    return [module for module in vars(package).values() if isinstance(module, ModuleType) and hasattr(module, table)]
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,8 @@ class Subject:
         package: the imported package.
         facts: what its spec says.
         device: "cpu" (the interpreter) or "cuda".
-        target: whose tiles the interpreter reads; on a GPU HOPPER_KERNELS gives every call that can to those.
+        target: whose tiles the interpreter reads; on a GPU HOPPER_KERNELS gives every call that can to those, and
+            SHARED_INDICES to those in which neighbouring tokens share rows.
     """
 
     package: ModuleType
@@ -77,25 +88,36 @@ class Subject:
 
         launch.device_facts = device_facts
         try:
-            with self._hopper_forced():
+            with self._forced():
                 yield
         finally:
             launch.device_facts = actual
 
     @contextlib.contextmanager
-    def _hopper_forced(self) -> Iterator[None]:
-        """Within, every call that can runs the Hopper kernel, if that is this subject's target."""
-        modules = hopper_modules(self.package) if self.target == HOPPER_KERNELS else []
-        tables = [module.HOPPER for module in modules]
+    def _forced(self) -> Iterator[None]:
+        """Within, every call that can runs the kernels that are this subject's target, if it is one of kernels."""
+        changes: list[tuple[Any, dict[str, Any]]] = []
+        if self.target == HOPPER_KERNELS:
+            changes = [(module, {"HOPPER": [(module.ANY, 0)]}) for module in hopper_modules(self.package)]
+        elif self.target == SHARED_INDICES:
+            changes = [
+                (module, {"UNION": [(module.GROUP_HEADS, 0), (module.ANY, module.ANY + 1)], "UNION_ROWS": UNION_ROWS})
+                for module in union_modules(self.package)
+            ]
+        before = [(module, {name: getattr(module, name) for name in values}) for module, values in changes]
         try:
-            for module in modules:
-                module.HOPPER = [(module.ANY, 0)]
-                module._schedule.cache_clear()
+            _assign(changes)
             yield
         finally:
-            for module, table in zip(modules, tables, strict=True):
-                module.HOPPER = table
-                module._schedule.cache_clear()
+            _assign(before)
+
+    def fitted(self, problem: Problem) -> Problem:
+        """The problem with as many heads as the kernels hold that are this subject's target."""
+        if self.target != SHARED_INDICES:
+            return problem
+        return replace(
+            problem, heads=min(problem.heads, *(module.GROUP_HEADS for module in union_modules(self.package)))
+        )
 
     def attend(self, case: SparseCase, inputs: Inputs, **given: Any) -> Results:
         """Calls the case's wrapper; `given` holds further arguments by name."""
@@ -117,6 +139,14 @@ class Subject:
             call = functools.partial(call, inputs.q, inputs.kv, inputs.indices, inputs.sm_scale)
             out = call(case.splits, case.multiprocessors, **arguments)
             return Results(out, None, arguments["lse"])
+
+
+def _assign(changes: list[tuple[Any, dict[str, Any]]]) -> None:
+    """Sets names of modules, which choose schedules anew."""
+    for module, values in changes:
+        for name, value in values.items():
+            setattr(module, name, value)
+        module._schedule.cache_clear()
 
 
 @contextlib.contextmanager
@@ -346,6 +376,50 @@ def _graph(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
     return compare(subject, inputs, results)
 
 
+def _spoilt(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    """Rows with lanes that are not finite, of which one token names one: it has no part in the others' results."""
+    tokens, _, topk = inputs.indices.shape
+    page_size = inputs.kv.shape[1]
+    named = set(torch.unique(inputs.indices).tolist())
+    free = [row for row in range(1, inputs.kv.shape[0] * page_size) if row not in named]
+    token = tokens // 2
+    others = torch.tensor([each for each in range(tokens) if each != token], device=inputs.q.device)
+    figures = []
+    for value, lanes in ((NAN, slice(None)), (NAN, slice(3, 4)), (float("inf"), slice(7, 9)), (NAN, slice(-1, None))):
+        row = free.pop()
+        inputs.kv[row // page_size, row % page_size] = 1.0
+        inputs.kv[row // page_size, row % page_size, lanes] = value
+        changed = replace(inputs, indices=inputs.indices.clone())
+        changed.indices[token, 0, topk // 3] = row
+        results = _copy(subject.attend(case, replace(changed, out=None)))
+        if bool(results.out[token].isfinite().all()):
+            raise CaseFailedError(f"a row with {value} has no part in the result of the token that names it")
+        figures += compare(subject, _rows(changed, others), results.map(lambda tensor: tensor[others]))
+    return figures
+
+
+def _one_by_one(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+    (module,) = union_modules(subject.package)
+    group = int(module.GROUP.value)
+    tokens, heads, _ = inputs.q.shape
+    device = inputs.q.device
+    redo = 1 - torch.arange(-(-tokens // group), dtype=torch.int32, device=device) % 2
+    redo[-1] = 1  # which is not full
+    out = torch.full((tokens, heads, subject.facts.d_v), NAN, dtype=inputs.q.dtype, device=device)
+    stats = [torch.full((tokens, heads), NAN, device=device) for _ in range(2)]
+    with subject.planned_for(case.multiprocessors):
+        launch: Any = importlib.import_module(f"{subject.package.__name__}._launch")
+        schedule = module._union_schedule(launch.device_facts(device), module.ALIGNED, inputs.indices.shape[2])
+        call = (inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, inputs.length, inputs.sink)
+        module._launch_redo(schedule, redo, *call, out, *stats)
+    results = Results(out, *stats)
+    flagged = redo.bool().repeat_interleave(group)[:tokens]
+    if any(not bool(tensor[~flagged].isnan().all()) for tensor in results if tensor is not None):
+        raise CaseFailedError("wrote results of tokens that are not flagged")
+    picked = flagged.nonzero()[:, 0]
+    return compare(subject, _rows(inputs, picked), results.map(lambda tensor: tensor[picked]))
+
+
 SPARSE_CHECKS: dict[str, Callable[[Subject, SparseCase, Inputs], list[Figure]]] = {
     "reference": _reference,
     "determinism": _determinism,
@@ -356,6 +430,8 @@ SPARSE_CHECKS: dict[str, Callable[[Subject, SparseCase, Inputs], list[Figure]]] 
     "defaults": _defaults,
     "stream": _stream,
     "graph": _graph,
+    "spoilt": _spoilt,
+    "one by one": _one_by_one,
 }
 
 
@@ -392,7 +468,7 @@ def run(subject: Subject, case: Case, seed: int = 0) -> list[Figure]:
     """
     match case:
         case SparseCase():
-            inputs = build(case.problem, subject.facts, subject.device, seed)
+            inputs = build(subject.fitted(case.problem), subject.facts, subject.device, seed)
             return SPARSE_CHECKS[case.check](subject, case, inputs)
         case RefusalCase():
             _refusal(subject, case)

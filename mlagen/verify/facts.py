@@ -19,12 +19,14 @@ class Facts:
         d_rope: RoPE lanes of a KV row.
         d_v: leading lanes that are V.
         dtype: torch's name of the dtype, "bfloat16" or "float16".
-        topk: indices a token.
+        kind: "sparse" or "dense" attention; None: no wrapper of attention.
+        topk: indices a token; 0 where attention is not sparse.
         sink, length: "none", "optional" or "required".
         lse_base: "e" or "2".
         empty_row_lse: "+inf" or "-inf".
         block_size: tokens a page of the unquantised rows that attention reads; None: flat rows.
         wrappers: names of the package's wrappers.
+        shared_indices: neighbouring tokens that load rows together; None: each its own.
     """
 
     num_heads: int
@@ -32,6 +34,7 @@ class Facts:
     d_rope: int
     d_v: int
     dtype: str
+    kind: str | None
     topk: int
     sink: str
     length: str
@@ -39,6 +42,7 @@ class Facts:
     empty_row_lse: str
     block_size: int | None
     wrappers: tuple[str, ...]
+    shared_indices: int | None = None
 
     @property
     def d_qk(self) -> int:
@@ -48,18 +52,21 @@ class Facts:
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Facts:
         """The facts of `SPEC["spec"]`."""
-        model, attention = spec["model"], spec["attention"]
+        model, attention = spec["model"], spec["attention"] or {}
+        layout = layouts_of(spec)[0]
         return cls(
             num_heads=model["num_heads"],
             d_c=model["kv_lora_rank"],
             d_rope=model["qk_rope_head_dim"],
             d_v=model["v_head_dim"],
             dtype={"bf16": "bfloat16", "fp16": "float16"}[model["dtype"]],
-            topk=attention["topk"],
-            sink=attention["attn_sink"],
-            length=attention["topk_length"],
-            lse_base=attention["lse_base"],
-            empty_row_lse=attention["empty_row_lse"],
-            block_size=None if layouts_of(spec)[0].quantised else spec["cache"]["block_size"],
+            kind=attention.get("kind"),
+            topk=attention.get("topk", 0),
+            sink=attention.get("attn_sink", "none"),
+            length=attention.get("topk_length", "none"),
+            lse_base=attention.get("lse_base", "e"),
+            empty_row_lse=attention.get("empty_row_lse", "+inf"),
+            block_size=None if layout is None or layout.quantised else spec["cache"]["block_size"],
             wrappers=tuple(spec["wrappers"]),
+            shared_indices=attention.get("shared_indices"),
         )

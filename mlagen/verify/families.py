@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlagen.verify import cache, checks, index, kvcache
+from mlagen.verify import cache, checks, dense, index, kvcache, merge, varlen
 from mlagen.verify import cases as attention
 from mlagen.verify.cases import Case
 from mlagen.verify.checks import Subject
 from mlagen.verify.results import Figure
 
 # A family has cases(spec, device) -> list of its own kinds of Case, KINDS, and run(subject, case) -> figures.
-FAMILIES: tuple[Any, ...] = (cache, index, kvcache)
+FAMILIES: tuple[Any, ...] = (cache, dense, index, kvcache, merge, varlen)
 
 
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:

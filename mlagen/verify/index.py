@@ -360,13 +360,13 @@ def _refusals(wrappers: tuple[str, ...]) -> Iterator[IndexRefusalCase]:
 
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package's index kernels; see mlagen.verify.cases."""
-    wrappers, attention, big = tuple(spec["wrappers"]), spec["attention"], device == "cuda"
+    wrappers, attention, big = tuple(spec["wrappers"]), spec["attention"] or {}, device == "cuda"
     found: list[Case] = []
     for wrapper in (GLOBAL, CONVERT):
         if wrapper in wrappers:
             found += _map_cases(wrapper, big)
     if COMBINE in wrappers:
-        found += _combine_cases(attention["topk"], attention.get("window") or 128, big)
+        found += _combine_cases(attention.get("topk") or 2048, attention.get("window") or 128, big)
     found += _refusals(wrappers)
     return found
 

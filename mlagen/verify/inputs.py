@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from mlagen.verify.cases import Problem
+from mlagen.verify.cases import SHARES, Problem
 from mlagen.verify.facts import Facts
 
 INT32 = torch.iinfo(torch.int32)
@@ -207,6 +207,33 @@ def _row_zero(problem: Problem, named: torch.Tensor, generator: torch.Generator)
     return indices
 
 
+def _neighbours(share: int) -> IndexPattern:
+    """Distinct rows in no order; a token names `share` per cent of those of the one before, and others."""
+
+    def pattern(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        count = min(problem.topk, len(named) // 2)
+        indices = torch.full((problem.tokens, problem.topk), -1)
+        current = named[torch.randperm(len(named), generator=generator)[:count]]
+        for token in range(problem.tokens):
+            current = current[torch.randperm(count, generator=generator)]
+            indices[token, :count] = current
+            others = named[~torch.isin(named, current)]
+            others = others[torch.randperm(len(others), generator=generator)]
+            kept = count * share // 100
+            current = torch.cat([current[:kept], others[: count - kept]])
+        return indices
+
+    return pattern
+
+
+def _neighbours_repeat(problem: Problem, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Some tokens name a row twice or thrice; the neighbours of others name each row once."""
+    indices = _neighbours(75)(problem, named, generator)
+    indices[1::8, 5] = indices[1::8, 9]
+    indices[2::8, 3::50] = indices[2::8, 7:8]
+    return indices
+
+
 INDEX_PATTERNS: dict[str, IndexPattern] = {
     "full": _full,
     "random": _random,
@@ -220,6 +247,8 @@ INDEX_PATTERNS: dict[str, IndexPattern] = {
     "last row": _last_row,
     "row zero": _row_zero,
     "far": _random,
+    **{f"neighbours, {share} % shared": _neighbours(share) for share in SHARES},
+    "neighbours, repeats": _neighbours_repeat,
 }
 
 

@@ -19,6 +19,7 @@ from mlagen.layout import CacheLayout, DataField, ScalesField, layouts_of
 from mlagen.layout.codec import planes_of, read, write
 from mlagen.verify import tolerance
 from mlagen.verify.cases import Case, Problem
+from mlagen.verify.changes import Change, cache_changes, gives, tensor_changes, with_changed
 from mlagen.verify.checks import NAN, CaseFailedError, Subject, hopper_modules, poisoned_allocations
 from mlagen.verify.facts import Facts
 from mlagen.verify.inputs import (
@@ -61,6 +62,7 @@ class CacheFacts:
     def of(cls, spec: Mapping[str, Any]) -> CacheFacts:
         """The facts of `SPEC["spec"]`."""
         main, extra = layouts_of(spec)
+        assert main is not None
         topk, window = spec["attention"]["topk"], spec["attention"].get("window")
         if extra is None:
             return cls(Facts.of(spec), (main,), (topk + (window or 0),))
@@ -78,7 +80,8 @@ class Listing:
         indices: pattern of the indices, a key of mlagen.verify.inputs.INDEX_PATTERNS.
         length: pattern of the lengths; None: not passed.
         cache: layout in memory: "end to end", "page gap", "row gap", "odd" (as little aligned as may be) or "far".
-        contents: "encoded": normal rows as writers encode them; "any": any code and any scale.
+        contents: "encoded": normal rows as writers encode them; "any": any code and any scale; "wide": rows of any code
+            and of scales that no fp16 tile holds beside each other.
         poison: byte of what must not matter.
         dtype: of a quantised cache's tensor.
     """
@@ -103,6 +106,7 @@ class CacheProblem:
         main, extra: the lists of indices; `extra` None: no second cache is passed.
         sink: pattern of attn_sink; None: not passed.
         scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
+        wide_q: heads of q are larger and smaller than fp16 holds.
         q, out, index_layout: layout in memory, a key of mlagen.verify.inputs.LAYOUTS, or, for inputs, "by position",
             where requests are innermost; `out` None: the wrapper allocates it.
     """
@@ -114,6 +118,7 @@ class CacheProblem:
     extra: Listing | None = None
     sink: str | None = None
     scale: float | None = None
+    wide_q: bool = False
     q: str = "contiguous"
     out: str | None = None
     index_layout: str = "slice"
@@ -286,6 +291,13 @@ def _caches(suite: _Suite) -> Iterator[KvcacheCase]:
         requests=2,
         every_target=True,
     )
+    if suite.facts.dtype == "bfloat16":
+        yield from suite.each_list(
+            "cache: scales far apart",
+            "rows of scales that the Hopper kernel's tiles do not hold are as good as others",
+            {"contents": "wide", "indices": "full"},
+            requests=2,
+        )
     yield from suite.each_list(
         "cache: poison 0x7f", "bytes that no index names do not matter", {"poison": 0x7F}, requests=2
     )
@@ -386,6 +398,12 @@ def _numbers(suite: _Suite) -> Iterator[KvcacheCase]:
         ("negative", -1.0, "the maximum is that of the scaled logits"),
     ):
         yield from suite.case(f"logits: {name}", promise, scale=scale, requests=2)
+    if suite.facts.dtype == "bfloat16":
+        promise = "heads of q that the Hopper kernel's tiles do not hold are as good as others"
+        yield from suite.case("logits: heads far apart", promise, wide_q=True, requests=2)
+        yield from suite.case(
+            "logits: heads far apart, in splits", promise, wide_q=True, requests=2, multiprocessors=None
+        )
 
 
 def _layouts(suite: _Suite) -> Iterator[KvcacheCase]:
@@ -520,125 +538,59 @@ def _manners(suite: _Suite) -> Iterator[KvcacheCase]:
         yield from suite.case("manners: graph", "a captured call replays on new inputs", check="graph", requests=2)
 
 
-def _with(argument: str, change: Callable[[Any], Any]) -> Callable[[dict[str, Any]], None]:
-    """Replaces an argument by what `change` makes of it."""
-    return lambda arguments: arguments.__setitem__(argument, change(arguments[argument]))
-
-
-def _gives(argument: str, make: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], None]:
-    """Gives an argument that `make` makes from the others."""
-    return lambda arguments: arguments.__setitem__(argument, make(arguments))
-
-
-def _elsewhere(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to("cpu" if tensor.device.type == "cuda" else "meta")
-
-
-def _every_other(tensor: torch.Tensor) -> torch.Tensor:
-    """The same shape with a stride of 2 in the last dimension."""
-    return tensor.repeat_interleave(2, dim=-1)[..., ::2]
-
-
-def _sparser(tensor: torch.Tensor) -> torch.Tensor:
-    """The same cache with a gap behind each row."""
-    return tensor.new_zeros(*tensor.shape[:-1], tensor.shape[-1] + 16)[..., : tensor.shape[-1]]
-
-
-def _crowded(tensor: torch.Tensor) -> torch.Tensor:
-    """The same shape with pages that begin a byte early."""
-    flat = tensor.new_zeros(tensor.numel())
-    return flat.as_strided(tensor.shape, (tensor.stride(0) - tensor.shape[3], *tensor.stride()[1:]))
-
-
-def _shifted(tensor: torch.Tensor) -> torch.Tensor:
-    """The same cache a byte later."""
-    buffer = tensor.new_zeros(tensor.shape[0] * tensor.stride(0) + 1)
-    return buffer[1:].as_strided(tensor.shape, tensor.stride(), 1)
-
-
-Change = tuple[str, str, Callable[[dict[str, Any]], None], str]
-
-
-def _tensor_changes(argument: str, dtype: torch.dtype, *, first: bool = False) -> Iterator[Change]:
-    """What may be wrong with any tensor; `first`: it says which device the others must be on."""
-    name = str(dtype).removeprefix("torch.")
-    yield argument, f"dtype {name}", _with(argument, lambda t: t.to(dtype)), ""
-    yield argument, "not a tensor", _with(argument, lambda t: [1, 2]), ""
-    yield argument, "a dimension short", _with(argument, lambda t: t[0]), ""
-    yield argument, "last dimension not contiguous", _with(argument, _every_other), ""
-    if not first:
-        yield argument, "another device", _with(argument, _elsewhere), ""
-
-
-def _cache_changes(argument: str, layout: CacheLayout) -> Iterator[Change]:
-    name = layout.name
-    yield from _tensor_changes(argument, torch.float64)
-    wider = _with(argument, lambda t: t.new_zeros(*t.shape[:-1], t.shape[-1] + 16))
-    yield argument, "rows of another layout", wider, name
-    yield argument, "two heads", _with(argument, lambda t: t.repeat(1, 1, 2, 1)), ""
-    if layout.planar:
-        yield argument, "rows apart", _with(argument, _sparser), name
-        yield argument, "pages too close", _with(argument, _crowded), name
-    if layout.quantised and max(one.itemsize for one in layout.fields) > 1:
-        yield argument, "begins at an odd byte", _with(argument, _shifted), name
-    if layout.tensor_scale:
-        scale = argument.replace("k_cache", "k_scale")
-        yield scale, "missing", _gives(scale, lambda _: None), ""
-        yield scale, "a number", _gives(scale, lambda _: 1.0), ""
-        yield scale, "two of them", _gives(scale, lambda given: given["q"].new_ones(2, dtype=torch.float32)), ""
-
-
 def _argument_changes(known: CacheFacts) -> Iterator[Change]:
     facts, layout = known.facts, known.layouts[0]
     other = torch.float16 if facts.dtype == "bfloat16" else torch.bfloat16
-    yield from _tensor_changes("q", other, first=True)
-    yield "q", "wider than a row", _with("q", lambda t: t.new_zeros(*t.shape[:-1], t.shape[-1] + 8)), ""
-    yield from _cache_changes("k_cache", layout)
-    yield "indices", "missing", _gives("indices", lambda _: None), "dense"
-    yield from _tensor_changes("indices", torch.int64)
-    yield "indices", "a request too many", _with("indices", lambda t: torch.cat([t, t[:1]])), ""
-    yield "head_dim_v", "not the spec's", _with("head_dim_v", lambda d_v: d_v + 16), ""
-    yield "is_fp8_kvcache", "not the layout's", _with("is_fp8_kvcache", lambda given: not given), layout.name
-    yield "causal", "True", _gives("causal", lambda _: True), ""
-    yield "num_splits", "a tensor", _gives("num_splits", lambda given: given["indices"]), ""
-    yield "tile_scheduler_metadata", "None", _gives("tile_scheduler_metadata", lambda _: None), ""
-    yield "softmax_scale", "a tensor", _gives("softmax_scale", lambda given: given["q"].new_ones(())), ""
+    yield from tensor_changes("q", other, first=True)
+    yield "q", "wider than a row", with_changed("q", lambda t: t.new_zeros(*t.shape[:-1], t.shape[-1] + 8)), ""
+    yield from cache_changes("k_cache", layout)
+    yield "k_cache", "two heads", with_changed("k_cache", lambda t: t.repeat(1, 1, 2, 1)), ""
+    yield "indices", "missing", gives("indices", lambda _: None), "dense"
+    yield from tensor_changes("indices", torch.int64)
+    yield "indices", "a request too many", with_changed("indices", lambda t: torch.cat([t, t[:1]])), ""
+    yield "head_dim_v", "not the spec's", with_changed("head_dim_v", lambda d_v: d_v + 16), ""
+    yield "is_fp8_kvcache", "not the layout's", with_changed("is_fp8_kvcache", lambda given: not given), layout.name
+    yield "causal", "True", gives("causal", lambda _: True), ""
+    yield "num_splits", "a tensor", gives("num_splits", lambda given: given["indices"]), ""
+    yield "tile_scheduler_metadata", "None", gives("tile_scheduler_metadata", lambda _: None), ""
+    yield "softmax_scale", "a tensor", gives("softmax_scale", lambda given: given["q"].new_ones(())), ""
 
     def floats(*shape: int, dtype: torch.dtype = torch.float32) -> Callable[[dict[str, Any]], torch.Tensor]:
         return lambda given: given["q"].new_zeros(shape, dtype=dtype)
 
     if facts.sink == "none":
-        yield "attn_sink", "given to a spec without", _gives("attn_sink", floats(4)), ""
+        yield "attn_sink", "given to a spec without", gives("attn_sink", floats(4)), ""
     else:
-        yield "attn_sink", "a head too many", _gives("attn_sink", floats(5)), ""
-        yield "attn_sink", "dtype float64", _gives("attn_sink", floats(4, dtype=torch.float64)), ""
+        yield "attn_sink", "a head too many", gives("attn_sink", floats(5)), ""
+        yield "attn_sink", "dtype float64", gives("attn_sink", floats(4, dtype=torch.float64)), ""
     if facts.sink == "required":
-        yield "attn_sink", "missing", _gives("attn_sink", lambda _: None), ""
+        yield "attn_sink", "missing", gives("attn_sink", lambda _: None), ""
     for prefix in ("", "extra_") if len(known.layouts) > 1 else ("",):
         name = f"{prefix}topk_length"
         if facts.length == "none":
-            yield name, "given to a spec without", _gives(name, floats(2, dtype=torch.int32)), ""
+            yield name, "given to a spec without", gives(name, floats(2, dtype=torch.int32)), ""
             continue
-        yield name, "a request too many", _gives(name, floats(3, dtype=torch.int32)), ""
-        yield name, "dtype int64", _gives(name, floats(2, dtype=torch.int64)), ""
+        yield name, "a request too many", gives(name, floats(3, dtype=torch.int32)), ""
+        yield name, "dtype int64", gives(name, floats(2, dtype=torch.int64)), ""
         if facts.length == "required":
-            yield name, "missing", _gives(name, lambda _: None), ""
+            yield name, "missing", gives(name, lambda _: None), ""
     out = torch.float32, getattr(torch, facts.dtype)
-    yield "out", "dtype float32", _gives("out", floats(2, 2, 4, facts.d_v, dtype=out[0])), ""
-    yield "out", "too wide", _gives("out", floats(2, 2, 4, facts.d_v + 8, dtype=out[1])), ""
+    yield "out", "dtype float32", gives("out", floats(2, 2, 4, facts.d_v, dtype=out[0])), ""
+    yield "out", "too wide", gives("out", floats(2, 2, 4, facts.d_v + 8, dtype=out[1])), ""
     apart = floats(2, 3, 4, facts.d_v, dtype=out[1])
-    yield "out", "requests apart", _gives("out", lambda given: apart(given)[:, :2]), ""
-    yield "workspace", "too small", _gives("workspace", floats(16)), ""
-    yield "workspace", "dtype float16", _gives("workspace", floats(1 << 20, dtype=torch.float16)), ""
+    yield "out", "requests apart", gives("out", lambda given: apart(given)[:, :2]), ""
+    yield "workspace", "too small", gives("workspace", floats(16)), ""
+    yield "workspace", "dtype float16", gives("workspace", floats(1 << 20, dtype=torch.float16)), ""
     if len(known.layouts) > 1:
-        yield from _cache_changes("extra_k_cache", known.layouts[1])
-        yield from _tensor_changes("extra_indices_in_kvcache", torch.int64)
-        yield "extra_k_cache", "missing", _gives("extra_k_cache", lambda _: None), ""
-        missing = _gives("extra_indices_in_kvcache", lambda _: None)
+        yield from cache_changes("extra_k_cache", known.layouts[1])
+        yield "extra_k_cache", "two heads", with_changed("extra_k_cache", lambda t: t.repeat(1, 1, 2, 1)), ""
+        yield from tensor_changes("extra_indices_in_kvcache", torch.int64)
+        yield "extra_k_cache", "missing", gives("extra_k_cache", lambda _: None), ""
+        missing = gives("extra_indices_in_kvcache", lambda _: None)
         yield "extra_indices_in_kvcache", "missing", missing, ""
     else:
         for name in ("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"):
-            yield name, "given to a spec without", _gives(name, lambda given: given["indices"]), ""
+            yield name, "given to a spec without", gives(name, lambda given: given["indices"]), ""
 
 
 def _refusals(known: CacheFacts) -> Iterator[KvcacheRefusalCase]:
@@ -659,7 +611,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         spec: `SPEC["spec"]` of the package. A case about something that it lacks is left out.
         device: "cpu" gives sizes that the interpreter bears, "cuda" the model's own.
     """
-    if WRAPPER not in spec["wrappers"]:
+    if WRAPPER not in spec["wrappers"] or Facts.of(spec).kind != "sparse":
         return []
     known = CacheFacts.of(spec)
     suite = _Suite(known, device)
@@ -680,7 +632,7 @@ class ListInputs:
         length: i32 [requests] or None.
         scale: f32 [1] where the layout has one scale a tensor.
         placed: every buffer by name.
-        any_scales: its scales have any bits.
+        any_scales: its scales are no powers of two.
     """
 
     layout: CacheLayout
@@ -748,11 +700,10 @@ class Inputs:
             raise CaseFailedError(f"wrote to its input {', '.join(changed)}")
 
 
-def _place_tokens(
-    values: torch.Tensor, problem: CacheProblem, layout: str, fill: float | int
+def place_tokens(
+    values: torch.Tensor, shape: tuple[int, int], layout: str, fill: float | int
 ) -> tuple[torch.Tensor, Placed]:
     """A tensor by token [tokens, ...] laid out, and its view by request [requests, s_q, ...]."""
-    shape = (problem.requests, problem.s_q)
     if layout == "by position":
         by_position = values.unflatten(0, shape).transpose(0, 1).flatten(0, 1)  # type: ignore[no-untyped-call]
         placed = place(by_position, LAYOUTS["slice"], fill)
@@ -785,11 +736,13 @@ def _empty_cache(listing: Listing, layout: CacheLayout, dtype: torch.dtype, devi
 
 
 def _code(
-    field: DataField | ScalesField, shape: tuple[int, ...], scaled: bool, generator: torch.Generator
+    field: DataField | ScalesField, shape: tuple[int, ...], scaled: bool, wide: bool, generator: torch.Generator
 ) -> torch.Tensor:
-    """Any bytes of a field, uint8 [rows, bytes], but NaN, and without values that drown all others."""
+    """Any bytes of a field, uint8 [rows, bytes], but NaN, and, unless `wide`, without values that drown all others."""
     if isinstance(field, ScalesField):
         exponent = torch.randint(-12, -4, shape, generator=generator)
+        if wide:
+            exponent += 14 * torch.randint(-1, 2, (shape[0], 1), generator=generator)
         if field.dtype == "ue8m0":
             return (exponent + 127).to(torch.uint8)
         if field.dtype == "e4m3":
@@ -819,13 +772,19 @@ def _fill(
     named = named.to(pages.device)
     values = torch.randn(len(named), layout.lanes, generator=generator).to(dtype).to(pages.device)
     write(layout, pages, size, named, values, one.scale)
-    if listing.contents == "any":
+    if listing.contents != "encoded":
         for part in layout.fields:
             if isinstance(part, DataField | ScalesField):
                 scaled = isinstance(part, DataField) and layout.scales_of(part) is not None
                 view = planes_of(layout, pages, size)[part.plane]
-                codes = _code(part, (len(named), part.count), scaled, generator).to(pages.device)
+                codes = _code(part, (len(named), part.count), scaled, listing.contents == "wide", generator)
+                codes = codes.to(pages.device)
                 view[named // size, named % size, part.offset : part.offset + part.nbytes] = codes
+
+
+def _rounds(layout: CacheLayout) -> bool:
+    """Whether writers leave scales that are no powers of two."""
+    return any(isinstance(part, ScalesField) and part.rule.rounding == "nearest" for part in layout.fields)
 
 
 def _build_list(
@@ -838,7 +797,9 @@ def _build_list(
     flat = Problem(problem.tokens, problem.heads, listing.topk, slots, listing.indices)
     named = named_rows(flat, known.facts, generator)
     scale = torch.full((1,), TENSOR_SCALES[number], device=device) if layout.tensor_scale else None
-    one = ListInputs(layout, empty.view, torch.empty(0), None, scale, {}, listing.contents == "any")
+    one = ListInputs(
+        layout, empty.view, torch.empty(0), None, scale, {}, listing.contents != "encoded" or _rounds(layout)
+    )
     if len(named):
         _fill(one, listing, named, dtype, generator)
     if listing.cache != "far":
@@ -853,7 +814,9 @@ def _build_list(
         indices[beyond] = poison
         one.length = length.to(device)
         one.placed[f"length {number}"] = Placed(one.length, one.length, one.length.clone())
-    one.indices, placed = _place_tokens(indices.int().to(device), problem, problem.index_layout, poison)
+    one.indices, placed = place_tokens(
+        indices.int().to(device), (problem.requests, problem.s_q), problem.index_layout, poison
+    )
     one.placed[f"indices {number}"] = placed
     return one
 
@@ -867,8 +830,11 @@ def build(problem: CacheProblem, known: CacheFacts, device: str, seed: int) -> I
     generator = torch.Generator().manual_seed(seed)
     facts = known.facts
     dtype = getattr(torch, facts.dtype)
-    values = torch.randn(problem.tokens, problem.heads, facts.d_qk, generator=generator).to(dtype).to(device)
-    q, placed = _place_tokens(values, problem, problem.q, NAN)
+    values = torch.randn(problem.tokens, problem.heads, facts.d_qk, generator=generator)
+    if problem.wide_q:
+        values *= torch.exp2(16.0 * torch.randint(-1, 2, (problem.tokens, problem.heads, 1), generator=generator))
+    values = values.to(dtype).to(device)
+    q, placed = place_tokens(values, (problem.requests, problem.s_q), problem.q, NAN)
     lists = [_build_list(known, problem, number, device, generator) for number in range(len(problem.listings))]
     sink = None
     buffers = {"q": placed}
@@ -943,7 +909,7 @@ def _compare(subject: Subject, inputs: Inputs, results: Results) -> list[Figure]
             found = f"{name} is {tensor.dtype} {list(tensor.shape)}"
             raise CaseFailedError(f"{found} instead of {dtypes[name]} {list(shapes[name])}")
     expected = attend(inputs, facts)
-    # The Hopper kernel reads fp32 scales to 16 significant bits.
+    # The Hopper kernel rounds scaled lanes to fp16, where the reference rounds them to bf16.
     may_round = subject.device == "cuda" and subject.package.kvcache_attention in hopper_modules(subject.package)
     k_error = 0.0
     if may_round and any(one.any_scales for one in inputs.lists):
@@ -954,7 +920,7 @@ def _compare(subject: Subject, inputs: Inputs, results: Results) -> list[Figure]
     return [*figures, tolerance.lse_error(lse, expected, d_qk, topk, facts.lse_base, k_error)]
 
 
-def _check_bits(what: str, one: Results, other: Results) -> None:
+def check_bits(what: str, one: Results, other: Results) -> None:
     """Raises CaseFailedError unless both hold the same bits."""
     for name, left, right in zip(Results._fields, one, other, strict=True):
         if not torch.equal(bits(left), bits(right)):
@@ -976,7 +942,7 @@ def _reference(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Figu
 
 def _determinism(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Figure]:
     first = _call(subject, case, inputs).copy()
-    _check_bits("second call", first, _call(subject, case, inputs))
+    check_bits("second call", first, _call(subject, case, inputs))
     return _compare(subject, inputs, first)
 
 
@@ -1000,7 +966,7 @@ def _invariance(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Fig
     def check(what: str, picked: list[int], changed: Inputs | None = None) -> None:
         got = _call(subject, case, changed or _requests(inputs, picked))
         wanted = Results(*(tensor[torch.tensor(picked, device=tensor.device)] for tensor in whole))
-        _check_bits(what, wanted, Results(*(tensor[: len(picked)] for tensor in got)))
+        check_bits(what, wanted, Results(*(tensor[: len(picked)] for tensor in got)))
 
     every = list(range(requests))
     check("alone", [requests - 1])
@@ -1022,7 +988,7 @@ def _invariance(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Fig
         as_one = replace(inputs, q=inputs.q.transpose(0, 1).contiguous(), lists=lists, out=None, placed={})
         got = _call(subject, case, as_one)
         joined = Results(got.out.transpose(0, 1), got.lse.permute(2, 1, 0))
-        _check_bits("as tokens of one request", whole, joined)
+        check_bits("as tokens of one request", whole, joined)
     return _compare(subject, inputs, whole)
 
 
@@ -1049,7 +1015,7 @@ def _workspace(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Figu
         if buffer.spilled():
             raise CaseFailedError(f"wrote outside a workspace {what}")
         if first is not None:
-            _check_bits(f"workspace {what}", first, results)
+            check_bits(f"workspace {what}", first, results)
         first = first or results
     with contextlib.suppress(ValueError):
         _call(subject, case, inputs, workspace=torch.empty(size(1) - 4, device=subject.device))
@@ -1078,7 +1044,7 @@ def _metadata(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Figur
     if nothing is not None or package.get_mla_metadata(cache_seqlens=None)[0] is metadata:
         raise CaseFailedError("get_mla_metadata gives something else than a fresh object and None")
     first = _call(subject, case, inputs, tile_scheduler_metadata=metadata).copy()
-    _check_bits("second call", first, _call(subject, case, inputs, tile_scheduler_metadata=metadata))
+    check_bits("second call", first, _call(subject, case, inputs, tile_scheduler_metadata=metadata))
     fewer = replace(inputs, q=inputs.q[:, :, :-1], sink=None if inputs.sink is None else inputs.sink[:-1])
     narrower = _requests(inputs, list(range(inputs.q.shape[0])))
     narrower.lists[-1].indices = narrower.lists[-1].indices[:, :, :-1]

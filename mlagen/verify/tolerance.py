@@ -8,7 +8,7 @@ not held to a precision that the format cannot give, and one whose values do not
 
 Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
 tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
-reads scales in fewer bits than they have may round a lane of K to the value beside the reference's: one unit of K.
+rounds lanes of K elsewhere than the reference may come to the value beside its: one unit of K.
 
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
@@ -36,7 +36,7 @@ ELEMENT_LIMIT = 4.0
 SUBNORMAL_WEIGHTS = 2.0**-20
 
 
-def _worst(name: str, error: torch.Tensor, tolerance: torch.Tensor) -> Figure:
+def worst(name: str, error: torch.Tensor, tolerance: torch.Tensor) -> Figure:
     """The entry whose error is the largest share of its tolerance; NaN errors count as infinite."""
     if not error.numel():
         return Figure(name, 0.0, 0.0)
@@ -85,9 +85,9 @@ def out_errors(out: torch.Tensor, expected: Attention, d_qk: int, k_error: float
     whole = (row_noise * (limit * unit + logits) + floor * math.sqrt(d_v)).norm()
     total = noise.norm() if row_noise.any() else whole + 1
     return [
-        _worst("out", error.norm() / total, whole / total),
-        _worst("out row", error.norm(dim=2) / scale, rows / scale),
-        _worst("out element", error / scale[..., None], elements / scale[..., None]),
+        worst("out", error.norm() / total, whole / total),
+        worst("out row", error.norm(dim=2) / scale, rows / scale),
+        worst("out element", error / scale[..., None], elements / scale[..., None]),
     ]
 
 
@@ -95,7 +95,7 @@ def _stat_error(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance:
     """Absolute error of a statistic [tokens, heads] in units of its log base; infinities must be the same."""
     got = got.double()
     error = torch.where(got == expected, 0.0, (got - expected).abs())
-    return _worst(name, error.nan_to_num(nan=math.inf, posinf=math.inf), tolerance)
+    return worst(name, error.nan_to_num(nan=math.inf, posinf=math.inf), tolerance)
 
 
 def max_logits_error(max_logits: torch.Tensor, expected: Attention, d_qk: int, lse_base: str) -> Figure:

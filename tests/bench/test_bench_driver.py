@@ -36,7 +36,7 @@ def test_the_rule_says_of_the_current_tile_what_the_package_does(driver: Driver,
     module, splits = (driver.package.module(name) for name in ("sparse_attention", "_splits"))
     tile, resident = driver.current(heads, tokens)
     assert driver.schedule(tile, resident, tokens, heads, [2048]) == module._schedule(
-        driver.facts, splits.ALIGNED, tokens, heads, 2048, 0, False, False
+        driver.facts, splits.ALIGNED, tokens, heads, 2048, 0, False, False, False
     )
 
 
@@ -147,15 +147,16 @@ def test_a_rows_figures_are_those_of_the_plan(v4: Plan, kernels: Tunable) -> Non
 def test_both_kernels_over_a_cache_are_compiled_for_a_candidate(v4: Plan) -> None:
     tile = candidate_tiles(KVCACHE, v4, 64, TARGETS["sm90"])[0]
     jobs = KVCACHE.jobs(v4, tile, TARGETS["sm90"])
-    assert {job.kernel for job in jobs} == {"_kvcache_fwd_kernel", "_kvcache_split_kernel"}
+    assert {job.kernel for job in jobs} == {"_kvcache_fwd_kernel", "_kvcache_split_kernel", "_kvcache_redo_kernel"}
     assert {job.target for job in jobs} == {"sm90"}
     assert any(dict(job.constexprs)["BLOCK_N"] == tile.block_n for job in jobs)
 
 
 def test_what_is_tuned_follows_from_the_wrappers() -> None:
-    assert tunables_of(["flash_mla_sparse_fwd", "concat_and_cache_mla"]) == [SPARSE]
-    assert tunables_of(["flash_mla_with_kvcache", "triton_mla_sparse_attention"]) == [SPARSE, KVCACHE]
-    assert tunables_of(["concat_and_cache_mla"]) == []
+    assert tunables_of(["flash_mla_sparse_fwd", "concat_and_cache_mla"], "sparse") == [SPARSE]
+    assert tunables_of(["flash_mla_with_kvcache", "triton_mla_sparse_attention"], "sparse") == [SPARSE, KVCACHE]
+    assert tunables_of(["concat_and_cache_mla"], "sparse") == []
+    assert tunables_of(["flash_mla_with_kvcache"], "dense") == []
 
 
 def test_a_file_that_lists_no_tiles_is_refused(tmp_path: Path) -> None:

@@ -54,6 +54,16 @@ def test_families_and_heads_can_be_chosen(v4: BenchPackage) -> None:
     assert {shape.num_heads for shape in shapes if shape.family == "kvcache"} == {32}  # type: ignore[attr-defined]
 
 
+def test_prefills_of_neighbours_are_measured_where_they_share_rows(
+    dsv32: BenchPackage, dsv32_fp8: BenchPackage
+) -> None:
+    shapes = shapes_of(dsv32, ["shared"])
+    assert {(shape.num_heads, shape.s_kv, shape.share) for shape in shapes} == {  # type: ignore[attr-defined]
+        (16, s_kv << 10, share) for s_kv in (8, 32, 128) for share in (0, 50, 75, 90)
+    }
+    assert shapes_of(dsv32_fp8, ["shared"]) == []
+
+
 def test_a_shapes_text_begins_with_its_table(v4: BenchPackage) -> None:
     for shape in shapes_of(v4):
         assert str(shape).startswith(f"{shape.kind} ")

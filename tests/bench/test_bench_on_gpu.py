@@ -43,6 +43,7 @@ def test_every_family_of_a_package_is_right(path: Path, tmp_path: Path) -> None:
     apply(compare(render(load_plan(path)), folder))
     shapes = shapes_of(load_package(folder), ["cache", "gather", "index", "kvcache"])
     shapes = [shape for shape in shapes if shape.tokens in (1, 16, 128)]
+    shapes += [shape for shape in shapes_of(load_package(folder), ["dense"]) if shape.tokens <= 16]
     for row in bench_package(folder, shapes=shapes, peers=False, rounds=1):
         assert [each.absent for each in row.contenders] == [None] * len(row.contenders), str(row.shape)
 

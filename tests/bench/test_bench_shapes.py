@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -10,12 +11,15 @@ from hypothesis import strategies as st
 from mlagen.bench.check import Reference, error_limit
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import (
+    CHAIN,
     MOST_SETS,
     Shape,
+    SharedShape,
     default_heads,
     default_shapes,
     make_indices,
     make_inputs,
+    make_neighbours,
     sets_needed,
 )
 
@@ -66,6 +70,30 @@ def test_indices_are_drawn_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mlagen.bench.shapes.INDEX_CHUNK", 3 * 100)
     indices = make_indices(8, 10, 100, "cpu")
     assert all(len(set(row)) == 10 for row in indices.tolist())
+
+
+@pytest.mark.parametrize("share", [0, 50, 75, 90, 100])
+def test_neighbours_share_so_many_indices(share: int) -> None:
+    indices = make_neighbours(CHAIN + 9, 200, 1000, share, "cpu", torch.Generator().manual_seed(0))
+    assert indices.dtype == torch.int32
+    rows = [set(row) for row in indices.tolist()]
+    assert all(len(row) == 200 and row <= set(range(1000)) for row in rows)
+    kept = [len(one & next_one) for one, next_one in itertools.pairwise(rows)]
+    assert {each for number, each in enumerate(kept, 1) if number % CHAIN} == {2 * share}
+    assert not torch.equal(indices[0].sort().values, indices[0])
+
+
+def test_neighbours_of_a_small_context_share_what_they_must() -> None:
+    rows = [set(row) for row in make_neighbours(5, 200, 250, 0, "cpu").tolist()]
+    assert [len(one & next_one) for one, next_one in itertools.pairwise(rows)] == [150] * 4
+
+
+def test_shared_shapes_draw_them(dsv32: BenchPackage) -> None:
+    shape = SharedShape("shared", 4, 16, 512, 64, 50)
+    inputs = make_inputs(shape, dsv32.facts, CPU, l2_bytes=0, sets=2)
+    assert [each.indices.shape for each in inputs] == [(4, 1, 64)] * 2
+    assert len(set(inputs[0].indices[0, 0].tolist()) & set(inputs[0].indices[1, 0].tolist())) == 32
+    assert str(shape) == "shared 4 x h16, kv 512, topk 64, 50 % shared"
 
 
 def test_rotation_exceeds_l2_but_stays_finite() -> None:

@@ -54,6 +54,49 @@ def test_nested_loops_count_once():
     assert count(SASS_FLOW, text) == 3
 
 
+MULTIPLYING = """\
+    .L_x_0:
+            /*0510*/                   STL [R1], R2 ;
+            /*0518*/              @!P2 BRA `(.L_x_2) ;
+    .L_x_1:
+            /*0520*/                   LDL R2, [R1] ;
+            /*0528*/                   HGMMA.64x256x16.F32.BF16 R24, R4, gdesc[UR4], R24 ;
+            /*0530*/               @P0 BRA `(.L_x_1) ;
+    .L_x_2:
+            /*0540*/                   STL [R1], R2 ;
+            /*0550*/               @P1 BRA `(.L_x_0) ;
+            /*0560*/                   EXIT ;
+    """
+
+
+def test_what_a_loop_does_around_one_that_multiplies_does_not_count():
+    assert count(SASS_FLOW, MULTIPLYING) == 1
+    assert count(SASS_FLOW, MULTIPLYING.replace("HGMMA.64x256x16.F32.BF16", "FFMA")) == 3
+
+
+def test_a_loop_before_one_that_multiplies_does_not_count_and_one_behind_it_does():
+    loop = """\
+    .L_x_8:
+            /*0010*/                   STL [R1], R2 ;
+            /*0020*/               @P0 BRA `(.L_x_8) ;
+    """
+    loop, multiplying = textwrap.dedent(loop), textwrap.dedent(MULTIPLYING)
+    behind = multiplying.replace(multiplying.splitlines()[-2] + "\n", "")
+    assert count(SASS_FLOW, loop + multiplying) == 1
+    assert count(SASS_FLOW, behind + loop) == 2
+
+
+def test_a_loop_that_multiplies_counts_with_the_waits_inside_it():
+    waiting = MULTIPLYING.replace("LDL R2, [R1]", "NOP").replace("HGMMA", "SYNCS").replace("STL", "HMMA R2 ; STL", 1)
+    lines = waiting.splitlines()
+    at = next(number for number, line in enumerate(lines) if "HMMA" in line)
+    lines[at : at + 1] = [
+        lines[at].replace("HMMA R2 ; ", ""),
+        "            /*0512*/                   HMMA.16816.F32.BF16 R4 ;",
+    ]
+    assert count(SASS_FLOW, "\n".join(lines)) == 2
+
+
 def test_the_trap_behind_a_function_is_no_loop_with_spills():
     text = """\
             /*4690*/                   STL [R1], R2 ;

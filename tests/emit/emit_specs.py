@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,17 +12,22 @@ from layout_specs import caches
 
 from mlagen.errors import LimitError
 from mlagen.plan import make_plan
-from mlagen.spec import Spec, load
-from mlagen.spec.models import Target, WrapperName
+from mlagen.spec import SparseAttention, Spec, load
+from mlagen.spec.models import NEEDS, Target
 
 ROOT = Path(__file__).parents[2]
+KINDS = ("sparse", "dense", None)
 PATHS = sorted((ROOT / "specs").glob("*.yaml"))
 
 
 def make_spec(**changes: Any) -> Spec:
     """The spec of DeepSeek V3.2; `changes` replace fields of any of its parts by name."""
     data = load(ROOT / "specs" / "dsv32.yaml").model_dump()
+    data["attention"]["shared_indices"] = None  # which few dims and targets can have
     for name, value in changes.items():
+        if name == "multi_head":  # which a spec without leaves out
+            data[name] = value
+            continue
         (part,) = [part for part in (data, *data.values()) if isinstance(part, dict) and name in part]
         part[name] = value
     return Spec.model_validate(tuples(data))
@@ -34,10 +40,43 @@ def tuples(value: Any) -> Any:
     return {key: tuples(below) for key, below in value.items()} if isinstance(value, dict) else value
 
 
-def some_of(options: Any) -> st.SearchStrategy[tuple[str, ...]]:
+def some_of(options: Sequence[str]) -> st.SearchStrategy[tuple[str, ...]]:
     """At least one of the options, in any order."""
-    every = get_args(options)
-    return st.lists(st.sampled_from(every), min_size=1, max_size=len(every), unique=True).map(tuple)
+    return st.lists(st.sampled_from(options), min_size=1, max_size=len(options), unique=True).map(tuple)
+
+
+@st.composite
+def attentions(draw: st.DrawFn) -> dict[str, Any] | None:
+    """Any attention of a spec, or none."""
+    lse = {
+        "lse_base": draw(st.sampled_from(["e", "2"])),
+        "empty_row_lse": draw(st.sampled_from(["+inf", "-inf"])),
+    }
+    presence = st.sampled_from(["none", "optional", "required"])
+    kind = draw(st.sampled_from(KINDS))
+    if kind is None:
+        return None
+    if kind == "dense":
+        return {"kind": kind, "window": draw(st.none() | st.integers(1, 1 << 20)), **lse}
+    return {
+        "kind": kind,
+        "topk": draw(st.integers(1, 65536)),
+        "window": draw(st.none() | st.integers(1, 65536)),
+        "attn_sink": draw(presence),
+        "topk_length": draw(presence),
+        **lse,
+    }
+
+
+@st.composite
+def multi_heads(draw: st.DrawFn) -> dict[str, Any]:
+    """Any dims of multi-head attention, whose heads have K and V of their own or share one."""
+    return {
+        "qk_head_dim": draw(st.sampled_from([192, 96, 40]) | st.integers(1, 512)),
+        "v_head_dim": draw(st.sampled_from([128, 64, 72]) | st.integers(1, 512)),
+        "num_kv_heads": draw(st.sampled_from([None, 1])),
+        "addressing": draw(st.sampled_from(["pointers", "descriptors"])),
+    }
 
 
 @st.composite
@@ -46,8 +85,15 @@ def specs(draw: st.DrawFn) -> Spec:
     any_dims = st.tuples(st.integers(1, 1024), st.just(0) | st.integers(0, 256))
     rank, rope = draw(st.sampled_from([(512, 64), (512, 0), (448, 64)]) | any_dims)
     dtype = draw(st.sampled_from(["bf16", "fp16"]))
-    window = draw(st.none() | st.integers(1, 65536))
-    presence = st.sampled_from(["none", "optional", "required"])
+    attention = draw(attentions())
+    kind = attention and attention["kind"]
+    two_caches = kind == "sparse" and attention["window"] is not None
+    multi_head = draw(st.none() | multi_heads())
+    fitting = [
+        name
+        for name, needs in NEEDS.items()
+        if (not needs.attention or kind in needs.attention) and (multi_head is not None or not needs.multi_head)
+    ]
     spec = make_spec(
         title=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),
         num_heads=draw(st.integers(1, 128)),
@@ -55,19 +101,19 @@ def specs(draw: st.DrawFn) -> Spec:
         qk_rope_head_dim=rope,
         v_head_dim=draw(st.just(rank) | st.integers(1, rank + rope)),
         dtype=dtype,
-        topk=draw(st.integers(1, 65536)),
-        attn_sink=draw(presence),
-        topk_length=draw(presence),
-        lse_base=draw(st.sampled_from(["e", "2"])),
-        empty_row_lse=draw(st.sampled_from(["+inf", "-inf"])),
-        window=window,
+        attention=attention,
         cache=draw(caches(rank, rope, dtype)),
-        extra_cache=None if window is None else draw(st.none() | caches(rank, rope, dtype)),
-        wrappers=draw(some_of(WrapperName)),
-        targets=draw(some_of(Target)),
+        extra_cache=draw(st.none() | caches(rank, rope, dtype)) if two_caches else None,
+        **({} if multi_head is None else {"multi_head": multi_head}),
+        wrappers=draw(some_of(fitting)),
+        targets=draw(some_of(get_args(Target))),
     )
     assume(_fits(spec))
-    return spec
+    if not isinstance(spec.attention, SparseAttention):
+        return spec
+    attention = spec.attention.model_copy(update={"shared_indices": draw(st.sampled_from([None, 2, 4]))})
+    shares = spec.model_copy(update={"attention": attention})
+    return shares if _fits(shares) else spec
 
 
 def _fits(spec: Spec) -> bool:

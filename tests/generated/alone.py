@@ -55,6 +55,8 @@ def arguments(package):
     import torch
 
     said = package.SPEC["spec"]
+    if said["cache"] is None:
+        return heads_arguments(package)
     model, cache, sparse = said["model"], said["cache"], said["attention"]
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[model["dtype"]]
     d_c, d_rope = model["kv_lora_rank"], model["qk_rope_head_dim"]
@@ -82,10 +84,16 @@ def arguments(package):
         "is_fp8_kvcache": quantised,
         "indices": attention["indices"],
     }
+    if sparse["kind"] == "dense":
+        del over_cache["indices"]
+        over_cache |= {
+            "block_table": torch.zeros(2, 12, dtype=torch.int32),
+            "cache_seqlens": torch.tensor([3, 0], dtype=torch.int32),
+        }
     for call in (attention, over_cache):
-        if sparse["attn_sink"] == "required":
+        if sparse.get("attn_sink") == "required":
             call["attn_sink"] = torch.zeros(3)
-        if sparse["topk_length"] == "required":
+        if sparse.get("topk_length") == "required":
             call["topk_length"] = torch.full((2,), 4, dtype=torch.int32)
     table = torch.arange(12, dtype=torch.int32)[None]
     one = torch.tensor([1], dtype=torch.int32)
@@ -152,7 +160,73 @@ def arguments(package):
             "NUM_TOPK_TOKENS": 4,
         },
     }
+    calls["decode_attention_fwd"] = {
+        "q": attention["q"],
+        "k_buffer": written[:, :, None],
+        "v_buffer": written[:, :, None, : model["v_head_dim"]],
+        "o": torch.empty(2, 3, model["v_head_dim"], dtype=dtype),
+        "lse": torch.empty(2, 3),
+        "req_to_token": torch.zeros(2, 12, dtype=torch.int32),
+        "b_seq_len": torch.tensor([3, 0], dtype=torch.int32),
+        "attn_logits": torch.empty(2, 3, 1, model["v_head_dim"] + 1),
+        "num_kv_splits": 1,
+        "sm_scale": 0.25,
+        "page_size": tokens,
+        "is_mla": True,
+    }
+    if package.SPEC["layout"] == "fp8_per_tensor" and sparse["kind"] == "dense":
+        for name in ("flash_mla_with_kvcache", "decode_attention_fwd"):
+            calls[name]["k_scale"] = torch.ones(1)
     return {name: calls[name] for name in said["wrappers"]}
+
+
+def heads_arguments(package):
+    """Small arguments of the wrappers of a package without latent rows: two rows that see the first and both keys."""
+    import torch
+
+    said = package.SPEC["spec"]
+    heads = said["multi_head"]
+    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[said["model"]["dtype"]]
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 2, 4, heads["qk_head_dim"]).to(dtype)
+    v, other, out = torch.randn(3, 2, 4, heads["v_head_dim"]).to(dtype)
+    cu_seqlens = torch.tensor([0, 2], dtype=torch.int32)
+    lse = torch.zeros(4, 2)
+    calls = {
+        "flash_attn_varlen_func": {
+            "q": q,
+            "k": k,
+            "v": v,
+            "cu_seqlens_q": cu_seqlens,
+            "cu_seqlens_k": cu_seqlens,
+            "max_seqlen_q": 2,
+            "max_seqlen_k": 2,
+            "causal": True,
+        },
+        "merge_attn_states": {
+            "output": out,
+            "prefix_output": v,
+            "prefix_lse": lse,
+            "suffix_output": other,
+            "suffix_lse": lse,
+        },
+        "merge_attn_parts": {"outputs": torch.stack([v, other]), "lses": torch.stack([lse, lse])},
+    }
+    return {name: calls[name] for name in said["wrappers"]}
+
+
+def check_heads(name, call, result):
+    """Compares results of the wrappers of multi-head attention with what plain torch gives."""
+    import torch
+
+    if name == "flash_attn_varlen_func":
+        q, k, v = (call[one].double().transpose(0, 1) for one in ("q", "k", "v"))
+        scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(~torch.ones(2, 2).tril().bool(), -torch.inf)
+        expected, got = (torch.softmax(scores, -1) @ v).transpose(0, 1), result[0]
+    else:
+        parts = call["outputs"] if "outputs" in call else torch.stack([call["prefix_output"], call["suffix_output"]])
+        expected, got = parts.double().mean(0), call["output"] if result is None else result[0]
+    torch.testing.assert_close(got.double(), expected, atol=4e-3, rtol=4e-3)
 
 
 def check_attention(call, out):
@@ -187,6 +261,8 @@ def run(package):
             torch.testing.assert_close(call["dst"][0], row, atol=0.5, rtol=0.2)
         elif "sparse" in name:
             check_attention(call, result[0] if isinstance(result, tuple) else result)
+        elif package.SPEC["spec"]["cache"] is None:
+            check_heads(name, call, result)
         print(name)
 
 

@@ -32,6 +32,9 @@ FIRST_ARGUMENT = {
     "flash_mla_sparse_fwd": "q",
     "triton_mla_sparse_attention": "q",
     "flash_mla_with_kvcache": "q",
+    "flash_attn_varlen_func": "q",
+    "merge_attn_states": "output",
+    "merge_attn_parts": "outputs",
     "concat_and_cache_mla": "kv_c",
     "quantize_and_insert_k_cache": "k",
     "dequantize_and_gather_k_cache": "out",
@@ -59,7 +62,7 @@ def test_wrappers_refuse_a_wrong_argument_before_any_launch(package, tmp_path):
 
 
 @pytest.mark.skipif(not BARE_INTERPRETER, reason="this Triton's interpreter needs mending")
-@pytest.mark.parametrize("name", ["odd", "odd_fp8"])
+@pytest.mark.parametrize("name", ["odd", "odd_fp8", "odd_prefill"])
 def test_the_fp16_packages_run_each_wrapper_on_the_interpreter(name, tmp_path):
     (package,) = [package for package in PACKAGES if package.name == name]
     assert alone(package, "run", tmp_path, TRITON_INTERPRET="1")

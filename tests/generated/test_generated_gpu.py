@@ -41,7 +41,7 @@ def test_no_call_after_warmup_compiles(dsv32: ModuleType) -> None:
     dsv32.warmup()
     compiled = dsv32._launch._COMPILED
     known = set(compiled)
-    heads, tokens, topks, lanes = (1, 12, 16, 32, 48, 128), (1, 17, 70, 300), (17, TOPK), (0, 1, 8)
+    heads, tokens, topks, lanes = (1, 12, 16, 32, 48, 128), (1, 17, 70, 300, 520), (17, TOPK), (0, 1, 8)
     for h, t, topk, lane in itertools.product(heads, tokens, topks, lanes):
         q, kv, indices = call(t, h, topk, lane)
         length = torch.full((t,), topk - 3, dtype=torch.int32, device="cuda")
@@ -82,3 +82,40 @@ def test_another_thread_launches_while_one_warms_up(dsv32: ModuleType) -> None:
         out = other.submit(dsv32.triton_mla_sparse_attention, q, kv, indices, 0.04, 2).result()
     expected = dsv32.triton_mla_sparse_attention(q, kv, indices, 0.04, 2)
     assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize(("tokens", "s_kv", "lengths"), [(17, S_KV, False), (11, 70_000, True), (6, 140_000, False)])
+def test_a_list_has_each_row_once_in_order_and_flags_repeats(
+    dsv32: ModuleType, tokens: int, s_kv: int, lengths: bool
+) -> None:
+    lists_of = importlib.import_module(f"{dsv32.__name__}._union")
+    group = lists_of.GROUP.value
+    indices = torch.rand(tokens, s_kv, device="cuda").topk(TOPK, dim=1).indices.int()
+    indices[:, ::9] = torch.tensor([-1, s_kv, 2**31 - 1, -(2**31)], device="cuda")[torch.arange(TOPK)[::9] % 4].int()
+    indices[2, 5] = indices[2, 6]  # a repeat, in the first group alone
+    length = torch.randint(-2, TOPK + 9, (tokens,), dtype=torch.int32, device="cuda") if lengths else None
+    if length is not None:
+        length[2] = TOPK
+    groups = -(-tokens // group)
+    found = torch.full((groups * (group * TOPK + 2),), -1, dtype=torch.int32, device="cuda")
+    redo, counts, lists = found[:groups], found[groups : 2 * groups], found[2 * groups :].view(groups, -1)
+    dsv32._launch.launch(
+        lists_of._union_kernel,
+        groups,
+        (indices, length, lists, counts, redo, tokens, TOPK, s_kv, TOPK),
+        (),
+        length is None,
+        8,
+        1,
+    )
+    assert redo.tolist() == [1] + [0] * (groups - 1)
+    assert counts[0] == 0
+    for number in range(1, groups):
+        named: dict[int, int] = {}
+        for token in range(number * group, min(tokens, number * group + group)):
+            most = TOPK if length is None else int(length[token].clamp(0, TOPK))
+            for row in indices[token, :most].tolist():
+                if 0 <= row < s_kv:
+                    named[row] = named.get(row, 0) | 1 << token % group
+        entries = lists[number, : counts[number]].tolist()
+        assert [(entry & (1 << 28) - 1, entry >> 28 & 15) for entry in entries] == sorted(named.items())

@@ -19,7 +19,10 @@ SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla")
 SPARSE = set(WRAPPERS[:2])
 WRITERS = {"concat_and_cache_mla", "quantize_and_insert_k_cache"}
+DENSE = {"wrappers": ("flash_mla_with_kvcache", "decode_attention_fwd")}
 VARIANTS = [
+    {"attention": {"kind": "dense"}, **DENSE},
+    {"attention": {"kind": "dense", "window": 512}, "layout": "fp8_per_tensor", **DENSE},
     *({"attn_sink": sink, "topk_length": length} for sink, length in itertools.product(("none", "required"), repeat=2)),
     {"block_size": 53},
     {"qk_rope_head_dim": 0},
@@ -58,6 +61,16 @@ def test_no_part_of_a_plan_can_be_changed():
             setattr(part, name, None)
 
 
+def test_a_plan_has_what_the_spec_asks_for_alone():
+    rows = {"kv_lora_rank": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
+    plan = make_plan(make_spec(attention=None, cache=None, wrappers=("combine_topk_swa_indices",), **rows))
+    assert (plan.layout, plan.sparse, plan.kvcache, plan.splits, plan.cache) == (None,) * 5
+    assert (plan.d_qk, plan.d_v, plan.rows_block_size) == (0, 0, None)
+    plan = make_plan(make_spec(attention=None, wrappers=("concat_and_cache_mla",)))
+    assert plan.cache is not None
+    assert plan.splits is None
+
+
 def test_a_plan_has_the_layouts_of_both_caches():
     caches = {"cache": {"layout": "mxfp8_v41"}, "extra_cache": {"layout": "nvfp4_v41", "scale_rule": {"divisor": 3.0}}}
     plan = make_plan(make_spec(kv_lora_rank=448, window=128, **caches))
@@ -77,9 +90,10 @@ def test_jobs_name_every_target_tile_and_kernel_once(path):
     plan = load_plan(path)
     jobs = compile_jobs(plan)
     assert len(set(jobs)) == len(jobs)
-    unaligned = dict(plan.sparse.unaligned)
+    tables = plan.dense or plan.sparse
+    unaligned = dict(tables.unaligned) if tables else {}
     asked = set(plan.spec.wrappers)
-    for target, rows in plan.sparse.tiles:
+    for target, rows in tables.tiles if tables else ():
         every = [*rows, unaligned[target]]
         there = [job for job in jobs if job.target == target]
         for kernel in ("_sparse_fwd_kernel", "_sparse_split_kernel") if asked & SPARSE else ():
@@ -93,8 +107,20 @@ def test_jobs_name_every_target_tile_and_kernel_once(path):
             assert alignments == {(16, 16), (16, 1), (1, 16), (1, 1)}
             assert all(one["NUM_STAGES"] == job.num_stages for job, one in zip(mine, constants, strict=True))
             assert {job.expected_shared for job in mine} == {row.expected_shared for row in every}
+        mine = [job for job in there if job.kernel == "_dense_kernel"]
+        if plan.dense:
+            constants = [dict(job.constexprs) for job in mine]
+            assert {
+                (one["BLOCK_H"], one["BLOCK_N"], job.num_warps) for job, one in zip(mine, constants, strict=True)
+            } == {(row.tile.block_h, row.tile.block_n, row.tile.num_warps) for row in every}
+            # Rows that are not aligned take a page for each key.
+            assert {(one["ALIGNMENT"], one["WHOLE_PAGES"]) for one in constants} == {
+                (16, True),
+                (16, False),
+                (1, False),
+            }
         for kernel, wrappers in (
-            ("_merge_splits_kernel", {*SPARSE, "flash_mla_with_kvcache"}),
+            ("_merge_splits_kernel", {*SPARSE, "flash_mla_with_kvcache", "decode_attention_fwd"}),
             ("_write_kernel", WRITERS),
         ):
             alignments = [dict(job.constexprs)["ALIGNMENT"] for job in there if job.kernel == kernel]

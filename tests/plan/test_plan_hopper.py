@@ -80,7 +80,7 @@ def test_tuned_rows_that_are_off_are_told_at_their_place(tmp_path, pytestconfig,
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["dsv32_nvfp4", "dsv4_flash", "glm53_fp8"])
+@pytest.mark.parametrize("name", ["dsv32_nvfp4", "dsv41", "glm53_fp8"])
 def test_gluon_alone_is_refused_where_no_kernel_reads_the_cache(name, tmp_path, pytestconfig):
     text = (pytestconfig.rootpath / "specs" / f"{name}.yaml").read_text() + "\nbackend: gluon\n"
     (tmp_path / f"{name}.yaml").write_text(text)
@@ -92,3 +92,36 @@ def test_gluon_alone_is_had_over_a_cache_that_a_kernel_reads(tmp_path, pytestcon
     text = (pytestconfig.rootpath / "specs" / "dsv32_fp8.yaml").read_text() + "\nbackend: gluon\n"
     (tmp_path / "dsv32_fp8.yaml").write_text(text)
     assert load_plan(tmp_path / "dsv32_fp8.yaml").kvcache.hopper.rows == (HopperRow(None, 1),)
+
+
+@pytest.mark.parametrize(("group", "heads", "rows"), [(2, 32, 131072), (4, 16, 65536)])
+def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows):
+    plan = make_plan(make_spec(shared_indices=group))
+    union = plan.sparse.union
+    assert (union.group * union.heads, union.heads) == (64, heads)
+    assert union.rows == (HopperRow(heads, 512), HopperRow(None, None))
+    assert (union.window_rows * group, union.window_rows) == (32 * union.window, rows)
+    assert union.most_rows <= 1 << union.row_bits
+    assert union.row_bits + union.group <= 32
+    assert union.words * union.fields == union.staged  # each row of a word may be named
+    assert union.words_a_thread * 32 * union.num_warps == union.words
+    assert union.expected_shared == 2 * 32768
+    assert union.hopper == plan.sparse.hopper
+    assert plan.sparse.redo_tile in [row.tile for _, rows in plan.sparse.tiles for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
+        ({"v_head_dim": 256}, "model.v_head_dim is 256, and it takes 512"),
+        ({"backend": "triton"}, "backend is triton, and its kernel is one of Gluon's"),
+        ({"wrappers": ("concat_and_cache_mla",)}, "no wrapper computes attention over unquantised rows"),
+    ],
+    ids=str,
+)
+def test_shared_indices_that_cannot_be_had_are_refused_with_the_reason(changes, reason):
+    assert make_plan(make_spec(**changes)).sparse.union is None
+    told = f"attention.shared_indices: got 4, which cannot be emitted: {reason}"
+    with pytest.raises(LimitError, match=told):
+        make_plan(make_spec(shared_indices=4, **changes))

@@ -2,6 +2,7 @@
 
 import json
 import keyword
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,7 +16,7 @@ from pydantic import ValidationError
 from mlagen.errors import SpecErrors
 from mlagen.spec import Spec, load
 from mlagen.spec.load import parse
-from mlagen.spec.models import TAKEN_NAMES, Target, WrapperName
+from mlagen.spec.models import NEEDS, TAKEN_NAMES, Target
 
 VALID = (Path(__file__).parents[2] / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
 FILE = Path("dsv32.yaml")
@@ -38,12 +39,31 @@ def lines_or_spec(text: str) -> Spec | None:
     return None
 
 
-def unique(options: Any, most: int) -> st.SearchStrategy[tuple[str, ...]]:
-    return st.lists(st.sampled_from(get_args(options)), min_size=1, max_size=most, unique=True).map(tuple)
+def unique(options: Sequence[str], most: int) -> st.SearchStrategy[tuple[str, ...]]:
+    return st.lists(st.sampled_from(options), min_size=1, max_size=most, unique=True).map(tuple)
 
 
 def is_free(name: str) -> bool:
     return name not in TAKEN_NAMES and not keyword.iskeyword(name)
+
+
+LSE = {"lse_base": st.sampled_from(["e", "2"]), "empty_row_lse": st.sampled_from(["+inf", "-inf"])}
+DENSE = st.fixed_dictionaries({"kind": st.just("dense"), "window": st.none() | st.integers(1, 1 << 20), **LSE})
+
+MULTI_HEAD = st.fixed_dictionaries(
+    {
+        "qk_head_dim": st.integers(1, 512),
+        "v_head_dim": st.integers(1, 512),
+        "num_kv_heads": st.sampled_from([None, 1]),
+        "addressing": st.sampled_from(["pointers", "descriptors"]),
+    }
+)
+
+
+def sparse(presence: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
+    count = st.integers(1, 65536)
+    lists = {"kind": st.just("sparse"), "topk": count, "window": count, "attn_sink": presence, "topk_length": presence}
+    return st.fixed_dictionaries({**lists, **LSE})
 
 
 @st.composite
@@ -51,6 +71,14 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
     rank, rope = draw(st.integers(1, 1024)), draw(st.integers(0, 256))
     dtype = draw(st.sampled_from(["bf16", "fp16"]))
     presence = st.sampled_from(["none", "optional", "required"])
+    attention = draw(st.sampled_from([draw(sparse(presence)), draw(DENSE), None]))
+    kind = attention and attention["kind"]
+    multi_head = draw(st.none() | MULTI_HEAD)
+    fitting = [
+        name
+        for name, needs in NEEDS.items()
+        if (not needs.attention or kind in needs.attention) and (multi_head is not None or not needs.multi_head)
+    ]
     return {
         "name": draw(st.from_regex(r"[a-z][a-z0-9_]{0,62}", fullmatch=True).filter(is_free)),
         "title": draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),
@@ -61,19 +89,12 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
             "v_head_dim": draw(st.integers(1, rank + rope)),
             "dtype": dtype,
         },
-        "attention": {
-            "kind": "sparse",
-            "topk": draw(st.integers(1, 65536)),
-            "window": draw(st.integers(1, 65536)),
-            "attn_sink": draw(presence),
-            "topk_length": draw(presence),
-            "lse_base": draw(st.sampled_from(["e", "2"])),
-            "empty_row_lse": draw(st.sampled_from(["+inf", "-inf"])),
-        },
+        "attention": attention,
         "cache": draw(caches(rank, rope, dtype)),
-        "extra_cache": draw(st.none() | caches(rank, rope, dtype)),
-        "wrappers": draw(unique(WrapperName, 10)),
-        "targets": draw(unique(Target, 8)),
+        "extra_cache": draw(st.none() | caches(rank, rope, dtype)) if kind == "sparse" else None,
+        "multi_head": multi_head,
+        "wrappers": draw(unique(fitting, 10)),
+        "targets": draw(unique(get_args(Target), 8)),
         "backend": draw(st.sampled_from(["auto", "triton", "gluon"])),
     }
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from mlagen.spec import Spec, load
-from mlagen.spec.load import parse
+from mlagen.spec.load import parse, spec_digest
 
 
 @pytest.fixture
@@ -62,3 +62,15 @@ def test_v_may_be_the_whole_row_and_no_more(spec):
 
 def test_name_is_the_files(valid):
     assert parse(valid.replace("name: dsv32", "name: mine"), Path("anywhere/mine.yaml")).name == "mine"
+
+
+def test_a_switch_that_is_off_leaves_no_trace_in_the_hash(spec):
+    off = changed(spec, attention={**spec.attention.model_dump(), "shared_indices": None})
+    assert "shared_indices" not in off.model_dump(mode="json")["attention"]
+    assert changed(spec, attention=off.attention.model_dump()) == off
+    digests = [
+        spec_digest(changed(spec, attention={**off.attention.model_dump(), "shared_indices": group}))
+        for group in (None, 2, 4)
+    ]
+    assert digests[0] == spec_digest(off)
+    assert len(set(digests)) == 3

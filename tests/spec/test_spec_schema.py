@@ -13,22 +13,40 @@ from mlagen.spec.load import parse, schema_text
 from mlagen.spec.models import LAYOUT_DIMS, NAMED_LAYOUTS, Layout, Model
 
 # Heads, kv_lora_rank, qk_rope_head_dim and v_head_dim, dtype, topk, window, sink; of each cache: layout, tokens a page.
+# Dense attention has neither topk nor a sink.
 NUMBERS = {
+    "dots3": (64, (512, 64, 512), "bf16", None, 512, None, ("bf16", 64), None),
+    "dsv2_lite": (16, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
     "dsv32": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("bf16", None), None),
     "dsv32_fp8": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("fp8_ds_mla", 64), None),
     "dsv32_nvfp4": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("nvfp4_ds_mla", 64), None),
+    "dsv3": (128, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
+    "dsv3_fp8": (128, (512, 64, 512), "bf16", None, None, None, ("fp8_per_tensor", 64), None),
     "dsv41": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("mxfp8_v41", 64), ("nvfp4_v41", 64)),
     "dsv4_flash": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
     "dsv4_pro": (128, (448, 64, 512), "bf16", 1024, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
+    "glm47_flash": (20, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
     "glm5": (64, (512, 64, 512), "bf16", 2048, None, "optional", ("fp8_ds_mla", 64), None),
     "glm53": (64, (512, 0, 512), "bf16", 2048, None, "optional", ("bf16", None), None),
     "glm53_fp8": (64, (512, 0, 512), "bf16", 2048, None, "optional", ("fp8_ds_mla", 64), None),
     "hyv4": (32, (512, 64, 512), "bf16", 2048, None, "required", ("bf16", None), None),
+    "kimi_k2": (64, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
+    "kimi_k3": (96, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
+    "minicpm3": (40, (256, 32, 256), "bf16", None, None, None, ("bf16", 64), None),
+    "mistral_large3": (128, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
     "odd": (12, (96, 32, 96), "fp16", 100, None, "optional", ("fp16", 53), None),
     "odd_fp8": (12, (96, 32, 128), "fp16", 100, 37, "optional", ("odd_planar", 53), ("fp8_per_tensor", 7)),
     "own_layout": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("nvfp4_bf16_rope", 64), None),
 }
-NAMES = sorted(NUMBERS)
+# Heads, dtype, lanes of k and of v, heads of k and v, addressing, and how many targets.
+PREFILL = {
+    "dsv3_prefill": (128, "bf16", 192, 128, None, "pointers", 8),
+    "dsv3_prefill_tma": (128, "bf16", 192, 128, None, "descriptors", 3),
+    "glm5_prefill": (64, "bf16", 256, 256, None, "pointers", 8),
+    "minicpm3_prefill": (40, "bf16", 96, 64, None, "pointers", 8),
+    "odd_prefill": (12, "fp16", 40, 72, 3, "pointers", 8),
+}
+NAMES = sorted(NUMBERS | PREFILL)
 
 
 def objects(schema: dict) -> Iterator[dict]:
@@ -78,9 +96,10 @@ def test_spec_loads_and_fits_the_schemas_fields(name, specs):
     parts = [(data, schema)]
     for key, part in (
         ("model", "Dims"),
-        ("attention", "SparseAttention"),
+        ("attention", "DenseAttention" if load(path).attention_kind == "dense" else "SparseAttention"),
         ("cache", "Cache"),
         ("extra_cache", "Cache"),
+        ("multi_head", "MultiHead"),
     ):
         if key in data:
             parts.append((data[key], schema["$defs"][part]))
@@ -90,13 +109,26 @@ def test_spec_loads_and_fits_the_schemas_fields(name, specs):
         assert set(part["required"]) <= set(value) <= set(part["properties"])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", PREFILL)
+def test_prefill_spec_has_its_models_numbers(name, specs):
+    spec = load(specs / f"{name}.yaml")
+    numbers = (spec.model.num_heads, spec.model.dtype, *spec.multi_head.model_dump().values(), len(spec.targets))
+    assert numbers == PREFILL[name]
+
+
+def test_digest_of_a_spec_without_multi_head_is_what_it_was(specs):
+    spec = load(specs / "dsv32.yaml")
+    assert "multi_head" not in spec.model_dump(mode="json")
+    assert Spec.model_validate(spec.model_dump()) == spec
+
+
+@pytest.mark.parametrize("name", NUMBERS)
 def test_spec_has_its_models_numbers(name, specs):
     spec = load(specs / f"{name}.yaml")
     model, attention = spec.model, spec.attention
     row = (model.kv_lora_rank, model.qk_rope_head_dim, model.v_head_dim)
     caches = [cache and (cache.layout.name, cache.block_size) for cache in (spec.cache, spec.extra_cache)]
-    numbers = (attention.topk, attention.window, attention.attn_sink)
+    numbers = (getattr(attention, "topk", None), attention.window, getattr(attention, "attn_sink", None))
     assert (model.num_heads, row, model.dtype, *numbers, *caches) == NUMBERS[name]
     assert len(spec.targets) == 8
 

@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from typing import Any
 
 ATTENTION, SPLITS, CACHE = "sparse_attention.py", "_splits.py", "cache.py"
 TYPICAL = "sparse: typical (flash_mla_sparse_fwd)"
+ONE_BY_ONE = "sparse: neighbours: one by one"
 TARGET = "sm90"
+LONGEST = 30  # seconds that a mutant may take
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ def _valid(name: str, condition: str, *only: str) -> Mutant:
 
 
 MUTANTS = (
+    _literal("flags are read the wrong way round", "redo_ptr + group) != 0", "redo_ptr + group) == 0", ONE_BY_ONE),
+    _literal("a group's last token is left out", "first + head_blocks * GROUP", "first + head_blocks * 3", ONE_BY_ONE),
+    _literal("a group begins a head block late", "first = group *", "first = 1 + group *", ONE_BY_ONE),
     _literal("scores have the wrong sign", "scores * sm_scale_log2", "scores * -sm_scale_log2"),
     _literal("scale applied twice", "scores * sm_scale_log2", "scores * sm_scale_log2 * sm_scale_log2"),
     _literal("loop ends a lane early", "0, end, BLOCK_N", "0, end - 1, BLOCK_N", "sparse: topk: 1"),
@@ -259,6 +265,7 @@ def main() -> None:
         out = broken.parent / "answers.jsonl"
         child = os.fork()
         if not child:
+            signal.alarm(LONGEST)  # a mutant that runs on forever is noticed, too
             try:
                 _run(broken, mutant.only, out)
             finally:

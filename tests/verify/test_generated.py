@@ -16,6 +16,7 @@ from mlagen.verify import mismatches, verify_package
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(path.parent for path in (ROOT / "generated").glob("*/__init__.py"))
+PREFILL = {path.name for path in PACKAGES if path.name.endswith(("_prefill", "_prefill_tma"))}  # test_verify_varlen.py
 DSV32 = ROOT / "generated" / "dsv32"
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -43,7 +44,7 @@ def test_the_other_unquantised_ones_hold_what_their_specs_make_different(name):
 
 @pytest.mark.parametrize(
     "package",
-    [path for path in PACKAGES if path.name not in ("dsv32", "glm53", "hyv4", "odd")],
+    [path for path in PACKAGES if path.name not in ("dsv32", "glm53", "hyv4", "odd", *PREFILL)],
     ids=lambda path: path.name,
 )
 def test_those_over_quantised_caches_hold_what_their_specs_make_different(package):
@@ -57,9 +58,17 @@ def test_v_may_end_anywhere_in_the_row(tmp_path, latent, rope, d_v):
     text = (ROOT / "specs" / "dsv32.yaml").read_text().replace("name: dsv32", "name: other")
     for name, lanes in {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": d_v}.items():
         text = re.sub(rf"{name}: \d+", f"{name}: {lanes}", text)
-    (tmp_path / "other.yaml").write_text(text)
+    (tmp_path / "other.yaml").write_text(re.sub(r"\n +shared_indices: .*", "", text))  # which takes d_v 512
     apply(compare(render(load_plan(tmp_path / "other.yaml")), tmp_path / "other"))
     only = ["*typical*", "*splits*", "*sink*", "concat*"]
+    assert messages(tmp_path / "other", workers=1, targets=["sm90"], only=only) == []
+
+
+def test_a_package_over_a_cache_may_share_rows_too(tmp_path):
+    text = (ROOT / "specs" / "dsv32_fp8.yaml").read_text().replace("name: dsv32_fp8", "name: other")
+    (tmp_path / "other.yaml").write_text(text.replace("\nattention:\n", "\nattention:\n  shared_indices: 2\n"))
+    apply(compare(render(load_plan(tmp_path / "other.yaml")), tmp_path / "other"))
+    only = ["kvcache: typical*", "kvcache*split*", "sparse: typical*", "sparse: splits: 3", "sparse: neighbours*"]
     assert messages(tmp_path / "other", workers=1, targets=["sm90"], only=only) == []
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from verify_specs import spec
+from verify_specs import dsv32_text, spec
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
@@ -42,7 +42,7 @@ def data(kind: str, dtype: str) -> str:
 
 def build(folder: Path, name: str, cached: str, wrappers=WRAPPERS, extra: str = "", rule: str = "", **dims) -> Path:
     """A package of DeepSeek V3.2 with another cache, and with other dims."""
-    text = (ROOT / "specs" / "dsv32.yaml").read_text().replace("name: dsv32", f"name: {name}")
+    text = dsv32_text().replace("name: dsv32", f"name: {name}")
     for field, value in dims.items():
         text = re.sub(rf"{field}: \w+", f"{field}: {value}", text)
     if extra:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from verify_specs import spec
+from verify_specs import dsv32_text, spec
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
@@ -29,7 +29,7 @@ INT32_MAX, INT32_MIN = 2**31 - 1, -(2**31)
 def package(tmp_path_factory) -> Path:
     """DeepSeek V3.2's package with the index kernels and nothing else."""
     folder = tmp_path_factory.mktemp("index")
-    head, _, rest = (ROOT / "specs" / "dsv32.yaml").read_text().partition("wrappers:")
+    head, _, rest = dsv32_text().partition("wrappers:")
     tail = rest[rest.index("targets:") :]
     text = "".join([head.replace("name: dsv32", "name: indices"), "wrappers: [", ", ".join(WRAPPERS), "]\n\n", tail])
     (folder / "indices.yaml").write_text(text)

@@ -60,7 +60,7 @@ def test_the_reference_joins_both_lists_in_one_softmax_by_hand():
     main = listed([[9.0, 9.0], [0.0, 4.0]], [[1, -1, 0], [0, 0, 0]], [2])
     extra = listed([[math.log(3.0), 8.0], [7.0, 7.0]], [[0, 2, 99], [-1, 5, 2]], None)
     q = torch.tensor([[[[1.0, 0.0]], [[1.0, 0.0]]]], dtype=torch.bfloat16)  # two positions of one request
-    facts = Facts(1, 2, 0, 2, "bfloat16", 3, "none", "optional", "e", "-inf", None, ())
+    facts = Facts(1, 2, 0, 2, "bfloat16", "sparse", 3, "none", "optional", "e", "-inf", None, ())
     result = attend(Inputs(q, [main, extra], 1.0, None, None, {}), facts)
     three = math.exp(float(torch.tensor(math.log(3.0)).bfloat16()))
     # Weights 1 and 3 of rows [0, 4] and [log 3, 8]; the second position sees its first list's [9, 9] twice.

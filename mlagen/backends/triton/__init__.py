@@ -14,14 +14,14 @@ from types import ModuleType
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile
-from mlagen.backends.triton import cache, extra_cache, index, kvcache, sparse
+from mlagen.backends.triton import cache, dense, extra_cache, index, kvcache, merge, sparse, varlen
 from mlagen.backends.triton.common import common, imported
 from mlagen.plan import CompileJob, Plan
 from mlagen.spec import spec_digest
 
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
 
-FAMILIES = (cache, extra_cache, index, kvcache, sparse)
+FAMILIES = (cache, dense, extra_cache, index, kvcache, merge, sparse, varlen)
 
 
 def _families(plan: Plan) -> Iterator[tuple[ModuleType, list[str]]]:
@@ -45,13 +45,13 @@ def _shared(plan: Plan) -> list[ModuleType]:
 def files(plan: Plan) -> list[GeneratedFile]:
     """The files of the package, in the order they are written: what is imported comes before what imports it."""
     families = list(_families(plan))
-    spec = {
-        "spec": plan.spec.model_dump(mode="json"),
-        "spec_sha256": spec_digest(plan.spec),
-        "layout": plan.layout.name,
-        "layout_fingerprint": plan.layout.fingerprint,
-        "row_bytes": plan.layout.row_bytes,
-    }
+    spec: dict[str, Any] = {"spec": plan.spec.model_dump(mode="json"), "spec_sha256": spec_digest(plan.spec)}
+    if plan.layout is not None:
+        spec |= {
+            "layout": plan.layout.name,
+            "layout_fingerprint": plan.layout.fingerprint,
+            "row_bytes": plan.layout.row_bytes,
+        }
     if plan.extra_layout is not None:
         spec |= {
             "extra_layout": plan.extra_layout.name,

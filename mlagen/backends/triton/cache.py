@@ -10,7 +10,7 @@ from typing import Any
 from mlagen.backends.triton import extra_layout, layout
 from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, Signature, alignment_of, common
 from mlagen.layout import CacheLayout, PadField, ScalesField
-from mlagen.plan import TARGETS, Chunk, CompileJob, Plan
+from mlagen.plan import TARGETS, Chunk, CompileJob, Plan, needed
 
 MODULE = "cache"
 CONCAT, INSERT = "concat_and_cache_mla", "quantize_and_insert_k_cache"
@@ -44,8 +44,8 @@ class Side:
 
 
 def _main(plan: Plan) -> Side:
-    block_size = plan.spec.cache.block_size
-    return Side(plan.layout, plan.cache.tiled, MODULE, layout.MODULE, block_size, "the cache")
+    block_size = needed(plan.spec.cache).block_size
+    return Side(needed(plan.layout), needed(plan.cache).tiled, MODULE, layout.MODULE, block_size, "the cache")
 
 
 def _signatures(plan: Plan, side: Side) -> dict[str, Signature]:
@@ -228,20 +228,21 @@ def exports(wrappers: list[str]) -> list[str]:
 
 
 def _job(plan: Plan, side: Side, kernel: str, target: str, alignment: int) -> CompileJob:
+    sizes = needed(plan.cache)
     flag = "ROUNDS_E4M3" if kernel == "write" else "HAS_E4M3"
     can = TARGETS[target].rounds_e4m3 if kernel == "write" else TARGETS[target].has_e4m3
     return CompileJob(
         module=side.module,
         kernel=f"_{kernel}_kernel",
-        variant=f"{plan.cache.block_t} tokens{'' if alignment == FULL_ALIGNMENT else ', odd rows'}",
+        variant=f"{sizes.block_t} tokens{'' if alignment == FULL_ALIGNMENT else ', odd rows'}",
         target=target,
         signature=_signatures(plan, side)[kernel],
         constexprs=(
             *(((flag, can),) if layout.needs_e4m3(side.layout) else ()),
             ("ALIGNMENT", alignment),
-            ("BLOCK_T", plan.cache.block_t),
+            ("BLOCK_T", sizes.block_t),
         ),
-        num_warps=plan.cache.num_warps,
+        num_warps=sizes.num_warps,
         num_stages=1,
         expected_shared=0,
     )

@@ -7,10 +7,13 @@ from typing import Any
 
 from mlagen.plan import TARGETS, Chunk, HopperPlan, Plan
 from mlagen.plan.work import ITEMSIZE
+from mlagen.spec import NEEDS
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 LINE_LENGTH = 120
-ATTENTION = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache")
+# They find the page of a slot, whose size is known at run time.
+DIVIDING = tuple(name for name, needs in NEEDS.items() if not (needs.attention or needs.multi_head or needs.values))
+ATTENTION = tuple(name for name, needs in NEEDS.items() if needs.attention)
 FULL_ALIGNMENT = 16
 INDEX_GROUP = 16
 
@@ -19,7 +22,10 @@ Signature = tuple[tuple[str, str], ...]
 
 def hopper_kernels(plan: Plan) -> dict[str, HopperPlan | None]:
     """The modules of Hopper kernels, and the numbers of those that the package has."""
-    return {"_kvcache_hopper": plan.kvcache.hopper if plan.kvcache else None, "_sparse_hopper": plan.sparse.hopper}
+    return {
+        "_kvcache_hopper": plan.kvcache.hopper if plan.kvcache else None,
+        "_sparse_hopper": plan.sparse.hopper if plan.sparse else None,
+    }
 
 
 def common(plan: Plan) -> dict[str, Any]:
@@ -31,10 +37,12 @@ def common(plan: Plan) -> dict[str, Any]:
         "wrappers": spec.wrappers,
         "targets": spec.targets,
         "backend": spec.backend,
-        "hopper_modules": [name for name, hopper in hopper_kernels(plan).items() if hopper is not None],
+        "hopper_modules": [name for name, hopper in hopper_kernels(plan).items() if hopper is not None]
+        + (["_sparse_union", "_union"] if plan.union else []),
+        "shares": plan.union is not None,
         "has_attention": any(wrapper in ATTENTION for wrapper in spec.wrappers),
         "dependent_targets": [target for target in spec.targets if TARGETS[target].dependent_launch],
-        "divides": any(wrapper not in ATTENTION for wrapper in spec.wrappers),
+        "divides": any(wrapper in DIVIDING for wrapper in spec.wrappers),
         "needs_e4m3": any(field.dtype == "e4m3" for layout in layouts for field in layout.fields),
         "e4m3_targets": [target for target in spec.targets if TARGETS[target].has_e4m3],
         "e4m3_rounding_targets": [target for target in spec.targets if TARGETS[target].rounds_e4m3],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends.triton import cache, extra_layout
-from mlagen.plan import CompileJob, Plan
+from mlagen.plan import CompileJob, Plan, needed
 
 MODULE = "extra_cache"
 TEMPLATE = cache.MODULE
@@ -20,7 +20,7 @@ def _side(plan: Plan) -> cache.Side:
     assert plan.extra_layout is not None
     assert plan.spec.extra_cache is not None
     block_size = plan.spec.extra_cache.block_size
-    tiled = plan.cache.extra_tiled
+    tiled = needed(plan.cache).extra_tiled
     return cache.Side(plan.extra_layout, tiled, MODULE, extra_layout.MODULE, block_size, "the second cache")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlagen.backends.triton import layout
-from mlagen.plan import Plan
+from mlagen.plan import Plan, needed
 
 MODULE = "_extra_layout"
 TEMPLATE = layout.MODULE
@@ -21,4 +21,4 @@ def present(plan: Plan) -> bool:
 def context(plan: Plan) -> dict[str, Any]:
     """What the template asks for."""
     assert plan.extra_layout is not None
-    return layout.context_of(plan, plan.extra_layout, plan.cache.extra_tiled)
+    return layout.context_of(plan, plan.extra_layout, needed(plan.cache).extra_tiled)

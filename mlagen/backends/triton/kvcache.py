@@ -8,9 +8,9 @@ from typing import Any
 from mlagen.backends import gluon
 from mlagen.backends.triton import extra_layout, layout, splits
 from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of, imported
-from mlagen.backends.triton.splits import accumulators, attention_context
+from mlagen.backends.triton.splits import accumulators, attention_context, presences
 from mlagen.layout import CacheLayout
-from mlagen.plan import TARGETS, CompileJob, Plan, TileRow
+from mlagen.plan import HOPPER_TARGET, TARGETS, CompileJob, KvcachePlan, Plan, TileRow, needed
 
 MODULE = "kvcache_attention"
 SHARED = (layout, extra_layout, splits, gluon.KVCACHE)
@@ -19,15 +19,20 @@ WRAPPERS = ("flash_mla_with_kvcache",)
 GIVEN = {"none": ["None"], "optional": ["None", "{}"], "required": ["{}"]}  # what callers may pass, by the spec's word
 
 
+def present(plan: Plan) -> bool:
+    """Whether attention over the cache is sparse; another family has the dense one."""
+    return plan.kvcache is not None
+
+
 def _caches(plan: Plan) -> list[tuple[str, CacheLayout]]:
     """(prefix of argument names, layout) of each cache."""
     extra = [] if plan.extra_layout is None else [("extra_", plan.extra_layout)]
-    return [("", plan.layout), *extra]
+    return [("", needed(plan.layout)), *extra]
 
 
 def _signatures(plan: Plan) -> dict[str, Signature]:
     """Run-time arguments and their Triton types of the attention kernels, with every optional tensor given."""
-    attention = plan.spec.attention
+    attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
     inputs: list[tuple[str, str]] = [("q_ptr", element)]
     sizes: list[tuple[str, str]] = []
@@ -46,20 +51,23 @@ def _signatures(plan: Plan) -> dict[str, Signature]:
     scale = ("sm_scale_log2", "fp32")
     outputs = (("out_ptr", element), ("lse_ptr", "*fp32"))
     out_strides = (("out_token_stride", "i64"), ("out_head_stride", "i64"))
+    redo_pieces = (*pieces[:-1], ("num_tokens", "i32"))
+    partial = ("partial_ptr", "*fp32")
     return {
+        "redo": (*inputs, *sink, *outputs, partial, *sizes, *redo_pieces, scale, *strides, *out_strides),
         "fwd": (*inputs, *sink, *outputs, *sizes, scale, *strides, *out_strides),
-        "split": (*inputs, ("partial_ptr", "*fp32"), *sizes, *pieces, scale, *strides),
+        "split": (*inputs, partial, *sizes, *pieces, scale, *strides),
     }
 
 
 def _operand(plan: Plan, one: CacheLayout, *names: str) -> str:
     """What one list of indices is passed as: `names` of cache, indices, length and scale, as far as there are any."""
-    there = (True, True, plan.spec.attention.topk_length != "none", one.tensor_scale)
+    there = (True, True, presences(plan)[1] != "none", one.tensor_scale)
     return ", ".join(name for name, given in zip(names, there, strict=True) if given)
 
 
-def _cache(plan: Plan, prefix: str, one: CacheLayout) -> dict[str, Any]:
-    """A layout as the template asks for it."""
+def cache_context(plan: Plan, prefix: str, one: CacheLayout) -> dict[str, Any]:
+    """A layout as the templates of attention over a cache ask for it."""
     row = one.row_bytes if one.quantised else one.lanes
     alignment = max(field.itemsize for field in one.fields)
     dtype = "uint8, int8 or float8_e4m3fn" if one.quantised else plan.spec.model.dtype
@@ -92,23 +100,36 @@ def _cache(plan: Plan, prefix: str, one: CacheLayout) -> dict[str, Any]:
     }
 
 
+def rows_context(plan: KvcachePlan) -> dict[str, Any]:
+    """The blocks of a row as the templates of attention over a cache ask for them."""
+    chunks, v_chunks = [chunk_of(chunk) for chunk in plan.chunks], accumulators(plan.chunks)
+    joined = None
+    constants = [f"{kind}_{chunk['name'].upper()}" for chunk in chunks for kind in ("D", "START")]
+    constants += [f"LANES_{chunk['name'].upper()}" for chunk in chunks if chunk["masked"]]
+    if plan.joined:
+        first, last = (chunk.name for chunk in plan.loaded)
+        joined = {"name": chunks[0]["name"], "first": first, "last": last}
+        constants = [f"{kind}_{last.upper()}" for kind in ("D", "START")]
+    return {
+        "loaded": plan.loaded,
+        "joined": joined,
+        "chunks": chunks,
+        "v_chunks": v_chunks,
+        "acc_text": "the accumulator" if len(v_chunks) == 1 else "the accumulators",
+        "accs": ", ".join(chunk["acc"] for chunk in v_chunks),
+        "chunk_names": imported("_layout", sorted(constants)),
+    }
+
+
 def context(plan: Plan) -> dict[str, Any]:
     """What the template asks for."""
     assert plan.kvcache is not None
-    attention, extra = plan.spec.attention, plan.extra_layout
+    attention, extra = plan.sparse_attention, plan.extra_layout
     operands = [{"prefix": prefix, "layout": one} for prefix, one in _caches(plan)]
-    caches = [_cache(plan, "", plan.layout)]
+    caches = [cache_context(plan, "", needed(plan.layout))]
     if extra is not None and extra_layout.present(plan):
-        caches.append(_cache(plan, "extra_", extra))
+        caches.append(cache_context(plan, "extra_", extra))
     both = extra is not None and len(caches) == 1
-    chunks, v_chunks = [chunk_of(chunk) for chunk in plan.kvcache.chunks], accumulators(plan.kvcache.chunks)
-    loaded, joined = plan.kvcache.loaded, None
-    constants = [f"{kind}_{chunk['name'].upper()}" for chunk in chunks for kind in ("D", "START")]
-    constants += [f"LANES_{chunk['name'].upper()}" for chunk in chunks if chunk["masked"]]
-    if plan.kvcache.joined:
-        first, last = (chunk.name for chunk in loaded)
-        joined = {"name": chunks[0]["name"], "first": first, "last": last}
-        constants = [f"{kind}_{last.upper()}" for kind in ("D", "START")]
     lengths = [text.format("length") for text in GIVEN[attention.topk_length]]
     sinks = [text.format("sink") for text in GIVEN[attention.attn_sink]]
 
@@ -116,7 +137,7 @@ def context(plan: Plan) -> dict[str, Any]:
         operand = _operand(plan, one, f"{prefix}k_cache", "indices", length, "scale")
         return f"_{prefix}operand({operand})"
 
-    lists = [warmed("", plan.layout, length) for length in lengths]
+    lists = [warmed("", needed(plan.layout), length) for length in lengths]
     if extra is not None:
         prefix = caches[-1]["prefix"]
         none = warmed("", extra, "None") if both else "NO_EXTRA"
@@ -125,25 +146,19 @@ def context(plan: Plan) -> dict[str, Any]:
     strides = 3 if extra is not None and extra.planar else 4
     return {
         **attention_context(plan),
+        **rows_context(plan.kvcache),
         "kvcache": plan.kvcache,
         "hopper": plan.kvcache.hopper,
         "extra": extra,
         "caches": caches,
         "operands": operands,
         "modules": ["_extra_layout"] * (len(caches) - 1) + ["_launch", "_layout", "_splits"],
-        "chunk_names": imported("_layout", sorted(constants)),
         "both": both,
-        "loaded": loaded,
-        "joined": joined,
-        "chunks": chunks,
-        "v_chunks": v_chunks,
-        "acc_text": "the accumulator" if len(v_chunks) == 1 else "the accumulators",
-        "accs": ", ".join(chunk["acc"] for chunk in v_chunks),
         "main_first": "main_first" if extra else "first",
         "all_indices": "tl.cdiv(topk, BLOCK_N) * BLOCK_N + extra_topk" if extra else "topk",
         "has_tensor_scale": any(one.tensor_scale for _, one in _caches(plan)),
         "has_bytes": any(one.quantised for _, one in _caches(plan)),
-        "main_operand": _operand(plan, plan.layout, "k_cache", "indices", "topk_length", "k_scale"),
+        "main_operand": _operand(plan, needed(plan.layout), "k_cache", "indices", "topk_length", "k_scale"),
         "extra_operand": extra
         and _operand(plan, extra, "extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length", "extra_k_scale"),
         "no_extra": extra and f"{_nothing(plan, extra)}, (0, 0, 0), ({', '.join('0' * strides)})",
@@ -171,28 +186,46 @@ def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow
         (unaligned, 1, 1, " odd rows and topk"),
     ]
     for row, alignment, group, suffix in variants:
-        tile = row.tile
         for kernel in ("fwd", "split"):
-            yield CompileJob(
-                module=MODULE,
-                kernel=f"_kvcache_{kernel}_kernel",
-                variant=f"{tile.block_h}x{tile.block_n}{' ahead' if tile.indices_ahead else ''}{suffix}",
-                target=target,
-                signature=signatures[kernel],
-                constexprs=(
-                    *facts,
-                    ("ALIGNMENT", alignment),
-                    ("INDEX_GROUP", group),
-                    ("BLOCK_H", tile.block_h),
-                    ("BLOCK_N", tile.block_n),
-                    ("INDICES_AHEAD", tile.indices_ahead),
-                    ("NUM_STAGES", tile.num_stages),
-                    *(splits.dependent_merge(target) if kernel == "split" else ()),
-                ),
-                num_warps=tile.num_warps,
-                num_stages=tile.num_stages,
-                expected_shared=row.expected_shared,
-            )
+            merge = splits.dependent_merge(target) if kernel == "split" else ()
+            constexprs = (*facts, ("ALIGNMENT", alignment), ("INDEX_GROUP", group), *_tile_constexprs(row), *merge)
+            yield _job(kernel, suffix, target, row, signatures[kernel], constexprs)
+    hopper = plan.kvcache.hopper if plan.kvcache else None
+    if hopper is not None and target == HOPPER_TARGET:
+        facts = (*facts, ("ALIGNMENT", FULL_ALIGNMENT), ("INDEX_GROUP", 1), *_tile_constexprs(unaligned))
+        for suffix, absent in ((" results", {"partial_ptr"}), (" split", {"attn_sink_ptr", "out_ptr", "lse_ptr"})):
+            given = tuple((name, kind) for name, kind in signatures["redo"] if name not in absent)
+            none = tuple((name, None) for name, _ in signatures["redo"] if name in absent)
+            step = (("STEP", hopper.step),) if plan.extra_layout is not None else ()
+            constexprs = (*none, *facts, ("BLOCK_R", hopper.redo_rows), *step)
+            yield _job("redo", suffix, target, unaligned, given, constexprs)
+
+
+def _tile_constexprs(row: TileRow) -> tuple[tuple[str, int], ...]:
+    tile = row.tile
+    return (
+        ("BLOCK_H", tile.block_h),
+        ("BLOCK_N", tile.block_n),
+        ("INDICES_AHEAD", tile.indices_ahead),
+        ("NUM_STAGES", tile.num_stages),
+    )
+
+
+def _job(
+    kernel: str, suffix: str, target: str, row: TileRow, signature: Signature, constexprs: tuple[tuple[str, Any], ...]
+) -> CompileJob:
+    tile = row.tile
+    return CompileJob(
+        module=MODULE,
+        kernel=f"_kvcache_{kernel}_kernel",
+        variant=f"{tile.block_h}x{tile.block_n}{' ahead' if tile.indices_ahead else ''}{suffix}",
+        target=target,
+        signature=signature,
+        constexprs=constexprs,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
+        expected_shared=row.expected_shared,
+    )
 
 
 def exports(wrappers: list[str]) -> list[str]:

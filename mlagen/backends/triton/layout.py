@@ -10,14 +10,13 @@ from typing import Any
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.plan import Chunk, CompileJob, Plan
+from mlagen.plan import DENSE_WRAPPERS, Chunk, CompileJob, Plan, needed
 from mlagen.plan.chunks import next_power_of_2
 
 MODULE = "_layout"
 
 WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
-ATTENTION = "flash_mla_with_kvcache"
-READERS = (ATTENTION, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
+READERS = (*DENSE_WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_LANES = 8  # of the model's dtype fill a thread's widest load or store
 FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 EIGHT_BIT_FLOATS = ("e4m3", "e4m3fnuz")
@@ -354,10 +353,10 @@ def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dic
         "load_parameters": _typed(arguments(layout)["load"]),
         "store_parameters": _typed(arguments(layout)["store"]),
         "pad_parameters": _typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
-        "attends": ATTENTION in plan.spec.wrappers,
+        "attends": plan.kvcache is not None,
         "reads": reads,
-        "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in plan.cache.chunks],
-        "loaded": [_loaded(layout, chunk) for chunk in plan.cache.chunks if reads],
+        "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in needed(plan.cache).chunks],
+        "loaded": [_loaded(layout, chunk) for chunk in needed(plan.cache).chunks if reads],
         **_writes(layout, tiled if writes else ()),
         **_conversions(layout, reads=reads, writes=writes),
     }
@@ -365,7 +364,7 @@ def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dic
 
 def context(plan: Plan) -> dict[str, Any]:
     """What the template asks for, of the cache's layout."""
-    return context_of(plan, plan.layout, plan.cache.tiled)
+    return context_of(plan, needed(plan.layout), needed(plan.cache).tiled)
 
 
 def jobs(plan: Plan) -> Iterator[CompileJob]:

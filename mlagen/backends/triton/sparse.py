@@ -9,16 +9,17 @@ from mlagen.backends import gluon
 from mlagen.backends.triton import splits
 from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of
 from mlagen.backends.triton.splits import accumulators, attention_context
-from mlagen.plan import ROWS_WRAPPERS, CompileJob, Plan, TileRow
+from mlagen.plan import HOPPER_TARGET, ROWS_WRAPPERS, CompileJob, Plan, TileRow, needed
 
 MODULE = "sparse_attention"
-SHARED = (splits, gluon.SPARSE)
+SHARED = (splits, gluon.SPARSE, gluon.UNION_LISTS, gluon.UNION)
 WRAPPERS = ROWS_WRAPPERS
+TILE_ARGUMENTS = ("ALIGNMENT", "INDEX_GROUP", "BLOCK_H", "BLOCK_N", "INDICES_AHEAD", "NUM_STAGES")
 
 
 def _optional_arguments(plan: Plan) -> list[str]:
     """What the wrappers can pass for topk_length, attn_sink, max_logits and lse, as text of a tuple each."""
-    attention, wrappers = plan.spec.attention, plan.spec.wrappers
+    attention, wrappers = plan.sparse_attention, plan.spec.wrappers
     given = {"none": ["None"], "optional": ["None", "length"], "required": ["length"]}
     lengths = given[attention.topk_length]
     sinks = [name.replace("length", "sink") for name in given[attention.attn_sink]]
@@ -32,7 +33,7 @@ def _optional_arguments(plan: Plan) -> list[str]:
 
 def _signatures(plan: Plan) -> dict[str, Signature]:
     """Run-time arguments and their Triton types of the attention kernels, with every optional tensor given."""
-    attention = plan.spec.attention
+    attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
     length = (("topk_length_ptr", "*i32"),) if attention.topk_length != "none" else ()
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
@@ -46,15 +47,17 @@ def _signatures(plan: Plan) -> dict[str, Signature]:
     q_strides = (("q_token_stride", "i64"), ("q_head_stride", "i64"))
     in_strides = (*q_strides, *page, ("kv_row_stride", "i64"), ("indices_token_stride", "i64"))
     out_strides = (("out_token_stride", "i64"), ("out_head_stride", "i64"))
+    forward = (*inputs, *sink, *outputs, *sizes, *scale, *in_strides, *out_strides)
     return {
-        "fwd": (*inputs, *sink, *outputs, *sizes, *scale, *in_strides, *out_strides),
+        "fwd": forward,
+        "redo": (("redo_ptr", "*i32"), ("tokens", "i32"), *forward),
         "split": (*inputs, *partials, *sizes, num_splits, ("split_size", "i32"), num_rows, *scale, *in_strides),
     }
 
 
 def context(plan: Plan) -> dict[str, Any]:
     """What the template asks for."""
-    sparse = plan.sparse
+    sparse = needed(plan.sparse)
     paged = plan.rows_block_size is not None
     optional = _optional_arguments(plan)
     return {
@@ -66,16 +69,19 @@ def context(plan: Plan) -> dict[str, Any]:
         "warms_sink": any("sink" in one for one in optional),
         "sparse": sparse,
         "hopper": sparse.hopper,
+        "union": sparse.union,
         "tiles": sparse.tiles,
         "paged": paged,
         "kv_shape": f"[pages, {plan.rows_block_size}, {plan.d_qk}]" if paged else f"[s_kv, 1, {plan.d_qk}]",
         "page_rows": plan.rows_block_size if paged else 1,
+        "forward": [*(name for name, _ in _signatures(plan)["fwd"]), *TILE_ARGUMENTS],
         "arguments": {kernel: len(signature) for kernel, signature in _signatures(plan).items()},
     }
 
 
 def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow) -> Iterator[CompileJob]:
     signatures = _signatures(plan)
+    redo_tiles = (needed(plan.sparse).redo_tile, unaligned.tile) if plan.union and target == HOPPER_TARGET else ()
     variants = [(row, FULL_ALIGNMENT, INDEX_GROUP, "") for row in {row.tile: row for row in rows}.values()]
     variants += [
         (unaligned, FULL_ALIGNMENT, 1, " odd topk"),
@@ -84,7 +90,8 @@ def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: 
     ]
     for row, alignment, group, suffix in variants:
         tile = row.tile
-        for kernel in ("fwd", "split"):
+        redoes = alignment == FULL_ALIGNMENT and tile in redo_tiles
+        for kernel in ("fwd", "split", "redo") if redoes else ("fwd", "split"):
             yield CompileJob(
                 module="sparse_attention",
                 kernel=f"_sparse_{kernel}_kernel",
@@ -113,6 +120,7 @@ def exports(wrappers: list[str]) -> list[str]:
 
 def jobs(plan: Plan) -> Iterator[CompileJob]:
     """Every tile and alignment on every target, with all optional tensors given."""
-    unaligned = dict(plan.sparse.unaligned)
-    for target, rows in plan.sparse.tiles:
+    sparse = needed(plan.sparse)
+    unaligned = dict(sparse.unaligned)
+    for target, rows in sparse.tiles:
         yield from _sparse_jobs(plan, target, rows, unaligned[target])

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common, hopper_kernels
-from mlagen.plan import TARGETS, Chunk, CompileJob, MergeTile, Plan
+from mlagen.plan import TARGETS, Chunk, CompileJob, MergeTile, Plan, needed
+from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
 
@@ -15,7 +16,16 @@ MODULE = "_splits"
 def _signature(plan: Plan) -> Signature:
     """Run-time arguments of the merge and their Triton types, with every optional tensor given."""
     element = f"*{plan.spec.model.dtype}"
-    sink = (("attn_sink_ptr", "*fp32"),) if plan.spec.attention.attn_sink != "none" else ()
+    if plan.dense is not None:
+        return (
+            ("partial_ptr", "*fp32"),
+            ("out_ptr", element),
+            ("lse_ptr", "*fp32"),
+            *((name, "i32") for name in ("num_heads", "request_rows", "later_slots", "num_rows")),
+            ("empty_lse", "fp32"),
+            *((name, "i64") for name in ("out_token_stride", "out_head_stride", "lse_token_stride")),
+        )
+    sink = (("attn_sink_ptr", "*fp32"),) if presences(plan)[0] != "none" else ()
     return (
         ("partial_ptr", "*fp32"),
         *sink,
@@ -37,16 +47,26 @@ def accumulators(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
     return [{**chunk, "acc": acc} for chunk, acc in zip(in_v, names, strict=True)]
 
 
+def presences(plan: Plan) -> tuple[Presence, Presence]:
+    """Whether attention takes a sink, and lengths of lists of indices."""
+    attention = plan.spec.attention
+    return (attention.attn_sink, attention.topk_length) if isinstance(attention, SparseAttention) else ("none", "none")
+
+
 def attention_context(plan: Plan) -> dict[str, Any]:
     """What the templates of all attention families ask for."""
-    attention = plan.spec.attention
+    attention, (sink, length) = plan.spec.attention, presences(plan)
+    assert attention is not None
     return {
         **common(plan),
         "has_rope": plan.spec.model.qk_rope_head_dim > 0,
-        "has_sink": attention.attn_sink != "none",
-        "sink_required": attention.attn_sink == "required",
-        "has_topk_length": attention.topk_length != "none",
-        "length_required": attention.topk_length == "required",
+        "has_sink": sink != "none",
+        "sink_required": sink == "required",
+        "has_topk_length": length != "none",
+        "length_required": length == "required",
+        "dense": plan.dense,
+        "window": attention.window if plan.dense else None,
+        "table_width": 3 if attention.window else 2,  # of what the merge reads of a request of dense attention
         "lse_base": attention.lse_base,
         "empty_row_lse": attention.empty_row_lse.lstrip("+"),
     }
@@ -54,11 +74,13 @@ def attention_context(plan: Plan) -> dict[str, Any]:
 
 def context(plan: Plan) -> dict[str, Any]:
     """What the template asks for."""
-    base_e = plan.spec.attention.lse_base == "e"
+    shared = attention_context(plan)
+    base_e = shared["lse_base"] == "e"
     return {
-        **attention_context(plan),
+        **shared,
+        "redoes": plan.kvcache is not None and plan.kvcache.hopper is not None,
         "hopper_tile": next((hopper.tile for hopper in hopper_kernels(plan).values() if hopper), None),
-        "splits": plan.splits,
+        "splits": needed(plan.splits),
         "to_base": " * LN2" if base_e else "",
         "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
         "merge_arguments": len(_signature(plan)),
@@ -92,5 +114,5 @@ def _merge_job(plan: Plan, target: str, alignment: int, merge: MergeTile) -> Com
 
 def jobs(plan: Plan) -> Iterator[CompileJob]:
     """Every tile of the merge, for both alignments on every target."""
-    for target, alignment, tile in itertools.product(plan.spec.targets, (FULL_ALIGNMENT, 1), plan.splits.merge):
+    for target, alignment, tile in itertools.product(plan.spec.targets, (FULL_ALIGNMENT, 1), needed(plan.splits).merge):
         yield _merge_job(plan, target, alignment, tile)

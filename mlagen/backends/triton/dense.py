@@ -1,0 +1,111 @@
+"""Dense attention over a paged cache: a kernel that shares a batch out by its lengths, and the wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mlagen.backends.triton import layout, splits
+from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature
+from mlagen.backends.triton.kvcache import cache_context, rows_context
+from mlagen.backends.triton.splits import attention_context
+from mlagen.plan import DENSE_WRAPPERS, TARGETS, CompileJob, Plan, TileRow, needed
+
+MODULE = "dense_attention"
+SHARED = (layout, splits)
+WRAPPERS = DENSE_WRAPPERS
+FLASH, DECODE = DENSE_WRAPPERS
+
+
+def present(plan: Plan) -> bool:
+    """Whether attention is dense; another family has the sparse one over a cache."""
+    return plan.dense is not None
+
+
+def _signature(plan: Plan) -> Signature:
+    """Run-time arguments of the attention kernel and their Triton types."""
+    one, element = needed(plan.layout), f"*{plan.spec.model.dtype}"
+    window = attention_context(plan)["window"] is not None
+    counts = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size", "max_keys")
+    shares = ("causal", "unit_keys", "overhead", "least_units", "num_programs", "later_slots", "num_rows")
+    names = (*counts, *(("window",) if window else ()), *shares, *(("merge_places",) if window else ()))
+    strides = ("q_request_stride", "q_token_stride", "q_head_stride", "page_stride")
+    rows = () if one.planar else ("row_stride",)
+    others = ("k_head_stride", "block_table_stride", "out_token_stride", "out_head_stride", "lse_token_stride")
+    return (
+        ("q_ptr", element),
+        ("k_cache_ptr", "*u8" if one.quantised else element),
+        ("block_table_ptr", "*i32"),
+        ("cache_seqlens_ptr", "*i32"),
+        *((("k_scale_ptr", "*fp32"),) if one.tensor_scale else ()),
+        ("out_ptr", element),
+        ("lse_ptr", "*fp32"),
+        ("partial_ptr", "*fp32"),
+        *((name, "i32") for name in names),
+        ("sm_scale_log2", "fp32"),
+        ("empty_lse", "fp32"),
+        *((name, "i64") for name in (*strides, *rows, *others)),
+    )
+
+
+def context(plan: Plan) -> dict[str, Any]:
+    """What the template asks for."""
+    dense, one = needed(plan.dense), needed(plan.layout)
+    cache = cache_context(plan, "", one)
+    shared = attention_context(plan)
+    return {
+        **shared,
+        **rows_context(dense),
+        "plan": dense,
+        "cache": {**cache, "module": "_layout"},
+        "has_tensor_scale": one.tensor_scale,
+        "strides": cache["strides"] if one.planar else "any page, row and head stride",
+        "flash": FLASH in plan.spec.wrappers,
+        "decode": DECODE in plan.spec.wrappers,
+        "empty_lse": "-math.inf" if shared["empty_row_lse"] == "-inf" else "math.inf",
+        "arguments": len(_signature(plan)),
+    }
+
+
+def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], small: TileRow) -> Iterator[CompileJob]:
+    e4m3 = layout.needs_e4m3(needed(plan.layout))
+    facts = (("HAS_E4M3", TARGETS[target].has_e4m3),) if e4m3 else ()
+    variants = [(row, FULL_ALIGNMENT, True) for row in {row.tile: row for row in (*rows, small)}.values()]
+    for row, alignment, whole in (*variants, (small, FULL_ALIGNMENT, False), (small, 1, False)):
+        tile = row.tile
+        words = [" ahead"] * tile.indices_ahead + [" small pages"] * (not whole) + [" odd rows"] * (alignment == 1)
+        yield CompileJob(
+            module=MODULE,
+            kernel="_dense_kernel",
+            variant=f"{tile.block_h}x{tile.block_n}{''.join(words)}",
+            target=target,
+            signature=_signature(plan),
+            constexprs=(
+                *facts,
+                ("ALIGNMENT", alignment),
+                ("WHOLE_PAGES", whole),
+                ("BLOCK_B", needed(plan.dense).block_b),
+                ("BLOCK_H", tile.block_h),
+                ("BLOCK_N", tile.block_n),
+                ("PAGES_AHEAD", tile.indices_ahead),
+                ("NUM_STAGES", tile.num_stages),
+                *splits.dependent_merge(target),
+            ),
+            num_warps=tile.num_warps,
+            num_stages=tile.num_stages,
+            expected_shared=row.expected_shared,
+        )
+
+
+def exports(wrappers: list[str]) -> list[str]:
+    """Names that the package takes from the module, given the spec's wrappers that are its own."""
+    flash = ["FlashMLASchedMeta", "get_mla_metadata"] if FLASH in wrappers else []
+    return sorted([*wrappers, *flash, "dense_workspace_size"])
+
+
+def jobs(plan: Plan) -> Iterator[CompileJob]:
+    """Every tile and alignment on every target."""
+    dense = needed(plan.dense)
+    unaligned = dict(dense.unaligned)
+    for target, rows in dense.tiles:
+        yield from _jobs(plan, target, rows, unaligned[target])

@@ -1,0 +1,135 @@
+"""Merges of normalised partial results by their LSE, two or any number of them, and their wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, common
+from mlagen.plan import CompileJob, MergePlan, Plan, needed
+
+MODULE = "merge"
+STATES, PARTS = "merge_attn_states", "merge_attn_parts"
+WRAPPERS = (STATES, PARTS)
+
+
+def _states_signature(plan: Plan) -> Signature:
+    element = f"*{plan.spec.model.dtype}"
+    strides = ("token_stride", "head_stride", "lse_stride")
+    return (
+        ("out_ptr", element),
+        ("out_lse_ptr", "*fp32"),
+        ("prefix_ptr", element),
+        ("prefix_lse_ptr", "*fp32"),
+        ("suffix_ptr", element),
+        ("suffix_lse_ptr", "*fp32"),
+        ("num_tokens", "i32"),
+        ("num_heads", "i32"),
+        ("num_prefix_tokens", "i32"),
+        *((f"{tensor}_{stride}", "i64") for tensor in ("out", "prefix", "suffix") for stride in strides),
+    )
+
+
+def _parts_signature(plan: Plan, part_dtype: str) -> Signature:
+    return (
+        ("out_ptr", f"*{plan.spec.model.dtype}"),
+        ("out_lse_ptr", "*fp32"),
+        ("parts_ptr", f"*{part_dtype}"),
+        ("lses_ptr", "*fp32"),
+        ("num_parts", "i32"),
+        ("num_tokens", "i32"),
+        ("num_heads", "i32"),
+        ("to_log2", "fp32"),
+        ("from_log2", "fp32"),
+        ("out_token_stride", "i64"),
+        ("out_head_stride", "i64"),
+        ("out_lse_stride", "i64"),
+        ("parts_stride", "i64"),
+        ("parts_token_stride", "i64"),
+        ("parts_head_stride", "i64"),
+        ("lses_stride", "i64"),
+        ("lses_head_stride", "i64"),
+    )
+
+
+def context(plan: Plan) -> dict[str, Any]:
+    """What the template asks for."""
+    merge, wrappers = needed(plan.merge), plan.spec.wrappers
+    return {
+        **common(plan),
+        "merge": merge,
+        "values": " or ".join(str(row.d_v) for row in merge.rows),
+        "merges_two": STATES in wrappers,
+        "merges_parts": PARTS in wrappers,
+        "tiles": "TILES" if STATES in wrappers else "PARTS_TILES",
+        "arguments": {
+            "states": len(_states_signature(plan)),
+            "parts": len(_parts_signature(plan, plan.spec.model.dtype)),
+        },
+    }
+
+
+def exports(wrappers: list[str]) -> list[str]:
+    """Names that the package takes from the module, given the spec's wrappers that are its own."""
+    return wrappers
+
+
+def _states_jobs(plan: Plan, merge: MergePlan, target: str, alignment: int) -> Iterator[CompileJob]:
+    for row in merge.rows:
+        for tile in dict.fromkeys((row.few, row.many)):
+            yield CompileJob(
+                module=MODULE,
+                kernel="_merge_states_kernel",
+                variant=f"{tile.block_t}x{tile.block_h}x{row.d_v}{_suffix(alignment)}",
+                target=target,
+                signature=_states_signature(plan),
+                constexprs=(
+                    ("ALIGNMENT", alignment),
+                    ("D_V", row.d_v),
+                    ("BLOCK_T", tile.block_t),
+                    ("BLOCK_H", tile.block_h),
+                    ("BLOCK_D", row.block_d),
+                ),
+                num_warps=tile.num_warps,
+                num_stages=1,
+                expected_shared=0,
+            )
+
+
+def _parts_jobs(plan: Plan, merge: MergePlan, target: str, alignment: int) -> Iterator[CompileJob]:
+    for row in merge.rows:
+        tile = row.parts
+        for dtype in (plan.spec.model.dtype, "fp32"):
+            yield CompileJob(
+                module=MODULE,
+                kernel="_merge_parts_kernel",
+                variant=f"{tile.block_p} parts of {dtype}, {tile.block_t}x{tile.block_h}x{row.d_v}{_suffix(alignment)}",
+                target=target,
+                signature=_parts_signature(plan, dtype),
+                constexprs=(
+                    ("ALIGNMENT", alignment),
+                    ("D_V", row.d_v),
+                    ("BLOCK_P", tile.block_p),
+                    ("BLOCK_T", tile.block_t),
+                    ("BLOCK_H", tile.block_h),
+                    ("BLOCK_D", row.block_d),
+                ),
+                num_warps=tile.num_warps,
+                num_stages=1,
+                expected_shared=0,
+            )
+
+
+def _suffix(alignment: int) -> str:
+    return "" if alignment == FULL_ALIGNMENT else ", odd rows"
+
+
+def jobs(plan: Plan) -> Iterator[CompileJob]:
+    """Every tile of every length of values on every target, for both alignments."""
+    merge, wrappers = needed(plan.merge), plan.spec.wrappers
+    for target in plan.spec.targets:
+        for alignment in (FULL_ALIGNMENT, 1):
+            if STATES in wrappers:
+                yield from _states_jobs(plan, merge, target, alignment)
+            if PARTS in wrappers:
+                yield from _parts_jobs(plan, merge, target, alignment)

@@ -1,0 +1,77 @@
+"""Numbers of dense attention over a paged cache: tiles, and how a batch's keys are shared out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mlagen.plan.cache import CachePlan
+from mlagen.plan.kvcache import CachedRow, KvcachePlan, kvcache_rows, kvcache_unaligned
+from mlagen.plan.targets import TARGETS, Target
+from mlagen.plan.tiles import WIDE_ROWS, TileRow
+from mlagen.spec import DenseAttention, Spec
+
+DENSE_WRAPPERS = ("flash_mla_with_kvcache", "decode_attention_fwd")
+# Query tokens of a request share a tile, so that calls have more rows than the model has heads.
+MOST_ROWS = 128
+REQUEST_OVERHEAD = 2
+LEAST_UNITS = 4
+BATCH_INVARIANT_SPLIT = 1024
+BLOCK_B = 256
+WINDOW_BLOCK_N = 32
+
+
+@dataclass(frozen=True)
+class DensePlan(KvcachePlan):
+    """Numbers of the kernel of dense attention; its tiles hold rows, a head of a query token each.
+
+    Attributes:
+        request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
+        least_units: fewest steps that a program is given, where there are so many.
+        batch_invariant_split: keys a split where its bounds depend on the row alone.
+        block_b: requests whose lengths a program reads at a time.
+    """
+
+    request_overhead: int = REQUEST_OVERHEAD
+    least_units: int = LEAST_UNITS
+    batch_invariant_split: int = BATCH_INVARIANT_SPLIT
+    block_b: int = BLOCK_B
+
+
+def _spared(row: TileRow, cached: CachedRow, target: Target) -> TileRow:
+    """The row with a tile that leaves registers for the bounds of a window: wgmma's widest spills in its loop."""
+    if (row.tile.block_h, target.dot) != (WIDE_ROWS, "wgmma"):
+        return row
+    tile = replace(row.tile, block_n=min(row.tile.block_n, WINDOW_BLOCK_N))
+    return cached.row(tile, target, "with registers for the bounds of a window", row.max_heads, row.max_tokens)
+
+
+def make_dense_plan(
+    spec: Spec, cached: CachedRow, cache: CachePlan, tuned: Mapping[str, Sequence[TileRow]] | None = None
+) -> DensePlan:
+    """Derives the numbers.
+
+    Args:
+        spec: the validated spec.
+        cached: the row.
+        cache: the cache's plan, which says in what blocks a row is read.
+        tuned: rows of the tile table that a sweep found, by target; targets without take the defaults.
+
+    Raises:
+        LimitError: a target cannot hold any tile of these rows; one line with the arithmetic.
+    """
+    found = tuned or {}
+
+    def rows(name: str) -> tuple[TileRow, ...]:
+        chosen = kvcache_rows(MOST_ROWS, cached, TARGETS[name])
+        if not isinstance(spec.attention, DenseAttention) or spec.attention.window is None:
+            return chosen
+        return tuple(_spared(row, cached, TARGETS[name]) for row in chosen)
+
+    return DensePlan(
+        cached=cached,
+        loaded=cache.chunks,
+        tiles=tuple((name, tuple(found.get(name) or rows(name))) for name in spec.targets),
+        unaligned=tuple((name, kvcache_unaligned(cached, TARGETS[name])) for name in spec.targets),
+        hopper=None,
+    )

@@ -1,0 +1,200 @@
+"""Numbers of multi-head attention over requests of any lengths: blocks of a row, and tiles for each target.
+
+A tile is data: a target takes the first candidate that fits. The models of shared memory and of registers are what
+Triton 3.6 and 3.7 make of these kernels at head dims from 40 to 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mlagen.errors import LimitError
+from mlagen.plan.chunks import Chunk, make_chunks
+from mlagen.plan.targets import Target
+from mlagen.plan.tiles import row_bytes
+from mlagen.work import ITEMSIZE
+
+CACHED_BYTES = 24 << 20  # of K and V, of which programs that run side by side should find most in L2
+NARROW_ROWS = 64  # rows of a tile for short requests, such as the next tokens of sequences that are decoded
+LOAD_LANES = 8  # of 16 bytes, behind one address of two registers
+BARRIER_BYTES = 1024  # for barriers of copies by descriptor and of tcgen05, with what aligns the tiles behind them
+
+
+@dataclass(frozen=True)
+class VarlenTile:
+    """Launch parameters.
+
+    Attributes:
+        block_m: rows of one request and head that a program holds.
+        block_n: keys it takes a step.
+        num_warps: warps a program.
+        num_stages: software-pipeline depth of the loop over keys.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n} w{self.num_warps} s{self.num_stages}"
+
+
+@dataclass(frozen=True)
+class VarlenRow:
+    """The tile of calls whose longest request has at most so many rows; None: any number.
+
+    Attributes:
+        max_queries: rows of the longest request.
+        tile: the tile.
+        expected_shared: bytes of shared memory a program is expected to need.
+        reason: why this tile.
+    """
+
+    max_queries: int | None
+    tile: VarlenTile
+    expected_shared: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class VarlenPlan:
+    """Numbers of the kernels.
+
+    Attributes:
+        d_qk, d_v: lanes of a row of q and k, and of v.
+        k_chunks, v_chunks: blocks of a row of k (q is cut likewise) and of v, in lane order.
+        descriptor_targets: targets that copy blocks of k and v by tensor descriptor; the others load them by pointers.
+        tiles: rows of the tile table by target.
+        unaligned: the tile of calls whose rows do not begin at 16 bytes, by target.
+        cached_bytes: bytes of K and V of the heads that run side by side.
+    """
+
+    d_qk: int
+    d_v: int
+    k_chunks: tuple[Chunk, ...]
+    v_chunks: tuple[Chunk, ...]
+    descriptor_targets: tuple[str, ...]
+    tiles: tuple[tuple[str, tuple[VarlenRow, ...]], ...]
+    unaligned: tuple[tuple[str, VarlenRow], ...]
+    cached_bytes: int
+
+    def flops(self, pairs: int, num_heads: int) -> int:
+        """FLOPs of a call with so many pairs of a row and a key that it sees."""
+        return 2 * pairs * num_heads * (self.d_qk + self.d_v)
+
+
+# Most wanted first, by the instruction that tl.dot becomes. Last those of very wide heads.
+LAST = (VarlenTile(32, 32, 4, 2), VarlenTile(32, 16, 4, 2), VarlenTile(16, 16, 4, 2), VarlenTile(16, 16, 4, 1))
+MMA = (VarlenTile(128, 64, 8, 2), VarlenTile(128, 32, 8, 2), VarlenTile(64, 32, 4, 2), VarlenTile(64, 32, 8, 2), *LAST)
+CANDIDATES: dict[str, tuple[VarlenTile, ...]] = {
+    "mma": MMA,
+    "wgmma": (VarlenTile(128, 128, 8, 2), VarlenTile(128, 64, 8, 3), VarlenTile(128, 64, 8, 2), *MMA[1:]),
+    "tcgen05": (VarlenTile(128, 128, 8, 2), VarlenTile(128, 64, 8, 2), *MMA[1:]),
+    "mfma": (VarlenTile(128, 64, 4, 2), VarlenTile(128, 32, 4, 2), VarlenTile(64, 32, 4, 2), *LAST),
+}
+NARROW = (VarlenTile(64, 64, 4, 2), VarlenTile(64, 32, 4, 2), VarlenTile(64, 32, 8, 2))
+# For calls that are not aligned: loads of single elements take many registers, so the tile is small.
+UNALIGNED = (VarlenTile(32, 32, 4, 1), VarlenTile(32, 16, 4, 1), VarlenTile(16, 16, 4, 1))
+# Registers a thread, as `registers` counts them, from which on loops spill.
+REGISTERS = {"mma": 110, "wgmma": 170, "tcgen05": 170, "mfma": 110}
+
+
+def registers(tile: VarlenTile, k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool) -> float:
+    """Registers a thread for accumulators, scores (with half as many for weights) and the addresses of its loads."""
+    threads = tile.num_warps * target.warp_size
+    accumulators = tile.block_m * row_bytes(v) // ITEMSIZE
+    scores = tile.block_m * tile.block_n
+    loaded = 0 if descriptors else tile.block_n * (row_bytes(k) + row_bytes(v)) // ITEMSIZE
+    return (accumulators + 1.5 * scores + 2 * loaded / LOAD_LANES) / threads
+
+
+def expected_shared(
+    tile: VarlenTile, k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool
+) -> int:
+    """Bytes of shared memory that a program is expected to need.
+
+    wgmma and tcgen05 keep q and as many tiles of K and V as there are stages; mma.sync keeps one less, and the weights
+    on their way from one layout to another; CDNA stages q, then tiles of K and V. Zeros for rows past a request's end
+    make a copy of V where a descriptor had brought it and fewer tiles are there.
+    """
+    q, kv = tile.block_m * row_bytes(k), tile.block_n * (row_bytes(k) + row_bytes(v))
+    weights = tile.block_m * tile.block_n * ITEMSIZE
+    copies = max(1, tile.num_stages - 1)
+    if target.backend == "hip":
+        widest = max(chunk.block for chunk in (*k, *v)) * ITEMSIZE
+        return max(tile.block_m * widest, copies * kv + (weights if tile.block_m <= NARROW_ROWS else 0))
+    barriers = BARRIER_BYTES if descriptors or target.dot == "tcgen05" else 0
+    if tile.block_m >= NARROW_ROWS and target.dot in ("wgmma", "tcgen05"):
+        return q + tile.num_stages * kv + barriers
+    zeroed = tile.block_n * row_bytes(v) if descriptors else 0
+    return q + copies * kv + weights + zeroed + barriers
+
+
+def _fits(tile: VarlenTile, k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool) -> bool:
+    if expected_shared(tile, k, v, target, descriptors=descriptors) > target.shared_limit:
+        return False
+    return registers(tile, k, v, target, descriptors=descriptors) <= REGISTERS[target.dot]
+
+
+def _first(
+    candidates: Iterable[VarlenTile], k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool
+) -> VarlenTile | None:
+    return next((tile for tile in candidates if _fits(tile, k, v, target, descriptors=descriptors)), None)
+
+
+def make_rows(
+    k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool
+) -> tuple[tuple[VarlenRow, ...], VarlenRow]:
+    """The rows of a target's tile table, and the row of calls that are not aligned.
+
+    Raises:
+        LimitError: no tile fits.
+    """
+    wide = _first(CANDIDATES[target.dot], k, v, target, descriptors=descriptors)
+    narrow = _first(NARROW, k, v, target, descriptors=descriptors)
+    small = _first(UNALIGNED, k, v, target, descriptors=False)
+    if wide is None or small is None:
+        smallest = UNALIGNED[-1]
+        shared = expected_shared(smallest, k, v, target, descriptors=False)
+        held = registers(smallest, k, v, target, descriptors=False)
+        raise LimitError(
+            f"{target.name}: head dims {k[-1].start + k[-1].lanes} and {v[-1].start + v[-1].lanes} take {shared:,} "
+            f"bytes of shared memory and {held:.0f} registers a thread for operands in tile {smallest}; "
+            f"there are {target.shared_limit:,} and {REGISTERS[target.dot]}"
+        )
+    reason = f"the first of {len(CANDIDATES[target.dot])} that fits {target.shared_limit:,} bytes and the registers"
+    rows = [VarlenRow(None, wide, expected_shared(wide, k, v, target, descriptors=descriptors), reason)]
+    if narrow is not None and wide.block_m > narrow.block_m:
+        shared = expected_shared(narrow, k, v, target, descriptors=descriptors)
+        rows.insert(0, VarlenRow(narrow.block_m, narrow, shared, f"the first of {len(NARROW)} for short requests"))
+    shared = expected_shared(small, k, v, target, descriptors=False)
+    return tuple(rows), VarlenRow(None, small, shared, "small, for loads of single elements")
+
+
+def make_varlen_plan(d_qk: int, d_v: int, targets: Iterable[Target], *, descriptors: bool) -> VarlenPlan:
+    """The numbers for heads of `d_qk` and `d_v` lanes.
+
+    Args:
+        d_qk, d_v: lanes of a row of q and k, and of v.
+        targets: the spec's.
+        descriptors: targets with hardware for it copy blocks of k and v by tensor descriptor.
+
+    Raises:
+        LimitError: a target cannot hold any tile of these dims.
+    """
+    targets = tuple(targets)
+    k, v = make_chunks([("k", d_qk)], 0), make_chunks([("v", d_v)], d_v)
+    described = tuple(target.name for target in targets if descriptors and target.copies_tensors)
+    rows = {target.name: make_rows(k, v, target, descriptors=target.name in described) for target in targets}
+    return VarlenPlan(
+        d_qk=d_qk,
+        d_v=d_v,
+        k_chunks=k,
+        v_chunks=v,
+        descriptor_targets=described,
+        tiles=tuple((name, table) for name, (table, _) in rows.items()),
+        unaligned=tuple((name, small) for name, (_, small) in rows.items()),
+        cached_bytes=CACHED_BYTES,
+    )
