@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen.backends.triton.common import Signature
-from mlagen.backends.triton.splits import attention_context
+from mlagen.backends.triton.splits import attention_context, dense_signature, presences
 from mlagen.plan import HOPPER_TARGET, CompileJob, HopperPlan, Plan, needed
 
 TEMPLATE = "gluon/seesaw"
@@ -70,18 +70,21 @@ class HopperModule:
         signature = self.arguments(plan)
         results = {"attn_sink_ptr", "out_ptr", "max_logits_ptr", "lse_ptr"}
         optional = {name for name, _ in signature if name in OPTIONAL}
+        sink, length = presences(plan)
         required = {
             name
             for name, word in (
-                ("attn_sink_ptr", plan.sparse_attention.attn_sink),
-                ("topk_length_ptr", plan.sparse_attention.topk_length),
-                ("extra_topk_length_ptr", plan.sparse_attention.topk_length),
+                ("attn_sink_ptr", sink),
+                ("topk_length_ptr", length),
+                ("extra_topk_length_ptr", length),
             )
             if word == "required"
         }
         variants = [("", {"partial_ptr"}), (" bare", {"partial_ptr", *optional - required})]
         if ("partial_ptr", "*fp32") in signature:
             variants.append((" split", results))
+        if plan.dense is not None:  # each program may have both, results and partials
+            variants = [("", set())]
         for variant, absent in variants:
             given = tuple((name, kind) for name, kind in signature if name not in absent)
             yield CompileJob(
@@ -317,4 +320,35 @@ KVCACHE = HopperModule(
     plan_of=lambda plan: plan.kvcache.hopper if plan.kvcache else None,
     arguments=_kvcache_arguments,
     details=_kvcache_details,
+)
+
+
+def _dense_arguments(plan: Plan) -> Signature:
+    """Those of the portable kernel, and how the Hopper kernel divides by a page's size."""
+    divider = (("page_multiplier", "i32"), ("page_shift", "i32"))
+    arguments = dense_signature(plan)
+    behind = [name for name, _ in arguments].index("page_size") + 1
+    return (*arguments[:behind], *divider, *arguments[behind:])
+
+
+def _dense_details(plan: Plan) -> dict[str, Any]:
+    return {
+        "dequantises": False,
+        "second": False,
+        "q_ready": "shared.q_ready",
+        "shared": ("q_ready", "k_ready"),
+        "paged": False,
+        "plan": plan.dense,
+        "shapes": [],
+    }
+
+
+DENSE = HopperModule(
+    MODULE="_dense_hopper",
+    kernel="_dense_hopper_kernel",
+    family="dense attention over a paged cache",
+    has_max_logits=False,
+    plan_of=lambda plan: plan.dense.hopper if plan.dense else None,
+    arguments=_dense_arguments,
+    details=_dense_details,
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.plan.cache import CachePlan
+from mlagen.plan.hopper import HopperPlan
 from mlagen.plan.kvcache import CachedRow, KvcachePlan, kvcache_rows, kvcache_unaligned
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import WIDE_ROWS, TileRow
@@ -47,7 +48,11 @@ def _spared(row: TileRow, cached: CachedRow, target: Target) -> TileRow:
 
 
 def make_dense_plan(
-    spec: Spec, cached: CachedRow, cache: CachePlan, tuned: Mapping[str, Sequence[TileRow]] | None = None
+    spec: Spec,
+    cached: CachedRow,
+    cache: CachePlan,
+    hopper: HopperPlan | None = None,
+    tuned: Mapping[str, Sequence[TileRow]] | None = None,
 ) -> DensePlan:
     """Derives the numbers.
 
@@ -55,6 +60,7 @@ def make_dense_plan(
         spec: the validated spec.
         cached: the row.
         cache: the cache's plan, which says in what blocks a row is read.
+        hopper: the Hopper kernel's numbers; None without one.
         tuned: rows of the tile table that a sweep found, by target; targets without take the defaults.
 
     Raises:
@@ -73,5 +79,5 @@ def make_dense_plan(
         loaded=cache.chunks,
         tiles=tuple((name, tuple(found.get(name) or rows(name))) for name in spec.targets),
         unaligned=tuple((name, kvcache_unaligned(cached, TARGETS[name])) for name in spec.targets),
-        hopper=None,
+        hopper=hopper,
     )

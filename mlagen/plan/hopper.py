@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout
 from mlagen.plan.tiles import Tile
-from mlagen.spec import SparseAttention, Spec
+from mlagen.spec import DenseAttention, SparseAttention, Spec
 from mlagen.work import ITEMSIZE
 
 HOPPER_TARGET = "sm90"
@@ -42,6 +42,10 @@ class HopperRow:
 
 # Untuned: from where dsv32 gains on an H100. A few heads leave most of a tile empty; few tokens need many splits.
 DEFAULT_ROWS = (HopperRow(16, None), HopperRow(32, 16), HopperRow(64, 4), HopperRow(None, 2))
+
+
+# No GPU has run dense attention on a Hopper kernel yet: no call is given to it.
+DENSE_ROWS = (HopperRow(None, None),)
 
 
 @dataclass(frozen=True)
@@ -89,8 +93,10 @@ def refusal(spec: Spec) -> str | None:
     """Why the Hopper kernels cannot be emitted for a spec; None if they can."""
     dims = spec.model
     tail = dims.kv_lora_rank + dims.qk_rope_head_dim - dims.v_head_dim
-    if not isinstance(spec.attention, SparseAttention):
-        return "it computes sparse attention alone, and attention.kind is not sparse"
+    if spec.attention is None:
+        return "it computes attention over latent rows, and the spec has no attention"
+    if isinstance(spec.attention, DenseAttention) and spec.attention.window is not None:
+        return "it computes dense attention without a window alone, and the spec has one"
     if HOPPER_TARGET not in spec.targets:
         return f"targets lack {HOPPER_TARGET}, on which alone it runs"
     if dims.v_head_dim != D_V:
@@ -161,7 +167,7 @@ def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None, *, dequanti
         scale_columns=scale_columns,
         cost=DEQUANTISING_COST if dequantises else COST,
         redo_rows=REDO_ROWS,
-        rows=tuple(rows or DEFAULT_ROWS),
+        rows=tuple(rows or (DEFAULT_ROWS if isinstance(spec.attention, SparseAttention) else DENSE_ROWS)),
         expected_shared=tiles + tables,
         expected_products=products,
     )

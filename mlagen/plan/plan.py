@@ -23,7 +23,7 @@ from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_hopper, load_
 from mlagen.plan.union import UnionPlan, make_union
 from mlagen.plan.union import refusal as union_refusal
 from mlagen.plan.varlen import VarlenPlan, make_varlen_plan
-from mlagen.spec import NEEDS, SparseAttention, Spec, load
+from mlagen.spec import NEEDS, DenseAttention, SparseAttention, Spec, load
 
 ROWS_WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # of attention over unquantised rows
 
@@ -211,6 +211,8 @@ def make_plan(
     """
     dims = spec.model
     reason = refusal(spec)
+    if isinstance(spec.attention, DenseAttention):
+        reason = reason or "its kernel of dense attention has not run on a GPU yet"
     if spec.backend == "gluon" and reason is not None:
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
@@ -224,7 +226,8 @@ def make_plan(
         tables = [*sparse.tiles, *(kvcache.tiles if kvcache else ())]
         splits = make_splits(dims.v_head_dim, (row for _, rows in tables for row in rows))
     elif set(spec.wrappers) & set(DENSE_WRAPPERS) and layout is not None and cache is not None:
-        dense = make_dense_plan(spec, cached_row(layout, None, cache.chunks), cache)
+        hopper = None if layout.quantised else make_hopper(spec)
+        dense = make_dense_plan(spec, cached_row(layout, None, cache.chunks), cache, hopper)
         splits = make_splits(dims.v_head_dim, (row for _, rows in dense.tiles for row in rows))
     varlen, merge = _make_varlen(spec), _make_merge(spec)
     return Plan(

@@ -515,6 +515,11 @@ class Inputs:
     out: Placed | None
     placed: dict[str, Placed]
 
+    @property
+    def sm_scale(self) -> float:
+        """The factor of the logits that the call takes."""
+        return float(self.q.shape[-1] ** -0.5) if self.scale is None else self.scale
+
     def arguments(self, wrapper: str) -> dict[str, Any]:
         """Arguments of a wrapper but for metadata and head_dim_v."""
         optional: dict[str, Any] = {"k_scale": self.k_scale}
@@ -534,7 +539,7 @@ class Inputs:
             }
             optional |= {} if self.scale is None else {"softmax_scale": self.scale}
             return found | optional | ({} if self.out is None else {"out": self.out.view})
-        requests, _, heads, d_qk = self.q.shape
+        requests, _, heads, _ = self.q.shape
         return optional | {
             "q": self.q[:, 0],
             "k_buffer": self.cache,
@@ -543,7 +548,7 @@ class Inputs:
             "b_seq_len": self.lengths,
             "attn_logits": None,
             "num_kv_splits": 4,
-            "sm_scale": d_qk**-0.5 if self.scale is None else self.scale,
+            "sm_scale": self.sm_scale,
             "page_size": self.problem.block_size,
             "lse": torch.full((requests, heads + 3), NAN, dtype=torch.float32, device=self.q.device)[:, :heads],
         }
@@ -807,8 +812,9 @@ def _schedule(subject: Subject, case: DenseCase, inputs: Inputs) -> Any:
     with subject.planned_for(case.multiprocessors):
         facts = subject.package._launch.device_facts(inputs.q.device)
         alignment = module._alignment(inputs.q, inputs.cache, inputs.q[:, 0, :, : subject.facts.d_v])
+        hopper = [module._can_hopper(facts, alignment, size, inputs.sm_scale)] if "HOPPER" in vars(module) else []
         return module._schedule(
-            facts, alignment, requests, s_q, heads, kv_heads, size, keys, *window, case.batch_invariant
+            facts, alignment, requests, s_q, heads, kv_heads, size, keys, *window, case.batch_invariant, *hopper
         )
 
 

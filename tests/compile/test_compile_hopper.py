@@ -30,8 +30,10 @@ def written(tmp_path, pytestconfig):
     def write(name, old="", new="", shared=None):
         """`shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do."""
         spec = load(pytestconfig.rootpath / "specs" / f"{name}.yaml")
-        attention = spec.attention.model_copy(update={"shared_indices": shared})
-        plan = make_plan(spec.model_copy(update={"attention": attention}))
+        if spec.attention.kind == "sparse":
+            attention = spec.attention.model_copy(update={"shared_indices": shared})
+            spec = spec.model_copy(update={"attention": attention})
+        plan = make_plan(spec)
         folder = tmp_path / name
         folder.mkdir()
         for file in render(plan).files:
@@ -47,7 +49,7 @@ def written(tmp_path, pytestconfig):
     return write
 
 
-@pytest.mark.parametrize("name", ["dsv32", "glm53"])  # with lanes behind V, and without
+@pytest.mark.parametrize("name", ["dsv32", "glm53", "dsv3"])  # with lanes behind V, and without; dense
 def test_they_fit(written, tmp_path, name):
     folder, jobs = written(name)
     results = compile_jobs(folder, jobs, workers=2, cache_dir=tmp_path / "cache")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from mlagen.spec import Spec, load
 
 ROOT = Path(__file__).parents[2]
+DENSE = {"wrappers": ("flash_mla_with_kvcache", "decode_attention_fwd")}  # with attention of kind dense
 
 
 def make_spec(**changes: Any) -> Spec:

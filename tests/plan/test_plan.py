@@ -8,7 +8,7 @@ import itertools
 
 import pytest
 from hypothesis import given, settings
-from plan_specs import ROOT, dims, make_spec
+from plan_specs import DENSE, ROOT, dims, make_spec
 
 from mlagen.backends import compile_jobs
 from mlagen.emit import render
@@ -19,7 +19,6 @@ SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla")
 SPARSE = set(WRAPPERS[:2])
 WRITERS = {"concat_and_cache_mla", "quantize_and_insert_k_cache"}
-DENSE = {"wrappers": ("flash_mla_with_kvcache", "decode_attention_fwd")}
 VARIANTS = [
     {"attention": {"kind": "dense"}, **DENSE},
     {"attention": {"kind": "dense", "window": 512}, "layout": "fp8_per_tensor", **DENSE},

@@ -1,7 +1,7 @@
 """Numbers of the Hopper kernels: which specs have them, which calls run them, what they take."""
 
 import pytest
-from plan_specs import make_spec
+from plan_specs import DENSE, make_spec
 
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import HopperRow, load_plan, make_plan
@@ -25,6 +25,30 @@ def test_a_spec_that_cannot_have_them_goes_without_or_is_told_why(changes, reaso
     assert hopper(**changes) is None
     with pytest.raises(LimitError, match=reason):
         hopper(backend="gluon", **changes)
+
+
+def test_dense_attention_has_one_that_no_call_is_given_to():
+    dense = make_plan(make_spec(attention={"kind": "dense"}, **DENSE)).dense
+    assert dense.hopper.rows == (HopperRow(None, None),)
+    assert (dense.hopper.expected_products, dense.hopper.expected_shared) == (
+        hopper().expected_products,
+        hopper().expected_shared,
+    )
+
+
+@pytest.mark.parametrize(
+    ("attention", "reason"),
+    [
+        ({"kind": "dense", "window": 512}, "without a window alone"),
+        ({"kind": "dense"}, "has not run on a GPU yet"),
+    ],
+    ids=["window", "none"],
+)
+def test_dense_attention_on_gluon_alone_is_refused(attention, reason):
+    with pytest.raises(LimitError, match=reason):
+        make_plan(make_spec(attention=attention, backend="gluon", **DENSE))
+    if "window" in attention:
+        assert make_plan(make_spec(attention=attention, **DENSE)).dense.hopper is None
 
 
 def test_the_portable_back_end_alone_has_none():

@@ -23,6 +23,7 @@ Signature = tuple[tuple[str, str], ...]
 def hopper_kernels(plan: Plan) -> dict[str, HopperPlan | None]:
     """The modules of Hopper kernels, and the numbers of those that the package has."""
     return {
+        "_dense_hopper": plan.dense.hopper if plan.dense else None,
         "_kvcache_hopper": plan.kvcache.hopper if plan.kvcache else None,
         "_sparse_hopper": plan.sparse.hopper if plan.sparse else None,
     }
@@ -42,7 +43,8 @@ def common(plan: Plan) -> dict[str, Any]:
         "shares": plan.union is not None,
         "has_attention": any(wrapper in ATTENTION for wrapper in spec.wrappers),
         "dependent_targets": [target for target in spec.targets if TARGETS[target].dependent_launch],
-        "divides": any(wrapper in DIVIDING for wrapper in spec.wrappers),
+        "divides": any(wrapper in DIVIDING for wrapper in spec.wrappers)
+        or hopper_kernels(plan)["_dense_hopper"] is not None,
         "needs_e4m3": any(field.dtype == "e4m3" for layout in layouts for field in layout.fields),
         "e4m3_targets": [target for target in spec.targets if TARGETS[target].has_e4m3],
         "e4m3_rounding_targets": [target for target in spec.targets if TARGETS[target].rounds_e4m3],

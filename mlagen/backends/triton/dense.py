@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from mlagen.backends import gluon
 from mlagen.backends.triton import layout, splits
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature
+from mlagen.backends.triton.common import FULL_ALIGNMENT
 from mlagen.backends.triton.kvcache import cache_context, rows_context
-from mlagen.backends.triton.splits import attention_context
+from mlagen.backends.triton.splits import attention_context, dense_signature
 from mlagen.plan import DENSE_WRAPPERS, TARGETS, CompileJob, Plan, TileRow, needed
 
 MODULE = "dense_attention"
-SHARED = (layout, splits)
+SHARED = (layout, splits, gluon.DENSE)
 WRAPPERS = DENSE_WRAPPERS
 FLASH, DECODE = DENSE_WRAPPERS
 
@@ -20,32 +21,6 @@ FLASH, DECODE = DENSE_WRAPPERS
 def present(plan: Plan) -> bool:
     """Whether attention is dense; another family has the sparse one over a cache."""
     return plan.dense is not None
-
-
-def _signature(plan: Plan) -> Signature:
-    """Run-time arguments of the attention kernel and their Triton types."""
-    one, element = needed(plan.layout), f"*{plan.spec.model.dtype}"
-    window = attention_context(plan)["window"] is not None
-    counts = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size", "max_keys")
-    shares = ("causal", "unit_keys", "overhead", "least_units", "num_programs", "later_slots", "num_rows")
-    names = (*counts, *(("window",) if window else ()), *shares, *(("merge_places",) if window else ()))
-    strides = ("q_request_stride", "q_token_stride", "q_head_stride", "page_stride")
-    rows = () if one.planar else ("row_stride",)
-    others = ("k_head_stride", "block_table_stride", "out_token_stride", "out_head_stride", "lse_token_stride")
-    return (
-        ("q_ptr", element),
-        ("k_cache_ptr", "*u8" if one.quantised else element),
-        ("block_table_ptr", "*i32"),
-        ("cache_seqlens_ptr", "*i32"),
-        *((("k_scale_ptr", "*fp32"),) if one.tensor_scale else ()),
-        ("out_ptr", element),
-        ("lse_ptr", "*fp32"),
-        ("partial_ptr", "*fp32"),
-        *((name, "i32") for name in names),
-        ("sm_scale_log2", "fp32"),
-        ("empty_lse", "fp32"),
-        *((name, "i64") for name in (*strides, *rows, *others)),
-    )
 
 
 def context(plan: Plan) -> dict[str, Any]:
@@ -57,13 +32,14 @@ def context(plan: Plan) -> dict[str, Any]:
         **shared,
         **rows_context(dense),
         "plan": dense,
+        "hopper": dense.hopper,
         "cache": {**cache, "module": "_layout"},
         "has_tensor_scale": one.tensor_scale,
         "strides": cache["strides"] if one.planar else "any page, row and head stride",
         "flash": FLASH in plan.spec.wrappers,
         "decode": DECODE in plan.spec.wrappers,
         "empty_lse": "-math.inf" if shared["empty_row_lse"] == "-inf" else "math.inf",
-        "arguments": len(_signature(plan)),
+        "arguments": len(dense_signature(plan)),
     }
 
 
@@ -79,7 +55,7 @@ def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], small: TileRow) ->
             kernel="_dense_kernel",
             variant=f"{tile.block_h}x{tile.block_n}{''.join(words)}",
             target=target,
-            signature=_signature(plan),
+            signature=dense_signature(plan),
             constexprs=(
                 *facts,
                 ("ALIGNMENT", alignment),

@@ -87,6 +87,32 @@ def context(plan: Plan) -> dict[str, Any]:
     }
 
 
+def dense_signature(plan: Plan) -> Signature:
+    """Run-time arguments of the kernel of dense attention and their Triton types."""
+    one, element = needed(plan.layout), f"*{plan.spec.model.dtype}"
+    window = attention_context(plan)["window"] is not None
+    counts = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size", "max_keys")
+    shares = ("causal", "unit_keys", "overhead", "least_units", "num_programs", "later_slots", "num_rows")
+    names = (*counts, *(("window",) if window else ()), *shares, *(("merge_places",) if window else ()))
+    strides = ("q_request_stride", "q_token_stride", "q_head_stride", "page_stride")
+    rows = () if one.planar else ("row_stride",)
+    others = ("k_head_stride", "block_table_stride", "out_token_stride", "out_head_stride", "lse_token_stride")
+    return (
+        ("q_ptr", element),
+        ("k_cache_ptr", "*u8" if one.quantised else element),
+        ("block_table_ptr", "*i32"),
+        ("cache_seqlens_ptr", "*i32"),
+        *((("k_scale_ptr", "*fp32"),) if one.tensor_scale else ()),
+        ("out_ptr", element),
+        ("lse_ptr", "*fp32"),
+        ("partial_ptr", "*fp32"),
+        *((name, "i32") for name in names),
+        ("sm_scale_log2", "fp32"),
+        ("empty_lse", "fp32"),
+        *((name, "i64") for name in (*strides, *rows, *others)),
+    )
+
+
 def dependent_merge(target: str) -> tuple[tuple[str, bool], ...]:
     """What a split kernel takes beside its tile: whether its merge can begin while it still runs."""
     return (("DEPENDENT_MERGE", TARGETS[target].dependent_launch),)
