@@ -352,3 +352,58 @@ DENSE = HopperModule(
     arguments=_dense_arguments,
     details=_dense_details,
 )
+
+
+@dataclass(frozen=True)
+class HeadsModule:
+    """The generated module with the Hopper kernel of multi-head attention.
+
+    Attributes:
+        context_of: what the family's template asks for.
+        signature: run-time arguments of the portable kernel that loads by pointers, and their Triton types.
+    """
+
+    context_of: Callable[[Plan], dict[str, Any]]
+    signature: Callable[[Plan], Signature]
+
+    MODULE = "_varlen_hopper"
+    TEMPLATE = "gluon/heads"
+    KERNEL = "_varlen_hopper_kernel"
+
+    def present(self, plan: Plan) -> bool:
+        """Whether the spec has the kernel."""
+        return plan.varlen is not None and plan.varlen.hopper is not None
+
+    def _arguments(self, plan: Plan) -> Signature:
+        return (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"))
+
+    def context(self, plan: Plan) -> dict[str, Any]:
+        """What the template asks for."""
+        values = self.context_of(plan)
+        names = [chunk["name"] for chunk in values["k_chunks"]]
+        return {
+            **values,
+            "kernel": self.KERNEL,
+            "arguments": self._arguments(plan),
+            "shared": [
+                *(f"q_{name}" for name in names),
+                *names,
+                *("v", "q_ready", "k_ready", "v_ready", "k_free", "v_free"),
+            ],
+        }
+
+    def jobs(self, plan: Plan) -> Iterator[CompileJob]:
+        """The kernel, which has one variant."""
+        hopper = needed(needed(plan.varlen).hopper)
+        yield CompileJob(
+            module=self.MODULE,
+            kernel=self.KERNEL,
+            variant=f"{hopper.rows}x{hopper.block_n}",
+            target=HOPPER_TARGET,
+            signature=self._arguments(plan),
+            constexprs=(),
+            num_warps=hopper.num_warps,
+            num_stages=1,
+            expected_shared=hopper.expected_shared,
+            expected_products=hopper.expected_products,
+        )

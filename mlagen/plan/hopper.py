@@ -25,6 +25,13 @@ V4_REGISTERS = (192, 112)
 # fitted to 80 timings on an H100, and to 60 of fp8_ds_mla on an H200.
 COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
+SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
+HEADS_D_V = (64, 128, 256)
+HEADS_BLOCK_N = (128, 64)  # most wanted first
+HEADS_STAGES = 2
+HEADS_REGISTERS = (216, 72)
+HEADS_ACCUMULATORS = 192  # registers a thread for accumulators, scores and weights, beside which the rest has room
+HEADS_BARRIERS = 1024  # bytes for barriers and for what partitions pass
 REDO_ROWS = 1024  # results of a dequantising kernel that a program looks through at once
 LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
 SCALE_TILE = 128  # lanes of an fp32 scale
@@ -87,6 +94,58 @@ class HopperPlan:
     def tile(self) -> Tile:
         """The kernel as the choice of splits sees it: a program a multiprocessor, which pipelines by itself."""
         return Tile(self.block_h, self.step, WARPS, 1, True)
+
+
+@dataclass(frozen=True)
+class HeadsHopperPlan:
+    """Numbers of the Hopper kernel of multi-head attention.
+
+    Attributes:
+        block_m: rows that a warpgroup holds.
+        block_n: keys a step.
+        stages: steps of which K and V are in shared memory at once.
+        registers: of a thread of the second warpgroup that multiplies, and of the copying one.
+        num_warps: of the program's first warpgroup.
+        min_queries: from how many rows of its longest request on a call runs it; None: none does.
+        expected_shared: bytes of shared memory a program is expected to need.
+        expected_products: wgmma instructions in its code.
+    """
+
+    block_m: int
+    block_n: int
+    stages: int
+    registers: tuple[int, int]
+    num_warps: int
+    min_queries: int | None
+    expected_shared: int
+    expected_products: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of a program: two warpgroups multiply."""
+        return 2 * self.block_m
+
+
+def make_heads_hopper(spec: Spec, shared_limit: int) -> HeadsHopperPlan | None:
+    """The plan of the Hopper kernel of a spec's multi-head attention; None where its back end or its dims leave it out.
+
+    Lanes come in shared memory's swizzled runs of 64, and V's as one accumulator.
+    """
+    heads = spec.multi_head
+    if heads is None or spec.backend == "triton" or HOPPER_TARGET not in spec.targets:
+        return None
+    d_qk, d_v = heads.qk_head_dim, heads.v_head_dim
+    if d_qk % SWIZZLED_LANES or d_v not in HEADS_D_V:
+        return None
+    for block_n in HEADS_BLOCK_N:
+        keys = HEADS_STAGES * block_n * (d_qk + d_v)
+        shared = (2 * BLOCK_H * d_qk + keys) * ITEMSIZE
+        accumulators = (d_v + 1.5 * block_n) * BLOCK_H / 128  # and scores, with half as many for weights
+        if shared + HEADS_BARRIERS <= shared_limit and accumulators <= HEADS_ACCUMULATORS:
+            # Scores: before the loop and in it; V: in it and behind it; of both warpgroups.
+            products = 2 * 2 * (d_qk // PRODUCT_DEPTH + block_n // PRODUCT_DEPTH)
+            return HeadsHopperPlan(BLOCK_H, block_n, HEADS_STAGES, HEADS_REGISTERS, WARPS, None, shared, products)
+    return None
 
 
 def refusal(spec: Spec) -> str | None:

@@ -13,7 +13,15 @@ from mlagen.plan import work
 from mlagen.plan.cache import CachePlan, make_cache_plan
 from mlagen.plan.chunks import Chunk, make_chunks
 from mlagen.plan.dense import DENSE_WRAPPERS, DensePlan, make_dense_plan
-from mlagen.plan.hopper import HOPPER_TARGET, HopperPlan, HopperRow, make_hopper, reads_cache, refusal
+from mlagen.plan.hopper import (
+    HOPPER_TARGET,
+    HopperPlan,
+    HopperRow,
+    make_heads_hopper,
+    make_hopper,
+    reads_cache,
+    refusal,
+)
 from mlagen.plan.kvcache import KVCACHE_WRAPPER, KvcachePlan, cached_row, make_kvcache_plan
 from mlagen.plan.merge import MergePlan, make_merge_plan
 from mlagen.plan.splits import SplitsPlan, make_splits
@@ -298,7 +306,9 @@ def _make_varlen(spec: Spec) -> VarlenPlan | None:
     if heads is None or not any(NEEDS[name].multi_head for name in spec.wrappers):
         return None
     targets = [TARGETS[name] for name in spec.targets]
-    return make_varlen_plan(heads.qk_head_dim, heads.v_head_dim, targets, descriptors=heads.addressing == "descriptors")
+    hopper = make_heads_hopper(spec, TARGETS[HOPPER_TARGET].shared_limit)
+    described = heads.addressing == "descriptors"
+    return make_varlen_plan(heads.qk_head_dim, heads.v_head_dim, targets, hopper, descriptors=described)
 
 
 def _make_merge(spec: Spec) -> MergePlan | None:

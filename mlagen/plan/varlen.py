@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mlagen.errors import LimitError
 from mlagen.plan.chunks import Chunk, make_chunks
+from mlagen.plan.hopper import HeadsHopperPlan
 from mlagen.plan.targets import Target
 from mlagen.plan.tiles import row_bytes
 from mlagen.work import ITEMSIZE
@@ -69,6 +70,7 @@ class VarlenPlan:
         tiles: rows of the tile table by target.
         unaligned: the tile of calls whose rows do not begin at 16 bytes, by target.
         cached_bytes: bytes of K and V of the heads that run side by side.
+        hopper: the Hopper kernel's numbers; None without one.
     """
 
     d_qk: int
@@ -79,6 +81,7 @@ class VarlenPlan:
     tiles: tuple[tuple[str, tuple[VarlenRow, ...]], ...]
     unaligned: tuple[tuple[str, VarlenRow], ...]
     cached_bytes: int
+    hopper: HeadsHopperPlan | None
 
     def flops(self, pairs: int, num_heads: int) -> int:
         """FLOPs of a call with so many pairs of a row and a key that it sees."""
@@ -173,12 +176,20 @@ def make_rows(
     return tuple(rows), VarlenRow(None, small, shared, "small, for loads of single elements")
 
 
-def make_varlen_plan(d_qk: int, d_v: int, targets: Iterable[Target], *, descriptors: bool) -> VarlenPlan:
+def make_varlen_plan(
+    d_qk: int,
+    d_v: int,
+    targets: Iterable[Target],
+    hopper: HeadsHopperPlan | None = None,
+    *,
+    descriptors: bool,
+) -> VarlenPlan:
     """The numbers for heads of `d_qk` and `d_v` lanes.
 
     Args:
         d_qk, d_v: lanes of a row of q and k, and of v.
         targets: the spec's.
+        hopper: the Hopper kernel's numbers; None without one.
         descriptors: targets with hardware for it copy blocks of k and v by tensor descriptor.
 
     Raises:
@@ -197,4 +208,5 @@ def make_varlen_plan(d_qk: int, d_v: int, targets: Iterable[Target], *, descript
         tiles=tuple((name, table) for name, (table, _) in rows.items()),
         unaligned=tuple((name, small) for name, (_, small) in rows.items()),
         cached_bytes=CACHED_BYTES,
+        hopper=hopper,
     )

@@ -44,8 +44,8 @@ class Results(NamedTuple):
 
 
 def hopper_modules(package: ModuleType) -> list[Any]:
-    """The package's modules that have a table of calls for a Hopper kernel."""
-    return _modules_with(package, "HOPPER")
+    """The package's modules that say which of their calls a Hopper kernel runs."""
+    return [module for name in ("HOPPER", "HOPPER_QUERIES") for module in _modules_with(package, name)]
 
 
 def union_modules(package: ModuleType) -> list[Any]:
@@ -98,7 +98,10 @@ class Subject:
         """Within, every call that can runs the kernels that are this subject's target, if it is one of kernels."""
         changes: list[tuple[Any, dict[str, Any]]] = []
         if self.target == HOPPER_KERNELS:
-            changes = [(module, {"HOPPER": [(module.ANY, 0)]}) for module in hopper_modules(self.package)]
+            changes = [
+                (module, {"HOPPER": [(module.ANY, 0)]} if hasattr(module, "HOPPER") else {"HOPPER_QUERIES": 0})
+                for module in hopper_modules(self.package)
+            ]
         elif self.target == SHARED_INDICES:
             changes = [
                 (module, {"UNION": [(module.GROUP_HEADS, 0), (module.ANY, module.ANY + 1)], "UNION_ROWS": UNION_ROWS})

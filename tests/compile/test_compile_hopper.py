@@ -30,7 +30,7 @@ def written(tmp_path, pytestconfig):
     def write(name, old="", new="", shared=None):
         """`shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do."""
         spec = load(pytestconfig.rootpath / "specs" / f"{name}.yaml")
-        if spec.attention.kind == "sparse":
+        if spec.attention_kind == "sparse":
             attention = spec.attention.model_copy(update={"shared_indices": shared})
             spec = spec.model_copy(update={"attention": attention})
         plan = make_plan(spec)
@@ -49,7 +49,9 @@ def written(tmp_path, pytestconfig):
     return write
 
 
-@pytest.mark.parametrize("name", ["dsv32", "glm53", "dsv3"])  # with lanes behind V, and without; dense
+@pytest.mark.parametrize(
+    "name", ["dsv32", "glm53", "dsv3", "dsv3_prefill", "glm5_prefill"]
+)  # with lanes behind V, and without; dense; multi-head of 192/128 and 256/256
 def test_they_fit(written, tmp_path, name):
     folder, jobs = written(name)
     results = compile_jobs(folder, jobs, workers=2, cache_dir=tmp_path / "cache")

@@ -143,3 +143,21 @@ def test_tiles_of_a_merge_hold_whole_values(d_v):
         assert all(one & (one - 1) == 0 and one >= 1 for one in (tile.block_t, tile.block_h, tile.block_p))
         assert tile.block_t <= 8
     assert row.few.block_t == 1
+
+
+@pytest.mark.parametrize(
+    ("dims", "block_n"), [((192, 128), 128), ((128, 128), 128), ((256, 256), 64), ((96, 64), None), ((64, 192), None)]
+)
+def test_heads_in_runs_of_64_lanes_have_a_hopper_kernel_that_no_call_is_given_to(dims, block_n):
+    hopper = make_plan(make_spec(*dims)).varlen.hopper
+    assert (hopper and hopper.block_n) == block_n
+    if hopper is not None:
+        assert hopper.min_queries is None
+        # Two warpgroups' Q of 64 rows, and two stages of K and V; 16 lanes or keys a product, twice over each.
+        assert hopper.expected_shared == 2 * (128 * dims[0] + 2 * block_n * sum(dims))
+        assert hopper.expected_products == 4 * (dims[0] // 16 + block_n // 16)
+
+
+@pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}], ids=str)
+def test_without_gluon_or_sm90_there_is_none(changes):
+    assert make_plan(make_spec(**changes)).varlen.hopper is None

@@ -39,7 +39,8 @@ def common(plan: Plan) -> dict[str, Any]:
         "targets": spec.targets,
         "backend": spec.backend,
         "hopper_modules": [name for name, hopper in hopper_kernels(plan).items() if hopper is not None]
-        + (["_sparse_union", "_union"] if plan.union else []),
+        + (["_sparse_union", "_union"] if plan.union else [])
+        + (["_varlen_hopper"] if plan.varlen and plan.varlen.hopper else []),
         "shares": plan.union is not None,
         "has_attention": any(wrapper in ATTENTION for wrapper in spec.wrappers),
         "dependent_targets": [target for target in spec.targets if TARGETS[target].dependent_launch],

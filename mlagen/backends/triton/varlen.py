@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
+from mlagen.backends import gluon
 from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, alignment_of, chunk_of, common
 from mlagen.backends.triton.splits import accumulators
 from mlagen.plan import CompileJob, Plan, VarlenPlan, VarlenTile, needed
@@ -71,11 +72,15 @@ def context(plan: Plan) -> dict[str, Any]:
         "d_v": varlen.d_v,
         "varlen": varlen,
         "descriptors": bool(varlen.descriptor_targets),
+        "hopper": varlen.hopper,
         "addressings": _addressings(plan),
         "chunks": [*k_chunks, *v_chunks],
         "k_chunks": k_chunks,
         "v_chunks": v_chunks,
     }
+
+
+SHARED = (gluon.HeadsModule(context, lambda plan: _signature(plan, None)),)
 
 
 def exports(wrappers: list[str]) -> list[str]:
