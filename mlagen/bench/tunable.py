@@ -87,7 +87,13 @@ class Tunable:
         """The compile jobs of the kernels that take the tile, on the target."""
         alone = replace(plan, spec=plan.spec.model_copy(update={"targets": (target.name,)}))
         alone = self.with_rows(alone, target.name, [self.row(plan, tile, target)])
-        return [job for job in jobs_of(alone) if job.module == self.module and "BLOCK_H" in dict(job.constexprs)]
+        return [job for job in jobs_of(alone) if job.module == self.module and _takes(job, tile)]
+
+
+def _takes(job: CompileJob, tile: Tile) -> bool:
+    blocks = dict(job.constexprs)
+    of_job = (blocks.get("BLOCK_H"), blocks.get("BLOCK_N"), job.num_warps, job.num_stages)
+    return of_job == (tile.block_h, tile.block_n, tile.num_warps, tile.num_stages)
 
 
 def _sparse_shape(package: BenchPackage, regime: Regime) -> Shape:
