@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlagen.bench.progress import progress
-from mlagen.bench.tunable import KVCACHE, SPARSE, Tunable, tunables_of
+from mlagen.bench.tunable import DENSE, KVCACHE, SPARSE, Tunable, tunables_of
 from mlagen.compile import check_limits, compile_jobs
 from mlagen.errors import LimitError, MlagenError, ToolError, UsageError
 from mlagen.plan import TARGETS, CompileJob, Plan, Target, Tile, make_plan
@@ -29,7 +29,10 @@ STAGES = {("cuda", False): (2, 3), ("cuda", True): (2, 3, 4), ("hip", False): (1
 
 
 def candidate_tiles(kernels: Tunable, plan: Plan, num_heads: int, target: Target) -> list[Tile]:
-    """Tiles for calls of `num_heads` heads that should fit the target's shared memory and registers."""
+    """Tiles for calls of `num_heads` heads, or rows of dense attention, that should fit the target.
+
+    They suit the kernels and the plan, and should fit the target's shared memory and registers.
+    """
     widest = max(min(BLOCK_H), next_power_of_2(num_heads))
     tiles = [
         Tile(block_h, block_n, num_warps, num_stages, indices_ahead)
@@ -41,7 +44,8 @@ def candidate_tiles(kernels: Tunable, plan: Plan, num_heads: int, target: Target
     return [
         tile
         for tile in tiles
-        if accumulator_registers(tile, chunks, target) <= ACCUMULATOR_REGISTERS[tile.block_h]
+        if kernels.suits(plan, tile, target)
+        and accumulator_registers(tile, chunks, target) <= ACCUMULATOR_REGISTERS[tile.block_h]
         and _fits(kernels, plan, tile, target)
     ]
 
@@ -93,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--spec", type=Path, required=True, help="the spec")
     parser.add_argument("--package", type=Path, required=True, help="folder of the package generated from it")
     parser.add_argument("--target", choices=tuple(TARGETS), required=True)
-    names = [SPARSE.name, KVCACHE.name]
+    names = [SPARSE.name, KVCACHE.name, DENSE.name]
     parser.add_argument("--kernels", choices=names, help="whose tiles; default: the first that the spec has")
     options = parser.parse_args(arguments)
     try:
@@ -102,7 +106,7 @@ def main(arguments: list[str] | None = None) -> int:
         found = [each for each in tunables if options.kernels in (None, each.name)]
         if not found:
             raise UsageError(f"{plan.spec.name} has no {options.kernels or 'attention'} kernels")
-        tiles = candidate_tiles(found[0], plan, plan.spec.model.num_heads, target)
+        tiles = candidate_tiles(found[0], plan, found[0].widest(plan.spec.model.num_heads), target)
         jobs = {tile: found[0].jobs(plan, tile, target) for tile in tiles}
         with progress() as report, report.steps("compile", len(jobs)) as step:
             unfit = unfit_tiles(options.package, jobs, step)

@@ -24,8 +24,8 @@ class Regime:
 
     Attributes:
         most_heads: most heads of the class it stands for; 0: any number above the other classes.
-        num_heads: heads measured.
-        tokens: tokens measured.
+        num_heads: heads measured; of dense attention, rows a KV head.
+        tokens: tokens measured; of dense attention, requests.
     """
 
     most_heads: int

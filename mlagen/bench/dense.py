@@ -35,6 +35,11 @@ CASES: tuple[tuple[int, int, int, Literal["equal", "random"]], ...] = (
     (16, 1, 4 << 10, "random"),
     (128, 1, 32 << 10, "random"),
 )
+TUNED_REQUESTS = (1, 16, 64, 128)
+TUNED_QUERIES = 2  # tokens a request, where rows are more than the model's heads
+TUNED_CONTEXTS = (4 << 10, 32 << 10)  # cached tokens of a request, up to MANY_REQUESTS and above
+MANY_REQUESTS = 64
+TUNED_CACHES = 8  # that a device must have room for: two input sets of two shapes, as much again besides
 SEED = 0  # of random lengths, which every run draws alike
 EAGER_TOKENS = 1
 
@@ -165,6 +170,15 @@ def dense_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[Den
         for num_heads in heads
         for requests, s_q, context, lengths in CASES
     ]
+
+
+def tuned_shape(package: BenchPackage, requests: int, rows: int, memory: int) -> DenseShape:
+    """The shape at which tiles of so many requests and rows a KV head are tuned, on a device of `memory` bytes."""
+    s_q = 1 if rows <= package.facts.num_heads else TUNED_QUERIES
+    short, long = TUNED_CONTEXTS
+    room = TUNED_CACHES * requests * long * package.cached[0].row_bytes <= memory
+    context = long if requests > MANY_REQUESTS and room else short
+    return DenseShape(requests, s_q, rows // s_q, context, "equal")
 
 
 def input_sets(work: int, moved: int, roof: Roof, l2_bytes: int) -> int:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
+from mlagen.bench.cache import block_size_of
+from mlagen.bench.choose import RESIDENT
+from mlagen.bench.dense import window_of
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import Call
 from mlagen.plan import HOPPER_TARGET, HopperRow, Tile
 
+MOST_SPLITS = 128
+CROWDED = 4  # splits that give every slot of the device more programs than this are not tried
+MOST_RESIDENT = 64  # that a tuned file may name
+LEAST_RESIDENT = 4  # programs a multiprocessor up to which dense attention is tried, whatever the model says of them
+
+
+def split_counts(blocks: int, programs: int, slots: int) -> Iterator[int]:
+    """Powers of two up to `blocks`, while they do not crowd a device that holds `slots` programs at once."""
+    splits = 1
+    while splits <= min(blocks, MOST_SPLITS) and (splits == 1 or programs * splits <= CROWDED * slots):
+        yield splits
+        splits *= 2
+
 
 class Driver:
-    """Schedules a package's attention with any tile.
+    """Schedules a package's sparse attention with any tile.
 
     Args:
         package: the package.
@@ -61,6 +77,24 @@ class Driver:
         cost = (self._module.HOPPER_COST,) if hopper else ()
         return self._splits.make_schedule(self.facts, entry, aligned, tokens, num_heads, blocks, splits, False, *cost)
 
+    def splits_of(self, schedule: Any) -> int:
+        """The split count of a schedule."""
+        return int(schedule.num_splits)
+
+    def wishes(self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int]) -> list[int]:
+        """Split counts that may be a tile's best, most first; `resident` programs fit a multiprocessor."""
+        blocks = sum(-(-count // tile.block_n) for count in counts)
+        programs = tokens * -(-num_heads // tile.block_h)
+        return list(split_counts(blocks, programs, self.facts.multiprocessors * resident))[::-1]
+
+    def residents(self, resident: int) -> range:
+        """Programs a multiprocessor that the rule may plan with for a tile of which so many fit one."""
+        return RESIDENT
+
+    def smallest(self, tile: Tile, counts: Sequence[int]) -> list[Any]:
+        """Schedules of one token and head with which every kernel that takes the tile is launched."""
+        return [self.schedule(tile, 1, 1, 1, counts, splits) for splits in (1, 2)]
+
     def scheduled(self, schedule: Any, call: Call) -> Callable[[], Any]:
         """A call of one of the module's wrappers that runs by that schedule instead of its own."""
         module = self._module
@@ -74,6 +108,61 @@ class Driver:
                 module._schedule = own
 
         return run
+
+
+class DenseDriver(Driver):
+    """Schedules a package's dense attention with any tile.
+
+    Calls have rows of one KV head for heads, requests for tokens, and the keys of a request for counts. Splits are the
+    programs among which the batch is shared out.
+    """
+
+    def current(self, num_heads: int, tokens: int) -> tuple[Tile, int]:
+        """The tile of a call by the package's own table, and the programs a multiprocessor."""
+        tile = self._own(tokens, num_heads, 1).tile
+        return _plain(tile), tile.programs_per_sm
+
+    def schedule(
+        self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int], splits: int = 0
+    ) -> Any:
+        """The module's Schedule for a tile: with `resident` programs a multiprocessor, or as near to `splits`.
+
+        A tile whose BLOCK_N does not divide a page makes way for the small one, as in every call.
+        """
+        if splits:
+            found = [self.schedule(tile, each, tokens, num_heads, counts) for each in range(1, MOST_RESIDENT + 1)]
+            return min(found, key=lambda schedule: abs(schedule.programs - splits))
+        own = self._module.TILES
+        entry = self._splits.Tile(**asdict(tile), programs_per_sm=resident)
+        self._module.TILES = {self.facts.target: [(self._splits.ANY, self._splits.ANY, entry)]}
+        try:
+            return self._own(tokens, num_heads, max(counts))
+        finally:
+            self._module.TILES = own
+
+    def _own(self, requests: int, rows: int, keys: int) -> Any:
+        """The Schedule that the module makes of its table as it is, for rows of one query token."""
+        page_size, window = block_size_of(self.package), window_of(self.package)
+        sizes = (requests, 1, rows, 1, page_size, -(-keys // page_size) * page_size)
+        windows = () if window is None else (window,)
+        return self._module._schedule.__wrapped__(self.facts, self._splits.ALIGNED, *sizes, *windows, False)
+
+    def splits_of(self, schedule: Any) -> int:
+        """The programs of a schedule."""
+        return int(schedule.programs)
+
+    def wishes(self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int]) -> list[int]:
+        """Numbers of programs that may be a tile's best, most first; `resident` of them fit a multiprocessor."""
+        tried = reversed(self.residents(resident))
+        return list(dict.fromkeys(self.schedule(tile, each, tokens, num_heads, counts).programs for each in tried))
+
+    def residents(self, resident: int) -> range:
+        """Programs a multiprocessor that are tried, where so many are expected to fit one: up to two rounds of them."""
+        return range(1, max(LEAST_RESIDENT, 2 * resident) + 1)
+
+    def smallest(self, tile: Tile, counts: Sequence[int]) -> list[Any]:
+        """A schedule of one request and row whose keys are shared out, so that the merge runs too."""
+        return [self.schedule(tile, 1, 1, 1, counts)]
 
 
 def _plain(tile: Any) -> Tile:

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 
 from mlagen.bench.choose import Regime
-from mlagen.bench.driver import Driver
 from mlagen.bench.package import load_package
 from mlagen.bench.progress import one_line
 from mlagen.bench.trial import Setting
@@ -24,17 +23,16 @@ MOST_PROCESSES = 12  # each holds half a GiB of the device
 
 
 def compile_tile(package_dir: Path, kernels: str, tile: Tile) -> str | None:
-    """Launches the single pass and the split kernel once with a tile; why it cannot run, in one line, or None."""
+    """Launches every kernel that takes a tile once with it; why it cannot run, in one line, or None."""
     package = load_package(package_dir)
     (tunable,) = [each for each in tunables_of(package.facts.wrappers, package.facts.kind) if each.name == kernels]
     device = torch.device("cuda", torch.cuda.current_device())
-    driver = Driver(package, tunable.module, package.device_facts(device))
+    driver = tunable.driver(package, tunable.module, package.device_facts(device))
     shape = tunable.shape_of(package, Regime(0, 1, 1))
     trial = tunable.small_trials(Setting(package, device, l2_bytes=0, peers=False))(shape)
     call = trial.entrants[0].prepare(trial.inputs[0])
     try:
-        for splits in (1, 2):
-            schedule = driver.schedule(tile, 1, 1, 1, tunable.counts(shape), splits)
+        for schedule in driver.smallest(tile, tunable.counts(shape)):
             driver.scheduled(schedule, call)()
         torch.cuda.synchronize()
     except Exception as error:  # a compiler's or a driver's: the sweep goes on without the tile

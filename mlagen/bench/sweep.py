@@ -2,7 +2,8 @@
 
 For each size of call: every candidate tile at the split count that the package's own rule picks, then the promising
 ones at all split counts, then the best three against each other. The Hopper kernel is one more candidate, which takes
-no tile's place. A result is checked against float64 before its time counts.
+no tile's place. A result is checked against float64 before its time counts. Splits of dense attention are the programs
+among which a batch is shared out: the rule takes as many a multiprocessor as the tile's row says.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import functools
 import statistics
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from mlagen.bench.candidates import candidate_tiles, unfit_tiles
 from mlagen.bench.cells import Cell, CellLog, Measured
 from mlagen.bench.check import check_device
 from mlagen.bench.choose import Regime, choose_hopper, choose_tiles, make_choices, runs_hopper
-from mlagen.bench.driver import Driver
 from mlagen.bench.measure import Timer, event_timer, flush_l2, graph_timer, interleave
 from mlagen.bench.package import BenchPackage, kernels_hash
 from mlagen.bench.precompile import compile_tiles
@@ -33,9 +33,7 @@ from mlagen.bench.trial import Call, Setting, Trial
 from mlagen.bench.tunable import Tunable
 from mlagen.plan import TARGETS, HopperRow, Plan, Tile, TileRow
 
-MOST_SPLITS = 128
 PROMISING = 1.6  # a tile this much slower than the best portable one at the rule's splits is not tried at others
-CROWDED = 4  # splits that give every slot of the device more programs than this are not tried
 HOPELESS = 2.0  # nor more splits once two counts in a row are this much slower than the tile's best
 ROUNDS, FINAL_ROUNDS, FINALISTS = 3, 9, 3
 ROUND_S = 1e-3
@@ -80,14 +78,6 @@ class Swept:
     hopper_rows: tuple[HopperRow, ...]
     figures: tuple[Figure, ...]
     complete: bool
-
-
-def split_counts(blocks: int, programs: int, slots: int) -> Iterator[int]:
-    """Powers of two up to `blocks`, while they do not crowd a device that holds `slots` programs at once."""
-    splits = 1
-    while splits <= min(blocks, MOST_SPLITS) and (splits == 1 or programs * splits <= CROWDED * slots):
-        yield splits
-        splits *= 2
 
 
 class _BudgetError(Exception):
@@ -136,7 +126,7 @@ class Sweep:
         self.device_name = torch.cuda.get_device_name(device)
         self.facts = package.device_facts(device)
         self.target = TARGETS[self.facts.target]
-        self.driver = Driver(package, kernels.module, self.facts)
+        self.driver = kernels.driver(package, kernels.module, self.facts)
         self.flush = flush_l2(device)
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
         self.trials = kernels.trials(Setting(package, device, l2_bytes, peers=False))
@@ -220,7 +210,7 @@ class Sweep:
         error = ready.trial.error_of(calls[0])
         if not error <= ready.trial.error_limit:
             raise ArithmeticError(f"wrong result: error {error:.2g}")
-        if regime.tokens >= PREFILL_TOKENS:
+        if regime.tokens >= PREFILL_TOKENS or len(calls) == 1:  # one set of inputs is in L2 at its next turn
             return event_timer(calls[0], self.flush, repeats=1)
         return graph_timer(calls, ROUND_S)
 
@@ -248,7 +238,7 @@ class Sweep:
 
     def _rule(self, regime: Regime, tile: Tile, resident: int, wished: int = 0) -> int:
         """The split count that the package's rule picks, or makes of a wish."""
-        return int(self._schedule(regime, tile, resident, wished).num_splits)
+        return self.driver.splits_of(self._schedule(regime, tile, resident, wished))
 
     def _sweep(self, regime: Regime) -> bool:
         """Measures a regime; False if time ran out before every tile was tried once, or if none runs."""
@@ -281,12 +271,10 @@ class Sweep:
 
     def _all_splits(self, regime: Regime, tile: Tile) -> None:
         """Measures a tile at all split counts that may be its best."""
-        blocks = sum(-(-count // tile.block_n) for count in self.kernels.counts(self._shape(regime)))
-        programs = regime.tokens * -(-regime.num_heads // tile.block_h)
-        slots = self.facts.multiprocessors * self._resident(tile)
+        counts = self.kernels.counts(self._shape(regime))
         best = float("inf")
         slower = 0
-        for wished in reversed(list(split_counts(blocks, programs, slots))):
+        for wished in self.driver.wishes(tile, self._resident(tile), regime.tokens, regime.num_heads, counts):
             seconds = self._measure(regime, tile, self._rule(regime, tile, 1, wished))
             if seconds is None:
                 continue
@@ -340,7 +328,9 @@ class Sweep:
         return {tile: each for tile, each in self._best(regime).items() if tile != self.driver.hopper}
 
     def _slowdown(self, regime: Regime, tile: Tile, resident: int) -> float:
-        """Time of the rule's split count over the tile's best one."""
+        """Time of the rule's split count over the tile's best one; infinite where the rule may not plan so."""
+        if resident not in self.driver.residents(self._resident(tile)):
+            return float("inf")
         seconds = self._ruled(regime, tile, resident)
         best = self._best(regime)[tile][0]
         return seconds / best if seconds is not None else float("inf")

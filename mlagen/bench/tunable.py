@@ -7,19 +7,26 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from mlagen.backends import compile_jobs as jobs_of
-from mlagen.bench import attention, kvcache
+from mlagen.bench import attention, dense, kvcache
+from mlagen.bench.batches import BLOCK_SIZE
 from mlagen.bench.choose import Regime
+from mlagen.bench.dense import DenseShape
+from mlagen.bench.driver import DenseDriver, Driver
 from mlagen.bench.kvcache import KvcacheShape
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import DECODE_S_KV, DECODE_TOKENS, PREFILL_S_KV, PREFILL_TOKENS, Shape
 from mlagen.bench.trial import Setting, Sizes, Trial
 from mlagen.plan import CompileJob, Plan, Target, Tile, TileRow, needed
 from mlagen.plan.chunks import Chunk
+from mlagen.plan.dense import MOST_ROWS, spills_with_window
 from mlagen.plan.kvcache import CachedRow
 from mlagen.plan.tiles import make_row
+from mlagen.spec import DenseAttention
 
-CLASSES = (16, 32, 64)  # heads that get rows of their own where a model has more
+CLASSES = (16, 32, 64)  # heads, or rows of dense attention, that get rows of their own where a model has more
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Tunable:
         name: under which results are kept and reported.
         module: generated module that holds them.
         shape: the class of their shapes.
-        tokens: query tokens that are measured, most wanted first.
+        tokens: query tokens that are measured, most wanted first; of dense attention, requests.
         shape_of: the shape at which a regime of a package is measured.
         counts: indices a token in each list of a shape.
         chunks: blocks of a row, of a plan.
@@ -38,6 +45,9 @@ class Tunable:
         trials: readies shapes.
         small_trials: the same, with no more memory than calls of one request take.
         with_rows: a plan whose tile tables are replaced by rows of one target.
+        driver: schedules a package's kernels.
+        suits: whether calls of a plan would take the tile on a target, if it fits.
+        widest: heads, or rows of dense attention, that are measured for a model of so many heads.
     """
 
     name: str
@@ -51,10 +61,14 @@ class Tunable:
     trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
     small_trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
     with_rows: Callable[[Plan, str, Sequence[TileRow]], Plan]
+    driver: Callable[[BenchPackage, str, Any], Driver] = Driver
+    suits: Callable[[Plan, Tile, Target], bool] = lambda plan, tile, target: True
+    widest: Callable[[int], int] = lambda num_heads: num_heads
 
     def regimes(self, num_heads: int) -> list[Regime]:
         """Sizes of call that are swept for a model of that many heads."""
-        classes = [(most, most) for most in CLASSES if most < num_heads] + [(0, num_heads)]
+        widest = self.widest(num_heads)
+        classes = [(most, most) for most in CLASSES if most < widest] + [(0, widest)]
         return [Regime(most, heads, tokens) for most, heads in classes for tokens in self.tokens]
 
     def row(
@@ -73,7 +87,13 @@ class Tunable:
         """The compile jobs of the kernels that take the tile, on the target."""
         alone = replace(plan, spec=plan.spec.model_copy(update={"targets": (target.name,)}))
         alone = self.with_rows(alone, target.name, [self.row(plan, tile, target)])
-        return [job for job in jobs_of(alone) if job.module == self.module and "BLOCK_H" in dict(job.constexprs)]
+        return [job for job in jobs_of(alone) if job.module == self.module and _takes(job, tile)]
+
+
+def _takes(job: CompileJob, tile: Tile) -> bool:
+    blocks = dict(job.constexprs)
+    of_job = (blocks.get("BLOCK_H"), blocks.get("BLOCK_N"), job.num_warps, job.num_stages)
+    return of_job == (tile.block_h, tile.block_n, tile.num_warps, tile.num_stages)
 
 
 def _sparse_shape(package: BenchPackage, regime: Regime) -> Shape:
@@ -86,6 +106,10 @@ def _kvcache_shape(package: BenchPackage, regime: Regime) -> KvcacheShape:
     return kvcache.shape_at(package, regime.tokens, 1, regime.num_heads)
 
 
+def _dense_shape(package: BenchPackage, regime: Regime) -> DenseShape:
+    return dense.tuned_shape(package, regime.tokens, regime.num_heads, torch.cuda.mem_get_info()[1])
+
+
 def _with_sparse_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
     return replace(plan, sparse=replace(needed(plan.sparse), tiles=((target, tuple(rows)),)))
 
@@ -93,6 +117,10 @@ def _with_sparse_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
 def _with_kvcache_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
     assert plan.kvcache is not None
     return replace(plan, kvcache=replace(plan.kvcache, tiles=((target, tuple(rows)),)))
+
+
+def _with_dense_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
+    return replace(plan, dense=replace(needed(plan.dense), tiles=((target, tuple(rows)),)))
 
 
 def _sparse_row(plan: Plan, tile: Tile, target: Target, *rest: Any) -> TileRow:
@@ -106,6 +134,18 @@ def _cached_row(plan: Plan) -> CachedRow:
 
 def _kvcache_row(plan: Plan, *rest: Any) -> TileRow:
     return _cached_row(plan).row(*rest)
+
+
+def _dense_row(plan: Plan, *rest: Any) -> TileRow:
+    return needed(plan.dense).cached.row(*rest)
+
+
+def _suits_dense(plan: Plan, tile: Tile, target: Target) -> bool:
+    """Whether the tile's steps lie in a page, and leave registers for a window if there is one."""
+    attention, cache = plan.spec.attention, needed(plan.spec.cache)
+    assert isinstance(attention, DenseAttention)
+    whole = (cache.block_size or BLOCK_SIZE) % tile.block_n == 0
+    return whole and (attention.window is None or not spills_with_window(tile, target))
 
 
 SPARSE = Tunable(
@@ -134,10 +174,28 @@ KVCACHE = Tunable(
     small_trials=partial(kvcache.kvcache_trials, most_requests=1),
     with_rows=_with_kvcache_rows,
 )
+DENSE = Tunable(
+    name="dense",
+    module="dense_attention",
+    shape=DenseShape,
+    tokens=dense.TUNED_REQUESTS,
+    shape_of=_dense_shape,
+    counts=lambda shape: (shape.context,),
+    chunks=lambda plan: needed(plan.dense).cached.chunks,
+    make_row=_dense_row,
+    trials=dense.dense_trials,
+    small_trials=dense.dense_trials,
+    with_rows=_with_dense_rows,
+    driver=DenseDriver,
+    suits=_suits_dense,
+    widest=lambda num_heads: min(MOST_ROWS, dense.TUNED_QUERIES * num_heads),
+)
 
 
 def tunables_of(wrappers: Sequence[str], kind: str | None) -> list[Tunable]:
     """The attention kernels of a package with those wrappers and that kind of attention that can be tuned."""
+    if kind == "dense":
+        return [DENSE] if dense.WRAPPER in wrappers else []
     if kind != "sparse":
         return []
     found = [SPARSE] if any(name in wrappers for name in attention.WRAPPERS) else []

@@ -21,7 +21,7 @@ from mlagen.bench.choose import Regime
 from mlagen.bench.package import load_package
 from mlagen.bench.progress import Progress, progress
 from mlagen.bench.sweep import Figure, Sweep, Swept
-from mlagen.bench.tunable import KVCACHE, SPARSE, tunables_of
+from mlagen.bench.tunable import DENSE, KVCACHE, SPARSE, tunables_of
 from mlagen.emit.write import write_atomically
 from mlagen.errors import MlagenError, UsageError
 from mlagen.plan import HopperRow, Tile, TileRow, load_plan, make_plan
@@ -38,8 +38,8 @@ class Tuned:
     Attributes:
         spec_name, target, device, triton: what they hold for.
         rows: tiles of attention over rows; none where the package has no such kernels.
-        kvcache_rows: tiles of attention over a cache, likewise.
-        hopper_rows, kvcache_hopper_rows: which calls of either run the Hopper kernel, likewise.
+        kvcache_rows, dense_rows: tiles of attention over a cache and of dense attention, likewise.
+        hopper_rows, kvcache_hopper_rows: which calls of the first two run the Hopper kernel, likewise.
         figures: what each row was measured at.
         complete: every size of call was swept; False where the budget ended before.
     """
@@ -50,10 +50,16 @@ class Tuned:
     triton: str
     rows: tuple[TileRow, ...]
     kvcache_rows: tuple[TileRow, ...]
+    dense_rows: tuple[TileRow, ...]
     hopper_rows: tuple[HopperRow, ...]
     kvcache_hopper_rows: tuple[HopperRow, ...]
     figures: tuple[Figure, ...]
     complete: bool
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all tile tables."""
+        return len(self.rows) + len(self.kvcache_rows) + len(self.dense_rows)
 
     def text(self) -> str:
         """The tuned file."""
@@ -62,6 +68,7 @@ class Tuned:
             self.target,
             self.rows,
             kvcache_rows=self.kvcache_rows,
+            dense_rows=self.dense_rows,
             hopper_rows=self.hopper_rows,
             kvcache_hopper_rows=self.kvcache_hopper_rows,
             device=self.device,
@@ -93,7 +100,8 @@ def tune(
         package_dir: folder of the package generated from it.
         budget: seconds after which no further tile is tried; the table is then made of what is known.
         log: JSON lines of what was measured; a later call with the same file, package, Triton and device goes on there.
-        heads, tokens: sweep only the sizes of call measured at these; others keep what the package takes. Empty: all.
+        heads, tokens: sweep only the sizes of call measured at these (of dense attention: rows a KV head, requests);
+            others keep what the package takes. Empty: all.
         tiles: portable candidates to keep to, `read_tiles`: those that fit under other Tritons too; None: all.
         report: told of progress.
 
@@ -118,9 +126,9 @@ def tune(
         every = kernels.regimes(spec.model.num_heads)
         swept[kernels] = sweep.run(every, [regime for regime in every if wanted(regime)])
     if not swept:
-        raise UsageError(f"{spec.name} has no attention kernels: there are no tiles to tune")
+        raise UsageError(f"{spec.name} has no attention kernels whose tiles are tuned")
     device = torch.device("cuda", torch.cuda.current_device())
-    sparse, kvcache = swept.get(SPARSE, NOTHING), swept.get(KVCACHE, NOTHING)
+    sparse, kvcache, dense = (swept.get(kernels, NOTHING) for kernels in (SPARSE, KVCACHE, DENSE))
     return Tuned(
         spec_name=spec.name,
         target=package.device_facts(device).target,
@@ -128,6 +136,7 @@ def tune(
         triton=triton.__version__,
         rows=sparse.rows,
         kvcache_rows=kvcache.rows,
+        dense_rows=dense.rows,
         hopper_rows=sparse.hopper_rows,
         kvcache_hopper_rows=kvcache.hopper_rows,
         figures=tuple(figure for each in swept.values() for figure in each.figures),
@@ -160,8 +169,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--specs-dir", type=Path, help="write below this folder instead")
     parser.add_argument("--budget", type=float, help="seconds after which no further tile is tried")
     parser.add_argument("--log", type=Path, help="JSON lines of what was measured, to go on from")
-    parser.add_argument("--heads", type=int, nargs="+", default=(), help="only the classes measured at these heads")
-    parser.add_argument("--tokens", type=int, nargs="+", default=(), help="only these token counts")
+    parser.add_argument(
+        "--heads",
+        type=int,
+        nargs="+",
+        default=(),
+        help="only these heads (dense attention: rows)",
+    )
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=(), help="only these tokens (dense attention: requests)"
+    )
     parser.add_argument("--tiles", type=Path, help="only tiles of this file, which mlagen.bench.candidates wrote")
     options = parser.parse_args(arguments)
     try:
@@ -182,8 +199,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     print(summary(tuned), end="")
-    count = len(tuned.rows) + len(tuned.kvcache_rows)
-    print(f"{path}: {count} rows{'' if tuned.complete else ', not every size was swept'}", file=sys.stderr)
+    print(f"{path}: {tuned.row_count} rows{'' if tuned.complete else ', not every size was swept'}", file=sys.stderr)
     return 0
 
 

@@ -32,8 +32,8 @@ def _staged(spec: Path) -> Iterator[Path]:
 @SPEC
 @click.option("--budget", type=float, metavar="SECONDS", help="Try no further tile after so long.")
 @click.option("--log", type=click.Path(path_type=Path), help="Keep what was measured here, and go on from it.")
-@click.option("--heads", multiple=True, type=int, help="Only the classes measured at these heads; repeatable.")
-@click.option("--tokens", multiple=True, type=int, help="Only these token counts; repeatable.")
+@click.option("--heads", multiple=True, type=int, help="Only these heads (dense attention: rows); repeatable.")
+@click.option("--tokens", multiple=True, type=int, help="Only these tokens (dense attention: requests); repeatable.")
 @click.option("--tiles", type=click.Path(path_type=Path), help="Only tiles of this file of `mlagen.bench.candidates`.")
 def tune(
     spec: Path,
@@ -45,8 +45,9 @@ def tune(
 ) -> None:
     """Sweeps the tiles of SPEC on this GPU and writes specs/tuned/SPEC/TARGET.yaml, which `build` reads.
 
-    On a Hopper it also finds from how many tokens on a call is best run by the Hopper kernel. Every candidate's result
-    is checked against the reference before its time counts.
+    Tiles are those of sparse attention, over rows and over caches, and of dense attention. On a Hopper it also finds
+    from how many tokens on a call is best run by the Hopper kernel. Every candidate's result is checked against the
+    reference before its time counts.
     """
     from mlagen.bench.candidates import read_tiles
     from mlagen.bench.progress import progress  # torch and Triton are slow to import, and most commands need neither
@@ -60,8 +61,7 @@ def tune(
     path = tuned.write(spec.parent)
     click.echo(summary(tuned), nl=False)
     state = "" if tuned.complete else ", not every size was swept"
-    count = len(tuned.rows) + len(tuned.kvcache_rows)
-    err.print(f"{path}: {count} rows{state}; now run: mlagen build {spec}", markup=False)
+    err.print(f"{path}: {tuned.row_count} rows{state}; now run: mlagen build {spec}", markup=False)
 
 
 @click.command()

@@ -9,7 +9,7 @@ from mlagen.plan.cache import CachePlan
 from mlagen.plan.hopper import HopperPlan
 from mlagen.plan.kvcache import CachedRow, KvcachePlan, kvcache_rows, kvcache_unaligned
 from mlagen.plan.targets import TARGETS, Target
-from mlagen.plan.tiles import WIDE_ROWS, TileRow
+from mlagen.plan.tiles import WIDE_ROWS, Tile, TileRow
 from mlagen.spec import DenseAttention, Spec
 
 DENSE_WRAPPERS = ("flash_mla_with_kvcache", "decode_attention_fwd")
@@ -39,11 +39,16 @@ class DensePlan(KvcachePlan):
     block_b: int = BLOCK_B
 
 
+def spills_with_window(tile: Tile, target: Target) -> bool:
+    """Whether the bounds of a window find no registers beside the tile: wgmma's widest spills in its loop."""
+    return (tile.block_h, target.dot) == (WIDE_ROWS, "wgmma") and tile.block_n > WINDOW_BLOCK_N
+
+
 def _spared(row: TileRow, cached: CachedRow, target: Target) -> TileRow:
-    """The row with a tile that leaves registers for the bounds of a window: wgmma's widest spills in its loop."""
-    if (row.tile.block_h, target.dot) != (WIDE_ROWS, "wgmma"):
+    """The row with a tile that leaves registers for the bounds of a window."""
+    if not spills_with_window(row.tile, target):
         return row
-    tile = replace(row.tile, block_n=min(row.tile.block_n, WINDOW_BLOCK_N))
+    tile = replace(row.tile, block_n=WINDOW_BLOCK_N)
     return cached.row(tile, target, "with registers for the bounds of a window", row.max_heads, row.max_tokens)
 
 

@@ -27,7 +27,7 @@ from mlagen.plan.merge import MergePlan, make_merge_plan
 from mlagen.plan.splits import SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import Tile, TileRow, default_rows, unaligned_row
-from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_hopper, load_tuned_kvcache
+from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_dense, load_tuned_hopper, load_tuned_kvcache
 from mlagen.plan.union import UnionPlan, make_union
 from mlagen.plan.union import refusal as union_refusal
 from mlagen.plan.varlen import VarlenPlan, make_varlen_plan
@@ -188,15 +188,17 @@ def load_plan(path: Path) -> Plan:
         LimitError: a target cannot hold any tile of these dims.
     """
     spec = load(path)
-    if not isinstance(spec.attention, SparseAttention):
-        return make_plan(spec)
+    sparse = isinstance(spec.attention, SparseAttention)
+    layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
+    cached = None
+    if layout is not None and set(spec.wrappers) & {KVCACHE_WRAPPER, *DENSE_WRAPPERS}:
+        chunks = make_cache_plan(layout, extra_layout, spec.model.v_head_dim).chunks
+        cached = cached_row(layout, extra_layout if sparse else None, chunks)
+    if not sparse:
+        return make_plan(spec, tuned_dense=load_tuned_dense(spec.name, path.parent, cached) if cached else None)
     tuned = load_tuned(spec.name, path.parent, row_chunks(spec))
     calls = {kind: load_tuned_hopper(kind, spec.name, path.parent, HOPPER_TARGET) for kind in HOPPER_KINDS}
-    layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
-    if KVCACHE_WRAPPER not in spec.wrappers or layout is None:
-        return make_plan(spec, tuned, tuned_hopper=calls)
-    cached = cached_row(layout, extra_layout, make_cache_plan(layout, extra_layout, spec.model.v_head_dim).chunks)
-    return make_plan(spec, tuned, load_tuned_kvcache(spec.name, path.parent, cached), calls)
+    return make_plan(spec, tuned, load_tuned_kvcache(spec.name, path.parent, cached) if cached else None, calls)
 
 
 def make_plan(
@@ -204,6 +206,7 @@ def make_plan(
     tuned: Mapping[str, Sequence[TileRow]] | None = None,
     tuned_kvcache: Mapping[str, Sequence[TileRow]] | None = None,
     tuned_hopper: Mapping[str, Sequence[HopperRow] | None] | None = None,
+    tuned_dense: Mapping[str, Sequence[TileRow]] | None = None,
 ) -> Plan:
     """Derives the plan.
 
@@ -212,6 +215,7 @@ def make_plan(
         tuned: rows of the tile table that a sweep found, by target; targets without take the defaults.
         tuned_kvcache: the same of attention over a cache.
         tuned_hopper: which calls run the Hopper kernels, by `tuned.HOPPER_KINDS`.
+        tuned_dense: as `tuned`, of dense attention.
 
     Raises:
         LimitError: the spec asks for the Gluon back end, or for shared indices, and cannot have them; or a target
@@ -235,7 +239,7 @@ def make_plan(
         splits = make_splits(dims.v_head_dim, (row for _, rows in tables for row in rows))
     elif set(spec.wrappers) & set(DENSE_WRAPPERS) and layout is not None and cache is not None:
         hopper = None if layout.quantised else make_hopper(spec)
-        dense = make_dense_plan(spec, cached_row(layout, None, cache.chunks), cache, hopper)
+        dense = make_dense_plan(spec, cached_row(layout, None, cache.chunks), cache, hopper, tuned_dense)
         splits = make_splits(dims.v_head_dim, (row for _, rows in dense.tiles for row in rows))
     varlen, merge = _make_varlen(spec), _make_merge(spec)
     return Plan(

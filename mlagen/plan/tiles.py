@@ -47,7 +47,7 @@ class TileRow:
     """The tile for calls of up to so many heads and tokens on one target; None stands for any number.
 
     Attributes:
-        max_heads, max_tokens: the largest call the row holds.
+        max_heads, max_tokens: the largest call the row holds; of dense attention, its rows a KV head and its requests.
         tile: its tile.
         programs_per_sm: programs a multiprocessor that the choice of splits plans with: as many as fit, unless tuned.
         expected_shared: bytes of shared memory a program is expected to need.

@@ -30,7 +30,22 @@ def _power_of_two(number: int) -> int:
     return number
 
 
-KINDS = ("rows", "kvcache_rows")
+# Tables by kind of attention, and what says in each which calls a row holds.
+LIMITS = {
+    "rows": ("max_heads", "max_tokens"),
+    "kvcache_rows": ("max_heads", "max_tokens"),
+    "dense_rows": ("max_rows", "max_requests"),
+}
+KINDS = tuple(LIMITS)
+SPARSE_NOTES = (
+    "# The first row that holds a call's heads and tokens is taken; without max_heads or max_tokens it holds any.",
+    "# programs_per_sm is what the split rule plans with; picked so that the rule finds the best splits.",
+)
+DENSE_NOTES = (
+    "# The first row that holds a call's rows, which are the heads of its query tokens that share a KV head, and its",
+    "# requests is taken; without max_rows or max_requests it holds any.",
+    "# programs_per_sm is how many programs a multiprocessor a batch is shared out to.",
+)
 HOPPER_KINDS = ("hopper_rows", "kvcache_hopper_rows")
 TILE_FIELDS = tuple(field.name for field in fields(Tile))
 
@@ -40,19 +55,32 @@ Block = Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)]
 Warps = Annotated[int, Field(ge=1, le=8), AfterValidator(_power_of_two)]
 
 
-class TunedRow(Model):
-    """One row of a tile table."""
+class _TunedTile(Model):
+    block_h: Annotated[Block, Field(description="heads, or rows of dense attention, that a program holds")]
+    block_n: Annotated[Block, Field(description="indices, or keys of dense attention, that a program takes a step")]
+    num_warps: Annotated[Warps, Field(description="warps a program")]
+    num_stages: Annotated[int, Field(ge=1, le=6, description="software-pipeline depth")]
+    indices_ahead: Annotated[bool, Field(description="indices, or pages, are loaded a step before they are used")]
+    programs_per_sm: Annotated[
+        int, Field(ge=1, le=64, description="programs that work is cut for on a multiprocessor at once")
+    ]
+
+
+class TunedRow(_TunedTile):
+    """One row of a tile table of sparse attention."""
 
     max_heads: Annotated[int | None, Field(ge=1, le=128, description="most heads a call may have; absent: any")] = None
     max_tokens: Annotated[int | None, Field(ge=1, le=1 << 30, description="most tokens; absent: any number")] = None
-    block_h: Annotated[Block, Field(description="heads a program holds")]
-    block_n: Annotated[Block, Field(description="indices a program takes a step")]
-    num_warps: Annotated[Warps, Field(description="warps a program")]
-    num_stages: Annotated[int, Field(ge=1, le=6, description="software-pipeline depth")]
-    indices_ahead: Annotated[bool, Field(description="indices are loaded a step before they are used")]
-    programs_per_sm: Annotated[
-        int, Field(ge=1, le=64, description="programs that the split rule gives a multiprocessor at once")
-    ]
+
+
+class TunedDenseRow(_TunedTile):
+    """One row of the tile table of dense attention."""
+
+    max_rows: Annotated[
+        int | None,
+        Field(ge=1, le=1 << 30, description="most rows a KV head, heads times query tokens of a request; absent: any"),
+    ] = None
+    max_requests: Annotated[int | None, Field(ge=1, le=1 << 30, description="most requests; absent: any number")] = None
 
 
 class TunedHopperRow(Model):
@@ -71,6 +99,10 @@ class TunedTable(Model):
     ] = None
     kvcache_rows: Annotated[
         tuple[TunedRow, ...] | None, Field(min_length=1, description="of attention over a cache, likewise")
+    ] = None
+    dense_rows: Annotated[
+        tuple[TunedDenseRow, ...] | None,
+        Field(min_length=1, description="of dense attention, by rows a KV head, then by requests, most last"),
     ] = None
     hopper_rows: Annotated[
         tuple[TunedHopperRow, ...] | None,
@@ -91,17 +123,20 @@ class TunedTable(Model):
         return self
 
 
-def _check_rows(name: str, rows: tuple[TunedRow, ...]) -> None:
+def _check_rows(name: str, rows: tuple[_TunedTile, ...]) -> None:
+    width, length = LIMITS[name]
+    wide, long = width.removeprefix("max_"), length.removeprefix("max_")
+    most = [tuple(getattr(row, limit) or math.inf for limit in (width, length)) for row in rows]
     for index, row in enumerate(rows):
         last = index == len(rows) - 1
-        following = (math.inf, math.inf) if last else _most(rows[index + 1])
-        if not last and following <= _most(row):
-            raise refused("takes rows in the order of their heads, then of their tokens", name, index + 1)
-        if last and row.max_heads is not None:
-            raise refused(f"got {row.max_heads}; takes none in the last row", name, index, "max_heads")
-        if row.max_tokens is not None and (last or following[0] > _most(row)[0]):
-            message = f"got {row.max_tokens}; takes none in the last row of its heads"
-            raise refused(message, name, index, "max_tokens")
+        following = (math.inf, math.inf) if last else most[index + 1]
+        if not last and following <= most[index]:
+            raise refused(f"takes rows in the order of their {wide}, then of their {long}", name, index + 1)
+        if last and most[index][0] < math.inf:
+            raise refused(f"got {getattr(row, width)}; takes none in the last row", name, index, width)
+        if most[index][1] < math.inf and (last or following[0] > most[index][0]):
+            message = f"got {getattr(row, length)}; takes none in the last row of its {wide}"
+            raise refused(message, name, index, length)
 
 
 def _check_hopper_rows(name: str, rows: tuple[TunedHopperRow, ...]) -> None:
@@ -111,11 +146,6 @@ def _check_hopper_rows(name: str, rows: tuple[TunedHopperRow, ...]) -> None:
             raise refused(f"got {row.max_heads}; takes none in the last row", name, index, "max_heads")
         if not last and (rows[index + 1].max_heads or math.inf) <= (row.max_heads or math.inf):
             raise refused("takes rows in the order of their heads", name, index + 1)
-
-
-def _most(row: TunedRow) -> tuple[float, float]:
-    """Most heads and tokens of a row."""
-    return (row.max_heads or math.inf, row.max_tokens or math.inf)
 
 
 def tuned_path(spec_name: str, target: str, specs_dir: Path) -> Path:
@@ -144,6 +174,11 @@ def load_tuned(spec_name: str, specs_dir: Path, chunks: Sequence[Chunk]) -> dict
 def load_tuned_kvcache(spec_name: str, specs_dir: Path, cached: CachedRow) -> dict[str, tuple[TileRow, ...]]:
     """Reads the tuned tiles of a spec's attention over a cache, as `load_tuned` does; `cached` is its row's."""
     return _load_all("kvcache_rows", spec_name, specs_dir, cached.row)
+
+
+def load_tuned_dense(spec_name: str, specs_dir: Path, cached: CachedRow) -> dict[str, tuple[TileRow, ...]]:
+    """Reads the tuned tiles of a spec's dense attention, as `load_tuned_kvcache` does."""
+    return _load_all("dense_rows", spec_name, specs_dir, cached.row)
 
 
 def load_tuned_hopper(kind: str, spec_name: str, specs_dir: Path, target: str) -> tuple[HopperRow, ...] | None:
@@ -176,7 +211,7 @@ def _load(path: Path, kind: str, make: RowMaker) -> tuple[TileRow, ...]:
     rows = []
     for index, row in enumerate(getattr(table, kind) or ()):
         try:
-            rows.append(_row(row, path, make))
+            rows.append(_row(row, LIMITS[kind], path, make))
         except LimitError as error:
             mark = document.values[kind, index]
             raise LimitError(error.message, place=Place(path, mark.line, mark.column), hint=error.hint) from None
@@ -204,10 +239,11 @@ def _table(path: Path) -> tuple[TunedTable, Document]:
     return table, document
 
 
-def _row(row: TunedRow, path: Path, make: RowMaker) -> TileRow:
+def _row(row: _TunedTile, limits: Sequence[str], path: Path, make: RowMaker) -> TileRow:
     tile = Tile(**{name: getattr(row, name) for name in TILE_FIELDS})
     reason = f"tuned: {Path(*path.parts[-3:])}"
-    made = make(tile, TARGETS[path.stem], reason, row.max_heads, row.max_tokens)
+    width, length = (getattr(row, limit) for limit in limits)
+    made = make(tile, TARGETS[path.stem], reason, width, length)
     return replace(made, programs_per_sm=row.programs_per_sm)
 
 
@@ -217,6 +253,7 @@ def dump_tuned(
     rows: Sequence[TileRow],
     *,
     kvcache_rows: Sequence[TileRow] = (),
+    dense_rows: Sequence[TileRow] = (),
     hopper_rows: Sequence[HopperRow] = (),
     kvcache_hopper_rows: Sequence[HopperRow] = (),
     device: str,
@@ -226,27 +263,23 @@ def dump_tuned(
 
     Args:
         spec_name, target: whose tiles.
-        rows, kvcache_rows: rows of the tile tables of attention over rows and over a cache; either may be empty.
+        rows, kvcache_rows, dense_rows: rows of the tile tables of attention over rows, over a cache, and of dense
+            attention; each may be empty.
         hopper_rows, kvcache_hopper_rows: which calls of either run the Hopper kernel; empty: the default.
         device: name of the device they were measured on.
         triton: version of Triton they were compiled with.
     """
     lines = [
         f"# Tiles of {spec_name} on {target}, measured on {device} with triton {triton}. Written by `mlagen tune`.",
-        "# The first row that holds a call's heads and tokens is taken; without max_heads or max_tokens it holds any.",
-        "# programs_per_sm is what the split rule plans with; picked so that the rule finds the best splits.",
     ]
-    for name, table in zip(KINDS, (rows, kvcache_rows), strict=True):
+    lines += SPARSE_NOTES if rows or kvcache_rows else ()
+    lines += DENSE_NOTES if dense_rows else ()
+    for name, table in zip(KINDS, (rows, kvcache_rows, dense_rows), strict=True):
         lines += [f"{name}:"] if table else []
         for row in table:
-            model = TunedRow(
-                max_heads=row.max_heads,
-                max_tokens=row.max_tokens,
-                **asdict(row.tile),
-                programs_per_sm=row.programs_per_sm,
-            )
-            values = model.model_dump(exclude_none=True)
-            lines.append(_flow_line(values))
+            limits = dict(zip(LIMITS[name], (row.max_heads, row.max_tokens), strict=True))
+            values = {**limits, **asdict(row.tile), "programs_per_sm": row.programs_per_sm}
+            lines.append(_flow_line({key: value for key, value in values.items() if value is not None}))
     for name, calls in zip(HOPPER_KINDS, (hopper_rows, kvcache_hopper_rows), strict=True):
         if calls:
             lines += [f"{name}: # calls of so many tokens and more run the Hopper kernel; without min_tokens none do"]

@@ -31,6 +31,18 @@ def dsv32_fp8(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
     return generated(tmp_path_factory, "dsv32_fp8")
 
 
+@pytest.fixture(scope="session")
+def dsv3(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
+    """The package of DeepSeek V3's dense attention."""
+    return generated(tmp_path_factory, "dsv3")
+
+
+@pytest.fixture(scope="session")
+def dots3(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
+    """Another, with a window."""
+    return generated(tmp_path_factory, "dots3")
+
+
 def generated(tmp_path_factory: pytest.TempPathFactory, spec: str) -> BenchPackage:
     folder = tmp_path_factory.mktemp("generated") / f"{spec}_now"
     apply(compare(render(load_plan(SPECS / f"{spec}.yaml")), folder))

@@ -23,7 +23,7 @@ from mlagen.bench.choose import (
     runs_hopper,
 )
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.tunable import KVCACHE, SPARSE, Tunable
+from mlagen.bench.tunable import CLASSES, DENSE, KVCACHE, SPARSE, Tunable
 from mlagen.plan import HopperRow, Tile
 
 A, B, C = Tile(16, 32, 4, 2, True), Tile(16, 64, 4, 2, True), Tile(64, 64, 8, 2, False)
@@ -140,6 +140,24 @@ def test_regimes_measure_heads_that_their_row_holds(heads: int, kernels: Tunable
     for regime in kernels.regimes(heads):
         assert regime.num_heads <= heads
         assert regime.most_heads == 0 or regime.num_heads == regime.most_heads
+
+
+@pytest.mark.parametrize("heads", [1, 5, 16, 40, 64, 96, 128])
+def test_rows_of_dense_attention_are_those_of_two_query_tokens_at_most(heads: int) -> None:
+    regimes = DENSE.regimes(heads)
+    rows = [regime.num_heads for regime in regimes if regime.tokens == 1]
+    assert rows == [*(most for most in CLASSES if most < 2 * heads), min(128, 2 * heads)]
+    assert {regime.tokens for regime in regimes} == {1, 16, 64, 128}
+    assert all(regime.most_heads == regime.num_heads for regime in regimes[: -len(DENSE.tokens)])
+    assert {regime.most_heads for regime in regimes[-len(DENSE.tokens) :]} == {0}
+
+
+def test_programs_a_multiprocessor_that_were_not_tried_are_not_taken() -> None:
+    def slowdown(regime: Regime, tile: Tile, resident: int) -> float:
+        return {1: 1.0, 2: 1.1, 3: 1.02}.get(resident, math.inf)
+
+    (choice,) = make_choices({R1: A, R4: A}, slowdown, lambda tile: 4)
+    assert (choice.tile, choice.resident, choice.slowdown) == (A, 3, 1.02)
 
 
 NEVER = (HopperRow(None, None),)

@@ -203,6 +203,30 @@ def test_lengths_are_drawn_alike_in_every_run() -> None:
     assert set(DenseShape(3, 1, 1, 77, "equal").cached_tokens().tolist()) == {77}
 
 
+@pytest.mark.parametrize(
+    ("name", "requests", "rows", "expected"),
+    [
+        ("dsv3", 1, 16, DenseShape(1, 1, 16, 4096, "equal")),
+        ("dsv3", 64, 128, DenseShape(64, 1, 128, 4096, "equal")),
+        ("dsv3", 128, 32, DenseShape(128, 1, 32, 32768, "equal")),
+        ("dots3", 128, 128, DenseShape(128, 2, 64, 32768, "equal")),  # of 64 heads
+        ("dsv2_lite", 16, 32, DenseShape(16, 2, 16, 4096, "equal")),  # of 16 heads
+    ],
+)
+def test_tiles_are_tuned_at_rows_that_a_model_has(name: str, requests: int, rows: int, expected: DenseShape) -> None:
+    shape = dense.tuned_shape(package_of(name), requests, rows, memory=80 << 30)
+    assert shape == expected
+    assert shape.num_heads * shape.s_q == rows
+
+
+def test_long_requests_are_tuned_where_memory_allows() -> None:
+    package = package_of("dsv3")
+    need = 8 * 128 * 32768 * 1152
+    assert dense.tuned_shape(package, 128, 16, memory=need).context == 32768
+    assert dense.tuned_shape(package, 128, 16, memory=need - 1).context == 4096
+    assert dense.tuned_shape(package_of("dsv3_fp8"), 128, 16, memory=need - 1).context == 32768
+
+
 def test_a_long_call_takes_one_input_set_and_a_short_one_exceeds_l2() -> None:
     def sets(shape: DenseShape) -> int:
         work = shape.flops(576, 512, None)

@@ -9,12 +9,11 @@ from bench_packages import spec_in
 
 from mlagen.bench.candidates import BLOCK_H, candidate_tiles, read_tiles
 from mlagen.bench.choose import Regime, runs_hopper
-from mlagen.bench.driver import Driver
+from mlagen.bench.driver import CROWDED, DenseDriver, Driver, split_counts
 from mlagen.bench.package import BenchPackage, kernels_hash, load_package
-from mlagen.bench.sweep import CROWDED, split_counts
-from mlagen.bench.tunable import KVCACHE, SPARSE, Tunable, tunables_of
+from mlagen.bench.tunable import DENSE, KVCACHE, SPARSE, Tunable, tunables_of
 from mlagen.errors import UsageError
-from mlagen.plan import TARGETS, Plan, Target, make_plan
+from mlagen.plan import TARGETS, Plan, Target, Tile, make_plan
 from mlagen.spec import load
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -95,6 +94,93 @@ def test_a_call_runs_by_the_schedule_it_is_given(driver: Driver) -> None:
     assert module._schedule is own
 
 
+@pytest.fixture(params=["dsv3", "dots3"])
+def dense_driver(request: pytest.FixtureRequest) -> DenseDriver:
+    package: BenchPackage = request.getfixturevalue(request.param)
+    return DenseDriver(package, "dense_attention", package.module("_launch").DeviceFacts("sm90", 132))
+
+
+DENSE_SIZES = list(itertools.product((5, 16, 32, 128), (1, 16, 128)))
+
+
+@pytest.mark.parametrize(("rows", "requests"), DENSE_SIZES)
+def test_the_schedule_of_the_current_tile_is_the_packages_own(
+    dense_driver: DenseDriver, rows: int, requests: int
+) -> None:
+    """Whether rows are heads of one query token or of two."""
+    module, splits = (dense_driver.package.module(name) for name in ("dense_attention", "_splits"))
+    window = () if dense_driver.package.name.startswith("dsv3") else (module.WINDOW,)
+    tile, resident = dense_driver.current(rows, requests)
+    schedule = dense_driver.schedule(tile, resident, requests, rows, [4000])
+    assert dense_driver.splits_of(schedule) == schedule.programs > 1
+    for s_q in (1, 2) if rows % 2 == 0 else (1,):
+        sizes = (requests, s_q, rows // s_q, 1, 64, 4032)
+        assert schedule == module._schedule(dense_driver.facts, splits.ALIGNED, *sizes, *window, False)
+
+
+@pytest.mark.parametrize(("rows", "requests"), DENSE_SIZES)
+def test_programs_that_may_be_best_are_found_again(dense_driver: DenseDriver, rows: int, requests: int) -> None:
+    table = dense_driver.package.module("dense_attention").TILES
+    before = dict(table)
+    for tile in (Tile(16, 32, 8, 3, True), Tile(64, 32, 8, 2, False)):
+        wishes = dense_driver.wishes(tile, 1, requests, rows, [32768])
+        assert wishes == sorted(set(wishes), reverse=True)
+        for programs in wishes:
+            schedule = dense_driver.schedule(tile, 1, requests, rows, [32768], programs)
+            assert schedule.programs == programs
+            assert schedule.tile[:5] == (
+                tile.block_h,
+                tile.block_n,
+                tile.num_warps,
+                tile.num_stages,
+                tile.indices_ahead,
+            )
+        ruled = {dense_driver.schedule(tile, each, requests, rows, [32768]).programs for each in (1, 2, 3, 4)}
+        assert ruled == set(wishes)
+    assert dense_driver.package.module("dense_attention").TILES is table
+    assert table == before
+
+
+def test_a_tile_that_does_not_divide_a_page_makes_way_for_the_small_one(dsv3: BenchPackage) -> None:
+    driver = DenseDriver(dsv3, "dense_attention", dsv3.module("_launch").DeviceFacts("sm90", 132))
+    small = dsv3.module("dense_attention").SMALL_TILES["sm90"]
+    assert driver.schedule(Tile(16, 128, 8, 2, True), 1, 16, 16, [4096]).tile == small
+    plan = make_plan(load(SPECS / "dsv3.yaml"))
+    assert {tile.block_n for tile in candidate_tiles(DENSE, plan, 128, TARGETS["sm90"])} == {16, 32, 64}
+
+
+def test_every_kernel_of_dense_attention_is_launched_by_its_smallest_call(dense_driver: DenseDriver) -> None:
+    (schedule,) = dense_driver.smallest(Tile(64, 64, 8, 2, False), [4096])
+    assert schedule.programs > 1  # the merge too
+
+
+@pytest.mark.parametrize("rows", [16, 32, 64, 128])
+def test_programs_may_hold_fewer_rows_than_a_call_has(rows: int) -> None:
+    plan = make_plan(load(SPECS / "dsv3.yaml"))
+    tiles = candidate_tiles(DENSE, plan, rows, TARGETS["sm90"])
+    assert {tile.block_h for tile in tiles} == {size for size in BLOCK_H if size <= rows}
+
+
+@pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "gfx942"])
+def test_tiles_that_spill_beside_the_bounds_of_a_window_are_no_candidates(target: str) -> None:
+    without, beside = (
+        candidate_tiles(DENSE, make_plan(load(SPECS / f"{name}.yaml")), 128, TARGETS[target])
+        for name in ("dsv3", "dots3")
+    )
+    missing = set(without) - set(beside)
+    assert set(beside) <= set(without)
+    assert {(tile.block_h, tile.block_n) for tile in missing} == ({(64, 64)} if target == "sm90" else set())
+
+
+def test_the_kernel_of_dense_attention_is_compiled_for_a_candidate() -> None:
+    plan = make_plan(load(SPECS / "dsv3.yaml"))
+    tile = Tile(16, 64, 8, 3, False)
+    (job,) = DENSE.jobs(plan, tile, TARGETS["sm90"])  # and not the small tile, which would spoil every candidate
+    assert (job.kernel, job.target, job.num_warps, job.num_stages) == ("_dense_kernel", "sm90", 8, 3)
+    blocks = dict(job.constexprs)
+    assert (blocks["BLOCK_H"], blocks["BLOCK_N"], blocks["WHOLE_PAGES"]) == (16, 64, True)
+
+
 def test_split_counts_stop_where_the_device_is_crowded() -> None:
     assert list(split_counts(blocks=32, programs=1, slots=132)) == [1, 2, 4, 8, 16, 32]
     assert list(split_counts(blocks=64, programs=132, slots=132)) == [1, 2, CROWDED]
@@ -147,7 +233,7 @@ def test_a_rows_figures_are_those_of_the_plan(v4: Plan, kernels: Tunable) -> Non
 def test_both_kernels_over_a_cache_are_compiled_for_a_candidate(v4: Plan) -> None:
     tile = candidate_tiles(KVCACHE, v4, 64, TARGETS["sm90"])[0]
     jobs = KVCACHE.jobs(v4, tile, TARGETS["sm90"])
-    assert {job.kernel for job in jobs} == {"_kvcache_fwd_kernel", "_kvcache_split_kernel", "_kvcache_redo_kernel"}
+    assert {job.kernel for job in jobs} == {"_kvcache_fwd_kernel", "_kvcache_split_kernel"}
     assert {job.target for job in jobs} == {"sm90"}
     assert any(dict(job.constexprs)["BLOCK_N"] == tile.block_n for job in jobs)
 
@@ -156,7 +242,9 @@ def test_what_is_tuned_follows_from_the_wrappers() -> None:
     assert tunables_of(["flash_mla_sparse_fwd", "concat_and_cache_mla"], "sparse") == [SPARSE]
     assert tunables_of(["flash_mla_with_kvcache", "triton_mla_sparse_attention"], "sparse") == [SPARSE, KVCACHE]
     assert tunables_of(["concat_and_cache_mla"], "sparse") == []
-    assert tunables_of(["flash_mla_with_kvcache"], "dense") == []
+    assert tunables_of(["flash_mla_with_kvcache", "decode_attention_fwd"], "dense") == [DENSE]
+    assert tunables_of(["concat_and_cache_mla"], "dense") == []
+    assert tunables_of(["flash_attn_varlen_func"], None) == []
 
 
 def test_a_file_that_lists_no_tiles_is_refused(tmp_path: Path) -> None:

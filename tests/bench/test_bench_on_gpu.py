@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlagen.bench.driver import Driver
+from mlagen.bench.driver import DenseDriver, Driver
 from mlagen.bench.families import shapes_of
 from mlagen.bench.package import BenchPackage, load_package
 from mlagen.bench.run import bench_package
@@ -15,8 +15,8 @@ from mlagen.bench.shapes import Shape
 from mlagen.bench.trial import BATCH_INVARIANT, OURS
 from mlagen.bench.tune import tune
 from mlagen.emit import apply, compare, render
-from mlagen.plan import load_plan, make_plan
-from mlagen.plan.tuned import load_tuned, load_tuned_hopper
+from mlagen.plan import Tile, load_plan, make_plan, needed
+from mlagen.plan.tuned import load_tuned, load_tuned_dense, load_tuned_hopper
 from mlagen.spec import load
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +61,35 @@ def test_a_sweep_tunes_both_kinds_of_attention(tmp_path: Path) -> None:
     assert {figure.kernels for figure in tuned.figures} == {"sparse", "kvcache"}
     assert tuned.rows
     assert tuned.kvcache_rows
+
+
+@pytest.mark.parametrize("name", ["dsv3", "dots3", "dsv3_fp8", "dsv2_lite"])
+def test_a_sweep_tunes_dense_attention(tmp_path: Path, name: str) -> None:
+    """At 32 rows: of one query token, or of two of 16 heads; by tiles of as many rows and of fewer."""
+    folder = tmp_path / f"{name}_swept"
+    path = ROOT / "specs" / f"{name}.yaml"
+    apply(compare(render(load_plan(path)), folder))
+    package = load_package(folder)
+    driver = DenseDriver(package, "dense_attention", package.device_facts(torch.device("cuda", 0)))
+    tiles = [driver.current(rows, 16)[0] for rows in (16, 32)]
+    log = tmp_path / "log.jsonl"
+    tuned = tune(load(path), folder, log=log, heads=[32], tokens=[16], tiles=tiles)
+    (figure,) = tuned.figures
+    assert figure.kernels == "dense"
+    assert figure.tile in tiles
+    assert figure.seconds
+    assert not tuned.complete
+    cells = [json.loads(line) for line in log.read_text().splitlines()]
+    assert {Tile(*cell["tile"]) for cell in cells if cell["seconds"]} == set(tiles)
+    assert len({cell["splits"] for cell in cells}) > 1
+    tuned.write(tmp_path)
+    read = load_tuned_dense(name, tmp_path, needed(make_plan(load(path)).dense).cached)[tuned.target]
+    assert [(row.tile, row.programs_per_sm) for row in read] == [
+        (row.tile, row.programs_per_sm) for row in tuned.dense_rows
+    ]
+    again = tune(load(path), folder, log=log, heads=[32], tokens=[16], tiles=tiles, budget=0)
+    assert again.dense_rows == tuned.dense_rows
+    assert len(log.read_text().splitlines()) == len(cells)
 
 
 def test_a_sweep_of_one_size_writes_a_table_and_goes_on_from_its_log(tmp_path: Path, dsv32: BenchPackage) -> None:

@@ -7,13 +7,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlagen.bench.package import load_package
 from mlagen.bench.tune import Tuned
+from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
-from mlagen.plan import TARGETS, HopperRow, make_plan
+from mlagen.plan import TARGETS, HopperRow, load_plan, make_plan, needed
 from mlagen.plan.tiles import Tile, TileRow, make_row
-from mlagen.plan.tuned import HOPPER_KINDS, KINDS, dump_tuned, load_tuned, load_tuned_hopper, tuned_path
+from mlagen.plan.tuned import (
+    HOPPER_KINDS,
+    KINDS,
+    dump_tuned,
+    load_tuned,
+    load_tuned_dense,
+    load_tuned_hopper,
+    tuned_path,
+)
 from mlagen.spec import load
 
+DENSE_SPEC = Path(__file__).parents[2] / "specs" / "minicpm3.yaml"
 CHUNKS = make_plan(load(Path(__file__).parents[2] / "specs" / "odd.yaml")).sparse.chunks  # small rows: every tile fits
 
 ROW = "{{{}block_h: 16, block_n: 32, num_warps: 4, num_stages: 2, indices_ahead: true, programs_per_sm: 2}}"
@@ -75,14 +86,101 @@ def test_the_file_says_where_its_figures_are_from() -> None:
     assert text == dump_tuned("some", "sm90", [row], device="NVIDIA H200", triton="3.6.0")
 
 
-def test_a_sweep_writes_the_tables_of_both_kinds_of_attention(tmp_path: Path) -> None:
+def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) -> None:
     row = make_row(Tile(16, 32, 4, 2, True), CHUNKS, TARGETS["sm90"], "")
     calls = ((HopperRow(16, None), HopperRow(64, 9), HopperRow(None, 1)), (HopperRow(None, 33),))
-    tuned = Tuned("some", "sm90", "NVIDIA H200", "3.6.0", (row,), (row,), *calls, (), complete=True)
+    tuned = Tuned("some", "sm90", "NVIDIA H200", "3.6.0", (row,), (row,), (row,), *calls, (), complete=True)
+    assert tuned.row_count == 3
     path = tuned.write(tmp_path)
     assert path == tuned_path("some", "sm90", tmp_path)
     assert [load_tuned_hopper(kind, "some", tmp_path, "sm90") for kind in HOPPER_KINDS] == list(calls)
-    assert [path.read_text().count(f"\n{kind}:") for kind in KINDS] == [1, 1]
+    assert [path.read_text().count(f"\n{kind}:") for kind in KINDS] == [1, 1, 1]
+
+
+@pytest.fixture
+def dense_spec(tmp_path: Path) -> Path:
+    """A spec of dense attention in a folder of its own."""
+    path = tmp_path / DENSE_SPEC.name
+    path.write_text(DENSE_SPEC.read_text())
+    return path
+
+
+@given(rows=tables())
+def test_a_table_of_dense_attention_comes_back_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory, rows: tuple[TileRow, ...]
+) -> None:
+    cached = needed(load_plan(DENSE_SPEC).dense).cached
+
+    def dense(row: TileRow) -> TileRow:
+        tile = replace(row.tile, num_stages=1)  # which fits
+        made = cached.row(tile, TARGETS["sm90"], "", row.max_heads, row.max_tokens)
+        return replace(made, programs_per_sm=row.programs_per_sm)
+
+    rows = tuple(map(dense, rows))
+    folder = tmp_path_factory.mktemp("specs")
+    write(folder, dump_tuned("some", "sm90", (), dense_rows=rows, device="NVIDIA H200", triton="3.6.0"))
+    found = load_tuned_dense("some", folder, cached)["sm90"]
+    assert tuple(replace(row, reason="") for row in found) == rows
+    assert load_tuned("some", folder, CHUNKS) == {}
+
+
+def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_spec: Path) -> None:
+    before = load_plan(dense_spec)
+    tile, small = Tile(64, 32, 8, 2, False), Tile(16, 64, 4, 2, True)
+    cached = needed(before.dense).cached
+    rows = (
+        replace(cached.row(small, TARGETS["sm90"], "", 32, 4), programs_per_sm=3),
+        replace(cached.row(tile, TARGETS["sm90"], "", 32, None), programs_per_sm=1),
+        replace(cached.row(small, TARGETS["sm90"], ""), programs_per_sm=2),
+    )
+    Tuned("minicpm3", "sm90", "NVIDIA H200", "3.6.0", (), (), rows, (), (), (), complete=True).write(dense_spec.parent)
+    plan = load_plan(dense_spec)
+    found, untuned = dict(needed(plan.dense).tiles), dict(needed(before.dense).tiles)
+    assert [replace(row, reason="") for row in found["sm90"]] == list(rows)
+    assert {row.reason for row in found["sm90"]} == {"tuned: tuned/minicpm3/sm90.yaml"}
+    assert {**found, "sm90": None} == {**untuned, "sm90": None}
+    folder = dense_spec.parent / "minicpm3_tuned"
+    apply(compare(render(plan), folder))
+    table = load_package(folder).module("dense_attention").TILES["sm90"]
+    assert [(most, requests, tuple(tile)) for most, requests, tile in table] == [
+        (32, 4, (16, 64, 4, 2, True, 3)),
+        (32, 1 << 31, (64, 32, 8, 2, False, 1)),
+        (1 << 31, 1 << 31, (16, 64, 4, 2, True, 2)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "complaint"),
+    [
+        (["max_heads: 16, ", ""], "2:6: dense_rows[0].max_heads: unknown field"),
+        (["max_rows: 0, ", ""], "2:16: dense_rows[0].max_rows: got 0; takes"),
+        (["max_rows: 16, "], "2:16: dense_rows[0].max_rows: got 16; takes none in the last row"),
+        (
+            ["max_rows: 32, ", "max_rows: 16, ", ""],
+            "3:5: dense_rows[1]: takes rows in the order of their rows, then of their requests",
+        ),
+        (
+            ["max_rows: 16, max_requests: 8, ", ""],
+            "2:34: dense_rows[0].max_requests: got 8; takes none in the last row of its rows",
+        ),
+    ],
+)
+def test_a_table_of_dense_attention_that_is_off_is_refused(dense_spec: Path, limits: list[str], complaint: str) -> None:
+    path = tuned_path("minicpm3", "sm90", dense_spec.parent)
+    path.parent.mkdir(parents=True)
+    path.write_text(f"dense_{text_of(*limits)}")
+    with pytest.raises(SpecErrors) as caught:
+        load_plan(dense_spec)
+    assert str(caught.value.errors[0]).startswith(f"{path}:{complaint}")
+
+
+def test_a_tile_of_dense_attention_too_large_for_the_target_is_over_its_limit(dense_spec: Path) -> None:
+    path = tuned_path("minicpm3", "sm86", dense_spec.parent)
+    path.parent.mkdir(parents=True)
+    path.write_text(f"dense_{text_of('')}".replace("block_n: 32", "block_n: 256"))
+    with pytest.raises(LimitError, match=r"sm86: tile 16x256 .* more than the 101,376 a program gets") as caught:
+        load_plan(dense_spec)
+    assert str(caught.value).startswith(f"{path}:2:5: ")
 
 
 def test_a_spec_without_tuned_files_has_no_rows(tmp_path: Path) -> None:
