@@ -109,7 +109,7 @@ def planes_of(layout: CacheLayout, pages: torch.Tensor, block_size: int) -> tupl
             )
         if not layout.planar:
             return (cache,)
-        if cache.stride(1) != layout.row_bytes:
+        if block_size > 1 and cache.stride(1) != layout.row_bytes:
             raise ValueError(f"pages: got rows {cache.stride(1)} bytes apart; takes {layout.row_bytes}: {layout.name}")
     elif cache.dim() != 2 or cache.shape[1] < layout.page_bytes(block_size):
         raise ValueError(

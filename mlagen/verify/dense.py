@@ -21,7 +21,7 @@ from mlagen.verify.cases import Case
 from mlagen.verify.changes import Change, cache_changes, gives, tensor_changes, with_changed
 from mlagen.verify.checks import NAN, CaseFailedError, Subject, poisoned_allocations
 from mlagen.verify.facts import Facts
-from mlagen.verify.inputs import FAR_STRIDE, GUARD, LAYOUTS, Placed, allocate, place
+from mlagen.verify.inputs import FAR_STRIDE, GUARD, LAYOUTS, Placed, allocate, idle_strides, place
 from mlagen.verify.kvcache import Results, check_bits, place_tokens
 from mlagen.verify.reference import Attention, sparse_attention
 from mlagen.verify.results import Figure
@@ -67,7 +67,7 @@ class DenseProblem:
         block_size: tokens a page.
         causal: a query token sees no key behind its own.
         window: "spec": the spec's; else given to the wrapper, None meaning all keys.
-        cache: layout in memory: "end to end", "page gap", "row gap", "head gap", "heads first", "odd" or "far".
+        cache: layout in memory: "end to end", "page gap", "row gap", "head gap", "heads first", "odd", "idle" or "far".
         poison: byte of what must not matter.
         dtype: of a quantised cache's tensor.
         scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
@@ -289,6 +289,10 @@ def _caches(suite: _Suite) -> Iterator[DenseCase]:
     for kind, promise in kinds.items():
         heads = 2 if "head" in kind else 1
         yield from suite.both(f"cache: {kind}", promise, cache=kind, block_size=53, heads=6, kv_heads=heads)
+    promise = "the stride of a dimension of one place leads nowhere, so any will do"
+    for what, size in (("page", 64), ("key a page", 1)):
+        name = f"cache: one {what}, odd stride"
+        yield from suite.both(name, promise, cache="idle", block_size=size, lengths=(40,), heads=3)
     promise = "bytes that belong to no key do not matter"
     yield from suite.both("cache: poison 0x7f", promise, poison=0x7F, heads=3)
     if suite.known.layout.quantised:
@@ -590,7 +594,8 @@ def _empty_cache(problem: DenseProblem, pages: int, layout: CacheLayout, dtype: 
     lazy = far and device == "cpu"
     buffer = allocate(elements * unit, torch.uint8, device, None if lazy else problem.poison)
     buffer = buffer if layout.quantised else buffer.view(dtype)
-    view = buffer.as_strided((pages, size, heads, row), (page_stride, row_stride, head_stride, 1), offset)
+    shape, strides = (pages, size, heads, row), (page_stride, row_stride, head_stride, 1)
+    view = buffer.as_strided(shape, idle_strides(shape, strides) if kind == "idle" else strides, offset)
     if lazy:
         view.view(torch.uint8).fill_(problem.poison)
     return Placed(view, buffer, None)
@@ -630,7 +635,7 @@ def build(problem: DenseProblem, known: DenseFacts, device: str, seed: int) -> I
         for request, keys in enumerate(inputs.keys)
         for column in range(inputs.first_key(request) // size, -(-keys // size))
     ]
-    pages = len(used) + (3 if problem.cache != "far" else 0)
+    pages = len(used) + (3 if problem.cache not in ("far", "idle") else 0)
     order = torch.randperm(pages, generator=generator).tolist()
     table = torch.full((problem.requests, problem.width), GARBAGE, dtype=torch.int32)
     for (request, column), page in zip(used, order, strict=False):
@@ -971,6 +976,9 @@ def _refusal(subject: Subject, case: DenseRefusalCase, known: DenseFacts) -> Non
             if not re.search(rf"\b{case.argument}\b", str(error)) or case.text not in str(error):
                 wanted = " and ".join(filter(None, (case.argument, case.text)))
                 raise CaseFailedError(f"the {type(error).__name__} does not name {wanted}: {error}") from error
+            metadata = arguments.get("tile_scheduler_metadata")
+            if metadata is not None and metadata.config is not None:
+                raise CaseFailedError("a refused call recorded its sizes") from error
             return
     raise CaseFailedError(f"took a wrong {case.argument}")
 

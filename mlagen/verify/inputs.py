@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,6 +15,7 @@ INT32 = torch.iinfo(torch.int32)
 INT64 = torch.iinfo(torch.int64)
 GUARD = 4096  # elements of poison before and after a buffer: a KV row or two of it is read where a mask is missing
 FAR_STRIDE = 2**30 + 8  # elements; twice this is past an int32, and it keeps 16-byte alignment
+ODD_STRIDE = 7
 
 
 class CaseSkippedError(Exception):
@@ -95,6 +96,11 @@ def allocate(elements: int, dtype: torch.dtype, device: str, fill: float | int |
             raise
         gib = elements * dtype.itemsize / 2**30
         raise CaseSkippedError(f"{gib:.1f} GiB are not to be had on {device}") from error
+
+
+def idle_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """The strides, odd in each dimension of one place: such a stride leads nowhere."""
+    return tuple(ODD_STRIDE if places == 1 else stride for places, stride in zip(shape, strides, strict=True))
 
 
 def place(values: torch.Tensor, layout: Layout, fill: float | int) -> Placed:

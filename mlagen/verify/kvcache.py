@@ -30,6 +30,7 @@ from mlagen.verify.inputs import (
     Placed,
     allocate,
     bits,
+    idle_strides,
     lengths,
     named_rows,
     place,
@@ -79,7 +80,8 @@ class Listing:
         block_size: tokens a page.
         indices: pattern of the indices, a key of mlagen.verify.inputs.INDEX_PATTERNS.
         length: pattern of the lengths; None: not passed.
-        cache: layout in memory: "end to end", "page gap", "row gap", "odd" (as little aligned as may be) or "far".
+        cache: layout in memory: "end to end", "page gap", "row gap", "odd" (as little aligned as may be), "idle" (odd
+            strides of dimensions of one place) or "far".
         contents: "encoded": normal rows as writers encode them; "any": any code and any scale; "wide": rows of any code
             and of scales that no fp16 tile holds beside each other.
         poison: byte of what must not matter.
@@ -303,6 +305,10 @@ def _caches(suite: _Suite) -> Iterator[KvcacheCase]:
     )
     one_page = {"rows": 1, "indices": "last row"}
     yield from suite.each_list("cache: one page", "a cache of one page", one_page, requests=1)
+    promise = "the stride of a dimension of one place leads nowhere, so any will do"
+    for what, size in (("page", 64), ("row a page", 1)):
+        changes = {"cache": "idle", "rows": 60, "block_size": size}
+        yield from suite.each_list(f"cache: one {what}, odd stride", promise, changes, requests=1)
     yield from suite.each_list(
         "cache: no pages", "every index is out of range", {"rows": 0, "indices": "int32 range"}, requests=1
     )
@@ -729,7 +735,8 @@ def _empty_cache(listing: Listing, layout: CacheLayout, dtype: torch.dtype, devi
     lazy = far and device == "cpu"
     buffer = allocate(elements * unit, torch.uint8, device, None if lazy else listing.poison)
     buffer = buffer if layout.quantised else buffer.view(dtype)
-    view = buffer.as_strided((pages, size, 1, row), (page_stride, row_stride, row, 1), offset)
+    shape, strides = (pages, size, 1, row), (page_stride, row_stride, row, 1)
+    view = buffer.as_strided(shape, idle_strides(shape, strides) if listing.cache == "idle" else strides, offset)
     if lazy:
         view.view(torch.uint8).fill_(listing.poison)
     return Placed(view, buffer, None)
@@ -1123,6 +1130,9 @@ def _refusal(subject: Subject, case: KvcacheRefusalCase, known: CacheFacts) -> N
             if not re.search(rf"\b{case.argument}\b", str(error)) or case.text not in str(error):
                 wanted = " and ".join(filter(None, (case.argument, case.text)))
                 raise CaseFailedError(f"the {type(error).__name__} does not name {wanted}: {error}") from error
+            metadata = arguments.get("tile_scheduler_metadata")
+            if metadata is not None and metadata.config is not None:
+                raise CaseFailedError("a refused call recorded its sizes") from error
             return
     raise CaseFailedError(f"took a wrong {case.argument}")
 

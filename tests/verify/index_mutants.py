@@ -8,11 +8,11 @@ import re
 import mutants
 from mutants import Mutant
 
-INDEX = "index.py"
+INDEX, LAUNCH = "index.py", "_launch.py"
 
 
-def _literal(name: str, old: str, new: str, *only: str) -> Mutant:
-    return Mutant(name, INDEX, re.escape(old), new, only)
+def _literal(name: str, old: str, new: str, *only: str, file: str = INDEX) -> Mutant:
+    return Mutant(name, file, re.escape(old), new, only)
 
 
 MAP_MUTANTS = (
@@ -31,8 +31,9 @@ MAP_MUTANTS = (
         "-(-(1 << (31 + shift)) // divisor)",
         "(1 << (31 + shift)) // divisor",
         "global: block size: *",
+        file=LAUNCH,
     ),
-    _literal("the shift is one too large", "divisor), shift", "divisor), shift + 1", "global: block size: *"),
+    _literal("the shift is one too large", "0), shift", "0), shift + 1", "global: block size: *", file=LAUNCH),
     _literal("slots lack the place in the block", "slot = (index + ", "slot = (", "global: typical"),
     _literal(
         "indices that name nothing count", "count += named.to", "count += (index < limit).to", "global: blocks: l*"

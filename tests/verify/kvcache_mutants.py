@@ -128,6 +128,13 @@ CALL_MUTANTS = (
         "softmax_scale is always the model's", "if softmax_scale is None else", "if True else", "kvcache: logits: *"
     ),
     _literal("metadata is not compared", "self.config != config", "False", "kvcache: manners: metadata"),
+    _literal(
+        "sizes are recorded too early",
+        "metadata.check(config)",
+        "metadata.config = config",
+        "refuses: workspace, too small*",
+    ),
+    _literal("a lone page's stride counts", "if pages > 1 else 0", "", "kvcache: cache: one page, odd*", file=SPLITS),
     _literal("rows are always called aligned", "1 if rows % 16 else 16", "16", "kvcache: layout: q odd"),
     _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "kvcache: topk: 17*"),
     Mutant(

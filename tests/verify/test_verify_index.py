@@ -176,12 +176,13 @@ def test_every_mutant_is_reported(package, tmp_path):
 def test_a_quotient_is_exact_for_every_index(package, divisor, quotient, step):
     sys.path.insert(0, str(package.parent))
     try:
-        divider = importlib.import_module("indices.index")._divider
+        divider = importlib.import_module("indices._launch").divider
     finally:
         sys.path.remove(str(package.parent))
     multiplier, shift = divider(divisor)
-    assert 0 < multiplier < 2**32
+    assert -(2**31) <= multiplier < 2**31
     assert 0 <= shift < 32
+    multiplier %= 2**32  # the kernel reads it unsigned
     for number in (divisor * min(quotient, INT32_MAX // divisor) + step, INT32_MAX):
         if 0 <= number <= INT32_MAX:
             assert (2 * number * multiplier >> 32) >> shift == number // divisor

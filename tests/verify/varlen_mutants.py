@@ -165,12 +165,12 @@ MERGE_MUTANTS = tuple(
         ),
         (
             "parts past the last count",
-            "there = parts < num_parts",
-            "there = parts < num_parts + 1",
+            "there = part < num_parts",
+            "there = part < num_parts + 1",
             ("merge parts 72: parts: 5", "merge parts 72: layout: odd*"),
         ),
         ("earlier parts are not rescaled", "acc * alpha[:, None]", "acc", ("merge parts 72: parts: 33",)),
-        ("parts have one LSE", "parts[:, None] * lses_stride", "parts[:, None] * 0", ("merge parts 72: typical",)),
+        ("parts have one LSE", "tl.cast(part, tl.int64) * lses_stride", "0", ("merge parts 72: typical",)),
         ("base 2 is taken for e", "1.0 if base_2 else LOG2E.value", "LOG2E.value", ("merge parts 72: lse_base: 2",)),
         ("base e is taken for 2", 'lse_base == "2")', "True)", ("merge parts 72: lse_base: e",)),
         (

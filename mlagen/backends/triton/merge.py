@@ -61,6 +61,7 @@ def context(plan: Plan) -> dict[str, Any]:
         "values": " or ".join(str(row.d_v) for row in merge.rows),
         "merges_two": STATES in wrappers,
         "merges_parts": PARTS in wrappers,
+        "block_p": merge.rows[0].parts.block_p,
         "tiles": "TILES" if STATES in wrappers else "PARTS_TILES",
         "arguments": {
             "states": len(_states_signature(plan)),
@@ -109,7 +110,6 @@ def _parts_jobs(plan: Plan, merge: MergePlan, target: str, alignment: int) -> It
                 constexprs=(
                     ("ALIGNMENT", alignment),
                     ("D_V", row.d_v),
-                    ("BLOCK_P", tile.block_p),
                     ("BLOCK_T", tile.block_t),
                     ("BLOCK_H", tile.block_h),
                     ("BLOCK_D", row.block_d),

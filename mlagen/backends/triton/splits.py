@@ -78,6 +78,7 @@ def context(plan: Plan) -> dict[str, Any]:
     base_e = shared["lse_base"] == "e"
     return {
         **shared,
+        "cached": plan.dense is not None or plan.kvcache is not None,
         "redoes": plan.kvcache is not None and plan.kvcache.hopper is not None,
         "hopper_tile": next((hopper.tile for hopper in hopper_kernels(plan).values() if hopper), None),
         "splits": needed(plan.splits),
