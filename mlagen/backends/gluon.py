@@ -9,9 +9,11 @@ from typing import Any
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context, dense_signature, presences
 from mlagen.plan import HOPPER_TARGET, CompileJob, HopperPlan, Plan, needed
+from mlagen.plan.hopper import FP16_Q, FP16_SCALES
 
 TEMPLATE = "gluon/seesaw"
 OPTIONAL = {"attn_sink_ptr", "topk_length_ptr", "extra_topk_length_ptr"}
+EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,12 @@ def _kvcache_arguments(plan: Plan) -> Signature:
     )
 
 
+def _power(exponent: int, mantissa: int) -> dict[str, Any]:
+    """A power of two, and its bits in a format of 8 bits of exponent and so many of mantissa, hex if there are any."""
+    bits = exponent + EXPONENT_BIAS << mantissa
+    return {"exponent": exponent, "bits": f"0x{bits:04X}" if mantissa else str(bits)}
+
+
 def _kvcache_details(plan: Plan) -> dict[str, Any]:
     dtype = plan.spec.model.dtype
     layout = needed(plan.layout)
@@ -213,6 +221,8 @@ def _kvcache_details(plan: Plan) -> dict[str, Any]:
         "second": plan.extra_layout is not None,
         "planar": layout.planar,
         "scales": scales,
+        "scale_limits": [_power(exponent, 0 if layout.planar else FP32_MANTISSA) for exponent in FP16_SCALES],
+        "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
         "scale_columns": hopper.scale_columns,
         "tail": tail[0] if tail else None,
         "shapes": [

@@ -36,6 +36,10 @@ REDO_ROWS = 1024  # results of a dequantising kernel that a program looks throug
 LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
 SCALE_TILE = 128  # lanes of an fp32 scale
 V4_SCALE_TILE = 64  # lanes of a ue8m0 scale
+# Exponents of what fp16 tiles hold. Of a token's largest scale: the least, and the most, which times e4m3's 448 is less
+# than 65504. Of the largest lane of half a head of Q: the least, and the first too large.
+FP16_SCALES = (-13, 7)
+FP16_Q = (-10, 16)
 V4_SCALES = 8  # bytes of a token in the second plane: seven scales and a pad
 
 
