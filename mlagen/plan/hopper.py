@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout
 from mlagen.plan.tiles import Tile
-from mlagen.spec import DenseAttention, SparseAttention, Spec
+from mlagen.spec import DenseAttention, Spec
 from mlagen.work import ITEMSIZE
 
 HOPPER_TARGET = "sm90"
@@ -55,8 +55,7 @@ class HopperRow:
 DEFAULT_ROWS = (HopperRow(16, None), HopperRow(32, 16), HopperRow(64, 4), HopperRow(None, 2))
 
 
-# No GPU has run dense attention on a Hopper kernel yet: no call is given to it.
-DENSE_ROWS = (HopperRow(None, None),)
+UNRUN_ROWS = (HopperRow(None, None),)  # of kernels that no GPU has run yet: no call is given to them
 
 
 @dataclass(frozen=True)
@@ -169,21 +168,32 @@ def refusal(spec: Spec) -> str | None:
     return None
 
 
+def unrun(spec: Spec, layout: CacheLayout | None) -> str | None:
+    """Which kernel of the spec, that reads a quantised cache of `layout` if one is given, no GPU has run yet."""
+    if isinstance(spec.attention, DenseAttention):
+        return "its kernel of dense attention has not run on a GPU yet"
+    if layout is not None and len(layout.data) == 1:
+        return "its kernel over a cache without RoPE has not run on a GPU yet"
+    return None
+
+
 def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
     """Whether the kernel that dequantises K reads such caches: e4m3 with an fp32 scale for 128 lanes, or V4's planes.
 
-    fp32 scales stand in the row, and RoPE lies behind V; ue8m0 ones, for 64 lanes, in a second plane, and RoPE in V.
+    fp32 scales stand in the row, and RoPE lies behind V or nowhere; ue8m0 ones, for 64 lanes, in a second plane, and
+    RoPE in V.
     """
     latent, *tail = layout.data
     scales = layout.scales_of(latent)
     if extra_layout not in (None, layout) or scales is None or latent.dtype != "e4m3" or latent.offset != 0:
         return False
-    # Without RoPE ptxas spills in the loop of the warpgroup that dequantises.
-    if [field.dtype for field in tail] != ["bf16"] or tail[0].offset % LOAD_BYTES or scales.interleave != 1:
+    if [field.dtype for field in tail] not in ([], ["bf16"]) or scales.interleave != 1:
+        return False
+    if tail and tail[0].offset % LOAD_BYTES:
         return False
     if layout.planar:
         return (
-            (latent.count, tail[0].count) == (7 * V4_SCALE_TILE, V4_SCALE_TILE)
+            [field.count for field in layout.data] == [7 * V4_SCALE_TILE, V4_SCALE_TILE]
             and (scales.dtype, scales.tile, scales.plane, scales.offset) == ("ue8m0", V4_SCALE_TILE, 1, 0)
             and (tail[0].offset, tail[0].plane) == (latent.count, 0)
             and layout.plane_bytes == (latent.count + 2 * tail[0].count, V4_SCALES)
@@ -196,13 +206,15 @@ def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
     )
 
 
-def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None, *, dequantises: bool = False) -> HopperPlan | None:
+def make_hopper(
+    spec: Spec, rows: Sequence[HopperRow] | None = None, layout: CacheLayout | None = None
+) -> HopperPlan | None:
     """The plan of a Hopper kernel of a spec; None where its back end or its dims leave it out.
 
     Args:
         spec: the spec.
         rows: which calls run it, as a sweep found; None: the default.
-        dequantises: it reads a quantised cache, `reads_cache`.
+        layout: of the quantised cache that it reads, `reads_cache`; None: it dequantises nothing.
     """
     if spec.backend == "triton" or refusal(spec) is not None:
         return None
@@ -214,11 +226,13 @@ def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None, *, dequanti
     weights = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
     tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + weights) * ITEMSIZE
     tables = 4 * BLOCK_H * 4  # maxima and sums of two warpgroups
-    scale_columns = 0
-    if dequantises:
-        scale_columns = D_V // SCALE_TILE if d_tail else V4_SCALES
+    scale_columns, registers, cost = 0, REGISTERS, COST
+    if layout is not None:
+        scale_columns, registers, cost = D_V // SCALE_TILE, DEQUANTISING_REGISTERS, DEQUANTISING_COST
+        if layout.planar:
+            scale_columns, registers = V4_SCALES, V4_REGISTERS
+            tables += BLOCK_N * dims.qk_rope_head_dim * ITEMSIZE  # a block's RoPE, before it is fp16
         tables += 2 * BLOCK_N * (4 + scale_columns * ITEMSIZE)  # an offset and the scales of each key
-        tables += 0 if d_tail else BLOCK_N * dims.qk_rope_head_dim * ITEMSIZE  # a block's RoPE, before it is fp16
     # Scores: before the loop, at its end, and on the right; weights with V: two blocks in the loop and after it.
     products = 3 * lanes // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH
     return HopperPlan(
@@ -226,11 +240,11 @@ def make_hopper(spec: Spec, rows: Sequence[HopperRow] | None = None, *, dequanti
         block_n=BLOCK_N,
         d_half=D_V // 2,
         d_tail=d_tail,
-        registers=(DEQUANTISING_REGISTERS if d_tail else V4_REGISTERS) if dequantises else REGISTERS,
+        registers=registers,
         scale_columns=scale_columns,
-        cost=DEQUANTISING_COST if dequantises else COST,
+        cost=cost,
         redo_rows=REDO_ROWS,
-        rows=tuple(rows or (DEFAULT_ROWS if isinstance(spec.attention, SparseAttention) else DENSE_ROWS)),
+        rows=tuple(rows or (UNRUN_ROWS if unrun(spec, layout) else DEFAULT_ROWS)),
         expected_shared=tiles + tables,
         expected_products=products,
     )

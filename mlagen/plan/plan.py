@@ -21,6 +21,7 @@ from mlagen.plan.hopper import (
     make_hopper,
     reads_cache,
     refusal,
+    unrun,
 )
 from mlagen.plan.kvcache import KVCACHE_WRAPPER, KvcachePlan, cached_row, make_kvcache_plan
 from mlagen.plan.merge import MergePlan, make_merge_plan
@@ -31,7 +32,7 @@ from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_dense, load_t
 from mlagen.plan.union import UnionPlan, make_union
 from mlagen.plan.union import refusal as union_refusal
 from mlagen.plan.varlen import VarlenPlan, make_varlen_plan
-from mlagen.spec import NEEDS, DenseAttention, SparseAttention, Spec, load
+from mlagen.spec import NEEDS, SparseAttention, Spec, load
 
 ROWS_WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # of attention over unquantised rows
 
@@ -222,9 +223,7 @@ def make_plan(
             cannot hold any tile of these dims; one line with the arithmetic.
     """
     dims = spec.model
-    reason = refusal(spec)
-    if isinstance(spec.attention, DenseAttention):
-        reason = reason or "its kernel of dense attention has not run on a GPU yet"
+    reason = refusal(spec) or unrun(spec, None)
     if spec.backend == "gluon" and reason is not None:
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
@@ -294,14 +293,13 @@ def _make_kvcache(
 ) -> KvcachePlan:
     cached = cached_row(layout, extra_layout, cache.chunks)
     hopper = None
-    if spec.backend == "gluon" and not reads_cache(layout, extra_layout):
-        caches = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
-        raise LimitError(
-            f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: "
-            f"no Hopper kernel reads a cache of {caches}"
-        )
-    if reads_cache(layout, extra_layout):
-        hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[1]), dequantises=True)
+    reads = reads_cache(layout, extra_layout)
+    caches = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
+    reason = unrun(spec, layout) if reads else f"no Hopper kernel reads a cache of {caches}"
+    if spec.backend == "gluon" and reason is not None:
+        raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
+    if reads:
+        hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[1]), layout)
     return make_kvcache_plan(spec, cached, cache.chunks, tuned, hopper)
 
 

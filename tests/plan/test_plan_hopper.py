@@ -104,12 +104,24 @@ def test_tuned_rows_that_are_off_are_told_at_their_place(tmp_path, pytestconfig,
     assert told in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["dsv32_nvfp4", "dsv41", "glm53_fp8"])
-def test_gluon_alone_is_refused_where_no_kernel_reads_the_cache(name, tmp_path, pytestconfig):
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("dsv32_nvfp4", "no Hopper kernel reads a cache of"),
+        ("dsv41", "no Hopper kernel reads a cache of"),
+        ("glm53_fp8", "its kernel over a cache without RoPE has not run on a GPU yet"),
+    ],
+)
+def test_gluon_alone_is_refused_where_no_kernel_reads_the_cache(name, reason, tmp_path, pytestconfig):
     text = (pytestconfig.rootpath / "specs" / f"{name}.yaml").read_text() + "\nbackend: gluon\n"
     (tmp_path / f"{name}.yaml").write_text(text)
-    with pytest.raises(LimitError, match="no Hopper kernel reads a cache of"):
+    with pytest.raises(LimitError, match=reason):
         load_plan(tmp_path / f"{name}.yaml")
+
+
+def test_the_kernel_over_a_cache_without_rope_is_given_no_call_yet(pytestconfig):
+    hopper = load_plan(pytestconfig.rootpath / "specs" / "glm53_fp8.yaml").kvcache.hopper
+    assert (hopper.d_tail, hopper.scale_columns, hopper.rows) == (0, 4, (HopperRow(None, None),))
 
 
 def test_gluon_alone_is_had_over_a_cache_that_a_kernel_reads(tmp_path, pytestconfig):
