@@ -117,6 +117,13 @@ class DenseDriver(Driver):
     programs among which the batch is shared out.
     """
 
+    def __init__(self, package: BenchPackage, module: str, facts: Any) -> None:
+        super().__init__(package, module, facts)
+        if self.hopper is not None:
+            aligned, page_size = self._splits.ALIGNED, block_size_of(package)
+            if not self._module._can_hopper(facts, aligned, page_size, package.facts.d_qk**-0.5):
+                self.hopper = None  # calls over pages of the spec's size run portable
+
     def current(self, num_heads: int, tokens: int) -> tuple[Tile, int]:
         """The tile of a call by the package's own table, and the programs a multiprocessor."""
         tile = self._own(tokens, num_heads, 1).tile
@@ -127,25 +134,30 @@ class DenseDriver(Driver):
     ) -> Any:
         """The module's Schedule for a tile: with `resident` programs a multiprocessor, or as near to `splits`.
 
-        A tile whose BLOCK_N does not divide a page makes way for the small one, as in every call.
+        A tile whose BLOCK_N does not divide a page makes way for the small one, as in every call. The Hopper kernel's
+        programs follow from the sizes alone.
         """
-        if splits:
+        hopper = tile == self.hopper
+        if splits and not hopper:
             found = [self.schedule(tile, each, tokens, num_heads, counts) for each in range(1, MOST_RESIDENT + 1)]
             return min(found, key=lambda schedule: abs(schedule.programs - splits))
-        own = self._module.TILES
+        most = self._splits.ANY
         entry = self._splits.Tile(**asdict(tile), programs_per_sm=resident)
-        self._module.TILES = {self.facts.target: [(self._splits.ANY, self._splits.ANY, entry)]}
+        name, table = ("HOPPER", [(most, 0)]) if hopper else ("TILES", {self.facts.target: [(most, most, entry)]})
+        own = getattr(self._module, name)
+        setattr(self._module, name, table)
         try:
-            return self._own(tokens, num_heads, max(counts))
+            return self._own(tokens, num_heads, max(counts), hopper)
         finally:
-            self._module.TILES = own
+            setattr(self._module, name, own)
 
-    def _own(self, requests: int, rows: int, keys: int) -> Any:
-        """The Schedule that the module makes of its table as it is, for rows of one query token."""
+    def _own(self, requests: int, rows: int, keys: int, can_hopper: bool = False) -> Any:
+        """The Schedule that the module makes of its tables as they are, for rows of one query token."""
         page_size, window = block_size_of(self.package), window_of(self.package)
         sizes = (requests, 1, rows, 1, page_size, -(-keys // page_size) * page_size)
         windows = () if window is None else (window,)
-        return self._module._schedule.__wrapped__(self.facts, self._splits.ALIGNED, *sizes, *windows, False)
+        hopper = (True,) if can_hopper else ()  # which packages without the kernel do not take
+        return self._module._schedule.__wrapped__(self.facts, self._splits.ALIGNED, *sizes, *windows, False, *hopper)
 
     def splits_of(self, schedule: Any) -> int:
         """The programs of a schedule."""

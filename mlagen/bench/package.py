@@ -28,6 +28,7 @@ SHARED_MODULES = (
     "_sparse_union",
     "_union",
     "_kvcache_hopper",
+    "_dense_hopper",
 )
 _HEADER = re.compile(r"\A(# .*\n)+")
 _TABLES = re.compile(r"^(TILES = \{|HOPPER = \[|UNION = \[)\n.*?^[\]}]\n", re.MULTILINE | re.DOTALL)

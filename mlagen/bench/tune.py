@@ -39,7 +39,7 @@ class Tuned:
         spec_name, target, device, triton: what they hold for.
         rows: tiles of attention over rows; none where the package has no such kernels.
         kvcache_rows, dense_rows: tiles of attention over a cache and of dense attention, likewise.
-        hopper_rows, kvcache_hopper_rows: which calls of the first two run the Hopper kernel, likewise.
+        hopper_rows, kvcache_hopper_rows, dense_hopper_rows: which calls of each run the Hopper kernel, likewise.
         figures: what each row was measured at.
         complete: every size of call was swept; False where the budget ended before.
     """
@@ -53,6 +53,7 @@ class Tuned:
     dense_rows: tuple[TileRow, ...]
     hopper_rows: tuple[HopperRow, ...]
     kvcache_hopper_rows: tuple[HopperRow, ...]
+    dense_hopper_rows: tuple[HopperRow, ...]
     figures: tuple[Figure, ...]
     complete: bool
 
@@ -71,6 +72,7 @@ class Tuned:
             dense_rows=self.dense_rows,
             hopper_rows=self.hopper_rows,
             kvcache_hopper_rows=self.kvcache_hopper_rows,
+            dense_hopper_rows=self.dense_hopper_rows,
             device=self.device,
             triton=self.triton,
         )
@@ -139,6 +141,7 @@ def tune(
         dense_rows=dense.rows,
         hopper_rows=sparse.hopper_rows,
         kvcache_hopper_rows=kvcache.hopper_rows,
+        dense_hopper_rows=dense.hopper_rows,
         figures=tuple(figure for each in swept.values() for figure in each.figures),
         complete=all(each.complete for each in swept.values()),
     )

@@ -46,8 +46,8 @@ def tune(
     """Sweeps the tiles of SPEC on this GPU and writes specs/tuned/SPEC/TARGET.yaml, which `build` reads.
 
     Tiles are those of sparse attention, over rows and over caches, and of dense attention. On a Hopper it also finds
-    from how many tokens on a call is best run by the Hopper kernel. Every candidate's result is checked against the
-    reference before its time counts.
+    from how many tokens (dense attention: requests) on a call is best run by the Hopper kernel. Every candidate's
+    result is checked against the reference before its time counts.
     """
     from mlagen.bench.candidates import read_tiles
     from mlagen.bench.progress import progress  # torch and Triton are slow to import, and most commands need neither

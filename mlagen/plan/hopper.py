@@ -45,7 +45,10 @@ V4_SCALES = 8  # bytes of a token in the second plane: seven scales and a pad
 
 @dataclass(frozen=True)
 class HopperRow:
-    """Which calls of up to so many heads run the Hopper kernel: those of `min_tokens` tokens and more; None: none."""
+    """Which calls of up to so many heads run the Hopper kernel: those of `min_tokens` tokens and more; None: none.
+
+    Of dense attention heads are rows a KV head, and tokens are requests.
+    """
 
     max_heads: int | None
     min_tokens: int | None

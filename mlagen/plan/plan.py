@@ -195,10 +195,11 @@ def load_plan(path: Path) -> Plan:
     if layout is not None and set(spec.wrappers) & {KVCACHE_WRAPPER, *DENSE_WRAPPERS}:
         chunks = make_cache_plan(layout, extra_layout, spec.model.v_head_dim).chunks
         cached = cached_row(layout, extra_layout if sparse else None, chunks)
-    if not sparse:
-        return make_plan(spec, tuned_dense=load_tuned_dense(spec.name, path.parent, cached) if cached else None)
-    tuned = load_tuned(spec.name, path.parent, row_chunks(spec))
     calls = {kind: load_tuned_hopper(kind, spec.name, path.parent, HOPPER_TARGET) for kind in HOPPER_KINDS}
+    if not sparse:
+        tuned_dense = load_tuned_dense(spec.name, path.parent, cached) if cached else None
+        return make_plan(spec, tuned_hopper=calls, tuned_dense=tuned_dense)
+    tuned = load_tuned(spec.name, path.parent, row_chunks(spec))
     return make_plan(spec, tuned, load_tuned_kvcache(spec.name, path.parent, cached) if cached else None, calls)
 
 
@@ -237,7 +238,7 @@ def make_plan(
         tables = [*sparse.tiles, *(kvcache.tiles if kvcache else ())]
         splits = make_splits(dims.v_head_dim, (row for _, rows in tables for row in rows))
     elif set(spec.wrappers) & set(DENSE_WRAPPERS) and layout is not None and cache is not None:
-        hopper = None if layout.quantised else make_hopper(spec)
+        hopper = None if layout.quantised else make_hopper(spec, (tuned_hopper or {}).get(HOPPER_KINDS[2]))
         dense = make_dense_plan(spec, cached_row(layout, None, cache.chunks), cache, hopper, tuned_dense)
         splits = make_splits(dims.v_head_dim, (row for _, rows in dense.tiles for row in rows))
     varlen, merge = _make_varlen(spec), _make_merge(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -46,13 +47,23 @@ DENSE_NOTES = (
     "# requests is taken; without max_rows or max_requests it holds any.",
     "# programs_per_sm is how many programs a multiprocessor a batch is shared out to.",
 )
-HOPPER_KINDS = ("hopper_rows", "kvcache_hopper_rows")
+# The same of the tables that say which calls run a Hopper kernel.
+HOPPER_LIMITS = {
+    "hopper_rows": ("max_heads", "min_tokens"),
+    "kvcache_hopper_rows": ("max_heads", "min_tokens"),
+    "dense_hopper_rows": ("max_rows", "min_requests"),
+}
+HOPPER_KINDS = tuple(HOPPER_LIMITS)
 TILE_FIELDS = tuple(field.name for field in fields(Tile))
 
 RowMaker = Callable[[Tile, Target, str, int | None, int | None], TileRow]
 
 Block = Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)]
 Warps = Annotated[int, Field(ge=1, le=8), AfterValidator(_power_of_two)]
+MaxRows = Annotated[
+    int | None,
+    Field(ge=1, le=1 << 30, description="most rows a KV head, heads times query tokens of a request; absent: any"),
+]
 
 
 class _TunedTile(Model):
@@ -76,10 +87,7 @@ class TunedRow(_TunedTile):
 class TunedDenseRow(_TunedTile):
     """One row of the tile table of dense attention."""
 
-    max_rows: Annotated[
-        int | None,
-        Field(ge=1, le=1 << 30, description="most rows a KV head, heads times query tokens of a request; absent: any"),
-    ] = None
+    max_rows: MaxRows = None
     max_requests: Annotated[int | None, Field(ge=1, le=1 << 30, description="most requests; absent: any number")] = None
 
 
@@ -88,6 +96,13 @@ class TunedHopperRow(Model):
 
     max_heads: Annotated[int | None, Field(ge=1, le=128, description="most heads a call may have; absent: any")] = None
     min_tokens: Annotated[int | None, Field(ge=1, le=1 << 30, description="fewest tokens; absent: none do")] = None
+
+
+class TunedDenseHopperRow(Model):
+    """From how many requests on calls of up to so many rows a KV head run the Hopper kernel of dense attention."""
+
+    max_rows: MaxRows = None
+    min_requests: Annotated[int | None, Field(ge=1, le=1 << 30, description="fewest requests; absent: none do")] = None
 
 
 class TunedTable(Model):
@@ -110,6 +125,10 @@ class TunedTable(Model):
     ] = None
     kvcache_hopper_rows: Annotated[
         tuple[TunedHopperRow, ...] | None, Field(min_length=1, description="of attention over a cache, likewise")
+    ] = None
+    dense_hopper_rows: Annotated[
+        tuple[TunedDenseHopperRow, ...] | None,
+        Field(min_length=1, description="of dense attention: which calls run the Hopper kernel, by rows a KV head"),
     ] = None
 
     @model_validator(mode="after")
@@ -139,13 +158,14 @@ def _check_rows(name: str, rows: tuple[_TunedTile, ...]) -> None:
             raise refused(message, name, index, length)
 
 
-def _check_hopper_rows(name: str, rows: tuple[TunedHopperRow, ...]) -> None:
-    for index, row in enumerate(rows):
-        last = index == len(rows) - 1
-        if last and row.max_heads is not None:
-            raise refused(f"got {row.max_heads}; takes none in the last row", name, index, "max_heads")
-        if not last and (rows[index + 1].max_heads or math.inf) <= (row.max_heads or math.inf):
-            raise refused("takes rows in the order of their heads", name, index + 1)
+def _check_hopper_rows(name: str, rows: tuple[TunedHopperRow | TunedDenseHopperRow, ...]) -> None:
+    width, _ = HOPPER_LIMITS[name]
+    most = [getattr(row, width) or math.inf for row in rows]
+    for index, (here, after) in enumerate(itertools.pairwise(most)):
+        if after <= here:
+            raise refused(f"takes rows in the order of their {width.removeprefix('max_')}", name, index + 1)
+    if most and most[-1] < math.inf:
+        raise refused(f"got {most[-1]}; takes none in the last row", name, len(most) - 1, width)
 
 
 def tuned_path(spec_name: str, target: str, specs_dir: Path) -> Path:
@@ -191,7 +211,7 @@ def load_tuned_hopper(kind: str, spec_name: str, specs_dir: Path, target: str) -
     if not path.is_file():
         return None
     rows = getattr(_table(path)[0], kind)
-    return rows and tuple(HopperRow(row.max_heads, row.min_tokens) for row in rows)
+    return rows and tuple(HopperRow(*(getattr(row, limit) for limit in HOPPER_LIMITS[kind])) for row in rows)
 
 
 def _sparse_row(
@@ -256,6 +276,7 @@ def dump_tuned(
     dense_rows: Sequence[TileRow] = (),
     hopper_rows: Sequence[HopperRow] = (),
     kvcache_hopper_rows: Sequence[HopperRow] = (),
+    dense_hopper_rows: Sequence[HopperRow] = (),
     device: str,
     triton: str,
 ) -> str:
@@ -265,7 +286,8 @@ def dump_tuned(
         spec_name, target: whose tiles.
         rows, kvcache_rows, dense_rows: rows of the tile tables of attention over rows, over a cache, and of dense
             attention; each may be empty.
-        hopper_rows, kvcache_hopper_rows: which calls of either run the Hopper kernel; empty: the default.
+        hopper_rows, kvcache_hopper_rows, dense_hopper_rows: which calls of each run the Hopper kernel; empty: the
+            default.
         device: name of the device they were measured on.
         triton: version of Triton they were compiled with.
     """
@@ -280,10 +302,14 @@ def dump_tuned(
             limits = dict(zip(LIMITS[name], (row.max_heads, row.max_tokens), strict=True))
             values = {**limits, **asdict(row.tile), "programs_per_sm": row.programs_per_sm}
             lines.append(_flow_line({key: value for key, value in values.items() if value is not None}))
-    for name, calls in zip(HOPPER_KINDS, (hopper_rows, kvcache_hopper_rows), strict=True):
+    for name, calls in zip(HOPPER_KINDS, (hopper_rows, kvcache_hopper_rows, dense_hopper_rows), strict=True):
+        width, fewest = HOPPER_LIMITS[name]
         if calls:
-            lines += [f"{name}: # calls of so many tokens and more run the Hopper kernel; without min_tokens none do"]
-            lines += [_flow_line({key: value for key, value in asdict(row).items() if value}) for row in calls]
+            size = fewest.removeprefix("min_")
+            lines += [f"{name}: # calls of so many {size} and more run the Hopper kernel; without {fewest} none do"]
+        for call in calls:
+            values = {width: call.max_heads, fewest: call.min_tokens}
+            lines.append(_flow_line({key: value for key, value in values.items() if value}))
     return "\n".join(lines) + "\n"
 
 

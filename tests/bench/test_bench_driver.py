@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from mlagen.bench.choose import Regime, runs_hopper
 from mlagen.bench.driver import CROWDED, DenseDriver, Driver, split_counts
 from mlagen.bench.package import BenchPackage, kernels_hash, load_package
 from mlagen.bench.tunable import DENSE, KVCACHE, SPARSE, Tunable, tunables_of
+from mlagen.emit import apply, compare, render
 from mlagen.errors import UsageError
-from mlagen.plan import TARGETS, Plan, Target, Tile, make_plan
+from mlagen.plan import TARGETS, HopperRow, Plan, Target, Tile, load_plan, make_plan, needed
+from mlagen.plan.tuned import tuned_path
 from mlagen.spec import load
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -154,6 +157,64 @@ def test_every_kernel_of_dense_attention_is_launched_by_its_smallest_call(dense_
     assert schedule.programs > 1  # the merge too
 
 
+@pytest.fixture(scope="module")
+def dsv3_given(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
+    """DeepSeek V3's dense attention, of which a tuned file gives the Hopper kernel some calls."""
+    folder = tmp_path_factory.mktemp("specs")
+    (folder / "dsv3.yaml").write_text((SPECS / "dsv3.yaml").read_text())
+    tuned = tuned_path("dsv3", "sm90", folder)
+    tuned.parent.mkdir(parents=True)
+    tuned.write_text("dense_hopper_rows: [{max_rows: 32}, {max_rows: 64, min_requests: 16}, {min_requests: 2}]")
+    apply(compare(render(load_plan(folder / "dsv3.yaml")), folder / "dsv3_given_now"))
+    return load_package(folder / "dsv3_given_now")
+
+
+def dense_hopper_driver(package: BenchPackage) -> DenseDriver:
+    return DenseDriver(package, "dense_attention", package.module("_launch").DeviceFacts("sm90", 132, hopper=True))
+
+
+def test_the_hopper_kernel_of_dense_attention_runs_where_the_package_runs_it(dsv3_given: BenchPackage) -> None:
+    driver, module = dense_hopper_driver(dsv3_given), dsv3_given.module("dense_attention")
+    assert driver.hopper is not None
+    given = module.HOPPER
+    seen = set()
+    for rows, requests in itertools.product((16, 32, 33, 64, 65, 128), (1, 2, 15, 16, 128)):
+        own = module._schedule(driver.facts, module.ALIGNED, requests, 1, rows, 1, 64, 4032, False, True)
+        assert runs_hopper(driver.hopper_rows, Regime(0, rows, requests)) == own.hopper
+        schedule = driver.schedule(driver.hopper, 7, requests, rows, [4000])
+        assert schedule.hopper
+        assert schedule == own or not own.hopper
+        assert driver.wishes(driver.hopper, 1, requests, rows, [4000]) == [schedule.programs]
+        assert driver.schedule(driver.hopper, 1, requests, rows, [4000], 5) == schedule
+        assert driver.current(rows, requests)[0] != driver.hopper
+        seen.add(own.hopper)
+    assert seen == {True, False}
+    assert module.HOPPER is given
+    (schedule,) = driver.smallest(driver.hopper, [4096])
+    assert schedule.hopper
+    assert schedule.programs > 1  # the merge too
+
+
+def test_the_hopper_kernel_of_dense_attention_is_judged_before_a_call_is_given_to_it(dsv3: BenchPackage) -> None:
+    plan = needed(make_plan(load(SPECS / "dsv3.yaml")).dense)
+    driver = dense_hopper_driver(dsv3)
+    assert driver.hopper == needed(plan.hopper).tile
+    assert driver.hopper_rows == needed(plan.hopper).rows == (HopperRow(None, None),)
+    assert driver.schedule(driver.hopper, 1, 16, 128, [4096]).hopper
+
+
+def test_pages_that_the_hopper_kernel_does_not_take_are_tuned_without_it(dsv3: BenchPackage) -> None:
+    cache = {**dsv3.spec["cache"], "block_size": 32}
+    driver = dense_hopper_driver(replace(dsv3, spec={**dsv3.spec, "cache": cache}))
+    assert driver.hopper is None
+    assert driver.hopper_rows  # which stay
+
+
+def test_a_window_knows_no_hopper_kernel(dots3: BenchPackage) -> None:
+    driver = DenseDriver(dots3, "dense_attention", dots3.module("_launch").DeviceFacts("sm90", 132))
+    assert (driver.hopper, driver.hopper_rows) == (None, ())
+
+
 @pytest.mark.parametrize("rows", [16, 32, 64, 128])
 def test_programs_may_hold_fewer_rows_than_a_call_has(rows: int) -> None:
     plan = make_plan(load(SPECS / "dsv3.yaml"))
@@ -271,8 +332,9 @@ def test_measurements_outlive_a_new_tile_table_but_not_a_new_kernel(tmp_path: Pa
     assert kernels_hash(tmp_path, modules) != before
 
 
-def test_measurements_do_not_outlive_a_new_hopper_kernel(dsv32: BenchPackage) -> None:
+def test_measurements_do_not_outlive_a_new_hopper_kernel(dsv32: BenchPackage, dsv3: BenchPackage) -> None:
     assert "_sparse_hopper" in dsv32.shared_modules
+    assert "_dense_hopper" in dsv3.shared_modules
 
 
 def test_a_folder_without_a_package_is_refused(tmp_path: Path) -> None:

@@ -72,23 +72,27 @@ def test_a_sweep_tunes_dense_attention(tmp_path: Path, name: str) -> None:
     package = load_package(folder)
     driver = DenseDriver(package, "dense_attention", package.device_facts(torch.device("cuda", 0)))
     tiles = [driver.current(rows, 16)[0] for rows in (16, 32)]
+    tried = {*tiles, *([driver.hopper] if driver.hopper is not None else [])}
     log = tmp_path / "log.jsonl"
     tuned = tune(load(path), folder, log=log, heads=[32], tokens=[16], tiles=tiles)
     (figure,) = tuned.figures
     assert figure.kernels == "dense"
-    assert figure.tile in tiles
+    assert figure.tile in tried
+    assert figure.hopper == (figure.tile == driver.hopper)
     assert figure.seconds
     assert not tuned.complete
     cells = [json.loads(line) for line in log.read_text().splitlines()]
-    assert {Tile(*cell["tile"]) for cell in cells if cell["seconds"]} == set(tiles)
+    assert {Tile(*cell["tile"]) for cell in cells if cell["seconds"]} == tried
     assert len({cell["splits"] for cell in cells}) > 1
     tuned.write(tmp_path)
     read = load_tuned_dense(name, tmp_path, needed(make_plan(load(path)).dense).cached)[tuned.target]
     assert [(row.tile, row.programs_per_sm) for row in read] == [
         (row.tile, row.programs_per_sm) for row in tuned.dense_rows
     ]
+    assert bool(tuned.dense_hopper_rows) == bool(driver.hopper_rows)
+    assert load_tuned_hopper("dense_hopper_rows", name, tmp_path, tuned.target) == (tuned.dense_hopper_rows or None)
     again = tune(load(path), folder, log=log, heads=[32], tokens=[16], tiles=tiles, budget=0)
-    assert again.dense_rows == tuned.dense_rows
+    assert (again.dense_rows, again.dense_hopper_rows) == (tuned.dense_rows, tuned.dense_hopper_rows)
     assert len(log.read_text().splitlines()) == len(cells)
 
 

@@ -88,13 +88,22 @@ def test_the_file_says_where_its_figures_are_from() -> None:
 
 def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) -> None:
     row = make_row(Tile(16, 32, 4, 2, True), CHUNKS, TARGETS["sm90"], "")
-    calls = ((HopperRow(16, None), HopperRow(64, 9), HopperRow(None, 1)), (HopperRow(None, 33),))
+    calls = (
+        (HopperRow(16, None), HopperRow(64, 9), HopperRow(None, 1)),
+        (HopperRow(None, 33),),
+        (HopperRow(32, None), HopperRow(None, 5)),
+    )
     tuned = Tuned("some", "sm90", "NVIDIA H200", "3.6.0", (row,), (row,), (row,), *calls, (), complete=True)
     assert tuned.row_count == 3
     path = tuned.write(tmp_path)
     assert path == tuned_path("some", "sm90", tmp_path)
     assert [load_tuned_hopper(kind, "some", tmp_path, "sm90") for kind in HOPPER_KINDS] == list(calls)
-    assert [path.read_text().count(f"\n{kind}:") for kind in KINDS] == [1, 1, 1]
+    text = path.read_text()
+    assert [text.count(f"\n{kind}:") for kind in KINDS] == [1, 1, 1]
+    assert (
+        "\ndense_hopper_rows: # calls of so many requests and more run the Hopper kernel; without min_requests none do"
+        "\n  - {max_rows: 32}\n  - {min_requests: 5}\n"
+    ) in text
 
 
 @pytest.fixture
@@ -133,7 +142,7 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_spec: Path)
         replace(cached.row(tile, TARGETS["sm90"], "", 32, None), programs_per_sm=1),
         replace(cached.row(small, TARGETS["sm90"], ""), programs_per_sm=2),
     )
-    Tuned("minicpm3", "sm90", "NVIDIA H200", "3.6.0", (), (), rows, (), (), (), complete=True).write(dense_spec.parent)
+    Tuned("minicpm3", "sm90", "NVIDIA H200", "3.6.0", (), (), rows, *[()] * 4, complete=True).write(dense_spec.parent)
     plan = load_plan(dense_spec)
     found, untuned = dict(needed(plan.dense).tiles), dict(needed(before.dense).tiles)
     assert [replace(row, reason="") for row in found["sm90"]] == list(rows)
@@ -147,6 +156,50 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_spec: Path)
         (32, 1 << 31, (64, 32, 8, 2, False, 1)),
         (1 << 31, 1 << 31, (16, 64, 4, 2, True, 2)),
     ]
+
+
+@pytest.mark.parametrize("spec", ["dsv3", "dsv3_fp8", "dots3"])
+def test_a_package_with_a_hopper_kernel_of_dense_attention_runs_the_calls_that_a_sweep_gave_it(
+    tmp_path: Path, spec: str
+) -> None:
+    """Others, with a quantised cache or a window, have no table of such calls."""
+    path = tmp_path / f"{spec}.yaml"
+    path.write_text((DENSE_SPEC.parent / path.name).read_text())
+    before = render(load_plan(path))
+    calls = (HopperRow(32, None), HopperRow(64, 12), HopperRow(None, 1))
+    Tuned(spec, "sm90", "NVIDIA H200", "3.6.0", *[()] * 5, calls, (), complete=True).write(tmp_path)
+    plan = load_plan(path)
+    if spec == "dsv3":
+        assert needed(needed(plan.dense).hopper).rows == calls
+        apply(compare(render(plan), tmp_path / "dsv3_given"))
+        table = load_package(tmp_path / "dsv3_given").module("dense_attention").HOPPER
+        assert table == [(32, (1 << 31) + 1), (64, 12), (1 << 31, 1)]
+    else:
+        assert render(plan) == before
+
+
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        (["max_heads: 16", ""], "2:6: dense_hopper_rows[0].max_heads: unknown field; takes max_rows and min_requests"),
+        (["min_tokens: 4"], "2:6: dense_hopper_rows[0].min_tokens: unknown field; takes max_rows and min_requests"),
+        (["min_requests: 0"], "2:20: dense_hopper_rows[0].min_requests: got 0; takes"),
+        (["max_rows: 16"], "2:16: dense_hopper_rows[0].max_rows: got 16; takes none in the last row"),
+        (
+            ["max_rows: 32", "max_rows: 32, min_requests: 4", ""],
+            "3:5: dense_hopper_rows[1]: takes rows in the order of their rows",
+        ),
+    ],
+)
+def test_calls_of_the_dense_hopper_kernel_that_are_off_are_refused(
+    dense_spec: Path, rows: list[str], complaint: str
+) -> None:
+    path = tuned_path("minicpm3", "sm90", dense_spec.parent)
+    path.parent.mkdir(parents=True)
+    path.write_text("dense_hopper_rows:\n" + "".join(f"  - {{{row}}}\n" for row in rows))
+    with pytest.raises(SpecErrors) as caught:
+        load_plan(dense_spec)
+    assert str(caught.value.errors[0]).startswith(f"{path}:{complaint}")
 
 
 @pytest.mark.parametrize(

@@ -257,7 +257,7 @@ def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{}\n", "takes one or more of rows, kvcache_rows, dense_rows, hopper_rows, kvcache_hopper_rows"),
+        ("{}\n", "takes one or more of rows, kvcache_rows, dense_rows, hopper_rows, kvcache_hopper_rows, dense_"),
         ("kvcache_rows: []\n", "kvcache_rows"),
         (f"kvcache_rows:\n  - {ROW}\n  - {ROW}\n", "3:5: kvcache_rows[1]"),
         (f"rows:\n  - {ROW}\nkvcache_rows:\n  - {ROW.replace('32', '33')}\n", "kvcache_rows[0].block_n: got 33"),
