@@ -398,7 +398,7 @@ class HeadsModule:
             "shared": [
                 *(f"q_{name}" for name in names),
                 *names,
-                *("v", "q_ready", "k_ready", "v_ready", "k_free", "v_free"),
+                *("v", "sums", "q_ready", "k_ready", "v_ready", "k_free", "v_free"),
             ],
         }
 

@@ -145,7 +145,7 @@ def make_heads_hopper(spec: Spec, shared_limit: int) -> HeadsHopperPlan | None:
         return None
     for block_n in HEADS_BLOCK_N:
         keys = HEADS_STAGES * block_n * (d_qk + d_v)
-        shared = (2 * BLOCK_H * d_qk + keys) * ITEMSIZE
+        shared = (2 * BLOCK_H * d_qk + keys) * ITEMSIZE + 2 * BLOCK_H * 4 * 4  # row sums of four threads a row
         accumulators = (d_v + 1.5 * block_n) * BLOCK_H / 128  # and scores, with half as many for weights
         if shared + HEADS_BARRIERS <= shared_limit and accumulators <= HEADS_ACCUMULATORS:
             # Scores: before the loop and in it; V: in it and behind it; of both warpgroups.

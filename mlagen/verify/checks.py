@@ -145,11 +145,12 @@ class Subject:
 
 
 def _assign(changes: list[tuple[Any, dict[str, Any]]]) -> None:
-    """Sets names of modules, which choose schedules anew."""
+    """Sets names of modules, which choose schedules anew, those that keep any."""
     for module, values in changes:
         for name, value in values.items():
             setattr(module, name, value)
-        module._schedule.cache_clear()
+        if hasattr(module, "_schedule"):
+            module._schedule.cache_clear()
 
 
 @contextlib.contextmanager

@@ -237,7 +237,9 @@ def _lengths(suite: _Suite) -> Iterator[DenseCase]:
     yield from suite.both("length: negative", "a negative length is none", lengths=(-1, -(2**31), 5), heads=3)
     promise = "requests without a key give 0 and the empty row's LSE"
     yield from suite.both("length: none at all", promise, lengths=(0, 0, 0))
-    yield from suite.both("length: no columns", "a block table without columns names no key", columns=0, heads=3)
+    promise = "a block table without columns names no key"
+    yield from suite.both("length: no columns", promise, columns=0, heads=3)
+    yield from suite.both("length: no columns, batch invariant", promise, columns=0, heads=3, batch_invariant=True)
     yield from suite.both("length: one page", "a cache of one page", lengths=(53,), block_size=53, columns=1)
     promise = "one long request beside short ones"
     long = (20_000, 1, 2, 3, 0, 5, 6) if suite.big else (700, 1, 0, 3)

@@ -153,8 +153,8 @@ def test_heads_in_runs_of_64_lanes_have_a_hopper_kernel_that_no_call_is_given_to
     assert (hopper and hopper.block_n) == block_n
     if hopper is not None:
         assert hopper.min_queries is None
-        # Two warpgroups' Q of 64 rows, and two stages of K and V; 16 lanes or keys a product, twice over each.
-        assert hopper.expected_shared == 2 * (128 * dims[0] + 2 * block_n * sum(dims))
+        # Two warpgroups' Q of 64 rows, two stages of K and V, four sums a row; 16 lanes or keys a product, twice each.
+        assert hopper.expected_shared == 2 * (128 * dims[0] + 2 * block_n * sum(dims)) + 128 * 4 * 4
         assert hopper.expected_products == 4 * (dims[0] // 16 + block_n // 16)
 
 

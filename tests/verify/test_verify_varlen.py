@@ -1,5 +1,6 @@
 """Multi-head attention and merges: references by hand, cases, packages held to them, and absorbed attention."""
 
+import importlib
 import json
 import math
 import os
@@ -13,6 +14,7 @@ import torch
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import merge, mismatches, varlen, verify_package
+from mlagen.verify.checks import HOPPER_KERNELS, Subject, hopper_modules
 from mlagen.verify.inputs import LAYOUTS
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +49,18 @@ def heads(tmp_path_factory) -> Path:
     """Heads of 40 and 72 lanes, K and V by descriptor, and by pointers where rows are not aligned."""
     dims = "{qk_head_dim: 40, v_head_dim: 72, num_kv_heads: 2, addressing: descriptors}"
     return write_package(tmp_path_factory.mktemp("heads"), "heads", (40, 72), multi_head=dims, targets="[sm90, sm80]")
+
+
+@pytest.mark.parametrize("name", ["dsv3_prefill", "dsv3", "dsv32_fp8"])
+def test_calls_are_forced_onto_hopper_kernels_and_given_back(name):
+    package = importlib.import_module(f"generated.{name}")
+    modules = hopper_modules(package)
+    switches = {module: "HOPPER" if hasattr(module, "HOPPER") else "HOPPER_QUERIES" for module in modules}
+    before = {module: getattr(module, switch) for module, switch in switches.items()}
+    assert before
+    with Subject(package, None, "cuda", HOPPER_KERNELS).planned_for(None):
+        assert all(getattr(module, switch) in (0, [(1 << 31, 0)]) for module, switch in switches.items())
+    assert {module: getattr(module, switch) for module, switch in switches.items()} == before
 
 
 def test_causal_attention_by_hand():
