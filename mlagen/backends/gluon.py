@@ -10,6 +10,7 @@ from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context, dense_signature, presences
 from mlagen.plan import HOPPER_TARGET, CompileJob, HopperPlan, Plan, needed
 from mlagen.plan.hopper import FP16_Q, FP16_SCALES
+from mlagen.work import ITEMSIZE
 
 TEMPLATE = "gluon/seesaw"
 OPTIONAL = {"attn_sink_ptr", "topk_length_ptr", "extra_topk_length_ptr"}
@@ -385,7 +386,17 @@ class HeadsModule:
         return plan.varlen is not None and plan.varlen.hopper is not None
 
     def _arguments(self, plan: Plan) -> Signature:
-        return (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"))
+        arguments = (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"), ("taken_ptr", "*i32"))
+        varlen, dtype = needed(plan.varlen), plan.spec.model.dtype
+        if HOPPER_TARGET not in varlen.descriptor_targets:
+            return arguments
+        rows = needed(varlen.hopper).block_n
+        blocks = [
+            *((chunk.name, chunk.block) for chunk in varlen.k_chunks),
+            ("v", varlen.d_v),
+        ]
+        described = ((f"{name}_desc", f"tensordesc<{dtype}[{rows},{lanes}],TILE>") for name, lanes in blocks)
+        return (*arguments, ("described", "i32"), *described)
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
@@ -394,11 +405,12 @@ class HeadsModule:
         return {
             **values,
             "kernel": self.KERNEL,
+            "itemsize": ITEMSIZE,
             "arguments": self._arguments(plan),
             "shared": [
                 *(f"q_{name}" for name in names),
                 *names,
-                *("v", "sums", "q_ready", "k_ready", "v_ready", "k_free", "v_free"),
+                *("v", "told", "told_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
             ],
         }
 

@@ -21,7 +21,7 @@ _cuda: Any = torch.cuda  # whose classes torch types only in part
 Call = Callable[[], object]
 Timer = Callable[[], float]
 
-GRAPH_BELOW_S = 130e-6  # calls shorter than this are timed by graph replay
+GRAPH_BELOW_S = 500e-6  # calls shorter than this are timed by graph replay: between events a slow host would show
 FLUSH_BYTES = 512 << 20  # overwriting this much empties any L2, and takes longer than Python takes to launch a call
 GRAPH_CALLS = 16  # least calls in a graph, so that the gap between two replays does not count
 ROUND_S = 2e-3  # least GPU time that one round of a timer covers

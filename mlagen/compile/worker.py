@@ -70,10 +70,12 @@ def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.runtime.jit import JITFunction
 
-    fn = getattr(load_module(package_dir, job["module"]), job["kernel"], None)
+    module = load_module(package_dir, job["module"])
+    fn = getattr(module, job["kernel"], None)
     if not isinstance(fn, JITFunction):
         raise JobError(f"{job['kernel']} is not a @triton.jit function of {job['module']}")
-    signature, constexprs = dict(job["signature"]), dict(job["constexprs"])
+    signature = {name: with_layout(module, kind) for name, kind in job["signature"]}
+    constexprs = dict(job["constexprs"])
     given = [*signature, *constexprs]
     if sorted(given) != sorted(fn.arg_names):
         raise JobError(f"the kernel takes ({', '.join(fn.arg_names)}), but the job names ({', '.join(given)})")
@@ -107,6 +109,12 @@ def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
         "tensor_memory": getattr(kernel.metadata, "tmem_size", None) or 0,
         "seconds": seconds,
     }
+
+
+def with_layout(module: ModuleType, kind: str) -> str:
+    """The type of an argument as Triton names it: a descriptor's shared layout is the name of a constant in the job."""
+    found = re.fullmatch(r"(tensordesc<.*\]),(\w+)>", kind)
+    return kind if found is None else f"{found[1]},{getattr(module, found[2]).value!r}>"
 
 
 def load_module(package_dir: Path, module: str) -> ModuleType:

@@ -15,8 +15,8 @@ from mlagen.spec import DenseAttention, Spec
 DENSE_WRAPPERS = ("flash_mla_with_kvcache", "decode_attention_fwd")
 # Query tokens of a request share a tile, so that calls have more rows than the model has heads.
 MOST_ROWS = 128
-REQUEST_OVERHEAD = 2
-LEAST_UNITS = 4
+REQUEST_OVERHEAD = 1
+LEAST_UNITS = 1
 BATCH_INVARIANT_SPLIT = 1024
 BLOCK_B = 256
 WINDOW_BLOCK_N = 32

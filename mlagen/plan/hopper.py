@@ -26,11 +26,11 @@ V4_REGISTERS = (192, 112)
 COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
 SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
-HEADS_D_V = (64, 128, 256)
 HEADS_BLOCK_N = (128, 64)  # most wanted first
 HEADS_STAGES = 2
-HEADS_REGISTERS = (216, 72)
+HEADS_REGISTERS = {64: (216, 72), 128: (216, 72), 256: (224, 56)}  # by lanes of V, one accumulator: as REGISTERS
 HEADS_ACCUMULATORS = 192  # registers a thread for accumulators, scores and weights, beside which the rest has room
+HEADS_QUERIES = 1
 HEADS_BARRIERS = 1024  # bytes for barriers and for what partitions pass
 REDO_ROWS = 1024  # results of a dequantising kernel that a program looks through at once
 LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
@@ -56,9 +56,7 @@ class HopperRow:
 
 # Untuned: from where dsv32 gains on an H100. A few heads leave most of a tile empty; few tokens need many splits.
 DEFAULT_ROWS = (HopperRow(16, None), HopperRow(32, 16), HopperRow(64, 4), HopperRow(None, 2))
-
-
-UNRUN_ROWS = (HopperRow(None, None),)  # of kernels that no GPU has run yet: no call is given to them
+DENSE_ROWS = (HopperRow(32, None), HopperRow(None, 1))
 
 
 @dataclass(frozen=True)
@@ -112,7 +110,7 @@ class HeadsHopperPlan:
         stages: steps of which K and V are in shared memory at once.
         registers: of a thread of the second warpgroup that multiplies, and of the copying one.
         num_warps: of the program's first warpgroup.
-        min_queries: from how many rows of its longest request on a call runs it; None: none does.
+        min_queries: from how many rows of its longest request on a call runs it.
         expected_shared: bytes of shared memory a program is expected to need.
         expected_products: wgmma instructions in its code.
     """
@@ -122,7 +120,7 @@ class HeadsHopperPlan:
     stages: int
     registers: tuple[int, int]
     num_warps: int
-    min_queries: int | None
+    min_queries: int
     expected_shared: int
     expected_products: int
 
@@ -141,16 +139,17 @@ def make_heads_hopper(spec: Spec, shared_limit: int) -> HeadsHopperPlan | None:
     if heads is None or spec.backend == "triton" or HOPPER_TARGET not in spec.targets:
         return None
     d_qk, d_v = heads.qk_head_dim, heads.v_head_dim
-    if d_qk % SWIZZLED_LANES or d_v not in HEADS_D_V:
+    if d_qk % SWIZZLED_LANES or d_v not in HEADS_REGISTERS:
         return None
     for block_n in HEADS_BLOCK_N:
         keys = HEADS_STAGES * block_n * (d_qk + d_v)
-        shared = (2 * BLOCK_H * d_qk + keys) * ITEMSIZE + 2 * BLOCK_H * 4 * 4  # row sums of four threads a row
+        shared = (2 * BLOCK_H * d_qk + keys) * ITEMSIZE
         accumulators = (d_v + 1.5 * block_n) * BLOCK_H / 128  # and scores, with half as many for weights
         if shared + HEADS_BARRIERS <= shared_limit and accumulators <= HEADS_ACCUMULATORS:
             # Scores: before the loop and in it; V: in it and behind it; of both warpgroups.
             products = 2 * 2 * (d_qk // PRODUCT_DEPTH + block_n // PRODUCT_DEPTH)
-            return HeadsHopperPlan(BLOCK_H, block_n, HEADS_STAGES, HEADS_REGISTERS, WARPS, None, shared, products)
+            registers = HEADS_REGISTERS[d_v]
+            return HeadsHopperPlan(BLOCK_H, block_n, HEADS_STAGES, registers, WARPS, HEADS_QUERIES, shared, products)
     return None
 
 
@@ -168,15 +167,6 @@ def refusal(spec: Spec) -> str | None:
         return f"model.v_head_dim is {dims.v_head_dim}, and it takes {D_V}"
     if tail not in D_TAILS:
         return f"a row has {tail} lanes behind V's, and it takes {' or '.join(map(str, D_TAILS))}"
-    return None
-
-
-def unrun(spec: Spec, layout: CacheLayout | None) -> str | None:
-    """Which kernel of the spec, that reads a quantised cache of `layout` if one is given, no GPU has run yet."""
-    if isinstance(spec.attention, DenseAttention):
-        return "its kernel of dense attention has not run on a GPU yet"
-    if layout is not None and len(layout.data) == 1:
-        return "its kernel over a cache without RoPE has not run on a GPU yet"
     return None
 
 
@@ -247,7 +237,7 @@ def make_hopper(
         scale_columns=scale_columns,
         cost=cost,
         redo_rows=REDO_ROWS,
-        rows=tuple(rows or (UNRUN_ROWS if unrun(spec, layout) else DEFAULT_ROWS)),
+        rows=tuple(rows or (DENSE_ROWS if isinstance(spec.attention, DenseAttention) else DEFAULT_ROWS)),
         expected_shared=tiles + tables,
         expected_products=products,
     )

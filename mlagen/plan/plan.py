@@ -21,7 +21,6 @@ from mlagen.plan.hopper import (
     make_hopper,
     reads_cache,
     refusal,
-    unrun,
 )
 from mlagen.plan.kvcache import KVCACHE_WRAPPER, KvcachePlan, cached_row, make_kvcache_plan
 from mlagen.plan.merge import MergePlan, make_merge_plan
@@ -224,7 +223,7 @@ def make_plan(
             cannot hold any tile of these dims; one line with the arithmetic.
     """
     dims = spec.model
-    reason = refusal(spec) or unrun(spec, None)
+    reason = refusal(spec)
     if spec.backend == "gluon" and reason is not None:
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
@@ -296,8 +295,8 @@ def _make_kvcache(
     hopper = None
     reads = reads_cache(layout, extra_layout)
     caches = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
-    reason = unrun(spec, layout) if reads else f"no Hopper kernel reads a cache of {caches}"
-    if spec.backend == "gluon" and reason is not None:
+    if spec.backend == "gluon" and not reads:
+        reason = f"no Hopper kernel reads a cache of {caches}"
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     if reads:
         hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[1]), layout)
