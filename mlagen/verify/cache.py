@@ -275,14 +275,15 @@ def _gather_cases(side: Side, wrapper: str, big: bool) -> Iterator[GatherCase]:
         yield case("before the first token", promise, requests=((0, 9), (3, 6)), odd="gathers too many")
         yield case("negative gather_lens", "a negative length is none", odd="negative lengths")
         yield case("fewer requests than rows", "seq_lens says how many requests there are", odd="fewer requests")
-        promise = "with more requests a program takes more blocks of tokens"
-        yield case("few programs", promise, requests=((3, 9), (60, 1), (0, 23)), check="few programs")
     else:
         yield case("without seq_starts", "without seq_starts requests begin at 0", starts="none")
         yield case("tokens past the last request", "they are left out", odd="past the end")
         yield case("requests that are not there", "a token of no request is left out", odd="no request")
         yield case("fewer tokens than rows", "num_tokens counts", odd="fewer tokens")
         yield case("fewer requests than rows", "cu_seq_lens says how many requests there are", odd="fewer requests")
+        yield case("many requests", "any number of requests", requests=tuple((number % 5, 1) for number in range(37)))
+    promise = "with more tokens a program takes more blocks of them"
+    yield case("few programs", promise, requests=((3, 9), (60, 1), (0, 71)), check="few programs")
     yield case("nothing", "no tokens at all", requests=((5, 0), (0, 0)))
     yield case("single token", "one token", requests=((63, 1),))
     yield case("pages outside the cache", "tokens of pages outside the cache are left out", table="outside")
@@ -870,15 +871,14 @@ def _check_gathered(side: Side, case: GatherCase, one: Gathered) -> None:
 def _run_gather(subject: Subject, case: GatherCase, side: Side, seed: int) -> None:
     one = _build_gather(case, side, subject.device, seed)
     module: Any = getattr(subject.package, case.module or "cache")
-    programs = getattr(module, "MAX_PROGRAMS", None)
+    sizes = {name: getattr(module, name) for name in ("GATHER_PROGRAMS", "FEW_TOKENS")}
     if case.check == "few programs":
-        module.MAX_PROGRAMS = 2
+        module.GATHER_PROGRAMS = module.FEW_TOKENS = 0  # one program a request, and the tile of many tokens
     before = one.memory.buffer[:0] if case.pages.far else one.memory.buffer.clone()
     try:
         _require_none(_call(subject, case, one.arguments))
     finally:
-        if programs is not None:
-            module.MAX_PROGRAMS = programs
+        vars(module).update(sizes)
     _check_gathered(side, case, one)
     _check_untouched(one.placed)
     if not case.pages.far and not torch.equal(one.memory.buffer, before):
