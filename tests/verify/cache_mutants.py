@@ -41,7 +41,7 @@ ANY_LAYOUT = (
         "rows past a length are written",
         "tl.where(tokens < end, _take(slots, taken, BLOCK_T), -1)",
         "_take(slots, taken, BLOCK_T)",
-        "gather: typical (requests)",
+        "gather: few programs *",
     ),
     _cache("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: less room *"),
     _cache("a program repeats a block's pages", "taken += BLOCK_T", "taken += 0", "gather: few programs *"),
