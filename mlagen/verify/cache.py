@@ -271,6 +271,8 @@ def _gather_cases(side: Side, wrapper: str, big: bool) -> Iterator[GatherCase]:
         yield case("offset", "a request's rows begin at the offset", offset=5)
         yield case("no room", "an offset at the end of out leaves no room", offset=5, spare=-14, requests=((0, 14),))
         yield case("less room than tokens", "tokens past the end of out are left out", offset=2, spare=-6)
+        promise = "tokens past the end of out are left out"
+        yield case("few programs, less room", promise, spare=-6, requests=((0, 71),), check="few programs")
         promise = "positions before the first token are left out"
         yield case("before the first token", promise, requests=((0, 9), (3, 6)), odd="gathers too many")
         yield case("negative gather_lens", "a negative length is none", odd="negative lengths")
@@ -833,7 +835,8 @@ def _build_gather(case: GatherCase, side: Side, device: str, seed: int) -> Gathe
         token_to_seq += [len(lens) - 1] * 5
         num_tokens += 5
     elif case.odd == "no request":
-        token_to_seq[::3] = [(-1, len(lens), INT32.max, INT32.min)[n % 4] for n in range(len(token_to_seq[::3]))]
+        for number, one in enumerate(token_to_seq[::3]):
+            token_to_seq[3 * number] = (one - 64, one + 64, -1, len(lens), INT32.max, INT32.min)[number % 6]
     elif case.odd == "fewer tokens":
         num_tokens -= 3
     shape = (len(token_to_seq) + max(0, case.spare), side.layout.lanes)

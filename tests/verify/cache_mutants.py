@@ -43,7 +43,7 @@ ANY_LAYOUT = (
         "_take(slots, taken, BLOCK_T)",
         "gather: few programs *",
     ),
-    _cache("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: less room *"),
+    _cache("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: few programs, less*"),
     _cache("a program repeats a block's pages", "taken += BLOCK_T", "taken += 0", "gather: few programs *"),
     _cache("a program looks up once", "taken == LOOKUP_T", "taken < 0", "gather: few programs *"),
     _cache(
@@ -107,13 +107,6 @@ FOUR_BIT = (
     ),
     _layout("the even lane is read from the high half", "packed & 15, packed >> 4", "packed >> 4, packed & 15", "g*"),
     _layout("ties go up", "counts + 1540.0", "(counts + 0.01) + 1540.0", "writer: every *", "writer: tiles *"),
-    _layout(
-        "what is no tie becomes one",
-        "doubles.to(tl.float16)",
-        "doubles.to(tl.bfloat16).to(tl.float16)",
-        "writer: every *",
-        "writer: tiles *",
-    ),
     _layout(
         "a NaN keeps its sign",
         "tl.minimum(doubles.to(tl.float16), tl.full(doubles.shape, 12.0, tl.float16))",
