@@ -11,8 +11,23 @@ from mlagen.plan.chunks import Chunk, split_lanes
 
 NUM_WARPS = 1
 BLOCK_T = 2  # more of the small programs are under way at once, and none waits for another of its warps
-MAX_PROGRAMS = 1 << 14
+FEW_TOKENS = 8
+GATHER_PROGRAMS = 32  # what a multiprocessor holds of programs of one warp of 64 registers a thread
+LOOKUP_T = 32  # a warp's lanes
 PART_NAMES = {"latent": "nope", "rope": "rope", "row": "row"}
+
+
+@dataclass(frozen=True)
+class GatherTile:
+    """Launch parameters of a gather.
+
+    Attributes:
+        block_t: tokens a program copies at a time.
+        num_warps: warps a program.
+    """
+
+    block_t: int
+    num_warps: int
 
 
 @dataclass(frozen=True)
@@ -23,9 +38,13 @@ class CachePlan:
         chunks: blocks of a row as it is read, the same for both caches of a spec.
         tiled: blocks of a row that cut no tile of scales, for kernels that take whole rows.
         extra_tiled: likewise of the second cache; empty where there is none.
-        block_t: tokens a program.
-        num_warps: warps a program.
-        max_programs: most programs of a gather by request.
+        block_t: tokens a program of a writer.
+        num_warps: its warps a program.
+        gather_tile: the tile of gathers.
+        few_tile: the tile of gathers of few tokens, where what counts is how long one program takes.
+        few_tokens: most tokens of such a gather for each multiprocessor of the device.
+        gather_programs: most programs of a gather for each multiprocessor of the device.
+        lookup_t: tokens that a program of a gather looks up at once; a multiple of block_t.
     """
 
     chunks: tuple[Chunk, ...]
@@ -33,7 +52,11 @@ class CachePlan:
     extra_tiled: tuple[Chunk, ...]
     block_t: int
     num_warps: int
-    max_programs: int
+    gather_tile: GatherTile
+    few_tile: GatherTile
+    few_tokens: int
+    gather_programs: int
+    lookup_t: int
 
 
 @dataclass(frozen=True)
@@ -140,5 +163,9 @@ def make_cache_plan(layout: CacheLayout, extra: CacheLayout | None, d_v: int) ->
         extra_tiled=tiled_chunks(extra) if extra else (),
         block_t=BLOCK_T,
         num_warps=NUM_WARPS,
-        max_programs=MAX_PROGRAMS,
+        gather_tile=GatherTile(block_t=2, num_warps=1),
+        few_tile=GatherTile(block_t=1, num_warps=2),
+        few_tokens=FEW_TOKENS,
+        gather_programs=GATHER_PROGRAMS,
+        lookup_t=LOOKUP_T,
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 ROW_MULTIPLE = 128  # what sparse prefill kernels ask of the number of indices
 FEW_TOKENS = 2048
+SPLIT_TOKENS = 16  # up to which a multiprocessor waits for a single program's loads
 COMBINE_BLOCK_T = 16
 COMBINE_NUM_WARPS = 4
 
@@ -44,6 +45,8 @@ class IndexPlan:
     Attributes:
         tiles: the tile table, which holds any call by its last row.
         unaligned: the tile of calls whose rows do not begin at 16 bytes.
+        split: the tile of calls of few tokens that ask for no counts, where many programs share a token's indices.
+        split_tokens: most tokens of such a call.
         combine_block_t: tokens a program of the kernel that combines top-k and window indices.
         combine_num_warps: its warps a program.
         combine_expected_shared: bytes of shared memory it needs, to hand what each token's thread finds to its row.
@@ -52,6 +55,8 @@ class IndexPlan:
 
     tiles: tuple[IndexTileRow, ...]
     unaligned: IndexTile
+    split: IndexTile
+    split_tokens: int
     combine_block_t: int
     combine_num_warps: int
     combine_expected_shared: int
@@ -66,8 +71,9 @@ class IndexPlan:
 def make_index_plan() -> IndexPlan:
     """The numbers, the same for every model.
 
-    A program maps one token. With few tokens it takes the row in one step, so that all loads are under way together;
-    with many it has few warps of 8 indices a thread, so that other programs run while it waits.
+    A program maps one token, or a part of it where it need not count. With few tokens it takes the row in one step, so
+    that all loads are under way together; with many it has few warps of 8 indices a thread, so that other programs run
+    while it waits.
     """
     return IndexPlan(
         tiles=(
@@ -78,6 +84,8 @@ def make_index_plan() -> IndexPlan:
             IndexTileRow(None, None, IndexTile(1024, 4)),
         ),
         unaligned=IndexTile(512, 4),
+        split=IndexTile(128, 1),
+        split_tokens=SPLIT_TOKENS,
         combine_block_t=COMBINE_BLOCK_T,
         combine_num_warps=COMBINE_NUM_WARPS,
         combine_expected_shared=4 * COMBINE_BLOCK_T,

@@ -271,18 +271,21 @@ def _gather_cases(side: Side, wrapper: str, big: bool) -> Iterator[GatherCase]:
         yield case("offset", "a request's rows begin at the offset", offset=5)
         yield case("no room", "an offset at the end of out leaves no room", offset=5, spare=-14, requests=((0, 14),))
         yield case("less room than tokens", "tokens past the end of out are left out", offset=2, spare=-6)
+        promise = "tokens past the end of out are left out"
+        yield case("few programs, less room", promise, spare=-6, requests=((0, 71),), check="few programs")
         promise = "positions before the first token are left out"
         yield case("before the first token", promise, requests=((0, 9), (3, 6)), odd="gathers too many")
         yield case("negative gather_lens", "a negative length is none", odd="negative lengths")
         yield case("fewer requests than rows", "seq_lens says how many requests there are", odd="fewer requests")
-        promise = "with more requests a program takes more blocks of tokens"
-        yield case("few programs", promise, requests=((3, 9), (60, 1), (0, 23)), check="few programs")
     else:
         yield case("without seq_starts", "without seq_starts requests begin at 0", starts="none")
         yield case("tokens past the last request", "they are left out", odd="past the end")
         yield case("requests that are not there", "a token of no request is left out", odd="no request")
         yield case("fewer tokens than rows", "num_tokens counts", odd="fewer tokens")
         yield case("fewer requests than rows", "cu_seq_lens says how many requests there are", odd="fewer requests")
+        yield case("many requests", "any number of requests", requests=tuple((number % 5, 1) for number in range(37)))
+    promise = "with more tokens a program takes more blocks of them"
+    yield case("few programs", promise, requests=((3, 9), (60, 1), (0, 71)), check="few programs")
     yield case("nothing", "no tokens at all", requests=((5, 0), (0, 0)))
     yield case("single token", "one token", requests=((63, 1),))
     yield case("pages outside the cache", "tokens of pages outside the cache are left out", table="outside")
@@ -832,7 +835,8 @@ def _build_gather(case: GatherCase, side: Side, device: str, seed: int) -> Gathe
         token_to_seq += [len(lens) - 1] * 5
         num_tokens += 5
     elif case.odd == "no request":
-        token_to_seq[::3] = [(-1, len(lens), INT32.max, INT32.min)[n % 4] for n in range(len(token_to_seq[::3]))]
+        for number, one in enumerate(token_to_seq[::3]):
+            token_to_seq[3 * number] = (one - 64, one + 64, -1, len(lens), INT32.max, INT32.min)[number % 6]
     elif case.odd == "fewer tokens":
         num_tokens -= 3
     shape = (len(token_to_seq) + max(0, case.spare), side.layout.lanes)
@@ -870,15 +874,14 @@ def _check_gathered(side: Side, case: GatherCase, one: Gathered) -> None:
 def _run_gather(subject: Subject, case: GatherCase, side: Side, seed: int) -> None:
     one = _build_gather(case, side, subject.device, seed)
     module: Any = getattr(subject.package, case.module or "cache")
-    programs = getattr(module, "MAX_PROGRAMS", None)
+    sizes = {name: getattr(module, name) for name in ("GATHER_PROGRAMS", "FEW_TOKENS")}
     if case.check == "few programs":
-        module.MAX_PROGRAMS = 2
+        module.GATHER_PROGRAMS = module.FEW_TOKENS = 0  # one program a request, and the tile of many tokens
     before = one.memory.buffer[:0] if case.pages.far else one.memory.buffer.clone()
     try:
         _require_none(_call(subject, case, one.arguments))
     finally:
-        if programs is not None:
-            module.MAX_PROGRAMS = programs
+        vars(module).update(sizes)
     _check_gathered(side, case, one)
     _check_untouched(one.placed)
     if not case.pages.far and not torch.equal(one.memory.buffer, before):

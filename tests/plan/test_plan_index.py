@@ -29,7 +29,7 @@ def test_every_call_has_a_tile_and_every_row_a_call():
 
 def test_tiles_are_whole_vectors_of_every_thread():
     index = make_index_plan()
-    for tile in (*index.every_tile, index.unaligned):
+    for tile in (*index.every_tile, index.unaligned, index.split):
         assert tile.block_n % (4 * 32 * tile.num_warps) == 0
     assert len(set(index.every_tile)) == len(index.every_tile)
 
@@ -47,10 +47,11 @@ def test_jobs_name_each_tile_and_both_alignments():
         assert len({(job.kernel, job.constexprs, job.num_warps) for job in jobs}) == len(jobs)
         for kernel in ("_map_indices_kernel", "_combine_indices_kernel"):
             assert {dict(job.constexprs)["ALIGNMENT"] for job in jobs if job.kernel == kernel} == {16, 1}
+        every_tile = (*make_index_plan().every_tile, make_index_plan().split)
         tiles = {
             (dict(job.constexprs)["BLOCK_N"], job.num_warps) for job in jobs if job.kernel == "_map_indices_kernel"
         }
-        assert tiles == {(tile.block_n, tile.num_warps) for tile in make_index_plan().every_tile}
+        assert tiles == {(tile.block_n, tile.num_warps) for tile in every_tile}
 
 
 def test_a_kernel_that_no_wrapper_launches_is_not_there():

@@ -32,24 +32,30 @@ ANY_LAYOUT = (
     _cache("the last token is dropped", "there = tokens < num_tokens", "there = tokens < num_tokens - 1", "writer: s*"),
     _cache("rows are always called aligned", "1 if (addresses | strides) % 16 else 16", "16", "writer: sources odd *"),
     _cache("RoPE lanes come from the latent", "ptrs = k_pe_ptr +", "ptrs = kv_c_ptr +", "writer: typical (insert)"),
-    _cache("a block table has no last column", "& (column < num_columns.to(tl.uint32))", "", "gather: table too *"),
-    _cache("pages past the last are read", "page < num_pages.to(tl.uint32)", "page < (1 << 31)", "gather: pages out*"),
-    _cache("a position lacks its page's begin", "index - column *", "index - 0 *", "gather: block size 53 *"),
-    _cache("rows past a length are written", "valid & (tokens < end)", "valid", "gather: typical (requests)"),
-    _cache("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: less room *"),
+    _cache("a block table has no last column", "& (columns < num_columns.to(tl.uint32))", "", "gather: table too *"),
     _cache(
-        "a program repeats a block's pages",
-        "following = first + start + programs * BLOCK_T",
-        "following = first + start",
+        "pages past the last are read", "pages < num_pages.to(tl.uint32)", "pages < (1 << 31)", "gather: pages out*"
+    ),
+    _cache("a position lacks its page's begin", "(pages - columns) *", "pages *", "gather: block size 53 *"),
+    _cache(
+        "rows past a length are written",
+        "tl.where(tokens < end, _take(slots, taken, BLOCK_T), -1)",
+        "_take(slots, taken, BLOCK_T)",
         "gather: few programs *",
     ),
-    _cache("a program takes one block", "end, programs * BLOCK_T)", "end, 1 << 30)", "gather: few programs *"),
+    _cache("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: few programs, less*"),
+    _cache("a program repeats a block's pages", "taken += BLOCK_T", "taken += 0", "gather: few programs *"),
+    _cache("a program looks up once", "taken == LOOKUP_T", "taken < 0", "gather: few programs *"),
+    _cache(
+        "a program takes one block", "range(begin, end, step)", "range(begin, end, 1 << 30)", "gather: few programs *"
+    ),
+    _cache("requests share what 32 have", "num_requests > LOOKUP_T", "num_requests < 0", "gather: many requests *"),
     _cache("gather_lens are not looked at", "first = end - count", "first = 0", "gather: typical (requests)"),
     _cache("the offset is not looked at", "out[:, offset:]", "out", "gather: offset *"),
-    _cache("a request runs into the next", "token < end,", "token <= end,", "gather: tokens past *"),
+    _cache("a request runs into the next", "(tokens < end), place", "(tokens <= end), place", "gather: tokens past *"),
     _cache("requests have no end", "(request < num_requests)", "(request < (1 << 30))", "gather: requests that *"),
     _cache("negative requests are there", "(request >= 0) & ", "", "gather: requests that *"),
-    _cache("seq_starts are not looked at", "place += tl.load", "place += 0 * tl.load", "gather: typical (tokens)"),
+    _cache("seq_starts are not looked at", "place += skipped", "place += 0 * skipped", "gather: typical (tokens)"),
     _cache("seq_starts are needed", "if seq_starts_ptr is not None", "if True", "gather: without seq_starts *"),
     _cache("a layout's name does not count", "if kv_cache_dtype not in KV_CACHE_DTYPES", "if False", "refuses: kv_c*"),
     _layout(
@@ -93,11 +99,20 @@ QUOTIENTS = (
     _cache("None is no token", '_integer("num_tokens"', '_launch.count("num_tokens"', "refuses: num_tokens*"),
 )
 FOUR_BIT = (
-    _layout("the even lane is in the high half", "even + odd * 16", "odd + even * 16", "writer: typical *"),
+    _layout(
+        "the even lane is in the high half",
+        "_e2m1_codes(even) + (_e2m1_codes(odd) - 1536.0)",
+        "_e2m1_codes(odd) + (_e2m1_codes(even) - 1536.0)",
+        "writer: typical *",
+    ),
     _layout("the even lane is read from the high half", "packed & 15, packed >> 4", "packed >> 4, packed & 15", "g*"),
-    _layout("ties go up", "count + 12582912.0", "(count + 0.01) + 12582912.0", "writer: every *", "writer: tiles *"),
-    _layout("a quotient's last bits count", "doubles = _short(doubles)", "", "writer: every *", "writer: tiles *"),
-    _layout("a NaN keeps its sign", "doubles = tl.minimum(doubles, 12.0)  # NaN", "# NaN", "writer: not finite *"),
+    _layout("ties go up", "counts + 1540.0", "(counts + 0.01) + 1540.0", "writer: every *", "writer: tiles *"),
+    _layout(
+        "a NaN keeps its sign",
+        "tl.minimum(doubles.to(tl.float16), tl.full(doubles.shape, 12.0, tl.float16))",
+        "doubles.to(tl.float16)",
+        "writer: not finite *",
+    ),
     _layout(
         "scales are stored in order", "tl.permute(stored_scales, 0, 2, 1).reshape", "stored_scales.reshape", "*: t*"
     ),

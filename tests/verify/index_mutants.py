@@ -38,12 +38,12 @@ MAP_MUTANTS = (
     _literal(
         "indices that name nothing count", "count += named.to", "count += (index < limit).to", "global: blocks: l*"
     ),
-    _literal("lanes past the last index count", "mask=mask, other=-1)", "other=-1)", "global: topk: 17"),
+    _literal("lanes past the last index count", "mask=columns < topk, other=-1)", "other=-1)", "global: topk: 17"),
     _literal("padding tokens count", "tl.where(is_valid, lens, 0)", "lens", "global: mask: none"),
     _literal(
         "the last index is dropped", "mask = columns < topk", "mask = columns < topk - 1", "global: indices: last*"
     ),
-    _literal("the last step is dropped", "range(0, topk, BLOCK_N)", "range(0, topk - 1, BLOCK_N)", "global: topk: 1"),
+    _literal("the last step is dropped", "topk, parts * BLOCK_N)", "topk - 1, parts * BLOCK_N)", "global: topk: 1"),
     _literal(
         "offsets of indices are 32 bits wide",
         "token * indices_stride",

@@ -81,6 +81,8 @@ def _signatures(plan: Plan, side: Side) -> dict[str, Signature]:
             *scale,
             ("max_tokens", "i32"),
             ("programs", "i32"),
+            ("programs_multiplier", "i32"),
+            ("programs_shift", "i32"),
             *pages,
             ("out_request_stride", "i64"),
             ("out_token_stride", "i64"),
@@ -98,6 +100,7 @@ def _signatures(plan: Plan, side: Side) -> dict[str, Signature]:
             *scale,
             ("num_tokens", "i32"),
             ("num_requests", "i32"),
+            ("programs", "i32"),
             *pages,
             ("dst_stride", "i64"),
             ("block_table_stride", "i64"),
@@ -227,40 +230,43 @@ def exports(wrappers: list[str]) -> list[str]:
     return wrappers
 
 
-def _job(plan: Plan, side: Side, kernel: str, target: str, alignment: int) -> CompileJob:
-    sizes = needed(plan.cache)
+def _job(plan: Plan, side: Side, kernel: str, target: str, alignment: int, block_t: int, num_warps: int) -> CompileJob:
     flag = "ROUNDS_E4M3" if kernel == "write" else "HAS_E4M3"
     can = TARGETS[target].rounds_e4m3 if kernel == "write" else TARGETS[target].has_e4m3
+    tokens = f"{block_t} token{'' if block_t == 1 else 's'}"
     return CompileJob(
         module=side.module,
         kernel=f"_{kernel}_kernel",
-        variant=f"{sizes.block_t} tokens{'' if alignment == FULL_ALIGNMENT else ', odd rows'}",
+        variant=f"{tokens}{'' if alignment == FULL_ALIGNMENT else ', odd rows'}",
         target=target,
         signature=_signatures(plan, side)[kernel],
         constexprs=(
             *(((flag, can),) if layout.needs_e4m3(side.layout) else ()),
             ("ALIGNMENT", alignment),
-            ("BLOCK_T", sizes.block_t),
+            ("BLOCK_T", block_t),
         ),
-        num_warps=sizes.num_warps,
+        num_warps=num_warps,
         num_stages=1,
         expected_shared=0,
     )
 
 
 def jobs_of(plan: Plan, side: Side) -> Iterator[CompileJob]:
-    """Each kernel of one of the spec's caches, for both alignments on every target."""
-    wrappers = set(plan.spec.wrappers)
+    """Each kernel of one of the spec's caches, for both alignments on every target; few tokens have aligned rows."""
+    wrappers, sizes = set(plan.spec.wrappers), needed(plan.cache)
+    tile, few = ((each.block_t, each.num_warps) for each in (sizes.gather_tile, sizes.few_tile))
+    gather = ((FULL_ALIGNMENT, *tile), (FULL_ALIGNMENT, *few), (1, *tile))
+    write = tuple((alignment, sizes.block_t, sizes.num_warps) for alignment in (FULL_ALIGNMENT, 1))
     kernels = {
-        "write": {CONCAT, INSERT},
-        "gather_requests": {GATHER_REQUESTS},
-        "gather_tokens": {GATHER_TOKENS},
+        "write": ({CONCAT, INSERT}, write),
+        "gather_requests": ({GATHER_REQUESTS}, gather),
+        "gather_tokens": ({GATHER_TOKENS}, gather),
     }
     for target in plan.spec.targets:
-        for kernel, used_by in kernels.items():
+        for kernel, (used_by, variants) in kernels.items():
             if used_by & wrappers:
-                for alignment in (FULL_ALIGNMENT, 1):
-                    yield _job(plan, side, kernel, target, alignment)
+                for variant in variants:
+                    yield _job(plan, side, kernel, target, *variant)
 
 
 def jobs(plan: Plan) -> Iterator[CompileJob]:

@@ -15,6 +15,9 @@ COMBINER = "combine_topk_swa_indices"
 WRAPPERS = (MAPPERS[0], COMBINER, MAPPERS[1])
 
 
+PARTS = ("parts", "parts_multiplier", "parts_shift")  # of a token's indices, where a program need not count them
+
+
 def _map_signature(plan: Plan) -> Signature:
     token_mask = (("is_valid_token_ptr", "*i1"),) if MAPPERS[0] in plan.spec.wrappers else ()
     return (
@@ -31,6 +34,7 @@ def _map_signature(plan: Plan) -> Signature:
         ("block_limit", "i32"),
         ("multiplier", "i32"),
         ("shift", "i32"),
+        *(tuple((name, "i32") for name in PARTS) if MAPPERS[1] in plan.spec.wrappers else ()),
         ("indices_stride", "i64"),
         ("block_table_stride", "i64"),
     )
@@ -125,7 +129,8 @@ def jobs(plan: Plan) -> Iterator[CompileJob]:
     index, wrappers = make_index_plan(), plan.spec.wrappers
     for target in plan.spec.targets:
         if any(name in wrappers for name in MAPPERS):
-            for tile in index.every_tile:
+            split = (index.split,) if MAPPERS[1] in wrappers else ()
+            for tile in (*index.every_tile, *split):
                 yield _map_job(plan, target, tile, FULL_ALIGNMENT)
             yield _map_job(plan, target, index.unaligned, 1)
         if COMBINER in wrappers:

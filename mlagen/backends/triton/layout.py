@@ -311,8 +311,8 @@ def _pad(layout: CacheLayout, pad: Field) -> dict[str, Any]:
     }
 
 
-def _conversions(layout: CacheLayout, *, reads: bool, writes: bool) -> dict[str, Any]:
-    """Which helpers that decode and encode values a module needs."""
+def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) -> dict[str, Any]:
+    """Which helpers that decode and encode values of a dtype a module needs."""
     scaled = [(field, scales) for field in layout.data if (scales := layout.scales_of(field))]
     data = {field.dtype for field in layout.data}
     stored_as = {scales.dtype for _, scales in scaled}
@@ -321,16 +321,19 @@ def _conversions(layout: CacheLayout, *, reads: bool, writes: bool) -> dict[str,
         field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS for field in layout.data if writes
     )
     powers = any("_reciprocals" in text for text in quotients)
+    short = writes and _short_quotients(layout)
+    halves = short and dtype == "bf16"  # fp16 has as many bits as fp16 lanes themselves
     return {
         "decodes": {
-            dtype: (reads and dtype in data | stored_as) or (writes and dtype in stored_as and dtype == "e4m3")
-            for dtype in ("e4m3", "e4m3fnuz", "e2m1", "ue8m0")
+            name: (reads and name in data | stored_as) or (writes and name in stored_as and name == "e4m3")
+            for name in ("e4m3", "e4m3fnuz", "e2m1", "ue8m0")
         },
         "encodes": {
             "e4m3": writes and "e4m3" in data | stored_as,
             "e4m3fnuz": writes and "e4m3fnuz" in data,
             "e2m1": writes and "e2m1" in data,
-            "short": writes and _short_quotients(layout),
+            "e2m1_halves": halves,
+            "short": short and (not halves or any("_short" in _from_amax(layout, scales) for _, scales in scaled)),
             "exponents": powers,
             "reciprocals": powers or exact,
             "quotients": exact,
@@ -358,7 +361,7 @@ def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dic
         "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in needed(plan.cache).chunks],
         "loaded": [_loaded(layout, chunk) for chunk in needed(plan.cache).chunks if reads],
         **_writes(layout, tiled if writes else ()),
-        **_conversions(layout, reads=reads, writes=writes),
+        **_conversions(layout, plan.spec.model.dtype, reads=reads, writes=writes),
     }
 
 
