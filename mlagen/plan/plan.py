@@ -296,11 +296,11 @@ def _make_kvcache(
     hopper = None
     reads = reads_cache(layout, extra_layout)
     caches = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
-    reason = unrun(spec, layout) if reads else f"no Hopper kernel reads a cache of {caches}"
+    reason = unrun(spec, layout, extra_layout) if reads else f"no Hopper kernel reads a cache of {caches}"
     if spec.backend == "gluon" and reason is not None:
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     if reads:
-        hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[1]), layout)
+        hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[1]), layout, extra_layout)
     return make_kvcache_plan(spec, cached, cache.chunks, tuned, hopper)
 
 
