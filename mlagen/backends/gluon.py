@@ -226,6 +226,7 @@ def _kvcache_details(plan: Plan) -> dict[str, Any]:
         "planar": layout.planar,
         "mixed": mixed,
         "scales": scales,
+        "extra_layout": plan.extra_layout,
         "extra_scales": needed(plan.extra_layout).scales_of(needed(plan.extra_layout).data[0]) if mixed else None,
         "scale_limits": [_power(exponent, FP32_MANTISSA if scales.dtype == "fp32" else 0) for exponent in FP16_SCALES],
         "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
