@@ -83,9 +83,9 @@ class HopperModule:
             if word == "required"
         }
         variants = [("", {"partial_ptr"}), (" bare", {"partial_ptr", *optional - required})]
-        one_cache = {name for name, _ in signature if name.startswith("extra_") and name.endswith("_ptr")}
-        if self.MODULE == "_kvcache_hopper" and plan.extra_layout not in (None, plan.layout):
-            variants.append((" alone", {"partial_ptr", *one_cache}))
+        second = {name for name, _ in signature if name.startswith("extra_") and name.endswith("_ptr")}
+        if second and plan.extra_layout != plan.layout:  # of one layout the first cache stands for an absent second one
+            variants.append((" alone", {"partial_ptr", *second}))
         if ("partial_ptr", "*fp32") in signature:
             variants.append((" split", results))
         if plan.dense is not None:  # each program may have both, results and partials

@@ -185,7 +185,7 @@ def unrun(spec: Spec, layout: CacheLayout | None, extra_layout: CacheLayout | No
 
 
 def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
-    """Whether the kernel that dequantises K reads such caches: e4m3 with an fp32 scale for 128 lanes, V4's planes, V4.1's.
+    """Whether the kernel that dequantises K reads such caches: e4m3 with an fp32 scale for 128 lanes, V4's, or V4.1's.
 
     fp32 scales stand in the row, and RoPE lies behind V or nowhere; ue8m0 ones, for 64 lanes, in a second plane, and
     RoPE in V. V4.1's two caches have all lanes as one run, e4m3 and e2m1, with their scales behind.
