@@ -58,7 +58,8 @@ def test_they_fit(written, tmp_path, name):
     assert check_limits(results) == []
     for job, taken in zip(jobs, results, strict=True):
         assert taken.instructions["HGMMA"] == job.expected_products
-        assert job.expected_shared <= taken.shared <= job.expected_shared + 512  # barriers, and what partitions pass
+        # Barriers, and what partitions pass: arguments, of which two layouts have most.
+        assert job.expected_shared <= taken.shared <= job.expected_shared + 640
 
 
 @pytest.mark.parametrize(("name", "group"), [("dsv32", 4), ("dsv32", 2), ("glm53", 4)])
