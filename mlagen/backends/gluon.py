@@ -84,6 +84,9 @@ class HopperModule:
             if word == "required"
         }
         variants = [("", {"partial_ptr"}), (" bare", {"partial_ptr", *optional - required})]
+        second = {name for name, _ in signature if name.startswith("extra_") and name.endswith("_ptr")}
+        if second and plan.extra_layout != plan.layout:  # of one layout the first cache stands for an absent second one
+            variants.append((" alone", {"partial_ptr", *second}))
         if ("partial_ptr", "*fp32") in signature:
             variants.append((" split", results))
         if plan.dense is not None:  # each program may have both, results and partials
@@ -212,6 +215,7 @@ def _kvcache_details(plan: Plan) -> dict[str, Any]:
     assert plan.kvcache is not None
     hopper = plan.kvcache.hopper
     assert hopper is not None
+    mixed = plan.extra_layout not in (None, layout)
     staged = ("rope",) if layout.planar else ()
     ready = ("ready",) if hopper.d_tail else ("q_ready", "k_ready")
     return {
@@ -221,8 +225,11 @@ def _kvcache_details(plan: Plan) -> dict[str, Any]:
         "paged": False,
         "second": plan.extra_layout is not None,
         "planar": layout.planar,
+        "mixed": mixed,
         "scales": scales,
-        "scale_limits": [_power(exponent, 0 if layout.planar else FP32_MANTISSA) for exponent in FP16_SCALES],
+        "extra_layout": plan.extra_layout,
+        "extra_scales": needed(plan.extra_layout).scales_of(needed(plan.extra_layout).data[0]) if mixed else None,
+        "scale_limits": [_power(exponent, FP32_MANTISSA if scales.dtype == "fp32" else 0) for exponent in FP16_SCALES],
         "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
         "scale_columns": hopper.scale_columns,
         "tail": tail[0] if tail else None,

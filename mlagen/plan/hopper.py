@@ -21,6 +21,7 @@ WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 REGISTERS = (216, 56)
 DEQUANTISING_REGISTERS = (192, 104)
 V4_REGISTERS = (192, 112)
+V41_REGISTERS = (192, 112)
 # A step of all programs at once, and its rows of K from memory, in what a row of partials costs on its way out and in:
 # fitted to 80 timings on an H100, and to 60 of fp8_ds_mla on an H200.
 COST = (2560, 40)
@@ -41,6 +42,7 @@ V4_SCALE_TILE = 64  # lanes of a ue8m0 scale
 FP16_SCALES = (-13, 7)
 FP16_Q = (-10, 16)
 V4_SCALES = 8  # bytes of a token in the second plane: seven scales and a pad
+V41_RUNS = (("e4m3", D_V, "ue8m0", 32), ("e2m1", D_V, "e4m3", 16))  # a row's lanes and scales, of either cache
 
 
 @dataclass(frozen=True)
@@ -171,14 +173,16 @@ def refusal(spec: Spec) -> str | None:
 
 
 def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
-    """Whether the kernel that dequantises K reads such caches: e4m3 with an fp32 scale for 128 lanes, or V4's planes.
+    """Whether the kernel that dequantises K reads such caches: e4m3 with an fp32 scale for 128 lanes, V4's, or V4.1's.
 
     fp32 scales stand in the row, and RoPE lies behind V or nowhere; ue8m0 ones, for 64 lanes, in a second plane, and
-    RoPE in V.
+    RoPE in V. V4.1's two caches have all lanes as one run, e4m3 and e2m1, with their scales behind.
     """
+    if extra_layout not in (None, layout):
+        return (_run(layout), _run(extra_layout)) == V41_RUNS
     latent, *tail = layout.data
     scales = layout.scales_of(latent)
-    if extra_layout not in (None, layout) or scales is None or latent.dtype != "e4m3" or latent.offset != 0:
+    if scales is None or latent.dtype != "e4m3" or latent.offset != 0:
         return False
     if [field.dtype for field in tail] not in ([], ["bf16"]) or scales.interleave != 1:
         return False
@@ -199,15 +203,30 @@ def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
     )
 
 
+def _run(layout: CacheLayout) -> tuple[str, int, str, int] | None:
+    """Dtype and lanes of a row of one run, dtype of its scales in order and lanes a scale; None: it is another."""
+    row, *others = layout.data
+    scales = layout.scales_of(row)
+    if others or scales is None or layout.planar or scales.interleave != 1:
+        return None
+    if row.offset != 0 or scales.offset % LOAD_BYTES or layout.row_bytes % LOAD_BYTES:
+        return None
+    return row.dtype, row.count, scales.dtype, scales.tile
+
+
 def make_hopper(
-    spec: Spec, rows: Sequence[HopperRow] | None = None, layout: CacheLayout | None = None
+    spec: Spec,
+    rows: Sequence[HopperRow] | None = None,
+    layout: CacheLayout | None = None,
+    extra_layout: CacheLayout | None = None,
 ) -> HopperPlan | None:
     """The plan of a Hopper kernel of a spec; None where its back end or its dims leave it out.
 
     Args:
         spec: the spec.
         rows: which calls run it, as a sweep found; None: the default.
-        layout: of the quantised cache that it reads, `reads_cache`; None: it dequantises nothing.
+        layout, extra_layout: of the quantised caches that it reads, `reads_cache`; None: it dequantises nothing, and
+            reads no second one.
     """
     if spec.backend == "triton" or refusal(spec) is not None:
         return None
@@ -225,6 +244,8 @@ def make_hopper(
         if layout.planar:
             scale_columns, registers = V4_SCALES, V4_REGISTERS
             tables += BLOCK_N * dims.qk_rope_head_dim * ITEMSIZE  # a block's RoPE, before it is fp16
+        elif extra_layout is not None:
+            scale_columns, registers = D_V // V41_RUNS[1][3], V41_REGISTERS
         tables += 2 * BLOCK_N * (4 + scale_columns * ITEMSIZE)  # an offset and the scales of each key
     # Scores: before the loop, at its end, and on the right; weights with V: two blocks in the loop and after it.
     products = 3 * lanes // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH

@@ -299,7 +299,7 @@ def _make_kvcache(
         reason = f"no Hopper kernel reads a cache of {caches}"
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     if reads:
-        hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[1]), layout)
+        hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[1]), layout, extra_layout)
     return make_kvcache_plan(spec, cached, cache.chunks, tuned, hopper)
 
 

@@ -50,15 +50,16 @@ def written(tmp_path, pytestconfig):
 
 
 @pytest.mark.parametrize(
-    "name", ["dsv32", "glm53", "glm53_fp8", "dsv3", "dsv3_prefill", "glm5_prefill"]
-)  # with lanes behind V, and without, 528 bytes a token as well; dense; multi-head of 192/128 and 256/256
+    "name", ["dsv32", "glm53", "glm53_fp8", "dsv41", "dsv3", "dsv3_prefill", "glm5_prefill"]
+)  # with lanes behind V, and without, 528 bytes a token or two caches as well; dense; multi-head, 192/128 and 256/256
 def test_they_fit(written, tmp_path, name):
     folder, jobs = written(name)
     results = compile_jobs(folder, jobs, workers=2, cache_dir=tmp_path / "cache")
     assert check_limits(results) == []
     for job, taken in zip(jobs, results, strict=True):
         assert taken.instructions["HGMMA"] == job.expected_products
-        assert job.expected_shared <= taken.shared <= job.expected_shared + 512  # barriers, and what partitions pass
+        # Barriers, and what partitions pass: arguments, of which two layouts have most.
+        assert job.expected_shared <= taken.shared <= job.expected_shared + 640
 
 
 @pytest.mark.parametrize(("name", "group"), [("dsv32", 4), ("dsv32", 2), ("glm53", 4)])

@@ -3,8 +3,10 @@
 import pytest
 from plan_specs import DENSE, make_spec
 
+from mlagen.backends import compile_jobs
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import HopperRow, load_plan, make_plan
+from mlagen.plan.hopper import reads_cache
 from mlagen.plan.tuned import dump_tuned
 
 
@@ -108,7 +110,7 @@ def test_tuned_rows_that_are_off_are_told_at_their_place(tmp_path, pytestconfig,
     ("name", "reason"),
     [
         ("dsv32_nvfp4", "no Hopper kernel reads a cache of"),
-        ("dsv41", "no Hopper kernel reads a cache of"),
+        ("dsv41", "its kernel over caches of two layouts has not run on a GPU yet"),
         ("glm53_fp8", "its kernel over a cache without RoPE has not run on a GPU yet"),
     ],
 )
@@ -119,9 +121,29 @@ def test_gluon_alone_is_refused_where_no_kernel_reads_the_cache(name, reason, tm
         load_plan(tmp_path / f"{name}.yaml")
 
 
-def test_the_kernel_over_a_cache_without_rope_is_given_no_call_yet(pytestconfig):
-    hopper = load_plan(pytestconfig.rootpath / "specs" / "glm53_fp8.yaml").kvcache.hopper
-    assert (hopper.d_tail, hopper.scale_columns, hopper.rows) == (0, 4, (HopperRow(None, None),))
+@pytest.mark.parametrize(("name", "scale_columns"), [("glm53_fp8", 4), ("dsv41", 32)])
+def test_kernels_that_no_gpu_has_run_are_given_no_call_yet(name, scale_columns, pytestconfig):
+    hopper = load_plan(pytestconfig.rootpath / "specs" / f"{name}.yaml").kvcache.hopper
+    assert (hopper.d_tail, hopper.scale_columns, hopper.rows) == (0, scale_columns, (HopperRow(None, None),))
+
+
+def test_of_two_layouts_those_of_v41_are_read_in_their_order_alone(pytestconfig):
+    v41 = load_plan(pytestconfig.rootpath / "specs" / "dsv41.yaml")
+    v4 = load_plan(pytestconfig.rootpath / "specs" / "dsv4_flash.yaml")
+    assert reads_cache(v41.layout, v41.extra_layout)
+    for layout, extra in [(v41.extra_layout, v41.layout), (v4.layout, v41.layout), (v41.layout, v4.layout)]:
+        assert not reads_cache(layout, extra)
+    for alone in (v41.layout, v41.extra_layout):
+        assert not reads_cache(alone, None)
+        assert not reads_cache(alone, alone)
+
+
+def test_calls_without_the_second_cache_are_a_variant_of_their_own(pytestconfig):
+    plan = load_plan(pytestconfig.rootpath / "specs" / "dsv41.yaml")
+    jobs = {job.variant: job for job in compile_jobs(plan) if job.module == "_kvcache_hopper"}
+    assert list(jobs) == ["64x128", "64x128 bare", "64x128 alone", "64x128 split"]
+    absent = {"extra_k_cache_ptr", "extra_indices_ptr", "extra_topk_length_ptr", "partial_ptr"}
+    assert {name for name, _ in jobs["64x128 alone"].constexprs} == absent
 
 
 def test_gluon_alone_is_had_over_a_cache_that_a_kernel_reads(tmp_path, pytestconfig):
