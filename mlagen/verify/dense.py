@@ -7,6 +7,7 @@ table behind a request's keys, or before its window, names a page far past the c
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -712,11 +713,26 @@ def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
     return Attention(*(torch.cat(parts, 1) for parts in zip(*by_head, strict=True)))
 
 
+@contextlib.contextmanager
+def _planned(subject: Subject, case: DenseCase) -> Iterator[None]:
+    """Has calls planned for the case's multiprocessors, and in a case of shares as if sharing requests cost nothing."""
+    module = subject.package.dense_attention
+    merge_units = module.MERGE_UNITS
+    with subject.planned_for(case.multiprocessors):
+        module.MERGE_UNITS = 0 if case.check == "shares" else merge_units
+        module._schedule.cache_clear()
+        try:
+            yield
+        finally:
+            module.MERGE_UNITS = merge_units
+            module._schedule.cache_clear()
+
+
 def _call(subject: Subject, case: DenseCase, inputs: Inputs, **given: Any) -> Results:
     """Calls the wrapper; `given` holds further arguments by name."""
     package, arguments = subject.package, inputs.arguments(case.wrapper)
     arguments["enable_batch_invariant"] = case.batch_invariant
-    with subject.planned_for(case.multiprocessors), poisoned_allocations():
+    with _planned(subject, case), poisoned_allocations():
         if case.wrapper == FLASH:
             metadata = given.pop("tile_scheduler_metadata", None) or package.get_mla_metadata()[0]
             arguments |= {"head_dim_v": subject.facts.d_v, "tile_scheduler_metadata": metadata}
@@ -827,7 +843,7 @@ def _schedule(subject: Subject, case: DenseCase, inputs: Inputs) -> Any:
     size, kv_heads = inputs.cache.shape[1:3]
     window = [] if module.__dict__.get("WINDOW") is None else [inputs.window or module.MAX_KEYS]
     keys = inputs.block_table.shape[1] * size
-    with subject.planned_for(case.multiprocessors):
+    with _planned(subject, case):
         facts = subject.package._launch.device_facts(inputs.q.device)
         alignment = module._alignment(inputs.q, inputs.cache, inputs.q[:, 0, :, : subject.facts.d_v])
         hopper = [module._can_hopper(facts, alignment, size, inputs.sm_scale)] if "HOPPER" in vars(module) else []
@@ -857,7 +873,7 @@ def _workspace(subject: Subject, case: DenseCase, inputs: Inputs) -> list[Figure
     requests, s_q, heads, _ = inputs.q.shape
     size, kv_heads = inputs.cache.shape[1:3]
     keys = inputs.block_table.shape[1] * size
-    with subject.planned_for(case.multiprocessors):
+    with _planned(subject, case):
         options = {"enable_batch_invariant": case.batch_invariant}
         sizes = (requests, s_q, heads, keys, kv_heads)
         floats = subject.package.dense_workspace_size(inputs.q.device, *sizes, **options)
