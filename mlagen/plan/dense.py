@@ -16,7 +16,7 @@ DENSE_WRAPPERS = ("flash_mla_with_kvcache", "decode_attention_fwd")
 # Query tokens of a request share a tile, so that calls have more rows than the model has heads.
 MOST_ROWS = 128
 REQUEST_OVERHEAD = 1
-LEAST_UNITS = 1
+MERGE_UNITS = 6
 BATCH_INVARIANT_SPLIT = 1024
 BLOCK_B = 256
 WINDOW_BLOCK_N = 32
@@ -28,13 +28,13 @@ class DensePlan(KvcachePlan):
 
     Attributes:
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
-        least_units: fewest steps that a program is given, where there are so many.
+        merge_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
         batch_invariant_split: keys a split where its bounds depend on the row alone.
         block_b: requests whose lengths a program reads at a time.
     """
 
     request_overhead: int = REQUEST_OVERHEAD
-    least_units: int = LEAST_UNITS
+    merge_units: int = MERGE_UNITS
     batch_invariant_split: int = BATCH_INVARIANT_SPLIT
     block_b: int = BLOCK_B
 

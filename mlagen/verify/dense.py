@@ -356,6 +356,17 @@ def _shares(suite: _Suite) -> Iterator[DenseCase]:
             multiprocessors=multiprocessors,
             every_target=multiprocessors == 7,
         )
+    scale = 30 if suite.big else 1
+    alike = tuple(keys * scale for keys in (130, 125, 0, 128, 120, 131, 97))
+    for multiprocessors in (1, 2, 7):
+        yield from suite.case(
+            f"shares: alike, {multiprocessors} multiprocessors",
+            "requests of about one length go to programs whole",
+            check="blocks",
+            lengths=alike,
+            heads=heads,
+            multiprocessors=multiprocessors,
+        )
     promise = "rows that see no key weigh nothing in a merge"
     yield from suite.case(
         "shares: causal", promise, s_q=4, causal=True, lengths=(129, 2, 65), heads=heads, multiprocessors=100
@@ -833,7 +844,7 @@ def _shares_check(subject: Subject, case: DenseCase, inputs: Inputs) -> list[Fig
     width = 2 if subject.package.dense_attention.__dict__.get("WINDOW") is None else 3
     told = workspace[-width * requests :].view(torch.int32).view(requests, width).tolist()
     units = _unit_counts(subject, case, inputs, schedule)
-    parts = share(units, schedule.overhead, schedule.least_units, schedule.programs)
+    parts = share(units, schedule.overhead, schedule.merge_units, schedule.programs)
     wanted = splits_of(parts, requests)
     if [tuple(row[:2]) for row in told] != wanted:
         raise CaseFailedError(f"requests have (first program, programs) {told}, and should have {wanted}")

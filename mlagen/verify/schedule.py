@@ -14,30 +14,37 @@ class Part(NamedTuple):
     end: int
 
 
-def share(units: Sequence[int], overhead: int, least_units: int, num_programs: int) -> list[list[Part]]:
+def share(units: Sequence[int], overhead: int, merge_units: int, num_programs: int) -> list[list[Part]]:
     """The parts of each program.
 
     The requests stand on a line, one behind the other, each with `overhead` places and one for each of its units.
-    Programs take parts of the line that are equal but for a place.
+    Programs take parts of the line that are equal but for a place, or whole requests, as many each, where those parts
+    are at most `merge_units` places longer.
 
     Args:
         units: of each request, at least 1.
         overhead: places for what a request costs besides.
-        least_units: fewest places of a program, where the line has so many.
+        merge_units: places for what it costs a program to share requests.
         num_programs: most programs.
     """
-    total = sum(overhead + count for count in units)
-    programs = min(max(total // least_units, 1), num_programs)
+    places = [overhead + count for count in units]
+    total = sum(places)
+    programs = max(min(total, num_programs), 1)
+    if units:
+        each = -(-len(units) // programs)
+        if programs * each * max(places) <= total + programs * merge_units:
+            programs = -(-len(units) // each)
+            places = [max(places)] * len(units)
+            total = programs * each * places[0]
     found: list[list[Part]] = []
     for program in range(num_programs):
         lo, hi = program * total // programs, min((program + 1) * total // programs, total)
         parts, place = [], 0
         for request, count in enumerate(units):
-            place += overhead
-            first, end = max(lo - place, 0), min(hi - place, count)
+            first, end = max(lo - place - overhead, 0), min(hi - place - overhead, count)
             if first < end:
                 parts.append(Part(request, first, end))
-            place += count
+            place += places[request]
         found.append(parts)
     return found
 

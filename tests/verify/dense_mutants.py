@@ -9,7 +9,7 @@ import mutants
 from mutants import SPLITS, Mutant
 
 DENSE, LAYOUT = "dense_attention.py", "_layout.py"
-SHARED = ("dense: shares: 7 *", "dense: shares: 20 *")
+SHARED = ("dense: shares: 7 *", "dense: shares: 20 *", "dense: shares: alike*")
 
 
 def _literal(name: str, old: str, new: str, *only: str, file: str = DENSE) -> Mutant:
@@ -79,11 +79,17 @@ mutants.MUTANTS = (
         "(program.to(tl.int64) * total // programs - 1)",
         *SHARED,
     ),
-    _literal("requests after the first begin where it does", "        start += units\n", "", *SHARED),
+    _literal(
+        "requests after the first begin where it does",
+        "        start += tl.maximum(overhead + units, room)\n",
+        "        start += overhead\n",
+        *SHARED,
+    ),
+    _literal("whole requests stand side by side", "room = tl.where(whole, most, 0)", "room = 0", *SHARED),
     _literal(
         "blocks of requests begin at place 0", "        before += tl.sum(places, 0)\n", "", "dense: length: in blocks"
     ),
-    _literal("overhead is not counted", "start += overhead", "start += 0", *SHARED),
+    _literal("overhead is not counted", "place = start + overhead", "place = start", *SHARED),
     _literal(
         "a request begun has the slot of one continued", "tl.where(first_unit == 0, later_slots, 0)", "0", *SHARED
     ),

@@ -51,43 +51,57 @@ def packages(tmp_path_factory) -> dict[str, Path]:
 
 
 BATCHES = st.tuples(
-    st.lists(st.integers(1, 300), max_size=40), st.integers(0, 5), st.integers(1, 9), st.integers(1, 300)
+    st.lists(st.integers(1, 300), max_size=40), st.integers(0, 5), st.integers(0, 9), st.integers(1, 300)
 )
 
 
 @settings(max_examples=300, deadline=None)
 @given(BATCHES)
 def test_every_unit_is_covered_once_and_in_order(batch):
-    units, overhead, least, programs = batch
-    parts = [part for own in share(units, overhead, least, programs) for part in own]
+    units, overhead, merge, programs = batch
+    parts = [part for own in share(units, overhead, merge, programs) for part in own]
     covered = [(part.request, unit) for part in parts for unit in range(part.first, part.end)]
     assert covered == [(request, unit) for request, count in enumerate(units) for unit in range(count)]
 
 
 @settings(max_examples=300, deadline=None)
 @given(BATCHES)
-def test_programs_take_equal_parts_but_for_a_place(batch):
-    units, overhead, least, num_programs = batch
+def test_programs_take_equal_parts_but_for_a_place_and_what_a_merge_costs(batch):
+    units, overhead, merge, num_programs = batch
+    parts = share(units, overhead, merge, num_programs)
     total = sum(units) + overhead * len(units)
-    programs = min(max(total // least, 1), num_programs)
-    parts = share(units, overhead, least, num_programs)
+    programs = max(min(total, num_programs), 1)
     assert not any(parts[programs:])
-    even = -(-total // programs)
+    if not units:
+        return
+    shared = any(count > 1 for _, count in splits_of(parts, len(units)))
+    even = -(-total // programs) + (0 if shared else merge)
     for own in parts[:programs]:
         # A request's overhead may stand in the part before the one with its first unit.
         begun = sum(part.first == 0 for part in own)
         work = sum(part.end - part.first for part in own)
         assert work <= even
         assert work + overhead * begun <= even + overhead
-        if programs > 1 and total >= least * programs:
-            assert even >= least
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 5), st.integers(0, 9), st.integers(1, 300))
+def test_requests_of_one_length_are_whole_where_programs_leave_that_many_places(
+    requests, units, overhead, merge, num_programs
+):
+    splits = splits_of(share([units] * requests, overhead, merge, num_programs), requests)
+    total = requests * (units + overhead)
+    programs = min(total, num_programs)
+    each = -(-requests // programs)
+    if each * (units + overhead) * programs <= total + merge * programs:
+        assert all(count == 1 for _, count in splits)
 
 
 @settings(max_examples=300, deadline=None)
 @given(BATCHES)
 def test_a_program_shares_at_most_the_requests_at_its_ends(batch):
-    units, overhead, least, num_programs = batch
-    parts = share(units, overhead, least, num_programs)
+    units, overhead, merge, num_programs = batch
+    parts = share(units, overhead, merge, num_programs)
     for own in parts:
         begun = [part for part in own if part.first == 0 and part.end < units[part.request]]
         continued = [part for part in own if part.first > 0]
@@ -106,7 +120,11 @@ def test_a_batch_is_shared_out_as_by_hand():
         [Part(2, 1, 5)],
     ]
     assert splits_of(share([3, 1, 5], 1, 1, 3), 3) == [(0, 1), (1, 1), (1, 2)]
-    assert share([2], 2, 4, 9) == [[Part(0, 0, 2)], *[[]] * 8]
+    # A request a program takes 6 places, 2 more than the 4 above.
+    assert share([3, 1, 5], 1, 2, 3) == [[Part(0, 0, 3)], [Part(1, 0, 1)], [Part(2, 0, 5)]]
+    # Two requests a program.
+    assert share([3, 3, 3], 1, 2, 2) == [[Part(0, 0, 3), Part(1, 0, 3)], [Part(2, 0, 3)]]
+    assert share([2], 2, 0, 9) == [[], [], [Part(0, 0, 1)], [Part(0, 1, 2)], *[[]] * 5]
 
 
 def test_the_reference_follows_the_block_table_by_hand():

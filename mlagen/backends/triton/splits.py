@@ -93,7 +93,7 @@ def dense_signature(plan: Plan) -> Signature:
     one, element = needed(plan.layout), f"*{plan.spec.model.dtype}"
     window = attention_context(plan)["window"] is not None
     counts = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size", "max_keys")
-    shares = ("causal", "unit_keys", "overhead", "least_units", "num_programs", "later_slots", "num_rows")
+    shares = ("causal", "unit_keys", "overhead", "merge_units", "num_programs", "later_slots", "num_rows")
     names = (*counts, *(("window",) if window else ()), *shares, *(("merge_places",) if window else ()))
     strides = ("q_request_stride", "q_token_stride", "q_head_stride", "page_stride")
     rows = () if one.planar else ("row_stride",)
