@@ -25,8 +25,8 @@ class IndexTile:
 
     @property
     def expected_shared(self) -> int:
-        """Bytes of shared memory, through which the warps add their counts."""
-        return 4 * self.num_warps
+        """Bytes of shared memory, through which the warps add their counts; one alone needs none."""
+        return 4 * self.num_warps if self.num_warps > 1 else 0
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -20,13 +21,17 @@ GENERATED = Path(__file__).parents[2] / "generated"
 S_KV, TOPK = 4096, 512
 
 
-@pytest.fixture(scope="module")
-def dsv32() -> ModuleType:
+def imported(name: str) -> ModuleType:
     sys.path.insert(0, str(GENERATED))
     try:
-        return importlib.import_module("dsv32")
+        return importlib.import_module(name)
     finally:
         sys.path.remove(str(GENERATED))
+
+
+@pytest.fixture(scope="module")
+def dsv32() -> ModuleType:
+    return imported("dsv32")
 
 
 def call(tokens: int, heads: int, topk: int, lane: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -119,3 +124,65 @@ def test_a_list_has_each_row_once_in_order_and_flags_repeats(
                     named[row] = named.get(row, 0) | 1 << token % group
         entries = lists[number, : counts[number]].tolist()
         assert [(entry & (1 << 28) - 1, entry >> 28 & 15) for entry in entries] == sorted(named.items())
+
+
+def replayed(work: Callable[[], object]) -> None:
+    """Runs `work` as a graph, which holds its launches as they follow each other."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    graph.replay()
+
+
+@pytest.mark.parametrize("run", [lambda work: work(), replayed], ids=["launched", "replayed"])
+@pytest.mark.parametrize("tokens", [1, 128, 20_000])
+def test_kernels_of_caches_find_what_those_before_them_left(
+    run: Callable[[Callable[[], object]], None], tokens: int
+) -> None:
+    """Writers and gathers take turns at the same slots: none may load or store before the one before it ends."""
+    package = imported("dsv32_fp8")
+    turns, block = 24, 64
+    blocks = -(-tokens // block)
+    rows = torch.randn(turns, tokens, 576, dtype=torch.bfloat16, device="cuda")
+    table = torch.randperm(blocks, dtype=torch.int32, device="cuda")[None]
+    slots = (table[0].long()[:, None] * block + torch.arange(block, device="cuda")).flatten()[:tokens]
+    cache = torch.zeros(blocks, block, 656, dtype=torch.uint8, device="cuda")
+    ends = torch.tensor([0, tokens], dtype=torch.int32, device="cuda")
+    requests = torch.zeros(tokens, dtype=torch.int32, device="cuda")
+    found = torch.zeros_like(rows)
+
+    def turn(number: int) -> None:
+        row = rows[number]
+        package.concat_and_cache_mla(row[:, :512], row[:, 512:], cache, slots, "fp8_ds_mla")
+        package.gather_and_maybe_dequant_cache(cache, found[number], table, ends, requests, tokens, "fp8_ds_mla")
+
+    for number in range(turns):
+        turn(number)
+        torch.cuda.synchronize()
+    expected = found.clone()
+    found.zero_()
+    torch.cuda.synchronize()
+    run(lambda: [turn(number) for number in range(turns)])
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("run", [lambda work: work(), replayed], ids=["launched", "replayed"])
+def test_indices_are_mapped_again_and_again_in_order(run: Callable[[Callable[[], object]], None]) -> None:
+    package = imported("dsv32_fp8")
+    tokens, block, blocks = 16, 64, 128
+    table = torch.randperm(blocks, dtype=torch.int32, device="cuda")[None]
+    requests = torch.zeros(tokens, dtype=torch.int32, device="cuda")
+    indices = torch.randint(0, block * blocks, (tokens, 2048), dtype=torch.int32, device="cuda")
+    package.triton_convert_req_index_to_global_index(requests, table, indices)  # compiles
+    expected, last = indices, torch.empty_like(indices)
+    for _ in range(24):
+        expected = table[0][(expected // block).long()] * block + expected % block
+
+    def work() -> None:
+        found = indices
+        for _ in range(24):
+            found = package.triton_convert_req_index_to_global_index(requests, table, found)
+        last.copy_(found)
+
+    run(work)
+    assert torch.equal(last, expected)

@@ -1,18 +1,13 @@
-"""How calls are cut and merged: which number of splits the rule picks, which merge follows, and who waits for whom."""
+"""How calls are cut and merged: which number of splits the rule picks, and which merge follows."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
-from mlagen.backends import compile_jobs
 from mlagen.bench import load_package
 from mlagen.bench.package import BenchPackage
-from mlagen.plan import TARGETS, load_plan
 from mlagen.plan.hopper import COST, DEQUANTISING_COST
 from mlagen.plan.splits import MAX_SPLITS
 
@@ -98,35 +93,3 @@ def test_warm_splits_reach_every_merge(dsv32: BenchPackage) -> None:
     reached = {splits.merge_tile(number) for number in splits.WARM_SPLITS if number > 1}
     assert {splits.merge_tile(number) for number in range(2, MAX_SPLITS + 1)} == reached == set(splits.MERGE_TILES)
     assert all(splits.merge_tile(number).block_s >= number for number in splits.WARM_SPLITS)
-
-
-def ptx(package: BenchPackage, kernel: str, target: str) -> str:
-    job = next(
-        job
-        for job in compile_jobs(load_plan(ROOT / "specs" / "dsv32.yaml"))
-        if (job.kernel, job.target) == (kernel, target)
-    )
-    fn = getattr(package.module(job.module), kernel)
-    source = ASTSource(
-        fn=fn,
-        signature={name: dict(job.signature).get(name, "constexpr") for name in fn.arg_names},
-        constexprs={(fn.arg_names.index(name),): value for name, value in job.constexprs},
-    )
-    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
-    return triton.compile(source, target=GPUTarget("cuda", TARGETS[target].arch, 32), options=options).asm["ptx"]
-
-
-def test_the_merge_waits_for_the_splits_before_it_reads(dsv32: BenchPackage) -> None:
-    merge = ptx(dsv32, "_merge_splits_kernel", "sm90")
-    assert 0 < merge.index("griddepcontrol.wait") < merge.index("ld.global")
-
-
-def test_splits_let_the_merge_begin_when_they_begin_to_store(dsv32: BenchPackage) -> None:
-    split = ptx(dsv32, "_sparse_split_kernel", "sm90")
-    begin = split.index("griddepcontrol.launch_dependents")
-    assert split.rindex("mma") < begin < split.index("st.global")
-
-
-@pytest.mark.parametrize("kernel", ["_merge_splits_kernel", "_sparse_split_kernel"])
-def test_older_targets_launch_one_kernel_after_the_other(dsv32: BenchPackage, kernel: str) -> None:
-    assert "griddepcontrol" not in ptx(dsv32, kernel, "sm80")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends.triton import extra_layout, layout
-from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, Signature, alignment_of, common
+from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, Signature, alignment_of, common, dependent
 from mlagen.layout import CacheLayout, PadField, ScalesField
 from mlagen.plan import TARGETS, Chunk, CompileJob, Plan, needed
 
@@ -244,6 +244,7 @@ def _job(plan: Plan, side: Side, kernel: str, target: str, alignment: int, block
             *(((flag, can),) if layout.needs_e4m3(side.layout) else ()),
             ("ALIGNMENT", alignment),
             ("BLOCK_T", block_t),
+            dependent(target),
         ),
         num_warps=num_warps,
         num_stages=1,

@@ -11,8 +11,8 @@ from mlagen.spec import NEEDS
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 LINE_LENGTH = 120
-# They find the page of a slot, whose size is known at run time.
-DIVIDING = tuple(name for name, needs in NEEDS.items() if not (needs.attention or needs.multi_head or needs.values))
+# Wrappers of the cache and index kernels.
+CACHES = tuple(name for name, needs in NEEDS.items() if not (needs.attention or needs.multi_head or needs.values))
 ATTENTION = tuple(name for name, needs in NEEDS.items() if needs.attention)
 FULL_ALIGNMENT = 16
 INDEX_GROUP = 16
@@ -33,6 +33,7 @@ def common(plan: Plan) -> dict[str, Any]:
     """What every template of a package may ask for."""
     spec = plan.spec
     layouts = [layout for layout in (plan.layout, plan.extra_layout) if layout is not None]
+    has_caches = any(wrapper in CACHES for wrapper in spec.wrappers)
     return {
         "title": spec.title,
         "wrappers": spec.wrappers,
@@ -42,10 +43,11 @@ def common(plan: Plan) -> dict[str, Any]:
         + (["_sparse_union", "_union"] if plan.union else [])
         + (["_varlen_hopper"] if plan.varlen and plan.varlen.hopper else []),
         "shares": plan.union is not None,
-        "has_attention": any(wrapper in ATTENTION for wrapper in spec.wrappers),
+        "has_caches": has_caches,
+        "launches_dependents": has_caches or any(wrapper in ATTENTION for wrapper in spec.wrappers),
         "dependent_targets": [target for target in spec.targets if TARGETS[target].dependent_launch],
-        "divides": any(wrapper in DIVIDING for wrapper in spec.wrappers)
-        or hopper_kernels(plan)["_dense_hopper"] is not None,
+        # They find the page of a slot, whose size is known at run time.
+        "divides": has_caches or hopper_kernels(plan)["_dense_hopper"] is not None,
         "needs_e4m3": any(field.dtype == "e4m3" for layout in layouts for field in layout.fields),
         "e4m3_targets": [target for target in spec.targets if TARGETS[target].has_e4m3],
         "e4m3_rounding_targets": [target for target in spec.targets if TARGETS[target].rounds_e4m3],
@@ -55,6 +57,11 @@ def common(plan: Plan) -> dict[str, Any]:
         "dtype": spec.model.dtype,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
     }
+
+
+def dependent(target: str) -> tuple[str, bool]:
+    """What a kernel takes that is launched as a dependent of the one before it: whether the target can."""
+    return ("DEPENDENT", TARGETS[target].dependent_launch)
 
 
 def imported(module: str, names: list[str]) -> str:

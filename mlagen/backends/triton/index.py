@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, common
+from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, common, dependent
 from mlagen.plan import CompileJob, Plan
 from mlagen.plan.index import IndexPlan, IndexTile, make_index_plan
 
@@ -98,7 +98,7 @@ def _map_job(plan: Plan, target: str, tile: IndexTile, alignment: int) -> Compil
         variant=f"{tile.block_n} w{tile.num_warps}{_suffix(alignment)}",
         target=target,
         signature=_map_signature(plan),
-        constexprs=(("ALIGNMENT", alignment), ("BLOCK_N", tile.block_n)),
+        constexprs=(("ALIGNMENT", alignment), ("BLOCK_N", tile.block_n), dependent(target)),
         num_warps=tile.num_warps,
         num_stages=1,
         expected_shared=tile.expected_shared,
@@ -112,7 +112,7 @@ def _combine_job(index: IndexPlan, target: str, alignment: int) -> CompileJob:
         variant=f"{index.combine_block_t} tokens{_suffix(alignment)}",
         target=target,
         signature=COMBINE_SIGNATURE,
-        constexprs=(("ALIGNMENT", alignment), ("BLOCK_T", index.combine_block_t)),
+        constexprs=(("ALIGNMENT", alignment), ("BLOCK_T", index.combine_block_t), dependent(target)),
         num_warps=index.combine_num_warps,
         num_stages=1,
         expected_shared=index.combine_expected_shared,

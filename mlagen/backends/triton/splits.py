@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common, hopper_kernels
+from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common, dependent, hopper_kernels
 from mlagen.plan import TARGETS, Chunk, CompileJob, MergeTile, Plan, needed
 from mlagen.spec import Presence, SparseAttention
 
@@ -131,7 +131,7 @@ def _merge_job(plan: Plan, target: str, alignment: int, merge: MergeTile) -> Com
             ("D_BLOCKS", merge.d_blocks),
             ("BLOCK_S", merge.block_s),
             ("BLOCK_D", merge.block_d),
-            ("DEPENDENT", TARGETS[target].dependent_launch),
+            dependent(target),
         ),
         num_warps=merge.num_warps,
         num_stages=1,

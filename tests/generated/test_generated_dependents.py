@@ -1,0 +1,83 @@
+"""Who waits for whom: kernels that are launched as dependents of the kernel before them, as they are compiled."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from mlagen.backends import compile_jobs
+from mlagen.bench import load_package
+from mlagen.plan import TARGETS, load_plan
+
+ROOT = Path(__file__).parents[2]
+CACHES = [
+    ("dsv32_fp8", "cache", "_gather_tokens_kernel"),
+    ("dsv32_fp8", "index", "_map_indices_kernel"),
+    ("dsv4_flash", "cache", "_write_kernel"),
+    ("dsv4_flash", "cache", "_gather_requests_kernel"),
+    ("dsv4_flash", "index", "_combine_indices_kernel"),
+    ("odd_fp8", "extra_cache", "_write_kernel"),  # loads the scale of the tensor
+]
+MEMORY = re.compile(r"\b(?:ld|st|atom|red|cp\.async)\S*\.global")
+
+
+def ptx(spec: str, module: str, kernel: str, target: str) -> str:
+    """PTX of the first of a kernel's variants."""
+    job = next(
+        job
+        for job in compile_jobs(load_plan(ROOT / "specs" / f"{spec}.yaml"))
+        if (job.module, job.kernel, job.target) == (module, kernel, target)
+    )
+    fn = getattr(load_package(ROOT / "generated" / spec).module(module), kernel)
+    source = ASTSource(
+        fn=fn,
+        signature={name: dict(job.signature).get(name, "constexpr") for name in fn.arg_names},
+        constexprs={(fn.arg_names.index(name),): value for name, value in job.constexprs},
+    )
+    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+    text = triton.compile(source, target=GPUTarget("cuda", TARGETS[target].arch, 32), options=options).asm["ptx"]
+    assert isinstance(text, str)
+    return text
+
+
+def touches(text: str) -> int:
+    """Where the kernel first touches global memory."""
+    found = MEMORY.search(text)
+    assert found
+    return found.start()
+
+
+def test_the_merge_waits_for_the_splits_before_it_reads() -> None:
+    merge = ptx("dsv32", "_splits", "_merge_splits_kernel", "sm90")
+    assert 0 < merge.index("griddepcontrol.wait") < touches(merge)
+
+
+def test_splits_let_the_merge_begin_when_they_begin_to_store() -> None:
+    split = ptx("dsv32", "sparse_attention", "_sparse_split_kernel", "sm90")
+    begin = split.index("griddepcontrol.launch_dependents")
+    assert split.rindex("mma") < begin < split.index("st.global")
+
+
+@pytest.mark.parametrize(("spec", "module", "kernel"), CACHES)
+def test_kernels_of_caches_let_the_next_begin_and_wait_before_they_touch_memory(
+    spec: str, module: str, kernel: str
+) -> None:
+    text = ptx(spec, module, kernel, "sm90")
+    assert 0 < text.index("griddepcontrol.launch_dependents") < text.index("griddepcontrol.wait") < touches(text)
+
+
+@pytest.mark.parametrize(
+    ("spec", "module", "kernel"),
+    [
+        ("dsv32", "_splits", "_merge_splits_kernel"),
+        ("dsv32", "sparse_attention", "_sparse_split_kernel"),
+        ("dsv32_fp8", "cache", "_gather_tokens_kernel"),
+    ],
+)
+def test_older_targets_launch_one_kernel_after_the_other(spec: str, module: str, kernel: str) -> None:
+    assert "griddepcontrol" not in ptx(spec, module, kernel, "sm80")
