@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from mlagen.plan import TARGETS, Chunk, HopperPlan, Plan
+from mlagen.plan.cache import EARLY_PROGRAMS
 from mlagen.plan.work import ITEMSIZE
 from mlagen.spec import NEEDS
 
@@ -44,6 +45,7 @@ def common(plan: Plan) -> dict[str, Any]:
         + (["_varlen_hopper"] if plan.varlen and plan.varlen.hopper else []),
         "shares": plan.union is not None,
         "has_caches": has_caches,
+        "early_programs": EARLY_PROGRAMS,
         "launches_dependents": has_caches or any(wrapper in ATTENTION for wrapper in spec.wrappers),
         "dependent_targets": [target for target in spec.targets if TARGETS[target].dependent_launch],
         # They find the page of a slot, whose size is known at run time.
