@@ -8,7 +8,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends.triton import extra_layout, layout
-from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, Signature, alignment_of, common, dependent
+from mlagen.backends.triton.common import (
+    FULL_ALIGNMENT,
+    TORCH_DTYPES,
+    Signature,
+    alignment_of,
+    common,
+    dependent,
+    with_many,
+)
 from mlagen.layout import CacheLayout, PadField, ScalesField
 from mlagen.plan import TARGETS, Chunk, CompileJob, Plan, needed
 
@@ -267,7 +275,8 @@ def jobs_of(plan: Plan, side: Side) -> Iterator[CompileJob]:
         for kernel, (used_by, variants) in kernels.items():
             if used_by & wrappers:
                 for variant in variants:
-                    yield _job(plan, side, kernel, target, *variant)
+                    job = _job(plan, side, kernel, target, *variant)
+                    yield from with_many(job) if kernel == "write" else (job,)
 
 
 def jobs(plan: Plan) -> Iterator[CompileJob]:

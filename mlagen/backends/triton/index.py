@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, common, dependent
+from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, common, dependent, with_many
 from mlagen.plan import CompileJob, Plan
 from mlagen.plan.index import IndexPlan, IndexTile, make_index_plan
 
@@ -131,8 +131,8 @@ def jobs(plan: Plan) -> Iterator[CompileJob]:
         if any(name in wrappers for name in MAPPERS):
             split = (index.split,) if MAPPERS[1] in wrappers else ()
             for tile in (*index.every_tile, *split):
-                yield _map_job(plan, target, tile, FULL_ALIGNMENT)
-            yield _map_job(plan, target, index.unaligned, 1)
+                yield from with_many(_map_job(plan, target, tile, FULL_ALIGNMENT))
+            yield from with_many(_map_job(plan, target, index.unaligned, 1))
         if COMBINER in wrappers:
             for alignment in (FULL_ALIGNMENT, 1):
-                yield _combine_job(index, target, alignment)
+                yield from with_many(_combine_job(index, target, alignment))
