@@ -125,7 +125,8 @@ def test_jobs_name_every_target_tile_and_kernel_once(path):
             alignments = [dict(job.constexprs)["ALIGNMENT"] for job in there if job.kernel == kernel]
             assert set(alignments) == ({16, 1} if asked & wrappers else set())
         kernels = [dict(job.constexprs) for job in there if job.module in ("cache", "extra_cache", "index", "_splits")]
-        assert {one["DEPENDENT"] for one in kernels} <= {TARGETS[target].dependent_launch}
+        # Many programs do not wait for those before them; gathers' and merges' are never so many.
+        assert {one["DEPENDENT"] for one in kernels} <= {TARGETS[target].dependent_launch, False}
     assert {job.target for job in jobs} == set(plan.spec.targets) <= set(TARGETS)
 
 

@@ -45,7 +45,7 @@ def test_jobs_name_each_tile_and_both_alignments():
         jobs = [job for job in compile_jobs(make_plan(make_spec(wrappers=WRAPPERS))) if job.target == target]
         assert {job.module for job in jobs} == {"index"}
         assert len({(job.kernel, job.constexprs, job.num_warps) for job in jobs}) == len(jobs)
-        assert {dict(job.constexprs)["DEPENDENT"] for job in jobs} == {target == "sm90"}
+        assert {dict(job.constexprs)["DEPENDENT"] for job in jobs} == {target == "sm90", False}  # few and many programs
         for kernel in ("_map_indices_kernel", "_combine_indices_kernel"):
             assert {dict(job.constexprs)["ALIGNMENT"] for job in jobs if job.kernel == kernel} == {16, 1}
         every_tile = (*make_index_plan().every_tile, make_index_plan().split)

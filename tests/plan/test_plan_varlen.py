@@ -148,13 +148,13 @@ def test_tiles_of_a_merge_hold_whole_values(d_v):
 @pytest.mark.parametrize(
     ("dims", "block_n"), [((192, 128), 128), ((128, 128), 128), ((256, 256), 64), ((96, 64), None), ((64, 192), None)]
 )
-def test_heads_in_runs_of_64_lanes_have_a_hopper_kernel_that_no_call_is_given_to(dims, block_n):
+def test_heads_in_runs_of_64_lanes_have_a_hopper_kernel(dims, block_n):
     hopper = make_plan(make_spec(*dims)).varlen.hopper
     assert (hopper and hopper.block_n) == block_n
     if hopper is not None:
-        assert hopper.min_queries is None
-        # Two warpgroups' Q of 64 rows, two stages of K and V, four sums a row; 16 lanes or keys a product, twice each.
-        assert hopper.expected_shared == 2 * (128 * dims[0] + 2 * block_n * sum(dims)) + 128 * 4 * 4
+        assert hopper.min_queries == 1
+        # Two warpgroups' Q of 64 rows, two stages of K and V; 16 lanes or keys a product, twice each.
+        assert hopper.expected_shared == 2 * (128 * dims[0] + 2 * block_n * sum(dims))
         assert hopper.expected_products == 4 * (dims[0] // 16 + block_n // 16)
 
 
