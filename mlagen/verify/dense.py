@@ -378,6 +378,9 @@ def _shares(suite: _Suite) -> Iterator[DenseCase]:
         batch_invariant=True,
     )
     yield from suite.case(
+        "batch invariant: one program", "a call of one split", lengths=(70,), heads=heads, batch_invariant=True
+    )
+    yield from suite.case(
         "batch invariant: tokens of a request keep their bits",
         "a row's bits are the same alone and beside further tokens, whose keys may begin another split",
         check="invariance",

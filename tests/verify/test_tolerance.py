@@ -64,7 +64,7 @@ def test_partials_in_bf16_pass_where_they_are_said(dtype, splits, scale, topk, m
         inputs = (q, kv + mean, indices, scaled)  # with a mean, shares of one sign add up
         out, expected = rounded(*inputs, splits=splits), expected_of(*inputs)
         assert worst(out_errors(out, expected, D_QK, partials="bf16")) < 0.9
-        if dtype == torch.float16 and scale == 1e-3:
+        if (dtype, scale, splits, mean) == (torch.float16, 1.0, 2, 0.0):
             assert worst(out_errors(out, expected, D_QK)) > 1
 
 
