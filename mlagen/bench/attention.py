@@ -104,7 +104,7 @@ def trials(setting: Setting) -> Callable[[Shape], Trial[Inputs]]:
             inputs=inputs,
             entrants=entrants,
             error_of=Reference(inputs[0], facts).error_of,
-            error_limit=error_limit(inputs[0].q.dtype),
+            error_limit=error_limit(inputs[0].q.dtype, facts.partials),
             flops=shape.flops(facts),
             bytes_moved=shape.bytes_moved(facts, package.row_bytes),
             roof=setting.roof,

@@ -11,15 +11,18 @@ from mlagen.bench.shapes import Inputs
 from mlagen.errors import ToolError
 from mlagen.verify.facts import Facts
 from mlagen.verify.reference import sparse_attention
-from mlagen.verify.tolerance import UNIT_ROUNDOFF
+from mlagen.verify.tolerance import roundoff
 
 CHECKED_TOKENS = 6
 LIMIT_ROUNDOFFS = 2  # relative error that a right result stays below, in units of the dtype's roundoff
 
 
-def error_limit(dtype: torch.dtype) -> float:
-    """Relative Frobenius error from which a result is wrong; a right one has a quarter of it or so."""
-    return LIMIT_ROUNDOFFS * UNIT_ROUNDOFF[dtype]
+def error_limit(dtype: torch.dtype, partials: str = "fp32") -> float:
+    """Relative Frobenius error from which a result is wrong; a right one has a quarter of it or so.
+
+    `partials` are those of the package under test: a peer's result is held to no less.
+    """
+    return LIMIT_ROUNDOFFS * roundoff(dtype, partials)
 
 
 def check_device(after: str) -> None:

@@ -279,7 +279,7 @@ def dense_trials(setting: Setting) -> Callable[[DenseShape], Trial[DenseInputs]]
                 ),
             ],
             error_of=Reference(inputs[0]).error_of,
-            error_limit=error_limit(package.dtype),
+            error_limit=error_limit(package.dtype, package.facts.partials),
             flops=work,
             bytes_moved=moved,
             roof=setting.roof,

@@ -310,7 +310,7 @@ def kvcache_trials(
                 ),
             ],
             error_of=Reference(inputs[0]).error_of,
-            error_limit=error_limit(package.dtype),
+            error_limit=error_limit(package.dtype, package.facts.partials),
             flops=shape.flops(package.facts),
             bytes_moved=moved,
             roof=setting.roof,

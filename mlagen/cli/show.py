@@ -60,7 +60,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
         out.print(
             f"splits: at most {splits.max_splits}; a program costs {splits.split_overhead} steps and a merge "
             f"{splits.merge_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
-            f"workspace {splits.workspace_bytes >> 20} MiB"
+            f"workspace {splits.workspace_bytes >> 20} MiB, partials in {splits.partials.dtype}"
         )
         merge = f"merge: {', '.join(f'{tile.block_s} splits x {tile.block_d} lanes' for tile in splits.merge)}"
         writer = [merge, *writer]

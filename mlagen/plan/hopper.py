@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout
+from mlagen.plan.splits import PartialRow
 from mlagen.plan.tiles import Tile
 from mlagen.spec import DenseAttention, Spec
 from mlagen.work import ITEMSIZE
@@ -22,7 +23,7 @@ REGISTERS = (216, 56)
 DEQUANTISING_REGISTERS = (192, 104)
 V4_REGISTERS = (192, 112)
 V41_REGISTERS = (192, 112)
-# A step of all programs at once, and its rows of K from memory, in what a row of partials costs on its way out and in:
+# A step of all programs at once, and its rows of K from memory, in what MEASURED_ROW costs on its way out and in:
 # fitted to 80 timings on an H100, and to 60 of fp8_ds_mla on an H200.
 COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
@@ -234,6 +235,7 @@ def make_hopper(
     d_tail = dims.kv_lora_rank + dims.qk_rope_head_dim - D_V
     if spec.backend == "gluon":
         rows = (HopperRow(None, 1),)
+    partials = PartialRow(spec.partials, D_V)
     lanes = D_V + d_tail
     weights = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
     tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + weights) * ITEMSIZE
@@ -256,7 +258,7 @@ def make_hopper(
         d_tail=d_tail,
         registers=registers,
         scale_columns=scale_columns,
-        cost=cost,
+        cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
         redo_rows=REDO_ROWS,
         rows=tuple(rows or (DENSE_ROWS if isinstance(spec.attention, DenseAttention) else DEFAULT_ROWS)),
         expected_shared=tiles + tables,

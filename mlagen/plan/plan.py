@@ -24,7 +24,7 @@ from mlagen.plan.hopper import (
 )
 from mlagen.plan.kvcache import KVCACHE_WRAPPER, KvcachePlan, cached_row, make_kvcache_plan
 from mlagen.plan.merge import MergePlan, make_merge_plan
-from mlagen.plan.splits import SplitsPlan, make_splits
+from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import Tile, TileRow, default_rows, unaligned_row
 from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_dense, load_tuned_hopper, load_tuned_kvcache
@@ -229,17 +229,18 @@ def make_plan(
     layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
     d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim
     cache = None if layout is None else make_cache_plan(layout, extra_layout, dims.v_head_dim)
+    partials = PartialRow(spec.partials, dims.v_head_dim)
     sparse = kvcache = dense = splits = None
     if isinstance(spec.attention, SparseAttention):
         sparse = _make_sparse(spec, tuned or {}, tuned_hopper or {})
         if KVCACHE_WRAPPER in spec.wrappers and layout is not None and cache is not None:
             kvcache = _make_kvcache(spec, layout, extra_layout, cache, tuned_kvcache or {}, tuned_hopper or {})
         tables = [*sparse.tiles, *(kvcache.tiles if kvcache else ())]
-        splits = make_splits(dims.v_head_dim, (row for _, rows in tables for row in rows))
+        splits = make_splits(partials, (row for _, rows in tables for row in rows))
     elif set(spec.wrappers) & set(DENSE_WRAPPERS) and layout is not None and cache is not None:
         hopper = None if layout.quantised else make_hopper(spec, (tuned_hopper or {}).get(HOPPER_KINDS[2]))
         dense = make_dense_plan(spec, cached_row(layout, None, cache.chunks), cache, hopper, tuned_dense)
-        splits = make_splits(dims.v_head_dim, (row for _, rows in dense.tiles for row in rows))
+        splits = make_splits(partials, (row for _, rows in dense.tiles for row in rows))
     varlen, merge = _make_varlen(spec), _make_merge(spec)
     return Plan(
         spec=spec,

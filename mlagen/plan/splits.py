@@ -10,14 +10,66 @@ from mlagen.plan.tiles import TileRow
 
 SPLIT_OVERHEAD = 2
 MERGE_OVERHEAD = 4
-HOPPER_MERGE = 1024  # in what a row of the Hopper kernels' partials costs on its way out and in, 1.3 ns on an H100
+HOPPER_MERGE = 1024  # in what MEASURED_ROW costs on its way out and in, 1.3 ns on an H100
 MAX_SPLITS = 128
 BATCH_INVARIANT_SPLIT = 512
 WORKSPACE_BYTES = 256 << 20
 MERGE_SPLITS = (2, 4, 8, 16, 32)
 MERGE_FLOATS = 2048  # of partials that a program of the merge holds at a time
-MERGE_THREAD_LANES = 4  # 16 bytes
+LOAD_BYTES = 16  # of a thread
 MERGE_WARP_SIZE = 32  # of the warps that it is cut for: each has all splits of its lanes, so that no sum crosses warps
+STATS_BYTES = 8  # a row's maximum and sum, fp32 whatever the accumulators are
+
+
+@dataclass(frozen=True)
+class PartialRow:
+    """A row of partials: the accumulator of V of one head and one split.
+
+    Attributes:
+        dtype: "fp32" or "bf16".
+        d_v: lanes of V.
+    """
+
+    dtype: str
+    d_v: int
+
+    @property
+    def rounds(self) -> bool:
+        """Whether an accumulator loses bits on its way to the merge."""
+        return self.dtype != "fp32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a lane."""
+        return {"fp32": 4, "bf16": 2}[self.dtype]
+
+    @property
+    def lanes(self) -> int:
+        """Lanes from a row to the next: bf16 rows are padded, so that all begin at 16 bytes and statistics at 4."""
+        group = LOAD_BYTES // self.itemsize if self.rounds else 1
+        return -(-self.d_v // group) * group
+
+    @property
+    def floats(self) -> int:
+        """Floats of the workspace that a row takes without its statistics."""
+        return self.lanes * self.itemsize // 4
+
+    @property
+    def alignment(self) -> int:
+        """Bytes at which every row begins."""
+        return LOAD_BYTES if self.floats % 4 == 0 else 4
+
+    @property
+    def thread_lanes(self) -> int:
+        """Lanes that a thread loads at a time."""
+        return LOAD_BYTES // self.itemsize
+
+    def weighs(self, cost: int) -> int:
+        """A cost in rows like MEASURED_ROW, in rows like this one: a row costs what it moves."""
+        return cost * (4 * MEASURED_ROW.floats + STATS_BYTES) // (4 * self.floats + STATS_BYTES)
+
+
+MEASURED_ROW = PartialRow("fp32", 512)  # of the kernels whose timings gave the costs that are told in rows
 
 
 @dataclass(frozen=True)
@@ -29,16 +81,18 @@ class MergeTile:
         block_d: lanes of V a program holds.
         d_blocks: programs a row.
         num_warps: warps a program.
+        thread_lanes: lanes that a thread loads at a time.
     """
 
     block_s: int
     block_d: int
     d_blocks: int
     num_warps: int
+    thread_lanes: int
 
     def expected_shared(self, warp_size: int) -> int:
         """Bytes of shared memory, for sums over splits where more than one warp has the same lanes."""
-        sharing = self.num_warps // max(1, self.block_d // (MERGE_THREAD_LANES * warp_size))
+        sharing = self.num_warps // max(1, self.block_d // (self.thread_lanes * warp_size))
         return 4 * sharing * self.block_d if sharing > 1 else 0
 
 
@@ -48,14 +102,16 @@ class SplitsPlan:
 
     Attributes:
         split_overhead, merge_overhead: fixed cost of a program and of a merge, in steps of BLOCK_N indices.
+        partials: a row of partials.
         hopper_merge: cost of a merge of the Hopper kernels' splits, in rows of partials.
         max_splits: most splits a call is cut into.
         batch_invariant_split: indices a split where bounds depend on the row alone.
         workspace_bytes: size from which a call goes through its workspace in pieces.
         merge: tiles of the merge kernel; a call takes the first that holds all its splits, or the last.
         merge_masked: a row's last program of some tile is not full.
-        partial_alignment: bytes at which each row of the fp32 partials begins.
     """
+
+    partials: PartialRow
 
     split_overhead: int
     merge_overhead: int
@@ -65,31 +121,31 @@ class SplitsPlan:
     workspace_bytes: int
     merge: tuple[MergeTile, ...]
     merge_masked: bool
-    partial_alignment: int
 
 
-def make_merge_tile(d_v: int, block_s: int) -> MergeTile:
+def make_merge_tile(partials: PartialRow, block_s: int) -> MergeTile:
     """The merge's tile for `block_s` splits at a time: fewer lanes of V for more of them."""
-    block_d = min(MERGE_FLOATS // block_s, next_power_of_2(d_v))
+    block_d = min(MERGE_FLOATS // block_s, next_power_of_2(partials.d_v))
     return MergeTile(
         block_s=block_s,
         block_d=block_d,
-        d_blocks=-(-d_v // block_d),
-        num_warps=max(1, block_d // (MERGE_THREAD_LANES * MERGE_WARP_SIZE)),
+        d_blocks=-(-partials.d_v // block_d),
+        num_warps=max(1, block_d // (partials.thread_lanes * MERGE_WARP_SIZE)),
+        thread_lanes=partials.thread_lanes,
     )
 
 
-def make_splits(d_v: int, rows: Iterable[TileRow]) -> SplitsPlan:
-    """The numbers for V of `d_v` lanes and tile tables of these rows."""
-    merge = tuple(make_merge_tile(d_v, block_s) for block_s in MERGE_SPLITS)
+def make_splits(partials: PartialRow, rows: Iterable[TileRow]) -> SplitsPlan:
+    """The numbers for such rows of partials and tile tables of these rows."""
+    merge = tuple(make_merge_tile(partials, block_s) for block_s in MERGE_SPLITS)
     return SplitsPlan(
+        partials=partials,
         split_overhead=SPLIT_OVERHEAD,
         merge_overhead=MERGE_OVERHEAD,
-        hopper_merge=HOPPER_MERGE,
+        hopper_merge=partials.weighs(HOPPER_MERGE),
         max_splits=MAX_SPLITS,
         batch_invariant_split=max(BATCH_INVARIANT_SPLIT, *(row.tile.block_n for row in rows)),
         workspace_bytes=WORKSPACE_BYTES,
         merge=merge,
-        merge_masked=any(d_v % tile.block_d for tile in merge),
-        partial_alignment=16 if d_v % 4 == 0 else 4,
+        merge_masked=any(partials.d_v % tile.block_d for tile in merge),
     )

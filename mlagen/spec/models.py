@@ -455,12 +455,17 @@ class Spec(Model):
         Literal["auto", "triton", "gluon"],
         Field(description="which back end emits the kernels; auto: the portable one, with Gluon's beside it on sm90"),
     ] = "auto"
+    partials: Annotated[
+        Literal["fp32", "bf16"],
+        Field(description="how splits of attention store their accumulators for the merge, which adds them in fp32"),
+    ] = "fp32"
 
     @model_serializer(mode="wrap")
     def _without_what_is_new(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A part that came later is left out where it is absent, so that it changes no other spec's digest."""
+        """A part that came later is left out where it is not asked for, so that it changes no other spec's digest."""
         values: dict[str, Any] = serialize(self)
-        return {name: value for name, value in values.items() if name != "multi_head" or value is not None}
+        later = {"multi_head": None, "partials": "fp32"}
+        return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
     @property
     def attention_kind(self) -> str | None:
@@ -508,6 +513,14 @@ class Spec(Model):
             if lacks is not None:
                 raise refused(f"got {name}, which needs {lacks}", index)
         return wrappers
+
+    @field_validator("partials")
+    @classmethod
+    def _partials_are_those_of_splits(cls, partials: str, info: ValidationInfo) -> str:
+        wrappers = info.data.get("wrappers")  # absent while they are off themselves
+        if wrappers is not None and not any(NEEDS[name].attention for name in wrappers):
+            raise refused(f"got {partials}; takes none: no wrapper computes attention in splits")
+        return partials
 
 
 def _lacks(needs: Needs, parts: Mapping[str, Any]) -> str | None:

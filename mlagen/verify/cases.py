@@ -367,6 +367,15 @@ def _splits(suite: _Suite) -> Iterator[Case]:
         topk=1104,
         batch_invariant=True,
     )
+    yield from suite.sparse(
+        "batch invariant: rows of few indices keep their bits",
+        "a row's bits are the same in a call of one split and in wider ones",
+        check="invariance",
+        tokens=3,
+        heads=suite.split_heads,
+        topk=160,
+        batch_invariant=True,
+    )
     for wrapper_length in (None, "random"):
         name = "rows keep their bits" + (", with lengths" if wrapper_length else "")
         yield from suite.sparse(

@@ -16,7 +16,7 @@ import torch
 from mlagen.verify import tolerance
 from mlagen.verify.cases import SHARED_INDICES, Case, Problem, RefusalCase, SparseCase
 from mlagen.verify.facts import Facts
-from mlagen.verify.inputs import LAYOUTS, Inputs, Placed, bits, build, place
+from mlagen.verify.inputs import LAYOUTS, Inputs, Placed, bits, build, is_wholly_used, place, place_workspace
 from mlagen.verify.reference import sparse_attention
 from mlagen.verify.results import Figure
 
@@ -188,7 +188,7 @@ def compare(subject: Subject, inputs: Inputs, results: Results) -> list[Figure]:
         facts.lse_base,
         facts.empty_row_lse,
     )
-    figures = tolerance.out_errors(results.out, expected, d_qk)
+    figures = tolerance.out_errors(results.out, expected, d_qk, partials=facts.partials)
     if results.max_logits is not None:
         figures.append(tolerance.max_logits_error(results.max_logits, expected, d_qk, facts.lse_base))
     if results.lse is not None:
@@ -318,10 +318,10 @@ def _workspace(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figur
         floats = size(count)
         if floats == 0:
             raise CaseFailedError("workspace_size is 0 for a call in splits")
-        buffer = place(torch.full((1, 1, floats), NAN, device=subject.device), LAYOUTS["contiguous"], NAN)
+        buffer = place_workspace(floats, subject.device)
         results = _copy(subject.attend(case, inputs, workspace=buffer.view.view(-1)))
         figures += compare(subject, inputs, results)
-        if bool(buffer.view.isnan().any()):
+        if not is_wholly_used(buffer.view.view(-1), subject.facts):
             raise CaseFailedError(f"a workspace {what} is not wholly used")
         if buffer.spilled():
             raise CaseFailedError(f"wrote outside a workspace {what}")

@@ -389,6 +389,18 @@ def _shares(suite: _Suite) -> Iterator[DenseCase]:
         heads=heads,
         batch_invariant=True,
     )
+    yield from suite.case(
+        "batch invariant: one program", "a call of one split", lengths=(70,), heads=heads, batch_invariant=True
+    )
+    yield from suite.case(
+        "batch invariant: tokens of a request keep their bits",
+        "a row's bits are the same alone and beside further tokens, whose keys may begin another split",
+        check="invariance",
+        lengths=(1025, 513, 30),
+        s_q=3,
+        heads=heads,
+        batch_invariant=True,
+    )
 
 
 def _manners(suite: _Suite) -> Iterator[DenseCase]:
@@ -760,7 +772,7 @@ def _compare(subject: Subject, case: DenseCase, inputs: Inputs, results: Results
             found = f"{name} is {tensor.dtype} {list(tensor.shape)}"
             raise CaseFailedError(f"{found} instead of {dtypes[name]} {list(shapes[name])}")
     expected = attend(inputs, facts, facts.empty_row_lse if case.wrapper == FLASH else "-inf")
-    figures = tolerance.out_errors(results.out.flatten(0, 1), expected, d_qk)
+    figures = tolerance.out_errors(results.out.flatten(0, 1), expected, d_qk, partials=facts.partials)
     lse = results.lse.transpose(1, 2).reshape(requests * s_q, heads)
     most = max([1, *inputs.keys])
     return [*figures, tolerance.lse_error(lse, expected, d_qk, most, facts.lse_base)]
@@ -827,6 +839,11 @@ def _invariance(subject: Subject, case: DenseCase, inputs: Inputs) -> list[Figur
             got = _call(subject, case, _last_tokens(longer, s_q))
             last = Results(got.out[:, -1:], got.lse[:, :, -1:])
             check_bits(f"as the last of {s_q} query tokens", whole, last)
+        if longest > 1:
+            shorter = replace(inputs, q=longer.q[:, -2:-1].contiguous(), lengths=inputs.lengths - 1)
+            alone = _call(subject, case, shorter).copy()
+            got = _call(subject, case, _last_tokens(longer, 2))
+            check_bits("as the first of 2 query tokens", alone, Results(got.out[:, :1], got.lse[:, :, :1]))
     return _compare(subject, case, inputs, whole)
 
 

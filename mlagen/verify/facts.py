@@ -27,6 +27,7 @@ class Facts:
         block_size: tokens a page of the unquantised rows that attention reads; None: flat rows.
         wrappers: names of the package's wrappers.
         shared_indices: neighbouring tokens that load rows together; None: each its own.
+        partials: how splits store their accumulators, "fp32" or "bf16".
     """
 
     num_heads: int
@@ -43,6 +44,7 @@ class Facts:
     block_size: int | None
     wrappers: tuple[str, ...]
     shared_indices: int | None = None
+    partials: str = "fp32"
 
     @property
     def d_qk(self) -> int:
@@ -69,4 +71,5 @@ class Facts:
             block_size=None if layout is None or layout.quantised else spec["cache"]["block_size"],
             wrappers=tuple(spec["wrappers"]),
             shared_indices=attention.get("shared_indices"),
+            partials=spec.get("partials", "fp32"),
         )

@@ -16,6 +16,7 @@ INT64 = torch.iinfo(torch.int64)
 GUARD = 4096  # elements of poison before and after a buffer: a KV row or two of it is read where a mask is missing
 FAR_STRIDE = 2**30 + 8  # elements; twice this is past an int32, and it keeps 16-byte alignment
 ODD_STRIDE = 7
+TWICE_NAN = 0x7FC07FC0  # two NaN of bf16, which are one of fp32
 
 
 class CaseSkippedError(Exception):
@@ -96,6 +97,23 @@ def allocate(elements: int, dtype: torch.dtype, device: str, fill: float | int |
             raise
         gib = elements * dtype.itemsize / 2**30
         raise CaseSkippedError(f"{gib:.1f} GiB are not to be had on {device}") from error
+
+
+def place_workspace(floats: int, device: str) -> Placed:
+    """A workspace [1, 1, floats] whose bits are NaN in fp32 and in either half."""
+    values = torch.full((1, 1, floats), TWICE_NAN, dtype=torch.int32, device=device).view(torch.float32)
+    return place(values, LAYOUTS["contiguous"], math.nan)
+
+
+def is_wholly_used(workspace: torch.Tensor, facts: Facts) -> bool:
+    """Whether the splits of a call left no NaN in `place_workspace`'s but where bf16 rows are padded to 16 bytes."""
+    if facts.partials == "fp32":
+        return not bool(workspace.isnan().any())
+    lanes = -(-facts.d_v // 8) * 8
+    floats = lanes // 2
+    rows = len(workspace) // (floats + 2)  # an accumulator, a maximum and a sum
+    partials = workspace[: rows * floats].view(torch.bfloat16).view(rows, lanes)[:, : facts.d_v]
+    return not bool(partials.isnan().any() | workspace[rows * floats :].isnan().any())
 
 
 def idle_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:

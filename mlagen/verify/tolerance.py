@@ -6,6 +6,13 @@ rounded term (u: half an ulp of 1, 2^-8 for bf16, 2^-11 for fp16), with independ
 `noise`, and the expected error 0.4 u * noise. Errors are measured in that unit, so that a row whose values cancel is
 not held to a precision that the format cannot give, and one whose values do not cancel is not excused.
 
+Where splits store their accumulators in bf16, each is off by at most 2^-8 of itself, with a sign of its own, and the
+merge scales error and accumulator alike: so the error of an element is that of shares of it, rounded one by one. With
+values of one sign the squares of shares add up to no more than the element's square, whatever the cut; with values of
+either sign, in the mean, to the sum of the squared weighted values, a row named in several splits counted as one: in
+both cases to no more than noise squared. The two errors are independent, so that u becomes sqrt(u^2 + 2^-16). Calls in
+a single pass are held to the same.
+
 Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
 tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
 rounds lanes of K elsewhere than the reference may come to the value beside its: one unit of K.
@@ -23,6 +30,7 @@ from mlagen.verify.reference import Attention
 from mlagen.verify.results import Figure
 
 UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+PARTIALS_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8}  # of an fp32 accumulator
 SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}  # spacing of subnormals
 FP32_STEP = 2.0**-24
 
@@ -34,6 +42,11 @@ ROW_LIMIT = 1.0
 ELEMENT_LIMIT = 4.0
 # Weights far below the row's maximum are subnormal in fp16, with an absolute error; relative to the row's noise.
 SUBNORMAL_WEIGHTS = 2.0**-20
+
+
+def roundoff(dtype: torch.dtype, partials: str = "fp32") -> float:
+    """The u of results of `dtype` whose splits are stored as `partials`."""
+    return math.hypot(UNIT_ROUNDOFF[dtype], PARTIALS_ROUNDOFF[partials])
 
 
 def worst(name: str, error: torch.Tensor, tolerance: torch.Tensor) -> Figure:
@@ -65,12 +78,14 @@ def logit_tolerance(expected: Attention, d_qk: int, k_error: float = 0.0) -> tor
     return (FP32_STEP * (2 * d_qk / 16 + 8) + k_error) * expected.logit_size
 
 
-def out_errors(out: torch.Tensor, expected: Attention, d_qk: int, k_error: float = 0.0) -> list[Figure]:
+def out_errors(
+    out: torch.Tensor, expected: Attention, d_qk: int, k_error: float = 0.0, partials: str = "fp32"
+) -> list[Figure]:
     """Errors of `out` [tokens, heads, d_v]: of the whole, of rows and of elements, each relative to its noise.
 
     Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
     """
-    unit = UNIT_ROUNDOFF[out.dtype]
+    unit = roundoff(out.dtype, partials)
     error = (out.double() - expected.out).abs()  # [tokens, heads, d_v]
     noise = expected.noise
     row_noise = noise.norm(dim=2)  # [tokens, heads]

@@ -27,9 +27,14 @@ TAIL = (
 def written(tmp_path, pytestconfig):
     """A function that writes the package of a spec, with a text of its Hopper kernel replaced, and gives its jobs."""
 
-    def write(name, old="", new="", shared=None):
-        """`shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do."""
+    def write(name, old="", new="", shared=None, partials=None):
+        """`shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do.
+
+        `partials`: how splits store their accumulators; the jobs are then those that store any.
+        """
         spec = load(pytestconfig.rootpath / "specs" / f"{name}.yaml")
+        if partials:
+            spec = spec.model_copy(update={"partials": partials})
         if spec.attention_kind == "sparse":
             attention = spec.attention.model_copy(update={"shared_indices": shared})
             spec = spec.model_copy(update={"attention": attention})
@@ -44,7 +49,8 @@ def written(tmp_path, pytestconfig):
             (folder / file.name).write_text(text)
         if shared:
             return folder, [job for job in jobs_of(plan) if job.module.endswith("_union") or "_redo" in job.kernel]
-        return folder, [job for job in jobs_of(plan) if job.module.endswith("_hopper")]
+        jobs = [job for job in jobs_of(plan) if job.module.endswith("_hopper")]
+        return folder, [job for job in jobs if not partials or "partial_ptr" in dict(job.signature)]
 
     return write
 
@@ -60,6 +66,16 @@ def test_they_fit(written, tmp_path, name):
         assert taken.instructions["HGMMA"] == job.expected_products
         # Barriers, and what partitions pass: arguments, of which two layouts have most.
         assert job.expected_shared <= taken.shared <= job.expected_shared + 640
+
+
+@pytest.mark.parametrize("name", ["dsv32_fp8", "dsv41", "dsv3"])
+def test_those_that_round_partials_fit(written, tmp_path, name):
+    folder, jobs = written(name, partials="bf16")
+    results = compile_jobs(folder, jobs, workers=2, cache_dir=tmp_path / "cache")
+    assert check_limits(results) == []
+    assert jobs
+    for job, taken in zip(jobs, results, strict=True):
+        assert taken.instructions["HGMMA"] == job.expected_products
 
 
 @pytest.mark.parametrize(("name", "group"), [("dsv32", 4), ("dsv32", 2), ("glm53", 4)])

@@ -108,6 +108,8 @@ def specs(draw: st.DrawFn) -> Spec:
         wrappers=draw(some_of(fitting)),
         targets=draw(some_of(get_args(Target))),
     )
+    if any(NEEDS[name].attention for name in spec.wrappers):
+        spec = spec.model_copy(update={"partials": draw(st.sampled_from(["fp32", "bf16"]))})
     assume(_fits(spec))
     if not isinstance(spec.attention, SparseAttention):
         return spec

@@ -8,11 +8,13 @@ import itertools
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from plan_specs import DENSE, ROOT, dims, make_spec
 
 from mlagen.backends import compile_jobs
 from mlagen.emit import render
 from mlagen.plan import TARGETS, load_plan, make_plan
+from mlagen.plan.splits import PartialRow
 from mlagen.spec import load
 
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
@@ -180,15 +182,33 @@ def test_work_of_a_call_by_hand():
     assert plan.bytes_moved(3, 16, 100_000) == 104_448 + 24_576 + 6144 * 1152
 
 
-def test_partials_are_aligned_as_far_as_their_rows_are():
-    alignments = {d_v: make_plan(make_spec(v_head_dim=d_v)).splits.partial_alignment for d_v in (510, 511, 512)}
-    assert alignments == {510: 4, 511: 4, 512: 16}
+def test_fp32_partials_are_aligned_as_far_as_their_rows_are():
+    rows = {d_v: make_plan(make_spec(v_head_dim=d_v)).splits.partials for d_v in (510, 511, 512)}
+    assert {d_v: row.alignment for d_v, row in rows.items()} == {510: 4, 511: 4, 512: 16}
+    assert [row.floats for row in rows.values()] == [row.lanes for row in rows.values()] == [510, 511, 512]
+
+
+def test_bf16_partials_are_padded_so_that_all_rows_begin_at_16_bytes():
+    spec = make_spec().model_copy(update={"partials": "bf16"})
+    for d_v, lanes in {505: 512, 511: 512, 512: 512, 513: 520, 1: 8}.items():
+        row = make_plan(spec.model_copy(update={"model": spec.model.model_copy(update={"v_head_dim": d_v})}))
+        assert (row.splits.partials.lanes, row.splits.partials.floats) == (lanes, lanes // 2)
+        assert row.splits.partials.alignment == 16
+
+
+def test_a_row_of_partials_costs_what_it_moves():
+    plain, rounded = PartialRow("fp32", 512), PartialRow("bf16", 512)
+    assert [plain.weighs(cost) for cost in (1024, 2560, 40)] == [1024, 2560, 40]
+    # 2,056 bytes with a row's maximum and sum, and 1,032: what took 1,024 rows takes 2,040.
+    assert rounded.weighs(1024) == 2040
+    plan = make_plan(make_spec().model_copy(update={"partials": "bf16"}))
+    assert (plan.splits.hopper_merge, plan.sparse.hopper.cost) == (2040, (5100, 79))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(dims=dims())
-def test_every_tile_of_the_merge_covers_v(dims):
-    splits = make_plan(make_spec(**dims)).splits
+@given(dims=dims(), partials=st.sampled_from(["fp32", "bf16"]))
+def test_every_tile_of_the_merge_covers_v(dims, partials):
+    splits = make_plan(make_spec(**dims).model_copy(update={"partials": partials})).splits
     d_v = dims["v_head_dim"]
     for tile in splits.merge:
         assert tile.block_d & (tile.block_d - 1) == 0

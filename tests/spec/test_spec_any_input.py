@@ -79,6 +79,8 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         for name, needs in NEEDS.items()
         if (not needs.attention or kind in needs.attention) and (multi_head is not None or not needs.multi_head)
     ]
+    wrappers = draw(unique(fitting, 10))
+    splits = any(NEEDS[name].attention for name in wrappers)
     return {
         "name": draw(st.from_regex(r"[a-z][a-z0-9_]{0,62}", fullmatch=True).filter(is_free)),
         "title": draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),
@@ -93,9 +95,10 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         "cache": draw(caches(rank, rope, dtype)),
         "extra_cache": draw(st.none() | caches(rank, rope, dtype)) if kind == "sparse" else None,
         "multi_head": multi_head,
-        "wrappers": draw(unique(fitting, 10)),
+        "wrappers": wrappers,
         "targets": draw(unique(get_args(Target), 8)),
         "backend": draw(st.sampled_from(["auto", "triton", "gluon"])),
+        **({"partials": draw(st.sampled_from(["fp32", "bf16"]))} if splits else {}),
     }
 
 

@@ -74,3 +74,12 @@ def test_a_switch_that_is_off_leaves_no_trace_in_the_hash(spec):
     ]
     assert digests[0] == spec_digest(off)
     assert len(set(digests)) == 3
+
+
+def test_partials_in_fp32_leave_no_trace_in_the_hash(spec):
+    assert spec.partials == "fp32"
+    assert "partials" not in spec.model_dump(mode="json")
+    assert changed(spec, partials="fp32") == spec
+    rounded = changed(spec, partials="bf16")
+    assert rounded.model_dump(mode="json")["partials"] == "bf16"
+    assert spec_digest(rounded) != spec_digest(spec)

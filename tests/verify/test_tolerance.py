@@ -24,12 +24,19 @@ def expected_of(q, kv, indices, scale) -> Attention:
     return sparse_attention(q, kv, indices, scale, D_V, None, None, "e", "+inf")
 
 
-def rounded(q, kv, indices, scale, rounds: int = 1) -> torch.Tensor:
-    """What a kernel computes: P rounded to the dtype relative to the row's maximum, and the output rounded."""
+def rounded(q, kv, indices, scale, rounds: int = 1, splits: int = 1) -> torch.Tensor:
+    """What a kernel computes: P rounded to the dtype relative to the row's maximum, and the output rounded.
+
+    With more than one of `splits`, their shares are rounded to bf16 before they are added up.
+    """
     k = kv[indices.long(), 0].float()  # [tokens, topk, d_qk]
     logits = torch.einsum("thd,tnd->thn", q.float(), k) * scale
     p = (logits - logits.amax(2, keepdim=True)).exp()
-    out = torch.einsum("thn,tnd->thd", p.to(q.dtype).float(), k[..., :D_V]) / p.sum(2, keepdim=True)
+    cut = zip(p.to(q.dtype).float().tensor_split(splits, 2), k[..., :D_V].tensor_split(splits, 1), strict=True)
+    shares = [torch.einsum("thn,tnd->thd", weights, values) for weights, values in cut]
+    if splits > 1:
+        shares = [share.bfloat16().float() for share in shares]
+    out = torch.stack(shares).sum(0) / p.sum(2, keepdim=True)
     for _ in range(rounds - 1):
         out = out * (1 + 2.0 ** -(7 if q.dtype == torch.bfloat16 else 10))
     return out.to(q.dtype)
@@ -45,6 +52,27 @@ def test_rounding_alone_passes(dtype, scale, topk):
     for seed in range(4):
         inputs = problem(dtype, seed, scale, topk)
         assert worst(out_errors(rounded(*inputs), expected_of(*inputs), D_QK)) < 0.9
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("splits", [2, 5, 50])
+@pytest.mark.parametrize(("scale", "topk"), [(1.0, 200), (8.0, 200), (40.0, 50), (1e-3, 200)])
+@pytest.mark.parametrize("mean", [0.0, 3.0])
+def test_partials_in_bf16_pass_where_they_are_said(dtype, splits, scale, topk, mean):
+    for seed in range(4):
+        q, kv, indices, scaled = problem(dtype, seed, scale, topk)
+        inputs = (q, kv + mean, indices, scaled)  # with a mean, shares of one sign add up
+        out, expected = rounded(*inputs, splits=splits), expected_of(*inputs)
+        assert worst(out_errors(out, expected, D_QK, partials="bf16")) < 0.9
+        if (dtype, scale, splits, mean) == (torch.float16, 1.0, 2, 0.0):
+            assert worst(out_errors(out, expected, D_QK)) > 1
+
+
+@pytest.mark.parametrize("splits", [2, 5])
+def test_one_more_unit_of_rounding_fails_with_partials_in_bf16(splits):
+    inputs = problem(torch.bfloat16)
+    out = rounded(*inputs, rounds=3, splits=splits)
+    assert worst(out_errors(out, expected_of(*inputs), D_QK, partials="bf16")) > 1
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

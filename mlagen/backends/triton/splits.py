@@ -57,8 +57,11 @@ def attention_context(plan: Plan) -> dict[str, Any]:
     """What the templates of all attention families ask for."""
     attention, (sink, length) = plan.spec.attention, presences(plan)
     assert attention is not None
+    partials = needed(plan.splits).partials
     return {
         **common(plan),
+        "partials": partials,
+        "row_floats": "PARTIAL_FLOATS" if partials.rounds else "D_V",  # the constant's name
         "has_rope": plan.spec.model.qk_rope_head_dim > 0,
         "has_sink": sink != "none",
         "sink_required": sink == "required",
