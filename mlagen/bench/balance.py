@@ -135,8 +135,9 @@ def schedule_of(package: BenchPackage, requests: int, heads: int) -> Any:
     facts = package.module("_launch").DeviceFacts(TARGET, MULTIPROCESSORS)
     sizes = {"requests": requests, "s_q": 1, "num_heads": heads, "num_kv_heads": 1, "page_size": PAGE_SIZE}
     aligned = package.module("_splits").ALIGNED
-    schedule = package.module("dense_attention")._schedule
-    return schedule(facts, aligned, **sizes, max_keys=MAX_KEYS, batch_invariant=False)
+    dense = package.module("dense_attention")
+    hopper = {"can_hopper": True} if hasattr(dense, "HOPPER") else {}
+    return dense._schedule(facts, aligned, **sizes, max_keys=MAX_KEYS, batch_invariant=False, **hopper)
 
 
 def markdown(package: BenchPackage) -> str:

@@ -106,14 +106,17 @@ def place_workspace(floats: int, device: str) -> Placed:
 
 
 def is_wholly_used(workspace: torch.Tensor, facts: Facts) -> bool:
-    """Whether the splits of a call left no NaN in `place_workspace`'s but where bf16 rows are padded to 16 bytes."""
-    if facts.partials == "fp32":
-        return not bool(workspace.isnan().any())
-    lanes = -(-facts.d_v // 8) * 8
-    floats = lanes // 2
-    rows = len(workspace) // (floats + 2)  # an accumulator, a maximum and a sum
-    partials = workspace[: rows * floats].view(torch.bfloat16).view(rows, lanes)[:, : facts.d_v]
-    return not bool(partials.isnan().any() | workspace[rows * floats :].isnan().any())
+    """Whether the splits of a call wrote each float of `place_workspace`'s but those that pad bf16 rows to 16 bytes.
+
+    Bits tell, not NaN: a last chunk's statistics lie where earlier ones had bf16, as which half of a float may be NaN.
+    """
+    untouched = workspace.view(torch.int32) == TWICE_NAN
+    floats, padded = facts.d_v, facts.d_v
+    if facts.partials == "bf16":
+        floats, padded = -(-facts.d_v // 2), -(-facts.d_v // 8) * 4
+    rows = len(workspace) // (padded + 2)  # an accumulator, a maximum and a sum
+    accumulators = untouched[: rows * padded].view(rows, padded)[:, :floats]
+    return not bool(accumulators.any() | untouched[rows * padded :].any())
 
 
 def idle_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
