@@ -347,12 +347,13 @@ def _layouts(suite: _Suite) -> Iterator[DenseCase]:
 def _shares(suite: _Suite) -> Iterator[DenseCase]:
     heads = suite.split_heads
     lengths = (300, 7, 0, 130, 64, 500) if not suite.big else (9000, 7, 0, 130, 64, 33_000)
-    for multiprocessors in (2, 4, 7, 20, 1000):
+    # Small tiles, which a CPU's cases have, put 16 programs on a multiprocessor: so many requests make them share.
+    for multiprocessors, times in ((1, 1 if suite.big else 6), (4, 1), (7, 1), (20, 1), (1000, 1)):
         yield from suite.case(
             f"shares: {multiprocessors} multiprocessors",
             "wherever the batch is cut",
             check="shares",
-            lengths=lengths,
+            lengths=lengths * times,
             heads=heads,
             multiprocessors=multiprocessors,
             every_target=multiprocessors == 7,
@@ -731,7 +732,7 @@ def _planned(subject: Subject, case: DenseCase) -> Iterator[None]:
     module = subject.package.dense_attention
     merge_units = module.MERGE_UNITS
     with subject.planned_for(case.multiprocessors):
-        module.MERGE_UNITS = 0 if case.check == "shares" else merge_units
+        module.MERGE_UNITS = 0 if case.check in ("shares", "invariance") else merge_units
         module._schedule.cache_clear()
         try:
             yield
@@ -830,7 +831,7 @@ def _invariance(subject: Subject, case: DenseCase, inputs: Inputs) -> list[Figur
     every = list(range(requests))
     check("alone", [0])
     check("in another order", every[::-1])
-    check("in a larger batch", [*([1] * (3 if subject.device == "cpu" else 300)), *every])
+    check("in a larger batch", [*([1] * (12 if subject.device == "cpu" else 300)), *every])
     wider = _requests(inputs, every)
     wider.block_table = torch.nn.functional.pad(wider.block_table, (0, 32), value=GARBAGE)
     check("with a wider block table", every, wider)

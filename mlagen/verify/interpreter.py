@@ -118,15 +118,16 @@ def _mended_fp_to_fp(original: Any, self: Any, src: TensorHandle, dst_type: Any,
     return original(self, src, dst_type, rounding_mode)
 
 
-def _mended_dot(original: Any, self: Any, a: TensorHandle, b: TensorHandle, *rest: Any) -> Any:
-    # fp16 is right unmended, but fp32 operands let numpy call BLAS.
-    def wide(operand: TensorHandle) -> TensorHandle:
-        dtype = operand.dtype.scalar
-        if dtype == tl.float16:
-            return TensorHandle(operand.data.astype(np.float32), tl.float32)
-        return TensorHandle(widen(operand.data, dtype), tl.float32) if dtype in _TORCH_DTYPES else operand
+def _mended_dot(original: Any, self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *rest: Any) -> Any:
+    if d.dtype.scalar != tl.float32:
+        return original(self, a, b, d, *rest)
 
-    return original(self, wide(a), wide(b), *rest)
+    # In fp64: BLAS sums in an order that depends on a row's place in the tile, which the last bits of fp32 would show.
+    def wide(operand: TensorHandle) -> Any:
+        dtype = operand.dtype.scalar
+        return (widen(operand.data, dtype) if dtype in _TORCH_DTYPES else operand.data).astype(np.float64)
+
+    return TensorHandle((wide(a) @ wide(b) + d.data).astype(np.float32), tl.float32)
 
 
 def _mended_fma(original: Any, self: Any, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> Any:

@@ -195,12 +195,12 @@ def test_the_hopper_kernel_of_dense_attention_runs_where_the_package_runs_it(dsv
     assert schedule.programs > 1  # the merge too
 
 
-def test_the_hopper_kernel_of_dense_attention_is_judged_before_a_call_is_given_to_it(dsv3: BenchPackage) -> None:
+def test_the_hopper_kernel_of_dense_attention_is_judged_where_the_plan_gives_it_no_call(dsv3: BenchPackage) -> None:
     plan = needed(make_plan(load(SPECS / "dsv3.yaml")).dense)
     driver = dense_hopper_driver(dsv3)
     assert driver.hopper == needed(plan.hopper).tile
-    assert driver.hopper_rows == needed(plan.hopper).rows == (HopperRow(None, None),)
-    assert driver.schedule(driver.hopper, 1, 16, 128, [4096]).hopper
+    assert driver.hopper_rows == needed(plan.hopper).rows == (HopperRow(16, 4), HopperRow(None, 1))
+    assert driver.schedule(driver.hopper, 1, 1, 16, [4096]).hopper
 
 
 def test_pages_that_the_hopper_kernel_does_not_take_are_tuned_without_it(dsv3: BenchPackage) -> None:

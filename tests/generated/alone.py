@@ -1,9 +1,9 @@
 """Imports a generated package where the generator and all it needs cannot be imported, and calls its wrappers.
 
-    python -I -W error alone.py PACKAGE_DIR {run|refuse}
+    python -I -W error alone.py {run|refuse} PACKAGE_DIR...
 
 `run` calls each wrapper on Triton's interpreter, checks what it gives and prints its name; `refuse` calls each with a
-wrong argument and on a CPU, and prints what it says.
+wrong argument and on a CPU, and prints what it says. Lines begin with the package's name.
 """
 
 import importlib.abc
@@ -263,7 +263,7 @@ def run(package):
             check_attention(call, result[0] if isinstance(result, tuple) else result)
         elif package.SPEC["spec"]["cache"] is None:
             check_heads(name, call, result)
-        print(name)
+        print(f"{package.__name__} {name}")
 
 
 def refuse(package):
@@ -277,13 +277,13 @@ def refuse(package):
             try:
                 getattr(package, name)(**changed)
             except (TypeError, ValueError) as error:
-                print(f"{name}: {error}")
+                print(f"{package.__name__} {name}: {error}")
 
 
 def main():
     sys.meta_path.insert(0, Refuse())
-    package = import_package(Path(sys.argv[1]))
-    {"run": run, "refuse": refuse}[sys.argv[2]](package)
+    for folder in sys.argv[2:]:
+        {"run": run, "refuse": refuse}[sys.argv[1]](import_package(Path(folder)))
     assert GENERATOR.isdisjoint(sys.modules)
 
 

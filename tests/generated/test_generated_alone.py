@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -17,15 +18,24 @@ by_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.
 BARE_INTERPRETER = not importlib.metadata.version("triton").startswith("3.6.")
 
 
-def alone(package: Path, mode: str, cwd: Path, **environment: str) -> list[str]:
-    """Lines that the package's wrappers print in a process of their own, in another folder."""
-    command = [sys.executable, "-I", "-B", "-W", "error", str(ALONE), str(package), mode]
+def alone(packages: Sequence[Path], mode: str, cwd: Path, **environment: str) -> dict[str, list[str]]:
+    """By package, lines that its wrappers print in a process of the packages' own, in another folder."""
+    command = [sys.executable, "-I", "-B", "-W", "error", str(ALONE), mode, *map(str, packages)]
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")} | environment
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert list(cwd.iterdir()) == []
-    return done.stdout.splitlines()
+    said: dict[str, list[str]] = {package.name: [] for package in packages}
+    for line in done.stdout.splitlines():
+        name, _, rest = line.partition(" ")
+        said[name].append(rest)
+    return said
+
+
+@pytest.fixture(scope="module")
+def refusals(tmp_path_factory) -> dict[str, list[str]]:
+    return alone(PACKAGES, "refuse", tmp_path_factory.mktemp("elsewhere"))
 
 
 FIRST_ARGUMENT = {
@@ -46,8 +56,8 @@ FIRST_ARGUMENT = {
 
 
 @by_package
-def test_wrappers_refuse_a_wrong_argument_before_any_launch(package, tmp_path):
-    lines = alone(package, "refuse", tmp_path)
+def test_wrappers_refuse_a_wrong_argument_before_any_launch(package, refusals):
+    lines = refusals[package.name]
     said = {
         name: [line.partition(": ")[2] for line in lines if line.startswith(f"{name}: ")] for name in FIRST_ARGUMENT
     }
@@ -65,4 +75,4 @@ def test_wrappers_refuse_a_wrong_argument_before_any_launch(package, tmp_path):
 @pytest.mark.parametrize("name", ["odd", "odd_fp8", "odd_prefill"])
 def test_the_fp16_packages_run_each_wrapper_on_the_interpreter(name, tmp_path):
     (package,) = [package for package in PACKAGES if package.name == name]
-    assert alone(package, "run", tmp_path, TRITON_INTERPRET="1")
+    assert alone([package], "run", tmp_path, TRITON_INTERPRET="1")[name]

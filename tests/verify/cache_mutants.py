@@ -121,7 +121,8 @@ FOUR_BIT = (
 OF_PACKAGE = {"planar": PLANAR, "quotients": QUOTIENTS, "four_bit": FOUR_BIT}
 
 if __name__ == "__main__":
-    mutants.MUTANTS = (*ANY_LAYOUT, *OF_PACKAGE[Path(sys.argv[1]).name])
+    own = OF_PACKAGE[Path(sys.argv[1]).name]
+    mutants.MUTANTS = (*ANY_LAYOUT, *own) if own is PLANAR else own
     mutants.TYPICAL = "gather: typical (tokens)"
     mutants.TARGET = "sm80"  # without e4m3 in hardware, so that the kernels' own rounding is at work
     mutants.main()

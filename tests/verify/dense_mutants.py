@@ -9,7 +9,7 @@ import mutants
 from mutants import SPLITS, Mutant
 
 DENSE, LAYOUT = "dense_attention.py", "_layout.py"
-SHARED = ("dense: shares: 7 *", "dense: shares: 20 *", "dense: shares: alike*")
+SHARED = ("dense: shares: 1 *", "dense: shares: 7 *", "dense: shares: 20 *", "dense: shares: alike*")
 
 
 def _literal(name: str, old: str, new: str, *only: str, file: str = DENSE) -> Mutant:

@@ -1,0 +1,94 @@
+"""Packages whose splits store their accumulators in bf16, broken on purpose; `mutants.py` runs verification on each.
+
+Usage: python partials_mutants.py PACKAGE_DIR WORK_DIR {rows|kvcache|dense}
+"""
+
+import re
+import sys
+
+import mutants
+from mutants import SPLITS, Mutant
+
+DENSE = "dense_attention.py"
+FEW, BESIDE = "*few indices*", "*tokens of a request keep*"
+
+
+def _literal(name: str, file: str, old: str, new: str, only: str) -> Mutant:
+    return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), (only,))
+
+
+OF_PACKAGE = {
+    "rows": (
+        _literal(
+            "one split of a row is not rounded",
+            SPLITS,
+            "self.num_splits > 1 or self.merge_all_alike",
+            "self.num_splits > 1",
+            FEW,
+        ),
+        _literal("rows are as close as V's lanes", SPLITS, "* PARTIAL_LANES", "* D_V", "*workspace*"),
+        _literal(
+            "statistics stand where those of fp32 would",
+            SPLITS,
+            "PARTIAL_FLOATS\n    tl.store",
+            "D_V\n    tl.store",
+            "*splits: 3",
+        ),
+        _literal(
+            "the workspace is as large as that of fp32",
+            SPLITS,
+            "(PARTIAL_FLOATS.value + 2)",
+            "(D_V.value + 2)",
+            "*workspace*",
+        ),
+    ),
+    "kvcache": (
+        _literal(
+            "one split over a cache is not rounded",
+            SPLITS,
+            "self.num_splits > 1 or self.merge_all_alike",
+            "self.num_splits > 1",
+            FEW,
+        ),
+        _literal(
+            "accumulators lose further bits",
+            SPLITS,
+            "acc.to(tl.bfloat16)",
+            "acc.to(tl.float8e5).to(tl.bfloat16)",
+            "*workspace*",
+        ),
+        _literal(
+            "row sums are rounded too",
+            SPLITS,
+            "tl.sum(part_l * weight, 0)",
+            "tl.sum(part_l.to(tl.bfloat16).to(tl.float32) * weight, 0)",
+            "*workspace*",
+        ),
+    ),
+    "dense": (
+        _literal(
+            "a request of one program is not rounded",
+            DENSE,
+            "(end_unit == units) & (overhead > 0)",
+            "(end_unit == units)",
+            BESIDE,
+        ),
+        _literal("a request of one program is not merged", SPLITS, " & (later_slots > 0)", "", BESIDE),
+        _literal(
+            "a call of one program is not merged",
+            DENSE,
+            "if schedule.slots == 0:",
+            "if schedule.programs == 1:",
+            "*invariant: one program",
+        ),
+        _literal(
+            "the table stands where that of fp32 would", DENSE, "(PARTIAL_FLOATS + 2)", "(D_V + 2)", "*shares: 7*"
+        ),
+    ),
+}
+TYPICAL = {"rows": "sparse: splits: 3", "kvcache": "kvcache: typical", "dense": "dense: typical"}
+
+if __name__ == "__main__":
+    package = sys.argv.pop()
+    mutants.MUTANTS, mutants.TYPICAL = OF_PACKAGE[package], TYPICAL[package]
+    mutants.main()
