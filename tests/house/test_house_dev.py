@@ -176,7 +176,7 @@ def test_dev_test_runs_every_check_and_names_those_that_fail(machine: Machine) -
         "ruff format --check .",
         "mypy ",
         "lint-imports ",
-        "pytest -n auto -k one or two",
+        "pytest -n auto --dist worksteal -k one or two",
     ]
     assert done.stdout.splitlines() == [
         "ok: ruff check .",

@@ -29,7 +29,7 @@ def messages(package: Path, **options) -> list[str]:
 
 
 def test_dsv32_holds_every_case_in_the_interpreter():
-    assert messages(DSV32, workers=1) == []
+    assert messages(DSV32, workers=1, targets=["sm80", "sm90", "gfx942"]) == []
 
 
 def modules_of(package: Path) -> str:
@@ -43,9 +43,9 @@ def modules_of(package: Path) -> str:
 DISTINCT = list({modules_of(path): path for path in PACKAGES if path.name not in ("dsv32", *PREFILL)}.values())
 MORE = {
     "glm53": ["*sink*", "*splits*"],
-    "hyv4": ["*sink*", "*splits*", "*length*", "*invariant*"],
+    "hyv4": ["*sink*", "*splits*", "*length*"],
     "odd": ["*sink*", "*length*", "*indices*", "*splits*", "*layout*", "*workspace*"],
-    "dsv41": ["kvcache*split*", "kvcache*length*", "kvcache*indices*", "*index*"],
+    "dsv41": ["kvcache*split*", "kvcache*length*", "kvcache*indices*"],
     "odd_fp8": ["kvcache*split*", "kvcache*length*", "kvcache*layout*"],
 }
 

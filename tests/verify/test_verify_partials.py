@@ -29,7 +29,7 @@ def write_rows(name: str, folder: Path) -> Path:
 
 # name: what writes the spec, the same with partials in fp32, and the cases that its package is held to
 SPECS = {
-    "rows": (lambda folder: write_rows("rows", folder), ["*splits: 3*", "*workspace*", "*their bits*"]),
+    "rows": (lambda folder: write_rows("rows", folder), ["*splits: 3*", "*workspace*", FEW]),
     "kvcache": (lambda folder: kvcache_specs.write_spec("plain", folder), ["*split*", "*workspace*", "*invariant*"]),
     "kvcache_odd": (lambda folder: kvcache_specs.write_spec("odd", folder), ["*workspace*", FEW]),
     "dense": (lambda folder: dense_specs.write_spec("plain", folder), ["*shares: 7*", "*workspace*", "*invariant*"]),

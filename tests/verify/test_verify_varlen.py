@@ -149,11 +149,11 @@ def test_the_odd_package_holds_every_case_by_pointers():
 
 @pytest.mark.parametrize("name", ["dsv3_prefill", "dsv3_prefill_tma", "glm5_prefill", "minicpm3_prefill"])
 def test_the_models_packages_hold_what_their_dims_make_different(name):
-    only = ["*typical*", "varlen: rows of*", "varlen: layout: *", "varlen: merged*", "varlen: lengths: tiles*"]
+    only = ["*typical*", "varlen: rows of*", "varlen: merged*", "varlen: lengths: tiles*"]
     assert messages(ROOT / "generated" / name, targets=["sm90", "sm120"], only=only) == []
 
 
-@pytest.mark.parametrize("dims", [(48, 48), (128, 128), (24, 17), (1, 1), (7, 130)], ids=str)
+@pytest.mark.parametrize("dims", [(48, 48), (24, 17), (1, 1), (7, 130)], ids=str)
 def test_heads_of_any_lanes_hold_their_cases(tmp_path, dims):
     package = write_package(tmp_path, "some", dims)
     only = ["*typical*", "varlen: layout: all odd", "varlen: lengths: more keys*", "merge *: lse: mixed"]
