@@ -105,7 +105,9 @@ FOUR_BIT = (
         "_e2m1_codes(odd) + (_e2m1_codes(even) - 1536.0)",
         "writer: typical *",
     ),
-    _layout("the even lane is read from the high half", "packed & 15, packed >> 4", "packed >> 4, packed & 15", "gather: t*"),
+    _layout(
+        "the even lane is read from the high half", "packed & 15, packed >> 4", "packed >> 4, packed & 15", "gather: t*"
+    ),
     _layout("ties go up", "counts + 1540.0", "(counts + 0.01) + 1540.0", "writer: every *", "writer: tiles *"),
     _layout(
         "a NaN keeps its sign",
