@@ -20,6 +20,7 @@ PRODUCT_DEPTH = 16  # lanes that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # A thread of the right and of the copying warpgroup; the left one has the rest. No spill in a loop, Triton 3.6 and 3.7.
 REGISTERS = (216, 56)
+DENSE_REGISTERS = (216, 48)
 DEQUANTISING_REGISTERS = (192, 104)
 V4_REGISTERS = (192, 112)
 V41_REGISTERS = (192, 112)
@@ -240,7 +241,8 @@ def make_hopper(
     weights = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
     tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + weights) * ITEMSIZE
     tables = 4 * BLOCK_H * 4  # maxima and sums of two warpgroups
-    scale_columns, registers, cost = 0, REGISTERS, COST
+    dense = isinstance(spec.attention, DenseAttention)
+    scale_columns, registers, cost = 0, DENSE_REGISTERS if dense else REGISTERS, COST
     if layout is not None:
         scale_columns, registers, cost = D_V // SCALE_TILE, DEQUANTISING_REGISTERS, DEQUANTISING_COST
         if layout.planar:
@@ -260,7 +262,7 @@ def make_hopper(
         scale_columns=scale_columns,
         cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
         redo_rows=REDO_ROWS,
-        rows=tuple(rows or (DENSE_ROWS if isinstance(spec.attention, DenseAttention) else DEFAULT_ROWS)),
+        rows=tuple(rows or (DENSE_ROWS if dense else DEFAULT_ROWS)),
         expected_shared=tiles + tables,
         expected_products=products,
     )
