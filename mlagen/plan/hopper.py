@@ -58,8 +58,9 @@ class HopperRow:
     min_tokens: int | None
 
 
-# Untuned: from where dsv32 gains on an H100. A few heads leave most of a tile empty; few tokens need many splits.
-DEFAULT_ROWS = (HopperRow(16, None), HopperRow(32, 16), HopperRow(64, 4), HopperRow(None, 2))
+# Untuned: from where dsv4_pro gains on an H200. A few heads leave most of a tile empty; few tokens need many splits.
+DEFAULT_ROWS = (HopperRow(16, 91), HopperRow(32, 33), HopperRow(None, 3))
+DEQUANTISING_ROWS = (HopperRow(16, 33), HopperRow(64, 9), HopperRow(None, 3))
 DENSE_ROWS = (HopperRow(16, 4), HopperRow(None, 1))  # of dense attention: from where dsv3 gains on an H200
 
 
@@ -243,7 +244,9 @@ def make_hopper(
     tables = 4 * BLOCK_H * 4  # maxima and sums of two warpgroups
     dense = isinstance(spec.attention, DenseAttention)
     scale_columns, registers, cost = 0, DENSE_REGISTERS if dense else REGISTERS, COST
+    default_rows = DENSE_ROWS if dense else DEFAULT_ROWS
     if layout is not None:
+        default_rows = DEQUANTISING_ROWS
         scale_columns, registers, cost = D_V // SCALE_TILE, DEQUANTISING_REGISTERS, DEQUANTISING_COST
         if layout.planar:
             scale_columns, registers = V4_SCALES, V4_REGISTERS
@@ -262,7 +265,7 @@ def make_hopper(
         scale_columns=scale_columns,
         cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
         redo_rows=REDO_ROWS,
-        rows=tuple(rows or (DENSE_ROWS if dense else DEFAULT_ROWS)),
+        rows=tuple(rows or default_rows),
         expected_shared=tiles + tables,
         expected_products=products,
     )
