@@ -1,14 +1,11 @@
 """Dense attention over a paged cache: the scheduler's twin, its reference by hand, and packages held to the cases."""
 
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from broken import check_mutants
 from dense_specs import SPECS, write_package, write_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -233,12 +230,4 @@ def test_the_others_hold_what_their_layouts_make_different(packages, name):
 
 
 def test_every_mutant_is_reported(packages, tmp_path):
-    script = Path(__file__).with_name("dense_mutants.py")
-    command = [sys.executable, str(script), str(packages["window"]), str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert len(found) > 25
-    assert [name for name, failed in found.items() if failed is None] == [], "patterns that no longer match"
-    assert [name for name, failed in found.items() if not failed] == [], "mutants that passed"
+    check_mutants("dense_mutants.py", packages["window"], tmp_path, more_than=25)

@@ -1,14 +1,12 @@
 """The index kernels: their reference against small loops and by hand, their cases, and packages held to them."""
 
 import importlib
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from broken import check_mutants
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from verify_specs import dsv32_text, spec
@@ -158,14 +156,7 @@ def test_each_wrapper_alone_holds_its_cases(package, tmp_path, wrapper):
 
 
 def test_every_mutant_is_reported(package, tmp_path):
-    command = [sys.executable, str(Path(__file__).with_name("index_mutants.py")), str(package), str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert len(found) > 30
-    assert [name for name, failed in found.items() if failed is None] == [], "patterns that no longer match"
-    assert [name for name, failed in found.items() if not failed] == [], "mutants that passed"
+    check_mutants("index_mutants.py", package, tmp_path, more_than=30)
 
 
 @settings(max_examples=500, deadline=None, derandomize=True)

@@ -1,14 +1,11 @@
 """Attention over a cache: its reference by hand, its cases, and packages held to them, whole and broken."""
 
-import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from broken import check_mutants
 from kvcache_specs import SPECS, write_package, write_spec
 
 from mlagen.layout import compose
@@ -159,15 +156,7 @@ def test_targets_without_e4m3_in_hardware_hold_the_cases_for_every_target(packag
 
 
 def test_every_mutant_is_reported(packages, tmp_path):
-    script = Path(__file__).with_name("kvcache_mutants.py")
-    command = [sys.executable, str(script), str(packages["v4"]), str(tmp_path)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert len(found) > 30
-    assert [name for name, failed in found.items() if failed is None] == [], "patterns that no longer match"
-    assert [name for name, failed in found.items() if not failed] == [], "mutants that passed"
+    check_mutants("kvcache_mutants.py", packages["v4"], tmp_path, more_than=30)
 
 
 def test_refusals_name_the_layout_of_wrong_rows(tmp_path):

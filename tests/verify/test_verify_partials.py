@@ -1,15 +1,12 @@
 """Packages whose splits store their accumulators in bf16, held to their cases whole and broken."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import dense_specs
 import kvcache_specs
 import pytest
+from broken import check_mutants
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
@@ -58,12 +55,4 @@ def test_packages_hold_the_cases_of_splits(packages, name):
 
 @pytest.mark.parametrize("name", ["rows", "kvcache", "dense"])
 def test_every_mutant_is_reported(packages, tmp_path, name):
-    script = Path(__file__).with_name("partials_mutants.py")
-    command = [sys.executable, str(script), str(packages[name]), str(tmp_path), name]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert len(found) > 2
-    assert [mutant for mutant, failed in found.items() if failed is None] == [], "patterns that no longer match"
-    assert [mutant for mutant, failed in found.items() if not failed] == [], "mutants that passed"
+    check_mutants("partials_mutants.py", packages[name], tmp_path, name, more_than=2)
