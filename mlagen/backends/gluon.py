@@ -357,7 +357,6 @@ def _dense_details(plan: Plan) -> dict[str, Any]:
         "shared": ("q_ready", "k_ready"),
         "paged": False,
         "plan": plan.dense,
-        "itemsize": ITEMSIZE,
         "shapes": [],
     }
 

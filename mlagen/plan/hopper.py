@@ -100,6 +100,16 @@ class HopperPlan:
         return 2 * self.block_n
 
     @property
+    def d_k(self) -> int:
+        """Lanes of K."""
+        return 2 * self.d_half + self.d_tail
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a block of K."""
+        return self.block_n * self.d_k * ITEMSIZE
+
+    @property
     def tile(self) -> Tile:
         """The kernel as the choice of splits sees it: a program a multiprocessor, which pipelines by itself."""
         return Tile(self.block_h, self.step, WARPS, 1, True)
