@@ -16,6 +16,8 @@ def check_mutants(script: str, *arguments: str | Path, more_than: int) -> None:
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout)
-    assert len(found) > more_than
-    assert [mutant for mutant, failed in found.items() if failed is None] == [], "patterns that no longer match"
-    assert [mutant for mutant, failed in found.items() if not failed] == [], "mutants that passed"
+    assert len(found) > more_than, f"only {len(found)} mutants"
+    unmatched = [mutant for mutant, failed in found.items() if failed is None]
+    assert not unmatched, f"patterns that no longer match: {unmatched}"
+    passed = [mutant for mutant, failed in found.items() if not failed]
+    assert not passed, f"mutants that passed: {passed}"

@@ -13,7 +13,6 @@ from mlagen.verify import cache, mismatches, verify_package
 from mlagen.verify.cache import SHORT, VALUES, CacheRefusalCase, GatherCase, WriteCase
 from mlagen.verify.inputs import LAYOUTS
 
-ROOT = Path(__file__).parents[2]
 WRAPPERS = [cache.CONCAT, cache.INSERT, cache.REQUESTS, cache.TOKENS]
 DEVICES = ["cpu", "cuda"]
 V4 = {"kv_lora_rank": 448, "qk_rope_head_dim": 64, "v_head_dim": 512}

@@ -28,7 +28,6 @@ from mlagen.verify.dense import (
 from mlagen.verify.facts import Facts
 from mlagen.verify.schedule import Part, share, splits_of
 
-ROOT = Path(__file__).parents[2]
 DEVICES = ["cpu", "cuda"]
 
 

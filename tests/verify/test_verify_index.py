@@ -17,7 +17,6 @@ from mlagen.verify import index, mismatches, verify_package
 from mlagen.verify.index import CHECKS, CombineCase, IndexRefusalCase, MapCase, combine_indices, map_indices
 from mlagen.verify.inputs import LAYOUTS
 
-ROOT = Path(__file__).parents[2]
 WRAPPERS = [index.GLOBAL, index.COMBINE, index.CONVERT]
 DEVICES = ["cpu", "cuda"]
 INT32_MAX, INT32_MIN = 2**31 - 1, -(2**31)

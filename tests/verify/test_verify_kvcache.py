@@ -27,7 +27,6 @@ from mlagen.verify.kvcache import (
     cases,
 )
 
-ROOT = Path(__file__).parents[2]
 DEVICES = ["cpu", "cuda"]
 
 
