@@ -199,7 +199,7 @@ def test_the_hopper_kernel_of_dense_attention_is_judged_where_the_plan_gives_it_
     plan = needed(make_plan(load(SPECS / "dsv3.yaml")).dense)
     driver = dense_hopper_driver(dsv3)
     assert driver.hopper == needed(plan.hopper).tile
-    assert driver.hopper_rows == needed(plan.hopper).rows == (HopperRow(16, 4), HopperRow(None, 1))
+    assert driver.hopper_rows == needed(plan.hopper).rows == (HopperRow(32, 5), HopperRow(None, 1))
     assert driver.schedule(driver.hopper, 1, 1, 16, [4096]).hopper
 
 
