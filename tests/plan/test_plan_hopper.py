@@ -31,7 +31,7 @@ def test_a_spec_that_cannot_have_them_goes_without_or_is_told_why(changes, reaso
 
 def test_dense_attention_has_one_that_calls_of_few_rows_and_requests_do_not_run():
     dense = make_plan(make_spec(attention={"kind": "dense"}, **DENSE)).dense
-    assert dense.hopper.rows == (HopperRow(16, 4), HopperRow(None, 1))
+    assert dense.hopper.rows == (HopperRow(32, 5), HopperRow(None, 1))
     assert (dense.hopper.expected_products, dense.hopper.expected_shared) == (
         hopper().expected_products,
         hopper().expected_shared,
