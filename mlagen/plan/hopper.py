@@ -106,6 +106,11 @@ class HopperPlan:
         return 2 * self.d_half + self.d_tail
 
     @property
+    def most_page(self) -> int:
+        """Keys of a page whose lanes 32 bits count."""
+        return (1 << 31) // self.d_k
+
+    @property
     def block_bytes(self) -> int:
         """Bytes of a block of K."""
         return self.block_n * self.d_k * ITEMSIZE
