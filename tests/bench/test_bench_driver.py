@@ -195,6 +195,13 @@ def test_the_hopper_kernel_of_dense_attention_runs_where_the_package_runs_it(dsv
     assert schedule.programs > 1  # the merge too
 
 
+def test_the_hopper_kernel_of_dense_attention_takes_pages_whose_lanes_it_can_count(dsv3: BenchPackage) -> None:
+    module, facts = dsv3.module("dense_attention"), dense_hopper_driver(dsv3).facts
+    most = (1 << 31) // 576 // 64 * 64
+    taken = [module._can_hopper(facts, module.ALIGNED, size, 1.0) for size in (64, 480, 53, most, most + 64)]
+    assert taken == [True, False, False, True, False]
+
+
 def test_the_hopper_kernel_of_dense_attention_is_judged_where_the_plan_gives_it_no_call(dsv3: BenchPackage) -> None:
     plan = needed(make_plan(load(SPECS / "dsv3.yaml")).dense)
     driver = dense_hopper_driver(dsv3)
