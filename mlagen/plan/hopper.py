@@ -21,7 +21,7 @@ WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # A thread of the right and of the copying warpgroup; the left one has the rest. No spill in a loop, Triton 3.6 and 3.7.
 REGISTERS = (216, 56)
 DENSE_REGISTERS = (216, 48)
-DEQUANTISING_REGISTERS = (192, 104)
+DEQUANTISING_REGISTERS = (192, 96)
 V4_REGISTERS = (192, 112)
 V41_REGISTERS = (192, 112)
 # A step of all programs at once, and its rows of K from memory, in what MEASURED_ROW costs on its way out and in:
