@@ -294,10 +294,10 @@ def _make_kvcache(
 ) -> KvcachePlan:
     cached = cached_row(layout, extra_layout, cache.chunks)
     hopper = None
-    reads = reads_cache(layout, extra_layout)
+    reads = reads_cache(layout, extra_layout) and spec.model.dtype == "bf16"  # as which the kernel takes Q apart
     caches = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
     if spec.backend == "gluon" and not reads:
-        reason = f"no Hopper kernel reads a cache of {caches}"
+        reason = f"no Hopper kernel reads a cache of {caches} for {spec.model.dtype}"
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     if reads:
         hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[1]), layout, extra_layout)

@@ -168,3 +168,13 @@ def test_shared_indices_that_cannot_be_had_are_refused_with_the_reason(changes, 
     told = f"attention.shared_indices: got 4, which cannot be emitted: {reason}"
     with pytest.raises(LimitError, match=told):
         make_plan(make_spec(shared_indices=4, **changes))
+
+
+@pytest.mark.parametrize("name", ["glm53_fp8", "dsv41"])
+def test_caches_are_read_for_bf16_queries_alone(name, tmp_path, pytestconfig):
+    text = (pytestconfig.rootpath / "specs" / f"{name}.yaml").read_text().replace("dtype: bf16", "dtype: fp16", 1)
+    (tmp_path / f"{name}.yaml").write_text(text)
+    assert load_plan(tmp_path / f"{name}.yaml").kvcache.hopper is None
+    (tmp_path / f"{name}.yaml").write_text(text + "\nbackend: gluon\n")
+    with pytest.raises(LimitError, match=r"no Hopper kernel reads a cache of .* for fp16"):
+        load_plan(tmp_path / f"{name}.yaml")
