@@ -111,12 +111,17 @@ def _length(plan: Plan) -> Signature:
     return (("topk_length_ptr", "*i32"),) if plan.sparse_attention.topk_length != "none" else ()
 
 
+def _dividers(*names: str) -> Signature:
+    """How the Hopper kernel divides by what is known at run time alone: `_launch.divider` of each."""
+    return tuple((f"{name}_{part}", "i32") for name in names for part in ("multiplier", "shift"))
+
+
 def _sparse_arguments(plan: Plan) -> Signature:
     attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
     page = (("kv_page_stride", "i64"),) if plan.rows_block_size is not None else ()
-    sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_tiles")
+    sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_tiles", "head_blocks")
     return (
         ("q_ptr", element),
         ("kv_ptr", element),
@@ -128,6 +133,7 @@ def _sparse_arguments(plan: Plan) -> Signature:
         ("lse_ptr", "*fp32"),
         ("partial_ptr", "*fp32"),
         *((name, "i32") for name in sizes),
+        *_dividers("head_blocks", "splits"),
         ("sm_scale_log2", "fp32"),
         ("q_token_stride", "i64"),
         ("q_head_stride", "i64"),
@@ -186,6 +192,8 @@ def _kvcache_arguments(plan: Plan) -> Signature:
         strides += [(f"{prefix}{name}", "i64") for name in ("page_stride", *rows, "indices_request_stride")]
         strides.append((f"{prefix}indices_token_stride", "i32"))
     sizes += [(name, "i32") for name in ("s_q", "num_heads", "first_token", "num_splits", "split_size", "num_tiles")]
+    sizes.append(("head_blocks", "i32"))
+    pages = [f"{prefix}page" for prefix, _ in (("", plan.layout), *second)]
     return (
         *inputs,
         *sink,
@@ -193,6 +201,7 @@ def _kvcache_arguments(plan: Plan) -> Signature:
         ("lse_ptr", "*fp32"),
         ("partial_ptr", "*fp32"),
         *sizes,
+        *_dividers("head_blocks", "splits", "s_q", *pages),
         ("sm_scale_log2", "fp32"),
         *strides,
         ("out_token_stride", "i32"),
@@ -221,7 +230,7 @@ def _kvcache_details(plan: Plan) -> dict[str, Any]:
     return {
         "dequantises": True,
         "q_ready": "shared.ready.index(2)" if hopper.d_tail else "shared.q_ready",
-        "shared": ("offsets", "scales", *staged, "valid", *ready),
+        "shared": ("spoilt", "offsets", "scales", *staged, "valid", *ready),
         "paged": False,
         "second": plan.extra_layout is not None,
         "planar": layout.planar,
@@ -243,6 +252,7 @@ def _kvcache_details(plan: Plan) -> dict[str, Any]:
 def _union_arguments(plan: Plan) -> Signature:
     """Those of the Hopper kernel over rows, with lists in place of indices, and without splits."""
     left_out = {"topk_length_ptr", "partial_ptr", "s_kv", "topk", "num_splits", "split_size", "indices_token_stride"}
+    left_out |= {"head_blocks", *dict(_dividers("head_blocks", "splits"))}
     instead = {
         "indices_ptr": (("lists_ptr", "*i32"), ("counts_ptr", "*i32"), ("redo_ptr", "*i32")),
         "num_heads": (("tokens", "i32"), ("num_heads", "i32")),
@@ -343,10 +353,9 @@ KVCACHE = HopperModule(
 
 def _dense_arguments(plan: Plan) -> Signature:
     """Those of the portable kernel, and how the Hopper kernel divides by a page's size."""
-    divider = (("page_multiplier", "i32"), ("page_shift", "i32"))
     arguments = dense_signature(plan)
     behind = [name for name, _ in arguments].index("page_size") + 1
-    return (*arguments[:behind], *divider, *arguments[behind:])
+    return (*arguments[:behind], *_dividers("page"), *arguments[behind:])
 
 
 def _dense_details(plan: Plan) -> dict[str, Any]:

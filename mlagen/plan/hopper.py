@@ -35,7 +35,6 @@ HEADS_REGISTERS = {64: (216, 72), 128: (216, 72), 256: (224, 56)}  # by lanes of
 HEADS_ACCUMULATORS = 192  # registers a thread for accumulators, scores and weights, beside which the rest has room
 HEADS_QUERIES = 1
 HEADS_BARRIERS = 1024  # bytes for barriers and for what partitions pass
-REDO_ROWS = 1024  # results of a dequantising kernel that a program looks through at once
 LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
 SCALE_TILE = 128  # lanes of an fp32 scale
 V4_SCALE_TILE = 64  # lanes of a ue8m0 scale
@@ -77,7 +76,6 @@ class HopperPlan:
         registers: of a thread of the right and of the copying warpgroup.
         scale_columns: fp16 scales a key in shared memory; 0: it dequantises nothing.
         cost: of a step, and of its rows of K, as the choice of splits weighs them.
-        redo_rows: rows of its results that a program of the portable kernel behind it looks through at once.
         rows: which calls run it, by heads, most last.
         expected_shared: bytes of shared memory a program is expected to need.
         expected_products: wgmma instructions in its code.
@@ -90,7 +88,6 @@ class HopperPlan:
     registers: tuple[int, int]
     scale_columns: int
     cost: tuple[int, int]
-    redo_rows: int
     rows: tuple[HopperRow, ...]
     expected_shared: int
     expected_products: int
@@ -263,6 +260,7 @@ def make_hopper(
     default_rows = DENSE_ROWS if dense else DEFAULT_ROWS
     if layout is not None:
         default_rows = DEQUANTISING_ROWS
+        tables = 3 * BLOCK_H * 4  # maxima or sums of two warpgroups, and sums of all tiles
         scale_columns, registers, cost = D_V // SCALE_TILE, DEQUANTISING_REGISTERS, DEQUANTISING_COST
         if layout.planar:
             scale_columns, registers = V4_SCALES, V4_REGISTERS
@@ -280,7 +278,6 @@ def make_hopper(
         registers=registers,
         scale_columns=scale_columns,
         cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
-        redo_rows=REDO_ROWS,
         rows=tuple(rows or default_rows),
         expected_shared=tiles + tables,
         expected_products=products,

@@ -49,8 +49,9 @@ def common(plan: Plan) -> dict[str, Any]:
         "early_programs": EARLY_PROGRAMS,
         "launches_dependents": has_caches or any(wrapper in ATTENTION for wrapper in spec.wrappers),
         "dependent_targets": [target for target in spec.targets if TARGETS[target].dependent_launch],
-        # They find the page of a slot, whose size is known at run time.
-        "divides": has_caches or hopper_kernels(plan)["_dense_hopper"] is not None,
+        # They find the page of a slot, whose size is known at run time, and the token of a tile.
+        "divides": has_caches or any(hopper_kernels(plan).values()),
+        "places_tiles": any(hopper for name, hopper in hopper_kernels(plan).items() if name != "_dense_hopper"),
         "needs_e4m3": any(field.dtype == "e4m3" for layout in layouts for field in layout.fields),
         "e4m3_targets": [target for target in spec.targets if TARGETS[target].has_e4m3],
         "e4m3_rounding_targets": [target for target in spec.targets if TARGETS[target].rounds_e4m3],

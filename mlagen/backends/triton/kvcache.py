@@ -10,7 +10,7 @@ from mlagen.backends.triton import extra_layout, layout, splits
 from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of, imported
 from mlagen.backends.triton.splits import accumulators, attention_context, presences
 from mlagen.layout import CacheLayout
-from mlagen.plan import HOPPER_TARGET, TARGETS, CompileJob, KvcachePlan, Plan, TileRow, needed
+from mlagen.plan import TARGETS, CompileJob, KvcachePlan, Plan, TileRow, needed
 
 MODULE = "kvcache_attention"
 SHARED = (layout, extra_layout, splits, gluon.KVCACHE)
@@ -51,10 +51,8 @@ def _signatures(plan: Plan) -> dict[str, Signature]:
     scale = ("sm_scale_log2", "fp32")
     outputs = (("out_ptr", element), ("lse_ptr", "*fp32"))
     out_strides = (("out_token_stride", "i64"), ("out_head_stride", "i64"))
-    redo_pieces = (*pieces[:-1], ("num_tokens", "i32"))
     partial = ("partial_ptr", "*fp32")
     return {
-        "redo": (*inputs, *sink, *outputs, partial, *sizes, *redo_pieces, scale, *strides, *out_strides),
         "fwd": (*inputs, *sink, *outputs, *sizes, scale, *strides, *out_strides),
         "split": (*inputs, partial, *sizes, *pieces, scale, *strides),
     }
@@ -190,15 +188,6 @@ def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow
             merge = splits.dependent_merge(target) if kernel == "split" else ()
             constexprs = (*facts, ("ALIGNMENT", alignment), ("INDEX_GROUP", group), *_tile_constexprs(row), *merge)
             yield _job(kernel, suffix, target, row, signatures[kernel], constexprs)
-    hopper = plan.kvcache.hopper if plan.kvcache else None
-    if hopper is not None and target == HOPPER_TARGET:
-        facts = (*facts, ("ALIGNMENT", FULL_ALIGNMENT), ("INDEX_GROUP", 1), *_tile_constexprs(unaligned))
-        for suffix, absent in ((" results", {"partial_ptr"}), (" split", {"attn_sink_ptr", "out_ptr", "lse_ptr"})):
-            given = tuple((name, kind) for name, kind in signatures["redo"] if name not in absent)
-            none = tuple((name, None) for name, _ in signatures["redo"] if name in absent)
-            step = (("STEP", hopper.step),) if plan.extra_layout is not None else ()
-            constexprs = (*none, *facts, ("BLOCK_R", hopper.redo_rows), *step)
-            yield _job("redo", suffix, target, unaligned, given, constexprs)
 
 
 def _tile_constexprs(row: TileRow) -> tuple[tuple[str, int], ...]:
