@@ -412,6 +412,9 @@ def _numbers(suite: _Suite) -> Iterator[KvcacheCase]:
         yield from suite.case(
             "logits: heads far apart, in splits", promise, wide_q=True, requests=2, multiprocessors=None
         )
+    promise = "a head of q with NaN in it gives NaN, unless no index counts, and no other head's bits change"
+    yield from suite.case("logits: NaN", promise, check="nan", s_q=2)
+    yield from suite.case("logits: NaN, in splits", promise, check="nan", multiprocessors=None)
 
 
 def _layouts(suite: _Suite) -> Iterator[KvcacheCase]:
@@ -964,6 +967,22 @@ def _determinism(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Fi
     return _compare(subject, inputs, first)
 
 
+def _nan(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Figure]:
+    first = _call(subject, case, inputs).copy()
+    figures = _compare(subject, inputs, first)
+    inputs.q[0, 0, 1, 5] = NAN
+    inputs.q[-1, -1] = NAN
+    results = _call(subject, case, inputs)
+    spoilt = inputs.q.isnan().any(3) & ~first.lse.transpose(1, 2).isinf()  # [requests, s_q, heads]
+    lse_spoilt = spoilt.transpose(1, 2)
+    for name, rows in (("out", results.out[spoilt]), ("lse", results.lse[lse_spoilt])):
+        if not bool(rows.isnan().all()):
+            raise CaseFailedError(f"{name}: {int((~rows.isnan()).sum())} elements of heads with NaN in q are numbers")
+    out = torch.where(spoilt[..., None], first.out, results.out)
+    check_bits("beside NaN", first, Results(out, torch.where(lse_spoilt, first.lse, results.lse)))
+    return figures
+
+
 def _requests(inputs: Inputs, picked: list[int]) -> Inputs:
     """The same call for some of its requests, in another order."""
 
@@ -1112,6 +1131,7 @@ CHECKS: dict[str, Callable[[Subject, KvcacheCase, Inputs], list[Figure]]] = {
     "reference": _reference,
     "buffers": _reference,
     "determinism": _determinism,
+    "nan": _nan,
     "invariance": _invariance,
     "workspace": _workspace,
     "defaults": _defaults,

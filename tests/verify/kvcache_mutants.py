@@ -65,6 +65,13 @@ CACHE_MUTANTS = (
         "kvcache: offsets: cache*",
         file=LAYOUT,
     ),
+    _literal(
+        "rows of NaN are empty",
+        "tl.where(l == 0, float(",
+        "tl.where((l == 0) | (l != l), float(",
+        "kvcache: logits: NaN*",
+        file=SPLITS,
+    ),
     _literal("scales are left out", " * scales[:, :, None]", " * (scales[:, :, None] * 0 + 1)", file=LAYOUT),
     _literal(
         "scales of other rows are read",
