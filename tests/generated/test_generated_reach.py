@@ -1,0 +1,29 @@
+"""How far into a cache the Hopper kernels reach, by tensors without memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from mlagen.bench import load_package
+
+GENERATED = Path(__file__).parents[2] / "generated"
+
+
+@pytest.mark.parametrize(("name", "row_bytes", "planar"), [("dsv32_fp8", 656, False), ("dsv4_flash", 584, True)])
+@pytest.mark.parametrize(("begin", "reached"), [((1 << 36) - 1024, True), ((1 << 36) - 16, False), (1 << 36, False)])
+def test_a_row_whose_offset_would_mean_none_is_out_of_reach(
+    name: str, row_bytes: int, planar: bool, begin: int, reached: bool
+) -> None:
+    package = load_package(GENERATED / name)
+    wrappers = sys.modules[f"{package.root.__name__}.kvcache_attention"]
+    q = torch.empty(1, 1, 64, 576, device="meta")
+    out = torch.empty(1, 64, 512, device="meta")
+    strides = (begin, row_bytes, row_bytes, 1)
+    cache = torch.empty_strided((2, 1, 1, row_bytes), strides, dtype=torch.uint8, device="meta")
+    steps = (begin, 1, 1) if planar else (begin, row_bytes, 1, 1)  # of pages, rows, and indices
+    operand = ((cache, None, None), (2, 1, 1), steps)
+    assert wrappers._reaches(q, out, [operand] * (2 if planar else 1)) is reached
