@@ -112,10 +112,8 @@ SPLIT_MUTANTS = (
         "kvcache: splits: 20 *",
     ),
     _literal("pieces take the first tokens", "first_token + token", "token", "kvcache: workspace: *"),
-    _literal("pieces write the first rows", "call.out[piece]", "call.out[: last - first]", "kvcache: workspace: *"),
-    _literal(
-        "pieces write the first rows' LSE", "call.lse[piece]", "call.lse[: last - first]", "kvcache: workspace: *"
-    ),
+    _literal("pieces write the first rows", "out[first:last]", "out[: last - first]", "kvcache: workspace: *"),
+    _literal("pieces write the first rows' LSE", "lse[first:last]", "lse[: last - first]", "kvcache: workspace: *"),
     _literal(
         "splits depend on the batch",
         "num_splits == 0 and batch_invariant",
@@ -127,8 +125,8 @@ SPLIT_MUTANTS = (
 CALL_MUTANTS = (
     _literal(
         "LSE is by token",
-        ".view(requests, s_q, num_heads).transpose(1, 2)",
-        ".view(requests, num_heads, s_q)",
+        "(s_q * num_heads, 1, num_heads)",
+        "(s_q * num_heads, s_q, 1)",
         "kvcache: s_q: 2",
     ),
     _literal(
