@@ -51,6 +51,7 @@ class HopperModule:
         assert hopper is not None
         tail = ["q_tail", "k0_tail", "k1_tail"] if hopper.d_tail else []
         details = self.details(plan)
+        scaled = needed(plan.splits).partials.scaled and not details.get("union")  # unions have no partials
         return {
             **attention_context(plan),
             "hopper": hopper,
@@ -60,9 +61,10 @@ class HopperModule:
             "arguments": self.arguments(plan),
             "union": None,
             **details,
+            "scaled": scaled,
             "shared": [
                 *("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right", *(tail or ["p0"]), "p1"),
-                *("m0", "m1", "l0", "l1", *details["shared"]),
+                *("m0", "m1", "l0", "l1", *(("e0", "e1") if scaled else ()), *details["shared"]),
             ],
         }
 

@@ -26,6 +26,7 @@ from mlagen.plan.kvcache import CachedRow
 from mlagen.plan.tiles import make_row
 from mlagen.spec import DenseAttention
 
+KVCACHE_TOKENS = (1, 2, *DECODE_TOKENS[1:])  # two: one request that drafts a token
 CLASSES = (16, 32, 64)  # heads, or rows of dense attention, that get rows of their own where a model has more
 
 
@@ -165,7 +166,7 @@ KVCACHE = Tunable(
     name="kvcache",
     module="kvcache_attention",
     shape=KvcacheShape,
-    tokens=DECODE_TOKENS,
+    tokens=KVCACHE_TOKENS,
     shape_of=_kvcache_shape,
     counts=lambda shape: tuple(count for count in (shape.window, shape.topk) if count),
     chunks=lambda plan: _cached_row(plan).chunks,

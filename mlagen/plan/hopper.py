@@ -268,6 +268,8 @@ def make_hopper(
         elif extra_layout is not None:
             scale_columns, registers = D_V // V41_RUNS[1][3], V41_REGISTERS
         tables += 2 * BLOCK_N * (4 + scale_columns * ITEMSIZE)  # an offset and the scales of each key
+    if partials.scaled:
+        tables += 2 * BLOCK_H  # an exponent of each row's halves
     # Scores: before the loop, at its end, and on the right; weights with V: two blocks in the loop and after it.
     products = 3 * lanes // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH
     return HopperPlan(

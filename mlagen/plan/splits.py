@@ -18,7 +18,6 @@ MERGE_SPLITS = (2, 4, 8, 16, 32)
 MERGE_FLOATS = 2048  # of partials that a program of the merge holds at a time
 LOAD_BYTES = 16  # of a thread
 MERGE_WARP_SIZE = 32  # of the warps that it is cut for: each has all splits of its lanes, so that no sum crosses warps
-STATS_BYTES = 8  # a row's maximum and sum, fp32 whatever the accumulators are
 
 
 @dataclass(frozen=True)
@@ -26,7 +25,7 @@ class PartialRow:
     """A row of partials: the accumulator of V of one head and one split.
 
     Attributes:
-        dtype: "fp32" or "bf16".
+        dtype: "fp32", "bf16" or "fp16".
         d_v: lanes of V.
     """
 
@@ -41,11 +40,21 @@ class PartialRow:
     @property
     def itemsize(self) -> int:
         """Bytes of a lane."""
-        return {"fp32": 4, "bf16": 2}[self.dtype]
+        return {"fp32": 4, "bf16": 2, "fp16": 2}[self.dtype]
+
+    @property
+    def scaled(self) -> bool:
+        """Whether a row is stored divided by a power of two of its own: fp16 has too few exponents for all rows."""
+        return self.dtype == "fp16"
+
+    @property
+    def stats(self) -> int:
+        """Floats of a row beside its accumulator: its maximum, its sum and, if it is scaled, its power of two."""
+        return 3 if self.scaled else 2
 
     @property
     def lanes(self) -> int:
-        """Lanes from a row to the next: bf16 rows are padded, so that all begin at 16 bytes and statistics at 4."""
+        """Lanes from a row to the next: rounded rows are padded, so that all begin at 16 bytes and statistics at 4."""
         group = LOAD_BYTES // self.itemsize if self.rounds else 1
         return -(-self.d_v // group) * group
 
@@ -64,9 +73,14 @@ class PartialRow:
         """Lanes that a thread loads at a time."""
         return LOAD_BYTES // self.itemsize
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of a row with its statistics."""
+        return 4 * (self.floats + self.stats)
+
     def weighs(self, cost: int) -> int:
         """A cost in rows like MEASURED_ROW, in rows like this one: a row costs what it moves."""
-        return cost * (4 * MEASURED_ROW.floats + STATS_BYTES) // (4 * self.floats + STATS_BYTES)
+        return cost * MEASURED_ROW.bytes // self.bytes
 
 
 MEASURED_ROW = PartialRow("fp32", 512)  # of the kernels whose timings gave the costs that are told in rows

@@ -456,8 +456,11 @@ class Spec(Model):
         Field(description="which back end emits the kernels; auto: the portable one, with Gluon's beside it on sm90"),
     ] = "auto"
     partials: Annotated[
-        Literal["fp32", "bf16"],
-        Field(description="how splits of attention store their accumulators for the merge, which adds them in fp32"),
+        Literal["fp32", "bf16", "fp16"],
+        Field(
+            description="how splits of attention store their accumulators for the merge, which adds them in fp32; "
+            "fp16: with a power of two a row"
+        ),
     ] = "fp32"
 
     @model_serializer(mode="wrap")

@@ -27,7 +27,7 @@ class Facts:
         block_size: tokens a page of the unquantised rows that attention reads; None: flat rows.
         wrappers: names of the package's wrappers.
         shared_indices: neighbouring tokens that load rows together; None: each its own.
-        partials: how splits store their accumulators, "fp32" or "bf16".
+        partials: how splits store their accumulators, "fp32", "bf16" or "fp16".
     """
 
     num_heads: int

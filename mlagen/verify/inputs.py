@@ -106,15 +106,17 @@ def place_workspace(floats: int, device: str) -> Placed:
 
 
 def is_wholly_used(workspace: torch.Tensor, facts: Facts) -> bool:
-    """Whether the splits of a call wrote each float of `place_workspace`'s but those that pad bf16 rows to 16 bytes.
+    """Whether the splits of a call wrote each float of `place_workspace`'s but those that pad rounded rows to 16 bytes.
 
-    Bits tell, not NaN: a last chunk's statistics lie where earlier ones had bf16, as which half of a float may be NaN.
+    Bits tell, not NaN: a last chunk's statistics lie where earlier ones had two halves, as which a float may be NaN.
     """
     untouched = workspace.view(torch.int32) == TWICE_NAN
-    floats, padded = facts.d_v, facts.d_v
-    if facts.partials == "bf16":
+    floats, padded, stats = facts.d_v, facts.d_v, 2  # of an accumulator; its maximum and sum
+    if facts.partials != "fp32":
         floats, padded = -(-facts.d_v // 2), -(-facts.d_v // 8) * 4
-    rows = len(workspace) // (padded + 2)  # an accumulator, a maximum and a sum
+    if facts.partials == "fp16":
+        stats = 3  # and its power of two
+    rows = len(workspace) // (padded + stats)
     accumulators = untouched[: rows * padded].view(rows, padded)[:, :floats]
     return not bool(accumulators.any() | untouched[rows * padded :].any())
 

@@ -302,6 +302,14 @@ def _caches(suite: _Suite) -> Iterator[KvcacheCase]:
             {"contents": "wide", "indices": "full"},
             requests=2,
         )
+        yield from suite.each_list(
+            "cache: scales far apart, in splits",
+            "splits of rows whose values are far apart are as good as others, logits all alike",
+            {"contents": "wide", "indices": "full"},
+            scale=2.0**-60,
+            requests=2,
+            multiprocessors=None,
+        )
     yield from suite.each_list(
         "cache: poison 0x7f", "bytes that no index names do not matter", {"poison": 0x7F}, requests=2
     )

@@ -11,7 +11,8 @@ merge scales error and accumulator alike: so the error of an element is that of 
 values of one sign the squares of shares add up to no more than the element's square, whatever the cut; with values of
 either sign, in the mean, to the sum of the squared weighted values, a row named in several splits counted as one: in
 both cases to no more than noise squared. The two errors are independent, so that u becomes sqrt(u^2 + 2^-16). Calls in
-a single pass are held to the same.
+a single pass are held to the same. In fp16, with a power of two a row, it becomes sqrt(u^2 + 2^-22), and what a lane
+far below its row's largest loses is less than `floor` has.
 
 Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
 tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
@@ -30,7 +31,7 @@ from mlagen.verify.reference import Attention
 from mlagen.verify.results import Figure
 
 UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
-PARTIALS_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8}  # of an fp32 accumulator
+PARTIALS_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8, "fp16": 2.0**-11}  # of an fp32 accumulator
 SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}  # spacing of subnormals
 FP32_STEP = 2.0**-24
 

@@ -68,9 +68,12 @@ def test_they_fit(written, tmp_path, name):
         assert job.expected_shared <= taken.shared <= job.expected_shared + 640
 
 
-@pytest.mark.parametrize("name", ["dsv32_fp8", "dsv41", "dsv3"])
-def test_those_that_round_partials_fit(written, tmp_path, name):
-    folder, jobs = written(name, partials="bf16")
+@pytest.mark.parametrize(
+    ("name", "partials"),
+    [("dsv32_fp8", "bf16"), ("dsv41", "fp32"), ("dsv3", "bf16"), ("dsv3", "fp16"), ("dsv32", "fp16")],
+)
+def test_those_that_store_other_partials_fit(written, tmp_path, name, partials):
+    folder, jobs = written(name, partials=partials)
     results = compile_jobs(folder, jobs, workers=2, cache_dir=tmp_path / "cache")
     assert check_limits(results) == []
     assert jobs

@@ -109,7 +109,7 @@ def specs(draw: st.DrawFn) -> Spec:
         targets=draw(some_of(get_args(Target))),
     )
     if any(NEEDS[name].attention for name in spec.wrappers):
-        spec = spec.model_copy(update={"partials": draw(st.sampled_from(["fp32", "bf16"]))})
+        spec = spec.model_copy(update={"partials": draw(st.sampled_from(["fp32", "bf16", "fp16"]))})
     assume(_fits(spec))
     if not isinstance(spec.attention, SparseAttention):
         return spec

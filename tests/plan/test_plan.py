@@ -188,8 +188,9 @@ def test_fp32_partials_are_aligned_as_far_as_their_rows_are():
     assert [row.floats for row in rows.values()] == [row.lanes for row in rows.values()] == [510, 511, 512]
 
 
-def test_bf16_partials_are_padded_so_that_all_rows_begin_at_16_bytes():
-    spec = make_spec().model_copy(update={"partials": "bf16"})
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_rounded_partials_are_padded_so_that_all_rows_begin_at_16_bytes(dtype):
+    spec = make_spec().model_copy(update={"partials": dtype})
     for d_v, lanes in {505: 512, 511: 512, 512: 512, 513: 520, 1: 8}.items():
         row = make_plan(spec.model_copy(update={"model": spec.model.model_copy(update={"v_head_dim": d_v})}))
         assert (row.splits.partials.lanes, row.splits.partials.floats) == (lanes, lanes // 2)
@@ -201,12 +202,13 @@ def test_a_row_of_partials_costs_what_it_moves():
     assert [plain.weighs(cost) for cost in (1024, 2560, 40)] == [1024, 2560, 40]
     # 2,056 bytes with a row's maximum and sum, and 1,032: what took 1,024 rows takes 2,040.
     assert rounded.weighs(1024) == 2040
+    assert PartialRow("fp16", 512).weighs(1024) == 2032  # a power of two beside them
     plan = make_plan(make_spec().model_copy(update={"partials": "bf16"}))
     assert (plan.splits.hopper_merge, plan.sparse.hopper.cost) == (2040, (5100, 79))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(dims=dims(), partials=st.sampled_from(["fp32", "bf16"]))
+@given(dims=dims(), partials=st.sampled_from(["fp32", "bf16", "fp16"]))
 def test_every_tile_of_the_merge_covers_v(dims, partials):
     splits = make_plan(make_spec(**dims).model_copy(update={"partials": partials})).splits
     d_v = dims["v_head_dim"]

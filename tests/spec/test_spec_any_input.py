@@ -98,7 +98,7 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         "wrappers": wrappers,
         "targets": draw(unique(get_args(Target), 8)),
         "backend": draw(st.sampled_from(["auto", "triton", "gluon"])),
-        **({"partials": draw(st.sampled_from(["fp32", "bf16"]))} if splits else {}),
+        **({"partials": draw(st.sampled_from(["fp32", "bf16", "fp16"]))} if splits else {}),
     }
 
 

@@ -1,6 +1,6 @@
-"""Packages whose splits store their accumulators in bf16, broken on purpose; `mutants.py` runs verification on each.
+"""Packages whose splits round their accumulators, broken on purpose; `mutants.py` runs verification on each.
 
-Usage: python partials_mutants.py PACKAGE_DIR WORK_DIR {rows|kvcache|dense}
+Usage: python partials_mutants.py PACKAGE_DIR WORK_DIR {rows|kvcache|v4_fp16|dense}
 """
 
 import re
@@ -10,7 +10,7 @@ import mutants
 from mutants import SPLITS, Mutant
 
 DENSE = "dense_attention.py"
-FEW, BESIDE = "*few indices*", "*tokens of a request keep*"
+FEW, BESIDE, APART = "*few indices*", "*tokens of a request keep*", "*scales far apart, in splits*"
 
 
 def _literal(name: str, file: str, old: str, new: str, only: str) -> Mutant:
@@ -65,6 +65,17 @@ OF_PACKAGE = {
             "*workspace*",
         ),
     ),
+    "v4_fp16": (
+        _literal(
+            "rows of all sizes are stored as they are",
+            SPLITS,
+            "tl.maximum(largest.to(tl.int32, bitcast=True) >> 23, 15)",
+            "tl.where(largest > 0, 141, 141)",
+            APART,
+        ),
+        _literal("the merge leaves a row's power of two out", SPLITS, "(weight * power)", "weight", APART),
+        _literal("a row's power of two is twice as large", SPLITS, "(exponent - 14)", "(exponent - 13)", APART),
+    ),
     "dense": (
         _literal(
             "a request of one program is not rounded",
@@ -86,7 +97,12 @@ OF_PACKAGE = {
         ),
     ),
 }
-TYPICAL = {"rows": "sparse: splits: 3", "kvcache": "kvcache: typical", "dense": "dense: typical"}
+TYPICAL = {
+    "rows": "sparse: splits: 3",
+    "kvcache": "kvcache: typical",
+    "v4_fp16": "kvcache: typical",
+    "dense": "dense: typical",
+}
 
 if __name__ == "__main__":
     package = sys.argv.pop()

@@ -24,10 +24,18 @@ def expected_of(q, kv, indices, scale) -> Attention:
     return sparse_attention(q, kv, indices, scale, D_V, None, None, "e", "+inf")
 
 
-def rounded(q, kv, indices, scale, rounds: int = 1, splits: int = 1) -> torch.Tensor:
+def stored(share: torch.Tensor, partials: str) -> torch.Tensor:
+    """A split's accumulator [tokens, heads, d_v] as the merge reads it."""
+    if partials == "bf16":
+        return share.bfloat16().float()
+    power = share.abs().amax(2, keepdim=True).log2().floor().exp2()
+    return (share / power).half().float() * power
+
+
+def rounded(q, kv, indices, scale, rounds: int = 1, splits: int = 1, partials: str = "bf16") -> torch.Tensor:
     """What a kernel computes: P rounded to the dtype relative to the row's maximum, and the output rounded.
 
-    With more than one of `splits`, their shares are rounded to bf16 before they are added up.
+    With more than one of `splits`, their shares are rounded to `partials` before they are added up.
     """
     k = kv[indices.long(), 0].float()  # [tokens, topk, d_qk]
     logits = torch.einsum("thd,tnd->thn", q.float(), k) * scale
@@ -35,7 +43,7 @@ def rounded(q, kv, indices, scale, rounds: int = 1, splits: int = 1) -> torch.Te
     cut = zip(p.to(q.dtype).float().tensor_split(splits, 2), k[..., :D_V].tensor_split(splits, 1), strict=True)
     shares = [torch.einsum("thn,tnd->thd", weights, values) for weights, values in cut]
     if splits > 1:
-        shares = [share.bfloat16().float() for share in shares]
+        shares = [stored(share, partials) for share in shares]
     out = torch.stack(shares).sum(0) / p.sum(2, keepdim=True)
     for _ in range(rounds - 1):
         out = out * (1 + 2.0 ** -(7 if q.dtype == torch.bfloat16 else 10))
@@ -66,6 +74,22 @@ def test_partials_in_bf16_pass_where_they_are_said(dtype, splits, scale, topk, m
         assert worst(out_errors(out, expected, D_QK, partials="bf16")) < 0.9
         if (dtype, scale, splits, mean) == (torch.float16, 1.0, 2, 0.0):
             assert worst(out_errors(out, expected, D_QK)) > 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mean", [0.0, 3.0])
+def test_partials_in_fp16_pass_where_they_are_said(dtype, mean):
+    for splits in (2, 5, 50):
+        q, kv, indices, scaled = problem(dtype, splits)
+        inputs = (q, kv + mean, indices, scaled)
+        out, expected = rounded(*inputs, splits=splits, partials="fp16"), expected_of(*inputs)
+        assert worst(out_errors(out, expected, D_QK, partials="fp16")) < 0.9
+
+
+def test_partials_in_bf16_fail_where_fp16_is_said():
+    inputs = problem(torch.float16)
+    out = rounded(*inputs, splits=2, partials="bf16")
+    assert worst(out_errors(out, expected_of(*inputs), D_QK, partials="fp16")) > 1
 
 
 @pytest.mark.parametrize("splits", [2, 5])

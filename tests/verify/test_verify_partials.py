@@ -1,4 +1,4 @@
-"""Packages whose splits store their accumulators in bf16, held to their cases whole and broken."""
+"""Packages whose splits round their accumulators, held to their cases whole and broken."""
 
 import re
 from pathlib import Path
@@ -24,13 +24,18 @@ def write_rows(name: str, folder: Path) -> Path:
     return path
 
 
-# name: what writes the spec, the same with partials in fp32, and the cases that its package is held to
+SPLIT, SHARES = ["*split*", "*workspace*", "*invariant*"], ["*shares: 7*", "*workspace*", "*invariant*"]
+# name: dtype of the partials, what writes the rest of the spec, and the cases that its package is held to
 SPECS = {
-    "rows": (lambda folder: write_rows("rows", folder), ["*splits: 3*", "*workspace*", FEW]),
-    "kvcache": (lambda folder: kvcache_specs.write_spec("plain", folder), ["*split*", "*workspace*", "*invariant*"]),
-    "kvcache_odd": (lambda folder: kvcache_specs.write_spec("odd", folder), ["*workspace*", FEW]),
-    "dense": (lambda folder: dense_specs.write_spec("plain", folder), ["*shares: 7*", "*workspace*", "*invariant*"]),
-    "dense_window": (lambda folder: dense_specs.write_spec("odd", folder), ["*shares*", "*workspace*", "*invariant*"]),
+    "rows": ("bf16", lambda folder: write_rows("rows", folder), ["*splits: 3*", "*workspace*", FEW]),
+    "kvcache": ("bf16", lambda folder: kvcache_specs.write_spec("plain", folder), SPLIT),
+    "kvcache_odd": ("bf16", lambda folder: kvcache_specs.write_spec("odd", folder), ["*workspace*", FEW]),
+    "dense": ("bf16", lambda folder: dense_specs.write_spec("plain", folder), SHARES),
+    "dense_window": ("bf16", lambda folder: dense_specs.write_spec("odd", folder), ["*shares*", *SHARES[1:]]),
+    "rows_fp16": ("fp16", lambda folder: write_rows("rows", folder), ["*splits: 3*", "*workspace*", FEW]),
+    "kvcache_fp16": ("fp16", lambda folder: kvcache_specs.write_spec("plain", folder), SPLIT),
+    "v4_fp16": ("fp16", lambda folder: kvcache_specs.write_spec("v4", folder), ["*far apart*"]),
+    "dense_fp16": ("fp16", lambda folder: dense_specs.write_spec("plain", folder), SHARES),
 }
 
 
@@ -38,21 +43,22 @@ SPECS = {
 def packages(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("partials")
     found = {}
-    for name, (write, _) in SPECS.items():
-        path = write(folder)
-        path.write_text(path.read_text() + "partials: bf16\n")
-        found[name] = folder / path.stem
+    for name, (partials, write, _) in SPECS.items():
+        (folder / name).mkdir()
+        path = write(folder / name)
+        path.write_text(f"{path.read_text()}partials: {partials}\n")
+        found[name] = path.with_suffix("")
         apply(compare(render(load_plan(path)), found[name]))
     return found
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_packages_hold_the_cases_of_splits(packages, name):
-    results = verify_package(packages[name], workers=1, targets=["sm90"], only=SPECS[name][1])
+    results = verify_package(packages[name], workers=1, targets=["sm90"], only=SPECS[name][2])
     assert len(results) > 2
     assert [str(error) for error in mismatches(results)] == []
 
 
-@pytest.mark.parametrize("name", ["rows", "kvcache", "dense"])
+@pytest.mark.parametrize("name", ["rows", "kvcache", "dense", "v4_fp16"])
 def test_every_mutant_is_reported(packages, tmp_path, name):
     check_mutants("partials_mutants.py", packages[name], tmp_path, name, more_than=2)

@@ -61,6 +61,7 @@ def attention_context(plan: Plan) -> dict[str, Any]:
     return {
         **common(plan),
         "partials": partials,
+        "partial_type": {"bf16": "tl.bfloat16", "fp16": "tl.float16"}.get(partials.dtype),
         "row_floats": "PARTIAL_FLOATS" if partials.rounds else "D_V",  # the constant's name
         "has_rope": plan.spec.model.qk_rope_head_dim > 0,
         "has_sink": sink != "none",
