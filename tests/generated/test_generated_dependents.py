@@ -52,9 +52,13 @@ def touches(text: str) -> int:
     return found.start()
 
 
-def test_the_merge_waits_for_the_splits_before_it_reads() -> None:
-    merge = ptx("dsv32", "_splits", "_merge_splits_kernel", "sm90")
-    assert 0 < merge.index("griddepcontrol.wait") < touches(merge)
+@pytest.mark.parametrize(("spec", "early"), [("dsv3", 0), ("dsv32", 1)])
+def test_the_merge_reads_no_more_than_a_sink_before_it_waits_for_the_splits(spec: str, early: int) -> None:
+    merge = ptx(spec, "_splits", "_merge_splits_kernel", "sm90")
+    before, wait, behind = merge.partition("griddepcontrol.wait")
+    assert wait
+    assert MEMORY.search(behind)
+    assert [found[:2] for found in MEMORY.findall(before)] == ["ld"] * early
 
 
 def test_splits_let_the_merge_begin_when_they_begin_to_store() -> None:

@@ -173,8 +173,11 @@ MUTANTS = (
         file=SPLITS,
     ),
     _literal(
+        "merge adds its first parts again", "splits += BLOCK_S", "splits += 0", "sparse: splits: more *", file=SPLITS
+    ),
+    _literal(
         "merge takes another head's sink",
-        "head = row % num_heads",
+        "head = row - token * num_heads",
         "head = row * 0",
         "sparse: workspace: with *",
         file=SPLITS,
