@@ -561,6 +561,12 @@ def _manners(suite: _Suite) -> Iterator[KvcacheCase]:
         heads=5,
         main={"topk": 32},
     )
+    yield from suite.case(
+        "manners: refusals after a call",
+        "what a wrapper knows of a call does not let one pass of which an argument alone is wrong",
+        check="refusals",
+        requests=1,
+    )
     if suite.big:
         yield from suite.case("manners: current stream", "launches go to the current stream", check="stream")
         yield from suite.case("manners: graph", "a captured call replays on new inputs", check="graph", requests=2)
@@ -576,6 +582,7 @@ def _argument_changes(known: CacheFacts) -> Iterator[Change]:
     yield "indices", "missing", gives("indices", lambda _: None), "dense"
     yield from tensor_changes("indices", torch.int64)
     yield "indices", "a request too many", with_changed("indices", lambda t: torch.cat([t, t[:1]])), ""
+    yield "indices", "more requests than q", with_changed("q", lambda t: t[:1]), ""
     yield "head_dim_v", "not the spec's", with_changed("head_dim_v", lambda d_v: d_v + 16), ""
     yield "is_fp8_kvcache", "not the layout's", with_changed("is_fp8_kvcache", lambda given: not given), layout.name
     yield "causal", "True", gives("causal", lambda _: True), ""
@@ -608,6 +615,7 @@ def _argument_changes(known: CacheFacts) -> Iterator[Change]:
     apart = floats(2, 3, 4, facts.d_v, dtype=out[1])
     yield "out", "requests apart", gives("out", lambda given: apart(given)[:, :2]), ""
     yield "workspace", "too small", gives("workspace", floats(16)), ""
+    yield "workspace", "no tensor", gives("workspace", lambda _: [0.0]), ""
     yield "workspace", "dtype float16", gives("workspace", floats(1 << 20, dtype=torch.float16)), ""
     if len(known.layouts) > 1:
         yield from cache_changes("extra_k_cache", known.layouts[1])
@@ -1105,6 +1113,16 @@ def _metadata(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Figur
     return _compare(subject, inputs, first)
 
 
+def _refusals_after(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Figure]:
+    known = CacheFacts.of(subject.package.SPEC["spec"])
+    good = _good_arguments(subject, known)
+    with subject.planned_for(None):
+        getattr(subject.package, WRAPPER)(**good, tile_scheduler_metadata=subject.package.get_mla_metadata()[0])
+    for refusal in _refusals(known):
+        _refusal(subject, refusal, dict(good))
+    return []
+
+
 def _stream(subject: Subject, case: KvcacheCase, inputs: Inputs) -> list[Figure]:
     _reference(subject, case, inputs)  # compiles, so that the launch below is not late
     wanted = inputs.q.clone()
@@ -1144,12 +1162,13 @@ CHECKS: dict[str, Callable[[Subject, KvcacheCase, Inputs], list[Figure]]] = {
     "workspace": _workspace,
     "defaults": _defaults,
     "metadata": _metadata,
+    "refusals": _refusals_after,
     "stream": _stream,
     "graph": _graph,
 }
 
 
-def _refusal(subject: Subject, case: KvcacheRefusalCase, known: CacheFacts) -> None:
+def _good_arguments(subject: Subject, known: CacheFacts) -> dict[str, Any]:
     # So wide a call runs in splits in this mode, and so needs a workspace.
     extra = Listing(32, 60, 7) if len(known.layouts) > 1 else None
     problem = CacheProblem(2, 2, 4, Listing(1100, 200), extra)
@@ -1159,7 +1178,10 @@ def _refusal(subject: Subject, case: KvcacheRefusalCase, known: CacheFacts) -> N
         problem = replace(problem, main=replace(problem.main, length="full"))
         problem = replace(problem, extra=extra and replace(extra, length="full"))
     arguments = build(problem, known, subject.device, 0).arguments()
-    arguments |= {"head_dim_v": known.facts.d_v, "enable_batch_invariant": True}
+    return arguments | {"head_dim_v": known.facts.d_v, "enable_batch_invariant": True}
+
+
+def _refusal(subject: Subject, case: KvcacheRefusalCase, arguments: dict[str, Any]) -> None:
     arguments["tile_scheduler_metadata"] = subject.package.get_mla_metadata()[0]
     case.change(arguments)
     with subject.planned_for(None):
@@ -1189,7 +1211,7 @@ def run(subject: Subject, case: Case, seed: int = 0) -> list[Figure]:
             inputs = build(case.problem, known, subject.device, seed)
             return CHECKS[case.check](subject, case, inputs)
         case KvcacheRefusalCase():
-            _refusal(subject, case, known)
+            _refusal(subject, case, _good_arguments(subject, known))
         case _:
             raise TypeError(f"unknown case {case!r}")
     return []

@@ -149,7 +149,16 @@ CALL_MUTANTS = (
         "pass",
         ("kvcache: cache: odd*",),
     ),
-    _literal("out is allocated though given", "if tensor is None:", "if True:", "kvcache: manners: out *", file=SPLITS),
+    _literal("out is allocated though given", "if out is None:", "if True:", "kvcache: manners: out *"),
+    *(
+        _literal(f"calls are known whatever {what}", old, new, "kvcache: manners: refusals *")
+        for what, old, new in (
+            ("their dtypes", "return tensor.dtype, tensor.device", "return tensor.device"),
+            ("their shapes", "tensor.shape, tensor.stride(), ", "tensor.stride(), "),
+            ("their strides", "tensor.stride(), tensor.data_ptr()", "tensor.data_ptr()"),
+            ("what is no tensor", "return type(tensor)\n", "return None\n"),
+        )
+    ),
     Mutant(
         "rows of another layout are taken",
         KVCACHE,

@@ -142,6 +142,11 @@ def context(plan: Plan) -> dict[str, Any]:
         others = dict.fromkeys([none, *(warmed(prefix, extra, length) for length in lengths)])
         lists = [f"{one}, {other}" for one in lists for other in others]
     strides = 3 if extra is not None and extra.planar else 4
+    checked = ["q", "k_cache", "indices", "topk_length", *(["k_scale"] if needed(plan.layout).tensor_scale else [])]
+    if extra is not None:
+        checked += ["extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"]
+        checked += ["extra_k_scale"] if extra.tensor_scale else []
+    checked += ["attn_sink", "out", "workspace"]
     return {
         **attention_context(plan),
         **rows_context(plan.kvcache),
@@ -157,6 +162,10 @@ def context(plan: Plan) -> dict[str, Any]:
         "has_tensor_scale": any(one.tensor_scale for _, one in _caches(plan)),
         "has_bytes": any(one.quantised for _, one in _caches(plan)),
         "main_operand": _operand(plan, needed(plan.layout), "k_cache", "indices", "topk_length", "k_scale"),
+        "absent_operand": f"({_operand(plan, needed(extra), 'k_cache', 'indices', 'None', 'k_scale')})"
+        if both
+        else "NO_EXTRA[0]",
+        "checked": checked,
         "extra_operand": extra
         and _operand(plan, extra, "extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length", "extra_k_scale"),
         "no_extra": extra and f"{_nothing(plan, extra)}, (0, 0, 0), ({', '.join('0' * strides)})",
