@@ -104,7 +104,7 @@ class HopperModule:
                 constexprs=tuple((name, None) for name, _ in signature if name in absent),
                 num_warps=hopper.tile.num_warps,
                 num_stages=hopper.tile.num_stages,
-                expected_shared=hopper.expected_shared,
+                expected_shared=hopper.expected_shared + (0 if "partial_ptr" in absent else hopper.exponents_shared),
                 expected_products=hopper.expected_products,
             )
 

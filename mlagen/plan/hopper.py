@@ -78,6 +78,7 @@ class HopperPlan:
         cost: of a step, and of its rows of K, as the choice of splits weighs them.
         rows: which calls run it, by heads, most last.
         expected_shared: bytes of shared memory a program is expected to need.
+        exponents_shared: as many more where it stores splits.
         expected_products: wgmma instructions in its code.
     """
 
@@ -90,6 +91,7 @@ class HopperPlan:
     cost: tuple[int, int]
     rows: tuple[HopperRow, ...]
     expected_shared: int
+    exponents_shared: int
     expected_products: int
 
     @property
@@ -268,8 +270,6 @@ def make_hopper(
         elif extra_layout is not None:
             scale_columns, registers = D_V // V41_RUNS[1][3], V41_REGISTERS
         tables += 2 * BLOCK_N * (4 + scale_columns * ITEMSIZE)  # an offset and the scales of each key
-    if partials.scaled:
-        tables += 2 * BLOCK_H  # an exponent of each row's halves
     # Scores: before the loop, at its end, and on the right; weights with V: two blocks in the loop and after it.
     products = 3 * lanes // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH
     return HopperPlan(
@@ -282,5 +282,6 @@ def make_hopper(
         cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
         rows=tuple(rows or default_rows),
         expected_shared=tiles + tables,
+        exponents_shared=2 * BLOCK_H * (1 if d_tail else 4) if partials.scaled else 0,  # of each row's halves
         expected_products=products,
     )
