@@ -227,7 +227,7 @@ def _kvcache_details(plan: Plan) -> dict[str, Any]:
     hopper = plan.kvcache.hopper
     assert hopper is not None
     mixed = plan.extra_layout not in (None, layout)
-    staged = ("rope",) if layout.planar else ()
+    staged = ("rope", "last") if layout.planar else ()
     ready = ("ready",) if hopper.d_tail else ("q_ready", "k_ready")
     return {
         "dequantises": True,

@@ -60,7 +60,7 @@ class HopperRow:
 # Untuned: from where dsv4_pro gains on an H200, over rows and over its caches, and dsv3's dense attention. A few heads
 # leave most of a tile empty; few tokens need many splits.
 DEFAULT_ROWS = (HopperRow(16, 91), HopperRow(32, 33), HopperRow(None, 3))
-DEQUANTISING_ROWS = (HopperRow(16, 33), HopperRow(64, 9), HopperRow(None, 3))
+DEQUANTISING_ROWS = (HopperRow(16, 33), HopperRow(64, 2), HopperRow(None, 1))
 DENSE_ROWS = (HopperRow(32, 5), HopperRow(None, 1))
 
 
@@ -267,6 +267,7 @@ def make_hopper(
         if layout.planar:
             scale_columns, registers = V4_SCALES, V4_REGISTERS
             tables += BLOCK_N * dims.qk_rope_head_dim * ITEMSIZE  # a block's RoPE, before it is fp16
+            tables += BLOCK_N * V4_SCALE_TILE  # another one's last tile, as it is stored
         elif extra_layout is not None:
             scale_columns, registers = D_V // V41_RUNS[1][3], V41_REGISTERS
         tables += 2 * BLOCK_N * (4 + scale_columns * ITEMSIZE)  # an offset and the scales of each key
