@@ -259,7 +259,7 @@ def make_hopper(
     tables = 4 * BLOCK_H * 4  # maxima and sums of two warpgroups
     dense = isinstance(spec.attention, DenseAttention)
     scale_columns, registers, cost = 0, DENSE_REGISTERS if dense else REGISTERS, COST
-    default_rows = DENSE_ROWS if dense else DEFAULT_ROWS
+    default_rows: Sequence[HopperRow] = DENSE_ROWS if dense else DEFAULT_ROWS
     if layout is not None:
         default_rows = DEQUANTISING_ROWS
         tables = 3 * BLOCK_H * 4  # maxima or sums of two warpgroups, and sums of all tiles
