@@ -17,6 +17,7 @@ def make_spec(**changes: Any) -> Spec:
     """The spec of DeepSeek V3.2; `changes` replace fields of any of its parts by name. A layout may be its name."""
     data = load(ROOT / "specs" / "dsv32.yaml").model_dump()
     data["attention"]["shared_indices"] = None  # which few dims and targets can have
+    data.pop("partials", None)  # which wrappers without attention have not
     for name, value in changes.items():
         (part,) = [part for part in (data, *data.values()) if isinstance(part, dict) and name in part]
         part[name] = value

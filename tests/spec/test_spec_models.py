@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from mlagen.spec import Spec, load
+from mlagen.spec import Spec
 from mlagen.spec.load import parse, spec_digest
 
 
 @pytest.fixture
-def spec(specs) -> Spec:
-    return load(specs / "dsv32.yaml")
+def spec(valid) -> Spec:
+    return parse(valid, Path("dsv32.yaml"))
 
 
 def changed(spec: Spec, **fields: object) -> Spec:

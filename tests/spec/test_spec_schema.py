@@ -164,8 +164,8 @@ def test_digest_is_of_canonical_json(specs):
     assert spec_digest(spec) == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_digest_is_of_what_is_said_not_of_how(specs, valid):
-    spec = load(specs / "dsv32.yaml")
+def test_digest_is_of_what_is_said_not_of_how(valid):
+    spec = parse(valid, Path("dsv32.yaml"))
     reordered = json.dumps(spec.model_dump(mode="json"), sort_keys=True)
     terse = "\n".join(line.partition(" #")[0] for line in valid.splitlines() if "backend" not in line)
     assert {spec_digest(parse(text, Path("dsv32.yaml"))) for text in (valid, reordered, terse)} == {spec_digest(spec)}

@@ -164,7 +164,13 @@ MUTANTS = (
         "sparse: splits: 3",
         file=SPLITS,
     ),
-    _literal("merge adds without weights", "part * weight[:, None]", "part", "sparse: splits: 3", file=SPLITS),
+    _literal(
+        "merge adds without weights",
+        "part * (weight * power)[:, None]",
+        "part * power[:, None]",
+        "sparse: splits: 3",
+        file=SPLITS,
+    ),
     _literal(
         "merge keeps no earlier part",
         "acc = acc * alpha + tl.sum",
