@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections import Counter
 from collections.abc import Iterator
 from importlib.util import resolve_name
 from pathlib import Path
@@ -61,9 +62,27 @@ class SourceDigests:
             for index in source.statements_of(item[1]):
                 statement = source.body[index]
                 taken[item[0], index] = ast.dump(statement)
-                queue += _references(source, statement)
+                queue += self._references(source, statement)
         text = "\n".join(f"{name} {taken[name, index]}" for name, index in sorted(taken))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def _references(self, source: _Module, statement: ast.stmt) -> Iterator[tuple[str, str | None]]:
+        """(module, name) of all a statement refers to; the name is None where the whole module is meant."""
+        followed = set()  # names of modules of which one attribute is meant
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                name = source.modules.get(node.value.id)
+                module = None if name is None else self._module(name)
+                if name is not None and module is not None and node.attr in module.names:
+                    followed.add(node.value)
+                    yield name, node.attr
+            elif isinstance(node, ast.Name) and node not in followed:
+                yield source.name, node.id
+            elif isinstance(node, ast.ImportFrom) and node.level:
+                for alias, origin, name in source.imported(node):
+                    yield origin, None if alias.name == "*" else alias.name
+                    # `from . import common` binds a module
+                    yield name, None
 
     def _module(self, name: str) -> _Module | None:
         """The package's module by its dotted name; None for what the package does not hold."""
@@ -88,6 +107,21 @@ class _Module:
         self.body: list[ast.stmt] = tree.body
         self._bound = [frozenset(_bound(statement)) for statement in self.body]
         self.names = frozenset[str]().union(*self._bound)
+        bound = Counter(name for names in self._bound for name in names)
+        # What may be a module of the package, by the name that nothing else is bound to.
+        self.modules = {
+            alias.asname or alias.name: name
+            for statement in self.body
+            if isinstance(statement, ast.ImportFrom) and statement.level
+            for alias, _, name in self.imported(statement)
+            if bound[alias.asname or alias.name] == 1
+        }
+
+    def imported(self, statement: ast.ImportFrom) -> Iterator[tuple[ast.alias, str, str]]:
+        """(alias, where from, its dotted name if it is a module) of what a relative import binds."""
+        origin = resolve_name("." * statement.level + (statement.module or ""), self.package)
+        for alias in statement.names:
+            yield alias, origin, f"{origin}.{alias.name}"
 
     def statements_of(self, name: str | None) -> Iterator[int]:
         """Indices of the statements that bind the name (any name if None), or may change what it is bound to."""
@@ -115,16 +149,3 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.alias):
             yield node.asname or node.name.partition(".")[0]
-
-
-def _references(source: _Module, statement: ast.stmt) -> Iterator[tuple[str, str | None]]:
-    """(module, name) of all a statement refers to; the name is None where the whole module is meant."""
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name):
-            yield source.name, node.id
-        elif isinstance(node, ast.ImportFrom) and node.level:
-            origin = resolve_name("." * node.level + (node.module or ""), source.package)
-            for alias in node.names:
-                yield origin, None if alias.name == "*" else alias.name
-                # `from . import common` binds a module
-                yield f"{origin}.{alias.name}", None

@@ -73,6 +73,20 @@ def test_every_form_of_relative_import_is_followed(copied, statement, call):
     assert digest(copied) != before
 
 
+def test_of_a_module_that_is_named_only_what_is_asked_for_counts(copied):
+    text = (copied / "tiny.py").read_text()
+    text = text.replace("from .scale import to_log2", "from . import scale").replace("to_log2(tl", "scale.to_log2(tl")
+    (copied / "tiny.py").write_text(text)
+    before = digest(copied)
+    scale = copied / "scale.py"
+    scale.write_text(scale.read_text().replace("return x + 1.0", "return x + 2.0"))
+    assert digest(copied) == before
+    (copied / "tiny.py").write_text(text + "\nscale = scale\n")
+    bound_twice = digest(copied)
+    scale.write_text(scale.read_text().replace("return x + 2.0", "return x + 3.0"))
+    assert digest(copied) != bound_twice
+
+
 def test_a_file_that_does_not_parse_is_shown(copied):
     (copied / "tiny.py").write_text("x = 1\ndef (\n")
     with pytest.raises(ToolError, match="does not parse") as caught:
