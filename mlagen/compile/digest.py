@@ -2,7 +2,8 @@
 
 Triton's own `JITFunction.cache_key` is no use here: it takes in comments and the line a function starts on, so a
 longer file header would miss; and it needs the package imported. The whole file's text would miss whenever a wrapper or
-a tile table changes. So the module's syntax tree is followed from the kernel on, name by name.
+a tile table changes. So the module's syntax tree is followed from the kernel on, name by name. What a call or a
+decorator changes of an object by another name than the kernel's is not seen.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class SourceDigests:
             seen.add(item)
             for index in source.statements_of(item[1]):
                 statement = source.body[index]
-                taken[item[0], index] = ast.dump(statement)
+                taken[item[0], index] = f"{ast.dump(statement)} {source.modules_in(statement)}"
                 queue += self._references(source, statement)
         text = "\n".join(f"{name} {taken[name, index]}" for name, index in sorted(taken))
         return hashlib.sha256(text.encode()).hexdigest()
@@ -72,8 +73,7 @@ class SourceDigests:
         for node in ast.walk(statement):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = source.modules.get(node.value.id)
-                module = None if name is None else self._module(name)
-                if name is not None and module is not None and node.attr in module.names:
+                if name is not None and node.attr in self._names(name):
                     followed.add(node.value)
                     yield name, node.attr
             elif isinstance(node, ast.Name) and node not in followed:
@@ -83,6 +83,14 @@ class SourceDigests:
                     yield origin, None if alias.name == "*" else alias.name
                     # `from . import common` binds a module
                     yield name, None
+
+    def _names(self, name: str) -> frozenset[str]:
+        """Names that a module binds; none where its package may have bound something else to its name."""
+        module, (folder, _, own) = self._module(name), name.rpartition(".")
+        package = self._module(folder)
+        if module is None or (package is not None and not package.names.isdisjoint({own, "*"})):
+            return frozenset()
+        return module.names
 
     def _module(self, name: str) -> _Module | None:
         """The package's module by its dotted name; None for what the package does not hold."""
@@ -123,6 +131,11 @@ class _Module:
         for alias in statement.names:
             yield alias, origin, f"{origin}.{alias.name}"
 
+    def modules_in(self, statement: ast.stmt) -> list[tuple[str, str]]:
+        """(name, module) of the modules that a statement names: what an import binds counts, not how it is written."""
+        named = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+        return sorted((name, self.modules[name]) for name in named & self.modules.keys())
+
     def statements_of(self, name: str | None) -> Iterator[int]:
         """Indices of the statements that bind the name (any name if None), or may change what it is bound to."""
         for index, bound in enumerate(self._bound):
@@ -138,14 +151,17 @@ class _DropStrings(ast.NodeTransformer):
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """Names a statement of a module binds; too many do no harm."""
+    """Names a statement of a module binds, or may change; too many do no harm."""
     if isinstance(statement, ast.FunctionDef | ast.ClassDef):
         yield statement.name
         return
+    compound = isinstance(statement, ast.For | ast.While | ast.With | ast.Try | ast.If | ast.Match)
     for node in ast.walk(statement):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        elif isinstance(node, ast.Name) and (compound or isinstance(node.ctx, ast.Store)):
             yield node.id
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            yield node.name
         elif isinstance(node, ast.alias):
             yield node.asname or node.name.partition(".")[0]

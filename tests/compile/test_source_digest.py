@@ -73,18 +73,39 @@ def test_every_form_of_relative_import_is_followed(copied, statement, call):
     assert digest(copied) != before
 
 
-def test_of_a_module_that_is_named_only_what_is_asked_for_counts(copied):
-    text = (copied / "tiny.py").read_text()
-    text = text.replace("from .scale import to_log2", "from . import scale").replace("to_log2(tl", "scale.to_log2(tl")
-    (copied / "tiny.py").write_text(text)
-    before = digest(copied)
-    scale = copied / "scale.py"
+@pytest.fixture
+def named(copied):
+    """The package, whose kernel names a module of it and asks that for a function."""
+    tiny = copied / "tiny.py"
+    text = tiny.read_text().replace("from .scale import to_log2", "from . import scale, misfits")
+    tiny.write_text(text.replace("to_log2(tl", "scale.to_log2(tl"))
+    return copied
+
+
+def test_of_a_module_that_is_named_only_what_is_asked_for_counts(named):
+    before = digest(named)
+    scale = named / "scale.py"
     scale.write_text(scale.read_text().replace("return x + 1.0", "return x + 2.0"))
-    assert digest(copied) == before
-    (copied / "tiny.py").write_text(text + "\nscale = scale\n")
-    bound_twice = digest(copied)
-    scale.write_text(scale.read_text().replace("return x + 2.0", "return x + 3.0"))
-    assert digest(copied) != bound_twice
+    assert digest(named) == before
+    scale.write_text(scale.read_text().replace("1.4426950408889634", "1.0"))
+    assert digest(named) != before
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("tiny.py", "import scale, misfits", "import misfits as scale, scale as misfits"),
+        ("tiny.py", "def wrapper", "scale = misfits\n\n\ndef wrapper"),
+        ("__init__.py", "", "from . import misfits as scale\n"),
+        ("scale.py", "", "\nfor name in ():\n    LOG2_E.value = name\n"),
+    ],
+)
+def test_what_a_name_stands_for_counts(named, file, old, new):
+    (named / "misfits.py").write_text((named / "scale.py").read_text())
+    before = digest(named)
+    text = (named / file).read_text()
+    (named / file).write_text(text.replace(old, new, 1) if old else text + new)
+    assert digest(named) != before
 
 
 def test_a_file_that_does_not_parse_is_shown(copied):

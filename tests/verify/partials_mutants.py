@@ -41,6 +41,7 @@ OF_PACKAGE = {
             "(D_V.value + 2)",
             "*workspace*",
         ),
+        _literal("the merge adds without weights", SPLITS, "part * weight[:, None]", "part", "*splits: 3"),
     ),
     "kvcache": (
         _literal(
