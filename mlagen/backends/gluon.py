@@ -60,6 +60,7 @@ class HopperModule:
             "has_max_logits": self.has_max_logits,
             "arguments": self.arguments(plan),
             "union": None,
+            "swapped": False,
             **details,
             "scaled": scaled,
             "shared": [
@@ -70,8 +71,12 @@ class HopperModule:
 
     def jobs(self, plan: Plan) -> Iterator[CompileJob]:
         """The kernel with results and, if it has them, with partials; all other optional tensors given, and none."""
-        hopper = self.plan_of(plan)
-        assert hopper is not None
+        yield from self.jobs_of(plan, needed(self.plan_of(plan)))
+
+    def jobs_of(
+        self, plan: Plan, hopper: HopperPlan, constexprs: tuple[tuple[str, Any], ...] = ()
+    ) -> Iterator[CompileJob]:
+        """The same with these numbers, and what the kernel takes when it is compiled."""
         signature = self.arguments(plan)
         results = {"attn_sink_ptr", "out_ptr", "max_logits_ptr", "lse_ptr"}
         optional = {name for name, _ in signature if name in OPTIONAL}
@@ -101,10 +106,10 @@ class HopperModule:
                 variant=f"{hopper.tile.block_h}x{hopper.tile.block_n}{variant}",
                 target=HOPPER_TARGET,
                 signature=given,
-                constexprs=tuple((name, None) for name, _ in signature if name in absent),
+                constexprs=(*((name, None) for name, _ in signature if name in absent), *constexprs),
                 num_warps=hopper.tile.num_warps,
                 num_stages=hopper.tile.num_stages,
-                expected_shared=hopper.expected_shared + (0 if "partial_ptr" in absent else hopper.exponents_shared),
+                expected_shared=hopper.expected_shared + (0 if "partial_ptr" in absent else hopper.split_shared),
                 expected_products=hopper.expected_products,
             )
 
@@ -174,6 +179,47 @@ SPARSE = HopperModule(
     has_max_logits=True,
     plan_of=lambda plan: plan.sparse.hopper if plan.sparse else None,
     arguments=_sparse_arguments,
+    details=_sparse_details,
+)
+
+
+class SwappedModule(HopperModule):
+    """The generated module with the Hopper kernel of few heads, which stand in the columns of its products."""
+
+    TEMPLATE = "gluon/swapped"
+
+    def context(self, plan: Plan) -> dict[str, Any]:
+        """What the template asks for."""
+        values = super().context(plan)
+        tails = ("q_tail", "k0_tail", "k1_tail") if values["hopper"].d_tail else ()
+        exponents = ("exponents", "other_exponents") if values["scaled"] else ()
+        return {
+            **values,
+            "swapped": True,
+            "widths": [hopper.block_h for hopper in needed(plan.sparse).swapped],
+            "shared": ["k0_left", "k0_right", "k1_left", "k1_right", *tails, "q_ready", "k_ready"],
+            "half": ["q", "k0", "k1", "p", "maxima", "scores", "other_scores", *exponents],
+        }
+
+    def jobs(self, plan: Plan) -> Iterator[CompileJob]:
+        """Those of each number of heads that a program holds."""
+        for hopper in needed(plan.sparse).swapped:
+            yield from self.jobs_of(plan, hopper, (("BLOCK_H", hopper.block_h),))
+
+
+def _swapped_arguments(plan: Plan) -> Signature:
+    """Those of the other Hopper kernel over rows; a program holds all heads."""
+    left_out = {"head_blocks", *dict(_dividers("head_blocks"))}
+    return tuple(argument for argument in _sparse_arguments(plan) if argument[0] not in left_out)
+
+
+SWAPPED = SwappedModule(
+    MODULE="_sparse_swapped",
+    kernel="_sparse_swapped_kernel",
+    family="sparse attention",
+    has_max_logits=True,
+    plan_of=lambda plan: next(iter(plan.sparse.swapped), None) if plan.sparse else None,
+    arguments=_swapped_arguments,
     details=_sparse_details,
 )
 

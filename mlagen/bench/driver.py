@@ -74,7 +74,7 @@ class Driver:
         entry = self._splits.HOPPER_TILE if hopper else self._splits.Tile(**asdict(tile), programs_per_sm=resident)
         blocks = sum(-(-count // tile.block_n) for count in counts)
         aligned = self._splits.ALIGNED
-        cost = (self._module.HOPPER_COST,) if hopper else ()
+        cost = (self._module.HOPPER_COSTS,) if hopper else ()
         return self._splits.make_schedule(self.facts, entry, aligned, tokens, num_heads, blocks, splits, False, *cost)
 
     def splits_of(self, schedule: Any) -> int:

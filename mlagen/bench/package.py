@@ -25,6 +25,7 @@ SHARED_MODULES = (
     "_layout",
     "_extra_layout",
     "_sparse_hopper",
+    "_sparse_swapped",
     "_sparse_union",
     "_union",
     "_kvcache_hopper",

@@ -96,6 +96,9 @@ def _print_tiles(call: str, flops: int, moved: int, kernels: SparsePlan | Kvcach
     out.print(table)
     if kernels.hopper is not None:
         _print_hopper(kernels.hopper)
+    if isinstance(kernels, SparsePlan):
+        for swapped in kernels.swapped:
+            _print_swapped(swapped)
     if isinstance(kernels, SparsePlan) and kernels.union is not None:
         _print_union(kernels.union)
 
@@ -109,6 +112,15 @@ def _print_hopper(hopper: HopperPlan) -> None:
         f"{hopper.expected_products} wgmma"
     )
     out.print(f"calls that run it, by heads: {_calls(hopper.rows)}")
+
+
+def _print_swapped(swapped: HopperPlan) -> None:
+    """Prints the numbers of the Hopper kernel of few heads, which runs such calls in the other one's place."""
+    multiplying, _ = swapped.registers
+    out.print(
+        f"of up to {swapped.block_h} heads: {swapped.step} indices a step; registers a thread: {multiplying} of those "
+        f"that multiply; {swapped.expected_shared:,} bytes of shared memory; {swapped.expected_products} wgmma"
+    )
 
 
 def _print_union(union: UnionPlan) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlagen.layout import CacheLayout
 from mlagen.plan.splits import PartialRow
@@ -29,6 +29,10 @@ V41_REGISTERS = (192, 112)
 COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
 SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
+SWAPPED_HEADS = (16, 32)  # columns of a product
+SWAPPED_STAGED = 2 * 4096  # bytes of results at a time on their way out, of two warpgroups
+SWAPPED_REGISTERS = (216, 216)  # a thread of either warpgroup that multiplies; the copying one has the rest
+SWAPPED_COST = (1500, 40)  # not fitted yet
 HEADS_BLOCK_N = (128, 64)  # most wanted first
 HEADS_STAGES = 2
 HEADS_REGISTERS = {64: (216, 72), 128: (216, 72), 256: (224, 56)}  # by lanes of V, one accumulator: as REGISTERS
@@ -73,12 +77,12 @@ class HopperPlan:
         block_n: indices a block; a step takes two.
         d_half: lanes of V that a warpgroup holds.
         d_tail: lanes of K behind V.
-        registers: of a thread of the right and of the copying warpgroup.
+        registers: of a thread of the right and of the copying warpgroup; of few heads, of both that multiply.
         scale_columns: fp16 scales a key in shared memory; 0: it dequantises nothing.
         cost: of a step, and of its rows of K, as the choice of splits weighs them.
         rows: which calls run it, by heads, most last.
         expected_shared: bytes of shared memory a program is expected to need.
-        exponents_shared: as many more where it stores splits.
+        split_shared: as many more, or fewer, where it stores splits.
         expected_products: wgmma instructions in its code.
     """
 
@@ -91,7 +95,7 @@ class HopperPlan:
     cost: tuple[int, int]
     rows: tuple[HopperRow, ...]
     expected_shared: int
-    exponents_shared: int
+    split_shared: int
     expected_products: int
 
     @property
@@ -118,6 +122,38 @@ class HopperPlan:
     def tile(self) -> Tile:
         """The kernel as the choice of splits sees it: a program a multiprocessor, which pipelines by itself."""
         return Tile(self.block_h, self.step, WARPS, 1, True)
+
+
+def make_swapped(hopper: HopperPlan, partials: PartialRow) -> tuple[HopperPlan, ...]:
+    """The plans of the Hopper kernel of few heads over rows, which stand in the columns of its products; fewest first.
+
+    Args:
+        hopper: of the one in whose place it runs.
+        partials: a row of partials.
+    """
+    lanes = 2 * hopper.d_half + hopper.d_tail
+    of_v = 2 * hopper.d_half // BLOCK_H * (hopper.block_n // PRODUCT_DEPTH)
+    plans = []
+    for heads in SWAPPED_HEADS:
+        tiles = ((heads + hopper.step) * lanes + 2 * hopper.block_n * heads) * ITEMSIZE
+        scores = 2 * (hopper.block_n + 4) * heads * 4  # parts of a block's scores, and maxima of four warps
+        split_shared = 0
+        if partials.scaled:
+            split_shared = 2 * heads * 4
+        elif not partials.rounds:
+            split_shared = 128 * heads - SWAPPED_STAGED  # of fp32 ones the sums of rows alone pass through
+        plans.append(
+            replace(
+                hopper,
+                block_h=heads,
+                registers=SWAPPED_REGISTERS,
+                cost=(partials.weighs(SWAPPED_COST[0]), partials.weighs(SWAPPED_COST[1])),
+                expected_shared=tiles + scores + SWAPPED_STAGED,
+                split_shared=split_shared,
+                expected_products=2 * (lanes // PRODUCT_DEPTH + of_v),
+            )
+        )
+    return tuple(plans)
 
 
 @dataclass(frozen=True)
@@ -283,6 +319,6 @@ def make_hopper(
         cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
         rows=tuple(rows or default_rows),
         expected_shared=tiles + tables,
-        exponents_shared=2 * BLOCK_H * (1 if d_tail else 4) if partials.scaled else 0,  # of each row's halves
+        split_shared=2 * BLOCK_H * (1 if d_tail else 4) if partials.scaled else 0,  # of each row's halves
         expected_products=products,
     )

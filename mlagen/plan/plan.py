@@ -19,6 +19,7 @@ from mlagen.plan.hopper import (
     HopperRow,
     make_heads_hopper,
     make_hopper,
+    make_swapped,
     reads_cache,
     refusal,
 )
@@ -54,6 +55,7 @@ class SparsePlan:
         tiles: rows of the tile table by target.
         unaligned: the tile of calls whose rows or indices are not aligned, by target.
         hopper: the kernel's of the Gluon back end; None without.
+        swapped: the one's of few heads, by how many it holds, fewest first; empty without.
         union: those of the kernels in which neighbouring tokens share rows; None without.
     """
 
@@ -61,6 +63,7 @@ class SparsePlan:
     tiles: tuple[tuple[str, tuple[TileRow, ...]], ...]
     unaligned: tuple[tuple[str, TileRow], ...]
     hopper: HopperPlan | None
+    swapped: tuple[HopperPlan, ...]
     union: UnionPlan | None
 
     @property
@@ -280,6 +283,7 @@ def _make_sparse(spec: Spec, tuned: TunedRows, tuned_hopper: TunedHopper) -> Spa
         ),
         unaligned=tuple((name, unaligned_row(chunks, TARGETS[name])) for name in spec.targets),
         hopper=hopper,
+        swapped=make_swapped(hopper, PartialRow(spec.partials, spec.model.v_head_dim)) if hopper is not None else (),
         union=make_union(group, hopper) if group is not None and hopper is not None else None,
     )
 

@@ -16,6 +16,9 @@ from mlagen.verify.refusals import CHANGES, Change
 SPARSE_WRAPPERS = ("flash_mla_sparse_fwd", "triton_mla_sparse_attention")
 INT32_ELEMENTS = 2**31  # elements an int32 offset reaches
 SHARED_INDICES = "cuda, shared indices"  # a target: the kernels in which neighbouring tokens share rows
+FEW_HEADS = (
+    "cuda, Hopper kernel of few heads"  # a target: that kernel, for calls of any heads cut to as many as it holds
+)
 SHARES = (0, 50, 75, 90, 100)  # per cent of a token's indices that the next one names too
 MANY_ROWS = 140_000  # more than the bitmap of a list has bits for
 
@@ -73,6 +76,11 @@ class Case:
         """Whether neighbouring tokens of its call may load rows together."""
         return False
 
+    @property
+    def over_rows(self) -> bool:
+        """Whether it computes attention over the rows that indices name."""
+        return False
+
 
 @dataclass(frozen=True)
 class SparseCase(Case):
@@ -96,6 +104,11 @@ class SparseCase(Case):
 
     @property
     def attends(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def over_rows(self) -> bool:
         """True."""
         return True
 
@@ -184,6 +197,9 @@ def _typical(suite: _Suite) -> Iterator[Case]:
     yield from suite.sparse(
         "many tokens", "a large batch", tokens=515 if big else 40, heads=5, topk=16 if not big else 304
     )
+    if big:  # several a program, with more heads and with partials
+        yield from suite.sparse("many tokens, 20 heads", "a large batch", tokens=515, heads=20, topk=304)
+        yield from suite.sparse("many tokens, split", "a large batch", tokens=515, heads=5, topk=304, splits=2)
     yield from suite.sparse("no tokens", "an empty batch gives empty results", each_wrapper=True, tokens=0)
 
 

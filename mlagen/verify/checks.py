@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mlagen.verify import tolerance
-from mlagen.verify.cases import SHARED_INDICES, Case, Problem, RefusalCase, SparseCase
+from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES, Case, Problem, RefusalCase, SparseCase
 from mlagen.verify.facts import Facts
 from mlagen.verify.inputs import LAYOUTS, Inputs, Placed, bits, build, is_wholly_used, place, place_workspace
 from mlagen.verify.reference import sparse_attention
@@ -53,6 +53,11 @@ def union_modules(package: ModuleType) -> list[Any]:
     return _modules_with(package, "UNION")
 
 
+def swapped_modules(package: ModuleType) -> list[Any]:
+    """Those whose calls of few heads have a Hopper kernel of their own."""
+    return _modules_with(package, "SWAPPED_HEADS")
+
+
 def _modules_with(package: ModuleType, table: str) -> list[Any]:
     return [module for module in vars(package).values() if isinstance(module, ModuleType) and hasattr(module, table)]
 
@@ -65,8 +70,8 @@ class Subject:
         package: the imported package.
         facts: what its spec says.
         device: "cpu" (the interpreter) or "cuda".
-        target: whose tiles the interpreter reads; on a GPU HOPPER_KERNELS gives every call that can to those, and
-            SHARED_INDICES to those in which neighbouring tokens share rows.
+        target: whose tiles the interpreter reads; on a GPU HOPPER_KERNELS gives every call that can to those, FEW_HEADS
+            to the one of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows.
     """
 
     package: ModuleType
@@ -97,11 +102,15 @@ class Subject:
     def _forced(self) -> Iterator[None]:
         """Within, every call that can runs the kernels that are this subject's target, if it is one of kernels."""
         changes: list[tuple[Any, dict[str, Any]]] = []
-        if self.target == HOPPER_KERNELS:
+        if self.target in (HOPPER_KERNELS, FEW_HEADS):
             changes = [
                 (module, {"HOPPER": [(module.ANY, 0)]} if hasattr(module, "HOPPER") else {"HOPPER_QUERIES": 0})
                 for module in hopper_modules(self.package)
             ]
+        if self.target == HOPPER_KERNELS:  # of any heads the one for many
+            changes += [(module, {"SWAPPED_HEADS": ()}) for module in swapped_modules(self.package)]
+        elif self.target == FEW_HEADS:
+            changes += [(module, {"UNION": [(module.ANY, module.ANY + 1)]}) for module in union_modules(self.package)]
         elif self.target == SHARED_INDICES:
             changes = [
                 (module, {"UNION": [(module.GROUP_HEADS, 0), (module.ANY, module.ANY + 1)], "UNION_ROWS": UNION_ROWS})
@@ -116,11 +125,12 @@ class Subject:
 
     def fitted(self, problem: Problem) -> Problem:
         """The problem with as many heads as the kernels hold that are this subject's target."""
-        if self.target != SHARED_INDICES:
-            return problem
-        return replace(
-            problem, heads=min(problem.heads, *(module.GROUP_HEADS for module in union_modules(self.package)))
-        )
+        most = [problem.heads]
+        if self.target == SHARED_INDICES:
+            most += [module.GROUP_HEADS for module in union_modules(self.package)]
+        elif self.target == FEW_HEADS:
+            most += [module.SWAPPED_HEADS[-1] for module in swapped_modules(self.package)]
+        return replace(problem, heads=min(most))
 
     def attend(self, case: SparseCase, inputs: Inputs, **given: Any) -> Results:
         """Calls the case's wrapper; `given` holds further arguments by name."""

@@ -70,17 +70,19 @@ def _import_package(folder: Path) -> ModuleType:
 def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) -> list[tuple[Case, str]]:
     """Cases and targets of a job, in order: all cases on the first target, those for every target on the others too.
 
-    Another GPU target is another kernel: all cases that compute attention, or may share rows in it, are for it.
+    Another GPU target is another kernel: all cases that compute attention are for it, over rows alone or such as may
+    share them where that is what it does.
     """
-    from mlagen.verify.cases import SHARED_INDICES
+    from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES
+
+    def taken(case: Case, target: str) -> bool:
+        if target == FEW_HEADS:
+            return case.over_rows
+        kernels = targets[0] == "cuda" and (case.can_share if target == SHARED_INDICES else case.attends)
+        return case.every_target or kernels
 
     pairs = [
-        (case, target)
-        for number, target in enumerate(targets)
-        for case in found
-        if number == 0
-        or case.every_target
-        or (targets[0] == "cuda" and (case.can_share if target == SHARED_INDICES else case.attends))
+        (case, target) for number, target in enumerate(targets) for case in found if number == 0 or taken(case, target)
     ]
     if only is None:
         return pairs
@@ -113,8 +115,15 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     _prepare(device)
     import torch
 
-    from mlagen.verify.cases import SHARED_INDICES
-    from mlagen.verify.checks import HOPPER_KERNELS, CaseFailedError, Subject, hopper_modules, union_modules
+    from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES
+    from mlagen.verify.checks import (
+        HOPPER_KERNELS,
+        CaseFailedError,
+        Subject,
+        hopper_modules,
+        swapped_modules,
+        union_modules,
+    )
     from mlagen.verify.facts import Facts
     from mlagen.verify.families import cases, run
     from mlagen.verify.inputs import CaseSkippedError
@@ -126,7 +135,11 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     if device == "cuda" and hopper_modules(package):
         launch = importlib.import_module(f"{package.__name__}._launch")
         if launch.device_facts(torch.device("cuda", 0)).hopper:
-            targets += [HOPPER_KERNELS, *([SHARED_INDICES] if union_modules(package) else [])]
+            targets += [
+                HOPPER_KERNELS,
+                *([FEW_HEADS] if swapped_modules(package) else []),
+                *([SHARED_INDICES] if union_modules(package) else []),
+            ]
     first, step = job["shard"]
     done = {tuple(pair) for pair in job["done"]}
     facts = Facts.of(spec)

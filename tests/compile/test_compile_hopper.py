@@ -49,7 +49,7 @@ def written(tmp_path, pytestconfig):
             (folder / file.name).write_text(text)
         if shared:
             return folder, [job for job in jobs_of(plan) if job.module.endswith("_union") or "_redo" in job.kernel]
-        jobs = [job for job in jobs_of(plan) if job.module.endswith("_hopper")]
+        jobs = [job for job in jobs_of(plan) if job.module.endswith(("_hopper", "_swapped"))]
         return folder, [job for job in jobs if not partials or "partial_ptr" in dict(job.signature)]
 
     return write

@@ -18,7 +18,7 @@ from mlagen.errors import DriftError
 from mlagen.plan import make_plan
 
 NAMES = [
-    *("_launch.py", "_layout.py", "_splits.py", "_sparse_hopper.py"),
+    *("_launch.py", "_layout.py", "_splits.py", "_sparse_hopper.py", "_sparse_swapped.py"),
     *("cache.py", "sparse_attention.py", "__init__.py"),
 ]
 

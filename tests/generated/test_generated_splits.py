@@ -67,7 +67,7 @@ def hopper_schedule(
     splits = package.module("_splits")
     facts = package.module("_launch").DeviceFacts("sm90", 132)
     blocks = 2048 // splits.HOPPER_TILE.block_n
-    tile, hopper = splits.HOPPER_TILE, splits.HopperCost(*cost)
+    tile, hopper = splits.HOPPER_TILE, (splits.HopperCost(splits.ANY, *cost),)
     return splits.make_schedule(facts, tile, splits.ALIGNED, tokens, heads, blocks, 0, batch_invariant, hopper)
 
 

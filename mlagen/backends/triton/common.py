@@ -28,6 +28,7 @@ def hopper_kernels(plan: Plan) -> dict[str, HopperPlan | None]:
         "_dense_hopper": plan.dense.hopper if plan.dense else None,
         "_kvcache_hopper": plan.kvcache.hopper if plan.kvcache else None,
         "_sparse_hopper": plan.sparse.hopper if plan.sparse else None,
+        "_sparse_swapped": next(iter(plan.sparse.swapped), None) if plan.sparse else None,
     }
 
 

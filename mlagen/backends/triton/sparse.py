@@ -12,7 +12,7 @@ from mlagen.backends.triton.splits import accumulators, attention_context
 from mlagen.plan import HOPPER_TARGET, ROWS_WRAPPERS, CompileJob, Plan, TileRow, needed
 
 MODULE = "sparse_attention"
-SHARED = (splits, gluon.SPARSE, gluon.UNION_LISTS, gluon.UNION)
+SHARED = (splits, gluon.SPARSE, gluon.SWAPPED, gluon.UNION_LISTS, gluon.UNION)
 WRAPPERS = ROWS_WRAPPERS
 TILE_ARGUMENTS = ("ALIGNMENT", "INDEX_GROUP", "BLOCK_H", "BLOCK_N", "INDICES_AHEAD", "NUM_STAGES")
 
@@ -69,6 +69,7 @@ def context(plan: Plan) -> dict[str, Any]:
         "warms_sink": any("sink" in one for one in optional),
         "sparse": sparse,
         "hopper": sparse.hopper,
+        "swapped": sparse.swapped,
         "union": sparse.union,
         "tiles": sparse.tiles,
         "paged": paged,
