@@ -192,13 +192,16 @@ class SwappedModule(HopperModule):
         """What the template asks for."""
         values = super().context(plan)
         tails = ("q_tail", "k0_tail", "k1_tail") if values["hopper"].d_tail else ()
-        exponents = ("exponents", "other_exponents") if values["scaled"] else ()
+        statistics = ("m0", "l0", "m1", "l1")
+        exponents = ("exponents0", "exponents1") if values["scaled"] else ()
+        halves = ("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right")
         return {
             **values,
             "swapped": True,
             "widths": [hopper.block_h for hopper in needed(plan.sparse).swapped],
-            "shared": ["k0_left", "k0_right", "k1_left", "k1_right", *tails, "q_ready", "k_ready"],
-            "half": ["q", "k0", "k1", "p", "maxima", "scores", "other_scores", *exponents],
+            "statistics": statistics,
+            "shared": [*halves, *tails, "piece", *statistics, *exponents, "q_ready", "k_ready"],
+            "own": ["k_left", "k_right", *(("k_tail",) if tails else ()), "p", "maxima"],
         }
 
     def jobs(self, plan: Plan) -> Iterator[CompileJob]:
