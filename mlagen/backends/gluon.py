@@ -9,7 +9,7 @@ from typing import Any
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context, dense_signature, presences
 from mlagen.plan import HOPPER_TARGET, CompileJob, HopperPlan, Plan, needed
-from mlagen.plan.hopper import FP16_Q, FP16_SCALES
+from mlagen.plan.hopper import FP16_Q, FP16_SCALES, SLACK
 from mlagen.work import ITEMSIZE
 
 TEMPLATE = "gluon/seesaw"
@@ -59,13 +59,16 @@ class HopperModule:
             "kernel": self.kernel,
             "has_max_logits": self.has_max_logits,
             "arguments": self.arguments(plan),
+            "slack": SLACK,
             "union": None,
             "swapped": False,
             **details,
             "scaled": scaled,
             "shared": [
                 *("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right", *(tail or ["p0"]), "p1"),
-                *("m0", "m1", "l0", "l1", *(("e0", "e1") if scaled else ()), *details["shared"]),
+                *("m0", "m1", "l0", "l1", *(("top0", "top1") if self.has_max_logits else ())),
+                *(("e0", "e1") if scaled else ()),
+                *details["shared"],
             ],
         }
 
@@ -192,7 +195,7 @@ class SwappedModule(HopperModule):
         """What the template asks for."""
         values = super().context(plan)
         tails = ("q_tail", "k0_tail", "k1_tail") if values["hopper"].d_tail else ()
-        statistics = ("m0", "l0", "m1", "l1")
+        statistics = ("m0", "l0", "top0", "m1", "l1", "top1")
         exponents = ("exponents0", "exponents1") if values["scaled"] else ()
         halves = ("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right")
         return {
@@ -201,7 +204,7 @@ class SwappedModule(HopperModule):
             "widths": [hopper.block_h for hopper in needed(plan.sparse).swapped],
             "statistics": statistics,
             "shared": [*halves, *tails, "piece", *statistics, *exponents, "q_ready", "k_ready"],
-            "own": ["k_left", "k_right", *(("k_tail",) if tails else ()), "p", "maxima"],
+            "own": ["k_left", "k_right", *(("k_tail",) if tails else ()), "p", "of_warps"],
         }
 
     def jobs(self, plan: Plan) -> Iterator[CompileJob]:

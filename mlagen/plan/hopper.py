@@ -28,6 +28,7 @@ V41_REGISTERS = (192, 112)
 # fitted to 80 timings on an H100, and to 60 of fp8_ds_mla on an H200.
 COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
+SLACK = 8  # powers of two that weights may exceed 1 by
 SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
 SWAPPED_HEADS = (16, 32)  # columns of a product
 SWAPPED_STAGED = 2 * 4096  # bytes of results at a time on their way out, of two warpgroups
@@ -292,8 +293,8 @@ def make_hopper(
     lanes = D_V + d_tail
     weights = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
     tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + weights) * ITEMSIZE
-    tables = 4 * BLOCK_H * 4  # maxima and sums of two warpgroups
     dense = isinstance(spec.attention, DenseAttention)
+    tables = (4 if dense else 6) * BLOCK_H * 4  # maxima and sums of two warpgroups, over rows maxima of two kinds
     scale_columns, registers, cost = 0, DENSE_REGISTERS if dense else REGISTERS, COST
     default_rows: Sequence[HopperRow] = DENSE_ROWS if dense else DEFAULT_ROWS
     if layout is not None:
