@@ -30,10 +30,11 @@ COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
 SLACK = 8  # powers of two that weights may exceed 1 by
 SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
-SWAPPED_HEADS = (16, 32)  # columns of a product
+# Columns of a product, and the costs; splits that follow from these are the fastest of those measured, 8 to 128 tokens.
+SWAPPED_COSTS = {16: (1500, 40), 32: (2100, 40)}
+PIECE_ROWS = 16  # of half of V's lanes in fp32, which one of two warpgroups gives the other at a time
 SWAPPED_STAGED = 2 * 4096  # bytes of results at a time on their way out, of two warpgroups
 SWAPPED_REGISTERS = (224, 224)  # a thread of either warpgroup that multiplies; the copying one has the rest
-SWAPPED_COST = (1500, 40)  # not fitted yet
 HEADS_BLOCK_N = (128, 64)  # most wanted first
 HEADS_STAGES = 2
 HEADS_REGISTERS = {64: (216, 72), 128: (216, 72), 256: (224, 56)}  # by lanes of V, one accumulator: as REGISTERS
@@ -64,7 +65,7 @@ class HopperRow:
 
 # Untuned: from where dsv4_pro gains on an H200, over rows and over its caches, and dsv3's dense attention. A few heads
 # leave most of a tile empty; few tokens need many splits.
-DEFAULT_ROWS = (HopperRow(16, 91), HopperRow(32, 33), HopperRow(None, 3))
+DEFAULT_ROWS = (HopperRow(16, 16), HopperRow(32, 16), HopperRow(None, 3))
 DEQUANTISING_ROWS = (HopperRow(16, 33), HopperRow(32, 4), HopperRow(64, 2), HopperRow(None, 1))
 DENSE_ROWS = (HopperRow(32, 5), HopperRow(None, 1))
 
@@ -135,21 +136,21 @@ def make_swapped(hopper: HopperPlan, partials: PartialRow) -> tuple[HopperPlan, 
     lanes = 2 * hopper.d_half + hopper.d_tail
     of_v = 2 * hopper.d_half // BLOCK_H * (hopper.block_n // PRODUCT_DEPTH)
     plans = []
-    for heads in SWAPPED_HEADS:
+    for heads, cost in SWAPPED_COSTS.items():
         tiles = ((heads + hopper.step) * lanes + 2 * hopper.block_n * heads) * ITEMSIZE
-        scores = 2 * (hopper.block_n + 4) * heads * 4  # parts of a block's scores, and maxima of four warps
+        given = (PIECE_ROWS * hopper.d_half + (2 * 4 + 6) * heads) * 4  # accumulators; maxima and sums of rows
         split_shared = 0
         if partials.scaled:
             split_shared = 2 * heads * 4
         elif not partials.rounds:
-            split_shared = 128 * heads - SWAPPED_STAGED  # of fp32 ones the sums of rows alone pass through
+            split_shared = -SWAPPED_STAGED  # fp32 ones leave as they are
         plans.append(
             replace(
                 hopper,
                 block_h=heads,
                 registers=SWAPPED_REGISTERS,
-                cost=(partials.weighs(SWAPPED_COST[0]), partials.weighs(SWAPPED_COST[1])),
-                expected_shared=tiles + scores + SWAPPED_STAGED,
+                cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
+                expected_shared=tiles + given + SWAPPED_STAGED,
                 split_shared=split_shared,
                 expected_products=2 * (lanes // PRODUCT_DEPTH + of_v),
             )
