@@ -31,7 +31,7 @@ DEQUANTISING_COST = (3100, 23)
 SLACK = 8  # powers of two that weights may exceed 1 by
 SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
 # Columns of a product, and the costs; splits that follow from these are the fastest of those measured, 8 to 128 tokens.
-SWAPPED_COSTS = {16: (1500, 40), 32: (2100, 40)}
+SWAPPED_COSTS = {16: (1800, 20), 32: (2400, 20)}
 PIECE_ROWS = 16  # of half of V's lanes in fp32, which one of two warpgroups gives the other at a time
 SWAPPED_STAGED = 2 * 4096  # bytes of results at a time on their way out, of two warpgroups
 SWAPPED_REGISTERS = (224, 224)  # a thread of either warpgroup that multiplies; the copying one has the rest
