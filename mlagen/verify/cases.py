@@ -199,7 +199,7 @@ def _typical(suite: _Suite) -> Iterator[Case]:
     )
     if big:  # several a program, with more heads and with partials
         yield from suite.sparse("many tokens, 20 heads", "a large batch", tokens=515, heads=20, topk=304)
-        yield from suite.sparse("many tokens, split", "a large batch", tokens=515, heads=5, topk=304, splits=2)
+        yield from suite.sparse("many tokens, split", "a large batch", tokens=515, heads=20, topk=304, splits=2)
     yield from suite.sparse("no tokens", "an empty batch gives empty results", each_wrapper=True, tokens=0)
 
 
@@ -299,6 +299,7 @@ def _sinks(suite: _Suite) -> Iterator[Case]:
 
 def _logits(suite: _Suite) -> Iterator[Case]:
     for name, scale, promise in (
+        ("wide", 6.0, "maxima that rise a little and a lot from block to block are followed"),
         ("large", 40.0, "a softmax that saturates stays finite"),
         ("huge", 4e4, "logits near 1e5 lose no row"),
         ("tiny", 1e-6, "a softmax that is all but uniform"),

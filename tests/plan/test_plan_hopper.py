@@ -32,10 +32,8 @@ def test_a_spec_that_cannot_have_them_goes_without_or_is_told_why(changes, reaso
 def test_dense_attention_has_one_that_calls_of_few_rows_and_requests_do_not_run():
     dense = make_plan(make_spec(attention={"kind": "dense"}, **DENSE)).dense
     assert dense.hopper.rows == (HopperRow(32, 5), HopperRow(None, 1))
-    assert (dense.hopper.expected_products, dense.hopper.expected_shared) == (
-        hopper().expected_products,
-        hopper().expected_shared,
-    )
+    assert dense.hopper.expected_products == hopper().expected_products
+    assert dense.hopper.expected_shared == hopper().expected_shared - 2 * 64 * 4  # it gives no maximum logits
 
 
 def test_dense_attention_with_a_window_has_none():
@@ -58,6 +56,24 @@ def test_attention_over_a_cache_alone_needs_no_kernel_over_rows():
 
 
 @pytest.mark.parametrize(("rope", "lanes"), [(64, 576), (0, 512)])
+@pytest.mark.parametrize(
+    ("partials", "split_shared"), [("fp32", (-8192, -8192)), ("bf16", (0, 0)), ("fp16", (128, 256))]
+)
+def test_numbers_of_few_heads_by_hand(rope, lanes, partials, split_shared):
+    spec = make_spec(qk_rope_head_dim=rope).model_copy(update={"partials": partials})
+    plans = make_plan(spec).sparse.swapped
+    assert tuple(plan.block_h for plan in plans) == (16, 32)
+    assert tuple(plan.split_shared for plan in plans) == split_shared
+    for plan in plans:
+        # Each warpgroup: 16 lanes a product of scores; 4 products of 64 weights for each 64 of V's 512 lanes.
+        assert plan.expected_products == 2 * (lanes // 16 + 8 * 4)
+        # Q, two blocks of K and weights; 16 rows of 256 accumulators, six statistics of rows, maxima of 2 x 4 warps;
+        # results on their way out.
+        tiles = 2 * ((plan.block_h + 128) * lanes + 2 * 64 * plan.block_h)
+        assert plan.expected_shared == tiles + 4 * (16 * 256 + 6 * plan.block_h + 8 * plan.block_h) + 8192
+
+
+@pytest.mark.parametrize(("rope", "lanes"), [(64, 576), (0, 512)])
 def test_numbers_by_hand(rope, lanes):
     plan = hopper(qk_rope_head_dim=rope)
     assert (plan.step, plan.d_half, plan.d_tail) == (128, 256, rope)
@@ -65,7 +81,7 @@ def test_numbers_by_hand(rope, lanes):
     assert plan.expected_products == 3 * lanes // 16 + 3 * 2 * 4
     # Q and two blocks of K, 64 rows each; weights of one block, or of both where no place of K is free for them.
     weights = 64 * 64 * (1 if rope else 2)
-    assert plan.expected_shared == 2 * (3 * 64 * lanes + weights) + 4 * 64 * 4
+    assert plan.expected_shared == 2 * (3 * 64 * lanes + weights) + 6 * 64 * 4
 
 
 def tuned_spec(tmp_path, root, text):
