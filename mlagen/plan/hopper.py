@@ -63,8 +63,8 @@ class HopperRow:
     min_tokens: int | None
 
 
-# Untuned: from where dsv4_pro gains on an H200, over rows and over its caches, and dsv3's dense attention. A few heads
-# leave most of a tile empty; few tokens need many splits.
+# Untuned: from where dsv32 gains on an H200 over rows, dsv4_pro over its caches, and dsv3's dense attention. A few
+# heads leave most of a tile over a cache empty; few tokens need many splits.
 DEFAULT_ROWS = (HopperRow(16, 16), HopperRow(32, 16), HopperRow(None, 3))
 DEQUANTISING_ROWS = (HopperRow(16, 33), HopperRow(32, 4), HopperRow(64, 2), HopperRow(None, 1))
 DENSE_ROWS = (HopperRow(32, 5), HopperRow(None, 1))
