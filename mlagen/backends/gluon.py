@@ -194,17 +194,16 @@ class SwappedModule(HopperModule):
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
         values = super().context(plan)
-        tails = ("q_tail", "k0_tail", "k1_tail") if values["hopper"].d_tail else ()
+        tails = ("q_tail", "k_tail") if values["hopper"].d_tail else ()
         statistics = ("m0", "l0", "top0", "m1", "l1", "top1")
         exponents = ("exponents0", "exponents1") if values["scaled"] else ()
-        halves = ("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right")
+        halves = ("q_left", "q_right", "k_left", "k_right")
         return {
             **values,
             "swapped": True,
             "widths": [hopper.block_h for hopper in needed(plan.sparse).swapped],
             "statistics": statistics,
-            "shared": [*halves, *tails, "piece", *statistics, *exponents, "q_ready", "k_ready"],
-            "own": ["k_left", "k_right", *(("k_tail",) if tails else ()), "p", "of_warps"],
+            "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "left_ready", "right_ready"],
         }
 
     def jobs(self, plan: Plan) -> Iterator[CompileJob]:

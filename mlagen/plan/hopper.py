@@ -32,9 +32,8 @@ SLACK = 7  # powers of two that a maximum may rise by unfollowed; rounded, 8: we
 SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
 # Columns of a product, and the costs; splits that follow from these are the fastest of those measured, 8 to 128 tokens.
 SWAPPED_COSTS = {16: (1800, 20), 32: (2400, 20)}
-PIECE_ROWS = 16  # of half of V's lanes in fp32, which one of two warpgroups gives the other at a time
-SWAPPED_STAGED = 2 * 4096  # bytes of results at a time on their way out, of two warpgroups
-SWAPPED_REGISTERS = (224, 224)  # a thread of either warpgroup that multiplies; the copying one has the rest
+SWAPPED_LEFTS = 3  # left halves of blocks of K of which there is room beside two right ones
+SWAPPED_REGISTERS = (232, 232)  # a thread of either warpgroup that multiplies; the copying one has the rest
 HEADS_BLOCK_N = (128, 64)  # most wanted first
 HEADS_STAGES = 2
 HEADS_REGISTERS = {64: (216, 72), 128: (216, 72), 256: (224, 56)}  # by lanes of V, one accumulator: as REGISTERS
@@ -84,8 +83,9 @@ class HopperPlan:
         cost: of a step, and of its rows of K, as the choice of splits weighs them.
         rows: which calls run it, by heads, most last.
         expected_shared: bytes of shared memory a program is expected to need.
-        split_shared: as many more, or fewer, where it stores splits.
+        split_shared: as many more where it stores splits.
         expected_products: wgmma instructions in its code.
+        lefts: left halves of blocks of K of which there is room.
     """
 
     block_h: int
@@ -99,6 +99,7 @@ class HopperPlan:
     expected_shared: int
     split_shared: int
     expected_products: int
+    lefts: int = 2
 
     @property
     def step(self) -> int:
@@ -137,21 +138,19 @@ def make_swapped(hopper: HopperPlan, partials: PartialRow) -> tuple[HopperPlan, 
     of_v = 2 * hopper.d_half // BLOCK_H * (hopper.block_n // PRODUCT_DEPTH)
     plans = []
     for heads, cost in SWAPPED_COSTS.items():
-        tiles = ((heads + hopper.step) * lanes + 2 * hopper.block_n * heads) * ITEMSIZE
-        given = (PIECE_ROWS * hopper.d_half + (2 * 4 + 6) * heads) * 4  # accumulators; maxima and sums of rows
-        split_shared = 0
-        if partials.scaled:
-            split_shared = 2 * heads * 4
-        elif not partials.rounds:
-            split_shared = -SWAPPED_STAGED  # fp32 ones leave as they are
+        extra = (SWAPPED_LEFTS - 2) * hopper.block_n * hopper.d_half
+        tiles = ((heads + hopper.step) * lanes + extra + 2 * hopper.block_n * heads) * ITEMSIZE
+        statistics = (2 * WARPS + 6) * heads * 4  # largest scores by warps; maxima and sums of rows
+        exponents = 2 * (WARPS + 1) * heads * 4  # by warps, and of rows
         plans.append(
             replace(
                 hopper,
                 block_h=heads,
                 registers=SWAPPED_REGISTERS,
                 cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
-                expected_shared=tiles + given + SWAPPED_STAGED,
-                split_shared=split_shared,
+                lefts=SWAPPED_LEFTS,
+                expected_shared=tiles + statistics,
+                split_shared=exponents if partials.scaled else 0,
                 expected_products=2 * (lanes // PRODUCT_DEPTH + of_v),
             )
         )
