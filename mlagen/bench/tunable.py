@@ -17,7 +17,7 @@ from mlagen.bench.dense import DenseShape
 from mlagen.bench.driver import DenseDriver, Driver
 from mlagen.bench.kvcache import KvcacheShape
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.shapes import DECODE_S_KV, DECODE_TOKENS, PREFILL_S_KV, PREFILL_TOKENS, Shape
+from mlagen.bench.shapes import DECODE_S_KV, PREFILL_S_KV, PREFILL_TOKENS, Shape
 from mlagen.bench.trial import Setting, Sizes, Trial
 from mlagen.plan import CompileJob, Plan, Target, Tile, TileRow, needed
 from mlagen.plan.chunks import Chunk
@@ -26,7 +26,7 @@ from mlagen.plan.kvcache import CachedRow
 from mlagen.plan.tiles import make_row
 from mlagen.spec import DenseAttention
 
-KVCACHE_TOKENS = (1, 2, *DECODE_TOKENS[1:])  # two: one request that drafts a token
+DECODE_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)  # where tables may change from one row to the next
 CLASSES = (16, 32, 64)  # heads, or rows of dense attention, that get rows of their own where a model has more
 
 
@@ -166,7 +166,7 @@ KVCACHE = Tunable(
     name="kvcache",
     module="kvcache_attention",
     shape=KvcacheShape,
-    tokens=KVCACHE_TOKENS,
+    tokens=DECODE_TOKENS,
     shape_of=_kvcache_shape,
     counts=lambda shape: tuple(count for count in (shape.window, shape.topk) if count),
     chunks=lambda plan: _cached_row(plan).chunks,

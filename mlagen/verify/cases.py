@@ -34,6 +34,7 @@ class Problem:
         length: pattern of topk_length; None: not passed.
         sink: pattern of attn_sink; None: not passed.
         scale: sm_scale as a multiple of d_qk ** -0.5.
+        q_size: factor of Q's values.
         q, kv, out: layout in memory, a key of mlagen.verify.inputs.LAYOUTS; `out` None: the wrapper allocates it.
         index_layout: likewise of indices.
     """
@@ -46,6 +47,7 @@ class Problem:
     length: str | None = None
     sink: str | None = None
     scale: float = 1.0
+    q_size: float = 1.0
     q: str = "contiguous"
     kv: str = "contiguous"
     out: str | None = None
@@ -307,6 +309,14 @@ def _logits(suite: _Suite) -> Iterator[Case]:
         ("negative", -1.0, "the maximum is that of the scaled logits"),
     ):
         yield from suite.sparse(f"logits: {name}", promise, scale=scale)
+    if suite.facts.dtype == "bfloat16":  # fp16 does not hold them
+        yield from suite.sparse(
+            "logits: small of huge products",
+            "a product far below -1e30 is a score like others, once scaled",
+            scale=2.0**-105,
+            q_size=2.0**105,
+            indices="first lane",
+        )
 
 
 def _layouts(suite: _Suite) -> Iterator[Case]:

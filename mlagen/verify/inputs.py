@@ -383,7 +383,7 @@ def build(problem: Problem, facts: Facts, device: str, seed: int) -> Inputs:
     named = named_rows(problem, facts, generator)
     nan = float("nan")
     q_values = torch.randn(problem.tokens, problem.heads, facts.d_qk, generator=generator).to(dtype).to(device)
-    q = place(q_values, LAYOUTS[problem.q], nan)
+    q = place(problem.q_size * q_values, LAYOUTS[problem.q], nan)
     kv = _kv(problem, facts, named, device, generator)
 
     indices = INDEX_PATTERNS[problem.indices](problem, named, generator)
