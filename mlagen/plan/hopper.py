@@ -18,8 +18,8 @@ D_V = 512  # two warpgroups' accumulators of 256 lanes fill their registers
 D_TAILS = (0, 64)  # lanes of K behind V for which shared memory has room
 PRODUCT_DEPTH = 16  # lanes that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
-# A thread of the right and of the copying warpgroup; the left one has the rest. No spill in a loop, Triton 3.6 and 3.7.
-REGISTERS = (216, 56)
+# A thread of the right and of the copying warpgroup; the left one has the rest. No spill in a loop, Triton 3.6 to 3.8.
+REGISTERS = (208, 56)
 DENSE_REGISTERS = (216, 48)
 DEQUANTISING_REGISTERS = (192, 96)
 V4_REGISTERS = (192, 112)
@@ -32,7 +32,7 @@ SLACK = 7  # powers of two that a maximum may rise by unfollowed; rounded, 8: we
 SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
 # Columns of a product, and the costs; splits that follow from these are the fastest of those measured, 8 to 128 tokens.
 SWAPPED_COSTS = {16: (1800, 20), 32: (2400, 20)}
-SWAPPED_LEFTS = 3  # left halves of blocks of K of which there is room beside two right ones
+SWAPPED_LEFTS = 3  # left halves of blocks of K beside two right ones; the kernel's text is written for as many
 SWAPPED_REGISTERS = (232, 232)  # a thread of either warpgroup that multiplies; the copying one has the rest
 HEADS_BLOCK_N = (128, 64)  # most wanted first
 HEADS_STAGES = 2
