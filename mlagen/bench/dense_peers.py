@@ -1,4 +1,4 @@
-"""Peers of dense decode over a paged cache: FlashMLA, FlashAttention-3 and vLLM's kernel in Triton."""
+"""Peers of dense decode over a paged cache: FlashMLA, FlashAttention-3, FlashInfer and vLLM's kernel in Triton."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import triton
 
 from mlagen.bench.kvcache_peers import HEADS
-from mlagen.bench.peers import FlashMla, first_module, flash_attention_3_interface
+from mlagen.bench.peers import D_C, D_ROPE, FlashMla, first_module, flash_attention_3_interface, flashinfer_call
 from mlagen.bench.trial import Call
 from mlagen.verify.facts import Facts
 
@@ -44,8 +44,8 @@ def _plain_rows(facts: Facts, inputs: Any) -> str | None:
     """Why kernels that know DeepSeek's unquantised rows alone cannot run a package's, in one line."""
     if inputs.layout.quantised:
         return "unquantised rows only"
-    if (facts.d_c, facts.d_rope, facts.d_v, facts.dtype) != (512, 64, 512, "bfloat16"):
-        return "bf16 rows of 512 + 64 lanes only"
+    if (facts.d_c, facts.d_rope, facts.d_v, facts.dtype) != (D_C, D_ROPE, D_C, "bfloat16"):
+        return f"bf16 rows of {D_C} + {D_ROPE} lanes only"
     return None
 
 
@@ -136,6 +136,23 @@ class FlashAttention3Dense:
         return lambda: interface.flash_attn_varlen_func(**arguments)
 
 
+class FlashInferDense:
+    """FlashInfer's paged MLA attention; its plan is made outside the timing."""
+
+    name = "FlashInfer"
+
+    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+        """It knows no window."""
+        return "no sliding window" if inputs.window is not None else _plain_rows(facts, inputs)
+
+    def prepare(self, inputs: Any) -> Call:
+        """Makes its plan."""
+        cache = inputs.cache[:, :, 0]
+        return flashinfer_call(
+            inputs.q, cache, inputs.block_table, inputs.lengths, inputs.sm_scale, causal=inputs.causal
+        )
+
+
 class VllmTritonDense:
     """vLLM's decode kernel in Triton; room for its results and splits is made outside the timing."""
 
@@ -176,4 +193,4 @@ class VllmTritonDense:
         return call
 
 
-PEERS: tuple[DensePeer, ...] = (FlashMlaDense(), FlashAttention3Dense(), VllmTritonDense())
+PEERS: tuple[DensePeer, ...] = (FlashMlaDense(), FlashAttention3Dense(), FlashInferDense(), VllmTritonDense())

@@ -19,6 +19,9 @@ from mlagen.bench.shapes import Inputs, Shape
 from mlagen.verify.facts import Facts
 
 FA3_MODULES = ("vllm.vllm_flash_attn.flash_attn_interface",)
+FLASHINFER_MODULES = ("flashinfer.mla",)
+FLASHINFER_WORKSPACE = 128 << 20  # bytes; what its documentation starts with
+D_C, D_ROPE = 512, 64  # DeepSeek's rows, which FlashAttention-3 and FlashInfer know
 TensorCall = Callable[[], torch.Tensor]
 
 
@@ -99,6 +102,23 @@ class FlashMla:
         return call
 
 
+def _pages_of_one_row(shape: Shape, facts: Facts) -> str | None:
+    """Why a paged kernel that takes indices for a block table of pages of one row cannot run a shape, in one line."""
+    if (facts.d_c, facts.d_rope, facts.d_v) != (D_C, D_ROPE, D_C):
+        return f"rows of {D_C} + {D_ROPE} lanes only"
+    if facts.block_size is not None or facts.sink == "required":
+        return "flat rows without sink only"
+    return "absent indices are not supported" if shape.topk > shape.s_kv else None
+
+
+def _lengths(inputs: Inputs) -> torch.Tensor:
+    """int32 [tokens]: indices of each query token, all of them where it has no length."""
+    if inputs.topk_length is not None:
+        return inputs.topk_length
+    tokens, _, topk = inputs.indices.shape
+    return torch.full((tokens,), topk, dtype=torch.int32, device=inputs.q.device)
+
+
 class FlashAttention3:
     """FlashAttention-3's paged MLA decode: with pages of one row and the indices as block table it is sparse MLA."""
 
@@ -106,11 +126,7 @@ class FlashAttention3:
 
     def unsupported(self, shape: Shape, facts: Facts) -> str | None:
         """It knows 512 + 64 lanes, flat, without sink; every index must be valid."""
-        if (facts.d_c, facts.d_rope, facts.d_v) != (512, 64, 512):
-            return "rows of 512 + 64 lanes only"
-        if facts.block_size is not None or facts.sink == "required":
-            return "flat rows without sink only"
-        return "absent indices are not supported" if shape.topk > shape.s_kv else None
+        return _pages_of_one_row(shape, facts)
 
     def prepare(self, inputs: Inputs) -> TensorCall:
         """Makes the scheduler's metadata."""
@@ -118,20 +134,17 @@ class FlashAttention3:
         tokens, heads, _ = inputs.q.shape
         indices = inputs.indices[:, 0]
         topk = indices.shape[1]
-        device = inputs.q.device
-        lengths = inputs.topk_length
-        if lengths is None:
-            lengths = torch.full((tokens,), topk, dtype=torch.int32, device=device)
-        starts = torch.arange(tokens + 1, dtype=torch.int32, device=device)
-        latent, rope = inputs.kv[:, :, None, :512], inputs.kv[:, :, None, 512:]
+        lengths = _lengths(inputs)
+        starts = torch.arange(tokens + 1, dtype=torch.int32, device=inputs.q.device)
+        latent, rope = inputs.kv[:, :, None, :D_C], inputs.kv[:, :, None, D_C:]
         metadata = interface.get_scheduler_metadata(
             batch_size=tokens,
             max_seqlen_q=1,
             max_seqlen_k=topk,
             num_heads_q=heads,
             num_heads_kv=1,
-            headdim=64,
-            headdim_v=512,
+            headdim=D_ROPE,
+            headdim_v=D_C,
             cache_seqlens=lengths,
             qkv_dtype=inputs.q.dtype,
             cu_seqlens_q=starts,
@@ -143,10 +156,10 @@ class FlashAttention3:
         def call() -> torch.Tensor:
             return _tensor(
                 interface.flash_attn_varlen_func(
-                    q=inputs.q[:, :, 512:],
+                    q=inputs.q[:, :, D_C:],
                     k=rope,
                     v=latent,
-                    q_v=inputs.q[:, :, :512],
+                    q_v=inputs.q[:, :, :D_C],
                     max_seqlen_q=1,
                     cu_seqlens_q=starts,
                     max_seqlen_k=topk,
@@ -163,7 +176,80 @@ class FlashAttention3:
         return call
 
 
-PEERS: tuple[Peer, ...] = (VllmTriton(), FlashMla(), FlashAttention3())
+class FlashInfer:
+    """FlashInfer's paged MLA attention, with pages of one row as FlashAttention-3."""
+
+    name = "FlashInfer p1"
+
+    def unsupported(self, shape: Shape, facts: Facts) -> str | None:
+        """It knows 512 + 64 lanes, flat, without sink; every index must be valid."""
+        return _pages_of_one_row(shape, facts)
+
+    def prepare(self, inputs: Inputs) -> TensorCall:
+        """Makes its plan."""
+        q = inputs.q[:, None]  # each token a request
+        return flashinfer_call(q, inputs.kv, inputs.indices[:, 0], _lengths(inputs), inputs.sm_scale, causal=False)
+
+
+@functools.cache
+def _flashinfer_workspace(device: torch.device) -> torch.Tensor:
+    """Room for the parts of split requests; calls of one stream share it."""
+    return torch.empty(FLASHINFER_WORKSPACE, dtype=torch.uint8, device=device)
+
+
+def flashinfer_call(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+    sm_scale: float,
+    *,
+    causal: bool,
+) -> TensorCall:
+    """A planned call of FlashInfer's `BatchMLAPagedAttentionWrapper`, which gives out [requests * s_q, heads, 512].
+
+    Args:
+        q: [requests, s_q, heads, 512 + 64].
+        cache: [pages, block_size, 512 + 64].
+        block_table: int32 [requests, pages a request].
+        lengths: int32 [requests], keys of each.
+        sm_scale: factor of the logits.
+        causal: whether a query token sees no key behind its own.
+
+    Raises:
+        ImportError: FlashInfer is not there.
+    """
+    module = first_module(FLASHINFER_MODULES)
+    requests, s_q, heads, _ = q.shape
+    block_size = cache.shape[1]
+    pages = (lengths + block_size - 1) // block_size
+    kept = torch.arange(block_table.shape[1], device=q.device) < pages[:, None]
+    wrapper = module.BatchMLAPagedAttentionWrapper(_flashinfer_workspace(q.device))
+    wrapper.plan(
+        qo_indptr=torch.arange(requests + 1, dtype=torch.int32, device=q.device) * s_q,
+        kv_indptr=torch.nn.functional.pad(pages.cumsum(0, dtype=torch.int32), (1, 0)),
+        kv_indices=block_table[kept],
+        kv_len_arr=lengths,
+        num_heads=heads,
+        head_dim_ckv=D_C,
+        head_dim_kpe=D_ROPE,
+        page_size=block_size,
+        causal=causal,
+        sm_scale=sm_scale,
+        q_data_type=q.dtype,
+        kv_data_type=cache.dtype,
+    )
+    tokens = q.flatten(0, 1)
+    operands = {
+        "q_nope": tokens[:, :, :D_C],
+        "q_pe": tokens[:, :, D_C:],
+        "ckv_cache": cache[:, :, :D_C],
+        "kpe_cache": cache[:, :, D_C:],
+    }
+    return lambda: _tensor(wrapper.run(**operands))
+
+
+PEERS: tuple[Peer, ...] = (VllmTriton(), FlashMla(), FlashAttention3(), FlashInfer())
 
 _unpacked: list[tempfile.TemporaryDirectory[str]] = []  # kept until the process ends: a library cannot be unloaded
 

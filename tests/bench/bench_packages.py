@@ -1,4 +1,4 @@
-"""Packages without kernels: their wrappers are functions that a test writes, in plain torch."""
+"""Packages without kernels, whose wrappers a test writes in plain torch; and a peer's module in plain torch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 import yaml
 
 from mlagen.bench.package import BenchPackage
@@ -48,3 +49,41 @@ def package_in(folder: Path, wrappers: dict[str, Callable[..., Any]], *options: 
     root = ModuleType("made")
     vars(root).update(wrappers, SPEC={"spec": spec})
     return BenchPackage(folder / "made", root, Facts.of(spec), spec)
+
+
+class FlashInferModule:
+    """`flashinfer.mla` as far as a peer asks for it: requests of equally many query tokens, unquantised rows."""
+
+    class BatchMLAPagedAttentionWrapper:
+        def __init__(self, float_workspace_buffer: torch.Tensor) -> None:
+            assert float_workspace_buffer.dtype == torch.uint8
+
+        def plan(self, **planned: Any) -> None:
+            assert (planned["head_dim_ckv"], planned["head_dim_kpe"]) == (512, 64)
+            for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"):
+                assert planned[name].dtype == torch.int32, name
+            self.planned = planned
+
+        def run(
+            self, q_nope: torch.Tensor, q_pe: torch.Tensor, ckv_cache: torch.Tensor, kpe_cache: torch.Tensor
+        ) -> torch.Tensor:
+            planned = self.planned
+            size = planned["page_size"]
+            assert ckv_cache.shape[1] == kpe_cache.shape[1] == size
+            assert (q_nope.dtype, ckv_cache.dtype) == (planned["q_data_type"], planned["kv_data_type"])
+            q = torch.cat([q_nope, q_pe], 2).float()
+            assert q.shape[1] == planned["num_heads"]
+            out = torch.empty(q_nope.shape)
+            tokens = q.split(planned["qo_indptr"].diff().tolist())
+            pages = planned["kv_indices"].split(planned["kv_indptr"].diff().tolist())
+            done = 0
+            for asked, table, length in zip(tokens, pages, planned["kv_len_arr"].tolist(), strict=True):
+                assert len(table) == -(-length // size)
+                kv = torch.cat([ckv_cache[table], kpe_cache[table]], 2).flatten(0, 1)[:length].float()
+                logits = planned["sm_scale"] * torch.einsum("thd,kd->thk", asked, kv)
+                if planned["causal"]:
+                    hidden = torch.ones(len(asked), length).triu(length - len(asked) + 1).bool()
+                    logits.masked_fill_(hidden[:, None], float("-inf"))
+                out[done : done + len(asked)] = logits.softmax(2) @ kv[:, :512]
+                done += len(asked)
+            return out.to(q_nope.dtype)

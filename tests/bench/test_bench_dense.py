@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from bench_packages import FlashInferModule
 
-from mlagen.bench import dense, dense_peers
+from mlagen.bench import dense, dense_peers, peers
 from mlagen.bench.batches import TENSOR_SCALE
 from mlagen.bench.check import error_limit
 from mlagen.bench.dense import CASES, DenseInputs, DenseShape, call_of, dense_shapes, dense_trials, input_sets
-from mlagen.bench.dense_peers import FlashAttention3Dense, FlashMlaDense, VllmTritonDense
+from mlagen.bench.dense_peers import FlashAttention3Dense, FlashInferDense, FlashMlaDense, VllmTritonDense
 from mlagen.bench.families import shapes_of
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.roofline import ROOFS, Roof
@@ -293,11 +293,11 @@ def test_h200_at_published_shapes(shape: DenseShape, microseconds: int, rate: in
 
 
 UNSUPPORTED = {
-    "dsv3": (None, None, None),
-    "glm47_flash": (None, None, None),
-    "dsv3_fp8": ("unquantised rows only", "unquantised rows only", None),
-    "minicpm3": ("bf16 rows of 512 + 64 lanes only", "bf16 rows of 512 + 64 lanes only", None),
-    "dots3": ("no sliding window", None, "no sliding window"),
+    "dsv3": (None, None, None, None),
+    "glm47_flash": (None, None, None, None),
+    "dsv3_fp8": (*["unquantised rows only"] * 3, None),
+    "minicpm3": (*["bf16 rows of 512 + 64 lanes only"] * 3, None),
+    "dots3": ("no sliding window", None, "no sliding window", "no sliding window"),
 }
 
 
@@ -360,14 +360,21 @@ def flash_attention(layout: CacheLayout) -> Any:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("peer", [FlashMlaDense(), FlashAttention3Dense()], ids=lambda peer: peer.name)
+@pytest.mark.parametrize(
+    "peer", [FlashMlaDense(), FlashAttention3Dense(), FlashInferDense()], ids=lambda peer: peer.name
+)
 def test_peers_get_the_arguments_that_they_take(
     peer: dense_peers.DensePeer, shape: DenseShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inputs = inputs_of("dsv3", shape)
-    make: Callable[[CacheLayout], Any] = flash_mla if isinstance(peer, FlashMlaDense) else flash_attention
-    module = make(inputs.layout)
-    monkeypatch.setattr(dense_peers, "first_module", lambda _: module)
+    modules = {
+        "FlashMLA": flash_mla(inputs.layout),
+        "FA3": flash_attention(inputs.layout),
+        "FlashInfer": FlashInferModule,
+    }
+    module = modules[peer.name]
+    for importing in (peers, dense_peers):
+        monkeypatch.setattr(importing, "first_module", lambda _: module)
     monkeypatch.setattr(dense_peers, "flash_attention_3_interface", lambda: module)
     assert dense.Reference(inputs).error_of(peer.prepare(inputs)) <= error_limit(torch.bfloat16)
 
@@ -381,4 +388,5 @@ def test_flash_attention_keeps_a_window(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_peers_that_are_not_installed_are_entrants_all_the_same() -> None:
     trial = dense_trials(setting_of(package_of("dsv3"), peers=True))(SHAPES[0])
-    assert [each.name for each in trial.entrants] == [OURS, BATCH_INVARIANT, "FlashMLA", "FA3", "vLLM Triton"]
+    names = [OURS, BATCH_INVARIANT, "FlashMLA", "FA3", "FlashInfer", "vLLM Triton"]
+    assert [each.name for each in trial.entrants] == names

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from bench_packages import MakePackage
+from bench_packages import FlashInferModule, MakePackage
 
 from mlagen.bench import cache_peers, peers
+from mlagen.bench.check import Reference, error_limit
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers import PEERS, Peer, absence
+from mlagen.bench.peers import PEERS, FlashInfer, Peer, absence
 from mlagen.bench.shapes import Shape, default_shapes, make_inputs
 from mlagen.spec import load
 from mlagen.verify.facts import Facts
@@ -23,7 +24,7 @@ SPECS = Path(__file__).parents[2] / "specs"
 @pytest.fixture
 def without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No peer can be imported, whatever is installed."""
-    for name in ("seed_sparse", "vllm", "flash_mla"):
+    for name in ("seed_sparse", "vllm", "flash_mla", "flashinfer"):
         monkeypatch.setitem(sys.modules, name, None)
 
 
@@ -57,6 +58,20 @@ def test_only_some_peers_know_sinks_and_rows_without_rope(dsv32: BenchPackage, s
     assert able["FlashMLA"] == (None, None)
     assert all(able["vLLM Triton"])
     assert all(able["FA3 p1"])
+    assert all(able["FlashInfer p1"])
+
+
+@pytest.mark.parametrize("lengths", [None, "drawn"])
+def test_flashinfer_takes_indices_for_pages(
+    lengths: str | None, dsv32: BenchPackage, shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "first_module", lambda _: FlashInferModule)
+    (inputs,) = make_inputs(shape, dsv32.facts, torch.device("cpu"), 0, sets=1)
+    if lengths:
+        drawn = torch.randint(1, shape.topk, (shape.tokens,), generator=torch.Generator().manual_seed(0))
+        inputs = replace(inputs, topk_length=drawn.int())
+    call = FlashInfer().prepare(inputs)
+    assert Reference(inputs, dsv32.facts).error_of(call) <= error_limit(torch.bfloat16)
 
 
 def test_a_failure_of_many_lines_becomes_one() -> None:
