@@ -177,7 +177,10 @@ class FlashAttention3:
 
 
 class FlashInfer:
-    """FlashInfer's paged MLA attention, with pages of one row as FlashAttention-3."""
+    """FlashInfer's paged MLA attention, with pages of one row as FlashAttention-3.
+
+    Its first plan compiles a kernel, for which it asks for nvcc and ninja.
+    """
 
     name = "FlashInfer p1"
 
@@ -207,6 +210,8 @@ def flashinfer_call(
     causal: bool,
 ) -> TensorCall:
     """A planned call of FlashInfer's `BatchMLAPagedAttentionWrapper`, which gives out [requests * s_q, heads, 512].
+
+    Its flat arguments are those that each version takes; 0.7 warns of them.
 
     Args:
         q: [requests, s_q, heads, 512 + 64].

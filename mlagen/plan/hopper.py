@@ -18,7 +18,8 @@ D_V = 512  # two warpgroups' accumulators of 256 lanes fill their registers
 D_TAILS = (0, 64)  # lanes of K behind V for which shared memory has room
 PRODUCT_DEPTH = 16  # lanes that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
-# A thread of the right and of the copying warpgroup; the left one has the rest. No spill in a loop, Triton 3.6 to 3.8.
+# A thread of the right and of the copying warpgroup; the left one has the rest. What spills under which Triton:
+# docs/performance.md, Versions.
 REGISTERS = (208, 56)
 DENSE_REGISTERS = (216, 48)
 DEQUANTISING_REGISTERS = (192, 96)
@@ -36,7 +37,7 @@ SWAPPED_LEFTS = 3  # left halves of blocks of K beside two right ones; the kerne
 SWAPPED_REGISTERS = (232, 232)  # a thread of either warpgroup that multiplies; the copying one has the rest
 HEADS_BLOCK_N = (128, 64)  # most wanted first
 HEADS_STAGES = 2
-HEADS_REGISTERS = {64: (216, 72), 128: (216, 72), 256: (224, 56)}  # by lanes of V, one accumulator: as REGISTERS
+HEADS_REGISTERS = {64: (216, 72), 128: (216, 72), 256: (224, 56)}  # by lanes of V: second consumer, copying one
 HEADS_ACCUMULATORS = 192  # registers a thread for accumulators, scores and weights, beside which the rest has room
 HEADS_QUERIES = 1
 HEADS_BARRIERS = 1024  # bytes for barriers and for what partitions pass

@@ -58,32 +58,48 @@ class FlashInferModule:
         def __init__(self, float_workspace_buffer: torch.Tensor) -> None:
             assert float_workspace_buffer.dtype == torch.uint8
 
-        def plan(self, **planned: Any) -> None:
-            assert (planned["head_dim_ckv"], planned["head_dim_kpe"]) == (512, 64)
-            for name in ("qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"):
-                assert planned[name].dtype == torch.int32, name
-            self.planned = planned
+        def plan(
+            self,
+            qo_indptr: torch.Tensor,
+            kv_indptr: torch.Tensor,
+            kv_indices: torch.Tensor,
+            kv_len_arr: torch.Tensor,
+            num_heads: int,
+            head_dim_ckv: int,
+            head_dim_kpe: int,
+            page_size: int,
+            causal: bool,
+            sm_scale: float,
+            q_data_type: torch.dtype,
+            kv_data_type: torch.dtype,
+        ) -> None:
+            assert (head_dim_ckv, head_dim_kpe) == (512, 64)
+            for metadata in (qo_indptr, kv_indptr, kv_indices, kv_len_arr):
+                assert (metadata.dtype, metadata.ndim, metadata.is_contiguous()) == (torch.int32, 1, True)
+            self.tokens, self.pages = qo_indptr.diff().tolist(), kv_indices.split(kv_indptr.diff().tolist())
+            self.lengths = kv_len_arr.tolist()
+            self.num_heads, self.size, self.causal, self.sm_scale = num_heads, page_size, causal, sm_scale
+            self.dtypes = (q_data_type, kv_data_type)
 
         def run(
             self, q_nope: torch.Tensor, q_pe: torch.Tensor, ckv_cache: torch.Tensor, kpe_cache: torch.Tensor
         ) -> torch.Tensor:
-            planned = self.planned
-            size = planned["page_size"]
-            assert ckv_cache.shape[1] == kpe_cache.shape[1] == size
-            assert (q_nope.dtype, ckv_cache.dtype) == (planned["q_data_type"], planned["kv_data_type"])
-            q = torch.cat([q_nope, q_pe], 2).float()
-            assert q.shape[1] == planned["num_heads"]
-            out = torch.empty(q_nope.shape)
-            tokens = q.split(planned["qo_indptr"].diff().tolist())
-            pages = planned["kv_indices"].split(planned["kv_indptr"].diff().tolist())
-            done = 0
-            for asked, table, length in zip(tokens, pages, planned["kv_len_arr"].tolist(), strict=True):
-                assert len(table) == -(-length // size)
-                kv = torch.cat([ckv_cache[table], kpe_cache[table]], 2).flatten(0, 1)[:length].float()
-                logits = planned["sm_scale"] * torch.einsum("thd,kd->thk", asked, kv)
-                if planned["causal"]:
-                    hidden = torch.ones(len(asked), length).triu(length - len(asked) + 1).bool()
-                    logits.masked_fill_(hidden[:, None], float("-inf"))
-                out[done : done + len(asked)] = logits.softmax(2) @ kv[:, :512]
-                done += len(asked)
-            return out.to(q_nope.dtype)
+            assert ckv_cache.shape[1] == kpe_cache.shape[1] == self.size
+            assert (q_nope.dtype, ckv_cache.dtype) == self.dtypes
+            assert q_nope.shape[1] == self.num_heads
+            queries = torch.cat([q_nope, q_pe], 2).float().split(self.tokens)
+            return torch.cat(
+                [
+                    self.attend(q, torch.cat([ckv_cache[table], kpe_cache[table]], 2).flatten(0, 1), length)
+                    for q, table, length in zip(queries, self.pages, self.lengths, strict=True)
+                ]
+            ).to(q_nope.dtype)
+
+        def attend(self, q: torch.Tensor, rows: torch.Tensor, length: int) -> torch.Tensor:
+            assert length <= len(rows) < length + self.size
+            kv = rows[:length].float()
+            logits = self.sm_scale * torch.einsum("thd,kd->thk", q, kv)
+            if self.causal:
+                hidden = torch.ones(len(q), length).triu(length - len(q) + 1).bool()
+                logits.masked_fill_(hidden[:, None], float("-inf"))
+            return logits.softmax(2) @ kv[:, :512]
