@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from mlagen.backends.triton.common import Signature
-from mlagen.backends.triton.splits import attention_context, dense_signature, presences
-from mlagen.plan import HOPPER_TARGET, CompileJob, HopperPlan, Plan, needed
+from mlagen.backends.triton.splits import attention_context, dense_signature
+from mlagen.plan import HOPPER_TARGET, HopperPlan, Plan, needed
 from mlagen.plan.hopper import FP16_Q, FP16_SCALES, SLACK
 from mlagen.work import ITEMSIZE
 
 TEMPLATE = "gluon/seesaw"
-OPTIONAL = {"attn_sink_ptr", "topk_length_ptr", "extra_topk_length_ptr"}
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
 
 
@@ -72,49 +71,9 @@ class HopperModule:
             ],
         }
 
-    def jobs(self, plan: Plan) -> Iterator[CompileJob]:
-        """The kernel with results and, if it has them, with partials; all other optional tensors given, and none."""
-        yield from self.jobs_of(plan, needed(self.plan_of(plan)))
-
-    def jobs_of(
-        self, plan: Plan, hopper: HopperPlan, constexprs: tuple[tuple[str, Any], ...] = ()
-    ) -> Iterator[CompileJob]:
-        """The same with these numbers, and what the kernel takes when it is compiled."""
-        signature = self.arguments(plan)
-        results = {"attn_sink_ptr", "out_ptr", "max_logits_ptr", "lse_ptr"}
-        optional = {name for name, _ in signature if name in OPTIONAL}
-        sink, length = presences(plan)
-        required = {
-            name
-            for name, word in (
-                ("attn_sink_ptr", sink),
-                ("topk_length_ptr", length),
-                ("extra_topk_length_ptr", length),
-            )
-            if word == "required"
-        }
-        variants = [("", {"partial_ptr"}), (" bare", {"partial_ptr", *optional - required})]
-        second = {name for name, _ in signature if name.startswith("extra_") and name.endswith("_ptr")}
-        if second and plan.extra_layout != plan.layout:  # of one layout the first cache stands for an absent second one
-            variants.append((" alone", {"partial_ptr", *second}))
-        if ("partial_ptr", "*fp32") in signature:
-            variants.append((" split", results))
-        if plan.dense is not None:  # each program may have both, results and partials
-            variants = [("", set())]
-        for variant, absent in variants:
-            given = tuple((name, kind) for name, kind in signature if name not in absent)
-            yield CompileJob(
-                module=self.MODULE,
-                kernel=self.kernel,
-                variant=f"{hopper.tile.block_h}x{hopper.tile.block_n}{variant}",
-                target=HOPPER_TARGET,
-                signature=given,
-                constexprs=(*((name, None) for name, _ in signature if name in absent), *constexprs),
-                num_warps=hopper.tile.num_warps,
-                num_stages=hopper.tile.num_stages,
-                expected_shared=hopper.expected_shared + (0 if "partial_ptr" in absent else hopper.split_shared),
-                expected_products=hopper.expected_products,
-            )
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """Warpgroup products in the kernel's code, as `expected_products` takes them."""
+        return {(self.kernel, None): needed(self.plan_of(plan)).expected_products}
 
 
 def _length(plan: Plan) -> Signature:
@@ -206,10 +165,9 @@ class SwappedModule(HopperModule):
             "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "left_ready", "right_ready"],
         }
 
-    def jobs(self, plan: Plan) -> Iterator[CompileJob]:
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Those of each number of heads that a program holds."""
-        for hopper in needed(plan.sparse).swapped:
-            yield from self.jobs_of(plan, hopper, (("BLOCK_H", hopper.block_h),))
+        return {(self.kernel, one.block_h): one.expected_products for one in needed(plan.sparse).swapped}
 
 
 def _swapped_arguments(plan: Plan) -> Signature:
@@ -369,26 +327,6 @@ class UnionLists:
         """What the template asks for."""
         return {**attention_context(plan), "union": plan.union, "arguments": self.arguments(plan)}
 
-    def jobs(self, plan: Plan) -> Iterator[CompileJob]:
-        """The kernel with the optional tensor, and without."""
-        union = plan.union
-        assert union is not None
-        signature = self.arguments(plan)
-        for absent in {"none": ((),), "optional": ((), ("topk_length_ptr",)), "required": ((),)}[
-            plan.sparse_attention.topk_length
-        ]:
-            yield CompileJob(
-                module=self.MODULE,
-                kernel="_union_kernel",
-                variant=f"{union.group} tokens{' bare' if absent else ''}",
-                target=HOPPER_TARGET,
-                signature=tuple((name, kind) for name, kind in signature if name not in absent),
-                constexprs=tuple((name, None) for name in absent),
-                num_warps=union.num_warps,
-                num_stages=1,
-                expected_shared=union.expected_shared,
-            )
-
 
 UNION_LISTS = UnionLists()
 
@@ -483,18 +421,6 @@ class HeadsModule:
             ],
         }
 
-    def jobs(self, plan: Plan) -> Iterator[CompileJob]:
-        """The kernel, which has one variant."""
-        hopper = needed(needed(plan.varlen).hopper)
-        yield CompileJob(
-            module=self.MODULE,
-            kernel=self.KERNEL,
-            variant=f"{hopper.rows}x{hopper.block_n}",
-            target=HOPPER_TARGET,
-            signature=self._arguments(plan),
-            constexprs=(),
-            num_warps=hopper.num_warps,
-            num_stages=1,
-            expected_shared=hopper.expected_shared,
-            expected_products=hopper.expected_products,
-        )
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """Warpgroup products in the kernel's code, as `expected_products` takes them."""
+        return {(self.KERNEL, None): needed(needed(plan.varlen).hopper).expected_products}

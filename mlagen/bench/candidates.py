@@ -7,16 +7,17 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
 from mlagen.bench.progress import progress
 from mlagen.bench.tunable import DENSE, KVCACHE, SPARSE, Tunable, tunables_of
-from mlagen.compile import check_limits, compile_jobs
+from mlagen.compile import Toolchain, check_limits, compile_jobs
 from mlagen.errors import LimitError, MlagenError, ToolError, UsageError
-from mlagen.plan import TARGETS, CompileJob, Plan, Target, Tile, make_plan
+from mlagen.plan import TARGETS, Plan, Target, Tile, make_plan
 from mlagen.plan.chunks import next_power_of_2
 from mlagen.plan.tiles import ACCUMULATOR_REGISTERS, accumulator_registers
 from mlagen.spec import load
@@ -59,22 +60,37 @@ def _fits(kernels: Tunable, plan: Plan, tile: Tile, target: Target) -> bool:
 
 
 def unfit_tiles(
-    package_dir: Path, jobs: dict[Tile, list[CompileJob]], on_done: Callable[[], None] = lambda: None
+    kernels: Tunable,
+    plan: Plan,
+    tiles: Iterable[Tile],
+    target: Target,
+    on_done: Callable[[object], None] = lambda _: None,
+    toolchain: Toolchain | None = None,
 ) -> dict[Tile, str]:
-    """Compiles each tile's kernels without the GPU, a core each; gives the tiles that break a limit, and how."""
+    """Compiles the kernels of each tile without the GPU, a core each; gives the tiles that break a limit, and how.
 
-    def reason(tile: Tile) -> str | None:
-        try:
-            broken = check_limits(compile_jobs(package_dir, jobs[tile], workers=1))
-        except ToolError as error:
-            return str(error)
-        finally:
-            on_done()
-        return str(broken[0]) if broken else None
+    Args:
+        kernels, plan, target: whose tiles.
+        tiles: the tiles.
+        on_done: called when a tile is done.
+        toolchain: the Triton that compiles; None: the installed one.
+    """
+    with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
+        folder = Path(temporary) / plan.spec.name
+        jobs = kernels.jobs(plan, tiles, target, folder, toolchain)
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        reasons = zip(jobs, pool.map(reason, jobs), strict=True)
-        return {tile: why for tile, why in reasons if why is not None}
+        def reason(tile: Tile) -> str | None:
+            try:
+                broken = check_limits(compile_jobs(folder, jobs[tile], workers=1, toolchain=toolchain))
+            except ToolError as error:
+                return str(error)
+            finally:
+                on_done(tile)
+            return str(broken[0]) if broken else None
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            reasons = zip(jobs, pool.map(reason, jobs), strict=True)
+            return {tile: why for tile, why in reasons if why is not None}
 
 
 def read_tiles(path: Path) -> set[Tile]:
@@ -95,7 +111,6 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m mlagen.bench.candidates", description="Lists tiles that a target can run."
     )
     parser.add_argument("--spec", type=Path, required=True, help="the spec")
-    parser.add_argument("--package", type=Path, required=True, help="folder of the package generated from it")
     parser.add_argument("--target", choices=tuple(TARGETS), required=True)
     names = [SPARSE.name, KVCACHE.name, DENSE.name]
     parser.add_argument("--kernels", choices=names, help="whose tiles; default: the first that the spec has")
@@ -107,9 +122,8 @@ def main(arguments: list[str] | None = None) -> int:
         if not found:
             raise UsageError(f"{plan.spec.name} has no {options.kernels or 'attention'} kernels")
         tiles = candidate_tiles(found[0], plan, found[0].widest(plan.spec.model.num_heads), target)
-        jobs = {tile: found[0].jobs(plan, tile, target) for tile in tiles}
-        with progress() as report, report.steps("compile", len(jobs)) as step:
-            unfit = unfit_tiles(options.package, jobs, step)
+        with progress() as report, report.steps("compile", len(tiles)) as step:
+            unfit = unfit_tiles(found[0], plan, tiles, target, lambda _: step())
             for why in unfit.values():
                 report.say(why)
     except MlagenError as error:

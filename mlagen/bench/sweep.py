@@ -170,10 +170,9 @@ class Sweep:
         for regime in regimes:
             tiles.update(dict.fromkeys(self._candidates(regime)))
             tiles[self.driver.current(regime.num_heads, regime.tokens)[0]] = None
-        jobs = {tile: self.kernels.jobs(self.plan, tile, self.target) for tile in tiles}
-        with self.report.steps("compile", len(jobs)) as step:
-            unfit = unfit_tiles(self.package.folder, jobs, step)
-        fitting = [tile for tile in jobs if tile not in unfit]
+        with self.report.steps("compile", len(tiles)) as step:
+            unfit = unfit_tiles(self.kernels, self.plan, tiles, self.target, lambda _: step())
+        fitting = [tile for tile in tiles if tile not in unfit]
         if self.driver.hopper is not None:
             fitting.insert(0, self.driver.hopper)
         with self.report.steps(f"load {len(fitting)} tiles", 1) as step:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from mlagen.backends import compile_jobs as jobs_of
 from mlagen.bench import attention, dense, kvcache
 from mlagen.bench.batches import BLOCK_SIZE
 from mlagen.bench.choose import Regime
@@ -19,7 +19,9 @@ from mlagen.bench.kvcache import KvcacheShape
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import DECODE_S_KV, PREFILL_S_KV, PREFILL_TOKENS, Shape
 from mlagen.bench.trial import Setting, Sizes, Trial
-from mlagen.plan import CompileJob, Plan, Target, Tile, TileRow, needed
+from mlagen.compile import CompileJob, Toolchain, list_variants
+from mlagen.emit import apply, compare, render
+from mlagen.plan import Plan, Target, Tile, TileRow, needed
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.dense import MOST_ROWS, spills_with_window
 from mlagen.plan.kvcache import CachedRow
@@ -84,17 +86,39 @@ class Tunable:
         """A row for the tile. Raises LimitError: it needs more shared memory than the target gives a program."""
         return self.make_row(plan, tile, target, reason, max_heads, max_tokens)
 
-    def jobs(self, plan: Plan, tile: Tile, target: Target) -> list[CompileJob]:
-        """The compile jobs of the kernels that take the tile, on the target."""
+    def jobs(
+        self, plan: Plan, tiles: Iterable[Tile], target: Target, folder: Path, toolchain: Toolchain | None = None
+    ) -> dict[Tile, list[CompileJob]]:
+        """What to compile to know whether tiles hold on a target.
+
+        Args:
+            plan: whose kernels take them.
+            tiles: the tiles.
+            target: the target.
+            folder: where to write the package whose table has all these tiles, and which the jobs are of.
+            toolchain: the Triton that lists them; None: the installed one.
+
+        Returns:
+            By tile, every variant of the kernels that take it for calls of aligned rows.
+        """
         alone = replace(plan, spec=plan.spec.model_copy(update={"targets": (target.name,)}))
-        alone = self.with_rows(alone, target.name, [self.row(plan, tile, target)])
-        return [job for job in jobs_of(alone) if job.module == self.module and _takes(job, tile)]
+        rows = [self.row(plan, tile, target) for tile in dict.fromkeys(tiles)]
+        apply(compare(render(self.with_rows(alone, target.name, rows)), folder))
+        found: dict[Tile, list[CompileJob]] = {row.tile: [] for row in rows}
+        for job in list_variants(folder, [target.name], toolchain=toolchain):
+            if job.module == self.module and (tile := _tile_of(job)) in found:
+                found[tile].append(job)
+        return found
 
 
-def _takes(job: CompileJob, tile: Tile) -> bool:
-    blocks = dict(job.constexprs)
-    of_job = (blocks.get("BLOCK_H"), blocks.get("BLOCK_N"), job.num_warps, job.num_stages)
-    return of_job == (tile.block_h, tile.block_n, tile.num_warps, tile.num_stages)
+def _tile_of(job: CompileJob) -> Tile | None:
+    """The tile of the table that a job compiles; None where it compiles one for other calls, or none."""
+    given = dict(job.constexprs)
+    aligned = all(given.get(name, 16) == 16 for name in ("ALIGNMENT", "INDEX_GROUP"))
+    if "BLOCK_H" not in given or not aligned or given.get("WHOLE_PAGES") is False:
+        return None
+    ahead = bool(given.get("INDICES_AHEAD") or given.get("PAGES_AHEAD"))
+    return Tile(int(given["BLOCK_H"] or 0), int(given["BLOCK_N"] or 0), job.num_warps, job.num_stages, ahead)
 
 
 def _sparse_shape(package: BenchPackage, regime: Regime) -> Shape:

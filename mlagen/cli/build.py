@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
-from mlagen.backends import compile_jobs
+from mlagen.backends import expected_products
 from mlagen.cli.console import JSON, err, out, print_json, report_error, spec_files, stage
-from mlagen.cli.manifest import MANIFEST, manifest_text, stale_manifest
+from mlagen.cli.manifest import MANIFEST, make_manifest, read_manifest, stale_manifest, still_proved
 from mlagen.cli.verify import DEVICE, pick_device, verify_cached
-from mlagen.compile import Resources, check_limits, resource_table
-from mlagen.compile import compile_jobs as run_jobs
+from mlagen.compile import (
+    Resources,
+    check_limits,
+    compile_jobs,
+    list_variants,
+    parse_tritons,
+    resource_table,
+    toolchain,
+)
 from mlagen.emit import Drift, Package, apply, compare, render
 from mlagen.emit.write import write_atomically
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
@@ -30,7 +38,7 @@ class Built:
     package: Package
     folder: Path
     written: list[Path] = field(default_factory=list)
-    resources: list[Resources] = field(default_factory=list)
+    proofs: dict[str, list[Resources]] = field(default_factory=dict)
     results: list[CaseResult] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -40,7 +48,7 @@ class Built:
             "package": str(self.folder),
             "files": [file.name for file in self.package.files],
             "written": [str(path) for path in self.written],
-            "resources": [one.to_json() for one in self.resources],
+            "resources": [one.to_json() for resources in self.proofs.values() for one in resources],
             "verified": [one.to_json() for one in self.results],
         }
 
@@ -51,6 +59,9 @@ class Built:
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
 @click.option("--target", "targets", multiple=True, type=click.Choice(list(TARGETS)), help="Compile for these alone.")
+@click.option(
+    "--triton", metavar="VERSIONS", help="Compile with these, such as 3.7,3.8, or all; default: the installed one."
+)
 @click.option("--no-compile", is_flag=True, help="Do not compile.")
 @click.option("--no-verify", is_flag=True, help="Do not run the kernels.")
 @click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("generated"), show_default=True)
@@ -62,6 +73,7 @@ def build(
     diff: bool,
     force: bool,
     targets: tuple[str, ...],
+    triton: str | None,
     no_compile: bool,
     no_verify: bool,
     folder: Path,
@@ -70,11 +82,13 @@ def build(
 ) -> None:
     """Generates the packages of SPECS (default: specs/*.yaml) into generated/.
 
-    A package is rendered, compiled for every target and verified against the reference first; if any of that fails,
-    nothing of it is written.
+    A package is rendered, every kernel variant that a call can launch is compiled for every target, and the kernels are
+    verified against the reference first; if any of that fails, nothing of it is written. Tritons that are not installed
+    are fetched once, into the user's cache.
     """
     if check and (diff or force):
         raise UsageError("--check writes and prints nothing that --diff or --force would change; give one of them")
+    versions = () if no_compile else parse_tritons(triton)
     plans = _load_all(spec_files(specs))
     built = [Built(path, render(plan), folder / plan.spec.name) for path, plan in plans]
     if check or diff:
@@ -83,7 +97,7 @@ def build(
     failures: list[MlagenError] = []
     for (_, plan), one in zip(plans, built, strict=True):
         try:
-            _build_one(plan, one, targets, force, None if no_verify else pick_device(device), not no_compile)
+            _build_one(plan, one, targets, force, None if no_verify else pick_device(device), versions)
         except MlagenError as error:
             report_error(error)
             failures.append(error)
@@ -134,34 +148,57 @@ def _compare_all(built: list[Built], check: bool, as_json: bool) -> None:
 
 
 def _build_one(
-    plan: Plan, one: Built, targets: tuple[str, ...], force: bool, device: str | None, compiling: bool
+    plan: Plan, one: Built, targets: tuple[str, ...], force: bool, device: str | None, versions: tuple[str, ...]
 ) -> None:
     name = plan.spec.name
     drifts = compare(one.package, one.folder)
     if not force:
         apply([drift for drift in drifts if drift.kind == "edited"])
+    chosen = [target for target in plan.spec.targets if not targets or target in targets]
+    if not chosen:
+        raise UsageError(f"{name}: none of its targets ({', '.join(plan.spec.targets)}) is {', '.join(targets)}")
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         staged = Path(temporary) / name
         apply(compare(one.package, staged))
-        if compiling:
-            jobs = [job for job in compile_jobs(plan) if not targets or job.target in targets]
-            if not jobs:
-                raise UsageError(
-                    f"{name}: none of its targets ({', '.join(plan.spec.targets)}) is {', '.join(targets)}"
-                )
-            with stage(f"{name}: compile", len(jobs)) as bar:
-                one.resources = run_jobs(staged, jobs, on_done=bar.step)
-            _raise_all(check_limits(one.resources))
+        for version in versions:
+            one.proofs[version] = _compile(name, staged, chosen, version)
+        _raise_all([error for taken in one.proofs.values() for error in check_limits(taken, expected_products(plan))])
         if device is not None:
             one.results = verify_cached(one.package, staged, device)
             _raise_all(mismatches(one.results))
+        earlier = read_manifest(one.folder)
+        others = [] if earlier is None else [version for version in earlier.tritons if version not in versions]
+        held = still_proved(earlier, staged, plan.spec.targets, others)
     one.written = apply(drifts, force=force)
-    if compiling and not targets:
-        text = manifest_text(one.package, one.resources)
+    if versions and chosen == list(plan.spec.targets):
+        lost = [version for version in others if held is None or version not in held.tritons]
+        if lost:
+            err.print(
+                f"{one.folder}: no longer proved under triton {', '.join(lost)}, since kernels changed; mend with: "
+                f"mlagen build {one.path} --triton {','.join((*versions, *lost))}",
+                markup=False,
+            )
+        text = make_manifest(one.package, one.proofs, held).text()
         path = one.folder / MANIFEST
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             write_atomically(path, text)
             one.written.append(path)
+
+
+def _compile(name: str, staged: Path, targets: Sequence[str], version: str) -> list[Resources]:
+    """Compiles all that calls of a package can launch under one Triton."""
+    title = f"{name}: compile with triton {version}"
+    with stage(f"{title}: list variants", None):
+        chosen = toolchain(version)
+        jobs = list_variants(staged, targets, toolchain=chosen)
+    with stage(title, len(jobs)) as bar:
+        return compile_jobs(
+            staged,
+            jobs,
+            toolchain=chosen,
+            on_start=lambda job: bar.show(f"{title}: {job.target} {job.kernel}"),
+            on_done=bar.step,
+        )
 
 
 def _raise_all(errors: list[Any]) -> None:
@@ -172,13 +209,17 @@ def _raise_all(errors: list[Any]) -> None:
 
 
 def _print_built(one: Built) -> None:
-    if one.resources:
-        out.print(resource_table(one.resources))
+    for version, resources in one.proofs.items():
+        out.print(f"triton {version}")
+        out.print(resource_table(resources))
     if one.results:
         out.print(verify_table(one.results))
-    compiled = f"{len(one.resources)} kernels compiled" if one.resources else "not compiled"
+    told = [
+        f"{len(resources)} kernel variants compiled with triton {version}" for version, resources in one.proofs.items()
+    ]
     verified = f"{len(one.results)} cases verified" if one.results else "not verified"
     state = f"{len(one.written)} written" if one.written else "unchanged"
+    compiled = ", ".join(told) or "not compiled"
     err.print(f"{one.folder}: {len(one.package.files)} files, {state}; {compiled}, {verified}", markup=False)
     for path in one.written:
         out.print(str(path), markup=False)

@@ -88,6 +88,10 @@ class Stage:
         """One more is done."""
         self._progress.advance(self._task)
 
+    def show(self, title: str) -> None:
+        """Says what is being done now."""
+        self._progress.update(self._task, description=title)
+
 
 @contextmanager
 def stage(title: str, total: int | None) -> Iterator[Stage]:

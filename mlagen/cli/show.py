@@ -15,7 +15,6 @@ from pathlib import Path
 import click
 from rich.table import Table
 
-from mlagen.backends import compile_jobs
 from mlagen.cli import layouts
 from mlagen.cli.console import JSON, SPEC, out, print_json
 from mlagen.compile import default_cache_dir
@@ -157,7 +156,6 @@ def _plan_json(plan: Plan) -> dict[str, object]:
         "kvcache": None if plan.kvcache is None else dataclasses.asdict(plan.kvcache),
         "dense": None if plan.dense is None else dataclasses.asdict(plan.dense),
         "cache": None if plan.cache is None else dataclasses.asdict(plan.cache),
-        "compile_jobs": [dataclasses.asdict(job) for job in compile_jobs(plan)],
     }
 
 

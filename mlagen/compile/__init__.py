@@ -1,15 +1,24 @@
 """Compile: generated kernels for every target, without a GPU; what they take of it, and whether it fits."""
 
-from mlagen.compile.cache import default_cache_dir
-from mlagen.compile.pool import compile_jobs
+from mlagen.compile.folder import default_cache_dir
+from mlagen.compile.job import CompileJob
+from mlagen.compile.pool import compile_jobs, content_keys, list_variants
 from mlagen.compile.resources import Resources, check_limits
 from mlagen.compile.table import resource_markdown, resource_table
+from mlagen.compile.toolchain import Toolchain, installed, parse_tritons, toolchain
 
 __all__ = [
+    "CompileJob",
     "Resources",
+    "Toolchain",
     "check_limits",
     "compile_jobs",
+    "content_keys",
     "default_cache_dir",
+    "installed",
+    "list_variants",
+    "parse_tritons",
     "resource_markdown",
     "resource_table",
+    "toolchain",
 ]

@@ -6,10 +6,10 @@ import re
 import subprocess
 from collections import Counter
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from mlagen.compile.toolchain import Toolchain
 from mlagen.errors import ToolError
 
 # HMMA, HGMMA and QGMMA, UTCHMMA and UTCQMMA: warp, warpgroup and tensor-memory products; LDL and STL reach the stack.
@@ -88,12 +88,13 @@ class Measured:
         )
 
 
-def read_cubin(cubin: Path, kernel: str) -> dict[str, Any]:
+def read_cubin(cubin: Path, kernel: str, toolchain: Toolchain) -> dict[str, Any]:
     """Read an NVIDIA binary with the tools in the Triton package.
 
     Args:
         cubin: the binary file.
         kernel: the entry function's name.
+        toolchain: the Triton that made it, whose tools read it.
 
     Returns:
         registers, scalar_registers, spills (stack bytes a thread), loop_spills and instructions.
@@ -101,11 +102,11 @@ def read_cubin(cubin: Path, kernel: str) -> dict[str, Any]:
     Raises:
         ToolError: a tool failed, or its output has no line for the kernel.
     """
-    usage = _nvidia_tool("cuobjdump", "--dump-resource-usage", str(cubin))
+    usage = _run(toolchain.tool("cuobjdump"), "--dump-resource-usage", str(cubin))
     match = re.search(rf"Function {re.escape(kernel)}:\s+REG:(\d+) STACK:(\d+)", usage)
     if match is None:
         raise ToolError(f"cuobjdump names no resources of {kernel}", hint=usage)
-    code = _nvidia_tool("nvdisasm", "--print-code", str(cubin))
+    code = _run(toolchain.tool("nvdisasm"), "--print-code", str(cubin))
     return {
         "registers": int(match[1]),
         "scalar_registers": None,
@@ -234,15 +235,12 @@ def _loops(following: list[set[int]], within: set[int]) -> list[set[int]]:
     return loops
 
 
-def _nvidia_tool(name: str, *arguments: str) -> str:
-    # find_spec, since importing Triton here would cost the parent what its workers pay already.
-    spec = find_spec("triton")
-    if spec is None or spec.origin is None:
-        raise ToolError("triton is not installed")
-    tool = Path(spec.origin).parent / "backends" / "nvidia" / "bin" / name
+def _run(tool: Path, *arguments: str) -> str:
     try:
         return subprocess.run([tool, *arguments], check=True, capture_output=True, text=True).stdout
     except OSError as error:
-        raise ToolError(f"{name} of the Triton package does not start: {error}") from error
+        raise ToolError(f"{tool.name} of the Triton package does not start: {error}") from error
     except subprocess.CalledProcessError as error:
-        raise ToolError(f"{name} failed with exit code {error.returncode}", hint=str(error.stderr).strip()) from error
+        raise ToolError(
+            f"{tool.name} failed with exit code {error.returncode}", hint=str(error.stderr).strip()
+        ) from error

@@ -14,14 +14,7 @@ from typing import Any
 from mlagen.compile.binary import Measured
 
 # Counts up whenever the same content would be measured or stored in another way.
-_FORMAT = 2
-
-
-def default_cache_dir() -> Path:
-    """The folder for results: `$XDG_CACHE_HOME/mlagen`, or `~/.cache/mlagen`."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification: a relative path is ignored.
-    return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mlagen"
+_FORMAT = 3
 
 
 def content_key(*parts: Any) -> str:
@@ -47,13 +40,29 @@ class ResultCache:
             return None
 
     def put(self, key: str, measured: Measured) -> None:
-        """Write a result so that other processes see all of it or nothing."""
+        """Keep a result."""
+        self._write(key, asdict(measured))
+
+    def get_list(self, key: str) -> list[dict[str, Any]] | None:
+        """A list of plain mappings, as `get`."""
+        try:
+            found = json.loads((self._folder / f"{key}.json").read_bytes())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, list) and all(isinstance(each, dict) for each in found) else None
+
+    def put_list(self, key: str, values: list[dict[str, Any]]) -> None:
+        """Keep a list of plain mappings."""
+        self._write(key, values)
+
+    def _write(self, key: str, value: Any) -> None:
+        """Write so that other processes see all of it or nothing."""
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._folder, prefix=f".{key}.")
             try:
                 with os.fdopen(handle, "w") as file:
-                    json.dump(asdict(measured), file)
+                    json.dump(value, file)
                 os.replace(name, self._folder / f"{key}.json")
             except OSError:
                 os.unlink(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import os
 import tempfile
 import threading
@@ -14,20 +13,71 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from mlagen.compile.binary import Measured
-from mlagen.compile.cache import ResultCache, content_key, default_cache_dir
+from mlagen.compile.cache import ResultCache, content_key
 from mlagen.compile.digest import SourceDigests
-from mlagen.compile.process import Worker, request_of
+from mlagen.compile.folder import default_cache_dir
+from mlagen.compile.job import CompileJob
+from mlagen.compile.process import Worker, job_of, request_of
 from mlagen.compile.resources import Resources
-from mlagen.plan.jobs import CompileJob
+from mlagen.compile.toolchain import Toolchain, installed
+from mlagen.plan.hopper import HOPPER_TARGET
 from mlagen.plan.targets import TARGETS
+
+KEY_DIGITS = 16  # of a key as people and manifests see it
+
+
+def list_variants(
+    package_dir: Path,
+    targets: Sequence[str],
+    *,
+    toolchain: Toolchain | None = None,
+    cache_dir: Path | None = None,
+) -> list[CompileJob]:
+    """List every kernel variant that a call of a generated package can launch, as its own `variants` enumerates them.
+
+    Args:
+        package_dir: folder of the generated package.
+        targets: for which targets.
+        toolchain: the Triton that the package is imported with, which chooses rows of its tables; None: the installed.
+        cache_dir: folder of earlier results; `default_cache_dir()` if None.
+
+    Returns:
+        A job each, by target in the order given, then in the package's order.
+
+    Raises:
+        ToolError: the package cannot be imported or does not list them, or the worker died or took too long.
+    """
+    package_dir, toolchain = package_dir.resolve(), toolchain or installed()
+    cache = ResultCache(cache_dir or default_cache_dir())
+    text = [(path.name, path.read_text(encoding="utf-8")) for path in sorted(package_dir.glob("*.py"))]
+    found: dict[str, list[CompileJob]] = {}
+    missing = {}
+    for target in targets:
+        key = content_key("variants", toolchain.version, text, target)
+        described = cache.get_list(key)
+        if described is None:
+            missing[target] = key
+        else:
+            found[target] = [job_of(target, each) for each in described]
+    if missing:
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-compile-")))
+            worker = stack.enter_context(contextlib.closing(Worker(package_dir, folder / "0", toolchain)))
+            stack.callback(worker.kill)
+            for target, key in missing.items():
+                found[target] = worker.variants(target)
+                cache.put_list(key, [request_of(job) for job in found[target]])
+    return [job for target in targets for job in found[target]]
 
 
 def compile_jobs(
     package_dir: Path,
     jobs: Sequence[CompileJob],
     *,
+    toolchain: Toolchain | None = None,
     workers: int | None = None,
     cache_dir: Path | None = None,
+    on_start: Callable[[CompileJob], None] | None = None,
     on_done: Callable[[Resources], None] | None = None,
 ) -> list[Resources]:
     """Compile kernels of a generated package for their targets; needs no GPU.
@@ -35,8 +85,10 @@ def compile_jobs(
     Args:
         package_dir: folder of the generated package.
         jobs: what to compile.
+        toolchain: the Triton that compiles; the installed one if None.
         workers: processes at most; the number of cores if None.
         cache_dir: folder of earlier results; `default_cache_dir()` if None.
+        on_start: called in a worker's thread with each job that is compiled, not cached, as it begins.
         on_done: called in this thread with each result as it comes, cached ones first.
 
     Returns:
@@ -45,21 +97,21 @@ def compile_jobs(
     Raises:
         ToolError: a kernel does not compile or does not fit its job, or a worker died or took too long.
     """
-    package_dir = package_dir.resolve()
+    package_dir, toolchain = package_dir.resolve(), toolchain or installed()
     cache = ResultCache(cache_dir or default_cache_dir())
-    digest, triton = functools.cache(SourceDigests(package_dir).digest), _triton_version()
+    contents = _contents(package_dir)
     results: dict[int, Resources] = {}
     # Rows of a tile table may ask for the same compilation.
     missing: dict[str, list[int]] = {}
 
     def done(index: int, measured: Measured, *, cached: bool) -> None:
-        results[index] = _resources(jobs[index], measured, cached=cached)
+        job = jobs[index]
+        results[index] = _resources(job, measured, toolchain.version, contents(job), cached=cached)
         if on_done is not None:
             on_done(results[index])
 
     for index, job in enumerate(jobs):
-        request = request_of(job)
-        key = content_key(triton, digest(job.module, job.kernel), request)
+        key = content_key(toolchain.version, contents(job))
         if key not in missing and (measured := cache.get(key)) is not None:
             done(index, measured, cached=True)
         else:
@@ -67,13 +119,25 @@ def compile_jobs(
 
     if missing:
         tasks = [_Task(key, jobs[indices[0]]) for key, indices in missing.items()]
+        tasks.sort(key=lambda task: task.job.target != HOPPER_TARGET)  # whose kernels take longest: first, not last
+        started = workers or os.cpu_count() or 1
         # closing: workers end before an exception, or Ctrl-C, leaves here.
-        with contextlib.closing(_run(package_dir, tasks, workers or os.cpu_count() or 1)) as outcomes:
+        with contextlib.closing(_run(package_dir, tasks, started, toolchain, on_start)) as outcomes:
             for task, measured in outcomes:
                 cache.put(task.key, measured)
                 for place, index in enumerate(missing[task.key]):
                     done(index, measured, cached=place > 0)
     return [results[index] for index in range(len(jobs))]
+
+
+def content_keys(package_dir: Path, jobs: Sequence[CompileJob]) -> list[str]:
+    """What each job's compilation depends on but for Triton, as `Resources.key`."""
+    return [contents(job)[:KEY_DIGITS] for contents in (_contents(package_dir.resolve()),) for job in jobs]
+
+
+def _contents(package_dir: Path) -> Callable[[CompileJob], str]:
+    digest = functools.cache(SourceDigests(package_dir).digest)
+    return lambda job: content_key(digest(job.module, job.kernel), request_of(job))
 
 
 @dataclass(frozen=True)
@@ -84,7 +148,13 @@ class _Task:
     job: CompileJob
 
 
-def _run(package_dir: Path, tasks: list[_Task], workers: int) -> Generator[tuple[_Task, Measured], None, None]:
+def _run(
+    package_dir: Path,
+    tasks: list[_Task],
+    workers: int,
+    toolchain: Toolchain,
+    on_start: Callable[[CompileJob], None] | None,
+) -> Generator[tuple[_Task, Measured], None, None]:
     """Spread tasks over worker processes; gives results as they come and leaves no process behind."""
     queue: SimpleQueue[_Task] = SimpleQueue()
     for task in tasks:
@@ -93,8 +163,8 @@ def _run(package_dir: Path, tasks: list[_Task], workers: int) -> Generator[tuple
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-compile-")))
         for number in range(min(workers, len(tasks))):
-            worker = stack.enter_context(contextlib.closing(Worker(package_dir, folder / str(number))))
-            thread = threading.Thread(target=_serve, args=(worker, queue, outcomes), daemon=True)
+            worker = stack.enter_context(contextlib.closing(Worker(package_dir, folder / str(number), toolchain)))
+            thread = threading.Thread(target=_serve, args=(worker, queue, outcomes, on_start), daemon=True)
             thread.start()
             # Left in reverse: the worker is killed, its thread sees that and ends, the pipes close.
             stack.callback(thread.join)
@@ -107,12 +177,17 @@ def _run(package_dir: Path, tasks: list[_Task], workers: int) -> Generator[tuple
 
 
 def _serve(
-    worker: Worker, queue: SimpleQueue[_Task], outcomes: SimpleQueue[tuple[_Task, Measured] | Exception]
+    worker: Worker,
+    queue: SimpleQueue[_Task],
+    outcomes: SimpleQueue[tuple[_Task, Measured] | Exception],
+    on_start: Callable[[CompileJob], None] | None,
 ) -> None:
     """Feed one worker until no task is left or one fails; runs in a thread."""
     with contextlib.suppress(Empty):
         while True:
             task = queue.get_nowait()
+            if on_start is not None:
+                on_start(task.job)
             try:
                 outcomes.put((task, worker.compile(task.job)))
             except Exception as error:
@@ -121,7 +196,8 @@ def _serve(
                 return
 
 
-def _resources(job: CompileJob, measured: Measured, *, cached: bool) -> Resources:
+def _resources(job: CompileJob, measured: Measured, triton: str, content: str, *, cached: bool) -> Resources:
+    block_h = dict(job.constexprs).get("BLOCK_H")
     return Resources(
         module=job.module,
         kernel=job.kernel,
@@ -129,26 +205,17 @@ def _resources(job: CompileJob, measured: Measured, *, cached: bool) -> Resource
         target=job.target,
         num_warps=job.num_warps,
         num_stages=job.num_stages,
+        triton=triton,
+        key=content[:KEY_DIGITS],
         registers=measured.registers,
         scalar_registers=measured.scalar_registers,
         spills=measured.spills,
         loop_spills=measured.loop_spills,
         shared=measured.shared,
         shared_limit=TARGETS[job.target].shared_limit,
-        expected_shared=job.expected_shared,
-        expected_products=job.expected_products,
+        block_h=None if block_h is None else int(block_h),
         tensor_memory=measured.tensor_memory,
         instructions=measured.instructions,
         seconds=measured.seconds,
         cached=cached,
     )
-
-
-def _triton_version() -> str:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        # A build for ROCm goes by another name.
-        import triton
-
-        return str(triton.__version__)

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from mlagen.compile.binary import Measured, read_amdgcn, read_cubin
+from mlagen.compile.job import CompileJob
 from mlagen.compile.resources import label
+from mlagen.compile.toolchain import Toolchain
 from mlagen.errors import Place, ToolError
-from mlagen.plan.jobs import CompileJob
 from mlagen.plan.targets import TARGETS
 
 # Seconds a job may take; the largest kernels take a few.
@@ -33,14 +34,16 @@ class Worker:
     Args:
         package_dir: folder of the generated package.
         folder: the worker's own, for Triton's cache, machine code and stderr.
+        toolchain: the Triton that it imports.
     """
 
-    def __init__(self, package_dir: Path, folder: Path) -> None:
+    def __init__(self, package_dir: Path, folder: Path, toolchain: Toolchain) -> None:
         folder.mkdir()
-        self._package_dir, self._folder = package_dir, folder
+        self._package_dir, self._folder, self._toolchain = package_dir, folder, toolchain
         self._stderr = folder / "stderr"
         # By its file, not -m: importing the package would bring the plan and the spec with it.
         command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), str(package_dir)]
+        command.append(toolchain.version)
         with self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
                 command,
@@ -48,10 +51,20 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env=_environment(folder),
+                env=_environment(folder, toolchain),
                 # A group of its own, so that ptxas dies with the worker.
                 start_new_session=True,
             )
+
+    def variants(self, target: str) -> list[CompileJob]:
+        """List what a call of the package can launch on a target.
+
+        Raises:
+            ToolError: the package cannot be imported or does not list them, or the worker died or took too long.
+        """
+        request = {"variants": target, **_target_of(target)}
+        what = f"{self._package_dir.name}: variants for {target}"
+        return [job_of(target, description) for description in self._ask(request, what, "__init__")["variants"]]
 
     def compile(self, job: CompileJob) -> Measured:
         """Compile a job and read the machine code.
@@ -65,26 +78,25 @@ class Worker:
         Raises:
             ToolError: the job does not compile, or the worker died or took longer than TIMEOUT_S.
         """
-        said = self._stderr.stat().st_size
         output = self._folder / "code"
-        result = self._ask({**request_of(job), "output": str(output)}, job)
-        if "error" in result:
-            # MLIR and ptxas say on stderr what the exception leaves out.
-            hint = "\n".join(part for part in (result["detail"], self._tail(said)) if part)
-            raise ToolError(
-                f"{label(job)}: {result['error']}",
-                place=Place(self._package_dir / f"{job.module.replace('.', '/')}.py", result["line"])
-                if result["line"]
-                else None,
-                hint=hint or None,
-            )
+        result = self._ask({**request_of(job), "output": str(output)}, label(job), job.module)
         cuda = TARGETS[job.target].backend == "cuda"
-        usage = read_cubin(output, result["name"]) if cuda else read_amdgcn(output)
+        usage = read_cubin(output, result["name"], self._toolchain) if cuda else read_amdgcn(output)
         return Measured(
             **usage, shared=result["shared"], tensor_memory=result["tensor_memory"], seconds=result["seconds"]
         )
 
-    def _ask(self, request: dict[str, Any], job: CompileJob) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], what: str, module: str) -> dict[str, Any]:
+        said = self._stderr.stat().st_size
+        result = self._exchange(request, what)
+        if "error" in result:
+            # MLIR and ptxas say on stderr what the exception leaves out.
+            hint = "\n".join(part for part in (result["detail"], self._tail(said)) if part)
+            path, line = self._package_dir / f"{module.replace('.', '/')}.py", result["line"]
+            raise ToolError(f"{what}: {result['error']}", place=Place(path, line) if line else None, hint=hint or None)
+        return result
+
+    def _exchange(self, request: dict[str, Any], what: str) -> dict[str, Any]:
         late = threading.Event()
 
         def stop() -> None:
@@ -108,7 +120,7 @@ class Worker:
             return result
         code = self._process.wait()
         how = f"took longer than {TIMEOUT_S:g} s" if late.is_set() else f"died ({_exit(code)})"
-        raise ToolError(f"{label(job)}: the compile worker {how}", hint=self._tail(0) or None)
+        raise ToolError(f"{what}: the compile worker {how}", hint=self._tail(0) or None)
 
     def _tail(self, start: int) -> str:
         """The last lines the worker printed since an offset of its stderr."""
@@ -144,20 +156,38 @@ def request_of(job: CompileJob) -> dict[str, Any]:
     """
     if job.target not in TARGETS:
         raise ToolError(f"{label(job)}: no such target", hint=f"targets: {', '.join(TARGETS)}")
-    target = TARGETS[job.target]
+    options: dict[str, Any] = {"num_warps": job.num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True}
     return {
         "module": job.module,
         "kernel": job.kernel,
         "signature": [list(pair) for pair in job.signature],
         "constexprs": [list(pair) for pair in job.constexprs],
-        "options": {"num_warps": job.num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True},
-        "backend": target.backend,
-        "arch": target.arch,
-        "warp_size": target.warp_size,
+        "options": options | ({"launch_pdl": True} if job.dependent else {}),
+        **_target_of(job.target),
     }
 
 
-def _environment(folder: Path) -> dict[str, str]:
+def job_of(target: str, description: dict[str, Any]) -> CompileJob:
+    """The job of a variant that a worker described; `request_of` gives the description back."""
+    options = description["options"]
+    return CompileJob(
+        module=description["module"],
+        kernel=description["kernel"],
+        target=target,
+        signature=tuple((name, kind) for name, kind in description["signature"]),
+        constexprs=tuple((name, value) for name, value in description["constexprs"]),
+        num_warps=options["num_warps"],
+        num_stages=options["num_stages"],
+        dependent=options.get("launch_pdl", False),
+    )
+
+
+def _target_of(name: str) -> dict[str, Any]:
+    target = TARGETS[name]
+    return {"target": name, "backend": target.backend, "arch": target.arch, "warp_size": target.warp_size}
+
+
+def _environment(folder: Path, toolchain: Toolchain) -> dict[str, str]:
     """The worker's environment: nothing that steers a compiler, no GPU, no bytecode left in the package."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
     return kept | {
@@ -166,6 +196,7 @@ def _environment(folder: Path) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "",
         "PYTHONDONTWRITEBYTECODE": "1",
+        **({"PYTHONPATH": str(toolchain.folder)} if toolchain.folder else {}),
     }
 
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from mlagen.compile.job import CompileJob
 from mlagen.errors import LimitError
-from mlagen.plan.jobs import CompileJob
+from mlagen.plan.hopper import HOPPER_TARGET
 from mlagen.plan.targets import TARGETS
 
 # PTX ISA, "Tensor Memory": 512 columns a multiprocessor. Triton compares at the first launch only.
@@ -25,6 +26,9 @@ class Resources:
         target: name in mlagen.plan.targets.TARGETS.
         num_warps: warps a program, as asked for.
         num_stages: software-pipeline depth, as asked for.
+        triton: version of the Triton that compiled it.
+        key: what the compilation depends on but for Triton, as 16 hexadecimal digits: the kernel's source, signature,
+            constexprs, options and target.
         registers: registers a thread; on AMD vector registers a lane, accumulation registers included.
         scalar_registers: scalar registers a wavefront on AMD; None on NVIDIA.
         spills: what did not fit the registers, in `spill_unit`: bytes of stack a thread on NVIDIA, spilled
@@ -33,8 +37,7 @@ class Resources:
             in what stands around or before a loop that multiplies.
         shared: bytes of shared memory (LDS) a program needs.
         shared_limit: bytes of shared memory the target gives one program.
-        expected_shared: bytes of shared memory the plan expected.
-        expected_products: warpgroup products the plan expected in the code; None: not judged.
+        block_h: the constexpr BLOCK_H; None without.
         tensor_memory: columns of tensor memory a program needs; 0 but on sm100.
         instructions: how often each matrix, stack or scratch instruction stands in the machine code.
         seconds: wall-clock seconds of the compilation, now or when the cache was filled.
@@ -47,14 +50,15 @@ class Resources:
     target: str
     num_warps: int
     num_stages: int
+    triton: str
+    key: str
     registers: int
     scalar_registers: int | None
     spills: int
     loop_spills: int
     shared: int
     shared_limit: int
-    expected_shared: int
-    expected_products: int | None
+    block_h: int | None
     tensor_memory: int
     instructions: Mapping[str, int] = field(hash=False)
     seconds: float = field(compare=False)
@@ -77,25 +81,29 @@ def label(compilation: CompileJob | Resources) -> str:
     return f"{compilation.module}.{compilation.kernel} [{compilation.variant}] for {compilation.target}"
 
 
-def check_limits(resources: Iterable[Resources]) -> list[LimitError]:
+def check_limits(
+    resources: Iterable[Resources], expected_products: Mapping[tuple[str, int | None], int] | None = None
+) -> list[LimitError]:
     """Compare what kernels take with what their targets give; Triton itself compares at the first launch only.
 
     Register counts are not judged: they move with every Triton version.
 
     Args:
         resources: compiled kernels.
+        expected_products: warpgroup products that the plan expects in the code, by kernel and BLOCK_H, as
+            `mlagen.backends.expected_products` gives them; of kernels that are not named they are not judged.
 
     Returns:
         An error for each limit that a kernel breaks, in the order of `resources`.
     """
-    return [error for taken in resources for error in _errors(taken)]
+    return [error for taken in resources for error in _errors(taken, expected_products or {})]
 
 
-def _errors(taken: Resources) -> Iterable[LimitError]:
+def _errors(taken: Resources, products: Mapping[tuple[str, int | None], int]) -> Iterable[LimitError]:
     if taken.shared > taken.shared_limit:
         yield LimitError(
             f"{label(taken)}: shared memory {taken.shared:,} bytes - limit {taken.shared_limit:,} bytes = "
-            f"{taken.shared - taken.shared_limit:,} bytes too many; the plan expected {taken.expected_shared:,} bytes",
+            f"{taken.shared - taken.shared_limit:,} bytes too many",
             hint=f"a smaller tile or fewer stages (now {taken.num_stages}) in the target's tile table",
         )
     # Outside loops a spill is only told: ptxas trades a few bytes of prologue for occupancy, which costs nothing and
@@ -107,10 +115,10 @@ def _errors(taken: Resources) -> Iterable[LimitError]:
             f"{taken.registers} registers a thread and {taken.num_warps} warps a program in use",
             hint=f"a smaller tile or more warps (now {taken.num_warps}) in the target's tile table",
         )
-    products = taken.instructions.get("HGMMA", 0)
-    if taken.expected_products not in (None, products):
+    expected, found = products.get((taken.kernel, taken.block_h)), taken.instructions.get("HGMMA", 0)
+    if expected is not None and taken.target == HOPPER_TARGET and expected != found:
         yield LimitError(
-            f"{label(taken)}: {products} warpgroup products in the code - expected {taken.expected_products}",
+            f"{label(taken)}: {found} warpgroup products in the code - expected {expected}",
             hint="a product was split, doubled or left out by the compiler",
         )
     if taken.tensor_memory > TENSOR_MEMORY_COLUMNS:

@@ -1,12 +1,18 @@
-"""Compiles kernels of one generated package: a job a line on stdin, a result a line on stdout, plain JSON both.
+"""Lists and compiles kernels of one generated package: a request a line on stdin, a result a line on stdout, in JSON.
 
-    python worker.py PACKAGE_DIR
+    python worker.py PACKAGE_DIR VERSION
 
-Needs Triton and the standard library, and what the generated package imports; nothing of mlagen.
+VERSION is what the package takes its Triton for when it chooses among its tables' rows: the version that is imported,
+unless variants of another are listed, which needs no other Triton.
 
-A job holds `module`, `kernel`, `signature` and `constexprs` as pairs, `options` of triton.compile, `backend`, `arch`,
-`warp_size`, and `output`, the file the machine code goes to. A result holds `name` (the entry function's), `shared` in
-bytes, `tensor_memory` in columns and `seconds`; or `error`, `line` in the module (or null) and `detail`.
+Needs Triton and the standard library, and what the generated package imports; nothing of mlagen, and no GPU: a driver
+that stands for the target's answers where Triton asks for one.
+
+A request with `variants` names a `target`, with its `backend`, `arch` and `warp_size`; its result holds `variants`: all
+that a call on the target can launch, as jobs without the target. A job holds `module`, `kernel`, `signature` and
+`constexprs` as pairs, `options` of the launch, the target as above, and `output`, the file for the machine code. Its
+result holds `name` (the entry function's), `shared` in bytes, `tensor_memory` in columns and `seconds`. Or either holds
+`error`, `line` in the module (or null) and `detail`.
 """
 
 from __future__ import annotations
@@ -23,36 +29,150 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 
 class JobError(Exception):
     """A job that does not fit its package; says so in one line."""
 
 
-def main(package_dir: Path) -> None:
-    """Serve jobs until stdin ends.
+def main(package_dir: Path, version: str) -> None:
+    """Serve requests until stdin ends.
 
     Args:
         package_dir: folder of the generated package.
+        version: see the module's docstring.
     """
     # Triton, LLVM and ptxas print to descriptor 1: jobs and results pass by copies; 0 becomes empty, 1 becomes stderr.
     jobs, results = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
+    import triton
+
+    triton.__version__ = version
     for line in jobs:
         job = json.loads(line)
         try:
-            result = compile_job(package_dir, job)
+            result = list_variants(package_dir, job) if "variants" in job else compile_job(package_dir, job)
         except JobError as error:
             result = {"error": str(error), "line": None, "detail": ""}
         except Exception as error:
-            result = explain(error, package_dir / f"{job['module'].replace('.', '/')}.py")
+            module = job.get("module", "__init__")
+            result = explain(error, package_dir / f"{module.replace('.', '/')}.py")
         results.write(json.dumps(result) + "\n")
 
 
+class StandIn:
+    """What Triton asks of a driver before it compiles, for one target. Each target is a device of its own to Triton."""
+
+    numbers: ClassVar[dict[str, int]] = {}
+
+    def __init__(self, target: dict[str, Any]) -> None:
+        self._target = target
+        self._number = self.numbers.setdefault(target["target"], len(self.numbers))
+
+    def get_current_target(self) -> Any:
+        """The target, as a driver names its device's."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget(self._target["backend"], self._target["arch"], self._target["warp_size"])
+
+    def get_current_device(self) -> int:
+        """A number that no other target has: Triton keeps what it compiled by it."""
+        return self._number
+
+    def get_current_stream(self, device: int | None = None) -> int:
+        """No stream: nothing is launched."""
+        return 0
+
+
+def stand_in(target: dict[str, Any]) -> None:
+    """Make Triton compile for the target from here on."""
+    from triton.runtime.driver import driver
+
+    driver.set_active(StandIn(target))
+
+
+# What calls on a target can launch, by what tells one from another.
+_variants: dict[str, dict[str, Any]] = {}
+
+
+def list_variants(package_dir: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """List what a call on a target can launch, as `package.variants` enumerates it.
+
+    Args:
+        package_dir: folder of the generated package.
+        request: see the module's docstring.
+
+    Returns:
+        The result, see the module's docstring.
+    """
+    return {"variants": [json.loads(key) for key in _variants_of(package_dir, request)]}
+
+
+def _variants_of(package_dir: Path, target: dict[str, Any]) -> dict[str, Any]:
+    name = target["target"]
+    if name not in _variants:
+        stand_in(target)
+        package = load_package(package_dir)
+        listed = getattr(package, "variants", None)
+        _variants[name] = {} if listed is None else {_key(describe(one)): one for one in listed(name)}
+    return _variants[name]
+
+
+def _key(description: dict[str, Any]) -> str:
+    return json.dumps({name: description[name] for name in ("module", "kernel", "signature", "constexprs", "options")})
+
+
+def describe(variant: Any) -> dict[str, Any]:
+    """What tells a variant from the package's others, in plain values: the job that compiles it, without its target."""
+    signature, constexprs = [], []
+    given = (*variant.arguments, *variant.constexprs)
+    for param, value in zip(variant.kernel.params, given, strict=True):
+        if param.is_constexpr or value is None:
+            constexprs.append([param.name, value])
+        else:
+            signature.append([param.name, kind_of(param, value)])
+    function = variant.kernel.fn
+    return {
+        "module": function.__module__.partition(".")[2],
+        "kernel": function.__name__,
+        "signature": signature,
+        "constexprs": constexprs,
+        "options": variant.options,
+    }
+
+
+def kind_of(param: Any, value: Any) -> str:
+    """The type of a run-time argument as Triton names it; of a tensor descriptor its block and shared layout too."""
+    if hasattr(value, "block_shape"):
+        block = ",".join(map(str, value.block_shape))
+        layout = f",{value.layout!r}" if hasattr(value, "layout") else ""
+        return f"tensordesc<{_element(value.base)}[{block}]{layout}>"
+    if hasattr(value, "data_ptr"):
+        return f"*{_element(value)}"
+    return param.annotation_type or {bool: "u1", int: "i32", float: "fp32"}[type(value)]
+
+
+# Triton's names of torch's dtypes.
+_ELEMENTS = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+    "float8_e4m3fn": "fp8e4nv",
+    "bool": "i1",
+    "uint8": "u8",
+    "int32": "i32",
+    "int64": "i64",
+}
+
+
+def _element(tensor: Any) -> str:
+    return _ELEMENTS[str(tensor.dtype).removeprefix("torch.")]
+
+
 def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """Compile one kernel and write its machine code to the job's output file.
+    """Compile one kernel as its launch would, and write its machine code to the job's output file.
 
     Args:
         package_dir: folder of the generated package.
@@ -65,56 +185,47 @@ def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
         JobError: the module has no such kernel, or its arguments are not the job's.
     """
     import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-    from triton.experimental.gluon._runtime import GluonASTSource
-    from triton.runtime.jit import JITFunction
 
-    module = load_module(package_dir, job["module"])
-    fn = getattr(module, job["kernel"], None)
-    if not isinstance(fn, JITFunction):
-        raise JobError(f"{job['kernel']} is not a @triton.jit function of {job['module']}")
-    signature = {name: with_layout(module, kind) for name, kind in job["signature"]}
-    constexprs = dict(job["constexprs"])
-    given = [*signature, *constexprs]
-    if sorted(given) != sorted(fn.arg_names):
-        raise JobError(f"the kernel takes ({', '.join(fn.arg_names)}), but the job names ({', '.join(given)})")
-    # As a launch does: Triton knows 16-byte alignment of a tensor unless told not to specialise on the argument.
-    attrs = {
-        (index,): [["tt.divisibility", 16]]
-        for index, param in enumerate(fn.params)
-        if signature.get(param.name, "").startswith("*")
-        and not (param.do_not_specialize or param.do_not_specialize_on_alignment)
-    }
-    source = (GluonASTSource if fn.is_gluon() else ASTSource)(
-        fn=fn,
-        signature={name: signature.get(name, "constexpr") for name in fn.arg_names},
-        constexprs={(fn.arg_names.index(name),): value for name, value in constexprs.items()},
-        attrs=attrs,
-    )
-    target = GPUTarget(job["backend"], job["arch"], job["warp_size"])
-    triton.knobs.nvidia.dump_ptxas_log = fn.is_gluon()  # which Triton prints when it compiles anew, as it does here
+    stand_in(job)
+    variant = _variants_of(package_dir, job).get(_key(job))
+    if variant is None:
+        kernel, arguments = _made(package_dir, job)
+    else:
+        kernel, arguments = variant.kernel, [*variant.arguments, *variant.constexprs]
+    triton.knobs.nvidia.dump_ptxas_log = kernel.is_gluon()  # which Triton prints when it compiles anew, as it does here
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()) as log:
-        kernel = triton.compile(source, target=target, options=job["options"])
+        compiled = kernel.warmup(*arguments, grid=(1,), **job["options"])
     serialised = [line.strip() for line in log.getvalue().splitlines() if re.search(r"\bC75\d\d\b", line)]
     if serialised:
         raise JobError(f"ptxas serialises its warpgroup products: {serialised[0]}")
     seconds = time.perf_counter() - start
-    code = kernel.asm["cubin" if job["backend"] == "cuda" else "amdgcn"]
+    code = compiled.asm["cubin" if job["backend"] == "cuda" else "amdgcn"]
     Path(job["output"]).write_bytes(code if isinstance(code, bytes) else code.encode())
     return {
-        "name": kernel.metadata.name,
-        "shared": kernel.metadata.shared,
-        "tensor_memory": getattr(kernel.metadata, "tmem_size", None) or 0,
+        "name": compiled.metadata.name,
+        "shared": compiled.metadata.shared,
+        "tensor_memory": getattr(compiled.metadata, "tmem_size", None) or 0,
         "seconds": seconds,
     }
 
 
-def with_layout(module: ModuleType, kind: str) -> str:
-    """The type of an argument as Triton names it: a descriptor's shared layout is the name of a constant in the job."""
-    found = re.fullmatch(r"(tensordesc<.*\]),(\w+)>", kind)
-    return kind if found is None else f"{found[1]},{getattr(module, found[2]).value!r}>"
+def _made(package_dir: Path, job: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """(kernel, arguments) of a job that its package does not list."""
+    import torch
+    from triton.runtime.jit import JITFunction
+
+    kernel = getattr(load_module(package_dir, job["module"]), job["kernel"], None)
+    if not isinstance(kernel, JITFunction):
+        raise JobError(f"{job['kernel']} is not a @triton.jit function of {job['module']}")
+    dtypes = {f"*{element}": getattr(torch, name) for name, element in _ELEMENTS.items()}
+    given = dict(job["constexprs"])
+    for name, kind in job["signature"]:
+        # A number of which Triton learns nothing, and a tensor that begins at 16 bytes, as any does.
+        given[name] = torch.empty(0, dtype=dtypes[kind]) if kind in dtypes else 1.5 if kind == "fp32" else 2
+    if sorted(given) != sorted(kernel.arg_names):
+        raise JobError(f"the kernel takes ({', '.join(kernel.arg_names)}), but the job names ({', '.join(given)})")
+    return kernel, [given[name] for name in kernel.arg_names]
 
 
 def load_module(package_dir: Path, module: str) -> ModuleType:
@@ -126,6 +237,15 @@ def load_module(package_dir: Path, module: str) -> ModuleType:
 
     Returns:
         The module.
+
+    Raises:
+        JobError: the folder is no package, or its name is that of a module already there.
+    """
+    return importlib.import_module(f"{load_package(package_dir).__name__}.{module}")
+
+
+def load_package(package_dir: Path) -> ModuleType:
+    """Import the package, as one of the folder's name.
 
     Raises:
         JobError: the folder is no package, or its name is that of a module already there.
@@ -144,7 +264,7 @@ def load_module(package_dir: Path, module: str) -> ModuleType:
             raise
     elif getattr(sys.modules[name], "__path__", None) != [str(package_dir)]:
         raise JobError(f"a package cannot be named {name}: a module of that name is in use")
-    return importlib.import_module(f"{name}.{module}")
+    return sys.modules[name]
 
 
 def explain(error: Exception, module: Path) -> dict[str, Any]:
@@ -186,4 +306,4 @@ def _line(error: BaseException, module: Path) -> int | None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -4,7 +4,6 @@ from mlagen.plan.cache import CachePlan, layout_chunks
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.dense import DENSE_WRAPPERS, DensePlan
 from mlagen.plan.hopper import HOPPER_TARGET, HopperPlan, HopperRow
-from mlagen.plan.jobs import CompileJob
 from mlagen.plan.kvcache import KvcachePlan
 from mlagen.plan.merge import MergePlan
 from mlagen.plan.plan import ROWS_WRAPPERS, Plan, SparsePlan, load_plan, make_plan, needed
@@ -21,7 +20,6 @@ __all__ = [
     "TARGETS",
     "CachePlan",
     "Chunk",
-    "CompileJob",
     "DensePlan",
     "HopperPlan",
     "HopperRow",

@@ -27,7 +27,7 @@ from mlagen.plan.kvcache import KVCACHE_WRAPPER, KvcachePlan, cached_row, make_k
 from mlagen.plan.merge import MergePlan, make_merge_plan
 from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS
-from mlagen.plan.tiles import Tile, TileRow, default_rows, unaligned_row
+from mlagen.plan.tiles import TileRow, default_rows, unaligned_row
 from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_dense, load_tuned_hopper, load_tuned_kvcache
 from mlagen.plan.union import UnionPlan, make_union
 from mlagen.plan.union import refusal as union_refusal
@@ -65,15 +65,6 @@ class SparsePlan:
     hopper: HopperPlan | None
     swapped: tuple[HopperPlan, ...]
     union: UnionPlan | None
-
-    @property
-    def redo_tile(self) -> Tile | None:
-        """The tile that does tokens one by one where they cannot share rows: that of the largest call that would."""
-        if self.union is None:
-            return None
-        (rows,) = (rows for target, rows in self.tiles if target == HOPPER_TARGET)
-        heads = self.union.heads
-        return next(row.tile for row in rows if row.max_tokens is None and (row.max_heads or heads) >= heads)
 
 
 @dataclass(frozen=True)

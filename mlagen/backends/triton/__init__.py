@@ -1,9 +1,9 @@
 """The portable Triton back end: one module here a family of kernels, in the order of the package's modules.
 
-A family has MODULE, the generated module and template; WRAPPERS, the wrappers it holds; exports(wrappers),
-context(plan) and jobs(plan). What several families import is a module too, which each of them names in SHARED: it has
-MODULE, context(plan) and jobs(plan). Either may have TEMPLATE, where that is not named like the module, and
-present(plan), where a package may do without it.
+A family has MODULE, the generated module and template; WRAPPERS, the wrappers it holds; exports(wrappers) and
+context(plan). What several families import is a module too, which each of them names in SHARED: it has MODULE and
+context(plan). Either may have TEMPLATE, where that is not named like the module, and present(plan), where a package may
+do without it; products(plan), where the plan knows how many matrix products its kernels have.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from mlagen.backends.base import GeneratedFile
 from mlagen.backends.triton import cache, dense, extra_cache, index, kvcache, merge, sparse, varlen
 from mlagen.backends.triton.common import common, imported
-from mlagen.plan import CompileJob, Plan
+from mlagen.plan import Plan
 from mlagen.spec import spec_digest
 
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
@@ -59,7 +59,7 @@ def files(plan: Plan) -> list[GeneratedFile]:
             "extra_row_bytes": plan.extra_layout.row_bytes,
         }
     modules = [(family.MODULE, names) for family, names in families]
-    exported = ["SPEC", "warmup", *(name for module, names in modules for name in names or [module])]
+    exported = ["SPEC", "variants", "warmup", *(name for module, names in modules for name in names or [module])]
     package = {
         **common(plan),
         "modules": modules,
@@ -99,7 +99,13 @@ def _literal(value: Any, indent: int = 0) -> str:
     return f"{brackets[0]}\n{inner}{' ' * indent}{brackets[1]}" if entries else brackets
 
 
-def compile_jobs(plan: Plan) -> list[CompileJob]:
-    """Every kernel of the package for every target, tile and alignment, with all optional tensors given."""
-    modules = [*(family for family, _ in _families(plan)), *_shared(plan)]
-    return [job for module in modules for job in module.jobs(plan)]
+def expected_products(plan: Plan) -> dict[tuple[str, int | None], int]:
+    """Warpgroup products (wgmma) that the plan expects in a kernel's code, by kernel and BLOCK_H (None without one).
+
+    A kernel that is not named is not judged.
+    """
+    found: dict[tuple[str, int | None], int] = {}
+    for module in _shared(plan):
+        if hasattr(module, "products"):
+            found |= module.products(plan)
+    return found

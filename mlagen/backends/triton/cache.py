@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends.triton import extra_layout, layout
@@ -14,11 +13,9 @@ from mlagen.backends.triton.common import (
     Signature,
     alignment_of,
     common,
-    dependent,
-    with_many,
 )
 from mlagen.layout import CacheLayout, PadField, ScalesField
-from mlagen.plan import TARGETS, Chunk, CompileJob, Plan, needed
+from mlagen.plan import Chunk, Plan, needed
 
 MODULE = "cache"
 CONCAT, INSERT = "concat_and_cache_mla", "quantize_and_insert_k_cache"
@@ -236,49 +233,3 @@ def context(plan: Plan) -> dict[str, Any]:
 def exports(wrappers: list[str]) -> list[str]:
     """Names that the package takes from the module, given the spec's wrappers that are its own."""
     return wrappers
-
-
-def _job(plan: Plan, side: Side, kernel: str, target: str, alignment: int, block_t: int, num_warps: int) -> CompileJob:
-    flag = "ROUNDS_E4M3" if kernel == "write" else "HAS_E4M3"
-    can = TARGETS[target].rounds_e4m3 if kernel == "write" else TARGETS[target].has_e4m3
-    tokens = f"{block_t} token{'' if block_t == 1 else 's'}"
-    return CompileJob(
-        module=side.module,
-        kernel=f"_{kernel}_kernel",
-        variant=f"{tokens}{'' if alignment == FULL_ALIGNMENT else ', odd rows'}",
-        target=target,
-        signature=_signatures(plan, side)[kernel],
-        constexprs=(
-            *(((flag, can),) if layout.needs_e4m3(side.layout) else ()),
-            ("ALIGNMENT", alignment),
-            ("BLOCK_T", block_t),
-            dependent(target),
-        ),
-        num_warps=num_warps,
-        num_stages=1,
-        expected_shared=0,
-    )
-
-
-def jobs_of(plan: Plan, side: Side) -> Iterator[CompileJob]:
-    """Each kernel of one of the spec's caches, for both alignments on every target; few tokens have aligned rows."""
-    wrappers, sizes = set(plan.spec.wrappers), needed(plan.cache)
-    tile, few = ((each.block_t, each.num_warps) for each in (sizes.gather_tile, sizes.few_tile))
-    gather = ((FULL_ALIGNMENT, *tile), (FULL_ALIGNMENT, *few), (1, *tile))
-    write = tuple((alignment, sizes.block_t, sizes.num_warps) for alignment in (FULL_ALIGNMENT, 1))
-    kernels = {
-        "write": ({CONCAT, INSERT}, write),
-        "gather_requests": ({GATHER_REQUESTS}, gather),
-        "gather_tokens": ({GATHER_TOKENS}, gather),
-    }
-    for target in plan.spec.targets:
-        for kernel, (used_by, variants) in kernels.items():
-            if used_by & wrappers:
-                for variant in variants:
-                    job = _job(plan, side, kernel, target, *variant)
-                    yield from with_many(job) if kernel == "write" else (job,)
-
-
-def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """Each kernel, for both alignments on every target."""
-    return jobs_of(plan, _main(plan))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
-from mlagen.plan import TARGETS, Chunk, CompileJob, HopperPlan, Plan
+from mlagen.plan import TARGETS, Chunk, HopperPlan, Plan
 from mlagen.plan.cache import EARLY_PROGRAMS
 from mlagen.plan.work import ITEMSIZE
 from mlagen.spec import NEEDS
@@ -62,20 +61,6 @@ def common(plan: Plan) -> dict[str, Any]:
         "dtype": spec.model.dtype,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
     }
-
-
-def dependent(target: str) -> tuple[str, bool]:
-    """What a kernel takes that is launched as a dependent of the one before it: whether the target can."""
-    return ("DEPENDENT", TARGETS[target].dependent_launch)
-
-
-def with_many(job: CompileJob) -> Iterator[CompileJob]:
-    """A job, and the kernel's without waiting, where the target launches dependents but not those of many programs."""
-    yield job
-    early, late = ("DEPENDENT", True), ("DEPENDENT", False)
-    if early in job.constexprs:
-        constexprs = tuple(late if each == early else each for each in job.constexprs)
-        yield dataclasses.replace(job, variant=f"{job.variant}, many programs", constexprs=constexprs)
 
 
 def imported(module: str, names: list[str]) -> str:

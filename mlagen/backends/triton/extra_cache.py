@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends.triton import cache, extra_layout
-from mlagen.plan import CompileJob, Plan, needed
+from mlagen.plan import Plan, needed
 
 MODULE = "extra_cache"
 TEMPLATE = cache.MODULE
@@ -32,8 +31,3 @@ def context(plan: Plan) -> dict[str, Any]:
 def exports(wrappers: list[str]) -> list[str]:
     """None: the wrappers are called through the module, since the cache's have the same names."""
     return []
-
-
-def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """Each kernel, for both alignments on every target."""
-    return cache.jobs_of(plan, _side(plan))

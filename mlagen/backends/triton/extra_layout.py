@@ -10,8 +10,6 @@ from mlagen.plan import Plan, needed
 MODULE = "_extra_layout"
 TEMPLATE = layout.MODULE
 
-jobs = layout.jobs
-
 
 def present(plan: Plan) -> bool:
     """Whether there is a second cache of another layout, or one whose writers find other scales."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, common, dependent, with_many
-from mlagen.plan import CompileJob, Plan
-from mlagen.plan.index import IndexPlan, IndexTile, make_index_plan
+from mlagen.backends.triton.common import Signature, common
+from mlagen.plan import Plan
+from mlagen.plan.index import make_index_plan
 
 MODULE = "index"
 MAPPERS = ("compute_global_topk_indices_and_lens", "triton_convert_req_index_to_global_index")
@@ -87,52 +86,6 @@ def context(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _suffix(alignment: int) -> str:
-    return "" if alignment == FULL_ALIGNMENT else ", odd rows"
-
-
-def _map_job(plan: Plan, target: str, tile: IndexTile, alignment: int) -> CompileJob:
-    return CompileJob(
-        module=MODULE,
-        kernel="_map_indices_kernel",
-        variant=f"{tile.block_n} w{tile.num_warps}{_suffix(alignment)}",
-        target=target,
-        signature=_map_signature(plan),
-        constexprs=(("ALIGNMENT", alignment), ("BLOCK_N", tile.block_n), dependent(target)),
-        num_warps=tile.num_warps,
-        num_stages=1,
-        expected_shared=tile.expected_shared,
-    )
-
-
-def _combine_job(index: IndexPlan, target: str, alignment: int) -> CompileJob:
-    return CompileJob(
-        module=MODULE,
-        kernel="_combine_indices_kernel",
-        variant=f"{index.combine_block_t} tokens{_suffix(alignment)}",
-        target=target,
-        signature=COMBINE_SIGNATURE,
-        constexprs=(("ALIGNMENT", alignment), ("BLOCK_T", index.combine_block_t), dependent(target)),
-        num_warps=index.combine_num_warps,
-        num_stages=1,
-        expected_shared=index.combine_expected_shared,
-    )
-
-
 def exports(wrappers: list[str]) -> list[str]:
     """Names that the package takes from the module, given the spec's wrappers that are its own."""
     return sorted(wrappers)
-
-
-def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """Every tile on every target, and the tile of rows that are not aligned; both alignments of the combined rows."""
-    index, wrappers = make_index_plan(), plan.spec.wrappers
-    for target in plan.spec.targets:
-        if any(name in wrappers for name in MAPPERS):
-            split = (index.split,) if MAPPERS[1] in wrappers else ()
-            for tile in (*index.every_tile, *split):
-                yield from with_many(_map_job(plan, target, tile, FULL_ALIGNMENT))
-            yield from with_many(_map_job(plan, target, index.unaligned, 1))
-        if COMBINER in wrappers:
-            for alignment in (FULL_ALIGNMENT, 1):
-                yield from with_many(_combine_job(index, target, alignment))

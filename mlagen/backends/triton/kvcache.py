@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends import gluon
 from mlagen.backends.triton import extra_layout, layout, splits
-from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of, imported
+from mlagen.backends.triton.common import Signature, chunk_of, imported
 from mlagen.backends.triton.splits import accumulators, attention_context, presences
 from mlagen.layout import CacheLayout
-from mlagen.plan import TARGETS, CompileJob, KvcachePlan, Plan, TileRow, needed
+from mlagen.plan import KvcachePlan, Plan, needed
 
 MODULE = "kvcache_attention"
 SHARED = (layout, extra_layout, splits, gluon.KVCACHE)
@@ -182,58 +181,6 @@ def _nothing(plan: Plan, one: CacheLayout) -> str:
     return f"({_operand(plan, one, 'None', 'None', 'None', 'None')})"
 
 
-def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow) -> Iterator[CompileJob]:
-    signatures = _signatures(plan)
-    e4m3 = any(layout.needs_e4m3(one) for _, one in _caches(plan))
-    facts = (("HAS_E4M3", TARGETS[target].has_e4m3),) if e4m3 else ()
-    variants = [(row, FULL_ALIGNMENT, INDEX_GROUP, "") for row in {row.tile: row for row in rows}.values()]
-    variants += [
-        (unaligned, FULL_ALIGNMENT, 1, " odd topk"),
-        (unaligned, 1, INDEX_GROUP, " odd rows"),
-        (unaligned, 1, 1, " odd rows and topk"),
-    ]
-    for row, alignment, group, suffix in variants:
-        for kernel in ("fwd", "split"):
-            merge = splits.dependent_merge(target) if kernel == "split" else ()
-            constexprs = (*facts, ("ALIGNMENT", alignment), ("INDEX_GROUP", group), *_tile_constexprs(row), *merge)
-            yield _job(kernel, suffix, target, row, signatures[kernel], constexprs)
-
-
-def _tile_constexprs(row: TileRow) -> tuple[tuple[str, int], ...]:
-    tile = row.tile
-    return (
-        ("BLOCK_H", tile.block_h),
-        ("BLOCK_N", tile.block_n),
-        ("INDICES_AHEAD", tile.indices_ahead),
-        ("NUM_STAGES", tile.num_stages),
-    )
-
-
-def _job(
-    kernel: str, suffix: str, target: str, row: TileRow, signature: Signature, constexprs: tuple[tuple[str, Any], ...]
-) -> CompileJob:
-    tile = row.tile
-    return CompileJob(
-        module=MODULE,
-        kernel=f"_kvcache_{kernel}_kernel",
-        variant=f"{tile.block_h}x{tile.block_n}{' ahead' if tile.indices_ahead else ''}{suffix}",
-        target=target,
-        signature=signature,
-        constexprs=constexprs,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        expected_shared=row.expected_shared,
-    )
-
-
 def exports(wrappers: list[str]) -> list[str]:
     """Names that the package takes from the module, given the spec's wrappers that are its own."""
     return sorted([*wrappers, "FlashMLASchedMeta", "get_mla_metadata", "kvcache_workspace_size"])
-
-
-def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """Every tile and alignment on every target, with all optional tensors given."""
-    assert plan.kvcache is not None
-    unaligned = dict(plan.kvcache.unaligned)
-    for target, rows in plan.kvcache.tiles:
-        yield from _jobs(plan, target, rows, unaligned[target])

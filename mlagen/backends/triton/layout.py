@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.plan import DENSE_WRAPPERS, Chunk, CompileJob, Plan, needed
+from mlagen.plan import DENSE_WRAPPERS, Chunk, Plan, needed
 from mlagen.plan.chunks import next_power_of_2
 
 MODULE = "_layout"
@@ -368,8 +367,3 @@ def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dic
 def context(plan: Plan) -> dict[str, Any]:
     """What the template asks for, of the cache's layout."""
     return context_of(plan, needed(plan.layout), needed(plan.cache).tiled)
-
-
-def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """None: the module holds no kernel."""
-    return iter(())

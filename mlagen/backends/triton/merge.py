@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, common
-from mlagen.plan import CompileJob, MergePlan, Plan, needed
+from mlagen.backends.triton.common import Signature, common
+from mlagen.plan import Plan, needed
 
 MODULE = "merge"
 STATES, PARTS = "merge_attn_states", "merge_attn_parts"
@@ -73,63 +72,3 @@ def context(plan: Plan) -> dict[str, Any]:
 def exports(wrappers: list[str]) -> list[str]:
     """Names that the package takes from the module, given the spec's wrappers that are its own."""
     return wrappers
-
-
-def _states_jobs(plan: Plan, merge: MergePlan, target: str, alignment: int) -> Iterator[CompileJob]:
-    for row in merge.rows:
-        for tile in dict.fromkeys((row.few, row.many)):
-            yield CompileJob(
-                module=MODULE,
-                kernel="_merge_states_kernel",
-                variant=f"{tile.block_t}x{tile.block_h}x{row.d_v}{_suffix(alignment)}",
-                target=target,
-                signature=_states_signature(plan),
-                constexprs=(
-                    ("ALIGNMENT", alignment),
-                    ("D_V", row.d_v),
-                    ("BLOCK_T", tile.block_t),
-                    ("BLOCK_H", tile.block_h),
-                    ("BLOCK_D", row.block_d),
-                ),
-                num_warps=tile.num_warps,
-                num_stages=1,
-                expected_shared=0,
-            )
-
-
-def _parts_jobs(plan: Plan, merge: MergePlan, target: str, alignment: int) -> Iterator[CompileJob]:
-    for row in merge.rows:
-        tile = row.parts
-        for dtype in (plan.spec.model.dtype, "fp32"):
-            yield CompileJob(
-                module=MODULE,
-                kernel="_merge_parts_kernel",
-                variant=f"{tile.block_p} parts of {dtype}, {tile.block_t}x{tile.block_h}x{row.d_v}{_suffix(alignment)}",
-                target=target,
-                signature=_parts_signature(plan, dtype),
-                constexprs=(
-                    ("ALIGNMENT", alignment),
-                    ("D_V", row.d_v),
-                    ("BLOCK_T", tile.block_t),
-                    ("BLOCK_H", tile.block_h),
-                    ("BLOCK_D", row.block_d),
-                ),
-                num_warps=tile.num_warps,
-                num_stages=1,
-                expected_shared=0,
-            )
-
-
-def _suffix(alignment: int) -> str:
-    return "" if alignment == FULL_ALIGNMENT else ", odd rows"
-
-
-def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """Every tile of every length of values on every target, for both alignments."""
-    merge, wrappers = needed(plan.merge), plan.spec.wrappers
-    for target in plan.spec.targets:
-        for alignment in (FULL_ALIGNMENT, 1):
-            if STATES in wrappers:
-                yield from _states_jobs(plan, merge, target, alignment)
-            if PARTS in wrappers:
-                yield from _parts_jobs(plan, merge, target, alignment)

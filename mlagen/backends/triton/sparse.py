@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends import gluon
 from mlagen.backends.triton import splits
-from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of
+from mlagen.backends.triton.common import Signature, chunk_of
 from mlagen.backends.triton.splits import accumulators, attention_context
-from mlagen.plan import HOPPER_TARGET, ROWS_WRAPPERS, CompileJob, Plan, TileRow, needed
+from mlagen.plan import ROWS_WRAPPERS, Plan, needed
 
 MODULE = "sparse_attention"
 SHARED = (splits, gluon.SPARSE, gluon.SWAPPED, gluon.UNION_LISTS, gluon.UNION)
@@ -18,17 +17,14 @@ TILE_ARGUMENTS = ("ALIGNMENT", "INDEX_GROUP", "BLOCK_H", "BLOCK_N", "INDICES_AHE
 
 
 def _optional_arguments(plan: Plan) -> list[str]:
-    """What the wrappers can pass for topk_length, attn_sink, max_logits and lse, as text of a tuple each."""
+    """What the wrappers can pass for topk_length and attn_sink, as text of a tuple each."""
     attention, wrappers = plan.sparse_attention, plan.spec.wrappers
     given = {"none": ["None"], "optional": ["None", "length"], "required": ["length"]}
     lengths = given[attention.topk_length]
     sinks = [name.replace("length", "sink") for name in given[attention.attn_sink]]
-    found = []
-    if "triton_mla_sparse_attention" in wrappers:
-        found += [f"{lengths[0]}, {sinks[0]}, None, {lse}" for lse in ("None", "stats")]
-    if "flash_mla_sparse_fwd" in wrappers:
-        found += [f"{length}, {sink}, stats, stats" for length in lengths for sink in sinks]
-    return found
+    if "flash_mla_sparse_fwd" not in wrappers:
+        lengths, sinks = lengths[:1], sinks[:1]
+    return [f"{length}, {sink}" for length in lengths for sink in sinks]
 
 
 def _signatures(plan: Plan) -> dict[str, Signature]:
@@ -80,48 +76,6 @@ def context(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow) -> Iterator[CompileJob]:
-    signatures = _signatures(plan)
-    redo_tiles = (needed(plan.sparse).redo_tile, unaligned.tile) if plan.union and target == HOPPER_TARGET else ()
-    variants = [(row, FULL_ALIGNMENT, INDEX_GROUP, "") for row in {row.tile: row for row in rows}.values()]
-    variants += [
-        (unaligned, FULL_ALIGNMENT, 1, " odd topk"),
-        (unaligned, 1, INDEX_GROUP, " odd rows"),
-        (unaligned, 1, 1, " odd rows and topk"),
-    ]
-    for row, alignment, group, suffix in variants:
-        tile = row.tile
-        redoes = alignment == FULL_ALIGNMENT and tile in redo_tiles
-        for kernel in ("fwd", "split", "redo") if redoes else ("fwd", "split"):
-            yield CompileJob(
-                module="sparse_attention",
-                kernel=f"_sparse_{kernel}_kernel",
-                variant=f"{tile.block_h}x{tile.block_n}{' ahead' if tile.indices_ahead else ''}{suffix}",
-                target=target,
-                signature=signatures[kernel],
-                constexprs=(
-                    ("ALIGNMENT", alignment),
-                    ("INDEX_GROUP", group),
-                    ("BLOCK_H", tile.block_h),
-                    ("BLOCK_N", tile.block_n),
-                    ("INDICES_AHEAD", tile.indices_ahead),
-                    ("NUM_STAGES", tile.num_stages),
-                    *(splits.dependent_merge(target) if kernel == "split" else ()),
-                ),
-                num_warps=tile.num_warps,
-                num_stages=tile.num_stages,
-                expected_shared=row.expected_shared,
-            )
-
-
 def exports(wrappers: list[str]) -> list[str]:
     """Names that the package takes from the module, given the spec's wrappers that are its own."""
     return sorted([*wrappers, "workspace_size"])
-
-
-def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """Every tile and alignment on every target, with all optional tensors given."""
-    sparse = needed(plan.sparse)
-    unaligned = dict(sparse.unaligned)
-    for target, rows in sparse.tiles:
-        yield from _sparse_jobs(plan, target, rows, unaligned[target])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common, dependent, hopper_kernels
-from mlagen.plan import TARGETS, Chunk, CompileJob, MergeTile, Plan, needed
+from mlagen.backends.triton.common import Signature, chunk_of, common, hopper_kernels
+from mlagen.plan import Chunk, Plan, needed
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
@@ -116,34 +115,3 @@ def dense_signature(plan: Plan) -> Signature:
         ("empty_lse", "fp32"),
         *((name, "i64") for name in (*strides, *rows, *others)),
     )
-
-
-def dependent_merge(target: str) -> tuple[tuple[str, bool], ...]:
-    """What a split kernel takes beside its tile: whether its merge can begin while it still runs."""
-    return (("DEPENDENT_MERGE", TARGETS[target].dependent_launch),)
-
-
-def _merge_job(plan: Plan, target: str, alignment: int, merge: MergeTile) -> CompileJob:
-    return CompileJob(
-        module=MODULE,
-        kernel="_merge_splits_kernel",
-        variant=f"{merge.block_s}x{merge.block_d}{'' if alignment == FULL_ALIGNMENT else ' odd rows'}",
-        target=target,
-        signature=_signature(plan),
-        constexprs=(
-            ("ALIGNMENT", alignment),
-            ("D_BLOCKS", merge.d_blocks),
-            ("BLOCK_S", merge.block_s),
-            ("BLOCK_D", merge.block_d),
-            dependent(target),
-        ),
-        num_warps=merge.num_warps,
-        num_stages=1,
-        expected_shared=merge.expected_shared(TARGETS[target].warp_size),
-    )
-
-
-def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """Every tile of the merge, for both alignments on every target."""
-    for target, alignment, tile in itertools.product(plan.spec.targets, (FULL_ALIGNMENT, 1), needed(plan.splits).merge):
-        yield _merge_job(plan, target, alignment, tile)

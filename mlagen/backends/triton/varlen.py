@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends import gluon
 from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, alignment_of, chunk_of, common
 from mlagen.backends.triton.splits import accumulators
-from mlagen.plan import CompileJob, Plan, VarlenPlan, VarlenTile, needed
+from mlagen.plan import Plan, needed
 
 MODULE = "varlen_attention"
 WRAPPERS = ("flash_attn_varlen_func",)
@@ -86,36 +84,3 @@ SHARED = (gluon.HeadsModule(context, lambda plan: _signature(plan, None)),)
 def exports(wrappers: list[str]) -> list[str]:
     """Names that the package takes from the module, given the spec's wrappers that are its own."""
     return wrappers
-
-
-def _job(plan: Plan, target: str, tile: VarlenTile, shared: int, alignment: int, causal: bool) -> CompileJob:
-    described = alignment == FULL_ALIGNMENT and target in needed(plan.varlen).descriptor_targets
-    words = [str(tile), "causal" if causal else "", "" if alignment == FULL_ALIGNMENT else "odd rows"]
-    return CompileJob(
-        module=MODULE,
-        kernel=BY_DESCRIPTORS if described else BY_POINTERS,
-        variant=" ".join(word for word in words if word),
-        target=target,
-        signature=_signature(plan, tile.block_n if described else None),
-        constexprs=(
-            *(() if described else (("ALIGNMENT", alignment),)),
-            ("CAUSAL", causal),
-            ("BLOCK_M", tile.block_m),
-            ("BLOCK_N", tile.block_n),
-            ("NUM_STAGES", tile.num_stages),
-        ),
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
-        expected_shared=shared,
-    )
-
-
-def jobs(plan: Plan) -> Iterator[CompileJob]:
-    """Every tile on every target, and the tile of rows that are not aligned, each causal and not."""
-    varlen: VarlenPlan = needed(plan.varlen)
-    unaligned = dict(varlen.unaligned)
-    for target, rows in varlen.tiles:
-        tiles = [(row.tile, row.expected_shared, FULL_ALIGNMENT) for row in rows]
-        tiles.append((unaligned[target].tile, unaligned[target].expected_shared, 1))
-        for (tile, shared, alignment), causal in itertools.product(tiles, (True, False)):
-            yield _job(plan, target, tile, shared, alignment, causal)

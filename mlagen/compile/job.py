@@ -12,23 +12,27 @@ class CompileJob:
     Attributes:
         module: generated module that holds the kernel, `sparse_attention`.
         kernel: name of the `@triton.jit` function in it.
-        variant: what tells this job from the kernel's others, for people: `h<=16 BLOCK_N=32 w4 s3`.
         target: name in mlagen.plan.targets.TARGETS.
         signature: (argument, Triton type) of each run-time argument: `*bf16`, `i32`, `fp32`.
         constexprs: (argument, value) of each constexpr; an absent optional tensor is a None here.
         num_warps: warps a program.
         num_stages: software-pipeline depth.
-        expected_shared: bytes of shared memory the plan expects a program to need.
-        expected_products: warpgroup products (wgmma) the plan expects in the code; None: not judged.
+        dependent: whether it is launched so that it can begin while the kernel before it ends.
     """
 
     module: str
     kernel: str
-    variant: str
     target: str
     signature: tuple[tuple[str, str], ...]
     constexprs: tuple[tuple[str, int | float | bool | None], ...]
     num_warps: int
     num_stages: int
-    expected_shared: int
-    expected_products: int | None = None
+    dependent: bool = False
+
+    @property
+    def variant(self) -> str:
+        """What tells this compilation from the kernel's others, for people: `BLOCK_H=16 INDICES_AHEAD, no lse`."""
+        told = [(name, value) for name, value in self.constexprs if value is not None and value is not False]
+        given = " ".join(name if value is True else f"{name}={value}" for name, value in told)
+        absent = " ".join(name.removesuffix("_ptr") for name, value in self.constexprs if value is None)
+        return ", ".join(part for part in (given, f"no {absent}" if absent else "") if part) or "-"

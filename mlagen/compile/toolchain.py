@@ -1,0 +1,120 @@
+"""The Tritons that compile: the installed one, and others that lie each in a folder of its own in the user's cache."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlagen.compile.folder import default_cache_dir
+from mlagen.errors import ToolError, UsageError
+from mlagen.plan.tritons import TRITONS, minor_of, minor_text
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A Triton that compiles.
+
+    Attributes:
+        version: its version, `3.8.0`; without a folder another than the installed one's: then it lists a package's
+            variants under that version, and compiles none.
+        folder: what a worker puts on its search path to import it; None: it is the installed one.
+    """
+
+    version: str
+    folder: Path | None = None
+
+    def tool(self, name: str) -> Path:
+        """The path of one of NVIDIA's tools that Triton brings, such as `cuobjdump`.
+
+        Raises:
+            ToolError: the installed Triton is gone.
+        """
+        root = self.folder and self.folder / "triton"
+        if root is None:
+            # find_spec, since importing Triton here would cost the parent what its workers pay already.
+            spec = importlib.util.find_spec("triton")
+            if spec is None or spec.origin is None:
+                raise ToolError("triton is not installed", hint=f"mend with: pip install triton=={TRITONS[-1]}")
+            root = Path(spec.origin).parent
+        return root / "backends" / "nvidia" / "bin" / name
+
+
+def installed() -> Toolchain:
+    """The installed Triton.
+
+    Raises:
+        ToolError: there is none.
+    """
+    try:
+        return Toolchain(importlib.metadata.version("triton"))
+    except importlib.metadata.PackageNotFoundError:
+        # A build for ROCm goes by another name.
+        try:
+            import triton
+        except ImportError:
+            raise ToolError("triton is not installed", hint=f"mend with: pip install triton=={TRITONS[-1]}") from None
+        return Toolchain(str(triton.__version__))
+
+
+def folder_of(version: str) -> Path:
+    """Where a Triton that is not the installed one lies."""
+    return default_cache_dir() / "triton" / version
+
+
+def parse_tritons(text: str | None) -> tuple[str, ...]:
+    """The versions that a `--triton` option names, in the order of TRITONS.
+
+    Args:
+        text: minor or whole versions with commas between, `3.6,3.8.0`; `all`; None: the installed one.
+
+    Raises:
+        UsageError: one of them is not among TRITONS.
+    """
+    if text is None:
+        return (installed().version,)
+    if text == "all":
+        return TRITONS
+    chosen = set()
+    for word in (part.strip() for part in text.split(",")):
+        found = [version for version in TRITONS if word in (version, minor_text(minor_of(version)))]
+        if not found:
+            takes = ", ".join(minor_text(minor_of(version)) for version in TRITONS)
+            raise UsageError(f"--triton: got {word!r}; takes {takes}, with commas between, or all")
+        chosen.update(found)
+    return tuple(version for version in TRITONS if version in chosen)
+
+
+def toolchain(version: str) -> Toolchain:
+    """A Triton of that version; fetched with pip into the cache where it is not there yet.
+
+    Raises:
+        ToolError: pip could not fetch it.
+    """
+    here = installed()
+    if here.version == version:
+        return here
+    folder = folder_of(version)
+    if not (folder / "triton" / "__init__.py").is_file():
+        _fetch(version, folder)
+    return Toolchain(version, folder)
+
+
+def _fetch(version: str, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Made beside its place and moved there whole, so that a fetch that ends halfway leaves nothing behind.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{version}.") as temporary:
+        made = Path(temporary) / "made"
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        command += ["--target", str(made), f"triton=={version}"]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        if done.returncode:
+            raise ToolError(f"triton {version} could not be fetched into {folder}", hint=done.stderr.strip()[-2000:])
+        if folder.exists():
+            shutil.rmtree(folder)
+        made.rename(folder)
