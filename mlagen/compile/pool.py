@@ -77,6 +77,7 @@ def compile_jobs(
     toolchain: Toolchain | None = None,
     workers: int | None = None,
     cache_dir: Path | None = None,
+    kernels_dir: Path | None = None,
     on_start: Callable[[CompileJob], None] | None = None,
     on_done: Callable[[Resources], None] | None = None,
 ) -> list[Resources]:
@@ -88,6 +89,8 @@ def compile_jobs(
         toolchain: the Triton that compiles; the installed one if None.
         workers: processes at most; the number of cores if None.
         cache_dir: folder of earlier results; `default_cache_dir()` if None.
+        kernels_dir: folder that Triton's cache is kept in, so that its binaries are there at the end: nothing is taken
+            from earlier results then; None: they are not kept.
         on_start: called in a worker's thread with each job that is compiled, not cached, as it begins.
         on_done: called in this thread with each result as it comes, cached ones first.
 
@@ -112,7 +115,7 @@ def compile_jobs(
 
     for index, job in enumerate(jobs):
         key = content_key(toolchain.version, contents(job))
-        if key not in missing and (measured := cache.get(key)) is not None:
+        if key not in missing and kernels_dir is None and (measured := cache.get(key)) is not None:
             done(index, measured, cached=True)
         else:
             missing.setdefault(key, []).append(index)
@@ -122,7 +125,7 @@ def compile_jobs(
         tasks.sort(key=lambda task: task.job.target != HOPPER_TARGET)  # whose kernels take longest: first, not last
         started = workers or os.cpu_count() or 1
         # closing: workers end before an exception, or Ctrl-C, leaves here.
-        with contextlib.closing(_run(package_dir, tasks, started, toolchain, on_start)) as outcomes:
+        with contextlib.closing(_run(package_dir, tasks, started, toolchain, kernels_dir, on_start)) as outcomes:
             for task, measured in outcomes:
                 cache.put(task.key, measured)
                 for place, index in enumerate(missing[task.key]):
@@ -153,6 +156,7 @@ def _run(
     tasks: list[_Task],
     workers: int,
     toolchain: Toolchain,
+    kernels_dir: Path | None,
     on_start: Callable[[CompileJob], None] | None,
 ) -> Generator[tuple[_Task, Measured], None, None]:
     """Spread tasks over worker processes; gives results as they come and leaves no process behind."""
@@ -163,7 +167,9 @@ def _run(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-compile-")))
         for number in range(min(workers, len(tasks))):
-            worker = stack.enter_context(contextlib.closing(Worker(package_dir, folder / str(number), toolchain)))
+            worker = stack.enter_context(
+                contextlib.closing(Worker(package_dir, folder / str(number), toolchain, kernels_dir))
+            )
             thread = threading.Thread(target=_serve, args=(worker, queue, outcomes, on_start), daemon=True)
             thread.start()
             # Left in reverse: the worker is killed, its thread sees that and ends, the pipes close.

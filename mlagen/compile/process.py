@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ class Worker:
         package_dir: folder of the generated package.
         folder: the worker's own, for Triton's cache, machine code and stderr.
         toolchain: the Triton that it imports.
+        kernels_dir: where Triton's cache keeps the binaries; None: in a folder that goes with the worker.
     """
 
-    def __init__(self, package_dir: Path, folder: Path, toolchain: Toolchain) -> None:
+    def __init__(self, package_dir: Path, folder: Path, toolchain: Toolchain, kernels_dir: Path | None = None) -> None:
         folder.mkdir()
         self._package_dir, self._folder, self._toolchain = package_dir, folder, toolchain
         self._stderr = folder / "stderr"
@@ -51,7 +53,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=stderr,
                 text=True,
-                env=_environment(folder, toolchain),
+                env=_environment(kernels_dir or folder / "triton", toolchain),
                 # A group of its own, so that ptxas dies with the worker.
                 start_new_session=True,
             )
@@ -65,6 +67,10 @@ class Worker:
         request = {"variants": target, **_target_of(target)}
         what = f"{self._package_dir.name}: variants for {target}"
         return [job_of(target, description) for description in self._ask(request, what, "__init__")["variants"]]
+
+    def triton_key(self) -> str:
+        """The hash that stands for the worker's Triton in the name of an archive of kernels."""
+        return str(self._ask({"triton_key": True}, f"triton {self._toolchain.version}", "__init__")["triton_key"])
 
     def compile(self, job: CompileJob) -> Measured:
         """Compile a job and read the machine code.
@@ -142,6 +148,19 @@ class Worker:
                     pipe.close()
 
 
+def ask_triton_key(toolchain: Toolchain) -> str:
+    """The hash that stands for a Triton in the name of an archive of kernels.
+
+    Raises:
+        ToolError: the worker died or took too long.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-compile-")))
+        worker = stack.enter_context(contextlib.closing(Worker(folder, folder / "0", toolchain)))
+        stack.callback(worker.kill)
+        return worker.triton_key()
+
+
 def request_of(job: CompileJob) -> dict[str, Any]:
     """All that a compilation depends on beside the source, as plain JSON values.
 
@@ -187,12 +206,12 @@ def _target_of(name: str) -> dict[str, Any]:
     return {"target": name, "backend": target.backend, "arch": target.arch, "warp_size": target.warp_size}
 
 
-def _environment(folder: Path, toolchain: Toolchain) -> dict[str, str]:
+def _environment(kernels_dir: Path, toolchain: Toolchain) -> dict[str, str]:
     """The worker's environment: nothing that steers a compiler, no GPU, no bytecode left in the package."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
     return kept | {
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "TRITON_DISABLE_LINE_INFO": "1",
+        "TRITON_CACHE_DIR": str(kernels_dir),
+        "TRITON_STORE_BINARY_ONLY": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "",
         "PYTHONDONTWRITEBYTECODE": "1",

@@ -11,13 +11,15 @@ that stands for the target's answers where Triton asks for one.
 A request with `variants` names a `target`, with its `backend`, `arch` and `warp_size`; its result holds `variants`: all
 that a call on the target can launch, as jobs without the target. A job holds `module`, `kernel`, `signature` and
 `constexprs` as pairs, `options` of the launch, the target as above, and `output`, the file for the machine code. Its
-result holds `name` (the entry function's), `shared` in bytes, `tensor_memory` in columns and `seconds`. Or either holds
-`error`, `line` in the module (or null) and `detail`.
+result holds `name` (the entry function's), `shared` in bytes, `tensor_memory` in columns and `seconds`. A request with
+`triton_key` asks for a hash of this Triton. Any result may instead hold `error`, `line` in the module (or null) and
+`detail`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import importlib
 import importlib.util
 import io
@@ -50,16 +52,33 @@ def main(package_dir: Path, version: str) -> None:
     import triton
 
     triton.__version__ = version
+    # Objects that do not know the folder; told to Triton alone, since its cache's keys know of environment variables.
+    triton.knobs.propagate_env = False
+    triton.knobs.compilation.disable_line_info = True
     for line in jobs:
         job = json.loads(line)
         try:
-            result = list_variants(package_dir, job) if "variants" in job else compile_job(package_dir, job)
+            result = answer(package_dir, job)
         except JobError as error:
             result = {"error": str(error), "line": None, "detail": ""}
         except Exception as error:
             module = job.get("module", "__init__")
             result = explain(error, package_dir / f"{module.replace('.', '/')}.py")
         results.write(json.dumps(result) + "\n")
+
+
+def answer(package_dir: Path, request: dict[str, Any]) -> dict[str, Any]:
+    """The result of a request, see the module's docstring."""
+    if "triton_key" in request:
+        return {"triton_key": triton_key()}
+    return list_variants(package_dir, request) if "variants" in request else compile_job(package_dir, request)
+
+
+def triton_key() -> str:
+    """A hash of what Triton's cache knows this Triton by, as the generated `_launch.py` computes it."""
+    from triton.runtime import cache
+
+    return hashlib.sha256(cache.triton_key().encode()).hexdigest()[:16]
 
 
 class StandIn:
