@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from mlagen import GENERATOR
 from mlagen.backends.base import GeneratedFile
 from mlagen.backends.triton import cache, dense, extra_cache, index, kvcache, merge, sparse, varlen
 from mlagen.backends.triton.common import common, imported
 from mlagen.plan import CompileJob, Plan
+from mlagen.plan.tritons import TRITONS, minors
 from mlagen.spec import spec_digest
 
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
@@ -45,7 +47,12 @@ def _shared(plan: Plan) -> list[ModuleType]:
 def files(plan: Plan) -> list[GeneratedFile]:
     """The files of the package, in the order they are written: what is imported comes before what imports it."""
     families = list(_families(plan))
-    spec: dict[str, Any] = {"spec": plan.spec.model_dump(mode="json"), "spec_sha256": spec_digest(plan.spec)}
+    spec: dict[str, Any] = {
+        "spec": plan.spec.model_dump(mode="json"),
+        "spec_sha256": spec_digest(plan.spec),
+        "generator": GENERATOR,
+        "triton": list(minors(TRITONS)),
+    }
     if plan.layout is not None:
         spec |= {
             "layout": plan.layout.name,
