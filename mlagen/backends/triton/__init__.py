@@ -66,11 +66,15 @@ def files(plan: Plan) -> list[GeneratedFile]:
             "extra_row_bytes": plan.extra_layout.row_bytes,
         }
     modules = [(family.MODULE, names) for family, names in families]
-    exported = ["SPEC", "warmup", *(name for module, names in modules for name in names or [module])]
+    exported = ["SPEC", "supports", "warmup", *(name for module, names in modules for name in names or [module])]
     package = {
         **common(plan),
         "modules": modules,
-        "imports": [(module, imported(module, sorted(names, key=_export_order))) for module, names in modules if names],
+        "imports": [
+            (module, imported(module, sorted(names, key=_export_order)))
+            for module, names in [("_launch", ["supports"]), *modules]
+            if names
+        ],
         "exported": sorted(exported, key=_export_order),
         "spec_literal": _literal(spec),
     }

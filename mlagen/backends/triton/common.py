@@ -8,6 +8,7 @@ from typing import Any
 
 from mlagen.plan import TARGETS, Chunk, CompileJob, HopperPlan, Plan
 from mlagen.plan.cache import EARLY_PROGRAMS
+from mlagen.plan.tritons import TRITONS, minor
 from mlagen.plan.work import ITEMSIZE
 from mlagen.spec import NEEDS
 
@@ -42,6 +43,7 @@ def common(plan: Plan) -> dict[str, Any]:
         "wrappers": spec.wrappers,
         "targets": spec.targets,
         "backend": spec.backend,
+        "proven": (minor(TRITONS[0]), minor(TRITONS[-1])),
         "hopper_modules": [name for name, hopper in hopper_kernels(plan).items() if hopper is not None]
         + (["_sparse_union", "_union"] if plan.union else [])
         + (["_varlen_hopper"] if plan.varlen and plan.varlen.hopper else []),
