@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from mlagen.backends import compile_jobs
-from mlagen.cli.console import JSON, err, out, print_json, report_error, spec_files, stage
+from mlagen.cli.console import JSON, TargetName, err, out, print_json, report_error, spec_files, stage
 from mlagen.cli.manifest import MANIFEST, manifest_text, stale_manifest
 from mlagen.cli.verify import DEVICE, pick_device, verify_cached
 from mlagen.compile import Resources, check_limits, resource_table
@@ -18,7 +18,7 @@ from mlagen.compile import compile_jobs as run_jobs
 from mlagen.emit import Drift, Package, apply, compare, render
 from mlagen.emit.write import write_atomically
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
-from mlagen.plan import TARGETS, Plan, load_plan
+from mlagen.plan import Plan, load_plan
 from mlagen.verify import CaseResult, mismatches, verify_table
 
 
@@ -50,7 +50,7 @@ class Built:
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if generated files differ from their specs.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
-@click.option("--target", "targets", multiple=True, type=click.Choice(list(TARGETS)), help="Compile for these alone.")
+@click.option("--target", "targets", multiple=True, type=TargetName(), help="Compile for these alone.")
 @click.option("--no-compile", is_flag=True, help="Do not compile.")
 @click.option("--no-verify", is_flag=True, help="Do not run the kernels.")
 @click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("generated"), show_default=True)
