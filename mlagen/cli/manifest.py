@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from mlagen.compile import Resources
 from mlagen.emit import Drift, Package
@@ -23,6 +24,16 @@ def manifest_text(package: Package, resources: Sequence[Resources]) -> str:
     lines.append(",\n".join(f"    {json.dumps(one.to_json())}" for one in resources))
     lines.append("  ]\n}\n")
     return "\n".join(lines)
+
+
+def proved_with(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """The versions of Triton that a manifest says its package was compiled and judged with.
+
+    Raises:
+        KeyError, TypeError: it says none.
+    """
+    versions = manifest["triton"]
+    return (versions,) if isinstance(versions, str) else tuple(versions)
 
 
 def stale_manifest(package: Package, folder: Path) -> list[Drift]:

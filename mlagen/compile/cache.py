@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -22,6 +23,17 @@ def default_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification: a relative path is ignored.
     return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "mlagen"
+
+
+def tritons_dir() -> Path:
+    """The folder for Tritons beside the installed one, each in a folder that is named after its version."""
+    return default_cache_dir() / "triton"
+
+
+def cached_tritons() -> tuple[str, ...]:
+    """The versions of Triton that lie there, oldest first."""
+    found = (path.parent.parent.name for path in tritons_dir().glob("*/triton/__init__.py"))
+    return tuple(sorted(found, key=lambda version: [int(number) for number in re.findall(r"\d+", version)]))
 
 
 def content_key(*parts: Any) -> str:
