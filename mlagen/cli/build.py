@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,7 +152,7 @@ def _build_one(
                 )
             with stage(f"{name}: compile", len(jobs)) as bar:
                 one.resources = run_jobs(staged, jobs, on_done=bar.step)
-            _raise_all(check_limits(one.resources))
+            _raise_all(check_limits(one.resources, triton=importlib.metadata.version("triton"), spec=name))
         if device is not None:
             one.results = verify_cached(one.package, staged, device)
             _raise_all(mismatches(one.results))

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlagen.errors import LimitError
 from mlagen.plan.jobs import CompileJob
 from mlagen.plan.targets import TARGETS
+from mlagen.plan.tritons import minors
+from mlagen.plan.tuned import tuned_path
 
 # PTX ISA, "Tensor Memory": 512 columns a multiprocessor. Triton compares at the first launch only.
 TENSOR_MEMORY_COLUMNS = 512
+
+# The table of a tuned file that gives a module's kernels their tiles. Calls whose rows or topk are not aligned,
+# and those over small pages, take a tile that is in no table.
+TUNED_TABLES = {"sparse_attention": "rows", "kvcache_attention": "kvcache_rows", "dense_attention": "dense_rows"}
+UNTUNED_WORDS = ("odd", "small pages")
+# Modules that the Gluon back end adds for sm90.
+HOPPER_MODULES = (
+    "_dense_hopper",
+    "_kvcache_hopper",
+    "_sparse_hopper",
+    "_sparse_swapped",
+    "_sparse_union",
+    "_union",
+    "_varlen_hopper",
+)
 
 
 @dataclass(frozen=True)
@@ -77,45 +96,80 @@ def label(compilation: CompileJob | Resources) -> str:
     return f"{compilation.module}.{compilation.kernel} [{compilation.variant}] for {compilation.target}"
 
 
-def check_limits(resources: Iterable[Resources]) -> list[LimitError]:
+def check_limits(
+    resources: Iterable[Resources],
+    *,
+    triton: str | None = None,
+    holds_under: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    spec: str = "NAME",
+) -> list[LimitError]:
     """Compare what kernels take with what their targets give; Triton itself compares at the first launch only.
 
     Register counts are not judged: they move with every Triton version.
 
     Args:
         resources: compiled kernels.
+        triton: version of Triton that compiled them, to be told; None: not told.
+        holds_under: versions of Triton under which a kernel is known to keep its limits, by `label`.
+        spec: name of their spec, whose tuned file may give them other tiles.
 
     Returns:
-        An error for each limit that a kernel breaks, in the order of `resources`.
+        An error for each limit that a kernel breaks, in the order of `resources`; its hint names what a user can do.
     """
-    return [error for taken in resources for error in _errors(taken)]
+    errors = []
+    for taken in resources:
+        holds = [version for version in holds_under.get(label(taken), ()) if version != triton]
+        named = label(taken) + (f" under Triton {triton}" if triton else "")
+        known = f"; holds under Triton {', '.join(holds)}" if holds else ""
+        for broken, other_tile in _broken(taken):
+            hint = f"mend with one of: {'; '.join(_remedies(taken, other_tile, spec, triton, holds))}"
+            errors.append(LimitError(f"{named}: {broken}{known}", hint=hint))
+    return errors
 
 
-def _errors(taken: Resources) -> Iterable[LimitError]:
+def _broken(taken: Resources) -> Iterator[tuple[str, str]]:
+    """(what a limit says, which other tile may keep it) of each limit that a kernel breaks."""
     if taken.shared > taken.shared_limit:
-        yield LimitError(
-            f"{label(taken)}: shared memory {taken.shared:,} bytes - limit {taken.shared_limit:,} bytes = "
+        yield (
+            f"shared memory {taken.shared:,} bytes - limit {taken.shared_limit:,} bytes = "
             f"{taken.shared - taken.shared_limit:,} bytes too many; the plan expected {taken.expected_shared:,} bytes",
-            hint=f"a smaller tile or fewer stages (now {taken.num_stages}) in the target's tile table",
+            f"a smaller tile or fewer stages (now {taken.num_stages})",
         )
     # Outside loops a spill is only told: ptxas trades a few bytes of prologue for occupancy, which costs nothing and
     # comes and goes with its version.
     if taken.loop_spills:
-        yield LimitError(
-            f"{label(taken)}: spills inside loops: {taken.loop_spills:,} stack instructions - limit 0 = "
+        yield (
+            f"spills inside loops: {taken.loop_spills:,} stack instructions - limit 0 = "
             f"{taken.loop_spills:,} too many; spills {taken.spills:,} {taken.spill_unit} with "
             f"{taken.registers} registers a thread and {taken.num_warps} warps a program in use",
-            hint=f"a smaller tile or more warps (now {taken.num_warps}) in the target's tile table",
+            f"a smaller tile or more warps (now {taken.num_warps})",
         )
     products = taken.instructions.get("HGMMA", 0)
     if taken.expected_products not in (None, products):
-        yield LimitError(
-            f"{label(taken)}: {products} warpgroup products in the code - expected {taken.expected_products}",
-            hint="a product was split, doubled or left out by the compiler",
+        yield (
+            f"{products} warpgroup products in the code - expected {taken.expected_products}: the compiler split, "
+            "doubled or left out one",
+            "another tile",
         )
     if taken.tensor_memory > TENSOR_MEMORY_COLUMNS:
-        yield LimitError(
-            f"{label(taken)}: tensor memory {taken.tensor_memory} columns - limit {TENSOR_MEMORY_COLUMNS} columns = "
+        yield (
+            f"tensor memory {taken.tensor_memory} columns - limit {TENSOR_MEMORY_COLUMNS} columns = "
             f"{taken.tensor_memory - TENSOR_MEMORY_COLUMNS} columns too many",
-            hint="a narrower accumulator or score tile in the target's tile table",
+            "a smaller tile",
         )
+
+
+def _remedies(taken: Resources, other_tile: str, spec: str, triton: str | None, holds: Sequence[str]) -> Iterator[str]:
+    """What a user can do about a kernel that breaks a limit: all of it in reach of the command line and the spec."""
+    if holds:
+        yield f"--triton {minors(holds)[-1]}, under which it holds"
+    elif triton:
+        yield "--triton with another version"
+    if taken.module in TUNED_TABLES and not any(word in taken.variant for word in UNTUNED_WORDS):
+        file = tuned_path(spec, taken.target, Path())
+        yield f"{other_tile} in {TUNED_TABLES[taken.module]} of {file} beside the spec"
+    if taken.module in HOPPER_MODULES:
+        yield "`backend: triton` and no `shared_indices` in the spec, which leaves out the Hopper kernels"
+    if taken.kernel == "_varlen_fwd_descriptor_kernel":
+        yield "`addressing: pointers` in the spec's multi_head"
+    yield f"the spec's targets without {taken.target}"
