@@ -74,6 +74,12 @@ class LimitError(MlagenError):
     exit_code = 1
 
 
+class UnprovedError(MlagenError):
+    """The Triton at hand is none that mlagen proves with, or a package is not one that was proved with it."""
+
+    exit_code = 1
+
+
 class MismatchError(MlagenError):
     """A kernel's result differs from the reference."""
 

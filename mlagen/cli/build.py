@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from mlagen.backends import expected_products
-from mlagen.cli.console import JSON, err, out, print_json, report_error, spec_files, stage
+from mlagen.cli.console import JSON, TargetName, err, out, print_json, report_error, spec_files, stage
 from mlagen.cli.manifest import MANIFEST, make_manifest, read_manifest, stale_manifest, still_proved
 from mlagen.cli.verify import DEVICE, pick_device, verify_cached
 from mlagen.compile import (
@@ -22,11 +22,12 @@ from mlagen.compile import (
     parse_tritons,
     resource_table,
     toolchain,
+    write_kernels,
 )
 from mlagen.emit import Drift, Package, apply, compare, render
 from mlagen.emit.write import write_atomically
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
-from mlagen.plan import TARGETS, Plan, load_plan
+from mlagen.plan import Plan, load_plan
 from mlagen.verify import CaseResult, mismatches, verify_table
 
 
@@ -58,9 +59,16 @@ class Built:
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if generated files differ from their specs.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
-@click.option("--target", "targets", multiple=True, type=click.Choice(list(TARGETS)), help="Compile for these alone.")
+@click.option("--target", "targets", multiple=True, type=TargetName(), help="Compile for these alone.")
 @click.option(
     "--triton", metavar="VERSIONS", help="Compile with these, such as 3.7,3.8, or all; default: the installed one."
+)
+@click.option(
+    "--cache",
+    "cache_dir",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Write no package, but its kernels compiled ahead, into DIR/NAME, where its warmup() takes them.",
 )
 @click.option("--no-compile", is_flag=True, help="Do not compile.")
 @click.option("--no-verify", is_flag=True, help="Do not run the kernels.")
@@ -74,6 +82,7 @@ def build(
     force: bool,
     targets: tuple[str, ...],
     triton: str | None,
+    cache_dir: Path | None,
     no_compile: bool,
     no_verify: bool,
     folder: Path,
@@ -86,6 +95,10 @@ def build(
     verified against the reference first; if any of that fails, nothing of it is written. Tritons that are not installed
     are fetched once, into the user's cache.
     """
+    if cache_dir is not None and (check or diff or force or no_compile):
+        raise UsageError(
+            "--cache compiles and writes no package; it goes without --check, --diff, --force, --no-compile"
+        )
     if check and (diff or force):
         raise UsageError("--check writes and prints nothing that --diff or --force would change; give one of them")
     versions = () if no_compile else parse_tritons(triton)
@@ -93,6 +106,9 @@ def build(
     built = [Built(path, render(plan), folder / plan.spec.name) for path, plan in plans]
     if check or diff:
         _compare_all(built, check, as_json)
+        return
+    if cache_dir is not None:
+        _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
         return
     failures: list[MlagenError] = []
     for (_, plan), one in zip(plans, built, strict=True):
@@ -154,9 +170,7 @@ def _build_one(
     drifts = compare(one.package, one.folder)
     if not force:
         apply([drift for drift in drifts if drift.kind == "edited"])
-    chosen = [target for target in plan.spec.targets if not targets or target in targets]
-    if not chosen:
-        raise UsageError(f"{name}: none of its targets ({', '.join(plan.spec.targets)}) is {', '.join(targets)}")
+    chosen = _chosen(plan, targets)
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         staged = Path(temporary) / name
         apply(compare(one.package, staged))
@@ -199,6 +213,50 @@ def _compile(name: str, staged: Path, targets: Sequence[str], version: str) -> l
             on_start=lambda job: bar.show(f"{title}: {job.target} {job.kernel}"),
             on_done=bar.step,
         )
+
+
+def _compile_ahead(
+    plans: list[tuple[Path, Plan]],
+    built: list[Built],
+    targets: tuple[str, ...],
+    versions: tuple[str, ...],
+    cache_dir: Path,
+    as_json: bool,
+) -> None:
+    written = []
+    for (_, plan), one in zip(plans, built, strict=True):
+        name = plan.spec.name
+        for drift in compare(one.package, one.folder):
+            raise DriftError(
+                f"{drift.path}: {drift.kind}: kernels compiled ahead serve the very text that they are compiled from",
+                hint=f"mend with: mlagen build {one.path}",
+            )
+        for target in _chosen(plan, targets):
+            for version in versions:
+                with stage(f"{name}: compile ahead for {target} with triton {version}", None) as bar:
+                    taken = toolchain(version)
+                    path = write_kernels(
+                        one.folder, target, cache_dir / name, toolchain=taken, on_list=bar.of, on_done=bar.step
+                    )
+                written.append(path)
+                err.print(f"{path}: {path.stat().st_size:,} bytes", markup=False)
+                if not as_json:
+                    out.print(str(path), markup=False)
+    if as_json:
+        print_json([str(path) for path in written])
+
+
+def _chosen(plan: Plan, targets: tuple[str, ...]) -> list[str]:
+    """The spec's targets that were asked for.
+
+    Raises:
+        UsageError: it has none of them.
+    """
+    chosen: list[str] = [target for target in plan.spec.targets if not targets or target in targets]
+    if not chosen:
+        has = ", ".join(plan.spec.targets)
+        raise UsageError(f"{plan.spec.name}: none of its targets ({has}) is {', '.join(targets)}")
+    return chosen
 
 
 def _raise_all(errors: list[Any]) -> None:

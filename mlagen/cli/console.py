@@ -16,6 +16,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from mlagen.errors import MlagenError, SpecErrors, UsageError
+from mlagen.plan import TARGETS
+from mlagen.spec import instead
 
 WIDE = 200  # columns where output is no terminal: a file or a pipe folds nothing
 
@@ -32,6 +34,20 @@ err = _console(stderr=True)
 
 SPEC = click.argument("spec", type=click.Path(path_type=Path))
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+
+
+class TargetName(click.Choice[str]):
+    """The name of a target; for a GPU that is none, the error says which target's kernels it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(list(TARGETS))
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """The name; fails with what to name instead."""
+        other = instead(value)
+        if other is not None:
+            self.fail(f"got '{value}'; takes {', '.join(TARGETS)}; {other}", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 def report_error(error: MlagenError) -> None:
@@ -87,6 +103,10 @@ class Stage:
     def step(self, _: object = None) -> None:
         """One more is done."""
         self._progress.advance(self._task)
+
+    def of(self, total: int) -> None:
+        """Says how many there are to do, once that is known."""
+        self._progress.update(self._task, total=total)
 
     def show(self, title: str) -> None:
         """Says what is being done now."""

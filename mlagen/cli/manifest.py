@@ -127,6 +127,16 @@ def keys_under(folder: Path, targets: Iterable[str], version: str) -> list[str]:
     return content_keys(folder, list_variants(folder, list(targets), toolchain=Toolchain(version)))
 
 
+def proved_with(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """The versions of Triton that a manifest says its package was compiled and judged with.
+
+    Raises:
+        KeyError, TypeError: it says none.
+    """
+    versions = manifest["triton"]
+    return (versions,) if isinstance(versions, str) else tuple(versions)
+
+
 def stale_manifest(package: Package, folder: Path) -> list[Drift]:
     """A drift if the folder's manifest is missing or speaks of other files than the package has."""
     path = folder / MANIFEST

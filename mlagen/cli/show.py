@@ -17,16 +17,17 @@ from rich.table import Table
 
 from mlagen.cli import layouts
 from mlagen.cli.console import JSON, SPEC, out, print_json
-from mlagen.compile import default_cache_dir
+from mlagen.cli.packages import fault, install, packages
+from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
 from mlagen.emit.render import template_dir
-from mlagen.errors import ToolError, UsageError
+from mlagen.errors import ToolError, UnprovedError, UsageError
 from mlagen.layout import layouts_of
 from mlagen.plan import HopperPlan, HopperRow, KvcachePlan, Plan, SparsePlan, UnionPlan, load_plan
+from mlagen.plan.tritons import TRITONS, minors
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
 
-SUPPORTED_TRITON = ((3, 6), (3, 9))  # the oldest and newest minor version that the tests compile with
 DENSE_KEYS = 4096  # at which a call of dense attention is counted
 ANY = 1 << 30  # more rows than a token can name
 
@@ -227,61 +228,115 @@ def explain(line: str, specs: Path) -> None:
     click.echo(f"{shown}:{at}: {text.strip()}")
 
 
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One thing that doctor looks at.
+
+    Attributes:
+        what: its name.
+        ok: whether it is as it should be; None for what mlagen can do without.
+        found: what was found, in one line.
+        mend: the command that mends it, where there is one.
+        tool: whether mlagen cannot work while it is not as it should be.
+    """
+
+    what: str
+    ok: bool | None
+    found: str
+    mend: str | None = None
+    tool: bool = False
+
+
 @click.command()
+@click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("generated"), show_default=True)
 @JSON
-def doctor(as_json: bool) -> None:
-    """Says whether this machine has what mlagen needs, and what each missing part costs."""
-    checks = _checks()
+def doctor(folder: Path, as_json: bool) -> None:
+    """Says whether this machine has what mlagen needs, and whether its Triton is one that packages were proved with.
+
+    The packages are those of the folder --out, which are read and not imported. Exits 1 where the Triton at hand is not
+    one of mlagen's or a package's, or a package is not as this mlagen makes it, and 3 where something is missing.
+    """
+    checks = [*_checks(), *_packages(folder)]
     if as_json:
-        print_json([{"what": what, "ok": ok, "found": found} for what, ok, found in checks])
+        print_json([{name: getattr(one, name) for name in ("what", "ok", "found", "mend")} for one in checks])
     else:
-        for what, ok, found in checks:
-            mark = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}[ok]
-            out.print(f"{mark}  {what:<12} ", end="")
-            out.print(found, markup=False)
-    broken = [what for what, ok, _ in checks if ok is False]
-    if broken:
-        raise ToolError(f"not usable here: {', '.join(broken)}")
+        width = max(len(one.what) for one in checks)
+        for one in checks:
+            mark = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}[one.ok]
+            out.print(f"{mark}  {one.what:<{width}}  ", end="")
+            out.print(f"{one.found}; mend with: {one.mend}" if one.mend else one.found, markup=False)
+    missing = [one.what for one in checks if one.ok is False and one.tool]
+    if missing:
+        raise ToolError(f"not usable here: {', '.join(missing)}")
+    unproved = [one.what for one in checks if one.ok is False]
+    if unproved:
+        raise UnprovedError(f"to mend: {', '.join(unproved)}")
 
 
-def _checks() -> list[tuple[str, bool | None, str]]:
-    """(what, whether it is there, what was found); None for what mlagen can do without."""
-    checks: list[tuple[str, bool | None, str]] = [("python", True, platform.python_version())]
-    for library in ("torch", "triton"):
-        try:
-            version = importlib.metadata.version(library)
-        except importlib.metadata.PackageNotFoundError:
-            checks.append((library, False, "not installed"))
-            continue
-        fits = True
-        if library == "triton":
-            fits = SUPPORTED_TRITON[0] <= tuple(map(int, version.split(".")[:2])) <= SUPPORTED_TRITON[1]
-        oldest, newest = (".".join(map(str, one)) for one in SUPPORTED_TRITON)
-        checks.append((library, fits, version if fits else f"{version}; takes {oldest} to {newest}"))
-    checks.append(_gpu())
-    checks.append(("templates", any(template_dir().glob("*.jinja")), str(template_dir())))
-    checks.append(_cache())
-    checks.append(
-        ("ruff", shutil.which("ruff") is not None or None, shutil.which("ruff") or "absent: only tests use it")
-    )
-    return checks
+def _checks() -> list[Check]:
+    """What mlagen itself needs."""
+    ruff = shutil.which("ruff")
+    return [
+        Check("python", True, platform.python_version()),
+        _library("torch"),
+        _triton(),
+        Check("tritons", bool(cached_tritons()) or None, f"{', '.join(cached_tritons()) or 'none'} in {tritons_dir()}"),
+        _gpu(),
+        Check("templates", any(template_dir().glob("*.jinja")), str(template_dir()), tool=True),
+        _cache(),
+        Check("ruff", ruff is not None or None, ruff or "absent: only tests use it"),
+    ]
 
 
-def _gpu() -> tuple[str, bool | None, str]:
+def _installed(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _library(name: str) -> Check:
+    version = _installed(name)
+    mend = None if version else f"pip install {name}"
+    return Check(name, version is not None, version or "not installed", mend, tool=True)
+
+
+def _triton() -> Check:
+    version = _installed("triton")
+    if version is None:
+        return Check("triton", False, "not installed", f"pip install 'triton=={TRITONS[-1]}'", tool=True)
+    if set(minors([version])) <= set(minors(TRITONS)):
+        return Check("triton", True, version)
+    oldest, *_, newest = minors(TRITONS)
+    return Check("triton", False, f"{version}; mlagen proves packages with {oldest} to {newest}", install(version))
+
+
+def _packages(folder: Path) -> list[Check]:
+    """The generated packages of a folder: how many are proved with the installed Triton, and what the others lack."""
+    found, version = packages(folder), _installed("triton")
+    if not found or version is None:
+        return [Check("packages", None, f"{len(found) or 'none'} in {folder}")]
+    faults = {package.name: fault(package, version) for package in found}
+    checks = [Check(name, False, one.found, one.mend) for name, one in faults.items() if one]
+    proved = f"{len(found) - len(checks)} of {len(found)} in {folder} are proved with Triton {version}"
+    return [Check("packages", None if checks else True, proved), *checks]
+
+
+def _gpu() -> Check:
     try:
         import torch
     except ImportError:
-        return ("gpu", None, "unknown without torch")
+        return Check("gpu", None, "unknown without torch")
     if not torch.cuda.is_available():
-        return ("gpu", None, "none: kernels run in Triton's interpreter; tune and bench need one")
-    return ("gpu", True, torch.cuda.get_device_name())
+        return Check("gpu", None, "none: kernels run in Triton's interpreter; tune and bench need one")
+    return Check("gpu", True, torch.cuda.get_device_name())
 
 
-def _cache() -> tuple[str, bool | None, str]:
+def _cache() -> Check:
     folder = default_cache_dir()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
-            return ("cache", True, os.fspath(folder))
+            return Check("cache", True, os.fspath(folder))
     except OSError as error:
-        return ("cache", None, f"{folder}: {error.strerror}: every build compiles anew")
+        return Check("cache", None, f"{folder}: {error.strerror}: every build compiles anew")

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from mlagen.cli.console import JSON, err, out, print_json, spec_files, stage
+from mlagen.cli.console import JSON, TargetName, err, out, print_json, spec_files, stage
 from mlagen.compile import default_cache_dir
 from mlagen.emit import Package, apply, compare, render
 from mlagen.emit.write import write_atomically
@@ -72,7 +72,7 @@ def verify_cached(package: Package, folder: Path, device: str) -> list[CaseResul
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help="Cases whose name matches this shell pattern; repeatable."
 )
-@click.option("--target", "targets", multiple=True, help="On a CPU: run the tiles of these targets.")
+@click.option("--target", "targets", multiple=True, type=TargetName(), help="On a CPU: run the tiles of these targets.")
 @click.option("--markdown", is_flag=True, help="Print a Markdown table.")
 @DEVICE
 @JSON

@@ -2,15 +2,17 @@
 
 from mlagen.compile.folder import default_cache_dir
 from mlagen.compile.job import CompileJob
+from mlagen.compile.kernels import write_kernels
 from mlagen.compile.pool import compile_jobs, content_keys, list_variants
 from mlagen.compile.resources import Resources, check_limits
 from mlagen.compile.table import resource_markdown, resource_table
-from mlagen.compile.toolchain import Toolchain, installed, parse_tritons, toolchain
+from mlagen.compile.toolchain import Toolchain, cached_tritons, installed, parse_tritons, toolchain, tritons_dir
 
 __all__ = [
     "CompileJob",
     "Resources",
     "Toolchain",
+    "cached_tritons",
     "check_limits",
     "compile_jobs",
     "content_keys",
@@ -21,4 +23,6 @@ __all__ = [
     "resource_markdown",
     "resource_table",
     "toolchain",
+    "tritons_dir",
+    "write_kernels",
 ]

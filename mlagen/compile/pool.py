@@ -23,6 +23,7 @@ from mlagen.compile.toolchain import Toolchain, installed
 from mlagen.plan.hopper import HOPPER_TARGET
 from mlagen.plan.targets import TARGETS
 
+FULL_ALIGNMENT = 16  # of ALIGNMENT and INDEX_GROUP, for calls whose tile is the table's
 KEY_DIGITS = 16  # of a key as people and manifests see it
 
 
@@ -203,7 +204,9 @@ def _serve(
 
 
 def _resources(job: CompileJob, measured: Measured, triton: str, content: str, *, cached: bool) -> Resources:
-    block_h = dict(job.constexprs).get("BLOCK_H")
+    given = dict(job.constexprs)
+    block_h = given.get("BLOCK_H")
+    aligned = all(given.get(name, FULL_ALIGNMENT) == FULL_ALIGNMENT for name in ("ALIGNMENT", "INDEX_GROUP"))
     return Resources(
         module=job.module,
         kernel=job.kernel,
@@ -220,6 +223,7 @@ def _resources(job: CompileJob, measured: Measured, triton: str, content: str, *
         shared=measured.shared,
         shared_limit=TARGETS[job.target].shared_limit,
         block_h=None if block_h is None else int(block_h),
+        tabled=aligned and given.get("WHOLE_PAGES", True) is True,
         tensor_memory=measured.tensor_memory,
         instructions=measured.instructions,
         seconds=measured.seconds,

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlagen.compile.job import CompileJob
 from mlagen.errors import LimitError
 from mlagen.plan.hopper import HOPPER_TARGET
 from mlagen.plan.targets import TARGETS
+from mlagen.plan.tritons import minors
+from mlagen.plan.tuned import tuned_path
 
 # PTX ISA, "Tensor Memory": 512 columns a multiprocessor. Triton compares at the first launch only.
 TENSOR_MEMORY_COLUMNS = 512
+
+# The table of a tuned file that gives a module's kernels their tiles. Calls whose rows or topk are not aligned,
+# and those over small pages, take a tile that is in no table.
+TUNED_TABLES = {"sparse_attention": "rows", "kvcache_attention": "kvcache_rows", "dense_attention": "dense_rows"}
+# Modules that the Gluon back end adds for sm90.
+HOPPER_MODULES = (
+    "_dense_hopper",
+    "_kvcache_hopper",
+    "_sparse_hopper",
+    "_sparse_swapped",
+    "_sparse_union",
+    "_union",
+    "_varlen_hopper",
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +56,8 @@ class Resources:
         shared: bytes of shared memory (LDS) a program needs.
         shared_limit: bytes of shared memory the target gives one program.
         block_h: the constexpr BLOCK_H; None without.
+        tabled: whether its tile is one of the target's table: calls whose rows or indices are not aligned, and those
+            over small pages, take another.
         tensor_memory: columns of tensor memory a program needs; 0 but on sm100.
         instructions: how often each matrix, stack or scratch instruction stands in the machine code.
         seconds: wall-clock seconds of the compilation, now or when the cache was filled.
@@ -59,6 +79,7 @@ class Resources:
     shared: int
     shared_limit: int
     block_h: int | None
+    tabled: bool
     tensor_memory: int
     instructions: Mapping[str, int] = field(hash=False)
     seconds: float = field(compare=False)
@@ -72,7 +93,7 @@ class Resources:
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON, the same on every run: without `seconds` and `cached`."""
         values = asdict(self)
-        del values["seconds"], values["cached"]
+        del values["seconds"], values["cached"], values["block_h"], values["tabled"]
         return {**values, "instructions": dict(self.instructions), "spill_unit": self.spill_unit}
 
 
@@ -82,7 +103,11 @@ def label(compilation: CompileJob | Resources) -> str:
 
 
 def check_limits(
-    resources: Iterable[Resources], expected_products: Mapping[tuple[str, int | None], int] | None = None
+    resources: Iterable[Resources],
+    expected_products: Mapping[tuple[str, int | None], int] = MappingProxyType({}),
+    *,
+    holds_under: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    spec: str = "NAME",
 ) -> list[LimitError]:
     """Compare what kernels take with what their targets give; Triton itself compares at the first launch only.
 
@@ -92,38 +117,65 @@ def check_limits(
         resources: compiled kernels.
         expected_products: warpgroup products that the plan expects in the code, by kernel and BLOCK_H, as
             `mlagen.backends.expected_products` gives them; of kernels that are not named they are not judged.
+        holds_under: versions of Triton under which a kernel is known to keep its limits, by `label`.
+        spec: name of their spec, whose tuned file may give them other tiles.
 
     Returns:
-        An error for each limit that a kernel breaks, in the order of `resources`.
+        An error for each limit that a kernel breaks, in the order of `resources`; its hint names what a user can do.
     """
-    return [error for taken in resources for error in _errors(taken, expected_products or {})]
+    errors = []
+    for taken in resources:
+        holds = [version for version in holds_under.get(label(taken), ()) if version != taken.triton]
+        named = f"{label(taken)} under Triton {taken.triton}"
+        known = f"; holds under Triton {', '.join(holds)}" if holds else ""
+        for broken, other_tile in _broken(taken, expected_products):
+            hint = f"mend with one of: {'; '.join(_remedies(taken, other_tile, spec, holds))}"
+            errors.append(LimitError(f"{named}: {broken}{known}", hint=hint))
+    return errors
 
 
-def _errors(taken: Resources, products: Mapping[tuple[str, int | None], int]) -> Iterable[LimitError]:
+def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) -> Iterator[tuple[str, str]]:
+    """(what a limit says, which other tile may keep it) of each limit that a kernel breaks."""
     if taken.shared > taken.shared_limit:
-        yield LimitError(
-            f"{label(taken)}: shared memory {taken.shared:,} bytes - limit {taken.shared_limit:,} bytes = "
+        yield (
+            f"shared memory {taken.shared:,} bytes - limit {taken.shared_limit:,} bytes = "
             f"{taken.shared - taken.shared_limit:,} bytes too many",
-            hint=f"a smaller tile or fewer stages (now {taken.num_stages}) in the target's tile table",
+            f"a smaller tile or fewer stages (now {taken.num_stages})",
         )
     # Outside loops a spill is only told: ptxas trades a few bytes of prologue for occupancy, which costs nothing and
     # comes and goes with its version.
     if taken.loop_spills:
-        yield LimitError(
-            f"{label(taken)}: spills inside loops: {taken.loop_spills:,} stack instructions - limit 0 = "
+        yield (
+            f"spills inside loops: {taken.loop_spills:,} stack instructions - limit 0 = "
             f"{taken.loop_spills:,} too many; spills {taken.spills:,} {taken.spill_unit} with "
             f"{taken.registers} registers a thread and {taken.num_warps} warps a program in use",
-            hint=f"a smaller tile or more warps (now {taken.num_warps}) in the target's tile table",
+            f"a smaller tile or more warps (now {taken.num_warps})",
         )
     expected, found = products.get((taken.kernel, taken.block_h)), taken.instructions.get("HGMMA", 0)
     if expected is not None and taken.target == HOPPER_TARGET and expected != found:
-        yield LimitError(
-            f"{label(taken)}: {found} warpgroup products in the code - expected {expected}",
-            hint="a product was split, doubled or left out by the compiler",
+        yield (
+            f"{found} warpgroup products in the code - expected {expected}: one was split, doubled or left out",
+            "another tile",
         )
     if taken.tensor_memory > TENSOR_MEMORY_COLUMNS:
-        yield LimitError(
-            f"{label(taken)}: tensor memory {taken.tensor_memory} columns - limit {TENSOR_MEMORY_COLUMNS} columns = "
+        yield (
+            f"tensor memory {taken.tensor_memory} columns - limit {TENSOR_MEMORY_COLUMNS} columns = "
             f"{taken.tensor_memory - TENSOR_MEMORY_COLUMNS} columns too many",
-            hint="a narrower accumulator or score tile in the target's tile table",
+            "a smaller tile",
         )
+
+
+def _remedies(taken: Resources, other_tile: str, spec: str, holds: Sequence[str]) -> Iterator[str]:
+    """What a user can do about a kernel that breaks a limit: all of it in reach of the command line and the spec."""
+    if holds:
+        yield f"--triton {minors(holds)[-1]}, under which it holds"
+    else:
+        yield "--triton with another version"
+    if taken.module in TUNED_TABLES and taken.tabled:
+        file = tuned_path(spec, taken.target, Path())
+        yield f"{other_tile} in {TUNED_TABLES[taken.module]} of {file} beside the spec"
+    if taken.module in HOPPER_MODULES:
+        yield "`backend: triton` and no `shared_indices` in the spec, which leaves out the Hopper kernels"
+    if taken.kernel == "_varlen_fwd_descriptor_kernel":
+        yield "`addressing: pointers` in the spec's multi_head"
+    yield f"the spec's targets without {taken.target}"

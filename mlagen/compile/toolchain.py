@@ -62,9 +62,15 @@ def installed() -> Toolchain:
         return Toolchain(str(triton.__version__))
 
 
-def folder_of(version: str) -> Path:
-    """Where a Triton that is not the installed one lies."""
-    return default_cache_dir() / "triton" / version
+def tritons_dir() -> Path:
+    """The folder for Tritons beside the installed one, each in a folder that is named after its version."""
+    return default_cache_dir() / "triton"
+
+
+def cached_tritons() -> tuple[str, ...]:
+    """The versions of Triton that lie there, oldest first."""
+    found = (path.parent.parent.name for path in tritons_dir().glob("*/triton/__init__.py"))
+    return tuple(sorted(found, key=minor_of))
 
 
 def parse_tritons(text: str | None) -> tuple[str, ...]:
@@ -99,7 +105,7 @@ def toolchain(version: str) -> Toolchain:
     here = installed()
     if here.version == version:
         return here
-    folder = folder_of(version)
+    folder = tritons_dir() / version
     if not (folder / "triton" / "__init__.py").is_file():
         _fetch(version, folder)
     return Toolchain(version, folder)

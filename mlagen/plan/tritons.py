@@ -5,6 +5,7 @@ A row names the first and the last minor version that it holds for, or none: the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
@@ -16,8 +17,8 @@ Span = tuple[Minor, Minor]  # the first and the last minor version
 
 
 def minor_of(version: str) -> Minor:
-    """The minor version of a release, such as (3, 7) of "3.7.1"."""
-    major, minor = version.split(".")[:2]
+    """The minor version of a release, such as (3, 7) of "3.7.1" and (3, 8) of "3.8.0+git123"."""
+    major, minor = re.findall(r"\d+", version)[:2]
     return int(major), int(minor)
 
 
@@ -27,6 +28,11 @@ MINORS: tuple[Minor, ...] = tuple(minor_of(version) for version in TRITONS)
 def minor_text(minor: Minor) -> str:
     """A minor version as it is written, such as 3.7."""
     return ".".join(map(str, minor))
+
+
+def minors(versions: Iterable[str]) -> tuple[str, ...]:
+    """The minor versions of releases as they are written, each once: 3.8 of 3.8.0."""
+    return tuple(dict.fromkeys(minor_text(minor_of(version)) for version in versions))
 
 
 def proved_for(minor: Minor) -> Minor:

@@ -23,6 +23,7 @@ from mlagen.spec.load import lies_within, place_of, read_text
 from mlagen.spec.marked import Document, read, refuse
 from mlagen.spec.models import Model, refused
 from mlagen.spec.prose import Guide
+from mlagen.spec.targets import instead
 
 
 def _power_of_two(number: int) -> int:
@@ -241,6 +242,8 @@ def _load(path: Path, kind: str, make: RowMaker) -> tuple[TileRow, ...]:
 def _table(path: Path) -> tuple[TunedTable, Document]:
     if path.stem not in TARGETS:
         message = f"'{path.stem}' is no target; takes a file named after one of {', '.join(TARGETS)}"
+        other = instead(path.stem)
+        message += f"; {other}" if other else ""
         raise refuse([SpecError(message, place=Place(path))])
     document = read(read_text(path), path)
     table, findings = None, []

@@ -2,5 +2,17 @@
 
 from mlagen.spec.load import json_schema, load, spec_digest
 from mlagen.spec.models import NEEDS, DenseAttention, Presence, SparseAttention, Spec
+from mlagen.spec.targets import instead, runs
 
-__all__ = ["NEEDS", "DenseAttention", "Presence", "SparseAttention", "Spec", "json_schema", "load", "spec_digest"]
+__all__ = [
+    "NEEDS",
+    "DenseAttention",
+    "Presence",
+    "SparseAttention",
+    "Spec",
+    "instead",
+    "json_schema",
+    "load",
+    "runs",
+    "spec_digest",
+]

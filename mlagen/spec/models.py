@@ -29,8 +29,8 @@ from pydantic_core import PydanticCustomError
 
 from mlagen.layout import LayoutError, compose
 from mlagen.spec.marked import dotted, read
+from mlagen.spec.targets import Target
 
-Target = Literal["sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx942", "gfx950"]
 Dtype = Literal["bf16", "fp16"]
 Presence = Literal["none", "optional", "required"]
 WrapperName = Literal[

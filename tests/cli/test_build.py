@@ -101,6 +101,17 @@ def test_bad_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
     assert run(*arguments).exit_code == 2
 
 
+@pytest.mark.parametrize("command", ["build", "verify"])
+@pytest.mark.parametrize(
+    ("gpu", "told"),
+    [("sm103", "sm103 runs sm100's kernels; name sm100"), ("sm110", "sm110: no target runs there")],
+)
+def test_a_gpu_that_is_no_target_is_told_what_to_name(run: Run, command: str, gpu: str, told: str) -> None:
+    result = run(command, "--target", gpu)
+    assert result.exit_code == 2
+    assert told in result.stderr
+
+
 def test_a_target_the_spec_does_not_name_is_refused(run: Run) -> None:
     result = run("build", "--no-verify", "--target", "sm90")
     assert result.exit_code == 2

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from conftest import Run
+
+from mlagen import GENERATOR
 
 
 def test_the_plan_is_shown_to_people_and_as_json(run: Run) -> None:
@@ -144,6 +148,135 @@ def test_the_doctor_finds_this_machine_fit(run: Run) -> None:
     result = run("doctor", "--json")
     assert result.exit_code == 0
     assert {"python", "torch", "triton", "templates"} <= {check["what"] for check in json.loads(result.stdout)}
+
+
+def proved(workspace: Path, run: Run, triton: object) -> Path:
+    """The package of the small spec, with a manifest that says which Tritons proved it."""
+    assert run("build", "--no-compile", "--no-verify").exit_code == 0
+    package = workspace / "generated" / "small"
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in package.glob("*.py")}
+    (package / "manifest.json").write_text(json.dumps({"triton": triton, "files": files, "resources": []}))
+    return package
+
+
+def doctored(run: Run, *arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
+    """The exit code, and what is said, by name."""
+    result = run("doctor", "--json", *arguments)
+    return result.exit_code, {check["what"]: check for check in json.loads(result.stdout)}
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
+    """Names the version of the installed Triton."""
+
+    def name(version: str | None) -> None:
+        monkeypatch.setattr(sys.modules["mlagen.cli.show"], "_installed", {"torch": "2.13.0", "triton": version}.get)
+
+    return name
+
+
+@pytest.mark.parametrize("triton", ["3.7.1", ["3.6.0", "3.7.1"]], ids=str)
+def test_a_package_that_the_installed_triton_proved_is_fit(
+    run: Run, workspace: Path, installed: Callable[[str], None], triton: object
+) -> None:
+    proved(workspace, run, triton)
+    installed("3.7.0")  # a minor version stands for its releases
+    code, said = doctored(run)
+    assert code == 0
+    assert said["packages"]["found"] == "1 of 1 in generated are proved with Triton 3.7.0"
+    assert "small" not in said
+    assert "small" not in sys.modules
+
+
+def test_a_triton_that_did_not_prove_a_package_is_told_with_the_command(
+    run: Run, workspace: Path, installed: Callable[[str], None]
+) -> None:
+    proved(workspace, run, ["3.6.0", "3.7.1"])
+    installed("3.8.0")
+    code, said = doctored(run)
+    assert code == 1
+    assert said["triton"]["ok"] is True
+    assert said["small"] == {
+        "what": "small",
+        "ok": False,
+        "found": "proved with Triton 3.6.0, 3.7.1; not with 3.8.0",
+        "mend": "mlagen build specs/small.yaml --triton 3.8",
+    }
+    result = run("doctor")
+    assert "mend with: mlagen build specs/small.yaml --triton 3.8" in result.stdout
+    assert result.stderr == "to mend: small\n"
+
+
+@pytest.mark.parametrize(("version", "nearest"), [("3.5.1", "3.6.0"), ("3.10.0.dev20270101+git1", "3.9.0")])
+def test_a_triton_out_of_the_range_is_not_ok(
+    run: Run, workspace: Path, installed: Callable[[str], None], version: str, nearest: str
+) -> None:
+    proved(workspace, run, ["3.6.0", "3.9.0"])
+    installed(version)
+    code, said = doctored(run)
+    assert code == 1
+    for name, found in (
+        ("triton", f"{version}; mlagen proves packages with 3.6 to 3.9"),
+        ("small", f"proved with Triton 3.6.0, 3.9.0; not with {version}"),
+    ):
+        assert (said[name]["ok"], said[name]["found"]) == (False, found)
+        assert said[name]["mend"] == f"pip install 'triton=={nearest}'"
+
+
+def test_a_missing_tool_is_worse_than_a_triton_out_of_the_range(
+    run: Run, workspace: Path, installed: Callable[[str | None], None]
+) -> None:
+    proved(workspace, run, ["3.9.0"])
+    installed(None)
+    code, said = doctored(run)
+    assert code == 3
+    assert said["triton"]["mend"] == "pip install 'triton==3.9.0'"
+
+
+def test_a_package_that_is_not_as_this_mlagen_makes_it_is_told_with_the_command(
+    run: Run, workspace: Path, installed: Callable[[str], None]
+) -> None:
+    installed("3.7.1")
+    package = proved(workspace, run, "3.7.1")
+    init, manifest, splits = (package / name for name in ("__init__.py", "manifest.json", "_splits.py"))
+    build, original, header = "mlagen build specs/small.yaml", splits.read_text(), init.read_text()
+    splits.write_text(f"{original}# mine\n")
+    assert fault_of(run) == ("edited by hand: _splits.py", f"{build} --force")
+    splits.write_text(original)
+    assert fault_of(run) is None
+    init.write_text(header.replace(GENERATOR, "mlagen 0.0", 1))
+    assert fault_of(run) == (f"built by mlagen 0.0; this is {GENERATOR}", build)
+    init.write_text(header)
+    manifest.write_text(manifest.read_text().replace('"_splits.py"', '"_other.py"'))
+    assert fault_of(run) == ("proved with no Triton: manifest.json is of other files", build)
+    manifest.unlink()
+    assert fault_of(run) == ("proved with no Triton: no manifest.json that can be read", build)
+
+
+def fault_of(run: Run) -> tuple[object, object] | None:
+    """What is said of the small package, and the command that mends it."""
+    code, said = doctored(run)
+    assert code == ("small" in said)
+    return (said["small"]["found"], said["small"]["mend"]) if "small" in said else None
+
+
+def test_the_doctor_looks_where_it_is_told(run: Run, workspace: Path, installed: Callable[[str], None]) -> None:
+    proved(workspace, run, "3.6.0").parent.rename(workspace / "other folder")
+    installed("3.7.1")
+    assert doctored(run)[1]["packages"]["found"] == "none in generated"
+    code, said = doctored(run, "--out", "other folder")
+    assert code == 1
+    assert said["small"]["mend"] == "mlagen build specs/small.yaml --out 'other folder' --triton 3.7"
+
+
+def test_the_tritons_beside_the_installed_one_are_told(run: Run, workspace: Path) -> None:
+    assert doctored(run)[1]["tritons"]["ok"] is None
+    for version in ("3.10.0", "3.8.0"):
+        (workspace / "cache" / "mlagen" / "triton" / version / "triton").mkdir(parents=True)
+        (workspace / "cache" / "mlagen" / "triton" / version / "triton" / "__init__.py").touch()
+    (workspace / "cache" / "mlagen" / "triton" / "3.9.0").mkdir()  # an installation that broke off
+    found = f"3.8.0, 3.10.0 in {workspace / 'cache' / 'mlagen' / 'triton'}"
+    assert doctored(run)[1]["tritons"]["found"] == found
 
 
 def test_tuning_without_a_gpu_says_so(run: Run) -> None:

@@ -10,6 +10,12 @@ import pytest
 from rich.console import Console
 
 from mlagen.compile import Resources, check_limits, default_cache_dir, resource_markdown, resource_table
+from mlagen.compile.resources import HOPPER_MODULES, label
+from mlagen.emit import render
+from mlagen.plan import make_plan
+from mlagen.spec import Spec, load
+
+ROOT = Path(__file__).parents[2]
 
 FITS = Resources(
     module="sparse_attention",
@@ -51,6 +57,60 @@ def test_each_broken_limit_is_an_error_of_its_own():
         "spills 8 stack bytes a thread with 255 registers a thread and 8 warps a program in use",
         "[h<=16 [a|b]] for sm100: tensor memory 608 columns - limit 512 columns = 96 columns too many",
     ]
+
+
+def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
+    over = replace(FITS, loop_spills=35)
+    holds_under = {label(FITS): ["3.6.0", "3.7.1", "3.8.0"], label(replace(FITS, variant="h<=8")): ["3.9.0"]}
+    (error,) = check_limits([over], triton="3.8.0", holds_under=holds_under, spec="dsv32")
+    assert error.message.startswith("sparse_attention._sparse_fwd_kernel [h<=16 [a|b]] for sm90 under Triton 3.8.0: ")
+    assert error.message.endswith("; holds under Triton 3.6.0, 3.7.1")
+    assert error.hint == (
+        "mend with one of: --triton 3.7, under which it holds; a smaller tile or more warps (now 8) in rows of "
+        "tuned/dsv32/sm90.yaml beside the spec; the spec's targets without sm90"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedies"),
+    [
+        ({"module": "cache"}, []),
+        ({"variant": "16x16 odd rows"}, []),
+        ({"module": "dense_attention", "variant": "16x16 small pages"}, []),
+        ({"module": "dense_attention"}, ["a smaller tile or more warps (now 8) in dense_rows of tuned/NAME/sm90.yaml"]),
+        ({"module": "kvcache_attention"}, ["in kvcache_rows of tuned/NAME/sm90.yaml beside the spec"]),
+        ({"module": "_kvcache_hopper"}, ["`backend: triton` and no `shared_indices` in the spec"]),
+        (
+            {"module": "varlen_attention", "kernel": "_varlen_fwd_descriptor_kernel"},
+            ["`addressing: pointers` in the spec's multi_head"],
+        ),
+    ],
+    ids=str,
+)
+def test_a_hint_names_what_a_user_can_do_about_a_kernel(changes, remedies):
+    (error,) = check_limits([replace(FITS, loop_spills=1, **changes)], triton="3.8.0")
+    first, *found, last = error.hint.removeprefix("mend with one of: ").split("; ")
+    assert (first, last) == ("--triton with another version", "the spec's targets without sm90")
+    assert len(found) == len(remedies)
+    assert all(remedy in one for remedy, one in zip(remedies, found, strict=True))
+
+
+@pytest.mark.parametrize("name", ["dsv32", "dsv3", "glm53_fp8", "dsv3_prefill_tma", "odd"])
+def test_a_spec_that_follows_its_hints_has_no_kernel_that_they_are_for(name):
+    said = load(ROOT / "specs" / f"{name}.yaml").model_dump()
+    said["backend"] = "triton"
+    if said["attention"]:
+        said["attention"].pop("shared_indices", None)
+    if "multi_head" in said:
+        said["multi_head"]["addressing"] = "pointers"
+    files = render(make_plan(Spec.model_validate(said))).files
+    assert not {Path(file.name).stem for file in files} & set(HOPPER_MODULES)
+    assert not any("_varlen_fwd_descriptor_kernel" in file.text for file in files)
+
+
+def test_every_module_of_hopper_kernels_is_known():
+    found = {path.stem for path in (ROOT / "generated").glob("*/_*.py")}
+    assert {name for name in found if name.endswith(("_hopper", "_swapped", "_union"))} == set(HOPPER_MODULES)
 
 
 def test_time_and_cache_do_not_count():

@@ -13,10 +13,12 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
+from mlagen import GENERATOR
 from mlagen.backends.base import GeneratedFile
 from mlagen.backends.triton import cache, dense, extra_cache, index, kvcache, merge, sparse, varlen
 from mlagen.backends.triton.common import common, imported
 from mlagen.plan import Plan
+from mlagen.plan.tritons import TRITONS, minors
 from mlagen.spec import spec_digest
 
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
@@ -45,7 +47,12 @@ def _shared(plan: Plan) -> list[ModuleType]:
 def files(plan: Plan) -> list[GeneratedFile]:
     """The files of the package, in the order they are written: what is imported comes before what imports it."""
     families = list(_families(plan))
-    spec: dict[str, Any] = {"spec": plan.spec.model_dump(mode="json"), "spec_sha256": spec_digest(plan.spec)}
+    spec: dict[str, Any] = {
+        "spec": plan.spec.model_dump(mode="json"),
+        "spec_sha256": spec_digest(plan.spec),
+        "generator": GENERATOR,
+        "triton": list(minors(TRITONS)),
+    }
     if plan.layout is not None:
         spec |= {
             "layout": plan.layout.name,
@@ -59,11 +66,16 @@ def files(plan: Plan) -> list[GeneratedFile]:
             "extra_row_bytes": plan.extra_layout.row_bytes,
         }
     modules = [(family.MODULE, names) for family, names in families]
-    exported = ["SPEC", "variants", "warmup", *(name for module, names in modules for name in names or [module])]
+    names = ["SPEC", "supports", "variants", "warmup"]
+    exported = [*names, *(name for module, names in modules for name in names or [module])]
     package = {
         **common(plan),
         "modules": modules,
-        "imports": [(module, imported(module, sorted(names, key=_export_order))) for module, names in modules if names],
+        "imports": [
+            (module, imported(module, sorted(names, key=_export_order)))
+            for module, names in [("_launch", ["supports"]), *modules]
+            if names
+        ],
         "exported": sorted(exported, key=_export_order),
         "spec_literal": _literal(spec),
     }

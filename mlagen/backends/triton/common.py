@@ -7,6 +7,7 @@ from typing import Any
 
 from mlagen.plan import TARGETS, Chunk, HopperPlan, Plan
 from mlagen.plan.cache import EARLY_PROGRAMS
+from mlagen.plan.tritons import TRITONS, minor_of
 from mlagen.plan.work import ITEMSIZE
 from mlagen.spec import NEEDS
 
@@ -41,6 +42,7 @@ def common(plan: Plan) -> dict[str, Any]:
         "wrappers": spec.wrappers,
         "targets": spec.targets,
         "backend": spec.backend,
+        "proven": (minor_of(TRITONS[0]), minor_of(TRITONS[-1])),
         "hopper_modules": [name for name, hopper in hopper_kernels(plan).items() if hopper is not None]
         + (["_sparse_union", "_union"] if plan.union else [])
         + (["_varlen_hopper"] if plan.varlen and plan.varlen.hopper else []),

@@ -1,0 +1,87 @@
+"""Imports generated packages under versions of Triton; prints as JSON what each says of it and how it launches.
+
+    python -I -W error proven.py TRITON_DIR VERSIONS PACKAGE_DIR...
+
+TRITON_DIR: a folder to import Triton from; empty: the installed one. VERSIONS: what it is to call itself, one after the
+other, with commas between; empty: what it does, and then every warning is an error.
+By version and package: `warnings`, the category, text and file of each; `public`, how many of three launches of one
+variant went through Triton's public call; `kept`, how many compiled kernels the package keeps to launch by itself.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import sys
+import warnings
+from pathlib import Path
+
+
+class Kernel:
+    """Stands for a kernel: counts public launches, each of which gives a compiled kernel."""
+
+    fn = "a kernel"
+
+    def __init__(self):
+        self.launched = 0
+
+    def __getitem__(self, grid):
+        return self._launch
+
+    def _launch(self, *arguments, num_warps, num_stages, enable_fp_fusion):
+        self.launched += 1
+        return object()
+
+
+def import_package(folder):
+    spec = importlib.util.spec_from_file_location(
+        folder.name, folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
+    package = sys.modules[folder.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+    return package
+
+
+def launches(launch):
+    """(public launches, kernels kept) of three launches, or of one where the next would go to a compiled kernel."""
+    import torch
+
+    kernel = Kernel()
+    for _ in range(1 if launch.IN_RANGE else 3):
+        launch.launch(kernel, 1, (torch.empty(1),), (), (), 4, 1)
+    kept = len(launch._COMPILED)
+    launch._COMPILED.clear()
+    return kernel.launched, kept
+
+
+def look(package, recorded):
+    """What a package says when it and all its modules are imported, and how it launches."""
+    for name in [name for name in sys.modules if name.split(".")[0] == package.name]:
+        del sys.modules[name]
+    with contextlib.ExitStack() as stack:
+        caught = stack.enter_context(warnings.catch_warnings(record=True)) if recorded else []
+        if recorded:
+            warnings.simplefilter("always")
+        imported = import_package(package)
+        for module in sorted(package.glob("[!_]*.py")):
+            importlib.import_module(f"{package.name}.{module.stem}")
+    public, kept = launches(imported._launch)
+    said = [(one.category.__name__, str(one.message), one.filename) for one in caught]
+    return {"warnings": said, "public": public, "kept": kept}
+
+
+def main():
+    folder, versions, *packages = sys.argv[1:]
+    if folder:
+        sys.path.insert(0, folder)
+    import triton
+
+    found = {}
+    for version in versions.split(","):
+        triton.__version__ = version or triton.__version__
+        found[triton.__version__] = {Path(each).name: look(Path(each), bool(version)) for each in packages}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""The Tritons that packages were proved with: inside their range nothing is said, outside of it one warning is."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mlagen.bench import load_package
+from mlagen.compile import default_cache_dir
+from mlagen.plan.tritons import TRITONS, minors
+
+PROVEN = Path(__file__).with_name("proven.py")
+PACKAGES = sorted(path.parent for path in (Path(__file__).parents[2] / "generated").glob("*/__init__.py"))
+OTHERS = [default_cache_dir() / "triton" / version for version in TRITONS]
+OLDEST, NEWEST = minors(TRITONS)[0], minors(TRITONS)[-1]
+
+
+WITHIN = ("3.6.0", "3.8.0+git123", "3.9.7", "3.9.0rc1")
+OUTSIDE = ("3.5.1", "3.10.0.dev20270101", "4.0", "main")
+
+
+def said(folder: Path | str = "", versions: Sequence[str] = ()) -> dict[str, dict[str, dict]]:
+    """By version and package, what it says and how it launches."""
+    arguments = [str(folder), ",".join(versions), *map(str, PACKAGES)]
+    command = [sys.executable, "-I", "-B", "-W", "error", str(PROVEN), *arguments]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert all(list(packages) == [package.name for package in PACKAGES] for packages in found.values())
+    return found
+
+
+@pytest.mark.parametrize("folder", ["", *OTHERS], ids=lambda folder: getattr(folder, "name", "installed"))
+def test_no_triton_of_the_range_raises_a_warning(folder: Path | str) -> None:
+    if isinstance(folder, Path) and not folder.is_dir():
+        pytest.skip(f"no Triton {folder.name} in {folder.parent}")
+    ((version, packages),) = said(folder).items()
+    assert version == (folder.name if isinstance(folder, Path) else importlib.metadata.version("triton"))
+    for package in packages.values():
+        assert package == {"warnings": [], "public": 1, "kept": 1}
+
+
+@pytest.fixture(scope="module")
+def stand_ins() -> dict[str, dict[str, dict]]:
+    """The same under the installed Triton, which calls itself otherwise."""
+    return said(versions=(*WITHIN, *OUTSIDE))
+
+
+@pytest.mark.parametrize("version", WITHIN)
+def test_a_minor_version_stands_for_its_releases(stand_ins: dict, version: str) -> None:
+    for package in stand_ins[version].values():
+        assert package == {"warnings": [], "public": 1, "kept": 1}
+
+
+@pytest.mark.parametrize("version", OUTSIDE)
+def test_outside_the_range_a_package_warns_once_and_launches_by_the_public_call(stand_ins: dict, version: str) -> None:
+    for name, package in stand_ins[version].items():
+        ((category, text, file),) = package["warnings"]
+        assert category == "RuntimeWarning"
+        assert text.startswith(f"{name} was proved with Triton {OLDEST} to {NEWEST}, not with {version}: ")
+        assert file == str(PROVEN)  # which imports it
+        assert (package["public"], package["kept"]) == (3, 0)
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda folder: folder.name)
+def test_the_range_is_the_one_that_the_package_says(folder: Path) -> None:
+    package = load_package(folder)
+    oldest, newest = ([int(number) for number in version.split(".")] for version in (OLDEST, NEWEST))
+    assert package.root.SPEC["triton"] == list(minors(TRITONS))
+    assert list(map(list, importlib.import_module(f"{folder.name}._launch").PROVEN)) == [oldest, newest]
