@@ -1,5 +1,6 @@
 """The wheel stands alone: what it needs of the checkout is inside."""
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -25,7 +26,10 @@ print([file.name for file in render(make_plan(load(Path(sys.argv[1])))).files])
 
 
 def run(*command: object, cwd: Path) -> str:
-    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it may name a checkout
+    done = subprocess.run(
+        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
