@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from mlagen.backends import compile_jobs
+from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, err, out, print_json, report_error, spec_files, stage
 from mlagen.cli.manifest import MANIFEST, manifest_text, stale_manifest
 from mlagen.cli.verify import DEVICE, pick_device, verify_cached
@@ -46,7 +47,7 @@ class Built:
 
 
 @click.command()
-@click.argument("specs", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("specs", nargs=-1, type=SpecPath())
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if generated files differ from their specs.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from mlagen.cli.complete import SpecPath
 from mlagen.errors import MlagenError, SpecErrors, UsageError
 
 WIDE = 200  # columns where output is no terminal: a file or a pipe folds nothing
@@ -30,7 +31,7 @@ def _console(stderr: bool) -> Console:
 out = _console(stderr=False)
 err = _console(stderr=True)
 
-SPEC = click.argument("spec", type=click.Path(path_type=Path))
+SPEC = click.argument("spec", type=SpecPath())
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
 

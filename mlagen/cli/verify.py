@@ -12,11 +12,12 @@ from typing import Any
 
 import click
 
+from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, err, out, print_json, spec_files, stage
 from mlagen.compile import default_cache_dir
 from mlagen.emit import Package, apply, compare, render
 from mlagen.emit.write import write_atomically
-from mlagen.plan import load_plan
+from mlagen.plan import TARGETS, load_plan
 from mlagen.verify import CaseResult, mismatches, verify_markdown, verify_package, verify_table
 
 DEVICE: Callable[[Any], Any] = click.option(
@@ -68,11 +69,17 @@ def verify_cached(package: Package, folder: Path, device: str) -> list[CaseResul
 
 
 @click.command()
-@click.argument("specs", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("specs", nargs=-1, type=SpecPath())
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help="Cases whose name matches this shell pattern; repeatable."
 )
-@click.option("--target", "targets", multiple=True, help="On a CPU: run the tiles of these targets.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    type=click.Choice(list(TARGETS)),
+    help="On a CPU: run the tiles of these targets.",
+)
 @click.option("--markdown", is_flag=True, help="Print a Markdown table.")
 @DEVICE
 @JSON
