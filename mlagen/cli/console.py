@@ -35,6 +35,20 @@ SPEC = click.argument("spec", type=SpecPath())
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
 
+class Group(click.Group):
+    """Commands whose summaries are whole sentences: what does not fit a line is wrapped, not cut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands with the first sentence of the help of each."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(WIDE)) for name, command in commands if command and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
 def report_error(error: MlagenError) -> None:
     """Prints an error and its hint on stderr, a line each; all lines of a spec's errors."""
     for one in error.errors if isinstance(error, SpecErrors) else (error,):
