@@ -182,4 +182,4 @@ def _print_built(one: Built) -> None:
     state = f"{len(one.written)} written" if one.written else "unchanged"
     err.print(f"{one.folder}: {len(one.package.files)} files, {state}; {compiled}, {verified}", markup=False)
     for path in one.written:
-        out.print(str(path), markup=False)
+        out.print(str(path), markup=False, soft_wrap=True)

@@ -18,12 +18,12 @@ from rich.text import Text
 from mlagen.cli.complete import SpecPath
 from mlagen.errors import MlagenError, SpecErrors, UsageError
 
-WIDE = 200  # columns where output is no terminal: a file or a pipe folds nothing
+WIDE = 1 << 20  # columns where output is no terminal: a file or a pipe folds nothing
 
 
 def _console(stderr: bool) -> Console:
     console = Console(highlight=False, stderr=stderr)
-    if not console.is_terminal:
+    if not console.file.isatty():  # is_terminal is true of a pipe too where FORCE_COLOR asks for colours
         console.width = WIDE
     return console
 
@@ -52,9 +52,9 @@ class Group(click.Group):
 def report_error(error: MlagenError) -> None:
     """Prints an error and its hint on stderr, a line each; all lines of a spec's errors."""
     for one in error.errors if isinstance(error, SpecErrors) else (error,):
-        err.print(Text(str(one), style="red"))
+        err.print(Text(str(one), style="red"), soft_wrap=True)
         if one.hint:
-            err.print(Text(one.hint))
+            err.print(Text(one.hint), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
