@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -75,8 +75,7 @@ def markdown(rows: Sequence[Row], comparison: Comparison | None = None) -> str:
     if not rows:
         return ""
     said = conditions(rows)
-    versions = [f"{name} {said[name]}" for name in ("torch", "triton") if said[name]]
-    parts = [f"{', '.join([said['Device'], *versions])}.", " ".join(f"{name}: {text}." for name, text in TERMS.items())]
+    parts = [_origin(said), " ".join(f"{name}: {text}." for name, text in TERMS.items())]
     if comparison:
         parts += [f"{comparison.summary}.", _markdown(changes_table(comparison))]
     packages = dict.fromkeys(row.package for row in rows)
@@ -98,15 +97,35 @@ def line(row: Row) -> str:
 
 
 def conditions(rows: Sequence[Row]) -> dict[str, str]:
-    """Device, versions, rounds and roofs of a run; empty where an older file does not say."""
+    """Device, versions, origin, rounds and roofs of a run; empty where an older file does not say."""
     found: dict[str, list[str | None]] = {
         "Device": [row.device for row in rows],
         "torch": [row.torch for row in rows],
         "triton": [row.triton for row in rows],
+        "Driver": [row.driver for row in rows],
+        "Peers": list(_peers(rows)),
+        "Date": [row.date for row in rows],
+        "Commit": [row.commit for row in rows],
         "Rounds": [str(row.rounds) if row.rounds else None for row in rows],
         "Roof": [row.roof.origin for row in rows],
     }
     return {name: "; ".join(dict.fromkeys(each for each in said if each)) for name, said in found.items()}
+
+
+def _peers(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Packages of peers that ran in any row; `none` where each row says that none did."""
+    ran = tuple(each for row in rows for each in row.peers or ())
+    return ran or (("none",) if all(row.peers is not None for row in rows) else ())
+
+
+def _origin(said: Mapping[str, str]) -> str:
+    """Where, when and with what a run was measured, as far as it says."""
+    names = {"torch": "torch", "triton": "triton", "Driver": "driver"}
+    parts = [", ".join([said["Device"], *(f"{names[name]} {said[name]}" for name in names if said[name])])]
+    when = [f"{word} {said[name]}" for name, word in (("Date", "on"), ("Commit", "at commit")) if said[name]]
+    parts += [f"Measured {' '.join(when)}"] if when else []
+    parts += [f"Peers: {said['Peers']}"] if said["Peers"] else []
+    return f"{'. '.join(parts)}."
 
 
 def by_kind(rows: Sequence[Row]) -> list[list[Row]]:

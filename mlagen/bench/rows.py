@@ -58,6 +58,8 @@ class Row:
         contenders: ours first.
         torch, triton: versions; None where an older file does not say.
         rounds: how many were interleaved; likewise.
+        driver, date, commit: of its origin; None where an older file, or the machine, does not say.
+        peers: packages of the peers that ran, with their versions; None where an older file does not say.
     """
 
     package: str
@@ -70,6 +72,10 @@ class Row:
     torch: str | None = None
     triton: str | None = None
     rounds: int | None = None
+    driver: str | None = None
+    date: str | None = None
+    commit: str | None = None
+    peers: tuple[str, ...] | None = None
 
     @property
     def key(self) -> Key:

@@ -22,6 +22,7 @@ from mlagen.bench.measure import (
     interleave,
     warm_up,
 )
+from mlagen.bench.origin import origin, peer_versions
 from mlagen.bench.package import load_package
 from mlagen.bench.peers import absence
 from mlagen.bench.rows import Contender, Row
@@ -83,6 +84,7 @@ class _Bench:
     def __init__(self, setting: Setting, rounds: int) -> None:
         self.setting = setting
         self.rounds = rounds
+        self.origin = origin()
         self.flush = flush_l2(setting.device)
         self.trials: dict[str, Callable[[Any], Trial[Any]]] = {}
 
@@ -124,6 +126,10 @@ class _Bench:
             torch=str(torch.__version__),
             triton=triton.__version__,
             rounds=self.rounds,
+            driver=self.origin.driver,
+            date=self.origin.date,
+            commit=self.origin.commit,
+            peers=peer_versions() if any(each.is_peer and each.seconds for each in contenders) else (),
         )
 
     def _ready(self, entrant: Entrant[Any], trial: Trial[Any], shape: Sizes) -> _Ready | Contender:

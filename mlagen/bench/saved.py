@@ -70,6 +70,10 @@ class _Row(BaseModel):
     torch: _Text | None = None
     triton: _Text | None = None
     rounds: PositiveInt | None = None
+    driver: _Text | None = None
+    date: _Text | None = None
+    commit: _Text | None = None
+    peers: list[_Text] | None = None
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -117,8 +121,14 @@ def _row(saved: _Row) -> Row:
     contenders = tuple(Contender(**each.model_dump()) for each in saved.contenders)
     if contenders[0].name != OURS:
         raise ValueError(f"contenders[0].name: got {contenders[0].name!r}; takes {OURS!r}")
-    given = {"package", "device", "flops", "bytes_moved", "torch", "triton", "rounds"}
-    return Row(**saved.model_dump(include=given), shape=_shape(saved.shape), roof=_roof(saved), contenders=contenders)
+    given = {"package", "device", "flops", "bytes_moved", "torch", "triton", "rounds", "driver", "date", "commit"}
+    return Row(
+        **saved.model_dump(include=given),
+        shape=_shape(saved.shape),
+        roof=_roof(saved),
+        contenders=contenders,
+        peers=None if saved.peers is None else tuple(saved.peers),
+    )
 
 
 def _shape(given: Mapping[str, Any]) -> Sizes:

@@ -9,14 +9,14 @@ import click
 
 from mlagen import __version__
 from mlagen.cli.build import build
-from mlagen.cli.console import report_error
+from mlagen.cli.console import Group, report_error
 from mlagen.cli.measure import bench, tune
 from mlagen.cli.show import doctor, explain, schema, show
 from mlagen.cli.verify import verify
 from mlagen.errors import MlagenError
 
 
-class _Group(click.Group):
+class _Group(Group):
     """Ends with the exit code that an mlagen error names, after a line for it on stderr."""
 
     def invoke(self, ctx: click.Context) -> Any:

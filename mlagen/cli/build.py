@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from mlagen.backends import expected_products
+from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, TargetName, err, out, print_json, report_error, spec_files, stage
 from mlagen.cli.manifest import MANIFEST, make_manifest, read_manifest, stale_manifest, still_proved
 from mlagen.cli.verify import DEVICE, pick_device, verify_cached
@@ -55,7 +56,7 @@ class Built:
 
 
 @click.command()
-@click.argument("specs", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("specs", nargs=-1, type=SpecPath())
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if generated files differ from their specs.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
@@ -97,7 +98,7 @@ def build(
     """
     if cache_dir is not None and (check or diff or force or no_compile):
         raise UsageError(
-            "--cache compiles and writes no package; it goes without --check, --diff, --force, --no-compile"
+            "--cache compiles and writes no package: it goes without --check, --diff, --force, --no-compile"
         )
     if check and (diff or force):
         raise UsageError("--check writes and prints nothing that --diff or --force would change; give one of them")
@@ -280,4 +281,4 @@ def _print_built(one: Built) -> None:
     compiled = ", ".join(told) or "not compiled"
     err.print(f"{one.folder}: {len(one.package.files)} files, {state}; {compiled}, {verified}", markup=False)
     for path in one.written:
-        out.print(str(path), markup=False)
+        out.print(str(path), markup=False, soft_wrap=True)

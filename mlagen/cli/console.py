@@ -15,16 +15,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from mlagen.cli.complete import SpecPath
 from mlagen.errors import MlagenError, SpecErrors, UsageError
 from mlagen.plan import TARGETS
 from mlagen.spec import instead
 
-WIDE = 200  # columns where output is no terminal: a file or a pipe folds nothing
+WIDE = 1 << 20  # columns where output is no terminal: a file or a pipe folds nothing
 
 
 def _console(stderr: bool) -> Console:
     console = Console(highlight=False, stderr=stderr)
-    if not console.is_terminal:
+    if not console.file.isatty():  # is_terminal is true of a pipe too where FORCE_COLOR asks for colours
         console.width = WIDE
     return console
 
@@ -32,7 +33,7 @@ def _console(stderr: bool) -> Console:
 out = _console(stderr=False)
 err = _console(stderr=True)
 
-SPEC = click.argument("spec", type=click.Path(path_type=Path))
+SPEC = click.argument("spec", type=SpecPath())
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
 
 
@@ -50,12 +51,26 @@ class TargetName(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
+class Group(click.Group):
+    """Commands whose summaries are whole sentences: what does not fit a line is wrapped, not cut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands with the first sentence of the help of each."""
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        rows = [
+            (name, command.get_short_help_str(WIDE)) for name, command in commands if command and not command.hidden
+        ]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
 def report_error(error: MlagenError) -> None:
     """Prints an error and its hint on stderr, a line each; all lines of a spec's errors."""
     for one in error.errors if isinstance(error, SpecErrors) else (error,):
-        err.print(Text(str(one), style="red"))
+        err.print(Text(str(one), style="red"), soft_wrap=True)
         if one.hint:
-            err.print(Text(one.hint))
+            err.print(Text(one.hint), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, SPEC, command_line, err, print_json
 from mlagen.emit import apply, compare, render
 from mlagen.emit.write import write_atomically
@@ -65,7 +66,7 @@ def tune(
 
 
 @click.command()
-@click.argument("spec", required=False, type=click.Path(path_type=Path))
+@click.argument("spec", required=False, type=SpecPath())
 @click.option(
     "--only",
     multiple=True,

@@ -16,7 +16,7 @@ import click
 from rich.table import Table
 
 from mlagen.cli import layouts
-from mlagen.cli.console import JSON, SPEC, out, print_json
+from mlagen.cli.console import JSON, SPEC, Group, out, print_json
 from mlagen.cli.packages import fault, install, packages
 from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
@@ -32,7 +32,7 @@ DENSE_KEYS = 4096  # at which a call of dense attention is counted
 ANY = 1 << 30  # more rows than a token can name
 
 
-@click.group()
+@click.group(cls=Group)
 def show() -> None:
     """Prints what follows from a spec."""
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, TargetName, err, out, print_json, spec_files, stage
 from mlagen.compile import default_cache_dir
 from mlagen.emit import Package, apply, compare, render
@@ -68,7 +69,7 @@ def verify_cached(package: Package, folder: Path, device: str) -> list[CaseResul
 
 
 @click.command()
-@click.argument("specs", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("specs", nargs=-1, type=SpecPath())
 @click.option(
     "--only", multiple=True, metavar="PATTERN", help="Cases whose name matches this shell pattern; repeatable."
 )

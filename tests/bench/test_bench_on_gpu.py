@@ -33,6 +33,7 @@ def test_a_shape_is_measured_and_right(dsv32: BenchPackage) -> None:
         assert [each.absent for each in row.contenders] == [None, None]
         assert row.ours.seconds
         assert row.ours.spread is not None
+        assert (bool(row.driver), bool(row.date), row.peers) == (True, True, ())
     assert rows[0].ours.eager_seconds is not None
     assert [row.ours.cool_seconds is not None for row in rows] == [False, True]  # bytes bound one, FLOPs the other
 

@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -82,7 +83,7 @@ def machine(tmp_path: Path) -> Machine:
 
 
 def test_takes_the_first_python_that_runs_and_fits(machine: Machine) -> None:
-    machine.python("python3", "3.13")
+    machine.python("python3", "3.15")
     machine.script("python3.11", f"#!{shutil.which('bash')}\necho 'version manager: not installed' >&2\nexit 127\n")
     machine.python("python3.12", "3.12")
     done = machine.dev("mlagen", "build", "two words")
@@ -91,12 +92,22 @@ def test_takes_the_first_python_that_runs_and_fits(machine: Machine) -> None:
     assert machine.log() == ["venv python3.12", "pip"]
 
 
-@pytest.mark.parametrize("version", ["2.7", "3.10", "3.13", "3.110"])
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13", "3.14"])
+def test_takes_each_python_that_the_package_takes(machine: Machine, version: str) -> None:
+    machine.python(f"python{version}", version)
+    assert machine.dev("mlagen").returncode == 0
+    assert machine.log() == [f"venv python{version}", "pip"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert f"Programming Language :: Python :: {version}" in project["classifiers"]
+    assert project["requires-python"] == ">=3.11,<3.15"
+
+
+@pytest.mark.parametrize("version", ["2.7", "3.10", "3.15", "3.110", "3.1"])
 def test_says_what_it_needs_where_no_python_fits(machine: Machine, version: str) -> None:
     machine.python("python3", version)
     done = machine.dev("mlagen", "--help")
     assert (done.returncode, done.stdout) == (3, "")
-    assert done.stderr.splitlines()[-1].startswith("dev: needs Python 3.11 or 3.12;")
+    assert done.stderr.splitlines()[-1].startswith("dev: needs Python 3.11 to 3.14;")
     assert not (machine.checkout / ".venv").exists()
 
 
