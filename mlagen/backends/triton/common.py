@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, TypeVar
 
-from mlagen.plan import TARGETS, Chunk, CompileJob, HopperPlan, Plan
+from mlagen.plan import (
+    TARGETS,
+    Chunk,
+    CompileJob,
+    HopperPlan,
+    KvcachePlan,
+    Plan,
+    SparsePlan,
+    TileRow,
+    VarlenPlan,
+    VarlenRow,
+)
 from mlagen.plan.cache import EARLY_PROGRAMS
+from mlagen.plan.tritons import MINORS, has_versions
 from mlagen.plan.work import ITEMSIZE
 from mlagen.spec import NEEDS
 
@@ -18,6 +30,8 @@ CACHES = tuple(name for name, needs in NEEDS.items() if not (needs.attention or 
 ATTENTION = tuple(name for name, needs in NEEDS.items() if needs.attention)
 FULL_ALIGNMENT = 16
 INDEX_GROUP = 16
+# (alignment, group of indices, name) of calls whose indices, rows or both are not aligned.
+UNALIGNED = ((FULL_ALIGNMENT, 1, " odd topk"), (1, INDEX_GROUP, " odd rows"), (1, 1, " odd rows and topk"))
 
 Signature = tuple[tuple[str, str], ...]
 
@@ -46,6 +60,8 @@ def common(plan: Plan) -> dict[str, Any]:
         + (["_sparse_union", "_union"] if plan.union else [])
         + (["_varlen_hopper"] if plan.varlen and plan.varlen.hopper else []),
         "shares": plan.union is not None,
+        "tritons": MINORS,
+        "has_versions": plan.has_versions,
         "has_caches": has_caches,
         "early_programs": EARLY_PROGRAMS,
         "launches_dependents": has_caches or any(wrapper in ATTENTION for wrapper in spec.wrappers),
@@ -61,6 +77,24 @@ def common(plan: Plan) -> dict[str, Any]:
         "d_v": plan.d_v,
         "dtype": spec.model.dtype,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
+    }
+
+
+Row = TypeVar("Row", TileRow, VarlenRow)
+
+
+def by_tile(rows: Iterable[Row]) -> list[Row]:
+    """One row for each tile."""
+    return list({row.tile: row for row in rows}.values())
+
+
+def tables(plan: SparsePlan | KvcachePlan | VarlenPlan) -> dict[str, Any]:
+    """The tile tables of a family as its template asks for them, and which of them have rows of some Tritons alone."""
+    return {
+        "tiles": plan.tiles,
+        "unaligned": plan.unaligned,
+        "tiles_by_version": has_versions(plan.tiles),
+        "unaligned_by_version": has_versions(plan.unaligned),
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlagen.backends import gluon
 from mlagen.backends.triton import layout, splits
-from mlagen.backends.triton.common import FULL_ALIGNMENT
+from mlagen.backends.triton.common import FULL_ALIGNMENT, by_tile, tables
 from mlagen.backends.triton.kvcache import cache_context, rows_context
 from mlagen.backends.triton.splits import attention_context, dense_signature
 from mlagen.plan import DENSE_WRAPPERS, TARGETS, CompileJob, Plan, TileRow, needed
@@ -32,6 +32,7 @@ def context(plan: Plan) -> dict[str, Any]:
         **shared,
         **rows_context(dense),
         "plan": dense,
+        **tables(dense),
         "hopper": dense.hopper,
         "cache": {**cache, "module": "_layout"},
         "has_tensor_scale": one.tensor_scale,
@@ -43,11 +44,12 @@ def context(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], small: TileRow) -> Iterator[CompileJob]:
+def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], small: tuple[TileRow, ...]) -> Iterator[CompileJob]:
     e4m3 = layout.needs_e4m3(needed(plan.layout))
     facts = (("HAS_E4M3", TARGETS[target].has_e4m3),) if e4m3 else ()
-    variants = [(row, FULL_ALIGNMENT, True) for row in {row.tile: row for row in (*rows, small)}.values()]
-    for row, alignment, whole in (*variants, (small, FULL_ALIGNMENT, False), (small, 1, False)):
+    variants = [(row, FULL_ALIGNMENT, True) for row in by_tile((*rows, *small))]
+    variants += [(row, alignment, False) for row in by_tile(small) for alignment in (FULL_ALIGNMENT, 1)]
+    for row, alignment, whole in variants:
         tile = row.tile
         words = [" ahead"] * tile.indices_ahead + [" small pages"] * (not whole) + [" odd rows"] * (alignment == 1)
         yield CompileJob(

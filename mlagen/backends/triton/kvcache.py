@@ -7,7 +7,16 @@ from typing import Any
 
 from mlagen.backends import gluon
 from mlagen.backends.triton import extra_layout, layout, splits
-from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of, imported
+from mlagen.backends.triton.common import (
+    FULL_ALIGNMENT,
+    INDEX_GROUP,
+    UNALIGNED,
+    Signature,
+    by_tile,
+    chunk_of,
+    imported,
+    tables,
+)
 from mlagen.backends.triton.splits import accumulators, attention_context, presences
 from mlagen.layout import CacheLayout
 from mlagen.plan import TARGETS, CompileJob, KvcachePlan, Plan, TileRow, needed
@@ -151,6 +160,7 @@ def context(plan: Plan) -> dict[str, Any]:
         **attention_context(plan),
         **rows_context(plan.kvcache),
         "kvcache": plan.kvcache,
+        **tables(plan.kvcache),
         "hopper": plan.kvcache.hopper,
         "extra": extra,
         "caches": caches,
@@ -182,16 +192,12 @@ def _nothing(plan: Plan, one: CacheLayout) -> str:
     return f"({_operand(plan, one, 'None', 'None', 'None', 'None')})"
 
 
-def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow) -> Iterator[CompileJob]:
+def _jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: tuple[TileRow, ...]) -> Iterator[CompileJob]:
     signatures = _signatures(plan)
     e4m3 = any(layout.needs_e4m3(one) for _, one in _caches(plan))
     facts = (("HAS_E4M3", TARGETS[target].has_e4m3),) if e4m3 else ()
-    variants = [(row, FULL_ALIGNMENT, INDEX_GROUP, "") for row in {row.tile: row for row in rows}.values()]
-    variants += [
-        (unaligned, FULL_ALIGNMENT, 1, " odd topk"),
-        (unaligned, 1, INDEX_GROUP, " odd rows"),
-        (unaligned, 1, 1, " odd rows and topk"),
-    ]
+    variants = [(row, FULL_ALIGNMENT, INDEX_GROUP, "") for row in by_tile(rows)]
+    variants += [(row, *alignment) for row in by_tile(unaligned) for alignment in UNALIGNED]
     for row, alignment, group, suffix in variants:
         for kernel in ("fwd", "split"):
             merge = splits.dependent_merge(target) if kernel == "split" else ()

@@ -7,9 +7,9 @@ from typing import Any
 
 from mlagen.backends import gluon
 from mlagen.backends.triton import splits
-from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, Signature, chunk_of
+from mlagen.backends.triton.common import FULL_ALIGNMENT, INDEX_GROUP, UNALIGNED, Signature, by_tile, chunk_of, tables
 from mlagen.backends.triton.splits import accumulators, attention_context
-from mlagen.plan import HOPPER_TARGET, ROWS_WRAPPERS, CompileJob, Plan, TileRow, needed
+from mlagen.plan import HOPPER_TARGET, ROWS_WRAPPERS, CompileJob, Plan, Tile, TileRow, needed
 
 MODULE = "sparse_attention"
 SHARED = (splits, gluon.SPARSE, gluon.SWAPPED, gluon.UNION_LISTS, gluon.UNION)
@@ -71,7 +71,7 @@ def context(plan: Plan) -> dict[str, Any]:
         "hopper": sparse.hopper,
         "swapped": sparse.swapped,
         "union": sparse.union,
-        "tiles": sparse.tiles,
+        **tables(sparse),
         "paged": paged,
         "kv_shape": f"[pages, {plan.rows_block_size}, {plan.d_qk}]" if paged else f"[s_kv, 1, {plan.d_qk}]",
         "page_rows": plan.rows_block_size if paged else 1,
@@ -80,15 +80,15 @@ def context(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _sparse_jobs(plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: TileRow) -> Iterator[CompileJob]:
+def _sparse_jobs(
+    plan: Plan, target: str, rows: tuple[TileRow, ...], unaligned: tuple[TileRow, ...]
+) -> Iterator[CompileJob]:
     signatures = _signatures(plan)
-    redo_tiles = (needed(plan.sparse).redo_tile, unaligned.tile) if plan.union and target == HOPPER_TARGET else ()
-    variants = [(row, FULL_ALIGNMENT, INDEX_GROUP, "") for row in {row.tile: row for row in rows}.values()]
-    variants += [
-        (unaligned, FULL_ALIGNMENT, 1, " odd topk"),
-        (unaligned, 1, INDEX_GROUP, " odd rows"),
-        (unaligned, 1, 1, " odd rows and topk"),
-    ]
+    redo_tiles: set[Tile] = set()
+    if plan.union and target == HOPPER_TARGET:
+        redo_tiles = {*needed(plan.sparse).redo_tiles, *(row.tile for row in unaligned)}
+    variants = [(row, FULL_ALIGNMENT, INDEX_GROUP, "") for row in by_tile(rows)]
+    variants += [(row, *alignment) for row in by_tile(unaligned) for alignment in UNALIGNED]
     for row, alignment, group, suffix in variants:
         tile = row.tile
         redoes = alignment == FULL_ALIGNMENT and tile in redo_tiles

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mlagen.backends import gluon
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, alignment_of, chunk_of, common
+from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, alignment_of, by_tile, chunk_of, common, tables
 from mlagen.backends.triton.splits import accumulators
 from mlagen.plan import CompileJob, Plan, VarlenPlan, VarlenTile, needed
 
@@ -71,6 +71,7 @@ def context(plan: Plan) -> dict[str, Any]:
         "d_qk": varlen.d_qk,
         "d_v": varlen.d_v,
         "varlen": varlen,
+        **tables(varlen),
         "descriptors": bool(varlen.descriptor_targets),
         "hopper": varlen.hopper,
         "addressings": _addressings(plan),
@@ -115,7 +116,7 @@ def jobs(plan: Plan) -> Iterator[CompileJob]:
     varlen: VarlenPlan = needed(plan.varlen)
     unaligned = dict(varlen.unaligned)
     for target, rows in varlen.tiles:
-        tiles = [(row.tile, row.expected_shared, FULL_ALIGNMENT) for row in rows]
-        tiles.append((unaligned[target].tile, unaligned[target].expected_shared, 1))
+        tiles = [(row.tile, row.expected_shared, FULL_ALIGNMENT) for row in by_tile(rows)]
+        tiles += [(row.tile, row.expected_shared, 1) for row in by_tile(unaligned[target])]
         for (tile, shared, alignment), causal in itertools.product(tiles, (True, False)):
             yield _job(plan, target, tile, shared, alignment, causal)
