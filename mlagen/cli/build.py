@@ -13,12 +13,13 @@ from mlagen.backends import compile_jobs
 from mlagen.cli.console import JSON, err, out, print_json, report_error, spec_files, stage
 from mlagen.cli.manifest import MANIFEST, manifest_text, stale_manifest
 from mlagen.cli.verify import DEVICE, pick_device, verify_cached
-from mlagen.compile import Resources, check_limits, resource_table
+from mlagen.compile import Resources, check_limits, resource_table, triton_version
 from mlagen.compile import compile_jobs as run_jobs
 from mlagen.emit import Drift, Package, apply, compare, render
 from mlagen.emit.write import write_atomically
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
 from mlagen.plan import TARGETS, Plan, load_plan
+from mlagen.plan.tritons import minor_of
 from mlagen.verify import CaseResult, mismatches, verify_table
 
 
@@ -144,7 +145,8 @@ def _build_one(
         staged = Path(temporary) / name
         apply(compare(one.package, staged))
         if compiling:
-            jobs = [job for job in compile_jobs(plan) if not targets or job.target in targets]
+            here = plan.under(minor_of(triton_version()))
+            jobs = [job for job in compile_jobs(here) if not targets or job.target in targets]
             if not jobs:
                 raise UsageError(
                     f"{name}: none of its targets ({', '.join(plan.spec.targets)}) is {', '.join(targets)}"

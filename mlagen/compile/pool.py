@@ -47,7 +47,7 @@ def compile_jobs(
     """
     package_dir = package_dir.resolve()
     cache = ResultCache(cache_dir or default_cache_dir())
-    digest, triton = functools.cache(SourceDigests(package_dir).digest), _triton_version()
+    digest, triton = functools.cache(SourceDigests(package_dir).digest), triton_version()
     results: dict[int, Resources] = {}
     # Rows of a tile table may ask for the same compilation.
     missing: dict[str, list[int]] = {}
@@ -144,7 +144,8 @@ def _resources(job: CompileJob, measured: Measured, *, cached: bool) -> Resource
     )
 
 
-def _triton_version() -> str:
+def triton_version() -> str:
+    """The version of the Triton that compiles."""
     try:
         return importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
