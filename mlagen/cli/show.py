@@ -24,7 +24,7 @@ from mlagen.emit.render import template_dir
 from mlagen.errors import ToolError, UnprovedError, UsageError
 from mlagen.layout import layouts_of
 from mlagen.plan import HopperPlan, HopperRow, KvcachePlan, Plan, SparsePlan, UnionPlan, load_plan
-from mlagen.plan.tritons import TRITONS, minors
+from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
 
@@ -65,6 +65,8 @@ def show_plan(spec: Path, as_json: bool) -> None:
         merge = f"merge: {', '.join(f'{tile.block_s} splits x {tile.block_d} lanes' for tile in splits.merge)}"
         writer = [merge, *writer]
     out.print("; ".join(writer))
+    for text in plan.fits.values():
+        out.print(f"tiles hold for: {text}", markup=False)
     heads = dims.num_heads
     if plan.sparse is not None:
         _print_tiles("one token", plan.flops(1, heads), plan.bytes_moved(1, heads, ANY), plan.sparse)
@@ -80,7 +82,9 @@ def _print_tiles(call: str, flops: int, moved: int, kernels: SparsePlan | Kvcach
     """Prints the work of a call, and the tables and the Hopper kernel of what does it."""
     out.print(f"\n{call}: {flops / 1e6:,.0f} MFLOP, {moved / 1e6:,.2f} MB, {flops / moved:,.0f} FLOP a byte\n")
     table = Table(box=None, header_style="bold")
-    for name in ("target", "heads", "tokens", "tile", "a multiprocessor", "shared", "why"):
+    by_version = has_versions(kernels.tiles)
+    versions = ("triton",) if by_version else ()
+    for name in ("target", "heads", "tokens", *versions, "tile", "a multiprocessor", "shared", "why"):
         table.add_column(name, justify="right" if name in ("heads", "tokens", "a multiprocessor", "shared") else "left")
     for target, rows in kernels.tiles:
         for row in rows:
@@ -88,6 +92,7 @@ def _print_tiles(call: str, flops: int, moved: int, kernels: SparsePlan | Kvcach
                 target,
                 _most(row.max_heads),
                 _most(row.max_tokens),
+                *((_versions(row.tritons),) if by_version else ()),
                 str(row.tile),
                 str(row.programs_per_sm),
                 f"{row.expected_shared:,}",
@@ -140,6 +145,11 @@ def _calls(rows: Sequence[HopperRow]) -> str:
     )
 
 
+def _versions(tritons: Span | None) -> str:
+    """The versions of Triton that a row of a table holds for."""
+    return "any" if tritons is None else " to ".join(dict.fromkeys(map(minor_text, tritons)))
+
+
 def _most(number: int | None) -> str:
     """The most that a row of a table holds."""
     return "any" if number is None else f"to {number}"
@@ -151,6 +161,7 @@ def _plan_json(plan: Plan) -> dict[str, object]:
         "layout": None
         if plan.layout is None
         else {**dataclasses.asdict(plan.layout), "fingerprint": plan.layout.fingerprint},
+        "fits": plan.fits,
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
         "sparse": None if plan.sparse is None else dataclasses.asdict(plan.sparse),

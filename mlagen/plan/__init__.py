@@ -11,7 +11,7 @@ from mlagen.plan.splits import MergeTile, SplitsPlan
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import Tile, TileRow
 from mlagen.plan.union import UnionPlan
-from mlagen.plan.varlen import VarlenPlan, VarlenTile
+from mlagen.plan.varlen import VarlenPlan, VarlenRow, VarlenTile
 
 __all__ = [
     "DENSE_WRAPPERS",
@@ -34,6 +34,7 @@ __all__ = [
     "TileRow",
     "UnionPlan",
     "VarlenPlan",
+    "VarlenRow",
     "VarlenTile",
     "layout_chunks",
     "load_plan",

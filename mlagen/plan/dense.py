@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from mlagen.plan.cache import CachePlan
 from mlagen.plan.hopper import HopperPlan
-from mlagen.plan.kvcache import CachedRow, KvcachePlan, kvcache_rows, kvcache_unaligned
+from mlagen.plan.kvcache import CachedRow, KvcachePlan, kvcache_rows, unaligned_table
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import WIDE_ROWS, Tile, TileRow
 from mlagen.spec import DenseAttention, Spec
@@ -83,6 +83,6 @@ def make_dense_plan(
         cached=cached,
         loaded=cache.chunks,
         tiles=tuple((name, tuple(found.get(name) or rows(name))) for name in spec.targets),
-        unaligned=tuple((name, kvcache_unaligned(cached, TARGETS[name])) for name in spec.targets),
+        unaligned=unaligned_table(cached, spec.targets),
         hopper=hopper,
     )

@@ -17,6 +17,7 @@ from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import (
     ACCUMULATOR_REGISTERS,
     RESIDENT,
+    UNALIGNED_REASON,
     WIDE_ROWS,
     Tile,
     TileRow,
@@ -25,6 +26,7 @@ from mlagen.plan.tiles import (
     programs_per_sm,
     row_bytes,
     unaligned_row,
+    unaligned_tile,
     v_bytes,
 )
 from mlagen.plan.tiles import expected_shared as unquantised_shared
@@ -197,14 +199,14 @@ class KvcachePlan:
         cached: the row.
         loaded: blocks of a row as it is read from the cache, in lane order.
         tiles: rows of the tile table by target.
-        unaligned: the tile of calls whose rows or indices are not aligned, by target.
+        unaligned: the same of calls whose rows or indices are not aligned: one row, or one a run of Tritons.
         hopper: the kernel's of the Gluon back end; None without.
     """
 
     cached: CachedRow
     loaded: tuple[Chunk, ...]
     tiles: tuple[tuple[str, tuple[TileRow, ...]], ...]
-    unaligned: tuple[tuple[str, TileRow], ...]
+    unaligned: tuple[tuple[str, tuple[TileRow, ...]], ...]
     hopper: HopperPlan | None
 
     @property
@@ -263,17 +265,30 @@ def kvcache_rows(num_heads: int, cached: CachedRow, target: Target) -> tuple[Til
     return tuple(found)
 
 
-def kvcache_unaligned(cached: CachedRow, target: Target) -> TileRow:
-    """The tile for calls whose rows or indices are not aligned. Raises LimitError: it does not fit."""
+def kvcache_unaligned_tile(cached: CachedRow, target: Target) -> Tile:
+    """The tile for calls whose rows or indices are not aligned."""
     if not any(row.dequantised for row in cached.layouts):
-        return unaligned_row(cached.chunks, target)
+        return unaligned_tile(cached.chunks, target)
     tile = UNALIGNED[target.backend]
     if cached.packed:
         stages = 1 if target.backend == "cuda" else tile.num_stages  # two spill
         tile = replace(tile, block_n=PACKED_BLOCK_N[target.backend], num_stages=stages)
-    row = cached.row(tile, target, "small, for loads of single elements")
+    return tile
+
+
+def kvcache_unaligned(tile: Tile, cached: CachedRow, target: Target, reason: str = UNALIGNED_REASON) -> TileRow:
+    """The row of such a tile. Raises LimitError: it does not fit."""
+    if not any(row.dequantised for row in cached.layouts):
+        return unaligned_row(tile, cached.chunks, target, reason)
+    row = cached.row(tile, target, reason)
     result = row.tile.block_h * (row_bytes(cached.chunks) + 2 * v_bytes(cached.chunks))
     return replace(row, expected_shared=max(row.expected_shared, result if target.backend == "cuda" else 0))
+
+
+def unaligned_table(cached: CachedRow, targets: Sequence[str]) -> tuple[tuple[str, tuple[TileRow, ...]], ...]:
+    """The rows for such calls, by target."""
+    rows = (kvcache_unaligned(kvcache_unaligned_tile(cached, TARGETS[name]), cached, TARGETS[name]) for name in targets)
+    return tuple((name, (row,)) for name, row in zip(targets, rows, strict=True))
 
 
 def make_kvcache_plan(
@@ -302,6 +317,6 @@ def make_kvcache_plan(
         tiles=tuple(
             (name, tuple(found.get(name) or kvcache_rows(heads, cached, TARGETS[name]))) for name in spec.targets
         ),
-        unaligned=tuple((name, kvcache_unaligned(cached, TARGETS[name])) for name in spec.targets),
+        unaligned=unaligned_table(cached, spec.targets),
         hopper=hopper,
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout, layouts_of
-from mlagen.plan import work
+from mlagen.plan import fits, work
 from mlagen.plan.cache import CachePlan, make_cache_plan
 from mlagen.plan.chunks import Chunk, make_chunks
 from mlagen.plan.dense import DENSE_WRAPPERS, DensePlan, make_dense_plan
+from mlagen.plan.held import Held, read_held, split_table
 from mlagen.plan.hopper import (
     HOPPER_TARGET,
     HopperPlan,
@@ -23,16 +25,24 @@ from mlagen.plan.hopper import (
     reads_cache,
     refusal,
 )
-from mlagen.plan.kvcache import KVCACHE_WRAPPER, KvcachePlan, cached_row, make_kvcache_plan
+from mlagen.plan.kvcache import (
+    KVCACHE_WRAPPER,
+    CachedRow,
+    KvcachePlan,
+    cached_row,
+    kvcache_unaligned,
+    make_kvcache_plan,
+)
 from mlagen.plan.merge import MergePlan, make_merge_plan
 from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
-from mlagen.plan.targets import TARGETS
-from mlagen.plan.tiles import TileRow, default_rows, unaligned_row
+from mlagen.plan.targets import TARGETS, Target
+from mlagen.plan.tiles import Tile, TileRow, default_rows, make_row, unaligned_row, unaligned_tile
+from mlagen.plan.tritons import Minor, has_versions, table_under
 from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_dense, load_tuned_hopper, load_tuned_kvcache
 from mlagen.plan.union import UnionPlan, make_union
 from mlagen.plan.union import refusal as union_refusal
 from mlagen.plan.varlen import VarlenPlan, make_varlen_plan
-from mlagen.spec import NEEDS, SparseAttention, Spec, load
+from mlagen.spec import NEEDS, DenseAttention, SparseAttention, Spec, load
 
 ROWS_WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # of attention over unquantised rows
 
@@ -53,7 +63,7 @@ class SparsePlan:
     Attributes:
         chunks: blocks of a row, in lane order.
         tiles: rows of the tile table by target.
-        unaligned: the tile of calls whose rows or indices are not aligned, by target.
+        unaligned: the same of calls whose rows or indices are not aligned: one row, or one a run of Tritons.
         hopper: the kernel's of the Gluon back end; None without.
         swapped: the one's of few heads, by how many it holds, fewest first; empty without.
         union: those of the kernels in which neighbouring tokens share rows; None without.
@@ -61,7 +71,7 @@ class SparsePlan:
 
     chunks: tuple[Chunk, ...]
     tiles: tuple[tuple[str, tuple[TileRow, ...]], ...]
-    unaligned: tuple[tuple[str, TileRow], ...]
+    unaligned: tuple[tuple[str, tuple[TileRow, ...]], ...]
     hopper: HopperPlan | None
     swapped: tuple[HopperPlan, ...]
     union: UnionPlan | None
@@ -111,9 +121,35 @@ class Plan:
     @property
     def rows_block_size(self) -> int | None:
         """Tokens a page of the unquantised rows that attention reads; None: flat rows."""
-        if self.layout is None or self.layout.quantised or self.spec.cache is None:
-            return None
-        return self.spec.cache.block_size
+        return _rows_block_size(self.spec, self.layout)
+
+    @property
+    def fits(self) -> dict[str, str]:
+        """What the tables of each family hold for, by its name in `plan.fits.FAMILIES`."""
+        cached = self.kvcache or self.dense
+        return _fits(
+            self.spec,
+            (self.layout, self.extra_layout),
+            self.sparse.chunks if self.sparse else None,
+            cached.chunks if cached else None,
+            self.varlen,
+        )
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether a row of any tile table holds for some Tritons alone."""
+        parts = (self.sparse, self.kvcache, self.dense, self.varlen)
+        return any(has_versions(part.tiles) or has_versions(part.unaligned) for part in parts if part is not None)
+
+    def under(self, triton: Minor) -> Plan:
+        """The plan as a package has it under a Triton: without the rows of others."""
+        return replace(
+            self,
+            sparse=_under(self.sparse, triton),
+            kvcache=_under(self.kvcache, triton),
+            dense=_under(self.dense, triton),
+            varlen=_under(self.varlen, triton),
+        )
 
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""
@@ -155,6 +191,86 @@ class Plan:
         """Fewest bytes of such a call of one query token a request: q and out once, and each token's keys as stored."""
         row_bytes = needed(self.layout).row_bytes
         return work.bytes_moved(tokens, num_heads, 0, self.d_qk, self.d_v, kv_rows=tokens * keys, row_bytes=row_bytes)
+
+
+def _rows_block_size(spec: Spec, layout: CacheLayout | None) -> int | None:
+    return None if layout is None or layout.quantised or spec.cache is None else spec.cache.block_size
+
+
+AnyPart = TypeVar("AnyPart", SparsePlan, KvcachePlan, DensePlan, VarlenPlan)
+
+
+def _under(part: AnyPart | None, triton: Minor) -> AnyPart | None:
+    if part is None:
+        return None
+    return replace(part, tiles=table_under(part.tiles, triton), unaligned=table_under(part.unaligned, triton))
+
+
+def _fits(
+    spec: Spec,
+    layouts: tuple[CacheLayout | None, CacheLayout | None],
+    rows: Sequence[Chunk] | None,
+    cached: Sequence[Chunk] | None,
+    varlen: VarlenPlan | None,
+) -> dict[str, str]:
+    """What tables hold for, by family: of rows in the blocks `rows`, of cached ones, and of heads; None: of none."""
+    layout, extra_layout = layouts
+    found = {}
+    if rows is not None:
+        found[fits.SPARSE_FWD] = fits.sparse_fwd(spec, rows, _rows_block_size(spec, layout))
+    if cached is not None and layout is not None:
+        if isinstance(spec.attention, DenseAttention):
+            found[fits.DENSE_DECODE] = fits.dense_decode(spec, cached, layout)
+        else:
+            found[fits.SPARSE_DECODE] = fits.sparse_decode(spec, cached, layout, extra_layout)
+    if varlen is not None and spec.multi_head is not None:
+        described = spec.multi_head.addressing == "descriptors"
+        dtype = spec.model.dtype
+        found[fits.DENSE_FWD] = fits.dense_fwd(dtype, varlen.k_chunks, varlen.v_chunks, descriptors=described)
+    return found
+
+
+def _split_by_version(plan: Plan, held: Sequence[Held]) -> Plan:
+    """The plan with rows of their own for Tritons under which a tile is held."""
+    of = plan.fits
+    sparse, kvcache, dense, varlen = plan.sparse, plan.kvcache, plan.dense, plan.varlen
+    if sparse is not None:
+        chunks = sparse.chunks
+
+        def row(like: TileRow, tile: Tile, target: Target, reason: str) -> TileRow:
+            return make_row(tile, chunks, target, reason, like.max_heads, like.max_tokens)
+
+        def small(like: TileRow, tile: Tile, target: Target, reason: str) -> TileRow:
+            return unaligned_row(tile, chunks, target, reason)
+
+        sparse = _split_part(sparse, held, of[fits.SPARSE_FWD], row, small)
+    if kvcache is not None:
+        kvcache = _split_part(kvcache, held, of[fits.SPARSE_DECODE], *_row_makers(kvcache.cached))
+    if dense is not None:
+        dense = _split_part(dense, held, of[fits.DENSE_DECODE], *_row_makers(dense.cached))
+    if varlen is not None:
+        wide, narrow = (functools.partial(varlen.row, aligned=aligned) for aligned in (True, False))
+        varlen = _split_part(varlen, held, of[fits.DENSE_FWD], wide, narrow)
+    return replace(plan, sparse=sparse, kvcache=kvcache, dense=dense, varlen=varlen)
+
+
+def _row_makers(cached: CachedRow) -> tuple[Callable[..., TileRow], Callable[..., TileRow]]:
+    """Rows like another with a tile of attention over a cache, for calls that are aligned, and for the others."""
+
+    def row(like: TileRow, tile: Tile, target: Target, reason: str) -> TileRow:
+        return cached.row(tile, target, reason, like.max_heads, like.max_tokens)
+
+    def small(like: TileRow, tile: Tile, target: Target, reason: str) -> TileRow:
+        return kvcache_unaligned(tile, cached, target, reason)
+
+    return row, small
+
+
+def _split_part(
+    part: AnyPart, held: Sequence[Held], of: str, row: Callable[..., Any], small: Callable[..., Any]
+) -> AnyPart:
+    tiles = split_table(part.tiles, held, of, "tiles", row)
+    return replace(part, tiles=tiles, unaligned=split_table(part.unaligned, held, of, "unaligned", small))
 
 
 def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
@@ -202,6 +318,7 @@ def make_plan(
     tuned_kvcache: Mapping[str, Sequence[TileRow]] | None = None,
     tuned_hopper: Mapping[str, Sequence[HopperRow] | None] | None = None,
     tuned_dense: Mapping[str, Sequence[TileRow]] | None = None,
+    held: Sequence[Held] | None = None,
 ) -> Plan:
     """Derives the plan.
 
@@ -211,6 +328,7 @@ def make_plan(
         tuned_kvcache: the same of attention over a cache.
         tuned_hopper: which calls run the Hopper kernels, by `tuned.HOPPER_KINDS`.
         tuned_dense: as `tuned`, of dense attention.
+        held: tiles that hold under some Tritons alone; None: those of `held.yaml`.
 
     Raises:
         LimitError: the spec asks for the Gluon back end, or for shared indices, and cannot have them; or a target
@@ -236,7 +354,7 @@ def make_plan(
         dense = make_dense_plan(spec, cached_row(layout, None, cache.chunks), cache, hopper, tuned_dense)
         splits = make_splits(partials, (row for _, rows in dense.tiles for row in rows))
     varlen, merge = _make_varlen(spec), _make_merge(spec)
-    return Plan(
+    plan = Plan(
         spec=spec,
         layout=layout,
         extra_layout=extra_layout,
@@ -250,6 +368,7 @@ def make_plan(
         varlen=varlen,
         merge=merge,
     )
+    return _split_by_version(plan, read_held() if held is None else held)
 
 
 TunedRows = Mapping[str, Sequence[TileRow]]
@@ -266,13 +385,17 @@ def _make_sparse(spec: Spec, tuned: TunedRows, tuned_hopper: TunedHopper) -> Spa
         message = f"attention.shared_indices: got {group}, which cannot be emitted: {reason}"
         raise LimitError(f"specs/{spec.name}.yaml: {message}")
     hopper = make_hopper(spec, tuned_hopper.get(HOPPER_KINDS[0])) if over_rows else None
+
+    def small_row(name: str) -> TileRow:
+        return unaligned_row(unaligned_tile(chunks, TARGETS[name]), chunks, TARGETS[name])
+
     return SparsePlan(
         chunks=chunks,
         tiles=tuple(
             (name, tuple(tuned.get(name) or default_rows(spec.model.num_heads, chunks, TARGETS[name])))
             for name in spec.targets
         ),
-        unaligned=tuple((name, unaligned_row(chunks, TARGETS[name])) for name in spec.targets),
+        unaligned=tuple((name, (small_row(name),)) for name in spec.targets),
         hopper=hopper,
         swapped=make_swapped(hopper, PartialRow(spec.partials, spec.model.v_head_dim)) if hopper is not None else (),
         union=make_union(group, hopper) if group is not None and hopper is not None else None,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from mlagen.errors import LimitError
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.targets import Target
+from mlagen.plan.tritons import TableRow
 from mlagen.work import ITEMSIZE
 
 WIDE_ROWS = 64  # rows from which wgmma and tcgen05 take a tile
@@ -43,7 +44,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class TileRow:
+class TileRow(TableRow):
     """The tile for calls of up to so many heads and tokens on one target; None stands for any number.
 
     Attributes:
@@ -81,6 +82,7 @@ CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
 ROWS = (16, 32, 64)
 # For calls whose rows or indices are not aligned: loads of single elements take many registers, so the tile is small.
 UNALIGNED = (Tile(16, 16, 4, 2, False), Tile(16, 16, 8, 2, False))
+UNALIGNED_REASON = "small, for loads of single elements"
 RESIDENT = 2  # programs a multiprocessor should hold where memory bounds the work: one loads while another computes
 
 
@@ -189,14 +191,18 @@ def default_rows(num_heads: int, chunks: Sequence[Chunk], target: Target) -> tup
     return tuple(rows)
 
 
-def unaligned_row(chunks: Sequence[Chunk], target: Target) -> TileRow:
-    """The tile for calls whose rows or indices are not aligned; beside q it stages a tile of K, or the fp32 result.
+def unaligned_tile(chunks: Sequence[Chunk], target: Target) -> Tile:
+    """The tile for calls whose rows or indices are not aligned."""
+    limit = ACCUMULATOR_REGISTERS[min(ROWS)]
+    return next((tile for tile in UNALIGNED if accumulator_registers(tile, chunks, target) <= limit), UNALIGNED[-1])
+
+
+def unaligned_row(tile: Tile, chunks: Sequence[Chunk], target: Target, reason: str = UNALIGNED_REASON) -> TileRow:
+    """The row of such a tile; beside q it stages a tile of K, or the fp32 result.
 
     Raises:
-        LimitError: no such tile fits.
+        LimitError: it does not fit.
     """
-    limit = ACCUMULATOR_REGISTERS[min(ROWS)]
-    tile = next((tile for tile in UNALIGNED if accumulator_registers(tile, chunks, target) <= limit), UNALIGNED[-1])
-    row = make_row(tile, chunks, target, "small, for loads of single elements")
+    row = make_row(tile, chunks, target, reason)
     result = tile.block_h * (row_bytes(chunks) + 2 * v_bytes(chunks))
     return replace(row, expected_shared=max(row.expected_shared, result if target.backend == "cuda" else 0))

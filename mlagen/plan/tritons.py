@@ -78,6 +78,6 @@ def table_under(table: Table[Row], triton: Minor) -> tuple[tuple[str, tuple[Row,
     )
 
 
-def has_versions(tables: Iterable[Table[Row]]) -> bool:
-    """Whether any row of the tables holds for some Tritons alone."""
-    return any(row.tritons is not None for table in tables for _, rows in table for row in rows)
+def has_versions(table: Sequence[tuple[str, Sequence[TableRow]]]) -> bool:
+    """Whether a row of the table holds for some Tritons alone."""
+    return any(row.tritons is not None for _, rows in table for row in rows)

@@ -7,13 +7,14 @@ Triton 3.6 and 3.7 make of these kernels at head dims from 40 to 256.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlagen.errors import LimitError
 from mlagen.plan.chunks import Chunk, make_chunks
 from mlagen.plan.hopper import HeadsHopperPlan
 from mlagen.plan.targets import Target
-from mlagen.plan.tiles import row_bytes
+from mlagen.plan.tiles import UNALIGNED_REASON, row_bytes
+from mlagen.plan.tritons import TableRow
 from mlagen.work import ITEMSIZE
 
 CACHED_BYTES = 24 << 20  # of K and V, of which programs that run side by side should find most in L2
@@ -43,7 +44,7 @@ class VarlenTile:
 
 
 @dataclass(frozen=True)
-class VarlenRow:
+class VarlenRow(TableRow):
     """The tile of calls whose longest request has at most so many rows; None: any number.
 
     Attributes:
@@ -68,7 +69,7 @@ class VarlenPlan:
         k_chunks, v_chunks: blocks of a row of k (q is cut likewise) and of v, in lane order.
         descriptor_targets: targets that copy blocks of k and v by tensor descriptor; the others load them by pointers.
         tiles: rows of the tile table by target.
-        unaligned: the tile of calls whose rows do not begin at 16 bytes, by target.
+        unaligned: the same of calls whose rows do not begin at 16 bytes: one row, or one a run of Tritons.
         cached_bytes: bytes of K and V of the heads that run side by side.
         hopper: the Hopper kernel's numbers; None without one.
     """
@@ -79,9 +80,24 @@ class VarlenPlan:
     v_chunks: tuple[Chunk, ...]
     descriptor_targets: tuple[str, ...]
     tiles: tuple[tuple[str, tuple[VarlenRow, ...]], ...]
-    unaligned: tuple[tuple[str, VarlenRow], ...]
+    unaligned: tuple[tuple[str, tuple[VarlenRow, ...]], ...]
     cached_bytes: int
     hopper: HeadsHopperPlan | None
+
+    def row(self, like: VarlenRow, tile: VarlenTile, target: Target, reason: str, *, aligned: bool) -> VarlenRow:
+        """A row like another with this tile.
+
+        Raises:
+            LimitError: the tile needs more shared memory than the target gives a program.
+        """
+        described = aligned and target.name in self.descriptor_targets
+        shared = expected_shared(tile, self.k_chunks, self.v_chunks, target, descriptors=described)
+        if shared > target.shared_limit:
+            raise LimitError(
+                f"{target.name}: tile {tile} of multi-head attention needs {shared:,} bytes of shared memory, "
+                f"{shared - target.shared_limit:,} more than the {target.shared_limit:,} a program gets"
+            )
+        return replace(like, tile=tile, expected_shared=shared, reason=reason)
 
     def flops(self, pairs: int, num_heads: int) -> int:
         """FLOPs of a call with so many pairs of a row and a key that it sees."""
@@ -173,7 +189,7 @@ def make_rows(
         shared = expected_shared(narrow, k, v, target, descriptors=descriptors)
         rows.insert(0, VarlenRow(narrow.block_m, narrow, shared, f"the first of {len(NARROW)} for short requests"))
     shared = expected_shared(small, k, v, target, descriptors=False)
-    return tuple(rows), VarlenRow(None, small, shared, "small, for loads of single elements")
+    return tuple(rows), VarlenRow(None, small, shared, UNALIGNED_REASON)
 
 
 def make_varlen_plan(
@@ -206,7 +222,7 @@ def make_varlen_plan(
         v_chunks=v,
         descriptor_targets=described,
         tiles=tuple((name, table) for name, (table, _) in rows.items()),
-        unaligned=tuple((name, small) for name, (_, small) in rows.items()),
+        unaligned=tuple((name, (small,)) for name, (_, small) in rows.items()),
         cached_bytes=CACHED_BYTES,
         hopper=hopper,
     )

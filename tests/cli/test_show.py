@@ -7,12 +7,15 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Run
 
 from mlagen import GENERATOR
+from mlagen.plan import load_plan, needed
+from mlagen.plan.held import Held
 
 
 def test_the_plan_is_shown_to_people_and_as_json(run: Run) -> None:
@@ -34,6 +37,22 @@ def test_the_plan_of_attention_over_a_cache_has_its_own_tiles(run: Run, workspac
     for row in rows:
         assert f"{row['tile']['block_h']}x{row['tile']['block_n']} w{row['tile']['num_warps']}" in table
         assert f"{row['expected_shared']:,}" in table
+
+
+def test_rows_of_some_tritons_alone_are_shown_with_them(
+    run: Run, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = load_plan(workspace / "specs" / "small.yaml")
+    shown = run("show", "plan", "specs/small.yaml").stdout
+    assert f"tiles hold for: {plan.fits['sparse_fwd']}\n" in shown
+    assert "triton" not in shown
+    tile = dict(needed(plan.sparse).tiles)["sm80"][0].tile
+    held = Held(plan.fits["sparse_fwd"], "tiles", "sm80", tile, ((3, 8), (3, 9)), replace(tile, num_warps=8))
+    monkeypatch.setattr("mlagen.plan.plan.read_held", lambda: (held,))
+    shown = run("show", "plan", "specs/small.yaml").stdout
+    assert re.search(rf"sm80 .* 3\.6 to 3\.7 +{tile} ", shown)
+    assert re.search(rf"sm80 .* 3\.8 to 3\.9 +{held.instead} ", shown)
+    assert re.search(r"gfx942 .* any +\d+x\d+ ", shown)
 
 
 def test_the_hopper_kernels_are_shown_with_the_calls_that_run_them(run: Run, workspace: Path) -> None:

@@ -95,7 +95,7 @@ def test_jobs_name_every_target_tile_and_kernel_once(path):
     unaligned = dict(tables.unaligned) if tables else {}
     asked = set(plan.spec.wrappers)
     for target, rows in tables.tiles if tables else ():
-        every = [*rows, unaligned[target]]
+        every = [*rows, *unaligned[target]]
         there = [job for job in jobs if job.target == target]
         for kernel in ("_sparse_fwd_kernel", "_sparse_split_kernel") if asked & SPARSE else ():
             mine = [job for job in there if job.kernel == kernel]

@@ -129,7 +129,7 @@ def test_every_target_takes_every_named_layout(target, model):
     plan = plan_of(MODELS[model], targets=(target,))
     assert plan.kvcache is not None
     facts, ((_, rows),) = TARGETS[target], plan.kvcache.tiles
-    for row in (*rows, dict(plan.kvcache.unaligned)[target]):
+    for row in (*rows, *dict(plan.kvcache.unaligned)[target]):
         assert 0 < row.expected_shared <= facts.shared_limit
         assert row.programs_per_sm >= 1
         assert row.reason

@@ -47,7 +47,7 @@ def test_every_target_has_tiles_that_fit(dims, descriptors):
         target = TARGETS[name]
         assert rows[-1].max_queries is None
         assert [row.max_queries for row in rows[:-1]] == sorted(row.max_queries for row in rows[:-1])
-        for row in (*rows, unaligned[name]):
+        for row in (*rows, *unaligned[name]):
             assert 0 < row.expected_shared <= target.shared_limit
             held = registers(
                 row.tile, plan.k_chunks, plan.v_chunks, target, descriptors=name in plan.descriptor_targets
@@ -119,7 +119,7 @@ def test_jobs_are_of_every_variant_and_give_each_argument(addressing, wrappers):
             ("_varlen_fwd_kernel", 1),
         }
         found = {(one["BLOCK_M"], one["BLOCK_N"], one["CAUSAL"]) for one in map(dict, (job.constexprs for job in mine))}
-        tiles = [row.tile for row in (*rows, dict(plan.varlen.unaligned)[target])]
+        tiles = [row.tile for row in (*rows, *dict(plan.varlen.unaligned)[target])]
         assert found == {
             (tile.block_m, tile.block_n, causal) for tile, causal in itertools.product(tiles, (True, False))
         }

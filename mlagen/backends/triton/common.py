@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mlagen.plan import TARGETS, Chunk, HopperPlan, Plan
+from mlagen.plan import TARGETS, Chunk, HopperPlan, KvcachePlan, Plan, SparsePlan, VarlenPlan
 from mlagen.plan.cache import EARLY_PROGRAMS
-from mlagen.plan.tritons import TRITONS, minor_of
+from mlagen.plan.tritons import MINORS, has_versions
 from mlagen.plan.work import ITEMSIZE
 from mlagen.spec import NEEDS
 
@@ -18,6 +18,8 @@ CACHES = tuple(name for name, needs in NEEDS.items() if not (needs.attention or 
 ATTENTION = tuple(name for name, needs in NEEDS.items() if needs.attention)
 FULL_ALIGNMENT = 16
 INDEX_GROUP = 16
+# (alignment, group of indices, name) of calls whose indices, rows or both are not aligned.
+UNALIGNED = ((FULL_ALIGNMENT, 1, " odd topk"), (1, INDEX_GROUP, " odd rows"), (1, 1, " odd rows and topk"))
 
 Signature = tuple[tuple[str, str], ...]
 
@@ -42,11 +44,12 @@ def common(plan: Plan) -> dict[str, Any]:
         "wrappers": spec.wrappers,
         "targets": spec.targets,
         "backend": spec.backend,
-        "proven": (minor_of(TRITONS[0]), minor_of(TRITONS[-1])),
+        "proven": (MINORS[0], MINORS[-1]),
         "hopper_modules": [name for name, hopper in hopper_kernels(plan).items() if hopper is not None]
         + (["_sparse_union", "_union"] if plan.union else [])
         + (["_varlen_hopper"] if plan.varlen and plan.varlen.hopper else []),
         "shares": plan.union is not None,
+        "has_versions": plan.has_versions,
         "has_caches": has_caches,
         "early_programs": EARLY_PROGRAMS,
         "launches_dependents": has_caches or any(wrapper in ATTENTION for wrapper in spec.wrappers),
@@ -62,6 +65,16 @@ def common(plan: Plan) -> dict[str, Any]:
         "d_v": plan.d_v,
         "dtype": spec.model.dtype,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
+    }
+
+
+def tables(plan: SparsePlan | KvcachePlan | VarlenPlan) -> dict[str, Any]:
+    """The tile tables of a family as its template asks for them, and which of them have rows of some Tritons alone."""
+    return {
+        "tiles": plan.tiles,
+        "unaligned": plan.unaligned,
+        "tiles_by_version": has_versions(plan.tiles),
+        "unaligned_by_version": has_versions(plan.unaligned),
     }
 
 

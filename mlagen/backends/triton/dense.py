@@ -6,6 +6,7 @@ from typing import Any
 
 from mlagen.backends import gluon
 from mlagen.backends.triton import layout, splits
+from mlagen.backends.triton.common import tables
 from mlagen.backends.triton.kvcache import cache_context, rows_context
 from mlagen.backends.triton.splits import attention_context, dense_signature
 from mlagen.plan import DENSE_WRAPPERS, Plan, needed
@@ -30,6 +31,7 @@ def context(plan: Plan) -> dict[str, Any]:
         **shared,
         **rows_context(dense),
         "plan": dense,
+        **tables(dense),
         "hopper": dense.hopper,
         "cache": {**cache, "module": "_layout"},
         "has_tensor_scale": one.tensor_scale,

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlagen.backends import gluon
 from mlagen.backends.triton import extra_layout, layout, splits
-from mlagen.backends.triton.common import Signature, chunk_of, imported
+from mlagen.backends.triton.common import Signature, chunk_of, imported, tables
 from mlagen.backends.triton.splits import accumulators, attention_context, presences
 from mlagen.layout import CacheLayout
 from mlagen.plan import KvcachePlan, Plan, needed
@@ -150,6 +150,7 @@ def context(plan: Plan) -> dict[str, Any]:
         **attention_context(plan),
         **rows_context(plan.kvcache),
         "kvcache": plan.kvcache,
+        **tables(plan.kvcache),
         "hopper": plan.kvcache.hopper,
         "extra": extra,
         "caches": caches,

@@ -6,7 +6,7 @@ from typing import Any
 
 from mlagen.backends import gluon
 from mlagen.backends.triton import splits
-from mlagen.backends.triton.common import Signature, chunk_of
+from mlagen.backends.triton.common import Signature, chunk_of, tables
 from mlagen.backends.triton.splits import accumulators, attention_context
 from mlagen.plan import ROWS_WRAPPERS, Plan, needed
 
@@ -67,7 +67,7 @@ def context(plan: Plan) -> dict[str, Any]:
         "hopper": sparse.hopper,
         "swapped": sparse.swapped,
         "union": sparse.union,
-        "tiles": sparse.tiles,
+        **tables(sparse),
         "paged": paged,
         "kv_shape": f"[pages, {plan.rows_block_size}, {plan.d_qk}]" if paged else f"[s_kv, 1, {plan.d_qk}]",
         "page_rows": plan.rows_block_size if paged else 1,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlagen.backends import gluon
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, alignment_of, chunk_of, common
+from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, alignment_of, chunk_of, common, tables
 from mlagen.backends.triton.splits import accumulators
 from mlagen.plan import Plan, needed
 
@@ -69,6 +69,7 @@ def context(plan: Plan) -> dict[str, Any]:
         "d_qk": varlen.d_qk,
         "d_v": varlen.d_v,
         "varlen": varlen,
+        **tables(varlen),
         "descriptors": bool(varlen.descriptor_targets),
         "hopper": varlen.hopper,
         "addressings": _addressings(plan),

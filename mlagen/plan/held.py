@@ -1,0 +1,199 @@
+"""Tiles that hold under some Tritons alone: `held.yaml` names them, and what calls take under the others.
+
+A row of a table whose tile is named becomes several, each for a run of neighbouring versions, in the row's place: under
+each version the first row that holds a call is the same as before, but for its tile.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import AfterValidator, Field, model_validator
+
+from mlagen.errors import LimitError, Place
+from mlagen.plan.files import place_at, read_checked
+from mlagen.plan.fits import DENSE_FWD, FAMILIES, family_of
+from mlagen.plan.targets import TARGETS, Target
+from mlagen.plan.tiles import Tile, TileRow
+from mlagen.plan.tritons import MINORS, Minor, Table, holds, minor_of, minor_text, span_of
+from mlagen.plan.varlen import VarlenRow, VarlenTile
+from mlagen.spec.models import Model, refused
+
+PATH = Path(__file__).with_name("held.yaml")
+
+Row = TypeVar("Row", TileRow, VarlenRow)
+AnyTile = Tile | VarlenTile
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tile that calls do not take under some Tritons.
+
+    Attributes:
+        fits: of which kernels, `plan.fits`.
+        table: "tiles", or "unaligned" for calls that are not aligned.
+        target: on which target.
+        tile: the tile.
+        tritons: the minor versions under which it does not hold.
+        instead: what calls take under these.
+        place: where the entry stands; None: in no file.
+    """
+
+    fits: str
+    table: str
+    target: str
+    tile: AnyTile
+    tritons: tuple[Minor, ...]
+    instead: AnyTile
+    place: Place | None = None
+
+
+def _known(kind: str, names: Iterable[str]) -> Callable[[str], str]:
+    taken = tuple(names)
+
+    def check(name: str) -> str:
+        if name not in taken:
+            raise refused(f"got '{name}'; takes {kind}: {', '.join(taken)}")
+        return name
+
+    return check
+
+
+def _of_a_family(fits: str) -> str:
+    if family_of(fits) not in FAMILIES:
+        raise refused(f"got '{fits}'; takes what begins with one of {', '.join(FAMILIES)}")
+    return fits
+
+
+class _TileEntry(Model):
+    block_h: Annotated[int | None, Field(ge=16, le=256, description="heads, or rows, that a program holds")] = None
+    block_m: Annotated[int | None, Field(ge=16, le=256, description="of dense_fwd, rows that a program holds")] = None
+    block_n: Annotated[int, Field(ge=16, le=256, description="indices or keys that a program takes a step")]
+    num_warps: Annotated[int, Field(ge=1, le=8, description="warps a program")]
+    num_stages: Annotated[int, Field(ge=1, le=6, description="software-pipeline depth")]
+    indices_ahead: Annotated[
+        bool | None, Field(description="indices, or pages, are loaded a step before they are used")
+    ] = None
+
+    def tile(self) -> AnyTile:
+        """The tile."""
+        values = self.model_dump(exclude_none=True)
+        return VarlenTile(**values) if self.block_m is not None else Tile(**values)
+
+    def misses(self, family: str) -> str | None:
+        """What is wrong with it as a tile of a family; None: nothing."""
+        given = {name for name in ("block_h", "block_m", "indices_ahead") if getattr(self, name) is not None}
+        takes = ("block_m",) if family == DENSE_FWD else ("block_h", "indices_ahead")
+        return (
+            None if given == set(takes) else f"got {', '.join(sorted(given)) or 'neither'}; takes {' and '.join(takes)}"
+        )
+
+
+class _Entry(Model):
+    fits: Annotated[
+        str, AfterValidator(_of_a_family), Field(description="of which kernels, as `mlagen show plan` prints it")
+    ]
+    table: Annotated[Literal["tiles", "unaligned"], Field(description="the table that has the tile")] = "tiles"
+    target: Annotated[str, AfterValidator(_known("a target", TARGETS)), Field(description="on which target")]
+    tile: Annotated[_TileEntry, Field(description="the tile that does not hold")]
+    tritons: Annotated[
+        tuple[Annotated[str, AfterValidator(_known("minor versions", map(minor_text, MINORS)))], ...],
+        Field(min_length=1, description="minor versions of Triton under which it does not"),
+    ]
+    instead: Annotated[_TileEntry, Field(description="what calls take under these")]
+
+    @model_validator(mode="after")
+    def _tiles_are_the_familys(self) -> _Entry:
+        for name in ("tile", "instead"):
+            wrong = getattr(self, name).misses(family_of(self.fits))
+            if wrong is not None:
+                raise refused(f"{wrong}, as a tile of {family_of(self.fits)}", name)
+        if self.tile == self.instead:
+            raise refused("takes another tile than the one that it replaces", "instead")
+        return self
+
+    def held(self, place: Place) -> Held:
+        """The entry as the plan has it."""
+        tritons = tuple(map(minor_of, self.tritons))
+        return Held(self.fits, self.table, self.target, self.tile.tile(), tritons, self.instead.tile(), place)
+
+
+class _HeldTable(Model):
+    held: Annotated[tuple[_Entry, ...], Field(description="tiles that hold under some Tritons alone")]
+
+    @model_validator(mode="after")
+    def _each_tile_has_one_answer(self) -> _HeldTable:
+        keys = [
+            {(each.fits, each.table, each.target, each.tile.tile(), triton) for triton in each.tritons}
+            for each in self.held
+        ]
+        for index, here in enumerate(keys):
+            instead = {(*key[:3], self.held[index].instead.tile(), key[4]) for key in here}
+            for other, there in enumerate(keys):
+                if other < index and here & there:
+                    raise refused(f"names a tile and a Triton that held[{other}] names too", "held", index)
+                if instead & there:
+                    raise refused(f"got a tile that held[{other}] replaces in turn", "held", index, "instead")
+        return self
+
+
+def read_held(path: Path = PATH) -> tuple[Held, ...]:
+    """The entries of the file.
+
+    Raises:
+        SpecErrors: the file is off: every error of it, at its line and column.
+    """
+    table, document = read_checked(path, _HeldTable)
+    return tuple(each.held(place_at(path, document, "held", index)) for index, each in enumerate(table.held))
+
+
+def split_table(
+    table: Table[Row],
+    held: Sequence[Held],
+    fits: str,
+    name: str,
+    make: Callable[[Row, Any, Target, str], Row],
+) -> tuple[tuple[str, tuple[Row, ...]], ...]:
+    """A table whose rows are split by version where their tile is held.
+
+    Args:
+        table: the table.
+        held: entries, of these kernels and of others.
+        fits, name: whose table it is, and which; see `Held`.
+        make: a row like the given one with another tile, and why.
+
+    Raises:
+        LimitError: a tile that calls would take instead does not fit its target.
+    """
+    mine = [each for each in held if (each.fits, each.table) == (fits, name)]
+    return tuple(
+        (target, tuple(split for row in rows for split in _split(row, mine, TARGETS[target], make)))
+        for target, rows in table
+    )
+
+
+def _split(
+    row: Row, held: Sequence[Held], target: Target, make: Callable[[Row, Any, Target, str], Row]
+) -> Iterator[Row]:
+    """The row, or one for each run of neighbouring versions under which calls of it take the same tile."""
+    mine = [each for each in held if (each.target, each.tile) == (target.name, row.tile)]
+    entries = {triton: each for each in mine for triton in each.tritons}
+    tritons = [triton for triton in MINORS if holds(row, triton)]
+
+    def tile_under(triton: Minor) -> AnyTile:
+        return entries[triton].instead if triton in entries else row.tile
+
+    for tile, run in itertools.groupby(tritons, tile_under):
+        here = tuple(run)
+        made = row
+        if here[0] in entries:
+            spills = " and ".join(map(minor_text, here))
+            try:
+                made = make(row, tile, target, f"instead of {row.tile}, which spills under {spills}")
+            except LimitError as error:
+                raise LimitError(error.message, place=entries[here[0]].place, hint=error.hint) from None
+        yield replace(made, tritons=span_of(here))

@@ -1,0 +1,288 @@
+"""Rows by version of Triton: which hold when, what is taken instead, and the tables that packages make of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlagen.backends import compile_jobs
+from mlagen.bench.package import load_package
+from mlagen.emit import apply, compare, render
+from mlagen.errors import LimitError, SpecErrors
+from mlagen.plan import Plan, Tile, TileRow, VarlenTile, make_plan, needed
+from mlagen.plan.held import PATH, Held, read_held
+from mlagen.plan.tritons import MINORS, TRITONS, has_versions, minor_of, proved_for, rows_under
+from mlagen.spec import load
+
+ROOT = Path(__file__).parents[2]
+SPECS = ROOT / "specs"
+PARTS = {"sparse_fwd": "sparse", "sparse_decode": "kvcache", "dense_decode": "dense", "dense_fwd": "varlen"}
+MODULES = {
+    "sparse_fwd": ("sparse_attention", "UNALIGNED_TILES"),
+    "sparse_decode": ("kvcache_attention", "UNALIGNED_TILES"),
+    "dense_decode": ("dense_attention", "SMALL_TILES"),
+    "dense_fwd": ("varlen_attention", "UNALIGNED_TILES"),
+}
+SPEC_OF = {"sparse_fwd": "dsv32", "sparse_decode": "glm5", "dense_decode": "dots3", "dense_fwd": "dsv3_prefill_tma"}
+SPLIT = {"tiles": ((3, 8), (3, 9)), "unaligned": ((3, 7),)}  # versions that the made-up entries are of
+
+
+def part_of(plan: Plan, family: str) -> Any:
+    return needed(getattr(plan, PARTS[family]))
+
+
+def smaller(tile: Any) -> Any:
+    """Another tile, which fits where the tile does."""
+    return replace(tile, num_warps=tile.num_warps // 2)
+
+
+def plan_with(family: str, **instead: Any) -> tuple[Plan, Plan]:
+    """The plan of a spec of the family without entries, and with one for each table on sm90."""
+    spec = load(SPECS / f"{SPEC_OF[family]}.yaml")
+    plan = make_plan(spec, held=())
+    held = []
+    for table, tritons in SPLIT.items():
+        tile = dict(getattr(part_of(plan, family), table))["sm90"][-1].tile
+        held.append(Held(plan.fits[family], table, "sm90", tile, tritons, instead.get(table, smaller(tile))))
+    return plan, make_plan(spec, held=held)
+
+
+def test_the_file_is_read_and_fits_the_plans_of_all_specs() -> None:
+    known = {text for path in SPECS.glob("*.yaml") for text in make_plan(load(path), held=()).fits.values()}
+    assert {each.fits for each in read_held()} <= known
+
+
+def test_minor_versions_are_those_of_the_releases() -> None:
+    assert [minor_of(version) for version in TRITONS] == list(MINORS) == sorted(MINORS)
+    assert minor_of("3.10.0+git1234") == (3, 10)
+
+
+@pytest.mark.parametrize(
+    ("installed", "proved"), [((3, 5), (3, 6)), ((3, 6), (3, 6)), ((3, 8), (3, 8)), ((3, 10), (3, 9)), ((4, 0), (3, 9))]
+)
+def test_other_tritons_take_the_rows_of_the_newest_that_is_not_newer(
+    installed: tuple[int, int], proved: tuple[int, int]
+) -> None:
+    assert proved_for(installed) == proved
+
+
+@given(last=st.sampled_from(MINORS), first=st.sampled_from(MINORS))
+def test_a_row_holds_from_its_first_to_its_last_version(first: tuple[int, int], last: tuple[int, int]) -> None:
+    row = TileRow(None, None, Tile(16, 16, 4, 2, False), 1, 1, "", tritons=(first, last))
+    for triton in MINORS:
+        assert rows_under([("sm90", (row,))], "sm90", triton) == ((row,) if first <= triton <= last else ())
+    assert has_versions([("sm90", (row,))])
+    assert not has_versions([("sm90", (replace(row, tritons=None),))])
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_under_each_triton_a_table_is_as_before_but_for_tiles_that_are_held(family: str) -> None:
+    before, after = plan_with(family)
+    assert after.has_versions
+    assert not before.has_versions
+    for table, tritons in SPLIT.items():
+        old, new = getattr(part_of(before, family), table), getattr(part_of(after, family), table)
+        assert [target for target, _ in new] == [target for target, _ in old]
+        held = dict(old)["sm90"][-1].tile
+        for triton in MINORS:
+            here = part_of(after.under(triton), family)
+            for target, rows in old:
+                found = rows_under(new, target, triton)
+                assert dict(getattr(here, table))[target] == tuple(replace(row, tritons=None) for row in found)
+                for row, mine in zip(rows, found, strict=True):
+                    if target == "sm90" and triton in tritons and row.tile == held:
+                        assert mine.tile == smaller(held)
+                        assert mine.reason.startswith(f"instead of {held}, which spills under 3.")
+                        assert mine.expected_shared > 0
+                    else:
+                        assert replace(mine, tritons=None) == row
+                    for limit in ("max_heads", "max_tokens", "max_queries"):
+                        assert getattr(mine, limit, 0) == getattr(row, limit, 0)
+    assert not after.under((3, 6)).has_versions
+
+
+def test_a_row_says_what_it_is_instead_of() -> None:
+    before, after = plan_with("sparse_fwd")
+    rows = dict(needed(after.sparse).tiles)["sm90"]
+    held = dict(needed(before.sparse).tiles)["sm90"][-1].tile
+    assert [row.reason for row in rows if row.tritons == ((3, 8), (3, 9))] == [
+        f"instead of {held}, which spills under 3.8 and 3.9"
+    ]
+    small = dict(needed(after.sparse).unaligned)["sm90"]
+    assert [row.tritons for row in small] == [((3, 6), (3, 6)), ((3, 7), (3, 7)), ((3, 8), (3, 9))]
+
+
+def test_other_kernels_and_targets_keep_their_tiles() -> None:
+    before, _ = plan_with("sparse_fwd")
+    spec, tile = before.spec, dict(needed(before.sparse).tiles)["sm90"][-1].tile
+    for fits, table, target in (
+        ("sparse_fwd d512 v512 bf16 partials fp16", "tiles", "sm90"),
+        (before.fits["sparse_fwd"], "unaligned", "sm90"),
+        (before.fits["sparse_fwd"], "tiles", "gfx942"),
+    ):
+        assert make_plan(spec, held=[Held(fits, table, target, tile, MINORS, smaller(tile))]) == before
+
+
+def test_a_tile_that_is_held_everywhere_makes_way_without_versions() -> None:
+    before, _ = plan_with("sparse_fwd")
+    tile = dict(needed(before.sparse).tiles)["sm90"][-1].tile
+    held = Held(before.fits["sparse_fwd"], "tiles", "sm90", tile, MINORS, smaller(tile))
+    after = make_plan(before.spec, held=[held])
+    assert not after.has_versions
+    assert dict(needed(after.sparse).tiles)["sm90"][-1].tile == smaller(tile)
+
+
+def test_tokens_that_cannot_share_rows_are_done_by_the_tile_of_their_triton() -> None:
+    before, after = plan_with("sparse_fwd")
+    (tile,) = needed(before.sparse).redo_tiles
+    assert set(needed(after.sparse).redo_tiles) <= {tile, smaller(tile)}
+    for triton in MINORS:
+        assert len(needed(after.under(triton).sparse).redo_tiles) == 1
+        jobs = [job for job in compile_jobs(after.under(triton)) if job.kernel == "_sparse_redo_kernel"]
+        assert any(job.num_warps == needed(after.under(triton).sparse).redo_tiles[0].num_warps for job in jobs)
+
+
+@pytest.mark.parametrize("family", PARTS)
+def test_kernels_of_every_triton_are_compiled(family: str) -> None:
+    before, after = plan_with(family)
+    every = set(compile_jobs(after))
+    assert set(compile_jobs(before)) < every
+    assert {job for triton in MINORS for job in compile_jobs(after.under(triton))} == every
+    assert set(compile_jobs(after.under((3, 6)))) == set(compile_jobs(before))
+
+
+def test_an_instead_that_does_not_fit_is_told_with_its_place() -> None:
+    with pytest.raises(LimitError, match=r"tile 256x256 .* more than the 232,448 a program gets"):
+        plan_with("sparse_fwd", tiles=Tile(256, 256, 8, 2, False))
+    with pytest.raises(LimitError, match=r"tile 256x256 .* more than the 232,448 a program gets"):
+        plan_with("dense_fwd", tiles=VarlenTile(256, 256, 8, 6))
+
+
+@pytest.fixture(scope="module", params=PARTS)
+def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Plan, Path]:
+    """A family, a plan with rows by version, and the folder of its package."""
+    _, plan = plan_with(request.param)
+    folder = tmp_path_factory.mktemp("packages") / f"by_version_{request.param}"
+    apply(compare(render(plan), folder))
+    return request.param, plan, folder
+
+
+def table_of(module: ModuleType, name: str, target: str) -> Any:
+    return getattr(module, name)[target]
+
+
+def test_a_package_has_the_rows_of_the_triton_at_hand(written: tuple[str, Plan, Path]) -> None:
+    family, plan, folder = written
+    package = load_package(folder)
+    name, small = MODULES[family]
+    module, launch = package.module(name), package.module("_launch")
+    assert launch.TRITONS == MINORS
+    part = part_of(plan.under(launch.TRITON), family)
+    for target, rows in part.tiles:
+        table = table_of(module, "TILES", target)
+        assert [list(row[-1][:4]) for row in table] == [list(vars(row.tile).values())[:4] for row in rows]
+        assert all(len(row) == len(table[0]) for row in table)
+        (unaligned,) = dict(part.unaligned)[target]
+        assert list(getattr(module, small)[target][:4]) == list(vars(unaligned.tile).values())[:4]
+
+
+@pytest.mark.parametrize("triton", MINORS)
+def test_for_triton_keeps_the_rows_of_one_version(
+    written: tuple[str, Plan, Path], triton: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, _, folder = written
+    launch = load_package(folder).module("_launch")
+    tile = load_package(folder).module(MODULES[family][0]).Tile
+    a, b = (tile(*[size] * len(tile._fields)) for size in (16, 32))
+    table = {"sm90": [(16, a), (32, a, (3, 6), (3, 7)), (32, b, (3, 8), (3, 9)), (64, b)], "sm80": [(a,)]}
+    monkeypatch.setattr(launch, "TRITON", triton)
+    assert launch.for_triton(table) == {
+        "sm90": [(16, a), (32, a if triton <= (3, 7) else b), (64, b)],
+        "sm80": [(a,)],
+    }
+
+
+def test_generated_tables_are_formatted(written: tuple[str, Plan, Path]) -> None:
+    _, _, folder = written
+    settings = ["--config", str(ROOT / "pyproject.toml")]
+    subprocess.run([sys.executable, "-m", "ruff", "format", "--check", *settings, folder], check=True)
+    subprocess.run([sys.executable, "-m", "ruff", "check", "--ignore", "E741", *settings, folder], check=True)
+
+
+def test_packages_without_such_rows_do_not_speak_of_versions() -> None:
+    for family in PARTS:
+        before, _ = plan_with(family)
+        assert not any("for_triton" in file.text or "TRITON =" in file.text for file in render(before).files)
+
+
+TILE = "{block_h: 32, block_n: 64, num_warps: 4, num_stages: 2, indices_ahead: true}"
+OTHER, THIRD = (TILE.replace("num_warps: 4", f"num_warps: {warps}") for warps in (8, 2))
+ENTRY = {
+    "fits": "sparse_fwd d512+64 v512 bf16 partials fp16",
+    "target": "sm90",
+    "tritons": '["3.8", "3.9"]',
+    "tile": TILE,
+    "instead": OTHER,
+}
+HEADS = {"fits": "dense_fwd d128+64 v128 bf16 pointers"}
+HEADS_TILE = "{block_m: 128, block_n: 128, num_warps: 8, num_stages: 2}"
+
+
+def held_text(*entries: dict[str, str]) -> str:
+    lines = [", ".join(f"{key}: {value}" for key, value in {**ENTRY, **each}.items()) for each in entries]
+    return "held:\n" + "".join(f"  - {{{line}}}\n" for line in lines)
+
+
+def test_entries_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "held.yaml"
+    small = HEADS_TILE.replace("n: 128", "n: 64")
+    path.write_text(held_text({}, {**HEADS, "table": "unaligned", "tile": HEADS_TILE, "instead": small}))
+    first, second = read_held(path)
+    assert replace(first, place=None) == Held(
+        ENTRY["fits"],
+        "tiles",
+        "sm90",
+        Tile(32, 64, 4, 2, True),
+        ((3, 8), (3, 9)),
+        Tile(32, 64, 8, 2, True),
+    )
+    assert (second.table, second.instead) == ("unaligned", VarlenTile(128, 64, 8, 2))
+    assert str(second.place) == f"{path}:3:5"
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        ([{"fits": "sparse d512"}], "2:12: held[0].fits: got 'sparse d512'; takes what begins with one of sparse_fwd,"),
+        ([{"target": "sm70"}], "held[0].target: got 'sm70'; takes a target: sm80,"),
+        ([{"tritons": '["3.5"]'}], "held[0].tritons[0]: got '3.5'; takes minor versions: 3.6, 3.7, 3.8, 3.9"),
+        ([{"tritons": "[]"}], "held[0].tritons: "),
+        ([{"instead": TILE}], "held[0].instead: takes another tile than the one that it replaces"),
+        ([HEADS], "held[0].tile: got block_h, indices_ahead; takes block_m, as a tile of dense_fwd"),
+        ([{"tile": HEADS_TILE}], "held[0].tile: got block_m; takes block_h and indices_ahead, as a tile of sparse_fwd"),
+        ([{"table": "rows"}], "held[0].table: got 'rows'; takes"),
+        ([{}, {"tritons": '["3.9"]'}], "3:5: held[1]: names a tile and a Triton that held[0] names too"),
+        ([{}, {"tile": OTHER, "instead": THIRD}], "held[0].instead: got a tile that held[1] replaces in turn"),
+        ([{"tile": OTHER, "instead": THIRD}, {}], "held[1].instead: got a tile that held[0] replaces in turn"),
+    ],
+)
+def test_entries_that_are_off_are_refused_at_their_place(
+    tmp_path: Path, entries: list[dict[str, str]], complaint: str
+) -> None:
+    path = tmp_path / "held.yaml"
+    path.write_text(held_text(*entries))
+    with pytest.raises(SpecErrors) as caught:
+        read_held(path)
+    assert any(complaint in str(error) for error in caught.value.errors), str(caught.value)
+
+
+def test_the_packaged_file_lies_beside_the_plan() -> None:
+    assert PATH.parent == Path(make_plan.__code__.co_filename).parent
