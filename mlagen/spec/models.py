@@ -409,7 +409,7 @@ class Spec(Model):
         str,
         Field(
             pattern=r"^[a-z][a-z0-9_]{0,62}$",
-            description="name of the generated package; the file's name without .yaml",
+            description="name of the generated package; in a folder specs/, the file's name without .yaml",
             json_schema_extra={
                 # editors show it where the pattern fails, and so does `load`
                 "patternErrorMessage": "a lower-case letter, then up to 62 lower-case letters, digits or underscores"

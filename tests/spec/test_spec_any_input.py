@@ -19,7 +19,7 @@ from mlagen.spec.load import parse
 from mlagen.spec.models import NEEDS, TAKEN_NAMES, Target
 
 VALID = (Path(__file__).parents[2] / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
-FILE = Path("dsv32.yaml")
+FILE = Path("specs/dsv32.yaml")  # where a spec is named as its file
 SETTINGS = settings(  # no clocks, so that a busy machine fails nothing
     max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from mlagen.errors import SpecErrors
 from mlagen.spec import Spec
 from mlagen.spec.load import parse, spec_digest
 
@@ -60,8 +61,14 @@ def test_v_may_be_the_whole_row_and_no_more(spec):
         changed(spec, model={**dims, "v_head_dim": 577})
 
 
-def test_name_is_the_files(valid):
-    assert parse(valid.replace("name: dsv32", "name: mine"), Path("anywhere/mine.yaml")).name == "mine"
+def test_name_is_the_files_in_a_folder_specs_and_any_elsewhere(valid, tmp_path, monkeypatch):
+    text = valid.replace("name: dsv32", "name: mine")
+    for file in ("specs/mine.yaml", "mine.yaml", "my.yaml", "specs/of/mine/my.yaml"):
+        assert parse(text, Path(file)).name == "mine"
+    (tmp_path / "specs").mkdir()
+    monkeypatch.chdir(tmp_path / "specs")
+    with pytest.raises(SpecErrors, match=r"my.yaml:\d+:7: name: got 'mine', but the file is my.yaml"):
+        parse(text, Path("my.yaml"))
 
 
 def test_a_switch_that_is_off_leaves_no_trace_in_the_hash(spec):
