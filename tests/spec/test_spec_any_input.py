@@ -88,7 +88,7 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
             "num_heads": draw(st.integers(1, 128)),
             "kv_lora_rank": rank,
             "qk_rope_head_dim": rope,
-            "v_head_dim": draw(st.integers(1, rank + rope)),
+            "v_head_dim": draw(st.sampled_from([rank, rank + rope])),
             "dtype": dtype,
         },
         "attention": attention,
