@@ -132,6 +132,7 @@ def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
 
     Raises:
         SpecErrors: at least one spec is off: the errors of all of them.
+        UsageError: two specs have one name, so that one's package would overwrite the other's.
     """
     plans: list[tuple[Path, Plan]] = []
     errors: list[SpecError] = []
@@ -142,6 +143,11 @@ def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
             errors.extend(error.errors)
     if errors:
         raise SpecErrors(errors)
+    first: dict[str, Path] = {}
+    for path, plan in plans:
+        other = first.setdefault(plan.spec.name, path)
+        if other != path:
+            raise UsageError(f"{path}: name: got '{plan.spec.name}', which is that of {other} too; takes another")
     return plans
 
 

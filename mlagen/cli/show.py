@@ -21,7 +21,7 @@ from mlagen.cli.packages import fault, install, packages
 from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
 from mlagen.emit.render import template_dir
-from mlagen.errors import ToolError, UnprovedError, UsageError
+from mlagen.errors import SpecErrors, ToolError, UnprovedError, UsageError
 from mlagen.layout import layouts_of
 from mlagen.plan import HopperPlan, HopperRow, KvcachePlan, Plan, SparsePlan, UnionPlan, load_plan
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
@@ -217,9 +217,10 @@ def explain(line: str, specs: Path) -> None:
     if match is None:
         raise UsageError(f"got {line!r}; takes FILE:LINE, such as generated/dsv32/sparse_attention.py:120")
     path, number = Path(match[1]), int(match[2])
-    spec = specs / f"{path.resolve().parent.name}.yaml"
-    if not spec.exists():
-        raise UsageError(f"{path}: no {spec} generates this folder")
+    spec = _spec_of(path.resolve().parent.name, specs)
+    if spec is None:
+        name = path.resolve().parent.name
+        raise UsageError(f"{path}: no spec in {specs} is named '{name}', as this folder is; --specs takes its folder")
     found = [file for file in render(load_plan(spec)).files if file.name == path.name]
     if not found:
         raise UsageError(f"{path}: {spec} generates no file of that name")
@@ -256,6 +257,18 @@ class Check:
     found: str
     mend: str | None = None
     tool: bool = False
+
+
+def _spec_of(name: str, folder: Path) -> Path | None:
+    """The file in a folder whose spec has a name; None without."""
+    for path in (folder / f"{name}.yaml", *sorted(folder.glob("*.yaml"))):
+        try:
+            if path.exists() and load(path).name == name:
+                return path
+        except SpecErrors:
+            if path.stem == name:
+                raise
+    return None
 
 
 @click.command()

@@ -1,4 +1,8 @@
-"""Reads a spec: a YAML file to a validated `Spec`, or to every error of the file at its line and column."""
+"""Reads a spec: a YAML file to a validated `Spec`, or to every error of the file at its line and column.
+
+In a folder named `specs` a spec is named as its file: `explain`, a check of `generated/` and a reader go from either
+name to the other there. Elsewhere any name will do, so that `mlagen init dsv32 > my.yaml` is a spec as it stands.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from mlagen.spec.marked import Document, Loc, Mark, read, refuse
 from mlagen.spec.models import Spec
 from mlagen.spec.prose import Finding, Guide
 
+SPECS = "specs"  # the folder whose files are named as their specs
 MAX_BYTES = 64 * 1024  # a spec has 1 or 2 KiB; a megabyte can hold PyYAML up for seconds
 
 
@@ -22,7 +27,7 @@ def load(path: Path) -> Spec:
     """Read and validate one spec file.
 
     Args:
-        path: the YAML file; its name without the suffix is the spec's name.
+        path: the YAML file; in a folder `specs`, its name without the suffix is the spec's name.
 
     Raises:
         SpecErrors: every error of the file, sorted by place.
@@ -35,7 +40,7 @@ def parse(text: str, file: Path) -> Spec:
 
     Args:
         text: the YAML.
-        file: the path it came from: for the places of errors, and for its name without the suffix.
+        file: the path it came from: for the places of errors, and in a folder `specs` for the spec's name.
 
     Raises:
         SpecErrors: every error of the text, sorted by place.
@@ -112,9 +117,13 @@ def _misnamed(document: Document, file: Path, findings: list[Finding]) -> list[F
     name = document.data.get("name") if isinstance(document.data, dict) else None
     if not isinstance(name, str) or name == file.stem or any(finding.loc == ("name",) for finding in findings):
         return []
+    if file.absolute().parent.name != SPECS:
+        return []
     return [
         Finding(
-            ("name",), "value", f"got '{name}', but the file is {file.name}; takes the file's name without its suffix"
+            ("name",),
+            "value",
+            f"got '{name}', but the file is {file.name}; in a folder {SPECS}, takes the file's name without its suffix",
         )
     ]
 

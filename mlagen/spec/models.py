@@ -125,7 +125,9 @@ class Model(BaseModel):
 
 
 class Dims(Model):
-    """Head dims after absorption: one row of K is `[latent | rope]`, V is its first `v_head_dim` lanes.
+    """Head dims after absorption: one row of K is `[latent | rope]`, V is its latent, or the whole row (DeepSeek V4).
+
+    `v_head_dim` of a model's config.json is that of a head before absorption, which `multi_head` takes.
 
     Without `kv_lora_rank` a model has no latent rows, and its packages no wrapper that reads or writes them.
     """
@@ -138,23 +140,26 @@ class Dims(Model):
     ] = 0
     qk_rope_head_dim: Annotated[int, Field(ge=0, le=256, description="RoPE lanes of a KV row (D_ROPE); 0: no RoPE")] = 0
     v_head_dim: Annotated[
-        int, Field(ge=0, le=1280, description="leading lanes of a KV row that are V (D_V); may include RoPE lanes")
+        int,
+        Field(ge=0, le=1280, description="columns of V (D_V): kv_lora_rank, or plus qk_rope_head_dim the whole row"),
     ] = 0
     dtype: Annotated[Dtype, Field(description="dtype of q, of an unquantised cache and of the output")]
 
     @model_validator(mode="after")
-    def _v_lies_in_the_row(self) -> Dims:
+    def _v_is_the_latent_or_the_row(self) -> Dims:
         if not self.kv_lora_rank:
             for name in ("qk_rope_head_dim", "v_head_dim"):
                 if getattr(self, name):
                     raise refused(f"got {getattr(self, name)}; takes 0 or nothing without kv_lora_rank", name)
             return self
-        if not self.v_head_dim:
-            raise refused("got 0 or nothing; takes at least 1, the leading lanes of a KV row that are V", "v_head_dim")
-        row = self.kv_lora_rank + self.qk_rope_head_dim
-        if self.v_head_dim > row:
-            lanes = f"kv_lora_rank {self.kv_lora_rank} + qk_rope_head_dim {self.qk_rope_head_dim}"
-            raise refused(f"got {self.v_head_dim}; takes at most {row}, the lanes of a KV row ({lanes})", "v_head_dim")
+        latent, row = self.kv_lora_rank, self.kv_lora_rank + self.qk_rope_head_dim
+        if self.v_head_dim not in (latent, row):
+            whole = f", or {row} where V holds the RoPE columns too" if row > latent else ""
+            raise refused(
+                f"got {self.v_head_dim or '0 or nothing'}; takes {latent}{whole}: after absorption V is the latent of "
+                "kv_lora_rank columns, and a head's own v_head_dim stands in multi_head alone",
+                "v_head_dim",
+            )
         return self
 
 
@@ -409,7 +414,7 @@ class Spec(Model):
         str,
         Field(
             pattern=r"^[a-z][a-z0-9_]{0,62}$",
-            description="name of the generated package; the file's name without .yaml",
+            description="name of the generated package; in a folder specs/, the file's name without .yaml",
             json_schema_extra={
                 # editors show it where the pattern fails, and so does `load`
                 "patternErrorMessage": "a lower-case letter, then up to 62 lower-case letters, digits or underscores"

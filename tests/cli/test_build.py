@@ -84,6 +84,14 @@ def test_a_bad_spec_is_exit_code_2_and_stops_the_good_ones_too(run: Run, workspa
     assert not (workspace / "generated").exists()
 
 
+def test_two_specs_of_one_name_are_refused_before_one_overwrites_the_other(run: Run, workspace: Path) -> None:
+    (workspace / "copy.yaml").write_text(SPEC)
+    result = run("build", "specs/small.yaml", "copy.yaml", *TEXT_ONLY)
+    assert result.exit_code == 2
+    assert result.stderr == "copy.yaml: name: got 'small', which is that of specs/small.yaml too; takes another\n"
+    assert not (workspace / "generated").exists()
+
+
 def test_a_tile_that_does_not_fit_its_target_is_exit_code_1_with_the_arithmetic(run: Run, workspace: Path) -> None:
     tuned = workspace / "specs" / "tuned" / "small" / "sm80.yaml"
     tuned.parent.mkdir(parents=True)

@@ -151,6 +151,19 @@ def test_a_generated_line_is_traced_to_its_template(run: Run, workspace: Path) -
     assert "_splits.online_softmax(scores, m, l)" in explained.stdout
 
 
+def test_a_spec_outside_of_a_folder_specs_is_found_by_its_name(run: Run, workspace: Path) -> None:
+    (workspace / "specs" / "small.yaml").rename(workspace / "my.yaml")
+    assert run("build", "my.yaml", "--no-compile", "--no-verify").exit_code == 0
+    lines = (workspace / "generated" / "small" / "sparse_attention.py").read_text().split("\n")
+    number = next(number for number, line in enumerate(lines, 1) if line.startswith("import"))
+    explained = run("explain", f"generated/small/sparse_attention.py:{number}", "--specs", ".")
+    assert explained.exit_code == 0
+    assert "sparse_attention.py.jinja:" in explained.stdout
+    missing = run("explain", "generated/small/sparse_attention.py:10")
+    assert missing.exit_code == 2
+    assert "no spec in specs is named 'small'" in missing.stderr
+
+
 def test_a_line_that_cannot_be_traced_says_why(run: Run, workspace: Path) -> None:
     run("build", "--no-compile", "--no-verify")
     path = "generated/small/sparse_attention.py"

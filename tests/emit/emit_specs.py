@@ -12,10 +12,12 @@ from layout_specs import caches
 
 from mlagen.errors import LimitError
 from mlagen.plan import make_plan
+from mlagen.plan.chunks import split_lanes
 from mlagen.spec import SparseAttention, Spec, load
 from mlagen.spec.models import NEEDS, Target
 
 ROOT = Path(__file__).parents[2]
+MOST_BLOCKS = 5  # of V: as many as a latent is cut into at most; lines of dense attention are too wide for more
 KINDS = ("sparse", "dense", None)
 PATHS = sorted((ROOT / "specs").glob("*.yaml"))
 
@@ -85,6 +87,7 @@ def specs(draw: st.DrawFn) -> Spec:
     """Any spec."""
     any_dims = st.tuples(st.integers(1, 1024), st.just(0) | st.integers(0, 256))
     rank, rope = draw(st.sampled_from([(512, 64), (512, 0), (448, 64)]) | any_dims)
+    blocks = len(split_lanes(rank)) + len(split_lanes(rope) if rope else ())
     dtype = draw(st.sampled_from(["bf16", "fp16"]))
     attention = draw(attentions())
     kind = attention and attention["kind"]
@@ -100,7 +103,7 @@ def specs(draw: st.DrawFn) -> Spec:
         num_heads=draw(st.integers(1, 128)),
         kv_lora_rank=rank,
         qk_rope_head_dim=rope,
-        v_head_dim=draw(st.just(rank) | st.integers(1, rank + rope)),
+        v_head_dim=draw(st.sampled_from([rank, rank + rope] if blocks <= MOST_BLOCKS else [rank])),
         dtype=dtype,
         attention=attention,
         cache=draw(caches(rank, rope, dtype)),

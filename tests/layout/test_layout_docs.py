@@ -19,7 +19,7 @@ SPECS = re.findall(r"^```yaml\n(cache:.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
 HEAD = """\
 name: dsv32
 title: From the documentation
-model: {num_heads: 128, kv_lora_rank: RANK, qk_rope_head_dim: 64, v_head_dim: 448, dtype: bf16}
+model: {num_heads: 128, kv_lora_rank: RANK, qk_rope_head_dim: 64, v_head_dim: RANK, dtype: bf16}
 attention: {kind: sparse, topk: 2048}
 wrappers: [flash_mla_sparse_fwd]
 targets: [sm90]

@@ -185,7 +185,7 @@ def test_work_of_a_call_by_hand():
 
 
 def test_fp32_partials_are_aligned_as_far_as_their_rows_are():
-    rows = {d_v: make_plan(make_spec(v_head_dim=d_v)).splits.partials for d_v in (510, 511, 512)}
+    rows = {d_v: make_plan(make_spec(kv_lora_rank=d_v, v_head_dim=d_v)).splits.partials for d_v in (510, 511, 512)}
     assert {d_v: row.alignment for d_v, row in rows.items()} == {510: 4, 511: 4, 512: 16}
     assert [row.floats for row in rows.values()] == [row.lanes for row in rows.values()] == [510, 511, 512]
 

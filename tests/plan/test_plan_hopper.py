@@ -18,7 +18,7 @@ def hopper(**changes):
     ("changes", "reason"),
     [
         ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
-        ({"v_head_dim": 256}, "model.v_head_dim is 256, and it takes 512"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 512"),
         ({"qk_rope_head_dim": 32}, "a row has 32 lanes behind V's, and it takes 0 or 64"),
     ],
     ids=str,
@@ -171,7 +171,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows):
     ("changes", "reason"),
     [
         ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
-        ({"v_head_dim": 256}, "model.v_head_dim is 256, and it takes 512"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 512"),
         ({"backend": "triton"}, "backend is triton, and its kernel is one of Gluon's"),
         ({"wrappers": ("concat_and_cache_mla",)}, "no wrapper computes attention over unquantised rows"),
     ],

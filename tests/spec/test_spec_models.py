@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from mlagen.errors import SpecErrors
 from mlagen.spec import Spec
 from mlagen.spec.load import parse, spec_digest
 
@@ -53,15 +54,24 @@ def test_title_carries_nothing_into_a_docstring(character, spec):
         changed(spec, title=f"A{character}b")
 
 
-def test_v_may_be_the_whole_row_and_no_more(spec):
+def test_v_is_the_latent_or_the_whole_row_and_nothing_else(spec):
     dims = spec.model.model_dump()
     assert changed(spec, model={**dims, "v_head_dim": 576}).model.v_head_dim == 576
-    with pytest.raises(ValidationError, match="takes at most 576"):
-        changed(spec, model={**dims, "v_head_dim": 577})
+    for columns in (1, 128, 511, 513, 575, 577):
+        with pytest.raises(ValidationError, match=f"got {columns}; takes 512, or 576 where V holds the RoPE columns"):
+            changed(spec, model={**dims, "v_head_dim": columns})
+    with pytest.raises(ValidationError, match="got 128; takes 512: after absorption"):
+        changed(spec, model={**dims, "qk_rope_head_dim": 0, "v_head_dim": 128})
 
 
-def test_name_is_the_files(valid):
-    assert parse(valid.replace("name: dsv32", "name: mine"), Path("anywhere/mine.yaml")).name == "mine"
+def test_name_is_the_files_in_a_folder_specs_and_any_elsewhere(valid, tmp_path, monkeypatch):
+    text = valid.replace("name: dsv32", "name: mine")
+    for file in ("specs/mine.yaml", "mine.yaml", "my.yaml", "specs/of/mine/my.yaml"):
+        assert parse(text, Path(file)).name == "mine"
+    (tmp_path / "specs").mkdir()
+    monkeypatch.chdir(tmp_path / "specs")
+    with pytest.raises(SpecErrors, match=r"my.yaml:\d+:7: name: got 'mine', but the file is my.yaml"):
+        parse(text, Path("my.yaml"))
 
 
 def test_a_switch_that_is_off_leaves_no_trace_in_the_hash(spec):

@@ -138,11 +138,11 @@ MADE_UP = {
     ),
     "a tile holds latent and RoPE lanes": (
         layout(data("row", "e4m3"), scales("row", "fp32", 64, floor="1.0e-4", rounding="power_of_two")),
-        {"kv_lora_rank": 40, "qk_rope_head_dim": 40, "v_head_dim": 33},
+        {"kv_lora_rank": 40, "qk_rope_head_dim": 40, "v_head_dim": 40},
     ),
     "scales that no block holds in order": (
         layout(data("latent", "e2m1"), scales("latent", "e4m3", 16, divisor=6, interleave=3), data("rope", "bf16")),
-        {"kv_lora_rank": 96, "qk_rope_head_dim": 16, "v_head_dim": 61},
+        {"kv_lora_rank": 96, "qk_rope_head_dim": 16, "v_head_dim": 96},
     ),
     "a last tile that is not full": (
         layout(

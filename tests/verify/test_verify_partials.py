@@ -20,7 +20,7 @@ def write_rows(name: str, folder: Path) -> Path:
     """A spec of sparse attention over unquantised rows, whose 17 lanes of V leave rows of bf16 to be padded."""
     text = (ROOT / "specs" / "odd.yaml").read_text().replace("name: odd", f"name: {name}")
     path = folder / f"{name}.yaml"
-    path.write_text(re.sub(r"v_head_dim: \d+", "v_head_dim: 17", text))
+    path.write_text(re.sub(r"(v_head_dim|kv_lora_rank): \d+", r"\1: 17", text))
     return path
 
 
