@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,8 @@ class Tuned:
         hopper_rows, kvcache_hopper_rows, dense_hopper_rows: which calls of each run the Hopper kernel, likewise.
         figures: what each row was measured at.
         complete: every size of call was swept; False where the budget ended before.
+        fits: which kernels they hold for, by family, `Plan.fits`.
+        heads: of the model.
     """
 
     spec_name: str
@@ -56,6 +58,8 @@ class Tuned:
     dense_hopper_rows: tuple[HopperRow, ...]
     figures: tuple[Figure, ...]
     complete: bool
+    fits: Mapping[str, str]
+    heads: int
 
     @property
     def row_count(self) -> int:
@@ -73,6 +77,8 @@ class Tuned:
             hopper_rows=self.hopper_rows,
             kvcache_hopper_rows=self.kvcache_hopper_rows,
             dense_hopper_rows=self.dense_hopper_rows,
+            fits=self.fits,
+            heads=self.heads,
             device=self.device,
             triton=self.triton,
         )
@@ -144,6 +150,8 @@ def tune(
         dense_hopper_rows=dense.hopper_rows,
         figures=tuple(figure for each in swept.values() for figure in each.figures),
         complete=all(each.complete for each in swept.values()),
+        fits=plan.fits,
+        heads=spec.model.num_heads,
     )
 
 

@@ -36,9 +36,9 @@ from mlagen.plan.kvcache import (
 from mlagen.plan.merge import MergePlan, make_merge_plan
 from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS, Target
-from mlagen.plan.tiles import Tile, TileRow, default_rows, make_row, unaligned_row, unaligned_tile
+from mlagen.plan.tiles import RowMaker, Tile, TileRow, default_rows, row_maker, unaligned_row, unaligned_tile
 from mlagen.plan.tritons import Minor, has_versions, table_under
-from mlagen.plan.tuned import HOPPER_KINDS, load_tuned, load_tuned_dense, load_tuned_hopper, load_tuned_kvcache
+from mlagen.plan.tuned import FAMILY_OF, HOPPER_KINDS, TunedFiles
 from mlagen.plan.union import UnionPlan, make_union
 from mlagen.plan.union import refusal as union_refusal
 from mlagen.plan.varlen import VarlenPlan, make_varlen_plan
@@ -238,7 +238,7 @@ def _split_by_version(plan: Plan, held: Sequence[Held]) -> Plan:
         chunks = sparse.chunks
 
         def row(like: TileRow, tile: Tile, target: Target, reason: str) -> TileRow:
-            return make_row(tile, chunks, target, reason, like.max_heads, like.max_tokens)
+            return row_maker(chunks)(tile, target, reason, like.max_heads, like.max_tokens)
 
         def small(like: TileRow, tile: Tile, target: Target, reason: str) -> TileRow:
             return unaligned_row(tile, chunks, target, reason)
@@ -291,7 +291,7 @@ def _fields(spec: Spec) -> list[tuple[str, int]]:
 
 
 def load_plan(path: Path) -> Plan:
-    """Reads a spec and the tuned tiles beside it, and derives the plan.
+    """Reads a spec and the tuned tiles that fit it, and derives the plan.
 
     Raises:
         SpecErrors: the spec, or a tuned file, is off.
@@ -302,14 +302,25 @@ def load_plan(path: Path) -> Plan:
     layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
     cached = None
     if layout is not None and set(spec.wrappers) & {KVCACHE_WRAPPER, *DENSE_WRAPPERS}:
-        chunks = make_cache_plan(layout, extra_layout, spec.model.v_head_dim).chunks
-        cached = cached_row(layout, extra_layout if sparse else None, chunks)
-    calls = {kind: load_tuned_hopper(kind, spec.name, path.parent, HOPPER_TARGET) for kind in HOPPER_KINDS}
-    if not sparse:
-        tuned_dense = load_tuned_dense(spec.name, path.parent, cached) if cached else None
-        return make_plan(spec, tuned_hopper=calls, tuned_dense=tuned_dense)
-    tuned = load_tuned(spec.name, path.parent, row_chunks(spec))
-    return make_plan(spec, tuned, load_tuned_kvcache(spec.name, path.parent, cached) if cached else None, calls)
+        loaded = make_cache_plan(layout, extra_layout, spec.model.v_head_dim).chunks
+        cached = cached_row(layout, extra_layout if sparse else None, loaded)
+    chunks = row_chunks(spec) if sparse else None
+    of = _fits(spec, (layout, extra_layout), chunks, cached.chunks if cached else None, None)
+    files = TunedFiles(spec.name, path.parent, spec.model.num_heads)
+    makers: dict[str, RowMaker] = {}
+    if chunks is not None:
+        makers[fits.SPARSE_FWD] = row_maker(chunks)
+    if cached is not None:
+        makers |= dict.fromkeys((fits.SPARSE_DECODE, fits.DENSE_DECODE), cached.row)
+    tuned = {family: files.rows(text, spec.targets, makers[family]) for family, text in of.items()}
+    calls = {
+        kind: files.hopper_rows(of[family], HOPPER_TARGET)
+        for kind, family in zip(HOPPER_KINDS, FAMILY_OF.values(), strict=True)
+        if family in of
+    }
+    return make_plan(
+        spec, tuned.get(fits.SPARSE_FWD), tuned.get(fits.SPARSE_DECODE), calls, tuned.get(fits.DENSE_DECODE)
+    )
 
 
 def make_plan(

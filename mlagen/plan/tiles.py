@@ -6,7 +6,7 @@ what a sweep on the device found. The shared-memory model is what Triton 3.6 and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.errors import LimitError
@@ -62,6 +62,8 @@ class TileRow(TableRow):
     expected_shared: int
     reason: str
 
+
+RowMaker = Callable[[Tile, Target, str, int | None, int | None], TileRow]  # as `make_row`, of rows that it knows
 
 # Most wanted first, by heads and by the instruction that tl.dot becomes. None of them spills at d_qk 576, d_v 512.
 CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
@@ -147,6 +149,17 @@ def make_row(
             f"{shared - target.shared_limit:,} more than the {target.shared_limit:,} a program gets"
         )
     return TileRow(max_heads, max_tokens, tile, programs_per_sm(tile, shared, target), shared, reason)
+
+
+def row_maker(chunks: Sequence[Chunk]) -> RowMaker:
+    """What makes rows of these blocks, as `make_row` does."""
+
+    def row(
+        tile: Tile, target: Target, reason: str, max_heads: int | None = None, max_tokens: int | None = None
+    ) -> TileRow:
+        return make_row(tile, chunks, target, reason, max_heads, max_tokens)
+
+    return row
 
 
 def choose_tile(block_h: int, chunks: Sequence[Chunk], target: Target) -> tuple[Tile, str] | None:

@@ -1,28 +1,31 @@
-"""Tiles that a sweep found, as files: `specs/tuned/<spec>/<target>.yaml`, which people may read, mend and check in."""
+"""Tiles that a sweep found, as files: `specs/tuned/<spec>/<target>.yaml`, which people may read, mend and check in.
+
+A table is found by what it fits, `plan.fits`, so that a spec takes what was measured for another of the same kernels.
+"""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from mlagen.errors import LimitError, Place, SpecError
-from mlagen.plan.chunks import Chunk
+from mlagen.plan.files import place_at, read_checked
+from mlagen.plan.fits import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, family_of
 from mlagen.plan.hopper import HopperRow
-from mlagen.plan.kvcache import CachedRow
-from mlagen.plan.targets import TARGETS, Target
-from mlagen.plan.tiles import Tile, TileRow, make_row
-from mlagen.spec.load import lies_within, place_of, read_text
-from mlagen.spec.marked import Document, read, refuse
+from mlagen.plan.targets import TARGETS
+from mlagen.plan.tiles import RowMaker, Tile, TileRow
+from mlagen.spec.known import specs_dir
+from mlagen.spec.load import read_text
+from mlagen.spec.marked import Document, refuse
 from mlagen.spec.models import Model, refused
-from mlagen.spec.prose import Guide
 from mlagen.spec.targets import instead
 
 
@@ -32,7 +35,8 @@ def _power_of_two(number: int) -> int:
     return number
 
 
-# Tables by kind of attention, and what says in each which calls a row holds.
+# Tables by kind of attention, and the family they are of; what says in each which calls a row holds.
+FAMILY_OF = {"rows": SPARSE_FWD, "kvcache_rows": SPARSE_DECODE, "dense_rows": DENSE_DECODE}
 LIMITS = {
     "rows": ("max_heads", "max_tokens"),
     "kvcache_rows": ("max_heads", "max_tokens"),
@@ -48,6 +52,11 @@ DENSE_NOTES = (
     "# requests is taken; without max_rows or max_requests it holds any.",
     "# programs_per_sm is how many programs a multiprocessor a batch is shared out to.",
 )
+FITS_LINE = "fits: # which kernels the tables hold for, as `mlagen show plan` tells it; specs of the same take them"
+HEAD = "# Tiles of {} on {}, measured on {} with triton {}. Written by `mlagen tune`."
+_MEASURED = re.compile(
+    r"^# Tiles of .* measured on (?P<device>.+) with triton (?P<triton>[^\s]+)\.(\s|$)", re.MULTILINE
+)
 # The same of the tables that say which calls run a Hopper kernel.
 HOPPER_LIMITS = {
     "hopper_rows": ("max_heads", "min_tokens"),
@@ -55,9 +64,8 @@ HOPPER_LIMITS = {
     "dense_hopper_rows": ("max_rows", "min_requests"),
 }
 HOPPER_KINDS = tuple(HOPPER_LIMITS)
+HOPPER_OF = dict(zip(KINDS, HOPPER_KINDS, strict=True))
 TILE_FIELDS = tuple(field.name for field in fields(Tile))
-
-RowMaker = Callable[[Tile, Target, str, int | None, int | None], TileRow]
 
 Block = Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)]
 Warps = Annotated[int, Field(ge=1, le=8), AfterValidator(_power_of_two)]
@@ -106,9 +114,23 @@ class TunedDenseHopperRow(Model):
     min_requests: Annotated[int | None, Field(ge=1, le=1 << 30, description="fewest requests; absent: none do")] = None
 
 
+class TunedFits(Model):
+    """Which kernels the tables of a file hold for."""
+
+    rows: Annotated[str | None, Field(description="those of attention over rows")] = None
+    kvcache_rows: Annotated[str | None, Field(description="those of attention over a cache")] = None
+    dense_rows: Annotated[str | None, Field(description="those of dense attention")] = None
+
+
 class TunedTable(Model):
     """The tile tables of one spec on one target; the first row that holds a call is taken."""
 
+    fits: Annotated[
+        TunedFits, Field(description="which kernels the tables hold for, as `mlagen show plan` prints it")
+    ] = TunedFits()
+    heads: Annotated[
+        int | None, Field(ge=1, le=128, description="of the model that was swept; of two tables, the nearer is taken")
+    ] = None
     rows: Annotated[
         tuple[TunedRow, ...] | None,
         Field(min_length=1, description="of attention over rows, by heads, then by tokens, most last"),
@@ -136,6 +158,10 @@ class TunedTable(Model):
     def _rows_hold_every_call(self) -> TunedTable:
         if all(getattr(self, name) is None for name in (*KINDS, *HOPPER_KINDS)):
             raise refused(f"has no table; takes one or more of {', '.join((*KINDS, *HOPPER_KINDS))}")
+        for kind, hopper_kind in HOPPER_OF.items():
+            for name in (kind, hopper_kind):
+                if getattr(self, name) is not None and getattr(self.fits, kind) is None:
+                    raise refused(f"takes fits.{kind} beside it: which kernels it holds for", name)
         for name in KINDS:
             _check_rows(name, getattr(self, name) or ())
         for name in HOPPER_KINDS:
@@ -174,99 +200,137 @@ def tuned_path(spec_name: str, target: str, specs_dir: Path) -> Path:
     return specs_dir / "tuned" / spec_name / f"{target}.yaml"
 
 
-def load_tuned(spec_name: str, specs_dir: Path, chunks: Sequence[Chunk]) -> dict[str, tuple[TileRow, ...]]:
-    """Reads the tuned tiles of a spec's attention over rows.
+@dataclass(frozen=True)
+class _Table:
+    """A file with a table that fits."""
 
-    Args:
+    path: Path
+    table: TunedTable
+    document: Document
+
+    @property
+    def reason(self) -> str:
+        """Whose rows they are, and what they were measured on, as the file's first line tells it."""
+        found = _MEASURED.search(read_text(self.path))
+        measured = f" (measured on {found['device']}, triton {found['triton']})" if found else ""
+        return f"tuned: {self.path.parent.name} on {self.path.stem}{measured}"
+
+
+@dataclass(frozen=True)
+class TunedFiles:
+    """Where the tuned tables of a spec are looked for: beside the spec, then among those that come with mlagen.
+
+    In each place a table of the spec's own name goes before others that fit, of these one of a model of as many heads,
+    or else of the next more, and then the first by name.
+
+    Attributes:
         spec_name: the spec's name.
-        specs_dir: folder of the specs, which holds `tuned/`.
-        chunks: blocks of a row, `plan.sparse.chunks`.
-
-    Returns:
-        Rows of the tile table by target; no entry for a target without.
-
-    Raises:
-        SpecErrors: a file is off: every error of it, at its line and column.
-        LimitError: a tile needs more shared memory than the target gives a program.
+        folder: the spec's folder, in which `tuned/` may lie.
+        num_heads: the model's.
     """
-    return _load_all("rows", spec_name, specs_dir, functools.partial(_sparse_row, chunks))
 
+    spec_name: str
+    folder: Path
+    num_heads: int
 
-def load_tuned_kvcache(spec_name: str, specs_dir: Path, cached: CachedRow) -> dict[str, tuple[TileRow, ...]]:
-    """Reads the tuned tiles of a spec's attention over a cache, as `load_tuned` does; `cached` is its row's."""
-    return _load_all("kvcache_rows", spec_name, specs_dir, cached.row)
+    def rows(self, fits: str, targets: Iterable[str], make: RowMaker) -> dict[str, tuple[TileRow, ...]]:
+        """The tuned tiles of a family's kernels.
 
+        Args:
+            fits: which kernels, `plan.fits`.
+            targets: the spec's.
+            make: makes a row of a tile.
 
-def load_tuned_dense(spec_name: str, specs_dir: Path, cached: CachedRow) -> dict[str, tuple[TileRow, ...]]:
-    """Reads the tuned tiles of a spec's dense attention, as `load_tuned_kvcache` does."""
-    return _load_all("dense_rows", spec_name, specs_dir, cached.row)
+        Returns:
+            Rows of the tile table by target; no entry for a target without.
 
+        Raises:
+            SpecErrors: a file is off, or the spec's own is of other kernels: every error, at its line and column.
+            LimitError: a tile needs more shared memory than the target gives a program.
+        """
+        self._check_names()
+        kind = _kind_of(fits)
+        found = {target: self._find(fits, target) for target in targets}
+        rows = {target: _rows(each, kind, make) for target, each in found.items() if each is not None}
+        return {target: each for target, each in rows.items() if each}
 
-def load_tuned_hopper(kind: str, spec_name: str, specs_dir: Path, target: str) -> tuple[HopperRow, ...] | None:
-    """Reads which calls run a Hopper kernel, `kind` being one of HOPPER_KINDS; None where no sweep said so.
+    def hopper_rows(self, fits: str, target: str) -> tuple[HopperRow, ...] | None:
+        """Which calls run a family's Hopper kernel; None where no sweep said so.
 
-    Raises:
-        SpecErrors: the file is off: every error of it, at its line and column.
-    """
-    path = tuned_path(spec_name, target, specs_dir)
-    if not path.is_file():
+        Raises:
+            SpecErrors: as of `rows`.
+        """
+        found = self._find(fits, target)
+        kind = HOPPER_OF[_kind_of(fits)]
+        rows = getattr(found.table, kind) if found else None
+        return rows and tuple(HopperRow(*(getattr(row, limit) for limit in HOPPER_LIMITS[kind])) for row in rows)
+
+    def _find(self, fits: str, target: str) -> _Table | None:
+        """The file whose table of these kernels is taken."""
+        kind = _kind_of(fits)
+        folders = [self.folder]
+        if specs_dir().resolve() != self.folder.resolve():
+            folders.append(specs_dir())
+        for folder in folders:
+            own = tuned_path(self.spec_name, target, folder)
+            fitting = []
+            for path in (own, *sorted(set((folder / "tuned").glob(f"*/{target}.yaml")) - {own})):
+                found = self._fitting(path, kind, fits)
+                if found is not None and path == own:
+                    return found
+                if found is not None:
+                    fitting.append(found)
+            if fitting:
+                return min(fitting, key=self._order)
         return None
-    rows = getattr(_table(path)[0], kind)
-    return rows and tuple(HopperRow(*(getattr(row, limit) for limit in HOPPER_LIMITS[kind])) for row in rows)
+
+    def _fitting(self, path: Path, kind: str, fits: str) -> _Table | None:
+        """The file, if it is there and its table is of these kernels."""
+        if not path.is_file():
+            return None
+        table, document = read_checked(path, TunedTable)
+        said = getattr(table.fits, kind)
+        if said == fits:
+            return _Table(path, table, document)
+        if said is not None and path == tuned_path(self.spec_name, path.stem, self.folder):
+            message = f"fits.{kind}: got '{said}'; takes '{fits}', which these kernels of {self.spec_name} are"
+            hint = "tune the spec anew, or delete what is of other kernels"
+            raise refuse([SpecError(message, place=place_at(path, document, "fits", kind), hint=hint)])
+        return None
+
+    def _order(self, found: _Table) -> tuple[bool, int, str]:
+        heads = found.table.heads or 0
+        return heads < self.num_heads, abs(heads - self.num_heads), found.path.parent.name
+
+    def _check_names(self) -> None:
+        for path in sorted(tuned_path(self.spec_name, "", self.folder).parent.glob("*.yaml")):
+            if path.stem not in TARGETS:
+                message = f"'{path.stem}' is no target; takes a file named after one of {', '.join(TARGETS)}"
+                other = instead(path.stem)
+                message += f"; {other}" if other else ""
+                raise refuse([SpecError(message, place=Place(path))])
 
 
-def _sparse_row(
-    chunks: Sequence[Chunk], tile: Tile, target: Target, reason: str, max_heads: int | None, max_tokens: int | None
-) -> TileRow:
-    return make_row(tile, chunks, target, reason, max_heads, max_tokens)
+def _kind_of(fits: str) -> str:
+    """The tile table of the kernels."""
+    return next(kind for kind, family in FAMILY_OF.items() if family == family_of(fits))
 
 
-def _load_all(kind: str, spec_name: str, specs_dir: Path, make: RowMaker) -> dict[str, tuple[TileRow, ...]]:
-    folder = tuned_path(spec_name, "", specs_dir).parent
-    found = {path.stem: _load(path, kind, make) for path in sorted(folder.glob("*.yaml"))}
-    return {target: rows for target, rows in found.items() if rows}
-
-
-def _load(path: Path, kind: str, make: RowMaker) -> tuple[TileRow, ...]:
-    table, document = _table(path)
+def _rows(found: _Table, kind: str, make: RowMaker) -> tuple[TileRow, ...]:
     rows = []
-    for index, row in enumerate(getattr(table, kind) or ()):
+    for index, row in enumerate(getattr(found.table, kind) or ()):
         try:
-            rows.append(_row(row, LIMITS[kind], path, make))
+            rows.append(_row(row, LIMITS[kind], found, make))
         except LimitError as error:
-            mark = document.values[kind, index]
-            raise LimitError(error.message, place=Place(path, mark.line, mark.column), hint=error.hint) from None
+            place = place_at(found.path, found.document, kind, index)
+            raise LimitError(error.message, place=place, hint=error.hint) from None
     return tuple(rows)
 
 
-def _table(path: Path) -> tuple[TunedTable, Document]:
-    if path.stem not in TARGETS:
-        message = f"'{path.stem}' is no target; takes a file named after one of {', '.join(TARGETS)}"
-        other = instead(path.stem)
-        message += f"; {other}" if other else ""
-        raise refuse([SpecError(message, place=Place(path))])
-    document = read(read_text(path), path)
-    table, findings = None, []
-    try:
-        table = TunedTable.model_validate(document.data)
-    except ValidationError as error:
-        guide = Guide(TunedTable.model_json_schema(), document.data, document.plain)
-        findings = guide.findings(error.errors(include_url=False))
-    errors = list(document.errors)
-    for finding in findings:
-        if not lies_within(finding.loc, document.unread):
-            mark = place_of(finding, document)
-            errors.append(SpecError(str(finding), place=Place(path, mark.line, mark.column)))
-    if table is None or errors:
-        raise refuse(errors)
-    return table, document
-
-
-def _row(row: _TunedTile, limits: Sequence[str], path: Path, make: RowMaker) -> TileRow:
+def _row(row: _TunedTile, limits: Sequence[str], found: _Table, make: RowMaker) -> TileRow:
     tile = Tile(**{name: getattr(row, name) for name in TILE_FIELDS})
-    reason = f"tuned: {Path(*path.parts[-3:])}"
     width, length = (getattr(row, limit) for limit in limits)
-    made = make(tile, TARGETS[path.stem], reason, width, length)
+    made = make(tile, TARGETS[found.path.stem], found.reason, width, length)
     return replace(made, programs_per_sm=row.programs_per_sm)
 
 
@@ -280,10 +344,12 @@ def dump_tuned(
     hopper_rows: Sequence[HopperRow] = (),
     kvcache_hopper_rows: Sequence[HopperRow] = (),
     dense_hopper_rows: Sequence[HopperRow] = (),
+    fits: Mapping[str, str],
+    heads: int,
     device: str,
     triton: str,
 ) -> str:
-    """The text of a tuned file, which `load_tuned` reads back as the same rows but for their reasons.
+    """The text of a tuned file, which `TunedFiles` reads back as the same rows but for their reasons.
 
     Args:
         spec_name, target: whose tiles.
@@ -291,14 +357,22 @@ def dump_tuned(
             attention; each may be empty.
         hopper_rows, kvcache_hopper_rows, dense_hopper_rows: which calls of each run the Hopper kernel; empty: the
             default.
+        fits: which kernels they hold for, by family, `Plan.fits`.
+        heads: of the model that was swept.
         device: name of the device they were measured on.
         triton: version of Triton they were compiled with.
     """
-    lines = [
-        f"# Tiles of {spec_name} on {target}, measured on {device} with triton {triton}. Written by `mlagen tune`.",
-    ]
+    tables = {
+        "rows": (rows, hopper_rows),
+        "kvcache_rows": (kvcache_rows, kvcache_hopper_rows),
+        "dense_rows": (dense_rows, dense_hopper_rows),
+    }
+    lines = [HEAD.format(spec_name, target, device, triton)]
     lines += SPARSE_NOTES if rows or kvcache_rows else ()
     lines += DENSE_NOTES if dense_rows else ()
+    lines.append(FITS_LINE)
+    lines += [f"  {name}: {fits[FAMILY_OF[name]]}" for name, pair in tables.items() if any(pair)]
+    lines += [f"heads: {heads} # of the model that was swept"]
     for name, table in zip(KINDS, (rows, kvcache_rows, dense_rows), strict=True):
         lines += [f"{name}:"] if table else []
         for row in table:

@@ -164,7 +164,9 @@ def dsv3_given(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
     (folder / "dsv3.yaml").write_text((SPECS / "dsv3.yaml").read_text())
     tuned = tuned_path("dsv3", "sm90", folder)
     tuned.parent.mkdir(parents=True)
-    tuned.write_text("dense_hopper_rows: [{max_rows: 32}, {max_rows: 64, min_requests: 16}, {min_requests: 2}]")
+    fits = load_plan(folder / "dsv3.yaml").fits["dense_decode"]
+    calls = "[{max_rows: 32}, {max_rows: 64, min_requests: 16}, {min_requests: 2}]"
+    tuned.write_text(f"dense_hopper_rows: {calls}\nfits: {{dense_rows: {fits}}}\n")
     apply(compare(render(load_plan(folder / "dsv3.yaml")), folder / "dsv3_given_now"))
     return load_package(folder / "dsv3_given_now")
 

@@ -16,7 +16,8 @@ from mlagen.bench.trial import BATCH_INVARIANT, OURS
 from mlagen.bench.tune import tune
 from mlagen.emit import apply, compare, render
 from mlagen.plan import Tile, load_plan, make_plan, needed
-from mlagen.plan.tuned import load_tuned, load_tuned_dense, load_tuned_hopper
+from mlagen.plan.tiles import row_maker
+from mlagen.plan.tuned import TunedFiles
 from mlagen.spec import load
 
 ROOT = Path(__file__).parents[2]
@@ -86,12 +87,13 @@ def test_a_sweep_tunes_dense_attention(tmp_path: Path, name: str) -> None:
     assert {Tile(*cell["tile"]) for cell in cells if cell["seconds"]} == tried
     assert len({cell["splits"] for cell in cells}) > 1
     tuned.write(tmp_path)
-    read = load_tuned_dense(name, tmp_path, needed(make_plan(load(path)).dense).cached)[tuned.target]
+    files, fits = TunedFiles(name, tmp_path, tuned.heads), tuned.fits["dense_decode"]
+    read = files.rows(fits, [tuned.target], needed(make_plan(load(path)).dense).cached.row)[tuned.target]
     assert [(row.tile, row.programs_per_sm) for row in read] == [
         (row.tile, row.programs_per_sm) for row in tuned.dense_rows
     ]
     assert bool(tuned.dense_hopper_rows) == bool(driver.hopper_rows)
-    assert load_tuned_hopper("dense_hopper_rows", name, tmp_path, tuned.target) == (tuned.dense_hopper_rows or None)
+    assert files.hopper_rows(fits, tuned.target) == (tuned.dense_hopper_rows or None)
     again = tune(load(path), folder, log=log, heads=[32], tokens=[16], tiles=tiles, budget=0)
     assert (again.dense_rows, again.dense_hopper_rows) == (tuned.dense_rows, tuned.dense_hopper_rows)
     assert len(log.read_text().splitlines()) == len(cells)
@@ -106,11 +108,12 @@ def test_a_sweep_of_one_size_writes_a_table_and_goes_on_from_its_log(tmp_path: P
     assert not tuned.complete
     assert [figure.tile for figure in tuned.figures] in ([current], [driver.hopper])
     tuned.write(tmp_path)
+    files, fits = TunedFiles("dsv32", tmp_path, tuned.heads), tuned.fits["sparse_fwd"]
     if driver.hopper is not None:
         cells = [json.loads(line) for line in log.read_text().splitlines()]
         assert any(cell["tile"] == list(astuple(driver.hopper)) and cell["seconds"] for cell in cells)
-        assert load_tuned_hopper("hopper_rows", "dsv32", tmp_path, tuned.target) == tuned.hopper_rows
-    assert load_tuned("dsv32", tmp_path, make_plan(spec).sparse.chunks)[tuned.target]
+        assert files.hopper_rows(fits, tuned.target) == tuned.hopper_rows
+    assert files.rows(fits, [tuned.target], row_maker(needed(make_plan(spec).sparse).chunks))[tuned.target]
     lines = log.read_text().count("\n")
     again = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current], budget=0)
     assert (again.rows, again.hopper_rows) == (tuned.rows, tuned.hopper_rows)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlagen.bench.package import load_package
@@ -12,26 +12,27 @@ from mlagen.bench.tune import Tuned
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
 from mlagen.plan import TARGETS, HopperRow, load_plan, make_plan, needed
-from mlagen.plan.tiles import Tile, TileRow, make_row
-from mlagen.plan.tuned import (
-    HOPPER_KINDS,
-    KINDS,
-    dump_tuned,
-    load_tuned,
-    load_tuned_dense,
-    load_tuned_hopper,
-    tuned_path,
-)
+from mlagen.plan.tiles import Tile, TileRow, make_row, row_maker
+from mlagen.plan.tuned import FAMILY_OF, KINDS, TunedFiles, dump_tuned, tuned_path
 from mlagen.spec import load
 
 DENSE_SPEC = Path(__file__).parents[2] / "specs" / "minicpm3.yaml"
-CHUNKS = make_plan(load(Path(__file__).parents[2] / "specs" / "odd.yaml")).sparse.chunks  # small rows: every tile fits
+PLAN = make_plan(load(Path(__file__).parents[2] / "specs" / "odd.yaml"))  # small rows: every tile fits
+CHUNKS = needed(PLAN.sparse).chunks
+FITS = PLAN.fits["sparse_fwd"]
+EVERY_FITS = {"sparse_fwd": FITS, "sparse_decode": "sparse_decode some", "dense_decode": "dense_decode some"}
+H200 = {"device": "NVIDIA H200", "triton": "3.6.0"}
 
 ROW = "{{{}block_h: 16, block_n: 32, num_warps: 4, num_stages: 2, indices_ahead: true, programs_per_sm: 2}}"
 
 
-def text_of(*limits: str) -> str:
-    return "rows:\n" + "".join(f"  - {ROW.format(each)}\n" for each in limits)
+def text_of(*limits: str, kind: str = "rows", fits: str = FITS) -> str:
+    """A file with such a table, which comes first so that its lines count from 2."""
+    return f"{kind}:\n" + "".join(f"  - {ROW.format(each)}\n" for each in limits) + f"fits: {{{kind}: {fits}}}\n"
+
+
+def rows_of(folder: Path, name: str = "some", heads: int = 12, fits: str = FITS) -> dict[str, tuple[TileRow, ...]]:
+    return TunedFiles(name, folder, heads).rows(fits, TARGETS, row_maker(CHUNKS))
 
 
 def write(folder: Path, text: str, target: str = "sm90") -> Path:
@@ -44,7 +45,7 @@ def write(folder: Path, text: str, target: str = "sm90") -> Path:
 def refused(folder: Path, text: str) -> list[str]:
     path = write(folder, text)
     with pytest.raises(SpecErrors) as caught:
-        load_tuned("some", folder, CHUNKS)
+        rows_of(folder)
     return [str(error).removeprefix(f"{path}:") for error in caught.value.errors]
 
 
@@ -73,17 +74,17 @@ def test_a_table_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[TileRow, ...]
 ) -> None:
     folder = tmp_path_factory.mktemp("specs")
-    write(folder, dump_tuned("some", "sm90", rows, device="NVIDIA H200", triton="3.6.0"))
-    found = load_tuned("some", folder, CHUNKS)
+    write(folder, dump_tuned("some", "sm90", rows, fits=EVERY_FITS, heads=12, **H200))
+    found = rows_of(folder)
     assert {target: tuple(replace(row, reason="") for row in each) for target, each in found.items()} == {"sm90": rows}
-    assert {row.reason for row in found["sm90"]} == {"tuned: tuned/some/sm90.yaml"}
+    assert {row.reason for row in found["sm90"]} == {"tuned: some on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
 
 
 def test_the_file_says_where_its_figures_are_from() -> None:
     row = make_row(Tile(16, 32, 4, 2, True), CHUNKS, TARGETS["sm90"], "")
-    text = dump_tuned("some", "sm90", [row], device="NVIDIA H200", triton="3.6.0")
+    text = dump_tuned("some", "sm90", [row], fits=EVERY_FITS, heads=12, **H200)
     assert text.startswith("# Tiles of some on sm90, measured on NVIDIA H200 with triton 3.6.0.")
-    assert text == dump_tuned("some", "sm90", [row], device="NVIDIA H200", triton="3.6.0")
+    assert text == dump_tuned("some", "sm90", [row], fits=EVERY_FITS, heads=12, **H200)
 
 
 def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) -> None:
@@ -93,11 +94,13 @@ def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) ->
         (HopperRow(None, 33),),
         (HopperRow(32, None), HopperRow(None, 5)),
     )
-    tuned = Tuned("some", "sm90", "NVIDIA H200", "3.6.0", (row,), (row,), (row,), *calls, (), complete=True)
+    tables = ((row,), (row,), (row,), *calls)
+    tuned = Tuned("some", "sm90", *H200.values(), *tables, (), complete=True, fits=EVERY_FITS, heads=12)
     assert tuned.row_count == 3
     path = tuned.write(tmp_path)
     assert path == tuned_path("some", "sm90", tmp_path)
-    assert [load_tuned_hopper(kind, "some", tmp_path, "sm90") for kind in HOPPER_KINDS] == list(calls)
+    files = TunedFiles("some", tmp_path, 12)
+    assert [files.hopper_rows(EVERY_FITS[family], "sm90") for family in FAMILY_OF.values()] == list(calls)
     text = path.read_text()
     assert [text.count(f"\n{kind}:") for kind in KINDS] == [1, 1, 1]
     assert (
@@ -114,6 +117,7 @@ def dense_spec(tmp_path: Path) -> Path:
     return path
 
 
+@settings(deadline=None)  # the first example reads all tuned files
 @given(rows=tables())
 def test_a_table_of_dense_attention_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[TileRow, ...]
@@ -127,10 +131,10 @@ def test_a_table_of_dense_attention_comes_back_as_it_was_written(
 
     rows = tuple(map(dense, rows))
     folder = tmp_path_factory.mktemp("specs")
-    write(folder, dump_tuned("some", "sm90", (), dense_rows=rows, device="NVIDIA H200", triton="3.6.0"))
-    found = load_tuned_dense("some", folder, cached)["sm90"]
+    write(folder, dump_tuned("some", "sm90", (), dense_rows=rows, fits=EVERY_FITS, heads=12, **H200))
+    found = TunedFiles("some", folder, 12).rows(EVERY_FITS["dense_decode"], ["sm90"], cached.row)["sm90"]
     assert tuple(replace(row, reason="") for row in found) == rows
-    assert load_tuned("some", folder, CHUNKS) == {}
+    assert rows_of(folder) == {}
 
 
 def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_spec: Path) -> None:
@@ -142,11 +146,13 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_spec: Path)
         replace(cached.row(tile, TARGETS["sm90"], "", 32, None), programs_per_sm=1),
         replace(cached.row(small, TARGETS["sm90"], ""), programs_per_sm=2),
     )
-    Tuned("minicpm3", "sm90", "NVIDIA H200", "3.6.0", (), (), rows, *[()] * 4, complete=True).write(dense_spec.parent)
+    fits, tables = before.fits, ((), (), rows, *[()] * 3)
+    tuned = Tuned("minicpm3", "sm90", *H200.values(), *tables, (), complete=True, fits=fits, heads=40)
+    tuned.write(dense_spec.parent)
     plan = load_plan(dense_spec)
     found, untuned = dict(needed(plan.dense).tiles), dict(needed(before.dense).tiles)
     assert [replace(row, reason="") for row in found["sm90"]] == list(rows)
-    assert {row.reason for row in found["sm90"]} == {"tuned: tuned/minicpm3/sm90.yaml"}
+    assert {row.reason for row in found["sm90"]} == {"tuned: minicpm3 on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
     assert {**found, "sm90": None} == {**untuned, "sm90": None}
     folder = dense_spec.parent / "minicpm3_tuned"
     apply(compare(render(plan), folder))
@@ -165,9 +171,11 @@ def test_a_package_with_a_hopper_kernel_of_dense_attention_runs_the_calls_that_a
     """Others, with a quantised cache or a window, have no table of such calls."""
     path = tmp_path / f"{spec}.yaml"
     path.write_text((DENSE_SPEC.parent / path.name).read_text())
-    before = render(load_plan(path))
+    plan = load_plan(path)
+    before = render(plan)
     calls = (HopperRow(32, None), HopperRow(64, 12), HopperRow(None, 1))
-    Tuned(spec, "sm90", "NVIDIA H200", "3.6.0", *[()] * 5, calls, (), complete=True).write(tmp_path)
+    tables = (*[()] * 5, calls)
+    Tuned(spec, "sm90", *H200.values(), *tables, (), complete=True, fits=plan.fits, heads=128).write(tmp_path)
     plan = load_plan(path)
     if spec == "dsv3":
         assert needed(needed(plan.dense).hopper).rows == calls
@@ -196,7 +204,8 @@ def test_calls_of_the_dense_hopper_kernel_that_are_off_are_refused(
 ) -> None:
     path = tuned_path("minicpm3", "sm90", dense_spec.parent)
     path.parent.mkdir(parents=True)
-    path.write_text("dense_hopper_rows:\n" + "".join(f"  - {{{row}}}\n" for row in rows))
+    fits = "fits: {dense_rows: dense_decode some}\n"
+    path.write_text("dense_hopper_rows:\n" + "".join(f"  - {{{row}}}\n" for row in rows) + fits)
     with pytest.raises(SpecErrors) as caught:
         load_plan(dense_spec)
     assert str(caught.value.errors[0]).startswith(f"{path}:{complaint}")
@@ -221,7 +230,7 @@ def test_calls_of_the_dense_hopper_kernel_that_are_off_are_refused(
 def test_a_table_of_dense_attention_that_is_off_is_refused(dense_spec: Path, limits: list[str], complaint: str) -> None:
     path = tuned_path("minicpm3", "sm90", dense_spec.parent)
     path.parent.mkdir(parents=True)
-    path.write_text(f"dense_{text_of(*limits)}")
+    path.write_text(text_of(*limits, kind="dense_rows"))
     with pytest.raises(SpecErrors) as caught:
         load_plan(dense_spec)
     assert str(caught.value.errors[0]).startswith(f"{path}:{complaint}")
@@ -230,20 +239,21 @@ def test_a_table_of_dense_attention_that_is_off_is_refused(dense_spec: Path, lim
 def test_a_tile_of_dense_attention_too_large_for_the_target_is_over_its_limit(dense_spec: Path) -> None:
     path = tuned_path("minicpm3", "sm86", dense_spec.parent)
     path.parent.mkdir(parents=True)
-    path.write_text(f"dense_{text_of('')}".replace("block_n: 32", "block_n: 256"))
+    fits = load_plan(dense_spec).fits["dense_decode"]
+    path.write_text(text_of("", kind="dense_rows", fits=fits).replace("block_n: 32", "block_n: 256"))
     with pytest.raises(LimitError, match=r"sm86: tile 16x256 .* more than the 101,376 a program gets") as caught:
         load_plan(dense_spec)
     assert str(caught.value).startswith(f"{path}:2:5: ")
 
 
 def test_a_spec_without_tuned_files_has_no_rows(tmp_path: Path) -> None:
-    assert load_tuned("some", tmp_path, CHUNKS) == {}
+    assert rows_of(tmp_path) == {}
 
 
 def test_targets_have_files_of_their_own(tmp_path: Path) -> None:
     write(tmp_path, text_of("max_heads: 16, ", ""), "sm90")
     write(tmp_path, text_of(""), "gfx942")
-    assert {target: len(rows) for target, rows in load_tuned("some", tmp_path, CHUNKS).items()} == {
+    assert {target: len(rows) for target, rows in rows_of(tmp_path).items()} == {
         "gfx942": 1,
         "sm90": 2,
     }
@@ -268,10 +278,10 @@ def test_targets_have_files_of_their_own(tmp_path: Path) -> None:
 def test_values_are_checked_at_their_place(tmp_path: Path, change: str, complaint: str | None) -> None:
     name = change.split(":")[0]
     entries = [entry for entry in ROW.format("").strip("{}").split(", ") if not entry.startswith(name)]
-    text = f"rows:\n  - {{{', '.join([change, *entries])}}}\n"
+    text = f"rows:\n  - {{{', '.join([change, *entries])}}}\nfits: {{rows: {FITS}}}\n"
     if complaint is None:
         write(tmp_path, text)
-        assert load_tuned("some", tmp_path, CHUNKS)
+        assert rows_of(tmp_path)
     else:
         assert any(complaint in error for error in refused(tmp_path, text))
 
@@ -296,7 +306,7 @@ def test_tables_that_miss_a_call_or_have_dead_rows_are_refused(tmp_path: Path, l
 def test_a_file_for_no_target_is_refused(tmp_path: Path) -> None:
     write(tmp_path, text_of(""), "sm99")
     with pytest.raises(SpecErrors, match=r"sm99\.yaml: 'sm99' is no target"):
-        load_tuned("some", tmp_path, CHUNKS)
+        rows_of(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["", "rows: []", "rows: 3", "rows: [", "tiles: []", "rows:\n  - 3\n", "- 1"])
@@ -306,7 +316,7 @@ def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
 
 def test_a_tile_too_large_for_the_target_is_over_its_limit(tmp_path: Path) -> None:
     large = ROW.format("").replace("block_h: 16", "block_h: 256").replace("block_n: 32", "block_n: 256")
-    path = write(tmp_path, f"rows:\n  - {large}\n", "sm86")
+    path = write(tmp_path, f"rows:\n  - {large}\nfits: {{rows: {FITS}}}\n", "sm86")
     with pytest.raises(LimitError, match="bytes of shared memory") as caught:
-        load_tuned("some", tmp_path, CHUNKS)
+        rows_of(tmp_path)
     assert str(caught.value).startswith(f"{path}:2:5: sm86: tile 256x256")

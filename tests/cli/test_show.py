@@ -60,7 +60,9 @@ def test_the_hopper_kernels_are_shown_with_the_calls_that_run_them(run: Run, wor
     (workspace / "specs" / "two.yaml").write_text(TWO_CACHES)
     folder = workspace / "specs" / "tuned" / "two"
     folder.mkdir(parents=True)
-    (folder / "sm90.yaml").write_text("hopper_rows: [{max_heads: 16}, {max_heads: 64, min_tokens: 9}, {min_tokens: 1}]")
+    fits = load_plan(workspace / "specs" / "two.yaml").fits["sparse_fwd"]
+    calls = "[{max_heads: 16}, {max_heads: 64, min_tokens: 9}, {min_tokens: 1}]"
+    (folder / "sm90.yaml").write_text(f"hopper_rows: {calls}\nfits: {{rows: {fits}}}\n")
     shown = run("show", "plan", "specs/two.yaml").stdout
     hopper = json.loads(run("show", "plan", "specs/two.yaml", "--json").stdout)["sparse"]["hopper"]
     right, copying = hopper["registers"]

@@ -8,6 +8,7 @@ from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import HopperRow, load_plan, make_plan
 from mlagen.plan.hopper import reads_cache
 from mlagen.plan.tuned import dump_tuned
+from mlagen.spec import load
 
 
 def hopper(**changes):
@@ -91,7 +92,8 @@ def tuned_spec(tmp_path, root, text):
 
 def test_tuned_rows_say_which_calls_run_them(tmp_path, pytestconfig):
     rows = (HopperRow(16, None), HopperRow(64, 8), HopperRow(None, 2))
-    text = dump_tuned("dsv32", "sm90", (), hopper_rows=rows, device="a device", triton="3.6.0")
+    fits = make_plan(load(pytestconfig.rootpath / "specs" / "dsv32.yaml")).fits
+    text = dump_tuned("dsv32", "sm90", (), hopper_rows=rows, fits=fits, heads=128, device="a device", triton="3.6.0")
     plan = load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
     assert plan.sparse.hopper.rows == rows
 
@@ -106,6 +108,7 @@ def test_tuned_rows_say_which_calls_run_them(tmp_path, pytestconfig):
     ],
 )
 def test_tuned_rows_that_are_off_are_told_at_their_place(tmp_path, pytestconfig, text, told):
+    text += "fits: {rows: sparse_fwd some}\n"
     with pytest.raises(MlagenError) as error:
         load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
     assert told in str(error.value)

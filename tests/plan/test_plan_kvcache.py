@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from mlagen.backends import compile_jobs
 from mlagen.emit import render
 from mlagen.errors import LimitError, SpecErrors
 from mlagen.layout import CacheLayout, LayoutError, compose
-from mlagen.plan import TARGETS, Chunk, Plan, Tile, layout_chunks, load_plan, make_plan
+from mlagen.plan import TARGETS, Chunk, Plan, Tile, TileRow, layout_chunks, load_plan, make_plan
 from mlagen.plan.kvcache import CachedRow, cached_row, join_chunks, kvcache_rows
-from mlagen.plan.tuned import dump_tuned, load_tuned, load_tuned_kvcache, tuned_path
+from mlagen.plan.tiles import row_maker
+from mlagen.plan.tuned import TunedFiles, dump_tuned, tuned_path
 from mlagen.spec.models import NAMED_LAYOUTS
 
 WRAPPER = "flash_mla_with_kvcache"
@@ -232,11 +234,18 @@ def test_work_of_a_call_by_hand():
 ROW = "{block_h: 16, block_n: 32, num_warps: 4, num_stages: 2, indices_ahead: true, programs_per_sm: 2}"
 
 
-def write(folder: Path, text: str, target: str = "sm90") -> Path:
+FITS = {"sparse_fwd": "sparse_fwd some", "sparse_decode": "sparse_decode some"}
+
+
+def write(folder: Path, text: str, target: str = "sm90", fits: dict[str, str] = FITS) -> Path:
     path = tuned_path("some", target, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    path.write_text(f"{text}fits: {{rows: {fits['sparse_fwd']}, kvcache_rows: {fits['sparse_decode']}}}\n")
     return path
+
+
+def read(folder: Path, cached: CachedRow) -> dict[str, tuple[TileRow, ...]]:
+    return TunedFiles("some", folder, 64).rows(FITS["sparse_decode"], TARGETS, cached.row)
 
 
 def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
@@ -244,20 +253,25 @@ def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
     write(tmp_path, f"rows:\n  - {ROW}\nkvcache_rows:\n  - {ROW}\n", "sm90")
     write(tmp_path, f"kvcache_rows:\n  - {ROW}\n", "sm80")
     write(tmp_path, f"rows:\n  - {ROW}\n", "sm100")
-    assert set(load_tuned("some", tmp_path, chunks)) == {"sm90", "sm100"}
-    found = load_tuned_kvcache("some", tmp_path, cached)
+    assert set(TunedFiles("some", tmp_path, 64).rows(FITS["sparse_fwd"], TARGETS, row_maker(chunks))) == {
+        "sm90",
+        "sm100",
+    }
+    found = read(tmp_path, cached)
     assert set(found) == {"sm80", "sm90"}
     (row,) = found["sm80"]
     assert row.expected_shared == cached.shared(row.tile, TARGETS["sm80"])
-    text = dump_tuned("some", "sm80", (), kvcache_rows=found["sm80"], device="A", triton="3.7.1")
-    write(tmp_path, text, "sm80")
-    assert load_tuned_kvcache("some", tmp_path, cached) == found
+    text = dump_tuned("some", "sm80", (), kvcache_rows=found["sm80"], fits=FITS, heads=64, device="A", triton="3.7.1")
+    tuned_path("some", "sm80", tmp_path).write_text(text)
+    again = read(tmp_path, cached)
+    assert again["sm80"][0].reason == "tuned: some on sm80 (measured on A, triton 3.7.1)"
+    assert {**again, "sm80": tuple(replace(row, reason=found["sm80"][0].reason) for row in again["sm80"])} == found
 
 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("{}\n", "takes one or more of rows, kvcache_rows, dense_rows, hopper_rows, kvcache_hopper_rows, dense_"),
+        ("", "takes one or more of rows, kvcache_rows, dense_rows, hopper_rows, kvcache_hopper_rows, dense_"),
         ("kvcache_rows: []\n", "kvcache_rows"),
         (f"kvcache_rows:\n  - {ROW}\n  - {ROW}\n", "3:5: kvcache_rows[1]"),
         (f"rows:\n  - {ROW}\nkvcache_rows:\n  - {ROW.replace('32', '33')}\n", "kvcache_rows[0].block_n: got 33"),
@@ -266,21 +280,21 @@ def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
 def test_a_tuned_file_that_is_off_is_told_at_its_place(tmp_path, text, complaint):
     write(tmp_path, text)
     with pytest.raises(SpecErrors) as caught:
-        load_tuned_kvcache("some", tmp_path, row_of(V32))
+        read(tmp_path, row_of(V32))
     assert complaint in "".join(map(str, caught.value.errors))
 
 
 def test_a_tuned_tile_too_large_for_its_target_is_over_its_limit(tmp_path):
     path = write(tmp_path, f"kvcache_rows:\n  - {ROW.replace('block_n: 32', 'block_n: 64')}\n", "sm86")
     with pytest.raises(LimitError, match="of attention over a cache needs") as caught:
-        load_tuned_kvcache("some", tmp_path, row_of(V32))
+        read(tmp_path, row_of(V32))
     assert str(caught.value).startswith(f"{path}:2:5: sm86: tile 16x64")
 
 
 def test_tuned_rows_replace_a_targets_own(tmp_path):
     spec = (ROOT / "specs" / "dsv32_fp8.yaml").read_text().replace("name: dsv32_fp8", "name: some")
     (tmp_path / "some.yaml").write_text(spec)
-    write(tmp_path, f"kvcache_rows:\n  - {ROW}\n")
+    write(tmp_path, f"kvcache_rows:\n  - {ROW}\n", fits=load_plan(tmp_path / "some.yaml").fits)
     plan = load_plan(tmp_path / "some.yaml")
     assert plan.kvcache is not None
     ((row,),) = [rows for target, rows in plan.kvcache.tiles if target == "sm90"]
