@@ -290,8 +290,12 @@ def _fields(spec: Spec) -> list[tuple[str, int]]:
     return [("nope", dims.kv_lora_rank), *rope]
 
 
-def load_plan(path: Path) -> Plan:
+def load_plan(path: Path, held: Sequence[Held] | None = None) -> Plan:
     """Reads a spec and the tuned tiles that fit it, and derives the plan.
+
+    Args:
+        path: the spec.
+        held: tiles that hold under some Tritons alone; None: those of `held.yaml`.
 
     Raises:
         SpecErrors: the spec, or a tuned file, is off.
@@ -319,7 +323,7 @@ def load_plan(path: Path) -> Plan:
         if family in of
     }
     return make_plan(
-        spec, tuned.get(fits.SPARSE_FWD), tuned.get(fits.SPARSE_DECODE), calls, tuned.get(fits.DENSE_DECODE)
+        spec, tuned.get(fits.SPARSE_FWD), tuned.get(fits.SPARSE_DECODE), calls, tuned.get(fits.DENSE_DECODE), held
     )
 
 
