@@ -19,7 +19,7 @@ from mlagen.emit import Drift, Package, apply, compare, render
 from mlagen.emit.write import write_atomically
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
 from mlagen.plan import TARGETS, Plan, load_plan
-from mlagen.plan.tritons import minor_of
+from mlagen.plan.tritons import minor
 from mlagen.verify import CaseResult, mismatches, verify_table
 
 
@@ -145,7 +145,7 @@ def _build_one(
         staged = Path(temporary) / name
         apply(compare(one.package, staged))
         if compiling:
-            here = plan.under(minor_of(triton_version()))
+            here = plan.under(minor(triton_version()))
             jobs = [job for job in compile_jobs(here) if not targets or job.target in targets]
             if not jobs:
                 raise UsageError(

@@ -24,7 +24,7 @@ from mlagen.emit.render import template_dir
 from mlagen.errors import ToolError, UsageError
 from mlagen.layout import layouts_of
 from mlagen.plan import HopperPlan, HopperRow, KvcachePlan, Plan, SparsePlan, UnionPlan, load_plan
-from mlagen.plan.tritons import MINORS, Span, has_versions, minor_of, minor_text
+from mlagen.plan.tritons import MINORS, Span, has_versions, minor, minor_text
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
 
@@ -268,8 +268,8 @@ def _checks() -> list[tuple[str, bool | None, str]]:
             continue
         fits = True
         if library == "triton":
-            fits = MINORS[0] <= minor_of(version) <= MINORS[-1]
-        oldest, newest = (minor_text(minor) for minor in (MINORS[0], MINORS[-1]))
+            fits = MINORS[0] <= minor(version) <= MINORS[-1]
+        oldest, newest = map(minor_text, (MINORS[0], MINORS[-1]))
         checks.append((library, fits, version if fits else f"{version}; takes {oldest} to {newest}"))
     checks.append(_gpu())
     checks.append(("templates", any(template_dir().glob("*.jinja")), str(template_dir())))
