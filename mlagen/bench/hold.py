@@ -34,7 +34,7 @@ from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import TARGETS, Tile, VarlenTile, load_plan
 from mlagen.plan.fits import DENSE_DECODE, DENSE_FWD, SPARSE_DECODE, SPARSE_FWD
 from mlagen.plan.held import AnyTile, Held, read_held
-from mlagen.plan.tritons import minor_of, minor_text
+from mlagen.plan.tritons import minor, minor_text
 
 FAMILIES = {
     "sparse_attention": SPARSE_FWD,
@@ -109,7 +109,7 @@ class Search:
 
     def __init__(self, spec: Path, version: str, targets: Sequence[str], held: Sequence[Held]) -> None:
         self._spec, self._targets, self._held = spec, targets, tuple(held)
-        self._minor = minor_of(version)
+        self._minor = minor(version)
         self._toolchain: Toolchain = toolchain(version)
 
     def spilling(self) -> dict[Place, tuple[str, list[Resources]]]:

@@ -44,7 +44,7 @@ def tune(
     tokens: tuple[int, ...],
     tiles: Path | None,
 ) -> None:
-    """Sweeps the tiles of SPEC on this GPU and writes specs/tuned/SPEC/TARGET.yaml, which `build` reads.
+    """Sweeps the tiles of SPEC on this GPU and writes tuned/SPEC/TARGET.yaml beside it, which `build` reads.
 
     Tiles are those of sparse attention, over rows and over caches, and of dense attention. On a Hopper it also finds
     from how many tokens (dense attention: requests) on a call is best run by the Hopper kernel. Every candidate's

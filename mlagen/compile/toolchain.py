@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlagen.compile.folder import default_cache_dir
 from mlagen.errors import ToolError, UsageError
-from mlagen.plan.tritons import TRITONS, minor_of, minor_text
+from mlagen.plan.tritons import TRITONS, minor, minor_text
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def tritons_dir() -> Path:
 def cached_tritons() -> tuple[str, ...]:
     """The versions of Triton that lie there, oldest first."""
     found = (path.parent.parent.name for path in tritons_dir().glob("*/triton/__init__.py"))
-    return tuple(sorted(found, key=minor_of))
+    return tuple(sorted(found, key=minor))
 
 
 def parse_tritons(text: str | None) -> tuple[str, ...]:
@@ -88,9 +88,9 @@ def parse_tritons(text: str | None) -> tuple[str, ...]:
         return TRITONS
     chosen = set()
     for word in (part.strip() for part in text.split(",")):
-        found = [version for version in TRITONS if word in (version, minor_text(minor_of(version)))]
+        found = [version for version in TRITONS if word in (version, minor_text(minor(version)))]
         if not found:
-            takes = ", ".join(minor_text(minor_of(version)) for version in TRITONS)
+            takes = ", ".join(minor_text(minor(version)) for version in TRITONS)
             raise UsageError(f"--triton: got {word!r}; takes {takes}, with commas between, or all")
         chosen.update(found)
     return tuple(version for version in TRITONS if version in chosen)

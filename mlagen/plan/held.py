@@ -19,7 +19,7 @@ from mlagen.plan.files import place_at, read_checked
 from mlagen.plan.fits import DENSE_FWD, FAMILIES, family_of
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import Tile, TileRow
-from mlagen.plan.tritons import MINORS, Minor, Table, holds, minor_of, minor_text, span_of
+from mlagen.plan.tritons import MINORS, Minor, Table, holds, minor, minor_text, span_of
 from mlagen.plan.varlen import VarlenRow, VarlenTile
 from mlagen.spec.models import Model, refused
 
@@ -118,7 +118,7 @@ class _Entry(Model):
 
     def held(self, place: Place) -> Held:
         """The entry as the plan has it."""
-        tritons = tuple(map(minor_of, self.tritons))
+        tritons = tuple(map(minor, self.tritons))
         return Held(self.fits, self.table, self.target, self.tile.tile(), tritons, self.instead.tile(), place)
 
 

@@ -12,32 +12,31 @@ from typing import TypeVar
 
 TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")  # one release a minor version, which stands for all of that version's
 
-Minor = tuple[int, int]
+Minor = tuple[int, ...]
 Span = tuple[Minor, Minor]  # the first and the last minor version
 
 
-def minor_of(version: str) -> Minor:
-    """The minor version of a release, such as (3, 7) of "3.7.1" and (3, 8) of "3.8.0+git123"."""
-    major, minor = re.findall(r"\d+", version)[:2]
-    return int(major), int(minor)
-
-
-MINORS: tuple[Minor, ...] = tuple(minor_of(version) for version in TRITONS)
+def minor(version: str) -> Minor:
+    """The leading two numbers of a version: (3, 8) of 3.8.0+git123."""
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
 
 
 def minor_text(minor: Minor) -> str:
-    """A minor version as it is written, such as 3.7."""
+    """A minor version as it is written: 3.8."""
     return ".".join(map(str, minor))
 
 
 def minors(versions: Iterable[str]) -> tuple[str, ...]:
-    """The minor versions of releases as they are written, each once: 3.8 of 3.8.0."""
-    return tuple(dict.fromkeys(minor_text(minor_of(version)) for version in versions))
+    """Versions without what follows their leading two numbers, each once: 3.8 of 3.8.0."""
+    return tuple(dict.fromkeys(minor_text(minor(version)) for version in versions))
 
 
-def proved_for(minor: Minor) -> Minor:
-    """The minor version whose rows a package takes under another: the newest that is not newer, or else the oldest."""
-    return max((each for each in MINORS if each <= minor), default=MINORS[0])
+MINORS: tuple[Minor, ...] = tuple(minor(version) for version in TRITONS)
+
+
+def proved_for(installed: Minor) -> Minor:
+    """The minor version whose rows a package takes: the newest of MINORS that is not newer, or else the oldest."""
+    return max((each for each in MINORS if each <= installed), default=MINORS[0])
 
 
 @dataclass(frozen=True)
@@ -60,9 +59,9 @@ def holds(row: TableRow, triton: Minor) -> bool:
     return row.tritons is None or row.tritons[0] <= triton <= row.tritons[1]
 
 
-def span_of(minors: Sequence[Minor]) -> Span | None:
+def span_of(run: Sequence[Minor]) -> Span | None:
     """What a row names that holds for these neighbours in MINORS alone."""
-    return None if tuple(minors) == MINORS else (minors[0], minors[-1])
+    return None if tuple(run) == MINORS else (run[0], run[-1])
 
 
 def rows_under(table: Table[Row], target: str, triton: Minor) -> tuple[Row, ...]:

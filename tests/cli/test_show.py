@@ -16,6 +16,7 @@ from conftest import Run
 from mlagen import GENERATOR
 from mlagen.plan import load_plan, needed
 from mlagen.plan.held import Held
+from mlagen.spec.known import specs_dir
 
 
 def test_the_plan_is_shown_to_people_and_as_json(run: Run) -> None:
@@ -53,6 +54,13 @@ def test_rows_of_some_tritons_alone_are_shown_with_them(
     assert re.search(rf"sm80 .* 3\.6 to 3\.7 +{tile} ", shown)
     assert re.search(rf"sm80 .* 3\.8 to 3\.9 +{held.instead} ", shown)
     assert re.search(r"gfx942 .* any +\d+x\d+ ", shown)
+
+
+def test_the_plan_says_whose_tuned_rows_it_has(run: Run, workspace: Path) -> None:
+    text = (specs_dir() / "dsv32.yaml").read_text().replace("name: dsv32", "name: mine")
+    (workspace / "specs" / "mine.yaml").write_text(text)
+    shown = run("show", "plan", "specs/mine.yaml").stdout
+    assert shown.count("tuned: dsv32 on sm90 (measured on NVIDIA H200, triton 3.6.0)") == 16
 
 
 def test_the_hopper_kernels_are_shown_with_the_calls_that_run_them(run: Run, workspace: Path) -> None:

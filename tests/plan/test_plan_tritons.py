@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from mlagen.plan.tritons import TRITONS, minor_of, minors
+from mlagen.plan.tritons import TRITONS, minor, minors
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from mlagen.plan.tritons import TRITONS, minor_of, minors
     ],
 )
 def test_a_minor_version_is_the_leading_two_numbers(version, expected):
-    assert minor_of(version) == expected
+    assert minor(version) == expected
 
 
 def test_each_minor_version_is_named_once():
@@ -28,5 +28,5 @@ def test_each_minor_version_is_named_once():
 
 
 def test_the_tritons_are_one_a_minor_version_from_the_oldest_to_the_newest_without_a_gap():
-    found = [minor_of(version) for version in TRITONS]
+    found = [minor(version) for version in TRITONS]
     assert all((one[0], one[1] + 1) == other for one, other in itertools.pairwise(found))
