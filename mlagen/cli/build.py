@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,8 @@ from mlagen.emit.write import write_atomically
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
 from mlagen.plan import Plan, load_plan
 from mlagen.verify import CaseResult, mismatches, verify_table
+
+GENERATED = Path("generated")
 
 
 @dataclass
@@ -73,7 +76,7 @@ class Built:
 )
 @click.option("--no-compile", is_flag=True, help="Do not compile.")
 @click.option("--no-verify", is_flag=True, help="Do not run the kernels.")
-@click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("generated"), show_default=True)
+@click.option("--out", "folder", type=click.Path(path_type=Path), default=GENERATED, show_default=True)
 @DEVICE
 @JSON
 def build(
@@ -106,7 +109,7 @@ def build(
     plans = _load_all(spec_files(specs))
     built = [Built(path, render(plan), folder / plan.spec.name) for path, plan in plans]
     if check or diff:
-        _compare_all(built, check, as_json)
+        _compare_all(built, check, as_json, folder)
         return
     if cache_dir is not None:
         _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
@@ -151,7 +154,7 @@ def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
     return plans
 
 
-def _compare_all(built: list[Built], check: bool, as_json: bool) -> None:
+def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -> None:
     drifts: list[Drift] = []
     for one in built:
         found = compare(one.package, one.folder)
@@ -163,10 +166,11 @@ def _compare_all(built: list[Built], check: bool, as_json: bool) -> None:
             out.print(f"{drift.path}: {drift.kind}", markup=False)
             click.echo(drift.diff(), nl=False)
     if check and drifts:
+        out_folder = [] if folder == GENERATED else ["--out", str(folder)]
         drifted = [one.path for one in built if any(drift.path.parent == one.folder for drift in drifts)]
         raise DriftError(
             f"{len(drifts)} generated files differ from their specs",
-            hint=f"mend with: mlagen build {' '.join(map(str, drifted))}",
+            hint=f"mend with: {shlex.join(['mlagen', 'build', *map(str, drifted), *out_folder])}",
         )
 
 

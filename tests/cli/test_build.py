@@ -62,6 +62,12 @@ def test_drift_is_exit_code_1_with_a_diff_and_the_mending_command(run: Run, work
     assert run("build", "--diff").exit_code == 0
 
 
+def test_the_mending_command_names_the_folder_that_was_checked(run: Run, workspace: Path) -> None:
+    result = run("build", "--check", "--out", "my kernels")
+    assert result.exit_code == 1
+    assert "mend with: mlagen build specs/small.yaml --out 'my kernels'\n" in result.stderr
+
+
 def test_a_hand_edited_file_is_refused_and_nothing_is_written(run: Run, workspace: Path) -> None:
     run("build", *TEXT_ONLY)
     edited = workspace / "generated" / "small" / "sparse_attention.py"

@@ -82,7 +82,9 @@ def test_unreadable_file(tmp_path, monkeypatch):
 
 
 def test_path_that_no_file_can_have():
-    assert refusal(Path("a\0b.yaml")) == "cannot be read: embedded null byte"
+    found = refusal(Path("a\0b.yaml"))
+    assert found.startswith("cannot be read: ")
+    assert "embedded null" in found  # Pythons word the rest differently
 
 
 @pytest.mark.parametrize("newline", ["\r\n", "\r", "\n"])
