@@ -37,9 +37,9 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as
 def report_error(error: MlagenError) -> None:
     """Prints an error and its hint on stderr, a line each; all lines of a spec's errors."""
     for one in error.errors if isinstance(error, SpecErrors) else (error,):
-        err.print(Text(str(one), style="red"))
+        err.print(Text(str(one), style="red"), soft_wrap=True)
         if one.hint:
-            err.print(Text(one.hint))
+            err.print(Text(one.hint), soft_wrap=True)
 
 
 def print_json(value: Any) -> None:
