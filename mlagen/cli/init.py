@@ -76,6 +76,7 @@ def init(
                 raise UsageError(f"{option} goes with --from; a known spec, such as {known}, says it itself")
         click.echo(known_text(known, name=name, targets=targets), nl=False)
         return
+    values = dict(map(_setting, settings))
     text, file = _read(str(config))
     wishes = Wishes(
         name=name,
@@ -86,7 +87,7 @@ def init(
         targets=targets,
         prefill=prefill,
         layers=layers,
-        values=dict(map(_setting, settings)),
+        values=values,
     )
     click.echo(spec_from_config(text, file, wishes), nl=False)
 

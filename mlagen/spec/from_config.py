@@ -209,8 +209,8 @@ def _layouts(model: Model, word: str) -> tuple[tuple[str, ...], str]:
             found |= {"fp8": model.kin.caches, "fp8_ds_mla": model.kin.caches}
     else:
         fp8 = "fp8_per_tensor" if model.topk is None else "fp8_ds_mla"
-        found = {"auto": (model.dtype,), "fp8": (fp8,), "nvfp4": ("nvfp4_ds_mla",)}
-        found |= {layout: (layout,) for layout in (model.dtype, "fp8_ds_mla", "fp8_per_tensor")}
+        found = {"auto": (model.dtype,), model.dtype: (model.dtype,), "fp8": (fp8,), "fp8_ds_mla": ("fp8_ds_mla",)}
+        found |= {"fp8_per_tensor": ("fp8_per_tensor",), "nvfp4": ("nvfp4_ds_mla",)}
     if meant not in found:
         title = model.kin.title or "the model"
         raise UsageError(f"--kv-cache-dtype: got {word}; for {title} in {model.dtype} takes {', '.join(found)}")

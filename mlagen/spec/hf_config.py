@@ -324,6 +324,7 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
         window = None
     origins |= {"num_heads": f"{prefix}num_attention_heads", "latent": f"{prefix}kv_lora_rank"}
     origins |= {"rope": f"{prefix}qk_rope_head_dim", "v": f"{prefix}v_head_dim"}
+    origins["qk"] = f"{prefix}qk_nope_head_dim + {prefix}qk_rope_head_dim"
     num_heads = config.required(origins["num_heads"])
     latent, rope = config.required(origins["latent"]), config.required(origins["rope"], least=0)
     return Model(
