@@ -10,6 +10,7 @@ import click
 from mlagen import __version__
 from mlagen.cli.build import build
 from mlagen.cli.console import Group, report_error
+from mlagen.cli.init import init
 from mlagen.cli.measure import bench, tune
 from mlagen.cli.show import doctor, explain, schema, show
 from mlagen.cli.verify import verify
@@ -37,5 +38,5 @@ def main() -> None:
     """
 
 
-for command in (build, verify, show, schema, explain, doctor, tune, bench):
+for command in (init, build, verify, show, schema, explain, doctor, tune, bench):
     main.add_command(command)

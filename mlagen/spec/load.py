@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import stat
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -21,6 +22,17 @@ from mlagen.spec.prose import Finding, Guide
 
 SPECS = "specs"  # the folder whose files are named as their specs
 MAX_BYTES = 64 * 1024  # a spec has 1 or 2 KiB; a megabyte can hold PyYAML up for seconds
+
+
+class FileKind(NamedTuple):
+    """What a file is to be: in words, what it holds, and the most bytes of one."""
+
+    takes: str
+    holds: str
+    max_bytes: int
+
+
+SPEC_FILE = FileKind("a YAML file", "spec", MAX_BYTES)
 
 
 def load(path: Path) -> Spec:
@@ -46,7 +58,7 @@ def parse(text: str, file: Path) -> Spec:
         SpecErrors: every error of the text, sorted by place.
     """
     document = read(text, file)
-    spec, findings = _validate(document)
+    spec, findings = check(document.data, document.plain)
     findings += _misnamed(document, file, findings)
     errors = list(document.errors)
     for finding in findings:
@@ -74,24 +86,33 @@ def spec_digest(spec: Spec) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read_text(path: Path) -> str:
-    """The text of a YAML file; SpecErrors if it is no regular file, too large or not text."""
+def read_text(path: Path, kind: FileKind = SPEC_FILE) -> str:
+    """The text of a file.
+
+    Raises:
+        SpecErrors: it is no regular file, too large or not text.
+    """
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise _whole(path, "is a folder; takes a YAML file")
+            raise _whole(path, f"is a folder; takes {kind.takes}")
         if not stat.S_ISREG(mode):  # reading a pipe or a device may never end
-            raise _whole(path, "is no regular file; takes a YAML file")
+            raise _whole(path, f"is no regular file; takes {kind.takes}")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(kind.max_bytes + 1)
     except FileNotFoundError:
         raise _whole(path, "no such file") from None
     except OSError as error:
         raise _whole(path, f"cannot be read: {(error.strerror or type(error).__name__).lower()}") from None
     except ValueError as error:  # a path that no file can have
         raise _whole(path, f"cannot be read: {error}") from None
-    if len(data) > MAX_BYTES:
-        raise _whole(path, f"is larger than {MAX_BYTES // 1024} KiB; no spec is")
+    return decode(data, path, kind)
+
+
+def decode(data: bytes, path: Path, kind: FileKind) -> str:
+    """The text of a file's bytes; SpecErrors if they are too many or not UTF-8."""
+    if len(data) > kind.max_bytes:
+        raise _whole(path, f"is larger than {kind.max_bytes // 1024} KiB; no {kind.holds} is")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -105,11 +126,20 @@ def _whole(path: Path, message: str) -> SpecErrors:
     return refuse([SpecError(message, place=Place(path))])
 
 
-def _validate(document: Document) -> tuple[Spec | None, list[Finding]]:
+def check(data: Any, plain: Mapping[Loc, str] | None = None) -> tuple[Spec | None, list[Finding]]:
+    """Validate a spec's data.
+
+    Args:
+        data: the spec as plain values: mappings as dict, lists as tuple.
+        plain: the spelling of each scalar that stands without quotes in a file.
+
+    Returns:
+        The spec and no findings, or None and every finding.
+    """
     try:
-        return Spec.model_validate(document.data), []
+        return Spec.model_validate(data), []
     except ValidationError as error:
-        guide = Guide(json_schema(), document.data, document.plain)
+        guide = Guide(json_schema(), data, dict(plain or {}))
         return None, guide.findings(error.errors(include_url=False))
 
 

@@ -112,6 +112,18 @@ def test_wheel_says_what_it_is_and_what_it_takes(wheel: Path) -> None:
     assert metadata["Keywords"]
 
 
+def test_wheel_holds_every_known_spec(wheel: Path) -> None:
+    specs = {f"mlagen/_specs/{path.name}" for path in ROOT.glob("specs/*.yaml")}
+    assert specs
+    assert specs <= set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_installed_wheel_prints_a_known_spec_that_builds(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "my.yaml").write_text(run(installed, "-m", "mlagen", "init", "odd", cwd=tmp_path))
+    run(installed, "-m", "mlagen", "build", "my.yaml", "--no-compile", "--no-verify", cwd=tmp_path)
+    assert (tmp_path / "generated" / "odd" / "__init__.py").exists()
+
+
 def test_installed_wheel_renders_without_the_checkout(installed: Path, tmp_path: Path) -> None:
     spec = tmp_path / "odd.yaml"
     spec.write_bytes((ROOT / "specs" / "odd.yaml").read_bytes())

@@ -1,0 +1,299 @@
+"""A spec from a model's config.json: its data, and the YAML of it with comments that name the config's fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mlagen.errors import UsageError
+from mlagen.spec.gpus import TARGETS
+from mlagen.spec.hf_config import Config, Model, read_config, read_model
+from mlagen.spec.load import check, parse
+from mlagen.spec.prose import Finding
+
+ENGINES = ("vllm", "sglang", "flashmla", "transformers")
+# vLLM's words for a cache's dtype, and mlagen's layouts, by the word that they come to.
+CACHE_WORDS = {
+    "auto": "auto",
+    "bf16": "bf16",
+    "bfloat16": "bf16",
+    "fp16": "fp16",
+    "float16": "fp16",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_ds_mla": "fp8_ds_mla",
+    "fp8_per_tensor": "fp8_per_tensor",
+    "nvfp4": "nvfp4",
+}
+PLAIN = ("bf16", "fp16")  # layouts of unquantised rows
+PAGE = 64  # tokens a page, where a cache is paged
+NEAREST = {"rounding": "nearest", "floor": 1.1754943508222875e-38, "floor_on": "scale"}  # the smallest normal fp32
+
+_CACHED = ("flash_mla_with_kvcache", "flash_mla_sparse_fwd")
+_FLASHMLA = {
+    "rows": ("flash_mla_sparse_fwd",),
+    "pages": _CACHED,
+    "two caches": _CACHED,
+    "dense": ("flash_mla_with_kvcache",),
+    "heads": ("flash_attn_varlen_func",),
+}
+_CONVERT = "triton_convert_req_index_to_global_index"
+# By engine, and by what the package computes: sparse attention over flat rows, over the pages of one cache, of two;
+# dense attention; attention before absorption.
+WRAPPERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "vllm": {
+        "rows": ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla", _CONVERT),
+        "pages": (*_CACHED, "concat_and_cache_mla", "gather_and_maybe_dequant_cache", _CONVERT),
+        "two caches": (
+            *_CACHED,
+            "quantize_and_insert_k_cache",
+            "dequantize_and_gather_k_cache",
+            "compute_global_topk_indices_and_lens",
+            "combine_topk_swa_indices",
+        ),
+        "dense": (
+            "flash_mla_with_kvcache",
+            "decode_attention_fwd",
+            "concat_and_cache_mla",
+            "gather_and_maybe_dequant_cache",
+        ),
+        "heads": ("flash_attn_varlen_func", "merge_attn_states"),
+    },
+    "sglang": _FLASHMLA,
+    "flashmla": _FLASHMLA,
+    "transformers": {"heads": ("flash_attn_varlen_func",)},
+}
+_SAID = {
+    "triton_mla_sparse_attention": "vLLM's signature, output alone",
+    "flash_mla_sparse_fwd": "FlashMLA's signature: attention over rows; output, max_logits, lse",
+    "flash_mla_with_kvcache": "FlashMLA's signature: attention over the cache",
+    "decode_attention_fwd": "vLLM's signature, one query token a request",
+    "flash_attn_varlen_func": "FlashAttention's signature",
+    "merge_attn_states": "vLLM's signature: a chunk of the context and the rest",
+    "concat_and_cache_mla": "writes latent and RoPE into the cache",
+    "gather_and_maybe_dequant_cache": "gathers rows of the cache, for prefill",
+    "quantize_and_insert_k_cache": "writes rows into a cache",
+    "dequantize_and_gather_k_cache": "gathers rows of a cache, for prefill",
+    _CONVERT: "indices of a request's tokens into those of the cache",
+}
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a config.json does not say.
+
+    Attributes:
+        name: the spec's name; None: the model's type, and what sets the package apart.
+        engine: one of ENGINES, whose wrappers to take; None: vLLM's, which FlashMLA's are among.
+        kv_cache_dtype: a word of CACHE_WORDS.
+        dtype: bf16 or fp16, instead of the config's.
+        block_size: tokens a page, instead of PAGE, or of flat rows where these would be taken.
+        targets: GPU architectures; empty: all.
+        prefill: attention before absorption.
+        layers: of LAYERS, where the model has both.
+        values: fields of FIELDS, instead of the config's; None: as if the config had none.
+    """
+
+    name: str | None = None
+    engine: str | None = None
+    kv_cache_dtype: str = "auto"
+    dtype: str | None = None
+    block_size: int | None = None
+    targets: Sequence[str] = ()
+    prefill: bool = False
+    layers: str | None = None
+    values: Mapping[str, int | None] = field(default_factory=dict)
+
+
+def spec_from_config(text: str, file: Path, wishes: Wishes) -> str:
+    """Give the YAML of a model's spec.
+
+    Args:
+        text: the config.json.
+        file: the path it came from, for the places of errors.
+        wishes: what the config does not say.
+
+    Raises:
+        SpecError: the text is no config of a model with MLA, or lacks what a spec needs: one line.
+        UsageError: a wish is one that the model's spec cannot have: one line.
+    """
+    config = read_config(text, file, wishes.values)
+    heads = wishes.prefill or wishes.engine == "transformers"
+    model = read_model(config, dtype=wishes.dtype, layers=wishes.layers, heads=heads)
+    data = _data(model, wishes)
+    spec, findings = check(data)
+    if spec is None:
+        _blame(findings[0], config, model)
+    written = _yaml(data, config, model, wishes)
+    if parse(written, Path(f"{spec.name}.yaml")) != spec:
+        raise RuntimeError(f"the YAML of {spec.name} says another spec than it was made from")
+    return written
+
+
+def _blame(finding: Finding, config: Config, model: Model) -> NoReturn:
+    """Says what the spec's models found wrong as an error of the field, or the option, that gave the value."""
+    part, *rest = map(str, finding.loc)
+    named = {"num_heads": "num_heads", "kv_lora_rank": "latent", "qk_rope_head_dim": "rope", "topk": "topk"}
+    named |= {"window": "window", "v_head_dim": "v", "qk_head_dim": "qk", "num_kv_heads": "num_heads"}
+    if part in ("model", "attention", "multi_head") and rest and named.get(rest[0]) in model.origins:
+        config.refuse(model.origins[named[rest[0]]], finding.text)
+    option = {"cache": "--kv-cache-dtype", "extra_cache": "--kv-cache-dtype", "name": "--name", "targets": "--gpu"}
+    if rest[:1] == ["block_size"]:
+        option = {part: "--block-size"}
+    raise UsageError(f"{option[part]}: {finding.text}" if part in option else str(finding))
+
+
+def _data(model: Model, wishes: Wishes) -> dict[str, Any]:
+    """The spec as plain values."""
+    dims: dict[str, Any] = {"num_heads": model.num_heads}
+    data: dict[str, Any] = {"name": "", "title": "", "model": dims}
+    words = [model.layers] if model.layers else []
+    if model.heads is not None:
+        _refuse_cache_options(wishes)
+        if model.layers == "sliding":
+            raise UsageError("--layers: got sliding; takes full: attention before absorption has no window here")
+        data["multi_head"] = {"qk_head_dim": model.heads.qk, "v_head_dim": model.heads.v}
+        kind, what = "heads", "multi-head prefill"
+        words.append("prefill")
+    else:
+        dims |= {"kv_lora_rank": model.latent, "qk_rope_head_dim": model.rope, "v_head_dim": model.v}
+        data["attention"] = _attention(model)
+        layouts, asked = _layouts(model, wishes.kv_cache_dtype)
+        kind = _kind(model, layouts[0], wishes.block_size)
+        size = {} if kind == "rows" else {"block_size": wishes.block_size or PAGE}
+        rule = {"scale_rule": NEAREST} if layouts[0] == "fp8_ds_mla" and model.kin.nearest_scales else {}
+        for part, layout in zip(("cache", "extra_cache"), layouts, strict=False):
+            data[part] = {"layout": layout, **size, **rule}
+        what = f"{'dense' if model.topk is None else 'sparse'} MLA"
+        what += f" over {layouts[0]}" if layouts[0] not in PLAIN else ""
+        words += [asked] if asked else []
+    dims["dtype"] = model.dtype
+    data["wrappers"] = WRAPPERS[wishes.engine or "vllm"][kind]
+    data["targets"] = tuple(wishes.targets) or TARGETS
+    if wishes.name is None and model.model_type is None:
+        raise UsageError("the config has no model_type that could name the spec; give --name NAME")
+    data["name"] = wishes.name or "_".join([str(model.model_type), *words])
+    layers = f", {model.layers} layers" if model.layers else ""
+    data["title"] = f"{model.kin.title or f'{model.num_heads} heads'} {what}{layers}"
+    return data
+
+
+def _refuse_cache_options(wishes: Wishes) -> None:
+    given = {"--kv-cache-dtype": wishes.kv_cache_dtype != "auto", "--block-size": wishes.block_size is not None}
+    for option, is_given in given.items():
+        if is_given:
+            raise UsageError(f"{option}: takes none with --prefill or --for transformers, which read no cache")
+
+
+def _attention(model: Model) -> dict[str, Any]:
+    if model.topk is None:
+        return {"kind": "dense"} | ({} if model.window is None else {"window": model.window})
+    window = {} if model.window is None else {"window": model.window}
+    return {
+        "kind": "sparse",
+        "topk": model.topk,
+        **window,
+        "attn_sink": "required" if model.kin.sink else "optional",
+    }
+
+
+def _layouts(model: Model, word: str) -> tuple[tuple[str, ...], str]:
+    """The layouts of a model's caches for a word of vLLM's, and what to add to a name for it."""
+    meant = CACHE_WORDS[word]
+    found: dict[str, tuple[str, ...]]
+    if model.kin.caches is not None:
+        found = {"auto": model.kin.caches, model.dtype: (model.dtype,) * 2}
+        if len(set(model.kin.caches)) == 1:  # V4's engines call its layout by these
+            found |= {"fp8": model.kin.caches, "fp8_ds_mla": model.kin.caches}
+    else:
+        fp8 = "fp8_per_tensor" if model.topk is None else "fp8_ds_mla"
+        found = {"auto": (model.dtype,), model.dtype: (model.dtype,), "fp8": (fp8,), "fp8_ds_mla": ("fp8_ds_mla",)}
+        found |= {"fp8_per_tensor": ("fp8_per_tensor",), "nvfp4": ("nvfp4_ds_mla",)}
+    if meant not in found:
+        title = model.kin.title or "the model"
+        raise UsageError(f"--kv-cache-dtype: got {word}; for {title} in {model.dtype} takes {', '.join(found)}")
+    return found[meant], "" if found[meant] == found["auto"] else meant
+
+
+def _kind(model: Model, layout: str, block_size: int | None) -> str:
+    """What the package computes: a key of an engine's WRAPPERS."""
+    if model.topk is None:
+        return "dense"
+    if model.kin.caches is not None:
+        return "two caches"
+    return "rows" if layout in PLAIN and block_size is None else "pages"
+
+
+def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes) -> str:
+    """The spec's text. Its values have passed the spec's models, so that each is a number, a name or a plain title."""
+
+    def origin(name: str) -> str:
+        found = model.origins[name]
+        return f"[--set {found}]" if found in config.values else f"[{found}]"
+
+    dims, lines = data["model"], _head(model)
+    lines += ["", f"name: {data['name']}", f"title: {data['title']}", "", "model:"]
+    lines.append(f"  num_heads: {dims['num_heads']} # {origin('num_heads')}; a tensor-parallel rank may have fewer")
+    if "kv_lora_rank" in dims:
+        less = f", less {dims['qk_rope_head_dim']} with RoPE" if model.kin.caches else ""
+        lines.append(f"  kv_lora_rank: {dims['kv_lora_rank']} # {origin('latent')}{less}")
+        lines.append(f"  qk_rope_head_dim: {dims['qk_rope_head_dim']} # {origin('rope')}")
+        v = "the whole row" if model.kin.caches else "the latent; v_head_dim of a config is a head's, before absorption"
+        lines.append(f"  v_head_dim: {dims['v_head_dim']} # V is {v}")
+    lines.append(f"  dtype: {dims['dtype']}{' # [--dtype]' if wishes.dtype else ''}")
+    if "attention" in data:
+        lines += ["", "attention:", *_attention_lines(data["attention"], model, origin)]
+    if "multi_head" in data:
+        qk, v = data["multi_head"]["qk_head_dim"], data["multi_head"]["v_head_dim"]
+        lines += ["", "multi_head:", f"  qk_head_dim: {qk} # {qk - model.rope} without RoPE + {model.rope} with it"]
+        lines.append(f"  v_head_dim: {v} # {origin('v')}")
+    for part in ("cache", "extra_cache"):
+        if part in data:
+            lines += ["", f"{part}:", *_cache_lines(data[part])]
+    lines += ["", "wrappers:"]
+    lines += [f"  - {name}{f' # {_SAID[name]}' if name in _SAID else ''}" for name in data["wrappers"]]
+    lines += ["", f"targets: [{', '.join(data['targets'])}]"]
+    return "\n".join(lines) + "\n"
+
+
+def _head(model: Model) -> list[str]:
+    """The comment that a spec begins with."""
+    called = f" ({model.model_type})" if model.known else ""
+    lines = [f"# {model.kin.title or 'A model'}{called}, by its config.json, whose fields stand in brackets."]
+    if not model.known:
+        lines.append("# mlagen does not know this model type: the fields were read by their names alone.")
+    if model.hybrid:
+        lines.append("# Of its layers with MLA: those of linear attention have no such cache.")
+    if model.layers:
+        lines.append(f"# Of its {model.layers} layers; those of the other kind need a spec of their own.")
+    if model.heads is not None and model.topk is not None:
+        lines.append(f"# Over all keys, which is what the model computes up to {model.topk} of them [index_topk].")
+    return lines
+
+
+def _attention_lines(attention: Mapping[str, Any], model: Model, origin: Any) -> list[str]:
+    lines = [f"  kind: {attention['kind']}"]
+    if "topk" in attention:
+        behind = "; of the second cache" if model.kin.caches else ""
+        lines.append(f"  topk: {attention['topk']} # {origin('topk')}{behind}")
+    if "window" in attention:
+        behind = "of the first cache" if model.kin.caches else "keys that a token sees; the wrappers' window says where"
+        lines.append(f"  window: {attention['window']} # {origin('window')}; {behind}")
+    if "attn_sink" in attention:
+        said = "one logit a head" if attention["attn_sink"] == "required" else "callers may pass one"
+        lines.append(f"  attn_sink: {attention['attn_sink']} # {said}")
+    return lines
+
+
+def _cache_lines(cache: Mapping[str, Any]) -> list[str]:
+    lines = [f"  layout: {cache['layout']}"]
+    if "block_size" in cache:
+        lines.append(f"  block_size: {cache['block_size']} # tokens a page")
+    else:
+        lines[0] += " # no block_size: attention reads flat rows"
+    if "scale_rule" in cache:
+        rule = ", ".join(f"{name}: {value}" for name, value in cache["scale_rule"].items())
+        lines.append(f"  scale_rule: {{ {rule} }} # floor: the smallest normal fp32")
+    return lines
