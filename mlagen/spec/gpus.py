@@ -6,7 +6,7 @@ import re
 from typing import get_args
 
 from mlagen.errors import UsageError
-from mlagen.spec.models import Target
+from mlagen.spec.targets import Target
 
 TARGETS: tuple[str, ...] = get_args(Target)
 GPUS: dict[str, tuple[str, ...]] = {

@@ -169,7 +169,6 @@ def test_a_spec_copied_out_of_the_wheel_gives_the_same_bytes(installed: Path, kn
     assert text_of(tmp_path / "generated" / "odd") == text_of(ROOT / "generated" / "odd")
 
 
-@pytest.mark.xfail(reason="tuned tables are looked up beside the spec alone")
 def test_a_tuned_spec_copied_out_of_the_wheel_gives_the_same_bytes(
     installed: Path, known: Path, tmp_path: Path
 ) -> None:
