@@ -79,8 +79,9 @@ def files(plan: Plan) -> list[GeneratedFile]:
         "exported": sorted(exported, key=_export_order),
         "spec_literal": _literal(spec),
     }
+    kernels = [module.MODULE for module in [*_shared(plan), *(family for family, _ in families)]]
     return [
-        GeneratedFile("_launch.py", "_launch.py.jinja", common(plan)),
+        GeneratedFile("_launch.py", "_launch.py.jinja", {**common(plan), "kernel_modules": ["_launch", *kernels]}),
         *(
             GeneratedFile(
                 f"{module.MODULE}.py", f"{getattr(module, 'TEMPLATE', module.MODULE)}.py.jinja", module.context(plan)
