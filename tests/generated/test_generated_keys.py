@@ -1,0 +1,27 @@
+"""Triton's cache knows a kernel by one key, whichever kernel of its package is launched first."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+GENERATED = Path(__file__).parents[2] / "generated"
+
+
+def keys(package: str, order: str, environment: dict[str, str]) -> dict[str, str]:
+    command = [sys.executable, str(Path(__file__).with_name("keys.py")), str(GENERATED / package), order]
+    done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+    found: dict[str, str] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("package", ["dsv32", "dsv4_flash", "dsv3"])
+def test_a_key_does_not_depend_on_what_was_launched_before(package: str) -> None:
+    there, back = (keys(package, order, {"TRITON_INTERPRET": "0"}) for order in ("forward", "backward"))
+    assert len(there) > 3
+    assert there == back
