@@ -19,6 +19,7 @@ result holds `name` (the entry function's), `shared` in bytes, `tensor_memory` i
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import importlib.util
@@ -209,12 +210,13 @@ def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
     variant = _variants_of(package_dir, job).get(_key(job))
     if variant is None:
         kernel, arguments = _made(package_dir, job)
+        made = functools.partial(kernel.warmup, *arguments, grid=(1,), **job["options"])
     else:
-        kernel, arguments = variant.kernel, [*variant.arguments, *variant.constexprs]
+        kernel, made = variant.kernel, variant.compile
     triton.knobs.nvidia.dump_ptxas_log = kernel.is_gluon()  # which Triton prints when it compiles anew, as it does here
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()) as log:
-        compiled = kernel.warmup(*arguments, grid=(1,), **job["options"])
+        compiled = made()
     serialised = [line.strip() for line in log.getvalue().splitlines() if re.search(r"\bC75\d\d\b", line)]
     if serialised:
         raise JobError(f"ptxas serialises its warpgroup products: {serialised[0]}")
