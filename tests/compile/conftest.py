@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlagen.plan import CompileJob
+from mlagen.compile import CompileJob
 
 PACKAGE = Path(__file__).parent / "package"
 
