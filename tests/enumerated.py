@@ -52,7 +52,9 @@ class Enumerated:
 def enumerate_package(folder: Path, targets: tuple[str, ...] | None = None) -> Enumerated:
     """List the variants of a package for its targets, or some of them."""
     package = load_package(folder)
-    variants = {target: package.variants(target) for target in targets or package.SPEC["spec"]["targets"]}
+    variants = {
+        target: package.variants(target) for target in (package.SPEC["spec"]["targets"] if targets is None else targets)
+    }
     jobs = {target: [job_of(target, describe(one)) for one in found] for target, found in variants.items()}
     return Enumerated(folder, package, variants, jobs)
 

@@ -1,4 +1,4 @@
-"""What the checked-in packages list for `warmup`, the compile stage and the manifest: calls made on a CPU, none launched."""
+"""What the checked-in packages list to compile: their calls are made on a CPU, and nothing is launched."""
 
 from __future__ import annotations
 
