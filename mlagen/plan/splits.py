@@ -104,11 +104,6 @@ class MergeTile:
     num_warps: int
     thread_lanes: int
 
-    def expected_shared(self, warp_size: int) -> int:
-        """Bytes of shared memory, for sums over splits where more than one warp has the same lanes."""
-        sharing = self.num_warps // max(1, self.block_d // (self.thread_lanes * warp_size))
-        return 4 * sharing * self.block_d if sharing > 1 else 0
-
 
 @dataclass(frozen=True)
 class SplitsPlan:

@@ -103,7 +103,7 @@ def test_json_on_stdout_is_the_whole_of_stdout(run: Run) -> None:
 
 
 def test_drift_is_exit_code_1_with_a_diff_and_the_mending_command(run: Run, workspace: Path) -> None:
-    run("build", "--no-verify")
+    run("build", *TEXT_ONLY)
     spec = workspace / "specs" / "small.yaml"
     spec.write_text(SPEC.replace("topk: 16", "topk: 17").replace("A small model", "Another model"))
     result = run("build", "--check")

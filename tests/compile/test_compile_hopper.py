@@ -52,17 +52,21 @@ class Written:
 
 
 def few(jobs: list[CompileJob]) -> list[CompileJob]:
-    """Of each kernel, with results and with partials, the variants with most and with fewest optional tensors."""
+    """Of each kernel the variants with results that have most and fewest optional tensors, and one without a cache.
+
+    Of those with partials the one that has most.
+    """
     chosen: dict[object, CompileJob] = {}
     for job in jobs:
         given, constexprs = dict(job.signature), dict(job.constexprs)
-        one = (job.kernel, constexprs.get("BLOCK_H"), "partial_ptr" in given)
-        for most in (True, False):
+        splits = "partial_ptr" in given
+        one = (job.kernel, constexprs.get("BLOCK_H"), splits)
+        for most in (True,) if splits else (True, False):
             best = chosen.setdefault((*one, most), job)
             if len(given) != len(best.signature) and (len(given) > len(best.signature)) is most:
                 chosen[*one, most] = job
-        if any(name.startswith("extra_") and value is None for name, value in constexprs.items()):
-            chosen.setdefault((*one, "alone"), job)  # without a second cache of another layout
+        if not splits and constexprs.get("extra_k_cache_ptr", job) is None and "topk_length_ptr" in given:
+            chosen.setdefault((*one, "alone"), job)
     return [*dict.fromkeys(chosen.values())]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import zlib
@@ -11,16 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from enumerated import enumerate_package
+from enumerated import CACHE_KERNELS, ROWS_KERNELS, enumerate_package
 
+from mlagen.bench.tunable import KVCACHE, SPARSE
 from mlagen.cli.manifest import COLUMNS, Manifest, keys_under, read_manifest
 from mlagen.compile import CompileJob, compile_jobs, content_keys, installed
 from mlagen.compile.process import job_of
 from mlagen.emit.render import sha256
-from mlagen.plan import TARGETS
+from mlagen.plan import TARGETS, Tile, load_plan
 from mlagen.plan.tritons import TRITONS
 
-GENERATED = Path(__file__).parents[2] / "generated"
+SPECS = Path(__file__).parents[2] / "specs"
+GENERATED = SPECS.with_name("generated")
 PACKAGES = sorted(path.parent for path in GENERATED.glob("*/__init__.py"))
 MEND = "mend with: mlagen build --triton all"
 
@@ -89,6 +92,22 @@ def test_every_variant_holds_under_every_version(folder: Path) -> None:
             for why in broken(variant, dict(zip(COLUMNS, (value or 0 for value in values), strict=True))):
                 told.append(f"{version}: {variant['kernel']} [{variant['variant']}] for {variant['target']}: {why}")
     assert told == []
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
+def test_attention_takes_no_more_shared_memory_than_the_plan_expects(folder: Path) -> None:
+    """Of rows that are quantised; of others a KB more at most, for what is exchanged between warps."""
+    manifest, plan = manifest_of(folder), load_plan(SPECS / f"{folder.name}.yaml")
+    version = installed().version
+    for key, values in manifest.measured[version].items():
+        variant = manifest.variants[key]
+        for kernels, named, slack in ((SPARSE, ROWS_KERNELS, 1024), (KVCACHE, CACHE_KERNELS, 0)):
+            if variant["kernel"] in named:
+                given = dict(re.findall(r"(BLOCK_[HN])=(\d+)", variant["variant"]))
+                launch = (variant["num_warps"], variant["num_stages"], "INDICES_AHEAD" in variant["variant"])
+                tile = Tile(int(given["BLOCK_H"]), int(given["BLOCK_N"]), *launch)
+                expected = kernels.row(plan, tile, TARGETS[variant["target"]]).expected_shared
+                assert dict(zip(COLUMNS, values, strict=True))["shared"] <= expected + slack, variant
 
 
 def sample(folder: Path) -> CompileJob:

@@ -17,6 +17,10 @@ WRAPPERS = (
 )
 
 
+def every_tile(index):
+    return {*(row.tile for row in index.tiles), index.split, index.unaligned}
+
+
 def holds(row, tokens, indices):
     return all(most is None or size <= most for most, size in ((row.max_tokens, tokens), (row.max_indices, indices)))
 
@@ -30,9 +34,8 @@ def test_every_call_has_a_tile_and_every_row_a_call():
 
 def test_tiles_are_whole_vectors_of_every_thread():
     index = make_index_plan()
-    for tile in (*index.every_tile, index.unaligned, index.split):
+    for tile in every_tile(index):
         assert tile.block_n % (4 * 32 * tile.num_warps) == 0
-    assert len(set(index.every_tile)) == len(index.every_tile)
 
 
 def test_few_tokens_take_one_step_up_to_the_widest_tile():
@@ -54,10 +57,8 @@ def test_variants_are_of_each_tile_and_both_alignments(mapped):
         assert {dict(job.constexprs)["DEPENDENT"] for job in jobs} == {target == "sm90", False}  # few and many programs
         for kernel in ("_map_indices_kernel", "_combine_indices_kernel"):
             assert {dict(job.constexprs)["ALIGNMENT"] for job in mapped.of(target, kernel)} == {16, 1}
-        index = make_index_plan()
-        every_tile = (*index.every_tile, index.split, index.unaligned)
         tiles = {(dict(job.constexprs)["BLOCK_N"], job.num_warps) for job in mapped.of(target, "_map_indices_kernel")}
-        assert tiles == {(tile.block_n, tile.num_warps) for tile in every_tile}
+        assert tiles == {(tile.block_n, tile.num_warps) for tile in every_tile(make_index_plan())}
 
 
 @pytest.mark.parametrize(
@@ -72,8 +73,7 @@ def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernel, tmp_pat
 
 def test_shared_memory_is_what_the_plan_expects(mapped, tmp_path):
     index = make_index_plan()
-    tiles = (*index.every_tile, index.split, index.unaligned)
-    expected = {(tile.block_n, tile.num_warps): tile.expected_shared for tile in tiles}
+    expected = {(tile.block_n, tile.num_warps): tile.expected_shared for tile in every_tile(index)}
     # Of each tile the variant that waits, or begins alone: what a program holds is the same.
     jobs = {
         (job.kernel, dict(job.constexprs).get("BLOCK_N"), job.num_warps): job for job in reversed(mapped.jobs["sm90"])
