@@ -95,14 +95,12 @@ class MergeTile:
         block_d: lanes of V a program holds.
         d_blocks: programs a row.
         num_warps: warps a program.
-        thread_lanes: lanes that a thread loads at a time.
     """
 
     block_s: int
     block_d: int
     d_blocks: int
     num_warps: int
-    thread_lanes: int
 
 
 @dataclass(frozen=True)
@@ -140,7 +138,6 @@ def make_merge_tile(partials: PartialRow, block_s: int) -> MergeTile:
         block_d=block_d,
         d_blocks=-(-partials.d_v // block_d),
         num_warps=max(1, block_d // (partials.thread_lanes * MERGE_WARP_SIZE)),
-        thread_lanes=partials.thread_lanes,
     )
 
 
