@@ -1,4 +1,4 @@
-"""Back ends: which templates make a package, with what values, and what there is to compile in it."""
+"""Back ends: which templates make a package, and with what values."""
 
 from mlagen.backends.base import GeneratedFile
 from mlagen.backends.triton import expected_products, files

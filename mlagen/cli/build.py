@@ -191,11 +191,12 @@ def _build_one(
         if device is not None:
             one.results = verify_cached(one.package, staged, device)
             _raise_all(mismatches(one.results))
-        earlier = read_manifest(one.folder)
+        proves = bool(versions) and chosen == list(plan.spec.targets)
+        earlier = read_manifest(one.folder) if proves else None
         others = [] if earlier is None else [version for version in earlier.tritons if version not in versions]
         held = still_proved(earlier, staged, plan.spec.targets, others)
     one.written = apply(drifts, force=force)
-    if versions and chosen == list(plan.spec.targets):
+    if proves:
         lost = [version for version in others if held is None or version not in held.tritons]
         if lost:
             err.print(

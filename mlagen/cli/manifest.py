@@ -50,6 +50,8 @@ def read_manifest(folder: Path) -> Manifest | None:
     """The manifest of a package; None where it has none, or one that cannot be read."""
     try:
         data = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        if data["columns"] != list(COLUMNS):
+            return None
         tritons = tuple(map(str, data["triton"]))
         variants: dict[str, dict[str, Any]] = {}
         measured: dict[str, dict[str, tuple[int | None, ...]]] = {version: {} for version in tritons}

@@ -126,7 +126,12 @@ def list_variants(package_dir: Path, request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         The result, see the module's docstring.
+
+    Raises:
+        JobError: the package does not list them.
     """
+    if not hasattr(load_package(package_dir), "variants"):
+        raise JobError("the package does not list its variants")
     return {"variants": [json.loads(key) for key in _variants_of(package_dir, request)]}
 
 

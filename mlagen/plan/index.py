@@ -62,11 +62,6 @@ class IndexPlan:
     combine_expected_shared: int
     row_multiple: int
 
-    @property
-    def every_tile(self) -> tuple[IndexTile, ...]:
-        """Each tile of the table once, in its order."""
-        return tuple(dict.fromkeys(row.tile for row in self.tiles))
-
 
 def make_index_plan() -> IndexPlan:
     """The numbers, the same for every model.

@@ -95,19 +95,12 @@ class MergeTile:
         block_d: lanes of V a program holds.
         d_blocks: programs a row.
         num_warps: warps a program.
-        thread_lanes: lanes that a thread loads at a time.
     """
 
     block_s: int
     block_d: int
     d_blocks: int
     num_warps: int
-    thread_lanes: int
-
-    def expected_shared(self, warp_size: int) -> int:
-        """Bytes of shared memory, for sums over splits where more than one warp has the same lanes."""
-        sharing = self.num_warps // max(1, self.block_d // (self.thread_lanes * warp_size))
-        return 4 * sharing * self.block_d if sharing > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -145,7 +138,6 @@ def make_merge_tile(partials: PartialRow, block_s: int) -> MergeTile:
         block_d=block_d,
         d_blocks=-(-partials.d_v // block_d),
         num_warps=max(1, block_d // (partials.thread_lanes * MERGE_WARP_SIZE)),
-        thread_lanes=partials.thread_lanes,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from bench_packages import spec_in
 
-from mlagen.bench.candidates import BLOCK_H, candidate_tiles, read_tiles
+from mlagen.bench.candidates import BLOCK_H, candidate_tiles, read_tiles, unfit_tiles
 from mlagen.bench.choose import Regime, runs_hopper
 from mlagen.bench.driver import CROWDED, DenseDriver, Driver, split_counts
 from mlagen.bench.package import BenchPackage, kernels_hash, load_package
@@ -242,10 +242,11 @@ def test_tiles_that_spill_beside_the_bounds_of_a_window_are_no_candidates(target
     assert {(tile.block_h, tile.block_n) for tile in missing} == ({(64, 64)} if target == "sm90" else set())
 
 
-def test_the_kernel_of_dense_attention_is_compiled_for_a_candidate() -> None:
+def test_the_kernel_of_dense_attention_is_compiled_for_a_candidate(tmp_path: Path) -> None:
     plan = make_plan(load(SPECS / "dsv3.yaml"))
     tile = Tile(16, 64, 8, 3, False)
-    (job,) = DENSE.jobs(plan, tile, TARGETS["sm90"])  # and not the small tile, which would spoil every candidate
+    # And not the small tile, which would spoil every candidate.
+    (job,) = DENSE.jobs(plan, [tile], TARGETS["sm90"], tmp_path / "dsv3")[tile]
     assert (job.kernel, job.target, job.num_warps, job.num_stages) == ("_dense_kernel", "sm90", 8, 3)
     blocks = dict(job.constexprs)
     assert (blocks["BLOCK_H"], blocks["BLOCK_N"], blocks["WHOLE_PAGES"]) == (16, 64, True)
@@ -268,13 +269,36 @@ def test_candidates_fit_the_target(heads: int, target: Target) -> None:
     assert all(SPARSE.row(plan, tile, target).expected_shared <= target.shared_limit for tile in tiles)
 
 
-def test_both_attention_kernels_are_compiled_for_a_candidate() -> None:
+def test_both_attention_kernels_are_compiled_for_each_candidate(tmp_path: Path) -> None:
     plan = make_plan(load(SPECS / "odd.yaml"))
-    tile = candidate_tiles(SPARSE, plan, 12, TARGETS["sm80"])[0]
-    jobs = SPARSE.jobs(plan, tile, TARGETS["sm80"])
-    assert {job.kernel for job in jobs} == {"_sparse_fwd_kernel", "_sparse_split_kernel"}
-    assert {job.target for job in jobs} == {"sm80"}
-    assert any(dict(job.constexprs)["BLOCK_N"] == tile.block_n for job in jobs)
+    tiles = candidate_tiles(SPARSE, plan, 12, TARGETS["sm80"])[:3]
+    found = SPARSE.jobs(plan, [*tiles, tiles[0]], TARGETS["sm80"], tmp_path / "odd")
+    assert list(found) == tiles
+    for tile, jobs in found.items():
+        assert {job.kernel for job in jobs} == {"_sparse_fwd_kernel", "_sparse_split_kernel"}
+        assert {job.target for job in jobs} == {"sm80"}
+        for job in jobs:
+            given = dict(job.constexprs)
+            assert (given["ALIGNMENT"], given["INDEX_GROUP"]) == (16, 16)
+            assert (given["BLOCK_H"], given["BLOCK_N"], given["INDICES_AHEAD"]) == (
+                tile.block_h,
+                tile.block_n,
+                tile.indices_ahead,
+            )
+            assert (job.num_warps, job.num_stages) == (tile.num_warps, tile.num_stages)
+
+
+def test_a_candidate_that_breaks_no_limit_is_fit_and_one_that_spills_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    plan = make_plan(spec_in(tmp_path, ["triton_mla_sparse_attention"], dims=(64, 16, 64)))
+    fits, spills = Tile(16, 16, 4, 2, True), Tile(64, 64, 1, 2, False)
+    done: list[object] = []
+    unfit = unfit_tiles(SPARSE, plan, (fits, spills), TARGETS["sm90"], done.append)
+    assert sorted(map(str, done)) == sorted(map(str, (fits, spills)))
+    assert list(unfit) == [spills]
+    assert "spills inside loops" in unfit[spills]
 
 
 @pytest.fixture
@@ -300,12 +324,12 @@ def test_a_rows_figures_are_those_of_the_plan(v4: Plan, kernels: Tunable) -> Non
             assert kernels.row(v4, row.tile, TARGETS[name], row.reason, row.max_heads) == row
 
 
-def test_both_kernels_over_a_cache_are_compiled_for_a_candidate(v4: Plan) -> None:
+def test_both_kernels_over_a_cache_are_compiled_for_a_candidate(v4: Plan, tmp_path: Path) -> None:
     tile = candidate_tiles(KVCACHE, v4, 64, TARGETS["sm90"])[0]
-    jobs = KVCACHE.jobs(v4, tile, TARGETS["sm90"])
+    jobs = KVCACHE.jobs(v4, [tile], TARGETS["sm90"], tmp_path / "package")[tile]
     assert {job.kernel for job in jobs} == {"_kvcache_fwd_kernel", "_kvcache_split_kernel"}
     assert {job.target for job in jobs} == {"sm90"}
-    assert any(dict(job.constexprs)["BLOCK_N"] == tile.block_n for job in jobs)
+    assert {dict(job.constexprs)["BLOCK_N"] for job in jobs} == {tile.block_n}
 
 
 def test_what_is_tuned_follows_from_the_wrappers() -> None:

@@ -24,11 +24,17 @@ targets: [sm80, gfx942]
 Run = Callable[..., Result]
 
 
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that all workspaces share, so that what several of them build is compiled once."""
+    return tmp_path_factory.mktemp("results")
+
+
 @pytest.fixture
-def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def workspace(tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "small.yaml").write_text(SPEC)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(results))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import SPEC, Run
 
-from mlagen.plan import load_plan
+from mlagen.cli.manifest import keys_under
+from mlagen.compile import installed
+from mlagen.plan import TARGETS, load_plan
+from mlagen.plan.tritons import TRITONS
 
 TEXT_ONLY = ("--no-compile", "--no-verify")
 
@@ -30,10 +34,57 @@ def test_compiled_resources_land_in_the_report_and_the_manifest(run: Run, worksp
     result = run("build", "--no-verify")
     assert result.exit_code == 0
     assert "_sparse_fwd_kernel" in result.stdout
-    manifest = json.loads((workspace / "generated" / "small" / "manifest.json").read_text())
-    assert {row["target"] for row in manifest["resources"]} == {"sm80", "gfx942"}
-    assert all(row["shared"] <= row["shared_limit"] and row["registers"] > 0 for row in manifest["resources"])
+    version = installed().version
+    folder = workspace / "generated" / "small"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert manifest["triton"] == [version]
+    columns = manifest["columns"]
+    assert {row["target"] for row in manifest["variants"]} == {"sm80", "gfx942"}
+    for row in manifest["variants"]:
+        taken = dict(zip(columns, row[version], strict=True))
+        assert taken["registers"] > 0
+        assert taken["loop_spills"] == 0
+        assert taken["shared"] <= TARGETS[row["target"]].shared_limit
+    assert {row["key"] for row in manifest["variants"]} == {*keys_under(folder, ["sm80", "gfx942"], version)}
+    assert f"{len(manifest['variants'])} kernel variants compiled with triton {version}" in result.stderr
     assert run("build", "--check").exit_code == 0
+
+
+def test_a_version_whose_kernels_changed_is_told_with_what_proves_it_again(run: Run, workspace: Path) -> None:
+    """The manifest of a package of one small kernel, to which two versions are written as if they had compiled it."""
+    spec = workspace / "specs" / "small.yaml"
+    spec.write_text(re.sub("wrappers: .*", "wrappers: [concat_and_cache_mla]", SPEC).replace(", gfx942", ""))
+    assert run("build", "--no-verify").exit_code == 0
+    folder = workspace / "generated" / "small"
+    version, (kept, lost) = installed().version, [one for one in TRITONS if one != installed().version][:2]
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest["variants"]
+    for row in manifest["variants"]:
+        row[kept] = row[version]
+    stranger = {**manifest["variants"][0], "key": "0123456789abcdef", lost: manifest["variants"][0][version]}
+    del stranger[version], stranger[kept]
+    manifest["variants"].append(stranger)
+    manifest["triton"] = sorted((version, kept, lost))
+    path.write_text(json.dumps(manifest))
+
+    result = run("build", "--no-verify")
+    assert result.exit_code == 0
+    assert (
+        f"generated/small: no longer proved under triton {lost}, since kernels changed; "
+        f"mend with: mlagen build specs/small.yaml --triton {version},{lost}"
+    ) in " ".join(result.stderr.split())
+    found = json.loads(path.read_text())
+    assert found["triton"] == sorted((version, kept))
+    assert stranger["key"] not in {row["key"] for row in found["variants"]}
+    assert "no longer proved" not in run("build", "--no-verify").stderr
+
+
+def test_a_triton_that_is_not_among_those_proved_is_exit_code_2(run: Run, workspace: Path) -> None:
+    result = run("build", "--triton", "3.5")
+    assert result.exit_code == 2
+    assert "--triton: got '3.5'; takes 3.6" in result.stderr
+    assert not (workspace / "generated").exists()
 
 
 def test_verified_kernels_are_counted(run: Run) -> None:
@@ -52,7 +103,7 @@ def test_json_on_stdout_is_the_whole_of_stdout(run: Run) -> None:
 
 
 def test_drift_is_exit_code_1_with_a_diff_and_the_mending_command(run: Run, workspace: Path) -> None:
-    run("build", "--no-verify")
+    run("build", *TEXT_ONLY)
     spec = workspace / "specs" / "small.yaml"
     spec.write_text(SPEC.replace("topk: 16", "topk: 17").replace("A small model", "Another model"))
     result = run("build", "--check")

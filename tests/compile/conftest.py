@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mlagen.plan import CompileJob
+from mlagen.compile import CompileJob
 
 PACKAGE = Path(__file__).parent / "package"
 
@@ -25,7 +25,6 @@ JOBS: dict[str, dict[str, Any]] = {
         "constexprs": (("BLOCK", 128),),
         "num_warps": 8,
         "num_stages": 4,
-        "expected_shared": 98304,
     },
     "_wide_kernel": {
         "module": "misfits",
@@ -51,7 +50,7 @@ def make_job() -> MakeJob:
     """Make a job for a kernel and a target; keywords change its fields."""
 
     def make(kernel: str, target: str, /, **changes: Any) -> CompileJob:
-        base = {"variant": "w4 s2", "num_warps": 4, "num_stages": 2, "expected_shared": 0}
+        base = {"num_warps": 4, "num_stages": 2}
         return CompileJob(**{**base, **JOBS[kernel], "kernel": kernel, "target": target, **changes})
 
     return make

@@ -24,14 +24,15 @@ FITS = Resources(
     target="sm90",
     num_warps=8,
     num_stages=2,
+    triton="3.7.1",
+    key="0123456789abcdef",
     registers=255,
     scalar_registers=None,
     spills=0,
     loop_spills=0,
     shared=232_448,
     shared_limit=232_448,
-    expected_shared=200_000,
-    expected_products=None,
+    block_h=16,
     tensor_memory=0,
     instructions={"HGMMA": 12},
     seconds=1.5,
@@ -51,8 +52,7 @@ def test_each_broken_limit_is_an_error_of_its_own():
     over = replace(FITS, target="sm100", shared=232_449, spills=8, loop_spills=1200, tensor_memory=608)
     messages = [error.message.removeprefix("sparse_attention._sparse_fwd_kernel ") for error in check_limits([over])]
     assert messages == [
-        "[h<=16 [a|b]] for sm100: shared memory 232,449 bytes - limit 232,448 bytes = 1 bytes too many; "
-        "the plan expected 200,000 bytes",
+        "[h<=16 [a|b]] for sm100: shared memory 232,449 bytes - limit 232,448 bytes = 1 bytes too many",
         "[h<=16 [a|b]] for sm100: spills inside loops: 1,200 stack instructions - limit 0 = 1,200 too many; "
         "spills 8 stack bytes a thread with 255 registers a thread and 8 warps a program in use",
         "[h<=16 [a|b]] for sm100: tensor memory 608 columns - limit 512 columns = 96 columns too many",
@@ -159,6 +159,18 @@ def test_cache_lies_where_the_desktop_specification_says(monkeypatch, value, exp
     assert default_cache_dir() == expected
 
 
-def test_products_that_the_plan_did_not_expect_are_told():
-    (error,) = check_limits([replace(FITS, expected_products=13)])
-    assert "12 warpgroup products in the code - expected 13" in str(error)
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, ["12 warpgroup products in the code - expected 13"]),
+        ({"instructions": {}}, ["0 warpgroup products in the code - expected 13"]),
+        ({"instructions": {"HGMMA": 13}}, []),
+        ({"block_h": 32}, []),  # of which the plan expects nothing
+        ({"kernel": "_sparse_split_kernel"}, []),
+        ({"target": "sm100"}, []),
+    ],
+    ids=str,
+)
+def test_products_that_the_plan_did_not_expect_are_told_of_the_kernels_that_it_names(changes, told):
+    errors = check_limits([replace(FITS, **changes)], {("_sparse_fwd_kernel", 16): 13})
+    assert [str(error).partition("sm90: ")[2].partition("\n")[0] for error in errors] == told

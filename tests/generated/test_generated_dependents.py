@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 import triton
+from enumerated import enumerate_package
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from mlagen.backends import compile_jobs
-from mlagen.bench import load_package
-from mlagen.plan import TARGETS, load_plan
+from mlagen.plan import TARGETS
 
 ROOT = Path(__file__).parents[2]
 CACHES = [
@@ -27,13 +26,11 @@ MEMORY = re.compile(r"\b(?:ld|st|atom|red|cp\.async)\S*\.global")
 
 
 def ptx(spec: str, module: str, kernel: str, target: str) -> str:
-    """PTX of the first of a kernel's variants."""
-    job = next(
-        job
-        for job in compile_jobs(load_plan(ROOT / "specs" / f"{spec}.yaml"))
-        if (job.module, job.kernel, job.target) == (module, kernel, target)
-    )
-    fn = getattr(load_package(ROOT / "generated" / spec).module(module), kernel)
+    """PTX of the first of a kernel's variants that has most tensors, and waits if any does."""
+    found = enumerate_package(ROOT / "generated" / spec, (target,))
+    jobs = [job for job in found.of(target, kernel) if job.module == module]
+    job = max(jobs, key=lambda job: (len(job.signature), dict(job.constexprs).get("DEPENDENT", False)))
+    fn = getattr(found.module(module), kernel)
     source = ASTSource(
         fn=fn,
         signature={name: dict(job.signature).get(name, "constexpr") for name in fn.arg_names},

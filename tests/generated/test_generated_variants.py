@@ -1,23 +1,85 @@
-"""What `warmup` compiles can be asked for: calls of every variant are made on a CPU, and not launched."""
+"""What the checked-in packages list to compile: their calls are made on a CPU, and nothing is launched."""
+
+from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-import torch
+from enumerated import CACHE_KERNELS, ROWS_KERNELS, Enumerated, check_every_list, check_tiles, enumerate_package
 
-from mlagen.bench import load_package
-from mlagen.verify.checks import Subject
+from mlagen.compile.process import job_of, request_of
+from mlagen.plan import TARGETS
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(path.parent for path in (ROOT / "generated").glob("*/__init__.py"))
 
 
-@pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
-def test_every_module_makes_calls_of_all_its_variants(folder: Path) -> None:
-    package = load_package(folder)
-    modules = [path.stem for path in sorted(folder.glob("*.py")) if "\ndef variants(" in path.read_text()]
-    assert modules
-    for target in package.spec["targets"]:
-        with Subject(package.root, package.facts, "cpu", target).planned_for(None):
-            for module in modules:
-                assert package.module(module).variants(torch.device("cpu")), module
+@pytest.fixture(scope="module", params=PACKAGES, ids=lambda path: path.name)
+def found(request: pytest.FixtureRequest) -> Enumerated:
+    return enumerate_package(request.param)
+
+
+def test_each_kernel_is_listed_with_each_argument_and_no_variant_twice(found: Enumerated) -> None:
+    assert set(found.jobs) <= set(TARGETS)
+    check_every_list(found)
+
+
+def test_every_tile_and_alignment_is_listed(found: Enumerated) -> None:
+    check_tiles(found)
+
+
+def test_the_same_variants_are_listed_in_the_same_order_again(found: Enumerated) -> None:
+    assert enumerate_package(found.folder).jobs == found.jobs
+
+
+def test_a_job_is_what_was_described(found: Enumerated) -> None:
+    for target, jobs in found.jobs.items():
+        assert [job_of(target, request_of(job)) for job in jobs] == jobs
+
+
+def test_every_module_that_launches_lists_calls(found: Enumerated) -> None:
+    modules = [path.stem for path in sorted(found.folder.glob("*.py")) if "\ndef variants(" in path.read_text()]
+    assert "__init__" in modules
+    launched = {job.module for jobs in found.jobs.values() for job in jobs}
+    assert set(modules) - {"__init__"} <= launched
+
+
+def test_kernels_over_rows_always_write_maxima_and_lse(found: Enumerated) -> None:
+    for jobs in found.jobs.values():
+        for job in jobs:
+            names = {name for name, _ in (*job.signature, *job.constexprs)}
+            if "max_logits_ptr" in names and "kvcache" not in job.module and "partial_ptr" not in dict(job.signature):
+                assert {"max_logits_ptr", "lse_ptr"} <= {name for name, _ in job.signature}
+
+
+def test_rows_that_are_not_aligned_are_read_without_groups_of_indices(found: Enumerated) -> None:
+    for jobs in found.jobs.values():
+        given = [dict(job.constexprs) for job in jobs if job.kernel in (*ROWS_KERNELS, *CACHE_KERNELS)]
+        assert not [one for one in given if (one["ALIGNMENT"], one["INDEX_GROUP"]) == (1, 16)]
+
+
+def test_targets_that_launch_dependents_have_both_kinds_of_short_kernels(found: Enumerated) -> None:
+    """Kernels of many programs do not wait for those before them; gathers' and merges' are never so many."""
+    for target, jobs in found.jobs.items():
+        early = TARGETS[target].dependent_launch
+        waits = {
+            (job.kernel, dict(job.constexprs)["DEPENDENT"])
+            for job in jobs
+            if job.module in ("cache", "extra_cache", "index", "_splits")
+        }
+        many = ("_write_kernel", "_map_indices_kernel", "_combine_indices_kernel")
+        kernels = {kernel for kernel, _ in waits}
+        assert waits == {(kernel, early) for kernel in kernels} | {(kernel, False) for kernel in kernels & {*many}}
+        for job in jobs:
+            assert job.dependent == dict(job.constexprs).get("DEPENDENT", False) or job.kernel not in kernels
+
+
+def test_hopper_kernels_are_listed_for_hopper_alone(found: Enumerated) -> None:
+    for target, jobs in found.jobs.items():
+        modules = {job.module for job in jobs if job.module.endswith(("_hopper", "_swapped", "_union"))}
+        assert target == "sm90" or not modules
+
+
+def test_a_package_asks_for_one_of_its_targets(found: Enumerated) -> None:
+    with pytest.raises(KeyError, match="sm70"):
+        found.package.variants("sm70")

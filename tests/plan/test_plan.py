@@ -1,26 +1,22 @@
-"""The plan as a value, its compile jobs, and the work of a call."""
+"""The plan as a value, what its package lists to compile, and the work of a call."""
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import itertools
 
 import pytest
+from enumerated import ROWS_KERNELS, check_every_list, check_tiles, enumerate_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_specs import DENSE, ROOT, dims, make_spec
 
-from mlagen.backends import compile_jobs
-from mlagen.emit import render
-from mlagen.plan import TARGETS, load_plan, make_plan
+from mlagen.plan import load_plan, make_plan
 from mlagen.plan.splits import PartialRow
 from mlagen.spec import load
 
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla")
-SPARSE = set(WRAPPERS[:2])
-WRITERS = {"concat_and_cache_mla", "quantize_and_insert_k_cache"}
 VARIANTS = [
     {"attention": {"kind": "dense"}, **DENSE},
     {"attention": {"kind": "dense", "window": 512}, "layout": "fp8_per_tensor", **DENSE},
@@ -86,80 +82,34 @@ def test_a_plan_from_a_file_holds_its_spec(path):
     assert load_plan(path).spec == load(path)
 
 
-@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_jobs_name_every_target_tile_and_kernel_once(path):
-    plan = load_plan(path)
-    jobs = compile_jobs(plan)
-    assert len(set(jobs)) == len(jobs)
-    tables = plan.dense or plan.sparse
-    unaligned = dict(tables.unaligned) if tables else {}
-    asked = set(plan.spec.wrappers)
-    for target, rows in tables.tiles if tables else ():
-        every = [*rows, *unaligned[target]]
-        there = [job for job in jobs if job.target == target]
-        for kernel in ("_sparse_fwd_kernel", "_sparse_split_kernel") if asked & SPARSE else ():
-            mine = [job for job in there if job.kernel == kernel]
-            constants = [dict(job.constexprs) for job in mine]
-            assert {
-                (one["BLOCK_H"], one["BLOCK_N"], job.num_warps, job.num_stages, one["INDICES_AHEAD"])
-                for job, one in zip(mine, constants, strict=True)
-            } == {dataclasses.astuple(row.tile) for row in every}
-            alignments = {(one["ALIGNMENT"], one["INDEX_GROUP"]) for one in constants}
-            assert alignments == {(16, 16), (16, 1), (1, 16), (1, 1)}
-            assert all(one["NUM_STAGES"] == job.num_stages for job, one in zip(mine, constants, strict=True))
-            assert {job.expected_shared for job in mine} == {row.expected_shared for row in every}
-        mine = [job for job in there if job.kernel == "_dense_kernel"]
-        if plan.dense:
-            constants = [dict(job.constexprs) for job in mine]
-            assert {
-                (one["BLOCK_H"], one["BLOCK_N"], job.num_warps) for job, one in zip(mine, constants, strict=True)
-            } == {(row.tile.block_h, row.tile.block_n, row.tile.num_warps) for row in every}
-            # Rows that are not aligned take a page for each key.
-            assert {(one["ALIGNMENT"], one["WHOLE_PAGES"]) for one in constants} == {
-                (16, True),
-                (16, False),
-                (1, False),
-            }
-        for kernel, wrappers in (
-            ("_merge_splits_kernel", {*SPARSE, "flash_mla_with_kvcache", "decode_attention_fwd"}),
-            ("_write_kernel", WRITERS),
-        ):
-            alignments = [dict(job.constexprs)["ALIGNMENT"] for job in there if job.kernel == kernel]
-            assert set(alignments) == ({16, 1} if asked & wrappers else set())
-        kernels = [dict(job.constexprs) for job in there if job.module in ("cache", "extra_cache", "index", "_splits")]
-        # Many programs do not wait for those before them; gathers' and merges' are never so many.
-        assert {one["DEPENDENT"] for one in kernels} <= {TARGETS[target].dependent_launch, False}
-    assert {job.target for job in jobs} == set(plan.spec.targets) <= set(TARGETS)
-
-
 @pytest.mark.parametrize("changes", VARIANTS, ids=str)
-def test_a_job_gives_each_argument_of_its_kernel(changes):
+def test_a_package_of_any_choices_lists_every_variant_of_its_tiles(changes, tmp_path):
     plan = make_plan(make_spec(targets=("sm90", "gfx942"), **changes))
-    trees = {file.name: ast.parse(file.text) for file in render(plan).files}
-    jobs = compile_jobs(plan)
-    assert jobs
-    for job in jobs:
-        (kernel,) = [
-            node
-            for node in trees[f"{job.module}.py"].body
-            if isinstance(node, ast.FunctionDef) and node.name == job.kernel
-        ]
-        names = [argument.arg for argument in kernel.args.args]
-        if job.module.endswith(("_hopper", "_swapped")):  # whose constexprs are absent tensors, and a number of heads
-            assert sorted(names) == sorted(name for name, _ in (*job.signature, *job.constexprs))
-            assert [name for name in names if name in dict(job.signature)] == [name for name, _ in job.signature]
-            assert f"do_not_specialize=range({len(names) - names.count('BLOCK_H')})" in ast.unparse(
-                kernel.decorator_list[0]
-            )
-            wide = [arg.arg for arg in kernel.args.args if arg.annotation and ast.unparse(arg.annotation) == "gl.int64"]
-            assert wide == [name for name, kind in job.signature if kind == "i64"]
-            continue
-        assert names == [name for name, _ in (*job.signature, *job.constexprs)]
-        constexprs = [arg.arg for arg in kernel.args.args if arg.annotation and "constexpr" in ast.unparse(arg)]
-        assert constexprs == [name for name, _ in job.constexprs]
-        assert f"do_not_specialize=range({len(job.signature)})" in ast.unparse(kernel.decorator_list[0])
-        wide = [arg.arg for arg in kernel.args.args if arg.annotation and ast.unparse(arg.annotation) == "tl.int64"]
-        assert wide == [name for name, kind in job.signature if kind == "i64"]
+    found = enumerate_plan(plan, tmp_path)
+    check_every_list(found)
+    check_tiles(found)
+    for table, module in ((plan.sparse, "sparse_attention"), (plan.dense, "dense_attention")):
+        if table is not None and set(plan.spec.wrappers) & {*WRAPPERS[:2], *DENSE["wrappers"]}:
+            for target, rows in table.tiles:
+                listed = {tile[:5] for _, _, tile in found.module(module).TILES[target]}
+                assert listed <= {dataclasses.astuple(row.tile) for row in rows}
+
+
+@pytest.mark.parametrize("sink", ["none", "optional", "required"])
+@pytest.mark.parametrize("length", ["none", "optional", "required"])
+def test_variants_have_the_optional_tensors_that_calls_can_give(sink, length, tmp_path):
+    spec = make_spec(targets=("sm90",), attn_sink=sink, topk_length=length)
+    jobs = enumerate_plan(make_plan(spec), tmp_path).of("sm90", "_sparse_fwd_kernel")
+    names = ("attn_sink_ptr", "topk_length_ptr")
+    given = {tuple(name in dict(job.signature) for name in names) for job in jobs}
+    may = {"none": (False,), "optional": (True, False), "required": (True,)}
+    assert given == set(itertools.product(may[sink], may[length]))
+
+
+def test_one_wrapper_that_takes_no_optional_tensor_has_no_variant_with_one(tmp_path):
+    found = enumerate_plan(make_plan(make_spec(targets=("sm90",), wrappers=WRAPPERS[:1])), tmp_path)
+    for job in found.of("sm90", *ROWS_KERNELS):
+        assert not {"attn_sink_ptr", "topk_length_ptr"} & {name for name, _ in job.signature}
 
 
 @pytest.mark.parametrize(
@@ -170,8 +120,9 @@ def test_a_job_gives_each_argument_of_its_kernel(changes):
         (WRAPPERS, {"_sparse_hopper", "_sparse_swapped", "_splits", "cache", "sparse_attention"}),
     ],
 )
-def test_kernels_that_no_wrapper_launches_are_not_compiled(wrappers, modules):
-    assert {job.module for job in compile_jobs(make_plan(make_spec(wrappers=wrappers)))} == modules
+def test_kernels_that_no_wrapper_launches_are_not_listed(wrappers, modules, tmp_path):
+    found = enumerate_plan(make_plan(make_spec(targets=("sm80", "sm90"), wrappers=wrappers)), tmp_path)
+    assert {module for module, _ in found.kernels} == modules
 
 
 def test_work_of_a_call_by_hand():
@@ -218,6 +169,5 @@ def test_every_tile_of_the_merge_covers_v(dims, partials):
         assert tile.block_d & (tile.block_d - 1) == 0
         assert (tile.d_blocks - 1) * tile.block_d < d_v <= tile.d_blocks * tile.block_d
         assert splits.merge_masked or tile.d_blocks * tile.block_d == d_v
-        assert tile.expected_shared(32) == 0  # no sum crosses warps
     assert splits.merge_masked == any(tile.d_blocks * tile.block_d != d_v for tile in splits.merge)
     assert [tile.block_s for tile in splits.merge] == sorted(tile.block_s for tile in splits.merge)

@@ -1,9 +1,9 @@
 """Numbers of the Hopper kernels: which specs have them, which calls run them, what they take."""
 
 import pytest
+from enumerated import enumerate_plan
 from plan_specs import DENSE, make_spec
 
-from mlagen.backends import compile_jobs
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import HopperRow, load_plan, make_plan
 from mlagen.plan.hopper import reads_cache
@@ -139,14 +139,6 @@ def test_of_two_layouts_those_of_v41_are_read_in_their_order_alone(pytestconfig)
         assert not reads_cache(alone, alone)
 
 
-def test_calls_without_the_second_cache_are_a_variant_of_their_own(pytestconfig):
-    plan = load_plan(pytestconfig.rootpath / "specs" / "dsv41.yaml")
-    jobs = {job.variant: job for job in compile_jobs(plan) if job.module == "_kvcache_hopper"}
-    assert list(jobs) == ["64x128", "64x128 bare", "64x128 alone", "64x128 split"]
-    absent = {"extra_k_cache_ptr", "extra_indices_ptr", "extra_topk_length_ptr", "partial_ptr"}
-    assert {name for name, _ in jobs["64x128 alone"].constexprs} == absent
-
-
 def test_gluon_alone_is_had_over_a_cache_that_a_kernel_reads(tmp_path, pytestconfig):
     text = (pytestconfig.rootpath / "specs" / "dsv32_fp8.yaml").read_text() + "\nbackend: gluon\n"
     (tmp_path / "dsv32_fp8.yaml").write_text(text)
@@ -154,7 +146,7 @@ def test_gluon_alone_is_had_over_a_cache_that_a_kernel_reads(tmp_path, pytestcon
 
 
 @pytest.mark.parametrize(("group", "heads", "rows"), [(2, 32, 131072), (4, 16, 65536)])
-def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows):
+def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     plan = make_plan(make_spec(shared_indices=group))
     union = plan.sparse.union
     assert (union.group * union.heads, union.heads) == (64, heads)
@@ -166,8 +158,13 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows):
     assert union.words_a_thread * 32 * union.num_warps == union.words
     assert union.expected_shared == 2 * 32768
     assert union.hopper == plan.sparse.hopper
-    (tile,) = plan.sparse.redo_tiles
-    assert tile in [row.tile for _, rows in plan.sparse.tiles for row in rows]
+    # What they cannot share is done again with the tile of calls of so many heads.
+    found = enumerate_plan(plan, tmp_path)
+    tables = found.module("sparse_attention")
+    tile = next(tile for most, tokens, tile in tables.TILES["sm90"] if most >= heads and tokens == tables.ANY)
+    jobs = [job for job in found.of("sm90", "_sparse_redo_kernel") if ("INDEX_GROUP", 16) in job.constexprs]
+    again = {(dict(job.constexprs)["BLOCK_H"], dict(job.constexprs)["BLOCK_N"], job.num_warps) for job in jobs}
+    assert again == {(tile.block_h, tile.block_n, tile.num_warps)}
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from enumerated import check_every_list, check_tiles, enumerate_plan
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from plan_specs import ROOT, dims, make_spec
 
-from mlagen.backends import compile_jobs
 from mlagen.emit import render
 from mlagen.errors import LimitError, SpecErrors
 from mlagen.layout import CacheLayout, LayoutError, compose
@@ -177,27 +176,26 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
-def test_a_job_gives_each_argument_of_its_kernel(changes):
-    plan = plan_of(changes, targets=("sm80", "sm90", "gfx942"))
-    trees = {file.name: ast.parse(file.text) for file in render(plan).files}
-    jobs = compile_jobs(plan)
-    assert {job.module for job in jobs} - {"_kvcache_hopper"} == {"_splits", "kvcache_attention"}
-    assert len(set(jobs)) == len(jobs)
-    for job in jobs:
-        body = trees[f"{job.module}.py"].body
-        (kernel,) = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == job.kernel]
-        names = [argument.arg for argument in kernel.args.args]
-        if job.module == "_kvcache_hopper":  # which has absent tensors
-            assert [name for name in names if name in dict(job.signature)] == [name for name, _ in job.signature]
-            assert sorted(names) == sorted(name for name, _ in (*job.signature, *job.constexprs))
-            continue
-        assert names == [name for name, _ in (*job.signature, *job.constexprs)]
-        assert f"do_not_specialize=range({len(job.signature)})" in ast.unparse(kernel.decorator_list[0])
-        wide = [arg.arg for arg in kernel.args.args if arg.annotation and ast.unparse(arg.annotation) == "tl.int64"]
-        assert wide == [name for name, kind in job.signature if kind == "i64"]
-        facts = dict(job.constexprs)
-        if "HAS_E4M3" in facts:
-            assert facts["HAS_E4M3"] == TARGETS[job.target].has_e4m3
+def test_a_package_of_any_caches_lists_every_variant_of_its_tiles(changes, tmp_path):
+    found = enumerate_plan(plan_of(changes, targets=("sm80", "sm90", "gfx942")), tmp_path)
+    assert {module for module, _ in found.kernels} - {"_kvcache_hopper"} == {"_splits", "kvcache_attention"}
+    check_every_list(found)
+    check_tiles(found)
+
+
+@pytest.mark.parametrize("changes", [V4, V41], ids=["one layout", "two layouts"])
+def test_calls_without_the_second_cache_are_a_variant_of_their_own_where_its_layout_differs(changes, tmp_path):
+    found = enumerate_plan(plan_of(changes, targets=("sm90",)), tmp_path)
+    second = {"extra_k_cache_ptr", "extra_indices_ptr"}
+    for kernel in ("_kvcache_fwd_kernel", "_kvcache_split_kernel", "_kvcache_hopper_kernel"):
+        for lengths in (set(), {"topk_length_ptr"}):
+            given = {
+                frozenset(second & {name for name, _ in job.signature})
+                for job in found.of("sm90", kernel)
+                if lengths <= {name for name, _ in job.signature}
+            }
+            # Of one layout the first cache stands for an absent second one.
+            assert given == ({frozenset(), frozenset(second)} if changes is V41 else {frozenset(second)})
 
 
 def test_a_hash_of_a_kernel_takes_in_the_modules_it_imports(tmp_path):

@@ -1,17 +1,14 @@
-"""Tiles, blocks and jobs of multi-head attention and of the merges."""
+"""Tiles, blocks and variants of multi-head attention and of the merges."""
 
 from __future__ import annotations
 
-import ast
-import itertools
 from typing import Any
 
 import pytest
+from enumerated import check_every_list, check_tiles, enumerate_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlagen.backends import compile_jobs
-from mlagen.emit import render
 from mlagen.errors import LimitError
 from mlagen.plan import TARGETS, make_plan
 from mlagen.plan.merge import make_merge_plan
@@ -92,37 +89,18 @@ def test_dims_that_no_tile_holds_are_refused_with_the_arithmetic():
 
 @pytest.mark.parametrize("addressing", ["pointers", "descriptors"])
 @pytest.mark.parametrize("wrappers", [WRAPPERS, WRAPPERS[:1], WRAPPERS[1:2], WRAPPERS[2:]], ids=str)
-def test_jobs_are_of_every_variant_and_give_each_argument(addressing, wrappers):
-    plan = make_plan(make_spec(40, 72, addressing, wrappers=wrappers))
-    trees = {file.name: ast.parse(file.text) for file in render(plan).files}
-    jobs = compile_jobs(plan)
-    assert len(set(jobs)) == len(jobs)
-    assert {job.target for job in jobs} == set(TARGETS)
-    for job in jobs:
-        (kernel,) = [
-            node
-            for node in trees[f"{job.module}.py"].body
-            if isinstance(node, ast.FunctionDef) and node.name == job.kernel
-        ]
-        assert [one.arg for one in kernel.args.args] == [name for name, _ in (*job.signature, *job.constexprs)]
-        assert f"do_not_specialize=range({len(job.signature)})" in ast.unparse(kernel.decorator_list[0])
-        wide = [arg.arg for arg in kernel.args.args if arg.annotation and ast.unparse(arg.annotation) == "tl.int64"]
-        assert wide == [name for name, kind in job.signature if kind == "i64"]
-    if WRAPPERS[0] not in wrappers:
-        return
-    for target, rows in plan.varlen.tiles:
-        mine = [job for job in jobs if job.target == target and job.module == "varlen_attention"]
-        by_descriptor = addressing == "descriptors" and target in TMA
-        aligned = "_varlen_fwd_descriptor_kernel" if by_descriptor else "_varlen_fwd_kernel"
-        assert {(job.kernel, dict(job.constexprs).get("ALIGNMENT", 16)) for job in mine} == {
-            (aligned, 16),
-            ("_varlen_fwd_kernel", 1),
-        }
-        found = {(one["BLOCK_M"], one["BLOCK_N"], one["CAUSAL"]) for one in map(dict, (job.constexprs for job in mine))}
-        tiles = [row.tile for row in (*rows, *dict(plan.varlen.unaligned)[target])]
-        assert found == {
-            (tile.block_m, tile.block_n, causal) for tile, causal in itertools.product(tiles, (True, False))
-        }
+def test_a_package_lists_every_tile_and_mask_of_attention_and_every_alignment_of_a_merge(
+    addressing, wrappers, tmp_path
+):
+    found = enumerate_plan(make_plan(make_spec(40, 72, addressing, wrappers=wrappers)), tmp_path)
+    assert set(found.jobs) == set(TARGETS)
+    check_every_list(found)
+    check_tiles(found)
+    kernels = {"merge_attn_states": "_merge_states_kernel", "merge_attn_parts": "_merge_parts_kernel"}
+    for target in TARGETS:
+        for wrapper, kernel in kernels.items():
+            alignments = {dict(job.constexprs)["ALIGNMENT"] for job in found.of(target, kernel)}
+            assert alignments == ({16, 1} if wrapper in wrappers else set())
 
 
 def test_a_package_merges_values_of_its_heads_and_of_its_latent_rows():

@@ -1,0 +1,167 @@
+"""Variants that a package lists, loaded into this process, and what holds of any such list."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from triton.runtime.jit import JITFunction
+
+from mlagen.compile import CompileJob
+from mlagen.compile.process import job_of
+from mlagen.compile.worker import describe, load_package
+from mlagen.emit import apply, compare, render
+from mlagen.plan import TARGETS, Plan
+
+ROWS_KERNELS = ("_sparse_fwd_kernel", "_sparse_split_kernel")
+CACHE_KERNELS = ("_kvcache_fwd_kernel", "_kvcache_split_kernel")
+TILE = ("BLOCK_H", "BLOCK_N")
+# Strides for which this kernel has no more than 32 bits of a register: its wrapper refuses others, see `_reaches`.
+NARROW = ("_kvcache_hopper_kernel", {"q_head_stride", "indices_token_stride", "out_token_stride", "out_head_stride"})
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """A package and, by target, the variants that it lists, as they are and as the jobs that compile them."""
+
+    folder: Path
+    package: ModuleType
+    variants: dict[str, list[Any]]
+    jobs: dict[str, list[CompileJob]]
+
+    def module(self, name: str) -> Any:
+        """One of its modules."""
+        return importlib.import_module(f"{self.package.__name__}.{name}")
+
+    def of(self, target: str, *kernels: str) -> list[CompileJob]:
+        """The jobs of some kernels on a target."""
+        return [job for job in self.jobs[target] if job.kernel in kernels]
+
+    @property
+    def kernels(self) -> set[tuple[str, str]]:
+        """(module, kernel) of every variant."""
+        return {(job.module, job.kernel) for jobs in self.jobs.values() for job in jobs}
+
+
+def enumerate_package(folder: Path, targets: tuple[str, ...] | None = None) -> Enumerated:
+    """List the variants of a package for its targets, or some of them."""
+    package = load_package(folder)
+    variants = {
+        target: package.variants(target) for target in (package.SPEC["spec"]["targets"] if targets is None else targets)
+    }
+    jobs = {target: [job_of(target, describe(one)) for one in found] for target, found in variants.items()}
+    return Enumerated(folder, package, variants, jobs)
+
+
+def write_package(plan: Plan, parent: Path) -> Path:
+    """Render a package into a folder of a name that no other package of this process has."""
+    folder = parent / f"{plan.spec.name}_{next(_numbers)}"
+    apply(compare(render(plan), folder))
+    return folder
+
+
+def enumerate_plan(plan: Plan, parent: Path) -> Enumerated:
+    """List the variants of a plan's package, which is written beside others."""
+    return enumerate_package(write_package(plan, parent))
+
+
+def kernels_in(found: Enumerated) -> set[tuple[str, str]]:
+    """(module, kernel) of every function in the package's text that is compiled by itself."""
+    modules = [path.stem for path in found.folder.glob("*.py") if path.stem != "__init__"]
+    return {
+        (name, kernel)
+        for name in modules
+        for kernel, value in vars(found.module(name)).items()
+        if isinstance(value, JITFunction) and kernel.endswith("_kernel")
+    }
+
+
+def check_every_list(found: Enumerated) -> None:
+    """What holds of every package: each kernel is launched, none in a variant twice, and each argument is bound."""
+    assert found.kernels == kernels_in(found)
+    for target, variants in found.variants.items():
+        jobs = found.jobs[target]
+        assert jobs
+        assert len(set(jobs)) == len(jobs)
+        for variant, job in zip(variants, jobs, strict=True):
+            params = variant.kernel.params
+            names = [name for name, _ in (*job.signature, *job.constexprs)]
+            assert sorted(names) == sorted(param.name for param in params)
+            for param in params:
+                # Constexprs come last and are all that Triton looks at to tell one launch from another.
+                assert param.is_constexpr != param.do_not_specialize, (job.kernel, param.name)
+                narrow = job.kernel == NARROW[0] and param.name.removeprefix("extra_") in NARROW[1]
+                wide = param.name.endswith("stride") and not narrow
+                assert (param.annotation_type == "i64") == wide, (job.kernel, param.name)
+            assert [param.is_constexpr for param in params] == sorted(param.is_constexpr for param in params)
+            for name, value in job.constexprs:
+                assert value is not None or name.endswith("_ptr"), (job.kernel, name)
+            given = dict(job.constexprs)
+            assert given.get("NUM_STAGES", job.num_stages) == job.num_stages
+            assert given.get("HAS_E4M3", TARGETS[target].has_e4m3) == TARGETS[target].has_e4m3
+            assert given.get("ROUNDS_E4M3", TARGETS[target].rounds_e4m3) == TARGETS[target].rounds_e4m3
+            assert not job.dependent or TARGETS[target].dependent_launch
+
+
+def check_tiles(found: Enumerated) -> None:
+    """Every tile of a table is listed for every alignment that takes it, and no other."""
+    for target in found.jobs:
+        for module, kernels in (("sparse_attention", ROWS_KERNELS), ("kvcache_attention", CACHE_KERNELS)):
+            for kernel in kernels:
+                if jobs := found.of(target, kernel):
+                    tables = found.module(module)
+                    table = {tile[:5] for _, _, tile in tables.TILES[target]}
+                    small = {tables.UNALIGNED_TILES[target][:5]}
+                    assert _tiles_by(jobs, "INDICES_AHEAD", "ALIGNMENT", "INDEX_GROUP") == {
+                        (16, 16): table,
+                        (16, 1): small,
+                        (1, 1): small,
+                    }
+        if jobs := found.of(target, "_dense_kernel"):
+            tables = found.module("dense_attention")
+            small = tables.SMALL_TILES[target][:5]
+            # Rows that are not aligned take a page for each key.
+            assert _tiles_by(jobs, "PAGES_AHEAD", "ALIGNMENT", "WHOLE_PAGES") == {
+                (16, True): {small, *(tile[:5] for _, _, tile in tables.TILES[target])},
+                (16, False): {small},
+                (1, False): {small},
+            }
+        if jobs := [job for job in found.jobs[target] if job.module == "varlen_attention"]:
+            _check_heads(found, target, jobs)
+        for kernel in ("_merge_splits_kernel", "_write_kernel", "_gather_requests_kernel", "_gather_tokens_kernel"):
+            if jobs := found.of(target, kernel):
+                assert {dict(job.constexprs)["ALIGNMENT"] for job in jobs} == {16, 1}
+
+
+def _tiles_by(jobs: list[CompileJob], ahead: str, *alignment: str) -> dict[tuple[Any, ...], set[tuple[Any, ...]]]:
+    """Tiles that jobs compile, by their alignment."""
+    tiles: dict[tuple[Any, ...], set[tuple[Any, ...]]] = {}
+    for job in jobs:
+        given = dict(job.constexprs)
+        tile = (*(given[name] for name in TILE), job.num_warps, job.num_stages, given[ahead])
+        tiles.setdefault(tuple(given[name] for name in alignment), set()).add(tile)
+    return tiles
+
+
+def _check_heads(found: Enumerated, target: str, jobs: list[CompileJob]) -> None:
+    """The same of multi-head attention: each tile with a causal mask and without."""
+    tables = found.module("varlen_attention")
+    described = found.package.SPEC["spec"]["multi_head"]["addressing"] == "descriptors"
+    copied = described and target in ("sm90", "sm100", "sm120")
+    listed: dict[tuple[str, Any], set[tuple[Any, ...]]] = {}
+    for job in jobs:
+        given = dict(job.constexprs)
+        tile = (given["BLOCK_M"], given["BLOCK_N"], job.num_warps, job.num_stages, given["CAUSAL"])
+        listed.setdefault((job.kernel, given.get("ALIGNMENT", 16)), set()).add(tile)
+    aligned = "_varlen_fwd_descriptor_kernel" if copied else "_varlen_fwd_kernel"
+    table = {tuple(tile) for _, tile in tables.TILES[target]}
+    assert listed == {
+        (aligned, 16): {(*tile, causal) for tile in table for causal in (True, False)},
+        ("_varlen_fwd_kernel", 1): {(*tables.UNALIGNED_TILES[target], causal) for causal in (True, False)},
+    }
