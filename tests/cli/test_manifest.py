@@ -32,6 +32,7 @@ ONE = Resources(
     shared=4096,
     shared_limit=166912,
     block_h=None,
+    tabled=False,
     tensor_memory=0,
     instructions={},
     seconds=1.0,

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlagen.backends import compile_jobs
 from mlagen.bench.package import load_package
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
@@ -134,25 +133,6 @@ def test_a_tile_that_is_held_everywhere_makes_way_without_versions() -> None:
     after = make_plan(before.spec, held=[held])
     assert not after.has_versions
     assert dict(needed(after.sparse).tiles)["sm90"][-1].tile == smaller(tile)
-
-
-def test_tokens_that_cannot_share_rows_are_done_by_the_tile_of_their_triton() -> None:
-    before, after = plan_with("sparse_fwd")
-    (tile,) = needed(before.sparse).redo_tiles
-    assert set(needed(after.sparse).redo_tiles) <= {tile, smaller(tile)}
-    for triton in MINORS:
-        assert len(needed(after.under(triton).sparse).redo_tiles) == 1
-        jobs = [job for job in compile_jobs(after.under(triton)) if job.kernel == "_sparse_redo_kernel"]
-        assert any(job.num_warps == needed(after.under(triton).sparse).redo_tiles[0].num_warps for job in jobs)
-
-
-@pytest.mark.parametrize("family", PARTS)
-def test_kernels_of_every_triton_are_compiled(family: str) -> None:
-    before, after = plan_with(family)
-    every = set(compile_jobs(after))
-    assert set(compile_jobs(before)) < every
-    assert {job for triton in MINORS for job in compile_jobs(after.under(triton))} == every
-    assert set(compile_jobs(after.under((3, 6)))) == set(compile_jobs(before))
 
 
 def test_an_instead_that_does_not_fit_is_told_with_its_place() -> None:

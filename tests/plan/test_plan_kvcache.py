@@ -19,6 +19,7 @@ from mlagen.layout import CacheLayout, LayoutError, compose
 from mlagen.plan import TARGETS, Chunk, Plan, Tile, TileRow, layout_chunks, load_plan, make_plan
 from mlagen.plan.kvcache import CachedRow, cached_row, join_chunks, kvcache_rows
 from mlagen.plan.tiles import row_maker
+from mlagen.plan.tritons import MINORS, rows_under
 from mlagen.plan.tuned import TunedFiles, dump_tuned, tuned_path
 from mlagen.spec.models import NAMED_LAYOUTS
 
@@ -134,6 +135,7 @@ def test_every_target_takes_every_named_layout(target, model):
         assert 0 < row.expected_shared <= facts.shared_limit
         assert row.programs_per_sm >= 1
         assert row.reason
+    rows = rows_under(plan.kvcache.tiles, target, MINORS[0])
     *bounded, last = [row.max_heads for row in rows]
     assert last is None
     assert bounded == sorted(set(bounded))
