@@ -187,13 +187,17 @@ def _build_one(
         apply(compare(one.package, staged))
         for version in versions:
             one.proofs[version] = _compile(name, staged, chosen, version)
-        _raise_all([error for taken in one.proofs.values() for error in check_limits(taken, expected_products(plan))])
+        earlier = read_manifest(one.folder)
+        holds_under = {} if earlier is None else earlier.holds_under()
+        products = expected_products(plan)
+        broken = [check_limits(taken, products, holds_under=holds_under, spec=name) for taken in one.proofs.values()]
+        _raise_all([error for errors in broken for error in errors])
         if device is not None:
             one.results = verify_cached(one.package, staged, device)
             _raise_all(mismatches(one.results))
         proves = bool(versions) and chosen == list(plan.spec.targets)
-        earlier = read_manifest(one.folder) if proves else None
-        others = [] if earlier is None else [version for version in earlier.tritons if version not in versions]
+        kept = earlier.tritons if earlier is not None and proves else ()
+        others = [version for version in kept if version not in versions]
         held = still_proved(earlier, staged, plan.spec.targets, others)
     one.written = apply(drifts, force=force)
     if proves:

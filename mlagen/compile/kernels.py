@@ -15,6 +15,7 @@ from mlagen.compile.process import ask_triton_key
 from mlagen.compile.resources import Resources
 from mlagen.compile.toolchain import Toolchain
 
+KEPT = (".cubin", ".hsaco", ".json")  # of an entry; Triton loads it without the stages before the machine code
 GROUP = "__grp__"  # Triton's prefix of the file that names an entry's other files
 
 
@@ -73,7 +74,7 @@ def _pack(cache: Path, archive: Path) -> None:
     with tarfile.open(archive, "w:xz") as tar:
         for entry in sorted(cache.iterdir()):
             for group in sorted(entry.glob(f"{GROUP}*.json")):
-                names = [name for name in json.loads(group.read_text())["child_paths"] if not name.endswith(".source")]
+                names = [name for name in json.loads(group.read_text())["child_paths"] if name.endswith(KEPT)]
                 _add(tar, f"{entry.name}/{group.name}", json.dumps(names).encode())
                 for name in names:
                     _add(tar, f"{entry.name}/{name}", (entry / name).read_bytes())

@@ -211,7 +211,6 @@ def _environment(kernels_dir: Path, toolchain: Toolchain) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(_STEERING)}
     return kept | {
         "TRITON_CACHE_DIR": str(kernels_dir),
-        "TRITON_STORE_BINARY_ONLY": "1",
         "CUDA_VISIBLE_DEVICES": "",
         "HIP_VISIBLE_DEVICES": "",
         "PYTHONDONTWRITEBYTECODE": "1",

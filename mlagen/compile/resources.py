@@ -12,7 +12,7 @@ from mlagen.compile.job import CompileJob
 from mlagen.errors import LimitError
 from mlagen.plan.hopper import HOPPER_TARGET
 from mlagen.plan.targets import TARGETS
-from mlagen.plan.tritons import minors
+from mlagen.plan.tritons import allowed_spills, minor, minors
 from mlagen.plan.tuned import tuned_path
 
 # PTX ISA, "Tensor Memory": 512 columns a multiprocessor. Triton compares at the first launch only.
@@ -144,10 +144,11 @@ def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) ->
         )
     # Outside loops a spill is only told: ptxas trades a few bytes of prologue for occupancy, which costs nothing and
     # comes and goes with its version.
-    if taken.loop_spills:
+    allowed = allowed_spills(taken.kernel, minor(taken.triton))
+    if taken.loop_spills > allowed:
         yield (
-            f"spills inside loops: {taken.loop_spills:,} stack instructions - limit 0 = "
-            f"{taken.loop_spills:,} too many; spills {taken.spills:,} {taken.spill_unit} with "
+            f"spills inside loops: {taken.loop_spills:,} stack instructions - limit {allowed:,} = "
+            f"{taken.loop_spills - allowed:,} too many; spills {taken.spills:,} {taken.spill_unit} with "
             f"{taken.registers} registers a thread and {taken.num_warps} warps a program in use",
             f"a smaller tile or more warps (now {taken.num_warps})",
         )

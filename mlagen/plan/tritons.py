@@ -80,3 +80,13 @@ def table_under(table: Table[Row], triton: Minor) -> tuple[tuple[str, tuple[Row,
 def has_versions(table: Sequence[tuple[str, Sequence[TableRow]]]) -> bool:
     """Whether a row of the table holds for some Tritons alone."""
     return any(row.tritons is not None for _, rows in table for row in rows)
+
+
+# Most stack instructions in loops that a kernel of the Gluon back end may have under a Triton, by kernel and minor
+# version: it is correct there, and a little slower. docs/tritons.md names the packages.
+ALLOWED: dict[tuple[str, Minor], int] = {}
+
+
+def allowed_spills(kernel: str, triton: Minor) -> int:
+    """Stack instructions in loops that a kernel may have under a Triton; 0 for all but those that ALLOWED names."""
+    return ALLOWED.get((kernel, triton), 0)

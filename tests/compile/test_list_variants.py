@@ -8,7 +8,7 @@ import pytest
 
 from mlagen.compile import Toolchain, compile_jobs, content_keys, installed, list_variants, process
 from mlagen.errors import ToolError
-from mlagen.plan.tritons import TRITONS, minor_of
+from mlagen.plan.tritons import TRITONS, minor
 
 TARGETS = ("gfx942", "sm90")
 
@@ -74,7 +74,7 @@ def test_rows_of_another_version_are_listed_without_that_triton(package, tmp_pat
     for version in TRITONS:
         (job,) = list_variants(package, ["gfx942"], toolchain=Toolchain(version))
         tiles[version] = dict(job.constexprs)["BLOCK_M"]
-    assert tiles == {version: 32 if minor_of(version) < (3, 7) else 64 for version in TRITONS}
+    assert tiles == {version: 32 if minor(version) < (3, 7) else 64 for version in TRITONS}
     assert not (tmp_path / "mlagen" / "triton").exists()
 
 

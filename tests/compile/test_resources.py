@@ -33,6 +33,7 @@ FITS = Resources(
     shared=232_448,
     shared_limit=232_448,
     block_h=16,
+    tabled=True,
     tensor_memory=0,
     instructions={"HGMMA": 12},
     seconds=1.5,
@@ -52,17 +53,17 @@ def test_each_broken_limit_is_an_error_of_its_own():
     over = replace(FITS, target="sm100", shared=232_449, spills=8, loop_spills=1200, tensor_memory=608)
     messages = [error.message.removeprefix("sparse_attention._sparse_fwd_kernel ") for error in check_limits([over])]
     assert messages == [
-        "[h<=16 [a|b]] for sm100: shared memory 232,449 bytes - limit 232,448 bytes = 1 bytes too many",
-        "[h<=16 [a|b]] for sm100: spills inside loops: 1,200 stack instructions - limit 0 = 1,200 too many; "
+        "[h<=16 [a|b]] for sm100 under Triton 3.7.1: shared memory 232,449 bytes - limit 232,448 bytes = 1 bytes too many",
+        "[h<=16 [a|b]] for sm100 under Triton 3.7.1: spills inside loops: 1,200 stack instructions - limit 0 = 1,200 too many; "
         "spills 8 stack bytes a thread with 255 registers a thread and 8 warps a program in use",
-        "[h<=16 [a|b]] for sm100: tensor memory 608 columns - limit 512 columns = 96 columns too many",
+        "[h<=16 [a|b]] for sm100 under Triton 3.7.1: tensor memory 608 columns - limit 512 columns = 96 columns too many",
     ]
 
 
 def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
-    over = replace(FITS, loop_spills=35)
+    over = replace(FITS, loop_spills=35, triton="3.8.0")
     holds_under = {label(FITS): ["3.6.0", "3.7.1", "3.8.0"], label(replace(FITS, variant="h<=8")): ["3.9.0"]}
-    (error,) = check_limits([over], triton="3.8.0", holds_under=holds_under, spec="dsv32")
+    (error,) = check_limits([over], holds_under=holds_under, spec="dsv32")
     assert error.message.startswith("sparse_attention._sparse_fwd_kernel [h<=16 [a|b]] for sm90 under Triton 3.8.0: ")
     assert error.message.endswith("; holds under Triton 3.6.0, 3.7.1")
     assert error.hint == (
@@ -75,8 +76,8 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     ("changes", "remedies"),
     [
         ({"module": "cache"}, []),
-        ({"variant": "16x16 odd rows"}, []),
-        ({"module": "dense_attention", "variant": "16x16 small pages"}, []),
+        ({"tabled": False}, []),
+        ({"module": "dense_attention", "tabled": False}, []),
         ({"module": "dense_attention"}, ["a smaller tile or more warps (now 8) in dense_rows of tuned/NAME/sm90.yaml"]),
         ({"module": "kvcache_attention"}, ["in kvcache_rows of tuned/NAME/sm90.yaml beside the spec"]),
         ({"module": "_kvcache_hopper"}, ["`backend: triton` and no `shared_indices` in the spec"]),
@@ -88,7 +89,7 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     ids=str,
 )
 def test_a_hint_names_what_a_user_can_do_about_a_kernel(changes, remedies):
-    (error,) = check_limits([replace(FITS, loop_spills=1, **changes)], triton="3.8.0")
+    (error,) = check_limits([replace(FITS, loop_spills=1, **changes)])
     first, *found, last = error.hint.removeprefix("mend with one of: ").split("; ")
     assert (first, last) == ("--triton with another version", "the spec's targets without sm90")
     assert len(found) == len(remedies)

@@ -20,7 +20,7 @@ from mlagen.compile import CompileJob, compile_jobs, content_keys, installed
 from mlagen.compile.process import job_of
 from mlagen.emit.render import sha256
 from mlagen.plan import TARGETS, Tile, load_plan
-from mlagen.plan.tritons import TRITONS
+from mlagen.plan.tritons import TRITONS, allowed_spills, minor
 
 SPECS = Path(__file__).parents[2] / "specs"
 GENERATED = SPECS.with_name("generated")
@@ -44,9 +44,9 @@ def listed_under(version: str) -> dict[str, list[CompileJob]]:
     }
 
 
-def broken(variant: dict[str, Any], taken: dict[str, int]) -> Iterator[str]:
-    """The limits that a variant breaks under a version: none may spill in a loop, or take more than its target has."""
-    if taken["loop_spills"]:
+def broken(variant: dict[str, Any], taken: dict[str, int], version: str) -> Iterator[str]:
+    """The limits that a variant breaks under a version: it spills in a loop, or takes more than its target has."""
+    if taken["loop_spills"] > allowed_spills(variant["kernel"], minor(version)):
         yield f"{taken['loop_spills']} stack instructions in loops"
     if taken["shared"] > TARGETS[variant["target"]].shared_limit:
         yield f"{taken['shared']} bytes of shared memory"
@@ -89,7 +89,7 @@ def test_every_variant_holds_under_every_version(folder: Path) -> None:
     for version, measured in manifest.measured.items():
         for key, values in measured.items():
             variant = manifest.variants[key]
-            for why in broken(variant, dict(zip(COLUMNS, (value or 0 for value in values), strict=True))):
+            for why in broken(variant, dict(zip(COLUMNS, (value or 0 for value in values), strict=True)), version):
                 told.append(f"{version}: {variant['kernel']} [{variant['variant']}] for {variant['target']}: {why}")
     assert told == []
 
