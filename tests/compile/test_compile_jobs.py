@@ -120,8 +120,8 @@ def test_over_the_limit_is_told_with_the_arithmetic(package, make_job, cache):
     )
     (error,) = check_limits([result, fits])
     assert error.message == (
-        "misfits._pipelined_kernel [BLOCK=128] for sm86 under Triton 3.7.1: shared memory 131,072 bytes - limit 101,376 bytes = "
-        "29,696 bytes too many"
+        f"misfits._pipelined_kernel [BLOCK=128] for sm86 under Triton {result.triton}: "
+        "shared memory 131,072 bytes - limit 101,376 bytes = 29,696 bytes too many"
     )
     assert error.exit_code == 1
 
