@@ -321,7 +321,7 @@ def test_a_rows_figures_are_those_of_the_plan(v4: Plan, kernels: Tunable) -> Non
     assert v4.kvcache is not None
     for name, rows in (v4.sparse if kernels is SPARSE else v4.kvcache).tiles:
         for row in rows:
-            assert kernels.row(v4, row.tile, TARGETS[name], row.reason, row.max_heads) == row
+            assert kernels.row(v4, row.tile, TARGETS[name], row.reason, row.max_heads) == replace(row, tritons=None)
 
 
 def test_both_kernels_over_a_cache_are_compiled_for_a_candidate(v4: Plan, tmp_path: Path) -> None:

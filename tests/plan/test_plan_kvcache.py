@@ -297,6 +297,6 @@ def test_tuned_rows_replace_a_targets_own(tmp_path):
     write(tmp_path, f"kvcache_rows:\n  - {ROW}\n", fits=load_plan(tmp_path / "some.yaml").fits)
     plan = load_plan(tmp_path / "some.yaml")
     assert plan.kvcache is not None
-    ((row,),) = [rows for target, rows in plan.kvcache.tiles if target == "sm90"]
+    (row,) = rows_under(plan.kvcache.tiles, "sm90", MINORS[0])
     assert (row.tile, row.programs_per_sm) == (Tile(16, 32, 4, 2, True), 2)
     assert row.reason.startswith("tuned: ")

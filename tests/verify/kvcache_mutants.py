@@ -140,7 +140,7 @@ CALL_MUTANTS = (
         "refuses: workspace, too small*",
     ),
     _literal("a lone page's stride counts", "if pages > 1 else 0", "", "kvcache: cache: one page, odd*", file=SPLITS),
-    _literal("rows are always called aligned", "1 if rows % 16 else 16", "16", "kvcache: layout: q odd"),
+    _literal("rows are always called aligned", "if rows % 16:", "if rows < 0:", "kvcache: layout: q odd"),
     _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "kvcache: topk: 17*"),
     Mutant(
         "caches are always called aligned",

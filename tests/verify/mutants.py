@@ -207,7 +207,7 @@ MUTANTS = (
         "sparse: batch invariant: rows *",
         file=SPLITS,
     ),
-    _literal("rows are always called aligned", "1 if rows % 16 else 16", "16", "sparse: layout: kv odd"),
+    _literal("rows are always called aligned", "if rows % 16:", "if rows < 0:", "sparse: layout: kv odd"),
     _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse: topk: 17"),
     _literal(
         "out is allocated though given", "if tensor is None:", "if True:", "sparse: manners: buffers *", file=SPLITS

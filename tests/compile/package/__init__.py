@@ -11,6 +11,10 @@ class Variant(NamedTuple):
     constexprs: tuple
     options: dict
 
+    def compile(self):
+        """Compiles the kernel for the current device; launches nothing."""
+        return self.kernel.warmup(*self.arguments, *self.constexprs, grid=(1,), **self.options)
+
 
 def variants(target):
     """The tiny kernel without a bias and, on NVIDIA, with one; its tile depends on the Triton at hand."""
