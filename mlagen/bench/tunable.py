@@ -106,19 +106,18 @@ class Tunable:
         apply(compare(render(self.with_rows(alone, target.name, rows)), folder))
         found: dict[Tile, list[CompileJob]] = {row.tile: [] for row in rows}
         for job in list_variants(folder, [target.name], toolchain=toolchain):
-            if job.module == self.module and (tile := _tile_of(job)) in found:
+            if job.module == self.module and job.tabled and (tile := tile_of(job)) in found:
                 found[tile].append(job)
         return found
 
 
-def _tile_of(job: CompileJob) -> Tile | None:
-    """The tile of the table that a job compiles; None where it compiles one for other calls, or none."""
+def tile_of(job: CompileJob) -> Tile | None:
+    """The tile that a job of attention over latent rows is compiled with; None where its kernel takes none."""
     given = dict(job.constexprs)
-    aligned = all(given.get(name, 16) == 16 for name in ("ALIGNMENT", "INDEX_GROUP"))
-    if "BLOCK_H" not in given or not aligned or given.get("WHOLE_PAGES") is False:
+    if job.block_h is None or "BLOCK_N" not in given:
         return None
     ahead = bool(given.get("INDICES_AHEAD") or given.get("PAGES_AHEAD"))
-    return Tile(int(given["BLOCK_H"] or 0), int(given["BLOCK_N"] or 0), job.num_warps, job.num_stages, ahead)
+    return Tile(job.block_h, int(given["BLOCK_N"] or 0), job.num_warps, job.num_stages, ahead)
 
 
 def _sparse_shape(package: BenchPackage, regime: Regime) -> Shape:

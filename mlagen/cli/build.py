@@ -105,12 +105,12 @@ def build(
         )
     if check and (diff or force):
         raise UsageError("--check writes and prints nothing that --diff or --force would change; give one of them")
-    versions = () if no_compile else parse_tritons(triton)
     plans = _load_all(spec_files(specs))
     built = [Built(path, render(plan), folder / plan.spec.name) for path, plan in plans]
     if check or diff:
         _compare_all(built, check, as_json, folder)
         return
+    versions = () if no_compile else parse_tritons(triton)  # here, since a check does without Triton
     if cache_dir is not None:
         _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
         return
@@ -166,12 +166,16 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -
             out.print(f"{drift.path}: {drift.kind}", markup=False)
             click.echo(drift.diff(), nl=False)
     if check and drifts:
-        out_folder = [] if folder == GENERATED else ["--out", str(folder)]
         drifted = [one.path for one in built if any(drift.path.parent == one.folder for drift in drifts)]
         raise DriftError(
             f"{len(drifts)} generated files differ from their specs",
-            hint=f"mend with: {shlex.join(['mlagen', 'build', *map(str, drifted), *out_folder])}",
+            hint=f"mend with: {_build_command(drifted, folder)}",
         )
+
+
+def _build_command(specs: Sequence[Path], folder: Path) -> str:
+    """The command that builds the specs into a folder, as one would type it."""
+    return shlex.join(["mlagen", "build", *map(str, specs), *([] if folder == GENERATED else ["--out", str(folder)])])
 
 
 def _build_one(
@@ -205,7 +209,7 @@ def _build_one(
         if lost:
             err.print(
                 f"{one.folder}: no longer proved under triton {', '.join(lost)}, since kernels changed; mend with: "
-                f"mlagen build {one.path} --triton {','.join((*versions, *lost))}",
+                f"{_build_command([one.path], one.folder.parent)} --triton {','.join((*versions, *lost))}",
                 markup=False,
             )
         text = make_manifest(one.package, one.proofs, held).text()
@@ -242,10 +246,11 @@ def _compile_ahead(
     written = []
     for (_, plan), one in zip(plans, built, strict=True):
         name = plan.spec.name
-        for drift in compare(one.package, one.folder):
+        drifts = compare(one.package, one.folder)
+        if drifts:
             raise DriftError(
-                f"{drift.path}: {drift.kind}: kernels compiled ahead serve the very text that they are compiled from",
-                hint=f"mend with: mlagen build {one.path}",
+                f"{drifts[0].path}: {drifts[0].kind}: kernels are compiled ahead from the text that is imported",
+                hint=f"mend with: {_build_command([one.path], one.folder.parent)}",
             )
         for target in _chosen(plan, targets):
             for version in versions:

@@ -33,12 +33,8 @@ class Manifest:
     measured: dict[str, dict[str, tuple[int | None, ...]]]
 
     def holds_under(self) -> dict[str, list[str]]:
-        """The versions under which each variant holds, by the name that messages give it."""
-        held: dict[str, list[str]] = {}
-        for key, variant in self.variants.items():
-            name = f"{variant['module']}.{variant['kernel']} [{variant['variant']}] for {variant['target']}"
-            held[name] = [version for version in self.tritons if key in self.measured[version]]
-        return held
+        """The versions under which each variant holds, by its key."""
+        return {key: [version for version in self.tritons if key in self.measured[version]] for key in self.variants}
 
     def text(self) -> str:
         """The manifest as text: the same on every machine, one line a file and a variant."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlagen.backends.triton.common import FULL_ALIGNMENT
+
 
 @dataclass(frozen=True)
 class CompileJob:
@@ -28,6 +30,22 @@ class CompileJob:
     num_warps: int
     num_stages: int
     dependent: bool = False
+
+    @property
+    def block_h(self) -> int | None:
+        """The constexpr BLOCK_H; None without."""
+        found = dict(self.constexprs).get("BLOCK_H")
+        return None if found is None else int(found)
+
+    @property
+    def tabled(self) -> bool:
+        """Whether it is for calls that take their tile from the target's table.
+
+        Calls whose rows or indices are not aligned, and those over small pages, take another tile.
+        """
+        given = dict(self.constexprs)
+        aligned = all(given.get(name, FULL_ALIGNMENT) == FULL_ALIGNMENT for name in ("ALIGNMENT", "INDEX_GROUP"))
+        return aligned and given.get("WHOLE_PAGES", True) is True
 
     @property
     def variant(self) -> str:

@@ -20,10 +20,10 @@ from mlagen.compile.job import CompileJob
 from mlagen.compile.process import Worker, job_of, request_of
 from mlagen.compile.resources import Resources
 from mlagen.compile.toolchain import Toolchain, installed
+from mlagen.errors import ToolError
 from mlagen.plan.hopper import HOPPER_TARGET
 from mlagen.plan.targets import TARGETS
 
-FULL_ALIGNMENT = 16  # of ALIGNMENT and INDEX_GROUP, for calls whose tile is the table's
 KEY_DIGITS = 16  # of a key as people and manifests see it
 
 
@@ -102,6 +102,8 @@ def compile_jobs(
         ToolError: a kernel does not compile or does not fit its job, or a worker died or took too long.
     """
     package_dir, toolchain = package_dir.resolve(), toolchain or installed()
+    if toolchain.folder is None and toolchain.version != installed().version:
+        raise ToolError(f"triton {toolchain.version} is not at hand: {installed().version} is installed")
     cache = ResultCache(cache_dir or default_cache_dir())
     contents = _contents(package_dir)
     results: dict[int, Resources] = {}
@@ -204,9 +206,6 @@ def _serve(
 
 
 def _resources(job: CompileJob, measured: Measured, triton: str, content: str, *, cached: bool) -> Resources:
-    given = dict(job.constexprs)
-    block_h = given.get("BLOCK_H")
-    aligned = all(given.get(name, FULL_ALIGNMENT) == FULL_ALIGNMENT for name in ("ALIGNMENT", "INDEX_GROUP"))
     return Resources(
         module=job.module,
         kernel=job.kernel,
@@ -222,8 +221,8 @@ def _resources(job: CompileJob, measured: Measured, triton: str, content: str, *
         loop_spills=measured.loop_spills,
         shared=measured.shared,
         shared_limit=TARGETS[job.target].shared_limit,
-        block_h=None if block_h is None else int(block_h),
-        tabled=aligned and given.get("WHOLE_PAGES", True) is True,
+        block_h=job.block_h,
+        tabled=job.tabled,
         tensor_memory=measured.tensor_memory,
         instructions=measured.instructions,
         seconds=measured.seconds,

@@ -117,7 +117,7 @@ def check_limits(
         resources: compiled kernels.
         expected_products: warpgroup products that the plan expects in the code, by kernel and BLOCK_H, as
             `mlagen.backends.expected_products` gives them; of kernels that are not named they are not judged.
-        holds_under: versions of Triton under which a kernel is known to keep its limits, by `label`.
+        holds_under: versions of Triton under which a kernel is known to keep its limits, by `Resources.key`.
         spec: name of their spec, whose tuned file may give them other tiles.
 
     Returns:
@@ -125,7 +125,7 @@ def check_limits(
     """
     errors = []
     for taken in resources:
-        holds = [version for version in holds_under.get(label(taken), ()) if version != taken.triton]
+        holds = [version for version in holds_under.get(taken.key, ()) if version != taken.triton]
         named = f"{label(taken)} under Triton {taken.triton}"
         known = f"; holds under Triton {', '.join(holds)}" if holds else ""
         for broken, other_tile in _broken(taken, expected_products):

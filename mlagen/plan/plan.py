@@ -14,7 +14,6 @@ from mlagen.plan import fits, work
 from mlagen.plan.cache import CachePlan, make_cache_plan
 from mlagen.plan.chunks import Chunk, make_chunks
 from mlagen.plan.dense import DENSE_WRAPPERS, DensePlan, make_dense_plan
-from mlagen.plan.held import Held, read_held, split_table
 from mlagen.plan.hopper import (
     HOPPER_TARGET,
     HopperPlan,
@@ -34,10 +33,11 @@ from mlagen.plan.kvcache import (
     make_kvcache_plan,
 )
 from mlagen.plan.merge import MergePlan, make_merge_plan
+from mlagen.plan.replacements import Replacement, read_replacements, split_table
 from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import RowMaker, Tile, TileRow, default_rows, row_maker, unaligned_row, unaligned_tile
-from mlagen.plan.tritons import Minor, has_versions, table_under
+from mlagen.plan.tritons import has_versions
 from mlagen.plan.tuned import FAMILY_OF, HOPPER_KINDS, TunedFiles
 from mlagen.plan.union import UnionPlan, make_union
 from mlagen.plan.union import refusal as union_refusal
@@ -141,16 +141,6 @@ class Plan:
         parts = (self.sparse, self.kvcache, self.dense, self.varlen)
         return any(has_versions(part.tiles) or has_versions(part.unaligned) for part in parts if part is not None)
 
-    def under(self, triton: Minor) -> Plan:
-        """The plan as a package has it under a Triton: without the rows of others."""
-        return replace(
-            self,
-            sparse=_under(self.sparse, triton),
-            kvcache=_under(self.kvcache, triton),
-            dense=_under(self.dense, triton),
-            varlen=_under(self.varlen, triton),
-        )
-
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""
         return work.flops(tokens, num_heads, self.sparse_attention.topk, self.d_qk, self.d_v)
@@ -200,12 +190,6 @@ def _rows_block_size(spec: Spec, layout: CacheLayout | None) -> int | None:
 AnyPart = TypeVar("AnyPart", SparsePlan, KvcachePlan, DensePlan, VarlenPlan)
 
 
-def _under(part: AnyPart | None, triton: Minor) -> AnyPart | None:
-    if part is None:
-        return None
-    return replace(part, tiles=table_under(part.tiles, triton), unaligned=table_under(part.unaligned, triton))
-
-
 def _fits(
     spec: Spec,
     layouts: tuple[CacheLayout | None, CacheLayout | None],
@@ -230,8 +214,8 @@ def _fits(
     return found
 
 
-def _split_by_version(plan: Plan, held: Sequence[Held]) -> Plan:
-    """The plan with rows of their own for Tritons under which a tile is held."""
+def _split_by_version(plan: Plan, replacements: Sequence[Replacement]) -> Plan:
+    """The plan with rows of their own for Tritons under which a tile is replacements."""
     of = plan.fits
     sparse, kvcache, dense, varlen = plan.sparse, plan.kvcache, plan.dense, plan.varlen
     if sparse is not None:
@@ -243,14 +227,14 @@ def _split_by_version(plan: Plan, held: Sequence[Held]) -> Plan:
         def small(like: TileRow, tile: Tile, target: Target, reason: str) -> TileRow:
             return unaligned_row(tile, chunks, target, reason)
 
-        sparse = _split_part(sparse, held, of[fits.SPARSE_FWD], row, small)
+        sparse = _split_part(sparse, replacements, of[fits.SPARSE_FWD], row, small)
     if kvcache is not None:
-        kvcache = _split_part(kvcache, held, of[fits.SPARSE_DECODE], *_row_makers(kvcache.cached))
+        kvcache = _split_part(kvcache, replacements, of[fits.SPARSE_DECODE], *_row_makers(kvcache.cached))
     if dense is not None:
-        dense = _split_part(dense, held, of[fits.DENSE_DECODE], *_row_makers(dense.cached))
+        dense = _split_part(dense, replacements, of[fits.DENSE_DECODE], *_row_makers(dense.cached))
     if varlen is not None:
         wide, narrow = (functools.partial(varlen.row, aligned=aligned) for aligned in (True, False))
-        varlen = _split_part(varlen, held, of[fits.DENSE_FWD], wide, narrow)
+        varlen = _split_part(varlen, replacements, of[fits.DENSE_FWD], wide, narrow)
     return replace(plan, sparse=sparse, kvcache=kvcache, dense=dense, varlen=varlen)
 
 
@@ -267,10 +251,10 @@ def _row_makers(cached: CachedRow) -> tuple[Callable[..., TileRow], Callable[...
 
 
 def _split_part(
-    part: AnyPart, held: Sequence[Held], of: str, row: Callable[..., Any], small: Callable[..., Any]
+    part: AnyPart, replacements: Sequence[Replacement], of: str, row: Callable[..., Any], small: Callable[..., Any]
 ) -> AnyPart:
-    tiles = split_table(part.tiles, held, of, "tiles", row)
-    return replace(part, tiles=tiles, unaligned=split_table(part.unaligned, held, of, "unaligned", small))
+    tiles = split_table(part.tiles, replacements, of, "tiles", row)
+    return replace(part, tiles=tiles, unaligned=split_table(part.unaligned, replacements, of, "unaligned", small))
 
 
 def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
@@ -290,12 +274,12 @@ def _fields(spec: Spec) -> list[tuple[str, int]]:
     return [("nope", dims.kv_lora_rank), *rope]
 
 
-def load_plan(path: Path, held: Sequence[Held] | None = None) -> Plan:
+def load_plan(path: Path, replacements: Sequence[Replacement] | None = None) -> Plan:
     """Reads a spec and the tuned tiles that fit it, and derives the plan.
 
     Args:
         path: the spec.
-        held: tiles that hold under some Tritons alone; None: those of `held.yaml`.
+        replacements: tiles that hold under some Tritons alone; None: those of `replacements.yaml`.
 
     Raises:
         SpecErrors: the spec, or a tuned file, is off.
@@ -323,7 +307,12 @@ def load_plan(path: Path, held: Sequence[Held] | None = None) -> Plan:
         if family in of
     }
     return make_plan(
-        spec, tuned.get(fits.SPARSE_FWD), tuned.get(fits.SPARSE_DECODE), calls, tuned.get(fits.DENSE_DECODE), held
+        spec,
+        tuned.get(fits.SPARSE_FWD),
+        tuned.get(fits.SPARSE_DECODE),
+        calls,
+        tuned.get(fits.DENSE_DECODE),
+        replacements,
     )
 
 
@@ -333,7 +322,7 @@ def make_plan(
     tuned_kvcache: Mapping[str, Sequence[TileRow]] | None = None,
     tuned_hopper: Mapping[str, Sequence[HopperRow] | None] | None = None,
     tuned_dense: Mapping[str, Sequence[TileRow]] | None = None,
-    held: Sequence[Held] | None = None,
+    replacements: Sequence[Replacement] | None = None,
 ) -> Plan:
     """Derives the plan.
 
@@ -343,7 +332,7 @@ def make_plan(
         tuned_kvcache: the same of attention over a cache.
         tuned_hopper: which calls run the Hopper kernels, by `tuned.HOPPER_KINDS`.
         tuned_dense: as `tuned`, of dense attention.
-        held: tiles that hold under some Tritons alone; None: those of `held.yaml`.
+        replacements: tiles that hold under some Tritons alone; None: those of `replacements.yaml`.
 
     Raises:
         LimitError: the spec asks for the Gluon back end, or for shared indices, and cannot have them; or a target
@@ -383,7 +372,7 @@ def make_plan(
         varlen=varlen,
         merge=merge,
     )
-    return _split_by_version(plan, read_held() if held is None else held)
+    return _split_by_version(plan, read_replacements() if replacements is None else replacements)
 
 
 TunedRows = Mapping[str, Sequence[TileRow]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 TRITONS = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")  # one release a minor version, which stands for all of that version's
@@ -68,13 +68,6 @@ def rows_under(table: Table[Row], target: str, triton: Minor) -> tuple[Row, ...]
     """The rows that a table has for a target under a Triton; of these, the first that holds a call is taken."""
     proved = proved_for(triton)
     return tuple(row for row in dict(table)[target] if holds(row, proved))
-
-
-def table_under(table: Table[Row], triton: Minor) -> tuple[tuple[str, tuple[Row, ...]], ...]:
-    """A table as a package has it under a Triton: without the rows of others."""
-    return tuple(
-        (target, tuple(replace(row, tritons=None) for row in rows_under(table, target, triton))) for target, _ in table
-    )
 
 
 def has_versions(table: Sequence[tuple[str, Sequence[TableRow]]]) -> bool:

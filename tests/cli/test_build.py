@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -191,3 +192,23 @@ def test_the_module_runs_as_a_command(workspace: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "generated/small" in done.stdout
+
+
+def test_kernels_compiled_ahead_lie_in_the_packages_folder_by_target_and_triton(run: Run, workspace: Path) -> None:
+    run("build", *TEXT_ONLY)
+    result = run("build", "--cache", "generated", "--target", "gfx942")
+    assert result.exit_code == 0
+    (path,) = (workspace / "generated" / "small").glob("kernels-*")
+    assert result.stdout.split() == [str(path.relative_to(workspace))]
+    assert path.name.startswith(f"kernels-gfx942-triton{installed().version}-")
+    with tarfile.open(path) as tar:
+        endings = {Path(name).suffix for name in tar.getnames()}
+    assert endings == {".json", ".hsaco"}
+
+
+def test_kernels_are_compiled_ahead_of_no_text_but_the_packages(run: Run, workspace: Path) -> None:
+    result = run("build", "--cache", "generated", "--target", "gfx942")
+    assert result.exit_code == 1
+    assert "mend with: mlagen build specs/small.yaml" in result.stderr
+    assert not (workspace / "generated").exists()
+    assert run("build", "--cache", "generated", "--check").exit_code == 2

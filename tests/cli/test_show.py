@@ -15,7 +15,7 @@ from conftest import Run
 
 from mlagen import GENERATOR
 from mlagen.plan import load_plan, needed
-from mlagen.plan.held import Held
+from mlagen.plan.replacements import Replacement
 from mlagen.spec.known import specs_dir
 
 
@@ -48,11 +48,11 @@ def test_rows_of_some_tritons_alone_are_shown_with_them(
     assert f"tiles hold for: {plan.fits['sparse_fwd']}\n" in shown
     assert "triton" not in shown
     tile = dict(needed(plan.sparse).tiles)["sm80"][0].tile
-    held = Held(plan.fits["sparse_fwd"], "tiles", "sm80", tile, ((3, 8), (3, 9)), replace(tile, num_warps=8))
-    monkeypatch.setattr("mlagen.plan.plan.read_held", lambda: (held,))
+    entry = Replacement(plan.fits["sparse_fwd"], "tiles", "sm80", tile, ((3, 8), (3, 9)), replace(tile, num_warps=8))
+    monkeypatch.setattr("mlagen.plan.plan.read_replacements", lambda: (entry,))
     shown = run("show", "plan", "specs/small.yaml").stdout
     assert re.search(rf"sm80 .* 3\.6 to 3\.7 +{tile} ", shown)
-    assert re.search(rf"sm80 .* 3\.8 to 3\.9 +{held.instead} ", shown)
+    assert re.search(rf"sm80 .* 3\.8 to 3\.9 +{entry.instead} ", shown)
     assert re.search(r"gfx942 .* any +\d+x\d+ ", shown)
 
 

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mlagen.compile import Resources, check_limits, default_cache_dir, resource_markdown, resource_table
-from mlagen.compile.resources import HOPPER_MODULES, label
+from mlagen.compile.resources import HOPPER_MODULES
 from mlagen.emit import render
 from mlagen.plan import make_plan
 from mlagen.spec import Spec, load
@@ -62,7 +62,7 @@ def test_each_broken_limit_is_an_error_of_its_own():
 
 def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     over = replace(FITS, loop_spills=35, triton="3.8.0")
-    holds_under = {label(FITS): ["3.6.0", "3.7.1", "3.8.0"], label(replace(FITS, variant="h<=8")): ["3.9.0"]}
+    holds_under = {FITS.key: ["3.6.0", "3.7.1", "3.8.0"], "another": ["3.9.0"]}
     (error,) = check_limits([over], holds_under=holds_under, spec="dsv32")
     assert error.message.startswith("sparse_attention._sparse_fwd_kernel [h<=16 [a|b]] for sm90 under Triton 3.8.0: ")
     assert error.message.endswith("; holds under Triton 3.6.0, 3.7.1")

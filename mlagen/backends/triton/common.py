@@ -17,9 +17,6 @@ LINE_LENGTH = 120
 CACHES = tuple(name for name, needs in NEEDS.items() if not (needs.attention or needs.multi_head or needs.values))
 ATTENTION = tuple(name for name, needs in NEEDS.items() if needs.attention)
 FULL_ALIGNMENT = 16
-INDEX_GROUP = 16
-# (alignment, group of indices, name) of calls whose indices, rows or both are not aligned.
-UNALIGNED = ((FULL_ALIGNMENT, 1, " odd topk"), (1, INDEX_GROUP, " odd rows"), (1, 1, " odd rows and topk"))
 
 Signature = tuple[tuple[str, str], ...]
 

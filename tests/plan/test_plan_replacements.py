@@ -18,7 +18,7 @@ from mlagen.bench.package import load_package
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
 from mlagen.plan import Plan, Tile, TileRow, VarlenTile, make_plan, needed
-from mlagen.plan.held import PATH, Held, read_held
+from mlagen.plan.replacements import PATH, Replacement, read_replacements
 from mlagen.plan.tritons import MINORS, has_versions, minor, proved_for, rows_under
 from mlagen.spec import load
 
@@ -47,17 +47,19 @@ def smaller(tile: Any) -> Any:
 def plan_with(family: str, **instead: Any) -> tuple[Plan, Plan]:
     """The plan of a spec of the family without entries, and with one for each table on sm90."""
     spec = load(SPECS / f"{SPEC_OF[family]}.yaml")
-    plan = make_plan(spec, held=())
-    held = []
+    plan = make_plan(spec, replacements=())
+    replacements = []
     for table, tritons in SPLIT.items():
         tile = dict(getattr(part_of(plan, family), table))["sm90"][-1].tile
-        held.append(Held(plan.fits[family], table, "sm90", tile, tritons, instead.get(table, smaller(tile))))
-    return plan, make_plan(spec, held=held)
+        replacements.append(
+            Replacement(plan.fits[family], table, "sm90", tile, tritons, instead.get(table, smaller(tile)))
+        )
+    return plan, make_plan(spec, replacements=replacements)
 
 
 def test_the_file_is_read_and_fits_the_plans_of_all_specs() -> None:
-    known = {text for path in SPECS.glob("*.yaml") for text in make_plan(load(path), held=()).fits.values()}
-    assert {each.fits for each in read_held()} <= known
+    known = {text for path in SPECS.glob("*.yaml") for text in make_plan(load(path), replacements=()).fits.values()}
+    assert {each.fits for each in read_replacements()} <= known
 
 
 @pytest.mark.parametrize(
@@ -86,30 +88,27 @@ def test_under_each_triton_a_table_is_as_before_but_for_tiles_that_are_held(fami
     for table, tritons in SPLIT.items():
         old, new = getattr(part_of(before, family), table), getattr(part_of(after, family), table)
         assert [target for target, _ in new] == [target for target, _ in old]
-        held = dict(old)["sm90"][-1].tile
+        replaced = dict(old)["sm90"][-1].tile
         for triton in MINORS:
-            here = part_of(after.under(triton), family)
             for target, rows in old:
                 found = rows_under(new, target, triton)
-                assert dict(getattr(here, table))[target] == tuple(replace(row, tritons=None) for row in found)
                 for row, mine in zip(rows, found, strict=True):
-                    if target == "sm90" and triton in tritons and row.tile == held:
-                        assert mine.tile == smaller(held)
-                        assert mine.reason.startswith(f"instead of {held}, which spills under 3.")
+                    if target == "sm90" and triton in tritons and row.tile == replaced:
+                        assert mine.tile == smaller(replaced)
+                        assert mine.reason.startswith(f"instead of {replaced}, which spills under 3.")
                         assert mine.expected_shared > 0
                     else:
                         assert replace(mine, tritons=None) == row
                     for limit in ("max_heads", "max_tokens", "max_queries"):
                         assert getattr(mine, limit, 0) == getattr(row, limit, 0)
-    assert not after.under((3, 6)).has_versions
 
 
 def test_a_row_says_what_it_is_instead_of() -> None:
     before, after = plan_with("sparse_fwd")
     rows = dict(needed(after.sparse).tiles)["sm90"]
-    held = dict(needed(before.sparse).tiles)["sm90"][-1].tile
+    replaced = dict(needed(before.sparse).tiles)["sm90"][-1].tile
     assert [row.reason for row in rows if row.tritons == ((3, 8), (3, 9))] == [
-        f"instead of {held}, which spills under 3.8 and 3.9"
+        f"instead of {replaced}, which spills under 3.8 and 3.9"
     ]
     small = dict(needed(after.sparse).unaligned)["sm90"]
     assert [row.tritons for row in small] == [((3, 6), (3, 6)), ((3, 7), (3, 7)), ((3, 8), (3, 9))]
@@ -123,14 +122,14 @@ def test_other_kernels_and_targets_keep_their_tiles() -> None:
         (before.fits["sparse_fwd"], "unaligned", "sm90"),
         (before.fits["sparse_fwd"], "tiles", "gfx942"),
     ):
-        assert make_plan(spec, held=[Held(fits, table, target, tile, MINORS, smaller(tile))]) == before
+        assert make_plan(spec, replacements=[Replacement(fits, table, target, tile, MINORS, smaller(tile))]) == before
 
 
 def test_a_tile_that_is_held_everywhere_makes_way_without_versions() -> None:
     before, _ = plan_with("sparse_fwd")
     tile = dict(needed(before.sparse).tiles)["sm90"][-1].tile
-    held = Held(before.fits["sparse_fwd"], "tiles", "sm90", tile, MINORS, smaller(tile))
-    after = make_plan(before.spec, held=[held])
+    entry = Replacement(before.fits["sparse_fwd"], "tiles", "sm90", tile, MINORS, smaller(tile))
+    after = make_plan(before.spec, replacements=[entry])
     assert not after.has_versions
     assert dict(needed(after.sparse).tiles)["sm90"][-1].tile == smaller(tile)
 
@@ -161,12 +160,13 @@ def test_a_package_has_the_rows_of_the_triton_at_hand(written: tuple[str, Plan, 
     name, small = MODULES[family]
     module, launch = package.module(name), package.module("_launch")
     assert proved_for(minor(importlib.metadata.version("triton"))) == launch.TRITON
-    part = part_of(plan.under(launch.TRITON), family)
-    for target, rows in part.tiles:
+    part = part_of(plan, family)
+    for target, _ in part.tiles:
+        rows = rows_under(part.tiles, target, launch.TRITON)
         table = table_of(module, "TILES", target)
         assert [list(row[-1][:4]) for row in table] == [list(vars(row.tile).values())[:4] for row in rows]
         assert all(len(row) == len(table[0]) for row in table)
-        (unaligned,) = dict(part.unaligned)[target]
+        (unaligned,) = rows_under(part.unaligned, target, launch.TRITON)
         assert list(getattr(module, small)[target][:4]) == list(vars(unaligned.tile).values())[:4]
 
 
@@ -214,15 +214,15 @@ HEADS_TILE = "{block_m: 128, block_n: 128, num_warps: 8, num_stages: 2}"
 
 def held_text(*entries: dict[str, str]) -> str:
     lines = [", ".join(f"{key}: {value}" for key, value in {**ENTRY, **each}.items()) for each in entries]
-    return "held:\n" + "".join(f"  - {{{line}}}\n" for line in lines)
+    return "replacements:\n" + "".join(f"  - {{{line}}}\n" for line in lines)
 
 
 def test_entries_are_read(tmp_path: Path) -> None:
-    path = tmp_path / "held.yaml"
+    path = tmp_path / "replacements.yaml"
     small = HEADS_TILE.replace("n: 128", "n: 64")
     path.write_text(held_text({}, {**HEADS, "table": "unaligned", "tile": HEADS_TILE, "instead": small}))
-    first, second = read_held(path)
-    assert replace(first, place=None) == Held(
+    first, second = read_replacements(path)
+    assert replace(first, place=None) == Replacement(
         ENTRY["fits"],
         "tiles",
         "sm90",
@@ -237,26 +237,41 @@ def test_entries_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entries", "complaint"),
     [
-        ([{"fits": "sparse d512"}], "2:12: held[0].fits: got 'sparse d512'; takes what begins with one of sparse_fwd,"),
-        ([{"target": "sm70"}], "held[0].target: got 'sm70'; takes a target: sm80,"),
-        ([{"tritons": '["3.5"]'}], "held[0].tritons[0]: got '3.5'; takes minor versions: 3.6, 3.7, 3.8, 3.9"),
-        ([{"tritons": "[]"}], "held[0].tritons: "),
-        ([{"instead": TILE}], "held[0].instead: takes another tile than the one that it replaces"),
-        ([HEADS], "held[0].tile: got block_h, indices_ahead; takes block_m, as a tile of dense_fwd"),
-        ([{"tile": HEADS_TILE}], "held[0].tile: got block_m; takes block_h and indices_ahead, as a tile of sparse_fwd"),
-        ([{"table": "rows"}], "held[0].table: got 'rows'; takes"),
-        ([{}, {"tritons": '["3.9"]'}], "3:5: held[1]: names a tile and a Triton that held[0] names too"),
-        ([{}, {"tile": OTHER, "instead": THIRD}], "held[0].instead: got a tile that held[1] replaces in turn"),
-        ([{"tile": OTHER, "instead": THIRD}, {}], "held[1].instead: got a tile that held[0] replaces in turn"),
+        (
+            [{"fits": "sparse d512"}],
+            "2:12: replacements[0].fits: got 'sparse d512'; takes what begins with one of sparse_fwd,",
+        ),
+        ([{"target": "sm70"}], "replacements[0].target: got 'sm70'; takes a target: sm80,"),
+        ([{"tritons": '["3.5"]'}], "replacements[0].tritons[0]: got '3.5'; takes minor versions: 3.6, 3.7, 3.8, 3.9"),
+        ([{"tritons": "[]"}], "replacements[0].tritons: "),
+        ([{"instead": TILE}], "replacements[0].instead: takes another tile than the one that it replaces"),
+        ([HEADS], "replacements[0].tile: got block_h, indices_ahead; takes block_m, as a tile of dense_fwd"),
+        (
+            [{"tile": HEADS_TILE}],
+            "replacements[0].tile: got block_m; takes block_h and indices_ahead, as a tile of sparse_fwd",
+        ),
+        ([{"table": "rows"}], "replacements[0].table: got 'rows'; takes"),
+        (
+            [{}, {"tritons": '["3.9"]'}],
+            "3:5: replacements[1]: names a tile and a Triton that replacements[0] names too",
+        ),
+        (
+            [{}, {"tile": OTHER, "instead": THIRD}],
+            "replacements[0].instead: got a tile that replacements[1] replaces in turn",
+        ),
+        (
+            [{"tile": OTHER, "instead": THIRD}, {}],
+            "replacements[1].instead: got a tile that replacements[0] replaces in turn",
+        ),
     ],
 )
 def test_entries_that_are_off_are_refused_at_their_place(
     tmp_path: Path, entries: list[dict[str, str]], complaint: str
 ) -> None:
-    path = tmp_path / "held.yaml"
+    path = tmp_path / "replacements.yaml"
     path.write_text(held_text(*entries))
     with pytest.raises(SpecErrors) as caught:
-        read_held(path)
+        read_replacements(path)
     assert any(complaint in str(error) for error in caught.value.errors), str(caught.value)
 
 

@@ -1,6 +1,6 @@
-"""Finds tiles for the Tritons under which those of the tables spill, and prints them as entries of `held.yaml`.
+"""Finds tiles for Tritons under which those of the tables spill, and prints them as entries of `replacements.yaml`.
 
-    python -m mlagen.bench.hold --triton 3.8 --target sm90 specs/dsv32.yaml
+    python -m mlagen.bench.replace_tiles --triton 3.8 --target sm90 specs/dsv32.yaml
 
 Every variant that a call of a spec's package can launch is compiled, without a GPU. For each tile that spills in a
 loop, others are tried in the order of their likeness to it, until all variants of one hold.
@@ -17,8 +17,10 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from mlagen.bench.progress import progress
+from mlagen.bench.tunable import tile_of
 from mlagen.compile import (
     CompileJob,
     Resources,
@@ -31,10 +33,10 @@ from mlagen.compile import (
 )
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, MlagenError
-from mlagen.plan import TARGETS, Tile, VarlenTile, load_plan
+from mlagen.plan import TARGETS, Plan, Tile, VarlenTile, load_plan, needed
 from mlagen.plan.fits import DENSE_DECODE, DENSE_FWD, SPARSE_DECODE, SPARSE_FWD
-from mlagen.plan.held import AnyTile, Held, read_held
-from mlagen.plan.tritons import minor, minor_text
+from mlagen.plan.replacements import AnyTile, Replacement, read_replacements
+from mlagen.plan.tritons import Minor, minor, minor_text, rows_under
 
 FAMILIES = {
     "sparse_attention": SPARSE_FWD,
@@ -59,21 +61,25 @@ class Place:
     tile: AnyTile
 
 
-def place_of(job: CompileJob) -> Place | None:
-    """The place of the tile that a job compiles; None where its kernel takes none from a table."""
+def place_of(job: CompileJob, plan: Plan, triton: Minor) -> Place | None:
+    """The place of the tile that a job compiles; None where its kernel takes none from a table.
+
+    Small tiles of dense attention serve aligned calls over small pages too: what stands in no row of the table that
+    aligned calls read is of the other one.
+    """
     family, given = FAMILIES.get(job.module), dict(job.constexprs)
-    if family is None or "BLOCK_N" not in given:
+    if family is None:
         return None
-    numbers = {name: int(given[name] or 0) for name in ("BLOCK_H", "BLOCK_M", "BLOCK_N") if name in given}
+    tile: AnyTile | None = tile_of(job)
     if family == DENSE_FWD:
-        tile: AnyTile = VarlenTile(numbers["BLOCK_M"], numbers["BLOCK_N"], job.num_warps, job.num_stages)
-        aligned = given.get("ALIGNMENT", 16) == 16
-    else:
-        ahead = bool(given.get("INDICES_AHEAD") or given.get("PAGES_AHEAD"))
-        tile = Tile(numbers["BLOCK_H"], numbers["BLOCK_N"], job.num_warps, job.num_stages, ahead)
-        aligned = all(given.get(name, 16) == 16 for name in ("ALIGNMENT", "INDEX_GROUP"))
-        aligned = aligned and given.get("WHOLE_PAGES", True) is True
-    return Place(family, "tiles" if aligned else "unaligned", job.target, tile)
+        block_m, block_n = (int(given[name] or 0) for name in ("BLOCK_M", "BLOCK_N"))
+        tile = VarlenTile(block_m, block_n, job.num_warps, job.num_stages)
+    if tile is None:
+        return None
+    parts = {SPARSE_FWD: plan.sparse, SPARSE_DECODE: plan.kvcache, DENSE_DECODE: plan.dense, DENSE_FWD: plan.varlen}
+    rows: Sequence[Any] = rows_under(needed(parts[family]).tiles, job.target, triton)  # type: ignore[attr-defined]
+    tabled = job.tabled and any(row.tile == tile for row in rows)
+    return Place(family, "tiles" if tabled else "unaligned", job.target, tile)
 
 
 def like(tile: AnyTile, target: str) -> Iterator[AnyTile]:
@@ -104,70 +110,83 @@ class Search:
         spec: the spec's file.
         version: the Triton.
         targets: which targets to look at; none: all of the spec.
-        held: entries that hold already.
+        replacements: entries that hold already.
     """
 
-    def __init__(self, spec: Path, version: str, targets: Sequence[str], held: Sequence[Held]) -> None:
-        self._spec, self._targets, self._held = spec, targets, tuple(held)
+    def __init__(self, spec: Path, version: str, targets: Sequence[str], replacements: Sequence[Replacement]) -> None:
+        self._spec, self._targets, self._replacements = spec, targets, tuple(replacements)
         self._minor = minor(version)
         self._toolchain: Toolchain = toolchain(version)
 
     def spilling(self) -> dict[Place, tuple[str, list[Resources]]]:
         """What spills in loops, by the place of its tile; (what the place's table holds for, what was compiled)."""
+        found: dict[Place, tuple[str, list[Resources]]] = {}
         with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
-            found: dict[Place, tuple[str, list[Resources]]] = {}
-            for fits, job, taken in self._compiled(Path(temporary), self._held, None):
-                place = place_of(job)
-                if place is not None and taken.loop_spills:
-                    found.setdefault(place, (fits, []))[1].append(taken)
-            return found
+            plan, package, placed = self._listed(Path(temporary), self._replacements, self._targets)
+            compiled = compile_jobs(package, [job for job, _ in placed], toolchain=self._toolchain)
+        for (_, place), taken in zip(placed, compiled, strict=True):
+            if taken.loop_spills:
+                found.setdefault(place, (plan.fits[place.family], []))[1].append(taken)
+        return found
 
-    def instead(self, place: Place, fits: str) -> Held | None:
+    def instead(self, place: Place, fits: str) -> Replacement | None:
         """An entry with a tile that holds in another's place; None where none of MOST_TRIES does."""
         tries = 0
         for tile in like(place.tile, place.target):
-            entry = Held(fits, place.table, place.target, place.tile, (self._minor,), tile)
-            if any(one.target == place.target and one.fits == fits and one.tile == tile for one in self._held):
-                continue  # it is replaced itself
-            with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
-                try:
-                    taken = [one for _, _, one in self._compiled(Path(temporary), (*self._held, entry), entry)]
-                except LimitError:
-                    continue  # it does not fit shared memory
-            tries += 1
-            if taken and not check_limits(taken):
+            entry = Replacement(fits, place.table, place.target, place.tile, (self._minor,), tile)
+            if any(self._replaces(one, entry) for one in self._replacements):
+                continue
+            try:
+                most = self._most_spills(entry)
+            except LimitError:
+                continue  # it does not fit shared memory
+            if most == 0:
                 return entry
-            print(f"# {tile}: {max((one.loop_spills for one in taken), default='not taken')}", file=sys.stderr)
+            print(f"# {tile}: {'not taken' if most is None else most}", file=sys.stderr)
+            tries += 1
             if tries == MOST_TRIES:
                 return None
         return None
 
-    def _compiled(
-        self, folder: Path, held: Sequence[Held], entry: Held | None
-    ) -> Iterator[tuple[str, CompileJob, Resources]]:
-        """What a package with these entries takes; of an entry, of the tile that it names, and no further than fits."""
-        plan = load_plan(self._spec, held)
+    def _replaces(self, one: Replacement, entry: Replacement) -> bool:
+        """Whether an entry replaces the tile that another one would bring in."""
+        same = (one.fits, one.table, one.target) == (entry.fits, entry.table, entry.target)
+        return same and one.tile == entry.instead and self._minor in one.tritons
+
+    def _most_spills(self, entry: Replacement) -> int | None:
+        """Stack instructions in loops of an entry's tile, of the first variant with any; None where no call takes it.
+
+        Raises:
+            LimitError: the tile does not fit its target.
+        """
+        wanted = Place(entry.fits.split(" ")[0], entry.table, entry.target, entry.instead)
+        with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
+            _, package, placed = self._listed(Path(temporary), (*self._replacements, entry), [entry.target])
+            jobs = [job for job, place in placed if place == wanted]
+            for job in jobs:  # one after the other, since the first that does not hold is enough
+                (taken,) = compile_jobs(package, [job], toolchain=self._toolchain)
+                broken = check_limits([taken])
+                if taken.loop_spills:
+                    return taken.loop_spills
+                if broken:
+                    raise broken[0]
+        return 0 if jobs else None
+
+    def _listed(
+        self, folder: Path, replacements: Sequence[Replacement], targets: Sequence[str]
+    ) -> tuple[Plan, Path, list[tuple[CompileJob, Place]]]:
+        """The plan with these entries, its package, and the jobs on targets, none: all, whose tile is a table's."""
+        plan = load_plan(self._spec, replacements)
         package = folder / plan.spec.name
         apply(compare(render(plan), package))
-        targets = [one for one in plan.spec.targets if one in self._targets] if self._targets else plan.spec.targets
-        if entry is not None:
-            targets = [one for one in targets if one == entry.target]
-        jobs = list_variants(package, targets, toolchain=self._toolchain)
-        if entry is not None:
-            wanted = Place(entry.fits.split(" ")[0], entry.table, entry.target, entry.instead)
-            jobs = [job for job in jobs if place_of(job) == wanted]
-            for job in jobs:  # one after the other, since the first that spills is enough
-                for taken in compile_jobs(package, [job], toolchain=self._toolchain):
-                    yield entry.fits, job, taken
-                    if check_limits([taken]):
-                        return
-            return
-        for job, taken in zip(jobs, compile_jobs(package, jobs, toolchain=self._toolchain), strict=True):
-            yield plan.fits.get(FAMILIES.get(job.module, ""), ""), job, taken
+        chosen = [one for one in plan.spec.targets if not targets or one in targets]
+        jobs = list_variants(package, chosen, toolchain=self._toolchain)
+        placed = [(job, place_of(job, plan, self._minor)) for job in jobs]
+        return plan, package, [(job, place) for job, place in placed if place is not None]
 
 
-def text_of(entry: Held) -> str:
-    """An entry as `held.yaml` has it."""
+def text_of(entry: Replacement) -> str:
+    """An entry as `replacements.yaml` has it."""
     tritons = ", ".join(f'"{minor_text(triton)}"' for triton in entry.tritons)
     table = f" table: {entry.table}," if entry.table != "tiles" else ""
     tile, other = (_flow(asdict(one)) for one in (entry.tile, entry.instead))
@@ -183,18 +202,18 @@ def _flow(values: dict[str, object]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Prints the entries that are missing."""
-    parser = argparse.ArgumentParser(prog="python -m mlagen.bench.hold", description="Finds tiles that hold.")
+    parser = argparse.ArgumentParser(prog="python -m mlagen.bench.replace_tiles", description="Finds tiles that hold.")
     parser.add_argument("specs", type=Path, nargs="+", help="the specs")
     parser.add_argument("--triton", help="versions, such as 3.8,3.9, or all; default: the installed one")
     parser.add_argument(
         "--target", action="append", choices=tuple(TARGETS), default=[], help="default: all of the spec"
     )
     options = parser.parse_args(arguments)
-    held = list(read_held())
+    replacements = list(read_replacements())
     try:
         with progress() as report:
             for version, spec in itertools.product(parse_tritons(options.triton), options.specs):
-                search = Search(spec, version, options.target, held)
+                search = Search(spec, version, options.target, replacements)
                 for place, (fits, taken) in search.spilling().items():
                     most = max(one.loop_spills for one in taken)
                     report.say(f"{spec.stem}, triton {version}, {place.target}: {fits}: {place.tile}: up to {most}")
@@ -202,7 +221,7 @@ def main(arguments: list[str] | None = None) -> int:
                     if entry is None:
                         report.say(f"no tile holds in the place of {place.tile}")
                         continue
-                    held.append(entry)
+                    replacements.append(entry)
                     print(text_of(entry), end="", flush=True)
     except MlagenError as error:
         print(error, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Tiles that hold under some Tritons alone: `held.yaml` names them, and what calls take under the others.
+"""Tiles that hold under some Tritons alone: `replacements.yaml` names them, and what calls take under the others.
 
 A row of a table whose tile is named becomes several, each for a run of neighbouring versions, in the row's place: under
 each version the first row that holds a call is the same as before, but for its tile.
@@ -23,14 +23,14 @@ from mlagen.plan.tritons import MINORS, Minor, Table, holds, minor, minor_text, 
 from mlagen.plan.varlen import VarlenRow, VarlenTile
 from mlagen.spec.models import Model, refused
 
-PATH = Path(__file__).with_name("held.yaml")
+PATH = Path(__file__).with_name("replacements.yaml")
 
 Row = TypeVar("Row", TileRow, VarlenRow)
 AnyTile = Tile | VarlenTile
 
 
 @dataclass(frozen=True)
-class Held:
+class Replacement:
     """A tile that calls do not take under some Tritons.
 
     Attributes:
@@ -116,60 +116,67 @@ class _Entry(Model):
             raise refused("takes another tile than the one that it replaces", "instead")
         return self
 
-    def held(self, place: Place) -> Held:
+    def replacement(self, place: Place) -> Replacement:
         """The entry as the plan has it."""
         tritons = tuple(map(minor, self.tritons))
-        return Held(self.fits, self.table, self.target, self.tile.tile(), tritons, self.instead.tile(), place)
+        return Replacement(self.fits, self.table, self.target, self.tile.tile(), tritons, self.instead.tile(), place)
 
 
-class _HeldTable(Model):
-    held: Annotated[tuple[_Entry, ...], Field(description="tiles that hold under some Tritons alone")]
+class _ReplacementTable(Model):
+    replacements: Annotated[tuple[_Entry, ...], Field(description="tiles that hold under some Tritons alone")]
 
     @model_validator(mode="after")
-    def _each_tile_has_one_answer(self) -> _HeldTable:
+    def _each_tile_has_one_answer(self) -> _ReplacementTable:
         keys = [
             {(each.fits, each.table, each.target, each.tile.tile(), triton) for triton in each.tritons}
-            for each in self.held
+            for each in self.replacements
         ]
         for index, here in enumerate(keys):
-            instead = {(*key[:3], self.held[index].instead.tile(), key[4]) for key in here}
+            instead = {(*key[:3], self.replacements[index].instead.tile(), key[4]) for key in here}
             for other, there in enumerate(keys):
                 if other < index and here & there:
-                    raise refused(f"names a tile and a Triton that held[{other}] names too", "held", index)
+                    raise refused(
+                        f"names a tile and a Triton that replacements[{other}] names too", "replacements", index
+                    )
                 if instead & there:
-                    raise refused(f"got a tile that held[{other}] replaces in turn", "held", index, "instead")
+                    raise refused(
+                        f"got a tile that replacements[{other}] replaces in turn", "replacements", index, "instead"
+                    )
         return self
 
 
-def read_held(path: Path = PATH) -> tuple[Held, ...]:
+def read_replacements(path: Path = PATH) -> tuple[Replacement, ...]:
     """The entries of the file.
 
     Raises:
         SpecErrors: the file is off: every error of it, at its line and column.
     """
-    table, document = read_checked(path, _HeldTable)
-    return tuple(each.held(place_at(path, document, "held", index)) for index, each in enumerate(table.held))
+    table, document = read_checked(path, _ReplacementTable)
+    return tuple(
+        each.replacement(place_at(path, document, "replacements", index))
+        for index, each in enumerate(table.replacements)
+    )
 
 
 def split_table(
     table: Table[Row],
-    held: Sequence[Held],
+    replacements: Sequence[Replacement],
     fits: str,
     name: str,
     make: Callable[[Row, Any, Target, str], Row],
 ) -> tuple[tuple[str, tuple[Row, ...]], ...]:
-    """A table whose rows are split by version where their tile is held.
+    """A table whose rows are split by version where their tile is replaced under some versions.
 
     Args:
         table: the table.
-        held: entries, of these kernels and of others.
-        fits, name: whose table it is, and which; see `Held`.
+        replacements: entries, of these kernels and of others.
+        fits, name: whose table it is, and which; see `Replacement`.
         make: a row like the given one with another tile, and why.
 
     Raises:
         LimitError: a tile that calls would take instead does not fit its target.
     """
-    mine = [each for each in held if (each.fits, each.table) == (fits, name)]
+    mine = [each for each in replacements if (each.fits, each.table) == (fits, name)]
     return tuple(
         (target, tuple(split for row in rows for split in _split(row, mine, TARGETS[target], make)))
         for target, rows in table
@@ -177,10 +184,10 @@ def split_table(
 
 
 def _split(
-    row: Row, held: Sequence[Held], target: Target, make: Callable[[Row, Any, Target, str], Row]
+    row: Row, replacements: Sequence[Replacement], target: Target, make: Callable[[Row, Any, Target, str], Row]
 ) -> Iterator[Row]:
     """The row, or one for each run of neighbouring versions under which calls of it take the same tile."""
-    mine = [each for each in held if (each.target, each.tile) == (target.name, row.tile)]
+    mine = [each for each in replacements if (each.target, each.tile) == (target.name, row.tile)]
     entries = {triton: each for each in mine for triton in each.tritons}
     tritons = [triton for triton in MINORS if holds(row, triton)]
 
