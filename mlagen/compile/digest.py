@@ -88,7 +88,7 @@ class SourceDigests:
         """Names that a module binds; none where its package may have bound something else to its name."""
         module, (folder, _, own) = self._module(name), name.rpartition(".")
         package = self._module(folder)
-        if module is None or (package is not None and not package.names.isdisjoint({own, "*"})):
+        if module is None or (package is not None and not package.leaves(own, name)):
             return frozenset()
         return module.names
 
@@ -130,6 +130,10 @@ class _Module:
         origin = resolve_name("." * statement.level + (statement.module or ""), self.package)
         for alias in statement.names:
             yield alias, origin, f"{origin}.{alias.name}"
+
+    def leaves(self, own: str, module: str) -> bool:
+        """Whether a package's attribute by a module's own name is that module: unbound, or by `from . import` alone."""
+        return "*" not in self.names and (own not in self.names or self.modules.get(own) == module)
 
     def modules_in(self, statement: ast.stmt) -> list[tuple[str, str]]:
         """(name, module) of the modules that a statement names: what an import binds counts, not how it is written."""

@@ -91,6 +91,13 @@ def test_of_a_module_that_is_named_only_what_is_asked_for_counts(named):
     assert digest(named) != before
 
 
+def test_a_module_that_its_package_imports_by_its_name_is_followed_as_narrowly(named):
+    before = digest(named)
+    init = named / "__init__.py"
+    init.write_text(init.read_text() + "\nfrom . import scale\n")
+    assert digest(named) == before
+
+
 @pytest.mark.parametrize(
     ("file", "old", "new"),
     [
