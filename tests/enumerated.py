@@ -17,11 +17,14 @@ from mlagen.compile.worker import describe, load_package
 from mlagen.emit import apply, compare, render
 from mlagen.plan import TARGETS, Plan
 
-ROWS_KERNELS = ("_sparse_fwd_kernel", "_sparse_split_kernel")
-CACHE_KERNELS = ("_kvcache_fwd_kernel", "_kvcache_split_kernel")
+ROWS_KERNELS = ("_sparse_fwd_kernel", "_sparse_fwd_split_kernel")
+CACHE_KERNELS = ("_sparse_decode_kernel", "_sparse_decode_split_kernel")
 TILE = ("BLOCK_H", "BLOCK_N")
 # Strides for which this kernel has no more than 32 bits of a register: its wrapper refuses others, see `_reaches`.
-NARROW = ("_kvcache_hopper_kernel", {"q_head_stride", "indices_token_stride", "out_token_stride", "out_head_stride"})
+NARROW = (
+    "_sparse_decode_sm90_kernel",
+    {"q_head_stride", "indices_token_stride", "out_token_stride", "out_head_stride"},
+)
 
 _numbers = itertools.count()
 
@@ -112,7 +115,7 @@ def check_every_list(found: Enumerated) -> None:
 def check_tiles(found: Enumerated) -> None:
     """Every tile of a table is listed for every alignment that takes it, and no other."""
     for target in found.jobs:
-        for module, kernels in (("sparse_attention", ROWS_KERNELS), ("kvcache_attention", CACHE_KERNELS)):
+        for module, kernels in (("sparse_fwd", ROWS_KERNELS), ("sparse_decode", CACHE_KERNELS)):
             for kernel in kernels:
                 if jobs := found.of(target, kernel):
                     tables = found.module(module)
@@ -123,8 +126,8 @@ def check_tiles(found: Enumerated) -> None:
                         (16, 1): small,
                         (1, 1): small,
                     }
-        if jobs := found.of(target, "_dense_kernel"):
-            tables = found.module("dense_attention")
+        if jobs := found.of(target, "_dense_decode_kernel"):
+            tables = found.module("dense_decode")
             small = tables.SMALL_TILES[target][:5]
             # Rows that are not aligned take a page for each key.
             assert _tiles_by(jobs, "PAGES_AHEAD", "ALIGNMENT", "WHOLE_PAGES") == {
@@ -132,9 +135,9 @@ def check_tiles(found: Enumerated) -> None:
                 (16, False): {small},
                 (1, False): {small},
             }
-        if jobs := [job for job in found.jobs[target] if job.module == "varlen_attention"]:
+        if jobs := [job for job in found.jobs[target] if job.module == "dense_fwd"]:
             _check_heads(found, target, jobs)
-        for kernel in ("_merge_splits_kernel", "_write_kernel", "_gather_requests_kernel", "_gather_tokens_kernel"):
+        for kernel in ("_combine_kernel", "_write_kernel", "_gather_requests_kernel", "_gather_tokens_kernel"):
             if jobs := found.of(target, kernel):
                 assert {dict(job.constexprs)["ALIGNMENT"] for job in jobs} == {16, 1}
 
@@ -151,7 +154,7 @@ def _tiles_by(jobs: list[CompileJob], ahead: str, *alignment: str) -> dict[tuple
 
 def _check_heads(found: Enumerated, target: str, jobs: list[CompileJob]) -> None:
     """The same of multi-head attention: each tile with a causal mask and without."""
-    tables = found.module("varlen_attention")
+    tables = found.module("dense_fwd")
     described = found.package.SPEC["spec"]["multi_head"]["addressing"] == "descriptors"
     copied = described and target in ("sm90", "sm100", "sm120")
     listed: dict[tuple[str, Any], set[tuple[Any, ...]]] = {}
@@ -159,9 +162,9 @@ def _check_heads(found: Enumerated, target: str, jobs: list[CompileJob]) -> None
         given = dict(job.constexprs)
         tile = (given["BLOCK_M"], given["BLOCK_N"], job.num_warps, job.num_stages, given["CAUSAL"])
         listed.setdefault((job.kernel, given.get("ALIGNMENT", 16)), set()).add(tile)
-    aligned = "_varlen_fwd_descriptor_kernel" if copied else "_varlen_fwd_kernel"
+    aligned = "_dense_fwd_descriptor_kernel" if copied else "_dense_fwd_kernel"
     table = {tuple(tile) for _, tile in tables.TILES[target]}
     assert listed == {
         (aligned, 16): {(*tile, causal) for tile in table for causal in (True, False)},
-        ("_varlen_fwd_kernel", 1): {(*tables.UNALIGNED_TILES[target], causal) for causal in (True, False)},
+        ("_dense_fwd_kernel", 1): {(*tables.UNALIGNED_TILES[target], causal) for causal in (True, False)},
     }

@@ -67,9 +67,9 @@ TRACES = (
 )
 
 
-def shared(units: Sequence[int], overhead: int, merge_units: int, programs: int) -> list[int]:
+def shared(units: Sequence[int], overhead: int, combine_units: int, programs: int) -> list[int]:
     """Load of each program where programs share the batch out among them: its units, and the overhead of each part."""
-    parts = share(units, overhead, merge_units, programs)
+    parts = share(units, overhead, combine_units, programs)
     return [sum(overhead + part.end - part.first for part in own) for own in parts]
 
 
@@ -117,7 +117,7 @@ def balance(lengths: Lengths, requests: int, schedule: Any) -> Balance:
     for _ in range(DRAWS):
         units = [max(1, -(-length // schedule.unit_keys)) for length in lengths.draw(requests, source)]
         mean = (sum(units) + overhead * requests) / programs
-        found.shared.append(max(shared(units, overhead, schedule.merge_units, programs)) / mean)
+        found.shared.append(max(shared(units, overhead, schedule.combine_units, programs)) / mean)
         found.fixed.append(max(in_turn(cut(units, overhead, found.splits), programs)) / mean)
         found.whole.append(max(in_turn(cut(units, overhead, 1), programs)) / mean)
     return found
@@ -135,9 +135,9 @@ def schedule_of(package: BenchPackage, requests: int, heads: int) -> Any:
     facts = package.module("_launch").DeviceFacts(TARGET, MULTIPROCESSORS)
     sizes = {"requests": requests, "s_q": 1, "num_heads": heads, "num_kv_heads": 1, "page_size": PAGE_SIZE}
     aligned = package.module("_splits").ALIGNED
-    dense = package.module("dense_attention")
-    hopper = {"can_hopper": True} if hasattr(dense, "HOPPER") else {}
-    return dense._schedule(facts, aligned, **sizes, max_keys=MAX_KEYS, batch_invariant=False, **hopper)
+    dense = package.module("dense_decode")
+    sm90 = {"can_sm90": True} if hasattr(dense, "SM90_CALLS") else {}
+    return dense._schedule(facts, aligned, **sizes, max_keys=MAX_KEYS, batch_invariant=False, **sm90)
 
 
 def markdown(package: BenchPackage) -> str:
@@ -146,7 +146,7 @@ def markdown(package: BenchPackage) -> str:
     for heads in HEADS:
         schedules = [schedule_of(package, requests, heads) for requests in REQUESTS]
         first = schedules[0]
-        numbers = f"{first.unit_keys} keys a unit, overhead {first.overhead}, merges {first.merge_units}"
+        numbers = f"{first.unit_keys} keys a unit, overhead {first.overhead}, merges {first.combine_units}"
         lines.append(f"- h{heads}: {numbers} a program, {first.programs} programs of {first.tile.block_h} rows.")
         for lengths in TRACES:
             for requests, schedule in zip(REQUESTS, schedules, strict=True):

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mlagen.bench.progress import progress
-from mlagen.bench.tunable import DENSE, KVCACHE, SPARSE, Tunable, tunables_of
+from mlagen.bench.tunable import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, Tunable, tunables_of
 from mlagen.compile import Toolchain, check_limits, compile_jobs
 from mlagen.errors import LimitError, MlagenError, ToolError, UsageError
 from mlagen.plan import TARGETS, Plan, Target, Tile, make_plan
@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--spec", type=Path, required=True, help="the spec")
     parser.add_argument("--target", choices=tuple(TARGETS), required=True)
-    names = [SPARSE.name, KVCACHE.name, DENSE.name]
+    names = [SPARSE_FWD.name, SPARSE_DECODE.name, DENSE_DECODE.name]
     parser.add_argument("--kernels", choices=names, help="whose tiles; default: the first that the spec has")
     options = parser.parse_args(arguments)
     try:

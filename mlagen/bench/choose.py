@@ -1,5 +1,5 @@
 """From measured times to tables: few tiles, each near the fastest where it is used, whose split rule picks well; and
-from how many tokens on the Hopper kernel is as fast as any of them.
+from how many tokens on the sm90 kernel is as fast as any of them.
 
 Pure functions: times come in as data, or as a function that measures on demand.
 """
@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from mlagen.plan import HopperRow, Tile
+from mlagen.plan import Sm90Row, Tile
 
 TILE_TOLERANCE = 1.02  # a tile this near the fastest is as good, if it spares a variant to compile
 SPLIT_TOLERANCE = 1.03  # a split count this near the fastest is as good, if it spares a row of the table
@@ -167,38 +167,38 @@ def _merge_classes(tables: Sequence[list[Choice]]) -> list[Choice]:
     return [replace(row, max_heads=None) if rows is kept[-1] else row for rows in kept for row in rows]
 
 
-def fewest_tokens(rows: Sequence[HopperRow], num_heads: int) -> int | None:
-    """From how many tokens on calls of so many heads run the Hopper kernel; None: none do."""
+def fewest_tokens(rows: Sequence[Sm90Row], num_heads: int) -> int | None:
+    """From how many tokens on calls of so many heads run the sm90 kernel; None: none do."""
     return next(row.min_tokens for row in rows if row.max_heads is None or num_heads <= row.max_heads)
 
 
-def runs_hopper(rows: Sequence[HopperRow], regime: Regime) -> bool:
-    """Whether the rows, of which there may be none, give a regime to the Hopper kernel."""
+def runs_sm90(rows: Sequence[Sm90Row], regime: Regime) -> bool:
+    """Whether the rows, of which there may be none, give a regime to the sm90 kernel."""
     fewest = fewest_tokens(rows, regime.num_heads) if rows else None
     return fewest is not None and fewest <= regime.tokens
 
 
-def choose_hopper(
-    every: Sequence[Regime], faster: Mapping[Regime, bool], present: Sequence[HopperRow]
-) -> tuple[HopperRow, ...]:
-    """Which calls run the Hopper kernel: by class of heads, those from where on no regime is slower with it.
+def choose_sm90(
+    every: Sequence[Regime], faster: Mapping[Regime, bool], present: Sequence[Sm90Row]
+) -> tuple[Sm90Row, ...]:
+    """Which calls run the sm90 kernel: by class of heads, those from where on no regime is slower with it.
 
     Args:
         every: the regimes of every class.
         faster: whether the kernel is at least as fast as any portable tile, in the regimes that were measured.
         present: the package's rows, which stay where nothing was measured.
     """
-    rows: list[HopperRow] = []
+    rows: list[Sm90Row] = []
     for most_heads, regimes in _classes(every).items():
         kept = fewest_tokens(present, regimes[0].num_heads)
-        slower = [not faster.get(regime, runs_hopper(present, regime)) for regime in regimes]
+        slower = [not faster.get(regime, runs_sm90(present, regime)) for regime in regimes]
         first = max((index + 1 for index, each in enumerate(slower) if each), default=0)
         fewest = (1, *(most and most + 1 for most in boundaries([regime.tokens for regime in regimes])))[first]
         if not any(regime in faster for regime in regimes[max(0, first - 1) : first + 1]):
             fewest = kept  # it lies between the same two as before
         if rows and rows[-1].min_tokens == fewest:
             rows.pop()
-        rows.append(HopperRow(most_heads or None, fewest))
+        rows.append(Sm90Row(most_heads or None, fewest))
     return (*rows[:-1], replace(rows[-1], max_heads=None))
 
 

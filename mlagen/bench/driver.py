@@ -8,10 +8,10 @@ from typing import Any
 
 from mlagen.bench.cache import block_size_of
 from mlagen.bench.choose import RESIDENT
-from mlagen.bench.dense import window_of
+from mlagen.bench.dense_decode import window_of
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import Call
-from mlagen.plan import HOPPER_TARGET, HopperRow, Tile
+from mlagen.plan import SM90, Sm90Row, Tile
 
 MOST_SPLITS = 128
 CROWDED = 4  # splits that give every slot of the device more programs than this are not tried
@@ -33,11 +33,11 @@ class Driver:
     Args:
         package: the package.
         module: name of the generated module that holds the attention.
-        facts: the device as its tile table knows it: `target`, `multiprocessors`, and `hopper` if it has such kernels.
+        facts: the device as its tile table knows it: `target`, `multiprocessors`, and `sm90` if it has such kernels.
 
     Attributes:
-        hopper: the tile that stands for the module's Hopper kernel; None where there is none, or the device cannot.
-        hopper_rows: which calls run that kernel by the package's own table; empty where the target has none.
+        sm90: the tile that stands for the module's sm90 kernel; None where there is none, or the device cannot.
+        sm90_rows: which calls run that kernel by the package's own table; empty where the target has none.
     """
 
     def __init__(self, package: BenchPackage, module: str, facts: Any) -> None:
@@ -45,11 +45,11 @@ class Driver:
         self.facts = facts
         self._module = package.module(module)
         self._splits = package.module("_splits")
-        table = getattr(self._module, "HOPPER", ()) if facts.target == HOPPER_TARGET else ()
+        table = getattr(self._module, "SM90_CALLS", ()) if facts.target == SM90 else ()
         most = self._splits.ANY
-        self.hopper = _plain(self._splits.HOPPER_TILE) if table and facts.hopper else None
-        self.hopper_rows = tuple(
-            HopperRow(heads if heads < most else None, fewest if fewest < most else None) for heads, fewest in table
+        self.sm90 = _plain(self._splits.SM90_TILE) if table and facts.sm90 else None
+        self.sm90_rows = tuple(
+            Sm90Row(heads if heads < most else None, fewest if fewest < most else None) for heads, fewest in table
         )
 
     def current(self, num_heads: int, tokens: int) -> tuple[Tile, int]:
@@ -64,17 +64,17 @@ class Driver:
         """The module's Schedule for a tile: the split count its rule picks, or as near to `splits` as blocks allow.
 
         Args:
-            tile: the tile; `hopper` runs the Hopper kernel.
-            resident: programs a multiprocessor that the rule plans with; the Hopper kernel is always alone on one.
+            tile: the tile; `sm90` runs the sm90 kernel.
+            resident: programs a multiprocessor that the rule plans with; the sm90 kernel is always alone on one.
             tokens, num_heads: sizes of the call.
             counts: indices a token in each of its lists.
             splits: how many; 0: as the rule says.
         """
-        hopper = tile == self.hopper
-        entry = self._splits.HOPPER_TILE if hopper else self._splits.Tile(**asdict(tile), programs_per_sm=resident)
+        sm90 = tile == self.sm90
+        entry = self._splits.SM90_TILE if sm90 else self._splits.Tile(**asdict(tile), programs_per_sm=resident)
         blocks = sum(-(-count // tile.block_n) for count in counts)
         aligned = self._splits.ALIGNED
-        cost = (self._module.HOPPER_COSTS,) if hopper else ()
+        cost = (self._module.SM90_COSTS,) if sm90 else ()
         return self._splits.make_schedule(self.facts, entry, aligned, tokens, num_heads, blocks, splits, False, *cost)
 
     def splits_of(self, schedule: Any) -> int:
@@ -110,7 +110,7 @@ class Driver:
         return run
 
 
-class DenseDriver(Driver):
+class DenseDecodeDriver(Driver):
     """Schedules a package's dense attention with any tile.
 
     Calls have rows of one KV head for heads, requests for tokens, and the keys of a request for counts. Splits are the
@@ -119,10 +119,10 @@ class DenseDriver(Driver):
 
     def __init__(self, package: BenchPackage, module: str, facts: Any) -> None:
         super().__init__(package, module, facts)
-        if self.hopper is not None:
+        if self.sm90 is not None:
             aligned, page_size = self._splits.ALIGNED, block_size_of(package)
-            if not self._module._can_hopper(facts, aligned, page_size, package.facts.d_qk**-0.5):
-                self.hopper = None  # calls over pages of the spec's size run portable
+            if not self._module._can_sm90(facts, aligned, page_size, package.facts.d_qk**-0.5):
+                self.sm90 = None  # calls over pages of the spec's size run portable
 
     def current(self, num_heads: int, tokens: int) -> tuple[Tile, int]:
         """The tile of a call by the package's own table, and the programs a multiprocessor."""
@@ -134,30 +134,30 @@ class DenseDriver(Driver):
     ) -> Any:
         """The module's Schedule for a tile: with `resident` programs a multiprocessor, or as near to `splits`.
 
-        A tile whose BLOCK_N does not divide a page makes way for the small one, as in every call. The Hopper kernel's
+        A tile whose BLOCK_N does not divide a page makes way for the small one, as in every call. The sm90 kernel's
         programs follow from the sizes alone.
         """
-        hopper = tile == self.hopper
-        if splits and not hopper:
+        sm90 = tile == self.sm90
+        if splits and not sm90:
             found = [self.schedule(tile, each, tokens, num_heads, counts) for each in range(1, MOST_RESIDENT + 1)]
             return min(found, key=lambda schedule: abs(schedule.programs - splits))
         most = self._splits.ANY
         entry = self._splits.Tile(**asdict(tile), programs_per_sm=resident)
-        name, table = ("HOPPER", [(most, 0)]) if hopper else ("TILES", {self.facts.target: [(most, most, entry)]})
+        name, table = ("SM90_CALLS", [(most, 0)]) if sm90 else ("TILES", {self.facts.target: [(most, most, entry)]})
         own = getattr(self._module, name)
         setattr(self._module, name, table)
         try:
-            return self._own(tokens, num_heads, max(counts), hopper)
+            return self._own(tokens, num_heads, max(counts), sm90)
         finally:
             setattr(self._module, name, own)
 
-    def _own(self, requests: int, rows: int, keys: int, can_hopper: bool = False) -> Any:
+    def _own(self, requests: int, rows: int, keys: int, can_sm90: bool = False) -> Any:
         """The Schedule that the module makes of its tables as they are, for rows of one query token."""
         page_size, window = block_size_of(self.package), window_of(self.package)
         sizes = (requests, 1, rows, 1, page_size, -(-keys // page_size) * page_size)
         windows = () if window is None else (window,)
-        hopper = (True,) if can_hopper else ()  # which packages without the kernel do not take
-        return self._module._schedule.__wrapped__(self.facts, self._splits.ALIGNED, *sizes, *windows, False, *hopper)
+        sm90 = (True,) if can_sm90 else ()  # which packages without the kernel do not take
+        return self._module._schedule.__wrapped__(self.facts, self._splits.ALIGNED, *sizes, *windows, False, *sm90)
 
     def splits_of(self, schedule: Any) -> int:
         """The programs of a schedule."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlagen.bench import attention, cache, dense, heads, index, kvcache
+from mlagen.bench import cache, dense_decode, dense_fwd, indices, sparse_decode, sparse_fwd
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import Setting, Sizes, Trial
 
@@ -27,16 +27,16 @@ class Family:
 
 
 FAMILIES = {
-    "prefill": Family(partial(attention.shapes_of, "prefill"), attention.trials),
-    "decode": Family(partial(attention.shapes_of, "decode"), attention.trials),
-    "shared": Family(attention.shared_shapes, attention.trials),
+    "prefill": Family(partial(sparse_fwd.shapes_of, "prefill"), sparse_fwd.trials),
+    "decode": Family(partial(sparse_fwd.shapes_of, "decode"), sparse_fwd.trials),
+    "shared": Family(sparse_fwd.shared_shapes, sparse_fwd.trials),
     "cache": Family(cache.writer_shapes, cache.writer_trials),
     "gather": Family(cache.gather_shapes, cache.gather_trials),
-    "index": Family(index.index_shapes, index.index_trials),
-    "kvcache": Family(kvcache.kvcache_shapes, kvcache.kvcache_trials),
-    "dense": Family(dense.dense_shapes, dense.dense_trials),
-    "heads": Family(heads.heads_shapes, heads.heads_trials),
-    "merge": Family(heads.merge_shapes, heads.merge_trials),
+    "indices": Family(indices.indices_shapes, indices.indices_trials),
+    "sparse_decode": Family(sparse_decode.sparse_decode_shapes, sparse_decode.sparse_decode_trials),
+    "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials),
+    "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials),
+    "merge_states": Family(dense_fwd.merge_states_shapes, dense_fwd.merge_states_trials),
 }
 
 

@@ -24,15 +24,15 @@ SHARED_MODULES = (
     "_splits",
     "_layout",
     "_extra_layout",
-    "_sparse_hopper",
-    "_sparse_swapped",
-    "_sparse_union",
-    "_union",
-    "_kvcache_hopper",
-    "_dense_hopper",
+    "_sparse_fwd_sm90",
+    "_sparse_fwd_sm90_swap_ab",
+    "_sparse_fwd_sm90_shared",
+    "_index_union_sm90",
+    "_sparse_decode_sm90",
+    "_dense_decode_sm90",
 )
 _HEADER = re.compile(r"\A(# .*\n)+")
-_TABLES = re.compile(r"^(TILES = \{|HOPPER = \[|UNION = \[)\n.*?^[\]}]\n", re.MULTILINE | re.DOTALL)
+_TABLES = re.compile(r"^(TILES = \{|SM90_CALLS = \[|UNION = \[)\n.*?^[\]}]\n", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)

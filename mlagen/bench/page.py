@@ -35,7 +35,7 @@ TITLES = {
     "prefill": "Prefill",
     "decode": "Decode",
     "shared": "Prefill of neighbours that share indices",
-    "kvcache": "Decode over a paged cache",
+    "sparse_decode": "Decode over a paged cache",
     "dense": "Dense decode over a paged cache",
     "heads": "Multi-head attention",
     "merge": "Merges of parts by their LSE",

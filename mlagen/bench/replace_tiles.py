@@ -33,16 +33,16 @@ from mlagen.compile import (
 )
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, MlagenError
-from mlagen.plan import TARGETS, Plan, Tile, VarlenTile, load_plan, needed
+from mlagen.plan import TARGETS, DenseFwdTile, Plan, Tile, load_plan, needed
 from mlagen.plan.fits import DENSE_DECODE, DENSE_FWD, SPARSE_DECODE, SPARSE_FWD
 from mlagen.plan.replacements import AnyTile, Replacement, read_replacements
 from mlagen.plan.tritons import Minor, minor, minor_text, rows_under
 
 FAMILIES = {
-    "sparse_attention": SPARSE_FWD,
-    "kvcache_attention": SPARSE_DECODE,
-    "dense_attention": DENSE_DECODE,
-    "varlen_attention": DENSE_FWD,
+    "sparse_fwd": SPARSE_FWD,
+    "sparse_decode": SPARSE_DECODE,
+    "dense_decode": DENSE_DECODE,
+    "dense_fwd": DENSE_FWD,
 }
 BLOCKS = (16, 32, 64, 128)
 NUM_WARPS = (4, 8)
@@ -73,11 +73,11 @@ def place_of(job: CompileJob, plan: Plan, triton: Minor) -> Place | None:
     tile: AnyTile | None = tile_of(job)
     if family == DENSE_FWD:
         block_m, block_n = (int(given[name] or 0) for name in ("BLOCK_M", "BLOCK_N"))
-        tile = VarlenTile(block_m, block_n, job.num_warps, job.num_stages)
+        tile = DenseFwdTile(block_m, block_n, job.num_warps, job.num_stages)
     if tile is None:
         return None
-    parts = {SPARSE_FWD: plan.sparse, SPARSE_DECODE: plan.kvcache, DENSE_DECODE: plan.dense, DENSE_FWD: plan.varlen}
-    rows: Sequence[Any] = rows_under(needed(parts[family]).tiles, job.target, triton)  # type: ignore[attr-defined]
+    part = getattr(plan, family)
+    rows: Sequence[Any] = rows_under(needed(part).tiles, job.target, triton)
     tabled = job.tabled and any(row.tile == tile for row in rows)
     return Place(family, "tiles" if tabled else "unaligned", job.target, tile)
 
@@ -85,8 +85,8 @@ def place_of(job: CompileJob, plan: Plan, triton: Minor) -> Place | None:
 def like(tile: AnyTile, target: str) -> Iterator[AnyTile]:
     """Other tiles of its kind that a program of the target may take, the most alike first."""
     stages = tuple(number for number in NUM_STAGES if number > 1 or TARGETS[target].backend == "hip")
-    if isinstance(tile, VarlenTile):
-        found: list[AnyTile] = [VarlenTile(*one) for one in itertools.product(BLOCKS, BLOCKS, NUM_WARPS, stages)]
+    if isinstance(tile, DenseFwdTile):
+        found: list[AnyTile] = [DenseFwdTile(*one) for one in itertools.product(BLOCKS, BLOCKS, NUM_WARPS, stages)]
     else:
         blocks = tuple(block for block in BLOCKS if block <= max(64, tile.block_h))
         found = [Tile(*one) for one in itertools.product(blocks, BLOCKS, NUM_WARPS, stages, (False, True))]

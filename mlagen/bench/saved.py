@@ -14,12 +14,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, 
 from pydantic import ValidationError as Invalid
 
 from mlagen.bench.batches import Batch
-from mlagen.bench.dense import DenseShape
-from mlagen.bench.heads import HeadsShape, MergeShape
-from mlagen.bench.kvcache import KvcacheShape
+from mlagen.bench.dense_decode import DenseDecodeShape
+from mlagen.bench.dense_fwd import DenseFwdShape, MergeStatesShape
 from mlagen.bench.roofline import Roof
 from mlagen.bench.rows import Contender, Key, Row
 from mlagen.bench.shapes import Shape, SharedShape
+from mlagen.bench.sparse_decode import SparseDecodeShape
 from mlagen.bench.trial import OURS, Sizes
 from mlagen.errors import Place, UsageError
 
@@ -36,7 +36,15 @@ _Rate = Annotated[float, Field(gt=1, lt=1e24)]
 
 _CONFIG = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 # What has further fields comes first.
-_SHAPES: tuple[type[Any], ...] = (SharedShape, Shape, KvcacheShape, DenseShape, MergeShape, HeadsShape, Batch)
+_SHAPES: tuple[type[Any], ...] = (
+    SharedShape,
+    Shape,
+    SparseDecodeShape,
+    DenseDecodeShape,
+    MergeStatesShape,
+    DenseFwdShape,
+    Batch,
+)
 _ORIGIN = re.compile(r"(?:([1-9][\d,]{0,9}) TFLOP/s, )?([1-9][\d,]{0,9}) GB/s")  # all that older files say of a roof
 
 

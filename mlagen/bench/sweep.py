@@ -1,7 +1,7 @@
 """Measures tiles and split counts of one package's attention on the device at hand, and makes its tables of them.
 
 For each size of call: every candidate tile at the split count that the package's own rule picks, then the promising
-ones at all split counts, then the best three against each other. The Hopper kernel is one more candidate, which takes
+ones at all split counts, then the best three against each other. The sm90 kernel is one more candidate, which takes
 no tile's place. A result is checked against float64 before its time counts. Splits of dense attention are the programs
 among which a batch is shared out: the rule takes as many a multiprocessor as the tile's row says.
 """
@@ -23,7 +23,7 @@ import triton
 from mlagen.bench.candidates import candidate_tiles, unfit_tiles
 from mlagen.bench.cells import Cell, CellLog, Measured
 from mlagen.bench.check import check_device
-from mlagen.bench.choose import Regime, choose_hopper, choose_tiles, make_choices, runs_hopper
+from mlagen.bench.choose import Regime, choose_sm90, choose_tiles, make_choices, runs_sm90
 from mlagen.bench.measure import Timer, event_timer, flush_l2, graph_timer, interleave
 from mlagen.bench.package import BenchPackage, kernels_hash
 from mlagen.bench.precompile import compile_tiles
@@ -31,7 +31,7 @@ from mlagen.bench.progress import Progress, one_line
 from mlagen.bench.shapes import PREFILL_TOKENS
 from mlagen.bench.trial import Call, Setting, Trial
 from mlagen.bench.tunable import Tunable
-from mlagen.plan import TARGETS, HopperRow, Plan, Tile, TileRow
+from mlagen.plan import TARGETS, Plan, Sm90Row, Tile, TileRow
 
 PROMISING = 1.6  # a tile this much slower than the best portable one at the rule's splits is not tried at others
 HOPELESS = 2.0  # nor more splits once two counts in a row are this much slower than the tile's best
@@ -46,7 +46,7 @@ class Figure:
     Attributes:
         kernels: name of the kernels.
         regime: the size.
-        hopper: the new table gives it to the Hopper kernel.
+        sm90: the new table gives it to the sm90 kernel.
         tile, splits: what the new tables and the split rule take.
         seconds: their time; None if it was not measured.
         best_seconds: of the fastest tile and split count tried.
@@ -55,7 +55,7 @@ class Figure:
 
     kernels: str
     regime: Regime
-    hopper: bool
+    sm90: bool
     tile: Tile
     splits: int
     seconds: float | None
@@ -69,13 +69,13 @@ class Swept:
 
     Attributes:
         rows: the tile table.
-        hopper_rows: which calls run the Hopper kernel; none where the package has no such kernel.
+        sm90_rows: which calls run the sm90 kernel; none where the package has no such kernel.
         figures: a figure a regime that was swept.
         complete: every regime was swept; False where the budget ended before.
     """
 
     rows: tuple[TileRow, ...]
-    hopper_rows: tuple[HopperRow, ...]
+    sm90_rows: tuple[Sm90Row, ...]
     figures: tuple[Figure, ...]
     complete: bool
 
@@ -155,7 +155,7 @@ class Sweep:
 
     def _resident(self, tile: Tile) -> int:
         """Programs of a tile that a multiprocessor holds."""
-        if tile == self.driver.hopper:
+        if tile == self.driver.sm90:
             return 1
         return self.kernels.row(self.plan, tile, self.target).programs_per_sm
 
@@ -165,7 +165,7 @@ class Sweep:
         return [tile for tile in tiles if self.allowed is None or tile in self.allowed]
 
     def _compiled(self, regimes: Sequence[Regime]) -> list[Tile]:
-        """Every candidate of the regimes that compiles, fits and spills nothing; the Hopper kernel first."""
+        """Every candidate of the regimes that compiles, fits and spills nothing; the sm90 kernel first."""
         tiles: dict[Tile, None] = {}
         for regime in regimes:
             tiles.update(dict.fromkeys(self._candidates(regime)))
@@ -173,8 +173,8 @@ class Sweep:
         with self.report.steps("compile", len(tiles)) as step:
             unfit = unfit_tiles(self.kernels, self.plan, tiles, self.target, lambda _: step())
         fitting = [tile for tile in tiles if tile not in unfit]
-        if self.driver.hopper is not None:
-            fitting.insert(0, self.driver.hopper)
+        if self.driver.sm90 is not None:
+            fitting.insert(0, self.driver.sm90)
         with self.report.steps(f"load {len(fitting)} tiles", 1) as step:
             said = compile_tiles(self.package.folder, self.kernels.name, fitting)
             broken = {tile: why for tile, why in said.items() if why is not None}
@@ -184,7 +184,7 @@ class Sweep:
         return [tile for tile in fitting if tile not in broken]
 
     def _name(self, tile: Tile) -> str:
-        return "the Hopper kernel" if tile == self.driver.hopper else str(tile)
+        return "the sm90 kernel" if tile == self.driver.sm90 else str(tile)
 
     def _shape(self, regime: Regime) -> Any:
         return self.kernels.shape_of(self.package, regime)
@@ -247,7 +247,7 @@ class Sweep:
         except _BudgetError:
             return False
         with contextlib.suppress(_BudgetError):
-            portable = [seconds for tile, seconds in first.items() if tile != self.driver.hopper]
+            portable = [seconds for tile, seconds in first.items() if tile != self.driver.sm90]
             for tile, seconds in sorted(first.items(), key=lambda item: item[1]):
                 if seconds <= PROMISING * min(portable, default=seconds) and regime.tokens < PREFILL_TOKENS:
                     self._all_splits(regime, tile)
@@ -258,7 +258,7 @@ class Sweep:
     def _first_pass(self, regime: Regime) -> dict[Tile, float]:
         """Seconds of each candidate at the split count that the rule picks."""
         current, resident = self.driver.current(regime.num_heads, regime.tokens)
-        candidates = [*self._candidates(regime), current, self.driver.hopper]
+        candidates = [*self._candidates(regime), current, self.driver.sm90]
         mine = [tile for tile in self.tiles if tile in candidates]
         self._ruled(regime, current, resident)
         first: dict[Tile, float] = {}
@@ -288,13 +288,13 @@ class Sweep:
         return {tile: each for tile, each in found.items() if tile in self.tiles}
 
     def _final(self, regime: Regime) -> None:
-        """Measures the best tiles and the Hopper kernel of a regime once more, taking turns."""
-        shape, hopper, found = self._shape(regime), self.driver.hopper, self._best(regime)
+        """Measures the best tiles and the sm90 kernel of a regime once more, taking turns."""
+        shape, sm90, found = self._shape(regime), self.driver.sm90, self._best(regime)
         ranked = sorted(self._portable(regime).items(), key=lambda item: item[1])
         cells = [Cell(shape, tile, splits) for tile, (_, splits) in ranked[:FINALISTS]]
-        if hopper is not None and hopper in found and self._hopper_seconds(regime) is not None:
-            counts = (found[hopper][1], self._rule(regime, hopper, self._resident(hopper)))
-            cells += [Cell(shape, hopper, splits) for splits in dict.fromkeys(counts)]
+        if sm90 is not None and sm90 in found and self._sm90_seconds(regime) is not None:
+            counts = (found[sm90][1], self._rule(regime, sm90, self._resident(sm90)))
+            cells += [Cell(shape, sm90, splits) for splits in dict.fromkeys(counts)]
         timers = {str(index): self._timer(regime, cell) for index, cell in enumerate(cells)}
         times = interleave(timers, FINAL_ROUNDS).seconds
         for index, cell in enumerate(cells):
@@ -312,19 +312,19 @@ class Sweep:
         """Seconds of a tile at the split count that the rule picks; None if that does not run or is wrong."""
         return self._measure(regime, tile, self._rule(regime, tile, resident))
 
-    def _hopper_seconds(self, regime: Regime) -> float | None:
-        """Seconds of the Hopper kernel as the rule splits it; None if there is none, or it does not run."""
-        hopper = self.driver.hopper
-        return None if hopper is None else self._ruled(regime, hopper, self._resident(hopper))
+    def _sm90_seconds(self, regime: Regime) -> float | None:
+        """Seconds of the sm90 kernel as the rule splits it; None if there is none, or it does not run."""
+        sm90 = self.driver.sm90
+        return None if sm90 is None else self._ruled(regime, sm90, self._resident(sm90))
 
     def _faster(self, regime: Regime) -> bool:
-        """Whether the Hopper kernel, as the rule splits it, is at least as fast as every portable tile."""
-        seconds = self._hopper_seconds(regime)
+        """Whether the sm90 kernel, as the rule splits it, is at least as fast as every portable tile."""
+        seconds = self._sm90_seconds(regime)
         return seconds is not None and all(seconds <= each for each, _ in self._portable(regime).values())
 
     def _portable(self, regime: Regime) -> dict[Tile, tuple[float, int]]:
-        """`_best` without the Hopper kernel."""
-        return {tile: each for tile, each in self._best(regime).items() if tile != self.driver.hopper}
+        """`_best` without the sm90 kernel."""
+        return {tile: each for tile, each in self._best(regime).items() if tile != self.driver.sm90}
 
     def _slowdown(self, regime: Regime, tile: Tile, resident: int) -> float:
         """Time of the rule's split count over the tile's best one; infinite where the rule may not plan so."""
@@ -357,25 +357,25 @@ class Sweep:
         for choice in choices:
             row = self.kernels.row(self.plan, choice.tile, self.target, reason, choice.max_heads, choice.max_tokens)
             rows.append(replace(row, programs_per_sm=choice.resident))
-        hopper_rows = self.driver.hopper_rows
-        if self.driver.hopper is not None:
-            hopper_rows = choose_hopper(every, {regime: self._faster(regime) for regime in swept}, hopper_rows)
-        figures = tuple(self._figure(regime, rows, hopper_rows) for regime in swept)
-        return Swept(tuple(rows), hopper_rows, figures, complete)
+        sm90_rows = self.driver.sm90_rows
+        if self.driver.sm90 is not None:
+            sm90_rows = choose_sm90(every, {regime: self._faster(regime) for regime in swept}, sm90_rows)
+        figures = tuple(self._figure(regime, rows, sm90_rows) for regime in swept)
+        return Swept(tuple(rows), sm90_rows, figures, complete)
 
-    def _figure(self, regime: Regime, rows: Sequence[TileRow], hopper_rows: Sequence[HopperRow]) -> Figure:
+    def _figure(self, regime: Regime, rows: Sequence[TileRow], sm90_rows: Sequence[Sm90Row]) -> Figure:
         row = next(
             row
             for row in rows
             if (row.max_heads is None or regime.num_heads <= row.max_heads)
             and (row.max_tokens is None or regime.tokens <= row.max_tokens)
         )
-        tile, resident = self._taken(hopper_rows, regime, (row.tile, row.programs_per_sm))
-        before = self._taken(self.driver.hopper_rows, regime, self.driver.current(regime.num_heads, regime.tokens))
+        tile, resident = self._taken(sm90_rows, regime, (row.tile, row.programs_per_sm))
+        before = self._taken(self.driver.sm90_rows, regime, self.driver.current(regime.num_heads, regime.tokens))
         return Figure(
             kernels=self.kernels.name,
             regime=regime,
-            hopper=tile == self.driver.hopper,
+            sm90=tile == self.driver.sm90,
             tile=tile,
             splits=self._rule(regime, tile, resident),
             seconds=self._ruled(regime, tile, resident),
@@ -383,7 +383,7 @@ class Sweep:
             before_seconds=self._ruled(regime, *before),
         )
 
-    def _taken(self, rows: Sequence[HopperRow], regime: Regime, portable: tuple[Tile, int]) -> tuple[Tile, int]:
+    def _taken(self, rows: Sequence[Sm90Row], regime: Regime, portable: tuple[Tile, int]) -> tuple[Tile, int]:
         """What a regime takes by the rows and its portable tile, and the programs a multiprocessor."""
-        hopper = self.driver.hopper
-        return (hopper, self._resident(hopper)) if hopper is not None and runs_hopper(rows, regime) else portable
+        sm90 = self.driver.sm90
+        return (sm90, self._resident(sm90)) if sm90 is not None and runs_sm90(rows, regime) else portable

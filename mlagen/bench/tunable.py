@@ -10,26 +10,26 @@ from typing import Any
 
 import torch
 
-from mlagen.bench import attention, dense, kvcache
+from mlagen.bench import dense_decode, sparse_decode, sparse_fwd
 from mlagen.bench.batches import BLOCK_SIZE
 from mlagen.bench.choose import Regime
-from mlagen.bench.dense import DenseShape
-from mlagen.bench.driver import DenseDriver, Driver
-from mlagen.bench.kvcache import KvcacheShape
+from mlagen.bench.dense_decode import DenseDecodeShape
+from mlagen.bench.driver import DenseDecodeDriver, Driver
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import DECODE_S_KV, PREFILL_S_KV, PREFILL_TOKENS, Shape
+from mlagen.bench.sparse_decode import SparseDecodeShape
 from mlagen.bench.trial import Setting, Sizes, Trial
 from mlagen.compile import CompileJob, Toolchain, list_variants
 from mlagen.emit import apply, compare, render
 from mlagen.plan import Plan, Target, Tile, TileRow, needed
 from mlagen.plan.chunks import Chunk
-from mlagen.plan.dense import MOST_ROWS, spills_with_window
-from mlagen.plan.kvcache import CachedRow
+from mlagen.plan.dense_decode import MOST_ROWS, spills_with_window
+from mlagen.plan.sparse_decode import CachedRow
 from mlagen.plan.tiles import make_row
 from mlagen.spec import DenseAttention
 
 DECODE_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)  # where tables may change from one row to the next
-CLASSES = (16, 32, 64)  # heads, or rows of dense attention, that get rows of their own where a model has more
+CLASSES = (16, 32, 64)  # heads, or rows of dense sparse_fwd, that get rows of their own where a model has more
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Tunable:
         name: under which results are kept and reported.
         module: generated module that holds them.
         shape: the class of their shapes.
-        tokens: query tokens that are measured, most wanted first; of dense attention, requests.
+        tokens: query tokens that are measured, most wanted first; of dense sparse_fwd, requests.
         shape_of: the shape at which a regime of a package is measured.
         counts: indices a token in each list of a shape.
         chunks: blocks of a row, of a plan.
@@ -50,7 +50,7 @@ class Tunable:
         with_rows: a plan whose tile tables are replaced by rows of one target.
         driver: schedules a package's kernels.
         suits: whether calls of a plan would take the tile on a target, if it fits.
-        widest: heads, or rows of dense attention, that are measured for a model of so many heads.
+        widest: heads, or rows of dense sparse_fwd, that are measured for a model of so many heads.
     """
 
     name: str
@@ -120,107 +120,107 @@ def tile_of(job: CompileJob) -> Tile | None:
     return Tile(job.block_h, int(given["BLOCK_N"] or 0), job.num_warps, job.num_stages, ahead)
 
 
-def _sparse_shape(package: BenchPackage, regime: Regime) -> Shape:
+def _sparse_fwd_shape(package: BenchPackage, regime: Regime) -> Shape:
     if regime.tokens >= PREFILL_TOKENS:
         return Shape("prefill", regime.tokens, regime.num_heads, PREFILL_S_KV[1], package.facts.topk)
     return Shape("decode", regime.tokens, regime.num_heads, DECODE_S_KV, package.facts.topk)
 
 
-def _kvcache_shape(package: BenchPackage, regime: Regime) -> KvcacheShape:
-    return kvcache.shape_at(package, regime.tokens, 1, regime.num_heads)
+def _sparse_decode_shape(package: BenchPackage, regime: Regime) -> SparseDecodeShape:
+    return sparse_decode.shape_at(package, regime.tokens, 1, regime.num_heads)
 
 
-def _dense_shape(package: BenchPackage, regime: Regime) -> DenseShape:
-    return dense.tuned_shape(package, regime.tokens, regime.num_heads, torch.cuda.mem_get_info()[1])
+def _dense_decode_shape(package: BenchPackage, regime: Regime) -> DenseDecodeShape:
+    return dense_decode.tuned_shape(package, regime.tokens, regime.num_heads, torch.cuda.mem_get_info()[1])
 
 
-def _with_sparse_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
-    return replace(plan, sparse=replace(needed(plan.sparse), tiles=((target, tuple(rows)),)))
+def _with_sparse_fwd_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
+    return replace(plan, sparse_fwd=replace(needed(plan.sparse_fwd), tiles=((target, tuple(rows)),)))
 
 
-def _with_kvcache_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
-    assert plan.kvcache is not None
-    return replace(plan, kvcache=replace(plan.kvcache, tiles=((target, tuple(rows)),)))
+def _with_sparse_decode(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
+    assert plan.sparse_decode is not None
+    return replace(plan, sparse_decode=replace(plan.sparse_decode, tiles=((target, tuple(rows)),)))
 
 
-def _with_dense_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
-    return replace(plan, dense=replace(needed(plan.dense), tiles=((target, tuple(rows)),)))
+def _with_dense_decode_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
+    return replace(plan, dense_decode=replace(needed(plan.dense_decode), tiles=((target, tuple(rows)),)))
 
 
-def _sparse_row(plan: Plan, tile: Tile, target: Target, *rest: Any) -> TileRow:
-    return make_row(tile, needed(plan.sparse).chunks, target, *rest)
+def _sparse_fwd_row(plan: Plan, tile: Tile, target: Target, *rest: Any) -> TileRow:
+    return make_row(tile, needed(plan.sparse_fwd).chunks, target, *rest)
 
 
 def _cached_row(plan: Plan) -> CachedRow:
-    assert plan.kvcache is not None
-    return plan.kvcache.cached
+    assert plan.sparse_decode is not None
+    return plan.sparse_decode.cached
 
 
-def _kvcache_row(plan: Plan, *rest: Any) -> TileRow:
+def _sparse_decode_row(plan: Plan, *rest: Any) -> TileRow:
     return _cached_row(plan).row(*rest)
 
 
-def _dense_row(plan: Plan, *rest: Any) -> TileRow:
-    return needed(plan.dense).cached.row(*rest)
+def _dense_decode_row(plan: Plan, *rest: Any) -> TileRow:
+    return needed(plan.dense_decode).cached.row(*rest)
 
 
-def _suits_dense(plan: Plan, tile: Tile, target: Target) -> bool:
+def _suits_dense_decode(plan: Plan, tile: Tile, target: Target) -> bool:
     """Whether the tile's steps lie in a page, and leave registers for a window if there is one."""
-    attention, cache = plan.spec.attention, needed(plan.spec.cache)
-    assert isinstance(attention, DenseAttention)
+    sparse_fwd, cache = plan.spec.attention, needed(plan.spec.cache)
+    assert isinstance(sparse_fwd, DenseAttention)
     whole = (cache.block_size or BLOCK_SIZE) % tile.block_n == 0
-    return whole and (attention.window is None or not spills_with_window(tile, target))
+    return whole and (sparse_fwd.window is None or not spills_with_window(tile, target))
 
 
-SPARSE = Tunable(
+SPARSE_FWD = Tunable(
     name="sparse",
-    module="sparse_attention",
+    module="sparse_fwd",
     shape=Shape,
     tokens=(PREFILL_TOKENS, *DECODE_TOKENS),
-    shape_of=_sparse_shape,
+    shape_of=_sparse_fwd_shape,
     counts=lambda shape: (shape.topk,),
-    chunks=lambda plan: needed(plan.sparse).chunks,
-    make_row=_sparse_row,
-    trials=attention.trials,
-    small_trials=attention.trials,
-    with_rows=_with_sparse_rows,
+    chunks=lambda plan: needed(plan.sparse_fwd).chunks,
+    make_row=_sparse_fwd_row,
+    trials=sparse_fwd.trials,
+    small_trials=sparse_fwd.trials,
+    with_rows=_with_sparse_fwd_rows,
 )
-KVCACHE = Tunable(
-    name="kvcache",
-    module="kvcache_attention",
-    shape=KvcacheShape,
+SPARSE_DECODE = Tunable(
+    name="sparse_decode",
+    module="sparse_decode",
+    shape=SparseDecodeShape,
     tokens=DECODE_TOKENS,
-    shape_of=_kvcache_shape,
+    shape_of=_sparse_decode_shape,
     counts=lambda shape: tuple(count for count in (shape.window, shape.topk) if count),
     chunks=lambda plan: _cached_row(plan).chunks,
-    make_row=_kvcache_row,
-    trials=kvcache.kvcache_trials,
-    small_trials=partial(kvcache.kvcache_trials, most_requests=1),
-    with_rows=_with_kvcache_rows,
+    make_row=_sparse_decode_row,
+    trials=sparse_decode.sparse_decode_trials,
+    small_trials=partial(sparse_decode.sparse_decode_trials, most_requests=1),
+    with_rows=_with_sparse_decode,
 )
-DENSE = Tunable(
+DENSE_DECODE = Tunable(
     name="dense",
-    module="dense_attention",
-    shape=DenseShape,
-    tokens=dense.TUNED_REQUESTS,
-    shape_of=_dense_shape,
+    module="dense_decode",
+    shape=DenseDecodeShape,
+    tokens=dense_decode.TUNED_REQUESTS,
+    shape_of=_dense_decode_shape,
     counts=lambda shape: (shape.context,),
-    chunks=lambda plan: needed(plan.dense).cached.chunks,
-    make_row=_dense_row,
-    trials=dense.dense_trials,
-    small_trials=dense.dense_trials,
-    with_rows=_with_dense_rows,
-    driver=DenseDriver,
-    suits=_suits_dense,
-    widest=lambda num_heads: min(MOST_ROWS, dense.TUNED_QUERIES * num_heads),
+    chunks=lambda plan: needed(plan.dense_decode).cached.chunks,
+    make_row=_dense_decode_row,
+    trials=dense_decode.dense_decode_trials,
+    small_trials=dense_decode.dense_decode_trials,
+    with_rows=_with_dense_decode_rows,
+    driver=DenseDecodeDriver,
+    suits=_suits_dense_decode,
+    widest=lambda num_heads: min(MOST_ROWS, dense_decode.TUNED_QUERIES * num_heads),
 )
 
 
 def tunables_of(wrappers: Sequence[str], kind: str | None) -> list[Tunable]:
     """The attention kernels of a package with those wrappers and that kind of attention that can be tuned."""
     if kind == "dense":
-        return [DENSE] if dense.WRAPPER in wrappers else []
+        return [DENSE_DECODE] if dense_decode.WRAPPER in wrappers else []
     if kind != "sparse":
         return []
-    found = [SPARSE] if any(name in wrappers for name in attention.WRAPPERS) else []
-    return found + ([KVCACHE] if kvcache.WRAPPER in wrappers else [])
+    found = [SPARSE_FWD] if any(name in wrappers for name in sparse_fwd.WRAPPERS) else []
+    return found + ([SPARSE_DECODE] if sparse_decode.WRAPPER in wrappers else [])

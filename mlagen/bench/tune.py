@@ -1,7 +1,7 @@
 """Sweeps a spec's attention kernels on the device at hand, and writes their tables: `specs/tuned/<spec>/<target>.yaml`.
 
 From the times of a sweep come few tiles (`choose`), the number of programs a multiprocessor with which the package's
-own rule picks the best split count, and the calls that run the Hopper kernel.
+own rule picks the best split count, and the calls that run the sm90 kernel.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mlagen.bench.choose import Regime
 from mlagen.bench.package import load_package
 from mlagen.bench.progress import Progress, progress
 from mlagen.bench.sweep import Figure, Sweep, Swept
-from mlagen.bench.tunable import DENSE, KVCACHE, SPARSE, tunables_of
+from mlagen.bench.tunable import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, tunables_of
 from mlagen.emit.write import write_atomically
 from mlagen.errors import MlagenError, UsageError
-from mlagen.plan import HopperRow, Tile, TileRow, load_plan, make_plan
+from mlagen.plan import Sm90Row, Tile, TileRow, load_plan, make_plan
 from mlagen.plan.tuned import dump_tuned, tuned_path
 from mlagen.spec import Spec, load, spec_digest
 
@@ -37,9 +37,9 @@ class Tuned:
 
     Attributes:
         spec_name, target, device, triton: what they hold for.
-        rows: tiles of attention over rows; none where the package has no such kernels.
-        kvcache_rows, dense_rows: tiles of attention over a cache and of dense attention, likewise.
-        hopper_rows, kvcache_hopper_rows, dense_hopper_rows: which calls of each run the Hopper kernel, likewise.
+        sparse_fwd: tiles of attention over rows; none where the package has no such kernels.
+        sparse_decode, dense_decode: tiles of attention over a cache and of dense attention, likewise.
+        sparse_fwd_sm90, sparse_decode_sm90, dense_decode_sm90: which calls of each run the sm90 kernel, likewise.
         figures: what each row was measured at.
         complete: every size of call was swept; False where the budget ended before.
         fits: which kernels they hold for, by family, `Plan.fits`.
@@ -50,12 +50,12 @@ class Tuned:
     target: str
     device: str
     triton: str
-    rows: tuple[TileRow, ...]
-    kvcache_rows: tuple[TileRow, ...]
-    dense_rows: tuple[TileRow, ...]
-    hopper_rows: tuple[HopperRow, ...]
-    kvcache_hopper_rows: tuple[HopperRow, ...]
-    dense_hopper_rows: tuple[HopperRow, ...]
+    sparse_fwd: tuple[TileRow, ...]
+    sparse_decode: tuple[TileRow, ...]
+    dense_decode: tuple[TileRow, ...]
+    sparse_fwd_sm90: tuple[Sm90Row, ...]
+    sparse_decode_sm90: tuple[Sm90Row, ...]
+    dense_decode_sm90: tuple[Sm90Row, ...]
     figures: tuple[Figure, ...]
     complete: bool
     fits: Mapping[str, str]
@@ -64,19 +64,19 @@ class Tuned:
     @property
     def row_count(self) -> int:
         """Rows of all tile tables."""
-        return len(self.rows) + len(self.kvcache_rows) + len(self.dense_rows)
+        return len(self.sparse_fwd) + len(self.sparse_decode) + len(self.dense_decode)
 
     def text(self) -> str:
         """The tuned file."""
         return dump_tuned(
             self.spec_name,
             self.target,
-            self.rows,
-            kvcache_rows=self.kvcache_rows,
-            dense_rows=self.dense_rows,
-            hopper_rows=self.hopper_rows,
-            kvcache_hopper_rows=self.kvcache_hopper_rows,
-            dense_hopper_rows=self.dense_hopper_rows,
+            sparse_fwd=self.sparse_fwd,
+            sparse_decode=self.sparse_decode,
+            dense_decode=self.dense_decode,
+            sparse_fwd_sm90=self.sparse_fwd_sm90,
+            sparse_decode_sm90=self.sparse_decode_sm90,
+            dense_decode_sm90=self.dense_decode_sm90,
             fits=self.fits,
             heads=self.heads,
             device=self.device,
@@ -136,18 +136,19 @@ def tune(
     if not swept:
         raise UsageError(f"{spec.name} has no attention kernels whose tiles are tuned")
     device = torch.device("cuda", torch.cuda.current_device())
-    sparse, kvcache, dense = (swept.get(kernels, NOTHING) for kernels in (SPARSE, KVCACHE, DENSE))
+    families = (SPARSE_FWD, SPARSE_DECODE, DENSE_DECODE)
+    sparse_fwd, sparse_decode, dense_decode = (swept.get(kernels, NOTHING) for kernels in families)
     return Tuned(
         spec_name=spec.name,
         target=package.device_facts(device).target,
         device=torch.cuda.get_device_name(device),
         triton=triton.__version__,
-        rows=sparse.rows,
-        kvcache_rows=kvcache.rows,
-        dense_rows=dense.rows,
-        hopper_rows=sparse.hopper_rows,
-        kvcache_hopper_rows=kvcache.hopper_rows,
-        dense_hopper_rows=dense.hopper_rows,
+        sparse_fwd=sparse_fwd.rows,
+        sparse_decode=sparse_decode.rows,
+        dense_decode=dense_decode.rows,
+        sparse_fwd_sm90=sparse_fwd.sm90_rows,
+        sparse_decode_sm90=sparse_decode.sm90_rows,
+        dense_decode_sm90=dense_decode.sm90_rows,
         figures=tuple(figure for each in swept.values() for figure in each.figures),
         complete=all(each.complete for each in swept.values()),
         fits=plan.fits,
@@ -162,7 +163,7 @@ def summary(tuned: Tuned) -> str:
         "| --- | --- | --- | ---: | ---: | ---: | ---: |",
     ]
     for each in tuned.figures:
-        back_end = "gluon" if each.hopper else "triton"
+        back_end = "gluon" if each.sm90 else "triton"
         times = " | ".join(_us(seconds) for seconds in (each.seconds, each.best_seconds, each.before_seconds))
         lines.append(f"| {each.kernels} {each.regime} | {back_end} | {each.tile} | {each.splits} | {times} |")
     return "\n".join(lines) + "\n"

@@ -46,8 +46,8 @@ def tune(
 ) -> None:
     """Sweeps the tiles of SPEC on this GPU and writes tuned/SPEC/TARGET.yaml beside it, which `build` reads.
 
-    Tiles are those of sparse attention, over rows and over caches, and of dense attention. On a Hopper it also finds
-    from how many tokens (dense attention: requests) on a call is best run by the Hopper kernel. Every candidate's
+    Tiles are those of sparse attention, over rows and over caches, and of dense attention. On sm90 it also finds
+    from how many tokens (dense attention: requests) on a call is best run by the sm90 kernel. Every candidate's
     result is checked against the reference before its time counts.
     """
     from mlagen.bench.candidates import read_tiles
@@ -71,7 +71,7 @@ def tune(
     "--only",
     multiple=True,
     type=click.Choice(
-        ["prefill", "decode", "shared", "cache", "gather", "index", "kvcache", "dense", "heads", "merge"]
+        ["prefill", "decode", "shared", "cache", "gather", "index", "sparse_decode", "dense", "heads", "merge"]
     ),
     help="Only this family of kernels; repeatable.",
 )

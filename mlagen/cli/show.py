@@ -23,12 +23,12 @@ from mlagen.emit import render
 from mlagen.emit.render import template_dir
 from mlagen.errors import SpecErrors, ToolError, UnprovedError, UsageError
 from mlagen.layout import layouts_of
-from mlagen.plan import HopperPlan, HopperRow, KvcachePlan, Plan, SparsePlan, UnionPlan, load_plan
+from mlagen.plan import IndexUnionPlan, Plan, Sm90Plan, Sm90Row, SparseDecodePlan, SparseFwdPlan, load_plan
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
 
-DENSE_KEYS = 4096  # at which a call of dense attention is counted
+DENSE_DECODE_KEYS = 4096  # at which a call of dense attention is counted
 ANY = 1 << 30  # more rows than a token can name
 
 
@@ -51,7 +51,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
     rows = f"d_qk {plan.d_qk} = {dims.kv_lora_rank} latent + {dims.qk_rope_head_dim} RoPE, d_v {plan.d_v}, "
     topk = f"topk {attention.topk}, " if isinstance(attention, SparseAttention) else ""
     out.print(f"{rows if plan.d_qk else ''}{dims.num_heads} heads, {topk}{dims.dtype}")
-    for chunk in plan.sparse.chunks if plan.sparse else ():
+    for chunk in plan.sparse_fwd.chunks if plan.sparse_fwd else ():
         lanes = f"lanes [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
         out.print(f"{chunk.name}: {lanes}{', part of V' if chunk.in_v else ''}", markup=False)
     splits, cache = plan.splits, plan.cache
@@ -59,27 +59,30 @@ def show_plan(spec: Path, as_json: bool) -> None:
     if splits is not None:
         out.print(
             f"splits: at most {splits.max_splits}; a program costs {splits.split_overhead} steps and a merge "
-            f"{splits.merge_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
+            f"{splits.combine_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
             f"workspace {splits.workspace_bytes >> 20} MiB, partials in {splits.partials.dtype}"
         )
-        merge = f"merge: {', '.join(f'{tile.block_s} splits x {tile.block_d} lanes' for tile in splits.merge)}"
-        writer = [merge, *writer]
+        combine = f"combine: {', '.join(f'{tile.block_s} splits x {tile.block_d} lanes' for tile in splits.combine)}"
+        writer = [combine, *writer]
     out.print("; ".join(writer))
     for text in plan.fits.values():
         out.print(f"tiles hold for: {text}", markup=False)
     heads = dims.num_heads
-    if plan.sparse is not None:
-        _print_tiles("one token", plan.flops(1, heads), plan.bytes_moved(1, heads, ANY), plan.sparse)
-    if plan.kvcache is not None:
-        moved = plan.bytes_kvcache(1, heads, *(ANY for _ in plan.kvcache_topks))
-        _print_tiles("one token over the cache", plan.flops_kvcache(1, heads), moved, plan.kvcache)
-    if plan.dense is not None:
-        flops, moved = plan.flops_dense(1, heads, DENSE_KEYS), plan.bytes_dense(1, heads, DENSE_KEYS)
-        _print_tiles(f"one token over {DENSE_KEYS:,} keys", flops, moved, plan.dense)
+    if plan.sparse_fwd is not None:
+        _print_tiles("one token", plan.flops(1, heads), plan.bytes_moved(1, heads, ANY), plan.sparse_fwd)
+    if plan.sparse_decode is not None:
+        moved = plan.bytes_sparse_decode(1, heads, *(ANY for _ in plan.sparse_decode_topks))
+        _print_tiles("one token over the cache", plan.flops_sparse_decode(1, heads), moved, plan.sparse_decode)
+    if plan.dense_decode is not None:
+        flops, moved = (
+            plan.flops_dense_decode(1, heads, DENSE_DECODE_KEYS),
+            plan.bytes_dense_decode(1, heads, DENSE_DECODE_KEYS),
+        )
+        _print_tiles(f"one token over {DENSE_DECODE_KEYS:,} keys", flops, moved, plan.dense_decode)
 
 
-def _print_tiles(call: str, flops: int, moved: int, kernels: SparsePlan | KvcachePlan) -> None:
-    """Prints the work of a call, and the tables and the Hopper kernel of what does it."""
+def _print_tiles(call: str, flops: int, moved: int, kernels: SparseFwdPlan | SparseDecodePlan) -> None:
+    """Prints the work of a call, and the tables and the sm90 kernel of what does it."""
     out.print(f"\n{call}: {flops / 1e6:,.0f} MFLOP, {moved / 1e6:,.2f} MB, {flops / moved:,.0f} FLOP a byte\n")
     table = Table(box=None, header_style="bold")
     by_version = has_versions(kernels.tiles)
@@ -99,36 +102,36 @@ def _print_tiles(call: str, flops: int, moved: int, kernels: SparsePlan | Kvcach
                 row.reason,
             )
     out.print(table)
-    if kernels.hopper is not None:
-        _print_hopper(kernels.hopper)
-    if isinstance(kernels, SparsePlan):
-        for swapped in kernels.swapped:
-            _print_swapped(swapped)
-    if isinstance(kernels, SparsePlan) and kernels.union is not None:
+    if kernels.sm90 is not None:
+        _print_sm90(kernels.sm90)
+    if isinstance(kernels, SparseFwdPlan):
+        for swap_ab in kernels.swap_ab:
+            _print_swapped(swap_ab)
+    if isinstance(kernels, SparseFwdPlan) and kernels.union is not None:
         _print_union(kernels.union)
 
 
-def _print_hopper(hopper: HopperPlan) -> None:
-    """Prints the numbers of a Hopper kernel and the calls that run it."""
-    right, copying = hopper.registers
+def _print_sm90(sm90: Sm90Plan) -> None:
+    """Prints the numbers of an sm90 kernel and the calls that run it."""
+    right, copying = sm90.registers
     out.print(
-        f"\nHopper kernel: {hopper.block_h} heads and {hopper.step} indices a step; registers a thread: {right} of the "
-        f"right warpgroup, {copying} of the copying one; {hopper.expected_shared:,} bytes of shared memory; "
-        f"{hopper.expected_products} wgmma"
+        f"\nSm90 kernel: {sm90.block_h} heads and {sm90.step} indices a step; registers a thread: {right} of the "
+        f"right warpgroup, {copying} of the copying one; {sm90.expected_shared:,} bytes of shared memory; "
+        f"{sm90.expected_products} wgmma"
     )
-    out.print(f"calls that run it, by heads: {_calls(hopper.rows)}")
+    out.print(f"calls that run it, by heads: {_calls(sm90.rows)}")
 
 
-def _print_swapped(swapped: HopperPlan) -> None:
-    """Prints the numbers of the Hopper kernel of few heads, which runs such calls in the other one's place."""
-    multiplying, _ = swapped.registers
+def _print_swapped(swap_ab: Sm90Plan) -> None:
+    """Prints the numbers of the sm90 kernel of few heads, which runs such calls in the other one's place."""
+    multiplying, _ = swap_ab.registers
     out.print(
-        f"of up to {swapped.block_h} heads: {swapped.step} indices a step; registers a thread: {multiplying} of those "
-        f"that multiply; {swapped.expected_shared:,} bytes of shared memory; {swapped.expected_products} wgmma"
+        f"of up to {swap_ab.block_h} heads: {swap_ab.step} indices a step; registers a thread: {multiplying} of those "
+        f"that multiply; {swap_ab.expected_shared:,} bytes of shared memory; {swap_ab.expected_products} wgmma"
     )
 
 
-def _print_union(union: UnionPlan) -> None:
+def _print_union(union: IndexUnionPlan) -> None:
     """Prints the numbers of the kernels in which neighbouring tokens share rows, and the calls that run them."""
     out.print(
         f"\nshared rows: {union.group} neighbouring tokens of up to {union.heads} heads a tile; lists from a bitmap of "
@@ -137,8 +140,8 @@ def _print_union(union: UnionPlan) -> None:
     out.print(f"calls that share, by heads, of up to {union.most_rows:,} rows: {_calls(union.rows)}")
 
 
-def _calls(rows: Sequence[HopperRow]) -> str:
-    """The calls that a table of a Hopper kernel names."""
+def _calls(rows: Sequence[Sm90Row]) -> str:
+    """The calls that a table of an sm90 kernel names."""
     return "; ".join(
         f"{_most(row.max_heads)}: {'none' if row.min_tokens is None else f'from {row.min_tokens} tokens'}"
         for row in rows
@@ -164,9 +167,9 @@ def _plan_json(plan: Plan) -> dict[str, object]:
         "fits": plan.fits,
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
-        "sparse": None if plan.sparse is None else dataclasses.asdict(plan.sparse),
-        "kvcache": None if plan.kvcache is None else dataclasses.asdict(plan.kvcache),
-        "dense": None if plan.dense is None else dataclasses.asdict(plan.dense),
+        "sparse_fwd": None if plan.sparse_fwd is None else dataclasses.asdict(plan.sparse_fwd),
+        "sparse_decode": None if plan.sparse_decode is None else dataclasses.asdict(plan.sparse_decode),
+        "dense_decode": None if plan.dense_decode is None else dataclasses.asdict(plan.dense_decode),
         "cache": None if plan.cache is None else dataclasses.asdict(plan.cache),
     }
 
@@ -215,7 +218,7 @@ def explain(line: str, specs: Path) -> None:
     """Names the template line behind a line of a generated file."""
     match = re.fullmatch(r"(.+):(\d+)", line)
     if match is None:
-        raise UsageError(f"got {line!r}; takes FILE:LINE, such as generated/dsv32/sparse_attention.py:120")
+        raise UsageError(f"got {line!r}; takes FILE:LINE, such as generated/dsv32/sparse_fwd.py:120")
     path, number = Path(match[1]), int(match[2])
     spec = _spec_of(path.resolve().parent.name, specs)
     if spec is None:

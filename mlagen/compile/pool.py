@@ -21,7 +21,7 @@ from mlagen.compile.process import Worker, job_of, request_of
 from mlagen.compile.resources import Resources
 from mlagen.compile.toolchain import Toolchain, installed
 from mlagen.errors import ToolError
-from mlagen.plan.hopper import HOPPER_TARGET
+from mlagen.plan.sm90 import SM90
 from mlagen.plan.targets import TARGETS
 
 KEY_DIGITS = 16  # of a key as people and manifests see it
@@ -125,7 +125,7 @@ def compile_jobs(
 
     if missing:
         tasks = [_Task(key, jobs[indices[0]]) for key, indices in missing.items()]
-        tasks.sort(key=lambda task: task.job.target != HOPPER_TARGET)  # whose kernels take longest: first, not last
+        tasks.sort(key=lambda task: task.job.target != SM90)  # whose kernels take longest: first, not last
         started = workers or os.cpu_count() or 1
         # closing: workers end before an exception, or Ctrl-C, leaves here.
         with contextlib.closing(_run(package_dir, tasks, started, toolchain, kernels_dir, on_start)) as outcomes:

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlagen.compile.job import CompileJob
 from mlagen.errors import LimitError
-from mlagen.plan.hopper import HOPPER_TARGET
+from mlagen.plan.sm90 import SM90
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tritons import allowed_spills, minor, minors
 from mlagen.plan.tuned import tuned_path
@@ -20,16 +20,16 @@ TENSOR_MEMORY_COLUMNS = 512
 
 # The table of a tuned file that gives a module's kernels their tiles. Calls whose rows or topk are not aligned,
 # and those over small pages, take a tile that is in no table.
-TUNED_TABLES = {"sparse_attention": "rows", "kvcache_attention": "kvcache_rows", "dense_attention": "dense_rows"}
+TUNED_TABLES = {"sparse_fwd": "rows", "sparse_decode": "sparse_decode", "dense_decode": "dense_decode"}
 # Modules that the Gluon back end adds for sm90.
-HOPPER_MODULES = (
-    "_dense_hopper",
-    "_kvcache_hopper",
-    "_sparse_hopper",
-    "_sparse_swapped",
-    "_sparse_union",
-    "_union",
-    "_varlen_hopper",
+SM90_MODULES = (
+    "_dense_decode_sm90",
+    "_sparse_decode_sm90",
+    "_sparse_fwd_sm90",
+    "_sparse_fwd_sm90_swap_ab",
+    "_sparse_fwd_sm90_shared",
+    "_index_union_sm90",
+    "_dense_fwd_sm90",
 )
 
 
@@ -153,7 +153,7 @@ def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) ->
             f"a smaller tile or more warps (now {taken.num_warps})",
         )
     expected, found = products.get((taken.kernel, taken.block_h)), taken.instructions.get("HGMMA", 0)
-    if expected is not None and taken.target == HOPPER_TARGET and expected != found:
+    if expected is not None and taken.target == SM90 and expected != found:
         yield (
             f"{found} warpgroup products in the code - expected {expected}: one was split, doubled or left out",
             "another tile",
@@ -175,8 +175,8 @@ def _remedies(taken: Resources, other_tile: str, spec: str, holds: Sequence[str]
     if taken.module in TUNED_TABLES and taken.tabled:
         file = tuned_path(spec, taken.target, Path())
         yield f"{other_tile} in {TUNED_TABLES[taken.module]} of {file} beside the spec"
-    if taken.module in HOPPER_MODULES:
-        yield "`backend: triton` and no `shared_indices` in the spec, which leaves out the Hopper kernels"
-    if taken.kernel == "_varlen_fwd_descriptor_kernel":
+    if taken.module in SM90_MODULES:
+        yield "`backend: triton` and no `shared_indices` in the spec, which leaves out the sm90 kernels"
+    if taken.kernel == "_dense_fwd_descriptor_kernel":
         yield "`addressing: pointers` in the spec's multi_head"
     yield f"the spec's targets without {taken.target}"

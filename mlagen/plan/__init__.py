@@ -2,40 +2,40 @@
 
 from mlagen.plan.cache import CachePlan, layout_chunks
 from mlagen.plan.chunks import Chunk
-from mlagen.plan.dense import DENSE_WRAPPERS, DensePlan
-from mlagen.plan.hopper import HOPPER_TARGET, HopperPlan, HopperRow
-from mlagen.plan.kvcache import KvcachePlan
-from mlagen.plan.merge import MergePlan
-from mlagen.plan.plan import ROWS_WRAPPERS, Plan, SparsePlan, load_plan, make_plan, needed
-from mlagen.plan.splits import MergeTile, SplitsPlan
+from mlagen.plan.dense_decode import DENSE_DECODE_WRAPPERS, DenseDecodePlan
+from mlagen.plan.dense_fwd import DenseFwdPlan, DenseFwdRow, DenseFwdTile
+from mlagen.plan.index_union import IndexUnionPlan
+from mlagen.plan.merge_states import MergeStatesPlan
+from mlagen.plan.plan import ROWS_WRAPPERS, Plan, SparseFwdPlan, load_plan, make_plan, needed
+from mlagen.plan.sm90 import SM90, Sm90Plan, Sm90Row
+from mlagen.plan.sparse_decode import SparseDecodePlan
+from mlagen.plan.splits import CombineTile, SplitsPlan
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import Tile, TileRow
-from mlagen.plan.union import UnionPlan
-from mlagen.plan.varlen import VarlenPlan, VarlenRow, VarlenTile
 
 __all__ = [
-    "DENSE_WRAPPERS",
-    "HOPPER_TARGET",
+    "DENSE_DECODE_WRAPPERS",
     "ROWS_WRAPPERS",
+    "SM90",
     "TARGETS",
     "CachePlan",
     "Chunk",
-    "DensePlan",
-    "HopperPlan",
-    "HopperRow",
-    "KvcachePlan",
-    "MergePlan",
-    "MergeTile",
+    "CombineTile",
+    "DenseDecodePlan",
+    "DenseFwdPlan",
+    "DenseFwdRow",
+    "DenseFwdTile",
+    "IndexUnionPlan",
+    "MergeStatesPlan",
     "Plan",
-    "SparsePlan",
+    "Sm90Plan",
+    "Sm90Row",
+    "SparseDecodePlan",
+    "SparseFwdPlan",
     "SplitsPlan",
     "Target",
     "Tile",
     "TileRow",
-    "UnionPlan",
-    "VarlenPlan",
-    "VarlenRow",
-    "VarlenTile",
     "layout_chunks",
     "load_plan",
     "make_plan",

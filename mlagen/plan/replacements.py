@@ -15,18 +15,18 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 
 from mlagen.errors import LimitError, Place
+from mlagen.plan.dense_fwd import DenseFwdRow, DenseFwdTile
 from mlagen.plan.files import place_at, read_checked
 from mlagen.plan.fits import DENSE_FWD, FAMILIES, family_of
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import Tile, TileRow
 from mlagen.plan.tritons import MINORS, Minor, Table, holds, minor, minor_text, span_of
-from mlagen.plan.varlen import VarlenRow, VarlenTile
 from mlagen.spec.models import Model, refused
 
 PATH = Path(__file__).with_name("replacements.yaml")
 
-Row = TypeVar("Row", TileRow, VarlenRow)
-AnyTile = Tile | VarlenTile
+Row = TypeVar("Row", TileRow, DenseFwdRow)
+AnyTile = Tile | DenseFwdTile
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class _TileEntry(Model):
     def tile(self) -> AnyTile:
         """The tile."""
         values = self.model_dump(exclude_none=True)
-        return VarlenTile(**values) if self.block_m is not None else Tile(**values)
+        return DenseFwdTile(**values) if self.block_m is not None else Tile(**values)
 
     def misses(self, family: str) -> str | None:
         """What is wrong with it as a tile of a family; None: nothing."""

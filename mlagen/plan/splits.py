@@ -9,15 +9,17 @@ from mlagen.plan.chunks import next_power_of_2
 from mlagen.plan.tiles import TileRow
 
 SPLIT_OVERHEAD = 2
-MERGE_OVERHEAD = 4
-HOPPER_MERGE = 1024  # in what MEASURED_ROW costs on its way out and in, 1.3 ns on an H100
+COMBINE_OVERHEAD = 4
+SM90_COMBINE = 1024  # in what MEASURED_ROW costs on its way out and in, 1.3 ns on an H100
 MAX_SPLITS = 128
 BATCH_INVARIANT_SPLIT = 512
 WORKSPACE_BYTES = 256 << 20
-MERGE_SPLITS = (2, 4, 8, 16, 32)
-MERGE_FLOATS = 2048  # of partials that a program of the merge holds at a time
+COMBINE_SPLITS = (2, 4, 8, 16, 32)
+COMBINE_FLOATS = 2048  # of partials that a program of the merge holds at a time
 LOAD_BYTES = 16  # of a thread
-MERGE_WARP_SIZE = 32  # of the warps that it is cut for: each has all splits of its lanes, so that no sum crosses warps
+COMBINE_WARP_SIZE = (
+    32  # of the warps that it is cut for: each has all splits of its lanes, so that no sum crosses warps
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ MEASURED_ROW = PartialRow("fp32", 512)  # of the kernels whose timings gave the 
 
 
 @dataclass(frozen=True)
-class MergeTile:
+class CombineTile:
     """Launch parameters of the kernel that merges splits.
 
     Attributes:
@@ -108,50 +110,50 @@ class SplitsPlan:
     """Numbers of the splits.
 
     Attributes:
-        split_overhead, merge_overhead: fixed cost of a program and of a merge, in steps of BLOCK_N indices.
+        split_overhead, combine_overhead: fixed cost of a program and of a merge, in steps of BLOCK_N indices.
         partials: a row of partials.
-        hopper_merge: cost of a merge of the Hopper kernels' splits, in rows of partials.
+        sm90_combine: cost of a merge of the sm90 kernels' splits, in rows of partials.
         max_splits: most splits a call is cut into.
         batch_invariant_split: indices a split where bounds depend on the row alone.
         workspace_bytes: size from which a call goes through its workspace in pieces.
-        merge: tiles of the merge kernel; a call takes the first that holds all its splits, or the last.
-        merge_masked: a row's last program of some tile is not full.
+        combine: tiles of the combine kernel; a call takes the first that holds all its splits, or the last.
+        combine_masked: a row's last program of some tile is not full.
     """
 
     partials: PartialRow
 
     split_overhead: int
-    merge_overhead: int
-    hopper_merge: int
+    combine_overhead: int
+    sm90_combine: int
     max_splits: int
     batch_invariant_split: int
     workspace_bytes: int
-    merge: tuple[MergeTile, ...]
-    merge_masked: bool
+    combine: tuple[CombineTile, ...]
+    combine_masked: bool
 
 
-def make_merge_tile(partials: PartialRow, block_s: int) -> MergeTile:
+def make_combine_tile(partials: PartialRow, block_s: int) -> CombineTile:
     """The merge's tile for `block_s` splits at a time: fewer lanes of V for more of them."""
-    block_d = min(MERGE_FLOATS // block_s, next_power_of_2(partials.d_v))
-    return MergeTile(
+    block_d = min(COMBINE_FLOATS // block_s, next_power_of_2(partials.d_v))
+    return CombineTile(
         block_s=block_s,
         block_d=block_d,
         d_blocks=-(-partials.d_v // block_d),
-        num_warps=max(1, block_d // (partials.thread_lanes * MERGE_WARP_SIZE)),
+        num_warps=max(1, block_d // (partials.thread_lanes * COMBINE_WARP_SIZE)),
     )
 
 
 def make_splits(partials: PartialRow, rows: Iterable[TileRow]) -> SplitsPlan:
     """The numbers for such rows of partials and tile tables of these rows."""
-    merge = tuple(make_merge_tile(partials, block_s) for block_s in MERGE_SPLITS)
+    combine = tuple(make_combine_tile(partials, block_s) for block_s in COMBINE_SPLITS)
     return SplitsPlan(
         partials=partials,
         split_overhead=SPLIT_OVERHEAD,
-        merge_overhead=MERGE_OVERHEAD,
-        hopper_merge=partials.weighs(HOPPER_MERGE),
+        combine_overhead=COMBINE_OVERHEAD,
+        sm90_combine=partials.weighs(SM90_COMBINE),
         max_splits=MAX_SPLITS,
         batch_invariant_split=max(BATCH_INVARIANT_SPLIT, *(row.tile.block_n for row in rows)),
         workspace_bytes=WORKSPACE_BYTES,
-        merge=merge,
-        merge_masked=any(partials.d_v % tile.block_d for tile in merge),
+        combine=combine,
+        combine_masked=any(partials.d_v % tile.block_d for tile in combine),
     )

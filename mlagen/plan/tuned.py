@@ -18,8 +18,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from mlagen.errors import LimitError, Place, SpecError
 from mlagen.plan.files import place_at, read_checked
-from mlagen.plan.fits import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, family_of
-from mlagen.plan.hopper import HopperRow
+from mlagen.plan.fits import family_of
+from mlagen.plan.sm90 import Sm90Row
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import RowMaker, Tile, TileRow
 from mlagen.spec.known import specs_dir
@@ -35,19 +35,18 @@ def _power_of_two(number: int) -> int:
     return number
 
 
-# Tables by kind of attention, and the family they are of; what says in each which calls a row holds.
-FAMILY_OF = {"rows": SPARSE_FWD, "kvcache_rows": SPARSE_DECODE, "dense_rows": DENSE_DECODE}
+# Tables by family, and what says in each which calls a row holds.
 LIMITS = {
-    "rows": ("max_heads", "max_tokens"),
-    "kvcache_rows": ("max_heads", "max_tokens"),
-    "dense_rows": ("max_rows", "max_requests"),
+    "sparse_fwd": ("max_heads", "max_tokens"),
+    "sparse_decode": ("max_heads", "max_tokens"),
+    "dense_decode": ("max_rows", "max_requests"),
 }
 KINDS = tuple(LIMITS)
-SPARSE_NOTES = (
+SPARSE_FWD_NOTES = (
     "# The first row that holds a call's heads and tokens is taken; without max_heads or max_tokens it holds any.",
     "# programs_per_sm is what the split rule plans with; picked so that the rule finds the best splits.",
 )
-DENSE_NOTES = (
+DENSE_DECODE_NOTES = (
     "# The first row that holds a call's rows, which are the heads of its query tokens that share a KV head, and its",
     "# requests is taken; without max_rows or max_requests it holds any.",
     "# programs_per_sm is how many programs a multiprocessor a batch is shared out to.",
@@ -57,14 +56,14 @@ HEAD = "# Tiles of {} on {}, measured on {} with triton {}. Written by `mlagen t
 _MEASURED = re.compile(
     r"^# Tiles of .* measured on (?P<device>.+) with triton (?P<triton>[^\s]+)\.(\s|$)", re.MULTILINE
 )
-# The same of the tables that say which calls run a Hopper kernel.
-HOPPER_LIMITS = {
-    "hopper_rows": ("max_heads", "min_tokens"),
-    "kvcache_hopper_rows": ("max_heads", "min_tokens"),
-    "dense_hopper_rows": ("max_rows", "min_requests"),
+# The same of the tables that say which calls run an sm90 kernel.
+SM90_LIMITS = {
+    "sparse_fwd_sm90": ("max_heads", "min_tokens"),
+    "sparse_decode_sm90": ("max_heads", "min_tokens"),
+    "dense_decode_sm90": ("max_rows", "min_requests"),
 }
-HOPPER_KINDS = tuple(HOPPER_LIMITS)
-HOPPER_OF = dict(zip(KINDS, HOPPER_KINDS, strict=True))
+SM90_KINDS = tuple(SM90_LIMITS)
+SM90_OF = dict(zip(KINDS, SM90_KINDS, strict=True))
 TILE_FIELDS = tuple(field.name for field in fields(Tile))
 
 Block = Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)]
@@ -93,22 +92,22 @@ class TunedRow(_TunedTile):
     max_tokens: Annotated[int | None, Field(ge=1, le=1 << 30, description="most tokens; absent: any number")] = None
 
 
-class TunedDenseRow(_TunedTile):
+class TunedDenseDecodeRow(_TunedTile):
     """One row of the tile table of dense attention."""
 
     max_rows: MaxRows = None
     max_requests: Annotated[int | None, Field(ge=1, le=1 << 30, description="most requests; absent: any number")] = None
 
 
-class TunedHopperRow(Model):
-    """From how many tokens on calls of up to so many heads run the Hopper kernel."""
+class TunedSm90Row(Model):
+    """From how many tokens on calls of up to so many heads run the sm90 kernel."""
 
     max_heads: Annotated[int | None, Field(ge=1, le=128, description="most heads a call may have; absent: any")] = None
     min_tokens: Annotated[int | None, Field(ge=1, le=1 << 30, description="fewest tokens; absent: none do")] = None
 
 
-class TunedDenseHopperRow(Model):
-    """From how many requests on calls of up to so many rows a KV head run the Hopper kernel of dense attention."""
+class TunedDenseDecodeSm90Row(Model):
+    """From how many requests on calls of up to so many rows a KV head run the sm90 kernel of dense attention."""
 
     max_rows: MaxRows = None
     min_requests: Annotated[int | None, Field(ge=1, le=1 << 30, description="fewest requests; absent: none do")] = None
@@ -117,9 +116,9 @@ class TunedDenseHopperRow(Model):
 class TunedFits(Model):
     """Which kernels the tables of a file hold for."""
 
-    rows: Annotated[str | None, Field(description="those of attention over rows")] = None
-    kvcache_rows: Annotated[str | None, Field(description="those of attention over a cache")] = None
-    dense_rows: Annotated[str | None, Field(description="those of dense attention")] = None
+    sparse_fwd: Annotated[str | None, Field(description="those of attention over rows")] = None
+    sparse_decode: Annotated[str | None, Field(description="those of attention over a cache")] = None
+    dense_decode: Annotated[str | None, Field(description="those of dense attention")] = None
 
 
 class TunedTable(Model):
@@ -131,41 +130,41 @@ class TunedTable(Model):
     heads: Annotated[
         int | None, Field(ge=1, le=128, description="of the model that was swept; of two tables, the nearer is taken")
     ] = None
-    rows: Annotated[
+    sparse_fwd: Annotated[
         tuple[TunedRow, ...] | None,
         Field(min_length=1, description="of attention over rows, by heads, then by tokens, most last"),
     ] = None
-    kvcache_rows: Annotated[
+    sparse_decode: Annotated[
         tuple[TunedRow, ...] | None, Field(min_length=1, description="of attention over a cache, likewise")
     ] = None
-    dense_rows: Annotated[
-        tuple[TunedDenseRow, ...] | None,
+    dense_decode: Annotated[
+        tuple[TunedDenseDecodeRow, ...] | None,
         Field(min_length=1, description="of dense attention, by rows a KV head, then by requests, most last"),
     ] = None
-    hopper_rows: Annotated[
-        tuple[TunedHopperRow, ...] | None,
-        Field(min_length=1, description="of attention over rows: which calls run the Hopper kernel, by heads"),
+    sparse_fwd_sm90: Annotated[
+        tuple[TunedSm90Row, ...] | None,
+        Field(min_length=1, description="of attention over rows: which calls run the sm90 kernel, by heads"),
     ] = None
-    kvcache_hopper_rows: Annotated[
-        tuple[TunedHopperRow, ...] | None, Field(min_length=1, description="of attention over a cache, likewise")
+    sparse_decode_sm90: Annotated[
+        tuple[TunedSm90Row, ...] | None, Field(min_length=1, description="of attention over a cache, likewise")
     ] = None
-    dense_hopper_rows: Annotated[
-        tuple[TunedDenseHopperRow, ...] | None,
-        Field(min_length=1, description="of dense attention: which calls run the Hopper kernel, by rows a KV head"),
+    dense_decode_sm90: Annotated[
+        tuple[TunedDenseDecodeSm90Row, ...] | None,
+        Field(min_length=1, description="of dense attention: which calls run the sm90 kernel, by rows a KV head"),
     ] = None
 
     @model_validator(mode="after")
     def _rows_hold_every_call(self) -> TunedTable:
-        if all(getattr(self, name) is None for name in (*KINDS, *HOPPER_KINDS)):
-            raise refused(f"has no table; takes one or more of {', '.join((*KINDS, *HOPPER_KINDS))}")
-        for kind, hopper_kind in HOPPER_OF.items():
-            for name in (kind, hopper_kind):
+        if all(getattr(self, name) is None for name in (*KINDS, *SM90_KINDS)):
+            raise refused(f"has no table; takes one or more of {', '.join((*KINDS, *SM90_KINDS))}")
+        for kind, sm90_kind in SM90_OF.items():
+            for name in (kind, sm90_kind):
                 if getattr(self, name) is not None and getattr(self.fits, kind) is None:
                     raise refused(f"takes fits.{kind} beside it: which kernels it holds for", name)
         for name in KINDS:
             _check_rows(name, getattr(self, name) or ())
-        for name in HOPPER_KINDS:
-            _check_hopper_rows(name, getattr(self, name) or ())
+        for name in SM90_KINDS:
+            _check_sm90_rows(name, getattr(self, name) or ())
         return self
 
 
@@ -185,8 +184,8 @@ def _check_rows(name: str, rows: tuple[_TunedTile, ...]) -> None:
             raise refused(message, name, index, length)
 
 
-def _check_hopper_rows(name: str, rows: tuple[TunedHopperRow | TunedDenseHopperRow, ...]) -> None:
-    width, _ = HOPPER_LIMITS[name]
+def _check_sm90_rows(name: str, rows: tuple[TunedSm90Row | TunedDenseDecodeSm90Row, ...]) -> None:
+    width, _ = SM90_LIMITS[name]
     most = [getattr(row, width) or math.inf for row in rows]
     for index, (here, after) in enumerate(itertools.pairwise(most)):
         if after <= here:
@@ -249,25 +248,25 @@ class TunedFiles:
             LimitError: a tile needs more shared memory than the target gives a program.
         """
         self._check_names()
-        kind = _kind_of(fits)
+        kind = family_of(fits)
         found = {target: self._find(fits, target) for target in targets}
         rows = {target: _rows(each, kind, make) for target, each in found.items() if each is not None}
         return {target: each for target, each in rows.items() if each}
 
-    def hopper_rows(self, fits: str, target: str) -> tuple[HopperRow, ...] | None:
-        """Which calls run a family's Hopper kernel; None where no sweep said so.
+    def sm90_rows(self, fits: str, target: str) -> tuple[Sm90Row, ...] | None:
+        """Which calls run a family's sm90 kernel; None where no sweep said so.
 
         Raises:
             SpecErrors: as of `rows`.
         """
         found = self._find(fits, target)
-        kind = HOPPER_OF[_kind_of(fits)]
+        kind = SM90_OF[family_of(fits)]
         rows = getattr(found.table, kind) if found else None
-        return rows and tuple(HopperRow(*(getattr(row, limit) for limit in HOPPER_LIMITS[kind])) for row in rows)
+        return rows and tuple(Sm90Row(*(getattr(row, limit) for limit in SM90_LIMITS[kind])) for row in rows)
 
     def _find(self, fits: str, target: str) -> _Table | None:
         """The file whose table of these kernels is taken."""
-        kind = _kind_of(fits)
+        kind = family_of(fits)
         folders = [self.folder]
         if specs_dir().resolve() != self.folder.resolve():
             folders.append(specs_dir())
@@ -311,11 +310,6 @@ class TunedFiles:
                 raise refuse([SpecError(message, place=Place(path))])
 
 
-def _kind_of(fits: str) -> str:
-    """The tile table of the kernels."""
-    return next(kind for kind, family in FAMILY_OF.items() if family == family_of(fits))
-
-
 def _rows(found: _Table, kind: str, make: RowMaker) -> tuple[TileRow, ...]:
     rows = []
     for index, row in enumerate(getattr(found.table, kind) or ()):
@@ -337,13 +331,13 @@ def _row(row: _TunedTile, limits: Sequence[str], found: _Table, make: RowMaker) 
 def dump_tuned(
     spec_name: str,
     target: str,
-    rows: Sequence[TileRow],
     *,
-    kvcache_rows: Sequence[TileRow] = (),
-    dense_rows: Sequence[TileRow] = (),
-    hopper_rows: Sequence[HopperRow] = (),
-    kvcache_hopper_rows: Sequence[HopperRow] = (),
-    dense_hopper_rows: Sequence[HopperRow] = (),
+    sparse_fwd: Sequence[TileRow] = (),
+    sparse_decode: Sequence[TileRow] = (),
+    dense_decode: Sequence[TileRow] = (),
+    sparse_fwd_sm90: Sequence[Sm90Row] = (),
+    sparse_decode_sm90: Sequence[Sm90Row] = (),
+    dense_decode_sm90: Sequence[Sm90Row] = (),
     fits: Mapping[str, str],
     heads: int,
     device: str,
@@ -353,9 +347,8 @@ def dump_tuned(
 
     Args:
         spec_name, target: whose tiles.
-        rows, kvcache_rows, dense_rows: rows of the tile tables of attention over rows, over a cache, and of dense
-            attention; each may be empty.
-        hopper_rows, kvcache_hopper_rows, dense_hopper_rows: which calls of each run the Hopper kernel; empty: the
+        sparse_fwd, sparse_decode, dense_decode: rows of the tile tables of each family; each may be empty.
+        sparse_fwd_sm90, sparse_decode_sm90, dense_decode_sm90: which calls of each run the sm90 kernel; empty: the
             default.
         fits: which kernels they hold for, by family, `Plan.fits`.
         heads: of the model that was swept.
@@ -363,27 +356,27 @@ def dump_tuned(
         triton: version of Triton they were compiled with.
     """
     tables = {
-        "rows": (rows, hopper_rows),
-        "kvcache_rows": (kvcache_rows, kvcache_hopper_rows),
-        "dense_rows": (dense_rows, dense_hopper_rows),
+        "sparse_fwd": (sparse_fwd, sparse_fwd_sm90),
+        "sparse_decode": (sparse_decode, sparse_decode_sm90),
+        "dense_decode": (dense_decode, dense_decode_sm90),
     }
     lines = [HEAD.format(spec_name, target, device, triton)]
-    lines += SPARSE_NOTES if rows or kvcache_rows else ()
-    lines += DENSE_NOTES if dense_rows else ()
+    lines += SPARSE_FWD_NOTES if sparse_fwd or sparse_decode else ()
+    lines += DENSE_DECODE_NOTES if dense_decode else ()
     lines.append(FITS_LINE)
-    lines += [f"  {name}: {fits[FAMILY_OF[name]]}" for name, pair in tables.items() if any(pair)]
+    lines += [f"  {name}: {fits[name]}" for name, pair in tables.items() if any(pair)]
     lines += [f"heads: {heads} # of the model that was swept"]
-    for name, table in zip(KINDS, (rows, kvcache_rows, dense_rows), strict=True):
+    for name, table in zip(KINDS, (sparse_fwd, sparse_decode, dense_decode), strict=True):
         lines += [f"{name}:"] if table else []
         for row in table:
             limits = dict(zip(LIMITS[name], (row.max_heads, row.max_tokens), strict=True))
             values = {**limits, **asdict(row.tile), "programs_per_sm": row.programs_per_sm}
             lines.append(_flow_line({key: value for key, value in values.items() if value is not None}))
-    for name, calls in zip(HOPPER_KINDS, (hopper_rows, kvcache_hopper_rows, dense_hopper_rows), strict=True):
-        width, fewest = HOPPER_LIMITS[name]
+    for name, calls in zip(SM90_KINDS, (sparse_fwd_sm90, sparse_decode_sm90, dense_decode_sm90), strict=True):
+        width, fewest = SM90_LIMITS[name]
         if calls:
             size = fewest.removeprefix("min_")
-            lines += [f"{name}: # calls of so many {size} and more run the Hopper kernel; without {fewest} none do"]
+            lines += [f"{name}: # calls of so many {size} and more run the sm90 kernel; without {fewest} none do"]
         for call in calls:
             values = {width: call.max_heads, fewest: call.min_tokens}
             lines.append(_flow_line({key: value for key, value in values.items() if value}))

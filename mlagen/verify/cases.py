@@ -13,12 +13,10 @@ from typing import Any
 from mlagen.verify.facts import Facts
 from mlagen.verify.refusals import CHANGES, Change
 
-SPARSE_WRAPPERS = ("flash_mla_sparse_fwd", "triton_mla_sparse_attention")
+SPARSE_FWD_WRAPPERS = ("flash_mla_sparse_fwd", "triton_mla_sparse_attention")
 INT32_ELEMENTS = 2**31  # elements an int32 offset reaches
 SHARED_INDICES = "cuda, shared indices"  # a target: the kernels in which neighbouring tokens share rows
-FEW_HEADS = (
-    "cuda, Hopper kernel of few heads"  # a target: that kernel, for calls of any heads cut to as many as it holds
-)
+FEW_HEADS = "cuda, sm90 kernel of few heads"  # a target: that kernel, for calls of any heads cut to as many as it holds
 SHARES = (0, 50, 75, 90, 100)  # per cent of a token's indices that the next one names too
 MANY_ROWS = 140_000  # more than the bitmap of a list has bits for
 
@@ -85,7 +83,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class SparseCase(Case):
+class SparseFwdCase(Case):
     """A sparse attention call against the reference.
 
     Attributes:
@@ -157,7 +155,7 @@ class _Suite:
     def wrappers(self, problem: Problem, splits: int | None) -> list[str]:
         """The wrappers that can be given these inputs, the preferred one first."""
         found = []
-        for wrapper in SPARSE_WRAPPERS if splits is None else SPARSE_WRAPPERS[::-1]:
+        for wrapper in SPARSE_FWD_WRAPPERS if splits is None else SPARSE_FWD_WRAPPERS[::-1]:
             fits = wrapper in self.facts.wrappers
             if wrapper == "triton_mla_sparse_attention":
                 fits &= problem.sink is None or self.facts.sink == "required"
@@ -168,7 +166,9 @@ class _Suite:
                 found.append(wrapper)
         return found
 
-    def sparse(self, name: str, promise: str, *, each_wrapper: bool = False, **settings: Any) -> Iterator[SparseCase]:
+    def sparse(
+        self, name: str, promise: str, *, each_wrapper: bool = False, **settings: Any
+    ) -> Iterator[SparseFwdCase]:
         """One case, or one a wrapper; none if the spec lacks what it needs."""
         case_fields = {"check", "splits", "multiprocessors", "batch_invariant", "every_target"}
         options = {key: settings.pop(key) for key in case_fields & settings.keys()}
@@ -178,7 +178,7 @@ class _Suite:
         wrappers = self.wrappers(problem, options.get("splits"))
         for wrapper in wrappers if each_wrapper else wrappers[:1]:
             suffix = f" ({wrapper})" if each_wrapper else ""
-            yield SparseCase(f"sparse: {name}{suffix}", promise, wrapper, problem, **options)
+            yield SparseFwdCase(f"sparse: {name}{suffix}", promise, wrapper, problem, **options)
 
 
 def _typical(suite: _Suite) -> Iterator[Case]:
@@ -534,7 +534,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     facts = Facts.of(spec)
     suite = _Suite(facts, device)
     found: list[Case] = []
-    if set(facts.wrappers) & set(SPARSE_WRAPPERS):
+    if set(facts.wrappers) & set(SPARSE_FWD_WRAPPERS):
         for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _neighbours, _manners):
             found += part(suite)
     found += _refusals(facts)

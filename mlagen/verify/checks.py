@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mlagen.verify import tolerance
-from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES, Case, Problem, RefusalCase, SparseCase
+from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES, Case, Problem, RefusalCase, SparseFwdCase
 from mlagen.verify.facts import Facts
 from mlagen.verify.inputs import LAYOUTS, Inputs, Placed, bits, build, is_wholly_used, place, place_workspace
 from mlagen.verify.reference import sparse_attention
@@ -22,8 +22,8 @@ from mlagen.verify.results import Figure
 
 CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
 NAN = float("nan")
-UNION_ROWS = 1 << 28  # as many as an entry of a list can name
-HOPPER_KERNELS = "cuda, Hopper kernels"
+INDEX_UNION_ROWS = 1 << 28  # as many as an entry of a list can name
+SM90_KERNELS = "cuda, sm90 kernels"
 
 
 class CaseFailedError(Exception):
@@ -43,9 +43,9 @@ class Results(NamedTuple):
         return Results(change(self.out), max_logits, None if self.lse is None else change(self.lse))
 
 
-def hopper_modules(package: ModuleType) -> list[Any]:
-    """The package's modules that say which of their calls a Hopper kernel runs."""
-    return [module for name in ("HOPPER", "HOPPER_QUERIES") for module in _modules_with(package, name)]
+def sm90_modules(package: ModuleType) -> list[Any]:
+    """The package's modules that say which of their calls an sm90 kernel runs."""
+    return [module for name in ("SM90_CALLS", "SM90_QUERIES") for module in _modules_with(package, name)]
 
 
 def union_modules(package: ModuleType) -> list[Any]:
@@ -54,8 +54,8 @@ def union_modules(package: ModuleType) -> list[Any]:
 
 
 def swapped_modules(package: ModuleType) -> list[Any]:
-    """Those whose calls of few heads have a Hopper kernel of their own."""
-    return _modules_with(package, "SWAPPED_HEADS")
+    """Those whose calls of few heads have an sm90 kernel of their own."""
+    return _modules_with(package, "SWAP_AB_HEADS")
 
 
 def _modules_with(package: ModuleType, table: str) -> list[Any]:
@@ -70,7 +70,7 @@ class Subject:
         package: the imported package.
         facts: what its spec says.
         device: "cpu" (the interpreter) or "cuda".
-        target: whose tiles the interpreter reads; on a GPU HOPPER_KERNELS gives every call that can to those, FEW_HEADS
+        target: whose tiles the interpreter reads; on a GPU SM90_KERNELS gives every call that can to those, FEW_HEADS
             to the one of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows.
     """
 
@@ -102,18 +102,24 @@ class Subject:
     def _forced(self) -> Iterator[None]:
         """Within, every call that can runs the kernels that are this subject's target, if it is one of kernels."""
         changes: list[tuple[Any, dict[str, Any]]] = []
-        if self.target in (HOPPER_KERNELS, FEW_HEADS):
+        if self.target in (SM90_KERNELS, FEW_HEADS):
             changes = [
-                (module, {"HOPPER": [(module.ANY, 0)]} if hasattr(module, "HOPPER") else {"HOPPER_QUERIES": 0})
-                for module in hopper_modules(self.package)
+                (module, {"SM90_CALLS": [(module.ANY, 0)]} if hasattr(module, "SM90_CALLS") else {"SM90_QUERIES": 0})
+                for module in sm90_modules(self.package)
             ]
-        if self.target == HOPPER_KERNELS:  # of any heads the one for many
-            changes += [(module, {"SWAPPED_HEADS": ()}) for module in swapped_modules(self.package)]
+        if self.target == SM90_KERNELS:  # of any heads the one for many
+            changes += [(module, {"SWAP_AB_HEADS": ()}) for module in swapped_modules(self.package)]
         elif self.target == FEW_HEADS:
             changes += [(module, {"UNION": [(module.ANY, module.ANY + 1)]}) for module in union_modules(self.package)]
         elif self.target == SHARED_INDICES:
             changes = [
-                (module, {"UNION": [(module.GROUP_HEADS, 0), (module.ANY, module.ANY + 1)], "UNION_ROWS": UNION_ROWS})
+                (
+                    module,
+                    {
+                        "UNION": [(module.GROUP_HEADS, 0), (module.ANY, module.ANY + 1)],
+                        "INDEX_UNION_ROWS": INDEX_UNION_ROWS,
+                    },
+                )
                 for module in union_modules(self.package)
             ]
         before = [(module, {name: getattr(module, name) for name in values}) for module, values in changes]
@@ -129,10 +135,10 @@ class Subject:
         if self.target == SHARED_INDICES:
             most += [module.GROUP_HEADS for module in union_modules(self.package)]
         elif self.target == FEW_HEADS:
-            most += [module.SWAPPED_HEADS[-1] for module in swapped_modules(self.package)]
+            most += [module.SWAP_AB_HEADS[-1] for module in swapped_modules(self.package)]
         return replace(problem, heads=min(most))
 
-    def attend(self, case: SparseCase, inputs: Inputs, **given: Any) -> Results:
+    def attend(self, case: SparseFwdCase, inputs: Inputs, **given: Any) -> Results:
         """Calls the case's wrapper; `given` holds further arguments by name."""
         facts = self.facts
         arguments: dict[str, Any] = {"enable_batch_invariant": case.batch_invariant, **given}
@@ -230,7 +236,7 @@ def _copy(results: Results) -> Results:
     return results.map(torch.Tensor.clone)
 
 
-def _reference(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _reference(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     results = subject.attend(case, inputs)
     figures = compare(subject, inputs, results)
     _check_untouched(inputs.placed)
@@ -242,7 +248,7 @@ def _reference(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figur
     return figures
 
 
-def _determinism(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _determinism(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     first = _copy(subject.attend(case, inputs))
     _check_bits("second call", first, subject.attend(case, inputs))
     return compare(subject, inputs, first)
@@ -260,7 +266,7 @@ def _rows(inputs: Inputs, rows: torch.Tensor) -> Inputs:
     )
 
 
-def _invariance(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _invariance(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     tokens = inputs.q.shape[0]
     whole = _copy(subject.attend(case, inputs))
 
@@ -287,7 +293,7 @@ def _invariance(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figu
     return compare(subject, inputs, whole)
 
 
-def _buffers(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _buffers(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     flash = case.wrapper == "flash_mla_sparse_fwd"
     names = ("max_logits", "lse") if flash else ("lse",)
     stats = {
@@ -308,11 +314,11 @@ def _buffers(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]
     return figures
 
 
-def _out_alone(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _out_alone(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     return compare(subject, inputs, subject.attend(case, inputs, lse=None))
 
 
-def _workspace(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _workspace(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     tokens, heads, _ = inputs.q.shape
     topk = inputs.indices.shape[2]
 
@@ -344,7 +350,7 @@ def _workspace(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figur
     return figures
 
 
-def _defaults(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _defaults(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     lse = torch.full(inputs.q.shape[:2], NAN, device=subject.device)
     dtype = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
@@ -359,7 +365,7 @@ def _defaults(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure
     return compare(subject, inputs, results)
 
 
-def _stream(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _stream(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     _reference(subject, case, inputs)  # compiles, so that the launch below is not late
     wanted = inputs.q.clone()
     inputs.q.fill_(NAN)
@@ -374,7 +380,7 @@ def _stream(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
     return compare(subject, inputs, results)
 
 
-def _graph(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _graph(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     lse = torch.full(inputs.q.shape[:2], NAN, device=subject.device)
     subject.attend(case, inputs, lse=lse)
     graph = torch.cuda.CUDAGraph()
@@ -390,7 +396,7 @@ def _graph(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
     return compare(subject, inputs, results)
 
 
-def _spoilt(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _spoilt(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     """Rows with lanes that are not finite, of which one token names one: it has no part in the others' results."""
     tokens, _, topk = inputs.indices.shape
     page_size = inputs.kv.shape[1]
@@ -412,7 +418,7 @@ def _spoilt(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
     return figures
 
 
-def _one_by_one(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figure]:
+def _one_by_one(subject: Subject, case: SparseFwdCase, inputs: Inputs) -> list[Figure]:
     (module,) = union_modules(subject.package)
     group = int(module.GROUP.value)
     tokens, heads, _ = inputs.q.shape
@@ -434,7 +440,7 @@ def _one_by_one(subject: Subject, case: SparseCase, inputs: Inputs) -> list[Figu
     return compare(subject, _rows(inputs, picked), results.map(lambda tensor: tensor[picked]))
 
 
-SPARSE_CHECKS: dict[str, Callable[[Subject, SparseCase, Inputs], list[Figure]]] = {
+SPARSE_FWD_CHECKS: dict[str, Callable[[Subject, SparseFwdCase, Inputs], list[Figure]]] = {
     "reference": _reference,
     "determinism": _determinism,
     "invariance": _invariance,
@@ -481,9 +487,9 @@ def run(subject: Subject, case: Case, seed: int = 0) -> list[Figure]:
         CaseSkippedError: the case cannot run here.
     """
     match case:
-        case SparseCase():
+        case SparseFwdCase():
             inputs = build(subject.fitted(case.problem), subject.facts, subject.device, seed)
-            return SPARSE_CHECKS[case.check](subject, case, inputs)
+            return SPARSE_FWD_CHECKS[case.check](subject, case, inputs)
         case RefusalCase():
             _refusal(subject, case)
         case _:

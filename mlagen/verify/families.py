@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mlagen.verify import cache, checks, dense, index, kvcache, merge, varlen
+from mlagen.verify import cache, checks, dense_decode, dense_fwd, indices, merge_states, sparse_decode
 from mlagen.verify import cases as attention
 from mlagen.verify.cases import Case
 from mlagen.verify.checks import Subject
 from mlagen.verify.results import Figure
 
 # A family has cases(spec, device) -> list of its own kinds of Case, KINDS, and run(subject, case) -> figures.
-FAMILIES: tuple[Any, ...] = (cache, dense, index, kvcache, merge, varlen)
+FAMILIES: tuple[Any, ...] = (cache, dense_decode, indices, sparse_decode, merge_states, dense_fwd)
 
 
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:

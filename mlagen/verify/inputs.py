@@ -31,14 +31,14 @@ class Layout:
         offset: elements by which it begins off alignment.
         row_gap: poisoned elements after each run of the last dimension.
         page_gap: further ones after each entry of the first dimension.
-        swapped: the first two dimensions are swapped in memory.
+        swap_ab: the first two dimensions are swap_ab in memory.
         far: entries of the first dimension lie FAR_STRIDE apart.
     """
 
     offset: int = 0
     row_gap: int = 0
     page_gap: int = 0
-    swapped: bool = False
+    swap_ab: bool = False
     far: bool = False
 
 
@@ -46,7 +46,7 @@ LAYOUTS = {
     "contiguous": Layout(),
     "slice": Layout(row_gap=24, page_gap=64),
     "odd": Layout(offset=1, row_gap=3, page_gap=5),
-    "transposed": Layout(swapped=True),
+    "transposed": Layout(swap_ab=True),
     "far": Layout(far=True),
 }
 
@@ -130,7 +130,7 @@ def place(values: torch.Tensor, layout: Layout, fill: float | int) -> Placed:
     """`values`, of two or three dimensions, laid out in a buffer filled with `fill`; the last one is contiguous."""
     shape = values.shape
     order = list(range(values.dim()))
-    if layout.swapped:
+    if layout.swap_ab:
         order[:2] = order[1::-1]
     strides = [0] * values.dim()
     extent = 1

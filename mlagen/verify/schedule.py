@@ -14,17 +14,17 @@ class Part(NamedTuple):
     end: int
 
 
-def share(units: Sequence[int], overhead: int, merge_units: int, num_programs: int) -> list[list[Part]]:
+def share(units: Sequence[int], overhead: int, combine_units: int, num_programs: int) -> list[list[Part]]:
     """The parts of each program.
 
     The requests stand on a line, one behind the other, each with `overhead` places and one for each of its units.
     Programs take parts of the line that are equal but for a place, or whole requests, as many each, where those parts
-    are at most `merge_units` places longer.
+    are at most `combine_units` places longer.
 
     Args:
         units: of each request, at least 1.
         overhead: places for what a request costs besides.
-        merge_units: places for what it costs a program to share requests.
+        combine_units: places for what it costs a program to share requests.
         num_programs: most programs.
     """
     places = [overhead + count for count in units]
@@ -32,7 +32,7 @@ def share(units: Sequence[int], overhead: int, merge_units: int, num_programs: i
     programs = max(min(total, num_programs), 1)
     if units:
         each = -(-len(units) // programs)
-        if programs * each * max(places) <= total + programs * merge_units:
+        if programs * each * max(places) <= total + programs * combine_units:
             programs = -(-len(units) // each)
             places = [max(places)] * len(units)
             total = programs * each * places[0]

@@ -117,10 +117,10 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
 
     from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES
     from mlagen.verify.checks import (
-        HOPPER_KERNELS,
+        SM90_KERNELS,
         CaseFailedError,
         Subject,
-        hopper_modules,
+        sm90_modules,
         swapped_modules,
         union_modules,
     )
@@ -132,11 +132,11 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     package = _import_package(Path(job["package_dir"]))
     spec = package.SPEC["spec"]
     targets = list(job["targets"] or spec["targets"]) if device == "cpu" else [device]
-    if device == "cuda" and hopper_modules(package):
+    if device == "cuda" and sm90_modules(package):
         launch = importlib.import_module(f"{package.__name__}._launch")
-        if launch.device_facts(torch.device("cuda", 0)).hopper:
+        if launch.device_facts(torch.device("cuda", 0)).sm90:
             targets += [
-                HOPPER_KERNELS,
+                SM90_KERNELS,
                 *([FEW_HEADS] if swapped_modules(package) else []),
                 *([SHARED_INDICES] if union_modules(package) else []),
             ]

@@ -15,16 +15,16 @@ from mlagen.bench.choose import (
     Choice,
     Regime,
     boundaries,
-    choose_hopper,
+    choose_sm90,
     choose_tiles,
     fewest_tokens,
     fit_resident,
     make_choices,
-    runs_hopper,
+    runs_sm90,
 )
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.tunable import CLASSES, DENSE, KVCACHE, SPARSE, Tunable
-from mlagen.plan import HopperRow, Tile
+from mlagen.bench.tunable import CLASSES, DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, Tunable
+from mlagen.plan import Sm90Row, Tile
 
 A, B, C = Tile(16, 32, 4, 2, True), Tile(16, 64, 4, 2, True), Tile(64, 64, 8, 2, False)
 R1, R4, R16 = Regime(16, 16, 1), Regime(16, 16, 4), Regime(16, 16, 16)
@@ -118,7 +118,7 @@ def test_classes_that_agree_share_their_rows() -> None:
 @settings(deadline=None)
 @given(st.data())
 def test_a_table_holds_every_call_and_ends_each_class_with_any_number_of_tokens(data: st.DataObject) -> None:
-    regimes = data.draw(st.sampled_from([SPARSE, KVCACHE])).regimes(data.draw(st.integers(1, 128)))
+    regimes = data.draw(st.sampled_from([SPARSE_FWD, SPARSE_DECODE])).regimes(data.draw(st.integers(1, 128)))
     tiles = {regime: data.draw(st.sampled_from([A, B, C])) for regime in regimes}
     rows = make_choices(tiles, flat, lambda tile: 2)
     assert (rows[-1].max_heads, rows[-1].max_tokens) == (None, None)
@@ -136,7 +136,7 @@ def test_a_table_holds_every_call_and_ends_each_class_with_any_number_of_tokens(
         assert row.tile == tile
 
 
-@pytest.mark.parametrize("kernels", [SPARSE, KVCACHE], ids=["sparse", "kvcache"])
+@pytest.mark.parametrize("kernels", [SPARSE_FWD, SPARSE_DECODE], ids=["sparse", "sparse_decode"])
 @pytest.mark.parametrize("heads", [1, 12, 16, 17, 32, 64, 96, 128])
 def test_regimes_measure_heads_that_their_row_holds(heads: int, kernels: Tunable) -> None:
     for regime in kernels.regimes(heads):
@@ -146,12 +146,12 @@ def test_regimes_measure_heads_that_their_row_holds(heads: int, kernels: Tunable
 
 @pytest.mark.parametrize("heads", [1, 5, 16, 40, 64, 96, 128])
 def test_rows_of_dense_attention_are_those_of_two_query_tokens_at_most(heads: int) -> None:
-    regimes = DENSE.regimes(heads)
+    regimes = DENSE_DECODE.regimes(heads)
     rows = [regime.num_heads for regime in regimes if regime.tokens == 1]
     assert rows == [*(most for most in CLASSES if most < 2 * heads), min(128, 2 * heads)]
     assert {regime.tokens for regime in regimes} == {1, 16, 64, 128}
-    assert all(regime.most_heads == regime.num_heads for regime in regimes[: -len(DENSE.tokens)])
-    assert {regime.most_heads for regime in regimes[-len(DENSE.tokens) :]} == {0}
+    assert all(regime.most_heads == regime.num_heads for regime in regimes[: -len(DENSE_DECODE.tokens)])
+    assert {regime.most_heads for regime in regimes[-len(DENSE_DECODE.tokens) :]} == {0}
 
 
 def test_programs_a_multiprocessor_that_were_not_tried_are_not_taken() -> None:
@@ -162,7 +162,7 @@ def test_programs_a_multiprocessor_that_were_not_tried_are_not_taken() -> None:
     assert (choice.tile, choice.resident, choice.slowdown) == (A, 3, 1.02)
 
 
-NEVER = (HopperRow(None, None),)
+NEVER = (Sm90Row(None, None),)
 OTHER = [Regime(0, 128, tokens) for tokens in (1, 4, 16)]
 
 
@@ -170,31 +170,29 @@ OTHER = [Regime(0, 128, tokens) for tokens in (1, 4, 16)]
     ("faster", "fewest"),
     [((True, True, True), 1), ((False, True, True), 3), ((True, False, True), 9), ((True, True, False), None)],
 )
-def test_the_hopper_kernel_runs_from_where_on_nothing_is_slower_with_it(
+def test_the_sm90_kernel_runs_from_where_on_nothing_is_slower_with_it(
     faster: tuple[bool, ...], fewest: int | None
 ) -> None:
     """Between two token counts that were measured, a call belongs to the nearer, as with tiles."""
-    assert choose_hopper([R16, R1, R4], dict(zip((R1, R4, R16), faster, strict=True)), NEVER) == (
-        HopperRow(None, fewest),
-    )
+    assert choose_sm90([R16, R1, R4], dict(zip((R1, R4, R16), faster, strict=True)), NEVER) == (Sm90Row(None, fewest),)
 
 
-def test_classes_that_agree_on_the_hopper_kernel_share_a_row() -> None:
+def test_classes_that_agree_on_the_sm90_kernel_share_a_row() -> None:
     every = [*OTHER, R1, R4, R16]
-    assert choose_hopper(every, dict.fromkeys(every, True), NEVER) == (HopperRow(None, 1),)
+    assert choose_sm90(every, dict.fromkeys(every, True), NEVER) == (Sm90Row(None, 1),)
     split = {**dict.fromkeys(every, True), R1: False}
-    assert choose_hopper(every, split, NEVER) == (HopperRow(16, 3), HopperRow(None, 1))
+    assert choose_sm90(every, split, NEVER) == (Sm90Row(16, 3), Sm90Row(None, 1))
 
 
 def test_the_packages_choice_stays_where_nothing_was_measured() -> None:
-    present = (HopperRow(16, 2), HopperRow(None, None))
+    present = (Sm90Row(16, 2), Sm90Row(None, None))
     every = [R1, R4, R16, *OTHER]
-    assert choose_hopper(every, {}, present) == present
-    assert choose_hopper(every, dict.fromkeys(OTHER, True), present) == (HopperRow(16, 2), HopperRow(None, 1))
-    assert choose_hopper(every, {R16: True}, present) == present
-    assert choose_hopper(every, {R16: False}, present) == NEVER
-    assert choose_hopper(every, {R4: False}, present) == (HopperRow(16, 9), HopperRow(None, None))
-    assert choose_hopper(every, {R1: True}, present) == (HopperRow(16, 1), HopperRow(None, None))
+    assert choose_sm90(every, {}, present) == present
+    assert choose_sm90(every, dict.fromkeys(OTHER, True), present) == (Sm90Row(16, 2), Sm90Row(None, 1))
+    assert choose_sm90(every, {R16: True}, present) == present
+    assert choose_sm90(every, {R16: False}, present) == NEVER
+    assert choose_sm90(every, {R4: False}, present) == (Sm90Row(16, 9), Sm90Row(None, None))
+    assert choose_sm90(every, {R1: True}, present) == (Sm90Row(16, 1), Sm90Row(None, None))
 
 
 TOKEN_COUNTS = st.none() | st.integers(1, 1 << 13)
@@ -202,19 +200,19 @@ TOKEN_COUNTS = st.none() | st.integers(1, 1 << 13)
 
 @settings(deadline=None)
 @given(st.data())
-def test_rows_of_the_hopper_kernel_hold_what_was_measured_and_what_was_before(data: st.DataObject) -> None:
-    regimes = data.draw(st.sampled_from([SPARSE, KVCACHE])).regimes(data.draw(st.integers(1, 128)))
+def test_rows_of_the_sm90_kernel_hold_what_was_measured_and_what_was_before(data: st.DataObject) -> None:
+    regimes = data.draw(st.sampled_from([SPARSE_FWD, SPARSE_DECODE])).regimes(data.draw(st.integers(1, 128)))
     faster = data.draw(st.dictionaries(st.sampled_from(regimes), st.booleans()))
     heads = sorted(data.draw(st.sets(st.sampled_from([8, 16, 32, 48]))))
-    present = [HopperRow(most, data.draw(TOKEN_COUNTS)) for most in (*heads, None)]
-    rows = choose_hopper(regimes, faster, present)
+    present = [Sm90Row(most, data.draw(TOKEN_COUNTS)) for most in (*heads, None)]
+    rows = choose_sm90(regimes, faster, present)
     most_heads = [row.max_heads or math.inf for row in rows]
     assert most_heads == sorted(set(most_heads))
     assert most_heads[-1] == math.inf
-    verdicts = {regime: faster.get(regime, runs_hopper(present, regime)) for regime in regimes}
+    verdicts = {regime: faster.get(regime, runs_sm90(present, regime)) for regime in regimes}
     for regime in regimes:
         above = [each for each in regimes if each.most_heads == regime.most_heads and each.tokens >= regime.tokens]
-        assert runs_hopper(rows, regime) == all(verdicts[each] for each in above)
+        assert runs_sm90(rows, regime) == all(verdicts[each] for each in above)
     for most in {regime.most_heads for regime in regimes} - {regime.most_heads for regime in faster}:
         num_heads = next(regime.num_heads for regime in regimes if regime.most_heads == most)
         assert fewest_tokens(rows, num_heads) == fewest_tokens(present, num_heads)
@@ -224,7 +222,7 @@ def test_the_packages_own_rule_can_be_fitted(dsv32: BenchPackage) -> None:
     """A device on which 3 programs a multiprocessor are best: the fit finds a value with which the rule says so too."""
     from mlagen.bench.driver import Driver
 
-    driver = Driver(dsv32, "sparse_attention", dsv32.module("_launch").DeviceFacts("sm90", 132))
+    driver = Driver(dsv32, "sparse_fwd", dsv32.module("_launch").DeviceFacts("sm90", 132))
     regimes = [Regime(16, 16, tokens) for tokens in (1, 4, 16, 64, 128)]
 
     def seconds(regime: Regime, splits: int) -> float:

@@ -39,19 +39,19 @@ def v4(make_package: MakePackage) -> BenchPackage:
 
 def test_every_family_that_a_package_has_wrappers_of_is_measured(v4: BenchPackage) -> None:
     counts = Counter(shape.family for shape in shapes_of(v4))
-    assert counts == {"prefill": 6, "decode": 10, "cache": 5, "gather": 5, "index": 15, "kvcache": 8}
+    assert counts == {"prefill": 6, "decode": 10, "cache": 5, "gather": 5, "index": 15, "sparse_decode": 8}
 
 
 def test_a_package_without_wrappers_of_a_family_is_not_measured_in_it(make_package: MakePackage) -> None:
     package = make_package({"concat_and_cache_mla": nothing})
     assert {shape.family for shape in shapes_of(package)} == {"cache"}
-    assert shapes_of(package, ["kvcache", "prefill"]) == []
+    assert shapes_of(package, ["sparse_decode", "prefill"]) == []
 
 
 def test_families_and_heads_can_be_chosen(v4: BenchPackage) -> None:
-    shapes = shapes_of(v4, ["kvcache", "gather"], [32])
-    assert Counter(shape.family for shape in shapes) == {"kvcache": 8, "gather": 5}
-    assert {shape.num_heads for shape in shapes if shape.family == "kvcache"} == {32}  # type: ignore[attr-defined]
+    shapes = shapes_of(v4, ["sparse_decode", "gather"], [32])
+    assert Counter(shape.family for shape in shapes) == {"sparse_decode": 8, "gather": 5}
+    assert {shape.num_heads for shape in shapes if shape.family == "sparse_decode"} == {32}  # type: ignore[attr-defined]
 
 
 def test_prefills_of_neighbours_are_measured_where_they_share_rows(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlagen.bench.driver import DenseDriver, Driver
+from mlagen.bench.driver import DenseDecodeDriver, Driver
 from mlagen.bench.families import shapes_of
 from mlagen.bench.package import BenchPackage, load_package
 from mlagen.bench.run import bench_package
@@ -43,7 +43,7 @@ def test_a_shape_is_measured_and_right(dsv32: BenchPackage) -> None:
 def test_every_family_of_a_package_is_right(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / f"{path.stem}_families"
     apply(compare(render(load_plan(path)), folder))
-    shapes = shapes_of(load_package(folder), ["cache", "gather", "index", "kvcache"])
+    shapes = shapes_of(load_package(folder), ["cache", "gather", "index", "sparse_decode"])
     shapes = [shape for shape in shapes if shape.tokens in (1, 16, 128)]
     shapes += [shape for shape in shapes_of(load_package(folder), ["dense"]) if shape.tokens <= 16]
     for row in bench_package(folder, shapes=shapes, peers=False, rounds=1):
@@ -55,14 +55,14 @@ def test_a_sweep_tunes_both_kinds_of_attention(tmp_path: Path) -> None:
     apply(compare(render(load_plan(ROOT / "specs" / "dsv4_flash.yaml")), folder))
     package = load_package(folder)
     facts = package.device_facts(torch.device("cuda", 0))
-    modules = ("sparse_attention", "kvcache_attention")
+    modules = ("sparse_fwd", "sparse_decode")
     tiles = [Driver(package, module, facts).current(64, 16)[0] for module in modules]
     tuned = tune(load(ROOT / "specs" / "dsv4_flash.yaml"), folder, heads=[64], tokens=[16], tiles=tiles)
-    for module, rows in zip(modules, (tuned.hopper_rows, tuned.kvcache_hopper_rows), strict=True):
-        assert bool(rows) == bool(Driver(package, module, facts).hopper_rows)
-    assert {figure.kernels for figure in tuned.figures} == {"sparse", "kvcache"}
+    for module, rows in zip(modules, (tuned.sm90_rows, tuned.sparse_decode_sm90), strict=True):
+        assert bool(rows) == bool(Driver(package, module, facts).sm90_rows)
+    assert {figure.kernels for figure in tuned.figures} == {"sparse", "sparse_decode"}
     assert tuned.rows
-    assert tuned.kvcache_rows
+    assert tuned.sparse_decode
 
 
 @pytest.mark.parametrize("name", ["dsv3", "dots3", "dsv3_fp8", "dsv2_lite"])
@@ -72,15 +72,15 @@ def test_a_sweep_tunes_dense_attention(tmp_path: Path, name: str) -> None:
     path = ROOT / "specs" / f"{name}.yaml"
     apply(compare(render(load_plan(path)), folder))
     package = load_package(folder)
-    driver = DenseDriver(package, "dense_attention", package.device_facts(torch.device("cuda", 0)))
+    driver = DenseDecodeDriver(package, "dense_decode", package.device_facts(torch.device("cuda", 0)))
     tiles = [driver.current(rows, 16)[0] for rows in (16, 32)]
-    tried = {*tiles, *([driver.hopper] if driver.hopper is not None else [])}
+    tried = {*tiles, *([driver.sm90] if driver.sm90 is not None else [])}
     log = tmp_path / "log.jsonl"
     tuned = tune(load(path), folder, log=log, heads=[32], tokens=[16], tiles=tiles)
     (figure,) = tuned.figures
     assert figure.kernels == "dense"
     assert figure.tile in tried
-    assert figure.hopper == (figure.tile == driver.hopper)
+    assert figure.sm90 == (figure.tile == driver.sm90)
     assert figure.seconds
     assert not tuned.complete
     cells = [json.loads(line) for line in log.read_text().splitlines()]
@@ -88,33 +88,33 @@ def test_a_sweep_tunes_dense_attention(tmp_path: Path, name: str) -> None:
     assert len({cell["splits"] for cell in cells}) > 1
     tuned.write(tmp_path)
     files, fits = TunedFiles(name, tmp_path, tuned.heads), tuned.fits["dense_decode"]
-    read = files.rows(fits, [tuned.target], needed(make_plan(load(path)).dense).cached.row)[tuned.target]
+    read = files.rows(fits, [tuned.target], needed(make_plan(load(path)).dense_decode).cached.row)[tuned.target]
     assert [(row.tile, row.programs_per_sm) for row in read] == [
-        (row.tile, row.programs_per_sm) for row in tuned.dense_rows
+        (row.tile, row.programs_per_sm) for row in tuned.dense_decode
     ]
-    assert bool(tuned.dense_hopper_rows) == bool(driver.hopper_rows)
-    assert files.hopper_rows(fits, tuned.target) == (tuned.dense_hopper_rows or None)
+    assert bool(tuned.dense_decode_sm90) == bool(driver.sm90_rows)
+    assert files.sm90_rows(fits, tuned.target) == (tuned.dense_decode_sm90 or None)
     again = tune(load(path), folder, log=log, heads=[32], tokens=[16], tiles=tiles, budget=0)
-    assert (again.dense_rows, again.dense_hopper_rows) == (tuned.dense_rows, tuned.dense_hopper_rows)
+    assert (again.dense_decode, again.dense_decode_sm90) == (tuned.dense_decode, tuned.dense_decode_sm90)
     assert len(log.read_text().splitlines()) == len(cells)
 
 
 def test_a_sweep_of_one_size_writes_a_table_and_goes_on_from_its_log(tmp_path: Path, dsv32: BenchPackage) -> None:
     spec = load(ROOT / "specs" / "dsv32.yaml")
-    driver = Driver(dsv32, "sparse_attention", dsv32.device_facts(torch.device("cuda", 0)))
+    driver = Driver(dsv32, "sparse_fwd", dsv32.device_facts(torch.device("cuda", 0)))
     current, _ = driver.current(16, 4)
     log = tmp_path / "log.jsonl"
     tuned = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current])
     assert not tuned.complete
-    assert [figure.tile for figure in tuned.figures] in ([current], [driver.hopper])
+    assert [figure.tile for figure in tuned.figures] in ([current], [driver.sm90])
     tuned.write(tmp_path)
     files, fits = TunedFiles("dsv32", tmp_path, tuned.heads), tuned.fits["sparse_fwd"]
-    if driver.hopper is not None:
+    if driver.sm90 is not None:
         cells = [json.loads(line) for line in log.read_text().splitlines()]
-        assert any(cell["tile"] == list(astuple(driver.hopper)) and cell["seconds"] for cell in cells)
-        assert files.hopper_rows(fits, tuned.target) == tuned.hopper_rows
+        assert any(cell["tile"] == list(astuple(driver.sm90)) and cell["seconds"] for cell in cells)
+        assert files.sm90_rows(fits, tuned.target) == tuned.sm90_rows
     assert files.rows(fits, [tuned.target], row_maker(needed(make_plan(spec).sparse).chunks))[tuned.target]
     lines = log.read_text().count("\n")
     again = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current], budget=0)
-    assert (again.rows, again.hopper_rows) == (tuned.rows, tuned.hopper_rows)
+    assert (again.rows, again.sm90_rows) == (tuned.rows, tuned.sm90_rows)
     assert log.read_text().count("\n") == lines

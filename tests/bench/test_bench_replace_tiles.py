@@ -11,7 +11,7 @@ from enumerated import enumerate_package
 
 from mlagen.bench.replace_tiles import FAMILIES, Place, Search, like, main, place_of, text_of
 from mlagen.compile import installed
-from mlagen.plan import Tile, VarlenTile, load_plan, needed
+from mlagen.plan import DenseFwdTile, Tile, load_plan, needed
 from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.tritons import minor, rows_under
 
@@ -33,8 +33,8 @@ def test_every_tile_of_the_tables_is_found_where_it_stands(name: str) -> None:
     triton = minor(installed().version)
     jobs = enumerate_package(ROOT / "generated" / name, ("sm90",)).jobs["sm90"]
     found = {place for job in jobs if (place := place_of(job, plan, triton)) is not None}
-    parts = {"sparse_fwd": plan.sparse, "sparse_decode": plan.kvcache, "dense_decode": plan.dense}
-    parts["dense_fwd"] = plan.varlen
+    parts = {"sparse_fwd": plan.sparse_fwd, "sparse_decode": plan.sparse_decode, "dense_decode": plan.dense_decode}
+    parts["dense_fwd"] = plan.dense_fwd
     for family, table in itertools.product(plan.fits, ("tiles", "unaligned")):
         rows = rows_under(getattr(needed(parts[family]), table), "sm90", triton)
         tiles = {place.tile for place in found if (place.family, place.table) == (family, table)}
@@ -42,9 +42,9 @@ def test_every_tile_of_the_tables_is_found_where_it_stands(name: str) -> None:
     assert {place.family for place in found} == set(plan.fits) <= set(FAMILIES.values())
 
 
-@pytest.mark.parametrize("tile", [Tile(64, 64, 8, 2, False), Tile(16, 16, 4, 1, False), VarlenTile(128, 64, 8, 2)])
+@pytest.mark.parametrize("tile", [Tile(64, 64, 8, 2, False), Tile(16, 16, 4, 1, False), DenseFwdTile(128, 64, 8, 2)])
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
-def test_tiles_are_tried_once_each_the_most_alike_first(tile: Tile | VarlenTile, target: str) -> None:
+def test_tiles_are_tried_once_each_the_most_alike_first(tile: Tile | DenseFwdTile, target: str) -> None:
     tried = list(like(tile, target))
     assert tile not in tried
     assert len(set(tried)) == len(tried) > 20
@@ -57,7 +57,7 @@ def test_what_is_printed_is_read_as_the_same_entries(tmp_path: Path) -> None:
     entries = [
         Replacement("sparse_fwd d512", "tiles", "sm90", Tile(32, 64, 4, 2, True), ((3, 8),), Tile(32, 64, 8, 2, True)),
         Replacement(
-            "dense_fwd d64", "unaligned", "sm80", VarlenTile(64, 64, 4, 2), ((3, 9),), VarlenTile(64, 32, 4, 2)
+            "dense_fwd d64", "unaligned", "sm80", DenseFwdTile(64, 64, 4, 2), ((3, 9),), DenseFwdTile(64, 32, 4, 2)
         ),
     ]
     path = tmp_path / "replacements.yaml"
@@ -74,7 +74,7 @@ def test_a_package_that_holds_has_nothing_to_print(tmp_path: Path, capsys: pytes
 def test_another_tile_is_taken_once_all_its_variants_hold(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SPEC)
     plan = load_plan(tmp_path / "small.yaml")
-    tile = dict(needed(plan.sparse).tiles)["sm80"][-1].tile
+    tile = dict(needed(plan.sparse_fwd).tiles)["sm80"][-1].tile
     search = Search(tmp_path / "small.yaml", installed().version, ["sm80"], ())
     assert search.spilling() == {}
     place = Place("sparse_fwd", "tiles", "sm80", tile)

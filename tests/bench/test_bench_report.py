@@ -100,11 +100,11 @@ def test_a_row_in_one_line(row: Row) -> None:
 
 def test_the_summary_of_tuning() -> None:
     figures = (
-        Figure("kvcache", Regime(16, 16, 4), False, Tile(16, 32, 4, 2, True), 32, 10.1e-6, 10.0e-6, None),
+        Figure("sparse_decode", Regime(16, 16, 4), False, Tile(16, 32, 4, 2, True), 32, 10.1e-6, 10.0e-6, None),
         Figure("sparse", Regime(64, 64, 64), True, Tile(64, 128, 4, 1, True), 2, 40e-6, 40e-6, 44e-6),
     )
     text = summary(Tuned("dsv32", "sm90", "NVIDIA H200", "3.6.0", *[()] * 6, figures, True, {}, 128))
-    assert "| kvcache 4 x h16 | triton | 16x32 w4 s2 ahead | 32 | 10.1 | 10.0 | – |" in text
+    assert "| sparse_decode 4 x h16 | triton | 16x32 w4 s2 ahead | 32 | 10.1 | 10.0 | – |" in text
     assert "| sparse 64 x h64 | gluon | 64x128 w4 s1 ahead | 2 | 40.0 | 40.0 | 44.0 |" in text
 
 

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlagen.bench.batches import Batch
-from mlagen.bench.dense import DenseShape
-from mlagen.bench.kvcache import KvcacheShape
+from mlagen.bench.dense_decode import DenseDecodeShape
 from mlagen.bench.report import to_json
 from mlagen.bench.roofline import ROOFS, Roof
 from mlagen.bench.rows import Row
 from mlagen.bench.saved import read_rows, rows_of_files
 from mlagen.bench.shapes import Shape, SharedShape
+from mlagen.bench.sparse_decode import SparseDecodeShape
 from mlagen.bench.trial import Sizes
 from mlagen.errors import UsageError
 
@@ -25,8 +25,8 @@ SHAPES = [
     Shape("prefill", 4096, 128, 8192, 2048),
     SharedShape("shared", 4096, 16, 8192, 2048, 75),
     Batch("gather", "gather_and_maybe_dequant_cache", 4096, 8),
-    KvcacheShape(16, 2, 64, 128, 512),
-    DenseShape(128, 2, 128, 32768, "random"),
+    SparseDecodeShape(16, 2, 64, 128, 512),
+    DenseDecodeShape(128, 2, 128, 32768, "random"),
 ]
 
 

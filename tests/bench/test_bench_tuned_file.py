@@ -11,12 +11,12 @@ from mlagen.bench.package import load_package
 from mlagen.bench.tune import Tuned
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
-from mlagen.plan import TARGETS, HopperRow, load_plan, make_plan, needed
+from mlagen.plan import TARGETS, Sm90Row, load_plan, make_plan, needed
 from mlagen.plan.tiles import Tile, TileRow, make_row, row_maker
 from mlagen.plan.tuned import FAMILY_OF, KINDS, TunedFiles, dump_tuned, tuned_path
 from mlagen.spec import load
 
-DENSE_SPEC = Path(__file__).parents[2] / "specs" / "minicpm3.yaml"
+DENSE_DECODE_SPEC = Path(__file__).parents[2] / "specs" / "minicpm3.yaml"
 PLAN = make_plan(load(Path(__file__).parents[2] / "specs" / "odd.yaml"))  # small rows: every tile fits
 CHUNKS = needed(PLAN.sparse).chunks
 FITS = PLAN.fits["sparse_fwd"]
@@ -90,9 +90,9 @@ def test_the_file_says_where_its_figures_are_from() -> None:
 def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) -> None:
     row = make_row(Tile(16, 32, 4, 2, True), CHUNKS, TARGETS["sm90"], "")
     calls = (
-        (HopperRow(16, None), HopperRow(64, 9), HopperRow(None, 1)),
-        (HopperRow(None, 33),),
-        (HopperRow(32, None), HopperRow(None, 5)),
+        (Sm90Row(16, None), Sm90Row(64, 9), Sm90Row(None, 1)),
+        (Sm90Row(None, 33),),
+        (Sm90Row(32, None), Sm90Row(None, 5)),
     )
     tables = ((row,), (row,), (row,), *calls)
     tuned = Tuned("some", "sm90", *H200.values(), *tables, (), complete=True, fits=EVERY_FITS, heads=12)
@@ -100,20 +100,20 @@ def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) ->
     path = tuned.write(tmp_path)
     assert path == tuned_path("some", "sm90", tmp_path)
     files = TunedFiles("some", tmp_path, 12)
-    assert [files.hopper_rows(EVERY_FITS[family], "sm90") for family in FAMILY_OF.values()] == list(calls)
+    assert [files.sm90_rows(EVERY_FITS[family], "sm90") for family in FAMILY_OF.values()] == list(calls)
     text = path.read_text()
     assert [text.count(f"\n{kind}:") for kind in KINDS] == [1, 1, 1]
     assert (
-        "\ndense_hopper_rows: # calls of so many requests and more run the Hopper kernel; without min_requests none do"
+        "\ndense_decode_sm90: # calls of so many requests and more run the sm90 kernel; without min_requests none do"
         "\n  - {max_rows: 32}\n  - {min_requests: 5}\n"
     ) in text
 
 
 @pytest.fixture
-def dense_spec(tmp_path: Path) -> Path:
+def dense_decode_spec(tmp_path: Path) -> Path:
     """A spec of dense attention in a folder of its own."""
-    path = tmp_path / DENSE_SPEC.name
-    path.write_text(DENSE_SPEC.read_text())
+    path = tmp_path / DENSE_DECODE_SPEC.name
+    path.write_text(DENSE_DECODE_SPEC.read_text())
     return path
 
 
@@ -122,7 +122,7 @@ def dense_spec(tmp_path: Path) -> Path:
 def test_a_table_of_dense_attention_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[TileRow, ...]
 ) -> None:
-    cached = needed(load_plan(DENSE_SPEC).dense).cached
+    cached = needed(load_plan(DENSE_DECODE_SPEC).dense).cached
 
     def dense(row: TileRow) -> TileRow:
         tile = replace(row.tile, num_stages=1)  # which fits
@@ -131,14 +131,14 @@ def test_a_table_of_dense_attention_comes_back_as_it_was_written(
 
     rows = tuple(map(dense, rows))
     folder = tmp_path_factory.mktemp("specs")
-    write(folder, dump_tuned("some", "sm90", (), dense_rows=rows, fits=EVERY_FITS, heads=12, **H200))
+    write(folder, dump_tuned("some", "sm90", (), dense_decode=rows, fits=EVERY_FITS, heads=12, **H200))
     found = TunedFiles("some", folder, 12).rows(EVERY_FITS["dense_decode"], ["sm90"], cached.row)["sm90"]
     assert tuple(replace(row, reason="") for row in found) == rows
     assert rows_of(folder) == {}
 
 
-def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_spec: Path) -> None:
-    before = load_plan(dense_spec)
+def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_decode_spec: Path) -> None:
+    before = load_plan(dense_decode_spec)
     tile, small = Tile(64, 32, 8, 2, False), Tile(16, 64, 4, 2, True)
     cached = needed(before.dense).cached
     rows = (
@@ -148,15 +148,15 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_spec: Path)
     )
     fits, tables = before.fits, ((), (), rows, *[()] * 3)
     tuned = Tuned("minicpm3", "sm90", *H200.values(), *tables, (), complete=True, fits=fits, heads=40)
-    tuned.write(dense_spec.parent)
-    plan = load_plan(dense_spec)
-    found, untuned = dict(needed(plan.dense).tiles), dict(needed(before.dense).tiles)
+    tuned.write(dense_decode_spec.parent)
+    plan = load_plan(dense_decode_spec)
+    found, untuned = dict(needed(plan.dense_decode).tiles), dict(needed(before.dense).tiles)
     assert [replace(row, reason="") for row in found["sm90"]] == list(rows)
     assert {row.reason for row in found["sm90"]} == {"tuned: minicpm3 on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
     assert {**found, "sm90": None} == {**untuned, "sm90": None}
-    folder = dense_spec.parent / "minicpm3_tuned"
+    folder = dense_decode_spec.parent / "minicpm3_tuned"
     apply(compare(render(plan), folder))
-    table = load_package(folder).module("dense_attention").TILES["sm90"]
+    table = load_package(folder).module("dense_decode").TILES["sm90"]
     assert [(most, requests, tuple(tile)) for most, requests, tile in table] == [
         (32, 4, (16, 64, 4, 2, True, 3)),
         (32, 1 << 31, (64, 32, 8, 2, False, 1)),
@@ -165,22 +165,22 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_spec: Path)
 
 
 @pytest.mark.parametrize("spec", ["dsv3", "dsv3_fp8", "dots3"])
-def test_a_package_with_a_hopper_kernel_of_dense_attention_runs_the_calls_that_a_sweep_gave_it(
+def test_a_package_with_a_sm90_kernel_of_dense_attention_runs_the_calls_that_a_sweep_gave_it(
     tmp_path: Path, spec: str
 ) -> None:
     """Others, with a quantised cache or a window, have no table of such calls."""
     path = tmp_path / f"{spec}.yaml"
-    path.write_text((DENSE_SPEC.parent / path.name).read_text())
+    path.write_text((DENSE_DECODE_SPEC.parent / path.name).read_text())
     plan = load_plan(path)
     before = render(plan)
-    calls = (HopperRow(32, None), HopperRow(64, 12), HopperRow(None, 1))
+    calls = (Sm90Row(32, None), Sm90Row(64, 12), Sm90Row(None, 1))
     tables = (*[()] * 5, calls)
     Tuned(spec, "sm90", *H200.values(), *tables, (), complete=True, fits=plan.fits, heads=128).write(tmp_path)
     plan = load_plan(path)
     if spec == "dsv3":
-        assert needed(needed(plan.dense).hopper).rows == calls
+        assert needed(needed(plan.dense_decode).sm90).rows == calls
         apply(compare(render(plan), tmp_path / "dsv3_given"))
-        table = load_package(tmp_path / "dsv3_given").module("dense_attention").HOPPER
+        table = load_package(tmp_path / "dsv3_given").module("dense_decode").SM90_CALLS
         assert table == [(32, (1 << 31) + 1), (64, 12), (1 << 31, 1)]
     else:
         assert render(plan) == before
@@ -189,60 +189,62 @@ def test_a_package_with_a_hopper_kernel_of_dense_attention_runs_the_calls_that_a
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        (["max_heads: 16", ""], "2:6: dense_hopper_rows[0].max_heads: unknown field; takes max_rows and min_requests"),
-        (["min_tokens: 4"], "2:6: dense_hopper_rows[0].min_tokens: unknown field; takes max_rows and min_requests"),
-        (["min_requests: 0"], "2:20: dense_hopper_rows[0].min_requests: got 0; takes"),
-        (["max_rows: 16"], "2:16: dense_hopper_rows[0].max_rows: got 16; takes none in the last row"),
+        (["max_heads: 16", ""], "2:6: dense_decode_sm90[0].max_heads: unknown field; takes max_rows and min_requests"),
+        (["min_tokens: 4"], "2:6: dense_decode_sm90[0].min_tokens: unknown field; takes max_rows and min_requests"),
+        (["min_requests: 0"], "2:20: dense_decode_sm90[0].min_requests: got 0; takes"),
+        (["max_rows: 16"], "2:16: dense_decode_sm90[0].max_rows: got 16; takes none in the last row"),
         (
             ["max_rows: 32", "max_rows: 32, min_requests: 4", ""],
-            "3:5: dense_hopper_rows[1]: takes rows in the order of their rows",
+            "3:5: dense_decode_sm90[1]: takes rows in the order of their rows",
         ),
     ],
 )
-def test_calls_of_the_dense_hopper_kernel_that_are_off_are_refused(
-    dense_spec: Path, rows: list[str], complaint: str
+def test_calls_of_the_dense_decode_sm90_kernel_that_are_off_are_refused(
+    dense_decode_spec: Path, rows: list[str], complaint: str
 ) -> None:
-    path = tuned_path("minicpm3", "sm90", dense_spec.parent)
+    path = tuned_path("minicpm3", "sm90", dense_decode_spec.parent)
     path.parent.mkdir(parents=True)
-    fits = "fits: {dense_rows: dense_decode some}\n"
-    path.write_text("dense_hopper_rows:\n" + "".join(f"  - {{{row}}}\n" for row in rows) + fits)
+    fits = "fits: {dense_decode: dense_decode some}\n"
+    path.write_text("dense_decode_sm90:\n" + "".join(f"  - {{{row}}}\n" for row in rows) + fits)
     with pytest.raises(SpecErrors) as caught:
-        load_plan(dense_spec)
+        load_plan(dense_decode_spec)
     assert str(caught.value.errors[0]).startswith(f"{path}:{complaint}")
 
 
 @pytest.mark.parametrize(
     ("limits", "complaint"),
     [
-        (["max_heads: 16, ", ""], "2:6: dense_rows[0].max_heads: unknown field"),
-        (["max_rows: 0, ", ""], "2:16: dense_rows[0].max_rows: got 0; takes"),
-        (["max_rows: 16, "], "2:16: dense_rows[0].max_rows: got 16; takes none in the last row"),
+        (["max_heads: 16, ", ""], "2:6: dense_decode[0].max_heads: unknown field"),
+        (["max_rows: 0, ", ""], "2:16: dense_decode[0].max_rows: got 0; takes"),
+        (["max_rows: 16, "], "2:16: dense_decode[0].max_rows: got 16; takes none in the last row"),
         (
             ["max_rows: 32, ", "max_rows: 16, ", ""],
-            "3:5: dense_rows[1]: takes rows in the order of their rows, then of their requests",
+            "3:5: dense_decode[1]: takes rows in the order of their rows, then of their requests",
         ),
         (
             ["max_rows: 16, max_requests: 8, ", ""],
-            "2:34: dense_rows[0].max_requests: got 8; takes none in the last row of its rows",
+            "2:34: dense_decode[0].max_requests: got 8; takes none in the last row of its rows",
         ),
     ],
 )
-def test_a_table_of_dense_attention_that_is_off_is_refused(dense_spec: Path, limits: list[str], complaint: str) -> None:
-    path = tuned_path("minicpm3", "sm90", dense_spec.parent)
+def test_a_table_of_dense_attention_that_is_off_is_refused(
+    dense_decode_spec: Path, limits: list[str], complaint: str
+) -> None:
+    path = tuned_path("minicpm3", "sm90", dense_decode_spec.parent)
     path.parent.mkdir(parents=True)
-    path.write_text(text_of(*limits, kind="dense_rows"))
+    path.write_text(text_of(*limits, kind="dense_decode"))
     with pytest.raises(SpecErrors) as caught:
-        load_plan(dense_spec)
+        load_plan(dense_decode_spec)
     assert str(caught.value.errors[0]).startswith(f"{path}:{complaint}")
 
 
-def test_a_tile_of_dense_attention_too_large_for_the_target_is_over_its_limit(dense_spec: Path) -> None:
-    path = tuned_path("minicpm3", "sm86", dense_spec.parent)
+def test_a_tile_of_dense_attention_too_large_for_the_target_is_over_its_limit(dense_decode_spec: Path) -> None:
+    path = tuned_path("minicpm3", "sm86", dense_decode_spec.parent)
     path.parent.mkdir(parents=True)
-    fits = load_plan(dense_spec).fits["dense_decode"]
-    path.write_text(text_of("", kind="dense_rows", fits=fits).replace("block_n: 32", "block_n: 256"))
+    fits = load_plan(dense_decode_spec).fits["dense_decode"]
+    path.write_text(text_of("", kind="dense_decode", fits=fits).replace("block_n: 32", "block_n: 256"))
     with pytest.raises(LimitError, match=r"sm86: tile 16x256 .* more than the 101,376 a program gets") as caught:
-        load_plan(dense_spec)
+        load_plan(dense_decode_spec)
     assert str(caught.value).startswith(f"{path}:2:5: ")
 
 

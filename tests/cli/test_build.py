@@ -24,7 +24,7 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
     first = run("build", *TEXT_ONLY)
     assert first.exit_code == 0
     files = {path.name: path.stat().st_mtime_ns for path in (workspace / "generated" / "small").iterdir()}
-    assert set(files) == {"__init__.py", "_launch.py", "_splits.py", "sparse_attention.py"}
+    assert set(files) == {"__init__.py", "_launch.py", "_splits.py", "sparse_fwd.py"}
     second = run("build", *TEXT_ONLY)
     assert second.exit_code == 0
     assert "unchanged" in second.stderr
@@ -99,7 +99,7 @@ def test_verified_kernels_are_counted(run: Run) -> None:
 def test_json_on_stdout_is_the_whole_of_stdout(run: Run) -> None:
     (built,) = json.loads(run("build", "--no-verify", "--target", "sm80", "--json").stdout)
     assert {row["target"] for row in built["resources"]} == {"sm80"}
-    names = ["_launch.py", "_splits.py", "sparse_attention.py", "__init__.py"]
+    names = ["_launch.py", "_splits.py", "sparse_fwd.py", "__init__.py"]
     assert [Path(path).name for path in built["written"]] == names
 
 
@@ -122,13 +122,13 @@ def test_the_mending_command_names_the_folder_that_was_checked(run: Run, workspa
 
 def test_a_hand_edited_file_is_refused_and_nothing_is_written(run: Run, workspace: Path) -> None:
     run("build", *TEXT_ONLY)
-    edited = workspace / "generated" / "small" / "sparse_attention.py"
+    edited = workspace / "generated" / "small" / "sparse_fwd.py"
     edited.write_text(edited.read_text() + "# mine\n")
     (workspace / "specs" / "small.yaml").write_text(SPEC.replace("A small model", "Another model"))
     before = {path: path.read_bytes() for path in (workspace / "generated").rglob("*.py")}
     result = run("build", *TEXT_ONLY)
     assert result.exit_code == 1
-    assert "sparse_attention.py: edited by hand" in result.stderr
+    assert "sparse_fwd.py: edited by hand" in result.stderr
     assert {path: path.read_bytes() for path in (workspace / "generated").rglob("*.py")} == before
     assert run("build", "--force", *TEXT_ONLY).exit_code == 0
     assert "# mine" not in edited.read_text()

@@ -122,7 +122,7 @@ def test_a_known_spec_takes_another_name_and_fewer_gpus(init: Init, name: str) -
 def test_what_init_prints_builds_at_once(init: Init, run: Run, workspace: Path) -> None:
     init("odd")
     assert run("build", "my.yaml", *TEXT_ONLY).exit_code == 0
-    assert (workspace / "generated" / "odd" / "sparse_attention.py").exists()
+    assert (workspace / "generated" / "odd" / "sparse_fwd.py").exists()
 
 
 def test_known_specs_are_those_of_the_repository() -> None:

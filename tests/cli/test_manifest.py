@@ -128,7 +128,7 @@ def test_a_version_holds_as_long_as_no_kernel_changes(package: Path) -> None:
     assert held is not None
     assert (held.tritons, held.measured) == (manifest.tritons, manifest.measured)
 
-    file = package / "sparse_attention.py"
+    file = package / "sparse_fwd.py"
     text = file.read_text()
     for changed in (
         "# Another header.\n\n" + text,

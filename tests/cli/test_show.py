@@ -33,7 +33,7 @@ def test_the_plan_of_attention_over_a_cache_has_its_own_tiles(run: Run, workspac
     shown = run("show", "plan", "specs/two.yaml").stdout
     table = shown[shown.index("one token over the cache: 0 MFLOP, 0.02 MB") :]
     plan = json.loads(run("show", "plan", "specs/two.yaml", "--json").stdout)
-    ((target, rows),) = plan["kvcache"]["tiles"]
+    ((target, rows),) = plan["sparse_decode"]["tiles"]
     assert target == "sm90"
     for row in rows:
         assert f"{row['tile']['block_h']}x{row['tile']['block_n']} w{row['tile']['num_warps']}" in table
@@ -47,7 +47,7 @@ def test_rows_of_some_tritons_alone_are_shown_with_them(
     shown = run("show", "plan", "specs/small.yaml").stdout
     assert f"tiles hold for: {plan.fits['sparse_fwd']}\n" in shown
     assert "triton" not in shown
-    tile = dict(needed(plan.sparse).tiles)["sm80"][0].tile
+    tile = dict(needed(plan.sparse_fwd).tiles)["sm80"][0].tile
     entry = Replacement(plan.fits["sparse_fwd"], "tiles", "sm80", tile, ((3, 8), (3, 9)), replace(tile, num_warps=8))
     monkeypatch.setattr("mlagen.plan.plan.read_replacements", lambda: (entry,))
     shown = run("show", "plan", "specs/small.yaml").stdout
@@ -65,22 +65,22 @@ def test_the_plan_says_whose_tuned_rows_it_has(run: Run, workspace: Path) -> Non
     )  # more where versions differ
 
 
-def test_the_hopper_kernels_are_shown_with_the_calls_that_run_them(run: Run, workspace: Path) -> None:
-    assert "Hopper kernel" not in run("show", "plan", "specs/small.yaml").stdout
+def test_the_sm90_kernels_are_shown_with_the_calls_that_run_them(run: Run, workspace: Path) -> None:
+    assert "sm90 kernel" not in run("show", "plan", "specs/small.yaml").stdout
     (workspace / "specs" / "two.yaml").write_text(TWO_CACHES)
     folder = workspace / "specs" / "tuned" / "two"
     folder.mkdir(parents=True)
     fits = load_plan(workspace / "specs" / "two.yaml").fits["sparse_fwd"]
     calls = "[{max_heads: 16}, {max_heads: 64, min_tokens: 9}, {min_tokens: 1}]"
-    (folder / "sm90.yaml").write_text(f"hopper_rows: {calls}\nfits: {{rows: {fits}}}\n")
+    (folder / "sm90.yaml").write_text(f"sparse_fwd_sm90: {calls}\nfits: {{rows: {fits}}}\n")
     shown = run("show", "plan", "specs/two.yaml").stdout
-    hopper = json.loads(run("show", "plan", "specs/two.yaml", "--json").stdout)["sparse"]["hopper"]
-    right, copying = hopper["registers"]
+    sm90 = json.loads(run("show", "plan", "specs/two.yaml", "--json").stdout)["sparse"]["sm90"]
+    right, copying = sm90["registers"]
     for figure in (
-        f"{hopper['block_h']} heads and {2 * hopper['block_n']} indices a step",
+        f"{sm90['block_h']} heads and {2 * sm90['block_n']} indices a step",
         f"{right} of the right warpgroup, {copying} of the copying one",
-        f"{hopper['expected_shared']:,} bytes of shared memory",
-        f"{hopper['expected_products']} wgmma",
+        f"{sm90['expected_shared']:,} bytes of shared memory",
+        f"{sm90['expected_products']} wgmma",
     ):
         assert figure in shown
     assert "calls that run it, by heads: to 16: none; to 64: from 9 tokens; any: from 1 tokens" in shown
@@ -155,30 +155,30 @@ def test_the_schema_is_json(run: Run) -> None:
 
 def test_a_generated_line_is_traced_to_its_template(run: Run, workspace: Path) -> None:
     run("build", "--no-compile", "--no-verify")
-    lines = (workspace / "generated" / "small" / "sparse_attention.py").read_text().split("\n")
+    lines = (workspace / "generated" / "small" / "sparse_fwd.py").read_text().split("\n")
     number = next(number for number, line in enumerate(lines, 1) if "_splits.online_softmax(scores, m, l)" in line)
-    explained = run("explain", f"generated/small/sparse_attention.py:{number}")
+    explained = run("explain", f"generated/small/sparse_fwd.py:{number}")
     assert explained.exit_code == 0
-    assert "sparse_attention.py.jinja:" in explained.stdout
+    assert "sparse_fwd.py.jinja:" in explained.stdout
     assert "_splits.online_softmax(scores, m, l)" in explained.stdout
 
 
 def test_a_spec_outside_of_a_folder_specs_is_found_by_its_name(run: Run, workspace: Path) -> None:
     (workspace / "specs" / "small.yaml").rename(workspace / "my.yaml")
     assert run("build", "my.yaml", "--no-compile", "--no-verify").exit_code == 0
-    lines = (workspace / "generated" / "small" / "sparse_attention.py").read_text().split("\n")
+    lines = (workspace / "generated" / "small" / "sparse_fwd.py").read_text().split("\n")
     number = next(number for number, line in enumerate(lines, 1) if line.startswith("import"))
-    explained = run("explain", f"generated/small/sparse_attention.py:{number}", "--specs", ".")
+    explained = run("explain", f"generated/small/sparse_fwd.py:{number}", "--specs", ".")
     assert explained.exit_code == 0
-    assert "sparse_attention.py.jinja:" in explained.stdout
-    missing = run("explain", "generated/small/sparse_attention.py:10")
+    assert "sparse_fwd.py.jinja:" in explained.stdout
+    missing = run("explain", "generated/small/sparse_fwd.py:10")
     assert missing.exit_code == 2
     assert "no spec in specs is named 'small'" in missing.stderr
 
 
 def test_a_line_that_cannot_be_traced_says_why(run: Run, workspace: Path) -> None:
     run("build", "--no-compile", "--no-verify")
-    path = "generated/small/sparse_attention.py"
+    path = "generated/small/sparse_fwd.py"
     for place, why in ((f"{path}:1", "header"), (f"{path}:99999", "has lines 1 to"), (path, "takes FILE:LINE")):
         result = run("explain", place)
         assert result.exit_code == 2

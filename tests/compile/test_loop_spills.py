@@ -166,14 +166,14 @@ def test_a_loop_through_a_block_behind_the_function_counts():
 
 def test_a_called_function_leads_back_to_no_label():
     text = """\
-    .text._merge_splits_kernel:
+    .text._combine_kernel:
             /*0510*/                   STL [R1], R2 ;
             /*0520*/                   CALL.REL.NOINC `($__internal_0_$__cuda_sm20_div_s64) ;
             /*0530*/                   LDL R2, [R1] ;
             /*0540*/                   EXIT ;
             .type           $__internal_0_$__cuda_sm20_div_s64,@function
     $__internal_0_$__cuda_sm20_div_s64:
-            /*0550*/                   RET.REL.NODEC R12 `(_merge_splits_kernel) ;
+            /*0550*/                   RET.REL.NODEC R12 `(_combine_kernel) ;
     """
     assert count(SASS_FLOW, text) == 0
 

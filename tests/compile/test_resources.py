@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from mlagen.compile import Resources, check_limits, default_cache_dir, resource_markdown, resource_table
-from mlagen.compile.resources import HOPPER_MODULES
+from mlagen.compile.resources import SM90_MODULES
 from mlagen.emit import render
 from mlagen.plan import make_plan
 from mlagen.spec import Spec, load
@@ -18,7 +18,7 @@ from mlagen.spec import Spec, load
 ROOT = Path(__file__).parents[2]
 
 FITS = Resources(
-    module="sparse_attention",
+    module="sparse_fwd",
     kernel="_sparse_fwd_kernel",
     variant="h<=16 [a|b]",
     target="sm90",
@@ -77,12 +77,12 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     [
         ({"module": "cache"}, []),
         ({"tabled": False}, []),
-        ({"module": "dense_attention", "tabled": False}, []),
-        ({"module": "dense_attention"}, ["a smaller tile or more warps (now 8) in dense_rows of tuned/NAME/sm90.yaml"]),
-        ({"module": "kvcache_attention"}, ["in kvcache_rows of tuned/NAME/sm90.yaml beside the spec"]),
-        ({"module": "_kvcache_hopper"}, ["`backend: triton` and no `shared_indices` in the spec"]),
+        ({"module": "dense_decode", "tabled": False}, []),
+        ({"module": "dense_decode"}, ["a smaller tile or more warps (now 8) in dense_decode of tuned/NAME/sm90.yaml"]),
+        ({"module": "sparse_decode"}, ["in sparse_decode of tuned/NAME/sm90.yaml beside the spec"]),
+        ({"module": "_sparse_decode_sm90"}, ["`backend: triton` and no `shared_indices` in the spec"]),
         (
-            {"module": "varlen_attention", "kernel": "_varlen_fwd_descriptor_kernel"},
+            {"module": "dense_fwd", "kernel": "_dense_fwd_descriptor_kernel"},
             ["`addressing: pointers` in the spec's multi_head"],
         ),
     ],
@@ -105,13 +105,13 @@ def test_a_spec_that_follows_its_hints_has_no_kernel_that_they_are_for(name):
     if "multi_head" in said:
         said["multi_head"]["addressing"] = "pointers"
     files = render(make_plan(Spec.model_validate(said))).files
-    assert not {Path(file.name).stem for file in files} & set(HOPPER_MODULES)
-    assert not any("_varlen_fwd_descriptor_kernel" in file.text for file in files)
+    assert not {Path(file.name).stem for file in files} & set(SM90_MODULES)
+    assert not any("_dense_fwd_descriptor_kernel" in file.text for file in files)
 
 
-def test_every_module_of_hopper_kernels_is_known():
+def test_every_module_of_sm90_kernels_is_known():
     found = {path.stem for path in (ROOT / "generated").glob("*/_*.py")}
-    assert {name for name in found if name.endswith(("_hopper", "_swapped", "_union"))} == set(HOPPER_MODULES)
+    assert {name for name in found if name.endswith(("_sm90", "_swapped", "_index_union_sm90"))} == set(SM90_MODULES)
 
 
 def test_time_and_cache_do_not_count():
@@ -167,7 +167,7 @@ def test_cache_lies_where_the_desktop_specification_says(monkeypatch, value, exp
         ({"instructions": {}}, ["0 warpgroup products in the code - expected 13"]),
         ({"instructions": {"HGMMA": 13}}, []),
         ({"block_h": 32}, []),  # of which the plan expects nothing
-        ({"kernel": "_sparse_split_kernel"}, []),
+        ({"kernel": "_sparse_fwd_split_kernel"}, []),
         ({"target": "sm100"}, []),
     ],
     ids=str,

@@ -175,6 +175,6 @@ def test_no_module_binds_a_name_twice(spec):
 
 def test_rope_zero_leaves_no_rope_in_the_code():
     package = render(make_plan(make_spec(qk_rope_head_dim=0, wrappers=("flash_mla_sparse_fwd",))))
-    (file,) = [file for file in package.files if file.name == "sparse_attention.py"]
+    (file,) = [file for file in package.files if file.name == "sparse_fwd.py"]
     code = [line.split("#")[0] for line in file.text.split("\n")]
     assert [line for line in code if "rope" in line.lower()] == []

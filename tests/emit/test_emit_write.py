@@ -18,8 +18,8 @@ from mlagen.errors import DriftError
 from mlagen.plan import make_plan
 
 NAMES = [
-    *("_launch.py", "_layout.py", "_splits.py", "_sparse_hopper.py", "_sparse_swapped.py"),
-    *("cache.py", "sparse_attention.py", "__init__.py"),
+    *("_launch.py", "_layout.py", "_splits.py", "_sparse_fwd_sm90.py", "_sparse_fwd_sm90_swap_ab.py"),
+    *("cache.py", "sparse_fwd.py", "__init__.py"),
 ]
 
 

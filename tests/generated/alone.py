@@ -56,7 +56,7 @@ def arguments(package):
 
     said = package.SPEC["spec"]
     if said["cache"] is None:
-        return heads_arguments(package)
+        return dense_fwd_arguments(package)
     model, cache, sparse = said["model"], said["cache"], said["attention"]
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[model["dtype"]]
     d_c, d_rope = model["kv_lora_rank"], model["qk_rope_head_dim"]
@@ -180,7 +180,7 @@ def arguments(package):
     return {name: calls[name] for name in said["wrappers"]}
 
 
-def heads_arguments(package):
+def dense_fwd_arguments(package):
     """Small arguments of the wrappers of a package without latent rows: two rows that see the first and both keys."""
     import torch
 

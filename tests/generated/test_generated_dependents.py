@@ -51,7 +51,7 @@ def touches(text: str) -> int:
 
 @pytest.mark.parametrize(("spec", "early"), [("dsv3", 0), ("dsv32", 1)])
 def test_the_merge_reads_no_more_than_a_sink_before_it_waits_for_the_splits(spec: str, early: int) -> None:
-    merge = ptx(spec, "_splits", "_merge_splits_kernel", "sm90")
+    merge = ptx(spec, "_splits", "_combine_kernel", "sm90")
     before, wait, behind = merge.partition("griddepcontrol.wait")
     assert wait
     assert MEMORY.search(behind)
@@ -59,7 +59,7 @@ def test_the_merge_reads_no_more_than_a_sink_before_it_waits_for_the_splits(spec
 
 
 def test_splits_let_the_merge_begin_when_they_begin_to_store() -> None:
-    split = ptx("dsv32", "sparse_attention", "_sparse_split_kernel", "sm90")
+    split = ptx("dsv32", "sparse_fwd", "_sparse_fwd_split_kernel", "sm90")
     begin = split.index("griddepcontrol.launch_dependents")
     assert split.rindex("mma") < begin < split.index("st.global")
 
@@ -75,8 +75,8 @@ def test_kernels_of_caches_let_the_next_begin_and_wait_before_they_touch_memory(
 @pytest.mark.parametrize(
     ("spec", "module", "kernel"),
     [
-        ("dsv32", "_splits", "_merge_splits_kernel"),
-        ("dsv32", "sparse_attention", "_sparse_split_kernel"),
+        ("dsv32", "_splits", "_combine_kernel"),
+        ("dsv32", "sparse_fwd", "_sparse_fwd_split_kernel"),
         ("dsv32_fp8", "cache", "_gather_tokens_kernel"),
     ],
 )

@@ -105,7 +105,7 @@ def test_a_list_has_each_row_once_in_order_and_flags_repeats(
     found = torch.full((groups * (group * TOPK + 2),), -1, dtype=torch.int32, device="cuda")
     redo, counts, lists = found[:groups], found[groups : 2 * groups], found[2 * groups :].view(groups, -1)
     dsv32._launch.launch(
-        lists_of._union_kernel,
+        lists_of._index_union_kernel,
         groups,
         (indices, length, lists, counts, redo, tokens, TOPK, s_kv, TOPK),
         (),

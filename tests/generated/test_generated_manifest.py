@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from enumerated import CACHE_KERNELS, ROWS_KERNELS, enumerate_package
 
-from mlagen.bench.tunable import KVCACHE, SPARSE
+from mlagen.bench.tunable import SPARSE_DECODE, SPARSE_FWD
 from mlagen.cli.manifest import COLUMNS, Manifest, keys_under, read_manifest
 from mlagen.compile import CompileJob, compile_jobs, content_keys, installed
 from mlagen.compile.process import job_of
@@ -101,14 +101,14 @@ def test_attention_takes_no_more_shared_memory_than_the_plan_expects(folder: Pat
     version = installed().version
     for key, values in manifest.measured[version].items():
         variant = manifest.variants[key]
-        for kernels, named, slack in ((SPARSE, ROWS_KERNELS, 1024), (KVCACHE, CACHE_KERNELS, 0)):
+        for kernels, named, slack in ((SPARSE_FWD, ROWS_KERNELS, 1024), (SPARSE_DECODE, CACHE_KERNELS, 0)):
             if variant["kernel"] in named:
                 given = dict(re.findall(r"(BLOCK_[HN])=(\d+)", variant["variant"]))
                 launch = (variant["num_warps"], variant["num_stages"], "INDICES_AHEAD" in variant["variant"])
                 tile = Tile(int(given["BLOCK_H"]), int(given["BLOCK_N"]), *launch)
                 expected = kernels.row(plan, tile, TARGETS[variant["target"]]).expected_shared
                 if "ALIGNMENT=16 INDEX_GROUP=16 " not in variant["variant"]:
-                    part = needed(plan.sparse if kernels is SPARSE else plan.kvcache)
+                    part = needed(plan.sparse_fwd if kernels is SPARSE_FWD else plan.sparse_decode)
                     (row,) = rows_under(part.unaligned, variant["target"], minor(version))
                     expected = row.expected_shared
                 assert dict(zip(COLUMNS, values, strict=True))["shared"] <= expected + slack, variant

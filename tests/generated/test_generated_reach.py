@@ -1,4 +1,4 @@
-"""How far into a cache the Hopper kernels reach, by tensors without memory."""
+"""How far into a cache the sm90 kernels reach, by tensors without memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_row_whose_offset_would_mean_none_is_out_of_reach(
     name: str, row_bytes: int, planar: bool, begin: int, reached: bool
 ) -> None:
     package = load_package(GENERATED / name)
-    wrappers = sys.modules[f"{package.root.__name__}.kvcache_attention"]
+    wrappers = sys.modules[f"{package.root.__name__}.sparse_decode"]
     q = torch.empty(1, 1, 64, 576, device="meta")
     out = torch.empty(1, 64, 512, device="meta")
     strides = (begin, row_bytes, row_bytes, 1)

@@ -8,13 +8,13 @@ import pytest
 
 from mlagen.bench import load_package
 from mlagen.bench.package import BenchPackage
-from mlagen.plan.hopper import COST, DEQUANTISING_COST
+from mlagen.plan.sm90 import COST, DEQUANTISING_COST
 from mlagen.plan.splits import MAX_SPLITS
 
 ROOT = Path(__file__).parents[2]
 SLOWER = 1.03  # of a choice that counts as the best
 
-# us of the Hopper kernel with its merge on an H100, topk 2048, d_qk 576: (tokens, heads): {splits: us}.
+# us of the sm90 kernel with its merge on an H100, topk 2048, d_qk 576: (tokens, heads): {splits: us}.
 MEASURED = {
     (1, 128): {1: 57.4, 2: 32.4, 3: 26.6, 4: 20.2, 6: 18.1, 8: 14.3, 16: 11.6},
     (2, 64): {1: 58.4, 2: 32.9, 3: 26.9, 4: 20.5, 6: 18.2, 8: 14.5, 16: 11.7},
@@ -69,7 +69,7 @@ def fp32() -> BenchPackage:
     return load_package(ROOT / "generated" / "hyv4")
 
 
-def hopper_schedule(
+def sm90_schedule(
     package: BenchPackage,
     tokens: int,
     heads: int,
@@ -79,40 +79,40 @@ def hopper_schedule(
 ):
     splits = package.module("_splits")
     facts = package.module("_launch").DeviceFacts("sm90", 132)
-    blocks = 2048 // splits.HOPPER_TILE.block_n
-    tile, hopper = splits.HOPPER_TILE, (splits.HopperCost(splits.ANY, *cost),)
-    return splits.make_schedule(facts, tile, splits.ALIGNED, tokens, heads, blocks, 0, batch_invariant, hopper)
+    blocks = 2048 // splits.SM90_TILE.block_n
+    tile, sm90 = splits.SM90_TILE, (splits.Sm90Cost(splits.ANY, *cost),)
+    return splits.make_schedule(facts, tile, splits.ALIGNED, tokens, heads, blocks, 0, batch_invariant, sm90)
 
 
 @pytest.mark.parametrize(("tokens", "heads"), MEASURED)
-def test_the_rule_picks_the_fastest_splits_of_the_hopper_kernel(fp32: BenchPackage, tokens: int, heads: int) -> None:
+def test_the_rule_picks_the_fastest_splits_of_the_sm90_kernel(fp32: BenchPackage, tokens: int, heads: int) -> None:
     times = MEASURED[tokens, heads]
-    assert times[hopper_schedule(fp32, tokens, heads).num_splits] <= SLOWER * min(times.values())
+    assert times[sm90_schedule(fp32, tokens, heads).num_splits] <= SLOWER * min(times.values())
 
 
 @pytest.mark.parametrize(("tokens", "heads"), MEASURED_CACHE)
 def test_the_rule_picks_the_fastest_splits_of_the_dequantising_kernel(fp32: BenchPackage, tokens: int, heads: int):
     times = MEASURED_CACHE[tokens, heads]
-    picked = hopper_schedule(fp32, tokens, heads, cost=DEQUANTISING_COST).num_splits
+    picked = sm90_schedule(fp32, tokens, heads, cost=DEQUANTISING_COST).num_splits
     assert times[picked] <= SLOWER * min(times.values())
 
 
 @pytest.mark.parametrize(("tokens", "heads"), MEASURED_FEW)
 def test_the_rule_picks_the_fastest_splits_of_the_kernel_of_few_heads(tokens: int, heads: int) -> None:
     package = load_package(ROOT / "generated" / "dsv32")
-    cost = next(cost for cost in package.module("sparse_attention").HOPPER_COSTS if heads <= cost.max_heads)
+    cost = next(cost for cost in package.module("sparse_fwd").SM90_COSTS if heads <= cost.max_heads)
     times = MEASURED_FEW[tokens, heads]
-    picked = hopper_schedule(package, tokens, heads, cost=cost[1:]).num_splits
+    picked = sm90_schedule(package, tokens, heads, cost=cost[1:]).num_splits
     assert times[picked] <= SLOWER * min(times.values())
 
 
 def test_batch_invariant_splits_do_not_depend_on_the_batch(fp32: BenchPackage) -> None:
     sizes = [(tokens, heads) for tokens in (1, 7, 500) for heads in (1, 128)]
-    assert len({hopper_schedule(fp32, *size, batch_invariant=True).split_size for size in sizes}) == 1
+    assert len({sm90_schedule(fp32, *size, batch_invariant=True).split_size for size in sizes}) == 1
 
 
 def test_warm_splits_reach_every_merge(fp32: BenchPackage) -> None:
     splits = fp32.module("_splits")
-    reached = {splits.merge_tile(number) for number in splits.WARM_SPLITS if number > 1}
-    assert {splits.merge_tile(number) for number in range(2, MAX_SPLITS + 1)} == reached == set(splits.MERGE_TILES)
-    assert all(splits.merge_tile(number).block_s >= number for number in splits.WARM_SPLITS)
+    reached = {splits.combine_tile(number) for number in splits.WARM_SPLITS if number > 1}
+    assert {splits.combine_tile(number) for number in range(2, MAX_SPLITS + 1)} == reached == set(splits.COMBINE_TILES)
+    assert all(splits.combine_tile(number).block_s >= number for number in splits.WARM_SPLITS)

@@ -82,7 +82,7 @@ def test_wheel_holds_the_code_the_templates_and_the_specs_and_nothing_else(wheel
         "mlagen/py.typed",
         "mlagen/bench/page.html.jinja",
         "mlagen/spec/layouts/bf16.yaml",
-        "mlagen/_templates/sparse_attention.py.jinja",
+        "mlagen/_templates/sparse_fwd.py.jinja",
         "mlagen/_specs/schema.json",
         "mlagen/_specs/dsv32.yaml",
         "mlagen/_specs/tuned/dsv32/sm90.yaml",
@@ -127,7 +127,7 @@ def test_installed_wheel_prints_a_known_spec_that_builds(installed: Path, tmp_pa
 def test_installed_wheel_renders_without_the_checkout(installed: Path, tmp_path: Path) -> None:
     spec = tmp_path / "odd.yaml"
     spec.write_bytes((ROOT / "specs" / "odd.yaml").read_bytes())
-    assert "sparse_attention.py" in run(installed, "-c", RENDER, spec, cwd=tmp_path)
+    assert "sparse_fwd.py" in run(installed, "-c", RENDER, spec, cwd=tmp_path)
 
 
 def test_installed_wheel_has_the_command(installed: Path, tmp_path: Path) -> None:

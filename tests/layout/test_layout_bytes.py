@@ -262,8 +262,8 @@ def test_fingerprints_depend_on_the_name_and_on_each_byte():
         if name != "ue8m0_v4" or rank == 448
     ]
     latent, rope = make("bf16").fields
-    swapped = (replace(rope, first_lane=0, offset=0), replace(latent, first_lane=64, offset=128))
-    variants.append(CacheLayout("bf16", swapped, 1))
+    swap_ab = (replace(rope, first_lane=0, offset=0), replace(latent, first_lane=64, offset=128))
+    variants.append(CacheLayout("bf16", swap_ab, 1))
     variants += [replace(make("bf16"), name="mine"), replace(make("bf16"), page_multiple=4)]
     # A row knows no boundary between latent and RoPE lanes: the same bytes, read the same.
     tables = {(layout.name, layout.byte_table) for layout in variants}

@@ -61,7 +61,7 @@ def test_no_part_of_a_plan_can_be_changed():
 def test_a_plan_has_what_the_spec_asks_for_alone():
     rows = {"kv_lora_rank": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
     plan = make_plan(make_spec(attention=None, cache=None, wrappers=("combine_topk_swa_indices",), **rows))
-    assert (plan.layout, plan.sparse, plan.kvcache, plan.splits, plan.cache) == (None,) * 5
+    assert (plan.layout, plan.sparse_fwd, plan.sparse_decode, plan.splits, plan.cache) == (None,) * 5
     assert (plan.d_qk, plan.d_v, plan.rows_block_size) == (0, 0, None)
     plan = make_plan(make_spec(attention=None, wrappers=("concat_and_cache_mla",)))
     assert plan.cache is not None
@@ -88,7 +88,7 @@ def test_a_package_of_any_choices_lists_every_variant_of_its_tiles(changes, tmp_
     found = enumerate_plan(plan, tmp_path)
     check_every_list(found)
     check_tiles(found)
-    for table, module in ((plan.sparse, "sparse_attention"), (plan.dense, "dense_attention")):
+    for table, module in ((plan.sparse_fwd, "sparse_fwd"), (plan.dense_decode, "dense_decode")):
         if table is not None and set(plan.spec.wrappers) & {*WRAPPERS[:2], *DENSE["wrappers"]}:
             for target, rows in table.tiles:
                 listed = {tile[:5] for _, _, tile in found.module(module).TILES[target]}
@@ -115,9 +115,9 @@ def test_one_wrapper_that_takes_no_optional_tensor_has_no_variant_with_one(tmp_p
 @pytest.mark.parametrize(
     ("wrappers", "modules"),
     [
-        (WRAPPERS[:1], {"_sparse_hopper", "_sparse_swapped", "_splits", "sparse_attention"}),
+        (WRAPPERS[:1], {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "sparse_fwd"}),
         (WRAPPERS[2:], {"cache"}),
-        (WRAPPERS, {"_sparse_hopper", "_sparse_swapped", "_splits", "cache", "sparse_attention"}),
+        (WRAPPERS, {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "cache", "sparse_fwd"}),
     ],
 )
 def test_kernels_that_no_wrapper_launches_are_not_listed(wrappers, modules, tmp_path):
@@ -157,7 +157,7 @@ def test_a_row_of_partials_costs_what_it_moves():
     assert rounded.weighs(1024) == 2040
     assert PartialRow("fp16", 512).weighs(1024) == 2032  # a power of two beside them
     plan = make_plan(make_spec().model_copy(update={"partials": "bf16"}))
-    assert (plan.splits.hopper_merge, plan.sparse.hopper.cost) == (2040, (5100, 79))
+    assert (plan.splits.sm90_combine, plan.sparse_fwd.sm90.cost) == (2040, (5100, 79))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -165,9 +165,9 @@ def test_a_row_of_partials_costs_what_it_moves():
 def test_every_tile_of_the_merge_covers_v(dims, partials):
     splits = make_plan(make_spec(**dims).model_copy(update={"partials": partials})).splits
     d_v = dims["v_head_dim"]
-    for tile in splits.merge:
+    for tile in splits.combine:
         assert tile.block_d & (tile.block_d - 1) == 0
         assert (tile.d_blocks - 1) * tile.block_d < d_v <= tile.d_blocks * tile.block_d
-        assert splits.merge_masked or tile.d_blocks * tile.block_d == d_v
-    assert splits.merge_masked == any(tile.d_blocks * tile.block_d != d_v for tile in splits.merge)
-    assert [tile.block_s for tile in splits.merge] == sorted(tile.block_s for tile in splits.merge)
+        assert splits.combine_masked or tile.d_blocks * tile.block_d == d_v
+    assert splits.combine_masked == any(tile.d_blocks * tile.block_d != d_v for tile in splits.combine)
+    assert [tile.block_s for tile in splits.combine] == sorted(tile.block_s for tile in splits.combine)

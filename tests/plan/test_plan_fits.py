@@ -32,7 +32,7 @@ def copied(folder: Path, name: str, as_name: str, **changes: str) -> Path:
 
 
 def rows_of(plan: Plan, target: str = "sm90") -> Any:
-    part = plan.sparse or plan.kvcache or plan.dense
+    part = plan.sparse_fwd or plan.sparse_decode or plan.dense_decode
     return dict(needed(part).tiles)[target]
 
 
@@ -54,13 +54,13 @@ def test_a_tuned_file_is_of_its_own_spec(name: str) -> None:
     files = TunedFiles(name, SPECS, plan.spec.model.num_heads)
     text = tuned_path(name, "sm90", SPECS).read_text()
     assert f"\nheads: {plan.spec.model.num_heads} #" in text
-    tables = (plan.sparse, plan.kvcache, plan.dense)
+    tables = (plan.sparse_fwd, plan.sparse_decode, plan.dense_decode)
     for family, part in zip(FAMILIES, tables, strict=False):
         if part is not None and plan.fits[family] in text:
             reasons = {row.reason for row in dict(part.tiles)["sm90"] if not row.reason.startswith("instead of ")}
             assert reasons == {f"tuned: {name} on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
-            if part.hopper is not None:
-                assert part.hopper.rows == files.hopper_rows(plan.fits[family], "sm90")
+            if part.sm90 is not None:
+                assert part.sm90.rows == files.sm90_rows(plan.fits[family], "sm90")
 
 
 @pytest.mark.parametrize("name", ["dsv32", "dsv3", "hyv4"])
@@ -162,7 +162,7 @@ def test_tables_of_other_kernels_are_left_alone(tmp_path: Path) -> None:
     spec = copied(tmp_path, "dsv32", "mine")
     before = load_plan(spec)
     write(tmp_path, "others", "sparse_fwd d512+64 v512 bf16 partials bf16", 128)
-    write(tmp_path, "mine", "dense_decode d512+64", 128, kind="dense_rows")  # its own, of a family that it has not
+    write(tmp_path, "mine", "dense_decode d512+64", 128, kind="dense_decode")  # its own, of a family that it has not
     assert load_plan(spec) == before
     spec = copied(tmp_path / "more", "dsv32", "dsv3")  # a known spec's name, but other kernels
     assert rows_of(load_plan(spec)) == rows_of(before)

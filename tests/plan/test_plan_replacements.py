@@ -17,19 +17,19 @@ from hypothesis import strategies as st
 from mlagen.bench.package import load_package
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
-from mlagen.plan import Plan, Tile, TileRow, VarlenTile, make_plan, needed
+from mlagen.plan import DenseFwdTile, Plan, Tile, TileRow, make_plan, needed
 from mlagen.plan.replacements import PATH, Replacement, read_replacements
 from mlagen.plan.tritons import MINORS, has_versions, minor, proved_for, rows_under
 from mlagen.spec import load
 
 ROOT = Path(__file__).parents[2]
 SPECS = ROOT / "specs"
-PARTS = {"sparse_fwd": "sparse", "sparse_decode": "kvcache", "dense_decode": "dense", "dense_fwd": "varlen"}
+PARTS = {"sparse_fwd": "sparse", "sparse_decode": "sparse_decode", "dense_decode": "dense", "dense_fwd": "dense_fwd"}
 MODULES = {
-    "sparse_fwd": ("sparse_attention", "UNALIGNED_TILES"),
-    "sparse_decode": ("kvcache_attention", "UNALIGNED_TILES"),
-    "dense_decode": ("dense_attention", "SMALL_TILES"),
-    "dense_fwd": ("varlen_attention", "UNALIGNED_TILES"),
+    "sparse_fwd": ("sparse_fwd", "UNALIGNED_TILES"),
+    "sparse_decode": ("sparse_decode", "UNALIGNED_TILES"),
+    "dense_decode": ("dense_decode", "SMALL_TILES"),
+    "dense_fwd": ("dense_fwd", "UNALIGNED_TILES"),
 }
 SPEC_OF = {"sparse_fwd": "dsv32", "sparse_decode": "glm5", "dense_decode": "dots3", "dense_fwd": "dsv3_prefill_tma"}
 SPLIT = {"tiles": ((3, 8), (3, 9)), "unaligned": ((3, 7),)}  # versions that the made-up entries are of
@@ -138,7 +138,7 @@ def test_an_instead_that_does_not_fit_is_told_with_its_place() -> None:
     with pytest.raises(LimitError, match=r"tile 256x256 .* more than the 232,448 a program gets"):
         plan_with("sparse_fwd", tiles=Tile(256, 256, 8, 2, False))
     with pytest.raises(LimitError, match=r"tile 256x256 .* more than the 232,448 a program gets"):
-        plan_with("dense_fwd", tiles=VarlenTile(256, 256, 8, 6))
+        plan_with("dense_fwd", tiles=DenseFwdTile(256, 256, 8, 6))
 
 
 @pytest.fixture(scope="module", params=PARTS)
@@ -209,7 +209,7 @@ ENTRY = {
     "instead": OTHER,
 }
 HEADS = {"fits": "dense_fwd d128+64 v128 bf16 pointers"}
-HEADS_TILE = "{block_m: 128, block_n: 128, num_warps: 8, num_stages: 2}"
+DENSE_FWD_TILE = "{block_m: 128, block_n: 128, num_warps: 8, num_stages: 2}"
 
 
 def held_text(*entries: dict[str, str]) -> str:
@@ -219,8 +219,8 @@ def held_text(*entries: dict[str, str]) -> str:
 
 def test_entries_are_read(tmp_path: Path) -> None:
     path = tmp_path / "replacements.yaml"
-    small = HEADS_TILE.replace("n: 128", "n: 64")
-    path.write_text(held_text({}, {**HEADS, "table": "unaligned", "tile": HEADS_TILE, "instead": small}))
+    small = DENSE_FWD_TILE.replace("n: 128", "n: 64")
+    path.write_text(held_text({}, {**HEADS, "table": "unaligned", "tile": DENSE_FWD_TILE, "instead": small}))
     first, second = read_replacements(path)
     assert replace(first, place=None) == Replacement(
         ENTRY["fits"],
@@ -230,7 +230,7 @@ def test_entries_are_read(tmp_path: Path) -> None:
         ((3, 8), (3, 9)),
         Tile(32, 64, 8, 2, True),
     )
-    assert (second.table, second.instead) == ("unaligned", VarlenTile(128, 64, 8, 2))
+    assert (second.table, second.instead) == ("unaligned", DenseFwdTile(128, 64, 8, 2))
     assert str(second.place) == f"{path}:3:5"
 
 
@@ -247,7 +247,7 @@ def test_entries_are_read(tmp_path: Path) -> None:
         ([{"instead": TILE}], "replacements[0].instead: takes another tile than the one that it replaces"),
         ([HEADS], "replacements[0].tile: got block_h, indices_ahead; takes block_m, as a tile of dense_fwd"),
         (
-            [{"tile": HEADS_TILE}],
+            [{"tile": DENSE_FWD_TILE}],
             "replacements[0].tile: got block_m; takes block_h and indices_ahead, as a tile of sparse_fwd",
         ),
         ([{"table": "rows"}], "replacements[0].table: got 'rows'; takes"),

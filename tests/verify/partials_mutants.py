@@ -1,6 +1,6 @@
 """Packages whose splits round their accumulators, broken on purpose; `mutants.py` runs verification on each.
 
-Usage: python partials_mutants.py PACKAGE_DIR WORK_DIR {rows|kvcache|v4_fp16|dense}
+Usage: python partials_mutants.py PACKAGE_DIR WORK_DIR {rows|sparse_decode|v4_fp16|dense}
 """
 
 import re
@@ -9,7 +9,7 @@ import sys
 import mutants
 from mutants import SPLITS, Mutant
 
-DENSE = "dense_attention.py"
+DENSE = "dense_decode.py"
 FEW, BESIDE, APART = "*few indices*", "*tokens of a request keep*", "*scales far apart, in splits*"
 
 
@@ -43,7 +43,7 @@ OF_PACKAGE = {
         ),
         _literal("the merge adds without weights", SPLITS, "part * weight[:, None]", "part", "*splits: 3"),
     ),
-    "kvcache": (
+    "sparse_decode": (
         _literal(
             "one split over a cache is not rounded",
             SPLITS,
@@ -100,8 +100,8 @@ OF_PACKAGE = {
 }
 TYPICAL = {
     "rows": "sparse: splits: 3",
-    "kvcache": "kvcache: typical",
-    "v4_fp16": "kvcache: typical",
+    "sparse_decode": "sparse_decode: typical",
+    "v4_fp16": "sparse_decode: typical",
     "dense": "dense: typical",
 }
 

@@ -3,16 +3,16 @@
 import pytest
 from verify_specs import spec
 
-from mlagen.verify.cases import Case, RefusalCase, SparseCase, cases
-from mlagen.verify.checks import SPARSE_CHECKS
+from mlagen.verify.cases import Case, RefusalCase, SparseFwdCase, cases
+from mlagen.verify.checks import SPARSE_FWD_CHECKS
 from mlagen.verify.inputs import INDEX_PATTERNS, LAYOUTS
 from mlagen.verify.worker import selected
 
 DEVICES = ["cpu", "cuda"]
 
 
-def sparse(found: list[Case]) -> list[SparseCase]:
-    return [case for case in found if isinstance(case, SparseCase)]
+def sparse(found: list[Case]) -> list[SparseFwdCase]:
+    return [case for case in found if isinstance(case, SparseFwdCase)]
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -37,7 +37,7 @@ def test_every_pattern_that_a_case_names_exists_and_is_named(device):
     layouts |= {problem.out for problem in problems if problem.out}
     assert layouts == set(LAYOUTS)
     checks = {case.check for case in sparse(found)}
-    assert checks == set(SPARSE_CHECKS) - ({"stream", "graph"} if device == "cpu" else set())
+    assert checks == set(SPARSE_FWD_CHECKS) - ({"stream", "graph"} if device == "cpu" else set())
 
 
 @pytest.mark.parametrize("device", DEVICES)

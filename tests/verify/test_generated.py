@@ -14,7 +14,9 @@ from mlagen.verify import mismatches, verify_package
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(path.parent for path in (ROOT / "generated").glob("*/__init__.py"))
-PREFILL = {path.name for path in PACKAGES if path.name.endswith(("_prefill", "_prefill_tma"))}  # test_verify_varlen.py
+PREFILL = {
+    path.name for path in PACKAGES if path.name.endswith(("_prefill", "_prefill_tma"))
+}  # test_verify_dense_fwd.py
 DSV32 = ROOT / "generated" / "dsv32"
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -42,8 +44,8 @@ MORE = {
     "glm53": ["*sink*", "*splits*"],
     "hyv4": ["*sink*", "*splits*", "*length*"],
     "odd": ["*sink*", "*length*", "*indices*", "*splits*", "*layout*", "*workspace*"],
-    "dsv41": ["kvcache*split*", "kvcache*length*", "kvcache*indices*"],
-    "odd_fp8": ["kvcache*split*", "kvcache*length*", "kvcache*layout*"],
+    "dsv41": ["sparse_decode*split*", "sparse_decode*length*", "sparse_decode*indices*"],
+    "odd_fp8": ["sparse_decode*split*", "sparse_decode*length*", "sparse_decode*layout*"],
 }
 
 
@@ -69,7 +71,13 @@ def test_a_package_over_a_cache_may_share_rows_too(tmp_path):
     text = (ROOT / "specs" / "dsv32_fp8.yaml").read_text().replace("name: dsv32_fp8", "name: other")
     (tmp_path / "other.yaml").write_text(text.replace("\nattention:\n", "\nattention:\n  shared_indices: 2\n"))
     apply(compare(render(load_plan(tmp_path / "other.yaml")), tmp_path / "other"))
-    only = ["kvcache: typical*", "kvcache*split*", "sparse: typical*", "sparse: splits: 3", "sparse: neighbours*"]
+    only = [
+        "sparse_decode: typical*",
+        "sparse_decode*split*",
+        "sparse: typical*",
+        "sparse: splits: 3",
+        "sparse: neighbours*",
+    ]
     assert messages(tmp_path / "other", workers=1, targets=["sm90"], only=only) == []
 
 

@@ -3,9 +3,9 @@
 import re
 from pathlib import Path
 
-import dense_specs
-import kvcache_specs
+import dense_decode_specs
 import pytest
+import sparse_decode_specs
 from broken import check_mutants
 
 from mlagen.emit import apply, compare, render
@@ -28,14 +28,18 @@ SPLIT, SHARES = ["*split*", "*workspace*", "*invariant*"], ["*shares: 7*", "*wor
 # name: dtype of the partials, what writes the rest of the spec, and the cases that its package is held to
 SPECS = {
     "rows": ("bf16", lambda folder: write_rows("rows", folder), ["*splits: 3*", "*workspace*", FEW]),
-    "kvcache": ("bf16", lambda folder: kvcache_specs.write_spec("plain", folder), SPLIT),
-    "kvcache_odd": ("bf16", lambda folder: kvcache_specs.write_spec("odd", folder), ["*workspace*", FEW]),
-    "dense": ("bf16", lambda folder: dense_specs.write_spec("plain", folder), SHARES),
-    "dense_window": ("bf16", lambda folder: dense_specs.write_spec("odd", folder), ["*shares*", *SHARES[1:]]),
+    "sparse_decode": ("bf16", lambda folder: sparse_decode_specs.write_spec("plain", folder), SPLIT),
+    "sparse_decode_odd": ("bf16", lambda folder: sparse_decode_specs.write_spec("odd", folder), ["*workspace*", FEW]),
+    "dense": ("bf16", lambda folder: dense_decode_specs.write_spec("plain", folder), SHARES),
+    "dense_decode_window": (
+        "bf16",
+        lambda folder: dense_decode_specs.write_spec("odd", folder),
+        ["*shares*", *SHARES[1:]],
+    ),
     "rows_fp16": ("fp16", lambda folder: write_rows("rows", folder), ["*splits: 3*", "*workspace*", FEW]),
-    "kvcache_fp16": ("fp16", lambda folder: kvcache_specs.write_spec("plain", folder), SPLIT),
-    "v4_fp16": ("fp16", lambda folder: kvcache_specs.write_spec("v4", folder), ["*far apart*"]),
-    "dense_fp16": ("fp16", lambda folder: dense_specs.write_spec("plain", folder), SHARES),
+    "sparse_decode_fp16": ("fp16", lambda folder: sparse_decode_specs.write_spec("plain", folder), SPLIT),
+    "v4_fp16": ("fp16", lambda folder: sparse_decode_specs.write_spec("v4", folder), ["*far apart*"]),
+    "dense_decode_fp16": ("fp16", lambda folder: dense_decode_specs.write_spec("plain", folder), SHARES),
 }
 
 
@@ -59,6 +63,6 @@ def test_packages_hold_the_cases_of_splits(packages, name):
     assert [str(error) for error in mismatches(results)] == []
 
 
-@pytest.mark.parametrize("name", ["rows", "kvcache", "dense", "v4_fp16"])
+@pytest.mark.parametrize("name", ["rows", "sparse_decode", "dense", "v4_fp16"])
 def test_every_mutant_is_reported(packages, tmp_path, name):
     check_mutants("partials_mutants.py", packages[name], tmp_path, name, more_than=2)

@@ -15,7 +15,16 @@ from typing import Any
 
 from mlagen import GENERATOR
 from mlagen.backends.base import GeneratedFile
-from mlagen.backends.triton import cache, dense, extra_cache, index, kvcache, merge, sparse, varlen
+from mlagen.backends.triton import (
+    cache,
+    dense_decode,
+    dense_fwd,
+    extra_cache,
+    indices,
+    merge_states,
+    sparse_decode,
+    sparse_fwd,
+)
 from mlagen.backends.triton.common import common, imported
 from mlagen.plan import Plan
 from mlagen.plan.tritons import TRITONS, minors
@@ -23,7 +32,7 @@ from mlagen.spec import spec_digest
 
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
 
-FAMILIES = (cache, dense, extra_cache, index, kvcache, merge, sparse, varlen)
+FAMILIES = (cache, dense_decode, dense_fwd, extra_cache, indices, merge_states, sparse_decode, sparse_fwd)
 
 
 def _families(plan: Plan) -> Iterator[tuple[ModuleType, list[str]]]:

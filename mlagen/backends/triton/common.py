@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mlagen.plan import TARGETS, Chunk, HopperPlan, KvcachePlan, Plan, SparsePlan, VarlenPlan
+from mlagen.plan import TARGETS, Chunk, DenseFwdPlan, Plan, Sm90Plan, SparseDecodePlan, SparseFwdPlan
 from mlagen.plan.cache import EARLY_PROGRAMS
 from mlagen.plan.tritons import MINORS, has_versions
 from mlagen.plan.work import ITEMSIZE
@@ -21,13 +21,13 @@ FULL_ALIGNMENT = 16
 Signature = tuple[tuple[str, str], ...]
 
 
-def hopper_kernels(plan: Plan) -> dict[str, HopperPlan | None]:
-    """The modules of Hopper kernels, and the numbers of those that the package has."""
+def sm90_kernels(plan: Plan) -> dict[str, Sm90Plan | None]:
+    """The modules of sm90 kernels, and the numbers of those that the package has."""
     return {
-        "_dense_hopper": plan.dense.hopper if plan.dense else None,
-        "_kvcache_hopper": plan.kvcache.hopper if plan.kvcache else None,
-        "_sparse_hopper": plan.sparse.hopper if plan.sparse else None,
-        "_sparse_swapped": next(iter(plan.sparse.swapped), None) if plan.sparse else None,
+        "_dense_decode_sm90": plan.dense_decode.sm90 if plan.dense_decode else None,
+        "_sparse_decode_sm90": plan.sparse_decode.sm90 if plan.sparse_decode else None,
+        "_sparse_fwd_sm90": plan.sparse_fwd.sm90 if plan.sparse_fwd else None,
+        "_sparse_fwd_sm90_swap_ab": next(iter(plan.sparse_fwd.swap_ab), None) if plan.sparse_fwd else None,
     }
 
 
@@ -42,9 +42,9 @@ def common(plan: Plan) -> dict[str, Any]:
         "targets": spec.targets,
         "backend": spec.backend,
         "proven": (MINORS[0], MINORS[-1]),
-        "hopper_modules": [name for name, hopper in hopper_kernels(plan).items() if hopper is not None]
-        + (["_sparse_union", "_union"] if plan.union else [])
-        + (["_varlen_hopper"] if plan.varlen and plan.varlen.hopper else []),
+        "sm90_modules": [name for name, sm90 in sm90_kernels(plan).items() if sm90 is not None]
+        + (["_sparse_fwd_sm90_shared", "_index_union_sm90"] if plan.union else [])
+        + (["_dense_fwd_sm90"] if plan.dense_fwd and plan.dense_fwd.sm90 else []),
         "shares": plan.union is not None,
         "has_versions": plan.has_versions,
         "has_caches": has_caches,
@@ -52,8 +52,8 @@ def common(plan: Plan) -> dict[str, Any]:
         "launches_dependents": has_caches or any(wrapper in ATTENTION for wrapper in spec.wrappers),
         "dependent_targets": [target for target in spec.targets if TARGETS[target].dependent_launch],
         # They find the page of a slot, whose size is known at run time, and the token of a tile.
-        "divides": has_caches or any(hopper_kernels(plan).values()),
-        "places_tiles": any(hopper for name, hopper in hopper_kernels(plan).items() if name != "_dense_hopper"),
+        "divides": has_caches or any(sm90_kernels(plan).values()),
+        "places_tiles": any(sm90 for name, sm90 in sm90_kernels(plan).items() if name != "_dense_decode_sm90"),
         "needs_e4m3": any(field.dtype == "e4m3" for layout in layouts for field in layout.fields),
         "e4m3_targets": [target for target in spec.targets if TARGETS[target].has_e4m3],
         "e4m3_rounding_targets": [target for target in spec.targets if TARGETS[target].rounds_e4m3],
@@ -65,7 +65,7 @@ def common(plan: Plan) -> dict[str, Any]:
     }
 
 
-def tables(plan: SparsePlan | KvcachePlan | VarlenPlan) -> dict[str, Any]:
+def tables(plan: SparseFwdPlan | SparseDecodePlan | DenseFwdPlan) -> dict[str, Any]:
     """The tile tables of a family as its template asks for them, and which of them have rows of some Tritons alone."""
     return {
         "tiles": plan.tiles,

@@ -9,13 +9,13 @@ from typing import Any
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.plan import DENSE_WRAPPERS, Chunk, Plan, needed
+from mlagen.plan import DENSE_DECODE_WRAPPERS, Chunk, Plan, needed
 from mlagen.plan.chunks import next_power_of_2
 
 MODULE = "_layout"
 
 WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
-READERS = (*DENSE_WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
+READERS = (*DENSE_DECODE_WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_LANES = 8  # of the model's dtype fill a thread's widest load or store
 FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 EIGHT_BIT_FLOATS = ("e4m3", "e4m3fnuz")
@@ -355,7 +355,7 @@ def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dic
         "load_parameters": _typed(arguments(layout)["load"]),
         "store_parameters": _typed(arguments(layout)["store"]),
         "pad_parameters": _typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
-        "attends": plan.kvcache is not None,
+        "attends": plan.sparse_decode is not None,
         "reads": reads,
         "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in needed(plan.cache).chunks],
         "loaded": [_loaded(layout, chunk) for chunk in needed(plan.cache).chunks if reads],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mlagen.backends.triton.common import Signature, chunk_of, common, hopper_kernels
+from mlagen.backends.triton.common import Signature, chunk_of, common, sm90_kernels
 from mlagen.plan import Chunk, Plan, needed
 from mlagen.spec import Presence, SparseAttention
 
@@ -15,7 +15,7 @@ MODULE = "_splits"
 def _signature(plan: Plan) -> Signature:
     """Run-time arguments of the merge and their Triton types, with every optional tensor given."""
     element = f"*{plan.spec.model.dtype}"
-    if plan.dense is not None:
+    if plan.dense_decode is not None:
         return (
             ("partial_ptr", "*fp32"),
             ("out_ptr", element),
@@ -67,8 +67,8 @@ def attention_context(plan: Plan) -> dict[str, Any]:
         "sink_required": sink == "required",
         "has_topk_length": length != "none",
         "length_required": length == "required",
-        "dense": plan.dense,
-        "window": attention.window if plan.dense else None,
+        "dense": plan.dense_decode,
+        "window": attention.window if plan.dense_decode else None,
         "table_width": 3 if attention.window else 2,  # of what the merge reads of a request of dense attention
         "lse_base": attention.lse_base,
         "empty_row_lse": attention.empty_row_lse.lstrip("+"),
@@ -81,23 +81,23 @@ def context(plan: Plan) -> dict[str, Any]:
     base_e = shared["lse_base"] == "e"
     return {
         **shared,
-        "cached": plan.dense is not None or plan.kvcache is not None,
-        "redoes": plan.kvcache is not None and plan.kvcache.hopper is not None,
-        "hopper_tile": next((hopper.tile for hopper in hopper_kernels(plan).values() if hopper), None),
+        "cached": plan.dense_decode is not None or plan.sparse_decode is not None,
+        "redoes": plan.sparse_decode is not None and plan.sparse_decode.sm90 is not None,
+        "sm90_tile": next((sm90.tile for sm90 in sm90_kernels(plan).values() if sm90), None),
         "splits": needed(plan.splits),
         "to_base": " * LN2" if base_e else "",
         "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
-        "merge_arguments": len(_signature(plan)),
+        "combine_arguments": len(_signature(plan)),
     }
 
 
-def dense_signature(plan: Plan) -> Signature:
+def dense_decode_signature(plan: Plan) -> Signature:
     """Run-time arguments of the kernel of dense attention and their Triton types."""
     one, element = needed(plan.layout), f"*{plan.spec.model.dtype}"
     window = attention_context(plan)["window"] is not None
     counts = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size", "max_keys")
-    shares = ("causal", "unit_keys", "overhead", "merge_units", "num_programs", "later_slots", "num_rows")
-    names = (*counts, *(("window",) if window else ()), *shares, *(("merge_places",) if window else ()))
+    shares = ("causal", "unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")
+    names = (*counts, *(("window",) if window else ()), *shares, *(("combine_places",) if window else ()))
     strides = ("q_request_stride", "q_token_stride", "q_head_stride", "page_stride")
     rows = () if one.planar else ("row_stride",)
     others = ("k_head_stride", "block_table_stride", "out_token_stride", "out_head_stride", "lse_token_stride")

@@ -1,0 +1,236 @@
+"""Numbers of multi-head attention over requests of any lengths: blocks of a row, and tiles for each target.
+
+A tile is data: a target takes the first candidate that fits. The models of shared memory and of registers are what
+Triton 3.6 and 3.7 make of these kernels at head dims from 40 to 256.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from mlagen.errors import LimitError
+from mlagen.plan.chunks import Chunk, make_chunks
+from mlagen.plan.sm90 import DenseFwdSm90Plan
+from mlagen.plan.targets import Target
+from mlagen.plan.tiles import UNALIGNED_REASON, row_bytes
+from mlagen.plan.tritons import TableRow
+from mlagen.work import ITEMSIZE
+
+CACHED_BYTES = 24 << 20  # of K and V, of which programs that run side by side should find most in L2
+NARROW_ROWS = 64  # rows of a tile for short requests, such as the next tokens of sequences that are decoded
+LOAD_LANES = 8  # of 16 bytes, behind one address of two registers
+BARRIER_BYTES = 1024  # for barriers of copies by descriptor and of tcgen05, with what aligns the tiles behind them
+
+
+@dataclass(frozen=True)
+class DenseFwdTile:
+    """Launch parameters.
+
+    Attributes:
+        block_m: rows of one request and head that a program holds.
+        block_n: keys it takes a step.
+        num_warps: warps a program.
+        num_stages: software-pipeline depth of the loop over keys.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n} w{self.num_warps} s{self.num_stages}"
+
+
+@dataclass(frozen=True)
+class DenseFwdRow(TableRow):
+    """The tile of calls whose longest request has at most so many rows; None: any number.
+
+    Attributes:
+        max_queries: rows of the longest request.
+        tile: the tile.
+        expected_shared: bytes of shared memory a program is expected to need.
+        reason: why this tile.
+    """
+
+    max_queries: int | None
+    tile: DenseFwdTile
+    expected_shared: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class DenseFwdPlan:
+    """Numbers of the kernels.
+
+    Attributes:
+        d_qk, d_v: lanes of a row of q and k, and of v.
+        k_chunks, v_chunks: blocks of a row of k (q is cut likewise) and of v, in lane order.
+        descriptor_targets: targets that copy blocks of k and v by tensor descriptor; the others load them by pointers.
+        tiles: rows of the tile table by target.
+        unaligned: the same of calls whose rows do not begin at 16 bytes: one row, or one a run of Tritons.
+        cached_bytes: bytes of K and V of the heads that run side by side.
+        sm90: the sm90 kernel's numbers; None without one.
+    """
+
+    d_qk: int
+    d_v: int
+    k_chunks: tuple[Chunk, ...]
+    v_chunks: tuple[Chunk, ...]
+    descriptor_targets: tuple[str, ...]
+    tiles: tuple[tuple[str, tuple[DenseFwdRow, ...]], ...]
+    unaligned: tuple[tuple[str, tuple[DenseFwdRow, ...]], ...]
+    cached_bytes: int
+    sm90: DenseFwdSm90Plan | None
+
+    def row(self, like: DenseFwdRow, tile: DenseFwdTile, target: Target, reason: str, *, aligned: bool) -> DenseFwdRow:
+        """A row like another with this tile.
+
+        Raises:
+            LimitError: the tile needs more shared memory than the target gives a program.
+        """
+        described = aligned and target.name in self.descriptor_targets
+        shared = expected_shared(tile, self.k_chunks, self.v_chunks, target, descriptors=described)
+        if shared > target.shared_limit:
+            raise LimitError(
+                f"{target.name}: tile {tile} of multi-head attention needs {shared:,} bytes of shared memory, "
+                f"{shared - target.shared_limit:,} more than the {target.shared_limit:,} a program gets"
+            )
+        return replace(like, tile=tile, expected_shared=shared, reason=reason)
+
+    def flops(self, pairs: int, num_heads: int) -> int:
+        """FLOPs of a call with so many pairs of a row and a key that it sees."""
+        return 2 * pairs * num_heads * (self.d_qk + self.d_v)
+
+
+# Most wanted first, by the instruction that tl.dot becomes. Last those of very wide heads.
+LAST = (DenseFwdTile(32, 32, 4, 2), DenseFwdTile(32, 16, 4, 2), DenseFwdTile(16, 16, 4, 2), DenseFwdTile(16, 16, 4, 1))
+MMA = (
+    DenseFwdTile(128, 64, 8, 2),
+    DenseFwdTile(128, 32, 8, 2),
+    DenseFwdTile(64, 32, 4, 2),
+    DenseFwdTile(64, 32, 8, 2),
+    *LAST,
+)
+CANDIDATES: dict[str, tuple[DenseFwdTile, ...]] = {
+    "mma": MMA,
+    "wgmma": (DenseFwdTile(128, 128, 8, 2), DenseFwdTile(128, 64, 8, 3), DenseFwdTile(128, 64, 8, 2), *MMA[1:]),
+    "tcgen05": (DenseFwdTile(128, 128, 8, 2), DenseFwdTile(128, 64, 8, 2), *MMA[1:]),
+    "mfma": (DenseFwdTile(128, 64, 4, 2), DenseFwdTile(128, 32, 4, 2), DenseFwdTile(64, 32, 4, 2), *LAST),
+}
+NARROW = (DenseFwdTile(64, 64, 4, 2), DenseFwdTile(64, 32, 4, 2), DenseFwdTile(64, 32, 8, 2))
+# For calls that are not aligned: loads of single elements take many registers, so the tile is small.
+UNALIGNED = (DenseFwdTile(32, 32, 4, 1), DenseFwdTile(32, 16, 4, 1), DenseFwdTile(16, 16, 4, 1))
+# Registers a thread, as `registers` counts them, from which on loops spill.
+REGISTERS = {"mma": 110, "wgmma": 170, "tcgen05": 170, "mfma": 110}
+
+
+def registers(
+    tile: DenseFwdTile, k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool
+) -> float:
+    """Registers a thread for accumulators, scores (with half as many for weights) and the addresses of its loads."""
+    threads = tile.num_warps * target.warp_size
+    accumulators = tile.block_m * row_bytes(v) // ITEMSIZE
+    scores = tile.block_m * tile.block_n
+    loaded = 0 if descriptors else tile.block_n * (row_bytes(k) + row_bytes(v)) // ITEMSIZE
+    return (accumulators + 1.5 * scores + 2 * loaded / LOAD_LANES) / threads
+
+
+def expected_shared(
+    tile: DenseFwdTile, k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool
+) -> int:
+    """Bytes of shared memory that a program is expected to need.
+
+    wgmma and tcgen05 keep q and as many tiles of K and V as there are stages; mma.sync keeps one less, and the weights
+    on their way from one layout to another; CDNA stages q, then tiles of K and V. Zeros for rows past a request's end
+    make a copy of V where a descriptor had brought it and fewer tiles are there.
+    """
+    q, kv = tile.block_m * row_bytes(k), tile.block_n * (row_bytes(k) + row_bytes(v))
+    weights = tile.block_m * tile.block_n * ITEMSIZE
+    copies = max(1, tile.num_stages - 1)
+    if target.backend == "hip":
+        widest = max(chunk.block for chunk in (*k, *v)) * ITEMSIZE
+        return max(tile.block_m * widest, copies * kv + (weights if tile.block_m <= NARROW_ROWS else 0))
+    barriers = BARRIER_BYTES if descriptors or target.dot == "tcgen05" else 0
+    if tile.block_m >= NARROW_ROWS and target.dot in ("wgmma", "tcgen05"):
+        return q + tile.num_stages * kv + barriers
+    zeroed = tile.block_n * row_bytes(v) if descriptors else 0
+    return q + copies * kv + weights + zeroed + barriers
+
+
+def _fits(tile: DenseFwdTile, k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool) -> bool:
+    if expected_shared(tile, k, v, target, descriptors=descriptors) > target.shared_limit:
+        return False
+    return registers(tile, k, v, target, descriptors=descriptors) <= REGISTERS[target.dot]
+
+
+def _first(
+    candidates: Iterable[DenseFwdTile], k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool
+) -> DenseFwdTile | None:
+    return next((tile for tile in candidates if _fits(tile, k, v, target, descriptors=descriptors)), None)
+
+
+def make_rows(
+    k: Sequence[Chunk], v: Sequence[Chunk], target: Target, *, descriptors: bool
+) -> tuple[tuple[DenseFwdRow, ...], DenseFwdRow]:
+    """The rows of a target's tile table, and the row of calls that are not aligned.
+
+    Raises:
+        LimitError: no tile fits.
+    """
+    wide = _first(CANDIDATES[target.dot], k, v, target, descriptors=descriptors)
+    narrow = _first(NARROW, k, v, target, descriptors=descriptors)
+    small = _first(UNALIGNED, k, v, target, descriptors=False)
+    if wide is None or small is None:
+        smallest = UNALIGNED[-1]
+        shared = expected_shared(smallest, k, v, target, descriptors=False)
+        held = registers(smallest, k, v, target, descriptors=False)
+        raise LimitError(
+            f"{target.name}: head dims {k[-1].start + k[-1].lanes} and {v[-1].start + v[-1].lanes} take {shared:,} "
+            f"bytes of shared memory and {held:.0f} registers a thread for operands in tile {smallest}; "
+            f"there are {target.shared_limit:,} and {REGISTERS[target.dot]}"
+        )
+    reason = f"the first of {len(CANDIDATES[target.dot])} that fits {target.shared_limit:,} bytes and the registers"
+    rows = [DenseFwdRow(None, wide, expected_shared(wide, k, v, target, descriptors=descriptors), reason)]
+    if narrow is not None and wide.block_m > narrow.block_m:
+        shared = expected_shared(narrow, k, v, target, descriptors=descriptors)
+        rows.insert(0, DenseFwdRow(narrow.block_m, narrow, shared, f"the first of {len(NARROW)} for short requests"))
+    shared = expected_shared(small, k, v, target, descriptors=False)
+    return tuple(rows), DenseFwdRow(None, small, shared, UNALIGNED_REASON)
+
+
+def make_dense_fwd_plan(
+    d_qk: int,
+    d_v: int,
+    targets: Iterable[Target],
+    sm90: DenseFwdSm90Plan | None = None,
+    *,
+    descriptors: bool,
+) -> DenseFwdPlan:
+    """The numbers for heads of `d_qk` and `d_v` lanes.
+
+    Args:
+        d_qk, d_v: lanes of a row of q and k, and of v.
+        targets: the spec's.
+        sm90: the sm90 kernel's numbers; None without one.
+        descriptors: targets with hardware for it copy blocks of k and v by tensor descriptor.
+
+    Raises:
+        LimitError: a target cannot hold any tile of these dims.
+    """
+    targets = tuple(targets)
+    k, v = make_chunks([("k", d_qk)], 0), make_chunks([("v", d_v)], d_v)
+    described = tuple(target.name for target in targets if descriptors and target.copies_tensors)
+    rows = {target.name: make_rows(k, v, target, descriptors=target.name in described) for target in targets}
+    return DenseFwdPlan(
+        d_qk=d_qk,
+        d_v=d_v,
+        k_chunks=k,
+        v_chunks=v,
+        descriptor_targets=described,
+        tiles=tuple((name, table) for name, (table, _) in rows.items()),
+        unaligned=tuple((name, (small,)) for name, (_, small) in rows.items()),
+        cached_bytes=CACHED_BYTES,
+        sm90=sm90,
+    )

@@ -1,0 +1,115 @@
+"""Numbers of the sm90 kernels in which neighbouring tokens share a tile, and the rows of K that any of them names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlagen.plan.sm90 import BLOCK_H, Sm90Plan, Sm90Row
+from mlagen.plan.sm90 import refusal as sm90_refusal
+from mlagen.spec import Spec
+
+ROW_BITS = 28  # of an entry; a bit for each token of the group follows
+MIN_TOKENS = 512  # a tile of four a multiprocessor
+MOST_ROWS = 1 << 17  # of kv that were measured; each window of them is a pass over the indices
+WORD_BITS = 32
+WINDOW_WORDS = 1 << 13  # of the bitmap in shared memory
+STAGED = 1 << 13  # entries put in order at a time, for which a list's program has as much shared memory again
+INDICES = 2048  # a step of a list's program
+LIST_WARPS = 8
+WARP_SIZE = 32
+
+
+@dataclass(frozen=True)
+class IndexUnionPlan:
+    """Numbers of the kernels over unions: one makes the list of a group of tokens, the other attends over it.
+
+    Attributes:
+        group: neighbouring tokens that share a tile.
+        sm90: of the kernel that attends: what the sm90 kernel over one token's indices has.
+        rows: which calls run them, by heads, most last.
+        most_rows: rows of kv that such a call may have.
+        row_bits: bits of an entry that hold the row; the bits of the tokens that name it stand above.
+        window: words of the bitmap, a bit for each token and row.
+        staged: entries put in order at a time.
+        indices: a step of the list's program.
+        num_warps: of the list's program.
+    """
+
+    group: int
+    sm90: Sm90Plan
+    rows: tuple[Sm90Row, ...]
+    most_rows: int
+    row_bits: int
+    window: int
+    staged: int
+    indices: int
+    num_warps: int
+
+    @property
+    def heads(self) -> int:
+        """Heads of a token in a tile, of which a call may have fewer."""
+        return self.sm90.block_h // self.group
+
+    @property
+    def fields(self) -> int:
+        """Rows that share a word of the bitmap."""
+        return WORD_BITS // self.group
+
+    @property
+    def window_rows(self) -> int:
+        """Rows of the bitmap."""
+        return self.window * self.fields
+
+    @property
+    def words_a_thread(self) -> int:
+        """Words of the bitmap of which a thread of the list's program has the rows put in order at a time."""
+        return self.words // (WARP_SIZE * self.num_warps)
+
+    @property
+    def least_entry(self) -> int:
+        """The least value of an entry that some token names, as an unsigned number."""
+        return 1 << self.row_bits
+
+    @property
+    def staged_byte(self) -> int:
+        """Where in shared memory entries are put in order: behind the bitmap."""
+        return 4 * self.window
+
+    @property
+    def words(self) -> int:
+        """Words of the bitmap whose rows are put in order at a time."""
+        return self.staged // self.fields
+
+    @property
+    def expected_shared(self) -> int:
+        """Bytes of shared memory that the list's program is expected to need: its bitmap and what it puts in order."""
+        return self.staged_byte + 4 * self.staged
+
+
+def refusal(spec: Spec, *, over_rows: bool) -> str | None:
+    """Why the kernels over unions cannot be emitted for a spec; None if they can.
+
+    Args:
+        spec: the spec.
+        over_rows: it has a wrapper of attention over unquantised rows.
+    """
+    if spec.backend == "triton":
+        return "backend is triton, and its kernel is one of Gluon's"
+    if not over_rows:
+        return "no wrapper computes attention over unquantised rows, which alone it does"
+    return sm90_refusal(spec)
+
+
+def make_index_union(group: int, sm90: Sm90Plan) -> IndexUnionPlan:
+    """The plan for groups of `group` tokens, 2 or 4: as many heads fit as fill a tile."""
+    return IndexUnionPlan(
+        group=group,
+        sm90=sm90,
+        rows=(Sm90Row(BLOCK_H // group, MIN_TOKENS), Sm90Row(None, None)),
+        most_rows=MOST_ROWS,
+        row_bits=ROW_BITS,
+        window=WINDOW_WORDS,
+        staged=STAGED,
+        indices=INDICES,
+        num_warps=LIST_WARPS,
+    )

@@ -1,0 +1,88 @@
+"""Numbers of the index kernels, which memory bounds; with few tokens, latency. Measured on an H200."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROW_MULTIPLE = 128  # what sparse prefill kernels ask of the number of indices
+FEW_TOKENS = 2048
+SPLIT_TOKENS = 16  # up to which a multiprocessor waits for a single program's loads
+COMBINE_BLOCK_T = 16
+COMBINE_NUM_WARPS = 4
+
+
+@dataclass(frozen=True)
+class IndicesTile:
+    """Launch parameters of the kernel that maps a token's indices.
+
+    Attributes:
+        block_n: indices that a program takes at a time.
+        num_warps: warps a program.
+    """
+
+    block_n: int
+    num_warps: int
+
+    @property
+    def expected_shared(self) -> int:
+        """Bytes of shared memory, through which the warps add their counts; one alone needs none."""
+        return 4 * self.num_warps if self.num_warps > 1 else 0
+
+
+@dataclass(frozen=True)
+class IndicesTileRow:
+    """A row of the tile table: the tile of calls of at most so many tokens and indices a token; None: any number."""
+
+    max_tokens: int | None
+    max_indices: int | None
+    tile: IndicesTile
+
+
+@dataclass(frozen=True)
+class IndicesPlan:
+    """Numbers of the index kernels.
+
+    Attributes:
+        tiles: the tile table, which holds any call by its last row.
+        unaligned: the tile of calls whose rows do not begin at 16 bytes.
+        split: the tile of calls of few tokens that ask for no counts, where many programs share a token's indices.
+        split_tokens: most tokens of such a call.
+        combine_block_t: tokens a program of the kernel that combines top-k and window indices.
+        combine_num_warps: its warps a program.
+        combine_expected_shared: bytes of shared memory it needs, to hand what each token's thread finds to its row.
+        row_multiple: what a combined row's length is rounded up to; columns a program takes.
+    """
+
+    tiles: tuple[IndicesTileRow, ...]
+    unaligned: IndicesTile
+    split: IndicesTile
+    split_tokens: int
+    combine_block_t: int
+    combine_num_warps: int
+    combine_expected_shared: int
+    row_multiple: int
+
+
+def make_index_plan() -> IndicesPlan:
+    """The numbers, the same for every model.
+
+    A program maps one token, or a part of it where it need not count. With few tokens it takes the row in one step, so
+    that all loads are under way together; with many it has few warps of 8 indices a thread, so that other programs run
+    while it waits.
+    """
+    return IndicesPlan(
+        tiles=(
+            IndicesTileRow(FEW_TOKENS, 512, IndicesTile(512, 4)),
+            IndicesTileRow(FEW_TOKENS, 1024, IndicesTile(1024, 4)),
+            IndicesTileRow(FEW_TOKENS // 2, None, IndicesTile(2048, 8)),
+            IndicesTileRow(None, 1024, IndicesTile(512, 2)),
+            IndicesTileRow(None, None, IndicesTile(1024, 4)),
+        ),
+        unaligned=IndicesTile(512, 4),
+        split=IndicesTile(128, 1),
+        split_tokens=SPLIT_TOKENS,
+        combine_block_t=COMBINE_BLOCK_T,
+        combine_num_warps=COMBINE_NUM_WARPS,
+        combine_expected_shared=4 * COMBINE_BLOCK_T,
+        row_multiple=ROW_MULTIPLE,
+    )

@@ -1,0 +1,90 @@
+"""Numbers of the kernels that merge normalised partial results, which memory bounds; with few rows, latency."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mlagen.plan.chunks import next_power_of_2
+
+FEW_ROWS = 8192  # (token, head) pairs up to which a program takes few of them, so that all multiprocessors have some
+FEW_ELEMENTS = 1024  # of one part that a program takes at a time: 16 bytes a thread in bf16
+MANY_ELEMENTS = 4096
+LSE_TOKENS = 8  # tokens of a head whose LSE fill a sector of memory, 32 bytes
+PARTS = 4  # parts that a program takes at a time where there are any number
+NUM_WARPS = 4
+
+
+@dataclass(frozen=True)
+class PartsTile:
+    """Launch parameters of a merge: a program holds block_t tokens of block_h heads, block_p parts at a time."""
+
+    block_t: int
+    block_h: int
+    block_p: int
+    num_warps: int
+
+
+@dataclass(frozen=True)
+class MergeStatesRow:
+    """Tiles of one length of values.
+
+    Attributes:
+        d_v: lanes of a value.
+        block_d: width of the block that holds them, a power of two.
+        few, many: tiles of the merge of two parts, for calls of at most FEW_ROWS rows and of more.
+        parts: tile of the merge of any number of parts.
+    """
+
+    d_v: int
+    block_d: int
+    few: PartsTile
+    many: PartsTile
+    parts: PartsTile
+
+    @property
+    def masked(self) -> bool:
+        """Whether the block is wider than its lanes."""
+        return self.block_d > self.d_v
+
+
+@dataclass(frozen=True)
+class MergeStatesPlan:
+    """Numbers of the merge kernels.
+
+    Attributes:
+        rows: by length of a value, ascending.
+        few_rows: (token, head) pairs of the largest call that takes the tile for few.
+    """
+
+    rows: tuple[MergeStatesRow, ...]
+    few_rows: int
+
+    @property
+    def masked(self) -> bool:
+        """Whether the block of any length is wider than its lanes."""
+        return any(row.masked for row in self.rows)
+
+
+def _tile(block_d: int, elements: int, tokens: int, parts: int) -> PartsTile:
+    """The tile of so many elements at a time, at most `tokens` tokens of them."""
+    rows = max(1, elements // (block_d * parts))
+    block_t = min(tokens, rows)
+    return PartsTile(block_t, rows // block_t, parts, NUM_WARPS)
+
+
+def make_merge_states_plan(value_dims: Iterable[int]) -> MergeStatesPlan:
+    """The numbers for values of these lengths; a program holds whole values, so that it needs their LSE once."""
+    rows = []
+    for d_v in sorted(set(value_dims)):
+        block_d = next_power_of_2(d_v)
+        rows.append(
+            MergeStatesRow(
+                d_v,
+                block_d,
+                few=_tile(block_d, FEW_ELEMENTS, 1, 1),
+                many=_tile(block_d, MANY_ELEMENTS, LSE_TOKENS, 1),
+                parts=_tile(block_d, MANY_ELEMENTS, LSE_TOKENS, PARTS),
+            )
+        )
+    return MergeStatesPlan(tuple(rows), FEW_ROWS)

@@ -1,0 +1,202 @@
+"""The sm90 kernels as ptxas takes them: no spill in a loop, no serialised product, as many products as planned."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from enumerated import enumerate_package, write_package
+
+from mlagen.backends import expected_products
+from mlagen.compile import CompileJob, Resources, check_limits, compile_jobs
+from mlagen.compile.worker import load_module
+from mlagen.errors import ToolError
+from mlagen.plan import Plan, make_plan
+from mlagen.spec import load
+
+RIGHT_ENDS = """            acc = warpgroup_mma_wait(0, deps=[acc])
+            _signal(K0_RIGHT, at)
+"""
+TAIL = (
+    "    scores = warpgroup_mma(shared.q_tail.index(at), shared.k0_tail.index(at).permute((1, 0)), scores, "
+    "is_async=True)\n"
+)
+
+
+SM90_CALLS = ("_sm90", "_swapped", "_index_union_sm90")  # modules of kernels in Gluon
+
+
+@dataclass(frozen=True)
+class Written:
+    """A package, what to compile of it, and what its plan expects: bytes by kernel and BLOCK_H, and products."""
+
+    folder: Path
+    jobs: list[CompileJob]
+    shared: dict[tuple[str, int | None], int]
+    split_shared: dict[tuple[str, int | None], int]
+    products: dict[tuple[str, int | None], int]
+
+    def check(self, results: list[Resources], slack: int) -> None:
+        """Whether results are what the plan expects, but for so many bytes."""
+        assert self.jobs
+        assert check_limits(results, self.products) == []
+        for job, taken in zip(self.jobs, results, strict=True):
+            one = (taken.kernel, taken.block_h)
+            if one in self.products:
+                assert taken.instructions["HGMMA"] == self.products[one]
+            if one in self.shared:
+                split = self.split_shared.get(one, 0) if "partial_ptr" in dict(job.signature) else 0
+                assert self.shared[one] + split <= taken.shared <= self.shared[one] + split + slack
+
+
+def few(jobs: list[CompileJob]) -> list[CompileJob]:
+    """Of each kernel the variants with results that have most and fewest optional tensors, and one without a cache.
+
+    Of those with partials the one that has most.
+    """
+    chosen: dict[object, CompileJob] = {}
+    for job in jobs:
+        given, constexprs = dict(job.signature), dict(job.constexprs)
+        splits = "partial_ptr" in given
+        one = (job.kernel, constexprs.get("BLOCK_H"), splits)
+        for most in (True,) if splits else (True, False):
+            best = chosen.setdefault((*one, most), job)
+            if len(given) != len(best.signature) and (len(given) > len(best.signature)) is most:
+                chosen[*one, most] = job
+        if not splits and constexprs.get("extra_k_cache_ptr", job) is None and "topk_length_ptr" in given:
+            chosen.setdefault((*one, "alone"), job)
+    return [*dict.fromkeys(chosen.values())]
+
+
+def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[str, int | None], int]]:
+    """Bytes of shared memory, and what splits take beside, by kernel and BLOCK_H."""
+    shared: dict[tuple[str, int | None], int] = {}
+    split: dict[tuple[str, int | None], int] = {}
+    tables = [("_sparse_fwd_sm90_kernel", plan.sparse_fwd), ("_sparse_decode_sm90_kernel", plan.sparse_decode)]
+    tables += [("_dense_decode_sm90_kernel", plan.dense_decode), ("_dense_fwd_sm90_kernel", plan.dense_fwd)]
+    for kernel, table in tables:
+        if table is not None and table.sm90 is not None:
+            shared[kernel, None] = table.sm90.expected_shared
+            split[kernel, None] = getattr(table.sm90, "split_shared", 0)
+    for one in plan.sparse_fwd.swap_ab if plan.sparse_fwd else ():
+        shared["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.expected_shared
+        split["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.split_shared
+    if plan.sparse_fwd and plan.sparse_fwd.union:
+        shared["_index_union_kernel", None] = plan.sparse_fwd.union.expected_shared
+    return shared, split
+
+
+@pytest.fixture
+def written(tmp_path, pytestconfig):
+    """A function that writes the package of a spec, with a text of its sm90 kernel replaced."""
+
+    def write(name, old="", new="", shared=None, partials=None):
+        """`shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do.
+
+        `partials`: how splits store their accumulators; the jobs are then those that store any.
+        """
+        spec = load(pytestconfig.rootpath / "specs" / f"{name}.yaml").model_copy(update={"targets": ("sm90",)})
+        if partials:
+            spec = spec.model_copy(update={"partials": partials})
+        if spec.attention_kind == "sparse":
+            attention = spec.attention.model_copy(update={"shared_indices": shared})
+            spec = spec.model_copy(update={"attention": attention})
+        plan = make_plan(spec)
+        folder = write_package(plan, tmp_path)
+        if old:
+            file = folder / ("_sparse_fwd_sm90_shared.py" if shared else "_sparse_fwd_sm90.py")
+            text = file.read_text()
+            assert old in text
+            file.write_text(text.replace(old, new, 1))
+        every = enumerate_package(folder).jobs["sm90"]
+        if shared:
+            jobs = [job for job in every if job.module.endswith("_index_union_sm90") or "_redo" in job.kernel]
+        else:
+            jobs = [job for job in every if job.module.endswith(SM90_CALLS)]
+            jobs = [job for job in jobs if not partials or "partial_ptr" in dict(job.signature)]
+        return Written(folder, few(jobs), *expected(plan), expected_products(plan))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "name", ["dsv32", "glm53", "glm53_fp8", "dsv41", "dsv3", "dsv3_prefill", "glm5_prefill"]
+)  # with lanes behind V, and without, 528 bytes a token or two caches as well; dense; multi-head, 192/128 and 256/256
+def test_they_fit(written, tmp_path, name):
+    package = written(name)
+    results = compile_jobs(package.folder, package.jobs, workers=2, cache_dir=tmp_path / "cache")
+    # Barriers, and what partitions pass: arguments, of which two layouts have most.
+    package.check(results, slack=640)
+
+
+@pytest.mark.parametrize(
+    ("name", "partials"),
+    [("dsv32_fp8", "bf16"), ("dsv41", "fp32"), ("dsv3", "bf16"), ("dsv3", "fp16"), ("dsv32", "fp32")],
+)
+def test_those_that_store_other_partials_fit(written, tmp_path, name, partials):
+    package = written(name, partials=partials)
+    results = compile_jobs(package.folder, package.jobs, workers=2, cache_dir=tmp_path / "cache")
+    package.check(results, slack=640)
+
+
+@pytest.mark.parametrize(("name", "group"), [("dsv32", 4), ("dsv32", 2), ("glm53", 4)])
+def test_those_in_which_neighbours_share_rows_fit(written, tmp_path, name, group):
+    package = written(name, shared=group)
+    assert {job.kernel for job in package.jobs} == {
+        "_sparse_fwd_sm90_shared_kernel",
+        "_index_union_kernel",
+        "_sparse_fwd_recompute_kernel",
+    }
+    results = compile_jobs(package.folder, package.jobs, workers=2, cache_dir=tmp_path / "cache")
+    package.check(results, slack=512)
+
+
+def test_a_warps_number_read_from_the_thread_would_spill(written, tmp_path):
+    old, new = (
+        "        shr.u32 bit, $2, $4;\n",
+        (
+            "        mov.u32 bit, %tid.x;\n        bfe.u32 bit, bit, 5, 2;\n        add.u32 bit, bit, 28;\n"
+            "        shr.u32 bit, $2, bit;\n"
+        ),
+    )
+    package = written("dsv32", old, new, shared=4)
+    jobs = [job for job in package.jobs if job.kernel == "_sparse_fwd_sm90_shared_kernel"][:1]
+    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=tmp_path / "cache")
+    assert ["spills inside loops" in str(error) for error in check_limits(results)] == [True]
+
+
+@pytest.mark.parametrize("group", [2, 4])
+def test_the_bitmap_of_a_list_begins_shared_memory_as_its_assembly_takes_it_to(written, group):
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    package = written("dsv32", shared=group)
+    job = next(job for job in package.jobs if job.kernel == "_index_union_kernel" and not job.constexprs)
+    kernel = load_module(package.folder, "_index_union_sm90")._index_union_kernel
+    source = GluonASTSource(fn=kernel, signature=dict(job.signature), constexprs={}, attrs={})
+    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    offsets = [int(text) for text in re.findall(r"@global_smem, i32 (\d+)", compiled.asm["llir"])]
+    assert offsets
+    assert min(offsets) >= package.shared["_index_union_kernel", None]  # what Triton itself needs lies behind
+
+
+def one_of_the_sparse_kernel(package: Written) -> list[CompileJob]:
+    return [job for job in package.jobs if job.kernel == "_sparse_fwd_sm90_kernel"][:1]
+
+
+def test_a_product_that_runs_over_a_loops_end_is_refused(written, tmp_path):
+    package = written("dsv32", RIGHT_ENDS, "            _signal(K0_RIGHT, at)\n")
+    with pytest.raises(ToolError, match="serialises its warpgroup products"):
+        compile_jobs(package.folder, one_of_the_sparse_kernel(package), workers=1, cache_dir=tmp_path / "cache")
+
+
+def test_a_product_too_few_is_told(written, tmp_path):
+    package = written("dsv32", TAIL)
+    jobs = one_of_the_sparse_kernel(package)
+    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=tmp_path / "cache")
+    (error,) = check_limits(results, package.products)
+    assert "124 warpgroup products in the code - expected 132" in str(error)

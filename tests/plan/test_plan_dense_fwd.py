@@ -1,0 +1,141 @@
+"""Tiles, blocks and variants of multi-head attention and of the merges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from enumerated import check_every_list, check_tiles, enumerate_plan
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlagen.errors import LimitError
+from mlagen.plan import TARGETS, make_plan
+from mlagen.plan.dense_fwd import REGISTERS, make_dense_fwd_plan, registers
+from mlagen.plan.merge_states import make_merge_states_plan
+from mlagen.spec import Spec
+
+WRAPPERS = ("flash_attn_varlen_func", "merge_attn_states", "merge_attn_parts")
+MODELS = [(192, 128), (256, 256), (128, 128), (96, 64), (48, 48), (40, 72)]
+ALL = tuple(TARGETS.values())
+TMA = {"sm90", "sm100", "sm120"}
+
+
+def make_spec(d_qk: int = 192, d_v: int = 128, addressing: str = "pointers", **changes: Any) -> Spec:
+    """A spec of multi-head attention for all targets."""
+    data = {
+        "name": "some",
+        "title": "Some",
+        "model": {"num_heads": 16, "dtype": "bf16"},
+        "multi_head": {"qk_head_dim": d_qk, "v_head_dim": d_v, "addressing": addressing},
+        "wrappers": WRAPPERS,
+        "targets": tuple(TARGETS),
+        **changes,
+    }
+    return Spec.model_validate(data)
+
+
+@pytest.mark.parametrize("dims", MODELS, ids=str)
+@pytest.mark.parametrize("descriptors", [False, True])
+def test_every_target_has_tiles_that_fit(dims, descriptors):
+    plan = make_dense_fwd_plan(*dims, ALL, descriptors=descriptors)
+    unaligned = dict(plan.unaligned)
+    for name, rows in plan.tiles:
+        target = TARGETS[name]
+        assert rows[-1].max_queries is None
+        assert [row.max_queries for row in rows[:-1]] == sorted(row.max_queries for row in rows[:-1])
+        for row in (*rows, *unaligned[name]):
+            assert 0 < row.expected_shared <= target.shared_limit
+            held = registers(
+                row.tile, plan.k_chunks, plan.v_chunks, target, descriptors=name in plan.descriptor_targets
+            )
+            assert held <= REGISTERS[target.dot]
+
+
+def test_tiles_of_the_models_are_those_that_were_compiled():
+    plan = make_dense_fwd_plan(192, 128, ALL, descriptors=False)
+    tiles = {name: str(rows[-1].tile) for name, rows in plan.tiles}
+    assert tiles["sm90"] == "128x64 w8 s3"
+    assert tiles["sm80"] == tiles["sm86"] == "128x32 w8 s2"
+    assert tiles["gfx942"] == "128x32 w4 s2"
+    described = make_dense_fwd_plan(192, 128, ALL, descriptors=True)
+    assert str(dict(described.tiles)["sm90"][-1].tile) == "128x128 w8 s2"  # which has no addresses to hold
+
+
+def test_descriptors_are_for_targets_that_copy_by_them():
+    assert set(make_dense_fwd_plan(192, 128, ALL, descriptors=True).descriptor_targets) == TMA
+    assert make_dense_fwd_plan(192, 128, ALL, descriptors=False).descriptor_targets == ()
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(d_qk=st.integers(1, 512), d_v=st.integers(1, 512), descriptors=st.booleans())
+def test_blocks_cover_any_lanes_once(d_qk, d_v, descriptors):
+    try:
+        plan = make_dense_fwd_plan(d_qk, d_v, ALL, descriptors=descriptors)
+    except LimitError:  # no target but the widest can do without a tile
+        assert max(d_qk, d_v) > 256
+        return
+    for lanes, chunks in ((d_qk, plan.k_chunks), (d_v, plan.v_chunks)):
+        assert [lane for chunk in chunks for lane in range(chunk.start, chunk.start + chunk.lanes)] == list(
+            range(lanes)
+        )
+        assert all(chunk.block & (chunk.block - 1) == 0 and chunk.block >= 16 for chunk in chunks)
+
+
+def test_dims_that_no_tile_holds_are_refused_with_the_arithmetic():
+    with pytest.raises(LimitError, match=r"sm80: head dims 1024 and 1024 take .* bytes .* registers"):
+        make_dense_fwd_plan(1024, 1024, ALL, descriptors=False)
+
+
+@pytest.mark.parametrize("addressing", ["pointers", "descriptors"])
+@pytest.mark.parametrize("wrappers", [WRAPPERS, WRAPPERS[:1], WRAPPERS[1:2], WRAPPERS[2:]], ids=str)
+def test_a_package_lists_every_tile_and_mask_of_attention_and_every_alignment_of_a_merge(
+    addressing, wrappers, tmp_path
+):
+    found = enumerate_plan(make_plan(make_spec(40, 72, addressing, wrappers=wrappers)), tmp_path)
+    assert set(found.jobs) == set(TARGETS)
+    check_every_list(found)
+    check_tiles(found)
+    kernels = {"merge_attn_states": "_merge_states_kernel", "merge_attn_parts": "_merge_parts_kernel"}
+    for target in TARGETS:
+        for wrapper, kernel in kernels.items():
+            alignments = {dict(job.constexprs)["ALIGNMENT"] for job in found.of(target, kernel)}
+            assert alignments == ({16, 1} if wrapper in wrappers else set())
+
+
+def test_a_package_merges_values_of_its_heads_and_of_its_latent_rows():
+    rows = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 512, "num_heads": 128, "dtype": "bf16"}
+    assert [row.d_v for row in make_plan(make_spec(model=rows)).merge.rows] == [128, 512]
+    assert [row.d_v for row in make_plan(make_spec(model=rows, multi_head=None, wrappers=WRAPPERS[1:])).merge.rows] == [
+        512
+    ]
+    assert make_plan(make_spec(wrappers=WRAPPERS[:1])).merge is None
+
+
+@pytest.mark.parametrize("d_v", [1, 16, 40, 72, 128, 256, 512, 1280])
+def test_tiles_of_a_merge_hold_whole_values(d_v):
+    (row,) = make_merge_states_plan([d_v]).rows
+    assert d_v <= row.block_d < 2 * d_v
+    assert row.masked == (row.block_d > d_v)
+    for tile in (row.few, row.many, row.parts):
+        assert all(one & (one - 1) == 0 and one >= 1 for one in (tile.block_t, tile.block_h, tile.block_p))
+        assert tile.block_t <= 8
+    assert row.few.block_t == 1
+
+
+@pytest.mark.parametrize(
+    ("dims", "block_n"), [((192, 128), 128), ((128, 128), 128), ((256, 256), 64), ((96, 64), None), ((64, 192), None)]
+)
+def test_heads_in_runs_of_64_lanes_have_a_sm90_kernel(dims, block_n):
+    sm90 = make_plan(make_spec(*dims)).dense_fwd.sm90
+    assert (sm90 and sm90.block_n) == block_n
+    if sm90 is not None:
+        assert sm90.min_queries == 1
+        # Two warpgroups' Q of 64 rows, two stages of K and V; 16 lanes or keys a product, twice each.
+        assert sm90.expected_shared == 2 * (128 * dims[0] + 2 * block_n * sum(dims))
+        assert sm90.expected_products == 4 * (dims[0] // 16 + block_n // 16)
+
+
+@pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}], ids=str)
+def test_without_gluon_or_sm90_there_is_none(changes):
+    assert make_plan(make_spec(**changes)).dense_fwd.sm90 is None

@@ -1,0 +1,197 @@
+"""Numbers of the sm90 kernels: which specs have them, which calls run them, what they take."""
+
+import pytest
+from enumerated import enumerate_plan
+from plan_specs import DENSE, make_spec
+
+from mlagen.errors import LimitError, MlagenError
+from mlagen.plan import Sm90Row, load_plan, make_plan
+from mlagen.plan.sm90 import reads_cache
+from mlagen.plan.tuned import dump_tuned
+from mlagen.spec import load
+
+
+def sm90(**changes):
+    return make_plan(make_spec(**changes)).sparse_fwd.sm90
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 512"),
+        ({"qk_rope_head_dim": 32}, "a row has 32 lanes behind V's, and it takes 0 or 64"),
+    ],
+    ids=str,
+)
+def test_a_spec_that_cannot_have_them_goes_without_or_is_told_why(changes, reason):
+    assert sm90(**changes) is None
+    with pytest.raises(LimitError, match=reason):
+        sm90(backend="gluon", **changes)
+
+
+def test_dense_attention_has_one_that_calls_of_few_rows_and_requests_do_not_run():
+    dense = make_plan(make_spec(attention={"kind": "dense"}, **DENSE)).dense_decode
+    assert dense.sm90.rows == (Sm90Row(32, 5), Sm90Row(None, 1))
+    assert dense.sm90.expected_products == sm90().expected_products
+    assert dense.sm90.expected_shared == sm90().expected_shared - 2 * 64 * 4  # it gives no maximum logits
+
+
+def test_dense_attention_with_a_window_has_none():
+    attention = {"kind": "dense", "window": 512}
+    with pytest.raises(LimitError, match="without a window alone"):
+        make_plan(make_spec(attention=attention, backend="gluon", **DENSE))
+    assert make_plan(make_spec(attention=attention, **DENSE)).dense_decode.sm90 is None
+
+
+def test_the_portable_back_end_alone_has_none():
+    assert sm90(backend="triton") is None
+
+
+def test_with_gluon_alone_every_call_runs_them():
+    assert sm90(backend="gluon").rows == (Sm90Row(None, 1),)
+
+
+def test_attention_over_a_cache_alone_needs_no_kernel_over_rows():
+    assert sm90(wrappers=("concat_and_cache_mla",)) is None
+
+
+@pytest.mark.parametrize(("rope", "lanes"), [(64, 576), (0, 512)])
+@pytest.mark.parametrize(("partials", "split_shared"), [("fp32", (0, 0)), ("bf16", (0, 0)), ("fp16", (640, 1280))])
+def test_numbers_of_few_heads_by_hand(rope, lanes, partials, split_shared):
+    spec = make_spec(qk_rope_head_dim=rope).model_copy(update={"partials": partials})
+    plans = make_plan(spec).sparse.swapped
+    assert tuple(plan.block_h for plan in plans) == (16, 32)
+    assert tuple(plan.split_shared for plan in plans) == split_shared
+    for plan in plans:
+        # Each warpgroup: 16 lanes a product of scores; 4 products of 64 weights for each 64 of V's 512 lanes.
+        assert plan.expected_products == 2 * (lanes // 16 + 8 * 4)
+        # Q, two blocks of K and a third left half, weights; six statistics of rows, maxima of 2 x 4 warps.
+        tiles = 2 * ((plan.block_h + 128) * lanes + 64 * 256 + 2 * 64 * plan.block_h)
+        assert plan.expected_shared == tiles + 4 * (6 * plan.block_h + 8 * plan.block_h)
+
+
+@pytest.mark.parametrize(("rope", "lanes"), [(64, 576), (0, 512)])
+def test_numbers_by_hand(rope, lanes):
+    plan = sm90(qk_rope_head_dim=rope)
+    assert (plan.step, plan.d_half, plan.d_tail) == (128, 256, rope)
+    # 16 lanes a product of scores, three times over; 4 products of 64 weights for each of 3 half-blocks, twice.
+    assert plan.expected_products == 3 * lanes // 16 + 3 * 2 * 4
+    # Q and two blocks of K, 64 rows each; weights of one block, or of both where no place of K is free for them.
+    weights = 64 * 64 * (1 if rope else 2)
+    assert plan.expected_shared == 2 * (3 * 64 * lanes + weights) + 6 * 64 * 4
+
+
+def tuned_spec(tmp_path, root, text):
+    (tmp_path / "dsv32.yaml").write_text((root / "specs" / "dsv32.yaml").read_text())
+    folder = tmp_path / "tuned" / "dsv32"
+    folder.mkdir(parents=True)
+    (folder / "sm90.yaml").write_text(text)
+    return tmp_path / "dsv32.yaml"
+
+
+def test_tuned_rows_say_which_calls_run_them(tmp_path, pytestconfig):
+    rows = (Sm90Row(16, None), Sm90Row(64, 8), Sm90Row(None, 2))
+    fits = make_plan(load(pytestconfig.rootpath / "specs" / "dsv32.yaml")).fits
+    text = dump_tuned("dsv32", "sm90", (), sm90_rows=rows, fits=fits, heads=128, device="a device", triton="3.6.0")
+    plan = load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
+    assert plan.sparse_fwd.sm90.rows == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("sparse_fwd_sm90:\n  - {max_heads: 16}\n", "sm90.yaml:2:"),
+        (
+            "sparse_fwd_sm90:\n  - {max_heads: 16}\n  - {max_heads: 8}\n  - {min_tokens: 2}\n",
+            "in the order of their heads",
+        ),
+        ("sparse_fwd_sm90:\n  - {min_tokens: 0}\n", "min_tokens"),
+        ("sparse_fwd_sm90:\n  - {min_tokens: 1, backend: triton}\n", "backend"),
+    ],
+)
+def test_tuned_rows_that_are_off_are_told_at_their_place(tmp_path, pytestconfig, text, told):
+    text += "fits: {rows: sparse_fwd some}\n"
+    with pytest.raises(MlagenError) as error:
+        load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
+    assert told in str(error.value)
+
+
+def test_gluon_alone_is_refused_where_no_kernel_reads_the_cache(tmp_path, pytestconfig):
+    text = (pytestconfig.rootpath / "specs" / "dsv32_nvfp4.yaml").read_text() + "\nbackend: gluon\n"
+    (tmp_path / "dsv32_nvfp4.yaml").write_text(text)
+    with pytest.raises(LimitError, match="no sm90 kernel reads a cache of"):
+        load_plan(tmp_path / "dsv32_nvfp4.yaml")
+
+
+@pytest.mark.parametrize(("name", "scale_columns"), [("glm53_fp8", 4), ("dsv41", 32)])
+def test_caches_without_rope_of_their_own_have_a_kernel(name, scale_columns, pytestconfig):
+    sm90 = load_plan(pytestconfig.rootpath / "specs" / f"{name}.yaml").sparse_decode.sm90
+    assert (sm90.d_tail, sm90.scale_columns) == (0, scale_columns)
+    assert sm90.rows[-1].min_tokens is not None
+
+
+def test_of_two_layouts_those_of_v41_are_read_in_their_order_alone(pytestconfig):
+    v41 = load_plan(pytestconfig.rootpath / "specs" / "dsv41.yaml")
+    v4 = load_plan(pytestconfig.rootpath / "specs" / "dsv4_flash.yaml")
+    assert reads_cache(v41.layout, v41.extra_layout)
+    for layout, extra in [(v41.extra_layout, v41.layout), (v4.layout, v41.layout), (v41.layout, v4.layout)]:
+        assert not reads_cache(layout, extra)
+    for alone in (v41.layout, v41.extra_layout):
+        assert not reads_cache(alone, None)
+        assert not reads_cache(alone, alone)
+
+
+def test_gluon_alone_is_had_over_a_cache_that_a_kernel_reads(tmp_path, pytestconfig):
+    text = (pytestconfig.rootpath / "specs" / "dsv32_fp8.yaml").read_text() + "\nbackend: gluon\n"
+    (tmp_path / "dsv32_fp8.yaml").write_text(text)
+    assert load_plan(tmp_path / "dsv32_fp8.yaml").sparse_decode.sm90.rows == (Sm90Row(None, 1),)
+
+
+@pytest.mark.parametrize(("group", "heads", "rows"), [(2, 32, 131072), (4, 16, 65536)])
+def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
+    plan = make_plan(make_spec(shared_indices=group))
+    union = plan.sparse_fwd.union
+    assert (union.group * union.heads, union.heads) == (64, heads)
+    assert union.rows == (Sm90Row(heads, 512), Sm90Row(None, None))
+    assert (union.window_rows * group, union.window_rows) == (32 * union.window, rows)
+    assert union.most_rows <= 1 << union.row_bits
+    assert union.row_bits + union.group <= 32
+    assert union.words * union.fields == union.staged  # each row of a word may be named
+    assert union.words_a_thread * 32 * union.num_warps == union.words
+    assert union.expected_shared == 2 * 32768
+    assert union.sm90 == plan.sparse_fwd.sm90
+    # What they cannot share is done again with the tile of calls of so many heads.
+    found = enumerate_plan(plan, tmp_path)
+    tables = found.module("sparse_fwd")
+    tile = next(tile for most, tokens, tile in tables.TILES["sm90"] if most >= heads and tokens == tables.ANY)
+    jobs = [job for job in found.of("sm90", "_sparse_fwd_recompute_kernel") if ("INDEX_GROUP", 16) in job.constexprs]
+    again = {(dict(job.constexprs)["BLOCK_H"], dict(job.constexprs)["BLOCK_N"], job.num_warps) for job in jobs}
+    assert again == {(tile.block_h, tile.block_n, tile.num_warps)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 512"),
+        ({"backend": "triton"}, "backend is triton, and its kernel is one of Gluon's"),
+        ({"wrappers": ("concat_and_cache_mla",)}, "no wrapper computes attention over unquantised rows"),
+    ],
+    ids=str,
+)
+def test_shared_indices_that_cannot_be_had_are_refused_with_the_reason(changes, reason):
+    assert make_plan(make_spec(**changes)).sparse_fwd.union is None
+    told = f"attention.shared_indices: got 4, which cannot be emitted: {reason}"
+    with pytest.raises(LimitError, match=told):
+        make_plan(make_spec(shared_indices=4, **changes))
+
+
+@pytest.mark.parametrize("name", ["glm53_fp8", "dsv41"])
+def test_caches_are_read_for_bf16_queries_alone(name, tmp_path, pytestconfig):
+    text = (pytestconfig.rootpath / "specs" / f"{name}.yaml").read_text().replace("dtype: bf16", "dtype: fp16", 1)
+    (tmp_path / f"{name}.yaml").write_text(text)
+    assert load_plan(tmp_path / f"{name}.yaml").sparse_decode.sm90 is None
+    (tmp_path / f"{name}.yaml").write_text(text + "\nbackend: gluon\n")
+    with pytest.raises(LimitError, match=r"no sm90 kernel reads a cache of .* for fp16"):
+        load_plan(tmp_path / f"{name}.yaml")

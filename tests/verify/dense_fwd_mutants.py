@@ -1,0 +1,198 @@
+"""Multi-head attention and merges broken on purpose; `mutants.py` runs verification on each of them.
+
+Usage: python dense_fwd_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as sparse_fwd_mutants.py. The package's heads have 40 and
+72 lanes; K and V come by descriptor, and by pointers where rows are not aligned.
+"""
+
+import re
+
+import mutants
+from mutants import Mutant
+
+ATTENTION, MERGE = "dense_fwd.py", "merge_states.py"
+TYPICAL, WHOLE, POINTERS = "dense_fwd: typical, causal", "dense_fwd: typical, all keys", "dense_fwd: layout: all odd"
+
+
+def _literal(name: str, old: str, new: str, *only: str, file: str = ATTENTION) -> Mutant:
+    return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (TYPICAL, POINTERS))
+
+
+DENSE_FWD_MUTANTS = (
+    _literal("the scale is natural", "softmax_scale * LOG2E.value", "softmax_scale"),
+    _literal(
+        "a scale of 0 hides keys",
+        "p = tl.where(seen, p, 0.0)",
+        "p = p",
+        "dense_fwd: scale: 0",
+        "dense_fwd: no*",
+        TYPICAL,
+    ),
+    _literal("keys are not masked", "tl.where(seen, scores, NEG_LARGE)", "scores", "dense_fwd: scale: 30"),
+    _literal("a row sees one key too many", "rows + (s_k - s_q + 1)", "rows + (s_k - s_q + 2)"),
+    _literal("causal rows begin at the first key", "rows + (s_k - s_q + 1)", "rows + 1"),
+    _literal("all keys are whole steps", "whole = s_k // BLOCK_N * BLOCK_N", "whole = s_k", WHOLE),
+    _literal(
+        "unmasked steps go too far",
+        "tl.maximum(row + (s_k - s_q + 1), 0)",
+        "tl.maximum(row + (s_k - s_q + BLOCK_N), 0)",
+        "dense_fwd: lengths: *",
+    ),
+    _literal("the last step is left out", "tl.minimum(row + BLOCK_M, s_q) + (s_k - s_q)", "row + (s_k - s_q)"),
+    _literal(
+        "rows of V past the request are not zeroed",
+        "v_0 = tl.where(there, v_0, 0.0)",
+        "v_0 = v_0",
+        "dense_fwd: values: NaN*",
+    ),
+    Mutant(
+        "rows of V past the request are read",
+        ATTENTION,
+        r"v_0 = tl\.load\(v_ptrs, mask=there, other=0\.0\) if MASKED else ",
+        "v_0 = ",
+        ("dense_fwd: layout: all odd",),
+    ),
+    _literal(
+        "lanes of K past the row are read",
+        "k_mask = (k_1_lanes < START_K_1 + LANES_K_1)",
+        "k_mask = (k_1_lanes < 56)",
+        POINTERS,
+    ),
+    _literal("the narrow block is left out", "tl.trans(k_1)", "tl.trans(tl.zeros_like(k_1))"),
+    _literal(
+        "alpha is not applied to l", "l * alpha + tl.sum(p, 1)", "l + tl.sum(p, 1)", "dense_fwd: lengths: one row, m*"
+    ),
+    _literal("alpha is not applied to acc", "acc_1 * alpha[:, None]", "acc_1", "dense_fwd: lengths: one row, m*"),
+    _literal("P is not rounded like V", "p = p.to(k_0.dtype)", "p = (p * 1.01).to(k_0.dtype)"),
+    _literal("LSE lacks the sum", "(m + tl.log2(l)) * LN2", "m * LN2"),
+    _literal("LSE is base 2", "(m + tl.log2(l)) * LN2", "(m + tl.log2(l))"),
+    _literal("an empty row's LSE is +inf", 'tl.where(l == 0, float("-inf")', 'tl.where(l == 0, float("inf")', TYPICAL),
+    _literal("an empty row is divided by 0", "tl.where(l == 0, 0.0, 1.0 / l)", "1.0 / l", TYPICAL),
+    _literal("heads read another's K", "kv_head = head // heads_per_kv", "kv_head = head * 0", TYPICAL),
+    _literal(
+        "groups are taken for heads", "kv_head = head // heads_per_kv", "kv_head = head // 1", "dense_fwd: heads: *"
+    ),
+    _literal("rows past the request are written", "row_mask = rows < s_q", "row_mask = rows < s_q + 1"),
+    _literal("the last row is not written", "row_mask = rows < s_q", "row_mask = rows < s_q - 1"),
+    _literal("the search stops before a request's tile", "+ probe <= slot", "+ probe < slot"),
+    _literal(
+        "the search is a step short", "(num_requests - 1).bit_length()", "max(0, (num_requests - 1).bit_length() - 1)"
+    ),
+    _literal(
+        "requests begin at row 0", "origin = tl.load(cu_seqlens_q_ptr)", "origin = 0", "dense_fwd: rows of no request*"
+    ),
+    _literal("a slot too few", "+ num_requests\n", "+ num_requests - 1\n", "dense_fwd: lengths: *"),
+    _literal("head groups overlap", "head = group * head_group + place", "head = place", "dense_fwd: hint: *"),
+    _literal(
+        "offsets of q are 32 bits wide",
+        "(q_begin + rows).to(tl.int64) * q_row_stride",
+        "((q_begin + rows) * q_row_stride).to(tl.int32)",
+        "dense_fwd: layout: q far",
+    ),
+    _literal(
+        "rows are always called aligned", "return bits % 16 == 0", "return True", "dense_fwd: layout: k odd", POINTERS
+    ),
+    _literal(
+        "alignment of V is not looked at",
+        "_aligned(q, k, v, out)",
+        "_aligned(q, k, k, out)",
+        "dense_fwd: layout: v odd",
+    ),
+    _literal("descriptors of no rows are made", "total_k > 0 and ", "", "dense_fwd: lengths: no keys*"),
+    _literal(
+        "descriptors take the heads for the rows",
+        "[head_stride, row_stride, 1]",
+        "[row_stride, head_stride, 1]",
+        TYPICAL,
+    ),
+    _literal("keys begin with the batch's first", "k_begin + start", "start", TYPICAL),
+    _literal("the descriptor kernel's head is fixed", "load([kv_head, ", "load([0, ", TYPICAL),
+    _literal("dropout is taken", "dropout_p=(dropout_p, 0.0)", "dropout_p=(0.0, 0.0)", "refuses: dropout_p*"),
+    _literal("a negative scale is taken", "if not softmax_scale >= 0:", "if False:", "refuses: softmax_scale*"),
+    _literal("heads that do not divide are taken", "or num_heads % num_kv_heads", "", "refuses: k, heads*"),
+)
+MERGE_MUTANTS = tuple(
+    Mutant(name, MERGE, re.escape(old), new, only)
+    for name, old, new, only in (
+        (
+            "plus infinity is no empty part",
+            '(lse == float("inf")) | (',
+            "(",
+            ("merge 72: lse: mixed", "merge parts 72: lse: mixed"),
+        ),
+        ("minus infinity is no empty part", ' | (lse == float("-inf"))', "", ("merge 72: lse: mixed",)),
+        (
+            "an empty prefix is looked at",
+            "no_prefix[:, None]",
+            "no_prefix[:, None] & (prefix == prefix)",
+            ("merge 72: lse: mixed",),
+        ),
+        ("weights are base 2", "(suffix_lse - m) * LOG2E", "(suffix_lse - m)", ("merge 72: lse: normal",)),
+        (
+            "LSE of the whole is base 2",
+            "m + tl.log2(divisor) * LN2",
+            "m + tl.log2(divisor)",
+            ("merge 72: lse: normal",),
+        ),
+        ("the prefix weighs nothing", "prefix_weight * scale", "0.0 * scale", ("merge 72: lse: normal",)),
+        (
+            "the maximum is the suffix's",
+            "m = tl.maximum(tl.where(no_prefix, LOWEST, prefix_lse), ",
+            "m = (",
+            ("merge 72: lse: far*",),
+        ),
+        (
+            "a row without keys is divided by 0",
+            "tl.where(l == 0, 1.0, l)",
+            "l",
+            ("merge 72: lse: none", "merge parts 72: lse: none"),
+        ),
+        (
+            "LSE of a row without keys is +inf",
+            'tl.where(l == 0, float("-inf")',
+            'tl.where(l == 0, float("inf")',
+            ("merge 72: lse: none",),
+        ),
+        ("all tokens have a prefix", "tokens < num_prefix_tokens", "tokens < num_tokens", ("merge 72: prefixes: 13",)),
+        ("heads of a block are tokens", "row // BLOCK_H", "row % BLOCK_H", ("merge 72: sizes: 700x12",)),
+        (
+            "LSE share a stride",
+            "heads * suffix_lse_stride",
+            "heads * out_lse_stride",
+            ("merge 72: prefixes: 13, *", "merge 72: layout: *"),
+        ),
+        (
+            "prefixes take the suffix's strides",
+            "*prefix_output.stride()[:2]",
+            "*suffix_output.stride()[:2]",
+            ("merge 72: layout: prefix *",),
+        ),
+        ("lanes past a value are written", "(lanes < D_V)", "(lanes < D_V + 1)", ("merge 72: layout: output slice",)),
+        (
+            "rows of parts are always called aligned",
+            "return 1 if bits % 16 else 16",
+            "return 16",
+            ("merge 72: layout: prefix odd",),
+        ),
+        (
+            "parts past the last count",
+            "there = part < num_parts",
+            "there = part < num_parts + 1",
+            ("merge parts 72: parts: 5", "merge parts 72: layout: odd*"),
+        ),
+        ("earlier parts are not rescaled", "acc * alpha[:, None]", "acc", ("merge parts 72: parts: 33",)),
+        ("parts have one LSE", "tl.cast(part, tl.int64) * lses_stride", "0", ("merge parts 72: typical",)),
+        ("base 2 is taken for e", "1.0 if base_2 else LOG2E.value", "LOG2E.value", ("merge parts 72: lse_base: 2",)),
+        ("base e is taken for 2", 'lse_base == "2")', "True)", ("merge parts 72: lse_base: e",)),
+        (
+            "lanes of parts are halves of float32",
+            "torch.float32 if getattr",
+            "DTYPE if getattr",
+            ("merge parts 72: layout: *",),
+        ),
+    )
+)
+
+if __name__ == "__main__":
+    mutants.MUTANTS = (*DENSE_FWD_MUTANTS, *MERGE_MUTANTS)
+    mutants.TYPICAL = TYPICAL
+    mutants.main()

@@ -1,0 +1,198 @@
+"""Attention over a cache broken on purpose; `mutants.py` runs verification on each of them.
+
+Usage: python sparse_decode_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as sparse_fwd_mutants.py. The package has two caches
+of ue8m0_v4.
+"""
+
+import re
+
+import mutants
+from mutants import SPLITS, Mutant
+
+SPARSE_DECODE, LAYOUT = "sparse_decode.py", "_layout.py"
+
+
+def _literal(name: str, old: str, new: str, *only: str, file: str = SPARSE_DECODE) -> Mutant:
+    return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (mutants.TYPICAL,))
+
+
+def _chosen(what: str, extra: str, main: str, *only: str) -> Mutant:
+    """What tells the second cache from the first, taken from the first."""
+    return _literal(f"{what} is the first cache's", f"tl.where(in_extra, {extra}, {main})", main, *only)
+
+
+mutants.TYPICAL = "sparse_decode: typical"
+CACHE_MUTANTS = (
+    _chosen("the cache", "extra_cache_ptr", "cache_ptr"),
+    _chosen("the page size", "extra_page_size", "page_size"),
+    _chosen("the page stride", "extra_page_stride", "page_stride"),
+    _chosen("the list of indices", "extra_indices_ptr", "indices_ptr"),
+    _chosen("the number of slots", "extra_num_slots", "num_slots", "sparse_decode: indices: last row, second cache"),
+    _literal(
+        "the count is the first list's", "tl.where(in_extra, extra_count, count)", "count", "sparse_decode: topk: 1*"
+    ),
+    _literal(
+        "one past the last slot is valid", "valid = slot < ", "valid = slot <= ", "sparse_decode: indices: last row*"
+    ),
+    _literal("offsets go on in the second list", "start - tl.where(in_extra, extra_start, 0)", "start"),
+    _literal("RoPE lanes are not joined", "tl.where(in_first[None, :, None], first, last)", "first"),
+    _literal("RoPE lanes are joined a part early", "tl.arange(0, PARTS) < ", "1 + tl.arange(0, PARTS) < "),
+    _literal(
+        "lanes past a length count",
+        "valid &= offsets < tl.where",
+        "valid &= offsets >= 0 * tl.where",
+        "sparse_decode: length: m*",
+    ),
+    _literal(
+        "the loop ends with the first list", "total = extra_start + tl.maximum(extra_end, 0)", "total = extra_start"
+    ),
+    _literal(
+        "a negative length is taken as it is",
+        "tl.maximum(tl.load(topk_length_ptr + request), 0)",
+        "tl.load(topk_length_ptr + request)",
+        "sparse_decode: splits: negative*",
+    ),
+    _literal(
+        "requests and positions are swapped",
+        "request = (token // s_q)",
+        "request = (token % s_q)",
+        "sparse_decode: s_q: 2",
+    ),
+    _literal("q is the request's first", " + position * q_token_stride", "", "sparse_decode: s_q: 2"),
+    _literal("indices are the request's first", " + position * indices_token_stride", "", "sparse_decode: s_q: 2"),
+    _literal(
+        "offsets of q are 32 bits wide",
+        "request * q_request_stride",
+        "(request * q_request_stride).to(tl.int32)",
+        "sparse_decode: offsets: tokens*",
+    ),
+    _literal(
+        "page offsets are 32 bits wide",
+        "page.to(tl.int64) * page_stride",
+        "(page.to(tl.int64) * page_stride).to(tl.int32)",
+        "sparse_decode: offsets: cache*",
+        file=LAYOUT,
+    ),
+    _literal(
+        "rows of NaN are empty",
+        "tl.where(l == 0, float(",
+        "tl.where((l == 0) | (l != l), float(",
+        "sparse_decode: logits: NaN*",
+        file=SPLITS,
+    ),
+    _literal("scales are left out", " * scales[:, :, None]", " * (scales[:, :, None] * 0 + 1)", file=LAYOUT),
+    _literal(
+        "scales of other rows are read",
+        "stored_scales = tl.load(scale_ptrs, mask=valid[:, None], other=0)",
+        "stored_scales = tl.load(scale_ptrs)",
+        file=LAYOUT,
+    ),
+    _literal(
+        "subnormal scales are 0",
+        "tl.maximum(stored.to(tl.int32) << 23, 1 << 22)",
+        "stored.to(tl.int32) << 24",
+        file=LAYOUT,
+    ),
+)
+SPLIT_MUTANTS = (
+    _literal(
+        "each split takes the second list from its begin",
+        "extra_first = tl.maximum(first - steps_end, 0)",
+        "extra_first = 0 * first",
+        "sparse_decode: splits: 20 *",
+    ),
+    _literal(
+        "each split takes the second list to its end",
+        "extra_end = tl.minimum(extra_topk, first + size - steps_end)",
+        "extra_end = extra_topk",
+        "sparse_decode: splits: 20 *",
+    ),
+    _literal(
+        "splits take the first list to its end",
+        "tl.minimum(topk - main_first, size)",
+        "topk - main_first",
+        "sparse_decode: splits: 20 *",
+    ),
+    _literal(
+        "the second list's steps are not counted",
+        " + triton.cdiv(extra_topk, tile.block_n)",
+        "",
+        "sparse_decode: splits: 20 *",
+    ),
+    _literal("pieces take the first tokens", "first_token + token", "token", "sparse_decode: workspace: *"),
+    _literal("pieces write the first rows", "out[first:last]", "out[: last - first]", "sparse_decode: workspace: *"),
+    _literal(
+        "pieces write the first rows' LSE", "lse[first:last]", "lse[: last - first]", "sparse_decode: workspace: *"
+    ),
+    _literal(
+        "splits depend on the batch",
+        "num_splits == 0 and batch_invariant",
+        "False",
+        "sparse_decode: batch invariant: rows keep their bits",
+        file=SPLITS,
+    ),
+)
+CALL_MUTANTS = (
+    _literal(
+        "LSE is by token",
+        "(s_q * num_heads, 1, num_heads)",
+        "(s_q * num_heads, s_q, 1)",
+        "sparse_decode: s_q: 2",
+    ),
+    _literal(
+        "softmax_scale is always the model's",
+        "if softmax_scale is None else",
+        "if True else",
+        "sparse_decode: logits: *",
+    ),
+    _literal("metadata is not compared", "self.config != config", "False", "sparse_decode: manners: metadata"),
+    _literal(
+        "sizes are recorded too early",
+        "metadata.check(config)",
+        "metadata.config = config",
+        "refuses: workspace, too small*",
+    ),
+    _literal(
+        "a lone page's stride counts", "if pages > 1 else 0", "", "sparse_decode: cache: one page, odd*", file=SPLITS
+    ),
+    _literal("rows are always called aligned", "if rows % 16:", "if rows < 0:", "sparse_decode: layout: q odd"),
+    _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse_decode: topk: 17*"),
+    Mutant(
+        "caches are always called aligned",
+        SPARSE_DECODE,
+        r"rows \|= cache\.data_ptr\(\)\n +for stride in cache_strides:\n.*",
+        "pass",
+        ("sparse_decode: cache: odd*",),
+    ),
+    _literal("out is allocated though given", "if out is None:", "if True:", "sparse_decode: manners: out *"),
+    *(
+        _literal(f"calls are known whatever {what}", old, new, "sparse_decode: manners: refusals *")
+        for what, old, new in (
+            ("their dtypes", "return tensor.dtype, tensor.device", "return tensor.device"),
+            ("their shapes", "tensor.shape, tensor.stride(), ", "tensor.stride(), "),
+            ("their strides", "tensor.stride(), tensor.data_ptr()", "tensor.data_ptr()"),
+            ("what is no tensor", "return type(tensor)\n", "return None\n"),
+        )
+    ),
+    Mutant(
+        "rows of another layout are taken",
+        SPARSE_DECODE,
+        r"cache\.shape\[3\] != \d+",
+        "False",
+        ("refuses: k_cache, rows of*",),
+    ),
+    Mutant("rows may lie apart", SPARSE_DECODE, r"row_stride != \d+", "False", ("refuses: k_cache, rows apart*",)),
+    Mutant("pages may overlap", SPARSE_DECODE, "page_stride < page_bytes", "False", ("refuses: k_cache, pages*",)),
+    _literal("an unquantised call is taken", "if not is_fp8_kvcache:", "if False:", "refuses: is_fp8_kvcache*"),
+    _literal("a causal call is taken", "if causal:", "if False:", "refuses: causal*"),
+    _literal(
+        "dtype of the second list is not checked",
+        "_launch.check(name, extra_indices_in_kvcache, torch.int32",
+        "_launch.check(name, extra_indices_in_kvcache, extra_indices_in_kvcache.dtype",
+        "refuses: extra_indices_in_kvcache, dtype*",
+    ),
+)
+
+if __name__ == "__main__":
+    mutants.MUTANTS = (*CACHE_MUTANTS, *SPLIT_MUTANTS, *CALL_MUTANTS)
+    mutants.main()

@@ -1,0 +1,288 @@
+"""Generated kernels broken on purpose, and a process that runs verification on each of them.
+
+Usage: python mutants.py PACKAGE_DIR WORK_DIR [NAMES]
+
+Prints {name of mutant: failed cases} as JSON; null where a mutant's pattern matches nothing.
+
+Torch and Triton are imported once; each mutant runs in a fork, since some of them crash.
+"""
+
+import fnmatch
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ATTENTION, SPLITS, CACHE = "sparse_fwd.py", "_splits.py", "cache.py"
+TYPICAL = "sparse: typical (flash_mla_sparse_fwd)"
+ONE_BY_ONE = "sparse: neighbours: one by one"
+TARGET = "sm90"
+LONGEST = 30  # seconds that a mutant may take
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A substitution in one generated module, and the cases that must notice it."""
+
+    name: str
+    file: str
+    pattern: str
+    text: str
+    only: tuple[str, ...]
+
+
+def _literal(name: str, old: str, new: str, *only: str, file: str = ATTENTION) -> Mutant:
+    return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (TYPICAL,))
+
+
+def _valid(name: str, condition: str, *only: str) -> Mutant:
+    """The condition that an index names a row, replaced."""
+    return Mutant(name, ATTENTION, "valid = .*", f"valid = {condition}", only)
+
+
+MUTANTS = (
+    _literal("flags are read the wrong way round", "redo_ptr + group) != 0", "redo_ptr + group) == 0", ONE_BY_ONE),
+    _literal("a group's last token is left out", "first + head_blocks * GROUP", "first + head_blocks * 3", ONE_BY_ONE),
+    _literal("a group begins a head block late", "first = group *", "first = 1 + group *", ONE_BY_ONE),
+    _literal("scores have the wrong sign", "scores * sm_scale_log2", "scores * -sm_scale_log2"),
+    _literal("scale applied twice", "scores * sm_scale_log2", "scores * sm_scale_log2 * sm_scale_log2"),
+    _literal("loop ends a lane early", "0, end, BLOCK_N", "0, end - 1, BLOCK_N", "sparse: topk: 1"),
+    Mutant(
+        "the last index is dropped",
+        ATTENTION,
+        r"(step|offsets|following) < count",
+        r"\1 < count - 1",
+        ("sparse: indices: last lane",),
+    ),
+    Mutant(
+        "load of K is not masked", ATTENTION, r"mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)", ")", (TYPICAL,)
+    ),
+    Mutant(
+        "masked rows read row 0",
+        ATTENTION,
+        r"kv_rows = kv_ptr \+ .*(\n(?:.*\n)*?.*?)mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)",
+        r"kv_rows = kv_ptr + tl.where(valid, index, 0).to(tl.int64) * kv_row_stride\1)",
+        (TYPICAL,),
+    ),
+    _literal(
+        "scores are not masked",
+        'tl.where(valid[None, :], scores * sm_scale_log2, float("-inf"))',
+        "scores * sm_scale_log2",
+    ),
+    _valid("one past the last row is valid", "(index >= 0) & (index <= s_kv)", "sparse: indices: last row"),
+    _valid("the last row is not valid", "(index >= 0) & (index < s_kv - 1)", "sparse: indices: last row"),
+    _valid("negative indices are valid", "index < s_kv", TYPICAL),
+    Mutant(
+        "row offsets are 32 bits wide",
+        ATTENTION,
+        r"kv_rows = kv_ptr \+ .*",
+        "kv_rows = kv_ptr + (index * kv_row_stride).to(tl.int32)",
+        ("sparse: offsets: kv *",),
+    ),
+    _literal(
+        "token is not 64 bits wide",
+        "q_ptr + token * q_token_stride",
+        "q_ptr + (token * q_token_stride).to(tl.int32)",
+        "sparse: offsets: tokens *",
+    ),
+    _literal(
+        "RoPE is left out",
+        "tl.trans(k_rope)",
+        "tl.trans(tl.zeros_like(k_rope))",
+    ),
+    _literal(
+        "alpha is not applied to l", "l * alpha + tl.sum(p, 1)", "l + tl.sum(p, 1)", "sparse: topk: *", file=SPLITS
+    ),
+    _literal("alpha is not applied to acc", "acc * alpha[:, None])", "acc)", "sparse: topk: *"),
+    _literal("P is not rounded like V", "p = p.to(k_nope.dtype)", "p = (p * 1.01).to(k_nope.dtype)"),
+    _literal("LSE lacks the sum", "(m + tl.log2(l)) * LN2", "m * LN2", file=SPLITS),
+    _literal("LSE is base 2", "(m + tl.log2(l)) * LN2", "(m + tl.log2(l))", file=SPLITS),
+    _literal("max_logits is base 2", "maximum * LN2)", "maximum)", file=SPLITS),
+    _literal(
+        "an empty row's max_logits is finite",
+        'tl.where(l == 0, float("-inf"), maximum * LN2)',
+        "maximum * LN2",
+        "sparse: indices: none",
+        file=SPLITS,
+    ),
+    _literal(
+        "an empty row's LSE is -inf", 'float("inf"), (m', 'float("-inf"), (m', "sparse: indices: none", file=SPLITS
+    ),
+    _literal(
+        "an empty row is divided by 0",
+        "tl.where(l == 0, 0.0, 1.0 / denominator)",
+        "1.0 / denominator",
+        "sparse: indices: none",
+        file=SPLITS,
+    ),
+    Mutant(
+        "the sink enters LSE",
+        ATTENTION,
+        r"store_stats\((.*), (row|token \* num_heads \+ heads), (.*), m, l\)",
+        r"store_stats(\1, \2, \3, m, l + tl.exp2(tl.load(attn_sink_ptr + (\2) % num_heads) * LOG2E - m))",
+        ("sparse: sink: random",),
+    ),
+    _literal("the sink is base 2", "sink * LOG2E - m", "sink - m", "sparse: sink: random", file=SPLITS),
+    _literal(
+        "topk_length is ignored",
+        "length = tl.maximum(tl.load(topk_length_ptr + token), 0)",
+        "length = topk",
+        "sparse: topk_length: mixed",
+    ),
+    _literal("lanes past a length count", "valid &= offsets < length", "valid = valid", "sparse: topk_length: mixed"),
+    _literal(
+        "a negative topk_length is taken as it is",
+        "tl.maximum(tl.load(topk_length_ptr + token), 0)",
+        "tl.load(topk_length_ptr + token)",
+        "sparse: topk_length: negative*",
+    ),
+    _literal(
+        "a head too many is written",
+        "head_mask = heads < num_heads",
+        "head_mask = heads < num_heads + 1",
+        "sparse: manners: buffers *",
+    ),
+    Mutant("splits run to the end", ATTENTION, r"tl\.minimum\((.*), split_size\)", r"\1", ("sparse: splits: 3",)),
+    Mutant(
+        "splits run past the end", ATTENTION, r"tl\.minimum\(.*, split_size\)", "split_size", ("sparse: splits: 7",)
+    ),
+    _literal(
+        "splits begin a lane late",
+        "indices_token_stride + begin,",
+        "indices_token_stride + begin + 1,",
+        "sparse: splits: 3",
+    ),
+    _literal(
+        "merge weights by the wrong maximum",
+        "tl.exp2(part_m - m_new)",
+        "tl.exp2(part_m - m)",
+        "sparse: splits: 3",
+        file=SPLITS,
+    ),
+    _literal(
+        "merge adds without weights",
+        "part * (weight * power)[:, None]",
+        "part * power[:, None]",
+        "sparse: splits: 3",
+        file=SPLITS,
+    ),
+    _literal(
+        "merge keeps no earlier part",
+        "acc = acc * alpha + tl.sum",
+        "acc = tl.sum",
+        "sparse: splits: more *",
+        file=SPLITS,
+    ),
+    _literal(
+        "merge adds its first parts again", "splits += BLOCK_S", "splits += 0", "sparse: splits: more *", file=SPLITS
+    ),
+    _literal(
+        "merge takes another head's sink",
+        "head = row - token * num_heads",
+        "head = row * 0",
+        "sparse: workspace: with *",
+        file=SPLITS,
+    ),
+    _literal(
+        "pieces take the first tokens' indices",
+        "indices[piece]",
+        "indices[: q[piece].shape[0]]",
+        "sparse: workspace: *",
+    ),
+    _literal(
+        "pieces take the first tokens' lengths",
+        "topk_length[piece]",
+        "topk_length[: q[piece].shape[0]]",
+        "sparse: workspace: with *",
+    ),
+    _literal(
+        "splits depend on the batch",
+        "num_splits == 0 and batch_invariant",
+        "False",
+        "sparse: batch invariant: rows *",
+        file=SPLITS,
+    ),
+    _literal("rows are always called aligned", "if rows % 16:", "if rows < 0:", "sparse: layout: kv odd"),
+    _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse: topk: 17"),
+    _literal(
+        "out is allocated though given", "if tensor is None:", "if True:", "sparse: manners: buffers *", file=SPLITS
+    ),
+    _literal(
+        "dtype of indices is not checked",
+        '_launch.check("indices", indices, torch.int32',
+        '_launch.check("indices", indices, indices.dtype',
+        "refuses: indices, dtype*",
+    ),
+)
+
+
+def mutated(mutant: Mutant, package: Path, folder: Path) -> Path | None:
+    """A copy of the package with the mutant's substitution made; None if its pattern is not there."""
+    target = folder / re.sub(r"\W+", "_", mutant.name) / package.name
+    shutil.copytree(package, target)
+    file = target / mutant.file
+    text, count = re.subn(mutant.pattern, mutant.text, file.read_text())
+    if not count:
+        return None
+    file.write_text(text)
+    return target
+
+
+def _run(package: Path, only: tuple[str, ...], out: Path) -> None:
+    """Runs the cases on TARGET; every answer goes to `out`."""
+    from mlagen.verify.worker import run_job
+
+    job = {"package_dir": str(package), "device": "cpu", "targets": [TARGET], "only": only, "shard": [0, 1], "done": []}
+    with out.open("w") as stream:
+
+        def answer(event: Any) -> None:
+            stream.write(json.dumps(event) + "\n")
+            stream.flush()
+
+        run_job(job, answer)
+
+
+def _failed(out: Path) -> list[str]:
+    """Cases that failed, or in which the process died, from what `_run` wrote."""
+    answers = [json.loads(line) for line in out.read_text().splitlines()]
+    if not answers:
+        raise RuntimeError(f"{out.stem}: no case ran")
+    failed = [answer["case"] for answer in answers if answer["event"] == "result" and not answer["ok"]]
+    return [*failed, answers[-1]["case"]] if answers[-1]["event"] == "start" else failed
+
+
+def main() -> None:
+    package, folder = Path(sys.argv[1]), Path(sys.argv[2])
+    wanted = sys.argv[3] if len(sys.argv) > 3 else "*"
+    warm = folder / "warm.jsonl"
+    _run(package, (TYPICAL,), warm)
+    if _failed(warm):
+        raise RuntimeError(f"{package} fails unbroken: {warm.read_text()}")
+    found: dict[str, list[str] | None] = {}
+    for mutant in MUTANTS:
+        if not fnmatch.fnmatchcase(mutant.name, wanted):
+            continue
+        broken = mutated(mutant, package, folder)
+        if broken is None:
+            found[mutant.name] = None
+            continue
+        out = broken.parent / "answers.jsonl"
+        child = os.fork()
+        if not child:
+            signal.alarm(LONGEST)  # a mutant that runs on forever is noticed, too
+            try:
+                _run(broken, mutant.only, out)
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        found[mutant.name] = _failed(out)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

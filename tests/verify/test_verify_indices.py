@@ -1,0 +1,178 @@
+"""The index kernels: their reference against small loops and by hand, their cases, and packages held to them."""
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from broken import check_mutants
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from verify_specs import dsv32_text, spec
+
+from mlagen.emit import apply, compare, render
+from mlagen.plan import load_plan
+from mlagen.verify import index, mismatches, verify_package
+from mlagen.verify.indices import CHECKS, CombineCase, IndicesRefusalCase, MapCase, combine_indices, map_indices
+from mlagen.verify.inputs import LAYOUTS
+
+WRAPPERS = [index.GLOBAL, index.COMBINE, index.CONVERT]
+DEVICES = ["cpu", "cuda"]
+INT32_MAX, INT32_MIN = 2**31 - 1, -(2**31)
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory) -> Path:
+    """DeepSeek V3.2's package with the index kernels and nothing else."""
+    folder = tmp_path_factory.mktemp("index")
+    head, _, rest = dsv32_text().partition("wrappers:")
+    tail = rest[rest.index("targets:") :]
+    text = "".join([head.replace("name: dsv32", "name: indices"), "wrappers: [", ", ".join(WRAPPERS), "]\n\n", tail])
+    (folder / "indices.yaml").write_text(text)
+    apply(compare(render(load_plan(folder / "indices.yaml")), folder / "indices"))
+    return folder / "indices"
+
+
+def slot(index, request, table, size):
+    """Slot of one index; `table` is a list of rows."""
+    if index < 0 or not 0 <= request < len(table) or index >= size * len(table[request]):
+        return -1
+    first = table[request][index // size] * size
+    return first + index % size if first >= 0 and first + size - 1 <= INT32_MAX else -1
+
+
+@pytest.mark.parametrize("size", [1, 3, 64, 2**30])
+def test_mapped_indices_equal_loops(size):
+    table = [[5, 0, -1, 2**31 // size - 1], [2147480000, 7, INT32_MIN, 2**31 // size if size > 1 else 3]]
+    edges = [size * column + step for column in range(6) for step in (-1, 0, 1) if size * column + step <= INT32_MAX]
+    indices = [[*edges, INT32_MIN, INT32_MAX]] * 5
+    requests = [0, 1, -1, 2, INT32_MAX]
+    slots, lens = map_indices(
+        torch.tensor(indices, dtype=torch.int32),
+        torch.tensor(requests, dtype=torch.int32),
+        torch.tensor(table, dtype=torch.int32),
+        size,
+    )
+    expected = [
+        [slot(one, request, table, size) for one in row] for row, request in zip(indices, requests, strict=True)
+    ]
+    assert slots.tolist() == expected
+    assert lens.tolist() == [sum(one >= 0 for one in row) for row in expected]
+
+
+def test_combined_rows_by_hand():
+    rows, lens = combine_indices(
+        torch.tensor([[4, 9], [5, 6], [7, -1], [8, 2]], dtype=torch.int32),
+        torch.tensor([10, 11, 11, 13], dtype=torch.int32),  # one token, none, two; the fourth has no request
+        torch.tensor([6, 3, 5], dtype=torch.int32),
+        torch.tensor([6, 3, 4], dtype=torch.int32),
+        3,
+        2,
+        2,
+        100,
+        50,
+    )
+    # Request 0, position 5 of 6: rows 4 and 9 of the request, positions 3 to 5 of 0 to 5.
+    # Request 2, positions 3 and 4 of 5, of which 1 to 4 are gathered: index -1 stays.
+    expected = [[4, 9, 53, 54, 55], [205, 206, 250, 251, 252], [207, -1, 251, 252, 253], []]
+    assert [row[: len(want)] for row, want in zip(rows.tolist(), expected, strict=True)] == expected
+    assert all(set(row[len(want) :]) == {-1} for row, want in zip(rows.tolist(), expected, strict=True))
+    assert rows.shape == (4, 128)
+    assert lens.tolist() == [5, 5, 5, 0]
+
+
+def test_combined_rows_before_the_window_is_full():
+    arguments = (torch.tensor([[3, 4]] * 4, dtype=torch.int32), *(torch.tensor(one) for one in ([0, 4], [3], [3])))
+    rows, lens = combine_indices(*arguments, 3, 2, 2, 100, 50)
+    # The first token stands before the sequence, which is a token shorter than its query.
+    assert [row[:5] for row in rows.tolist()] == [
+        [-1, -1, -1, -1, -1],
+        [50, -1, -1, -1, -1],
+        [3, 50, 51, -1, -1],
+        [3, 50, 51, 52, -1],
+    ]
+    assert lens.tolist() == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_cases_have_names_and_patterns_of_their_own(device):
+    found = index.cases(spec(wrappers=WRAPPERS), device)
+    names = [case.name for case in found]
+    assert len(set(names)) == len(names)
+    assert {type(case) for case in found} == set(index.KINDS) == {MapCase, CombineCase, IndicesRefusalCase}
+    mapped = [case for case in found if isinstance(case, MapCase)]
+    combined = [case for case in found if isinstance(case, CombineCase)]
+    assert {case.layout for case in (*mapped, *combined)} | {case.table for case in mapped} <= set(LAYOUTS)
+    checks = {case.check for case in (*mapped, *combined)}
+    assert checks == set(CHECKS) - ({"graph", "repeated"} if device == "cpu" else set())
+    for case in found:
+        assert case.promise[-1] not in " ."
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_sizes_that_break_kernels_are_there(device):
+    found = index.cases(spec(wrappers=WRAPPERS), device)
+    for wrapper in (index.GLOBAL, index.CONVERT):
+        mine = [case for case in found if isinstance(case, MapCase) and case.wrapper == wrapper]
+        assert {0, 1, 17, 100, 2048} <= {case.topk for case in mine}
+        assert {1, 2, 53, 64, 69, 256} <= {case.block_size for case in mine}
+        assert {0, 1} <= {case.tokens for case in mine}
+        assert any(case.repeat * case.topk > 2**31 for case in mine) == (device == "cuda")
+    mine = [case for case in found if isinstance(case, CombineCase)]
+    assert {1, 4, 128} <= {case.ratio for case in mine}
+    assert {0, 1} <= {case.topk for case in mine}
+    assert any(case.width is not None and case.width < case.topk for case in mine)
+    assert any(query > sequence for case in mine for query, sequence, _ in case.requests)
+    assert any(query == 0 for case in mine for query, _, _ in case.requests)
+    assert any(case.start for case in mine)
+
+
+def test_what_a_spec_lacks_is_left_out():
+    assert index.cases(spec(wrappers=["flash_mla_sparse_fwd"]), "cpu") == []
+    for wrapper in WRAPPERS:
+        found = index.cases(spec(wrappers=[wrapper]), "cpu")
+        assert all(getattr(case, "wrapper", index.COMBINE) == wrapper for case in found)
+        assert any(isinstance(case, IndicesRefusalCase) for case in found)
+
+
+def test_a_package_of_index_kernels_holds_every_case(package):
+    results = verify_package(package, workers=1, targets=["sm90"])
+    assert len(results) > 200
+    assert [str(error) for error in mismatches(results)] == []
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_each_wrapper_alone_holds_its_cases(package, tmp_path, wrapper):
+    text = package.with_name("indices.yaml").read_text().replace("name: indices", "name: one")
+    (tmp_path / "one.yaml").write_text(text.replace(", ".join(WRAPPERS), wrapper))
+    apply(compare(render(load_plan(tmp_path / "one.yaml")), tmp_path / "one"))
+    results = verify_package(
+        tmp_path / "one", workers=1, targets=["sm90"], only=["*: typical", "*: *defaults", "refuses*"]
+    )
+    assert len(results) > 10
+    assert [str(error) for error in mismatches(results)] == []
+
+
+def test_every_mutant_is_reported(package, tmp_path):
+    check_mutants("indices_mutants.py", package, tmp_path, more_than=30)
+
+
+@settings(max_examples=500, deadline=None, derandomize=True)
+@given(divisor=st.integers(1, 2**31 - 1) | st.integers(1, 300), quotient=st.integers(0, 2**31), step=st.integers(-1, 1))
+@example(divisor=1, quotient=2**31 - 1, step=0)
+@example(divisor=2**31 - 1, quotient=1, step=0)
+@example(divisor=2**30 + 1, quotient=1, step=-1)
+def test_a_quotient_is_exact_for_every_index(package, divisor, quotient, step):
+    sys.path.insert(0, str(package.parent))
+    try:
+        divider = importlib.import_module("indices._launch").divider
+    finally:
+        sys.path.remove(str(package.parent))
+    multiplier, shift = divider(divisor)
+    assert -(2**31) <= multiplier < 2**31
+    assert 0 <= shift < 32
+    multiplier %= 2**32  # the kernel reads it unsigned
+    for number in (divisor * min(quotient, INT32_MAX // divisor) + step, INT32_MAX):
+        if 0 <= number <= INT32_MAX:
+            assert (2 * number * multiplier >> 32) >> shift == number // divisor
