@@ -106,7 +106,7 @@ def _print_tiles(call: str, flops: int, moved: int, kernels: SparseFwdPlan | Spa
         _print_sm90(kernels.sm90)
     if isinstance(kernels, SparseFwdPlan):
         for swap_ab in kernels.swap_ab:
-            _print_swapped(swap_ab)
+            _print_swap_ab(swap_ab)
     if isinstance(kernels, SparseFwdPlan) and kernels.union is not None:
         _print_union(kernels.union)
 
@@ -122,7 +122,7 @@ def _print_sm90(sm90: Sm90Plan) -> None:
     out.print(f"calls that run it, by heads: {_calls(sm90.rows)}")
 
 
-def _print_swapped(swap_ab: Sm90Plan) -> None:
+def _print_swap_ab(swap_ab: Sm90Plan) -> None:
     """Prints the numbers of the sm90 kernel of few heads, which runs such calls in the other one's place."""
     multiplying, _ = swap_ab.registers
     out.print(

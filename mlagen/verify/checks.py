@@ -53,7 +53,7 @@ def union_modules(package: ModuleType) -> list[Any]:
     return _modules_with(package, "UNION")
 
 
-def swapped_modules(package: ModuleType) -> list[Any]:
+def swap_ab_modules(package: ModuleType) -> list[Any]:
     """Those whose calls of few heads have an sm90 kernel of their own."""
     return _modules_with(package, "SWAP_AB_HEADS")
 
@@ -108,7 +108,7 @@ class Subject:
                 for module in sm90_modules(self.package)
             ]
         if self.target == SM90_KERNELS:  # of any heads the one for many
-            changes += [(module, {"SWAP_AB_HEADS": ()}) for module in swapped_modules(self.package)]
+            changes += [(module, {"SWAP_AB_HEADS": ()}) for module in swap_ab_modules(self.package)]
         elif self.target == FEW_HEADS:
             changes += [(module, {"UNION": [(module.ANY, module.ANY + 1)]}) for module in union_modules(self.package)]
         elif self.target == SHARED_INDICES:
@@ -135,7 +135,7 @@ class Subject:
         if self.target == SHARED_INDICES:
             most += [module.GROUP_HEADS for module in union_modules(self.package)]
         elif self.target == FEW_HEADS:
-            most += [module.SWAP_AB_HEADS[-1] for module in swapped_modules(self.package)]
+            most += [module.SWAP_AB_HEADS[-1] for module in swap_ab_modules(self.package)]
         return replace(problem, heads=min(most))
 
     def attend(self, case: SparseFwdCase, inputs: Inputs, **given: Any) -> Results:

@@ -121,7 +121,7 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
         CaseFailedError,
         Subject,
         sm90_modules,
-        swapped_modules,
+        swap_ab_modules,
         union_modules,
     )
     from mlagen.verify.facts import Facts
@@ -137,7 +137,7 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
         if launch.device_facts(torch.device("cuda", 0)).sm90:
             targets += [
                 SM90_KERNELS,
-                *([FEW_HEADS] if swapped_modules(package) else []),
+                *([FEW_HEADS] if swap_ab_modules(package) else []),
                 *([SHARED_INDICES] if union_modules(package) else []),
             ]
     first, step = job["shard"]

@@ -36,12 +36,12 @@ def slots(indices: torch.Tensor, requests: torch.Tensor, table: torch.Tensor, bl
 
 @pytest.fixture
 def mapping() -> MapInputs:
-    return make_map_inputs(Batch("index", GLOBAL, 6, 2, 5), 64, CPU, 2)[1]
+    return make_map_inputs(Batch("indices", GLOBAL, 6, 2, 5), 64, CPU, 2)[1]
 
 
 @pytest.fixture
 def combination() -> CombineInputs:
-    return make_combine_inputs(Batch("index", COMBINE, 6, 2, 12), 8, CPU, 2)[1]
+    return make_combine_inputs(Batch("indices", COMBINE, 6, 2, 12), 8, CPU, 2)[1]
 
 
 def test_slots_and_counts_are_checked(mapping: MapInputs) -> None:

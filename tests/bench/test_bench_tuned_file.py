@@ -18,7 +18,7 @@ from mlagen.spec import load
 
 DENSE_DECODE_SPEC = Path(__file__).parents[2] / "specs" / "minicpm3.yaml"
 PLAN = make_plan(load(Path(__file__).parents[2] / "specs" / "odd.yaml"))  # small rows: every tile fits
-CHUNKS = needed(PLAN.sparse).chunks
+CHUNKS = needed(PLAN.sparse_fwd).chunks
 FITS = PLAN.fits["sparse_fwd"]
 EVERY_FITS = {"sparse_fwd": FITS, "sparse_decode": "sparse_decode some", "dense_decode": "dense_decode some"}
 H200 = {"device": "NVIDIA H200", "triton": "3.6.0"}
@@ -26,7 +26,7 @@ H200 = {"device": "NVIDIA H200", "triton": "3.6.0"}
 ROW = "{{{}block_h: 16, block_n: 32, num_warps: 4, num_stages: 2, indices_ahead: true, programs_per_sm: 2}}"
 
 
-def text_of(*limits: str, kind: str = "rows", fits: str = FITS) -> str:
+def text_of(*limits: str, kind: str = "sparse_fwd", fits: str = FITS) -> str:
     """A file with such a table, which comes first so that its lines count from 2."""
     return f"{kind}:\n" + "".join(f"  - {ROW.format(each)}\n" for each in limits) + f"fits: {{{kind}: {fits}}}\n"
 
@@ -74,7 +74,7 @@ def test_a_table_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[TileRow, ...]
 ) -> None:
     folder = tmp_path_factory.mktemp("specs")
-    write(folder, dump_tuned("some", "sm90", rows, fits=EVERY_FITS, heads=12, **H200))
+    write(folder, dump_tuned("some", "sm90", sparse_fwd=rows, fits=EVERY_FITS, heads=12, **H200))
     found = rows_of(folder)
     assert {target: tuple(replace(row, reason="") for row in each) for target, each in found.items()} == {"sm90": rows}
     assert {row.reason for row in found["sm90"]} == {"tuned: some on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
@@ -82,9 +82,9 @@ def test_a_table_comes_back_as_it_was_written(
 
 def test_the_file_says_where_its_figures_are_from() -> None:
     row = make_row(Tile(16, 32, 4, 2, True), CHUNKS, TARGETS["sm90"], "")
-    text = dump_tuned("some", "sm90", [row], fits=EVERY_FITS, heads=12, **H200)
+    text = dump_tuned("some", "sm90", sparse_fwd=[row], fits=EVERY_FITS, heads=12, **H200)
     assert text.startswith("# Tiles of some on sm90, measured on NVIDIA H200 with triton 3.6.0.")
-    assert text == dump_tuned("some", "sm90", [row], fits=EVERY_FITS, heads=12, **H200)
+    assert text == dump_tuned("some", "sm90", sparse_fwd=[row], fits=EVERY_FITS, heads=12, **H200)
 
 
 def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def dense_decode_spec(tmp_path: Path) -> Path:
 def test_a_table_of_dense_attention_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[TileRow, ...]
 ) -> None:
-    cached = needed(load_plan(DENSE_DECODE_SPEC).dense).cached
+    cached = needed(load_plan(DENSE_DECODE_SPEC).dense_decode).cached
 
     def dense(row: TileRow) -> TileRow:
         tile = replace(row.tile, num_stages=1)  # which fits
@@ -131,7 +131,7 @@ def test_a_table_of_dense_attention_comes_back_as_it_was_written(
 
     rows = tuple(map(dense, rows))
     folder = tmp_path_factory.mktemp("specs")
-    write(folder, dump_tuned("some", "sm90", (), dense_decode=rows, fits=EVERY_FITS, heads=12, **H200))
+    write(folder, dump_tuned("some", "sm90", dense_decode=rows, fits=EVERY_FITS, heads=12, **H200))
     found = TunedFiles("some", folder, 12).rows(EVERY_FITS["dense_decode"], ["sm90"], cached.row)["sm90"]
     assert tuple(replace(row, reason="") for row in found) == rows
     assert rows_of(folder) == {}
@@ -140,7 +140,7 @@ def test_a_table_of_dense_attention_comes_back_as_it_was_written(
 def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_decode_spec: Path) -> None:
     before = load_plan(dense_decode_spec)
     tile, small = Tile(64, 32, 8, 2, False), Tile(16, 64, 4, 2, True)
-    cached = needed(before.dense).cached
+    cached = needed(before.dense_decode).cached
     rows = (
         replace(cached.row(small, TARGETS["sm90"], "", 32, 4), programs_per_sm=3),
         replace(cached.row(tile, TARGETS["sm90"], "", 32, None), programs_per_sm=1),
@@ -150,7 +150,7 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_decode_spec
     tuned = Tuned("minicpm3", "sm90", *H200.values(), *tables, (), complete=True, fits=fits, heads=40)
     tuned.write(dense_decode_spec.parent)
     plan = load_plan(dense_decode_spec)
-    found, untuned = dict(needed(plan.dense_decode).tiles), dict(needed(before.dense).tiles)
+    found, untuned = dict(needed(plan.dense_decode).tiles), dict(needed(before.dense_decode).tiles)
     assert [replace(row, reason="") for row in found["sm90"]] == list(rows)
     assert {row.reason for row in found["sm90"]} == {"tuned: minicpm3 on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
     assert {**found, "sm90": None} == {**untuned, "sm90": None}
@@ -280,7 +280,7 @@ def test_targets_have_files_of_their_own(tmp_path: Path) -> None:
 def test_values_are_checked_at_their_place(tmp_path: Path, change: str, complaint: str | None) -> None:
     name = change.split(":")[0]
     entries = [entry for entry in ROW.format("").strip("{}").split(", ") if not entry.startswith(name)]
-    text = f"rows:\n  - {{{', '.join([change, *entries])}}}\nfits: {{rows: {FITS}}}\n"
+    text = f"sparse_fwd:\n  - {{{', '.join([change, *entries])}}}\nfits: {{sparse_fwd: {FITS}}}\n"
     if complaint is None:
         write(tmp_path, text)
         assert rows_of(tmp_path)
@@ -311,14 +311,16 @@ def test_a_file_for_no_target_is_refused(tmp_path: Path) -> None:
         rows_of(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "rows: []", "rows: 3", "rows: [", "tiles: []", "rows:\n  - 3\n", "- 1"])
+@pytest.mark.parametrize(
+    "text", ["", "sparse_fwd: []", "sparse_fwd: 3", "sparse_fwd: [", "tiles: []", "sparse_fwd:\n  - 3\n", "- 1"]
+)
 def test_what_is_no_table_is_refused(tmp_path: Path, text: str) -> None:
     assert refused(tmp_path, text)
 
 
 def test_a_tile_too_large_for_the_target_is_over_its_limit(tmp_path: Path) -> None:
     large = ROW.format("").replace("block_h: 16", "block_h: 256").replace("block_n: 32", "block_n: 256")
-    path = write(tmp_path, f"rows:\n  - {large}\nfits: {{rows: {FITS}}}\n", "sm86")
+    path = write(tmp_path, f"sparse_fwd:\n  - {large}\nfits: {{sparse_fwd: {FITS}}}\n", "sm86")
     with pytest.raises(LimitError, match="bytes of shared memory") as caught:
         rows_of(tmp_path)
     assert str(caught.value).startswith(f"{path}:2:5: sm86: tile 256x256")

@@ -157,7 +157,7 @@ def test_a_tile_that_does_not_fit_its_target_is_exit_code_1_with_the_arithmetic(
     tuned.parent.mkdir(parents=True)
     tile = "block_h: 256, block_n: 256, num_warps: 8, num_stages: 6, indices_ahead: true, programs_per_sm: 1"
     fits = load_plan(workspace / "specs" / "small.yaml").fits["sparse_fwd"]
-    tuned.write_text(f"rows:\n  - {{{tile}}}\nfits: {{rows: {fits}}}\n")
+    tuned.write_text(f"sparse_fwd:\n  - {{{tile}}}\nfits: {{sparse_fwd: {fits}}}\n")
     result = run("build", *TEXT_ONLY)
     assert result.exit_code == 1
     assert result.stderr.startswith("specs/tuned/small/sm80.yaml:2:")

@@ -23,7 +23,7 @@ def test_the_plan_is_shown_to_people_and_as_json(run: Run) -> None:
     assert "A small model" in run("show", "plan", "specs/small.yaml").stdout
     plan = json.loads(run("show", "plan", "specs/small.yaml", "--json").stdout)
     assert plan["d_qk"] == 48
-    assert [target for target, _ in plan["sparse"]["tiles"]] == ["sm80", "gfx942"]
+    assert [target for target, _ in plan["sparse_fwd"]["tiles"]] == ["sm80", "gfx942"]
 
 
 def test_the_plan_of_attention_over_a_cache_has_its_own_tiles(run: Run, workspace: Path) -> None:
@@ -72,9 +72,9 @@ def test_the_sm90_kernels_are_shown_with_the_calls_that_run_them(run: Run, works
     folder.mkdir(parents=True)
     fits = load_plan(workspace / "specs" / "two.yaml").fits["sparse_fwd"]
     calls = "[{max_heads: 16}, {max_heads: 64, min_tokens: 9}, {min_tokens: 1}]"
-    (folder / "sm90.yaml").write_text(f"sparse_fwd_sm90: {calls}\nfits: {{rows: {fits}}}\n")
+    (folder / "sm90.yaml").write_text(f"sparse_fwd_sm90: {calls}\nfits: {{sparse_fwd: {fits}}}\n")
     shown = run("show", "plan", "specs/two.yaml").stdout
-    sm90 = json.loads(run("show", "plan", "specs/two.yaml", "--json").stdout)["sparse"]["sm90"]
+    sm90 = json.loads(run("show", "plan", "specs/two.yaml", "--json").stdout)["sparse_fwd"]["sm90"]
     right, copying = sm90["registers"]
     for figure in (
         f"{sm90['block_h']} heads and {2 * sm90['block_n']} indices a step",

@@ -23,9 +23,7 @@ TAIL = (
     "    scores = warpgroup_mma(shared.q_tail.index(at), shared.k0_tail.index(at).permute((1, 0)), scores, "
     "is_async=True)\n"
 )
-
-
-SM90_CALLS = ("_sm90", "_swapped", "_index_union_sm90")  # modules of kernels in Gluon
+SHARED_MODULES = ("_index_union_sm90", "_sparse_fwd_sm90_shared")
 
 
 @dataclass(frozen=True)
@@ -112,9 +110,9 @@ def written(tmp_path, pytestconfig):
             file.write_text(text.replace(old, new, 1))
         every = enumerate_package(folder).jobs["sm90"]
         if shared:
-            jobs = [job for job in every if job.module.endswith("_index_union_sm90") or "_redo" in job.kernel]
+            jobs = [job for job in every if job.module in SHARED_MODULES or "_recompute" in job.kernel]
         else:
-            jobs = [job for job in every if job.module.endswith(SM90_CALLS)]
+            jobs = [job for job in every if "_sm90" in job.module]
             jobs = [job for job in jobs if not partials or "partial_ptr" in dict(job.signature)]
         return Written(folder, few(jobs), *expected(plan), expected_products(plan))
 

@@ -181,7 +181,7 @@ def test_installed_wheel_shows_the_plan_of_its_specs_with_their_tuned_tiles(
     installed: Path, known: Path, tmp_path: Path
 ) -> None:
     shown = run(installed, "-m", "mlagen", "show", "plan", known / "dsv32.yaml", "--json", cwd=tmp_path)
-    tiles = dict(json.loads(shown)["sparse"]["tiles"])
+    tiles = dict(json.loads(shown)["sparse_fwd"]["tiles"])
     assert any(row["reason"].startswith("tuned: ") for row in tiles["sm90"])
 
 

@@ -105,11 +105,10 @@ def test_a_package_lists_every_tile_and_mask_of_attention_and_every_alignment_of
 
 def test_a_package_merges_values_of_its_heads_and_of_its_latent_rows():
     rows = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 512, "num_heads": 128, "dtype": "bf16"}
-    assert [row.d_v for row in make_plan(make_spec(model=rows)).merge.rows] == [128, 512]
-    assert [row.d_v for row in make_plan(make_spec(model=rows, multi_head=None, wrappers=WRAPPERS[1:])).merge.rows] == [
-        512
-    ]
-    assert make_plan(make_spec(wrappers=WRAPPERS[:1])).merge is None
+    assert [row.d_v for row in make_plan(make_spec(model=rows)).merge_states.rows] == [128, 512]
+    alone = make_plan(make_spec(model=rows, multi_head=None, wrappers=WRAPPERS[1:]))
+    assert [row.d_v for row in alone.merge_states.rows] == [512]
+    assert make_plan(make_spec(wrappers=WRAPPERS[:1])).merge_states is None
 
 
 @pytest.mark.parametrize("d_v", [1, 16, 40, 72, 128, 256, 512, 1280])

@@ -36,7 +36,7 @@ def rows_of(plan: Plan, target: str = "sm90") -> Any:
     return dict(needed(part).tiles)[target]
 
 
-def write(folder: Path, name: str, fits: str, heads: int, kind: str = "rows", warps: int = 4) -> Path:
+def write(folder: Path, name: str, fits: str, heads: int, kind: str = "sparse_fwd", warps: int = 4) -> Path:
     path = tuned_path(name, "sm90", folder)
     path.parent.mkdir(parents=True, exist_ok=True)
     row = ROW.replace("num_warps: 4", f"num_warps: {warps}")
@@ -153,8 +153,8 @@ def test_a_spec_whose_own_table_is_of_other_kernels_is_refused(tmp_path: Path) -
     with pytest.raises(SpecErrors) as caught:
         load_plan(spec)
     assert str(caught.value) == (
-        f"{path}:3:14: fits.rows: got 'sparse_fwd d512+64 v512 bf16 partials bf16'; takes 'sparse_fwd d512+64 v512 "
-        "bf16 partials fp16', which these kernels of mine are"
+        f"{path}:3:20: fits.sparse_fwd: got 'sparse_fwd d512+64 v512 bf16 partials bf16'; takes "
+        "'sparse_fwd d512+64 v512 bf16 partials fp16', which these kernels of mine are"
     )
 
 
@@ -172,7 +172,8 @@ def test_a_table_says_what_it_fits(tmp_path: Path) -> None:
     spec = copied(tmp_path, "dsv32", "mine")
     path = tuned_path("mine", "sm90", tmp_path)
     path.parent.mkdir(parents=True)
-    path.write_text(f"heads: 16\nrows:\n  - {ROW}\n")
+    path.write_text(f"heads: 16\nsparse_fwd:\n  - {ROW}\n")
     with pytest.raises(SpecErrors) as caught:
         load_plan(spec)
-    assert str(caught.value).startswith(f"{path}:3:3: rows: takes fits.rows beside it: which kernels it holds for")
+    message = "sparse_fwd: takes fits.sparse_fwd beside it: which kernels it holds for"
+    assert str(caught.value).startswith(f"{path}:3:3: {message}")

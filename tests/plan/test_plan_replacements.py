@@ -24,7 +24,6 @@ from mlagen.spec import load
 
 ROOT = Path(__file__).parents[2]
 SPECS = ROOT / "specs"
-PARTS = {"sparse_fwd": "sparse", "sparse_decode": "sparse_decode", "dense_decode": "dense", "dense_fwd": "dense_fwd"}
 MODULES = {
     "sparse_fwd": ("sparse_fwd", "UNALIGNED_TILES"),
     "sparse_decode": ("sparse_decode", "UNALIGNED_TILES"),
@@ -36,7 +35,7 @@ SPLIT = {"tiles": ((3, 8), (3, 9)), "unaligned": ((3, 7),)}  # versions that the
 
 
 def part_of(plan: Plan, family: str) -> Any:
-    return needed(getattr(plan, PARTS[family]))
+    return needed(getattr(plan, family))
 
 
 def smaller(tile: Any) -> Any:
@@ -80,7 +79,7 @@ def test_a_row_holds_from_its_first_to_its_last_version(first: tuple[int, int], 
     assert not has_versions([("sm90", (replace(row, tritons=None),))])
 
 
-@pytest.mark.parametrize("family", PARTS)
+@pytest.mark.parametrize("family", MODULES)
 def test_under_each_triton_a_table_is_as_before_but_for_tiles_that_are_held(family: str) -> None:
     before, after = plan_with(family)
     assert after.has_versions
@@ -105,18 +104,18 @@ def test_under_each_triton_a_table_is_as_before_but_for_tiles_that_are_held(fami
 
 def test_a_row_says_what_it_is_instead_of() -> None:
     before, after = plan_with("sparse_fwd")
-    rows = dict(needed(after.sparse).tiles)["sm90"]
-    replaced = dict(needed(before.sparse).tiles)["sm90"][-1].tile
+    rows = dict(needed(after.sparse_fwd).tiles)["sm90"]
+    replaced = dict(needed(before.sparse_fwd).tiles)["sm90"][-1].tile
     assert [row.reason for row in rows if row.tritons == ((3, 8), (3, 9))] == [
         f"instead of {replaced}, which spills under 3.8 and 3.9"
     ]
-    small = dict(needed(after.sparse).unaligned)["sm90"]
+    small = dict(needed(after.sparse_fwd).unaligned)["sm90"]
     assert [row.tritons for row in small] == [((3, 6), (3, 6)), ((3, 7), (3, 7)), ((3, 8), (3, 9))]
 
 
 def test_other_kernels_and_targets_keep_their_tiles() -> None:
     before, _ = plan_with("sparse_fwd")
-    spec, tile = before.spec, dict(needed(before.sparse).tiles)["sm90"][-1].tile
+    spec, tile = before.spec, dict(needed(before.sparse_fwd).tiles)["sm90"][-1].tile
     for fits, table, target in (
         ("sparse_fwd d512 v512 bf16 partials fp16", "tiles", "sm90"),
         (before.fits["sparse_fwd"], "unaligned", "sm90"),
@@ -127,11 +126,11 @@ def test_other_kernels_and_targets_keep_their_tiles() -> None:
 
 def test_a_tile_that_is_held_everywhere_makes_way_without_versions() -> None:
     before, _ = plan_with("sparse_fwd")
-    tile = dict(needed(before.sparse).tiles)["sm90"][-1].tile
+    tile = dict(needed(before.sparse_fwd).tiles)["sm90"][-1].tile
     entry = Replacement(before.fits["sparse_fwd"], "tiles", "sm90", tile, MINORS, smaller(tile))
     after = make_plan(before.spec, replacements=[entry])
     assert not after.has_versions
-    assert dict(needed(after.sparse).tiles)["sm90"][-1].tile == smaller(tile)
+    assert dict(needed(after.sparse_fwd).tiles)["sm90"][-1].tile == smaller(tile)
 
 
 def test_an_instead_that_does_not_fit_is_told_with_its_place() -> None:
@@ -141,7 +140,7 @@ def test_an_instead_that_does_not_fit_is_told_with_its_place() -> None:
         plan_with("dense_fwd", tiles=DenseFwdTile(256, 256, 8, 6))
 
 
-@pytest.fixture(scope="module", params=PARTS)
+@pytest.fixture(scope="module", params=MODULES)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Plan, Path]:
     """A family, a plan with rows by version, and the folder of its package."""
     _, plan = plan_with(request.param)
@@ -194,7 +193,7 @@ def test_generated_tables_are_formatted(written: tuple[str, Plan, Path]) -> None
 
 
 def test_packages_without_such_rows_do_not_speak_of_versions() -> None:
-    for family in PARTS:
+    for family in MODULES:
         before, _ = plan_with(family)
         assert not any("for_triton" in file.text or "TRITON =" in file.text for file in render(before).files)
 

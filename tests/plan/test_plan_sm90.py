@@ -60,7 +60,7 @@ def test_attention_over_a_cache_alone_needs_no_kernel_over_rows():
 @pytest.mark.parametrize(("partials", "split_shared"), [("fp32", (0, 0)), ("bf16", (0, 0)), ("fp16", (640, 1280))])
 def test_numbers_of_few_heads_by_hand(rope, lanes, partials, split_shared):
     spec = make_spec(qk_rope_head_dim=rope).model_copy(update={"partials": partials})
-    plans = make_plan(spec).sparse.swapped
+    plans = make_plan(spec).sparse_fwd.swap_ab
     assert tuple(plan.block_h for plan in plans) == (16, 32)
     assert tuple(plan.split_shared for plan in plans) == split_shared
     for plan in plans:
@@ -93,7 +93,7 @@ def tuned_spec(tmp_path, root, text):
 def test_tuned_rows_say_which_calls_run_them(tmp_path, pytestconfig):
     rows = (Sm90Row(16, None), Sm90Row(64, 8), Sm90Row(None, 2))
     fits = make_plan(load(pytestconfig.rootpath / "specs" / "dsv32.yaml")).fits
-    text = dump_tuned("dsv32", "sm90", (), sm90_rows=rows, fits=fits, heads=128, device="a device", triton="3.6.0")
+    text = dump_tuned("dsv32", "sm90", sparse_fwd_sm90=rows, fits=fits, heads=128, device="a device", triton="3.6.0")
     plan = load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
     assert plan.sparse_fwd.sm90.rows == rows
 
@@ -111,7 +111,7 @@ def test_tuned_rows_say_which_calls_run_them(tmp_path, pytestconfig):
     ],
 )
 def test_tuned_rows_that_are_off_are_told_at_their_place(tmp_path, pytestconfig, text, told):
-    text += "fits: {rows: sparse_fwd some}\n"
+    text += "fits: {sparse_fwd: sparse_fwd some}\n"
     with pytest.raises(MlagenError) as error:
         load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
     assert told in str(error.value)

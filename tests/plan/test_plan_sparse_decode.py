@@ -240,7 +240,7 @@ FITS = {"sparse_fwd": "sparse_fwd some", "sparse_decode": "sparse_decode some"}
 def write(folder: Path, text: str, target: str = "sm90", fits: dict[str, str] = FITS) -> Path:
     path = tuned_path("some", target, folder)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"{text}fits: {{rows: {fits['sparse_fwd']}, sparse_decode: {fits['sparse_decode']}}}\n")
+    path.write_text(f"{text}fits: {{sparse_fwd: {fits['sparse_fwd']}, sparse_decode: {fits['sparse_decode']}}}\n")
     return path
 
 
@@ -250,9 +250,9 @@ def read(folder: Path, cached: CachedRow) -> dict[str, tuple[TileRow, ...]]:
 
 def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
     cached, chunks = row_of(V32), make_plan(make_spec()).sparse_fwd.chunks
-    write(tmp_path, f"rows:\n  - {ROW}\nsparse_decode:\n  - {ROW}\n", "sm90")
+    write(tmp_path, f"sparse_fwd:\n  - {ROW}\nsparse_decode:\n  - {ROW}\n", "sm90")
     write(tmp_path, f"sparse_decode:\n  - {ROW}\n", "sm80")
-    write(tmp_path, f"rows:\n  - {ROW}\n", "sm100")
+    write(tmp_path, f"sparse_fwd:\n  - {ROW}\n", "sm100")
     assert set(TunedFiles("some", tmp_path, 64).rows(FITS["sparse_fwd"], TARGETS, row_maker(chunks))) == {
         "sm90",
         "sm100",
@@ -261,7 +261,7 @@ def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
     assert set(found) == {"sm80", "sm90"}
     (row,) = found["sm80"]
     assert row.expected_shared == cached.shared(row.tile, TARGETS["sm80"])
-    text = dump_tuned("some", "sm80", (), sparse_decode=found["sm80"], fits=FITS, heads=64, device="A", triton="3.7.1")
+    text = dump_tuned("some", "sm80", sparse_decode=found["sm80"], fits=FITS, heads=64, device="A", triton="3.7.1")
     tuned_path("some", "sm80", tmp_path).write_text(text)
     again = read(tmp_path, cached)
     assert again["sm80"][0].reason == "tuned: some on sm80 (measured on A, triton 3.7.1)"
@@ -271,10 +271,13 @@ def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("", "takes one or more of rows, sparse_decode, dense_decode, sm90_rows, sparse_decode_sm90, dense_"),
+        ("", "takes one or more of sparse_fwd, sparse_decode, dense_decode, sparse_fwd_sm90, sparse_"),
         ("sparse_decode: []\n", "sparse_decode"),
         (f"sparse_decode:\n  - {ROW}\n  - {ROW}\n", "3:5: sparse_decode[1]"),
-        (f"rows:\n  - {ROW}\nsparse_decode:\n  - {ROW.replace('32', '33')}\n", "sparse_decode[0].block_n: got 33"),
+        (
+            f"sparse_fwd:\n  - {ROW}\nsparse_decode:\n  - {ROW.replace('32', '33')}\n",
+            "sparse_decode[0].block_n: got 33",
+        ),
     ],
 )
 def test_a_tuned_file_that_is_off_is_told_at_its_place(tmp_path, text, complaint):

@@ -102,5 +102,5 @@ def test_a_tuned_tile_that_its_target_cannot_hold_is_refused():
 def test_tuned_rows_replace_a_targets_own_and_leave_the_others():
     spec = make_spec(targets=("sm90", "gfx942"))
     tuned = (make_row(Tile(32, 16, 4, 2, False), row_chunks(spec), TARGETS["gfx942"], "tuned"),)
-    tiles = dict(make_plan(spec, {"gfx942": tuned}).sparse.tiles)
-    assert tiles == {**dict(make_plan(spec).sparse.tiles), "gfx942": tuned}
+    tiles = dict(make_plan(spec, {"gfx942": tuned}).sparse_fwd.tiles)
+    assert tiles == {**dict(make_plan(spec).sparse_fwd.tiles), "gfx942": tuned}
