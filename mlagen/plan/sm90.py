@@ -19,7 +19,7 @@ D_TAILS = (0, 64)  # lanes of K behind V for which shared memory has room
 PRODUCT_DEPTH = 16  # lanes that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # A thread of the right and of the copying warpgroup; the left one has the rest. What spills under which Triton:
-# docs/performance.md, Versions.
+# docs/tritons.md.
 REGISTERS = (208, 56)
 DENSE_DECODE_REGISTERS = (216, 48)
 DEQUANTISING_REGISTERS = (192, 96)

@@ -56,7 +56,7 @@ CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
 ROWS = (16, 32, 64)
 # For calls whose rows or indices are not aligned: loads of single elements take many registers, so the tile is small.
 UNALIGNED = {"cuda": Tile(16, 16, 8, 2, False), "hip": Tile(16, 16, 4, 2, False)}
-# 16 rows a step of two lanes a byte gave wrong products on sm90 (docs/performance.md); 32 and 64 do not.
+# 16 rows a step of two lanes a byte gave wrong products on sm90 (docs/performance/log.md); 32 and 64 do not.
 PACKED_BLOCK_N = {"cuda": 32, "hip": 16}
 
 

@@ -26,7 +26,7 @@ def test_a_package_is_what_its_spec_gives(path):
 
 
 def test_every_package_has_a_spec():
-    packages = {path.name for path in GENERATED.iterdir() if path.name != "__pycache__"}
+    packages = {path.name for path in GENERATED.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert packages == {path.stem for path in SPECS}
 
 

@@ -9,12 +9,16 @@ import click
 import pytest
 
 from mlagen.cli import main
+from mlagen.spec import load
 
 ROOT = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+INDEXES = [ROOT / "generated" / "README.md", ROOT / "templates" / "README.md"]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *INDEXES])
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WRITES = re.compile(r" > (\S+)$")
 COMMAND = re.compile(r"^(?:\$ )?(?:\./dev )?mlagen (.+?)(?:\s+#.*)?$", re.MULTILINE)
+FIRST_CELL = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
+PACKAGE = re.compile(r"^\| \[(\w+)\]\(\1\) \| ([^|]+) \|", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 
 
@@ -84,3 +88,14 @@ def test_every_command_is_in_the_readme() -> None:
 def test_links_lead_somewhere(document: Path) -> None:
     links = [link for link in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in link]
     assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+def test_index_of_templates_names_every_file_once() -> None:
+    folder = ROOT / "templates"
+    named = FIRST_CELL.findall((folder / "README.md").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.jinja"))
+
+
+def test_index_of_generated_packages_names_each_as_its_spec_does() -> None:
+    named = PACKAGE.findall((ROOT / "generated" / "README.md").read_text(encoding="utf-8"))
+    assert sorted(named) == sorted((path.stem, load(path).title) for path in ROOT.glob("specs/*.yaml"))
