@@ -65,12 +65,12 @@ class DenseDecodeShape:
     @property
     def kind(self) -> str:
         """The one table of these shapes."""
-        return "dense"
+        return "dense_decode"
 
     @property
     def family(self) -> str:
         """The one family of these shapes."""
-        return "dense"
+        return "dense_decode"
 
     @property
     def tokens(self) -> int:

@@ -49,12 +49,12 @@ class DenseFwdShape:
     @property
     def family(self) -> str:
         """The one family of these shapes."""
-        return "heads"
+        return "dense_fwd"
 
     @property
     def kind(self) -> str:
         """The one table of these shapes."""
-        return "heads"
+        return "dense_fwd"
 
     @property
     def requests(self) -> tuple[int, ...]:
@@ -68,7 +68,7 @@ class DenseFwdShape:
 
     def __str__(self) -> str:
         of = "" if self.num_kv_heads == self.num_heads else f" of {self.num_kv_heads}"
-        return f"heads {self.lengths} x h{self.num_heads}{of}"
+        return f"dense_fwd {self.lengths} x h{self.num_heads}{of}"
 
     def flops(self, d_qk: int, d_v: int) -> int:
         """FLOPs of a call: a row sees half of its request's keys."""
@@ -100,7 +100,7 @@ class MergeStatesShape:
     @property
     def family(self) -> str:
         """The one family of these shapes."""
-        return "merge"
+        return "merge_states"
 
     def __str__(self) -> str:
         return f"{self.kind} {self.tokens} x h{self.num_heads} x {self.lanes}, {self.parts} parts"

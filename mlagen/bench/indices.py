@@ -101,7 +101,7 @@ def indices_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[B
     """Batches that the package's index kernels are measured at."""
     own = (package.facts.topk,) if package.facts.topk else GLOBAL_TOPK
     topk = {GLOBAL: GLOBAL_TOPK, COMBINE: own, CONVERT: own}
-    return [batch for name in topk if package.has(name) for batch in batches("index", name, topk[name])]
+    return [batch for name in topk if package.has(name) for batch in batches("indices", name, topk[name])]
 
 
 def make_map_inputs(batch: Batch, block_size: int, device: torch.device, sets: int) -> list[MapInputs]:

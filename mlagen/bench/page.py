@@ -36,12 +36,12 @@ TITLES = {
     "decode": "Decode",
     "shared": "Prefill of neighbours that share indices",
     "sparse_decode": "Decode over a paged cache",
-    "dense": "Dense decode over a paged cache",
-    "heads": "Multi-head attention",
-    "merge": "Merges of parts by their LSE",
+    "dense_decode": "Dense decode over a paged cache",
+    "dense_fwd": "Multi-head attention",
+    "merge_states": "Merges of parts by their LSE",
     "cache": "Cache writers",
     "gather": "Cache gathers",
-    "index": "Index kernels",
+    "indices": "Index kernels",
 }
 DETAILS = (
     *("shape", "kernel", "us", "spread", "by", "TFLOP/s", "GB/s", "of the roof", "×", "after a pause us"),

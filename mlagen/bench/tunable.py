@@ -173,7 +173,7 @@ def _suits_dense_decode(plan: Plan, tile: Tile, target: Target) -> bool:
 
 
 SPARSE_FWD = Tunable(
-    name="sparse",
+    name="sparse_fwd",
     module="sparse_fwd",
     shape=Shape,
     tokens=(PREFILL_TOKENS, *DECODE_TOKENS),
@@ -199,7 +199,7 @@ SPARSE_DECODE = Tunable(
     with_rows=_with_sparse_decode,
 )
 DENSE_DECODE = Tunable(
-    name="dense",
+    name="dense_decode",
     module="dense_decode",
     shape=DenseDecodeShape,
     tokens=dense_decode.TUNED_REQUESTS,

@@ -71,7 +71,18 @@ def tune(
     "--only",
     multiple=True,
     type=click.Choice(
-        ["prefill", "decode", "shared", "cache", "gather", "index", "sparse_decode", "dense", "heads", "merge"]
+        [
+            "prefill",
+            "decode",
+            "shared",
+            "cache",
+            "gather",
+            "indices",
+            "sparse_decode",
+            "dense_decode",
+            "dense_fwd",
+            "merge_states",
+        ]
     ),
     help="Only this family of kernels; repeatable.",
 )

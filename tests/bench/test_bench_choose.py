@@ -136,7 +136,7 @@ def test_a_table_holds_every_call_and_ends_each_class_with_any_number_of_tokens(
         assert row.tile == tile
 
 
-@pytest.mark.parametrize("kernels", [SPARSE_FWD, SPARSE_DECODE], ids=["sparse", "sparse_decode"])
+@pytest.mark.parametrize("kernels", [SPARSE_FWD, SPARSE_DECODE], ids=["sparse_fwd", "sparse_decode"])
 @pytest.mark.parametrize("heads", [1, 12, 16, 17, 32, 64, 96, 128])
 def test_regimes_measure_heads_that_their_row_holds(heads: int, kernels: Tunable) -> None:
     for regime in kernels.regimes(heads):

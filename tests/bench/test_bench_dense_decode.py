@@ -11,7 +11,7 @@ import pytest
 import torch
 from bench_packages import FlashInferModule
 
-from mlagen.bench import dense, dense_decode_peers, peers
+from mlagen.bench import dense_decode, dense_decode_peers, peers
 from mlagen.bench.batches import TENSOR_SCALE
 from mlagen.bench.check import error_limit
 from mlagen.bench.dense_decode import (
@@ -138,7 +138,7 @@ def setting_of(package: BenchPackage, *, peers: bool = False) -> Setting:
 
 
 def inputs_of(name: str, shape: DenseDecodeShape) -> DenseDecodeInputs:
-    return dense.make_dense_decode_inputs(shape, package_of(name), CPU, 1)[0]
+    return dense_decode.make_dense_decode_inputs(shape, package_of(name), CPU, 1)[0]
 
 
 PACKAGES = ("dsv3", "dsv3_fp8", "minicpm3", "dots3")
@@ -176,7 +176,7 @@ def test_a_window_that_is_not_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 def test_one_wrong_token_among_many_is_told() -> None:
     """A result of many keys is small beside one of few, and still counts."""
     package = package_of("dsv3")
-    (inputs,) = dense.make_dense_decode_inputs(DenseDecodeShape(2, 1, 4, 512, "equal"), package, CPU, 1)
+    (inputs,) = dense_decode.make_dense_decode_inputs(DenseDecodeShape(2, 1, 4, 512, "equal"), package, CPU, 1)
     inputs.lengths[0] = 1
     right = call_of(package, inputs)
 
@@ -185,20 +185,20 @@ def test_one_wrong_token_among_many_is_told() -> None:
         out[1] *= 1.012
         return out
 
-    assert dense.Reference(inputs).error_of(right) < error_limit(torch.bfloat16)
-    assert dense.Reference(inputs).error_of(call) > error_limit(torch.bfloat16)
+    assert dense_decode.Reference(inputs).error_of(right) < error_limit(torch.bfloat16)
+    assert dense_decode.Reference(inputs).error_of(call) > error_limit(torch.bfloat16)
 
 
 def test_what_a_call_does_not_write_is_told() -> None:
     package = package_of("dsv3")
-    (inputs,) = dense.make_dense_decode_inputs(SHAPES[0], package, CPU, 1)
+    (inputs,) = dense_decode.make_dense_decode_inputs(SHAPES[0], package, CPU, 1)
     out = call_of(package, inputs)()
-    error = dense.Reference(inputs).error_of(lambda: out)
+    error = dense_decode.Reference(inputs).error_of(lambda: out)
     assert error != error
 
 
 def test_input_sets_have_pages_of_their_own_in_one_cache() -> None:
-    first, second = dense.make_dense_decode_inputs(SHAPES[0], package_of("dsv3"), CPU, 2)
+    first, second = dense_decode.make_dense_decode_inputs(SHAPES[0], package_of("dsv3"), CPU, 2)
     assert first.pages.data_ptr() == second.pages.data_ptr()
     pages = first.block_table.flatten().tolist() + second.block_table.flatten().tolist()
     assert sorted(pages) == list(range(2 * 3 * 4))
@@ -229,7 +229,7 @@ def test_lengths_are_drawn_alike_in_every_run() -> None:
 def test_tiles_are_tuned_at_rows_that_a_model_has(
     name: str, requests: int, rows: int, expected: DenseDecodeShape
 ) -> None:
-    shape = dense.tuned_shape(package_of(name), requests, rows, memory=80 << 30)
+    shape = dense_decode.tuned_shape(package_of(name), requests, rows, memory=80 << 30)
     assert shape == expected
     assert shape.num_heads * shape.s_q == rows
 
@@ -237,9 +237,9 @@ def test_tiles_are_tuned_at_rows_that_a_model_has(
 def test_long_requests_are_tuned_where_memory_allows() -> None:
     package = package_of("dsv3")
     need = 8 * 128 * 32768 * 1152
-    assert dense.tuned_shape(package, 128, 16, memory=need).context == 32768
-    assert dense.tuned_shape(package, 128, 16, memory=need - 1).context == 4096
-    assert dense.tuned_shape(package_of("dsv3_fp8"), 128, 16, memory=need - 1).context == 32768
+    assert dense_decode.tuned_shape(package, 128, 16, memory=need).context == 32768
+    assert dense_decode.tuned_shape(package, 128, 16, memory=need - 1).context == 4096
+    assert dense_decode.tuned_shape(package_of("dsv3_fp8"), 128, 16, memory=need - 1).context == 32768
 
 
 def test_a_long_call_takes_one_input_set_and_a_short_one_exceeds_l2() -> None:
@@ -263,7 +263,7 @@ def test_shapes_are_those_of_the_published_figures() -> None:
     assert {shape.num_heads for shape in dense_decode_shapes(package_of("dsv3"), [32])} == {32}
     assert len({str(shape) for shape in found}) == len(found)
     assert all(str(shape).startswith(f"{shape.kind} ") for shape in found)
-    assert str(found[-1]) == "dense 128 x 1 x h16, kv 1 to 32K"
+    assert str(found[-1]) == "dense_decode 128 x 1 x h16, kv 1 to 32K"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "specs").glob("*.yaml")), ids=lambda path: path.stem)
@@ -272,7 +272,7 @@ def test_packages_with_dense_decode_attention_alone_are_measured(path: Path) -> 
     facts = Facts.of(said)
     package = BenchPackage(ROOT / "generated" / path.stem, ModuleType(path.stem), facts, said)
     measured = facts.kind == "dense" and "flash_mla_with_kvcache" in facts.wrappers
-    assert bool(shapes_of(package, ["dense"])) == measured
+    assert bool(shapes_of(package, ["dense_decode"])) == measured
     assert not (measured and shapes_of(package, ["sparse_decode", "decode", "prefill"]))
 
 
@@ -391,14 +391,16 @@ def test_peers_get_the_arguments_that_they_take(
     for importing in (peers, dense_decode_peers):
         monkeypatch.setattr(importing, "first_module", lambda _: module)
     monkeypatch.setattr(dense_decode_peers, "flash_attention_3_interface", lambda: module)
-    assert dense.Reference(inputs).error_of(peer.prepare(inputs)) <= error_limit(torch.bfloat16)
+    assert dense_decode.Reference(inputs).error_of(peer.prepare(inputs)) <= error_limit(torch.bfloat16)
 
 
 def test_flash_attention_keeps_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = replace(inputs_of("dsv3", SHAPES[2]), window=70)
     module = flash_attention(inputs.layout)
     monkeypatch.setattr(dense_decode_peers, "flash_attention_3_interface", lambda: module)
-    assert dense.Reference(inputs).error_of(FlashAttention3DenseDecode().prepare(inputs)) <= error_limit(torch.bfloat16)
+    assert dense_decode.Reference(inputs).error_of(FlashAttention3DenseDecode().prepare(inputs)) <= error_limit(
+        torch.bfloat16
+    )
 
 
 def test_peers_that_are_not_installed_are_entrants_all_the_same() -> None:

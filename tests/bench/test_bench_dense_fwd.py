@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlagen.bench import heads
+from mlagen.bench import dense_fwd
 from mlagen.bench.dense_fwd import PARTS, STATES, DenseFwdShape, MergeStatesShape
 from mlagen.bench.families import shapes_of
 from mlagen.bench.package import BenchPackage
@@ -32,11 +32,11 @@ def package_of(name: str) -> BenchPackage:
 
 def test_prefills_and_merges_of_a_package_are_measured() -> None:
     counts = Counter(shape.family for shape in shapes_of(package_of("dsv3_prefill")))
-    assert counts == {"heads": 12, "merge": 8}
-    assert {str(shape) for shape in shapes_of(package_of("odd_prefill"), ["heads"])} == {
-        f"heads {lengths} x h12 of 3" for lengths in heads.LENGTHS
+    assert counts == {"dense_fwd": 12, "merge_states": 8}
+    assert {str(shape) for shape in shapes_of(package_of("odd_prefill"), ["dense_fwd"])} == {
+        f"heads {lengths} x h12 of 3" for lengths in dense_fwd.LENGTHS
     }
-    assert shapes_of(package_of("dsv32"), ["heads", "merge"]) == []
+    assert shapes_of(package_of("dsv32"), ["dense_fwd", "merge_states"]) == []
 
 
 def test_a_shapes_text_begins_with_its_table() -> None:
@@ -56,10 +56,10 @@ def test_work_of_a_call_by_hand() -> None:
 
 
 @pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch) -> heads.DenseFwdInputs:
+def short(monkeypatch: pytest.MonkeyPatch) -> dense_fwd.DenseFwdInputs:
     """Two requests, of 5 and 9 tokens, four heads of two of K and V."""
-    monkeypatch.setitem(heads.LENGTHS, "short", (5, 9))
-    (inputs,) = heads.make_dense_fwd_inputs(DenseFwdShape("short", 4, 2), 24, 8, torch.bfloat16, CPU, 1)
+    monkeypatch.setitem(dense_fwd.LENGTHS, "short", (5, 9))
+    (inputs,) = dense_fwd.make_dense_fwd_inputs(DenseFwdShape("short", 4, 2), 24, 8, torch.bfloat16, CPU, 1)
     return inputs
 
 
@@ -74,17 +74,17 @@ def plain(q: Any, k: Any, v: Any, starts: Any, _: Any, longest: int, __: int, sc
     return out.bfloat16(), None
 
 
-def test_results_of_prefills_are_checked(short: heads.DenseFwdInputs) -> None:
+def test_results_of_prefills_are_checked(short: dense_fwd.DenseFwdInputs) -> None:
     def wrong(*arguments: Any) -> Any:
         return plain(*arguments[:-1], False)
 
-    assert heads.dense_fwd_error(short, heads.dense_fwd_call(plain, short)) < 0.01
-    assert heads.dense_fwd_error(short, heads.dense_fwd_call(wrong, short)) > 0.1
+    assert dense_fwd.dense_fwd_error(short, dense_fwd.dense_fwd_call(plain, short)) < 0.01
+    assert dense_fwd.dense_fwd_error(short, dense_fwd.dense_fwd_call(wrong, short)) > 0.1
 
 
 @pytest.mark.parametrize("kind", [STATES, PARTS])
 def test_results_of_merges_are_checked(kind: str) -> None:
-    (inputs,) = heads.make_merge_inputs(MergeStatesShape(kind, 20, 3, 8, 2), torch.bfloat16, CPU, 1)
+    (inputs,) = dense_fwd.make_merge_inputs(MergeStatesShape(kind, 20, 3, 8, 2), torch.bfloat16, CPU, 1)
 
     def merged(outs: Any, lses: Any) -> Any:
         return (lses.softmax(0).transpose(1, 2)[..., None] * outs.float()).sum(0)
@@ -96,7 +96,7 @@ def test_results_of_merges_are_checked(kind: str) -> None:
         return out.copy_(merged(outs, lses)), lses
 
     right: Any = states if kind == STATES else parts
-    assert heads.merge_error(inputs, heads.merge_call(kind, right, inputs)) < 0.01
+    assert dense_fwd.merge_error(inputs, dense_fwd.merge_call(kind, right, inputs)) < 0.01
     inputs.lses[0] += 1
 
     def stale(*arguments: Any) -> Any:
@@ -104,4 +104,4 @@ def test_results_of_merges_are_checked(kind: str) -> None:
         inputs.out.mul_(1.1)
         return result
 
-    assert heads.merge_error(inputs, heads.merge_call(kind, stale, inputs)) > 0.05
+    assert dense_fwd.merge_error(inputs, dense_fwd.merge_call(kind, stale, inputs)) > 0.05

@@ -320,7 +320,7 @@ def test_candidates_of_attention_over_a_cache_fit_the_target(v4: Plan, target: s
         assert SPARSE_DECODE.row(v4, tile, TARGETS[target]).expected_shared <= TARGETS[target].shared_limit
 
 
-@pytest.mark.parametrize("kernels", [SPARSE_FWD, SPARSE_DECODE], ids=["sparse", "sparse_decode"])
+@pytest.mark.parametrize("kernels", [SPARSE_FWD, SPARSE_DECODE], ids=["sparse_fwd", "sparse_decode"])
 def test_a_rows_figures_are_those_of_the_plan(v4: Plan, kernels: Tunable) -> None:
     assert v4.sparse_decode is not None
     for name, rows in (v4.sparse_fwd if kernels is SPARSE_FWD else v4.sparse_decode).tiles:

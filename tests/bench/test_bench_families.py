@@ -39,7 +39,7 @@ def v4(make_package: MakePackage) -> BenchPackage:
 
 def test_every_family_that_a_package_has_wrappers_of_is_measured(v4: BenchPackage) -> None:
     counts = Counter(shape.family for shape in shapes_of(v4))
-    assert counts == {"prefill": 6, "decode": 10, "cache": 5, "gather": 5, "index": 15, "sparse_decode": 8}
+    assert counts == {"prefill": 6, "decode": 10, "cache": 5, "gather": 5, "indices": 15, "sparse_decode": 8}
 
 
 def test_a_package_without_wrappers_of_a_family_is_not_measured_in_it(make_package: MakePackage) -> None:

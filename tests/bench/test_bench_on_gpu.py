@@ -43,9 +43,9 @@ def test_a_shape_is_measured_and_right(dsv32: BenchPackage) -> None:
 def test_every_family_of_a_package_is_right(path: Path, tmp_path: Path) -> None:
     folder = tmp_path / f"{path.stem}_families"
     apply(compare(render(load_plan(path)), folder))
-    shapes = shapes_of(load_package(folder), ["cache", "gather", "index", "sparse_decode"])
+    shapes = shapes_of(load_package(folder), ["cache", "gather", "indices", "sparse_decode"])
     shapes = [shape for shape in shapes if shape.tokens in (1, 16, 128)]
-    shapes += [shape for shape in shapes_of(load_package(folder), ["dense"]) if shape.tokens <= 16]
+    shapes += [shape for shape in shapes_of(load_package(folder), ["dense_decode"]) if shape.tokens <= 16]
     for row in bench_package(folder, shapes=shapes, peers=False, rounds=1):
         assert [each.absent for each in row.contenders] == [None] * len(row.contenders), str(row.shape)
 
@@ -60,7 +60,7 @@ def test_a_sweep_tunes_both_kinds_of_attention(tmp_path: Path) -> None:
     tuned = tune(load(ROOT / "specs" / "dsv4_flash.yaml"), folder, heads=[64], tokens=[16], tiles=tiles)
     for module, rows in zip(modules, (tuned.sm90_rows, tuned.sparse_decode_sm90), strict=True):
         assert bool(rows) == bool(Driver(package, module, facts).sm90_rows)
-    assert {figure.kernels for figure in tuned.figures} == {"sparse", "sparse_decode"}
+    assert {figure.kernels for figure in tuned.figures} == {"sparse_fwd", "sparse_decode"}
     assert tuned.rows
     assert tuned.sparse_decode
 
@@ -78,7 +78,7 @@ def test_a_sweep_tunes_dense_attention(tmp_path: Path, name: str) -> None:
     log = tmp_path / "log.jsonl"
     tuned = tune(load(path), folder, log=log, heads=[32], tokens=[16], tiles=tiles)
     (figure,) = tuned.figures
-    assert figure.kernels == "dense"
+    assert figure.kernels == "dense_decode"
     assert figure.tile in tried
     assert figure.sm90 == (figure.tile == driver.sm90)
     assert figure.seconds

@@ -13,7 +13,7 @@ from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
 from mlagen.plan import TARGETS, Sm90Row, load_plan, make_plan, needed
 from mlagen.plan.tiles import Tile, TileRow, make_row, row_maker
-from mlagen.plan.tuned import FAMILY_OF, KINDS, TunedFiles, dump_tuned, tuned_path
+from mlagen.plan.tuned import KINDS, TunedFiles, dump_tuned, tuned_path
 from mlagen.spec import load
 
 DENSE_DECODE_SPEC = Path(__file__).parents[2] / "specs" / "minicpm3.yaml"
@@ -100,7 +100,7 @@ def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) ->
     path = tuned.write(tmp_path)
     assert path == tuned_path("some", "sm90", tmp_path)
     files = TunedFiles("some", tmp_path, 12)
-    assert [files.sm90_rows(EVERY_FITS[family], "sm90") for family in FAMILY_OF.values()] == list(calls)
+    assert [files.sm90_rows(EVERY_FITS[family], "sm90") for family in KINDS] == list(calls)
     text = path.read_text()
     assert [text.count(f"\n{kind}:") for kind in KINDS] == [1, 1, 1]
     assert (
@@ -265,16 +265,16 @@ def test_targets_have_files_of_their_own(tmp_path: Path) -> None:
     ("change", "complaint"),
     [
         ("block_h: 16", None),
-        ("block_h: 17", "2:15: rows[0].block_h: got 17; takes a power of two"),
-        ("block_h: 8", "2:15: rows[0].block_h: got 8; takes an integer from 16 to 256"),
-        ("block_n: 48", "rows[0].block_n: got 48; takes a power of two"),
-        ("num_warps: 3", "rows[0].num_warps: got 3; takes a power of two"),
-        ("num_warps: 16", "rows[0].num_warps: got 16; takes an integer from 1 to 8"),
-        ("num_stages: 7", "rows[0].num_stages: got 7; takes an integer from 1 to 6"),
-        ("num_stages: 2.5", "rows[0].num_stages: got 2.5; takes an integer"),
-        ("indices_ahead: 1", "rows[0].indices_ahead: got 1; takes a boolean"),
-        ("programs_per_sm: 0", "rows[0].programs_per_sm: got 0; takes an integer from 1 to 64"),
-        ("num_warpz: 4", "rows[0].num_warpz: unknown field"),
+        ("block_h: 17", "2:15: sparse_fwd[0].block_h: got 17; takes a power of two"),
+        ("block_h: 8", "2:15: sparse_fwd[0].block_h: got 8; takes an integer from 16 to 256"),
+        ("block_n: 48", "sparse_fwd[0].block_n: got 48; takes a power of two"),
+        ("num_warps: 3", "sparse_fwd[0].num_warps: got 3; takes a power of two"),
+        ("num_warps: 16", "sparse_fwd[0].num_warps: got 16; takes an integer from 1 to 8"),
+        ("num_stages: 7", "sparse_fwd[0].num_stages: got 7; takes an integer from 1 to 6"),
+        ("num_stages: 2.5", "sparse_fwd[0].num_stages: got 2.5; takes an integer"),
+        ("indices_ahead: 1", "sparse_fwd[0].indices_ahead: got 1; takes a boolean"),
+        ("programs_per_sm: 0", "sparse_fwd[0].programs_per_sm: got 0; takes an integer from 1 to 64"),
+        ("num_warpz: 4", "sparse_fwd[0].num_warpz: unknown field"),
     ],
 )
 def test_values_are_checked_at_their_place(tmp_path: Path, change: str, complaint: str | None) -> None:
@@ -302,7 +302,7 @@ def test_values_are_checked_at_their_place(tmp_path: Path, change: str, complain
 )
 def test_tables_that_miss_a_call_or_have_dead_rows_are_refused(tmp_path: Path, limits: list[str], place: str) -> None:
     (error,) = refused(tmp_path, text_of(*limits))
-    assert error.startswith(f"{place}: rows[")
+    assert error.startswith(f"{place}: sparse_fwd[")
 
 
 def test_a_file_for_no_target_is_refused(tmp_path: Path) -> None:

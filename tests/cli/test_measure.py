@@ -96,7 +96,7 @@ def test_files_and_families_are_chosen(run: Run, workspace: Path, rows: Rows) ->
         (("specs/small.yaml", "--from", "x.json"), "either SPEC, to measure it, or --from JSON"),
         (("--from", "x.json", "--no-peers"), "--from measures nothing"),
         (("--from", "x.json"), "x.json: cannot be read"),
-        (("--from", os.fspath(JSON), "--only", "index"), "no shapes of index"),
+        (("--from", os.fspath(JSON), "--only", "indices"), "no shapes of indices"),
         (("--from", os.fspath(JSON), "--against", "x.json"), "x.json: cannot be read"),
     ],
 )

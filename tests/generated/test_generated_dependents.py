@@ -16,10 +16,10 @@ from mlagen.plan import TARGETS
 ROOT = Path(__file__).parents[2]
 CACHES = [
     ("dsv32_fp8", "cache", "_gather_tokens_kernel"),
-    ("dsv32_fp8", "index", "_map_indices_kernel"),
+    ("dsv32_fp8", "indices", "_map_indices_kernel"),
     ("dsv4_flash", "cache", "_write_kernel"),
     ("dsv4_flash", "cache", "_gather_requests_kernel"),
-    ("dsv4_flash", "index", "_combine_indices_kernel"),
+    ("dsv4_flash", "indices", "_combine_indices_kernel"),
     ("odd_fp8", "extra_cache", "_write_kernel"),  # loads the scale of the tensor
 ]
 MEMORY = re.compile(r"\b(?:ld|st|atom|red|cp\.async)\S*\.global")
