@@ -113,9 +113,9 @@ def _print_tiles(call: str, flops: int, moved: int, kernels: SparseFwdPlan | Spa
 
 def _print_sm90(sm90: Sm90Plan) -> None:
     """Prints the numbers of an sm90 kernel and the calls that run it."""
-    right, copying = sm90.registers
+    right, copying = sm90.registers.split
     out.print(
-        f"\nSm90 kernel: {sm90.block_h} heads and {sm90.step} indices a step; registers a thread: {right} of the "
+        f"\nsm90 kernel: {sm90.block_h} heads and {sm90.step} indices a step; registers a thread: {right} of the "
         f"right warpgroup, {copying} of the copying one; {sm90.expected_shared:,} bytes of shared memory; "
         f"{sm90.expected_products} wgmma"
     )
@@ -124,7 +124,7 @@ def _print_sm90(sm90: Sm90Plan) -> None:
 
 def _print_swap_ab(swap_ab: Sm90Plan) -> None:
     """Prints the numbers of the sm90 kernel of few heads, which runs such calls in the other one's place."""
-    multiplying, _ = swap_ab.registers
+    multiplying, _ = swap_ab.registers.split
     out.print(
         f"of up to {swap_ab.block_h} heads: {swap_ab.step} indices a step; registers a thread: {multiplying} of those "
         f"that multiply; {swap_ab.expected_shared:,} bytes of shared memory; {swap_ab.expected_products} wgmma"

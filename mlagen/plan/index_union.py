@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mlagen.plan.sm90 import BLOCK_H, Sm90Plan, Sm90Row
+from mlagen.plan.sm90 import BLOCK_H, SHARED_REGISTERS, Sm90Plan, Sm90Row
 from mlagen.plan.sm90 import refusal as sm90_refusal
 from mlagen.spec import Spec
 
@@ -104,7 +104,7 @@ def make_index_union(group: int, sm90: Sm90Plan) -> IndexUnionPlan:
     """The plan for groups of `group` tokens, 2 or 4: as many heads fit as fill a tile."""
     return IndexUnionPlan(
         group=group,
-        sm90=sm90,
+        sm90=replace(sm90, registers=SHARED_REGISTERS),
         rows=(Sm90Row(BLOCK_H // group, MIN_TOKENS), Sm90Row(None, None)),
         most_rows=MOST_ROWS,
         row_bits=ROW_BITS,

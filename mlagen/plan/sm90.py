@@ -8,8 +8,25 @@ from dataclasses import dataclass, replace
 from mlagen.layout import CacheLayout
 from mlagen.plan.splits import PartialRow
 from mlagen.plan.tiles import Tile
+from mlagen.plan.tritons import Minor
 from mlagen.spec import DenseAttention, Spec
 from mlagen.work import ITEMSIZE
+
+Split = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Registers:
+    """Registers a thread of two of a program's three warpgroups; the third has the rest of the register file.
+
+    Attributes:
+        split: under every Triton that `under` does not name; of WG1 and the producer, or with swap-AB of WG0 and WG1.
+        under: other splits under minor versions of Triton with which `split` spills more in loops.
+    """
+
+    split: Split
+    under: tuple[tuple[Minor, Split], ...] = ()
+
 
 SM90 = "sm90"
 BLOCK_H = 64  # rows of a warpgroup's product
@@ -18,13 +35,16 @@ D_V = 512  # two warpgroups' accumulators of 256 lanes fill their registers
 D_TAILS = (0, 64)  # lanes of K behind V for which shared memory has room
 PRODUCT_DEPTH = 16  # lanes that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
-# A thread of the right and of the copying warpgroup; the left one has the rest. What spills under which Triton:
-# docs/tritons.md.
-REGISTERS = (208, 56)
-DENSE_DECODE_REGISTERS = (216, 48)
-DEQUANTISING_REGISTERS = (192, 96)
-V4_REGISTERS = (192, 112)
-V41_REGISTERS = (192, 112)
+# What spills under which Triton, and which splits were tried: docs/tritons.md.
+SPARSE_FWD_REGISTERS = {64: Registers((208, 56)), 0: Registers((208, 56), (((3, 9), (216, 64)),))}  # by D_TAILS
+SHARED_REGISTERS = Registers((208, 56), (((3, 9), (208, 48)),))
+DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
+DEQUANTISING_REGISTERS = {
+    64: Registers((192, 96)),
+    0: Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104)))),
+}
+V4_REGISTERS = Registers((192, 112))
+V41_REGISTERS = Registers((192, 112))
 # A step of all programs at once, and its rows of K from memory, in what MEASURED_ROW costs on its way out and in:
 # fitted to 80 timings on an H100, and to 60 of fp8_ds_mla on an H200.
 COST = (2560, 40)
@@ -34,10 +54,18 @@ SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
 # Columns of a product, and the costs; splits that follow from these are the fastest of those measured, 8 to 128 tokens.
 SWAP_AB_COSTS = {16: (1800, 20), 32: (2400, 20)}
 SWAP_AB_LEFTS = 3  # left halves of blocks of K beside two right ones; the kernel's text is written for as many
-SWAP_AB_REGISTERS = (232, 232)  # a thread of either warpgroup that multiplies; the copying one has the rest
+SWAP_AB_REGISTERS = Registers((232, 232), (((3, 9), (240, 232)),))
 DENSE_FWD_BLOCK_N = (128, 64)  # most wanted first
 DENSE_FWD_STAGES = 2
-DENSE_FWD_REGISTERS = {64: (216, 72), 128: (216, 72), 256: (224, 56)}  # by lanes of V: second consumer, copying one
+# By columns of V, and how K and V are addressed.
+DENSE_FWD_REGISTERS = {
+    (64, "pointers"): Registers((216, 72)),
+    (64, "descriptors"): Registers((216, 72)),
+    (128, "pointers"): Registers((216, 72)),
+    (128, "descriptors"): Registers((216, 72), (((3, 8), (216, 80)),)),
+    (256, "pointers"): Registers((224, 56), (((3, 8), (232, 56)),)),
+    (256, "descriptors"): Registers((224, 56)),
+}
 DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and weights, beside which the rest has room
 DENSE_FWD_QUERIES = 1
 DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for what partitions pass
@@ -79,7 +107,7 @@ class Sm90Plan:
         block_n: indices a block; a step takes two.
         d_half: lanes of V that a warpgroup holds.
         d_tail: lanes of K behind V.
-        registers: of a thread of the right and of the copying warpgroup; of few heads, of both that multiply.
+        registers: of a thread, by warpgroup.
         scale_columns: fp16 scales a key in shared memory; 0: it dequantises nothing.
         cost: of a step, and of its rows of K, as the choice of splits weighs them.
         rows: which calls run it, by heads, most last.
@@ -93,7 +121,7 @@ class Sm90Plan:
     block_n: int
     d_half: int
     d_tail: int
-    registers: tuple[int, int]
+    registers: Registers
     scale_columns: int
     cost: tuple[int, int]
     rows: tuple[Sm90Row, ...]
@@ -166,7 +194,7 @@ class DenseFwdSm90Plan:
         block_m: rows that a warpgroup holds.
         block_n: keys a step.
         stages: steps of which K and V are in shared memory at once.
-        registers: of a thread of the second warpgroup that multiplies, and of the copying one.
+        registers: of a thread, by warpgroup.
         num_warps: of the program's first warpgroup.
         min_queries: from how many rows of its longest request on a call runs it.
         expected_shared: bytes of shared memory a program is expected to need.
@@ -176,7 +204,7 @@ class DenseFwdSm90Plan:
     block_m: int
     block_n: int
     stages: int
-    registers: tuple[int, int]
+    registers: Registers
     num_warps: int
     min_queries: int
     expected_shared: int
@@ -197,7 +225,7 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
     if heads is None or spec.backend == "triton" or SM90 not in spec.targets:
         return None
     d_qk, d_v = heads.qk_head_dim, heads.v_head_dim
-    if d_qk % SWIZZLED_LANES or d_v not in DENSE_FWD_REGISTERS:
+    if d_qk % SWIZZLED_LANES or (d_v, heads.addressing) not in DENSE_FWD_REGISTERS:
         return None
     for block_n in DENSE_FWD_BLOCK_N:
         keys = DENSE_FWD_STAGES * block_n * (d_qk + d_v)
@@ -206,7 +234,7 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
         if shared + DENSE_FWD_BARRIERS <= shared_limit and accumulators <= DENSE_FWD_ACCUMULATORS:
             # Scores: before the loop and in it; V: in it and behind it; of both warpgroups.
             products = 2 * 2 * (d_qk // PRODUCT_DEPTH + block_n // PRODUCT_DEPTH)
-            registers = DENSE_FWD_REGISTERS[d_v]
+            registers = DENSE_FWD_REGISTERS[d_v, heads.addressing]
             return DenseFwdSm90Plan(
                 BLOCK_H, block_n, DENSE_FWD_STAGES, registers, WARPS, DENSE_FWD_QUERIES, shared, products
             )
@@ -298,12 +326,13 @@ def make_sm90(
     tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + weights) * ITEMSIZE
     dense = isinstance(spec.attention, DenseAttention)
     tables = (4 if dense else 6) * BLOCK_H * 4  # maxima and sums of two warpgroups, over rows maxima of two kinds
-    scale_columns, registers, cost = 0, DENSE_DECODE_REGISTERS if dense else REGISTERS, COST
+    scale_columns, registers, cost = 0, DENSE_DECODE_REGISTERS if dense else SPARSE_FWD_REGISTERS[d_tail], COST
     default_rows: Sequence[Sm90Row] = DENSE_DECODE_ROWS if dense else DEFAULT_ROWS
     if layout is not None:
         default_rows = DEQUANTISING_ROWS
         tables = 3 * BLOCK_H * 4  # maxima or sums of two warpgroups, and sums of all tiles
-        scale_columns, registers, cost = D_V // SCALE_TILE, DEQUANTISING_REGISTERS, DEQUANTISING_COST
+        scale_columns, registers = D_V // SCALE_TILE, DEQUANTISING_REGISTERS[d_tail]
+        cost = DEQUANTISING_COST
         if layout.planar:
             scale_columns, registers = V4_SCALES, V4_REGISTERS
             tables += BLOCK_N * dims.qk_rope_head_dim * ITEMSIZE  # a block's RoPE, before it is fp16

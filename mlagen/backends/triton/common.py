@@ -7,6 +7,7 @@ from typing import Any
 
 from mlagen.plan import TARGETS, Chunk, DenseFwdPlan, Plan, Sm90Plan, SparseDecodePlan, SparseFwdPlan
 from mlagen.plan.cache import EARLY_PROGRAMS
+from mlagen.plan.sm90 import DenseFwdSm90Plan
 from mlagen.plan.tritons import MINORS, has_versions
 from mlagen.plan.work import ITEMSIZE
 from mlagen.spec import NEEDS
@@ -31,6 +32,13 @@ def sm90_kernels(plan: Plan) -> dict[str, Sm90Plan | None]:
     }
 
 
+def _splits_registers_by_version(plan: Plan) -> bool:
+    """Whether an sm90 kernel has another split of registers under some Tritons."""
+    found: list[Sm90Plan | DenseFwdSm90Plan | None] = [*sm90_kernels(plan).values()]
+    found += [part.sm90 for part in (plan.union, plan.dense_fwd) if part is not None]
+    return any(sm90.registers.under for sm90 in found if sm90 is not None)
+
+
 def common(plan: Plan) -> dict[str, Any]:
     """What every template of a package may ask for."""
     spec = plan.spec
@@ -47,6 +55,7 @@ def common(plan: Plan) -> dict[str, Any]:
         + (["_dense_fwd_sm90"] if plan.dense_fwd and plan.dense_fwd.sm90 else []),
         "shares": plan.union is not None,
         "has_versions": plan.has_versions,
+        "knows_triton": plan.has_versions or _splits_registers_by_version(plan),
         "has_caches": has_caches,
         "early_programs": EARLY_PROGRAMS,
         "launches_dependents": has_caches or any(wrapper in ATTENTION for wrapper in spec.wrappers),
