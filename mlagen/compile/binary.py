@@ -167,7 +167,7 @@ def loop_spills(flow: Flow, text: str) -> int:
         text: the disassembly of a kernel.
 
     Returns:
-        How many such stack instructions control can come back to.
+        How many spill loads and stores control can come back to.
     """
     blocks, labels = [_Block()], {}
     for line in text.splitlines():

@@ -147,7 +147,7 @@ def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) ->
     allowed = allowed_spills(taken.kernel, minor(taken.triton))
     if taken.loop_spills > allowed:
         yield (
-            f"spills inside loops: {taken.loop_spills:,} stack instructions - limit {allowed:,} = "
+            f"spills inside loops: {taken.loop_spills:,} spill loads and stores - limit {allowed:,} = "
             f"{taken.loop_spills - allowed:,} too many; spills {taken.spills:,} {taken.spill_unit} with "
             f"{taken.registers} registers a thread and {taken.num_warps} warps a program in use",
             f"a smaller tile or more warps (now {taken.num_warps})",

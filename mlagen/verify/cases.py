@@ -57,7 +57,7 @@ class Case:
     """A named promise.
 
     Attributes:
-        name: unique in a package, `sparse: sink is +inf`.
+        name: unique in a package, `sparse_fwd: sink is +inf`.
         promise: what holds if the case passes, in one sentence.
         every_target: run on each target's tiles, not on the first target's alone.
     """
@@ -178,7 +178,7 @@ class _Suite:
         wrappers = self.wrappers(problem, options.get("splits"))
         for wrapper in wrappers if each_wrapper else wrappers[:1]:
             suffix = f" ({wrapper})" if each_wrapper else ""
-            yield SparseFwdCase(f"sparse: {name}{suffix}", promise, wrapper, problem, **options)
+            yield SparseFwdCase(f"sparse_fwd: {name}{suffix}", promise, wrapper, problem, **options)
 
 
 def _typical(suite: _Suite) -> Iterator[Case]:

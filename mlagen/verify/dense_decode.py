@@ -176,7 +176,7 @@ class _Suite:
         wrapper = options.setdefault("wrapper", FLASH if FLASH in self.facts.wrappers else DECODE)
         fits = wrapper == FLASH or problem.s_q == 1
         if wrapper in self.facts.wrappers and fits and not (self.planar and problem.kv_heads > 1):
-            yield DenseDecodeCase(f"dense: {name}", promise, problem, **options)
+            yield DenseDecodeCase(f"dense_decode: {name}", promise, problem, **options)
 
     def both(self, name: str, promise: str, **settings: Any) -> Iterator[DenseDecodeCase]:
         """A case of each wrapper."""
@@ -484,7 +484,7 @@ def _changes(known: DenseDecodeFacts, wrapper: str) -> Iterator[Change]:
 
 
 def _refusals(known: DenseDecodeFacts) -> Iterator[DenseDecodeRefusalCase]:
-    for wrapper, short in ((FLASH, "dense"), (DECODE, "decode")):
+    for wrapper, short in ((FLASH, "dense_decode"), (DECODE, "decode")):
         if wrapper in known.facts.wrappers:
             for argument, name, change, text in _changes(known, wrapper):
                 yield DenseDecodeRefusalCase(
@@ -731,7 +731,7 @@ def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
 @contextlib.contextmanager
 def _planned(subject: Subject, case: DenseDecodeCase) -> Iterator[None]:
     """Has calls planned for the case's multiprocessors, and in a case of shares as if sharing requests cost nothing."""
-    module = subject.package.dense_attention
+    module = subject.package.dense_decode
     combine_units = module.COMBINE_UNITS
     with subject.planned_for(case.multiprocessors):
         module.COMBINE_UNITS = 0 if case.check in ("shares", "invariance") else combine_units
@@ -858,7 +858,7 @@ def _unit_counts(subject: Subject, case: DenseDecodeCase, inputs: Inputs, schedu
 
 def _schedule(subject: Subject, case: DenseDecodeCase, inputs: Inputs) -> Any:
     """How the package schedules a call whose rows are aligned."""
-    module: Any = subject.package.dense_attention
+    module: Any = subject.package.dense_decode
     requests, s_q, heads, _ = inputs.q.shape
     size, kv_heads = inputs.cache.shape[1:3]
     window = [] if module.__dict__.get("WINDOW") is None else [inputs.window or module.MAX_KEYS]
@@ -909,7 +909,7 @@ def _workspace(subject: Subject, case: DenseDecodeCase, inputs: Inputs) -> list[
 
 def _pieces(subject: Subject, case: DenseDecodeCase, inputs: Inputs) -> list[Figure]:
     whole = _call(subject, case, inputs).copy()
-    module = subject.package.dense_attention
+    module = subject.package.dense_decode
     before = module._splits.WORKSPACE_BYTES
     module._splits.WORKSPACE_BYTES = 4
     module._schedule.cache_clear()
@@ -925,7 +925,7 @@ def _pieces(subject: Subject, case: DenseDecodeCase, inputs: Inputs) -> list[Fig
 
 
 def _blocks(subject: Subject, case: DenseDecodeCase, inputs: Inputs) -> list[Figure]:
-    module: Any = subject.package.dense_attention
+    module: Any = subject.package.dense_decode
     before = module.BLOCK_B
     module.BLOCK_B = min(before, 4 if subject.device == "cpu" else before)
     try:

@@ -20,7 +20,7 @@ class Group:
     """Results of cases whose names agree but for the last part.
 
     Attributes:
-        name: that common part, `sparse: layout`.
+        name: that common part, `sparse_fwd: layout`.
         results: the cases on all targets.
     """
 

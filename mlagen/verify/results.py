@@ -36,7 +36,7 @@ class CaseResult:
 
     Attributes:
         package: name of the generated package.
-        case: the case's name, `sparse: sink is +inf`.
+        case: the case's name, `sparse_fwd: sink is +inf`.
         target: whose tile table was read, `sm90`.
         ok: the case held, or was skipped.
         skipped: why it was not run; None if it was.

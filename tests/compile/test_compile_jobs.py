@@ -145,7 +145,7 @@ def test_spills_inside_a_loop_are_refused_and_others_only_told(
     assert straight.loop_spills == 0
     (error,) = check_limits([looped, straight])
     assert (
-        f"{looped.loop_spills:,} stack instructions - limit 0 = {looped.loop_spills:,} too many; "
+        f"{looped.loop_spills:,} spill loads and stores - limit 0 = {looped.loop_spills:,} too many; "
         f"spills {looped.spills:,} {unit} with {looped.registers} registers a thread"
     ) in error.message
 

@@ -1,4 +1,4 @@
-"""Which stack instructions stand inside a loop, on short pieces of what nvdisasm and LLVM really print."""
+"""Which spill loads and stores stand inside a loop, on short pieces of what nvdisasm and LLVM really print."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def test_each_broken_limit_is_an_error_of_its_own():
     named = "sparse_fwd._sparse_fwd_kernel [h<=16 [a|b]] for sm100 under Triton 3.7.1: "
     assert [error.message.removeprefix(named) for error in check_limits([over])] == [
         "shared memory 232,449 bytes - limit 232,448 bytes = 1 bytes too many",
-        "spills inside loops: 1,200 stack instructions - limit 0 = 1,200 too many; "
+        "spills inside loops: 1,200 spill loads and stores - limit 0 = 1,200 too many; "
         "spills 8 stack bytes a thread with 255 registers a thread and 8 warps a program in use",
         "tensor memory 608 columns - limit 512 columns = 96 columns too many",
     ]

@@ -47,7 +47,7 @@ def listed_under(version: str) -> dict[str, list[CompileJob]]:
 def broken(variant: dict[str, Any], taken: dict[str, int], version: str) -> Iterator[str]:
     """The limits that a variant breaks under a version: it spills in a loop, or takes more than its target has."""
     if taken["loop_spills"] > allowed_spills(variant["kernel"], minor(version)):
-        yield f"{taken['loop_spills']} stack instructions in loops"
+        yield f"{taken['loop_spills']} spill loads and stores in loops"
     if taken["shared"] > TARGETS[variant["target"]].shared_limit:
         yield f"{taken['shared']} bytes of shared memory"
 

@@ -9,20 +9,22 @@ import mutants
 from mutants import SPLITS, Mutant
 
 DENSE, LAYOUT = "dense_decode.py", "_layout.py"
-SHARED = ("dense: shares: 7 *", "dense: shares: 20 *", "dense: shares: alike*")
+SHARED = ("dense_decode: shares: 7 *", "dense_decode: shares: 20 *", "dense_decode: shares: alike*")
 
 
 def _literal(name: str, old: str, new: str, *only: str, file: str = DENSE) -> Mutant:
     return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (mutants.TYPICAL,))
 
 
-mutants.TYPICAL = "dense: typical"
-WINDOWED = ("dense: window: 5, s_q 3, causal", "dense: window: 100, s_q 3*")
+mutants.TYPICAL = "dense_decode: typical"
+WINDOWED = ("dense_decode: window: 5, s_q 3, causal", "dense_decode: window: 100, s_q 3*")
 mutants.MUTANTS = (
     _literal("scores have the wrong sign", "scores * sm_scale_log2", "scores * -sm_scale_log2"),
     _literal("the last key is dropped", "valid = (keys < end)", "valid = (keys < end - 1)"),
-    _literal("keys past the end count", "(behind >= least)", "(behind >= -999)", "dense: s_q: 4, causal"),
-    _literal("a query token sees one key too few", "(behind >= least)", "(behind > least)", "dense: s_q: 4, causal"),
+    _literal("keys past the end count", "(behind >= least)", "(behind >= -999)", "dense_decode: s_q: 4, causal"),
+    _literal(
+        "a query token sees one key too few", "(behind >= least)", "(behind > least)", "dense_decode: s_q: 4, causal"
+    ),
     _literal(
         "the first query token is the last", "own = length - s_q + positions", "own = length - 1 - positions", *WINDOWED
     ),
@@ -30,7 +32,9 @@ mutants.MUTANTS = (
     _literal("windows begin a key early", "(behind < window)", "(behind <= window)", *WINDOWED),
     _literal("keys before the window are multiplied", "valid &= keys >= lowest", "valid &= keys >= 0", *WINDOWED),
     _literal("the window is not looked at", "& (behind < window)", "", *WINDOWED),
-    _literal("windows of one token", "length - s_q + 1 - window", "length - window", "dense: window: 64, s_q 3*"),
+    _literal(
+        "windows of one token", "length - s_q + 1 - window", "length - window", "dense_decode: window: 64, s_q 3*"
+    ),
     _literal(
         "pages past the cache are read",
         "& (page.to(tl.uint32, bitcast=True) <",
@@ -40,38 +44,44 @@ mutants.MUTANTS = (
         "lengths may be too long",
         "tl.minimum(tl.maximum(length, 0), max_keys)",
         "tl.minimum(tl.maximum(length, 0), max_keys + 64)",
-        "dense: length: too long",
+        "dense_decode: length: too long",
     ),
     _literal(
         "positions go on past a page",
         "keys.to(tl.uint32) % page_size.to(tl.uint32)",
         "keys.to(tl.uint32)",
-        "dense: page size: 53",
+        "dense_decode: page size: 53",
     ),
     _literal(
         "page sizes are told to be whole",
         "alignment == ALIGNED and page_size % tile.block_n == 0",
         "True",
-        "dense: page size: 53",
+        "dense_decode: page size: 53",
     ),
     _literal(
         "page offsets are 32 bits wide",
         "page.to(tl.int64) * page_stride",
         "(page.to(tl.int64) * page_stride).to(tl.int32)",
-        "dense: offsets: cache*",
+        "dense_decode: offsets: cache*",
         file=LAYOUT,
     ),
     _literal(
-        "all KV heads are the first", ".to(tl.int64) * k_head_stride", ".to(tl.int64) * 0", "dense: heads: 10 of*"
+        "all KV heads are the first",
+        ".to(tl.int64) * k_head_stride",
+        ".to(tl.int64) * 0",
+        "dense_decode: heads: 10 of*",
     ),
     _literal(
         "query heads are the first KV head's",
         "heads = part // row_blocks * group + rows % group",
         "heads = rows % group",
-        "dense: heads: 10 of*",
+        "dense_decode: heads: 10 of*",
     ),
     _literal(
-        "query tokens and heads are swapped", "positions = rows // group", "positions = rows % group", "dense: s_q: 4*"
+        "query tokens and heads are swapped",
+        "positions = rows // group",
+        "positions = rows % group",
+        "dense_decode: s_q: 4*",
     ),
     _literal(
         "parts begin a place early",
@@ -83,11 +93,14 @@ mutants.MUTANTS = (
         "requests after the first begin where it does",
         "        start += tl.maximum(overhead + units, room)\n",
         "        start += overhead\n",
-        "dense: shares: 1 *",
+        "dense_decode: shares: 1 *",
     ),
     _literal("whole requests stand side by side", "room = tl.where(whole, most, 0)", "room = 0", *SHARED),
     _literal(
-        "blocks of requests begin at place 0", "        before += tl.sum(places, 0)\n", "", "dense: length: in blocks"
+        "blocks of requests begin at place 0",
+        "        before += tl.sum(places, 0)\n",
+        "",
+        "dense_decode: length: in blocks",
     ),
     _literal("overhead is not counted", "place = start + overhead", "place = start", *SHARED),
     _literal(
@@ -108,30 +121,30 @@ mutants.MUTANTS = (
         "a row's LSE is by token alone",
         "token * lse_token_stride + heads",
         "token * num_heads + heads",
-        "dense: typical, decode",
+        "dense_decode: typical, decode",
     ),
-    _literal("empty rows have the other LSE", "-math.inf", "math.inf", "dense: length: none at all, decode"),
+    _literal("empty rows have the other LSE", "-math.inf", "math.inf", "dense_decode: length: none at all, decode"),
     _literal(
         "splits depend on the batch",
         "if batch_invariant:\n        most_units",
         "if False:\n        most_units",
-        "dense: batch invariant: rows*",
+        "dense_decode: batch invariant: rows*",
     ),
     _literal(
         "tiles depend on the query tokens",
         "rows = group if batch_invariant else s_q * group",
         "rows = s_q * 16",
-        "dense: batch invariant: rows*",
+        "dense_decode: batch invariant: rows*",
     ),
     _literal(
         "pieces have the first requests' lengths",
         "cache_seqlens=call.cache_seqlens[piece]",
         "cache_seqlens=call.cache_seqlens",
-        "dense: workspace: in p*",
+        "dense_decode: workspace: in p*",
     ),
-    _literal("pieces write the first rows", "out=call.out[tokens]", "out=call.out", "dense: workspace: in p*"),
-    _literal("rows are always called aligned", "1 if (addresses", "16 if (addresses", "dense: layout: q odd"),
-    _literal("metadata is not compared", "self.config != config", "False", "dense: manners: metadata"),
+    _literal("pieces write the first rows", "out=call.out[tokens]", "out=call.out", "dense_decode: workspace: in p*"),
+    _literal("rows are always called aligned", "1 if (addresses", "16 if (addresses", "dense_decode: layout: q odd"),
+    _literal("metadata is not compared", "self.config != config", "False", "dense_decode: manners: metadata"),
     _literal("V may be a tensor of its own", "if same != (", "if False and same != (", "refuses: v_buffer*"),
     _literal("indices are taken", "if given is not None:", "if False:", "refuses: indices*"),
 )

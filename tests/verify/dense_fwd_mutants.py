@@ -1,6 +1,6 @@
 """Multi-head attention and merges broken on purpose; `mutants.py` runs verification on each of them.
 
-Usage: python dense_fwd_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as sparse_fwd_mutants.py. The package's heads have 40
+Usage: python dense_fwd_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py. The package's heads have 40
 and 72 lanes; K and V come by descriptor, and by pointers where rows are not aligned.
 """
 

@@ -99,10 +99,10 @@ OF_PACKAGE = {
     ),
 }
 TYPICAL = {
-    "rows": "sparse: splits: 3",
+    "rows": "sparse_fwd: splits: 3",
     "sparse_decode": "sparse_decode: typical",
     "v4_fp16": "sparse_decode: typical",
-    "dense": "dense: typical",
+    "dense": "dense_decode: typical",
 }
 
 if __name__ == "__main__":

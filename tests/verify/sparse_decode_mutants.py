@@ -1,6 +1,6 @@
 """Attention over a cache broken on purpose; `mutants.py` runs verification on each of them.
 
-Usage: python sparse_decode_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as sparse_fwd_mutants.py. The package has two
+Usage: python sparse_decode_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py. The package has two
 caches of ue8m0_v4.
 """
 

@@ -24,7 +24,7 @@ def test_names_are_unique_and_say_what_they_promise(device, changes):
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
     for case in found:
-        assert case.name.split(": ")[0] in ("sparse", "refuses")
+        assert case.name.split(": ")[0] in ("sparse_fwd", "refuses")
         assert case.promise[-1] not in " ."
 
 
@@ -79,7 +79,7 @@ def test_other_targets_run_a_subset():
     subset = [case for case, target in pairs if target == "gfx942"]
     assert 5 <= len(subset) <= len(found) // 10
     assert not any(isinstance(case, RefusalCase) for case in subset)
-    assert [case.name for case, _ in selected(found, ["sm90"], ["sparse: rows: *"])] == [
-        "sparse: rows: one",
-        "sparse: rows: none",
+    assert [case.name for case, _ in selected(found, ["sm90"], ["sparse_fwd: rows: *"])] == [
+        "sparse_fwd: rows: one",
+        "sparse_fwd: rows: none",
     ]

@@ -74,9 +74,9 @@ def test_a_package_over_a_cache_may_share_rows_too(tmp_path):
     only = [
         "sparse_decode: typical*",
         "sparse_decode*split*",
-        "sparse: typical*",
-        "sparse: splits: 3",
-        "sparse: neighbours*",
+        "sparse_fwd: typical*",
+        "sparse_fwd: splits: 3",
+        "sparse_fwd: neighbours*",
     ]
     assert messages(tmp_path / "other", workers=1, targets=["sm90"], only=only) == []
 

@@ -13,9 +13,9 @@ def result(case: str, *, ok: bool = True, skipped: str | None = None, figures=()
 
 
 RESULTS = [
-    result("sparse: heads: 5", figures=[Figure("out", 1e-3, 4e-3), Figure("lse", 2e-5, 4e-5)]),
-    result("sparse: heads: 6", ok=False, figures=[Figure("out", math.inf, 4e-3)], detail="out is off"),
-    result("sparse: offsets: far", skipped="4.3 GiB are not to be had on cpu"),
+    result("sparse_fwd: heads: 5", figures=[Figure("out", 1e-3, 4e-3), Figure("lse", 2e-5, 4e-5)]),
+    result("sparse_fwd: heads: 6", ok=False, figures=[Figure("out", math.inf, 4e-3)], detail="out is off"),
+    result("sparse_fwd: offsets: far", skipped="4.3 GiB are not to be had on cpu"),
     result("concat: block size 1"),
 ]
 
@@ -53,7 +53,7 @@ def test_the_table_shows_the_same_rows():
         console.print(verify_table(RESULTS))
     text = captured.get()
     assert "dsv32" in text
-    assert "sparse: heads" in text
+    assert "sparse_fwd: heads" in text
     assert "50%" not in text
     assert "inf%" in text
 

@@ -180,7 +180,7 @@ def test_names_are_unique_and_what_cases_name_exists(name, device, tmp_path):
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
     for case in found:
-        assert case.name.split(": ")[0] in ("dense", "refuses")
+        assert case.name.split(": ")[0] in ("dense_decode", "refuses")
         assert case.promise[-1] not in " ."
     flash = "flash_mla_with_kvcache" in SPECS[name][-1]
     left_out = ({"graph"} if device == "cpu" else set()) | (set() if flash else {"metadata"})

@@ -14,7 +14,7 @@ from broken import check_mutants
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
-from mlagen.verify import dense_fwd, merge, mismatches, verify_package
+from mlagen.verify import dense_fwd, merge_states, mismatches, verify_package
 from mlagen.verify.checks import SM90_KERNELS, Subject, sm90_modules
 from mlagen.verify.inputs import LAYOUTS
 
@@ -89,7 +89,7 @@ def test_merge_by_hand():
     inf = math.inf
     lses = torch.tensor([[[0.0, inf, -inf, 1e30]], [[math.log(3), 2.0, inf, 0.0]]])  # [parts, heads, tokens]
     outs = torch.tensor([[4.0, math.nan, math.nan, 5.0], [8.0, 6.0, math.nan, 7.0]]).view(2, 4, 1, 1)
-    out, lse, _ = merge.merge(outs, lses)
+    out, lse, _ = merge_states.merge(outs, lses)
     assert out.flatten().tolist() == pytest.approx([7.0, 6.0, 0.0, 5.0])
     assert lse.flatten().tolist() == pytest.approx([math.log(4), 2.0, -inf, float(torch.tensor(1e30))])
 
@@ -100,7 +100,9 @@ def test_a_merge_of_parts_is_attention_over_all_keys():
     spans = [(0, 7), (7, 7), (7, 20)]
     parts = [dense_fwd.dense_fwd(q, k[a:b], v[a:b], [0, 3], [0, b - a], 0.3, False) for a, b in spans]
     whole = dense_fwd.dense_fwd(q, k, v, [0, 3], [0, 20], 0.3, False)
-    out, lse, _ = merge.merge(torch.stack([part.out for part in parts]), torch.stack([part.lse.T for part in parts]))
+    out, lse, _ = merge_states.merge(
+        torch.stack([part.out for part in parts]), torch.stack([part.lse.T for part in parts])
+    )
     torch.testing.assert_close(out, whole.out, atol=1e-6, rtol=0)
     torch.testing.assert_close(lse, whole.lse.T, atol=1e-6, rtol=0)
     torch.testing.assert_close(dense_fwd.merged(parts).out, whole.out)
@@ -108,7 +110,7 @@ def test_a_merge_of_parts_is_attention_over_all_keys():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_cases_have_names_and_patterns_of_their_own(device):
-    for family in (dense_fwd, merge):
+    for family in (dense_fwd, merge_states):
         found = family.cases(SPEC, device)
         names = [case.name for case in found]
         assert len(set(names)) == len(names)
@@ -126,14 +128,14 @@ def test_what_a_spec_lacks_is_left_out():
     for wrapper in WRAPPERS:
         spec = {**SPEC, "wrappers": [wrapper]}
         assert bool(dense_fwd.cases(spec, "cpu")) == (wrapper == WRAPPERS[0])
-        assert bool(merge.cases(spec, "cpu")) == (wrapper != WRAPPERS[0])
+        assert bool(merge_states.cases(spec, "cpu")) == (wrapper != WRAPPERS[0])
     checks = {
         case.check for case in dense_fwd.cases({**SPEC, "wrappers": WRAPPERS[:1]}, "cpu") if hasattr(case, "check")
     }
     assert checks.isdisjoint({"chunks", "cascade", "parts"})
     rows = {**SPEC, "multi_head": None, "model": {**SPEC["model"], "v_head_dim": 512}, "wrappers": WRAPPERS[1:2]}
-    assert merge.value_dims(rows) == [512]
-    assert merge.value_dims({**rows, "multi_head": SPEC["multi_head"]}) == [128, 512]
+    assert merge_states.value_dims(rows) == [512]
+    assert merge_states.value_dims({**rows, "multi_head": SPEC["multi_head"]}) == [128, 512]
 
 
 def messages(package: Path, **options) -> list[str]:

@@ -13,11 +13,11 @@ from verify_specs import dsv32_text, spec
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
-from mlagen.verify import index, mismatches, verify_package
+from mlagen.verify import indices, mismatches, verify_package
 from mlagen.verify.indices import CHECKS, CombineCase, IndicesRefusalCase, MapCase, combine_indices, map_indices
 from mlagen.verify.inputs import LAYOUTS
 
-WRAPPERS = [index.GLOBAL, index.COMBINE, index.CONVERT]
+WRAPPERS = [indices.GLOBAL, indices.COMBINE, indices.CONVERT]
 DEVICES = ["cpu", "cuda"]
 INT32_MAX, INT32_MIN = 2**31 - 1, -(2**31)
 
@@ -97,10 +97,10 @@ def test_combined_rows_before_the_window_is_full():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_cases_have_names_and_patterns_of_their_own(device):
-    found = index.cases(spec(wrappers=WRAPPERS), device)
+    found = indices.cases(spec(wrappers=WRAPPERS), device)
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
-    assert {type(case) for case in found} == set(index.KINDS) == {MapCase, CombineCase, IndicesRefusalCase}
+    assert {type(case) for case in found} == set(indices.KINDS) == {MapCase, CombineCase, IndicesRefusalCase}
     mapped = [case for case in found if isinstance(case, MapCase)]
     combined = [case for case in found if isinstance(case, CombineCase)]
     assert {case.layout for case in (*mapped, *combined)} | {case.table for case in mapped} <= set(LAYOUTS)
@@ -112,8 +112,8 @@ def test_cases_have_names_and_patterns_of_their_own(device):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_sizes_that_break_kernels_are_there(device):
-    found = index.cases(spec(wrappers=WRAPPERS), device)
-    for wrapper in (index.GLOBAL, index.CONVERT):
+    found = indices.cases(spec(wrappers=WRAPPERS), device)
+    for wrapper in (indices.GLOBAL, indices.CONVERT):
         mine = [case for case in found if isinstance(case, MapCase) and case.wrapper == wrapper]
         assert {0, 1, 17, 100, 2048} <= {case.topk for case in mine}
         assert {1, 2, 53, 64, 69, 256} <= {case.block_size for case in mine}
@@ -129,10 +129,10 @@ def test_the_sizes_that_break_kernels_are_there(device):
 
 
 def test_what_a_spec_lacks_is_left_out():
-    assert index.cases(spec(wrappers=["flash_mla_sparse_fwd"]), "cpu") == []
+    assert indices.cases(spec(wrappers=["flash_mla_sparse_fwd"]), "cpu") == []
     for wrapper in WRAPPERS:
-        found = index.cases(spec(wrappers=[wrapper]), "cpu")
-        assert all(getattr(case, "wrapper", index.COMBINE) == wrapper for case in found)
+        found = indices.cases(spec(wrappers=[wrapper]), "cpu")
+        assert all(getattr(case, "wrapper", indices.COMBINE) == wrapper for case in found)
         assert any(isinstance(case, IndicesRefusalCase) for case in found)
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 ATTENTION, SPLITS, CACHE = "sparse_fwd.py", "_splits.py", "cache.py"
-TYPICAL = "sparse: typical (flash_mla_sparse_fwd)"
-ONE_BY_ONE = "sparse: neighbours: one by one"
+TYPICAL = "sparse_fwd: typical (flash_mla_sparse_fwd)"
+ONE_BY_ONE = "sparse_fwd: neighbours: one by one"
 TARGET = "sm90"
 LONGEST = 30  # seconds that a mutant may take
 
@@ -51,13 +51,13 @@ MUTANTS = (
     _literal("a group begins a head block late", "first = group *", "first = 1 + group *", ONE_BY_ONE),
     _literal("scores have the wrong sign", "scores * sm_scale_log2", "scores * -sm_scale_log2"),
     _literal("scale applied twice", "scores * sm_scale_log2", "scores * sm_scale_log2 * sm_scale_log2"),
-    _literal("loop ends a lane early", "0, end, BLOCK_N", "0, end - 1, BLOCK_N", "sparse: topk: 1"),
+    _literal("loop ends a lane early", "0, end, BLOCK_N", "0, end - 1, BLOCK_N", "sparse_fwd: topk: 1"),
     Mutant(
         "the last index is dropped",
         ATTENTION,
         r"(step|offsets|following) < count",
         r"\1 < count - 1",
-        ("sparse: indices: last lane",),
+        ("sparse_fwd: indices: last lane",),
     ),
     Mutant(
         "load of K is not masked", ATTENTION, r"mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)", ")", (TYPICAL,)
@@ -74,21 +74,21 @@ MUTANTS = (
         'tl.where(valid[None, :], scores * sm_scale_log2, float("-inf"))',
         "scores * sm_scale_log2",
     ),
-    _valid("one past the last row is valid", "(index >= 0) & (index <= s_kv)", "sparse: indices: last row"),
-    _valid("the last row is not valid", "(index >= 0) & (index < s_kv - 1)", "sparse: indices: last row"),
+    _valid("one past the last row is valid", "(index >= 0) & (index <= s_kv)", "sparse_fwd: indices: last row"),
+    _valid("the last row is not valid", "(index >= 0) & (index < s_kv - 1)", "sparse_fwd: indices: last row"),
     _valid("negative indices are valid", "index < s_kv", TYPICAL),
     Mutant(
         "row offsets are 32 bits wide",
         ATTENTION,
         r"kv_rows = kv_ptr \+ .*",
         "kv_rows = kv_ptr + (index * kv_row_stride).to(tl.int32)",
-        ("sparse: offsets: kv *",),
+        ("sparse_fwd: offsets: kv *",),
     ),
     _literal(
         "token is not 64 bits wide",
         "q_ptr + token * q_token_stride",
         "q_ptr + (token * q_token_stride).to(tl.int32)",
-        "sparse: offsets: tokens *",
+        "sparse_fwd: offsets: tokens *",
     ),
     _literal(
         "RoPE is left out",
@@ -96,9 +96,9 @@ MUTANTS = (
         "tl.trans(tl.zeros_like(k_rope))",
     ),
     _literal(
-        "alpha is not applied to l", "l * alpha + tl.sum(p, 1)", "l + tl.sum(p, 1)", "sparse: topk: *", file=SPLITS
+        "alpha is not applied to l", "l * alpha + tl.sum(p, 1)", "l + tl.sum(p, 1)", "sparse_fwd: topk: *", file=SPLITS
     ),
-    _literal("alpha is not applied to acc", "acc * alpha[:, None])", "acc)", "sparse: topk: *"),
+    _literal("alpha is not applied to acc", "acc * alpha[:, None])", "acc)", "sparse_fwd: topk: *"),
     _literal("P is not rounded like V", "p = p.to(k_nope.dtype)", "p = (p * 1.01).to(k_nope.dtype)"),
     _literal("LSE lacks the sum", "(m + tl.log2(l)) * LN2", "m * LN2", file=SPLITS),
     _literal("LSE is base 2", "(m + tl.log2(l)) * LN2", "(m + tl.log2(l))", file=SPLITS),
@@ -107,17 +107,17 @@ MUTANTS = (
         "an empty row's max_logits is finite",
         'tl.where(l == 0, float("-inf"), maximum * LN2)',
         "maximum * LN2",
-        "sparse: indices: none",
+        "sparse_fwd: indices: none",
         file=SPLITS,
     ),
     _literal(
-        "an empty row's LSE is -inf", 'float("inf"), (m', 'float("-inf"), (m', "sparse: indices: none", file=SPLITS
+        "an empty row's LSE is -inf", 'float("inf"), (m', 'float("-inf"), (m', "sparse_fwd: indices: none", file=SPLITS
     ),
     _literal(
         "an empty row is divided by 0",
         "tl.where(l == 0, 0.0, 1.0 / denominator)",
         "1.0 / denominator",
-        "sparse: indices: none",
+        "sparse_fwd: indices: none",
         file=SPLITS,
     ),
     Mutant(
@@ -125,92 +125,98 @@ MUTANTS = (
         ATTENTION,
         r"store_stats\((.*), (row|token \* num_heads \+ heads), (.*), m, l\)",
         r"store_stats(\1, \2, \3, m, l + tl.exp2(tl.load(attn_sink_ptr + (\2) % num_heads) * LOG2E - m))",
-        ("sparse: sink: random",),
+        ("sparse_fwd: sink: random",),
     ),
-    _literal("the sink is base 2", "sink * LOG2E - m", "sink - m", "sparse: sink: random", file=SPLITS),
+    _literal("the sink is base 2", "sink * LOG2E - m", "sink - m", "sparse_fwd: sink: random", file=SPLITS),
     _literal(
         "topk_length is ignored",
         "length = tl.maximum(tl.load(topk_length_ptr + token), 0)",
         "length = topk",
-        "sparse: topk_length: mixed",
+        "sparse_fwd: topk_length: mixed",
     ),
-    _literal("lanes past a length count", "valid &= offsets < length", "valid = valid", "sparse: topk_length: mixed"),
+    _literal(
+        "lanes past a length count", "valid &= offsets < length", "valid = valid", "sparse_fwd: topk_length: mixed"
+    ),
     _literal(
         "a negative topk_length is taken as it is",
         "tl.maximum(tl.load(topk_length_ptr + token), 0)",
         "tl.load(topk_length_ptr + token)",
-        "sparse: topk_length: negative*",
+        "sparse_fwd: topk_length: negative*",
     ),
     _literal(
         "a head too many is written",
         "head_mask = heads < num_heads",
         "head_mask = heads < num_heads + 1",
-        "sparse: manners: buffers *",
+        "sparse_fwd: manners: buffers *",
     ),
-    Mutant("splits run to the end", ATTENTION, r"tl\.minimum\((.*), split_size\)", r"\1", ("sparse: splits: 3",)),
+    Mutant("splits run to the end", ATTENTION, r"tl\.minimum\((.*), split_size\)", r"\1", ("sparse_fwd: splits: 3",)),
     Mutant(
-        "splits run past the end", ATTENTION, r"tl\.minimum\(.*, split_size\)", "split_size", ("sparse: splits: 7",)
+        "splits run past the end", ATTENTION, r"tl\.minimum\(.*, split_size\)", "split_size", ("sparse_fwd: splits: 7",)
     ),
     _literal(
         "splits begin a lane late",
         "indices_token_stride + begin,",
         "indices_token_stride + begin + 1,",
-        "sparse: splits: 3",
+        "sparse_fwd: splits: 3",
     ),
     _literal(
         "merge weights by the wrong maximum",
         "tl.exp2(part_m - m_new)",
         "tl.exp2(part_m - m)",
-        "sparse: splits: 3",
+        "sparse_fwd: splits: 3",
         file=SPLITS,
     ),
     _literal(
         "merge adds without weights",
         "part * (weight * power)[:, None]",
         "part * power[:, None]",
-        "sparse: splits: 3",
+        "sparse_fwd: splits: 3",
         file=SPLITS,
     ),
     _literal(
         "merge keeps no earlier part",
         "acc = acc * alpha + tl.sum",
         "acc = tl.sum",
-        "sparse: splits: more *",
+        "sparse_fwd: splits: more *",
         file=SPLITS,
     ),
     _literal(
-        "merge adds its first parts again", "splits += BLOCK_S", "splits += 0", "sparse: splits: more *", file=SPLITS
+        "merge adds its first parts again",
+        "splits += BLOCK_S",
+        "splits += 0",
+        "sparse_fwd: splits: more *",
+        file=SPLITS,
     ),
     _literal(
         "merge takes another head's sink",
         "head = row - token * num_heads",
         "head = row * 0",
-        "sparse: workspace: with *",
+        "sparse_fwd: workspace: with *",
         file=SPLITS,
     ),
     _literal(
         "pieces take the first tokens' indices",
         "indices[piece]",
         "indices[: q[piece].shape[0]]",
-        "sparse: workspace: *",
+        "sparse_fwd: workspace: *",
     ),
     _literal(
         "pieces take the first tokens' lengths",
         "topk_length[piece]",
         "topk_length[: q[piece].shape[0]]",
-        "sparse: workspace: with *",
+        "sparse_fwd: workspace: with *",
     ),
     _literal(
         "splits depend on the batch",
         "num_splits == 0 and batch_invariant",
         "False",
-        "sparse: batch invariant: rows *",
+        "sparse_fwd: batch invariant: rows *",
         file=SPLITS,
     ),
-    _literal("rows are always called aligned", "if rows % 16:", "if rows < 0:", "sparse: layout: kv odd"),
-    _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse: topk: 17"),
+    _literal("rows are always called aligned", "if rows % 16:", "if rows < 0:", "sparse_fwd: layout: kv odd"),
+    _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse_fwd: topk: 17"),
     _literal(
-        "out is allocated though given", "if tensor is None:", "if True:", "sparse: manners: buffers *", file=SPLITS
+        "out is allocated though given", "if tensor is None:", "if True:", "sparse_fwd: manners: buffers *", file=SPLITS
     ),
     _literal(
         "dtype of indices is not checked",
