@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import SPEC, Run
+from cli_specs import SPEC, Run
 
 from mlagen.cli.manifest import keys_under
 from mlagen.compile import installed

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
+from cli_specs import Run
 
 from mlagen.cli.manifest import COLUMNS, MANIFEST, Manifest, keys_under, make_manifest, read_manifest, still_proved
 from mlagen.compile import Resources
