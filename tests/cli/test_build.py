@@ -32,7 +32,7 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
 
 
 def test_compiled_resources_land_in_the_report_and_the_manifest(run: Run, workspace: Path) -> None:
-    result = run("build", "--no-verify")
+    result = run("build", "--no-verify", "--verbose")
     assert result.exit_code == 0
     assert "_sparse_fwd_kernel" in result.stdout
     version = installed().version
