@@ -16,6 +16,8 @@ from cli_specs import SPEC, Run
 from mlagen.compile import installed
 from mlagen.plan import TARGETS
 
+pytestmark = pytest.mark.compilation
+
 # A package of one small kernel, in two variants.
 WRITER = re.sub("wrappers: .*", "wrappers: [concat_and_cache_mla]", SPEC).replace("name: small", "name: writer")
 COMPILE_ONE = ("--no-verify", "--target", "sm80")
@@ -55,6 +57,7 @@ def test_verbose_has_every_variant_too(run: Run, writer: Path) -> None:
     assert "\nsm80 " in verbose
 
 
+@pytest.mark.interpreter
 def test_each_verified_family_has_a_line_and_verbose_each_group(run: Run, writer: Path) -> None:
     title, header, *rest = run("build", "--no-compile", "--device", "cpu").stdout.splitlines()
     assert title == "writer, verified on cpu"

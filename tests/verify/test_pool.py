@@ -8,6 +8,8 @@ from verify_packages import REFUSES_ALL, write_package
 from mlagen.errors import ToolError, UsageError
 from mlagen.verify import CaseResult, verify_package
 
+pytestmark = pytest.mark.interpreter
+
 
 def test_results_come_in_the_order_of_the_cases_and_as_they_are_done(tmp_path):
     package = write_package(tmp_path)
