@@ -5,16 +5,15 @@ from __future__ import annotations
 import shlex
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import click
 
 from mlagen.backends import expected_products
+from mlagen.cli.built import Built, report_all
 from mlagen.cli.complete import SpecPath
-from mlagen.cli.console import JSON, TargetName, err, out, print_json, report_error, spec_files, stage
-from mlagen.cli.manifest import MANIFEST, make_manifest, read_manifest, stale_manifest, still_proved
+from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
+from mlagen.cli.manifest import MANIFEST, Manifest, make_manifest, read_manifest, stale_manifest, still_proved
 from mlagen.cli.verify import DEVICE, pick_device, verify_cached
 from mlagen.compile import (
     Resources,
@@ -22,40 +21,16 @@ from mlagen.compile import (
     compile_jobs,
     list_variants,
     parse_tritons,
-    resource_table,
     toolchain,
     write_kernels,
 )
-from mlagen.emit import Drift, Package, apply, compare, render
+from mlagen.emit import Drift, apply, compare, render
 from mlagen.emit.write import write_atomically
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
 from mlagen.plan import Plan, load_plan
-from mlagen.verify import CaseResult, mismatches, verify_table
+from mlagen.verify import mismatches
 
 GENERATED = Path("generated")
-
-
-@dataclass
-class Built:
-    """What became of one spec."""
-
-    path: Path
-    package: Package
-    folder: Path
-    written: list[Path] = field(default_factory=list)
-    proofs: dict[str, list[Resources]] = field(default_factory=dict)
-    results: list[CaseResult] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain values for `--json`."""
-        return {
-            "spec": str(self.path),
-            "package": str(self.folder),
-            "files": [file.name for file in self.package.files],
-            "written": [str(path) for path in self.written],
-            "resources": [one.to_json() for resources in self.proofs.values() for one in resources],
-            "verified": [one.to_json() for one in self.results],
-        }
 
 
 @click.command()
@@ -78,6 +53,7 @@ class Built:
 @click.option("--no-verify", is_flag=True, help="Do not run the kernels.")
 @click.option("--out", "folder", type=click.Path(path_type=Path), default=GENERATED, show_default=True)
 @DEVICE
+@click.option("-v", "--verbose", is_flag=True, help="Print what each variant takes and each group of cases too.")
 @JSON
 def build(
     specs: tuple[Path, ...],
@@ -91,6 +67,7 @@ def build(
     no_verify: bool,
     folder: Path,
     device: str,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Generates the packages of SPECS (default: specs/*.yaml) into generated/.
@@ -106,7 +83,10 @@ def build(
     if check and (diff or force):
         raise UsageError("--check writes and prints nothing that --diff or --force would change; give one of them")
     plans = _load_all(spec_files(specs))
-    built = [Built(path, render(plan), folder / plan.spec.name) for path, plan in plans]
+    built = [
+        Built(path, render(plan), folder / plan.spec.name, numbered(plan.spec.name, number, len(plans)))
+        for number, (path, plan) in enumerate(plans, 1)
+    ]
     if check or diff:
         _compare_all(built, check, as_json, folder)
         return
@@ -114,20 +94,21 @@ def build(
     if cache_dir is not None:
         _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
         return
-    failures: list[MlagenError] = []
-    for (_, plan), one in zip(plans, built, strict=True):
+    for number, ((_, plan), one) in enumerate(zip(plans, built, strict=True)):
         try:
-            _build_one(plan, one, targets, force, None if no_verify else pick_device(device), versions)
+            one.failures = _build_one(plan, one, targets, force, None if no_verify else pick_device(device), versions)
         except MlagenError as error:
-            report_error(error)
-            failures.append(error)
-            continue
+            one.failures = [error]
         if not as_json:
-            _print_built(one)
+            out.print("\n" * (number > 0), end="")
+            one.show(verbose)
+        one.report()
+    if len(built) > 1:
+        report_all(built)
     if as_json:
         print_json([one.to_json() for one in built])
-    if failures:
-        raise SystemExit(max(error.exit_code for error in failures))
+    if any(one.failures for one in built):
+        raise SystemExit(max(error.exit_code for one in built for error in one.failures))
 
 
 def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
@@ -180,7 +161,8 @@ def _build_command(specs: Sequence[Path], folder: Path) -> str:
 
 def _build_one(
     plan: Plan, one: Built, targets: tuple[str, ...], force: bool, device: str | None, versions: tuple[str, ...]
-) -> None:
+) -> list[MlagenError]:
+    """Compiles, verifies and writes a package; what breaks a limit or a case, and then nothing is written."""
     name = plan.spec.name
     drifts = compare(one.package, one.folder)
     if not force:
@@ -189,39 +171,51 @@ def _build_one(
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         staged = Path(temporary) / name
         apply(compare(one.package, staged))
+        one.products = expected_products(plan)
         for version in versions:
-            one.proofs[version] = _compile(name, staged, chosen, version)
+            one.proofs[version] = _compile(one.label, staged, chosen, version)
         earlier = read_manifest(one.folder)
         holds_under = {} if earlier is None else earlier.holds_under()
-        products = expected_products(plan)
-        broken = [check_limits(taken, products, holds_under=holds_under, spec=name) for taken in one.proofs.values()]
-        _raise_all([error for errors in broken for error in errors])
+        broken: list[MlagenError] = [
+            error
+            for taken in one.proofs.values()
+            for error in check_limits(taken, one.products, holds_under=holds_under, spec=name)
+        ]
+        if broken:
+            return broken
         if device is not None:
-            one.results = verify_cached(one.package, staged, device)
-            _raise_all(mismatches(one.results))
+            one.device, one.results = device, verify_cached(one.package, staged, device, one.label)
+            if failed := mismatches(one.results):
+                return [*failed]
         proves = bool(versions) and chosen == list(plan.spec.targets)
         kept = earlier.tritons if earlier is not None and proves else ()
         others = [version for version in kept if version not in versions]
-        held = still_proved(earlier, staged, plan.spec.targets, others)
+        with stage(f"{one.label}: what still holds under triton {', '.join(others)}", None):
+            held = still_proved(earlier, staged, plan.spec.targets, others)
     one.written = apply(drifts, force=force)
     if proves:
-        lost = [version for version in others if held is None or version not in held.tritons]
-        if lost:
-            err.print(
-                f"{one.folder}: no longer proved under triton {', '.join(lost)}, since kernels changed; mend with: "
-                f"{_build_command([one.path], one.folder.parent)} --triton {','.join((*versions, *lost))}",
-                markup=False,
-            )
-        text = make_manifest(one.package, one.proofs, held).text()
-        path = one.folder / MANIFEST
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
-            write_atomically(path, text)
-            one.written.append(path)
+        _write_manifest(one, held, [each for each in others if held is None or each not in held.tritons])
+    return []
 
 
-def _compile(name: str, staged: Path, targets: Sequence[str], version: str) -> list[Resources]:
+def _write_manifest(one: Built, held: Manifest | None, lost: Sequence[str]) -> None:
+    """Writes a package's manifest, and says under which Tritons it is no longer proved."""
+    if lost:
+        err.print(
+            f"{one.folder}: no longer proved under triton {', '.join(lost)}, since kernels changed; mend with: "
+            f"{_build_command([one.path], one.folder.parent)} --triton {','.join((*one.proofs, *lost))}",
+            markup=False,
+        )
+    text = make_manifest(one.package, one.proofs, held).text()
+    path = one.folder / MANIFEST
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_atomically(path, text)
+        one.written.append(path)
+
+
+def _compile(label: str, staged: Path, targets: Sequence[str], version: str) -> list[Resources]:
     """Compiles all that calls of a package can launch under one Triton."""
-    title = f"{name}: compile with triton {version}"
+    title = f"{label}: compile with triton {version}"
     with stage(f"{title}: list variants", None):
         chosen = toolchain(version)
         jobs = list_variants(staged, targets, toolchain=chosen)
@@ -230,7 +224,7 @@ def _compile(name: str, staged: Path, targets: Sequence[str], version: str) -> l
             staged,
             jobs,
             toolchain=chosen,
-            on_start=lambda job: bar.show(f"{title}: {job.target} {job.kernel}"),
+            on_start=lambda job: bar.show(f"{job.target} {job.kernel}"),
             on_done=bar.step,
         )
 
@@ -254,10 +248,16 @@ def _compile_ahead(
             )
         for target in _chosen(plan, targets):
             for version in versions:
-                with stage(f"{name}: compile ahead for {target} with triton {version}", None) as bar:
-                    taken = toolchain(version)
+                title = f"{one.label}: compile ahead for {target} with triton {version}"
+                with stage(title, None) as bar:
                     path = write_kernels(
-                        one.folder, target, cache_dir / name, toolchain=taken, on_list=bar.of, on_done=bar.step
+                        one.folder,
+                        target,
+                        cache_dir / name,
+                        toolchain=toolchain(version),
+                        on_list=bar.of,
+                        on_start=lambda job: bar.show(job.kernel),
+                        on_done=bar.step,
                     )
                 written.append(path)
                 err.print(f"{path}: {path.stat().st_size:,} bytes", markup=False)
@@ -278,27 +278,3 @@ def _chosen(plan: Plan, targets: tuple[str, ...]) -> list[str]:
         has = ", ".join(plan.spec.targets)
         raise UsageError(f"{plan.spec.name}: none of its targets ({has}) is {', '.join(targets)}")
     return chosen
-
-
-def _raise_all(errors: list[Any]) -> None:
-    for error in errors[:-1]:
-        report_error(error)
-    if errors:
-        raise errors[-1]
-
-
-def _print_built(one: Built) -> None:
-    for version, resources in one.proofs.items():
-        out.print(f"triton {version}")
-        out.print(resource_table(resources))
-    if one.results:
-        out.print(verify_table(one.results))
-    told = [
-        f"{len(resources)} kernel variants compiled with triton {version}" for version, resources in one.proofs.items()
-    ]
-    verified = f"{len(one.results)} cases verified" if one.results else "not verified"
-    state = f"{len(one.written)} written" if one.written else "unchanged"
-    compiled = ", ".join(told) or "not compiled"
-    err.print(f"{one.folder}: {len(one.package.files)} files, {state}; {compiled}, {verified}", markup=False)
-    for path in one.written:
-        out.print(str(path), markup=False, soft_wrap=True)

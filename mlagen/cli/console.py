@@ -12,7 +12,17 @@ from typing import Any
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
 from rich.text import Text
 
 from mlagen.cli.complete import SpecPath
@@ -108,12 +118,18 @@ def spec_files(paths: tuple[Path, ...]) -> list[Path]:
     return found
 
 
+def numbered(name: str, number: int, total: int) -> str:
+    """What a bar calls one of several packages; its name alone where there is but one."""
+    return name if total == 1 else f"{name} ({number} of {total})"
+
+
 class Stage:
     """A bar on stderr for work that is counted; nothing where stderr is no terminal."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
+    def __init__(self, progress: Progress, task: TaskID, title: str) -> None:
         self._progress = progress
         self._task = task
+        self._title = title
 
     def step(self, _: object = None) -> None:
         """One more is done."""
@@ -123,19 +139,28 @@ class Stage:
         """Says how many there are to do, once that is known."""
         self._progress.update(self._task, total=total)
 
-    def show(self, title: str) -> None:
-        """Says what is being done now."""
-        self._progress.update(self._task, description=title)
+    def show(self, what: str) -> None:
+        """Says what is being done now, behind the stage's title."""
+        self._progress.update(self._task, description=f"{self._title}: {what}")
+
+
+class _LeftColumn(TimeRemainingColumn):
+    """The time that is left, of a stage whose steps are counted."""
+
+    def render(self, task: Task) -> Text:
+        return Text.assemble(super().render(task), " left") if task.total else Text()
 
 
 @contextmanager
 def stage(title: str, total: int | None) -> Iterator[Stage]:
     """Shows the progress of a stage of `total` steps; None where the number is not known."""
     columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
+        BarColumn(bar_width=12),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
+        _LeftColumn(),
+        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True)),  # cut where the line ends
     )
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        yield Stage(progress, progress.add_task(title, total=total))
+    off = not err.file.isatty()  # is_terminal is true of a pipe too where FORCE_COLOR asks for colours
+    with Progress(*columns, console=err, expand=True, transient=True, disable=off) as progress:
+        yield Stage(progress, progress.add_task(title, total=total), title)

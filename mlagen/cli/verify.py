@@ -6,14 +6,14 @@ import hashlib
 import importlib.metadata
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from mlagen.cli.complete import SpecPath
-from mlagen.cli.console import JSON, TargetName, err, out, print_json, spec_files, stage
+from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
 from mlagen.compile import default_cache_dir
 from mlagen.emit import Package, apply, compare, render
 from mlagen.emit.write import write_atomically
@@ -51,21 +51,47 @@ def _cache_file(package: Package, device: str) -> Path:
     return default_cache_dir() / "verified" / f"{digest.hexdigest()}.json"
 
 
-def verify_cached(package: Package, folder: Path, device: str) -> list[CaseResult]:
-    """Runs all cases on a package in `folder`, unless the same bytes passed before on this kind of device."""
+def verify_cached(package: Package, folder: Path, device: str, label: str) -> list[CaseResult]:
+    """Runs all cases on a package in `folder`, unless the same bytes passed before on this kind of device.
+
+    Args:
+        package: what lies in the folder.
+        folder: the folder.
+        device: where kernels run.
+        label: what the progress bar calls the package.
+    """
     path = _cache_file(package, device)
     try:
         return [CaseResult.from_json(value) for value in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    with stage(f"{package.name}: verify on {device}", None) as bar:
-        results = verify_package(folder, device=device, on_done=bar.step)
+    results = _verify(folder, device, label)
     if not mismatches(results):
         try:
             write_atomically(path, json.dumps([result.to_json() for result in results]))
         except OSError as error:
             err.print(f"results not cached: {error}", markup=False)
     return results
+
+
+def _verify(
+    folder: Path,
+    device: str,
+    label: str,
+    targets: Sequence[str] | None = None,
+    only: Sequence[str] | None = None,
+) -> list[CaseResult]:
+    """Runs cases of a package behind a bar."""
+    with stage(f"{label}: verify on {device}", None) as bar:
+        return verify_package(
+            folder,
+            device=device,
+            targets=targets,
+            only=only,
+            on_count=bar.of,
+            on_start=lambda case, target: bar.show(f"{target} {case}"),
+            on_done=bar.step,
+        )
 
 
 @click.command()
@@ -87,15 +113,14 @@ def verify(
     place = pick_device(device)
     failed = []
     everything: list[CaseResult] = []
-    for path in spec_files(specs):
+    paths = spec_files(specs)
+    for number, path in enumerate(paths, 1):
         package = render(load_plan(path))
         with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
             staged = Path(temporary) / package.name
             apply(compare(package, staged))
-            with stage(f"{package.name}: verify on {place}", None) as bar:
-                results = verify_package(
-                    staged, device=place, targets=targets or None, only=only or None, on_done=bar.step
-                )
+            label = numbered(package.name, number, len(paths))
+            results = _verify(staged, place, label, targets or None, only or None)
         everything.extend(results)
         failed.extend(mismatches(results))
         if not as_json:

@@ -5,7 +5,7 @@ from mlagen.compile.job import CompileJob
 from mlagen.compile.kernels import write_kernels
 from mlagen.compile.pool import compile_jobs, content_keys, list_variants
 from mlagen.compile.resources import Resources, check_limits
-from mlagen.compile.table import resource_markdown, resource_table
+from mlagen.compile.table import resource_markdown, resource_table, target_table
 from mlagen.compile.toolchain import Toolchain, cached_tritons, installed, parse_tritons, toolchain, tritons_dir
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "parse_tritons",
     "resource_markdown",
     "resource_table",
+    "target_table",
     "toolchain",
     "tritons_dir",
     "write_kernels",

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
+from mlagen.compile.job import CompileJob
 from mlagen.compile.pool import compile_jobs, list_variants
 from mlagen.compile.process import ask_triton_key
 from mlagen.compile.resources import Resources
@@ -31,6 +32,7 @@ def write_kernels(
     *,
     toolchain: Toolchain,
     on_list: Callable[[int], None] | None = None,
+    on_start: Callable[[CompileJob], None] | None = None,
     on_done: Callable[[Resources], None] | None = None,
 ) -> Path:
     """Compile all that a call of a package can launch on a target, and write it as an archive; needs no GPU.
@@ -42,6 +44,7 @@ def write_kernels(
         toolchain: the Triton that compiles. Its cache's keys hold a hash of its files: the archive serves the same
             release for the same Python version.
         on_list: called with the number of variants.
+        on_start: called in a worker's thread with each as its compilation begins.
         on_done: called with each that is compiled.
 
     Returns:
@@ -56,7 +59,7 @@ def write_kernels(
     with tempfile.TemporaryDirectory(prefix="mlagen-kernels-") as temporary:
         cache = Path(temporary) / "cache"
         cache.mkdir()
-        compile_jobs(package_dir, jobs, toolchain=toolchain, kernels_dir=cache, on_done=on_done)
+        compile_jobs(package_dir, jobs, toolchain=toolchain, kernels_dir=cache, on_start=on_start, on_done=on_done)
         into.mkdir(parents=True, exist_ok=True)
         path = into / archive_name(target, toolchain.version, ask_triton_key(toolchain))
         partial = Path(temporary) / path.name

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KIB = 1024
+REGISTERS = 65_536  # of a multiprocessor of any NVIDIA target
+MOST_REGISTERS = 255  # that a thread of one can name
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,12 @@ class Target:
     rounds_e4m3: bool = False
     copies_tensors: bool = False
     dependent_launch: bool = False
+
+    def register_limit(self, num_warps: int) -> int:
+        """The most registers that a thread of a program can have; on AMD vector registers, of both kinds together."""
+        if self.backend == "cuda":
+            return min(MOST_REGISTERS, REGISTERS // (num_warps * self.warp_size) // 8 * 8)
+        return 512 // -(-num_warps // 4)  # of a lane of a SIMD, four of which share a program's wavefronts
 
 
 def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "mma") -> Target:

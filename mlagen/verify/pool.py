@@ -23,6 +23,8 @@ STDERR_LINES = 15
 START_SECONDS = 120.0  # that importing torch and Triton may take on a loaded machine
 ROOT = Path(__file__).resolve().parents[2]
 
+Answer = CaseResult | int | BaseException | None  # of a shard: a result, how many there will be, what broke, the end
+
 
 def verify_package(
     package_dir: Path,
@@ -31,6 +33,8 @@ def verify_package(
     targets: Sequence[str] | None = None,
     workers: int | None = None,
     only: Sequence[str] | None = None,
+    on_count: Callable[[int], None] | None = None,
+    on_start: Callable[[str, str], None] | None = None,
     on_done: Callable[[CaseResult], None] | None = None,
     timeout: float = 600.0,
 ) -> list[CaseResult]:
@@ -42,6 +46,8 @@ def verify_package(
         targets: on a CPU, whose tiles to run: all cases with the first's, a few with each other's; None: the spec's.
         workers: processes; None: 2 on a CPU, 4 on a GPU.
         only: shell patterns; cases whose name none matches are left out.
+        on_count: called with the number of results to come, as far as workers have said it; the last time with all.
+        on_start: called in a worker's thread with each case and target as it begins.
         on_done: called with each result as it comes.
         timeout: seconds a case may take.
 
@@ -55,15 +61,16 @@ def verify_package(
     if device not in DEFAULT_WORKERS:
         raise UsageError(f"device is {device!r}, takes one of {', '.join(DEFAULT_WORKERS)}")
     count = workers or DEFAULT_WORKERS[device]
-    answers: queue.Queue[CaseResult | BaseException | None] = queue.Queue()
+    answers: queue.Queue[Answer] = queue.Queue()
     job = {
         "package_dir": str(package_dir),
         "device": device,
         "targets": list(targets) if targets else None,
         "only": list(only) if only else None,
     }
-    shards = [_Shard({**job, "shard": [number, count]}, answers, timeout) for number in range(count)]
+    shards = [_Shard({**job, "shard": [number, count]}, answers, on_start, timeout) for number in range(count)]
     results: list[CaseResult] = []
+    counted = 0
     try:
         for shard in shards:
             shard.start()
@@ -74,6 +81,10 @@ def verify_package(
                 running -= 1
             elif isinstance(answer, BaseException):
                 raise answer
+            elif isinstance(answer, int):
+                counted += answer
+                if on_count:
+                    on_count(counted)
             else:
                 results.append(answer)
                 if on_done:
@@ -101,12 +112,18 @@ class _Shard(threading.Thread):
     """Runs one shard of the cases, with a fresh worker after each one that dies in a case."""
 
     def __init__(
-        self, job: dict[str, Any], answers: queue.Queue[CaseResult | BaseException | None], timeout: float
+        self,
+        job: dict[str, Any],
+        answers: queue.Queue[Answer],
+        on_start: Callable[[str, str], None] | None,
+        timeout: float,
     ) -> None:
         super().__init__(daemon=True)
         self.seen: list[tuple[str, str]] = []
+        self._counted = False
         self._job = job
         self._answers = answers
+        self._on_start = on_start
         self._timeout = timeout
         self._process: subprocess.Popen[str] | None = None
         self._stopped = False
@@ -141,6 +158,12 @@ class _Shard(threading.Thread):
                 if event == "start":
                     started = (answer["case"], answer["target"])
                     self.seen.append(started)
+                    if self._on_start:
+                        self._on_start(*started)
+                elif event == "count":
+                    if not self._counted:  # a fresh worker counts the shard again
+                        self._counted = True
+                        self._answers.put(answer["cases"])
                 elif event == "result":
                     started = None
                     self._answers.put(CaseResult.from_json(answer))

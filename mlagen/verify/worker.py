@@ -11,8 +11,9 @@ The job:
     shard: [i, n]: this worker takes every n-th case from the i-th
     done: list of [case, target] to leave out
 
-The answers are {"event": "start", case, target} before and {"event": "result", ...} after each case, and
-{"event": "done"} at the end. A worker that stops without a "done" broke off in the case it started last.
+The answers are {"event": "count", cases} first, {"event": "start", case, target} before and {"event": "result", ...}
+after each case, and {"event": "done"} at the end. A worker that stops without a "done" broke off in the case it started
+last.
 """
 
 from __future__ import annotations
@@ -143,7 +144,9 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     first, step = job["shard"]
     done = {tuple(pair) for pair in job["done"]}
     facts = Facts.of(spec)
-    for case, target in selected(cases(spec, device), targets, job["only"])[first::step]:
+    dealt = selected(cases(spec, device), targets, job["only"])[first::step]
+    answer({"event": "count", "cases": len(dealt)})
+    for case, target in dealt:
         if (case.name, target) in done:
             continue
         answer({"event": "start", "case": case.name, "target": target})

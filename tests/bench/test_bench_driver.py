@@ -292,6 +292,7 @@ def test_both_attention_kernels_are_compiled_for_each_candidate(tmp_path: Path) 
             assert (job.num_warps, job.num_stages) == (tile.num_warps, tile.num_stages)
 
 
+@pytest.mark.compilation
 def test_a_candidate_that_breaks_no_limit_is_fit_and_one_that_spills_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,12 +65,14 @@ def test_what_is_printed_is_read_as_the_same_entries(tmp_path: Path) -> None:
     assert [dataclasses.replace(one, place=None) for one in read_replacements(path)] == entries
 
 
+@pytest.mark.compilation
 def test_a_package_that_holds_has_nothing_to_print(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "small.yaml").write_text(SPEC)
     assert main([str(tmp_path / "small.yaml")]) == 0
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.compilation
 def test_another_tile_is_taken_once_all_its_variants_hold(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SPEC)
     plan = load_plan(tmp_path / "small.yaml")

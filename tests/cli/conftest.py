@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cli_specs import SPEC, Run
 from click.testing import CliRunner, Result
 
 from mlagen.cli import main
-
-SPEC = """\
-name: small
-title: A small model
-model: {num_heads: 4, kv_lora_rank: 32, qk_rope_head_dim: 16, v_head_dim: 32, dtype: fp16}
-attention: {kind: sparse, topk: 16}
-cache: {layout: fp16}
-wrappers: [flash_mla_sparse_fwd]
-targets: [sm80, gfx942]
-"""
-
-Run = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")

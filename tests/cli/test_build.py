@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import SPEC, Run
+from cli_specs import SPEC, Run
 
 from mlagen.cli.manifest import keys_under
 from mlagen.compile import installed
@@ -31,8 +31,9 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
     assert files == {path.name: path.stat().st_mtime_ns for path in (workspace / "generated" / "small").iterdir()}
 
 
+@pytest.mark.compilation
 def test_compiled_resources_land_in_the_report_and_the_manifest(run: Run, workspace: Path) -> None:
-    result = run("build", "--no-verify")
+    result = run("build", "--no-verify", "--verbose")
     assert result.exit_code == 0
     assert "_sparse_fwd_kernel" in result.stdout
     version = installed().version
@@ -51,6 +52,7 @@ def test_compiled_resources_land_in_the_report_and_the_manifest(run: Run, worksp
     assert run("build", "--check").exit_code == 0
 
 
+@pytest.mark.compilation
 def test_a_version_whose_kernels_changed_is_told_with_what_proves_it_again(run: Run, workspace: Path) -> None:
     """The manifest of a package of one small kernel, to which two versions are written as if they had compiled it."""
     spec = workspace / "specs" / "small.yaml"
@@ -88,6 +90,7 @@ def test_a_triton_that_is_not_among_those_proved_is_exit_code_2(run: Run, worksp
     assert not (workspace / "generated").exists()
 
 
+@pytest.mark.interpreter
 def test_verified_kernels_are_counted(run: Run) -> None:
     result = run("build", "--no-compile", "--device", "cpu", "--json")
     assert result.exit_code == 0
@@ -96,6 +99,7 @@ def test_verified_kernels_are_counted(run: Run) -> None:
     assert all(case["ok"] for case in built["verified"])
 
 
+@pytest.mark.compilation
 def test_json_on_stdout_is_the_whole_of_stdout(run: Run) -> None:
     (built,) = json.loads(run("build", "--no-verify", "--target", "sm80", "--json").stdout)
     assert {row["target"] for row in built["resources"]} == {"sm80"}
@@ -194,6 +198,7 @@ def test_the_module_runs_as_a_command(workspace: Path) -> None:
     assert "generated/small" in done.stdout
 
 
+@pytest.mark.compilation
 def test_kernels_compiled_ahead_lie_in_the_packages_folder_by_target_and_triton(run: Run, workspace: Path) -> None:
     run("build", *TEXT_ONLY)
     result = run("build", "--cache", "generated", "--target", "gfx942")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 import pytest
+from cli_specs import SPEC
 from click.testing import CliRunner
-from conftest import SPEC
 
 from mlagen.cli import main
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from cli_specs import Run
 from click.testing import CliRunner
-from conftest import Run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

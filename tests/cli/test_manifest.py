@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
+from cli_specs import Run
 
 from mlagen.cli.manifest import COLUMNS, MANIFEST, Manifest, keys_under, make_manifest, read_manifest, still_proved
 from mlagen.compile import Resources
@@ -121,6 +121,7 @@ def proved(package: Path, *versions: str) -> Manifest:
     return Manifest(versions, {}, variants, measured)
 
 
+@pytest.mark.compilation
 def test_a_version_holds_as_long_as_no_kernel_changes(package: Path) -> None:
     manifest = proved(package, "3.6.0")
     assert len(manifest.variants) > 10
@@ -147,6 +148,7 @@ def test_a_version_holds_as_long_as_no_kernel_changes(package: Path) -> None:
     assert (held.tritons, held.measured) == ((), {})
 
 
+@pytest.mark.compilation
 def test_only_the_versions_asked_for_are_looked_at_and_each_for_itself(package: Path) -> None:
     manifest = proved(package, "3.6.0", "3.8.0")
     some = next(iter(manifest.variants))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
+from cli_specs import Run
 
 Rows = list[dict[str, Any]]
 

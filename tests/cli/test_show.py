@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from cli_specs import Run
 
 from mlagen import GENERATOR
 from mlagen.plan import load_plan, needed

@@ -12,6 +12,8 @@ from mlagen.compile import Resources, check_limits, compile_jobs, process
 from mlagen.errors import ToolError
 from mlagen.plan import TARGETS
 
+pytestmark = pytest.mark.compilation
+
 MATRIX = {
     "sm80": "HMMA",
     "sm86": "HMMA",

@@ -16,6 +16,8 @@ from mlagen.errors import ToolError
 from mlagen.plan import Plan, make_plan
 from mlagen.spec import load
 
+pytestmark = pytest.mark.compilation
+
 RIGHT_ENDS = """            acc = warpgroup_mma_wait(0, deps=[acc])
             _signal(K0_RIGHT, at)
 """

@@ -16,6 +16,8 @@ from mlagen.compile import installed, write_kernels
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 
+pytestmark = pytest.mark.compilation
+
 SPEC = """\
 name: ahead
 title: A writer of rows

@@ -10,6 +10,8 @@ from mlagen.compile import Toolchain, compile_jobs, content_keys, installed, lis
 from mlagen.errors import ToolError
 from mlagen.plan.tritons import TRITONS, minor
 
+pytestmark = pytest.mark.compilation
+
 TARGETS = ("gfx942", "sm90")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from mlagen.compile import Resources, check_limits, default_cache_dir, resource_markdown, resource_table
+from mlagen.compile import Resources, check_limits, default_cache_dir, resource_markdown, resource_table, target_table
 from mlagen.compile.resources import SM90_MODULES
 from mlagen.emit import render
 from mlagen.plan import make_plan
@@ -130,6 +130,19 @@ def test_table_keeps_brackets_and_numbers():
     assert "h<=16 [a|b]" in text
     assert "232,448" in text
     assert "100 %" in text
+
+
+def test_a_target_is_a_row_with_the_most_under_any_triton_and_what_breaks_a_limit():
+    merge = replace(FITS, kernel="_merge_splits_kernel", key="another", registers=40, shared=0)
+    over = replace(FITS, triton="3.8.0", loop_spills=35)
+    other = replace(FITS, target="gfx942", num_warps=8, registers=128, shared=1024, shared_limit=65_536)
+    console = Console(width=120, file=io.StringIO())
+    console.print(target_table({"3.7.1": [FITS, merge, other], "3.8.0": [over]}, lambda one: bool(check_limits([one]))))
+    _, *rows = [line.split() for line in console.file.getvalue().splitlines()]
+    assert [" ".join(row) for row in rows] == [
+        "sm90 2 2 255 of 255 100 % 232,448 of 232,448 100 % 35 1 under 3.8.0",
+        "gfx942 1 1 128 of 256 50 % 1,024 of 65,536 2 % 0 -",
+    ]
 
 
 def test_markdown_is_one_row_a_kernel():

@@ -66,6 +66,7 @@ def test_a_fetch_that_fails_is_told_and_leaves_nothing_behind(offline):
 
 
 @pytest.mark.parametrize("version", OTHERS)
+@pytest.mark.compilation
 def test_another_triton_compiles_and_reads_its_own_machine_code(package, make_job, tmp_path, version):
     if not (FETCHED[version] / "triton" / "__init__.py").is_file():
         pytest.skip(f"triton {version} was not fetched")

@@ -1,9 +1,11 @@
-"""Whatever a spec says, its package is Python that the house's linter and formatter leave alone."""
+"""Whatever a spec says, its package is Python that linter and formatter leave alone, each name bound once."""
 
 from __future__ import annotations
 
+import dis
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -50,10 +52,12 @@ def ruff(root: Path, *arguments: str) -> str:
     return "" if done.returncode == 0 else done.stdout[:4000] + done.stderr
 
 
-def test_every_file_is_python_within_the_line_width(packages):
+def test_every_file_is_python_within_the_line_width_and_binds_no_name_twice(packages):
     for spec, package in packages:
         for file in package.files:
-            compile(file.text, file.name, "exec", dont_inherit=True)
+            code = compile(file.text, file.name, "exec", dont_inherit=True)
+            bound = Counter(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_NAME")
+            assert [name for name, times in bound.items() if times > 1] == [], (file.name, spec.model_dump_json())
             wide = [line for line in file.text.split("\n") if len(line) > WIDTH]
             assert wide == [], spec.model_dump_json()
 

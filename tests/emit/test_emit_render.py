@@ -9,11 +9,10 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 
 import pytest
 from emit_specs import PATHS, ROOT, make_spec, specs
-from hypothesis import Phase, given, settings
+from hypothesis import given, settings
 
 from mlagen import __version__
 from mlagen.backends import GeneratedFile, files
@@ -149,28 +148,6 @@ def test_every_line_below_the_header_has_an_origin_unless_it_is_blank(plan):
 def test_a_template_that_asks_for_an_unknown_value_fails(template):
     with pytest.raises(ToolError, match=rf"template {re.escape(template)}: '\w+' is undefined"):
         _body(GeneratedFile("x.py", template, {}))
-
-
-def names_bound(tree: ast.Module) -> list[str]:
-    """Names that a module's statements bind, one entry for each time."""
-    bound = []
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            bound.append(node.name)
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            bound.extend(target.id for target in targets if isinstance(target, ast.Name))
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            bound.extend(alias.asname or alias.name for alias in node.names)
-    return bound
-
-
-@settings(max_examples=100, deadline=None, derandomize=True, phases=[Phase.generate])
-@given(spec=specs())
-def test_no_module_binds_a_name_twice(spec):
-    for file in render(make_plan(spec)).files:
-        twice = [name for name, times in Counter(names_bound(ast.parse(file.text))).items() if times > 1]
-        assert twice == [], file.name
 
 
 def test_rope_zero_leaves_no_rope_in_the_code():

@@ -73,6 +73,7 @@ def test_wrappers_refuse_a_wrong_argument_before_any_launch(package, refusals):
 
 @pytest.mark.skipif(not BARE_INTERPRETER, reason="this Triton's interpreter needs mending")
 @pytest.mark.parametrize("name", ["odd", "odd_fp8", "odd_prefill"])
+@pytest.mark.interpreter
 def test_the_fp16_packages_run_each_wrapper_on_the_interpreter(name, tmp_path):
     (package,) = [package for package in PACKAGES if package.name == name]
     assert alone([package], "run", tmp_path, TRITON_INTERPRET="1")[name]

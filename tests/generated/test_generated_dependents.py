@@ -13,6 +13,8 @@ from triton.compiler import ASTSource
 
 from mlagen.plan import TARGETS
 
+pytestmark = pytest.mark.compilation
+
 ROOT = Path(__file__).parents[2]
 CACHES = [
     ("dsv32_fp8", "cache", "_gather_tokens_kernel"),

@@ -127,6 +127,7 @@ def sample(folder: Path) -> CompileJob:
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
+@pytest.mark.compilation
 def test_a_variant_that_is_compiled_takes_what_the_manifest_says(folder: Path, tmp_path: Path) -> None:
     (taken,) = compile_jobs(folder, [sample(folder)], workers=1, cache_dir=tmp_path)
     measured = manifest_of(folder).measured[taken.triton]

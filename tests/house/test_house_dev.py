@@ -200,5 +200,27 @@ def test_dev_test_runs_every_check_and_names_those_that_fail(machine: Machine) -
     assert done.stderr.splitlines() == ["dev test: failed: mypy", "dev test: failed: pytest"]
 
 
+def test_a_quick_test_runs_every_check_and_the_rooms_that_take_seconds(machine: Machine) -> None:
+    machine.python("python3", "3.11")
+    machine.dev("mlagen")
+    for name in ("ruff", "mypy", "lint-imports", "pytest"):
+        command = machine.checkout / ".venv" / "bin" / name
+        command.write_text(f'#!{shutil.which("bash")}\nprintf "%s|" {name} "$@" >>log\necho >>log\n')
+        command.chmod(0o755)
+    machine.log()
+    done = machine.dev("test", "--quick", "-k", "one or two")
+    assert done.returncode == 0
+    *checks, pytest_line = machine.log()
+    assert len(checks) == 4
+    words = pytest_line.removesuffix("|").split("|")
+    assert words[:5] == ["pytest", "-n", "auto", "--dist", "worksteal"]
+    paths = [word for word in words if word.startswith("tests/")]
+    assert {path.split("/")[1] for path in paths} == {"spec", "plan", "layout", "emit", "cli", "generated", "house"}
+    assert all((ROOT / path).exists() for path in paths)
+    assert words[-4:] == ["-m", "not (compilation or gpu or interpreter or mutants)", "-k", "one or two"]
+    marks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
+    assert words[-3] == f"not ({' or '.join(sorted(mark.partition(':')[0] for mark in marks))})"
+
+
 def test_scripts_are_executable() -> None:
     assert all(os.access(ROOT / script, os.X_OK) for script in ("dev", ".ci/run"))

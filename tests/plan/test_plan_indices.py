@@ -71,6 +71,7 @@ def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernel, tmp_pat
     assert ("is_valid_token" in text) == (wrapper == WRAPPERS[0])
 
 
+@pytest.mark.compilation
 def test_shared_memory_is_what_the_plan_expects(mapped, tmp_path):
     index = make_index_plan()
     expected = {(tile.block_n, tile.num_warps): tile.expected_shared for tile in every_tile(index)}

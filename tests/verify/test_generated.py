@@ -12,6 +12,8 @@ from mlagen.emit.render import HEADER_LINES
 from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
 
+pytestmark = pytest.mark.interpreter
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = sorted(path.parent for path in (ROOT / "generated").glob("*/__init__.py"))
 PREFILL = {
@@ -81,6 +83,7 @@ def test_a_package_over_a_cache_may_share_rows_too(tmp_path):
     assert messages(tmp_path / "other", workers=1, targets=["sm90"], only=only) == []
 
 
+@pytest.mark.mutants
 def test_every_mutant_of_dsv32_is_reported(tmp_path):
     check_mutants("mutants.py", DSV32, tmp_path, more_than=40)
 

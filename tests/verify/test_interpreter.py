@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.interpreter
+
 PROBE = Path(__file__).with_name("interpreter_probe.py")
 ROOT = Path(__file__).parents[2]
 DTYPES = {

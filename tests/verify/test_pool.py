@@ -8,12 +8,21 @@ from verify_packages import REFUSES_ALL, write_package
 from mlagen.errors import ToolError, UsageError
 from mlagen.verify import CaseResult, verify_package
 
+pytestmark = pytest.mark.interpreter
+
 
 def test_results_come_in_the_order_of_the_cases_and_as_they_are_done(tmp_path):
     package = write_package(tmp_path)
     seen: list[CaseResult] = []
+    counts: list[int] = []
+    started: list[tuple[str, str]] = []
     results = verify_package(
-        package, targets=["sm90"], only=["refuses: kv_c,*", "writer: no ?*s (concat)"], on_done=seen.append
+        package,
+        targets=["sm90"],
+        only=["refuses: kv_c,*", "writer: no ?*s (concat)"],
+        on_count=counts.append,
+        on_start=lambda case, target: started.append((case, target)),
+        on_done=seen.append,
     )
     assert [result.case.split(", ")[0] for result in results] == [
         "writer: no slots (concat)",
@@ -22,6 +31,8 @@ def test_results_come_in_the_order_of_the_cases_and_as_they_are_done(tmp_path):
     assert [result.ok for result in results] == [False, False] + [True] * 5
     assert results[0].detail.startswith("ValueError: kv_c, k_pe")
     assert sorted(seen, key=results.index) == results
+    assert counts[-1] == len(results)
+    assert sorted(started) == sorted((result.case, result.target) for result in results)
     for result in results:
         assert CaseResult.from_json(json.loads(json.dumps(result.to_json()))) == result
 
@@ -37,7 +48,9 @@ def test_stray_prints_do_not_reach_the_protocol(tmp_path):
 def test_a_worker_that_dies_in_a_case_fails_that_case_alone(tmp_path):
     die = 'if getattr(kv_c, "ndim", 0) == 1: os.kill(os.getpid(), 11)'
     package = write_package(tmp_path, f"{die}\n    {REFUSES_ALL}")
-    results = verify_package(package, targets=["sm90"], workers=1, only=["refuses: kv_c,*"])
+    counts: list[int] = []
+    results = verify_package(package, targets=["sm90"], workers=1, only=["refuses: kv_c,*"], on_count=counts.append)
+    assert counts == [5]  # the fresh worker's cases are counted already
     failed = [result for result in results if not result.ok]
     assert len(results) == 5
     assert [result.case for result in failed] == ["refuses: kv_c, a dimension short (concat)"]

@@ -13,6 +13,8 @@ from mlagen.verify import cache, mismatches, verify_package
 from mlagen.verify.cache import SHORT, VALUES, CacheRefusalCase, GatherCase, WriteCase
 from mlagen.verify.inputs import LAYOUTS
 
+pytestmark = pytest.mark.interpreter
+
 WRAPPERS = [cache.CONCAT, cache.INSERT, cache.REQUESTS, cache.TOKENS]
 DEVICES = ["cpu", "cuda"]
 V4 = {"kv_lora_rank": 448, "qk_rope_head_dim": 64, "v_head_dim": 512}
@@ -206,6 +208,7 @@ def test_a_second_cache_of_another_layout_has_a_module_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["planar", "quotients", "four_bit"])
+@pytest.mark.mutants
 def test_every_mutant_is_reported(packages, tmp_path, name):
     more_than = 30 if name == "planar" else 5  # with those of any layout
     check_mutants("cache_mutants.py", packages[name], tmp_path, more_than=more_than)

@@ -28,6 +28,8 @@ from mlagen.verify.dense_decode import (
 from mlagen.verify.facts import Facts
 from mlagen.verify.schedule import Part, share, splits_of
 
+pytestmark = pytest.mark.interpreter
+
 DEVICES = ["cpu", "cuda"]
 
 
@@ -230,5 +232,6 @@ def test_the_others_hold_what_their_layouts_make_different(packages, name):
     assert [str(error) for error in mismatches(results)] == []
 
 
+@pytest.mark.mutants
 def test_every_mutant_is_reported(packages, tmp_path):
     check_mutants("dense_decode_mutants.py", packages["window"], tmp_path, more_than=25)

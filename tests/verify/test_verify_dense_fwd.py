@@ -18,6 +18,8 @@ from mlagen.verify import dense_fwd, merge_states, mismatches, verify_package
 from mlagen.verify.checks import SM90_KERNELS, Subject, sm90_modules
 from mlagen.verify.inputs import LAYOUTS
 
+pytestmark = pytest.mark.interpreter
+
 ROOT = Path(__file__).parents[2]
 WRAPPERS = ["flash_attn_varlen_func", "merge_attn_states", "merge_attn_parts"]
 DEVICES = ["cpu", "cuda"]
@@ -178,6 +180,7 @@ def test_a_package_merges_values_of_two_lengths(tmp_path):
     assert messages(package, targets=["sm90"], only=only) == []
 
 
+@pytest.mark.mutants
 def test_every_mutant_is_reported(heads, tmp_path):
     check_mutants("dense_fwd_mutants.py", heads, tmp_path, more_than=50)
 

@@ -17,6 +17,8 @@ from mlagen.verify import indices, mismatches, verify_package
 from mlagen.verify.indices import CHECKS, CombineCase, IndicesRefusalCase, MapCase, combine_indices, map_indices
 from mlagen.verify.inputs import LAYOUTS
 
+pytestmark = pytest.mark.interpreter
+
 WRAPPERS = [indices.GLOBAL, indices.COMBINE, indices.CONVERT]
 DEVICES = ["cpu", "cuda"]
 INT32_MAX, INT32_MIN = 2**31 - 1, -(2**31)
@@ -154,6 +156,7 @@ def test_each_wrapper_alone_holds_its_cases(package, tmp_path, wrapper):
     assert [str(error) for error in mismatches(results)] == []
 
 
+@pytest.mark.mutants
 def test_every_mutant_is_reported(package, tmp_path):
     check_mutants("indices_mutants.py", package, tmp_path, more_than=30)
 

@@ -12,6 +12,8 @@ from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
 
+pytestmark = pytest.mark.interpreter
+
 ROOT = Path(__file__).parents[2]
 FEW = "*few indices*"
 
@@ -64,5 +66,6 @@ def test_packages_hold_the_cases_of_splits(packages, name):
 
 
 @pytest.mark.parametrize("name", ["rows", "sparse_decode", "dense", "v4_fp16"])
+@pytest.mark.mutants
 def test_every_mutant_is_reported(packages, tmp_path, name):
     check_mutants("partials_mutants.py", packages[name], tmp_path, name, more_than=2)

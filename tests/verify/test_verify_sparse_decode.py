@@ -27,6 +27,8 @@ from mlagen.verify.sparse_decode import (
     cases,
 )
 
+pytestmark = pytest.mark.interpreter
+
 DEVICES = ["cpu", "cuda"]
 
 
@@ -154,6 +156,7 @@ def test_targets_without_e4m3_in_hardware_hold_the_cases_for_every_target(packag
     assert [str(error) for error in mismatches(results)] == []
 
 
+@pytest.mark.mutants
 def test_every_mutant_is_reported(packages, tmp_path):
     check_mutants("sparse_decode_mutants.py", packages["v4"], tmp_path, more_than=30)
 

@@ -1,0 +1,139 @@
+"""What `mlagen build` prints by default: a line a target, family and file, every failure, and a bar on terminals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cli_specs import SPEC, Run
+
+from mlagen.compile import installed
+from mlagen.plan import TARGETS
+
+pytestmark = pytest.mark.compilation
+
+# A package of one small kernel, in two variants.
+WRITER = re.sub("wrappers: .*", "wrappers: [concat_and_cache_mla]", SPEC).replace("name: small", "name: writer")
+COMPILE_ONE = ("--no-verify", "--target", "sm80")
+
+
+@pytest.fixture
+def writer(workspace: Path) -> Path:
+    (workspace / "specs" / "small.yaml").unlink()
+    path = workspace / "specs" / "writer.yaml"
+    path.write_text(WRITER)
+    return path
+
+
+@pytest.fixture
+def nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of sm80 get less than no shared memory once they are compiled; the plan does not know."""
+    none = {**TARGETS, "sm80": replace(TARGETS["sm80"], shared_limit=-1)}
+    monkeypatch.setattr("mlagen.compile.pool.TARGETS", none)
+
+
+def test_each_target_has_a_line_and_each_written_file(run: Run, writer: Path) -> None:
+    result = run("build", "--no-verify")
+    title, header, *rows = result.stdout.splitlines()
+    assert title == f"writer, compiled with Triton {installed().version}: the most that a variant takes"
+    assert " ".join(header.split()) == "target kernels variants registers shared memory loop spills over a limit"
+    assert [row.split()[:3] for row in rows[:2]] == [["sm80", "1", "2"], ["gfx942", "1", "2"]]
+    assert [row.split()[-2:] for row in rows[:2]] == [["0", "-"]] * 2
+    assert re.search(r" \d+ of 255 +\d+ % +0 of 166,912 +0 % ", rows[0])
+    assert all(row.startswith("generated/writer/") for row in rows[2:])
+    assert run("build", "--no-verify").stdout.splitlines() == [title, header, *rows[:2]]
+
+
+def test_verbose_has_every_variant_too(run: Run, writer: Path) -> None:
+    plain, verbose = run("build", *COMPILE_ONE).stdout, run("build", *COMPILE_ONE, "-v").stdout
+    assert "_write_kernel" not in plain
+    assert verbose.count("_write_kernel") == 2
+    assert "\nsm80 " in verbose
+
+
+@pytest.mark.interpreter
+def test_each_verified_family_has_a_line_and_verbose_each_group(run: Run, writer: Path) -> None:
+    title, header, *rest = run("build", "--no-compile", "--device", "cpu").stdout.splitlines()
+    assert title == "writer, verified on cpu"
+    assert " ".join(header.split()) == "cases of run failed skipped largest error"
+    rows = [row.split() for row in rest if not row.startswith("generated/")]
+    assert {row[0] for row in rows} == {"refuses", "writer"}
+    assert all(int(row[1]) > 10 and row[2:4] == ["0", "0"] for row in rows)
+    verbose = run("build", "--no-compile", "--device", "cpu", "--verbose").stdout
+    assert verbose.count("refuses ") == 2
+
+
+@pytest.mark.usefixtures("nothing_fits")
+def test_a_refusal_shows_each_variant_with_its_arithmetic(run: Run, writer: Path) -> None:
+    result = run("build", "--no-verify")
+    assert result.exit_code == 1
+    (row,) = (line for line in result.stdout.splitlines() if line.startswith("sm80"))
+    assert row.split()[-1] == "2"
+    refusals = [line for line in result.stderr.splitlines() if line.startswith("cache._write_kernel [")]
+    assert len(refusals) == 2
+    assert all("shared memory 0 bytes - limit -1 bytes = 1 bytes too many" in line for line in refusals)
+    assert result.stderr.count("mend with one of: ") == 2
+    assert "generated/writer: 4 files, nothing written, errors above: 2; " in result.stderr
+    assert not Path("generated").exists()
+
+
+@pytest.mark.usefixtures("nothing_fits")
+def test_several_specs_are_told_one_after_another_and_counted(run: Run, writer: Path) -> None:
+    (writer.parent / "other.yaml").write_text(WRITER.replace("name: writer", "name: other").replace("sm80, ", ""))
+    result = run("build", "--no-verify")
+    assert result.exit_code == 1
+    first, second = result.stdout.split("\n\n")
+    assert first.startswith("other, compiled with")
+    assert second.startswith("writer, compiled with")
+    assert "generated/other/manifest.json" in first.splitlines()
+    assert result.stderr.splitlines()[-1] == "2 packages: 1 written, 0 unchanged, 1 failed: writer"
+
+
+@pytest.mark.usefixtures("nothing_fits")
+def test_json_names_the_failures(run: Run, writer: Path) -> None:
+    result = run("build", *COMPILE_ONE, "--json")
+    assert result.exit_code == 1
+    assert result.stdout.count('"cache._write_kernel [') == 2
+
+
+def on_terminal(*arguments: str) -> tuple[str, str]:
+    """(stdout, stderr) of mlagen where stderr is a terminal of 100 columns and stdout a pipe."""
+    leader, follower = os.openpty()
+    command = [sys.executable, "-m", "mlagen", *arguments]
+    environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=environment) as process:
+        os.close(follower)
+        shown = b""
+        with contextlib.suppress(OSError):  # what Linux raises once nobody has the other end open
+            while read := os.read(leader, 1 << 16):
+                shown += read
+        os.close(leader)
+        assert process.stdout is not None
+        return process.stdout.read().decode(), shown.decode()
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_terminal_shows_what_is_compiled_and_how_much_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))  # else there is nothing to compile
+    out, err = on_terminal("build", *COMPILE_ONE)
+    assert f"writer: compile with triton {installed().version}: sm80 _write_kernel" in err
+    assert "2/2" in err
+    assert " left" in err
+    assert "\x1b" not in out
+    assert "writer: compile" not in out
+
+
+@pytest.mark.usefixtures("writer")
+def test_a_pipe_shows_no_bar_even_where_it_gets_colours() -> None:
+    command = [sys.executable, "-m", "mlagen", "build", *COMPILE_ONE]
+    done = subprocess.run(command, env={**os.environ, "FORCE_COLOR": "1"}, capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    assert "generated/writer: " in line

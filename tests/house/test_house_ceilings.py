@@ -1,0 +1,137 @@
+"""Files and functions stay of a size that a reader holds, and those that are larger already may only shrink."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Lines at most. Of a function its docstring does not count, which says as much as there is to say.
+CEILINGS = {"Python file": 500, "function": 60, "template": 700, "generated file": 900}
+
+# What is larger, with its lines today: a change that makes one smaller writes the new number here.
+LARGER: dict[str, dict[str, int]] = {
+    "Python file": {
+        "mlagen/spec/models.py": 574,
+        "mlagen/verify/cache.py": 945,
+        "mlagen/verify/cases.py": 541,
+        "mlagen/verify/dense_decode.py": 1053,
+        "mlagen/verify/dense_fwd.py": 607,
+        "mlagen/verify/indices.py": 630,
+        "mlagen/verify/sparse_decode.py": 1219,
+        "tests/cli/test_init.py": 516,
+    },
+    "function": {
+        "mlagen/spec/hf_config.py read_model": 78,
+        "mlagen/verify/cache.py _build_gather": 83,
+        "mlagen/verify/dense_fwd.py _cases": 66,
+        "mlagen/verify/indices.py _map_cases": 61,
+        "mlagen/verify/sparse_decode.py _caches": 74,
+        "mlagen/verify/sparse_decode.py _splits": 80,
+        "mlagen/verify/worker.py run_job": 74,
+        "tests/generated/alone.py arguments": 127,
+    },
+    "template": {
+        "templates/cache.py.jinja": 979,
+        "templates/dense_decode.py.jinja": 1184,
+        "templates/sm90/seesaw.py.jinja": 1063,
+        "templates/sparse_decode.py.jinja": 1318,
+        "templates/sparse_fwd.py.jinja": 1074,
+    },
+    "generated file": {  # the longest of all packages, by the file's name
+        "_sparse_decode_sm90.py": 1488,
+        "dense_decode.py": 969,
+        "sparse_decode.py": 1098,
+        "sparse_fwd.py": 972,
+    },
+}
+
+# Commits up to here have subjects of any length.
+OLD_SUBJECTS = "5bbf6ad227e4cf3af65b1fd740a1f0f62b68fa89"
+MOST_CHARACTERS = 72
+
+
+def sizes(kind: str) -> Iterator[tuple[str, int]]:
+    """Every name of a kind with its lines."""
+    if kind == "template":
+        for path in ROOT.glob("templates/**/*.jinja"):
+            yield _name(path), _lines(path)
+    elif kind == "generated file":
+        for path in ROOT.glob("generated/*/*.py"):
+            yield path.name, _lines(path)
+    else:
+        for path in (*ROOT.glob("mlagen/**/*.py"), *ROOT.glob("tests/**/*.py")):
+            if kind == "function":
+                yield from _functions(path)
+            else:
+                yield _name(path), _lines(path)
+
+
+def _name(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
+def _functions(path: Path) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            docstring = node.body[0] if ast.get_docstring(node, clean=False) is not None else None
+            said = docstring.end_lineno - docstring.lineno + 1 if docstring and docstring.end_lineno else 0
+            yield f"{_name(path)} {node.name}", node.end_lineno - node.lineno + 1 - said
+
+
+def faults(found: Mapping[str, int], ceiling: int, larger: Mapping[str, int]) -> Iterator[str]:
+    """What is wrong with sizes, and what to do about each."""
+    for name in sorted({*found, *larger}):
+        size, known = found.get(name, 0), larger.get(name)
+        if size > ceiling and size > (known or 0):
+            yield f"{name}: {size} lines, more than {known or ceiling}: split it"
+        elif known is not None and size <= ceiling:
+            yield f"{name}: {size or 'no'} lines, within {ceiling}: take it out of LARGER"
+        elif known is not None and size < known:
+            yield f"{name}: {size} lines, fewer than {known}: write {size} into LARGER"
+
+
+@pytest.mark.parametrize("kind", CEILINGS)
+def test_nothing_grows_past_its_ceiling_and_what_is_larger_shrinks(kind: str) -> None:
+    found: dict[str, int] = {}
+    for name, size in sizes(kind):
+        found[name] = max(size, found.get(name, 0))
+    assert found
+    assert list(faults(found, CEILINGS[kind], LARGER[kind])) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "known", "fault"),
+    [
+        (10, None, None),
+        (11, None, "x: 11 lines, more than 10: split it"),
+        (15, 15, None),
+        (16, 15, "x: 16 lines, more than 15: split it"),
+        (14, 15, "x: 14 lines, fewer than 15: write 14 into LARGER"),
+        (10, 15, "x: 10 lines, within 10: take it out of LARGER"),
+        (None, 15, "x: no lines, within 10: take it out of LARGER"),
+    ],
+)
+def test_a_ceiling_is_a_ratchet(size: int | None, known: int | None, fault: str | None) -> None:
+    found, larger = ({} if value is None else {"x": value} for value in (size, known))
+    assert list(faults(found, 10, larger)) == ([] if fault is None else [fault])
+
+
+def test_subjects_of_commits_fit_a_line() -> None:
+    git = ("git", "-c", "safe.directory=*", "-C", str(ROOT))
+    known = [*git, "merge-base", "--is-ancestor", OLD_SUBJECTS, "HEAD"]
+    if not (ROOT / ".git").exists() or subprocess.run(known, capture_output=True, check=False).returncode:
+        pytest.skip("not a git checkout with its history")
+    command = [*git, "log", "--format=%s", f"{OLD_SUBJECTS}..HEAD"]
+    subjects = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [subject for subject in subjects if len(subject) > MOST_CHARACTERS] == []
