@@ -45,7 +45,7 @@ LARGER: dict[str, dict[str, int]] = {
     },
     "generated file": {  # the longest of all packages, by the file's name
         "_sparse_decode_sm90.py": 1488,
-        "dense_decode.py": 969,
+        "dense_decode.py": 985,
         "sparse_decode.py": 1098,
         "sparse_fwd.py": 972,
     },
