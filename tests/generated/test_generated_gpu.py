@@ -93,7 +93,7 @@ def test_another_thread_launches_while_one_warms_up(dsv32: ModuleType) -> None:
 def test_a_list_has_each_row_once_in_order_and_flags_repeats(
     dsv32: ModuleType, tokens: int, s_kv: int, lengths: bool
 ) -> None:
-    lists_of = importlib.import_module(f"{dsv32.__name__}._union")
+    lists_of = importlib.import_module(f"{dsv32.__name__}._index_union_sm90")
     group = lists_of.GROUP.value
     indices = torch.rand(tokens, s_kv, device="cuda").topk(TOPK, dim=1).indices.int()
     indices[:, ::9] = torch.tensor([-1, s_kv, 2**31 - 1, -(2**31)], device="cuda")[torch.arange(TOPK)[::9] % 4].int()
