@@ -29,7 +29,7 @@ from mlagen.plan.tiles import make_row
 from mlagen.spec import DenseAttention
 
 DECODE_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)  # where tables may change from one row to the next
-CLASSES = (16, 32, 64)  # heads, or rows of dense sparse_fwd, that get rows of their own where a model has more
+CLASSES = (16, 32, 64)  # heads, or rows of dense attention, that get rows of their own where a model has more
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Tunable:
         name: under which results are kept and reported.
         module: generated module that holds them.
         shape: the class of their shapes.
-        tokens: query tokens that are measured, most wanted first; of dense sparse_fwd, requests.
+        tokens: query tokens that are measured, most wanted first; of dense attention, requests.
         shape_of: the shape at which a regime of a package is measured.
         counts: indices a token in each list of a shape.
         chunks: blocks of a row, of a plan.
@@ -50,7 +50,7 @@ class Tunable:
         with_rows: a plan whose tile tables are replaced by rows of one target.
         driver: schedules a package's kernels.
         suits: whether calls of a plan would take the tile on a target, if it fits.
-        widest: heads, or rows of dense sparse_fwd, that are measured for a model of so many heads.
+        widest: heads, or rows of dense attention, that are measured for a model of so many heads.
     """
 
     name: str
@@ -166,10 +166,10 @@ def _dense_decode_row(plan: Plan, *rest: Any) -> TileRow:
 
 def _suits_dense_decode(plan: Plan, tile: Tile, target: Target) -> bool:
     """Whether the tile's steps lie in a page, and leave registers for a window if there is one."""
-    sparse_fwd, cache = plan.spec.attention, needed(plan.spec.cache)
-    assert isinstance(sparse_fwd, DenseAttention)
+    attention, cache = plan.spec.attention, needed(plan.spec.cache)
+    assert isinstance(attention, DenseAttention)
     whole = (cache.block_size or BLOCK_SIZE) % tile.block_n == 0
-    return whole and (sparse_fwd.window is None or not spills_with_window(tile, target))
+    return whole and (attention.window is None or not spills_with_window(tile, target))
 
 
 SPARSE_FWD = Tunable(

@@ -24,6 +24,7 @@ from mlagen.emit.render import template_dir
 from mlagen.errors import SpecErrors, ToolError, UnprovedError, UsageError
 from mlagen.layout import layouts_of
 from mlagen.plan import IndexUnionPlan, Plan, Sm90Plan, Sm90Row, SparseDecodePlan, SparseFwdPlan, load_plan
+from mlagen.plan.sm90 import Registers
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
@@ -113,10 +114,9 @@ def _print_tiles(call: str, flops: int, moved: int, kernels: SparseFwdPlan | Spa
 
 def _print_sm90(sm90: Sm90Plan) -> None:
     """Prints the numbers of an sm90 kernel and the calls that run it."""
-    right, copying = sm90.registers.split
     out.print(
-        f"\nsm90 kernel: {sm90.block_h} heads and {sm90.step} indices a step; registers a thread: {right} of the "
-        f"right warpgroup, {copying} of the copying one; {sm90.expected_shared:,} bytes of shared memory; "
+        f"\nsm90 kernel: {sm90.block_h} heads and {sm90.step} indices a step; registers a thread of WG1 and of the "
+        f"producer: {_registers(sm90.registers)}; {sm90.expected_shared:,} bytes of shared memory; "
         f"{sm90.expected_products} wgmma"
     )
     out.print(f"calls that run it, by heads: {_calls(sm90.rows)}")
@@ -124,11 +124,17 @@ def _print_sm90(sm90: Sm90Plan) -> None:
 
 def _print_swap_ab(swap_ab: Sm90Plan) -> None:
     """Prints the numbers of the sm90 kernel of few heads, which runs such calls in the other one's place."""
-    multiplying, _ = swap_ab.registers.split
     out.print(
-        f"of up to {swap_ab.block_h} heads: {swap_ab.step} indices a step; registers a thread: {multiplying} of those "
-        f"that multiply; {swap_ab.expected_shared:,} bytes of shared memory; {swap_ab.expected_products} wgmma"
+        f"of up to {swap_ab.block_h} heads: {swap_ab.step} indices a step; registers a thread of WG0 and of WG1: "
+        f"{_registers(swap_ab.registers)}; {swap_ab.expected_shared:,} bytes of shared memory; "
+        f"{swap_ab.expected_products} wgmma"
     )
+
+
+def _registers(registers: Registers) -> str:
+    """A split of registers, and those of Tritons that have another."""
+    others = (f", under Triton {minor_text(triton)} {one} and {two}" for triton, (one, two) in registers.under)
+    return " and ".join(map(str, registers.split)) + "".join(others)
 
 
 def _print_union(union: IndexUnionPlan) -> None:

@@ -17,9 +17,7 @@ WORKSPACE_BYTES = 256 << 20
 COMBINE_SPLITS = (2, 4, 8, 16, 32)
 COMBINE_FLOATS = 2048  # of partials that a program of the merge holds at a time
 LOAD_BYTES = 16  # of a thread
-COMBINE_WARP_SIZE = (
-    32  # of the warps that it is cut for: each has all splits of its lanes, so that no sum crosses warps
-)
+COMBINE_WARP_SIZE = 32  # of the warps it is cut for: each has all splits of its columns, so that no sum crosses warps
 
 
 @dataclass(frozen=True)

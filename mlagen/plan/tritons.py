@@ -76,8 +76,8 @@ def has_versions(table: Sequence[tuple[str, Sequence[TableRow]]]) -> bool:
 
 
 # Most loads and stores of local memory in loops that an sm90 kernel may have under a Triton, by kernel and minor
-# version: it is correct there, and a little slower, and no split of registers frees it. docs/tritons.md names the
-# packages.
+# version: it is correct there, and a little slower, and no split of registers that was tried frees it;
+# docs/tritons.md has what each package spills.
 ALLOWED: dict[tuple[str, Minor], int] = {
     ("_sparse_fwd_sm90_kernel", (3, 9)): 1,
     ("_sparse_decode_sm90_kernel", (3, 9)): 9,

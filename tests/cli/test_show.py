@@ -75,10 +75,11 @@ def test_the_sm90_kernels_are_shown_with_the_calls_that_run_them(run: Run, works
     (folder / "sm90.yaml").write_text(f"sparse_fwd_sm90: {calls}\nfits: {{sparse_fwd: {fits}}}\n")
     shown = run("show", "plan", "specs/two.yaml").stdout
     sm90 = json.loads(run("show", "plan", "specs/two.yaml", "--json").stdout)["sparse_fwd"]["sm90"]
-    right, copying = sm90["registers"]
+    (wg1, producer), (under,) = sm90["registers"]["split"], sm90["registers"]["under"]
+    assert under[0] == [3, 9]
     for figure in (
         f"{sm90['block_h']} heads and {2 * sm90['block_n']} indices a step",
-        f"{right} of the right warpgroup, {copying} of the copying one",
+        f"WG1 and of the producer: {wg1} and {producer}, under Triton 3.9 {under[1][0]} and {under[1][1]};",
         f"{sm90['expected_shared']:,} bytes of shared memory",
         f"{sm90['expected_products']} wgmma",
     ):

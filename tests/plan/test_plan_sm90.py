@@ -1,12 +1,17 @@
 """Numbers of the sm90 kernels: which specs have them, which calls run them, what they take."""
 
+import re
+from dataclasses import replace
+
 import pytest
 from enumerated import enumerate_plan
 from plan_specs import DENSE, make_spec
 
+from mlagen.emit import render
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import Sm90Row, load_plan, make_plan
-from mlagen.plan.sm90 import reads_cache
+from mlagen.plan.sm90 import SHARED_REGISTERS, reads_cache
+from mlagen.plan.tritons import ALLOWED, MINORS
 from mlagen.plan.tuned import dump_tuned
 from mlagen.spec import load
 
@@ -160,7 +165,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     assert union.words * union.fields == union.staged  # each row of a word may be named
     assert union.words_a_thread * 32 * union.num_warps == union.words
     assert union.expected_shared == 2 * 32768
-    assert union.sm90 == plan.sparse_fwd.sm90
+    assert union.sm90 == replace(plan.sparse_fwd.sm90, registers=SHARED_REGISTERS)
     # What they cannot share is done again with the tile of calls of so many heads.
     found = enumerate_plan(plan, tmp_path)
     tables = found.module("sparse_fwd")
@@ -195,3 +200,41 @@ def test_caches_are_read_for_bf16_queries_alone(name, tmp_path, pytestconfig):
     (tmp_path / f"{name}.yaml").write_text(text + "\nbackend: gluon\n")
     with pytest.raises(LimitError, match=r"no sm90 kernel reads a cache of .* for fp16"):
         load_plan(tmp_path / f"{name}.yaml")
+
+
+def sm90_registers(plan):
+    """The split of registers of each sm90 kernel's module."""
+    found = {
+        "_sparse_fwd_sm90": plan.sparse_fwd and plan.sparse_fwd.sm90,
+        "_sparse_fwd_sm90_swap_ab": plan.sparse_fwd and next(iter(plan.sparse_fwd.swap_ab), None),
+        "_sparse_fwd_sm90_shared": plan.union and plan.union.sm90,
+        "_sparse_decode_sm90": plan.sparse_decode and plan.sparse_decode.sm90,
+        "_dense_decode_sm90": plan.dense_decode and plan.dense_decode.sm90,
+        "_dense_fwd_sm90": plan.dense_fwd and plan.dense_fwd.sm90,
+    }
+    return {module: one.registers for module, one in found.items() if one is not None}
+
+
+@pytest.mark.parametrize("name", ["dsv32", "dsv3", "glm53_fp8", "dsv41", "glm5_prefill", "dsv3_prefill_tma"])
+def test_under_each_triton_a_kernel_has_the_split_of_registers_that_the_plan_gives_it(name, pytestconfig):
+    plan = load_plan(pytestconfig.rootpath / "specs" / f"{name}.yaml")
+    texts = {file.name.removesuffix(".py"): file.text for file in render(plan).files}
+    splits = sm90_registers(plan)
+    assert any(registers.under for registers in splits.values())
+    for module, registers in splits.items():
+        (expression,) = re.findall(r"^REGISTERS = gl\.constexpr\((.*)\)$", texts[module], re.MULTILINE)
+        assert {triton for triton, _ in registers.under} <= set(MINORS)
+        for triton in MINORS:
+            assert tuple(eval(expression, {"TRITON": triton})) == dict(registers.under).get(triton, registers.split)
+        assert ("from ._launch import TRITON" in texts[module]) == bool(registers.under)
+
+
+def test_kernels_that_may_spill_are_sm90_kernels_of_some_package(pytestconfig):
+    kernels = {
+        line.removeprefix("def ").partition("(")[0]
+        for path in pytestconfig.rootpath.glob("generated/*/_*_sm90*.py")
+        for line in path.read_text().splitlines()
+        if line.startswith("def _")
+    }
+    assert {kernel for kernel, _ in ALLOWED} <= kernels
+    assert {triton for _, triton in ALLOWED} <= set(MINORS)
