@@ -34,7 +34,7 @@ def test_prefills_and_merges_of_a_package_are_measured() -> None:
     counts = Counter(shape.family for shape in shapes_of(package_of("dsv3_prefill")))
     assert counts == {"dense_fwd": 12, "merge_states": 8}
     assert {str(shape) for shape in shapes_of(package_of("odd_prefill"), ["dense_fwd"])} == {
-        f"heads {lengths} x h12 of 3" for lengths in dense_fwd.LENGTHS
+        f"dense_fwd {lengths} x h12 of 3" for lengths in dense_fwd.LENGTHS
     }
     assert shapes_of(package_of("dsv32"), ["dense_fwd", "merge_states"]) == []
 

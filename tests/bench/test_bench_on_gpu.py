@@ -58,10 +58,10 @@ def test_a_sweep_tunes_both_kinds_of_attention(tmp_path: Path) -> None:
     modules = ("sparse_fwd", "sparse_decode")
     tiles = [Driver(package, module, facts).current(64, 16)[0] for module in modules]
     tuned = tune(load(ROOT / "specs" / "dsv4_flash.yaml"), folder, heads=[64], tokens=[16], tiles=tiles)
-    for module, rows in zip(modules, (tuned.sm90_rows, tuned.sparse_decode_sm90), strict=True):
+    for module, rows in zip(modules, (tuned.sparse_fwd_sm90, tuned.sparse_decode_sm90), strict=True):
         assert bool(rows) == bool(Driver(package, module, facts).sm90_rows)
     assert {figure.kernels for figure in tuned.figures} == {"sparse_fwd", "sparse_decode"}
-    assert tuned.rows
+    assert tuned.sparse_fwd
     assert tuned.sparse_decode
 
 
@@ -112,9 +112,9 @@ def test_a_sweep_of_one_size_writes_a_table_and_goes_on_from_its_log(tmp_path: P
     if driver.sm90 is not None:
         cells = [json.loads(line) for line in log.read_text().splitlines()]
         assert any(cell["tile"] == list(astuple(driver.sm90)) and cell["seconds"] for cell in cells)
-        assert files.sm90_rows(fits, tuned.target) == tuned.sm90_rows
+        assert files.sm90_rows(fits, tuned.target) == tuned.sparse_fwd_sm90
     assert files.rows(fits, [tuned.target], row_maker(needed(make_plan(spec).sparse_fwd).chunks))[tuned.target]
     lines = log.read_text().count("\n")
     again = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current], budget=0)
-    assert (again.rows, again.sm90_rows) == (tuned.rows, tuned.sm90_rows)
+    assert (again.sparse_fwd, again.sparse_fwd_sm90) == (tuned.sparse_fwd, tuned.sparse_fwd_sm90)
     assert log.read_text().count("\n") == lines

@@ -45,7 +45,7 @@ def test_another_type_is_a_type_error(gpu: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("indices", "capability", "target"), [(90, (10, 3), "sm100"), (91, (12, 1), "sm120"), (92, (11, 0), None)]
+    ("index", "capability", "target"), [(90, (10, 3), "sm100"), (91, (12, 1), "sm120"), (92, (11, 0), None)]
 )
 def test_a_device_runs_what_its_capability_does(
     monkeypatch: pytest.MonkeyPatch, index: int, capability: tuple[int, int], target: str | None

@@ -24,12 +24,12 @@ def test_markdown_groups_cases_and_lists_what_did_not_pass():
     assert verify_markdown(RESULTS).splitlines() == [
         "| cases | run | failed | skipped | worst error | tolerance | share |",
         "| --- | --- | --- | --- | --- | --- | --- |",
-        "| sparse: heads | 2 | 1 | 0 | out inf | 0.004 | inf% |",
-        "| sparse: offsets | 0 | 0 | 1 | bits |  |  |",
+        "| sparse_fwd: heads | 2 | 1 | 0 | out inf | 0.004 | inf% |",
+        "| sparse_fwd: offsets | 0 | 0 | 1 | bits |  |  |",
         "| concat | 1 | 0 | 0 | bits |  |  |",
         "",
-        "- failed: dsv32: sparse: heads: 6, on sm90: out is off",
-        "- skipped: sparse: offsets: far, on sm90: 4.3 GiB are not to be had on cpu",
+        "- failed: dsv32: sparse_fwd: heads: 6, on sm90: out is off",
+        "- skipped: sparse_fwd: offsets: far, on sm90: 4.3 GiB are not to be had on cpu",
     ]
 
 
@@ -43,7 +43,7 @@ def test_the_worst_figure_is_the_largest_share():
 
 def test_a_mismatch_names_package_case_and_target():
     (error,) = mismatches(RESULTS)
-    assert str(error) == "dsv32: sparse: heads: 6, on sm90: out is off"
+    assert str(error) == "dsv32: sparse_fwd: heads: 6, on sm90: out is off"
     assert error.exit_code == 1
 
 
@@ -64,7 +64,7 @@ def test_a_family_is_a_row_with_its_largest_error():
     header, *rows = [line.split() for line in console.file.getvalue().splitlines()]
     assert header == ["cases", "of", "run", "failed", "skipped", "largest", "error"]
     assert rows == [
-        ["sparse", "2", "1", "1", "out", "inf", "of", "0.004", "allowed", "inf%"],
+        ["sparse_fwd", "2", "1", "1", "out", "inf", "of", "0.004", "allowed", "inf%"],
         ["concat", "1", "0", "0", "exact"],
     ]
 
