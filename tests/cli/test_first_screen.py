@@ -11,24 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli_specs import SPEC, Run
+from cli_specs import WRITER, Run
 
 from mlagen.compile import installed
 from mlagen.plan import TARGETS
 
 pytestmark = pytest.mark.compilation
 
-# A package of one small kernel, in two variants.
-WRITER = re.sub("wrappers: .*", "wrappers: [concat_and_cache_mla]", SPEC).replace("name: small", "name: writer")
 COMPILE_ONE = ("--no-verify", "--target", "sm80")
-
-
-@pytest.fixture
-def writer(workspace: Path) -> Path:
-    (workspace / "specs" / "small.yaml").unlink()
-    path = workspace / "specs" / "writer.yaml"
-    path.write_text(WRITER)
-    return path
 
 
 @pytest.fixture
