@@ -16,4 +16,7 @@ wrappers: [flash_mla_sparse_fwd]
 targets: [sm80, gfx942]
 """
 
+# Of one small kernel in two variants a target, for what has to compile or run any.
+WRITER = SPEC.replace("name: small", "name: writer").replace("flash_mla_sparse_fwd", "concat_and_cache_mla")
+
 Run = Callable[..., Result]

@@ -6,25 +6,28 @@ import os
 from pathlib import Path
 
 import pytest
-from cli_specs import SPEC, Run
+from cli_specs import SPEC, WRITER, Run
 from click.testing import CliRunner, Result
 
 from mlagen.cli import main
 
 
-@pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that all workspaces share, so that what several of them build is compiled once."""
-    return tmp_path_factory.mktemp("results")
+@pytest.fixture
+def workspace(tmp_path: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "specs").mkdir()
+    (tmp_path / "specs" / "small.yaml").write_text(SPEC)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(compiled))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "specs").mkdir()
-    (tmp_path / "specs" / "small.yaml").write_text(SPEC)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(results))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def writer(workspace: Path) -> Path:
+    """The spec of the workspace, with which it has one kernel."""
+    (workspace / "specs" / "small.yaml").unlink()
+    path = workspace / "specs" / "writer.yaml"
+    path.write_text(WRITER)
+    return path
 
 
 @pytest.fixture

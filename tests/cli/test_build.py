@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tarfile
 from pathlib import Path
 
 import pytest
-from cli_specs import SPEC, Run
+from cli_specs import SPEC, WRITER, Run
 
 from mlagen.cli.manifest import keys_under
 from mlagen.compile import installed
@@ -32,12 +31,12 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
 
 
 @pytest.mark.compilation
-def test_compiled_resources_land_in_the_report_and_the_manifest(run: Run, workspace: Path) -> None:
+def test_compiled_resources_land_in_the_report_and_the_manifest(run: Run, writer: Path) -> None:
     result = run("build", "--no-verify", "--verbose")
     assert result.exit_code == 0
-    assert "_sparse_fwd_kernel" in result.stdout
+    assert "_write_kernel" in result.stdout
     version = installed().version
-    folder = workspace / "generated" / "small"
+    folder = Path("generated", "writer")
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["triton"] == [version]
     columns = manifest["columns"]
@@ -53,12 +52,11 @@ def test_compiled_resources_land_in_the_report_and_the_manifest(run: Run, worksp
 
 
 @pytest.mark.compilation
-def test_a_version_whose_kernels_changed_is_told_with_what_proves_it_again(run: Run, workspace: Path) -> None:
+def test_a_version_whose_kernels_changed_is_told_with_what_proves_it_again(run: Run, writer: Path) -> None:
     """The manifest of a package of one small kernel, to which two versions are written as if they had compiled it."""
-    spec = workspace / "specs" / "small.yaml"
-    spec.write_text(re.sub("wrappers: .*", "wrappers: [concat_and_cache_mla]", SPEC).replace(", gfx942", ""))
+    writer.write_text(WRITER.replace(", gfx942", ""))
     assert run("build", "--no-verify").exit_code == 0
-    folder = workspace / "generated" / "small"
+    folder = Path("generated", "writer")
     version, (kept, lost) = installed().version, [one for one in TRITONS if one != installed().version][:2]
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -74,8 +72,8 @@ def test_a_version_whose_kernels_changed_is_told_with_what_proves_it_again(run: 
     result = run("build", "--no-verify")
     assert result.exit_code == 0
     assert (
-        f"generated/small: no longer proved under triton {lost}, since kernels changed; "
-        f"mend with: mlagen build specs/small.yaml --triton {version},{lost}"
+        f"generated/writer: no longer proved under triton {lost}, since kernels changed; "
+        f"mend with: mlagen build specs/writer.yaml --triton {version},{lost}"
     ) in " ".join(result.stderr.split())
     found = json.loads(path.read_text())
     assert found["triton"] == sorted((version, kept))
@@ -91,7 +89,7 @@ def test_a_triton_that_is_not_among_those_proved_is_exit_code_2(run: Run, worksp
 
 
 @pytest.mark.interpreter
-def test_verified_kernels_are_counted(run: Run) -> None:
+def test_verified_kernels_are_counted(run: Run, writer: Path) -> None:
     result = run("build", "--no-compile", "--device", "cpu", "--json")
     assert result.exit_code == 0
     (built,) = json.loads(result.stdout)
@@ -100,10 +98,10 @@ def test_verified_kernels_are_counted(run: Run) -> None:
 
 
 @pytest.mark.compilation
-def test_json_on_stdout_is_the_whole_of_stdout(run: Run) -> None:
+def test_json_on_stdout_is_the_whole_of_stdout(run: Run, writer: Path) -> None:
     (built,) = json.loads(run("build", "--no-verify", "--target", "sm80", "--json").stdout)
     assert {row["target"] for row in built["resources"]} == {"sm80"}
-    names = ["_launch.py", "_splits.py", "sparse_fwd.py", "__init__.py"]
+    names = ["_launch.py", "_layout.py", "cache.py", "__init__.py"]
     assert [Path(path).name for path in built["written"]] == names
 
 
@@ -199,12 +197,12 @@ def test_the_module_runs_as_a_command(workspace: Path) -> None:
 
 
 @pytest.mark.compilation
-def test_kernels_compiled_ahead_lie_in_the_packages_folder_by_target_and_triton(run: Run, workspace: Path) -> None:
+def test_kernels_compiled_ahead_lie_in_the_packages_folder_by_target_and_triton(run: Run, writer: Path) -> None:
     run("build", *TEXT_ONLY)
     result = run("build", "--cache", "generated", "--target", "gfx942")
     assert result.exit_code == 0
-    (path,) = (workspace / "generated" / "small").glob("kernels-*")
-    assert result.stdout.split() == [str(path.relative_to(workspace))]
+    (path,) = Path("generated", "writer").glob("kernels-*")
+    assert result.stdout.split() == [str(path)]
     assert path.name.startswith(f"kernels-gfx942-triton{installed().version}-")
     with tarfile.open(path) as tar:
         endings = {Path(name).suffix for name in tar.getnames()}

@@ -11,24 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from cli_specs import SPEC, Run
+from cli_specs import WRITER, Run
 
 from mlagen.compile import installed
 from mlagen.plan import TARGETS
+from mlagen.verify import CaseResult, Figure
 
 pytestmark = pytest.mark.compilation
 
-# A package of one small kernel, in two variants.
-WRITER = re.sub("wrappers: .*", "wrappers: [concat_and_cache_mla]", SPEC).replace("name: small", "name: writer")
 COMPILE_ONE = ("--no-verify", "--target", "sm80")
-
-
-@pytest.fixture
-def writer(workspace: Path) -> Path:
-    (workspace / "specs" / "small.yaml").unlink()
-    path = workspace / "specs" / "writer.yaml"
-    path.write_text(WRITER)
-    return path
 
 
 @pytest.fixture
@@ -80,6 +71,26 @@ def test_a_refusal_shows_each_variant_with_its_arithmetic(run: Run, writer: Path
     assert all("shared memory 0 bytes - limit -1 bytes = 1 bytes too many" in line for line in refusals)
     assert result.stderr.count("mend with one of: ") == 2
     assert "generated/writer: 4 files, nothing written, errors above: 2; " in result.stderr
+    assert not Path("generated").exists()
+
+
+def test_a_failed_case_shows_in_its_family_and_in_a_line_of_its_own(
+    run: Run, writer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off = CaseResult("writer", "writer: bits", "sm80", False, None, (Figure("out", 2.0, 0.5),), 0.1, "out is off by 2")
+    held = CaseResult("writer", "refuses: k", "sm80", True, None, (), 0.1, "")
+    command = sys.modules["mlagen.cli.build"]  # whose name in the package is the command's
+    monkeypatch.setattr(command, "verify_cached", lambda *_: [off, held])
+    result = run("build", "--no-compile", "--device", "cpu")
+    assert result.exit_code == 1
+    assert [" ".join(row.split()) for row in result.stdout.splitlines()[2:]] == [
+        "writer 1 1 0 out 2 of 0.5 allowed 400%",
+        "refuses 1 0 0 exact",
+    ]
+    assert result.stderr.splitlines() == [
+        "writer: writer: bits, on sm80: out is off by 2",
+        "generated/writer: 4 files, nothing written, errors above: 1; not compiled, 2 cases verified",
+    ]
     assert not Path("generated").exists()
 
 

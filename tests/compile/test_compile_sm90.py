@@ -124,9 +124,9 @@ def written(tmp_path, pytestconfig):
 @pytest.mark.parametrize(
     "name", ["dsv32", "glm53", "glm53_fp8", "dsv41", "dsv3", "dsv3_prefill", "glm5_prefill"]
 )  # with lanes behind V, and without, 528 bytes a token or two caches as well; dense; multi-head, 192/128 and 256/256
-def test_they_fit(written, tmp_path, name):
+def test_they_fit(written, compiled, name):
     package = written(name)
-    results = compile_jobs(package.folder, package.jobs, workers=2, cache_dir=tmp_path / "cache")
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     # Barriers, and what partitions pass: arguments, of which two layouts have most.
     package.check(results, slack=640)
 
@@ -135,25 +135,25 @@ def test_they_fit(written, tmp_path, name):
     ("name", "partials"),
     [("dsv32_fp8", "bf16"), ("dsv41", "fp32"), ("dsv3", "bf16"), ("dsv3", "fp16"), ("dsv32", "fp32")],
 )
-def test_those_that_store_other_partials_fit(written, tmp_path, name, partials):
+def test_those_that_store_other_partials_fit(written, compiled, name, partials):
     package = written(name, partials=partials)
-    results = compile_jobs(package.folder, package.jobs, workers=2, cache_dir=tmp_path / "cache")
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     package.check(results, slack=640)
 
 
 @pytest.mark.parametrize(("name", "group"), [("dsv32", 4), ("dsv32", 2), ("glm53", 4)])
-def test_those_in_which_neighbours_share_rows_fit(written, tmp_path, name, group):
+def test_those_in_which_neighbours_share_rows_fit(written, compiled, name, group):
     package = written(name, shared=group)
     assert {job.kernel for job in package.jobs} == {
         "_sparse_fwd_sm90_shared_kernel",
         "_index_union_kernel",
         "_sparse_fwd_recompute_kernel",
     }
-    results = compile_jobs(package.folder, package.jobs, workers=2, cache_dir=tmp_path / "cache")
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     package.check(results, slack=512)
 
 
-def test_a_warps_number_read_from_the_thread_would_spill(written, tmp_path):
+def test_a_warps_number_read_from_the_thread_would_spill(written, compiled):
     old, new = (
         "        shr.u32 bit, $2, $4;\n",
         (
@@ -163,7 +163,7 @@ def test_a_warps_number_read_from_the_thread_would_spill(written, tmp_path):
     )
     package = written("dsv32", old, new, shared=4)
     jobs = [job for job in package.jobs if job.kernel == "_sparse_fwd_sm90_shared_kernel"][:1]
-    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=tmp_path / "cache")
+    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled)
     assert ["spills inside loops" in str(error) for error in check_limits(results)] == [True]
 
 
@@ -178,8 +178,8 @@ def test_the_bitmap_of_a_list_begins_shared_memory_as_its_assembly_takes_it_to(w
     kernel = load_module(package.folder, "_index_union_sm90")._index_union_kernel
     source = GluonASTSource(fn=kernel, signature=dict(job.signature), constexprs={}, attrs={})
     options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
-    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
-    offsets = [int(text) for text in re.findall(r"@global_smem, i32 (\d+)", compiled.asm["llir"])]
+    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    offsets = [int(text) for text in re.findall(r"@global_smem, i32 (\d+)", built.asm["llir"])]
     assert offsets
     assert min(offsets) >= package.shared["_index_union_kernel", None]  # what Triton itself needs lies behind
 
@@ -188,15 +188,15 @@ def one_of_the_sparse_kernel(package: Written) -> list[CompileJob]:
     return [job for job in package.jobs if job.kernel == "_sparse_fwd_sm90_kernel"][:1]
 
 
-def test_a_product_that_runs_over_a_loops_end_is_refused(written, tmp_path):
+def test_a_product_that_runs_over_a_loops_end_is_refused(written, compiled):
     package = written("dsv32", RIGHT_ENDS, "            _signal(K0_RIGHT, at)\n")
     with pytest.raises(ToolError, match="serialises its warpgroup products"):
-        compile_jobs(package.folder, one_of_the_sparse_kernel(package), workers=1, cache_dir=tmp_path / "cache")
+        compile_jobs(package.folder, one_of_the_sparse_kernel(package), workers=1, cache_dir=compiled)
 
 
-def test_a_product_too_few_is_told(written, tmp_path):
+def test_a_product_too_few_is_told(written, compiled):
     package = written("dsv32", TAIL)
     jobs = one_of_the_sparse_kernel(package)
-    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=tmp_path / "cache")
+    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled)
     (error,) = check_limits(results, package.products)
     assert "124 warpgroup products in the code - expected 132" in str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -17,6 +18,8 @@ from mlagen.plan import make_plan
 from mlagen.spec import Spec
 
 WIDTH = 120
+# A table of which the rows for the Triton at hand are kept, under its own name.
+KEEPS_ROWS = re.compile(r"^(\w+) = .*_launch\.for_triton\(\1\)", re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +60,7 @@ def test_every_file_is_python_within_the_line_width_and_binds_no_name_twice(pack
         for file in package.files:
             code = compile(file.text, file.name, "exec", dont_inherit=True)
             bound = Counter(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_NAME")
+            bound.subtract(KEEPS_ROWS.findall(file.text))
             assert [name for name, times in bound.items() if times > 1] == [], (file.name, spec.model_dump_json())
             wide = [line for line in file.text.split("\n") if len(line) > WIDTH]
             assert wide == [], spec.model_dump_json()

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from mlagen import __version__
 from mlagen.backends import GeneratedFile, files
 from mlagen.emit import Package, render
-from mlagen.emit.render import HEADER_LINES, _body, _environment, sha256, template_dir
+from mlagen.emit.render import HEADER_LINES, WIDTH, _body, _environment, sha256, template_dir, wrapped
 from mlagen.errors import ToolError
 from mlagen.plan import Plan, load_plan, make_plan
 from mlagen.plan.tritons import TRITONS
@@ -155,3 +155,14 @@ def test_rope_zero_leaves_no_rope_in_the_code():
     (file,) = [file for file in package.files if file.name == "sparse_fwd.py"]
     code = [line.split("#")[0] for line in file.text.split("\n")]
     assert [line for line in code if "rope" in line.lower()] == []
+
+
+@pytest.mark.parametrize("count", [1, 5, 6, 7, 12, 20])
+@pytest.mark.parametrize(("line", "indent"), [("def f(rows, row_mask, m, l, {}):", 0), ("f_of_a_longer_name({})", 4)])
+def test_a_call_is_broken_as_the_formatter_breaks_it(line: str, indent: int, count: int) -> None:
+    call = line.format(", ".join(f"accumulator_{number}" for number in range(count)))
+    text = " " * indent + wrapped(call, indent) + "\n"
+    text = "if True:\n" + text if indent else text + "    pass\n"
+    command = [sys.executable, "-m", "ruff", "format", "--line-length", str(WIDTH), "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    assert done.stdout == text
