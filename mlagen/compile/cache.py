@@ -27,15 +27,18 @@ class ResultCache:
 
     Args:
         folder: where results lie; made when the first one is written.
+
+    Attributes:
+        folder: the same, of this format: a file `KEY.json` a result.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder / "compile"
+        self.folder = folder / "compile"
 
     def get(self, key: str) -> Measured | None:
         """The result of a key; None if there is none, or none that can be read."""
         try:
-            return Measured.from_json(json.loads((self._folder / f"{key}.json").read_bytes()))
+            return Measured.from_json(json.loads((self.folder / f"{key}.json").read_bytes()))
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
@@ -46,7 +49,7 @@ class ResultCache:
     def get_list(self, key: str) -> list[dict[str, Any]] | None:
         """A list of plain mappings, as `get`."""
         try:
-            found = json.loads((self._folder / f"{key}.json").read_bytes())
+            found = json.loads((self.folder / f"{key}.json").read_bytes())
         except (OSError, ValueError):
             return None
         return found if isinstance(found, list) and all(isinstance(each, dict) for each in found) else None
@@ -58,12 +61,12 @@ class ResultCache:
     def _write(self, key: str, value: Any) -> None:
         """Write so that other processes see all of it or nothing."""
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self._folder, prefix=f".{key}.")
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.folder, prefix=f".{key}.")
             try:
                 with os.fdopen(handle, "w") as file:
                     json.dump(value, file)
-                os.replace(name, self._folder / f"{key}.json")
+                os.replace(name, self.folder / f"{key}.json")
             except OSError:
                 os.unlink(name)
                 raise

@@ -128,11 +128,11 @@ def compile_jobs(
         tasks.sort(key=lambda task: task.job.target != SM90)  # whose kernels take longest: first, not last
         started = workers or os.cpu_count() or 1
         # closing: workers end before an exception, or Ctrl-C, leaves here.
-        with contextlib.closing(_run(package_dir, tasks, started, toolchain, kernels_dir, on_start)) as outcomes:
-            for task, measured in outcomes:
+        with contextlib.closing(_run(package_dir, tasks, started, toolchain, cache, kernels_dir, on_start)) as outcomes:
+            for task, measured, known in outcomes:
                 cache.put(task.key, measured)
                 for place, index in enumerate(missing[task.key]):
-                    done(index, measured, cached=place > 0)
+                    done(index, measured, cached=known or place > 0)
     return [results[index] for index in range(len(jobs))]
 
 
@@ -159,21 +159,23 @@ def _run(
     tasks: list[_Task],
     workers: int,
     toolchain: Toolchain,
+    cache: ResultCache,
     kernels_dir: Path | None,
     on_start: Callable[[CompileJob], None] | None,
-) -> Generator[tuple[_Task, Measured], None, None]:
+) -> Generator[tuple[_Task, Measured, bool], None, None]:
     """Spread tasks over worker processes; gives results as they come and leaves no process behind."""
+    by_ir = cache if kernels_dir is None else None
     queue: SimpleQueue[_Task] = SimpleQueue()
     for task in tasks:
         queue.put(task)
-    outcomes: SimpleQueue[tuple[_Task, Measured] | Exception] = SimpleQueue()
+    outcomes: SimpleQueue[tuple[_Task, Measured, bool] | Exception] = SimpleQueue()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-compile-")))
         for number in range(min(workers, len(tasks))):
             worker = stack.enter_context(
                 contextlib.closing(Worker(package_dir, folder / str(number), toolchain, kernels_dir))
             )
-            thread = threading.Thread(target=_serve, args=(worker, queue, outcomes, on_start), daemon=True)
+            thread = threading.Thread(target=_serve, args=(worker, queue, by_ir, outcomes, on_start), daemon=True)
             thread.start()
             # Left in reverse: the worker is killed, its thread sees that and ends, the pipes close.
             stack.callback(thread.join)
@@ -188,7 +190,8 @@ def _run(
 def _serve(
     worker: Worker,
     queue: SimpleQueue[_Task],
-    outcomes: SimpleQueue[tuple[_Task, Measured] | Exception],
+    cache: ResultCache | None,
+    outcomes: SimpleQueue[tuple[_Task, Measured, bool] | Exception],
     on_start: Callable[[CompileJob], None] | None,
 ) -> None:
     """Feed one worker until no task is left or one fails; runs in a thread."""
@@ -198,7 +201,7 @@ def _serve(
             if on_start is not None:
                 on_start(task.job)
             try:
-                outcomes.put((task, worker.compile(task.job)))
+                outcomes.put((task, *worker.compile(task.job, cache)))
             except Exception as error:
                 # The other thread raises it, whatever it is.
                 outcomes.put(error)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mlagen.compile.binary import Measured, read_amdgcn, read_cubin
+from mlagen.compile.cache import ResultCache, content_key
 from mlagen.compile.job import CompileJob
 from mlagen.compile.resources import label
 from mlagen.compile.toolchain import Toolchain
@@ -72,25 +73,36 @@ class Worker:
         """The hash that stands for the worker's Triton in the name of an archive of kernels."""
         return str(self._ask({"triton_key": True}, f"triton {self._toolchain.version}", "__init__")["triton_key"])
 
-    def compile(self, job: CompileJob) -> Measured:
+    def compile(self, job: CompileJob, cache: ResultCache | None) -> tuple[Measured, bool]:
         """Compile a job and read the machine code.
 
         Args:
             job: what to compile.
+            cache: results by IR too: where the job's has one, that is the result; None: the job is compiled anyway.
 
         Returns:
-            What the kernel takes.
+            What the kernel takes, and whether `cache` had it.
 
         Raises:
             ToolError: the job does not compile, or the worker died or took longer than TIMEOUT_S.
         """
         output = self._folder / "code"
-        result = self._ask({**request_of(job), "output": str(output)}, label(job), job.module)
+        request = {**request_of(job), "output": str(output)}
+        salt = content_key("ir", self._toolchain.version, job.target)
+        by_ir = {} if cache is None else {"salt": salt, "known": str(cache.folder)}
+        result = self._ask(request | by_ir, label(job), job.module)
+        if cache is not None and "name" not in result:
+            if (known := cache.get(result["ir"])) is not None:
+                return known, True
+            result = self._ask(request, label(job), job.module)
         cuda = TARGETS[job.target].backend == "cuda"
         usage = read_cubin(output, result["name"], self._toolchain) if cuda else read_amdgcn(output)
-        return Measured(
+        measured = Measured(
             **usage, shared=result["shared"], tensor_memory=result["tensor_memory"], seconds=result["seconds"]
         )
+        if cache is not None and result["ir"]:
+            cache.put(result["ir"], measured)
+        return measured, False
 
     def _ask(self, request: dict[str, Any], what: str, module: str) -> dict[str, Any]:
         said = self._stderr.stat().st_size

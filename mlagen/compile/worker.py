@@ -11,9 +11,10 @@ that stands for the target's answers where Triton asks for one.
 A request with `variants` names a `target`, with its `backend`, `arch` and `warp_size`; its result holds `variants`: all
 that a call on the target can launch, as jobs without the target. A job holds `module`, `kernel`, `signature` and
 `constexprs` as pairs, `options` of the launch, the target as above, and `output`, the file for the machine code. Its
-result holds `name` (the entry function's), `shared` in bytes, `tensor_memory` in columns and `seconds`. A request with
-`triton_key` asks for a hash of this Triton. Any result may instead hold `error`, `line` in the module (or null) and
-`detail`.
+result holds `name` (the entry function's), `shared` in bytes, `tensor_memory` in columns and `seconds`. Where a job
+holds `salt` and `known` too, its result holds `ir`, a key of its IR, and that alone if the folder `known` has a result
+of the key: nothing more is compiled then. A request with `triton_key` asks for a hash of this Triton. Any result may
+instead hold `error`, `line` in the module (or null) and `detail`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ from typing import Any, ClassVar
 
 class JobError(Exception):
     """A job that does not fit its package; says so in one line."""
+
+
+class KnownIRError(Exception):
+    """A kernel of whose IR there is a result; holds the key."""
 
 
 def main(package_dir: Path, version: str) -> None:
@@ -196,6 +201,56 @@ def _element(tensor: Any) -> str:
     return _ELEMENTS[str(tensor.dtype).removeprefix("torch.")]
 
 
+class IRKey:
+    """Names a compilation by the IR that Triton's first stage leaves, on which the later and longer stages depend.
+
+    To be set as Triton's hook for stages. In that IR helpers are inlined and names are gone but for the kernel's own.
+
+    Args:
+        salt: what else the results depend on: Triton's version, the target.
+        known: folder with a file `KEY.json` for each key of which there is a result.
+
+    Attributes:
+        key: hexadecimal digits; empty before a compilation.
+    """
+
+    def __init__(self, salt: str, known: Path) -> None:
+        self._salt, self._known = salt, known
+        self.key = ""
+
+    def __call__(
+        self,
+        backend: Any = None,
+        stages: dict[str, Any] | None = None,
+        options: Any = None,
+        language: Any = None,
+        capability: int | None = None,
+    ) -> tuple[str, str] | None:
+        """Wrap the second stage.
+
+        Raises:
+            KnownIRError: by that stage, where there is a result.
+        """
+        if stages is None:
+            return "", ""  # Triton asks what the hook adds to the keys of its own cache
+        second = list(stages)[1]
+        after = stages[second]
+        given = {name: value for name, value in vars(options).items() if name != "extern_libs"}  # these hold paths
+
+        def keyed(module: Any, metadata: Any) -> Any:
+            text = module.str_nodebug()
+            entry = re.search(r"tt\.func public @(\w+)", text)
+            if entry:
+                text = re.sub(rf"@{entry[1]}\b", "@kernel", text)
+            self.key = hashlib.sha256(f"{self._salt}{sorted(given.items())}{text}".encode()).hexdigest()
+            if (self._known / f"{self.key}.json").exists():
+                raise KnownIRError(self.key)
+            return after(module, metadata)
+
+        stages[second] = keyed
+        return None
+
+
 def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
     """Compile one kernel as its launch would, and write its machine code to the job's output file.
 
@@ -219,9 +274,14 @@ def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
     else:
         kernel, made = variant.kernel, variant.compile
     triton.knobs.nvidia.dump_ptxas_log = kernel.is_gluon()  # which Triton prints when it compiles anew, as it does here
+    ir = IRKey(job["salt"], Path(job["known"])) if "known" in job else None
+    triton.knobs.runtime.add_stages_inspection_hook = ir
     start = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()) as log:
-        compiled = made()
+        try:
+            compiled = made()
+        except KnownIRError as known:
+            return {"ir": str(known)}
     serialised = [line.strip() for line in log.getvalue().splitlines() if re.search(r"\bC75\d\d\b", line)]
     if serialised:
         raise JobError(f"ptxas serialises its warpgroup products: {serialised[0]}")
@@ -233,6 +293,7 @@ def compile_job(package_dir: Path, job: dict[str, Any]) -> dict[str, Any]:
         "shared": compiled.metadata.shared,
         "tensor_memory": getattr(compiled.metadata, "tmem_size", None) or 0,
         "seconds": seconds,
+        "ir": ir.key if ir is not None else "",
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -88,6 +89,24 @@ def test_cache_follows_content_not_place(package, copied, make_job, cache, file,
     assert compile_jobs(copied, [job], cache_dir=cache)[0].cached is hit
 
 
+@pytest.mark.parametrize("target", ["sm90", "gfx942"])
+def test_what_leads_to_the_same_ir_is_not_compiled_again(package, copied, make_job, cache, target):
+    job = make_job("_tiny_kernel", target)
+    (first,) = compile_jobs(package, [job], cache_dir=cache)
+    job = dataclasses.replace(job, kernel="_small_kernel")
+    replace(copied / "tiny.py", "def _square(x)", "def _squared(x)")
+    replace(copied / "tiny.py", "acc = _square(", "acc = _squared(")
+    for file in ("tiny.py", "__init__.py"):
+        replace(copied / file, "_tiny_kernel", "_small_kernel")
+    (renamed,) = compile_jobs(copied, [job], cache_dir=cache)
+    assert renamed.cached
+    assert renamed.key != first.key
+    assert (renamed.registers, renamed.instructions) == (first.registers, first.instructions)
+    replace(copied / "tiny.py", "return x * x", "return x + x")
+    (other,) = compile_jobs(copied, [job], cache_dir=cache)
+    assert not other.cached
+
+
 def test_launch_parameters_and_arguments_are_part_of_the_key(package, make_job, cache):
     base = make_job("_tiny_kernel", "gfx942")
     others = [
@@ -102,9 +121,11 @@ def test_launch_parameters_and_arguments_are_part_of_the_key(package, make_job, 
 def test_a_corrupt_entry_is_made_anew(package, make_job, cache):
     job = make_job("_tiny_kernel", "gfx942")
     (first,) = compile_jobs(package, [job], cache_dir=cache)
-    (entry,) = (cache / "compile").iterdir()
+    entries = list((cache / "compile").iterdir())
+    assert len(entries) == 2  # by its source and by its IR
     for text in ("{", "[]", '{"registers": 1}'):
-        entry.write_text(text)
+        for entry in entries:
+            entry.write_text(text)
         (again,) = compile_jobs(package, [job], cache_dir=cache)
         assert again == first
         assert not again.cached
