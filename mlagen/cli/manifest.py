@@ -1,4 +1,4 @@
-"""The manifest of a generated package: its files' hashes, and what each kernel variant takes, by Triton version."""
+"""The manifest of a generated package: hashes of files and templates, and what a kernel variant takes, by Triton."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ class Manifest:
     Attributes:
         tritons: the Triton versions, oldest first, under which every variant that a call can launch holds.
         files: the SHA-256 of each file, by name.
+        templates: a hash of the template of each file, and of all that it takes in, by the file's name.
         variants: what tells a variant from the others, by its key, in the package's order.
         measured: what a version measured, by key: COLUMNS, of the versions in `tritons`.
     """
 
     tritons: tuple[str, ...]
     files: dict[str, str]
+    templates: dict[str, str]
     variants: dict[str, dict[str, Any]]
     measured: dict[str, dict[str, tuple[int | None, ...]]]
 
@@ -39,15 +41,14 @@ class Manifest:
     def text(self) -> str:
         """The manifest as text: the same on every machine, one line a file and a variant."""
         lines = ["{", f'  "triton": {json.dumps(list(self.tritons))},', f'  "columns": {json.dumps(list(COLUMNS))},']
-        lines += [
-            '  "files": {',
-            ",\n".join(f"    {json.dumps(name)}: {json.dumps(one)}" for name, one in self.files.items()),
-        ]
+        for what, hashes in (("files", self.files), ("templates", self.templates)):
+            listed = ",\n".join(f"    {json.dumps(name)}: {json.dumps(one)}" for name, one in hashes.items())
+            lines += [f'  "{what}": {{', listed, "  },"]
         rows = [
             json.dumps({**variant, **{version: taken[key] for version, taken in self.measured.items() if key in taken}})
             for key, variant in self.variants.items()
         ]
-        return "\n".join([*lines, "  },", '  "variants": [', ",\n".join(f"    {row}" for row in rows), "  ]", "}", ""])
+        return "\n".join([*lines, '  "variants": [', ",\n".join(f"    {row}" for row in rows), "  ]", "}", ""])
 
 
 def read_manifest(folder: Path) -> Manifest | None:
@@ -65,7 +66,7 @@ def read_manifest(folder: Path) -> Manifest | None:
                 if version in row:
                     measured[version][key] = tuple(row.pop(version))
             variants[key] = row
-        return Manifest(tritons, dict(data["files"]), variants, measured)
+        return Manifest(tritons, dict(data["files"]), dict(data.get("templates", {})), variants, measured)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -84,7 +85,7 @@ def make_manifest(
     measured: dict[str, dict[str, tuple[int | None, ...]]] = {}
     for version, resources in proofs.items():
         for one in resources:
-            variants.setdefault(one.key, _told(one))
+            variants.setdefault(one.key, _description(one))
         measured[version] = {one.key: tuple(getattr(one, column) for column in COLUMNS) for one in resources}
     for version in earlier.tritons if earlier else ():
         if earlier is not None and version not in proofs:
@@ -92,14 +93,21 @@ def make_manifest(
             for key in earlier.measured[version]:
                 variants.setdefault(key, earlier.variants[key])
     tritons = tuple(sorted(measured, key=lambda version: [int(part) for part in version.split(".")[:2]]))
-    files = {file.name: sha256(file.text) for file in package.files}
+    files, templates = _hashes(package)
     order = sorted(
         variants, key=lambda key: (variants[key]["target"], variants[key]["module"], variants[key]["kernel"])
     )
-    return Manifest(tritons, files, {key: variants[key] for key in order}, {one: measured[one] for one in tritons})
+    ordered = {key: variants[key] for key in order}
+    return Manifest(tritons, files, templates, ordered, {one: measured[one] for one in tritons})
 
 
-def _told(one: Resources) -> dict[str, Any]:
+def _hashes(package: Package) -> tuple[dict[str, str], dict[str, str]]:
+    """Of each file of a package, and of its template."""
+    files = {file.name: sha256(file.text) for file in package.files}
+    return files, {file.name: file.template for file in package.files}
+
+
+def _description(one: Resources) -> dict[str, Any]:
     names = ("key", "target", "module", "kernel", "variant", "num_warps", "num_stages")
     return {name: getattr(one, name) for name in names}
 
@@ -125,7 +133,7 @@ def still_proved(
         taken = earlier.measured.get(version)
         if taken is not None and set(keys_under(folder, targets, version)) == taken.keys():
             held.append(version)
-    return Manifest(tuple(held), {}, earlier.variants, {version: earlier.measured[version] for version in held})
+    return Manifest(tuple(held), {}, {}, earlier.variants, {version: earlier.measured[version] for version in held})
 
 
 def keys_under(folder: Path, targets: Iterable[str], version: str) -> list[str]:
@@ -144,10 +152,10 @@ def proved_with(manifest: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def stale_manifest(package: Package, folder: Path) -> list[Drift]:
-    """A drift if the folder's manifest is missing or speaks of other files than the package has."""
+    """A drift if the folder's manifest is missing or speaks of files or templates that the package does not have."""
     path = folder / MANIFEST
     if not path.exists():
         return [Drift(path, "missing", None, None)]
     manifest = read_manifest(folder)
-    wanted = {file.name: sha256(file.text) for file in package.files}
-    return [] if manifest is not None and manifest.files == wanted else [Drift(path, "stale", None, None)]
+    holds = manifest is not None and (manifest.files, manifest.templates) == _hashes(package)
+    return [] if holds else [Drift(path, "stale", None, None)]

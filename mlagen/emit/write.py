@@ -13,7 +13,7 @@ from pathlib import Path
 from mlagen.emit.render import GENERATED, HEADER_LINES, Package, sha256
 from mlagen.errors import DriftError
 
-_HASHES = re.compile(r"# spec [0-9a-f]{16} template [0-9a-f]{16} body ([0-9a-f]{16})")
+_BODY = re.compile(r"# (?:spec [0-9a-f]{16} template [0-9a-f]{16} )?body ([0-9a-f]{16})")  # two more until 0.1
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def is_hand_edited(text: str) -> bool:
     head, rest = lines[:HEADER_LINES], "\n".join(lines[HEADER_LINES:])
     if len(head) < HEADER_LINES or not head[0].startswith(GENERATED) or head[2]:
         return True
-    found = _HASHES.fullmatch(head[1])
+    found = _BODY.fullmatch(head[1])
     return not found or sha256(rest)[:16] != found[1]
 
 

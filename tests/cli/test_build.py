@@ -23,7 +23,7 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
     first = run("build", *TEXT_ONLY)
     assert first.exit_code == 0
     files = {path.name: path.stat().st_mtime_ns for path in (workspace / "generated" / "small").iterdir()}
-    assert set(files) == {"__init__.py", "_launch.py", "_splits.py", "sparse_fwd.py"}
+    assert set(files) == {"__init__.py", "_facts.py", "_launch.py", "_splits.py", "sparse_fwd.py"}
     second = run("build", *TEXT_ONLY)
     assert second.exit_code == 0
     assert "unchanged" in second.stderr
@@ -101,7 +101,7 @@ def test_verified_kernels_are_counted(run: Run, writer: Path) -> None:
 def test_json_on_stdout_is_the_whole_of_stdout(run: Run, writer: Path) -> None:
     (built,) = json.loads(run("build", "--no-verify", "--target", "sm80", "--json").stdout)
     assert {row["target"] for row in built["resources"]} == {"sm80"}
-    names = ["_launch.py", "_layout.py", "cache.py", "__init__.py"]
+    names = ["_facts.py", "_launch.py", "_layout.py", "cache.py", "__init__.py"]
     assert [Path(path).name for path in built["written"]] == names
 
 
@@ -111,7 +111,7 @@ def test_drift_is_exit_code_1_with_a_diff_and_the_mending_command(run: Run, work
     spec.write_text(SPEC.replace("topk: 16", "topk: 17").replace("A small model", "Another model"))
     result = run("build", "--check")
     assert result.exit_code == 1
-    assert '+"""Sparse MLA attention for Another model.' in result.stdout
+    assert '+"""MLA attention kernels for Another model.' in result.stdout
     assert "mend with: mlagen build specs/small.yaml" in result.stderr
     assert run("build", "--diff").exit_code == 0
 

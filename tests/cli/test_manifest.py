@@ -118,7 +118,7 @@ def proved(package: Path, *versions: str) -> Manifest:
     for version in versions:
         measured[version] = dict.fromkeys(keys_under(package, TARGETS, version), TAKEN)
         variants |= {key: {"key": key} for key in measured[version]}
-    return Manifest(versions, {}, variants, measured)
+    return Manifest(versions, {}, {}, variants, measured)
 
 
 @pytest.mark.compilation

@@ -195,7 +195,7 @@ def test_generated_tables_are_formatted(written: tuple[str, Plan, Path]) -> None
 def test_packages_without_such_rows_do_not_speak_of_versions() -> None:
     for family in MODULES:
         before, _ = plan_with(family)
-        assert not any("for_triton" in file.text for file in render(before).files)
+        assert not any("for_triton(" in file.text for file in render(before).files if file.name != "_launch.py")
 
 
 TILE = "{block_h: 32, block_n: 64, num_warps: 4, num_stages: 2, indices_ahead: true}"

@@ -25,11 +25,20 @@ from mlagen.backends.triton import (
     sparse_decode,
     sparse_fwd,
 )
-from mlagen.backends.triton.common import common, imported
-from mlagen.plan import Plan
-from mlagen.plan.tritons import TRITONS, minors
+from mlagen.backends.triton.common import common, imported, sm90_modules
+from mlagen.plan import TARGETS, Plan
+from mlagen.plan.cache import EARLY_PROGRAMS
+from mlagen.plan.tritons import MINORS, TRITONS, minors
 from mlagen.spec import spec_digest
 
+# What the text that every package shares asks for.
+LAUNCH = {
+    "proven": (MINORS[0], MINORS[-1]),
+    "early_programs": EARLY_PROGRAMS,
+    "e4m3_targets": [name for name, target in TARGETS.items() if target.has_e4m3],
+    "e4m3_rounding_targets": [name for name, target in TARGETS.items() if target.rounds_e4m3],
+    "dependent_targets": [name for name, target in TARGETS.items() if target.dependent_launch],
+}
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
 
 FAMILIES = (cache, dense_decode, dense_fwd, extra_cache, indices, merge_states, sparse_decode, sparse_fwd)
@@ -89,8 +98,14 @@ def files(plan: Plan) -> list[GeneratedFile]:
         "spec_literal": _literal(spec),
     }
     kernels = [module.MODULE for module in [*_shared(plan), *(family for family, _ in families)]]
+    facts = {
+        "targets": plan.spec.targets,
+        "kernel_modules": ["_launch", *kernels],
+        "sm90_modules_literal": _literal(sm90_modules(plan)),
+    }
     return [
-        GeneratedFile("_launch.py", "_launch.py.jinja", {**common(plan), "kernel_modules": ["_launch", *kernels]}),
+        GeneratedFile("_facts.py", "_facts.py.jinja", facts),
+        GeneratedFile("_launch.py", "_launch.py.jinja", LAUNCH),
         *(
             GeneratedFile(
                 f"{module.MODULE}.py", f"{getattr(module, 'TEMPLATE', module.MODULE)}.py.jinja", module.context(plan)

@@ -154,6 +154,7 @@ def context(plan: Plan) -> dict[str, Any]:
         "sm90": plan.sparse_decode.sm90,
         "extra": extra,
         "caches": caches,
+        "needs_e4m3": any(cache["needs_e4m3"] for cache in caches),
         "operands": operands,
         "modules": ["_extra_layout"] * (len(caches) - 1) + ["_launch", "_layout", "_splits"],
         "both": both,
