@@ -9,11 +9,37 @@ from typing import Any
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context, dense_decode_signature
 from mlagen.plan import SM90, Plan, Sm90Plan, needed
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK
+from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, Registers
 from mlagen.work import ITEMSIZE
 
-TEMPLATE = "sm90/seesaw"
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
+
+
+def _interface(arguments: Signature, *constexprs: str) -> dict[str, Any]:
+    """How a kernel's run-time arguments stand in its text: as parameters, in `Call`, and by name.
+
+    Args:
+        arguments: with their Triton types.
+        constexprs: what it is compiled for beside, behind them.
+    """
+    parameters = [f"{name}: gl.int64" if kind == "i64" else name for name, kind in arguments]
+    descriptor, tensor = "tma.tensor_descriptor", "gl.tensor"
+    return {
+        "argument_names": [name for name, _ in arguments],
+        "parameters": [*parameters, *(f"{name}: gl.constexpr" for name in constexprs)],
+        "call_fields": [
+            f"{name}: {descriptor if kind.startswith('tensordesc') else tensor}" for name, kind in arguments
+        ],
+    }
+
+
+def _register_split(registers: Registers) -> str:
+    """The split of registers as a kernel's module chooses it, by the minor version of Triton where it has others."""
+    split = str(list(registers.split))
+    if not registers.under:
+        return split
+    others = ", ".join(f"{minor}: {list(other)}" for minor, other in registers.under)
+    return f"{{{others}}}.get(TRITON, {split})"
 
 
 @dataclass(frozen=True)
@@ -22,6 +48,7 @@ class Sm90Module:
 
     Attributes:
         MODULE: its name.
+        TEMPLATE: the template's, in `templates/`.
         kernel: the kernel's.
         family: what the family computes, in words.
         has_max_logits: the family gives the row's maximum logits.
@@ -31,14 +58,13 @@ class Sm90Module:
     """
 
     MODULE: str
+    TEMPLATE: str
     kernel: str
     family: str
     has_max_logits: bool
     plan_of: Callable[[Plan], Sm90Plan | None]
     arguments: Callable[[Plan], Signature]
     details: Callable[[Plan], dict[str, Any]]
-
-    TEMPLATE = TEMPLATE
 
     def present(self, plan: Plan) -> bool:
         """Whether the spec has the kernel."""
@@ -58,6 +84,10 @@ class Sm90Module:
             "kernel": self.kernel,
             "has_max_logits": self.has_max_logits,
             "arguments": self.arguments(plan),
+            **_interface(self.arguments(plan)),
+            "register_split": _register_split(sm90.registers),
+            "splits_constants": "D_V, NEG_LARGE" if sm90.d_tail else "NEG_LARGE",
+            "p0": "k0_tail" if sm90.d_tail else "p0",
             "slack": SLACK,
             "union": None,
             "swap_ab": False,
@@ -136,6 +166,7 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
 
 SPARSE_FWD = Sm90Module(
     MODULE="_sparse_fwd_sm90",
+    TEMPLATE="sm90/sparse_fwd",
     kernel="_sparse_fwd_sm90_kernel",
     family="sparse attention",
     has_max_logits=True,
@@ -147,8 +178,6 @@ SPARSE_FWD = Sm90Module(
 
 class SwapAbModule(Sm90Module):
     """The generated module with the sm90 kernel of few heads, which stand in the columns of its products."""
-
-    TEMPLATE = "sm90/sparse_fwd_swap_ab"
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
@@ -178,6 +207,7 @@ def _swap_ab_arguments(plan: Plan) -> Signature:
 
 SWAP_AB = SwapAbModule(
     MODULE="_sparse_fwd_sm90_swap_ab",
+    TEMPLATE="sm90/sparse_fwd_swap_ab",
     kernel="_sparse_fwd_sm90_swap_ab_kernel",
     family="sparse attention",
     has_max_logits=True,
@@ -290,6 +320,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
 
 SHARED_FWD = Sm90Module(
     MODULE="_sparse_fwd_sm90_shared",
+    TEMPLATE="sm90/seesaw",
     kernel="_sparse_fwd_sm90_shared_kernel",
     family="sparse attention with shared rows",
     has_max_logits=True,
@@ -333,6 +364,7 @@ INDEX_UNION = UnionLists()
 
 SPARSE_DECODE = Sm90Module(
     MODULE="_sparse_decode_sm90",
+    TEMPLATE="sm90/seesaw",
     kernel="_sparse_decode_sm90_kernel",
     family="attention over a cache",
     has_max_logits=False,
@@ -363,6 +395,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
 
 DENSE_DECODE = Sm90Module(
     MODULE="_dense_decode_sm90",
+    TEMPLATE="sm90/seesaw",
     kernel="_dense_decode_sm90_kernel",
     family="dense attention over a paged cache",
     has_max_logits=False,
