@@ -320,7 +320,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
 
 SHARED_FWD = Sm90Module(
     MODULE="_sparse_fwd_sm90_shared",
-    TEMPLATE="sm90/seesaw",
+    TEMPLATE="sm90/sparse_fwd_shared",
     kernel="_sparse_fwd_sm90_shared_kernel",
     family="sparse attention with shared rows",
     has_max_logits=True,
