@@ -12,6 +12,7 @@ from mlagen.plan import SM90, Plan, Sm90Plan, needed
 from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, Registers
 from mlagen.work import ITEMSIZE
 
+WARPGROUP = 128  # threads
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
 
 
@@ -382,7 +383,12 @@ def _dense_decode_arguments(plan: Plan) -> Signature:
 
 
 def _dense_decode_details(plan: Plan) -> dict[str, Any]:
+    block_b, rounds = needed(plan.dense_decode).block_b, needed(plan.splits).partials.rounds
+    d_v = "D_V, " if needed(needed(plan.dense_decode).sm90).d_tail or not rounds else ""
     return {
+        "block_b": block_b,
+        "thread_lengths": block_b // WARPGROUP,
+        "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if rounds else ''}",
         "dequantises": False,
         "second": False,
         "q_ready": "shared.q_ready",
@@ -395,7 +401,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
 
 DENSE_DECODE = Sm90Module(
     MODULE="_dense_decode_sm90",
-    TEMPLATE="sm90/seesaw",
+    TEMPLATE="sm90/dense_decode",
     kernel="_dense_decode_sm90_kernel",
     family="dense attention over a paged cache",
     has_max_logits=False,
