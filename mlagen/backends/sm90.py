@@ -12,7 +12,10 @@ from mlagen.plan import SM90, Plan, Sm90Plan, needed
 from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, Registers
 from mlagen.work import ITEMSIZE
 
-WARPGROUP = 128  # threads
+WARP, WARPGROUP = 32, 128  # threads
+FIRST_BARRIER = 4  # of the named ones, above those that Triton takes
+PAIR, CODES = 2, 4  # 16-bit and 8-bit values of a word
+CHUNK = 16  # columns of a row of V that a thread has in the recompute
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
 
 
@@ -88,7 +91,7 @@ class Sm90Module:
             **_interface(self.arguments(plan)),
             "register_split": _register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if sm90.d_tail else "NEG_LARGE",
-            "p0": "k0_tail" if sm90.d_tail else "p0",
+            "p0": "shared.k0_tail" if sm90.d_tail else "shared.p0",
             "slack": SLACK,
             "union": None,
             "swap_ab": False,
@@ -150,9 +153,6 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
     paged = plan.rows_block_size is not None
     rows = f"kv pages of {plan.rows_block_size} rows" if paged else "kv rows"
     return {
-        "dequantises": False,
-        "second": False,
-        "q_ready": "shared.q_ready",
         "shared": ("q_ready", "k_ready"),
         "paged": paged,
         "page_rows": plan.rows_block_size,
@@ -189,7 +189,9 @@ class SwapAbModule(Sm90Module):
         halves = ("q_left", "q_right", "k_left", "k_right")
         return {
             **values,
-            "swap_ab": True,
+            **_interface(self.arguments(plan), "BLOCK_H"),
+            "k_right": FIRST_BARRIER + values["sm90"].lefts,
+            "both": FIRST_BARRIER + values["sm90"].lefts + 2,
             "widths": [sm90.block_h for sm90 in needed(plan.sparse_fwd).swap_ab],
             "statistics": statistics,
             "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "left_ready", "right_ready"],
@@ -257,33 +259,70 @@ def _power(exponent: int, mantissa: int) -> dict[str, Any]:
     return {"exponent": exponent, "bits": f"0x{bits:04X}" if mantissa else str(bits)}
 
 
+def _stored(plan: Plan, sm90: Sm90Plan, *, dual_layout: bool) -> dict[str, Any]:
+    """Where a cache's stored rows have what the kernel loads, and in which parts: bytes, columns and words."""
+    layout = needed(plan.layout)
+    latent, *tail = layout.data
+    scales = needed(layout.scales_of(latent))
+    numbers = {
+        "block_n": sm90.block_n,
+        "step": sm90.step,
+        "d_tail": sm90.d_tail,
+        "scale_columns": sm90.scale_columns,
+        "scale_chunks": scales.tile // CHUNK,
+        "scales_byte": scales.offset,
+        "scale_tile": scales.tile,
+    }
+    if tail:
+        numbers |= {"tail_byte": tail[0].offset, "tail_words": tail[0].count // PAIR}
+    if layout.planar:
+        dual = plan.extra_layout is not None
+        row_bytes, plane_scales = layout.plane_bytes
+        numbers |= {
+            "dual": dual,
+            "cache": "cache" if dual else "call",
+            "address": "cache" if dual else "call.k_cache_ptr.to(gl.int64)",
+            "row_bytes": row_bytes,
+            "plane_scales": plane_scales,
+            "tile_words": scales.tile // CODES,
+            "last_byte": tail[0].offset - scales.tile,
+        }
+    if dual_layout:
+        extra_layout = needed(plan.extra_layout)
+        extra_scales = needed(extra_layout.scales_of(extra_layout.data[0]))
+        numbers |= {
+            "extra_scales_byte": extra_scales.offset,
+            "piece": extra_scales.tile,
+            "run": sm90.d_half // 2 // extra_scales.tile,
+        }
+    return numbers
+
+
 def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
     dtype = plan.spec.model.dtype
     layout = needed(plan.layout)
-    latent, *tail = layout.data
-    scales = layout.scales_of(latent)
-    assert scales is not None
-    assert plan.sparse_decode is not None
-    sm90 = plan.sparse_decode.sm90
-    assert sm90 is not None
-    mixed = plan.extra_layout not in (None, layout)
+    scales = needed(layout.scales_of(layout.data[0]))
+    sm90 = needed(needed(plan.sparse_decode).sm90)
+    dual_layout = plan.extra_layout not in (None, layout)
+    is_fp32 = scales.dtype == "fp32"
     staged = ("rope", "last") if layout.planar else ()
     ready = ("ready",) if sm90.d_tail else ("q_ready", "k_ready")
     return {
-        "dequantises": True,
         "q_ready": "shared.ready.index(2)" if sm90.d_tail else "shared.q_ready",
+        "p0": "_weights_0(shared)" if sm90.d_tail else "shared.p0",
+        "splits_constants": "D_V, NEG_LARGE",
         "shared": ("spoilt", "offsets", "scales", *staged, "valid", *ready),
-        "paged": False,
-        "second": plan.extra_layout is not None,
         "planar": layout.planar,
-        "mixed": mixed,
-        "scales": scales,
+        "block_by_block": layout.planar,  # whose left half has fewer stored bytes: it is there first
+        "dual_cache": plan.extra_layout is not None,
+        "dual_layout": dual_layout,
         "extra_layout": plan.extra_layout,
-        "extra_scales": needed(plan.extra_layout).scales_of(needed(plan.extra_layout).data[0]) if mixed else None,
-        "scale_limits": [_power(exponent, FP32_MANTISSA if scales.dtype == "fp32" else 0) for exponent in FP16_SCALES],
+        "stored": _stored(plan, sm90, dual_layout=dual_layout),
+        "scale_form": "its bits as fp32" if is_fp32 else "its biased exponent",
+        "scale_limits": [_power(exponent, FP32_MANTISSA if is_fp32 else 0) for exponent in FP16_SCALES],
         "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
-        "scale_columns": sm90.scale_columns,
-        "tail": tail[0] if tail else None,
+        "q_words": sm90.d_half // 2 // PAIR,
+        "thread_tail": sm90.d_tail // WARP,
         "shapes": [
             f"q [requests, s_q, num_heads, {plan.d_qk}], out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is",
             "requests * s_q. indices i32 [requests, s_q, topk], lengths i32 [requests], lse f32 [tokens, num_heads].",
@@ -365,7 +404,7 @@ INDEX_UNION = UnionLists()
 
 SPARSE_DECODE = Sm90Module(
     MODULE="_sparse_decode_sm90",
-    TEMPLATE="sm90/seesaw",
+    TEMPLATE="sm90/sparse_decode",
     kernel="_sparse_decode_sm90_kernel",
     family="attention over a cache",
     has_max_logits=False,
@@ -389,9 +428,6 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
         "block_b": block_b,
         "thread_lengths": block_b // WARPGROUP,
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if rounds else ''}",
-        "dequantises": False,
-        "second": False,
-        "q_ready": "shared.q_ready",
         "shared": ("q_ready", "k_ready"),
         "paged": False,
         "plan": plan.dense_decode,
