@@ -9,7 +9,7 @@ from typing import Any
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context, dense_decode_signature
 from mlagen.plan import SM90, Plan, Sm90Plan, needed
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, Registers
+from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, Registers, register_columns
 from mlagen.work import ITEMSIZE
 
 WARP, WARPGROUP = 32, 128  # threads
@@ -396,7 +396,12 @@ class UnionLists:
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
-        return {**attention_context(plan), "union": plan.union, "arguments": self.arguments(plan)}
+        return {
+            **attention_context(plan),
+            "kernel": "_index_union_kernel",
+            **_interface(self.arguments(plan)),
+            "union": plan.union,
+        }
 
 
 INDEX_UNION = UnionLists()
@@ -484,11 +489,18 @@ class DenseFwdModule:
         """What the template asks for."""
         values = self.context_of(plan)
         names = [chunk["name"] for chunk in values["k_chunks"]]
+        k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in values["k_chunks"]]
+        blocks = ", ".join(f"D_{name.upper()}.value" for name in names)
+        sm90 = needed(needed(plan.dense_fwd).sm90)
         return {
             **values,
             "kernel": self.KERNEL,
+            **_interface(self._arguments(plan)),
+            "register_split": _register_split(sm90.registers),
+            "result_columns": register_columns(values["d_v"]),
             "itemsize": ITEMSIZE,
-            "arguments": self._arguments(plan),
+            "k_chunks": k_chunks,
+            "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",
             "shared": [
                 *(f"q_{name}" for name in names),
                 *names,
