@@ -100,7 +100,7 @@ def test_the_template_hash_takes_in_what_a_template_includes(plan):
             if (name := queue.pop()) not in taken:
                 taken.add(name)
                 source = (template_dir() / name).read_text(encoding="utf-8")
-                queue += re.findall(r'\{%-? (?:include|import|from) "([^"]+)"', source)
+                queue += re.findall(r'\{%-? (?:extends|include|import|from) "([^"]+)"', source)
         text = "".join((template_dir() / name).read_text(encoding="utf-8") for name in sorted(taken))
         assert f" template {sha256(text)[:16]} " in rendered[file.name].split("\n")[1]
 
@@ -142,6 +142,16 @@ def test_every_line_below_the_header_has_an_origin_unless_it_is_blank(plan):
     for file in render(plan).files:
         for number, (line, origin) in enumerate(zip(file.text.split("\n")[:-1], file.origins, strict=True)):
             assert bool(origin) == (number >= HEADER_LINES and line != ""), line
+
+
+def test_every_line_of_a_macro_comes_from_the_macro():
+    (file,) = [file for file in render(PLANS["dsv32"]).files if file.name == "_sparse_fwd_sm90.py"]
+    lines = template_lines("sm90/_barriers.jinja")
+    first, end = lines.index("{% macro named_barriers() %}") + 1, lines.index("{%- endmacro %}")
+    start = file.text.split("\n").index(lines[first])
+    origins = file.origins[start : start + end - first]
+    wanted = [f"sm90/_barriers.jinja:{number + 1}" if lines[number] else "" for number in range(first, end)]
+    assert list(origins) == wanted
 
 
 @pytest.mark.parametrize("template", sorted(path.name for path in template_dir().glob("*.py.jinja")))
