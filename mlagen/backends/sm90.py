@@ -9,11 +9,40 @@ from typing import Any
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context, dense_decode_signature
 from mlagen.plan import SM90, Plan, Sm90Plan, needed
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK
+from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, Registers, register_columns
+from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
-TEMPLATE = "sm90/seesaw"
+WARPGROUP = 128  # threads
+FIRST_BARRIER = 4  # of the named ones, above those that Triton takes
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
+
+
+def _interface(arguments: Signature, *constexprs: str) -> dict[str, Any]:
+    """How a kernel's run-time arguments stand in its text: as parameters, in `Call`, and by name.
+
+    Args:
+        arguments: with their Triton types.
+        constexprs: what it is compiled for beside, behind them.
+    """
+    parameters = [f"{name}: gl.int64" if kind == "i64" else name for name, kind in arguments]
+    descriptor, tensor = "tma.tensor_descriptor", "gl.tensor"
+    return {
+        "argument_names": [name for name, _ in arguments],
+        "parameters": [*parameters, *(f"{name}: gl.constexpr" for name in constexprs)],
+        "call_fields": [
+            f"{name}: {descriptor if kind.startswith('tensordesc') else tensor}" for name, kind in arguments
+        ],
+    }
+
+
+def _register_split(registers: Registers) -> str:
+    """The split of registers as a kernel's module chooses it, by the minor version of Triton where it has others."""
+    split = str(list(registers.split))
+    if not registers.under:
+        return split
+    others = ", ".join(f"{minor}: {list(other)}" for minor, other in registers.under)
+    return f"{{{others}}}.get(TRITON, {split})"
 
 
 @dataclass(frozen=True)
@@ -22,23 +51,24 @@ class Sm90Module:
 
     Attributes:
         MODULE: its name.
-        kernel: the kernel's.
-        family: what the family computes, in words.
-        has_max_logits: the family gives the row's maximum logits.
+        TEMPLATE: the template's, in `templates/`.
         plan_of: the kernel's numbers; None where the spec does without.
         arguments: run-time arguments and their Triton types, with every optional tensor given.
-        details: what the family's template asks for beside.
+        details: what the kernel's template asks for beside.
+        constexprs: what the kernel is compiled for, by name.
     """
 
     MODULE: str
-    kernel: str
-    family: str
-    has_max_logits: bool
+    TEMPLATE: str
     plan_of: Callable[[Plan], Sm90Plan | None]
     arguments: Callable[[Plan], Signature]
     details: Callable[[Plan], dict[str, Any]]
+    constexprs: tuple[str, ...] = ()
 
-    TEMPLATE = TEMPLATE
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return f"{self.MODULE}_kernel"
 
     def present(self, plan: Plan) -> bool:
         """Whether the spec has the kernel."""
@@ -46,34 +76,34 @@ class Sm90Module:
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
-        sm90 = self.plan_of(plan)
-        assert sm90 is not None
-        tail = ["q_tail", "k0_tail", "k1_tail"] if sm90.d_tail else []
-        details = self.details(plan)
-        scaled = needed(plan.splits).partials.scaled and not details.get("union")  # unions have no partials
+        sm90 = needed(self.plan_of(plan))
         return {
             **attention_context(plan),
             "sm90": sm90,
-            "family": self.family,
             "kernel": self.kernel,
-            "has_max_logits": self.has_max_logits,
-            "arguments": self.arguments(plan),
+            **_interface(self.arguments(plan), *self.constexprs),
+            "register_split": _register_split(sm90.registers),
+            "splits_constants": "D_V, NEG_LARGE" if sm90.d_tail else "NEG_LARGE",
             "slack": SLACK,
-            "union": None,
-            "swap_ab": False,
-            **details,
-            "scaled": scaled,
-            "shared": [
-                *("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right", *(tail or ["p0"]), "p1"),
-                *("m0", "m1", "l0", "l1", *(("top0", "top1") if self.has_max_logits else ())),
-                *(("e0", "e1") if scaled else ()),
-                *details["shared"],
-            ],
+            "scaled": needed(plan.splits).partials.scaled,
+            **self.details(plan),
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
         return {(self.kernel, None): needed(self.plan_of(plan)).expected_products}
+
+
+def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> tuple[str, ...]:
+    """Names of what every seesaw has in shared memory, with those of statistics that not all have."""
+    tail = ("q_tail", "k0_tail", "k1_tail") if sm90.d_tail else ("p0",)
+    halves = ("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right")
+    return (*halves, *tail, "p1", "m0", "m1", "l0", "l1", *statistics, *(("e0", "e1") if scaled else ()))
+
+
+def _p0(sm90: Sm90Plan) -> str:
+    """Where WG0 leaves P: the place of block 0's tail, whose scores are done by then, or one of its own."""
+    return "shared.k0_tail" if sm90.d_tail else "shared.p0"
 
 
 def _length(plan: Plan) -> Signature:
@@ -114,18 +144,13 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
     )
 
 
-def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
-    dtype = plan.spec.model.dtype
-    paged = plan.rows_block_size is not None
-    rows = f"kv pages of {plan.rows_block_size} rows" if paged else "kv rows"
+def _rows_details(plan: Plan) -> dict[str, Any]:
+    """Details of the kernels over rows."""
+    dtype, page_rows = plan.spec.model.dtype, plan.rows_block_size
+    rows = f"kv pages of {page_rows} rows" if page_rows is not None else "kv rows"
     return {
-        "dequantises": False,
-        "second": False,
-        "q_ready": "shared.q_ready",
-        "shared": ("q_ready", "k_ready"),
-        "paged": paged,
-        "page_rows": plan.rows_block_size,
-        "rows_name": "s_kv",
+        "paged": page_rows is not None,
+        "page_rows": page_rows,
         "shapes": [
             f"q [tokens, num_heads, {plan.d_qk}], {rows} of {plan.d_qk} lanes: {dtype}.",
             f"out [tokens, num_heads, {plan.d_v}] likewise.",
@@ -134,11 +159,18 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
     }
 
 
+def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
+    sm90, scaled = needed(needed(plan.sparse_fwd).sm90), needed(plan.splits).partials.scaled
+    return {
+        **_rows_details(plan),
+        "p0": _p0(sm90),
+        "shared": (*_seesaw_shared(sm90, "top0", "top1", scaled=scaled), "q_ready", "k_ready"),
+    }
+
+
 SPARSE_FWD = Sm90Module(
     MODULE="_sparse_fwd_sm90",
-    kernel="_sparse_fwd_sm90_kernel",
-    family="sparse attention",
-    has_max_logits=True,
+    TEMPLATE="sm90/sparse_fwd",
     plan_of=lambda plan: plan.sparse_fwd.sm90 if plan.sparse_fwd else None,
     arguments=_sparse_fwd_arguments,
     details=_sparse_fwd_details,
@@ -148,26 +180,26 @@ SPARSE_FWD = Sm90Module(
 class SwapAbModule(Sm90Module):
     """The generated module with the sm90 kernel of few heads, which stand in the columns of its products."""
 
-    TEMPLATE = "sm90/sparse_fwd_swap_ab"
-
-    def context(self, plan: Plan) -> dict[str, Any]:
-        """What the template asks for."""
-        values = super().context(plan)
-        tails = ("q_tail", "k_tail") if values["sm90"].d_tail else ()
-        statistics = ("m0", "l0", "top0", "m1", "l1", "top1")
-        exponents = ("exponents0", "exponents1") if values["scaled"] else ()
-        halves = ("q_left", "q_right", "k_left", "k_right")
-        return {
-            **values,
-            "swap_ab": True,
-            "widths": [sm90.block_h for sm90 in needed(plan.sparse_fwd).swap_ab],
-            "statistics": statistics,
-            "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "left_ready", "right_ready"],
-        }
-
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Those of each number of heads that a program holds."""
         return {(self.kernel, one.block_h): one.expected_products for one in needed(plan.sparse_fwd).swap_ab}
+
+
+def _swap_ab_details(plan: Plan) -> dict[str, Any]:
+    plans = needed(plan.sparse_fwd).swap_ab
+    sm90, scaled = plans[0], needed(plan.splits).partials.scaled
+    tails = ("q_tail", "k_tail") if sm90.d_tail else ()
+    statistics = ("m0", "l0", "top0", "m1", "l1", "top1")
+    exponents = ("exponents0", "exponents1") if scaled else ()
+    halves = ("q_left", "q_right", "k_left", "k_right")
+    return {
+        **_rows_details(plan),
+        "most_heads": plans[-1].block_h,
+        "k_right": FIRST_BARRIER + sm90.lefts,
+        "both": FIRST_BARRIER + sm90.lefts + 2,
+        "statistics": statistics,
+        "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "left_ready", "right_ready"],
+    }
 
 
 def _swap_ab_arguments(plan: Plan) -> Signature:
@@ -178,12 +210,11 @@ def _swap_ab_arguments(plan: Plan) -> Signature:
 
 SWAP_AB = SwapAbModule(
     MODULE="_sparse_fwd_sm90_swap_ab",
-    kernel="_sparse_fwd_sm90_swap_ab_kernel",
-    family="sparse attention",
-    has_max_logits=True,
+    TEMPLATE="sm90/sparse_fwd_swap_ab",
     plan_of=lambda plan: next(iter(plan.sparse_fwd.swap_ab), None) if plan.sparse_fwd else None,
     arguments=_swap_ab_arguments,
-    details=_sparse_fwd_details,
+    details=_swap_ab_details,
+    constexprs=("BLOCK_H",),
 )
 
 
@@ -227,32 +258,27 @@ def _power(exponent: int, mantissa: int) -> dict[str, Any]:
 
 
 def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
-    dtype = plan.spec.model.dtype
-    layout = needed(plan.layout)
-    latent, *tail = layout.data
-    scales = layout.scales_of(latent)
-    assert scales is not None
-    assert plan.sparse_decode is not None
-    sm90 = plan.sparse_decode.sm90
-    assert sm90 is not None
-    mixed = plan.extra_layout not in (None, layout)
+    layout, extra_layout, dtype = needed(plan.layout), plan.extra_layout, plan.spec.model.dtype
+    sm90, scaled = needed(needed(plan.sparse_decode).sm90), needed(plan.splits).partials.scaled
+    other = None if extra_layout == layout else extra_layout
+    stored = StoredRows(sm90, layout, other, dual=extra_layout is not None)
+    is_fp32 = stored.scales.dtype == "fp32"
     staged = ("rope", "last") if layout.planar else ()
     ready = ("ready",) if sm90.d_tail else ("q_ready", "k_ready")
     return {
-        "dequantises": True,
         "q_ready": "shared.ready.index(2)" if sm90.d_tail else "shared.q_ready",
-        "shared": ("spoilt", "offsets", "scales", *staged, "valid", *ready),
-        "paged": False,
-        "second": plan.extra_layout is not None,
+        "p0": "_weights_0(shared)" if sm90.d_tail else "shared.p0",
+        "splits_constants": "D_V, NEG_LARGE",
+        "shared": (*_seesaw_shared(sm90, scaled=scaled), "spoilt", "offsets", "scales", *staged, "valid", *ready),
         "planar": layout.planar,
-        "mixed": mixed,
-        "scales": scales,
-        "extra_layout": plan.extra_layout,
-        "extra_scales": needed(plan.extra_layout).scales_of(needed(plan.extra_layout).data[0]) if mixed else None,
-        "scale_limits": [_power(exponent, FP32_MANTISSA if scales.dtype == "fp32" else 0) for exponent in FP16_SCALES],
+        "block_by_block": layout.planar,
+        "dual_cache": stored.dual,
+        "dual_layout": other is not None,
+        "extra_layout": extra_layout,
+        "stored": stored,
+        "scale_form": "its bits as fp32" if is_fp32 else "its biased exponent",
+        "scale_limits": [_power(exponent, FP32_MANTISSA if is_fp32 else 0) for exponent in FP16_SCALES],
         "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
-        "scale_columns": sm90.scale_columns,
-        "tail": tail[0] if tail else None,
         "shapes": [
             f"q [requests, s_q, num_heads, {plan.d_qk}], out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is",
             "requests * s_q. indices i32 [requests, s_q, topk], lengths i32 [requests], lse f32 [tokens, num_heads].",
@@ -274,12 +300,14 @@ def _union_arguments(plan: Plan) -> Signature:
 
 
 def _union_details(plan: Plan) -> dict[str, Any]:
-    union = plan.union
-    assert union is not None
-    details = _sparse_fwd_details(plan)
+    union = needed(plan.union)
+    details = _rows_details(plan)
     return {
         **details,
         "union": union,
+        "scaled": False,  # as it has no partials
+        "p0": _p0(union.sm90),
+        "shared": (*_seesaw_shared(union.sm90, "top0", "top1"), "q_ready", "k_ready"),
         "shapes": [
             *details["shapes"][:2],
             f"lists i32 [num_tiles, {union.group} * topk], of which so many entries count: counts i32 [num_tiles].",
@@ -290,9 +318,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
 
 SHARED_FWD = Sm90Module(
     MODULE="_sparse_fwd_sm90_shared",
-    kernel="_sparse_fwd_sm90_shared_kernel",
-    family="sparse attention with shared rows",
-    has_max_logits=True,
+    TEMPLATE="sm90/sparse_fwd_shared",
     plan_of=lambda plan: plan.union.sm90 if plan.union else None,
     arguments=_union_arguments,
     details=_union_details,
@@ -325,7 +351,12 @@ class UnionLists:
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
-        return {**attention_context(plan), "union": plan.union, "arguments": self.arguments(plan)}
+        return {
+            **attention_context(plan),
+            "kernel": "_index_union_kernel",
+            **_interface(self.arguments(plan)),
+            "union": plan.union,
+        }
 
 
 INDEX_UNION = UnionLists()
@@ -333,9 +364,7 @@ INDEX_UNION = UnionLists()
 
 SPARSE_DECODE = Sm90Module(
     MODULE="_sparse_decode_sm90",
-    kernel="_sparse_decode_sm90_kernel",
-    family="attention over a cache",
-    has_max_logits=False,
+    TEMPLATE="sm90/sparse_decode",
     plan_of=lambda plan: plan.sparse_decode.sm90 if plan.sparse_decode else None,
     arguments=_sparse_decode_arguments,
     details=_sparse_decode_details,
@@ -350,22 +379,21 @@ def _dense_decode_arguments(plan: Plan) -> Signature:
 
 
 def _dense_decode_details(plan: Plan) -> dict[str, Any]:
+    dense_decode, partials = needed(plan.dense_decode), needed(plan.splits).partials
+    sm90 = needed(dense_decode.sm90)
+    d_v = "D_V, " if sm90.d_tail or not partials.rounds else ""
     return {
-        "dequantises": False,
-        "second": False,
-        "q_ready": "shared.q_ready",
-        "shared": ("q_ready", "k_ready"),
-        "paged": False,
-        "plan": plan.dense_decode,
-        "shapes": [],
+        "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
+        "block_b": dense_decode.block_b,
+        "thread_lengths": dense_decode.block_b // WARPGROUP,
+        "p0": _p0(sm90),
+        "shared": (*_seesaw_shared(sm90, scaled=partials.scaled), "q_ready", "k_ready"),
     }
 
 
 DENSE_DECODE = Sm90Module(
     MODULE="_dense_decode_sm90",
-    kernel="_dense_decode_sm90_kernel",
-    family="dense attention over a paged cache",
-    has_max_logits=False,
+    TEMPLATE="sm90/dense_decode",
     plan_of=lambda plan: plan.dense_decode.sm90 if plan.dense_decode else None,
     arguments=_dense_decode_arguments,
     details=_dense_decode_details,
@@ -409,11 +437,18 @@ class DenseFwdModule:
         """What the template asks for."""
         values = self.context_of(plan)
         names = [chunk["name"] for chunk in values["k_chunks"]]
+        k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in values["k_chunks"]]
+        blocks = ", ".join(f"D_{name.upper()}.value" for name in names)
+        sm90 = needed(needed(plan.dense_fwd).sm90)
         return {
             **values,
             "kernel": self.KERNEL,
+            **_interface(self._arguments(plan)),
+            "register_split": _register_split(sm90.registers),
+            "result_columns": register_columns(values["d_v"]),
             "itemsize": ITEMSIZE,
-            "arguments": self._arguments(plan),
+            "k_chunks": k_chunks,
+            "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",
             "shared": [
                 *(f"q_{name}" for name in names),
                 *names,

@@ -134,7 +134,8 @@ def _body(file: GeneratedFile) -> tuple[str, tuple[str, ...]]:
     for line in marked.removesuffix("\n").split("\n"):
         marks = _MARK.findall(line)
         text = _MARK.sub("", line)
-        origin = marks[0] if marks else origin  # a value of several lines comes from the line that asks for it
+        # A macro's lines are its own, from the first on; a value of several lines comes from the line that asks for it.
+        origin = marks[-1] if marks else origin
         lines.append(text)
         origins.append(origin if text else "")
     return "\n".join(lines) + "\n", tuple(origins)

@@ -80,6 +80,11 @@ V4_SCALES = 8  # bytes of a token in the second plane: seven scales and a pad
 V41_RUNS = (("e4m3", D_V, "ue8m0", 32), ("e2m1", D_V, "e4m3", 16))  # a row's lanes and scales, of either cache
 
 
+def register_columns(lanes: int) -> tuple[int, ...]:
+    """Powers of two from 16 on below so many columns: a thread's registers of an accumulator that differ by so many."""
+    return tuple(1 << bit for bit in range(4, (lanes - 1).bit_length()))
+
+
 @dataclass(frozen=True)
 class Sm90Row:
     """Which calls of up to so many heads run the sm90 kernel: those of `min_tokens` tokens and more; None: none.
@@ -149,6 +154,11 @@ class Sm90Plan:
     def block_bytes(self) -> int:
         """Bytes of a block of K."""
         return self.block_n * self.d_k * ITEMSIZE
+
+    @property
+    def result_columns(self) -> tuple[int, ...]:
+        """Columns by which a thread's registers of a warpgroup's accumulator differ, as it is stored: from 16 on."""
+        return register_columns(self.d_half)
 
     @property
     def tile(self) -> Tile:

@@ -153,6 +153,16 @@ def test_every_line_below_the_header_has_an_origin_unless_it_is_blank(plan):
             assert bool(origin) == (number >= HEADER_LINES and line != ""), line
 
 
+def test_every_line_of_a_macro_comes_from_the_macro():
+    (file,) = [file for file in render(PLANS["dsv32"]).files if file.name == "_sparse_fwd_sm90.py"]
+    lines = template_lines("sm90/_barriers.jinja")
+    first, end = lines.index("{% macro named_barriers() %}") + 1, lines.index("{%- endmacro %}")
+    start = file.text.split("\n").index(lines[first])
+    origins = file.origins[start : start + end - first]
+    wanted = [f"sm90/_barriers.jinja:{number + 1}" if lines[number] else "" for number in range(first, end)]
+    assert list(origins) == wanted
+
+
 @pytest.mark.parametrize("template", sorted(path.name for path in template_dir().glob("*.py.jinja")))
 def test_a_template_that_asks_for_an_unknown_value_fails(template):
     with pytest.raises(ToolError, match=rf"template {re.escape(template)}: '\w+' is undefined"):

@@ -39,7 +39,6 @@ LARGER: dict[str, dict[str, int]] = {
     "template": {
         "templates/cache.py.jinja": 979,
         "templates/dense_decode.py.jinja": 1184,
-        "templates/sm90/seesaw.py.jinja": 1063,
         "templates/sparse_decode.py.jinja": 1318,
         "templates/sparse_fwd.py.jinja": 1074,
     },

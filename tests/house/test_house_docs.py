@@ -12,7 +12,8 @@ from mlagen.cli import main
 from mlagen.spec import load
 
 ROOT = Path(__file__).resolve().parents[2]
-INDEXES = [ROOT / "generated" / "README.md", ROOT / "templates" / "README.md"]
+TEMPLATES = [ROOT / "templates", ROOT / "templates" / "sm90"]
+INDEXES = [ROOT / "generated" / "README.md", *(folder / "README.md" for folder in TEMPLATES)]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *INDEXES])
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WRITES = re.compile(r" > (\S+)$")
@@ -90,10 +91,10 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert [link for link in links if not (document.parent / link).exists()] == []
 
 
-def test_index_of_templates_names_every_file_once() -> None:
-    folder = ROOT / "templates"
+@pytest.mark.parametrize("folder", TEMPLATES, ids=lambda path: path.name)
+def test_index_of_templates_names_every_file_once(folder: Path) -> None:
     named = FIRST_CELL.findall((folder / "README.md").read_text(encoding="utf-8"))
-    assert sorted(named) == sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.jinja"))
+    assert sorted(named) == sorted(path.name for path in folder.glob("*.jinja"))
 
 
 def test_index_of_generated_packages_names_each_as_its_spec_does() -> None:

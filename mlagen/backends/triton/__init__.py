@@ -88,6 +88,7 @@ def files(plan: Plan) -> list[GeneratedFile]:
     exported = [*names, *(name for module, names in modules for name in names or [module])]
     package = {
         **common(plan),
+        "title": plan.spec.title,
         "modules": modules,
         "imports": [
             (module, imported(module, sorted(names, key=_export_order)))

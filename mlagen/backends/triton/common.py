@@ -37,7 +37,6 @@ def common(plan: Plan) -> dict[str, Any]:
     """What every template of a package may ask for."""
     spec = plan.spec
     return {
-        "title": spec.title,
         "wrappers": spec.wrappers,
         "targets": spec.targets,
         "backend": spec.backend,

@@ -1,0 +1,93 @@
+"""Where the sm90 kernel that dequantises finds what it loads of a cache's stored rows, and in which parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlagen.layout import CacheLayout, DataField, ScalesField
+from mlagen.plan.sm90 import Sm90Plan
+
+WORD = 4  # bytes
+CHUNK = 16  # columns that a thread has of a row that is computed again in fp32
+WARP_SIZE = 32
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """Stored rows of the caches that a kernel reads: bytes from a row's begin, columns, and words of 32 bits.
+
+    Attributes:
+        sm90: the kernel's numbers.
+        layout: of the first cache.
+        other: of the second one, where it is another; else None.
+        dual: a call may have a second cache.
+    """
+
+    sm90: Sm90Plan
+    layout: CacheLayout
+    other: CacheLayout | None
+    dual: bool
+
+    @property
+    def scales(self) -> ScalesField:
+        """Scales of a row."""
+        return _scales(self.layout)
+
+    @property
+    def tail(self) -> DataField:
+        """Columns in 16 bits behind those that have scales: RoPE."""
+        return self.layout.data[1]
+
+    @property
+    def tail_words(self) -> int:
+        """Words of RoPE."""
+        return self.tail.nbytes // WORD
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in the first plane, behind whose rows the second one begins."""
+        return self.layout.plane_bytes[0]
+
+    @property
+    def plane_scales(self) -> int:
+        """Bytes of a token's scales in the second plane."""
+        return self.layout.plane_bytes[1]
+
+    @property
+    def tile_words(self) -> int:
+        """Words of the columns of a scale."""
+        return self.scales.tile // WORD
+
+    @property
+    def last_byte(self) -> int:
+        """Where a row's last such columns begin."""
+        return self.tail.offset - self.scales.tile
+
+    @property
+    def scale_chunks(self) -> int:
+        """Chunks of CHUNK columns that have one scale."""
+        return self.scales.tile // CHUNK
+
+    @property
+    def other_scales(self) -> ScalesField:
+        """Scales of a row of the second cache."""
+        return _scales(self.other or self.layout)
+
+    @property
+    def run(self) -> int:
+        """Pieces, the columns of a scale of the second cache, of half of a warpgroup's half of a row."""
+        return self.sm90.d_half // 2 // self.other_scales.tile
+
+    @property
+    def q_words(self) -> int:
+        """Words of half of a warpgroup's half of Q."""
+        return self.sm90.d_half // WORD
+
+    @property
+    def thread_tail(self) -> int:
+        """Columns behind V that a thread has in the recompute, where a warp has a row."""
+        return self.sm90.d_tail // WARP_SIZE
+
+
+def _scales(layout: CacheLayout) -> ScalesField:
+    return next(field for field in layout.fields if isinstance(field, ScalesField))
