@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from mlagen.bench.progress import one_line
 from mlagen.bench.shapes import Inputs
+from mlagen.bench.tune.progress import one_line
 from mlagen.errors import ToolError
 from mlagen.verify.facts import Facts
 from mlagen.verify.reference import sparse_attention

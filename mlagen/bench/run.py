@@ -22,10 +22,10 @@ from mlagen.bench.measure import (
     interleave,
     warm_up,
 )
-from mlagen.bench.origin import origin, peer_versions
 from mlagen.bench.package import load_package
-from mlagen.bench.peers import absence
-from mlagen.bench.rows import Contender, Row
+from mlagen.bench.peers.sparse_fwd import absence
+from mlagen.bench.report.origin import origin, peer_versions
+from mlagen.bench.report.rows import Contender, Row
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Sizes, Trial
 from mlagen.errors import UsageError
 

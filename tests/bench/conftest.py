@@ -10,8 +10,8 @@ import pytest
 from bench_packages import MakePackage, package_in
 
 from mlagen.bench.package import BenchPackage, load_package
+from mlagen.bench.report.rows import Contender, Row
 from mlagen.bench.roofline import Roof
-from mlagen.bench.rows import Contender, Row
 from mlagen.bench.shapes import Shape
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan

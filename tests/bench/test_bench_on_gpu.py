@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlagen.bench.driver import DenseDecodeDriver, Driver
 from mlagen.bench.families import shapes_of
 from mlagen.bench.package import BenchPackage, load_package
 from mlagen.bench.run import bench_package
 from mlagen.bench.shapes import Shape
 from mlagen.bench.trial import BATCH_INVARIANT, OURS
-from mlagen.bench.tune import tune
+from mlagen.bench.tune.driver import DenseDecodeDriver, Driver
+from mlagen.bench.tune.tuned import tune
 from mlagen.emit import apply, compare, render
 from mlagen.plan import Tile, load_plan, make_plan, needed
 from mlagen.plan.tiles import row_maker

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from enumerated import CACHE_KERNELS, ROWS_KERNELS, enumerate_package
 
-from mlagen.bench.tunable import SPARSE_DECODE, SPARSE_FWD
+from mlagen.bench.tune.tunable import SPARSE_DECODE, SPARSE_FWD
 from mlagen.cli.manifest import COLUMNS, Manifest, keys_under, read_manifest
 from mlagen.compile import CompileJob, compile_jobs, content_keys, installed
 from mlagen.compile.process import job_of

@@ -1,0 +1,208 @@
+"""Peers of dense decode over a paged cache: FlashMLA, FlashAttention-3, FlashInfer and vLLM's kernel in Triton."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import triton
+
+from mlagen.bench.peers.sparse_decode import HEADS
+from mlagen.bench.peers.sparse_fwd import (
+    D_C,
+    D_ROPE,
+    FlashMla,
+    first_module,
+    flash_attention_3_interface,
+    flashinfer_call,
+)
+from mlagen.bench.trial import Call
+from mlagen.verify.facts import Facts
+
+TRITON_MODULES = ("vllm.v1.attention.ops.triton_decode_attention",)
+FLASH_MLA_BLOCK = 64  # tokens a page
+SPLIT_KEYS = 512  # vLLM's rule for splits: so many keys each, a power of two, at most two a multiprocessor
+SPLITS_A_MULTIPROCESSOR = 2
+TENSOR_SCALED = "fp8_per_tensor"
+INT32 = 1 << 31
+
+
+class DenseDecodePeer(Protocol):
+    """Dense attention over a cache, of someone else's.
+
+    Attributes:
+        name: as reports show it.
+    """
+
+    name: str
+
+    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+        """Why it cannot run one `DenseDecodeInputs` of a package, in one line; None if it can."""
+
+    def prepare(self, inputs: Any) -> Call:
+        """A call of one `DenseDecodeInputs`, which gives out [..., num_heads, d_v] of all tokens in order.
+
+        Raises:
+            ImportError: the peer is not there.
+        """
+
+
+def _plain_rows(facts: Facts, inputs: Any) -> str | None:
+    """Why kernels that know DeepSeek's unquantised rows alone cannot run a package's, in one line."""
+    if inputs.layout.quantised:
+        return "unquantised rows only"
+    if (facts.d_c, facts.d_rope, facts.d_v, facts.dtype) != (D_C, D_ROPE, D_C, "bfloat16"):
+        return f"bf16 rows of {D_C} + {D_ROPE} lanes only"
+    return None
+
+
+class FlashMlaDenseDecode:
+    """FlashMLA as vLLM ships it or alone; heads are padded, and the plan is made, outside the timing."""
+
+    name = FlashMla.name
+
+    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+        """It knows pages of 64 tokens and no window."""
+        if inputs.block_size != FLASH_MLA_BLOCK:
+            return f"pages of {FLASH_MLA_BLOCK} tokens only"
+        if inputs.window is not None:
+            return "no sliding window"
+        if inputs.q.shape[2] > HEADS[-1]:
+            return f"at most {HEADS[-1]} heads"
+        return _plain_rows(facts, inputs)
+
+    def prepare(self, inputs: Any) -> Call:
+        """Pads q; the first call fills the metadata."""
+        module = first_module(FlashMla.modules)
+        heads = inputs.q.shape[2]
+        padding = next(count for count in HEADS if heads <= count) - heads
+        q = torch.nn.functional.pad(inputs.q, (0, 0, 0, padding))
+        metadata, _ = module.get_mla_metadata()
+        arguments = (q, inputs.cache, inputs.block_table, inputs.lengths, inputs.d_v, metadata)
+        options = {"softmax_scale": inputs.sm_scale, "causal": inputs.causal}
+
+        def call() -> torch.Tensor:
+            out, _ = module.flash_mla_with_kvcache(*arguments, **options)
+            assert isinstance(out, torch.Tensor)
+            return out[:, :, :heads]
+
+        call()
+        return call
+
+
+class FlashAttention3DenseDecode:
+    """FlashAttention-3's paged MLA decode; its schedule is made outside the timing."""
+
+    name = "FA3"
+
+    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+        """It knows rows of 512 + 64 lanes."""
+        return _plain_rows(facts, inputs)
+
+    def prepare(self, inputs: Any) -> Call:
+        """Makes the scheduler's metadata."""
+        interface = flash_attention_3_interface()
+        requests, s_q, heads, _ = inputs.q.shape
+        q, cache, d_v = inputs.q.flatten(0, 1), inputs.cache, inputs.d_v
+        d_rope = q.shape[2] - d_v
+        starts = torch.arange(requests + 1, dtype=torch.int32, device=q.device) * s_q
+        window = [-1, -1] if inputs.window is None else [inputs.window - 1, 0]
+        metadata = interface.get_scheduler_metadata(
+            batch_size=requests,
+            max_seqlen_q=s_q,
+            max_seqlen_k=inputs.context,
+            num_heads_q=heads,
+            num_heads_kv=1,
+            headdim=d_rope,
+            headdim_v=d_v,
+            cache_seqlens=inputs.lengths,
+            qkv_dtype=q.dtype,
+            cu_seqlens_q=starts,
+            page_size=inputs.block_size,
+            causal=True,
+            window_size=window,
+            num_splits=0,
+        )
+        arguments = {
+            "q": q[:, :, d_v:],
+            "k": cache[..., d_v:],
+            "v": cache[..., :d_v],
+            "q_v": q[:, :, :d_v],
+            "max_seqlen_q": s_q,
+            "cu_seqlens_q": starts,
+            "max_seqlen_k": inputs.context,
+            "seqused_k": inputs.lengths,
+            "block_table": inputs.block_table,
+            "softmax_scale": inputs.sm_scale,
+            "causal": True,
+            "window_size": window,
+            "fa_version": 3,
+            "scheduler_metadata": metadata,
+            "num_splits": 0,
+        }
+        return lambda: interface.flash_attn_varlen_func(**arguments)
+
+
+class FlashInferDenseDecode:
+    """FlashInfer's paged MLA attention; its plan is made outside the timing."""
+
+    name = "FlashInfer"
+
+    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+        """It knows no window."""
+        return "no sliding window" if inputs.window is not None else _plain_rows(facts, inputs)
+
+    def prepare(self, inputs: Any) -> Call:
+        """Makes its plan."""
+        cache = inputs.cache[:, :, 0]
+        return flashinfer_call(
+            inputs.q, cache, inputs.block_table, inputs.lengths, inputs.sm_scale, causal=inputs.causal
+        )
+
+
+class VllmTritonDenseDecode:
+    """vLLM's decode kernel in Triton; room for its results and splits is made outside the timing."""
+
+    name = "vLLM Triton"
+
+    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+        """It knows one query token a request and no window, and computes addresses of a cache in 32 bits."""
+        if inputs.layout.quantised and inputs.layout.name != TENSOR_SCALED:
+            return f"unquantised rows and {TENSOR_SCALED} only"
+        if facts.d_v != facts.d_c or facts.d_v & (facts.d_v - 1):
+            return "a power of two of lanes that are V and all of the latent only"
+        if inputs.q.shape[1] > 1:
+            return "one query token a request only"
+        if inputs.window is not None:
+            return "no sliding window"
+        return "its addresses are 32 bits wide" if inputs.cache.numel() > INT32 else None
+
+    def prepare(self, inputs: Any) -> Call:
+        """Makes room for the result and for as many splits as vLLM asks for."""
+        attention = first_module(TRITON_MODULES).decode_attention_fwd
+        q, cache, d_v = inputs.q[:, 0], inputs.cache, inputs.d_v
+        if inputs.layout.quantised:
+            cache = cache.view(torch.float8_e4m3fn)
+        scale = inputs.k_scale if inputs.layout.tensor_scale else torch.ones_like(inputs.k_scale)
+        requests, heads, _ = q.shape
+        most = SPLITS_A_MULTIPROCESSOR * torch.cuda.get_device_properties(q.device).multi_processor_count
+        splits = min(triton.next_power_of_2(max(1, inputs.context // SPLIT_KEYS)), most)
+        out = torch.empty(requests, heads, d_v, dtype=q.dtype, device=q.device)
+        lse = torch.empty(requests, heads, dtype=torch.float32, device=q.device)
+        parts = torch.empty(requests, heads, splits, d_v + 1, dtype=torch.float32, device=q.device)
+        positions = (q, cache, cache[..., :d_v], out, lse, inputs.block_table, inputs.lengths, parts, splits)
+        options = {"page_size": inputs.block_size, "k_scale": scale, "v_scale": scale, "is_mla": True}
+
+        def call() -> torch.Tensor:
+            attention(*positions, inputs.sm_scale, **options)
+            return out
+
+        return call
+
+
+PEERS: tuple[DenseDecodePeer, ...] = (
+    FlashMlaDenseDecode(),
+    FlashAttention3DenseDecode(),
+    FlashInferDenseDecode(),
+    VllmTritonDenseDecode(),
+)

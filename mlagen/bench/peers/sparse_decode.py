@@ -1,0 +1,77 @@
+"""FlashMLA's sparse decode over a quantised cache."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from mlagen.bench.peers.sparse_fwd import FlashMla, first_module
+from mlagen.bench.trial import Call
+from mlagen.layout import CacheLayout
+from mlagen.verify.facts import Facts
+
+KNOWN = {"fp8_ds_mla": 512 + 64, "ue8m0_v4": 512}  # layouts, and the lanes of a row
+INDEX_MULTIPLE = 64  # FlashMLA takes so many indices at a time
+HEADS = (64, 128)
+
+
+class SparseDecodePeer(Protocol):
+    """Attention over a cache, of someone else's.
+
+    Attributes:
+        name: as reports show it.
+    """
+
+    name: str
+
+    def unsupported(self, facts: Facts, layout: CacheLayout, extra: CacheLayout | None) -> str | None:
+        """Why it cannot run a package's shapes, in one line; None if it can."""
+
+    def prepare(self, inputs: Any) -> Call:
+        """A call of one `SparseDecodeInputs`. Raises ImportError where the peer is not there."""
+
+
+class FlashMlaSparseDecode:
+    """FlashMLA as vLLM ships it or alone; heads and indices are padded, and the plan is made, outside the timing."""
+
+    name = FlashMla.name
+
+    def unsupported(self, facts: Facts, layout: CacheLayout, extra: CacheLayout | None) -> str | None:
+        """It knows two layouts, the same one in both caches."""
+        if KNOWN.get(layout.name) != layout.lanes or (extra is not None and extra.fields != layout.fields):
+            return f"layouts {' and '.join(KNOWN)} only"
+        return None if (facts.d_v, facts.dtype) == (512, "bfloat16") else "bf16 and 512 lanes of V only"
+
+    def prepare(self, inputs: Any) -> Call:
+        """Pads q, the sink and the indices; the first call fills the metadata."""
+        module = first_module(FlashMla.modules)
+        heads = inputs.q.shape[2]
+        padding = next(count for count in HEADS if heads <= count) - heads
+        q = torch.nn.functional.pad(inputs.q, (0, 0, 0, padding))
+        sink = None if inputs.attn_sink is None else torch.nn.functional.pad(inputs.attn_sink, (0, padding))
+        metadata, _ = module.get_mla_metadata()
+        cache = inputs.main.view(inputs.q.dtype)
+        indices = pad_indices(inputs.main.indices)
+        options: dict[str, Any] = {"softmax_scale": inputs.sm_scale, "is_fp8_kvcache": True, "indices": indices}
+        options |= {"attn_sink": sink, "topk_length": inputs.topk_length}
+        if inputs.extra is not None:
+            options["extra_k_cache"] = inputs.extra.view(inputs.q.dtype)
+            options["extra_indices_in_kvcache"] = pad_indices(inputs.extra.indices)
+            options["extra_topk_length"] = inputs.extra_topk_length
+
+        def call() -> torch.Tensor:
+            out, _ = module.flash_mla_with_kvcache(q, cache, None, None, inputs.d_v, metadata, **options)
+            assert isinstance(out, torch.Tensor)
+            return out[:, :, :heads]
+
+        call()
+        return call
+
+
+PEERS: tuple[SparseDecodePeer, ...] = (FlashMlaSparseDecode(),)
+
+
+def pad_indices(indices: torch.Tensor) -> torch.Tensor:
+    """Indices i32 [requests, s_q, count] with absent ones behind them, up to a count that FlashMLA takes."""
+    return torch.nn.functional.pad(indices, (0, -indices.shape[2] % INDEX_MULTIPLE), value=-1)
