@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlagen.bench.families import cache, dense_decode, dense_fwd, indices, sparse_decode, sparse_fwd
+from mlagen.bench.families import cache, dense_decode, dense_fwd, indices, merge_states, sparse_decode, sparse_fwd
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import Setting, Sizes, Trial
 
@@ -36,7 +36,7 @@ FAMILIES = {
     "sparse_decode": Family(sparse_decode.sparse_decode_shapes, sparse_decode.sparse_decode_trials),
     "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials),
     "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials),
-    "merge_states": Family(dense_fwd.merge_states_shapes, dense_fwd.merge_states_trials),
+    "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials),
 }
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
-from mlagen.bench.batches import (
+from mlagen.bench.check import error_limit, relative_error
+from mlagen.bench.package import BenchPackage
+from mlagen.bench.shapes import (
     BLOCK_SIZE,
     FILL_TOKENS,
     TENSOR_SCALE,
@@ -17,24 +19,21 @@ from mlagen.bench.batches import (
     batches,
     empty_cache,
     fill,
-    relative_error,
     rotation,
     rows_of,
     shuffled_pages,
     slots_of,
 )
-from mlagen.bench.check import error_limit
-from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers import cache as cache_peers
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
-from mlagen.bench.work import gather_bytes, write_bytes
 from mlagen.layout import CacheLayout, ScalesField
 from mlagen.layout.codec import decode, encode, read
+from mlagen.work import INDEX_BYTES, ITEMSIZE
 
 EXTRA = "extra_cache."  # module of the second cache's kernels, where they are not the first one's
 POISON = 255  # a byte that makes any row NaN or far off
 WRITE_TOLERANCE = 1.1  # a writer whose scales follow another rule may be this much further off than the reference
 EAGER_TOKENS = 1
+SLOT_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -131,10 +130,10 @@ def sides_of(package: BenchPackage) -> dict[str, CacheSide]:
     return sides
 
 
-def _side(sides: Mapping[str, CacheSide], kind: str) -> tuple[CacheSide, str]:
-    """Whose kernel it is, and its bare name."""
+def side_of(package: BenchPackage, kind: str) -> tuple[CacheSide, str]:
+    """Whose kernel the one of a batch's kind is, and its bare name."""
     prefix, _, name = kind.rpartition(".")
-    return sides[f"{prefix}." if prefix else ""], name
+    return sides_of(package)[f"{prefix}." if prefix else ""], name
 
 
 def _concat(side: CacheSide, inputs: WriteInputs) -> Call:
@@ -262,23 +261,29 @@ def gather_error(layout: CacheLayout, block_size: int, inputs: GatherInputs, cal
     return relative_error(inputs.out, read(layout, inputs.cache, block_size, slots, TENSOR_SCALE))
 
 
+def write_bytes(layout: CacheLayout, tokens: int) -> int:
+    """Bytes of writing tokens to the cache: their rows as the model computes them, their slots, the rows as stored."""
+    return tokens * (layout.lanes * ITEMSIZE + SLOT_BYTES + layout.row_bytes)
+
+
+def gather_bytes(layout: CacheLayout, tokens: int, pages: int, *, integers: int) -> int:
+    """Bytes of gathering tokens from the cache: rows as stored and as read, the table of `pages`, other integers."""
+    return tokens * (layout.row_bytes + layout.lanes * ITEMSIZE) + (pages + integers) * INDEX_BYTES
+
+
 def writer_trials(setting: Setting) -> Callable[[Batch], Trial[WriteInputs]]:
     """Makes batches of the writers ready."""
     package, device = setting.package, setting.device
-    sides = sides_of(package)
 
     def trial(batch: Batch) -> Trial[WriteInputs]:
-        side, name = _side(sides, batch.kind)
+        side, name = side_of(package, batch.kind)
         layout, block_size = side.layout, side.block_size
         moved = write_bytes(layout, batch.tokens)
         sets = rotation(moved, setting.l2_bytes)
         inputs = make_write_inputs(batch, layout, package.facts.d_c, block_size, package.dtype, device, sets)
         return Trial(
             inputs=inputs,
-            entrants=[
-                Entrant(OURS, partial(WRITERS[name], side)),
-                *(cache_peers.writers(name, layout, block_size, package.dtype) if setting.peers else ()),
-            ],
+            entrants=[Entrant(OURS, partial(WRITERS[name], side))],
             error_of=partial(write_error, layout, block_size, inputs[0]),
             error_limit=write_limit(layout, inputs[0]),
             flops=0,
@@ -294,10 +299,9 @@ def writer_trials(setting: Setting) -> Callable[[Batch], Trial[WriteInputs]]:
 def gather_trials(setting: Setting) -> Callable[[Batch], Trial[GatherInputs]]:
     """Makes batches of the gathers ready."""
     package, device = setting.package, setting.device
-    sides = sides_of(package)
 
     def trial(batch: Batch) -> Trial[GatherInputs]:
-        side, name = _side(sides, batch.kind)
+        side, name = side_of(package, batch.kind)
         layout, block_size = side.layout, side.block_size
         pages = batch.requests * batch.pages_each(block_size)
         integers = batch.requests  # lengths; or where requests begin, and whose a token is
@@ -308,10 +312,7 @@ def gather_trials(setting: Setting) -> Callable[[Batch], Trial[GatherInputs]]:
         inputs = make_gather_inputs(batch, layout, block_size, package.dtype, device, sets)
         return Trial(
             inputs=inputs,
-            entrants=[
-                Entrant(OURS, partial(GATHERS[name], side)),
-                *(cache_peers.gathers(name, layout, block_size, package.dtype) if setting.peers else ()),
-            ],
+            entrants=[Entrant(OURS, partial(GATHERS[name], side))],
             error_of=partial(gather_error, layout, block_size, inputs[0]),
             error_limit=error_limit(package.dtype),
             flops=0,

@@ -1,4 +1,4 @@
-"""Dense decode over a paged cache, FlashMLA's interface without indices: the family `dense`."""
+"""Dense decode over a paged cache, FlashMLA's interface without indices: the family `dense_decode`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import Any, Literal
 
 import torch
 
-from mlagen.bench.batches import TENSOR_SCALE, empty_cache, rows_of, shuffled_pages, slots_of
-from mlagen.bench.check import CHECKED_TOKENS, error_limit
+from mlagen.bench.check import Reference, checked_tokens, error_limit
 from mlagen.bench.families.cache import block_size_of, fill_with, sides_of
 from mlagen.bench.measure import GRAPH_BELOW_S
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers.dense_decode import PEERS
 from mlagen.bench.roofline import Roof
-from mlagen.bench.shapes import default_heads, sets_needed
+from mlagen.bench.shapes import TENSOR_SCALE, default_heads, empty_cache, rows_of, sets_needed, shuffled_pages, slots_of
 from mlagen.bench.trial import BATCH_INVARIANT, OURS, Call, Entrant, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
@@ -230,34 +228,17 @@ def call_of(package: BenchPackage, inputs: DenseDecodeInputs, *, batch_invariant
     return lambda: attention(*arguments, **options)[0]
 
 
-class Reference:
-    """Float64 results of a few tokens of one input set.
-
-    Args:
-        inputs: the call.
-    """
-
-    def __init__(self, inputs: DenseDecodeInputs) -> None:
-        q = inputs.q.flatten(0, 1)  # [tokens, num_heads, d_qk]
-        self._tokens = torch.linspace(0, len(q) - 1, min(len(q), CHECKED_TOKENS), device=q.device).long()
-        expected = []
-        for token in self._tokens.tolist():
-            kv = inputs.rows(token)[None]  # [1, keys, d_qk]
-            indices = torch.arange(kv.shape[1], dtype=torch.int32, device=q.device)[None]
-            arguments = (indices, inputs.sm_scale, inputs.d_v, None, None, "e", "+inf")
-            expected.append(sparse_attention(q[token][None], kv, *arguments).out)
-        self._expected = torch.cat(expected)
-
-    def error_of(self, call: Call) -> float:
-        """Runs a call twice and gives the second result's error; its output takes the memory of the first, poisoned.
-
-        Of the tokens the worst counts: results of long requests are small beside those of short ones.
-        """
-        call().fill_(float("nan"))
-        out = call()
-        got = out.reshape(-1, *out.shape[-2:])[self._tokens].double()
-        errors = (got - self._expected).flatten(1).norm(dim=1) / self._expected.flatten(1).norm(dim=1)
-        return float(errors.max())
+def reference(inputs: DenseDecodeInputs) -> Reference:
+    """Float64 results of a few tokens of one input set; those of long requests are small beside those of short ones."""
+    q = inputs.q.flatten(0, 1)  # [tokens, num_heads, d_qk]
+    tokens = checked_tokens(len(q), q.device)
+    expected = []
+    for token in tokens.tolist():
+        kv = inputs.rows(token)[None]  # [1, keys, d_qk]
+        indices = torch.arange(kv.shape[1], dtype=torch.int32, device=q.device)[None]
+        arguments = (indices, inputs.sm_scale, inputs.d_v, None, None, "e", "+inf")
+        expected.append(sparse_attention(q[token][None], kv, *arguments).out)
+    return Reference(tokens, torch.cat(expected), worst=True)
 
 
 def dense_decode_trials(setting: Setting) -> Callable[[DenseDecodeShape], Trial[DenseDecodeInputs]]:
@@ -275,12 +256,8 @@ def dense_decode_trials(setting: Setting) -> Callable[[DenseDecodeShape], Trial[
             entrants=[
                 Entrant(OURS, partial(call_of, package)),
                 Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True)),
-                *(
-                    Entrant(peer.name, peer.prepare, peer.unsupported(facts, inputs[0]))
-                    for peer in (PEERS if setting.peers else ())
-                ),
             ],
-            error_of=Reference(inputs[0]).error_of,
+            error_of=reference(inputs[0]).error_of,
             error_limit=error_limit(package.dtype, package.facts.partials),
             flops=work,
             bytes_moved=moved,

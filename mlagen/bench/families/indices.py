@@ -1,4 +1,4 @@
-"""Index kernels: the family `index`."""
+"""Index kernels: the family `indices`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
-from mlagen.bench.batches import Batch, batches, rotation, shuffled_pages, wrong_share
+from mlagen.bench.check import wrong_share
 from mlagen.bench.families.cache import EAGER_TOKENS, block_size_of
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers import cache as cache_peers
+from mlagen.bench.shapes import Batch, batches, rotation, shuffled_pages
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
-from mlagen.bench.work import combine_bytes, map_bytes
+from mlagen.work import INDEX_BYTES
 
 CONTEXT = 128 << 10  # tokens of a request that indices may name
 GLOBAL_TOPK = (512, 2048)
 COMPRESS_RATIO = 4  # tokens a compressed row stands for
 WINDOW = 128  # where the spec names none
+COMBINED_MULTIPLE = 128  # indices; FlashMLA takes rows of such a length
 GLOBAL, COMBINE, CONVERT = (
     "compute_global_topk_indices_and_lens",
     "combine_topk_swa_indices",
@@ -175,6 +176,27 @@ def index_error(inputs: MapInputs | CombineInputs, call: Call) -> float:
     return max(wrong_share(one, other) for one, other in zip(got, expected, strict=False))
 
 
+def combined_width(indices: int) -> int:
+    """Columns of a row of so many combined indices."""
+    return -(-indices // COMBINED_MULTIPLE) * COMBINED_MULTIPLE
+
+
+def map_bytes(tokens: int, topk: int, pages: int, *, counts: bool) -> int:
+    """Bytes of mapping indices to slots: both of them, each token's request, the table of `pages`; valid ones counted.
+
+    Args:
+        tokens, topk: sizes of the call.
+        pages: entries of the block table that its indices name, at most.
+        counts: each token's flag is read, a byte, and its count written.
+    """
+    return (2 * tokens * topk + tokens + min(pages, tokens * topk)) * INDEX_BYTES + counts * tokens * (1 + INDEX_BYTES)
+
+
+def combine_bytes(tokens: int, topk: int, width: int, requests: int) -> int:
+    """Bytes of combining full rows of `topk` indices with a window to rows of `width`; three integers a request."""
+    return (tokens * (topk + width + 1) + 3 * requests + 1) * INDEX_BYTES
+
+
 def indices_trials(setting: Setting) -> Callable[[Batch], Trial[Any]]:
     """Makes batches of the index kernels ready."""
     package, device = setting.package, setting.device
@@ -184,7 +206,7 @@ def indices_trials(setting: Setting) -> Callable[[Batch], Trial[Any]]:
     def trial(batch: Batch) -> Trial[Any]:
         inputs: Sequence[MapInputs | CombineInputs]
         if batch.kind == COMBINE:
-            width = cache_peers.combined_width(batch.topk + window)
+            width = combined_width(batch.topk + window)
             moved = combine_bytes(batch.tokens, batch.topk, width, batch.requests)
             inputs = make_combine_inputs(batch, window, device, rotation(moved, setting.l2_bytes))
         else:
@@ -194,10 +216,7 @@ def indices_trials(setting: Setting) -> Callable[[Batch], Trial[Any]]:
         call_of = CALLS[batch.kind]
         return Trial(
             inputs=inputs,
-            entrants=[
-                Entrant(OURS, partial(call_of, package.wrapper(batch.kind))),
-                *(cache_peers.indexers(batch.kind, call_of) if setting.peers else ()),
-            ],
+            entrants=[Entrant(OURS, partial(call_of, package.wrapper(batch.kind)))],
             error_of=partial(index_error, inputs[0]),
             error_limit=0.0,
             flops=0,

@@ -9,13 +9,20 @@ from typing import Any
 
 import torch
 
-from mlagen.bench.batches import TENSOR_SCALE, empty_cache, relative_error, rows_of, shuffled_pages
-from mlagen.bench.check import CHECKED_TOKENS, error_limit
+from mlagen.bench.check import Reference, checked_tokens, error_limit
 from mlagen.bench.families.cache import CacheSide, fill_with, second_side, sides_of
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers.sparse_decode import PEERS
-from mlagen.bench.shapes import L2_MULTIPLE, default_heads, make_indices, sets_needed
-from mlagen.bench.trial import BATCH_INVARIANT, OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.shapes import (
+    L2_MULTIPLE,
+    TENSOR_SCALE,
+    default_heads,
+    empty_cache,
+    make_indices,
+    rows_of,
+    sets_needed,
+    shuffled_pages,
+)
+from mlagen.bench.trial import BATCH_INVARIANT, OURS, Entrant, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
 from mlagen.verify.facts import Facts
@@ -261,31 +268,20 @@ class _Pools:
         )
 
 
-class Reference:
-    """Float64 results of a few tokens of one input set.
-
-    Args:
-        inputs: the call.
-    """
-
-    def __init__(self, inputs: SparseDecodeInputs) -> None:
-        q = inputs.q.flatten(0, 1)  # [tokens, num_heads, d_qk]
-        self._tokens = torch.linspace(0, len(q) - 1, min(len(q), CHECKED_TOKENS), device=q.device).long()
-        caches = [inputs.main, *([inputs.extra] if inputs.extra else [])]
-        expected = []
-        for token in self._tokens.tolist():
-            kv = torch.cat([cached.rows(token) for cached in caches])[None]  # [1, keys, d_qk]
-            indices = torch.arange(kv.shape[1], dtype=torch.int32, device=q.device)[None]
-            result = sparse_attention(
-                q[token][None], kv, indices, inputs.sm_scale, inputs.d_v, inputs.attn_sink, None, "e", "+inf"
-            )
-            expected.append(result.out)
-        self._expected = torch.cat(expected)
-
-    def error_of(self, call: Call) -> float:
-        """Runs a call twice and gives the second result's error; its output takes the memory of the first, poisoned."""
-        call().fill_(float("nan"))
-        return relative_error(call().flatten(0, 1)[self._tokens], self._expected)
+def reference(inputs: SparseDecodeInputs) -> Reference:
+    """Float64 results of a few tokens of one input set."""
+    q = inputs.q.flatten(0, 1)  # [tokens, num_heads, d_qk]
+    tokens = checked_tokens(len(q), q.device)
+    caches = [inputs.main, *([inputs.extra] if inputs.extra else [])]
+    expected = []
+    for token in tokens.tolist():
+        kv = torch.cat([cached.rows(token) for cached in caches])[None]  # [1, keys, d_qk]
+        indices = torch.arange(kv.shape[1], dtype=torch.int32, device=q.device)[None]
+        result = sparse_attention(
+            q[token][None], kv, indices, inputs.sm_scale, inputs.d_v, inputs.attn_sink, None, "e", "+inf"
+        )
+        expected.append(result.out)
+    return Reference(tokens, torch.cat(expected))
 
 
 def sparse_decode_trials(
@@ -304,12 +300,8 @@ def sparse_decode_trials(
             entrants=[
                 Entrant(OURS, partial(call_of, package)),
                 Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True)),
-                *(
-                    Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, *package.cached))
-                    for peer in (PEERS if setting.peers else ())
-                ),
             ],
-            error_of=Reference(inputs[0]).error_of,
+            error_of=reference(inputs[0]).error_of,
             error_limit=error_limit(package.dtype, package.facts.partials),
             flops=shape.flops(package.facts),
             bytes_moved=moved,

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 import torch
 import triton
 
-from mlagen.bench.peers.sparse_decode import HEADS
-from mlagen.bench.peers.sparse_fwd import (
+from mlagen.bench.families.dense_decode import DenseDecodeInputs, DenseDecodeShape
+from mlagen.bench.package import BenchPackage
+from mlagen.bench.peers.libraries import (
     D_C,
     D_ROPE,
-    FlashMla,
+    FLASH_ATTENTION_3,
+    FLASH_MLA,
+    FLASH_MLA_HEADS,
+    FLASH_MLA_MODULES,
+    VLLM_TRITON,
     first_module,
     flash_attention_3_interface,
     flashinfer_call,
+    pad_heads,
 )
-from mlagen.bench.trial import Call
+from mlagen.bench.trial import Call, Entrant
 from mlagen.verify.facts import Facts
 
 TRITON_MODULES = ("vllm.v1.attention.ops.triton_decode_attention",)
@@ -36,18 +43,18 @@ class DenseDecodePeer(Protocol):
 
     name: str
 
-    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
-        """Why it cannot run one `DenseDecodeInputs` of a package, in one line; None if it can."""
+    def unsupported(self, facts: Facts, inputs: DenseDecodeInputs) -> str | None:
+        """Why it cannot run a call of a package, in one line; None if it can."""
 
-    def prepare(self, inputs: Any) -> Call:
-        """A call of one `DenseDecodeInputs`, which gives out [..., num_heads, d_v] of all tokens in order.
+    def prepare(self, inputs: DenseDecodeInputs) -> Call:
+        """A call that gives out [..., num_heads, d_v] of all tokens in order.
 
         Raises:
             ImportError: the peer is not there.
         """
 
 
-def _plain_rows(facts: Facts, inputs: Any) -> str | None:
+def _plain_rows(facts: Facts, inputs: DenseDecodeInputs) -> str | None:
     """Why kernels that know DeepSeek's unquantised rows alone cannot run a package's, in one line."""
     if inputs.layout.quantised:
         return "unquantised rows only"
@@ -59,24 +66,23 @@ def _plain_rows(facts: Facts, inputs: Any) -> str | None:
 class FlashMlaDenseDecode:
     """FlashMLA as vLLM ships it or alone; heads are padded, and the plan is made, outside the timing."""
 
-    name = FlashMla.name
+    name = FLASH_MLA
 
-    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+    def unsupported(self, facts: Facts, inputs: DenseDecodeInputs) -> str | None:
         """It knows pages of 64 tokens and no window."""
         if inputs.block_size != FLASH_MLA_BLOCK:
             return f"pages of {FLASH_MLA_BLOCK} tokens only"
         if inputs.window is not None:
             return "no sliding window"
-        if inputs.q.shape[2] > HEADS[-1]:
-            return f"at most {HEADS[-1]} heads"
+        if inputs.q.shape[2] > FLASH_MLA_HEADS[-1]:
+            return f"at most {FLASH_MLA_HEADS[-1]} heads"
         return _plain_rows(facts, inputs)
 
-    def prepare(self, inputs: Any) -> Call:
+    def prepare(self, inputs: DenseDecodeInputs) -> Call:
         """Pads q; the first call fills the metadata."""
-        module = first_module(FlashMla.modules)
+        module = first_module(FLASH_MLA_MODULES)
         heads = inputs.q.shape[2]
-        padding = next(count for count in HEADS if heads <= count) - heads
-        q = torch.nn.functional.pad(inputs.q, (0, 0, 0, padding))
+        q, _ = pad_heads(inputs.q)
         metadata, _ = module.get_mla_metadata()
         arguments = (q, inputs.cache, inputs.block_table, inputs.lengths, inputs.d_v, metadata)
         options = {"softmax_scale": inputs.sm_scale, "causal": inputs.causal}
@@ -93,13 +99,13 @@ class FlashMlaDenseDecode:
 class FlashAttention3DenseDecode:
     """FlashAttention-3's paged MLA decode; its schedule is made outside the timing."""
 
-    name = "FA3"
+    name = FLASH_ATTENTION_3
 
-    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+    def unsupported(self, facts: Facts, inputs: DenseDecodeInputs) -> str | None:
         """It knows rows of 512 + 64 lanes."""
         return _plain_rows(facts, inputs)
 
-    def prepare(self, inputs: Any) -> Call:
+    def prepare(self, inputs: DenseDecodeInputs) -> Call:
         """Makes the scheduler's metadata."""
         interface = flash_attention_3_interface()
         requests, s_q, heads, _ = inputs.q.shape
@@ -148,11 +154,11 @@ class FlashInferDenseDecode:
 
     name = "FlashInfer"
 
-    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+    def unsupported(self, facts: Facts, inputs: DenseDecodeInputs) -> str | None:
         """It knows no window."""
         return "no sliding window" if inputs.window is not None else _plain_rows(facts, inputs)
 
-    def prepare(self, inputs: Any) -> Call:
+    def prepare(self, inputs: DenseDecodeInputs) -> Call:
         """Makes its plan."""
         cache = inputs.cache[:, :, 0]
         return flashinfer_call(
@@ -163,9 +169,9 @@ class FlashInferDenseDecode:
 class VllmTritonDenseDecode:
     """vLLM's decode kernel in Triton; room for its results and splits is made outside the timing."""
 
-    name = "vLLM Triton"
+    name = VLLM_TRITON
 
-    def unsupported(self, facts: Facts, inputs: Any) -> str | None:
+    def unsupported(self, facts: Facts, inputs: DenseDecodeInputs) -> str | None:
         """It knows one query token a request and no window, and computes addresses of a cache in 32 bits."""
         if inputs.layout.quantised and inputs.layout.name != TENSOR_SCALED:
             return f"unquantised rows and {TENSOR_SCALED} only"
@@ -177,7 +183,7 @@ class VllmTritonDenseDecode:
             return "no sliding window"
         return "its addresses are 32 bits wide" if inputs.cache.numel() > INT32 else None
 
-    def prepare(self, inputs: Any) -> Call:
+    def prepare(self, inputs: DenseDecodeInputs) -> Call:
         """Makes room for the result and for as many splits as vLLM asks for."""
         attention = first_module(TRITON_MODULES).decode_attention_fwd
         q, cache, d_v = inputs.q[:, 0], inputs.cache, inputs.d_v
@@ -206,3 +212,11 @@ PEERS: tuple[DenseDecodePeer, ...] = (
     FlashInferDenseDecode(),
     VllmTritonDenseDecode(),
 )
+
+
+def dense_decode_peers(
+    package: BenchPackage, shape: DenseDecodeShape, inputs: Sequence[DenseDecodeInputs]
+) -> Iterator[Entrant[DenseDecodeInputs]]:
+    """Others' kernels at a shape of the family."""
+    for peer in PEERS:
+        yield Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, inputs[0]))

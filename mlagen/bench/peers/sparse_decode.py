@@ -1,19 +1,21 @@
-"""FlashMLA's sparse decode over a quantised cache."""
+"""Peers of sparse decode over a paged cache: FlashMLA."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from mlagen.bench.peers.sparse_fwd import FlashMla, first_module
-from mlagen.bench.trial import Call
+from mlagen.bench.families.sparse_decode import SparseDecodeInputs, SparseDecodeShape
+from mlagen.bench.package import BenchPackage
+from mlagen.bench.peers.libraries import D_C, D_ROPE, FLASH_MLA, FLASH_MLA_MODULES, first_module, pad_heads
+from mlagen.bench.trial import Call, Entrant
 from mlagen.layout import CacheLayout
 from mlagen.verify.facts import Facts
 
-KNOWN = {"fp8_ds_mla": 512 + 64, "ue8m0_v4": 512}  # layouts, and the lanes of a row
+KNOWN = {"fp8_ds_mla": D_C + D_ROPE, "ue8m0_v4": D_C}  # layouts, and the lanes of a row
 INDEX_MULTIPLE = 64  # FlashMLA takes so many indices at a time
-HEADS = (64, 128)
 
 
 class SparseDecodePeer(Protocol):
@@ -28,14 +30,14 @@ class SparseDecodePeer(Protocol):
     def unsupported(self, facts: Facts, layout: CacheLayout, extra: CacheLayout | None) -> str | None:
         """Why it cannot run a package's shapes, in one line; None if it can."""
 
-    def prepare(self, inputs: Any) -> Call:
+    def prepare(self, inputs: SparseDecodeInputs) -> Call:
         """A call of one `SparseDecodeInputs`. Raises ImportError where the peer is not there."""
 
 
 class FlashMlaSparseDecode:
     """FlashMLA as vLLM ships it or alone; heads and indices are padded, and the plan is made, outside the timing."""
 
-    name = FlashMla.name
+    name = FLASH_MLA
 
     def unsupported(self, facts: Facts, layout: CacheLayout, extra: CacheLayout | None) -> str | None:
         """It knows two layouts, the same one in both caches."""
@@ -43,13 +45,11 @@ class FlashMlaSparseDecode:
             return f"layouts {' and '.join(KNOWN)} only"
         return None if (facts.d_v, facts.dtype) == (512, "bfloat16") else "bf16 and 512 lanes of V only"
 
-    def prepare(self, inputs: Any) -> Call:
+    def prepare(self, inputs: SparseDecodeInputs) -> Call:
         """Pads q, the sink and the indices; the first call fills the metadata."""
-        module = first_module(FlashMla.modules)
+        module = first_module(FLASH_MLA_MODULES)
         heads = inputs.q.shape[2]
-        padding = next(count for count in HEADS if heads <= count) - heads
-        q = torch.nn.functional.pad(inputs.q, (0, 0, 0, padding))
-        sink = None if inputs.attn_sink is None else torch.nn.functional.pad(inputs.attn_sink, (0, padding))
+        q, sink = pad_heads(inputs.q, inputs.attn_sink)
         metadata, _ = module.get_mla_metadata()
         cache = inputs.main.view(inputs.q.dtype)
         indices = pad_indices(inputs.main.indices)
@@ -69,9 +69,17 @@ class FlashMlaSparseDecode:
         return call
 
 
-PEERS: tuple[SparseDecodePeer, ...] = (FlashMlaSparseDecode(),)
-
-
 def pad_indices(indices: torch.Tensor) -> torch.Tensor:
     """Indices i32 [requests, s_q, count] with absent ones behind them, up to a count that FlashMLA takes."""
     return torch.nn.functional.pad(indices, (0, -indices.shape[2] % INDEX_MULTIPLE), value=-1)
+
+
+PEERS: tuple[SparseDecodePeer, ...] = (FlashMlaSparseDecode(),)
+
+
+def sparse_decode_peers(
+    package: BenchPackage, shape: SparseDecodeShape, inputs: Sequence[SparseDecodeInputs]
+) -> Iterator[Entrant[SparseDecodeInputs]]:
+    """Others' kernels at a shape of the family."""
+    for peer in PEERS:
+        yield Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, *package.cached))

@@ -13,13 +13,14 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter
 from pydantic import ValidationError as Invalid
 
-from mlagen.bench.batches import Batch
 from mlagen.bench.families.dense_decode import DenseDecodeShape
-from mlagen.bench.families.dense_fwd import DenseFwdShape, MergeStatesShape
+from mlagen.bench.families.dense_fwd import DenseFwdShape
+from mlagen.bench.families.merge_states import MergeStatesShape
 from mlagen.bench.families.sparse_decode import SparseDecodeShape
+from mlagen.bench.families.sparse_fwd import SharedShape, SparseFwdShape
 from mlagen.bench.report.rows import Contender, Key, Row
 from mlagen.bench.roofline import Roof
-from mlagen.bench.shapes import Shape, SharedShape
+from mlagen.bench.shapes import Batch
 from mlagen.bench.trial import OURS, Sizes
 from mlagen.errors import Place, UsageError
 
@@ -38,7 +39,7 @@ _CONFIG = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
 # What has further fields comes first.
 _SHAPES: tuple[type[Any], ...] = (
     SharedShape,
-    Shape,
+    SparseFwdShape,
     SparseDecodeShape,
     DenseDecodeShape,
     MergeStatesShape,
@@ -145,7 +146,9 @@ def _shape(given: Mapping[str, Any]) -> Sizes:
         names = {field.name for field in fields(kind)}
         if names <= given.keys():
             try:
-                text = json.dumps({name: given[name] for name in names})  # strict Python would take a Shape alone
+                text = json.dumps(
+                    {name: given[name] for name in names}
+                )  # strict Python would take a SparseFwdShape alone
                 shape: Sizes = TypeAdapter(kind).validate_json(text, strict=True)
             except Invalid as error:
                 first = error.errors(include_url=False)[0]

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import torch
 
+from mlagen.bench.check import one_line
 from mlagen.bench.package import load_package
 from mlagen.bench.trial import Setting
 from mlagen.bench.tune.choose import Regime
-from mlagen.bench.tune.progress import one_line
 from mlagen.bench.tune.tunable import tunables_of
 from mlagen.plan.tiles import Tile
 
@@ -29,7 +29,7 @@ def compile_tile(package_dir: Path, kernels: str, tile: Tile) -> str | None:
     device = torch.device("cuda", torch.cuda.current_device())
     driver = tunable.driver(package, tunable.module, package.device_facts(device))
     shape = tunable.shape_of(package, Regime(0, 1, 1))
-    trial = tunable.small_trials(Setting(package, device, l2_bytes=0, peers=False))(shape)
+    trial = tunable.small_trials(Setting(package, device, l2_bytes=0))(shape)
     call = trial.entrants[0].prepare(trial.inputs[0])
     try:
         for schedule in driver.smallest(tile, tunable.counts(shape)):

@@ -11,12 +11,6 @@ import rich.progress
 from rich.console import Console
 
 
-def one_line(error: BaseException) -> str:
-    """An exception's type and the first line of what it says."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
-
-
 class Progress:
     """Says nothing; the base of those that do."""
 

@@ -20,16 +20,16 @@ from typing import Any
 import torch
 import triton
 
-from mlagen.bench.check import check_device
+from mlagen.bench.check import check_device, one_line
+from mlagen.bench.families.sparse_fwd import PREFILL_TOKENS
 from mlagen.bench.measure import Timer, event_timer, flush_l2, graph_timer, interleave
 from mlagen.bench.package import BenchPackage, kernels_hash
-from mlagen.bench.shapes import PREFILL_TOKENS
 from mlagen.bench.trial import Call, Setting, Trial
 from mlagen.bench.tune.candidates import candidate_tiles, unfit_tiles
 from mlagen.bench.tune.cells import Cell, CellLog, Measured
 from mlagen.bench.tune.choose import Regime, choose_sm90, choose_tiles, make_choices, runs_sm90
 from mlagen.bench.tune.precompile import compile_tiles
-from mlagen.bench.tune.progress import Progress, one_line
+from mlagen.bench.tune.progress import Progress
 from mlagen.bench.tune.tunable import Tunable
 from mlagen.plan import TARGETS, Plan, Sm90Row, Tile, TileRow
 
@@ -129,7 +129,7 @@ class Sweep:
         self.driver = kernels.driver(package, kernels.module, self.facts)
         self.flush = flush_l2(device)
         l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-        self.trials = kernels.trials(Setting(package, device, l2_bytes, peers=False))
+        self.trials = kernels.trials(Setting(package, device, l2_bytes))
         key = {
             "kernels": kernels.name,
             "package": kernels_hash(package.folder, (*package.shared_modules, kernels.module)),

@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from mlagen.bench.batches import BLOCK_SIZE
 from mlagen.bench.families import dense_decode, sparse_decode, sparse_fwd
 from mlagen.bench.families.dense_decode import DenseDecodeShape
 from mlagen.bench.families.sparse_decode import SparseDecodeShape
+from mlagen.bench.families.sparse_fwd import DECODE_S_KV, PREFILL_S_KV, PREFILL_TOKENS, SparseFwdShape
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.shapes import DECODE_S_KV, PREFILL_S_KV, PREFILL_TOKENS, Shape
+from mlagen.bench.shapes import BLOCK_SIZE
 from mlagen.bench.trial import Setting, Sizes, Trial
 from mlagen.bench.tune.choose import Regime
 from mlagen.bench.tune.driver import DenseDecodeDriver, Driver
@@ -120,10 +120,10 @@ def tile_of(job: CompileJob) -> Tile | None:
     return Tile(job.block_h, int(given["BLOCK_N"] or 0), job.num_warps, job.num_stages, ahead)
 
 
-def _sparse_fwd_shape(package: BenchPackage, regime: Regime) -> Shape:
+def _sparse_fwd_shape(package: BenchPackage, regime: Regime) -> SparseFwdShape:
     if regime.tokens >= PREFILL_TOKENS:
-        return Shape("prefill", regime.tokens, regime.num_heads, PREFILL_S_KV[1], package.facts.topk)
-    return Shape("decode", regime.tokens, regime.num_heads, DECODE_S_KV, package.facts.topk)
+        return SparseFwdShape("prefill", regime.tokens, regime.num_heads, PREFILL_S_KV[1], package.facts.topk)
+    return SparseFwdShape("decode", regime.tokens, regime.num_heads, DECODE_S_KV, package.facts.topk)
 
 
 def _sparse_decode_shape(package: BenchPackage, regime: Regime) -> SparseDecodeShape:
@@ -175,7 +175,7 @@ def _suits_dense_decode(plan: Plan, tile: Tile, target: Target) -> bool:
 SPARSE_FWD = Tunable(
     name="sparse_fwd",
     module="sparse_fwd",
-    shape=Shape,
+    shape=SparseFwdShape,
     tokens=(PREFILL_TOKENS, *DECODE_TOKENS),
     shape_of=_sparse_fwd_shape,
     counts=lambda shape: (shape.topk,),

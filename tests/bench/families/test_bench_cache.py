@@ -11,23 +11,24 @@ import pytest
 import torch
 from bench_packages import MakePackage
 
-from mlagen.bench.batches import TENSOR_SCALE, Batch, empty_cache, rows_of, shuffled_pages, slots_of
 from mlagen.bench.check import error_limit
 from mlagen.bench.families.cache import (
     GATHERS,
     WRITERS,
     fill_with,
+    gather_bytes,
     gather_error,
     gather_shapes,
     make_gather_inputs,
     make_write_inputs,
     sides_of,
+    write_bytes,
     write_error,
     write_limit,
     writer_shapes,
 )
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.work import gather_bytes, write_bytes
+from mlagen.bench.shapes import TENSOR_SCALE, Batch, empty_cache, rows_of, shuffled_pages, slots_of
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read, write
 

@@ -11,7 +11,6 @@ import pytest
 import torch
 from bench_packages import FlashInferModule
 
-from mlagen.bench.batches import TENSOR_SCALE
 from mlagen.bench.check import error_limit
 from mlagen.bench.families import dense_decode, shapes_of
 from mlagen.bench.families.dense_decode import (
@@ -25,7 +24,7 @@ from mlagen.bench.families.dense_decode import (
 )
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers import dense_decode as dense_decode_peers
-from mlagen.bench.peers import sparse_fwd as peers
+from mlagen.bench.peers import libraries, peers_of
 from mlagen.bench.peers.dense_decode import (
     FlashAttention3DenseDecode,
     FlashInferDenseDecode,
@@ -33,6 +32,7 @@ from mlagen.bench.peers.dense_decode import (
     VllmTritonDenseDecode,
 )
 from mlagen.bench.roofline import ROOFS, Roof
+from mlagen.bench.shapes import TENSOR_SCALE
 from mlagen.bench.trial import BATCH_INVARIANT, OURS, Setting
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
@@ -134,8 +134,8 @@ class CpuSetting(Setting):
     roof = Roof(1e15, 1e15, "none")  # type: ignore[assignment]
 
 
-def setting_of(package: BenchPackage, *, peers: bool = False) -> Setting:
-    return CpuSetting(package, CPU, 1 << 10, peers)
+def setting_of(package: BenchPackage) -> Setting:
+    return CpuSetting(package, CPU, 1 << 10)
 
 
 def inputs_of(name: str, shape: DenseDecodeShape) -> DenseDecodeInputs:
@@ -186,15 +186,15 @@ def test_one_wrong_token_among_many_is_told() -> None:
         out[1] *= 1.012
         return out
 
-    assert dense_decode.Reference(inputs).error_of(right) < error_limit(torch.bfloat16)
-    assert dense_decode.Reference(inputs).error_of(call) > error_limit(torch.bfloat16)
+    assert dense_decode.reference(inputs).error_of(right) < error_limit(torch.bfloat16)
+    assert dense_decode.reference(inputs).error_of(call) > error_limit(torch.bfloat16)
 
 
 def test_what_a_call_does_not_write_is_told() -> None:
     package = package_of("dsv3")
     (inputs,) = dense_decode.make_dense_decode_inputs(SHAPES[0], package, CPU, 1)
     out = call_of(package, inputs)()
-    error = dense_decode.Reference(inputs).error_of(lambda: out)
+    error = dense_decode.reference(inputs).error_of(lambda: out)
     assert error != error
 
 
@@ -389,22 +389,23 @@ def test_peers_get_the_arguments_that_they_take(
         "FlashInfer": FlashInferModule,
     }
     module = modules[peer.name]
-    for importing in (peers, dense_decode_peers):
+    for importing in (libraries, dense_decode_peers):
         monkeypatch.setattr(importing, "first_module", lambda _: module)
     monkeypatch.setattr(dense_decode_peers, "flash_attention_3_interface", lambda: module)
-    assert dense_decode.Reference(inputs).error_of(peer.prepare(inputs)) <= error_limit(torch.bfloat16)
+    assert dense_decode.reference(inputs).error_of(peer.prepare(inputs)) <= error_limit(torch.bfloat16)
 
 
 def test_flash_attention_keeps_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = replace(inputs_of("dsv3", SHAPES[2]), window=70)
     module = flash_attention(inputs.layout)
     monkeypatch.setattr(dense_decode_peers, "flash_attention_3_interface", lambda: module)
-    assert dense_decode.Reference(inputs).error_of(FlashAttention3DenseDecode().prepare(inputs)) <= error_limit(
+    assert dense_decode.reference(inputs).error_of(FlashAttention3DenseDecode().prepare(inputs)) <= error_limit(
         torch.bfloat16
     )
 
 
 def test_peers_that_are_not_installed_are_entrants_all_the_same() -> None:
-    trial = dense_decode_trials(setting_of(package_of("dsv3"), peers=True))(SHAPES[0])
-    names = [OURS, BATCH_INVARIANT, "FlashMLA", "FA3", "FlashInfer", "vLLM Triton"]
-    assert [each.name for each in trial.entrants] == names
+    package = package_of("dsv3")
+    inputs = dense_decode_trials(setting_of(package))(SHAPES[0]).inputs
+    names = ["FlashMLA", "FA3", "FlashInfer", "vLLM Triton"]
+    assert [each.name for each in peers_of(package, SHAPES[0], inputs)] == names

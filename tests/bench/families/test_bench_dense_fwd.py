@@ -1,4 +1,4 @@
-"""Trials of multi-head attention and of merges, against plain torch; their shapes and work."""
+"""Trials of multi-head attention, against plain torch; its shapes and work, and those of merges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from mlagen.bench.families import dense_fwd, shapes_of
-from mlagen.bench.families.dense_fwd import PARTS, STATES, DenseFwdShape, MergeStatesShape
+from mlagen.bench.families.dense_fwd import DenseFwdShape
+from mlagen.bench.families.merge_states import STATES, MergeStatesShape
 from mlagen.bench.package import BenchPackage
 from mlagen.spec import Spec, load
 from mlagen.verify.facts import Facts
@@ -79,28 +80,3 @@ def test_results_of_prefills_are_checked(short: dense_fwd.DenseFwdInputs) -> Non
 
     assert dense_fwd.dense_fwd_error(short, dense_fwd.dense_fwd_call(plain, short)) < 0.01
     assert dense_fwd.dense_fwd_error(short, dense_fwd.dense_fwd_call(wrong, short)) > 0.1
-
-
-@pytest.mark.parametrize("kind", [STATES, PARTS])
-def test_results_of_merges_are_checked(kind: str) -> None:
-    (inputs,) = dense_fwd.make_merge_inputs(MergeStatesShape(kind, 20, 3, 8, 2), torch.bfloat16, CPU, 1)
-
-    def merged(outs: Any, lses: Any) -> Any:
-        return (lses.softmax(0).transpose(1, 2)[..., None] * outs.float()).sum(0)
-
-    def states(out: Any, prefix: Any, prefix_lse: Any, suffix: Any, suffix_lse: Any, _: Any) -> None:
-        out.copy_(merged(torch.stack([prefix, suffix]), torch.stack([prefix_lse, suffix_lse])))
-
-    def parts(outs: Any, lses: Any, out: Any, _: Any) -> Any:
-        return out.copy_(merged(outs, lses)), lses
-
-    right: Any = states if kind == STATES else parts
-    assert dense_fwd.merge_error(inputs, dense_fwd.merge_call(kind, right, inputs)) < 0.01
-    inputs.lses[0] += 1
-
-    def stale(*arguments: Any) -> Any:
-        result = right(*arguments)
-        inputs.out.mul_(1.1)
-        return result
-
-    assert dense_fwd.merge_error(inputs, dense_fwd.merge_call(kind, stale, inputs)) > 0.05

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mlagen.bench.batches import Batch
 from mlagen.bench.families.indices import (
     COMBINE,
     CONTEXT,
@@ -13,15 +12,17 @@ from mlagen.bench.families.indices import (
     GLOBAL,
     CombineInputs,
     MapInputs,
+    combine_bytes,
     combine_call,
+    combined_width,
     convert_call,
     global_call,
     index_error,
     make_combine_inputs,
     make_map_inputs,
+    map_bytes,
 )
-from mlagen.bench.peers.cache import combined_width
-from mlagen.bench.work import combine_bytes, map_bytes
+from mlagen.bench.shapes import Batch
 
 CPU = torch.device("cpu")
 

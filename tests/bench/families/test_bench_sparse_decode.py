@@ -9,13 +9,11 @@ import pytest
 import torch
 from bench_packages import MakePackage
 
-from mlagen.bench.batches import TENSOR_SCALE
 from mlagen.bench.check import error_limit
 from mlagen.bench.families import sparse_decode
 from mlagen.bench.families.cache import sides_of
 from mlagen.bench.families.sparse_decode import (
     Pool,
-    Reference,
     SparseDecodeInputs,
     SparseDecodeShape,
     call_of,
@@ -26,6 +24,7 @@ from mlagen.bench.families.sparse_decode import (
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers.sparse_decode import PEERS, pad_indices
 from mlagen.bench.roofline import Roof
+from mlagen.bench.shapes import TENSOR_SCALE
 from mlagen.bench.trial import BATCH_INVARIANT, OURS, Setting
 from mlagen.layout.codec import read
 
@@ -106,8 +105,8 @@ class CpuSetting(Setting):
     roof = Roof(1.0, 1.0, "none")  # type: ignore[assignment]
 
 
-def setting_of(package: BenchPackage, *, peers: bool = False) -> Setting:
-    return CpuSetting(package, CPU, 1 << 10, peers)
+def setting_of(package: BenchPackage) -> Setting:
+    return CpuSetting(package, CPU, 1 << 10)
 
 
 @pytest.mark.usefixtures("small")
@@ -217,4 +216,4 @@ def test_what_the_spec_requires_is_passed(make_package: MakePackage) -> None:
     assert inputs.extra_topk_length is not None
     assert inputs.extra_topk_length.tolist() == [64] * 3
     with_sink = replace(inputs, attn_sink=torch.full((4,), 5.0))  # the function has none
-    assert Reference(with_sink).error_of(call_of(package, with_sink)) > error_limit(torch.bfloat16)
+    assert sparse_decode.reference(with_sink).error_of(call_of(package, with_sink)) > error_limit(torch.bfloat16)

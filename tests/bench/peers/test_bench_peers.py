@@ -9,12 +9,15 @@ import pytest
 import torch
 from bench_packages import FlashInferModule, MakePackage
 
-from mlagen.bench.check import Reference, error_limit
+from mlagen.bench.check import error_limit
+from mlagen.bench.families import FAMILIES
+from mlagen.bench.families.sparse_fwd import SparseFwdShape, default_shapes, make_inputs, reference
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers import cache as cache_peers
-from mlagen.bench.peers import sparse_fwd as peers
-from mlagen.bench.peers.sparse_fwd import PEERS, FlashInfer, Peer, absence
-from mlagen.bench.shapes import Shape, default_shapes, make_inputs
+from mlagen.bench.peers import PEERS as PEERS_OF_FAMILIES
+from mlagen.bench.peers import libraries
+from mlagen.bench.peers.libraries import absence
+from mlagen.bench.peers.sparse_fwd import PEERS, FlashInfer, SparseFwdPeer
 from mlagen.spec import load
 from mlagen.verify.facts import Facts
 
@@ -29,9 +32,13 @@ def without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
+def test_every_family_has_its_peers() -> None:
+    assert list(PEERS_OF_FAMILIES) == list(FAMILIES)
+
+
 @pytest.mark.parametrize("peer", PEERS, ids=NAMES)
 @pytest.mark.usefixtures("without_peers")
-def test_a_missing_peer_says_so_in_one_line(peer: Peer, dsv32: BenchPackage, shape: Shape) -> None:
+def test_a_missing_peer_says_so_in_one_line(peer: SparseFwdPeer, dsv32: BenchPackage, shape: SparseFwdShape) -> None:
     (inputs,) = make_inputs(shape, dsv32.facts, torch.device("cpu"), 0, sets=1)
     with pytest.raises(ImportError) as caught:
         peer.prepare(inputs)
@@ -41,18 +48,18 @@ def test_a_missing_peer_says_so_in_one_line(peer: Peer, dsv32: BenchPackage, sha
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=NAMES)
-def test_peers_run_what_they_are_known_for(peer: Peer, dsv32: BenchPackage) -> None:
+def test_peers_run_what_they_are_known_for(peer: SparseFwdPeer, dsv32: BenchPackage) -> None:
     assert [peer.unsupported(each, dsv32.facts) for each in default_shapes(dsv32.facts)] == [None] * 24
 
 
 @pytest.mark.parametrize("peer", PEERS, ids=NAMES)
-def test_peers_refuse_what_they_cannot_run(peer: Peer, dsv32: BenchPackage, shape: Shape) -> None:
+def test_peers_refuse_what_they_cannot_run(peer: SparseFwdPeer, dsv32: BenchPackage, shape: SparseFwdShape) -> None:
     odd = Facts.of(load(SPECS / "odd.yaml").model_dump(mode="json"))
     assert peer.unsupported(default_shapes(odd)[0], odd)
     assert peer.unsupported(shape, replace(dsv32.facts, block_size=64))
 
 
-def test_only_some_peers_know_sinks_and_rows_without_rope(dsv32: BenchPackage, shape: Shape) -> None:
+def test_only_some_peers_know_sinks_and_rows_without_rope(dsv32: BenchPackage, shape: SparseFwdShape) -> None:
     sink = replace(dsv32.facts, sink="required")
     bare = replace(dsv32.facts, d_rope=0)
     able = {peer.name: (peer.unsupported(shape, sink), peer.unsupported(shape, bare)) for peer in PEERS}
@@ -64,15 +71,15 @@ def test_only_some_peers_know_sinks_and_rows_without_rope(dsv32: BenchPackage, s
 
 @pytest.mark.parametrize("lengths", [None, "drawn"])
 def test_flashinfer_takes_indices_for_pages(
-    lengths: str | None, dsv32: BenchPackage, shape: Shape, monkeypatch: pytest.MonkeyPatch
+    lengths: str | None, dsv32: BenchPackage, shape: SparseFwdShape, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peers, "first_module", lambda _: FlashInferModule)
+    monkeypatch.setattr(libraries, "first_module", lambda _: FlashInferModule)
     (inputs,) = make_inputs(shape, dsv32.facts, torch.device("cpu"), 0, sets=1)
     if lengths:
         drawn = torch.randint(1, shape.topk, (shape.tokens,), generator=torch.Generator().manual_seed(0))
         inputs = replace(inputs, topk_length=drawn.int())
     call = FlashInfer().prepare(inputs)
-    assert Reference(inputs, dsv32.facts).error_of(call) <= error_limit(torch.bfloat16)
+    assert reference(inputs, dsv32.facts).error_of(call) <= error_limit(torch.bfloat16)
 
 
 def test_a_failure_of_many_lines_becomes_one() -> None:
@@ -88,15 +95,15 @@ def test_a_packed_library_is_unpacked_beside_the_package(tmp_path: Path, monkeyp
     (package / "_vllm_fa3_C.abi3.so.xz").write_bytes(lzma.compress(b"a library"))
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(peers, "_unpacked", [])
+    monkeypatch.setattr(libraries, "_unpacked", [])
     monkeypatch.syspath_prepend(str(tmp_path))
-    peers._unpack_fa3()
+    libraries._unpack_fa3()
     found = [Path(entry) / "_vllm_fa3_C.abi3.so" for entry in sys.modules["vllm.vllm_flash_attn"].__path__]
     assert [path.read_bytes() for path in found if path.exists()] == [b"a library"]
     assert not (package / "_vllm_fa3_C.abi3.so").exists()
     for name in [name for name in sys.modules if name.split(".")[0] == "vllm"]:
         monkeypatch.delitem(sys.modules, name)
-    for unpacked in peers._unpacked:
+    for unpacked in libraries._unpacked:
         unpacked.cleanup()
 
 
@@ -112,16 +119,16 @@ def folder_of_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_library_that_is_not_there_is_absent(folder_of_ops: Path) -> None:
     with pytest.raises(ImportError, match="some_ops has no _C"):
-        peers.load_packed_library("some_ops", "_C")
+        libraries.load_packed_library("some_ops", "_C")
     with pytest.raises(ImportError):
-        peers.load_packed_library("no_such_ops", "_C")
+        libraries.load_packed_library("no_such_ops", "_C")
 
 
 def test_a_packed_library_of_ops_is_unpacked_before_it_is_loaded(folder_of_ops: Path) -> None:
     (folder_of_ops / "_C.abi3.so.xz").write_bytes(lzma.compress(b"no library"))
     with pytest.raises(OSError, match=r"_C\.abi3\.so"):  # it is found, unpacked and no library
-        peers.load_packed_library("some_ops", "_C")
-    assert Path(peers._unpacked[-1].name, "_C.abi3.so").read_bytes() == b"no library"
+        libraries.load_packed_library("some_ops", "_C")
+    assert Path(libraries._unpacked[-1].name, "_C.abi3.so").read_bytes() == b"no library"
 
 
 CACHE_KERNELS = {

@@ -10,14 +10,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mlagen.bench.batches import Batch
+from mlagen.bench.families.sparse_fwd import SparseFwdShape
 from mlagen.bench.report.against import compare
 from mlagen.bench.report.page import page
 from mlagen.bench.report.rows import Contender, Row
 from mlagen.bench.report.saved import read_rows
 from mlagen.bench.report.tables import markdown, us
 from mlagen.bench.roofline import Roof
-from mlagen.bench.shapes import Shape
+from mlagen.bench.shapes import Batch
 
 ROOT = Path(__file__).parents[3]
 JSON = ROOT / "docs" / "benchmarks" / "h200-dsv32.json"
@@ -32,8 +32,8 @@ def rows(row: Row) -> list[Row]:
     copy = Roof(float("inf"), 4.2e12, "4,200 GB/s: a large copy")
     return [
         row,
-        replace(row, shape=Shape("decode", 128, 16, 131072, 2048)),
-        replace(row, shape=Shape("prefill", 4096, 16, 8192, 2048)),
+        replace(row, shape=SparseFwdShape("decode", 128, 16, 131072, 2048)),
+        replace(row, shape=SparseFwdShape("prefill", 4096, 16, 8192, 2048)),
         replace(row, shape=Batch("cache", "concat_and_cache_mla", 128, 1), flops=0, roof=copy),
     ]
 

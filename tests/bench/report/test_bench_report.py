@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from mlagen.bench.__main__ import main
+from mlagen.bench.families.sparse_fwd import SparseFwdShape
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.report.rows import Contender, Row
 from mlagen.bench.report.tables import line, markdown, to_json
-from mlagen.bench.shapes import Shape
 from mlagen.bench.tune.choose import Regime
 from mlagen.bench.tune.sweep import Figure
 from mlagen.bench.tune.tuned import Tuned, summary
@@ -66,7 +66,9 @@ def test_names_end_no_cell_and_open_no_tag(row: Row) -> None:
 
 
 def test_each_kind_has_a_table_and_every_line_of_it_as_many_cells(row: Row) -> None:
-    prefill = Row(**{**vars(row), "shape": Shape("prefill", 4096, 16, 8192, 2048), "contenders": row.contenders[:1]})
+    prefill = Row(
+        **{**vars(row), "shape": SparseFwdShape("prefill", 4096, 16, 8192, 2048), "contenders": row.contenders[:1]}
+    )
     tables = [part.splitlines() for part in markdown([prefill, row]).split("\n\n") if part.startswith("|")]
     kinds = [table[0].split(" | ")[0].removeprefix("| ") for table in tables]
     assert [kind for kind in kinds if "," not in kind] == ["prefill", "decode"]
@@ -75,7 +77,9 @@ def test_each_kind_has_a_table_and_every_line_of_it_as_many_cells(row: Row) -> N
 
 
 def test_a_reason_names_its_shapes_where_others_ran(row: Row) -> None:
-    fine = Row(**{**vars(row), "shape": Shape("decode", 4, 16, 131072, 2048), "contenders": row.contenders[:2]})
+    fine = Row(
+        **{**vars(row), "shape": SparseFwdShape("decode", 4, 16, 131072, 2048), "contenders": row.contenders[:2]}
+    )
     assert "- FlashMLA: wrong result: relative error nan (decode 1 x h16, kv 128K, topk 2048)" in markdown([row, fine])
 
 

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlagen.bench.batches import Batch
 from mlagen.bench.families.dense_decode import DenseDecodeShape
 from mlagen.bench.families.sparse_decode import SparseDecodeShape
+from mlagen.bench.families.sparse_fwd import SharedShape, SparseFwdShape
 from mlagen.bench.report.rows import Row
 from mlagen.bench.report.saved import read_rows, rows_of_files
 from mlagen.bench.report.tables import to_json
 from mlagen.bench.roofline import ROOFS, Roof
-from mlagen.bench.shapes import Shape, SharedShape
+from mlagen.bench.shapes import Batch
 from mlagen.bench.trial import Sizes
 from mlagen.errors import UsageError
 
 OLDER = Path(__file__).parents[2] / "cli" / "older_run.json"
 SHAPES = [
-    Shape("prefill", 4096, 128, 8192, 2048),
+    SparseFwdShape("prefill", 4096, 128, 8192, 2048),
     SharedShape("shared", 4096, 16, 8192, 2048, 75),
     Batch("gather", "gather_and_maybe_dequant_cache", 4096, 8),
     SparseDecodeShape(16, 2, 64, 128, 512),
