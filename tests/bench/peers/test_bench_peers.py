@@ -13,8 +13,8 @@ from mlagen.bench.check import error_limit
 from mlagen.bench.families import FAMILIES
 from mlagen.bench.families.sparse_fwd import SparseFwdShape, default_shapes, make_inputs, reference
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers import cache as cache_peers
 from mlagen.bench.peers import PEERS as PEERS_OF_FAMILIES
+from mlagen.bench.peers import cache as cache_peers
 from mlagen.bench.peers import libraries
 from mlagen.bench.peers.libraries import absence
 from mlagen.bench.peers.sparse_fwd import PEERS, FlashInfer, SparseFwdPeer
