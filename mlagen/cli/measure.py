@@ -137,7 +137,7 @@ def bench(
     from mlagen.bench.report.tables import line
     from mlagen.bench.run import ROUNDS
 
-    if html_path:  # what it lacks is told before minutes of measuring
+    if html_path:  # what it lacks is reported before minutes of measuring
         from mlagen.bench.report.page import page
     earlier = read_rows(against) if against else None
     if spec:
@@ -165,7 +165,7 @@ def bench(
     if html_path:
         write_atomically(html_path, page(rows, command_line(context), comparison))
     if comparison:
-        if not comparison.changes:  # told last: what was measured is shown all the same
+        if not comparison.changes:  # reported last: what was measured is shown all the same
             raise UsageError(f"{against} has no shape of this run: it takes rows of the same device, package and shape")
         err.print(comparison.summary, markup=False)
         if comparison.worse:

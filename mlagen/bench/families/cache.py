@@ -30,8 +30,8 @@ from mlagen.layout.codec import decode, encode, read
 from mlagen.work import INDEX_BYTES, ITEMSIZE
 
 EXTRA = "extra_cache."  # module of the second cache's kernels, where they are not the first one's
-POISON = 255  # a byte that makes any row NaN or far off
-WRITE_TOLERANCE = 1.1  # a writer whose scales follow another rule may be this much further off than the reference
+POISON = 255  # a byte that makes any row NaN or far from right
+WRITE_TOLERANCE = 1.1  # a writer whose scales follow another rule may have this many times the reference's error
 EAGER_TOKENS = 1
 SLOT_BYTES = 8
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 PEER_PACKAGES = ("vllm", "flash_mla", "flashinfer", "seed_sparse")
-DRIVERS = ("nvidia", "amdgpu")  # kernel modules; Linux tells the version of those that are loaded
+DRIVERS = ("nvidia", "amdgpu")  # kernel modules; Linux names the version of those that are loaded
 SYSTEM = Path("/sys/module")
 CHECKOUT = Path(__file__).resolve().parents[3]
 SECONDS = 20  # that a tool may take

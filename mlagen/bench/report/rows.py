@@ -79,7 +79,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What tells the row from others: device, package, shape."""
+        """What distinguishes the row from others: device, package, shape."""
         return self.device, self.package, str(self.shape)
 
     @property

@@ -15,7 +15,7 @@ class Progress:
     """Says nothing; the base of those that do."""
 
     def say(self, line: str) -> None:
-        """Tells of something in one line."""
+        """Reports something in one line."""
 
     @contextlib.contextmanager
     def steps(self, name: str, total: int) -> Iterator[Callable[[], None]]:

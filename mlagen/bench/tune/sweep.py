@@ -102,7 +102,7 @@ class Sweep:
         log: JSON lines of what was measured, to go on from; None: nothing is kept.
         deadline: time.monotonic() after which no further tile is tried; None: never.
         allowed: portable candidates to keep to; None: all.
-        report: told of progress.
+        report: shows progress.
     """
 
     def __init__(

@@ -108,7 +108,7 @@ def tune(
         heads, tokens: sweep only the sizes of call measured at these (of dense attention: rows a KV head, requests);
             others keep what the package takes. Empty: all.
         tiles: portable candidates to keep to, `read_tiles`: those that fit under other Tritons too; None: all.
-        report: told of progress.
+        report: shows progress.
 
     Raises:
         UsageError: no device, or the package is not the spec's.

@@ -67,7 +67,7 @@ def writers(package_layout: Callable[[], CacheLayout], spoil: int = 0) -> dict[s
 
 
 def gathers(package_layout: Callable[[], CacheLayout], shift: int = 0) -> dict[str, Callable[..., Any]]:
-    """Both gathers, by the reference, `shift` tokens off."""
+    """Both gathers, by the reference, shifted by `shift` tokens."""
 
     def take(cache: torch.Tensor, block_table: torch.Tensor, tokens: int) -> torch.Tensor:
         slots = slots_of(block_table, tokens, BLOCK_SIZE).flatten().roll(shift)

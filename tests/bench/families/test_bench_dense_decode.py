@@ -76,12 +76,12 @@ def attend(
 
 
 class Attention:
-    """The package's wrapper; `off` makes it wrong."""
+    """The package's wrapper; `fault` makes it wrong."""
 
-    def __init__(self, layout: CacheLayout, window: int | None, off: str = "") -> None:
+    def __init__(self, layout: CacheLayout, window: int | None, fault: str = "") -> None:
         self.layout = layout
         self.window = window
-        self.off = off
+        self.fault = fault
 
     def __call__(
         self,
@@ -100,19 +100,19 @@ class Attention:
     ) -> tuple[torch.Tensor, None]:
         assert is_fp8_kvcache == self.layout.quantised
         assert (k_scale is not None) == self.layout.tensor_scale
-        if self.off == "scale":
+        if self.fault == "scale":
             softmax_scale *= 1.2
-        if self.off == "mask":
+        if self.fault == "mask":
             causal = not causal
-        if self.off == "length":
+        if self.fault == "length":
             cache_seqlens = cache_seqlens // 2 + 1
-        if self.off == "page":
+        if self.fault == "page":
             block_table = block_table.roll(1, 1)
         arguments = (block_table, cache_seqlens, softmax_scale, head_dim_v, causal, self.window)
         return attend(self.layout, q, k_cache, *arguments), None
 
 
-def package_of(name: str, off: str = "") -> BenchPackage:
+def package_of(name: str, fault: str = "") -> BenchPackage:
     """A package of a checked-in spec with a wrapper in plain torch, and writers of none."""
     spec: Spec = load(ROOT / "specs" / f"{name}.yaml")
     said = spec.model_dump(mode="json")
@@ -123,7 +123,7 @@ def package_of(name: str, off: str = "") -> BenchPackage:
     if layout is not None:
         window = package.attention_spec.get("window")
         vars(root).update(
-            flash_mla_with_kvcache=Attention(layout, window, off), get_mla_metadata=lambda: (object(), None)
+            flash_mla_with_kvcache=Attention(layout, window, fault), get_mla_metadata=lambda: (object(), None)
         )
     return package
 
@@ -159,11 +159,11 @@ def test_right_results_pass(name: str, shape: DenseDecodeShape, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("off", "shape"),
+    ("fault", "shape"),
     [("scale", SHAPES[1]), ("length", SHAPES[1]), ("page", SHAPES[1]), ("page", SHAPES[2]), ("mask", SHAPES[2])],
 )
-def test_wrong_results_do_not(off: str, shape: DenseDecodeShape) -> None:
-    trial = dense_decode_trials(setting_of(package_of("dsv3", off)))(shape)
+def test_wrong_results_do_not(fault: str, shape: DenseDecodeShape) -> None:
+    trial = dense_decode_trials(setting_of(package_of("dsv3", fault)))(shape)
     assert trial.error_of(trial.entrants[0].prepare(trial.inputs[0])) > trial.error_limit
 
 

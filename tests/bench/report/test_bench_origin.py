@@ -1,4 +1,4 @@
-"""Where and with what a run was measured: found where it can be, told in every report, never blank."""
+"""Where and with what a run was measured: found where it can be, shown in every report, never blank."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ KNOWN = {
 
 
 @pytest.fixture
-def told(row: Row) -> Row:
+def dated(row: Row) -> Row:
     """A row that says all of its origin."""
     return replace(row, **KNOWN)
 
@@ -50,13 +50,13 @@ def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Git:
     return call
 
 
-def test_reports_tell_the_origin(told: Row) -> None:
-    first, _, _ = markdown([told]).partition("\n")
+def test_reports_show_the_origin(dated: Row) -> None:
+    first, _, _ = markdown([dated]).partition("\n")
     assert first == (
         "NVIDIA H200, torch 2.11.0, triton 3.6.0, driver 580.95.05. Measured on 2026-11-25 at commit 0123456789ab. "
         "Peers: vllm 0.24.0; flashinfer 0.7.1."
     )
-    shown = page([told], "x")
+    shown = page([dated], "x")
     for name, text in (("Driver", "580.95.05"), ("Date", "2026-11-25"), ("Commit", "0123456789ab")):
         assert f"<dt>{name}</dt>\n<dd>{text}</dd>" in shown
     assert "<dt>Peers</dt>\n<dd>vllm 0.24.0; flashinfer 0.7.1</dd>" in shown
@@ -72,15 +72,15 @@ def test_what_is_not_known_is_left_out_or_said_so_and_never_blank(row: Row) -> N
     assert markdown([partly]).partition("\n")[0].endswith("triton 3.6.0. Measured on 2026-11-25. Peers: none.")
 
 
-def test_rows_of_several_runs_name_each_origin_once(told: Row) -> None:
-    other = replace(told, date="2026-11-26", peers=("vllm 0.24.0",))
-    said = conditions([told, other, told, replace(told, peers=())])
+def test_rows_of_several_runs_name_each_origin_once(dated: Row) -> None:
+    other = replace(dated, date="2026-11-26", peers=("vllm 0.24.0",))
+    said = conditions([dated, other, dated, replace(dated, peers=())])
     assert said["Date"] == "2026-11-25; 2026-11-26"
     assert said["Peers"] == "vllm 0.24.0; flashinfer 0.7.1"
 
 
-def test_the_origin_is_written_and_read_again(told: Row, tmp_path: Path) -> None:
-    rows = [replace(told, contenders=told.contenders[:2]), replace(told, contenders=told.contenders[:2], peers=())]
+def test_the_origin_is_written_and_read_again(dated: Row, tmp_path: Path) -> None:
+    rows = [replace(dated, contenders=dated.contenders[:2]), replace(dated, contenders=dated.contenders[:2], peers=())]
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([to_json(each) for each in rows]))
     assert read_rows(path) == rows
@@ -129,7 +129,7 @@ def test_without_git_no_commit_is_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert commit() is None
 
 
-def test_peers_are_told_with_the_versions_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_are_shown_with_the_versions_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in origins.PEER_PACKAGES:
         monkeypatch.setitem(sys.modules, name, None)
     assert peer_versions() == ()
