@@ -129,7 +129,7 @@ def check_limits(
         named = f"{label(taken)} under Triton {taken.triton}"
         known = f"; holds under Triton {', '.join(holds)}" if holds else ""
         for broken, other_tile in _broken(taken, expected_products):
-            hint = f"mend with one of: {'; '.join(_remedies(taken, other_tile, spec, holds))}"
+            hint = f"fix with one of: {'; '.join(_remedies(taken, other_tile, spec, holds))}"
             errors.append(LimitError(f"{named}: {broken}{known}", hint=hint))
     return errors
 

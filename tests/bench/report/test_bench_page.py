@@ -162,7 +162,7 @@ def test_the_documents_are_of_the_json_beside_them() -> None:
     command = re.findall(r"<code>(.*?)</code>", text)[0]
     assert command == "mlagen bench --from docs/benchmarks/h200-dsv32.json --html docs/benchmarks/h200-dsv32.html"
     same = text == page(read_rows(JSON), command)
-    assert same, f"mend it by: ./dev {command}"
+    assert same, f"fix it by: ./dev {command}"
     assert JSON.with_suffix(".md").read_text(encoding="utf-8").endswith(markdown(read_rows(JSON)))
 
 
