@@ -13,6 +13,7 @@ from mlagen.bench.peers.libraries import (
     D_C,
     D_ROPE,
     FLASH_MLA,
+    FLASH_MLA_HEADS,
     FLASH_MLA_MODULES,
     VLLM_TRITON,
     first_module,
@@ -75,6 +76,8 @@ class FlashMla:
             return "bf16 rows of 512 or 576 lanes only"
         if facts.block_size is not None:
             return "flat rows only"
+        if shape.num_heads > FLASH_MLA_HEADS[-1]:
+            return f"at most {FLASH_MLA_HEADS[-1]} heads"
         return "topk must be a multiple of 64" if shape.topk % 64 else None
 
     def prepare(self, inputs: SparseFwdInputs) -> Call:
