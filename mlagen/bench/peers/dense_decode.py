@@ -19,7 +19,7 @@ from mlagen.bench.peers.libraries import (
     FLASH_MLA_MODULES,
     VLLM_TRITON,
     first_module,
-    flash_attention_3_interface,
+    flash_attention_3_call,
     flashinfer_call,
     pad_heads,
 )
@@ -107,46 +107,8 @@ class FlashAttention3DenseDecode:
 
     def prepare(self, inputs: DenseDecodeInputs) -> Call:
         """Makes the scheduler's metadata."""
-        interface = flash_attention_3_interface()
-        requests, s_q, heads, _ = inputs.q.shape
-        q, cache, d_v = inputs.q.flatten(0, 1), inputs.cache, inputs.d_v
-        d_rope = q.shape[2] - d_v
-        starts = torch.arange(requests + 1, dtype=torch.int32, device=q.device) * s_q
-        window = [-1, -1] if inputs.window is None else [inputs.window - 1, 0]
-        metadata = interface.get_scheduler_metadata(
-            batch_size=requests,
-            max_seqlen_q=s_q,
-            max_seqlen_k=inputs.context,
-            num_heads_q=heads,
-            num_heads_kv=1,
-            headdim=d_rope,
-            headdim_v=d_v,
-            cache_seqlens=inputs.lengths,
-            qkv_dtype=q.dtype,
-            cu_seqlens_q=starts,
-            page_size=inputs.block_size,
-            causal=True,
-            window_size=window,
-            num_splits=0,
-        )
-        arguments = {
-            "q": q[:, :, d_v:],
-            "k": cache[..., d_v:],
-            "v": cache[..., :d_v],
-            "q_v": q[:, :, :d_v],
-            "max_seqlen_q": s_q,
-            "cu_seqlens_q": starts,
-            "max_seqlen_k": inputs.context,
-            "seqused_k": inputs.lengths,
-            "block_table": inputs.block_table,
-            "softmax_scale": inputs.sm_scale,
-            "causal": True,
-            "window_size": window,
-            "fa_version": 3,
-            "scheduler_metadata": metadata,
-            "num_splits": 0,
-        }
-        return lambda: interface.flash_attn_varlen_func(**arguments)
+        sizes = (inputs.lengths, inputs.context, inputs.sm_scale, inputs.window)
+        return flash_attention_3_call(inputs.q, inputs.cache, inputs.block_table, *sizes)
 
 
 class FlashInferDenseDecode:

@@ -101,6 +101,70 @@ def absence(error: BaseException) -> str:
     return f"not installed ({one_line(error)})" if isinstance(error, ImportError) else one_line(error)
 
 
+def flash_attention_3_call(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    block_table: torch.Tensor,
+    lengths: torch.Tensor,
+    context: int,
+    sm_scale: float,
+    window: int | None = None,
+) -> Call:
+    """A call of FlashAttention-3's paged MLA decode, with the scheduler's metadata made; out [tokens, heads, 512].
+
+    Args:
+        q: [requests, s_q, heads, 512 + 64].
+        cache: [pages, block_size, 1, 512 + 64].
+        block_table: int32 [requests, pages a request].
+        lengths: int32 [requests], keys of each.
+        context: most of them.
+        sm_scale: factor of the logits.
+        window: keys that a query token sees; None: all.
+
+    Raises:
+        ImportError: FlashAttention-3 is not there.
+    """
+    interface = flash_attention_3_interface()
+    requests, s_q, heads, _ = q.shape
+    tokens = q.flatten(0, 1)
+    starts = torch.arange(requests + 1, dtype=torch.int32, device=q.device) * s_q
+    bounds = [-1, -1] if window is None else [window - 1, 0]
+    metadata = interface.get_scheduler_metadata(
+        batch_size=requests,
+        max_seqlen_q=s_q,
+        max_seqlen_k=context,
+        num_heads_q=heads,
+        num_heads_kv=1,
+        headdim=D_ROPE,
+        headdim_v=D_C,
+        cache_seqlens=lengths,
+        qkv_dtype=q.dtype,
+        cu_seqlens_q=starts,
+        page_size=cache.shape[1],
+        causal=True,
+        window_size=bounds,
+        num_splits=0,
+    )
+    arguments = {
+        "q": tokens[:, :, D_C:],
+        "k": cache[..., D_C:],
+        "v": cache[..., :D_C],
+        "q_v": tokens[:, :, :D_C],
+        "max_seqlen_q": s_q,
+        "cu_seqlens_q": starts,
+        "max_seqlen_k": context,
+        "seqused_k": lengths,
+        "block_table": block_table,
+        "softmax_scale": sm_scale,
+        "causal": True,
+        "window_size": bounds,
+        "fa_version": 3,
+        "scheduler_metadata": metadata,
+        "num_splits": 0,
+    }
+    return lambda: interface.flash_attn_varlen_func(**arguments)
+
+
 @functools.cache
 def _flashinfer_workspace(device: torch.device) -> torch.Tensor:
     """Room for the parts of split requests; calls of one stream share it."""

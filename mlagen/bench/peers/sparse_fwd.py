@@ -17,7 +17,7 @@ from mlagen.bench.peers.libraries import (
     FLASH_MLA_MODULES,
     VLLM_TRITON,
     first_module,
-    flash_attention_3_interface,
+    flash_attention_3_call,
     flashinfer_call,
     pad_heads,
 )
@@ -117,46 +117,8 @@ class FlashAttention3:
 
     def prepare(self, inputs: SparseFwdInputs) -> Call:
         """Makes the scheduler's metadata."""
-        interface = flash_attention_3_interface()
-        tokens, heads, _ = inputs.q.shape
-        indices = inputs.indices[:, 0]
-        topk = indices.shape[1]
-        lengths = _lengths(inputs)
-        starts = torch.arange(tokens + 1, dtype=torch.int32, device=inputs.q.device)
-        latent, rope = inputs.kv[:, :, None, :D_C], inputs.kv[:, :, None, D_C:]
-        metadata = interface.get_scheduler_metadata(
-            batch_size=tokens,
-            max_seqlen_q=1,
-            max_seqlen_k=topk,
-            num_heads_q=heads,
-            num_heads_kv=1,
-            headdim=D_ROPE,
-            headdim_v=D_C,
-            cache_seqlens=lengths,
-            qkv_dtype=inputs.q.dtype,
-            cu_seqlens_q=starts,
-            page_size=1,
-            causal=True,
-            num_splits=0,
-        )
-
-        arguments = {
-            "q": inputs.q[:, :, D_C:],
-            "k": rope,
-            "v": latent,
-            "q_v": inputs.q[:, :, :D_C],
-            "max_seqlen_q": 1,
-            "cu_seqlens_q": starts,
-            "max_seqlen_k": topk,
-            "seqused_k": lengths,
-            "block_table": indices,
-            "softmax_scale": inputs.sm_scale,
-            "causal": True,
-            "fa_version": 3,
-            "scheduler_metadata": metadata,
-            "num_splits": 0,
-        }
-        return lambda: interface.flash_attn_varlen_func(**arguments)
+        q, cache, indices = inputs.q[:, None], inputs.kv[:, :, None], inputs.indices[:, 0]  # each token a request
+        return flash_attention_3_call(q, cache, indices, _lengths(inputs), indices.shape[1], inputs.sm_scale)
 
 
 class FlashInfer:

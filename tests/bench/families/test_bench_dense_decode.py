@@ -391,14 +391,14 @@ def test_peers_get_the_arguments_that_they_take(
     module = modules[peer.name]
     for importing in (libraries, dense_decode_peers):
         monkeypatch.setattr(importing, "first_module", lambda _: module)
-    monkeypatch.setattr(dense_decode_peers, "flash_attention_3_interface", lambda: module)
+    monkeypatch.setattr(libraries, "flash_attention_3_interface", lambda: module)
     assert dense_decode.reference(inputs).error_of(peer.prepare(inputs)) <= error_limit(torch.bfloat16)
 
 
 def test_flash_attention_keeps_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = replace(inputs_of("dsv3", SHAPES[2]), window=70)
     module = flash_attention(inputs.layout)
-    monkeypatch.setattr(dense_decode_peers, "flash_attention_3_interface", lambda: module)
+    monkeypatch.setattr(libraries, "flash_attention_3_interface", lambda: module)
     assert dense_decode.reference(inputs).error_of(FlashAttention3DenseDecode().prepare(inputs)) <= error_limit(
         torch.bfloat16
     )
