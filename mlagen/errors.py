@@ -25,7 +25,7 @@ class MlagenError(Exception):
     Args:
         message: what was found and what is allowed, in one line.
         place: where; shown before the message.
-        hint: the command or change that mends it; shown on a line of its own.
+        hint: the command or change that fixes it; shown on a line of its own.
     """
 
     exit_code = 3

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from mlagen.bench.families import FAMILIES, shapes_of
 from mlagen.bench.package import load_package
-from mlagen.bench.report import line, markdown, to_json
-from mlagen.bench.rows import Row
+from mlagen.bench.report.rows import Row
+from mlagen.bench.report.tables import line, markdown, to_json
 from mlagen.bench.run import ROUNDS, bench_package
 from mlagen.errors import MlagenError
 

@@ -1,4 +1,4 @@
-"""Whether a timed call is right: its result on some tokens against float64, in the same run."""
+"""Whether a timed call is right, and the device still works: errors of results, in the same run."""
 
 from __future__ import annotations
 
@@ -6,11 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from mlagen.bench.progress import one_line
-from mlagen.bench.shapes import Inputs
 from mlagen.errors import ToolError
-from mlagen.verify.facts import Facts
-from mlagen.verify.reference import sparse_attention
 from mlagen.verify.tolerance import roundoff
 
 CHECKED_TOKENS = 6
@@ -25,6 +21,12 @@ def error_limit(dtype: torch.dtype, partials: str = "fp32") -> float:
     return LIMIT_ROUNDOFFS * roundoff(dtype, partials)
 
 
+def one_line(error: BaseException) -> str:
+    """An exception's type and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+
+
 def check_device(after: str) -> None:
     """Makes sure that the device still works after a failure.
 
@@ -37,37 +39,44 @@ def check_device(after: str) -> None:
         raise ToolError(f"the device stopped working at {after}: {one_line(error)}") from error
 
 
+def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative Frobenius error, in float64; NaN if `got` holds one."""
+    difference = got.double() - expected.double()
+    return float(difference.norm() / expected.double().norm())
+
+
+def wrong_share(got: torch.Tensor, expected: torch.Tensor) -> float:
+    """Share of entries that differ."""
+    return float((got != expected).double().mean()) if got.shape == expected.shape else 1.0
+
+
+def checked_tokens(count: int, device: torch.device) -> torch.Tensor:
+    """Some of so many tokens, i64, each once and evenly spread: the first and the last are among them."""
+    few = min(count, CHECKED_TOKENS)
+    return torch.arange(few, device=device) * (count - 1) // max(1, few - 1)
+
+
 class Reference:
-    """Float64 results of a few tokens of one input set.
+    """Results of a few tokens of one input set.
 
     Args:
-        inputs: the call.
-        facts: the spec's.
+        tokens: which, i64 [n].
+        expected: f64 [n, num_heads, d_v].
+        worst: the error is that of the worst token, where some results are small beside others.
     """
 
-    def __init__(self, inputs: Inputs, facts: Facts) -> None:
-        tokens = inputs.q.shape[0]
-        count = min(tokens, CHECKED_TOKENS)
-        self._tokens = torch.linspace(0, tokens - 1, count, device=inputs.q.device).long()
-        lengths = inputs.topk_length
-        self._expected = sparse_attention(
-            inputs.q[self._tokens],
-            inputs.kv,
-            inputs.indices[self._tokens, 0],
-            inputs.sm_scale,
-            facts.d_v,
-            inputs.attn_sink,
-            None if lengths is None else lengths[self._tokens],
-            facts.lse_base,
-            facts.empty_row_lse,
-        ).out
-
-    def error(self, out: torch.Tensor) -> float:
-        """Relative Frobenius error of `out` [tokens, num_heads, d_v] over the checked tokens; NaN if it holds one."""
-        got = out[self._tokens].double()
-        return float((got - self._expected).norm() / self._expected.norm())
+    def __init__(self, tokens: torch.Tensor, expected: torch.Tensor, *, worst: bool = False) -> None:
+        self._tokens, self._expected, self._worst = tokens, expected, worst
 
     def error_of(self, call: Callable[[], torch.Tensor]) -> float:
-        """Runs a call twice and gives the second result's error; its output takes the memory of the first, poisoned."""
+        """Runs a call twice and gives the second result's error; its output takes the memory of the first, poisoned.
+
+        Args:
+            call: gives [..., num_heads, d_v], all tokens in order.
+        """
         call().fill_(float("nan"))
-        return self.error(call())
+        out = call()
+        got = out.reshape(-1, *out.shape[-2:])[self._tokens]
+        if not self._worst:
+            return relative_error(got, self._expected)
+        return max(relative_error(*pair) for pair in zip(got, self._expected, strict=True))

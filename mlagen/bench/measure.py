@@ -120,7 +120,7 @@ def graph_time(calls: Sequence[Call], rounds: int = 9) -> float:
 
 
 def event_time(call: Call, rounds: int = 9, *, flush: bool = True) -> float:
-    """Median seconds of a call between events, with L2 overwritten before each unless `flush` is off."""
+    """Median seconds of a call between events, with L2 overwritten before each if `flush`."""
     warm_up(call)
     device = torch.device("cuda", torch.cuda.current_device())
     return event_timer(call, flush_l2(device) if flush else None, repeats=rounds)()

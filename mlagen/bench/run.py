@@ -22,10 +22,11 @@ from mlagen.bench.measure import (
     interleave,
     warm_up,
 )
-from mlagen.bench.origin import origin, peer_versions
 from mlagen.bench.package import load_package
-from mlagen.bench.peers import absence
-from mlagen.bench.rows import Contender, Row
+from mlagen.bench.peers import peers_of
+from mlagen.bench.peers.libraries import absence
+from mlagen.bench.report.origin import origin, peer_versions
+from mlagen.bench.report.rows import Contender, Row
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Sizes, Trial
 from mlagen.errors import UsageError
 
@@ -71,7 +72,7 @@ def bench_package(
     package = load_package(package_dir)
     device = torch.device("cuda", torch.cuda.current_device())
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    bench = _Bench(Setting(package, device, l2_bytes, peers), rounds)
+    bench = _Bench(Setting(package, device, l2_bytes), rounds, peers=peers)
     rows = []
     for shape in shapes_of(package) if shapes is None else shapes:
         rows.append(bench.measure(shape))
@@ -81,9 +82,10 @@ def bench_package(
 
 
 class _Bench:
-    def __init__(self, setting: Setting, rounds: int) -> None:
+    def __init__(self, setting: Setting, rounds: int, *, peers: bool) -> None:
         self.setting = setting
         self.rounds = rounds
+        self.peers = peers
         self.origin = origin()
         self.flush = flush_l2(setting.device)
         self.trials: dict[str, Callable[[Any], Trial[Any]]] = {}
@@ -92,7 +94,8 @@ class _Bench:
         if shape.family not in self.trials:
             self.trials = {shape.family: FAMILIES[shape.family].trials(self.setting)}  # the last one's memory is freed
         trial = self.trials[shape.family](shape)
-        prepared = {entrant.name: self._ready(entrant, trial, shape) for entrant in trial.entrants}
+        others = peers_of(self.setting.package, shape, trial.inputs) if self.peers else ()
+        prepared = {each.name: self._ready(each, trial, shape) for each in (*trial.entrants, *others)}
         ready = {name: each for name, each in prepared.items() if isinstance(each, _Ready)}
         times = interleave({name: each.timer for name, each in ready.items()}, self.rounds)
         held_back = trial.roof.products_bound(trial.flops, trial.bytes_moved)  # by the card's power limit, once hot

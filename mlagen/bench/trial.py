@@ -47,13 +47,11 @@ class Setting:
         package: the generated package.
         device: where it runs.
         l2_bytes: size of the device's L2.
-        peers: others' kernels compete too.
     """
 
     package: BenchPackage
     device: torch.device
     l2_bytes: int
-    peers: bool = True
 
     @cached_property
     def roof(self) -> Roof:
@@ -88,7 +86,7 @@ class Trial(Generic[Inputs]):
 
     Attributes:
         inputs: rotating input sets.
-        entrants: who competes, ours first.
+        entrants: ours; others' kernels may join them.
         error_of: runs a call of the first set, after what it writes was poisoned, and gives the result's error.
         error_limit: error above which a result is wrong.
         flops, bytes_moved: the call's work, least.

@@ -150,7 +150,7 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -
         drifted = [one.path for one in built if any(drift.path.parent == one.folder for drift in drifts)]
         raise DriftError(
             f"{len(drifts)} generated files differ from their specs",
-            hint=f"mend with: {_build_command(drifted, folder)}",
+            hint=f"fix with: {_build_command(drifted, folder)}",
         )
 
 
@@ -202,7 +202,7 @@ def _write_manifest(one: Built, held: Manifest | None, lost: Sequence[str]) -> N
     """Writes a package's manifest, and says under which Tritons it is no longer proved."""
     if lost:
         err.print(
-            f"{one.folder}: no longer proved under triton {', '.join(lost)}, since kernels changed; mend with: "
+            f"{one.folder}: no longer proved under triton {', '.join(lost)}, since kernels changed; fix with: "
             f"{_build_command([one.path], one.folder.parent)} --triton {','.join((*one.proofs, *lost))}",
             markup=False,
         )
@@ -244,7 +244,7 @@ def _compile_ahead(
         if drifts:
             raise DriftError(
                 f"{drifts[0].path}: {drifts[0].kind}: kernels are compiled ahead from the text that is imported",
-                hint=f"mend with: {_build_command([one.path], one.folder.parent)}",
+                hint=f"fix with: {_build_command([one.path], one.folder.parent)}",
             )
         for target in _chosen(plan, targets):
             for version in versions:

@@ -35,7 +35,9 @@ def _staged(spec: Path) -> Iterator[Path]:
 @click.option("--log", type=click.Path(path_type=Path), help="Keep what was measured here, and go on from it.")
 @click.option("--heads", multiple=True, type=int, help="Only these heads (dense attention: rows); repeatable.")
 @click.option("--tokens", multiple=True, type=int, help="Only these tokens (dense attention: requests); repeatable.")
-@click.option("--tiles", type=click.Path(path_type=Path), help="Only tiles of this file of `mlagen.bench.candidates`.")
+@click.option(
+    "--tiles", type=click.Path(path_type=Path), help="Only tiles that `mlagen.bench.tune.candidates` wrote here."
+)
 def tune(
     spec: Path,
     budget: float | None,
@@ -50,10 +52,12 @@ def tune(
     from how many tokens (dense attention: requests) on a call is best run by the sm90 kernel. Every candidate's
     result is checked against the reference before its time counts.
     """
-    from mlagen.bench.candidates import read_tiles
-    from mlagen.bench.progress import progress  # torch and Triton are slow to import, and most commands need neither
-    from mlagen.bench.tune import summary
-    from mlagen.bench.tune import tune as sweep
+    from mlagen.bench.tune.candidates import read_tiles
+    from mlagen.bench.tune.progress import (
+        progress,  # torch and Triton are slow to import, and most commands need neither
+    )
+    from mlagen.bench.tune.tuned import summary
+    from mlagen.bench.tune.tuned import tune as sweep
 
     with _staged(spec) as folder, progress() as report:
         kept = read_tiles(tiles) if tiles else None
@@ -128,13 +132,13 @@ def bench(
     if saved and (heads or rounds or not peers):
         raise UsageError("--heads, --rounds and --no-peers say how to measure; --from measures nothing")
     from mlagen.bench import FAMILIES, bench_package, load_package, markdown, shapes_of, to_json
-    from mlagen.bench.against import compare
-    from mlagen.bench.report import line
+    from mlagen.bench.report.against import compare
+    from mlagen.bench.report.saved import read_rows, rows_of_files
+    from mlagen.bench.report.tables import line
     from mlagen.bench.run import ROUNDS
-    from mlagen.bench.saved import read_rows, rows_of_files
 
-    if html_path:  # what it lacks is told before minutes of measuring
-        from mlagen.bench.page import page
+    if html_path:  # what it lacks is reported before minutes of measuring
+        from mlagen.bench.report.page import page
     earlier = read_rows(against) if against else None
     if spec:
         with _staged(spec) as folder:
@@ -161,7 +165,7 @@ def bench(
     if html_path:
         write_atomically(html_path, page(rows, command_line(context), comparison))
     if comparison:
-        if not comparison.changes:  # told last: what was measured is shown all the same
+        if not comparison.changes:  # reported last: what was measured is shown all the same
             raise UsageError(f"{against} has no shape of this run: it takes rows of the same device, package and shape")
         err.print(comparison.summary, markup=False)
         if comparison.worse:

@@ -26,11 +26,11 @@ class Fault:
 
     Attributes:
         found: what was found, in one line.
-        mend: the command that mends it.
+        fix: the command that fixes it.
     """
 
     found: str
-    mend: str
+    fix: str
 
 
 def packages(folder: Path) -> list[Path]:
@@ -39,7 +39,7 @@ def packages(folder: Path) -> list[Path]:
 
 
 def fault(package: Path, installed: str) -> Fault | None:
-    """What is first to mend in a package; None if the files that lie there are proved with a version of Triton.
+    """What is first to fix in a package; None if the files that lie there are proved with a version of Triton.
 
     Args:
         package: its folder.

@@ -257,14 +257,14 @@ class Check:
         what: its name.
         ok: whether it is as it should be; None for what mlagen can do without.
         found: what was found, in one line.
-        mend: the command that mends it, where there is one.
+        fix: the command that fixes it, where there is one.
         tool: whether mlagen cannot work while it is not as it should be.
     """
 
     what: str
     ok: bool | None
     found: str
-    mend: str | None = None
+    fix: str | None = None
     tool: bool = False
 
 
@@ -291,19 +291,19 @@ def doctor(folder: Path, as_json: bool) -> None:
     """
     checks = [*_checks(), *_packages(folder)]
     if as_json:
-        print_json([{name: getattr(one, name) for name in ("what", "ok", "found", "mend")} for one in checks])
+        print_json([{name: getattr(one, name) for name in ("what", "ok", "found", "fix")} for one in checks])
     else:
         width = max(len(one.what) for one in checks)
         for one in checks:
             mark = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}[one.ok]
             out.print(f"{mark}  {one.what:<{width}}  ", end="")
-            out.print(f"{one.found}; mend with: {one.mend}" if one.mend else one.found, markup=False)
+            out.print(f"{one.found}; fix with: {one.fix}" if one.fix else one.found, markup=False)
     missing = [one.what for one in checks if one.ok is False and one.tool]
     if missing:
         raise ToolError(f"not usable here: {', '.join(missing)}")
     unproved = [one.what for one in checks if one.ok is False]
     if unproved:
-        raise UnprovedError(f"to mend: {', '.join(unproved)}")
+        raise UnprovedError(f"to fix: {', '.join(unproved)}")
 
 
 def _checks() -> list[Check]:
@@ -330,8 +330,8 @@ def _installed(library: str) -> str | None:
 
 def _library(name: str) -> Check:
     version = _installed(name)
-    mend = None if version else f"pip install {name}"
-    return Check(name, version is not None, version or "not installed", mend, tool=True)
+    fix = None if version else f"pip install {name}"
+    return Check(name, version is not None, version or "not installed", fix, tool=True)
 
 
 def _triton() -> Check:
@@ -350,7 +350,7 @@ def _packages(folder: Path) -> list[Check]:
     if not found or version is None:
         return [Check("packages", None, f"{len(found) or 'none'} in {folder}")]
     faults = {package.name: fault(package, version) for package in found}
-    checks = [Check(name, False, one.found, one.mend) for name, one in faults.items() if one]
+    checks = [Check(name, False, one.found, one.fix) for name, one in faults.items() if one]
     proved = f"{len(found) - len(checks)} of {len(found)} in {folder} are proved with Triton {version}"
     return [Check("packages", None if checks else True, proved), *checks]
 

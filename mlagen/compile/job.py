@@ -50,7 +50,7 @@ class CompileJob:
     @property
     def variant(self) -> str:
         """What tells this compilation from the kernel's others, for people: `BLOCK_H=16 INDICES_AHEAD, no lse`."""
-        told = [(name, value) for name, value in self.constexprs if value is not None and value is not False]
-        given = " ".join(name if value is True else f"{name}={value}" for name, value in told)
+        present = [(name, value) for name, value in self.constexprs if value is not None and value is not False]
+        given = " ".join(name if value is True else f"{name}={value}" for name, value in present)
         absent = " ".join(name.removesuffix("_ptr") for name, value in self.constexprs if value is None)
         return ", ".join(part for part in (given, f"no {absent}" if absent else "") if part) or "-"

@@ -6,23 +6,22 @@ import contextlib
 import functools
 import os
 import tempfile
-import threading
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 from mlagen.compile.binary import Measured
 from mlagen.compile.cache import ResultCache, content_key
 from mlagen.compile.digest import SourceDigests
 from mlagen.compile.folder import default_cache_dir
 from mlagen.compile.job import CompileJob
-from mlagen.compile.process import Worker, job_of, request_of
+from mlagen.compile.process import Compiler, compiler, job_of, request_of
 from mlagen.compile.resources import Resources
 from mlagen.compile.toolchain import Toolchain, installed
 from mlagen.errors import ToolError
 from mlagen.plan.sm90 import SM90
 from mlagen.plan.targets import TARGETS
+from mlagen.workers import spread
 
 KEY_DIGITS = 16  # of a key as people and manifests see it
 
@@ -61,10 +60,7 @@ def list_variants(
         else:
             found[target] = [job_of(target, each) for each in described]
     if missing:
-        with contextlib.ExitStack() as stack:
-            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-compile-")))
-            worker = stack.enter_context(contextlib.closing(Worker(package_dir, folder / "0", toolchain)))
-            stack.callback(worker.kill)
+        with compiler(package_dir, toolchain) as worker:
             for target, key in missing.items():
                 found[target] = worker.variants(target)
                 cache.put_list(key, [request_of(job) for job in found[target]])
@@ -127,12 +123,22 @@ def compile_jobs(
         tasks = [_Task(key, jobs[indices[0]]) for key, indices in missing.items()]
         tasks.sort(key=lambda task: task.job.target != SM90)  # whose kernels take longest: first, not last
         started = workers or os.cpu_count() or 1
-        # closing: workers end before an exception, or Ctrl-C, leaves here.
-        with contextlib.closing(_run(package_dir, tasks, started, toolchain, cache, kernels_dir, on_start)) as outcomes:
-            for task, measured, known in outcomes:
-                cache.put(task.key, measured)
-                for place, index in enumerate(missing[task.key]):
-                    done(index, measured, cached=known or place > 0)
+        by_ir = cache if kernels_dir is None else None
+
+        def compiled(worker: Compiler, task: _Task) -> tuple[_Task, Measured, bool]:
+            if on_start is not None:
+                on_start(task.job)
+            return task, *worker.compile(task.job, by_ir)
+
+        with tempfile.TemporaryDirectory(prefix="mlagen-compile-") as temporary:
+            folders = [Path(temporary) / str(number) for number in range(min(started, len(tasks)))]
+            compilers = [Compiler(package_dir, folder, toolchain, kernels_dir) for folder in folders]
+            # closing: workers end before an exception, or Ctrl-C, leaves here.
+            with contextlib.closing(spread(tasks, compilers, compiled)) as outcomes:
+                for task, measured, known in outcomes:
+                    cache.put(task.key, measured)
+                    for place, index in enumerate(missing[task.key]):
+                        done(index, measured, cached=known or place > 0)
     return [results[index] for index in range(len(jobs))]
 
 
@@ -152,60 +158,6 @@ class _Task:
 
     key: str
     job: CompileJob
-
-
-def _run(
-    package_dir: Path,
-    tasks: list[_Task],
-    workers: int,
-    toolchain: Toolchain,
-    cache: ResultCache,
-    kernels_dir: Path | None,
-    on_start: Callable[[CompileJob], None] | None,
-) -> Generator[tuple[_Task, Measured, bool], None, None]:
-    """Spread tasks over worker processes; gives results as they come and leaves no process behind."""
-    by_ir = cache if kernels_dir is None else None
-    queue: SimpleQueue[_Task] = SimpleQueue()
-    for task in tasks:
-        queue.put(task)
-    outcomes: SimpleQueue[tuple[_Task, Measured, bool] | Exception] = SimpleQueue()
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-compile-")))
-        for number in range(min(workers, len(tasks))):
-            worker = stack.enter_context(
-                contextlib.closing(Worker(package_dir, folder / str(number), toolchain, kernels_dir))
-            )
-            thread = threading.Thread(target=_serve, args=(worker, queue, by_ir, outcomes, on_start), daemon=True)
-            thread.start()
-            # Left in reverse: the worker is killed, its thread sees that and ends, the pipes close.
-            stack.callback(thread.join)
-            stack.callback(worker.kill)
-        for _ in tasks:
-            outcome = outcomes.get()
-            if isinstance(outcome, Exception):
-                raise outcome
-            yield outcome
-
-
-def _serve(
-    worker: Worker,
-    queue: SimpleQueue[_Task],
-    cache: ResultCache | None,
-    outcomes: SimpleQueue[tuple[_Task, Measured, bool] | Exception],
-    on_start: Callable[[CompileJob], None] | None,
-) -> None:
-    """Feed one worker until no task is left or one fails; runs in a thread."""
-    with contextlib.suppress(Empty):
-        while True:
-            task = queue.get_nowait()
-            if on_start is not None:
-                on_start(task.job)
-            try:
-                outcomes.put((task, *worker.compile(task.job, cache)))
-            except Exception as error:
-                # The other thread raises it, whatever it is.
-                outcomes.put(error)
-                return
 
 
 def _resources(job: CompileJob, measured: Measured, triton: str, content: str, *, cached: bool) -> Resources:

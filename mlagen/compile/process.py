@@ -1,15 +1,12 @@
-"""One worker process: how it starts, what it is asked, how it ends."""
+"""One compile worker: how it starts, and what it is asked."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from mlagen.compile.resources import label
 from mlagen.compile.toolchain import Toolchain
 from mlagen.errors import Place, ToolError
 from mlagen.plan.targets import TARGETS
+from mlagen.workers import Worker, WorkerError
 
 # Seconds a job may take; the largest kernels take a few.
 TIMEOUT_S = 300.0
@@ -27,15 +25,13 @@ TIMEOUT_S = 300.0
 # Variables that change what Triton, LLVM or ptxas make, which the cache's key cannot know.
 _STEERING = ("TRITON_", "MLIR_", "LLVM_", "AMDGCN_", "NVPTX_", "PTXAS_", "DISABLE_", "USE_IR_LOC")
 
-_TAIL_LINES = 20
 
-
-class Worker:
-    """A worker process.
+class Compiler(Worker):
+    """A worker process that lists and compiles the kernels of one package.
 
     Args:
         package_dir: folder of the generated package.
-        folder: the worker's own, for Triton's cache, machine code and stderr.
+        folder: the worker's own, for Triton's cache and machine code.
         toolchain: the Triton that it imports.
         kernels_dir: where Triton's cache keeps the binaries; None: in a folder that goes with the worker.
     """
@@ -43,21 +39,9 @@ class Worker:
     def __init__(self, package_dir: Path, folder: Path, toolchain: Toolchain, kernels_dir: Path | None = None) -> None:
         folder.mkdir()
         self._package_dir, self._folder, self._toolchain = package_dir, folder, toolchain
-        self._stderr = folder / "stderr"
         # By its file, not -m: importing the package would bring the plan and the spec with it.
         command = [sys.executable, "-P", str(Path(__file__).with_name("worker.py")), str(package_dir)]
-        command.append(toolchain.version)
-        with self._stderr.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=_environment(kernels_dir or folder / "triton", toolchain),
-                # A group of its own, so that ptxas dies with the worker.
-                start_new_session=True,
-            )
+        super().__init__([*command, toolchain.version], _environment(kernels_dir or folder / "triton", toolchain))
 
     def variants(self, target: str) -> list[CompileJob]:
         """List what a call of the package can launch on a target.
@@ -105,59 +89,28 @@ class Worker:
         return measured, False
 
     def _ask(self, request: dict[str, Any], what: str, module: str) -> dict[str, Any]:
-        said = self._stderr.stat().st_size
-        result = self._exchange(request, what)
+        printed = self.printed()
+        try:
+            result = self.ask(request, TIMEOUT_S)
+        except WorkerError as error:
+            how = f"took longer than {TIMEOUT_S:g} s" if error.late else f"died ({error.end})"
+            raise ToolError(f"{what}: the compile worker {how}", hint=error.words or None) from None
         if "error" in result:
             # MLIR and ptxas say on stderr what the exception leaves out.
-            hint = "\n".join(part for part in (result["detail"], self._tail(said)) if part)
+            hint = "\n".join(part for part in (result["detail"], self.words(printed)) if part)
             path, line = self._package_dir / f"{module.replace('.', '/')}.py", result["line"]
             raise ToolError(f"{what}: {result['error']}", place=Place(path, line) if line else None, hint=hint or None)
         return result
 
-    def _exchange(self, request: dict[str, Any], what: str) -> dict[str, Any]:
-        late = threading.Event()
 
-        def stop() -> None:
-            late.set()
-            self.kill()
-
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        timer = threading.Timer(TIMEOUT_S, stop)
-        timer.start()
-        try:
-            # A dead worker shows as an empty answer.
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(json.dumps(request) + "\n")
-                self._process.stdin.flush()
-            answer = self._process.stdout.readline()
-        finally:
-            timer.cancel()
-        if answer.endswith("\n"):
-            result: dict[str, Any] = json.loads(answer)
-            return result
-        code = self._process.wait()
-        how = f"took longer than {TIMEOUT_S:g} s" if late.is_set() else f"died ({_exit(code)})"
-        raise ToolError(f"{what}: the compile worker {how}", hint=self._tail(0) or None)
-
-    def _tail(self, start: int) -> str:
-        """The last lines the worker printed since an offset of its stderr."""
-        text = self._stderr.read_bytes()[start:].decode(errors="replace")
-        return "\n".join(text.splitlines()[-_TAIL_LINES:])
-
-    def kill(self) -> None:
-        """End the process and what it started, at once."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        """Reap the killed process and close its pipes."""
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+@contextlib.contextmanager
+def compiler(package_dir: Path, toolchain: Toolchain) -> Iterator[Compiler]:
+    """One worker, which ends with the block."""
+    with (
+        tempfile.TemporaryDirectory(prefix="mlagen-compile-") as folder,
+        contextlib.closing(Compiler(package_dir, Path(folder) / "0", toolchain)) as worker,
+    ):
+        yield worker
 
 
 def ask_triton_key(toolchain: Toolchain) -> str:
@@ -166,10 +119,7 @@ def ask_triton_key(toolchain: Toolchain) -> str:
     Raises:
         ToolError: the worker died or took too long.
     """
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-compile-")))
-        worker = stack.enter_context(contextlib.closing(Worker(folder, folder / "0", toolchain)))
-        stack.callback(worker.kill)
+    with compiler(Path(), toolchain) as worker:
         return worker.triton_key()
 
 
@@ -228,7 +178,3 @@ def _environment(kernels_dir: Path, toolchain: Toolchain) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         **({"PYTHONPATH": str(toolchain.folder)} if toolchain.folder else {}),
     }
-
-
-def _exit(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -129,7 +129,7 @@ def check_limits(
         named = f"{label(taken)} under Triton {taken.triton}"
         known = f"; holds under Triton {', '.join(holds)}" if holds else ""
         for broken, other_tile in _broken(taken, expected_products):
-            hint = f"mend with one of: {'; '.join(_remedies(taken, other_tile, spec, holds))}"
+            hint = f"fix with one of: {'; '.join(_remedies(taken, other_tile, spec, holds))}"
             errors.append(LimitError(f"{named}: {broken}{known}", hint=hint))
     return errors
 
@@ -142,7 +142,7 @@ def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) ->
             f"{taken.shared - taken.shared_limit:,} bytes too many",
             f"a smaller tile or fewer stages (now {taken.num_stages})",
         )
-    # Outside loops a spill is only told: ptxas trades a few bytes of prologue for occupancy, which costs nothing and
+    # Outside loops a spill is only shown: ptxas trades a few bytes of prologue for occupancy, which costs nothing and
     # comes and goes with its version.
     allowed = allowed_spills(taken.kernel, minor(taken.triton))
     if taken.loop_spills > allowed:

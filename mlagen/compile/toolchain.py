@@ -40,7 +40,7 @@ class Toolchain:
             # find_spec, since importing Triton here would cost the parent what its workers pay already.
             spec = importlib.util.find_spec("triton")
             if spec is None or spec.origin is None:
-                raise ToolError("triton is not installed", hint=f"mend with: pip install triton=={TRITONS[-1]}")
+                raise ToolError("triton is not installed", hint=f"fix with: pip install triton=={TRITONS[-1]}")
             root = Path(spec.origin).parent
         return root / "backends" / "nvidia" / "bin" / name
 
@@ -58,7 +58,7 @@ def installed() -> Toolchain:
         try:
             import triton
         except ImportError:
-            raise ToolError("triton is not installed", hint=f"mend with: pip install triton=={TRITONS[-1]}") from None
+            raise ToolError("triton is not installed", hint=f"fix with: pip install triton=={TRITONS[-1]}") from None
         return Toolchain(str(triton.__version__))
 
 

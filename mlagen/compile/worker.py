@@ -58,7 +58,7 @@ def main(package_dir: Path, version: str) -> None:
     import triton
 
     triton.__version__ = version
-    # Objects that do not know the folder; told to Triton alone, since its cache's keys know of environment variables.
+    # Objects that do not know the folder; said to Triton alone, since its cache's keys know of environment variables.
     triton.knobs.propagate_env = False
     triton.knobs.compilation.disable_line_info = True
     for line in jobs:

@@ -158,7 +158,7 @@ class _Reader:
                 yield loader.get_event()  # type: ignore[no-untyped-call]
         except yaml.MarkedYAMLError as error:
             problem = error.problem or error.context or "cannot be read"
-            # a quote or bracket left open shows at the file's end, but is mended where it begins
+            # a quote or bracket left open shows at the file's end, but is reported where it begins
             opened = problem.startswith(("found unexpected end of stream", "expected ',' or")) and error.context_mark
             mark = opened or error.problem_mark or error.context_mark or loader.get_mark()
             self._stop(f"not YAML: {_plainly(problem)}", Mark(mark.line + 1, mark.column + 1))

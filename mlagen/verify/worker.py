@@ -1,19 +1,16 @@
-"""Runs the cases of one generated package: a job as JSON on stdin, a JSON object a line on stdout.
+"""Runs the cases of one generated package: requests and answers as JSON, an object a line on stdin and stdout.
 
-    python -m mlagen.verify.worker < job.json
+    python -m mlagen.verify.worker
 
-The job:
+The first request is the job:
     package_dir: folder of the package
     device: "cpu" (the interpreter) or "cuda"
     targets: on a CPU, whose tiles to read: all cases with the first's, those marked `every_target` with the others'
         too; null: the spec's targets
     only: shell patterns of case names, or null
-    shard: [i, n]: this worker takes every n-th case from the i-th
-    done: list of [case, target] to leave out
 
-The answers are {"event": "count", cases} first, {"event": "start", case, target} before and {"event": "result", ...}
-after each case, and {"event": "done"} at the end. A worker that stops without a "done" broke off in the case it started
-last.
+Its answer is {"cases": [[case, target], ...]}. Each request after it is {"case": number}, the place of one of them, and
+its answer is the result, with "broken" beside: whether the worker can run no further case.
 """
 
 from __future__ import annotations
@@ -25,27 +22,21 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
     from mlagen.verify.cases import Case
+    from mlagen.verify.results import CaseResult
 
-Answer = Callable[[Mapping[str, Any]], None]
 
-
-def _take_stdout() -> Answer:
+def _take_stdout() -> TextIO:
     """Keeps stdout for answers; whatever else prints goes to stderr."""
-    stream = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    stream = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
-
-    def answer(event: Mapping[str, Any]) -> None:
-        stream.write(json.dumps(event) + "\n")
-        stream.flush()
-
-    return answer
+    return stream
 
 
 def _import_package(folder: Path) -> ModuleType:
@@ -110,87 +101,101 @@ def _prepare(device: str) -> None:
         interpreter.install()
 
 
-def run_job(job: Mapping[str, Any], answer: Answer) -> None:
-    """Runs a job, answering as this module's docstring says."""
-    device = job["device"]
-    _prepare(device)
-    import torch
+class Run:
+    """The cases of a job, ready to run.
 
-    from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES
-    from mlagen.verify.checks import (
-        SM90_KERNELS,
-        CaseFailedError,
-        Subject,
-        sm90_modules,
-        swap_ab_modules,
-        union_modules,
-    )
-    from mlagen.verify.facts import Facts
-    from mlagen.verify.families import cases, run
-    from mlagen.verify.inputs import CaseSkippedError
-    from mlagen.verify.results import CaseResult
+    Args:
+        job: see the module's docstring.
 
-    package = _import_package(Path(job["package_dir"]))
-    spec = package.SPEC["spec"]
-    targets = list(job["targets"] or spec["targets"]) if device == "cpu" else [device]
-    if device == "cuda" and sm90_modules(package):
-        launch = importlib.import_module(f"{package.__name__}._launch")
-        if launch.device_facts(torch.device("cuda", 0)).sm90:
-            targets += [
-                SM90_KERNELS,
-                *([FEW_HEADS] if swap_ab_modules(package) else []),
-                *([SHARED_INDICES] if union_modules(package) else []),
-            ]
-    first, step = job["shard"]
-    done = {tuple(pair) for pair in job["done"]}
-    facts = Facts.of(spec)
-    dealt = selected(cases(spec, device), targets, job["only"])[first::step]
-    answer({"event": "count", "cases": len(dealt)})
-    for case, target in dealt:
-        if (case.name, target) in done:
-            continue
-        answer({"event": "start", "case": case.name, "target": target})
+    Attributes:
+        pairs: each case and its target.
+    """
+
+    def __init__(self, job: Mapping[str, Any]) -> None:
+        self.device = job["device"]
+        _prepare(self.device)
+        from mlagen.verify.facts import Facts
+        from mlagen.verify.families import cases
+
+        self.package = _import_package(Path(job["package_dir"]))
+        self.spec = self.package.SPEC["spec"]
+        self.facts = Facts.of(self.spec)
+        self.pairs = selected(cases(self.spec, self.device), self._targets(job), job["only"])
+
+    def _targets(self, job: Mapping[str, Any]) -> list[str]:
+        """On a CPU names of targets; on a GPU the kinds of kernels that the package has for it."""
+        import torch
+
+        from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES
+        from mlagen.verify.checks import SM90_KERNELS, sm90_modules, swap_ab_modules, union_modules
+
+        if self.device == "cpu":
+            return list(job["targets"] or self.spec["targets"])
+        targets = [self.device]
+        if sm90_modules(self.package):
+            launch = importlib.import_module(f"{self.package.__name__}._launch")
+            if launch.device_facts(torch.device("cuda", 0)).sm90:
+                targets += [
+                    SM90_KERNELS,
+                    *([FEW_HEADS] if swap_ab_modules(self.package) else []),
+                    *([SHARED_INDICES] if union_modules(self.package) else []),
+                ]
+        return targets
+
+    def result(self, number: int) -> tuple[CaseResult, bool]:
+        """Runs the case of that number in `pairs`; its result, and whether the device's context is lost."""
+        from mlagen.verify.checks import CaseFailedError, Subject
+        from mlagen.verify.families import run
+        from mlagen.verify.inputs import CaseSkippedError
+        from mlagen.verify.results import CaseResult
+
+        case, target = self.pairs[number]
         begin = time.perf_counter()
-        figures, skipped, detail, broken = [], None, "", False
+        figures, skipped, detail = [], None, ""
         try:
-            figures = run(Subject(package, facts, device, target), case)
+            figures = run(Subject(self.package, self.facts, self.device, target), case)
             over = [figure for figure in figures if not figure.share <= 1]
-            detail = "; ".join(f"{one.name} is off by {one.error:.3g}, {one.tolerance:.3g} allowed" for one in over)
+            detail = "; ".join(f"{one.name} differs by {one.error:.3g}, {one.tolerance:.3g} allowed" for one in over)
         except CaseSkippedError as reason:
             skipped = str(reason)
         except CaseFailedError as failure:
             detail = str(failure)
         except Exception as error:
-            cause: BaseException = error  # the interpreter wraps what a kernel raises, once a call
-            while cause.__cause__ is not None:
-                cause = cause.__cause__
-            detail = " ".join(f"{type(cause).__name__}: {cause}".split())[:500]
-            if spec.get("backend") == "gluon" and case.attends and detail.endswith("backend is gluon"):
+            detail = _cause(error)
+            if self.spec.get("backend") == "gluon" and case.attends and detail.endswith("backend is gluon"):
                 skipped, detail = detail, ""  # refused, as the package says: no portable kernel takes its place
-            broken = device == "cuda" and "CUDA error" in detail
-        seconds = time.perf_counter() - begin
         result = CaseResult(
-            package=package.__name__,
+            package=self.package.__name__,
             case=case.name,
             target=target,
             ok=not detail,
             skipped=skipped,
             figures=tuple(figures),
-            seconds=round(seconds, 3),
+            seconds=round(time.perf_counter() - begin, 3),
             detail=detail,
         )
-        answer({"event": "result", **result.to_json()})
-        if broken:  # the device's context is lost: a fresh worker takes the rest
-            return
-        if device == "cuda":
-            torch.cuda.empty_cache()  # the other workers may need what a large case took
-    answer({"event": "done"})
+        return result, self.device == "cuda" and "CUDA error" in detail
+
+
+def _cause(error: BaseException) -> str:
+    """What was raised first, in a line: the interpreter wraps what a kernel raises, once a call."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
 def main() -> None:
-    """Reads the job and runs it."""
-    answer = _take_stdout()
-    run_job(json.load(sys.stdin), answer)
+    """Reads the job, then runs its cases as they are asked for."""
+    answers = _take_stdout()
+    run = Run(json.loads(sys.stdin.readline()))
+    answers.write(json.dumps({"cases": [(case.name, target) for case, target in run.pairs]}) + "\n")
+    for line in sys.stdin:
+        result, broken = run.result(json.loads(line)["case"])
+        answers.write(json.dumps({**result.to_json(), "broken": broken}) + "\n")
+        if run.device == "cuda" and not broken:
+            import torch
+
+            torch.cuda.empty_cache()  # the other workers may need what a large case took
 
 
 if __name__ == "__main__":

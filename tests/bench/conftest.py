@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from bench_packages import MakePackage, package_in
 
+from mlagen.bench.families.sparse_fwd import SparseFwdShape
 from mlagen.bench.package import BenchPackage, load_package
+from mlagen.bench.report.rows import Contender, Row
 from mlagen.bench.roofline import Roof
-from mlagen.bench.rows import Contender, Row
-from mlagen.bench.shapes import Shape
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 
@@ -50,9 +50,9 @@ def generated(tmp_path_factory: pytest.TempPathFactory, spec: str) -> BenchPacka
 
 
 @pytest.fixture
-def shape() -> Shape:
+def shape() -> SparseFwdShape:
     """A small decode."""
-    return Shape("decode", 3, 16, 512, 64)
+    return SparseFwdShape("decode", 3, 16, 512, 64)
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def row() -> Row:
     return Row(
         package="dsv32",
         device="NVIDIA H200",
-        shape=Shape("decode", 1, 16, 131072, 2048),
+        shape=SparseFwdShape("decode", 1, 16, 131072, 2048),
         flops=71_303_168,
         bytes_moved=2_402_304,
         roof=Roof(690e12, 4.445e12, "690 TFLOP/s, 4,445 GB/s: measured"),

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from mlagen.bench.driver import DenseDecodeDriver, Driver
 from mlagen.bench.families import shapes_of
+from mlagen.bench.families.sparse_fwd import SparseFwdShape
 from mlagen.bench.package import BenchPackage, load_package
 from mlagen.bench.run import bench_package
-from mlagen.bench.shapes import Shape
 from mlagen.bench.trial import BATCH_INVARIANT, OURS
-from mlagen.bench.tune import tune
+from mlagen.bench.tune.driver import DenseDecodeDriver, Driver
+from mlagen.bench.tune.tuned import tune
 from mlagen.emit import apply, compare, render
 from mlagen.plan import Tile, load_plan, make_plan, needed
 from mlagen.plan.tiles import row_maker
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 
 def test_a_shape_is_measured_and_right(dsv32: BenchPackage) -> None:
-    shapes = [Shape("decode", 1, 16, 8192, 2048), Shape("prefill", 256, 16, 8192, 2048)]
+    shapes = [SparseFwdShape("decode", 1, 16, 8192, 2048), SparseFwdShape("prefill", 256, 16, 8192, 2048)]
     rows = bench_package(dsv32.folder, shapes=shapes, peers=False, rounds=3)
     assert [row.shape for row in rows] == shapes
     for row in rows:

@@ -73,7 +73,7 @@ def test_a_version_whose_kernels_changed_is_told_with_what_proves_it_again(run: 
     assert result.exit_code == 0
     assert (
         f"generated/writer: no longer proved under triton {lost}, since kernels changed; "
-        f"mend with: mlagen build specs/writer.yaml --triton {version},{lost}"
+        f"fix with: mlagen build specs/writer.yaml --triton {version},{lost}"
     ) in " ".join(result.stderr.split())
     found = json.loads(path.read_text())
     assert found["triton"] == sorted((version, kept))
@@ -112,14 +112,14 @@ def test_drift_is_exit_code_1_with_a_diff_and_the_mending_command(run: Run, work
     result = run("build", "--check")
     assert result.exit_code == 1
     assert '+"""MLA attention kernels for Another model.' in result.stdout
-    assert "mend with: mlagen build specs/small.yaml" in result.stderr
+    assert "fix with: mlagen build specs/small.yaml" in result.stderr
     assert run("build", "--diff").exit_code == 0
 
 
 def test_the_mending_command_names_the_folder_that_was_checked(run: Run, workspace: Path) -> None:
     result = run("build", "--check", "--out", "my kernels")
     assert result.exit_code == 1
-    assert "mend with: mlagen build specs/small.yaml --out 'my kernels'\n" in result.stderr
+    assert "fix with: mlagen build specs/small.yaml --out 'my kernels'\n" in result.stderr
 
 
 def test_a_hand_edited_file_is_refused_and_nothing_is_written(run: Run, workspace: Path) -> None:
@@ -212,6 +212,6 @@ def test_kernels_compiled_ahead_lie_in_the_packages_folder_by_target_and_triton(
 def test_kernels_are_compiled_ahead_of_no_text_but_the_packages(run: Run, workspace: Path) -> None:
     result = run("build", "--cache", "generated", "--target", "gfx942")
     assert result.exit_code == 1
-    assert "mend with: mlagen build specs/small.yaml" in result.stderr
+    assert "fix with: mlagen build specs/small.yaml" in result.stderr
     assert not (workspace / "generated").exists()
     assert run("build", "--cache", "generated", "--check").exit_code == 2

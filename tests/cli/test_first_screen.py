@@ -69,7 +69,7 @@ def test_a_refusal_shows_each_variant_with_its_arithmetic(run: Run, writer: Path
     refusals = [line for line in result.stderr.splitlines() if line.startswith("cache._write_kernel [")]
     assert len(refusals) == 2
     assert all("shared memory 0 bytes - limit -1 bytes = 1 bytes too many" in line for line in refusals)
-    assert result.stderr.count("mend with one of: ") == 2
+    assert result.stderr.count("fix with one of: ") == 2
     assert "generated/writer: 5 files, nothing written, errors above: 2; " in result.stderr
     assert not Path("generated").exists()
 

@@ -246,11 +246,11 @@ def test_a_triton_that_did_not_prove_a_package_is_told_with_the_command(
         "what": "small",
         "ok": False,
         "found": "proved with Triton 3.6.0, 3.7.1; not with 3.8.0",
-        "mend": "mlagen build specs/small.yaml --triton 3.8",
+        "fix": "mlagen build specs/small.yaml --triton 3.8",
     }
     result = run("doctor")
-    assert "mend with: mlagen build specs/small.yaml --triton 3.8" in result.stdout
-    assert result.stderr == "to mend: small\n"
+    assert "fix with: mlagen build specs/small.yaml --triton 3.8" in result.stdout
+    assert result.stderr == "to fix: small\n"
 
 
 @pytest.mark.parametrize(("version", "nearest"), [("3.5.1", "3.6.0"), ("3.10.0.dev20270101+git1", "3.9.0")])
@@ -266,7 +266,7 @@ def test_a_triton_out_of_the_range_is_not_ok(
         ("small", f"proved with Triton 3.6.0, 3.9.0; not with {version}"),
     ):
         assert (said[name]["ok"], said[name]["found"]) == (False, found)
-        assert said[name]["mend"] == f"pip install 'triton=={nearest}'"
+        assert said[name]["fix"] == f"pip install 'triton=={nearest}'"
 
 
 def test_a_missing_tool_is_worse_than_a_triton_out_of_the_range(
@@ -276,7 +276,7 @@ def test_a_missing_tool_is_worse_than_a_triton_out_of_the_range(
     installed(None)
     code, said = doctored(run)
     assert code == 3
-    assert said["triton"]["mend"] == "pip install 'triton==3.9.0'"
+    assert said["triton"]["fix"] == "pip install 'triton==3.9.0'"
 
 
 def test_a_package_that_is_not_as_this_mlagen_makes_it_is_told_with_the_command(
@@ -300,10 +300,10 @@ def test_a_package_that_is_not_as_this_mlagen_makes_it_is_told_with_the_command(
 
 
 def fault_of(run: Run) -> tuple[object, object] | None:
-    """What is said of the small package, and the command that mends it."""
+    """What is said of the small package, and the command that fixes it."""
     code, said = doctored(run)
     assert code == ("small" in said)
-    return (said["small"]["found"], said["small"]["mend"]) if "small" in said else None
+    return (said["small"]["found"], said["small"]["fix"]) if "small" in said else None
 
 
 def test_the_doctor_looks_where_it_is_told(run: Run, workspace: Path, installed: Callable[[str], None]) -> None:
@@ -312,7 +312,7 @@ def test_the_doctor_looks_where_it_is_told(run: Run, workspace: Path, installed:
     assert doctored(run)[1]["packages"]["found"] == "none in generated"
     code, said = doctored(run, "--out", "other folder")
     assert code == 1
-    assert said["small"]["mend"] == "mlagen build specs/small.yaml --out 'other folder' --triton 3.7"
+    assert said["small"]["fix"] == "mlagen build specs/small.yaml --out 'other folder' --triton 3.7"
 
 
 def test_the_tritons_beside_the_installed_one_are_told(

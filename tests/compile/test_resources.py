@@ -67,7 +67,7 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     assert error.message.startswith("sparse_fwd._sparse_fwd_kernel [h<=16 [a|b]] for sm90 under Triton 3.8.0: ")
     assert error.message.endswith("; holds under Triton 3.6.0, 3.7.1")
     assert error.hint == (
-        "mend with one of: --triton 3.7, under which it holds; a smaller tile or more warps (now 8) in rows of "
+        "fix with one of: --triton 3.7, under which it holds; a smaller tile or more warps (now 8) in rows of "
         "tuned/dsv32/sm90.yaml beside the spec; the spec's targets without sm90"
     )
 
@@ -90,7 +90,7 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
 )
 def test_a_hint_names_what_a_user_can_do_about_a_kernel(changes, remedies):
     (error,) = check_limits([replace(FITS, loop_spills=1, **changes)])
-    first, *found, last = error.hint.removeprefix("mend with one of: ").split("; ")
+    first, *found, last = error.hint.removeprefix("fix with one of: ").split("; ")
     assert (first, last) == ("--triton with another version", "the spec's targets without sm90")
     assert len(found) == len(remedies)
     assert all(remedy in one for remedy, one in zip(remedies, found, strict=True))

@@ -22,7 +22,7 @@ MODULES = sorted(GENERATED.glob("*/*.py"))
 def test_a_package_is_what_its_spec_gives(path):
     drifts = compare(render(load_plan(path)), GENERATED / path.stem)
     told = "".join(f"{drift.path.relative_to(ROOT)}: {drift.kind}\n{drift.diff()[:2000]}" for drift in drifts)
-    assert not drifts, f"mend with: mlagen build {path.relative_to(ROOT)}\n{told}"
+    assert not drifts, f"fix with: mlagen build {path.relative_to(ROOT)}\n{told}"
 
 
 def test_every_package_has_a_spec():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from enumerated import CACHE_KERNELS, ROWS_KERNELS, enumerate_package
 
-from mlagen.bench.tunable import SPARSE_DECODE, SPARSE_FWD
+from mlagen.bench.tune.tunable import SPARSE_DECODE, SPARSE_FWD
 from mlagen.cli.manifest import COLUMNS, Manifest, keys_under, read_manifest
 from mlagen.compile import CompileJob, compile_jobs, content_keys, installed
 from mlagen.compile.process import job_of
@@ -25,12 +25,12 @@ from mlagen.plan.tritons import TRITONS, allowed_spills, minor, rows_under
 SPECS = Path(__file__).parents[2] / "specs"
 GENERATED = SPECS.with_name("generated")
 PACKAGES = sorted(path.parent for path in GENERATED.glob("*/__init__.py"))
-MEND = "mend with: mlagen build --triton all"
+FIX = "fix with: mlagen build --triton all"
 
 
 def manifest_of(folder: Path) -> Manifest:
     found = read_manifest(folder)
-    assert found is not None, f"{folder.name}: no manifest that can be read; {MEND}"
+    assert found is not None, f"{folder.name}: no manifest that can be read; {FIX}"
     return found
 
 
@@ -62,7 +62,7 @@ def test_the_keys_of_a_version_are_those_of_all_that_calls_launch_under_it(versi
         keys = set(content_keys(folder, listed[folder.name]))
         if version in manifest.tritons and keys != manifest.measured[version].keys():
             stale.append(folder.name)
-    assert stale == [], MEND
+    assert stale == [], FIX
 
 
 def test_keys_are_listed_here_as_a_worker_lists_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

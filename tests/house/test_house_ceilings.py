@@ -33,7 +33,6 @@ LARGER: dict[str, dict[str, int]] = {
         "mlagen/verify/indices.py _map_cases": 61,
         "mlagen/verify/sparse_decode.py _caches": 74,
         "mlagen/verify/sparse_decode.py _splits": 80,
-        "mlagen/verify/worker.py run_job": 74,
         "tests/generated/alone.py arguments": 127,
     },
     "template": {

@@ -80,7 +80,7 @@ def test_wheel_holds_the_code_the_templates_and_the_specs_and_nothing_else(wheel
         expected |= {f"mlagen/_{name}" for name in files(folder)}
     assert {
         "mlagen/py.typed",
-        "mlagen/bench/page.html.jinja",
+        "mlagen/bench/report/page.html.jinja",
         "mlagen/spec/layouts/bf16.yaml",
         "mlagen/_templates/sparse_fwd.py.jinja",
         "mlagen/_specs/schema.json",

@@ -16,7 +16,6 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ATTENTION, SPLITS, CACHE = "sparse_fwd.py", "_splits.py", "cache.py"
 TYPICAL = "sparse_fwd: typical (flash_mla_sparse_fwd)"
@@ -240,17 +239,15 @@ def mutated(mutant: Mutant, package: Path, folder: Path) -> Path | None:
 
 
 def _run(package: Path, only: tuple[str, ...], out: Path) -> None:
-    """Runs the cases on TARGET; every answer goes to `out`."""
-    from mlagen.verify.worker import run_job
+    """Runs the cases on TARGET; each case's name goes to `out` before it begins, its result after it."""
+    from mlagen.verify.worker import Run
 
-    job = {"package_dir": str(package), "device": "cpu", "targets": [TARGET], "only": only, "shard": [0, 1], "done": []}
-    with out.open("w") as stream:
-
-        def answer(event: Any) -> None:
-            stream.write(json.dumps(event) + "\n")
-            stream.flush()
-
-        run_job(job, answer)
+    run = Run({"package_dir": str(package), "device": "cpu", "targets": [TARGET], "only": only})
+    with out.open("w", buffering=1) as stream:
+        for number, (case, _) in enumerate(run.pairs):
+            stream.write(json.dumps({"case": case.name}) + "\n")
+            result, _ = run.result(number)
+            stream.write(json.dumps(result.to_json()) + "\n")
 
 
 def _failed(out: Path) -> list[str]:
@@ -258,8 +255,8 @@ def _failed(out: Path) -> list[str]:
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     if not answers:
         raise RuntimeError(f"{out.stem}: no case ran")
-    failed = [answer["case"] for answer in answers if answer["event"] == "result" and not answer["ok"]]
-    return [*failed, answers[-1]["case"]] if answers[-1]["event"] == "start" else failed
+    failed = [answer["case"] for answer in answers if not answer.get("ok", True)]
+    return failed if "ok" in answers[-1] else [*failed, answers[-1]["case"]]
 
 
 def main() -> None:

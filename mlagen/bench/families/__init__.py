@@ -1,0 +1,53 @@
+"""The families of kernels that can be measured: which shapes of a package, and how a shape is made ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mlagen.bench.families import cache, dense_decode, dense_fwd, indices, merge_states, sparse_decode, sparse_fwd
+from mlagen.bench.package import BenchPackage
+from mlagen.bench.trial import Setting, Sizes, Trial
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of kernels.
+
+    Attributes:
+        shapes: what a package is measured at, for some head counts or, None, the usual ones; none if it has no wrapper
+            of the family.
+        trials: makes what readies shapes, for the trials of one run.
+    """
+
+    shapes: Callable[[BenchPackage, Sequence[int] | None], Sequence[Sizes]]
+    trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
+
+
+FAMILIES = {
+    "prefill": Family(partial(sparse_fwd.shapes_of, "prefill"), sparse_fwd.trials),
+    "decode": Family(partial(sparse_fwd.shapes_of, "decode"), sparse_fwd.trials),
+    "shared": Family(sparse_fwd.shared_shapes, sparse_fwd.trials),
+    "cache": Family(cache.writer_shapes, cache.writer_trials),
+    "gather": Family(cache.gather_shapes, cache.gather_trials),
+    "indices": Family(indices.indices_shapes, indices.indices_trials),
+    "sparse_decode": Family(sparse_decode.sparse_decode_shapes, sparse_decode.sparse_decode_trials),
+    "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials),
+    "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials),
+    "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials),
+}
+
+
+def shapes_of(
+    package: BenchPackage, families: Sequence[str] = tuple(FAMILIES), heads: Sequence[int] | None = None
+) -> list[Sizes]:
+    """Shapes that a package is measured at, of the families that it has wrappers of.
+
+    Args:
+        package: the package.
+        families: names in FAMILIES.
+        heads: head counts of attention; None: the usual ones.
+    """
+    return [shape for name in families for shape in FAMILIES[name].shapes(package, heads)]

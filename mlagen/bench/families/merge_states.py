@@ -1,0 +1,134 @@
+"""Merges of parts of attention by their LSE: the family `merge_states`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from mlagen.bench.check import checked_tokens, error_limit, relative_error
+from mlagen.bench.families.dense_fwd import LSE_BYTES
+from mlagen.bench.package import BenchPackage
+from mlagen.bench.shapes import rotation
+from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.work import ITEMSIZE
+
+STATES, PARTS = "merge_attn_states", "merge_attn_parts"
+TOKENS = (1, 128, 4096, 32768)
+PARTS_MERGED = 8
+
+
+@dataclass(frozen=True)
+class MergeStatesShape:
+    """Sizes of one merge.
+
+    Attributes:
+        kind: the wrapper.
+        tokens, num_heads, lanes: sizes of the result.
+        parts: how many are merged.
+    """
+
+    kind: str
+    tokens: int
+    num_heads: int
+    lanes: int
+    parts: int
+
+    @property
+    def family(self) -> str:
+        """The one family of these shapes."""
+        return "merge_states"
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.tokens} x h{self.num_heads} x {self.lanes}, {self.parts} parts"
+
+    @property
+    def bytes_moved(self) -> int:
+        """Bytes of a call: every part and the result once, with their LSE."""
+        return (self.parts + 1) * self.tokens * self.num_heads * (self.lanes * ITEMSIZE + LSE_BYTES)
+
+
+@dataclass(frozen=True)
+class MergeStatesInputs:
+    """Tensors of a merge: outputs [parts, tokens, heads, lanes], lses f32 [parts, heads, tokens], and room for both."""
+
+    outputs: torch.Tensor
+    lses: torch.Tensor
+    out: torch.Tensor
+    out_lse: torch.Tensor
+
+
+def merge_states_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[MergeStatesShape]:
+    """Shapes that a package's merges are measured at."""
+    section = package.spec.get("multi_head")
+    lanes = section["v_head_dim"] if section else package.facts.d_v
+    return [
+        MergeStatesShape(wrapper, tokens, count, lanes, parts)
+        for wrapper, parts in ((STATES, 2), (PARTS, PARTS_MERGED))
+        if package.has(wrapper)
+        for count in heads or [package.facts.num_heads]
+        for tokens in TOKENS
+    ]
+
+
+def make_merge_inputs(
+    shape: MergeStatesShape, dtype: torch.dtype, device: torch.device, sets: int
+) -> list[MergeStatesInputs]:
+    """Rotating input sets, standard normal."""
+    size = (shape.tokens, shape.num_heads, shape.lanes)
+    return [
+        MergeStatesInputs(
+            torch.randn(shape.parts, *size, dtype=dtype, device=device),
+            torch.randn(shape.parts, shape.num_heads, shape.tokens, device=device),
+            torch.empty(size, dtype=dtype, device=device),
+            torch.empty(shape.num_heads, shape.tokens, device=device),
+        )
+        for _ in range(sets)
+    ]
+
+
+def merge_call(kind: str, function: Callable[..., Any], inputs: MergeStatesInputs) -> Call:
+    """A call of our wrapper, or of a peer with its signature; gives the result."""
+    if kind == PARTS:
+        return lambda: function(inputs.outputs, inputs.lses, inputs.out, inputs.out_lse)[0]
+    (prefix, suffix), (prefix_lse, suffix_lse) = inputs.outputs, inputs.lses
+
+    def call() -> torch.Tensor:
+        function(inputs.out, prefix, prefix_lse, suffix, suffix_lse, inputs.out_lse)
+        return inputs.out
+
+    return call
+
+
+def merge_error(inputs: MergeStatesInputs, call: Call) -> float:
+    """Relative error of some tokens of a merge; what a first call gave is poisoned."""
+    call().fill_(float("nan"))
+    got = call()
+    tokens = checked_tokens(got.shape[0], got.device)
+    weights = inputs.lses[:, :, tokens].double().softmax(0).transpose(1, 2)[..., None]
+    return relative_error(got[tokens], (weights * inputs.outputs[:, tokens].double()).sum(0))
+
+
+def merge_states_trials(setting: Setting) -> Callable[[MergeStatesShape], Trial[MergeStatesInputs]]:
+    """Makes merges ready."""
+    package, device = setting.package, setting.device
+
+    def trial(shape: MergeStatesShape) -> Trial[MergeStatesInputs]:
+        moved = shape.bytes_moved
+        inputs = make_merge_inputs(shape, package.dtype, device, rotation(moved, setting.l2_bytes))
+        return Trial(
+            inputs=inputs,
+            entrants=[Entrant(OURS, partial(merge_call, shape.kind, package.wrapper(shape.kind)))],
+            error_of=partial(merge_error, inputs[0]),
+            error_limit=error_limit(package.dtype),
+            flops=0,
+            bytes_moved=moved,
+            roof=setting.copy_roof,
+            graph_only=True,
+            launch_bound=shape.tokens == TOKENS[0],
+        )
+
+    return trial

@@ -1,0 +1,85 @@
+"""Peers of sparse decode over a paged cache: FlashMLA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from mlagen.bench.families.sparse_decode import SparseDecodeInputs, SparseDecodeShape
+from mlagen.bench.package import BenchPackage
+from mlagen.bench.peers.libraries import D_C, D_ROPE, FLASH_MLA, FLASH_MLA_MODULES, first_module, pad_heads
+from mlagen.bench.trial import Call, Entrant
+from mlagen.layout import CacheLayout
+from mlagen.verify.facts import Facts
+
+KNOWN = {"fp8_ds_mla": D_C + D_ROPE, "ue8m0_v4": D_C}  # layouts, and the lanes of a row
+INDEX_MULTIPLE = 64  # FlashMLA takes so many indices at a time
+
+
+class SparseDecodePeer(Protocol):
+    """Attention over a cache, of someone else's.
+
+    Attributes:
+        name: as reports show it.
+    """
+
+    name: str
+
+    def unsupported(self, facts: Facts, layout: CacheLayout, extra: CacheLayout | None) -> str | None:
+        """Why it cannot run a package's shapes, in one line; None if it can."""
+
+    def prepare(self, inputs: SparseDecodeInputs) -> Call:
+        """A call of one `SparseDecodeInputs`. Raises ImportError where the peer is not there."""
+
+
+class FlashMlaSparseDecode:
+    """FlashMLA as vLLM ships it or alone; heads and indices are padded, and the plan is made, outside the timing."""
+
+    name = FLASH_MLA
+
+    def unsupported(self, facts: Facts, layout: CacheLayout, extra: CacheLayout | None) -> str | None:
+        """It knows two layouts, the same one in both caches."""
+        if KNOWN.get(layout.name) != layout.lanes or (extra is not None and extra.fields != layout.fields):
+            return f"layouts {' and '.join(KNOWN)} only"
+        return None if (facts.d_v, facts.dtype) == (512, "bfloat16") else "bf16 and 512 lanes of V only"
+
+    def prepare(self, inputs: SparseDecodeInputs) -> Call:
+        """Pads q, the sink and the indices; the first call fills the metadata."""
+        module = first_module(FLASH_MLA_MODULES)
+        heads = inputs.q.shape[2]
+        q, sink = pad_heads(inputs.q, inputs.attn_sink)
+        metadata, _ = module.get_mla_metadata()
+        cache = inputs.main.view(inputs.q.dtype)
+        indices = pad_indices(inputs.main.indices)
+        options: dict[str, Any] = {"softmax_scale": inputs.sm_scale, "is_fp8_kvcache": True, "indices": indices}
+        options |= {"attn_sink": sink, "topk_length": inputs.topk_length}
+        if inputs.extra is not None:
+            options["extra_k_cache"] = inputs.extra.view(inputs.q.dtype)
+            options["extra_indices_in_kvcache"] = pad_indices(inputs.extra.indices)
+            options["extra_topk_length"] = inputs.extra_topk_length
+
+        def call() -> torch.Tensor:
+            out, _ = module.flash_mla_with_kvcache(q, cache, None, None, inputs.d_v, metadata, **options)
+            assert isinstance(out, torch.Tensor)
+            return out[:, :, :heads]
+
+        call()
+        return call
+
+
+def pad_indices(indices: torch.Tensor) -> torch.Tensor:
+    """Indices i32 [requests, s_q, count] with absent ones behind them, up to a count that FlashMLA takes."""
+    return torch.nn.functional.pad(indices, (0, -indices.shape[2] % INDEX_MULTIPLE), value=-1)
+
+
+PEERS: tuple[SparseDecodePeer, ...] = (FlashMlaSparseDecode(),)
+
+
+def sparse_decode_peers(
+    package: BenchPackage, shape: SparseDecodeShape, inputs: Sequence[SparseDecodeInputs]
+) -> Iterator[Entrant[SparseDecodeInputs]]:
+    """Others' kernels at a shape of the family."""
+    for peer in PEERS:
+        yield Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, *package.cached))

@@ -1,0 +1,182 @@
+"""Runs a package's attention with a kernel, a tile and a split count of one's own, by the module's own launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, fields
+from typing import Any
+
+from mlagen.bench.families.cache import block_size_of
+from mlagen.bench.families.dense_decode import window_of
+from mlagen.bench.package import BenchPackage
+from mlagen.bench.trial import Call
+from mlagen.bench.tune.choose import RESIDENT
+from mlagen.plan import SM90, Sm90Row, Tile
+
+MOST_SPLITS = 128
+CROWDED = 4  # splits that give every slot of the device more programs than this are not tried
+MOST_RESIDENT = 64  # that a tuned file may name
+LEAST_RESIDENT = 4  # programs a multiprocessor up to which dense attention is tried, whatever the model says of them
+
+
+def split_counts(blocks: int, programs: int, slots: int) -> Iterator[int]:
+    """Powers of two up to `blocks`, while they do not crowd a device that holds `slots` programs at once."""
+    splits = 1
+    while splits <= min(blocks, MOST_SPLITS) and (splits == 1 or programs * splits <= CROWDED * slots):
+        yield splits
+        splits *= 2
+
+
+class Driver:
+    """Schedules a package's sparse attention with any tile.
+
+    Args:
+        package: the package.
+        module: name of the generated module that holds the attention.
+        facts: the device as its tile table knows it: `target`, `multiprocessors`, and `sm90` if it has such kernels.
+
+    Attributes:
+        sm90: the tile that stands for the module's sm90 kernel; None where there is none, or the device cannot.
+        sm90_rows: which calls run that kernel by the package's own table; empty where the target has none.
+    """
+
+    def __init__(self, package: BenchPackage, module: str, facts: Any) -> None:
+        self.package = package
+        self.facts = facts
+        self._module = package.module(module)
+        self._splits = package.module("_splits")
+        table = getattr(self._module, "SM90_CALLS", ()) if facts.target == SM90 else ()
+        most = self._splits.ANY
+        self.sm90 = _plain(self._splits.SM90_TILE) if table and facts.sm90 else None
+        self.sm90_rows = tuple(
+            Sm90Row(heads if heads < most else None, fewest if fewest < most else None) for heads, fewest in table
+        )
+
+    def current(self, num_heads: int, tokens: int) -> tuple[Tile, int]:
+        """The portable tile of a call by the package's own table, and the programs a multiprocessor it plans with."""
+        tiles, unaligned = self._module.TILES[self.facts.target], self._module.UNALIGNED_TILES[self.facts.target]
+        tile = self._splits.choose_tile(tiles, unaligned, self._splits.ALIGNED, tokens, num_heads, False)
+        return _plain(tile), tile.programs_per_sm
+
+    def schedule(
+        self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int], splits: int = 0
+    ) -> Any:
+        """The module's Schedule for a tile: the split count its rule picks, or as near to `splits` as blocks allow.
+
+        Args:
+            tile: the tile; `sm90` runs the sm90 kernel.
+            resident: programs a multiprocessor that the rule plans with; the sm90 kernel is always alone on one.
+            tokens, num_heads: sizes of the call.
+            counts: indices a token in each of its lists.
+            splits: how many; 0: as the rule says.
+        """
+        sm90 = tile == self.sm90
+        entry = self._splits.SM90_TILE if sm90 else self._splits.Tile(**asdict(tile), programs_per_sm=resident)
+        blocks = sum(-(-count // tile.block_n) for count in counts)
+        aligned = self._splits.ALIGNED
+        cost = (self._module.SM90_COSTS,) if sm90 else ()
+        return self._splits.make_schedule(self.facts, entry, aligned, tokens, num_heads, blocks, splits, False, *cost)
+
+    def splits_of(self, schedule: Any) -> int:
+        """The split count of a schedule."""
+        return int(schedule.num_splits)
+
+    def wishes(self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int]) -> list[int]:
+        """Split counts that may be a tile's best, most first; `resident` programs fit a multiprocessor."""
+        blocks = sum(-(-count // tile.block_n) for count in counts)
+        programs = tokens * -(-num_heads // tile.block_h)
+        return list(split_counts(blocks, programs, self.facts.multiprocessors * resident))[::-1]
+
+    def residents(self, resident: int) -> range:
+        """Programs a multiprocessor that the rule may plan with for a tile of which so many fit one."""
+        return RESIDENT
+
+    def smallest(self, tile: Tile, counts: Sequence[int]) -> list[Any]:
+        """Schedules of one token and head with which every kernel that takes the tile is launched."""
+        return [self.schedule(tile, 1, 1, 1, counts, splits) for splits in (1, 2)]
+
+    def scheduled(self, schedule: Any, call: Call) -> Callable[[], Any]:
+        """A call of one of the module's wrappers that runs by that schedule instead of its own."""
+        module = self._module
+
+        def run() -> Any:
+            own = module._schedule
+            module._schedule = lambda *_: schedule
+            try:
+                return call()
+            finally:
+                module._schedule = own
+
+        return run
+
+
+class DenseDecodeDriver(Driver):
+    """Schedules a package's dense attention with any tile.
+
+    Calls have rows of one KV head for heads, requests for tokens, and the keys of a request for counts. Splits are the
+    programs among which the batch is shared out.
+    """
+
+    def __init__(self, package: BenchPackage, module: str, facts: Any) -> None:
+        super().__init__(package, module, facts)
+        if self.sm90 is not None:
+            aligned, page_size = self._splits.ALIGNED, block_size_of(package)
+            if not self._module._can_sm90(facts, aligned, page_size, package.facts.d_qk**-0.5):
+                self.sm90 = None  # calls over pages of the spec's size run portable
+
+    def current(self, num_heads: int, tokens: int) -> tuple[Tile, int]:
+        """The tile of a call by the package's own table, and the programs a multiprocessor."""
+        tile = self._own(tokens, num_heads, 1).tile
+        return _plain(tile), tile.programs_per_sm
+
+    def schedule(
+        self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int], splits: int = 0
+    ) -> Any:
+        """The module's Schedule for a tile: with `resident` programs a multiprocessor, or as near to `splits`.
+
+        A tile whose BLOCK_N does not divide a page makes way for the small one, as in every call. The sm90 kernel's
+        programs follow from the sizes alone.
+        """
+        sm90 = tile == self.sm90
+        if splits and not sm90:
+            found = [self.schedule(tile, each, tokens, num_heads, counts) for each in range(1, MOST_RESIDENT + 1)]
+            return min(found, key=lambda schedule: abs(schedule.programs - splits))
+        most = self._splits.ANY
+        entry = self._splits.Tile(**asdict(tile), programs_per_sm=resident)
+        name, table = ("SM90_CALLS", [(most, 0)]) if sm90 else ("TILES", {self.facts.target: [(most, most, entry)]})
+        own = getattr(self._module, name)
+        setattr(self._module, name, table)
+        try:
+            return self._own(tokens, num_heads, max(counts), sm90)
+        finally:
+            setattr(self._module, name, own)
+
+    def _own(self, requests: int, rows: int, keys: int, can_sm90: bool = False) -> Any:
+        """The Schedule that the module makes of its tables as they are, for rows of one query token."""
+        page_size, window = block_size_of(self.package), window_of(self.package)
+        sizes = (requests, 1, rows, 1, page_size, -(-keys // page_size) * page_size)
+        windows = () if window is None else (window,)
+        sm90 = (True,) if can_sm90 else ()  # which packages without the kernel do not take
+        return self._module._schedule.__wrapped__(self.facts, self._splits.ALIGNED, *sizes, *windows, False, *sm90)
+
+    def splits_of(self, schedule: Any) -> int:
+        """The programs of a schedule."""
+        return int(schedule.programs)
+
+    def wishes(self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int]) -> list[int]:
+        """Numbers of programs that may be a tile's best, most first; `resident` of them fit a multiprocessor."""
+        tried = reversed(self.residents(resident))
+        return list(dict.fromkeys(self.schedule(tile, each, tokens, num_heads, counts).programs for each in tried))
+
+    def residents(self, resident: int) -> range:
+        """Programs a multiprocessor that are tried, where so many are expected to fit one: up to two rounds of them."""
+        return range(1, max(LEAST_RESIDENT, 2 * resident) + 1)
+
+    def smallest(self, tile: Tile, counts: Sequence[int]) -> list[Any]:
+        """A schedule of one request and row whose keys are shared out, so that the merge runs too."""
+        return [self.schedule(tile, 1, 1, 1, counts)]
+
+
+def _plain(tile: Any) -> Tile:
+    """A tile of a package's table, without its programs a multiprocessor."""
+    return Tile(**{field.name: getattr(tile, field.name) for field in fields(Tile)})
