@@ -27,9 +27,9 @@ from mlagen.bench.batches import (
 from mlagen.bench.check import error_limit
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
-from mlagen.bench.work import gather_bytes, write_bytes
 from mlagen.layout import CacheLayout, ScalesField
 from mlagen.layout.codec import decode, encode, read
+from mlagen.work import gather_bytes, write_bytes
 
 EXTRA = "extra_cache."  # module of the second cache's kernels, where they are not the first one's
 POISON = 255  # a byte that makes any row NaN or far off
@@ -270,7 +270,7 @@ def writer_trials(setting: Setting) -> Callable[[Batch], Trial[WriteInputs]]:
     def trial(batch: Batch) -> Trial[WriteInputs]:
         side, name = _side(sides, batch.kind)
         layout, block_size = side.layout, side.block_size
-        moved = write_bytes(layout, batch.tokens)
+        moved = write_bytes(batch.tokens, layout.lanes, layout.row_bytes)
         sets = rotation(moved, setting.l2_bytes)
         inputs = make_write_inputs(batch, layout, package.facts.d_c, block_size, package.dtype, device, sets)
         return Trial(
@@ -303,7 +303,7 @@ def gather_trials(setting: Setting) -> Callable[[Batch], Trial[GatherInputs]]:
         integers = batch.requests  # lengths; or where requests begin, and whose a token is
         if name == "gather_and_maybe_dequant_cache":
             integers += 1 + batch.tokens
-        moved = gather_bytes(layout, batch.tokens, pages, integers=integers)
+        moved = gather_bytes(batch.tokens, layout.lanes, layout.row_bytes, pages, integers=integers)
         sets = rotation(moved, setting.l2_bytes)
         inputs = make_gather_inputs(batch, layout, block_size, package.dtype, device, sets)
         return Trial(

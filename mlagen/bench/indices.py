@@ -14,7 +14,7 @@ from mlagen.bench.batches import Batch, batches, rotation, shuffled_pages, wrong
 from mlagen.bench.cache import EAGER_TOKENS, block_size_of
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
-from mlagen.bench.work import combine_bytes, map_bytes
+from mlagen.work import combine_bytes, map_bytes
 
 CONTEXT = 128 << 10  # tokens of a request that indices may name
 GLOBAL_TOPK = (512, 2048)

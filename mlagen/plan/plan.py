@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mlagen import work
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout, layouts_of
-from mlagen.plan import fits, work
+from mlagen.plan import fits
 from mlagen.plan.cache import CachePlan, make_cache_plan
 from mlagen.plan.chunks import Chunk, make_chunks
 from mlagen.plan.dense_decode import DENSE_DECODE_WRAPPERS, DenseDecodePlan, make_dense_decode_plan
@@ -150,7 +151,7 @@ class Plan:
         topk = self.sparse_attention.topk
         rows = work.distinct_rows(tokens, topk, s_kv)
         row_bytes = self.d_qk * work.ITEMSIZE
-        return work.bytes_moved(tokens, num_heads, topk, self.d_qk, self.d_v, kv_rows=rows, row_bytes=row_bytes)
+        return work.attention_bytes(tokens, num_heads, topk, self.d_qk, self.d_v, rows * row_bytes)
 
     @property
     def sparse_decode_topks(self) -> tuple[int, ...]:
@@ -166,11 +167,11 @@ class Plan:
 
     def bytes_sparse_decode(self, tokens: int, num_heads: int, *slots: int) -> int:
         """Fewest bytes of one call of attention over caches of so many tokens: as `bytes_moved`, rows as stored."""
-        moved = work.bytes_moved(tokens, num_heads, 0, self.d_qk, self.d_v, kv_rows=0, row_bytes=0)
+        moved = work.attention_bytes(tokens, num_heads, 0, self.d_qk, self.d_v, 0)
         layouts = [layout for layout in (self.layout, self.extra_layout) if layout is not None]
         for layout, topk, count in zip(layouts, self.sparse_decode_topks, slots, strict=True):
             rows = work.distinct_rows(tokens, topk, count)
-            moved += work.bytes_moved(tokens, 0, topk, self.d_qk, self.d_v, kv_rows=rows, row_bytes=layout.row_bytes)
+            moved += work.attention_bytes(tokens, 0, topk, self.d_qk, self.d_v, rows * layout.row_bytes)
         return moved
 
     def flops_dense_decode(self, tokens: int, num_heads: int, keys: int) -> int:
@@ -180,7 +181,7 @@ class Plan:
     def bytes_dense_decode(self, tokens: int, num_heads: int, keys: int) -> int:
         """Fewest bytes of such a call of one query token a request: q and out once, and each token's keys as stored."""
         row_bytes = needed(self.layout).row_bytes
-        return work.bytes_moved(tokens, num_heads, 0, self.d_qk, self.d_v, kv_rows=tokens * keys, row_bytes=row_bytes)
+        return work.attention_bytes(tokens, num_heads, 0, self.d_qk, self.d_v, tokens * keys * row_bytes)
 
 
 def _rows_block_size(spec: Spec, layout: CacheLayout | None) -> int | None:

@@ -21,7 +21,7 @@ from mlagen.bench.indices import (
     make_combine_inputs,
     make_map_inputs,
 )
-from mlagen.bench.work import combine_bytes, map_bytes
+from mlagen.work import combine_bytes, map_bytes
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,8 @@ from mlagen.plan import TARGETS, Chunk, DenseFwdPlan, Plan, Sm90Plan, SparseDeco
 from mlagen.plan.cache import EARLY_PROGRAMS
 from mlagen.plan.sm90 import DenseFwdSm90Plan
 from mlagen.plan.tritons import MINORS, has_versions
-from mlagen.plan.work import ITEMSIZE
 from mlagen.spec import NEEDS
+from mlagen.work import ITEMSIZE
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 LINE_LENGTH = 120
