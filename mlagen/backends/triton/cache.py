@@ -115,7 +115,7 @@ def _signatures(plan: Plan, side: Side) -> dict[str, Signature]:
     }
 
 
-def _stored(plan: Plan, chunks: list[dict[str, Any]], store: str) -> list[dict[str, Any]]:
+def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The blocks in which a row is written, each with the argument that holds its lanes."""
     d_c, rope = plan.spec.model.kv_lora_rank, plan.spec.model.qk_rope_head_dim
     found = []
@@ -133,19 +133,19 @@ def _stored(plan: Plan, chunks: list[dict[str, Any]], store: str) -> list[dict[s
                 else f"tl.arange(0, {chunk['block']})",
                 "source_end": chunk["end"] - behind,
                 "source_alignment": alignment_of(math.gcd(start, d_c if both else 0)),
-                "store": store.replace("x", chunk["name"], 1),
+                "store": layout.store_text(one, chunk["name"]),
             }
         )
     return found
 
 
-def _loaded(chunks: list[dict[str, Any]], load: str) -> list[dict[str, Any]]:
+def _loaded(one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The blocks in which a row is gathered: a thread loads no more lanes at once than it can store at once."""
     found = []
     for chunk in chunks:
         most = layout.THREAD_LANES * chunk["bits"] // 8
         claim = "ALIGNMENT" if most == FULL_ALIGNMENT else f"{most} if ALIGNMENT == {FULL_ALIGNMENT} else 1"
-        text = load.replace("ALIGNMENT", claim)
+        text = layout.load_text(one, alignment=claim)
         found.append({**chunk, "load": text, "row_alignment": alignment_of(chunk["start"])})
     return found
 
@@ -217,8 +217,8 @@ def context_of(plan: Plan, side: Side) -> dict[str, Any]:
         "is_ue8m0": any(isinstance(field, ScalesField) and field.dtype == "ue8m0" for field in cached.fields),
         "needs_e4m3": layout.needs_e4m3(cached),
         "args": layout.arguments(cached),
-        "stored": _stored(plan, of_layout["stored"], layout.arguments(cached)["store"]),
-        "loaded": _loaded(of_layout["loaded"], layout.arguments(cached)["load"]),
+        "stored": _stored(plan, cached, of_layout["stored"]),
+        "loaded": _loaded(cached, of_layout["loaded"]),
         "pads": of_layout["pads"],
         "cache": plan.cache,
         "arguments": {kernel: len(signature) for kernel, signature in _signatures(plan, side).items()},

@@ -7,15 +7,13 @@ from typing import Any
 from mlagen.backends import sm90
 from mlagen.backends.triton import extra_layout, layout, splits
 from mlagen.backends.triton.common import Signature, chunk_of, imported, tables
-from mlagen.backends.triton.splits import accumulators, attention_context, presences
+from mlagen.backends.triton.splits import accumulators, attention_context, given, presences
 from mlagen.layout import CacheLayout
 from mlagen.plan import Plan, SparseDecodePlan, needed
 
 MODULE = "sparse_decode"
 SHARED = (layout, extra_layout, splits, sm90.SPARSE_DECODE)
 WRAPPERS = ("flash_mla_with_kvcache",)
-
-GIVEN = {"none": ["None"], "optional": ["None", "{}"], "required": ["{}"]}  # what callers may pass, by the spec's word
 
 
 def present(plan: Plan) -> bool:
@@ -71,20 +69,16 @@ def cache_context(plan: Plan, prefix: str, one: CacheLayout) -> dict[str, Any]:
     strides = "any page and row stride"
     if one.planar:
         strides = f"rows end to end; a page's bytes are rounded up to a multiple of {one.page_multiple}"
-    both = plan.extra_layout is not None
-    tokens = "either cache" if both and not extra_layout.present(plan) else "the cache"
-    arguments = layout.arguments(one)
-    if tokens == "either cache":
-        arguments["load"] = arguments["load"].replace("tensor_scale", "scale")
+    shared = plan.extra_layout is not None and not extra_layout.present(plan)  # one kernel reads both caches
     return {
         "prefix": prefix,
         "layout": one,
         "helper": f"_attend_{prefix}cache",
         "module": "_extra_layout" if prefix else "_layout",
-        "tokens": "the second cache" if prefix else tokens,
-        "lists": ["", "extra_"] if tokens == "either cache" else [""],
+        "tokens": "the second cache" if prefix else "either cache" if shared else "the cache",
+        "lists": ["", "extra_"] if shared else [""],
         "needs_e4m3": layout.needs_e4m3(one),
-        **arguments,
+        **layout.arguments(one, scale="scale" if shared else "tensor_scale"),
         "operand": _operand(plan, one, "cache", "indices", "length", "scale"),
         "row": row,
         "unit_name": "bytes" if one.quantised else "lanes",
@@ -127,8 +121,7 @@ def context(plan: Plan) -> dict[str, Any]:
     if extra is not None and extra_layout.present(plan):
         caches.append(cache_context(plan, "extra_", extra))
     both = extra is not None and len(caches) == 1
-    lengths = [text.format("length") for text in GIVEN[attention.topk_length]]
-    sinks = [text.format("sink") for text in GIVEN[attention.attn_sink]]
+    lengths, sinks = given(attention.topk_length, "length"), given(attention.attn_sink, "sink")
 
     def warmed(prefix: str, one: CacheLayout, length: str) -> str:
         operand = _operand(plan, one, f"{prefix}k_cache", "indices", length, "scale")

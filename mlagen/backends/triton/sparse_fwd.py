@@ -7,7 +7,7 @@ from typing import Any
 from mlagen.backends import sm90
 from mlagen.backends.triton import splits
 from mlagen.backends.triton.common import Signature, chunk_of, tables
-from mlagen.backends.triton.splits import accumulators, attention_context
+from mlagen.backends.triton.splits import accumulators, attention_context, given
 from mlagen.plan import ROWS_WRAPPERS, Plan, needed
 
 MODULE = "sparse_fwd"
@@ -16,15 +16,13 @@ WRAPPERS = ROWS_WRAPPERS
 TILE_ARGUMENTS = ("ALIGNMENT", "INDEX_GROUP", "BLOCK_H", "BLOCK_N", "INDICES_AHEAD", "NUM_STAGES")
 
 
-def _optional_arguments(plan: Plan) -> list[str]:
-    """What the wrappers can pass for topk_length and attn_sink, as text of a tuple each."""
-    attention, wrappers = plan.sparse_attention, plan.spec.wrappers
-    given = {"none": ["None"], "optional": ["None", "length"], "required": ["length"]}
-    lengths = given[attention.topk_length]
-    sinks = [name.replace("length", "sink") for name in given[attention.attn_sink]]
-    if "flash_mla_sparse_fwd" not in wrappers:
-        lengths, sinks = lengths[:1], sinks[:1]
-    return [f"{length}, {sink}" for length in lengths for sink in sinks]
+def _given(plan: Plan) -> tuple[list[str], list[str]]:
+    """What the wrappers can pass for topk_length and for attn_sink, as text."""
+    attention = plan.sparse_attention
+    lengths, sinks = given(attention.topk_length, "length"), given(attention.attn_sink, "sink")
+    if "flash_mla_sparse_fwd" not in plan.spec.wrappers:  # the other one leaves out what is optional
+        return lengths[:1], sinks[:1]
+    return lengths, sinks
 
 
 def _signatures(plan: Plan) -> dict[str, Signature]:
@@ -55,14 +53,14 @@ def context(plan: Plan) -> dict[str, Any]:
     """What the template asks for."""
     sparse = needed(plan.sparse_fwd)
     paged = plan.rows_block_size is not None
-    optional = _optional_arguments(plan)
+    lengths, sinks = _given(plan)
     return {
         **attention_context(plan),
         "chunks": [chunk_of(chunk) for chunk in sparse.chunks],
         "v_chunks": accumulators(sparse.chunks),
-        "optional": optional,
-        "warms_length": any("length" in one for one in optional),
-        "warms_sink": any("sink" in one for one in optional),
+        "optional": [f"{length}, {sink}" for length in lengths for sink in sinks],
+        "warms_length": "length" in lengths,
+        "warms_sink": "sink" in sinks,
         "sparse": sparse,
         "sm90": sparse.sm90,
         "swap_ab": sparse.swap_ab,

@@ -52,6 +52,11 @@ def presences(plan: Plan) -> tuple[Presence, Presence]:
     return (attention.attn_sink, attention.topk_length) if isinstance(attention, SparseAttention) else ("none", "none")
 
 
+def given(presence: Presence, name: str) -> list[str]:
+    """What callers can pass for an argument, as text: None where they may leave it out, and its name."""
+    return {"none": ["None"], "optional": ["None", name], "required": [name]}[presence]
+
+
 def attention_context(plan: Plan) -> dict[str, Any]:
     """What the templates of all attention families ask for."""
     attention, (sink, length) = plan.spec.attention, presences(plan)
