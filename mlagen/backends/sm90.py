@@ -8,8 +8,16 @@ from typing import Any
 
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context, dense_decode_signature
-from mlagen.plan import SM90, Plan, Sm90Plan, needed
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK
+from mlagen.plan import (
+    SM90,
+    DenseDecodePlan,
+    DenseFwdPlan,
+    Plan,
+    Sm90Plan,
+    SparseDecodePlan,
+    SparseFwdPlan,
+)
+from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, DenseFwdSm90Plan
 from mlagen.work import ITEMSIZE
 
 TEMPLATE = "sm90/seesaw"
@@ -44,13 +52,19 @@ class Sm90Module:
         """Whether the spec has the kernel."""
         return self.plan_of(plan) is not None
 
+    def numbers(self, plan: Plan) -> Sm90Plan:
+        """The kernel's numbers. Raises LookupError: the spec does without."""
+        sm90 = self.plan_of(plan)
+        if sm90 is None:
+            raise LookupError(f"{plan.spec.name} has no {self.kernel}")
+        return sm90
+
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
-        sm90 = self.plan_of(plan)
-        assert sm90 is not None
+        sm90 = self.numbers(plan)
         tail = ["q_tail", "k0_tail", "k1_tail"] if sm90.d_tail else []
         details = self.details(plan)
-        scaled = needed(plan.splits).partials.scaled and not details.get("union")  # unions have no partials
+        scaled = plan.splits.partials.scaled and not details.get("union")  # unions have no partials
         return {
             **attention_context(plan),
             "sm90": sm90,
@@ -73,7 +87,13 @@ class Sm90Module:
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
-        return {(self.kernel, None): needed(self.plan_of(plan)).expected_products}
+        return {(self.kernel, None): self.numbers(plan).expected_products}
+
+
+def _sm90_of(plan: Plan, kind: type[SparseFwdPlan | SparseDecodePlan | DenseDecodePlan]) -> Sm90Plan | None:
+    """The numbers of a family's sm90 kernel; None where the spec does without."""
+    found = plan.find(kind)
+    return found.sm90 if found else None
 
 
 def _length(plan: Plan) -> Signature:
@@ -139,7 +159,7 @@ SPARSE_FWD = Sm90Module(
     kernel="_sparse_fwd_sm90_kernel",
     family="sparse attention",
     has_max_logits=True,
-    plan_of=lambda plan: plan.sparse_fwd.sm90 if plan.sparse_fwd else None,
+    plan_of=lambda plan: _sm90_of(plan, SparseFwdPlan),
     arguments=_sparse_fwd_arguments,
     details=_sparse_fwd_details,
 )
@@ -160,14 +180,14 @@ class SwapAbModule(Sm90Module):
         return {
             **values,
             "swap_ab": True,
-            "widths": [sm90.block_h for sm90 in needed(plan.sparse_fwd).swap_ab],
+            "widths": [sm90.block_h for sm90 in plan.of(SparseFwdPlan).swap_ab],
             "statistics": statistics,
             "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "left_ready", "right_ready"],
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Those of each number of heads that a program holds."""
-        return {(self.kernel, one.block_h): one.expected_products for one in needed(plan.sparse_fwd).swap_ab}
+        return {(self.kernel, one.block_h): one.expected_products for one in plan.of(SparseFwdPlan).swap_ab}
 
 
 def _swap_ab_arguments(plan: Plan) -> Signature:
@@ -181,7 +201,7 @@ SWAP_AB = SwapAbModule(
     kernel="_sparse_fwd_sm90_swap_ab_kernel",
     family="sparse attention",
     has_max_logits=True,
-    plan_of=lambda plan: next(iter(plan.sparse_fwd.swap_ab), None) if plan.sparse_fwd else None,
+    plan_of=lambda plan: next(iter(found.swap_ab), None) if (found := plan.find(SparseFwdPlan)) else None,
     arguments=_swap_ab_arguments,
     details=_sparse_fwd_details,
 )
@@ -194,8 +214,9 @@ def _sparse_decode_arguments(plan: Plan) -> Signature:
     inputs: list[tuple[str, str]] = [("q_ptr", element)]
     sizes: list[tuple[str, str]] = []
     strides = [("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32")]
-    second = [] if plan.extra_layout is None else [("extra_", plan.extra_layout)]
-    for prefix, one in (("", needed(plan.layout)), *second):
+    caches = plan.of(SparseDecodePlan).caches
+    second = [("extra_", caches.extra.layout)] if caches.extra else []
+    for prefix, one in (("", caches.main.layout), *second):
         inputs += [(f"{prefix}k_cache_ptr", "*u8"), (f"{prefix}indices_ptr", "*i32")]
         inputs += [(f"{prefix}{name}", kind) for name, kind in _length(plan)]
         sizes += [(f"{prefix}{name}", "i32") for name in ("num_slots", "page_size", "topk")]
@@ -204,7 +225,7 @@ def _sparse_decode_arguments(plan: Plan) -> Signature:
         strides.append((f"{prefix}indices_token_stride", "i32"))
     sizes += [(name, "i32") for name in ("s_q", "num_heads", "first_token", "num_splits", "split_size", "num_tiles")]
     sizes.append(("head_blocks", "i32"))
-    pages = [f"{prefix}page" for prefix, _ in (("", plan.layout), *second)]
+    pages = [f"{prefix}page" for prefix, _ in (("", caches.main.layout), *second)]
     return (
         *inputs,
         *sink,
@@ -228,14 +249,12 @@ def _power(exponent: int, mantissa: int) -> dict[str, Any]:
 
 def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
     dtype = plan.spec.model.dtype
-    layout = needed(plan.layout)
+    caches = plan.of(SparseDecodePlan).caches
+    layout, other = caches.main.layout, caches.other.layout if caches.other else None
     latent, *tail = layout.data
     scales = layout.scales_of(latent)
     assert scales is not None
-    assert plan.sparse_decode is not None
-    sm90 = plan.sparse_decode.sm90
-    assert sm90 is not None
-    mixed = plan.extra_layout not in (None, layout)
+    sm90 = SPARSE_DECODE.numbers(plan)
     staged = ("rope", "last") if layout.planar else ()
     ready = ("ready",) if sm90.d_tail else ("q_ready", "k_ready")
     return {
@@ -245,10 +264,10 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
         "paged": False,
         "second": plan.extra_layout is not None,
         "planar": layout.planar,
-        "mixed": mixed,
+        "mixed": other is not None,
         "scales": scales,
         "extra_layout": plan.extra_layout,
-        "extra_scales": needed(plan.extra_layout).scales_of(needed(plan.extra_layout).data[0]) if mixed else None,
+        "extra_scales": other.scales_of(other.data[0]) if other else None,
         "scale_limits": [_power(exponent, FP32_MANTISSA if scales.dtype == "fp32" else 0) for exponent in FP16_SCALES],
         "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
         "scale_columns": sm90.scale_columns,
@@ -327,6 +346,10 @@ class UnionLists:
         """What the template asks for."""
         return {**attention_context(plan), "union": plan.union, "arguments": self.arguments(plan)}
 
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """None: it multiplies nothing."""
+        return {}
+
 
 INDEX_UNION = UnionLists()
 
@@ -336,7 +359,7 @@ SPARSE_DECODE = Sm90Module(
     kernel="_sparse_decode_sm90_kernel",
     family="attention over a cache",
     has_max_logits=False,
-    plan_of=lambda plan: plan.sparse_decode.sm90 if plan.sparse_decode else None,
+    plan_of=lambda plan: _sm90_of(plan, SparseDecodePlan),
     arguments=_sparse_decode_arguments,
     details=_sparse_decode_details,
 )
@@ -356,7 +379,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
         "q_ready": "shared.q_ready",
         "shared": ("q_ready", "k_ready"),
         "paged": False,
-        "plan": plan.dense_decode,
+        "plan": plan.of(DenseDecodePlan),
         "shapes": [],
     }
 
@@ -366,7 +389,7 @@ DENSE_DECODE = Sm90Module(
     kernel="_dense_decode_sm90_kernel",
     family="dense attention over a paged cache",
     has_max_logits=False,
-    plan_of=lambda plan: plan.dense_decode.sm90 if plan.dense_decode else None,
+    plan_of=lambda plan: _sm90_of(plan, DenseDecodePlan),
     arguments=_dense_decode_arguments,
     details=_dense_decode_details,
 )
@@ -390,14 +413,20 @@ class DenseFwdModule:
 
     def present(self, plan: Plan) -> bool:
         """Whether the spec has the kernel."""
-        return plan.dense_fwd is not None and plan.dense_fwd.sm90 is not None
+        return bool(plan.of(DenseFwdPlan).sm90)
+
+    def _numbers(self, plan: Plan) -> DenseFwdSm90Plan:
+        sm90 = plan.of(DenseFwdPlan).sm90
+        if sm90 is None:
+            raise LookupError(f"{plan.spec.name} has no {self.KERNEL}")
+        return sm90
 
     def _arguments(self, plan: Plan) -> Signature:
         arguments = (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"), ("taken_ptr", "*i32"))
-        dense_fwd, dtype = needed(plan.dense_fwd), plan.spec.model.dtype
+        dense_fwd, dtype = plan.of(DenseFwdPlan), plan.spec.model.dtype
         if SM90 not in dense_fwd.descriptor_targets:
             return arguments
-        rows = needed(dense_fwd.sm90).block_n
+        rows = self._numbers(plan).block_n
         blocks = [
             *((chunk.name, chunk.block) for chunk in dense_fwd.k_chunks),
             ("v", dense_fwd.d_v),
@@ -423,4 +452,4 @@ class DenseFwdModule:
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
-        return {(self.KERNEL, None): needed(needed(plan.dense_fwd).sm90).expected_products}
+        return {(self.KERNEL, None): self._numbers(plan).expected_products}

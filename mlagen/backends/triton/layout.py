@@ -6,10 +6,11 @@ import dataclasses
 import math
 from typing import Any
 
+from mlagen.backends.base import GeneratedFile, generated
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.plan import DENSE_DECODE_WRAPPERS, Chunk, Plan, needed
+from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, SparseDecodePlan, StoredCache
 from mlagen.plan.chunks import next_power_of_2
 from mlagen.plan.conversions import (
     EIGHT_BIT_FLOATS,
@@ -20,10 +21,10 @@ from mlagen.plan.conversions import (
     short_quotients,
 )
 
-MODULE = "_layout"
+MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
 
 WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
-READERS = (*DENSE_DECODE_WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
+READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_LANES = 8  # of the model's dtype fill a thread's widest load or store
 FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 
@@ -355,8 +356,9 @@ def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) 
     }
 
 
-def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dict[str, Any]:
-    """What the template asks for, of one of the plan's layouts and its blocks of whole tiles."""
+def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
+    """What the template asks for, of one of the caches."""
+    layout = cache.layout
     unit = unit_of(layout)
     reads = any(name in plan.spec.wrappers for name in READERS)
     writes = any(name in plan.spec.wrappers for name in WRITERS)
@@ -370,15 +372,18 @@ def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dic
         "load_parameters": _typed(arguments(layout)["load"]),
         "store_parameters": _typed(arguments(layout)["store"]),
         "pad_parameters": _typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
-        "attends": plan.sparse_decode is not None,
+        "attends": plan.find(SparseDecodePlan) is not None,
         "reads": reads,
-        "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in needed(plan.cache).chunks],
-        "loaded": [_loaded(layout, chunk) for chunk in needed(plan.cache).chunks if reads],
-        **_writes(layout, tiled if writes else ()),
+        "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in caches.chunks],
+        "loaded": [_loaded(layout, chunk) for chunk in caches.chunks if reads],
+        **_writes(layout, cache.tiled if writes else ()),
         **_conversions(layout, plan.spec.model.dtype, reads=reads, writes=writes),
     }
 
 
-def context(plan: Plan) -> dict[str, Any]:
-    """What the template asks for, of the cache's layout."""
-    return context_of(plan, needed(plan.layout), needed(plan.cache).tiled)
+def files(plan: Plan, caches: Caches) -> list[GeneratedFile]:
+    """The module that knows the bytes of a token of the cache, and that of the second one if its layout is another."""
+    found = [generated(MODULE, context(plan, caches, caches.main))]
+    if caches.other:
+        found.append(generated(EXTRA_MODULE, context(plan, caches, caches.other), MODULE))
+    return found

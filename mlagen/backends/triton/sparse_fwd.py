@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlagen.backends import sm90
+from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import splits
 from mlagen.backends.triton.common import Signature, chunk_of, tables
 from mlagen.backends.triton.splits import accumulators, attention_context, given
-from mlagen.plan import ROWS_WRAPPERS, Plan, needed
+from mlagen.plan import Plan, SparseFwdPlan
 
 MODULE = "sparse_fwd"
-SHARED = (splits, sm90.SPARSE_FWD, sm90.SWAP_AB, sm90.INDEX_UNION, sm90.SHARED_FWD)
-WRAPPERS = ROWS_WRAPPERS
 TILE_ARGUMENTS = ("ALIGNMENT", "INDEX_GROUP", "BLOCK_H", "BLOCK_N", "INDICES_AHEAD", "NUM_STAGES")
 
 
@@ -49,9 +47,8 @@ def _signatures(plan: Plan) -> dict[str, Signature]:
     }
 
 
-def context(plan: Plan) -> dict[str, Any]:
+def _context(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
     """What the template asks for."""
-    sparse = needed(plan.sparse_fwd)
     paged = plan.rows_block_size is not None
     lengths, sinks = _given(plan)
     return {
@@ -74,6 +71,12 @@ def context(plan: Plan) -> dict[str, Any]:
     }
 
 
-def exports(wrappers: list[str]) -> list[str]:
-    """Names that the package takes from the module, given the spec's wrappers that are its own."""
-    return sorted([*wrappers, "workspace_size"])
+def shared(plan: Plan, family: SparseFwdPlan) -> list[GeneratedFile]:
+    """What the family's module imports."""
+    return [splits.file(plan)]
+
+
+def modules(plan: Plan, family: SparseFwdPlan) -> list[Module]:
+    """The family's module."""
+    wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    return [Module(generated(MODULE, _context(plan, family)), sorted([*wrappers, "workspace_size"]))]

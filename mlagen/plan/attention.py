@@ -1,0 +1,112 @@
+"""What the families of attention over latent rows have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlagen.plan.chunks import Chunk
+from mlagen.plan.family import TiledFamily
+from mlagen.plan.sm90 import Registers, Sm90Plan
+from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
+from mlagen.plan.targets import TARGETS, Target
+from mlagen.plan.tiles import UNALIGNED_REASON, Tile, TileRow
+from mlagen.spec import Spec
+
+Table = tuple[tuple[str, tuple[TileRow, ...]], ...]
+
+
+class HeldRow(Protocol):
+    """A KV row as a program holds it, which says what tiles fit."""
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Its blocks as they are multiplied, in lane order."""
+
+    def row(
+        self, tile: Tile, target: Target, reason: str, max_heads: int | None = None, max_tokens: int | None = None
+    ) -> TileRow:
+        """A row of the tile table. Raises LimitError: the tile does not fit."""
+
+    def untuned(self, num_heads: int, target: Target) -> tuple[TileRow, ...]:
+        """Rows of an untuned target. Raises LimitError: not even the smallest tile fits."""
+
+    def unaligned_tile(self, target: Target) -> Tile:
+        """The tile for calls whose rows or indices are not aligned."""
+
+    def unaligned_row(self, tile: Tile, target: Target, reason: str = UNALIGNED_REASON) -> TileRow:
+        """The row of such a tile. Raises LimitError: it does not fit."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a call.
+
+    Attributes:
+        call: which, in words.
+        flops: its FLOPs.
+        bytes: fewest bytes that it moves.
+    """
+
+    call: str
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentFamily(TiledFamily[TileRow]):
+    """Numbers of attention over latent rows.
+
+    Attributes:
+        d_qk, d_v: lanes of a KV row, and of V.
+        splits: of a call's keys, and of the kernel that combines them.
+        sm90: the sm90 kernel's numbers; None without one.
+    """
+
+    d_qk: int
+    d_v: int
+    splits: SplitsPlan
+    sm90: Sm90Plan | None
+
+    @property
+    @abstractmethod
+    def held(self) -> HeldRow:
+        """A row as a program holds it."""
+
+    @abstractmethod
+    def one_token(self, num_heads: int) -> Work:
+        """The work of a call of one token."""
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Blocks of a row as it is multiplied, in lane order."""
+        return self.held.chunks
+
+    @property
+    def sm90_modules(self) -> tuple[str, ...]:
+        """Generated modules of its sm90 kernels."""
+        return () if self.sm90 is None else (f"_{self.NAME}_sm90",)
+
+    @property
+    def sm90_registers(self) -> tuple[Registers, ...]:
+        """Registers a thread of each of its sm90 kernels."""
+        return () if self.sm90 is None else (self.sm90.registers,)
+
+    def like(self, row: TileRow, tile: Tile, target: Target, reason: str, *, aligned: bool) -> TileRow:
+        """A row like another with this tile; see `TiledFamily`."""
+        if aligned:
+            return self.held.row(tile, target, reason, row.max_heads, row.max_tokens)
+        return self.held.unaligned_row(tile, target, reason)
+
+
+def unaligned_table(held: HeldRow, targets: Sequence[str]) -> Table:
+    """The rows for calls that are not aligned, by target."""
+    found = {name: held.unaligned_tile(TARGETS[name]) for name in targets}
+    return tuple((name, (held.unaligned_row(tile, TARGETS[name]),)) for name, tile in found.items())
+
+
+def splits_of(spec: Spec) -> SplitsPlan:
+    """The numbers of the splits of a spec's attention."""
+    return make_splits(PartialRow(spec.partials, spec.model.v_head_dim))
