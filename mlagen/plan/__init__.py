@@ -1,6 +1,6 @@
 """The plan: every number that follows from a spec, computed once."""
 
-from mlagen.plan.attention import LatentFamily, Work
+from mlagen.plan.attention import CachedFamily, LatentFamily, Work
 from mlagen.plan.cache import CachePlan
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.dense_decode import DenseDecodePlan
@@ -24,6 +24,7 @@ __all__ = [
     "SM90",
     "TARGETS",
     "CachePlan",
+    "CachedFamily",
     "Caches",
     "Chunk",
     "CombineTile",

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from mlagen.plan.cached_row import CachedRow
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.family import TiledFamily
+from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import Registers, Sm90Plan
 from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS, Target
@@ -99,6 +101,29 @@ class LatentFamily(TiledFamily[TileRow]):
         if aligned:
             return self.held.row(tile, target, reason, row.max_heads, row.max_tokens)
         return self.held.unaligned_row(tile, target, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedFamily(LatentFamily):
+    """Numbers of attention over a cache.
+
+    Attributes:
+        caches: what it reads.
+        cached: a row as a program holds it.
+    """
+
+    caches: Caches
+    cached: CachedRow
+
+    @property
+    def held(self) -> CachedRow:
+        """A row as a program holds it."""
+        return self.cached
+
+    @property
+    def joined(self) -> bool:
+        """Whether two blocks that are read are one in `chunks`."""
+        return len(self.chunks) < len(self.caches.chunks)
 
 
 def unaligned_table(held: HeldRow, targets: Sequence[str]) -> Table:

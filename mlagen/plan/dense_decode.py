@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mlagen import work
 from mlagen.plan import fits
-from mlagen.plan.attention import LatentFamily, Work, splits_of, unaligned_table
+from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import make_sm90
@@ -27,12 +27,10 @@ KEYS = 4096  # of the request whose one token is counted
 
 
 @dataclass(frozen=True, kw_only=True)
-class DenseDecodePlan(LatentFamily):
+class DenseDecodePlan(CachedFamily):
     """Numbers of the kernel of dense attention; its tiles hold rows, a head of a query token each.
 
     Attributes:
-        caches: what it reads.
-        cached: a row as a program holds it.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
@@ -43,8 +41,6 @@ class DenseDecodePlan(LatentFamily):
     NAME: ClassVar = fits.DENSE_DECODE
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
 
-    caches: Caches
-    cached: CachedRow
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS
@@ -73,11 +69,6 @@ class DenseDecodePlan(LatentFamily):
             cached=cached,
             window=window,
         )
-
-    @property
-    def held(self) -> CachedRow:
-        """A row as a program holds it."""
-        return self.cached
 
     def flops(self, tokens: int, num_heads: int, keys: int) -> int:
         """FLOPs of one call in which each token sees so many keys."""

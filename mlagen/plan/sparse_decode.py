@@ -9,8 +9,8 @@ from mlagen import work
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
 from mlagen.plan import fits
-from mlagen.plan.attention import LatentFamily, Work, splits_of, unaligned_table
-from mlagen.plan.cached_row import CachedRow, cached_row
+from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
+from mlagen.plan.cached_row import cached_row
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import Sm90Plan, make_sm90, reads_cache
 from mlagen.plan.targets import TARGETS
@@ -34,21 +34,17 @@ class IndexedCache:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseDecodePlan(LatentFamily):
+class SparseDecodePlan(CachedFamily):
     """Numbers of the kernels of attention over a cache.
 
     Attributes:
-        caches: what they read.
         indexed: the cache, and the second one if there is one, with their indices.
-        cached: a row as a program holds it.
     """
 
     NAME: ClassVar = fits.SPARSE_DECODE
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache",)
 
-    caches: Caches
     indexed: tuple[IndexedCache, ...]
-    cached: CachedRow
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> SparseDecodePlan | None:
@@ -75,11 +71,6 @@ class SparseDecodePlan(LatentFamily):
             indexed=_indexed(attention, layout, extra),
             cached=cached,
         )
-
-    @property
-    def held(self) -> CachedRow:
-        """A row as a program holds it."""
-        return self.cached
 
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""

@@ -9,7 +9,7 @@ from mlagen.backends.triton import layout, splits
 from mlagen.backends.triton.common import Signature, chunk_of, imported, tables
 from mlagen.backends.triton.splits import accumulators, attention_context, given, presences
 from mlagen.layout import CacheLayout
-from mlagen.plan import Caches, DenseDecodePlan, Plan, SparseDecodePlan, StoredCache
+from mlagen.plan import CachedFamily, Caches, Plan, SparseDecodePlan, StoredCache
 
 MODULE = "sparse_decode"
 
@@ -85,18 +85,18 @@ def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, A
     }
 
 
-def rows_context(plan: SparseDecodePlan | DenseDecodePlan) -> dict[str, Any]:
+def rows_context(family: CachedFamily) -> dict[str, Any]:
     """The blocks of a row as the templates of attention over a cache ask for them."""
-    chunks, v_chunks = [chunk_of(chunk) for chunk in plan.chunks], accumulators(plan.chunks)
+    chunks, v_chunks = [chunk_of(chunk) for chunk in family.chunks], accumulators(family.chunks)
     joined = None
     constants = [f"{kind}_{chunk['name'].upper()}" for chunk in chunks for kind in ("D", "START")]
     constants += [f"LANES_{chunk['name'].upper()}" for chunk in chunks if chunk["masked"]]
-    if len(plan.chunks) < len(plan.caches.chunks):  # two blocks are read, and joined
-        first, last = (chunk.name for chunk in plan.caches.chunks)
+    if family.joined:
+        first, last = (chunk.name for chunk in family.caches.chunks)
         joined = {"name": chunks[0]["name"], "first": first, "last": last}
         constants = [f"{kind}_{last.upper()}" for kind in ("D", "START")]
     return {
-        "loaded": plan.caches.chunks,
+        "loaded": family.caches.chunks,
         "joined": joined,
         "chunks": chunks,
         "v_chunks": v_chunks,
