@@ -17,6 +17,8 @@ from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import UNALIGNED_REASON, Tile, TileRow
 from mlagen.spec import Spec
 
+ANY = 1 << 30  # more rows than a token can name
+
 Table = tuple[tuple[str, tuple[TileRow, ...]], ...]
 
 

@@ -9,15 +9,13 @@ from mlagen import work
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
 from mlagen.plan import fits
-from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
+from mlagen.plan.attention import ANY, CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import cached_row
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import Sm90Plan, make_sm90, reads_cache
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import SparseAttention, Spec
-
-ANY = 1 << 30  # more rows than a token can name
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mlagen import work
 from mlagen.plan import fits
-from mlagen.plan.attention import LatentFamily, Work, splits_of, unaligned_table
+from mlagen.plan.attention import ANY, LatentFamily, Work, splits_of, unaligned_table
 from mlagen.plan.index_union import IndexUnionPlan, make_index_union
 from mlagen.plan.rows import Caches, row_chunks, rows_block_size
 from mlagen.plan.sm90 import Registers, Sm90Plan, make_sm90, make_swap_ab
@@ -15,8 +15,6 @@ from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import PlainRow
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import SparseAttention, Spec
-
-ANY = 1 << 30  # more rows than a token can name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_specs import DENSE, ROOT, dims, make_spec
 
-from mlagen.plan import SparseFwdPlan, load_plan, make_plan
+from mlagen.backends.triton import RENDERERS
+from mlagen.plan import FAMILIES, SparseFwdPlan, load_plan, make_plan
 from mlagen.plan.splits import PartialRow
-from mlagen.spec import load
+from mlagen.spec import NEEDS, load
 
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla")
@@ -78,6 +79,20 @@ def test_a_plan_has_the_layouts_of_both_caches():
     assert (plan.layout.name, plan.extra_layout.name) == ("mxfp8_v41", "nvfp4_v41")
     assert plan.extra_layout.fields[1].rule.divisor == 3.0
     assert make_plan(make_spec()).extra_layout is None
+
+
+def test_every_wrapper_is_of_a_family_that_is_rendered():
+    assert {name for kind in FAMILIES for name in kind.WRAPPERS} == set(NEEDS)
+    assert {kind.NAME for kind in FAMILIES} == set(RENDERERS)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_package_has_the_families_of_its_wrappers(path):
+    plan = load_plan(path)
+    assert {name for family in plan.wanted for name in family.WRAPPERS} >= set(plan.spec.wrappers)
+    assert plan.fits == {family.NAME: family.fits for family in plan.tiled}
+    for family in plan.families:
+        assert plan.of(type(family)) is family
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

@@ -138,3 +138,11 @@ def test_heads_in_runs_of_64_lanes_have_a_sm90_kernel(dims, block_n):
 @pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}], ids=str)
 def test_without_gluon_or_sm90_there_is_none(changes):
     assert make_plan(make_spec(**changes)).of(DenseFwdPlan).sm90 is None
+
+
+def test_work_of_a_call_by_hand():
+    plan = make_dense_fwd_plan(192, 128, "bf16", ALL, descriptors=False)
+    # 100 pairs x 4 heads x (192 + 128) multiply-adds, two FLOPs each.
+    assert plan.flops(100, 4) == 256_000
+    # q and out 10 x 4 x 320 x 2 = 25,600; k and v 20 x 2 x 320 x 2 = 25,600.
+    assert plan.bytes(10, 20, 4, 2) == 51_200

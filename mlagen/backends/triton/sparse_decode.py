@@ -50,7 +50,7 @@ def _signatures(plan: Plan, caches: Caches) -> dict[str, Signature]:
 
 def _operand(plan: Plan, one: CacheLayout, *names: str) -> str:
     """What one list of indices is passed as: `names` of cache, indices, length and scale, as far as there are any."""
-    there = (True, True, presences(plan)[1] != "none", one.tensor_scale)
+    there = (True, True, presences(plan).topk_length != "none", one.tensor_scale)
     return ", ".join(name for name, given in zip(names, there, strict=True) if given)
 
 

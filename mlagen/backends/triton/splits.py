@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from mlagen.backends.base import GeneratedFile, generated
 from mlagen.backends.triton.common import Signature, chunk_of, common
@@ -25,7 +25,7 @@ def _signature(plan: Plan) -> Signature:
             ("empty_lse", "fp32"),
             *((name, "i64") for name in ("out_token_stride", "out_head_stride", "lse_token_stride")),
         )
-    sink = (("attn_sink_ptr", "*fp32"),) if presences(plan)[0] != "none" else ()
+    sink = (("attn_sink_ptr", "*fp32"),) if presences(plan).attn_sink != "none" else ()
     return (
         ("partial_ptr", "*fp32"),
         *sink,
@@ -47,10 +47,19 @@ def accumulators(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
     return [{**chunk, "acc": acc} for chunk, acc in zip(in_v, names, strict=True)]
 
 
-def presences(plan: Plan) -> tuple[Presence, Presence]:
+class Presences(NamedTuple):
     """Whether attention takes a sink, and lengths of lists of indices."""
+
+    attn_sink: Presence = "none"
+    topk_length: Presence = "none"
+
+
+def presences(plan: Plan) -> Presences:
+    """Those of a plan's attention."""
     attention = plan.spec.attention
-    return (attention.attn_sink, attention.topk_length) if isinstance(attention, SparseAttention) else ("none", "none")
+    if not isinstance(attention, SparseAttention):
+        return Presences()
+    return Presences(attention.attn_sink, attention.topk_length)
 
 
 def given(presence: Presence, name: str) -> list[str]:
