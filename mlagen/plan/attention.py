@@ -11,7 +11,7 @@ from mlagen.plan.cached_row import CachedRow
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.family import TiledFamily
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import Registers, Sm90Plan
+from mlagen.plan.sm90 import Sm90Plan
 from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import UNALIGNED_REASON, Tile, TileRow
@@ -66,7 +66,6 @@ class LatentFamily(TiledFamily[TileRow]):
     Attributes:
         d_qk, d_v: lanes of a KV row, and of V.
         splits: of a call's keys, and of the kernel that combines them.
-        sm90: the sm90 kernel's numbers; None without one.
     """
 
     d_qk: int
@@ -87,16 +86,6 @@ class LatentFamily(TiledFamily[TileRow]):
     def chunks(self) -> tuple[Chunk, ...]:
         """Blocks of a row as it is multiplied, in lane order."""
         return self.held.chunks
-
-    @property
-    def sm90_modules(self) -> tuple[str, ...]:
-        """Generated modules of its sm90 kernels."""
-        return () if self.sm90 is None else (f"_{self.NAME}_sm90",)
-
-    @property
-    def sm90_registers(self) -> tuple[Registers, ...]:
-        """Registers a thread of each of its sm90 kernels."""
-        return () if self.sm90 is None else (self.sm90.registers,)
 
     def like(self, row: TileRow, tile: Tile, target: Target, reason: str, *, aligned: bool) -> TileRow:
         """A row like another with this tile; see `TiledFamily`."""

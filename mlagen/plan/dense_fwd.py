@@ -16,7 +16,7 @@ from mlagen.plan import fits
 from mlagen.plan.chunks import Chunk, make_chunks
 from mlagen.plan.family import TiledFamily
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import SM90, DenseFwdSm90Plan, Registers, make_dense_fwd_sm90
+from mlagen.plan.sm90 import SM90, DenseFwdSm90Plan, make_dense_fwd_sm90
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import UNALIGNED_REASON, DenseFwdRow, DenseFwdTile, row_bytes
 from mlagen.plan.tuned import Tuned
@@ -38,7 +38,6 @@ class DenseFwdPlan(TiledFamily[DenseFwdRow]):
         k_chunks, v_chunks: blocks of a row of k (q is cut likewise) and of v, in lane order.
         descriptor_targets: targets that copy blocks of k and v by tensor descriptor; the others load them by pointers.
         cached_bytes: bytes of K and V of the heads that run side by side.
-        sm90: the sm90 kernel's numbers; None without one.
     """
 
     NAME: ClassVar = fits.DENSE_FWD
@@ -63,16 +62,6 @@ class DenseFwdPlan(TiledFamily[DenseFwdRow]):
         described = heads.addressing == "descriptors"
         dims, dtype = (heads.qk_head_dim, heads.v_head_dim), spec.model.dtype
         return make_dense_fwd_plan(*dims, dtype, targets, sm90, descriptors=described)
-
-    @property
-    def sm90_modules(self) -> tuple[str, ...]:
-        """Generated modules of its sm90 kernels."""
-        return () if self.sm90 is None else ("_dense_fwd_sm90",)
-
-    @property
-    def sm90_registers(self) -> tuple[Registers, ...]:
-        """Registers a thread of each of its sm90 kernels."""
-        return () if self.sm90 is None else (self.sm90.registers,)
 
     def like(self, row: DenseFwdRow, tile: DenseFwdTile, target: Target, reason: str, *, aligned: bool) -> DenseFwdRow:
         """A row like another with this tile; see `TiledFamily`."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from mlagen.plan.replacements import Replacement, Row, split_table
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import Registers
+from mlagen.plan.sm90 import DenseFwdSm90Plan, Registers, Sm90Plan
 from mlagen.plan.targets import Target
 from mlagen.plan.tritons import has_versions
 from mlagen.plan.tuned import Tuned
@@ -68,11 +68,23 @@ class TiledFamily(Family, Generic[Row]):
         fits: what its tables hold for; see `plan.fits`.
         tiles: rows of the tile table by target.
         unaligned: the same of calls that are not aligned: one row, or one a run of Tritons.
+        sm90: the sm90 kernel's numbers; None without one.
     """
 
     fits: str
     tiles: tuple[tuple[str, tuple[Row, ...]], ...]
     unaligned: tuple[tuple[str, tuple[Row, ...]], ...]
+    sm90: Sm90Plan | DenseFwdSm90Plan | None
+
+    @property
+    def sm90_modules(self) -> tuple[str, ...]:
+        """Generated modules of its sm90 kernels."""
+        return () if self.sm90 is None else (f"_{self.NAME}_sm90",)
+
+    @property
+    def sm90_registers(self) -> tuple[Registers, ...]:
+        """Registers a thread of each of its sm90 kernels."""
+        return () if self.sm90 is None else (self.sm90.registers,)
 
     @abstractmethod
     def like(self, row: Row, tile: Any, target: Target, reason: str, *, aligned: bool) -> Row:
