@@ -1,4 +1,4 @@
-"""The work of an attention call: its FLOPs and the fewest bytes it must move, from plain integers.
+"""The work of a call: its FLOPs and the fewest bytes it must move, from plain integers.
 
 Bytes are those that are read or written once; what a kernel reads again costs it time, not credit.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 ITEMSIZE = 2  # bytes of an element of q, of out and of a row that is not quantised
 INDEX_BYTES = 4
+SLOT_BYTES = 8
 
 
 def flops(tokens: int, num_heads: int, keys: int, d_qk: int, d_v: int) -> int:
@@ -22,3 +23,35 @@ def distinct_rows(tokens: int, topk: int, s_kv: int) -> int:
 def attention_bytes(tokens: int, num_heads: int, keys: int, d_qk: int, d_v: int, kv_bytes: int) -> int:
     """Bytes of attention: q, out and indices once, and `kv_bytes` of KV rows."""
     return tokens * num_heads * (d_qk + d_v) * ITEMSIZE + tokens * keys * INDEX_BYTES + kv_bytes
+
+
+def write_bytes(tokens: int, lanes: int, row_bytes: int) -> int:
+    """Bytes of writing tokens to a cache: their rows as the model computes them, their slots, the rows as stored.
+
+    Args:
+        tokens: how many.
+        lanes: of a row.
+        row_bytes: bytes of a row as it is stored.
+    """
+    return tokens * (lanes * ITEMSIZE + SLOT_BYTES + row_bytes)
+
+
+def gather_bytes(tokens: int, lanes: int, row_bytes: int, pages: int, *, integers: int) -> int:
+    """Bytes of gathering tokens from a cache: rows as stored and as read, the table of `pages`, other integers."""
+    return tokens * (row_bytes + lanes * ITEMSIZE) + (pages + integers) * INDEX_BYTES
+
+
+def map_bytes(tokens: int, topk: int, pages: int, *, counts: bool) -> int:
+    """Bytes of mapping indices to slots: both of them, each token's request, the table of `pages`; valid ones counted.
+
+    Args:
+        tokens, topk: sizes of the call.
+        pages: entries of the block table that its indices name, at most.
+        counts: each token's flag is read, a byte, and its count written.
+    """
+    return (2 * tokens * topk + tokens + min(pages, tokens * topk)) * INDEX_BYTES + counts * tokens * (1 + INDEX_BYTES)
+
+
+def combine_bytes(tokens: int, topk: int, width: int, requests: int) -> int:
+    """Bytes of combining full rows of `topk` indices with a window to rows of `width`; three integers a request."""
+    return (tokens * (topk + width + 1) + 3 * requests + 1) * INDEX_BYTES

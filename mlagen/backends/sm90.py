@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context, dense_decode_signature
-from mlagen.plan import SM90, Plan, Sm90Plan, needed
+from mlagen.plan import (
+    SM90,
+    DenseDecodePlan,
+    DenseFwdPlan,
+    Plan,
+    Sm90Plan,
+    SparseDecodePlan,
+    SparseFwdPlan,
+)
 from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, Registers, register_columns
 from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
@@ -45,6 +53,21 @@ def _register_split(registers: Registers) -> str:
     return f"{{{others}}}.get(TRITON, {split})"
 
 
+Part = TypeVar("Part")
+
+
+def _there(part: Part | None) -> Part:
+    """A part that the plan has, since the kernel that asks for it is in the package."""
+    if part is None:
+        raise LookupError("the plan has no such part")
+    return part
+
+
+def _sm90_of(plan: Plan, kind: type[SparseFwdPlan | SparseDecodePlan | DenseDecodePlan]) -> Sm90Plan | None:
+    family = plan.find(kind)
+    return family.sm90 if family else None
+
+
 @dataclass(frozen=True)
 class Sm90Module:
     """A generated module with the sm90 kernel of one family, as the list of a package's modules takes it.
@@ -76,7 +99,7 @@ class Sm90Module:
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
-        sm90 = needed(self.plan_of(plan))
+        sm90 = _there(self.plan_of(plan))
         return {
             **attention_context(plan),
             "sm90": sm90,
@@ -85,13 +108,13 @@ class Sm90Module:
             "register_split": _register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if sm90.d_tail else "NEG_LARGE",
             "slack": SLACK,
-            "scaled": needed(plan.splits).partials.scaled,
+            "scaled": plan.splits.partials.scaled,
             **self.details(plan),
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
-        return {(self.kernel, None): needed(self.plan_of(plan)).expected_products}
+        return {(self.kernel, None): _there(self.plan_of(plan)).expected_products}
 
 
 def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> tuple[str, ...]:
@@ -160,7 +183,7 @@ def _rows_details(plan: Plan) -> dict[str, Any]:
 
 
 def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
-    sm90, scaled = needed(needed(plan.sparse_fwd).sm90), needed(plan.splits).partials.scaled
+    sm90, scaled = _there(plan.of(SparseFwdPlan).sm90), plan.splits.partials.scaled
     return {
         **_rows_details(plan),
         "p0": _p0(sm90),
@@ -171,7 +194,7 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
 SPARSE_FWD = Sm90Module(
     MODULE="_sparse_fwd_sm90",
     TEMPLATE="sm90/sparse_fwd",
-    plan_of=lambda plan: plan.sparse_fwd.sm90 if plan.sparse_fwd else None,
+    plan_of=lambda plan: _sm90_of(plan, SparseFwdPlan),
     arguments=_sparse_fwd_arguments,
     details=_sparse_fwd_details,
 )
@@ -182,12 +205,12 @@ class SwapAbModule(Sm90Module):
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Those of each number of heads that a program holds."""
-        return {(self.kernel, one.block_h): one.expected_products for one in needed(plan.sparse_fwd).swap_ab}
+        return {(self.kernel, one.block_h): one.expected_products for one in plan.of(SparseFwdPlan).swap_ab}
 
 
 def _swap_ab_details(plan: Plan) -> dict[str, Any]:
-    plans = needed(plan.sparse_fwd).swap_ab
-    sm90, scaled = plans[0], needed(plan.splits).partials.scaled
+    plans = plan.of(SparseFwdPlan).swap_ab
+    sm90, scaled = plans[0], plan.splits.partials.scaled
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
     statistics = ("m0", "l0", "top0", "m1", "l1", "top1")
     exponents = ("exponents0", "exponents1") if scaled else ()
@@ -211,7 +234,7 @@ def _swap_ab_arguments(plan: Plan) -> Signature:
 SWAP_AB = SwapAbModule(
     MODULE="_sparse_fwd_sm90_swap_ab",
     TEMPLATE="sm90/sparse_fwd_swap_ab",
-    plan_of=lambda plan: next(iter(plan.sparse_fwd.swap_ab), None) if plan.sparse_fwd else None,
+    plan_of=lambda plan: next(iter(found.swap_ab), None) if (found := plan.find(SparseFwdPlan)) else None,
     arguments=_swap_ab_arguments,
     details=_swap_ab_details,
     constexprs=("BLOCK_H",),
@@ -226,7 +249,7 @@ def _sparse_decode_arguments(plan: Plan) -> Signature:
     sizes: list[tuple[str, str]] = []
     strides = [("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32")]
     second = [] if plan.extra_layout is None else [("extra_", plan.extra_layout)]
-    for prefix, one in (("", needed(plan.layout)), *second):
+    for prefix, one in (("", _there(plan.layout)), *second):
         inputs += [(f"{prefix}k_cache_ptr", "*u8"), (f"{prefix}indices_ptr", "*i32")]
         inputs += [(f"{prefix}{name}", kind) for name, kind in _length(plan)]
         sizes += [(f"{prefix}{name}", "i32") for name in ("num_slots", "page_size", "topk")]
@@ -258,8 +281,8 @@ def _power(exponent: int, mantissa: int) -> dict[str, Any]:
 
 
 def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
-    layout, extra_layout, dtype = needed(plan.layout), plan.extra_layout, plan.spec.model.dtype
-    sm90, scaled = needed(needed(plan.sparse_decode).sm90), needed(plan.splits).partials.scaled
+    layout, extra_layout, dtype = _there(plan.layout), plan.extra_layout, plan.spec.model.dtype
+    sm90, scaled = _there(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
     other = None if extra_layout == layout else extra_layout
     stored = StoredRows(sm90, layout, other, dual=extra_layout is not None)
     is_fp32 = stored.scales.dtype == "fp32"
@@ -300,7 +323,7 @@ def _union_arguments(plan: Plan) -> Signature:
 
 
 def _union_details(plan: Plan) -> dict[str, Any]:
-    union = needed(plan.union)
+    union = _there(plan.union)
     details = _rows_details(plan)
     return {
         **details,
@@ -358,6 +381,10 @@ class UnionLists:
             "union": plan.union,
         }
 
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """None: it multiplies nothing."""
+        return {}
+
 
 INDEX_UNION = UnionLists()
 
@@ -365,7 +392,7 @@ INDEX_UNION = UnionLists()
 SPARSE_DECODE = Sm90Module(
     MODULE="_sparse_decode_sm90",
     TEMPLATE="sm90/sparse_decode",
-    plan_of=lambda plan: plan.sparse_decode.sm90 if plan.sparse_decode else None,
+    plan_of=lambda plan: _sm90_of(plan, SparseDecodePlan),
     arguments=_sparse_decode_arguments,
     details=_sparse_decode_details,
 )
@@ -379,8 +406,8 @@ def _dense_decode_arguments(plan: Plan) -> Signature:
 
 
 def _dense_decode_details(plan: Plan) -> dict[str, Any]:
-    dense_decode, partials = needed(plan.dense_decode), needed(plan.splits).partials
-    sm90 = needed(dense_decode.sm90)
+    dense_decode, partials = plan.of(DenseDecodePlan), plan.splits.partials
+    sm90 = _there(dense_decode.sm90)
     d_v = "D_V, " if sm90.d_tail or not partials.rounds else ""
     return {
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
@@ -394,7 +421,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
 DENSE_DECODE = Sm90Module(
     MODULE="_dense_decode_sm90",
     TEMPLATE="sm90/dense_decode",
-    plan_of=lambda plan: plan.dense_decode.sm90 if plan.dense_decode else None,
+    plan_of=lambda plan: _sm90_of(plan, DenseDecodePlan),
     arguments=_dense_decode_arguments,
     details=_dense_decode_details,
 )
@@ -418,14 +445,14 @@ class DenseFwdModule:
 
     def present(self, plan: Plan) -> bool:
         """Whether the spec has the kernel."""
-        return plan.dense_fwd is not None and plan.dense_fwd.sm90 is not None
+        return bool(plan.of(DenseFwdPlan).sm90)
 
     def _arguments(self, plan: Plan) -> Signature:
         arguments = (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"), ("taken_ptr", "*i32"))
-        dense_fwd, dtype = needed(plan.dense_fwd), plan.spec.model.dtype
+        dense_fwd, dtype = plan.of(DenseFwdPlan), plan.spec.model.dtype
         if SM90 not in dense_fwd.descriptor_targets:
             return arguments
-        rows = needed(dense_fwd.sm90).block_n
+        rows = _there(dense_fwd.sm90).block_n
         blocks = [
             *((chunk.name, chunk.block) for chunk in dense_fwd.k_chunks),
             ("v", dense_fwd.d_v),
@@ -439,7 +466,7 @@ class DenseFwdModule:
         names = [chunk["name"] for chunk in values["k_chunks"]]
         k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in values["k_chunks"]]
         blocks = ", ".join(f"D_{name.upper()}.value" for name in names)
-        sm90 = needed(needed(plan.dense_fwd).sm90)
+        sm90 = _there(plan.of(DenseFwdPlan).sm90)
         return {
             **values,
             "kernel": self.KERNEL,
@@ -458,4 +485,4 @@ class DenseFwdModule:
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
-        return {(self.KERNEL, None): needed(needed(plan.dense_fwd).sm90).expected_products}
+        return {(self.KERNEL, None): _there(plan.of(DenseFwdPlan).sm90).expected_products}

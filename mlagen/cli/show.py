@@ -23,14 +23,21 @@ from mlagen.emit import render
 from mlagen.emit.render import template_dir
 from mlagen.errors import SpecErrors, ToolError, UnprovedError, UsageError
 from mlagen.layout import layouts_of
-from mlagen.plan import IndexUnionPlan, Plan, Sm90Plan, Sm90Row, SparseDecodePlan, SparseFwdPlan, load_plan
+from mlagen.plan import (
+    FAMILIES,
+    CachePlan,
+    IndexUnionPlan,
+    LatentFamily,
+    Plan,
+    Sm90Plan,
+    Sm90Row,
+    SparseFwdPlan,
+    load_plan,
+)
 from mlagen.plan.sm90 import Registers
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
-
-DENSE_DECODE_KEYS = 4096  # at which a call of dense attention is counted
-ANY = 1 << 30  # more rows than a token can name
 
 
 @click.group(cls=Group)
@@ -52,45 +59,39 @@ def show_plan(spec: Path, as_json: bool) -> None:
     rows = f"d_qk {plan.d_qk} = {dims.kv_lora_rank} latent + {dims.qk_rope_head_dim} RoPE, d_v {plan.d_v}, "
     topk = f"topk {attention.topk}, " if isinstance(attention, SparseAttention) else ""
     out.print(f"{rows if plan.d_qk else ''}{dims.num_heads} heads, {topk}{dims.dtype}")
-    for chunk in plan.sparse_fwd.chunks if plan.sparse_fwd else ():
+    sparse_fwd, cache = plan.find(SparseFwdPlan), plan.find(CachePlan)
+    for chunk in sparse_fwd.chunks if sparse_fwd else ():
         lanes = f"lanes [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
         out.print(f"{chunk.name}: {lanes}{', part of V' if chunk.in_v else ''}", markup=False)
-    splits, cache = plan.splits, plan.cache
-    writer = [] if cache is None else [f"cache writer: {cache.block_t} tokens a program"]
-    if splits is not None:
+    launches = [f"cache writer: {cache.block_t} tokens a program"] if cache else []
+    if plan.latent:
+        splits = plan.splits
         out.print(
             f"splits: at most {splits.max_splits}; a program costs {splits.split_overhead} steps and a merge "
             f"{splits.combine_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
             f"workspace {splits.workspace_bytes >> 20} MiB, partials in {splits.partials.dtype}"
         )
         combine = f"combine: {', '.join(f'{tile.block_s} splits x {tile.block_d} lanes' for tile in splits.combine)}"
-        writer = [combine, *writer]
-    out.print("; ".join(writer))
+        launches = [combine, *launches]
+    if launches:
+        out.print("; ".join(launches))
     for text in plan.fits.values():
         out.print(f"tiles hold for: {text}", markup=False)
-    heads = dims.num_heads
-    if plan.sparse_fwd is not None:
-        _print_tiles("one token", plan.flops(1, heads), plan.bytes_moved(1, heads, ANY), plan.sparse_fwd)
-    if plan.sparse_decode is not None:
-        moved = plan.bytes_sparse_decode(1, heads, *(ANY for _ in plan.sparse_decode_topks))
-        _print_tiles("one token over the cache", plan.flops_sparse_decode(1, heads), moved, plan.sparse_decode)
-    if plan.dense_decode is not None:
-        flops, moved = (
-            plan.flops_dense_decode(1, heads, DENSE_DECODE_KEYS),
-            plan.bytes_dense_decode(1, heads, DENSE_DECODE_KEYS),
-        )
-        _print_tiles(f"one token over {DENSE_DECODE_KEYS:,} keys", flops, moved, plan.dense_decode)
+    for family in plan.latent:
+        _print_tiles(family, dims.num_heads)
 
 
-def _print_tiles(call: str, flops: int, moved: int, kernels: SparseFwdPlan | SparseDecodePlan) -> None:
-    """Prints the work of a call, and the tables and the sm90 kernel of what does it."""
-    out.print(f"\n{call}: {flops / 1e6:,.0f} MFLOP, {moved / 1e6:,.2f} MB, {flops / moved:,.0f} FLOP a byte\n")
+def _print_tiles(family: LatentFamily, num_heads: int) -> None:
+    """Prints the work of a token's call, and the tables and the sm90 kernels of what does it."""
+    work = family.one_token(num_heads)
+    cost = f"{work.flops / 1e6:,.0f} MFLOP, {work.bytes / 1e6:,.2f} MB, {work.flops / work.bytes:,.0f} FLOP a byte"
+    out.print(f"\n{work.call}: {cost}\n")
     table = Table(box=None, header_style="bold")
-    by_version = has_versions(kernels.tiles)
+    by_version = has_versions(family.tiles)
     versions = ("triton",) if by_version else ()
     for name in ("target", "heads", "tokens", *versions, "tile", "a multiprocessor", "shared", "why"):
         table.add_column(name, justify="right" if name in ("heads", "tokens", "a multiprocessor", "shared") else "left")
-    for target, rows in kernels.tiles:
+    for target, rows in family.tiles:
         for row in rows:
             table.add_row(
                 target,
@@ -103,13 +104,13 @@ def _print_tiles(call: str, flops: int, moved: int, kernels: SparseFwdPlan | Spa
                 row.reason,
             )
     out.print(table)
-    if kernels.sm90 is not None:
-        _print_sm90(kernels.sm90)
-    if isinstance(kernels, SparseFwdPlan):
-        for swap_ab in kernels.swap_ab:
+    if family.sm90 is not None:
+        _print_sm90(family.sm90)
+    if isinstance(family, SparseFwdPlan):
+        for swap_ab in family.swap_ab:
             _print_swap_ab(swap_ab)
-    if isinstance(kernels, SparseFwdPlan) and kernels.union is not None:
-        _print_union(kernels.union)
+        if family.union is not None:
+            _print_union(family.union)
 
 
 def _print_sm90(sm90: Sm90Plan) -> None:
@@ -173,10 +174,8 @@ def _plan_json(plan: Plan) -> dict[str, object]:
         "fits": plan.fits,
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
-        "sparse_fwd": None if plan.sparse_fwd is None else dataclasses.asdict(plan.sparse_fwd),
-        "sparse_decode": None if plan.sparse_decode is None else dataclasses.asdict(plan.sparse_decode),
-        "dense_decode": None if plan.dense_decode is None else dataclasses.asdict(plan.dense_decode),
-        "cache": None if plan.cache is None else dataclasses.asdict(plan.cache),
+        **{kind.NAME: None for kind in FAMILIES},
+        **{family.NAME: dataclasses.asdict(family) for family in plan.families},
     }
 
 

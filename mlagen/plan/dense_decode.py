@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
-from mlagen.plan.cache import CachePlan
-from mlagen.plan.sm90 import Sm90Plan
-from mlagen.plan.sparse_decode import CachedRow, SparseDecodePlan, sparse_decode, unaligned_table
+from mlagen import work
+from mlagen.plan import fits
+from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
+from mlagen.plan.cached_row import CachedRow, cached_row
+from mlagen.plan.rows import Caches
+from mlagen.plan.sm90 import make_sm90
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import WIDE_ROWS, Tile, TileRow
+from mlagen.plan.tuned import Tuned
 from mlagen.spec import DenseAttention, Spec
 
-DENSE_DECODE_WRAPPERS = ("flash_mla_with_kvcache", "decode_attention_fwd")
 # Query tokens of a request share a tile, so that calls have more rows than the model has heads.
 MOST_ROWS = 128
 REQUEST_OVERHEAD = 1
@@ -20,23 +23,65 @@ COMBINE_UNITS = 6
 BATCH_INVARIANT_SPLIT = 1024
 BLOCK_B = 256
 WINDOW_BLOCK_N = 32
+KEYS = 4096  # of the request whose one token is counted
 
 
-@dataclass(frozen=True)
-class DenseDecodePlan(SparseDecodePlan):
+@dataclass(frozen=True, kw_only=True)
+class DenseDecodePlan(CachedFamily):
     """Numbers of the kernel of dense attention; its tiles hold rows, a head of a query token each.
 
     Attributes:
+        window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
         batch_invariant_split: keys a split where its bounds depend on the row alone.
         block_b: requests whose lengths a program reads at a time.
     """
 
+    NAME: ClassVar = fits.DENSE_DECODE
+    WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
+
+    window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS
     batch_invariant_split: int = BATCH_INVARIANT_SPLIT
     block_b: int = BLOCK_B
+
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> DenseDecodePlan | None:
+        """Derives the numbers; see `Family`."""
+        attention, dims = spec.attention, spec.model
+        if caches is None or not isinstance(attention, DenseAttention) or not cls.wanted(spec):
+            return None
+        layout, window = caches.main.layout, attention.window
+        cached = cached_row(layout, None, caches.chunks)
+        text = fits.dense_decode(spec, cached.chunks, layout, caches.main.block_size, window)
+        found = tuned.rows(text, spec.targets, cached.row)
+        return cls(
+            fits=text,
+            tiles=tuple((name, found.get(name) or _untuned(cached, window, TARGETS[name])) for name in spec.targets),
+            unaligned=unaligned_table(cached, spec.targets),
+            d_qk=dims.kv_lora_rank + dims.qk_rope_head_dim,
+            d_v=dims.v_head_dim,
+            splits=splits_of(spec),
+            sm90=None if layout.quantised else make_sm90(spec, tuned.sm90_rows(text)),
+            caches=caches,
+            cached=cached,
+            window=window,
+        )
+
+    def flops(self, tokens: int, num_heads: int, keys: int) -> int:
+        """FLOPs of one call in which each token sees so many keys."""
+        return work.flops(tokens, num_heads, keys, self.d_qk, self.d_v)
+
+    def bytes(self, tokens: int, num_heads: int, keys: int) -> int:
+        """Fewest bytes of such a call of one query token a request: q and out once, and each token's keys as stored."""
+        kv_bytes = tokens * keys * self.caches.main.layout.row_bytes
+        return work.attention_bytes(tokens, num_heads, 0, self.d_qk, self.d_v, kv_bytes)
+
+    def one_token(self, num_heads: int) -> Work:
+        """The work of a call of one token."""
+        return Work(f"one token over {KEYS:,} keys", self.flops(1, num_heads, KEYS), self.bytes(1, num_heads, KEYS))
 
 
 def spills_with_window(tile: Tile, target: Target) -> bool:
@@ -52,37 +97,7 @@ def _spared(row: TileRow, cached: CachedRow, target: Target) -> TileRow:
     return cached.row(tile, target, "with registers for the bounds of a window", row.max_heads, row.max_tokens)
 
 
-def make_dense_decode_plan(
-    spec: Spec,
-    cached: CachedRow,
-    cache: CachePlan,
-    sm90: Sm90Plan | None = None,
-    tuned: Mapping[str, Sequence[TileRow]] | None = None,
-) -> DenseDecodePlan:
-    """Derives the numbers.
-
-    Args:
-        spec: the validated spec.
-        cached: the row.
-        cache: the cache's plan, which says in what blocks a row is read.
-        sm90: the sm90 kernel's numbers; None without one.
-        tuned: rows of the tile table that a sweep found, by target; targets without take the defaults.
-
-    Raises:
-        LimitError: a target cannot hold any tile of these rows; one line with the arithmetic.
-    """
-    found = tuned or {}
-
-    def rows(name: str) -> tuple[TileRow, ...]:
-        chosen = sparse_decode(MOST_ROWS, cached, TARGETS[name])
-        if not isinstance(spec.attention, DenseAttention) or spec.attention.window is None:
-            return chosen
-        return tuple(_spared(row, cached, TARGETS[name]) for row in chosen)
-
-    return DenseDecodePlan(
-        cached=cached,
-        loaded=cache.chunks,
-        tiles=tuple((name, tuple(found.get(name) or rows(name))) for name in spec.targets),
-        unaligned=unaligned_table(cached, spec.targets),
-        sm90=sm90,
-    )
+def _untuned(cached: CachedRow, window: int | None, target: Target) -> tuple[TileRow, ...]:
+    """Rows of an untuned target."""
+    rows = cached.untuned(MOST_ROWS, target)
+    return rows if window is None else tuple(_spared(row, cached, target) for row in rows)

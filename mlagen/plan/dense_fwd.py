@@ -8,13 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from mlagen import work
 from mlagen.errors import LimitError
+from mlagen.plan import fits
 from mlagen.plan.chunks import Chunk, make_chunks
-from mlagen.plan.sm90 import DenseFwdSm90Plan
-from mlagen.plan.targets import Target
-from mlagen.plan.tiles import UNALIGNED_REASON, row_bytes
-from mlagen.plan.tritons import TableRow
+from mlagen.plan.family import TiledFamily
+from mlagen.plan.rows import Caches
+from mlagen.plan.sm90 import SM90, DenseFwdSm90Plan, make_dense_fwd_sm90
+from mlagen.plan.targets import TARGETS, Target
+from mlagen.plan.tiles import UNALIGNED_REASON, DenseFwdRow, DenseFwdTile, row_bytes
+from mlagen.plan.tuned import Tuned
+from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
 
 CACHED_BYTES = 24 << 20  # of K and V, of which programs that run side by side should find most in L2
@@ -23,73 +29,42 @@ LOAD_LANES = 8  # of 16 bytes, behind one address of two registers
 BARRIER_BYTES = 1024  # for barriers of copies by descriptor and of tcgen05, with what aligns the tiles behind them
 
 
-@dataclass(frozen=True)
-class DenseFwdTile:
-    """Launch parameters.
-
-    Attributes:
-        block_m: rows of one request and head that a program holds.
-        block_n: keys it takes a step.
-        num_warps: warps a program.
-        num_stages: software-pipeline depth of the loop over keys.
-    """
-
-    block_m: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-
-    def __str__(self) -> str:
-        return f"{self.block_m}x{self.block_n} w{self.num_warps} s{self.num_stages}"
-
-
-@dataclass(frozen=True)
-class DenseFwdRow(TableRow):
-    """The tile of calls whose longest request has at most so many rows; None: any number.
-
-    Attributes:
-        max_queries: rows of the longest request.
-        tile: the tile.
-        expected_shared: bytes of shared memory a program is expected to need.
-        reason: why this tile.
-    """
-
-    max_queries: int | None
-    tile: DenseFwdTile
-    expected_shared: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class DenseFwdPlan:
+@dataclass(frozen=True, kw_only=True)
+class DenseFwdPlan(TiledFamily[DenseFwdRow]):
     """Numbers of the kernels.
 
     Attributes:
         d_qk, d_v: lanes of a row of q and k, and of v.
         k_chunks, v_chunks: blocks of a row of k (q is cut likewise) and of v, in lane order.
         descriptor_targets: targets that copy blocks of k and v by tensor descriptor; the others load them by pointers.
-        tiles: rows of the tile table by target.
-        unaligned: the same of calls whose rows do not begin at 16 bytes: one row, or one a run of Tritons.
         cached_bytes: bytes of K and V of the heads that run side by side.
-        sm90: the sm90 kernel's numbers; None without one.
     """
+
+    NAME: ClassVar = fits.DENSE_FWD
+    WRAPPERS: ClassVar = ("flash_attn_varlen_func",)
 
     d_qk: int
     d_v: int
     k_chunks: tuple[Chunk, ...]
     v_chunks: tuple[Chunk, ...]
     descriptor_targets: tuple[str, ...]
-    tiles: tuple[tuple[str, tuple[DenseFwdRow, ...]], ...]
-    unaligned: tuple[tuple[str, tuple[DenseFwdRow, ...]], ...]
     cached_bytes: int
     sm90: DenseFwdSm90Plan | None
 
-    def row(self, like: DenseFwdRow, tile: DenseFwdTile, target: Target, reason: str, *, aligned: bool) -> DenseFwdRow:
-        """A row like another with this tile.
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> DenseFwdPlan | None:
+        """Derives the numbers; see `Family`."""
+        heads = spec.multi_head
+        if heads is None or not cls.wanted(spec):
+            return None
+        targets = [TARGETS[name] for name in spec.targets]
+        sm90 = make_dense_fwd_sm90(spec, TARGETS[SM90].shared_limit)
+        described = heads.addressing == "descriptors"
+        dims, dtype = (heads.qk_head_dim, heads.v_head_dim), spec.model.dtype
+        return make_dense_fwd_plan(*dims, dtype, targets, sm90, descriptors=described)
 
-        Raises:
-            LimitError: the tile needs more shared memory than the target gives a program.
-        """
+    def like(self, row: DenseFwdRow, tile: DenseFwdTile, target: Target, reason: str, *, aligned: bool) -> DenseFwdRow:
+        """A row like another with this tile; see `TiledFamily`."""
         described = aligned and target.name in self.descriptor_targets
         shared = expected_shared(tile, self.k_chunks, self.v_chunks, target, descriptors=described)
         if shared > target.shared_limit:
@@ -97,11 +72,16 @@ class DenseFwdPlan:
                 f"{target.name}: tile {tile} of multi-head attention needs {shared:,} bytes of shared memory, "
                 f"{shared - target.shared_limit:,} more than the {target.shared_limit:,} a program gets"
             )
-        return replace(like, tile=tile, expected_shared=shared, reason=reason)
+        return replace(row, tile=tile, expected_shared=shared, reason=reason)
 
     def flops(self, pairs: int, num_heads: int) -> int:
         """FLOPs of a call with so many pairs of a row and a key that it sees."""
-        return 2 * pairs * num_heads * (self.d_qk + self.d_v)
+        return work.flops(1, num_heads, pairs, self.d_qk, self.d_v)
+
+    def bytes(self, queries: int, keys: int, num_heads: int, num_kv_heads: int) -> int:
+        """Fewest bytes of a call of so many rows of q and of k: q, k, v and out once."""
+        kv_bytes = keys * num_kv_heads * (self.d_qk + self.d_v) * ITEMSIZE
+        return work.attention_bytes(queries, num_heads, 0, self.d_qk, self.d_v, kv_bytes)
 
 
 # Most wanted first, by the instruction that tl.dot becomes. Last those of very wide heads.
@@ -203,6 +183,7 @@ def make_rows(
 def make_dense_fwd_plan(
     d_qk: int,
     d_v: int,
+    dtype: str,
     targets: Iterable[Target],
     sm90: DenseFwdSm90Plan | None = None,
     *,
@@ -212,6 +193,7 @@ def make_dense_fwd_plan(
 
     Args:
         d_qk, d_v: lanes of a row of q and k, and of v.
+        dtype: of all of them.
         targets: the spec's.
         sm90: the sm90 kernel's numbers; None without one.
         descriptors: targets with hardware for it copy blocks of k and v by tensor descriptor.
@@ -224,6 +206,7 @@ def make_dense_fwd_plan(
     described = tuple(target.name for target in targets if descriptors and target.copies_tensors)
     rows = {target.name: make_rows(k, v, target, descriptors=target.name in described) for target in targets}
     return DenseFwdPlan(
+        fits=fits.dense_fwd(dtype, k, v, descriptors=descriptors),
         d_qk=d_qk,
         d_v=d_v,
         k_chunks=k,

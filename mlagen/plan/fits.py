@@ -12,14 +12,13 @@ from collections.abc import Sequence
 
 from mlagen.layout import CacheLayout
 from mlagen.plan.chunks import Chunk
-from mlagen.spec import DenseAttention, Spec
+from mlagen.spec import Spec
 
-SPARSE_FWD, SPARSE_DECODE, DENSE_DECODE, DENSE_FWD = FAMILIES = (
-    "sparse_fwd",  # sparse attention over rows
-    "sparse_decode",  # the same over a cache
-    "dense_decode",  # dense attention over a paged cache
-    "dense_fwd",  # multi-head attention
-)
+SPARSE_FWD = "sparse_fwd"  # sparse attention over rows
+SPARSE_DECODE = "sparse_decode"  # the same over a cache
+DENSE_DECODE = "dense_decode"  # dense attention over a paged cache
+DENSE_FWD = "dense_fwd"  # multi-head attention
+TILED = (SPARSE_FWD, SPARSE_DECODE, DENSE_DECODE, DENSE_FWD)  # whose kernels take their tile from a table
 DIGITS = 8  # of a layout's fingerprint
 
 
@@ -57,13 +56,13 @@ def sparse_decode(spec: Spec, chunks: Sequence[Chunk], layout: CacheLayout, extr
     return _latent(SPARSE_DECODE, spec, chunks, "cache", _cache(layout), *beside)
 
 
-def dense_decode(spec: Spec, chunks: Sequence[Chunk], layout: CacheLayout) -> str:
+def dense_decode(
+    spec: Spec, chunks: Sequence[Chunk], layout: CacheLayout, block_size: int | None, window: int | None
+) -> str:
     """Of dense attention over a cache; BLOCK_N has to divide a page, and a window's bounds take registers."""
-    assert isinstance(spec.attention, DenseAttention)
-    assert spec.cache is not None
-    pages = () if spec.cache.block_size is None else ("pages", str(spec.cache.block_size))
-    window = () if spec.attention.window is None else ("window",)
-    return _latent(DENSE_DECODE, spec, chunks, "cache", _cache(layout), *pages, *window)
+    pages = () if block_size is None else ("pages", str(block_size))
+    windowed = () if window is None else ("window",)
+    return _latent(DENSE_DECODE, spec, chunks, "cache", _cache(layout), *pages, *windowed)
 
 
 def dense_fwd(dtype: str, k: Sequence[Chunk], v: Sequence[Chunk], *, descriptors: bool) -> str:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+from mlagen.plan.family import Family
+from mlagen.plan.rows import Caches
+from mlagen.plan.tuned import Tuned
+from mlagen.spec import Spec
 
 ROW_MULTIPLE = 128  # what sparse prefill kernels ask of the number of indices
 FEW_TOKENS = 2048
@@ -38,8 +44,8 @@ class IndicesTileRow:
     tile: IndicesTile
 
 
-@dataclass(frozen=True)
-class IndicesPlan:
+@dataclass(frozen=True, kw_only=True)
+class IndicesPlan(Family):
     """Numbers of the index kernels.
 
     Attributes:
@@ -53,6 +59,13 @@ class IndicesPlan:
         row_multiple: what a combined row's length is rounded up to; columns a program takes.
     """
 
+    NAME: ClassVar = "indices"
+    WRAPPERS: ClassVar = (
+        "compute_global_topk_indices_and_lens",
+        "combine_topk_swa_indices",
+        "triton_convert_req_index_to_global_index",
+    )
+
     tiles: tuple[IndicesTileRow, ...]
     unaligned: IndicesTile
     split: IndicesTile
@@ -61,6 +74,11 @@ class IndicesPlan:
     combine_num_warps: int
     combine_expected_shared: int
     row_multiple: int
+
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> IndicesPlan | None:
+        """Derives the numbers; see `Family`."""
+        return make_index_plan() if cls.wanted(spec) else None
 
 
 def make_index_plan() -> IndicesPlan:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mlagen.plan.chunks import next_power_of_2
+from mlagen.plan.family import Family
+from mlagen.plan.rows import Caches
+from mlagen.plan.tuned import Tuned
+from mlagen.spec import Spec
 
 FEW_ROWS = 8192  # (token, head) pairs up to which a program takes few of them, so that all multiprocessors have some
 FEW_ELEMENTS = 1024  # of one part that a program takes at a time: 16 bytes a thread in bf16
@@ -48,8 +53,8 @@ class MergeStatesRow:
         return self.block_d > self.d_v
 
 
-@dataclass(frozen=True)
-class MergeStatesPlan:
+@dataclass(frozen=True, kw_only=True)
+class MergeStatesPlan(Family):
     """Numbers of the merge kernels.
 
     Attributes:
@@ -57,8 +62,19 @@ class MergeStatesPlan:
         few_rows: (token, head) pairs of the largest call that takes the tile for few.
     """
 
+    NAME: ClassVar = "merge_states"
+    WRAPPERS: ClassVar = ("merge_attn_states", "merge_attn_parts")
+
     rows: tuple[MergeStatesRow, ...]
     few_rows: int
+
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> MergeStatesPlan | None:
+        """Derives the numbers; parts may be of multi-head attention or over latent rows: of either that it knows."""
+        if not cls.wanted(spec):
+            return None
+        dims = (spec.multi_head.v_head_dim if spec.multi_head else 0, spec.model.v_head_dim)
+        return make_merge_states_plan(lanes for lanes in dims if lanes)
 
     @property
     def masked(self) -> bool:
@@ -87,4 +103,4 @@ def make_merge_states_plan(value_dims: Iterable[int]) -> MergeStatesPlan:
                 parts=_tile(block_d, MANY_ELEMENTS, LSE_TOKENS, PARTS),
             )
         )
-    return MergeStatesPlan(tuple(rows), FEW_ROWS)
+    return MergeStatesPlan(rows=tuple(rows), few_rows=FEW_ROWS)

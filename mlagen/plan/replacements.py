@@ -15,18 +15,16 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, Field, model_validator
 
 from mlagen.errors import LimitError, Place
-from mlagen.plan.dense_fwd import DenseFwdRow, DenseFwdTile
 from mlagen.plan.files import place_at, read_checked
-from mlagen.plan.fits import DENSE_FWD, FAMILIES, family_of
+from mlagen.plan.fits import DENSE_FWD, TILED, family_of
 from mlagen.plan.targets import TARGETS, Target
-from mlagen.plan.tiles import Tile, TileRow
+from mlagen.plan.tiles import AnyTile, DenseFwdRow, DenseFwdTile, Tile, TileRow
 from mlagen.plan.tritons import MINORS, Minor, Table, holds, minor, minor_text, span_of
 from mlagen.spec.models import Model, refused
 
 PATH = Path(__file__).with_name("replacements.yaml")
 
 Row = TypeVar("Row", TileRow, DenseFwdRow)
-AnyTile = Tile | DenseFwdTile
 
 
 @dataclass(frozen=True)
@@ -64,8 +62,8 @@ def _known(kind: str, names: Iterable[str]) -> Callable[[str], str]:
 
 
 def _of_a_family(fits: str) -> str:
-    if family_of(fits) not in FAMILIES:
-        raise refused(f"got '{fits}'; takes what begins with one of {', '.join(FAMILIES)}")
+    if family_of(fits) not in TILED:
+        raise refused(f"got '{fits}'; takes what begins with one of {', '.join(TILED)}")
     return fits
 
 

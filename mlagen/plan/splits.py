@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlagen.plan.chunks import next_power_of_2
-from mlagen.plan.tiles import TileRow
 
 SPLIT_OVERHEAD = 2
 COMBINE_OVERHEAD = 4
 SM90_COMBINE = 1024  # in what MEASURED_ROW costs on its way out and in, 1.3 ns on an H100
 MAX_SPLITS = 128
-BATCH_INVARIANT_SPLIT = 512
+BATCH_INVARIANT_SPLIT = 512  # a multiple of every block_n
 WORKSPACE_BYTES = 256 << 20
 COMBINE_SPLITS = (2, 4, 8, 16, 32)
 COMBINE_FLOATS = 2048  # of partials that a program of the merge holds at a time
@@ -119,7 +117,6 @@ class SplitsPlan:
     """
 
     partials: PartialRow
-
     split_overhead: int
     combine_overhead: int
     sm90_combine: int
@@ -141,8 +138,8 @@ def make_combine_tile(partials: PartialRow, block_s: int) -> CombineTile:
     )
 
 
-def make_splits(partials: PartialRow, rows: Iterable[TileRow]) -> SplitsPlan:
-    """The numbers for such rows of partials and tile tables of these rows."""
+def make_splits(partials: PartialRow) -> SplitsPlan:
+    """The numbers for such rows of partials."""
     combine = tuple(make_combine_tile(partials, block_s) for block_s in COMBINE_SPLITS)
     return SplitsPlan(
         partials=partials,
@@ -150,7 +147,7 @@ def make_splits(partials: PartialRow, rows: Iterable[TileRow]) -> SplitsPlan:
         combine_overhead=COMBINE_OVERHEAD,
         sm90_combine=partials.weighs(SM90_COMBINE),
         max_splits=MAX_SPLITS,
-        batch_invariant_split=max(BATCH_INVARIANT_SPLIT, *(row.tile.block_n for row in rows)),
+        batch_invariant_split=BATCH_INVARIANT_SPLIT,
         workspace_bytes=WORKSPACE_BYTES,
         combine=combine,
         combine_masked=any(partials.d_v % tile.block_d for tile in combine),

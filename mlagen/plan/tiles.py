@@ -63,7 +63,45 @@ class TileRow(TableRow):
     reason: str
 
 
-RowMaker = Callable[[Tile, Target, str, int | None, int | None], TileRow]  # as `make_row`, of rows that it knows
+@dataclass(frozen=True)
+class DenseFwdTile:
+    """Launch parameters.
+
+    Attributes:
+        block_m: rows of one request and head that a program holds.
+        block_n: keys it takes a step.
+        num_warps: warps a program.
+        num_stages: software-pipeline depth of the loop over keys.
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n} w{self.num_warps} s{self.num_stages}"
+
+
+@dataclass(frozen=True)
+class DenseFwdRow(TableRow):
+    """The tile of calls whose longest request has at most so many rows; None: any number.
+
+    Attributes:
+        max_queries: rows of the longest request.
+        tile: the tile.
+        expected_shared: bytes of shared memory a program is expected to need.
+        reason: why this tile.
+    """
+
+    max_queries: int | None
+    tile: DenseFwdTile
+    expected_shared: int
+    reason: str
+
+
+AnyTile = Tile | DenseFwdTile
+RowMaker = Callable[[Tile, Target, str, int | None, int | None], TileRow]  # as `PlainRow.row`
 
 # Most wanted first, by heads and by the instruction that tl.dot becomes. None of them spills at d_qk 576, d_v 512.
 CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
@@ -151,17 +189,6 @@ def make_row(
     return TileRow(max_heads, max_tokens, tile, programs_per_sm(tile, shared, target), shared, reason)
 
 
-def row_maker(chunks: Sequence[Chunk]) -> RowMaker:
-    """What makes rows of these blocks, as `make_row` does."""
-
-    def row(
-        tile: Tile, target: Target, reason: str, max_heads: int | None = None, max_tokens: int | None = None
-    ) -> TileRow:
-        return make_row(tile, chunks, target, reason, max_heads, max_tokens)
-
-    return row
-
-
 def choose_tile(block_h: int, chunks: Sequence[Chunk], target: Target) -> tuple[Tile, str] | None:
     """The tile of `block_h` heads that an untuned target takes, and why; None if no candidate fits."""
     fallback = (block_h, "mma" if target.backend == "cuda" else "mfma")
@@ -219,3 +246,32 @@ def unaligned_row(tile: Tile, chunks: Sequence[Chunk], target: Target, reason: s
     row = make_row(tile, chunks, target, reason)
     result = tile.block_h * (row_bytes(chunks) + 2 * v_bytes(chunks))
     return replace(row, expected_shared=max(row.expected_shared, result if target.backend == "cuda" else 0))
+
+
+@dataclass(frozen=True)
+class PlainRow:
+    """A row that is not quantised, as a program holds it.
+
+    Attributes:
+        chunks: its blocks, in lane order.
+    """
+
+    chunks: tuple[Chunk, ...]
+
+    def row(
+        self, tile: Tile, target: Target, reason: str, max_heads: int | None = None, max_tokens: int | None = None
+    ) -> TileRow:
+        """A row of the tile table, `make_row`."""
+        return make_row(tile, self.chunks, target, reason, max_heads, max_tokens)
+
+    def untuned(self, num_heads: int, target: Target) -> tuple[TileRow, ...]:
+        """Rows of an untuned target, `default_rows`."""
+        return default_rows(num_heads, self.chunks, target)
+
+    def unaligned_tile(self, target: Target) -> Tile:
+        """The tile for calls whose rows or indices are not aligned."""
+        return unaligned_tile(self.chunks, target)
+
+    def unaligned_row(self, tile: Tile, target: Target, reason: str = UNALIGNED_REASON) -> TileRow:
+        """The row of such a tile, `unaligned_row`."""
+        return unaligned_row(tile, self.chunks, target, reason)

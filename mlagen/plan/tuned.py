@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +18,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from mlagen.errors import LimitError, Place, SpecError
 from mlagen.plan.files import place_at, read_checked
-from mlagen.plan.fits import family_of
-from mlagen.plan.sm90 import Sm90Row
+from mlagen.plan.fits import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, family_of
+from mlagen.plan.replacements import Replacement, read_replacements
+from mlagen.plan.sm90 import SM90, Sm90Row
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import RowMaker, Tile, TileRow
 from mlagen.spec.known import specs_dir
@@ -35,13 +36,50 @@ def _power_of_two(number: int) -> int:
     return number
 
 
-# Tables by family, and what says in each which calls a row holds.
-LIMITS = {
-    "sparse_fwd": ("max_heads", "max_tokens"),
-    "sparse_decode": ("max_heads", "max_tokens"),
-    "dense_decode": ("max_rows", "max_requests"),
+@dataclass(frozen=True)
+class Columns:
+    """What a family's tables in a tuned file are called, and what says in each which calls a row holds.
+
+    Attributes:
+        family: the family, whose name is that of its tile table too.
+        width: what a program holds some of: heads or rows.
+        length: what a call has any number of: tokens or requests.
+    """
+
+    family: str
+    width: str
+    length: str
+
+    @property
+    def sm90(self) -> str:
+        """The table that says which calls run the sm90 kernel."""
+        return f"{self.family}_sm90"
+
+    @property
+    def max_width(self) -> str:
+        """Most of the width; in both tables."""
+        return f"max_{self.width}"
+
+    @property
+    def max_length(self) -> str:
+        """Most of the length; in the tile table."""
+        return f"max_{self.length}"
+
+    @property
+    def min_length(self) -> str:
+        """Fewest of the length; in the sm90 kernel's table."""
+        return f"min_{self.length}"
+
+
+COLUMNS = {
+    columns.family: columns
+    for columns in (
+        Columns(SPARSE_FWD, "heads", "tokens"),
+        Columns(SPARSE_DECODE, "heads", "tokens"),
+        Columns(DENSE_DECODE, "rows", "requests"),
+    )
 }
-KINDS = tuple(LIMITS)
+TABLES = (*COLUMNS, *(columns.sm90 for columns in COLUMNS.values()))
 SPARSE_FWD_NOTES = (
     "# The first row that holds a call's heads and tokens is taken; without max_heads or max_tokens it holds any.",
     "# programs_per_sm is what the split rule plans with; picked so that the rule finds the best splits.",
@@ -56,15 +94,7 @@ HEAD = "# Tiles of {} on {}, measured on {} with triton {}. Written by `mlagen t
 _MEASURED = re.compile(
     r"^# Tiles of .* measured on (?P<device>.+) with triton (?P<triton>[^\s]+)\.(\s|$)", re.MULTILINE
 )
-# The same of the tables that say which calls run an sm90 kernel.
-SM90_LIMITS = {
-    "sparse_fwd_sm90": ("max_heads", "min_tokens"),
-    "sparse_decode_sm90": ("max_heads", "min_tokens"),
-    "dense_decode_sm90": ("max_rows", "min_requests"),
-}
-SM90_KINDS = tuple(SM90_LIMITS)
-SM90_OF = dict(zip(KINDS, SM90_KINDS, strict=True))
-TILE_FIELDS = tuple(field.name for field in fields(Tile))
+TILE_FIELDS = tuple(one.name for one in fields(Tile))
 
 Block = Annotated[int, Field(ge=16, le=256), AfterValidator(_power_of_two)]
 Warps = Annotated[int, Field(ge=1, le=8), AfterValidator(_power_of_two)]
@@ -155,41 +185,42 @@ class TunedTable(Model):
 
     @model_validator(mode="after")
     def _rows_hold_every_call(self) -> TunedTable:
-        if all(getattr(self, name) is None for name in (*KINDS, *SM90_KINDS)):
-            raise refused(f"has no table; takes one or more of {', '.join((*KINDS, *SM90_KINDS))}")
-        for kind, sm90_kind in SM90_OF.items():
-            for name in (kind, sm90_kind):
-                if getattr(self, name) is not None and getattr(self.fits, kind) is None:
-                    raise refused(f"takes fits.{kind} beside it: which kernels it holds for", name)
-        for name in KINDS:
-            _check_rows(name, getattr(self, name) or ())
-        for name in SM90_KINDS:
-            _check_sm90_rows(name, getattr(self, name) or ())
+        if all(getattr(self, name) is None for name in TABLES):
+            raise refused(f"has no table; takes one or more of {', '.join(TABLES)}")
+        for family, columns in COLUMNS.items():
+            for name in (family, columns.sm90):
+                if getattr(self, name) is not None and getattr(self.fits, family) is None:
+                    raise refused(f"takes fits.{family} beside it: which kernels it holds for", name)
+        for family, columns in COLUMNS.items():
+            _check_rows(columns, getattr(self, family) or ())
+        for columns in COLUMNS.values():
+            _check_sm90_rows(columns, getattr(self, columns.sm90) or ())
         return self
 
 
-def _check_rows(name: str, rows: tuple[_TunedTile, ...]) -> None:
-    width, length = LIMITS[name]
-    wide, long = width.removeprefix("max_"), length.removeprefix("max_")
+def _check_rows(columns: Columns, rows: tuple[_TunedTile, ...]) -> None:
+    name, width, length = columns.family, columns.max_width, columns.max_length
     most = [tuple(getattr(row, limit) or math.inf for limit in (width, length)) for row in rows]
     for index, row in enumerate(rows):
         last = index == len(rows) - 1
         following = (math.inf, math.inf) if last else most[index + 1]
         if not last and following <= most[index]:
-            raise refused(f"takes rows in the order of their {wide}, then of their {long}", name, index + 1)
+            raise refused(
+                f"takes rows in the order of their {columns.width}, then of their {columns.length}", name, index + 1
+            )
         if last and most[index][0] < math.inf:
             raise refused(f"got {getattr(row, width)}; takes none in the last row", name, index, width)
         if most[index][1] < math.inf and (last or following[0] > most[index][0]):
-            message = f"got {getattr(row, length)}; takes none in the last row of its {wide}"
+            message = f"got {getattr(row, length)}; takes none in the last row of its {columns.width}"
             raise refused(message, name, index, length)
 
 
-def _check_sm90_rows(name: str, rows: tuple[TunedSm90Row | TunedDenseDecodeSm90Row, ...]) -> None:
-    width, _ = SM90_LIMITS[name]
+def _check_sm90_rows(columns: Columns, rows: tuple[TunedSm90Row | TunedDenseDecodeSm90Row, ...]) -> None:
+    name, width = columns.sm90, columns.max_width
     most = [getattr(row, width) or math.inf for row in rows]
     for index, (here, after) in enumerate(itertools.pairwise(most)):
         if after <= here:
-            raise refused(f"takes rows in the order of their {width.removeprefix('max_')}", name, index + 1)
+            raise refused(f"takes rows in the order of their {columns.width}", name, index + 1)
     if most and most[-1] < math.inf:
         raise refused(f"got {most[-1]}; takes none in the last row", name, len(most) - 1, width)
 
@@ -260,9 +291,11 @@ class TunedFiles:
             SpecErrors: as of `rows`.
         """
         found = self._find(fits, target)
-        kind = SM90_OF[family_of(fits)]
-        rows = getattr(found.table, kind) if found else None
-        return rows and tuple(Sm90Row(*(getattr(row, limit) for limit in SM90_LIMITS[kind])) for row in rows)
+        columns = COLUMNS[family_of(fits)]
+        rows = getattr(found.table, columns.sm90) if found else None
+        return rows and tuple(
+            Sm90Row(getattr(row, columns.max_width), getattr(row, columns.min_length)) for row in rows
+        )
 
     def _find(self, fits: str, target: str) -> _Table | None:
         """The file whose table of these kernels is taken."""
@@ -314,75 +347,84 @@ def _rows(found: _Table, kind: str, make: RowMaker) -> tuple[TileRow, ...]:
     rows = []
     for index, row in enumerate(getattr(found.table, kind) or ()):
         try:
-            rows.append(_row(row, LIMITS[kind], found, make))
+            rows.append(_row(row, COLUMNS[kind], found, make))
         except LimitError as error:
             place = place_at(found.path, found.document, kind, index)
             raise LimitError(error.message, place=place, hint=error.hint) from None
     return tuple(rows)
 
 
-def _row(row: _TunedTile, limits: Sequence[str], found: _Table, make: RowMaker) -> TileRow:
+def _row(row: _TunedTile, columns: Columns, found: _Table, make: RowMaker) -> TileRow:
     tile = Tile(**{name: getattr(row, name) for name in TILE_FIELDS})
-    width, length = (getattr(row, limit) for limit in limits)
+    width, length = getattr(row, columns.max_width), getattr(row, columns.max_length)
     made = make(tile, TARGETS[found.path.stem], found.reason, width, length)
     return replace(made, programs_per_sm=row.programs_per_sm)
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """What is known of a spec's tiles: tables that sweeps found, and tiles that are replaced under some Tritons.
+
+    Attributes:
+        tiles: rows of the tile table by family and target; a target without takes those of `files`, or the defaults.
+        sm90: which calls run a family's sm90 kernel, by family, likewise.
+        files: where else tables are looked for; None: nowhere.
+        replacements: tiles that hold under some Tritons alone.
+    """
+
+    tiles: Mapping[tuple[str, str], Sequence[TileRow]] = field(default_factory=dict)
+    sm90: Mapping[str, Sequence[Sm90Row]] = field(default_factory=dict)
+    files: TunedFiles | None = None
+    replacements: Sequence[Replacement] = field(default_factory=lambda: read_replacements())
+
+    def rows(self, fits: str, targets: Iterable[str], make: RowMaker) -> dict[str, tuple[TileRow, ...]]:
+        """Rows of a family's tile table by target, none for one without; see `TunedFiles.rows`."""
+        given = {target: tuple(rows) for (family, target), rows in self.tiles.items() if family == family_of(fits)}
+        return (self.files.rows(fits, targets, make) if self.files else {}) | given
+
+    def sm90_rows(self, fits: str) -> Sequence[Sm90Row] | None:
+        """Which calls run a family's sm90 kernel; None: the default."""
+        found = self.files.sm90_rows(fits, SM90) if self.files else None
+        return self.sm90.get(family_of(fits), found)
+
+
 def dump_tuned(
-    spec_name: str,
-    target: str,
-    *,
-    sparse_fwd: Sequence[TileRow] = (),
-    sparse_decode: Sequence[TileRow] = (),
-    dense_decode: Sequence[TileRow] = (),
-    sparse_fwd_sm90: Sequence[Sm90Row] = (),
-    sparse_decode_sm90: Sequence[Sm90Row] = (),
-    dense_decode_sm90: Sequence[Sm90Row] = (),
-    fits: Mapping[str, str],
-    heads: int,
-    device: str,
-    triton: str,
+    spec_name: str, target: str, tuned: Tuned, *, fits: Mapping[str, str], heads: int, device: str, triton: str
 ) -> str:
     """The text of a tuned file, which `TunedFiles` reads back as the same rows but for their reasons.
 
     Args:
         spec_name, target: whose tiles.
-        sparse_fwd, sparse_decode, dense_decode: rows of the tile tables of each family; each may be empty.
-        sparse_fwd_sm90, sparse_decode_sm90, dense_decode_sm90: which calls of each run the sm90 kernel; empty: the
-            default.
+        tuned: the tables.
         fits: which kernels they hold for, by family, `Plan.fits`.
         heads: of the model that was swept.
         device: name of the device they were measured on.
         triton: version of Triton they were compiled with.
     """
-    tables = {
-        "sparse_fwd": (sparse_fwd, sparse_fwd_sm90),
-        "sparse_decode": (sparse_decode, sparse_decode_sm90),
-        "dense_decode": (dense_decode, dense_decode_sm90),
-    }
+    tiles = {family: tuned.tiles.get((family, target), ()) for family in COLUMNS}
+    calls = {family: tuned.sm90.get(family, ()) for family in COLUMNS}
     lines = [HEAD.format(spec_name, target, device, triton)]
-    lines += SPARSE_FWD_NOTES if sparse_fwd or sparse_decode else ()
-    lines += DENSE_DECODE_NOTES if dense_decode else ()
+    lines += SPARSE_FWD_NOTES if tiles[SPARSE_FWD] or tiles[SPARSE_DECODE] else ()
+    lines += DENSE_DECODE_NOTES if tiles[DENSE_DECODE] else ()
     lines.append(FITS_LINE)
-    lines += [f"  {name}: {fits[name]}" for name, pair in tables.items() if any(pair)]
+    lines += [f"  {family}: {fits[family]}" for family in COLUMNS if tiles[family] or calls[family]]
     lines += [f"heads: {heads} # of the model that was swept"]
-    for name, table in zip(KINDS, (sparse_fwd, sparse_decode, dense_decode), strict=True):
-        lines += [f"{name}:"] if table else []
-        for row in table:
-            limits = dict(zip(LIMITS[name], (row.max_heads, row.max_tokens), strict=True))
-            values = {**limits, **asdict(row.tile), "programs_per_sm": row.programs_per_sm}
-            lines.append(_flow_line({key: value for key, value in values.items() if value is not None}))
-    for name, calls in zip(SM90_KINDS, (sparse_fwd_sm90, sparse_decode_sm90, dense_decode_sm90), strict=True):
-        width, fewest = SM90_LIMITS[name]
-        if calls:
-            size = fewest.removeprefix("min_")
-            lines += [f"{name}: # calls of so many {size} and more run the sm90 kernel; without {fewest} none do"]
-        for call in calls:
-            values = {width: call.max_heads, fewest: call.min_tokens}
-            lines.append(_flow_line({key: value for key, value in values.items() if value}))
+    for family, columns in COLUMNS.items():
+        lines += [f"{family}:"] if tiles[family] else []
+        for row in tiles[family]:
+            limits = {columns.max_width: row.max_heads, columns.max_length: row.max_tokens}
+            lines.append(_flow_line({**limits, **asdict(row.tile), "programs_per_sm": row.programs_per_sm}))
+    for family, columns in COLUMNS.items():
+        size, fewest = columns.length, columns.min_length
+        if calls[family]:
+            lines.append(
+                f"{columns.sm90}: # calls of so many {size} and more run the sm90 kernel; without {fewest} none do"
+            )
+        for call in calls[family]:
+            lines.append(_flow_line({columns.max_width: call.max_heads, fewest: call.min_tokens}))
     return "\n".join(lines) + "\n"
 
 
 def _flow_line(values: Mapping[str, object]) -> str:
-    """A row of a table in YAML's flow style."""
-    return f"  - {{{', '.join(f'{name}: {json.dumps(value)}' for name, value in values.items())}}}"
+    """A row of a table in YAML's flow style, without what is None."""
+    return f"  - {{{', '.join(f'{name}: {json.dumps(value)}' for name, value in values.items() if value is not None)}}}"

@@ -15,8 +15,7 @@ from mlagen.bench.trial import BATCH_INVARIANT, OURS
 from mlagen.bench.tune.driver import DenseDecodeDriver, Driver
 from mlagen.bench.tune.tuned import tune
 from mlagen.emit import apply, compare, render
-from mlagen.plan import Tile, load_plan, make_plan, needed
-from mlagen.plan.tiles import row_maker
+from mlagen.plan import DenseDecodePlan, SparseFwdPlan, Tile, load_plan, make_plan
 from mlagen.plan.tuned import TunedFiles
 from mlagen.spec import load
 
@@ -88,7 +87,7 @@ def test_a_sweep_tunes_dense_attention(tmp_path: Path, name: str) -> None:
     assert len({cell["splits"] for cell in cells}) > 1
     tuned.write(tmp_path)
     files, fits = TunedFiles(name, tmp_path, tuned.heads), tuned.fits["dense_decode"]
-    read = files.rows(fits, [tuned.target], needed(make_plan(load(path)).dense_decode).cached.row)[tuned.target]
+    read = files.rows(fits, [tuned.target], make_plan(load(path)).of(DenseDecodePlan).cached.row)[tuned.target]
     assert [(row.tile, row.programs_per_sm) for row in read] == [
         (row.tile, row.programs_per_sm) for row in tuned.dense_decode
     ]
@@ -113,7 +112,7 @@ def test_a_sweep_of_one_size_writes_a_table_and_goes_on_from_its_log(tmp_path: P
         cells = [json.loads(line) for line in log.read_text().splitlines()]
         assert any(cell["tile"] == list(astuple(driver.sm90)) and cell["seconds"] for cell in cells)
         assert files.sm90_rows(fits, tuned.target) == tuned.sparse_fwd_sm90
-    assert files.rows(fits, [tuned.target], row_maker(needed(make_plan(spec).sparse_fwd).chunks))[tuned.target]
+    assert files.rows(fits, [tuned.target], make_plan(spec).of(SparseFwdPlan).held.row)[tuned.target]
     lines = log.read_text().count("\n")
     again = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current], budget=0)
     assert (again.sparse_fwd, again.sparse_fwd_sm90) == (tuned.sparse_fwd, tuned.sparse_fwd_sm90)

@@ -14,7 +14,7 @@ import pytest
 from cli_specs import Run
 
 from mlagen import GENERATOR
-from mlagen.plan import load_plan, needed
+from mlagen.plan import SparseFwdPlan, load_plan
 from mlagen.plan.replacements import Replacement
 from mlagen.spec.known import specs_dir
 
@@ -47,7 +47,7 @@ def test_rows_of_some_tritons_alone_are_shown_with_them(
     shown = run("show", "plan", "specs/small.yaml").stdout
     assert f"tiles hold for: {plan.fits['sparse_fwd']}\n" in shown
     assert "triton" not in shown
-    tile = dict(needed(plan.sparse_fwd).tiles)["sm80"][0].tile
+    tile = dict(plan.of(SparseFwdPlan).tiles)["sm80"][0].tile
     entry = Replacement(plan.fits["sparse_fwd"], "tiles", "sm80", tile, ((3, 8), (3, 9)), replace(tile, num_warps=8))
     monkeypatch.setattr("mlagen.plan.plan.read_replacements", lambda: (entry,))
     shown = run("show", "plan", "specs/small.yaml").stdout

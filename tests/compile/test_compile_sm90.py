@@ -13,7 +13,7 @@ from mlagen.backends import expected_products
 from mlagen.compile import CompileJob, Resources, check_limits, compile_jobs
 from mlagen.compile.worker import load_module
 from mlagen.errors import ToolError
-from mlagen.plan import Plan, make_plan
+from mlagen.plan import Plan, SparseFwdPlan, make_plan
 from mlagen.spec import load
 
 pytestmark = pytest.mark.compilation
@@ -74,17 +74,16 @@ def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[
     """Bytes of shared memory, and what splits take beside, by kernel and BLOCK_H."""
     shared: dict[tuple[str, int | None], int] = {}
     split: dict[tuple[str, int | None], int] = {}
-    tables = [("_sparse_fwd_sm90_kernel", plan.sparse_fwd), ("_sparse_decode_sm90_kernel", plan.sparse_decode)]
-    tables += [("_dense_decode_sm90_kernel", plan.dense_decode), ("_dense_fwd_sm90_kernel", plan.dense_fwd)]
-    for kernel, table in tables:
-        if table is not None and table.sm90 is not None:
-            shared[kernel, None] = table.sm90.expected_shared
-            split[kernel, None] = getattr(table.sm90, "split_shared", 0)
-    for one in plan.sparse_fwd.swap_ab if plan.sparse_fwd else ():
+    for family in plan.tiled:
+        if family.sm90 is not None:
+            shared[f"_{family.NAME}_sm90_kernel", None] = family.sm90.expected_shared
+            split[f"_{family.NAME}_sm90_kernel", None] = getattr(family.sm90, "split_shared", 0)
+    sparse_fwd = plan.find(SparseFwdPlan)
+    for one in sparse_fwd.swap_ab if sparse_fwd else ():
         shared["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.expected_shared
         split["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.split_shared
-    if plan.sparse_fwd and plan.sparse_fwd.union:
-        shared["_index_union_kernel", None] = plan.sparse_fwd.union.expected_shared
+    if plan.union:
+        shared["_index_union_kernel", None] = plan.union.expected_shared
     return shared, split
 
 

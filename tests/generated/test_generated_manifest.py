@@ -19,7 +19,7 @@ from mlagen.cli.manifest import COLUMNS, Manifest, keys_under, read_manifest
 from mlagen.compile import CompileJob, compile_jobs, content_keys, installed
 from mlagen.compile.process import job_of
 from mlagen.emit.render import sha256
-from mlagen.plan import TARGETS, Tile, load_plan, needed
+from mlagen.plan import TARGETS, SparseDecodePlan, SparseFwdPlan, Tile, load_plan
 from mlagen.plan.tritons import TRITONS, allowed_spills, minor, rows_under
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -108,7 +108,7 @@ def test_attention_takes_no_more_shared_memory_than_the_plan_expects(folder: Pat
                 tile = Tile(int(given["BLOCK_H"]), int(given["BLOCK_N"]), *launch)
                 expected = kernels.row(plan, tile, TARGETS[variant["target"]]).expected_shared
                 if "ALIGNMENT=16 INDEX_GROUP=16 " not in variant["variant"]:
-                    part = needed(plan.sparse_fwd if kernels is SPARSE_FWD else plan.sparse_decode)
+                    part = plan.of(SparseFwdPlan) if kernels is SPARSE_FWD else plan.of(SparseDecodePlan)
                     (row,) = rows_under(part.unaligned, variant["target"], minor(version))
                     expected = row.expected_shared
                 assert dict(zip(COLUMNS, values, strict=True))["shared"] <= expected + slack, variant

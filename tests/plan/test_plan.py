@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plan_specs import DENSE, ROOT, dims, make_spec
 
-from mlagen.plan import load_plan, make_plan
+from mlagen.backends.triton import RENDERERS
+from mlagen.plan import FAMILIES, SparseFwdPlan, load_plan, make_plan
 from mlagen.plan.splits import PartialRow
-from mlagen.spec import load
+from mlagen.spec import NEEDS, load
 
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla")
@@ -61,11 +62,14 @@ def test_no_part_of_a_plan_can_be_changed():
 def test_a_plan_has_what_the_spec_asks_for_alone():
     rows = {"kv_lora_rank": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
     plan = make_plan(make_spec(attention=None, cache=None, wrappers=("combine_topk_swa_indices",), **rows))
-    assert (plan.layout, plan.sparse_fwd, plan.sparse_decode, plan.splits, plan.cache) == (None,) * 5
+    assert (plan.layout, plan.caches) == (None, None)
+    assert [family.NAME for family in plan.families] == ["indices"]
+    for absent in (lambda: plan.splits, lambda: plan.attention, lambda: plan.of(SparseFwdPlan)):
+        with pytest.raises(LookupError):
+            absent()
     assert (plan.d_qk, plan.d_v, plan.rows_block_size) == (0, 0, None)
     plan = make_plan(make_spec(attention=None, wrappers=("concat_and_cache_mla",)))
-    assert plan.cache is not None
-    assert plan.splits is None
+    assert [family.NAME for family in plan.families] == ["cache"]
 
 
 def test_a_plan_has_the_layouts_of_both_caches():
@@ -75,6 +79,20 @@ def test_a_plan_has_the_layouts_of_both_caches():
     assert (plan.layout.name, plan.extra_layout.name) == ("mxfp8_v41", "nvfp4_v41")
     assert plan.extra_layout.fields[1].rule.divisor == 3.0
     assert make_plan(make_spec()).extra_layout is None
+
+
+def test_every_wrapper_is_of_a_family_that_is_rendered():
+    assert {name for kind in FAMILIES for name in kind.WRAPPERS} == set(NEEDS)
+    assert {kind.NAME for kind in FAMILIES} == set(RENDERERS)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_a_package_has_the_families_of_its_wrappers(path):
+    plan = load_plan(path)
+    assert {name for family in plan.wanted for name in family.WRAPPERS} >= set(plan.spec.wrappers)
+    assert plan.fits == {family.NAME: family.fits for family in plan.tiled}
+    for family in plan.families:
+        assert plan.of(type(family)) is family
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
@@ -88,10 +106,10 @@ def test_a_package_of_any_choices_lists_every_variant_of_its_tiles(changes, tmp_
     found = enumerate_plan(plan, tmp_path)
     check_every_list(found)
     check_tiles(found)
-    for table, module in ((plan.sparse_fwd, "sparse_fwd"), (plan.dense_decode, "dense_decode")):
-        if table is not None and set(plan.spec.wrappers) & {*WRAPPERS[:2], *DENSE["wrappers"]}:
-            for target, rows in table.tiles:
-                listed = {tile[:5] for _, _, tile in found.module(module).TILES[target]}
+    for family in plan.latent:
+        if family in plan.wanted:
+            for target, rows in family.tiles:
+                listed = {tile[:5] for _, _, tile in found.module(family.NAME).TILES[target]}
                 assert listed <= {dataclasses.astuple(row.tile) for row in rows}
 
 
@@ -126,13 +144,13 @@ def test_kernels_that_no_wrapper_launches_are_not_listed(wrappers, modules, tmp_
 
 
 def test_work_of_a_call_by_hand():
-    plan = make_plan(make_spec())
+    plan = make_plan(make_spec()).of(SparseFwdPlan)
     # 3 tokens x 16 heads x 2,048 keys x (576 + 512) multiply-adds, two FLOPs each.
     assert plan.flops(3, 16) == 213_909_504
     # q and out 3 x 16 x (576 + 512) x 2 = 104,448; indices 3 x 2,048 x 4 = 24,576; 1,000 rows x 1,152 = 1,152,000.
-    assert plan.bytes_moved(3, 16, 1000) == 104_448 + 24_576 + 1_152_000
+    assert plan.bytes(3, 16, 1000) == 104_448 + 24_576 + 1_152_000
     # No more rows than 3 x 2,048 can be named.
-    assert plan.bytes_moved(3, 16, 100_000) == 104_448 + 24_576 + 6144 * 1152
+    assert plan.bytes(3, 16, 100_000) == 104_448 + 24_576 + 6144 * 1152
 
 
 def test_fp32_partials_are_aligned_as_far_as_their_rows_are():
@@ -157,7 +175,7 @@ def test_a_row_of_partials_costs_what_it_moves():
     assert rounded.weighs(1024) == 2040
     assert PartialRow("fp16", 512).weighs(1024) == 2032  # a power of two beside them
     plan = make_plan(make_spec().model_copy(update={"partials": "bf16"}))
-    assert (plan.splits.sm90_combine, plan.sparse_fwd.sm90.cost) == (2040, (5100, 79))
+    assert (plan.splits.sm90_combine, plan.of(SparseFwdPlan).sm90.cost) == (2040, (5100, 79))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)

@@ -8,7 +8,7 @@ from plan_specs import dims, make_spec
 
 from mlagen.plan import Chunk, make_plan
 from mlagen.plan.chunks import make_chunks, split_lanes
-from mlagen.plan.plan import row_chunks
+from mlagen.plan.rows import row_chunks
 
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -39,7 +39,7 @@ def test_attention_covers_every_lane_once_in_order_and_no_chunk_crosses_the_end_
 @SETTINGS
 @given(dims=dims())
 def test_the_cache_kernels_cover_every_lane(dims):
-    check_covers(make_plan(make_spec(**dims)).cache.tiled, dims["kv_lora_rank"] + dims["qk_rope_head_dim"])
+    check_covers(make_plan(make_spec(**dims)).caches.main.tiled, dims["kv_lora_rank"] + dims["qk_rope_head_dim"])
 
 
 def test_only_the_last_block_is_padded_by_at_most_an_eighth_or_it_is_the_smallest():

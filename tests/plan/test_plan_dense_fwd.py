@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlagen.errors import LimitError
-from mlagen.plan import TARGETS, make_plan
+from mlagen.plan import TARGETS, DenseFwdPlan, MergeStatesPlan, make_plan
 from mlagen.plan.dense_fwd import REGISTERS, make_dense_fwd_plan, registers
 from mlagen.plan.merge_states import make_merge_states_plan
 from mlagen.spec import Spec
@@ -38,7 +38,7 @@ def make_spec(d_qk: int = 192, d_v: int = 128, addressing: str = "pointers", **c
 @pytest.mark.parametrize("dims", MODELS, ids=str)
 @pytest.mark.parametrize("descriptors", [False, True])
 def test_every_target_has_tiles_that_fit(dims, descriptors):
-    plan = make_dense_fwd_plan(*dims, ALL, descriptors=descriptors)
+    plan = make_dense_fwd_plan(*dims, "bf16", ALL, descriptors=descriptors)
     unaligned = dict(plan.unaligned)
     for name, rows in plan.tiles:
         target = TARGETS[name]
@@ -53,25 +53,25 @@ def test_every_target_has_tiles_that_fit(dims, descriptors):
 
 
 def test_tiles_of_the_models_are_those_that_were_compiled():
-    plan = make_dense_fwd_plan(192, 128, ALL, descriptors=False)
+    plan = make_dense_fwd_plan(192, 128, "bf16", ALL, descriptors=False)
     tiles = {name: str(rows[-1].tile) for name, rows in plan.tiles}
     assert tiles["sm90"] == "128x64 w8 s3"
     assert tiles["sm80"] == tiles["sm86"] == "128x32 w8 s2"
     assert tiles["gfx942"] == "128x32 w4 s2"
-    described = make_dense_fwd_plan(192, 128, ALL, descriptors=True)
+    described = make_dense_fwd_plan(192, 128, "bf16", ALL, descriptors=True)
     assert str(dict(described.tiles)["sm90"][-1].tile) == "128x128 w8 s2"  # which has no addresses to hold
 
 
 def test_descriptors_are_for_targets_that_copy_by_them():
-    assert set(make_dense_fwd_plan(192, 128, ALL, descriptors=True).descriptor_targets) == TMA
-    assert make_dense_fwd_plan(192, 128, ALL, descriptors=False).descriptor_targets == ()
+    assert set(make_dense_fwd_plan(192, 128, "bf16", ALL, descriptors=True).descriptor_targets) == TMA
+    assert make_dense_fwd_plan(192, 128, "bf16", ALL, descriptors=False).descriptor_targets == ()
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(d_qk=st.integers(1, 512), d_v=st.integers(1, 512), descriptors=st.booleans())
 def test_blocks_cover_any_lanes_once(d_qk, d_v, descriptors):
     try:
-        plan = make_dense_fwd_plan(d_qk, d_v, ALL, descriptors=descriptors)
+        plan = make_dense_fwd_plan(d_qk, d_v, "bf16", ALL, descriptors=descriptors)
     except LimitError:  # no target but the widest can do without a tile
         assert max(d_qk, d_v) > 256
         return
@@ -84,7 +84,7 @@ def test_blocks_cover_any_lanes_once(d_qk, d_v, descriptors):
 
 def test_dims_that_no_tile_holds_are_refused_with_the_arithmetic():
     with pytest.raises(LimitError, match=r"sm80: head dims 1024 and 1024 take .* bytes .* registers"):
-        make_dense_fwd_plan(1024, 1024, ALL, descriptors=False)
+        make_dense_fwd_plan(1024, 1024, "bf16", ALL, descriptors=False)
 
 
 @pytest.mark.parametrize("addressing", ["pointers", "descriptors"])
@@ -105,10 +105,10 @@ def test_a_package_lists_every_tile_and_mask_of_attention_and_every_alignment_of
 
 def test_a_package_merges_values_of_its_heads_and_of_its_latent_rows():
     rows = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 512, "num_heads": 128, "dtype": "bf16"}
-    assert [row.d_v for row in make_plan(make_spec(model=rows)).merge_states.rows] == [128, 512]
+    assert [row.d_v for row in make_plan(make_spec(model=rows)).of(MergeStatesPlan).rows] == [128, 512]
     alone = make_plan(make_spec(model=rows, multi_head=None, wrappers=WRAPPERS[1:]))
-    assert [row.d_v for row in alone.merge_states.rows] == [512]
-    assert make_plan(make_spec(wrappers=WRAPPERS[:1])).merge_states is None
+    assert [row.d_v for row in alone.of(MergeStatesPlan).rows] == [512]
+    assert make_plan(make_spec(wrappers=WRAPPERS[:1])).find(MergeStatesPlan) is None
 
 
 @pytest.mark.parametrize("d_v", [1, 16, 40, 72, 128, 256, 512, 1280])
@@ -126,7 +126,7 @@ def test_tiles_of_a_merge_hold_whole_values(d_v):
     ("dims", "block_n"), [((192, 128), 128), ((128, 128), 128), ((256, 256), 64), ((96, 64), None), ((64, 192), None)]
 )
 def test_heads_in_runs_of_64_lanes_have_a_sm90_kernel(dims, block_n):
-    sm90 = make_plan(make_spec(*dims)).dense_fwd.sm90
+    sm90 = make_plan(make_spec(*dims)).of(DenseFwdPlan).sm90
     assert (sm90 and sm90.block_n) == block_n
     if sm90 is not None:
         assert sm90.min_queries == 1
@@ -137,4 +137,12 @@ def test_heads_in_runs_of_64_lanes_have_a_sm90_kernel(dims, block_n):
 
 @pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}], ids=str)
 def test_without_gluon_or_sm90_there_is_none(changes):
-    assert make_plan(make_spec(**changes)).dense_fwd.sm90 is None
+    assert make_plan(make_spec(**changes)).of(DenseFwdPlan).sm90 is None
+
+
+def test_work_of_a_call_by_hand():
+    plan = make_dense_fwd_plan(192, 128, "bf16", ALL, descriptors=False)
+    # 100 pairs x 4 heads x (192 + 128) multiply-adds, two FLOPs each.
+    assert plan.flops(100, 4) == 256_000
+    # q and out 10 x 4 x 320 x 2 = 25,600; k and v 20 x 2 x 320 x 2 = 25,600.
+    assert plan.bytes(10, 20, 4, 2) == 51_200

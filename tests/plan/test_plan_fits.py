@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from mlagen.errors import SpecErrors
-from mlagen.plan import Plan, load_plan, make_plan, needed
-from mlagen.plan.fits import FAMILIES, family_of
+from mlagen.plan import Plan, load_plan, make_plan
+from mlagen.plan.fits import TILED, family_of
 from mlagen.plan.tuned import TunedFiles, tuned_path
 from mlagen.spec import load
 from mlagen.spec.known import specs_dir
@@ -32,8 +32,7 @@ def copied(folder: Path, name: str, as_name: str, **changes: str) -> Path:
 
 
 def rows_of(plan: Plan, target: str = "sm90") -> Any:
-    part = plan.sparse_fwd or plan.sparse_decode or plan.dense_decode
-    return dict(needed(part).tiles)[target]
+    return dict(plan.latent[0].tiles)[target]
 
 
 def write(folder: Path, name: str, fits: str, heads: int, kind: str = "sparse_fwd", warps: int = 4) -> Path:
@@ -54,13 +53,12 @@ def test_a_tuned_file_is_of_its_own_spec(name: str) -> None:
     files = TunedFiles(name, SPECS, plan.spec.model.num_heads)
     text = tuned_path(name, "sm90", SPECS).read_text()
     assert f"\nheads: {plan.spec.model.num_heads} #" in text
-    tables = (plan.sparse_fwd, plan.sparse_decode, plan.dense_decode)
-    for family, part in zip(FAMILIES, tables, strict=False):
-        if part is not None and plan.fits[family] in text:
+    for part in plan.latent:
+        if part.fits in text:
             reasons = {row.reason for row in dict(part.tiles)["sm90"] if not row.reason.startswith("instead of ")}
             assert reasons == {f"tuned: {name} on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
             if part.sm90 is not None:
-                assert part.sm90.rows == files.sm90_rows(plan.fits[family], "sm90")
+                assert part.sm90.rows == files.sm90_rows(part.fits, "sm90")
 
 
 @pytest.mark.parametrize("name", ["dsv32", "dsv3", "hyv4"])
@@ -118,7 +116,7 @@ def test_what_kernels_are_is_told_by_family() -> None:
     assert found["dsv4_pro"]["sparse_decode"].count("ue8m0_v4:") == 2
     for each in found.values():
         assert all(family_of(text) == family for family, text in each.items())
-        assert set(each) <= set(FAMILIES)
+        assert set(each) <= set(TILED)
 
 
 def test_tables_beside_the_spec_go_before_those_of_mlagen_and_the_specs_own_before_others(tmp_path: Path) -> None:
@@ -142,7 +140,8 @@ def test_of_others_that_of_as_many_heads_is_taken_or_of_the_next_more(tmp_path: 
 
     def taken(num_heads: int) -> str:
         found = TunedFiles("mine", tmp_path, num_heads)._find(fits, "sm90")
-        return needed(found).path.parent.name
+        assert found is not None
+        return found.path.parent.name
 
     assert [taken(heads) for heads in (8, 16, 17, 64, 65, 128, 256)] == ["a", "a", "c", "c", "b", "b", "b"]
 

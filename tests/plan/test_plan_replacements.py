@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mlagen.bench.package import load_package
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
-from mlagen.plan import DenseFwdTile, Plan, Tile, TileRow, make_plan, needed
+from mlagen.plan import DenseFwdTile, Plan, SparseFwdPlan, Tile, TileRow, Tuned, make_plan
 from mlagen.plan.replacements import PATH, Replacement, read_replacements
 from mlagen.plan.tritons import MINORS, has_versions, minor, proved_for, rows_under
 from mlagen.spec import load
@@ -35,7 +35,7 @@ SPLIT = {"tiles": ((3, 8), (3, 9)), "unaligned": ((3, 7),)}  # versions that the
 
 
 def part_of(plan: Plan, family: str) -> Any:
-    return needed(getattr(plan, family))
+    return next(one for one in plan.families if family == one.NAME)
 
 
 def smaller(tile: Any) -> Any:
@@ -46,18 +46,20 @@ def smaller(tile: Any) -> Any:
 def plan_with(family: str, **instead: Any) -> tuple[Plan, Plan]:
     """The plan of a spec of the family without entries, and with one for each table on sm90."""
     spec = load(SPECS / f"{SPEC_OF[family]}.yaml")
-    plan = make_plan(spec, replacements=())
+    plan = make_plan(spec, Tuned(replacements=()))
     replacements = []
     for table, tritons in SPLIT.items():
         tile = dict(getattr(part_of(plan, family), table))["sm90"][-1].tile
         replacements.append(
             Replacement(plan.fits[family], table, "sm90", tile, tritons, instead.get(table, smaller(tile)))
         )
-    return plan, make_plan(spec, replacements=replacements)
+    return plan, make_plan(spec, Tuned(replacements=replacements))
 
 
 def test_the_file_is_read_and_fits_the_plans_of_all_specs() -> None:
-    known = {text for path in SPECS.glob("*.yaml") for text in make_plan(load(path), replacements=()).fits.values()}
+    known = {
+        text for path in SPECS.glob("*.yaml") for text in make_plan(load(path), Tuned(replacements=())).fits.values()
+    }
     assert {each.fits for each in read_replacements()} <= known
 
 
@@ -104,33 +106,34 @@ def test_under_each_triton_a_table_is_as_before_but_for_tiles_that_are_held(fami
 
 def test_a_row_says_what_it_is_instead_of() -> None:
     before, after = plan_with("sparse_fwd")
-    rows = dict(needed(after.sparse_fwd).tiles)["sm90"]
-    replaced = dict(needed(before.sparse_fwd).tiles)["sm90"][-1].tile
+    rows = dict(after.of(SparseFwdPlan).tiles)["sm90"]
+    replaced = dict(before.of(SparseFwdPlan).tiles)["sm90"][-1].tile
     assert [row.reason for row in rows if row.tritons == ((3, 8), (3, 9))] == [
         f"instead of {replaced}, which spills under 3.8 and 3.9"
     ]
-    small = dict(needed(after.sparse_fwd).unaligned)["sm90"]
+    small = dict(after.of(SparseFwdPlan).unaligned)["sm90"]
     assert [row.tritons for row in small] == [((3, 6), (3, 6)), ((3, 7), (3, 7)), ((3, 8), (3, 9))]
 
 
 def test_other_kernels_and_targets_keep_their_tiles() -> None:
     before, _ = plan_with("sparse_fwd")
-    spec, tile = before.spec, dict(needed(before.sparse_fwd).tiles)["sm90"][-1].tile
+    spec, tile = before.spec, dict(before.of(SparseFwdPlan).tiles)["sm90"][-1].tile
     for fits, table, target in (
         ("sparse_fwd d512 v512 bf16 partials fp16", "tiles", "sm90"),
         (before.fits["sparse_fwd"], "unaligned", "sm90"),
         (before.fits["sparse_fwd"], "tiles", "gfx942"),
     ):
-        assert make_plan(spec, replacements=[Replacement(fits, table, target, tile, MINORS, smaller(tile))]) == before
+        entry = Replacement(fits, table, target, tile, MINORS, smaller(tile))
+        assert make_plan(spec, Tuned(replacements=[entry])) == before
 
 
 def test_a_tile_that_is_held_everywhere_makes_way_without_versions() -> None:
     before, _ = plan_with("sparse_fwd")
-    tile = dict(needed(before.sparse_fwd).tiles)["sm90"][-1].tile
+    tile = dict(before.of(SparseFwdPlan).tiles)["sm90"][-1].tile
     entry = Replacement(before.fits["sparse_fwd"], "tiles", "sm90", tile, MINORS, smaller(tile))
-    after = make_plan(before.spec, replacements=[entry])
+    after = make_plan(before.spec, Tuned(replacements=[entry]))
     assert not after.has_versions
-    assert dict(needed(after.sparse_fwd).tiles)["sm90"][-1].tile == smaller(tile)
+    assert dict(after.of(SparseFwdPlan).tiles)["sm90"][-1].tile == smaller(tile)
 
 
 def test_an_instead_that_does_not_fit_is_told_with_its_place() -> None:

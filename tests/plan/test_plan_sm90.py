@@ -9,15 +9,15 @@ from plan_specs import DENSE, make_spec
 
 from mlagen.emit import render
 from mlagen.errors import LimitError, MlagenError
-from mlagen.plan import Sm90Row, load_plan, make_plan
+from mlagen.plan import DenseDecodePlan, Sm90Row, SparseDecodePlan, SparseFwdPlan, load_plan, make_plan
 from mlagen.plan.sm90 import SHARED_REGISTERS, reads_cache
 from mlagen.plan.tritons import ALLOWED, MINORS
-from mlagen.plan.tuned import dump_tuned
+from mlagen.plan.tuned import Tuned, dump_tuned
 from mlagen.spec import load
 
 
 def sm90(**changes):
-    return make_plan(make_spec(**changes)).sparse_fwd.sm90
+    return make_plan(make_spec(**changes)).of(SparseFwdPlan).sm90
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_spec_that_cannot_have_them_goes_without_or_is_told_why(changes, reaso
 
 
 def test_dense_attention_has_one_that_calls_of_few_rows_and_requests_do_not_run():
-    dense = make_plan(make_spec(attention={"kind": "dense"}, **DENSE)).dense_decode
+    dense = make_plan(make_spec(attention={"kind": "dense"}, **DENSE)).of(DenseDecodePlan)
     assert dense.sm90.rows == (Sm90Row(32, 5), Sm90Row(None, 1))
     assert dense.sm90.expected_products == sm90().expected_products
     assert dense.sm90.expected_shared == sm90().expected_shared - 2 * 64 * 4  # it gives no maximum logits
@@ -46,7 +46,7 @@ def test_dense_attention_with_a_window_has_none():
     attention = {"kind": "dense", "window": 512}
     with pytest.raises(LimitError, match="without a window alone"):
         make_plan(make_spec(attention=attention, backend="gluon", **DENSE))
-    assert make_plan(make_spec(attention=attention, **DENSE)).dense_decode.sm90 is None
+    assert make_plan(make_spec(attention=attention, **DENSE)).of(DenseDecodePlan).sm90 is None
 
 
 def test_the_portable_back_end_alone_has_none():
@@ -65,7 +65,7 @@ def test_attention_over_a_cache_alone_needs_no_kernel_over_rows():
 @pytest.mark.parametrize(("partials", "split_shared"), [("fp32", (0, 0)), ("bf16", (0, 0)), ("fp16", (640, 1280))])
 def test_numbers_of_few_heads_by_hand(rope, lanes, partials, split_shared):
     spec = make_spec(qk_rope_head_dim=rope).model_copy(update={"partials": partials})
-    plans = make_plan(spec).sparse_fwd.swap_ab
+    plans = make_plan(spec).of(SparseFwdPlan).swap_ab
     assert tuple(plan.block_h for plan in plans) == (16, 32)
     assert tuple(plan.split_shared for plan in plans) == split_shared
     for plan in plans:
@@ -98,9 +98,11 @@ def tuned_spec(tmp_path, root, text):
 def test_tuned_rows_say_which_calls_run_them(tmp_path, pytestconfig):
     rows = (Sm90Row(16, None), Sm90Row(64, 8), Sm90Row(None, 2))
     fits = make_plan(load(pytestconfig.rootpath / "specs" / "dsv32.yaml")).fits
-    text = dump_tuned("dsv32", "sm90", sparse_fwd_sm90=rows, fits=fits, heads=128, device="a device", triton="3.6.0")
+    text = dump_tuned(
+        "dsv32", "sm90", Tuned(sm90={"sparse_fwd": rows}), fits=fits, heads=128, device="a device", triton="3.6.0"
+    )
     plan = load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
-    assert plan.sparse_fwd.sm90.rows == rows
+    assert plan.of(SparseFwdPlan).sm90.rows == rows
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_gluon_alone_is_refused_where_no_kernel_reads_the_cache(tmp_path, pytest
 
 @pytest.mark.parametrize(("name", "scale_columns"), [("glm53_fp8", 4), ("dsv41", 32)])
 def test_caches_without_rope_of_their_own_have_a_kernel(name, scale_columns, pytestconfig):
-    sm90 = load_plan(pytestconfig.rootpath / "specs" / f"{name}.yaml").sparse_decode.sm90
+    sm90 = load_plan(pytestconfig.rootpath / "specs" / f"{name}.yaml").of(SparseDecodePlan).sm90
     assert (sm90.d_tail, sm90.scale_columns) == (0, scale_columns)
     assert sm90.rows[-1].min_tokens is not None
 
@@ -150,13 +152,13 @@ def test_of_two_layouts_those_of_v41_are_read_in_their_order_alone(pytestconfig)
 def test_gluon_alone_is_had_over_a_cache_that_a_kernel_reads(tmp_path, pytestconfig):
     text = (pytestconfig.rootpath / "specs" / "dsv32_fp8.yaml").read_text() + "\nbackend: gluon\n"
     (tmp_path / "dsv32_fp8.yaml").write_text(text)
-    assert load_plan(tmp_path / "dsv32_fp8.yaml").sparse_decode.sm90.rows == (Sm90Row(None, 1),)
+    assert load_plan(tmp_path / "dsv32_fp8.yaml").of(SparseDecodePlan).sm90.rows == (Sm90Row(None, 1),)
 
 
 @pytest.mark.parametrize(("group", "heads", "rows"), [(2, 32, 131072), (4, 16, 65536)])
 def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     plan = make_plan(make_spec(shared_indices=group))
-    union = plan.sparse_fwd.union
+    union = plan.of(SparseFwdPlan).union
     assert (union.group * union.heads, union.heads) == (64, heads)
     assert union.rows == (Sm90Row(heads, 512), Sm90Row(None, None))
     assert (union.window_rows * group, union.window_rows) == (32 * union.window, rows)
@@ -165,7 +167,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     assert union.words * union.fields == union.staged  # each row of a word may be named
     assert union.words_a_thread * 32 * union.num_warps == union.words
     assert union.expected_shared == 2 * 32768
-    assert union.sm90 == replace(plan.sparse_fwd.sm90, registers=SHARED_REGISTERS)
+    assert union.sm90 == replace(plan.of(SparseFwdPlan).sm90, registers=SHARED_REGISTERS)
     # What they cannot share is done again with the tile of calls of so many heads.
     found = enumerate_plan(plan, tmp_path)
     tables = found.module("sparse_fwd")
@@ -186,7 +188,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     ids=str,
 )
 def test_shared_indices_that_cannot_be_had_are_refused_with_the_reason(changes, reason):
-    assert make_plan(make_spec(**changes)).sparse_fwd.union is None
+    assert make_plan(make_spec(**changes)).of(SparseFwdPlan).union is None
     told = f"attention.shared_indices: got 4, which cannot be emitted: {reason}"
     with pytest.raises(LimitError, match=told):
         make_plan(make_spec(shared_indices=4, **changes))
@@ -196,7 +198,7 @@ def test_shared_indices_that_cannot_be_had_are_refused_with_the_reason(changes, 
 def test_caches_are_read_for_bf16_queries_alone(name, tmp_path, pytestconfig):
     text = (pytestconfig.rootpath / "specs" / f"{name}.yaml").read_text().replace("dtype: bf16", "dtype: fp16", 1)
     (tmp_path / f"{name}.yaml").write_text(text)
-    assert load_plan(tmp_path / f"{name}.yaml").sparse_decode.sm90 is None
+    assert load_plan(tmp_path / f"{name}.yaml").of(SparseDecodePlan).sm90 is None
     (tmp_path / f"{name}.yaml").write_text(text + "\nbackend: gluon\n")
     with pytest.raises(LimitError, match=r"no sm90 kernel reads a cache of .* for fp16"):
         load_plan(tmp_path / f"{name}.yaml")
@@ -204,15 +206,13 @@ def test_caches_are_read_for_bf16_queries_alone(name, tmp_path, pytestconfig):
 
 def sm90_registers(plan):
     """The split of registers of each sm90 kernel's module."""
-    found = {
-        "_sparse_fwd_sm90": plan.sparse_fwd and plan.sparse_fwd.sm90,
-        "_sparse_fwd_sm90_swap_ab": plan.sparse_fwd and next(iter(plan.sparse_fwd.swap_ab), None),
-        "_sparse_fwd_sm90_shared": plan.union and plan.union.sm90,
-        "_sparse_decode_sm90": plan.sparse_decode and plan.sparse_decode.sm90,
-        "_dense_decode_sm90": plan.dense_decode and plan.dense_decode.sm90,
-        "_dense_fwd_sm90": plan.dense_fwd and plan.dense_fwd.sm90,
-    }
-    return {module: one.registers for module, one in found.items() if one is not None}
+    found = {f"_{family.NAME}_sm90": family.sm90 for family in plan.tiled}
+    if "_sparse_fwd_sm90" in found:
+        found["_sparse_fwd_sm90_swap_ab"] = next(iter(plan.of(SparseFwdPlan).swap_ab), None)
+        found["_sparse_fwd_sm90_shared"] = plan.union and plan.union.sm90
+    registers = {module: one.registers for module, one in found.items() if one is not None}
+    assert set(registers.values()) == {one for family in plan.families for one in family.sm90_registers}
+    return registers
 
 
 @pytest.mark.parametrize("name", ["dsv32", "dsv3", "glm53_fp8", "dsv41", "glm5_prefill", "dsv3_prefill_tma"])

@@ -16,11 +16,22 @@ from plan_specs import ROOT, dims, make_spec
 from mlagen.emit import render
 from mlagen.errors import LimitError, SpecErrors
 from mlagen.layout import CacheLayout, LayoutError, compose
-from mlagen.plan import TARGETS, Chunk, Plan, Tile, TileRow, layout_chunks, load_plan, make_plan
-from mlagen.plan.sparse_decode import CachedRow, cached_row, join_chunks, sparse_decode
-from mlagen.plan.tiles import row_maker
+from mlagen.plan import (
+    TARGETS,
+    Chunk,
+    Plan,
+    SparseDecodePlan,
+    SparseFwdPlan,
+    Tile,
+    TileRow,
+    layout_chunks,
+    load_plan,
+    make_plan,
+)
+from mlagen.plan.cached_row import CachedRow, cached_row, join_chunks
+from mlagen.plan.tiles import PlainRow
 from mlagen.plan.tritons import MINORS, rows_under
-from mlagen.plan.tuned import TunedFiles, dump_tuned, tuned_path
+from mlagen.plan.tuned import Tuned, TunedFiles, dump_tuned, tuned_path
 from mlagen.spec.models import NAMED_LAYOUTS
 
 WRAPPER = "flash_mla_with_kvcache"
@@ -50,27 +61,24 @@ def some_layout(name: str, dims: dict[str, int]) -> CacheLayout:
 
 def row_of(changes: dict[str, Any]) -> CachedRow:
     plan = plan_of(changes, targets=("sm90",))
-    assert plan.sparse_decode is not None
-    return plan.sparse_decode.cached
+    return plan.of(SparseDecodePlan).cached
 
 
 def test_a_package_without_the_wrapper_has_no_plan_of_it():
-    assert make_plan(make_spec()).sparse_decode is None
+    assert make_plan(make_spec()).find(SparseDecodePlan) is None
 
 
 def test_v_that_holds_a_rope_field_of_another_dtype_is_one_block():
-    sparse_decode = plan_of(V4).sparse_decode
-    assert sparse_decode is not None
-    assert [chunk.name for chunk in sparse_decode.loaded] == ["nope", "rope"]
+    sparse_decode = plan_of(V4).of(SparseDecodePlan)
+    assert [chunk.name for chunk in sparse_decode.caches.chunks] == ["nope", "rope"]
     assert sparse_decode.chunks == (Chunk("kv", 0, 512, 512, True),)
     assert sparse_decode.joined
 
 
 @pytest.mark.parametrize("model", sorted(MODELS.keys() - {"v4"}))
 def test_other_rows_are_multiplied_in_the_blocks_they_are_read_in(model):
-    sparse_decode = plan_of(MODELS[model]).sparse_decode
-    assert sparse_decode is not None
-    assert sparse_decode.chunks == sparse_decode.loaded
+    sparse_decode = plan_of(MODELS[model]).of(SparseDecodePlan)
+    assert sparse_decode.chunks == sparse_decode.caches.chunks
     assert not sparse_decode.joined
 
 
@@ -129,13 +137,12 @@ def test_a_program_takes_no_more_shared_memory_than_is_expected_and_hardly_less(
 @pytest.mark.parametrize("model", MODELS)
 def test_every_target_takes_every_named_layout(target, model):
     plan = plan_of(MODELS[model], targets=(target,))
-    assert plan.sparse_decode is not None
-    facts, ((_, rows),) = TARGETS[target], plan.sparse_decode.tiles
-    for row in (*rows, *dict(plan.sparse_decode.unaligned)[target]):
+    facts, ((_, rows),) = TARGETS[target], plan.of(SparseDecodePlan).tiles
+    for row in (*rows, *dict(plan.of(SparseDecodePlan).unaligned)[target]):
         assert 0 < row.expected_shared <= facts.shared_limit
         assert row.programs_per_sm >= 1
         assert row.reason
-    rows = rows_under(plan.sparse_decode.tiles, target, MINORS[0])
+    rows = rows_under(plan.of(SparseDecodePlan).tiles, target, MINORS[0])
     *bounded, last = [row.max_heads for row in rows]
     assert last is None
     assert bounded == sorted(set(bounded))
@@ -156,7 +163,7 @@ def test_any_dims_have_tiles_that_fit_or_are_told_why_not(dims, name, target, he
     cached, facts = cached_row(layout, None, loaded), TARGETS[target]
     rows, told = (), ""
     try:
-        rows = sparse_decode(heads, cached, facts)
+        rows = cached.untuned(heads, facts)
     except LimitError as error:
         told = error.message
     assert all(0 < row.expected_shared <= facts.shared_limit for row in rows)
@@ -164,7 +171,7 @@ def test_any_dims_have_tiles_that_fit_or_are_told_why_not(dims, name, target, he
 
 
 def test_one_request_of_few_heads_leaves_room_for_a_second_program():
-    rows = dict(plan_of(V32).sparse_decode.tiles)["sm90"]  # type: ignore[union-attr]
+    rows = dict(plan_of(V32).of(SparseDecodePlan).tiles)["sm90"]
     assert [(row.max_heads, row.programs_per_sm) for row in rows] == [(16, 2), (None, 1)]
 
 
@@ -221,14 +228,15 @@ def test_a_hash_of_a_kernel_takes_in_the_modules_it_imports(tmp_path):
 
 def test_work_of_a_call_by_hand():
     plan = plan_of(V4)
-    assert plan.sparse_decode_topks == (128, 2048)
+    sparse_decode = plan.of(SparseDecodePlan)
+    assert [one.topk for one in sparse_decode.indexed] == [128, 2048]
     # 3 tokens x 16 heads x 2,176 keys x (512 + 512) multiply-adds, two FLOPs each.
-    assert plan.flops_sparse_decode(3, 16) == 213_909_504
+    assert sparse_decode.flops(3, 16) == 213_909_504
     # q and out 3 x 16 x 1,024 x 2 = 98,304; indices 3 x 2,176 x 4 = 26,112; rows (3 x 128 + 1,000) x 584 = 808,256.
-    assert plan.bytes_sparse_decode(3, 16, 10_000, 1000) == 98_304 + 26_112 + 808_256
+    assert sparse_decode.bytes(3, 16, 10_000, 1000) == 98_304 + 26_112 + 808_256
     # Attention over rows reads gathered ones: 3 x 2,048 indices, 1,000 rows x 512 lanes x 2.
-    assert plan.bytes_moved(3, 16, 1000) == 98_304 + 24_576 + 1_024_000
-    assert plan_of(V32, window=64).sparse_decode_topks == (2112,)
+    assert plan.of(SparseFwdPlan).bytes(3, 16, 1000) == 98_304 + 24_576 + 1_024_000
+    assert [one.topk for one in plan_of(V32, window=64).of(SparseDecodePlan).indexed] == [2112]
 
 
 ROW = "{block_h: 16, block_n: 32, num_warps: 4, num_stages: 2, indices_ahead: true, programs_per_sm: 2}"
@@ -249,11 +257,11 @@ def read(folder: Path, cached: CachedRow) -> dict[str, tuple[TileRow, ...]]:
 
 
 def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
-    cached, chunks = row_of(V32), make_plan(make_spec()).sparse_fwd.chunks
+    cached, chunks = row_of(V32), make_plan(make_spec()).of(SparseFwdPlan).chunks
     write(tmp_path, f"sparse_fwd:\n  - {ROW}\nsparse_decode:\n  - {ROW}\n", "sm90")
     write(tmp_path, f"sparse_decode:\n  - {ROW}\n", "sm80")
     write(tmp_path, f"sparse_fwd:\n  - {ROW}\n", "sm100")
-    assert set(TunedFiles("some", tmp_path, 64).rows(FITS["sparse_fwd"], TARGETS, row_maker(chunks))) == {
+    assert set(TunedFiles("some", tmp_path, 64).rows(FITS["sparse_fwd"], TARGETS, PlainRow(chunks).row)) == {
         "sm90",
         "sm100",
     }
@@ -261,7 +269,15 @@ def test_a_tuned_file_may_hold_rows_of_both_kernels_or_of_either(tmp_path):
     assert set(found) == {"sm80", "sm90"}
     (row,) = found["sm80"]
     assert row.expected_shared == cached.shared(row.tile, TARGETS["sm80"])
-    text = dump_tuned("some", "sm80", sparse_decode=found["sm80"], fits=FITS, heads=64, device="A", triton="3.7.1")
+    text = dump_tuned(
+        "some",
+        "sm80",
+        Tuned({("sparse_decode", "sm80"): found["sm80"]}),
+        fits=FITS,
+        heads=64,
+        device="A",
+        triton="3.7.1",
+    )
     tuned_path("some", "sm80", tmp_path).write_text(text)
     again = read(tmp_path, cached)
     assert again["sm80"][0].reason == "tuned: some on sm80 (measured on A, triton 3.7.1)"
@@ -299,7 +315,6 @@ def test_tuned_rows_replace_a_targets_own(tmp_path):
     (tmp_path / "some.yaml").write_text(spec)
     write(tmp_path, f"sparse_decode:\n  - {ROW}\n", fits=load_plan(tmp_path / "some.yaml").fits)
     plan = load_plan(tmp_path / "some.yaml")
-    assert plan.sparse_decode is not None
-    (row,) = rows_under(plan.sparse_decode.tiles, "sm90", MINORS[0])
+    (row,) = rows_under(plan.of(SparseDecodePlan).tiles, "sm90", MINORS[0])
     assert (row.tile, row.programs_per_sm) == (Tile(16, 32, 4, 2, True), 2)
     assert row.reason.startswith("tuned: ")

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from plan_specs import dims, make_spec
 
 from mlagen.errors import LimitError
-from mlagen.plan import TARGETS, Tile, make_plan
+from mlagen.plan import TARGETS, SparseFwdPlan, Tile, Tuned, make_plan
 from mlagen.plan.chunks import make_chunks
-from mlagen.plan.plan import row_chunks
+from mlagen.plan.rows import row_chunks
 from mlagen.plan.tiles import default_rows, make_row
 
 # Bytes of shared memory that a program may take.
@@ -102,5 +102,5 @@ def test_a_tuned_tile_that_its_target_cannot_hold_is_refused():
 def test_tuned_rows_replace_a_targets_own_and_leave_the_others():
     spec = make_spec(targets=("sm90", "gfx942"))
     tuned = (make_row(Tile(32, 16, 4, 2, False), row_chunks(spec), TARGETS["gfx942"], "tuned"),)
-    tiles = dict(make_plan(spec, {"gfx942": tuned}).sparse_fwd.tiles)
-    assert tiles == {**dict(make_plan(spec).sparse_fwd.tiles), "gfx942": tuned}
+    tiles = dict(make_plan(spec, Tuned({("sparse_fwd", "gfx942"): tuned})).of(SparseFwdPlan).tiles)
+    assert tiles == {**dict(make_plan(spec).of(SparseFwdPlan).tiles), "gfx942": tuned}

@@ -1,32 +1,32 @@
-"""The portable Triton back end: one module here a family of kernels, in the order of the package's modules.
+"""The portable Triton back end: one module here a family of kernels, and the table of what renders each family.
 
-A family has MODULE, the generated module and template; WRAPPERS, the wrappers it holds; exports(wrappers) and
-context(plan). What several families import is a module too, which each of them names in SHARED: it has MODULE and
-context(plan). Either may have TEMPLATE, where that is not named like the module, and present(plan), where a package may
-do without it; products(plan), where the plan knows how many matrix products its kernels have.
+A family's module has shared(plan, family), the files that its own modules import, and modules(plan, family), those that
+callers may import.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from types import ModuleType
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from mlagen import GENERATOR
-from mlagen.backends.base import GeneratedFile
-from mlagen.backends.triton import (
-    cache,
-    dense_decode,
-    dense_fwd,
-    extra_cache,
-    indices,
-    merge_states,
-    sparse_decode,
-    sparse_fwd,
+from mlagen.backends import sm90
+from mlagen.backends.base import GeneratedFile, Module, generated
+from mlagen.backends.triton import cache, dense_decode, dense_fwd, indices, merge_states, sparse_decode, sparse_fwd
+from mlagen.backends.triton.common import imported, sm90_modules
+from mlagen.plan import (
+    TARGETS,
+    CachePlan,
+    DenseDecodePlan,
+    DenseFwdPlan,
+    IndicesPlan,
+    MergeStatesPlan,
+    Plan,
+    SparseDecodePlan,
+    SparseFwdPlan,
 )
-from mlagen.backends.triton.common import common, imported, sm90_modules
-from mlagen.plan import TARGETS, Plan
 from mlagen.plan.cache import EARLY_PROGRAMS
 from mlagen.plan.tritons import MINORS, TRITONS, minors
 from mlagen.spec import spec_digest
@@ -41,30 +41,86 @@ LAUNCH = {
 }
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
 
-FAMILIES = (cache, dense_decode, dense_fwd, extra_cache, indices, merge_states, sparse_decode, sparse_fwd)
+Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule
 
 
-def _families(plan: Plan) -> Iterator[tuple[ModuleType, list[str]]]:
-    """(family, names the package takes from its module) of the families whose wrappers the spec asks for."""
-    for family in FAMILIES:
-        wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
-        if wrappers and _present(family, plan):
-            yield family, family.exports(wrappers)
+@dataclass(frozen=True)
+class Renderer:
+    """What renders a family.
+
+    Attributes:
+        shared: files that its modules import, of a plan and the family.
+        modules: its modules.
+        sm90: modules of its sm90 kernels, which follow what is shared where the spec has them.
+    """
+
+    shared: Callable[[Plan, Any], list[GeneratedFile]]
+    modules: Callable[[Plan, Any], list[Module]]
+    sm90: tuple[Sm90Kernels, ...] = ()
+
+    def present_sm90(self, plan: Plan) -> list[Sm90Kernels]:
+        """Those modules of sm90 kernels that the spec has."""
+        return [kernels for kernels in self.sm90 if kernels.present(plan)]
+
+    def imported(self, plan: Plan, family: Any) -> list[GeneratedFile]:
+        """All files that its modules import."""
+        kernels = [generated(one.MODULE, one.context(plan), one.TEMPLATE) for one in self.present_sm90(plan)]
+        return [*self.shared(plan, family), *kernels]
 
 
-def _present(module: ModuleType, plan: Plan) -> bool:
-    return not hasattr(module, "present") or bool(module.present(plan))
-
-
-def _shared(plan: Plan) -> list[ModuleType]:
-    """The modules that those families import, each once."""
-    named = [module for family, _ in _families(plan) for module in getattr(family, "SHARED", ())]
-    return [module for module in dict.fromkeys(named) if _present(module, plan)]
+RENDERERS = {
+    CachePlan.NAME: Renderer(cache.shared, cache.modules),
+    DenseDecodePlan.NAME: Renderer(dense_decode.shared, dense_decode.modules, (sm90.DENSE_DECODE,)),
+    DenseFwdPlan.NAME: Renderer(
+        dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.context, dense_fwd.signature),)
+    ),
+    IndicesPlan.NAME: Renderer(indices.shared, indices.modules),
+    MergeStatesPlan.NAME: Renderer(merge_states.shared, merge_states.modules),
+    SparseDecodePlan.NAME: Renderer(sparse_decode.shared, sparse_decode.modules, (sm90.SPARSE_DECODE,)),
+    SparseFwdPlan.NAME: Renderer(
+        sparse_fwd.shared,
+        sparse_fwd.modules,
+        (sm90.SPARSE_FWD, sm90.SWAP_AB, sm90.INDEX_UNION, sm90.SHARED_FWD),
+    ),
+}
 
 
 def files(plan: Plan) -> list[GeneratedFile]:
     """The files of the package, in the order they are written: what is imported comes before what imports it."""
-    families = list(_families(plan))
+    families = [(RENDERERS[family.NAME], family) for family in plan.wanted]
+    shared = {file.name: file for renderer, family in families for file in renderer.imported(plan, family)}
+    modules = [module for renderer, family in families for module in renderer.modules(plan, family)]
+    modules.sort(key=lambda module: module.file.name)
+    kernels = [*shared.values(), *(module.file for module in modules)]
+    facts = {
+        "targets": plan.spec.targets,
+        "kernel_modules": ["_launch", *(file.module for file in kernels)],
+        "sm90_modules_literal": _literal(sm90_modules(plan)),
+    }
+    package = _package(plan, modules)
+    return [generated("_facts", facts), generated("_launch", LAUNCH), *kernels, generated("__init__", package)]
+
+
+def _package(plan: Plan, modules: list[Module]) -> dict[str, Any]:
+    """What the template of the package itself asks for."""
+    exports = [(module.file.module, list(module.exports)) for module in modules]
+    names = ["SPEC", "supports", "variants", "warmup"]
+    exported = [*names, *(name for module, taken in exports for name in taken or [module])]
+    return {
+        "title": plan.spec.title,
+        "modules": exports,
+        "imports": [
+            (module, imported(module, sorted(taken, key=_export_order)))
+            for module, taken in [("_launch", ["supports"]), *exports]
+            if taken
+        ],
+        "exported": sorted(exported, key=_export_order),
+        "spec_literal": _literal(_spec(plan)),
+    }
+
+
+def _spec(plan: Plan) -> dict[str, Any]:
+    """The package's SPEC."""
     spec: dict[str, Any] = {
         "spec": plan.spec.model_dump(mode="json"),
         "spec_sha256": spec_digest(plan.spec),
@@ -83,38 +139,7 @@ def files(plan: Plan) -> list[GeneratedFile]:
             "extra_layout_fingerprint": plan.extra_layout.fingerprint,
             "extra_row_bytes": plan.extra_layout.row_bytes,
         }
-    modules = [(family.MODULE, names) for family, names in families]
-    names = ["SPEC", "supports", "variants", "warmup"]
-    exported = [*names, *(name for module, names in modules for name in names or [module])]
-    package = {
-        **common(plan),
-        "title": plan.spec.title,
-        "modules": modules,
-        "imports": [
-            (module, imported(module, sorted(names, key=_export_order)))
-            for module, names in [("_launch", ["supports"]), *modules]
-            if names
-        ],
-        "exported": sorted(exported, key=_export_order),
-        "spec_literal": _literal(spec),
-    }
-    kernels = [module.MODULE for module in [*_shared(plan), *(family for family, _ in families)]]
-    facts = {
-        "targets": plan.spec.targets,
-        "kernel_modules": ["_launch", *kernels],
-        "sm90_modules_literal": _literal(sm90_modules(plan)),
-    }
-    return [
-        GeneratedFile("_facts.py", "_facts.py.jinja", facts),
-        GeneratedFile("_launch.py", "_launch.py.jinja", LAUNCH),
-        *(
-            GeneratedFile(
-                f"{module.MODULE}.py", f"{getattr(module, 'TEMPLATE', module.MODULE)}.py.jinja", module.context(plan)
-            )
-            for module in [*_shared(plan), *(family for family, _ in families)]
-        ),
-        GeneratedFile("__init__.py", "__init__.py.jinja", package),
-    ]
+    return spec
 
 
 def _export_order(name: str) -> tuple[bool, bool, str]:
@@ -143,7 +168,7 @@ def expected_products(plan: Plan) -> dict[tuple[str, int | None], int]:
     A kernel that is not named is not judged.
     """
     found: dict[tuple[str, int | None], int] = {}
-    for module in _shared(plan):
-        if hasattr(module, "products"):
-            found |= module.products(plan)
+    for family in plan.wanted:
+        for kernels in RENDERERS[family.NAME].present_sm90(plan):
+            found |= kernels.products(plan)
     return found

@@ -6,7 +6,8 @@ import dataclasses
 import math
 from typing import Any
 
-from mlagen.backends.triton import extra_layout, layout
+from mlagen.backends.base import GeneratedFile, Module, generated
+from mlagen.backends.triton import layout
 from mlagen.backends.triton.common import (
     FULL_ALIGNMENT,
     TORCH_DTYPES,
@@ -15,13 +16,11 @@ from mlagen.backends.triton.common import (
     common,
 )
 from mlagen.layout import CacheLayout, PadField, ScalesField
-from mlagen.plan import Chunk, Plan, needed
+from mlagen.plan import CachePlan, Plan, StoredCache
 
-MODULE = "cache"
+MODULE, EXTRA_MODULE = "cache", "extra_cache"
 CONCAT, INSERT = "concat_and_cache_mla", "quantize_and_insert_k_cache"
 GATHER_REQUESTS, GATHER_TOKENS = "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache"
-WRAPPERS = (CONCAT, INSERT, GATHER_REQUESTS, GATHER_TOKENS)
-SHARED = (layout, extra_layout)
 
 # What vLLM's kv_cache_dtype says of a layout, beside the layout's own name.
 KV_CACHE_DTYPES = {"fp8_per_tensor": ("fp8", "fp8_e4m3")}
@@ -29,28 +28,22 @@ KV_CACHE_DTYPES = {"fp8_per_tensor": ("fp8", "fp8_e4m3")}
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One of the caches of a spec.
+    """One of the caches of a spec, with kernels of its own.
 
     Attributes:
-        layout: its layout.
-        tiled: blocks of a row that cut no tile of scales.
-        module: generated module of its kernels.
+        cache: the cache.
         layout_module: generated module that knows its bytes.
-        block_size: tokens a page, as the spec has it.
         which: what docs call it.
     """
 
-    layout: CacheLayout
-    tiled: tuple[Chunk, ...]
-    module: str
+    cache: StoredCache
     layout_module: str
-    block_size: int | None
     which: str
 
-
-def _main(plan: Plan) -> Side:
-    block_size = needed(plan.spec.cache).block_size
-    return Side(needed(plan.layout), needed(plan.cache).tiled, MODULE, layout.MODULE, block_size, "the cache")
+    @property
+    def layout(self) -> CacheLayout:
+        """Bytes of a token."""
+        return self.cache.layout
 
 
 def _signatures(plan: Plan, side: Side) -> dict[str, Signature]:
@@ -115,7 +108,7 @@ def _signatures(plan: Plan, side: Side) -> dict[str, Signature]:
     }
 
 
-def _stored(plan: Plan, chunks: list[dict[str, Any]], store: str) -> list[dict[str, Any]]:
+def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The blocks in which a row is written, each with the argument that holds its lanes."""
     d_c, rope = plan.spec.model.kv_lora_rank, plan.spec.model.qk_rope_head_dim
     found = []
@@ -133,19 +126,19 @@ def _stored(plan: Plan, chunks: list[dict[str, Any]], store: str) -> list[dict[s
                 else f"tl.arange(0, {chunk['block']})",
                 "source_end": chunk["end"] - behind,
                 "source_alignment": alignment_of(math.gcd(start, d_c if both else 0)),
-                "store": store.replace("x", chunk["name"], 1),
+                "store": layout.store_text(one, chunk["name"]),
             }
         )
     return found
 
 
-def _loaded(chunks: list[dict[str, Any]], load: str) -> list[dict[str, Any]]:
+def _loaded(one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The blocks in which a row is gathered: a thread loads no more lanes at once than it can store at once."""
     found = []
     for chunk in chunks:
         most = layout.THREAD_LANES * chunk["bits"] // 8
         claim = "ALIGNMENT" if most == FULL_ALIGNMENT else f"{most} if ALIGNMENT == {FULL_ALIGNMENT} else 1"
-        text = load.replace("ALIGNMENT", claim)
+        text = layout.load_text(one, alignment=claim)
         found.append({**chunk, "load": text, "row_alignment": alignment_of(chunk["start"])})
     return found
 
@@ -179,11 +172,11 @@ def _cache_doc(plan: Plan, side: Side) -> str:
     return f"8-bit [pages, block_size, {side.layout.row_bytes}], any block_size, {strides}."
 
 
-def context_of(plan: Plan, side: Side) -> dict[str, Any]:
+def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
     """What the template asks for, of one of the spec's caches."""
     cached, unit = side.layout, layout.unit_of(side.layout)
     wrappers, torch_dtype = set[str](plan.spec.wrappers), TORCH_DTYPES[plan.spec.model.dtype]
-    of_layout = layout.context_of(plan, cached, side.tiled)
+    of_layout = layout.context(plan, family.caches, side.cache)
     fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
     bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
     dtypes = bytes_dtypes if cached.quantised else (torch_dtype,)
@@ -213,23 +206,29 @@ def context_of(plan: Plan, side: Side) -> dict[str, Any]:
         "kv_cache_dtypes_doc": " or ".join(f'"{name}"' for name in names),
         "default_kv_cache_dtype": f'"{names[0]}"',
         "cache_doc": _cache_doc(plan, side),
-        "block_size": side.block_size or 64,
+        "block_size": side.cache.block_size or 64,
         "is_ue8m0": any(isinstance(field, ScalesField) and field.dtype == "ue8m0" for field in cached.fields),
         "needs_e4m3": layout.needs_e4m3(cached),
         "args": layout.arguments(cached),
-        "stored": _stored(plan, of_layout["stored"], layout.arguments(cached)["store"]),
-        "loaded": _loaded(of_layout["loaded"], layout.arguments(cached)["load"]),
+        "stored": _stored(plan, cached, of_layout["stored"]),
+        "loaded": _loaded(cached, of_layout["loaded"]),
         "pads": of_layout["pads"],
-        "cache": plan.cache,
+        "cache": family,
         "arguments": {kernel: len(signature) for kernel, signature in _signatures(plan, side).items()},
     }
 
 
-def context(plan: Plan) -> dict[str, Any]:
-    """What the template asks for."""
-    return context_of(plan, _main(plan))
+def shared(plan: Plan, family: CachePlan) -> list[GeneratedFile]:
+    """What the family's modules import."""
+    return layout.files(plan, family.caches)
 
 
-def exports(wrappers: list[str]) -> list[str]:
-    """Names that the package takes from the module, given the spec's wrappers that are its own."""
-    return wrappers
+def modules(plan: Plan, family: CachePlan) -> list[Module]:
+    """The module of the cache's kernels, and that of the second one's, whose wrappers have the same names."""
+    side = Side(family.caches.main, layout.MODULE, "the cache")
+    wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    found = [Module(generated(MODULE, _context(plan, family, side)), wrappers)]
+    if family.caches.other:
+        side = Side(family.caches.other, layout.EXTRA_MODULE, "the second cache")
+        found.append(Module(generated(EXTRA_MODULE, _context(plan, family, side), MODULE), ()))
+    return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mlagen.plan import Chunk, DenseFwdPlan, Plan, Sm90Plan, SparseDecodePlan, SparseFwdPlan
+from mlagen.plan import Chunk, LatentFamily, Plan, TiledFamily
 from mlagen.plan.tritons import has_versions
-from mlagen.plan.work import ITEMSIZE
+from mlagen.work import ITEMSIZE
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 LINE_LENGTH = 120
@@ -16,21 +16,10 @@ FULL_ALIGNMENT = 16
 Signature = tuple[tuple[str, str], ...]
 
 
-def sm90_kernels(plan: Plan) -> dict[str, Sm90Plan | None]:
-    """The modules of sm90 kernels, and the numbers of those that the package has."""
-    return {
-        "_dense_decode_sm90": plan.dense_decode.sm90 if plan.dense_decode else None,
-        "_sparse_decode_sm90": plan.sparse_decode.sm90 if plan.sparse_decode else None,
-        "_sparse_fwd_sm90": plan.sparse_fwd.sm90 if plan.sparse_fwd else None,
-        "_sparse_fwd_sm90_swap_ab": next(iter(plan.sparse_fwd.swap_ab), None) if plan.sparse_fwd else None,
-    }
-
-
 def sm90_modules(plan: Plan) -> list[str]:
-    """The modules of sm90 kernels that the package has."""
-    found = [name for name, sm90 in sm90_kernels(plan).items() if sm90 is not None]
-    found += ["_sparse_fwd_sm90_shared", "_index_union_sm90"] if plan.union else []
-    return found + (["_dense_fwd_sm90"] if plan.dense_fwd and plan.dense_fwd.sm90 else [])
+    """The modules of the sm90 kernels that the package has, those of attention over latent rows first."""
+    ordered = sorted(plan.wanted, key=lambda family: not isinstance(family, LatentFamily))
+    return [module for family in ordered for module in family.sm90_modules]
 
 
 def common(plan: Plan) -> dict[str, Any]:
@@ -49,13 +38,13 @@ def common(plan: Plan) -> dict[str, Any]:
     }
 
 
-def tables(plan: SparseFwdPlan | SparseDecodePlan | DenseFwdPlan) -> dict[str, Any]:
+def tables(family: TiledFamily[Any]) -> dict[str, Any]:
     """The tile tables of a family as its template asks for them, and which of them have rows of some Tritons alone."""
     return {
-        "tiles": plan.tiles,
-        "unaligned": plan.unaligned,
-        "tiles_by_version": has_versions(plan.tiles),
-        "unaligned_by_version": has_versions(plan.unaligned),
+        "tiles": family.tiles,
+        "unaligned": family.unaligned,
+        "tiles_by_version": has_versions(family.tiles),
+        "unaligned_by_version": has_versions(family.unaligned),
     }
 
 

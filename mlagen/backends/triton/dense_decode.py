@@ -4,31 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlagen.backends import sm90
+from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import layout, splits
 from mlagen.backends.triton.common import tables
 from mlagen.backends.triton.sparse_decode import cache_context, rows_context
 from mlagen.backends.triton.splits import attention_context, dense_decode_signature
-from mlagen.plan import DENSE_DECODE_WRAPPERS, Plan, needed
+from mlagen.plan import DenseDecodePlan, Plan
 
 MODULE = "dense_decode"
-SHARED = (layout, splits, sm90.DENSE_DECODE)
-WRAPPERS = DENSE_DECODE_WRAPPERS
-FLASH, DECODE = DENSE_DECODE_WRAPPERS
+FLASH, DECODE = "flash_mla_with_kvcache", "decode_attention_fwd"
 
 
-def present(plan: Plan) -> bool:
-    """Whether attention is dense; another family has the sparse one over a cache."""
-    return plan.dense_decode is not None
-
-
-def context(plan: Plan) -> dict[str, Any]:
+def _context(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
     """What the template asks for."""
-    dense, one = needed(plan.dense_decode), needed(plan.layout)
-    cache = cache_context(plan, "", one)
-    shared = attention_context(plan)
+    one = dense.caches.main.layout
+    cache = cache_context(plan, dense.caches, dense.caches.main)
+    attention = attention_context(plan)
     return {
-        **shared,
+        **attention,
         **rows_context(dense),
         "plan": dense,
         **tables(dense),
@@ -38,12 +31,19 @@ def context(plan: Plan) -> dict[str, Any]:
         "strides": cache["strides"] if one.planar else "any page, row and head stride",
         "flash": FLASH in plan.spec.wrappers,
         "decode": DECODE in plan.spec.wrappers,
-        "empty_lse": "-math.inf" if shared["empty_row_lse"] == "-inf" else "math.inf",
+        "empty_lse": "-math.inf" if attention["empty_row_lse"] == "-inf" else "math.inf",
         "arguments": len(dense_decode_signature(plan)),
     }
 
 
-def exports(wrappers: list[str]) -> list[str]:
-    """Names that the package takes from the module, given the spec's wrappers that are its own."""
+def shared(plan: Plan, family: DenseDecodePlan) -> list[GeneratedFile]:
+    """What the family's module imports."""
+    return [*layout.files(plan, family.caches), splits.file(plan)]
+
+
+def modules(plan: Plan, family: DenseDecodePlan) -> list[Module]:
+    """The family's module."""
+    wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
     flash = ["FlashMLASchedMeta", "get_mla_metadata"] if FLASH in wrappers else []
-    return sorted([*wrappers, *flash, "dense_workspace_size"])
+    names = sorted([*wrappers, *flash, "dense_workspace_size"])
+    return [Module(generated(MODULE, _context(plan, family)), names)]

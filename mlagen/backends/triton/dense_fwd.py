@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlagen.backends import sm90
+from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, alignment_of, chunk_of, common, tables
 from mlagen.backends.triton.splits import accumulators
-from mlagen.plan import Plan, needed
+from mlagen.plan import DenseFwdPlan, Plan
 
 MODULE = "dense_fwd"
-WRAPPERS = ("flash_attn_varlen_func",)
-
 BY_POINTERS, BY_DESCRIPTORS = "_dense_fwd_kernel", "_dense_fwd_descriptor_kernel"
 
 
-def _signature(plan: Plan, block_n: int | None) -> Signature:
+def signature(plan: Plan, block_n: int | None = None) -> Signature:
     """Run-time arguments and their Triton types, by pointers; by descriptors of blocks of `block_n` keys if given."""
-    dense_fwd, element = needed(plan.dense_fwd), f"*{plan.spec.model.dtype}"
+    dense_fwd, element = plan.of(DenseFwdPlan), f"*{plan.spec.model.dtype}"
     chunks = (*dense_fwd.k_chunks, *dense_fwd.v_chunks)
     blocks = [f"tensordesc<{plan.spec.model.dtype}[1,{block_n},{chunk.block}]>" for chunk in chunks]
     described = tuple((f"{chunk.name}_desc", block) for chunk, block in zip(chunks, blocks, strict=True))
@@ -49,17 +47,16 @@ def _strides(block_n: int | None) -> tuple[str, ...]:
     return () if block_n else ("k_row_stride", "k_head_stride", "v_row_stride", "v_head_stride")
 
 
-def _addressings(plan: Plan) -> list[dict[str, Any]]:
+def _addressings(plan: Plan, dense_fwd: DenseFwdPlan) -> list[dict[str, Any]]:
     """How kernels of the package address k and v, each with what tells its functions from the others'."""
-    dense_fwd = needed(plan.dense_fwd)
-    pointers = {"descriptors": False, "suffix": "", "arguments": len(_signature(plan, None))}
-    descriptors = {"descriptors": True, "suffix": "_descriptor", "arguments": len(_signature(plan, 1))}
+    pointers = {"descriptors": False, "suffix": "", "arguments": len(signature(plan))}
+    descriptors = {"descriptors": True, "suffix": "_descriptor", "arguments": len(signature(plan, 1))}
     return [descriptors, pointers] if dense_fwd.descriptor_targets else [pointers]
 
 
 def context(plan: Plan) -> dict[str, Any]:
     """What the template asks for."""
-    dense_fwd = needed(plan.dense_fwd)
+    dense_fwd = plan.of(DenseFwdPlan)
     k_chunks = [chunk_of(chunk) for chunk in dense_fwd.k_chunks]
     v_chunks = accumulators(dense_fwd.v_chunks)
     for chunk in (*k_chunks, *v_chunks):  # where all rows are aligned, as those of descriptors are
@@ -72,16 +69,18 @@ def context(plan: Plan) -> dict[str, Any]:
         **tables(dense_fwd),
         "descriptors": bool(dense_fwd.descriptor_targets),
         "sm90": dense_fwd.sm90,
-        "addressings": _addressings(plan),
+        "addressings": _addressings(plan, dense_fwd),
         "chunks": [*k_chunks, *v_chunks],
         "k_chunks": k_chunks,
         "v_chunks": v_chunks,
     }
 
 
-SHARED = (sm90.DenseFwdModule(context, lambda plan: _signature(plan, None)),)
+def shared(plan: Plan, family: DenseFwdPlan) -> list[GeneratedFile]:
+    """What the family's module imports beside its sm90 kernel: nothing."""
+    return []
 
 
-def exports(wrappers: list[str]) -> list[str]:
-    """Names that the package takes from the module, given the spec's wrappers that are its own."""
-    return wrappers
+def modules(plan: Plan, family: DenseFwdPlan) -> list[Module]:
+    """The family's module."""
+    return [Module(generated(MODULE, context(plan)), family.WRAPPERS)]

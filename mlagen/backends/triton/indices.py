@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton.common import Signature, common
-from mlagen.plan import Plan
-from mlagen.plan.indices import make_index_plan
+from mlagen.plan import IndicesPlan, Plan
 
 MODULE = "indices"
-MAPPERS = ("compute_global_topk_indices_and_lens", "triton_convert_req_index_to_global_index")
+COUNTER, CONVERTER = "compute_global_topk_indices_and_lens", "triton_convert_req_index_to_global_index"
 COMBINER = "combine_topk_swa_indices"
-WRAPPERS = (MAPPERS[0], COMBINER, MAPPERS[1])
 
 
 PARTS = ("parts", "parts_multiplier", "parts_shift")  # of a token's indices, where a program need not count them
 
 
 def _map_signature(plan: Plan) -> Signature:
-    token_mask = (("is_valid_token_ptr", "*i1"),) if MAPPERS[0] in plan.spec.wrappers else ()
+    token_mask = (("is_valid_token_ptr", "*i1"),) if COUNTER in plan.spec.wrappers else ()
     return (
         ("indices_ptr", "*i32"),
         ("request_ptr", "*i32"),
@@ -33,7 +32,7 @@ def _map_signature(plan: Plan) -> Signature:
         ("block_limit", "i32"),
         ("multiplier", "i32"),
         ("shift", "i32"),
-        *(tuple((name, "i32") for name in PARTS) if MAPPERS[1] in plan.spec.wrappers else ()),
+        *(tuple((name, "i32") for name in PARTS) if CONVERTER in plan.spec.wrappers else ()),
         ("indices_stride", "i64"),
         ("block_table_stride", "i64"),
     )
@@ -63,20 +62,20 @@ COMBINE_SIGNATURE: Signature = (
 def _optional_arguments(plan: Plan) -> list[str]:
     """What the wrappers can pass for is_valid_token and lens, as text of the arguments."""
     wrappers = plan.spec.wrappers
-    if MAPPERS[0] not in wrappers:
+    if COUNTER not in wrappers:
         return ["none", "None"]
-    return ["token_mask, none", *(["None, none", "None, None"] if MAPPERS[1] in wrappers else [])]
+    return ["token_mask, none", *(["None, none", "None, None"] if CONVERTER in wrappers else [])]
 
 
-def context(plan: Plan) -> dict[str, Any]:
+def _context(plan: Plan, family: IndicesPlan) -> dict[str, Any]:
     """What the template asks for."""
     wrappers = plan.spec.wrappers
-    has_token_mask, maps_without = (name in wrappers for name in MAPPERS)
+    has_token_mask, maps_without = COUNTER in wrappers, CONVERTER in wrappers
     absent = ["is_valid_token is None"] * has_token_mask + ["lens is None"]
     return {
         **common(plan),
-        "index": make_index_plan(),
-        "maps": any(name in wrappers for name in MAPPERS),
+        "index": family,
+        "maps": has_token_mask or maps_without,
         "combines": COMBINER in wrappers,
         "has_token_mask": has_token_mask,
         "maps_without": maps_without,  # without a token mask, and without counts unless they are asked for
@@ -86,6 +85,12 @@ def context(plan: Plan) -> dict[str, Any]:
     }
 
 
-def exports(wrappers: list[str]) -> list[str]:
-    """Names that the package takes from the module, given the spec's wrappers that are its own."""
-    return sorted(wrappers)
+def shared(plan: Plan, family: IndicesPlan) -> list[GeneratedFile]:
+    """What the family's module imports: nothing."""
+    return []
+
+
+def modules(plan: Plan, family: IndicesPlan) -> list[Module]:
+    """The family's module."""
+    names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
+    return [Module(generated(MODULE, _context(plan, family)), names)]

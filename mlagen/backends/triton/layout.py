@@ -6,19 +6,27 @@ import dataclasses
 import math
 from typing import Any
 
+from mlagen.backends.base import GeneratedFile, generated
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.plan import DENSE_DECODE_WRAPPERS, Chunk, Plan, needed
+from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, SparseDecodePlan, StoredCache
 from mlagen.plan.chunks import next_power_of_2
+from mlagen.plan.conversions import (
+    EIGHT_BIT_FLOATS,
+    AmaxScale,
+    Quotient,
+    amax_scale_of,
+    quotient_of,
+    short_quotients,
+)
 
-MODULE = "_layout"
+MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
 
 WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
-READERS = (*DENSE_DECODE_WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
+READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_LANES = 8  # of the model's dtype fill a thread's widest load or store
 FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
-EIGHT_BIT_FLOATS = ("e4m3", "e4m3fnuz")
 
 
 def unit_of(layout: CacheLayout) -> int:
@@ -31,8 +39,12 @@ def needs_e4m3(layout: CacheLayout) -> bool:
     return any(field.dtype == "e4m3" for field in layout.fields)
 
 
-def arguments(layout: CacheLayout) -> dict[str, str]:
+def arguments(layout: CacheLayout, scale: str = "tensor_scale") -> dict[str, str]:
     """Text for argument lists of a layout's helpers, as kernels name what they pass.
+
+    Args:
+        layout: the layout.
+        scale: what holds the scale of the whole tensor.
 
     Returns:
         row_strides: what row_pointers takes after page_stride.
@@ -40,15 +52,31 @@ def arguments(layout: CacheLayout) -> dict[str, str]:
         load: what each load_... takes.
         store: what each store_... takes.
     """
-    rows = "rows, plane_rows" if layout.planar else "rows"
-    scale = ", tensor_scale" if layout.tensor_scale else ""
-    e4m3 = needs_e4m3(layout)
+    rows = rows_text(layout)
     return {
         "row_strides": "" if layout.planar else ", row_stride",
         "rows": rows,
-        "load": f"{rows}{scale}, valid{', HAS_E4M3' if e4m3 else ''}, ALIGNMENT",
-        "store": f"{rows}, x{scale}, valid{', ROUNDS_E4M3' if e4m3 else ''}, ALIGNMENT",
+        "load": load_text(layout, scale),
+        "store": store_text(layout),
     }
+
+
+def rows_text(layout: CacheLayout) -> str:
+    """What row_pointers returns."""
+    return "rows, plane_rows" if layout.planar else "rows"
+
+
+def load_text(layout: CacheLayout, scale: str = "tensor_scale", alignment: str = "ALIGNMENT") -> str:
+    """What each load_... takes, with the scale of the whole tensor and what is claimed of addresses by these names."""
+    scales = f", {scale}" if layout.tensor_scale else ""
+    return f"{rows_text(layout)}{scales}, valid{', HAS_E4M3' if needs_e4m3(layout) else ''}, {alignment}"
+
+
+def store_text(layout: CacheLayout, lanes: str = "x") -> str:
+    """What each store_... takes, with the lanes by this name."""
+    scales = ", tensor_scale" if layout.tensor_scale else ""
+    e4m3 = ", ROUNDS_E4M3" if needs_e4m3(layout) else ""
+    return f"{rows_text(layout)}, {lanes}{scales}, valid{e4m3}, ALIGNMENT"
 
 
 def _typed(names: str) -> str:
@@ -179,40 +207,26 @@ def _loaded(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
     }
 
 
-def _short_quotients(layout: CacheLayout) -> bool:
-    """Whether lanes become e2m1 by quotients of few bits alone, or by exact ones."""
-    fields = [field for field in layout.data if field.dtype == "e2m1"]
-    scales = [layout.scales_of(field) for field in fields]
-    long = any(one and one.dtype == "fp32" and one.rule.rounding == "nearest" for one in scales)
-    return bool(fields) and not long and not any(field.tensor_scale for field in fields)
-
-
-def _is_short(number: float) -> bool:
-    """Whether eight bits hold its mantissa."""
-    mantissa, _ = math.frexp(number)
-    return (mantissa * 256).is_integer()
-
-
 def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
     """A tile's scale before it is rounded."""
     rule = scales.rule
-    if rule.floor_on == "amax":
-        return f"tl.div_rn(tl.maximum(amax, {rule.floor!r}), {rule.divisor!r})"
-    if scales.dtype == "e4m3" and _is_short(rule.divisor) and _short_quotients(layout):
-        most = LARGEST[scales.dtype]
-        return f"_short(tl.minimum(tl.maximum(amax * (1.0 / {rule.divisor!r}), {rule.floor!r}), {most!r}))"
-    return f"tl.maximum(tl.div_rn(amax, {rule.divisor!r}), {rule.floor!r})"
+    match amax_scale_of(layout, scales):
+        case AmaxScale.FLOOR_ON_AMAX:
+            return f"tl.div_rn(tl.maximum(amax, {rule.floor!r}), {rule.divisor!r})"
+        case AmaxScale.SHORT:
+            most = LARGEST[scales.dtype]
+            return f"_short(tl.minimum(tl.maximum(amax * (1.0 / {rule.divisor!r}), {rule.floor!r}), {most!r}))"
+        case AmaxScale.DIVIDED:
+            return f"tl.maximum(tl.div_rn(amax, {rule.divisor!r}), {rule.floor!r})"
 
 
-def _scaled_values(layout: CacheLayout, field: DataField, scales: ScalesField) -> str:
-    """x over its scales."""
-    if scales.rule.rounding == "power_of_two":
-        return "(x * _reciprocals(exponents)[:, :, None])"
-    if scales.dtype == "fp32" and field.dtype in EIGHT_BIT_FLOATS:
-        return "_quotients(x, scales[:, :, None])"
-    if scales.dtype == "e4m3" and field.dtype == "e2m1" and _short_quotients(layout):
-        return "(x * (2.0 / scales)[:, :, None])"
-    return "tl.div_rn(x, scales[:, :, None])"
+# Lanes x over their scales.
+SCALED_VALUES = {
+    Quotient.POWER_OF_TWO: "(x * _reciprocals(exponents)[:, :, None])",
+    Quotient.EXACT: "_quotients(x, scales[:, :, None])",
+    Quotient.DOUBLED: "(x * (2.0 / scales)[:, :, None])",
+    Quotient.DIVIDED: "tl.div_rn(x, scales[:, :, None])",
+}
 
 
 def _written_bytes(field: DataField) -> int:
@@ -226,13 +240,14 @@ def _stored(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
     placed = _placed(layout, chunk)
     scales = layout.scales_of(field)
     packed = field.dtype == "e2m1"
-    doubled = scales is not None and "2.0 / scales" in _scaled_values(layout, field, scales)
+    quotient = quotient_of(layout, field, scales) if scales else None
+    doubled = quotient is Quotient.DOUBLED
     encoded = {
         "e4m3": "_e4m3_bytes(values, ROUNDS_E4M3)",
         "e4m3fnuz": "_e4m3fnuz_bytes(values)",
         "e2m1": "_e2m1_pairs(doubles)" if doubled else "_e2m1_pairs(2.0 * values)",
     }
-    if scales:
+    if scales and quotient:
         power_of_two = scales.rule.rounding == "power_of_two"
         powers = {"ue8m0": "exponents.to(tl.uint8)", "fp32": "(exponents << 23).to(tl.float32, bitcast=True)"}
         placed["scales"] |= {
@@ -240,7 +255,7 @@ def _stored(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
             "rounded": scales.dtype == "e4m3",
             "from_amax": _from_amax(layout, scales),
             "from_exponents": powers.get(scales.dtype),
-            "quotients": _scaled_values(layout, field, scales),
+            "quotients": SCALED_VALUES[quotient],
         }
     return {
         **placed,
@@ -315,12 +330,13 @@ def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) 
     scaled = [(field, scales) for field in layout.data if (scales := layout.scales_of(field))]
     data = {field.dtype for field in layout.data}
     stored_as = {scales.dtype for _, scales in scaled}
-    quotients = {_scaled_values(layout, field, scales) for field, scales in scaled if writes}
-    exact = any("_quotients" in text for text in quotients) or any(
+    quotients = {quotient_of(layout, field, scales) for field, scales in scaled if writes}
+    exact = Quotient.EXACT in quotients or any(
         field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS for field in layout.data if writes
     )
-    powers = any("_reciprocals" in text for text in quotients)
-    short = writes and _short_quotients(layout)
+    powers = Quotient.POWER_OF_TWO in quotients
+    short = writes and short_quotients(layout)
+    short_scales = any(amax_scale_of(layout, scales) is AmaxScale.SHORT for _, scales in scaled)
     halves = short and dtype == "bf16"  # fp16 has as many bits as fp16 lanes themselves
     return {
         "decodes": {
@@ -332,7 +348,7 @@ def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) 
             "e4m3fnuz": writes and "e4m3fnuz" in data,
             "e2m1": writes and "e2m1" in data,
             "e2m1_halves": halves,
-            "short": short and (not halves or any("_short" in _from_amax(layout, scales) for _, scales in scaled)),
+            "short": short and (not halves or short_scales),
             "exponents": powers,
             "reciprocals": powers or exact,
             "quotients": exact,
@@ -340,8 +356,9 @@ def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) 
     }
 
 
-def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dict[str, Any]:
-    """What the template asks for, of one of the plan's layouts and its blocks of whole tiles."""
+def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
+    """What the template asks for, of one of the caches."""
+    layout = cache.layout
     unit = unit_of(layout)
     reads = any(name in plan.spec.wrappers for name in READERS)
     writes = any(name in plan.spec.wrappers for name in WRITERS)
@@ -355,15 +372,18 @@ def context_of(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...]) -> dic
         "load_parameters": _typed(arguments(layout)["load"]),
         "store_parameters": _typed(arguments(layout)["store"]),
         "pad_parameters": _typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
-        "attends": plan.sparse_decode is not None,
+        "attends": plan.find(SparseDecodePlan) is not None,
         "reads": reads,
-        "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in needed(plan.cache).chunks],
-        "loaded": [_loaded(layout, chunk) for chunk in needed(plan.cache).chunks if reads],
-        **_writes(layout, tiled if writes else ()),
+        "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in caches.chunks],
+        "loaded": [_loaded(layout, chunk) for chunk in caches.chunks if reads],
+        **_writes(layout, cache.tiled if writes else ()),
         **_conversions(layout, plan.spec.model.dtype, reads=reads, writes=writes),
     }
 
 
-def context(plan: Plan) -> dict[str, Any]:
-    """What the template asks for, of the cache's layout."""
-    return context_of(plan, needed(plan.layout), needed(plan.cache).tiled)
+def files(plan: Plan, caches: Caches) -> list[GeneratedFile]:
+    """The module that knows the bytes of a token of the cache, and that of the second one if its layout is another."""
+    found = [generated(MODULE, context(plan, caches, caches.main))]
+    if caches.other:
+        found.append(generated(EXTRA_MODULE, context(plan, caches, caches.other), MODULE))
+    return found

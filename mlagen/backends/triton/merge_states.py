@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton.common import Signature, common
-from mlagen.plan import Plan, needed
+from mlagen.plan import MergeStatesPlan, Plan
 
 MODULE = "merge_states"
 STATES, PARTS = "merge_attn_states", "merge_attn_parts"
-WRAPPERS = (STATES, PARTS)
 
 
 def _states_signature(plan: Plan) -> Signature:
@@ -51,9 +51,9 @@ def _parts_signature(plan: Plan, part_dtype: str) -> Signature:
     )
 
 
-def context(plan: Plan) -> dict[str, Any]:
+def _context(plan: Plan, merge: MergeStatesPlan) -> dict[str, Any]:
     """What the template asks for."""
-    merge, wrappers = needed(plan.merge_states), plan.spec.wrappers
+    wrappers = plan.spec.wrappers
     return {
         **common(plan),
         "merge": merge,
@@ -69,6 +69,12 @@ def context(plan: Plan) -> dict[str, Any]:
     }
 
 
-def exports(wrappers: list[str]) -> list[str]:
-    """Names that the package takes from the module, given the spec's wrappers that are its own."""
-    return wrappers
+def shared(plan: Plan, family: MergeStatesPlan) -> list[GeneratedFile]:
+    """What the family's module imports: nothing."""
+    return []
+
+
+def modules(plan: Plan, family: MergeStatesPlan) -> list[Module]:
+    """The family's module."""
+    names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    return [Module(generated(MODULE, _context(plan, family)), names)]

@@ -4,27 +4,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from mlagen.backends import sm90
+from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import splits
 from mlagen.backends.triton.common import Signature, chunk_of, tables
-from mlagen.backends.triton.splits import accumulators, attention_context
-from mlagen.plan import ROWS_WRAPPERS, Plan, needed
+from mlagen.backends.triton.splits import accumulators, attention_context, given
+from mlagen.plan import Plan, SparseFwdPlan
 
 MODULE = "sparse_fwd"
-SHARED = (splits, sm90.SPARSE_FWD, sm90.SWAP_AB, sm90.INDEX_UNION, sm90.SHARED_FWD)
-WRAPPERS = ROWS_WRAPPERS
 TILE_ARGUMENTS = ("ALIGNMENT", "INDEX_GROUP", "BLOCK_H", "BLOCK_N", "INDICES_AHEAD", "NUM_STAGES")
 
 
-def _optional_arguments(plan: Plan) -> list[str]:
-    """What the wrappers can pass for topk_length and attn_sink, as text of a tuple each."""
-    attention, wrappers = plan.sparse_attention, plan.spec.wrappers
-    given = {"none": ["None"], "optional": ["None", "length"], "required": ["length"]}
-    lengths = given[attention.topk_length]
-    sinks = [name.replace("length", "sink") for name in given[attention.attn_sink]]
-    if "flash_mla_sparse_fwd" not in wrappers:
-        lengths, sinks = lengths[:1], sinks[:1]
-    return [f"{length}, {sink}" for length in lengths for sink in sinks]
+def _given(plan: Plan) -> tuple[list[str], list[str]]:
+    """What the wrappers can pass for topk_length and for attn_sink, as text."""
+    attention = plan.sparse_attention
+    lengths, sinks = given(attention.topk_length, "length"), given(attention.attn_sink, "sink")
+    if "flash_mla_sparse_fwd" not in plan.spec.wrappers:  # the other one leaves out what is optional
+        return lengths[:1], sinks[:1]
+    return lengths, sinks
 
 
 def _signatures(plan: Plan) -> dict[str, Signature]:
@@ -51,18 +47,17 @@ def _signatures(plan: Plan) -> dict[str, Signature]:
     }
 
 
-def context(plan: Plan) -> dict[str, Any]:
+def _context(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
     """What the template asks for."""
-    sparse = needed(plan.sparse_fwd)
     paged = plan.rows_block_size is not None
-    optional = _optional_arguments(plan)
+    lengths, sinks = _given(plan)
     return {
         **attention_context(plan),
         "chunks": [chunk_of(chunk) for chunk in sparse.chunks],
         "v_chunks": accumulators(sparse.chunks),
-        "optional": optional,
-        "warms_length": any("length" in one for one in optional),
-        "warms_sink": any("sink" in one for one in optional),
+        "optional": [f"{length}, {sink}" for length in lengths for sink in sinks],
+        "warms_length": "length" in lengths,
+        "warms_sink": "sink" in sinks,
         "sparse": sparse,
         "sm90": sparse.sm90,
         "swap_ab": sparse.swap_ab,
@@ -76,6 +71,12 @@ def context(plan: Plan) -> dict[str, Any]:
     }
 
 
-def exports(wrappers: list[str]) -> list[str]:
-    """Names that the package takes from the module, given the spec's wrappers that are its own."""
-    return sorted([*wrappers, "workspace_size"])
+def shared(plan: Plan, family: SparseFwdPlan) -> list[GeneratedFile]:
+    """What the family's module imports."""
+    return [splits.file(plan)]
+
+
+def modules(plan: Plan, family: SparseFwdPlan) -> list[Module]:
+    """The family's module."""
+    wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    return [Module(generated(MODULE, _context(plan, family)), sorted([*wrappers, "workspace_size"]))]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from mlagen.backends.triton.common import Signature, chunk_of, common, sm90_kernels
-from mlagen.plan import Chunk, Plan, needed
+from mlagen.backends.base import GeneratedFile, generated
+from mlagen.backends.triton.common import Signature, chunk_of, common
+from mlagen.plan import Chunk, DenseDecodePlan, Plan, SparseDecodePlan
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
@@ -15,7 +16,7 @@ MODULE = "_splits"
 def _signature(plan: Plan) -> Signature:
     """Run-time arguments of the merge and their Triton types, with every optional tensor given."""
     element = f"*{plan.spec.model.dtype}"
-    if plan.dense_decode is not None:
+    if plan.find(DenseDecodePlan):
         return (
             ("partial_ptr", "*fp32"),
             ("out_ptr", element),
@@ -24,7 +25,7 @@ def _signature(plan: Plan) -> Signature:
             ("empty_lse", "fp32"),
             *((name, "i64") for name in ("out_token_stride", "out_head_stride", "lse_token_stride")),
         )
-    sink = (("attn_sink_ptr", "*fp32"),) if presences(plan)[0] != "none" else ()
+    sink = (("attn_sink_ptr", "*fp32"),) if presences(plan).attn_sink != "none" else ()
     return (
         ("partial_ptr", "*fp32"),
         *sink,
@@ -46,17 +47,30 @@ def accumulators(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
     return [{**chunk, "acc": acc} for chunk, acc in zip(in_v, names, strict=True)]
 
 
-def presences(plan: Plan) -> tuple[Presence, Presence]:
+class Presences(NamedTuple):
     """Whether attention takes a sink, and lengths of lists of indices."""
+
+    attn_sink: Presence = "none"
+    topk_length: Presence = "none"
+
+
+def presences(plan: Plan) -> Presences:
+    """Those of a plan's attention."""
     attention = plan.spec.attention
-    return (attention.attn_sink, attention.topk_length) if isinstance(attention, SparseAttention) else ("none", "none")
+    if not isinstance(attention, SparseAttention):
+        return Presences()
+    return Presences(attention.attn_sink, attention.topk_length)
+
+
+def given(presence: Presence, name: str) -> list[str]:
+    """What callers can pass for an argument, as text: None where they may leave it out, and its name."""
+    return {"none": ["None"], "optional": ["None", name], "required": [name]}[presence]
 
 
 def attention_context(plan: Plan) -> dict[str, Any]:
     """What the templates of all attention families ask for."""
-    attention, (sink, length) = plan.spec.attention, presences(plan)
-    assert attention is not None
-    partials = needed(plan.splits).partials
+    attention, (sink, length) = plan.attention, presences(plan)
+    dense, partials = plan.find(DenseDecodePlan), plan.splits.partials
     return {
         **common(plan),
         "partials": partials,
@@ -67,34 +81,40 @@ def attention_context(plan: Plan) -> dict[str, Any]:
         "sink_required": sink == "required",
         "has_topk_length": length != "none",
         "length_required": length == "required",
-        "dense": plan.dense_decode,
-        "window": attention.window if plan.dense_decode else None,
+        "dense": dense,
+        "window": dense.window if dense else None,
         "table_width": 3 if attention.window else 2,  # of what the merge reads of a request of dense attention
         "lse_base": attention.lse_base,
         "empty_row_lse": attention.empty_row_lse.lstrip("+"),
     }
 
 
-def context(plan: Plan) -> dict[str, Any]:
+def _context(plan: Plan) -> dict[str, Any]:
     """What the template asks for."""
     shared = attention_context(plan)
     base_e = shared["lse_base"] == "e"
+    sparse_decode = plan.find(SparseDecodePlan)
     return {
         **shared,
-        "cached": plan.dense_decode is not None or plan.sparse_decode is not None,
-        "redoes": plan.sparse_decode is not None and plan.sparse_decode.sm90 is not None,
-        "sm90_tile": next((sm90.tile for sm90 in sm90_kernels(plan).values() if sm90), None),
-        "splits": needed(plan.splits),
+        "cached": shared["dense"] is not None or sparse_decode is not None,
+        "redoes": sparse_decode is not None and sparse_decode.sm90 is not None,
+        "sm90_tile": next((family.sm90.tile for family in plan.latent if family.sm90), None),
+        "splits": plan.splits,
         "to_base": " * LN2" if base_e else "",
         "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
         "combine_arguments": len(_signature(plan)),
     }
 
 
+def file(plan: Plan) -> GeneratedFile:
+    """The module."""
+    return generated(MODULE, _context(plan))
+
+
 def dense_decode_signature(plan: Plan) -> Signature:
     """Run-time arguments of the kernel of dense attention and their Triton types."""
-    one, element = needed(plan.layout), f"*{plan.spec.model.dtype}"
-    window = attention_context(plan)["window"] is not None
+    dense, element = plan.of(DenseDecodePlan), f"*{plan.spec.model.dtype}"
+    one, window = dense.caches.main.layout, dense.window is not None
     counts = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size", "max_keys")
     shares = ("causal", "unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")
     names = (*counts, *(("window",) if window else ()), *shares, *(("combine_places",) if window else ()))

@@ -27,13 +27,12 @@ from mlagen.bench.shapes import (
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
 from mlagen.layout import CacheLayout, ScalesField
 from mlagen.layout.codec import decode, encode, read
-from mlagen.work import INDEX_BYTES, ITEMSIZE
+from mlagen.work import gather_bytes, write_bytes
 
 EXTRA = "extra_cache."  # module of the second cache's kernels, where they are not the first one's
 POISON = 255  # a byte that makes any row NaN or far from right
 WRITE_TOLERANCE = 1.1  # a writer whose scales follow another rule may have this many times the reference's error
 EAGER_TOKENS = 1
-SLOT_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -261,16 +260,6 @@ def gather_error(layout: CacheLayout, block_size: int, inputs: GatherInputs, cal
     return relative_error(inputs.out, read(layout, inputs.cache, block_size, slots, TENSOR_SCALE))
 
 
-def write_bytes(layout: CacheLayout, tokens: int) -> int:
-    """Bytes of writing tokens to the cache: their rows as the model computes them, their slots, the rows as stored."""
-    return tokens * (layout.lanes * ITEMSIZE + SLOT_BYTES + layout.row_bytes)
-
-
-def gather_bytes(layout: CacheLayout, tokens: int, pages: int, *, integers: int) -> int:
-    """Bytes of gathering tokens from the cache: rows as stored and as read, the table of `pages`, other integers."""
-    return tokens * (layout.row_bytes + layout.lanes * ITEMSIZE) + (pages + integers) * INDEX_BYTES
-
-
 def writer_trials(setting: Setting) -> Callable[[Batch], Trial[WriteInputs]]:
     """Makes batches of the writers ready."""
     package, device = setting.package, setting.device
@@ -278,7 +267,7 @@ def writer_trials(setting: Setting) -> Callable[[Batch], Trial[WriteInputs]]:
     def trial(batch: Batch) -> Trial[WriteInputs]:
         side, name = side_of(package, batch.kind)
         layout, block_size = side.layout, side.block_size
-        moved = write_bytes(layout, batch.tokens)
+        moved = write_bytes(batch.tokens, layout.lanes, layout.row_bytes)
         sets = rotation(moved, setting.l2_bytes)
         inputs = make_write_inputs(batch, layout, package.facts.d_c, block_size, package.dtype, device, sets)
         return Trial(
@@ -307,7 +296,7 @@ def gather_trials(setting: Setting) -> Callable[[Batch], Trial[GatherInputs]]:
         integers = batch.requests  # lengths; or where requests begin, and whose a token is
         if name == "gather_and_maybe_dequant_cache":
             integers += 1 + batch.tokens
-        moved = gather_bytes(layout, batch.tokens, pages, integers=integers)
+        moved = gather_bytes(batch.tokens, layout.lanes, layout.row_bytes, pages, integers=integers)
         sets = rotation(moved, setting.l2_bytes)
         inputs = make_gather_inputs(batch, layout, block_size, package.dtype, device, sets)
         return Trial(

@@ -14,7 +14,7 @@ from mlagen.bench.families.cache import EAGER_TOKENS, block_size_of
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import Batch, batches, rotation, shuffled_pages
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
-from mlagen.work import INDEX_BYTES
+from mlagen.work import combine_bytes, map_bytes
 
 CONTEXT = 128 << 10  # tokens of a request that indices may name
 GLOBAL_TOPK = (512, 2048)
@@ -179,22 +179,6 @@ def index_error(inputs: MapInputs | CombineInputs, call: Call) -> float:
 def combined_width(indices: int) -> int:
     """Columns of a row of so many combined indices."""
     return -(-indices // COMBINED_MULTIPLE) * COMBINED_MULTIPLE
-
-
-def map_bytes(tokens: int, topk: int, pages: int, *, counts: bool) -> int:
-    """Bytes of mapping indices to slots: both of them, each token's request, the table of `pages`; valid ones counted.
-
-    Args:
-        tokens, topk: sizes of the call.
-        pages: entries of the block table that its indices name, at most.
-        counts: each token's flag is read, a byte, and its count written.
-    """
-    return (2 * tokens * topk + tokens + min(pages, tokens * topk)) * INDEX_BYTES + counts * tokens * (1 + INDEX_BYTES)
-
-
-def combine_bytes(tokens: int, topk: int, width: int, requests: int) -> int:
-    """Bytes of combining full rows of `topk` indices with a window to rows of `width`; three integers a request."""
-    return (tokens * (topk + width + 1) + 3 * requests + 1) * INDEX_BYTES
 
 
 def indices_trials(setting: Setting) -> Callable[[Batch], Trial[Any]]:

@@ -41,7 +41,7 @@ def candidate_tiles(kernels: Tunable, plan: Plan, num_heads: int, target: Target
         for num_stages in STAGES[target.backend, indices_ahead]
         if block_h <= widest
     ]
-    chunks = kernels.chunks(plan)
+    chunks = plan.of(kernels.family).chunks
     return [
         tile
         for tile in tiles

@@ -33,17 +33,11 @@ from mlagen.compile import (
 )
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, MlagenError
-from mlagen.plan import TARGETS, DenseFwdTile, Plan, Tile, load_plan, needed
-from mlagen.plan.fits import DENSE_DECODE, DENSE_FWD, SPARSE_DECODE, SPARSE_FWD
-from mlagen.plan.replacements import AnyTile, Replacement, read_replacements
+from mlagen.plan import TARGETS, DenseFwdPlan, DenseFwdTile, Plan, Tile, load_plan
+from mlagen.plan.replacements import Replacement, read_replacements
+from mlagen.plan.tiles import AnyTile
 from mlagen.plan.tritons import Minor, minor, minor_text, rows_under
 
-FAMILIES = {
-    "sparse_fwd": SPARSE_FWD,
-    "sparse_decode": SPARSE_DECODE,
-    "dense_decode": DENSE_DECODE,
-    "dense_fwd": DENSE_FWD,
-}
 BLOCKS = (16, 32, 64, 128)
 NUM_WARPS = (4, 8)
 NUM_STAGES = (1, 2, 3)
@@ -67,19 +61,19 @@ def place_of(job: CompileJob, plan: Plan, triton: Minor) -> Place | None:
     Small tiles of dense attention serve aligned calls over small pages too: what stands in no row of the table that
     aligned calls read is of the other one.
     """
-    family, given = FAMILIES.get(job.module), dict(job.constexprs)
+    family = next((one for one in plan.tiled if job.module == one.NAME), None)
     if family is None:
         return None
+    given = dict(job.constexprs)
     tile: AnyTile | None = tile_of(job)
-    if family == DENSE_FWD:
+    if isinstance(family, DenseFwdPlan):
         block_m, block_n = (int(given[name] or 0) for name in ("BLOCK_M", "BLOCK_N"))
         tile = DenseFwdTile(block_m, block_n, job.num_warps, job.num_stages)
     if tile is None:
         return None
-    part = getattr(plan, family)
-    rows: Sequence[Any] = rows_under(needed(part).tiles, job.target, triton)
+    rows: Sequence[Any] = rows_under(family.tiles, job.target, triton)
     tabled = job.tabled and any(row.tile == tile for row in rows)
-    return Place(family, "tiles" if tabled else "unaligned", job.target, tile)
+    return Place(family.NAME, "tiles" if tabled else "unaligned", job.target, tile)
 
 
 def like(tile: AnyTile, target: str) -> Iterator[AnyTile]:

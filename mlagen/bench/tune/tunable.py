@@ -21,12 +21,8 @@ from mlagen.bench.tune.choose import Regime
 from mlagen.bench.tune.driver import DenseDecodeDriver, Driver
 from mlagen.compile import CompileJob, Toolchain, list_variants
 from mlagen.emit import apply, compare, render
-from mlagen.plan import Plan, Target, Tile, TileRow, needed
-from mlagen.plan.chunks import Chunk
+from mlagen.plan import DenseDecodePlan, LatentFamily, Plan, SparseDecodePlan, SparseFwdPlan, Target, Tile, TileRow
 from mlagen.plan.dense_decode import MOST_ROWS, spills_with_window
-from mlagen.plan.sparse_decode import CachedRow
-from mlagen.plan.tiles import make_row
-from mlagen.spec import DenseAttention
 
 DECODE_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)  # where tables may change from one row to the next
 CLASSES = (16, 32, 64)  # heads, or rows of dense attention, that get rows of their own where a model has more
@@ -38,32 +34,28 @@ class Tunable:
 
     Attributes:
         name: under which results are kept and reported.
+        family: the plan's.
         module: generated module that holds them.
         shape: the class of their shapes.
         tokens: query tokens that are measured, most wanted first; of dense attention, requests.
         shape_of: the shape at which a regime of a package is measured.
         counts: indices a token in each list of a shape.
-        chunks: blocks of a row, of a plan.
-        make_row: a row of a plan's tile table, from the tile, the target, the reason, most heads and most tokens.
         trials: readies shapes.
         small_trials: the same, with no more memory than calls of one request take.
-        with_rows: a plan whose tile tables are replaced by rows of one target.
         driver: schedules a package's kernels.
         suits: whether calls of a plan would take the tile on a target, if it fits.
         widest: heads, or rows of dense attention, that are measured for a model of so many heads.
     """
 
     name: str
+    family: type[LatentFamily]
     module: str
     shape: Callable[..., Sizes]
     tokens: tuple[int, ...]
     shape_of: Callable[[BenchPackage, Regime], Any]
     counts: Callable[[Any], tuple[int, ...]]
-    chunks: Callable[[Plan], Sequence[Chunk]]
-    make_row: Callable[[Plan, Tile, Target, str, int | None, int | None], TileRow]
     trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
     small_trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
-    with_rows: Callable[[Plan, str, Sequence[TileRow]], Plan]
     driver: Callable[[BenchPackage, str, Any], Driver] = Driver
     suits: Callable[[Plan, Tile, Target], bool] = lambda plan, tile, target: True
     widest: Callable[[int], int] = lambda num_heads: num_heads
@@ -84,7 +76,13 @@ class Tunable:
         max_tokens: int | None = None,
     ) -> TileRow:
         """A row for the tile. Raises LimitError: it needs more shared memory than the target gives a program."""
-        return self.make_row(plan, tile, target, reason, max_heads, max_tokens)
+        return plan.of(self.family).held.row(tile, target, reason, max_heads, max_tokens)
+
+    def with_rows(self, plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
+        """The plan with these rows of one target as the family's tile table."""
+        mine = plan.of(self.family)
+        alone = replace(mine, tiles=((target, tuple(rows)),))
+        return replace(plan, families=tuple(alone if one is mine else one for one in plan.families))
 
     def jobs(
         self, plan: Plan, tiles: Iterable[Tile], target: Target, folder: Path, toolchain: Toolchain | None = None
@@ -134,82 +132,45 @@ def _dense_decode_shape(package: BenchPackage, regime: Regime) -> DenseDecodeSha
     return dense_decode.tuned_shape(package, regime.tokens, regime.num_heads, torch.cuda.mem_get_info()[1])
 
 
-def _with_sparse_fwd_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
-    return replace(plan, sparse_fwd=replace(needed(plan.sparse_fwd), tiles=((target, tuple(rows)),)))
-
-
-def _with_sparse_decode(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
-    assert plan.sparse_decode is not None
-    return replace(plan, sparse_decode=replace(plan.sparse_decode, tiles=((target, tuple(rows)),)))
-
-
-def _with_dense_decode_rows(plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
-    return replace(plan, dense_decode=replace(needed(plan.dense_decode), tiles=((target, tuple(rows)),)))
-
-
-def _sparse_fwd_row(plan: Plan, tile: Tile, target: Target, *rest: Any) -> TileRow:
-    return make_row(tile, needed(plan.sparse_fwd).chunks, target, *rest)
-
-
-def _cached_row(plan: Plan) -> CachedRow:
-    assert plan.sparse_decode is not None
-    return plan.sparse_decode.cached
-
-
-def _sparse_decode_row(plan: Plan, *rest: Any) -> TileRow:
-    return _cached_row(plan).row(*rest)
-
-
-def _dense_decode_row(plan: Plan, *rest: Any) -> TileRow:
-    return needed(plan.dense_decode).cached.row(*rest)
-
-
 def _suits_dense_decode(plan: Plan, tile: Tile, target: Target) -> bool:
     """Whether the tile's steps lie in a page, and leave registers for a window if there is one."""
-    attention, cache = plan.spec.attention, needed(plan.spec.cache)
-    assert isinstance(attention, DenseAttention)
-    whole = (cache.block_size or BLOCK_SIZE) % tile.block_n == 0
-    return whole and (attention.window is None or not spills_with_window(tile, target))
+    dense = plan.of(DenseDecodePlan)
+    whole = (dense.caches.main.block_size or BLOCK_SIZE) % tile.block_n == 0
+    return whole and (dense.window is None or not spills_with_window(tile, target))
 
 
 SPARSE_FWD = Tunable(
     name="sparse_fwd",
+    family=SparseFwdPlan,
     module="sparse_fwd",
     shape=SparseFwdShape,
     tokens=(PREFILL_TOKENS, *DECODE_TOKENS),
     shape_of=_sparse_fwd_shape,
     counts=lambda shape: (shape.topk,),
-    chunks=lambda plan: needed(plan.sparse_fwd).chunks,
-    make_row=_sparse_fwd_row,
     trials=sparse_fwd.trials,
     small_trials=sparse_fwd.trials,
-    with_rows=_with_sparse_fwd_rows,
 )
 SPARSE_DECODE = Tunable(
     name="sparse_decode",
+    family=SparseDecodePlan,
     module="sparse_decode",
     shape=SparseDecodeShape,
     tokens=DECODE_TOKENS,
     shape_of=_sparse_decode_shape,
     counts=lambda shape: tuple(count for count in (shape.window, shape.topk) if count),
-    chunks=lambda plan: _cached_row(plan).chunks,
-    make_row=_sparse_decode_row,
     trials=sparse_decode.sparse_decode_trials,
     small_trials=partial(sparse_decode.sparse_decode_trials, most_requests=1),
-    with_rows=_with_sparse_decode,
 )
 DENSE_DECODE = Tunable(
     name="dense_decode",
+    family=DenseDecodePlan,
     module="dense_decode",
     shape=DenseDecodeShape,
     tokens=dense_decode.TUNED_REQUESTS,
     shape_of=_dense_decode_shape,
     counts=lambda shape: (shape.context,),
-    chunks=lambda plan: needed(plan.dense_decode).cached.chunks,
-    make_row=_dense_decode_row,
     trials=dense_decode.dense_decode_trials,
     small_trials=dense_decode.dense_decode_trials,
-    with_rows=_with_dense_decode_rows,
     driver=DenseDecodeDriver,
     suits=_suits_dense_decode,
     widest=lambda num_heads: min(MOST_ROWS, dense_decode.TUNED_QUERIES * num_heads),

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 import triton
 
+from mlagen import plan as plans
 from mlagen.bench.package import load_package
 from mlagen.bench.tune.choose import Regime
 from mlagen.bench.tune.progress import Progress
@@ -65,15 +66,15 @@ class Tuned:
 
     def text(self) -> str:
         """The tuned file."""
+        families = (SPARSE_FWD.name, SPARSE_DECODE.name, DENSE_DECODE.name)
+        tables = plans.Tuned(
+            tiles={(family, self.target): getattr(self, family) for family in families},
+            sm90={family: getattr(self, f"{family}_sm90") for family in families},
+        )
         return dump_tuned(
             self.spec_name,
             self.target,
-            sparse_fwd=self.sparse_fwd,
-            sparse_decode=self.sparse_decode,
-            dense_decode=self.dense_decode,
-            sparse_fwd_sm90=self.sparse_fwd_sm90,
-            sparse_decode_sm90=self.sparse_decode_sm90,
-            dense_decode_sm90=self.dense_decode_sm90,
+            tables,
             fits=self.fits,
             heads=self.heads,
             device=self.device,

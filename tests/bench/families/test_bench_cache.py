@@ -16,13 +16,11 @@ from mlagen.bench.families.cache import (
     GATHERS,
     WRITERS,
     fill_with,
-    gather_bytes,
     gather_error,
     gather_shapes,
     make_gather_inputs,
     make_write_inputs,
     sides_of,
-    write_bytes,
     write_error,
     write_limit,
     writer_shapes,
@@ -31,6 +29,7 @@ from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import TENSOR_SCALE, Batch, empty_cache, rows_of, shuffled_pages, slots_of
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read, write
+from mlagen.work import gather_bytes, write_bytes
 
 CPU = torch.device("cpu")
 BLOCK_SIZE = 64
@@ -179,8 +178,8 @@ def test_a_cache_is_filled_by_the_packages_writer(make_package: MakePackage, lay
 
 def test_bytes_are_the_layouts(make_package: MakePackage) -> None:
     layout = package_of(make_package, "fp8_ds_mla").layouts[0]
-    assert write_bytes(layout, 10) == 10 * (576 * 2 + 8 + 656)
-    assert gather_bytes(layout, 10, 3, integers=5) == 10 * (656 + 576 * 2) + (3 + 5) * 4
+    assert write_bytes(10, layout.lanes, layout.row_bytes) == 10 * (576 * 2 + 8 + 656)
+    assert gather_bytes(10, layout.lanes, layout.row_bytes, 3, integers=5) == 10 * (656 + 576 * 2) + (3 + 5) * 4
 
 
 def test_pages_are_each_used_once_and_in_no_order() -> None:

@@ -12,7 +12,6 @@ from mlagen.bench.families.indices import (
     GLOBAL,
     CombineInputs,
     MapInputs,
-    combine_bytes,
     combine_call,
     combined_width,
     convert_call,
@@ -20,9 +19,9 @@ from mlagen.bench.families.indices import (
     index_error,
     make_combine_inputs,
     make_map_inputs,
-    map_bytes,
 )
 from mlagen.bench.shapes import Batch
+from mlagen.work import combine_bytes, map_bytes
 
 CPU = torch.device("cpu")
 

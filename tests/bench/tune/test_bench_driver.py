@@ -15,7 +15,17 @@ from mlagen.bench.tune.driver import CROWDED, DenseDecodeDriver, Driver, split_c
 from mlagen.bench.tune.tunable import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, Tunable, tunables_of
 from mlagen.emit import apply, compare, render
 from mlagen.errors import UsageError
-from mlagen.plan import TARGETS, Plan, Sm90Row, Target, Tile, load_plan, make_plan, needed
+from mlagen.plan import (
+    TARGETS,
+    DenseDecodePlan,
+    Plan,
+    Sm90Row,
+    SparseFwdPlan,
+    Target,
+    Tile,
+    load_plan,
+    make_plan,
+)
 from mlagen.plan.tuned import tuned_path
 from mlagen.spec import load
 
@@ -62,10 +72,10 @@ def test_the_sm90_kernel_runs_where_the_package_runs_it(
 
 def test_the_sm90_kernels_tile_is_the_plans(sm90_driver: Driver) -> None:
     plan = make_plan(load(SPECS / "dsv32.yaml"))
-    assert plan.sparse_fwd.sm90 is not None
-    assert sm90_driver.sm90 == plan.sparse_fwd.sm90.tile
+    assert plan.of(SparseFwdPlan).sm90 is not None
+    assert sm90_driver.sm90 == plan.of(SparseFwdPlan).sm90.tile
     assert sm90_driver.sm90 not in candidate_tiles(SPARSE_FWD, plan, 128, TARGETS["sm90"])
-    assert sm90_driver.schedule(plan.sparse_fwd.sm90.tile, 1, 1, 128, [2048], 4).num_splits == 4
+    assert sm90_driver.schedule(plan.of(SparseFwdPlan).sm90.tile, 1, 1, 128, [2048], 4).num_splits == 4
 
 
 def test_other_devices_know_no_sm90_kernel(driver: Driver, dsv32: BenchPackage) -> None:
@@ -209,10 +219,11 @@ def test_the_sm90_kernel_of_dense_attention_takes_pages_whose_lanes_it_can_count
 
 
 def test_the_sm90_kernel_of_dense_attention_is_judged_where_the_plan_gives_it_no_call(dsv3: BenchPackage) -> None:
-    plan = needed(make_plan(load(SPECS / "dsv3.yaml")).dense_decode)
+    sm90 = make_plan(load(SPECS / "dsv3.yaml")).of(DenseDecodePlan).sm90
+    assert sm90 is not None
     driver = dense_decode_sm90_driver(dsv3)
-    assert driver.sm90 == needed(plan.sm90).tile
-    assert driver.sm90_rows == needed(plan.sm90).rows == (Sm90Row(32, 5), Sm90Row(None, 1))
+    assert driver.sm90 == sm90.tile
+    assert driver.sm90_rows == sm90.rows == (Sm90Row(32, 5), Sm90Row(None, 1))
     assert driver.schedule(driver.sm90, 1, 1, 16, [4096]).sm90
 
 
@@ -323,8 +334,7 @@ def test_candidates_of_attention_over_a_cache_fit_the_target(v4: Plan, target: s
 
 @pytest.mark.parametrize("kernels", [SPARSE_FWD, SPARSE_DECODE], ids=["sparse_fwd", "sparse_decode"])
 def test_a_rows_figures_are_those_of_the_plan(v4: Plan, kernels: Tunable) -> None:
-    assert v4.sparse_decode is not None
-    for name, rows in (v4.sparse_fwd if kernels is SPARSE_FWD else v4.sparse_decode).tiles:
+    for name, rows in v4.of(kernels.family).tiles:
         for row in rows:
             assert kernels.row(v4, row.tile, TARGETS[name], row.reason, row.max_heads) == replace(row, tritons=None)
 

@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 from enumerated import enumerate_package
 
-from mlagen.bench.tune.replace_tiles import FAMILIES, Place, Search, like, main, place_of, text_of
+from mlagen.bench.tune.replace_tiles import Place, Search, like, main, place_of, text_of
 from mlagen.compile import installed
-from mlagen.plan import DenseFwdTile, Tile, load_plan, needed
+from mlagen.plan import (
+    DenseFwdTile,
+    SparseFwdPlan,
+    Tile,
+    load_plan,
+)
 from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.tritons import minor, rows_under
 
@@ -33,13 +38,12 @@ def test_every_tile_of_the_tables_is_found_where_it_stands(name: str) -> None:
     triton = minor(installed().version)
     jobs = enumerate_package(ROOT / "generated" / name, ("sm90",)).jobs["sm90"]
     found = {place for job in jobs if (place := place_of(job, plan, triton)) is not None}
-    parts = {"sparse_fwd": plan.sparse_fwd, "sparse_decode": plan.sparse_decode, "dense_decode": plan.dense_decode}
-    parts["dense_fwd"] = plan.dense_fwd
+    parts = {family.NAME: family for family in plan.tiled}
     for family, table in itertools.product(plan.fits, ("tiles", "unaligned")):
-        rows = rows_under(getattr(needed(parts[family]), table), "sm90", triton)
+        rows = rows_under(getattr(parts[family], table), "sm90", triton)
         tiles = {place.tile for place in found if (place.family, place.table) == (family, table)}
         assert tiles == {row.tile for row in rows}
-    assert {place.family for place in found} == set(plan.fits) <= set(FAMILIES.values())
+    assert {place.family for place in found} == set(plan.fits)
 
 
 @pytest.mark.parametrize("tile", [Tile(64, 64, 8, 2, False), Tile(16, 16, 4, 1, False), DenseFwdTile(128, 64, 8, 2)])
@@ -76,7 +80,7 @@ def test_a_package_that_holds_has_nothing_to_print(tmp_path: Path, capsys: pytes
 def test_another_tile_is_taken_once_all_its_variants_hold(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(SPEC)
     plan = load_plan(tmp_path / "small.yaml")
-    tile = dict(needed(plan.sparse_fwd).tiles)["sm80"][-1].tile
+    tile = dict(plan.of(SparseFwdPlan).tiles)["sm80"][-1].tile
     search = Search(tmp_path / "small.yaml", installed().version, ["sm80"], ())
     assert search.spilling() == {}
     place = Place("sparse_fwd", "tiles", "sm80", tile)

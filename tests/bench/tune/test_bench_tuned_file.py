@@ -7,18 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlagen import plan as plans
 from mlagen.bench.package import load_package
 from mlagen.bench.tune.tuned import Tuned
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
-from mlagen.plan import TARGETS, Sm90Row, load_plan, make_plan, needed
-from mlagen.plan.tiles import Tile, TileRow, make_row, row_maker
-from mlagen.plan.tuned import KINDS, TunedFiles, dump_tuned, tuned_path
+from mlagen.plan import TARGETS, DenseDecodePlan, Sm90Row, SparseFwdPlan, load_plan, make_plan
+from mlagen.plan.tiles import PlainRow, Tile, TileRow, make_row
+from mlagen.plan.tuned import COLUMNS, TunedFiles, dump_tuned, tuned_path
 from mlagen.spec import load
 
 DENSE_DECODE_SPEC = Path(__file__).parents[3] / "specs" / "minicpm3.yaml"
 PLAN = make_plan(load(Path(__file__).parents[3] / "specs" / "odd.yaml"))  # small rows: every tile fits
-CHUNKS = needed(PLAN.sparse_fwd).chunks
+CHUNKS = PLAN.of(SparseFwdPlan).chunks
 FITS = PLAN.fits["sparse_fwd"]
 EVERY_FITS = {"sparse_fwd": FITS, "sparse_decode": "sparse_decode some", "dense_decode": "dense_decode some"}
 H200 = {"device": "NVIDIA H200", "triton": "3.6.0"}
@@ -32,7 +33,7 @@ def text_of(*limits: str, kind: str = "sparse_fwd", fits: str = FITS) -> str:
 
 
 def rows_of(folder: Path, name: str = "some", heads: int = 12, fits: str = FITS) -> dict[str, tuple[TileRow, ...]]:
-    return TunedFiles(name, folder, heads).rows(fits, TARGETS, row_maker(CHUNKS))
+    return TunedFiles(name, folder, heads).rows(fits, TARGETS, PlainRow(CHUNKS).row)
 
 
 def write(folder: Path, text: str, target: str = "sm90") -> Path:
@@ -74,7 +75,10 @@ def test_a_table_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[TileRow, ...]
 ) -> None:
     folder = tmp_path_factory.mktemp("specs")
-    write(folder, dump_tuned("some", "sm90", sparse_fwd=rows, fits=EVERY_FITS, heads=12, **H200))
+    write(
+        folder,
+        dump_tuned("some", "sm90", plans.Tuned({("sparse_fwd", "sm90"): rows}), fits=EVERY_FITS, heads=12, **H200),
+    )
     found = rows_of(folder)
     assert {target: tuple(replace(row, reason="") for row in each) for target, each in found.items()} == {"sm90": rows}
     assert {row.reason for row in found["sm90"]} == {"tuned: some on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
@@ -82,9 +86,10 @@ def test_a_table_comes_back_as_it_was_written(
 
 def test_the_file_says_where_its_figures_are_from() -> None:
     row = make_row(Tile(16, 32, 4, 2, True), CHUNKS, TARGETS["sm90"], "")
-    text = dump_tuned("some", "sm90", sparse_fwd=[row], fits=EVERY_FITS, heads=12, **H200)
+    tables = plans.Tuned({("sparse_fwd", "sm90"): [row]})
+    text = dump_tuned("some", "sm90", tables, fits=EVERY_FITS, heads=12, **H200)
     assert text.startswith("# Tiles of some on sm90, measured on NVIDIA H200 with triton 3.6.0.")
-    assert text == dump_tuned("some", "sm90", sparse_fwd=[row], fits=EVERY_FITS, heads=12, **H200)
+    assert text == dump_tuned("some", "sm90", tables, fits=EVERY_FITS, heads=12, **H200)
 
 
 def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) -> None:
@@ -100,9 +105,9 @@ def test_a_sweep_writes_the_tables_of_every_kind_of_attention(tmp_path: Path) ->
     path = tuned.write(tmp_path)
     assert path == tuned_path("some", "sm90", tmp_path)
     files = TunedFiles("some", tmp_path, 12)
-    assert [files.sm90_rows(EVERY_FITS[family], "sm90") for family in KINDS] == list(calls)
+    assert [files.sm90_rows(EVERY_FITS[family], "sm90") for family in COLUMNS] == list(calls)
     text = path.read_text()
-    assert [text.count(f"\n{kind}:") for kind in KINDS] == [1, 1, 1]
+    assert [text.count(f"\n{kind}:") for kind in COLUMNS] == [1, 1, 1]
     assert (
         "\ndense_decode_sm90: # calls of so many requests and more run the sm90 kernel; without min_requests none do"
         "\n  - {max_rows: 32}\n  - {min_requests: 5}\n"
@@ -122,7 +127,7 @@ def dense_decode_spec(tmp_path: Path) -> Path:
 def test_a_table_of_dense_attention_comes_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, rows: tuple[TileRow, ...]
 ) -> None:
-    cached = needed(load_plan(DENSE_DECODE_SPEC).dense_decode).cached
+    cached = load_plan(DENSE_DECODE_SPEC).of(DenseDecodePlan).cached
 
     def dense(row: TileRow) -> TileRow:
         tile = replace(row.tile, num_stages=1)  # which fits
@@ -131,7 +136,10 @@ def test_a_table_of_dense_attention_comes_back_as_it_was_written(
 
     rows = tuple(map(dense, rows))
     folder = tmp_path_factory.mktemp("specs")
-    write(folder, dump_tuned("some", "sm90", dense_decode=rows, fits=EVERY_FITS, heads=12, **H200))
+    write(
+        folder,
+        dump_tuned("some", "sm90", plans.Tuned({("dense_decode", "sm90"): rows}), fits=EVERY_FITS, heads=12, **H200),
+    )
     found = TunedFiles("some", folder, 12).rows(EVERY_FITS["dense_decode"], ["sm90"], cached.row)["sm90"]
     assert tuple(replace(row, reason="") for row in found) == rows
     assert rows_of(folder) == {}
@@ -140,7 +148,7 @@ def test_a_table_of_dense_attention_comes_back_as_it_was_written(
 def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_decode_spec: Path) -> None:
     before = load_plan(dense_decode_spec)
     tile, small = Tile(64, 32, 8, 2, False), Tile(16, 64, 4, 2, True)
-    cached = needed(before.dense_decode).cached
+    cached = before.of(DenseDecodePlan).cached
     rows = (
         replace(cached.row(small, TARGETS["sm90"], "", 32, 4), programs_per_sm=3),
         replace(cached.row(tile, TARGETS["sm90"], "", 32, None), programs_per_sm=1),
@@ -150,7 +158,7 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_decode_spec
     tuned = Tuned("minicpm3", "sm90", *H200.values(), *tables, (), complete=True, fits=fits, heads=40)
     tuned.write(dense_decode_spec.parent)
     plan = load_plan(dense_decode_spec)
-    found, untuned = dict(needed(plan.dense_decode).tiles), dict(needed(before.dense_decode).tiles)
+    found, untuned = dict(plan.of(DenseDecodePlan).tiles), dict(before.of(DenseDecodePlan).tiles)
     assert [replace(row, reason="") for row in found["sm90"]] == list(rows)
     assert {row.reason for row in found["sm90"]} == {"tuned: minicpm3 on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
     assert {**found, "sm90": None} == {**untuned, "sm90": None}
@@ -178,7 +186,9 @@ def test_a_package_with_a_sm90_kernel_of_dense_attention_runs_the_calls_that_a_s
     Tuned(spec, "sm90", *H200.values(), *tables, (), complete=True, fits=plan.fits, heads=128).write(tmp_path)
     plan = load_plan(path)
     if spec == "dsv3":
-        assert needed(needed(plan.dense_decode).sm90).rows == calls
+        sm90 = plan.of(DenseDecodePlan).sm90
+        assert sm90 is not None
+        assert sm90.rows == calls
         apply(compare(render(plan), tmp_path / "dsv3_given"))
         table = load_package(tmp_path / "dsv3_given").module("dense_decode").SM90_CALLS
         assert table == [(32, (1 << 31) + 1), (64, 12), (1 << 31, 1)]

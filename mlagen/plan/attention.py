@@ -1,0 +1,128 @@
+"""What the families of attention over latent rows have in common."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mlagen.plan.cached_row import CachedRow
+from mlagen.plan.chunks import Chunk
+from mlagen.plan.family import TiledFamily
+from mlagen.plan.rows import Caches
+from mlagen.plan.sm90 import Sm90Plan
+from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
+from mlagen.plan.targets import TARGETS, Target
+from mlagen.plan.tiles import UNALIGNED_REASON, Tile, TileRow
+from mlagen.spec import Spec
+
+ANY = 1 << 30  # more rows than a token can name
+
+Table = tuple[tuple[str, tuple[TileRow, ...]], ...]
+
+
+class HeldRow(Protocol):
+    """A KV row as a program holds it, which says what tiles fit."""
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Its blocks as they are multiplied, in lane order."""
+
+    def row(
+        self, tile: Tile, target: Target, reason: str, max_heads: int | None = None, max_tokens: int | None = None
+    ) -> TileRow:
+        """A row of the tile table. Raises LimitError: the tile does not fit."""
+
+    def untuned(self, num_heads: int, target: Target) -> tuple[TileRow, ...]:
+        """Rows of an untuned target. Raises LimitError: not even the smallest tile fits."""
+
+    def unaligned_tile(self, target: Target) -> Tile:
+        """The tile for calls whose rows or indices are not aligned."""
+
+    def unaligned_row(self, tile: Tile, target: Target, reason: str = UNALIGNED_REASON) -> TileRow:
+        """The row of such a tile. Raises LimitError: it does not fit."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The work of a call.
+
+    Attributes:
+        call: which, in words.
+        flops: its FLOPs.
+        bytes: fewest bytes that it moves.
+    """
+
+    call: str
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentFamily(TiledFamily[TileRow]):
+    """Numbers of attention over latent rows.
+
+    Attributes:
+        d_qk, d_v: lanes of a KV row, and of V.
+        splits: of a call's keys, and of the kernel that combines them.
+    """
+
+    d_qk: int
+    d_v: int
+    splits: SplitsPlan
+    sm90: Sm90Plan | None
+
+    @property
+    @abstractmethod
+    def held(self) -> HeldRow:
+        """A row as a program holds it."""
+
+    @abstractmethod
+    def one_token(self, num_heads: int) -> Work:
+        """The work of a call of one token."""
+
+    @property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Blocks of a row as it is multiplied, in lane order."""
+        return self.held.chunks
+
+    def like(self, row: TileRow, tile: Tile, target: Target, reason: str, *, aligned: bool) -> TileRow:
+        """A row like another with this tile; see `TiledFamily`."""
+        if aligned:
+            return self.held.row(tile, target, reason, row.max_heads, row.max_tokens)
+        return self.held.unaligned_row(tile, target, reason)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedFamily(LatentFamily):
+    """Numbers of attention over a cache.
+
+    Attributes:
+        caches: what it reads.
+        cached: a row as a program holds it.
+    """
+
+    caches: Caches
+    cached: CachedRow
+
+    @property
+    def held(self) -> CachedRow:
+        """A row as a program holds it."""
+        return self.cached
+
+    @property
+    def joined(self) -> bool:
+        """Whether two blocks that are read are one in `chunks`."""
+        return len(self.chunks) < len(self.caches.chunks)
+
+
+def unaligned_table(held: HeldRow, targets: Sequence[str]) -> Table:
+    """The rows for calls that are not aligned, by target."""
+    found = {name: held.unaligned_tile(TARGETS[name]) for name in targets}
+    return tuple((name, (held.unaligned_row(tile, TARGETS[name]),)) for name, tile in found.items())
+
+
+def splits_of(spec: Spec) -> SplitsPlan:
+    """The numbers of the splits of a spec's attention."""
+    return make_splits(PartialRow(spec.partials, spec.model.v_head_dim))

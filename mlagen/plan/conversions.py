@@ -1,0 +1,62 @@
+"""How a writer of a cache gets from a tile's lanes to its scale, and from lanes and scale to what is stored."""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, auto
+
+from mlagen.layout import CacheLayout, DataField, ScalesField
+
+EIGHT_BIT_FLOATS = ("e4m3", "e4m3fnuz")
+SHORT_BITS = 8  # of a mantissa
+
+
+class Quotient(Enum):
+    """How lanes are divided by their scale."""
+
+    POWER_OF_TWO = auto()  # a product with its reciprocal, which is exact
+    EXACT = auto()  # as division rounds, by a product with the reciprocal and what it is off by
+    DOUBLED = auto()  # twice the quotient, of few bits, which is as much as e2m1 tells apart
+    DIVIDED = auto()
+
+
+class AmaxScale(Enum):
+    """How a tile's largest lane becomes its scale, before that is rounded."""
+
+    FLOOR_ON_AMAX = auto()
+    SHORT = auto()  # few bits, by a product with the divisor's reciprocal
+    DIVIDED = auto()
+
+
+def short_quotients(layout: CacheLayout) -> bool:
+    """Whether lanes become e2m1 by quotients of few bits alone, or by exact ones."""
+    fields = [field for field in layout.data if field.dtype == "e2m1"]
+    scales = [layout.scales_of(field) for field in fields]
+    long = any(one and one.dtype == "fp32" and one.rule.rounding == "nearest" for one in scales)
+    return bool(fields) and not long and not any(field.tensor_scale for field in fields)
+
+
+def quotient_of(layout: CacheLayout, field: DataField, scales: ScalesField) -> Quotient:
+    """How a field's lanes are divided by these scales of theirs."""
+    if scales.rule.rounding == "power_of_two":
+        return Quotient.POWER_OF_TWO
+    if scales.dtype == "fp32" and field.dtype in EIGHT_BIT_FLOATS:
+        return Quotient.EXACT
+    if scales.dtype == "e4m3" and field.dtype == "e2m1" and short_quotients(layout):
+        return Quotient.DOUBLED
+    return Quotient.DIVIDED
+
+
+def amax_scale_of(layout: CacheLayout, scales: ScalesField) -> AmaxScale:
+    """How a tile's largest lane becomes one of these scales."""
+    if scales.rule.floor_on == "amax":
+        return AmaxScale.FLOOR_ON_AMAX
+    if scales.dtype == "e4m3" and _is_short(scales.rule.divisor) and short_quotients(layout):
+        return AmaxScale.SHORT
+    return AmaxScale.DIVIDED
+
+
+def _is_short(number: float) -> bool:
+    """Whether few bits hold its mantissa."""
+    mantissa, _ = math.frexp(number)
+    return (mantissa * (1 << SHORT_BITS)).is_integer()

@@ -1,0 +1,172 @@
+"""Blocks of a KV row: as the model computes it, and as a cache stores it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mlagen.layout import CacheLayout, layouts_of
+from mlagen.plan.chunks import Chunk, make_chunks, split_lanes
+from mlagen.spec import Spec
+
+PART_NAMES = {"latent": "nope", "rope": "rope", "row": "row"}
+
+
+@dataclass(frozen=True)
+class StoredCache:
+    """A cache.
+
+    Attributes:
+        layout: bytes of a token.
+        tiled: blocks of a row that cut no tile of scales, for kernels that take whole rows.
+        block_size: tokens a page, as the spec has it; None: any number.
+    """
+
+    layout: CacheLayout
+    tiled: tuple[Chunk, ...]
+    block_size: int | None
+
+
+@dataclass(frozen=True)
+class Caches:
+    """The caches of a spec.
+
+    Attributes:
+        main: the cache.
+        extra: the second one; None without.
+        chunks: blocks of a row as it is read, which suit both.
+    """
+
+    main: StoredCache
+    extra: StoredCache | None
+    chunks: tuple[Chunk, ...]
+
+    @property
+    def other(self) -> StoredCache | None:
+        """The second cache, if its layout is another, or its writers find other scales."""
+        return None if self.extra is None or self.extra.layout == self.main.layout else self.extra
+
+    @property
+    def both(self) -> tuple[StoredCache, ...]:
+        """The cache, and the second one if there is one."""
+        return (self.main,) if self.extra is None else (self.main, self.extra)
+
+
+def caches_of(spec: Spec) -> Caches | None:
+    """The caches of a spec; None without."""
+    layout, extra_layout = layouts_of(spec.model_dump(mode="json"))
+    if layout is None or spec.cache is None:
+        return None
+    extra = None
+    if extra_layout is not None and spec.extra_cache is not None:
+        extra = StoredCache(extra_layout, tiled_chunks(extra_layout), spec.extra_cache.block_size)
+    main = StoredCache(layout, tiled_chunks(layout), spec.cache.block_size)
+    return Caches(main, extra, layout_chunks(layout, spec.model.v_head_dim, extra_layout))
+
+
+def rows_block_size(caches: Caches | None) -> int | None:
+    """Tokens a page of the unquantised rows that attention reads; None: flat rows."""
+    return None if caches is None or caches.main.layout.quantised else caches.main.block_size
+
+
+def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
+    """Blocks of a KV row as attention over rows reads it.
+
+    Where V reaches into the RoPE lanes, the field boundary cuts nothing: the row is one run of lanes of one dtype.
+    """
+    dims = spec.model
+    if dims.v_head_dim > dims.kv_lora_rank:
+        return make_chunks([("kv", dims.kv_lora_rank + dims.qk_rope_head_dim)], dims.v_head_dim)
+    rope = [("rope", dims.qk_rope_head_dim)] if dims.qk_rope_head_dim else []
+    return make_chunks([("nope", dims.kv_lora_rank), *rope], dims.v_head_dim)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Lanes [first, end) of a row, which variables called `name` hold."""
+
+    name: str
+    first: int
+    end: int
+
+
+@dataclass(frozen=True)
+class _Tiling:
+    """Lanes [first, end) of a row with one scale for each `tile` of them."""
+
+    first: int
+    end: int
+    tile: int
+
+    def cuts(self, lane: int) -> bool:
+        """Whether the lane lies inside a tile."""
+        return self.first <= lane < self.end and (lane - self.first) % self.tile > 0
+
+    def tile_end(self, lane: int) -> int:
+        """The lane at which the tile of `lane` ends."""
+        return lane + self.tile - (lane - self.first) % self.tile
+
+
+def layout_chunks(layout: CacheLayout, d_v: int, extra: CacheLayout | None = None) -> tuple[Chunk, ...]:
+    """Blocks of a cached row, in lane order.
+
+    None crosses a field of the layout or lane `d_v`, where V ends, and none cuts a tile of scales unevenly: its lanes
+    lie in one tile, or it begins with a tile and its block is a multiple of tiles.
+
+    Args:
+        layout: the cache's.
+        d_v: leading lanes that are V.
+        extra: the second cache's, which the blocks suit as well.
+    """
+    layouts = [layout] if extra is None else [layout, extra]
+    cuts = {d_v} | {part.first for one in layouts for part in _parts(one, d_v)}
+    tilings = [
+        _Tiling(field.first_lane, field.first_lane + field.count, scales.tile)
+        for one in layouts
+        for field in one.data
+        if (scales := one.scales_of(field))
+    ]
+    chunks: list[Chunk] = []
+    for part in _parts(layout, d_v):
+        bounds = [part.first, *sorted(cut for cut in cuts if part.first < cut < part.end), part.end]
+        pieces = [piece for first, end in pairwise(bounds) for piece in _pieces(first, end, tilings)]
+        for number, (lane, lanes, block) in enumerate(pieces):
+            name = part.name if len(pieces) == 1 else f"{part.name}_{number}"
+            chunks.append(Chunk(name, lane, lanes, block, lane < d_v))
+    return tuple(chunks)
+
+
+def tiled_chunks(layout: CacheLayout) -> tuple[Chunk, ...]:
+    """Blocks of a row that cut no tile of scales, in lane order."""
+    chunks: list[Chunk] = []
+    for field in layout.data:
+        scales = layout.scales_of(field)
+        tile = scales.tile if scales else 1
+        pieces: list[tuple[int, int, int]] = []
+        first = 0
+        for width, block in split_lanes(-(-field.count // tile) * tile):
+            pieces.append((field.first_lane + first, min(width, field.count - first), block))
+            first += width
+        for number, (lane, lanes, block) in enumerate(pieces):
+            name = PART_NAMES[field.name]
+            chunks.append(Chunk(name if len(pieces) == 1 else f"{name}_{number}", lane, lanes, block, in_v=False))
+    return tuple(chunks)
+
+
+def _parts(layout: CacheLayout, d_v: int) -> list[_Part]:
+    """Its fields as runs of lanes; where V reaches into the RoPE lanes, fields of one dtype are one run."""
+    fields = layout.data
+    joined = not layout.quantised and len(fields) == 2 and fields[0].count < d_v
+    if joined and fields[0].plane == fields[1].plane and fields[0].offset + fields[0].nbytes == fields[1].offset:
+        return [_Part("kv", 0, layout.lanes)]
+    return [_Part(PART_NAMES[field.name], field.first_lane, field.first_lane + field.count) for field in fields]
+
+
+def _pieces(first: int, end: int, tilings: list[_Tiling]) -> Iterator[tuple[int, int, int]]:
+    """(lane, lanes, block) of the chunks of lanes [first, end)."""
+    while first < end:
+        begun = [tiling.tile_end(first) for tiling in tilings if tiling.cuts(first)]
+        lanes, block = split_lanes(min([end, *begun]) - first)[0]
+        yield first, lanes, block
+        first += lanes

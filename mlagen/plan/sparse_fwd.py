@@ -1,0 +1,93 @@
+"""Numbers of sparse attention over unquantised rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlagen import work
+from mlagen.plan import fits
+from mlagen.plan.attention import ANY, LatentFamily, Work, splits_of, unaligned_table
+from mlagen.plan.index_union import IndexUnionPlan, make_index_union
+from mlagen.plan.rows import Caches, row_chunks, rows_block_size
+from mlagen.plan.sm90 import Registers, Sm90Plan, make_sm90, make_swap_ab
+from mlagen.plan.targets import TARGETS
+from mlagen.plan.tiles import PlainRow
+from mlagen.plan.tuned import Tuned
+from mlagen.spec import SparseAttention, Spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseFwdPlan(LatentFamily):
+    """Numbers of the sparse attention kernels, of any spec with sparse attention.
+
+    Attributes:
+        topk: indices a token.
+        row: a row as a program holds it.
+        swap_ab: the sm90 kernel's of few heads, by how many it holds, fewest first; empty without.
+        union: those of the kernels in which neighbouring tokens share rows; None without.
+    """
+
+    NAME: ClassVar = fits.SPARSE_FWD
+    WRAPPERS: ClassVar = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")
+
+    topk: int
+    row: PlainRow
+    swap_ab: tuple[Sm90Plan, ...]
+    union: IndexUnionPlan | None
+
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> SparseFwdPlan | None:
+        """Derives the numbers; see `Family`."""
+        attention, dims = spec.attention, spec.model
+        if not isinstance(attention, SparseAttention):
+            return None
+        row, splits, group = PlainRow(row_chunks(spec)), splits_of(spec), attention.shared_indices
+        text = fits.sparse_fwd(spec, row.chunks, rows_block_size(caches))
+        found = tuned.rows(text, spec.targets, row.row)
+        calls = tuned.sm90_rows(text)
+        sm90 = make_sm90(spec, calls) if cls.wanted(spec) else None
+        return cls(
+            fits=text,
+            tiles=tuple((name, found.get(name) or row.untuned(dims.num_heads, TARGETS[name])) for name in spec.targets),
+            unaligned=unaligned_table(row, spec.targets),
+            d_qk=dims.kv_lora_rank + dims.qk_rope_head_dim,
+            d_v=dims.v_head_dim,
+            splits=splits,
+            sm90=sm90,
+            topk=attention.topk,
+            row=row,
+            swap_ab=() if sm90 is None else make_swap_ab(sm90, splits.partials),
+            union=None if sm90 is None or group is None else make_index_union(group, sm90),
+        )
+
+    @property
+    def held(self) -> PlainRow:
+        """A row as a program holds it."""
+        return self.row
+
+    @property
+    def sm90_modules(self) -> tuple[str, ...]:
+        """Generated modules of its sm90 kernels."""
+        swap_ab = ("_sparse_fwd_sm90_swap_ab",) if self.swap_ab else ()
+        union = ("_sparse_fwd_sm90_shared", "_index_union_sm90") if self.union else ()
+        return (*super().sm90_modules, *swap_ab, *union)
+
+    @property
+    def sm90_registers(self) -> tuple[Registers, ...]:
+        """Registers a thread of each of its sm90 kernels."""
+        union = (self.union.sm90.registers,) if self.union else ()
+        return (*super().sm90_registers, *(one.registers for one in self.swap_ab), *union)
+
+    def flops(self, tokens: int, num_heads: int) -> int:
+        """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""
+        return work.flops(tokens, num_heads, self.topk, self.d_qk, self.d_v)
+
+    def bytes(self, tokens: int, num_heads: int, s_kv: int) -> int:
+        """Fewest bytes of one call: q, out and indices once, and each KV row that is named once, at most s_kv."""
+        kv_bytes = work.distinct_rows(tokens, self.topk, s_kv) * self.d_qk * work.ITEMSIZE
+        return work.attention_bytes(tokens, num_heads, self.topk, self.d_qk, self.d_v, kv_bytes)
+
+    def one_token(self, num_heads: int) -> Work:
+        """The work of a call of one token."""
+        return Work("one token", self.flops(1, num_heads), self.bytes(1, num_heads, ANY))
