@@ -175,7 +175,7 @@ def _rows_details(plan: Plan) -> dict[str, Any]:
         "paged": page_rows is not None,
         "page_rows": page_rows,
         "shapes": [
-            f"q [tokens, num_heads, {plan.d_qk}], {rows} of {plan.d_qk} lanes: {dtype}.",
+            f"q [tokens, num_heads, {plan.d_qk}], {rows} of {plan.d_qk} columns: {dtype}.",
             f"out [tokens, num_heads, {plan.d_v}] likewise.",
             "indices i32 [tokens, topk]. max_logits, lse f32 [tokens, num_heads].",
         ],
