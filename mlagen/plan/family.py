@@ -10,9 +10,8 @@ from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from mlagen.plan.replacements import Replacement, Row, split_table
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import DenseFwdSm90Plan, Registers, Sm90Plan
+from mlagen.plan.sm90 import DenseFwdSm90Plan, Sm90Plan
 from mlagen.plan.targets import Target
-from mlagen.plan.tritons import has_versions
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import Spec
 
@@ -54,11 +53,6 @@ class Family(ABC):
         """Generated modules of its sm90 kernels."""
         return ()
 
-    @property
-    def sm90_registers(self) -> tuple[Registers, ...]:
-        """Registers a thread of each of its sm90 kernels."""
-        return ()
-
 
 @dataclass(frozen=True, kw_only=True)
 class TiledFamily(Family, Generic[Row]):
@@ -81,11 +75,6 @@ class TiledFamily(Family, Generic[Row]):
         """Generated modules of its sm90 kernels."""
         return () if self.sm90 is None else (f"_{self.NAME}_sm90",)
 
-    @property
-    def sm90_registers(self) -> tuple[Registers, ...]:
-        """Registers a thread of each of its sm90 kernels."""
-        return () if self.sm90 is None else (self.sm90.registers,)
-
     @abstractmethod
     def like(self, row: Row, tile: Any, target: Target, reason: str, *, aligned: bool) -> Row:
         """A row like another with this tile, for calls that are aligned or for the others.
@@ -93,11 +82,6 @@ class TiledFamily(Family, Generic[Row]):
         Raises:
             LimitError: the tile needs more shared memory than the target gives a program.
         """
-
-    @property
-    def has_versions(self) -> bool:
-        """Whether a row of its tables holds for some Tritons alone."""
-        return has_versions(self.tiles) or has_versions(self.unaligned)
 
     def replaced(self, replacements: Sequence[Replacement]) -> Self:
         """The same with rows of their own for Tritons under which a tile is replaced.

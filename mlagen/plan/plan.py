@@ -28,13 +28,13 @@ from mlagen.plan.tuned import Tuned, TunedFiles
 from mlagen.spec import DenseAttention, SparseAttention, Spec, load
 
 FAMILIES: tuple[type[Family], ...] = (
-    SparseFwdPlan,
-    SparseDecodePlan,
+    CachePlan,
     DenseDecodePlan,
     DenseFwdPlan,
-    MergeStatesPlan,
-    CachePlan,
     IndicesPlan,
+    MergeStatesPlan,
+    SparseDecodePlan,
+    SparseFwdPlan,
 )
 
 
@@ -46,7 +46,7 @@ class Plan:
         spec: the spec.
         caches: bytes of a token of its caches, and blocks of a row; None without.
         d_qk, d_v: lanes of a KV row, and of V; 0 without latent rows.
-        families: the families that the spec has numbers of, in the order of FAMILIES.
+        families: those whose wrappers the spec names, in the order of FAMILIES.
     """
 
     spec: Spec
@@ -67,12 +67,6 @@ class Plan:
         return found
 
     @property
-    def wanted(self) -> tuple[Family, ...]:
-        """The families whose wrappers the spec names, which are those that the package has, by name."""
-        found = (family for family in self.families if family.wanted(self.spec))
-        return tuple(sorted(found, key=lambda family: family.NAME))
-
-    @property
     def latent(self) -> tuple[LatentFamily, ...]:
         """The families of attention over latent rows."""
         return tuple(family for family in self.families if isinstance(family, LatentFamily))
@@ -86,11 +80,6 @@ class Plan:
     def fits(self) -> dict[str, str]:
         """What the tables of each family hold for, by its name."""
         return {family.NAME: family.fits for family in self.tiled}
-
-    @property
-    def has_versions(self) -> bool:
-        """Whether a row of any tile table holds for some Tritons alone."""
-        return any(family.has_versions for family in self.tiled)
 
     @property
     def layout(self) -> CacheLayout | None:

@@ -10,7 +10,7 @@ from mlagen.plan import fits
 from mlagen.plan.attention import ANY, LatentFamily, Work, splits_of, unaligned_table
 from mlagen.plan.index_union import IndexUnionPlan, make_index_union
 from mlagen.plan.rows import Caches, row_chunks, rows_block_size
-from mlagen.plan.sm90 import Registers, Sm90Plan, make_sm90, make_swap_ab
+from mlagen.plan.sm90 import Sm90Plan, make_sm90, make_swap_ab
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import PlainRow
 from mlagen.plan.tuned import Tuned
@@ -40,13 +40,12 @@ class SparseFwdPlan(LatentFamily):
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> SparseFwdPlan | None:
         """Derives the numbers; see `Family`."""
         attention, dims = spec.attention, spec.model
-        if not isinstance(attention, SparseAttention):
+        if not isinstance(attention, SparseAttention) or not cls.wanted(spec):
             return None
         row, splits, group = PlainRow(row_chunks(spec)), splits_of(spec), attention.shared_indices
         text = fits.sparse_fwd(spec, row.chunks, rows_block_size(caches))
         found = tuned.rows(text, spec.targets, row.row)
-        calls = tuned.sm90_rows(text)
-        sm90 = make_sm90(spec, calls) if cls.wanted(spec) else None
+        sm90 = make_sm90(spec, tuned.sm90_rows(text))
         return cls(
             fits=text,
             tiles=tuple((name, found.get(name) or row.untuned(dims.num_heads, TARGETS[name])) for name in spec.targets),
@@ -72,12 +71,6 @@ class SparseFwdPlan(LatentFamily):
         swap_ab = ("_sparse_fwd_sm90_swap_ab",) if self.swap_ab else ()
         union = ("_sparse_fwd_sm90_shared", "_index_union_sm90") if self.union else ()
         return (*super().sm90_modules, *swap_ab, *union)
-
-    @property
-    def sm90_registers(self) -> tuple[Registers, ...]:
-        """Registers a thread of each of its sm90 kernels."""
-        union = (self.union.sm90.registers,) if self.union else ()
-        return (*super().sm90_registers, *(one.registers for one in self.swap_ab), *union)
 
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""

@@ -58,7 +58,7 @@ def test_with_gluon_alone_every_call_runs_them():
 
 
 def test_attention_over_a_cache_alone_needs_no_kernel_over_rows():
-    assert sm90(wrappers=("concat_and_cache_mla",)) is None
+    assert make_plan(make_spec(wrappers=("concat_and_cache_mla",))).find(SparseFwdPlan) is None
 
 
 @pytest.mark.parametrize(("rope", "lanes"), [(64, 576), (0, 512)])
@@ -188,7 +188,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     ids=str,
 )
 def test_shared_indices_that_cannot_be_had_are_refused_with_the_reason(changes, reason):
-    assert make_plan(make_spec(**changes)).of(SparseFwdPlan).union is None
+    assert make_plan(make_spec(**changes)).union is None
     told = f"attention.shared_indices: got 4, which cannot be emitted: {reason}"
     with pytest.raises(LimitError, match=told):
         make_plan(make_spec(shared_indices=4, **changes))
@@ -210,9 +210,7 @@ def sm90_registers(plan):
     if "_sparse_fwd_sm90" in found:
         found["_sparse_fwd_sm90_swap_ab"] = next(iter(plan.of(SparseFwdPlan).swap_ab), None)
         found["_sparse_fwd_sm90_shared"] = plan.union and plan.union.sm90
-    registers = {module: one.registers for module, one in found.items() if one is not None}
-    assert set(registers.values()) == {one for family in plan.families for one in family.sm90_registers}
-    return registers
+    return {module: one.registers for module, one in found.items() if one is not None}
 
 
 @pytest.mark.parametrize("name", ["dsv32", "dsv3", "glm53_fp8", "dsv41", "glm5_prefill", "dsv3_prefill_tma"])

@@ -87,7 +87,7 @@ RENDERERS = {
 
 def files(plan: Plan) -> list[GeneratedFile]:
     """The files of the package, in the order they are written: what is imported comes before what imports it."""
-    families = [(RENDERERS[family.NAME], family) for family in plan.wanted]
+    families = [(RENDERERS[family.NAME], family) for family in plan.families]
     shared = {file.name: file for renderer, family in families for file in renderer.imported(plan, family)}
     modules = [module for renderer, family in families for module in renderer.modules(plan, family)]
     modules.sort(key=lambda module: module.file.name)
@@ -168,7 +168,7 @@ def expected_products(plan: Plan) -> dict[tuple[str, int | None], int]:
     A kernel that is not named is not judged.
     """
     found: dict[tuple[str, int | None], int] = {}
-    for family in plan.wanted:
+    for family in plan.families:
         for kernels in RENDERERS[family.NAME].present_sm90(plan):
             found |= kernels.products(plan)
     return found

@@ -18,7 +18,7 @@ Signature = tuple[tuple[str, str], ...]
 
 def sm90_modules(plan: Plan) -> list[str]:
     """The modules of the sm90 kernels that the package has, those of attention over latent rows first."""
-    ordered = sorted(plan.wanted, key=lambda family: not isinstance(family, LatentFamily))
+    ordered = sorted(plan.families, key=lambda family: not isinstance(family, LatentFamily))
     return [module for family in ordered for module in family.sm90_modules]
 
 
