@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlagen.plan import load_plan
+from mlagen.plan import SparseDecodePlan, load_plan
 from mlagen.plan.sm90 import register_columns
 from mlagen.plan.stored import StoredRows
 
@@ -15,11 +15,11 @@ SPECS = Path(__file__).parents[2] / "specs"
 
 def stored(name: str) -> StoredRows:
     plan = load_plan(SPECS / f"{name}.yaml")
+    sm90 = plan.of(SparseDecodePlan).sm90
+    assert sm90 is not None
     assert plan.layout is not None
-    assert plan.sparse_decode is not None
-    assert plan.sparse_decode.sm90 is not None
     other = None if plan.extra_layout == plan.layout else plan.extra_layout
-    return StoredRows(plan.sparse_decode.sm90, plan.layout, other, dual=plan.extra_layout is not None)
+    return StoredRows(sm90, plan.layout, other, dual=plan.extra_layout is not None)
 
 
 def test_fp32_scales_stand_behind_the_latent_and_before_rope():
