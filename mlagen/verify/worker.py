@@ -31,7 +31,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mlagen.verify.cases import Case
+    from mlagen.verify.case import Case
 
 Answer = Callable[[Mapping[str, Any]], None]
 
@@ -74,7 +74,7 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
     Another GPU target is another kernel: all cases that compute attention are for it, over rows alone or such as may
     share them where that is what it does.
     """
-    from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES
+    from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
 
     def taken(case: Case, target: str) -> bool:
         if target == FEW_HEADS:
@@ -116,19 +116,11 @@ def run_job(job: Mapping[str, Any], answer: Answer) -> None:
     _prepare(device)
     import torch
 
-    from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES
-    from mlagen.verify.checks import (
-        SM90_KERNELS,
-        CaseFailedError,
-        Subject,
-        sm90_modules,
-        swap_ab_modules,
-        union_modules,
-    )
+    from mlagen.verify.case import FEW_HEADS, SHARED_INDICES, CaseFailedError, CaseSkippedError
     from mlagen.verify.facts import Facts
     from mlagen.verify.families import cases, run
-    from mlagen.verify.inputs import CaseSkippedError
     from mlagen.verify.results import CaseResult
+    from mlagen.verify.subject import SM90_KERNELS, Subject, sm90_modules, swap_ab_modules, union_modules
 
     package = _import_package(Path(job["package_dir"]))
     spec = package.SPEC["spec"]

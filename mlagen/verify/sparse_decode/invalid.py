@@ -1,0 +1,108 @@
+"""What a spec says of its caches, and the arguments that sparse attention over them must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mlagen.layout import CacheLayout, layouts_of
+from mlagen.verify.decode import FLASH
+from mlagen.verify.facts import Facts
+from mlagen.verify.invalid import (
+    Invalid,
+    RefusedCase,
+    constant,
+    invalid_out,
+    invalid_pages,
+    invalid_tensor,
+    longer,
+    refused_cases,
+    wider,
+    zeros,
+)
+
+NAME = "sparse_decode"
+
+
+@dataclass(frozen=True)
+class CacheFacts:
+    """What a package's spec says of its caches.
+
+    Attributes:
+        facts: what it says besides.
+        layouts: of the cache, and of the second one if there is one.
+        topks: indices a token of each.
+    """
+
+    facts: Facts
+    layouts: tuple[CacheLayout, ...]
+    topks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> CacheFacts:
+        """The facts of `SPEC["spec"]`."""
+        main, extra = layouts_of(spec)
+        assert main is not None
+        topk, window = spec["attention"]["topk"], spec["attention"].get("window")
+        if extra is None:
+            return cls(Facts.of(spec), (main,), (topk + (window or 0),))
+        return cls(Facts.of(spec), (main, extra), (window or topk, topk))
+
+
+def _invalid_optional(known: CacheFacts) -> Iterator[Invalid]:
+    facts = known.facts
+    if facts.sink == "none":
+        yield Invalid("attn_sink", "given to a spec without", zeros(4), like="q")
+    else:
+        yield Invalid("attn_sink", "a head too many", zeros(5), like="q")
+        yield Invalid("attn_sink", "dtype float64", zeros(4, dtype=torch.float64), like="q")
+    if facts.sink == "required":
+        yield Invalid("attn_sink", "missing", constant(None))
+    for name in ("topk_length", "extra_topk_length")[: len(known.layouts)]:
+        if facts.length == "none":
+            yield Invalid(name, "given to a spec without", zeros(2, dtype=torch.int32), like="q")
+            continue
+        yield Invalid(name, "a request too many", zeros(3, dtype=torch.int32), like="q")
+        yield Invalid(name, "dtype int64", zeros(2, dtype=torch.int64), like="q")
+        if facts.length == "required":
+            yield Invalid(name, "missing", constant(None))
+
+
+def _invalid(known: CacheFacts) -> Iterator[Invalid]:
+    facts, layout = known.facts, known.layouts[0]
+    yield from invalid_tensor("q", torch.float16 if facts.dtype == "bfloat16" else torch.bfloat16, first=True)
+    yield Invalid("q", "wider than a row", wider(8))
+    yield from invalid_pages("k_cache", layout)
+    yield Invalid("k_cache", "two heads", lambda cache: cache.repeat(1, 1, 2, 1))
+    yield Invalid("indices", "missing", constant(None), "dense")
+    yield from invalid_tensor("indices", torch.int64)
+    yield Invalid("indices", "a request too many", longer)
+    yield Invalid("indices", "more requests than q", lambda q: q[:1], like="q", changes="q")
+    yield Invalid("head_dim_v", "not the spec's", lambda d_v: d_v + 16)
+    yield Invalid("is_fp8_kvcache", "not the layout's", lambda given: not given, layout.name)
+    yield Invalid("causal", "True", constant(True))
+    yield Invalid("num_splits", "a tensor", torch.clone, like="indices")
+    yield Invalid("tile_scheduler_metadata", "None", constant(None))
+    yield Invalid("softmax_scale", "a tensor", lambda q: q.new_ones(()), like="q")
+    yield from _invalid_optional(known)
+    yield from invalid_out(facts.d_v, getattr(torch, facts.dtype))
+    yield Invalid("workspace", "too small", zeros(16), like="q")
+    yield Invalid("workspace", "no tensor", constant([0.0]))
+    yield Invalid("workspace", "dtype float16", zeros(1 << 20, dtype=torch.float16), like="q")
+    if len(known.layouts) > 1:
+        yield from invalid_pages("extra_k_cache", known.layouts[1])
+        yield Invalid("extra_k_cache", "two heads", lambda cache: cache.repeat(1, 1, 2, 1))
+        yield from invalid_tensor("extra_indices_in_kvcache", torch.int64)
+        yield Invalid("extra_k_cache", "missing", constant(None))
+        yield Invalid("extra_indices_in_kvcache", "missing", constant(None))
+    else:
+        for name in ("extra_k_cache", "extra_indices_in_kvcache", "extra_topk_length"):
+            yield Invalid(name, "given to a spec without", torch.clone, like="indices")
+
+
+def refused(known: CacheFacts) -> Iterator[RefusedCase]:
+    """A case for each argument that is invalid under the spec."""
+    return refused_cases(NAME, {FLASH: NAME}, _invalid(known))
