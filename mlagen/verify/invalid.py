@@ -133,14 +133,14 @@ def byte_late(tensor: torch.Tensor) -> torch.Tensor:
     return buffer[1:].as_strided(tensor.shape, tensor.stride(), 1)
 
 
-def invalid_kind(argument: str, dtype: torch.dtype) -> Iterator[Invalid]:
+def kind(argument: str, dtype: torch.dtype) -> Iterator[Invalid]:
     """Another dtype, no tensor, and a tensor of too few dimensions."""
     yield Invalid(argument, f"dtype {str(dtype).removeprefix('torch.')}", lambda tensor: tensor.to(dtype))
     yield Invalid(argument, "not a tensor", constant([1, 2]))
     yield Invalid(argument, "a dimension short", lambda tensor: tensor[0])
 
 
-def invalid_memory(
+def memory(
     argument: str, *, first: bool = False, strided: bool = True, word: str = "last dimension not contiguous"
 ) -> Iterator[Invalid]:
     """Elements apart, unless they cannot be; another device, unless this is the first, which says where others are."""
@@ -150,7 +150,7 @@ def invalid_memory(
         yield Invalid(argument, "another device", elsewhere)
 
 
-def invalid_tensor(
+def tensor(
     argument: str,
     dtype: torch.dtype,
     *,
@@ -159,11 +159,11 @@ def invalid_tensor(
     word: str = "last dimension not contiguous",
 ) -> Iterator[Invalid]:
     """What any tensor may be."""
-    yield from invalid_kind(argument, dtype)
-    yield from invalid_memory(argument, first=first, strided=strided, word=word)
+    yield from kind(argument, dtype)
+    yield from memory(argument, first=first, strided=strided, word=word)
 
 
-def invalid_out(d_v: int, dtype: torch.dtype) -> Iterator[Invalid]:
+def out(d_v: int, dtype: torch.dtype) -> Iterator[Invalid]:
     """What `out` of two requests of two query tokens and four heads may be."""
     yield Invalid("out", "dtype float32", zeros(2, 2, 4, d_v), like="q")
     yield Invalid("out", "too wide", zeros(2, 2, 4, d_v + 8, dtype=dtype), like="q")
@@ -171,7 +171,7 @@ def invalid_out(d_v: int, dtype: torch.dtype) -> Iterator[Invalid]:
     yield Invalid("out", "requests apart", lambda q: apart(q)[:, :2], like="q")
 
 
-def invalid_pages(argument: str, layout: CacheLayout) -> Iterator[Invalid]:
+def pages(argument: str, layout: CacheLayout) -> Iterator[Invalid]:
     """What a cache of the layout, given as pages, and its scale may be."""
 
     def sparser(cache: torch.Tensor) -> torch.Tensor:
@@ -182,7 +182,7 @@ def invalid_pages(argument: str, layout: CacheLayout) -> Iterator[Invalid]:
         return flat.as_strided(cache.shape, (cache.stride(0) - cache.shape[3], *cache.stride()[1:]))
 
     name = layout.name
-    yield from invalid_tensor(argument, torch.float64)
+    yield from tensor(argument, torch.float64)
     yield Invalid(argument, "rows of another layout", wider(16), name)
     if layout.planar:
         yield Invalid(argument, "rows apart", sparser, name)

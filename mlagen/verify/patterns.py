@@ -153,6 +153,32 @@ INDEX_PATTERNS: dict[str, IndexPattern] = {
 }
 
 
+# What holds of the patterns that every family of index lists is held to.
+INDEX_PROMISES = {
+    "none": "lists whose indices are all -1 name nothing",
+    "some rows none": "rows without a valid index stand between ordinary ones",
+    "int32 range": "any int32 outside the rows is skipped, INT32_MIN and INT32_MAX among them",
+    "last lane": "the one valid index stands in the last lane",
+    "first lane": "the one valid index stands in the first lane",
+    "late": "leading tiles without a valid index leave later ones as they are",
+    "duplicates": "an index that occurs n times counts n times",
+    "last row": "the last row is reached, the one past it is not",
+    "row zero": "row 0 is read where an index names it",
+}
+LENGTH_PROMISES = {
+    "zero": "a length of 0 is an empty list",
+    "too long": "a length past the indices means all",
+    "negative": "a negative length is an empty list",
+    "mixed": "lengths 0, 1, all, past all and negative",
+}
+SINK_PROMISES = {
+    "random": "the sink scales out and leaves lse alone",
+    "+inf": "a sink of +inf leaves out 0 and lse as it is",
+    "-inf": "a sink of -inf changes nothing",
+    "extreme": "a sink far above or below the logits neither overflows nor loses the row",
+}
+
+
 def lengths(pattern: str, tokens: int, topk: int, generator: torch.Generator) -> torch.Tensor:
     """topk_length i32 [tokens] of a pattern."""
     if pattern == "random":

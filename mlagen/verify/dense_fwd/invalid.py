@@ -7,15 +7,8 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.invalid import (
-    Invalid,
-    RefusedCase,
-    constant,
-    every_other,
-    invalid_kind,
-    invalid_memory,
-    refused_cases,
-)
+from mlagen.verify import invalid
+from mlagen.verify.invalid import Invalid, RefusedCase
 from mlagen.verify.memory import NAN
 
 NAME = "dense_fwd"
@@ -36,32 +29,32 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 def _invalid() -> Iterator[Invalid]:
     for argument in ("q", "k", "v"):
-        yield from invalid_kind(argument, torch.float32)
+        yield from invalid.kind(argument, torch.float32)
         yield Invalid(argument, "twice as wide", lambda tensor: torch.cat([tensor, tensor], 2))
-        yield from invalid_memory(argument, first=argument == "q", word="not contiguous")
+        yield from invalid.memory(argument, first=argument == "q", word="not contiguous")
     yield Invalid("k", "heads that do not divide q's", lambda k: torch.cat([k, k[:, :1]], 1))
     yield Invalid("k", "no head", lambda k: k[:, :0])
     yield Invalid("v", "a row short", lambda v: v[1:])
     yield Invalid("v", "a head short", lambda v: v[:, 1:])
     for argument in ("cu_seqlens_q", "cu_seqlens_k"):
         yield Invalid(argument, "dtype int64", torch.Tensor.long)
-        yield Invalid(argument, "None", constant(None))
-        yield Invalid(argument, "not contiguous", every_other)
+        yield Invalid(argument, "None", invalid.constant(None))
+        yield Invalid(argument, "not contiguous", invalid.every_other)
     yield Invalid("cu_seqlens_q", "empty", lambda cu_seqlens: cu_seqlens[:0])
     yield Invalid("cu_seqlens_k", "an entry short", lambda cu_seqlens: cu_seqlens[1:])
     for argument in ("max_seqlen_q", "max_seqlen_k"):
         for value in (-1, 2.5, True):
-            yield Invalid(argument, str(value), constant(value))
+            yield Invalid(argument, str(value), invalid.constant(value))
     for scale in (-1.0, NAN, "1"):
-        yield Invalid("softmax_scale", repr(scale), constant(scale))
-    yield Invalid("softmax_scale", "a tensor", constant(torch.ones(())))
-    yield Invalid("out", "dtype float32", constant(torch.zeros(3, 2, 2)))
-    yield Invalid("out", "another shape", constant(torch.zeros(1, 1, 1, dtype=torch.bfloat16)))
+        yield Invalid("softmax_scale", repr(scale), invalid.constant(scale))
+    yield Invalid("softmax_scale", "a tensor", invalid.constant(torch.ones(())))
+    yield Invalid("out", "dtype float32", invalid.constant(torch.zeros(3, 2, 2)))
+    yield Invalid("out", "another shape", invalid.constant(torch.zeros(1, 1, 1, dtype=torch.bfloat16)))
     for argument, values in UNSUPPORTED.items():
         for one in values:
-            yield Invalid(argument, "given" if isinstance(one, torch.Tensor) else str(one), constant(one))
+            yield Invalid(argument, "given" if isinstance(one, torch.Tensor) else str(one), invalid.constant(one))
 
 
 def refused() -> Iterator[RefusedCase]:
     """A case for each invalid argument."""
-    return refused_cases(NAME, {WRAPPER: NAME}, _invalid())
+    return invalid.refused_cases(NAME, {WRAPPER: NAME}, _invalid())

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from mlagen.verify.invalid import Invalid, RefusedCase, constant, invalid_tensor, longer, refused_cases
+from mlagen.verify import invalid
+from mlagen.verify.invalid import Invalid, RefusedCase
 
 NAME = "indices"
 GLOBAL = "compute_global_topk_indices_and_lens"
@@ -34,30 +35,32 @@ INTEGERS = {  # the least that each may be
 
 def _invalid_tensors() -> Iterator[Invalid]:
     for argument, wrappers in {**FIRST, "block_table": (GLOBAL, CONVERT), **VECTORS}.items():
-        for one in invalid_tensor(argument, torch.int64, first=argument in FIRST, word="not contiguous"):
+        for one in invalid.tensor(argument, torch.int64, first=argument in FIRST, word="not contiguous"):
             yield replace(one, wrappers=wrappers)
     for argument, wrappers in VECTORS.items():
         if argument != "seq_lens":  # says how many requests there are
             yield Invalid(argument, "an entry short", lambda vector: vector[:-1], wrappers=wrappers)
         if argument in ("is_valid_token", "query_start_loc", "gather_lens"):
-            yield Invalid(argument, "an entry too many", longer, wrappers=wrappers)
+            yield Invalid(argument, "an entry too many", invalid.longer, wrappers=wrappers)
 
 
 def _invalid() -> Iterator[Invalid]:
     yield from _invalid_tensors()
     for argument, (least, wrappers) in INTEGERS.items():
         for value in (least - 1, 2**31, 2.5, None, True):
-            yield Invalid(argument, str(value), constant(value), wrappers=wrappers)
-    yield Invalid("topk", "with the window past int32", constant(2**31 - 100), wrappers=(COMBINE,))
-    yield Invalid("M", "rows past int32", constant(2**30 + 1), wrappers=(COMBINE,))
-    yield Invalid("N", "more than M", constant(2**31 - 1), wrappers=(COMBINE,))
+            yield Invalid(argument, str(value), invalid.constant(value), wrappers=wrappers)
+    yield Invalid("topk", "with the window past int32", invalid.constant(2**31 - 100), wrappers=(COMBINE,))
+    yield Invalid("M", "rows past int32", invalid.constant(2**30 + 1), wrappers=(COMBINE,))
+    yield Invalid("N", "more than M", invalid.constant(2**31 - 1), wrappers=(COMBINE,))
     yield Invalid("token_indices", "not of NUM_TOPK_TOKENS", lambda indices: indices[:, 1:], wrappers=(CONVERT,))
-    yield Invalid("NUM_TOPK_TOKENS", "a float", constant(5.0), wrappers=(CONVERT,))
-    yield Invalid("HAS_PREFILL_WORKSPACE", "True", constant(True), wrappers=(CONVERT,))
+    yield Invalid("NUM_TOPK_TOKENS", "a float", invalid.constant(5.0), wrappers=(CONVERT,))
+    yield Invalid("HAS_PREFILL_WORKSPACE", "True", invalid.constant(True), wrappers=(CONVERT,))
     for argument in ("prefill_workspace_request_ids", "prefill_workspace_starts"):
-        yield Invalid(argument, "given", constant(torch.zeros(2)), wrappers=(CONVERT,))
+        yield Invalid(argument, "given", invalid.constant(torch.zeros(2)), wrappers=(CONVERT,))
 
 
 def refused(wrappers: Sequence[str]) -> Iterator[RefusedCase]:
     """A case for each invalid argument of the wrappers that are there."""
-    return refused_cases(NAME, {wrapper: short for wrapper, short in SHORT.items() if wrapper in wrappers}, _invalid())
+    return invalid.refused_cases(
+        NAME, {wrapper: short for wrapper, short in SHORT.items() if wrapper in wrappers}, _invalid()
+    )

@@ -11,6 +11,7 @@ import torch
 from mlagen.verify.case import Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.facts import Facts
+from mlagen.verify.patterns import INDEX_PROMISES, LENGTH_PROMISES, SINK_PROMISES
 from mlagen.verify.sparse_decode.invalid import CacheFacts, refused
 
 
@@ -266,26 +267,11 @@ def _contents(suite: _Suite) -> Iterator[SparseDecodeCase]:
 
 
 def _lists(suite: _Suite) -> Iterator[SparseDecodeCase]:
-    for pattern, promise in {
-        "none": "a list whose indices are all -1 adds nothing",
-        "some rows none": "rows without a valid index stand between ordinary ones",
-        "int32 range": "any int32 outside the cache is skipped, INT32_MIN and INT32_MAX among them",
-        "last lane": "the one valid index stands in the last lane",
-        "first lane": "the one valid index stands in the first lane",
-        "late": "leading tiles without a valid index do not spoil later ones",
-        "duplicates": "an index that occurs n times counts n times",
-        "last row": "the last row of the cache is reached, the one past it is not",
-        "row zero": "row 0 is read where an index names it",
-    }.items():
+    for pattern, promise in INDEX_PROMISES.items():
         yield from suite.each_list(
             f"indices: {pattern}", promise, {"indices": pattern}, requests=2, every_target=pattern == "int32 range"
         )
-    for pattern, promise in {
-        "zero": "a length of 0 is an empty list",
-        "too long": "a length past the indices means all",
-        "negative": "a negative length is an empty list",
-        "mixed": "lengths 0, 1, all, past all and negative",
-    }.items():
+    for pattern, promise in LENGTH_PROMISES.items():
         requests = 7 if pattern == "mixed" else 2
         yield from suite.each_list(f"length: {pattern}", promise, {"length": pattern}, requests=requests, heads=5)
     both = {"length": "mixed", "topk": 64}
@@ -305,12 +291,7 @@ def _lists(suite: _Suite) -> Iterator[SparseDecodeCase]:
 
 
 def _numbers(suite: _Suite) -> Iterator[SparseDecodeCase]:
-    for pattern, promise in {
-        "random": "the sink scales out and leaves lse alone",
-        "+inf": "a sink of +inf leaves out 0 and lse as it is",
-        "-inf": "a sink of -inf changes nothing",
-        "extreme": "a sink far above or below the logits neither overflows nor loses the row",
-    }.items():
+    for pattern, promise in SINK_PROMISES.items():
         yield from suite.case(f"sink: {pattern}", promise, sink=pattern, requests=2)
     none = {"indices": "some rows none"}
     promise = "an empty row stays 0 under any sink"

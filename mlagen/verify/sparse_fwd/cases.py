@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from mlagen.verify.case import Case
 from mlagen.verify.facts import Facts
-from mlagen.verify.patterns import SHARES
+from mlagen.verify.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
 from mlagen.verify.sparse_fwd.invalid import FLASH, VLLM, refused
 
 WRAPPERS = (FLASH, VLLM)
@@ -171,17 +171,7 @@ def _sizes(suite: _Suite) -> Iterator[SparseFwdCase]:
 
 
 def _indices(suite: _Suite) -> Iterator[SparseFwdCase]:
-    for pattern, promise in {
-        "none": "a batch whose indices are all -1 gives 0, -inf and the empty row's LSE",
-        "some rows none": "rows without a valid index stand between ordinary ones",
-        "int32 range": "any int32 outside [0, s_kv) is skipped, s_kv and INT32_MIN and INT32_MAX among them",
-        "last lane": "the one valid index stands in the last lane",
-        "first lane": "the one valid index stands in the first lane",
-        "late": "leading tiles without a valid index do not spoil later ones",
-        "duplicates": "an index that occurs n times counts n times",
-        "last row": "the last row of kv is reached, the one past it is not",
-        "row zero": "row 0 is read where an index names it",
-    }.items():
+    for pattern, promise in INDEX_PROMISES.items():
         yield from suite.sparse(f"indices: {pattern}", promise, every_target=pattern == "int32 range", indices=pattern)
     heads = suite.split_heads
     promise = "splits without a valid index weigh nothing"
@@ -211,12 +201,7 @@ def _indices(suite: _Suite) -> Iterator[SparseFwdCase]:
 
 
 def _sinks(suite: _Suite) -> Iterator[SparseFwdCase]:
-    for pattern, promise in {
-        "random": "the sink scales out and leaves lse alone",
-        "+inf": "a sink of +inf leaves out 0 and lse as it is",
-        "-inf": "a sink of -inf changes nothing",
-        "extreme": "a sink far above or below the logits neither overflows nor loses the row",
-    }.items():
+    for pattern, promise in SINK_PROMISES.items():
         yield from suite.sparse(f"sink: {pattern}", promise, sink=pattern)
     yield from suite.sparse(
         "sink: on empty rows", "an empty row stays 0 under any sink", sink="mixed", indices="some rows none"

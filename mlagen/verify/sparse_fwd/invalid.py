@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from mlagen.verify import invalid
 from mlagen.verify.facts import Facts
-from mlagen.verify.invalid import Invalid, RefusedCase, constant, invalid_tensor, longer, refused_cases, wider, zeros
+from mlagen.verify.invalid import Invalid, RefusedCase
 
 FLASH, VLLM = "flash_mla_sparse_fwd", "triton_mla_sparse_attention"
 SHORT = {FLASH: "flash", VLLM: "triton"}
@@ -31,20 +32,20 @@ def _out(columns: int, dtype: torch.dtype | None = None, step: int = 1) -> Calla
 
 def _invalid_inputs(facts: Facts) -> Iterator[Invalid]:
     strided = facts.d_qk > 1
-    yield from invalid_tensor("q", torch.float32, first=True, strided=strided)
-    yield Invalid("q", "wider than a KV row", wider(8))
-    yield from invalid_tensor("kv", torch.float32, strided=strided)
-    yield Invalid("kv", "wider rows", wider(8))
+    yield from invalid.tensor("q", torch.float32, first=True, strided=strided)
+    yield Invalid("q", "wider than a KV row", invalid.wider(8))
+    yield from invalid.tensor("kv", torch.float32, strided=strided)
+    yield Invalid("kv", "wider rows", invalid.wider(8))
     yield Invalid("kv", "another page size", lambda kv: kv.new_zeros(kv.shape[0], kv.shape[1] + 1, kv.shape[2]))
-    yield from invalid_tensor("indices", torch.int64)
-    yield Invalid("indices", "more tokens than q", longer)
+    yield from invalid.tensor("indices", torch.int64)
+    yield Invalid("indices", "more tokens than q", invalid.longer)
     yield Invalid("indices", "two index sets", lambda indices: indices.repeat(1, 2, 1))
-    yield Invalid("d_v", "not the spec's", constant(facts.d_v + 16), wrappers=(FLASH,))
-    yield Invalid("sm_scale", "None", constant(None))
+    yield Invalid("d_v", "not the spec's", invalid.constant(facts.d_v + 16), wrappers=(FLASH,))
+    yield Invalid("sm_scale", "None", invalid.constant(None))
     yield Invalid("sm_scale", "a tensor", lambda q: torch.ones((), device=q.device), like="q")
-    yield Invalid("num_kv_splits", "negative", constant(-1), wrappers=(VLLM,))
-    yield Invalid("num_kv_splits", "a float", constant(2.5), wrappers=(VLLM,))
-    yield Invalid("sm_count", "zero", constant(0), wrappers=(VLLM,))
+    yield Invalid("num_kv_splits", "negative", invalid.constant(-1), wrappers=(VLLM,))
+    yield Invalid("num_kv_splits", "a float", invalid.constant(2.5), wrappers=(VLLM,))
+    yield Invalid("sm_count", "zero", invalid.constant(0), wrappers=(VLLM,))
 
 
 def _invalid_optional(
@@ -58,7 +59,7 @@ def _invalid_optional(
     for how, make in wrong.items():
         yield Invalid(argument, how, make, like="q", wrappers=(FLASH,))
     if presence == "required":
-        yield Invalid(argument, "missing", constant(None))
+        yield Invalid(argument, "missing", invalid.constant(None))
 
 
 def _invalid_results(facts: Facts) -> Iterator[Invalid]:
@@ -69,9 +70,9 @@ def _invalid_results(facts: Facts) -> Iterator[Invalid]:
     for name, wrappers in (("lse", ()), ("max_logits", (FLASH,))):
         yield Invalid(name, "a token too many", _of_sizes(1, 0), like="q", wrappers=wrappers)
         yield Invalid(name, "dtype float64", _of_sizes(0, 0, dtype=torch.float64), like="q", wrappers=wrappers)
-    yield Invalid("workspace", "too small", zeros(16), like="q")
-    yield Invalid("workspace", "dtype float16", zeros(1 << 20, dtype=torch.float16), like="q")
-    yield Invalid("workspace", "two dimensions", zeros(1024, 1024), like="q")
+    yield Invalid("workspace", "too small", invalid.zeros(16), like="q")
+    yield Invalid("workspace", "dtype float16", invalid.zeros(1 << 20, dtype=torch.float16), like="q")
+    yield Invalid("workspace", "two dimensions", invalid.zeros(1024, 1024), like="q")
 
 
 def _invalid(facts: Facts) -> Iterator[Invalid]:
@@ -90,4 +91,4 @@ def _invalid(facts: Facts) -> Iterator[Invalid]:
 def refused(facts: Facts) -> Iterator[RefusedCase]:
     """A case for each argument that is invalid under the spec."""
     wrappers = {wrapper: short for wrapper, short in SHORT.items() if wrapper in facts.wrappers}
-    return refused_cases(NAME, wrappers, _invalid(facts))
+    return invalid.refused_cases(NAME, wrappers, _invalid(facts))
