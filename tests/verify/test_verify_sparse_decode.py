@@ -16,9 +16,9 @@ from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.memory import LAYOUTS
 from mlagen.verify.patterns import INDEX_PATTERNS
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase, cases
+from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.family import SPARSE_DECODE
 from mlagen.verify.sparse_decode.inputs import Inputs, ListInputs, attend, build
-from mlagen.verify.sparse_decode.invalid import CacheFacts
 
 pytestmark = pytest.mark.interpreter
 

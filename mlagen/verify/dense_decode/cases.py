@@ -10,7 +10,8 @@ import torch
 
 from mlagen.verify.case import Case
 from mlagen.verify.decode import FLASH
-from mlagen.verify.dense_decode.invalid import DECODE, DenseDecodeFacts, refused
+from mlagen.verify.dense_decode.facts import DenseDecodeFacts
+from mlagen.verify.dense_decode.invalid import DECODE, refused
 from mlagen.verify.facts import Facts
 
 TOO_LONG = 2**31 - 1

@@ -14,8 +14,9 @@ from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
 from mlagen.verify.decode import FLASH
 from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem, cases
+from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.dense_decode.inputs import Inputs, attend, build
-from mlagen.verify.dense_decode.invalid import DECODE, NAME, DenseDecodeFacts
+from mlagen.verify.dense_decode.invalid import DECODE, NAME
 from mlagen.verify.dense_decode.schedule import share, splits_of
 from mlagen.verify.family import Family, Results, Run
 from mlagen.verify.invalid import RefusedCase

@@ -13,7 +13,7 @@ from mlagen.layout.codec import read, write
 from mlagen.verify import family
 from mlagen.verify.decode import FLASH, place_out, place_tokens
 from mlagen.verify.dense_decode.cases import DenseDecodeProblem
-from mlagen.verify.dense_decode.invalid import DenseDecodeFacts
+from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.facts import Facts
 from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, empty_pages, place, unplaced
 from mlagen.verify.reference import Attention, sparse_attention

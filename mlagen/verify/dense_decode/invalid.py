@@ -1,44 +1,19 @@
-"""What a spec says of dense attention over its cache, and the arguments that the wrappers must refuse."""
+"""Arguments that dense attention over a paged cache must refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
-from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify import invalid
 from mlagen.verify.decode import FLASH
-from mlagen.verify.facts import Facts
+from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.invalid import Invalid, RefusedCase
 
 NAME = "dense_decode"
 DECODE = "decode_attention_fwd"
 SHORT = {FLASH: NAME, DECODE: "decode"}
-
-
-@dataclass(frozen=True)
-class DenseDecodeFacts:
-    """What a package's spec says of its cache and its attention.
-
-    Attributes:
-        facts: what it says besides.
-        layout: of the cache.
-        window: keys that a query token sees; None: all.
-    """
-
-    facts: Facts
-    layout: CacheLayout
-    window: int | None
-
-    @classmethod
-    def of(cls, spec: Mapping[str, Any]) -> DenseDecodeFacts:
-        """The facts of `SPEC["spec"]`."""
-        layout = layouts_of(spec)[0]
-        assert layout is not None
-        return cls(Facts.of(spec), layout, spec["attention"]["window"])
 
 
 def _invalid_flash(known: DenseDecodeFacts) -> Iterator[Invalid]:

@@ -12,7 +12,8 @@ from mlagen.verify.case import Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.facts import Facts
 from mlagen.verify.patterns import INDEX_PROMISES, LENGTH_PROMISES, SINK_PROMISES
-from mlagen.verify.sparse_decode.invalid import CacheFacts, refused
+from mlagen.verify.sparse_decode.facts import CacheFacts
+from mlagen.verify.sparse_decode.invalid import refused
 
 
 @dataclass(frozen=True)

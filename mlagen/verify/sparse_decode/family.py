@@ -17,8 +17,9 @@ from mlagen.verify.invalid import RefusedCase, check_refused
 from mlagen.verify.memory import NAN, is_wholly_used
 from mlagen.verify.results import Figure
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase, cases
+from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.inputs import Inputs, attend, build
-from mlagen.verify.sparse_decode.invalid import NAME, CacheFacts, refused
+from mlagen.verify.sparse_decode.invalid import NAME, refused
 from mlagen.verify.subject import Subject, sm90_modules
 
 SparseDecodeRun = Run[SparseDecodeCase, Inputs]

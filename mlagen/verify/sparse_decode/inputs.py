@@ -17,7 +17,7 @@ from mlagen.verify.memory import NAN, Placed, empty_pages, unplaced
 from mlagen.verify.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
 from mlagen.verify.reference import Attention, sparse_attention
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing
-from mlagen.verify.sparse_decode.invalid import CacheFacts
+from mlagen.verify.sparse_decode.facts import CacheFacts
 
 TENSOR_SCALES = (0.4375, 0.0117)  # of the cache and of the second one
 NAN_CODES = {"e4m3": (0x7F, 0xFF), "e4m3fnuz": (0x80,)}

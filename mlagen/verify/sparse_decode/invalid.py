@@ -1,45 +1,17 @@
-"""What a spec says of its caches, and the arguments that sparse attention over them must refuse."""
+"""Arguments that sparse attention over a paged cache must refuse."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
 
 import torch
 
-from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify import invalid
 from mlagen.verify.decode import FLASH
-from mlagen.verify.facts import Facts
 from mlagen.verify.invalid import Invalid, RefusedCase
+from mlagen.verify.sparse_decode.facts import CacheFacts
 
 NAME = "sparse_decode"
-
-
-@dataclass(frozen=True)
-class CacheFacts:
-    """What a package's spec says of its caches.
-
-    Attributes:
-        facts: what it says besides.
-        layouts: of the cache, and of the second one if there is one.
-        topks: indices a token of each.
-    """
-
-    facts: Facts
-    layouts: tuple[CacheLayout, ...]
-    topks: tuple[int, ...]
-
-    @classmethod
-    def of(cls, spec: Mapping[str, Any]) -> CacheFacts:
-        """The facts of `SPEC["spec"]`."""
-        main, extra = layouts_of(spec)
-        assert main is not None
-        topk, window = spec["attention"]["topk"], spec["attention"].get("window")
-        if extra is None:
-            return cls(Facts.of(spec), (main,), (topk + (window or 0),))
-        return cls(Facts.of(spec), (main, extra), (window or topk, topk))
 
 
 def _invalid_optional(known: CacheFacts) -> Iterator[Invalid]:
