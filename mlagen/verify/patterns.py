@@ -42,7 +42,7 @@ def _full(lists: IndexLists, named: torch.Tensor, generator: torch.Generator) ->
 
 
 def _random(lists: IndexLists, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """An eighth of the lanes is absent, in no order."""
+    """An eighth of the indices is absent, in no order."""
     indices = _full(lists, named, generator)
     indices[torch.rand(indices.shape, generator=generator) < 0.125] = -1
     return indices

@@ -1,4 +1,4 @@
-"""Patterns of the rows that a writer takes: i.e. every bit pattern, scales at their edges, and what is no number."""
+"""Patterns of the rows that a writer takes: every bit pattern, scales at their edges, and what is no number."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _random_bits(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Ge
 
 
 def _every_bit_pattern(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
-    lanes = side.layout.lanes
-    count = -(-(2**16) // lanes) * lanes
-    return torch.arange(count).to(torch.int16).view(-1, lanes).view(side.dtype)
+    columns = side.layout.lanes
+    count = -(-(2**16) // columns) * columns
+    return torch.arange(count).to(torch.int16).view(-1, columns).view(side.dtype)
 
 
 def _random_rows(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
@@ -37,7 +37,7 @@ def _random_rows(side: Side, tokens: int | None, generator: torch.Generator) -> 
 
 
 def _tiles(side: Side) -> tuple[int, int]:
-    """Lanes of the widest tile, and how many hold a row."""
+    """Columns of the widest tile, and how many hold a row."""
     scales = [one for field in side.layout.data if (one := side.layout.scales_of(field))]
     tile = max([one.tile for one in scales], default=64)
     return tile, -(-side.layout.lanes // tile)

@@ -27,7 +27,7 @@ class StatesCase(Case):
 
     Attributes:
         tokens, heads: sizes of the output.
-        lanes: lanes of a value; None: each that the package takes, the first for short.
+        d_v: columns of a value; None: each that the package takes, the first for short.
         lse: pattern of both parts' LSE, a key of LSE_PATTERNS.
         prefixes: prefill_tokens_with_context; None: not passed.
         short: the prefix holds no more tokens than that.
@@ -39,7 +39,7 @@ class StatesCase(Case):
 
     tokens: int
     heads: int
-    lanes: int
+    d_v: int
     lse: str = "normal"
     prefixes: int | None = None
     short: bool = False
@@ -56,7 +56,7 @@ class PartsCase(Case):
     """A call of merge_attn_parts.
 
     Attributes:
-        parts, tokens, heads, lanes: sizes of the outputs.
+        parts, tokens, heads, d_v: sizes of the outputs.
         lse: pattern of the LSE, a key of LSE_PATTERNS.
         lse_base: "e" or "2"; None: not passed.
         float32: the outputs are float32.
@@ -67,7 +67,7 @@ class PartsCase(Case):
     parts: int
     tokens: int
     heads: int
-    lanes: int
+    d_v: int
     lse: str = "mixed"
     lse_base: str | None = None
     float32: bool = False
@@ -76,17 +76,17 @@ class PartsCase(Case):
 
 
 def value_dims(spec: Mapping[str, Any]) -> list[int]:
-    """Lanes of the values that a package merges."""
+    """Columns of the values that a package merges."""
     heads = spec.get("multi_head")
     found = {heads["v_head_dim"] if heads else 0, spec["model"]["v_head_dim"]}
     return sorted(found - {0})
 
 
-def _states_cases(lanes: int, num_heads: int, big: bool) -> Iterator[StatesCase]:
-    base = StatesCase("", "", 21, 5, lanes)
+def _states_cases(d_v: int, num_heads: int, big: bool) -> Iterator[StatesCase]:
+    base = StatesCase("", "", 21, 5, d_v)
 
     def case(name: str, promise: str, **changes: Any) -> StatesCase:
-        return replace(base, name=f"merge {lanes}: {name}", promise=promise, **changes)
+        return replace(base, name=f"merge {d_v}: {name}", promise=promise, **changes)
 
     yield case("typical", "an ordinary call gives the reference's", heads=num_heads, tokens=5, every_target=True)
     for pattern, promise in LSE_PROMISES.items():
@@ -119,11 +119,11 @@ def _states_cases(lanes: int, num_heads: int, big: bool) -> Iterator[StatesCase]
         yield case("manners: graph", "a captured call replays on new inputs", check="graph", tokens=300)
 
 
-def _parts_cases(lanes: int, num_heads: int, big: bool) -> Iterator[PartsCase]:
-    base = PartsCase("", "", 3, 7, 5, lanes)
+def _parts_cases(d_v: int, num_heads: int, big: bool) -> Iterator[PartsCase]:
+    base = PartsCase("", "", 3, 7, 5, d_v)
 
     def case(name: str, promise: str, **changes: Any) -> PartsCase:
-        return replace(base, name=f"merge parts {lanes}: {name}", promise=promise, **changes)
+        return replace(base, name=f"merge parts {d_v}: {name}", promise=promise, **changes)
 
     yield case("typical", "an ordinary call gives the reference's", parts=5, heads=num_heads, every_target=True)
     for parts in (0, 1, 2, 4, 5, 8, 33):
@@ -150,9 +150,9 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package's merges; see mlagen.verify.families."""
     wrappers, heads, big = spec["wrappers"], spec["model"]["num_heads"], device == "cuda"
     found: list[Case] = []
-    for lanes in value_dims(spec):
+    for d_v in value_dims(spec):
         if STATES in wrappers:
-            found += _states_cases(lanes, heads, big)
+            found += _states_cases(d_v, heads, big)
         if PARTS in wrappers:
-            found += _parts_cases(lanes, heads, big)
+            found += _parts_cases(d_v, heads, big)
     return [*found, *refused(wrappers)]

@@ -43,7 +43,7 @@ def _call(run: MergeRun, **given: Any) -> Results:
 
 
 def _compare(run: MergeRun, results: Results) -> list[Figure]:
-    case, sizes = run.case, (run.case.tokens, run.case.heads, run.case.lanes)
+    case, sizes = run.case, (run.case.tokens, run.case.heads, run.case.d_v)
     out = "out" if isinstance(case, PartsCase) else "output"
     lse = (torch.float32, (case.heads, case.tokens))
     require_tensors(run, results, {out: (_dtype(run.subject), sizes), "output_lse": lse})
@@ -55,10 +55,10 @@ def _renew(run: MergeRun) -> Iterator[None]:
 
 
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
-    lanes = value_dims(subject.package.SPEC["spec"])[0]
+    d_v = value_dims(subject.package.SPEC["spec"])[0]
     if case.wrapper == STATES:
-        return _build(subject, StatesCase("", "", 4, 3, lanes), 0).arguments
-    values = torch.zeros(2, 4, 3, lanes, dtype=_dtype(subject), device=subject.device)
+        return _build(subject, StatesCase("", "", 4, 3, d_v), 0).arguments
+    values = torch.zeros(2, 4, 3, d_v, dtype=_dtype(subject), device=subject.device)
     lses = torch.zeros(2, 3, 4, device=subject.device)
     return {"outputs": values, "lses": lses, "out": values[0].clone(), "output_lse": lses[0].clone()}
 

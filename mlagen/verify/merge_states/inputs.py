@@ -53,9 +53,9 @@ def _lses(pattern: str, shape: tuple[int, ...], generator: torch.Generator) -> t
 def build_states(case: StatesCase, dtype: torch.dtype, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    tokens, heads, lanes = case.tokens, case.heads, case.lanes
+    tokens, heads, d_v = case.tokens, case.heads, case.d_v
     lses = _lses(case.lse, (2, heads, tokens), generator)
-    values = torch.randn(2, tokens, heads, lanes, generator=generator).to(dtype)
+    values = torch.randn(2, tokens, heads, d_v, generator=generator).to(dtype)
     if case.prefixes is not None:
         lses[0, :, case.prefixes :] = -math.inf
     values[lses.isinf().transpose(1, 2)] = NAN
@@ -73,7 +73,7 @@ def build_states(case: StatesCase, dtype: torch.dtype, device: str, seed: int) -
     arguments: dict[str, Any] = {name: one.view for name, one in placed.items()}
     given = {}
     if case.in_place is None:
-        nothing = torch.full((tokens, heads, lanes), NAN, dtype=dtype, device=device)
+        nothing = torch.full((tokens, heads, d_v), NAN, dtype=dtype, device=device)
         given["output"] = place(nothing, LAYOUTS[case.output], NAN)
     else:
         given["output"] = placed.pop(f"{case.in_place}_output")
@@ -88,7 +88,7 @@ def build_states(case: StatesCase, dtype: torch.dtype, device: str, seed: int) -
 def build_parts(case: PartsCase, dtype: torch.dtype, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    sizes = (case.parts, case.tokens, case.heads, case.lanes)
+    sizes = (case.parts, case.tokens, case.heads, case.d_v)
     lses = _lses(case.lse, (case.parts, case.heads, case.tokens), generator)
     values = torch.randn(sizes, generator=generator).to(torch.float32 if case.float32 else dtype)
     values[lses.isinf().transpose(1, 2)] = NAN

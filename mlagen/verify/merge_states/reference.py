@@ -18,11 +18,11 @@ def merge(outputs: torch.Tensor, lses: torch.Tensor) -> Merged:
     """The whole of parts, in plain torch and float64.
 
     Args:
-        outputs: [parts, tokens, heads, lanes], of which those of an empty part do not count.
+        outputs: [parts, tokens, heads, d_v], of which those of an empty part do not count.
         lses: [parts, heads, tokens], natural; +inf and -inf: an empty part.
 
     Returns:
-        out [tokens, heads, lanes]; lse [heads, tokens]; and the sum of absolute terms behind each element of out.
+        out [tokens, heads, d_v]; lse [heads, tokens]; and the sum of absolute terms behind each element of out.
     """
     empty = lses.isinf()
     logits = lses.double().masked_fill(empty, -math.inf)

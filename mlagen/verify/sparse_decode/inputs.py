@@ -218,8 +218,8 @@ def attend(inputs: Inputs, facts: Facts) -> Attention:
         indices = one.indices.long().flatten(0, 1)  # [tokens, topk]
         valid = (indices >= 0) & (indices < one.slots)
         if one.length is not None:
-            lanes = torch.arange(indices.shape[1], device=indices.device)
-            valid &= lanes < one.length.long().repeat_interleave(s_q)[:, None]
+            entries = torch.arange(indices.shape[1], device=indices.device)
+            valid &= entries < one.length.long().repeat_interleave(s_q)[:, None]
         slots, row = torch.unique(indices[valid], return_inverse=True)
         found = torch.full_like(indices, -1)
         found[valid] = row + first
