@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,12 +12,14 @@ from mlagen.layout.codec import planes_of, read
 from mlagen.verify import family
 from mlagen.verify.cache.cases import GatherCase
 from mlagen.verify.cache.pages import TENSOR_SCALE, CacheMemory, alias, random_pages, scale_argument
-from mlagen.verify.cache.sides import REQUESTS, Side
+from mlagen.verify.cache.sides import CACHE_ARGUMENT, REQUESTS, Side
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.memory import GARBAGE, LAYOUTS, Placed, bits, place, place_vector
 from mlagen.verify.patterns import INT32
 
 UNWRITTEN = 77.0  # what an output holds
+
+Index = tuple[int, ...]  # of a row of the output
 
 
 @dataclass
@@ -29,7 +31,6 @@ class GatherInputs(family.Inputs):
         case: what it is of.
         arguments: by name.
         memory: the cache.
-        table: the block table i64 [requests, columns] on the CPU.
         out: the output's buffer, and what it held before.
         rows: (index in the output, slot) of each row that is to be written.
     """
@@ -38,23 +39,14 @@ class GatherInputs(family.Inputs):
     case: GatherCase
     arguments: dict[str, Any]
     memory: CacheMemory
-    table: torch.Tensor
     out: Placed
-    rows: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
+    rows: list[tuple[Index, int]]
 
     @property
     def before(self) -> torch.Tensor:
         """What the buffer of the output held."""
         assert self.out.before is not None
         return self.out.before
-
-    def expect(self, index: tuple[int, ...], request: int, position: int) -> None:
-        """Has a request's token at the index of the output, if its page is one of the cache."""
-        size = self.case.pages.block_size
-        if 0 <= position < self.table.shape[1] * size:
-            page = int(self.table[request, position // size])
-            if 0 <= page < self.memory.pages:
-                self.rows.append((index, page * size + position % size))
 
     def compare(self) -> None:
         """Raises CaseFailedError unless the output, and what is around it, is what the reference makes of it."""
@@ -139,26 +131,36 @@ def _output(case: GatherCase, side: Side, shape: tuple[int, ...], device: str) -
     )
 
 
-def _by_request(inputs: GatherInputs, spans: list[tuple[int, int]], requests: int, device: str) -> None:
-    case, side, lens = inputs.case, inputs.side, _lens(inputs.case, spans)
+class Output(NamedTuple):
+    """A gather's output, the arguments that say what goes there, and (index, request, position) of each such token."""
+
+    out: Placed
+    arguments: dict[str, Any]
+    tokens: list[tuple[Index, int, int]]
+
+
+def _by_request(case: GatherCase, side: Side, spans: list[tuple[int, int]], requests: int, device: str) -> Output:
+    lens = _lens(case, spans)
     ends = [first + count for first, count in spans]
     room = case.offset + max(*lens, 0) + case.spare
-    inputs.out = _output(case, side, (requests, room), device)
-    for request, (end, length) in enumerate(zip(ends, lens, strict=True)):
-        for number in range(min(length, room - case.offset)):
-            inputs.expect((request, case.offset + number), request, end - length + number)
-    inputs.arguments |= {
-        "out": inputs.out.view,
-        "k_cache": inputs.memory.tensor,
+    out = _output(case, side, (requests, room), device)
+    tokens: list[tuple[Index, int, int]] = [
+        ((request, case.offset + number), request, end - length + number)
+        for request, (end, length) in enumerate(zip(ends, lens, strict=True))
+        for number in range(min(length, room - case.offset))
+    ]
+    arguments = {
+        "out": out.view,
         "seq_lens": _i32(ends, device),
         "gather_lens": None if case.lens == "none" else _i32(lens, device),
         "block_size": case.pages.block_size,
         "offset": case.offset,
     }
+    return Output(out, arguments, tokens)
 
 
-def _by_token(inputs: GatherInputs, spans: list[tuple[int, int]], device: str) -> None:
-    case, side, lens = inputs.case, inputs.side, _lens(inputs.case, spans)
+def _by_token(case: GatherCase, side: Side, spans: list[tuple[int, int]], device: str) -> Output:
+    lens = _lens(case, spans)
     bounds = [sum(lens[:number]) for number in range(len(lens) + 1)]
     token_to_seq = [number for number, length in enumerate(lens) for _ in range(length)]
     num_tokens = len(token_to_seq)
@@ -170,20 +172,33 @@ def _by_token(inputs: GatherInputs, spans: list[tuple[int, int]], device: str) -
             token_to_seq[3 * number] = (one - 64, one + 64, -1, len(lens), INT32.max, INT32.min)[number % 6]
     elif case.odd == "fewer tokens":
         num_tokens -= 3
-    inputs.out = _output(case, side, (len(token_to_seq) + max(0, case.spare),), device)
-    for token, request in enumerate(token_to_seq[:num_tokens]):
-        if 0 <= request < len(lens) and token < bounds[request + 1]:
-            inputs.expect((token,), request, token - bounds[request] + spans[request][0])
+    out = _output(case, side, (len(token_to_seq) + max(0, case.spare),), device)
+    tokens: list[tuple[Index, int, int]] = [
+        ((token,), request, token - bounds[request] + spans[request][0])
+        for token, request in enumerate(token_to_seq[:num_tokens])
+        if 0 <= request < len(lens) and token < bounds[request + 1]
+    ]
     starts = [first for first, _ in spans]
-    inputs.arguments |= {
-        "src_cache": inputs.memory.tensor,
-        "dst": inputs.out.view,
+    arguments = {
+        "dst": out.view,
         "cu_seq_lens": _i32(bounds, device, GARBAGE),
         "token_to_seq": _i32(token_to_seq, device),
         "num_tokens": num_tokens,
         "kv_cache_dtype": alias(side.layout),
         "seq_starts": None if case.starts == "none" else _i32(starts, device, bounds[-1]),
     }
+    return Output(out, arguments, tokens)
+
+
+def _slots(
+    tokens: list[tuple[Index, int, int]], table: torch.Tensor, memory: CacheMemory, size: int
+) -> Iterator[tuple[Index, int]]:
+    """(index, slot) of the tokens whose pages are in the block table and in the cache."""
+    for index, request, position in tokens:
+        if 0 <= position < table.shape[1] * size:
+            page = int(table[request, position // size])
+            if 0 <= page < memory.pages:
+                yield index, page * size + position % size
 
 
 def build_gather(case: GatherCase, side: Side, device: str, seed: int) -> GatherInputs:
@@ -207,10 +222,15 @@ def build_gather(case: GatherCase, side: Side, device: str, seed: int) -> Gather
     placed = {"block_table": place(torch.cat([table, spare]).int().to(device), LAYOUTS[case.memory], around)}
     if not case.pages.far:
         placed["cache"] = Placed(memory.tensor, memory.buffer, memory.buffer.clone())
-    arguments: dict[str, Any] = {"block_table": placed["block_table"].view, **scale_argument(side, device)}
-    inputs = GatherInputs(side, case, arguments, memory, table, placed["block_table"], placed=placed)
     if case.wrapper == REQUESTS:
-        _by_request(inputs, spans, requests, device)
+        output = _by_request(case, side, spans, requests, device)
     else:
-        _by_token(inputs, spans, device)
-    return inputs
+        output = _by_token(case, side, spans, device)
+    arguments = {
+        CACHE_ARGUMENT[case.wrapper]: memory.tensor,
+        "block_table": placed["block_table"].view,
+        **scale_argument(side, device),
+        **output.arguments,
+    }
+    rows = list(_slots(output.tokens, table, memory, size))
+    return GatherInputs(side, case, arguments, memory, output.out, rows, placed=placed)

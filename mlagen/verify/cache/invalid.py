@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from mlagen.verify import invalid
-from mlagen.verify.cache.sides import CONCAT, INSERT, NAME, REQUESTS, SHORT, TOKENS, Side
+from mlagen.verify.cache.sides import CACHE_ARGUMENT, CONCAT, INSERT, NAME, REQUESTS, SHORT, TOKENS, Side
 from mlagen.verify.invalid import Invalid, RefusedCase
-
-CACHE_ARGUMENT = {CONCAT: "kv_cache", INSERT: "k_cache", REQUESTS: "k_cache", TOKENS: "src_cache"}
 
 
 def _restrided(page: int | None, row: int, closer: int = 0) -> Callable[[torch.Tensor], torch.Tensor]:

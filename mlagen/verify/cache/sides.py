@@ -16,6 +16,7 @@ CONCAT, INSERT = "concat_and_cache_mla", "quantize_and_insert_k_cache"
 REQUESTS, TOKENS = "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache"
 SHORT = {CONCAT: "concat", INSERT: "insert", REQUESTS: "requests", TOKENS: "tokens"}
 MAIN, EXTRA = "", "extra_cache"  # modules of the package whose wrappers are meant; the package itself
+CACHE_ARGUMENT = {CONCAT: "kv_cache", INSERT: "k_cache", REQUESTS: "k_cache", TOKENS: "src_cache"}
 WRITERS, GATHERS = (CONCAT, INSERT), (REQUESTS, TOKENS)
 
 

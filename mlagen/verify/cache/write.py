@@ -12,7 +12,7 @@ from mlagen.layout.codec import planes_of, read, write
 from mlagen.verify import family
 from mlagen.verify.cache.cases import WriteCase
 from mlagen.verify.cache.pages import TENSOR_SCALE, CacheMemory, alias, random_pages, scale_argument
-from mlagen.verify.cache.sides import INSERT, Side
+from mlagen.verify.cache.sides import CACHE_ARGUMENT, INSERT, Side
 from mlagen.verify.cache.values import VALUES
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.memory import LAYOUTS, Placed, bits, place, unplaced
@@ -135,12 +135,11 @@ def build_write(case: WriteCase, side: Side, device: str, seed: int) -> WriteInp
     memory = random_pages(side, case.pages, max(3, -(-2 * tokens // size)), device, generator)
     slots = _slots(case, tokens, memory.pages * size, generator).to(device)
     arguments, placed = _sources(case, side, values, device)
-    arguments |= {"slot_mapping": slots, **scale_argument(side, device)}
+    arguments |= {"slot_mapping": slots, **scale_argument(side, device), CACHE_ARGUMENT[case.wrapper]: memory.tensor}
     if case.wrapper == INSERT:
-        arguments |= {"k_cache": memory.tensor, "block_size": size}
+        arguments["block_size"] = size
     else:
-        kind = alias(side.layout) if case.values == "random" else side.layout.name
-        arguments |= {"kv_cache": memory.tensor, "kv_cache_dtype": kind}
+        arguments["kv_cache_dtype"] = alias(side.layout) if case.values == "random" else side.layout.name
     before = memory.buffer[:0] if case.pages.far else memory.buffer.cpu().clone()
     return WriteInputs(
         side, case, arguments, memory, before, values, placed={**placed, "slot_mapping": unplaced(slots)}
