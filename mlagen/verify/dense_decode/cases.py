@@ -274,56 +274,37 @@ def _shares(suite: _Suite) -> Iterator[DenseDecodeCase]:
     heads = suite.split_heads
     lengths = (300, 7, 0, 130, 64, 500) if not suite.big else (9000, 7, 0, 130, 64, 33_000)
     # Small tiles, which a CPU's cases have, put 16 programs on a multiprocessor: so many requests make them share.
-    for multiprocessors, times in ((1, 1 if suite.big else 6), (4, 1), (7, 1), (20, 1), (1000, 1)):
+    promise = "wherever the batch is cut"
+    for count, times in ((1, 1 if suite.big else 6), (4, 1), (7, 1), (20, 1), (1000, 1)):
+        options: dict[str, Any] = {"check": "shares", "multiprocessors": count, "every_target": count == 7}
         yield from suite.case(
-            f"shares: {multiprocessors} multiprocessors",
-            "wherever the batch is cut",
-            check="shares",
-            lengths=lengths * times,
-            heads=heads,
-            multiprocessors=multiprocessors,
-            every_target=multiprocessors == 7,
+            f"shares: {count} multiprocessors", promise, lengths=lengths * times, heads=heads, **options
         )
     scale = 30 if suite.big else 1
     alike = tuple(keys * scale for keys in (130, 125, 0, 128, 120, 131, 97))
-    for multiprocessors in (1, 2, 7):
-        yield from suite.case(
-            f"shares: alike, {multiprocessors} multiprocessors",
-            "requests of about one length go to programs whole",
-            check="blocks",
-            lengths=alike,
-            heads=heads,
-            multiprocessors=multiprocessors,
-        )
+    promise = "requests of about one length go to programs whole"
+    for count in (1, 2, 7):
+        name = f"shares: alike, {count} multiprocessors"
+        yield from suite.case(name, promise, check="blocks", lengths=alike, heads=heads, multiprocessors=count)
     promise = "rows that see no key weigh nothing in a merge"
     yield from suite.case(
         "shares: causal", promise, s_q=4, causal=True, lengths=(129, 2, 65), heads=heads, multiprocessors=100
     )
+
+
+def _batch_invariant(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    invariant: dict[str, Any] = {"heads": suite.split_heads, "batch_invariant": True}
+    kept = {**invariant, "check": "invariance"}
     wide = (1100, 30, 2049) if not suite.big else (5000, 30, 2049, 1024, 1025, 0)
     promise = "batch-invariant mode gives the reference's result"
-    yield from suite.case(
-        "batch invariant: result", promise, lengths=wide, heads=heads, batch_invariant=True, check="shares"
-    )
-    yield from suite.both(
-        "batch invariant: rows keep their bits",
-        "a row's bits are the same alone, in a larger batch, in another order and in a request of several tokens",
-        check="invariance",
-        lengths=wide[:2] if not suite.big else wide,
-        heads=heads,
-        batch_invariant=True,
-    )
-    yield from suite.case(
-        "batch invariant: one program", "a call of one split", lengths=(70,), heads=heads, batch_invariant=True
-    )
-    yield from suite.case(
-        "batch invariant: tokens of a request keep their bits",
-        "a row's bits are the same alone and beside further tokens, whose keys may begin another split",
-        check="invariance",
-        lengths=(1025, 513, 30),
-        s_q=3,
-        heads=heads,
-        batch_invariant=True,
-    )
+    yield from suite.case("batch invariant: result", promise, lengths=wide, check="shares", **invariant)
+    promise = "a row's bits are the same alone, in a larger batch, in another order and in a request of several tokens"
+    lengths = wide if suite.big else wide[:2]
+    yield from suite.both("batch invariant: rows keep their bits", promise, lengths=lengths, **kept)
+    yield from suite.case("batch invariant: one program", "a call of one split", lengths=(70,), **invariant)
+    promise = "a row's bits are the same alone and beside further tokens, whose keys may begin another split"
+    name = "batch invariant: tokens of a request keep their bits"
+    yield from suite.case(name, promise, lengths=(1025, 513, 30), s_q=3, **kept)
 
 
 def _contract(suite: _Suite) -> Iterator[DenseDecodeCase]:
@@ -353,6 +334,6 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     known = DenseDecodeFacts.of(spec)
     suite = _Suite(known, device)
     found: list[Case] = []
-    for part in (_typical, _lengths, _windows, _caches, _numbers, _layouts, _shares, _contract):
+    for part in (_typical, _lengths, _windows, _caches, _numbers, _layouts, _shares, _batch_invariant, _contract):
         found += part(suite)
     return [*found, *refused(known)]

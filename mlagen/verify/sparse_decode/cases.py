@@ -335,73 +335,47 @@ def _layouts(suite: _Suite) -> Iterator[SparseDecodeCase]:
 
 
 def _splits(suite: _Suite) -> Iterator[SparseDecodeCase]:
-    heads = suite.split_heads
     many = {"topk": 304, "rows": 999}
-    for multiprocessors in (4, 7, 20, 1000):
-        yield from suite.case(
-            f"splits: {multiprocessors} multiprocessors",
-            "wherever a list or the space between the lists is cut",
-            requests=2,
-            heads=heads,
-            main=many,
-            multiprocessors=multiprocessors,
-            every_target=multiprocessors == 7,
-        )
-    mixed = {**many, "length": "mixed"}
+    two: dict[str, Any] = {"requests": 2, "heads": suite.split_heads}
+    promise = "wherever a list or the space between the lists is cut"
+    for count in (4, 7, 20, 1000):
+        name = f"splits: {count} multiprocessors"
+        yield from suite.case(name, promise, main=many, multiprocessors=count, every_target=count == 7, **two)
     yield from suite.case(
         "splits: with lengths and sink",
         "what a split begins with does not wrap a length round",
         requests=7,
         heads=3,
-        main=mixed,
+        main={**many, "length": "mixed"},
         extra={"length": "mixed"} if suite.has_extra else None,
         sink=None if suite.facts.sink == "none" else "mixed",
         multiprocessors=10_000,
     )
+    two["multiprocessors"] = 1000
     promise = "a length of INT32_MIN is an empty list in every split"
-    yield from suite.each_list(
-        "splits: negative lengths", promise, {**many, "length": "negative"}, requests=2, heads=3, multiprocessors=1000
-    )
+    negative = {**many, "length": "negative"}
+    yield from suite.each_list("splits: negative lengths", promise, negative, **{**two, "heads": 3})
+    promise = "splits without a valid index weigh nothing"
     for pattern in ("late", "none"):
-        yield from suite.case(
-            f"splits: indices {pattern}",
-            "splits without a valid index weigh nothing",
-            requests=2,
-            heads=heads,
-            main={**many, "indices": pattern},
-            multiprocessors=1000,
-        )
+        yield from suite.case(f"splits: indices {pattern}", promise, main={**many, "indices": pattern}, **two)
     promise = "splits of the first list alone"
-    yield from suite.case(
-        "splits: no second cache", promise, requests=2, heads=heads, main=many, absent=True, multiprocessors=1000
-    )
+    yield from suite.case("splits: no second cache", promise, main=many, absent=True, **two)
 
 
 def _batch_invariant(suite: _Suite) -> Iterator[SparseDecodeCase]:
-    heads, wide = suite.split_heads, {"topk": 608, "rows": 999}
+    wide = {"topk": 608, "rows": 999}
+    invariant: dict[str, Any] = {"heads": suite.split_heads, "batch_invariant": True}
     promise = "batch-invariant mode gives the reference's result"
-    yield from suite.case("batch invariant: result", promise, requests=2, heads=heads, main=wide, batch_invariant=True)
-    yield from suite.case(
-        "batch invariant: rows of few indices keep their bits",
-        "a row's bits are the same in a call of one split and in wider ones",
-        check="invariance",
-        requests=3,
-        heads=heads,
-        main={"topk": 160, "rows": 999},
-        batch_invariant=True,
-    )
-    for length in (None, "random"):
-        lists = {"length": length} if length else {}
-        yield from suite.case(
-            "batch invariant: rows keep their bits" + (", with lengths" if length else ""),
-            "a row's bits are the same alone, in a larger batch, in another order and in a request of several tokens",
-            check="invariance",
-            requests=4,
-            heads=heads,
-            main={**wide, **lists},
-            extra=lists if suite.has_extra else None,
-            batch_invariant=True,
-        )
+    yield from suite.case("batch invariant: result", promise, requests=2, main=wide, **invariant)
+    invariant["check"] = "invariance"
+    promise = "a row's bits are the same in a call of one split and in wider ones"
+    name = "batch invariant: rows of few indices keep their bits"
+    yield from suite.case(name, promise, requests=3, main={"topk": 160, "rows": 999}, **invariant)
+    promise = "a row's bits are the same alone, in a larger batch, in another order and in a request of several tokens"
+    for lists, suffix in (({}, ""), ({"length": "random"}, ", with lengths")):
+        name = f"batch invariant: rows keep their bits{suffix}"
+        extra = lists if suite.has_extra else None
+        yield from suite.case(name, promise, requests=4, main={**wide, **lists}, extra=extra, **invariant)
 
 
 def _contract(suite: _Suite) -> Iterator[SparseDecodeCase]:

@@ -250,26 +250,15 @@ def _layouts(suite: _Suite) -> Iterator[SparseFwdCase]:
     yield from suite.sparse(
         "layout: out odd, split", "the merge too takes any strides", heads=heads, out="odd", splits=3
     )
+    few: dict[str, Any] = {"heads": 5, "topk": 48}
+    rows = min(INT32_ELEMENTS // suite.facts.d_qk + 50_000, INT32_ELEMENTS - 1)
+    promise = "KV row offsets are 64 bits wide"
     yield from suite.sparse(
-        "offsets: kv past 2^31 elements",
-        "KV row offsets are 64 bits wide",
-        tokens=2,
-        heads=5,
-        topk=48,
-        rows=min(INT32_ELEMENTS // suite.facts.d_qk + 50_000, INT32_ELEMENTS - 1),
-        kv="far",
-        indices="far",
+        "offsets: kv past 2^31 elements", promise, tokens=2, rows=rows, kv="far", indices="far", **few
     )
-    yield from suite.sparse(
-        "offsets: tokens past 2^31 elements",
-        "offsets of q, indices and out by token are 64 bits wide",
-        tokens=3,
-        heads=5,
-        topk=48,
-        q="far",
-        out="far",
-        index_layout="far",
-    )
+    promise = "offsets of q, indices and out by token are 64 bits wide"
+    far: dict[str, Any] = {"q": "far", "out": "far", "index_layout": "far"}
+    yield from suite.sparse("offsets: tokens past 2^31 elements", promise, tokens=3, **far, **few)
 
 
 def _splits(suite: _Suite) -> Iterator[SparseFwdCase]:
@@ -282,40 +271,19 @@ def _splits(suite: _Suite) -> Iterator[SparseFwdCase]:
     yield from suite.sparse(
         "splits: more than there are blocks", promise, tokens=2, heads=suite.split_heads, topk=2192, splits=1000
     )
-    yield from suite.sparse(
-        "splits: chosen",
-        "few tokens on a large device",
-        each_wrapper=True,
-        heads=suite.split_heads,
-        tokens=2,
-        topk=1008,
-        multiprocessors=10_000,
-    )
+    chosen: dict[str, Any] = {"each_wrapper": True, "tokens": 2, "topk": 1008, "multiprocessors": 10_000}
+    yield from suite.sparse("splits: chosen", "few tokens on a large device", heads=suite.split_heads, **chosen)
+    invariant: dict[str, Any] = {"heads": suite.split_heads, "batch_invariant": True}
     promise = "batch-invariant mode gives the reference's result"
-    yield from suite.sparse(
-        "batch invariant: result", promise, each_wrapper=True, heads=suite.split_heads, topk=1104, batch_invariant=True
-    )
-    yield from suite.sparse(
-        "batch invariant: rows of few indices keep their bits",
-        "a row's bits are the same in a call of one split and in wider ones",
-        check="invariance",
-        tokens=3,
-        heads=suite.split_heads,
-        topk=160,
-        batch_invariant=True,
-    )
-    for wrapper_length in (None, "random"):
-        name = "rows keep their bits" + (", with lengths" if wrapper_length else "")
-        yield from suite.sparse(
-            f"batch invariant: {name}",
-            "a row's bits are the same alone, in a larger batch, in another order and beside other rows",
-            check="invariance",
-            tokens=4,
-            heads=suite.split_heads,
-            topk=608,
-            length=wrapper_length,
-            batch_invariant=True,
-        )
+    yield from suite.sparse("batch invariant: result", promise, each_wrapper=True, topk=1104, **invariant)
+    invariant["check"] = "invariance"
+    promise = "a row's bits are the same in a call of one split and in wider ones"
+    name = "batch invariant: rows of few indices keep their bits"
+    yield from suite.sparse(name, promise, tokens=3, topk=160, **invariant)
+    promise = "a row's bits are the same alone, in a larger batch, in another order and beside other rows"
+    for length, suffix in ((None, ""), ("random", ", with lengths")):
+        name = f"batch invariant: rows keep their bits{suffix}"
+        yield from suite.sparse(name, promise, tokens=4, topk=608, length=length, **invariant)
 
 
 def _neighbours(suite: _Suite) -> Iterator[SparseFwdCase]:
