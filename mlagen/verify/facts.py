@@ -15,9 +15,9 @@ class Facts:
 
     Attributes:
         num_heads: query heads of the model.
-        d_c: latent lanes of a KV row.
-        d_rope: RoPE lanes of a KV row.
-        d_v: leading lanes that are V.
+        d_c: latent columns of a KV row.
+        d_rope: RoPE columns of a KV row.
+        d_v: leading columns that are V.
         dtype: torch's name of the dtype, "bfloat16" or "float16".
         kind: "sparse" or "dense" attention; None: no wrapper of attention.
         topk: indices a token; 0 where attention is not sparse.
@@ -48,7 +48,7 @@ class Facts:
 
     @property
     def d_qk(self) -> int:
-        """Lanes of a KV row."""
+        """Columns of a KV row."""
         return self.d_c + self.d_rope
 
     @classmethod

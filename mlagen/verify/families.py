@@ -1,18 +1,23 @@
-"""The families of cases, each with the code that runs them."""
+"""The families, their cases and the code that runs one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from mlagen.verify import cache, checks, dense_decode, dense_fwd, indices, merge_states, sparse_decode
-from mlagen.verify import cases as attention
-from mlagen.verify.cases import Case
-from mlagen.verify.checks import Subject
+from mlagen.verify.cache.family import CACHE
+from mlagen.verify.case import Case
+from mlagen.verify.dense_decode.family import DENSE_DECODE
+from mlagen.verify.dense_fwd.family import DENSE_FWD
+from mlagen.verify.family import Family
+from mlagen.verify.indices.family import INDICES
+from mlagen.verify.merge_states.family import MERGE_STATES
 from mlagen.verify.results import Figure
+from mlagen.verify.sparse_decode.family import SPARSE_DECODE
+from mlagen.verify.sparse_fwd.family import SPARSE_FWD
+from mlagen.verify.subject import Subject
 
-# A family has cases(spec, device) -> list of its own kinds of Case, KINDS, and run(subject, case) -> figures.
-FAMILIES: tuple[Any, ...] = (cache, dense_decode, indices, sparse_decode, merge_states, dense_fwd)
+FAMILIES: tuple[Family, ...] = (SPARSE_FWD, CACHE, DENSE_DECODE, INDICES, SPARSE_DECODE, MERGE_STATES, DENSE_FWD)
 
 
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
@@ -22,7 +27,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         spec: `SPEC["spec"]` of the package. A case about something that it lacks is left out.
         device: "cpu" gives sizes that the interpreter bears, "cuda" the model's own.
     """
-    return [*attention.cases(spec, device), *(case for family in FAMILIES for case in family.cases(spec, device))]
+    return [case for family in FAMILIES for case in family.cases(spec, device)]
 
 
 def run(subject: Subject, case: Case) -> list[Figure]:
@@ -32,8 +37,5 @@ def run(subject: Subject, case: Case) -> list[Figure]:
         CaseFailedError: the case does not hold; other exceptions of the package pass through.
         CaseSkippedError: the case cannot run here.
     """
-    for family in FAMILIES:
-        if isinstance(case, family.KINDS):
-            figures: list[Figure] = family.run(subject, case)
-            return figures
-    return checks.run(subject, case)
+    (family,) = [family for family in FAMILIES if family.has(case)]
+    return family.run(subject, case)

@@ -1,6 +1,6 @@
 """Mends Triton's interpreter, whose narrow floats are wrong in every release from 3.4 to 3.9.
 
-Unmended, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
+Unfixed, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
 hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, `tl.fma` rounds twice,
 `tl.maximum` of NaN and a number is NaN, arguments annotated `tl.int64` stay int32, `tl.multiple_of` is believed, and
 under numpy 2.4 no tensor is a loop bound in Triton 3.6.
@@ -30,7 +30,7 @@ _TORCH_DTYPES = {
 _TORCH_BITS = {1: torch.uint8, 2: torch.int16}
 _NUMPY_BITS = {1: np.uint8, 2: np.uint16}
 _CASTS = ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc")
-_MENDED = "_mlagen_mended"
+_MENDED = "_mlagen_fixed"
 _called: set[Any] = set()  # device functions that this launch has called
 
 
@@ -39,29 +39,29 @@ def install() -> None:
     if getattr(InterpreterBuilder, _MENDED, False):
         return
     for name in _CASTS:
-        _wrap(InterpreterBuilder, f"create_{name}", _mended_cast)
-    _wrap(InterpreterBuilder, "create_fp_to_fp", _mended_fp_to_fp)
-    _wrap(InterpreterBuilder, "create_dot", _mended_dot)
-    _wrap(InterpreterBuilder, "create_fma", _mended_fma)
+        _wrap(InterpreterBuilder, f"create_{name}", _fixed_cast)
+    _wrap(InterpreterBuilder, "create_fp_to_fp", _fixed_fp_to_fp)
+    _wrap(InterpreterBuilder, "create_dot", _fixed_dot)
+    _wrap(InterpreterBuilder, "create_fma", _fixed_fma)
     for name, ufunc in (("maxnumf", np.fmax), ("minnumf", np.fmin)):
-        _wrap(InterpreterBuilder, f"create_{name}", functools.partial(_mended_extremum, ufunc))
-    _wrap(interpreter.ReduceOps, "min_max", _mended_min_max)
+        _wrap(InterpreterBuilder, f"create_{name}", functools.partial(_fixed_extremum, ufunc))
+    _wrap(interpreter.ReduceOps, "min_max", _fixed_min_max)
     warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)  # its maximum is NaN on a GPU too
     for name in ("binary_op", "unary_op", "create_fma", "create_clampf"):
         _wrap(InterpreterBuilder, name, _refuses_narrow)
-    _wrap(InterpretedFunction, "run", _mended_run)
-    _wrap(InterpretedFunction, "__call__", _mended_call)
-    _wrap(interpreter, "_patch_lang_tensor", _mended_lang_tensor)
-    _wrap(interpreter, "_patch_lang_core", _mended_lang_core)
+    _wrap(InterpretedFunction, "run", _fixed_run)
+    _wrap(InterpretedFunction, "__call__", _fixed_call)
+    _wrap(interpreter, "_patch_lang_tensor", _fixed_lang_tensor)
+    _wrap(interpreter, "_patch_lang_core", _fixed_lang_core)
     setattr(InterpreterBuilder, _MENDED, True)
 
 
-def _wrap(owner: Any, name: str, mended: Callable[..., Any]) -> None:
-    """Replaces `owner.name` by `mended`, which gets the original as its first argument."""
+def _wrap(owner: Any, name: str, fixed: Callable[..., Any]) -> None:
+    """Replaces `owner.name` by `fixed`, which gets the original as its first argument."""
     original = getattr(owner, name)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        return mended(original, *args, **kwargs)
+        return fixed(original, *args, **kwargs)
 
     setattr(owner, name, wrapper)
 
@@ -104,21 +104,21 @@ def _convert(src: TensorHandle, dst: tl.dtype, toward_zero: bool = False) -> Ten
     return TensorHandle(data.astype(interpreter._get_np_dtype(dst)), dst)
 
 
-def _mended_cast(original: Any, self: Any, src: TensorHandle, dst_type: Any) -> Any:
+def _fixed_cast(original: Any, self: Any, src: TensorHandle, dst_type: Any) -> Any:
     dst = dst_type.scalar
     if src.dtype.scalar in _TORCH_DTYPES or dst in _TORCH_DTYPES:
         return _convert(src, dst)
     return original(self, src, dst_type)
 
 
-def _mended_fp_to_fp(original: Any, self: Any, src: TensorHandle, dst_type: Any, rounding_mode: Any) -> Any:
+def _fixed_fp_to_fp(original: Any, self: Any, src: TensorHandle, dst_type: Any, rounding_mode: Any) -> Any:
     known = {tl.float16, tl.float32, tl.float64, *_TORCH_DTYPES}
     if src.dtype.scalar in known and dst_type.scalar in known:
         return _convert(src, dst_type.scalar, rounding_mode == interpreter._ir.ROUNDING_MODE.RTZ)
     return original(self, src, dst_type, rounding_mode)
 
 
-def _mended_dot(original: Any, self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *rest: Any) -> Any:
+def _fixed_dot(original: Any, self: Any, a: TensorHandle, b: TensorHandle, d: TensorHandle, *rest: Any) -> Any:
     if d.dtype.scalar != tl.float32:
         return original(self, a, b, d, *rest)
 
@@ -130,7 +130,7 @@ def _mended_dot(original: Any, self: Any, a: TensorHandle, b: TensorHandle, d: T
     return TensorHandle((wide(a) @ wide(b) + d.data).astype(np.float32), tl.float32)
 
 
-def _mended_fma(original: Any, self: Any, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> Any:
+def _fixed_fma(original: Any, self: Any, x: TensorHandle, y: TensorHandle, z: TensorHandle) -> Any:
     # fp64 holds the product of two fp32 numbers, and their remainders of a division, without rounding.
     if x.dtype.scalar != tl.float32:
         return original(self, x, y, z)
@@ -145,11 +145,11 @@ def _quiet(handle: TensorHandle) -> TensorHandle:
     return TensorHandle(np.where(np.isnan(handle.data), handle.data.dtype.type(np.nan), handle.data), handle.dtype)
 
 
-def _mended_extremum(ufunc: Any, original: Any, self: Any, x: TensorHandle, y: TensorHandle) -> Any:
+def _fixed_extremum(ufunc: Any, original: Any, self: Any, x: TensorHandle, y: TensorHandle) -> Any:
     return self.binary_op(_quiet(x), _quiet(y), ufunc)
 
 
-def _mended_min_max(original: Any, self: Any, input: Any, *rest: Any, **kwargs: Any) -> Any:  # noqa: A002
+def _fixed_min_max(original: Any, self: Any, input: Any, *rest: Any, **kwargs: Any) -> Any:  # noqa: A002
     values = input[0] if isinstance(input, tuple) else input
     return original(self, tl.tensor(_quiet(values.handle), values.type), *rest, **kwargs)
 
@@ -163,7 +163,7 @@ def _refuses_narrow(original: Any, self: Any, *args: Any) -> Any:
     return original(self, *args)
 
 
-def _mended_run(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _fixed_run(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     annotations = {name: _normalize_ty(ty) for name, ty in self.fn.__annotations__.items()}
 
     def typed(name: str, value: Any) -> Any:
@@ -177,7 +177,7 @@ def _mended_run(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     return original(self, *args, **kwargs)
 
 
-def _mended_call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+def _fixed_call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     # The first call of a launch patches triton.language for the function; each further one would search it anew, which
     # is most of a launch's time.
     if self not in _called:
@@ -186,13 +186,13 @@ def _mended_call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     return self.rewrite()(*args, **kwargs)
 
 
-def _mended_lang_tensor(original: Any, tensor: Any, scope: Any) -> None:
+def _fixed_lang_tensor(original: Any, tensor: Any, scope: Any) -> None:
     original(tensor, scope)
     # numpy 2.4 turns no array into an int, not even one of a single element.
     scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
 
-def _mended_lang_core(original: Any, lang: Any, scope: Any) -> None:
+def _fixed_lang_core(original: Any, lang: Any, scope: Any) -> None:
     original(lang, scope)
     believed = lang.multiple_of
 

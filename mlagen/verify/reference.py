@@ -28,7 +28,7 @@ class Attention(NamedTuple):
 
 
 def valid_indices(indices: torch.Tensor, length: int | None, rows: int) -> torch.Tensor:
-    """The indices int64[n] of one token, int[topk], that name one of `rows` rows among its first `length` lanes."""
+    """The indices int64[n] of one token, int[topk], that name one of `rows` rows among its first `length` entries."""
     if length is not None:
         indices = indices[: max(length, 0)]
     indices = indices.long()
@@ -54,9 +54,9 @@ def sparse_attention(
             names are never read.
         indices: i32 [tokens, topk]; a value outside [0, pages * page_size) counts as absent.
         sm_scale: factor of q.k.
-        d_v: leading lanes of a KV row that are V.
+        d_v: leading columns of a KV row that are V.
         attn_sink: f32 [heads], natural logits in the denominator of `out` alone; None: no sink.
-        topk_length: i32 [tokens], count of leading lanes that count; None: all.
+        topk_length: i32 [tokens], how many leading indices count; None: all.
         lse_base: "e" or "2", of `lse` and `max_logits`.
         empty_row_lse: "+inf" or "-inf".
     """
@@ -93,9 +93,9 @@ def sparse_attention(
         result.out[token] = out
         result.max_logits[token] = logits.amax(1) / unit
         result.lse[token] = lse / unit
-        # Lanes that name the same row are rounded alike, so their weights add up before they are squared.
-        row, lane = torch.unique(index, return_inverse=True)
-        of_row = full(0.0, heads, len(row)).index_add_(1, lane, weights)
+        # Indices that name the same row are rounded alike, so their weights add up before they are squared.
+        row, entry = torch.unique(index, return_inverse=True)
+        of_row = full(0.0, heads, len(row)).index_add_(1, entry, weights)
         v = kv[row // page_size, row % page_size, :d_v].double()
         result.noise[token] = (of_row.square() @ v.square() + out.square()).sqrt()
         result.logit_size[token] = abs(sm_scale) * (query.abs() @ k.abs().T).amax(1)

@@ -102,8 +102,8 @@ def family_table(results: Sequence[CaseResult]) -> Table:
         table.add_column(column, justify="right")
     for family in families(results):
         name, run, failed, skipped, error, tolerance, share = family.cells()
-        told = f"{error} of {tolerance} allowed" if tolerance else "exact"
-        table.add_row(name, run, failed, skipped, told, share, style="red" if family.failed else None)
+        shown = f"{error} of {tolerance} allowed" if tolerance else "exact"
+        table.add_row(name, run, failed, skipped, shown, share, style="red" if family.failed else None)
     return table
 
 

@@ -11,12 +11,12 @@ merge scales error and accumulator alike: so the error of an element is that of 
 values of one sign the squares of shares add up to no more than the element's square, whatever the cut; with values of
 either sign, in the mean, to the sum of the squared weighted values, a row named in several splits counted as one: in
 both cases to no more than noise squared. The two errors are independent, so that u becomes sqrt(u^2 + 2^-16). Calls in
-a single pass are held to the same. In fp16, with a power of two a row, it becomes sqrt(u^2 + 2^-22), and what a lane
+a single pass are held to the same. In fp16, with a power of two a row, it becomes sqrt(u^2 + 2^-22), and what a column
 far below its row's largest loses is less than `floor` has.
 
 Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
 tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
-rounds lanes of K elsewhere than the reference may come to the value beside its: one unit of K.
+rounds elements of K elsewhere than the reference may come to the value beside its: one unit of K.
 
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
@@ -37,7 +37,7 @@ FP32_STEP = 2.0**-24
 
 # Error (2-norm) of a tensor of many rows in units of u * noise: 0.4 expected.
 WHOLE_LIMIT = 0.6
-# Error of a wide row (2-norm over d_v): its lanes share the rounding of the weights, so that few weights can reach 1.
+# Error of a wide row (2-norm over d_v): its columns share the rounding of the weights, so that few weights can reach 1.
 ROW_LIMIT = 1.0
 # Error of one element: a normal tail reaches 5 sigma = 2 in a million elements.
 ELEMENT_LIMIT = 4.0
@@ -62,7 +62,7 @@ def worst(name: str, error: torch.Tensor, tolerance: torch.Tensor) -> Figure:
 
 
 def _row_limit(d_v: int) -> float:
-    """A row of one lane is an element; the more lanes, the less their own roundings spread."""
+    """A row of one column is an element; the more columns, the less their own roundings spread."""
     return ROW_LIMIT + (ELEMENT_LIMIT - ROW_LIMIT) / math.sqrt(d_v)
 
 
@@ -74,7 +74,7 @@ def _whole_limit(rows: int, d_v: int) -> float:
 def logit_tolerance(expected: Attention, d_qk: int, k_error: float = 0.0) -> torch.Tensor:
     """Largest error of a logit in natural units, [tokens, heads]: d_qk / 16 truncating steps, and a few for scaling.
 
-    Lanes of K may be off by `k_error`, relative.
+    Elements of K may be off by `k_error`, relative.
     """
     return (FP32_STEP * (2 * d_qk / 16 + 8) + k_error) * expected.logit_size
 

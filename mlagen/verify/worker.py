@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from mlagen.verify.cases import Case
+    from mlagen.verify.case import Case
     from mlagen.verify.results import CaseResult
 
 
@@ -65,7 +65,7 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
     Another GPU target is another kernel: all cases that compute attention are for it, over rows alone or such as may
     share them where that is what it does.
     """
-    from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES
+    from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
 
     def taken(case: Case, target: str) -> bool:
         if target == FEW_HEADS:
@@ -126,8 +126,8 @@ class Run:
         """On a CPU names of targets; on a GPU the kinds of kernels that the package has for it."""
         import torch
 
-        from mlagen.verify.cases import FEW_HEADS, SHARED_INDICES
-        from mlagen.verify.checks import SM90_KERNELS, sm90_modules, swap_ab_modules, union_modules
+        from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
+        from mlagen.verify.subject import SM90_KERNELS, sm90_modules, swap_ab_modules, union_modules
 
         if self.device == "cpu":
             return list(job["targets"] or self.spec["targets"])
@@ -144,10 +144,10 @@ class Run:
 
     def result(self, number: int) -> tuple[CaseResult, bool]:
         """Runs the case of that number in `pairs`; its result, and whether the device's context is lost."""
-        from mlagen.verify.checks import CaseFailedError, Subject
+        from mlagen.verify.case import CaseFailedError, CaseSkippedError
         from mlagen.verify.families import run
-        from mlagen.verify.inputs import CaseSkippedError
         from mlagen.verify.results import CaseResult
+        from mlagen.verify.subject import Subject
 
         case, target = self.pairs[number]
         begin = time.perf_counter()

@@ -89,7 +89,9 @@ PLANAR = (
     _cache("rows that lie apart are taken", "if row_stride != ROW", "if False", "refuses: *apart*"),
 )
 QUOTIENTS = (
-    _layout("quotients are not mended", "return tl.fma(remainders, reciprocals, quotients)", "return quotients", "w*"),
+    _layout(
+        "quotients are not corrected", "return tl.fma(remainders, reciprocals, quotients)", "return quotients", "w*"
+    ),
     _layout("zeros lose their sign", "x * (factors * -1.0)", "0.0 - x * factors", "writer: every *"),
     _layout("the floor is that of other scales", "1.1754943508222875e-38", "0.0001", "writer: tiles *"),
     _layout("the row stride is assumed", "* row_stride", "* (512 + 144)", "*: row s*"),

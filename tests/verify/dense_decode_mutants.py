@@ -53,7 +53,7 @@ mutants.MUTANTS = (
         "dense_decode: page size: 53",
     ),
     _literal(
-        "page sizes are told to be whole",
+        "page sizes are said to be whole",
         "alignment == ALIGNED and page_size % tile.block_n == 0",
         "True",
         "dense_decode: page size: 53",

@@ -1,6 +1,6 @@
-"""Runs small kernels in Triton's interpreter, mended or bare, and saves what they give; a process of its own.
+"""Runs small kernels in Triton's interpreter, fixed or bare, and saves what they give; a process of its own.
 
-Usage: python interpreter_probe.py (mended | bare) OUT.npz
+Usage: python interpreter_probe.py (fixed | bare) OUT.npz
 """
 
 import os
@@ -159,7 +159,7 @@ def claim(offset: int) -> np.ndarray:
 
 def main() -> None:
     np.seterr(all="ignore")
-    if sys.argv[1] == "mended":
+    if sys.argv[1] == "fixed":
         from mlagen.verify.interpreter import install
 
         install()

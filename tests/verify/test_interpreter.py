@@ -1,4 +1,4 @@
-"""The mended interpreter against torch, byte for byte; the bare one is wrong where this module says so."""
+"""The fixed interpreter against torch, byte for byte; the bare one is wrong where this module says so."""
 
 import math
 import os
@@ -47,8 +47,8 @@ def probe(mode: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def mended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    return probe("mended", tmp_path_factory.mktemp("mended"))
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+    return probe("fixed", tmp_path_factory.mktemp("fixed"))
 
 
 @pytest.fixture(scope="module")
@@ -132,28 +132,28 @@ def right(results: dict[str, np.ndarray]) -> set[str]:
     return found
 
 
-def test_every_conversion_and_dot_of_the_mended_interpreter_is_right(mended: dict[str, np.ndarray]) -> None:
+def test_every_conversion_and_dot_of_the_fixed_interpreter_is_right(fixed: dict[str, np.ndarray]) -> None:
     everything = {
         name
-        for name in mended
+        for name in fixed
         if not name.startswith(("ties ", "a ", "b "))
         and name not in ("integers", "bf16 sum", "fma", "extrema", "true claim", "false claim")
     }
-    assert everything - right(mended) == set()
+    assert everything - right(fixed) == set()
 
 
-def test_arithmetic_on_bf16_is_refused_rather_than_wrong(mended: dict[str, np.ndarray]) -> None:
-    assert mended["bf16 sum"].dtype.kind == "U"
+def test_arithmetic_on_bf16_is_refused_rather_than_wrong(fixed: dict[str, np.ndarray]) -> None:
+    assert fixed["bf16 sum"].dtype.kind == "U"
 
 
-def test_fma_rounds_once(bare: dict[str, np.ndarray], mended: dict[str, np.ndarray]) -> None:
+def test_fma_rounds_once(bare: dict[str, np.ndarray], fixed: dict[str, np.ndarray]) -> None:
     third = np.float32(1 / 3).astype(np.float64) * 3 - 1
-    assert mended["fma"].tolist() == [-(2.0**-24), float(third), 1.0, math.inf]
-    assert bare["fma"].tolist() != mended["fma"].tolist()
+    assert fixed["fma"].tolist() == [-(2.0**-24), float(third), 1.0, math.inf]
+    assert bare["fma"].tolist() != fixed["fma"].tolist()
 
 
-def test_a_maximum_leaves_nan_out(bare: dict[str, np.ndarray], mended: dict[str, np.ndarray]) -> None:
-    rows, low, high = np.split(mended["extrema"], [4, 20])
+def test_a_maximum_leaves_nan_out(bare: dict[str, np.ndarray], fixed: dict[str, np.ndarray]) -> None:
+    rows, low, high = np.split(fixed["extrema"], [4, 20])
     assert rows[:3].tolist() == [3.0, -1.0, math.inf]
     assert np.isnan(rows[3])
     assert low.tolist() == [1, 2, 2, 2, 2, -1, -5, -9, 2, 2, 0, 0, 2, 2, 2, 2]
@@ -161,9 +161,9 @@ def test_a_maximum_leaves_nan_out(bare: dict[str, np.ndarray], mended: dict[str,
     assert np.isnan(bare["extrema"][4:]).any()
 
 
-def test_a_false_claim_of_alignment_is_refused(bare: dict[str, np.ndarray], mended: dict[str, np.ndarray]) -> None:
-    assert mended["true claim"].tolist() == [32.0]
-    assert mended["false claim"].dtype.kind == "U"
+def test_a_false_claim_of_alignment_is_refused(bare: dict[str, np.ndarray], fixed: dict[str, np.ndarray]) -> None:
+    assert fixed["true claim"].tolist() == [32.0]
+    assert fixed["false claim"].dtype.kind == "U"
     assert bare["false claim"].tolist() == [32.0]
 
 
@@ -171,16 +171,16 @@ def test_the_bare_interpreter_is_still_wrong(bare: dict[str, np.ndarray]) -> Non
     assert right(bare) & WRONG_BARE == set()
 
 
-def test_conversions_match_torch_byte_for_byte(mended: dict[str, np.ndarray]) -> None:
+def test_conversions_match_torch_byte_for_byte(fixed: dict[str, np.ndarray]) -> None:
     for name in ("bf16", "fp16"):
-        values = ties(mended, name)
+        values = ties(fixed, name)
         expected = values.to(DTYPES[name]).view(torch.int16).numpy()
         number = ~values.isnan().numpy()
-        assert np.array_equal(mended[f"fp32 to {name}"][number], expected[number])
+        assert np.array_equal(fixed[f"fp32 to {name}"][number], expected[number])
 
 
-def test_e4m3_saturates_and_rounds_to_even(mended: dict[str, np.ndarray]) -> None:
-    values, got = ties(mended, "e4m3"), mended["fp32 to e4m3"]
+def test_e4m3_saturates_and_rounds_to_even(fixed: dict[str, np.ndarray]) -> None:
+    values, got = ties(fixed, "e4m3"), fixed["fp32 to e4m3"]
     at = {value: int(code) for value, code in zip(values.tolist(), got.tolist(), strict=True)}
     assert at[1000.0] == 0x7E  # 448
     assert at[-1000.0] == 0xFE

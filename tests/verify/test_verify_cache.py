@@ -9,13 +9,16 @@ from verify_specs import dsv32_text, spec
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
-from mlagen.verify import cache, mismatches, verify_package
-from mlagen.verify.cache import SHORT, VALUES, CacheRefusalCase, GatherCase, WriteCase
-from mlagen.verify.inputs import LAYOUTS
+from mlagen.verify import mismatches, verify_package
+from mlagen.verify.cache.cases import GatherCase, WriteCase, cases
+from mlagen.verify.cache.sides import GATHERS, INSERT, REQUESTS, SHORT, WRITERS
+from mlagen.verify.cache.values import AMAX, VALUES
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.memory import LAYOUTS
 
 pytestmark = pytest.mark.interpreter
 
-WRAPPERS = [cache.CONCAT, cache.INSERT, cache.REQUESTS, cache.TOKENS]
+WRAPPERS = [*WRITERS, *GATHERS]
 DEVICES = ["cpu", "cuda"]
 V4 = {"kv_lora_rank": 448, "qk_rope_head_dim": 64, "v_head_dim": 512}
 NEAREST = "{ rounding: nearest, floor: 1.1754943508222875e-38, floor_on: scale }"
@@ -78,10 +81,10 @@ def test_cases_have_names_and_patterns_of_their_own(device, name, rank, packages
     del packages
     said = spec(wrappers=WRAPPERS, kv_lora_rank=rank)
     said["cache"]["layout"] = named_layout(name)
-    found = cache.cases(said, device)
+    found = cases(said, device)
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
-    assert {type(case) for case in found} == {WriteCase, GatherCase, CacheRefusalCase}
+    assert {type(case) for case in found} == {WriteCase, GatherCase, RefusedCase}
     writes = [case for case in found if isinstance(case, WriteCase)]
     gathers = [case for case in found if isinstance(case, GatherCase)]
     assert {case.source for case in writes} | {case.out for case in gathers} <= set(LAYOUTS)
@@ -102,7 +105,7 @@ def named_layout(name: str) -> dict:
 def test_the_sizes_that_break_kernels_are_there(device):
     said = spec(wrappers=WRAPPERS, kv_lora_rank=448)
     said["cache"]["layout"] = named_layout("ue8m0_v4")
-    found = cache.cases(said, device)
+    found = cases(said, device)
     for kind in (WriteCase, GatherCase):
         mine = [case for case in found if isinstance(case, kind)]
         assert {1, 2, 53, 64, 69, 256, 480, 576} <= {case.pages.block_size for case in mine}
@@ -112,13 +115,13 @@ def test_the_sizes_that_break_kernels_are_there(device):
         assert {"uint8", "int8", "float8"} == {case.pages.dtype for case in mine}
     values = {case.values for case in found if isinstance(case, WriteCase)}
     assert values == set(VALUES)
-    assert {0.0, 1e-5, 1e-4, 0.0447, 0.0448, 447.0, 448.0, 449.0, 448 * 2.0**-22, 448 * 2.0**6} <= set(cache.AMAX)
+    assert {0.0, 1e-5, 1e-4, 0.0447, 0.0448, 447.0, 448.0, 449.0, 448 * 2.0**-22, 448 * 2.0**6} <= set(AMAX)
 
 
 def test_what_a_spec_lacks_is_left_out():
-    assert cache.cases(spec(wrappers=["flash_mla_sparse_fwd"]), "cpu") == []
+    assert cases(spec(wrappers=["flash_mla_sparse_fwd"]), "cpu") == []
     for wrapper in WRAPPERS:
-        found = cache.cases(spec(wrappers=[wrapper]), "cpu")
+        found = cases(spec(wrappers=[wrapper]), "cpu")
         assert {case.wrapper for case in found} == {wrapper}
 
 
@@ -200,7 +203,7 @@ def test_any_layout_holds_what_its_bytes_make_different(tmp_path, name):
 
 
 def test_a_second_cache_of_another_layout_has_a_module_of_its_own(tmp_path):
-    package = build(tmp_path, "two_caches", "mxfp8_v41", [cache.INSERT, cache.REQUESTS], "nvfp4_v41", **V4)
+    package = build(tmp_path, "two_caches", "mxfp8_v41", [INSERT, REQUESTS], "nvfp4_v41", **V4)
     only = ["*typical*", "*every value*", "*tiles*", "extra refuses*"]
     assert messages(package, targets=["sm90"], only=only) == []
     names = {result.case for result in verify_package(package, workers=1, targets=["sm90"], only=["*typical*"])}

@@ -13,20 +13,13 @@ from hypothesis import strategies as st
 from mlagen.layout import compose
 from mlagen.spec import load
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.dense_decode import (
-    CHECKS,
-    GARBAGE,
-    TOO_LONG,
-    DenseDecodeCase,
-    DenseDecodeFacts,
-    DenseDecodeProblem,
-    Inputs,
-    attend,
-    build,
-    cases,
-)
+from mlagen.verify.dense_decode.cases import TOO_LONG, DenseDecodeCase, DenseDecodeProblem, cases
+from mlagen.verify.dense_decode.facts import DenseDecodeFacts
+from mlagen.verify.dense_decode.family import DENSE_DECODE
+from mlagen.verify.dense_decode.inputs import Inputs, attend, build
+from mlagen.verify.dense_decode.schedule import Part, share, splits_of
 from mlagen.verify.facts import Facts
-from mlagen.verify.schedule import Part, share, splits_of
+from mlagen.verify.memory import GARBAGE
 
 pytestmark = pytest.mark.interpreter
 
@@ -136,7 +129,7 @@ def test_the_reference_follows_the_block_table_by_hand():
     def attention(keys: int, causal: bool, window: int | None = None):
         problem = DenseDecodeProblem((keys,), s_q=2, heads=1, block_size=2, causal=causal, window=window)
         lengths = torch.tensor([keys], dtype=torch.int32)
-        inputs = Inputs(problem, layout, q, cache, table, lengths, [keys], 1.0, None, window, None, {})
+        inputs = Inputs(problem, layout, q, cache, table, lengths, [keys], 1.0, None, window)
         return attend(inputs, facts, "-inf")
 
     three = math.exp(float(torch.tensor(math.log(3.0)).bfloat16()))
@@ -187,7 +180,7 @@ def test_names_are_unique_and_what_cases_name_exists(name, device, tmp_path):
     flash = "flash_mla_with_kvcache" in SPECS[name][-1]
     left_out = ({"graph"} if device == "cpu" else set()) | (set() if flash else {"metadata"})
     checks = {case.check for case in ran(found)}
-    assert checks == set(CHECKS) - left_out or not flash
+    assert checks == set(DENSE_DECODE.checks) - left_out or not flash
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -14,9 +14,16 @@ from broken import check_mutants
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
-from mlagen.verify import dense_fwd, merge_states, mismatches, verify_package
-from mlagen.verify.checks import SM90_KERNELS, Subject, sm90_modules
-from mlagen.verify.inputs import LAYOUTS
+from mlagen.verify import mismatches, verify_package
+from mlagen.verify.dense_fwd.cases import DenseFwdCase
+from mlagen.verify.dense_fwd.family import DENSE_FWD
+from mlagen.verify.dense_fwd.reference import dense_fwd, merged
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.memory import LAYOUTS
+from mlagen.verify.merge_states.cases import value_dims
+from mlagen.verify.merge_states.family import MERGE_STATES
+from mlagen.verify.merge_states.reference import merge
+from mlagen.verify.subject import SM90_KERNELS, Subject, sm90_modules
 
 pytestmark = pytest.mark.interpreter
 
@@ -69,21 +76,21 @@ def test_calls_are_forced_onto_sm90_kernels_and_given_back(name):
 def test_causal_attention_by_hand():
     # Two rows and three keys: the first row sees two keys, the second all three; logits are 0, so each counts alike.
     q, k, v = torch.zeros(2, 1, 1), torch.zeros(3, 1, 1), torch.tensor([3.0, 6.0, 12.0]).view(3, 1, 1)
-    found = dense_fwd.dense_fwd(q, k, v, [0, 2], [0, 3], 1.0, True)
+    found = dense_fwd(q, k, v, [0, 2], [0, 3], 1.0, True)
     assert found.out.flatten().tolist() == pytest.approx([4.5, 7.0])
     assert found.lse.flatten().tolist() == pytest.approx([math.log(2), math.log(3)])
     # Three rows and one key: it belongs to the last row.
-    found = dense_fwd.dense_fwd(v, k[:1], v[:1], [0, 3], [0, 1], 1.0, True)
+    found = dense_fwd(v, k[:1], v[:1], [0, 3], [0, 1], 1.0, True)
     assert found.out.flatten().tolist() == [0, 0, 3]
     assert found.lse.flatten().tolist() == [-math.inf, -math.inf, 0]
     # Without the mask all rows see it.
-    assert dense_fwd.dense_fwd(v, k[:1], v[:1], [0, 3], [0, 1], 1.0, False).out.flatten().tolist() == [3, 3, 3]
+    assert dense_fwd(v, k[:1], v[:1], [0, 3], [0, 1], 1.0, False).out.flatten().tolist() == [3, 3, 3]
 
 
 def test_groups_of_heads_and_requests_by_hand():
     q, k = torch.zeros(2, 4, 1), torch.zeros(3, 2, 1)
     v = torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]).view(3, 2, 1)
-    found = dense_fwd.dense_fwd(q, k, v, [0, 1, 2], [0, 1, 3], 1.0, False)
+    found = dense_fwd(q, k, v, [0, 1, 2], [0, 1, 3], 1.0, False)
     assert found.out[..., 0].tolist() == [[1, 1, 10, 10], [3, 3, 30, 30]]
 
 
@@ -91,7 +98,7 @@ def test_merge_by_hand():
     inf = math.inf
     lses = torch.tensor([[[0.0, inf, -inf, 1e30]], [[math.log(3), 2.0, inf, 0.0]]])  # [parts, heads, tokens]
     outs = torch.tensor([[4.0, math.nan, math.nan, 5.0], [8.0, 6.0, math.nan, 7.0]]).view(2, 4, 1, 1)
-    out, lse, _ = merge_states.merge(outs, lses)
+    out, lse, _ = merge(outs, lses)
     assert out.flatten().tolist() == pytest.approx([7.0, 6.0, 0.0, 5.0])
     assert lse.flatten().tolist() == pytest.approx([math.log(4), 2.0, -inf, float(torch.tensor(1e30))])
 
@@ -100,26 +107,24 @@ def test_a_merge_of_parts_is_attention_over_all_keys():
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(rows, 2, 8, generator=generator) for rows in (3, 20, 20))
     spans = [(0, 7), (7, 7), (7, 20)]
-    parts = [dense_fwd.dense_fwd(q, k[a:b], v[a:b], [0, 3], [0, b - a], 0.3, False) for a, b in spans]
-    whole = dense_fwd.dense_fwd(q, k, v, [0, 3], [0, 20], 0.3, False)
-    out, lse, _ = merge_states.merge(
-        torch.stack([part.out for part in parts]), torch.stack([part.lse.T for part in parts])
-    )
+    parts = [dense_fwd(q, k[a:b], v[a:b], [0, 3], [0, b - a], 0.3, False) for a, b in spans]
+    whole = dense_fwd(q, k, v, [0, 3], [0, 20], 0.3, False)
+    out, lse, _ = merge(torch.stack([part.out for part in parts]), torch.stack([part.lse.T for part in parts]))
     torch.testing.assert_close(out, whole.out, atol=1e-6, rtol=0)
     torch.testing.assert_close(lse, whole.lse.T, atol=1e-6, rtol=0)
-    torch.testing.assert_close(dense_fwd.merged(parts).out, whole.out)
+    torch.testing.assert_close(merged(parts).out, whole.out)
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_cases_have_names_and_patterns_of_their_own(device):
-    for family in (dense_fwd, merge_states):
+    for family in (DENSE_FWD, MERGE_STATES):
         found = family.cases(SPEC, device)
         names = [case.name for case in found]
         assert len(set(names)) == len(names)
-        assert {type(case) for case in found} == set(family.KINDS)
+        assert {type(case) for case in found} == {*family.kinds, RefusedCase}
         assert all(case.promise[-1] not in " ." for case in found)
-    ours = [case for case in dense_fwd.cases(SPEC, device) if isinstance(case, dense_fwd.DenseFwdCase)]
-    assert {case.check for case in ours} == set(dense_fwd.CHECKS) - ({"graph"} if device == "cpu" else set())
+    ours = [case for case in DENSE_FWD.cases(SPEC, device) if isinstance(case, DenseFwdCase)]
+    assert {case.check for case in ours} == set(DENSE_FWD.checks) - ({"graph"} if device == "cpu" else set())
     assert {layout for case in ours for layout in (case.q, case.k, case.v, case.out) if layout} == set(LAYOUTS)
     assert {0, 1} <= {side for case in ours for request in case.requests for side in request}
     assert any(rows > keys for case in ours for rows, keys in case.requests)
@@ -129,15 +134,13 @@ def test_cases_have_names_and_patterns_of_their_own(device):
 def test_what_a_spec_lacks_is_left_out():
     for wrapper in WRAPPERS:
         spec = {**SPEC, "wrappers": [wrapper]}
-        assert bool(dense_fwd.cases(spec, "cpu")) == (wrapper == WRAPPERS[0])
-        assert bool(merge_states.cases(spec, "cpu")) == (wrapper != WRAPPERS[0])
-    checks = {
-        case.check for case in dense_fwd.cases({**SPEC, "wrappers": WRAPPERS[:1]}, "cpu") if hasattr(case, "check")
-    }
+        assert bool(DENSE_FWD.cases(spec, "cpu")) == (wrapper == WRAPPERS[0])
+        assert bool(MERGE_STATES.cases(spec, "cpu")) == (wrapper != WRAPPERS[0])
+    checks = {case.check for case in DENSE_FWD.cases({**SPEC, "wrappers": WRAPPERS[:1]}, "cpu")}
     assert checks.isdisjoint({"chunks", "cascade", "parts"})
     rows = {**SPEC, "multi_head": None, "model": {**SPEC["model"], "v_head_dim": 512}, "wrappers": WRAPPERS[1:2]}
-    assert merge_states.value_dims(rows) == [512]
-    assert merge_states.value_dims({**rows, "multi_head": SPEC["multi_head"]}) == [128, 512]
+    assert value_dims(rows) == [512]
+    assert value_dims({**rows, "multi_head": SPEC["multi_head"]}) == [128, 512]
 
 
 def messages(package: Path, **options) -> list[str]:

@@ -13,13 +13,17 @@ from verify_specs import dsv32_text, spec
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
-from mlagen.verify import indices, mismatches, verify_package
-from mlagen.verify.indices import CHECKS, CombineCase, IndicesRefusalCase, MapCase, combine_indices, map_indices
-from mlagen.verify.inputs import LAYOUTS
+from mlagen.verify import mismatches, verify_package
+from mlagen.verify.indices.cases import CombineCase, MapCase, cases
+from mlagen.verify.indices.family import INDICES
+from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL
+from mlagen.verify.indices.reference import combine_indices, map_indices
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.memory import LAYOUTS
 
 pytestmark = pytest.mark.interpreter
 
-WRAPPERS = [indices.GLOBAL, indices.COMBINE, indices.CONVERT]
+WRAPPERS = [GLOBAL, COMBINE, CONVERT]
 DEVICES = ["cpu", "cuda"]
 INT32_MAX, INT32_MIN = 2**31 - 1, -(2**31)
 
@@ -99,23 +103,23 @@ def test_combined_rows_before_the_window_is_full():
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_cases_have_names_and_patterns_of_their_own(device):
-    found = indices.cases(spec(wrappers=WRAPPERS), device)
+    found = cases(spec(wrappers=WRAPPERS), device)
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
-    assert {type(case) for case in found} == set(indices.KINDS) == {MapCase, CombineCase, IndicesRefusalCase}
+    assert {type(case) for case in found} == {*INDICES.kinds, RefusedCase} == {MapCase, CombineCase, RefusedCase}
     mapped = [case for case in found if isinstance(case, MapCase)]
     combined = [case for case in found if isinstance(case, CombineCase)]
     assert {case.layout for case in (*mapped, *combined)} | {case.table for case in mapped} <= set(LAYOUTS)
     checks = {case.check for case in (*mapped, *combined)}
-    assert checks == set(CHECKS) - ({"graph", "repeated"} if device == "cpu" else set())
+    assert checks == set(INDICES.checks) - ({"graph", "repeated"} if device == "cpu" else set())
     for case in found:
         assert case.promise[-1] not in " ."
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_the_sizes_that_break_kernels_are_there(device):
-    found = indices.cases(spec(wrappers=WRAPPERS), device)
-    for wrapper in (indices.GLOBAL, indices.CONVERT):
+    found = cases(spec(wrappers=WRAPPERS), device)
+    for wrapper in (GLOBAL, CONVERT):
         mine = [case for case in found if isinstance(case, MapCase) and case.wrapper == wrapper]
         assert {0, 1, 17, 100, 2048} <= {case.topk for case in mine}
         assert {1, 2, 53, 64, 69, 256} <= {case.block_size for case in mine}
@@ -131,11 +135,11 @@ def test_the_sizes_that_break_kernels_are_there(device):
 
 
 def test_what_a_spec_lacks_is_left_out():
-    assert indices.cases(spec(wrappers=["flash_mla_sparse_fwd"]), "cpu") == []
+    assert cases(spec(wrappers=["flash_mla_sparse_fwd"]), "cpu") == []
     for wrapper in WRAPPERS:
-        found = indices.cases(spec(wrappers=[wrapper]), "cpu")
-        assert all(getattr(case, "wrapper", indices.COMBINE) == wrapper for case in found)
-        assert any(isinstance(case, IndicesRefusalCase) for case in found)
+        found = cases(spec(wrappers=[wrapper]), "cpu")
+        assert all(getattr(case, "wrapper", COMBINE) == wrapper for case in found)
+        assert any(isinstance(case, RefusedCase) for case in found)
 
 
 def test_a_package_of_index_kernels_holds_every_case(package):

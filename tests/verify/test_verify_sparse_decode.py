@@ -10,22 +10,15 @@ from sparse_decode_specs import SPECS, write_package, write_spec
 
 from mlagen.layout import compose
 from mlagen.spec import load
-from mlagen.verify import mismatches, sparse_decode, verify_package
+from mlagen.verify import mismatches, verify_package
 from mlagen.verify.facts import Facts
-from mlagen.verify.inputs import INDEX_PATTERNS, LAYOUTS
-from mlagen.verify.sparse_decode import (
-    CHECKS,
-    CacheFacts,
-    CacheProblem,
-    Inputs,
-    Listing,
-    ListInputs,
-    SparseDecodeCase,
-    SparseDecodeRefusalCase,
-    attend,
-    build,
-    cases,
-)
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.memory import LAYOUTS
+from mlagen.verify.patterns import INDEX_PATTERNS
+from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase, cases
+from mlagen.verify.sparse_decode.facts import CacheFacts
+from mlagen.verify.sparse_decode.family import SPARSE_DECODE
+from mlagen.verify.sparse_decode.inputs import Inputs, ListInputs, attend, build
 
 pytestmark = pytest.mark.interpreter
 
@@ -53,13 +46,13 @@ def test_the_reference_joins_both_lists_in_one_softmax_by_hand():
     def listed(rows: list, indices: list, length: list | None) -> ListInputs:
         cache = torch.tensor(rows, dtype=torch.bfloat16).view(-1, 2, 1, 2)
         length = None if length is None else torch.tensor(length, dtype=torch.int32)
-        return ListInputs(layout, cache, torch.tensor([indices], dtype=torch.int32), length, None, {})
+        return ListInputs(layout, cache, torch.tensor([indices], dtype=torch.int32), length, None)
 
     main = listed([[9.0, 9.0], [0.0, 4.0]], [[1, -1, 0], [0, 0, 0]], [2])
     extra = listed([[math.log(3.0), 8.0], [7.0, 7.0]], [[0, 2, 99], [-1, 5, 2]], None)
     q = torch.tensor([[[[1.0, 0.0]], [[1.0, 0.0]]]], dtype=torch.bfloat16)  # two positions of one request
     facts = Facts(1, 2, 0, 2, "bfloat16", "sparse", 3, "none", "optional", "e", "-inf", None, ())
-    result = attend(Inputs(q, [main, extra], 1.0, None, None, {}), facts)
+    result = attend(Inputs(q, [main, extra], 1.0, None), facts)
     three = math.exp(float(torch.tensor(math.log(3.0)).bfloat16()))
     # Weights 1 and 3 of rows [0, 4] and [log 3, 8]; the second position sees its first list's [9, 9] twice.
     torch.testing.assert_close(result.out[0, 0, 1], torch.tensor((4 + three * 8) / (1 + three), dtype=torch.float64))
@@ -102,7 +95,9 @@ def test_names_are_unique_and_what_cases_name_exists(name, device, tmp_path):
     assert {listing.indices for listing in listings} <= set(INDEX_PATTERNS)
     layouts = {problem.q for problem in problems} | {problem.out for problem in problems if problem.out}
     assert layouts <= {*LAYOUTS, "by position"}
-    assert {case.check for case in ran(found)} == set(CHECKS) - ({"stream", "graph"} if device == "cpu" else set())
+    assert {case.check for case in ran(found)} == set(SPARSE_DECODE.checks) - (
+        {"stream", "graph"} if device == "cpu" else set()
+    )
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -162,7 +157,6 @@ def test_every_mutant_is_reported(packages, tmp_path):
 
 
 def test_refusals_name_the_layout_of_wrong_rows(tmp_path):
-    found = [case for case in cases(said("v4", tmp_path), "cpu") if isinstance(case, SparseDecodeRefusalCase)]
-    named = {case.argument for case in found if case.text == "ue8m0_v4"}
+    found = [case for case in cases(said("v4", tmp_path), "cpu") if isinstance(case, RefusedCase)]
+    named = {case.invalid.argument for case in found if case.invalid.says == "ue8m0_v4"}
     assert named == {"k_cache", "extra_k_cache", "is_fp8_kvcache"}
-    assert (SparseDecodeCase, SparseDecodeRefusalCase) == sparse_decode.KINDS

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mlagen.bench.package import BenchPackage, load_package
 from mlagen.errors import MlagenError, UsageError
-from mlagen.verify.schedule import share
+from mlagen.verify.dense_decode.schedule import share
 
 REQUESTS = (16, 64, 128, 256)
 HEADS = (16, 128)

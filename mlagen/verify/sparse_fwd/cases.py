@@ -1,23 +1,22 @@
-"""The cases a generated package must hold: plain data, made from its spec and from where it runs.
+"""The cases of sparse attention over rows: plain data, made from a spec and from where it runs.
 
 Every case poisons what must not matter: KV rows that no index names (row 0 among them), the bytes between rows and
-around buffers, and buffers to be written are NaN; index lanes that do not count name poisoned rows.
+around buffers, and buffers to be written are NaN; entries of indices that do not count name poisoned rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
+from mlagen.verify.case import Case
 from mlagen.verify.facts import Facts
-from mlagen.verify.refusals import CHANGES, Change
+from mlagen.verify.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
+from mlagen.verify.sparse_fwd.invalid import FLASH, VLLM, refused
 
-SPARSE_FWD_WRAPPERS = ("flash_mla_sparse_fwd", "triton_mla_sparse_attention")
+WRAPPERS = (FLASH, VLLM)
 INT32_ELEMENTS = 2**31  # elements an int32 offset reaches
-SHARED_INDICES = "cuda, shared indices"  # a target: the kernels in which neighbouring tokens share rows
-FEW_HEADS = "cuda, sm90 kernel of few heads"  # a target: that kernel, for calls of any heads cut to as many as it holds
-SHARES = (0, 50, 75, 90, 100)  # per cent of a token's indices that the next one names too
 MANY_ROWS = 140_000  # more than the bitmap of a list has bits for
 
 
@@ -28,12 +27,12 @@ class Problem:
     Attributes:
         tokens, heads, topk: sizes of q and indices.
         rows: rows of kv, rounded up to whole pages where the cache has pages.
-        indices: pattern of the indices, a function in mlagen.verify.inputs.
+        indices: pattern of the indices, a key of mlagen.verify.patterns.INDEX_PATTERNS.
         length: pattern of topk_length; None: not passed.
         sink: pattern of attn_sink; None: not passed.
         scale: sm_scale as a multiple of d_qk ** -0.5.
         q_size: factor of Q's values.
-        q, kv, out: layout in memory, a key of mlagen.verify.inputs.LAYOUTS; `out` None: the wrapper allocates it.
+        q, kv, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
         index_layout: likewise of indices.
     """
 
@@ -53,43 +52,12 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Case:
-    """A named promise.
-
-    Attributes:
-        name: unique in a package, `sparse_fwd: sink is +inf`.
-        promise: what holds if the case passes, in one sentence.
-        every_target: run on each target's tiles, not on the first target's alone.
-    """
-
-    name: str
-    promise: str
-    every_target: bool = field(default=False, kw_only=True)
-
-    @property
-    def attends(self) -> bool:
-        """Whether it computes attention."""
-        return False
-
-    @property
-    def can_share(self) -> bool:
-        """Whether neighbouring tokens of its call may load rows together."""
-        return False
-
-    @property
-    def over_rows(self) -> bool:
-        """Whether it computes attention over the rows that indices name."""
-        return False
-
-
-@dataclass(frozen=True)
 class SparseFwdCase(Case):
     """A sparse attention call against the reference.
 
     Attributes:
         wrapper: the wrapper called.
         problem: its inputs.
-        check: what is asked of the result, a function in mlagen.verify.checks.
         splits: num_kv_splits; None: not passed.
         multiprocessors: size of the device that the wrapper plans for; None: as it is (8 on a CPU).
         batch_invariant: enable_batch_invariant.
@@ -97,38 +65,16 @@ class SparseFwdCase(Case):
 
     wrapper: str
     problem: Problem
-    check: str = "reference"
     splits: int | None = None
     multiprocessors: int | None = None
     batch_invariant: bool = False
-
-    @property
-    def attends(self) -> bool:
-        """True."""
-        return True
-
-    @property
-    def over_rows(self) -> bool:
-        """True."""
-        return True
+    attends: ClassVar[bool] = True
+    over_rows: ClassVar[bool] = True
 
     @property
     def can_share(self) -> bool:
         """True without splits, unless a row's bits must depend on that row alone."""
         return not self.batch_invariant and (self.splits or 0) <= 1
-
-
-@dataclass(frozen=True)
-class RefusalCase(Case):
-    """A call that a wrapper must refuse with a ValueError or TypeError that names the argument.
-
-    Attributes:
-        wrapper: the wrapper called.
-        change: what is off.
-    """
-
-    wrapper: str
-    change: Change
 
 
 class _Suite:
@@ -155,9 +101,9 @@ class _Suite:
     def wrappers(self, problem: Problem, splits: int | None) -> list[str]:
         """The wrappers that can be given these inputs, the preferred one first."""
         found = []
-        for wrapper in SPARSE_FWD_WRAPPERS if splits is None else SPARSE_FWD_WRAPPERS[::-1]:
+        for wrapper in WRAPPERS if splits is None else WRAPPERS[::-1]:
             fits = wrapper in self.facts.wrappers
-            if wrapper == "triton_mla_sparse_attention":
+            if wrapper == VLLM:
                 fits &= problem.sink is None or self.facts.sink == "required"
                 fits &= problem.length is None or self.facts.length == "required"
             else:
@@ -181,7 +127,7 @@ class _Suite:
             yield SparseFwdCase(f"sparse_fwd: {name}{suffix}", promise, wrapper, problem, **options)
 
 
-def _typical(suite: _Suite) -> Iterator[Case]:
+def _typical(suite: _Suite) -> Iterator[SparseFwdCase]:
     facts, big = suite.facts, suite.big
     yield from suite.sparse(
         "typical", "an ordinary call gives the reference's result", each_wrapper=True, every_target=True
@@ -205,7 +151,7 @@ def _typical(suite: _Suite) -> Iterator[Case]:
     yield from suite.sparse("no tokens", "an empty batch gives empty results", each_wrapper=True, tokens=0)
 
 
-def _sizes(suite: _Suite) -> Iterator[Case]:
+def _sizes(suite: _Suite) -> Iterator[SparseFwdCase]:
     facts, big = suite.facts, suite.big
     topks = (48, 1, 17, 80, 128)  # in 16s, which take the tile tables, and not
     for number, heads in enumerate((1, 5, 6, 12, 16, 17, 20, 32, 33, 64, 96, 128)):
@@ -218,40 +164,18 @@ def _sizes(suite: _Suite) -> Iterator[Case]:
             topk=facts.topk if big else topks[number % len(topks)],
         )
     for topk in sorted({1, 17, 128, 2047, facts.topk + 128}):
-        yield from suite.sparse(
-            f"topk: {topk}",
-            f"{topk} indices a token, of which some are absent",
-            tokens=2,
-            heads=5,
-            topk=topk,
-            rows=4099,
-        )
+        promise = f"{topk} indices a token, of which some are absent"
+        yield from suite.sparse(f"topk: {topk}", promise, tokens=2, heads=5, topk=topk, rows=4099)
     yield from suite.sparse("rows: one", "s_kv is 1, or one page", rows=1, indices="row zero")
     yield from suite.sparse("rows: none", "s_kv is 0: every index is out of range", rows=0, indices="int32 range")
 
 
-def _indices(suite: _Suite) -> Iterator[Case]:
-    for pattern, promise in {
-        "none": "a batch whose indices are all -1 gives 0, -inf and the empty row's LSE",
-        "some rows none": "rows without a valid index stand between ordinary ones",
-        "int32 range": "any int32 outside [0, s_kv) is skipped, s_kv and INT32_MIN and INT32_MAX among them",
-        "last lane": "the one valid index stands in the last lane",
-        "first lane": "the one valid index stands in the first lane",
-        "late": "leading tiles without a valid index do not spoil later ones",
-        "duplicates": "an index that occurs n times counts n times",
-        "last row": "the last row of kv is reached, the one past it is not",
-        "row zero": "row 0 is read where an index names it",
-    }.items():
+def _indices(suite: _Suite) -> Iterator[SparseFwdCase]:
+    for pattern, promise in INDEX_PROMISES.items():
         yield from suite.sparse(f"indices: {pattern}", promise, every_target=pattern == "int32 range", indices=pattern)
     heads = suite.split_heads
-    yield from suite.sparse(
-        "indices: late, split",
-        "splits without a valid index weigh nothing",
-        heads=heads,
-        indices="late",
-        topk=496,
-        splits=4,
-    )
+    promise = "splits without a valid index weigh nothing"
+    yield from suite.sparse("indices: late, split", promise, heads=heads, indices="late", topk=496, splits=4)
     yield from suite.sparse(
         "indices: none, split", "empty splits alone give an empty row", heads=heads, indices="none", splits=3
     )
@@ -276,13 +200,8 @@ def _indices(suite: _Suite) -> Iterator[Case]:
         )
 
 
-def _sinks(suite: _Suite) -> Iterator[Case]:
-    for pattern, promise in {
-        "random": "the sink scales out and leaves lse alone",
-        "+inf": "a sink of +inf leaves out 0 and lse as it is",
-        "-inf": "a sink of -inf changes nothing",
-        "extreme": "a sink far above or below the logits neither overflows nor loses the row",
-    }.items():
+def _sinks(suite: _Suite) -> Iterator[SparseFwdCase]:
+    for pattern, promise in SINK_PROMISES.items():
         yield from suite.sparse(f"sink: {pattern}", promise, sink=pattern)
     yield from suite.sparse(
         "sink: on empty rows", "an empty row stays 0 under any sink", sink="mixed", indices="some rows none"
@@ -299,7 +218,7 @@ def _sinks(suite: _Suite) -> Iterator[Case]:
     )
 
 
-def _logits(suite: _Suite) -> Iterator[Case]:
+def _logits(suite: _Suite) -> Iterator[SparseFwdCase]:
     for name, scale, promise in (
         ("wide", 6.0, "maxima that rise a little and a lot from block to block are followed"),
         ("large", 40.0, "a softmax that saturates stays finite"),
@@ -310,16 +229,13 @@ def _logits(suite: _Suite) -> Iterator[Case]:
     ):
         yield from suite.sparse(f"logits: {name}", promise, scale=scale)
     if suite.facts.dtype == "bfloat16":  # fp16 does not hold them
+        promise = "a product far below -1e30 is a score like others, once scaled"
         yield from suite.sparse(
-            "logits: small of huge products",
-            "a product far below -1e30 is a score like others, once scaled",
-            scale=2.0**-105,
-            q_size=2.0**105,
-            indices="first lane",
+            "logits: small of huge products", promise, scale=2.0**-105, q_size=2.0**105, indices="first lane"
         )
 
 
-def _layouts(suite: _Suite) -> Iterator[Case]:
+def _layouts(suite: _Suite) -> Iterator[SparseFwdCase]:
     for part, layouts in {
         "q": ("slice", "transposed", "odd"),
         "kv": ("slice", "odd"),
@@ -328,107 +244,58 @@ def _layouts(suite: _Suite) -> Iterator[Case]:
     }.items():
         for layout in layouts:
             settings: dict[str, Any] = {part: layout, "every_target": (part, layout) == ("kv", "odd")}
-            yield from suite.sparse(
-                f"layout: {part.removesuffix('_layout')} {layout}",
-                "a tensor may be a view of a wider buffer, whose other bytes are neither read nor written",
-                **settings,
-            )
+            promise = "a tensor may be a view of a wider buffer, whose other bytes are neither read nor written"
+            yield from suite.sparse(f"layout: {part.removesuffix('_layout')} {layout}", promise, **settings)
     heads = suite.split_heads
     yield from suite.sparse(
         "layout: out odd, split", "the merge too takes any strides", heads=heads, out="odd", splits=3
     )
+    few: dict[str, Any] = {"heads": 5, "topk": 48}
+    rows = min(INT32_ELEMENTS // suite.facts.d_qk + 50_000, INT32_ELEMENTS - 1)
+    promise = "KV row offsets are 64 bits wide"
     yield from suite.sparse(
-        "offsets: kv past 2^31 elements",
-        "KV row offsets are 64 bits wide",
-        tokens=2,
-        heads=5,
-        topk=48,
-        rows=min(INT32_ELEMENTS // suite.facts.d_qk + 50_000, INT32_ELEMENTS - 1),
-        kv="far",
-        indices="far",
+        "offsets: kv past 2^31 elements", promise, tokens=2, rows=rows, kv="far", indices="far", **few
     )
-    yield from suite.sparse(
-        "offsets: tokens past 2^31 elements",
-        "offsets of q, indices and out by token are 64 bits wide",
-        tokens=3,
-        heads=5,
-        topk=48,
-        q="far",
-        out="far",
-        index_layout="far",
-    )
+    promise = "offsets of q, indices and out by token are 64 bits wide"
+    far: dict[str, Any] = {"q": "far", "out": "far", "index_layout": "far"}
+    yield from suite.sparse("offsets: tokens past 2^31 elements", promise, tokens=3, **far, **few)
 
 
-def _splits(suite: _Suite) -> Iterator[Case]:
+def _splits(suite: _Suite) -> Iterator[SparseFwdCase]:
     for splits in (0, 1, 2, 3, 7):
+        promise = "any split count gives the same result"
         yield from suite.sparse(
-            f"splits: {splits}",
-            "any split count gives the same result",
-            heads=suite.split_heads,
-            topk=496,
-            splits=splits,
-            every_target=splits == 3,
+            f"splits: {splits}", promise, heads=suite.split_heads, topk=496, splits=splits, every_target=splits == 3
         )
+    promise = "more splits than blocks of indices, and more than a merge adds at a time"
     yield from suite.sparse(
-        "splits: more than there are blocks",
-        "more splits than blocks of indices, and more than a merge adds at a time",
-        tokens=2,
-        heads=suite.split_heads,
-        topk=2192,
-        splits=1000,
+        "splits: more than there are blocks", promise, tokens=2, heads=suite.split_heads, topk=2192, splits=1000
     )
-    yield from suite.sparse(
-        "splits: chosen",
-        "few tokens on a large device",
-        each_wrapper=True,
-        heads=suite.split_heads,
-        tokens=2,
-        topk=1008,
-        multiprocessors=10_000,
-    )
-    yield from suite.sparse(
-        "batch invariant: result",
-        "batch-invariant mode gives the reference's result",
-        each_wrapper=True,
-        heads=suite.split_heads,
-        topk=1104,
-        batch_invariant=True,
-    )
-    yield from suite.sparse(
-        "batch invariant: rows of few indices keep their bits",
-        "a row's bits are the same in a call of one split and in wider ones",
-        check="invariance",
-        tokens=3,
-        heads=suite.split_heads,
-        topk=160,
-        batch_invariant=True,
-    )
-    for wrapper_length in (None, "random"):
-        name = "rows keep their bits" + (", with lengths" if wrapper_length else "")
-        yield from suite.sparse(
-            f"batch invariant: {name}",
-            "a row's bits are the same alone, in a larger batch, in another order and beside other rows",
-            check="invariance",
-            tokens=4,
-            heads=suite.split_heads,
-            topk=608,
-            length=wrapper_length,
-            batch_invariant=True,
-        )
+    chosen: dict[str, Any] = {"each_wrapper": True, "tokens": 2, "topk": 1008, "multiprocessors": 10_000}
+    yield from suite.sparse("splits: chosen", "few tokens on a large device", heads=suite.split_heads, **chosen)
+    invariant: dict[str, Any] = {"heads": suite.split_heads, "batch_invariant": True}
+    promise = "batch-invariant mode gives the reference's result"
+    yield from suite.sparse("batch invariant: result", promise, each_wrapper=True, topk=1104, **invariant)
+    invariant["check"] = "invariance"
+    promise = "a row's bits are the same in a call of one split and in wider ones"
+    name = "batch invariant: rows of few indices keep their bits"
+    yield from suite.sparse(name, promise, tokens=3, topk=160, **invariant)
+    promise = "a row's bits are the same alone, in a larger batch, in another order and beside other rows"
+    for length, suffix in ((None, ""), ("random", ", with lengths")):
+        name = f"batch invariant: rows keep their bits{suffix}"
+        yield from suite.sparse(name, promise, tokens=4, topk=608, length=length, **invariant)
 
 
-def _neighbours(suite: _Suite) -> Iterator[Case]:
+def _neighbours(suite: _Suite) -> Iterator[SparseFwdCase]:
     facts, big = suite.facts, suite.big
     if facts.shared_indices is None:
         return
     # Not a multiple of the tokens that load rows together; and heads of which many such tokens fit a tile.
     sizes: dict[str, Any] = {"tokens": 38 if big else 10, "heads": 13 if big else 5, "rows": 4 * suite.base.topk}
     for share in SHARES:
+        promise = "tokens that name much the same rows have each its own result"
         yield from suite.sparse(
-            f"neighbours: {share} % shared",
-            "tokens that name much the same rows have each its own result",
-            indices=f"neighbours, {share} % shared",
-            **sizes,
+            f"neighbours: {share} % shared", promise, indices=f"neighbours, {share} % shared", **sizes
         )
     yield from suite.sparse(
         "neighbours: lengths and sinks",
@@ -441,42 +308,37 @@ def _neighbours(suite: _Suite) -> Iterator[Case]:
     for name, check, indices, promise in (
         ("repeats", "reference", "repeats", "an index that one token names twice counts twice, and for it alone"),
         ("same bits twice", "determinism", "repeats", "two calls give the same bits where indices repeat"),
-        ("spoilt", "spoilt", "75 % shared", "a row that is not finite reaches the tokens that name it, and no other"),
+        (
+            "spoilt",
+            "not finite",
+            "75 % shared",
+            "a row that is not finite reaches the tokens that name it, and no other",
+        ),
         ("one by one", "one by one", "repeats", "flagged tokens are done one by one, and no others are written"),
     ):
         yield from suite.sparse(f"neighbours: {name}", promise, check=check, indices=f"neighbours, {indices}", **sizes)
     if big:
+        promise = "rows past what one bitmap holds"
         yield from suite.sparse(
-            "neighbours: many rows",
-            "rows past what one bitmap holds",
-            indices="neighbours, 50 % shared",
-            **{**sizes, "rows": MANY_ROWS},
+            "neighbours: many rows", promise, indices="neighbours, 50 % shared", **{**sizes, "rows": MANY_ROWS}
         )
         yield from suite.sparse(
             "neighbours: a prefill",
-            "a call of so many tokens shares rows without being told to",
+            "a call of so many tokens shares rows unasked",
             each_wrapper=True,
             indices="neighbours, 75 % shared",
             **{**sizes, "tokens": 1030, "heads": 64 // facts.shared_indices},
         )
 
 
-def _manners(suite: _Suite) -> Iterator[Case]:
+def _contract(suite: _Suite) -> Iterator[SparseFwdCase]:
     facts, heads = suite.facts, suite.split_heads
-    yield from suite.sparse(
-        "manners: buffers are used",
-        "given buffers are filled wholly and returned",
-        check="buffers",
-        out="contiguous",
-        each_wrapper=True,
-    )
+    promise = "given buffers are filled wholly and returned"
+    yield from suite.sparse("manners: buffers are used", promise, check="buffers", out="contiguous", each_wrapper=True)
     for splits in (1, 2):
+        promise = "a caller that wants no LSE gets the same out"
         yield from suite.sparse(
-            f"manners: out alone, splits {splits}",
-            "a caller that wants no LSE gets the same out",
-            check="out alone",
-            heads=heads,
-            splits=splits,
+            f"manners: out alone, splits {splits}", promise, check="out alone", heads=heads, splits=splits
         )
     promise = "a given workspace holds the splits, and a smaller one takes the tokens in pieces"
     yield from suite.sparse("workspace: forced splits", promise, check="workspace", heads=heads, topk=304, splits=3)
@@ -495,13 +357,8 @@ def _manners(suite: _Suite) -> Iterator[Case]:
     yield from suite.sparse(
         "manners: same bits twice, split", promise, check="determinism", heads=heads, splits=3, topk=304
     )
-    yield from suite.sparse(
-        "manners: torch's defaults",
-        "torch's default dtype and device are neither read nor changed",
-        check="defaults",
-        heads=heads,
-        splits=2,
-    )
+    promise = "torch's default dtype and device are neither read nor changed"
+    yield from suite.sparse("manners: torch's defaults", promise, check="defaults", heads=heads, splits=2)
     if suite.big:
         yield from suite.sparse(
             "manners: current stream", "launches go to the current stream", check="stream", each_wrapper=True
@@ -511,31 +368,13 @@ def _manners(suite: _Suite) -> Iterator[Case]:
         )
 
 
-def _refusals(facts: Facts) -> Iterator[Case]:
-    for change in CHANGES:
-        for wrapper in change.wrappers:
-            if wrapper in facts.wrappers and change.applies(facts):
-                short = {"flash_mla_sparse_fwd": "flash", "triton_mla_sparse_attention": "triton"}[wrapper]
-                yield RefusalCase(
-                    f"refuses: {change.argument}, {change.name} ({short})",
-                    f"{wrapper} names {change.argument} in a ValueError or TypeError",
-                    wrapper,
-                    change,
-                )
-
-
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
-    """All cases of a package.
-
-    Args:
-        spec: `SPEC["spec"]` of the package. A case about something that it lacks is left out.
-        device: "cpu" gives sizes that the interpreter bears, "cuda" the model's own.
-    """
+    """All cases of a package; see mlagen.verify.families."""
     facts = Facts.of(spec)
+    if not set(facts.wrappers) & set(WRAPPERS):
+        return []
     suite = _Suite(facts, device)
     found: list[Case] = []
-    if set(facts.wrappers) & set(SPARSE_FWD_WRAPPERS):
-        for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _neighbours, _manners):
-            found += part(suite)
-    found += _refusals(facts)
-    return found
+    for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _neighbours, _contract):
+        found += part(suite)
+    return [*found, *refused(facts)]

@@ -1,11 +1,14 @@
-"""The list of cases: complete, well-formed, and without what a spec lacks."""
+"""Sparse attention over rows: its list of cases is complete, well-formed, and without what a spec lacks."""
 
 import pytest
 from verify_specs import spec
 
-from mlagen.verify.cases import Case, RefusalCase, SparseFwdCase, cases
-from mlagen.verify.checks import SPARSE_FWD_CHECKS
-from mlagen.verify.inputs import INDEX_PATTERNS, LAYOUTS
+from mlagen.verify.case import Case
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.memory import LAYOUTS
+from mlagen.verify.patterns import INDEX_PATTERNS
+from mlagen.verify.sparse_fwd.cases import SparseFwdCase, cases
+from mlagen.verify.sparse_fwd.family import SPARSE_FWD
 from mlagen.verify.worker import selected
 
 DEVICES = ["cpu", "cuda"]
@@ -37,7 +40,7 @@ def test_every_pattern_that_a_case_names_exists_and_is_named(device):
     layouts |= {problem.out for problem in problems if problem.out}
     assert layouts == set(LAYOUTS)
     checks = {case.check for case in sparse(found)}
-    assert checks == set(SPARSE_FWD_CHECKS) - ({"stream", "graph"} if device == "cpu" else set())
+    assert checks == set(SPARSE_FWD.checks) - ({"stream", "graph"} if device == "cpu" else set())
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -78,7 +81,7 @@ def test_other_targets_run_a_subset():
     assert [case for case, target in pairs if target == "sm90"] == found
     subset = [case for case, target in pairs if target == "gfx942"]
     assert 5 <= len(subset) <= len(found) // 10
-    assert not any(isinstance(case, RefusalCase) for case in subset)
+    assert not any(isinstance(case, RefusedCase) for case in subset)
     assert [case.name for case, _ in selected(found, ["sm90"], ["sparse_fwd: rows: *"])] == [
         "sparse_fwd: rows: one",
         "sparse_fwd: rows: none",

@@ -1,0 +1,81 @@
+"""What writers and gathers are to verification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlagen.verify import checks
+from mlagen.verify.cache.cases import CacheCase, GatherCase, Pages, WriteCase, cases
+from mlagen.verify.cache.gather import GatherInputs, build_gather
+from mlagen.verify.cache.sides import INSERT, NAME, WRITERS, Side, sides_of
+from mlagen.verify.cache.write import WriteInputs, build_write
+from mlagen.verify.family import Family, Results, Run
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.results import Figure
+from mlagen.verify.subject import Subject
+
+CacheRun = Run[CacheCase, WriteInputs | GatherInputs]
+
+
+def _side(subject: Subject, module: str) -> Side:
+    (side,) = [one for one in sides_of(subject.package.SPEC["spec"]) if one.module == module]
+    return side
+
+
+def _build(subject: Subject, case: CacheCase, seed: int) -> WriteInputs | GatherInputs:
+    side = _side(subject, case.module)
+    if isinstance(case, WriteCase):
+        return build_write(case, side, subject.device, seed)
+    assert isinstance(case, GatherCase)
+    return build_gather(case, side, subject.device, seed)
+
+
+def _call(run: CacheRun, **given: Any) -> Results:
+    """Calls the wrapper, which returns nothing: its results are in the cache or in the output."""
+    arguments = {**run.inputs.arguments, **given}
+    checks.require_none(run.subject.call(run.case.wrapper, module=run.case.module, **arguments))
+    return {}
+
+
+def _compare(run: CacheRun, results: Results) -> list[Figure]:
+    run.inputs.compare()
+    return []
+
+
+def _few_programs(run: CacheRun) -> list[Figure]:
+    """As if a call had many tokens: one program a request, and the tile of many tokens."""
+    module: Any = getattr(run.subject.package, run.case.module or "cache")
+    sizes = {name: getattr(module, name) for name in ("GATHER_PROGRAMS", "FEW_TOKENS")}
+    module.GATHER_PROGRAMS = module.FEW_TOKENS = 0
+    try:
+        return checks.reference(run)
+    finally:
+        vars(module).update(sizes)
+
+
+def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
+    side = _side(subject, case.module)
+    options: dict[str, Any] = {"wrapper": case.wrapper, "module": case.module, "pages": Pages(4)}
+    if case.wrapper not in WRITERS:
+        return _build(subject, GatherCase("", "", requests=((0, 3), (2, 4)), **options), 0).arguments
+    k_pe = "2d" if side.facts.d_rope else "none"
+    arguments = _build(subject, WriteCase("", "", tokens=4, k_pe=k_pe, **options), 0).arguments
+    if case.wrapper == INSERT:
+        arguments["is_ue8m0"] = any(field.dtype == "ue8m0" for field in side.layout.fields)
+    return arguments
+
+
+CACHE = Family(
+    name=NAME,
+    kinds=(WriteCase, GatherCase),
+    cases=cases,
+    build=_build,
+    call=_call,
+    compare=_compare,
+    checks={
+        "reference": checks.reference,
+        "few programs": _few_programs,
+        "graph": checks.graph(lambda run: run.inputs.renew()),
+    },
+    valid=_valid,
+)

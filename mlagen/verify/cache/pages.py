@@ -1,0 +1,81 @@
+"""A cache in memory, as writers and gathers get it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from mlagen.layout import CacheLayout
+from mlagen.verify.cache.cases import Pages
+from mlagen.verify.cache.sides import Side
+from mlagen.verify.memory import GUARD, allocate
+
+TENSOR_SCALE = 0.37
+FAR_PAGES = 60_000
+POISON = 0xA5  # bytes around a cache
+
+
+@dataclass(frozen=True)
+class CacheMemory:
+    """A cache in its buffer.
+
+    Attributes:
+        tensor: what a wrapper gets.
+        buffer: uint8, all bytes between and around the pages.
+        pages: how many there are.
+    """
+
+    tensor: torch.Tensor
+    buffer: torch.Tensor
+    pages: int
+
+    def in_buffer(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The same cache, of bytes or of the model's dtype, in another buffer of this size."""
+        dtype = self.tensor.dtype if self.tensor.dtype.itemsize > 1 else torch.uint8
+        return buffer.view(dtype).as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset())
+
+
+def _torch_dtype(side: Side, name: str) -> torch.dtype:
+    """The dtype of a cache."""
+    if not side.layout.quantised:
+        return side.dtype
+    fnuz = any(field.dtype == "e4m3fnuz" for field in side.layout.data)
+    eight = torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn
+    return {"uint8": torch.uint8, "int8": torch.int8, "float8": eight}[name]
+
+
+def _far_pages(page: int) -> int:
+    """Pages of so many bytes that reach past 2^31 of them."""
+    return max(FAR_PAGES, 2**31 // page + 1000)
+
+
+def random_pages(side: Side, pages: Pages, count: int, device: str, generator: torch.Generator) -> CacheMemory:
+    """A cache of random bytes; one that is far, of memory as it is found."""
+    layout, size = side.layout, pages.block_size
+    row = layout.row_bytes + pages.row_gap
+    page = pages.page_gap + (size * row if pages.row_gap else layout.page_bytes(size))
+    count = _far_pages(page) if pages.far else 1 if pages.single else count
+    offset = GUARD + pages.offset * side.alignment
+    nbytes = -(-(offset + count * page + GUARD) // 8) * 8
+    buffer = allocate(nbytes, torch.uint8, device, None if pages.far else POISON)
+    if not pages.far:
+        buffer.copy_(torch.randint(0, 256, (nbytes,), generator=generator, dtype=torch.uint8))
+    unit = side.unit
+    shape = (count, page // unit) if pages.form == "pages" else (count, size, layout.row_bytes // unit)
+    stride = (page // unit, 1) if pages.form == "pages" else (7 if pages.single else page // unit, row // unit, 1)
+    tensor = buffer if layout.quantised else buffer.view(side.dtype)
+    tensor = tensor.as_strided(shape, stride, offset // unit).view(_torch_dtype(side, pages.dtype))
+    return CacheMemory(tensor, buffer, count)
+
+
+def alias(layout: CacheLayout) -> str:
+    """What vLLM's kv_cache_dtype says of a layout."""
+    if not layout.quantised:
+        return "auto"
+    return {"fp8_per_tensor": "fp8"}.get(layout.name, layout.name)
+
+
+def scale_argument(side: Side, device: str) -> dict[str, torch.Tensor]:
+    """The scale of a tensor as an argument, where the layout has one."""
+    return {"scale": torch.tensor([TENSOR_SCALE], device=device)} if side.layout.tensor_scale else {}

@@ -1,0 +1,43 @@
+"""A case: a promise that a generated package has to hold, as plain data; and how one fails, or cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+SHARED_INDICES = "cuda, shared indices"  # a target: the kernels in which neighbouring tokens share rows
+FEW_HEADS = "cuda, sm90 kernel of few heads"  # a target: that kernel, for calls of any heads cut to as many as it holds
+
+
+class CaseFailedError(Exception):
+    """A case does not hold; the message says what was found."""
+
+
+class CaseSkippedError(Exception):
+    """A case cannot run here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A named promise.
+
+    Attributes:
+        name: unique in a package, `sparse_fwd: sink is +inf`.
+        promise: what holds if the case passes, in one sentence.
+        check: what is asked of the call, a key of its family's checks.
+        every_target: run on each target's tiles, not on the first target's alone.
+        attends: it computes attention.
+        over_rows: it computes attention over the rows that indices name.
+    """
+
+    name: str
+    promise: str
+    check: str = field(default="reference", kw_only=True)
+    every_target: bool = field(default=False, kw_only=True)
+    attends: ClassVar[bool] = False
+    over_rows: ClassVar[bool] = False
+
+    @property
+    def can_share(self) -> bool:
+        """Whether neighbouring tokens of its call may load rows together."""
+        return False

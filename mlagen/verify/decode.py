@@ -1,0 +1,82 @@
+"""What both families of attention over a paged cache share: query tokens by request, results, and metadata."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from mlagen.verify import tolerance
+from mlagen.verify.case import CaseFailedError
+from mlagen.verify.checks import copied, require_bits, require_tensors
+from mlagen.verify.family import Check, Inputs, Results, Run
+from mlagen.verify.memory import LAYOUTS, NAN, Placed, place
+from mlagen.verify.reference import Attention
+from mlagen.verify.results import Figure
+
+FLASH = "flash_mla_with_kvcache"
+
+
+def place_tokens(
+    values: torch.Tensor, shape: tuple[int, int], layout: str, fill: float | int
+) -> tuple[torch.Tensor, Placed]:
+    """A tensor by token [tokens, ...] laid out, and its view by request [requests, s_q, ...]."""
+    if layout == "by position":
+        by_position = values.unflatten(0, shape).transpose(0, 1).flatten(0, 1)  # type: ignore[no-untyped-call]
+        placed = place(by_position, LAYOUTS["slice"], fill)
+        return placed.view.unflatten(0, shape[::-1]).transpose(0, 1), placed  # type: ignore[no-untyped-call]
+    placed = place(values, LAYOUTS[layout], fill)
+    return placed.view.unflatten(0, shape), placed  # type: ignore[no-untyped-call]
+
+
+def place_out(q: torch.Tensor, d_v: int, layout: str) -> Placed:
+    """A buffer for `out` of the queries [requests, s_q, heads, d_qk], its view by request."""
+    requests, s_q, heads, _ = q.shape
+    empty = torch.full((requests * s_q, heads, d_v), NAN, dtype=q.dtype, device=q.device)
+    view, placed = place_tokens(empty, (requests, s_q), layout, NAN)
+    return Placed(view, placed.buffer, placed.before)
+
+
+def compare(run: Run[Any, Any], results: Results, expected: Attention, keys: int, k_error: float = 0.0) -> list[Figure]:
+    """Figures of out [requests, s_q, heads, d_v] and lse [requests, heads, s_q] against attention of each token.
+
+    Args:
+        run: whose inputs have `q`.
+        results: "out" and "lse".
+        expected: by token.
+        keys: the most that a token sees.
+        k_error: relative error of elements of K.
+    """
+    facts = run.subject.facts
+    requests, s_q, heads, d_qk = run.inputs.q.shape
+    out = (getattr(torch, facts.dtype), (requests, s_q, heads, facts.d_v))
+    require_tensors(run, results, {"out": out, "lse": (torch.float32, (requests, heads, s_q))})
+    figures = tolerance.out_errors(results["out"].flatten(0, 1), expected, d_qk, k_error, facts.partials)
+    lse = results["lse"].transpose(1, 2).reshape(requests * s_q, heads)
+    return [*figures, tolerance.lse_error(lse, expected, d_qk, keys, facts.lse_base, k_error)]
+
+
+def metadata(others: Callable[[Run[Any, Any]], Mapping[str, Inputs]]) -> Check:
+    """Metadata serves calls of the sizes of its first one; the error of each of the `others` names what differs."""
+
+    def check(run: Run[Any, Any]) -> list[Figure]:
+        package = run.subject.package
+        old_form = package.get_mla_metadata(torch.ones(2, dtype=torch.int32), 8, 1, 4, is_fp8_kvcache=True, topk=64)
+        recorded, nothing = old_form
+        if nothing is not None or package.get_mla_metadata(cache_seqlens=None)[0] is recorded:
+            raise CaseFailedError("get_mla_metadata gives something else than a fresh object and None")
+        first = copied(run.call(tile_scheduler_metadata=recorded))
+        require_bits("second call", first, run.call(tile_scheduler_metadata=recorded))
+        for name, other in others(run).items():
+            try:
+                run.on(other).call(tile_scheduler_metadata=recorded)
+            except ValueError as error:
+                if not re.search(rf"tile_scheduler_metadata: .*\b(extra_)?{name} ", str(error)):
+                    raise CaseFailedError(f"the ValueError does not name {name}: {error}") from error
+            else:
+                raise CaseFailedError(f"took a call of another {name}")
+        return run.compare(first)
+
+    return check

@@ -1,0 +1,339 @@
+"""The cases of dense attention over a paged cache: plain data, made from a spec and from where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import torch
+
+from mlagen.verify.case import Case
+from mlagen.verify.decode import FLASH
+from mlagen.verify.dense_decode.facts import DenseDecodeFacts
+from mlagen.verify.dense_decode.invalid import DECODE, refused
+from mlagen.verify.facts import Facts
+
+TOO_LONG = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class DenseDecodeProblem:
+    """Inputs of one call.
+
+    Attributes:
+        lengths: keys of each request as the caller says them; more than the block table names means all of those.
+        columns: of the block table; None: two more than the longest request takes.
+        s_q, heads, kv_heads: sizes of q and of the cache.
+        block_size: tokens a page.
+        causal: a query token sees no key behind its own.
+        window: "spec": the spec's; else given to the wrapper, None meaning all keys.
+        cache: layout in memory, of mlagen.verify.memory.empty_pages.
+        poison: byte of what must not matter.
+        dtype: of a quantised cache's tensor.
+        scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
+        q, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
+        table: the same of the block table.
+    """
+
+    lengths: tuple[int, ...] = (70, 3, 129)
+    columns: int | None = None
+    s_q: int = 1
+    heads: int = 10
+    kv_heads: int = 1
+    block_size: int = 64
+    causal: bool = False
+    window: int | str | None = "spec"
+    cache: str = "end to end"
+    poison: int = 0xFF
+    dtype: torch.dtype = torch.uint8
+    scale: float | None = None
+    q: str = "contiguous"
+    out: str | None = None
+    table: str = "slice"
+
+    @property
+    def requests(self) -> int:
+        """How many."""
+        return len(self.lengths)
+
+    @property
+    def width(self) -> int:
+        """Columns of the block table."""
+        longest = max((length for length in self.lengths if length != TOO_LONG), default=0)
+        return -(-longest // self.block_size) + 2 if self.columns is None else self.columns
+
+    @property
+    def keys(self) -> list[int]:
+        """Keys of each request."""
+        return [min(max(length, 0), self.width * self.block_size) for length in self.lengths]
+
+
+@dataclass(frozen=True)
+class DenseDecodeCase(Case):
+    """A call against the reference.
+
+    Attributes:
+        problem: its inputs.
+        wrapper: the wrapper called.
+        multiprocessors: size of the device that the wrapper plans for; None: as it is.
+        batch_invariant: enable_batch_invariant.
+    """
+
+    problem: DenseDecodeProblem
+    wrapper: str = FLASH
+    multiprocessors: int | None = None
+    batch_invariant: bool = False
+    attends: ClassVar[bool] = True
+
+
+class _Suite:
+    """Builds cases with the sizes that suit a device."""
+
+    def __init__(self, known: DenseDecodeFacts, device: str) -> None:
+        self.known, self.facts = known, known.facts
+        self.big = device == "cuda"
+        self.planar = known.layout.planar
+        self.base = DenseDecodeProblem()
+        # A merge runs a program a row: fewer where a call is split.
+        self.split_heads = self.facts.num_heads if self.big else 3
+        if self.big:
+            lengths = (4097, 63, 1, 0, 2048, 700, 9000, 64, 65, 3, 1111)
+            self.base = DenseDecodeProblem(lengths, heads=self.facts.num_heads)
+
+    def case(self, name: str, promise: str, **settings: Any) -> Iterator[DenseDecodeCase]:
+        """One case of each wrapper that can take it, or of `wrapper`."""
+        options = {key: settings.pop(key) for key in DenseDecodeCase.__dataclass_fields__.keys() & settings.keys()}
+        if not self.big:
+            options.setdefault("multiprocessors", 1)
+        problem = replace(self.base, **settings)
+        wrapper = options.setdefault("wrapper", FLASH if FLASH in self.facts.wrappers else DECODE)
+        fits = wrapper == FLASH or problem.s_q == 1
+        if wrapper in self.facts.wrappers and fits and not (self.planar and problem.kv_heads > 1):
+            yield DenseDecodeCase(f"dense_decode: {name}", promise, problem, **options)
+
+    def both(self, name: str, promise: str, **settings: Any) -> Iterator[DenseDecodeCase]:
+        """A case of each wrapper."""
+        for wrapper, suffix in ((FLASH, ""), (DECODE, ", decode")):
+            yield from self.case(name + suffix, promise, wrapper=wrapper, **settings)
+
+
+def _typical(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    big, facts = suite.big, suite.facts
+    promise = "an ordinary call gives the reference's result"
+    yield from suite.both("typical", promise, every_target=True)
+    yield from suite.both("typical, shared", promise, every_target=True, multiprocessors=40)
+    own = (8000, 33000) if big else (65,)
+    yield from suite.both("model's own heads", "the model's own heads", lengths=own, heads=facts.num_heads)
+    many = tuple(37 * number % 301 for number in range(515 if big else 20))
+    yield from suite.both("many requests", "a large batch", lengths=many, heads=3)
+    yield from suite.both("no requests", "an empty batch gives empty results", lengths=(), columns=1)
+    yield from suite.case("no query tokens", "requests without query tokens give empty results", s_q=0)
+    for number, heads in enumerate((1, 5, 6, 12, 16, 17, 20, 32, 64, 96, 128)):
+        yield from suite.both(
+            f"heads: {heads}",
+            f"{heads} heads a rank, whatever the tile holds",
+            every_target=heads in (17, 128),
+            heads=heads,
+            lengths=((70, 3), (33,), (1,), (65,))[number % 4],
+        )
+    for heads, kv_heads in ((10, 2), (6, 6)):
+        promise = "query heads share KV heads evenly"
+        yield from suite.both(
+            f"heads: {heads} of {kv_heads} KV heads", promise, heads=heads, kv_heads=kv_heads, lengths=(70, 3)
+        )
+    for s_q in (1, 2, 4):
+        for causal in (False, True):
+            yield from suite.case(
+                f"s_q: {s_q}{', causal' if causal else ''}",
+                "a query token sees all keys, or those up to its own place at the end of its request",
+                s_q=s_q,
+                causal=causal,
+                heads=5,
+                lengths=(70, 2, 0, 64, 1, 67),
+                every_target=s_q == 4,
+            )
+    promise = "query tokens of a request take several tiles"
+    yield from suite.case("s_q: 9 of many heads", promise, s_q=9, causal=True, heads=20, lengths=(75, 5))
+
+
+def _lengths(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    promise = "any length in pages of any size, whatever the unused entries of the block table hold"
+    for size in (1, 2, 16, 53, 64, 480):
+        lengths = (0, 1, size - 1, size, size + 1, 3 * size + 2 if size < 100 else 0, 130)
+        yield from suite.both(
+            f"page size: {size}", promise, block_size=size, lengths=lengths, heads=3, every_target=size in (16, 53)
+        )
+    promise = "a length past what the block table names ends there"
+    yield from suite.both("length: too long", promise, lengths=(TOO_LONG, 100_000, 5), columns=2, heads=3)
+    yield from suite.both("length: negative", "a negative length is none", lengths=(-1, -(2**31), 5), heads=3)
+    promise = "requests without a key give 0 and the empty row's LSE"
+    yield from suite.both("length: none at all", promise, lengths=(0, 0, 0))
+    promise = "a block table without columns names no key"
+    yield from suite.both("length: no columns", promise, columns=0, heads=3)
+    yield from suite.both("length: no columns, batch invariant", promise, columns=0, heads=3, batch_invariant=True)
+    yield from suite.both("length: one page", "a cache of one page", lengths=(53,), block_size=53, columns=1)
+    promise = "one long request beside short ones"
+    long = (20_000, 1, 2, 3, 0, 5, 6) if suite.big else (700, 1, 0, 3)
+    yield from suite.both("length: one long", promise, lengths=long, heads=3, multiprocessors=6)
+    promise = "more requests than lengths are read at a time"
+    scale = 20 if suite.big else 1  # units of the requests of which no program has a whole number
+    counts = tuple(number * 37 % 101 * scale for number in range(600 if suite.big else 11))
+    yield from suite.case("length: in blocks", promise, lengths=counts, heads=1, check="blocks", multiprocessors=20)
+
+
+def _windows(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    if suite.known.window is None:
+        return
+    for window in (1, 5, 64, 100, None):
+        for s_q, causal in ((1, False), (3, True), (3, False)):
+            yield from suite.case(
+                f"window: {window or 'all'}, s_q {s_q}{', causal' if causal else ''}",
+                "a query token sees the last keys up to its own; pages before the window may be gone",
+                window=window,
+                s_q=s_q,
+                causal=causal,
+                lengths=(200, 3, 64, 0, 131),
+                heads=5,
+                block_size=53 if window == 5 else 16,
+                every_target=window == 100,
+            )
+    decode: dict[str, Any] = {"wrapper": DECODE, "lengths": (200, 3, 64), "heads": 3}
+    yield from suite.case("window: 5, decode", "the same of vLLM's interface", window=5, **decode)
+    length = suite.known.window + 97
+    promise = "the spec's own window"
+    yield from suite.both("window: the spec's", promise, lengths=(length, 7), heads=3, multiprocessors=4)
+    promise = "windows of requests that several programs share"
+    yield from suite.case(
+        "window: shared", promise, window=150, s_q=2, causal=True, lengths=(700, 40, 300), heads=3, multiprocessors=20
+    )
+
+
+def _caches(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    kinds = {
+        "page gap": "pages may lie apart; the bytes between them are not read",
+        "odd": "pages and rows may begin at any multiple of a stored value",
+    }
+    if not suite.planar:
+        kinds |= {
+            "row gap": "rows may lie apart; the bytes between them are not read",
+            "head gap": "heads may lie apart",
+            "heads first": "a page may hold its heads one behind the other",
+        }
+    for kind, promise in kinds.items():
+        heads = 2 if "head" in kind else 1
+        yield from suite.both(f"cache: {kind}", promise, cache=kind, block_size=53, heads=6, kv_heads=heads)
+    promise = "the stride of a dimension of one place leads nowhere, so any will do"
+    for what, size in (("page", 64), ("key a page", 1)):
+        name = f"cache: one {what}, odd stride"
+        yield from suite.both(name, promise, cache="idle", block_size=size, lengths=(40,), heads=3)
+    promise = "bytes that belong to no key do not matter"
+    yield from suite.both("cache: poison 0x7f", promise, poison=0x7F, heads=3)
+    if suite.known.layout.quantised:
+        for dtype in (torch.int8, torch.float8_e4m3fn):
+            name = f"cache: {str(dtype).removeprefix('torch.')}"
+            promise = "a quantised cache may be a tensor of any 8-bit dtype"
+            yield from suite.both(name, promise, dtype=dtype, heads=3, lengths=(70,))
+    promise = "page offsets are 64 bits wide"
+    yield from suite.both(
+        "offsets: cache past 2^31 bytes", promise, cache="far", block_size=16, lengths=(40,), heads=3, columns=3
+    )
+    promise = "offsets of q and out by request are 64 bits wide"
+    yield from suite.case("offsets: tokens past 2^31 elements", promise, heads=3, q="far", out="far")
+
+
+def _numbers(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    for name, scale, promise in (
+        ("large", 40.0, "a softmax that saturates stays finite"),
+        ("tiny", 1e-6, "a softmax that is all but uniform"),
+        ("zero", 0.0, "softmax_scale 0: the mean of the keys"),
+        ("negative", -1.0, "the maximum is that of the scaled logits"),
+    ):
+        yield from suite.case(f"logits: {name}", promise, scale=scale, heads=3)
+
+
+def _layouts(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    promise = "a tensor may be a view of a wider buffer, whose other bytes are neither read nor written"
+    for part, layouts in {
+        "q": ("slice", "transposed", "odd", "by position"),
+        "out": ("contiguous", "slice", "transposed", "odd"),
+        "table": ("contiguous", "odd"),
+    }.items():
+        for layout in layouts:
+            settings: dict[str, Any] = {part: layout, "every_target": (part, layout) == ("q", "odd")}
+            yield from suite.case(f"layout: {part} {layout}", promise, s_q=2, heads=5, **settings)
+            if layout != "by position":
+                settings["wrapper"] = DECODE
+                yield from suite.case(f"layout: {part} {layout}, decode", promise, heads=5, **settings)
+    promise = "the merge too takes any strides"
+    shared: dict[str, Any] = {"heads": suite.split_heads, "lengths": (300, 40), "multiprocessors": 1000}
+    yield from suite.both("layout: out odd, shared", promise, out="odd", **shared)
+
+
+def _shares(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    heads = suite.split_heads
+    lengths = (300, 7, 0, 130, 64, 500) if not suite.big else (9000, 7, 0, 130, 64, 33_000)
+    # Small tiles, which a CPU's cases have, put 16 programs on a multiprocessor: so many requests make them share.
+    promise = "wherever the batch is cut"
+    for count, times in ((1, 1 if suite.big else 6), (4, 1), (7, 1), (20, 1), (1000, 1)):
+        options: dict[str, Any] = {"check": "shares", "multiprocessors": count, "every_target": count == 7}
+        yield from suite.case(
+            f"shares: {count} multiprocessors", promise, lengths=lengths * times, heads=heads, **options
+        )
+    scale = 30 if suite.big else 1
+    alike = tuple(keys * scale for keys in (130, 125, 0, 128, 120, 131, 97))
+    promise = "requests of about one length go to programs whole"
+    for count in (1, 2, 7):
+        name = f"shares: alike, {count} multiprocessors"
+        yield from suite.case(name, promise, check="blocks", lengths=alike, heads=heads, multiprocessors=count)
+    promise = "rows that see no key weigh nothing in a merge"
+    yield from suite.case(
+        "shares: causal", promise, s_q=4, causal=True, lengths=(129, 2, 65), heads=heads, multiprocessors=100
+    )
+
+
+def _batch_invariant(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    invariant: dict[str, Any] = {"heads": suite.split_heads, "batch_invariant": True}
+    kept = {**invariant, "check": "invariance"}
+    wide = (1100, 30, 2049) if not suite.big else (5000, 30, 2049, 1024, 1025, 0)
+    promise = "batch-invariant mode gives the reference's result"
+    yield from suite.case("batch invariant: result", promise, lengths=wide, check="shares", **invariant)
+    promise = "a row's bits are the same alone, in a larger batch, in another order and in a request of several tokens"
+    lengths = wide if suite.big else wide[:2]
+    yield from suite.both("batch invariant: rows keep their bits", promise, lengths=lengths, **kept)
+    yield from suite.case("batch invariant: one program", "a call of one split", lengths=(70,), **invariant)
+    promise = "a row's bits are the same alone and beside further tokens, whose keys may begin another split"
+    name = "batch invariant: tokens of a request keep their bits"
+    yield from suite.case(name, promise, lengths=(1025, 513, 30), s_q=3, **kept)
+
+
+def _contract(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    shared: dict[str, Any] = {"heads": suite.split_heads, "lengths": (300, 40), "multiprocessors": 100}
+    promise = "a given out is filled wholly and returned"
+    yield from suite.case("manners: out is used", promise, out="contiguous", s_q=2, heads=3)
+    promise = "a workspace of the size named is enough, and nothing outside it is written"
+    yield from suite.both("workspace", promise, check="workspace", **shared)
+    invariant = {**shared, "lengths": (1100, 3), "batch_invariant": True}
+    yield from suite.both("workspace: batch invariant", promise, check="workspace", **invariant)
+    promise = "a batch that does not fit the workspace goes through it in pieces"
+    yield from suite.both("workspace: in pieces", promise, check="pieces", **invariant)
+    yield from suite.both("manners: same bits twice", "two calls give the same bits", check="determinism", **shared)
+    promise = "torch's default dtype and device are neither read nor changed"
+    yield from suite.both("manners: torch's defaults", promise, check="defaults", **shared)
+    promise = "metadata serves calls of the sizes of its first one, and no others"
+    yield from suite.case("manners: metadata", promise, wrapper=FLASH, check="metadata", heads=6)
+    if suite.big:
+        promise = "a captured call replays on other queries, lengths and pages"
+        yield from suite.both("manners: graph", promise, check="graph", lengths=(3000, 40, 0, 700))
+
+
+def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
+    """All cases of a package, none where it lacks the wrappers; see mlagen.verify.families."""
+    if Facts.of(spec).kind != "dense" or not {FLASH, DECODE} & set(spec["wrappers"]):
+        return []
+    known = DenseDecodeFacts.of(spec)
+    suite = _Suite(known, device)
+    found: list[Case] = []
+    for part in (_typical, _lengths, _windows, _caches, _numbers, _layouts, _shares, _batch_invariant, _contract):
+        found += part(suite)
+    return [*found, *refused(known)]

@@ -1,0 +1,238 @@
+"""What dense attention over a paged cache is to verification: calls, results against the reference, own checks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mlagen.verify import checks, decode
+from mlagen.verify.case import CaseFailedError
+from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
+from mlagen.verify.decode import FLASH
+from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem, cases
+from mlagen.verify.dense_decode.facts import DenseDecodeFacts
+from mlagen.verify.dense_decode.inputs import Inputs, attend, build
+from mlagen.verify.dense_decode.invalid import DECODE, NAME
+from mlagen.verify.dense_decode.schedule import share, splits_of
+from mlagen.verify.family import Family, Results, Run
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.memory import GARBAGE, NAN
+from mlagen.verify.results import Figure
+from mlagen.verify.subject import Subject
+
+LONGEST = 4  # query tokens a request where bits are compared
+
+DenseDecodeRun = Run[DenseDecodeCase, Inputs]
+
+
+def _known(subject: Subject) -> DenseDecodeFacts:
+    return DenseDecodeFacts.of(subject.package.SPEC["spec"])
+
+
+def _build(subject: Subject, case: DenseDecodeCase, seed: int) -> Inputs:
+    # Bits are compared between calls of one query token a request and of several.
+    problem = replace(case.problem, s_q=LONGEST) if case.check == "invariance" else case.problem
+    return build(problem, _known(subject), subject.device, seed)
+
+
+@contextlib.contextmanager
+def _planned(run: DenseDecodeRun) -> Iterator[None]:
+    """Has calls planned for the case's multiprocessors, and in a case of shares as if sharing requests cost nothing."""
+    module, case = run.subject.package.dense_decode, run.case
+    combine_units = module.COMBINE_UNITS
+    with run.subject.planned_for(case.multiprocessors):
+        module.COMBINE_UNITS = 0 if case.check in ("shares", "invariance") else combine_units
+        module._schedule.cache_clear()
+        try:
+            yield
+        finally:
+            module.COMBINE_UNITS = combine_units
+            module._schedule.cache_clear()
+
+
+def _call(run: DenseDecodeRun, **given: Any) -> Results:
+    subject, case, inputs = run.subject, run.case, run.inputs
+    arguments = {**inputs.arguments(case.wrapper), "enable_batch_invariant": case.batch_invariant, **given}
+    options: dict[str, Any] = {"multiprocessors": case.multiprocessors}
+    with _planned(run):
+        if case.wrapper == FLASH:
+            metadata = subject.package.get_mla_metadata()[0]
+            arguments = {"head_dim_v": subject.facts.d_v, "tile_scheduler_metadata": metadata, **arguments}
+            out, lse = subject.call(FLASH, **options, **arguments)
+            return {"out": out, "lse": lse}
+        shape = (*inputs.q.shape[:3], subject.facts.d_v)
+        out = torch.full(shape, NAN, dtype=inputs.q.dtype, device=subject.device)
+        out = inputs.given["out"].view if "out" in inputs.given else out
+        subject.call(DECODE, **options, **arguments, o=out[:, 0])
+        return {"out": out, "lse": arguments["lse"][:, :, None]}
+
+
+def _compare(run: DenseDecodeRun, results: Results) -> list[Figure]:
+    facts = run.subject.facts
+    empty_row_lse = facts.empty_row_lse if run.case.wrapper == FLASH else "-inf"
+    return decode.compare(run, results, attend(run.inputs, facts, empty_row_lse), max([1, *run.inputs.keys]))
+
+
+def _view(token: slice) -> checks.View:
+    """Results of one of a request's query tokens."""
+    return lambda results: {"out": results["out"][:, token], "lse": results["lse"][:, :, token]}
+
+
+def _variants(run: DenseDecodeRun, longer: Inputs) -> Iterator[Variant]:
+    """Of calls of one query token; `longer` has several."""
+    every = list(range(len(run.inputs.q)))
+    wider = run.inputs.pick(every)
+    wider.block_table = torch.nn.functional.pad(wider.block_table, (0, 32), value=GARBAGE)
+    yield Variant("with a wider block table", wider, every)
+    if run.case.wrapper == FLASH:
+        for s_q in (2, longer.q.shape[1]):
+            what = f"as the last of {s_q} query tokens"
+            yield Variant(what, longer.last_tokens(s_q), every, _view(slice(-1, None)))
+
+
+def _invariance(run: DenseDecodeRun) -> list[Figure]:
+    longer = run.inputs
+    check = checks.invariance(
+        Inputs.pick,
+        lambda alone: _variants(alone, longer),
+        alone=0,
+        crowd=lambda requests, big: [1] * (300 if big else 12),
+    )
+    alone = longer.last_tokens(1)
+    figures = check(run.on(alone))
+    if run.case.wrapper == FLASH and longer.q.shape[1] > 1:
+        shorter = replace(alone, q=longer.q[:, -2:-1].contiguous(), lengths=longer.lengths - 1)
+        first = copied(run.on(shorter).call())
+        got = run.on(longer.last_tokens(2)).call()
+        require_bits("as the first of 2 query tokens", first, _view(slice(1))(got))
+    return figures
+
+
+def _schedule(run: DenseDecodeRun) -> Any:
+    """How the package schedules a call whose rows are aligned."""
+    package, inputs = run.subject.package, run.inputs
+    module: Any = package.dense_decode
+    requests, s_q, heads, _ = inputs.q.shape
+    size, kv_heads = inputs.cache.shape[1:3]
+    window = [] if module.__dict__.get("WINDOW") is None else [inputs.window or module.MAX_KEYS]
+    keys = inputs.block_table.shape[1] * size
+    with _planned(run):
+        facts = package._launch.device_facts(inputs.q.device)
+        alignment = module._alignment(inputs.q, inputs.cache, inputs.q[:, 0, :, : run.subject.facts.d_v])
+        sm90 = [module._can_sm90(facts, alignment, size, inputs.sm_scale)] if "SM90_CALLS" in vars(module) else []
+        sizes = (requests, s_q, heads, kv_heads, size, keys)
+        return module._schedule(facts, alignment, *sizes, *window, run.case.batch_invariant, *sm90)
+
+
+def _shares(run: DenseDecodeRun) -> list[Figure]:
+    inputs, schedule = run.inputs, _schedule(run)
+    workspace = torch.zeros(schedule.floats, device=run.subject.device)
+    results = run.call(workspace=workspace)
+    requests, unit = inputs.q.shape[0], schedule.unit_keys
+    width = 2 if run.subject.package.dense_decode.__dict__.get("WINDOW") is None else 3
+    found = workspace[-width * requests :].view(torch.int32).view(requests, width).tolist()
+    units = [max(1, -(-keys // unit) - inputs.first_key(index) // unit) for index, keys in enumerate(inputs.keys)]
+    parts = share(units, schedule.overhead, schedule.combine_units, schedule.programs)
+    wanted = splits_of(parts, requests)
+    if [tuple(row[:2]) for row in found] != wanted:
+        raise CaseFailedError(f"requests have (first program, programs) {found}, and should have {wanted}")
+    if run.case.check == "shares" and schedule.programs > 20 and max(count for _, count in wanted) < 2:
+        raise CaseFailedError("no request is shared")
+    return run.compare(results)
+
+
+def _blocks(run: DenseDecodeRun) -> list[Figure]:
+    module: Any = run.subject.package.dense_decode
+    before = module.BLOCK_B
+    module.BLOCK_B = min(before, 4 if run.subject.device == "cpu" else before)
+    try:
+        return _shares(run)
+    finally:
+        module.BLOCK_B = before
+
+
+def _workspaces(run: DenseDecodeRun) -> Workspaces:
+    requests, s_q, heads, _ = run.inputs.q.shape
+    size, kv_heads = run.inputs.cache.shape[1:3]
+    sizes = (requests, s_q, heads, run.inputs.block_table.shape[1] * size, kv_heads)
+    with _planned(run):
+        options = {"enable_batch_invariant": run.case.batch_invariant}
+        floats = run.subject.package.dense_workspace_size(run.inputs.q.device, *sizes, **options)
+    return Workspaces({"for the batch": floats}, lambda flat: not bool(flat.isnan().all()), None)
+
+
+def _pieces(run: DenseDecodeRun) -> list[Figure]:
+    whole = copied(run.call())
+    module = run.subject.package.dense_decode
+    before = module._splits.WORKSPACE_BYTES
+    module._splits.WORKSPACE_BYTES = 4
+    module._schedule.cache_clear()
+    try:
+        schedule = _schedule(run)
+        require_bits("in pieces", whole, run.call())
+    finally:
+        module._splits.WORKSPACE_BYTES = before
+        module._schedule.cache_clear()
+    if schedule.requests != 1:
+        raise CaseFailedError(f"a piece has {schedule.requests} requests instead of 1")
+    return run.compare(whole)
+
+
+def _others(run: DenseDecodeRun) -> Mapping[str, Inputs]:
+    inputs = run.inputs
+    return {
+        "h_q": replace(inputs, q=inputs.q[:, :, :-1]),
+        "b": inputs.pick([0]),
+        "s_q": replace(inputs, q=inputs.q.repeat(1, 2, 1, 1)),
+        "causal": replace(inputs, problem=replace(inputs.problem, causal=True)),
+    }
+
+
+def _renew(run: DenseDecodeRun) -> Iterator[None]:
+    inputs = run.inputs
+    for order in ([2, 0, 3, 1], [1, 3, 0, 2]):
+        changed = inputs.pick(order)
+        inputs.q.copy_(changed.q)
+        inputs.block_table.copy_(changed.block_table)
+        inputs.lengths.copy_(changed.lengths)
+        inputs.keys = changed.keys
+        yield
+
+
+def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
+    flash, known = case.wrapper == FLASH, _known(subject)
+    kv_heads = 1 if known.layout.planar else 2
+    problem = DenseDecodeProblem((1100, 200), s_q=2 if flash else 1, heads=4, kv_heads=kv_heads)
+    inputs = build(problem, known, subject.device, 0)
+    arguments = inputs.arguments(case.wrapper) | {"enable_batch_invariant": True}
+    if flash:
+        metadata = subject.package.get_mla_metadata()[0]
+        return arguments | {"head_dim_v": known.facts.d_v, "tile_scheduler_metadata": metadata}
+    return arguments | {"o": inputs.q.new_zeros(2, 4, known.facts.d_v)}
+
+
+DENSE_DECODE = Family(
+    name=NAME,
+    kinds=(DenseDecodeCase,),
+    cases=cases,
+    build=_build,
+    call=_call,
+    compare=_compare,
+    checks={
+        "reference": checks.reference,
+        "determinism": checks.determinism,
+        "invariance": _invariance,
+        "shares": _shares,
+        "blocks": _blocks,
+        "workspace": checks.workspace(_workspaces),
+        "pieces": _pieces,
+        "defaults": checks.defaults,
+        "metadata": decode.metadata(_others),
+        "graph": checks.graph(_renew),
+    },
+    valid=_valid,
+)

@@ -1,0 +1,220 @@
+"""The tensors of a call of dense attention over a paged cache, and its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from mlagen.layout import CacheLayout
+from mlagen.layout.codec import read, write
+from mlagen.verify import family
+from mlagen.verify.decode import FLASH, place_out, place_tokens
+from mlagen.verify.dense_decode.cases import DenseDecodeProblem
+from mlagen.verify.dense_decode.facts import DenseDecodeFacts
+from mlagen.verify.facts import Facts
+from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, empty_pages, place, unplaced
+from mlagen.verify.reference import Attention, sparse_attention
+
+TENSOR_SCALE = 0.4375
+
+
+@dataclass
+class Inputs(family.Inputs):
+    """The tensors of one call.
+
+    Attributes:
+        problem: what they are of.
+        layout: the cache's.
+        q: [requests, s_q, heads, d_qk].
+        cache: [pages, block_size, kv_heads, row].
+        block_table: i32 [requests, width].
+        lengths: i32 [requests].
+        keys: of each request.
+        scale: softmax_scale; None: not passed.
+        k_scale: f32 [1] where the layout has one scale a tensor.
+        window: keys that a query token sees; None: all.
+    """
+
+    problem: DenseDecodeProblem
+    layout: CacheLayout
+    q: torch.Tensor
+    cache: torch.Tensor
+    block_table: torch.Tensor
+    lengths: torch.Tensor
+    keys: list[int]
+    scale: float | None
+    k_scale: torch.Tensor | None
+    window: int | None
+
+    @property
+    def sm_scale(self) -> float:
+        """The factor of the logits that the call takes."""
+        return float(self.q.shape[-1] ** -0.5) if self.scale is None else self.scale
+
+    def arguments(self, wrapper: str) -> dict[str, Any]:
+        """Arguments of a wrapper but for metadata and head_dim_v."""
+        optional: dict[str, Any] = {"k_scale": self.k_scale}
+        if self.problem.window != "spec":
+            optional["window"] = self.window or 2**31 - 1
+        optional = {name: value for name, value in optional.items() if value is not None}
+        if self.problem.window is None:
+            optional["window"] = None
+        if wrapper == FLASH:
+            found: dict[str, Any] = {
+                "q": self.q,
+                "k_cache": self.cache,
+                "block_table": self.block_table,
+                "cache_seqlens": self.lengths,
+                "causal": self.problem.causal,
+                "is_fp8_kvcache": self.layout.quantised,
+            }
+            optional |= {} if self.scale is None else {"softmax_scale": self.scale}
+            return found | optional | {name: one.view for name, one in self.given.items()}
+        requests, _, heads, _ = self.q.shape
+        return optional | {
+            "q": self.q[:, 0],
+            "k_buffer": self.cache,
+            "v_buffer": self.cache[..., : max(1, self.cache.shape[3] // 2)],
+            "req_to_token": self.block_table,
+            "b_seq_len": self.lengths,
+            "attn_logits": None,
+            "num_kv_splits": 4,
+            "sm_scale": self.sm_scale,
+            "page_size": self.problem.block_size,
+            "lse": torch.full((requests, heads + 3), NAN, dtype=torch.float32, device=self.q.device)[:, :heads],
+        }
+
+    def first_key(self, request: int) -> int:
+        """The first key that any query token of a request sees."""
+        if self.window is None:
+            return 0
+        return max(self.keys[request] - self.problem.s_q - self.window + 1, 0)
+
+    def pick(self, requests: Sequence[int]) -> Inputs:
+        """The same call for some of its requests, in another order."""
+        at = torch.tensor(requests, device=self.q.device)
+        return replace(
+            self,
+            q=self.q[at].contiguous(),
+            block_table=self.block_table[at].contiguous(),
+            lengths=self.lengths[at].contiguous(),
+            keys=[self.keys[request] for request in requests],
+            given={},
+            placed={},
+        )
+
+    def last_tokens(self, s_q: int) -> Inputs:
+        """The same call for each request's last query tokens, which see what they saw, if the call is causal."""
+        problem = replace(self.problem, s_q=s_q, causal=True)
+        return replace(self, q=self.q[:, -s_q:].contiguous(), problem=problem, given={}, placed={})
+
+
+def _block_table(inputs: Inputs, generator: torch.Generator) -> tuple[torch.Tensor, int]:
+    """Block table i32 [requests, width] on the CPU, garbage where no key is seen, and how many pages there are."""
+    problem, size = inputs.problem, inputs.problem.block_size
+    used = [
+        (request, column)
+        for request, keys in enumerate(inputs.keys)
+        for column in range(inputs.first_key(request) // size, -(-keys // size))
+    ]
+    pages = len(used) + (3 if problem.cache not in ("far", "idle") else 0)
+    order = torch.randperm(pages, generator=generator).tolist()
+    table = torch.full((problem.requests, problem.width), GARBAGE, dtype=torch.int32)
+    for (request, column), page in zip(used, order, strict=False):
+        table[request, column] = page
+    return table, pages
+
+
+def _write_rows(inputs: Inputs, table: torch.Tensor, cache: torch.Tensor, generator: torch.Generator) -> None:
+    """Writes a row for each key that is seen."""
+    layout, size, dtype = inputs.layout, inputs.problem.block_size, inputs.q.dtype
+    for request, keys in enumerate(inputs.keys):
+        positions = torch.arange(inputs.first_key(request), keys)
+        slots = table[request][positions // size].long() * size + positions % size
+        for head in range(inputs.problem.kv_heads):
+            rows = torch.randn(keys - inputs.first_key(request), layout.lanes, generator=generator).to(dtype)
+            pages = cache[:, :, head].view(torch.uint8)
+            if len(slots):
+                write(layout, pages, size, slots.to(cache.device), rows.to(cache.device), inputs.k_scale)
+
+
+def build(problem: DenseDecodeProblem, known: DenseDecodeFacts, device: str, seed: int) -> Inputs:
+    """The tensors of a problem, the same for the same seed.
+
+    Raises:
+        CaseSkippedError: the device has too little memory.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    facts, layout = known.facts, known.layout
+    dtype = getattr(torch, facts.dtype)
+    shape = (problem.requests * problem.s_q, problem.heads, facts.d_qk)
+    values = torch.randn(*shape, generator=generator).to(dtype).to(device)
+    q, placed_q = place_tokens(values, (problem.requests, problem.s_q), problem.q, NAN)
+    window = known.window if problem.window == "spec" else problem.window
+    assert window is None or isinstance(window, int)
+    lengths = torch.tensor(problem.lengths, dtype=torch.int64).clamp(-(2**31), 2**31 - 1).int().to(device)
+    inputs = Inputs(
+        problem,
+        layout,
+        q,
+        torch.empty(0),
+        torch.empty(0),
+        lengths,
+        problem.keys,
+        None if problem.scale is None else problem.scale * facts.d_qk**-0.5,
+        torch.full((1,), TENSOR_SCALE, device=device) if layout.tensor_scale else None,
+        window,
+        placed={"q": placed_q, "lengths": unplaced(lengths)},
+    )
+    table, pages = _block_table(inputs, generator)
+    cache_shape = (pages, problem.block_size, problem.kv_heads)
+    empty = empty_pages(layout, cache_shape, problem.cache, dtype, problem.poison, device)
+    _write_rows(inputs, table, empty.view, generator)
+    if problem.cache != "far":
+        inputs.placed["cache"] = replace(empty, before=empty.buffer.clone())
+    inputs.cache = empty.view.view(problem.dtype) if layout.quantised else empty.view
+    placed_table = place(table[:, None].to(device), LAYOUTS[problem.table], GARBAGE)
+    inputs.block_table = placed_table.view[:, 0]
+    inputs.placed["block_table"] = placed_table
+    if problem.out is not None:
+        inputs.given["out"] = place_out(q, facts.d_v, problem.out)
+    return inputs
+
+
+def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
+    """Attention of each token over the keys that it sees, by mlagen.verify.reference."""
+    _, s_q, heads, d_qk = inputs.q.shape
+    size, kv_heads = inputs.cache.shape[1:3]
+    group = heads // kv_heads
+    tokens: list[list[Attention]] = [[] for _ in range(kv_heads)]
+    table = inputs.block_table.long()
+    scale = d_qk**-0.5 if inputs.scale is None else inputs.scale
+    device = inputs.q.device
+    for request, keys in enumerate(inputs.keys):
+        first = inputs.first_key(request)
+        key = torch.arange(first, keys, device=device)
+        slots = table[request][key // size] * size + key % size
+        own = keys - s_q + torch.arange(s_q, device=device)[:, None]  # [s_q, 1]
+        seen = torch.ones(s_q, len(key), dtype=torch.bool, device=device)
+        if inputs.problem.causal:
+            seen &= key <= own
+        if inputs.window is not None:
+            seen &= key > own - inputs.window
+        indices = torch.where(seen, key - first, -1)
+        for head in range(kv_heads):
+            pages = inputs.cache[:, :, head].view(torch.uint8)
+            rows = torch.zeros(1, d_qk, device=device)
+            if len(key):
+                rows = read(inputs.layout, pages, size, slots, inputs.k_scale)
+            q = inputs.q[request, :, head * group : (head + 1) * group]
+            rows = rows.to(q.dtype)[:, None]
+            args = (indices, scale, facts.d_v, None, None, facts.lse_base, empty_row_lse)
+            tokens[head].append(sparse_attention(q, rows, *args))
+    empty = [
+        Attention(*(torch.zeros(0, group, *end, device=device) for end in ((facts.d_v,), (), (), (facts.d_v,), ())))
+    ]
+    by_head = [Attention(*(torch.cat(parts) for parts in zip(*(own or empty), strict=True))) for own in tokens]
+    return Attention(*(torch.cat(parts, 1) for parts in zip(*by_head, strict=True)))

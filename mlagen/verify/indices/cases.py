@@ -1,0 +1,205 @@
+"""The cases of the index kernels: plain data, made from a spec and from where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlagen.verify.case import Case
+from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL, SHORT, refused
+from mlagen.verify.indices.reference import INT32_VALUES
+
+
+@dataclass(frozen=True)
+class MapCase(Case):
+    """A call that maps a request's indices to slots of the cache.
+
+    Attributes:
+        wrapper: the wrapper called.
+        tokens, topk: sizes of the indices.
+        requests, columns: sizes of the block table.
+        block_size: tokens a block.
+        indices: pattern of the indices: "random", "none", "edges" (of blocks), "int32 range" or "last lane".
+        blocks: pattern of the block table: "random", "negative", "limit" (of int32) or "garbage" in unused columns.
+        request: pattern of the tokens' requests: "random", "outside" or "longer" (than the tokens).
+        mask: pattern of is_valid_token: "mixed", "all" or "none".
+        counts: return_valid_counts.
+        repeat: how often the tokens come, without memory of their own but for the results.
+        layout, table: layout in memory of the indices and of the block table, a key of mlagen.verify.memory.LAYOUTS.
+    """
+
+    wrapper: str
+    tokens: int
+    topk: int
+    requests: int = 4
+    columns: int = 9
+    block_size: int = 64
+    indices: str = "random"
+    blocks: str = "random"
+    request: str = "random"
+    mask: str = "mixed"
+    counts: bool = True
+    repeat: int = 1
+    layout: str = "contiguous"
+    table: str = "slice"
+
+
+@dataclass(frozen=True)
+class CombineCase(Case):
+    """A call of combine_topk_swa_indices.
+
+    Attributes:
+        requests: (tokens of the query, of the sequence, gathered) of each request.
+        topk, window, ratio: topk, window_size and compress_ratio.
+        width: columns of topk_indices; None: topk.
+        rows, window_row: M and N.
+        start: first value of query_start_loc.
+        spare: tokens past the last request.
+        indices: pattern of the top-k indices: "random", "none" or "int32 range".
+        layout: layout in memory of topk_indices.
+    """
+
+    requests: tuple[tuple[int, int, int], ...]
+    topk: int = 24
+    window: int = 16
+    ratio: int = 4
+    width: int | None = None
+    rows: int = 1000
+    window_row: int = 600
+    start: int = 0
+    spare: int = 0
+    indices: str = "random"
+    layout: str = "slice"
+
+
+def _map_cases(wrapper: str, big: bool) -> Iterator[MapCase]:
+    tokens = 67 if big else 4
+    base = MapCase("", "", wrapper, tokens, 100)
+
+    def case(name: str, promise: str, **changes: Any) -> MapCase:
+        return replace(base, name=f"{SHORT[wrapper]}: {name}", promise=promise, **changes)
+
+    yield case("typical", "an ordinary call gives the reference's slots and counts", topk=512 if big else 100)
+    for topk in (1, 17, 512, 516, 1024, 2047, 2048, 2176, 4100):
+        yield case(f"topk: {topk}", "any number of indices a token", tokens=tokens if big else 2, topk=topk)
+    yield case("topk: none", "no indices a token: nothing to name", topk=0)
+    for size in (1, 2, 53, 69, 256, 2**30, 2**31 - 1):
+        yield case(f"block size: {size}", "any block size", block_size=size, indices="edges")
+    yield case("tokens: one", "a batch of one", tokens=1, topk=2048)
+    yield case("tokens: none", "an empty batch gives empty results", tokens=0)
+    for pattern, promise in {
+        "none": "a batch whose indices are all -1 names nothing",
+        "int32 range": "any negative index, and any past the block table's columns, names nothing",
+        "edges": "the first and last token of a block, and of the block table's columns",
+        "last lane": "the one index that counts stands in the last lane",
+    }.items():
+        yield case(f"indices: {pattern}", promise, indices=pattern)
+    yield case("request: outside", "a request that is not in the block table names nothing", request="outside")
+    yield case("request: longer", "requests past the last token are not looked at", request="longer")
+    yield case("blocks: negative", "a negative block names nothing", blocks="negative", indices="edges")
+    for size in (1, 2, 53):
+        promise = "a block names something if and only if all its slots are int32"
+        yield case(f"blocks: limit, size {size}", promise, blocks="limit", block_size=size, indices="edges")
+    yield case("blocks: garbage", "unused entries of the block table do no harm", blocks="garbage")
+    yield case("blocks: none", "a block table without columns names nothing", columns=0)
+    yield case("requests: none", "a block table without rows names nothing", requests=0)
+    for part in ("layout", "table"):
+        for layout in ("slice", "odd", "far"):
+            what = "indices" if part == "layout" else "block table"
+            changes = {part: layout, "topk": 100 if part == "layout" else 99}
+            if layout == "far":
+                changes |= {"tokens": 3, "requests": 3}
+            yield case(f"layout: {what} {layout}", f"rows of the {what} may lie apart, 2^31 elements too", **changes)
+    if wrapper == GLOBAL:
+        yield case("mask: none", "padding tokens count 0, their indices are mapped all the same", mask="none")
+    else:
+        yield case("without counts", "slots alone", counts=False)
+    yield case("manners: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
+    if big:
+        yield from _large_map_cases(case)
+
+
+def _large_map_cases(case: Callable[..., MapCase]) -> Iterator[MapCase]:
+    for count, topk in ((1025, 512), (1025, 1024), (1030, 2048), (4099, 516), (1025, 2051)):
+        yield case(f"many tokens: {count}x{topk}", "a large batch", tokens=count, topk=topk)
+    yield case("manners: graph", "a captured call replays on new inputs", check="graph")
+    yield case(
+        "offsets: slots past 2^31 elements",
+        "offsets of the slots are 64 bits wide",
+        tokens=1,
+        repeat=INT32_VALUES // 2048 + 9,
+        topk=2048,
+        mask="all",
+        check="repeated",
+    )
+
+
+def _combine_cases(topk: int, window: int, big: bool) -> Iterator[CombineCase]:
+    mixed = ((3, 3, 3), (1, 400, 17), (7, 90, 60), (2, 17, 17))
+    base = CombineCase("", "", mixed)
+
+    def case(name: str, promise: str, **changes: Any) -> CombineCase:
+        return replace(base, name=f"combine: {name}", promise=promise, **changes)
+
+    yield case("typical", "an ordinary call gives the reference's rows and lengths")
+    yield case(
+        "model's own sizes",
+        "the model's own topk and window",
+        requests=((40, 20000, 500), (30, 30, 30)) if big else ((2, 20000, 130),),
+        topk=topk,
+        window=window,
+    )
+    for ratio in (1, 2, 7, 128):
+        yield case(f"ratio: {ratio}", "a compressed row holds ratio tokens", ratio=ratio, requests=((5, 258, 258),))
+    for count, width in ((0, 24), (0, 0), (1, 1), (24, 7), (24, 16), (24, 40), (17, 17), (120, 100), (112, 112)):
+        yield case(f"topk: {count} of {width}", "topk_indices may hold more or fewer columns", topk=count, width=width)
+    for size in (0, 1, 104, 105, 300):
+        yield case(f"window: {size}", "any window, and a row that is full", window=size)
+    yield case("window: nothing at all", "neither top-k nor window", topk=0, window=0)
+    longer = tuple((1 + number % 3, 20 + 7 * number, 20) for number in range(21))
+    for name, requests in {
+        "one": ((9, 30, 30),),
+        "single tokens": ((1, 1, 1),) * 17,
+        "many": longer,
+        "empty ones": ((0, 5, 5), (0, 0, 0), (3, 9, 9), (0, 7, 7), (0, 4, 4), (2, 8, 8), (0, 3, 3)),
+        "all empty": ((0, 5, 5), (0, 6, 6)),
+        "from the first position": ((20, 20, 20),),
+        "sequence shorter than its query": ((6, 4, 4), (3, 0, 0), (2, 2, 2)),
+        "gathered in part": ((3, 50, 18), (4, 70, 19)),
+        "of a length of two": ((17, 17, 17), (16, 16, 16), (15, 15, 15)),
+    }.items():
+        yield case(f"requests: {name}", "a token is its own request's, whatever the others are", requests=requests)
+    yield case("requests: none", "tokens without a request have nothing", requests=(), spare=3)
+    yield case("tokens: none", "an empty batch gives empty results", requests=())
+    yield case("tokens: past the last request", "they have nothing", spare=19)
+    yield case("start", "query_start_loc counts from its first value", start=12345)
+    for pattern, promise in {
+        "none": "top-k indices of -1 stay -1",
+        "int32 range": "a negative index, and one whose row is no int32, is -1",
+    }.items():
+        yield case(f"indices: {pattern}", promise, indices=pattern, rows=10**8, requests=longer)
+    yield case("rows: 0 and 0", "M and N may be 0", rows=0, window_row=0)
+    yield case("rows: to the end of int32", "the largest M", rows=INT32_VALUES // 4, window_row=INT32_VALUES // 8)
+    for layout in ("contiguous", "odd", "far"):
+        requests = ((2, 40, 40), (1, 50, 50)) if layout == "far" else mixed
+        yield case(f"layout: {layout}", "rows may lie apart, 2^31 elements too", layout=layout, requests=requests)
+    yield case("manners: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
+    if big:
+        sizes = {"topk": topk, "window": window}
+        yield case("many tokens: one request", "a long prefill", requests=((9000, 9000, 9000),), **sizes)
+        many = tuple((n % 5, 300 + 31 * n, 200) for n in range(3000))
+        yield case("many tokens: many requests", "thousands of requests", requests=many, rows=600_000, **sizes)
+        yield case("manners: graph", "a captured call replays on new inputs", check="graph")
+
+
+def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
+    """All cases of a package's index kernels; see mlagen.verify.families."""
+    wrappers, attention, big = spec["wrappers"], spec["attention"] or {}, device == "cuda"
+    found: list[Case] = []
+    for wrapper in (GLOBAL, CONVERT):
+        if wrapper in wrappers:
+            found += _map_cases(wrapper, big)
+    if COMBINE in wrappers:
+        found += _combine_cases(attention.get("topk") or 2048, attention.get("window") or 128, big)
+    return [*found, *refused(wrappers)]

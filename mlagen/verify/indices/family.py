@@ -1,0 +1,118 @@
+"""What the index kernels are to verification: calls, and results against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from mlagen.verify import checks
+from mlagen.verify.case import CaseFailedError
+from mlagen.verify.checks import require_tensors
+from mlagen.verify.family import Family, Results, Run
+from mlagen.verify.indices.cases import CombineCase, MapCase, cases
+from mlagen.verify.indices.inputs import Inputs, build_combine, build_map
+from mlagen.verify.indices.invalid import COMBINE, CONVERT, NAME
+from mlagen.verify.indices.reference import combine_indices, map_indices
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.memory import allocate
+from mlagen.verify.results import Figure
+from mlagen.verify.subject import Subject
+
+IndicesRun = Run[MapCase | CombineCase, Inputs]
+
+
+def _build(subject: Subject, case: MapCase | CombineCase, seed: int) -> Inputs:
+    if isinstance(case, CombineCase):
+        return build_combine(case, subject.device, seed)
+    return build_map(case, subject.device, seed)
+
+
+def _expected(run: IndicesRun) -> Results:
+    """What the case's wrapper must return, on the CPU."""
+    case = run.case
+    here: dict[str, Any] = {
+        name: one.cpu() if isinstance(one, torch.Tensor) else one for name, one in run.inputs.arguments.items()
+    }
+    if isinstance(case, CombineCase):
+        rows, lens = combine_indices(**here)
+        return {"indices": rows, "lens": lens}
+    if case.wrapper == CONVERT:
+        slots, lens = map_indices(here["token_indices"], here["req_id"], here["block_table"], here["BLOCK_SIZE"])
+        return {"indices": slots, "lens": lens} if case.counts else {"indices": slots}
+    slots, lens = map_indices(here["topk_indices"], here["token_to_req"], here["block_table"], here["block_size"])
+    return {"indices": slots, "lens": torch.where(here["is_valid_token"], lens, 0)}
+
+
+def _call(run: IndicesRun, **given: Any) -> Results:
+    """Calls by position, as callers do, but for the wrapper of many options."""
+    wrapper, arguments = COMBINE if isinstance(run.case, CombineCase) else run.case.wrapper, run.inputs.arguments
+    if wrapper == CONVERT:
+        returned = run.subject.call(wrapper, **arguments, **given)
+    else:
+        returned = run.subject.call(wrapper, *arguments.values(), **given)
+    found = [returned] if isinstance(returned, torch.Tensor) else returned
+    return dict(zip(("indices", "lens"), found, strict=False))
+
+
+def _compare(run: IndicesRun, results: Results) -> list[Figure]:
+    expected = _expected(run)
+    if results.keys() != expected.keys():
+        raise CaseFailedError(f"returned {len(results)} tensors instead of {len(expected)}")
+    require_tensors(run, results, {name: (want.dtype, tuple(want.shape)) for name, want in expected.items()})
+    for name, want in expected.items():
+        got = results[name].cpu()
+        wrong = (got != want).nonzero()
+        if len(wrong):
+            at = tuple(wrong[0].tolist())
+            found = f"{list(at)} first: {int(got[at])}, not {int(want[at])}"
+            raise CaseFailedError(f"{len(wrong)} of {want.numel()} {name} differ, {found}")
+    return []
+
+
+def _repeated(run: IndicesRun) -> list[Figure]:
+    """One token many times over."""
+    case, device, arguments = run.case, run.subject.device, run.inputs.arguments
+    assert isinstance(case, MapCase)
+    allocate(2 * case.repeat * case.topk, torch.int32, device, None)  # skips the case where memory is short
+    expected = _expected(run)
+    for name in arguments.keys() & {"topk_indices", "token_indices"}:
+        arguments[name] = arguments[name].expand(case.repeat, -1)
+    for name in arguments.keys() & {"token_to_req", "req_id", "is_valid_token"}:
+        arguments[name] = arguments[name].repeat(case.repeat)
+    got = run.call()
+    piece = 1 << 16
+    for name, want in expected.items():
+        for first in range(0, case.repeat, piece):
+            if not bool((got[name][first : first + piece] == want.to(device)).all()):
+                raise CaseFailedError(f"results from token {first} on differ")
+    return []
+
+
+def _renew(run: IndicesRun) -> Iterator[None]:
+    checks.flip(next(one for one in run.inputs.arguments.values() if isinstance(one, torch.Tensor) and one.dim() == 2))
+    yield
+
+
+def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
+    if case.wrapper == COMBINE:
+        return _build(subject, CombineCase("", "", ((2, 9, 9), (1, 5, 5)), layout="contiguous"), 0).arguments
+    return _build(subject, MapCase("", "", case.wrapper, 3, 16), 0).arguments
+
+
+INDICES = Family(
+    name=NAME,
+    kinds=(MapCase, CombineCase),
+    cases=cases,
+    build=_build,
+    call=_call,
+    compare=_compare,
+    checks={
+        "reference": checks.reference,
+        "defaults": checks.defaults,
+        "graph": checks.graph(_renew),
+        "repeated": _repeated,
+    },
+    valid=_valid,
+)

@@ -1,0 +1,66 @@
+"""Arguments that the index kernels' wrappers must refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from mlagen.verify import invalid
+from mlagen.verify.invalid import Invalid, RefusedCase
+
+NAME = "indices"
+GLOBAL = "compute_global_topk_indices_and_lens"
+CONVERT = "triton_convert_req_index_to_global_index"
+COMBINE = "combine_topk_swa_indices"
+SHORT = {GLOBAL: "global", CONVERT: "convert", COMBINE: "combine"}
+
+FIRST = {"topk_indices": (GLOBAL, COMBINE), "token_indices": (CONVERT,)}  # say which device the others must be on
+VECTORS = {
+    "token_to_req": (GLOBAL,),
+    "req_id": (CONVERT,),
+    "is_valid_token": (GLOBAL,),
+    "query_start_loc": (COMBINE,),
+    "seq_lens": (COMBINE,),
+    "gather_lens": (COMBINE,),
+}
+INTEGERS = {  # the least that each may be
+    "block_size": (1, (GLOBAL,)),
+    "BLOCK_SIZE": (1, (CONVERT,)),
+    **dict.fromkeys(("window_size", "topk", "M", "N"), (0, (COMBINE,))),
+    "compress_ratio": (1, (COMBINE,)),
+}
+
+
+def _invalid_tensors() -> Iterator[Invalid]:
+    for argument, wrappers in {**FIRST, "block_table": (GLOBAL, CONVERT), **VECTORS}.items():
+        for one in invalid.tensor(argument, torch.int64, first=argument in FIRST, word="not contiguous"):
+            yield replace(one, wrappers=wrappers)
+    for argument, wrappers in VECTORS.items():
+        if argument != "seq_lens":  # says how many requests there are
+            yield Invalid(argument, "an entry short", lambda vector: vector[:-1], wrappers=wrappers)
+        if argument in ("is_valid_token", "query_start_loc", "gather_lens"):
+            yield Invalid(argument, "an entry too many", invalid.longer, wrappers=wrappers)
+
+
+def _invalid() -> Iterator[Invalid]:
+    yield from _invalid_tensors()
+    for argument, (least, wrappers) in INTEGERS.items():
+        for value in (least - 1, 2**31, 2.5, None, True):
+            yield Invalid(argument, str(value), invalid.constant(value), wrappers=wrappers)
+    yield Invalid("topk", "with the window past int32", invalid.constant(2**31 - 100), wrappers=(COMBINE,))
+    yield Invalid("M", "rows past int32", invalid.constant(2**30 + 1), wrappers=(COMBINE,))
+    yield Invalid("N", "more than M", invalid.constant(2**31 - 1), wrappers=(COMBINE,))
+    yield Invalid("token_indices", "not of NUM_TOPK_TOKENS", lambda indices: indices[:, 1:], wrappers=(CONVERT,))
+    yield Invalid("NUM_TOPK_TOKENS", "a float", invalid.constant(5.0), wrappers=(CONVERT,))
+    yield Invalid("HAS_PREFILL_WORKSPACE", "True", invalid.constant(True), wrappers=(CONVERT,))
+    for argument in ("prefill_workspace_request_ids", "prefill_workspace_starts"):
+        yield Invalid(argument, "given", invalid.constant(torch.zeros(2)), wrappers=(CONVERT,))
+
+
+def refused(wrappers: Sequence[str]) -> Iterator[RefusedCase]:
+    """A case for each invalid argument of the wrappers that are there."""
+    return invalid.refused_cases(
+        NAME, {wrapper: short for wrapper, short in SHORT.items() if wrapper in wrappers}, _invalid()
+    )

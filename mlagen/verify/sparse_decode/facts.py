@@ -1,0 +1,35 @@
+"""What a package's spec says of its caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.layout import CacheLayout, layouts_of
+from mlagen.verify.facts import Facts
+
+
+@dataclass(frozen=True)
+class CacheFacts:
+    """What a package's spec says of its caches.
+
+    Attributes:
+        facts: what it says besides.
+        layouts: of the cache, and of the second one if there is one.
+        topks: indices a token of each.
+    """
+
+    facts: Facts
+    layouts: tuple[CacheLayout, ...]
+    topks: tuple[int, ...]
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> CacheFacts:
+        """The facts of `SPEC["spec"]`."""
+        main, extra = layouts_of(spec)
+        assert main is not None
+        topk, window = spec["attention"]["topk"], spec["attention"].get("window")
+        if extra is None:
+            return cls(Facts.of(spec), (main,), (topk + (window or 0),))
+        return cls(Facts.of(spec), (main, extra), (window or topk, topk))

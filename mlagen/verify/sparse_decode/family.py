@@ -1,0 +1,184 @@
+"""What sparse attention over a paged cache is to verification: calls, results against the reference, own checks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mlagen.verify import checks, decode, tolerance
+from mlagen.verify.case import CaseFailedError
+from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
+from mlagen.verify.decode import FLASH
+from mlagen.verify.family import Family, Results, Run
+from mlagen.verify.invalid import RefusedCase, check_refused
+from mlagen.verify.memory import NAN, is_wholly_used
+from mlagen.verify.results import Figure
+from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase, cases
+from mlagen.verify.sparse_decode.facts import CacheFacts
+from mlagen.verify.sparse_decode.inputs import Inputs, attend, build
+from mlagen.verify.sparse_decode.invalid import NAME, refused
+from mlagen.verify.subject import Subject, sm90_modules
+
+SparseDecodeRun = Run[SparseDecodeCase, Inputs]
+
+
+def _known(subject: Subject) -> CacheFacts:
+    return CacheFacts.of(subject.package.SPEC["spec"])
+
+
+def _build(subject: Subject, case: SparseDecodeCase, seed: int) -> Inputs:
+    return build(case.problem, _known(subject), subject.device, seed)
+
+
+def _call(run: SparseDecodeRun, **given: Any) -> Results:
+    subject, case = run.subject, run.case
+    arguments: dict[str, Any] = {
+        "head_dim_v": subject.facts.d_v,
+        "enable_batch_invariant": case.batch_invariant,
+        "tile_scheduler_metadata": subject.package.get_mla_metadata()[0],
+        **run.inputs.arguments(),
+        **given,
+    }
+    out, lse = subject.call(FLASH, multiprocessors=case.multiprocessors, **arguments)
+    return {"out": out, "lse": lse}
+
+
+def _compare(run: SparseDecodeRun, results: Results) -> list[Figure]:
+    subject, inputs = run.subject, run.inputs
+    # The sm90 kernel rounds scaled elements to fp16, where the reference rounds them to bf16.
+    may_round = subject.device == "cuda" and subject.package.sparse_decode in sm90_modules(subject.package)
+    k_error = 0.0
+    if may_round and any(one.any_scales for one in inputs.lists):
+        k_error = 2 * tolerance.UNIT_ROUNDOFF[results["out"].dtype]
+    topk = sum(one.indices.shape[2] for one in inputs.lists)
+    return decode.compare(run, results, attend(inputs, subject.facts), topk, k_error)
+
+
+def _nan(run: SparseDecodeRun) -> list[Figure]:
+    inputs = run.inputs
+    first = copied(run.call())
+    figures = run.compare(first)
+    inputs.placed.clear()
+    inputs.q[0, 0, 1, 5] = NAN
+    inputs.q[-1, -1] = NAN
+    results = run.call()
+    reached = inputs.q.isnan().any(3) & ~first["lse"].transpose(1, 2).isinf()  # [requests, s_q, heads]
+    lse_reached = reached.transpose(1, 2)
+    for name, rows in (("out", results["out"][reached]), ("lse", results["lse"][lse_reached])):
+        if not bool(rows.isnan().all()):
+            raise CaseFailedError(f"{name}: {int((~rows.isnan()).sum())} elements of heads with NaN in q are numbers")
+    out = torch.where(reached[..., None], first["out"], results["out"])
+    lse = torch.where(lse_reached, first["lse"], results["lse"])
+    require_bits("beside NaN", first, {"out": out, "lse": lse})
+    return figures
+
+
+def _variants(run: SparseDecodeRun) -> Iterator[Variant]:
+    inputs = run.inputs
+    every = list(range(len(inputs.q)))
+    # The first request stays; the others get other queries and indices.
+    others = inputs.pick(every)
+    others.q[1:] = others.q[1:].flip(3)
+    for one in others.lists:
+        one.indices[1:, :, ::2] = -1
+    yield Variant("beside other rows", others, [0])
+    # A multiple of 16 more columns, so that the indices stay aligned as they were.
+    wider = inputs.pick(every)
+    last = wider.lists[-1]
+    last.indices = torch.nn.functional.pad(last.indices, (0, 800), value=-1)
+    yield Variant("in a wider call", wider, every)
+    if all(one.length is None for one in inputs.lists):
+        lists = [replace(one, indices=one.indices.transpose(0, 1).contiguous()) for one in inputs.lists]
+        joined = replace(inputs, q=inputs.q.transpose(0, 1).contiguous(), lists=lists, given={}, placed={})
+        yield Variant("as tokens of one request", joined, every, _by_request)
+
+
+def _by_request(results: Results) -> Results:
+    """Results of the tokens of one request as those of requests of one token."""
+    return {"out": results["out"].transpose(0, 1), "lse": results["lse"].permute(2, 1, 0)}
+
+
+def _workspaces(run: SparseDecodeRun) -> Workspaces:
+    case, inputs = run.case, run.inputs
+    requests, s_q, heads, _ = inputs.q.shape
+    topks = [one.indices.shape[2] for one in inputs.lists]
+
+    def size(count: int) -> int:
+        with run.subject.planned_for(case.multiprocessors):
+            options = {"enable_batch_invariant": case.batch_invariant}
+            package = run.subject.package
+            return int(package.kvcache_workspace_size(inputs.q.device, 1, count, heads, *topks, **options))
+
+    sizes = {"for all tokens": size(requests * s_q), "for two tokens": size(2), "for one token": size(1)}
+    return Workspaces(sizes, lambda flat: is_wholly_used(flat, run.subject.facts), size(1) - 4)
+
+
+def _others(run: SparseDecodeRun) -> Mapping[str, Inputs]:
+    inputs = run.inputs
+    fewer = replace(inputs, q=inputs.q[:, :, :-1], sink=None if inputs.sink is None else inputs.sink[:-1])
+    narrower = inputs.pick(range(len(inputs.q)))
+    narrower.lists[-1].indices = narrower.lists[-1].indices[:, :, :-1]
+    return {"h_q": fewer, "b": inputs.pick([0]), "topk": narrower}
+
+
+def _renew(run: SparseDecodeRun) -> Iterator[None]:
+    checks.flip(run.inputs.q, *(one.indices for one in run.inputs.lists))
+    yield
+
+
+def _valid_arguments(subject: Subject) -> dict[str, Any]:
+    """So wide a call runs in splits in batch-invariant mode, and so needs a workspace."""
+    known = _known(subject)
+    length = "full" if known.facts.length == "required" else None
+    extra = Listing(32, 60, 7, length=length) if len(known.layouts) > 1 else None
+    sink = "random" if known.facts.sink == "required" else None
+    problem = CacheProblem(2, 2, 4, Listing(1100, 200, length=length), extra, sink)
+    arguments = build(problem, known, subject.device, 0).arguments()
+    return arguments | {"head_dim_v": known.facts.d_v, "enable_batch_invariant": True}
+
+
+def _fresh(subject: Subject, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with metadata that has recorded nothing."""
+    return {**arguments, "tile_scheduler_metadata": subject.package.get_mla_metadata()[0]}
+
+
+def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
+    return _fresh(subject, _valid_arguments(subject))
+
+
+def _refusals_after_a_call(run: SparseDecodeRun) -> list[Figure]:
+    subject = run.subject
+    valid = _valid_arguments(subject)
+    subject.call(FLASH, **_fresh(subject, valid))
+    for case in refused(_known(subject)):
+        check_refused(subject, case, _fresh(subject, valid))
+    return []
+
+
+SPARSE_DECODE = Family(
+    name=NAME,
+    kinds=(SparseDecodeCase,),
+    cases=cases,
+    build=_build,
+    call=_call,
+    compare=_compare,
+    checks={
+        "reference": checks.reference,
+        "buffers": checks.reference,
+        "determinism": checks.determinism,
+        "nan": _nan,
+        "invariance": checks.invariance(
+            Inputs.pick, _variants, crowd=lambda requests, big: [0] * (300 if big else 1) + list(range(requests))
+        ),
+        "workspace": checks.workspace(_workspaces),
+        "defaults": checks.defaults,
+        "metadata": decode.metadata(_others),
+        "refusals": _refusals_after_a_call,
+        "stream": checks.stream,
+        "graph": checks.graph(_renew),
+    },
+    valid=_valid,
+)

@@ -1,0 +1,196 @@
+"""What sparse attention over rows is to verification: calls, results against the reference, and checks of its own."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mlagen.verify import checks, tolerance
+from mlagen.verify.case import CaseFailedError
+from mlagen.verify.checks import Variant, Workspaces, copied, mapped, picked, require_tensors
+from mlagen.verify.facts import Facts
+from mlagen.verify.family import Family, Results, Run
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.memory import NAN, is_wholly_used
+from mlagen.verify.reference import sparse_attention
+from mlagen.verify.results import Figure
+from mlagen.verify.sparse_fwd.cases import Problem, SparseFwdCase, cases
+from mlagen.verify.sparse_fwd.inputs import Inputs, build
+from mlagen.verify.sparse_fwd.invalid import FLASH, NAME
+from mlagen.verify.subject import Subject, union_modules
+
+SparseFwdRun = Run[SparseFwdCase, Inputs]
+
+
+def _build(subject: Subject, case: SparseFwdCase, seed: int) -> Inputs:
+    problem = replace(case.problem, heads=subject.fitting(case.problem.heads))
+    stats = ("max_logits", "lse") if case.wrapper == FLASH else ("lse",)
+    return build(problem, subject.facts, subject.device, seed, stats if case.check == "buffers" else ())
+
+
+def _call(run: SparseFwdRun, **given: Any) -> Results:
+    subject, case, inputs = run.subject, run.case, run.inputs
+    named = {**inputs.optional(), "enable_batch_invariant": case.batch_invariant, **given}
+    arguments = (inputs.q, inputs.kv, inputs.indices, inputs.sm_scale)
+    plan = case.multiprocessors
+    if case.wrapper == FLASH:
+        out, max_logits, lse = subject.call(FLASH, *arguments, multiprocessors=plan, d_v=subject.facts.d_v, **named)
+        found = {"out": out, "max_logits": max_logits, "lse": lse}
+    else:
+        named = {"lse": torch.full(inputs.q.shape[:2], NAN, dtype=torch.float32, device=subject.device), **named}
+        out = subject.call(case.wrapper, *arguments, case.splits, plan, multiprocessors=plan, **named)
+        found = {"out": out, "lse": named["lse"]}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _compare(run: SparseFwdRun, results: Results) -> list[Figure]:
+    facts, inputs = run.subject.facts, run.inputs
+    tokens, heads, d_qk = inputs.q.shape
+    stat = (torch.float32, (tokens, heads))
+    out = (getattr(torch, facts.dtype), (tokens, heads, facts.d_v))
+    require_tensors(run, results, {"out": out, "max_logits": stat, "lse": stat})
+    expected = sparse_attention(
+        inputs.q,
+        inputs.kv,
+        inputs.indices[:, 0],
+        inputs.sm_scale,
+        facts.d_v,
+        inputs.sink,
+        inputs.length,
+        facts.lse_base,
+        facts.empty_row_lse,
+    )
+    figures = tolerance.out_errors(results["out"], expected, d_qk, partials=facts.partials)
+    if "max_logits" in results:
+        figures.append(tolerance.max_logits_error(results["max_logits"], expected, d_qk, facts.lse_base))
+    if "lse" in results:
+        topk = inputs.indices.shape[2]
+        figures.append(tolerance.lse_error(results["lse"], expected, d_qk, topk, facts.lse_base))
+    return figures
+
+
+def _out_alone(run: SparseFwdRun) -> list[Figure]:
+    return run.compare(run.call(lse=None))
+
+
+def _renew(run: SparseFwdRun) -> Iterator[None]:
+    checks.flip(run.inputs.q, run.inputs.indices)
+    yield
+
+
+def _variants(run: SparseFwdRun) -> Iterator[Variant]:
+    every = list(range(len(run.inputs.q)))
+    # The first row stays; the others get other queries, indices and lengths.
+    others = run.inputs.pick(every)
+    others.q[1:] = others.q[1:].flip(2)
+    others.indices[1:, :, ::2] = -1
+    if others.length is not None:
+        others.length[1:] = 1
+    yield Variant("beside other rows", others, [0])
+    # A multiple of 16 more columns, so that the indices stay aligned as they were.
+    wider = run.inputs.pick(every)
+    wider.indices = torch.nn.functional.pad(wider.indices, (0, 800), value=-1)
+    yield Variant("in a wider call", wider, every)
+
+
+def _workspaces(run: SparseFwdRun) -> Workspaces:
+    case, q = run.case, run.inputs.q
+    tokens, heads, _ = q.shape
+
+    def size(count: int) -> int:
+        with run.subject.planned_for(case.multiprocessors):
+            sizes = (q.device, count, heads, run.inputs.indices.shape[2], case.splits)
+            package = run.subject.package
+            return int(package.workspace_size(*sizes, enable_batch_invariant=case.batch_invariant))
+
+    sizes = {"for all tokens": size(tokens), "for two tokens": size(2), "for one token": size(1)}
+    return Workspaces(sizes, lambda flat: is_wholly_used(flat, run.subject.facts), size(1) - 4)
+
+
+def _rows_not_finite(run: SparseFwdRun) -> list[Figure]:
+    """Rows with values that are not finite, of which one token names one: it has no part in the others' results."""
+    inputs = run.inputs
+    inputs.placed.clear()
+    tokens, _, topk = inputs.indices.shape
+    page_size = inputs.kv.shape[1]
+    named = set(torch.unique(inputs.indices).tolist())
+    free = [row for row in range(1, inputs.kv.shape[0] * page_size) if row not in named]
+    token = tokens // 2
+    others = [each for each in range(tokens) if each != token]
+    figures = []
+    for value, columns in ((NAN, slice(None)), (NAN, slice(3, 4)), (float("inf"), slice(7, 9)), (NAN, slice(-1, None))):
+        row = free.pop()
+        inputs.kv[row // page_size, row % page_size] = 1.0
+        inputs.kv[row // page_size, row % page_size, columns] = value
+        changed = replace(inputs, indices=inputs.indices.clone(), given={})
+        changed.indices[token, 0, topk // 3] = row
+        results = copied(run.on(changed).call())
+        if bool(results["out"][token].isfinite().all()):
+            raise CaseFailedError(f"a row with {value} has no part in the result of the token that names it")
+        figures += run.on(changed.pick(others)).compare(picked(results, others))
+    return figures
+
+
+def _one_by_one(run: SparseFwdRun) -> list[Figure]:
+    subject, inputs = run.subject, run.inputs
+    (module,) = union_modules(subject.package)
+    group = int(module.GROUP.value)
+    tokens, heads, _ = inputs.q.shape
+    device = inputs.q.device
+    redo = 1 - torch.arange(-(-tokens // group), dtype=torch.int32, device=device) % 2
+    redo[-1] = 1  # which is not full
+    out = torch.full((tokens, heads, subject.facts.d_v), NAN, dtype=inputs.q.dtype, device=device)
+    stats = [torch.full((tokens, heads), NAN, device=device) for _ in range(2)]
+    with subject.planned_for(run.case.multiprocessors):
+        launch: Any = importlib.import_module(f"{subject.package.__name__}._launch")
+        schedule = module._union_schedule(launch.device_facts(device), module.ALIGNED, inputs.indices.shape[2])
+        call = (inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, inputs.length, inputs.sink)
+        module._launch_redo(schedule, redo, *call, out, *stats)
+    results = {"out": out, "max_logits": stats[0], "lse": stats[1]}
+    flagged = redo.bool().repeat_interleave(group)[:tokens]
+    if any(not bool(tensor[~flagged].isnan().all()) for tensor in results.values()):
+        raise CaseFailedError("wrote results of tokens that are not flagged")
+    rows = flagged.nonzero()[:, 0]
+    return run.on(inputs.pick(rows.tolist())).compare(mapped(results, lambda tensor: tensor[rows]))
+
+
+def valid_problem(facts: Facts) -> Problem:
+    """So wide a call runs in splits in batch-invariant mode, and so needs a workspace."""
+    sink = "random" if facts.sink == "required" else None
+    return Problem(2, 4, 1100, 60, sink=sink, length="full" if facts.length == "required" else None)
+
+
+def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
+    inputs = build(valid_problem(subject.facts), subject.facts, subject.device, 0)
+    named = {"q": inputs.q, "kv": inputs.kv, "indices": inputs.indices, "sm_scale": inputs.sm_scale}
+    return {**named, **inputs.optional(), "enable_batch_invariant": True}
+
+
+SPARSE_FWD = Family(
+    name=NAME,
+    kinds=(SparseFwdCase,),
+    cases=cases,
+    build=_build,
+    call=_call,
+    compare=_compare,
+    checks={
+        "reference": checks.reference,
+        "buffers": checks.reference,
+        "determinism": checks.determinism,
+        "invariance": checks.invariance(
+            Inputs.pick, _variants, crowd=lambda tokens, big: [0] * (300 if big else 1) + list(range(tokens))
+        ),
+        "out alone": _out_alone,
+        "workspace": checks.workspace(_workspaces),
+        "defaults": checks.defaults,
+        "stream": checks.stream,
+        "graph": checks.graph(_renew),
+        "not finite": _rows_not_finite,
+        "one by one": _one_by_one,
+    },
+    valid=_valid,
+)
