@@ -19,7 +19,7 @@ from mlagen.spec import load
 pytestmark = pytest.mark.compilation
 
 RIGHT_ENDS = """            acc = warpgroup_mma_wait(0, deps=[acc])
-            _signal(K0_RIGHT, at)
+            _signal(K0_RIGHT, at)  # to the producer: K0's right half is free
 """
 TAIL = (
     "    scores = warpgroup_mma(shared.q_tail.index(at), shared.k0_tail.index(at).permute((1, 0)), scores, "
