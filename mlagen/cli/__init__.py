@@ -33,7 +33,7 @@ class _Group(Group):
 def main() -> None:
     """Generates attention kernels for multi-head latent attention (MLA) from a YAML spec.
 
-    Exit codes: 0 done; 1 an honest no (drift, mismatch, over a limit); 2 a bad spec or usage; 3 a tool or compiler
+    Exit codes: 0 done; 1 a failed check (drift, mismatch, over a limit); 2 a bad spec or usage; 3 a tool or compiler
     broke.
     """
 
