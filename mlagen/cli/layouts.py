@@ -28,7 +28,7 @@ def as_json(layout: CacheLayout, dims: Dims, block_size: int | None) -> dict[str
     """All that is known of a layout, as plain values."""
     return {
         "name": layout.name,
-        "lanes": list(dims),
+        "columns": list(dims),
         "row_bytes": layout.row_bytes,
         "plane_bytes": list(layout.plane_bytes),
         "block_size": block_size or PAGE,
@@ -47,7 +47,7 @@ def as_text(layout: CacheLayout, dims: Dims, block_size: int | None) -> Iterator
     """The same as lines."""
     tokens = block_size or PAGE
     page = f"{layout.page_bytes(tokens):,} bytes a page of {tokens}"
-    yield f"{layout.name} on {_lanes(dims)} lanes: {layout.row_bytes:,} bytes a token, {page}"
+    yield f"{layout.name} on {_lanes(dims)} columns: {layout.row_bytes:,} bytes a token, {page}"
     yield from (f"  {line}" for line in layout.byte_table)
     for field in layout.fields:
         if isinstance(field, ScalesField):
@@ -57,7 +57,7 @@ def as_text(layout: CacheLayout, dims: Dims, block_size: int | None) -> Iterator
     if golden:
         yield f"  golden page of {PAGE} tokens: sha256 {golden}"
     for other, others_dims in _of_equal_bytes(layout, dims):
-        alike = f"{other.name} on {_lanes(others_dims)} lanes has {other.row_bytes:,} bytes a token too"
+        alike = f"{other.name} on {_lanes(others_dims)} columns has {other.row_bytes:,} bytes a token too"
         yield f"  warning: {alike}; a tensor does not tell which it holds, the fingerprint does"
 
 
@@ -65,7 +65,7 @@ def table() -> Table:
     """All named layouts side by side."""
     shown = Table(box=None, header_style="bold", padding=(0, 2, 1, 0))
     shown.add_column("layout")
-    shown.add_column("lanes")
+    shown.add_column("columns")
     shown.add_column("bytes a token", justify="right")
     shown.add_column("where the bytes are")
     shown.add_column(f"a page of {PAGE}", justify="right")

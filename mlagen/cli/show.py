@@ -61,7 +61,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
     out.print(f"{rows if plan.d_qk else ''}{dims.num_heads} heads, {topk}{dims.dtype}")
     sparse_fwd, cache = plan.find(SparseFwdPlan), plan.find(CachePlan)
     for chunk in sparse_fwd.chunks if sparse_fwd else ():
-        lanes = f"lanes [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
+        lanes = f"columns [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
         out.print(f"{chunk.name}: {lanes}{', part of V' if chunk.in_v else ''}", markup=False)
     launches = [f"cache writer: {cache.block_t} tokens a program"] if cache else []
     if plan.latent:
@@ -71,7 +71,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
             f"{splits.combine_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
             f"workspace {splits.workspace_bytes >> 20} MiB, partials in {splits.partials.dtype}"
         )
-        combine = f"combine: {', '.join(f'{tile.block_s} splits x {tile.block_d} lanes' for tile in splits.combine)}"
+        combine = f"combine: {', '.join(f'{tile.block_s} splits x {tile.block_d} columns' for tile in splits.combine)}"
         launches = [combine, *launches]
     if launches:
         out.print("; ".join(launches))

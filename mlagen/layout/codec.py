@@ -140,7 +140,7 @@ def write(
         block_size: tokens a page.
         slot_mapping: [N] integers, page * block_size + position; a slot outside the cache is skipped, and of two
             equal ones the later stays.
-        rows: [at least N, lanes] bf16, fp16 or fp32.
+        rows: [at least N, columns] bf16, fp16 or fp32.
         tensor_scale: see `encode`.
     """
     views = planes_of(layout, cache, block_size)
@@ -222,7 +222,7 @@ def page_sha256(page: torch.Tensor) -> str:
 
 def _check_lanes(layout: CacheLayout, lanes: int) -> None:
     if lanes != layout.lanes:
-        raise ValueError(f"rows: got {lanes} lanes; takes {layout.lanes}: {layout.name}")
+        raise ValueError(f"rows: got {lanes} columns; takes {layout.lanes}: {layout.name}")
 
 
 def _tensor_scale(scale: float | torch.Tensor | None, device: torch.device) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """CacheLayout: where every byte of a cached token is. Writers, gathers, attention loads, the reference and docs ask it.
 
-A layout is composed of fields (docs/decisions/0003): latent, RoPE or both as one run of lanes, scales, and padding. The
+A layout is composed of fields (docs/decisions/0003): latent, RoPE or both as one run, scales, and padding. The
 fields of a token stand side by side in its row; a page-planar layout has a second row a token behind the rows of all
 tokens of the page.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
@@ -84,10 +85,10 @@ class Field:
 
 @dataclass(frozen=True)
 class DataField(Field):
-    """Lanes of the KV row.
+    """Columns of the KV row.
 
     Attributes:
-        first_lane: lane of the KV row at which it begins.
+        first_lane: column of the KV row at which it begins.
         tensor_scale: its values are divided by one scale a tensor, which callers pass.
     """
 
@@ -102,11 +103,11 @@ class DataField(Field):
 
 @dataclass(frozen=True)
 class ScalesField(Field):
-    """Scales of a data field, one a tile of lanes.
+    """Scales of a data field, one a tile of columns.
 
     Attributes:
         of: name of the data field.
-        tile: lanes a scale covers.
+        tile: columns a scale covers.
         interleave: scale s is stored at s % interleave * (count / interleave) + s // interleave; 1: in order.
         rule: how writers find a scale. Readers take any.
     """
@@ -157,13 +158,13 @@ class CacheLayout:
 
     @property
     def data(self) -> tuple[DataField, ...]:
-        """The fields that hold lanes, in lane order."""
+        """The fields that hold columns, in column order."""
         found = [field for field in self.fields if isinstance(field, DataField)]
         return tuple(sorted(found, key=lambda field: field.first_lane))
 
     @property
     def lanes(self) -> int:
-        """Lanes of one token's row (d_qk)."""
+        """Columns of one token's row (d_qk)."""
         return sum(field.count for field in self.data)
 
     @property
@@ -184,7 +185,7 @@ class CacheLayout:
 
     @property
     def quantised(self) -> bool:
-        """Whether any lane is stored in fewer than 16 bits; if not, the cache is a tensor of the model's dtype."""
+        """Whether any column is stored in fewer than 16 bits; if not, the cache is a tensor of the model's dtype."""
         return any(field.quantised for field in self.data)
 
     @property
@@ -219,8 +220,14 @@ class CacheLayout:
 
     @property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that tell how bytes are read, layouts of equal byte count apart: sha256 of the table."""
-        text = "\n".join((self.name, *self.byte_table, str(self.row_bytes)))
+        """Sixteen hex digits that tell how bytes are read, layouts of equal byte count apart.
+
+        Of sha256 over the name, the page's multiple and what readers know of each field; a scale's rule is writers'.
+        """
+        fields = [{**dataclasses.asdict(field), "kind": type(field).__name__} for field in self.fields]
+        for field in fields:
+            field.pop("rule", None)
+        text = json.dumps([self.name, self.page_multiple, fields], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -231,11 +238,11 @@ def _contents(field: Field) -> str:
             step, size = field.count // field.interleave * field.itemsize, field.itemsize
             rest = f"s // {field.interleave}" if size == 1 else f"{size} * (s // {field.interleave})"
             order = f"; scale s at byte {step} * (s % {field.interleave}) + {rest}"
-        return f"{field.count} x {field.dtype}, one for {field.tile} lanes{order}"
+        return f"{field.count} x {field.dtype}, one for {field.tile} columns{order}"
     if isinstance(field, PadField):
         return f"{field.nbytes} byte{'s' if field.nbytes > 1 else ''}, 0"
     assert isinstance(field, DataField)
-    packed = ", two a byte, the even lane in the low half" if field.dtype == "e2m1" else ""
+    packed = ", two a byte, the even column in the low half" if field.dtype == "e2m1" else ""
     scaled = ", one scale a tensor" if field.tensor_scale else ""
     return f"{field.count} x {field.dtype}{packed}{scaled}"
 
@@ -247,12 +254,12 @@ def compose(
 
     Args:
         composition: a layout as specs say it, `name`, `fields`, `planar_fields`, `page_multiple`; see mlagen.spec.
-        kv_lora_rank: latent lanes.
-        qk_rope_head_dim: RoPE lanes; 0 leaves out a `rope` field.
+        kv_lora_rank: latent columns.
+        qk_rope_head_dim: RoPE columns; 0 leaves out a `rope` field.
         rule: fields of ScaleRule that replace those of the layout's scales.
 
     Raises:
-        LayoutError: a lane is stored twice or not at all, a scale scales nothing, a field would begin off alignment,
+        LayoutError: a column is stored twice or not at all, a scale scales nothing, a field would begin off alignment,
             or a scale's rule gives values that its dtype does not hold.
     """
     lanes = {"latent": kv_lora_rank, "rope": qk_rope_head_dim, "row": kv_lora_rank + qk_rope_head_dim}
@@ -283,9 +290,7 @@ def compose(
             place = (plane, offsets[plane], first[kind])
             field = DataField(kind, item["dtype"], lanes[kind], *place, kind in by_tensor)
         if BITS[field.dtype] * field.count % 8:
-            message = (
-                f"got {field.dtype} for {field.count} lanes, which end within a byte; takes an even number of lanes"
-            )
+            message = f"got {field.dtype} for {field.count} columns, which end within a byte; takes an even number"
             raise LayoutError(message, *at, "dtype")
         if field.offset % field.itemsize:
             need = f"a multiple of {field.itemsize}, the bytes of {field.dtype}"
@@ -298,18 +303,18 @@ def compose(
 
 
 def _stored(entries: list[Entry], lanes: Mapping[str, int]) -> dict[str, str]:
-    """The dtype of each data field; LayoutError where lanes are stored twice or not at all."""
+    """The dtype of each data field; LayoutError where columns are stored twice or not at all."""
     stored: dict[str, str] = {}
     for _, at, item in entries:
         kind = item["kind"]
         if kind in lanes:
             held = [other for other in stored if kind == "row" or other in (kind, "row")]
             if held:
-                raise LayoutError(f"got {kind}, lanes that {held[0]} holds already; takes each lane once", *at, "kind")
+                raise LayoutError(f"got {kind}, columns that {held[0]} holds already; takes each once", *at, "kind")
             stored[kind] = item["dtype"]
     for kind in ("latent", "rope"):
         if lanes[kind] and kind not in stored and "row" not in stored:
-            raise LayoutError(f"stores no {kind} lanes; takes a field of kind {kind} or row", "fields")
+            raise LayoutError(f"stores no {kind} columns; takes a field of kind {kind} or row", "fields")
     return stored
 
 

@@ -59,7 +59,7 @@ class Needs(NamedTuple):
         rows: it reads or writes latent rows, model.kv_lora_rank and model.v_head_dim.
         cache: it needs to know how rows are stored.
         multi_head: it needs the dims of multi-head attention.
-        values: it needs lanes of V: of multi-head attention, or of latent rows.
+        values: it needs columns of V: of multi-head attention, or of latent rows.
     """
 
     attention: tuple[str, ...] = ()
@@ -136,9 +136,9 @@ class Dims(Model):
         int, Field(ge=1, le=128, description="query heads before tensor parallelism; a rank may have fewer")
     ]
     kv_lora_rank: Annotated[
-        int, Field(ge=0, le=1024, description="latent lanes of a KV row (D_NOPE); 0: the model has no latent rows")
+        int, Field(ge=0, le=1024, description="latent columns of a KV row (D_NOPE); 0: the model has no latent rows")
     ] = 0
-    qk_rope_head_dim: Annotated[int, Field(ge=0, le=256, description="RoPE lanes of a KV row (D_ROPE); 0: no RoPE")] = 0
+    qk_rope_head_dim: Annotated[int, Field(ge=0, le=256, description="RoPE columns of a KV row (D_ROPE); 0: none")] = 0
     v_head_dim: Annotated[
         int,
         Field(ge=0, le=1280, description="columns of V (D_V): kv_lora_rank, or plus qk_rope_head_dim the whole row"),
@@ -227,8 +227,8 @@ class MultiHead(Model):
     `model.num_heads` and `model.dtype` are its too.
     """
 
-    qk_head_dim: Annotated[int, Field(ge=1, le=512, description="lanes of a row of q and k, RoPE's among them")]
-    v_head_dim: Annotated[int, Field(ge=1, le=512, description="lanes of a row of v")]
+    qk_head_dim: Annotated[int, Field(ge=1, le=512, description="columns of a row of q and k, RoPE's among them")]
+    v_head_dim: Annotated[int, Field(ge=1, le=512, description="columns of a row of v")]
     num_kv_heads: Annotated[
         int | None,
         Field(ge=1, le=128, description="heads of k and v, a divisor of model.num_heads; absent: as many"),
@@ -244,29 +244,29 @@ DataKind = Literal["latent", "rope", "row"]
 
 
 class LatentField(Model):
-    """The latent lanes of a KV row."""
+    """The latent columns of a KV row."""
 
     kind: Annotated[Literal["latent"], Field(description="what the field holds")]
     dtype: Annotated[
-        DataDtype, Field(description="how a lane is stored; e2m1: two a byte, the even lane in the low half")
+        DataDtype, Field(description="how a column is stored; e2m1: two a byte, the even column in the low half")
     ]
 
 
 class RopeField(Model):
-    """The RoPE lanes of a KV row; left out where the model has none."""
+    """The RoPE columns of a KV row; left out where the model has none."""
 
     kind: Annotated[Literal["rope"], Field(description="what the field holds")]
     dtype: Annotated[
-        DataDtype, Field(description="how a lane is stored; e2m1: two a byte, the even lane in the low half")
+        DataDtype, Field(description="how a column is stored; e2m1: two a byte, the even column in the low half")
     ]
 
 
 class RowField(Model):
-    """Latent and RoPE lanes as one run."""
+    """Latent and RoPE columns as one run."""
 
     kind: Annotated[Literal["row"], Field(description="what the field holds")]
     dtype: Annotated[
-        DataDtype, Field(description="how a lane is stored; e2m1: two a byte, the even lane in the low half")
+        DataDtype, Field(description="how a column is stored; e2m1: two a byte, the even column in the low half")
     ]
 
 
@@ -299,12 +299,12 @@ class ScaleRuleChanges(Model):
 
 
 class ScalesField(ScaleRule):
-    """One scale for each tile of lanes of another field."""
+    """One scale for each tile of columns of another field."""
 
     kind: Annotated[Literal["scales"], Field(description="what the field holds")]
-    of: Annotated[DataKind, Field(description="the field whose lanes they scale")]
+    of: Annotated[DataKind, Field(description="the field whose columns they scale")]
     dtype: Annotated[Literal["fp32", "ue8m0", "e4m3"], Field(description="how a scale is stored")]
-    tile: Annotated[Literal[16, 32, 64, 128, 256, 512], Field(description="lanes a scale covers")]
+    tile: Annotated[Literal[16, 32, 64, 128, 256, 512], Field(description="columns a scale covers")]
     interleave: Annotated[
         int,
         Field(ge=1, le=64, description="scale s of n is stored at s % interleave * (n / interleave) + s // interleave"),
@@ -315,7 +315,7 @@ class TensorScaleField(Model):
     """One fp32 scale a tensor, which callers pass; it takes no byte of the row."""
 
     kind: Annotated[Literal["tensor_scale"], Field(description="what the field holds")]
-    of: Annotated[DataKind, Field(description="the field whose lanes it scales")]
+    of: Annotated[DataKind, Field(description="the field whose columns it scales")]
 
 
 class PadField(Model):
@@ -486,7 +486,7 @@ class Spec(Model):
         model = info.data.get("model")  # absent while `model` itself is off
         if model is not None and cache is not None:
             if not model.kv_lora_rank:
-                raise refused("got a cache; takes none without model.kv_lora_rank, the latent lanes of its rows")
+                raise refused("got a cache; takes none without model.kv_lora_rank, the latent columns of its rows")
             _check_layout(cache, model)
         return cache
 
@@ -539,7 +539,7 @@ def _lacks(needs: Needs, parts: Mapping[str, Any]) -> str | None:
         if needs.multi_head:
             return "multi_head; the spec has none"
         if needs.values and "model" in parts and not parts["model"].kv_lora_rank:
-            return "lanes of V; the spec has neither multi_head nor model.kv_lora_rank"
+            return "columns of V; the spec has neither multi_head nor model.kv_lora_rank"
     if needs.attention and "attention" in parts:
         attention = parts["attention"]
         if attention is None or attention.kind not in needs.attention:
@@ -563,7 +563,7 @@ def _check_layout(cache: Cache, model: Dims) -> None:
         raise refused(message, "layout") from None
     for field in layout.data:
         if not field.quantised and field.dtype != model.dtype:
-            message = f"got '{layout.name}', which holds {field.name} lanes in {field.dtype}"
+            message = f"got '{layout.name}', which holds {field.name} columns in {field.dtype}"
             raise refused(f"{message}; takes {model.dtype} there, model.dtype, or fewer bits", "layout")
     changes = cache.scale_rule.model_dump(exclude_none=True) if cache.scale_rule else {}
     if changes and not any(layout.scales_of(field) for field in layout.data):

@@ -393,7 +393,7 @@ LINES = {
     "cache of another dtype": (
         V32,
         {"kv_cache_dtype": "fp8", "dtype": "fp16"},
-        "--kv-cache-dtype: got 'fp8_ds_mla', which holds rope lanes in bf16; takes fp16 there, model.dtype, or fewer "
+        "--kv-cache-dtype: got 'fp8_ds_mla', which holds rope columns in bf16; takes fp16 there, model.dtype, or fewer "
         "bits",
     ),
     "page": (V32, {"block_size": 5000}, "--block-size: got 5000; takes an integer from 1 to 4096"),

@@ -109,11 +109,13 @@ targets: [sm90]
 def test_both_caches_are_shown_with_their_scales_and_pages(run: Run, workspace: Path) -> None:
     (workspace / "specs" / "two.yaml").write_text(TWO_CACHES)
     lines = run("show", "layout", "specs/two.yaml").stdout.splitlines()
-    assert lines[0] == "cache: mxfp8_v41 on 448 + 64 lanes: 528 bytes a token, 1,056 bytes a page of 2"
+    assert lines[0] == "cache: mxfp8_v41 on 448 + 64 columns: 528 bytes a token, 1,056 bytes a page of 2"
     assert "  row scales: 2^ceil(log2(max(amax, 0.0001) / 448))" in lines
     assert "  row scales: max(amax / 5, 0.001953125), to the nearest e4m3" in lines
     warnings = [line for line in lines if "warning" in line]
-    assert [line.split(";")[0] for line in warnings] == ["  warning: fp8_ds_mla on 512 lanes has 528 bytes a token too"]
+    assert [line.split(";")[0] for line in warnings] == [
+        "  warning: fp8_ds_mla on 512 columns has 528 bytes a token too"
+    ]
     found = json.loads(run("show", "layout", "specs/two.yaml", "--json").stdout)
     assert [(name, one["page_bytes"], one["same_bytes"]) for name, one in found.items()] == [
         ("cache", 1056, ["fp8_ds_mla"]),
@@ -128,9 +130,9 @@ def test_a_layout_that_a_spec_writes_itself_is_shown_too(run: Run, workspace: Pa
     path = workspace / "specs" / "small.yaml"
     path.write_text(path.read_text().replace("cache: {layout: fp16}", own))
     shown = run("show", "layout", "specs/small.yaml").stdout
-    assert "mine on 32 + 16 lanes: 48 bytes a token" in shown
+    assert "mine on 32 + 16 columns: 48 bytes a token" in shown
     # The same bytes under another name are another layout.
-    assert "fp8_per_tensor on 32 + 16 lanes has 48 bytes a token too" in shown
+    assert "fp8_per_tensor on 32 + 16 columns has 48 bytes a token too" in shown
 
 
 def test_all_layouts_are_shown_side_by_side(run: Run) -> None:

@@ -14,7 +14,7 @@ from mlagen.spec.models import LAYOUT_DIMS, NAMED_LAYOUTS
 
 ROOT = Path(__file__).parents[2]
 
-# A layout that no engine has: a 4-bit latent, and RoPE lanes left in bf16.
+# A layout that no engine has: a 4-bit latent, and RoPE columns left in bf16.
 OWN = {
     "name": "nvfp4_bf16_rope",
     "fields": [
@@ -25,7 +25,7 @@ OWN = {
         {"kind": "rope", "dtype": "bf16"},
     ],
 }
-# As gfx942 stores it: e4m3fnuz, one fp32 scale for 128 lanes.
+# As gfx942 stores it: e4m3fnuz, one fp32 scale for 128 columns.
 FNUZ = {
     "name": "fnuz_ds_mla",
     "fields": [
@@ -64,7 +64,7 @@ def _scale(draw: st.DrawFn, of: str, dtype: str) -> dict[str, Any]:
 
 @st.composite
 def compositions(draw: st.DrawFn, rank: int, rope: int, dtype: str) -> dict[str, Any]:
-    """Any layout of rows of `rank` + `rope` lanes whose unquantised lanes are of `dtype`, as a spec says it."""
+    """Any layout of rows of `rank` + `rope` columns whose unquantised columns are of `dtype`, as a spec says it."""
     lanes = {"latent": rank, "rope": rope, "row": rank + rope}
     kinds = draw(st.sampled_from([["row"], ["latent", "rope"], ["rope", "latent"]]))
     planes: list[list[dict[str, Any]]] = [[], []]
@@ -125,7 +125,7 @@ def _padded(plane: list[dict[str, Any]], lanes: dict[str, int], widest: int) -> 
 
 
 def fitting(rank: int, rope: int, dtype: str) -> list[str]:
-    """The named layouts that such rows fit, and whose unquantised lanes are of `dtype`."""
+    """The named layouts that such rows fit, and whose unquantised columns are of `dtype`."""
     found = []
     for name, composition in NAMED_LAYOUTS.items():
         try:

@@ -21,7 +21,7 @@ from mlagen.spec.models import LAYOUT_DIMS, NAMED_LAYOUTS
 
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
 
-E2M1 = "512 x e2m1, two a byte, the even lane in the low half"
+E2M1 = "512 x e2m1, two a byte, the even column in the low half"
 TABLES = {
     "bf16": (1152, ("[0, 1024)     latent  512 x bf16", "[1024, 1152)  rope    64 x bf16")),
     "fp16": (1152, ("[0, 1024)     latent  512 x fp16", "[1024, 1152)  rope    64 x fp16")),
@@ -30,7 +30,7 @@ TABLES = {
         656,
         (
             "[0, 512)    latent         512 x e4m3",
-            "[512, 528)  latent_scales  4 x fp32, one for 128 lanes",
+            "[512, 528)  latent_scales  4 x fp32, one for 128 columns",
             "[528, 656)  rope           64 x bf16",
         ),
     ),
@@ -40,38 +40,38 @@ TABLES = {
             "[0, 448)    latent         448 x e4m3",
             "[448, 576)  rope           64 x bf16",
             "behind the rows of all tokens of the page, for each token:",
-            "[0, 7)      latent_scales  7 x ue8m0, one for 64 lanes",
+            "[0, 7)      latent_scales  7 x ue8m0, one for 64 columns",
             "[7, 8)      pad            1 byte, 0",
             "a page is rounded up to a multiple of 576 bytes",
         ),
     ),
     "mxfp8_v41": (
         528,
-        ("[0, 512)    row         512 x e4m3", "[512, 528)  row_scales  16 x ue8m0, one for 32 lanes"),
+        ("[0, 512)    row         512 x e4m3", "[512, 528)  row_scales  16 x ue8m0, one for 32 columns"),
     ),
     "nvfp4_v41": (
         288,
-        (f"[0, 256)    row         {E2M1}", "[256, 288)  row_scales  32 x e4m3, one for 16 lanes"),
+        (f"[0, 256)    row         {E2M1}", "[256, 288)  row_scales  32 x e4m3, one for 16 columns"),
     ),
     "nvfp4_ds_mla": (
         352,
         (
             f"[0, 256)    latent         {E2M1}",
             "[256, 320)  rope           64 x e4m3",
-            "[320, 352)  latent_scales  32 x e4m3, one for 16 lanes; scale s at byte 8 * (s % 4) + s // 4",
+            "[320, 352)  latent_scales  32 x e4m3, one for 16 columns; scale s at byte 8 * (s % 4) + s // 4",
         ),
     ),
     "nvfp4_bf16_rope": (
         432,
         (
             f"[0, 256)    latent         {E2M1}",
-            "[256, 288)  latent_scales  32 x e4m3, one for 16 lanes",
+            "[256, 288)  latent_scales  32 x e4m3, one for 16 columns",
             "[288, 304)  pad            16 bytes, 0",
             "[304, 432)  rope           64 x bf16",
         ),
     ),
 }
-# Bytes of a row without RoPE: 512 latent lanes.
+# Bytes of a row without RoPE: 512 latent columns.
 WITHOUT_ROPE = {
     "bf16": 1024,
     "fp16": 1024,
@@ -265,7 +265,7 @@ def test_fingerprints_depend_on_the_name_and_on_each_byte():
     swap_ab = (replace(rope, first_lane=0, offset=0), replace(latent, first_lane=64, offset=128))
     variants.append(CacheLayout("bf16", swap_ab, 1))
     variants += [replace(make("bf16"), name="mine"), replace(make("bf16"), page_multiple=4)]
-    # A row knows no boundary between latent and RoPE lanes: the same bytes, read the same.
+    # A row knows no boundary between latent and RoPE columns: the same bytes, read the same.
     tables = {(layout.name, layout.byte_table) for layout in variants}
     assert len({layout.fingerprint for layout in variants}) == len(tables) > 30
     assert all(re.fullmatch("[0-9a-f]{16}", layout.fingerprint) for layout in variants)
@@ -286,8 +286,8 @@ SCALE |= {"rounding": "nearest", "divisor": 448.0, "floor": 1e-4, "floor_on": "s
 @pytest.mark.parametrize(
     ("fields", "at", "message"),
     [
-        ([LATENT], ("fields",), "no rope lanes"),
-        ([{"kind": "pad", "bytes": 1}], ("fields",), "no latent lanes"),
+        ([LATENT], ("fields",), "no rope columns"),
+        ([{"kind": "pad", "bytes": 1}], ("fields",), "no latent columns"),
         ([LATENT, ROPE, LATENT], ("fields", 2, "kind"), "latent holds already"),
         ([{**LATENT, "kind": "row"}, ROPE], ("fields", 1, "kind"), "row holds already"),
         ([LATENT, {**SCALE, "of": "row"}, ROPE], ("fields", 1, "of"), "takes latent or rope"),
@@ -349,7 +349,7 @@ def test_the_layout_needs_the_standard_library_alone():
     assert done.stdout.strip() == "[]"
 
 
-# The lanes and bytes of known rows, which other code bases repeat as literals.
+# The columns and bytes of known rows, which other code bases repeat as literals.
 ROW_SIZES = re.compile(r"\b(?:576|656|584|528|1152)\b")
 # What the peers' own kernels take is a fact of theirs.
 PEERS = Path("mlagen/bench/peers")

@@ -40,7 +40,7 @@ def rows_of(values: torch.Tensor, lanes: int) -> torch.Tensor:
 
 
 def assert_encodes(layout: CacheLayout, x: torch.Tensor, tensor_scale: float | None = None) -> None:
-    """`x` [T, lanes], bf16 or fp16, gives the second encoder's bytes; a NaN's bits in unquantised lanes are its own."""
+    """`x` [T, columns], bf16 or fp16, gives the second encoder's bytes; unquantised NaN keep their own bits."""
     found = encode(layout, x, tensor_scale)
     wanted = exact.encode(layout, x.double().numpy(), tensor_scale)
     nan = x.isnan()
@@ -95,7 +95,7 @@ def test_a_scale_a_tensor_has_to_be_passed(call):
 
 
 def tiles_with(layout: CacheLayout, amax: float) -> torch.Tensor:
-    """Two rows: one whose largest magnitude is `amax`, at a random lane of each tile; one of nothing but amax."""
+    """Two rows: one whose largest magnitude is `amax`, at a random column of each tile; one of nothing but amax."""
     generator = torch.Generator().manual_seed(5)
     lanes = torch.arange(layout.lanes)
     x = torch.rand(2, layout.lanes, generator=generator) * 2 - 1
@@ -136,7 +136,7 @@ def e4m3(value: float) -> int:
 
 
 def encoded(layout: CacheLayout, *leading: float) -> tuple[list[int], list[int]]:
-    """The first scale and the first data bytes of a row that begins with these lanes and is 0 otherwise."""
+    """The first scale and the first data bytes of a row that begins with these columns and is 0 otherwise."""
     row = torch.zeros(1, layout.lanes)
     row[0, : len(leading)] = torch.tensor(leading)
     planes = encode(layout, row)
@@ -175,7 +175,7 @@ def test_documented_bytes_of_other_layouts():
     assert encoded(make("fp8_ds_mla"), 0.0)[0] == [0, 0, 0, 0x39]  # 2^-13 as fp32
     assert encoded(make("fp8_ds_mla", **OLD_GLM), 0.0)[0] == [0, 0, 0x80, 0]  # the smallest normal fp32
     assert encoded(make("fp8_ds_mla", **OLD_GLM), 448.0, 1.0) == ([0, 0, 0x80, 0x3F], [0x7E, 0x38])
-    # The smallest e4m3, and the first lane in the low half.
+    # The smallest e4m3, and the first column in the low half.
     assert encoded(make("nvfp4_v41"), 0.0) == ([1], [0])
     assert encoded(make("nvfp4_v41"), 6.0, -0.5) == ([0x38], [0x97, 0])
     assert encoded(make("nvfp4_v41"), 2688.0, 2688.0) == ([0x7E], [0x77, 0])  # 6 * 448
@@ -356,7 +356,7 @@ def test_planar_rows_that_stand_apart_are_refused():
 
 
 def test_rows_of_other_lanes_are_refused():
-    with pytest.raises(ValueError, match="got 575 lanes; takes 576"):
+    with pytest.raises(ValueError, match="got 575 columns; takes 576"):
         encode(make("bf16"), torch.zeros(1, 575))
 
 

@@ -38,7 +38,7 @@ NUMBERS = {
     "odd_fp8": (12, (96, 32, 128), "fp16", 100, 37, "optional", ("odd_planar", 53), ("fp8_per_tensor", 7)),
     "own_layout": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("nvfp4_bf16_rope", 64), None),
 }
-# Heads, dtype, lanes of k and of v, heads of k and v, addressing, and how many targets.
+# Heads, dtype, columns of k and of v, heads of k and v, addressing, and how many targets.
 PREFILL = {
     "dsv3_prefill": (128, "bf16", 192, 128, None, "pointers", 8),
     "dsv3_prefill_tma": (128, "bf16", 192, 128, None, "descriptors", 3),
