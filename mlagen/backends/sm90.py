@@ -56,7 +56,7 @@ def _register_split(registers: Registers) -> str:
 Part = TypeVar("Part")
 
 
-def _there(part: Part | None) -> Part:
+def _required(part: Part | None) -> Part:
     """A part that the plan has, since the kernel that asks for it is in the package."""
     if part is None:
         raise LookupError("the plan has no such part")
@@ -99,7 +99,7 @@ class Sm90Module:
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
-        sm90 = _there(self.plan_of(plan))
+        sm90 = _required(self.plan_of(plan))
         return {
             **attention_context(plan),
             "sm90": sm90,
@@ -114,7 +114,7 @@ class Sm90Module:
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
-        return {(self.kernel, None): _there(self.plan_of(plan)).expected_products}
+        return {(self.kernel, None): _required(self.plan_of(plan)).expected_products}
 
 
 def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> tuple[str, ...]:
@@ -183,7 +183,7 @@ def _rows_details(plan: Plan) -> dict[str, Any]:
 
 
 def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
-    sm90, scaled = _there(plan.of(SparseFwdPlan).sm90), plan.splits.partials.scaled
+    sm90, scaled = _required(plan.of(SparseFwdPlan).sm90), plan.splits.partials.scaled
     return {
         **_rows_details(plan),
         "p0": _p0(sm90),
@@ -249,7 +249,7 @@ def _sparse_decode_arguments(plan: Plan) -> Signature:
     sizes: list[tuple[str, str]] = []
     strides = [("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32")]
     second = [] if plan.extra_layout is None else [("extra_", plan.extra_layout)]
-    for prefix, one in (("", _there(plan.layout)), *second):
+    for prefix, one in (("", _required(plan.layout)), *second):
         inputs += [(f"{prefix}k_cache_ptr", "*u8"), (f"{prefix}indices_ptr", "*i32")]
         inputs += [(f"{prefix}{name}", kind) for name, kind in _length(plan)]
         sizes += [(f"{prefix}{name}", "i32") for name in ("num_slots", "page_size", "topk")]
@@ -281,8 +281,8 @@ def _power(exponent: int, mantissa: int) -> dict[str, Any]:
 
 
 def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
-    layout, extra_layout, dtype = _there(plan.layout), plan.extra_layout, plan.spec.model.dtype
-    sm90, scaled = _there(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
+    layout, extra_layout, dtype = _required(plan.layout), plan.extra_layout, plan.spec.model.dtype
+    sm90, scaled = _required(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
     other = None if extra_layout == layout else extra_layout
     stored = StoredRows(sm90, layout, other, dual=extra_layout is not None)
     is_fp32 = stored.scales.dtype == "fp32"
@@ -323,7 +323,7 @@ def _union_arguments(plan: Plan) -> Signature:
 
 
 def _union_details(plan: Plan) -> dict[str, Any]:
-    union = _there(plan.union)
+    union = _required(plan.union)
     details = _rows_details(plan)
     return {
         **details,
@@ -407,7 +407,7 @@ def _dense_decode_arguments(plan: Plan) -> Signature:
 
 def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     dense_decode, partials = plan.of(DenseDecodePlan), plan.splits.partials
-    sm90 = _there(dense_decode.sm90)
+    sm90 = _required(dense_decode.sm90)
     d_v = "D_V, " if sm90.d_tail or not partials.rounds else ""
     return {
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
@@ -452,7 +452,7 @@ class DenseFwdModule:
         dense_fwd, dtype = plan.of(DenseFwdPlan), plan.spec.model.dtype
         if SM90 not in dense_fwd.descriptor_targets:
             return arguments
-        rows = _there(dense_fwd.sm90).block_n
+        rows = _required(dense_fwd.sm90).block_n
         blocks = [
             *((chunk.name, chunk.block) for chunk in dense_fwd.k_chunks),
             ("v", dense_fwd.d_v),
@@ -466,7 +466,7 @@ class DenseFwdModule:
         names = [chunk["name"] for chunk in values["k_chunks"]]
         k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in values["k_chunks"]]
         blocks = ", ".join(f"D_{name.upper()}.value" for name in names)
-        sm90 = _there(plan.of(DenseFwdPlan).sm90)
+        sm90 = _required(plan.of(DenseFwdPlan).sm90)
         return {
             **values,
             "kernel": self.KERNEL,
@@ -485,4 +485,4 @@ class DenseFwdModule:
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
-        return {(self.KERNEL, None): _there(plan.of(DenseFwdPlan).sm90).expected_products}
+        return {(self.KERNEL, None): _required(plan.of(DenseFwdPlan).sm90).expected_products}

@@ -52,10 +52,9 @@ def tune(
     from how many tokens (dense attention: requests) on a call is best run by the sm90 kernel. Every candidate's
     result is checked against the reference before its time counts.
     """
+    # torch and Triton are slow to import, and most commands need neither
     from mlagen.bench.tune.candidates import read_tiles
-    from mlagen.bench.tune.progress import (
-        progress,  # torch and Triton are slow to import, and most commands need neither
-    )
+    from mlagen.bench.tune.progress import progress
     from mlagen.bench.tune.tuned import summary
     from mlagen.bench.tune.tuned import tune as sweep
 

@@ -1,4 +1,4 @@
-"""Tiles that a sweep found, as files: `specs/tuned/<spec>/<target>.yaml`, which people may read, mend and check in.
+"""Tiles that a sweep found, as files: `specs/tuned/<spec>/<target>.yaml`, which people may read, change and check in.
 
 A table is found by what it fits, `plan.fits`, so that a spec takes what was measured for another of the same kernels.
 """

@@ -73,10 +73,13 @@ def test_a_files_template_is_known_by_all_that_it_takes_in(plan):
 
 
 def test_what_is_the_same_text_is_the_same_bytes_in_every_package():
-    """But for the first file a package does not say of which model it is."""
+    """`_launch.py` is one text; of which model a package is says `__init__.py` alone."""
+    launches = set()
     for plan in PLANS.values():
         for file in render(plan).files:
             assert (plan.spec.title in file.text) == (file.name == "__init__.py"), (plan.spec.name, file.name)
+            launches |= {file.text} if file.name == "_launch.py" else set()
+    assert len(launches) == 1
 
 
 @by_spec
