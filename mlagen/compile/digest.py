@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from importlib.util import resolve_name
@@ -19,6 +20,10 @@ from mlagen.errors import Place, ToolError
 
 # Stands for the package, whose own name must not count.
 _ROOT = "package"
+
+# Before 3.11.8 and 3.12.2 CPython counts a tree's depth for all threads at once, and two parses at a time end in
+# SystemError (python/cpython#106905).
+_PARSING = threading.Lock()
 
 
 class SourceDigests:
@@ -109,7 +114,8 @@ class _Module:
         self.path = path
         self.package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         try:
-            tree = _DropStrings().visit(ast.parse(path.read_bytes()))
+            with _PARSING:
+                tree = _DropStrings().visit(ast.parse(path.read_bytes()))
         except SyntaxError as error:
             raise ToolError(f"does not parse: {error.msg}", place=Place(path, error.lineno)) from error
         self.body: list[ast.stmt] = tree.body
