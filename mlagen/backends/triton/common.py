@@ -63,4 +63,6 @@ def alignment_of(lane: int) -> str:
 
 def chunk_of(chunk: Chunk) -> dict[str, Any]:
     """A chunk as templates ask for it."""
-    return {**dataclasses.asdict(chunk), "masked": chunk.masked, "alignment": alignment_of(chunk.start)}
+    alignment = alignment_of(chunk.start)
+    aligned = f"config.{alignment}" if alignment == "ALIGNMENT" else alignment
+    return {**dataclasses.asdict(chunk), "masked": chunk.masked, "alignment": alignment, "aligned": aligned}

@@ -39,12 +39,13 @@ def needs_e4m3(layout: CacheLayout) -> bool:
     return any(field.dtype == "e4m3" for field in layout.fields)
 
 
-def arguments(layout: CacheLayout, scale: str = "tensor_scale") -> dict[str, str]:
+def arguments(layout: CacheLayout, scale: str = "tensor_scale", constants: str = "") -> dict[str, str]:
     """Text for argument lists of a layout's helpers, as kernels name what they pass.
 
     Args:
         layout: the layout.
         scale: what holds the scale of the whole tensor.
+        constants: `config.` where a tuple of that name holds what the kernel is compiled for.
 
     Returns:
         row_strides: what row_pointers takes after page_stride.
@@ -56,7 +57,7 @@ def arguments(layout: CacheLayout, scale: str = "tensor_scale") -> dict[str, str
     return {
         "row_strides": "" if layout.planar else ", row_stride",
         "rows": rows,
-        "load": load_text(layout, scale),
+        "load": load_text(layout, scale, f"{constants}ALIGNMENT", constants),
         "store": store_text(layout),
     }
 
@@ -66,10 +67,12 @@ def rows_text(layout: CacheLayout) -> str:
     return "rows, plane_rows" if layout.planar else "rows"
 
 
-def load_text(layout: CacheLayout, scale: str = "tensor_scale", alignment: str = "ALIGNMENT") -> str:
+def load_text(
+    layout: CacheLayout, scale: str = "tensor_scale", alignment: str = "ALIGNMENT", constants: str = ""
+) -> str:
     """What each load_... takes, with the scale of the whole tensor and what is claimed of addresses by these names."""
     scales = f", {scale}" if layout.tensor_scale else ""
-    return f"{rows_text(layout)}{scales}, valid{', HAS_E4M3' if needs_e4m3(layout) else ''}, {alignment}"
+    return f"{rows_text(layout)}{scales}, valid{f', {constants}HAS_E4M3' if needs_e4m3(layout) else ''}, {alignment}"
 
 
 def store_text(layout: CacheLayout, lanes: str = "x") -> str:

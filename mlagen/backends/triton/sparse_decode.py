@@ -72,7 +72,7 @@ def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, A
         "tokens": "the second cache" if prefix else "either cache" if shared else "the cache",
         "lists": ["", "extra_"] if shared else [""],
         "needs_e4m3": layout.needs_e4m3(one),
-        **layout.arguments(one, scale="scale" if shared else "tensor_scale"),
+        **layout.arguments(one, scale="scale" if shared else "tensor_scale", constants="config."),
         "operand": _operand(plan, one, "cache", "indices", "length", "scale"),
         "row": row,
         "unit_name": "bytes" if one.quantised else "lanes",

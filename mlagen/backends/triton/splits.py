@@ -7,37 +7,10 @@ from typing import Any, NamedTuple
 
 from mlagen.backends.base import GeneratedFile, generated
 from mlagen.backends.triton.common import Signature, chunk_of, common
-from mlagen.plan import Chunk, DenseDecodePlan, Plan, SparseDecodePlan
+from mlagen.plan import Chunk, DenseDecodePlan, Plan, SparseDecodePlan, SparseFwdPlan
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
-
-
-def _signature(plan: Plan) -> Signature:
-    """Run-time arguments of the merge and their Triton types, with every optional tensor given."""
-    element = f"*{plan.spec.model.dtype}"
-    if plan.find(DenseDecodePlan):
-        return (
-            ("partial_ptr", "*fp32"),
-            ("out_ptr", element),
-            ("lse_ptr", "*fp32"),
-            *((name, "i32") for name in ("num_heads", "request_rows", "later_slots", "num_rows")),
-            ("empty_lse", "fp32"),
-            *((name, "i64") for name in ("out_token_stride", "out_head_stride", "lse_token_stride")),
-        )
-    sink = (("attn_sink_ptr", "*fp32"),) if presences(plan).attn_sink != "none" else ()
-    return (
-        ("partial_ptr", "*fp32"),
-        *sink,
-        ("out_ptr", element),
-        ("max_logits_ptr", "*fp32"),
-        ("lse_ptr", "*fp32"),
-        ("num_heads", "i32"),
-        ("num_splits", "i32"),
-        ("num_rows", "i32"),
-        ("out_token_stride", "i64"),
-        ("out_head_stride", "i64"),
-    )
 
 
 def accumulators(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
@@ -102,8 +75,23 @@ def _context(plan: Plan) -> dict[str, Any]:
         "splits": plan.splits,
         "to_base": " * LN2" if base_e else "",
         "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
-        "combine_arguments": len(_signature(plan)),
+        "tile_names": ", ".join(_tile_names(plan)),
+        "kernel_names": ", ".join(f'"{name}"' for name in kernel_names(plan)),
     }
+
+
+def _tile_names(plan: Plan) -> list[str]:
+    """What the module takes from `_tiles`."""
+    costs = not plan.find(DenseDecodePlan) and any(family.sm90 for family in plan.latent)
+    return ["ANY", *(["Sm90Cost"] if costs else []), "Tile", "TileRow"]
+
+
+def kernel_names(plan: Plan) -> list[str]:
+    """The kernels that a schedule may name."""
+    sparse_fwd = plan.find(SparseFwdPlan)
+    names = ["portable", *(["sm90"] if any(family.sm90 for family in plan.latent) else [])]
+    names += ["sm90_swap_ab"] if sparse_fwd and sparse_fwd.swap_ab else []
+    return names + (["sm90_shared"] if plan.union else [])
 
 
 def file(plan: Plan) -> GeneratedFile:

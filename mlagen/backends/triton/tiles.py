@@ -1,0 +1,80 @@
+"""The tables of every family, in one module: which kernel and tile a call runs."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+from mlagen.backends.base import GeneratedFile, generated
+from mlagen.plan import DenseDecodePlan, DenseFwdPlan, LatentFamily, Plan, SparseFwdPlan, TiledFamily
+from mlagen.plan.sm90 import Sm90Plan
+from mlagen.plan.tiles import DenseFwdRow, TileRow
+from mlagen.plan.tritons import has_versions
+
+MODULE = "_tiles"
+AT_16_BYTES = "rows do not begin at 16 bytes"
+
+
+def _text(values: tuple[Any, ...]) -> str:
+    return ", ".join("ANY" if value is None else str(value) for value in values)
+
+
+def _tile(row: TileRow | DenseFwdRow) -> str:
+    """A row's tile and, of a row that holds for some alone, Tritons, as text."""
+    if isinstance(row, TileRow):
+        tile = f"Tile({_text((*astuple(row.tile), row.programs_per_sm))})"
+    else:
+        tile = f"DenseFwdTile({_text(astuple(row.tile))})"
+    return f"{tile}, {_text(row.tritons)}" if row.tritons else tile
+
+
+def _row(row: TileRow | DenseFwdRow) -> str:
+    bounds = (row.max_heads, row.max_tokens) if isinstance(row, TileRow) else (row.max_queries,)
+    return f"{_text(bounds)}, {_tile(row)}"
+
+
+def _context(family: TiledFamily[Any]) -> dict[str, Any]:
+    """The tables of one family as the template asks for them."""
+    dense_decode, dense_fwd = isinstance(family, DenseDecodePlan), isinstance(family, DenseFwdPlan)
+    sm90 = family.sm90 if isinstance(family.sm90, Sm90Plan) else None
+    swap_ab = family.swap_ab if isinstance(family, SparseFwdPlan) else ()
+    union = family.union if isinstance(family, SparseFwdPlan) else None
+    costs = [*((each.block_h, each.cost) for each in swap_ab), *([(None, sm90.cost)] if sm90 else [])]
+    where = f"{AT_16_BYTES}, or indices do not come in groups of 16"
+    columns, what = "most heads, most tokens", "tokens"
+    if dense_decode:
+        columns, what = "most rows, most requests", "requests"
+        where = f"{AT_16_BYTES}, or BLOCK_N of the table's does not divide a page"
+    elif dense_fwd:
+        columns, where = "most rows a request", AT_16_BYTES
+    return {
+        "prefix": family.NAME.upper(),
+        "type": "DenseFwdTile" if dense_fwd else "Tile",
+        "columns": columns,
+        "tiles": [(target, [_row(row) for row in rows]) for target, rows in family.tiles],
+        "tiles_by_version": has_versions(family.tiles),
+        "unaligned": [(target, [_tile(row) for row in rows]) for target, rows in family.unaligned],
+        "unaligned_by_version": has_versions(family.unaligned),
+        "unaligned_where": where,
+        "sm90_calls": sm90.rows if sm90 else None,
+        "sm90_columns": f"most {'rows' if dense_decode else 'heads'}, fewest {what}",
+        "swap_ab": swap_ab,
+        "costs": [] if dense_decode else costs,
+        "union_calls": union.rows if union else None,
+        "min_queries": family.sm90.min_queries if dense_fwd and family.sm90 else None,
+    }
+
+
+def file(plan: Plan) -> GeneratedFile:
+    """The module."""
+    families = [_context(family) for family in plan.tiled]
+    return generated(
+        MODULE,
+        {
+            "families": families,
+            "latent": any(isinstance(family, LatentFamily) for family in plan.tiled),
+            "dense_decode": plan.find(DenseDecodePlan),
+            "dense_fwd": plan.find(DenseFwdPlan),
+            "sm90_costs": any(family["costs"] for family in families),
+        },
+    )
