@@ -7,7 +7,7 @@ from typing import Any
 
 from mlagen.backends.base import GeneratedFile, generated
 from mlagen.plan import DenseDecodePlan, DenseFwdPlan, LatentFamily, Plan, SparseFwdPlan, TiledFamily
-from mlagen.plan.sm90 import Sm90Plan
+from mlagen.plan.sm90 import DenseFwdSm90Plan, Sm90Plan
 from mlagen.plan.tiles import DenseFwdRow, TileRow
 from mlagen.plan.tritons import has_versions
 
@@ -61,7 +61,7 @@ def _context(family: TiledFamily[Any]) -> dict[str, Any]:
         "swap_ab": swap_ab,
         "costs": [] if dense_decode else costs,
         "union_calls": union.rows if union else None,
-        "min_queries": family.sm90.min_queries if dense_fwd and family.sm90 else None,
+        "min_queries": family.sm90.min_queries if isinstance(family.sm90, DenseFwdSm90Plan) else None,
     }
 
 
@@ -75,6 +75,7 @@ def file(plan: Plan) -> GeneratedFile:
             "latent": any(isinstance(family, LatentFamily) for family in plan.tiled),
             "dense_decode": plan.find(DenseDecodePlan),
             "dense_fwd": plan.find(DenseFwdPlan),
+            "by_version": any(one["tiles_by_version"] or one["unaligned_by_version"] for one in families),
             "sm90_costs": any(family["costs"] for family in families),
         },
     )
