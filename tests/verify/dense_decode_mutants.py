@@ -104,16 +104,21 @@ mutants.MUTANTS = (
         "        start += overhead\n",
         "dense_decode: shares: 1 *",
     ),
-    _device("whole requests are not padded", "padded_blocks = tl.where(whole, most, 0)", "padded_blocks = 0", *SHARED),
+    _device(
+        "whole requests are not padded",
+        "padded_blocks = tl.where(is_whole, max_blocks, 0)",
+        "padded_blocks = 0",
+        *SHARED,
+    ),
     _device(
         "later batches of requests begin at offset 0",
-        "        before += tl.sum(blocks, 0)\n",
+        "        before += tl.sum(request_blocks, 0)\n",
         "",
         "dense_decode: length: in blocks",
     ),
     _device("overhead is not counted", "first_offset = start + overhead", "first_offset = start", *SHARED),
     _device(
-        "a request begun has the slot of one continued", "tl.where(first_block == 0, later_slots, 0)", "0", *SHARED
+        "a request begun has the slot of one continued", "tl.where(first_kv_block == 0, later_slots, 0)", "0", *SHARED
     ),
     _device("a program too few is merged", "last.to(tl.int32) - program + 1", "last.to(tl.int32) - program", *SHARED),
     _literal(

@@ -81,8 +81,8 @@ OF_PACKAGE = {
         _literal(
             "a request of one program is not rounded",
             DENSE_KERNELS,
-            "(end_block == kv_blocks) & (overhead > 0)",
-            "(end_block == kv_blocks)",
+            "(end_kv_block == kv_blocks) & (overhead > 0)",
+            "(end_kv_block == kv_blocks)",
             BESIDE,
         ),
         _literal("a request of one program is not merged", SPLITS, " & (later_slots > 0)", "", BESIDE),
