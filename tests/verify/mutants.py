@@ -150,7 +150,7 @@ MUTANTS = (
         KERNELS,
         r"head_mask = heads < .*num_heads",
         r"\g<0> + 1",
-        ("sparse_fwd: manners: buffers *",),
+        ("sparse_fwd: contract: buffers *",),
     ),
     Mutant("splits run to the end", KERNELS, r"tl\.minimum\((.*), size\)", r"\1", ("sparse_fwd: splits: 3",)),
     Mutant("splits run past the end", KERNELS, r"tl\.minimum\(.*, size\)", "size", ("sparse_fwd: splits: 7",)),
@@ -223,7 +223,11 @@ MUTANTS = (
         "indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse_fwd: topk: 17", file=ATTENTION
     ),
     _literal(
-        "out is allocated though given", "if tensor is None:", "if True:", "sparse_fwd: manners: buffers *", file=SPLITS
+        "out is allocated though given",
+        "if tensor is None:",
+        "if True:",
+        "sparse_fwd: contract: buffers *",
+        file=SPLITS,
     ),
     _literal(
         "dtype of indices is not checked",

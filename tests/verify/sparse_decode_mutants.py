@@ -145,7 +145,7 @@ CALL_MUTANTS = (
         "if True else",
         "sparse_decode: logits: *",
     ),
-    _literal("metadata is not compared", "self.config != config", "False", "sparse_decode: manners: metadata"),
+    _literal("metadata is not compared", "self.config != config", "False", "sparse_decode: contract: metadata"),
     _literal(
         "sizes are recorded too early",
         "metadata.check(config)",
@@ -164,9 +164,9 @@ CALL_MUTANTS = (
         "pass",
         ("sparse_decode: cache: odd*",),
     ),
-    _literal("out is allocated though given", "if out is None:", "if True:", "sparse_decode: manners: out *"),
+    _literal("out is allocated though given", "if out is None:", "if True:", "sparse_decode: contract: out *"),
     *(
-        _literal(f"calls are known whatever {what}", old, new, "sparse_decode: manners: refusals *")
+        _literal(f"calls are known whatever {what}", old, new, "sparse_decode: contract: refusals *")
         for what, old, new in (
             ("their dtypes", "return tensor.dtype, tensor.device", "return tensor.device"),
             ("their shapes", "tensor.shape, tensor.stride(), ", "tensor.stride(), "),
