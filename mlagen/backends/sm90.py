@@ -17,7 +17,7 @@ from mlagen.plan import (
     SparseDecodePlan,
     SparseFwdPlan,
 )
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, Registers, register_columns
+from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, RESCALE_THRESHOLD_LOG2, Registers, register_columns
 from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
@@ -107,7 +107,7 @@ class Sm90Module:
             **_interface(self.arguments(plan), *self.constexprs),
             "register_split": _register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if sm90.d_tail else "NEG_LARGE",
-            "slack": SLACK,
+            "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
             "scaled": plan.splits.partials.scaled,
             **self.details(plan),
         }
@@ -120,7 +120,7 @@ class Sm90Module:
 def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> tuple[str, ...]:
     """Names of what every seesaw has in shared memory, with those of statistics that not all have."""
     tail = ("q_tail", "k0_tail", "k1_tail") if sm90.d_tail else ("p0",)
-    halves = ("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right")
+    halves = ("q_l", "q_r", "k0_l", "k0_r", "k1_l", "k1_r")
     return (*halves, *tail, "p1", "m0", "m1", "l0", "l1", *statistics, *(("e0", "e1") if scaled else ()))
 
 
@@ -187,7 +187,7 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
     return {
         **_rows_details(plan),
         "p0": _p0(sm90),
-        "shared": (*_seesaw_shared(sm90, "top0", "top1", scaled=scaled), "q_ready", "k_ready"),
+        "shared": (*_seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), "q_ready", "k_ready"),
     }
 
 
@@ -212,16 +212,16 @@ def _swap_ab_details(plan: Plan) -> dict[str, Any]:
     plans = plan.of(SparseFwdPlan).swap_ab
     sm90, scaled = plans[0], plan.splits.partials.scaled
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
-    statistics = ("m0", "l0", "top0", "m1", "l1", "top1")
+    statistics = ("m0", "l0", "true_max0", "m1", "l1", "true_max1")
     exponents = ("exponents0", "exponents1") if scaled else ()
-    halves = ("q_left", "q_right", "k_left", "k_right")
+    halves = ("q_l", "q_r", "k_l", "k_r")
     return {
         **_rows_details(plan),
         "most_heads": plans[-1].block_h,
-        "k_right": FIRST_BARRIER + sm90.lefts,
-        "both": FIRST_BARRIER + sm90.lefts + 2,
+        "k_r_free": FIRST_BARRIER + sm90.lefts,
+        "exchange_ready": FIRST_BARRIER + sm90.lefts + 2,
         "statistics": statistics,
-        "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "left_ready", "right_ready"],
+        "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "k_l_ready", "k_r_ready"],
     }
 
 
@@ -290,7 +290,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
     ready = ("ready",) if sm90.d_tail else ("q_ready", "k_ready")
     return {
         "q_ready": "shared.ready.index(2)" if sm90.d_tail else "shared.q_ready",
-        "p0": "_weights_0(shared)" if sm90.d_tail else "shared.p0",
+        "p0": "_p0(shared)" if sm90.d_tail else "shared.p0",
         "splits_constants": "D_V, NEG_LARGE",
         "shared": (*_seesaw_shared(sm90, scaled=scaled), "spoilt", "offsets", "scales", *staged, "valid", *ready),
         "planar": layout.planar,
@@ -330,7 +330,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
         "union": union,
         "scaled": False,  # as it has no partials
         "p0": _p0(union.sm90),
-        "shared": (*_seesaw_shared(union.sm90, "top0", "top1"), "q_ready", "k_ready"),
+        "shared": (*_seesaw_shared(union.sm90, "true_max0", "true_max1"), "q_ready", "k_ready"),
         "shapes": [
             *details["shapes"][:2],
             f"lists i32 [num_tiles, {union.group} * topk], of which so many entries count: counts i32 [num_tiles].",

@@ -49,7 +49,7 @@ V41_REGISTERS = Registers((192, 112))
 # fitted to 80 timings on an H100, and to 60 of fp8_ds_mla on an H200.
 COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
-SLACK = 7  # powers of two that a maximum may rise by unfollowed; rounded, 8: weights are at most 2^8
+RESCALE_THRESHOLD_LOG2 = 7  # a row maximum may rise by so much before O is rescaled; P, rounded, is at most 2^8
 SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
 # Columns of a product, and the costs; splits that follow from these are the fastest of those measured, 8 to 128 tokens.
 SWAP_AB_COSTS = {16: (1800, 20), 32: (2400, 20)}
