@@ -288,11 +288,12 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
     is_fp32 = stored.scales.dtype == "fp32"
     staged = ("rope", "last") if layout.planar else ()
     ready = ("ready",) if sm90.d_tail else ("q_ready", "k_ready")
+    tables = ("overflowed", "offsets", "scales", *staged, "mask_bitmask")
     return {
         "q_ready": "shared.ready.index(2)" if sm90.d_tail else "shared.q_ready",
         "p0": "_p0(shared)" if sm90.d_tail else "shared.p0",
         "splits_constants": "D_V, NEG_LARGE",
-        "shared": (*_seesaw_shared(sm90, scaled=scaled), "spoilt", "offsets", "scales", *staged, "valid", *ready),
+        "shared": (*_seesaw_shared(sm90, scaled=scaled), *tables, *ready),
         "planar": layout.planar,
         "block_by_block": layout.planar,
         "dual_cache": stored.dual,
@@ -314,7 +315,7 @@ def _union_arguments(plan: Plan) -> Signature:
     left_out = {"topk_length_ptr", "partial_ptr", "s_kv", "topk", "num_splits", "split_size", "indices_token_stride"}
     left_out |= {"head_blocks", *dict(_dividers("head_blocks", "splits"))}
     instead = {
-        "indices_ptr": (("lists_ptr", "*i32"), ("counts_ptr", "*i32"), ("redo_ptr", "*i32")),
+        "indices_ptr": (("lists_ptr", "*i32"), ("counts_ptr", "*i32"), ("recompute_ptr", "*i32")),
         "num_heads": (("tokens", "i32"), ("num_heads", "i32")),
         "kv_row_stride": (("kv_row_stride", "i64"), ("list_stride", "i64")),
     }
@@ -334,7 +335,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
         "shapes": [
             *details["shapes"][:2],
             f"lists i32 [num_tiles, {union.group} * topk], of which so many entries count: counts i32 [num_tiles].",
-            "max_logits, lse f32 [tokens, num_heads]. redo i32 [num_tiles] becomes 1 where a result is NaN.",
+            "max_logits, lse f32 [tokens, num_heads]. recompute i32 [num_tiles] becomes 1 where a result is NaN.",
         ],
     }
 
@@ -365,7 +366,7 @@ class UnionLists:
             *_length(plan),
             ("lists_ptr", "*i32"),
             ("counts_ptr", "*i32"),
-            ("redo_ptr", "*i32"),
+            ("recompute_ptr", "*i32"),
             ("tokens", "i32"),
             ("topk", "i32"),
             ("s_kv", "i32"),
