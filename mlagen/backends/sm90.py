@@ -315,9 +315,9 @@ def _union_arguments(plan: Plan) -> Signature:
     left_out = {"topk_length_ptr", "partial_ptr", "s_kv", "topk", "num_splits", "split_size", "indices_token_stride"}
     left_out |= {"head_blocks", *dict(_dividers("head_blocks", "splits"))}
     instead = {
-        "indices_ptr": (("lists_ptr", "*i32"), ("counts_ptr", "*i32"), ("recompute_ptr", "*i32")),
+        "indices_ptr": (("union_ptr", "*i32"), ("union_length_ptr", "*i32"), ("recompute_ptr", "*i32")),
         "num_heads": (("tokens", "i32"), ("num_heads", "i32")),
-        "kv_row_stride": (("kv_row_stride", "i64"), ("list_stride", "i64")),
+        "kv_row_stride": (("kv_row_stride", "i64"), ("union_stride", "i64")),
     }
     kept = [argument for argument in _sparse_fwd_arguments(plan) if argument[0] not in left_out]
     return tuple(each for argument in kept for each in instead.get(argument[0], (argument,)))
@@ -334,7 +334,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
         "shared": (*_seesaw_shared(union.sm90, "true_max0", "true_max1"), "q_ready", "k_ready"),
         "shapes": [
             *details["shapes"][:2],
-            f"lists i32 [num_tiles, {union.group} * topk], of which so many entries count: counts i32 [num_tiles].",
+            f"union i32 [num_tiles, {union.group} * topk], of which union_length i32 [num_tiles] entries count.",
             "max_logits, lse f32 [tokens, num_heads]. recompute i32 [num_tiles] becomes 1 where a result is NaN.",
         ],
     }
@@ -364,8 +364,8 @@ class UnionLists:
         return (
             ("indices_ptr", "*i32"),
             *_length(plan),
-            ("lists_ptr", "*i32"),
-            ("counts_ptr", "*i32"),
+            ("union_ptr", "*i32"),
+            ("union_length_ptr", "*i32"),
             ("recompute_ptr", "*i32"),
             ("tokens", "i32"),
             ("topk", "i32"),
@@ -449,7 +449,7 @@ class DenseFwdModule:
         return bool(plan.of(DenseFwdPlan).sm90)
 
     def _arguments(self, plan: Plan) -> Signature:
-        arguments = (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"), ("taken_ptr", "*i32"))
+        arguments = (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"), ("tile_counter_ptr", "*i32"))
         dense_fwd, dtype = plan.of(DenseFwdPlan), plan.spec.model.dtype
         if SM90 not in dense_fwd.descriptor_targets:
             return arguments
@@ -458,7 +458,7 @@ class DenseFwdModule:
             *((chunk.name, chunk.block) for chunk in dense_fwd.k_chunks),
             ("v", dense_fwd.d_v),
         ]
-        described = ((f"{name}_desc", f"tensordesc<{dtype}[{rows},{lanes}],TILE>") for name, lanes in blocks)
+        described = ((f"{name}_desc", f"tensordesc<{dtype}[{rows},{columns}],TILE>") for name, columns in blocks)
         return (*arguments, ("described", "i32"), *described)
 
     def context(self, plan: Plan) -> dict[str, Any]:
@@ -480,7 +480,7 @@ class DenseFwdModule:
             "shared": [
                 *(f"q_{name}" for name in names),
                 *names,
-                *("v", "told", "told_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
+                *("v", "tile_coordinates", "tile_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
             ],
         }
 
