@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from textwrap import wrap
 from typing import Any, TypeVar
 
 from mlagen.backends.triton.common import Signature
@@ -22,8 +24,26 @@ from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
 WARPGROUP = 128  # threads
+LIST_WIDTH = 112  # columns of a list of names, which stands eight columns in
+NO_BREAK = "\u00a0"  # a space at which `wrap` breaks no line
 FIRST_BARRIER = 4  # of the named ones, above those that Triton takes
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
+
+
+def _group_of(name: str, kind: str) -> str:
+    """Which group of a kernel's arguments one belongs to."""
+    if kind.startswith("tensordesc"):
+        return "descriptors"
+    return next((suffix for suffix in ("ptr", "stride") if name.endswith(f"_{suffix}")), "sizes")
+
+
+def _lines(groups: Iterable[Iterable[str]]) -> list[str]:
+    """Names as the lines of a list, each group of them from a new line on."""
+    lines = []
+    for group in groups:
+        text = "".join(f" {name.replace(' ', NO_BREAK)}," for name in group)
+        lines += [line.replace(NO_BREAK, " ") for line in wrap(text.strip(), LIST_WIDTH)]
+    return lines
 
 
 def _interface(arguments: Signature, *constexprs: str) -> dict[str, Any]:
@@ -33,15 +53,22 @@ def _interface(arguments: Signature, *constexprs: str) -> dict[str, Any]:
         arguments: with their Triton types.
         constexprs: what it is compiled for beside, behind them.
     """
-    parameters = [f"{name}: gl.int64" if kind == "i64" else name for name, kind in arguments]
+    groups = [list(group) for _, group in groupby(arguments, lambda argument: _group_of(*argument))]
+    parameters = [[f"{name}: gl.int64" if kind == "i64" else name for name, kind in group] for group in groups]
     descriptor, tensor = "tma.tensor_descriptor", "gl.tensor"
     return {
-        "argument_names": [name for name, _ in arguments],
-        "parameters": [*parameters, *(f"{name}: gl.constexpr" for name in constexprs)],
+        "num_arguments": len(arguments),
+        "argument_lines": _lines([name for name, _ in group] for group in groups),
+        "parameter_lines": _lines([*parameters, [f"{name}: gl.constexpr" for name in constexprs]]),
         "call_fields": [
             f"{name}: {descriptor if kind.startswith('tensordesc') else tensor}" for name, kind in arguments
         ],
     }
+
+
+def _shared(*groups: Sequence[str]) -> dict[str, Any]:
+    """How what a kernel has in shared memory stands in its text: names of `Shared`, and the lines that pack them."""
+    return {"shared": [name for group in groups for name in group], "shared_lines": _lines(groups)}
 
 
 def _register_split(registers: Registers) -> str:
@@ -117,11 +144,11 @@ class Sm90Module:
         return {(self.kernel, None): _required(self.plan_of(plan)).expected_products}
 
 
-def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> tuple[str, ...]:
-    """Names of what every seesaw has in shared memory, with those of statistics that not all have."""
-    tail = ("q_tail", "k0_tail", "k1_tail") if sm90.d_tail else ("p0",)
+def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> list[tuple[str, ...]]:
+    """Groups of names of what every seesaw has in shared memory, with those of statistics that not all have."""
+    tails, p0 = (("q_tail", "k0_tail", "k1_tail"), ()) if sm90.d_tail else ((), ("p0",))
     halves = ("q_l", "q_r", "k0_l", "k0_r", "k1_l", "k1_r")
-    return (*halves, *tail, "p1", "m0", "m1", "l0", "l1", *statistics, *(("e0", "e1") if scaled else ()))
+    return [(*halves, *tails), (*p0, "p1", "m0", "m1", "l0", "l1", *statistics, *(("e0", "e1") if scaled else ()))]
 
 
 def _p0(sm90: Sm90Plan) -> str:
@@ -187,7 +214,7 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
     return {
         **_rows_details(plan),
         "p0": _p0(sm90),
-        "shared": (*_seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), "q_ready", "k_ready"),
+        **_shared(*_seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), ("q_ready", "k_ready")),
     }
 
 
@@ -221,7 +248,7 @@ def _swap_ab_details(plan: Plan) -> dict[str, Any]:
         "k_r_free": FIRST_BARRIER + sm90.lefts,
         "exchange_ready": FIRST_BARRIER + sm90.lefts + 2,
         "statistics": statistics,
-        "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "k_l_ready", "k_r_ready"],
+        **_shared((*halves, *tails), (*statistics, *exponents), ("q_ready", "k_l_ready", "k_r_ready")),
     }
 
 
@@ -293,7 +320,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
         "q_ready": "shared.ready.index(2)" if sm90.d_tail else "shared.q_ready",
         "p0": "_p0(shared)" if sm90.d_tail else "shared.p0",
         "splits_constants": "D_V, NEG_LARGE",
-        "shared": (*_seesaw_shared(sm90, scaled=scaled), *tables, *ready),
+        **_shared(*_seesaw_shared(sm90, scaled=scaled), tables, ready),
         "planar": layout.planar,
         "block_by_block": layout.planar,
         "dual_cache": stored.dual,
@@ -331,7 +358,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
         "union": union,
         "scaled": False,  # as it has no partials
         "p0": _p0(union.sm90),
-        "shared": (*_seesaw_shared(union.sm90, "true_max0", "true_max1"), "q_ready", "k_ready"),
+        **_shared(*_seesaw_shared(union.sm90, "true_max0", "true_max1"), ("q_ready", "k_ready")),
         "shapes": [
             *details["shapes"][:2],
             f"union i32 [num_tiles, {union.group} * topk], of which union_length i32 [num_tiles] entries count.",
@@ -415,7 +442,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
         "block_b": dense_decode.block_b,
         "thread_lengths": dense_decode.block_b // WARPGROUP,
         "p0": _p0(sm90),
-        "shared": (*_seesaw_shared(sm90, scaled=partials.scaled), "q_ready", "k_ready"),
+        **_shared(*_seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
     }
 
 
@@ -477,11 +504,10 @@ class DenseFwdModule:
             "itemsize": ITEMSIZE,
             "k_chunks": k_chunks,
             "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",
-            "shared": [
-                *(f"q_{name}" for name in names),
-                *names,
-                *("v", "tile_coordinates", "tile_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
-            ],
+            **_shared(
+                [*(f"q_{name}" for name in names), *names, "v"],
+                ("tile_coordinates", "tile_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
+            ),
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
