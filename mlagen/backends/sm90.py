@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import groupby
-from textwrap import wrap
 from typing import Any, TypeVar
 
+from mlagen.backends.grouped import interface, shared
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context, dense_decode_signature
 from mlagen.plan import (
@@ -24,51 +23,8 @@ from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
 WARPGROUP = 128  # threads
-LIST_WIDTH = 112  # columns of a list of names, which stands eight columns in
-NO_BREAK = "\u00a0"  # a space at which `wrap` breaks no line
 FIRST_BARRIER = 4  # of the named ones, above those that Triton takes
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
-
-
-def _group_of(name: str, kind: str) -> str:
-    """Which group of a kernel's arguments one belongs to."""
-    if kind.startswith("tensordesc"):
-        return "descriptors"
-    return next((suffix for suffix in ("ptr", "stride") if name.endswith(f"_{suffix}")), "sizes")
-
-
-def _lines(groups: Iterable[Iterable[str]]) -> list[str]:
-    """Names as the lines of a list, each group of them from a new line on."""
-    lines = []
-    for group in groups:
-        text = "".join(f" {name.replace(' ', NO_BREAK)}," for name in group)
-        lines += [line.replace(NO_BREAK, " ") for line in wrap(text.strip(), LIST_WIDTH)]
-    return lines
-
-
-def _interface(arguments: Signature, *constexprs: str) -> dict[str, Any]:
-    """How a kernel's run-time arguments stand in its text: as parameters, in `Call`, and by name.
-
-    Args:
-        arguments: with their Triton types.
-        constexprs: what it is compiled for beside, behind them.
-    """
-    groups = [list(group) for _, group in groupby(arguments, lambda argument: _group_of(*argument))]
-    parameters = [[f"{name}: gl.int64" if kind == "i64" else name for name, kind in group] for group in groups]
-    descriptor, tensor = "tma.tensor_descriptor", "gl.tensor"
-    return {
-        "num_arguments": len(arguments),
-        "argument_lines": _lines([name for name, _ in group] for group in groups),
-        "parameter_lines": _lines([*parameters, [f"{name}: gl.constexpr" for name in constexprs]]),
-        "call_fields": [
-            f"{name}: {descriptor if kind.startswith('tensordesc') else tensor}" for name, kind in arguments
-        ],
-    }
-
-
-def _shared(*groups: Sequence[str]) -> dict[str, Any]:
-    """How what a kernel has in shared memory stands in its text: names of `Shared`, and the lines that pack them."""
-    return {"shared": [name for group in groups for name in group], "shared_lines": _lines(groups)}
 
 
 def _register_split(registers: Registers) -> str:
@@ -131,7 +87,7 @@ class Sm90Module:
             **attention_context(plan),
             "sm90": sm90,
             "kernel": self.kernel,
-            **_interface(self.arguments(plan), *self.constexprs),
+            **interface(self.arguments(plan), *self.constexprs),
             "register_split": _register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if sm90.d_tail else "NEG_LARGE",
             "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
@@ -214,7 +170,7 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
     return {
         **_rows_details(plan),
         "p0": _p0(sm90),
-        **_shared(*_seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), ("q_ready", "k_ready")),
+        **shared(*_seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), ("q_ready", "k_ready")),
     }
 
 
@@ -245,10 +201,10 @@ def _swap_ab_details(plan: Plan) -> dict[str, Any]:
     return {
         **_rows_details(plan),
         "most_heads": plans[-1].block_h,
-        "k_r_free": FIRST_BARRIER + sm90.lefts,
-        "exchange_ready": FIRST_BARRIER + sm90.lefts + 2,
+        "k_r_free": FIRST_BARRIER + sm90.k_l_stages,
+        "exchange_ready": FIRST_BARRIER + sm90.k_l_stages + 2,
         "statistics": statistics,
-        **_shared((*halves, *tails), (*statistics, *exponents), ("q_ready", "k_l_ready", "k_r_ready")),
+        **shared((*halves, *tails), (*statistics, *exponents), ("q_ready", "k_l_ready", "k_r_ready")),
     }
 
 
@@ -320,7 +276,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
         "q_ready": "shared.ready.index(2)" if sm90.d_tail else "shared.q_ready",
         "p0": "_p0(shared)" if sm90.d_tail else "shared.p0",
         "splits_constants": "D_V, NEG_LARGE",
-        **_shared(*_seesaw_shared(sm90, scaled=scaled), tables, ready),
+        **shared(*_seesaw_shared(sm90, scaled=scaled), tables, ready),
         "planar": layout.planar,
         "block_by_block": layout.planar,
         "dual_cache": stored.dual,
@@ -358,7 +314,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
         "union": union,
         "scaled": False,  # as it has no partials
         "p0": _p0(union.sm90),
-        **_shared(*_seesaw_shared(union.sm90, "true_max0", "true_max1"), ("q_ready", "k_ready")),
+        **shared(*_seesaw_shared(union.sm90, "true_max0", "true_max1"), ("q_ready", "k_ready")),
         "shapes": [
             *details["shapes"][:2],
             f"union i32 [num_tiles, {union.group} * topk], of which union_length i32 [num_tiles] entries count.",
@@ -405,7 +361,7 @@ class UnionLists:
         return {
             **attention_context(plan),
             "kernel": "_index_union_kernel",
-            **_interface(self.arguments(plan)),
+            **interface(self.arguments(plan)),
             "union": plan.union,
         }
 
@@ -442,7 +398,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
         "block_b": dense_decode.block_b,
         "thread_lengths": dense_decode.block_b // WARPGROUP,
         "p0": _p0(sm90),
-        **_shared(*_seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
+        **shared(*_seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
     }
 
 
@@ -498,13 +454,13 @@ class DenseFwdModule:
         return {
             **values,
             "kernel": self.KERNEL,
-            **_interface(self._arguments(plan)),
+            **interface(self._arguments(plan)),
             "register_split": _register_split(sm90.registers),
             "result_columns": register_columns(values["d_v"]),
             "itemsize": ITEMSIZE,
             "k_chunks": k_chunks,
             "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",
-            **_shared(
+            **shared(
                 [*(f"q_{name}" for name in names), *names, "v"],
                 ("tile_coordinates", "tile_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
             ),
