@@ -31,7 +31,7 @@ LARGER: dict[str, dict[str, int]] = {
         "templates/sparse_fwd.py.jinja": 1074,
     },
     "generated file": {  # the longest of all packages, by the file's name
-        "_sparse_decode_sm90.py": 1488,
+        "_sparse_decode_sm90.py": 1401,
         "dense_decode.py": 985,
         "sparse_decode.py": 1098,
         "sparse_fwd.py": 972,
