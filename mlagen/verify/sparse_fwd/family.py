@@ -139,8 +139,8 @@ def _one_by_one(run: SparseFwdRun) -> list[Figure]:
     module: Any = subject.package.sparse_fwd
     tokens, heads, _ = inputs.q.shape
     device = inputs.q.device
-    redo = 1 - torch.arange(-(-tokens // module.GROUP), dtype=torch.int32, device=device) % 2
-    redo[-1] = 1  # which is not full
+    recompute = 1 - torch.arange(-(-tokens // module.GROUP), dtype=torch.int32, device=device) % 2
+    recompute[-1] = 1  # which is not full
     out = torch.full((tokens, heads, subject.facts.d_v), NAN, dtype=inputs.q.dtype, device=device)
     stats = [torch.full((tokens, heads), NAN, device=device) for _ in range(2)]
     launch = launch_of(subject.package)
@@ -149,10 +149,10 @@ def _one_by_one(run: SparseFwdRun) -> list[Figure]:
         schedule = module.schedule(facts, module.ALIGNED, tokens, heads, inputs.indices.shape[2], can_share=True)
         given = (inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, inputs.length, inputs.sink)
         call = module._Call(facts, schedule, *given, out, *stats, None)
-        call.redo = redo
+        call.recompute = recompute
         module._launch_recompute(call)
     results = {"out": out, "max_logits": stats[0], "lse": stats[1]}
-    flagged = redo.bool().repeat_interleave(module.GROUP)[:tokens]
+    flagged = recompute.bool().repeat_interleave(module.GROUP)[:tokens]
     if any(not bool(tensor[~flagged].isnan().all()) for tensor in results.values()):
         raise CaseFailedError("wrote results of tokens that are not flagged")
     rows = flagged.nonzero()[:, 0]
