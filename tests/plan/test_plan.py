@@ -133,8 +133,8 @@ def test_one_wrapper_that_takes_no_optional_tensor_has_no_variant_with_one(tmp_p
     ("wrappers", "modules"),
     [
         (WRAPPERS[:1], {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "sparse_fwd"}),
-        (WRAPPERS[2:], {"cache"}),
-        (WRAPPERS, {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "cache", "sparse_fwd"}),
+        (WRAPPERS[2:], {"_cache_kernels"}),
+        (WRAPPERS, {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "_cache_kernels", "sparse_fwd"}),
     ],
 )
 def test_kernels_that_no_wrapper_launches_are_not_listed(wrappers, modules, tmp_path):

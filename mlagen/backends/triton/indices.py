@@ -36,7 +36,7 @@ def _context(plan: Plan, family: IndicesPlan) -> dict[str, Any]:
         "combines": COMBINER in wrappers,
         "has_token_mask": has_token_mask,
         "maps_without": maps_without,  # without a token mask, and without counts unless they are asked for
-        "optional": ", ".join(_optional_arguments(wrappers)),
+        "optional": _optional_arguments(wrappers),
     }
 
 

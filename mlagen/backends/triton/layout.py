@@ -26,6 +26,7 @@ MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
 WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
 READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_COLUMNS = 8  # of the model's dtype fill a thread's widest load or store
+SUM_LENGTH = 80  # of a comment behind a constant
 FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 
 
@@ -359,6 +360,13 @@ def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) 
     }
 
 
+def _row_sum(layout: CacheLayout) -> str:
+    """What a row's size is the sum of, if that is short enough for a comment."""
+    unit = unit_of(layout)
+    text = " + ".join(f"{field.name} {field.nbytes // unit}" for field in layout.fields)
+    return text if len(text) <= SUM_LENGTH else "the fields above"
+
+
 def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
     """What the template asks for, of one of the caches."""
     layout = cache.layout
@@ -372,7 +380,7 @@ def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
         "layout": layout,
         "plane_sizes": [width // unit for width in layout.plane_bytes],
         "row_constant": f"ROW_{unit_name.upper()}",
-        "row_sum": " + ".join(f"{field.name} {field.nbytes // unit}" for field in layout.fields),
+        "row_sum": _row_sum(layout),
         "row_size": layout.row_bytes // unit,
         "row_alignment": max(field.itemsize for field in values) // unit,
         "page_multiple": math.lcm(layout.page_multiple, unit) // unit,
