@@ -69,7 +69,7 @@ def test_targets_that_launch_dependents_have_both_kinds_of_short_kernels(found: 
         waits = {
             (job.kernel, dict(job.constexprs)["DEPENDENT"])
             for job in jobs
-            if job.module in ("cache", "extra_cache", "indices", "_splits")
+            if job.module in ("_cache_kernels", "_extra_cache_kernels", "_indices_kernels", "_splits")
         }
         many = ("_write_kernel", "_map_indices_kernel", "_combine_indices_kernel")
         kernels = {kernel for kernel, _ in waits}

@@ -25,7 +25,6 @@ LARGER: dict[str, dict[str, int]] = {
         "tests/generated/alone.py arguments": 127,
     },
     "template": {
-        "templates/cache.py.jinja": 979,
         "templates/dense_decode.py.jinja": 1184,
         "templates/sparse_decode.py.jinja": 1318,
         "templates/sparse_fwd.py.jinja": 1074,
