@@ -14,7 +14,7 @@ MODULE = "dense_fwd"
 
 
 def signature(plan: Plan) -> Signature:
-    """Run-time arguments of the kernel that loads by pointers, and their Triton types."""
+    """Run-time arguments that the kernel by pointers and the sm90 kernel share, and their Triton types."""
     element = f"*{plan.spec.model.dtype}"
     heads = ("num_heads", "heads_per_kv")
     sizes = ("total_q", "total_k", *heads, "num_requests", "request_bits", "num_slots", "head_group")
