@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from mlagen.backends.grouped import interface, shared
 from mlagen.backends.triton.common import Signature
-from mlagen.backends.triton.splits import attention_context, dense_decode_signature
+from mlagen.backends.triton.splits import attention_context
 from mlagen.plan import (
     SM90,
     DenseDecodePlan,
@@ -383,10 +383,20 @@ SPARSE_DECODE = Sm90Module(
 
 
 def _dense_decode_arguments(plan: Plan) -> Signature:
-    """Those of the portable kernel, and how the sm90 kernel divides by a page's size."""
-    arguments = dense_decode_signature(plan)
-    behind = [name for name, _ in arguments].index("page_size") + 1
-    return (*arguments[:behind], *_dividers("page"), *arguments[behind:])
+    """Those of the portable kernel over a bf16 cache without a window, and how to divide by a page's size."""
+    element = f"*{plan.spec.model.dtype}"
+    sizes = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size")
+    scheduler = ("unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")
+    strides = ("q_request", "q_token", "q_head", "page", "row", "k_head", "block_table", "out_token", "out_head")
+    return (
+        *(("q_ptr", element), ("k_cache_ptr", element), ("block_table_ptr", "*i32"), ("cache_seqlens_ptr", "*i32")),
+        *(("out_ptr", element), ("lse_ptr", "*fp32"), ("partial_ptr", "*fp32")),
+        *((name, "i32") for name in sizes),
+        *_dividers("page"),
+        *((name, "i32") for name in ("max_keys", "causal", *scheduler)),
+        *((name, "fp32") for name in ("sm_scale_log2", "empty_lse")),
+        *((f"{name}_stride", "i64") for name in (*strides, "lse_token")),
+    )
 
 
 def _dense_decode_details(plan: Plan) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 import mutants
 from mutants import SPLITS, Mutant
 
-DENSE, LAYOUT = "dense_decode.py", "_layout.py"
+DENSE, KERNELS, LAYOUT = "dense_decode.py", "_dense_decode_kernels.py", "_layout.py"
 SHARED = ("dense_decode: shares: 7 *", "dense_decode: shares: 20 *", "dense_decode: shares: alike*")
 
 
@@ -16,39 +16,48 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = DENSE) -> Mu
     return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (mutants.TYPICAL,))
 
 
+def _device(name: str, old: str, new: str, *only: str) -> Mutant:
+    return _literal(name, old, new, *only, file=KERNELS)
+
+
 mutants.TYPICAL = "dense_decode: typical"
 WINDOWED = ("dense_decode: window: 5, s_q 3, causal", "dense_decode: window: 100, s_q 3*")
 mutants.MUTANTS = (
-    _literal("scores have the wrong sign", "scores * sm_scale_log2", "scores * -sm_scale_log2"),
-    _literal("the last key is dropped", "valid = (keys < end)", "valid = (keys < end - 1)"),
-    _literal("keys past the end count", "(behind >= least)", "(behind >= -999)", "dense_decode: s_q: 4, causal"),
-    _literal(
+    _device("scores have the wrong sign", "scores * inputs.sm_scale_log2", "scores * -inputs.sm_scale_log2"),
+    _device("the last key is dropped", "valid = keys < key_range.end", "valid = keys < key_range.end - 1"),
+    _device("keys past the end count", "(behind >= least)", "(behind >= -999)", "dense_decode: s_q: 4, causal"),
+    _device(
         "a query token sees one key too few", "(behind >= least)", "(behind > least)", "dense_decode: s_q: 4, causal"
     ),
-    _literal(
+    _device(
         "the first query token is the last", "own = length - s_q + positions", "own = length - 1 - positions", *WINDOWED
     ),
-    _literal("windows begin a key late", "(behind < window)", "(behind < window - 1)", *WINDOWED),
-    _literal("windows begin a key early", "(behind < window)", "(behind <= window)", *WINDOWED),
-    _literal("keys before the window are multiplied", "valid &= keys >= lowest", "valid &= keys >= 0", *WINDOWED),
-    _literal("the window is not looked at", "& (behind < window)", "", *WINDOWED),
-    _literal(
-        "windows of one token", "length - s_q + 1 - window", "length - window", "dense_decode: window: 64, s_q 3*"
+    _device("windows begin a key late", "(behind < inputs.window)", "(behind < inputs.window - 1)", *WINDOWED),
+    _device("windows begin a key early", "(behind < inputs.window)", "(behind <= inputs.window)", *WINDOWED),
+    _device(
+        "keys before the window are multiplied", "valid &= keys >= key_range.lowest", "valid &= keys >= 0", *WINDOWED
     ),
-    _literal(
+    _device("the window is not looked at", "& (behind < inputs.window)", "", *WINDOWED),
+    _device(
+        "windows of one token",
+        "length - inputs.s_q + 1 - inputs.window",
+        "length - inputs.window",
+        "dense_decode: window: 64, s_q 3*",
+    ),
+    _device(
         "pages past the cache are read",
-        "& (page.to(tl.uint32, bitcast=True) <",
-        "| (page.to(tl.uint32, bitcast=True) <",
+        "valid &= page.to(tl.uint32, bitcast=True) <",
+        "valid |= page.to(tl.uint32, bitcast=True) <",
     ),
-    _literal(
+    _device(
         "lengths may be too long",
-        "tl.minimum(tl.maximum(length, 0), max_keys)",
-        "tl.minimum(tl.maximum(length, 0), max_keys + 64)",
+        "tl.minimum(tl.maximum(length, 0), inputs.max_keys)",
+        "tl.minimum(tl.maximum(length, 0), inputs.max_keys + 64)",
         "dense_decode: length: too long",
     ),
-    _literal(
+    _device(
         "positions go on past a page",
-        "keys.to(tl.uint32) % page_size.to(tl.uint32)",
+        "keys.to(tl.uint32) % inputs.page_size.to(tl.uint32)",
         "keys.to(tl.uint32)",
         "dense_decode: page size: 53",
     ),
@@ -65,48 +74,53 @@ mutants.MUTANTS = (
         "dense_decode: offsets: cache*",
         file=LAYOUT,
     ),
-    _literal(
+    _device(
         "all KV heads are the first",
         ".to(tl.int64) * k_head_stride",
         ".to(tl.int64) * 0",
         "dense_decode: heads: 10 of*",
     ),
-    _literal(
+    _device(
         "query heads are the first KV head's",
-        "heads = part // row_blocks * group + rows % group",
+        "heads = block // row_blocks * group + rows % group",
         "heads = rows % group",
         "dense_decode: heads: 10 of*",
     ),
-    _literal(
+    _device(
         "query tokens and heads are swapped",
         "positions = rows // group",
         "positions = rows % group",
         "dense_decode: s_q: 4*",
     ),
-    _literal(
-        "parts begin a place early",
+    _device(
+        "ranges begin a block early",
         "(program.to(tl.int64) * total // programs)",
         "(program.to(tl.int64) * total // programs - 1)",
         *SHARED,
     ),
-    _literal(
+    _device(
         "requests after the first begin where it does",
-        "        start += tl.maximum(overhead + units, room)\n",
+        "        start += tl.maximum(overhead + kv_blocks, work.padded_blocks)\n",
         "        start += overhead\n",
         "dense_decode: shares: 1 *",
     ),
-    _literal("whole requests stand side by side", "room = tl.where(whole, most, 0)", "room = 0", *SHARED),
-    _literal(
-        "blocks of requests begin at place 0",
-        "        before += tl.sum(places, 0)\n",
+    _device(
+        "whole requests are not padded",
+        "padded_blocks = tl.where(is_whole, max_blocks, 0)",
+        "padded_blocks = 0",
+        *SHARED,
+    ),
+    _device(
+        "later batches of requests begin at offset 0",
+        "        before += tl.sum(request_blocks, 0)\n",
         "",
         "dense_decode: length: in blocks",
     ),
-    _literal("overhead is not counted", "place = start + overhead", "place = start", *SHARED),
-    _literal(
-        "a request begun has the slot of one continued", "tl.where(first_unit == 0, later_slots, 0)", "0", *SHARED
+    _device("overhead is not counted", "first_offset = start + overhead", "first_offset = start", *SHARED),
+    _device(
+        "a request begun has the slot of one continued", "tl.where(first_kv_block == 0, later_slots, 0)", "0", *SHARED
     ),
-    _literal("a program too few is merged", "last.to(tl.int32) - program + 1", "last.to(tl.int32) - program", *SHARED),
+    _device("a program too few is merged", "last.to(tl.int32) - program + 1", "last.to(tl.int32) - program", *SHARED),
     _literal(
         "the merge takes the first split's slot", "tl.where(splits == 0, later_slots, 0)", "0", *SHARED, file=SPLITS
     ),
@@ -117,7 +131,7 @@ mutants.MUTANTS = (
         *SHARED,
         file=SPLITS,
     ),
-    _literal(
+    _device(
         "a row's LSE is by token alone",
         "token * lse_token_stride + heads",
         "token * num_heads + heads",
@@ -126,8 +140,8 @@ mutants.MUTANTS = (
     _literal("empty rows have the other LSE", "-math.inf", "math.inf", "dense_decode: length: none at all, decode"),
     _literal(
         "splits depend on the batch",
-        "if batch_invariant:\n        most_units",
-        "if False:\n        most_units",
+        "if batch_invariant:\n        most_splits",
+        "if False:\n        most_splits",
         "dense_decode: batch invariant: rows*",
     ),
     _literal(
@@ -138,11 +152,11 @@ mutants.MUTANTS = (
     ),
     _literal(
         "pieces have the first requests' lengths",
-        "cache_seqlens=call.cache_seqlens[piece]",
-        "cache_seqlens=call.cache_seqlens",
+        "self.cache_seqlens[part]",
+        "self.cache_seqlens",
         "dense_decode: workspace: in p*",
     ),
-    _literal("pieces write the first rows", "out=call.out[tokens]", "out=call.out", "dense_decode: workspace: in p*"),
+    _literal("pieces write the first rows", "self.out[tokens]", "self.out", "dense_decode: workspace: in p*"),
     _literal("rows are always called aligned", "1 if (addresses", "16 if (addresses", "dense_decode: layout: q odd"),
     _literal("metadata is not compared", "self.config != config", "False", "dense_decode: contract: metadata"),
     _literal("V may be a tensor of its own", "if same != (", "if False and same != (", "refuses: v_buffer*"),

@@ -9,7 +9,7 @@ import sys
 import mutants
 from mutants import SPLITS, Mutant
 
-DENSE = "dense_decode.py"
+DENSE, DENSE_KERNELS = "dense_decode.py", "_dense_decode_kernels.py"
 FEW, BESIDE, APART = "*few indices*", "*tokens of a request keep*", "*scales far apart, in splits*"
 
 
@@ -80,21 +80,25 @@ OF_PACKAGE = {
     "dense": (
         _literal(
             "a request of one program is not rounded",
-            DENSE,
-            "(end_unit == units) & (overhead > 0)",
-            "(end_unit == units)",
+            DENSE_KERNELS,
+            "(end_kv_block == kv_blocks) & (overhead > 0)",
+            "(end_kv_block == kv_blocks)",
             BESIDE,
         ),
         _literal("a request of one program is not merged", SPLITS, " & (later_slots > 0)", "", BESIDE),
         _literal(
             "a call of one program is not merged",
             DENSE,
-            "if schedule.slots == 0:",
-            "if schedule.programs == 1:",
+            "return self.slots > 0",
+            "return self.programs > 1",
             "*invariant: one program",
         ),
         _literal(
-            "the table stands where that of fp32 would", DENSE, "(PARTIAL_FLOATS + 2)", "(D_V + 2)", "*shares: 7*"
+            "the table stands where that of fp32 would",
+            DENSE_KERNELS,
+            "* ROW_FLOATS)",
+            "* (_splits.D_V + 2))",
+            "*shares: 7*",
         ),
     ),
 }

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
-from mlagen.backends.triton import layout, splits
-from mlagen.backends.triton.common import tables
+from mlagen.backends.triton import layout, splits, tiles
 from mlagen.backends.triton.sparse_decode import cache_context, rows_context
-from mlagen.backends.triton.splits import attention_context, dense_decode_signature
+from mlagen.backends.triton.splits import attention_context, kernel_names
 from mlagen.plan import DenseDecodePlan, Plan
 
 MODULE = "dense_decode"
@@ -23,8 +22,8 @@ def _context(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
     return {
         **attention,
         **rows_context(dense),
+        "q_blocks": ", ".join(f"q_{chunk.name}" for chunk in dense.chunks),
         "plan": dense,
-        **tables(dense),
         "sm90": dense.sm90,
         "cache": {**cache, "module": "_layout"},
         "has_tensor_scale": one.tensor_scale,
@@ -32,13 +31,14 @@ def _context(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
         "flash": FLASH in plan.spec.wrappers,
         "decode": DECODE in plan.spec.wrappers,
         "empty_lse": "-math.inf" if attention["empty_row_lse"] == "-inf" else "math.inf",
-        "arguments": len(dense_decode_signature(plan)),
+        "kernel_names": ", ".join(f'"{name}"' for name in kernel_names(plan)),
     }
 
 
 def shared(plan: Plan, family: DenseDecodePlan) -> list[GeneratedFile]:
     """What the family's module imports."""
-    return [*layout.files(plan, family.caches), splits.file(plan)]
+    kernels = generated("_dense_decode_kernels", _context(plan, family))
+    return [*layout.files(plan, family.caches), tiles.file(plan), splits.file(plan), kernels]
 
 
 def modules(plan: Plan, family: DenseDecodePlan) -> list[Module]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mlagen.backends.base import GeneratedFile, generated
-from mlagen.backends.triton.common import Signature, chunk_of, common
+from mlagen.backends.triton.common import chunk_of, common
 from mlagen.plan import Chunk, DenseDecodePlan, Plan, SparseDecodePlan, SparseFwdPlan
 from mlagen.spec import Presence, SparseAttention
 
@@ -97,29 +97,3 @@ def kernel_names(plan: Plan) -> list[str]:
 def file(plan: Plan) -> GeneratedFile:
     """The module."""
     return generated(MODULE, _context(plan))
-
-
-def dense_decode_signature(plan: Plan) -> Signature:
-    """Run-time arguments of the kernel of dense attention and their Triton types."""
-    dense, element = plan.of(DenseDecodePlan), f"*{plan.spec.model.dtype}"
-    one, window = dense.caches.main.layout, dense.window is not None
-    counts = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size", "max_keys")
-    shares = ("causal", "unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")
-    names = (*counts, *(("window",) if window else ()), *shares, *(("combine_places",) if window else ()))
-    strides = ("q_request_stride", "q_token_stride", "q_head_stride", "page_stride")
-    rows = () if one.planar else ("row_stride",)
-    others = ("k_head_stride", "block_table_stride", "out_token_stride", "out_head_stride", "lse_token_stride")
-    return (
-        ("q_ptr", element),
-        ("k_cache_ptr", "*u8" if one.quantised else element),
-        ("block_table_ptr", "*i32"),
-        ("cache_seqlens_ptr", "*i32"),
-        *((("k_scale_ptr", "*fp32"),) if one.tensor_scale else ()),
-        ("out_ptr", element),
-        ("lse_ptr", "*fp32"),
-        ("partial_ptr", "*fp32"),
-        *((name, "i32") for name in names),
-        ("sm_scale_log2", "fp32"),
-        ("empty_lse", "fp32"),
-        *((name, "i64") for name in (*strides, *rows, *others)),
-    )
