@@ -146,7 +146,8 @@ def _variants(plan: Plan, extra: CacheLayout | None, *, both: bool) -> dict[str,
     """Which tensors calls may leave out, and every choice of them that a kernel is compiled for."""
     attention = plan.sparse_attention
     lengths, sinks = given(attention.topk_length, "length"), given(attention.attn_sink, "sink")
-    names, choices = ["topk_length"], [(length,) for length in lengths]
+    names = ["topk_length"]
+    choices: list[tuple[str, ...]] = [(length,) for length in lengths]
     if extra is not None:
         names += ["extra_k_cache", "extra_indices", "extra_topk_length"]
         # A kernel over one layout gets the first cache in place of an absent second one: as without a length there.
