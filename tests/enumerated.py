@@ -109,7 +109,7 @@ def check_every_list(found: Enumerated) -> None:
             assert given.get("NUM_STAGES", job.num_stages) == job.num_stages
             assert given.get("HAS_E4M3", TARGETS[target].has_e4m3) == TARGETS[target].has_e4m3
             assert given.get("ROUNDS_E4M3", TARGETS[target].rounds_e4m3) == TARGETS[target].rounds_e4m3
-            assert not job.dependent or TARGETS[target].dependent_launch
+            assert not job.dependent or TARGETS[target].pdl
 
 
 def check_tiles(found: Enumerated) -> None:

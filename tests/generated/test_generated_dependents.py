@@ -31,7 +31,7 @@ def ptx(spec: str, module: str, kernel: str, target: str) -> str:
     """PTX of the first of a kernel's variants that has most tensors, and waits if any does."""
     found = enumerate_package(ROOT / "generated" / spec, (target,))
     jobs = [job for job in found.of(target, kernel) if job.module == module]
-    job = max(jobs, key=lambda job: (len(job.signature), dict(job.constexprs).get("DEPENDENT", False)))
+    job = max(jobs, key=lambda job: (len(job.signature), dict(job.constexprs).get("PDL", False)))
     fn = getattr(found.module(module), kernel)
     source = ASTSource(
         fn=fn,

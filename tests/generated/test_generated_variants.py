@@ -65,9 +65,9 @@ def test_rows_that_are_not_aligned_are_read_without_groups_of_indices(found: Enu
 def test_targets_that_launch_dependents_have_both_kinds_of_short_kernels(found: Enumerated) -> None:
     """Kernels of many programs do not wait for those before them; gathers' and merges' are never so many."""
     for target, jobs in found.jobs.items():
-        early = TARGETS[target].dependent_launch
+        early = TARGETS[target].pdl
         waits = {
-            (job.kernel, dict(job.constexprs)["DEPENDENT"])
+            (job.kernel, dict(job.constexprs)["PDL"])
             for job in jobs
             if job.module in ("_cache_kernels", "_extra_cache_kernels", "_indices_kernels", "_splits")
         }
@@ -75,7 +75,7 @@ def test_targets_that_launch_dependents_have_both_kinds_of_short_kernels(found: 
         kernels = {kernel for kernel, _ in waits}
         assert waits == {(kernel, early) for kernel in kernels} | {(kernel, False) for kernel in kernels & {*many}}
         for job in jobs:
-            assert job.dependent == dict(job.constexprs).get("DEPENDENT", False) or job.kernel not in kernels
+            assert job.dependent == dict(job.constexprs).get("PDL", False) or job.kernel not in kernels
 
 
 def test_sm90_kernels_are_listed_for_sm90_alone(found: Enumerated) -> None:

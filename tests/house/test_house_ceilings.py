@@ -24,8 +24,7 @@ LARGER: dict[str, dict[str, int]] = {
         "mlagen/spec/hf_config.py read_model": 78,
         "tests/generated/alone.py arguments": 127,
     },
-    "template": {
-    },
+    "template": {},
     "generated file": {  # the longest of all packages, by the file's name
         "_sparse_decode_sm90.py": 1401,
     },

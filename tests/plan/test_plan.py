@@ -136,7 +136,10 @@ def test_one_wrapper_that_takes_no_optional_tensor_has_no_variant_with_one(tmp_p
     [
         (WRAPPERS[:1], {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "_sparse_fwd_kernels"}),
         (WRAPPERS[2:], {"_cache_kernels"}),
-        (WRAPPERS, {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "_cache_kernels", "_sparse_fwd_kernels"}),
+        (
+            WRAPPERS,
+            {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "_cache_kernels", "_sparse_fwd_kernels"},
+        ),
     ],
 )
 def test_kernels_that_no_wrapper_launches_are_not_listed(wrappers, modules, tmp_path):

@@ -54,7 +54,7 @@ def test_variants_are_of_each_tile_and_both_alignments(mapped):
     check_every_list(mapped)
     assert {module for module, _ in mapped.kernels} == {"_indices_kernels"}
     for target, jobs in mapped.jobs.items():
-        assert {dict(job.constexprs)["DEPENDENT"] for job in jobs} == {target == "sm90", False}  # few and many programs
+        assert {dict(job.constexprs)["PDL"] for job in jobs} == {target == "sm90", False}  # few and many programs
         for kernel in ("_map_indices_kernel", "_combine_indices_kernel"):
             assert {dict(job.constexprs)["ALIGNMENT"] for job in mapped.of(target, kernel)} == {16, 1}
         tiles = {(dict(job.constexprs)["BLOCK_N"], job.num_warps) for job in mapped.of(target, "_map_indices_kernel")}

@@ -45,7 +45,9 @@ def _valid(name: str, condition: str, *only: str) -> Mutant:
 
 
 MUTANTS = (
-    _literal("flags are read the wrong way round", "recompute_ptr + group) != 0", "recompute_ptr + group) == 0", ONE_BY_ONE),
+    _literal(
+        "flags are read the wrong way round", "recompute_ptr + group) != 0", "recompute_ptr + group) == 0", ONE_BY_ONE
+    ),
     _literal("a group's last token is left out", "first + head_blocks * GROUP", "first + head_blocks * 3", ONE_BY_ONE),
     _literal("a group begins a head block late", "first = group *", "first = 1 + group *", ONE_BY_ONE),
     _literal("scores have the wrong sign", "scores * inputs.sm_scale_log2", "scores * -inputs.sm_scale_log2"),
