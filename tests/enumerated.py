@@ -109,37 +109,40 @@ def check_every_list(found: Enumerated) -> None:
             assert given.get("NUM_STAGES", job.num_stages) == job.num_stages
             assert given.get("HAS_E4M3", TARGETS[target].has_e4m3) == TARGETS[target].has_e4m3
             assert given.get("ROUNDS_E4M3", TARGETS[target].rounds_e4m3) == TARGETS[target].rounds_e4m3
-            assert not job.dependent or TARGETS[target].dependent_launch
+            assert not job.dependent or TARGETS[target].pdl
 
 
 def check_tiles(found: Enumerated) -> None:
     """Every tile of a table is listed for every alignment that takes it, and no other."""
     for target in found.jobs:
-        for module, kernels in (("sparse_fwd", ROWS_KERNELS), ("sparse_decode", CACHE_KERNELS)):
+        for family, kernels in (("SPARSE_FWD", ROWS_KERNELS), ("SPARSE_DECODE", CACHE_KERNELS)):
             for kernel in kernels:
                 if jobs := found.of(target, kernel):
-                    tables = found.module(module)
-                    table = {tile[:5] for _, _, tile in tables.TILES[target]}
-                    small = {tables.UNALIGNED_TILES[target][:5]}
+                    table = {tile[:5] for _, _, tile in _table(found, f"{family}_TILES")[target]}
+                    small = {_table(found, f"{family}_UNALIGNED_TILES")[target][:5]}
                     assert _tiles_by(jobs, "INDICES_AHEAD", "ALIGNMENT", "INDEX_GROUP") == {
                         (16, 16): table,
                         (16, 1): small,
                         (1, 1): small,
                     }
         if jobs := found.of(target, "_dense_decode_kernel"):
-            tables = found.module("dense_decode")
-            small = tables.SMALL_TILES[target][:5]
+            small = _table(found, "DENSE_DECODE_UNALIGNED_TILES")[target][:5]
             # Rows that are not aligned take a page for each key.
             assert _tiles_by(jobs, "PAGES_AHEAD", "ALIGNMENT", "WHOLE_PAGES") == {
-                (16, True): {small, *(tile[:5] for _, _, tile in tables.TILES[target])},
+                (16, True): {small, *(tile[:5] for _, _, tile in _table(found, "DENSE_DECODE_TILES")[target])},
                 (16, False): {small},
                 (1, False): {small},
             }
-        if jobs := [job for job in found.jobs[target] if job.module == "dense_fwd"]:
+        if jobs := [job for job in found.jobs[target] if job.module == "_dense_fwd_kernels"]:
             _check_heads(found, target, jobs)
         for kernel in ("_combine_kernel", "_write_kernel", "_gather_requests_kernel", "_gather_tokens_kernel"):
             if jobs := found.of(target, kernel):
                 assert {dict(job.constexprs)["ALIGNMENT"] for job in jobs} == {16, 1}
+
+
+def _table(found: Enumerated, name: str) -> Any:
+    """A table of the package."""
+    return getattr(found.module("_tiles"), name)
 
 
 def _tiles_by(jobs: list[CompileJob], ahead: str, *alignment: str) -> dict[tuple[Any, ...], set[tuple[Any, ...]]]:
@@ -154,7 +157,6 @@ def _tiles_by(jobs: list[CompileJob], ahead: str, *alignment: str) -> dict[tuple
 
 def _check_heads(found: Enumerated, target: str, jobs: list[CompileJob]) -> None:
     """The same of multi-head attention: each tile with a causal mask and without."""
-    tables = found.module("dense_fwd")
     described = found.package.SPEC["spec"]["multi_head"]["addressing"] == "descriptors"
     copied = described and target in ("sm90", "sm100", "sm120")
     listed: dict[tuple[str, Any], set[tuple[Any, ...]]] = {}
@@ -163,8 +165,9 @@ def _check_heads(found: Enumerated, target: str, jobs: list[CompileJob]) -> None
         tile = (given["BLOCK_M"], given["BLOCK_N"], job.num_warps, job.num_stages, given["CAUSAL"])
         listed.setdefault((job.kernel, given.get("ALIGNMENT", 16)), set()).add(tile)
     aligned = "_dense_fwd_descriptor_kernel" if copied else "_dense_fwd_kernel"
-    table = {tuple(tile) for _, tile in tables.TILES[target]}
+    table = {tuple(tile) for _, tile in _table(found, "DENSE_FWD_TILES")[target]}
+    small = _table(found, "DENSE_FWD_UNALIGNED_TILES")[target]
     assert listed == {
         (aligned, 16): {(*tile, causal) for tile in table for causal in (True, False)},
-        ("_dense_fwd_kernel", 1): {(*tables.UNALIGNED_TILES[target], causal) for causal in (True, False)},
+        ("_dense_fwd_kernel", 1): {(*small, causal) for causal in (True, False)},
     }

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from mlagen.backends.grouped import interface, shared
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context
 from mlagen.plan import (
@@ -17,31 +18,13 @@ from mlagen.plan import (
     SparseDecodePlan,
     SparseFwdPlan,
 )
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, SLACK, Registers, register_columns
+from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, RESCALE_THRESHOLD_LOG2, Registers, register_columns
 from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
 WARPGROUP = 128  # threads
 FIRST_BARRIER = 4  # of the named ones, above those that Triton takes
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
-
-
-def _interface(arguments: Signature, *constexprs: str) -> dict[str, Any]:
-    """How a kernel's run-time arguments stand in its text: as parameters, in `Call`, and by name.
-
-    Args:
-        arguments: with their Triton types.
-        constexprs: what it is compiled for beside, behind them.
-    """
-    parameters = [f"{name}: gl.int64" if kind == "i64" else name for name, kind in arguments]
-    descriptor, tensor = "tma.tensor_descriptor", "gl.tensor"
-    return {
-        "argument_names": [name for name, _ in arguments],
-        "parameters": [*parameters, *(f"{name}: gl.constexpr" for name in constexprs)],
-        "call_fields": [
-            f"{name}: {descriptor if kind.startswith('tensordesc') else tensor}" for name, kind in arguments
-        ],
-    }
 
 
 def _register_split(registers: Registers) -> str:
@@ -104,10 +87,10 @@ class Sm90Module:
             **attention_context(plan),
             "sm90": sm90,
             "kernel": self.kernel,
-            **_interface(self.arguments(plan), *self.constexprs),
+            **interface(self.arguments(plan), *self.constexprs),
             "register_split": _register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if sm90.d_tail else "NEG_LARGE",
-            "slack": SLACK,
+            "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
             "scaled": plan.splits.partials.scaled,
             **self.details(plan),
         }
@@ -117,11 +100,11 @@ class Sm90Module:
         return {(self.kernel, None): _required(self.plan_of(plan)).expected_products}
 
 
-def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> tuple[str, ...]:
-    """Names of what every seesaw has in shared memory, with those of statistics that not all have."""
-    tail = ("q_tail", "k0_tail", "k1_tail") if sm90.d_tail else ("p0",)
-    halves = ("q_left", "q_right", "k0_left", "k0_right", "k1_left", "k1_right")
-    return (*halves, *tail, "p1", "m0", "m1", "l0", "l1", *statistics, *(("e0", "e1") if scaled else ()))
+def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> list[tuple[str, ...]]:
+    """Groups of names of what every seesaw has in shared memory, with those of statistics that not all have."""
+    tails, p0 = (("q_tail", "k0_tail", "k1_tail"), ()) if sm90.d_tail else ((), ("p0",))
+    halves = ("q_l", "q_r", "k0_l", "k0_r", "k1_l", "k1_r")
+    return [(*halves, *tails), (*p0, "p1", "m0", "m1", "l0", "l1", *statistics, *(("e0", "e1") if scaled else ()))]
 
 
 def _p0(sm90: Sm90Plan) -> str:
@@ -187,7 +170,7 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
     return {
         **_rows_details(plan),
         "p0": _p0(sm90),
-        "shared": (*_seesaw_shared(sm90, "top0", "top1", scaled=scaled), "q_ready", "k_ready"),
+        **shared(*_seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), ("q_ready", "k_ready")),
     }
 
 
@@ -212,16 +195,16 @@ def _swap_ab_details(plan: Plan) -> dict[str, Any]:
     plans = plan.of(SparseFwdPlan).swap_ab
     sm90, scaled = plans[0], plan.splits.partials.scaled
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
-    statistics = ("m0", "l0", "top0", "m1", "l1", "top1")
+    statistics = ("m0", "l0", "true_max0", "m1", "l1", "true_max1")
     exponents = ("exponents0", "exponents1") if scaled else ()
-    halves = ("q_left", "q_right", "k_left", "k_right")
+    halves = ("q_l", "q_r", "k_l", "k_r")
     return {
         **_rows_details(plan),
         "most_heads": plans[-1].block_h,
-        "k_right": FIRST_BARRIER + sm90.lefts,
-        "both": FIRST_BARRIER + sm90.lefts + 2,
+        "k_r_free": FIRST_BARRIER + sm90.k_l_stages,
+        "exchange_ready": FIRST_BARRIER + sm90.k_l_stages + 2,
         "statistics": statistics,
-        "shared": [*halves, *tails, *statistics, *exponents, "q_ready", "left_ready", "right_ready"],
+        **shared((*halves, *tails), (*statistics, *exponents), ("q_ready", "k_l_ready", "k_r_ready")),
     }
 
 
@@ -288,11 +271,12 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
     is_fp32 = stored.scales.dtype == "fp32"
     staged = ("rope", "last") if layout.planar else ()
     ready = ("ready",) if sm90.d_tail else ("q_ready", "k_ready")
+    tables = ("overflowed", "offsets", "scales", *staged, "mask_bitmask")
     return {
         "q_ready": "shared.ready.index(2)" if sm90.d_tail else "shared.q_ready",
-        "p0": "_weights_0(shared)" if sm90.d_tail else "shared.p0",
+        "p0": "_p0(shared)" if sm90.d_tail else "shared.p0",
         "splits_constants": "D_V, NEG_LARGE",
-        "shared": (*_seesaw_shared(sm90, scaled=scaled), "spoilt", "offsets", "scales", *staged, "valid", *ready),
+        **shared(*_seesaw_shared(sm90, scaled=scaled), tables, ready),
         "planar": layout.planar,
         "block_by_block": layout.planar,
         "dual_cache": stored.dual,
@@ -314,9 +298,9 @@ def _union_arguments(plan: Plan) -> Signature:
     left_out = {"topk_length_ptr", "partial_ptr", "s_kv", "topk", "num_splits", "split_size", "indices_token_stride"}
     left_out |= {"head_blocks", *dict(_dividers("head_blocks", "splits"))}
     instead = {
-        "indices_ptr": (("lists_ptr", "*i32"), ("counts_ptr", "*i32"), ("redo_ptr", "*i32")),
+        "indices_ptr": (("union_ptr", "*i32"), ("union_length_ptr", "*i32"), ("recompute_ptr", "*i32")),
         "num_heads": (("tokens", "i32"), ("num_heads", "i32")),
-        "kv_row_stride": (("kv_row_stride", "i64"), ("list_stride", "i64")),
+        "kv_row_stride": (("kv_row_stride", "i64"), ("union_stride", "i64")),
     }
     kept = [argument for argument in _sparse_fwd_arguments(plan) if argument[0] not in left_out]
     return tuple(each for argument in kept for each in instead.get(argument[0], (argument,)))
@@ -330,11 +314,11 @@ def _union_details(plan: Plan) -> dict[str, Any]:
         "union": union,
         "scaled": False,  # as it has no partials
         "p0": _p0(union.sm90),
-        "shared": (*_seesaw_shared(union.sm90, "top0", "top1"), "q_ready", "k_ready"),
+        **shared(*_seesaw_shared(union.sm90, "true_max0", "true_max1"), ("q_ready", "k_ready")),
         "shapes": [
             *details["shapes"][:2],
-            f"lists i32 [num_tiles, {union.group} * topk], of which so many entries count: counts i32 [num_tiles].",
-            "max_logits, lse f32 [tokens, num_heads]. redo i32 [num_tiles] becomes 1 where a result is NaN.",
+            f"union i32 [num_tiles, {union.group} * topk], of which union_length i32 [num_tiles] entries count.",
+            "max_logits, lse f32 [tokens, num_heads]. recompute i32 [num_tiles] becomes 1 where a result is NaN.",
         ],
     }
 
@@ -363,9 +347,9 @@ class UnionLists:
         return (
             ("indices_ptr", "*i32"),
             *_length(plan),
-            ("lists_ptr", "*i32"),
-            ("counts_ptr", "*i32"),
-            ("redo_ptr", "*i32"),
+            ("union_ptr", "*i32"),
+            ("union_length_ptr", "*i32"),
+            ("recompute_ptr", "*i32"),
             ("tokens", "i32"),
             ("topk", "i32"),
             ("s_kv", "i32"),
@@ -377,7 +361,7 @@ class UnionLists:
         return {
             **attention_context(plan),
             "kernel": "_index_union_kernel",
-            **_interface(self.arguments(plan)),
+            **interface(self.arguments(plan)),
             "union": plan.union,
         }
 
@@ -424,7 +408,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
         "block_b": dense_decode.block_b,
         "thread_lengths": dense_decode.block_b // WARPGROUP,
         "p0": _p0(sm90),
-        "shared": (*_seesaw_shared(sm90, scaled=partials.scaled), "q_ready", "k_ready"),
+        **shared(*_seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
     }
 
 
@@ -458,7 +442,7 @@ class DenseFwdModule:
         return bool(plan.of(DenseFwdPlan).sm90)
 
     def _arguments(self, plan: Plan) -> Signature:
-        arguments = (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"), ("taken_ptr", "*i32"))
+        arguments = (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"), ("tile_counter_ptr", "*i32"))
         dense_fwd, dtype = plan.of(DenseFwdPlan), plan.spec.model.dtype
         if SM90 not in dense_fwd.descriptor_targets:
             return arguments
@@ -467,7 +451,7 @@ class DenseFwdModule:
             *((chunk.name, chunk.block) for chunk in dense_fwd.k_chunks),
             ("v", dense_fwd.d_v),
         ]
-        described = ((f"{name}_desc", f"tensordesc<{dtype}[{rows},{lanes}],TILE>") for name, lanes in blocks)
+        described = ((f"{name}_desc", f"tensordesc<{dtype}[{rows},{columns}],TILE>") for name, columns in blocks)
         return (*arguments, ("described", "i32"), *described)
 
     def context(self, plan: Plan) -> dict[str, Any]:
@@ -480,17 +464,16 @@ class DenseFwdModule:
         return {
             **values,
             "kernel": self.KERNEL,
-            **_interface(self._arguments(plan)),
+            **interface(self._arguments(plan)),
             "register_split": _register_split(sm90.registers),
             "result_columns": register_columns(values["d_v"]),
             "itemsize": ITEMSIZE,
             "k_chunks": k_chunks,
             "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",
-            "shared": [
-                *(f"q_{name}" for name in names),
-                *names,
-                *("v", "told", "told_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
-            ],
+            **shared(
+                [*(f"q_{name}" for name in names), *names, "v"],
+                ("tile_coordinates", "tile_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
+            ),
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:

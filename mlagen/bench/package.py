@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,20 +19,7 @@ from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify.facts import Facts
 
-SHARED_MODULES = (
-    "_launch",
-    "_splits",
-    "_layout",
-    "_extra_layout",
-    "_sparse_fwd_sm90",
-    "_sparse_fwd_sm90_swap_ab",
-    "_sparse_fwd_sm90_shared",
-    "_index_union_sm90",
-    "_sparse_decode_sm90",
-    "_dense_decode_sm90",
-)
 _HEADER = re.compile(r"\A(# .*\n)+")
-_TABLES = re.compile(r"^(TILES = \{|SM90_CALLS = \[|UNION = \[)\n.*?^[\]}]\n", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -108,11 +95,6 @@ class BenchPackage:
         """One of its modules."""
         return importlib.import_module(f"{self.root.__name__}.{name}")
 
-    @property
-    def shared_modules(self) -> list[str]:
-        """Its modules that attention kernels are made of in part."""
-        return [name for name in SHARED_MODULES if (self.folder / f"{name}.py").is_file()]
-
     def device_facts(self, device: torch.device) -> Any:
         """The device as the package's tile tables know it: target and multiprocessors."""
         return self.module("_launch").device_facts(device)
@@ -144,8 +126,7 @@ def load_package(package_dir: Path) -> BenchPackage:
     return BenchPackage(folder, root, Facts.of(root.SPEC["spec"]), root.SPEC["spec"])
 
 
-def kernels_hash(package_dir: Path, modules: Iterable[str]) -> str:
-    """Sixteen hex digits that stand for the kernels of modules; new tables leave them as they are."""
-    texts = [(package_dir / f"{name}.py").read_text() for name in modules]
-    bare = "".join(_TABLES.sub("", _HEADER.sub("", text)) for text in texts)
-    return hashlib.sha256(bare.encode()).hexdigest()[:16]
+def kernels_hash(package_dir: Path) -> str:
+    """Sixteen hex digits that stand for the package's kernels; new tables or wrappers leave them as they are."""
+    modules = sorted(path for path in package_dir.glob("_[a-z]*.py") if path.name != "_tiles.py")
+    return hashlib.sha256("".join(_HEADER.sub("", path.read_text()) for path in modules).encode()).hexdigest()[:16]

@@ -85,13 +85,15 @@ class Built:
             state = f"nothing written, errors above: {len(self.failures)}"
         else:
             state = f"{len(self.written)} written" if self.written else "unchanged"
-        told = f"{len(self.package.files)} files, {state}; {', '.join(compiled) or 'not compiled'}, {verified}"
-        err.print(f"{self.folder}: {told}", markup=False, soft_wrap=True)
+        summary = f"{len(self.package.files)} files, {state}; {', '.join(compiled) or 'not compiled'}, {verified}"
+        err.print(f"{self.folder}: {summary}", markup=False, soft_wrap=True)
 
 
 def report_all(built: list[Built]) -> None:
     """Prints on stderr what became of several specs, in one line."""
     failed = [one.package.name for one in built if one.failures]
     written = sum(bool(one.written) for one in built)
-    told = f"{written} written, {len(built) - written - len(failed)} unchanged, {len(failed)} failed"
-    err.print(f"{len(built)} packages: {told}{': ' if failed else ''}{', '.join(failed)}", markup=False, soft_wrap=True)
+    summary = f"{written} written, {len(built) - written - len(failed)} unchanged, {len(failed)} failed"
+    err.print(
+        f"{len(built)} packages: {summary}{': ' if failed else ''}{', '.join(failed)}", markup=False, soft_wrap=True
+    )

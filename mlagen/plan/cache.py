@@ -15,7 +15,7 @@ BLOCK_T = 2  # more of the small programs are under way at once, and none waits 
 FEW_TOKENS = 8
 # A multiprocessor's programs of a writer or an index kernel that may begin early: with 4,096 tokens of V4 19 % were won
 # on an H200, with 32,768 25 % lost.
-EARLY_PROGRAMS = 16
+PDL_MAX_PROGRAMS = 16
 GATHER_PROGRAMS = 32  # what a multiprocessor holds of programs of one warp of 64 registers a thread
 LOOKUP_T = 32  # a warp's lanes
 

@@ -49,11 +49,11 @@ V41_REGISTERS = Registers((192, 112))
 # fitted to 80 timings on an H100, and to 60 of fp8_ds_mla on an H200.
 COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
-SLACK = 7  # powers of two that a maximum may rise by unfollowed; rounded, 8: weights are at most 2^8
+RESCALE_THRESHOLD_LOG2 = 7  # a row maximum may rise by so much before O is rescaled; P, rounded, is at most 2^8
 SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
 # Columns of a product, and the costs; splits that follow from these are the fastest of those measured, 8 to 128 tokens.
 SWAP_AB_COSTS = {16: (1800, 20), 32: (2400, 20)}
-SWAP_AB_LEFTS = 3  # left halves of blocks of K beside two right ones; the kernel's text is written for as many
+SWAP_AB_K_L_STAGES = 3  # left halves of blocks of K beside two right ones; the kernel's text is written for as many
 SWAP_AB_REGISTERS = Registers((232, 232), (((3, 9), (240, 232)),))
 DENSE_FWD_BLOCK_N = (128, 64)  # most wanted first
 DENSE_FWD_STAGES = 2
@@ -66,7 +66,7 @@ DENSE_FWD_REGISTERS = {
     (256, "pointers"): Registers((224, 56), (((3, 8), (232, 56)),)),
     (256, "descriptors"): Registers((224, 56)),
 }
-DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and weights, beside which the rest has room
+DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and P, beside which the rest has room
 DENSE_FWD_QUERIES = 1
 DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for what partitions pass
 LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
@@ -119,7 +119,7 @@ class Sm90Plan:
         expected_shared: bytes of shared memory a program is expected to need.
         split_shared: as many more where it stores splits.
         expected_products: wgmma instructions in its code.
-        lefts: left halves of blocks of K of which there is room.
+        k_l_stages: left halves of blocks of K of which there is room.
     """
 
     block_h: int
@@ -133,7 +133,7 @@ class Sm90Plan:
     expected_shared: int
     split_shared: int
     expected_products: int
-    lefts: int = 2
+    k_l_stages: int = 2
 
     @property
     def step(self) -> int:
@@ -177,7 +177,7 @@ def make_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
     of_v = 2 * sm90.d_half // BLOCK_H * (sm90.block_n // PRODUCT_DEPTH)
     plans = []
     for heads, cost in SWAP_AB_COSTS.items():
-        extra = (SWAP_AB_LEFTS - 2) * sm90.block_n * sm90.d_half
+        extra = (SWAP_AB_K_L_STAGES - 2) * sm90.block_n * sm90.d_half
         tiles = ((heads + sm90.step) * lanes + extra + 2 * sm90.block_n * heads) * ITEMSIZE
         statistics = (2 * WARPS + 6) * heads * 4  # largest scores by warps; maxima and sums of rows
         exponents = 2 * (WARPS + 1) * heads * 4  # by warps, and of rows
@@ -187,7 +187,7 @@ def make_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
                 block_h=heads,
                 registers=SWAP_AB_REGISTERS,
                 cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
-                lefts=SWAP_AB_LEFTS,
+                k_l_stages=SWAP_AB_K_L_STAGES,
                 expected_shared=tiles + statistics,
                 split_shared=exponents if partials.scaled else 0,
                 expected_products=2 * (lanes // PRODUCT_DEPTH + of_v),
@@ -240,7 +240,7 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
     for block_n in DENSE_FWD_BLOCK_N:
         keys = DENSE_FWD_STAGES * block_n * (d_qk + d_v)
         shared = (2 * BLOCK_H * d_qk + keys) * ITEMSIZE
-        accumulators = (d_v + 1.5 * block_n) * BLOCK_H / 128  # and scores, with half as many for weights
+        accumulators = (d_v + 1.5 * block_n) * BLOCK_H / 128  # and scores, with half as many for P
         if shared + DENSE_FWD_BARRIERS <= shared_limit and accumulators <= DENSE_FWD_ACCUMULATORS:
             # Scores: before the loop and in it; V: in it and behind it; of both warpgroups.
             products = 2 * 2 * (d_qk // PRODUCT_DEPTH + block_n // PRODUCT_DEPTH)
@@ -332,8 +332,8 @@ def make_sm90(
         rows = (Sm90Row(None, 1),)
     partials = PartialRow(spec.partials, D_V)
     lanes = D_V + d_tail
-    weights = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
-    tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + weights) * ITEMSIZE
+    probs = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
+    tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + probs) * ITEMSIZE
     dense = isinstance(spec.attention, DenseAttention)
     tables = (4 if dense else 6) * BLOCK_H * 4  # maxima and sums of two warpgroups, over rows maxima of two kinds
     scale_columns, registers, cost = 0, DENSE_DECODE_REGISTERS if dense else SPARSE_FWD_REGISTERS[d_tail], COST
@@ -350,7 +350,7 @@ def make_sm90(
         elif extra_layout is not None:
             scale_columns, registers = D_V // V41_RUNS[1][3], V41_REGISTERS
         tables += 2 * BLOCK_N * (4 + scale_columns * ITEMSIZE)  # an offset and the scales of each key
-    # Scores: before the loop, at its end, and on the right; weights with V: two blocks in the loop and after it.
+    # Scores: before the loop, at its end, and on WG1; P with V: two blocks in the loop and after it.
     products = 3 * lanes // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH
     return Sm90Plan(
         block_h=BLOCK_H,

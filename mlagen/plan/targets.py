@@ -29,7 +29,7 @@ class Target:
             way of fp16 on sm89, which rounds twice, and CDNA 4 keeps the sign of a NaN.
         copies_tensors: blocks of a tensor are copied to shared memory by descriptor (TMA); elsewhere Triton turns such
             copies into loads by pointers.
-        dependent_launch: a kernel can begin while the one before it still runs, and wait for it later.
+        pdl: a kernel can begin while the one before it still runs, and wait for it later.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Target:
     has_e4m3: bool = False
     rounds_e4m3: bool = False
     copies_tensors: bool = False
-    dependent_launch: bool = False
+    pdl: bool = False
 
     def register_limit(self, num_warps: int) -> int:
         """The most registers that a thread of a program can have; on AMD vector registers, of both kinds together."""
@@ -68,7 +68,7 @@ def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "
         has_e4m3=(major, minor) >= (8, 9),
         rounds_e4m3=major >= 9,
         copies_tensors=major >= 9,
-        dependent_launch=major >= 9,
+        pdl=major >= 9,
     )
 
 

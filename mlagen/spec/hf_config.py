@@ -240,8 +240,8 @@ class Config:
         if self.get("use_sliding_window") is False or (isinstance(kinds, list) and not set(_text(kinds)) & _SLIDING):
             return None
         if one is not None and other is not None and one != other:
-            told = f"got {one}, but sliding_window_size {other}; give --set sliding_window=N"
-            self.refuse("sliding_window", f"{told}, the keys that a token sees, its own with them")
+            found = f"got {one}, but sliding_window_size {other}; give --set sliding_window=N"
+            self.refuse("sliding_window", f"{found}, the keys that a token sees, its own with them")
         return one or other
 
 

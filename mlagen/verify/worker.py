@@ -126,21 +126,14 @@ class Run:
         """On a CPU names of targets; on a GPU the kinds of kernels that the package has for it."""
         import torch
 
-        from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
-        from mlagen.verify.subject import SM90_KERNELS, sm90_modules, swap_ab_modules, union_modules
+        from mlagen.verify.subject import launch_of, targets_of
 
         if self.device == "cpu":
             return list(job["targets"] or self.spec["targets"])
-        targets = [self.device]
-        if sm90_modules(self.package):
-            launch = importlib.import_module(f"{self.package.__name__}._launch")
-            if launch.device_facts(torch.device("cuda", 0)).sm90:
-                targets += [
-                    SM90_KERNELS,
-                    *([FEW_HEADS] if swap_ab_modules(self.package) else []),
-                    *([SHARED_INDICES] if union_modules(self.package) else []),
-                ]
-        return targets
+        kernels = targets_of(self.package)
+        if not kernels or not launch_of(self.package).device_facts(torch.device("cuda", 0)).sm90:
+            return [self.device]
+        return [self.device, *kernels]
 
     def result(self, number: int) -> tuple[CaseResult, bool]:
         """Runs the case of that number in `pairs`; its result, and whether the device's context is lost."""

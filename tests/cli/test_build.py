@@ -23,7 +23,17 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
     first = run("build", *TEXT_ONLY)
     assert first.exit_code == 0
     files = {path.name: path.stat().st_mtime_ns for path in (workspace / "generated" / "small").iterdir()}
-    assert set(files) == {"__init__.py", "_facts.py", "_launch.py", "_splits.py", "sparse_fwd.py"}
+    assert set(files) == {
+        *(
+            "__init__.py",
+            "_facts.py",
+            "_launch.py",
+            "_splits.py",
+            "_tiles.py",
+            "_sparse_fwd_kernels.py",
+            "sparse_fwd.py",
+        )
+    }
     second = run("build", *TEXT_ONLY)
     assert second.exit_code == 0
     assert "unchanged" in second.stderr
@@ -101,7 +111,7 @@ def test_verified_kernels_are_counted(run: Run, writer: Path) -> None:
 def test_json_on_stdout_is_the_whole_of_stdout(run: Run, writer: Path) -> None:
     (built,) = json.loads(run("build", "--no-verify", "--target", "sm80", "--json").stdout)
     assert {row["target"] for row in built["resources"]} == {"sm80"}
-    names = ["_facts.py", "_launch.py", "_layout.py", "cache.py", "__init__.py"]
+    names = ["_facts.py", "_launch.py", "_layout.py", "_tiles.py", "_cache_kernels.py", "cache.py", "__init__.py"]
     assert [Path(path).name for path in built["written"]] == names
 
 

@@ -66,7 +66,7 @@ def test_a_refusal_shows_each_variant_with_its_arithmetic(run: Run, writer: Path
     assert result.exit_code == 1
     (row,) = (line for line in result.stdout.splitlines() if line.startswith("sm80"))
     assert row.split()[-1] == "2"
-    refusals = [line for line in result.stderr.splitlines() if line.startswith("cache._write_kernel [")]
+    refusals = [line for line in result.stderr.splitlines() if line.startswith("_cache_kernels._write_kernel [")]
     assert len(refusals) == 2
     assert all("shared memory 0 bytes - limit -1 bytes = 1 bytes too many" in line for line in refusals)
     assert result.stderr.count("fix with one of: ") == 2
@@ -110,7 +110,7 @@ def test_several_specs_are_told_one_after_another_and_counted(run: Run, writer: 
 def test_json_names_the_failures(run: Run, writer: Path) -> None:
     result = run("build", *COMPILE_ONE, "--json")
     assert result.exit_code == 1
-    assert result.stdout.count('"cache._write_kernel [') == 2
+    assert result.stdout.count('"_cache_kernels._write_kernel [') == 2
 
 
 def on_terminal(*arguments: str) -> tuple[str, str]:

@@ -158,22 +158,22 @@ def test_the_schema_is_json(run: Run) -> None:
 
 def test_a_generated_line_is_traced_to_its_template(run: Run, workspace: Path) -> None:
     run("build", "--no-compile", "--no-verify")
-    lines = (workspace / "generated" / "small" / "sparse_fwd.py").read_text().split("\n")
+    lines = (workspace / "generated" / "small" / "_sparse_fwd_kernels.py").read_text().split("\n")
     number = next(number for number, line in enumerate(lines, 1) if "_splits.online_softmax(scores, m, l)" in line)
-    explained = run("explain", f"generated/small/sparse_fwd.py:{number}")
+    explained = run("explain", f"generated/small/_sparse_fwd_kernels.py:{number}")
     assert explained.exit_code == 0
-    assert "sparse_fwd.py.jinja:" in explained.stdout
+    assert "_sparse_fwd_kernels.py.jinja:" in explained.stdout
     assert "_splits.online_softmax(scores, m, l)" in explained.stdout
 
 
 def test_a_spec_outside_of_a_folder_specs_is_found_by_its_name(run: Run, workspace: Path) -> None:
     (workspace / "specs" / "small.yaml").rename(workspace / "my.yaml")
     assert run("build", "my.yaml", "--no-compile", "--no-verify").exit_code == 0
-    lines = (workspace / "generated" / "small" / "sparse_fwd.py").read_text().split("\n")
+    lines = (workspace / "generated" / "small" / "_sparse_fwd_kernels.py").read_text().split("\n")
     number = next(number for number, line in enumerate(lines, 1) if line.startswith("import"))
-    explained = run("explain", f"generated/small/sparse_fwd.py:{number}", "--specs", ".")
+    explained = run("explain", f"generated/small/_sparse_fwd_kernels.py:{number}", "--specs", ".")
     assert explained.exit_code == 0
-    assert "sparse_fwd.py.jinja:" in explained.stdout
+    assert "_sparse_fwd_kernels.py.jinja:" in explained.stdout
     missing = run("explain", "generated/small/sparse_fwd.py:10")
     assert missing.exit_code == 2
     assert "no spec in specs is named 'small'" in missing.stderr

@@ -19,10 +19,10 @@ from mlagen.spec import load
 pytestmark = pytest.mark.compilation
 
 RIGHT_ENDS = """            acc = warpgroup_mma_wait(0, deps=[acc])
-            _signal(K0_RIGHT, at)  # to the producer: K0's right half is free
+            _bar_arrive(K0_R_FREE, zero)  # to the producer: K0's right half is free
 """
 TAIL = (
-    "    scores = warpgroup_mma(shared.q_tail.index(at), shared.k0_tail.index(at).permute((1, 0)), scores, "
+    "    scores = warpgroup_mma(shared.q_tail.index(zero), shared.k0_tail.index(zero).permute((1, 0)), scores, "
     "is_async=True)\n"
 )
 SHARED_MODULES = ("_index_union_sm90", "_sparse_fwd_sm90_shared")
@@ -188,7 +188,7 @@ def one_of_the_sparse_kernel(package: Written) -> list[CompileJob]:
 
 
 def test_a_product_that_runs_over_a_loops_end_is_refused(written, compiled):
-    package = written("dsv32", RIGHT_ENDS, "            _signal(K0_RIGHT, at)\n")
+    package = written("dsv32", RIGHT_ENDS, "            _bar_arrive(K0_R_FREE, zero)\n")
     with pytest.raises(ToolError, match="serialises its warpgroup products"):
         compile_jobs(package.folder, one_of_the_sparse_kernel(package), workers=1, cache_dir=compiled)
 

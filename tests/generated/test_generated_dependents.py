@@ -17,12 +17,12 @@ pytestmark = pytest.mark.compilation
 
 ROOT = Path(__file__).parents[2]
 CACHES = [
-    ("dsv32_fp8", "cache", "_gather_tokens_kernel"),
-    ("dsv32_fp8", "indices", "_map_indices_kernel"),
-    ("dsv4_flash", "cache", "_write_kernel"),
-    ("dsv4_flash", "cache", "_gather_requests_kernel"),
-    ("dsv4_flash", "indices", "_combine_indices_kernel"),
-    ("odd_fp8", "extra_cache", "_write_kernel"),  # loads the scale of the tensor
+    ("dsv32_fp8", "_cache_kernels", "_gather_tokens_kernel"),
+    ("dsv32_fp8", "_indices_kernels", "_map_indices_kernel"),
+    ("dsv4_flash", "_cache_kernels", "_write_kernel"),
+    ("dsv4_flash", "_cache_kernels", "_gather_requests_kernel"),
+    ("dsv4_flash", "_indices_kernels", "_combine_indices_kernel"),
+    ("odd_fp8", "_extra_cache_kernels", "_write_kernel"),  # loads the scale of the tensor
 ]
 MEMORY = re.compile(r"\b(?:ld|st|atom|red|cp\.async)\S*\.global")
 
@@ -31,7 +31,7 @@ def ptx(spec: str, module: str, kernel: str, target: str) -> str:
     """PTX of the first of a kernel's variants that has most tensors, and waits if any does."""
     found = enumerate_package(ROOT / "generated" / spec, (target,))
     jobs = [job for job in found.of(target, kernel) if job.module == module]
-    job = max(jobs, key=lambda job: (len(job.signature), dict(job.constexprs).get("DEPENDENT", False)))
+    job = max(jobs, key=lambda job: (len(job.signature), dict(job.constexprs).get("PDL", False)))
     fn = getattr(found.module(module), kernel)
     source = ASTSource(
         fn=fn,
@@ -79,7 +79,7 @@ def test_kernels_of_caches_let_the_next_begin_and_wait_before_they_touch_memory(
     [
         ("dsv32", "_splits", "_combine_kernel"),
         ("dsv32", "sparse_fwd", "_sparse_fwd_split_kernel"),
-        ("dsv32_fp8", "cache", "_gather_tokens_kernel"),
+        ("dsv32_fp8", "_cache_kernels", "_gather_tokens_kernel"),
     ],
 )
 def test_older_targets_launch_one_kernel_after_the_other(spec: str, module: str, kernel: str) -> None:

@@ -24,6 +24,5 @@ def test_a_row_whose_offset_would_mean_none_is_out_of_reach(
     out = torch.empty(1, 64, 512, device="meta")
     strides = (begin, row_bytes, row_bytes, 1)
     cache = torch.empty_strided((2, 1, 1, row_bytes), strides, dtype=torch.uint8, device="meta")
-    steps = (begin, 1, 1) if planar else (begin, row_bytes, 1, 1)  # of pages, rows, and indices
-    operand = ((cache, None, None), (2, 1, 1), steps)
-    assert wrappers._reaches(q, out, [operand] * (2 if planar else 1)) is reached
+    indices = torch.empty(1, 1, 1, device="meta")
+    assert wrappers._reaches(q, out, [(cache, indices)] * (2 if planar else 1)) is reached

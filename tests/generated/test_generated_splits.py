@@ -80,8 +80,9 @@ def sm90_schedule(
     splits = package.module("_splits")
     facts = package.module("_launch").DeviceFacts("sm90", 132)
     blocks = 2048 // splits.SM90_TILE.block_n
-    tile, sm90 = splits.SM90_TILE, (splits.Sm90Cost(splits.ANY, *cost),)
-    return splits.make_schedule(facts, tile, splits.ALIGNED, tokens, heads, blocks, 0, batch_invariant, sm90)
+    tiles = package.module("_tiles")
+    tile, costs = splits.SM90_TILE, (tiles.Sm90Cost(tiles.ANY, *cost),)
+    return splits.make_schedule(facts, "sm90", tile, splits.ALIGNED, tokens, heads, blocks, 0, batch_invariant, costs)
 
 
 @pytest.mark.parametrize(("tokens", "heads"), MEASURED)
@@ -100,7 +101,7 @@ def test_the_rule_picks_the_fastest_splits_of_the_dequantising_kernel(fp32: Benc
 @pytest.mark.parametrize(("tokens", "heads"), MEASURED_FEW)
 def test_the_rule_picks_the_fastest_splits_of_the_kernel_of_few_heads(tokens: int, heads: int) -> None:
     package = load_package(ROOT / "generated" / "dsv32")
-    cost = next(cost for cost in package.module("sparse_fwd").SM90_COSTS if heads <= cost.max_heads)
+    cost = next(cost for cost in package.module("_tiles").SPARSE_FWD_SM90_COSTS if heads <= cost.max_heads)
     times = MEASURED_FEW[tokens, heads]
     picked = sm90_schedule(package, tokens, heads, cost=cost[1:]).num_splits
     assert times[picked] <= SLOWER * min(times.values())

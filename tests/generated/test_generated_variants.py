@@ -40,8 +40,8 @@ def test_a_job_is_what_was_described(found: Enumerated) -> None:
 def test_every_module_that_launches_lists_calls(found: Enumerated) -> None:
     modules = [path.stem for path in sorted(found.folder.glob("*.py")) if "\ndef variants(" in path.read_text()]
     assert "__init__" in modules
-    launched = {job.module for jobs in found.jobs.values() for job in jobs}
-    assert set(modules) - {"__init__"} <= launched
+    kernels = {job.module for jobs in found.jobs.values() for job in jobs}
+    assert set(modules) - {"__init__"} <= {name.removeprefix("_").removesuffix("_kernels") for name in kernels}
 
 
 def test_kernels_over_rows_always_write_maxima_and_lse(found: Enumerated) -> None:
@@ -65,17 +65,17 @@ def test_rows_that_are_not_aligned_are_read_without_groups_of_indices(found: Enu
 def test_targets_that_launch_dependents_have_both_kinds_of_short_kernels(found: Enumerated) -> None:
     """Kernels of many programs do not wait for those before them; gathers' and merges' are never so many."""
     for target, jobs in found.jobs.items():
-        early = TARGETS[target].dependent_launch
+        early = TARGETS[target].pdl
         waits = {
-            (job.kernel, dict(job.constexprs)["DEPENDENT"])
+            (job.kernel, dict(job.constexprs)["PDL"])
             for job in jobs
-            if job.module in ("cache", "extra_cache", "indices", "_splits")
+            if job.module in ("_cache_kernels", "_extra_cache_kernels", "_indices_kernels", "_splits")
         }
         many = ("_write_kernel", "_map_indices_kernel", "_combine_indices_kernel")
         kernels = {kernel for kernel, _ in waits}
         assert waits == {(kernel, early) for kernel in kernels} | {(kernel, False) for kernel in kernels & {*many}}
         for job in jobs:
-            assert job.dependent == dict(job.constexprs).get("DEPENDENT", False) or job.kernel not in kernels
+            assert job.dependent == dict(job.constexprs).get("PDL", False) or job.kernel not in kernels
 
 
 def test_sm90_kernels_are_listed_for_sm90_alone(found: Enumerated) -> None:

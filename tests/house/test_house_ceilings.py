@@ -24,15 +24,9 @@ LARGER: dict[str, dict[str, int]] = {
         "mlagen/spec/hf_config.py read_model": 78,
         "tests/generated/alone.py arguments": 127,
     },
-    "template": {
-        "templates/cache.py.jinja": 979,
-        "templates/sparse_decode.py.jinja": 1318,
-        "templates/sparse_fwd.py.jinja": 1074,
-    },
+    "template": {},
     "generated file": {  # the longest of all packages, by the file's name
-        "_sparse_decode_sm90.py": 1488,
-        "sparse_decode.py": 1098,
-        "sparse_fwd.py": 972,
+        "_sparse_decode_sm90.py": 1401,
     },
 }
 

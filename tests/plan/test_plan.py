@@ -108,7 +108,9 @@ def test_a_package_of_any_choices_lists_every_variant_of_its_tiles(changes, tmp_
     check_tiles(found)
     for family in plan.latent:
         for target, rows in family.tiles:
-            listed = {tile[:5] for _, _, tile in found.module(family.NAME).TILES[target]}
+            listed = {
+                tile[:5] for _, _, tile in getattr(found.module("_tiles"), f"{family.NAME.upper()}_TILES")[target]
+            }
             assert listed <= {dataclasses.astuple(row.tile) for row in rows}
 
 
@@ -132,9 +134,12 @@ def test_one_wrapper_that_takes_no_optional_tensor_has_no_variant_with_one(tmp_p
 @pytest.mark.parametrize(
     ("wrappers", "modules"),
     [
-        (WRAPPERS[:1], {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "sparse_fwd"}),
-        (WRAPPERS[2:], {"cache"}),
-        (WRAPPERS, {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "cache", "sparse_fwd"}),
+        (WRAPPERS[:1], {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "_sparse_fwd_kernels"}),
+        (WRAPPERS[2:], {"_cache_kernels"}),
+        (
+            WRAPPERS,
+            {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "_cache_kernels", "_sparse_fwd_kernels"},
+        ),
     ],
 )
 def test_kernels_that_no_wrapper_launches_are_not_listed(wrappers, modules, tmp_path):

@@ -52,9 +52,9 @@ def mapped(tmp_path_factory: pytest.TempPathFactory) -> Enumerated:
 
 def test_variants_are_of_each_tile_and_both_alignments(mapped):
     check_every_list(mapped)
-    assert {module for module, _ in mapped.kernels} == {"indices"}
+    assert {module for module, _ in mapped.kernels} == {"_indices_kernels"}
     for target, jobs in mapped.jobs.items():
-        assert {dict(job.constexprs)["DEPENDENT"] for job in jobs} == {target == "sm90", False}  # few and many programs
+        assert {dict(job.constexprs)["PDL"] for job in jobs} == {target == "sm90", False}  # few and many programs
         for kernel in ("_map_indices_kernel", "_combine_indices_kernel"):
             assert {dict(job.constexprs)["ALIGNMENT"] for job in mapped.of(target, kernel)} == {16, 1}
         tiles = {(dict(job.constexprs)["BLOCK_N"], job.num_warps) for job in mapped.of(target, "_map_indices_kernel")}
@@ -66,7 +66,7 @@ def test_variants_are_of_each_tile_and_both_alignments(mapped):
 )
 def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernel, tmp_path):
     found = enumerate_plan(make_plan(make_spec(wrappers=(wrapper,), targets=("sm90",))), tmp_path)
-    assert found.kernels == kernels_in(found) == {("indices", f"{kernel}indices_kernel")}
+    assert found.kernels == kernels_in(found) == {("_indices_kernels", f"{kernel}indices_kernel")}
     text = (found.folder / "indices.py").read_text()
     assert ("is_valid_token" in text) == (wrapper == WRAPPERS[0])
 

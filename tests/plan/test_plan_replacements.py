@@ -24,12 +24,6 @@ from mlagen.spec import load
 
 ROOT = Path(__file__).parents[2]
 SPECS = ROOT / "specs"
-MODULES = {
-    "sparse_fwd": ("sparse_fwd", "UNALIGNED_TILES"),
-    "sparse_decode": ("sparse_decode", "UNALIGNED_TILES"),
-    "dense_decode": ("dense_decode", "SMALL_TILES"),
-    "dense_fwd": ("dense_fwd", "UNALIGNED_TILES"),
-}
 SPEC_OF = {"sparse_fwd": "dsv32", "sparse_decode": "glm5", "dense_decode": "dots3", "dense_fwd": "dsv3_prefill_tma"}
 SPLIT = {"tiles": ((3, 8), (3, 9)), "unaligned": ((3, 7),)}  # versions that the made-up entries are of
 
@@ -81,7 +75,7 @@ def test_a_row_holds_from_its_first_to_its_last_version(first: tuple[int, int], 
     assert not has_versions([("sm90", (replace(row, tritons=None),))])
 
 
-@pytest.mark.parametrize("family", MODULES)
+@pytest.mark.parametrize("family", SPEC_OF)
 def test_under_each_triton_a_table_is_as_before_but_for_tiles_that_are_held(family: str) -> None:
     before, after = plan_with(family)
     for table, tritons in SPLIT.items():
@@ -143,7 +137,7 @@ def test_an_instead_that_does_not_fit_is_told_with_its_place() -> None:
         plan_with("dense_fwd", tiles=DenseFwdTile(256, 256, 8, 6))
 
 
-@pytest.fixture(scope="module", params=MODULES)
+@pytest.fixture(scope="module", params=SPEC_OF)
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Plan, Path]:
     """A family, a plan with rows by version, and the folder of its package."""
     _, plan = plan_with(request.param)
@@ -159,17 +153,19 @@ def table_of(module: ModuleType, name: str, target: str) -> Any:
 def test_a_package_has_the_rows_of_the_triton_at_hand(written: tuple[str, Plan, Path]) -> None:
     family, plan, folder = written
     package = load_package(folder)
-    name, small = MODULES[family]
-    module, launch = package.module(name), package.module("_launch")
+    tiles, launch = package.module("_tiles"), package.module("_launch")
     assert proved_for(minor(importlib.metadata.version("triton"))) == launch.TRITON
     part = part_of(plan, family)
     for target, _ in part.tiles:
         rows = rows_under(part.tiles, target, launch.TRITON)
-        table = table_of(module, "TILES", target)
+        table = table_of(tiles, f"{family.upper()}_TILES", target)
         assert [list(row[-1][:4]) for row in table] == [list(vars(row.tile).values())[:4] for row in rows]
         assert all(len(row) == len(table[0]) for row in table)
         (unaligned,) = rows_under(part.unaligned, target, launch.TRITON)
-        assert list(getattr(module, small)[target][:4]) == list(vars(unaligned.tile).values())[:4]
+        assert (
+            list(table_of(tiles, f"{family.upper()}_UNALIGNED_TILES", target)[:4])
+            == list(vars(unaligned.tile).values())[:4]
+        )
 
 
 @pytest.mark.parametrize("triton", MINORS)
@@ -178,7 +174,8 @@ def test_for_triton_keeps_the_rows_of_one_version(
 ) -> None:
     family, _, folder = written
     launch = load_package(folder).module("_launch")
-    tile = load_package(folder).module(MODULES[family][0]).Tile
+    tiles = load_package(folder).module("_tiles")
+    tile = tiles.DenseFwdTile if family == "dense_fwd" else tiles.Tile
     a, b = (tile(*[size] * len(tile._fields)) for size in (16, 32))
     table = {"sm90": [(16, a), (32, a, (3, 6), (3, 7)), (32, b, (3, 8), (3, 9)), (64, b)], "sm80": [(a,)]}
     monkeypatch.setattr(launch, "TRITON", triton)
@@ -196,7 +193,7 @@ def test_generated_tables_are_formatted(written: tuple[str, Plan, Path]) -> None
 
 
 def test_packages_without_such_rows_do_not_speak_of_versions() -> None:
-    for family in MODULES:
+    for family in SPEC_OF:
         before, _ = plan_with(family)
         assert not any("for_triton(" in file.text for file in render(before).files if file.name != "_launch.py")
 

@@ -170,8 +170,9 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     assert union.sm90 == replace(plan.of(SparseFwdPlan).sm90, registers=SHARED_REGISTERS)
     # What they cannot share is done again with the tile of calls of so many heads.
     found = enumerate_plan(plan, tmp_path)
-    tables = found.module("sparse_fwd")
-    tile = next(tile for most, tokens, tile in tables.TILES["sm90"] if most >= heads and tokens == tables.ANY)
+    tiles = found.module("_tiles")
+    table = tiles.SPARSE_FWD_TILES["sm90"]
+    tile = next(tile for most, tokens, tile in table if most >= heads and tokens == tiles.ANY)
     jobs = [job for job in found.of("sm90", "_sparse_fwd_recompute_kernel") if ("INDEX_GROUP", 16) in job.constexprs]
     again = {(dict(job.constexprs)["BLOCK_H"], dict(job.constexprs)["BLOCK_N"], job.num_warps) for job in jobs}
     assert again == {(tile.block_h, tile.block_n, tile.num_warps)}

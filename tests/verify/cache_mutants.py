@@ -10,11 +10,15 @@ from pathlib import Path
 import mutants
 from mutants import Mutant
 
-CACHE, LAYOUT = "cache.py", "_layout.py"
+CACHE, KERNELS, LAYOUT = "cache.py", "_cache_kernels.py", "_layout.py"
 
 
 def _cache(name: str, old: str, new: str, *only: str) -> Mutant:
     return Mutant(name, CACHE, re.escape(old), new.replace("\\", r"\\"), only)
+
+
+def _kernel(name: str, old: str, new: str, *only: str) -> Mutant:
+    return Mutant(name, KERNELS, re.escape(old), new, only)
 
 
 def _layout(name: str, old: str, new: str, *only: str) -> Mutant:
@@ -22,41 +26,46 @@ def _layout(name: str, old: str, new: str, *only: str) -> Mutant:
 
 
 ANY_LAYOUT = (
-    _cache(
+    _kernel(
         "slots are off by one", "places = index - pages *", "places = index + 1 - pages *", "writer: typical (insert)"
     ),
-    _cache("a slot past the cache is written", "(slots < num_slots)", "(slots <= num_slots)", "writer: slots past *"),
-    _cache("negative slots are written", "(slots >= 0) & ", "", "writer: negative slots *"),
-    _cache("slots are cut to 32 bits", "slots < num_slots", "slots.to(tl.int32) < num_slots", "writer: slots past *"),
-    _cache("the token count is the rows'", "= slot_mapping.shape[0]", "= kv_c.shape[0]", "writer: fewer *"),
-    _cache("the last token is dropped", "there = tokens < num_tokens", "there = tokens < num_tokens - 1", "writer: s*"),
-    _cache("rows are always called aligned", "1 if (addresses | strides) % 16 else 16", "16", "writer: sources odd *"),
-    _cache("RoPE lanes come from the latent", "ptrs = k_pe_ptr +", "ptrs = kv_c_ptr +", "writer: typical (insert)"),
-    _cache("a block table has no last column", "& (columns < num_columns.to(tl.uint32))", "", "gather: table too *"),
-    _cache(
-        "pages past the last are read", "pages < num_pages.to(tl.uint32)", "pages < (1 << 31)", "gather: pages out*"
+    _kernel("a slot past the cache is written", "(slots < num_slots)", "(slots <= num_slots)", "writer: slots past *"),
+    _kernel("negative slots are written", "(slots >= 0) & ", "", "writer: negative slots *"),
+    _kernel("slots are cut to 32 bits", "slots < num_slots", "slots.to(tl.int32) < num_slots", "writer: slots past *"),
+    _cache("the token count is the rows'", "= call.slot_mapping.shape[0]", "= call.kv_c.shape[0]", "writer: fewer *"),
+    _kernel(
+        "the last token is dropped", "there = tokens < num_tokens", "there = tokens < num_tokens - 1", "writer: s*"
     ),
-    _cache("a position lacks its page's begin", "(pages - columns) *", "pages *", "gather: block size 53 *"),
-    _cache(
+    _cache("rows are always called aligned", "1 if (addresses | strides) % 16 else 16", "16", "writer: sources odd *"),
+    _kernel("RoPE comes from the latent", "ptrs = k_pe_ptr +", "ptrs = kv_c_ptr +", "writer: typical (insert)"),
+    _kernel("a block table has no last column", "& (columns < num_columns.to(tl.uint32))", "", "gather: table too *"),
+    _kernel(
+        "pages past the last are read",
+        "pages < cache.num_pages.to(tl.uint32)",
+        "pages < (1 << 31)",
+        "gather: pages out*",
+    ),
+    _kernel("a position lacks its page's begin", "(pages - columns) *", "pages *", "gather: block size 53 *"),
+    _kernel(
         "rows past a length are written",
         "tl.where(tokens < end, _take(slots, taken, BLOCK_T), -1)",
         "_take(slots, taken, BLOCK_T)",
         "gather: few programs *",
     ),
-    _cache("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: few programs, less*"),
-    _cache("a program repeats a block's pages", "taken += BLOCK_T", "taken += 0", "gather: few programs *"),
-    _cache("a program looks up once", "taken == LOOKUP_T", "taken < 0", "gather: few programs *"),
-    _cache(
+    _kernel("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: few programs, less*"),
+    _kernel("a program repeats a block's pages", "taken += BLOCK_T", "taken += 0", "gather: few programs *"),
+    _kernel("a program looks up once", "taken == LOOKUP_T", "taken < 0", "gather: few programs *"),
+    _kernel(
         "a program takes one block", "range(begin, end, step)", "range(begin, end, 1 << 30)", "gather: few programs *"
     ),
-    _cache("requests share what 32 have", "num_requests > LOOKUP_T", "num_requests < 0", "gather: many requests *"),
-    _cache("gather_lens are not looked at", "first = end - count", "first = 0", "gather: typical (requests)"),
+    _kernel("requests share what 32 have", "num_requests > LOOKUP_T", "num_requests < 0", "gather: many requests *"),
+    _kernel("gather_lens are not looked at", "first = end - count", "first = 0", "gather: typical (requests)"),
     _cache("the offset is not looked at", "out[:, offset:]", "out", "gather: offset *"),
-    _cache("a request runs into the next", "(tokens < end), place", "(tokens <= end), place", "gather: tokens past *"),
-    _cache("requests have no end", "(request < num_requests)", "(request < (1 << 30))", "gather: requests that *"),
-    _cache("negative requests are there", "(request >= 0) & ", "", "gather: requests that *"),
-    _cache("seq_starts are not looked at", "place += skipped", "place += 0 * skipped", "gather: typical (tokens)"),
-    _cache("seq_starts are needed", "if seq_starts_ptr is not None", "if True", "gather: without seq_starts *"),
+    _kernel("a request runs into the next", "(tokens < end), place", "(tokens <= end), place", "gather: tokens past *"),
+    _kernel("requests have no end", "(request < num_requests)", "(request < (1 << 30))", "gather: requests that *"),
+    _kernel("negative requests are there", "(request >= 0) & ", "", "gather: requests that *"),
+    _kernel("seq_starts are not looked at", "place += skipped", "place += 0 * skipped", "gather: typical (tokens)"),
+    _kernel("seq_starts are needed", "if seq_starts_ptr is not None", "if True", "gather: without seq_starts *"),
     _cache("a layout's name does not count", "if kv_cache_dtype not in KV_CACHE_DTYPES", "if False", "refuses: kv_c*"),
     _layout(
         "page offsets are 32 bits wide",
@@ -83,10 +92,13 @@ PLANAR = (
         "the smallest scale is 0", ", 1 << 22)  # 2^-127 is a subnormal\n    return bits", ", 0)\n    return bits", "*"
     ),
     _layout(
-        "rows of the second plane are dense", "position.to(tl.int64) * 8", "position.to(tl.int64) * 7", "writer: t*"
+        "rows of the second plane are dense",
+        "SECOND_PLANE_BYTES = tl.constexpr(8)",
+        "SECOND_PLANE_BYTES = tl.constexpr(7)",
+        "writer: t*",
     ),
     _cache("pages that overlap are taken", "page_stride < _page_size(block_size)", "False", "refuses: *overlap*"),
-    _cache("rows that lie apart are taken", "if row_stride != ROW", "if False", "refuses: *apart*"),
+    _cache("rows that lie apart are taken", "if row_stride != _layout.ROW_BYTES", "if False", "refuses: *apart*"),
 )
 QUOTIENTS = (
     _layout(
@@ -97,18 +109,21 @@ QUOTIENTS = (
     _layout("the row stride is assumed", "* row_stride", "* (512 + 144)", "*: row s*"),
     _cache("a wrong dtype is taken", "if cache.dtype not in CACHE_DTYPES", "if False", "refuses: k*_cache, dtype*"),
     _cache("rows that overlap are taken", "if size > 1 and stride < extent", "if False", "refuses: *overlap*"),
-    _cache("a begin off its values is taken", "% FIELD_ALIGNMENT", "% 1", "refuses: *a begin*"),
+    _cache("a begin off its values is taken", "% _layout.ROW_ALIGNMENT", "% 1", "refuses: *a begin*"),
     _cache("None is no token", '_integer("num_tokens"', '_launch.count("num_tokens"', "refuses: num_tokens*"),
 )
 FOUR_BIT = (
     _layout(
-        "the even lane is in the high half",
+        "the even column is in the high half",
         "_e2m1_codes(even) + (_e2m1_codes(odd) - 1536.0)",
         "_e2m1_codes(odd) + (_e2m1_codes(even) - 1536.0)",
         "writer: typical *",
     ),
     _layout(
-        "the even lane is read from the high half", "packed & 15, packed >> 4", "packed >> 4, packed & 15", "gather: t*"
+        "the even column is read from the high half",
+        "packed & 15, packed >> 4",
+        "packed >> 4, packed & 15",
+        "gather: t*",
     ),
     _layout("ties go up", "counts + 1540.0", "(counts + 0.01) + 1540.0", "writer: every *", "writer: tiles *"),
     _layout(

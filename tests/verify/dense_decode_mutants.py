@@ -158,7 +158,7 @@ mutants.MUTANTS = (
     ),
     _literal("pieces write the first rows", "self.out[tokens]", "self.out", "dense_decode: workspace: in p*"),
     _literal("rows are always called aligned", "1 if (addresses", "16 if (addresses", "dense_decode: layout: q odd"),
-    _literal("metadata is not compared", "self.config != config", "False", "dense_decode: manners: metadata"),
+    _literal("metadata is not compared", "self.config != config", "False", "dense_decode: contract: metadata"),
     _literal("V may be a tensor of its own", "if same != (", "if False and same != (", "refuses: v_buffer*"),
     _literal("indices are taken", "if given is not None:", "if False:", "refuses: indices*"),
 )

@@ -1,7 +1,7 @@
 """Multi-head attention and merges broken on purpose; `mutants.py` runs verification on each of them.
 
 Usage: python dense_fwd_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py. The package's heads have 40
-and 72 lanes; K and V come by descriptor, and by pointers where rows are not aligned.
+and 72 columns; K and V come by descriptor, and by pointers where rows are not aligned.
 """
 
 import re
@@ -9,16 +9,17 @@ import re
 import mutants
 from mutants import Mutant
 
-ATTENTION, MERGE = "dense_fwd.py", "merge_states.py"
+ATTENTION, KERNELS = "dense_fwd.py", "_dense_fwd_kernels.py"
+MERGE, MERGE_KERNELS = "merge_states.py", "_merge_states_kernels.py"
 TYPICAL, WHOLE, POINTERS = "dense_fwd: typical, causal", "dense_fwd: typical, all keys", "dense_fwd: layout: all odd"
 
 
-def _literal(name: str, old: str, new: str, *only: str, file: str = ATTENTION) -> Mutant:
+def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> Mutant:
     return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (TYPICAL, POINTERS))
 
 
 DENSE_FWD_MUTANTS = (
-    _literal("the scale is natural", "softmax_scale * LOG2E.value", "softmax_scale"),
+    _literal("the scale is natural", "scale * math.log2(math.e)", "scale", file=ATTENTION),
     _literal(
         "a scale of 0 hides keys",
         "p = tl.where(seen, p, 0.0)",
@@ -40,21 +41,21 @@ DENSE_FWD_MUTANTS = (
     _literal("the last step is left out", "tl.minimum(row + BLOCK_M, s_q) + (s_k - s_q)", "row + (s_k - s_q)"),
     _literal(
         "rows of V past the request are not zeroed",
-        "v_0 = tl.where(there, v_0, 0.0)",
+        "v_0 = tl.where(valid, v_0, 0.0)",
         "v_0 = v_0",
         "dense_fwd: values: NaN*",
     ),
     Mutant(
         "rows of V past the request are read",
-        ATTENTION,
-        r"v_0 = tl\.load\(v_ptrs, mask=there, other=0\.0\) if MASKED else ",
+        KERNELS,
+        r"v_0 = tl\.load\(v_ptrs, mask=valid, other=0\.0\) if MASKED else ",
         "v_0 = ",
         ("dense_fwd: layout: all odd",),
     ),
     _literal(
-        "lanes of K past the row are read",
-        "k_mask = (k_1_lanes < START_K_1 + LANES_K_1)",
-        "k_mask = (k_1_lanes < 56)",
+        "columns of K past the row are read",
+        "k_mask = (k_1_columns < START_K_1 + LANES_K_1)",
+        "k_mask = (k_1_columns < 56)",
         POINTERS,
     ),
     _literal("the narrow block is left out", "tl.trans(k_1)", "tl.trans(tl.zeros_like(k_1))"),
@@ -75,13 +76,18 @@ DENSE_FWD_MUTANTS = (
     _literal("the last row is not written", "row_mask = rows < s_q", "row_mask = rows < s_q - 1"),
     _literal("the search stops before a request's tile", "+ probe <= slot", "+ probe < slot"),
     _literal(
-        "the search is a step short", "(num_requests - 1).bit_length()", "max(0, (num_requests - 1).bit_length() - 1)"
+        "the search is a step short",
+        "(self.num_requests - 1).bit_length()",
+        "max(0, (self.num_requests - 1).bit_length() - 1)",
+        file=ATTENTION,
     ),
     _literal(
         "requests begin at row 0", "origin = tl.load(cu_seqlens_q_ptr)", "origin = 0", "dense_fwd: rows of no request*"
     ),
-    _literal("a slot too few", "+ num_requests\n", "+ num_requests - 1\n", "dense_fwd: lengths: *"),
-    _literal("head groups overlap", "head = group * head_group + place", "head = place", "dense_fwd: hint: *"),
+    _literal(
+        "a slot too few", "+ self.num_requests\n", "+ self.num_requests - 1\n", "dense_fwd: lengths: *", file=ATTENTION
+    ),
+    _literal("head groups overlap", "head = group * head_group + position", "head = position", "dense_fwd: hint: *"),
     _literal(
         "offsets of q are 32 bits wide",
         "(q_begin + rows).to(tl.int64) * q_row_stride",
@@ -89,29 +95,46 @@ DENSE_FWD_MUTANTS = (
         "dense_fwd: layout: q far",
     ),
     _literal(
-        "rows are always called aligned", "return bits % 16 == 0", "return True", "dense_fwd: layout: k odd", POINTERS
+        "rows are always called aligned",
+        "return bits % 16 == 0",
+        "return True",
+        "dense_fwd: layout: k odd",
+        POINTERS,
+        file=ATTENTION,
     ),
     _literal(
         "alignment of V is not looked at",
         "_aligned(q, k, v, out)",
         "_aligned(q, k, k, out)",
         "dense_fwd: layout: v odd",
+        file=ATTENTION,
     ),
-    _literal("descriptors of no rows are made", "total_k > 0 and ", "", "dense_fwd: lengths: no keys*"),
+    _literal("descriptors of no rows are made", "total_k > 0 and ", "", "dense_fwd: lengths: no keys*", file=ATTENTION),
     _literal(
         "descriptors take the heads for the rows",
         "[head_stride, row_stride, 1]",
         "[row_stride, head_stride, 1]",
         TYPICAL,
+        file=ATTENTION,
     ),
-    _literal("keys begin with the batch's first", "k_begin + start", "start", TYPICAL),
-    _literal("the descriptor kernel's head is fixed", "load([kv_head, ", "load([0, ", TYPICAL),
-    _literal("dropout is taken", "dropout_p=(dropout_p, 0.0)", "dropout_p=(0.0, 0.0)", "refuses: dropout_p*"),
-    _literal("a negative scale is taken", "if not softmax_scale >= 0:", "if False:", "refuses: softmax_scale*"),
-    _literal("heads that do not divide are taken", "or num_heads % num_kv_heads", "", "refuses: k, heads*"),
+    _literal("keys begin with the batch's first", "kv.k_begin + start", "start", TYPICAL),
+    _literal("the descriptor kernel's head is fixed", "load([kv.kv_head, ", "load([0, ", TYPICAL),
+    _literal(
+        "dropout is taken", "dropout_p=(dropout_p, 0.0)", "dropout_p=(0.0, 0.0)", "refuses: dropout_p*", file=ATTENTION
+    ),
+    _literal(
+        "a negative scale is taken",
+        "if not softmax_scale >= 0:",
+        "if False:",
+        "refuses: softmax_scale*",
+        file=ATTENTION,
+    ),
+    _literal(
+        "heads that do not divide are taken", "or num_heads % num_kv_heads", "", "refuses: k, heads*", file=ATTENTION
+    ),
 )
-MERGE_MUTANTS = tuple(
-    Mutant(name, MERGE, re.escape(old), new, only)
+MERGE_KERNEL_MUTANTS = tuple(
+    Mutant(name, MERGE_KERNELS, re.escape(old), new, only)
     for name, old, new, only in (
         (
             "plus infinity is no empty part",
@@ -161,12 +184,30 @@ MERGE_MUTANTS = tuple(
             ("merge 72: prefixes: 13, *", "merge 72: layout: *"),
         ),
         (
+            "columns past a value are written",
+            "(columns < D_V)",
+            "(columns < D_V + 1)",
+            ("merge 72: layout: output slice",),
+        ),
+        (
+            "parts past the last count",
+            "exists = part < parts.num_parts",
+            "exists = part < parts.num_parts + 1",
+            ("merge parts 72: parts: 5", "merge parts 72: layout: odd*"),
+        ),
+        ("earlier parts are not rescaled", "acc * alpha[:, None]", "acc", ("merge parts 72: parts: 33",)),
+        ("parts have one LSE", "tl.cast(part, tl.int64) * parts.lses_stride", "0", ("merge parts 72: typical",)),
+    )
+)
+MERGE_MUTANTS = tuple(
+    Mutant(name, MERGE, re.escape(old), new, only)
+    for name, old, new, only in (
+        (
             "prefixes take the suffix's strides",
-            "*prefix_output.stride()[:2]",
-            "*suffix_output.stride()[:2]",
+            "_ = prefix_output.stride()",
+            "_ = suffix_output.stride()",
             ("merge 72: layout: prefix *",),
         ),
-        ("lanes past a value are written", "(lanes < D_V)", "(lanes < D_V + 1)", ("merge 72: layout: output slice",)),
         (
             "rows of parts are always called aligned",
             "return 1 if bits % 16 else 16",
@@ -174,17 +215,14 @@ MERGE_MUTANTS = tuple(
             ("merge 72: layout: prefix odd",),
         ),
         (
-            "parts past the last count",
-            "there = part < num_parts",
-            "there = part < num_parts + 1",
-            ("merge parts 72: parts: 5", "merge parts 72: layout: odd*"),
+            "base 2 is taken for e",
+            "(1.0, 1.0) if base_2",
+            "(LOG2E.value, 1.0) if base_2",
+            ("merge parts 72: lse_base: 2",),
         ),
-        ("earlier parts are not rescaled", "acc * alpha[:, None]", "acc", ("merge parts 72: parts: 33",)),
-        ("parts have one LSE", "tl.cast(part, tl.int64) * lses_stride", "0", ("merge parts 72: typical",)),
-        ("base 2 is taken for e", "1.0 if base_2 else LOG2E.value", "LOG2E.value", ("merge parts 72: lse_base: 2",)),
         ("base e is taken for 2", 'lse_base == "2")', "True)", ("merge parts 72: lse_base: e",)),
         (
-            "lanes of parts are halves of float32",
+            "columns of parts are halves of float32",
             "torch.float32 if getattr",
             "DTYPE if getattr",
             ("merge parts 72: layout: *",),
@@ -193,6 +231,6 @@ MERGE_MUTANTS = tuple(
 )
 
 if __name__ == "__main__":
-    mutants.MUTANTS = (*DENSE_FWD_MUTANTS, *MERGE_MUTANTS)
+    mutants.MUTANTS = (*DENSE_FWD_MUTANTS, *MERGE_KERNEL_MUTANTS, *MERGE_MUTANTS)
     mutants.TYPICAL = TYPICAL
     mutants.main()

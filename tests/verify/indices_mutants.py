@@ -8,10 +8,10 @@ import re
 import mutants
 from mutants import Mutant
 
-INDEX, LAUNCH = "indices.py", "_launch.py"
+INDICES, KERNELS, LAUNCH = "indices.py", "_indices_kernels.py", "_launch.py"
 
 
-def _literal(name: str, old: str, new: str, *only: str, file: str = INDEX) -> Mutant:
+def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> Mutant:
     return Mutant(name, file, re.escape(old), new, only)
 
 
@@ -25,7 +25,13 @@ MAP_MUTANTS = (
     ),
     _literal("negative requests are known", "(request >= 0) & ", "", "global: request: outside"),
     _literal("negative blocks name slots", "block < block_limit", "index < limit", "global: blocks: negative"),
-    _literal("blocks past int32 name slots", "INT32_VALUES // block_size", "INT32_VALUES", "global: blocks: limit*"),
+    _literal(
+        "blocks past int32 name slots",
+        "INT32_VALUES // call.block_size",
+        "INT32_VALUES",
+        "global: blocks: limit*",
+        file=INDICES,
+    ),
     _literal(
         "the multiplier is rounded down",
         "-(-(1 << (31 + shift)) // divisor)",
@@ -58,17 +64,27 @@ MAP_MUTANTS = (
     ),
     Mutant(
         "rows are always called aligned",
-        INDEX,
-        r"1 if \(.*\) % 16 else 16",
+        INDICES,
+        r"1 if rows % 16 else 16",
         "16",
         ("global: topk: 17", "combine: topk: 17*"),
     ),
     _literal(
-        "counts are returned unasked", "(slots, counts) if return_valid_counts", "(slots, slots) if True", "convert: w*"
+        "counts are returned unasked",
+        "(slots, counts) if return_valid_counts",
+        "(slots, slots) if True",
+        "convert: w*",
+        file=INDICES,
     ),
-    _literal("prefill workspaces are ignored", "if HAS_PREFILL_WORKSPACE:", "if False:", "refuses: HAS_*"),
     _literal(
-        "short requests are taken", "if requests < tokens:", "if False:", "refuses: token_to_req, an entry short*"
+        "prefill workspaces are ignored", "if HAS_PREFILL_WORKSPACE:", "if False:", "refuses: HAS_*", file=INDICES
+    ),
+    _literal(
+        "short requests are taken",
+        "if requests < tokens:",
+        "if False:",
+        "refuses: token_to_req, an entry short*",
+        file=INDICES,
     ),
 )
 COMBINE_MUTANTS = (
@@ -77,7 +93,9 @@ COMBINE_MUTANTS = (
     _literal(
         "the search runs past the last request", "(probe < num_requests) & (begin", "(begin", "combine: requests: many"
     ),
-    _literal("the search is a step short", "0).bit_length(),", "0).bit_length() - 1,", "combine: requests: *"),
+    _literal(
+        "the search is a step short", "0).bit_length()", "0).bit_length() - 1", "combine: requests: *", file=INDICES
+    ),
     _literal("tokens past the last request have rows", "known & (place < end)", "known", "combine: tokens: past*"),
     _literal(
         "tokens before their sequence have rows",
@@ -127,9 +145,15 @@ COMBINE_MUTANTS = (
         "combine: layout: far",
     ),
     _literal(
-        "a negative topk is taken", '_integer("topk", topk, 0)', '_integer("topk", topk, -9)', "refuses: topk, -1*"
+        "a negative topk is taken",
+        '_integer("topk", topk, 0)',
+        '_integer("topk", topk, -9)',
+        "refuses: topk, -1*",
+        file=INDICES,
     ),
-    _literal("a window past the request's rows is taken", "if N > M:", "if False:", "refuses: N, more than M*"),
+    _literal(
+        "a window past the request's rows is taken", "if N > M:", "if False:", "refuses: N, more than M*", file=INDICES
+    ),
 )
 
 if __name__ == "__main__":

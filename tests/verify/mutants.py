@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-ATTENTION, SPLITS, CACHE = "sparse_fwd.py", "_splits.py", "cache.py"
+ATTENTION, KERNELS, SPLITS, CACHE = "sparse_fwd.py", "_sparse_fwd_kernels.py", "_splits.py", "cache.py"
 TYPICAL = "sparse_fwd: typical (flash_mla_sparse_fwd)"
 ONE_BY_ONE = "sparse_fwd: neighbours: one by one"
 TARGET = "sm90"
@@ -35,58 +35,62 @@ class Mutant:
     only: tuple[str, ...]
 
 
-def _literal(name: str, old: str, new: str, *only: str, file: str = ATTENTION) -> Mutant:
+def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> Mutant:
     return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (TYPICAL,))
 
 
 def _valid(name: str, condition: str, *only: str) -> Mutant:
     """The condition that an index names a row, replaced."""
-    return Mutant(name, ATTENTION, "valid = .*", f"valid = {condition}", only)
+    return Mutant(name, KERNELS, "valid = .*", f"valid = {condition}", only)
 
 
 MUTANTS = (
-    _literal("flags are read the wrong way round", "redo_ptr + group) != 0", "redo_ptr + group) == 0", ONE_BY_ONE),
+    _literal(
+        "flags are read the wrong way round", "recompute_ptr + group) != 0", "recompute_ptr + group) == 0", ONE_BY_ONE
+    ),
     _literal("a group's last token is left out", "first + head_blocks * GROUP", "first + head_blocks * 3", ONE_BY_ONE),
     _literal("a group begins a head block late", "first = group *", "first = 1 + group *", ONE_BY_ONE),
-    _literal("scores have the wrong sign", "scores * sm_scale_log2", "scores * -sm_scale_log2"),
-    _literal("scale applied twice", "scores * sm_scale_log2", "scores * sm_scale_log2 * sm_scale_log2"),
-    _literal("loop ends a lane early", "0, end, BLOCK_N", "0, end - 1, BLOCK_N", "sparse_fwd: topk: 1"),
+    _literal("scores have the wrong sign", "scores * inputs.sm_scale_log2", "scores * -inputs.sm_scale_log2"),
+    _literal(
+        "scale applied twice", "scores * inputs.sm_scale_log2", "scores * inputs.sm_scale_log2 * inputs.sm_scale_log2"
+    ),
+    _literal("loop ends a lane early", "0, end, config.BLOCK_N", "0, end - 1, config.BLOCK_N", "sparse_fwd: topk: 1"),
     Mutant(
         "the last index is dropped",
-        ATTENTION,
+        KERNELS,
         r"(step|offsets|following) < count",
         r"\1 < count - 1",
         ("sparse_fwd: indices: last lane",),
     ),
     Mutant(
-        "load of K is not masked", ATTENTION, r"mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)", ")", (TYPICAL,)
+        "load of K is not masked", KERNELS, r"mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)", ")", (TYPICAL,)
     ),
     Mutant(
         "masked rows read row 0",
-        ATTENTION,
-        r"kv_rows = kv_ptr \+ .*(\n(?:.*\n)*?.*?)mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)",
-        r"kv_rows = kv_ptr + tl.where(valid, index, 0).to(tl.int64) * kv_row_stride\1)",
+        KERNELS,
+        r"kv_rows = inputs.kv_ptr \+ .*(\n(?:.*\n)*?.*?)mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)",
+        r"kv_rows = inputs.kv_ptr + tl.where(valid, index, 0).to(tl.int64) * inputs.kv_row_stride\1)",
         (TYPICAL,),
     ),
     _literal(
         "scores are not masked",
-        'tl.where(valid[None, :], scores * sm_scale_log2, float("-inf"))',
-        "scores * sm_scale_log2",
+        'tl.where(valid[None, :], scores * inputs.sm_scale_log2, float("-inf"))',
+        "scores * inputs.sm_scale_log2",
     ),
-    _valid("one past the last row is valid", "(index >= 0) & (index <= s_kv)", "sparse_fwd: indices: last row"),
-    _valid("the last row is not valid", "(index >= 0) & (index < s_kv - 1)", "sparse_fwd: indices: last row"),
-    _valid("negative indices are valid", "index < s_kv", TYPICAL),
+    _valid("one past the last row is valid", "(index >= 0) & (index <= inputs.s_kv)", "sparse_fwd: indices: last row"),
+    _valid("the last row is not valid", "(index >= 0) & (index < inputs.s_kv - 1)", "sparse_fwd: indices: last row"),
+    _valid("negative indices are valid", "index < inputs.s_kv", TYPICAL),
     Mutant(
         "row offsets are 32 bits wide",
-        ATTENTION,
-        r"kv_rows = kv_ptr \+ .*",
-        "kv_rows = kv_ptr + (index * kv_row_stride).to(tl.int32)",
+        KERNELS,
+        r"kv_rows = inputs.kv_ptr \+ .*",
+        "kv_rows = inputs.kv_ptr + (index * inputs.kv_row_stride).to(tl.int32)",
         ("sparse_fwd: offsets: kv *",),
     ),
     _literal(
         "token is not 64 bits wide",
-        "q_ptr + token * q_token_stride",
-        "q_ptr + (token * q_token_stride).to(tl.int32)",
+        "inputs.q_ptr + token * inputs.q_token_stride",
+        "inputs.q_ptr + (token * inputs.q_token_stride).to(tl.int32)",
         "sparse_fwd: offsets: tokens *",
     ),
     _literal(
@@ -121,16 +125,17 @@ MUTANTS = (
     ),
     Mutant(
         "the sink enters LSE",
-        ATTENTION,
-        r"store_stats\((.*), (row|token \* num_heads \+ heads), (.*), m, l\)",
-        r"store_stats(\1, \2, \3, m, l + tl.exp2(tl.load(attn_sink_ptr + (\2) % num_heads) * LOG2E - m))",
+        KERNELS,
+        r"_splits\.store_stats\((.*), m, l\)",
+        r"sink = tl.load(outputs.attn_sink_ptr + heads % inputs.num_heads)\n"
+        r"    _splits.store_stats(\1, m, l + tl.exp2(sink * _splits.LOG2E - m))",
         ("sparse_fwd: sink: random",),
     ),
     _literal("the sink is base 2", "sink * LOG2E - m", "sink - m", "sparse_fwd: sink: random", file=SPLITS),
     _literal(
         "topk_length is ignored",
-        "length = tl.maximum(tl.load(topk_length_ptr + token), 0)",
-        "length = topk",
+        "length = tl.maximum(tl.load(inputs.topk_length_ptr + token), 0)",
+        "length = inputs.topk",
         "sparse_fwd: topk_length: mixed",
     ),
     _literal(
@@ -138,24 +143,23 @@ MUTANTS = (
     ),
     _literal(
         "a negative topk_length is taken as it is",
-        "tl.maximum(tl.load(topk_length_ptr + token), 0)",
-        "tl.load(topk_length_ptr + token)",
+        "tl.maximum(tl.load(inputs.topk_length_ptr + token), 0)",
+        "tl.load(inputs.topk_length_ptr + token)",
         "sparse_fwd: topk_length: negative*",
     ),
-    _literal(
-        "a head too many is written",
-        "head_mask = heads < num_heads",
-        "head_mask = heads < num_heads + 1",
-        "sparse_fwd: manners: buffers *",
-    ),
-    Mutant("splits run to the end", ATTENTION, r"tl\.minimum\((.*), split_size\)", r"\1", ("sparse_fwd: splits: 3",)),
     Mutant(
-        "splits run past the end", ATTENTION, r"tl\.minimum\(.*, split_size\)", "split_size", ("sparse_fwd: splits: 7",)
+        "a head too many is written",
+        KERNELS,
+        r"head_mask = heads < .*num_heads",
+        r"\g<0> + 1",
+        ("sparse_fwd: contract: buffers *",),
     ),
+    Mutant("splits run to the end", KERNELS, r"tl\.minimum\((.*), size\)", r"\1", ("sparse_fwd: splits: 3",)),
+    Mutant("splits run past the end", KERNELS, r"tl\.minimum\(.*, size\)", "size", ("sparse_fwd: splits: 7",)),
     _literal(
         "splits begin a lane late",
-        "indices_token_stride + begin,",
-        "indices_token_stride + begin + 1,",
+        "indices_token_stride + begin",
+        "indices_token_stride + begin + 1",
         "sparse_fwd: splits: 3",
     ),
     _literal(
@@ -195,15 +199,17 @@ MUTANTS = (
     ),
     _literal(
         "pieces take the first tokens' indices",
-        "indices[piece]",
-        "indices[: q[piece].shape[0]]",
+        "self.indices[part]",
+        "self.indices[: last - first]",
         "sparse_fwd: workspace: *",
+        file=ATTENTION,
     ),
     _literal(
         "pieces take the first tokens' lengths",
-        "topk_length[piece]",
-        "topk_length[: q[piece].shape[0]]",
+        "self.topk_length[part]",
+        "self.topk_length[: last - first]",
         "sparse_fwd: workspace: with *",
+        file=ATTENTION,
     ),
     _literal(
         "splits depend on the batch",
@@ -212,16 +218,25 @@ MUTANTS = (
         "sparse_fwd: batch invariant: rows *",
         file=SPLITS,
     ),
-    _literal("rows are always called aligned", "if rows % 16:", "if rows < 0:", "sparse_fwd: layout: kv odd"),
-    _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse_fwd: topk: 17"),
     _literal(
-        "out is allocated though given", "if tensor is None:", "if True:", "sparse_fwd: manners: buffers *", file=SPLITS
+        "rows are always called aligned", "if rows % 16:", "if rows < 0:", "sparse_fwd: layout: kv odd", file=ATTENTION
+    ),
+    _literal(
+        "indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse_fwd: topk: 17", file=ATTENTION
+    ),
+    _literal(
+        "out is allocated though given",
+        "if tensor is None:",
+        "if True:",
+        "sparse_fwd: contract: buffers *",
+        file=SPLITS,
     ),
     _literal(
         "dtype of indices is not checked",
         '_launch.check("indices", indices, torch.int32',
         '_launch.check("indices", indices, indices.dtype',
         "refuses: indices, dtype*",
+        file=ATTENTION,
     ),
 )
 

@@ -9,61 +9,70 @@ import re
 import mutants
 from mutants import SPLITS, Mutant
 
-SPARSE_DECODE, LAYOUT = "sparse_decode.py", "_layout.py"
+SPARSE_DECODE, KERNELS, LAYOUT = "sparse_decode.py", "_sparse_decode_kernels.py", "_layout.py"
 
 
 def _literal(name: str, old: str, new: str, *only: str, file: str = SPARSE_DECODE) -> Mutant:
     return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (mutants.TYPICAL,))
 
 
+def _kernel(name: str, old: str, new: str, *only: str) -> Mutant:
+    return _literal(name, old, new, *only, file=KERNELS)
+
+
 def _chosen(what: str, extra: str, main: str, *only: str) -> Mutant:
     """What tells the second cache from the first, taken from the first."""
-    return _literal(f"{what} is the first cache's", f"tl.where(in_extra, {extra}, {main})", main, *only)
+    return _kernel(f"{what} is the first cache's", f"tl.where(in_extra, {extra}, {main})", main, *only)
 
 
 mutants.TYPICAL = "sparse_decode: typical"
 CACHE_MUTANTS = (
-    _chosen("the cache", "extra_cache_ptr", "cache_ptr"),
-    _chosen("the page size", "extra_page_size", "page_size"),
-    _chosen("the page stride", "extra_page_stride", "page_stride"),
+    _chosen("the cache", "extra_cache.k_cache_ptr", "cache.k_cache_ptr"),
+    _chosen("the page size", "extra_cache.page_size", "cache.page_size"),
+    _chosen("the page stride", "extra_cache.page_stride", "cache.page_stride"),
     _chosen("the list of indices", "extra_indices_ptr", "indices_ptr"),
-    _chosen("the number of slots", "extra_num_slots", "num_slots", "sparse_decode: indices: last row, second cache"),
-    _literal(
+    _chosen(
+        "the number of slots",
+        "extra_cache.num_slots",
+        "cache.num_slots",
+        "sparse_decode: indices: last row, second cache",
+    ),
+    _kernel(
         "the count is the first list's", "tl.where(in_extra, extra_count, count)", "count", "sparse_decode: topk: 1*"
     ),
-    _literal(
+    _kernel(
         "one past the last slot is valid", "valid = slot < ", "valid = slot <= ", "sparse_decode: indices: last row*"
     ),
-    _literal("offsets go on in the second list", "start - tl.where(in_extra, extra_start, 0)", "start"),
-    _literal("RoPE lanes are not joined", "tl.where(in_first[None, :, None], first, last)", "first"),
-    _literal("RoPE lanes are joined a part early", "tl.arange(0, PARTS) < ", "1 + tl.arange(0, PARTS) < "),
-    _literal(
+    _kernel("offsets go on in the second list", "start - tl.where(in_extra, extra_start, 0)", "start"),
+    _kernel("RoPE lanes are not joined", "tl.where(in_first[None, :, None], first, last)", "first"),
+    _kernel("RoPE lanes are joined a part early", "tl.arange(0, PARTS) < ", "1 + tl.arange(0, PARTS) < "),
+    _kernel(
         "lanes past a length count",
         "valid &= offsets < tl.where",
         "valid &= offsets >= 0 * tl.where",
         "sparse_decode: length: m*",
     ),
-    _literal(
+    _kernel(
         "the loop ends with the first list", "total = extra_start + tl.maximum(extra_end, 0)", "total = extra_start"
     ),
-    _literal(
+    _kernel(
         "a negative length is taken as it is",
-        "tl.maximum(tl.load(topk_length_ptr + request), 0)",
-        "tl.load(topk_length_ptr + request)",
+        "tl.maximum(tl.load(cache.topk_length_ptr + request), 0)",
+        "tl.load(cache.topk_length_ptr + request)",
         "sparse_decode: splits: negative*",
     ),
-    _literal(
+    _kernel(
         "requests and positions are swapped",
-        "request = (token // s_q)",
-        "request = (token % s_q)",
+        "request = (token // query.s_q)",
+        "request = (token % query.s_q)",
         "sparse_decode: s_q: 2",
     ),
-    _literal("q is the request's first", " + position * q_token_stride", "", "sparse_decode: s_q: 2"),
-    _literal("indices are the request's first", " + position * indices_token_stride", "", "sparse_decode: s_q: 2"),
-    _literal(
+    _kernel("q is the request's first", " + position * query.q_token_stride", "", "sparse_decode: s_q: 2"),
+    _kernel("indices are the request's first", " + position * cache.indices_token_stride", "", "sparse_decode: s_q: 2"),
+    _kernel(
         "offsets of q are 32 bits wide",
-        "request * q_request_stride",
-        "(request * q_request_stride).to(tl.int32)",
+        "request * query.q_request_stride",
+        "(request * query.q_request_stride).to(tl.int32)",
         "sparse_decode: offsets: tokens*",
     ),
     _literal(
@@ -95,22 +104,22 @@ CACHE_MUTANTS = (
     ),
 )
 SPLIT_MUTANTS = (
-    _literal(
+    _kernel(
         "each split takes the second list from its begin",
         "extra_first = tl.maximum(first - steps_end, 0)",
         "extra_first = 0 * first",
         "sparse_decode: splits: 20 *",
     ),
-    _literal(
+    _kernel(
         "each split takes the second list to its end",
-        "extra_end = tl.minimum(extra_topk, first + size - steps_end)",
-        "extra_end = extra_topk",
+        "extra_end = tl.minimum(extra_cache.topk, first + size - steps_end)",
+        "extra_end = extra_cache.topk",
         "sparse_decode: splits: 20 *",
     ),
-    _literal(
+    _kernel(
         "splits take the first list to its end",
-        "tl.minimum(topk - main_first, size)",
-        "topk - main_first",
+        "tl.minimum(cache.topk - main_first, size)",
+        "cache.topk - main_first",
         "sparse_decode: splits: 20 *",
     ),
     _literal(
@@ -119,7 +128,7 @@ SPLIT_MUTANTS = (
         "",
         "sparse_decode: splits: 20 *",
     ),
-    _literal("pieces take the first tokens", "first_token + token", "token", "sparse_decode: workspace: *"),
+    _kernel("pieces take the first tokens", "first_token + token", "token", "sparse_decode: workspace: *"),
     _literal("pieces write the first rows", "out[first:last]", "out[: last - first]", "sparse_decode: workspace: *"),
     _literal(
         "pieces write the first rows' LSE", "lse[first:last]", "lse[: last - first]", "sparse_decode: workspace: *"
@@ -145,7 +154,7 @@ CALL_MUTANTS = (
         "if True else",
         "sparse_decode: logits: *",
     ),
-    _literal("metadata is not compared", "self.config != config", "False", "sparse_decode: manners: metadata"),
+    _literal("metadata is not compared", "self.config != config", "False", "sparse_decode: contract: metadata"),
     _literal(
         "sizes are recorded too early",
         "metadata.check(config)",
@@ -157,16 +166,10 @@ CALL_MUTANTS = (
     ),
     _literal("rows are always called aligned", "if rows % 16:", "if rows < 0:", "sparse_decode: layout: q odd"),
     _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse_decode: topk: 17*"),
-    Mutant(
-        "caches are always called aligned",
-        SPARSE_DECODE,
-        r"rows \|= cache\.data_ptr\(\)\n +for stride in cache_strides:\n.*",
-        "pass",
-        ("sparse_decode: cache: odd*",),
-    ),
-    _literal("out is allocated though given", "if out is None:", "if True:", "sparse_decode: manners: out *"),
+    _literal("caches are always called aligned", " * strides | addresses", " * strides", "sparse_decode: cache: odd*"),
+    _literal("out is allocated though given", "if out is None:", "if True:", "sparse_decode: contract: out *"),
     *(
-        _literal(f"calls are known whatever {what}", old, new, "sparse_decode: manners: refusals *")
+        _literal(f"calls are known whatever {what}", old, new, "sparse_decode: contract: refusals *")
         for what, old, new in (
             ("their dtypes", "return tensor.dtype, tensor.device", "return tensor.device"),
             ("their shapes", "tensor.shape, tensor.stride(), ", "tensor.stride(), "),
@@ -174,21 +177,15 @@ CALL_MUTANTS = (
             ("what is no tensor", "return type(tensor)\n", "return None\n"),
         )
     ),
-    Mutant(
-        "rows of another layout are taken",
-        SPARSE_DECODE,
-        r"cache\.shape\[3\] != \d+",
-        "False",
-        ("refuses: k_cache, rows of*",),
-    ),
-    Mutant("rows may lie apart", SPARSE_DECODE, r"row_stride != \d+", "False", ("refuses: k_cache, rows apart*",)),
-    Mutant("pages may overlap", SPARSE_DECODE, "page_stride < page_bytes", "False", ("refuses: k_cache, pages*",)),
+    _literal("rows of another layout are taken", "cache.shape[3] != row", "False", "refuses: k_cache, rows of*"),
+    _literal("rows may lie apart", "row_stride != row", "False", "refuses: k_cache, rows apart*"),
+    _literal("pages may overlap", "page_stride < page_bytes", "False", "refuses: k_cache, pages*"),
     _literal("an unquantised call is taken", "if not is_fp8_kvcache:", "if False:", "refuses: is_fp8_kvcache*"),
     _literal("a causal call is taken", "if causal:", "if False:", "refuses: causal*"),
     _literal(
         "dtype of the second list is not checked",
-        "_launch.check(name, extra_indices_in_kvcache, torch.int32",
-        "_launch.check(name, extra_indices_in_kvcache, extra_indices_in_kvcache.dtype",
+        "_launch.check(name, extra_indices, torch.int32",
+        "_launch.check(name, extra_indices, extra_indices.dtype",
         "refuses: extra_indices_in_kvcache, dtype*",
     ),
 )

@@ -23,7 +23,7 @@ from mlagen.verify.memory import LAYOUTS
 from mlagen.verify.merge_states.cases import value_dims
 from mlagen.verify.merge_states.family import MERGE_STATES
 from mlagen.verify.merge_states.reference import merge
-from mlagen.verify.subject import SM90_KERNELS, Subject, sm90_modules
+from mlagen.verify.subject import SM90_KERNELS, Subject, launch_of, sm90_modules
 
 pytestmark = pytest.mark.interpreter
 
@@ -64,13 +64,14 @@ def heads(tmp_path_factory) -> Path:
 @pytest.mark.parametrize("name", ["dsv3_prefill", "dsv3", "dsv32_fp8"])
 def test_calls_are_forced_onto_sm90_kernels_and_given_back(name):
     package = importlib.import_module(f"generated.{name}")
-    modules = sm90_modules(package)
-    switches = {module: "SM90_CALLS" if hasattr(module, "SM90_CALLS") else "SM90_QUERIES" for module in modules}
-    before = {module: getattr(module, switch) for module, switch in switches.items()}
-    assert before
-    with Subject(package, None, "cuda", SM90_KERNELS).planned_for(None):
-        assert all(getattr(module, switch) in (0, [(1 << 31, 0)]) for module, switch in switches.items())
-    assert {module: getattr(module, switch) for module, switch in switches.items()} == before
+    launch, device = launch_of(package), torch.device("cuda", 0)
+    assert sm90_modules(package)
+    with launch.planned_for(launch.DeviceFacts("sm90", 132, True, True)):
+        with Subject(package, None, "cuda", SM90_KERNELS).planned_for(None):
+            assert launch.device_facts(device).forced.kernel == "sm90"
+            with Subject(package, None, "cuda", SM90_KERNELS).planned_for(7):
+                assert launch.device_facts(device)[:4] == ("sm90", 7, True, True)
+        assert launch.device_facts(device).forced == launch.Forced()
 
 
 def test_causal_attention_by_hand():

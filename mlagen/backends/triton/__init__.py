@@ -27,17 +27,17 @@ from mlagen.plan import (
     SparseDecodePlan,
     SparseFwdPlan,
 )
-from mlagen.plan.cache import EARLY_PROGRAMS
+from mlagen.plan.cache import PDL_MAX_PROGRAMS
 from mlagen.plan.tritons import MINORS, TRITONS, minors
 from mlagen.spec import spec_digest
 
 # What the text that every package shares asks for.
 LAUNCH = {
     "proven": (MINORS[0], MINORS[-1]),
-    "early_programs": EARLY_PROGRAMS,
+    "pdl_max_programs": PDL_MAX_PROGRAMS,
     "e4m3_targets": [name for name, target in TARGETS.items() if target.has_e4m3],
     "e4m3_rounding_targets": [name for name, target in TARGETS.items() if target.rounds_e4m3],
-    "dependent_targets": [name for name, target in TARGETS.items() if target.dependent_launch],
+    "pdl_targets": [name for name, target in TARGETS.items() if target.pdl],
 }
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
 

@@ -7,15 +7,9 @@ import math
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
-from mlagen.backends.triton import layout
-from mlagen.backends.triton.common import (
-    FULL_ALIGNMENT,
-    TORCH_DTYPES,
-    Signature,
-    alignment_of,
-    common,
-)
-from mlagen.layout import CacheLayout, PadField, ScalesField
+from mlagen.backends.triton import layout, tiles
+from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, common
+from mlagen.layout import CacheLayout, ScalesField
 from mlagen.plan import CachePlan, Plan, StoredCache
 
 MODULE, EXTRA_MODULE = "cache", "extra_cache"
@@ -32,11 +26,13 @@ class Side:
 
     Attributes:
         cache: the cache.
+        module: its generated module.
         layout_module: generated module that knows its bytes.
         which: what docs call it.
     """
 
     cache: StoredCache
+    module: str
     layout_module: str
     which: str
 
@@ -46,70 +42,8 @@ class Side:
         return self.cache.layout
 
 
-def _signatures(plan: Plan, side: Side) -> dict[str, Signature]:
-    """Run-time arguments of each kernel and their Triton types, with every optional tensor given."""
-    element = f"*{plan.spec.model.dtype}"
-    stored = "*u8" if side.layout.quantised else element
-    rope = plan.spec.model.qk_rope_head_dim > 0
-    scale = (("scale_ptr", "*fp32"),) if side.layout.tensor_scale else ()
-    row = () if side.layout.planar else (("row_stride", "i64"),)
-    divider = (("block_size", "i32"), ("multiplier", "i32"), ("shift", "i32"))
-    pages = (("num_pages", "i32"), ("num_columns", "i32"), *divider)
-    return {
-        "write": (
-            ("kv_c_ptr", element),
-            *((("k_pe_ptr", element),) if rope else ()),
-            ("cache_ptr", stored),
-            ("slot_mapping_ptr", "*i64"),
-            *scale,
-            ("num_tokens", "i32"),
-            ("num_slots", "i32"),
-            *divider,
-            ("kv_c_stride", "i64"),
-            *((("k_pe_stride", "i64"),) if rope else ()),
-            ("page_stride", "i64"),
-            *row,
-        ),
-        "gather_requests": (
-            ("out_ptr", element),
-            ("cache_ptr", stored),
-            ("seq_lens_ptr", "*i32"),
-            ("gather_lens_ptr", "*i32"),
-            ("block_table_ptr", "*i32"),
-            *scale,
-            ("max_tokens", "i32"),
-            ("programs", "i32"),
-            ("programs_multiplier", "i32"),
-            ("programs_shift", "i32"),
-            *pages,
-            ("out_request_stride", "i64"),
-            ("out_token_stride", "i64"),
-            ("block_table_stride", "i64"),
-            ("page_stride", "i64"),
-            *row,
-        ),
-        "gather_tokens": (
-            ("dst_ptr", element),
-            ("cache_ptr", stored),
-            ("block_table_ptr", "*i32"),
-            ("cu_seq_lens_ptr", "*i32"),
-            ("token_to_seq_ptr", "*i32"),
-            ("seq_starts_ptr", "*i32"),
-            *scale,
-            ("num_tokens", "i32"),
-            ("num_requests", "i32"),
-            ("programs", "i32"),
-            *pages,
-            ("dst_stride", "i64"),
-            ("block_table_stride", "i64"),
-            ("page_stride", "i64"),
-            *row,
-        ),
-    }
-
-
 def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The blocks in which a row is written, each with the argument that holds its lanes."""
+    """The blocks in which a row is written, each with the argument that holds its columns."""
     d_c, rope = plan.spec.model.kv_lora_rank, plan.spec.model.qk_rope_head_dim
     found = []
     for chunk in chunks:
@@ -121,7 +55,7 @@ def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[
                 **chunk,
                 "source": "k_pe" if behind else "kv_c",
                 "both": both,
-                "source_lanes": f"{start} + tl.arange(0, {chunk['block']})"
+                "source_columns": f"{start} + tl.arange(0, {chunk['block']})"
                 if start
                 else f"tl.arange(0, {chunk['block']})",
                 "source_end": chunk["end"] - behind,
@@ -133,10 +67,10 @@ def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[
 
 
 def _loaded(one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The blocks in which a row is gathered: a thread loads no more lanes at once than it can store at once."""
+    """The blocks in which a row is gathered: a thread loads no more columns at once than it can store at once."""
     found = []
     for chunk in chunks:
-        most = layout.THREAD_LANES * chunk["bits"] // 8
+        most = layout.THREAD_COLUMNS * chunk["bits"] // 8
         claim = "ALIGNMENT" if most == FULL_ALIGNMENT else f"{most} if ALIGNMENT == {FULL_ALIGNMENT} else 1"
         text = layout.load_text(one, alignment=claim)
         found.append({**chunk, "load": text, "row_alignment": alignment_of(chunk["start"])})
@@ -157,12 +91,6 @@ def _what(wrappers: set[str]) -> str:
     return " and ".join(text for text, any_of in parts if any_of & wrappers)
 
 
-def _field_alignment(side: Side) -> int:
-    """Bytes of the widest value of a row."""
-    unit = layout.unit_of(side.layout)
-    return max(1 if isinstance(field, PadField) else field.itemsize for field in side.layout.fields) // unit
-
-
 def _cache_doc(plan: Plan, side: Side) -> str:
     """The cache argument, for docstrings."""
     if not side.layout.quantised:
@@ -174,17 +102,17 @@ def _cache_doc(plan: Plan, side: Side) -> str:
 
 def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
     """What the template asks for, of one of the spec's caches."""
-    cached, unit = side.layout, layout.unit_of(side.layout)
+    cached = side.layout
     wrappers, torch_dtype = set[str](plan.spec.wrappers), TORCH_DTYPES[plan.spec.model.dtype]
     of_layout = layout.context(plan, family.caches, side.cache)
     fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
     bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
     dtypes = bytes_dtypes if cached.quantised else (torch_dtype,)
     names = (*(KV_CACHE_DTYPES.get(cached.name, ()) if cached.quantised else ("auto", torch_dtype)), cached.name)
-    strides = "cache.page_stride" if cached.planar else "(cache.page_stride | cache.row_stride)"
     return {
         **common(plan),
         "layout": cached,
+        "module": side.module,
         "layout_module": side.layout_module,
         "what": _what(wrappers),
         "which": side.which,
@@ -194,14 +122,9 @@ def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
         "gathers_tokens": GATHER_TOKENS in wrappers,
         "d_c": plan.spec.model.kv_lora_rank,
         "rope": plan.spec.model.qk_rope_head_dim,
-        "itemsize": 2,
-        "row": cached.row_bytes // unit,
-        "unit_name": of_layout["unit_name"],
-        "page_multiple": math.lcm(cached.page_multiple, unit) // unit,
-        "field_alignment": _field_alignment(side),
-        "late": max(1, _field_alignment(side)),
+        **{name: of_layout[name] for name in ("row_constant", "unit_name", "page_multiple", "row_alignment")},
         "cache_dtypes": ", ".join(f"torch.{name}" for name in dtypes) + ("," if len(dtypes) == 1 else ""),
-        "cache_strides": strides if unit == 1 else f"{unit} * {strides}",
+        "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
         "kv_cache_dtypes": _texts(names[:-1], "LAYOUT"),
         "kv_cache_dtypes_doc": " or ".join(f'"{name}"' for name in names),
         "default_kv_cache_dtype": f'"{names[0]}"',
@@ -214,21 +137,30 @@ def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
         "loaded": _loaded(cached, of_layout["loaded"]),
         "pads": of_layout["pads"],
         "cache": family,
-        "arguments": {kernel: len(signature) for kernel, signature in _signatures(plan, side).items()},
     }
+
+
+def _sides(family: CachePlan) -> list[Side]:
+    """The caches of a plan."""
+    sides = [Side(family.caches.main, MODULE, layout.MODULE, "the cache")]
+    if family.caches.other:
+        sides.append(Side(family.caches.other, EXTRA_MODULE, layout.EXTRA_MODULE, "the second cache"))
+    return sides
 
 
 def shared(plan: Plan, family: CachePlan) -> list[GeneratedFile]:
     """What the family's modules import."""
-    return layout.files(plan, family.caches)
+    kernels = [
+        generated(f"_{side.module}_kernels", _context(plan, family, side), f"_{MODULE}_kernels")
+        for side in _sides(family)
+    ]
+    return [*layout.files(plan, family.caches), tiles.file(plan), *kernels]
 
 
 def modules(plan: Plan, family: CachePlan) -> list[Module]:
-    """The module of the cache's kernels, and that of the second one's, whose wrappers have the same names."""
-    side = Side(family.caches.main, layout.MODULE, "the cache")
+    """The module of the cache's wrappers, and that of the second one's, which have the same names."""
     wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
-    found = [Module(generated(MODULE, _context(plan, family, side)), wrappers)]
-    if family.caches.other:
-        side = Side(family.caches.other, layout.EXTRA_MODULE, "the second cache")
-        found.append(Module(generated(EXTRA_MODULE, _context(plan, family, side), MODULE), ()))
-    return found
+    return [
+        Module(generated(side.module, _context(plan, family, side), MODULE), wrappers if side.module == MODULE else ())
+        for side in _sides(family)
+    ]

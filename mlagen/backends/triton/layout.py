@@ -25,12 +25,13 @@ MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
 
 WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
 READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
-THREAD_LANES = 8  # of the model's dtype fill a thread's widest load or store
+THREAD_COLUMNS = 8  # of the model's dtype fill a thread's widest load or store
+SUM_LENGTH = 80  # of a comment behind a constant
 FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 
 
 def unit_of(layout: CacheLayout) -> int:
-    """Bytes of an element of the cache tensor: a byte, or a lane where none is quantised."""
+    """Bytes of an element of the cache tensor: a byte, or a column where none is quantised."""
     return 1 if layout.quantised else layout.data[0].itemsize
 
 
@@ -75,11 +76,11 @@ def load_text(
     return f"{rows_text(layout)}{scales}, valid{f', {constants}HAS_E4M3' if needs_e4m3(layout) else ''}, {alignment}"
 
 
-def store_text(layout: CacheLayout, lanes: str = "x") -> str:
-    """What each store_... takes, with the lanes by this name."""
+def store_text(layout: CacheLayout, columns: str = "x") -> str:
+    """What each store_... takes, with the columns by this name."""
     scales = ", tensor_scale" if layout.tensor_scale else ""
     e4m3 = ", ROUNDS_E4M3" if needs_e4m3(layout) else ""
-    return f"{rows_text(layout)}, {lanes}{scales}, valid{e4m3}, ALIGNMENT"
+    return f"{rows_text(layout)}, {columns}{scales}, valid{e4m3}, ALIGNMENT"
 
 
 def _typed(names: str) -> str:
@@ -121,7 +122,7 @@ def _folded(field: DataField, scales: ScalesField | None) -> bool:
 
 
 def _data_values(field: DataField, scales: ScalesField | None) -> str:
-    """fp32 values of stored lanes."""
+    """fp32 values of stored columns."""
     text = _values(field.dtype, "stored")
     return f"({text} * 16384.0)" if field.dtype == "e2m1" and not _folded(field, scales) else text
 
@@ -132,11 +133,11 @@ def _scale_values(layout: CacheLayout, scales: ScalesField) -> str | None:
         return None
     text = _values(scales.dtype, "stored_scales")
     folded = any(_folded(field, scales) for field in layout.data if field.name == scales.of)
-    return f"{text} * 16384.0  # which its lanes come short of" if folded else text
+    return f"{text} * 16384.0  # which its columns come short of" if folded else text
 
 
 def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) -> dict[str, Any]:
-    """The scales of a chunk whose lanes begin `first` lanes into their field: where they are."""
+    """The scales of a chunk whose columns begin `first` columns into their field: where they are."""
     tile = first // scales.tile
     count = (first + chunk.lanes - 1) // scales.tile - tile + 1
     block = max(1, chunk.block // scales.tile)
@@ -164,12 +165,12 @@ def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) 
 
 
 def _field_of(layout: CacheLayout, chunk: Chunk) -> DataField:
-    """The field that holds a chunk's lanes, the first of them where it is a run of several."""
+    """The field that holds a chunk's columns, the first of them where it is a run of several."""
     return next(field for field in layout.data if chunk.start < field.first_lane + field.count)
 
 
 def _placed(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
-    """What holds a chunk, and where its lanes are."""
+    """What holds a chunk, and where its columns are."""
     field = _field_of(layout, chunk)
     first = chunk.start - field.first_lane
     scales = layout.scales_of(field)
@@ -177,7 +178,7 @@ def _placed(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
         "name": chunk.name,
         "start": chunk.start,
         "end": chunk.start + chunk.lanes,
-        "lanes": chunk.lanes,
+        "columns": chunk.lanes,
         "masked": chunk.masked,
         "bits": BITS[field.dtype],
         "quantised": field.quantised,
@@ -223,7 +224,7 @@ def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
             return f"tl.maximum(tl.div_rn(amax, {rule.divisor!r}), {rule.floor!r})"
 
 
-# Lanes x over their scales.
+# Columns x over their scales.
 SCALED_VALUES = {
     Quotient.POWER_OF_TWO: "(x * _reciprocals(exponents)[:, :, None])",
     Quotient.EXACT: "_quotients(x, scales[:, :, None])",
@@ -233,8 +234,8 @@ SCALED_VALUES = {
 
 
 def _written_bytes(field: DataField) -> int:
-    """How many bytes a thread of a writer stores at once: of small tiles as many lanes as its widest load gives it."""
-    return THREAD_LANES * BITS[field.dtype] // 8 if field.dtype == "e2m1" else FULL_ALIGNMENT
+    """Bytes that a thread of a writer stores at once: of small tiles as many columns as its widest load gives it."""
+    return THREAD_COLUMNS * BITS[field.dtype] // 8 if field.dtype == "e2m1" else FULL_ALIGNMENT
 
 
 def _stored(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
@@ -359,17 +360,31 @@ def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) 
     }
 
 
+def _row_sum(layout: CacheLayout) -> str:
+    """What a row's size is the sum of, if that is short enough for a comment."""
+    unit = unit_of(layout)
+    text = " + ".join(f"{field.name} {field.nbytes // unit}" for field in layout.fields)
+    return text if len(text) <= SUM_LENGTH else "the fields above"
+
+
 def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
     """What the template asks for, of one of the caches."""
     layout = cache.layout
     unit = unit_of(layout)
+    unit_name = "bytes" if unit == 1 else "columns"
+    values = [field for field in layout.fields if not isinstance(field, PadField)]
     reads = any(name in plan.spec.wrappers for name in READERS)
     writes = any(name in plan.spec.wrappers for name in WRITERS)
     return {
         **common(plan),
         "layout": layout,
-        "plane_units": [width // unit for width in layout.plane_bytes],
-        "unit_name": "bytes" if unit == 1 else "lanes",
+        "plane_sizes": [width // unit for width in layout.plane_bytes],
+        "row_constant": f"ROW_{unit_name.upper()}",
+        "row_sum": _row_sum(layout),
+        "row_size": layout.row_bytes // unit,
+        "row_alignment": max(field.itemsize for field in values) // unit,
+        "page_multiple": math.lcm(layout.page_multiple, unit) // unit,
+        "unit_name": unit_name,
         "element": FLOATS[plan.spec.model.dtype],
         "args": arguments(layout),
         "load_parameters": _typed(arguments(layout)["load"]),

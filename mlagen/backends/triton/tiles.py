@@ -6,7 +6,17 @@ from dataclasses import astuple
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile, generated
-from mlagen.plan import DenseDecodePlan, DenseFwdPlan, LatentFamily, Plan, SparseFwdPlan, TiledFamily
+from mlagen.plan import (
+    CachePlan,
+    DenseDecodePlan,
+    DenseFwdPlan,
+    IndicesPlan,
+    LatentFamily,
+    MergeStatesPlan,
+    Plan,
+    SparseFwdPlan,
+    TiledFamily,
+)
 from mlagen.plan.sm90 import DenseFwdSm90Plan, Sm90Plan
 from mlagen.plan.tiles import DenseFwdRow, TileRow
 from mlagen.plan.tritons import has_versions
@@ -71,10 +81,16 @@ def file(plan: Plan) -> GeneratedFile:
     return generated(
         MODULE,
         {
+            "wrappers": plan.spec.wrappers,
             "families": families,
             "latent": any(isinstance(family, LatentFamily) for family in plan.tiled),
             "dense_decode": plan.find(DenseDecodePlan),
             "dense_fwd": plan.find(DenseFwdPlan),
+            "cache": plan.find(CachePlan),
+            "indices": plan.find(IndicesPlan),
+            "merge_states": plan.find(MergeStatesPlan),
+            "merges_states": "merge_attn_states" in plan.spec.wrappers,
+            "merges_parts": "merge_attn_parts" in plan.spec.wrappers,
             "by_version": any(one["tiles_by_version"] or one["unaligned_by_version"] for one in families),
             "sm90_costs": any(family["costs"] for family in families),
         },

@@ -166,19 +166,14 @@ def call_of(
 
 def call_apart(package: BenchPackage, inputs: SparseFwdInputs) -> Callable[[], torch.Tensor]:
     """As `call_of`, with each token loading its own rows."""
-    module = package.module("sparse_fwd")
-    call = call_of(package, inputs)
-    own = module._schedule
-
-    def apart(*arguments: Any) -> Any:
-        return own(*arguments[:-1], False)  # the last one says whether rows may be shared
+    module, launch = package.module("sparse_fwd"), package.module("_launch")
+    facts, call = package.device_facts(inputs.q.device), call_of(package, inputs)
+    sizes = (*inputs.q.shape[:2], inputs.indices.shape[2])
+    apart = module.schedule(facts, module.ALIGNED, *sizes, can_sm90=facts.sm90)
 
     def run() -> torch.Tensor:
-        module._schedule = apart
-        try:
+        with launch.force(kernel=apart.kernel):
             return call()
-        finally:
-            module._schedule = own
 
     return run
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import inspect
 import random
 import statistics
 import sys
@@ -136,8 +137,8 @@ def schedule_of(package: BenchPackage, requests: int, heads: int) -> Any:
     sizes = {"requests": requests, "s_q": 1, "num_heads": heads, "num_kv_heads": 1, "page_size": PAGE_SIZE}
     aligned = package.module("_splits").ALIGNED
     dense = package.module("dense_decode")
-    sm90 = {"can_sm90": True} if hasattr(dense, "SM90_CALLS") else {}
-    return dense._schedule(facts, aligned, **sizes, max_keys=MAX_KEYS, batch_invariant=False, **sm90)
+    sm90 = {"can_sm90": True} if "can_sm90" in inspect.signature(dense.schedule).parameters else {}
+    return dense.schedule(facts, aligned, **sizes, max_keys=MAX_KEYS, batch_invariant=False, **sm90)
 
 
 def markdown(package: BenchPackage) -> str:

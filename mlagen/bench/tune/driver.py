@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, fields
 from typing import Any
@@ -13,6 +14,7 @@ from mlagen.bench.trial import Call
 from mlagen.bench.tune.choose import RESIDENT
 from mlagen.plan import SM90, Sm90Row, Tile
 
+PORTABLE = "portable"
 MOST_SPLITS = 128
 CROWDED = 4  # splits that give every slot of the device more programs than this are not tried
 MOST_RESIDENT = 64  # that a tuned file may name
@@ -44,9 +46,9 @@ class Driver:
         self.package = package
         self.facts = facts
         self._module = package.module(module)
-        self._splits = package.module("_splits")
-        table = getattr(self._module, "SM90_CALLS", ()) if facts.target == SM90 else ()
-        most = self._splits.ANY
+        self._launch, self._splits, self._tiles = (package.module(name) for name in ("_launch", "_splits", "_tiles"))
+        table = getattr(self._tiles, f"{module.upper()}_SM90_CALLS", ()) if facts.target == SM90 else ()
+        most = self._tiles.ANY
         self.sm90 = _plain(self._splits.SM90_TILE) if table and facts.sm90 else None
         self.sm90_rows = tuple(
             Sm90Row(heads if heads < most else None, fewest if fewest < most else None) for heads, fewest in table
@@ -54,9 +56,27 @@ class Driver:
 
     def current(self, num_heads: int, tokens: int) -> tuple[Tile, int]:
         """The portable tile of a call by the package's own table, and the programs a multiprocessor it plans with."""
-        tiles, unaligned = self._module.TILES[self.facts.target], self._module.UNALIGNED_TILES[self.facts.target]
-        tile = self._splits.choose_tile(tiles, unaligned, self._splits.ALIGNED, tokens, num_heads, False)
+        tile = self._made({"kernel": PORTABLE}, tokens, num_heads, (1,) * self._lists).tile
         return _plain(tile), tile.programs_per_sm
+
+    @property
+    def _lists(self) -> int:
+        """Lists of indices of a token."""
+        return 1 + ("extra_topk" in inspect.signature(self._module.schedule).parameters)
+
+    def _made(self, choices: dict[str, Any], tokens: int, num_heads: int, counts: Sequence[int]) -> Any:
+        """The Schedule that the module makes of these choices for aligned calls."""
+        facts = self.facts._replace(forced=self._launch.Forced(**choices))
+        counts = (*counts, *[0] * (self._lists - len(counts)))
+        can_sm90 = {} if self.sm90 is None else {"can_sm90": True}  # which packages without the kernel do not take
+        return self._module.schedule(facts, self._splits.ALIGNED, tokens, num_heads, *counts, **can_sm90)
+
+    def _choices(self, tile: Tile, resident: int, num_heads: int) -> dict[str, Any]:
+        """What has calls of so many heads run a tile."""
+        if tile != self.sm90:
+            return {"kernel": PORTABLE, "tile": self._tiles.Tile(**asdict(tile), programs_per_sm=resident)}
+        swap_ab = num_heads <= max(getattr(self._module, "SWAP_AB_HEADS", (0,)))
+        return {"kernel": "sm90_swap_ab" if swap_ab else SM90}
 
     def schedule(
         self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int], splits: int = 0
@@ -70,12 +90,8 @@ class Driver:
             counts: indices a token in each of its lists.
             splits: how many; 0: as the rule says.
         """
-        sm90 = tile == self.sm90
-        entry = self._splits.SM90_TILE if sm90 else self._splits.Tile(**asdict(tile), programs_per_sm=resident)
-        blocks = sum(-(-count // tile.block_n) for count in counts)
-        aligned = self._splits.ALIGNED
-        cost = (self._module.SM90_COSTS,) if sm90 else ()
-        return self._splits.make_schedule(self.facts, entry, aligned, tokens, num_heads, blocks, splits, False, *cost)
+        choices = {**self._choices(tile, resident, num_heads), "num_splits": splits}
+        return self._made(choices, tokens, num_heads, counts)
 
     def splits_of(self, schedule: Any) -> int:
         """The split count of a schedule."""
@@ -97,17 +113,19 @@ class Driver:
 
     def scheduled(self, schedule: Any, call: Call) -> Callable[[], Any]:
         """A call of one of the module's wrappers that runs by that schedule instead of its own."""
-        module = self._module
+        choices = {"kernel": schedule.kernel, **self._held(schedule)}
+        if schedule.kernel == PORTABLE:
+            choices["tile"] = schedule.tile
 
         def run() -> Any:
-            own = module._schedule
-            module._schedule = lambda *_: schedule
-            try:
+            with self._launch.force(**choices):
                 return call()
-            finally:
-                module._schedule = own
 
         return run
+
+    def _held(self, schedule: Any) -> dict[str, Any]:
+        """What beside kernel and tile makes a call's schedule that one."""
+        return {"num_splits": schedule.num_splits}
 
 
 class DenseDecodeDriver(Driver):
@@ -124,11 +142,6 @@ class DenseDecodeDriver(Driver):
             if not self._module._can_sm90(facts, aligned, page_size, package.facts.d_qk**-0.5):
                 self.sm90 = None  # calls over pages of the spec's size run portable
 
-    def current(self, num_heads: int, tokens: int) -> tuple[Tile, int]:
-        """The tile of a call by the package's own table, and the programs a multiprocessor."""
-        tile = self._own(tokens, num_heads, 1).tile
-        return _plain(tile), tile.programs_per_sm
-
     def schedule(
         self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int], splits: int = 0
     ) -> Any:
@@ -141,23 +154,25 @@ class DenseDecodeDriver(Driver):
         if splits and not sm90:
             found = [self.schedule(tile, each, tokens, num_heads, counts) for each in range(1, MOST_RESIDENT + 1)]
             return min(found, key=lambda schedule: abs(schedule.programs - splits))
-        most = self._splits.ANY
-        entry = self._splits.Tile(**asdict(tile), programs_per_sm=resident)
-        name, table = ("SM90_CALLS", [(most, 0)]) if sm90 else ("TILES", {self.facts.target: [(most, most, entry)]})
-        own = getattr(self._module, name)
-        setattr(self._module, name, table)
-        try:
-            return self._own(tokens, num_heads, max(counts), sm90)
-        finally:
-            setattr(self._module, name, own)
+        return self._made(self._choices(tile, resident, num_heads), tokens, num_heads, counts)
 
-    def _own(self, requests: int, rows: int, keys: int, can_sm90: bool = False) -> Any:
-        """The Schedule that the module makes of its tables as they are, for rows of one query token."""
+    @property
+    def _lists(self) -> int:
+        """Lists of keys of a request."""
+        return 1
+
+    def _made(self, choices: dict[str, Any], requests: int, rows: int, counts: Sequence[int]) -> Any:
+        """The same for rows of one query token."""
+        facts = self.facts._replace(forced=self._launch.Forced(**choices))
         page_size, window = block_size_of(self.package), window_of(self.package)
-        sizes = (requests, 1, rows, 1, page_size, -(-keys // page_size) * page_size)
+        sizes = (requests, 1, rows, 1, page_size, -(-max(counts) // page_size) * page_size)
         windows = () if window is None else (window,)
-        sm90 = (True,) if can_sm90 else ()  # which packages without the kernel do not take
-        return self._module._schedule.__wrapped__(self.facts, self._splits.ALIGNED, *sizes, *windows, False, *sm90)
+        can_sm90 = {} if self.sm90 is None else {"can_sm90": True}
+        return self._module.schedule(facts, self._splits.ALIGNED, *sizes, *windows, False, **can_sm90)
+
+    def _held(self, schedule: Any) -> dict[str, Any]:
+        """Nothing: how a batch is shared out follows from the tile."""
+        return {}
 
     def splits_of(self, schedule: Any) -> int:
         """The programs of a schedule."""

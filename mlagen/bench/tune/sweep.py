@@ -132,7 +132,7 @@ class Sweep:
         self.trials = kernels.trials(Setting(package, device, l2_bytes))
         key = {
             "kernels": kernels.name,
-            "package": kernels_hash(package.folder, (*package.shared_modules, kernels.module)),
+            "package": kernels_hash(package.folder),
             "triton": triton.__version__,
             "device": self.device_name,
         }

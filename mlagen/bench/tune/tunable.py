@@ -35,7 +35,7 @@ class Tunable:
     Attributes:
         name: under which results are kept and reported.
         family: the plan's.
-        module: generated module that holds them.
+        module: generated module whose wrappers call them.
         shape: the class of their shapes.
         tokens: query tokens that are measured, most wanted first; of dense attention, requests.
         shape_of: the shape at which a regime of a package is measured.
@@ -104,7 +104,7 @@ class Tunable:
         apply(compare(render(self.with_rows(alone, target.name, rows)), folder))
         found: dict[Tile, list[CompileJob]] = {row.tile: [] for row in rows}
         for job in list_variants(folder, [target.name], toolchain=toolchain):
-            if job.module == self.module and job.tabled and (tile := tile_of(job)) in found:
+            if job.module == f"_{self.module}_kernels" and job.tabled and (tile := tile_of(job)) in found:
                 found[tile].append(job)
         return found
 

@@ -310,21 +310,21 @@ def _batch_invariant(suite: _Suite) -> Iterator[DenseDecodeCase]:
 def _contract(suite: _Suite) -> Iterator[DenseDecodeCase]:
     shared: dict[str, Any] = {"heads": suite.split_heads, "lengths": (300, 40), "multiprocessors": 100}
     promise = "a given out is filled wholly and returned"
-    yield from suite.case("manners: out is used", promise, out="contiguous", s_q=2, heads=3)
+    yield from suite.case("contract: out is used", promise, out="contiguous", s_q=2, heads=3)
     promise = "a workspace of the size named is enough, and nothing outside it is written"
     yield from suite.both("workspace", promise, check="workspace", **shared)
     invariant = {**shared, "lengths": (1100, 3), "batch_invariant": True}
     yield from suite.both("workspace: batch invariant", promise, check="workspace", **invariant)
     promise = "a batch that does not fit the workspace goes through it in pieces"
     yield from suite.both("workspace: in pieces", promise, check="pieces", **invariant)
-    yield from suite.both("manners: same bits twice", "two calls give the same bits", check="determinism", **shared)
+    yield from suite.both("contract: same bits twice", "two calls give the same bits", check="determinism", **shared)
     promise = "torch's default dtype and device are neither read nor changed"
-    yield from suite.both("manners: torch's defaults", promise, check="defaults", **shared)
+    yield from suite.both("contract: torch's defaults", promise, check="defaults", **shared)
     promise = "metadata serves calls of the sizes of its first one, and no others"
-    yield from suite.case("manners: metadata", promise, wrapper=FLASH, check="metadata", heads=6)
+    yield from suite.case("contract: metadata", promise, wrapper=FLASH, check="metadata", heads=6)
     if suite.big:
         promise = "a captured call replays on other queries, lengths and pages"
-        yield from suite.both("manners: graph", promise, check="graph", lengths=(3000, 40, 0, 700))
+        yield from suite.both("contract: graph", promise, check="graph", lengths=(3000, 40, 0, 700))
 
 
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:

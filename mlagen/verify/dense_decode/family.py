@@ -22,7 +22,7 @@ from mlagen.verify.family import Family, Results, Run
 from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.memory import GARBAGE, NAN
 from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
+from mlagen.verify.subject import Subject, launch_of, sm90_modules
 
 LONGEST = 4  # query tokens a request where bits are compared
 
@@ -42,16 +42,12 @@ def _build(subject: Subject, case: DenseDecodeCase, seed: int) -> Inputs:
 @contextlib.contextmanager
 def _planned(run: DenseDecodeRun) -> Iterator[None]:
     """Has calls planned for the case's multiprocessors, and in a case of shares as if sharing requests cost nothing."""
-    module, case = run.subject.package.dense_decode, run.case
-    combine_units = module.COMBINE_UNITS
-    with run.subject.planned_for(case.multiprocessors):
-        module.COMBINE_UNITS = 0 if case.check in ("shares", "invariance") else combine_units
-        module._schedule.cache_clear()
-        try:
-            yield
-        finally:
-            module.COMBINE_UNITS = combine_units
-            module._schedule.cache_clear()
+    combine_units = 0 if run.case.check in ("shares", "invariance") else None
+    with (
+        run.subject.planned_for(run.case.multiprocessors),
+        launch_of(run.subject.package).force(combine_units=combine_units),
+    ):
+        yield
 
 
 def _call(run: DenseDecodeRun, **given: Any) -> Results:
@@ -123,9 +119,11 @@ def _schedule(run: DenseDecodeRun) -> Any:
     with _planned(run):
         facts = package._launch.device_facts(inputs.q.device)
         alignment = module._alignment(inputs.q, inputs.cache, inputs.q[:, 0, :, : run.subject.facts.d_v])
-        sm90 = [module._can_sm90(facts, alignment, size, inputs.sm_scale)] if "SM90_CALLS" in vars(module) else []
         sizes = (requests, s_q, heads, kv_heads, size, keys)
-        return module._schedule(facts, alignment, *sizes, *window, run.case.batch_invariant, *sm90)
+        can_sm90 = {}
+        if "_dense_decode_sm90" in sm90_modules(package):
+            can_sm90["can_sm90"] = module._can_sm90(facts, alignment, size, inputs.sm_scale)
+        return module.schedule(facts, alignment, *sizes, *window, run.case.batch_invariant, **can_sm90)
 
 
 def _shares(run: DenseDecodeRun) -> list[Figure]:
@@ -146,13 +144,8 @@ def _shares(run: DenseDecodeRun) -> list[Figure]:
 
 
 def _blocks(run: DenseDecodeRun) -> list[Figure]:
-    module: Any = run.subject.package.dense_decode
-    before = module.BLOCK_B
-    module.BLOCK_B = min(before, 4 if run.subject.device == "cpu" else before)
-    try:
+    with launch_of(run.subject.package).force(block_b=4 if run.subject.device == "cpu" else None):
         return _shares(run)
-    finally:
-        module.BLOCK_B = before
 
 
 def _workspaces(run: DenseDecodeRun) -> Workspaces:
@@ -167,16 +160,9 @@ def _workspaces(run: DenseDecodeRun) -> Workspaces:
 
 def _pieces(run: DenseDecodeRun) -> list[Figure]:
     whole = copied(run.call())
-    module = run.subject.package.dense_decode
-    before = module._splits.WORKSPACE_BYTES
-    module._splits.WORKSPACE_BYTES = 4
-    module._schedule.cache_clear()
-    try:
+    with launch_of(run.subject.package).force(workspace_bytes=4):
         schedule = _schedule(run)
         require_bits("in pieces", whole, run.call())
-    finally:
-        module._splits.WORKSPACE_BYTES = before
-        module._schedule.cache_clear()
     if schedule.requests != 1:
         raise CaseFailedError(f"a piece has {schedule.requests} requests instead of 1")
     return run.compare(whole)

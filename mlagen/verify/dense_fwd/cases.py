@@ -98,9 +98,9 @@ def _layouts() -> Iterator[DenseFwdCase]:
 
 
 def _contract(wrappers: list[str], big: bool) -> Iterator[DenseFwdCase]:
-    yield _case("manners: torch's defaults", "torch's defaults are neither read nor changed", check="defaults")
-    yield _case("manners: same bits twice", "a second call gives the same bits", check="determinism")
-    yield _case("manners: out alone", "without return_softmax_lse out is returned alone", check="out alone")
+    yield _case("contract: torch's defaults", "torch's defaults are neither read nor changed", check="defaults")
+    yield _case("contract: same bits twice", "a second call gives the same bits", check="determinism")
+    yield _case("contract: out alone", "without return_softmax_lse out is returned alone", check="out alone")
     yield _case(
         "values: NaN stays in its request",
         "NaN and infinity in a request show in no other",
@@ -121,7 +121,7 @@ def _contract(wrappers: list[str], big: bool) -> Iterator[DenseFwdCase]:
             "merged: any number of parts", "keys in parts, one of them empty, merge to the whole", check="parts"
         )
     if big:
-        yield _case("manners: graph", "a captured call replays on new inputs", check="graph")
+        yield _case("contract: graph", "a captured call replays on new inputs", check="graph")
         yield _case("large: one request", "a long prefill", requests=((5000, 9000),), heads=4, kv_heads=4)
         yield _case("large: many requests", "hundreds of requests", requests=tuple((n % 9, 7 * n) for n in range(300)))
         yield _case("large: decode", "one row of each of many long requests", requests=((1, 5000),) * 40, heads=16)

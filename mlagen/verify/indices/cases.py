@@ -115,7 +115,7 @@ def _map_cases(wrapper: str, big: bool) -> Iterator[MapCase]:
         yield case("mask: none", "padding tokens count 0, their indices are mapped all the same", mask="none")
     else:
         yield case("without counts", "slots alone", counts=False)
-    yield case("manners: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
+    yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
     if big:
         yield from _large_map_cases(case)
 
@@ -123,7 +123,7 @@ def _map_cases(wrapper: str, big: bool) -> Iterator[MapCase]:
 def _large_map_cases(case: Callable[..., MapCase]) -> Iterator[MapCase]:
     for count, topk in ((1025, 512), (1025, 1024), (1030, 2048), (4099, 516), (1025, 2051)):
         yield case(f"many tokens: {count}x{topk}", "a large batch", tokens=count, topk=topk)
-    yield case("manners: graph", "a captured call replays on new inputs", check="graph")
+    yield case("contract: graph", "a captured call replays on new inputs", check="graph")
     yield case(
         "offsets: slots past 2^31 elements",
         "offsets of the slots are 64 bits wide",
@@ -184,13 +184,13 @@ def _combine_cases(topk: int, window: int, big: bool) -> Iterator[CombineCase]:
     for layout in ("contiguous", "odd", "far"):
         requests = ((2, 40, 40), (1, 50, 50)) if layout == "far" else mixed
         yield case(f"layout: {layout}", "rows may lie apart, 2^31 elements too", layout=layout, requests=requests)
-    yield case("manners: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
+    yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
     if big:
         sizes = {"topk": topk, "window": window}
         yield case("many tokens: one request", "a long prefill", requests=((9000, 9000, 9000),), **sizes)
         many = tuple((n % 5, 300 + 31 * n, 200) for n in range(3000))
         yield case("many tokens: many requests", "thousands of requests", requests=many, rows=600_000, **sizes)
-        yield case("manners: graph", "a captured call replays on new inputs", check="graph")
+        yield case("contract: graph", "a captured call replays on new inputs", check="graph")
 
 
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:

@@ -113,10 +113,10 @@ def _states_cases(d_v: int, num_heads: int, big: bool) -> Iterator[StatesCase]:
     yield case("output_lse: none", "the LSE may be left out", output_lse=False, lse="mixed")
     for which in ("prefix", "suffix"):
         yield case(f"in place: {which}", "output may be either part", in_place=which, lse="mixed")
-    yield case("manners: torch's defaults", "torch's defaults are neither read nor changed", check="defaults")
+    yield case("contract: torch's defaults", "torch's defaults are neither read nor changed", check="defaults")
     if big:
         yield case("large", "a large batch", tokens=32768, heads=num_heads)
-        yield case("manners: graph", "a captured call replays on new inputs", check="graph", tokens=300)
+        yield case("contract: graph", "a captured call replays on new inputs", check="graph", tokens=300)
 
 
 def _parts_cases(d_v: int, num_heads: int, big: bool) -> Iterator[PartsCase]:

@@ -382,7 +382,7 @@ def _contract(suite: _Suite) -> Iterator[SparseDecodeCase]:
     heads = suite.split_heads
     split: dict[str, Any] = {"heads": heads, "main": {"topk": 304}, "multiprocessors": 1000}
     promise = "a given out is filled wholly and returned"
-    yield from suite.case("manners: out is used", promise, check="buffers", out="contiguous", requests=2, s_q=2)
+    yield from suite.case("contract: out is used", promise, check="buffers", out="contiguous", requests=2, s_q=2)
     promise = "a given workspace holds the splits, and a smaller one takes the tokens in pieces"
     invariant: dict[str, Any] = {"check": "workspace", "heads": heads, "batch_invariant": True}
     yield from suite.case("workspace: in pieces", promise, requests=2, s_q=2, main={"topk": 608}, **invariant)
@@ -395,17 +395,17 @@ def _contract(suite: _Suite) -> Iterator[SparseDecodeCase]:
         **invariant,
     )
     promise = "two calls give the same bits"
-    yield from suite.case("manners: same bits twice", promise, check="determinism")
-    yield from suite.case("manners: same bits twice, split", promise, check="determinism", **split)
+    yield from suite.case("contract: same bits twice", promise, check="determinism")
+    yield from suite.case("contract: same bits twice, split", promise, check="determinism", **split)
     promise = "torch's default dtype and device are neither read nor changed"
-    yield from suite.case("manners: torch's defaults", promise, check="defaults", **split)
+    yield from suite.case("contract: torch's defaults", promise, check="defaults", **split)
     promise = "metadata serves calls of the sizes of its first one, and no others"
-    yield from suite.case("manners: metadata", promise, check="metadata", requests=2, heads=5, main={"topk": 32})
+    yield from suite.case("contract: metadata", promise, check="metadata", requests=2, heads=5, main={"topk": 32})
     promise = "what a wrapper knows of a call does not let one pass of which an argument alone is wrong"
-    yield from suite.case("manners: refusals after a call", promise, check="refusals", requests=1)
+    yield from suite.case("contract: refusals after a call", promise, check="refusals", requests=1)
     if suite.big:
-        yield from suite.case("manners: current stream", "launches go to the current stream", check="stream")
-        yield from suite.case("manners: graph", "a captured call replays on new inputs", check="graph", requests=2)
+        yield from suite.case("contract: current stream", "launches go to the current stream", check="stream")
+        yield from suite.case("contract: graph", "a captured call replays on new inputs", check="graph", requests=2)
 
 
 PARTS = (_typical, _caches, _contents, _lists, _numbers, _layouts, _splits, _batch_invariant, _contract)

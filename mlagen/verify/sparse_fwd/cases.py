@@ -334,11 +334,11 @@ def _neighbours(suite: _Suite) -> Iterator[SparseFwdCase]:
 def _contract(suite: _Suite) -> Iterator[SparseFwdCase]:
     facts, heads = suite.facts, suite.split_heads
     promise = "given buffers are filled wholly and returned"
-    yield from suite.sparse("manners: buffers are used", promise, check="buffers", out="contiguous", each_wrapper=True)
+    yield from suite.sparse("contract: buffers are used", promise, check="buffers", out="contiguous", each_wrapper=True)
     for splits in (1, 2):
         promise = "a caller that wants no LSE gets the same out"
         yield from suite.sparse(
-            f"manners: out alone, splits {splits}", promise, check="out alone", heads=heads, splits=splits
+            f"contract: out alone, splits {splits}", promise, check="out alone", heads=heads, splits=splits
         )
     promise = "a given workspace holds the splits, and a smaller one takes the tokens in pieces"
     yield from suite.sparse("workspace: forced splits", promise, check="workspace", heads=heads, topk=304, splits=3)
@@ -353,18 +353,18 @@ def _contract(suite: _Suite) -> Iterator[SparseFwdCase]:
         batch_invariant=True,
     )
     promise = "two calls give the same bits"
-    yield from suite.sparse("manners: same bits twice", promise, check="determinism")
+    yield from suite.sparse("contract: same bits twice", promise, check="determinism")
     yield from suite.sparse(
-        "manners: same bits twice, split", promise, check="determinism", heads=heads, splits=3, topk=304
+        "contract: same bits twice, split", promise, check="determinism", heads=heads, splits=3, topk=304
     )
     promise = "torch's default dtype and device are neither read nor changed"
-    yield from suite.sparse("manners: torch's defaults", promise, check="defaults", heads=heads, splits=2)
+    yield from suite.sparse("contract: torch's defaults", promise, check="defaults", heads=heads, splits=2)
     if suite.big:
         yield from suite.sparse(
-            "manners: current stream", "launches go to the current stream", check="stream", each_wrapper=True
+            "contract: current stream", "launches go to the current stream", check="stream", each_wrapper=True
         )
         yield from suite.sparse(
-            "manners: graph", "a captured call replays on new inputs", check="graph", each_wrapper=True, tokens=2
+            "contract: graph", "a captured call replays on new inputs", check="graph", each_wrapper=True, tokens=2
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from mlagen.verify.results import Figure
 from mlagen.verify.sparse_fwd.cases import Problem, SparseFwdCase, cases
 from mlagen.verify.sparse_fwd.inputs import Inputs, build
 from mlagen.verify.sparse_fwd.invalid import FLASH, NAME
-from mlagen.verify.subject import Subject, union_modules
+from mlagen.verify.subject import Subject, launch_of
 
 SparseFwdRun = Run[SparseFwdCase, Inputs]
 
@@ -137,21 +136,23 @@ def _rows_not_finite(run: SparseFwdRun) -> list[Figure]:
 
 def _one_by_one(run: SparseFwdRun) -> list[Figure]:
     subject, inputs = run.subject, run.inputs
-    (module,) = union_modules(subject.package)
-    group = int(module.GROUP.value)
+    module: Any = subject.package.sparse_fwd
     tokens, heads, _ = inputs.q.shape
     device = inputs.q.device
-    redo = 1 - torch.arange(-(-tokens // group), dtype=torch.int32, device=device) % 2
-    redo[-1] = 1  # which is not full
+    recompute = 1 - torch.arange(-(-tokens // module.GROUP), dtype=torch.int32, device=device) % 2
+    recompute[-1] = 1  # which is not full
     out = torch.full((tokens, heads, subject.facts.d_v), NAN, dtype=inputs.q.dtype, device=device)
     stats = [torch.full((tokens, heads), NAN, device=device) for _ in range(2)]
-    with subject.planned_for(run.case.multiprocessors):
-        launch: Any = importlib.import_module(f"{subject.package.__name__}._launch")
-        schedule = module._union_schedule(launch.device_facts(device), module.ALIGNED, inputs.indices.shape[2])
-        call = (inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, inputs.length, inputs.sink)
-        module._launch_redo(schedule, redo, *call, out, *stats)
+    launch = launch_of(subject.package)
+    with subject.planned_for(run.case.multiprocessors), launch.force(kernel="sm90_shared"):
+        facts = launch.device_facts(device)
+        schedule = module.schedule(facts, module.ALIGNED, tokens, heads, inputs.indices.shape[2], can_share=True)
+        given = (inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, inputs.length, inputs.sink)
+        call = module._Call(facts, schedule, *given, out, *stats, None)
+        call.recompute = recompute
+        module._launch_recompute(call)
     results = {"out": out, "max_logits": stats[0], "lse": stats[1]}
-    flagged = redo.bool().repeat_interleave(group)[:tokens]
+    flagged = recompute.bool().repeat_interleave(module.GROUP)[:tokens]
     if any(not bool(tensor[~flagged].isnan().all()) for tensor in results.values()):
         raise CaseFailedError("wrote results of tokens that are not flagged")
     rows = flagged.nonzero()[:, 0]

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import itertools
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from bench_packages import spec_in
 
 from mlagen.bench.package import BenchPackage, kernels_hash, load_package
@@ -45,29 +45,28 @@ def sm90_driver(dsv32: BenchPackage) -> Driver:
 @pytest.mark.parametrize("tokens", [1, 7, 128, 4096])
 @pytest.mark.parametrize("heads", [1, 16, 33, 128])
 def test_the_rule_says_of_the_current_tile_what_the_package_does(driver: Driver, heads: int, tokens: int) -> None:
-    module, splits = (driver.package.module(name) for name in ("sparse_fwd", "_splits"))
+    module = driver.package.module("sparse_fwd")
     tile, resident = driver.current(heads, tokens)
-    assert driver.schedule(tile, resident, tokens, heads, [2048]) == module._schedule(
-        driver.facts, splits.ALIGNED, tokens, heads, 2048, 0, False, False, False
-    )
+    own = module.schedule(driver.facts, module.ALIGNED, tokens, heads, 2048)
+    assert driver.schedule(tile, resident, tokens, heads, [2048]) == own
 
 
-@pytest.mark.parametrize(("name", "sizes"), [("sparse_fwd", (2048, 0)), ("sparse_decode", (2048,))])
-def test_the_sm90_kernel_runs_where_the_package_runs_it(
-    dsv32_fp8: BenchPackage, name: str, sizes: tuple[int, ...]
-) -> None:
-    module, splits, launch = (dsv32_fp8.module(each) for each in (name, "_splits", "_launch"))
-    driver = Driver(dsv32_fp8, name, launch.DeviceFacts("sm90", 132, sm90=True))
+@pytest.mark.parametrize("name", ["sparse_fwd", "sparse_decode"])
+def test_the_sm90_kernel_runs_where_the_package_runs_it(dsv32_fp8: BenchPackage, name: str) -> None:
+    module = dsv32_fp8.module(name)
+    driver = Driver(dsv32_fp8, name, dsv32_fp8.module("_launch").DeviceFacts("sm90", 132, sm90=True))
     assert driver.sm90 is not None
     seen = set()
     for heads, tokens in itertools.product((1, 16, 17, 32, 33, 64, 65, 128), (1, 2, 3, 4, 15, 16, 4096)):
-        own = module._schedule(driver.facts, splits.ALIGNED, tokens, heads, *sizes, False, True)
-        assert runs_sm90(driver.sm90_rows, Regime(0, heads, tokens)) == own.sm90
+        own = module.schedule(driver.facts, module.ALIGNED, tokens, heads, 2048, can_sm90=True)
+        portable = own.kernel == "portable"
+        assert runs_sm90(driver.sm90_rows, Regime(0, heads, tokens)) != portable
         schedule = driver.schedule(driver.sm90, 7, tokens, heads, [2048])
-        assert schedule.sm90
-        assert schedule == own or not own.sm90
-        seen.add(own.sm90)
-    assert seen == {True, False}
+        swap_ab = name == "sparse_fwd" and heads <= 32
+        assert schedule.kernel == ("sm90_swap_ab" if swap_ab else "sm90")
+        assert schedule == own or portable
+        seen.add(own.kernel)
+    assert seen == {"portable", "sm90", *(["sm90_swap_ab"] if name == "sparse_fwd" else [])}
 
 
 def test_the_sm90_kernels_tile_is_the_plans(sm90_driver: Driver) -> None:
@@ -92,19 +91,31 @@ def test_a_wished_split_count_is_kept_as_far_as_blocks_allow(driver: Driver) -> 
     assert driver.schedule(tile, 1, 1, 16, [tile.block_n], 8).num_splits == 1
 
 
-def test_lists_of_indices_are_each_filled_up_to_whole_steps(driver: Driver) -> None:
+def test_lists_of_indices_are_each_filled_up_to_whole_steps() -> None:
+    package = load_package(SPECS.parent / "generated" / "dsv4_flash")
+    driver = Driver(package, "sparse_decode", package.module("_launch").DeviceFacts("sm90", 132))
     tile, _ = driver.current(16, 1)
     assert driver.schedule(tile, 1, 1, 16, [1, tile.block_n + 1], 8).num_splits == 3
 
 
-def test_a_call_runs_by_the_schedule_it_is_given(driver: Driver) -> None:
-    module = driver.package.module("sparse_fwd")
-    own = module._schedule
-    assert driver.scheduled("mine", lambda: module._schedule(1, 2))() == "mine"
-    assert module._schedule is own
-    with pytest.raises(ZeroDivisionError):
-        driver.scheduled("mine", lambda: 1 // 0)()
-    assert module._schedule is own
+@pytest.mark.parametrize("splits", [1, 4, 6])
+def test_a_call_runs_by_the_schedule_it_is_given(sm90_driver: Driver, splits: int) -> None:
+    module, launch = (sm90_driver.package.module(name) for name in ("sparse_fwd", "_launch"))
+
+    def made() -> object:
+        facts = launch.device_facts(torch.device("cpu"))
+        return module.schedule(facts, module.ALIGNED, 3, 40, 2048, can_sm90=True)
+
+    with launch.planned_for(sm90_driver.facts):
+        own = made()
+        for tile in (Tile(16, 32, 8, 3, True), sm90_driver.sm90):
+            assert tile is not None
+            schedule = sm90_driver.schedule(tile, 1, 3, 40, [2048], splits)
+            assert sm90_driver.scheduled(schedule, made)() == schedule != own
+            assert made() == own
+        with pytest.raises(ZeroDivisionError):
+            sm90_driver.scheduled(schedule, lambda: 1 // 0)()
+        assert made() == own
 
 
 @pytest.fixture(params=["dsv3", "dots3"])
@@ -121,22 +132,20 @@ def test_the_schedule_of_the_current_tile_is_the_packages_own(
     dense_decode_driver: DenseDecodeDriver, rows: int, requests: int
 ) -> None:
     """Whether rows are heads of one query token or of two."""
-    module, splits = (dense_decode_driver.package.module(name) for name in ("dense_decode", "_splits"))
+    module = dense_decode_driver.package.module("dense_decode")
     window = () if dense_decode_driver.package.name.startswith("dsv3") else (module.WINDOW,)
     tile, resident = dense_decode_driver.current(rows, requests)
     schedule = dense_decode_driver.schedule(tile, resident, requests, rows, [4000])
     assert dense_decode_driver.splits_of(schedule) == schedule.programs > 1
     for s_q in (1, 2) if rows % 2 == 0 else (1,):
         sizes = (requests, s_q, rows // s_q, 1, 64, 4032)
-        assert schedule == module._schedule(dense_decode_driver.facts, splits.ALIGNED, *sizes, *window, False)
+        assert schedule == module.schedule(dense_decode_driver.facts, module.ALIGNED, *sizes, *window, False)
 
 
 @pytest.mark.parametrize(("rows", "requests"), DENSE_DECODE_SIZES)
 def test_programs_that_may_be_best_are_found_again(
     dense_decode_driver: DenseDecodeDriver, rows: int, requests: int
 ) -> None:
-    table = dense_decode_driver.package.module("dense_decode").TILES
-    before = dict(table)
     for tile in (Tile(16, 32, 8, 3, True), Tile(64, 32, 8, 2, False)):
         wishes = dense_decode_driver.wishes(tile, 1, requests, rows, [32768])
         assert wishes == sorted(set(wishes), reverse=True)
@@ -152,13 +161,11 @@ def test_programs_that_may_be_best_are_found_again(
             )
         ruled = {dense_decode_driver.schedule(tile, each, requests, rows, [32768]).programs for each in (1, 2, 3, 4)}
         assert ruled == set(wishes)
-    assert dense_decode_driver.package.module("dense_decode").TILES is table
-    assert table == before
 
 
 def test_a_tile_that_does_not_divide_a_page_makes_way_for_the_small_one(dsv3: BenchPackage) -> None:
     driver = DenseDecodeDriver(dsv3, "dense_decode", dsv3.module("_launch").DeviceFacts("sm90", 132))
-    small = dsv3.module("dense_decode").SMALL_TILES["sm90"]
+    small = dsv3.module("_tiles").DENSE_DECODE_UNALIGNED_TILES["sm90"]
     assert driver.schedule(Tile(16, 128, 8, 2, True), 1, 16, 16, [4096]).tile == small
     plan = make_plan(load(SPECS / "dsv3.yaml"))
     assert {tile.block_n for tile in candidate_tiles(DENSE_DECODE, plan, 128, TARGETS["sm90"])} == {16, 32, 64}
@@ -192,22 +199,20 @@ def dense_decode_sm90_driver(package: BenchPackage) -> DenseDecodeDriver:
 def test_the_sm90_kernel_of_dense_attention_runs_where_the_package_runs_it(dsv3_given: BenchPackage) -> None:
     driver, module = dense_decode_sm90_driver(dsv3_given), dsv3_given.module("dense_decode")
     assert driver.sm90 is not None
-    given = module.SM90_CALLS
     seen = set()
     for rows, requests in itertools.product((16, 32, 33, 64, 65, 128), (1, 2, 15, 16, 128)):
-        own = module._schedule(driver.facts, module.ALIGNED, requests, 1, rows, 1, 64, 4032, False, True)
-        assert runs_sm90(driver.sm90_rows, Regime(0, rows, requests)) == own.sm90
+        own = module.schedule(driver.facts, module.ALIGNED, requests, 1, rows, 1, 64, 4032, False, True)
+        assert runs_sm90(driver.sm90_rows, Regime(0, rows, requests)) == (own.kernel == "sm90")
         schedule = driver.schedule(driver.sm90, 7, requests, rows, [4000])
-        assert schedule.sm90
-        assert schedule == own or not own.sm90
+        assert schedule.kernel == "sm90"
+        assert schedule == own or own.kernel == "portable"
         assert driver.wishes(driver.sm90, 1, requests, rows, [4000]) == [schedule.programs]
         assert driver.schedule(driver.sm90, 1, requests, rows, [4000], 5) == schedule
         assert driver.current(rows, requests)[0] != driver.sm90
-        seen.add(own.sm90)
-    assert seen == {True, False}
-    assert module.SM90_CALLS is given
+        seen.add(own.kernel)
+    assert seen == {"portable", "sm90"}
     (schedule,) = driver.smallest(driver.sm90, [4096])
-    assert schedule.sm90
+    assert schedule.kernel == "sm90"
     assert schedule.programs > 1  # the merge too
 
 
@@ -224,7 +229,7 @@ def test_the_sm90_kernel_of_dense_attention_is_judged_where_the_plan_gives_it_no
     driver = dense_decode_sm90_driver(dsv3)
     assert driver.sm90 == sm90.tile
     assert driver.sm90_rows == sm90.rows == (Sm90Row(32, 5), Sm90Row(None, 1))
-    assert driver.schedule(driver.sm90, 1, 1, 16, [4096]).sm90
+    assert driver.schedule(driver.sm90, 1, 1, 16, [4096]).kernel == "sm90"
 
 
 def test_pages_that_the_sm90_kernel_does_not_take_are_tuned_without_it(dsv3: BenchPackage) -> None:
@@ -368,25 +373,28 @@ def test_a_file_that_lists_no_tiles_is_refused(tmp_path: Path) -> None:
             read_tiles(path)
 
 
-def test_measurements_outlive_a_new_tile_table_but_not_a_new_kernel(tmp_path: Path, dsv32: BenchPackage) -> None:
-    modules = [*dsv32.shared_modules, "sparse_fwd"]
-    for name in modules:
-        (tmp_path / f"{name}.py").write_text((dsv32.folder / f"{name}.py").read_text())
-    before = kernels_hash(tmp_path, modules)
-    path = tmp_path / "sparse_fwd.py"
-    text = path.read_text()
-    assert text.count(", 8, 2, ") > 1
-    changed = re.sub(r"(?<=^    )\(.*, \d+\)(?=,$)", "(ANY, 7)", text, flags=re.MULTILINE)
-    assert "(ANY, 7)" in changed
-    path.write_text("# another header\n" + changed.replace(", 8, 2, ", ", 4, 3, "))
-    assert kernels_hash(tmp_path, modules) == before
-    path.write_text(text.replace("tl.dot", "tl.dots"))
-    assert kernels_hash(tmp_path, modules) != before
+def test_measurements_outlive_a_new_table_but_not_a_new_kernel(tmp_path: Path, dsv32: BenchPackage) -> None:
+    for path in dsv32.folder.glob("*.py"):
+        (tmp_path / path.name).write_text(path.read_text())
+    before = kernels_hash(tmp_path)
+    for name, changed in (("_tiles", False), ("sparse_fwd", False), ("_sparse_fwd_kernels", True)):
+        path = tmp_path / f"{name}.py"
+        path.write_text("# another header\n" + path.read_text())
+        assert kernels_hash(tmp_path) == before
+        path.write_text(path.read_text() + "ANY = 7\n")
+        assert (kernels_hash(tmp_path) != before) is changed
 
 
-def test_measurements_do_not_outlive_a_new_sm90_kernel(dsv32: BenchPackage, dsv3: BenchPackage) -> None:
-    assert {"_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab"} <= set(dsv32.shared_modules)
-    assert "_dense_decode_sm90" in dsv3.shared_modules
+@pytest.mark.parametrize("name", ["_sparse_fwd_sm90", "_sparse_fwd_sm90_swap_ab", "_splits", "_launch"])
+def test_measurements_do_not_outlive_a_new_module_of_device_code(
+    tmp_path: Path, dsv32: BenchPackage, name: str
+) -> None:
+    for path in dsv32.folder.glob("*.py"):
+        (tmp_path / path.name).write_text(path.read_text())
+    before = kernels_hash(tmp_path)
+    with (tmp_path / f"{name}.py").open("a") as file:
+        file.write("ANY = 7\n")
+    assert kernels_hash(tmp_path) != before
 
 
 def test_a_folder_without_a_package_is_refused(tmp_path: Path) -> None:

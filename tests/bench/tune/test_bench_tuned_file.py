@@ -164,7 +164,7 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_decode_spec
     assert {**found, "sm90": None} == {**untuned, "sm90": None}
     folder = dense_decode_spec.parent / "minicpm3_tuned"
     apply(compare(render(plan), folder))
-    table = load_package(folder).module("dense_decode").TILES["sm90"]
+    table = load_package(folder).module("_tiles").DENSE_DECODE_TILES["sm90"]
     assert [(most, requests, tuple(tile)) for most, requests, tile in table] == [
         (32, 4, (16, 64, 4, 2, True, 3)),
         (32, 1 << 31, (64, 32, 8, 2, False, 1)),
@@ -190,7 +190,7 @@ def test_a_package_with_a_sm90_kernel_of_dense_attention_runs_the_calls_that_a_s
         assert sm90 is not None
         assert sm90.rows == calls
         apply(compare(render(plan), tmp_path / "dsv3_given"))
-        table = load_package(tmp_path / "dsv3_given").module("dense_decode").SM90_CALLS
+        table = load_package(tmp_path / "dsv3_given").module("_tiles").DENSE_DECODE_SM90_CALLS
         assert table == [(32, (1 << 31) + 1), (64, 12), (1 << 31, 1)]
     else:
         assert render(plan) == before
