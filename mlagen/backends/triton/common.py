@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mlagen.plan import Chunk, LatentFamily, Plan, TiledFamily
-from mlagen.plan.tritons import has_versions
+from mlagen.plan import Chunk, LatentFamily, Plan
 from mlagen.work import ITEMSIZE
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -35,16 +34,6 @@ def common(plan: Plan) -> dict[str, Any]:
         "d_v": plan.d_v,
         "dtype": spec.model.dtype,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
-    }
-
-
-def tables(family: TiledFamily[Any]) -> dict[str, Any]:
-    """The tile tables of a family as its template asks for them, and which of them have rows of some Tritons alone."""
-    return {
-        "tiles": family.tiles,
-        "unaligned": family.unaligned,
-        "tiles_by_version": has_versions(family.tiles),
-        "unaligned_by_version": has_versions(family.unaligned),
     }
 
 

@@ -75,7 +75,6 @@ def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, A
         "torch_dtype": "torch.uint8" if one.quantised else "DTYPE",
         "alignment": alignment,
         "late": f"{alignment} * late" if one.quantised and alignment > 1 else "late",
-        "page_bytes": f"-(-page_size * {row} // {one.page_multiple}) * {one.page_multiple}",
         "dtypes": dtype,
         "strides": strides,
     }
