@@ -20,7 +20,11 @@ TENSOR_MEMORY_COLUMNS = 512
 
 # The table of a tuned file that gives a module's kernels their tiles. Calls whose rows or topk are not aligned,
 # and those over small pages, take a tile that is in no table.
-TUNED_TABLES = {"sparse_fwd": "rows", "sparse_decode": "sparse_decode", "dense_decode": "dense_decode"}
+TUNED_TABLES = {
+    "_sparse_fwd_kernels": "rows",
+    "_sparse_decode_kernels": "sparse_decode",
+    "dense_decode": "dense_decode",
+}
 # Modules that the Gluon back end adds for sm90.
 SM90_MODULES = (
     "_dense_decode_sm90",

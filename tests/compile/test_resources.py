@@ -18,7 +18,7 @@ from mlagen.spec import Spec, load
 ROOT = Path(__file__).parents[2]
 
 FITS = Resources(
-    module="sparse_fwd",
+    module="_sparse_fwd_kernels",
     kernel="_sparse_fwd_kernel",
     variant="h<=16 [a|b]",
     target="sm90",
@@ -51,7 +51,7 @@ def test_spills_outside_loops_fit():
 
 def test_each_broken_limit_is_an_error_of_its_own():
     over = replace(FITS, target="sm100", shared=232_449, spills=8, loop_spills=1200, tensor_memory=608)
-    named = "sparse_fwd._sparse_fwd_kernel [h<=16 [a|b]] for sm100 under Triton 3.7.1: "
+    named = "_sparse_fwd_kernels._sparse_fwd_kernel [h<=16 [a|b]] for sm100 under Triton 3.7.1: "
     assert [error.message.removeprefix(named) for error in check_limits([over])] == [
         "shared memory 232,449 bytes - limit 232,448 bytes = 1 bytes too many",
         "spills inside loops: 1,200 spill loads and stores - limit 0 = 1,200 too many; "
@@ -64,7 +64,9 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     over = replace(FITS, loop_spills=35, triton="3.8.0")
     holds_under = {FITS.key: ["3.6.0", "3.7.1", "3.8.0"], "another": ["3.9.0"]}
     (error,) = check_limits([over], holds_under=holds_under, spec="dsv32")
-    assert error.message.startswith("sparse_fwd._sparse_fwd_kernel [h<=16 [a|b]] for sm90 under Triton 3.8.0: ")
+    assert error.message.startswith(
+        "_sparse_fwd_kernels._sparse_fwd_kernel [h<=16 [a|b]] for sm90 under Triton 3.8.0: "
+    )
     assert error.message.endswith("; holds under Triton 3.6.0, 3.7.1")
     assert error.hint == (
         "fix with one of: --triton 3.7, under which it holds; a smaller tile or more warps (now 8) in rows of "
@@ -79,7 +81,7 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
         ({"tabled": False}, []),
         ({"module": "dense_decode", "tabled": False}, []),
         ({"module": "dense_decode"}, ["a smaller tile or more warps (now 8) in dense_decode of tuned/NAME/sm90.yaml"]),
-        ({"module": "sparse_decode"}, ["in sparse_decode of tuned/NAME/sm90.yaml beside the spec"]),
+        ({"module": "_sparse_decode_kernels"}, ["in sparse_decode of tuned/NAME/sm90.yaml beside the spec"]),
         ({"module": "_sparse_decode_sm90"}, ["`backend: triton` and no `shared_indices` in the spec"]),
         (
             {"module": "dense_fwd", "kernel": "_dense_fwd_descriptor_kernel"},
