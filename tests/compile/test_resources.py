@@ -64,7 +64,9 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     over = replace(FITS, loop_spills=35, triton="3.8.0")
     holds_under = {FITS.key: ["3.6.0", "3.7.1", "3.8.0"], "another": ["3.9.0"]}
     (error,) = check_limits([over], holds_under=holds_under, spec="dsv32")
-    assert error.message.startswith("_sparse_fwd_kernels._sparse_fwd_kernel [h<=16 [a|b]] for sm90 under Triton 3.8.0: ")
+    assert error.message.startswith(
+        "_sparse_fwd_kernels._sparse_fwd_kernel [h<=16 [a|b]] for sm90 under Triton 3.8.0: "
+    )
     assert error.message.endswith("; holds under Triton 3.6.0, 3.7.1")
     assert error.hint == (
         "fix with one of: --triton 3.7, under which it holds; a smaller tile or more warps (now 8) in rows of "
