@@ -187,7 +187,7 @@ CHANGES = [
 @pytest.mark.parametrize("changes", CHANGES, ids=str)
 def test_a_package_of_any_caches_lists_every_variant_of_its_tiles(changes, tmp_path):
     found = enumerate_plan(plan_of(changes, targets=("sm80", "sm90", "gfx942")), tmp_path)
-    assert {module for module, _ in found.kernels} - {"_sparse_decode_sm90"} == {"_splits", "sparse_decode"}
+    assert {module for module, _ in found.kernels} - {"_sparse_decode_sm90"} == {"_splits", "_sparse_decode_kernels"}
     check_every_list(found)
     check_tiles(found)
 
@@ -215,7 +215,7 @@ def test_a_hash_of_a_kernel_takes_in_the_modules_it_imports(tmp_path):
     apply(compare(render(plan_of(V41, targets=("sm90",))), folder))
 
     def digest() -> str:
-        return SourceDigests(folder).digest("sparse_decode", "_sparse_decode_kernel")
+        return SourceDigests(folder).digest("_sparse_decode_kernels", "_sparse_decode_kernel")
 
     for name, old in (("_layout.py", "<< 23"), ("_extra_layout.py", "16384.0"), ("_splits.py", "tl.exp2(m - m_new)")):
         before = digest()

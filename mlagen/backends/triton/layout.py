@@ -341,7 +341,7 @@ def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) 
     powers = Quotient.POWER_OF_TWO in quotients
     short = writes and short_quotients(layout)
     short_scales = any(amax_scale_of(layout, scales) is AmaxScale.SHORT for _, scales in scaled)
-    halves = short and dtype == "bf16"  # fp16 has as many bits as fp16 lanes themselves
+    halves = short and dtype == "bf16"  # fp16 has as many bits as fp16 columns themselves
     return {
         "decodes": {
             name: (reads and name in data | stored_as) or (writes and name in stored_as and name == "e4m3")

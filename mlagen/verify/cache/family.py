@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from mlagen.verify import checks
@@ -12,7 +13,7 @@ from mlagen.verify.cache.write import WriteInputs, build_write
 from mlagen.verify.family import Family, Results, Run
 from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
+from mlagen.verify.subject import Subject, launch_of
 
 CacheRun = Run[CacheCase, WriteInputs | GatherInputs]
 
@@ -44,13 +45,10 @@ def _compare(run: CacheRun, results: Results) -> list[Figure]:
 
 def _few_programs(run: CacheRun) -> list[Figure]:
     """As if a call had many tokens: one program a request, and the tile of many tokens."""
-    module: Any = getattr(run.subject.package, run.case.module or "cache")
-    sizes = {name: getattr(module, name) for name in ("GATHER_PROGRAMS", "FEW_TOKENS")}
-    module.GATHER_PROGRAMS = module.FEW_TOKENS = 0
-    try:
+    package = run.subject.package
+    tile = importlib.import_module(f"{package.__name__}._tiles").GATHER_TILE
+    with launch_of(package).force(tile=tile, num_splits=1):
         return checks.reference(run)
-    finally:
-        vars(module).update(sizes)
 
 
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:

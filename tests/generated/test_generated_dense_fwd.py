@@ -1,0 +1,57 @@
+"""How a call of multi-head attention is scheduled: by the tables, or as it is forced."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from mlagen.compile.worker import load_package
+
+PACKAGE: Any = load_package(Path(__file__).parents[2] / "generated" / "dsv3_prefill_tma")
+LAUNCH, DENSE_FWD, TILES = PACKAGE._launch, PACKAGE.dense_fwd, PACKAGE.dense_fwd._tiles
+SM90 = LAUNCH.DeviceFacts("sm90", 132, sm90=True)
+
+
+def forced(**choices: Any) -> Any:
+    """The facts of an sm90 device inside `force`."""
+    with LAUNCH.planned_for(SM90), LAUNCH.force(**choices):
+        return LAUNCH.device_facts(torch.device("cpu"))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 64, 65, 4096])
+def test_the_first_row_that_holds_a_call_is_taken(rows: int) -> None:
+    tile = next(tile for most, tile in TILES.DENSE_FWD_TILES["sm90"] if rows <= most)
+    assert DENSE_FWD.schedule(SM90, True, rows) == ("portable", tile, True)
+    assert DENSE_FWD.schedule(SM90, False, rows) == ("portable", TILES.DENSE_FWD_UNALIGNED_TILES["sm90"], False)
+
+
+def test_calls_run_the_sm90_kernel_from_the_tables_rows_on() -> None:
+    fewest = TILES.DENSE_FWD_SM90_QUERIES
+    assert DENSE_FWD.schedule(SM90, True, fewest, can_sm90=True) == ("sm90", DENSE_FWD.SM90_TILE, True)
+    assert DENSE_FWD.schedule(SM90, True, fewest - 1, can_sm90=True).kernel == "portable"
+
+
+@pytest.mark.parametrize("rows", [0, 4096])
+def test_a_forced_kernel_runs_every_call_that_it_can(rows: int) -> None:
+    for kernel in ("sm90", "portable"):
+        assert DENSE_FWD.schedule(forced(kernel=kernel), True, rows, can_sm90=True).kernel == kernel
+        assert DENSE_FWD.schedule(forced(kernel=kernel), True, rows).kernel == "portable"
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+def test_a_forced_tile_is_the_portable_kernels(aligned: bool) -> None:
+    tile = TILES.DenseFwdTile(16, 16, 4, 1)
+    assert DENSE_FWD.schedule(forced(tile=tile), aligned, 4096) == ("portable", tile, aligned)
+    assert DENSE_FWD.schedule(forced(tile=tile), aligned, 4096, can_sm90=True).tile == DENSE_FWD.SM90_TILE
+
+
+def test_heads_run_side_by_side_as_far_as_l2_holds_their_keys() -> None:
+    row_bytes = 2 * (DENSE_FWD.QK_HEAD_DIM + DENSE_FWD.V_HEAD_DIM)
+    keys = DENSE_FWD.CACHED_BYTES // (3 * row_bytes)
+    assert DENSE_FWD._head_group(keys, 128, 1) == 3
+    assert DENSE_FWD._head_group(keys, 128, 4) == 12
+    assert DENSE_FWD._head_group(keys, 2, 1) == 2
+    assert DENSE_FWD._head_group(1 << 30, 128, 1) == 1
