@@ -61,7 +61,7 @@ def place_of(job: CompileJob, plan: Plan, triton: Minor) -> Place | None:
     Small tiles of dense attention serve aligned calls over small pages too: what stands in no row of the table that
     aligned calls read is of the other one.
     """
-    family = next((one for one in plan.tiled if job.module == one.NAME), None)
+    family = next((one for one in plan.tiled if job.module == f"_{one.NAME}_kernels"), None)
     if family is None:
         return None
     given = dict(job.constexprs)
