@@ -111,6 +111,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
     both = extra is not None and len(caches) == 1
     rows = rows_context(family)
     layouts = [cache["module"] for cache in caches]
+    sized = [cache["module"] for cache in caches if cache["layout"].quantised]  # whose rows are counted in bytes
     return {
         **attention_context(plan),
         **rows,
@@ -120,7 +121,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         "caches": caches,
         "needs_e4m3": any(cache["needs_e4m3"] for cache in caches),
         "operands": _operands(plan, family.caches),
-        "imports": sorted([*layouts, "_launch", MODULE_OF_KERNELS, "_splits", "_tiles"]),
+        "imports": sorted([*sized, "_launch", MODULE_OF_KERNELS, "_splits", "_tiles"]),
         "kernel_imports": sorted([*layouts, "_launch", "_splits"]),
         "both": both,
         "main_first": "main_first" if extra else "first",
