@@ -25,7 +25,7 @@ class Kernel:
         self.launched = 0
 
     @staticmethod
-    def fn(q_ptr):
+    def fn(q_ptr, tokens):
         """What is compiled."""
 
     def __getitem__(self, grid):
@@ -51,7 +51,7 @@ def launches(launch):
 
     kernel = Kernel()
     for _ in range(1 if launch.IN_RANGE else 3):
-        launch.launch(kernel, 1, SimpleNamespace(q=torch.empty(1)), (), 4, 1)
+        launch.launch(kernel, 1, SimpleNamespace(q=torch.empty(1), tokens=1), (), 4, 1)
     kept = len(launch._COMPILED)
     launch._COMPILED.clear()
     return kernel.launched, kept
