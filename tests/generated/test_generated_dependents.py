@@ -61,7 +61,7 @@ def test_the_merge_reads_no_more_than_a_sink_before_it_waits_for_the_splits(spec
 
 
 def test_splits_let_the_merge_begin_when_they_begin_to_store() -> None:
-    split = ptx("dsv32", "sparse_fwd", "_sparse_fwd_split_kernel", "sm90")
+    split = ptx("dsv32", "_sparse_fwd_kernels", "_sparse_fwd_split_kernel", "sm90")
     begin = split.index("griddepcontrol.launch_dependents")
     assert split.rindex("mma") < begin < split.index("st.global")
 
@@ -78,7 +78,7 @@ def test_kernels_of_caches_let_the_next_begin_and_wait_before_they_touch_memory(
     ("spec", "module", "kernel"),
     [
         ("dsv32", "_splits", "_combine_kernel"),
-        ("dsv32", "sparse_fwd", "_sparse_fwd_split_kernel"),
+        ("dsv32", "_sparse_fwd_kernels", "_sparse_fwd_split_kernel"),
         ("dsv32_fp8", "_cache_kernels", "_gather_tokens_kernel"),
     ],
 )

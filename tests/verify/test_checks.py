@@ -1,5 +1,6 @@
 """Checks that all families share, on wrappers of one line: each passes one that is right and notices what is not."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -17,7 +18,7 @@ from mlagen.verify.checks import Variant, Workspaces
 from mlagen.verify.family import Family, Inputs
 from mlagen.verify.invalid import Invalid, RefusedCase, check_refused, refused_cases
 from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector
-from mlagen.verify.subject import Subject
+from mlagen.verify.subject import Subject, launch_of
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"for all": 8, "for one": 4}
@@ -77,7 +78,7 @@ FAMILY = Family(
     },
     valid=lambda subject, case: {},
 )
-SUBJECT = Subject(SimpleNamespace(), None, "cpu", "sm90")
+SUBJECT = Subject(importlib.import_module("generated.odd"), None, "cpu", "sm90")
 
 
 def run(check, call):
@@ -164,8 +165,7 @@ def refusal(raised, metadata=None):
         if raised:
             raise raised
 
-    launch = SimpleNamespace(device_facts=None)
-    sys.modules["refusing._launch"] = launch
+    sys.modules["refusing._launch"] = launch_of(SUBJECT.package)
     subject = Subject(SimpleNamespace(__name__="refusing", double=wrapper), None, "cpu", "sm90")
     invalid = Invalid("size", "None", lambda _: None, says="row.of")
     try:

@@ -4,16 +4,7 @@ from pathlib import Path
 
 from verify_specs import spec
 
-LAUNCH = """
-from typing import NamedTuple
-
-class DeviceFacts(NamedTuple):
-    target: str
-    multiprocessors: int
-
-def device_facts(device):
-    raise RuntimeError("no device")
-"""
+GENERATED = Path(__file__).parents[2] / "generated" / "odd"  # whose launches and facts it has
 INIT = """
 import os, sys, time
 from . import _launch
@@ -32,6 +23,7 @@ def write_package(folder: Path, body: str = REFUSES_ALL, extra: str = "") -> Pat
     package = folder / "fake"
     package.mkdir()
     said = spec(wrappers=["concat_and_cache_mla"], kv_lora_rank=16, qk_rope_head_dim=8, v_head_dim=16)
-    (package / "_launch.py").write_text(LAUNCH)
+    for name in ("_launch.py", "_facts.py"):
+        (package / name).write_text((GENERATED / name).read_text())
     (package / "__init__.py").write_text(INIT.format(spec=said, body=body, extra=extra))
     return package
