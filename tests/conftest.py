@@ -6,9 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported: workers share the cores, on which the threads of each would wait for the others'.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# How long a machine that is busy takes to draw an input says nothing of the code.
+settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from cli_specs import Run
 from click.testing import CliRunner
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlagen.cli import main
@@ -456,7 +456,7 @@ def test_a_setting_that_is_none_is_refused(run: Run, setting: str) -> None:
 
 
 SETTINGS = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150, deadline=None, derandomize=True
 )  # no clocks, so that a busy machine fails nothing
 VALUES = st.recursive(
     st.none()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from emit_specs import ROOT, specs
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 
 from mlagen.emit import Package, render
 from mlagen.plan import make_plan
@@ -27,7 +27,7 @@ def packages() -> list[tuple[Spec, Package]]:
     """Packages of many specs."""
     drawn: list[tuple[Spec, Package]] = []
 
-    @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=200, deadline=None, derandomize=True)
     @given(spec=specs())
     def draw(spec: Spec) -> None:
         drawn.append((spec, render(make_plan(spec))))

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from layout_specs import caches
 from pydantic import ValidationError
@@ -21,7 +21,7 @@ from mlagen.spec.models import NEEDS, TAKEN_NAMES, Target
 VALID = (Path(__file__).parents[2] / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
 FILE = Path("specs/dsv32.yaml")  # where a spec is named as its file
 SETTINGS = settings(  # no clocks, so that a busy machine fails nothing
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=150, deadline=None, derandomize=True
 )
 
 

@@ -6,7 +6,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlagen.bench.package import BenchPackage
@@ -60,7 +60,7 @@ SOME_TIMES = st.dictionaries(
 
 
 # On a busy machine drawing nested mappings takes long enough for a health check that speaks of nothing tested here.
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None)
 @given(SOME_TIMES)
 def test_every_regime_gets_a_tile_near_its_fastest(times: dict[Regime, dict[Tile, float]]) -> None:
     chosen = choose_tiles(times)
