@@ -2,8 +2,8 @@
 
 Unfixed, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
 hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, `tl.fma` rounds twice,
-`tl.maximum` of NaN and a number is NaN, arguments annotated `tl.int64` stay int32, `tl.multiple_of` is believed, and
-under numpy 2.4 no tensor is a loop bound in Triton 3.6.
+`tl.maximum` of NaN and a number is NaN, arguments annotated `tl.int64` stay int32, `tl.multiple_of` is believed, under
+numpy 2.4 no tensor is a loop bound in Triton 3.6, and 3.9 refuses a mask that a function was given as `True`.
 Upstream declined a fix, so verification brings this one.
 """
 
@@ -43,6 +43,8 @@ def install() -> None:
     _wrap(InterpreterBuilder, "create_fp_to_fp", _fixed_fp_to_fp)
     _wrap(InterpreterBuilder, "create_dot", _fixed_dot)
     _wrap(InterpreterBuilder, "create_fma", _fixed_fma)
+    _wrap(InterpreterBuilder, "create_masked_load", _fixed_load)
+    _wrap(InterpreterBuilder, "create_masked_store", _fixed_store)
     for name, ufunc in (("maxnumf", np.fmax), ("minnumf", np.fmin)):
         _wrap(InterpreterBuilder, f"create_{name}", functools.partial(_fixed_extremum, ufunc))
     _wrap(interpreter.ReduceOps, "min_max", _fixed_min_max)
@@ -102,6 +104,21 @@ def _convert(src: TensorHandle, dst: tl.dtype, toward_zero: bool = False) -> Ten
             data = data.astype(np.float32)
         return TensorHandle(narrow(data, dst, toward_zero), dst)
     return TensorHandle(data.astype(interpreter._get_np_dtype(dst)), dst)
+
+
+def _mask(mask: TensorHandle) -> TensorHandle:
+    """A mask as numpy's bool, which Triton 3.9 asks for: what a function was given as `True` is an int there."""
+    return TensorHandle(mask.data.astype(bool), tl.int1)
+
+
+def _fixed_load(original: Any, self: Any, ptrs: TensorHandle, mask: TensorHandle, *others: Any, **named: Any) -> Any:
+    return original(self, ptrs, _mask(mask), *others, **named)
+
+
+def _fixed_store(
+    original: Any, self: Any, ptrs: TensorHandle, value: Any, mask: TensorHandle, *others: Any, **named: Any
+) -> Any:
+    return original(self, ptrs, value, _mask(mask), *others, **named)
 
 
 def _fixed_cast(original: Any, self: Any, src: TensorHandle, dst_type: Any) -> Any:

@@ -38,7 +38,7 @@ def ptx(spec: str, module: str, kernel: str, target: str) -> str:
         signature={name: dict(job.signature).get(name, "constexpr") for name in fn.arg_names},
         constexprs={(fn.arg_names.index(name),): value for name, value in job.constexprs},
     )
-    options = {"num_warps": job.num_warps, "num_stages": job.num_stages}
+    options = {"num_warps": job.num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True}
     text = triton.compile(source, target=GPUTarget("cuda", TARGETS[target].arch, 32), options=options).asm["ptx"]
     assert isinstance(text, str)
     return text
