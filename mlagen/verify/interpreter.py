@@ -108,7 +108,8 @@ def _convert(src: TensorHandle, dst: tl.dtype, toward_zero: bool = False) -> Ten
 
 def _mask(mask: TensorHandle) -> TensorHandle:
     """A mask as numpy's bool, which Triton 3.9 asks for: what a function was given as `True` is an int there."""
-    return TensorHandle(mask.data.astype(bool), tl.int1)
+    # Of a descriptor it is an array of bool already, in Triton 3.8 and older.
+    return TensorHandle(mask.data.astype(bool), tl.int1) if isinstance(mask, TensorHandle) else mask
 
 
 def _fixed_load(original: Any, self: Any, ptrs: TensorHandle, mask: TensorHandle, *others: Any, **named: Any) -> Any:
