@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
@@ -104,15 +104,18 @@ def test_a_list_has_each_row_once_in_order_and_flags_repeats(
     groups = -(-tokens // group)
     found = torch.full((groups * (group * TOPK + 2),), -1, dtype=torch.int32, device="cuda")
     redo, counts, lists = found[:groups], found[groups : 2 * groups], found[2 * groups :].view(groups, -1)
-    dsv32._launch.launch(
-        lists_of._index_union_kernel,
-        groups,
-        (indices, length, lists, counts, redo, tokens, TOPK, s_kv, TOPK),
-        (),
-        length is None,
-        8,
-        1,
+    call = SimpleNamespace(
+        indices=indices,
+        topk_length=length,
+        union=lists,
+        union_length=counts,
+        recompute=redo,
+        tokens=tokens,
+        topk=TOPK,
+        s_kv=s_kv,
+        indices_token_stride=TOPK,
     )
+    dsv32._launch.launch(lists_of._index_union_kernel, groups, call, (), 8, 1)
     assert redo.tolist() == [1] + [0] * (groups - 1)
     assert counts[0] == 0
     for number in range(1, groups):
