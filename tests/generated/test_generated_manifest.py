@@ -96,22 +96,30 @@ def test_every_variant_holds_under_every_version(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
 def test_attention_takes_no_more_shared_memory_than_the_plan_expects(folder: Path) -> None:
-    """Of rows that are quantised; of others a KB more at most, for what is exchanged between warps."""
+    """Of rows that are quantised; of others a KB more at most, for what is exchanged between warps.
+
+    Under every version that proved it. From 3.8 on Triton pads and stages what AMD's kernels load, which the plan's
+    model, of 3.6 and 3.7, leaves out: at most as much again.
+    """
     manifest, plan = manifest_of(folder), load_plan(SPECS / f"{folder.name}.yaml")
-    version = installed().version
-    for key, values in manifest.measured[version].items():
+    for version, (key, values) in (
+        (version, each) for version, taken in manifest.measured.items() for each in taken.items()
+    ):
         variant = manifest.variants[key]
         for kernels, named, slack in ((SPARSE_FWD, ROWS_KERNELS, 1024), (SPARSE_DECODE, CACHE_KERNELS, 0)):
             if variant["kernel"] in named:
                 given = dict(re.findall(r"(BLOCK_[HN])=(\d+)", variant["variant"]))
                 launch = (variant["num_warps"], variant["num_stages"], "INDICES_AHEAD" in variant["variant"])
                 tile = Tile(int(given["BLOCK_H"]), int(given["BLOCK_N"]), *launch)
-                expected = kernels.row(plan, tile, TARGETS[variant["target"]]).expected_shared
+                target = TARGETS[variant["target"]]
+                expected = kernels.row(plan, tile, target).expected_shared
                 if "ALIGNMENT=16 INDEX_GROUP=16 " not in variant["variant"]:
                     part = plan.of(SparseFwdPlan) if kernels is SPARSE_FWD else plan.of(SparseDecodePlan)
                     (row,) = rows_under(part.unaligned, variant["target"], minor(version))
                     expected = row.expected_shared
-                assert dict(zip(COLUMNS, values, strict=True))["shared"] <= expected + slack, variant
+                if target.backend == "hip" and minor(version) >= (3, 8):
+                    expected *= 2
+                assert dict(zip(COLUMNS, values, strict=True))["shared"] <= expected + slack, (version, variant)
 
 
 def sample(folder: Path) -> CompileJob:
