@@ -41,7 +41,8 @@ SASS_FLOW = Flow(
     label=re.compile(r"(\.L\w+):"),
     target=re.compile(r"`\((\.L\w+)\)"),
     end=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:BRA\S*\s+`|BRX|EXIT|RET)"),
-    spill=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:@!?U?P\w+\s+)?(?:LDL|STL)\b"),
+    # A stored zero saves no register: ptxas of Triton 3.6 passes one to a trap beside each copy by descriptor on sm120.
+    spill=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:@!?U?P\w+\s+)?(?:LDL\b|STL\b(?!\S*\s+\[[^\]]*\], RZ\b))"),
     product=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:@!?U?P\w+\s+)?\w*MMA\b"),
 )
 GCN_FLOW = Flow(

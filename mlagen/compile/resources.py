@@ -55,8 +55,8 @@ class Resources:
         scalar_registers: scalar registers a wavefront on AMD; None on NVIDIA.
         spills: what did not fit the registers, in `spill_unit`: bytes of stack a thread on NVIDIA, spilled
             vector registers a lane on AMD.
-        loop_spills: instructions inside loops that reach the stack (LDL and STL; scratch loads and stores on AMD); not
-            in what stands around or before a loop that multiplies.
+        loop_spills: instructions inside loops that reach the stack (LDL, and STL but of zero; scratch loads and stores
+            on AMD); not in what stands around or before a loop that multiplies.
         shared: bytes of shared memory (LDS) a program needs.
         shared_limit: bytes of shared memory the target gives one program.
         block_h: the constexpr BLOCK_H; None without.

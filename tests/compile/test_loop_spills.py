@@ -97,6 +97,16 @@ def test_a_loop_that_multiplies_counts_with_the_waits_inside_it():
     assert count(SASS_FLOW, "\n".join(lines)) == 2
 
 
+def test_a_zero_that_is_passed_on_the_stack_is_no_spill():
+    text = """\
+    .L_x_0:
+            /*0510*/                   STL.64 [R1], RZ ;
+            /*0520*/                   HMMA.16816.F32.BF16 R4 ;
+            /*0530*/               @P0 BRA `(.L_x_0) ;
+    """
+    assert [count(SASS_FLOW, text.replace("RZ", each)) for each in ("RZ", "R2")] == [0, 1]
+
+
 def test_the_trap_behind_a_function_is_no_loop_with_spills():
     text = """\
             /*4690*/                   STL [R1], R2 ;
