@@ -104,7 +104,7 @@ def make_index_union(group: int, sm90: Sm90Plan) -> IndexUnionPlan:
     """The plan for groups of `group` tokens, 2 or 4: as many heads fit as fill a tile."""
     return IndexUnionPlan(
         group=group,
-        sm90=replace(sm90, registers=SHARED_REGISTERS),
+        sm90=replace(sm90, registers=SHARED_REGISTERS[group]),
         rows=(Sm90Row(BLOCK_H // group, MIN_TOKENS), Sm90Row(None, None)),
         most_rows=MOST_ROWS,
         row_bits=ROW_BITS,

@@ -37,7 +37,10 @@ PRODUCT_DEPTH = 16  # lanes that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # What spills under which Triton, and which splits were tried: docs/tritons.md.
 SPARSE_FWD_REGISTERS = {64: Registers((208, 56)), 0: Registers((208, 56), (((3, 9), (216, 64)),))}  # by D_TAILS
-SHARED_REGISTERS = Registers((208, 56), (((3, 9), (208, 48)),))
+SHARED_REGISTERS = {  # by tokens a group
+    2: Registers((208, 56), (((3, 9), (216, 56)),)),
+    4: Registers((208, 56), (((3, 9), (208, 48)),)),
+}
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
 DEQUANTISING_REGISTERS = {
     64: Registers((192, 96)),

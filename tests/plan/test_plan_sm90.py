@@ -167,7 +167,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     assert union.words * union.fields == union.staged  # each row of a word may be named
     assert union.words_a_thread * 32 * union.num_warps == union.words
     assert union.expected_shared == 2 * 32768
-    assert union.sm90 == replace(plan.of(SparseFwdPlan).sm90, registers=SHARED_REGISTERS)
+    assert union.sm90 == replace(plan.of(SparseFwdPlan).sm90, registers=SHARED_REGISTERS[group])
     # What they cannot share is done again with the tile of calls of so many heads.
     found = enumerate_plan(plan, tmp_path)
     tiles = found.module("_tiles")
