@@ -2,9 +2,9 @@
 
 Unfixed, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
 hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, `tl.fma` rounds twice,
-`tl.maximum` of NaN and a number is NaN, arguments annotated `tl.int64` stay int32, `tl.multiple_of` is believed, under
-numpy 2.4 no tensor is a loop bound in Triton 3.6, and 3.9 refuses a mask that a function was given as `True`.
-Upstream declined a fix, so verification brings this one.
+`tl.maximum` of NaN and a number is NaN, arguments annotated `tl.int64` stay int32, under numpy 2.4 no tensor is a loop
+bound in Triton 3.6, and 3.9 refuses a mask that a function was given as `True`. Upstream declined a fix, so
+verification brings this one. Hints are believed and any address is taken: sanitizer.py watches each launch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import _normalize_ty
+
+from mlagen.verify import sanitizer
 
 # Triton dtypes that numpy does not know: the interpreter holds their bits.
 _TORCH_DTYPES = {
@@ -45,6 +48,10 @@ def install() -> None:
     _wrap(InterpreterBuilder, "create_fma", _fixed_fma)
     _wrap(InterpreterBuilder, "create_masked_load", _fixed_load)
     _wrap(InterpreterBuilder, "create_masked_store", _fixed_store)
+    for name in ("create_atomic_cas", "create_atomic_rmw"):
+        _wrap(InterpreterBuilder, name, _watched_atomic)
+    _wrap(InterpreterBuilder, "set_grid_idx", _watched_program)
+    _wrap(InterpreterBuilder, "create_assume", _checked_assume)
     for name, ufunc in (("maxnumf", np.fmax), ("minnumf", np.fmin)):
         _wrap(InterpreterBuilder, f"create_{name}", functools.partial(_fixed_extremum, ufunc))
     _wrap(interpreter.ReduceOps, "min_max", _fixed_min_max)
@@ -112,14 +119,47 @@ def _mask(mask: TensorHandle) -> TensorHandle:
     return TensorHandle(mask.data.astype(bool), tl.int1) if isinstance(mask, TensorHandle) else mask
 
 
+def _bools(mask: Any) -> Any:
+    return mask.data if isinstance(mask, TensorHandle) else mask
+
+
 def _fixed_load(original: Any, self: Any, ptrs: TensorHandle, mask: TensorHandle, *others: Any, **named: Any) -> Any:
-    return original(self, ptrs, _mask(mask), *others, **named)
+    mask = _mask(mask)
+    if (launch := sanitizer.current()) is not None:
+        launch.reads(ptrs.data, _bools(mask), _itemsize(ptrs))
+    return original(self, ptrs, mask, *others, **named)
 
 
 def _fixed_store(
     original: Any, self: Any, ptrs: TensorHandle, value: Any, mask: TensorHandle, *others: Any, **named: Any
 ) -> Any:
-    return original(self, ptrs, value, _mask(mask), *others, **named)
+    mask = _mask(mask)
+    if (launch := sanitizer.current()) is not None:
+        launch.writes(ptrs.data, _bools(mask), value.data)
+    return original(self, ptrs, value, mask, *others, **named)
+
+
+def _watched_atomic(original: Any, self: Any, *args: Any) -> Any:
+    # Of a compare-and-swap the pointer stands first, of the others behind the operation, and a mask behind the value.
+    at = 0 if isinstance(args[0], TensorHandle) else 1
+    ptr, mask = args[at], args[at + 2].data if at else np.array(True)
+    if (launch := sanitizer.current()) is not None:
+        launch.exchanges(ptr.data, mask.astype(bool), _itemsize(ptr))
+    return original(self, *args)
+
+
+def _watched_program(original: Any, self: Any, *place: int) -> None:
+    sanitizer.begin_program()
+    original(self, *place)
+
+
+def _checked_assume(original: Any, self: Any, condition: TensorHandle) -> None:
+    sanitizer.check_assume(condition.data)
+
+
+def _itemsize(ptrs: TensorHandle) -> int:
+    """Bytes of what a pointer points to."""
+    return int(np.dtype(interpreter._get_np_dtype(ptrs.get_element_ty())).itemsize)
 
 
 def _fixed_cast(original: Any, self: Any, src: TensorHandle, dst_type: Any) -> Any:
@@ -191,8 +231,10 @@ def _fixed_run(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
 
     _called.clear()
     args = tuple(typed(name, value) for name, value in zip(self.arg_names, args, strict=False))
+    given = {**dict(zip(self.arg_names, args, strict=False)), **kwargs}
     kwargs = {name: typed(name, value) for name, value in kwargs.items()}
-    return original(self, *args, **kwargs)
+    with sanitizer.watched(self.fn.__name__, str(Path(self.fn.__code__.co_filename).parent), given):
+        return original(self, *args, **kwargs)
 
 
 def _fixed_call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -212,16 +254,21 @@ def _fixed_lang_tensor(original: Any, tensor: Any, scope: Any) -> None:
 
 def _fixed_lang_core(original: Any, lang: Any, scope: Any) -> None:
     original(lang, scope)
-    believed = lang.multiple_of
+    for name, check in (
+        ("multiple_of", sanitizer.check_multiple_of),
+        ("max_contiguous", sanitizer.check_max_contiguous),
+    ):
+        scope.set_attr(lang, name, _checked_hint(getattr(lang, name), check))
 
-    def multiple_of(pointers: Any, values: Any) -> Any:
-        """Checks what a GPU would take on trust: that each row of pointers begins at a multiple of so many bytes."""
-        last = values[-1] if isinstance(values, (list, tuple)) else values
-        claimed = last.value if isinstance(last, tl.constexpr) else last
-        if isinstance(pointers, tl.tensor) and pointers.dtype.is_ptr():
-            begins = pointers.handle.data[..., 0]
-            if (begins % np.uint64(claimed)).any():
-                raise ValueError(f"tl.multiple_of claims {claimed} bytes, but a row of addresses is no multiple of it")
-        return believed(pointers, values)
 
-    scope.set_attr(lang, "multiple_of", multiple_of)
+def _checked_hint(believed: Any, check: Callable[..., None]) -> Any:
+    def hint(input: Any, values: Any) -> Any:  # noqa: A002
+        """Checks what a GPU would take on trust."""
+        claims = values if isinstance(values, (list, tuple, tl.tuple)) else [values]
+        numbers = [int(claim.value if isinstance(claim, tl.constexpr) else claim) for claim in claims]
+        if isinstance(input, tl.tensor):
+            pointers = input.dtype.scalar.is_ptr()
+            check(input.handle.data, numbers, _itemsize(input.handle) if pointers else None)
+        return believed(input, values)
+
+    return hint
