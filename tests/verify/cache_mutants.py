@@ -65,7 +65,12 @@ ANY_LAYOUT = (
         "gather: max_gather_len *",
     ),
     _cache("another kind of e4m3 is taken", "if use_fnuz is not", "if False and use_fnuz is not", "refuses: use_fnuz*"),
-    _cache("rows of other bytes are taken", "if bytes_per_token !=", "if False and bytes_per_token !=", "refuses: bytes_per*"),
+    _cache(
+        "rows of other bytes are taken",
+        "if bytes_per_token !=",
+        "if False and bytes_per_token !=",
+        "refuses: bytes_per*",
+    ),
     _kernel("rows past out are written", "end = tl.minimum(end, max_tokens)", "", "gather: few programs, less*"),
     _kernel("a program repeats a block's pages", "taken += BLOCK_T", "taken += 0", "gather: few programs *"),
     _kernel("a program looks up once", "taken == LOOKUP_T", "taken < 0", "gather: few programs *"),
