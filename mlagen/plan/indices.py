@@ -15,6 +15,7 @@ FEW_TOKENS = 2048
 SPLIT_TOKENS = 16  # up to which a multiprocessor waits for a single program's loads
 COMBINE_BLOCK_T = 16
 COMBINE_NUM_WARPS = 4
+COMBINE_COMPACT_BLOCK_T = 4  # a row a warp: of 16 tokens, sm90 kernels hold 242 registers
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,12 @@ class IndicesPlan(Family):
     Attributes:
         tiles: the tile table, which holds any call by its last row.
         unaligned: the tile of calls whose rows do not begin at 16 bytes.
+        options: the tile of calls that put slots in front, and of those for pages apart or for one of several ranks.
         split: the tile of calls of few tokens that ask for no counts, where many programs share a token's indices.
         split_tokens: most tokens of such a call.
         combine_block_t: tokens a program of the kernel that combines top-k and window indices.
         combine_num_warps: its warps a program.
+        combine_compact_block_t: tokens a program of the kernel that combines without holes, which walks whole rows.
         combine_expected_shared: bytes of shared memory it needs, to hand what each token's thread finds to its row.
         row_multiple: what a combined row's length is rounded up to; columns a program takes.
     """
@@ -68,10 +71,12 @@ class IndicesPlan(Family):
 
     tiles: tuple[IndicesTileRow, ...]
     unaligned: IndicesTile
+    options: IndicesTile
     split: IndicesTile
     split_tokens: int
     combine_block_t: int
     combine_num_warps: int
+    combine_compact_block_t: int
     combine_expected_shared: int
     row_multiple: int
 
@@ -97,10 +102,12 @@ def make_index_plan() -> IndicesPlan:
             IndicesTileRow(None, None, IndicesTile(1024, 4)),
         ),
         unaligned=IndicesTile(512, 4),
+        options=IndicesTile(1024, 4),
         split=IndicesTile(128, 1),
         split_tokens=SPLIT_TOKENS,
         combine_block_t=COMBINE_BLOCK_T,
         combine_num_warps=COMBINE_NUM_WARPS,
+        combine_compact_block_t=COMBINE_COMPACT_BLOCK_T,
         combine_expected_shared=4 * COMBINE_BLOCK_T,
         row_multiple=ROW_MULTIPLE,
     )

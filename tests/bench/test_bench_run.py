@@ -19,9 +19,9 @@ BATCH = Batch("indices", CONVERT, 6, 2, 8)
 
 
 def convert(
-    requests: torch.Tensor, table: torch.Tensor, indices: torch.Tensor, block_size: int, topk: int
+    requests: torch.Tensor, table: torch.Tensor, indices: torch.Tensor, block_size: int, **options: int
 ) -> torch.Tensor:
-    assert indices.shape[1] == topk
+    assert options == {"NUM_TOPK_TOKENS": indices.shape[1]}
     return table[requests.long()[:, None], indices.long() // block_size] * block_size + indices % block_size
 
 

@@ -71,7 +71,8 @@ def test_targets_that_launch_dependents_have_both_kinds_of_short_kernels(found: 
             for job in jobs
             if job.module in ("_cache_kernels", "_extra_cache_kernels", "_indices_kernels", "_splits")
         }
-        many = ("_write_kernel", "_map_indices_kernel", "_combine_indices_kernel")
+        mapping = ("_map_indices_kernel", "_map_with_options_kernel")
+        many = ("_write_kernel", *mapping, "_combine_indices_kernel", "_combine_compact_kernel")
         kernels = {kernel for kernel, _ in waits}
         assert waits == {(kernel, early) for kernel in kernels} | {(kernel, False) for kernel in kernels & {*many}}
         for job in jobs:

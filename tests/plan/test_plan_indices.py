@@ -16,9 +16,11 @@ WRAPPERS = (
     "triton_convert_req_index_to_global_index",
 )
 
+OPTIONS = "_map_with_options_kernel"
+
 
 def every_tile(index):
-    return {*(row.tile for row in index.tiles), index.split, index.unaligned}
+    return {*(row.tile for row in index.tiles), index.split, index.unaligned, index.options}
 
 
 def holds(row, tokens, indices):
@@ -57,16 +59,27 @@ def test_variants_are_of_each_tile_and_both_alignments(mapped):
         assert {dict(job.constexprs)["PDL"] for job in jobs} == {target == "sm90", False}  # few and many programs
         for kernel in ("_map_indices_kernel", "_combine_indices_kernel"):
             assert {dict(job.constexprs)["ALIGNMENT"] for job in mapped.of(target, kernel)} == {16, 1}
+        assert {dict(job.constexprs)["COMPACT"] for job in mapped.of(target, OPTIONS)} == {True, False}
+        assert {dict(job.constexprs)["BLOCK_N"] for job in mapped.of(target, OPTIONS)} == {
+            make_index_plan().options.block_n
+        }
+        assert len(mapped.of(target, OPTIONS)) == 3 * (2 if target == "sm90" else 1)
         tiles = {(dict(job.constexprs)["BLOCK_N"], job.num_warps) for job in mapped.of(target, "_map_indices_kernel")}
-        assert tiles == {(tile.block_n, tile.num_warps) for tile in every_tile(make_index_plan())}
+        index = make_index_plan()
+        assert tiles == {(tile.block_n, tile.num_warps) for tile in every_tile(index)}
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "kernel"), [(WRAPPERS[0], "_map_"), (WRAPPERS[1], "_combine_"), (WRAPPERS[2], "_map_")]
+    ("wrapper", "kernels"),
+    [
+        (WRAPPERS[0], {"_map_indices_kernel", OPTIONS}),
+        (WRAPPERS[1], {"_combine_indices_kernel", "_combine_compact_kernel"}),
+        (WRAPPERS[2], {"_map_indices_kernel", OPTIONS}),
+    ],
 )
-def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernel, tmp_path):
+def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernels, tmp_path):
     found = enumerate_plan(make_plan(make_spec(wrappers=(wrapper,), targets=("sm90",))), tmp_path)
-    assert found.kernels == kernels_in(found) == {("_indices_kernels", f"{kernel}indices_kernel")}
+    assert found.kernels == kernels_in(found) == {("_indices_kernels", kernel) for kernel in kernels}
     text = (found.folder / "indices.py").read_text()
     assert ("is_valid_token" in text) == (wrapper == WRAPPERS[0])
 
@@ -83,6 +96,8 @@ def test_shared_memory_is_what_the_plan_expects(mapped, tmp_path):
         assert check_limits([taken]) == []
         if taken.kernel == "_combine_indices_kernel":
             assert taken.shared == index.combine_expected_shared
+        elif taken.kernel in (OPTIONS, "_combine_compact_kernel"):
+            assert 0 < taken.shared <= 4 * 32  # what the warps of a scan, or of a maximum, hand each other
         else:
             assert taken.shared == expected[_block_n(taken), taken.num_warps]
 

@@ -14,7 +14,7 @@ from verify_specs import dsv32_text, spec
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.indices.cases import CombineCase, MapCase, cases
+from mlagen.verify.indices.cases import ChainCase, CombineCase, MapCase, cases
 from mlagen.verify.indices.family import INDICES
 from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL
 from mlagen.verify.indices.reference import combine_indices, map_indices
@@ -64,7 +64,48 @@ def test_mapped_indices_equal_loops(size):
         [slot(one, request, table, size) for one in row] for row, request in zip(indices, requests, strict=True)
     ]
     assert slots.tolist() == expected
-    assert lens.tolist() == [sum(one >= 0 for one in row) for row in expected]
+    assert lens.tolist() == [max((at for at, one in enumerate(row, 1) if one >= 0), default=0) for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("holes", "length"), [([3, -1, 5, 7], 4), ([3, 9999, 5, 7], 4), ([3, 5, -1, -1], 2), ([-1] * 4, 0)]
+)
+def test_a_length_reaches_past_the_last_slot_or_counts_slots_in_front(holes, length):
+    indices, request, table = (torch.tensor(one, dtype=torch.int32) for one in ([holes], [0], [[1]]))
+    slots, lens = map_indices(indices, request, table, 64)
+    inside = [64 + one for one in holes if 0 <= one < 64]
+    assert slots.tolist() == [[64 + one if 0 <= one < 64 else -1 for one in holes]]
+    assert lens.tolist() == [length]
+    slots, lens = map_indices(indices, request, table, 64, compact=True)
+    assert slots.tolist() == [inside + [-1] * (4 - len(inside))]
+    assert lens.tolist() == [len(inside)]
+
+
+@pytest.mark.parametrize(("ranks", "interleave"), [(1, 1), (2, 1), (2, 3), (3, 4), (4, 64)])
+def test_each_token_is_one_ranks_and_local_tokens_are_counted_in_order(ranks, interleave):
+    tokens, table = torch.arange(100, dtype=torch.int32)[None], torch.arange(30, dtype=torch.int32)[None]
+    none = torch.zeros(1, dtype=torch.int32)
+    owned = [0] * 100
+    for rank in range(ranks):
+        slots, _ = map_indices(tokens, none, table, 8, block_rows=20, ranks=ranks, rank=rank, interleave=interleave)
+        mine = [token for token, one in enumerate(slots[0].tolist()) if one >= 0]
+        assert mine == [token for token in range(100) if token // interleave % ranks == rank]
+        assert [slots[0, token] for token in mine] == [at // 8 * 20 + at % 8 for at in range(len(mine))]
+        for token in mine:
+            owned[token] += 1
+    assert owned == [1] * 100
+
+
+def test_combined_rows_stay_in_the_rows_of_their_request():
+    one = (torch.tensor([0, 1]), torch.tensor([40]))
+    rows, lens = combine_indices(torch.tensor([[24, 16, 3, -1]]), *one, torch.tensor([8]), 8, 4, 4, 24, 16)
+    assert rows[0, :13].tolist() == [-1, -1, 3, -1, *range(16, 24), -1]
+    assert lens.tolist() == [12]
+    rows, lens = combine_indices(
+        torch.tensor([[24, 16, 3, -1]]), *one, torch.tensor([3]), 8, 4, 4, 24, 16, compact=True
+    )
+    assert rows[0, :5].tolist() == [3, 16, 17, 18, -1]
+    assert lens.tolist() == [4]
 
 
 def test_combined_rows_by_hand():
@@ -106,12 +147,15 @@ def test_cases_have_names_and_patterns_of_their_own(device):
     found = cases(spec(wrappers=WRAPPERS), device)
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
-    assert {type(case) for case in found} == {*INDICES.kinds, RefusedCase} == {MapCase, CombineCase, RefusedCase}
+    assert {type(case) for case in found} == {MapCase, CombineCase, RefusedCase}
+    with_attention = cases(spec(wrappers=[*WRAPPERS, "flash_mla_with_kvcache", "flash_mla_sparse_fwd"]), device)
+    assert {type(case) for case in with_attention} == {*INDICES.kinds, RefusedCase}
+    assert {case.wrapper for case in with_attention if isinstance(case, ChainCase)} == {*WRAPPERS}
     mapped = [case for case in found if isinstance(case, MapCase)]
     combined = [case for case in found if isinstance(case, CombineCase)]
     assert {case.layout for case in (*mapped, *combined)} | {case.table for case in mapped} <= set(LAYOUTS)
     checks = {case.check for case in (*mapped, *combined)}
-    assert checks == set(INDICES.checks) - ({"graph", "repeated"} if device == "cpu" else set())
+    assert checks == set(INDICES.checks) - {"chained"} - ({"graph", "repeated"} if device == "cpu" else set())
     for case in found:
         assert case.promise[-1] not in " ."
 

@@ -130,6 +130,7 @@ def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
         "default_kv_cache_dtype": f'"{names[0]}"',
         "cache_doc": _cache_doc(plan, side),
         "block_size": side.cache.block_size or 64,
+        "is_fnuz": fnuz,
         "is_ue8m0": any(isinstance(field, ScalesField) and field.dtype == "ue8m0" for field in cached.fields),
         "needs_e4m3": layout.needs_e4m3(cached),
         "args": layout.arguments(cached),

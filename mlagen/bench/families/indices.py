@@ -141,8 +141,8 @@ def global_call(function: Callable[..., Any], inputs: MapInputs) -> Call:
 
 def convert_call(function: Callable[..., Any], inputs: MapInputs) -> Call:
     """A call of `triton_convert_req_index_to_global_index`, ours or a peer's."""
-    arguments = (inputs.requests, inputs.block_table, inputs.indices, inputs.block_size, inputs.indices.shape[1])
-    return lambda: function(*arguments)
+    arguments, topk = (inputs.requests, inputs.block_table, inputs.indices, inputs.block_size), inputs.indices.shape[1]
+    return lambda: function(*arguments, NUM_TOPK_TOKENS=topk)
 
 
 def combine_call(function: Callable[..., Any], inputs: CombineInputs) -> Call:

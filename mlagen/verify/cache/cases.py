@@ -62,6 +62,7 @@ class WriteCase(CacheCase):
         slots: pattern of slot_mapping, as mlagen.verify.cache.inputs draws them.
         source: layout in memory of the rows, a key of mlagen.verify.memory.LAYOUTS.
         k_pe: form of k_pe: "2d", "3d", "none" or "empty".
+        newer: with the arguments that newer versions of vLLM pass.
     """
 
     tokens: int | None = 20
@@ -69,6 +70,7 @@ class WriteCase(CacheCase):
     slots: str = "shuffled"
     source: str = "contiguous"
     k_pe: str = "2d"
+    newer: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ class GatherCase(CacheCase):
         table: pattern of the block table: "garbage", "short" or "outside", as mlagen.verify.cache.gather draws it.
         out, memory: layout in memory of the output and of the block table.
         odd: what is odd about the integers: see mlagen.verify.cache.gather; or nothing.
+        expected: max_gather_len; None: not passed.
     """
 
     requests: tuple[tuple[int, int], ...] = ((0, 9), (70, 5), (128, 0), (61, 14))
@@ -95,6 +98,7 @@ class GatherCase(CacheCase):
     out: str = "contiguous"
     memory: str = "slice"
     odd: str = ""
+    expected: int | None = None
 
 
 def _pages_cases() -> Iterator[tuple[str, str, Pages, str]]:
@@ -124,6 +128,9 @@ def _write_cases(side: Side, wrapper: str, full: bool, big: bool) -> Iterator[Wr
         return replace(base, name=name, promise=promise, **changes)
 
     yield case("typical", "an ordinary call writes the reference's bytes", every_target=True)
+    yield case(
+        "newer arguments", "what newer versions of vLLM pass is taken where it says what this layout is", newer=True
+    )
     if full:
         yield case("every value", "every bit pattern of the model's dtype", values="bits", tokens=None)
     if wrapper == INSERT:
@@ -175,6 +182,9 @@ def _gather_cases(side: Side, wrapper: str, big: bool) -> Iterator[GatherCase]:
             pages = Pages(size, "pages", page_gap=32)
             yield case(f"pages of bytes, block size {size}", "a page is a run of bytes", pages=pages)
         yield case("without gather_lens", "without gather_lens all tokens are gathered", lens="none")
+        for most in (0, 1, 14, 2**31 - 1):
+            promise = "what is gathered does not depend on the number of tokens that was expected"
+            yield case(f"max_gather_len {most}", promise, expected=most, requests=((0, 9), (70, 140), (128, 0)))
         yield case("offset", "a request's rows begin at the offset", offset=5)
         yield case("no room", "an offset at the end of out leaves no room", offset=5, spare=-14, requests=((0, 14),))
         yield case("less room than tokens", "tokens past the end of out are left out", offset=2, spare=-6)

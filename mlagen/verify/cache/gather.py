@@ -156,6 +156,8 @@ def _by_request(case: GatherCase, side: Side, spans: list[tuple[int, int]], requ
         "block_size": case.pages.block_size,
         "offset": case.offset,
     }
+    if case.expected is not None:
+        arguments |= {"use_fnuz": side.fnuz, "max_gather_len": case.expected}
     return Output(out, arguments, tokens)
 
 

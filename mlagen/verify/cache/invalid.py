@@ -83,6 +83,16 @@ def _invalid(side: Side, wrapper: str) -> Iterator[Invalid]:
     if wrapper in (INSERT, REQUESTS):
         for value in (0, -1, 2.5, None):
             yield Invalid("block_size", str(value), invalid.constant(value))
+        for how, value in (("the other", not side.fnuz), ("None", None)):
+            yield Invalid("use_fnuz", how, invalid.constant(value), side.layout.name)
+    if wrapper == INSERT:
+        for size in (side.layout.row_bytes + 1, 0, None):
+            yield Invalid("bytes_per_token", str(size), invalid.constant(size), side.layout.name)
+    if wrapper == REQUESTS:
+        for most in (-1, 2.5, True):
+            yield Invalid("max_gather_len", str(most), invalid.constant(most))
+    if wrapper == CONCAT and side.layout.tensor_scale:
+        yield Invalid("skip_scale", "True", invalid.constant(True), side.layout.name)
     if wrapper in (CONCAT, TOKENS):
         yield Invalid("kv_cache_dtype", "of another layout", invalid.constant("fp8_of_another_kind"), side.layout.name)
     if side.layout.tensor_scale:

@@ -40,8 +40,7 @@ def _torch_dtype(side: Side, name: str) -> torch.dtype:
     """The dtype of a cache."""
     if not side.layout.quantised:
         return side.dtype
-    fnuz = any(field.dtype == "e4m3fnuz" for field in side.layout.data)
-    eight = torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn
+    eight = torch.float8_e4m3fnuz if side.fnuz else torch.float8_e4m3fn
     return {"uint8": torch.uint8, "int8": torch.int8, "float8": eight}[name]
 
 

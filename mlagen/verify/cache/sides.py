@@ -46,6 +46,11 @@ class Side:
         return max(1 if isinstance(field, PadField) else field.itemsize for field in self.layout.fields)
 
     @property
+    def fnuz(self) -> bool:
+        """Whether columns are e4m3fnuz."""
+        return any(field.dtype == "e4m3fnuz" for field in self.layout.data)
+
+    @property
     def prefix(self) -> str:
         """What names of its cases begin with."""
         return "extra " if self.module == EXTRA else ""

@@ -140,6 +140,10 @@ def build_write(case: WriteCase, side: Side, device: str, seed: int) -> WriteInp
         arguments["block_size"] = size
     else:
         arguments["kv_cache_dtype"] = alias(side.layout) if case.values == "random" else side.layout.name
+    if case.newer and case.wrapper == INSERT:
+        arguments |= {"use_fnuz": side.fnuz, "bytes_per_token": side.layout.row_bytes}
+    elif case.newer:
+        arguments["skip_scale"] = not side.layout.tensor_scale
     before = memory.buffer[:0] if case.pages.far else memory.buffer.cpu().clone()
     return WriteInputs(
         side, case, arguments, memory, before, values, placed={**placed, "slot_mapping": unplaced(slots)}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mlagen.verify.case import Case
+from mlagen.verify.decode import FLASH as CACHE
 from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL, SHORT, refused
 from mlagen.verify.indices.reference import INT32_VALUES
+from mlagen.verify.sparse_fwd.invalid import FLASH as ROWS
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,11 @@ class MapCase(Case):
         counts: return_valid_counts.
         repeat: how often the tokens come, without memory of their own but for the results.
         layout, table: layout in memory of the indices and of the block table, a key of mlagen.verify.memory.LAYOUTS.
+        compact: slots come first.
+        newer: the request of each token goes by the name that newer versions of vLLM give it.
+        block_rows: rows from a block to the next; None: not passed.
+        ranks: number of ranks, this rank, and tokens that follow each other on one.
+        out: layout in memory of the tensors that take the results; None: the wrapper allocates them.
     """
 
     wrapper: str
@@ -43,6 +51,11 @@ class MapCase(Case):
     repeat: int = 1
     layout: str = "contiguous"
     table: str = "slice"
+    compact: bool = False
+    newer: bool = False
+    block_rows: int | None = None
+    ranks: tuple[int, int, int] = (1, 0, 1)
+    out: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +69,12 @@ class CombineCase(Case):
         rows, window_row: M and N.
         start: first value of query_start_loc.
         spare: tokens past the last request.
-        indices: pattern of the top-k indices: "random", "none" or "int32 range".
+        indices: pattern of the top-k indices: "random", "none", "edges" (of the compressed rows) or "int32 range".
         layout: layout in memory of topk_indices.
+        compact: indices that name a row come first.
+        visible: pattern of what tokens see of images: "random" or "int32 range"; None: not passed.
+        images: max_image_tokens.
+        out: layout in memory of the tensors that take the results; None: the wrapper allocates them.
     """
 
     requests: tuple[tuple[int, int, int], ...]
@@ -71,6 +88,27 @@ class CombineCase(Case):
     spare: int = 0
     indices: str = "random"
     layout: str = "slice"
+    compact: bool = False
+    visible: str | None = None
+    images: int = 0
+    out: str | None = None
+
+
+@dataclass(frozen=True)
+class ChainCase(Case):
+    """A call whose indices and lengths go into the package's own attention.
+
+    Attributes:
+        wrapper: the wrapper called.
+        holes: what stands between the indices that count: "holes" (-1) or "bounds" (indices past their bound).
+        compact: compact of the call.
+        block_rows: rows from a block to the next, of attention over rows; None: attention over the cache.
+    """
+
+    wrapper: str
+    holes: str
+    compact: bool
+    block_rows: int | None = None
 
 
 def _map_cases(wrapper: str, big: bool) -> Iterator[MapCase]:
@@ -111,13 +149,62 @@ def _map_cases(wrapper: str, big: bool) -> Iterator[MapCase]:
             if layout == "far":
                 changes |= {"tokens": 3, "requests": 3}
             yield case(f"layout: {what} {layout}", f"rows of the {what} may lie apart, 2^31 elements too", **changes)
+    yield from _compact_map_cases(case)
     if wrapper == GLOBAL:
+        yield case("by its newer name", "either name of the requests is taken", newer=True)
+        yield case("by its newer name, compact", "either name of the requests is taken", newer=True, compact=True)
         yield case("mask: none", "padding tokens count 0, their indices are mapped all the same", mask="none")
     else:
         yield case("without counts", "slots alone", counts=False)
+        yield case("without counts, compact", "slots alone", counts=False, compact=True)
+        yield from _convert_cases(case)
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
     if big:
         yield from _large_map_cases(case)
+
+
+def _compact_map_cases(case: Callable[..., MapCase]) -> Iterator[MapCase]:
+    promise = "slots come first, in their order, -1 after them, and the length counts them, whatever the row's width"
+    for topk in (0, 1, 17, 1024, 1025, 2049, 4100):
+        yield case(f"compact: topk {topk}", promise, topk=topk, tokens=2, compact=True)
+    for pattern in ("none", "int32 range", "edges", "last lane"):
+        yield case(f"compact: indices {pattern}", promise, indices=pattern, compact=True)
+    yield case("compact: request outside", "a request that is not in the block table names nothing", **_OUTSIDE)
+    yield case("compact: mask none", "padding tokens have length 0", mask="none", compact=True)
+    for size in (1, 53, 2**31 - 1):
+        yield case(
+            f"compact: limit, size {size}", promise, blocks="limit", block_size=size, indices="edges", compact=True
+        )
+    yield case("compact: layout", "rows may lie apart", layout="odd", table="odd", compact=True)
+
+
+_OUTSIDE: Mapping[str, Any] = {"request": "outside", "compact": True}
+
+
+def _convert_cases(case: Callable[..., MapCase]) -> Iterator[MapCase]:
+    for compact in (False, True):
+        how = ", compact" if compact else ""
+        for rows, size in ((64, 64), (65, 64), (4096, 64), (7, 2), (2**31 - 1, 1), (2**31 - 1, 2**30)):
+            promise = "blocks may begin any number of rows apart; a block names something if all its slots are int32"
+            changes = {
+                "block_size": size,
+                "block_rows": rows,
+                "indices": "edges",
+                "blocks": "apart",
+                "compact": compact,
+            }
+            yield case(f"blocks: {size} of {rows} rows{how}", promise, **changes)
+        for ranks in ((2, 0, 1), (2, 1, 1), (3, 1, 4), (4, 3, 64), (2, 1, 100), (5, 2, 2**31 - 1), (2**31 - 1, 3, 1)):
+            promise = "a rank has the slots of its own tokens alone"
+            name = f"ranks: {ranks[1]} of {ranks[0]} by {ranks[2]}{how}"
+            yield case(name, promise, ranks=ranks, indices="edges", compact=compact)
+        promise = "any negative index, and any past the rank's own columns, names nothing"
+        yield case(f"ranks: int32 range{how}", promise, ranks=(3, 2, 2), indices="int32 range", compact=compact)
+        everything = {"ranks": (2, 1, 3), "block_rows": 80, "topk": 2049, "tokens": 2}
+        yield case(f"ranks: blocks apart{how}", "both at once", **everything, compact=compact)
+        for layout in ("contiguous", "slice", "odd"):
+            promise = "results go where they are told, and nowhere else"
+            yield case(f"out: {layout}{how}", promise, out=layout, topk=512, compact=compact)
 
 
 def _large_map_cases(case: Callable[..., MapCase]) -> Iterator[MapCase]:
@@ -165,7 +252,7 @@ def _combine_cases(topk: int, window: int, big: bool) -> Iterator[CombineCase]:
         "empty ones": ((0, 5, 5), (0, 0, 0), (3, 9, 9), (0, 7, 7), (0, 4, 4), (2, 8, 8), (0, 3, 3)),
         "all empty": ((0, 5, 5), (0, 6, 6)),
         "from the first position": ((20, 20, 20),),
-        "sequence shorter than its query": ((6, 4, 4), (3, 0, 0), (2, 2, 2)),
+        "sequence shorter than its query": ((6, 4, 4), (3, 0, 0), (2, 2, 2), (9, 1, 1)),
         "gathered in part": ((3, 50, 18), (4, 70, 19)),
         "of a length of two": ((17, 17, 17), (16, 16, 16), (15, 15, 15)),
     }.items():
@@ -176,9 +263,13 @@ def _combine_cases(topk: int, window: int, big: bool) -> Iterator[CombineCase]:
     yield case("start", "query_start_loc counts from its first value", start=12345)
     for pattern, promise in {
         "none": "top-k indices of -1 stay -1",
-        "int32 range": "a negative index, and one whose row is no int32, is -1",
+        "int32 range": "an index that is no compressed row of the request is -1",
+        "edges": "the first and the last compressed row are named, what is beside them is not",
     }.items():
-        yield case(f"indices: {pattern}", promise, indices=pattern, rows=10**8, requests=longer)
+        for how, compact in (("", False), (", compact", True)):
+            changes = {"indices": pattern, "rows": 10**8, "requests": longer, "compact": compact}
+            yield case(f"indices: {pattern}{how}", promise, **changes)
+    yield from _bounded_cases(case)
     yield case("rows: 0 and 0", "M and N may be 0", rows=0, window_row=0)
     yield case("rows: to the end of int32", "the largest M", rows=INT32_VALUES // 4, window_row=INT32_VALUES // 8)
     for layout in ("contiguous", "odd", "far"):
@@ -193,6 +284,56 @@ def _combine_cases(topk: int, window: int, big: bool) -> Iterator[CombineCase]:
         yield case("contract: graph", "a captured call replays on new inputs", check="graph")
 
 
+def _bounded_cases(case: Callable[..., CombineCase]) -> Iterator[CombineCase]:
+    short = ((3, 50, 3), (4, 70, 9), (2, 40, 0), (2, 9, 40), (5, 5, 5))
+    least, most = -INT32_VALUES, INT32_VALUES - 1
+    odd = ((2, least, 5), (2, 9, least), (3, most, most), (2, most, 7), (1, 0, most), (3, -1, -1), (2, 30, most))
+    for how, compact in (("", False), (", compact", True)):
+        promise = "rows of the window that were not gathered are left out, and so are those past the request's last"
+        yield case(f"window: gathered less{how}", promise, requests=short, rows=12, window_row=4, compact=compact)
+        for rows, window_row in ((24, 16), (24, 24), (600, 599), (20, 0)):
+            name = f"rows: {rows} and {window_row}{how}"
+            yield case(
+                name, promise, rows=rows, window_row=window_row, indices="edges", requests=short, compact=compact
+            )
+        yield case(
+            f"requests: any int32{how}", "any lengths leave the request's rows alone", requests=odd, compact=compact
+        )
+        sizes = {"topk": 300, "window": 70, "requests": ((3, 2000, 90), (2, 700, 70)), "rows": 2000}
+        yield case(f"topk: wide{how}", "any width", **sizes, compact=compact)
+        changes = {"width": 7, "indices": "edges", "compact": compact}
+        yield case(f"topk: 24 of 7, edges{how}", "missing columns name nothing", **changes)
+        yield case(
+            f"topk: 0 of a ratio of 0{how}", "layers of windows alone have no ratio", topk=0, ratio=0, compact=compact
+        )
+        yield case(
+            f"tokens: past the last request{how} too", "they have nothing", spare=19, compact=compact, start=most - 90
+        )
+        for pattern in ("random", "int32 range"):
+            promise = (
+                "a token of an image sees of it what is before and behind, within its request and what was gathered"
+            )
+            changes = {"visible": pattern, "images": 12, "requests": ((20, 30, 30), (9, 60, 20), (6, 4, 4))}
+            yield case(f"images: {pattern}{how}", promise, **changes, compact=compact)
+        yield case(f"images: none{how}", "rows are as wide as images may need", images=100, compact=compact)
+        for layout in ("contiguous", "apart"):
+            promise = "results go where they are told, and nowhere else"
+            yield case(f"out: {layout}{how}", promise, out=layout, compact=compact)
+
+
+def _chain_cases(wrappers: Collection[str]) -> Iterator[ChainCase]:
+    for wrapper in (GLOBAL, CONVERT, COMBINE):
+        attention = ROWS if wrapper == COMBINE else CACHE
+        for holes, compact in itertools.product(("holes", "bounds"), (False, True)):
+            name = f"{SHORT[wrapper]}: attention, {holes}{', compact' if compact else ''}"
+            promise = "its lengths are topk_length of the package's attention: no key is dropped, none is added"
+            if {wrapper, attention} <= {*wrappers}:
+                yield ChainCase(name, promise, wrapper, holes, compact, check="chained")
+            if wrapper == CONVERT and {wrapper, ROWS} <= {*wrappers}:
+                name = name.replace("attention", "attention over blocks apart")
+                yield ChainCase(name, promise, wrapper, holes, compact, 14, check="chained")
+
+
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package's index kernels; see mlagen.verify.families."""
     wrappers, attention, big = spec["wrappers"], spec["attention"] or {}, device == "cuda"
@@ -202,4 +343,4 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
             found += _map_cases(wrapper, big)
     if COMBINE in wrappers:
         found += _combine_cases(attention.get("topk") or 2048, attention.get("window") or 128, big)
-    return [*found, *refused(wrappers)]
+    return [*found, *_chain_cases(wrappers), *refused(wrappers)]

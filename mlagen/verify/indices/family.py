@@ -11,19 +11,24 @@ from mlagen.verify import checks
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import require_tensors
 from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.indices.cases import CombineCase, MapCase, cases
+from mlagen.verify.indices.cases import ChainCase, CombineCase, MapCase, cases
+from mlagen.verify.indices.chained import build_chain, chained
 from mlagen.verify.indices.inputs import Inputs, build_combine, build_map
-from mlagen.verify.indices.invalid import COMBINE, CONVERT, NAME
+from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL, NAME
 from mlagen.verify.indices.reference import combine_indices, map_indices
 from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.memory import allocate
 from mlagen.verify.results import Figure
 from mlagen.verify.subject import Subject
 
-IndicesRun = Run[MapCase | CombineCase, Inputs]
+IndicesCase = MapCase | CombineCase | ChainCase
+IndicesRun = Run[IndicesCase, Inputs]
+POSITIONS = {GLOBAL: 5, COMBINE: 9, CONVERT: 4}  # that all versions of vLLM's signatures share
 
 
-def _build(subject: Subject, case: MapCase | CombineCase, seed: int) -> Inputs:
+def _build(subject: Subject, case: IndicesCase, seed: int) -> Inputs:
+    if isinstance(case, ChainCase):
+        return build_chain(case, subject, seed)
     if isinstance(case, CombineCase):
         return build_combine(case, subject.device, seed)
     return build_map(case, subject.device, seed)
@@ -35,23 +40,33 @@ def _expected(run: IndicesRun) -> Results:
     here: dict[str, Any] = {
         name: one.cpu() if isinstance(one, torch.Tensor) else one for name, one in run.inputs.arguments.items()
     }
+    given = {
+        name: here[name] for name in here.keys() & {"compact", "left_visible", "right_visible", "max_image_tokens"}
+    }
     if isinstance(case, CombineCase):
-        rows, lens = combine_indices(**here)
+        positional = [here[name] for name in list(here)[: POSITIONS[COMBINE]]]
+        rows, lens = combine_indices(*positional, **given)
         return {"indices": rows, "lens": lens}
+    assert isinstance(case, MapCase)
     if case.wrapper == CONVERT:
-        slots, lens = map_indices(here["token_indices"], here["req_id"], here["block_table"], here["BLOCK_SIZE"])
+        ranks, rank, interleave = case.ranks
+        given |= {"block_rows": case.block_rows, "ranks": ranks, "rank": rank, "interleave": interleave}
+        table = (here["block_table"], here["BLOCK_SIZE"])
+        slots, lens = map_indices(here["token_indices"], here["req_id"], *table, **given)
         return {"indices": slots, "lens": lens} if case.counts else {"indices": slots}
-    slots, lens = map_indices(here["topk_indices"], here["token_to_req"], here["block_table"], here["block_size"])
+    request = here["token_to_req_indices" if case.newer else "token_to_req"]
+    slots, lens = map_indices(here["topk_indices"], request, here["block_table"], here["block_size"], **given)
     return {"indices": slots, "lens": torch.where(here["is_valid_token"], lens, 0)}
 
 
 def _call(run: IndicesRun, **given: Any) -> Results:
-    """Calls by position, as callers do, but for the wrapper of many options."""
-    wrapper, arguments = COMBINE if isinstance(run.case, CombineCase) else run.case.wrapper, run.inputs.arguments
-    if wrapper == CONVERT:
-        returned = run.subject.call(wrapper, **arguments, **given)
-    else:
-        returned = run.subject.call(wrapper, *arguments.values(), **given)
+    """Calls by position, as callers do, as far as all versions of a signature agree; the rest by name."""
+    case, arguments = run.case, run.inputs.arguments
+    wrapper = COMBINE if isinstance(case, CombineCase) else case.wrapper
+    positions = 0 if "token_to_req_indices" in arguments else POSITIONS[wrapper]
+    positional, named = list(arguments)[:positions], list(arguments)[positions:]
+    values = [arguments[name] for name in positional]
+    returned = run.subject.call(wrapper, *values, **{name: arguments[name] for name in named}, **given)
     found = [returned] if isinstance(returned, torch.Tensor) else returned
     return dict(zip(("indices", "lens"), found, strict=False))
 
@@ -103,7 +118,7 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
 
 INDICES = Family(
     name=NAME,
-    kinds=(MapCase, CombineCase),
+    kinds=(MapCase, CombineCase, ChainCase),
     cases=cases,
     build=_build,
     call=_call,
@@ -113,6 +128,7 @@ INDICES = Family(
         "defaults": checks.defaults,
         "graph": checks.graph(_renew),
         "repeated": _repeated,
+        "chained": chained,
     },
     valid=_valid,
 )

@@ -8,18 +8,35 @@ from typing import Any
 import torch
 
 from mlagen.verify import family
+from mlagen.verify.case import Case
 from mlagen.verify.indices.cases import CombineCase, MapCase
 from mlagen.verify.indices.invalid import CONVERT
-from mlagen.verify.indices.reference import INT32_VALUES
-from mlagen.verify.memory import GARBAGE, LAYOUTS, place, place_vector
+from mlagen.verify.indices.reference import INT32_VALUES, ROW_MULTIPLE
+from mlagen.verify.memory import GARBAGE, LAYOUTS, Layout, place, place_vector
 from mlagen.verify.patterns import INT32
 
 
 @dataclass
+class Attended:
+    """Attention that an index kernel's results go into.
+
+    Attributes:
+        family: its family.
+        case: of that family, how it is called.
+        inputs: with the indices that count, where they stand, and no lengths.
+    """
+
+    family: family.Family
+    case: Case
+    inputs: Any
+
+
+@dataclass
 class Inputs(family.Inputs):
-    """A call's arguments by name, in the order of its signature."""
+    """A call's arguments by name, in the order of its signature; what of its results goes into attention."""
 
     arguments: dict[str, Any]
+    attended: Attended | None = None
 
 
 def _randint(low: int, high: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
@@ -72,6 +89,10 @@ def _block_pattern(case: MapCase, generator: torch.Generator) -> torch.Tensor:
             blocks = _picked([edge for edge in edges if edge <= INT32.max], shape, generator)
         case "garbage":
             blocks[:, case.columns // 2 :] = GARBAGE
+        case "apart":
+            limit = (INT32_VALUES - case.block_size) // (case.block_rows or case.block_size)
+            edges = [0, 1, limit - 1, limit, limit + 1, INT32.max, -1]
+            blocks = _picked([edge for edge in edges if edge <= INT32.max], shape, generator)
     return blocks
 
 
@@ -104,15 +125,27 @@ def build_map(case: MapCase, device: str, seed: int) -> Inputs:
             "NUM_TOPK_TOKENS": case.topk,
             "return_valid_counts": case.counts,
         }
+        if case.block_rows is not None:
+            arguments["BLOCK_STRIDE_ROWS"] = case.block_rows
+        if case.ranks != (1, 0, 1):
+            names = ("dcp_size", "dcp_rank", "cp_kv_cache_interleave_size")
+            arguments |= dict(zip(names, case.ranks, strict=True))
     else:
         arguments = {
             "topk_indices": placed["indices"].view,
-            "token_to_req": placed["request"].view,
+            "token_to_req_indices" if case.newer else "token_to_req": placed["request"].view,
             "block_table": placed["block_table"].view,
             "block_size": case.block_size,
             "is_valid_token": mask.to(device),
         }
-    return Inputs(arguments, placed=placed)
+    given = {}
+    if case.out is not None:
+        given["indices"] = place(torch.full_like(indices, INT32.max), LAYOUTS[case.out], INT32.max)
+        given["lens"] = place_vector(torch.full_like(indices[:, 0], INT32.max), INT32.max)
+        arguments |= {"out": given["indices"].view, "valid_counts_out": given["lens"].view}
+    if case.compact:
+        arguments["compact"] = True
+    return Inputs(arguments, placed=placed, given=given)
 
 
 def build_combine(case: CombineCase, device: str, seed: int) -> Inputs:
@@ -126,6 +159,9 @@ def build_combine(case: CombineCase, device: str, seed: int) -> Inputs:
         indices[:] = -1
     elif case.indices == "int32 range":
         indices = _int32_range([0, INT32.max - case.rows, INT32.max - case.rows + 1], shape, generator)
+    elif case.indices == "edges":
+        edges = [-1, 0, case.window_row - 1, case.window_row, case.window_row + 1, case.rows - 1, case.rows]
+        indices = _picked(edges, shape, generator)
     lengths = torch.tensor(case.requests, dtype=torch.int32).view(-1, 3)
     placed = {
         "topk_indices": place(indices.int().to(device), LAYOUTS[case.layout], 1),
@@ -135,4 +171,24 @@ def build_combine(case: CombineCase, device: str, seed: int) -> Inputs:
     }
     arguments: dict[str, Any] = {name: one.view for name, one in placed.items()}
     arguments |= {"window_size": case.window, "compress_ratio": case.ratio, "topk": case.topk}
-    return Inputs({**arguments, "M": case.rows, "N": case.window_row}, placed=placed)
+    arguments |= {"M": case.rows, "N": case.window_row}
+    given = {}
+    if case.visible is not None:
+        most = 9 if case.visible == "random" else INT32.max
+        for name in ("left_visible", "right_visible"):
+            drawn = _randint(0, most, shape[:1], generator)
+            if case.visible != "random":
+                drawn = _int32_range([0, case.window, case.window + 1], shape[:1], generator)
+            placed[name] = place_vector(drawn.int().to(device), 1)
+            arguments[name] = placed[name].view
+    if case.images:
+        arguments["max_image_tokens"] = case.images
+    if case.out is not None:
+        columns = -(-(case.topk + case.window + case.images) // ROW_MULTIPLE) * ROW_MULTIPLE
+        apart = Layout(row_gap=ROW_MULTIPLE if case.out == "apart" else 0)
+        rows = torch.full((shape[0], columns), INT32.max, dtype=torch.int32, device=device)
+        given = {"indices": place(rows, apart, INT32.max), "lens": place_vector(rows[:, 0], INT32.max)}
+        arguments["out"] = tuple(one.view for one in given.values())
+    if case.compact:
+        arguments["compact"] = True
+    return Inputs(arguments, placed=placed, given=given)

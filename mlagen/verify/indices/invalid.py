@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -30,6 +30,9 @@ INTEGERS = {  # the least that each may be
     "BLOCK_SIZE": (1, (CONVERT,)),
     **dict.fromkeys(("window_size", "topk", "M", "N"), (0, (COMBINE,))),
     "compress_ratio": (1, (COMBINE,)),
+    "max_image_tokens": (0, (COMBINE,)),
+    "dcp_rank": (0, (CONVERT,)),
+    **dict.fromkeys(("dcp_size", "cp_kv_cache_interleave_size"), (1, (CONVERT,))),
 }
 
 
@@ -44,8 +47,52 @@ def _invalid_tensors() -> Iterator[Invalid]:
             yield Invalid(argument, "an entry too many", invalid.longer, wrappers=wrappers)
 
 
+def _invalid_results() -> Iterator[Invalid]:
+    """Tensors that take results."""
+    for how, make in {
+        "dtype int64": lambda indices: indices.long(),
+        "a row short": lambda indices: indices[1:].clone(),
+        "a column short": lambda indices: indices[:, 1:].clone(),
+        "rows that overlap": lambda indices: indices[:1].clone().expand(len(indices), -1),
+        "the indices themselves": lambda indices: indices,
+    }.items():
+        yield Invalid("out", how, make, like="token_indices", wrappers=(CONVERT,))
+    for how, counts in {
+        "dtype int64": torch.zeros(3, dtype=torch.int64),
+        "an entry short": torch.zeros(2).int(),
+    }.items():
+        yield Invalid("valid_counts_out", how, invalid.constant(counts), wrappers=(CONVERT,))
+
+    def pair(late: int, columns: int, gap: int) -> Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        def make(indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            rows = indices.new_zeros(2048)[late:].as_strided((len(indices), columns), (columns + gap, 1))
+            return rows, indices.new_zeros(len(indices))
+
+        return make
+
+    yield Invalid("out", "not a pair", lambda indices: indices, like="topk_indices", wrappers=(COMBINE,))
+    for how, sizes in {"narrower": (0, 127, 1), "4 bytes late": (1, 128, 0), "rows 8 bytes late": (0, 128, 2)}.items():
+        yield Invalid("out", how, pair(*sizes), like="topk_indices", wrappers=(COMBINE,))
+
+
+def _invalid_options() -> Iterator[Invalid]:
+    """What newer versions of vLLM take besides."""
+    for value in (1, None, "yes"):
+        yield Invalid("compact", repr(value), invalid.constant(value))
+    for rows in (63, 0, -64, 2**31, 64.0, True):
+        yield Invalid("BLOCK_STRIDE_ROWS", str(rows), invalid.constant(rows), wrappers=(CONVERT,))
+    yield Invalid("dcp_rank", "past the last rank", invalid.constant(1), wrappers=(CONVERT,))
+    yield Invalid("idx_mapping", "given", invalid.constant(torch.zeros(3).int()), wrappers=(CONVERT,))
+    for argument in ("left_visible", "right_visible"):
+        alone = invalid.zeros(3, dtype=torch.int32)
+        yield Invalid(argument, "without the other", alone, like="topk_indices", wrappers=(COMBINE,))
+    yield Invalid("token_to_req_indices", "as well", lambda one: one, like="token_to_req", wrappers=(GLOBAL,))
+
+
 def _invalid() -> Iterator[Invalid]:
     yield from _invalid_tensors()
+    yield from _invalid_results()
+    yield from _invalid_options()
     for argument, (least, wrappers) in INTEGERS.items():
         for value in (least - 1, 2**31, 2.5, None, True):
             yield Invalid(argument, str(value), invalid.constant(value), wrappers=wrappers)

@@ -61,13 +61,14 @@ def test_slots_and_counts_are_checked(mapping: MapInputs) -> None:
 
 def test_converted_indices_are_checked(mapping: MapInputs) -> None:
     def right(
-        requests: torch.Tensor, table: torch.Tensor, indices: torch.Tensor, block_size: int, topk: int
+        requests: torch.Tensor, table: torch.Tensor, indices: torch.Tensor, block_size: int, **options: int
     ) -> torch.Tensor:
-        assert topk == 5
+        assert options == {"NUM_TOPK_TOKENS": 5}
         return slots(indices, requests, table, block_size)
 
     assert index_error(mapping, convert_call(right, mapping)) == 0
-    assert index_error(mapping, convert_call(lambda *arguments: right(*arguments) + 1, mapping)) == 1
+    wrong = convert_call(lambda *arguments, **options: right(*arguments, **options) + 1, mapping)
+    assert index_error(mapping, wrong) == 1
 
 
 def combined(
@@ -127,7 +128,7 @@ def test_bytes_count_what_is_read_and_written_once() -> None:
 
 
 def test_a_kernel_of_another_width_is_wrong(mapping: MapInputs) -> None:
-    assert index_error(mapping, convert_call(lambda *_: torch.zeros(6, 4, dtype=torch.int32), mapping)) == 1
+    assert index_error(mapping, convert_call(lambda *_, **options: torch.zeros(6, 4, dtype=torch.int32), mapping)) == 1
 
 
 def test_the_wrappers_are_told_apart() -> None:

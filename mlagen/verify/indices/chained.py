@@ -1,0 +1,139 @@
+"""Index kernels before attention: what their indices and lengths make of it, against the keys that count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from mlagen.verify.family import Run
+from mlagen.verify.indices.cases import ChainCase
+from mlagen.verify.indices.inputs import Attended, Inputs
+from mlagen.verify.indices.invalid import COMBINE, CONVERT
+from mlagen.verify.indices.reference import combine_indices
+from mlagen.verify.memory import NAN
+from mlagen.verify.results import Figure
+from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase
+from mlagen.verify.sparse_decode.facts import CacheFacts
+from mlagen.verify.sparse_decode.family import SPARSE_DECODE
+from mlagen.verify.sparse_decode.inputs import build as build_decode
+from mlagen.verify.sparse_fwd.cases import Problem, SparseFwdCase
+from mlagen.verify.sparse_fwd.family import SPARSE_FWD
+from mlagen.verify.sparse_fwd.inputs import Inputs as RowInputs
+from mlagen.verify.sparse_fwd.invalid import FLASH as ROWS
+from mlagen.verify.subject import Subject
+
+TOKENS, TOPK, HEADS, BLOCK_SIZE = 5, 40, 3, 7
+OUTSIDE = (9999, 2**31 - 1)  # indices past any block table and any request's rows
+
+
+def build_chain(case: ChainCase, subject: Subject, seed: int) -> Inputs:
+    """An index kernel's arguments, and attention over the keys that its indices should name."""
+    if case.wrapper == COMBINE:
+        return _combined(case, subject, seed)
+    return _mapped(case, subject, _over_rows(subject, seed) if case.block_rows else _over_cache(subject, seed), seed)
+
+
+def chained(run: Run[Any, Inputs]) -> list[Figure]:
+    """Attention with the kernel's indices and lengths, as attention over the keys that count."""
+    attended, found = run.inputs.attended, run.call()
+    assert attended is not None
+    family, inputs = attended.family, attended.inputs
+    slots, lens = found["indices"][:, None], found["lens"]
+    if family is SPARSE_DECODE:
+        given = replace(inputs, lists=[replace(inputs.lists[0], indices=slots, length=lens)])
+    else:
+        given = replace(inputs, indices=slots, length=lens)
+    attention: Run[Any, Any] = Run(family, run.subject, attended.case, inputs)
+    return attention.compare(attention.on(given).call())
+
+
+def _over_cache(subject: Subject, seed: int) -> Attended:
+    known = CacheFacts.of(subject.package.SPEC["spec"])
+    sink = "random" if known.facts.sink == "required" else None
+    problem = CacheProblem(TOKENS, 1, subject.fitting(HEADS), Listing(TOPK, 60, BLOCK_SIZE), None, sink)
+    inputs = build_decode(problem, known, subject.device, seed)
+    _punch(inputs.lists[0].indices[:, 0])
+    inputs.placed.clear()
+    return Attended(SPARSE_DECODE, SparseDecodeCase("", "", problem, multiprocessors=1), inputs)
+
+
+def _rows_attended(subject: Subject, rows: int, indices: torch.Tensor, seed: int) -> Attended:
+    """Attention over rows of which only those are numbers that the indices i32 [tokens, any] name."""
+    facts, device, generator = subject.facts, subject.device, torch.Generator().manual_seed(seed)
+    dtype, size, heads = getattr(torch, facts.dtype), facts.block_size or 1, subject.fitting(HEADS)
+    kv = torch.full((-(-rows // size), size, facts.d_qk), NAN, dtype=dtype, device=device)
+    named = torch.unique(indices[indices >= 0].long())
+    values = torch.randn(len(named), facts.d_qk, generator=generator).to(dtype).to(device)
+    kv[named.to(device) // size, named.to(device) % size] = values
+    q = torch.randn(len(indices), heads, facts.d_qk, generator=generator).to(dtype).to(device)
+    sink = torch.randn(heads, generator=generator).to(device) if facts.sink == "required" else None
+    inputs = RowInputs(q, kv, indices[:, None].to(device), facts.d_qk**-0.5, None, sink)
+    problem = Problem(len(indices), heads, indices.shape[1], rows)
+    return Attended(SPARSE_FWD, SparseFwdCase("", "", ROWS, problem, multiprocessors=1), inputs)
+
+
+def _over_rows(subject: Subject, seed: int) -> Attended:
+    """Rows of pages between which another layer's lie."""
+    generator = torch.Generator().manual_seed(seed)
+    pages = torch.randint(0, 9, (TOKENS, TOPK), generator=generator)
+    slots = pages * 2 * BLOCK_SIZE + torch.randint(0, BLOCK_SIZE, pages.shape, generator=generator)
+    _punch(slots)
+    return _rows_attended(subject, 9 * 2 * BLOCK_SIZE, slots.int(), seed)
+
+
+def _punch(slots: torch.Tensor) -> None:
+    """Takes out every third index, so that fewer count than the last one's place says, and the last of one token."""
+    slots[:, ::3] = -1
+    slots[1, TOPK // 2 :] = -1
+
+
+def _mapped(case: ChainCase, subject: Subject, attended: Attended, seed: int) -> Inputs:
+    """Top-k indices that a block table of any order maps to the slots that attention is over."""
+    generator = torch.Generator().manual_seed(seed + 1)
+    whole = case.block_rows or BLOCK_SIZE
+    slots = attended.inputs.lists[0].indices if attended.family is SPARSE_DECODE else attended.inputs.indices
+    slots = slots[:, 0].cpu().long()
+    pages = -(-int(slots.max() + 1) // whole)
+    table = torch.stack([torch.randperm(pages, generator=generator) for _ in range(3)])
+    request = torch.arange(TOKENS) % len(table)
+    column = table.argsort(1)[request[:, None], (slots // whole).clamp(0)]
+    outside = torch.tensor(OUTSIDE)[torch.arange(slots.numel()) % len(OUTSIDE)].view(slots.shape)
+    hole = outside if case.holes == "bounds" else torch.full_like(slots, -1)
+    indices = torch.where(slots >= 0, column * BLOCK_SIZE + slots % whole, hole).int().to(subject.device)
+    request, table = request.int().to(subject.device), table.int().to(subject.device)
+    if case.wrapper == CONVERT:
+        arguments: dict[str, Any] = {"req_id": request, "block_table": table, "token_indices": indices}
+        arguments |= {"BLOCK_SIZE": BLOCK_SIZE, "NUM_TOPK_TOKENS": TOPK, "return_valid_counts": True}
+        arguments |= {"BLOCK_STRIDE_ROWS": case.block_rows} if case.block_rows else {}
+    else:
+        arguments = {"topk_indices": indices, "token_to_req": request, "block_table": table, "block_size": BLOCK_SIZE}
+        arguments |= {"is_valid_token": torch.ones(TOKENS, dtype=torch.bool, device=subject.device)}
+    return Inputs(arguments | {"compact": case.compact}, attended=attended)
+
+
+def _combined(case: ChainCase, subject: Subject, seed: int) -> Inputs:
+    """Three requests' compressed rows and windows, of which one is not gathered as far as it reaches."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([(2, 40, 8), (2, 30, 3), (2, 90, 12)], dtype=torch.int32)
+    rows, window_row, topk = 24, 12, 10
+    indices = torch.randint(0, window_row, (6, topk), generator=generator)
+    indices[:, ::3] = -1 if case.holes == "holes" else rows
+    if case.holes == "bounds":
+        indices[:, 1::3] = window_row
+    arguments: dict[str, Any] = {
+        "topk_indices": indices.int(),
+        "query_start_loc": torch.tensor([0, 2, 4, 6], dtype=torch.int32),
+        "seq_lens": lengths[:, 1].contiguous(),
+        "gather_lens": lengths[:, 2].contiguous(),
+        "window_size": 8,
+        "compress_ratio": 2,
+        "topk": topk,
+        "M": rows,
+        "N": window_row,
+    }
+    named, _ = combine_indices(**arguments)
+    attended = _rows_attended(subject, len(lengths) * rows, named, seed)
+    given = {name: one.to(subject.device) if isinstance(one, torch.Tensor) else one for name, one in arguments.items()}
+    return Inputs({**given, "compact": case.compact}, attended=attended)
