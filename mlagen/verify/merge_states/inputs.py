@@ -132,7 +132,7 @@ def build_parts(case: PartsCase, conventions: Conventions, dtype: torch.dtype, d
         row = odd.stride(1)
         values = odd.as_strided(sizes, (odd.stride(0), case.heads * row, row, 1), odd.storage_offset())
     if case.lse_layout == "th":
-        lses = lses.transpose(1, 2)
+        lses = lses.transpose(1, 2).contiguous()
     arguments |= {"outputs": values, "lses": lses}
     if case.lse_base is not None:
         arguments["lse_base"] = case.lse_base
