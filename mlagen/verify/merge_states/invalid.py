@@ -67,9 +67,7 @@ def _invalid_shared(sink: str) -> Iterator[Invalid]:
     """What either merge takes beside its tensors, in a spec whose attention has a sink or none."""
     for layout in ("hd", None, 3):
         yield Invalid("lse_layout", repr(layout), invalid.constant(layout))
-    wrong = {"two": torch.ones(2), "dtype float64": torch.ones(1, dtype=torch.float64), "a number": 1.0}
-    for how, value in wrong.items():
-        yield Invalid("output_scale", how, invalid.constant(value))
+    yield from invalid.output_scale()
     if sink == "none":
         yield Invalid("attn_sink", "given to a spec without", invalid.constant(torch.zeros(3)))
         return
