@@ -1,7 +1,8 @@
 """The spec: what the user says, validated."""
 
 from mlagen.spec.load import json_schema, load, spec_digest
-from mlagen.spec.models import NEEDS, DenseAttention, Presence, SparseAttention, Spec
+from mlagen.spec.models import DenseAttention, Presence, SparseAttention, Spec
+from mlagen.spec.needs import NEEDS
 from mlagen.spec.targets import instead, runs
 
 __all__ = [

@@ -9,9 +9,8 @@ from __future__ import annotations
 import functools
 import keyword
 import sys
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +28,7 @@ from pydantic_core import PydanticCustomError
 
 from mlagen.layout import LayoutError, compose
 from mlagen.spec.marked import dotted, read
+from mlagen.spec.needs import NEEDS, at_odds, lacks
 from mlagen.spec.targets import Target
 
 Dtype = Literal["bf16", "fp16"]
@@ -50,41 +50,6 @@ WrapperName = Literal[
     "triton_convert_req_index_to_global_index",
 ]
 
-
-class Needs(NamedTuple):
-    """What a wrapper needs of its spec.
-
-    Attributes:
-        attention: kinds of attention that it computes; empty: it computes none.
-        rows: it reads or writes latent rows, model.kv_lora_rank and model.v_head_dim.
-        cache: it needs to know how rows are stored.
-        multi_head: it needs the dims of multi-head attention.
-        values: it needs columns of V: of multi-head attention, or of latent rows.
-    """
-
-    attention: tuple[str, ...] = ()
-    rows: bool = False
-    cache: bool = False
-    multi_head: bool = False
-    values: bool = False
-
-
-NEEDS: dict[str, Needs] = {
-    "triton_mla_sparse_attention": Needs(("sparse",), rows=True, cache=True),
-    "flash_mla_sparse_fwd": Needs(("sparse",), rows=True, cache=True),
-    "flash_mla_with_kvcache": Needs(("sparse", "dense"), rows=True, cache=True),
-    "decode_attention_fwd": Needs(("dense",), rows=True, cache=True),
-    "flash_attn_varlen_func": Needs(multi_head=True),
-    "merge_attn_states": Needs(values=True),
-    "merge_attn_parts": Needs(values=True),
-    "concat_and_cache_mla": Needs(rows=True, cache=True),
-    "quantize_and_insert_k_cache": Needs(rows=True, cache=True),
-    "dequantize_and_gather_k_cache": Needs(rows=True, cache=True),
-    "gather_and_maybe_dequant_cache": Needs(rows=True, cache=True),
-    "compute_global_topk_indices_and_lens": Needs(),
-    "combine_topk_swa_indices": Needs(),
-    "triton_convert_req_index_to_global_index": Needs(),
-}
 
 # Modules that generated code or its callers import: a package of that name would hide them.
 TAKEN_NAMES = sys.stdlib_module_names | {"mlagen", "numpy", "torch", "triton"}
@@ -517,9 +482,9 @@ class Spec(Model):
     @classmethod
     def _wrappers_have_what_they_need(cls, wrappers: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         for index, name in enumerate(wrappers):
-            lacks = _lacks(NEEDS[name], info.data)
-            if lacks is not None:
-                raise refused(f"got {name}, which needs {lacks}", index)
+            fault = lacks(name, info.data) or at_odds(name, wrappers, info.data)
+            if fault is not None:
+                raise refused(f"got {name}, which {fault}", index)
         return wrappers
 
     @field_validator("partials")
@@ -529,25 +494,6 @@ class Spec(Model):
         if wrappers is not None and not any(NEEDS[name].attention for name in wrappers):
             raise refused(f"got {partials}; takes none: no wrapper computes attention in splits")
         return partials
-
-
-def _lacks(needs: Needs, parts: Mapping[str, Any]) -> str | None:
-    """What of a wrapper's needs a spec's parts do not have, in words; a part that is off itself lacks nothing."""
-    if needs.rows and "model" in parts and not parts["model"].kv_lora_rank:
-        return "latent rows; the spec's model has no kv_lora_rank"
-    if "multi_head" in parts and parts["multi_head"] is None:
-        if needs.multi_head:
-            return "multi_head; the spec has none"
-        if needs.values and "model" in parts and not parts["model"].kv_lora_rank:
-            return "columns of V; the spec has neither multi_head nor model.kv_lora_rank"
-    if needs.attention and "attention" in parts:
-        attention = parts["attention"]
-        if attention is None or attention.kind not in needs.attention:
-            got = "no attention" if attention is None else f"attention of kind {attention.kind}"
-            return f"attention of kind {' or '.join(needs.attention)}; the spec has {got}"
-    if needs.cache and "cache" in parts and parts["cache"] is None:
-        return "a cache; the spec has none"
-    return None
 
 
 def _check_layout(cache: Cache, model: Dims) -> None:

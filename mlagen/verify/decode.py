@@ -58,6 +58,18 @@ def compare(run: Run[Any, Any], results: Results, expected: Attention, keys: int
     return [*figures, tolerance.lse_error(lse, expected, d_qk, keys, facts.lse_base, k_error)]
 
 
+def by_token(results: Results) -> Results:
+    """Results of requests as merges take them: out [tokens, heads, d_v], and lse [heads, tokens], a view."""
+    return {"out": results["out"].flatten(0, 1), "lse": results["lse"].transpose(1, 2).flatten(0, 1).T}
+
+
+def by_request(results: Results, requests: int) -> Results:
+    """What `by_token` gives, by request again."""
+    out, lse = results["out"], results["lse"]
+    s_q = out.shape[0] // requests
+    return {"out": out.unflatten(0, (requests, s_q)), "lse": lse.T.unflatten(0, (requests, s_q)).transpose(1, 2)}  # type: ignore[no-untyped-call]
+
+
 def metadata(others: Callable[[Run[Any, Any]], Mapping[str, Inputs]]) -> Check:
     """Metadata serves calls of the sizes of its first one; the error of each of the `others` names what differs."""
 

@@ -171,6 +171,13 @@ def out(d_v: int, dtype: torch.dtype) -> Iterator[Invalid]:
     yield Invalid("out", "requests apart", lambda q: apart(q)[:, :2], like="q")
 
 
+def output_scale() -> Iterator[Invalid]:
+    """What the scale of a quantised result may be; a package without merges takes none at all."""
+    yield Invalid("output_scale", "two of them", constant(torch.ones(2)))
+    yield Invalid("output_scale", "a number", constant(1.0))
+    yield Invalid("output_scale", "dtype float64", constant(torch.ones(1, dtype=torch.float64)))
+
+
 def pages(argument: str, layout: CacheLayout) -> Iterator[Invalid]:
     """What a cache of the layout, given as pages, and its scale may be."""
 

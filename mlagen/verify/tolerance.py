@@ -30,9 +30,9 @@ import torch
 from mlagen.verify.reference import Attention
 from mlagen.verify.results import Figure
 
-UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
+UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float8_e4m3fn: 2.0**-4}
 PARTIALS_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8, "fp16": 2.0**-11}  # of an fp32 accumulator
-SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24}  # spacing of subnormals
+SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24, torch.float8_e4m3fn: 2.0**-9}  # spacing of subnormals
 FP32_STEP = 2.0**-24
 
 # Error (2-norm) of a tensor of many rows in units of u * noise: 0.4 expected.

@@ -13,8 +13,8 @@ from layout_specs import caches
 from mlagen.errors import LimitError
 from mlagen.plan import make_plan
 from mlagen.plan.chunks import split_lanes
-from mlagen.spec import SparseAttention, Spec, load
-from mlagen.spec.models import NEEDS, Target
+from mlagen.spec import NEEDS, SparseAttention, Spec, load
+from mlagen.spec.models import Target
 
 ROOT = Path(__file__).parents[2]
 MOST_BLOCKS = 5  # of V: as many as a latent is cut into at most; lines of dense attention are too wide for more
@@ -93,10 +93,13 @@ def specs(draw: st.DrawFn) -> Spec:
     kind = attention and attention["kind"]
     two_caches = kind == "sparse" and attention["window"] is not None
     multi_head = draw(st.none() | multi_heads())
+    # Multi-head attention has a natural LSE and no sink.
+    alike = attention is None or (attention["lse_base"] == "e" and attention.get("attn_sink") != "required")
     fitting = [
         name
         for name, needs in NEEDS.items()
-        if (not needs.attention or kind in needs.attention) and (multi_head is not None or not needs.multi_head)
+        if (not needs.attention or kind in needs.attention)
+        and ((multi_head is not None and alike) or not needs.multi_head)
     ]
     spec = make_spec(
         title=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),

@@ -97,7 +97,7 @@ def arguments(package):
             call["topk_length"] = torch.full((2,), 4, dtype=torch.int32)
     table = torch.arange(12, dtype=torch.int32)[None]
     one = torch.tensor([1], dtype=torch.int32)
-    calls = {
+    calls = merge_arguments(dtype, model["v_head_dim"]) | {
         "flash_mla_sparse_fwd": attention,
         "triton_mla_sparse_attention": attention,
         "flash_mla_with_kvcache": over_cache,
@@ -180,6 +180,16 @@ def arguments(package):
     return {name: calls[name] for name in said["wrappers"]}
 
 
+def merge_arguments(dtype, columns):
+    """Small arguments of merges of values of so many columns: two parts of the same weight."""
+    import torch
+
+    (part, other, out), lse = torch.randn(3, 2, 4, columns).to(dtype), torch.zeros(4, 2)
+    states = {"output": out, "prefix_output": part, "prefix_lse": lse, "suffix_output": other, "suffix_lse": lse}
+    parts = {"outputs": torch.stack([part, other]), "lses": torch.stack([lse, lse])}
+    return {"merge_attn_states": states, "merge_attn_parts": parts}
+
+
 def dense_fwd_arguments(package):
     """Small arguments of the wrappers of a package without latent rows: two rows that see the first and both keys."""
     import torch
@@ -189,9 +199,8 @@ def dense_fwd_arguments(package):
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[said["model"]["dtype"]]
     torch.manual_seed(0)
     q, k = torch.randn(2, 2, 4, heads["qk_head_dim"]).to(dtype)
-    v, other, out = torch.randn(3, 2, 4, heads["v_head_dim"]).to(dtype)
+    v = torch.randn(2, 4, heads["v_head_dim"]).to(dtype)
     cu_seqlens = torch.tensor([0, 2], dtype=torch.int32)
-    lse = torch.zeros(4, 2)
     calls = {
         "flash_attn_varlen_func": {
             "q": q,
@@ -203,14 +212,7 @@ def dense_fwd_arguments(package):
             "max_seqlen_k": 2,
             "causal": True,
         },
-        "merge_attn_states": {
-            "output": out,
-            "prefix_output": v,
-            "prefix_lse": lse,
-            "suffix_output": other,
-            "suffix_lse": lse,
-        },
-        "merge_attn_parts": {"outputs": torch.stack([v, other]), "lses": torch.stack([lse, lse])},
+        **merge_arguments(dtype, heads["v_head_dim"]),
     }
     return {name: calls[name] for name in said["wrappers"]}
 
@@ -261,7 +263,7 @@ def run(package):
             torch.testing.assert_close(call["dst"][0], row, atol=0.5, rtol=0.2)
         elif "sparse" in name:
             check_attention(call, result[0] if isinstance(result, tuple) else result)
-        elif package.SPEC["spec"]["cache"] is None:
+        elif package.SPEC["spec"]["cache"] is None or name.startswith("merge"):
             check_heads(name, call, result)
         print(f"{package.__name__} {name}")
 

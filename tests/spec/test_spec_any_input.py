@@ -74,10 +74,13 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
     attention = draw(st.sampled_from([draw(sparse(presence)), draw(DENSE), None]))
     kind = attention and attention["kind"]
     multi_head = draw(st.none() | MULTI_HEAD)
+    # Multi-head attention has a natural LSE and no sink.
+    alike = attention is None or (attention["lse_base"] == "e" and attention.get("attn_sink") != "required")
     fitting = [
         name
         for name, needs in NEEDS.items()
-        if (not needs.attention or kind in needs.attention) and (multi_head is not None or not needs.multi_head)
+        if (not needs.attention or kind in needs.attention)
+        and ((multi_head is not None and alike) or not needs.multi_head)
     ]
     wrappers = draw(unique(fitting, 10))
     splits = any(NEEDS[name].attention for name in wrappers)

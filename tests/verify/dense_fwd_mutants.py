@@ -149,10 +149,10 @@ MERGE_KERNEL_MUTANTS = tuple(
             "no_prefix[:, None] & (prefix == prefix)",
             ("merge 72: lse: mixed",),
         ),
-        ("weights are base 2", "(suffix_lse - m) * LOG2E", "(suffix_lse - m)", ("merge 72: lse: normal",)),
+        ("weights are base 2", "(suffix_lse - m) * to_log2", "(suffix_lse - m)", ("merge 72: lse: normal",)),
         (
             "LSE of the whole is base 2",
-            "m + tl.log2(divisor) * LN2",
+            "m + tl.log2(divisor) * from_log2",
             "m + tl.log2(divisor)",
             ("merge 72: lse: normal",),
         ),
@@ -179,8 +179,8 @@ MERGE_KERNEL_MUTANTS = tuple(
         ("heads of a block are tokens", "row // BLOCK_H", "row % BLOCK_H", ("merge 72: sizes: 700x12",)),
         (
             "LSE share a stride",
-            "heads * suffix_lse_stride",
-            "heads * out_lse_stride",
+            "heads * suffix_lse_head_stride",
+            "heads * out_lse_head_stride",
             ("merge 72: prefixes: 13, *", "merge 72: layout: *"),
         ),
         (
@@ -216,11 +216,11 @@ MERGE_MUTANTS = tuple(
         ),
         (
             "base 2 is taken for e",
-            "(1.0, 1.0) if base_2",
-            "(LOG2E.value, 1.0) if base_2",
+            '"2": Base(1.0, 1.0',
+            '"2": Base(LOG2E.value, 1.0',
             ("merge parts 72: lse_base: 2",),
         ),
-        ("base e is taken for 2", 'lse_base == "2")', "True)", ("merge parts 72: lse_base: e",)),
+        ("base e is taken for 2", "BASES[lse_base]", 'BASES["2"]', ("merge parts 72: lse_base: e",)),
         (
             "columns of parts are halves of float32",
             "torch.float32 if getattr",

@@ -194,7 +194,7 @@ def test_a_refusal_names_the_argument_and_what_else_it_must():
 @pytest.mark.parametrize(
     ("package", "families"),
     [
-        ("odd", {"sparse_fwd", "writer"}),
+        ("odd", {"sparse_fwd", "writer", "merge 96"}),
         ("odd_fp8", {"writer", "gather", "extra writer", "extra gather", "sparse_decode"}),
         ("odd_prefill", {"merge 72", "dense_fwd"}),
         ("dsv2_lite", {"writer", "gather", "dense_decode"}),

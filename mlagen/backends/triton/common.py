@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from mlagen.plan import Chunk, LatentFamily, Plan
+from mlagen.plan import Chunk, LatentFamily, MergeStatesPlan, Plan
 from mlagen.work import ITEMSIZE
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -33,6 +33,7 @@ def common(plan: Plan) -> dict[str, Any]:
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
         "dtype": spec.model.dtype,
+        "merges": plan.find(MergeStatesPlan) is not None,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
     }
 

@@ -7,7 +7,9 @@ from typing import Any
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import tiles
 from mlagen.backends.triton.common import common
+from mlagen.backends.triton.splits import presences
 from mlagen.plan import MergeStatesPlan, Plan
+from mlagen.spec import SparseAttention
 
 MODULE = "merge_states"
 STATES, PARTS = "merge_attn_states", "merge_attn_parts"
@@ -15,9 +17,16 @@ STATES, PARTS = "merge_attn_states", "merge_attn_parts"
 
 def _context(plan: Plan, merge: MergeStatesPlan) -> dict[str, Any]:
     """What the templates ask for."""
-    wrappers = plan.spec.wrappers
+    wrappers, attention, sink = plan.spec.wrappers, plan.spec.attention, presences(plan).attn_sink
+    sparse = isinstance(attention, SparseAttention)
     return {
         **common(plan),
+        "lse_base": attention.lse_base if attention else "e",
+        "empty_lse": attention.empty_row_lse.lstrip("+") if attention else "-inf",
+        "has_sink": sink != "none" or not sparse,  # attention that takes none may be of a model that has one
+        "sink_required": sink == "required",
+        "attends": bool(plan.tiled),
+        "has_tensor_scale": True,  # of a quantised output
         "merge": merge,
         "values": " or ".join(str(row.d_v) for row in merge.rows),
         "merges_states": STATES in wrappers,

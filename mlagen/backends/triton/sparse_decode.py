@@ -9,7 +9,7 @@ from mlagen.backends.triton import layout, splits, tiles
 from mlagen.backends.triton.common import chunk_of, imported
 from mlagen.backends.triton.splits import accumulators, attention_context, given, presences
 from mlagen.layout import CacheLayout
-from mlagen.plan import CachedFamily, Caches, Plan, SparseDecodePlan, StoredCache
+from mlagen.plan import CachedFamily, Caches, MergeStatesPlan, Plan, SparseDecodePlan, StoredCache
 
 MODULE, MODULE_OF_KERNELS = "sparse_decode", "_sparse_decode_kernels"
 
@@ -112,6 +112,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
     rows = rows_context(family)
     layouts = [cache["module"] for cache in caches]
     sized = [cache["module"] for cache in caches if cache["layout"].quantised]  # whose rows are counted in bytes
+    merging = ["merge_states"] if plan.find(MergeStatesPlan) else []
     return {
         **attention_context(plan),
         **rows,
@@ -121,7 +122,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         "caches": caches,
         "needs_e4m3": any(cache["needs_e4m3"] for cache in caches),
         "operands": _operands(plan, family.caches),
-        "imports": sorted([*sized, "_launch", MODULE_OF_KERNELS, "_splits", "_tiles"]),
+        "imports": [*sorted([*sized, "_launch", MODULE_OF_KERNELS, "_splits", "_tiles"]), *merging],
         "kernel_imports": sorted([*layouts, "_launch", "_splits"]),
         "both": both,
         "main_first": "main_first" if extra else "first",

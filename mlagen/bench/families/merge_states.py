@@ -121,7 +121,9 @@ def merge_states_trials(setting: Setting) -> Callable[[MergeStatesShape], Trial[
         inputs = make_merge_inputs(shape, package.dtype, device, rotation(moved, setting.l2_bytes))
         return Trial(
             inputs=inputs,
-            entrants=[Entrant(OURS, partial(merge_call, shape.kind, package.wrapper(shape.kind)))],
+            entrants=[
+                Entrant(OURS, partial(merge_call, shape.kind, partial(package.wrapper(shape.kind), attn_sink=None)))
+            ],
             error_of=partial(merge_error, inputs[0]),
             error_limit=error_limit(package.dtype),
             flops=0,

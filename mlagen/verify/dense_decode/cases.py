@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from mlagen.verify import chained
 from mlagen.verify.case import Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
@@ -78,12 +79,14 @@ class DenseDecodeCase(Case):
         wrapper: the wrapper called.
         multiprocessors: size of the device that the wrapper plans for; None: as it is.
         batch_invariant: enable_batch_invariant.
+        sink: pattern of the sink that a merge adds; None: none.
     """
 
     problem: DenseDecodeProblem
     wrapper: str = FLASH
     multiprocessors: int | None = None
     batch_invariant: bool = False
+    sink: str | None = None
     attends: ClassVar[bool] = True
 
 
@@ -327,6 +330,15 @@ def _contract(suite: _Suite) -> Iterator[DenseDecodeCase]:
         yield from suite.both("contract: graph", promise, check="graph", lengths=(3000, 40, 0, 700))
 
 
+def _merged(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    lengths = (2000, 129, 0, 3, 700) if suite.big else (300, 129, 0, 3)
+    sizes: dict[str, Any] = {"lengths": lengths, "heads": suite.split_heads, "block_size": 16}
+    sizes |= {} if suite.known.window is None else {"window": None}  # parts see all of their keys
+    for name, changes in chained.chains(suite.facts.wrappers, "optional"):
+        options = {"check": changes["check"], "sink": changes["sink"], **sizes}
+        yield from suite.both(name, chained.PROMISES[changes["check"]], **options)
+
+
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package, none where it lacks the wrappers; see mlagen.verify.families."""
     if Facts.of(spec).kind != "dense" or not {FLASH, DECODE} & set(spec["wrappers"]):
@@ -334,6 +346,17 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     known = DenseDecodeFacts.of(spec)
     suite = _Suite(known, device)
     found: list[Case] = []
-    for part in (_typical, _lengths, _windows, _caches, _numbers, _layouts, _shares, _batch_invariant, _contract):
+    for part in (
+        _typical,
+        _lengths,
+        _windows,
+        _caches,
+        _numbers,
+        _layouts,
+        _shares,
+        _batch_invariant,
+        _contract,
+        _merged,
+    ):
         found += part(suite)
     return [*found, *refused(known)]

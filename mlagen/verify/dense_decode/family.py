@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from mlagen.verify import checks, decode
+from mlagen.verify import chained, checks, decode
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
 from mlagen.verify.decode import FLASH
@@ -21,6 +22,7 @@ from mlagen.verify.dense_decode.schedule import share, splits_of
 from mlagen.verify.family import Family, Results, Run
 from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.memory import GARBAGE, NAN
+from mlagen.verify.patterns import sinks
 from mlagen.verify.results import Figure
 from mlagen.verify.subject import Subject, launch_of, sm90_modules
 
@@ -61,7 +63,9 @@ def _call(run: DenseDecodeRun, **given: Any) -> Results:
             out, lse = subject.call(FLASH, **options, **arguments)
             return {"out": out, "lse": lse}
         shape = (*inputs.q.shape[:3], subject.facts.d_v)
-        out = torch.full(shape, NAN, dtype=inputs.q.dtype, device=subject.device)
+        dtype = chained.QUANTISED if "output_scale" in given else inputs.q.dtype
+        out = torch.full(shape, NAN, dtype=dtype, device=subject.device)
+        out = arguments.pop("out", out)
         out = inputs.given["out"].view if "out" in inputs.given else out
         subject.call(DECODE, **options, **arguments, o=out[:, 0])
         return {"out": out, "lse": arguments["lse"][:, :, None]}
@@ -178,6 +182,26 @@ def _others(run: DenseDecodeRun) -> Mapping[str, Inputs]:
     }
 
 
+def _merged(run: DenseDecodeRun) -> list[Figure]:
+    inputs, facts, size = run.inputs, run.subject.facts, run.inputs.problem.block_size
+    parts, (requests, width) = [], inputs.block_table.shape
+    for first, last in chained.positions(chained.cuts_of(run.case.name), width):
+        lengths = (inputs.lengths - first * size).clamp(0, (last - first) * size)
+        table = inputs.block_table[:, first : max(last, first + 1)].contiguous()
+        keys = lengths.tolist()
+        part = replace(inputs, block_table=table, lengths=lengths, keys=keys, given={}, placed={})
+        parts.append(decode.by_token(copied(run.on(part).call())))
+    sink, heads = None, inputs.q.shape[2]
+    if run.case.sink is not None:
+        sink = sinks(run.case.sink, heads, 64, torch.Generator().manual_seed(1)).to(inputs.q.device)
+    unit = math.log(2) if facts.lse_base == "2" else 1.0
+    expected = chained.with_sink(attend(inputs, facts, facts.empty_row_lse), sink, unit)
+    figures = []
+    for whole in chained.merged(run, parts, sink):
+        figures += decode.compare(run, decode.by_request(whole, requests), expected, max(inputs.keys))
+    return figures
+
+
 def _renew(run: DenseDecodeRun) -> Iterator[None]:
     inputs = run.inputs
     for order in ([2, 0, 3, 1], [1, 3, 0, 2]):
@@ -219,6 +243,8 @@ DENSE_DECODE = Family(
         "defaults": checks.defaults,
         "metadata": decode.metadata(_others),
         "graph": checks.graph(_renew),
+        "merged": _merged,
+        "quantised": chained.quantised,
     },
     valid=_valid,
 )

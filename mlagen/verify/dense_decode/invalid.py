@@ -61,6 +61,7 @@ def _invalid(known: DenseDecodeFacts, wrapper: str) -> Iterator[Invalid]:
     if known.window is not None:
         yield Invalid("window", "0", invalid.constant(0))
         yield Invalid("window", "a float", invalid.constant(5.0))
+    yield from invalid.output_scale()
     yield Invalid("workspace", "too small", invalid.zeros(16), like="q")
     yield Invalid("workspace", "dtype float16", invalid.zeros(1 << 20, dtype=torch.float16), like="q")
     yield from _invalid_flash(known) if flash else _invalid_decode()

@@ -6,8 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlagen.verify import chained
 from mlagen.verify.case import Case
 from mlagen.verify.dense_fwd.invalid import WRAPPER, refused
+from mlagen.verify.merge_states.cases import Conventions
 from mlagen.verify.merge_states.invalid import PARTS, STATES
 
 
@@ -23,6 +25,7 @@ class DenseFwdCase(Case):
         before, after: rows of no request, of q and of k and v each, before the first and past the last.
         q, k, v, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
         hint: max_seqlen_q and max_seqlen_k; None: the longest request's.
+        sink: pattern of the sink that a merge adds; None: none.
     """
 
     requests: tuple[tuple[int, int], ...]
@@ -37,6 +40,7 @@ class DenseFwdCase(Case):
     v: str = "contiguous"
     out: str | None = None
     hint: int | None = None
+    sink: str | None = None
 
 
 LENGTHS: dict[str, tuple[tuple[int, int], ...]] = {
@@ -97,7 +101,7 @@ def _layouts() -> Iterator[DenseFwdCase]:
         yield _case(f"hint: {hint}", "max_seqlen_q and max_seqlen_k change no result", hint=hint)
 
 
-def _contract(wrappers: list[str], big: bool) -> Iterator[DenseFwdCase]:
+def _contract(wrappers: list[str], sink: str, big: bool) -> Iterator[DenseFwdCase]:
     yield _case("contract: torch's defaults", "torch's defaults are neither read nor changed", check="defaults")
     yield _case("contract: same bits twice", "a second call gives the same bits", check="determinism")
     yield _case("contract: out alone", "without return_softmax_lse out is returned alone", check="out alone")
@@ -120,6 +124,9 @@ def _contract(wrappers: list[str], big: bool) -> Iterator[DenseFwdCase]:
         yield _case(
             "merged: any number of parts", "keys in parts, one of them empty, merge to the whole", check="parts"
         )
+    for name, changes in chained.chains(wrappers, "none" if sink == "none" else "optional"):
+        options = {"check": changes["check"], "sink": changes["sink"], "before": 2, "after": 3}
+        yield _case(name, chained.PROMISES[changes["check"]], causal=changes["check"] == "quantised", **options)
     if big:
         yield _case("contract: graph", "a captured call replays on new inputs", check="graph")
         yield _case("large: one request", "a long prefill", requests=((5000, 9000),), heads=4, kv_heads=4)
@@ -132,4 +139,4 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     if WRAPPER not in spec["wrappers"]:
         return []
     big = device == "cuda"
-    return [*_lengths(spec, big), *_layouts(), *_contract(spec["wrappers"], big), *refused()]
+    return [*_lengths(spec, big), *_layouts(), *_contract(spec["wrappers"], Conventions.of(spec).sink, big), *refused()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import checks
+from mlagen.verify import chained, checks
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import require_bits
 from mlagen.verify.dense_fwd import parts
@@ -91,6 +91,8 @@ DENSE_FWD = Family(
         "chunks": parts.chunks,
         "cascade": parts.cascade,
         "parts": parts.any_number,
+        "merged": parts.with_sink,
+        "quantised": chained.quantised,
         "graph": checks.graph(_renew),
     },
     valid=_valid,

@@ -48,6 +48,7 @@ def _invalid() -> Iterator[Invalid]:
     for scale in (-1.0, NAN, "1"):
         yield Invalid("softmax_scale", repr(scale), invalid.constant(scale))
     yield Invalid("softmax_scale", "a tensor", invalid.constant(torch.ones(())))
+    yield from invalid.output_scale()
     yield Invalid("out", "dtype float32", invalid.constant(torch.zeros(3, 2, 2)))
     yield Invalid("out", "another shape", invalid.constant(torch.zeros(1, 1, 1, dtype=torch.bfloat16)))
     for argument, values in UNSUPPORTED.items():

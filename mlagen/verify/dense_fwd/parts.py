@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mlagen.verify import tolerance
+from mlagen.verify import chained, tolerance
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import require_tensors
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
@@ -18,6 +18,7 @@ from mlagen.verify.dense_fwd.reference import dense_fwd, merged
 from mlagen.verify.family import Results, Run
 from mlagen.verify.memory import NAN
 from mlagen.verify.merge_states.invalid import PARTS, STATES
+from mlagen.verify.patterns import sinks
 from mlagen.verify.reference import Attention
 from mlagen.verify.results import Figure
 from mlagen.verify.subject import Subject
@@ -75,7 +76,7 @@ def _merge(subject: Subject, first: Results, *rest: Results) -> Results:
     for suffix in rest:
         prefix, whole = whole, {name: torch.full_like(tensor, NAN) for name, tensor in whole.items()}
         parts = (prefix["out"], prefix["lse"], suffix["out"], suffix["lse"])
-        subject.call(STATES, whole["out"], *parts, whole["lse"])
+        subject.call(STATES, whole["out"], *parts, whole["lse"], attn_sink=None)
     return whole
 
 
@@ -110,9 +111,23 @@ def any_number(run: DenseFwdRun) -> list[Figure]:
         for first, last in pairwise((0, 3, 3, 40, 41, 1 << 20))
     ]
     outs, lses = (torch.stack([part.results[name] for part in parts]) for name in ("out", "lse"))
-    out, lse = run.subject.call(PARTS, outs, lses)
+    out, lse = run.subject.call(PARTS, outs, lses, attn_sink=None)
     whole = _checked(merged([part.expected for part in parts]), inputs.expected())
     return compare(run, {"out": out, "lse": lse}, whole)
+
+
+def with_sink(run: DenseFwdRun) -> list[Figure]:
+    """Keys that every row sees, in the parts of the case, with a sink if it has one, by each merge."""
+    inputs, heads = run.inputs, run.inputs.q.shape[1]
+    every = replace(inputs, arguments={**inputs.arguments, "causal": False})
+    s_k, cuts = [end - begin for begin, end in pairwise(inputs.cu_k)], chained.cuts_of(run.case.name)
+    spans = zip(*(chained.positions(cuts, keys) for keys in s_k), strict=True)
+    parts = [_part(run, own, causal=False).results for own in spans]
+    sink = None
+    if run.case.sink is not None:
+        sink = sinks(run.case.sink, heads, 64, torch.Generator().manual_seed(1)).to(inputs.q.device)
+    expected = chained.with_sink(every.expected(), sink, 1.0)
+    return [figure for whole in chained.merged(run, parts, sink) for figure in compare(run, whole, expected)]
 
 
 def cascade(run: DenseFwdRun) -> list[Figure]:

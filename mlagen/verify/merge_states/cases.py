@@ -8,17 +8,41 @@ from typing import Any
 
 from mlagen.verify.case import Case
 from mlagen.verify.merge_states.invalid import PARTS, STATES, refused
+from mlagen.verify.patterns import SINK_PROMISES
 
 LSE_PROMISES = {
     "normal": "both parts count",
     "equal": "parts of the same LSE count alike",
-    "none": "rows without keys are 0, and their LSE -inf",
+    "none": "rows without keys are 0, and their LSE what the spec's attention gives them",
     "none of either sign": "+inf and -inf both stand for no keys",
     "mixed": "an empty part is not looked at, whatever its values are",
     "far apart": "a part that is far below the other counts nothing, and none overflows",
     "extreme": "any LSE from -2^127 on",
     "NaN": "an LSE of NaN shows in its row, and in no other",
 }
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What parts and their whole keep of a spec's attention; without, what multi-head attention does.
+
+    Attributes:
+        lse_base: "e" or "2".
+        empty_row_lse: "+inf" or "-inf".
+        sink: "none", "optional" or "required".
+    """
+
+    lse_base: str = "e"
+    empty_row_lse: str = "-inf"
+    sink: str = "optional"
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> Conventions:
+        """Those of `SPEC["spec"]`."""
+        attention = spec["attention"]
+        if attention is None:
+            return cls()
+        return cls(attention["lse_base"], attention["empty_row_lse"], attention.get("attn_sink", "optional"))
 
 
 @dataclass(frozen=True)
@@ -35,6 +59,9 @@ class StatesCase(Case):
         lse_layouts: likewise of the LSE of the prefix, of the suffix and of the output.
         output_lse: it is asked for.
         in_place: output is "prefix" or "suffix"; None: its own.
+        lse_layout: of all LSE.
+        sink: pattern of attn_sink, a key of mlagen.verify.patterns.SINK_PROMISES; None: not passed.
+        scale: output_scale; None: not passed.
     """
 
     tokens: int
@@ -49,6 +76,9 @@ class StatesCase(Case):
     lse_layouts: tuple[str, str, str] = ("contiguous", "slice", "odd")
     output_lse: bool = True
     in_place: str | None = None
+    lse_layout: str = "ht"
+    sink: str | None = None
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +92,7 @@ class PartsCase(Case):
         float32: the outputs are float32.
         outputs: layout in memory: "contiguous", "odd", or "swapped", which has tokens in front of the parts.
         given: out and output_lse are passed, in layouts of their own.
+        lse_layout, sink, scale: as of StatesCase.
     """
 
     parts: int
@@ -73,6 +104,9 @@ class PartsCase(Case):
     float32: bool = False
     outputs: str = "contiguous"
     given: str | None = None
+    lse_layout: str = "ht"
+    sink: str | None = None
+    scale: float | None = None
 
 
 def value_dims(spec: Mapping[str, Any]) -> list[int]:
@@ -82,7 +116,22 @@ def value_dims(spec: Mapping[str, Any]) -> list[int]:
     return sorted(found - {0})
 
 
-def _states_cases(d_v: int, num_heads: int, big: bool) -> Iterator[StatesCase]:
+def _shared_cases(case: Any, sink: str) -> Iterator[Any]:
+    """What holds of either merge."""
+    for pattern, promise in SINK_PROMISES.items() if sink != "none" else ():
+        yield case(f"sink: {pattern}", promise, sink=pattern, lse="mixed" if pattern == "mixed" else "normal")
+    for tokens in (3, 9):
+        promise = "LSE may be [T, H], where T is H too"
+        yield case(f"lse_layout: th, {tokens} tokens", promise, lse_layout="th", tokens=tokens, heads=3, lse="mixed")
+    yield case("lse_layout: th, 3 heads", "LSE may be [T, H], where T is H too", lse_layout="th", tokens=3, heads=3)
+    quantised: dict[str, Any] = {"scale": 0.0371, "every_target": True}
+    sinks = {} if sink == "none" else {"sink": "random"}
+    yield case("output_scale", "an output with a scale is e4m3, to nearest even", lse="mixed", **quantised, **sinks)
+    yield case("output_scale: small", "values past the largest e4m3 become that", scale=0.0011, every_target=True)
+    yield case("output_scale: NaN", "NaN stays NaN in e4m3", lse="NaN", **quantised)
+
+
+def _states_cases(d_v: int, num_heads: int, sink: str, big: bool) -> Iterator[StatesCase]:
     base = StatesCase("", "", 21, 5, d_v)
 
     def case(name: str, promise: str, **changes: Any) -> StatesCase:
@@ -110,16 +159,24 @@ def _states_cases(d_v: int, num_heads: int, big: bool) -> Iterator[StatesCase]:
             yield case(f"layout: {tensor} {layout}", "all have strides of their own, 2^31 elements too", **changes)
         far = tuple("far" if number == which else "slice" for which in range(3))
         yield case(f"layout: LSE of {tensor} far", "LSE may lie apart likewise", lse_layouts=far, heads=3)
+        swapped = tuple("transposed" if number == which else "odd" for which in range(3))
+        yield case(f"layout: LSE of {tensor} transposed", "tokens of LSE may lie apart", lse_layouts=swapped)
     yield case("output_lse: none", "the LSE may be left out", output_lse=False, lse="mixed")
     for which in ("prefix", "suffix"):
         yield case(f"in place: {which}", "output may be either part", in_place=which, lse="mixed")
+    yield case("in place: LSE beside one another", "LSE of one buffer may take turns", check="beside", lse="mixed")
+    for tokens in (21, 700):
+        promise = "an output with a scale takes any strides, and a prefix of some tokens"
+        quantised: dict[str, Any] = {"output": "odd", "prefixes": 13, "scale": 0.0371, "output_lse": tokens == 21}
+        yield case(f"output_scale: strides, {tokens} tokens", promise, tokens=tokens, heads=12, **quantised)
+    yield from _shared_cases(case, sink)
     yield case("contract: torch's defaults", "torch's defaults are neither read nor changed", check="defaults")
     if big:
         yield case("large", "a large batch", tokens=32768, heads=num_heads)
         yield case("contract: graph", "a captured call replays on new inputs", check="graph", tokens=300)
 
 
-def _parts_cases(d_v: int, num_heads: int, big: bool) -> Iterator[PartsCase]:
+def _parts_cases(d_v: int, num_heads: int, sink: str, big: bool) -> Iterator[PartsCase]:
     base = PartsCase("", "", 3, 7, 5, d_v)
 
     def case(name: str, promise: str, **changes: Any) -> PartsCase:
@@ -142,6 +199,10 @@ def _parts_cases(d_v: int, num_heads: int, big: bool) -> Iterator[PartsCase]:
             )
     for layout in ("slice", "odd", "far"):
         yield case(f"out: {layout}", "results go where they are asked for", given=layout, tokens=3)
+    yield case("out: LSE transposed", "tokens of LSE may lie apart", given="odd", lse_layout="th", outputs="swapped")
+    yield case("output_scale: out given", "an output with a scale takes any strides", given="odd", scale=0.0371)
+    yield case("output_scale: float32", "parts of float32 become e4m3", float32=True, scale=0.0371)
+    yield from _shared_cases(case, sink)
     if big:
         yield case("large", "a large batch", parts=8, tokens=4096, heads=num_heads)
 
@@ -149,10 +210,11 @@ def _parts_cases(d_v: int, num_heads: int, big: bool) -> Iterator[PartsCase]:
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package's merges; see mlagen.verify.families."""
     wrappers, heads, big = spec["wrappers"], spec["model"]["num_heads"], device == "cuda"
+    sink = Conventions.of(spec).sink
     found: list[Case] = []
     for d_v in value_dims(spec):
         if STATES in wrappers:
-            found += _states_cases(d_v, heads, big)
+            found += _states_cases(d_v, heads, sink, big)
         if PARTS in wrappers:
-            found += _parts_cases(d_v, heads, big)
-    return [*found, *refused(wrappers)]
+            found += _parts_cases(d_v, heads, sink, big)
+    return [*found, *refused(wrappers, sink)]

@@ -11,7 +11,8 @@ from mlagen.verify import checks
 from mlagen.verify.checks import require_none, require_tensors
 from mlagen.verify.family import Family, Results, Run
 from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.merge_states.cases import PartsCase, StatesCase, cases, value_dims
+from mlagen.verify.memory import NAN
+from mlagen.verify.merge_states.cases import Conventions, PartsCase, StatesCase, cases, value_dims
 from mlagen.verify.merge_states.inputs import Inputs, build_parts, build_states
 from mlagen.verify.merge_states.invalid import NAME, PARTS, STATES
 from mlagen.verify.merge_states.reference import figures
@@ -27,9 +28,10 @@ def _dtype(subject: Subject) -> torch.dtype:
 
 
 def _build(subject: Subject, case: StatesCase | PartsCase, seed: int) -> Inputs:
+    conventions = Conventions.of(subject.package.SPEC["spec"])
     if isinstance(case, PartsCase):
-        return build_parts(case, _dtype(subject), subject.device, seed)
-    return build_states(case, _dtype(subject), subject.device, seed)
+        return build_parts(case, conventions, _dtype(subject), subject.device, seed)
+    return build_states(case, conventions, _dtype(subject), subject.device, seed)
 
 
 def _call(run: MergeRun, **given: Any) -> Results:
@@ -43,11 +45,27 @@ def _call(run: MergeRun, **given: Any) -> Results:
 
 
 def _compare(run: MergeRun, results: Results) -> list[Figure]:
-    case, sizes = run.case, (run.case.tokens, run.case.heads, run.case.d_v)
-    out = "out" if isinstance(case, PartsCase) else "output"
-    lse = (torch.float32, (case.heads, case.tokens))
-    require_tensors(run, results, {out: (_dtype(run.subject), sizes), "output_lse": lse})
-    return figures(results[out], results.get("output_lse"), run.inputs.expected, run.inputs.unit)
+    case, inputs, sizes = run.case, run.inputs, (run.case.tokens, run.case.heads, run.case.d_v)
+    out, scale = "out" if isinstance(case, PartsCase) else "output", case.scale
+    dtype = _dtype(run.subject) if scale is None else torch.float8_e4m3fn
+    lse_sizes = (case.heads, case.tokens) if case.lse_layout == "ht" else (case.tokens, case.heads)
+    require_tensors(run, results, {out: (dtype, sizes), "output_lse": (torch.float32, lse_sizes)})
+    lse = results.get("output_lse")
+    if lse is not None and case.lse_layout == "th":
+        lse = lse.T
+    return figures(results[out], lse, inputs.expected, inputs.unit, inputs.sink, scale or 1.0)
+
+
+def _beside(run: MergeRun) -> list[Figure]:
+    """LSE whose heads take turns in one buffer share no element, and are taken."""
+    names = ("prefix_lse", "suffix_lse", "output_lse")
+    heads, tokens = run.case.heads, run.case.tokens
+    buffer = torch.full((heads, len(names), tokens), NAN, device=run.subject.device)
+    views = dict(zip(names, buffer.unbind(1), strict=True))
+    for name in names[:2]:
+        views[name].copy_(run.inputs.arguments[name])
+    run.inputs.given.pop("output_lse")
+    return run.compare(run.call(**views))
 
 
 def _renew(run: MergeRun) -> Iterator[None]:
@@ -56,11 +74,10 @@ def _renew(run: MergeRun) -> Iterator[None]:
 
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     d_v = value_dims(subject.package.SPEC["spec"])[0]
+    scale = 1.0 if case.invalid.argument == "output_scale" else None
     if case.wrapper == STATES:
-        return _build(subject, StatesCase("", "", 4, 3, d_v), 0).arguments
-    values = torch.zeros(2, 4, 3, d_v, dtype=_dtype(subject), device=subject.device)
-    lses = torch.zeros(2, 3, 4, device=subject.device)
-    return {"outputs": values, "lses": lses, "out": values[0].clone(), "output_lse": lses[0].clone()}
+        return _build(subject, StatesCase("", "", 4, 3, d_v, scale=scale), 0).arguments
+    return _build(subject, PartsCase("", "", 2, 4, 3, d_v, given="contiguous", scale=scale), 0).arguments
 
 
 MERGE_STATES = Family(
@@ -70,6 +87,11 @@ MERGE_STATES = Family(
     build=_build,
     call=_call,
     compare=_compare,
-    checks={"reference": checks.reference, "defaults": checks.defaults, "graph": checks.graph(_renew)},
+    checks={
+        "reference": checks.reference,
+        "beside": _beside,
+        "defaults": checks.defaults,
+        "graph": checks.graph(_renew),
+    },
     valid=_valid,
 )

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from mlagen.verify import family
-from mlagen.verify.memory import LAYOUTS, NAN, place
-from mlagen.verify.merge_states.cases import PartsCase, StatesCase
+from mlagen.verify.memory import LAYOUTS, NAN, Placed, place
+from mlagen.verify.merge_states.cases import Conventions, PartsCase, StatesCase
 from mlagen.verify.merge_states.reference import Merged, merge
+from mlagen.verify.patterns import sinks
 
 # Each cycles through the (token, head) pairs of all parts; an odd number of entries, so that parts differ.
 LSE_CYCLES: dict[str, list[float]] = {
@@ -32,15 +33,17 @@ class Inputs(family.Inputs):
         arguments: of the wrapper, by name.
         expected: of mlagen.verify.merge_states.reference.merge.
         unit: natural logarithm of the base of the call's LSE.
+        sink: f32 [heads] of the call, or None.
     """
 
     arguments: dict[str, Any]
     expected: Merged
     unit: float = 1.0
+    sink: torch.Tensor | None = None
 
 
 def _lses(pattern: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    """LSE f32 of a pattern, natural."""
+    """LSE f32 of a pattern, in units of their base."""
     if pattern == "normal":
         return torch.randn(shape, generator=generator) * 2
     if pattern == "equal":
@@ -50,7 +53,30 @@ def _lses(pattern: str, shape: tuple[int, ...], generator: torch.Generator) -> t
     return cycle[places % len(cycle)]
 
 
-def build_states(case: StatesCase, dtype: torch.dtype, device: str, seed: int) -> Inputs:
+def _optional(case: StatesCase | PartsCase, conventions: Conventions, device: str, generator: torch.Generator) -> Any:
+    """Arguments that a call may leave out, by name."""
+    found: dict[str, Any] = {}
+    if case.sink is not None:
+        found["attn_sink"] = sinks(case.sink, case.heads, 2, generator).to(device)
+    elif conventions.sink == "required":
+        found["attn_sink"] = None
+    if case.scale is not None:
+        found["output_scale"] = torch.tensor([case.scale], device=device)
+    if case.lse_layout != "ht":
+        found["lse_layout"] = case.lse_layout
+    return found
+
+
+def _place_lse(case: StatesCase | PartsCase, lse: torch.Tensor, layout: str) -> Placed:
+    """An LSE [heads, tokens] laid out in memory, as the case's lse_layout has it."""
+    return place(lse if case.lse_layout == "ht" else lse.T, LAYOUTS[layout], NAN)
+
+
+def _out_dtype(case: StatesCase | PartsCase, dtype: torch.dtype) -> torch.dtype:
+    return dtype if case.scale is None else torch.float8_e4m3fn
+
+
+def build_states(case: StatesCase, conventions: Conventions, dtype: torch.dtype, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     tokens, heads, d_v = case.tokens, case.heads, case.d_v
@@ -59,42 +85,45 @@ def build_states(case: StatesCase, dtype: torch.dtype, device: str, seed: int) -
     if case.prefixes is not None:
         lses[0, :, case.prefixes :] = -math.inf
     values[lses.isinf().transpose(1, 2)] = NAN
-    expected = merge(values.to(device), lses.to(device))
+    arguments = _optional(case, conventions, device, generator)
+    sink, unit = arguments.get("attn_sink"), math.log(2) if conventions.lse_base == "2" else 1.0
+    expected = merge(values.to(device), unit * lses.double().to(device), sink, conventions.empty_row_lse)
     if case.prefixes is not None:
         lses[0, :, case.prefixes :] = NAN
     there = case.prefixes if case.short and case.prefixes is not None else tokens
-    prefix_lse, suffix_lse, output_lse = (LAYOUTS[layout] for layout in case.lse_layouts)
+    prefix_lse, suffix_lse, output_lse = case.lse_layouts
     placed = {
         "prefix_output": place(values[0, :there].to(device), LAYOUTS[case.prefix], NAN),
-        "prefix_lse": place(lses[0, :, :there].to(device), prefix_lse, NAN),
+        "prefix_lse": _place_lse(case, lses[0, :, :there].to(device), prefix_lse),
         "suffix_output": place(values[1].to(device), LAYOUTS[case.suffix], NAN),
-        "suffix_lse": place(lses[1].to(device), suffix_lse, NAN),
+        "suffix_lse": _place_lse(case, lses[1].to(device), suffix_lse),
     }
-    arguments: dict[str, Any] = {name: one.view for name, one in placed.items()}
+    arguments |= {name: one.view for name, one in placed.items()}
     given = {}
     if case.in_place is None:
-        nothing = torch.full((tokens, heads, d_v), NAN, dtype=dtype, device=device)
+        nothing = torch.full((tokens, heads, d_v), NAN, dtype=_out_dtype(case, dtype), device=device)
         given["output"] = place(nothing, LAYOUTS[case.output], NAN)
     else:
         given["output"] = placed.pop(f"{case.in_place}_output")
     if case.output_lse:
-        given["output_lse"] = place(torch.full((heads, tokens), NAN, device=device), output_lse, NAN)
+        given["output_lse"] = _place_lse(case, torch.full((heads, tokens), NAN, device=device), output_lse)
     arguments |= {name: one.view for name, one in given.items()}
     if case.prefixes is not None:
         arguments["prefill_tokens_with_context"] = case.prefixes
-    return Inputs(arguments, expected, placed=placed, given=given)
+    return Inputs(arguments, expected, unit, sink, placed=placed, given=given)
 
 
-def build_parts(case: PartsCase, dtype: torch.dtype, device: str, seed: int) -> Inputs:
+def build_parts(case: PartsCase, conventions: Conventions, dtype: torch.dtype, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     sizes = (case.parts, case.tokens, case.heads, case.d_v)
     lses = _lses(case.lse, (case.parts, case.heads, case.tokens), generator)
     values = torch.randn(sizes, generator=generator).to(torch.float32 if case.float32 else dtype)
     values[lses.isinf().transpose(1, 2)] = NAN
-    unit = math.log(2) if case.lse_base == "2" else 1.0
-    values, lses = values.to(device), lses.to(device) / unit
-    expected = merge(values, lses * unit)
+    arguments = _optional(case, conventions, device, generator)
+    sink, unit = arguments.get("attn_sink"), math.log(2) if (case.lse_base or conventions.lse_base) == "2" else 1.0
+    values, lses = values.to(device), lses.to(device)
+    expected = merge(values, unit * lses.double(), sink, conventions.empty_row_lse)
     if case.outputs == "swapped":
         values = values.transpose(0, 1).contiguous().transpose(0, 1)
         lses = lses.transpose(0, 1).contiguous().transpose(0, 1)
@@ -102,13 +131,15 @@ def build_parts(case: PartsCase, dtype: torch.dtype, device: str, seed: int) -> 
         odd = place(values.flatten(1, 2), LAYOUTS["odd"], NAN).view
         row = odd.stride(1)
         values = odd.as_strided(sizes, (odd.stride(0), case.heads * row, row, 1), odd.storage_offset())
-    arguments: dict[str, Any] = {"outputs": values, "lses": lses}
+    if case.lse_layout == "th":
+        lses = lses.transpose(1, 2).contiguous()
+    arguments |= {"outputs": values, "lses": lses}
     if case.lse_base is not None:
         arguments["lse_base"] = case.lse_base
     given = {}
     if case.given is not None:
-        layout = LAYOUTS[case.given]
-        given["out"] = place(torch.full(sizes[1:], NAN, dtype=dtype, device=device), layout, NAN)
-        given["output_lse"] = place(torch.full(lses.shape[1:], NAN, device=device), layout, NAN)
+        nothing = torch.full(sizes[1:], NAN, dtype=_out_dtype(case, dtype), device=device)
+        given["out"] = place(nothing, LAYOUTS[case.given], NAN)
+        given["output_lse"] = place(torch.full(lses.shape[1:], NAN, device=device), LAYOUTS[case.given], NAN)
         arguments |= {name: one.view for name, one in given.items()}
-    return Inputs(arguments, expected, unit, given=given)
+    return Inputs(arguments, expected, unit, sink, given=given)

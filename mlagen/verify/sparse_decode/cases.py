@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from mlagen.verify import chained
 from mlagen.verify.case import Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.facts import Facts
@@ -408,7 +409,17 @@ def _contract(suite: _Suite) -> Iterator[SparseDecodeCase]:
         yield from suite.case("contract: graph", "a captured call replays on new inputs", check="graph", requests=2)
 
 
-PARTS = (_typical, _caches, _contents, _lists, _numbers, _layouts, _splits, _batch_invariant, _contract)
+def _merged(suite: _Suite) -> Iterator[SparseDecodeCase]:
+    for name, changes in chained.chains(suite.facts.wrappers, suite.facts.sink):
+        lists = {
+            "main": {"indices": "some rows none"},
+            "extra": {"indices": "some rows none"} if suite.has_extra else None,
+        }
+        sizes: dict[str, Any] = {"requests": 2, "s_q": 2, "heads": suite.split_heads, **lists}
+        yield from suite.case(name, chained.PROMISES[changes["check"]], **sizes, **changes)
+
+
+PARTS = (_typical, _caches, _contents, _lists, _numbers, _layouts, _splits, _batch_invariant, _contract, _merged)
 
 
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import checks, decode, tolerance
+from mlagen.verify import chained, checks, decode, tolerance
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
 from mlagen.verify.decode import FLASH
@@ -116,6 +116,24 @@ def _workspaces(run: SparseDecodeRun) -> Workspaces:
     return Workspaces(sizes, lambda flat: is_wholly_used(flat, run.subject.facts), size(1) - 4)
 
 
+def _merged(run: SparseDecodeRun) -> list[Figure]:
+    inputs, cuts = run.inputs, chained.cuts_of(run.case.name)
+    sink, parts = chained.left_out(run.subject, inputs.q.shape[2]), []
+    for part in range(len(cuts) - 1):
+        lists = []
+        for one in inputs.lists:
+            position = torch.arange(one.indices.shape[2], device=one.indices.device)
+            first, last = list(chained.positions(cuts, len(position)))[part]
+            own = (position >= first) & (position < last)
+            lists.append(replace(one, indices=torch.where(own, one.indices, -1)))
+        results = copied(run.on(replace(inputs, lists=lists, sink=sink, given={}, placed={})).call())
+        parts.append(decode.by_token(results))
+    figures = []
+    for whole in chained.merged(run, parts, inputs.sink):
+        figures += run.compare(decode.by_request(whole, inputs.q.shape[0]))
+    return figures
+
+
 def _others(run: SparseDecodeRun) -> Mapping[str, Inputs]:
     inputs = run.inputs
     fewer = replace(inputs, q=inputs.q[:, :, :-1], sink=None if inputs.sink is None else inputs.sink[:-1])
@@ -179,6 +197,8 @@ SPARSE_DECODE = Family(
         "refusals": _refusals_after_a_call,
         "stream": checks.stream,
         "graph": checks.graph(_renew),
+        "merged": _merged,
+        "quantised": chained.quantised,
     },
     valid=_valid,
 )

@@ -52,6 +52,7 @@ def _invalid(known: CacheFacts) -> Iterator[Invalid]:
     yield from _invalid_optional(known)
     yield from invalid.out(facts.d_v, getattr(torch, facts.dtype))
     yield Invalid("workspace", "too small", invalid.zeros(16), like="q")
+    yield from invalid.output_scale()
     yield Invalid("workspace", "no tensor", invalid.constant([0.0]))
     yield Invalid("workspace", "dtype float16", invalid.zeros(1 << 20, dtype=torch.float16), like="q")
     if len(known.layouts) > 1:

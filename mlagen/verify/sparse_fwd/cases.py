@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from mlagen.verify import chained
 from mlagen.verify.case import Case
 from mlagen.verify.facts import Facts
 from mlagen.verify.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
@@ -368,6 +369,13 @@ def _contract(suite: _Suite) -> Iterator[SparseFwdCase]:
         )
 
 
+def _merged(suite: _Suite) -> Iterator[SparseFwdCase]:
+    for name, changes in chained.chains(suite.facts.wrappers, suite.facts.sink):
+        promise = chained.PROMISES[changes["check"]]
+        sizes = {"heads": suite.split_heads, "indices": "some rows none"}
+        yield from suite.sparse(name, promise, each_wrapper=True, **sizes, **changes)
+
+
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package; see mlagen.verify.families."""
     facts = Facts.of(spec)
@@ -375,6 +383,6 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         return []
     suite = _Suite(facts, device)
     found: list[Case] = []
-    for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _neighbours, _contract):
+    for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _neighbours, _contract, _merged):
         found += part(suite)
     return [*found, *refused(facts)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import checks, tolerance
+from mlagen.verify import chained, checks, tolerance
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, mapped, picked, require_tensors
 from mlagen.verify.facts import Facts
@@ -159,6 +159,20 @@ def _one_by_one(run: SparseFwdRun) -> list[Figure]:
     return run.on(inputs.pick(rows.tolist())).compare(mapped(results, lambda tensor: tensor[rows]))
 
 
+def _merged(run: SparseFwdRun) -> list[Figure]:
+    inputs = run.inputs
+    position = torch.arange(inputs.indices.shape[2], device=inputs.indices.device)
+    sink, parts = chained.left_out(run.subject, inputs.q.shape[1]), []
+    for first, last in chained.positions(chained.cuts_of(run.case.name), len(position)):
+        indices = torch.where((position >= first) & (position < last), inputs.indices, -1)
+        results = copied(run.on(replace(inputs, indices=indices, sink=sink, given={}, placed={})).call())
+        parts.append({"out": results["out"], "lse": results["lse"].T})
+    figures = []
+    for whole in chained.merged(run, parts, inputs.sink):
+        figures += run.compare({"out": whole["out"], "lse": whole["lse"].T})
+    return figures
+
+
 def valid_problem(facts: Facts) -> Problem:
     """So wide a call runs in splits in batch-invariant mode, and so needs a workspace."""
     sink = "random" if facts.sink == "required" else None
@@ -192,6 +206,8 @@ SPARSE_FWD = Family(
         "graph": checks.graph(_renew),
         "not finite": _rows_not_finite,
         "one by one": _one_by_one,
+        "merged": _merged,
+        "quantised": chained.quantised,
     },
     valid=_valid,
 )

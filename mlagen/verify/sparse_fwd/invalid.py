@@ -86,6 +86,7 @@ def _invalid(facts: Facts) -> Iterator[Invalid]:
     }
     yield from _invalid_optional("topk_length", facts.length, tokens)
     yield from _invalid_results(facts)
+    yield from invalid.output_scale()
 
 
 def refused(facts: Facts) -> Iterator[RefusedCase]:

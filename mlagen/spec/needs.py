@@ -1,0 +1,85 @@
+"""What a wrapper needs of its spec, and conventions of attention that it could not keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+
+class Needs(NamedTuple):
+    """What a wrapper needs of its spec.
+
+    Attributes:
+        attention: kinds of attention that it computes; empty: it computes none.
+        rows: it reads or writes latent rows, model.kv_lora_rank and model.v_head_dim.
+        cache: it needs to know how rows are stored.
+        multi_head: it needs the dims of multi-head attention.
+        values: it needs columns of V: of multi-head attention, or of latent rows.
+    """
+
+    attention: tuple[str, ...] = ()
+    rows: bool = False
+    cache: bool = False
+    multi_head: bool = False
+    values: bool = False
+
+
+NEEDS: dict[str, Needs] = {
+    "triton_mla_sparse_attention": Needs(("sparse",), rows=True, cache=True),
+    "flash_mla_sparse_fwd": Needs(("sparse",), rows=True, cache=True),
+    "flash_mla_with_kvcache": Needs(("sparse", "dense"), rows=True, cache=True),
+    "decode_attention_fwd": Needs(("dense",), rows=True, cache=True),
+    "flash_attn_varlen_func": Needs(multi_head=True),
+    "merge_attn_states": Needs(values=True),
+    "merge_attn_parts": Needs(values=True),
+    "concat_and_cache_mla": Needs(rows=True, cache=True),
+    "quantize_and_insert_k_cache": Needs(rows=True, cache=True),
+    "dequantize_and_gather_k_cache": Needs(rows=True, cache=True),
+    "gather_and_maybe_dequant_cache": Needs(rows=True, cache=True),
+    "compute_global_topk_indices_and_lens": Needs(),
+    "combine_topk_swa_indices": Needs(),
+    "triton_convert_req_index_to_global_index": Needs(),
+}
+
+# Their LSE is natural whatever the spec says, and they take no sink, as FlashAttention's function has it.
+NATURAL = ("flash_attn_varlen_func",)
+MERGES = ("merge_attn_states", "merge_attn_parts")
+
+
+def lacks(name: str, parts: Mapping[str, Any]) -> str | None:
+    """What of a wrapper's needs a spec's parts do not have, in words; a part that is off itself lacks nothing."""
+    missing = _missing(NEEDS[name], parts)
+    return missing and f"needs {missing}"
+
+
+def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
+    if needs.rows and "model" in parts and not parts["model"].kv_lora_rank:
+        return "latent rows; the spec's model has no kv_lora_rank"
+    if "multi_head" in parts and parts["multi_head"] is None:
+        if needs.multi_head:
+            return "multi_head; the spec has none"
+        if needs.values and "model" in parts and not parts["model"].kv_lora_rank:
+            return "columns of V; the spec has neither multi_head nor model.kv_lora_rank"
+    if needs.attention and "attention" in parts:
+        attention = parts["attention"]
+        if attention is None or attention.kind not in needs.attention:
+            got = "no attention" if attention is None else f"attention of kind {attention.kind}"
+            return f"attention of kind {' or '.join(needs.attention)}; the spec has {got}"
+    if needs.cache and "cache" in parts and parts["cache"] is None:
+        return "a cache; the spec has none"
+    return None
+
+
+def at_odds(name: str, wrappers: Sequence[str], parts: Mapping[str, Any]) -> str | None:
+    """Which convention of the spec's attention a wrapper cannot keep, in words; attention that is off itself has none.
+
+    An empty row's LSE is no such convention: merges take either infinity.
+    """
+    attention = parts.get("attention")
+    if attention is None or name not in NATURAL:
+        return None
+    if attention.lse_base != "e":
+        return f"returns a natural LSE; attention.lse_base is '{attention.lse_base}'"
+    if getattr(attention, "attn_sink", None) == "required" and not set(MERGES) & set(wrappers):
+        return f"takes no sink; attention.attn_sink is 'required', which needs {' or '.join(MERGES)} to add it"
+    return None

@@ -1,0 +1,103 @@
+"""Functions of a package one after the other: attention of parts of the keys, and merges of what it gives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from mlagen.verify import tolerance
+from mlagen.verify.case import CaseFailedError
+from mlagen.verify.family import Results, Run
+from mlagen.verify.memory import NAN
+from mlagen.verify.merge_states.cases import Conventions
+from mlagen.verify.merge_states.invalid import PARTS, STATES
+from mlagen.verify.reference import Attention
+from mlagen.verify.results import Figure
+from mlagen.verify.subject import Subject
+
+# Shares of the keys at which parts begin and end, by the name of a case: the second of eight parts is empty.
+CUTS = {"two parts": (0.0, 0.93, 1.0), "eight parts": (0.0, 0.1, 0.1, 0.2, 0.45, 0.5, 0.7, 0.9, 1.0)}
+QUANTISED, LARGEST, SCALE = torch.float8_e4m3fn, 448.0, 0.0173  # dtype of an output with a scale, and such a scale
+PROMISES = {
+    "merged": "attention of parts of the keys merges to attention of all, with a sink that enters once",
+    "quantised": "an output with a scale is e4m3",
+}
+
+
+def merges_of(wrappers: Sequence[str]) -> list[str]:
+    """The merges that a package has."""
+    return [name for name in (PARTS, STATES) if name in wrappers]
+
+
+def chains(wrappers: Sequence[str], sink: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Names of cases of attention in a package with merges, and what they change; "sink" is a pattern of sinks."""
+    if not merges_of(wrappers):
+        return
+    for name in CUTS:
+        yield f"merged: {name}", {"check": "merged", "sink": None}
+        if sink != "none":
+            yield f"merged: {name}, sink", {"check": "merged", "sink": "random"}
+    yield "merged: one part, output_scale", {"check": "quantised", "sink": None}
+
+
+def cuts_of(case_name: str) -> Sequence[float]:
+    """Where the parts of a case begin and end."""
+    return next(cuts for name, cuts in CUTS.items() if f"merged: {name}" in case_name)
+
+
+def positions(cuts: Sequence[float], width: int) -> Iterator[tuple[int, int]]:
+    """The parts as positions [first, last) of so many."""
+    yield from pairwise(round(cut * width) for cut in cuts)
+
+
+def left_out(subject: Subject, heads: int) -> torch.Tensor | None:
+    """What attention of a part takes for a sink that the merge adds."""
+    required = Conventions.of(subject.package.SPEC["spec"]).sink == "required"
+    return torch.full((heads,), float("-inf"), device=subject.device) if required else None
+
+
+def merged(run: Run[Any, Any], parts: Sequence[Results], sink: torch.Tensor | None) -> Iterator[Results]:
+    """The whole by each merge of the package, from parts "out" [tokens, heads, d_v] and "lse" [heads, tokens]."""
+    subject = run.subject
+    there = merges_of(subject.facts.wrappers)
+    if PARTS in there:
+        outs, lses = (torch.stack([part[name] for part in parts]) for name in ("out", "lse"))
+        out, lse = subject.call(PARTS, outs, lses, attn_sink=sink)
+        yield {"out": out, "lse": lse}
+    if STATES in there:
+        whole = parts[0]
+        for number, suffix in enumerate(parts[1:], 2):
+            prefix, whole = whole, {name: torch.full_like(tensor, NAN) for name, tensor in whole.items()}
+            given = (prefix["out"], prefix["lse"], suffix["out"], suffix["lse"], whole["lse"])
+            subject.call(STATES, whole["out"], *given, attn_sink=sink if number == len(parts) else None)
+        yield whole
+
+
+def with_sink(whole: Attention, sink: torch.Tensor | None, unit: float) -> Attention:
+    """Attention with a sink, from that without: `unit` is the natural logarithm of its LSE's base."""
+    if sink is None:
+        return whole
+    lse = torch.where(whole.lse.isinf(), -math.inf, whole.lse * unit)
+    share = torch.sigmoid(lse - sink.double())[..., None]
+    return whole._replace(out=whole.out * share, noise=whole.noise * share)
+
+
+def quantised(run: Run[Any, Any]) -> list[Figure]:
+    """Attention with an output scale gives what its results are of that, in e4m3, in the buffer given for it."""
+    plain = run.call()["out"].double().nan_to_num(nan=0.0)  # rows of no request are 0 then
+    scale = torch.full((1,), SCALE, device=run.subject.device)
+    want = (plain / SCALE).clamp(-LARGEST, LARGEST)
+    allowed = tolerance.UNIT_ROUNDOFF[QUANTISED] * want.abs() * (1 + 2.0**-16) + tolerance.SMALLEST[QUANTISED] / 2
+    figures = []
+    for named in ({}, {"out": torch.zeros(plain.shape, dtype=QUANTISED, device=plain.device)}):
+        got = run.call(output_scale=scale, **named)["out"]
+        if got.dtype != QUANTISED or got.shape != plain.shape:
+            raise CaseFailedError(f"out with a scale is {got.dtype} {list(got.shape)}")
+        if named and got.data_ptr() != named["out"].data_ptr():
+            raise CaseFailedError("out was given, but another tensor was returned")
+        figures.append(tolerance.worst("out", (got.double() - want).abs(), allowed))
+    return figures
