@@ -289,6 +289,8 @@ def _shares(suite: _Suite) -> Iterator[DenseDecodeCase]:
     for count in (1, 2, 7):
         name = f"shares: alike, {count} multiprocessors"
         yield from suite.case(name, promise, check="blocks", lengths=alike, heads=heads, multiprocessors=count)
+    promise = "shares of several blocks of heads"
+    yield from suite.case("shares: blocks of heads", promise, lengths=(300, 64), heads=70, multiprocessors=100)
     promise = "rows that see no key weigh nothing in a merge"
     yield from suite.case(
         "shares: causal", promise, s_q=4, causal=True, lengths=(129, 2, 65), heads=heads, multiprocessors=100

@@ -352,6 +352,8 @@ def _splits(suite: _Suite) -> Iterator[SparseDecodeCase]:
         sink=None if suite.facts.sink == "none" else "mixed",
         multiprocessors=10_000,
     )
+    promise = "the splits of several blocks of heads"
+    yield from suite.case("splits: blocks of heads", promise, main=many, requests=2, heads=70, multiprocessors=20)
     two["multiprocessors"] = 1000
     promise = "a length of INT32_MIN is an empty list in every split"
     negative = {**many, "length": "negative"}

@@ -268,6 +268,8 @@ def _splits(suite: _Suite) -> Iterator[SparseFwdCase]:
         yield from suite.sparse(
             f"splits: {splits}", promise, heads=suite.split_heads, topk=496, splits=splits, every_target=splits == 3
         )
+    promise = "the splits of several blocks of heads"
+    yield from suite.sparse("splits: blocks of heads", promise, tokens=2, heads=70, topk=144, splits=2)
     promise = "more splits than blocks of indices, and more than a merge adds at a time"
     yield from suite.sparse(
         "splits: more than there are blocks", promise, tokens=2, heads=suite.split_heads, topk=2192, splits=1000
