@@ -209,7 +209,8 @@ class CachedRow:
             return 0
         if tile.block_h >= WIDE_ROWS and target.dot != "mma":
             # What is narrow in one loop's tile on its way keeps the other's from lying side by side.
-            return tile.block_n * (max(row.narrowest for row in self.layouts) + INDEX_BYTES)
+            barriers = BARRIER_BYTES if target.dot == "tcgen05" else 0
+            return tile.block_n * (max(row.narrowest for row in self.layouts) + INDEX_BYTES) + barriers
         return self.q_copies(tile, target)
 
     def q_copies(self, tile: Tile, target: Target) -> int:

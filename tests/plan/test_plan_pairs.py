@@ -75,6 +75,7 @@ TAKEN = {
     (V32, "fp8_ds_mla", "bf16", "sm90", Tile(64, 64, 8, 2, False)): 221_440,
     (V4, "ue8m0_v4", "bf16", "sm90", Tile(64, 64, 8, 2, False)): 205_056,
     (V4, "mxfp8_v41", "bf16", "sm90", Tile(64, 64, 8, 2, False)): 196_864,
+    (V4, "mxfp8_v41", "bf16", "sm100", Tile(64, 32, 8, 2, False)): 164_512,
 }
 
 
