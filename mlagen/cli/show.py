@@ -17,10 +17,10 @@ from rich.table import Table
 
 from mlagen.cli import layouts
 from mlagen.cli.console import JSON, SPEC, Group, out, print_json
-from mlagen.cli.packages import fault, install, packages
+from mlagen.cli.packages import fault, install, packages, said_spec
 from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
-from mlagen.emit.render import template_dir
+from mlagen.emit.render import RenderedFile, template_dir
 from mlagen.errors import SpecErrors, ToolError, UnprovedError, UsageError
 from mlagen.layout import layouts_of
 from mlagen.plan import (
@@ -32,10 +32,14 @@ from mlagen.plan import (
     Sm90Plan,
     Sm90Row,
     SparseFwdPlan,
+    Tuned,
     load_plan,
+    make_plan,
 )
+from mlagen.plan.replacements import read_replacements
 from mlagen.plan.sm90 import Registers
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
+from mlagen.plan.tuned import TunedFiles
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
 
@@ -220,21 +224,15 @@ def schema() -> None:
 @click.argument("line", metavar="FILE:LINE")
 @click.option("--specs", type=click.Path(path_type=Path), default=Path("specs"), show_default=True)
 def explain(line: str, specs: Path) -> None:
-    """Names the template line behind a line of a generated file."""
+    """Names the template line behind a line of a generated file.
+
+    The package's spec is the one in --specs of its name, or else what the package itself says it was generated from.
+    """
     match = re.fullmatch(r"(.+):(\d+)", line)
     if match is None:
         raise UsageError(f"got {line!r}; takes FILE:LINE, such as generated/dsv32/sparse_fwd.py:120")
     path, number = Path(match[1]), int(match[2])
-    spec = _spec_of(path.resolve().parent.name, specs)
-    if spec is None:
-        name = path.resolve().parent.name
-        raise UsageError(f"{path}: no spec in {specs} is named '{name}', as this folder is; --specs takes its folder")
-    found = [file for file in render(load_plan(spec)).files if file.name == path.name]
-    if not found:
-        raise UsageError(f"{path}: {spec} generates no file of that name")
-    (file,) = found
-    if path.exists() and path.read_text(encoding="utf-8") != file.text:
-        raise UsageError(f"{path}: differs from what {spec} gives, so its lines say nothing; run: mlagen build {spec}")
+    file = _rendered(path, specs)
     if not 1 <= number <= len(file.origins):
         raise UsageError(f"{path} has lines 1 to {len(file.origins)}; got {number}")
     origin = file.origins[number - 1]
@@ -246,6 +244,32 @@ def explain(line: str, specs: Path) -> None:
     if shown.is_relative_to(Path.cwd()):
         shown = shown.relative_to(Path.cwd())
     click.echo(f"{shown}:{at}: {text.strip()}")
+
+
+def _rendered(path: Path, specs: Path) -> RenderedFile:
+    """A generated file as its spec gives it: the same text as lies there.
+
+    Raises:
+        UsageError: there is no such spec, it generates no such file, or another text lies there.
+    """
+    name, said = path.resolve().parent.name, said_spec(path.parent)
+    spec = _spec_of(name, specs)
+    if spec is None and said is None:
+        raise UsageError(f"{path}: no spec in {specs} is named '{name}', as this folder is; --specs takes its folder")
+    plans = [] if spec is None else [load_plan(spec)]
+    if said is not None:
+        files = TunedFiles(said.name, specs, said.model.num_heads)
+        plans.append(make_plan(said, Tuned(files=files, replacements=read_replacements())))
+    found = [file for plan in plans for file in render(plan).files if file.name == path.name]
+    source = spec or "its spec"
+    if not found:
+        raise UsageError(f"{path}: {source} generates no file of that name")
+    lies = path.read_text(encoding="utf-8") if path.exists() else found[0].text
+    same = next((file for file in found if file.text == lies), None)
+    if same is None:
+        build = f"mlagen build {spec}" if spec else "mlagen build with its spec"
+        raise UsageError(f"{path}: differs from what {source} gives, so its lines say nothing; run: {build}")
+    return same
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ TENSOR_MEMORY_COLUMNS = 512
 # The table of a tuned file that gives a module's kernels their tiles. Calls whose rows or topk are not aligned,
 # and those over small pages, take a tile that is in no table.
 TUNED_TABLES = {
-    "_sparse_fwd_kernels": "rows",
+    "_sparse_fwd_kernels": "sparse_fwd",
     "_sparse_decode_kernels": "sparse_decode",
     "_dense_decode_kernels": "dense_decode",
 }
@@ -178,7 +178,9 @@ def _remedies(taken: Resources, other_tile: str, spec: str, holds: Sequence[str]
         yield "--triton with another version"
     if taken.module in TUNED_TABLES and taken.tabled:
         file = tuned_path(spec, taken.target, Path())
-        yield f"{other_tile} in {TUNED_TABLES[taken.module]} of {file} beside the spec"
+        # Made if it is not there; a file that comes with mlagen is behind it.
+        table = TUNED_TABLES[taken.module]
+        yield f"{other_tile} in {table} of {file} beside the spec, with fits.{table} as `mlagen show plan` tells it"
     if taken.module in SM90_MODULES:
         yield "`backend: triton` and no `shared_indices` in the spec, which leaves out the sm90 kernels"
     if taken.kernel == "_dense_fwd_descriptor_kernel":

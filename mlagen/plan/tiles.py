@@ -151,6 +151,8 @@ def expected_shared(tile: Tile, chunks: Sequence[Chunk], target: Target) -> int:
         return q + (tile.num_stages if tile.indices_ahead else 2) * k
     if tile.block_h >= WIDE_ROWS and target.dot == "tcgen05":
         return q + 2 * k + tile.block_n * v_bytes(chunks)
+    if tile.num_stages == 1:  # what no copy brings is stored for each product
+        return q + k + tile.block_n * v_bytes(chunks) + p
     return q + (tile.num_stages - 1 if tile.indices_ahead else 1) * k + p
 
 

@@ -6,7 +6,7 @@ import re
 from typing import get_args
 
 from mlagen.errors import UsageError
-from mlagen.spec.targets import Target
+from mlagen.spec.targets import Target, instead
 
 TARGETS: tuple[str, ...] = get_args(Target)
 GPUS: dict[str, tuple[str, ...]] = {
@@ -43,4 +43,6 @@ def target_of(gpu: str) -> str:
         if older:
             return max(older)
     known = ", ".join(names[0] for names in GPUS.values())
-    raise UsageError(f"--gpu: got {gpu!r}; takes a GPU such as {known}, or a target: {', '.join(TARGETS)}")
+    other = instead(name)
+    why = f"; {other}" if other else ""
+    raise UsageError(f"--gpu: got {gpu!r}; takes a GPU such as {known}, or a target: {', '.join(TARGETS)}{why}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -138,6 +139,20 @@ def kind(argument: str, dtype: torch.dtype) -> Iterator[Invalid]:
     yield Invalid(argument, f"dtype {str(dtype).removeprefix('torch.')}", lambda tensor: tensor.to(dtype))
     yield Invalid(argument, "not a tensor", constant([1, 2]))
     yield Invalid(argument, "a dimension short", lambda tensor: tensor[0])
+
+
+def scale(argument: str) -> Iterator[Invalid]:
+    """Factors of the logits that no model has, or that another version's argument in its place is."""
+    for value in (0, 0.0, -1.0, math.nan, math.inf, 1e-60, 1e60, True, "1"):
+        yield Invalid(argument, repr(value), constant(value))
+    yield Invalid(argument, "a tensor", lambda tensor: tensor.new_ones(()), like="q")
+
+
+def flag(argument: str) -> Iterator[Invalid]:
+    """What is no bool, but another version's argument in its place."""
+    for value in (0, 1.0, None):
+        yield Invalid(argument, repr(value), constant(value))
+    yield Invalid(argument, "a tensor", lambda tensor: tensor.new_zeros((), dtype=torch.bool), like="q")
 
 
 def memory(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from mlagen.compile import Resources, check_limits, default_cache_dir, resource_markdown, resource_table, target_table
 from mlagen.compile.resources import SM90_MODULES
 from mlagen.emit import render
-from mlagen.plan import make_plan
+from mlagen.plan import DenseDecodePlan, SparseDecodePlan, SparseFwdPlan, Tile, load_plan, make_plan
 from mlagen.spec import Spec, load
 
 ROOT = Path(__file__).parents[2]
@@ -69,8 +70,9 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     )
     assert error.message.endswith("; holds under Triton 3.6.0, 3.7.1")
     assert error.hint == (
-        "fix with one of: --triton 3.7, under which it holds; a smaller tile or more warps (now 8) in rows of "
-        "tuned/dsv32/sm90.yaml beside the spec; the spec's targets without sm90"
+        "fix with one of: --triton 3.7, under which it holds; a smaller tile or more warps (now 8) in sparse_fwd of "
+        "tuned/dsv32/sm90.yaml beside the spec, with fits.sparse_fwd as `mlagen show plan` tells it; the spec's "
+        "targets without sm90"
     )
 
 
@@ -99,6 +101,27 @@ def test_a_hint_names_what_a_user_can_do_about_a_kernel(changes, remedies):
     assert (first, last) == ("--triton with another version", "the spec's targets without sm90")
     assert len(found) == len(remedies)
     assert all(remedy in one for remedy, one in zip(remedies, found, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "kind"),
+    [
+        ("_sparse_fwd_kernels", "dsv32", SparseFwdPlan),
+        ("_sparse_decode_kernels", "dsv41", SparseDecodePlan),
+        ("_dense_decode_kernels", "dsv3", DenseDecodePlan),
+    ],
+)
+def test_the_file_that_a_hint_names_gives_a_spec_other_tiles_wherever_it_lies(tmp_path, module, name, kind):
+    (error,) = check_limits([replace(FITS, loop_spills=1, module=module)], spec=name)
+    table, file, fits = re.search(r"in (\w+) of (\S+) beside the spec, with fits\.(\w+) as", error.hint).groups()
+    spec = tmp_path / "mine.yaml"
+    spec.write_text((ROOT / "specs" / f"{name}.yaml").read_text())
+    tile = "{block_h: 16, block_n: 32, num_warps: 8, num_stages: 1, indices_ahead: true, programs_per_sm: 1}"
+    text = f"fits: {{{fits}: '{load_plan(spec).fits[fits]}'}}\n{table}: [{tile}]\n"
+    path = tmp_path / file
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert {row.tile for row in dict(load_plan(spec).of(kind).tiles)["sm90"]} == {Tile(16, 32, 8, 1, True)}
 
 
 @pytest.mark.parametrize("name", ["dsv32", "dsv3", "glm53_fp8", "dsv3_prefill_tma", "odd"])

@@ -1,73 +1,72 @@
-"""Index kernels and cache kernels take the calls of vLLM 0.24 and of newer versions, each position as both mean it."""
+"""How callers of other versions of the same interfaces bind: docs/signatures.md, form by form."""
 
-import importlib
+from __future__ import annotations
+
 import inspect
-import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-BY_POSITION = {
-    "triton_convert_req_index_to_global_index": "req_id block_table token_indices BLOCK_SIZE",
-    "combine_topk_swa_indices": "topk_indices query_start_loc seq_lens gather_lens window_size compress_ratio topk M N",
-    "concat_and_cache_mla": "kv_c k_pe kv_cache slot_mapping kv_cache_dtype scale skip_scale",
-    "quantize_and_insert_k_cache": "k k_cache slot_mapping block_size is_ue8m0 use_fnuz bytes_per_token",
-    "dequantize_and_gather_k_cache": (
-        "out k_cache seq_lens gather_lens block_table block_size offset use_fnuz max_gather_len"
-    ),
-    "compute_global_topk_indices_and_lens": "topk_indices token_to_req block_table block_size is_valid_token",
+from mlagen.compile.worker import load_package
+
+GENERATED = Path(__file__).parents[2] / "generated"
+# A package that has the wrapper.
+PACKAGES = {
+    "flash_attn_varlen_func": "minicpm3_prefill",
+    "flash_mla_with_kvcache": "dsv32_fp8",
+    "flash_mla_sparse_fwd": "dsv32",
+    "triton_mla_sparse_attention": "dsv32",
+    "decode_attention_fwd": "dsv3",
+    "merge_attn_states": "dsv3_prefill",
 }
-BY_NAME = {
-    "triton_convert_req_index_to_global_index": (
-        "NUM_TOPK_TOKENS BLOCK_N HAS_PREFILL_WORKSPACE prefill_workspace_request_ids prefill_workspace_starts "
-        "return_valid_counts",
-        "BLOCK_STRIDE_ROWS NUM_TOPK_TOKENS return_valid_counts out valid_counts_out idx_mapping dcp_size dcp_rank "
-        "cp_kv_cache_interleave_size compact",
+VARLEN = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+CACHED = ("q", "k_cache", "block_table", "cache_seqlens", "head_dim_v", "tile_scheduler_metadata", "num_splits")
+CACHED += ("softmax_scale", "causal", "is_fp8_kvcache", "indices", "attn_sink", "extra_k_cache")
+CACHED += ("extra_indices_in_kvcache", "topk_length", "extra_topk_length", "out")
+DECODE = ("q", "k_buffer", "v_buffer", "o", "lse", "req_to_token", "b_seq_len", "attn_logits", "num_kv_splits")
+DECODE += ("sm_scale", "page_size", "logit_cap", "k_scale", "v_scale", "is_mla")
+MERGED = ("output", "prefix_output", "prefix_lse", "suffix_output", "suffix_lse", "output_lse")
+MERGED += ("prefill_tokens_with_context",)
+# (wrapper, caller): what it passes by position, each under the name that it has there, and by name.
+CALLS: dict[tuple[str, str], tuple[Sequence[str], Sequence[str]]] = {
+    ("flash_attn_varlen_func", "FlashAttention"): (VARLEN, ("softmax_scale", "causal", "window_size", "softcap")),
+    ("flash_attn_varlen_func", "vLLM 0.24 and 0.33"): (
+        (),
+        (*VARLEN, "softmax_scale", "causal", "return_softmax_lse", "fa_version", "num_splits", "s_aux", "block_table"),
     ),
-    "combine_topk_swa_indices": ("", "out left_visible right_visible max_image_tokens compact"),
-    "compute_global_topk_indices_and_lens": ("", "compact"),
+    ("flash_mla_with_kvcache", "FlashMLA, vLLM 0.24"): (CACHED, ()),
+    ("flash_mla_with_kvcache", "FlashMLA, vLLM 0.33"): ((*CACHED, "enable_batch_invariant"), ()),
+    ("flash_mla_sparse_fwd", "FlashMLA, vLLM 0.24 and 0.33"): (
+        ("q", "kv", "indices", "sm_scale", "d_v", "attn_sink", "topk_length", "out"),
+        (),
+    ),
+    ("triton_mla_sparse_attention", "vLLM"): (("q", "kv", "indices", "sm_scale", "num_kv_splits", "sm_count"), ()),
+    ("decode_attention_fwd", "vLLM 0.24 and 0.33"): (DECODE, ()),
+    ("decode_attention_fwd", "vLLM's triton_mla"): (DECODE[:11], DECODE[12:]),
+    ("merge_attn_states", "vLLM 0.24"): (MERGED, ()),
 }
-PACKAGES = ("dsv32_fp8", "dsv4_flash", "odd_fp8")
+# What these versions pass at the position behind, which has another meaning here.
+REFUSED = {
+    ("flash_attn_varlen_func", "FlashAttention 2: dropout_p"): (*VARLEN, "dropout_p"),
+    ("flash_attn_varlen_func", "FlashAttention 3: seqused_q"): (*VARLEN, "seqused_q", "seqused_k", "softmax_scale"),
+    ("flash_attn_varlen_func", "FlashMLA: dropout_p"): (*VARLEN, "dropout_p", "softmax_scale", "causal"),
+}
 
 
-@pytest.fixture(scope="module")
-def wrappers():
-    """Every wrapper of BY_POSITION, of each package that has it."""
-    sys.path.insert(0, str(ROOT / "generated"))
-    try:
-        packages = [importlib.import_module(name) for name in PACKAGES]
-    finally:
-        sys.path.remove(str(ROOT / "generated"))
-    return {name: [getattr(one, name) for one in packages if hasattr(one, name)] for name in BY_POSITION}
+def signature(wrapper: str) -> inspect.Signature:
+    return inspect.signature(getattr(load_package(GENERATED / PACKAGES[wrapper]), wrapper))
 
 
-def positional(function) -> list[str]:
-    parameters = inspect.signature(function).parameters.values()
-    return [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
+@pytest.mark.parametrize(("wrapper", "caller"), CALLS, ids=" - ".join)
+def test_a_call_of_another_version_binds_each_argument_to_its_own_name(wrapper, caller):
+    by_position, by_name = CALLS[wrapper, caller]
+    bound: dict[str, Any] = signature(wrapper).bind(*by_position, **{name: name for name in by_name}).arguments
+    assert bound == {name: name for name in (*by_position, *by_name)}
 
 
-@pytest.mark.parametrize("name", BY_POSITION)
-def test_positions_are_those_that_every_version_agrees_on(wrappers, name):
-    assert wrappers[name]
-    for function in wrappers[name]:
-        assert positional(function) == BY_POSITION[name].split()
-
-
-@pytest.mark.parametrize(("name", "names"), [(name, names) for name, calls in BY_NAME.items() for names in calls])
-def test_calls_of_either_version_bind(wrappers, name, names):
-    given = dict.fromkeys(names.split())
-    for function in wrappers[name]:
-        inspect.signature(function).bind(*BY_POSITION[name].split(), **given)
-
-
-def test_requests_of_tokens_have_two_names(wrappers):
-    (function,) = wrappers["compute_global_topk_indices_and_lens"]
-    names = BY_POSITION[function.__name__].replace("token_to_req", "token_to_req_indices").split()
-    inspect.signature(function).bind(**dict.fromkeys(names))
-
-
-def test_what_versions_mean_otherwise_is_refused_by_position(wrappers):
-    (function,) = wrappers["triton_convert_req_index_to_global_index"]
-    with pytest.raises(TypeError, match="positional"):
-        inspect.signature(function).bind(1, 2, 3, 64, 2048)
+@pytest.mark.parametrize(("wrapper", "caller"), REFUSED, ids=" - ".join)
+def test_a_position_that_means_something_else_there_does_not_bind(wrapper, caller):
+    with pytest.raises(TypeError, match="too many positional arguments"):
+        signature(wrapper).bind(*REFUSED[wrapper, caller])

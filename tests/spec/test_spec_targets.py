@@ -1,7 +1,10 @@
 """Which target's kernels a GPU runs, and what to name for it."""
 
+from pathlib import Path
+
 import pytest
 
+from mlagen.compile.worker import load_package
 from mlagen.plan import TARGETS
 from mlagen.spec import instead, runs
 from mlagen.spec.targets import TARGETS as NAMES
@@ -21,6 +24,8 @@ RUNS = {
     "gfx1100": None,
 }
 
+THOR = "sm110 (Thor) runs no target's kernels: none is of compute capability 11.0 or an earlier 11.x"
+
 
 def test_a_spec_names_the_targets_of_the_plan():
     assert tuple(TARGETS) == NAMES
@@ -39,10 +44,14 @@ def test_only_the_targets_at_hand_count():
 @pytest.mark.parametrize(
     ("gpu", "told"),
     [
-        ("sm103", "sm103 runs sm100's kernels; name sm100"),
-        ("sm_103a", "sm103 runs sm100's kernels; name sm100"),
-        ("sm110", "sm110: no target runs there"),
-        ("gfx90a", "gfx90a: no target runs there"),
+        ("sm103", "sm103 runs sm100's portable kernels; name sm100"),
+        ("sm_103a", "sm103 runs sm100's portable kernels; name sm100"),
+        ("SM10.3", "sm103 runs sm100's portable kernels; name sm100"),
+        ("compute_103", "sm103 runs sm100's portable kernels; name sm100"),
+        ("sm110", THOR),
+        ("sm_110a", THOR),
+        ("sm11.0", THOR),
+        ("gfx90a", "gfx90a runs no target's kernels"),
         ("sm90", None),
         ("sm_90a", None),
         ("turing", None),
@@ -50,3 +59,9 @@ def test_only_the_targets_at_hand_count():
 )
 def test_what_to_name_instead(gpu, told):
     assert instead(gpu) == told
+
+
+@pytest.mark.parametrize("gpu", ["sm100", "sm101", "sm103", "sm110", "sm120", "sm121", "gfx942", "gfx90a"])
+def test_a_package_supports_what_is_named_instead(gpu):
+    package = load_package(Path(__file__).parents[2] / "generated" / "odd")
+    assert package._launch.supports(gpu) == runs(gpu, NAMES)

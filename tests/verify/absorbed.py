@@ -45,14 +45,16 @@ def main():
     # As kv_b_proj gives them: a head's K without RoPE and its V side by side, V a slice of both.
     both = torch.einsum("tc,hcl->thl", c.float(), torch.cat([w_k, w_v], 2)).bfloat16()
     k = torch.cat([both[..., :LANES], r[:, None].expand(-1, HEADS, -1)], 2)
-    out, lse = package("plain").flash_attn_varlen_func(q, k, both[..., LANES:], *cu, *longest, scale, True)
+    out, lse = package("plain").flash_attn_varlen_func(
+        q, k, both[..., LANES:], *cu, *longest, softmax_scale=scale, causal=True
+    )
 
     latent_q = torch.einsum("thl,hcl->thc", q[..., :LANES].float(), w_k).bfloat16()
     absorbed_q = torch.cat([latent_q, q[..., LANES:]], 2)
     kv = torch.cat([c, r], 1)[:, None]
     results = {
         "absorbed": package("absorbed").flash_attn_varlen_func(
-            absorbed_q, kv, kv[..., :LATENT], *cu, *longest, scale, True
+            absorbed_q, kv, kv[..., :LATENT], *cu, *longest, softmax_scale=scale, causal=True
         )
     }
     # Indices name the keys that a row sees.
@@ -68,7 +70,9 @@ def main():
 
     without = absorbed_q.clone()
     without[..., LATENT:] = 0
-    other, _ = package("absorbed").flash_attn_varlen_func(without, kv, kv[..., :LATENT], *cu, *longest, scale, True)
+    other, _ = package("absorbed").flash_attn_varlen_func(
+        without, kv, kv[..., :LATENT], *cu, *longest, softmax_scale=scale, causal=True
+    )
     found = {}
     for name, (latent, other_lse) in results.items():
         heads = torch.einsum("thc,hcl->thl", latent.float(), w_v)

@@ -161,6 +161,10 @@ mutants.MUTANTS = (
     _literal("metadata is not compared", "self.config != config", "False", "dense_decode: contract: metadata"),
     _literal("V may be a tensor of its own", "if same != (", "if False and same != (", "refuses: v_buffer*"),
     _literal("indices are taken", "if given is not None:", "if False:", "refuses: indices*"),
+    _literal(
+        "any number is a scale", "_launch.scale(", "_launch.number(", "refuses: softmax_scale*", "refuses: sm_scale*"
+    ),
+    _literal("what is no bool is causal", '_launch.flag("causal", causal)', "bool(causal)", "refuses: causal*"),
 )
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import mutants
 from mutants import Mutant
 
 ATTENTION, KERNELS = "dense_fwd.py", "_dense_fwd_kernels.py"
+LAUNCH = "_launch.py"
 MERGE, MERGE_KERNELS = "merge_states.py", "_merge_states_kernels.py"
 TYPICAL, WHOLE, POINTERS = "dense_fwd: typical, causal", "dense_fwd: typical, all keys", "dense_fwd: layout: all odd"
 
@@ -21,10 +22,9 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> 
 DENSE_FWD_MUTANTS = (
     _literal("the scale is natural", "scale * math.log2(math.e)", "scale", file=ATTENTION),
     _literal(
-        "a scale of 0 hides keys",
+        "keys that no row sees count",
         "p = tl.where(seen, p, 0.0)",
         "p = p",
-        "dense_fwd: scale: 0",
         "dense_fwd: no*",
         TYPICAL,
     ),
@@ -123,10 +123,24 @@ DENSE_FWD_MUTANTS = (
         "dropout is taken", "dropout_p=(dropout_p, 0.0)", "dropout_p=(0.0, 0.0)", "refuses: dropout_p*", file=ATTENTION
     ),
     _literal(
-        "a negative scale is taken",
-        "if not softmax_scale >= 0:",
-        "if False:",
+        "a scale of 0 is taken",
+        "if LEAST_SCALE <= value",
+        "if 0 <= value",
         "refuses: softmax_scale*",
+        file=LAUNCH,
+    ),
+    _literal(
+        "a scale of inf is taken",
+        "value <= MOST_SCALE",
+        "value == value",
+        "refuses: softmax_scale*",
+        file=LAUNCH,
+    ),
+    _literal(
+        "causal is what its truth is",
+        '_launch.flag("causal", causal)',
+        "causal = bool(causal)",
+        "refuses: causal*",
         file=ATTENTION,
     ),
     _literal(

@@ -231,6 +231,7 @@ MUTANTS = (
         "sparse_fwd: contract: buffers *",
         file=SPLITS,
     ),
+    _literal("any number is a scale", "_launch.scale(", "_launch.number(", "refuses: sm_scale*", file=ATTENTION),
     _literal(
         "dtype of indices is not checked",
         '_launch.check("indices", indices, torch.int32',

@@ -154,6 +154,19 @@ CALL_MUTANTS = (
         "if True else",
         "sparse_decode: logits: *",
     ),
+    _literal(
+        "any number is a softmax_scale",
+        '_launch.scale("softmax_scale"',
+        '_launch.number("softmax_scale"',
+        "refuses: softmax_scale*",
+    ),
+    _literal("what is no bool is causal", '_launch.flag("causal", causal)', "causal", "refuses: causal*"),
+    _literal(
+        "what is no bool is is_fp8_kvcache",
+        '_launch.flag("is_fp8_kvcache", is_fp8_kvcache)',
+        "is_fp8_kvcache",
+        "refuses: is_fp8_kvcache*",
+    ),
     _literal("metadata is not compared", "self.config != config", "False", "sparse_decode: contract: metadata"),
     _literal(
         "sizes are recorded too early",

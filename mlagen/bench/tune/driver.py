@@ -139,7 +139,7 @@ class DenseDecodeDriver(Driver):
         super().__init__(package, module, facts)
         if self.sm90 is not None:
             aligned, page_size = self._splits.ALIGNED, block_size_of(package)
-            if not self._module._can_sm90(facts, aligned, page_size, package.facts.d_qk**-0.5):
+            if not self._module._can_sm90(facts, aligned, page_size):
                 self.sm90 = None  # calls over pages of the spec's size run portable
 
     def schedule(

@@ -126,7 +126,7 @@ def _schedule(run: DenseDecodeRun) -> Any:
         sizes = (requests, s_q, heads, kv_heads, size, keys)
         can_sm90 = {}
         if "_dense_decode_sm90" in sm90_modules(package):
-            can_sm90["can_sm90"] = module._can_sm90(facts, alignment, size, inputs.sm_scale)
+            can_sm90["can_sm90"] = module._can_sm90(facts, alignment, size)
         return module.schedule(facts, alignment, *sizes, *window, run.case.batch_invariant, **can_sm90)
 
 

@@ -22,7 +22,9 @@ def _invalid_flash(known: DenseDecodeFacts) -> Iterator[Invalid]:
     yield Invalid("is_fp8_kvcache", "not the layout's", lambda given: not given, known.layout.name)
     yield Invalid("num_splits", "a tensor", torch.clone, like="block_table")
     yield Invalid("tile_scheduler_metadata", "None", invalid.constant(None))
-    yield Invalid("softmax_scale", "a tensor", lambda q: q.new_ones(()), like="q")
+    yield from invalid.scale("softmax_scale")
+    for argument in ("causal", "is_fp8_kvcache"):
+        yield from invalid.flag(argument)
     for name in ("indices", "attn_sink", "extra_k_cache", "extra_indices_in_kvcache", "topk_length"):
         yield Invalid(name, "given", torch.clone, "dense", like="block_table")
     yield from invalid.out(facts.d_v, getattr(torch, facts.dtype))
@@ -35,6 +37,7 @@ def _invalid_decode() -> Iterator[Invalid]:
     yield Invalid("page_size", "0", invalid.constant(0))
     yield Invalid("logit_cap", "not 0", invalid.constant(30.0))
     yield Invalid("sm_scale", "None", invalid.constant(None))
+    yield from invalid.scale("sm_scale")
     yield Invalid("o", "dtype float32", torch.Tensor.float)
     yield Invalid("o", "a request short", lambda o: o[1:])
     yield Invalid("lse", "dtype float64", torch.Tensor.double)

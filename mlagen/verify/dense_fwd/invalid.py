@@ -45,9 +45,8 @@ def _invalid() -> Iterator[Invalid]:
     for argument in ("max_seqlen_q", "max_seqlen_k"):
         for value in (-1, 2.5, True):
             yield Invalid(argument, str(value), invalid.constant(value))
-    for scale in (-1.0, NAN, "1"):
-        yield Invalid("softmax_scale", repr(scale), invalid.constant(scale))
-    yield Invalid("softmax_scale", "a tensor", invalid.constant(torch.ones(())))
+    yield from invalid.scale("softmax_scale")
+    yield from invalid.flag("causal")
     yield from invalid.output_scale()
     yield Invalid("out", "dtype float32", invalid.constant(torch.zeros(3, 2, 2)))
     yield Invalid("out", "another shape", invalid.constant(torch.zeros(1, 1, 1, dtype=torch.bfloat16)))

@@ -46,9 +46,11 @@ def _invalid(known: CacheFacts) -> Iterator[Invalid]:
     yield Invalid("head_dim_v", "not the spec's", lambda d_v: d_v + 16)
     yield Invalid("is_fp8_kvcache", "not the layout's", lambda given: not given, layout.name)
     yield Invalid("causal", "True", invalid.constant(True))
+    for argument in ("causal", "is_fp8_kvcache"):
+        yield from invalid.flag(argument)
     yield Invalid("num_splits", "a tensor", torch.clone, like="indices")
     yield Invalid("tile_scheduler_metadata", "None", invalid.constant(None))
-    yield Invalid("softmax_scale", "a tensor", lambda q: q.new_ones(()), like="q")
+    yield from invalid.scale("softmax_scale")
     yield from _invalid_optional(known)
     yield from invalid.out(facts.d_v, getattr(torch, facts.dtype))
     yield Invalid("workspace", "too small", invalid.zeros(16), like="q")
