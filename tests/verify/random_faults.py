@@ -32,7 +32,7 @@ GENERATED = ROOT / "generated"
 FEWEST_NOTICED = 0.97  # of those that change anything
 HARMLESS = Path(__file__).with_name("harmless_faults.yaml")
 PACKAGES = ("odd", "odd_fp8", "odd_prefill", "minicpm3", "dsv4_flash")
-TARGET = "sm90"
+TARGETS = ["sm90", "sm80", "gfx942"]  # all cases with the first one's tiles, some with the others'
 CASE_SECONDS = 60  # in which a case ends but for a loop without an end
 # Which families' cases run a module's functions; of other modules all do.
 FAMILIES = {
@@ -161,7 +161,7 @@ def noticed_by(folder: Path, module: str, seed: int) -> str | None:
 
     signal.signal(signal.SIGALRM, _stop)
     try:
-        run = Run({"package_dir": str(folder), "device": "cpu", "targets": [TARGET], "only": None})
+        run = Run({"package_dir": str(folder), "device": "cpu", "targets": TARGETS, "only": None})
     except Exception as error:
         return f"import: {type(error).__name__}"
     names = FAMILIES.get(module)
