@@ -68,13 +68,20 @@ def merged(run: Run[Any, Any], parts: Sequence[Results], sink: torch.Tensor | No
         outs, lses = (torch.stack([part[name] for part in parts]) for name in ("out", "lse"))
         out, lse = subject.call(PARTS, outs, lses, attn_sink=sink)
         yield {"out": out, "lse": lse}
-    if STATES in there:
-        whole = parts[0]
-        for number, suffix in enumerate(parts[1:], 2):
-            prefix, whole = whole, {name: torch.full_like(tensor, NAN) for name, tensor in whole.items()}
-            given = (prefix["out"], prefix["lse"], suffix["out"], suffix["lse"], whole["lse"])
-            subject.call(STATES, whole["out"], *given, attn_sink=sink if number == len(parts) else None)
-        yield whole
+    while STATES in there and len(parts) > 1:
+        # Two by two, halving: a result that is merged again and again rounds each time.
+        pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
+        parts = [_of_two(subject, *pair, sink if len(parts) == 2 else None) for pair in pairs]
+        if len(parts) == 1:
+            yield parts[0]
+
+
+def _of_two(subject: Subject, prefix: Results, suffix: Results, sink: torch.Tensor | None) -> Results:
+    """Two parts merged."""
+    whole = {name: torch.full_like(tensor, NAN) for name, tensor in prefix.items()}
+    given = (prefix["out"], prefix["lse"], suffix["out"], suffix["lse"], whole["lse"])
+    subject.call(STATES, whole["out"], *given, attn_sink=sink)
+    return whole
 
 
 def with_sink(whole: Attention, sink: torch.Tensor | None, unit: float) -> Attention:
