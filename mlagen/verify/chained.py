@@ -70,8 +70,8 @@ def merged(run: Run[Any, Any], parts: Sequence[Results], sink: torch.Tensor | No
         yield {"out": out, "lse": lse}
     while STATES in there and len(parts) > 1:
         # Two by two, halving: a result that is merged again and again rounds each time.
-        pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
-        parts = [_of_two(subject, *pair, sink if len(parts) == 2 else None) for pair in pairs]
+        pairs = list(zip(parts[::2], parts[1::2], strict=True))
+        parts = [_of_two(subject, *pair, sink if len(pairs) == 1 else None) for pair in pairs]
         if len(parts) == 1:
             yield parts[0]
 
