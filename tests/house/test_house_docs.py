@@ -20,7 +20,8 @@ WRITES = re.compile(r" > (\S+)$")
 COMMAND = re.compile(r"^(?:\$ )?(?:\./dev )?mlagen (.+?)(?:\s+#.*)?$", re.MULTILINE)
 FIRST_CELL = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 PACKAGE = re.compile(r"^\| \[(\w+)\]\(\1\) \| ([^|]+) \|", re.MULTILINE)
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def commands() -> list[str]:
@@ -85,10 +86,26 @@ def test_every_command_is_in_the_readme() -> None:
     assert [name for name in main.commands if f"`{name}" not in readme] == []
 
 
+def links_of(document: Path) -> list[tuple[str, str]]:
+    """A document's links to files: path, empty for its own, and anchor, empty without."""
+    text = FENCE.sub("", document.read_text(encoding="utf-8"))
+    return [(link, anchor) for link, anchor in LINK.findall(text) if "://" not in link]
+
+
+def anchors_of(document: Path) -> set[str]:
+    """What GitHub makes of a document's headings."""
+    headings = HEADING.findall(FENCE.sub("", document.read_text(encoding="utf-8")))
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    links = [link for link in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in link]
-    assert [link for link in links if not (document.parent / link).exists()] == []
+    for link, anchor in links_of(document):
+        target = document.parent / link if link else document
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors_of(target), f"{link}#{anchor}"
 
 
 @pytest.mark.parametrize("folder", TEMPLATES, ids=lambda path: path.name)
