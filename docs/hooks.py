@@ -24,8 +24,9 @@ LIST_AT_ONCE = re.compile(r"^((?![-*] |\d+\. |[ |#>]).+\n)(?=- )", re.MULTILINE)
 
 def on_config(config: Any) -> Any:
     """Expands the patterns of `nav`, in the order of names, and adds the processor of links."""
-    config.nav = _expanded(config.nav, Path(config.docs_dir), _named(config.nav))
-    config.markdown_extensions.append(_Links(config.repo_url.rstrip("/")))
+    repository = config.repo_url.rstrip("/")
+    config.nav = _expanded(config.nav, _named(config.nav), repository)
+    config.markdown_extensions.append(_Links(repository))
     return config
 
 
@@ -46,22 +47,33 @@ def _named(entry: Any) -> set[str]:
     return {entry}
 
 
-def _expanded(entries: list[Any], docs: Path, named: set[str]) -> list[Any]:
-    """Entries with each pattern replaced by the pages that fit it and have no entry of their own."""
+def _expanded(entries: list[Any], named: set[str], repository: str) -> list[Any]:
+    """Entries with each pattern replaced by the pages that fit it and have no entry of their own.
+
+    One that leaves docs/ stands for folders, of which each becomes a link to the repository.
+    """
     found: list[Any] = []
     for entry in entries:
         if isinstance(entry, dict):
             inner = {
-                title: _expanded(below, docs, named) if isinstance(below, list) else below
+                title: _expanded(below, named, repository) if isinstance(below, list) else below
                 for title, below in entry.items()
             }
             found.append(inner)
+        elif entry.startswith("../"):
+            folders = sorted(path for path in ROOT.glob(entry.removeprefix("../")) if path.is_dir())
+            found += [{f"Example: {path.name}": _address(repository, path)} for path in folders]
         elif "*" in entry:
-            pages = sorted(path.relative_to(docs).as_posix() for path in docs.glob(entry))
+            pages = sorted(path.relative_to(DOCS).as_posix() for path in DOCS.glob(entry))
             found += [page for page in pages if page not in named]
         else:
             found.append(entry)
     return found
+
+
+def _address(repository: str, path: Path) -> str:
+    """Where the repository shows a file or a folder."""
+    return f"{repository}/{'tree' if path.is_dir() else 'blob'}/main/{path.relative_to(ROOT).as_posix()}"
 
 
 class _Links(Extension):
@@ -90,9 +102,9 @@ class _Processor(Treeprocessor):
     def run(self, root: Element) -> None:
         """Replaces the address of each link that mkdocs could not follow."""
         for link in root.iter("a"):
-            link.set("href", self._address(link.get("href", "")))
+            link.set("href", self._followed(link.get("href", "")))
 
-    def _address(self, href: str) -> str:
+    def _followed(self, href: str) -> str:
         parts = urlsplit(href)
         if parts.scheme or parts.netloc or not parts.path:
             return href
@@ -100,6 +112,4 @@ class _Processor(Treeprocessor):
         of_site = path.is_file() and path.is_relative_to(DOCS)
         if of_site or not path.exists() or not path.is_relative_to(ROOT):
             return href
-        view = "tree" if path.is_dir() else "blob"
-        fragment = f"#{parts.fragment}" if parts.fragment else ""
-        return f"{self.repository}/{view}/main/{path.relative_to(ROOT).as_posix()}{fragment}"
+        return _address(self.repository, path) + (f"#{parts.fragment}" if parts.fragment else "")

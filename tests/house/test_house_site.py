@@ -46,10 +46,11 @@ def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_navigation_has_each_page_once() -> None:
-    named = [entry for entry in entries(SITE["nav"]) if "*" not in entry]
+    of_docs = [entry for entry in entries(SITE["nav"]) if not entry.startswith("../")]
+    named = [entry for entry in of_docs if "*" not in entry]
     matched = [
         path.relative_to(DOCS).as_posix()
-        for entry in entries(SITE["nav"])
+        for entry in of_docs
         if "*" in entry
         for path in DOCS.glob(entry)
         if path.relative_to(DOCS).as_posix() not in named
@@ -119,16 +120,35 @@ WRONG = {
 }
 
 
-@needs_mkdocs
-def test_a_site_with_faults_is_refused(tmp_path: Path) -> None:
-    docs = tmp_path / "docs"
+def small_site(folder: Path, nav: list[str], **pages: str) -> subprocess.CompletedProcess[str]:
+    """A site of few pages under the rules of this one."""
+    docs = folder / "docs"
     docs.mkdir()
     shutil.copy(DOCS / "hooks.py", docs)
-    (docs / "other.md").write_text("# Other\n")
-    (docs / "README.md").write_text("# Title\n\n[a](gone.md), [b](../gone.py), [c](#gone), [d](../mkdocs.yml)\n")
+    for name, text in pages.items():
+        (docs / f"{name}.md").write_text(text)
     site = {name: SITE[name] for name in ("site_name", "repo_url", "exclude_docs", "hooks", "validation")}
-    (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump({**site, "nav": ["README.md", "absent*.md"]}))
-    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    (folder / "mkdocs.yml").write_text(yaml.safe_dump({**site, "nav": nav}))
+    return build(folder / "mkdocs.yml", folder / "site")
+
+
+@needs_mkdocs
+def test_navigation_takes_pages_and_examples_that_exist(tmp_path: Path) -> None:
+    (tmp_path / "examples" / "some").mkdir(parents=True)
+    text = "# Title\n\n```\ncode\n- code\n```\n\nOf a paragraph:\n- an item\n"
+    done = small_site(tmp_path, ["README.md", "absent*.md", "b*.md", "../examples/*"], README=text, b1="# B")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert 'href="b1/"' in page
+    assert f'href="{SITE["repo_url"]}/tree/main/examples/some"' in page
+    assert "<li>an item</li>" in page
+    assert "code\n- code\n" in page
+
+
+@needs_mkdocs
+def test_a_site_with_faults_is_refused(tmp_path: Path) -> None:
+    text = "# Title\n\n[a](gone.md), [b](../gone.py), [c](#gone), [d](../mkdocs.yml)\n"
+    done = small_site(tmp_path, ["README.md", "absent*.md"], README=text, other="# Other")
     assert done.returncode == 1
     warnings = [line for line in done.stderr.splitlines() if "WARNING" in line or line.startswith("  - ")]
     assert [what for what, said in WRONG.items() if not any(said in line for line in warnings)] == []
