@@ -16,11 +16,13 @@ TEMPLATES = [ROOT / "templates", ROOT / "templates" / "sm90"]
 INDEXES = [ROOT / "generated" / "README.md", *(folder / "README.md" for folder in TEMPLATES)]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *INDEXES])
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WRITES = re.compile(r" > (\S+)$")
 COMMAND = re.compile(r"^(?:\$ )?(?:\./dev )?mlagen (.+?)(?:\s+#.*)?$", re.MULTILINE)
 FIRST_CELL = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 PACKAGE = re.compile(r"^\| \[(\w+)\]\(\1\) \| ([^|]+) \|", re.MULTILINE)
-LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def commands() -> list[str]:
@@ -61,23 +63,41 @@ def test_readme_opens_with_the_command_that_builds() -> None:
     assert "build specs/dsv32.yaml" in commands()
 
 
-def test_readme_imports_what_the_package_exports() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (snippet,) = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
-    package = ast.parse((ROOT / "generated" / "dsv32" / "__init__.py").read_text(encoding="utf-8"))
-    (exported,) = (
+def exported(package: Path) -> set[str]:
+    """What the `__init__.py` of a package lists as its own."""
+    (names,) = (
         ast.literal_eval(node.value)
-        for node in package.body
+        for node in ast.parse((package / "__init__.py").read_text(encoding="utf-8")).body
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
     )
-    imported = [
-        alias.name
-        for node in ast.walk(ast.parse(snippet))
-        if isinstance(node, ast.ImportFrom) and node.module == "dsv32"
-        for alias in node.names
-    ]
-    assert imported
-    assert set(imported) <= set(exported)
+    return set(names)
+
+
+@pytest.mark.parametrize(
+    ("document", "modules"),
+    [
+        ("README.md", {"dsv32"}),
+        ("docs/first-package.md", {"dsv32"}),
+        ("docs/own-engine.md", {"mlagen.verify"}),
+        ("docs/api/mlagen.md", {"mlagen.plan", "mlagen.emit", "mlagen.verify"}),
+    ],
+)
+def test_documented_imports_are_exported(document: str, modules: set[str]) -> None:
+    snippets = PYTHON.findall((ROOT / document).read_text(encoding="utf-8"))
+    found = set()
+    for node in (node for snippet in snippets for node in ast.walk(ast.parse(snippet))):
+        if isinstance(node, ast.ImportFrom) and node.module in modules:
+            found.add(node.module)
+            place = ROOT / "generated" / node.module
+            names = exported(place if place.is_dir() else ROOT / node.module.replace(".", "/"))
+            assert {alias.name for alias in node.names} <= names
+    assert found == modules
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_documented_python_can_be_parsed(document: Path) -> None:
+    for snippet in PYTHON.findall(document.read_text(encoding="utf-8")):
+        ast.parse(snippet)
 
 
 def test_every_command_is_in_the_readme() -> None:
@@ -85,10 +105,26 @@ def test_every_command_is_in_the_readme() -> None:
     assert [name for name in main.commands if f"`{name}" not in readme] == []
 
 
+def links_of(document: Path) -> list[tuple[str, str]]:
+    """A document's links to files: path, empty for its own, and anchor, empty without."""
+    text = FENCE.sub("", document.read_text(encoding="utf-8"))
+    return [(link, anchor) for link, anchor in LINK.findall(text) if "://" not in link]
+
+
+def anchors_of(document: Path) -> set[str]:
+    """What GitHub makes of a document's headings."""
+    headings = HEADING.findall(FENCE.sub("", document.read_text(encoding="utf-8")))
+    titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document: Path) -> None:
-    links = [link for link in LINK.findall(document.read_text(encoding="utf-8")) if "://" not in link]
-    assert [link for link in links if not (document.parent / link).exists()] == []
+    for link, anchor in links_of(document):
+        target = document.parent / link if link else document
+        assert target.exists(), link
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors_of(target), f"{link}#{anchor}"
 
 
 @pytest.mark.parametrize("folder", TEMPLATES, ids=lambda path: path.name)
