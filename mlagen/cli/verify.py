@@ -43,7 +43,7 @@ def _cache_file(package: Package, device: str) -> Path:
     digest = hashlib.sha256()
     for file in package.files:
         digest.update(file.text.encode())
-    for path in sorted((Path(__file__).resolve().parents[1] / "verify").glob("*.py")):
+    for path in sorted((Path(__file__).resolve().parents[1] / "verify").rglob("*.py")):
         digest.update(path.read_bytes())
     for library in ("torch", "triton", "numpy"):
         digest.update(importlib.metadata.version(library).encode())
