@@ -25,20 +25,20 @@ def attention_bytes(tokens: int, num_heads: int, keys: int, d_qk: int, d_v: int,
     return tokens * num_heads * (d_qk + d_v) * ITEMSIZE + tokens * keys * INDEX_BYTES + kv_bytes
 
 
-def write_bytes(tokens: int, lanes: int, row_bytes: int) -> int:
+def write_bytes(tokens: int, columns: int, row_bytes: int) -> int:
     """Bytes of writing tokens to a cache: their rows as the model computes them, their slots, the rows as stored.
 
     Args:
         tokens: how many.
-        lanes: of a row.
+        columns: of a row.
         row_bytes: bytes of a row as it is stored.
     """
-    return tokens * (lanes * ITEMSIZE + SLOT_BYTES + row_bytes)
+    return tokens * (columns * ITEMSIZE + SLOT_BYTES + row_bytes)
 
 
-def gather_bytes(tokens: int, lanes: int, row_bytes: int, pages: int, *, integers: int) -> int:
+def gather_bytes(tokens: int, columns: int, row_bytes: int, pages: int, *, integers: int) -> int:
     """Bytes of gathering tokens from a cache: rows as stored and as read, the table of `pages`, other integers."""
-    return tokens * (row_bytes + lanes * ITEMSIZE) + (pages + integers) * INDEX_BYTES
+    return tokens * (row_bytes + columns * ITEMSIZE) + (pages + integers) * INDEX_BYTES
 
 
 def map_bytes(tokens: int, topk: int, pages: int, *, counts: bool) -> int:

@@ -18,7 +18,7 @@ MOST_BATCH_SETS = 1024  # so that even 128 tokens a call exceed L2 together
 INDEX_CHUNK = 1 << 28  # random numbers drawn at a time
 TOKENS = ((1, 1), (128, 1), (4096, 1), (32768, 1), (32768, 8))  # of a batch, and the requests they are of
 BLOCK_SIZE = 64  # tokens a page where the spec names none
-TENSOR_SCALE = 2.0**-5  # of layouts with one scale a tensor: standard normal lanes are far from the largest e4m3
+TENSOR_SCALE = 2.0**-5  # of layouts with one scale a tensor: standard normal values are far from the largest e4m3
 FILL_TOKENS = 1 << 17  # tokens encoded at a time
 
 
@@ -111,7 +111,7 @@ def fill(layout: CacheLayout, cache: torch.Tensor, block_size: int) -> None:
     step = max(1, FILL_TOKENS // block_size)
     for first in range(0, cache.shape[0], step):
         pages = min(step, cache.shape[0] - first)
-        rows = torch.randn(pages * block_size, layout.lanes, device=cache.device)
+        rows = torch.randn(pages * block_size, layout.columns, device=cache.device)
         for view, plane in zip(views, encode(layout, rows, TENSOR_SCALE), strict=True):
             view[first : first + pages] = plane.view(pages, block_size, -1)
 

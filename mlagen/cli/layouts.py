@@ -47,7 +47,7 @@ def as_text(layout: CacheLayout, dims: Dims, block_size: int | None) -> Iterator
     """The same as lines."""
     tokens = block_size or PAGE
     page = f"{layout.page_bytes(tokens):,} bytes a page of {tokens}"
-    yield f"{layout.name} on {_lanes(dims)} columns: {layout.row_bytes:,} bytes a token, {page}"
+    yield f"{layout.name} on {_columns(dims)} columns: {layout.row_bytes:,} bytes a token, {page}"
     yield from (f"  {line}" for line in layout.byte_table)
     for field in layout.fields:
         if isinstance(field, ScalesField):
@@ -57,7 +57,7 @@ def as_text(layout: CacheLayout, dims: Dims, block_size: int | None) -> Iterator
     if golden:
         yield f"  golden page of {PAGE} tokens: sha256 {golden}"
     for other, others_dims in _of_equal_bytes(layout, dims):
-        alike = f"{other.name} on {_lanes(others_dims)} columns has {other.row_bytes:,} bytes a token too"
+        alike = f"{other.name} on {_columns(others_dims)} columns has {other.row_bytes:,} bytes a token too"
         yield f"  warning: {alike}; a tensor does not tell which it holds, the fingerprint does"
 
 
@@ -71,12 +71,12 @@ def table() -> Table:
     shown.add_column(f"a page of {PAGE}", justify="right")
     for layout, dims in named_layouts():
         where = Text("\n".join(layout.byte_table))
-        shown.add_row(layout.name, _lanes(dims), f"{layout.row_bytes:,}", where, f"{layout.page_bytes(PAGE):,}")
+        shown.add_row(layout.name, _columns(dims), f"{layout.row_bytes:,}", where, f"{layout.page_bytes(PAGE):,}")
     return shown
 
 
-def _lanes(dims: Dims) -> str:
-    return " + ".join(str(lanes) for lanes in dims if lanes)
+def _columns(dims: Dims) -> str:
+    return " + ".join(str(columns) for columns in dims if columns)
 
 
 def _of_equal_bytes(layout: CacheLayout, dims: Dims) -> list[tuple[CacheLayout, Dims]]:

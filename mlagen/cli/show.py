@@ -65,8 +65,8 @@ def show_plan(spec: Path, as_json: bool) -> None:
     out.print(f"{rows if plan.d_qk else ''}{dims.num_heads} heads, {topk}{dims.dtype}")
     sparse_fwd, cache = plan.find(SparseFwdPlan), plan.find(CachePlan)
     for chunk in sparse_fwd.chunks if sparse_fwd else ():
-        lanes = f"columns [{chunk.start}, {chunk.start + chunk.lanes}) in a block of {chunk.block}"
-        out.print(f"{chunk.name}: {lanes}{', part of V' if chunk.in_v else ''}", markup=False)
+        columns = f"columns [{chunk.start}, {chunk.start + chunk.columns}) in a block of {chunk.block}"
+        out.print(f"{chunk.name}: {columns}{', part of V' if chunk.in_v else ''}", markup=False)
     launches = [f"cache writer: {cache.block_t} tokens a program"] if cache else []
     if plan.latent:
         splits = plan.splits

@@ -31,17 +31,17 @@ def encode(
 
     Args:
         layout: where each byte is.
-        rows: [T, lanes] bf16, fp16 or fp32.
+        rows: [T, columns] bf16, fp16 or fp32.
         tensor_scale: what the values of fields with one scale a tensor are divided by.
 
     Returns:
         For each plane its bytes, [T, plane_bytes[plane]] uint8.
     """
     tokens = rows.shape[0]
-    _check_lanes(layout, rows.shape[1])
+    _check_columns(layout, rows.shape[1])
     planes = tuple(torch.zeros(tokens, width, dtype=torch.uint8, device=rows.device) for width in layout.plane_bytes)
     for field in layout.data:
-        x = rows[:, field.first_lane : field.first_lane + field.count]
+        x = rows[:, field.first_column : field.first_column + field.count]
         scales = layout.scales_of(field)
         if scales:
             stored, scale = _tile_scales(x.float(), field, scales)
@@ -68,7 +68,7 @@ def decode(
         tensor_scale: what the values of fields with one scale a tensor are multiplied by.
 
     Returns:
-        [T, lanes] fp32.
+        [T, columns] fp32.
     """
     found = []
     for field in layout.data:
@@ -169,7 +169,7 @@ def read(
         tensor_scale: see `decode`.
 
     Returns:
-        [N, lanes] fp32.
+        [N, columns] fp32.
 
     Raises:
         IndexError: a slot lies outside the cache.
@@ -182,24 +182,24 @@ def read(
     return decode(layout, tuple(view[where // block_size, where % block_size] for view in views), tensor_scale)
 
 
-def golden_rows(tokens: int, lanes: int) -> torch.Tensor:
+def golden_rows(tokens: int, columns: int) -> torch.Tensor:
     """The rows of a golden page, from integers alone, so that any language can make them.
 
-    Lane l of token t is v * 2^k. With all products modulo 2^32, h = (1000003 * t + l) * 2654435761,
+    Column l of token t is v * 2^k. With all products modulo 2^32, h = (1000003 * t + l) * 2654435761,
     h = (h ^ (h >> 16)) * 73244475 and v = (h >> 23) - 256. With c = (t + l // 128) % 8, the value is 0 where c is 0,
     and k is -24 where c is 1 (below every floor), 7 where c is 2, -14 where c is 3, and -7 elsewhere.
     bf16 and fp16 hold all of them.
 
     Returns:
-        [tokens, lanes] fp32.
+        [tokens, columns] fp32.
     """
     t = torch.arange(tokens)[:, None]
-    lane = torch.arange(lanes)[None, :]
-    h = (1000003 * t + lane) * 2654435761 % 2**32
+    column = torch.arange(columns)[None, :]
+    h = (1000003 * t + column) * 2654435761 % 2**32
     h = (h ^ (h >> 16)) * 73244475 % 2**32
     v = (h >> 23) - 256
     kinds = torch.tensor([0.0, 2.0**-24, 2.0**7, 2.0**-14, 2.0**-7, 2.0**-7, 2.0**-7, 2.0**-7])
-    rows = v.float() * kinds[(t + lane // 128) % 8]
+    rows = v.float() * kinds[(t + column // 128) % 8]
     return torch.where(rows == 0, torch.zeros(()), rows)
 
 
@@ -210,7 +210,7 @@ def golden_page(layout: CacheLayout, block_size: int = 64) -> torch.Tensor:
         [page_bytes] uint8; bytes that hold nothing are 0.
     """
     page = torch.zeros(1, layout.page_bytes(block_size), dtype=torch.uint8)
-    rows = golden_rows(block_size, layout.lanes)
+    rows = golden_rows(block_size, layout.columns)
     write(layout, page, block_size, torch.arange(block_size), rows, GOLDEN_TENSOR_SCALE)
     return page[0]
 
@@ -220,9 +220,9 @@ def page_sha256(page: torch.Tensor) -> str:
     return hashlib.sha256(bytes(page.tolist())).hexdigest()
 
 
-def _check_lanes(layout: CacheLayout, lanes: int) -> None:
-    if lanes != layout.lanes:
-        raise ValueError(f"rows: got {lanes} columns; takes {layout.lanes}: {layout.name}")
+def _check_columns(layout: CacheLayout, columns: int) -> None:
+    if columns != layout.columns:
+        raise ValueError(f"rows: got {columns} columns; takes {layout.columns}: {layout.name}")
 
 
 def _tensor_scale(scale: float | torch.Tensor | None, device: torch.device) -> torch.Tensor:

@@ -88,11 +88,11 @@ class DataField(Field):
     """Columns of the KV row.
 
     Attributes:
-        first_lane: column of the KV row at which it begins.
+        first_column: column of the KV row at which it begins.
         tensor_scale: its values are divided by one scale a tensor, which callers pass.
     """
 
-    first_lane: int
+    first_column: int
     tensor_scale: bool
 
     @property
@@ -160,10 +160,10 @@ class CacheLayout:
     def data(self) -> tuple[DataField, ...]:
         """The fields that hold columns, in column order."""
         found = [field for field in self.fields if isinstance(field, DataField)]
-        return tuple(sorted(found, key=lambda field: field.first_lane))
+        return tuple(sorted(found, key=lambda field: field.first_column))
 
     @property
-    def lanes(self) -> int:
+    def columns(self) -> int:
         """Columns of one token's row (d_qk)."""
         return sum(field.count for field in self.data)
 
@@ -227,6 +227,8 @@ class CacheLayout:
         fields = [{**dataclasses.asdict(field), "kind": type(field).__name__} for field in self.fields]
         for field in fields:
             field.pop("rule", None)
+            if "first_column" in field:
+                field["first_lane"] = field.pop("first_column")  # its name when caches in use were fingerprinted
         text = json.dumps([self.name, self.page_multiple, fields], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -262,7 +264,7 @@ def compose(
         LayoutError: a column is stored twice or not at all, a scale scales nothing, a field would begin off alignment,
             or a scale's rule gives values that its dtype does not hold.
     """
-    lanes = {"latent": kv_lora_rank, "rope": qk_rope_head_dim, "row": kv_lora_rank + qk_rope_head_dim}
+    columns = {"latent": kv_lora_rank, "rope": qk_rope_head_dim, "row": kv_lora_rank + qk_rope_head_dim}
     first = {"latent": 0, "rope": kv_lora_rank, "row": 0}
     keys = ("fields", "planar_fields")
     entries = [
@@ -270,25 +272,25 @@ def compose(
         for plane, key in enumerate(keys)
         for index, item in enumerate(composition.get(key, ()))
     ]
-    stored = _stored(entries, lanes)
+    stored = _stored(entries, columns)
     by_tensor = _scaled(entries, stored)
     fields: list[Field] = []
     offsets = [0, 0]
     pads = 0
     for plane, at, item in entries:
         kind = item["kind"]
-        of = kind if kind in lanes else item.get("of")
-        if kind == "tensor_scale" or (of and not lanes[of]):
+        of = kind if kind in columns else item.get("of")
+        if kind == "tensor_scale" or (of and not columns[of]):
             continue
         field: Field
         if kind == "scales":
-            field = _scales(item, stored[of], lanes[of], (plane, offsets[plane]), rule or {}, at)
+            field = _scales(item, stored[of], columns[of], (plane, offsets[plane]), rule or {}, at)
         elif kind == "pad":
             field = PadField(f"pad_{pads}" if pads else "pad", "u8", item["bytes"], plane, offsets[plane])
             pads += 1
         else:
             place = (plane, offsets[plane], first[kind])
-            field = DataField(kind, item["dtype"], lanes[kind], *place, kind in by_tensor)
+            field = DataField(kind, item["dtype"], columns[kind], *place, kind in by_tensor)
         if BITS[field.dtype] * field.count % 8:
             message = f"got {field.dtype} for {field.count} columns, which end within a byte; takes an even number"
             raise LayoutError(message, *at, "dtype")
@@ -302,18 +304,18 @@ def compose(
     return CacheLayout(composition["name"], tuple(fields), offsets[0] if multiple == "row" else multiple)
 
 
-def _stored(entries: list[Entry], lanes: Mapping[str, int]) -> dict[str, str]:
+def _stored(entries: list[Entry], columns: Mapping[str, int]) -> dict[str, str]:
     """The dtype of each data field; LayoutError where columns are stored twice or not at all."""
     stored: dict[str, str] = {}
     for _, at, item in entries:
         kind = item["kind"]
-        if kind in lanes:
+        if kind in columns:
             held = [other for other in stored if kind == "row" or other in (kind, "row")]
             if held:
                 raise LayoutError(f"got {kind}, columns that {held[0]} holds already; takes each once", *at, "kind")
             stored[kind] = item["dtype"]
     for kind in ("latent", "rope"):
-        if lanes[kind] and kind not in stored and "row" not in stored:
+        if columns[kind] and kind not in stored and "row" not in stored:
             raise LayoutError(f"stores no {kind} columns; takes a field of kind {kind} or row", "fields")
     return stored
 
@@ -339,13 +341,13 @@ def _scaled(entries: list[Entry], stored: Mapping[str, str]) -> set[str]:
 def _scales(
     item: Mapping[str, Any],
     of: str,
-    lanes: int,
+    columns: int,
     place: tuple[int, int],
     changes: Mapping[str, Any],
     at: tuple[str, int],
 ) -> ScalesField:
     """The scales of a field of dtype `of`; LayoutError where their order or their rule cannot be."""
-    count = math.ceil(lanes / item["tile"])
+    count = math.ceil(columns / item["tile"])
     interleave = item.get("interleave", 1)
     if count % interleave:
         raise LayoutError(f"got {interleave}; takes a divisor of {count}, the number of scales", *at, "interleave")

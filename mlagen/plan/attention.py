@@ -27,7 +27,7 @@ class HeldRow(Protocol):
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
-        """Its blocks as they are multiplied, in lane order."""
+        """Its blocks as they are multiplied, in column order."""
 
     def row(
         self, tile: Tile, target: Target, reason: str, max_heads: int | None = None, max_tokens: int | None = None
@@ -64,7 +64,7 @@ class LatentFamily(TiledFamily[TileRow]):
     """Numbers of attention over latent rows.
 
     Attributes:
-        d_qk, d_v: lanes of a KV row, and of V.
+        d_qk, d_v: columns of a KV row, and of V.
         splits: of a call's keys, and of the kernel that combines them.
     """
 
@@ -84,7 +84,7 @@ class LatentFamily(TiledFamily[TileRow]):
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
-        """Blocks of a row as it is multiplied, in lane order."""
+        """Blocks of a row as it is multiplied, in column order."""
         return self.held.chunks
 
     def like(self, row: TileRow, tile: Tile, target: Target, reason: str, *, aligned: bool) -> TileRow:

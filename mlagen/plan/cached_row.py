@@ -4,7 +4,7 @@ A dequantised tile of K lies in registers before it is stored for the products, 
 unquantised rows. None of these spills in its loop with any of the named layouts under Triton 3.6 and 3.7.
 
 One program may read two layouts, one loop behind the other. mma.sync takes q from shared memory in an order that
-depends on how narrow the lanes of K are as they are stored, so q lies there once for each width that a block has.
+depends on how narrow the columns of K are as they are stored, so q lies there once for each width that a block has.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
 ROWS = (16, 32, 64)
 # For calls whose rows or indices are not aligned: loads of single elements take many registers, so the tile is small.
 UNALIGNED = {"cuda": Tile(16, 16, 8, 2, False), "hip": Tile(16, 16, 4, 2, False)}
-# 16 rows a step of two lanes a byte gave wrong products on sm90 (docs/performance/log.md); 32 and 64 do not.
+# 16 rows a step of two values a byte gave wrong products on sm90 (docs/performance/log.md); 32 and 64 do not.
 PACKED_BLOCK_N = {"cuda": 32, "hip": 16}
 MORE_WARPS = 8  # of NVIDIA's, where those of 4 would spill
 TWO_LOOPS_REGISTERS = 48  # fp32 accumulators a thread of 4 warps may hold beside what two loops take
@@ -71,16 +71,16 @@ class RowBytes:
     """Bytes that a row of K takes in a program, by what they are.
 
     Attributes:
-        direct: lanes that are multiplied as they are stored.
-        dequantised: the other lanes, in the model's dtype.
-        again: the same once more: mma.sync stores 8-bit lanes for each of the two products.
-        stored: the other lanes as they are stored, and their scales.
+        direct: columns that are multiplied as they are stored.
+        dequantised: the other columns, in the model's dtype.
+        again: the same once more: mma.sync stores 8-bit values for each of the two products.
+        stored: the other columns as they are stored, and their scales.
         waiting: of `stored`, what waits in shared memory for mma.sync; the rest waits in registers.
-        packed: a byte holds two lanes.
-        widths: bits of the narrowest lanes, as stored, of each block that is multiplied.
-        narrowest: lanes of the narrowest of its blocks, in the model's dtype; 0 where there is one.
-        scales: (bytes of one, bytes of all) of the scales of a field whose lanes can change threads as they are stored,
-            8-bit ones in blocks of their own; None without.
+        packed: a byte holds two values.
+        widths: bits of the narrowest values, as stored, of each block that is multiplied.
+        narrowest: columns of the narrowest of its blocks, in the model's dtype; 0 where there is one.
+        scales: (bytes of one, bytes of all) of the scales of a field whose values can change threads as they are
+            stored, 8-bit ones in blocks of their own; None without.
     """
 
     direct: int
@@ -95,14 +95,14 @@ class RowBytes:
 
 
 def join_chunks(loaded: Sequence[Chunk]) -> tuple[Chunk, ...]:
-    """The blocks as one, where all of them are V and the first has room for the lanes of the last.
+    """The blocks as one, where all of them are V and the first has room for the columns of the last.
 
-    One block needs one accumulator of V: two would be a chain of products each, and more lanes than there are.
+    One block needs one accumulator of V: two would be a chain of products each, and more columns than there are.
     """
     if len(loaded) != 2 or not all(chunk.in_v for chunk in loaded):
         return tuple(loaded)
     first, last = loaded
-    if last.masked or first.lanes % last.lanes or first.lanes + last.lanes != first.block:
+    if last.masked or first.columns % last.columns or first.columns + last.columns != first.block:
         return tuple(loaded)
     return (Chunk("kv", first.start, first.block, first.block, True),)
 
@@ -114,25 +114,25 @@ def bytes_of_row(layout: CacheLayout, loaded: Sequence[Chunk], joined: bool) -> 
     widths: list[int] = []
     found: tuple[int, int] | None = None
     for chunk in loaded:
-        field = next(one for one in layout.data if chunk.start < one.first_lane + one.count)
-        lanes = chunk.block * ITEMSIZE
+        field = next(one for one in layout.data if chunk.start < one.first_column + one.count)
+        nbytes = chunk.block * ITEMSIZE
         two_a_byte = field.dtype == "e2m1"
         widths.append(BITS // 2 if two_a_byte else BITS * field.itemsize)
         if not field.quantised:
-            direct += lanes
+            direct += nbytes
             continue
         scales = layout.scales_of(field)
         scale_bytes = scales.itemsize * max(1, chunk.block // scales.tile) if scales else 0
         data = chunk.block // 2 if two_a_byte else chunk.block
         packed |= two_a_byte
-        dequantised += lanes
-        again += lanes if chunk.in_v and not two_a_byte else 0
+        dequantised += nbytes
+        again += nbytes if chunk.in_v and not two_a_byte else 0
         stored += data + scale_bytes
         waiting += scale_bytes if scales and scales.dtype == "fp32" else data + 2 * scale_bytes
         if scales and not two_a_byte:
             found = (scales.itemsize, scale_bytes)
     narrowest = min(chunk.block for chunk in loaded) * ITEMSIZE if len(loaded) > 1 else 0
-    if joined:  # no lane is multiplied as it is loaded
+    if joined:  # no column is multiplied as it is loaded
         return RowBytes(
             0, dequantised, again, stored + direct, waiting + direct, packed, (min(widths),), narrowest, None
         )
@@ -140,7 +140,7 @@ def bytes_of_row(layout: CacheLayout, loaded: Sequence[Chunk], joined: bool) -> 
 
 
 def _moves_as_stored(tile: Tile, row: RowBytes, target: Target) -> bool:
-    """Whether lanes change threads as they are stored, and are dequantised in the order that mma.sync takes.
+    """Whether values change threads as they are stored, and are dequantised in the order that mma.sync takes.
 
     Triton does so where nothing that dequantises them waits in shared memory: in one stage, or where a thread has too
     few bytes of scales to copy them there.
@@ -191,7 +191,7 @@ class CachedRow:
     """A cached row as a program holds it, which says what tiles fit.
 
     Attributes:
-        chunks: its blocks as they are multiplied, in lane order.
+        chunks: its blocks as they are multiplied, in column order.
         layouts: what it takes, in each layout that one program reads in a loop of its own.
     """
 
@@ -200,7 +200,7 @@ class CachedRow:
 
     @property
     def packed(self) -> bool:
-        """Whether a byte of either layout holds two lanes."""
+        """Whether a byte of either layout holds two values."""
         return any(row.packed for row in self.layouts)
 
     def _apart(self, tile: Tile, target: Target) -> int:
@@ -265,16 +265,17 @@ class CachedRow:
         """Why a tile is none for the target, with the arithmetic; None if it is one."""
         registers, most = accumulator_registers(tile, self.chunks, target), ACCUMULATOR_REGISTERS[tile.block_h]
         if registers > most:
-            lanes = v_bytes(self.chunks) // ITEMSIZE
+            columns = v_bytes(self.chunks) // ITEMSIZE
             return (
-                f"V of {lanes} lanes takes {registers:.0f} accumulators a thread in tile {tile} of attention over a "
-                f"cache, more than {most}"
+                f"V of {columns} columns takes {registers:.0f} accumulators a thread in tile {tile} of attention over "
+                f"a cache, more than {most}"
             )
         if target.backend == "cuda" and tile.num_warps < MORE_WARPS and (self.packed or self._crowds(registers)):
-            what = "a layout of two lanes a byte" if self.packed else f"two layouts beside {registers:.0f} accumulators"
+            both = f"two layouts beside {registers:.0f} accumulators"
+            what = "a layout of two values a byte" if self.packed else both
             return f"tile {tile}: {what} in fewer than {MORE_WARPS} warps"
         if self.packed and tile.block_n < (rows := PACKED_BLOCK_N[target.backend]):
-            return f"tile {tile}: a layout of two lanes a byte in steps of fewer than {rows} rows"
+            return f"tile {tile}: a layout of two values a byte in steps of fewer than {rows} rows"
         if self.shared(tile, target) > target.shared_limit:
             return self._too_much_shared(tile, target)
         return None

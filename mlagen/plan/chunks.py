@@ -1,35 +1,35 @@
-"""Splits the lanes of a row into power-of-two blocks, since a Triton block has a power-of-two shape."""
+"""Splits the columns of a row into power-of-two blocks, since a Triton block has a power-of-two shape."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MIN_BLOCK = 16  # the smallest K that tl.dot takes
-MAX_WASTE = 1 / 8  # padded lanes, as a share of a block, that cost less than one more dot
+MAX_WASTE = 1 / 8  # padded columns, as a share of a block, that cost less than one more dot
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A run of lanes that one block covers.
+    """A run of columns that one block covers.
 
     Attributes:
         name: suffix of the variables that hold it, `nope`, `rope`, `nope_0` ...
-        start: first lane in the row.
-        lanes: lanes that are there; the block's others are masked.
+        start: first column in the row.
+        columns: columns that are there; the block's others are masked.
         block: the block's width, a power of two, at least 16.
         in_v: the chunk is part of V too.
     """
 
     name: str
     start: int
-    lanes: int
+    columns: int
     block: int
     in_v: bool
 
     @property
     def masked(self) -> bool:
-        """Whether the block is wider than its lanes."""
-        return self.block > self.lanes
+        """Whether the block is wider than its columns."""
+        return self.block > self.columns
 
 
 def next_power_of_2(n: int) -> int:
@@ -37,36 +37,36 @@ def next_power_of_2(n: int) -> int:
     return 1 << (n - 1).bit_length()
 
 
-def split_lanes(lanes: int) -> list[tuple[int, int]]:
-    """(lanes, block) of each chunk of `lanes` lanes, largest first.
+def split_columns(columns: int) -> list[tuple[int, int]]:
+    """(columns, block) of each chunk of `columns` columns, largest first.
 
     A rest that nearly fills a power of two becomes one padded block; otherwise the largest power of two is cut off.
     """
     chunks = []
-    while lanes:
-        block = max(MIN_BLOCK, next_power_of_2(lanes))
-        if block == MIN_BLOCK or block - lanes <= MAX_WASTE * block:
-            chunks.append((lanes, block))
+    while columns:
+        block = max(MIN_BLOCK, next_power_of_2(columns))
+        if block == MIN_BLOCK or block - columns <= MAX_WASTE * block:
+            chunks.append((columns, block))
             break
         chunks.append((block // 2, block // 2))
-        lanes -= block // 2
+        columns -= block // 2
     return chunks
 
 
 def make_chunks(parts: list[tuple[str, int]], d_v: int) -> tuple[Chunk, ...]:
-    """Chunks of a row made of named `parts` (name, lanes); none crosses a part's end or lane `d_v`, where V ends."""
+    """Chunks of a row of named `parts` (name, columns); none crosses a part's end or column `d_v`, where V ends."""
     chunks: list[Chunk] = []
     start = 0
-    for name, lanes in parts:
+    for name, columns in parts:
         pieces: list[tuple[int, int, int]] = []
-        inside = min(max(d_v - start, 0), lanes)
-        for first, run in ((start, inside), (start + inside, lanes - inside)):
-            lane = first
-            for width, block in split_lanes(run):
-                pieces.append((lane, width, block))
-                lane += width
-        for number, (lane, width, block) in enumerate(pieces):
+        inside = min(max(d_v - start, 0), columns)
+        for first, run in ((start, inside), (start + inside, columns - inside)):
+            column = first
+            for width, block in split_columns(run):
+                pieces.append((column, width, block))
+                column += width
+        for number, (column, width, block) in enumerate(pieces):
             suffix = name if len(pieces) == 1 else f"{name}_{number}"
-            chunks.append(Chunk(suffix, lane, width, block, lane < d_v))
-        start += lanes
+            chunks.append(Chunk(suffix, column, width, block, column < d_v))
+        start += columns
     return tuple(chunks)

@@ -1,4 +1,4 @@
-"""How a writer of a cache gets from a tile's lanes to its scale, and from lanes and scale to what is stored."""
+"""How a writer of a cache gets from a tile's values to its scale, and from values and scale to what is stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHORT_BITS = 8  # of a mantissa
 
 
 class Quotient(Enum):
-    """How lanes are divided by their scale."""
+    """How values are divided by their scale."""
 
     POWER_OF_TWO = auto()  # a product with its reciprocal, which is exact
     EXACT = auto()  # as division rounds, by a product with the reciprocal and what it is off by
@@ -21,7 +21,7 @@ class Quotient(Enum):
 
 
 class AmaxScale(Enum):
-    """How a tile's largest lane becomes its scale, before that is rounded."""
+    """How a tile's largest value becomes its scale, before that is rounded."""
 
     FLOOR_ON_AMAX = auto()
     SHORT = auto()  # few bits, by a product with the divisor's reciprocal
@@ -29,7 +29,7 @@ class AmaxScale(Enum):
 
 
 def short_quotients(layout: CacheLayout) -> bool:
-    """Whether lanes become e2m1 by quotients of few bits alone, or by exact ones."""
+    """Whether values become e2m1 by quotients of few bits alone, or by exact ones."""
     fields = [field for field in layout.data if field.dtype == "e2m1"]
     scales = [layout.scales_of(field) for field in fields]
     long = any(one and one.dtype == "fp32" and one.rule.rounding == "nearest" for one in scales)
@@ -37,7 +37,7 @@ def short_quotients(layout: CacheLayout) -> bool:
 
 
 def quotient_of(layout: CacheLayout, field: DataField, scales: ScalesField) -> Quotient:
-    """How a field's lanes are divided by these scales of theirs."""
+    """How a field's values are divided by these scales of theirs."""
     if scales.rule.rounding == "power_of_two":
         return Quotient.POWER_OF_TWO
     if scales.dtype == "fp32" and field.dtype in EIGHT_BIT_FLOATS:
@@ -48,7 +48,7 @@ def quotient_of(layout: CacheLayout, field: DataField, scales: ScalesField) -> Q
 
 
 def amax_scale_of(layout: CacheLayout, scales: ScalesField) -> AmaxScale:
-    """How a tile's largest lane becomes one of these scales."""
+    """How a tile's largest value becomes one of these scales."""
     if scales.rule.floor_on == "amax":
         return AmaxScale.FLOOR_ON_AMAX
     if scales.dtype == "e4m3" and _is_short(scales.rule.divisor) and short_quotients(layout):

@@ -25,7 +25,7 @@ from mlagen.work import ITEMSIZE
 
 CACHED_BYTES = 24 << 20  # of K and V, of which programs that run side by side should find most in L2
 NARROW_ROWS = 64  # rows of a tile for short requests, such as the next tokens of sequences that are decoded
-LOAD_LANES = 8  # of 16 bytes, behind one address of two registers
+LOAD_COLUMNS = 8  # of 16 bytes, behind one address of two registers
 BARRIER_BYTES = 1024  # for barriers of copies by descriptor and of tcgen05, with what aligns the tiles behind them
 
 
@@ -34,8 +34,8 @@ class DenseFwdPlan(TiledFamily[DenseFwdRow]):
     """Numbers of the kernels.
 
     Attributes:
-        d_qk, d_v: lanes of a row of q and k, and of v.
-        k_chunks, v_chunks: blocks of a row of k (q is cut likewise) and of v, in lane order.
+        d_qk, d_v: columns of a row of q and k, and of v.
+        k_chunks, v_chunks: blocks of a row of k (q is cut likewise) and of v, in column order.
         descriptor_targets: targets that copy blocks of k and v by tensor descriptor; the others load them by pointers.
         cached_bytes: bytes of K and V of the heads that run side by side.
     """
@@ -114,7 +114,7 @@ def registers(
     accumulators = tile.block_m * row_bytes(v) // ITEMSIZE
     scores = tile.block_m * tile.block_n
     loaded = 0 if descriptors else tile.block_n * (row_bytes(k) + row_bytes(v)) // ITEMSIZE
-    return (accumulators + 1.5 * scores + 2 * loaded / LOAD_LANES) / threads
+    return (accumulators + 1.5 * scores + 2 * loaded / LOAD_COLUMNS) / threads
 
 
 def expected_shared(
@@ -167,7 +167,7 @@ def make_rows(
         shared = expected_shared(smallest, k, v, target, descriptors=False)
         held = registers(smallest, k, v, target, descriptors=False)
         raise LimitError(
-            f"{target.name}: head dims {k[-1].start + k[-1].lanes} and {v[-1].start + v[-1].lanes} take {shared:,} "
+            f"{target.name}: head dims {k[-1].start + k[-1].columns} and {v[-1].start + v[-1].columns} take {shared:,} "
             f"bytes of shared memory and {held:.0f} registers a thread for operands in tile {smallest}; "
             f"there are {target.shared_limit:,} and {REGISTERS[target.dot]}"
         )
@@ -189,10 +189,10 @@ def make_dense_fwd_plan(
     *,
     descriptors: bool,
 ) -> DenseFwdPlan:
-    """The numbers for heads of `d_qk` and `d_v` lanes.
+    """The numbers for heads of `d_qk` and `d_v` columns.
 
     Args:
-        d_qk, d_v: lanes of a row of q and k, and of v.
+        d_qk, d_v: columns of a row of q and k, and of v.
         dtype: of all of them.
         targets: the spec's.
         sm90: the sm90 kernel's numbers; None without one.

@@ -27,9 +27,9 @@ def family_of(fits: str) -> str:
     return fits.split(" ", 1)[0]
 
 
-def _lanes(chunks: Sequence[Chunk]) -> str:
-    """The blocks of a row by their lanes, such as 512+64."""
-    return "+".join(str(chunk.lanes) for chunk in chunks)
+def _columns(chunks: Sequence[Chunk]) -> str:
+    """The blocks of a row by their columns, such as 512+64."""
+    return "+".join(str(chunk.columns) for chunk in chunks)
 
 
 def _cache(layout: CacheLayout) -> str:
@@ -41,7 +41,7 @@ def _latent(family: str, spec: Spec, chunks: Sequence[Chunk], *words: str) -> st
     """Of attention over latent rows; `words` are what tells the family's own kernels apart."""
     dims = spec.model
     return " ".join(
-        (family, f"d{_lanes(chunks)}", f"v{dims.v_head_dim}", dims.dtype, *words, "partials", spec.partials)
+        (family, f"d{_columns(chunks)}", f"v{dims.v_head_dim}", dims.dtype, *words, "partials", spec.partials)
     )
 
 
@@ -67,4 +67,4 @@ def dense_decode(
 
 def dense_fwd(dtype: str, k: Sequence[Chunk], v: Sequence[Chunk], *, descriptors: bool) -> str:
     """Of multi-head attention whose rows of k and of v are cut into these blocks, loaded by descriptors or pointers."""
-    return f"{DENSE_FWD} d{_lanes(k)} v{_lanes(v)} {dtype} {'descriptors' if descriptors else 'pointers'}"
+    return f"{DENSE_FWD} d{_columns(k)} v{_columns(v)} {dtype} {'descriptors' if descriptors else 'pointers'}"

@@ -35,7 +35,7 @@ class MergeStatesRow:
     """Tiles of one length of values.
 
     Attributes:
-        d_v: lanes of a value.
+        d_v: columns of a value.
         block_d: width of the block that holds them, a power of two.
         few, many: tiles of the merge of two parts, for calls of at most FEW_ROWS rows and of more.
         parts: tile of the merge of any number of parts.
@@ -49,7 +49,7 @@ class MergeStatesRow:
 
     @property
     def masked(self) -> bool:
-        """Whether the block is wider than its lanes."""
+        """Whether the block is wider than its columns."""
         return self.block_d > self.d_v
 
 
@@ -74,11 +74,11 @@ class MergeStatesPlan(Family):
         if not cls.wanted(spec):
             return None
         dims = (spec.multi_head.v_head_dim if spec.multi_head else 0, spec.model.v_head_dim)
-        return make_merge_states_plan(lanes for lanes in dims if lanes)
+        return make_merge_states_plan(columns for columns in dims if columns)
 
     @property
     def masked(self) -> bool:
-        """Whether the block of any length is wider than its lanes."""
+        """Whether the block of any length is wider than its columns."""
         return any(row.masked for row in self.rows)
 
 

@@ -45,7 +45,7 @@ class Plan:
     Attributes:
         spec: the spec.
         caches: bytes of a token of its caches, and blocks of a row; None without.
-        d_qk, d_v: lanes of a KV row, and of V; 0 without latent rows.
+        d_qk, d_v: columns of a KV row, and of V; 0 without latent rows.
         families: those whose wrappers the spec names, in the order of FAMILIES.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mlagen.layout import CacheLayout, layouts_of
-from mlagen.plan.chunks import Chunk, make_chunks, split_lanes
+from mlagen.plan.chunks import Chunk, make_chunks, split_columns
 from mlagen.spec import Spec
 
 PART_NAMES = {"latent": "nope", "rope": "rope", "row": "row"}
@@ -73,7 +73,7 @@ def rows_block_size(caches: Caches | None) -> int | None:
 def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
     """Blocks of a KV row as attention over rows reads it.
 
-    Where V reaches into the RoPE lanes, the field boundary cuts nothing: the row is one run of lanes of one dtype.
+    Where V reaches into the RoPE columns, the field boundary cuts nothing: the row is one run of columns of one dtype.
     """
     dims = spec.model
     if dims.v_head_dim > dims.kv_lora_rank:
@@ -84,7 +84,7 @@ def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
 
 @dataclass(frozen=True)
 class _Part:
-    """Lanes [first, end) of a row, which variables called `name` hold."""
+    """Columns [first, end) of a row, which variables called `name` hold."""
 
     name: str
     first: int
@@ -93,36 +93,36 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Tiling:
-    """Lanes [first, end) of a row with one scale for each `tile` of them."""
+    """Columns [first, end) of a row with one scale for each `tile` of them."""
 
     first: int
     end: int
     tile: int
 
-    def cuts(self, lane: int) -> bool:
-        """Whether the lane lies inside a tile."""
-        return self.first <= lane < self.end and (lane - self.first) % self.tile > 0
+    def cuts(self, column: int) -> bool:
+        """Whether the column lies inside a tile."""
+        return self.first <= column < self.end and (column - self.first) % self.tile > 0
 
-    def tile_end(self, lane: int) -> int:
-        """The lane at which the tile of `lane` ends."""
-        return lane + self.tile - (lane - self.first) % self.tile
+    def tile_end(self, column: int) -> int:
+        """The column at which the tile of `column` ends."""
+        return column + self.tile - (column - self.first) % self.tile
 
 
 def layout_chunks(layout: CacheLayout, d_v: int, extra: CacheLayout | None = None) -> tuple[Chunk, ...]:
-    """Blocks of a cached row, in lane order.
+    """Blocks of a cached row, in column order.
 
-    None crosses a field of the layout or lane `d_v`, where V ends, and none cuts a tile of scales unevenly: its lanes
-    lie in one tile, or it begins with a tile and its block is a multiple of tiles.
+    None crosses a field of the layout or column `d_v`, where V ends, and none cuts a tile of scales unevenly: its
+    columns lie in one tile, or it begins with a tile and its block is a multiple of tiles.
 
     Args:
         layout: the cache's.
-        d_v: leading lanes that are V.
+        d_v: leading columns that are V.
         extra: the second cache's, which the blocks suit as well.
     """
     layouts = [layout] if extra is None else [layout, extra]
     cuts = {d_v} | {part.first for one in layouts for part in _parts(one, d_v)}
     tilings = [
-        _Tiling(field.first_lane, field.first_lane + field.count, scales.tile)
+        _Tiling(field.first_column, field.first_column + field.count, scales.tile)
         for one in layouts
         for field in one.data
         if (scales := one.scales_of(field))
@@ -131,42 +131,42 @@ def layout_chunks(layout: CacheLayout, d_v: int, extra: CacheLayout | None = Non
     for part in _parts(layout, d_v):
         bounds = [part.first, *sorted(cut for cut in cuts if part.first < cut < part.end), part.end]
         pieces = [piece for first, end in pairwise(bounds) for piece in _pieces(first, end, tilings)]
-        for number, (lane, lanes, block) in enumerate(pieces):
+        for number, (column, width, block) in enumerate(pieces):
             name = part.name if len(pieces) == 1 else f"{part.name}_{number}"
-            chunks.append(Chunk(name, lane, lanes, block, lane < d_v))
+            chunks.append(Chunk(name, column, width, block, column < d_v))
     return tuple(chunks)
 
 
 def tiled_chunks(layout: CacheLayout) -> tuple[Chunk, ...]:
-    """Blocks of a row that cut no tile of scales, in lane order."""
+    """Blocks of a row that cut no tile of scales, in column order."""
     chunks: list[Chunk] = []
     for field in layout.data:
         scales = layout.scales_of(field)
         tile = scales.tile if scales else 1
         pieces: list[tuple[int, int, int]] = []
         first = 0
-        for width, block in split_lanes(-(-field.count // tile) * tile):
-            pieces.append((field.first_lane + first, min(width, field.count - first), block))
+        for width, block in split_columns(-(-field.count // tile) * tile):
+            pieces.append((field.first_column + first, min(width, field.count - first), block))
             first += width
-        for number, (lane, lanes, block) in enumerate(pieces):
+        for number, (column, width, block) in enumerate(pieces):
             name = PART_NAMES[field.name]
-            chunks.append(Chunk(name if len(pieces) == 1 else f"{name}_{number}", lane, lanes, block, in_v=False))
+            chunks.append(Chunk(name if len(pieces) == 1 else f"{name}_{number}", column, width, block, in_v=False))
     return tuple(chunks)
 
 
 def _parts(layout: CacheLayout, d_v: int) -> list[_Part]:
-    """Its fields as runs of lanes; where V reaches into the RoPE lanes, fields of one dtype are one run."""
+    """Its fields as runs of columns; where V reaches into the RoPE columns, fields of one dtype are one run."""
     fields = layout.data
     joined = not layout.quantised and len(fields) == 2 and fields[0].count < d_v
     if joined and fields[0].plane == fields[1].plane and fields[0].offset + fields[0].nbytes == fields[1].offset:
-        return [_Part("kv", 0, layout.lanes)]
-    return [_Part(PART_NAMES[field.name], field.first_lane, field.first_lane + field.count) for field in fields]
+        return [_Part("kv", 0, layout.columns)]
+    return [_Part(PART_NAMES[field.name], field.first_column, field.first_column + field.count) for field in fields]
 
 
 def _pieces(first: int, end: int, tilings: list[_Tiling]) -> Iterator[tuple[int, int, int]]:
-    """(lane, lanes, block) of the chunks of lanes [first, end)."""
+    """(column, columns, block) of the chunks of columns [first, end)."""
     while first < end:
         begun = [tiling.tile_end(first) for tiling in tilings if tiling.cuts(first)]
-        lanes, block = split_lanes(min([end, *begun]) - first)[0]
-        yield first, lanes, block
-        first += lanes
+        columns, block = split_columns(min([end, *begun]) - first)[0]
+        yield first, columns, block
+        first += columns

@@ -31,9 +31,9 @@ class Registers:
 SM90 = "sm90"
 BLOCK_H = 64  # rows of a warpgroup's product
 BLOCK_N = 64
-D_V = 512  # two warpgroups' accumulators of 256 lanes fill their registers
-D_TAILS = (0, 64)  # lanes of K behind V for which shared memory has room
-PRODUCT_DEPTH = 16  # lanes that one wgmma of 16-bit operands multiplies
+D_V = 512  # two warpgroups' accumulators of 256 columns fill their registers
+D_TAILS = (0, 64)  # columns of K behind V for which shared memory has room
+PRODUCT_DEPTH = 16  # columns that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # What spills under which Triton, and which splits were tried: docs/tritons.md.
 SPARSE_FWD_REGISTERS = {64: Registers((208, 56)), 0: Registers((208, 56), (((3, 9), (216, 64)),))}  # by D_TAILS
@@ -53,7 +53,7 @@ V41_REGISTERS = Registers((192, 112))
 COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
 RESCALE_THRESHOLD_LOG2 = 7  # a row maximum may rise by so much before O is rescaled; P, rounded, is at most 2^8
-SWIZZLED_LANES = 64  # of 16 bits, a row of shared memory that wgmma reads
+SWIZZLED_COLUMNS = 64  # of 16 bits, a row of shared memory that wgmma reads
 # Columns of a product, and the costs; splits that follow from these are the fastest of those measured, 8 to 128 tokens.
 SWAP_AB_COSTS = {16: (1800, 20), 32: (2400, 20)}
 SWAP_AB_K_L_STAGES = 3  # left halves of blocks of K beside two right ones; the kernel's text is written for as many
@@ -73,19 +73,19 @@ DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and 
 DENSE_FWD_QUERIES = 1
 DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for what partitions pass
 LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
-SCALE_TILE = 128  # lanes of an fp32 scale
-V4_SCALE_TILE = 64  # lanes of a ue8m0 scale
+SCALE_TILE = 128  # columns of an fp32 scale
+V4_SCALE_TILE = 64  # columns of a ue8m0 scale
 # Exponents of what fp16 tiles hold. Of a token's largest scale: the least, and the most, which times e4m3's 448 is less
-# than 65504. Of the largest lane of half a head of Q: the least, and the first too large.
+# than 65504. Of the largest element of half a head of Q: the least, and the first too large.
 FP16_SCALES = (-13, 7)
 FP16_Q = (-10, 16)
 V4_SCALES = 8  # bytes of a token in the second plane: seven scales and a pad
-V41_RUNS = (("e4m3", D_V, "ue8m0", 32), ("e2m1", D_V, "e4m3", 16))  # a row's lanes and scales, of either cache
+V41_RUNS = (("e4m3", D_V, "ue8m0", 32), ("e2m1", D_V, "e4m3", 16))  # a row's columns and scales, of either cache
 
 
-def register_columns(lanes: int) -> tuple[int, ...]:
+def register_columns(columns: int) -> tuple[int, ...]:
     """Powers of two from 16 on below so many columns: a thread's registers of an accumulator that differ by so many."""
-    return tuple(1 << bit for bit in range(4, (lanes - 1).bit_length()))
+    return tuple(1 << bit for bit in range(4, (columns - 1).bit_length()))
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,8 @@ class Sm90Plan:
     Attributes:
         block_h: heads a program holds.
         block_n: indices a block; a step takes two.
-        d_half: lanes of V that a warpgroup holds.
-        d_tail: lanes of K behind V.
+        d_half: columns of V that a warpgroup holds.
+        d_tail: columns of K behind V.
         registers: of a thread, by warpgroup.
         scale_columns: fp16 scales a key in shared memory; 0: it dequantises nothing.
         cost: of a step, and of its rows of K, as the choice of splits weighs them.
@@ -145,12 +145,12 @@ class Sm90Plan:
 
     @property
     def d_k(self) -> int:
-        """Lanes of K."""
+        """Columns of K."""
         return 2 * self.d_half + self.d_tail
 
     @property
     def most_page(self) -> int:
-        """Keys of a page whose lanes 32 bits count."""
+        """Keys of a page whose elements 32 bits count."""
         return (1 << 31) // self.d_k
 
     @property
@@ -176,12 +176,12 @@ def make_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
         sm90: of the one in whose place it runs.
         partials: a row of partials.
     """
-    lanes = 2 * sm90.d_half + sm90.d_tail
+    columns = 2 * sm90.d_half + sm90.d_tail
     of_v = 2 * sm90.d_half // BLOCK_H * (sm90.block_n // PRODUCT_DEPTH)
     plans = []
     for heads, cost in SWAP_AB_COSTS.items():
         extra = (SWAP_AB_K_L_STAGES - 2) * sm90.block_n * sm90.d_half
-        tiles = ((heads + sm90.step) * lanes + extra + 2 * sm90.block_n * heads) * ITEMSIZE
+        tiles = ((heads + sm90.step) * columns + extra + 2 * sm90.block_n * heads) * ITEMSIZE
         statistics = (2 * WARPS + 6) * heads * 4  # largest scores by warps; maxima and sums of rows
         exponents = 2 * (WARPS + 1) * heads * 4  # by warps, and of rows
         plans.append(
@@ -193,7 +193,7 @@ def make_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
                 k_l_stages=SWAP_AB_K_L_STAGES,
                 expected_shared=tiles + statistics,
                 split_shared=exponents if partials.scaled else 0,
-                expected_products=2 * (lanes // PRODUCT_DEPTH + of_v),
+                expected_products=2 * (columns // PRODUCT_DEPTH + of_v),
             )
         )
     return tuple(plans)
@@ -232,13 +232,13 @@ class DenseFwdSm90Plan:
 def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | None:
     """The plan of the sm90 kernel of a spec's multi-head attention; None where its back end or its dims leave it out.
 
-    Lanes come in shared memory's swizzled runs of 64, and V's as one accumulator.
+    Columns come in shared memory's swizzled runs of 64, and V's as one accumulator.
     """
     heads = spec.multi_head
     if heads is None or spec.backend == "triton" or SM90 not in spec.targets:
         return None
     d_qk, d_v = heads.qk_head_dim, heads.v_head_dim
-    if d_qk % SWIZZLED_LANES or (d_v, heads.addressing) not in DENSE_FWD_REGISTERS:
+    if d_qk % SWIZZLED_COLUMNS or (d_v, heads.addressing) not in DENSE_FWD_REGISTERS:
         return None
     for block_n in DENSE_FWD_BLOCK_N:
         keys = DENSE_FWD_STAGES * block_n * (d_qk + d_v)
@@ -267,15 +267,15 @@ def refusal(spec: Spec) -> str | None:
     if dims.v_head_dim != D_V:
         return f"model.v_head_dim is {dims.v_head_dim}, and it takes {D_V}"
     if tail not in D_TAILS:
-        return f"a row has {tail} lanes behind V's, and it takes {' or '.join(map(str, D_TAILS))}"
+        return f"a row has {tail} columns behind V's, and it takes {' or '.join(map(str, D_TAILS))}"
     return None
 
 
 def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
-    """Whether the kernel that dequantises K reads such caches: e4m3 with an fp32 scale for 128 lanes, V4's, or V4.1's.
+    """Whether the kernel that dequantises K reads such caches: e4m3, an fp32 scale for 128 columns, V4's, or V4.1's.
 
-    fp32 scales stand in the row, and RoPE lies behind V or nowhere; ue8m0 ones, for 64 lanes, in a second plane, and
-    RoPE in V. V4.1's two caches have all lanes as one run, e4m3 and e2m1, with their scales behind.
+    fp32 scales stand in the row, and RoPE lies behind V or nowhere; ue8m0 ones, for 64 columns, in a second plane, and
+    RoPE in V. V4.1's two caches have all columns as one run, e4m3 and e2m1, with their scales behind.
     """
     if extra_layout not in (None, layout):
         return (_run(layout), _run(extra_layout)) == V41_RUNS
@@ -303,7 +303,7 @@ def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
 
 
 def _run(layout: CacheLayout) -> tuple[str, int, str, int] | None:
-    """Dtype and lanes of a row of one run, dtype of its scales in order and lanes a scale; None: it is another."""
+    """Dtype and columns of a row of one run, dtype of its scales in order and columns a scale; None: it is another."""
     row, *others = layout.data
     scales = layout.scales_of(row)
     if others or scales is None or layout.planar or scales.interleave != 1:
@@ -334,9 +334,9 @@ def make_sm90(
     if spec.backend == "gluon":
         rows = (Sm90Row(None, 1),)
     partials = PartialRow(spec.partials, D_V)
-    lanes = D_V + d_tail
+    columns = D_V + d_tail
     probs = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
-    tiles = ((BLOCK_H + 2 * BLOCK_N) * lanes + probs) * ITEMSIZE
+    tiles = ((BLOCK_H + 2 * BLOCK_N) * columns + probs) * ITEMSIZE
     dense = isinstance(spec.attention, DenseAttention)
     tables = (4 if dense else 6) * BLOCK_H * 4  # maxima and sums of two warpgroups, over rows maxima of two kinds
     scale_columns, registers, cost = 0, DENSE_DECODE_REGISTERS if dense else SPARSE_FWD_REGISTERS[d_tail], COST
@@ -354,7 +354,7 @@ def make_sm90(
             scale_columns, registers = D_V // V41_RUNS[1][3], V41_REGISTERS
         tables += 2 * BLOCK_N * (4 + scale_columns * ITEMSIZE)  # an offset and the scales of each key
     # Scores: before the loop, at its end, and on WG1; P with V: two blocks in the loop and after it.
-    products = 3 * lanes // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH
+    products = 3 * columns // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH
     return Sm90Plan(
         block_h=BLOCK_H,
         block_n=BLOCK_N,

@@ -24,7 +24,7 @@ class PartialRow:
 
     Attributes:
         dtype: "fp32", "bf16" or "fp16".
-        d_v: lanes of V.
+        d_v: columns of V.
     """
 
     dtype: str
@@ -37,7 +37,7 @@ class PartialRow:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a lane."""
+        """Bytes of an element."""
         return {"fp32": 4, "bf16": 2, "fp16": 2}[self.dtype]
 
     @property
@@ -51,15 +51,15 @@ class PartialRow:
         return 3 if self.scaled else 2
 
     @property
-    def lanes(self) -> int:
-        """Lanes from a row to the next: rounded rows are padded, so that all begin at 16 bytes and statistics at 4."""
+    def columns(self) -> int:
+        """Columns from a row to the next: rounded rows are padded: all begin at 16 bytes, and statistics at 4."""
         group = LOAD_BYTES // self.itemsize if self.rounds else 1
         return -(-self.d_v // group) * group
 
     @property
     def floats(self) -> int:
         """Floats of the workspace that a row takes without its statistics."""
-        return self.lanes * self.itemsize // 4
+        return self.columns * self.itemsize // 4
 
     @property
     def alignment(self) -> int:
@@ -67,8 +67,8 @@ class PartialRow:
         return LOAD_BYTES if self.floats % 4 == 0 else 4
 
     @property
-    def thread_lanes(self) -> int:
-        """Lanes that a thread loads at a time."""
+    def thread_columns(self) -> int:
+        """Columns that a thread loads at a time."""
         return LOAD_BYTES // self.itemsize
 
     @property
@@ -90,7 +90,7 @@ class CombineTile:
 
     Attributes:
         block_s: splits it adds at a time.
-        block_d: lanes of V a program holds.
+        block_d: columns of V a program holds.
         d_blocks: programs a row.
         num_warps: warps a program.
     """
@@ -128,13 +128,13 @@ class SplitsPlan:
 
 
 def make_combine_tile(partials: PartialRow, block_s: int) -> CombineTile:
-    """The merge's tile for `block_s` splits at a time: fewer lanes of V for more of them."""
+    """The merge's tile for `block_s` splits at a time: fewer columns of V for more of them."""
     block_d = min(COMBINE_FLOATS // block_s, next_power_of_2(partials.d_v))
     return CombineTile(
         block_s=block_s,
         block_d=block_d,
         d_blocks=-(-partials.d_v // block_d),
-        num_warps=max(1, block_d // (partials.thread_lanes * COMBINE_WARP_SIZE)),
+        num_warps=max(1, block_d // (partials.thread_columns * COMBINE_WARP_SIZE)),
     )
 
 

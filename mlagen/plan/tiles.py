@@ -165,8 +165,8 @@ def programs_per_sm(tile: Tile, shared: int, target: Target) -> int:
 
 def accumulator_registers(tile: Tile, chunks: Sequence[Chunk], target: Target) -> float:
     """fp32 accumulators of V a thread holds."""
-    lanes = v_bytes(chunks) // ITEMSIZE
-    return tile.block_h * lanes / (tile.num_warps * target.warp_size)
+    columns = v_bytes(chunks) // ITEMSIZE
+    return tile.block_h * columns / (tile.num_warps * target.warp_size)
 
 
 def make_row(
@@ -227,7 +227,7 @@ def default_rows(num_heads: int, chunks: Sequence[Chunk], target: Target) -> tup
         make_row(smallest, chunks, target, "")
         registers = accumulator_registers(smallest, chunks, target)
         raise LimitError(
-            f"{target.name}: V of {v_bytes(chunks) // ITEMSIZE} lanes takes {registers:.0f} accumulators a thread "
+            f"{target.name}: V of {v_bytes(chunks) // ITEMSIZE} columns takes {registers:.0f} accumulators a thread "
             f"in tile {smallest}, more than {ACCUMULATOR_REGISTERS[min(ROWS)]}"
         )
     rows[-1] = replace(rows[-1], max_heads=None)
@@ -256,7 +256,7 @@ class PlainRow:
     """A row that is not quantised, as a program holds it.
 
     Attributes:
-        chunks: its blocks, in lane order.
+        chunks: its blocks, in column order.
     """
 
     chunks: tuple[Chunk, ...]

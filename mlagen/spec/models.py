@@ -447,7 +447,7 @@ class Spec(Model):
 
     @field_validator("cache", "extra_cache")  # not a model validator: it speaks up even while other fields are off
     @classmethod
-    def _cache_holds_the_models_lanes(cls, cache: Cache | None, info: ValidationInfo) -> Cache | None:
+    def _cache_holds_the_models_columns(cls, cache: Cache | None, info: ValidationInfo) -> Cache | None:
         model = info.data.get("model")  # absent while `model` itself is off
         if model is not None and cache is not None:
             if not model.kv_lora_rank:

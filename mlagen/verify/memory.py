@@ -173,7 +173,7 @@ def empty_pages(
         device: whose memory.
     """
     pages, size, heads = shape
-    row = layout.row_bytes if layout.quantised else layout.lanes
+    row = layout.row_bytes if layout.quantised else layout.columns
     unit = 1 if layout.quantised else layout.data[0].itemsize
     least = max(one.itemsize for one in layout.fields) // unit  # elements at whose multiples rows may begin
     odd = least if memory == "odd" and not layout.planar else 0

@@ -70,14 +70,14 @@ def _int32_range(lists: IndexLists, named: torch.Tensor, generator: torch.Genera
     return torch.where(kind > 0.7, _full(lists, named, generator), indices) if rows else indices
 
 
-def _last_lane(lists: IndexLists, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _last_column(lists: IndexLists, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     indices = _none(lists, named, generator)
     indices[:, -1] = _full(lists, named, generator)[:, -1]
     return indices
 
 
-def _first_lane(lists: IndexLists, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    return _last_lane(lists, named, generator).flip(1)
+def _first_column(lists: IndexLists, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return _last_column(lists, named, generator).flip(1)
 
 
 def _late(lists: IndexLists, named: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -141,8 +141,8 @@ INDEX_PATTERNS: dict[str, IndexPattern] = {
     "none": _none,
     "some rows none": _some_rows_none,
     "int32 range": _int32_range,
-    "last lane": _last_lane,
-    "first lane": _first_lane,
+    "last column": _last_column,
+    "first column": _first_column,
     "late": _late,
     "duplicates": _duplicates,
     "last row": _last_row,
@@ -158,8 +158,8 @@ INDEX_PROMISES = {
     "none": "lists whose indices are all -1 name nothing",
     "some rows none": "rows without a valid index stand between ordinary ones",
     "int32 range": "any int32 outside the rows is skipped, INT32_MIN and INT32_MAX among them",
-    "last lane": "the one valid index stands in the last lane",
-    "first lane": "the one valid index stands in the first lane",
+    "last column": "the one valid index stands in the last column",
+    "first column": "the one valid index stands in the first column",
     "late": "leading tiles without a valid index leave later ones as they are",
     "duplicates": "an index that occurs n times counts n times",
     "last row": "the last row is reached, the one past it is not",

@@ -123,7 +123,7 @@ def written(tmp_path, pytestconfig):
 
 @pytest.mark.parametrize(
     "name", ["dsv32", "glm53", "glm53_fp8", "dsv41", "dsv3", "dsv3_prefill", "glm5_prefill"]
-)  # with lanes behind V, and without, 528 bytes a token or two caches as well; dense; multi-head, 192/128 and 256/256
+)  # with columns behind V, and without, 528 bytes a token or two caches as well; dense; multi-head, 192/128 and 256/256
 def test_they_fit(written, compiled, name):
     package = written(name)
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)

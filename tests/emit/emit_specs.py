@@ -12,7 +12,7 @@ from layout_specs import caches
 
 from mlagen.errors import LimitError
 from mlagen.plan import make_plan
-from mlagen.plan.chunks import split_lanes
+from mlagen.plan.chunks import split_columns
 from mlagen.spec import NEEDS, SparseAttention, Spec, load
 from mlagen.spec.models import Target
 
@@ -87,7 +87,7 @@ def specs(draw: st.DrawFn) -> Spec:
     """Any spec."""
     any_dims = st.tuples(st.integers(1, 1024), st.just(0) | st.integers(0, 256))
     rank, rope = draw(st.sampled_from([(512, 64), (512, 0), (448, 64)]) | any_dims)
-    blocks = len(split_lanes(rank)) + len(split_lanes(rope) if rope else ())
+    blocks = len(split_columns(rank)) + len(split_columns(rope) if rope else ())
     dtype = draw(st.sampled_from(["bf16", "fp16"]))
     attention = draw(attentions())
     kind = attention and attention["kind"]

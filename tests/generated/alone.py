@@ -37,15 +37,15 @@ def page_bytes(package):
 
 
 def make_cache(package, pages):
-    """A cache of zeros, pages x tokens x bytes of a token, or lanes if it is not quantised."""
+    """A cache of zeros, pages x tokens x bytes of a token, or columns if it is not quantised."""
     import torch
 
     said = package.SPEC["spec"]
     model, tokens = said["model"], said["cache"]["block_size"] or 1
-    lanes = model["kv_lora_rank"] + model["qk_rope_head_dim"]
+    columns = model["kv_lora_rank"] + model["qk_rope_head_dim"]
     if package.SPEC["layout"] in ("bf16", "fp16"):
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[model["dtype"]]
-        return torch.zeros(pages, tokens, lanes, dtype=dtype)
+        return torch.zeros(pages, tokens, columns, dtype=dtype)
     page, row = page_bytes(package), package.SPEC["row_bytes"]
     return torch.zeros(pages * page, dtype=torch.uint8).as_strided((pages, tokens, row), (page, row, 1))
 

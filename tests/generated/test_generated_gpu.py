@@ -34,9 +34,9 @@ def dsv32() -> ModuleType:
     return imported("dsv32")
 
 
-def call(tokens: int, heads: int, topk: int, lane: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q that begins `lane` lanes into wider rows, kv and indices, some of them invalid."""
-    q = torch.randn(tokens, heads, 600, dtype=torch.bfloat16, device="cuda")[:, :, lane : lane + 576]
+def call(tokens: int, heads: int, topk: int, column: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q that begins `column` columns into wider rows, kv and indices, some of them invalid."""
+    q = torch.randn(tokens, heads, 600, dtype=torch.bfloat16, device="cuda")[:, :, column : column + 576]
     kv = torch.randn(S_KV, 1, 576, dtype=torch.bfloat16, device="cuda")
     indices = torch.randint(-9, S_KV + 9, (tokens, 1, topk), dtype=torch.int32, device="cuda")
     return q, kv, indices
@@ -46,9 +46,9 @@ def test_no_call_after_warmup_compiles(dsv32: ModuleType) -> None:
     dsv32.warmup()
     compiled = dsv32._launch._COMPILED
     known = set(compiled)
-    heads, tokens, topks, lanes = (1, 12, 16, 32, 48, 128), (1, 17, 70, 300, 520), (17, TOPK), (0, 1, 8)
-    for h, t, topk, lane in itertools.product(heads, tokens, topks, lanes):
-        q, kv, indices = call(t, h, topk, lane)
+    heads, tokens, topks, columns = (1, 12, 16, 32, 48, 128), (1, 17, 70, 300, 520), (17, TOPK), (0, 1, 8)
+    for h, t, topk, column in itertools.product(heads, tokens, topks, columns):
+        q, kv, indices = call(t, h, topk, column)
         length = torch.full((t,), topk - 3, dtype=torch.int32, device="cuda")
         sink = torch.zeros(h, device="cuda")
         for given, invariant in itertools.product(({}, {"topk_length": length}, {"attn_sink": sink}), (False, True)):

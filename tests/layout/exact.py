@@ -101,10 +101,10 @@ def stored(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def encode(layout: CacheLayout, rows: np.ndarray, tensor_scale: float | None = None) -> list[np.ndarray]:
-    """Planes of rows [T, lanes] float64 that bf16 or fp16 holds; bf16 fields are taken from the rows' upper bits."""
+    """Planes of rows [T, columns] float64 that bf16 or fp16 holds; bf16 fields are taken from the rows' upper bits."""
     planes = [np.zeros((len(rows), nbytes), np.uint8) for nbytes in layout.plane_bytes]
     for field in layout.data:
-        x = rows[:, field.first_lane : field.first_lane + field.count]
+        x = rows[:, field.first_column : field.first_column + field.count]
         scales = layout.scales_of(field)
         if field.tensor_scale:
             assert tensor_scale is not None

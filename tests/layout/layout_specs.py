@@ -65,11 +65,11 @@ def _scale(draw: st.DrawFn, of: str, dtype: str) -> dict[str, Any]:
 @st.composite
 def compositions(draw: st.DrawFn, rank: int, rope: int, dtype: str) -> dict[str, Any]:
     """Any layout of rows of `rank` + `rope` columns whose unquantised columns are of `dtype`, as a spec says it."""
-    lanes = {"latent": rank, "rope": rope, "row": rank + rope}
+    columns = {"latent": rank, "rope": rope, "row": rank + rope}
     kinds = draw(st.sampled_from([["row"], ["latent", "rope"], ["rope", "latent"]]))
     planes: list[list[dict[str, Any]]] = [[], []]
     for kind in kinds:
-        quantised = [name for name in LARGEST if name != "e2m1" or lanes[kind] % 2 == 0]
+        quantised = [name for name in LARGEST if name != "e2m1" or columns[kind] % 2 == 0]
         stored = draw(st.sampled_from([dtype, *quantised]))
         entries = [{"kind": kind, "dtype": stored}]
         if stored in LARGEST:
@@ -78,15 +78,15 @@ def compositions(draw: st.DrawFn, rank: int, rope: int, dtype: str) -> dict[str,
                 entries.append({"kind": "tensor_scale", "of": kind})
             elif scale == "tile":
                 entries.append(_scale(draw, kind, stored))
-                count = math.ceil(lanes[kind] / entries[-1]["tile"])
+                count = math.ceil(columns[kind] / entries[-1]["tile"])
                 entries[-1]["interleave"] = draw(st.sampled_from([n for n in (1, 2, 4, 8) if count % n == 0]))
         for entry in entries:
             planes[draw(st.sampled_from([0, 0, 1]))].append(entry)
-    if not any(lanes.get(entry["kind"]) for entry in planes[0]):
+    if not any(columns.get(entry["kind"]) for entry in planes[0]):
         planes = [[*planes[1], *planes[0]], []]
     for plane in planes:
         plane[:] = draw(st.permutations(plane))
-    padded = [_padded(plane, lanes, _widest(planes, lanes)) for plane in planes]
+    padded = [_padded(plane, columns, _widest(planes, columns)) for plane in planes]
     return {
         "name": "mine",
         "fields": padded[0],
@@ -95,25 +95,25 @@ def compositions(draw: st.DrawFn, rank: int, rope: int, dtype: str) -> dict[str,
     }
 
 
-def _bytes(entry: dict[str, Any], lanes: dict[str, int]) -> tuple[int, int]:
+def _bytes(entry: dict[str, Any], columns: dict[str, int]) -> tuple[int, int]:
     """Bytes of an entry, and of one of its values."""
     of = entry.get("of", entry["kind"])
-    if entry["kind"] == "tensor_scale" or not lanes[of]:
+    if entry["kind"] == "tensor_scale" or not columns[of]:
         return 0, 1
-    count = math.ceil(lanes[of] / entry["tile"]) if entry["kind"] == "scales" else lanes[of]
+    count = math.ceil(columns[of] / entry["tile"]) if entry["kind"] == "scales" else columns[of]
     return count * BITS[entry["dtype"]] // 8, max(1, BITS[entry["dtype"]] // 8)
 
 
-def _widest(planes: list[list[dict[str, Any]]], lanes: dict[str, int]) -> int:
-    return max(_bytes(entry, lanes)[1] for plane in planes for entry in plane)
+def _widest(planes: list[list[dict[str, Any]]], columns: dict[str, int]) -> int:
+    return max(_bytes(entry, columns)[1] for plane in planes for entry in plane)
 
 
-def _padded(plane: list[dict[str, Any]], lanes: dict[str, int], widest: int) -> list[dict[str, Any]]:
+def _padded(plane: list[dict[str, Any]], columns: dict[str, int], widest: int) -> list[dict[str, Any]]:
     """The entries with padding where one would begin, or a row end, off alignment."""
     entries: list[dict[str, Any]] = []
     offset = 0
     for entry in plane:
-        nbytes, itemsize = _bytes(entry, lanes)
+        nbytes, itemsize = _bytes(entry, columns)
         if offset % itemsize:
             entries.append({"kind": "pad", "bytes": -offset % itemsize})
             offset += -offset % itemsize

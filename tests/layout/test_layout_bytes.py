@@ -88,7 +88,7 @@ WITHOUT_ROPE = {
 def test_a_layout_has_the_bytes_that_the_field_gives_it(name):
     layout = make(name)
     assert (layout.row_bytes, layout.byte_table) == TABLES[name]
-    assert layout.lanes == sum(LAYOUT_DIMS.get(name, ((512, 64),))[0])
+    assert layout.columns == sum(LAYOUT_DIMS.get(name, ((512, 64),))[0])
 
 
 def test_every_named_layout_is_tested():
@@ -100,7 +100,7 @@ def test_every_named_layout_is_tested():
 @pytest.mark.parametrize("name", WITHOUT_ROPE)
 def test_a_model_without_rope_has_no_rope_in_any_layout(name):
     layout = make(name, 512, 0)
-    assert (layout.row_bytes, layout.lanes) == (WITHOUT_ROPE[name], 512)
+    assert (layout.row_bytes, layout.columns) == (WITHOUT_ROPE[name], 512)
     assert "rope" not in "\n".join(layout.byte_table)
 
 
@@ -114,9 +114,9 @@ def test_scales_follow_the_latent_with_rope_and_without():
     ("rank", "rope", "d_qk", "row_bytes"), [(512, 64, 576, 1152), (512, 0, 512, 1024), (256, 32, 288, 576)]
 )
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_unquantised_rows_are_two_bytes_a_lane(rank, rope, d_qk, row_bytes, dtype):
+def test_unquantised_rows_are_two_bytes_a_column(rank, rope, d_qk, row_bytes, dtype):
     layout = make(dtype, rank, rope)
-    assert (layout.name, layout.lanes, layout.row_bytes) == (dtype, d_qk, row_bytes)
+    assert (layout.name, layout.columns, layout.row_bytes) == (dtype, d_qk, row_bytes)
     assert not layout.quantised
 
 
@@ -136,12 +136,12 @@ def test_any_other_page_is_its_rows(name, tokens):
     assert (layout.planar, layout.plane_bytes) == (False, (TABLES[name][0],))
 
 
-def test_fields_know_their_lanes_their_scales_and_their_bytes():
+def test_fields_know_their_columns_their_scales_and_their_bytes():
     layout = make("nvfp4_ds_mla")
     latent, rope, scales = layout.fields
     assert isinstance(latent, DataField)
     assert isinstance(scales, ScalesField)
-    assert (latent.first_lane, rope.first_lane) == (0, 512)
+    assert (latent.first_column, rope.first_column) == (0, 512)
     assert (layout.scales_of(latent), layout.scales_of(rope)) == (scales, None)
     assert [field.nbytes for field in layout.fields] == [256, 64, 32]
     assert [field.itemsize for field in layout.fields] == [1, 1, 1]
@@ -215,19 +215,19 @@ def test_fields_lie_end_to_end_in_each_plane(row):
 
 @SETTINGS
 @given(row=rows())
-def test_each_lane_is_stored_once_and_each_scaled_lane_has_a_scale(row):
+def test_each_column_is_stored_once_and_each_scaled_column_has_a_scale(row):
     composition, rank, rope = row
     layout = compose(composition, rank, rope)
-    lane = 0
+    column = 0
     for field in layout.data:
-        assert field.first_lane == lane
-        lane += field.count
+        assert field.first_column == column
+        column += field.count
         scales = layout.scales_of(field)
         assert not (scales and field.tensor_scale)
         if scales:
             assert (scales.count - 1) * scales.tile < field.count <= scales.count * scales.tile
             assert sorted(map(scales.position, range(scales.count))) == list(range(scales.count))
-    assert lane == layout.lanes == rank + rope
+    assert column == layout.columns == rank + rope
 
 
 @SETTINGS
@@ -262,7 +262,7 @@ def test_fingerprints_depend_on_the_name_and_on_each_byte():
         if name != "ue8m0_v4" or rank == 448
     ]
     latent, rope = make("bf16").fields
-    swap_ab = (replace(rope, first_lane=0, offset=0), replace(latent, first_lane=64, offset=128))
+    swap_ab = (replace(rope, first_column=0, offset=0), replace(latent, first_column=64, offset=128))
     variants.append(CacheLayout("bf16", swap_ab, 1))
     variants += [replace(make("bf16"), name="mine"), replace(make("bf16"), page_multiple=4)]
     # A row knows no boundary between latent and RoPE columns: the same bytes, read the same.

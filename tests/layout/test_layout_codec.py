@@ -33,10 +33,10 @@ AMAX = [0.0, 1e-5, 1e-4, 0.0447, 0.0448, 6.0, 7.0, 447.0, 448.0, 449.0, 2688.0, 
 AMAX += [448 * 2.0**k for k in range(-22, 7)]
 
 
-def rows_of(values: torch.Tensor, lanes: int) -> torch.Tensor:
+def rows_of(values: torch.Tensor, columns: int) -> torch.Tensor:
     """The values as rows, the last one filled up with zeros."""
-    count = -(-values.numel() // lanes)
-    return torch.nn.functional.pad(values, (0, count * lanes - values.numel())).reshape(count, lanes)
+    count = -(-values.numel() // columns)
+    return torch.nn.functional.pad(values, (0, count * columns - values.numel())).reshape(count, columns)
 
 
 def assert_encodes(layout: CacheLayout, x: torch.Tensor, tensor_scale: float | None = None) -> None:
@@ -46,11 +46,11 @@ def assert_encodes(layout: CacheLayout, x: torch.Tensor, tensor_scale: float | N
     nan = x.isnan()
     for field in layout.data:
         if not field.quantised:
-            lanes = slice(field.first_lane, field.first_lane + field.count)
-            bits = x[:, lanes].contiguous().view(torch.uint8).numpy()
+            columns = slice(field.first_column, field.first_column + field.count)
+            bits = x[:, columns].contiguous().view(torch.uint8).numpy()
             wanted[field.plane][:, field.offset : field.offset + field.nbytes][
-                nan[:, lanes].repeat_interleave(2, 1).numpy()
-            ] = bits[nan[:, lanes].repeat_interleave(2, 1).numpy()]
+                nan[:, columns].repeat_interleave(2, 1).numpy()
+            ] = bits[nan[:, columns].repeat_interleave(2, 1).numpy()]
     for plane, (one, other) in enumerate(zip(found, wanted, strict=True)):
         assert one.dtype == torch.uint8
         off = np.argwhere(one.numpy() != other)
@@ -67,7 +67,7 @@ def test_every_bf16_value_is_encoded_exactly(name, order):
         values = values[values.float().abs() < 1e6]
     if name == "fp16":
         values = values.half()
-    assert_encodes(layout, rows_of(values, layout.lanes), 0.4375 if layout.tensor_scale else None)
+    assert_encodes(layout, rows_of(values, layout.columns), 0.4375 if layout.tensor_scale else None)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
@@ -79,10 +79,10 @@ def test_a_row_of_any_dtype_is_encoded_by_its_values(dtype):
 
 
 @pytest.mark.parametrize("scale", [1.0, 0.4375, 1e-4, 3e38, torch.tensor([0.3])])
-def test_a_scale_a_tensor_divides_every_lane(scale):
+def test_a_scale_a_tensor_divides_every_column(scale):
     layout = make("fp8_per_tensor")
-    assert_encodes(layout, rows_of(ALL_BF16, layout.lanes), float(scale))
-    (plane,) = encode(layout, rows_of(ALL_BF16, layout.lanes), scale)
+    assert_encodes(layout, rows_of(ALL_BF16, layout.columns), float(scale))
+    (plane,) = encode(layout, rows_of(ALL_BF16, layout.columns), scale)
     table = torch.from_numpy(exact.decoded("e4m3")).float()
     wanted = table[plane.long()] * torch.tensor(float(scale))
     torch.testing.assert_close(decode(layout, (plane,), scale), wanted, rtol=0, atol=0, equal_nan=True)
@@ -97,11 +97,11 @@ def test_a_scale_a_tensor_has_to_be_passed(call):
 def tiles_with(layout: CacheLayout, amax: float) -> torch.Tensor:
     """Two rows: one whose largest magnitude is `amax`, at a random column of each tile; one of nothing but amax."""
     generator = torch.Generator().manual_seed(5)
-    lanes = torch.arange(layout.lanes)
-    x = torch.rand(2, layout.lanes, generator=generator) * 2 - 1
+    columns = torch.arange(layout.columns)
+    x = torch.rand(2, layout.columns, generator=generator) * 2 - 1
     x = x * (amax if math.isfinite(amax) else 1.0)
-    x[0, lanes % 16 == 5] = -amax
-    x[0, lanes % 16 == 9] = -0.0
+    x[0, columns % 16 == 5] = -amax
+    x[0, columns % 16 == 9] = -0.0
     x[1] = amax
     return x.to(torch.bfloat16)
 
@@ -113,22 +113,22 @@ def test_tiles_of_any_amax_are_encoded_exactly(name, amax):
 
 
 @pytest.mark.parametrize("name", TILED)
-def test_every_finite_lane_of_a_finite_tile_decodes_near_its_value(name):
+def test_every_finite_element_of_a_finite_tile_decodes_near_its_value(name):
     layout = TILED[name]
     x = torch.cat([tiles_with(layout, amax) for amax in AMAX if 0 < amax <= 2688])
     out = decode(layout, encode(layout, x))
     for field in layout.data:
-        lanes = slice(field.first_lane, field.first_lane + field.count)
+        columns = slice(field.first_column, field.first_column + field.count)
         scales = layout.scales_of(field)
         if scales:
             count, tile = scales.count, scales.tile
-            amax = x[:, lanes].float().abs().reshape(len(x), count, tile).amax(2).repeat_interleave(tile, 1)
+            amax = x[:, columns].float().abs().reshape(len(x), count, tile).amax(2).repeat_interleave(tile, 1)
             bits = 1 if field.dtype == "e2m1" else 3
             step = {"e4m3": 2.0**-9, "e4m3fnuz": 2.0**-10, "e2m1": 0.5}[field.dtype]
             smallest = scales.rule.floor / (scales.rule.divisor if scales.rule.floor_on == "amax" else 1)
             scale = (amax / scales.rule.divisor).clamp(min=smallest) * 2
-            error = (out[:, lanes] - x[:, lanes].float()).abs()
-            assert bool((error <= x[:, lanes].float().abs() * 2.0**-bits + step * scale).all())
+            error = (out[:, columns] - x[:, columns].float()).abs()
+            assert bool((error <= x[:, columns].float().abs() * 2.0**-bits + step * scale).all())
 
 
 def e4m3(value: float) -> int:
@@ -137,7 +137,7 @@ def e4m3(value: float) -> int:
 
 def encoded(layout: CacheLayout, *leading: float) -> tuple[list[int], list[int]]:
     """The first scale and the first data bytes of a row that begins with these columns and is 0 otherwise."""
-    row = torch.zeros(1, layout.lanes)
+    row = torch.zeros(1, layout.columns)
     row[0, : len(leading)] = torch.tensor(leading)
     planes = encode(layout, row)
     field = layout.data[0]
@@ -161,7 +161,7 @@ def test_documented_bytes_of_ue8m0_v4():
 def test_both_floors_of_ue8m0_v4_agree_from_a_magnitude_on():
     layout, flash = make("ue8m0_v4"), make("ue8m0_v4", floor_on="scale")
     magnitudes = ALL_BF16[:0x7F80].float()
-    x = torch.zeros(len(magnitudes), layout.lanes)
+    x = torch.zeros(len(magnitudes), layout.columns)
     x[:, 0] = magnitudes
     (_, one), (_, other) = encode(layout, x), encode(flash, x)
     equal = one[:, 0] == other[:, 0]
@@ -193,7 +193,7 @@ def test_permuted_scales_are_where_the_layout_says():
     torch.testing.assert_close(decode(layout, (plane,))[0, :512:16], row[0, :512:16], rtol=2**-4, atol=0)
 
 
-def test_rope_lanes_of_nvfp4_ds_mla_are_e4m3_without_a_scale():
+def test_rope_columns_of_nvfp4_ds_mla_are_e4m3_without_a_scale():
     row = torch.zeros(1, 576)
     row[0, 512:516] = torch.tensor([1.0, -500.0, math.inf, math.nan])
     assert encode(make("nvfp4_ds_mla"), row)[0][0, 256:260].tolist() == [0x38, 0xFE, 0x7E, 0x7F]
@@ -205,8 +205,8 @@ def test_rope_lanes_of_nvfp4_ds_mla_are_e4m3_without_a_scale():
 )
 def test_nan_is_left_out_of_amax_and_stored_as_one_byte_and_a_zero_keeps_its_sign(name, nan, negative_zero):
     layout = make(name)
-    lanes = [448.0, math.nan, -math.nan, -0.0]
-    scale, data = encoded(layout, *lanes)
+    columns = [448.0, math.nan, -math.nan, -0.0]
+    scale, data = encoded(layout, *columns)
     assert scale == encoded(layout, 448.0)[0]
     if name == "nvfp4_v41":
         assert data[:2] == [nan << 4 | 7, negative_zero << 4 | nan]
@@ -248,7 +248,7 @@ def test_every_byte_of_data_and_of_scales_decodes_exactly(name):
     halves = torch.stack((in_tiles & 15, in_tiles >> 4), 2).flatten(1)
     codes = halves if field.dtype == "e2m1" else in_tiles
     wanted = table[codes.long()] * values.repeat_interleave(16)[:, None]
-    found = decode(layout, (plane,))[:, field.first_lane : field.first_lane + field.count]
+    found = decode(layout, (plane,))[:, field.first_column : field.first_column + field.count]
     torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
     assert found.dtype == torch.float32
 
@@ -268,7 +268,7 @@ def test_unquantised_rows_are_their_own_bytes(dtype):
 def test_any_composition_is_encoded_as_its_fields_say(row, seed):
     layout = compose(*row)
     dtype = torch.float16 if any(field.dtype == "fp16" for field in layout.data) else torch.bfloat16
-    x = torch.randn(3, layout.lanes, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    x = torch.randn(3, layout.columns, generator=torch.Generator().manual_seed(seed)).to(dtype)
     assert_encodes(layout, x, 0.4375 if layout.tensor_scale else None)
     planes = encode(layout, x, 0.4375)
     again = encode(layout, decode(layout, planes, 0.4375), 0.4375)
@@ -284,7 +284,7 @@ def test_what_is_written_is_read_back_and_nothing_else_changes(row, block_size, 
     width = layout.page_bytes(block_size) + 4 * slack
     cache = torch.full((pages, width), 0xA5, dtype=torch.uint8)
     slots = torch.randperm(pages * block_size, generator=torch.Generator().manual_seed(7))[: block_size + 1]
-    x = torch.randn(len(slots), layout.lanes, generator=torch.Generator().manual_seed(9)).to(torch.float16)
+    x = torch.randn(len(slots), layout.columns, generator=torch.Generator().manual_seed(9)).to(torch.float16)
     write(layout, cache, block_size, slots, x, 2.0)
     wanted = decode(layout, encode(layout, x, 2.0), 2.0)
     assert torch.equal(read(layout, cache, block_size, slots, 2.0), wanted)
@@ -355,7 +355,7 @@ def test_planar_rows_that_stand_apart_are_refused():
         planes_of(make("ue8m0_v4"), cache, 64)
 
 
-def test_rows_of_other_lanes_are_refused():
+def test_rows_of_other_columns_are_refused():
     with pytest.raises(ValueError, match="got 575 columns; takes 576"):
         encode(make("bf16"), torch.zeros(1, 575))
 

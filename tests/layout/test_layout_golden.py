@@ -33,17 +33,17 @@ CHANGED = {
 }
 
 
-def value(token: int, lane: int) -> float:
+def value(token: int, column: int) -> float:
     """The formula of golden_rows, in Python's integers."""
-    kind = (token + lane // 128) % 8
-    h = (1000003 * token + lane) * 2654435761 % 2**32
+    kind = (token + column // 128) % 8
+    h = (1000003 * token + column) * 2654435761 % 2**32
     h = (h ^ (h >> 16)) * 73244475 % 2**32
     v = (h >> 23) - 256
     return 0.0 if kind == 0 else v * 2.0 ** {1: -24, 2: 7, 3: -14}.get(kind, -7)
 
 
 def test_golden_rows_are_what_their_formula_says():
-    assert golden_rows(64, 576).tolist() == [[value(token, lane) for lane in range(576)] for token in range(64)]
+    assert golden_rows(64, 576).tolist() == [[value(token, column) for column in range(576)] for token in range(64)]
 
 
 def test_golden_rows_are_exact_in_both_dtypes_of_models_and_have_tiles_of_all_kinds():
@@ -78,7 +78,7 @@ def test_golden_pages_of_other_scale_rules_stay(name):
 @pytest.mark.parametrize("name", GOLDEN)
 def test_the_second_encoder_writes_the_same_page(name):
     layout = make(name)
-    rows = np.array([[value(token, lane) for lane in range(layout.lanes)] for token in range(64)])
+    rows = np.array([[value(token, column) for column in range(layout.columns)] for token in range(64)])
     planes = exact.encode(layout, rows, GOLDEN_TENSOR_SCALE)
     page = b"".join(plane.tobytes() for plane in planes)
     assert bytes(golden_page(layout).tolist()) == page + bytes(layout.page_bytes(64) - len(page))

@@ -160,15 +160,15 @@ def test_work_of_a_call_by_hand():
 def test_fp32_partials_are_aligned_as_far_as_their_rows_are():
     rows = {d_v: make_plan(make_spec(kv_lora_rank=d_v, v_head_dim=d_v)).splits.partials for d_v in (510, 511, 512)}
     assert {d_v: row.alignment for d_v, row in rows.items()} == {510: 4, 511: 4, 512: 16}
-    assert [row.floats for row in rows.values()] == [row.lanes for row in rows.values()] == [510, 511, 512]
+    assert [row.floats for row in rows.values()] == [row.columns for row in rows.values()] == [510, 511, 512]
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_rounded_partials_are_padded_so_that_all_rows_begin_at_16_bytes(dtype):
     spec = make_spec().model_copy(update={"partials": dtype})
-    for d_v, lanes in {505: 512, 511: 512, 512: 512, 513: 520, 1: 8}.items():
+    for d_v, columns in {505: 512, 511: 512, 512: 512, 513: 520, 1: 8}.items():
         row = make_plan(spec.model_copy(update={"model": spec.model.model_copy(update={"v_head_dim": d_v})}))
-        assert (row.splits.partials.lanes, row.splits.partials.floats) == (lanes, lanes // 2)
+        assert (row.splits.partials.columns, row.splits.partials.floats) == (columns, columns // 2)
         assert row.splits.partials.alignment == 16
 
 

@@ -7,18 +7,18 @@ from hypothesis import given, settings
 from plan_specs import dims, make_spec
 
 from mlagen.plan import Chunk, make_plan
-from mlagen.plan.chunks import make_chunks, split_lanes
+from mlagen.plan.chunks import make_chunks, split_columns
 from mlagen.plan.rows import row_chunks
 
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
 
 
-def check_covers(chunks: tuple[Chunk, ...], lanes: int) -> None:
-    assert [chunk.start for chunk in chunks] == [sum(one.lanes for one in chunks[:n]) for n in range(len(chunks))]
-    assert sum(chunk.lanes for chunk in chunks) == lanes
+def check_covers(chunks: tuple[Chunk, ...], columns: int) -> None:
+    assert [chunk.start for chunk in chunks] == [sum(one.columns for one in chunks[:n]) for n in range(len(chunks))]
+    assert sum(chunk.columns for chunk in chunks) == columns
     for chunk in chunks:
-        assert 1 <= chunk.lanes <= chunk.block
-        assert chunk.masked == (chunk.lanes < chunk.block)
+        assert 1 <= chunk.columns <= chunk.block
+        assert chunk.masked == (chunk.columns < chunk.block)
         assert chunk.block >= 16
         assert chunk.block & (chunk.block - 1) == 0
     names = [chunk.name for chunk in chunks]
@@ -28,30 +28,30 @@ def check_covers(chunks: tuple[Chunk, ...], lanes: int) -> None:
 
 @SETTINGS
 @given(dims=dims())
-def test_attention_covers_every_lane_once_in_order_and_no_chunk_crosses_the_end_of_v(dims):
+def test_attention_covers_every_column_once_in_order_and_no_chunk_crosses_the_end_of_v(dims):
     spec = make_spec(**dims)
     chunks = row_chunks(spec)
     check_covers(chunks, dims["kv_lora_rank"] + dims["qk_rope_head_dim"])
     d_v = dims["v_head_dim"]
-    assert all(chunk.start + chunk.lanes <= d_v if chunk.in_v else chunk.start >= d_v for chunk in chunks)
+    assert all(chunk.start + chunk.columns <= d_v if chunk.in_v else chunk.start >= d_v for chunk in chunks)
 
 
 @SETTINGS
 @given(dims=dims())
-def test_the_cache_kernels_cover_every_lane(dims):
+def test_the_cache_kernels_cover_every_column(dims):
     check_covers(make_plan(make_spec(**dims)).caches.main.tiled, dims["kv_lora_rank"] + dims["qk_rope_head_dim"])
 
 
 def test_only_the_last_block_is_padded_by_at_most_an_eighth_or_it_is_the_smallest():
-    for lanes in range(1, 1281):
-        *full, (width, block) = split_lanes(lanes)
-        assert sum(width for width, _ in full) + width == lanes
+    for columns in range(1, 1281):
+        *full, (width, block) = split_columns(columns)
+        assert sum(width for width, _ in full) + width == columns
         assert all(width == block for width, block in full)
         assert block == 16 or block - width <= block / 8
 
 
 @pytest.mark.parametrize(
-    ("lanes", "blocks"),
+    ("columns", "blocks"),
     [
         (1, [(1, 16)]),
         (16, [(16, 16)]),
@@ -64,12 +64,12 @@ def test_only_the_last_block_is_padded_by_at_most_an_eighth_or_it_is_the_smalles
         (576, [(512, 512), (64, 64)]),
     ],
 )
-def test_lanes_split_into_powers_of_two_largest_first(lanes, blocks):
-    assert split_lanes(lanes) == blocks
+def test_columns_split_into_powers_of_two_largest_first(columns, blocks):
+    assert split_columns(columns) == blocks
 
 
-def test_no_lanes_are_no_chunk():
-    assert split_lanes(0) == []
+def test_no_columns_are_no_chunk():
+    assert split_columns(0) == []
     assert make_chunks([("nope", 16), ("rope", 0)], 16) == (Chunk("nope", 0, 16, 16, True),)
 
 
@@ -82,6 +82,6 @@ def test_v_that_ends_inside_the_latent_cuts_it():
     )
 
 
-def test_a_row_whose_v_holds_rope_lanes_is_one_run():
+def test_a_row_whose_v_holds_rope_columns_is_one_run():
     spec = make_spec(kv_lora_rank=448, qk_rope_head_dim=64, v_head_dim=512)
     assert row_chunks(spec) == (Chunk("kv", 0, 512, 512, True),)

@@ -69,15 +69,15 @@ def test_descriptors_are_for_targets_that_copy_by_them():
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(d_qk=st.integers(1, 512), d_v=st.integers(1, 512), descriptors=st.booleans())
-def test_blocks_cover_any_lanes_once(d_qk, d_v, descriptors):
+def test_blocks_cover_any_columns_once(d_qk, d_v, descriptors):
     try:
         plan = make_dense_fwd_plan(d_qk, d_v, "bf16", ALL, descriptors=descriptors)
     except LimitError:  # no target but the widest can do without a tile
         assert max(d_qk, d_v) > 256
         return
-    for lanes, chunks in ((d_qk, plan.k_chunks), (d_v, plan.v_chunks)):
-        assert [lane for chunk in chunks for lane in range(chunk.start, chunk.start + chunk.lanes)] == list(
-            range(lanes)
+    for columns, chunks in ((d_qk, plan.k_chunks), (d_v, plan.v_chunks)):
+        assert [column for chunk in chunks for column in range(chunk.start, chunk.start + chunk.columns)] == list(
+            range(columns)
         )
         assert all(chunk.block & (chunk.block - 1) == 0 and chunk.block >= 16 for chunk in chunks)
 
@@ -125,12 +125,12 @@ def test_tiles_of_a_merge_hold_whole_values(d_v):
 @pytest.mark.parametrize(
     ("dims", "block_n"), [((192, 128), 128), ((128, 128), 128), ((256, 256), 64), ((96, 64), None), ((64, 192), None)]
 )
-def test_heads_in_runs_of_64_lanes_have_a_sm90_kernel(dims, block_n):
+def test_heads_in_runs_of_64_columns_have_a_sm90_kernel(dims, block_n):
     sm90 = make_plan(make_spec(*dims)).of(DenseFwdPlan).sm90
     assert (sm90 and sm90.block_n) == block_n
     if sm90 is not None:
         assert sm90.min_queries == 1
-        # Two warpgroups' Q of 64 rows, two stages of K and V; 16 lanes or keys a product, twice each.
+        # Two warpgroups' Q of 64 rows, two stages of K and V; 16 columns or keys a product, twice each.
         assert sm90.expected_shared == 2 * (128 * dims[0] + 2 * block_n * sum(dims))
         assert sm90.expected_products == 4 * (dims[0] // 16 + block_n // 16)
 

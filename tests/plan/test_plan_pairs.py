@@ -51,7 +51,7 @@ def test_every_pair_has_tiles_on_every_target_but_those_that_are_named(target):
 
 # Bytes that Triton 3.7.1 takes for the split kernel: (dims, cache, second cache, target, tile): bytes.
 TAKEN = {
-    # q once more: as 8-bit and as 4-bit lanes are multiplied.
+    # q once more: as 8-bit and as 4-bit values are multiplied.
     (V32, "fp8_ds_mla", "nvfp4_ds_mla", "sm120", Tile(16, 32, 8, 2, True)): 107_008,
     (V32, "fp8_ds_mla", "nvfp4_ds_mla", "sm120", Tile(16, 32, 8, 1, True)): 53_248,
     (V32, "nvfp4_ds_mla", "fp8_ds_mla", "sm120", Tile(16, 32, 8, 2, True)): 88_576,
@@ -61,14 +61,14 @@ TAKEN = {
     (V4, "nvfp4_v41", "ue8m0_v4", "sm80", Tile(16, 32, 8, 1, True)): 98_304,
     (V32, "fp8_per_tensor", "nvfp4_ds_mla", "sm80", Tile(16, 32, 8, 1, True)): 104_448,
     (V32, "nvfp4_ds_mla", "fp8_per_tensor", "sm80", Tile(16, 32, 8, 1, True)): 88_064,
-    # As 8-bit and as 16-bit lanes.
+    # As 8-bit and as 16-bit values.
     (V32, "fp8_ds_mla", "bf16", "sm120", Tile(16, 32, 4, 2, True)): 104_960,
     (V32, "bf16", "fp8_ds_mla", "sm120", Tile(16, 32, 4, 2, True)): 88_576,
     (V4, "bf16", "ue8m0_v4", "sm120", Tile(16, 16, 4, 2, True)): 68_096,
     (V32, "bf16", "nvfp4_ds_mla", "sm120", Tile(16, 32, 8, 2, False)): 74_880,
     # Both of 8 bits: once.
     (V32, "fp8_per_tensor", "fp8_ds_mla", "sm120", Tile(16, 16, 4, 2, True)): 64_512,
-    # The lanes of the first move as they are stored.
+    # The values of the first move as they are stored.
     (V4, "nvfp4_v41", "mxfp8_v41", "sm120", Tile(16, 32, 8, 2, True)): 75_776,
     (V4, "mxfp8_v41", "nvfp4_v41", "sm120", Tile(16, 32, 8, 2, True)): 59_392,
     # wgmma takes q in one order, whatever K is.
@@ -117,6 +117,6 @@ def test_accumulators_are_named_where_they_are_what_is_too_much():
     chunks = make_chunks([("nope", 2048), ("rope", 256)], 2304)
     wide = replace(cached(V32, "fp8_ds_mla", "fp8_ds_mla"), chunks=chunks)
     with pytest.raises(
-        LimitError, match=r"sm90: V of 2304 lanes takes 144 accumulators a thread in tile .*, more than 80"
+        LimitError, match=r"sm90: V of 2304 columns takes 144 accumulators a thread in tile .*, more than 80"
     ):
         wide.untuned(128, TARGETS["sm90"])

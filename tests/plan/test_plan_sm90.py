@@ -25,7 +25,7 @@ def sm90(**changes):
     [
         ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
         ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 512"),
-        ({"qk_rope_head_dim": 32}, "a row has 32 lanes behind V's, and it takes 0 or 64"),
+        ({"qk_rope_head_dim": 32}, "a row has 32 columns behind V's, and it takes 0 or 64"),
     ],
     ids=str,
 )
@@ -61,30 +61,30 @@ def test_attention_over_a_cache_alone_needs_no_kernel_over_rows():
     assert make_plan(make_spec(wrappers=("concat_and_cache_mla",))).find(SparseFwdPlan) is None
 
 
-@pytest.mark.parametrize(("rope", "lanes"), [(64, 576), (0, 512)])
+@pytest.mark.parametrize(("rope", "columns"), [(64, 576), (0, 512)])
 @pytest.mark.parametrize(("partials", "split_shared"), [("fp32", (0, 0)), ("bf16", (0, 0)), ("fp16", (640, 1280))])
-def test_numbers_of_few_heads_by_hand(rope, lanes, partials, split_shared):
+def test_numbers_of_few_heads_by_hand(rope, columns, partials, split_shared):
     spec = make_spec(qk_rope_head_dim=rope).model_copy(update={"partials": partials})
     plans = make_plan(spec).of(SparseFwdPlan).swap_ab
     assert tuple(plan.block_h for plan in plans) == (16, 32)
     assert tuple(plan.split_shared for plan in plans) == split_shared
     for plan in plans:
-        # Each warpgroup: 16 lanes a product of scores; 4 products of 64 weights for each 64 of V's 512 lanes.
-        assert plan.expected_products == 2 * (lanes // 16 + 8 * 4)
+        # Each warpgroup: 16 columns a product of scores; 4 products of 64 weights for each 64 of V's 512 columns.
+        assert plan.expected_products == 2 * (columns // 16 + 8 * 4)
         # Q, two blocks of K and a third left half, weights; six statistics of rows, maxima of 2 x 4 warps.
-        tiles = 2 * ((plan.block_h + 128) * lanes + 64 * 256 + 2 * 64 * plan.block_h)
+        tiles = 2 * ((plan.block_h + 128) * columns + 64 * 256 + 2 * 64 * plan.block_h)
         assert plan.expected_shared == tiles + 4 * (6 * plan.block_h + 8 * plan.block_h)
 
 
-@pytest.mark.parametrize(("rope", "lanes"), [(64, 576), (0, 512)])
-def test_numbers_by_hand(rope, lanes):
+@pytest.mark.parametrize(("rope", "columns"), [(64, 576), (0, 512)])
+def test_numbers_by_hand(rope, columns):
     plan = sm90(qk_rope_head_dim=rope)
     assert (plan.step, plan.d_half, plan.d_tail) == (128, 256, rope)
-    # 16 lanes a product of scores, three times over; 4 products of 64 weights for each of 3 half-blocks, twice.
-    assert plan.expected_products == 3 * lanes // 16 + 3 * 2 * 4
+    # 16 columns a product of scores, three times over; 4 products of 64 weights for each of 3 half-blocks, twice.
+    assert plan.expected_products == 3 * columns // 16 + 3 * 2 * 4
     # Q and two blocks of K, 64 rows each; weights of one block, or of both where no place of K is free for them.
     weights = 64 * 64 * (1 if rope else 2)
-    assert plan.expected_shared == 2 * (3 * 64 * lanes + weights) + 6 * 64 * 4
+    assert plan.expected_shared == 2 * (3 * 64 * columns + weights) + 6 * 64 * 4
 
 
 def tuned_spec(tmp_path, root, text):

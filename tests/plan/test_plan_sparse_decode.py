@@ -84,7 +84,7 @@ def test_other_rows_are_multiplied_in_the_blocks_they_are_read_in(model):
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(dims=dims(), name=st.sampled_from(sorted(NAMED_LAYOUTS)))
-def test_joined_blocks_are_the_lanes_of_both(dims, name):
+def test_joined_blocks_are_the_columns_of_both(dims, name):
     layout = some_layout(name, dims)
     loaded = layout_chunks(layout, dims["v_head_dim"])
     chunks = join_chunks(loaded)
@@ -92,7 +92,7 @@ def test_joined_blocks_are_the_lanes_of_both(dims, name):
         return
     (block,) = chunks
     first, last = loaded
-    assert (block.start, block.lanes, block.block) == (0, first.lanes + last.lanes, first.block)
+    assert (block.start, block.columns, block.block) == (0, first.columns + last.columns, first.block)
     assert last.start % last.block == 0
     assert not block.masked
 

@@ -88,9 +88,9 @@ def test_a_row_too_wide_for_shared_memory_is_told_with_the_arithmetic(target):
 def test_a_v_too_wide_for_the_registers_is_told_with_the_arithmetic():
     with pytest.raises(LimitError) as caught:
         default_rows(128, make_chunks([("nope", 2048), ("rope", 256)], 2304), TARGETS["sm90"])
-    # 16 heads of 2,304 lanes over the 256 threads of 8 warps.
+    # 16 heads of 2,304 columns over the 256 threads of 8 warps.
     assert caught.value.message == (
-        "sm90: V of 2304 lanes takes 144 accumulators a thread in tile 16x16 w8 s2 ahead, more than 80"
+        "sm90: V of 2304 columns takes 144 accumulators a thread in tile 16x16 w8 s2 ahead, more than 80"
     )
 
 

@@ -2,7 +2,7 @@
 
 Usage: python absorbed.py FOLDER, which holds the packages `plain`, `absorbed` and `rows`.
 
-A token's latent row c [64] and RoPE lanes r [16] are all that is cached. Head h has K = [c W_k[h] | r], V = c W_v[h]:
+A token's latent row c [64] and RoPE columns r [16] are all that is cached. Head h has K = [c W_k[h] | r], V = c W_v[h]:
 multi-head attention makes both (`plain`); absorbed attention takes q W_k[h]' for q and c itself for K and V, and then
 applies W_v[h] (`absorbed`, dense; `rows`, over the rows that indices name).
 """
@@ -20,7 +20,7 @@ import torch
 
 from mlagen.verify import interpreter
 
-HEADS, LATENT, ROPE, LANES = 4, 64, 16, 32
+HEADS, LATENT, ROPE, NOPE = 4, 64, 16, 32
 LENGTHS = [(5, 37), (1, 20), (12, 12)]  # rows of q and keys of each request
 
 
@@ -36,21 +36,21 @@ def main():
     torch.manual_seed(0)
     rows, keys = (sum(length[side] for length in LENGTHS) for side in (0, 1))
     c, r = torch.randn(keys, LATENT).bfloat16(), torch.randn(keys, ROPE).bfloat16()
-    w_k, w_v = torch.randn(2, HEADS, LATENT, LANES) * LATENT**-0.5
-    q = torch.randn(rows, HEADS, LANES + ROPE).bfloat16()
-    scale = (LANES + ROPE) ** -0.5
+    w_k, w_v = torch.randn(2, HEADS, LATENT, NOPE) * LATENT**-0.5
+    q = torch.randn(rows, HEADS, NOPE + ROPE).bfloat16()
+    scale = (NOPE + ROPE) ** -0.5
     cu = [torch.tensor([0, *(length[side] for length in LENGTHS)]).cumsum(0).to(torch.int32) for side in (0, 1)]
     longest = [max(length[side] for length in LENGTHS) for side in (0, 1)]
 
     # As kv_b_proj gives them: a head's K without RoPE and its V side by side, V a slice of both.
     both = torch.einsum("tc,hcl->thl", c.float(), torch.cat([w_k, w_v], 2)).bfloat16()
-    k = torch.cat([both[..., :LANES], r[:, None].expand(-1, HEADS, -1)], 2)
+    k = torch.cat([both[..., :NOPE], r[:, None].expand(-1, HEADS, -1)], 2)
     out, lse = package("plain").flash_attn_varlen_func(
-        q, k, both[..., LANES:], *cu, *longest, softmax_scale=scale, causal=True
+        q, k, both[..., NOPE:], *cu, *longest, softmax_scale=scale, causal=True
     )
 
-    latent_q = torch.einsum("thl,hcl->thc", q[..., :LANES].float(), w_k).bfloat16()
-    absorbed_q = torch.cat([latent_q, q[..., LANES:]], 2)
+    latent_q = torch.einsum("thl,hcl->thc", q[..., :NOPE].float(), w_k).bfloat16()
+    absorbed_q = torch.cat([latent_q, q[..., NOPE:]], 2)
     kv = torch.cat([c, r], 1)[:, None]
     results = {
         "absorbed": package("absorbed").flash_attn_varlen_func(

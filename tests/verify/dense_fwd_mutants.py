@@ -54,7 +54,7 @@ DENSE_FWD_MUTANTS = (
     ),
     _literal(
         "columns of K past the row are read",
-        "k_mask = (k_1_columns < START_K_1 + LANES_K_1)",
+        "k_mask = (k_1_columns < START_K_1 + COLUMNS_K_1)",
         "k_mask = (k_1_columns < 56)",
         POINTERS,
     ),

@@ -53,7 +53,7 @@ MAP_MUTANTS = (
     _literal(
         "a length ends with the last slot", "(named, columns + 1, lengths)", "(named, columns, lengths)", "global: typ*"
     ),
-    _literal("lanes past the last index count", "mask=columns < topk, other=-1)", "other=-1)", "global: topk: 17"),
+    _literal("columns past the last index count", "mask=columns < topk, other=-1)", "other=-1)", "global: topk: 17"),
     _literal("padding tokens count", "tl.where(is_valid, lens, 0)", "lens", "global: mask: none"),
     _literal(
         "the last index is dropped", "mask = columns < topk", "mask = columns < topk - 1", "global: indices: last*"

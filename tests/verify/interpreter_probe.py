@@ -18,14 +18,14 @@ EIGHT_BITS = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 
 @triton.jit
 def _convert(src_ptr, dst_ptr, N: tl.constexpr, ROUNDING: tl.constexpr):
-    lanes = tl.arange(0, N)
-    tl.store(dst_ptr + lanes, tl.load(src_ptr + lanes).to(dst_ptr.dtype.element_ty, ROUNDING))
+    offsets = tl.arange(0, N)
+    tl.store(dst_ptr + offsets, tl.load(src_ptr + offsets).to(dst_ptr.dtype.element_ty, ROUNDING))
 
 
 @triton.jit
 def _dot(a_ptr, b_ptr, out_ptr, N: tl.constexpr):
-    lanes = tl.arange(0, N)
-    at = lanes[:, None] * N + lanes[None, :]
+    offsets = tl.arange(0, N)
+    at = offsets[:, None] * N + offsets[None, :]
     tl.store(out_ptr + at, tl.dot(tl.load(a_ptr + at), tl.load(b_ptr + at)))
 
 
@@ -50,8 +50,8 @@ def _add(a_ptr, out_ptr):
 
 @triton.jit
 def _fma(x_ptr, y_ptr, z_ptr, out_ptr):
-    lanes = tl.arange(0, 4)
-    tl.store(out_ptr + lanes, tl.fma(tl.load(x_ptr + lanes), tl.load(y_ptr + lanes), tl.load(z_ptr + lanes)))
+    offsets = tl.arange(0, 4)
+    tl.store(out_ptr + offsets, tl.fma(tl.load(x_ptr + offsets), tl.load(y_ptr + offsets), tl.load(z_ptr + offsets)))
 
 
 @triton.jit
@@ -92,10 +92,10 @@ def around_ties(dtype: torch.dtype) -> torch.Tensor:
 
 
 def convert(src: torch.Tensor, dtype: torch.dtype, rounding: str | None = None) -> torch.Tensor:
-    lanes = triton.next_power_of_2(src.numel())
-    padded = torch.cat([src, src.new_zeros(lanes - src.numel())]) if lanes > src.numel() else src
-    dst = torch.empty(lanes, dtype=dtype)
-    _convert[(1,)](padded, dst, N=lanes, ROUNDING=rounding)
+    size = triton.next_power_of_2(src.numel())
+    padded = torch.cat([src, src.new_zeros(size - src.numel())]) if size > src.numel() else src
+    dst = torch.empty(size, dtype=dtype)
+    _convert[(1,)](padded, dst, N=size, ROUNDING=rounding)
     return dst[: src.numel()]
 
 

@@ -54,13 +54,13 @@ MUTANTS = (
     _literal(
         "scale applied twice", "scores * inputs.sm_scale_log2", "scores * inputs.sm_scale_log2 * inputs.sm_scale_log2"
     ),
-    _literal("loop ends a lane early", "0, end, config.BLOCK_N", "0, end - 1, config.BLOCK_N", "sparse_fwd: topk: 1"),
+    _literal("loop ends an index early", "0, end, config.BLOCK_N", "0, end - 1, config.BLOCK_N", "sparse_fwd: topk: 1"),
     Mutant(
         "the last index is dropped",
         KERNELS,
         r"(step|offsets|following) < count",
         r"\1 < count - 1",
-        ("sparse_fwd: indices: last lane",),
+        ("sparse_fwd: indices: last column",),
     ),
     Mutant(
         "load of K is not masked", KERNELS, r"mask=valid\[:, None\], other=0\.0\)(?=  # \[BLOCK_N)", ")", (TYPICAL,)
@@ -139,7 +139,7 @@ MUTANTS = (
         "sparse_fwd: topk_length: mixed",
     ),
     _literal(
-        "lanes past a length count", "valid &= offsets < length", "valid = valid", "sparse_fwd: topk_length: mixed"
+        "indices past a length count", "valid &= offsets < length", "valid = valid", "sparse_fwd: topk_length: mixed"
     ),
     _literal(
         "a negative topk_length is taken as it is",
@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant("splits run to the end", KERNELS, r"tl\.minimum\((.*), size\)", r"\1", ("sparse_fwd: splits: 3",)),
     Mutant("splits run past the end", KERNELS, r"tl\.minimum\(.*, size\)", "size", ("sparse_fwd: splits: 7",)),
     _literal(
-        "splits begin a lane late",
+        "splits begin an index late",
         "indices_token_stride + begin",
         "indices_token_stride + begin + 1",
         "sparse_fwd: splits: 3",

@@ -26,7 +26,7 @@ OF_PACKAGE = {
             "self.num_splits > 1",
             FEW,
         ),
-        _literal("rows are as close as V's lanes", SPLITS, "* PARTIAL_LANES", "* D_V", "*workspace*"),
+        _literal("rows are as close as V's columns", SPLITS, "* PARTIAL_COLUMNS", "* D_V", "*workspace*"),
         _literal(
             "statistics stand where those of fp32 would",
             SPLITS,

@@ -44,10 +44,10 @@ CACHE_MUTANTS = (
         "one past the last slot is valid", "valid = slot < ", "valid = slot <= ", "sparse_decode: indices: last row*"
     ),
     _kernel("offsets go on in the second list", "start - tl.where(in_extra, extra_start, 0)", "start"),
-    _kernel("RoPE lanes are not joined", "tl.where(in_first[None, :, None], first, last)", "first"),
-    _kernel("RoPE lanes are joined a part early", "tl.arange(0, PARTS) < ", "1 + tl.arange(0, PARTS) < "),
+    _kernel("RoPE columns are not joined", "tl.where(in_first[None, :, None], first, last)", "first"),
+    _kernel("RoPE columns are joined a part early", "tl.arange(0, PARTS) < ", "1 + tl.arange(0, PARTS) < "),
     _kernel(
-        "lanes past a length count",
+        "indices past a length count",
         "valid &= offsets < tl.where",
         "valid &= offsets >= 0 * tl.where",
         "sparse_decode: length: m*",

@@ -59,8 +59,8 @@ def test_the_others_hold_what_their_specs_make_different(package):
 @pytest.mark.parametrize(("latent", "rope", "d_v"), [(31, 8, 31), (9, 0, 9), (23, 8, 31)])
 def test_v_may_have_any_number_of_columns(tmp_path, latent, rope, d_v):
     text = (ROOT / "specs" / "dsv32.yaml").read_text().replace("name: dsv32", "name: other")
-    for name, lanes in {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": d_v}.items():
-        text = re.sub(rf"{name}: \d+", f"{name}: {lanes}", text)
+    for name, columns in {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": d_v}.items():
+        text = re.sub(rf"{name}: \d+", f"{name}: {columns}", text)
     (tmp_path / "other.yaml").write_text(re.sub(r"\n +shared_indices: .*", "", text))  # which takes d_v 512
     apply(compare(render(load_plan(tmp_path / "other.yaml")), tmp_path / "other"))
     only = ["*typical*", "*splits: 3*", "*sink*"]

@@ -43,9 +43,9 @@ def test_a_write_anywhere_is_noticed():
 @pytest.mark.parametrize("length", [None, "mixed"])
 def test_valid_indices_name_numbers_and_all_other_rows_are_nan(facts, pattern, length):
     inputs = build(Problem(5, 2, 40, 60, indices=pattern, length=length), facts, "cpu", 1)
-    pages, size, lanes = inputs.kv.shape
+    pages, size, columns = inputs.kv.shape
     assert size == (facts.block_size or 1)
-    rows = inputs.kv.reshape(pages * size, lanes)
+    rows = inputs.kv.reshape(pages * size, columns)
     named = set()
     for token in range(5):
         count = None if inputs.length is None else int(inputs.length[token])

@@ -141,7 +141,7 @@ MADE_UP = {
         ),
         {},
     ),
-    "a tile holds latent and RoPE lanes": (
+    "a tile holds latent and RoPE columns": (
         layout(data("row", "e4m3"), scales("row", "fp32", 64, floor="1.0e-4", rounding="power_of_two")),
         {"kv_lora_rank": 40, "qk_rope_head_dim": 40, "v_head_dim": 40},
     ),

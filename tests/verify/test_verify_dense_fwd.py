@@ -38,7 +38,7 @@ SPEC = {
 
 
 def write_package(folder: Path, name: str, dims: tuple[int, int], **changes: object) -> Path:
-    """A package of heads of these lanes; `changes` replace lines of its spec."""
+    """A package of heads of these columns; `changes` replace lines of its spec."""
     lines = {
         "name": name,
         "title": "Heads",
@@ -56,7 +56,7 @@ def write_package(folder: Path, name: str, dims: tuple[int, int], **changes: obj
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory) -> Path:
-    """Heads of 40 and 72 lanes, K and V by descriptor, and by pointers where rows are not aligned."""
+    """Heads of 40 and 72 columns, K and V by descriptor, and by pointers where rows are not aligned."""
     dims = "{qk_head_dim: 40, v_head_dim: 72, num_kv_heads: 2, addressing: descriptors}"
     return write_package(tmp_path_factory.mktemp("heads"), "heads", (40, 72), multi_head=dims, targets="[sm90, sm80]")
 
@@ -163,7 +163,7 @@ def test_the_models_packages_hold_what_their_dims_make_different(name):
 
 
 @pytest.mark.parametrize("dims", [(48, 48), (24, 17), (1, 1), (7, 130)], ids=str)
-def test_heads_of_any_lanes_hold_their_cases(tmp_path, dims):
+def test_heads_of_any_columns_hold_their_cases(tmp_path, dims):
     package = write_package(tmp_path, "some", dims)
     only = ["*typical*", "dense_fwd: layout: all odd", "dense_fwd: lengths: more keys*", "merge *: lse: mixed"]
     assert messages(package, targets=["sm90", "gfx942"], only=only) == []
@@ -188,7 +188,7 @@ def test_every_mutant_is_reported(heads, tmp_path):
 
 
 def test_absorbed_and_decompressed_attention_of_one_model_agree(tmp_path):
-    """Latent rank 64, RoPE 16; heads of 32 + 16 and 32 lanes; multi-head, multi-query over rows, and sparse."""
+    """Latent rank 64, RoPE 16; heads of 32 + 16 and 32 columns; multi-head, multi-query over rows, and sparse."""
     write_package(tmp_path, "plain", (48, 32), wrappers="[flash_attn_varlen_func]")
     rows = "{qk_head_dim: 80, v_head_dim: 64, num_kv_heads: 1}"
     write_package(tmp_path, "absorbed", (80, 64), multi_head=rows, wrappers="[flash_attn_varlen_func]")

@@ -19,7 +19,7 @@ FEW = "*few indices*"
 
 
 def write_rows(name: str, folder: Path) -> Path:
-    """A spec of sparse attention over unquantised rows, whose 17 lanes of V leave rows of bf16 to be padded."""
+    """A spec of sparse attention over unquantised rows, whose 17 columns of V leave rows of bf16 to be padded."""
     text = (ROOT / "specs" / "odd.yaml").read_text().replace("name: odd", f"name: {name}")
     path = folder / f"{name}.yaml"
     path.write_text(re.sub(r"(v_head_dim|kv_lora_rank): \d+", r"\1: 17", text))

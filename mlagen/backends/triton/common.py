@@ -46,9 +46,9 @@ def imported(module: str, names: list[str]) -> str:
     return "(\n" + "".join(f"    {name},\n" for name in names) + ")"
 
 
-def alignment_of(lane: int) -> str:
-    """What may be claimed of addresses that begin `lane` lanes into an aligned row: ALIGNMENT, or nothing."""
-    return "ALIGNMENT" if lane * ITEMSIZE % FULL_ALIGNMENT == 0 else "1"
+def alignment_of(column: int) -> str:
+    """What may be claimed of addresses that begin `column` columns into an aligned row: ALIGNMENT, or nothing."""
+    return "ALIGNMENT" if column * ITEMSIZE % FULL_ALIGNMENT == 0 else "1"
 
 
 def chunk_of(chunk: Chunk) -> dict[str, Any]:

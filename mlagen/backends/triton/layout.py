@@ -139,7 +139,7 @@ def _scale_values(layout: CacheLayout, scales: ScalesField) -> str | None:
 def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) -> dict[str, Any]:
     """The scales of a chunk whose columns begin `first` columns into their field: where they are."""
     tile = first // scales.tile
-    count = (first + chunk.lanes - 1) // scales.tile - tile + 1
+    count = (first + chunk.columns - 1) // scales.tile - tile + 1
     block = max(1, chunk.block // scales.tile)
     in_order = scales.interleave == 1
     begin = tile if in_order else scales.position(tile) if count == 1 else 0
@@ -166,19 +166,19 @@ def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) 
 
 def _field_of(layout: CacheLayout, chunk: Chunk) -> DataField:
     """The field that holds a chunk's columns, the first of them where it is a run of several."""
-    return next(field for field in layout.data if chunk.start < field.first_lane + field.count)
+    return next(field for field in layout.data if chunk.start < field.first_column + field.count)
 
 
 def _placed(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
     """What holds a chunk, and where its columns are."""
     field = _field_of(layout, chunk)
-    first = chunk.start - field.first_lane
+    first = chunk.start - field.first_column
     scales = layout.scales_of(field)
     return {
         "name": chunk.name,
         "start": chunk.start,
-        "end": chunk.start + chunk.lanes,
-        "columns": chunk.lanes,
+        "end": chunk.start + chunk.columns,
+        "columns": chunk.columns,
         "masked": chunk.masked,
         "bits": BITS[field.dtype],
         "quantised": field.quantised,
@@ -192,15 +192,15 @@ def _placed(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
 def _skipped(layout: CacheLayout, chunk: Chunk) -> int:
     """Bytes from where its field begins to where a chunk does."""
     field = _field_of(layout, chunk)
-    return (chunk.start - field.first_lane) * BITS[field.dtype] // 8
+    return (chunk.start - field.first_column) * BITS[field.dtype] // 8
 
 
 def _loaded(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
     """A chunk as attention loads it."""
     field = _field_of(layout, chunk)
-    first = chunk.start - field.first_lane
+    first = chunk.start - field.first_column
     packed = field.dtype == "e2m1"
-    odd = bool(first % 2 or chunk.lanes % 2)
+    odd = bool(first % 2 or chunk.columns % 2)
     return {
         **_placed(layout, chunk),
         "rows": _rows(layout, field, _skipped(layout, chunk)),
@@ -265,7 +265,7 @@ def _stored(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
         **placed,
         "block": chunk.block,
         "places": chunk.block // 2 if packed else chunk.block,
-        "count": chunk.lanes // 2 if packed else chunk.lanes,
+        "count": chunk.columns // 2 if packed else chunk.columns,
         "rows": _rows(layout, field, _skipped(layout, chunk)),
         "alignment": _alignment(layout, field, _skipped(layout, chunk), _written_bytes(field)),
         "packed": packed,

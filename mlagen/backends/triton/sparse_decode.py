@@ -52,7 +52,7 @@ def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, A
     """A cache as the templates of attention over a cache ask for it."""
     one, prefix = cache.layout, "extra_" if cache is caches.other else ""
     shared = caches.extra is not None and caches.other is None  # one kernel reads both caches
-    row = one.row_bytes if one.quantised else one.lanes
+    row = one.row_bytes if one.quantised else one.columns
     module = layout.EXTRA_MODULE if prefix else layout.MODULE
     alignment = max(field.itemsize for field in one.fields)
     dtype = "uint8, int8 or float8_e4m3fn" if one.quantised else plan.spec.model.dtype
@@ -71,7 +71,7 @@ def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, A
         **layout.arguments(one, scale="scale" if shared else "tensor_scale", constants="config."),
         "row": row,
         "row_constant": f"{module}.ROW_BYTES" if one.quantised else "D_QK",
-        "unit_name": "bytes" if one.quantised else "lanes",
+        "unit_name": "bytes" if one.quantised else "columns",
         "torch_dtype": "torch.uint8" if one.quantised else "DTYPE",
         "alignment": alignment,
         "late": f"{alignment} * late" if one.quantised and alignment > 1 else "late",
@@ -85,7 +85,7 @@ def rows_context(family: CachedFamily) -> dict[str, Any]:
     chunks, v_chunks = [chunk_of(chunk) for chunk in family.chunks], accumulators(family.chunks)
     joined = None
     constants = [f"{kind}_{chunk['name'].upper()}" for chunk in chunks for kind in ("D", "START")]
-    constants += [f"LANES_{chunk['name'].upper()}" for chunk in chunks if chunk["masked"]]
+    constants += [f"COLUMNS_{chunk['name'].upper()}" for chunk in chunks if chunk["masked"]]
     if family.joined:
         first, last = (chunk.name for chunk in family.caches.chunks)
         joined = {"name": chunks[0]["name"], "first": first, "last": last}

@@ -41,7 +41,7 @@ class WriteInputs:
 
     Attributes:
         latent, rope: [T, d_c] and [T, d_rope], contiguous each; rope is None where the model has none.
-        rows: [T, lanes], the same lanes side by side.
+        rows: [T, columns], the same columns side by side.
         cache: uint8 [pages, page_bytes], which all sets share.
         slots: i64 [T].
         scale: f32 [1], the tensor's.
@@ -66,7 +66,7 @@ class GatherInputs:
         starts: i32 [R + 1], where the rows of each request begin in `out`.
         token_to_request: i32 [T].
         scale: f32 [1], the tensor's.
-        out: [T, lanes].
+        out: [T, columns].
     """
 
     cache: torch.Tensor
@@ -196,8 +196,8 @@ def fill_with(side: CacheSide, pages: torch.Tensor) -> None:
     d_c = side.package.facts.d_c
     for first in range(0, slots, FILL_TOKENS):
         slot_mapping = torch.arange(first, min(first + FILL_TOKENS, slots), device=pages.device)
-        rows = torch.randn(len(slot_mapping), side.layout.lanes, dtype=side.package.dtype, device=pages.device)
-        rope = rows[:, d_c:] if side.layout.lanes > d_c else None
+        rows = torch.randn(len(slot_mapping), side.layout.columns, dtype=side.package.dtype, device=pages.device)
+        rope = rows[:, d_c:] if side.layout.columns > d_c else None
         scale = torch.full((1,), TENSOR_SCALE, device=pages.device)
         WRITERS[name](side, WriteInputs(rows[:, :d_c], rope, rows, pages, slot_mapping, scale))()
 
@@ -209,9 +209,9 @@ def make_write_inputs(
     pages = shuffled_pages(sets, batch.requests, batch.pages_each(block_size), device=device)
     cache = empty_cache(layout, pages.numel(), block_size, device)
     slots = slots_of(pages, batch.tokens_each, block_size).view(sets, batch.tokens)
-    rows = torch.randn(sets, batch.tokens, layout.lanes, dtype=dtype, device=device)
+    rows = torch.randn(sets, batch.tokens, layout.columns, dtype=dtype, device=device)
     latent = rows[..., :d_c].contiguous()
-    rope = rows[..., d_c:].contiguous() if layout.lanes > d_c else None
+    rope = rows[..., d_c:].contiguous() if layout.columns > d_c else None
     scale = torch.full((1,), TENSOR_SCALE, device=device)
     return [
         WriteInputs(latent[number], None if rope is None else rope[number], rows[number], cache, slots[number], scale)
@@ -226,7 +226,7 @@ def make_gather_inputs(
     pages = shuffled_pages(sets, batch.requests, batch.pages_each(block_size), device=device)
     cache = empty_cache(layout, pages.numel(), block_size, device)
     fill(layout, cache, block_size)
-    out = torch.empty(sets, batch.tokens, layout.lanes, dtype=dtype, device=device)
+    out = torch.empty(sets, batch.tokens, layout.columns, dtype=dtype, device=device)
     lengths = torch.full((batch.requests,), batch.tokens_each, dtype=torch.int32, device=device)
     requests = torch.arange(batch.requests + 1, dtype=torch.int32, device=device)
     starts = requests * batch.tokens_each
@@ -267,7 +267,7 @@ def writer_trials(setting: Setting) -> Callable[[Batch], Trial[WriteInputs]]:
     def trial(batch: Batch) -> Trial[WriteInputs]:
         side, name = side_of(package, batch.kind)
         layout, block_size = side.layout, side.block_size
-        moved = write_bytes(batch.tokens, layout.lanes, layout.row_bytes)
+        moved = write_bytes(batch.tokens, layout.columns, layout.row_bytes)
         sets = rotation(moved, setting.l2_bytes)
         inputs = make_write_inputs(batch, layout, package.facts.d_c, block_size, package.dtype, device, sets)
         return Trial(
@@ -296,7 +296,7 @@ def gather_trials(setting: Setting) -> Callable[[Batch], Trial[GatherInputs]]:
         integers = batch.requests  # lengths; or where requests begin, and whose a token is
         if name == "gather_and_maybe_dequant_cache":
             integers += 1 + batch.tokens
-        moved = gather_bytes(batch.tokens, layout.lanes, layout.row_bytes, pages, integers=integers)
+        moved = gather_bytes(batch.tokens, layout.columns, layout.row_bytes, pages, integers=integers)
         sets = rotation(moved, setting.l2_bytes)
         inputs = make_gather_inputs(batch, layout, block_size, package.dtype, device, sets)
         return Trial(

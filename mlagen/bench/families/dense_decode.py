@@ -113,7 +113,7 @@ class DenseDecodeInputs:
         block_table: i32 [requests, pages of a request], in no order.
         lengths: i32 [requests], cached tokens.
         context: most of them.
-        d_v: lanes of V.
+        d_v: columns of V.
         sm_scale: factor of the logits.
         window: keys that a query token sees; None: all.
         k_scale: f32 [1], scale of a cache whose layout has one a tensor.
@@ -142,7 +142,7 @@ class DenseDecodeInputs:
         return rows_of(self.layout, self.pages, self.block_size, self.q.dtype)[:, :, None]
 
     def rows(self, token: int) -> torch.Tensor:
-        """Rows that a query token sees, fp32 [keys, lanes]."""
+        """Rows that a query token sees, fp32 [keys, columns]."""
         s_q = self.q.shape[1]
         request = token // s_q
         end = int(self.lengths[request]) - s_q + 1 + token % s_q

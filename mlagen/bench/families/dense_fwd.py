@@ -72,13 +72,13 @@ class DenseFwdShape:
 
     def bytes_moved(self, d_qk: int, d_v: int) -> int:
         """Fewest bytes of a call: q, k, v and out once, and the LSE."""
-        lanes = (self.num_heads + self.num_kv_heads) * (d_qk + d_v)
-        return self.tokens * (lanes * ITEMSIZE + self.num_heads * LSE_BYTES)
+        columns = (self.num_heads + self.num_kv_heads) * (d_qk + d_v)
+        return self.tokens * (columns * ITEMSIZE + self.num_heads * LSE_BYTES)
 
 
 @dataclass(frozen=True)
 class DenseFwdInputs:
-    """Tensors of a call of multi-head attention: q, k, v [tokens, heads, lanes], cu_seqlens i32 [requests + 1]."""
+    """Tensors of a call of multi-head attention: q, k, v [tokens, heads, columns], cu_seqlens i32 [requests + 1]."""
 
     q: torch.Tensor
     k: torch.Tensor
@@ -108,8 +108,8 @@ def make_dense_fwd_inputs(
     """Rotating input sets, standard normal."""
     starts = torch.tensor([0, *shape.requests], device=device).cumsum(0).to(torch.int32)
 
-    def normal(heads: int, lanes: int) -> torch.Tensor:
-        return torch.randn(shape.tokens, heads, lanes, dtype=dtype, device=device)
+    def normal(heads: int, columns: int) -> torch.Tensor:
+        return torch.randn(shape.tokens, heads, columns, dtype=dtype, device=device)
 
     return [
         DenseFwdInputs(

@@ -27,14 +27,14 @@ class MergeStatesShape:
 
     Attributes:
         kind: the wrapper.
-        tokens, num_heads, lanes: sizes of the result.
+        tokens, num_heads, columns: sizes of the result.
         parts: how many are merged.
     """
 
     kind: str
     tokens: int
     num_heads: int
-    lanes: int
+    columns: int
     parts: int
 
     @property
@@ -43,17 +43,17 @@ class MergeStatesShape:
         return "merge_states"
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.tokens} x h{self.num_heads} x {self.lanes}, {self.parts} parts"
+        return f"{self.kind} {self.tokens} x h{self.num_heads} x {self.columns}, {self.parts} parts"
 
     @property
     def bytes_moved(self) -> int:
         """Bytes of a call: every part and the result once, with their LSE."""
-        return (self.parts + 1) * self.tokens * self.num_heads * (self.lanes * ITEMSIZE + LSE_BYTES)
+        return (self.parts + 1) * self.tokens * self.num_heads * (self.columns * ITEMSIZE + LSE_BYTES)
 
 
 @dataclass(frozen=True)
 class MergeStatesInputs:
-    """Tensors of a merge: outputs [parts, tokens, heads, lanes], lses f32 [parts, heads, tokens], and room for both."""
+    """Tensors of a merge: outputs [parts, tokens, heads, columns], lses f32 [parts, heads, tokens], room for both."""
 
     outputs: torch.Tensor
     lses: torch.Tensor
@@ -64,9 +64,9 @@ class MergeStatesInputs:
 def merge_states_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[MergeStatesShape]:
     """Shapes that a package's merges are measured at."""
     section = package.spec.get("multi_head")
-    lanes = section["v_head_dim"] if section else package.facts.d_v
+    columns = section["v_head_dim"] if section else package.facts.d_v
     return [
-        MergeStatesShape(wrapper, tokens, count, lanes, parts)
+        MergeStatesShape(wrapper, tokens, count, columns, parts)
         for wrapper, parts in ((STATES, 2), (PARTS, PARTS_MERGED))
         if package.has(wrapper)
         for count in heads or [package.facts.num_heads]
@@ -78,7 +78,7 @@ def make_merge_inputs(
     shape: MergeStatesShape, dtype: torch.dtype, device: torch.device, sets: int
 ) -> list[MergeStatesInputs]:
     """Rotating input sets, standard normal."""
-    size = (shape.tokens, shape.num_heads, shape.lanes)
+    size = (shape.tokens, shape.num_heads, shape.columns)
     return [
         MergeStatesInputs(
             torch.randn(shape.parts, *size, dtype=dtype, device=device),

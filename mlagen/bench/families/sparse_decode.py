@@ -112,7 +112,7 @@ class Cached:
         return rows_of(self.layout, self.pages, self.block_size, dtype)[:, :, None]
 
     def rows(self, token: int) -> torch.Tensor:
-        """Rows that a token's indices name, fp32 [count, lanes]."""
+        """Rows that a token's indices name, fp32 [count, columns]."""
         slots = self.indices.flatten(0, 1)[token]
         return read(self.layout, self.pages, self.block_size, slots, TENSOR_SCALE)
 
@@ -124,7 +124,7 @@ class SparseDecodeInputs:
     Attributes:
         q: [requests, s_q, num_heads, d_qk].
         main, extra: the caches.
-        d_v: lanes of V.
+        d_v: columns of V.
         sm_scale: factor of the logits.
         attn_sink: f32 [num_heads] where the spec requires one.
         topk_length, extra_topk_length: i32 [requests] where the spec requires them: all of the indices.

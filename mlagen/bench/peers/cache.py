@@ -17,7 +17,7 @@ from mlagen.layout import CacheLayout
 # What vLLM calls the layouts that its CUDA kernels know.
 CUDA_DTYPES = {"bf16": "auto", "fp8_per_tensor": "fp8", "fp8_ds_mla": "fp8_ds_mla"}
 V4 = "ue8m0_v4"
-GATHERED_LANES = (512 + 64, 256 + 64)  # rows that its CUDA gather knows
+GATHERED_COLUMNS = (512 + 64, 256 + 64)  # rows that its CUDA gather knows
 
 
 def _cuda(name: str) -> Callable[..., Any]:
@@ -50,7 +50,7 @@ def writers(kind: str, layout: CacheLayout, block_size: int, dtype: torch.dtype)
         yield Entrant(VLLM_TRITON, quantize, _unknown(layout, (V4,), dtype))
     else:
         unknown = _unknown(layout, CUDA_DTYPES, dtype)
-        yield Entrant(VLLM_CUDA, concat, unknown or (None if _has_rope(layout) else "rows with RoPE lanes only"))
+        yield Entrant(VLLM_CUDA, concat, unknown or (None if _has_rope(layout) else "rows with RoPE columns only"))
 
 
 def gathers(kind: str, layout: CacheLayout, block_size: int, dtype: torch.dtype) -> Iterator[Entrant[GatherInputs]]:
@@ -78,14 +78,14 @@ def gathers(kind: str, layout: CacheLayout, block_size: int, dtype: torch.dtype)
         yield Entrant(VLLM_TRITON, dequantize, _unknown(layout, (V4,), dtype))
         return
     unknown = _unknown(layout, CUDA_DTYPES, dtype)
-    if unknown is None and layout.lanes not in GATHERED_LANES:
-        unknown = f"rows of {' or '.join(map(str, GATHERED_LANES))} lanes only"
+    if unknown is None and layout.columns not in GATHERED_COLUMNS:
+        unknown = f"rows of {' or '.join(map(str, GATHERED_COLUMNS))} columns only"
     # vLLM gathers rows with scales of their own by a kernel of its own.
     yield Entrant(VLLM_CUDA, upconvert if layout.name == "fp8_ds_mla" else gather, unknown)
 
 
 def _has_rope(layout: CacheLayout) -> bool:
-    """Whether RoPE lanes are stored, beside the latent or with it."""
+    """Whether RoPE columns are stored, beside the latent or with it."""
     return any(field.name in ("rope", "row") for field in layout.data)
 
 

@@ -59,7 +59,7 @@ def _plain_rows(facts: Facts, inputs: DenseDecodeInputs) -> str | None:
     if inputs.layout.quantised:
         return "unquantised rows only"
     if (facts.d_c, facts.d_rope, facts.d_v, facts.dtype) != (D_C, D_ROPE, D_C, "bfloat16"):
-        return f"bf16 rows of {D_C} + {D_ROPE} lanes only"
+        return f"bf16 rows of {D_C} + {D_ROPE} columns only"
     return None
 
 
@@ -102,7 +102,7 @@ class FlashAttention3DenseDecode:
     name = FLASH_ATTENTION_3
 
     def unsupported(self, facts: Facts, inputs: DenseDecodeInputs) -> str | None:
-        """It knows rows of 512 + 64 lanes."""
+        """It knows rows of 512 + 64 columns."""
         return _plain_rows(facts, inputs)
 
     def prepare(self, inputs: DenseDecodeInputs) -> Call:
@@ -138,7 +138,7 @@ class VllmTritonDenseDecode:
         if inputs.layout.quantised and inputs.layout.name != TENSOR_SCALED:
             return f"unquantised rows and {TENSOR_SCALED} only"
         if facts.d_v != facts.d_c or facts.d_v & (facts.d_v - 1):
-            return "a power of two of lanes that are V and all of the latent only"
+            return "a power of two of columns that are V and all of the latent only"
         if inputs.q.shape[1] > 1:
             return "one query token a request only"
         if inputs.window is not None:

@@ -14,7 +14,7 @@ from mlagen.bench.trial import Call, Entrant
 from mlagen.layout import CacheLayout
 from mlagen.verify.facts import Facts
 
-KNOWN = {"fp8_ds_mla": D_C + D_ROPE, "ue8m0_v4": D_C}  # layouts, and the lanes of a row
+KNOWN = {"fp8_ds_mla": D_C + D_ROPE, "ue8m0_v4": D_C}  # layouts, and the columns of a row
 INDEX_MULTIPLE = 64  # FlashMLA takes so many indices at a time
 
 
@@ -41,9 +41,9 @@ class FlashMlaSparseDecode:
 
     def unsupported(self, facts: Facts, layout: CacheLayout, extra: CacheLayout | None) -> str | None:
         """It knows two layouts, the same one in both caches."""
-        if KNOWN.get(layout.name) != layout.lanes or (extra is not None and extra.fields != layout.fields):
+        if KNOWN.get(layout.name) != layout.columns or (extra is not None and extra.fields != layout.fields):
             return f"layouts {' and '.join(KNOWN)} only"
-        return None if (facts.d_v, facts.dtype) == (512, "bfloat16") else "bf16 and 512 lanes of V only"
+        return None if (facts.d_v, facts.dtype) == (512, "bfloat16") else "bf16 and 512 columns of V only"
 
     def prepare(self, inputs: SparseDecodeInputs) -> Call:
         """Pads q, the sink and the indices; the first call fills the metadata."""

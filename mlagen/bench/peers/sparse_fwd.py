@@ -52,9 +52,9 @@ class VllmTriton:
     modules = ("seed_sparse", "vllm.v1.attention.ops.triton_mla_sparse")
 
     def unsupported(self, shape: SparseFwdShape, facts: Facts) -> str | None:
-        """It knows rows of 512 + 64 bf16 lanes, flat, without sink or lengths."""
+        """It knows rows of 512 + 64 bf16 columns, flat, without sink or lengths."""
         if (facts.d_qk, facts.d_v, facts.dtype) != (576, 512, "bfloat16"):
-            return "bf16 rows of 512 + 64 lanes only"
+            return "bf16 rows of 512 + 64 columns only"
         if facts.block_size is not None or "required" in (facts.sink, facts.length):
             return "flat rows without sink or lengths only"
         return "topk must be a multiple of 16" if shape.topk % 16 else None
@@ -71,9 +71,9 @@ class FlashMla:
     name = FLASH_MLA
 
     def unsupported(self, shape: SparseFwdShape, facts: Facts) -> str | None:
-        """It knows bf16 rows of 576 or 512 lanes, flat."""
+        """It knows bf16 rows of 576 or 512 columns, flat."""
         if facts.d_qk not in (512, 576) or (facts.d_v, facts.dtype) != (512, "bfloat16"):
-            return "bf16 rows of 512 or 576 lanes only"
+            return "bf16 rows of 512 or 576 columns only"
         if facts.block_size is not None:
             return "flat rows only"
         if shape.num_heads > FLASH_MLA_HEADS[-1]:
@@ -92,7 +92,7 @@ class FlashMla:
 def _pages_of_one_row(shape: SparseFwdShape, facts: Facts) -> str | None:
     """Why a paged kernel that takes indices for a block table of pages of one row cannot run a shape, in one line."""
     if (facts.d_c, facts.d_rope, facts.d_v) != (D_C, D_ROPE, D_C):
-        return f"rows of {D_C} + {D_ROPE} lanes only"
+        return f"rows of {D_C} + {D_ROPE} columns only"
     if facts.block_size is not None or facts.sink == "required":
         return "flat rows without sink only"
     return "absent indices are not supported" if shape.topk > shape.s_kv else None
@@ -112,7 +112,7 @@ class FlashAttention3:
     name = "FA3 p1"
 
     def unsupported(self, shape: SparseFwdShape, facts: Facts) -> str | None:
-        """It knows 512 + 64 lanes, flat, without sink; every index must be valid."""
+        """It knows 512 + 64 columns, flat, without sink; every index must be valid."""
         return _pages_of_one_row(shape, facts)
 
     def prepare(self, inputs: SparseFwdInputs) -> Call:
@@ -130,7 +130,7 @@ class FlashInfer:
     name = "FlashInfer p1"
 
     def unsupported(self, shape: SparseFwdShape, facts: Facts) -> str | None:
-        """It knows 512 + 64 lanes, flat, without sink; every index must be valid."""
+        """It knows 512 + 64 columns, flat, without sink; every index must be valid."""
         return _pages_of_one_row(shape, facts)
 
     def prepare(self, inputs: SparseFwdInputs) -> Call:

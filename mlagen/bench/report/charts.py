@@ -64,7 +64,7 @@ Box: TypeAlias = tuple[float, float, float, float]
 _REFERENCE = re.compile(r"^#|url\(#")
 _VARIABLE = re.compile("|".join(_VARIABLES))
 _INCH = 72  # points, and pixels of the charts: lengths below are both
-_LANE = 6.0  # kernels of one shape stand so far apart in a roofline
+_ASIDE = 6.0  # kernels of one shape stand so far apart in a roofline
 _CHARACTER, _LINE = 4.8, 11.0  # width and height of text, about
 TERA, GIGA = 1e12, 1e9
 
@@ -143,7 +143,7 @@ def roofline(rows: Sequence[Row], styles: Mapping[str, Style], key: str) -> str:
             rotation=math.degrees(math.atan2(rise, run)), rotation_mode="anchor",
         )  # fmt: skip
         titles, ours = {}, []
-        lanes = list(dict.fromkeys(each.name for _, each, _ in points))
+        names = list(dict.fromkeys(each.name for _, each, _ in points))
         line = [_box(axes, x, min(x * roof.bytes_per_s / TERA, top)) for x in np.geomspace(left, right, 150)]
         taken = [(*box[:3], box[3] + 16) for box in line]  # the roof and what is written on it
         for number, (row, each, y) in enumerate(points):
@@ -152,13 +152,13 @@ def roofline(rows: Sequence[Row], styles: Mapping[str, Style], key: str) -> str:
                 f"{of_roof(row, each)} of the roof"
             )
             style = styles[each.name]
-            lane = (lanes.index(each.name) - (len(lanes) - 1) / 2) * _LANE
-            aside = ScaledTranslation(lane / _INCH, 0, figure.dpi_scale_trans)
+            shift = (names.index(each.name) - (len(names) - 1) / 2) * _ASIDE
+            aside = ScaledTranslation(shift / _INCH, 0, figure.dpi_scale_trans)
             axes.plot(
                 row.flops / row.bytes_moved, y, style.marker, color=style.colour, ms=6, mec=_PAPER, mew=0.5,
                 transform=axes.transData + aside, gid=f"point{number}", clip_on=False,
             )  # fmt: skip
-            taken.append(_box(axes, row.flops / row.bytes_moved, y, lane))
+            taken.append(_box(axes, row.flops / row.bytes_moved, y, shift))
             if each.name == OURS:
                 ours.append((row, taken[-1]))
         _name_points(axes, ours, taken)

@@ -46,6 +46,7 @@ _SHAPES: tuple[type[Any], ...] = (
     DenseFwdShape,
     Batch,
 )
+_RENAMED = {"lanes": "columns"}  # fields of shapes, in older files
 _ORIGIN = re.compile(r"(?:([1-9][\d,]{0,9}) TFLOP/s, )?([1-9][\d,]{0,9}) GB/s")  # all that older files say of a roof
 
 
@@ -142,6 +143,7 @@ def _row(saved: _Row) -> Row:
 
 def _shape(given: Mapping[str, Any]) -> Sizes:
     """The shape whose class has fields of the names given; a class's properties may be among them."""
+    given = {_RENAMED.get(name, name): value for name, value in given.items()}
     for kind in _SHAPES:
         names = {field.name for field in fields(kind)}
         if names <= given.keys():

@@ -159,7 +159,7 @@ def _write_cases(side: Side, wrapper: str, full: bool, big: bool) -> Iterator[Wr
     if wrapper == CONCAT and has_rope:
         yield case("k_pe with a head dimension", "k_pe may be [tokens, 1, rope]", k_pe="3d")
     elif wrapper == CONCAT:
-        yield case("k_pe without lanes", "k_pe may be [tokens, 0]", k_pe="empty")
+        yield case("k_pe without columns", "k_pe may be [tokens, 0]", k_pe="empty")
     if big:
         yield case("graph", "a captured call replays on new inputs", check="graph")
 

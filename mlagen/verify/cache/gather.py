@@ -127,7 +127,7 @@ def _i32(values: list[int], device: str, around: int = 0) -> torch.Tensor:
 
 def _output(case: GatherCase, side: Side, shape: tuple[int, ...], device: str) -> Placed:
     return place(
-        torch.full((*shape, side.layout.lanes), UNWRITTEN).to(side.dtype).to(device), LAYOUTS[case.out], UNWRITTEN
+        torch.full((*shape, side.layout.columns), UNWRITTEN).to(side.dtype).to(device), LAYOUTS[case.out], UNWRITTEN
     )
 
 

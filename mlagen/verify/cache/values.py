@@ -22,14 +22,14 @@ def _random_bits(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Ge
 
 
 def _every_bit_pattern(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
-    columns = side.layout.lanes
+    columns = side.layout.columns
     count = -(-(2**16) // columns) * columns
     return torch.arange(count).to(torch.int16).view(-1, columns).view(side.dtype)
 
 
 def _random_rows(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
     """Ordinary rows, each of another magnitude; of an unquantised cache any bits, NaN with their payloads."""
-    shape = (tokens or 0, side.layout.lanes)
+    shape = (tokens or 0, side.layout.columns)
     if not side.layout.quantised:
         return _random_bits(shape, side.dtype, generator)
     magnitude = torch.exp(3 * torch.randn(shape[0], 1, generator=generator))
@@ -40,7 +40,7 @@ def _tiles(side: Side) -> tuple[int, int]:
     """Columns of the widest tile, and how many hold a row."""
     scales = [one for field in side.layout.data if (one := side.layout.scales_of(field))]
     tile = max([one.tile for one in scales], default=64)
-    return tile, -(-side.layout.lanes // tile)
+    return tile, -(-side.layout.columns // tile)
 
 
 def _tiled_rows(side: Side, patterns: list[torch.Tensor]) -> torch.Tensor:
@@ -50,7 +50,7 @@ def _tiled_rows(side: Side, patterns: list[torch.Tensor]) -> torch.Tensor:
     for number, pattern in enumerate(patterns):
         token, first = number // each, number % each * tile
         rows[token, first : first + tile] = pattern.repeat(-(-tile // len(pattern)))[:tile]
-    return rows[:, : side.layout.lanes].to(side.dtype)
+    return rows[:, : side.layout.columns].to(side.dtype)
 
 
 def _tiles_of_magnitudes(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:

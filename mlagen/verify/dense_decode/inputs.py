@@ -135,7 +135,7 @@ def _write_rows(inputs: Inputs, table: torch.Tensor, cache: torch.Tensor, genera
         positions = torch.arange(inputs.first_key(request), keys)
         slots = table[request][positions // size].long() * size + positions % size
         for head in range(inputs.problem.kv_heads):
-            rows = torch.randn(keys - inputs.first_key(request), layout.lanes, generator=generator).to(dtype)
+            rows = torch.randn(keys - inputs.first_key(request), layout.columns, generator=generator).to(dtype)
             pages = cache[:, :, head].view(torch.uint8)
             if len(slots):
                 write(layout, pages, size, slots.to(cache.device), rows.to(cache.device), inputs.k_scale)

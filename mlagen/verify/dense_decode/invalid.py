@@ -32,7 +32,7 @@ def _invalid_flash(known: DenseDecodeFacts) -> Iterator[Invalid]:
 
 def _invalid_decode() -> Iterator[Invalid]:
     yield Invalid("v_buffer", "of its own", torch.clone)
-    yield Invalid("v_buffer", "other lanes", lambda k_buffer: k_buffer[..., 1:], like="k_buffer")
+    yield Invalid("v_buffer", "other columns", lambda k_buffer: k_buffer[..., 1:], like="k_buffer")
     yield Invalid("page_size", "not the buffer's", lambda size: size + 1)
     yield Invalid("page_size", "0", invalid.constant(0))
     yield Invalid("logit_cap", "not 0", invalid.constant(30.0))

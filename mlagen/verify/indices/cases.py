@@ -23,7 +23,7 @@ class MapCase(Case):
         tokens, topk: sizes of the indices.
         requests, columns: sizes of the block table.
         block_size: tokens a block.
-        indices: pattern of the indices: "random", "none", "edges" (of blocks), "int32 range" or "last lane".
+        indices: pattern of the indices: "random", "none", "edges" (of blocks), "int32 range" or "last column".
         blocks: pattern of the block table: "random", "negative", "limit" (of int32) or "garbage" in unused columns.
         request: pattern of the tokens' requests: "random", "outside" or "longer" (than the tokens).
         mask: pattern of is_valid_token: "mixed", "all" or "none".
@@ -130,7 +130,7 @@ def _map_cases(wrapper: str, big: bool) -> Iterator[MapCase]:
         "none": "a batch whose indices are all -1 names nothing",
         "int32 range": "any negative index, and any past the block table's columns, names nothing",
         "edges": "the first and last token of a block, and of the block table's columns",
-        "last lane": "the one index that counts stands in the last lane",
+        "last column": "the one index that counts stands in the last column",
     }.items():
         yield case(f"indices: {pattern}", promise, indices=pattern)
     yield case("request: outside", "a request that is not in the block table names nothing", request="outside")
@@ -167,7 +167,7 @@ def _compact_map_cases(case: Callable[..., MapCase]) -> Iterator[MapCase]:
     promise = "slots come first, in their order, -1 after them, and the length counts them, whatever the row's width"
     for topk in (0, 1, 17, 1024, 1025, 2049, 4100):
         yield case(f"compact: topk {topk}", promise, topk=topk, tokens=2, compact=True)
-    for pattern in ("none", "int32 range", "edges", "last lane"):
+    for pattern in ("none", "int32 range", "edges", "last column"):
         yield case(f"compact: indices {pattern}", promise, indices=pattern, compact=True)
     yield case("compact: request outside", "a request that is not in the block table names nothing", **_OUTSIDE)
     yield case("compact: mask none", "padding tokens have length 0", mask="none", compact=True)

@@ -70,7 +70,7 @@ def _index_pattern(case: MapCase, generator: torch.Generator) -> torch.Tensor:
             indices = _picked(edges, shape, generator)
         case "int32 range":
             indices = _int32_range([0, limit - 1, limit, limit + 1], shape, generator)
-        case "last lane":
+        case "last column":
             indices[:, :-1] = -1
             indices[:, -1] = limit - 1
     return indices

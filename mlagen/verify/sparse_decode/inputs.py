@@ -136,7 +136,7 @@ def _fill(
     layout, size = one.layout, listing.block_size
     pages = one.cache[:, :, 0].view(torch.uint8)
     named = named.to(pages.device)
-    values = torch.randn(len(named), layout.lanes, generator=generator).to(dtype).to(pages.device)
+    values = torch.randn(len(named), layout.columns, generator=generator).to(dtype).to(pages.device)
     write(layout, pages, size, named, values, one.scale)
     if listing.contents != "encoded":
         for part in layout.fields:

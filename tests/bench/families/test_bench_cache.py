@@ -178,8 +178,8 @@ def test_a_cache_is_filled_by_the_packages_writer(make_package: MakePackage, lay
 
 def test_bytes_are_the_layouts(make_package: MakePackage) -> None:
     layout = package_of(make_package, "fp8_ds_mla").layouts[0]
-    assert write_bytes(10, layout.lanes, layout.row_bytes) == 10 * (576 * 2 + 8 + 656)
-    assert gather_bytes(10, layout.lanes, layout.row_bytes, 3, integers=5) == 10 * (656 + 576 * 2) + (3 + 5) * 4
+    assert write_bytes(10, layout.columns, layout.row_bytes) == 10 * (576 * 2 + 8 + 656)
+    assert gather_bytes(10, layout.columns, layout.row_bytes, 3, integers=5) == 10 * (656 + 576 * 2) + (3 + 5) * 4
 
 
 def test_pages_are_each_used_once_and_in_no_order() -> None:

@@ -312,7 +312,7 @@ UNSUPPORTED = {
     "dsv3": (None, None, None, None),
     "glm47_flash": (None, None, None, None),
     "dsv3_fp8": (*["unquantised rows only"] * 3, None),
-    "minicpm3": (*["bf16 rows of 512 + 64 lanes only"] * 3, None),
+    "minicpm3": (*["bf16 rows of 512 + 64 columns only"] * 3, None),
     "dots3": ("no sliding window", None, "no sliding window", "no sliding window"),
 }
 

@@ -50,7 +50,7 @@ def test_work_of_a_call_by_hand() -> None:
     assert shape.tokens == 16384
     # 4 requests of 4096 x 4097 / 2 pairs, 128 heads, 192 + 128 multiply-adds, two FLOPs each.
     assert shape.flops(192, 128) == 4 * 8_390_656 * 128 * 320 * 2
-    # q, k: 192 lanes, v, out: 128, of 2 bytes; and the LSE.
+    # q, k: 192 columns, v, out: 128, of 2 bytes; and the LSE.
     assert shape.bytes_moved(192, 128) == 16384 * 128 * (2 * 320 * 2 + 4)
     assert MergeStatesShape(STATES, 10, 4, 128, 2).bytes_moved == 3 * 10 * 4 * (256 + 4)
 

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mlagen.bench.families.dense_decode import DenseDecodeShape
+from mlagen.bench.families.merge_states import STATES, MergeStatesShape
 from mlagen.bench.families.sparse_decode import SparseDecodeShape
 from mlagen.bench.families.sparse_fwd import SharedShape, SparseFwdShape
 from mlagen.bench.report.rows import Row
@@ -21,12 +22,14 @@ from mlagen.bench.trial import Sizes
 from mlagen.errors import UsageError
 
 OLDER = Path(__file__).parents[2] / "cli" / "older_run.json"
+MERGE = MergeStatesShape(STATES, 128, 16, 512, 2)
 SHAPES = [
     SparseFwdShape("prefill", 4096, 128, 8192, 2048),
     SharedShape("shared", 4096, 16, 8192, 2048, 75),
     Batch("gather", "gather_and_maybe_dequant_cache", 4096, 8),
     SparseDecodeShape(16, 2, 64, 128, 512),
     DenseDecodeShape(128, 2, 128, 32768, "random"),
+    MERGE,
 ]
 
 
@@ -58,6 +61,13 @@ def test_files_of_older_versions_are_read() -> None:
     assert len(rows) == len(json.loads(OLDER.read_text()))
     assert {row.roof for row in rows} == {ROOFS["NVIDIA H200"]}
     assert rows[0].torch is None
+
+
+def test_fields_of_shapes_are_read_by_their_older_names(row: Row, tmp_path: Path) -> None:
+    older = to_json(replace(row, shape=MERGE))
+    older["shape"]["lanes"] = older["shape"].pop("columns")
+    (read,) = read_rows(write(tmp_path / "rows.json", [older]))
+    assert read.shape == MERGE
 
 
 def test_a_shape_of_two_files_is_taken_from_the_later(row: Row, tmp_path: Path) -> None:

@@ -216,7 +216,7 @@ def test_the_sm90_kernel_of_dense_attention_runs_where_the_package_runs_it(dsv3_
     assert schedule.programs > 1  # the merge too
 
 
-def test_the_sm90_kernel_of_dense_attention_takes_pages_whose_lanes_it_can_count(dsv3: BenchPackage) -> None:
+def test_the_sm90_kernel_of_dense_attention_takes_pages_whose_elements_it_can_count(dsv3: BenchPackage) -> None:
     module, facts = dsv3.module("dense_decode"), dense_decode_sm90_driver(dsv3).facts
     most = (1 << 31) // 576 // 64 * 64
     taken = [module._can_sm90(facts, module.ALIGNED, size) for size in (64, 480, 53, most, most + 64)]
