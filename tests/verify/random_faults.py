@@ -32,7 +32,7 @@ GENERATED = ROOT / "generated"
 FEWEST_NOTICED = 0.97  # of those that change anything
 HARMLESS = Path(__file__).with_name("harmless_faults.yaml")
 PACKAGES = ("odd", "odd_fp8", "odd_prefill", "minicpm3", "dsv4_flash")
-TARGETS = ["sm90", "sm80", "gfx942"]  # all cases with the first one's tiles, some with the others'
+TARGETS = ["sm80", "sm90", "gfx942"]  # all cases with the first one's tiles, some with the others'
 CASE_SECONDS = 60  # in which a case ends but for a loop without an end
 # Which families' cases run a module's functions; of other modules all do.
 FAMILIES = {
