@@ -68,9 +68,11 @@ def _overloads(run: OpRun) -> Iterator[Any]:
 
 
 def _variants(run: OpRun) -> Iterator[Arguments]:
-    """Arguments of the wrapper: as they are, with a quantised result, and with LSE of the other layout."""
+    """Arguments of the wrapper: as they are, of fp32 parts, with a quantised result, with LSE of the other layout."""
     plain = run.inputs.arguments
     yield plain
+    if "outputs" in plain:
+        yield {**plain, "outputs": plain["outputs"].float()}
     taken = {argument.name for op in _overloads(run) for argument in op._schema.arguments}
     tensor = next(value for value in plain.values() if isinstance(value, torch.Tensor))
     if "output_scale" in taken:
