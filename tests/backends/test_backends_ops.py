@@ -11,6 +11,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
+from mlagen.backends import files
 from mlagen.backends.triton.ops import Operator, operators, read_arguments
 from mlagen.emit import render
 from mlagen.emit.render import bodies
@@ -28,7 +29,7 @@ def wrappers(name: str) -> Iterator[tuple[str, ast.FunctionDef, list[Operator]]]
     """Every wrapper of a package, its module, and its operators."""
     plan = PLANS[name]
     assert plan.ops is not None
-    for file, body, _ in bodies(plan):
+    for file, body, _ in bodies(files(plan)):
         for node in ast.parse(body).body if not file.name.startswith("_") else ():
             if isinstance(node, ast.FunctionDef) and node.name in OPS:
                 yield file.module, node, operators(node, file.module, plan.ops)
