@@ -7,6 +7,7 @@ the compute capability that the platform tells, such as 8.6, or "none".
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -35,9 +36,25 @@ def place(engine: str, told: str) -> None:
     from vllm import platforms
     from vllm.platforms.interface import DeviceCapability
 
+    _without_triton(stand_in)
     if capability is not None:
         platforms.current_platform.is_cuda = lambda: True  # type: ignore[method-assign]
         platforms.current_platform.get_device_capability = lambda *_: DeviceCapability(*capability)  # type: ignore
+
+
+def _without_triton(stand_in: Any) -> None:
+    """Converts indices in torch under the signature of vLLM, which has no Triton where it finds no GPU."""
+    from vllm.v1.attention.backends.mla import sparse_utils
+
+    signature = inspect.signature(sparse_utils.triton_convert_req_index_to_global_index)
+
+    def converted(*arguments: Any, **options: Any) -> Any:
+        given = signature.bind(*arguments, **options).arguments
+        req_id, table, positions = (given[name] for name in ("req_id", "block_table", "token_indices"))
+        metadata = types.SimpleNamespace(req_id_per_token=req_id, block_table=table, block_size=given["BLOCK_SIZE"])
+        return stand_in.convert(metadata, positions, given["BLOCK_SIZE"])
+
+    sparse_utils.triton_convert_req_index_to_global_index = converted
 
 
 def registered(plugin: Any) -> dict[str, Any]:
@@ -115,6 +132,8 @@ def attend(q: torch.Tensor, keys: torch.Tensor, d_v: int) -> torch.Tensor:
 
 def forward(backend: Any, spec: dict[str, Any], apart: bool) -> dict[str, float]:
     """The largest error of the method that vLLM calls, and the largest value of the rows without a key."""
+    import stand_in
+
     model, tokens = spec["model"], len(LENGTHS)
     cache, d_v = Cache(spec, apart), model["kv_lora_rank"]
     generator = torch.Generator().manual_seed(2)
@@ -134,7 +153,12 @@ def forward(backend: Any, spec: dict[str, Any], apart: bool) -> dict[str, float]
     )
     impl = make_impl(backend, model, cache, positions)
     layer = types.SimpleNamespace(_k_scale=cache.scale)
-    out, lse = impl.forward_mqa((q[..., :d_v], q[..., d_v:]), cache.pages, metadata, layer)
+    query = (q[..., :d_v], q[..., d_v:])
+    if hasattr(impl, "prepare_for_batch") and spec["attention"]["kind"] == "sparse":  # 0.33's, which needs an engine
+        rows = stand_in.convert(metadata, positions, cache.pages.stride(0) // cache.pages.stride(1))
+        out, lse = impl._forward_mqa_kernel(query, cache.pages, *rows, layer=layer, block_size=PAGE, is_decode=True)
+    else:
+        out, lse = impl.forward_mqa(query, cache.pages, metadata, layer)
     assert lse is None
     wanted = torch.zeros(tokens, HEADS, d_v, dtype=torch.float64)
     for token, length in enumerate(LENGTHS):
@@ -151,7 +175,7 @@ def make_impl(backend: Any, model: dict[str, Any], cache: Cache, positions: torc
     impl = cls.__new__(cls)
     vars(impl).update(num_heads=HEADS, scale=SCALE, kv_lora_rank=model["kv_lora_rank"], dcp_world_size=1)
     vars(impl).update(_scratch=None, _batch_invariant=False, kv_cache_dtype=backend.supported_kv_cache_dtypes[0])
-    vars(impl).update(_indexer=None, index_group=None)
+    vars(impl).update(_indexer=None)
     vars(impl)["_topk_indices_buffer" if hasattr(cls, "topk_indices_buffer") else "topk_indices_buffer"] = positions
     return impl
 
