@@ -117,7 +117,9 @@ def convert(metadata: Any, positions: torch.Tensor, page_rows: int) -> tuple[tor
     pages = metadata.block_table[metadata.req_id_per_token[: len(positions)].long()].long()
     page = pages.gather(1, (positions.clamp(min=0) // metadata.block_size).long())
     rows = (page * page_rows + positions % metadata.block_size).int()
-    return torch.where(positions < 0, -1, rows), (positions >= 0).sum(1).int()
+    return torch.where(positions < 0, 0, rows), (positions >= 0).sum(
+        1
+    ).int()  # behind the count a row that must not join
 
 
 def _module(name: str, **contents: Any) -> None:

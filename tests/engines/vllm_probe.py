@@ -134,38 +134,42 @@ def forward(backend: Any, spec: dict[str, Any], apart: bool) -> dict[str, float]
     """The largest error of the method that vLLM calls, and the largest value of the rows without a key."""
     import stand_in
 
-    model, tokens = spec["model"], len(LENGTHS)
+    model, requests, sparse = spec["model"], len(LENGTHS), spec["attention"]["kind"] == "sparse"
+    per_request = 1 if sparse else 2  # query tokens; of two the first does not see the last key
     cache, d_v = Cache(spec, apart), model["kv_lora_rank"]
     generator = torch.Generator().manual_seed(2)
-    q = torch.randn(tokens, HEADS, cache.rows.shape[1], generator=generator).bfloat16()
+    q = torch.randn(requests * per_request, HEADS, cache.rows.shape[1], generator=generator).bfloat16()
     table = torch.tensor([[2, 0], [1, 2], [0, 1], [1, 0], [0, 2]], dtype=torch.int32)
-    positions = torch.full((tokens, TOPK), -1, dtype=torch.int32)
-    for token, length in enumerate(LENGTHS):
-        positions[token, :length] = torch.randperm(2 * PAGE, generator=generator)[:length].int()
-    lengths = torch.tensor(LENGTHS, dtype=torch.int32)
+    positions = torch.full((requests, TOPK), -1, dtype=torch.int32)
+    for request, length in enumerate(LENGTHS):
+        positions[request, :length] = torch.randperm(2 * PAGE, generator=generator)[:length].int()
     metadata = types.SimpleNamespace(
-        req_id_per_token=torch.arange(tokens, dtype=torch.int32),
+        req_id_per_token=torch.arange(requests, dtype=torch.int32),
         block_table=table,
         block_size=PAGE,
-        num_decode_tokens=tokens,
-        num_decodes=tokens,
-        decode=types.SimpleNamespace(block_table=table, seq_lens=lengths),
+        num_decode_tokens=len(q),
+        num_decodes=requests,
+        decode=types.SimpleNamespace(block_table=table, seq_lens=torch.tensor(LENGTHS, dtype=torch.int32)),
     )
     impl = make_impl(backend, model, cache, positions)
     layer = types.SimpleNamespace(_k_scale=cache.scale)
     query = (q[..., :d_v], q[..., d_v:])
-    if hasattr(impl, "prepare_for_batch") and spec["attention"]["kind"] == "sparse":  # 0.33's, which needs an engine
+    if hasattr(impl, "prepare_for_batch") and sparse:  # 0.33's, which needs an engine
         rows = stand_in.convert(metadata, positions, cache.pages.stride(0) // cache.pages.stride(1))
         out, lse = impl._forward_mqa_kernel(query, cache.pages, *rows, layer=layer, block_size=PAGE, is_decode=True)
     else:
         out, lse = impl.forward_mqa(query, cache.pages, metadata, layer)
     assert lse is None
-    wanted = torch.zeros(tokens, HEADS, d_v, dtype=torch.float64)
-    for token, length in enumerate(LENGTHS):
-        at = positions[token, :length].long() if spec["attention"]["kind"] == "sparse" else torch.arange(length)
-        if length:
-            wanted[token] = attend(q[token], cache.rows[table[token, at // PAGE].long() * PAGE + at % PAGE], d_v)
-    empty = [token for token, length in enumerate(LENGTHS) if length == 0]
+    wanted = torch.zeros(len(q), HEADS, d_v, dtype=torch.float64)
+    empty = []
+    for token in range(len(q)):
+        request, later = divmod(token, per_request)
+        length = LENGTHS[request] - (per_request - 1 - later)
+        if length <= 0:
+            empty.append(token)
+            continue
+        at = positions[request, :length].long() if sparse else torch.arange(length)
+        wanted[token] = attend(q[token], cache.rows[table[request, at // PAGE].long() * PAGE + at % PAGE], d_v)
     return {"error": (out.double() - wanted).abs().max().item(), "empty": out[empty].abs().max().item()}
 
 
