@@ -10,6 +10,7 @@ from mlagen.backends.triton.common import TORCH_DTYPES
 from mlagen.errors import UsageError
 from mlagen.plan import Plan
 
+SUMMARY = "SGLang's FlashMLA functions by a generated package"
 ENTRY_POINTS = "sglang.srt.plugins"  # the group whose functions SGLang calls in every process
 HOOKED = ("flash_mla_sparse_fwd", "flash_mla_with_kvcache")  # of its flash_mla_interface, in the order of the file
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 from emit_specs import PATHS, ROOT, make_spec
 
-from mlagen.emit import render_sglang
+from mlagen.emit import render_plugin
 from mlagen.errors import UsageError
 from mlagen.plan import load_plan, make_plan
 
@@ -26,7 +26,7 @@ TAKEN = sorted(set(PLANS) - set(REFUSED))
 
 
 def text(name: str) -> str:
-    (file,) = render_sglang(PLANS[name]).files
+    (file,) = render_plugin(PLANS[name], "sglang").files
     return file.text
 
 
@@ -40,7 +40,7 @@ def test_a_plugin_replaces_the_functions_that_the_spec_names(name):
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_spec_whose_attention_sglang_does_not_call_is_refused(name):
     with pytest.raises(UsageError) as refused:
-        render_sglang(PLANS[name])
+        render_plugin(PLANS[name], "sglang")
     assert str(refused.value).startswith(f"{name}: {REFUSED[name]}")
 
 
@@ -50,7 +50,7 @@ def test_pages_of_v41_are_those_of_the_newer_flashmla():
 
 
 def test_an_lse_of_base_2_is_changed_where_sglang_expects_base_e():
-    natural, other = text("dsv32_fp8"), render_sglang(make_plan(make_spec(lse_base="2"))).files[0].text
+    natural, other = text("dsv32_fp8"), render_plugin(make_plan(make_spec(lse_base="2")), "sglang").files[0].text
     assert "if use_legacy:\n        max_logits.mul_(LOG2_E)" in natural
     assert "if not use_legacy:\n        max_logits.mul_(LN_2)" in other
     assert "LOG2_E" not in other

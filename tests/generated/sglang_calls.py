@@ -2,7 +2,7 @@
 
     python sglang_calls.py FOLDER
 
-FOLDER holds plugins, as `render_sglang` makes them, each with its package.
+FOLDER holds plugins, as `render_plugin` makes them, each with its package.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import call_forms
 import pytest
 from call_forms import ROOT
 
-from mlagen.emit import apply, compare, render, render_sglang
+from mlagen.emit import apply, compare, render, render_plugin
 from mlagen.plan import load_plan
 
 SPECS = ("dsv32_fp8", "dsv4_flash", "dsv3", "dsv3_fp8")
@@ -33,7 +33,7 @@ def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     other.write_text(text.replace("name: dsv32 ", "name: base2 ").replace("lse_base: e", "lse_base: '2'"))
     for path in (*(ROOT / "specs" / f"{name}.yaml" for name in SPECS), other):
         plan = load_plan(path)
-        plugin, package = render_sglang(plan), render(plan)
+        plugin, package = render_plugin(plan, "sglang"), render(plan)
         apply(compare(plugin, folder / plugin.name))
         apply(compare(package, folder / plugin.name / package.name))
     return folder
