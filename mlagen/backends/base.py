@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 
 @dataclass(frozen=True)
 class GeneratedFile:
-    """One file of a package: its name, the template that makes it and the values the template asks for."""
+    """One file of a package.
+
+    Attributes:
+        name: its name.
+        template: the template that makes it.
+        context: the values that the template asks for.
+        read: what else it asks for, from the texts of the files before it by their names; None: nothing.
+    """
 
     name: str
     template: str
     context: Mapping[str, Any]
+    read: Callable[[Mapping[str, str]], Mapping[str, Any]] | None = None
+
+    def filled(self, texts: Mapping[str, str]) -> GeneratedFile:
+        """The file with all that its template asks for, from the texts of the files before it."""
+        return self if self.read is None else replace(self, context={**self.context, **self.read(texts)}, read=None)
 
     @property
     def module(self) -> str:

@@ -12,6 +12,7 @@ from mlagen.cli.build import build
 from mlagen.cli.console import Group, report_error
 from mlagen.cli.init import init
 from mlagen.cli.measure import bench, tune
+from mlagen.cli.package import package
 from mlagen.cli.show import doctor, explain, schema, show
 from mlagen.cli.verify import verify
 from mlagen.errors import MlagenError
@@ -38,5 +39,5 @@ def main() -> None:
     """
 
 
-for command in (init, build, verify, show, schema, explain, doctor, tune, bench):
+for command in (init, build, package, verify, show, schema, explain, doctor, tune, bench):
     main.add_command(command)

@@ -1,6 +1,6 @@
 """From a plan to text, and from text to files."""
 
-from mlagen.emit.render import Package, RenderedFile, render
+from mlagen.emit.render import ENGINES, Package, RenderedFile, render, render_plugin
 from mlagen.emit.write import Drift, apply, compare
 
-__all__ = ["Drift", "Package", "RenderedFile", "apply", "compare", "render"]
+__all__ = ["ENGINES", "Drift", "Package", "RenderedFile", "apply", "compare", "render", "render_plugin"]

@@ -9,6 +9,7 @@ from mlagen.plan.family import Family, TiledFamily
 from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
+from mlagen.plan.ops import OPS, Op, OpsPlan
 from mlagen.plan.plan import FAMILIES, Plan, load_plan, make_plan
 from mlagen.plan.rows import Caches, StoredCache, layout_chunks
 from mlagen.plan.sm90 import SM90, Sm90Plan, Sm90Row
@@ -21,6 +22,7 @@ from mlagen.plan.tuned import Tuned
 
 __all__ = [
     "FAMILIES",
+    "OPS",
     "SM90",
     "TARGETS",
     "CachePlan",
@@ -37,6 +39,8 @@ __all__ = [
     "IndicesPlan",
     "LatentFamily",
     "MergeStatesPlan",
+    "Op",
+    "OpsPlan",
     "Plan",
     "Sm90Plan",
     "Sm90Row",

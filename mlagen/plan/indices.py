@@ -102,7 +102,7 @@ def make_index_plan() -> IndicesPlan:
             IndicesTileRow(None, None, IndicesTile(1024, 4)),
         ),
         unaligned=IndicesTile(512, 4),
-        options=IndicesTile(1024, 4),
+        options=IndicesTile(512, 4),
         split=IndicesTile(128, 1),
         split_tokens=SPLIT_TOKENS,
         combine_block_t=COMBINE_BLOCK_T,

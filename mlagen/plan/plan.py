@@ -18,6 +18,7 @@ from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.index_union import refusal as union_refusal
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
+from mlagen.plan.ops import OpsPlan, make_ops
 from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.rows import Caches, caches_of, rows_block_size
 from mlagen.plan.sm90 import refusal
@@ -47,6 +48,7 @@ class Plan:
         caches: bytes of a token of its caches, and blocks of a row; None without.
         d_qk, d_v: columns of a KV row, and of V; 0 without latent rows.
         families: those whose wrappers the spec names, in the order of FAMILIES.
+        ops: the wrappers as operators of torch; None: the package registers none.
     """
 
     spec: Spec
@@ -54,6 +56,7 @@ class Plan:
     d_qk: int
     d_v: int
     families: tuple[Family, ...]
+    ops: OpsPlan | None = None
 
     def find(self, kind: type[AnyFamily]) -> AnyFamily | None:
         """The numbers of a family; None where the spec has none."""
@@ -162,7 +165,8 @@ def make_plan(spec: Spec, tuned: Tuned | None = None) -> Plan:
             family = family.replaced(tuned.replacements)
         families += [family] if family is not None else []
     dims = spec.model
-    return Plan(spec, caches, dims.kv_lora_rank + dims.qk_rope_head_dim, dims.v_head_dim, tuple(families))
+    d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim
+    return Plan(spec, caches, d_qk, dims.v_head_dim, tuple(families), make_ops(spec))
 
 
 def _check(spec: Spec) -> None:

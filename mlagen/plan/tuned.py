@@ -26,7 +26,8 @@ from mlagen.plan.tiles import RowMaker, Tile, TileRow
 from mlagen.spec.known import specs_dir
 from mlagen.spec.load import read_text
 from mlagen.spec.marked import Document, refuse
-from mlagen.spec.models import Model, refused
+from mlagen.spec.models import Model
+from mlagen.spec.rules import refused
 from mlagen.spec.targets import instead
 
 

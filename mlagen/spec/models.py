@@ -7,8 +7,6 @@ that is the plan's. Every string is an enumeration or a pattern, so none can car
 from __future__ import annotations
 
 import functools
-import keyword
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -24,11 +22,11 @@ from pydantic import (
     model_serializer,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from mlagen.layout import LayoutError, compose
 from mlagen.spec.marked import dotted, read
 from mlagen.spec.needs import NEEDS, at_odds, lacks
+from mlagen.spec.rules import free_name, free_namespace, refused, without_repeats
 from mlagen.spec.targets import Target
 
 Dtype = Literal["bf16", "fp16"]
@@ -49,33 +47,6 @@ WrapperName = Literal[
     "combine_topk_swa_indices",
     "triton_convert_req_index_to_global_index",
 ]
-
-
-# Modules that generated code or its callers import: a package of that name would hide them.
-TAKEN_NAMES = sys.stdlib_module_names | {"mlagen", "numpy", "torch", "triton"}
-
-
-def refused(message: str, *at: str | int) -> PydanticCustomError:
-    """An error of a rule between values; `at` leads from what the validator checks to the value that is off."""
-    return PydanticCustomError("refused", "{message}", {"message": message, "at": at})
-
-
-def _free_name(name: str) -> str:
-    if keyword.iskeyword(name):
-        raise refused(f"got '{name}', a Python keyword; takes a name that can be imported, such as '{name}_mla'")
-    if name in TAKEN_NAMES:
-        raise refused(
-            f"got '{name}', which would hide the Python module of that name; takes another, such as '{name}_mla'"
-        )
-    return name
-
-
-def _without_repeats(entries: tuple[str, ...]) -> tuple[str, ...]:
-    repeats = [index for index, entry in enumerate(entries) if entry in entries[:index]]
-    if repeats:
-        again = ", ".join(dict.fromkeys(entries[index] for index in repeats))
-        raise refused(f"got {again} more than once; takes each entry once", repeats[0])
-    return entries
 
 
 class Model(BaseModel):
@@ -385,7 +356,7 @@ class Spec(Model):
                 "patternErrorMessage": "a lower-case letter, then up to 62 lower-case letters, digits or underscores"
             },
         ),
-        AfterValidator(_free_name),
+        AfterValidator(free_name),
     ]
     title: Annotated[
         str,
@@ -414,12 +385,12 @@ class Spec(Model):
     wrappers: Annotated[
         tuple[WrapperName, ...],
         Field(min_length=1, description="wrappers to generate, by API name", json_schema_extra={"uniqueItems": True}),
-        AfterValidator(_without_repeats),
+        AfterValidator(without_repeats),
     ]
     targets: Annotated[
         tuple[Target, ...],
         Field(min_length=1, description="GPU architectures to compile for", json_schema_extra={"uniqueItems": True}),
-        AfterValidator(_without_repeats),
+        AfterValidator(without_repeats),
     ]
     backend: Annotated[
         Literal["auto", "triton", "gluon"],
@@ -432,12 +403,15 @@ class Spec(Model):
             "fp16: with a power of two a row"
         ),
     ] = "fp32"
+    ops: Annotated[
+        bool, Field(description="whether the package registers its wrappers as operators of torch, torch.ops.<name>.*")
+    ] = False
 
     @model_serializer(mode="wrap")
     def _without_what_is_new(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A part that came later is left out where it is not asked for, so that it changes no other spec's digest."""
         values: dict[str, Any] = serialize(self)
-        later = {"multi_head": None, "partials": "fp32"}
+        later = {"multi_head": None, "partials": "fp32", "ops": False}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
     @property
@@ -494,6 +468,11 @@ class Spec(Model):
         if wrappers is not None and not any(NEEDS[name].attention for name in wrappers):
             raise refused(f"got {partials}; takes none: no wrapper computes attention in splits")
         return partials
+
+    @field_validator("ops")
+    @classmethod
+    def _the_name_is_a_namespace(cls, ops: bool, info: ValidationInfo) -> bool:
+        return free_namespace(ops, info.data.get("name"))
 
 
 def _check_layout(cache: Cache, model: Dims) -> None:

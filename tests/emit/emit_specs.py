@@ -117,6 +117,7 @@ def specs(draw: st.DrawFn) -> Spec:
     )
     if any(NEEDS[name].attention for name in spec.wrappers):
         spec = spec.model_copy(update={"partials": draw(st.sampled_from(["fp32", "bf16", "fp16"]))})
+    spec = spec.model_copy(update={"ops": draw(st.booleans())})
     assume(_fits(spec))
     if not isinstance(spec.attention, SparseAttention):
         return spec

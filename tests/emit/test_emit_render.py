@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from mlagen import __version__
 from mlagen.backends import GeneratedFile, files
 from mlagen.emit import Package, render
-from mlagen.emit.render import HEADER_LINES, WIDTH, _body, _environment, sha256, template_dir, wrapped
+from mlagen.emit.render import HEADER_LINES, WIDTH, _body, _environment, bodies, sha256, template_dir, wrapped
 from mlagen.errors import ToolError
 from mlagen.plan import Plan, load_plan, make_plan
 from mlagen.plan.tritons import TRITONS
@@ -68,7 +68,7 @@ def test_the_header_says_what_made_the_file_and_what_it_held_then(plan):
 @by_spec
 def test_a_files_template_is_known_by_all_that_it_takes_in(plan):
     digests = {file.template for file in render(plan).files}
-    assert len(digests) == len({file.template for file in files(plan)})
+    assert len(digests) == len({file.template for file, *_ in bodies(files(plan))})
     assert all(re.fullmatch("[0-9a-f]{16}", digest) for digest in digests)
 
 
@@ -106,7 +106,7 @@ def test_no_file_tells_when_where_or_by_whom_it_was_made(plan):
 @by_spec
 def test_the_template_hash_takes_in_what_a_template_includes(plan):
     rendered = {file.name: file.template for file in render(plan).files}
-    for file in files(plan):
+    for file, *_ in bodies(files(plan)):
         taken, queue = set(), [file.template]
         while queue:
             if (name := queue.pop()) not in taken:
@@ -125,8 +125,7 @@ def template_lines(name: str) -> list[str]:
 def check_marks_and_origins(plan: Plan) -> None:
     """The marks that tell lines' origins leave the text as it is, and each origin names the line it came from."""
     rendered = {file.name: file for file in render(plan).files}
-    for file in files(plan):
-        body, _ = _body(file)
+    for file, body, _ in bodies(files(plan)):
         assert body == _environment(False).get_template(file.template).render(**file.context)
         lines = rendered[file.name].text.removesuffix("\n").split("\n")
         assert lines[HEADER_LINES:] == body.removesuffix("\n").split("\n")

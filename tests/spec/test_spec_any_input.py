@@ -16,7 +16,8 @@ from pydantic import ValidationError
 from mlagen.errors import SpecErrors
 from mlagen.spec import Spec, load
 from mlagen.spec.load import parse
-from mlagen.spec.models import NEEDS, TAKEN_NAMES, Target
+from mlagen.spec.models import NEEDS, Target
+from mlagen.spec.rules import TAKEN_NAMES
 
 VALID = (Path(__file__).parents[2] / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
 FILE = Path("specs/dsv32.yaml")  # where a spec is named as its file

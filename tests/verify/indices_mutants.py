@@ -137,6 +137,13 @@ MAP_MUTANTS = (
         "prefill workspaces are ignored", "if HAS_PREFILL_WORKSPACE:", "if False:", "refuses: HAS_*", file=INDICES
     ),
     _literal(
+        "strides of ranks' prefill workspaces are ignored",
+        "if prefill_workspace_rank_stride is not None:",
+        "if False:",
+        "refuses: prefill_workspace_rank_stride*",
+        file=INDICES,
+    ),
+    _literal(
         "short requests are taken",
         "if requests < tokens:",
         "if False:",

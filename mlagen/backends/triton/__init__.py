@@ -14,7 +14,7 @@ from typing import Any
 from mlagen import GENERATOR
 from mlagen.backends import sm90
 from mlagen.backends.base import GeneratedFile, Module, generated
-from mlagen.backends.triton import cache, dense_decode, dense_fwd, indices, merge_states, sparse_decode, sparse_fwd
+from mlagen.backends.triton import cache, dense_decode, dense_fwd, indices, merge_states, ops, sparse_decode, sparse_fwd
 from mlagen.backends.triton.common import imported, sm90_modules
 from mlagen.plan import (
     TARGETS,
@@ -98,17 +98,21 @@ def files(plan: Plan) -> list[GeneratedFile]:
         "sm90_modules_literal": _literal(sm90_modules(plan)),
     }
     package = _package(plan, modules)
-    return [generated("_facts", facts), generated("_launch", LAUNCH), *kernels, generated("__init__", package)]
+    registered = [ops.file(plan, modules)] if plan.ops else []
+    first = [generated("_facts", facts), generated("_launch", LAUNCH)]
+    return [*first, *kernels, *registered, generated("__init__", package)]
 
 
 def _package(plan: Plan, modules: list[Module]) -> dict[str, Any]:
     """What the template of the package itself asks for."""
     exports = [(module.file.module, list(module.exports)) for module in modules]
     names = ["SPEC", "supports", "variants", "warmup"]
-    exported = [*names, *(name for module, taken in exports for name in taken or [module])]
+    operators = [ops.MODULE] if plan.ops else []
+    exported = [*names, *operators, *(name for module, taken in exports for name in taken or [module])]
     return {
         "title": plan.spec.title,
         "modules": exports,
+        "submodules": sorted([*operators, *(module for module, _ in exports)]),
         "imports": [
             (module, imported(module, sorted(taken, key=_export_order)))
             for module, taken in [("_launch", ["supports"]), *exports]

@@ -104,6 +104,7 @@ def _invalid() -> Iterator[Invalid]:
     yield Invalid("HAS_PREFILL_WORKSPACE", "True", invalid.constant(True), wrappers=(CONVERT,))
     for argument in ("prefill_workspace_request_ids", "prefill_workspace_starts"):
         yield Invalid(argument, "given", invalid.constant(torch.zeros(2)), wrappers=(CONVERT,))
+    yield Invalid("prefill_workspace_rank_stride", "given", invalid.constant(64), wrappers=(CONVERT,))
 
 
 def refused(wrappers: Sequence[str]) -> Iterator[RefusedCase]:

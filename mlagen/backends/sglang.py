@@ -1,0 +1,95 @@
+"""SGLang's plugin over a package: which specs have one, and what its template asks for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.backends.base import GeneratedFile
+from mlagen.backends.triton.common import TORCH_DTYPES
+from mlagen.errors import UsageError
+from mlagen.plan import Plan
+
+SUMMARY = "SGLang's FlashMLA functions by a generated package"
+ENTRY_POINTS = "sglang.srt.plugins"  # the group whose functions SGLang calls in every process
+HOOKED = ("flash_mla_sparse_fwd", "flash_mla_with_kvcache")  # of its flash_mla_interface, in the order of the file
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache of SGLang's that `flash_mla_with_kvcache` reads.
+
+    Attributes:
+        legacy: SGLang's `use_legacy`, which says how the bytes of a page lie.
+        kv_format: its name of the layout, where it has one: without RoPE lanes, and with them.
+    """
+
+    legacy: bool = True
+    kv_format: tuple[str, str] | None = None
+
+
+# By the kind of attention and the layout of the cache.
+CACHES = {
+    ("sparse", "fp8_ds_mla"): Cache(kv_format=("V32_NO_ROPE", "V32")),
+    ("sparse", "ue8m0_v4"): Cache(),
+    ("sparse", "mxfp8_v41"): Cache(legacy=False),
+    ("dense", "bf16"): Cache(),
+    ("dense", "fp16"): Cache(),
+    ("dense", "fp8_per_tensor"): Cache(),
+}
+
+
+def plugin_name(plan: Plan) -> str:
+    """The Python package that SGLang's plugin is: it holds the generated package under the spec's name."""
+    return f"mlagen_sglang_{plan.spec.name}"
+
+
+def plugin_files(plan: Plan) -> list[GeneratedFile]:
+    """The files of the plugin beside the generated package.
+
+    Raises:
+        UsageError: SGLang calls no attention of the spec's kind.
+    """
+    return [GeneratedFile("__init__.py", "sglang/__init__.py.jinja", _context(plan))]
+
+
+def _hooks(plan: Plan) -> list[str]:
+    """The functions that the package replaces. Raises UsageError that names what is allowed."""
+    spec = plan.spec
+    hooks: list[str] = [name for name in HOOKED if name in spec.wrappers]
+    if not hooks:
+        raise _refused(plan, "wrappers", ", ".join(spec.wrappers), f"{' or '.join(HOOKED)} among them")
+    assert spec.attention is not None  # of those wrappers
+    if "flash_mla_sparse_fwd" in hooks and plan.rows_block_size is not None:
+        raise _refused(plan, "cache.block_size", str(plan.rows_block_size), "none: SGLang's indices name flat rows")
+    if "flash_mla_with_kvcache" in hooks:
+        assert plan.layout is not None
+        kind = spec.attention.kind
+        if (kind, plan.layout.name) not in CACHES:
+            layouts = ", ".join(layout for of, layout in CACHES if of == kind)
+            raise _refused(plan, "cache.layout", f"'{plan.layout.name}'", f"{layouts} with {kind} attention")
+        if kind == "dense" and spec.attention.window is not None:
+            raise _refused(plan, "attention.window", str(spec.attention.window), "none: SGLang's calls name no window")
+    return hooks
+
+
+def _refused(plan: Plan, field: str, got: str, takes: str) -> UsageError:
+    return UsageError(f"{plan.spec.name}: {field}: got {got}; a package for SGLang takes {takes}")
+
+
+def _context(plan: Plan) -> dict[str, Any]:
+    """What the template asks for."""
+    hooks, attention, layout = _hooks(plan), plan.attention, plan.layout
+    cache = CACHES.get((plan.spec.attention.kind, layout.name), Cache()) if plan.spec.attention and layout else Cache()
+    return {
+        "name": plan.spec.name,
+        "title": plan.spec.title,
+        "hooks": hooks,
+        "d_v": plan.d_v,
+        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
+        "natural_lse": attention.lse_base == "e",
+        "layout_name": layout.name if layout else "",
+        "legacy": cache.legacy,
+        "kv_format": cache.kv_format[plan.spec.model.qk_rope_head_dim > 0] if cache.kv_format else None,
+        "tensor_scale": layout is not None and layout.tensor_scale,
+    }

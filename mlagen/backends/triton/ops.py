@@ -1,0 +1,198 @@
+"""Wrappers as operators of torch: schemas that follow from the signatures of the package's own modules."""
+
+from __future__ import annotations
+
+import ast
+import string
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.backends.base import GeneratedFile, Module
+from mlagen.backends.triton.common import TORCH_DTYPES
+from mlagen.errors import ToolError
+from mlagen.plan import OPS, MergeStatesPlan, Op, OpsPlan, Plan
+
+MODULE = "ops"
+EXTRA_CACHE = "extra_cache"  # the module whose wrappers have the names of those of the first cache
+SCHEMA_WIDTH = 108  # of a line of a schema, without what the template indents it by
+TENSOR = "torch.Tensor"
+# Types of a schema by an argument's annotation. Integers may be symbols of a graph with dynamic shapes.
+TYPES = {
+    TENSOR: "Tensor",
+    f"{TENSOR} | None": "Tensor?",
+    f"tuple[{TENSOR}, {TENSOR}] | None": "Tensor[]?",
+    "bool": "bool",
+    "float": "float",
+    "float | None": "float?",
+    "int": "SymInt",
+    "int | None": "SymInt?",
+    "str": "str",
+    "str | None": "str?",
+}
+# Wrappers that return values of attention, of D_V columns or of those that an argument has; and those that return LSE.
+OVER_LATENT = {"triton_mla_sparse_attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache"}
+VALUES = OVER_LATENT | {"flash_attn_varlen_func", "merge_attn_parts"}
+STATS = VALUES - {"triton_mla_sparse_attention"}
+# Functions of the template that run a wrapper into given tensors, where dropping what it returns is not enough.
+RUNS_INTO = {"triton_convert_req_index_to_global_index": "_convert_into"}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """An argument of a wrapper.
+
+    Attributes:
+        name: its name.
+        type: its type in a schema; None: no operator takes it.
+        default: its default as a schema writes it; None without.
+        by_name: it is given by name alone.
+    """
+
+    name: str
+    type: str | None
+    default: str | None
+    by_name: bool
+
+    def text(self, alias: str = "", *, required: bool = False) -> str:
+        """The argument in a schema, written to if there is an alias; `required`: without its default."""
+        kind = (self.type or "").removesuffix("?" if required else "")
+        kind = kind.replace("Tensor", f"Tensor({alias}!)") if alias else kind
+        return f"{kind} {self.name}" + ("" if required or self.default is None else f"={self.default}")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator as the template asks for it.
+
+    Attributes:
+        lines: its schema.
+        run: the function that it runs.
+        fake: the function that gives its results without values.
+    """
+
+    lines: Sequence[str]
+    run: str
+    fake: str
+
+
+def read_arguments(function: ast.FunctionDef, op: Op, plan: OpsPlan) -> list[Argument]:
+    """The arguments of a wrapper, from its signature.
+
+    Raises:
+        ToolError: no schema has the type of one, and the plan does not leave it out; or the plan names one that is
+            not there.
+    """
+    given = function.args
+    arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+    positional = len(arguments) - len(given.kwonlyargs)
+    defaults = [*[None] * (positional - len(given.defaults)), *given.defaults, *given.kw_defaults]
+    found = []
+    for number, (one, default) in enumerate(zip(arguments, defaults, strict=True)):
+        annotation = "" if one.annotation is None else ast.unparse(one.annotation)
+        taken = one.arg not in op.leaves_out and annotation != "None"  # which a package takes for its name alone
+        if taken and annotation not in TYPES:
+            takes = f"takes one of {', '.join(TYPES)}, or an entry of leaves_out in OPS"
+            raise ToolError(f"{function.name}: {one.arg}: got the annotation {annotation!r}; {takes}")
+        text = None if default is None or not taken else _default(default, plan.constants)
+        found.append(Argument(one.arg, TYPES[annotation] if taken else None, text, number >= positional))
+    missing = {*op.written, *op.leaves_out} - {one.name for one in found}
+    if missing:
+        raise ToolError(f"{function.name}: OPS names {', '.join(sorted(missing))}, which it does not take")
+    return found
+
+
+def _default(node: ast.expr, constants: Mapping[str, int | None]) -> str:
+    text = ast.unparse(node)
+    return repr(constants[text] if text in constants else ast.literal_eval(node))
+
+
+def _listed(arguments: Sequence[Argument], kept: Mapping[str, str], last: Sequence[str]) -> Iterator[str]:
+    """Arguments of a schema: those kept, by their text, before the last ones, which are given by name.
+
+    What follows an argument that is left out is given by name too, so that the wrapper takes each by its position.
+    """
+    by_name = False
+    for one in arguments:
+        if not by_name and (one.by_name or one.name not in kept):
+            by_name = True
+            if last or any(other.name in kept for other in arguments[arguments.index(one) :]):
+                yield "*"
+        if one.name in kept:
+            yield kept[one.name]
+    yield from last if by_name or not last else ("*", *last)
+
+
+def _schema(name: str, arguments: Iterable[str], results: Sequence[str]) -> list[str]:
+    returns = "Tensor" if len(results) == 1 else f"({', '.join(f'Tensor {result}' for result in results)})"
+    # A line breaks behind a comma alone: torch reads on there.
+    text = f"{name}({', '.join(one.replace(' ', '~') for one in arguments)})~->~{returns.replace(' ', '~')}"
+    return [line.replace("~", " ") for line in textwrap.wrap(text, SCHEMA_WIDTH, break_on_hyphens=False)]
+
+
+def operators(function: ast.FunctionDef, module: str, plan: OpsPlan) -> list[Operator]:
+    """The operators of a wrapper: one that allocates its results, and one that writes to given tensors where it can."""
+    wrapper, op = function.name, OPS[function.name]
+    arguments = read_arguments(function, op, plan)
+    name = f"{EXTRA_CACHE}_{wrapper}" if module == EXTRA_CACHE else wrapper
+    lacks = any(one.type is None and one.default is None and _required(function, one.name) for one in arguments)
+    run = f"_{wrapper}" if lacks else f"{module}.{wrapper}"
+    taken = [one for one in arguments if one.type is not None]
+    written = [one.name for one in taken if one.name in op.written]
+    aliases = dict(zip(written, string.ascii_lowercase, strict=False))
+    if not op.results:
+        kept = {one.name: one.text(aliases.get(one.name, "")) for one in taken}
+        return [Operator(_schema(name, _listed(arguments, kept, ()), ()), run, "_nothing")]
+    kept = {one.name: one.text() for one in taken if one.name not in aliases}
+    fake = f"_fake_{wrapper}"
+    found = [Operator(_schema(name, _listed(arguments, kept, ()), list(op.results)), run, fake)]
+    if aliases:
+        takers = set(op.results.values())
+        ordered = [one for one in arguments if one.name in aliases]
+        last = [one.text(aliases[one.name], required=one.name in takers) for one in ordered]
+        returned = [result for result, taker in op.results.items() if taker is None]
+        own = RUNS_INTO.get(wrapper)
+        into = own or (f"_lse_of({run})" if returned else f"_into({run})")
+        schema = _schema(f"{name}.out", _listed(arguments, kept, last), returned)
+        found.append(Operator(schema, into, f"_lse_of({fake})" if returned else "_nothing"))
+    return found
+
+
+def _required(function: ast.FunctionDef, name: str) -> bool:
+    """Whether a wrapper has no default for an argument, which stands among those with a position."""
+    given = function.args
+    return name in [one.arg for one in given.args[: len(given.args) - len(given.defaults)]]
+
+
+def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> dict[str, Any]:
+    """What the template asks for, from the texts of the package's modules by their file names."""
+    assert plan.ops is not None
+    found, used = [], []
+    for module in modules:
+        name = module.file.module
+        for node in ast.parse(texts[module.file.name]).body:
+            if isinstance(node, ast.FunctionDef) and node.name in OPS:
+                found += operators(node, name, plan.ops)
+                used.append(name)
+    wrappers = plan.spec.wrappers
+    return {
+        "namespace": plan.ops.namespace,
+        "modules": list(dict.fromkeys(used)),
+        "wrappers": wrappers,
+        "operators": found,
+        "d_v": plan.d_v,
+        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
+        "merges": plan.find(MergeStatesPlan) is not None,
+        "decode": next((module for module in used if module.endswith("_decode")), None),
+        "over_latent": bool(OVER_LATENT & {*wrappers}),
+        "values": bool(VALUES & {*wrappers}),
+        "stats": bool(STATS & {*wrappers}),
+        "uses_into": any(one.run.startswith("_into") for one in found),
+        "uses_lse_of": any(one.run.startswith("_lse_of") for one in found),
+    }
+
+
+def file(plan: Plan, modules: Sequence[Module]) -> GeneratedFile:
+    """The module of operators, which reads the signatures in the text of those that callers may import."""
+    return GeneratedFile(f"{MODULE}.py", f"{MODULE}.py.jinja", {}, lambda texts: context(plan, modules, texts))

@@ -1,0 +1,136 @@
+"""vLLM's attention backends over a package: which specs have one, and what their templates ask for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.backends.base import GeneratedFile
+from mlagen.backends.triton.common import TORCH_DTYPES
+from mlagen.errors import UsageError
+from mlagen.plan import Plan
+from mlagen.spec import DenseAttention, SparseAttention
+
+SUMMARY = "Attention backend of vLLM"
+ENTRY_POINTS = "vllm.general_plugins"  # the group whose functions vLLM calls in every process
+INDEXER_BLOCK_SIZE = 64  # tokens a page, or a multiple, that vLLM's indexer takes beside sparse attention
+PACKED_DIMS = (512, 64)  # kv_lora_rank and qk_rope_head_dim of the rows that vLLM writes as fp8_ds_mla
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of attention that vLLM calls.
+
+    Attributes:
+        template: of the backend.
+        wrapper: what it calls.
+        cache_dtypes: vLLM's words (`--kv-cache-dtype`) for the cache.
+        packed: whether a row is bytes of several fields, which vLLM hands over as uint8.
+        unserved: names of vLLM's own backends, by major compute capability, whose place in the platform's list the
+            backend takes where theirs do not run.
+    """
+
+    template: str
+    wrapper: str
+    cache_dtypes: tuple[str, ...]
+    packed: bool = False
+    unserved: tuple[tuple[int, tuple[str, ...]], ...] = ()
+
+
+_SPARSE_PLACES = ((8, ("FLASHMLA_SPARSE", "FLASH_ATTN_MLA_SPARSE")),)
+
+# By the kind of attention and the layout of the cache.
+KINDS = {
+    ("sparse", "bf16"): Kind("sparse", "flash_mla_sparse_fwd", ("auto", "bfloat16"), unserved=_SPARSE_PLACES),
+    ("sparse", "fp16"): Kind("sparse", "flash_mla_sparse_fwd", ("auto", "float16"), unserved=_SPARSE_PLACES),
+    ("sparse", "fp8_ds_mla"): Kind(
+        "sparse", "flash_mla_with_kvcache", ("fp8_ds_mla",), packed=True, unserved=_SPARSE_PLACES
+    ),
+    ("dense", "bf16"): Kind("dense", "flash_mla_with_kvcache", ("auto", "bfloat16")),
+    ("dense", "fp16"): Kind("dense", "flash_mla_with_kvcache", ("auto", "float16")),
+    ("dense", "fp8_per_tensor"): Kind("dense", "flash_mla_with_kvcache", ("fp8", "fp8_e4m3")),
+}
+
+
+def plugin_name(plan: Plan) -> str:
+    """The Python package that vLLM's plugin is: it holds the generated package under the spec's name."""
+    return f"mlagen_vllm_{plan.spec.name}"
+
+
+def backend_name(plan: Plan) -> str:
+    """What `--attention-backend` calls it."""
+    return f"MLAGEN_{plan.spec.name.upper()}"
+
+
+def plugin_files(plan: Plan) -> list[GeneratedFile]:
+    """The files of the plugin beside the generated package.
+
+    Raises:
+        UsageError: vLLM calls no attention of the spec's kind.
+    """
+    kind = _kind(plan)
+    context = _context(plan, kind)
+    return [
+        GeneratedFile("backend.py", f"vllm/{kind.template}.py.jinja", context),
+        GeneratedFile("__init__.py", "vllm/__init__.py.jinja", context),
+    ]
+
+
+def _kind(plan: Plan) -> Kind:
+    """The kind of the spec's attention. Raises UsageError that names what is allowed."""
+    spec = plan.spec
+    if spec.attention is None or plan.layout is None:
+        takes = ", ".join(f"{kind} over {layout}" for kind, layout in KINDS)
+        raise _refused(plan, "attention", "none over a cache", takes)
+    kind = KINDS.get((spec.attention.kind, plan.layout.name))
+    if kind is None:
+        layouts = ", ".join(layout for of, layout in KINDS if of == spec.attention.kind)
+        raise _refused(plan, "cache.layout", f"'{plan.layout.name}'", f"{layouts} with {spec.attention.kind} attention")
+    if kind.wrapper not in spec.wrappers:
+        raise _refused(plan, "wrappers", ", ".join(spec.wrappers), f"{kind.wrapper} among them, which vLLM's calls run")
+    if spec.extra_cache is not None:
+        raise _refused(plan, "extra_cache", "a second cache", "none")
+    if spec.attention.window is not None:
+        raise _refused(plan, "attention.window", str(spec.attention.window), "none")
+    if isinstance(spec.attention, SparseAttention):
+        _check_sparse(plan, spec.attention, kind)
+    return kind
+
+
+def _check_sparse(plan: Plan, attention: SparseAttention, kind: Kind) -> None:
+    if attention.attn_sink == "required":
+        raise _refused(plan, "attention.attn_sink", "'required'", "'none' or 'optional': vLLM's sparse MLA passes none")
+    if plan.rows_block_size is not None:
+        raise _refused(plan, "cache.block_size", str(plan.rows_block_size), "none: vLLM's indices name flat rows")
+    dims = (plan.spec.model.kv_lora_rank, plan.spec.model.qk_rope_head_dim)
+    if kind.packed and dims != PACKED_DIMS:
+        takes = " and ".join(map(str, PACKED_DIMS))
+        raise _refused(plan, "model", f"kv_lora_rank {dims[0]}, qk_rope_head_dim {dims[1]}", f"{takes} with fp8_ds_mla")
+
+
+def _refused(plan: Plan, field: str, got: str, takes: str) -> UsageError:
+    return UsageError(f"{plan.spec.name}: {field}: got {got}; a package for vLLM takes {takes}")
+
+
+def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
+    """What the templates ask for."""
+    attention = plan.attention
+    assert plan.layout is not None  # as _kind saw
+    dense = isinstance(attention, DenseAttention)
+    block_size = plan.spec.cache.block_size if dense and plan.spec.cache is not None else INDEXER_BLOCK_SIZE
+    return {
+        "name": plan.spec.name,
+        "title": plan.spec.title,
+        "plugin": plugin_name(plan),
+        "backend_name": backend_name(plan),
+        "d_qk": plan.d_qk,
+        "d_v": plan.d_v,
+        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
+        "cache_dtypes": kind.cache_dtypes,
+        "block_size": block_size or 1,
+        "row_bytes": plan.layout.row_bytes,
+        "packed": kind.packed,
+        "tensor_scale": plan.layout.tensor_scale,
+        "takes_length": not dense and plan.sparse_attention.topk_length != "none",
+        "unserved": kind.unserved,
+    }

@@ -1,0 +1,75 @@
+"""Wrappers as operators of torch: what a wrapper's signature does not say of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from mlagen.spec import DenseAttention, Spec
+
+NOTHING: Mapping[str, str | None] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Op:
+    """What an operator's schema says beyond the wrapper's signature.
+
+    Attributes:
+        writes: arguments that the wrapper writes to wherever they are given, beside those that take a result.
+        results: what it returns, in order, each with the argument that takes it if there is one.
+        leaves_out: arguments that no operator takes: they settle how many results there are, or are no schema's type.
+    """
+
+    writes: tuple[str, ...] = ()
+    results: Mapping[str, str | None] = field(default_factory=lambda: NOTHING)
+    leaves_out: tuple[str, ...] = ()
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """Every argument that the wrapper writes to."""
+        takers = dict.fromkeys(taker for taker in self.results.values() if taker is not None)
+        return (*takers, *self.writes)
+
+
+OPS: Mapping[str, Op] = {
+    "triton_mla_sparse_attention": Op(("lse", "workspace"), {"out": "out"}),
+    "flash_mla_sparse_fwd": Op(("workspace",), {"out": "out", "max_logits": "max_logits", "lse": "lse"}),
+    "flash_mla_with_kvcache": Op(
+        ("workspace",), {"out": "out", "lse": None}, ("tile_scheduler_metadata", "num_splits")
+    ),
+    "decode_attention_fwd": Op(("o", "lse", "workspace")),
+    "flash_attn_varlen_func": Op(
+        (), {"out": "out", "lse": None}, ("return_softmax_lse", "return_attn_probs", "window_size")
+    ),
+    "merge_attn_states": Op(("output", "output_lse")),
+    "merge_attn_parts": Op((), {"out": "out", "output_lse": "output_lse"}),
+    "concat_and_cache_mla": Op(("kv_cache",)),
+    "quantize_and_insert_k_cache": Op(("k_cache",)),
+    "dequantize_and_gather_k_cache": Op(("out",)),
+    "gather_and_maybe_dequant_cache": Op(("dst",)),
+    "compute_global_topk_indices_and_lens": Op((), {"slots": None, "lens": None}),
+    "combine_topk_swa_indices": Op((), {"indices": "out", "lens": "out"}),
+    "triton_convert_req_index_to_global_index": Op(("valid_counts_out",), {"slots": "out"}, ("return_valid_counts",)),
+}
+
+
+@dataclass(frozen=True)
+class OpsPlan:
+    """The operators of a package.
+
+    Attributes:
+        namespace: `torch.ops.<namespace>`, the spec's name.
+        constants: values of constants that stand in signatures, by their text there.
+    """
+
+    namespace: str
+    constants: Mapping[str, int | None]
+
+
+def make_ops(spec: Spec) -> OpsPlan | None:
+    """The operators of a spec; None where it asks for none."""
+    if not spec.ops:
+        return None
+    window = spec.attention.window if isinstance(spec.attention, DenseAttention) else None
+    return OpsPlan(spec.name, {"D_V.value": spec.model.v_head_dim, "WINDOW": window})

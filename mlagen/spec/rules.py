@@ -1,0 +1,71 @@
+"""Rules between values of a spec, and of names, that its models hold to."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+
+from pydantic_core import PydanticCustomError
+
+# Modules that generated code or its callers import: a package of that name would hide them.
+TAKEN_NAMES = sys.stdlib_module_names | {"mlagen", "numpy", "torch", "triton"}
+# What torch.ops has under names that a package could have: namespaces of torch's own operators, and functions.
+TORCH_NAMESPACES = {
+    "aten",
+    "c10d",
+    "debug_mode_ops",
+    "debugprims",
+    "export",
+    "higher_order",
+    "import_module",
+    "inductor",
+    "inductor_prims",
+    "load_library",
+    "loaded_libraries",
+    "mkl",
+    "mkldnn",
+    "mkldnn_prepacked",
+    "onednn",
+    "onnx",
+    "prim",
+    "prims",
+    "profiler",
+    "quantization",
+    "quantized",
+    "rngprims",
+    "sparse",
+    "static_runtime",
+    "symm_mem",
+}
+
+
+def refused(message: str, *at: str | int) -> PydanticCustomError:
+    """An error of a rule between values; `at` leads from what the validator checks to the value that is off."""
+    return PydanticCustomError("refused", "{message}", {"message": message, "at": at})
+
+
+def free_name(name: str) -> str:
+    """A package's name, unless it cannot be imported or would hide a module."""
+    if keyword.iskeyword(name):
+        raise refused(f"got '{name}', a Python keyword; takes a name that can be imported, such as '{name}_mla'")
+    if name in TAKEN_NAMES:
+        raise refused(
+            f"got '{name}', which would hide the Python module of that name; takes another, such as '{name}_mla'"
+        )
+    return name
+
+
+def free_namespace(ops: bool, name: str | None) -> bool:
+    """Whether a package of this name has operators, unless torch has its own under it; None: the name is off itself."""
+    if ops and name in TORCH_NAMESPACES:
+        raise refused(f"got true, but torch has operators of its own under the name '{name}'; takes another name")
+    return ops
+
+
+def without_repeats(entries: tuple[str, ...]) -> tuple[str, ...]:
+    """Entries of a list, unless one is there twice."""
+    repeats = [index for index, entry in enumerate(entries) if entry in entries[:index]]
+    if repeats:
+        again = ", ".join(dict.fromkeys(entries[index] for index in repeats))
+        raise refused(f"got {again} more than once; takes each entry once", repeats[0])
+    return entries

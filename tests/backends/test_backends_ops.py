@@ -1,0 +1,142 @@
+"""Schemas of operators say what the wrappers' signatures and docstrings say, whatever the spec."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from mlagen.backends import files
+from mlagen.backends.triton.ops import Operator, operators, read_arguments
+from mlagen.emit import render
+from mlagen.emit.render import bodies
+from mlagen.errors import ToolError
+from mlagen.plan import OPS, Op, OpsPlan, load_plan, make_plan
+from mlagen.spec.models import WrapperName
+
+SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.yaml"))
+PLANS = {path.stem: make_plan(load_plan(path).spec.model_copy(update={"ops": True})) for path in SPECS}
+by_spec = pytest.mark.parametrize("name", PLANS)
+PLAN = OpsPlan("odd", {"D_V.value": 96, "WINDOW": None})
+
+
+def wrappers(name: str) -> Iterator[tuple[str, ast.FunctionDef, list[Operator]]]:
+    """Every wrapper of a package, its module, and its operators."""
+    plan = PLANS[name]
+    assert plan.ops is not None
+    for file, body, _ in bodies(files(plan)):
+        for node in ast.parse(body).body if not file.name.startswith("_") else ():
+            if isinstance(node, ast.FunctionDef) and node.name in OPS:
+                yield file.module, node, operators(node, file.module, plan.ops)
+
+
+def parsed(one: Operator) -> Any:
+    return torch._C.parse_schema("odd::" + " ".join(one.lines))
+
+
+def function(text: str) -> ast.FunctionDef:
+    (node,) = ast.parse(text).body
+    assert isinstance(node, ast.FunctionDef)
+    return node
+
+
+def test_every_wrapper_is_known() -> None:
+    assert set(OPS) == set(get_args(WrapperName))
+
+
+@by_spec
+def test_every_wrapper_has_an_operator_that_torch_reads(name: str) -> None:
+    found = {(module, node.name): [parsed(one) for one in ops] for module, node, ops in wrappers(name)}
+    assert {wrapper for _, wrapper in found} == set(PLANS[name].spec.wrappers)
+    for (_, wrapper), schemas in found.items():
+        takers = [taker for taker in OPS[wrapper].results.values() if taker]
+        assert [schema.overload_name for schema in schemas] == ["", *(["out"] if takers else [])]
+
+
+@by_spec
+def test_an_operator_takes_what_its_wrapper_takes_by_the_same_names_positions_and_defaults(name: str) -> None:
+    for _, node, ops in wrappers(name):
+        given = node.args
+        texts = {**dict.fromkeys([one.arg for one in [*given.args, *given.kwonlyargs]])}
+        texts |= zip(
+            [one.arg for one in given.args[len(given.args) - len(given.defaults) :]], given.defaults, strict=True
+        )
+        texts |= {one.arg: value for one, value in zip(given.kwonlyargs, given.kw_defaults, strict=True)}
+        for schema in map(parsed, ops):
+            positional = [one.name for one in schema.arguments if not one.kwarg_only]
+            assert positional == [one.arg for one in given.args][: len(positional)]
+            for one in schema.arguments:
+                node_default = texts[one.name]
+                if one.has_default_value() and not isinstance(node_default, ast.Name | ast.Attribute):
+                    assert one.default_value == ast.literal_eval(node_default), (node.name, one.name)
+                if node_default is None:
+                    assert not one.has_default_value(), (node.name, one.name)
+
+
+@by_spec
+def test_what_a_docstring_says_is_written_to_is_written_to_in_the_schema(name: str) -> None:
+    for _, node, ops in wrappers(name):
+        described = re.findall(
+            r"^    (\w+(?:, \w+)*): ((?:.*\n(?:        .*\n)*))", ast.get_docstring(node) or "", re.M
+        )
+        said = {
+            argument
+            for names, text in described
+            for argument in names.split(", ")
+            if re.search(r"to write to|takes the (slots|lengths)|written if given", text)
+        }
+        written = {
+            one.name
+            for schema in map(parsed, ops)
+            for one in schema.arguments
+            if one.alias_info is not None and one.alias_info.is_write
+        }
+        assert said <= written, node.name
+
+
+@by_spec
+def test_an_operator_that_allocates_its_results_writes_to_nothing(name: str) -> None:
+    for _, node, (first, *_) in wrappers(name):
+        if OPS[node.name].results:
+            assert not parsed(first).is_mutable, node.name
+
+
+def test_what_follows_an_argument_that_is_left_out_is_given_by_name() -> None:
+    node = function(
+        "def merge_attn_parts(outputs: torch.Tensor, out: torch.Tensor | None = None, "
+        "output_lse: torch.Tensor | None = None, scale: float = 1.0) -> None: ..."
+    )
+    first, out = operators(node, "merge_states", PLAN)
+    assert (
+        " ".join(first.lines)
+        == "merge_attn_parts(Tensor outputs, *, float scale=1.0) -> (Tensor out, Tensor output_lse)"
+    )
+    text = "merge_attn_parts.out(Tensor outputs, *, float scale=1.0, Tensor(a!) out, Tensor(b!) output_lse) -> ()"
+    assert " ".join(out.lines) == text
+
+
+def test_an_argument_that_no_schema_has_is_named() -> None:
+    node = function("def merge_attn_parts(outputs: torch.Tensor, stream: torch.cuda.Stream = None) -> None: ...")
+    with pytest.raises(ToolError, match=r"merge_attn_parts: stream: got the annotation 'torch.cuda.Stream'; takes"):
+        read_arguments(node, Op(), PLAN)
+
+
+def test_a_written_argument_that_a_wrapper_does_not_take_is_named() -> None:
+    node = function("def concat_and_cache_mla(cache: torch.Tensor) -> None: ...")
+    with pytest.raises(ToolError, match=r"concat_and_cache_mla: OPS names kv_cache, which it does not take"):
+        operators(node, "cache", PLAN)
+
+
+@by_spec
+def test_without_ops_a_package_has_no_trace_of_them(name: str) -> None:
+    with_ops = {file.name: file.text for file in render(PLANS[name]).files}
+    plan = make_plan(PLANS[name].spec.model_copy(update={"ops": False}))
+    without = {file.name: file.text for file in render(plan).files}
+    assert set(with_ops) - set(without) == {"ops.py"}
+    assert {file for file in without if without[file] != with_ops[file]} == {"__init__.py"}
+    assert not re.search(r"\bops\b", without["__init__.py"])

@@ -1,0 +1,176 @@
+"""What a plugin takes of vLLM, in as little code as it needs: names, signatures and who calls whom, of 0.26 or of 0.33.
+
+Without vLLM the plugin runs over this; with it (MLAGEN_VLLM) the same probe runs over vLLM's own Python.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+
+OVERRIDES: dict[Any, str] = {}
+
+
+class Capability(NamedTuple):
+    major: int
+    minor: int
+
+
+class _Names(Enum):
+    def is_overridden(self) -> bool:
+        return self in OVERRIDES
+
+    def get_path(self) -> str:
+        return OVERRIDES.get(self, self.value)
+
+    def get_class(self) -> type:
+        class OnlySm90:
+            @classmethod
+            def supports_compute_capability(cls, capability: Capability) -> bool:
+                return capability.major == 9
+
+        if self.name == "FLASH_ATTN_MLA_SPARSE":
+            raise ImportError("no such library here")
+        return OnlySm90
+
+
+class OldNames(_Names):
+    FLASHMLA_SPARSE = "vllm.FlashMLASparse"
+    FLASH_ATTN_MLA_SPARSE = "vllm.FlashAttnSparse"
+    CUSTOM = None
+
+
+class NewNames(_Names):
+    FLASHMLA_SPARSE = "vllm.FlashMLASparse"
+    FLASH_ATTN_MLA_SPARSE = "vllm.FlashAttnSparse"
+    CUSTOM = None
+
+    @classmethod
+    def register(cls, name: str, value: str) -> NewNames:
+        if name in cls._member_map_:
+            raise ValueError(f"Backend {name} already exists")
+        member = object.__new__(cls)
+        member._name_, member._value_ = name, value
+        cls._member_map_[name] = member
+        return member
+
+
+class Backend:
+    supported_dtypes = (torch.float16, torch.bfloat16)
+    supported_kv_cache_dtypes = ("auto",)
+    is_sparse = classmethod(lambda cls: False)
+
+    @classmethod
+    def validate_configuration(cls, device_capability: Capability, **asked: Any) -> list[str]:
+        checks = {
+            "head_size": asked["head_size"] in cls.get_supported_head_sizes(),  # type: ignore[attr-defined]
+            "dtype": asked["dtype"] in cls.supported_dtypes,
+            "kv_cache_dtype": asked["kv_cache_dtype"] in cls.supported_kv_cache_dtypes,
+            "MLA": asked["use_mla"] == cls.is_mla(),  # type: ignore[attr-defined]
+            "sparse": asked["use_sparse"] == cls.is_sparse(),
+            "compute capability": cls.supports_compute_capability(device_capability),  # type: ignore[attr-defined]
+            "batch invariance": not asked["use_batch_invariant"] or cls.supports_batch_invariance(),  # type: ignore[attr-defined]
+        }
+        return [f"{name} not supported" for name, fits in checks.items() if not fits]
+
+
+class CommonBackend(Backend):
+    is_mla = classmethod(lambda cls: True)
+
+
+class Builder:
+    def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: torch.device) -> None:
+        self.device = device
+        self.reorder_batch_threshold = 1
+
+    def _init_reorder_batch_threshold(self, threshold: int, supports_spec_as_decode: bool = False) -> None:
+        self.reorder_batch_threshold = threshold
+
+
+class Impl:
+    def __init__(self, num_heads: int, head_size: int, scale: float, **options: Any) -> None:
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
+        self.kv_lora_rank = options["kv_lora_rank"]
+        self.topk_indices_buffer = options.get("topk_indices_buffer")
+
+
+class NewImpl(Impl):
+    """As 0.33 has it: indices are converted before a backend's own method is called."""
+
+    def forward_mqa(self, q: Any, cache: torch.Tensor, metadata: Any, layer: Any) -> Any:
+        tokens = (q[0] if isinstance(q, tuple) else q).shape[0]
+        rows = cache.stride(0) // cache.stride(1)
+        found = convert(metadata, self.topk_indices_buffer[:tokens], rows)
+        options = {"layer": layer, "block_size": metadata.block_size, "is_decode": True}
+        return self._forward_mqa_kernel(q, cache, *found, **options)  # type: ignore[attr-defined]
+
+    def _forward_mqa_kernel(self, *arguments: Any, **options: Any) -> Any:
+        raise NotImplementedError
+
+
+def convert(metadata: Any, positions: torch.Tensor, page_rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of the cache, and how many count, of positions in the request of each token."""
+    pages = metadata.block_table[metadata.req_id_per_token[: len(positions)].long()].long()
+    page = pages.gather(1, (positions.clamp(min=0) // metadata.block_size).long())
+    rows = (page * page_rows + positions % metadata.block_size).int()
+    return torch.where(positions < 0, 0, rows), (positions >= 0).sum(
+        1
+    ).int()  # behind the count a row that must not join
+
+
+def _module(name: str, **contents: Any) -> None:
+    sys.modules[name] = module = types.ModuleType(name)
+    module.__path__ = []  # type: ignore[attr-defined]
+    vars(module).update(contents)
+    parent, _, child = name.rpartition(".")
+    if parent:
+        setattr(sys.modules[parent], child, module)
+
+
+def install(version: str, capability: Capability | None) -> None:
+    """Puts the stand-in for "0.26" or "0.33" where vLLM would be imported from, on a GPU of a capability or none."""
+    new = version == "0.33"
+    names: Any = NewNames if new else OldNames
+
+    def register_backend(backend: Any, class_path: str) -> None:
+        OVERRIDES[names.register(backend, class_path) if isinstance(backend, str) else backend] = class_path
+
+    def global_index(req_id, block_table, positions, BLOCK_SIZE, NUM_TOPK_TOKENS, return_valid_counts):
+        of = types.SimpleNamespace(req_id_per_token=req_id, block_table=block_table, block_size=BLOCK_SIZE)
+        return convert(of, positions, BLOCK_SIZE)
+
+    platform = types.SimpleNamespace(is_cuda=lambda: capability is not None, get_device_capability=lambda: capability)
+    sparse = {"SparseMLACommonMetadataBuilder": Builder, "SparseMLACommonImpl": NewImpl if new else Impl}
+    if new:
+        sparse["SparseMLACommonMetadata"] = type("SparseMLACommonMetadata", (), {})
+    level = types.SimpleNamespace(UNIFORM_BATCH="uniform batch", ALWAYS="always")
+    for package in ("vllm", "vllm.model_executor", "vllm.model_executor.layers", "vllm.v1"):
+        _module(package)
+    _module("vllm.envs", VLLM_BATCH_INVARIANT=False)
+    _module("vllm.config", get_current_vllm_config=lambda: None)
+    _module("vllm.platforms", current_platform=platform)
+    _module("vllm.model_executor.layers.attention")
+    _module("vllm.model_executor.layers.attention.sparse_mla_attention", **sparse)
+    uniform = types.SimpleNamespace(UNIFORM="uniform")
+    common = {"MLACommonBackend": CommonBackend, "MLACommonImpl": Impl, "MLACommonMetadataBuilder": Builder}
+    _module("vllm.model_executor.layers.attention.mla_attention", QueryLenSupport=uniform, **common)
+    _module("vllm.v1.attention")
+    multiple = type("MultipleOf", (int,), {})
+    parts = {
+        "AttentionBackend": Backend,
+        "AttentionMetadata": type("AttentionMetadata", (), {}),
+        "MultipleOf": multiple,
+    }
+    _module("vllm.v1.attention.backend", AttentionCGSupport=level, **parts)
+    _module("vllm.v1.attention.backends")
+    _module("vllm.v1.attention.backends.registry", AttentionBackendEnum=names, register_backend=register_backend)
+    _module("vllm.v1.attention.backends.mla")
+    own = {"triton_convert_req_index_to_global_index": global_index}
+    _module("vllm.v1.attention.backends.mla.sparse_utils", align_blocks_to_rows=lambda spec: spec, **own)
+    _module("vllm.v1.worker")
+    absent = {"is_workspace_manager_initialized": lambda: False, "current_workspace_manager": lambda: None}
+    _module("vllm.v1.worker.workspace", **absent)

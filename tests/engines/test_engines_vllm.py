@@ -1,0 +1,86 @@
+"""vLLM's plugin of a package: it registers, says where it runs, and computes what vLLM asks for.
+
+Over a stand-in for vLLM 0.26 and 0.33 everywhere; over vLLM's own Python where MLAGEN_VLLM names what to put on
+PYTHONPATH for `import vllm`.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROBE = Path(__file__).with_name("vllm_probe.py")
+NAMES = ("dsv32", "dsv32_fp8", "dsv3", "dsv3_fp8")
+ENGINES = ("0.26", "0.33", "vllm")
+MOST = {"dsv32": 0.01, "dsv32_fp8": 0.01, "dsv3": 0.01, "dsv3_fp8": 0.02}  # errors; half a unit of bf16 at 2 is 0.004
+EVERYWHERE = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
+
+pytestmark = pytest.mark.interpreter
+of_package = pytest.mark.parametrize("name", NAMES)
+of_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
+@functools.cache
+def probe(folder: Path, name: str, engine: str, capability: str = "8.6") -> dict[str, Any]:
+    """What the probe found."""
+    environment = dict(os.environ)
+    if engine == "vllm":
+        if "MLAGEN_VLLM" not in environment:
+            pytest.skip("MLAGEN_VLLM names no vLLM")
+        environment["PYTHONPATH"] = environment["MLAGEN_VLLM"]
+    command = [sys.executable, str(PROBE), str(folder), f"mlagen_vllm_{name}", engine, capability]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@of_package
+@of_engine
+def test_registering_twice_is_as_registering_once(name: str, engine: str, unpacked) -> None:
+    found = probe(unpacked(name), name, engine)["registered"]
+    assert found["same"]
+    assert f"MLAGEN_{name.upper()}" in found["names"] or "CUSTOM" in found["names"]
+
+
+@of_package
+@of_engine
+def test_every_gpu_with_kernels_is_taken_and_no_other(name: str, engine: str, unpacked) -> None:
+    refusals = probe(unpacked(name), name, engine)["refusals"]
+    assert [capability for capability, reasons in refusals.items() if not reasons] == list(EVERYWHERE)
+    assert refusals["7.5"] == ["compute capability not supported"]
+
+
+@of_package
+@of_engine
+def test_what_vllm_calls_is_attention_over_its_cache(name: str, engine: str, unpacked) -> None:
+    found = probe(unpacked(name), name, engine)
+    for way in ("forward", "apart"):  # pages one after another, and with those of another layer between
+        if way in found:
+            assert found[way]["error"] < MOST[name]
+            assert found[way]["empty"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "taken"),
+    [
+        ("dsv32", "8.0", ["FLASHMLA_SPARSE"]),
+        ("dsv32", "8.9", ["FLASHMLA_SPARSE"]),
+        ("dsv32", "9.0", []),
+        ("dsv32", "12.0", []),
+        ("dsv32", "none", []),
+        ("dsv3", "8.6", []),
+    ],
+)
+def test_the_platforms_own_list_is_joined_where_vllm_has_no_backend(
+    name: str, capability: str, taken: list[str], unpacked
+) -> None:
+    names = probe(unpacked(name), name, "0.33", capability)["registered"]["names"]
+    assert [one for one in names if not one.startswith("MLAGEN")] == taken

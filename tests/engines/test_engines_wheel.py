@@ -1,0 +1,133 @@
+"""A package for vLLM is an ordinary wheel, and a spec that vLLM has no call for has none."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import email
+import hashlib
+import io
+import json
+import os
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from packaging.specifiers import SpecifierSet
+
+from mlagen import __version__
+from mlagen.cli import main
+from mlagen.emit import render
+from mlagen.emit.wheel import engine_wheel
+from mlagen.plan import load_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+SPECS = sorted(path.stem for path in ROOT.glob("specs/*.yaml"))
+TAKEN = {
+    *("dsv2_lite", "dsv3", "dsv3_fp8", "dsv32", "dsv32_fp8", "glm47_flash", "glm5", "glm53", "kimi_k2", "kimi_k3"),
+    *("minicpm3", "mistral_large3"),
+}
+FIND = """
+import json
+from importlib.metadata import entry_points, requires
+(found,) = entry_points(group="vllm.general_plugins")
+print(json.dumps([found.name, found.value, found.load().__name__, requires("mlagen-vllm-dsv32")]))
+"""
+
+
+def test_wheel_holds_the_plugin_and_the_package_and_nothing_else(wheel_of) -> None:
+    package = {f"mlagen_vllm_dsv32/dsv32/{file.name}" for file in render(load_plan(ROOT / "specs/dsv32.yaml")).files}
+    plugin = {"mlagen_vllm_dsv32/__init__.py", "mlagen_vllm_dsv32/backend.py"}
+    information = {
+        f"mlagen_vllm_dsv32-{__version__}.dist-info/{name}"
+        for name in ("METADATA", "WHEEL", "entry_points.txt", "RECORD")
+    }
+    assert wheel_of("dsv32").name == f"mlagen_vllm_dsv32-{__version__}-py3-none-any.whl"
+    assert set(zipfile.ZipFile(wheel_of("dsv32")).namelist()) == package | plugin | information
+
+
+def test_package_in_the_wheel_is_the_one_that_build_writes(wheel_of) -> None:
+    archive = zipfile.ZipFile(wheel_of("dsv32_fp8"))
+    for path in (ROOT / "generated" / "dsv32_fp8").glob("*.py"):
+        assert archive.read(f"mlagen_vllm_dsv32_fp8/dsv32_fp8/{path.name}") == path.read_bytes()
+
+
+def test_record_names_every_file_with_its_hash(wheel_of) -> None:
+    archive = zipfile.ZipFile(wheel_of("dsv3"))
+    (record,) = (name for name in archive.namelist() if name.endswith("/RECORD"))
+    rows = list(csv.reader(io.StringIO(archive.read(record).decode())))
+    assert [row[0] for row in rows] == archive.namelist()
+    for name, digest, size in rows[:-1]:
+        data = archive.read(name)
+        wanted = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        assert (digest, size) == (f"sha256={wanted}", str(len(data)))
+
+
+def test_wheel_is_the_same_bytes_each_time() -> None:
+    plan = load_plan(ROOT / "specs" / "dsv32.yaml")
+    assert engine_wheel(plan, "vllm") == engine_wheel(plan, "vllm")
+
+
+def test_metadata_asks_for_the_tritons_that_are_proved_and_not_for_vllm(wheel_of) -> None:
+    archive = zipfile.ZipFile(wheel_of("dsv32"))
+    metadata = email.message_from_bytes(archive.read(f"mlagen_vllm_dsv32-{__version__}.dist-info/METADATA"))
+    asked = dict(line.split(">=") if ">=" in line else (line, "") for line in metadata.get_all("Requires-Dist"))
+    assert set(asked) == {"torch", "triton"}
+    proved = load_plan(ROOT / "specs" / "dsv32.yaml")
+    takes = SpecifierSet(f">={asked['triton']}")
+    assert all(f"{version}.0" in takes for version in ("3.6", "3.7", "3.8", "3.9"))
+    assert "3.10.0" not in takes
+    assert metadata["Version"] == __version__
+    assert metadata["Summary"].endswith(proved.spec.title)
+
+
+def test_pip_installs_it_and_its_entry_point_is_found(wheel_of, tmp_path: Path) -> None:
+    venv.create(tmp_path / "fresh", symlinks=True, with_pip=False)
+    python = tmp_path / "fresh" / "bin" / "python"
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    install = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", "--disable-pip-version-check"]
+    subprocess.run([*install, "--no-deps", "--no-index", str(wheel_of("dsv32"))], check=True, env=clean)
+    done = subprocess.run(
+        [str(python), "-c", FIND], cwd=tmp_path, env=clean, capture_output=True, text=True, check=True
+    )
+    name, value, function, asked = json.loads(done.stdout)
+    assert (name, value, function) == ("mlagen_dsv32", "mlagen_vllm_dsv32:register", "register")
+    assert not any("vllm" in one for one in asked)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_spec_has_a_package_for_vllm_or_one_line_that_says_why_not(name: str, tmp_path: Path) -> None:
+    command = ["package", str(ROOT / "specs" / f"{name}.yaml"), "--for", "vllm", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, command)
+    if name in TAKEN:
+        assert done.exit_code == 0, done.output
+        assert Path(done.stdout.strip()) == tmp_path / f"mlagen_vllm_{name}-{__version__}-py3-none-any.whl"
+    else:
+        assert done.exit_code == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(f"{name}: ")
+        assert "; a package for vLLM takes " in line
+        assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("topk: 2048", "topk: 2048\n  window: 64"), "attention.window: got 64; a package for vLLM takes none"),
+        (("attn_sink: optional", "attn_sink: required"), "attention.attn_sink: got 'required'"),
+        (("layout: bf16", "layout: bf16\n  block_size: 64"), "cache.block_size: got 64"),
+        (("  - flash_mla_sparse_fwd", "#"), "wrappers: got triton_mla_sparse_attention, concat_and_cache_mla"),
+    ],
+)
+def test_what_vllm_cannot_pass_is_refused(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+    text = (ROOT / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
+    assert change[0] in text
+    (tmp_path / "dsv32.yaml").write_text(text.replace(*change), encoding="utf-8")
+    done = CliRunner().invoke(main, ["package", str(tmp_path / "dsv32.yaml"), "--for", "vllm", "--out", str(tmp_path)])
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert not list(tmp_path.glob("*.whl"))

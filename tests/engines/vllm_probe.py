@@ -1,0 +1,211 @@
+"""Runs a plugin over vLLM's Python, or over its stand-in, in Triton's interpreter, and prints what it found as JSON.
+
+Arguments: the folder that holds the plugin, its name, the engine ("vllm", or "0.26" or "0.33" for the stand-in's), and
+the compute capability that the platform tells, such as 8.6, or "none".
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+import types
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+import torch
+
+HEADS, TOPK, PAGE, PAGES = 4, 128, 64, 3
+LENGTHS = (32, 1, 0, 7, 32)  # of the tokens of a sparse call, and of the requests of a dense one
+CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0), (12, 1))
+SCALE = 0.0723
+
+
+def place(engine: str, told: str) -> None:
+    """Makes the engine importable, on a platform that tells the capability."""
+    import stand_in
+
+    capability = None if told == "none" else stand_in.Capability(*map(int, told.split(".")))
+    if engine != "vllm":
+        stand_in.install(engine, capability)
+        return
+    from vllm import platforms
+    from vllm.platforms.interface import DeviceCapability
+
+    _without_triton(stand_in)
+    if capability is not None:
+        platforms.current_platform.is_cuda = lambda: True  # type: ignore[method-assign]
+        platforms.current_platform.get_device_capability = lambda *_: DeviceCapability(*capability)  # type: ignore
+
+
+def _without_triton(stand_in: Any) -> None:
+    """Converts indices in torch under the signature of vLLM, which has no Triton where it finds no GPU."""
+    from vllm.v1.attention.backends.mla import sparse_utils
+
+    signature = inspect.signature(sparse_utils.triton_convert_req_index_to_global_index)
+
+    def converted(*arguments: Any, **options: Any) -> Any:
+        given = signature.bind(*arguments, **options).arguments
+        req_id, table, positions = (given[name] for name in ("req_id", "block_table", "token_indices"))
+        metadata = types.SimpleNamespace(req_id_per_token=req_id, block_table=table, block_size=given["BLOCK_SIZE"])
+        return stand_in.convert(metadata, positions, given["BLOCK_SIZE"])
+
+    sparse_utils.triton_convert_req_index_to_global_index = converted
+
+
+def registered(plugin: Any) -> dict[str, Any]:
+    """The names that stand for the backend after two calls of `register`."""
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    plugin.register()
+    once = {name: member.get_path() for name, member in AttentionBackendEnum.__members__.items() if _is(member, plugin)}
+    plugin.register()
+    twice = {
+        name: member.get_path() for name, member in AttentionBackendEnum.__members__.items() if _is(member, plugin)
+    }
+    return {"names": sorted(once), "same": once == twice}
+
+
+def _is(member: Any, plugin: Any) -> bool:
+    return (member.is_overridden() or member.name == plugin.NAME) and member.get_path() == plugin.BACKEND
+
+
+def refusals(backend: Any, spec: dict[str, Any]) -> dict[str, list[str]]:
+    """What vLLM says of the backend for the spec's model, by capability."""
+    import stand_in
+
+    try:
+        from vllm.platforms.interface import DeviceCapability
+    except ImportError:
+        DeviceCapability = stand_in.Capability
+    asked = {
+        "head_size": spec["model"]["kv_lora_rank"] + spec["model"]["qk_rope_head_dim"],
+        "dtype": torch.bfloat16,
+        "kv_cache_dtype": backend.supported_kv_cache_dtypes[0],
+        "block_size": 64,
+        "use_mla": True,
+        "has_sink": False,
+        "use_sparse": spec["attention"]["kind"] == "sparse",
+        "use_mm_prefix": False,
+        "use_per_head_quant_scales": False,
+        "attn_type": "decoder",
+        "use_batch_invariant": True,
+    }
+    return {
+        f"{major}.{minor}": backend.validate_configuration(device_capability=DeviceCapability(major, minor), **asked)
+        for major, minor in CAPABILITIES
+    }
+
+
+class Cache:
+    """Pages of random rows as vLLM keeps them, and what readers find there in float64; the rest is NaN."""
+
+    def __init__(self, spec: dict[str, Any], apart: bool) -> None:
+        from mlagen.layout import layouts_of
+        from mlagen.layout.codec import decode, encode
+
+        layout, _ = layouts_of(spec)
+        assert layout is not None
+        lanes = spec["model"]["kv_lora_rank"] + spec["model"]["qk_rope_head_dim"]
+        rows = torch.randn(PAGES * PAGE, lanes, generator=torch.Generator().manual_seed(1)).bfloat16()
+        self.scale = torch.tensor([0.03]) if layout.tensor_scale else None
+        planes = encode(layout, rows, self.scale)
+        self.rows = decode(layout, planes, self.scale).double()
+        stored = planes[0].view(PAGES, PAGE, layout.row_bytes)
+        pages = torch.full((PAGES, 2 * PAGE if apart else PAGE, layout.row_bytes), 0xFF, dtype=torch.uint8)
+        self.pages = pages[:, :PAGE]
+        self.pages.copy_(stored)
+        if not layout.quantised:
+            self.pages = pages.view(torch.bfloat16)[:, :PAGE]
+        elif layout.tensor_scale:
+            self.pages = pages.view(torch.float8_e4m3fn)[:, :PAGE]
+
+
+def attend(q: torch.Tensor, keys: torch.Tensor, d_v: int) -> torch.Tensor:
+    """Attention of one token's heads [h, d] over its keys [n, d], in float64; 0 without a key."""
+    return ((q.double() @ keys.T) * SCALE).softmax(1) @ keys[:, :d_v]
+
+
+def forward(backend: Any, spec: dict[str, Any], apart: bool) -> dict[str, float]:
+    """The largest error of the method that vLLM calls, and the largest value of the rows without a key."""
+    import stand_in
+
+    model, requests, sparse = spec["model"], len(LENGTHS), spec["attention"]["kind"] == "sparse"
+    per_request = 1 if sparse else 2  # query tokens; of two the first does not see the last key
+    cache, d_v = Cache(spec, apart), model["kv_lora_rank"]
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(requests * per_request, HEADS, cache.rows.shape[1], generator=generator).bfloat16()
+    table = torch.tensor([[2, 0], [1, 2], [0, 1], [1, 0], [0, 2]], dtype=torch.int32)
+    positions = torch.full((requests, TOPK), -1, dtype=torch.int32)
+    for request, length in enumerate(LENGTHS):
+        positions[request, :length] = torch.randperm(2 * PAGE, generator=generator)[:length].int()
+    metadata = types.SimpleNamespace(
+        req_id_per_token=torch.arange(requests, dtype=torch.int32),
+        block_table=table,
+        block_size=PAGE,
+        num_decode_tokens=len(q),
+        num_decodes=requests,
+        decode=types.SimpleNamespace(block_table=table, seq_lens=torch.tensor(LENGTHS, dtype=torch.int32)),
+    )
+    impl = make_impl(backend, model, cache, positions)
+    layer = types.SimpleNamespace(_k_scale=cache.scale)
+    query = (q[..., :d_v], q[..., d_v:])
+    if hasattr(impl, "prepare_for_batch") and sparse:  # 0.33's, which needs an engine
+        rows = stand_in.convert(metadata, positions, cache.pages.stride(0) // cache.pages.stride(1))
+        out, lse = impl._forward_mqa_kernel(query, cache.pages, *rows, layer=layer, block_size=PAGE, is_decode=True)
+    else:
+        out, lse = impl.forward_mqa(query, cache.pages, metadata, layer)
+    assert lse is None
+    wanted = torch.zeros(len(q), HEADS, d_v, dtype=torch.float64)
+    empty = []
+    for token in range(len(q)):
+        request, later = divmod(token, per_request)
+        length = LENGTHS[request] - (per_request - 1 - later)
+        if length <= 0:
+            empty.append(token)
+            continue
+        at = positions[request, :length].long() if sparse else torch.arange(length)
+        wanted[token] = attend(q[token], cache.rows[table[request, at // PAGE].long() * PAGE + at % PAGE], d_v)
+    return {"error": (out.double() - wanted).abs().max().item(), "empty": out[empty].abs().max().item()}
+
+
+def make_impl(backend: Any, model: dict[str, Any], cache: Cache, positions: torch.Tensor) -> Any:
+    """The attention of a layer; vLLM's own initialisation needs an engine around it, so that its results stand here."""
+    cls = backend.get_impl_cls()
+    impl = cls.__new__(cls)
+    vars(impl).update(num_heads=HEADS, scale=SCALE, kv_lora_rank=model["kv_lora_rank"], dcp_world_size=1)
+    vars(impl).update(_scratch=None, _batch_invariant=False, kv_cache_dtype=backend.supported_kv_cache_dtypes[0])
+    vars(impl).update(_indexer=None)
+    vars(impl)["_topk_indices_buffer" if hasattr(cls, "topk_indices_buffer") else "topk_indices_buffer"] = positions
+    return impl
+
+
+def main(folder: str, name: str, engine: str, told: str) -> None:
+    """Prints what was found."""
+    from mlagen.verify import interpreter
+
+    interpreter.install()
+    sys.path.insert(0, folder)
+    if engine == "vllm":  # its modules ask for CUDA's libraries once the platform says that it is CUDA
+        importlib.import_module(f"{name}.backend")
+    place(engine, told)
+    plugin = importlib.import_module(name)
+    found = {"registered": registered(plugin)}
+    backend = importlib.import_module(f"{name}.backend")
+    package = importlib.import_module(f"{name}.{name.removeprefix('mlagen_vllm_')}")
+    spec = package.SPEC["spec"]
+    found["refusals"] = refusals(backend.Backend, spec)
+    found["graphs"] = str(backend.MetadataBuilder._cudagraph_support)
+    with package._launch.planned_for(package._launch.facts_of("sm80")):
+        found["forward"] = forward(backend.Backend, spec, apart=False)
+        if engine != "0.26" and not (engine == "vllm" and not hasattr(backend.Impl, "prepare_for_batch")):
+            found["apart"] = forward(backend.Backend, spec, apart=True)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
