@@ -19,7 +19,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 def run(model: str, device: str) -> str:
-    """What the example prints; it fails where a token differs."""
+    """What the example prints; it fails where a most likely token differs."""
     command = [sys.executable, EXAMPLE / "run.py", model, "--device", device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -37,5 +37,5 @@ def test_a_model_gives_the_tokens_of_eager_attention(model):
 @needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("model", MODELS)
-def test_a_model_gives_the_tokens_of_eager_attention_on_a_gpu(model):
-    assert ": equal:" in run(model, "cuda")
+def test_a_model_gives_the_likely_tokens_of_eager_attention_on_a_gpu(model):
+    assert "most likely token the same" in run(model, "cuda")  # generated tokens may part at ties, which differ by card
