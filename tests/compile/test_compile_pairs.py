@@ -27,6 +27,7 @@ def tile_of(job: CompileJob) -> Tile:
     return Tile(given["BLOCK_H"], given["BLOCK_N"], job.num_warps, job.num_stages, given["INDICES_AHEAD"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dims", "first", "second", "target"), SAMPLE, ids=str)
 def test_a_pair_of_layouts_takes_what_is_expected_and_spills_nowhere(dims, first, second, target, tmp_path, compiled):
     plan = make_plan(make_pair(dims, first, second, (target,)))

@@ -217,7 +217,7 @@ def test_a_quick_test_runs_every_check_and_the_rooms_that_take_seconds(machine: 
     paths = [word for word in words if word.startswith("tests/")]
     assert {path.split("/")[1] for path in paths} == {"spec", "plan", "layout", "emit", "cli", "generated", "house"}
     assert all((ROOT / path).exists() for path in paths)
-    assert words[-4:] == ["-m", "not (compilation or gpu or interpreter or mutants)", "-k", "one or two"]
+    assert words[-4:] == ["-m", "not (compilation or gpu or interpreter or mutants or slow)", "-k", "one or two"]
     marks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
     assert words[-3] == f"not ({' or '.join(sorted(mark.partition(':')[0] for mark in marks))})"
 

@@ -193,8 +193,13 @@ CALL_MUTANTS = (
     _literal("rows of another layout are taken", "cache.shape[3] != row", "False", "refuses: k_cache, rows of*"),
     _literal("rows may lie apart", "row_stride != row", "False", "refuses: k_cache, rows apart*"),
     _literal("pages may overlap", "page_stride < page_bytes", "False", "refuses: k_cache, pages*"),
-    _literal("an unquantised call is taken", "if not is_fp8_kvcache:", "if False:", "refuses: is_fp8_kvcache*"),
-    _literal("a causal call is taken", "if causal:", "if False:", "refuses: causal*"),
+    _literal(
+        "an unquantised call is taken",
+        'if not _launch.flag("is_fp8_kvcache", is_fp8_kvcache):',
+        "if False:",
+        "refuses: is_fp8_kvcache*",
+    ),
+    _literal("a causal call is taken", 'if _launch.flag("causal", causal):', "if False:", "refuses: causal*"),
     _literal(
         "dtype of the second list is not checked",
         "_launch.check(name, extra_indices, torch.int32",

@@ -211,6 +211,7 @@ def test_a_second_cache_of_another_layout_has_a_module_of_its_own(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["planar", "quotients", "four_bit"])
+@pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_is_reported(packages, tmp_path, name):
     more_than = 30 if name == "planar" else 5  # with those of any layout

@@ -33,6 +33,7 @@ DEVICES = ["cpu", "cuda"]
 SPEC = {
     "model": {"num_heads": 16, "v_head_dim": 0, "dtype": "bf16"},
     "multi_head": {"qk_head_dim": 192, "v_head_dim": 128, "num_kv_heads": None, "addressing": "pointers"},
+    "attention": None,
     "wrappers": WRAPPERS,
 }
 
@@ -182,6 +183,7 @@ def test_a_package_merges_values_of_two_lengths(tmp_path):
     assert messages(package, targets=["sm90"], only=only) == []
 
 
+@pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_is_reported(heads, tmp_path):
     check_mutants("dense_fwd_mutants.py", heads, tmp_path, more_than=50)

@@ -204,6 +204,7 @@ def test_each_wrapper_alone_holds_its_cases(package, tmp_path, wrapper):
     assert [str(error) for error in mismatches(results)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_is_reported(package, tmp_path):
     check_mutants("indices_mutants.py", package, tmp_path, more_than=30)

@@ -69,6 +69,7 @@ def test_attention_of_parts_merges_to_attention_of_the_whole(packages: dict[str,
     assert [str(error) for error in mismatches(results)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_is_reported(packages: dict[str, Path], tmp_path: Path) -> None:
     check_mutants("merges_mutants.py", packages["required"], tmp_path, more_than=10)

@@ -42,6 +42,7 @@ def test_operators_of_other_wrappers_hold(name, tmp_path):
     assert [str(error) for error in mismatches(results)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_is_reported(tmp_path):
     check_mutants("ops_mutants.py", ROOT / "generated" / "odd", tmp_path, more_than=9)

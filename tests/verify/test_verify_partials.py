@@ -66,6 +66,7 @@ def test_packages_hold_the_cases_of_splits(packages, name):
 
 
 @pytest.mark.parametrize("name", ["rows", "sparse_decode", "dense", "v4_fp16"])
+@pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_is_reported(packages, tmp_path, name):
     check_mutants("partials_mutants.py", packages[name], tmp_path, name, more_than=2)

@@ -96,8 +96,8 @@ def test_names_are_unique_and_what_cases_name_exists(name, device, tmp_path):
     layouts = {problem.q for problem in problems} | {problem.out for problem in problems if problem.out}
     assert layouts <= {*LAYOUTS, "by position"}
     assert {case.check for case in ran(found)} == set(SPARSE_DECODE.checks) - (
-        {"stream", "graph"} if device == "cpu" else set()
-    )
+        {"merged", "quantised"} | ({"stream", "graph"} if device == "cpu" else set())
+    )  # what chains with merges is of packages that have some
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -151,6 +151,7 @@ def test_targets_without_e4m3_in_hardware_hold_the_cases_for_every_target(packag
     assert [str(error) for error in mismatches(results)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_is_reported(packages, tmp_path):
     check_mutants("sparse_decode_mutants.py", packages["v4"], tmp_path, more_than=30)

@@ -111,7 +111,8 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
     both = extra is not None and len(caches) == 1
     rows = rows_context(family)
     layouts = [cache["module"] for cache in caches]
-    sized = [cache["module"] for cache in caches if cache["layout"].quantised]  # whose rows are counted in bytes
+    # Whose sizes are named: of rows that are counted in bytes, of pages of several planes.
+    sized = [cache["module"] for cache in caches if cache["layout"].quantised or cache["layout"].planar]
     merging = ["merge_states"] if plan.find(MergeStatesPlan) else []
     return {
         **attention_context(plan),
