@@ -21,7 +21,7 @@ class Cache:
 
     Attributes:
         legacy: SGLang's `use_legacy`, which says how the bytes of a page lie.
-        kv_format: its name of the layout, where it has one: without RoPE lanes, and with them.
+        kv_format: its name of the layout, where it has one: without RoPE columns, and with them.
     """
 
     legacy: bool = True

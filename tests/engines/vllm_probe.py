@@ -110,8 +110,8 @@ class Cache:
 
         layout, _ = layouts_of(spec)
         assert layout is not None
-        lanes = spec["model"]["kv_lora_rank"] + spec["model"]["qk_rope_head_dim"]
-        rows = torch.randn(PAGES * PAGE, lanes, generator=torch.Generator().manual_seed(1)).bfloat16()
+        columns = spec["model"]["kv_lora_rank"] + spec["model"]["qk_rope_head_dim"]
+        rows = torch.randn(PAGES * PAGE, columns, generator=torch.Generator().manual_seed(1)).bfloat16()
         self.scale = torch.tensor([0.03]) if layout.tensor_scale else None
         planes = encode(layout, rows, self.scale)
         self.rows = decode(layout, planes, self.scale).double()
