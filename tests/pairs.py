@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mlagen.spec import Spec, load
-from mlagen.spec.models import NAMED_LAYOUTS
+from mlagen.spec.stored import NAMED_LAYOUTS
 
 ROOT = Path(__file__).parents[1]
 Dims = tuple[int, int, int]  # kv_lora_rank, qk_rope_head_dim, v_head_dim

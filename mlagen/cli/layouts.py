@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlagen.layout import CacheLayout, LayoutError, ScalesField, compose
-from mlagen.spec.models import LAYOUT_DIMS, NAMED_LAYOUTS
+from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS
 
 PAGE = 64  # tokens a page where nothing says how many, and of golden pages
 

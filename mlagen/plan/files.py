@@ -9,9 +9,9 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from mlagen.errors import Place, SpecError
+from mlagen.spec.base import Model
 from mlagen.spec.load import lies_within, place_of, read_text
 from mlagen.spec.marked import Document, Loc, read, refuse
-from mlagen.spec.models import Model
 from mlagen.spec.prose import Guide
 
 Checked = TypeVar("Checked", bound=Model)

@@ -20,7 +20,7 @@ from mlagen.plan.fits import DENSE_FWD, TILED, family_of
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import AnyTile, DenseFwdRow, DenseFwdTile, Tile, TileRow
 from mlagen.plan.tritons import MINORS, Minor, Table, holds, minor, minor_text, span_of
-from mlagen.spec.models import Model
+from mlagen.spec.base import Model
 from mlagen.spec.rules import refused
 
 PATH = Path(__file__).with_name("replacements.yaml")

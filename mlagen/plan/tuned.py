@@ -23,10 +23,10 @@ from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.sm90 import SM90, Sm90Row
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import RowMaker, Tile, TileRow
+from mlagen.spec.base import Model
 from mlagen.spec.known import specs_dir
 from mlagen.spec.load import read_text
 from mlagen.spec.marked import Document, refuse
-from mlagen.spec.models import Model
 from mlagen.spec.rules import refused
 from mlagen.spec.targets import instead
 

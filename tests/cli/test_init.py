@@ -22,7 +22,8 @@ from mlagen.spec.gpus import GPUS, TARGETS, target_of
 from mlagen.spec.hf_config import FIELDS
 from mlagen.spec.known import known_names, specs_dir
 from mlagen.spec.load import parse
-from mlagen.spec.models import Target, WrapperName
+from mlagen.spec.models import WrapperName
+from mlagen.spec.targets import Target
 
 CONFIGS = Path(__file__).parent / "configs"
 TEXT_ONLY = ("--no-compile", "--no-verify")

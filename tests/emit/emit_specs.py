@@ -14,7 +14,7 @@ from mlagen.errors import LimitError
 from mlagen.plan import make_plan
 from mlagen.plan.chunks import split_columns
 from mlagen.spec import NEEDS, SparseAttention, Spec, load
-from mlagen.spec.models import Target
+from mlagen.spec.targets import Target
 
 ROOT = Path(__file__).parents[2]
 MOST_BLOCKS = 5  # of V: as many as a latent is cut into at most; lines of dense attention are too wide for more

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlagen.layout import CacheLayout, LayoutError, ScalesField, compose
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.spec.models import LAYOUT_DIMS, NAMED_LAYOUTS
+from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS
 
 ROOT = Path(__file__).parents[2]
 

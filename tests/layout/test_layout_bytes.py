@@ -17,7 +17,7 @@ from layout_specs import FNUZ, NINE, OWN, ROOT, make, rows
 
 from mlagen.layout import CacheLayout, DataField, LayoutError, PadField, ScalesField, compose, layouts_of
 from mlagen.layout.layout import SCALES
-from mlagen.spec.models import LAYOUT_DIMS, NAMED_LAYOUTS
+from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS
 
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
 

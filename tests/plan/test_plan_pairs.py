@@ -13,7 +13,7 @@ from mlagen.plan import TARGETS, SparseDecodePlan, Tile, make_plan
 from mlagen.plan.cached_row import CachedRow
 from mlagen.plan.chunks import make_chunks
 from mlagen.plan.tritons import MINORS, rows_under
-from mlagen.spec.models import NAMED_LAYOUTS
+from mlagen.spec.stored import NAMED_LAYOUTS
 
 SMALL = ("sm86", "sm89", "sm120")  # of 101,376 bytes a program
 # Pairs, in either order, that those cannot hold: q twice and the tiles of K for both products are too much.

@@ -32,7 +32,7 @@ from mlagen.plan.cached_row import CachedRow, cached_row, join_chunks
 from mlagen.plan.tiles import PlainRow
 from mlagen.plan.tritons import MINORS, rows_under
 from mlagen.plan.tuned import Tuned, TunedFiles, dump_tuned, tuned_path
-from mlagen.spec.models import NAMED_LAYOUTS
+from mlagen.spec.stored import NAMED_LAYOUTS
 
 WRAPPER = "flash_mla_with_kvcache"
 V32: dict[str, Any] = {"cache": {"layout": "fp8_ds_mla", "block_size": 64}}

@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from mlagen.errors import SpecErrors
 from mlagen.spec import Spec, load
 from mlagen.spec.load import parse
-from mlagen.spec.models import NEEDS, Target
+from mlagen.spec.needs import NEEDS
 from mlagen.spec.rules import TAKEN_NAMES
+from mlagen.spec.targets import Target
 
 VALID = (Path(__file__).parents[2] / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
 FILE = Path("specs/dsv32.yaml")  # where a spec is named as its file

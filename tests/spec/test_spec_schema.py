@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from mlagen.spec import Spec, json_schema, load, spec_digest
+from mlagen.spec.base import Model
 from mlagen.spec.load import parse, schema_text
-from mlagen.spec.models import LAYOUT_DIMS, NAMED_LAYOUTS, Layout, Model
+from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS, Layout
 
 # Heads, kv_lora_rank, qk_rope_head_dim and v_head_dim, dtype, topk, window, sink; of each cache: layout, tokens a page.
 # Dense attention has neither topk nor a sink.
@@ -75,7 +76,7 @@ def test_schema_is_strict_and_described():
 
 def test_schema_knows_every_model():
     def leaves(model: type[Model]) -> Iterator[str]:
-        below = [each for each in model.__subclasses__() if each.__module__ == Model.__module__]
+        below = [each for each in model.__subclasses__() if each.__module__.startswith("mlagen.spec.")]
         yield from (name for each in below for name in leaves(each)) if below else [model.__name__]
 
     assert set(leaves(Model)) == {*json_schema()["$defs"], "Spec"}

@@ -96,7 +96,7 @@ def test_cases_have_names_and_patterns_of_their_own(device, name, rank, packages
 
 def named_layout(name: str) -> dict:
     """A named layout as a package's SPEC holds it."""
-    from mlagen.spec.models import NAMED_LAYOUTS, Layout
+    from mlagen.spec.stored import NAMED_LAYOUTS, Layout
 
     return Layout.model_validate(NAMED_LAYOUTS[name]).model_dump(mode="json")
 
