@@ -122,7 +122,14 @@ def written(tmp_path, pytestconfig):
 
 
 @pytest.mark.parametrize(
-    "name", ["dsv32", "glm53", "glm53_fp8", "dsv41", "dsv3", "dsv3_prefill", "glm5_prefill"]
+    "name",
+    [
+        "dsv32",
+        "glm53_fp8",
+        "dsv3",
+        "dsv3_prefill",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm53", "dsv41", "glm5_prefill")),
+    ],
 )  # with columns behind V, and without, 528 bytes a token or two caches as well; dense; multi-head, 192/128 and 256/256
 def test_they_fit(written, compiled, name):
     package = written(name)
@@ -133,7 +140,13 @@ def test_they_fit(written, compiled, name):
 
 @pytest.mark.parametrize(
     ("name", "partials"),
-    [("dsv32_fp8", "bf16"), ("dsv41", "fp32"), ("dsv3", "bf16"), ("dsv3", "fp16"), ("dsv32", "fp32")],
+    [
+        ("dsv32_fp8", "bf16"),
+        pytest.param("dsv41", "fp32", marks=pytest.mark.slow),
+        ("dsv3", "bf16"),
+        ("dsv3", "fp16"),
+        ("dsv32", "fp32"),
+    ],
 )
 def test_those_that_store_other_partials_fit(written, compiled, name, partials):
     package = written(name, partials=partials)
@@ -141,7 +154,9 @@ def test_those_that_store_other_partials_fit(written, compiled, name, partials):
     package.check(results, slack=640)
 
 
-@pytest.mark.parametrize(("name", "group"), [("dsv32", 4), ("dsv32", 2), ("glm53", 4)])
+@pytest.mark.parametrize(
+    ("name", "group"), [("dsv32", 4), ("dsv32", 2), pytest.param("glm53", 4, marks=pytest.mark.slow)]
+)
 def test_those_in_which_neighbours_share_rows_fit(written, compiled, name, group):
     package = written(name, shared=group)
     assert {job.kernel for job in package.jobs} == {

@@ -49,7 +49,10 @@ MORE = {
 }
 
 
-@pytest.mark.parametrize("package", DISTINCT, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "package",
+    [pytest.param(path, marks=[pytest.mark.slow] if path.name == "dsv41" else [], id=path.name) for path in DISTINCT],
+)
 def test_the_others_hold_what_their_specs_make_different(package):
     only = ["*typical*", "writer*every*", "*block size 53*", "refuses*", *MORE.get(package.name, ())]
     targets = ["sm90", "sm80"]  # with e4m3 in hardware and without

@@ -203,7 +203,7 @@ def test_what_a_spec_lacks_is_left_out(tmp_path):
     assert all(case.problem.kv_heads == 1 for case in ran(cases(said("odd", tmp_path), "cpu")))
 
 
-@pytest.mark.parametrize(("name", "target"), [("window", "sm80"), ("odd", "sm90")])
+@pytest.mark.parametrize(("name", "target"), [pytest.param("window", "sm80", marks=pytest.mark.slow), ("odd", "sm90")])
 def test_small_packages_hold_every_case(packages, name, target):
     results = verify_package(packages[name], workers=1, targets=[target])
     assert len(results) > 80
