@@ -1,10 +1,11 @@
 """Mends Triton's interpreter, whose narrow floats are wrong in every release from 3.4 to 3.9.
 
 Unfixed, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
-hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, `tl.fma` rounds twice,
-`tl.maximum` of NaN and a number is NaN, arguments annotated `tl.int64` stay int32, under numpy 2.4 no tensor is a loop
-bound in Triton 3.6, and 3.9 refuses a mask that a function was given as `True`. Upstream declined a fix, so
-verification brings this one. Hints are believed and any address is taken: sanitizer.py watches each launch.
+hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, and arguments annotated
+`tl.int64` stay int32. Before 3.9 `tl.fma` rounds twice and `tl.maximum` of NaN and a number is NaN; 3.6 takes no tensor
+as a loop bound under numpy 2.4; 3.9 refuses a mask that a function was given as `True`, or that joins a scalar and a
+block. Upstream declined a fix, so verification brings this one. Hints are believed and any address is taken:
+sanitizer.py watches each launch.
 """
 
 from __future__ import annotations

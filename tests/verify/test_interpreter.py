@@ -9,11 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import triton
+
+from mlagen.plan.tritons import minor
 
 pytestmark = pytest.mark.interpreter
 
 PROBE = Path(__file__).with_name("interpreter_probe.py")
 ROOT = Path(__file__).parents[2]
+RIGHT_EXTREMES = minor(triton.__version__) >= (3, 9)  # whose own interpreter rounds an fma once and leaves NaN out
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
@@ -149,7 +153,7 @@ def test_arithmetic_on_bf16_is_refused_rather_than_wrong(fixed: dict[str, np.nda
 def test_fma_rounds_once(bare: dict[str, np.ndarray], fixed: dict[str, np.ndarray]) -> None:
     third = np.float32(1 / 3).astype(np.float64) * 3 - 1
     assert fixed["fma"].tolist() == [-(2.0**-24), float(third), 1.0, math.inf]
-    assert bare["fma"].tolist() != fixed["fma"].tolist()
+    assert (bare["fma"].tolist() == fixed["fma"].tolist()) == RIGHT_EXTREMES
 
 
 def test_a_maximum_leaves_nan_out(bare: dict[str, np.ndarray], fixed: dict[str, np.ndarray]) -> None:
@@ -158,7 +162,7 @@ def test_a_maximum_leaves_nan_out(bare: dict[str, np.ndarray], fixed: dict[str, 
     assert np.isnan(rows[3])
     assert low.tolist() == [1, 2, 2, 2, 2, -1, -5, -9, 2, 2, 0, 0, 2, 2, 2, 2]
     assert high.tolist() == [1, -2, 3, -2, -2, -1, -2, -2, math.inf, -2, 0, 0, -2, -2, -2, -2]
-    assert np.isnan(bare["extrema"][4:]).any()
+    assert np.isnan(bare["extrema"][4:]).any() != RIGHT_EXTREMES
 
 
 def test_a_false_claim_of_alignment_is_refused(bare: dict[str, np.ndarray], fixed: dict[str, np.ndarray]) -> None:
