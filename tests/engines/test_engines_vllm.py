@@ -68,6 +68,17 @@ def test_what_vllm_calls_is_attention_over_its_cache(name: str, engine: str, unp
             assert found[way]["empty"] == 0
 
 
+@pytest.mark.parametrize("name", ["dsv3", "dsv3_fp8"])
+@of_engine
+def test_ranks_that_share_a_context_merge_to_the_whole(name: str, engine: str, unpacked) -> None:
+    found = probe(unpacked(name), name, engine)
+    assert found["can share a context"]
+    for one in found["ranks"]:
+        assert one["error"] < MOST[name]
+        assert one["empty"] == 0
+    assert found["several tokens"] == "q: got 4 tokens of 2 requests, takes one each where ranks share a context"
+
+
 @pytest.mark.parametrize(
     ("name", "capability", "taken"),
     [

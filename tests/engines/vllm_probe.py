@@ -173,6 +173,54 @@ def forward(backend: Any, spec: dict[str, Any], apart: bool) -> dict[str, float]
     return {"error": (out.double() - wanted).abs().max().item(), "empty": out[empty].abs().max().item()}
 
 
+def ranks(backend: Any, spec: dict[str, Any], count: int) -> dict[str, Any]:
+    """The largest error of parts of a context on `count` ranks, merged as vLLM merges them, and what keyless rows have.
+
+    Token t of a request lies on rank t % count. Formula: `correct_attn_out` of vLLM's ops/common.py, and a sum.
+    """
+    d_v, requests = spec["model"]["kv_lora_rank"], len(LENGTHS)
+    cache = Cache(spec, apart=False)
+    q = torch.randn(requests, HEADS, cache.rows.shape[1], generator=torch.Generator().manual_seed(2)).bfloat16()
+    table = torch.tensor([[2, 0], [1, 2], [0, 1], [1, 0], [0, 2]], dtype=torch.int32)
+    impl = make_impl(backend, spec["model"], cache, torch.zeros(0))
+    impl.need_to_return_lse_for_decode = True
+    outs, lses, empty = [], [], []
+    for rank in range(count):
+        lengths = torch.tensor([(length + count - 1 - rank) // count for length in LENGTHS], dtype=torch.int32)
+        decode = types.SimpleNamespace(block_table=table.roll(rank, 0), seq_lens=lengths)
+        metadata = types.SimpleNamespace(num_decode_tokens=requests, num_decodes=requests, decode=decode)
+        out, lse = impl.forward_mqa(q, cache.pages, metadata, types.SimpleNamespace(_k_scale=cache.scale))
+        assert lse.shape == (requests, HEADS)
+        assert lse.dtype == torch.float32
+        outs.append(out.double())
+        lses.append(torch.where(lse == torch.inf, -torch.inf, lse).double())
+        empty.append(out[lengths == 0])
+    total = torch.stack(lses).logsumexp(0)
+    factors = [(lse - total).nan_to_num(nan=-torch.inf).exp() for lse in lses]
+    merged = sum(out * factor[..., None] for out, factor in zip(outs, factors, strict=True))
+    wanted = torch.zeros(requests, HEADS, d_v, dtype=torch.float64)
+    for request, length in enumerate(LENGTHS):
+        at = [(torch.arange(length)[rank::count] // count, table.roll(rank, 0)[request]) for rank in range(count)]
+        keys = torch.cat([cache.rows[pages[local // PAGE].long() * PAGE + local % PAGE] for local, pages in at])
+        if length:
+            wanted[request] = attend(q[request], keys, d_v)
+    return {"error": (merged - wanted).abs().max().item(), "empty": torch.cat(empty).abs().max().item()}
+
+
+def several_tokens(backend: Any, spec: dict[str, Any]) -> str:
+    """What is said to several query tokens of a request where ranks share a context."""
+    cache = Cache(spec, apart=False)
+    impl = make_impl(backend, spec["model"], cache, torch.zeros(0))
+    impl.need_to_return_lse_for_decode = True
+    decode = types.SimpleNamespace(block_table=torch.zeros(2, 1).int(), seq_lens=torch.ones(2).int())
+    metadata = types.SimpleNamespace(num_decode_tokens=4, num_decodes=2, decode=decode)
+    try:
+        impl.forward_mqa(torch.zeros(4, HEADS, cache.rows.shape[1]).bfloat16(), cache.pages, metadata, None)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
 def make_impl(backend: Any, model: dict[str, Any], cache: Cache, positions: torch.Tensor) -> Any:
     """The attention of a layer; vLLM's own initialisation needs an engine around it, so that its results stand here."""
     cls = backend.get_impl_cls()
@@ -202,6 +250,10 @@ def main(folder: str, name: str, engine: str, told: str) -> None:
     found["graphs"] = str(backend.MetadataBuilder._cudagraph_support)
     with package._launch.planned_for(package._launch.facts_of("sm80")):
         found["forward"] = forward(backend.Backend, spec, apart=False)
+        if spec["attention"]["kind"] == "dense":
+            found["ranks"] = [ranks(backend.Backend, spec, count) for count in (2, 3)]
+            found["several tokens"] = several_tokens(backend.Backend, spec)
+            found["can share a context"] = backend.Impl.can_return_lse_for_decode
         if engine != "0.26" and not (engine == "vllm" and not hasattr(backend.Impl, "prepare_for_batch")):
             found["apart"] = forward(backend.Backend, spec, apart=True)
     print(json.dumps(found))
