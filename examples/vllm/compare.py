@@ -1,77 +1,181 @@
-"""Compares what `engine.py` wrote of vLLM's backend and of a package's: report.md, also printed, and report.json."""
+"""Compares what `engine.py` wrote of vLLM's backend and of a package's: report.md, also printed, and report.json.
+
+`compare.py FOLDER KIND... [--modes MODE...]`.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 MOST = 0.02  # of log-probabilities, up to the first token that differs; bf16's own noise of the tiny models is 0.005
 TIE = 0.05  # by how much vLLM's token may lead the next best where the two part
-MODES = ("eager", "graphs")
+
+Rows = list[dict[str, Any]]
 
 
-def compare(ours: dict[str, Any], theirs: dict[str, Any], package: str) -> dict[str, Any]:
-    """What of two runs is equal, and how fast they are."""
+@dataclass(frozen=True)
+class Parted:
+    """How two lists of sequences differ: how many are equal, and the largest differences."""
+
+    equal: int
+    of: int
+    logprob: float
+    lead: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether they part by no more than bf16 does."""
+        return self.of > 0 and self.logprob <= MOST and self.lead <= TIE
+
+    def __str__(self) -> str:
+        return f"{self.equal} of {self.of}"
+
+
+def parted(ours: Rows, theirs: Rows) -> Parted:
+    """Where sequences part; leads are those of `theirs`."""
     equal, differences, leads = 0, [0.0], [0.0]
-    for a, b in zip(ours["sequences"], theirs["sequences"], strict=True):
+    for a, b in zip(ours, theirs, strict=True):
         pairs = zip(a["tokens"], b["tokens"], strict=True)
         same = next((number for number, (x, y) in enumerate(pairs) if x != y), len(a["tokens"]))
         equal += same == len(a["tokens"])
         leads += b["leads"][same : same + 1]
         differences += [abs(x - y) for x, y in zip(a["logprobs"][:same], b["logprobs"][:same], strict=True)]
+    return Parted(equal, len(ours), max(differences), max(leads))
+
+
+def bit_equal(one: dict[str, Any]) -> tuple[int, int]:
+    """How many of the requests alone have the tokens and the log-probabilities that they have in the batch."""
+    pairs = zip(one["alone"], one["sequences"][::2], strict=True)
+    same = [a["tokens"] == b["tokens"] and a["logprobs"] == b["logprobs"] for a, b in pairs]
+    return sum(same), len(same)
+
+
+def seen(mode: str, one: dict[str, Any]) -> tuple[str, bool]:
+    """What a load saw beside its sequences, in words, and whether that is what it is there for."""
+    if mode in ("mixed", "pieces"):
+        return f"{one['shared']} of {one['steps']} steps decode while prompts wait or are in chunks", one["shared"] > 0
+    if mode == "prefix":
+        got, wanted = (sum(pair[place] for pair in one["cached"]) for place in (0, 1))
+        return f"{got} of {wanted} shared tokens from the cache", all(a == b for a, b in one["cached"])
+    if mode == "speculative":
+        return f"{one['accepted']} drafts accepted in {one['steps']} steps", one["accepted"] > 0
+    if mode == "load":
+        alone = parted(one["sequences"], one["alone"])
+        words = f"{one['aborted']} of {one['requests']} aborted; {alone} as alone, {one['rate']:,.0f} tokens/s"
+        return words, alone.holds and one["aborted"] > 0
+    if mode == "invariant":
+        same, of = bit_equal(one)
+        return f"{same} of {of} bit-equal alone and in a batch of {len(one['sequences'])}", same == of
+    return f"context decides {one['decides']}", True
+
+
+def whole(one: dict[str, Any] | None) -> bool:
+    """Whether a load was done to its end."""
+    return one is not None and "sequences" in one and "failed" not in one
+
+
+def compare(mode: str, ours: dict[str, Any], theirs: dict[str, Any], package: str) -> dict[str, Any]:
+    """What of two runs of a mode is equal, and how fast they are; vLLM's may have refused."""
+    a, b = ours["modes"][mode], theirs["modes"][mode]
     used = any(f"mlagen_vllm_{package}." in one for one in ours["backends"])
-    return {
-        "equal": f"{equal} of {len(ours['sequences'])}",
-        "logprob": max(differences),
-        "lead": max(leads),
-        "decides": theirs["decides"],
-        "in use": used and not any("mlagen_vllm" in one for one in theirs["backends"]),
-        "rates": {"vllm": theirs["rates"], "mlagen": ours["rates"]},
-        "holds": used and max(differences) <= MOST and max(leads) <= TIE,
-    }
+    words, holds = seen(mode, a)
+    found: dict[str, Any] = {"equal": "–", "rates": {}, "seen": words}
+    if whole(b):
+        both = parted(a["sequences"], b["sequences"])
+        found |= {"equal": str(both), "logprob": both.logprob, "lead": both.lead}
+        other, same = seen(mode, b)
+        found["seen"] += "" if other == words else f"; vLLM's: {other}"
+        holds = holds and both.holds and (same or mode in ("load", "invariant"))  # theirs need not hold what ours does
+        used = used and not any("mlagen_vllm" in one for one in theirs["backends"])
+    else:
+        found["seen"] += f"; vLLM's own backend: {b['failed'].splitlines()[0][:160]}"
+    if "rates" in a and "rates" in b:
+        found["rates"] = {"vllm": b["rates"], "mlagen": a["rates"]}
+    return found | {"in use": used, "holds": used and holds}
 
 
 def table(found: dict[str, dict[str, Any]]) -> list[str]:
     """The lines of a Markdown table."""
     lines = [
         "| run | plugin in use | sequences equal | largest difference of a log-probability | lead where tokens part |"
-        " context decides | decode tokens/s, vLLM | mlagen | prefill tokens/s, vLLM | mlagen | holds |",
+        " decode tokens/s, vLLM | mlagen | prefill tokens/s, vLLM | mlagen | seen | holds |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, one in found.items():
-        rates = [f"{one['rates'][who][what]:,.0f}" for what in ("decode", "prefill") for who in ("vllm", "mlagen")]
-        cells = [name, "yes" if one["in use"] else "no", one["equal"], f"{one['logprob']:.4f}", f"{one['lead']:.4f}"]
-        lines.append("| " + " | ".join([*cells, one["decides"], *rates, "yes" if one["holds"] else "no"]) + " |")
+        numbers = [f"{one[what]:.4f}" if what in one else "–" for what in ("logprob", "lead")]
+        rates = [
+            f"{one['rates'][who][what]:,.0f}" if one["rates"] else "–"
+            for what in ("decode", "prefill")
+            for who in ("vllm", "mlagen")
+        ]
+        cells = [name, "yes" if one["in use"] else "no", one["equal"], *numbers, *rates, one["seen"]]
+        lines.append("| " + " | ".join([*cells, "yes" if one["holds"] else "no"]).replace("\n", " ") + " |")
     return lines
 
 
-def main(folder: Path, kinds: list[str]) -> int:
-    """Writes and prints the report; 1 if a run is missing or does not hold."""
-    from engine import KINDS
+def failure(mode: str, runs: dict[str, dict[str, Any] | None]) -> str | None:
+    """What kept a mode from being compared, or None: a run that wrote nothing, or the part that failed."""
+    from plan import MAY_REFUSE
+
+    for who, run in runs.items():
+        one = (run or {"modes": {}})["modes"].get(mode)
+        if one is None:
+            return f"{who}: no result"
+        if not whole(one) and not (who == "vllm" and mode in MAY_REFUSE and "failed" in one):
+            return f"{who}: {one.get('failed', 'stopped before its end')}"
+    return None
+
+
+def results(folder: Path, kinds: list[str], modes: list[str]) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
+    """The modes that both ran, those that failed with the reason, and all that was written."""
+    from plan import KINDS, MODES
 
     runs = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*-*-*.json"))}
-    found, missing = {}, []
+    found, failed = {}, {}
     for kind in kinds:
-        for mode in MODES:
-            ours, theirs = (runs.get(f"{kind}-{mode}-{who}") for who in ("mlagen", "vllm"))
-            if ours and theirs:
-                found[f"{kind}, {mode}"] = compare(ours, theirs, KINDS[kind][0])
-            elif list(folder.glob(f"{kind}-{mode}-*.log")):
-                missing.append(f"{kind}, {mode}")
+        for mode in (one for one in MODES if one in modes):
+            of = {who: runs.get(f"{kind}-{MODES[mode]}-{who}") for who in ("vllm", "mlagen")}
+            reason = failure(mode, of)
+            if reason is not None:
+                failed[f"{kind}, {mode}"] = reason.splitlines()[0]
+                continue
+            try:
+                found[f"{kind}, {mode}"] = compare(mode, of["mlagen"], of["vllm"], KINDS[kind][0])
+            except (KeyError, ValueError) as error:  # a run of fewer sequences than the other's, say
+                failed[f"{kind}, {mode}"] = f"comparison: {type(error).__name__}: {error}"
+    return found, failed, runs
+
+
+def main(folder: Path, kinds: list[str], modes: list[str]) -> int:
+    """Writes and prints the report; 1 if a run failed or does not hold."""
+    found, failed, runs = results(folder, kinds, modes)
     head = ["# Tiny models in vLLM", ""]
-    if runs:
-        one = next(iter(runs.values()))
+    ready = [run for run in runs.values() if "ready" in run]
+    if ready:
+        one = ready[0]
         versions = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
-        slowest = max(run["ready"] for run in runs.values())
-        head += [f"{one['device']}; {versions}; {one['heads']} heads; ready within {slowest:.0f} s", ""]
-    text = "\n".join([*head, *table(found), *(f"\nFailed: {name}" for name in missing)]) + "\n"
+        ranks = f", {one['tp']} ranks" if one["tp"] > 1 else ""
+        ranks += f" that share {one['dcp']} parts of a context" if one["dcp"] > 1 else ""
+        slowest = max(run["ready"] for run in ready)
+        head += [f"{one['device']}; {versions}; {one['heads']} heads{ranks}; ready within {slowest:.0f} s", ""]
+    text = "\n".join([*head, *table(found), *(f"\nFailed: {name}: {why}" for name, why in failed.items())]) + "\n"
     (folder / "report.md").write_text(text, encoding="utf-8")
-    (folder / "report.json").write_text(json.dumps({"runs": runs, "compared": found, "failed": missing}), "utf-8")
+    (folder / "report.json").write_text(json.dumps({"runs": runs, "compared": found, "failed": failed}), "utf-8")
     print(text)
-    return int(not found or bool(missing) or not all(one["holds"] for one in found.values()))
+    return int(not found or bool(failed) or not all(one["holds"] for one in found.values()))
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
+    from plan import KINDS, MODES
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("kinds", nargs="+", choices=KINDS)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    asked = parser.parse_args()
+    sys.exit(main(asked.folder, asked.kinds, asked.modes))

@@ -14,6 +14,7 @@ from mlagen.spec import DenseAttention, SparseAttention
 SUMMARY = "Attention backend of vLLM"
 ENTRY_POINTS = "vllm.general_plugins"  # the group whose functions vLLM calls in every process
 INDEXER_BLOCK_SIZE = 64  # tokens a page, or a multiple, that vLLM's indexer takes beside sparse attention
+CONVERTER = "triton_convert_req_index_to_global_index"  # which vLLM's own of that name need not do, nor compile late
 PACKED_DIMS = (512, 64)  # kv_lora_rank and qk_rope_head_dim of the rows that vLLM writes as fp8_ds_mla
 
 
@@ -133,4 +134,5 @@ def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
         "tensor_scale": plan.layout.tensor_scale,
         "takes_length": not dense and plan.sparse_attention.topk_length != "none",
         "unserved": kind.unserved,
+        "converts": CONVERTER in plan.spec.wrappers,
     }

@@ -92,6 +92,8 @@ class Builder:
 
 
 class Impl:
+    need_to_return_lse_for_decode = False  # vLLM sets it where ranks share a context and the class can
+
     def __init__(self, num_heads: int, head_size: int, scale: float, **options: Any) -> None:
         self.num_heads, self.head_size, self.scale = num_heads, head_size, scale
         self.kv_lora_rank = options["kv_lora_rank"]

@@ -1,11 +1,13 @@
-"""What `examples/vllm` says of two runs."""
+"""What `examples/vllm` does with an engine, and what it says of two runs."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
+import os
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,24 +15,39 @@ from typing import Any
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "vllm"
+MODULES = ("plan", "loads", "engine", "compare")
 
 
 @pytest.fixture(scope="module")
-def comparison() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("example_compare", EXAMPLE / "compare.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def example() -> Any:
+    """The example's modules by name, as its own folder on the path gives them."""
+    sys.path.insert(0, str(EXAMPLE))
+    try:
+        yield {name: importlib.import_module(name) for name in MODULES}
+    finally:
+        sys.path.remove(str(EXAMPLE))
+        for name in MODULES:
+            del sys.modules[name]
 
 
-def run(tokens: list[int], *, shift: float = 0.0, lead: float = 1.0, plugin: bool = False) -> dict[str, Any]:
-    sequence = {"tokens": tokens, "logprobs": [-1.0 + shift] * len(tokens), "leads": [lead] * len(tokens)}
+@pytest.fixture(scope="module")
+def comparison(example: dict[str, ModuleType]) -> ModuleType:
+    return example["compare"]
+
+
+def sequence(tokens: list[int], *, shift: float = 0.0, lead: float = 1.0) -> dict[str, Any]:
+    return {"tokens": tokens, "logprobs": [-1.0 + shift] * len(tokens), "leads": [lead] * len(tokens)}
+
+
+def run(
+    tokens: list[int], *, shift: float = 0.0, lead: float = 1.0, plugin: bool = False, mode: str = "eager", **more: Any
+) -> dict[str, Any]:
     backend = "mlagen_vllm_dsv32.backend.Backend" if plugin else "vllm.Own"
     versions = {"vllm": "0", "torch": "0", "triton": "0"}
-    found = {"device": "a GPU", "heads": 4, "ready": 1.0, "versions": versions, "backends": [backend]}
-    return found | {"sequences": [sequence], "decides": "1 of 1", "rates": {"decode": 1.0, "prefill": 2.0}}
+    found = {"device": "a GPU", "heads": 4, "tp": 1, "dcp": 1, "ready": 1.0, "versions": versions}
+    about = {"decides": "1 of 1", "rates": {"decode": 1.0, "prefill": 2.0}} if mode == "eager" else {}
+    kept = {"sequences": [sequence(tokens, shift=shift, lead=lead)]} | about | more
+    return found | {"who": "mlagen" if plugin else "vllm", "backends": [backend], "modes": {mode: kept}}
 
 
 @pytest.mark.parametrize(
@@ -46,26 +63,140 @@ def run(tokens: list[int], *, shift: float = 0.0, lead: float = 1.0, plugin: boo
 def test_runs_hold_if_they_part_by_no_more_than_bf16_does(
     comparison: ModuleType, ours: dict[str, Any], holds: bool
 ) -> None:
-    assert comparison.compare(ours, run([1, 2, 3]), "dsv32")["holds"] is holds
+    assert comparison.compare("eager", ours, run([1, 2, 3]), "dsv32")["holds"] is holds
 
 
 def test_tokens_may_part_at_a_tie(comparison: ModuleType) -> None:
-    found = comparison.compare(run([1, 9, 9], plugin=True), run([1, 2, 3], lead=0.001), "dsv32")
+    found = comparison.compare("eager", run([1, 9, 9], plugin=True), run([1, 2, 3], lead=0.001), "dsv32")
     assert found["holds"]
     assert found["equal"] == "0 of 1"
+
+
+ALONE = {"requests": 2, "aborted": 1, "rate": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("mode", "more", "holds"),
+    [
+        ("mixed", {"steps": 9, "shared": 3}, True),
+        ("mixed", {"steps": 9, "shared": 0}, False),
+        ("prefix", {"cached": [[64, 64], [0, 0]]}, True),
+        ("prefix", {"cached": [[64, 64], [0, 128]]}, False),
+        ("speculative", {"steps": 9, "accepted": 4}, True),
+        ("speculative", {"steps": 9, "accepted": 0}, False),
+        ("load", ALONE | {"alone": [sequence([1, 2])]}, True),
+        ("load", ALONE | {"alone": [sequence([1, 9])]}, False),
+        ("load", ALONE | {"alone": [sequence([1, 2])], "aborted": 0}, False),
+        ("invariant", {"alone": [sequence([1, 2])]}, True),
+        ("invariant", {"alone": [sequence([1, 2], shift=1e-7)]}, False),
+    ],
+)
+def test_a_load_holds_if_it_saw_what_it_is_there_for(
+    comparison: ModuleType, mode: str, more: dict[str, Any], holds: bool
+) -> None:
+    ours, theirs = (run([1, 2], mode=mode, plugin=plugin, **more) for plugin in (True, False))
+    assert comparison.compare(mode, ours, theirs, "dsv32")["holds"] is holds
 
 
 @pytest.mark.parametrize("failed", [False, True])
 def test_report_tells_a_run_that_failed(tmp_path: Path, failed: bool) -> None:
     for who, plugin in (("vllm", False), ("mlagen", True)):
-        (tmp_path / f"sparse-eager-{who}.log").touch()
         if not (failed and plugin):
             (tmp_path / f"sparse-eager-{who}.json").write_text(json.dumps(run([1, 2], plugin=plugin)))
-    command = [sys.executable, str(EXAMPLE / "compare.py"), str(tmp_path), "sparse"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = report(tmp_path, "eager")
     assert done.returncode == int(failed), done.stderr
     assert done.stdout.rstrip("\n") == (tmp_path / "report.md").read_text().rstrip("\n")
-    assert ("Failed: sparse, eager" in done.stdout) is failed
+    assert ("Failed: sparse, eager: mlagen: no result" in done.stdout) is failed
+
+
+def test_report_names_the_part_that_failed_and_keeps_the_others(tmp_path: Path) -> None:
+    for who, plugin in (("vllm", False), ("mlagen", True)):
+        found = run([1, 2], plugin=plugin, mode="mixed", steps=9, shared=3)
+        found["modes"]["prefix"] = {"failed": "shared prefixes: ValueError: odd"} if plugin else {"sequences": []}
+        (tmp_path / f"sparse-mixed-{who}.json").write_text(json.dumps(found))
+    done = report(tmp_path, "mixed", "prefix")
+    assert done.returncode == 1
+    assert "| sparse, mixed | yes | 1 of 1 |" in done.stdout
+    assert "Failed: sparse, prefix: mlagen: shared prefixes: ValueError: odd" in done.stdout
+
+
+def report(folder: Path, *modes: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(EXAMPLE / "compare.py"), str(folder), "sparse", "--modes", *modes]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_part_that_fails_keeps_what_came_before_it(example: dict[str, ModuleType], tmp_path: Path) -> None:
+    report = example["engine"].Report(tmp_path / "found.json", {"who": "mlagen"})
+    report.part("graphs", "sequences", lambda: {"sequences": [1]})
+    report.part("load", "alone", lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+    report.part("load", "more", dict)
+    kept = json.loads((tmp_path / "found.json").read_text())["modes"]
+    assert kept["graphs"] == {"sequences": [1]}
+    assert kept["load"]["failed"].startswith("alone: ZeroDivisionError")
+    assert report.failed()
+
+
+def test_every_mode_has_an_engine_and_those_that_measure_come_first(example: dict[str, ModuleType]) -> None:
+    plan = example["plan"]
+    assert set(plan.MODES.values()) == set(plan.ENGINES)
+    assert tuple(plan.ENGINES)[: len(plan.MEASURED)] == plan.MEASURED
+
+
+def place(folder: Path, fault: str = "") -> None:
+    """A wheel of a package without kernels, and of what stands for vLLM, whose next token comes after a fault."""
+    vllm = Path(__file__).with_name("small_vllm.py").read_text()
+    assert "# a fault stands here" in vllm
+    files = {
+        "mlagen_vllm_dsv3/__init__.py": "",
+        "mlagen_vllm_dsv3/dsv3/__init__.py": "def warmup(device): pass\n",
+        "vllm/__init__.py": vllm.replace("# a fault stands here", fault),
+        "mlagen_vllm_dsv3-0.dist-info/METADATA": "Metadata-Version: 2.1\nName: mlagen_vllm_dsv3\nVersion: 0\n",
+        "mlagen_vllm_dsv3-0.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        "mlagen_vllm_dsv3-0.dist-info/RECORD": "",
+    }
+    with zipfile.ZipFile(folder / "mlagen_vllm_dsv3-0-py3-none-any.whl", "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+
+
+def start(folder: Path, *kinds: str, **chosen: str) -> subprocess.CompletedProcess[str]:
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    places = {"PATH": path, "WHEELS": str(folder), "ENGINE": str(folder / "none"), "REPORT": str(folder / "report")}
+    environment = os.environ | places | chosen
+    command = [str(EXAMPLE / "run"), *kinds]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("modes", ["prefix invariant", pytest.param("", marks=pytest.mark.slow)])
+def test_one_command_runs_every_mode_and_says_what_vllm_refuses(tmp_path: Path, modes: str) -> None:
+    place(tmp_path)
+    done = start(tmp_path, "dense", MODES=modes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert len(found["compared"]) == (len(modes.split()) or 8)
+    assert found["failed"] == {}
+    assert "16 of 16 bit-equal" in found["compared"]["dense, invariant"]["seen"]
+    assert "ValueError: batch invariance not supported" in found["compared"]["dense, invariant"]["seen"]
+    assert modes or found["compared"]["dense, load"]["equal"] == "180 of 180"
+
+
+def test_a_run_that_parts_is_told_by_its_exit_code(tmp_path: Path) -> None:
+    place(tmp_path, "tokens[0] += os.environ['VLLM_PLUGINS'] != 'none'")
+    done = start(tmp_path, "dense", MODES="mixed")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "| dense, mixed | yes | 0 of 24 |" in done.stdout
+    assert "| no |" in done.stdout
+
+
+def test_what_a_run_does_not_take_is_said_in_one_line(tmp_path: Path) -> None:
+    for kinds, chosen, said in (
+        (["dense"], {"MODES": "fast"}, "MODES: got fast; takes eager graphs load"),
+        (["sparse"], {"DCP": "2"}, "DCP: got sparse; takes dense"),
+    ):
+        done = start(tmp_path, *kinds, **chosen)
+        assert done.returncode == 2
+        (line,) = done.stderr.splitlines()
+        assert line.startswith(said)
 
 
 def test_scripts_are_well_formed() -> None:

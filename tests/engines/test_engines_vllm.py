@@ -68,6 +68,28 @@ def test_what_vllm_calls_is_attention_over_its_cache(name: str, engine: str, unp
             assert found[way]["empty"] == 0
 
 
+@pytest.mark.parametrize("name", ["dsv3", "dsv3_fp8"])
+@of_engine
+def test_ranks_that_share_a_context_merge_to_the_whole(name: str, engine: str, unpacked) -> None:
+    found = probe(unpacked(name), name, engine)
+    assert found["can share a context"]
+    for one in found["ranks"]:
+        assert one["error"] < MOST[name]
+        assert one["empty"] == 0
+    assert found["several tokens"] == "q: got 4 tokens of 2 requests, takes one each of a context that ranks share"
+
+
+@pytest.mark.parametrize(("name", "whose"), [("dsv32", "vLLM's"), ("dsv32_fp8", "mlagen_vllm_dsv32_fp8.dsv32_fp8")])
+@of_engine
+def test_places_of_indices_are_vllms_by_the_packages_function_if_it_has_one(
+    name: str, whose: str, engine: str, unpacked
+) -> None:
+    found = probe(unpacked(name), name, engine)["conversion"]
+    assert found["whose"] == whose
+    if whose != "vLLM's":
+        assert (found["wrong"], found["calls"]) == (0, 12)
+
+
 @pytest.mark.parametrize(
     ("name", "capability", "taken"),
     [

@@ -7,6 +7,7 @@ the compute capability that the platform tells, such as 8.6, or "none".
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -173,6 +174,100 @@ def forward(backend: Any, spec: dict[str, Any], apart: bool) -> dict[str, float]
     return {"error": (out.double() - wanted).abs().max().item(), "empty": out[empty].abs().max().item()}
 
 
+def ranks(backend: Any, spec: dict[str, Any], count: int) -> dict[str, Any]:
+    """The largest error of parts of a context on `count` ranks, merged as vLLM merges them, and what keyless rows have.
+
+    Token t of a request lies on rank t % count. Formula: `correct_attn_out` of vLLM's ops/common.py, and a sum.
+    """
+    d_v, requests = spec["model"]["kv_lora_rank"], len(LENGTHS)
+    cache = Cache(spec, apart=False)
+    q = torch.randn(requests, HEADS, cache.rows.shape[1], generator=torch.Generator().manual_seed(2)).bfloat16()
+    table = torch.tensor([[2, 0], [1, 2], [0, 1], [1, 0], [0, 2]], dtype=torch.int32)
+    impl = make_impl(backend, spec["model"], cache, torch.zeros(0))
+    impl.need_to_return_lse_for_decode = True
+    outs, lses, empty = [], [], []
+    for rank in range(count):
+        lengths = torch.tensor([(length + count - 1 - rank) // count for length in LENGTHS], dtype=torch.int32)
+        decode = types.SimpleNamespace(block_table=table.roll(rank, 0), seq_lens=lengths)
+        metadata = types.SimpleNamespace(num_decode_tokens=requests, num_decodes=requests, decode=decode)
+        out, lse = impl.forward_mqa(q, cache.pages, metadata, types.SimpleNamespace(_k_scale=cache.scale))
+        assert lse.shape == (requests, HEADS)
+        assert lse.dtype == torch.float32
+        outs.append(out.double())
+        lses.append(torch.where(lse == torch.inf, -torch.inf, lse).double())
+        empty.append(out[lengths == 0])
+    total = torch.stack(lses).logsumexp(0)
+    factors = [(lse - total).nan_to_num(nan=-torch.inf).exp() for lse in lses]
+    merged = sum(out * factor[..., None] for out, factor in zip(outs, factors, strict=True))
+    wanted = torch.zeros(requests, HEADS, d_v, dtype=torch.float64)
+    for request, length in enumerate(LENGTHS):
+        at = [(torch.arange(length)[rank::count] // count, table.roll(rank, 0)[request]) for rank in range(count)]
+        keys = torch.cat([cache.rows[pages[local // PAGE].long() * PAGE + local % PAGE] for local, pages in at])
+        if length:
+            wanted[request] = attend(q[request], keys, d_v)
+    return {"error": (merged - wanted).abs().max().item(), "empty": torch.cat(empty).abs().max().item()}
+
+
+def several_tokens(backend: Any, spec: dict[str, Any]) -> str:
+    """What is said to several query tokens of a request where ranks share a context."""
+    cache = Cache(spec, apart=False)
+    impl = make_impl(backend, spec["model"], cache, torch.zeros(0))
+    impl.need_to_return_lse_for_decode = True
+    decode = types.SimpleNamespace(block_table=torch.zeros(2, 1).int(), seq_lens=torch.ones(2).int())
+    metadata = types.SimpleNamespace(num_decode_tokens=4, num_decodes=2, decode=decode)
+    try:
+        impl.forward_mqa(torch.zeros(4, HEADS, cache.rows.shape[1]).bfloat16(), cache.pages, metadata, None)
+    except ValueError as error:
+        return str(error)
+    return "nothing"
+
+
+def conversion(backend: Any, engine: str) -> dict[str, Any]:
+    """Whose function finds the places of indices, and how many calls of it give other places or counts than vLLM's."""
+    module = sys.modules[backend.__module__]
+    own = getattr(module, "triton_convert_req_index_to_global_index", None)
+    if own is None:
+        return {"whose": "vLLM's"}
+    theirs = _vllm_conversion() if engine == "vllm" else _places
+    generator, wrong, calls = torch.Generator().manual_seed(3), 0, 0
+    for block_size in (1, 16, 64, 128):
+        for tokens, requests, blocks in ((1, 1, 3), (9, 4, 5), (33, 2, 7)):
+            table = torch.randint(0, 1000, (requests, blocks), generator=generator, dtype=torch.int32)
+            request = torch.randint(0, requests, (tokens,), generator=generator, dtype=torch.int32)
+            positions = torch.randint(0, blocks * block_size, (tokens, TOPK), generator=generator, dtype=torch.int32)
+            held = torch.randint(0, TOPK + 1, (tokens, 1), generator=generator)
+            positions[torch.arange(TOPK) >= held] = -1  # as the indexer leaves what it does not name
+            asked = {"BLOCK_SIZE": block_size, "NUM_TOPK_TOKENS": TOPK, "return_valid_counts": True}
+            got, wanted = (one(request, table, positions, **asked) for one in (own, theirs))
+            wrong += any(not torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
+            calls += 1
+    return {"whose": own.__module__.rpartition(".")[0], "wrong": wrong, "calls": calls}
+
+
+def _places(req_id: Any, block_table: Any, token_indices: Any, BLOCK_SIZE: int, **asked: Any) -> Any:
+    """By the docstring of vLLM's function."""
+    pages = block_table[req_id.long()].long().gather(1, (token_indices.clamp(min=0) // BLOCK_SIZE).long())
+    found = (pages * BLOCK_SIZE + token_indices % BLOCK_SIZE).int()
+    return torch.where(token_indices < 0, -1, found), (token_indices >= 0).sum(1).int()
+
+
+def _vllm_conversion() -> Any:
+    """vLLM's own function, by a second reading of its module with Triton, which the interpreter runs."""
+    import triton
+    import triton.language as tl
+    from vllm import triton_utils
+    from vllm.v1.attention.backends.mla import sparse_utils
+
+    triton_utils.triton, triton_utils.tl = triton, tl
+    assert sparse_utils.__file__ is not None
+    spec = importlib.util.spec_from_file_location("sparse_utils_with_triton", sparse_utils.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.triton_convert_req_index_to_global_index
+
+
 def make_impl(backend: Any, model: dict[str, Any], cache: Cache, positions: torch.Tensor) -> Any:
     """The attention of a layer; vLLM's own initialisation needs an engine around it, so that its results stand here."""
     cls = backend.get_impl_cls()
@@ -202,6 +297,12 @@ def main(folder: str, name: str, engine: str, told: str) -> None:
     found["graphs"] = str(backend.MetadataBuilder._cudagraph_support)
     with package._launch.planned_for(package._launch.facts_of("sm80")):
         found["forward"] = forward(backend.Backend, spec, apart=False)
+        if spec["attention"]["kind"] == "sparse":
+            found["conversion"] = conversion(backend.Backend, engine)
+        if spec["attention"]["kind"] == "dense":
+            found["ranks"] = [ranks(backend.Backend, spec, count) for count in (2, 3)]
+            found["several tokens"] = several_tokens(backend.Backend, spec)
+            found["can share a context"] = backend.Impl.can_return_lse_for_decode
         if engine != "0.26" and not (engine == "vllm" and not hasattr(backend.Impl, "prepare_for_batch")):
             found["apart"] = forward(backend.Backend, spec, apart=True)
     print(json.dumps(found))

@@ -1,0 +1,122 @@
+"""What a run is made of: models, engines, and the loads of each engine. `plan.py MODE...` prints the engines."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+VOCABULARY = 2048
+BLOCK = 64  # tokens a page of the cache
+LONGEST = 4096  # tokens of a prompt and its answer
+
+KINDS = {  # the package, vLLM's own backend and its word for the cache
+    "sparse": ("dsv32", "FLASHMLA_SPARSE", "auto"),
+    "sparse_fp8": ("dsv32_fp8", "FLASHMLA_SPARSE", "fp8_ds_mla"),
+    "dense": ("dsv3", "FLASHMLA", "auto"),
+}
+SIZES = [1, 2, 4, 8, 16, 32, 64]  # of batches that a graph is captured for
+DECODE_GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": SIZES}
+PIECES = {"mode": 3, "backend": "eager", "cudagraph_mode": "FULL_AND_PIECEWISE"}  # attention runs between the pieces
+DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 4}
+
+# Engines by name, with what vLLM is told beside what all are told. Those that measure throughput come first.
+ENGINES: dict[str, dict[str, Any]] = {
+    "eager": {"enforce_eager": True},
+    "graphs": {"compilation_config": DECODE_GRAPHS},
+    "mixed": {"compilation_config": DECODE_GRAPHS, "max_num_batched_tokens": 512, "enable_prefix_caching": True},
+    "pieces": {
+        "compilation_config": PIECES | {"cudagraph_capture_sizes": [*SIZES, 128, 256, 512]},
+        "max_num_batched_tokens": 512,
+    },
+    "speculative": {
+        "compilation_config": DECODE_GRAPHS,
+        "speculative_config": DRAFTS,
+        "logprobs_mode": "processed_logprobs",  # of the tokens that a request allows
+    },
+    # Which prefills go by multi-head attention depends on the whole batch, unless vLLM is told to send none there.
+    "invariant": {
+        "enforce_eager": True,
+        "max_num_batched_tokens": 8192,
+        "attention_config": {"sparse_mla_force_mqa": True},
+    },
+}
+MEASURED = ("eager", "graphs")
+MODES = {  # the engine that serves each load; in this order where they share one
+    "eager": "eager",
+    "graphs": "graphs",
+    "load": "graphs",
+    "mixed": "mixed",
+    "prefix": "mixed",
+    "pieces": "pieces",
+    "speculative": "speculative",
+    "invariant": "invariant",
+}
+MAY_REFUSE = ("speculative", "invariant")  # what vLLM's own backend need not have
+
+
+def modes_of(engine: str, asked: list[str]) -> list[str]:
+    """The loads that an engine serves, of those that are asked for."""
+    return [mode for mode, of in MODES.items() if of == engine and mode in asked]
+
+
+def config(kind: str, heads: int) -> dict[str, Any]:
+    """A config.json of few and narrow layers, with attention of the real size."""
+    sparse = kind != "dense"
+    model = {
+        "architectures": ["DeepseekV32ForCausalLM" if sparse else "DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v32" if sparse else "deepseek_v3",
+        "torch_dtype": "bfloat16",
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": LONGEST,
+        "num_hidden_layers": 3,
+        "hidden_size": 512,
+        "intermediate_size": 1024,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    }
+    attention = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
+        "q_lora_rank": 256,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+    }
+    experts = {
+        "first_k_dense_replace": 3,  # no layer has experts: the fields have to be there
+        "moe_layer_freq": 1,
+        "moe_intermediate_size": 256,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "num_nextn_predict_layers": 0,
+    }
+    indexer = {"index_topk": 2048, "index_n_heads": 64, "index_head_dim": 128} if sparse else {}
+    return model | attention | experts | indexer
+
+
+def main(asked: list[str]) -> int:
+    """Prints, a line each, the engines of the asked loads, or all: "measured" or "after", and the name."""
+    unknown = [mode for mode in asked if mode not in MODES]
+    if unknown:
+        print(f"MODES: got {' '.join(unknown)}; takes {' '.join(MODES)}", file=sys.stderr)
+        return 2
+    for engine in ENGINES:
+        if modes_of(engine, asked or list(MODES)):
+            print("measured" if engine in MEASURED else "after", engine)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
