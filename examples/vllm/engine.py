@@ -86,6 +86,8 @@ def prepare(kind: str, who: str, engine: str) -> None:
         "VLLM_USE_FLASHINFER_SAMPLER": "0",
         "VLLM_DISABLE_COMPILE_CACHE": "1",  # runs side by side share its folder
         "VLLM_USE_AOT_COMPILE": "0",
+        "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # ranks talk by NCCL alone
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the package may have used the GPU before
         "VLLM_BATCH_INVARIANT": str(int(engine == "invariant")),
         "HF_HUB_OFFLINE": "1",
     }

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile
 from mlagen.backends.triton.common import TORCH_DTYPES
 from mlagen.errors import UsageError
+from mlagen.layout import CacheLayout, PadField, compose
 from mlagen.plan import Plan
 from mlagen.spec import DenseAttention, SparseAttention
+from mlagen.spec.models import NAMED_LAYOUTS
 
 SUMMARY = "Attention backend of vLLM"
 ENTRY_POINTS = "vllm.general_plugins"  # the group whose functions vLLM calls in every process
 INDEXER_BLOCK_SIZE = 64  # tokens a page, or a multiple, that vLLM's indexer takes beside sparse attention
 CONVERTER = "triton_convert_req_index_to_global_index"  # which vLLM's own of that name need not do, nor compile late
-PACKED_DIMS = (512, 64)  # kv_lora_rank and qk_rope_head_dim of the rows that vLLM writes as fp8_ds_mla
+PACKED = "fp8_ds_mla"  # vLLM's word for rows of one size, whose RoPE columns are zeros in a model without
+PACKED_DIMS = (512, 64)  # kv_lora_rank and qk_rope_head_dim of those rows
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def _kind(plan: Plan) -> Kind:
     if spec.attention is None or plan.layout is None:
         takes = ", ".join(f"{kind} over {layout}" for kind, layout in KINDS)
         raise _refused(plan, "attention", "none over a cache", takes)
-    kind = KINDS.get((spec.attention.kind, plan.layout.name))
+    kind = KINDS.get((spec.attention.kind, PACKED if _is_packed(plan.layout) else plan.layout.name))
     if kind is None:
         layouts = ", ".join(layout for of, layout in KINDS if of == spec.attention.kind)
         raise _refused(plan, "cache.layout", f"'{plan.layout.name}'", f"{layouts} with {spec.attention.kind} attention")
@@ -98,15 +101,30 @@ def _kind(plan: Plan) -> Kind:
     return kind
 
 
+def _is_packed(layout: CacheLayout) -> bool:
+    """Whether rows are the bytes that vLLM writes as fp8_ds_mla, with padding where a model has no RoPE columns."""
+    rows = compose(NAMED_LAYOUTS[PACKED], *PACKED_DIMS)
+    read, written = _read(layout), _read(rows)
+    sizes = (layout.plane_bytes, layout.page_multiple) == (rows.plane_bytes, rows.page_multiple)
+    return sizes and read in (written, [field for field in written if field["name"] != "rope"])
+
+
+def _read(layout: CacheLayout) -> list[dict[str, Any]]:
+    """What readers know of a layout's fields: how a scale is found, writers alone do."""
+    fields = [asdict(field) for field in layout.fields if not isinstance(field, PadField)]
+    return [{name: value for name, value in field.items() if name != "rule"} for field in fields]
+
+
 def _check_sparse(plan: Plan, attention: SparseAttention, kind: Kind) -> None:
     if attention.attn_sink == "required":
         raise _refused(plan, "attention.attn_sink", "'required'", "'none' or 'optional': vLLM's sparse MLA passes none")
     if plan.rows_block_size is not None:
         raise _refused(plan, "cache.block_size", str(plan.rows_block_size), "none: vLLM's indices name flat rows")
-    dims = (plan.spec.model.kv_lora_rank, plan.spec.model.qk_rope_head_dim)
-    if kind.packed and dims != PACKED_DIMS:
-        takes = " and ".join(map(str, PACKED_DIMS))
-        raise _refused(plan, "model", f"kv_lora_rank {dims[0]}, qk_rope_head_dim {dims[1]}", f"{takes} with fp8_ds_mla")
+    assert plan.layout is not None  # as _kind saw
+    if kind.packed and not _is_packed(plan.layout):
+        size = compose(NAMED_LAYOUTS[PACKED], *PACKED_DIMS).row_bytes
+        takes = f"the {size} that vLLM writes as {PACKED}; without RoPE the rest is a field of kind pad"
+        raise _refused(plan, "cache.layout", f"rows of {plan.layout.row_bytes} bytes", takes)
 
 
 def _refused(plan: Plan, field: str, got: str, takes: str) -> UsageError:

@@ -7,24 +7,23 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from padded_spec import spec_of
 
 from mlagen.emit.wheel import engine_wheel, write_wheel
 from mlagen.plan import load_plan
-
-ROOT = Path(__file__).resolve().parents[2]
 
 WheelOf = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
 def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> WheelOf:
-    """The wheel of one of the specs that come with mlagen, by the spec's name."""
+    """The wheel of one of the specs that come with mlagen, or of the padded one, by the spec's name."""
     folder = tmp_path_factory.mktemp("wheels")
     made: dict[str, Path] = {}
 
     def wheel(name: str) -> Path:
         if name not in made:
-            made[name] = write_wheel(*engine_wheel(load_plan(ROOT / "specs" / f"{name}.yaml"), "vllm"), folder)
+            made[name] = write_wheel(*engine_wheel(load_plan(spec_of(name, folder)), "vllm"), folder)
         return made[name]
 
     return wheel

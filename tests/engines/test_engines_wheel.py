@@ -16,14 +16,19 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 from packaging.specifiers import SpecifierSet
+from padded_spec import PADDED, spec_of
 
 from mlagen import __version__
 from mlagen.cli import main
 from mlagen.emit import render
 from mlagen.emit.wheel import engine_wheel
+from mlagen.layout import compose
+from mlagen.layout.codec import encode
 from mlagen.plan import load_plan
+from mlagen.spec.models import NAMED_LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = sorted(path.stem for path in ROOT.glob("specs/*.yaml"))
@@ -54,6 +59,42 @@ def test_package_in_the_wheel_is_the_one_that_build_writes(wheel_of) -> None:
     archive = zipfile.ZipFile(wheel_of("dsv32_fp8"))
     for path in (ROOT / "generated" / "dsv32_fp8").glob("*.py"):
         assert archive.read(f"mlagen_vllm_dsv32_fp8/dsv32_fp8/{path.name}") == path.read_bytes()
+
+
+def test_rows_without_rope_are_the_bytes_that_vllm_writes(tmp_path: Path) -> None:
+    padded = load_plan(spec_of(PADDED, tmp_path)).layout
+    assert padded is not None
+    written = compose(NAMED_LAYOUTS["fp8_ds_mla"], 512, 64)
+    rows = torch.randn(50, 512, generator=torch.Generator().manual_seed(1)).bfloat16()
+    (ours,), (theirs,) = encode(padded, rows), encode(written, torch.cat((rows, torch.zeros(50, 64)), 1).bfloat16())
+    assert ours.shape == (50, 656)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("change", "takes"),
+    [
+        ({"bytes: 128": "bytes: 112"}, "cache.layout: got 'fp8_ds_mla_without_rope'"),
+        ({"tile: 128": "tile: 64", "bytes: 128": "bytes: 112"}, "cache.layout: got 'fp8_ds_mla_without_rope'"),
+        ({"{kind: pad, bytes: 128}": "{kind: pad, bytes: 64}\n      - {kind: pad, bytes: 64}"}, None),
+    ],
+)
+def test_rows_of_other_bytes_are_refused(change: dict[str, str], takes: str | None, tmp_path: Path) -> None:
+    path = spec_of(PADDED, tmp_path)
+    text = path.read_text(encoding="utf-8")
+    for old, new in change.items():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text, encoding="utf-8")
+    done = CliRunner().invoke(main, ["package", str(path), "--for", "vllm", "--out", str(tmp_path)])
+    assert done.exit_code == (2 if takes else 0), done.output
+    assert takes is None or takes in done.stderr
+
+
+def test_shorter_rows_without_rope_are_told_what_vllm_writes(tmp_path: Path) -> None:
+    command = ["package", str(ROOT / "specs" / "glm53_fp8.yaml"), "--for", "vllm", "--out", str(tmp_path)]
+    said = CliRunner().invoke(main, command).stderr
+    assert "got rows of 528 bytes; a package for vLLM takes the 656 that vLLM writes as fp8_ds_mla" in said
 
 
 def test_record_names_every_file_with_its_hash(wheel_of) -> None:

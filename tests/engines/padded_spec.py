@@ -1,0 +1,30 @@
+"""Specs by name: those that come with mlagen, and one whose rows are padded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# GLM-5.3 over the rows that vLLM writes as fp8_ds_mla: 128 bytes for RoPE columns that it has not.
+PADDED = "glm53_fp8_vllm"
+PADDED_LAYOUT = """
+  layout:
+    name: fp8_ds_mla_without_rope
+    fields:
+      - {kind: latent, dtype: e4m3}
+      - {kind: scales, of: latent, dtype: fp32, tile: 128, rounding: power_of_two, divisor: 448,
+         floor: 1.0e-4, floor_on: scale}
+      - {kind: pad, bytes: 128}
+"""
+
+
+def spec_of(name: str, folder: Path) -> Path:
+    """The file of a spec; the padded one is written into the folder."""
+    if name != PADDED:
+        return ROOT / "specs" / f"{name}.yaml"
+    text = (ROOT / "specs" / "glm53_fp8.yaml").read_text(encoding="utf-8")
+    (line,) = (line for line in text.splitlines(keepends=True) if line.startswith("  layout: fp8_ds_mla"))
+    path = folder / f"{PADDED}.yaml"
+    path.write_text(text.replace(line, PADDED_LAYOUT[1:]).replace("name: glm53_fp8\n", f"name: {PADDED}\n", 1), "utf-8")
+    return path
