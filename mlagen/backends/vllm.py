@@ -14,6 +14,7 @@ from mlagen.spec import DenseAttention, SparseAttention
 SUMMARY = "Attention backend of vLLM"
 ENTRY_POINTS = "vllm.general_plugins"  # the group whose functions vLLM calls in every process
 INDEXER_BLOCK_SIZE = 64  # tokens a page, or a multiple, that vLLM's indexer takes beside sparse attention
+INDEXER = ("fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits", "get_paged_mqa_logits_metadata")  # what its indexer calls
 PACKED_DIMS = (512, 64)  # kv_lora_rank and qk_rope_head_dim of the rows that vLLM writes as fp8_ds_mla
 
 
@@ -70,8 +71,10 @@ def plugin_files(plan: Plan) -> list[GeneratedFile]:
     """
     kind = _kind(plan)
     context = _context(plan, kind)
+    indexer = [GeneratedFile("indexer.py", "vllm/indexer.py.jinja", context)] if context["indexes"] else []
     return [
         GeneratedFile("backend.py", f"vllm/{kind.template}.py.jinja", context),
+        *indexer,
         GeneratedFile("__init__.py", "vllm/__init__.py.jinja", context),
     ]
 
@@ -133,4 +136,5 @@ def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
         "tensor_scale": plan.layout.tensor_scale,
         "takes_length": not dense and plan.sparse_attention.topk_length != "none",
         "unserved": kind.unserved,
+        "indexes": set(INDEXER) <= set(plan.spec.wrappers),
     }
