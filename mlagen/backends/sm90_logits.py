@@ -1,0 +1,109 @@
+"""The sm90 kernels of the indexer's logits, in Gluon: two modules beside the portable ones of their family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.backends.grouped import interface, shared
+from mlagen.backends.sm90 import register_split
+from mlagen.backends.triton.common import Signature, common
+from mlagen.plan import Plan
+from mlagen.plan.mqa_logits_sm90 import MqaLogitsSm90Plan, make_mqa_logits_sm90
+
+
+def _descriptors(sm90: MqaLogitsSm90Plan) -> Signature:
+    """Of the largest query blocks, and of keys."""
+    rows = {"q": sm90.block_tokens[-1] * sm90.num_heads, "k": sm90.block_n}
+    return tuple((f"{name}_desc", f"tensordesc<fp8e4nv[{each},{sm90.head_dim}],TILE>") for name, each in rows.items())
+
+
+def _arguments(sm90: MqaLogitsSm90Plan) -> Signature:
+    return (
+        *(("k_scale_ptr", "*fp32"), ("weights_ptr", "*fp32"), ("k_start_ptr", "*i32"), ("k_end_ptr", "*i32")),
+        ("logits_ptr", "*fp32"),
+        *((name, "i32") for name in ("num_tokens", "num_keys", "compressed")),
+        *((f"{name}_stride", "i64") for name in ("weights", "logits")),
+        *_descriptors(sm90),
+    )
+
+
+def _paged_arguments(sm90: MqaLogitsSm90Plan) -> Signature:
+    sizes = ("num_requests", "next_n", "request_blocks", "max_keys", "num_pages", "page_rows", "lens_step")
+    return (
+        *(("k_cache_ptr", "*u8"), ("weights_ptr", "*fp32"), ("context_lens_ptr", "*i32"), ("block_table_ptr", "*i32")),
+        ("logits_ptr", "*fp32"),
+        *((name, "i32") for name in sizes),
+        *((f"{name}_stride", "i64") for name in ("lens_request", "lens_token", "block_table", "weights", "logits")),
+        *_descriptors(sm90),
+    )
+
+
+@dataclass(frozen=True)
+class LogitsModule:
+    """A generated module with an sm90 kernel of the indexer's logits.
+
+    Attributes:
+        MODULE: its name.
+        TEMPLATE: the template's, in `templates/`.
+        arguments: run-time arguments and their Triton types.
+        stages: tiles in shared memory at once.
+        turns: whether consumers multiply by turns.
+        wrappers: those of which a package that has any has the module.
+    """
+
+    MODULE: str
+    TEMPLATE: str
+    arguments: Callable[[MqaLogitsSm90Plan], Signature]
+    stages: Callable[[MqaLogitsSm90Plan], int]
+    turns: bool
+    wrappers: tuple[str, ...]
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return f"{self.MODULE}_kernel"
+
+    def present(self, plan: Plan) -> bool:
+        """Whether the spec has the kernel."""
+        return not set(self.wrappers).isdisjoint(plan.spec.wrappers) and make_mqa_logits_sm90(plan.spec) is not None
+
+    def context(self, plan: Plan) -> dict[str, Any]:
+        """What the template asks for."""
+        sm90 = make_mqa_logits_sm90(plan.spec)
+        if sm90 is None:
+            raise LookupError("the plan has no such part")
+        return {
+            **common(plan),
+            "sm90": sm90,
+            "kernel": self.kernel,
+            **interface(self.arguments(sm90), "TOKENS"),
+            **shared(("q", "k", "weights", "scales"), ("q_ready", "q_free", "k_ready", "k_free")),
+            "register_split": register_split(sm90.registers),
+            "stages": self.stages(sm90),
+            "turns": self.turns,
+        }
+
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """Warpgroup products in the kernel's code, as `expected_products` takes them."""
+        sm90 = make_mqa_logits_sm90(plan.spec)
+        return {} if sm90 is None else {(self.kernel, None): sm90.expected_products}
+
+
+MQA_LOGITS = LogitsModule(
+    MODULE="_mqa_logits_sm90",
+    TEMPLATE="sm90/mqa_logits",
+    arguments=_arguments,
+    stages=lambda sm90: sm90.stages,
+    turns=True,
+    wrappers=("fp8_mqa_logits", "fp8_fp4_mqa_logits"),
+)
+PAGED_MQA_LOGITS = LogitsModule(
+    MODULE="_paged_mqa_logits_sm90",
+    TEMPLATE="sm90/paged_mqa_logits",
+    arguments=_paged_arguments,
+    stages=lambda sm90: sm90.paged_stages,
+    turns=False,
+    wrappers=("fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits"),
+)
