@@ -10,13 +10,12 @@ from mlagen.backends.grouped import interface, shared
 from mlagen.backends.sm90 import register_split
 from mlagen.backends.triton.common import Signature, common
 from mlagen.plan import Plan
-from mlagen.plan.mqa_logits_sm90 import MqaLogitsSm90Plan, make_mqa_logits_sm90
+from mlagen.plan.mqa_logits_sm90 import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90
 
 
-def _descriptors(sm90: MqaLogitsSm90Plan) -> Signature:
-    """Of the largest query blocks, and of keys."""
-    rows = {"q": sm90.block_tokens[-1] * sm90.num_heads, "k": sm90.block_n}
-    return tuple((f"{name}_desc", f"tensordesc<fp8e4nv[{each},{sm90.head_dim}],TILE>") for name, each in rows.items())
+def _descriptors(q_rows: int, k_rows: int) -> Signature:
+    rows = {"q": q_rows, "k": k_rows}
+    return tuple((f"{name}_desc", f"tensordesc<fp8e4nv[{each},{HEAD_DIM}],TILE>") for name, each in rows.items())
 
 
 def _arguments(sm90: MqaLogitsSm90Plan) -> Signature:
@@ -25,7 +24,7 @@ def _arguments(sm90: MqaLogitsSm90Plan) -> Signature:
         ("logits_ptr", "*fp32"),
         *((name, "i32") for name in ("num_tokens", "num_keys", "compressed")),
         *((f"{name}_stride", "i64") for name in ("weights", "logits")),
-        *_descriptors(sm90),
+        *_descriptors(sm90.tokens[-1] // 2 * sm90.num_heads, sm90.tile_keys),
     )
 
 
@@ -36,7 +35,7 @@ def _paged_arguments(sm90: MqaLogitsSm90Plan) -> Signature:
         ("logits_ptr", "*fp32"),
         *((name, "i32") for name in sizes),
         *((f"{name}_stride", "i64") for name in ("lens_request", "lens_token", "block_table", "weights", "logits")),
-        *_descriptors(sm90),
+        *_descriptors(sm90.paged_tokens[-1] * sm90.num_heads, sm90.block_n),
     )
 
 
@@ -48,16 +47,16 @@ class LogitsModule:
         MODULE: its name.
         TEMPLATE: the template's, in `templates/`.
         arguments: run-time arguments and their Triton types.
-        stages: tiles in shared memory at once.
-        turns: whether consumers multiply by turns.
+        details: what the kernel's template asks for beside.
+        expected_products: warpgroup products in the kernel's code.
         wrappers: those of which a package that has any has the module.
     """
 
     MODULE: str
     TEMPLATE: str
     arguments: Callable[[MqaLogitsSm90Plan], Signature]
-    stages: Callable[[MqaLogitsSm90Plan], int]
-    turns: bool
+    details: Callable[[MqaLogitsSm90Plan], dict[str, Any]]
+    expected_products: Callable[[MqaLogitsSm90Plan], int]
     wrappers: tuple[str, ...]
 
     @property
@@ -80,30 +79,37 @@ class LogitsModule:
             "kernel": self.kernel,
             **interface(self.arguments(sm90), "TOKENS"),
             **shared(("q", "k", "weights", "scales"), ("q_ready", "q_free", "k_ready", "k_free")),
-            "register_split": register_split(sm90.registers),
-            "stages": self.stages(sm90),
-            "turns": self.turns,
+            "stages": sm90.stages,
+            **self.details(sm90),
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
         sm90 = make_mqa_logits_sm90(plan.spec)
-        return {} if sm90 is None else {(self.kernel, None): sm90.expected_products}
+        return {} if sm90 is None else {(self.kernel, None): self.expected_products(sm90)}
+
+
+def _details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
+    return {"tokens": sm90.tokens, "register_split": register_split(sm90.registers), "producers": "the producer"}
+
+
+def _paged_details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
+    return {"tokens": sm90.paged_tokens, "register_split": list(sm90.paged_registers), "producers": "producers"}
 
 
 MQA_LOGITS = LogitsModule(
     MODULE="_mqa_logits_sm90",
     TEMPLATE="sm90/mqa_logits",
     arguments=_arguments,
-    stages=lambda sm90: sm90.stages,
-    turns=True,
+    details=_details,
+    expected_products=lambda sm90: sm90.expected_products,
     wrappers=("fp8_mqa_logits", "fp8_fp4_mqa_logits"),
 )
 PAGED_MQA_LOGITS = LogitsModule(
     MODULE="_paged_mqa_logits_sm90",
     TEMPLATE="sm90/paged_mqa_logits",
     arguments=_paged_arguments,
-    stages=lambda sm90: sm90.paged_stages,
-    turns=False,
+    details=_paged_details,
+    expected_products=lambda sm90: sm90.expected_paged_products,
     wrappers=("fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits"),
 )

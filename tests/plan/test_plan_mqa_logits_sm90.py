@@ -31,16 +31,22 @@ def plan_of(spec):
     return Plan(spec, None, 0, 0, ())
 
 
-@pytest.mark.parametrize(("heads", "tokens"), [(16, (1, 2, 4, 8)), (32, (1, 2, 4, 8)), (64, (1, 2, 4)), (128, (1, 2))])
-def test_numbers_by_hand(heads, tokens):
+@pytest.mark.parametrize(
+    ("heads", "tokens", "paged_tokens"),
+    [(16, (2, 4, 8), (1, 2, 4)), (32, (2, 4, 8), (1, 2, 4)), (64, (2, 4), (1, 2, 4)), (128, (2,), (1, 2))],
+)
+def test_numbers_by_hand(heads, tokens, paged_tokens):
     sm90 = make_mqa_logits_sm90(spec_of(indexer={"num_heads": heads}))
-    assert sm90.block_tokens == tokens
-    assert tokens[-1] * heads <= 256  # columns of a product
-    assert sm90.expected_products == 2 * 4  # of two consumers, for 128 columns of 32 each
-    for stages in (sm90.stages, sm90.paged_stages):
-        # Two query blocks with an fp32 weight a row, and tiles of 64 keys with an fp32 scale each; barriers.
-        assert sm90.expected_shared(stages) == (2 * tokens[-1] * heads + stages * 64) * 132 + 1024
-        assert sm90.expected_shared(stages) <= TARGETS["sm90"].shared_limit
+    assert (sm90.tokens, sm90.paged_tokens) == (tokens, paged_tokens)
+    # Columns of a product: a consumer holds two over flat keys, one over pages, in half of its registers.
+    assert tokens[-1] // 2 * heads <= 128
+    assert paged_tokens[-1] * heads <= 256
+    # 128 columns of 32 each; of two consumers, of which each multiplies two halves of a tile before its loop and in it.
+    assert (sm90.expected_products, sm90.expected_paged_products) == (2 * 4 * 4, 2 * 4)
+    # Two query blocks with an fp32 weight a row, and tiles of 128 keys with an fp32 scale each; barriers.
+    assert sm90.expected_shared == (2 * tokens[-1] * heads + 8 * 128) * 132 + 4096
+    assert sm90.expected_shared <= TARGETS["sm90"].shared_limit
+    assert len(sm90.paged_registers) == 1 + sm90.producers  # the first consumer has the rest
 
 
 @pytest.mark.parametrize(
@@ -75,4 +81,6 @@ def test_call_and_kernel_name_the_same_arguments(module):
     fields = [node.target.id for node in tree["Call"].body if isinstance(node, ast.AnnAssign)]
     parameters = [argument.arg for argument in tree[module.kernel].args.args]
     assert parameters == [*fields, "TOKENS"]
-    assert f"STAGES = gl.constexpr({module.stages(make_mqa_logits_sm90(plan.spec))})" in text
+    partitions = text[text.index("gl.warp_specialize") :].count("(call, shared, share")
+    (registers,) = [line for line in text.splitlines() if line.startswith("REGISTERS")]
+    assert partitions == 1 + len(registers.split(","))  # the first has none in the list
