@@ -47,6 +47,7 @@ class LogitsModule:
         MODULE: its name.
         TEMPLATE: the template's, in `templates/`.
         arguments: run-time arguments and their Triton types.
+        tokens: of a query block, of which it is compiled; none: the spec's keys lie otherwise.
         details: what the kernel's template asks for beside.
         expected_products: warpgroup products in the kernel's code.
         wrappers: those of which a package that has any has the module.
@@ -55,6 +56,7 @@ class LogitsModule:
     MODULE: str
     TEMPLATE: str
     arguments: Callable[[MqaLogitsSm90Plan], Signature]
+    tokens: Callable[[MqaLogitsSm90Plan], tuple[int, ...]]
     details: Callable[[MqaLogitsSm90Plan], dict[str, Any]]
     expected_products: Callable[[MqaLogitsSm90Plan], int]
     wrappers: tuple[str, ...]
@@ -66,7 +68,9 @@ class LogitsModule:
 
     def present(self, plan: Plan) -> bool:
         """Whether the spec has the kernel."""
-        return not set(self.wrappers).isdisjoint(plan.spec.wrappers) and make_mqa_logits_sm90(plan.spec) is not None
+        sm90 = make_mqa_logits_sm90(plan.spec)
+        wanted = not set(self.wrappers).isdisjoint(plan.spec.wrappers)
+        return wanted and sm90 is not None and bool(self.tokens(sm90))
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
@@ -80,6 +84,7 @@ class LogitsModule:
             **interface(self.arguments(sm90), "TOKENS"),
             **shared(("q", "k", "weights", "scales"), ("q_ready", "q_free", "k_ready", "k_free")),
             "stages": sm90.stages,
+            "tokens": self.tokens(sm90),
             **self.details(sm90),
         }
 
@@ -90,17 +95,18 @@ class LogitsModule:
 
 
 def _details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
-    return {"tokens": sm90.tokens, "register_split": register_split(sm90.registers), "producers": "the producer"}
+    return {"register_split": register_split(sm90.registers), "producers": "the producer"}
 
 
 def _paged_details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
-    return {"tokens": sm90.paged_tokens, "register_split": list(sm90.paged_registers), "producers": "producers"}
+    return {"register_split": list(sm90.paged_registers), "producers": "producers"}
 
 
 MQA_LOGITS = LogitsModule(
     MODULE="_mqa_logits_sm90",
     TEMPLATE="sm90/mqa_logits",
     arguments=_arguments,
+    tokens=lambda sm90: sm90.tokens,
     details=_details,
     expected_products=lambda sm90: sm90.expected_products,
     wrappers=("fp8_mqa_logits", "fp8_fp4_mqa_logits"),
@@ -109,6 +115,7 @@ PAGED_MQA_LOGITS = LogitsModule(
     MODULE="_paged_mqa_logits_sm90",
     TEMPLATE="sm90/paged_mqa_logits",
     arguments=_paged_arguments,
+    tokens=lambda sm90: sm90.paged_tokens,
     details=_paged_details,
     expected_products=lambda sm90: sm90.expected_paged_products,
     wrappers=("fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits"),

@@ -39,7 +39,8 @@ class MqaLogitsSm90Plan:
         num_heads, head_dim: of the indexer.
         block_n: keys of a product.
         tile_keys: flat keys of a tile.
-        tokens, paged_tokens: of a query block, of which either kernel is compiled, fewest first.
+        tokens, paged_tokens: of a query block, of which either kernel is compiled, fewest first; none over pages of
+            another size.
         stages: tiles or pages in shared memory at once.
         q_stages: query blocks likewise.
         producers: warps that load pages.
@@ -99,14 +100,14 @@ def make_mqa_logits_sm90(spec: Spec) -> MqaLogitsSm90Plan | None:
     num_heads, head_dim = rows.indexer.num_heads, rows.indexer.head_dim
     if num_heads not in HEADS or head_dim != HEAD_DIM or not reads_keys(rows.layout):
         return None
-    products = HEAD_DIM // PRODUCT_DEPTH
+    products, fits = HEAD_DIM // PRODUCT_DEPTH, rows.block_size in (None, BLOCK_N)
     return MqaLogitsSm90Plan(
         num_heads=num_heads,
         head_dim=head_dim,
         block_n=BLOCK_N,
         tile_keys=TILE_KEYS,
         tokens=tuple(2 * held for held in powers(min(MOST_COLUMNS // num_heads, MOST_TOKENS))),
-        paged_tokens=powers(min(MOST_PAGED_COLUMNS // num_heads, MOST_TOKENS)),
+        paged_tokens=powers(min(MOST_PAGED_COLUMNS // num_heads, MOST_TOKENS)) if fits else (),
         stages=STAGES,
         q_stages=Q_STAGES,
         producers=PRODUCERS,

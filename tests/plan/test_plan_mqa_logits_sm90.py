@@ -20,10 +20,10 @@ WRAPPERS = ("fp8_mqa_logits", "fp8_paged_mqa_logits")
 modules = pytest.mark.parametrize("module", [MQA_LOGITS, PAGED_MQA_LOGITS], ids=lambda module: module.MODULE)
 
 
-def spec_of(layout="indexer_fp8", wrappers=WRAPPERS, indexer=None, **changes):
+def spec_of(layout="indexer_fp8", wrappers=WRAPPERS, indexer=None, block_size=64, **changes):
     data = make_spec(**changes).model_dump()
     data |= {"wrappers": wrappers, "indexer": {**INDEXER, **(indexer or {})}}
-    return Spec.model_validate(data | {"indexer_cache": {"layout": layout, "block_size": 64}})
+    return Spec.model_validate(data | {"indexer_cache": {"layout": layout, "block_size": block_size}})
 
 
 def plan_of(spec):
@@ -71,6 +71,12 @@ def test_a_spec_that_cannot_have_them_goes_without(changes, module):
 def test_a_package_has_the_kernels_of_its_wrappers_alone(module):
     for wrapper, has in zip(WRAPPERS, (module is MQA_LOGITS, module is PAGED_MQA_LOGITS), strict=True):
         assert module.present(plan_of(spec_of(wrappers=(wrapper,)))) == has
+
+
+@pytest.mark.parametrize(("keys", "has"), [(64, True), (None, True), (32, False)])
+def test_pages_of_another_size_have_none(keys, has):
+    spec = spec_of(block_size=keys)
+    assert (MQA_LOGITS.present(plan_of(spec)), PAGED_MQA_LOGITS.present(plan_of(spec))) == (True, has)
 
 
 @modules
