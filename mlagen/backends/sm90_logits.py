@@ -19,22 +19,24 @@ def _descriptors(q_rows: int, k_rows: int) -> Signature:
 
 
 def _arguments(sm90: MqaLogitsSm90Plan) -> Signature:
+    """Those of the portable kernel that these need, under its names."""
     return (
-        *(("k_scale_ptr", "*fp32"), ("weights_ptr", "*fp32"), ("k_start_ptr", "*i32"), ("k_end_ptr", "*i32")),
-        ("logits_ptr", "*fp32"),
-        *((name, "i32") for name in ("num_tokens", "num_keys", "compressed")),
-        *((f"{name}_stride", "i64") for name in ("weights", "logits")),
+        *(("k_scale_ptr", "*fp32"), ("weights_ptr", "*fp32"), ("start_ptr", "*i32"), ("end_ptr", "*i32")),
+        ("out_ptr", "*fp32"),
+        *((name, "i32") for name in ("num_tokens", "num_keys", "out_columns", "compressed")),
+        *((f"{name}_stride", "i64") for name in ("weights", "out")),
         *_descriptors(sm90.tokens[-1] // 2 * sm90.num_heads, sm90.tile_keys),
     )
 
 
 def _paged_arguments(sm90: MqaLogitsSm90Plan) -> Signature:
-    sizes = ("num_requests", "next_n", "request_blocks", "max_keys", "num_pages", "page_rows", "lens_step")
+    """Likewise."""
+    strides = ("page", "context_lens", "context_lens_token", "block_table", "weights", "out")
     return (
-        *(("k_cache_ptr", "*u8"), ("weights_ptr", "*fp32"), ("context_lens_ptr", "*i32"), ("block_table_ptr", "*i32")),
-        ("logits_ptr", "*fp32"),
-        *((name, "i32") for name in sizes),
-        *((f"{name}_stride", "i64") for name in ("lens_request", "lens_token", "block_table", "weights", "logits")),
+        *(("cache_ptr", "*u8"), ("weights_ptr", "*fp32"), ("context_lens_ptr", "*i32"), ("block_table_ptr", "*i32")),
+        ("out_ptr", "*fp32"),
+        *((name, "i32") for name in ("num_requests", "next_n", "query_blocks", "max_keys", "causal", "num_pages")),
+        *((f"{name}_stride", "i64") for name in strides),
         *_descriptors(sm90.paged_tokens[-1] * sm90.num_heads, sm90.block_n),
     )
 
