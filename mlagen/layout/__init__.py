@@ -9,6 +9,7 @@ from mlagen.layout.layout import (
     ScaleRule,
     ScalesField,
     compose,
+    indexer_layout_of,
     layouts_of,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "ScaleRule",
     "ScalesField",
     "compose",
+    "indexer_layout_of",
     "layouts_of",
 ]

@@ -402,3 +402,15 @@ def layouts_of(spec: Mapping[str, Any]) -> tuple[CacheLayout | None, CacheLayout
         return compose(cache["layout"], dims["kv_lora_rank"], dims["qk_rope_head_dim"], cache.get("scale_rule"))
 
     return layout(spec.get("cache")), layout(spec.get("extra_cache"))
+
+
+def indexer_layout_of(spec: Mapping[str, Any]) -> CacheLayout | None:
+    """The layout of the cache of the indexer's keys that a spec names; None for a spec that lacks it.
+
+    Args:
+        spec: a validated spec as a plain dict, `Spec.model_dump()` or `SPEC["spec"]` of a package.
+    """
+    cache, indexer = spec.get("indexer_cache"), spec.get("indexer")
+    if cache is None or indexer is None:
+        return None
+    return compose(cache["layout"], indexer["head_dim"], 0, cache.get("scale_rule"))
