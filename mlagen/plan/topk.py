@@ -1,4 +1,4 @@
-"""Numbers of the top-k kernels, the same for every model: a tile's keys stand in registers while its threshold is sought."""
+"""Numbers of the top-k kernels: a tile's keys stand in registers while its threshold is sought."""
 
 from __future__ import annotations
 
@@ -107,7 +107,6 @@ def make_topk_plan() -> TopkPlan:
             TopkTileRow(4096, None, TopkTile(4, 8, is_long=False)),
             TopkTileRow(8192, None, TopkTile(4, 16, is_long=False)),
             TopkTileRow(16384, None, TopkTile(8, 16, is_long=False)),
-            TopkTileRow(None, 2048, TopkTile(2, 16, is_long=True)),
             TopkTileRow(None, None, TopkTile(8, 8, is_long=True)),
         ),
         programs_per_sm=PROGRAMS_PER_SM,
