@@ -7,6 +7,7 @@ from __future__ import annotations
 
 ITEMSIZE = 2  # bytes of an element of q, of out and of a row that is not quantised
 INDEX_BYTES = 4
+SCORE_BYTES = 4  # fp32
 SLOT_BYTES = 8
 
 
@@ -55,3 +56,8 @@ def map_bytes(tokens: int, topk: int, pages: int, *, counts: bool) -> int:
 def combine_bytes(tokens: int, topk: int, width: int, requests: int) -> int:
     """Bytes of combining full rows of `topk` indices with a window to rows of `width`; three integers a request."""
     return (tokens * (topk + width + 1) + 3 * requests + 1) * INDEX_BYTES
+
+
+def topk_bytes(scores: int, rows: int, topk: int) -> int:
+    """Bytes of a selection: each fp32 score that a row sees once, its picks, and a length a row."""
+    return scores * SCORE_BYTES + rows * (topk + 1) * INDEX_BYTES

@@ -18,6 +18,7 @@ from mlagen.plan.sparse_fwd import SparseFwdPlan
 from mlagen.plan.splits import CombineTile, SplitsPlan
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import DenseFwdRow, DenseFwdTile, Tile, TileRow
+from mlagen.plan.topk import TopkPlan
 from mlagen.plan.tuned import Tuned
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "Tile",
     "TileRow",
     "TiledFamily",
+    "TopkPlan",
     "Tuned",
     "Work",
     "layout_chunks",

@@ -51,6 +51,11 @@ OPS: Mapping[str, Op] = {
     "compute_global_topk_indices_and_lens": Op((), {"slots": None, "lens": None}),
     "combine_topk_swa_indices": Op((), {"indices": "out", "lens": "out"}),
     "triton_convert_req_index_to_global_index": Op(("valid_counts_out",), {"slots": "out"}, ("return_valid_counts",)),
+    "top_k_per_row_prefill": Op(("indices", "scores")),
+    "top_k_per_row_decode": Op(("indices", "scores")),
+    "persistent_topk": Op(("indices", "scores")),
+    "top_k_page_table_transform": Op(("out_raw_indices", "scores"), {"slots": "out"}),
+    "topk_merge": Op((), {"ids": "out", "scores": "out_scores"}),
 }
 
 

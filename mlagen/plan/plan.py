@@ -25,6 +25,7 @@ from mlagen.plan.sm90 import refusal
 from mlagen.plan.sparse_decode import SparseDecodePlan
 from mlagen.plan.sparse_fwd import SparseFwdPlan
 from mlagen.plan.splits import SplitsPlan
+from mlagen.plan.topk import TopkPlan
 from mlagen.plan.tuned import Tuned, TunedFiles
 from mlagen.spec import DenseAttention, SparseAttention, Spec, load
 
@@ -36,6 +37,7 @@ FAMILIES: tuple[type[Family], ...] = (
     MergeStatesPlan,
     SparseDecodePlan,
     SparseFwdPlan,
+    TopkPlan,
 )
 
 

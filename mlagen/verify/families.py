@@ -17,8 +17,18 @@ from mlagen.verify.results import Figure
 from mlagen.verify.sparse_decode.family import SPARSE_DECODE
 from mlagen.verify.sparse_fwd.family import SPARSE_FWD
 from mlagen.verify.subject import Subject
+from mlagen.verify.topk.family import TOPK
 
-KERNELS: tuple[Family, ...] = (SPARSE_FWD, CACHE, DENSE_DECODE, INDICES, SPARSE_DECODE, MERGE_STATES, DENSE_FWD)
+KERNELS: tuple[Family, ...] = (
+    SPARSE_FWD,
+    CACHE,
+    DENSE_DECODE,
+    INDICES,
+    SPARSE_DECODE,
+    MERGE_STATES,
+    DENSE_FWD,
+    TOPK,
+)
 FAMILIES: tuple[Family, ...] = (*KERNELS, operators(KERNELS))
 
 

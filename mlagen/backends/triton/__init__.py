@@ -14,7 +14,17 @@ from typing import Any
 from mlagen import GENERATOR
 from mlagen.backends import sm90
 from mlagen.backends.base import GeneratedFile, Module, generated
-from mlagen.backends.triton import cache, dense_decode, dense_fwd, indices, merge_states, ops, sparse_decode, sparse_fwd
+from mlagen.backends.triton import (
+    cache,
+    dense_decode,
+    dense_fwd,
+    indices,
+    merge_states,
+    ops,
+    sparse_decode,
+    sparse_fwd,
+    topk,
+)
 from mlagen.backends.triton.common import imported, sm90_modules
 from mlagen.plan import (
     TARGETS,
@@ -26,6 +36,7 @@ from mlagen.plan import (
     Plan,
     SparseDecodePlan,
     SparseFwdPlan,
+    TopkPlan,
 )
 from mlagen.plan.cache import PDL_MAX_PROGRAMS
 from mlagen.plan.tritons import MINORS, TRITONS, minors
@@ -82,6 +93,7 @@ RENDERERS = {
         sparse_fwd.modules,
         (sm90.SPARSE_FWD, sm90.SWAP_AB, sm90.INDEX_UNION, sm90.SHARED_FWD),
     ),
+    TopkPlan.NAME: Renderer(topk.shared, topk.modules),
 }
 
 

@@ -16,6 +16,7 @@ from mlagen.plan import (
     Plan,
     SparseFwdPlan,
     TiledFamily,
+    TopkPlan,
 )
 from mlagen.plan.sm90 import DenseFwdSm90Plan, Sm90Plan
 from mlagen.plan.tiles import DenseFwdRow, TileRow
@@ -89,6 +90,9 @@ def file(plan: Plan) -> GeneratedFile:
             "cache": plan.find(CachePlan),
             "indices": plan.find(IndicesPlan),
             "merge_states": plan.find(MergeStatesPlan),
+            "topk": plan.find(TopkPlan),
+            "selects_topk": any(name in plan.spec.wrappers for name in TopkPlan.SELECTS),
+            "merges_topk": TopkPlan.MERGE in plan.spec.wrappers,
             "merges_states": "merge_attn_states" in plan.spec.wrappers,
             "merges_parts": "merge_attn_parts" in plan.spec.wrappers,
             "by_version": any(one["tiles_by_version"] or one["unaligned_by_version"] for one in families),

@@ -13,6 +13,7 @@ from mlagen.bench.peers.indices import indices_peers
 from mlagen.bench.peers.merge_states import merge_states_peers
 from mlagen.bench.peers.sparse_decode import sparse_decode_peers
 from mlagen.bench.peers.sparse_fwd import sparse_fwd_peers
+from mlagen.bench.peers.topk import topk_peers
 from mlagen.bench.trial import Entrant, Sizes
 
 PEERS: dict[str, Callable[[BenchPackage, Any, Sequence[Any]], Iterable[Entrant[Any]]]] = {
@@ -26,6 +27,7 @@ PEERS: dict[str, Callable[[BenchPackage, Any, Sequence[Any]], Iterable[Entrant[A
     "dense_decode": dense_decode_peers,
     "dense_fwd": dense_fwd_peers,
     "merge_states": merge_states_peers,
+    "topk": topk_peers,
 }
 
 

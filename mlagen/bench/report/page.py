@@ -42,6 +42,7 @@ TITLES = {
     "cache": "Cache writers",
     "gather": "Cache gathers",
     "indices": "Index kernels",
+    "topk": "Top-k of rows of scores",
 }
 DETAILS = (
     *("shape", "kernel", "us", "spread", "by", "TFLOP/s", "GB/s", "of the roof", "×", "after a pause us"),

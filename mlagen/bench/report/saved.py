@@ -18,6 +18,7 @@ from mlagen.bench.families.dense_fwd import DenseFwdShape
 from mlagen.bench.families.merge_states import MergeStatesShape
 from mlagen.bench.families.sparse_decode import SparseDecodeShape
 from mlagen.bench.families.sparse_fwd import SharedShape, SparseFwdShape
+from mlagen.bench.families.topk import TopkShape
 from mlagen.bench.report.rows import Contender, Key, Row
 from mlagen.bench.roofline import Roof
 from mlagen.bench.shapes import Batch
@@ -44,6 +45,7 @@ _SHAPES: tuple[type[Any], ...] = (
     DenseDecodeShape,
     MergeStatesShape,
     DenseFwdShape,
+    TopkShape,
     Batch,
 )
 _RENAMED = {"lanes": "columns"}  # fields of shapes, in older files
