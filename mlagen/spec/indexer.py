@@ -80,8 +80,8 @@ def check_query(indexer: Indexer, cache: IndexerCache) -> None:
     try:
         query = indexer_query_layout_of(parts)
     except LayoutError as error:
-        raise refused(f"does not go with indexer.q_scale_rule: {error}", "layout") from None
+        message = f"got '{cache.layout.name}', which indexer.q_scale_rule does not fit: {error}"
+        raise refused(message, "layout") from None
     if query is not None and changes.model_dump(exclude_none=True) and not query.planar:
-        raise refused(
-            f"got '{cache.layout.name}', without scales a tile, and indexer.q_scale_rule; takes either", "layout"
-        )
+        message = f"got '{cache.layout.name}', which has no scales a tile; takes one that has, for indexer.q_scale_rule"
+        raise refused(message, "layout")

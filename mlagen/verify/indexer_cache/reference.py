@@ -31,7 +31,7 @@ def quantise_query(
     softmax_scale: float,
     head_scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Values u8 [T, H, bytes], their scales u8 [T, H, bytes], weights fp32 [T, H]; a position without angles turns none."""
+    """Values and their scales u8 [T, H, bytes], and weights fp32 [T, H]; a position without angles turns none."""
     tokens, heads, columns = q.shape
     known = (positions >= 0) & (positions < len(angles))
     table = angles.float()[torch.where(known, positions, 0)]
