@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlagen.bench.families import cache, dense_decode, dense_fwd, indices, merge_states, sparse_decode, sparse_fwd
+from mlagen.bench.families import (
+    cache,
+    dense_decode,
+    dense_fwd,
+    indexer_cache,
+    indices,
+    merge_states,
+    sparse_decode,
+    sparse_fwd,
+)
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import Setting, Sizes, Trial
 
@@ -32,6 +41,7 @@ FAMILIES = {
     "shared": Family(sparse_fwd.shared_shapes, sparse_fwd.trials),
     "cache": Family(cache.writer_shapes, cache.writer_trials),
     "gather": Family(cache.gather_shapes, cache.gather_trials),
+    "indexer_cache": Family(indexer_cache.indexer_cache_shapes, indexer_cache.indexer_cache_trials),
     "indices": Family(indices.indices_shapes, indices.indices_trials),
     "sparse_decode": Family(sparse_decode.sparse_decode_shapes, sparse_decode.sparse_decode_trials),
     "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials),
