@@ -9,6 +9,7 @@ ITEMSIZE = 2  # bytes of an element of q, of out and of a row that is not quanti
 INDEX_BYTES = 4
 SCORE_BYTES = 4  # fp32
 SLOT_BYTES = 8
+FLOAT_BYTES = 4
 
 
 def flops(tokens: int, num_heads: int, keys: int, d_qk: int, d_v: int) -> int:
@@ -40,6 +41,28 @@ def write_bytes(tokens: int, columns: int, row_bytes: int) -> int:
 def gather_bytes(tokens: int, columns: int, row_bytes: int, pages: int, *, integers: int) -> int:
     """Bytes of gathering tokens from a cache: rows as stored and as read, the table of `pages`, other integers."""
     return tokens * (row_bytes + columns * ITEMSIZE) + (pages + integers) * INDEX_BYTES
+
+
+def keys_bytes(tokens: int, row_bytes: int, pages: int, requests: int) -> int:
+    """Bytes of gathering index keys as they are stored: in and out, the table of `pages`, where requests begin."""
+    return 2 * tokens * row_bytes + (pages + requests + 1) * INDEX_BYTES
+
+
+def query_bytes(tokens: int, heads: int, columns: int, rope: int, stored: int) -> int:
+    """Bytes of quantising the indexer's query: heads as computed and as stored, weights in and out, positions, angles.
+
+    Args:
+        tokens, heads, columns: sizes of the query.
+        rope: columns that RoPE rotates.
+        stored: bytes of a head as it is stored.
+    """
+    head = columns * ITEMSIZE + stored + 2 * FLOAT_BYTES
+    return tokens * (heads * head + SLOT_BYTES + rope * FLOAT_BYTES)
+
+
+def normalise_bytes(tokens: int, columns: int, rope: int, row_bytes: int) -> int:
+    """Bytes of writing keys that are normalised and rotated: those of a writer, positions and angles of each token."""
+    return write_bytes(tokens, columns, row_bytes) + tokens * (SLOT_BYTES + rope * FLOAT_BYTES)
 
 
 def map_bytes(tokens: int, topk: int, pages: int, *, counts: bool) -> int:

@@ -80,6 +80,7 @@ def tune(
             "shared",
             "cache",
             "gather",
+            "indexer_cache",
             "indices",
             "sparse_decode",
             "dense_decode",

@@ -10,6 +10,7 @@ from mlagen.layout.layout import (
     ScalesField,
     compose,
     indexer_layout_of,
+    indexer_query_layout_of,
     layouts_of,
 )
 
@@ -23,5 +24,6 @@ __all__ = [
     "ScalesField",
     "compose",
     "indexer_layout_of",
+    "indexer_query_layout_of",
     "layouts_of",
 ]

@@ -7,6 +7,8 @@ from mlagen.plan.dense_decode import DenseDecodePlan
 from mlagen.plan.dense_fwd import DenseFwdPlan
 from mlagen.plan.family import Family, TiledFamily
 from mlagen.plan.index_union import IndexUnionPlan
+from mlagen.plan.indexer import IndexerRows
+from mlagen.plan.indexer_cache import IndexerCachePlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
 from mlagen.plan.ops import OPS, Op, OpsPlan
@@ -37,6 +39,8 @@ __all__ = [
     "DenseFwdTile",
     "Family",
     "IndexUnionPlan",
+    "IndexerCachePlan",
+    "IndexerRows",
     "IndicesPlan",
     "LatentFamily",
     "MergeStatesPlan",

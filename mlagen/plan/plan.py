@@ -16,6 +16,8 @@ from mlagen.plan.dense_fwd import DenseFwdPlan
 from mlagen.plan.family import AnyFamily, Family, TiledFamily
 from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.index_union import refusal as union_refusal
+from mlagen.plan.indexer import IndexerRows, indexer_rows_of
+from mlagen.plan.indexer_cache import IndexerCachePlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
 from mlagen.plan.ops import OpsPlan, make_ops
@@ -33,6 +35,7 @@ FAMILIES: tuple[type[Family], ...] = (
     CachePlan,
     DenseDecodePlan,
     DenseFwdPlan,
+    IndexerCachePlan,
     IndicesPlan,
     MergeStatesPlan,
     SparseDecodePlan,
@@ -95,6 +98,11 @@ class Plan:
     def extra_layout(self) -> CacheLayout | None:
         """Bytes of a token of the second cache; None without."""
         return self.caches.extra.layout if self.caches and self.caches.extra else None
+
+    @property
+    def indexer_rows(self) -> IndexerRows | None:
+        """Keys of the indexer, and its query; None without a cache of them."""
+        return indexer_rows_of(self.spec)
 
     @property
     def union(self) -> IndexUnionPlan | None:

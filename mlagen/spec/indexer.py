@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from mlagen.layout import LayoutError, indexer_query_layout_of
 from mlagen.spec.base import Model
 from mlagen.spec.rules import refused
 from mlagen.spec.stored import (
@@ -68,3 +69,19 @@ class IndexerCache(Cache):
         AfterValidator(under_a_name_of_its_own),
         Field(description="how a key is stored: a name, or a mapping of fields, of which the key is the row"),
     ]
+
+
+def check_query(indexer: Indexer, cache: IndexerCache) -> None:
+    """Refuses keys whose scales cannot follow the rule of the query's."""
+    changes = indexer.q_scale_rule
+    if changes is None:
+        return
+    parts = {"indexer": indexer.model_dump(), "indexer_cache": cache.model_dump()}
+    try:
+        query = indexer_query_layout_of(parts)
+    except LayoutError as error:
+        message = f"got '{cache.layout.name}', which indexer.q_scale_rule does not fit: {error}"
+        raise refused(message, "layout") from None
+    if query is not None and changes.model_dump(exclude_none=True) and not query.planar:
+        message = f"got '{cache.layout.name}', which has no scales a tile; takes one that has, for indexer.q_scale_rule"
+        raise refused(message, "layout")

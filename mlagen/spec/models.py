@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from mlagen.spec.base import Dtype, Model
-from mlagen.spec.indexer import Indexer, IndexerCache
+from mlagen.spec.indexer import Indexer, IndexerCache, check_query
 from mlagen.spec.needs import NEEDS, at_odds, lacks
 from mlagen.spec.rules import free_name, free_namespace, refused, without_repeats
 from mlagen.spec.stored import Cache, check_layout
@@ -310,6 +310,7 @@ class Spec(Model):
         if indexer is None:
             raise refused("got a cache; takes none without indexer, whose keys it holds")
         check_layout(cache, (indexer.head_dim, 0), model.dtype)
+        check_query(indexer, cache)
         return cache
 
     @field_validator("wrappers")

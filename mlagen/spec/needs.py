@@ -98,7 +98,8 @@ def _missing_keys(dtypes: Sequence[str], cache: Any) -> str | None:
     """What of a wrapper's needs the cache of the indexer's keys does not have, in words."""
     if cache is None:
         return "indexer_cache; the spec has none"
-    stored = next(field.dtype for field in cache.layout.fields if hasattr(field, "dtype") and not hasattr(field, "of"))
+    fields = (*cache.layout.fields, *cache.layout.planar_fields)
+    stored = next(field.dtype for field in fields if field.kind in ("row", "latent"))
     if stored not in dtypes:
         return f"keys in {' or '.join(dtypes)}; indexer_cache stores {stored}"
     return None

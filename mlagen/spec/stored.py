@@ -204,7 +204,7 @@ def check_layout(cache: Cache, dims: tuple[int, int], dtype: Dtype) -> None:
     try:
         layout = compose(composition, *dims)
     except LayoutError as error:
-        if cache.layout.name not in NAMED_LAYOUTS:
+        if cache.layout.name not in NAMED_LAYOUTS | INDEXER_LAYOUTS:
             raise refused(str(error), "layout", *error.at) from None
         message = f"got '{cache.layout.name}', which does not fit the model: {dotted(error.at)}: {error}"
         raise refused(message, "layout") from None

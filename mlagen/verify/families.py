@@ -10,6 +10,7 @@ from mlagen.verify.case import Case
 from mlagen.verify.dense_decode.family import DENSE_DECODE
 from mlagen.verify.dense_fwd.family import DENSE_FWD
 from mlagen.verify.family import Family
+from mlagen.verify.indexer_cache.family import INDEXER_CACHE
 from mlagen.verify.indices.family import INDICES
 from mlagen.verify.merge_states.family import MERGE_STATES
 from mlagen.verify.ops import operators
@@ -28,6 +29,7 @@ KERNELS: tuple[Family, ...] = (
     MERGE_STATES,
     DENSE_FWD,
     TOPK,
+    INDEXER_CACHE,
 )
 FAMILIES: tuple[Family, ...] = (*KERNELS, operators(KERNELS))
 

@@ -18,6 +18,7 @@ from mlagen.backends.triton import (
     cache,
     dense_decode,
     dense_fwd,
+    indexer_cache,
     indices,
     merge_states,
     ops,
@@ -31,6 +32,7 @@ from mlagen.plan import (
     CachePlan,
     DenseDecodePlan,
     DenseFwdPlan,
+    IndexerCachePlan,
     IndicesPlan,
     MergeStatesPlan,
     Plan,
@@ -85,6 +87,7 @@ RENDERERS = {
     DenseFwdPlan.NAME: Renderer(
         dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.context, dense_fwd.signature),)
     ),
+    IndexerCachePlan.NAME: Renderer(indexer_cache.shared, indexer_cache.modules),
     IndicesPlan.NAME: Renderer(indices.shared, indices.modules),
     MergeStatesPlan.NAME: Renderer(merge_states.shared, merge_states.modules),
     SparseDecodePlan.NAME: Renderer(sparse_decode.shared, sparse_decode.modules, (sm90.SPARSE_DECODE,)),
@@ -154,6 +157,13 @@ def _spec(plan: Plan) -> dict[str, Any]:
             "extra_layout": plan.extra_layout.name,
             "extra_layout_fingerprint": plan.extra_layout.fingerprint,
             "extra_row_bytes": plan.extra_layout.row_bytes,
+        }
+    if plan.indexer_rows is not None:
+        layout = plan.indexer_rows.layout
+        spec |= {
+            "indexer_layout": layout.name,
+            "indexer_layout_fingerprint": layout.fingerprint,
+            "indexer_row_bytes": layout.row_bytes,
         }
     return spec
 

@@ -9,6 +9,7 @@ from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers.cache import gather_peers, writer_peers
 from mlagen.bench.peers.dense_decode import dense_decode_peers
 from mlagen.bench.peers.dense_fwd import dense_fwd_peers
+from mlagen.bench.peers.indexer_cache import indexer_cache_peers
 from mlagen.bench.peers.indices import indices_peers
 from mlagen.bench.peers.merge_states import merge_states_peers
 from mlagen.bench.peers.sparse_decode import sparse_decode_peers
@@ -22,6 +23,7 @@ PEERS: dict[str, Callable[[BenchPackage, Any, Sequence[Any]], Iterable[Entrant[A
     "shared": sparse_fwd_peers,
     "cache": writer_peers,
     "gather": gather_peers,
+    "indexer_cache": indexer_cache_peers,
     "indices": indices_peers,
     "sparse_decode": sparse_decode_peers,
     "dense_decode": dense_decode_peers,
