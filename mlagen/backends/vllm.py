@@ -11,7 +11,7 @@ from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, PadField, compose
 from mlagen.plan import Plan
 from mlagen.spec import DenseAttention, SparseAttention
-from mlagen.spec.models import NAMED_LAYOUTS
+from mlagen.spec.stored import NAMED_LAYOUTS
 
 SUMMARY = "Attention backend of vLLM"
 ENTRY_POINTS = "vllm.general_plugins"  # the group whose functions vLLM calls in every process
