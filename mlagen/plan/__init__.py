@@ -9,6 +9,7 @@ from mlagen.plan.family import Family, TiledFamily
 from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
+from mlagen.plan.mqa_logits import MqaLogitsPlan
 from mlagen.plan.ops import OPS, Op, OpsPlan
 from mlagen.plan.plan import FAMILIES, Plan, load_plan, make_plan
 from mlagen.plan.rows import Caches, StoredCache, layout_chunks
@@ -39,6 +40,7 @@ __all__ = [
     "IndicesPlan",
     "LatentFamily",
     "MergeStatesPlan",
+    "MqaLogitsPlan",
     "Op",
     "OpsPlan",
     "Plan",

@@ -18,6 +18,7 @@ from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.index_union import refusal as union_refusal
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
+from mlagen.plan.mqa_logits import MqaLogitsPlan
 from mlagen.plan.ops import OpsPlan, make_ops
 from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.rows import Caches, caches_of, rows_block_size
@@ -34,6 +35,7 @@ FAMILIES: tuple[type[Family], ...] = (
     DenseFwdPlan,
     IndicesPlan,
     MergeStatesPlan,
+    MqaLogitsPlan,
     SparseDecodePlan,
     SparseFwdPlan,
 )

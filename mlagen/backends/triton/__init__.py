@@ -14,7 +14,17 @@ from typing import Any
 from mlagen import GENERATOR
 from mlagen.backends import sm90
 from mlagen.backends.base import GeneratedFile, Module, generated
-from mlagen.backends.triton import cache, dense_decode, dense_fwd, indices, merge_states, ops, sparse_decode, sparse_fwd
+from mlagen.backends.triton import (
+    cache,
+    dense_decode,
+    dense_fwd,
+    indices,
+    merge_states,
+    mqa_logits,
+    ops,
+    sparse_decode,
+    sparse_fwd,
+)
 from mlagen.backends.triton.common import imported, sm90_modules
 from mlagen.plan import (
     TARGETS,
@@ -23,6 +33,7 @@ from mlagen.plan import (
     DenseFwdPlan,
     IndicesPlan,
     MergeStatesPlan,
+    MqaLogitsPlan,
     Plan,
     SparseDecodePlan,
     SparseFwdPlan,
@@ -76,6 +87,7 @@ RENDERERS = {
     ),
     IndicesPlan.NAME: Renderer(indices.shared, indices.modules),
     MergeStatesPlan.NAME: Renderer(merge_states.shared, merge_states.modules),
+    MqaLogitsPlan.NAME: Renderer(mqa_logits.shared, mqa_logits.modules),
     SparseDecodePlan.NAME: Renderer(sparse_decode.shared, sparse_decode.modules, (sm90.SPARSE_DECODE,)),
     SparseFwdPlan.NAME: Renderer(
         sparse_fwd.shared,
