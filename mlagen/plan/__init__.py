@@ -11,6 +11,7 @@ from mlagen.plan.indexer import IndexerRows
 from mlagen.plan.indexer_cache import IndexerCachePlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
+from mlagen.plan.mqa_logits import MqaLogitsPlan
 from mlagen.plan.ops import OPS, Op, OpsPlan
 from mlagen.plan.plan import FAMILIES, Plan, load_plan, make_plan
 from mlagen.plan.rows import Caches, StoredCache, layout_chunks
@@ -44,6 +45,7 @@ __all__ = [
     "IndicesPlan",
     "LatentFamily",
     "MergeStatesPlan",
+    "MqaLogitsPlan",
     "Op",
     "OpsPlan",
     "Plan",

@@ -20,6 +20,7 @@ from mlagen.plan.indexer import IndexerRows, indexer_rows_of
 from mlagen.plan.indexer_cache import IndexerCachePlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
+from mlagen.plan.mqa_logits import MqaLogitsPlan
 from mlagen.plan.ops import OpsPlan, make_ops
 from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.rows import Caches, caches_of, rows_block_size
@@ -38,6 +39,7 @@ FAMILIES: tuple[type[Family], ...] = (
     IndexerCachePlan,
     IndicesPlan,
     MergeStatesPlan,
+    MqaLogitsPlan,
     SparseDecodePlan,
     SparseFwdPlan,
     TopkPlan,

@@ -13,6 +13,7 @@ from mlagen.verify.family import Family
 from mlagen.verify.indexer_cache.family import INDEXER_CACHE
 from mlagen.verify.indices.family import INDICES
 from mlagen.verify.merge_states.family import MERGE_STATES
+from mlagen.verify.mqa_logits.family import MQA_LOGITS
 from mlagen.verify.ops import operators
 from mlagen.verify.results import Figure
 from mlagen.verify.sparse_decode.family import SPARSE_DECODE
@@ -30,6 +31,7 @@ KERNELS: tuple[Family, ...] = (
     DENSE_FWD,
     TOPK,
     INDEXER_CACHE,
+    MQA_LOGITS,
 )
 FAMILIES: tuple[Family, ...] = (*KERNELS, operators(KERNELS))
 

@@ -29,6 +29,7 @@ from mlagen.verify import sanitizer
 _TORCH_DTYPES = {
     tl.bfloat16: torch.bfloat16,
     tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e4b8: torch.float8_e4m3fnuz,
     tl.float8e5: torch.float8_e5m2,
 }
 _TORCH_BITS = {1: torch.uint8, 2: torch.int16}

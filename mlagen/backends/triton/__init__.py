@@ -21,6 +21,7 @@ from mlagen.backends.triton import (
     indexer_cache,
     indices,
     merge_states,
+    mqa_logits,
     ops,
     sparse_decode,
     sparse_fwd,
@@ -35,6 +36,7 @@ from mlagen.plan import (
     IndexerCachePlan,
     IndicesPlan,
     MergeStatesPlan,
+    MqaLogitsPlan,
     Plan,
     SparseDecodePlan,
     SparseFwdPlan,
@@ -90,6 +92,7 @@ RENDERERS = {
     IndexerCachePlan.NAME: Renderer(indexer_cache.shared, indexer_cache.modules),
     IndicesPlan.NAME: Renderer(indices.shared, indices.modules),
     MergeStatesPlan.NAME: Renderer(merge_states.shared, merge_states.modules),
+    MqaLogitsPlan.NAME: Renderer(mqa_logits.shared, mqa_logits.modules),
     SparseDecodePlan.NAME: Renderer(sparse_decode.shared, sparse_decode.modules, (sm90.SPARSE_DECODE,)),
     SparseFwdPlan.NAME: Renderer(
         sparse_fwd.shared,
