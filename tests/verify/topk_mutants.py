@@ -23,14 +23,19 @@ MUTANTS = (
         "negative scores are turned round",
         "0 - bits, bits + 0x80000000)",
         "bits - 0x80000000, bits + 0x80000000)",
-        "prefill: typical",
+        "prefill: k: 499",
     ),
     _literal("NaN is picked", "tl.where(key <= LAST_KEY, key, 0)", "key", "prefill: scores: special"),
     _literal("-inf is picked", "- 0x00800000\n", "- 0x007FFFFF\n", "prefill: scores: few"),
     _literal(
         "one too few reaches a bound", "count_second >= k, second", "count_second > k, second", "prefill: typical"
     ),
-    _literal("equals at a bound are left out", "(keys >= low).to", "(keys > low).to", "prefill: scores: ties"),
+    _literal(
+        "equals at a bound are left out",
+        "((keys >= low) & (keys < high)).to",
+        "((keys > low) & (keys < high)).to",
+        "prefill: scores: ties",
+    ),
     _literal("all equals are picked", "< wanted)", "< wanted + 1)", "prefill: scores: equal"),
     _literal("the last equals are picked", "& 0xFFFF) < wanted", "& 0xFFFF) >= wanted", "prefill: scores: ties"),
     _literal(

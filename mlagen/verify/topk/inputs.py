@@ -63,8 +63,8 @@ def _scores(pattern: str, rows: int, columns: int, generator: torch.Generator) -
             return torch.where(chance < 0.5, NAN, -torch.inf)
         case "few":
             return torch.where(places >= columns - 30, normal, -torch.inf)
-        case "misleading":  # its first columns, and those that a sample of 8 by 8 may see, are the largest
-            return torch.where(places < columns // 16, normal + 100, normal)
+        case "misleading":  # the columns that a sample of 8 by 8 sees, fewer than k, are the largest
+            return torch.where(places % max(columns // 16, 8) < 8, normal + 100, normal)
     return normal
 
 
