@@ -110,8 +110,10 @@ ANY = (
     _literal(
         "pages past the last are read", "pages < num_pages.to(tl.uint32)", "pages < (1 << 31)", "gather: pages out*"
     ),
-    _literal("the search stops early", "begin <= tokens, probe", "begin < tokens, probe", "gather: requests: *"),
-    _literal("the search stops before a request", "(begin <= tokens)", "(begin < tokens)", "gather: requests: *"),
+    _literal("the search stops early", "(begin <= tokens), probe", "(begin < tokens), probe", "gather: requests: *"),
+    _literal(
+        "a request's first token has no key", "there & (begin <= tokens)", "there & (begin < tokens)", "gather: t*"
+    ),
     _literal(
         "the search is a step short", "0).bit_length()", "0).bit_length() - 1", "gather: requests: m*", file=WRAPPERS
     ),
