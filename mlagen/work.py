@@ -45,7 +45,6 @@ def gather_bytes(tokens: int, columns: int, row_bytes: int, pages: int, *, integ
 
 def keys_bytes(tokens: int, row_bytes: int, pages: int, requests: int) -> int:
     """Bytes of gathering index keys as they are stored: in and out, the table of `pages`, where requests begin."""
-    """Bytes of gathering the indexer's keys as they are stored: in and out, the table of `pages`, requests' bounds."""
     return 2 * tokens * row_bytes + (pages + requests + 1) * INDEX_BYTES
 
 
