@@ -10,7 +10,7 @@ from mlagen.backends.grouped import interface, shared
 from mlagen.backends.sm90 import register_split
 from mlagen.backends.triton.common import Signature, common
 from mlagen.plan import Plan
-from mlagen.plan.mqa_logits_sm90 import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90
+from mlagen.plan.mqa_logits_sm90 import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90, sm90_modules_of
 
 
 def _descriptors(q_rows: int, k_rows: int) -> Signature:
@@ -49,10 +49,9 @@ class LogitsModule:
         MODULE: its name.
         TEMPLATE: the template's, in `templates/`.
         arguments: run-time arguments and their Triton types.
-        tokens: of a query block, of which it is compiled; none: the spec's keys lie otherwise.
+        tokens: of a query block, of which it is compiled.
         details: what the kernel's template asks for beside.
         expected_products: warpgroup products in the kernel's code.
-        wrappers: those of which a package that has any has the module.
     """
 
     MODULE: str
@@ -61,7 +60,6 @@ class LogitsModule:
     tokens: Callable[[MqaLogitsSm90Plan], tuple[int, ...]]
     details: Callable[[MqaLogitsSm90Plan], dict[str, Any]]
     expected_products: Callable[[MqaLogitsSm90Plan], int]
-    wrappers: tuple[str, ...]
 
     @property
     def kernel(self) -> str:
@@ -70,9 +68,7 @@ class LogitsModule:
 
     def present(self, plan: Plan) -> bool:
         """Whether the spec has the kernel."""
-        sm90 = make_mqa_logits_sm90(plan.spec)
-        wanted = not set(self.wrappers).isdisjoint(plan.spec.wrappers)
-        return wanted and sm90 is not None and bool(self.tokens(sm90))
+        return self.MODULE in sm90_modules_of(plan.spec)
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
@@ -111,7 +107,6 @@ MQA_LOGITS = LogitsModule(
     tokens=lambda sm90: sm90.tokens,
     details=_details,
     expected_products=lambda sm90: sm90.expected_products,
-    wrappers=("fp8_mqa_logits", "fp8_fp4_mqa_logits"),
 )
 PAGED_MQA_LOGITS = LogitsModule(
     MODULE="_paged_mqa_logits_sm90",
@@ -120,5 +115,4 @@ PAGED_MQA_LOGITS = LogitsModule(
     tokens=lambda sm90: sm90.paged_tokens,
     details=_paged_details,
     expected_products=lambda sm90: sm90.expected_paged_products,
-    wrappers=("fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits"),
 )

@@ -10,6 +10,7 @@ from mlagen.layout import DataField, ScalesField
 from mlagen.plan.chunks import MIN_BLOCK, Chunk, next_power_of_2
 from mlagen.plan.family import Family
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
+from mlagen.plan.mqa_logits_sm90 import sm90_modules_of
 from mlagen.plan.rows import Caches
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tuned import Tuned
@@ -71,6 +72,7 @@ class MqaLogitsPlan(Family):
         heads_block: heads of the query, rounded up to a power of two; what is too many has weight 0.
         tiles: by target.
         native: targets that multiply keys as they are stored; others decode them.
+        sm90: generated modules of its sm90 kernels.
     """
 
     NAME: ClassVar = "mqa_logits"
@@ -88,6 +90,12 @@ class MqaLogitsPlan(Family):
     heads_block: int
     tiles: tuple[tuple[str, MqaLogitsTiles], ...]
     native: tuple[str, ...]
+    sm90: tuple[str, ...]
+
+    @property
+    def sm90_modules(self) -> tuple[str, ...]:
+        """Generated modules of its sm90 kernels."""
+        return self.sm90
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> MqaLogitsPlan | None:
@@ -100,7 +108,15 @@ class MqaLogitsPlan(Family):
         native = tuple(name for name in spec.targets if is_native(keys.dtype, TARGETS[name]))
         sizes = _Sizes(rows.chunks, keys.dtype, heads_block)
         tiles = tuple((name, _tiles_of(spec, sizes, TARGETS[name])) for name in spec.targets)
-        return cls(rows=rows, keys=keys, scales=scales, heads_block=heads_block, tiles=tiles, native=native)
+        return cls(
+            rows=rows,
+            keys=keys,
+            scales=scales,
+            heads_block=heads_block,
+            tiles=tiles,
+            native=native,
+            sm90=sm90_modules_of(spec),
+        )
 
 
 def is_native(dtype: str, target: Target) -> bool:

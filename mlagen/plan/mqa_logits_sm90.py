@@ -9,6 +9,8 @@ from mlagen.plan.indexer import indexer_rows_of
 from mlagen.plan.sm90 import SM90, WARPS, Registers
 from mlagen.spec import Spec
 
+FLAT = frozenset({"fp8_mqa_logits", "fp8_fp4_mqa_logits"})
+PAGED = frozenset({"fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits"})
 BLOCK_N = 64  # keys of a product, a warpgroup's rows; keys of a page
 TILE_KEYS = 128  # flat keys of a tile: two products of a consumer
 HEAD_DIM = 128  # bytes of a row of shared memory that wgmma reads
@@ -129,3 +131,12 @@ def reads_keys(layout: CacheLayout) -> bool:
         and (scales.dtype, scales.tile, scales.plane, scales.offset) == ("fp32", HEAD_DIM, 1, 0)
         and layout.plane_bytes == (HEAD_DIM, 4)
     )
+
+
+def sm90_modules_of(spec: Spec) -> tuple[str, ...]:
+    """The generated modules of the sm90 kernels that the spec's wrappers call."""
+    sm90 = make_mqa_logits_sm90(spec)
+    if sm90 is None:
+        return ()
+    kernels = (("_mqa_logits_sm90", FLAT, sm90.tokens), ("_paged_mqa_logits_sm90", PAGED, sm90.paged_tokens))
+    return tuple(module for module, wrappers, tokens in kernels if tokens and not wrappers.isdisjoint(spec.wrappers))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen import GENERATOR
-from mlagen.backends import sm90
+from mlagen.backends import sm90, sm90_logits
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import (
     cache,
@@ -56,7 +56,7 @@ LAUNCH = {
 }
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
 
-Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule
+Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule | sm90_logits.LogitsModule
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,9 @@ RENDERERS = {
     IndexerCachePlan.NAME: Renderer(indexer_cache.shared, indexer_cache.modules),
     IndicesPlan.NAME: Renderer(indices.shared, indices.modules),
     MergeStatesPlan.NAME: Renderer(merge_states.shared, merge_states.modules),
-    MqaLogitsPlan.NAME: Renderer(mqa_logits.shared, mqa_logits.modules),
+    MqaLogitsPlan.NAME: Renderer(
+        mqa_logits.shared, mqa_logits.modules, (sm90_logits.MQA_LOGITS, sm90_logits.PAGED_MQA_LOGITS)
+    ),
     SparseDecodePlan.NAME: Renderer(sparse_decode.shared, sparse_decode.modules, (sm90.SPARSE_DECODE,)),
     SparseFwdPlan.NAME: Renderer(
         sparse_fwd.shared,

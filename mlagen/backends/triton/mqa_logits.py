@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
+from mlagen.backends.sm90_logits import MQA_LOGITS, PAGED_MQA_LOGITS
 from mlagen.backends.triton import tiles
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout.layout import BITS
 from mlagen.plan import MqaLogitsPlan, Plan
 from mlagen.plan.chunks import MIN_BLOCK, next_power_of_2
 from mlagen.plan.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS, UNIT
+from mlagen.plan.mqa_logits_sm90 import BLOCK_N
 
 MODULE = "mqa_logits"
 FLAT = ("fp8_mqa_logits", "fp8_fp4_mqa_logits")
@@ -73,6 +75,9 @@ def _context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
         "flat": [name for name in FLAT if name in wrappers],
         "paged": [name for name in PAGED if name in wrappers],
         "schedules": SCHEDULER in wrappers,
+        "sm90_flat": MQA_LOGITS.present(plan),
+        "sm90_paged": PAGED_MQA_LOGITS.present(plan),
+        "page_keys": BLOCK_N,
         "bf16_logits": FLAT[1] in wrappers or PAGED[1] in wrappers,
         "num_heads": indexer.num_heads,
         "heads_block": max(family.heads_block, 1),
