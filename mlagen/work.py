@@ -55,3 +55,13 @@ def map_bytes(tokens: int, topk: int, pages: int, *, counts: bool) -> int:
 def combine_bytes(tokens: int, topk: int, width: int, requests: int) -> int:
     """Bytes of combining full rows of `topk` indices with a window to rows of `width`; three integers a request."""
     return (tokens * (topk + width + 1) + 3 * requests + 1) * INDEX_BYTES
+
+
+def logits_flops(heads: int, pairs: int, columns: int) -> int:
+    """FLOPs of the lightning indexer's products, of so many pairs of a query token and a key."""
+    return 2 * heads * pairs * columns
+
+
+def logits_bytes(read: int, weights: int, pairs: int) -> int:
+    """Fewest bytes of the lightning indexer's logits: q and keys, `read` bytes, weights, and a logit a pair in fp32."""
+    return read + 4 * (weights + pairs)

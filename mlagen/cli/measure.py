@@ -85,6 +85,7 @@ def tune(
             "dense_decode",
             "dense_fwd",
             "merge_states",
+            "mqa_logits",
         ]
     ),
     help="Only this family of kernels; repeatable.",

@@ -51,6 +51,11 @@ OPS: Mapping[str, Op] = {
     "compute_global_topk_indices_and_lens": Op((), {"slots": None, "lens": None}),
     "combine_topk_swa_indices": Op((), {"indices": "out", "lens": "out"}),
     "triton_convert_req_index_to_global_index": Op(("valid_counts_out",), {"slots": "out"}, ("return_valid_counts",)),
+    "fp8_mqa_logits": Op((), {"logits": None}),
+    "fp8_fp4_mqa_logits": Op((), {"logits": None}, ("logits_dtype",)),
+    "get_paged_mqa_logits_metadata": Op((), {"schedule": None}),
+    "fp8_paged_mqa_logits": Op((), {"logits": None}),
+    "fp8_fp4_paged_mqa_logits": Op((), {"logits": None}, ("logits_dtype",)),
 }
 
 

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlagen.bench.families import cache, dense_decode, dense_fwd, indices, merge_states, sparse_decode, sparse_fwd
+from mlagen.bench.families import (
+    cache,
+    dense_decode,
+    dense_fwd,
+    indices,
+    merge_states,
+    mqa_logits,
+    sparse_decode,
+    sparse_fwd,
+)
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import Setting, Sizes, Trial
 
@@ -37,6 +46,7 @@ FAMILIES = {
     "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials),
     "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials),
     "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials),
+    "mqa_logits": Family(mqa_logits.logits_shapes, mqa_logits.logits_trials),
 }
 
 

@@ -11,6 +11,7 @@ from mlagen.bench.peers.dense_decode import dense_decode_peers
 from mlagen.bench.peers.dense_fwd import dense_fwd_peers
 from mlagen.bench.peers.indices import indices_peers
 from mlagen.bench.peers.merge_states import merge_states_peers
+from mlagen.bench.peers.mqa_logits import mqa_logits_peers
 from mlagen.bench.peers.sparse_decode import sparse_decode_peers
 from mlagen.bench.peers.sparse_fwd import sparse_fwd_peers
 from mlagen.bench.trial import Entrant, Sizes
@@ -26,6 +27,7 @@ PEERS: dict[str, Callable[[BenchPackage, Any, Sequence[Any]], Iterable[Entrant[A
     "dense_decode": dense_decode_peers,
     "dense_fwd": dense_fwd_peers,
     "merge_states": merge_states_peers,
+    "mqa_logits": mqa_logits_peers,
 }
 
 

@@ -42,6 +42,7 @@ TITLES = {
     "cache": "Cache writers",
     "gather": "Cache gathers",
     "indices": "Index kernels",
+    "mqa_logits": "Logits of the lightning indexer",
 }
 DETAILS = (
     *("shape", "kernel", "us", "spread", "by", "TFLOP/s", "GB/s", "of the roof", "×", "after a pause us"),
