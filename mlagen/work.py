@@ -84,3 +84,13 @@ def combine_bytes(tokens: int, topk: int, width: int, requests: int) -> int:
 def topk_bytes(scores: int, rows: int, topk: int) -> int:
     """Bytes of a selection: each fp32 score that a row sees once, its picks, and a length a row."""
     return scores * SCORE_BYTES + rows * (topk + 1) * INDEX_BYTES
+
+
+def logits_flops(heads: int, pairs: int, columns: int) -> int:
+    """FLOPs of the lightning indexer's products, of so many pairs of a query token and a key."""
+    return 2 * heads * pairs * columns
+
+
+def logits_bytes(read: int, weights: int, pairs: int) -> int:
+    """Fewest bytes of the lightning indexer's logits: q and keys, `read` bytes, weights, and a logit a pair in fp32."""
+    return read + 4 * (weights + pairs)

@@ -81,7 +81,6 @@ class TopkMergeTile(NamedTuple):
     block_k: int
 
 
-
 class MqaLogitsTile(NamedTuple):
     """Launch parameters of the indexer's logits: a program holds block_q query tokens and takes block_n keys a step.
 

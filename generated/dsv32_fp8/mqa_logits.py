@@ -229,7 +229,9 @@ def _paged_mqa_logits(q, kv_cache, weights, context_lens, block_table, schedule_
     call.alignment = _alignment(*aligned, kv_cache.data_ptr(), call.page_stride)
     lines, rest = divmod(call.page_stride, HEAD_DIM)
     in_lines = call.page_size == PAGE_KEYS and rest == 0 and call.num_pages * lines <= MOST
-    call.can_sm90 = facts.sm90 and in_lines and values.is_contiguous() and call.alignment == 16 and dtype == torch.float32
+    call.can_sm90 = (
+        facts.sm90 and in_lines and values.is_contiguous() and call.alignment == 16 and dtype == torch.float32
+    )
     call.values, call.keys = values, kv_cache
     return _run_paged(call, facts, ranges)
 

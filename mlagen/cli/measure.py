@@ -86,6 +86,7 @@ def tune(
             "dense_decode",
             "dense_fwd",
             "merge_states",
+            "mqa_logits",
         ]
     ),
     help="Only this family of kernels; repeatable.",

@@ -160,18 +160,20 @@ class _Sizes:
         native = is_native(self.dtype, target)
         stored = self.columns * tile.block_n // (2 if self.dtype == "e2m1" else 1)
         q = tile.block_q * self.heads * self.columns * (1 if native else 2)
-        decoded = 0 if native else 2 * self.columns * tile.block_n
+        # What is decoded is an operand in registers for mma.sync.
+        decoded = 0 if native or target.dot == "mma" else 2 * self.columns * tile.block_n
         if target.backend == "hip":  # operands come from registers, by way of one buffer
             return max(q, decoded or stored) + (tile.num_stages - 1) * stored
         return q + tile.num_stages * stored + decoded + 8 * tile.block_n * tile.block_q
 
 
-def _candidates(block_q: int, columns: int, target: Target) -> list[MqaLogitsTile]:
+def _candidates(block_q: int, columns: int, target: Target, *, native: bool) -> list[MqaLogitsTile]:
     """Tiles of so many query tokens, whose products have so many columns; most wanted first."""
     wide = columns >= COLUMNS
     if target.backend == "hip":
         return [MqaLogitsTile(block_q, block_n, 4, 2, RESIDENT) for block_n in (128, 64, 32, 16)]
-    warps = 8 if wide and target.dot != "wgmma" else 4  # of which two programs hide each other's sums on sm90
+    # Native products on sm90 need no more: two programs hide each other's sums. Elsewhere four warps would spill.
+    warps = 8 if wide and not (native and target.dot == "wgmma") else 4
     return [
         MqaLogitsTile(block_q, block_n, warps, stages, RESIDENT)
         for block_n, stages in ((128, 4), (128, 3), (128, 2), (64, 3), (64, 2), (32, 2), (16, 2), (16, 1))
@@ -180,7 +182,7 @@ def _candidates(block_q: int, columns: int, target: Target) -> list[MqaLogitsTil
 
 def _choose(block_q: int, sizes: _Sizes, target: Target) -> MqaLogitsTile | None:
     """The first candidate of which RESIDENT programs fit, or, where none does, one."""
-    found = _candidates(block_q, block_q * sizes.heads, target)
+    found = _candidates(block_q, block_q * sizes.heads, target, native=is_native(sizes.dtype, target))
     for resident in (RESIDENT, 1):
         limit = min(target.shared_limit, target.shared_per_sm // resident - target.shared_reserve)
         for tile in found:

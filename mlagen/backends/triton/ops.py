@@ -22,6 +22,8 @@ TENSOR = "torch.Tensor"
 TYPES = {
     TENSOR: "Tensor",
     f"{TENSOR} | None": "Tensor?",
+    f"tuple[{TENSOR}, {TENSOR}]": "Tensor[]",
+    f"tuple[{TENSOR}, {TENSOR} | None]": "Tensor?[]",
     f"tuple[{TENSOR}, {TENSOR}] | None": "Tensor[]?",
     "bool": "bool",
     "float": "float",

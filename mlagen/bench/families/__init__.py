@@ -14,6 +14,7 @@ from mlagen.bench.families import (
     indexer_cache,
     indices,
     merge_states,
+    mqa_logits,
     sparse_decode,
     sparse_fwd,
     topk,
@@ -49,6 +50,7 @@ FAMILIES = {
     "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials),
     "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials),
     "topk": Family(topk.topk_shapes, topk.topk_trials),
+    "mqa_logits": Family(mqa_logits.logits_shapes, mqa_logits.logits_trials),
 }
 
 

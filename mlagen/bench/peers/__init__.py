@@ -12,6 +12,7 @@ from mlagen.bench.peers.dense_fwd import dense_fwd_peers
 from mlagen.bench.peers.indexer_cache import indexer_cache_peers
 from mlagen.bench.peers.indices import indices_peers
 from mlagen.bench.peers.merge_states import merge_states_peers
+from mlagen.bench.peers.mqa_logits import mqa_logits_peers
 from mlagen.bench.peers.sparse_decode import sparse_decode_peers
 from mlagen.bench.peers.sparse_fwd import sparse_fwd_peers
 from mlagen.bench.peers.topk import topk_peers
@@ -30,6 +31,7 @@ PEERS: dict[str, Callable[[BenchPackage, Any, Sequence[Any]], Iterable[Entrant[A
     "dense_fwd": dense_fwd_peers,
     "merge_states": merge_states_peers,
     "topk": topk_peers,
+    "mqa_logits": mqa_logits_peers,
 }
 
 

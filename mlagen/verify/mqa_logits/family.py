@@ -160,7 +160,7 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
         return _build(subject, ScheduleCase("", ""), 0).arguments
     if case.wrapper in (FLAT, FLAT_PAIR):
         return _build(subject, FlatCase("", "", case.wrapper, 3, 16), 0).arguments
-    arguments = _build(subject, PagedCase("", "", case.wrapper, (30, 70), next_n=2), 0).arguments
+    arguments = _build(subject, PagedCase("", "", case.wrapper, (30, 70), next_n=2, clean=True), 0).arguments
     lens = arguments["context_lens"]
     return arguments | {"schedule_meta": schedule(lens.cpu(), 4, UNIT).to(lens.device)}
 
