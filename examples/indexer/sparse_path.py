@@ -26,6 +26,7 @@ NAME = "dsv32_fp8"  # its caches have 656 bytes a token for attention, and 132 f
 HIDDEN, HEADS, LATENT, ROPE = 256, 16, 512, 64
 INDEX_HEADS, INDEX_DIM = 64, 128
 PAGE = 64
+TIE = 1e-3  # of the largest score, within which two of them are equal
 OFF = 0.02  # of the largest output: bf16 outputs of rows in e4m3, whose sums differ in order alone
 
 
@@ -206,20 +207,33 @@ def reference(layer: Layer, hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     rows = torch.cat([rounded(row[:, :LATENT], 128), row[:, LATENT:].float()], 1)
     logits = torch.einsum("thd,sd->ths", q.float(), rows) * (LATENT + ROPE) ** -0.5
     attention = logits.masked_fill(~chosen[:, None], float("-inf")).softmax(-1)
-    return torch.einsum("ths,sd->thd", attention, rows[:, :LATENT]), scores.masked_fill(~chosen, float("-inf"))
+    return torch.einsum("ths,sd->thd", attention, rows[:, :LATENT]), scores
 
 
 def compare(what: str, out: Tensor, picked: Tensor, theirs: tuple[Tensor, Tensor]) -> bool:
-    """Prints how far both agree; False where they part."""
+    """Prints how far both agree; False where they part by more than rounding does.
+
+    A set may hold another key than the reference's where the scores of the two are equal but for rounding: tensor cores
+    add products in fewer bits than fp32 has.
+    """
     import torch
 
     wanted, scores = theirs
-    sets = torch.zeros(*scores.shape[:-1], scores.shape[-1] + 1, dtype=torch.bool, device=scores.device)
-    sets.scatter_(-1, picked.long().where(picked >= 0, scores.shape[-1]), True)
-    same = (sets[..., :-1] == scores.isfinite()).all(-1)
+    kept = torch.zeros(*scores.shape[:-1], scores.shape[-1] + 1, dtype=torch.bool, device=scores.device)
+    kept = kept.scatter(-1, picked.long().where(picked >= 0, scores.shape[-1]), True)[..., :-1]
+    seen = scores.isfinite()
+    count = seen.sum(-1, keepdim=True).clamp(max=picked.shape[-1])
+    least = scores.sort(dim=-1, descending=True).values.gather(-1, count - 1)
+    apart = (kept != (scores >= least)) & seen
+    same = ~apart.any(-1)
+    gap = ((scores - least).abs() * apart).nan_to_num(0.0, 0.0, 0.0).amax() / scores[seen].abs().amax()
     off = ((out.float() - wanted).abs().amax() / wanted.abs().amax()).item()
-    print(f"{what}: {int(same.sum())} of {same.numel()} sets the same, output off by {off:.1e} of its largest value")
-    return bool(same.all()) and off < OFF
+    right = bool((kept & ~seen).sum() == 0) and bool((kept.sum(-1, keepdim=True) == count).all())
+    print(
+        f"{what}: {int(same.sum())} of {same.numel()} sets the same, others by keys within {gap:.1e} of the last score; "
+        f"output off by {off:.1e} of its largest value"
+    )
+    return right and gap < TIE and off < OFF
 
 
 def main() -> int:

@@ -87,6 +87,7 @@ def tune(
             "dense_fwd",
             "merge_states",
             "mqa_logits",
+            "topk",
         ]
     ),
     help="Only this family of kernels; repeatable.",
