@@ -230,7 +230,7 @@ def compare(what: str, out: Tensor, picked: Tensor, theirs: tuple[Tensor, Tensor
     off = ((out.float() - wanted).abs().amax() / wanted.abs().amax()).item()
     right = bool((kept & ~seen).sum() == 0) and bool((kept.sum(-1, keepdim=True) == count).all())
     print(
-        f"{what}: {int(same.sum())} of {same.numel()} sets the same, others by keys within {gap:.1e} of the last score; "
+        f"{what}: {int(same.sum())} of {same.numel()} sets the same, others by keys within {gap:.1e} of the last; "
         f"output off by {off:.1e} of its largest value"
     )
     return right and gap < TIE and off < OFF

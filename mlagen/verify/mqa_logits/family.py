@@ -64,7 +64,10 @@ def _call(run: LogitsRun, **given: Any) -> Results:
     if case.positional:
         positional, named = list(arguments.values()), {}
     planned = case.multiprocessors if isinstance(case, FlatCase) else None
-    return {"logits": run.subject.call(case.wrapper, *positional, multiprocessors=planned, **named, **given)}
+    logits = run.subject.call(case.wrapper, *positional, multiprocessors=planned, **named, **given)
+    if run.subject.device == "cpu" or not torch.cuda.is_current_stream_capturing():
+        _check_rows(logits)
+    return {"logits": logits}
 
 
 def _compare(run: LogitsRun, results: Results) -> list[Figure]:
@@ -78,7 +81,6 @@ def _compare(run: LogitsRun, results: Results) -> list[Figure]:
     columns = arguments["max_context_len"] if isinstance(case, PagedCase) else case.compressed or case.keys
     dtype = torch.bfloat16 if case.bf16 else torch.float32
     require_tensors(run, results, {"logits": (dtype, (tokens, columns))})
-    _check_rows(results["logits"])
     every = list(range(tokens))
     return [_compare_tokens(run, results["logits"], every, run.inputs.expected, columns)] if tokens else []
 
@@ -149,9 +151,11 @@ def _sampled(run: LogitsRun) -> list[Figure]:
 
 
 def _renew(run: LogitsRun) -> Iterator[None]:
-    names = ("cu_seq_len_k_start", "cu_seq_len_k_end") if isinstance(run.case, FlatCase) else ("context_lens",)
-    for name in names:
-        checks.flip(run.inputs.arguments[name])
+    arguments = run.inputs.arguments
+    if isinstance(run.case, FlatCase):
+        checks.flip(arguments["cu_seq_len_k_start"], arguments["cu_seq_len_k_end"])
+    else:  # a table names pages as far as its request's keys reach, so that lengths may only fall
+        arguments["context_lens"].sub_(1).clamp_(min=0)
     yield
 
 
