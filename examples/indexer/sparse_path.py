@@ -1,6 +1,7 @@
 """DeepSeek V3.2's whole sparse path by one generated package, beside the same in plain torch.
 
-    python examples/indexer/sparse_path.py [--device cpu] [--tokens 600] [--topk 2048]
+    mlagen build examples/indexer/dsv32_indexer.yaml --no-verify
+    python examples/indexer/sparse_path.py [--device cpu] [--tokens 600] [--topk 2048] [--packages generated]
 
 Hidden states to queries and keys of the indexer, its cache, logits, top-k, slots, sparse attention: first the prefill
 of two requests, then a decode of one more token of each. On a CPU the kernels run in Triton's interpreter, as `mlagen
@@ -21,8 +22,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-PACKAGES = Path(__file__).resolve().parents[2] / "generated"
-NAME = "dsv32_fp8"  # its caches have 656 bytes a token for attention, and 132 for the indexer
+NAME = "dsv32_indexer"  # its caches have 656 bytes a token for attention, and 132 for the indexer
 HIDDEN, HEADS, LATENT, ROPE = 256, 16, 512, 64
 INDEX_HEADS, INDEX_DIM = 64, 128
 PAGE = 64
@@ -30,11 +30,11 @@ TIE = 1e-3  # of the largest score, within which two of them are equal
 OFF = 0.02  # of the largest output: bf16 outputs of rows in e4m3, whose sums differ in order alone
 
 
-def prepare(device: str) -> ModuleType:
+def prepare(device: str, packages: Path) -> ModuleType:
     """The package; on a CPU, with Triton's interpreter mended and a GPU's tiles."""
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    sys.path.insert(0, str(PACKAGES))
+    sys.path.insert(0, str(packages))
     package = importlib.import_module(NAME)
     if device == "cpu":
         from mlagen.verify import interpreter
@@ -242,8 +242,9 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", choices=("cpu", "cuda"))
     parser.add_argument("--tokens", type=int, default=600, help="of the longer request; the other has two thirds")
     parser.add_argument("--topk", type=int, default=2048, help="keys that a token attends to")
+    parser.add_argument("--packages", default="generated", type=Path, help="folder of the generated package")
     chosen = parser.parse_args()
-    package = prepare(chosen.device)
+    package = prepare(chosen.device, chosen.packages)
     import torch
 
     torch.manual_seed(0)
