@@ -1,4 +1,4 @@
-"""The example of the indexer picks the keys that plain torch picks, and attends to them, in the interpreter and on a GPU."""
+"""The example of the indexer picks the keys that plain torch picks, in the interpreter and on a GPU."""
 
 from __future__ import annotations
 
