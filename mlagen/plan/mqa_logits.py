@@ -18,7 +18,7 @@ from mlagen.spec import Spec
 
 COLUMNS = 128  # (query token, head) pairs of a program: a key that is loaded meets so many
 MOST_BLOCK_Q = 16  # query tokens of a program, however few heads there are
-UNALIGNED_BLOCK_N = 32  # loads of single bytes take many registers
+UNALIGNED_BLOCK_N = 16  # loads of single bytes take many registers
 UNIT = 64  # keys: the schedule of paged calls shares requests out in such units
 SCHEDULE_ROWS = 16  # of the schedule that a program finds
 SCHEDULE_REQUESTS = 256  # whose lengths a program takes at a time
@@ -201,7 +201,12 @@ def _tiles_of(spec: Spec, sizes: _Sizes, target: Target) -> MqaLogitsTiles:
         message = f"a query token of {sizes.heads} heads of {sizes.columns} columns, and 16 keys, exceed shared memory"
         raise LimitError(f"specs/{spec.name}.yaml: {target.name}: {message}")
     unaligned = [
-        replace(tile, block_n=min(UNALIGNED_BLOCK_N, tile.block_n), num_stages=min(2, tile.num_stages))
+        replace(
+            tile,
+            block_n=min(UNALIGNED_BLOCK_N, tile.block_n),
+            num_warps=4,
+            num_stages=min(2, tile.num_stages),
+        )
         for tile in fitting
     ]
     return MqaLogitsTiles(fitting[-1], tuple(fitting), tuple(unaligned))

@@ -223,7 +223,7 @@ def _schedule_cases(big: bool) -> Iterator[ScheduleCase]:
     yield case("typical")
     for ranges in (1, 15, 16, 132, 148):
         yield case(f"ranges: {ranges}", ranges=ranges, lengths=(700, 0, 65, 64, 1, 5000, 0, 0))
-    yield case("tokenwise", next_n=3, lengths=(700, 0, 65, 64, 1, 5000))
+    yield case("tokenwise", next_n=3, lengths=(700, 0, 65, 65, 1, 5000))
     yield case("lengths: none", lengths=(0, 0))
     yield case("lengths: negative", lengths=(-9, 400, -(2**31)))
     yield case("lengths: large", lengths=(2**30, 1, 2**30 + 63, 2**31 - 64), ranges=132)
