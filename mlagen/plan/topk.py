@@ -107,8 +107,7 @@ def make_topk_plan() -> TopkPlan:
             TopkTileRow(4096, None, TopkTile(4, 8, is_long=False)),
             TopkTileRow(8192, None, TopkTile(4, 16, is_long=False)),
             TopkTileRow(16384, None, TopkTile(8, 16, is_long=False)),
-            TopkTileRow(None, 2048, TopkTile(2, 16, is_long=True)),
-            TopkTileRow(None, None, TopkTile(4, 16, is_long=True)),
+            TopkTileRow(None, None, TopkTile(8, 8, is_long=True)),  # others spill under some Triton
         ),
         programs_per_sm=PROGRAMS_PER_SM,
         merge_tiles=(

@@ -15,6 +15,7 @@ from mlagen.spec import Spec
 FP8 = ("fp8_mqa_logits", "fp8_fp4_mqa_logits", "get_paged_mqa_logits_metadata", "fp8_paged_mqa_logits")
 FP4 = ("fp8_fp4_mqa_logits", "get_paged_mqa_logits_metadata", "fp8_fp4_paged_mqa_logits")
 FLAT, PAGED, SCHEDULE = "_mqa_logits_kernel", "_paged_mqa_logits_kernel", "_schedule_kernel"
+FLAT_SM90, PAGED_SM90 = "_mqa_logits_sm90_kernel", "_paged_mqa_logits_sm90_kernel"
 
 
 def logits_spec(heads: int = 64, columns: int = 128, layout: object = "indexer_fp8", **changes: object) -> Spec:
@@ -101,7 +102,13 @@ def test_variants_are_of_each_tile_and_both_alignments(layout, tmp_path):
 
 @pytest.mark.parametrize(
     ("wrapper", "kernels"),
-    [(FP8[0], {FLAT}), (FP8[1], {FLAT}), (FP8[2], {SCHEDULE}), (FP8[3], {PAGED}), (FP4[2], {PAGED})],
+    [
+        (FP8[0], {FLAT, FLAT_SM90}),
+        (FP8[1], {FLAT, FLAT_SM90}),
+        (FP8[2], {SCHEDULE}),
+        (FP8[3], {PAGED, PAGED_SM90}),
+        (FP4[2], {PAGED, PAGED_SM90}),
+    ],
 )
 def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernels, tmp_path):
     found = enumerate_plan(make_plan(logits_spec(wrappers=(wrapper,), targets=("sm90",))), tmp_path)

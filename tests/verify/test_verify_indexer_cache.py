@@ -55,6 +55,7 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "odd": {"indexer": {"head_dim": 97, "rope_head_dim": 30, **GPTJ}, "layout": ODD},
     "still": {"indexer": {"head_dim": 64, "rope_head_dim": 0}, "layout": "indexer_fp8"},
 }
+FIRST = ("halves", "pairs")  # which every run holds to all of their cases
 
 
 def indexed(name: str, wrappers: tuple[str, ...] = tuple(SHORT), **changes: Any) -> Spec:
@@ -169,7 +170,9 @@ def test_what_a_spec_lacks_is_left_out():
         assert {case.wrapper for case in found if isinstance(case, RefusedCase | KeysCase)} == {wrapper}
 
 
-@pytest.mark.parametrize("name", PACKAGES)
+@pytest.mark.parametrize(
+    "name", ["halves", "pairs", *(pytest.param(name, marks=pytest.mark.slow) for name in PACKAGES if name not in FIRST)]
+)
 def test_a_package_holds_every_case(name, tmp_path):
     changes = {"q_scale_rule": {"rounding": "nearest", "floor": 1e-10}} if name == "fnuz" else {}
     # Of targets one without e4m3 and one that rounds to it.

@@ -92,10 +92,10 @@ def test_a_package_of_fp8_keys_holds_every_case(package):
 @pytest.mark.parametrize(
     ("heads", "columns", "layout", "wrappers"),
     [
-        (1, 20, " {layout: indexer_fp8}", WRAPPERS),
+        pytest.param(1, 20, " {layout: indexer_fp8}", WRAPPERS, marks=pytest.mark.slow),
         (16, 200, " {layout: indexer_mxfp4}", PACKED),
         (32, 64, FNUZ, WRAPPERS),
-        (128, 128, " {layout: indexer_mxfp4}", PACKED),
+        pytest.param(128, 128, " {layout: indexer_mxfp4}", PACKED, marks=pytest.mark.slow),
     ],
 )
 def test_any_heads_columns_and_layout_hold_on_every_target(heads, columns, layout, wrappers, tmp_path):

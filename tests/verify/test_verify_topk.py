@@ -76,6 +76,14 @@ def test_cases_have_names_of_their_own_and_every_pattern(device):
         assert alone < set(names)
 
 
+def test_a_package_of_top_k_kernels_holds_the_cases_that_differ_most(package):
+    only = ["*: typical", "*scores: ties", "*scores: special", "*scores: equal", "*k: 500", "*both starts", "*ranges"]
+    results = verify_package(package, workers=1, targets=["sm90"], only=[*only, "*next_n: 3*", "*ranks: 8*"])
+    assert len(results) > 15
+    assert [str(error) for error in mismatches(results)] == []
+
+
+@pytest.mark.slow
 def test_a_package_of_top_k_kernels_holds_every_case(package):
     results = verify_package(package, workers=1, targets=["sm90"])
     assert len(results) > 300

@@ -49,8 +49,8 @@ FAMILIES = {
     "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials),
     "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials),
     "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials),
-    "topk": Family(topk.topk_shapes, topk.topk_trials),
     "mqa_logits": Family(mqa_logits.logits_shapes, mqa_logits.logits_trials),
+    "topk": Family(topk.topk_shapes, topk.topk_trials),
 }
 
 
