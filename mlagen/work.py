@@ -7,7 +7,9 @@ from __future__ import annotations
 
 ITEMSIZE = 2  # bytes of an element of q, of out and of a row that is not quantised
 INDEX_BYTES = 4
+SCORE_BYTES = 4  # fp32
 SLOT_BYTES = 8
+FLOAT_BYTES = 4
 
 
 def flops(tokens: int, num_heads: int, keys: int, d_qk: int, d_v: int) -> int:
@@ -41,6 +43,28 @@ def gather_bytes(tokens: int, columns: int, row_bytes: int, pages: int, *, integ
     return tokens * (row_bytes + columns * ITEMSIZE) + (pages + integers) * INDEX_BYTES
 
 
+def keys_bytes(tokens: int, row_bytes: int, pages: int, requests: int) -> int:
+    """Bytes of gathering index keys as they are stored: in and out, the table of `pages`, where requests begin."""
+    return 2 * tokens * row_bytes + (pages + requests + 1) * INDEX_BYTES
+
+
+def query_bytes(tokens: int, heads: int, columns: int, rope: int, stored: int) -> int:
+    """Bytes of quantising the indexer's query: heads as computed and as stored, weights in and out, positions, angles.
+
+    Args:
+        tokens, heads, columns: sizes of the query.
+        rope: columns that RoPE rotates.
+        stored: bytes of a head as it is stored.
+    """
+    head = columns * ITEMSIZE + stored + 2 * FLOAT_BYTES
+    return tokens * (heads * head + SLOT_BYTES + rope * FLOAT_BYTES)
+
+
+def normalise_bytes(tokens: int, columns: int, rope: int, row_bytes: int) -> int:
+    """Bytes of writing keys that are normalised and rotated: those of a writer, positions and angles of each token."""
+    return write_bytes(tokens, columns, row_bytes) + tokens * (SLOT_BYTES + rope * FLOAT_BYTES)
+
+
 def map_bytes(tokens: int, topk: int, pages: int, *, counts: bool) -> int:
     """Bytes of mapping indices to slots: both of them, each token's request, the table of `pages`; valid ones counted.
 
@@ -55,3 +79,18 @@ def map_bytes(tokens: int, topk: int, pages: int, *, counts: bool) -> int:
 def combine_bytes(tokens: int, topk: int, width: int, requests: int) -> int:
     """Bytes of combining full rows of `topk` indices with a window to rows of `width`; three integers a request."""
     return (tokens * (topk + width + 1) + 3 * requests + 1) * INDEX_BYTES
+
+
+def topk_bytes(scores: int, rows: int, topk: int) -> int:
+    """Bytes of a selection: each fp32 score that a row sees once, its picks, and a length a row."""
+    return scores * SCORE_BYTES + rows * (topk + 1) * INDEX_BYTES
+
+
+def logits_flops(heads: int, pairs: int, columns: int) -> int:
+    """FLOPs of the lightning indexer's products, of so many pairs of a query token and a key."""
+    return 2 * heads * pairs * columns
+
+
+def logits_bytes(read: int, weights: int, pairs: int) -> int:
+    """Fewest bytes of the lightning indexer's logits: q and keys, `read` bytes, weights, and a logit a pair in fp32."""
+    return read + 4 * (weights + pairs)

@@ -96,7 +96,8 @@ def compare(mode: str, ours: dict[str, Any], theirs: dict[str, Any], package: st
         found["seen"] += f"; vLLM's own backend: {b['failed'].splitlines()[0][:160]}"
     if "rates" in a and "rates" in b:
         found["rates"] = {"vllm": b["rates"], "mlagen": a["rates"]}
-    return found | {"in use": used, "holds": used and holds}
+    indexes = used and "mlagen_vllm" in (ours.get("indexer") or "")
+    return found | {"in use": "with its indexer" if indexes else "yes" if used else "no", "holds": used and holds}
 
 
 def table(found: dict[str, dict[str, Any]]) -> list[str]:
@@ -113,7 +114,7 @@ def table(found: dict[str, dict[str, Any]]) -> list[str]:
             for what in ("decode", "prefill")
             for who in ("vllm", "mlagen")
         ]
-        cells = [name, "yes" if one["in use"] else "no", one["equal"], *numbers, *rates, one["seen"]]
+        cells = [name, one["in use"], one["equal"], *numbers, *rates, one["seen"]]
         lines.append("| " + " | ".join([*cells, "yes" if one["holds"] else "no"]).replace("\n", " ") + " |")
     return lines
 

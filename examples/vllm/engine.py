@@ -195,6 +195,7 @@ def start(asked: argparse.Namespace, report: Report) -> Any:
         made.append(make_engine(asked))
         classes = made[0].collective_rpc("attention_classes")
         report.found |= {"backends": sorted({one for rank in classes for one in rank})}
+        report.found |= {"indexer": made[0].collective_rpc("logits_module")[0]}
         report.found |= {"device": torch.cuda.get_device_name(), "ready": time.monotonic() - began}
         return {}
 

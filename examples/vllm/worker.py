@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import vllm.model_executor.model_loader.dummy_loader as loader
@@ -26,3 +27,8 @@ class Look:
         layers = self.vllm_config.compilation_config.static_forward_context.values()
         found = {layer.get_attn_backend() for layer in layers if hasattr(layer, "get_attn_backend")}
         return sorted(f"{one.__module__}.{one.__qualname__}" for one in found)
+
+    def logits_module(self) -> str | None:
+        """The module whose function scores the indexer's keys; None: vLLM has loaded no indexer."""
+        indexer = sys.modules.get("vllm.model_executor.layers.sparse_attn_indexer")
+        return getattr(getattr(indexer, "fp8_fp4_mqa_logits", None), "__module__", None)

@@ -27,7 +27,7 @@ FIRST_BARRIER = 4  # of the named ones, above those that Triton takes
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
 
 
-def _register_split(registers: Registers) -> str:
+def register_split(registers: Registers) -> str:
     """The split of registers as a kernel's module chooses it, by the minor version of Triton where it has others."""
     split = str(list(registers.split))
     if not registers.under:
@@ -88,7 +88,7 @@ class Sm90Module:
             "sm90": sm90,
             "kernel": self.kernel,
             **interface(self.arguments(plan), *self.constexprs),
-            "register_split": _register_split(sm90.registers),
+            "register_split": register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if sm90.d_tail else "NEG_LARGE",
             "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
             "scaled": plan.splits.partials.scaled,
@@ -465,7 +465,7 @@ class DenseFwdModule:
             **values,
             "kernel": self.KERNEL,
             **interface(self._arguments(plan)),
-            "register_split": _register_split(sm90.registers),
+            "register_split": register_split(sm90.registers),
             "result_columns": register_columns(values["d_v"]),
             "itemsize": ITEMSIZE,
             "k_chunks": k_chunks,

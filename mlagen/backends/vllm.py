@@ -19,6 +19,7 @@ INDEXER_BLOCK_SIZE = 64  # tokens a page, or a multiple, that vLLM's indexer tak
 CONVERTER = "triton_convert_req_index_to_global_index"  # which vLLM's own of that name need not do, nor compile late
 PACKED = "fp8_ds_mla"  # vLLM's word for rows of one size, whose RoPE columns are zeros in a model without
 PACKED_DIMS = (512, 64)  # kv_lora_rank and qk_rope_head_dim of those rows
+INDEXER = ("fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits", "get_paged_mqa_logits_metadata")  # what its indexer calls
 
 
 @dataclass(frozen=True)
@@ -74,8 +75,10 @@ def plugin_files(plan: Plan) -> list[GeneratedFile]:
     """
     kind = _kind(plan)
     context = _context(plan, kind)
+    indexer = [GeneratedFile("indexer.py", "vllm/indexer.py.jinja", context)] if context["indexes"] else []
     return [
         GeneratedFile("backend.py", f"vllm/{kind.template}.py.jinja", context),
+        *indexer,
         GeneratedFile("__init__.py", "vllm/__init__.py.jinja", context),
     ]
 
@@ -153,4 +156,5 @@ def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
         "takes_length": not dense and plan.sparse_attention.topk_length != "none",
         "unserved": kind.unserved,
         "converts": CONVERTER in plan.spec.wrappers,
+        "indexes": set(INDEXER) <= set(plan.spec.wrappers),
     }

@@ -84,8 +84,8 @@ def report_error(error: MlagenError) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Prints plain values as JSON on stdout."""
-    click.echo(json.dumps(value, indent=2))
+    """Prints plain values, and parts of a spec among them, as JSON on stdout."""
+    click.echo(json.dumps(value, indent=2, default=lambda part: part.model_dump(mode="json")))
 
 
 def command_line(context: click.Context) -> str:

@@ -10,18 +10,19 @@ from rich.table import Table
 from rich.text import Text
 
 from mlagen.layout import CacheLayout, LayoutError, ScalesField, compose
-from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS
+from mlagen.spec.stored import INDEXER_DIMS, INDEXER_LAYOUTS, LAYOUT_DIMS, NAMED_LAYOUTS
 
 PAGE = 64  # tokens a page where nothing says how many, and of golden pages
 
-Dims = tuple[int, int]  # kv_lora_rank, qk_rope_head_dim
+Dims = tuple[int, int]  # kv_lora_rank, qk_rope_head_dim; of an indexer's key all its columns, and 0
+LAYOUTS, DIMS = NAMED_LAYOUTS | INDEXER_LAYOUTS, LAYOUT_DIMS | INDEXER_DIMS
 
 
 def named_layouts() -> Iterator[tuple[CacheLayout, Dims]]:
     """Each named layout on the dims of each of its models."""
-    for name, every in LAYOUT_DIMS.items():
+    for name, every in DIMS.items():
         for dims in every:
-            yield compose(NAMED_LAYOUTS[name], *dims), dims
+            yield compose(LAYOUTS[name], *dims), dims
 
 
 def as_json(layout: CacheLayout, dims: Dims, block_size: int | None) -> dict[str, Any]:
@@ -85,10 +86,10 @@ def _of_equal_bytes(layout: CacheLayout, dims: Dims) -> list[tuple[CacheLayout, 
     An unquantised cache is a tensor of its dtype, so nobody takes it for another.
     """
     found: dict[str, tuple[CacheLayout, Dims]] = {}
-    for name, every in LAYOUT_DIMS.items():
-        for others_dims in dict.fromkeys((*every, dims)):
+    for name, every in DIMS.items():
+        for others_dims in dict.fromkeys((*every, dims)) if name in NAMED_LAYOUTS else every:
             try:
-                other = compose(NAMED_LAYOUTS[name], *others_dims)
+                other = compose(LAYOUTS[name], *others_dims)
             except LayoutError:
                 continue
             if other.quantised and layout.quantised and other.row_bytes == layout.row_bytes:

@@ -22,10 +22,11 @@ from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
 from mlagen.emit.render import RenderedFile, template_dir
 from mlagen.errors import SpecErrors, ToolError, UnprovedError, UsageError
-from mlagen.layout import layouts_of
+from mlagen.layout import indexer_layout_of, layouts_of
 from mlagen.plan import (
     FAMILIES,
     CachePlan,
+    IndexerRows,
     IndexUnionPlan,
     LatentFamily,
     Plan,
@@ -79,10 +80,21 @@ def show_plan(spec: Path, as_json: bool) -> None:
         launches = [combine, *launches]
     if launches:
         out.print("; ".join(launches))
+    if plan.indexer_rows is not None:
+        _print_indexer(plan.indexer_rows)
     for text in plan.fits.values():
         out.print(f"tiles hold for: {text}", markup=False)
     for family in plan.latent:
         _print_tiles(family, dims.num_heads)
+
+
+def _print_indexer(rows: IndexerRows) -> None:
+    """Prints the sizes of the indexer, how it rotates, and how its keys and its query are stored."""
+    indexer, layout = rows.indexer, rows.layout
+    rope = f"RoPE {indexer.rope} on the {indexer.rope_at} {indexer.rope_head_dim}" if indexer.rope else "no RoPE"
+    ratio = f", a key for {indexer.compress_ratio} tokens" if indexer.compress_ratio > 1 else ""
+    sizes = f"{indexer.num_heads} heads of {indexer.head_dim} columns, {rope}, topk {indexer.topk}{ratio}"
+    out.print(f"indexer: {sizes}; keys {layout.name}, {layout.row_bytes} bytes", markup=False)
 
 
 def _print_tiles(family: LatentFamily, num_heads: int) -> None:
@@ -175,6 +187,12 @@ def _plan_json(plan: Plan) -> dict[str, object]:
         "layout": None
         if plan.layout is None
         else {**dataclasses.asdict(plan.layout), "fingerprint": plan.layout.fingerprint},
+        "indexer_layout": None
+        if plan.indexer_rows is None
+        else {
+            **dataclasses.asdict(plan.indexer_rows.layout),
+            "fingerprint": plan.indexer_rows.layout.fingerprint,
+        },
         "fits": plan.fits,
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
@@ -187,20 +205,25 @@ def _plan_json(plan: Plan) -> dict[str, object]:
 @SPEC
 @JSON
 def show_layout(spec: Path, as_json: bool) -> None:
-    """Prints where each byte of a cached token of SPEC is, of both caches if it has two."""
+    """Prints where each byte of a cached token of SPEC is, of each of its caches."""
     loaded = load(spec)
-    dims = (loaded.model.kv_lora_rank, loaded.model.qk_rope_head_dim)
-    caches = (("cache", loaded.cache), ("extra_cache", loaded.extra_cache))
+    parts, dims = loaded.model_dump(), (loaded.model.kv_lora_rank, loaded.model.qk_rope_head_dim)
+    keys = (loaded.indexer.head_dim if loaded.indexer else 0, 0)
+    caches = (
+        ("cache", loaded.cache, dims),
+        ("extra_cache", loaded.extra_cache, dims),
+        ("indexer_cache", loaded.indexer_cache, keys),
+    )
     shown = [
-        (name, layout, cache.block_size)
-        for (name, cache), layout in zip(caches, layouts_of(loaded.model_dump()), strict=True)
+        (name, layout, columns, cache.block_size)
+        for (name, cache, columns), layout in zip(caches, (*layouts_of(parts), indexer_layout_of(parts)), strict=True)
         if cache and layout
     ]
     if as_json:
-        print_json({name: layouts.as_json(layout, dims, block_size) for name, layout, block_size in shown})
+        print_json({name: layouts.as_json(layout, columns, size) for name, layout, columns, size in shown})
         return
-    for name, layout, block_size in shown:
-        for line in layouts.as_text(layout, dims, block_size):
+    for name, layout, columns, block_size in shown:
+        for line in layouts.as_text(layout, columns, block_size):
             out.print(line if line.startswith(" ") else f"{name}: {line}", markup=False)
 
 

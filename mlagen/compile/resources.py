@@ -156,7 +156,8 @@ def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) ->
             f"{taken.registers} registers a thread and {taken.num_warps} warps a program in use",
             f"a smaller tile or more warps (now {taken.num_warps})",
         )
-    expected, found = products.get((taken.kernel, taken.block_h)), taken.instructions.get("HGMMA", 0)
+    expected = products.get((taken.kernel, taken.block_h))
+    found = sum(taken.instructions.get(name, 0) for name in ("HGMMA", "QGMMA"))  # of 16-bit and of 8-bit operands
     if expected is not None and taken.target == SM90 and expected != found:
         yield (
             f"{found} warpgroup products in the code - expected {expected}: one was split, doubled or left out",

@@ -9,6 +9,8 @@ from mlagen.layout.layout import (
     ScaleRule,
     ScalesField,
     compose,
+    indexer_layout_of,
+    indexer_query_layout_of,
     layouts_of,
 )
 
@@ -21,5 +23,7 @@ __all__ = [
     "ScaleRule",
     "ScalesField",
     "compose",
+    "indexer_layout_of",
+    "indexer_query_layout_of",
     "layouts_of",
 ]

@@ -402,3 +402,38 @@ def layouts_of(spec: Mapping[str, Any]) -> tuple[CacheLayout | None, CacheLayout
         return compose(cache["layout"], dims["kv_lora_rank"], dims["qk_rope_head_dim"], cache.get("scale_rule"))
 
     return layout(spec.get("cache")), layout(spec.get("extra_cache"))
+
+
+def indexer_layout_of(spec: Mapping[str, Any]) -> CacheLayout | None:
+    """The layout of the cache of the indexer's keys that a spec names; None for a spec that lacks it.
+
+    Args:
+        spec: a validated spec as a plain dict, `Spec.model_dump()` or `SPEC["spec"]` of a package.
+    """
+    cache, indexer = spec.get("indexer_cache"), spec.get("indexer")
+    if cache is None or indexer is None:
+        return None
+    return compose(cache["layout"], indexer["head_dim"], 0, cache.get("scale_rule"))
+
+
+def indexer_query_layout_of(spec: Mapping[str, Any]) -> CacheLayout | None:
+    """How a head of the indexer's query is quantised: values and, in a second plane, scales; None without keys' cache.
+
+    As the keys are, but for what `indexer.q_scale_rule` changes of the rule that their cache's writers follow.
+
+    Args:
+        spec: a validated spec as a plain dict, `Spec.model_dump()` or `SPEC["spec"]` of a package.
+    """
+    keys = indexer_layout_of(spec)
+    if keys is None:
+        return None
+    (values,) = keys.data
+    scales = keys.scales_of(values)
+    planes: dict[str, Any] = {"fields": [{"kind": "row", "dtype": values.dtype}]}
+    if scales is not None:
+        if pad := -values.nbytes % scales.itemsize:
+            planes["fields"].append({"kind": "pad", "bytes": pad})
+        rule = {name: value for name, value in (spec["indexer"].get("q_scale_rule") or {}).items() if value is not None}
+        stored = {"kind": "scales", "of": "row", "dtype": scales.dtype, "tile": scales.tile}
+        planes["planar_fields"] = [stored | dataclasses.asdict(scales.rule) | rule]
+    return compose({"name": keys.name, **planes}, keys.columns, 0)

@@ -7,8 +7,11 @@ from mlagen.plan.dense_decode import DenseDecodePlan
 from mlagen.plan.dense_fwd import DenseFwdPlan
 from mlagen.plan.family import Family, TiledFamily
 from mlagen.plan.index_union import IndexUnionPlan
+from mlagen.plan.indexer import IndexerRows
+from mlagen.plan.indexer_cache import IndexerCachePlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
+from mlagen.plan.mqa_logits import MqaLogitsPlan
 from mlagen.plan.ops import OPS, Op, OpsPlan
 from mlagen.plan.plan import FAMILIES, Plan, load_plan, make_plan
 from mlagen.plan.rows import Caches, StoredCache, layout_chunks
@@ -18,6 +21,7 @@ from mlagen.plan.sparse_fwd import SparseFwdPlan
 from mlagen.plan.splits import CombineTile, SplitsPlan
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import DenseFwdRow, DenseFwdTile, Tile, TileRow
+from mlagen.plan.topk import TopkPlan
 from mlagen.plan.tuned import Tuned
 
 __all__ = [
@@ -36,9 +40,12 @@ __all__ = [
     "DenseFwdTile",
     "Family",
     "IndexUnionPlan",
+    "IndexerCachePlan",
+    "IndexerRows",
     "IndicesPlan",
     "LatentFamily",
     "MergeStatesPlan",
+    "MqaLogitsPlan",
     "Op",
     "OpsPlan",
     "Plan",
@@ -52,6 +59,7 @@ __all__ = [
     "Tile",
     "TileRow",
     "TiledFamily",
+    "TopkPlan",
     "Tuned",
     "Work",
     "layout_chunks",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from mlagen.plan.indexer import indexer_rows_of
 from mlagen.spec import DenseAttention, Spec
 
 NOTHING: Mapping[str, str | None] = MappingProxyType({})
@@ -19,11 +20,13 @@ class Op:
         writes: arguments that the wrapper writes to wherever they are given, beside those that take a result.
         results: what it returns, in order, each with the argument that takes it if there is one.
         leaves_out: arguments that no operator takes: they settle how many results there are, or are no schema's type.
+        nested: the wrapper returns a pair in place of a result, of which its operator makes two.
     """
 
     writes: tuple[str, ...] = ()
     results: Mapping[str, str | None] = field(default_factory=lambda: NOTHING)
     leaves_out: tuple[str, ...] = ()
+    nested: bool = False
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -51,6 +54,26 @@ OPS: Mapping[str, Op] = {
     "compute_global_topk_indices_and_lens": Op((), {"slots": None, "lens": None}),
     "combine_topk_swa_indices": Op((), {"indices": "out", "lens": "out"}),
     "triton_convert_req_index_to_global_index": Op(("valid_counts_out",), {"slots": "out"}, ("return_valid_counts",)),
+    "fp8_mqa_logits": Op((), {"logits": None}),
+    "fp8_fp4_mqa_logits": Op((), {"logits": None}, ("logits_dtype",)),
+    "get_paged_mqa_logits_metadata": Op((), {"schedule": None}),
+    "fp8_paged_mqa_logits": Op((), {"logits": None}),
+    "fp8_fp4_paged_mqa_logits": Op((), {"logits": None}, ("logits_dtype",)),
+    "top_k_per_row_prefill": Op(("indices", "scores")),
+    "top_k_per_row_decode": Op(("indices", "scores")),
+    "persistent_topk": Op(("indices", "scores")),
+    "top_k_page_table_transform": Op(("out_raw_indices", "scores"), {"slots": "out"}),
+    "topk_merge": Op((), {"ids": "out", "scores": "out_scores"}),
+    "indexer_k_quant_and_cache": Op(("kv_cache",)),
+    "cp_gather_indexer_k_quant_cache": Op(("dst_k", "dst_scale")),
+    "fused_indexer_q_rope_quant": Op((), {"q": None, "weights": None}, ("use_fp4", "weights_out_dtype")),
+    "indexer_k_norm_rope_store": Op(("k_cache",), leaves_out=("use_fp4_cache",)),
+}
+# The same of wrappers that return a pair in place of a tensor where two columns share a byte.
+PACKED_OPS: Mapping[str, Op] = {
+    "fused_indexer_q_rope_quant": Op(
+        (), {"q": None, "q_scale": None, "weights": None}, ("use_fp4", "weights_out_dtype"), nested=True
+    ),
 }
 
 
@@ -61,10 +84,12 @@ class OpsPlan:
     Attributes:
         namespace: `torch.ops.<namespace>`, the spec's name.
         constants: values of constants that stand in signatures, by their text there.
+        ops: what each wrapper's operator says, by the wrapper's name.
     """
 
     namespace: str
     constants: Mapping[str, int | None]
+    ops: Mapping[str, Op] = field(default_factory=lambda: OPS)
 
 
 def make_ops(spec: Spec) -> OpsPlan | None:
@@ -72,4 +97,6 @@ def make_ops(spec: Spec) -> OpsPlan | None:
     if not spec.ops:
         return None
     window = spec.attention.window if isinstance(spec.attention, DenseAttention) else None
-    return OpsPlan(spec.name, {"D_V.value": spec.model.v_head_dim, "WINDOW": window})
+    rows = indexer_rows_of(spec)
+    ops = {**OPS, **PACKED_OPS} if rows and rows.packed else OPS
+    return OpsPlan(spec.name, {"D_V.value": spec.model.v_head_dim, "WINDOW": window}, ops)

@@ -16,8 +16,11 @@ from mlagen.plan.dense_fwd import DenseFwdPlan
 from mlagen.plan.family import AnyFamily, Family, TiledFamily
 from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.index_union import refusal as union_refusal
+from mlagen.plan.indexer import IndexerRows, indexer_rows_of
+from mlagen.plan.indexer_cache import IndexerCachePlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
+from mlagen.plan.mqa_logits import MqaLogitsPlan
 from mlagen.plan.ops import OpsPlan, make_ops
 from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.rows import Caches, caches_of, rows_block_size
@@ -25,6 +28,7 @@ from mlagen.plan.sm90 import refusal
 from mlagen.plan.sparse_decode import SparseDecodePlan
 from mlagen.plan.sparse_fwd import SparseFwdPlan
 from mlagen.plan.splits import SplitsPlan
+from mlagen.plan.topk import TopkPlan
 from mlagen.plan.tuned import Tuned, TunedFiles
 from mlagen.spec import DenseAttention, SparseAttention, Spec, load
 
@@ -32,10 +36,13 @@ FAMILIES: tuple[type[Family], ...] = (
     CachePlan,
     DenseDecodePlan,
     DenseFwdPlan,
+    IndexerCachePlan,
     IndicesPlan,
     MergeStatesPlan,
+    MqaLogitsPlan,
     SparseDecodePlan,
     SparseFwdPlan,
+    TopkPlan,
 )
 
 
@@ -93,6 +100,11 @@ class Plan:
     def extra_layout(self) -> CacheLayout | None:
         """Bytes of a token of the second cache; None without."""
         return self.caches.extra.layout if self.caches and self.caches.extra else None
+
+    @property
+    def indexer_rows(self) -> IndexerRows | None:
+        """Keys of the indexer, and its query; None without a cache of them."""
+        return indexer_rows_of(self.spec)
 
     @property
     def union(self) -> IndexUnionPlan | None:

@@ -24,7 +24,8 @@ class Target:
         threads_per_sm: resident threads of a multiprocessor.
         dot: what tl.dot becomes for 64 rows and more: `mma` (mma.sync), `wgmma`, `tcgen05` or `mfma`; below 64, NVIDIA
             runs mma.sync.
-        has_e4m3: float8_e4m3fn converts in hardware.
+        has_e4m3: float8_e4m3fn converts in hardware, and tl.dot multiplies it.
+        has_e4m3fnuz: tl.dot multiplies float8_e4m3fnuz.
         rounds_e4m3: fp32 becomes float8_e4m3fn in hardware and in one rounding, saturating, NaN as 0x7f. Triton goes by
             way of fp16 on sm89, which rounds twice, and CDNA 4 keeps the sign of a NaN.
         copies_tensors: blocks of a tensor are copied to shared memory by descriptor (TMA); elsewhere Triton turns such
@@ -42,6 +43,7 @@ class Target:
     threads_per_sm: int
     dot: str
     has_e4m3: bool = False
+    has_e4m3fnuz: bool = False
     rounds_e4m3: bool = False
     copies_tensors: bool = False
     pdl: bool = False
@@ -74,7 +76,8 @@ def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "
 
 def _hip(name: str, lds: int, *, has_e4m3: bool) -> Target:
     """CDNA 3 and CDNA 4 instruction set guides: LDS of a compute unit, all of which one workgroup may take."""
-    return Target(name, "hip", name, 64, lds, lds, 0, 2048, "mfma", has_e4m3=has_e4m3)
+    fp8 = {"has_e4m3": has_e4m3, "has_e4m3fnuz": not has_e4m3}  # CDNA 3 has the one, CDNA 4 the other
+    return Target(name, "hip", name, 64, lds, lds, 0, 2048, "mfma", **fp8)
 
 
 TARGETS: dict[str, Target] = {

@@ -1,5 +1,6 @@
 """The spec: what the user says, validated."""
 
+from mlagen.spec.indexer import Indexer
 from mlagen.spec.load import json_schema, load, spec_digest
 from mlagen.spec.models import DenseAttention, Presence, SparseAttention, Spec
 from mlagen.spec.needs import NEEDS
@@ -8,6 +9,7 @@ from mlagen.spec.targets import instead, runs
 __all__ = [
     "NEEDS",
     "DenseAttention",
+    "Indexer",
     "Presence",
     "SparseAttention",
     "Spec",

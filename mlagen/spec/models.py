@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from mlagen.spec.base import Dtype, Model
+from mlagen.spec.indexer import Indexer, IndexerCache, check_query
 from mlagen.spec.needs import NEEDS, at_odds, lacks
 from mlagen.spec.rules import free_name, free_namespace, refused, without_repeats
 from mlagen.spec.stored import Cache, check_layout
@@ -40,6 +41,20 @@ WrapperName = Literal[
     "compute_global_topk_indices_and_lens",
     "combine_topk_swa_indices",
     "triton_convert_req_index_to_global_index",
+    "indexer_k_quant_and_cache",
+    "cp_gather_indexer_k_quant_cache",
+    "fused_indexer_q_rope_quant",
+    "indexer_k_norm_rope_store",
+    "fp8_mqa_logits",
+    "fp8_fp4_mqa_logits",
+    "get_paged_mqa_logits_metadata",
+    "fp8_paged_mqa_logits",
+    "fp8_fp4_paged_mqa_logits",
+    "top_k_per_row_prefill",
+    "top_k_per_row_decode",
+    "persistent_topk",
+    "top_k_page_table_transform",
+    "topk_merge",
 ]
 
 
@@ -197,6 +212,13 @@ class Spec(Model):
         MultiHead | None,
         Field(description="dims of multi-head attention; absent: no wrapper computes it"),
     ] = None
+    indexer: Annotated[
+        Indexer | None,
+        Field(description="the indexer that picks sparse attention's keys; absent: no wrapper computes what it does"),
+    ] = None
+    indexer_cache: Annotated[
+        IndexerCache | None, Field(description="how the indexer's keys are stored; absent: no wrapper needs to know")
+    ] = None
     wrappers: Annotated[
         tuple[WrapperName, ...],
         Field(min_length=1, description="wrappers to generate, by API name", json_schema_extra={"uniqueItems": True}),
@@ -226,7 +248,7 @@ class Spec(Model):
     def _without_what_is_new(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A part that came later is left out where it is not asked for, so that it changes no other spec's digest."""
         values: dict[str, Any] = serialize(self)
-        later = {"multi_head": None, "partials": "fp32", "ops": False}
+        later = {"multi_head": None, "indexer": None, "indexer_cache": None, "partials": "fp32", "ops": False}
         return {name: value for name, value in values.items() if name not in later or value != later[name]}
 
     @property
@@ -266,6 +288,30 @@ class Spec(Model):
         if model is not None and heads and model.num_heads % heads:
             raise refused(f"got {heads}; takes a divisor of model.num_heads, {model.num_heads}", "num_kv_heads")
         return multi_head
+
+    @field_validator("indexer")
+    @classmethod
+    def _picks_what_attention_takes(cls, indexer: Indexer | None, info: ValidationInfo) -> Indexer | None:
+        attention = info.data.get("attention")  # absent while it is off itself
+        if indexer is None or attention is None:
+            return indexer
+        if attention.kind != "sparse":
+            raise refused("got an indexer; takes one with attention of kind sparse, whose keys it picks")
+        if attention.topk != indexer.topk:
+            raise refused(f"got {indexer.topk}; takes attention.topk, {attention.topk}", "topk")
+        return indexer
+
+    @field_validator("indexer_cache")
+    @classmethod
+    def _holds_the_indexers_keys(cls, cache: IndexerCache | None, info: ValidationInfo) -> IndexerCache | None:
+        indexer, model = info.data.get("indexer"), info.data.get("model")
+        if cache is None or model is None or "indexer" not in info.data:
+            return cache
+        if indexer is None:
+            raise refused("got a cache; takes none without indexer, whose keys it holds")
+        check_layout(cache, (indexer.head_dim, 0), model.dtype)
+        check_query(indexer, cache)
+        return cache
 
     @field_validator("wrappers")
     @classmethod

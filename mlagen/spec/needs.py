@@ -15,6 +15,8 @@ class Needs(NamedTuple):
         cache: it needs to know how rows are stored.
         multi_head: it needs the dims of multi-head attention.
         values: it needs columns of V: of multi-head attention, or of latent rows.
+        indexer: it needs the indexer's dims.
+        indexer_cache: dtypes of the indexer's keys that it takes, one of which the cache stores; empty: it knows none.
     """
 
     attention: tuple[str, ...] = ()
@@ -22,8 +24,12 @@ class Needs(NamedTuple):
     cache: bool = False
     multi_head: bool = False
     values: bool = False
+    indexer: bool = False
+    indexer_cache: tuple[str, ...] = ()
 
 
+FP8 = ("e4m3", "e4m3fnuz")
+QUANTISED = (*FP8, "e2m1")
 NEEDS: dict[str, Needs] = {
     "triton_mla_sparse_attention": Needs(("sparse",), rows=True, cache=True),
     "flash_mla_sparse_fwd": Needs(("sparse",), rows=True, cache=True),
@@ -39,6 +45,20 @@ NEEDS: dict[str, Needs] = {
     "compute_global_topk_indices_and_lens": Needs(),
     "combine_topk_swa_indices": Needs(),
     "triton_convert_req_index_to_global_index": Needs(),
+    "indexer_k_quant_and_cache": Needs(indexer=True, indexer_cache=QUANTISED),
+    "cp_gather_indexer_k_quant_cache": Needs(indexer=True, indexer_cache=QUANTISED),
+    "fused_indexer_q_rope_quant": Needs(indexer=True, indexer_cache=QUANTISED),
+    "indexer_k_norm_rope_store": Needs(indexer=True, indexer_cache=QUANTISED),
+    "fp8_mqa_logits": Needs(indexer=True, indexer_cache=FP8),
+    "fp8_fp4_mqa_logits": Needs(indexer=True, indexer_cache=QUANTISED),
+    "get_paged_mqa_logits_metadata": Needs(indexer=True, indexer_cache=QUANTISED),
+    "fp8_paged_mqa_logits": Needs(indexer=True, indexer_cache=FP8),
+    "fp8_fp4_paged_mqa_logits": Needs(indexer=True, indexer_cache=QUANTISED),
+    "top_k_per_row_prefill": Needs(),
+    "top_k_per_row_decode": Needs(),
+    "persistent_topk": Needs(),
+    "top_k_page_table_transform": Needs(),
+    "topk_merge": Needs(),
 }
 
 # Their LSE is natural whatever the spec says, and they take no sink, as FlashAttention's function has it.
@@ -67,6 +87,21 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
             return f"attention of kind {' or '.join(needs.attention)}; the spec has {got}"
     if needs.cache and "cache" in parts and parts["cache"] is None:
         return "a cache; the spec has none"
+    if needs.indexer and "indexer" in parts and parts["indexer"] is None:
+        return "indexer; the spec has none"
+    if needs.indexer_cache and "indexer_cache" in parts:
+        return _missing_keys(needs.indexer_cache, parts["indexer_cache"])
+    return None
+
+
+def _missing_keys(dtypes: Sequence[str], cache: Any) -> str | None:
+    """What of a wrapper's needs the cache of the indexer's keys does not have, in words."""
+    if cache is None:
+        return "indexer_cache; the spec has none"
+    fields = (*cache.layout.fields, *cache.layout.planar_fields)
+    stored = next(field.dtype for field in fields if field.kind in ("row", "latent"))
+    if stored not in dtypes:
+        return f"keys in {' or '.join(dtypes)}; indexer_cache stores {stored}"
     return None
 
 

@@ -130,31 +130,42 @@ class Layout(Model):
     ] = 1
 
 
-def _read_layouts() -> dict[str, Any]:
-    folder = Path(__file__).parent / "layouts"
+def _read_layouts(folder: Path) -> dict[str, Any]:
     documents = [read(path.read_text(encoding="utf-8"), path).data for path in sorted(folder.glob("*.yaml"))]
     return {document["name"]: document for document in documents}
 
 
-_READ = _read_layouts()
-# What a spec would say in place of each name.
-NAMED_LAYOUTS = {name: {key: part for key, part in found.items() if key != "dims"} for name, found in _READ.items()}
-# (kv_lora_rank, qk_rope_head_dim) of the models that keep their cache so.
-LAYOUT_DIMS: dict[str, tuple[tuple[int, int], ...]] = {name: found["dims"] for name, found in _READ.items()}
+_FOLDER = Path(__file__).parent / "layouts"
+_KV, _INDEXER = _read_layouts(_FOLDER), _read_layouts(_FOLDER / "indexer")
+# What a spec would say in place of each name, of a KV cache and of an indexer's.
+NAMED_LAYOUTS, INDEXER_LAYOUTS = (
+    {name: {key: part for key, part in found.items() if key != "dims"} for name, found in documents.items()}
+    for documents in (_KV, _INDEXER)
+)
+# (kv_lora_rank, qk_rope_head_dim) of the models that keep their cache so; of an indexer's, its head_dim and 0.
+LAYOUT_DIMS: dict[str, tuple[tuple[int, int], ...]] = {name: found["dims"] for name, found in _KV.items()}
+INDEXER_DIMS: dict[str, tuple[tuple[int, int], ...]] = {name: found["dims"] for name, found in _INDEXER.items()}
 LayoutName: Any = Literal[tuple(NAMED_LAYOUTS)]
+IndexerLayoutName: Any = Literal[tuple(INDEXER_LAYOUTS)]
 
 
 def _named_layout(value: Any) -> Any:
     return NAMED_LAYOUTS.get(value, value) if isinstance(value, str) else value
 
 
+def named_indexer_layout(value: Any) -> Any:
+    """The fields of an indexer's layout that is given by its name; anything else as it is."""
+    return INDEXER_LAYOUTS.get(value, value) if isinstance(value, str) else value
+
+
 @functools.cache
 def _named(name: str) -> Layout:
-    return Layout.model_validate(NAMED_LAYOUTS[name])
+    return Layout.model_validate((NAMED_LAYOUTS | INDEXER_LAYOUTS)[name])
 
 
-def _under_a_name_of_its_own(layout: Layout) -> Layout:
-    if layout.name in NAMED_LAYOUTS and layout != _named(layout.name):
+def under_a_name_of_its_own(layout: Layout) -> Layout:
+    """A layout, unless it is another than the one that its name stands for."""
+    if layout.name in NAMED_LAYOUTS | INDEXER_LAYOUTS and layout != _named(layout.name):
         raise refused(f"got '{layout.name}', which names another layout; takes a name of its own", "name")
     return layout
 
@@ -165,7 +176,7 @@ class Cache(Model):
     layout: Annotated[
         Layout,
         BeforeValidator(_named_layout, json_schema_input_type=LayoutName | Layout),
-        AfterValidator(_under_a_name_of_its_own),
+        AfterValidator(under_a_name_of_its_own),
         Field(description="how a cached token is stored: a name, or a mapping of fields"),
     ]
     block_size: Annotated[
@@ -193,7 +204,7 @@ def check_layout(cache: Cache, dims: tuple[int, int], dtype: Dtype) -> None:
     try:
         layout = compose(composition, *dims)
     except LayoutError as error:
-        if cache.layout.name not in NAMED_LAYOUTS:
+        if cache.layout.name not in NAMED_LAYOUTS | INDEXER_LAYOUTS:
             raise refused(str(error), "layout", *error.at) from None
         message = f"got '{cache.layout.name}', which does not fit the model: {dotted(error.at)}: {error}"
         raise refused(message, "layout") from None

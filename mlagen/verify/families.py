@@ -10,15 +10,29 @@ from mlagen.verify.case import Case
 from mlagen.verify.dense_decode.family import DENSE_DECODE
 from mlagen.verify.dense_fwd.family import DENSE_FWD
 from mlagen.verify.family import Family
+from mlagen.verify.indexer_cache.family import INDEXER_CACHE
 from mlagen.verify.indices.family import INDICES
 from mlagen.verify.merge_states.family import MERGE_STATES
+from mlagen.verify.mqa_logits.family import MQA_LOGITS
 from mlagen.verify.ops import operators
 from mlagen.verify.results import Figure
 from mlagen.verify.sparse_decode.family import SPARSE_DECODE
 from mlagen.verify.sparse_fwd.family import SPARSE_FWD
 from mlagen.verify.subject import Subject
+from mlagen.verify.topk.family import TOPK
 
-KERNELS: tuple[Family, ...] = (SPARSE_FWD, CACHE, DENSE_DECODE, INDICES, SPARSE_DECODE, MERGE_STATES, DENSE_FWD)
+KERNELS: tuple[Family, ...] = (
+    SPARSE_FWD,
+    CACHE,
+    DENSE_DECODE,
+    INDICES,
+    SPARSE_DECODE,
+    MERGE_STATES,
+    DENSE_FWD,
+    TOPK,
+    INDEXER_CACHE,
+    MQA_LOGITS,
+)
 FAMILIES: tuple[Family, ...] = (*KERNELS, operators(KERNELS))
 
 

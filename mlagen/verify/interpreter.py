@@ -29,6 +29,7 @@ from mlagen.verify import sanitizer
 _TORCH_DTYPES = {
     tl.bfloat16: torch.bfloat16,
     tl.float8e4nv: torch.float8_e4m3fn,
+    tl.float8e4b8: torch.float8_e4m3fnuz,
     tl.float8e5: torch.float8_e5m2,
 }
 _TORCH_BITS = {1: torch.uint8, 2: torch.int16}
@@ -260,6 +261,16 @@ def _fixed_lang_core(original: Any, lang: Any, scope: Any) -> None:
         ("max_contiguous", sanitizer.check_max_contiguous),
     ):
         scope.set_attr(lang, name, _checked_hint(getattr(lang, name), check))
+    scope.set_attr(lang.dtype, "to_ir", _to_ir_of(lang.dtype.to_ir))
+
+
+def _to_ir_of(known: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """What names a dtype, and fp8e4b8 too, which the interpreter forgets."""
+
+    def to_ir(self: Any, builder: Any) -> Any:
+        return builder.get_fp8e4b8_ty() if self.name == "fp8e4b8" else known(self, builder)
+
+    return to_ir
 
 
 def _checked_hint(believed: Any, check: Callable[..., None]) -> Any:

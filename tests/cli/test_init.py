@@ -35,8 +35,7 @@ SAYING = {
     "longcat_flash": ("--dtype", "bf16"),  # the model's own has no dtype
     "mistral_large3_params": ("--dtype", "bf16", "--name", "mistral_large3"),  # nor has params.json, and no model_type
 }
-# Of each config: heads; latent, RoPE and V; topk and window.
-DIMS = {
+DIMS = {  # of each config: heads; latent, RoPE and V; topk and window
     "deepseek_v2": (128, (512, 64, 512), None, None),
     "deepseek_v2_lite": (16, (512, 64, 512), None, None),
     "deepseek_v3": (128, (512, 64, 512), None, None),

@@ -138,11 +138,37 @@ def test_a_layout_that_a_spec_writes_itself_is_shown_too(run: Run, workspace: Pa
 def test_all_layouts_are_shown_side_by_side(run: Run) -> None:
     shown = run("show", "layouts").stdout
     found = json.loads(run("show", "layouts", "--json").stdout)
-    assert len({one["name"] for one in found}) == 8
+    assert len({one["name"] for one in found}) == 10
     for one in found:
         assert f"{one['row_bytes']:,}" in shown
         assert f"{one['page_bytes']:,}" in shown
         assert all(line in shown for line in one["byte_table"])
+
+
+INDEXED = """\
+name: indexed
+title: An indexer alone
+model: {num_heads: 4, dtype: bf16}
+indexer: {num_heads: 64, head_dim: 128, topk: 512, rope_head_dim: 64, rope: gptj, rope_at: last, compress_ratio: 4}
+indexer_cache: {layout: indexer_mxfp4, block_size: 32}
+wrappers: [cp_gather_indexer_k_quant_cache]
+targets: [sm90]
+"""
+
+
+def test_the_cache_of_an_indexers_keys_is_shown(run: Run, workspace: Path) -> None:
+    (workspace / "specs" / "indexed.yaml").write_text(INDEXED)
+    lines = run("show", "layout", "specs/indexed.yaml").stdout.splitlines()
+    assert lines[0] == "indexer_cache: indexer_mxfp4 on 128 columns: 68 bytes a token, 2,176 bytes a page of 32"
+    assert "  [0, 4)   row_scales  4 x ue8m0, one for 32 columns" in lines
+    found = json.loads(run("show", "layout", "specs/indexed.yaml", "--json").stdout)
+    assert [*found] == ["indexer_cache"]
+    assert found["indexer_cache"]["fingerprint"] in "".join(lines)
+    shown = run("show", "plan", "specs/indexed.yaml").stdout
+    sizes = "indexer: 64 heads of 128 columns, RoPE gptj on the last 64, topk 512, a key for 4 tokens"
+    assert f"{sizes}; keys indexer_mxfp4, 68 bytes" in " ".join(shown.split())
+    plan = json.loads(run("show", "plan", "specs/indexed.yaml", "--json").stdout)
+    assert plan["indexer_layout"]["fingerprint"] == found["indexer_cache"]["fingerprint"]
 
 
 def test_a_layout_is_shown_without_torch(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

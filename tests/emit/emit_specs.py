@@ -8,10 +8,10 @@ from typing import Any, get_args
 
 from hypothesis import assume
 from hypothesis import strategies as st
-from layout_specs import caches
+from layout_specs import caches, indexers, keys_dtype
 
 from mlagen.errors import LimitError
-from mlagen.plan import make_plan
+from mlagen.plan import FAMILIES, make_plan
 from mlagen.plan.chunks import split_columns
 from mlagen.spec import NEEDS, SparseAttention, Spec, load
 from mlagen.spec.targets import Target
@@ -19,6 +19,7 @@ from mlagen.spec.targets import Target
 ROOT = Path(__file__).parents[2]
 MOST_BLOCKS = 5  # of V: as many as a latent is cut into at most; lines of dense attention are too wide for more
 KINDS = ("sparse", "dense", None)
+GENERATED = {name for family in FAMILIES for name in family.WRAPPERS}
 PATHS = sorted((ROOT / "specs").glob("*.yaml"))
 
 
@@ -28,7 +29,7 @@ def make_spec(**changes: Any) -> Spec:
     data["attention"]["shared_indices"] = None  # which few dims and targets can have
     data.pop("partials", None)  # which wrappers without attention have not
     for name, value in changes.items():
-        if name == "multi_head":  # which a spec without leaves out
+        if name in ("multi_head", "indexer", "indexer_cache"):  # which a spec without leaves out
             data[name] = value
             continue
         (part,) = [part for part in (data, *data.values()) if isinstance(part, dict) and name in part]
@@ -63,7 +64,7 @@ def attentions(draw: st.DrawFn) -> dict[str, Any] | None:
         return {"kind": kind, "window": draw(st.none() | st.integers(1, 1 << 20)), **lse}
     return {
         "kind": kind,
-        "topk": draw(st.integers(1, 65536)),
+        "topk": draw(st.integers(1, 4096)),  # which an indexer can pick
         "window": draw(st.none() | st.integers(1, 65536)),
         "attn_sink": draw(presence),
         "topk_length": draw(presence),
@@ -95,11 +96,15 @@ def specs(draw: st.DrawFn) -> Spec:
     multi_head = draw(st.none() | multi_heads())
     # Multi-head attention has a natural LSE and no sink.
     alike = attention is None or (attention["lse_base"] == "e" and attention.get("attn_sink") != "required")
+    indexed = draw(indexers(attention["topk"] if kind == "sparse" else None, dtype)) if kind != "dense" else {}
     fitting = [
         name
         for name, needs in NEEDS.items()
-        if (not needs.attention or kind in needs.attention)
+        if name in GENERATED
+        and (not needs.attention or kind in needs.attention)
         and ((multi_head is not None and alike) or not needs.multi_head)
+        and ("indexer" in indexed or not needs.indexer)
+        and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
     ]
     spec = make_spec(
         title=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),
@@ -112,6 +117,7 @@ def specs(draw: st.DrawFn) -> Spec:
         cache=draw(caches(rank, rope, dtype)),
         extra_cache=draw(st.none() | caches(rank, rope, dtype)) if two_caches else None,
         **({} if multi_head is None else {"multi_head": multi_head}),
+        **indexed,
         wrappers=draw(some_of(fitting)),
         targets=draw(some_of(get_args(Target))),
     )

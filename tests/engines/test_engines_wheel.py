@@ -28,7 +28,7 @@ from mlagen.emit.wheel import engine_wheel
 from mlagen.layout import compose
 from mlagen.layout.codec import encode
 from mlagen.plan import load_plan
-from mlagen.spec.models import NAMED_LAYOUTS
+from mlagen.spec.stored import NAMED_LAYOUTS
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = sorted(path.stem for path in ROOT.glob("specs/*.yaml"))

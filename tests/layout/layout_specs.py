@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mlagen.layout import CacheLayout, LayoutError, ScalesField, compose
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS
+from mlagen.spec.stored import INDEXER_DIMS, INDEXER_LAYOUTS, LAYOUT_DIMS, NAMED_LAYOUTS
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,13 +37,14 @@ FNUZ = {
 }
 
 NINE = (*sorted(NAMED_LAYOUTS), OWN["name"])
+KEYS = tuple(sorted(INDEXER_LAYOUTS))  # of an indexer's keys
 
 
 def make(name: str, rank: int | None = None, rope: int | None = None, **rule: Any) -> CacheLayout:
-    """A layout of NINE, or FNUZ, on the dims of its first model unless told; `rule` changes its scale rule."""
+    """A layout of NINE or KEYS, or FNUZ, on the dims of its first model unless told; `rule` changes its scale rule."""
     own = {OWN["name"]: OWN, FNUZ["name"]: FNUZ}
-    dims = LAYOUT_DIMS.get(name, ((512, 64),))[0]
-    composition = own.get(name) or NAMED_LAYOUTS[name]
+    dims = (LAYOUT_DIMS | INDEXER_DIMS).get(name, ((512, 64),))[0]
+    composition = own.get(name) or (NAMED_LAYOUTS | INDEXER_LAYOUTS)[name]
     return compose(composition, dims[0] if rank is None else rank, dims[1] if rope is None else rope, rule)
 
 
@@ -146,6 +147,51 @@ def caches(draw: st.DrawFn, rank: int, rope: int, dtype: str) -> dict[str, Any]:
     if any(isinstance(field, ScalesField) for field in compose(composition, rank, rope).fields):
         cache["scale_rule"] = draw(st.none() | st.just({"floor": 1.5}))
     return cache
+
+
+@st.composite
+def indexers(draw: st.DrawFn, topk: int | None, dtype: str) -> dict[str, Any]:
+    """An indexer with the cache of its keys or without, as parts of a spec; or neither.
+
+    Args:
+        draw: what draws.
+        topk: how many keys it picks; None: any number.
+        dtype: of columns that are not quantised.
+    """
+    if draw(st.booleans()):
+        return {}
+    columns = draw(st.sampled_from([128, 96, 64]) | st.integers(1, 512))
+    rope = 2 * draw(st.integers(0, min(columns, 256) // 2))
+    indexer = {
+        "num_heads": draw(st.sampled_from([64, 5]) | st.integers(1, 128)),
+        "head_dim": columns,
+        "topk": topk or draw(st.integers(1, 4096)),
+        "rope_head_dim": rope,
+        "rope": draw(st.sampled_from(["neox", "gptj"])) if rope else None,
+        "rope_at": draw(st.sampled_from(["first", "last"])) if rope else None,
+        "compress_ratio": draw(st.sampled_from([1, 2, 128])),
+        "q_scale_rule": None,
+    }
+    own = compositions(columns, 0, dtype)
+    fits = {"indexer_mxfp4": 2, "indexer_fp8": 4}  # of columns, where a byte or a scale ends
+    named = [name for name in INDEXER_LAYOUTS if columns % fits[name] == 0]
+    layout = draw(st.sampled_from(named) | own if named else own)
+    fields = compose(INDEXER_LAYOUTS[layout] if isinstance(layout, str) else layout, columns, 0).fields
+    cache = {"layout": layout, "block_size": draw(st.none() | st.integers(1, 4096)), "scale_rule": None}
+    if any(isinstance(field, ScalesField) for field in fields):
+        indexer["q_scale_rule"] = draw(st.none() | st.just({"floor": 1.5}))
+        cache["scale_rule"] = draw(st.none() | st.just({"floor": 1.25}))
+    return {"indexer": indexer, **draw(st.sampled_from([{}, {"indexer_cache": cache}, {"indexer_cache": cache}]))}
+
+
+def keys_dtype(parts: dict[str, Any]) -> str | None:
+    """How a spec's parts store the columns of the indexer's keys; None without a cache of them."""
+    cache = parts.get("indexer_cache")
+    if cache is None:
+        return None
+    layout = INDEXER_LAYOUTS[cache["layout"]] if isinstance(cache["layout"], str) else cache["layout"]
+    entries = (*layout["fields"], *layout.get("planar_fields", ()))
+    return next(entry["dtype"] for entry in entries if entry["kind"] in ("row", "latent"))
 
 
 @st.composite

@@ -13,11 +13,21 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from layout_specs import FNUZ, NINE, OWN, ROOT, make, rows
+from layout_specs import FNUZ, KEYS, NINE, OWN, ROOT, make, rows
 
-from mlagen.layout import CacheLayout, DataField, LayoutError, PadField, ScalesField, compose, layouts_of
+from mlagen.layout import (
+    CacheLayout,
+    DataField,
+    LayoutError,
+    PadField,
+    ScalesField,
+    compose,
+    indexer_layout_of,
+    indexer_query_layout_of,
+    layouts_of,
+)
 from mlagen.layout.layout import SCALES
-from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS
+from mlagen.spec.stored import INDEXER_DIMS, INDEXER_LAYOUTS, LAYOUT_DIMS, NAMED_LAYOUTS
 
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
 
@@ -71,6 +81,21 @@ TABLES = {
         ),
     ),
 }
+BEHIND = "behind the rows of all tokens of the page, for each token:"
+KEY_TABLES = {
+    "indexer_fp8": (
+        132,
+        ("[0, 128)  row         128 x e4m3", BEHIND, "[0, 4)    row_scales  1 x fp32, one for 128 columns"),
+    ),
+    "indexer_mxfp4": (
+        68,
+        (
+            "[0, 64)  row         128 x e2m1, two a byte, the even column in the low half",
+            BEHIND,
+            "[0, 4)   row_scales  4 x ue8m0, one for 32 columns",
+        ),
+    ),
+}
 # Bytes of a row without RoPE: 512 latent columns.
 WITHOUT_ROPE = {
     "bf16": 1024,
@@ -89,6 +114,38 @@ def test_a_layout_has_the_bytes_that_the_field_gives_it(name):
     layout = make(name)
     assert (layout.row_bytes, layout.byte_table) == TABLES[name]
     assert layout.columns == sum(LAYOUT_DIMS.get(name, ((512, 64),))[0])
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_has_the_bytes_that_deepgemm_gives_it(name):
+    layout = make(name)
+    assert (layout.row_bytes, layout.byte_table) == KEY_TABLES[name]
+    assert (layout.columns, layout.planar) == (128, True)
+    for tokens in (1, 32, 64):
+        assert layout.page_bytes(tokens) == tokens * KEY_TABLES[name][0]
+
+
+def test_every_named_layout_of_keys_is_tested():
+    files = sorted((ROOT / "mlagen" / "spec" / "layouts" / "indexer").glob("*.yaml"))
+    assert [path.stem for path in files] == list(INDEXER_LAYOUTS) == list(INDEXER_DIMS) == list(KEY_TABLES)
+
+
+def test_the_query_is_quantised_as_keys_are_but_for_what_its_rule_changes():
+    keys = {"layout": INDEXER_LAYOUTS["indexer_fp8"], "scale_rule": {"rounding": "nearest", "floor": None}}
+    spec = {"indexer": {"head_dim": 128, "q_scale_rule": {"floor": 1e-10, "rounding": None}}, "indexer_cache": keys}
+    query = indexer_query_layout_of(spec)
+    assert indexer_layout_of(spec) == make("indexer_fp8", rounding="nearest")
+    assert [(field.name, field.count, field.plane) for field in query.fields] == [("row", 128, 0), ("row_scales", 1, 1)]
+    assert query.fields[1].formula == "max(amax, 1e-10) / 448, to the nearest fp32"
+    assert indexer_query_layout_of({"indexer": None, "indexer_cache": None}) is None
+
+
+@pytest.mark.parametrize(("columns", "row"), [(96, 96), (97, 100)])
+def test_a_query_of_any_width_keeps_its_scales_aligned(columns, row):
+    own = {"name": "mine", "fields": [{**LATENT, "kind": "row"}, *([] if row == columns else [PAD])]}
+    own["planar_fields"] = [{**SCALE, "of": "row"}]
+    spec = {"indexer": {"head_dim": columns}, "indexer_cache": {"layout": own}}
+    assert indexer_query_layout_of(spec).plane_bytes == (row, 4)
 
 
 def test_every_named_layout_is_tested():
@@ -281,6 +338,7 @@ LATENT = {"kind": "latent", "dtype": "e4m3"}
 ROPE = {"kind": "rope", "dtype": "bf16"}
 SCALE = {"kind": "scales", "of": "latent", "dtype": "fp32", "tile": 128}
 SCALE |= {"rounding": "nearest", "divisor": 448.0, "floor": 1e-4, "floor_on": "scale"}
+PAD = {"kind": "pad", "bytes": 3}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_specs import FNUZ, NINE, ROOT, make, rows
+from layout_specs import FNUZ, KEYS, NINE, ROOT, make, rows
 
 from mlagen.layout import CacheLayout, ScalesField, compose
 from mlagen.layout.codec import decode, encode, planes_of, read, write
@@ -21,7 +21,8 @@ SETTINGS = settings(max_examples=100, deadline=None, derandomize=True)
 
 OLD_GLM = {"rounding": "nearest", "floor": 2.0**-126, "floor_on": "scale"}
 LAYOUTS = {
-    **{name: make(name) for name in (*NINE, FNUZ["name"])},
+    **{name: make(name) for name in (*NINE, *KEYS, FNUZ["name"])},
+    "indexer_fp8, any fp32": make("indexer_fp8", rounding="nearest"),
     "fp8_ds_mla, any fp32": make("fp8_ds_mla", **OLD_GLM),
     "fp8_ds_mla without RoPE": make("fp8_ds_mla", 512, 0),
     "ue8m0_v4 as FlashMLA writes": make("ue8m0_v4", floor_on="scale"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from layout_specs import NINE, OWN, ROOT, make
+from layout_specs import KEYS, NINE, OWN, ROOT, make
 
 from mlagen.cli.layouts import as_text, named_layouts
 from mlagen.layout import CacheLayout
@@ -35,7 +35,7 @@ def block(layout: CacheLayout, dims: tuple[int, int]) -> str:
 def test_every_layout_is_documented_with_its_bytes():
     named = {block(layout, dims) for layout, dims in named_layouts() if layout.name != "fp16"}
     assert named | {block(make(OWN["name"]), (512, 64))} == SHOWN
-    assert all(f"`{name}`" in TEXT or f" {name}\n" in TEXT for name in NINE)
+    assert all(f"`{name}`" in TEXT or f" {name}\n" in TEXT for name in (*NINE, *KEYS))
 
 
 @pytest.mark.parametrize("text", SPECS)

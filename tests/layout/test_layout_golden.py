@@ -6,7 +6,7 @@ import exact
 import numpy as np
 import pytest
 import torch
-from layout_specs import FNUZ, NINE, make
+from layout_specs import FNUZ, KEYS, NINE, make
 
 from mlagen.layout.codec import GOLDEN_TENSOR_SCALE, decode, golden_page, golden_rows, page_sha256, planes_of
 
@@ -16,6 +16,8 @@ GOLDEN = {
     "fp16": ("05d7d04d3fea56ea", "43c1a33dd7aea3ae8bb677bf8c25a08e9fd0fc2d463ec3e029e7132209f51be8"),
     "fp8_ds_mla": ("741b3d63f2ef2ada", "770054dafe9417f1211d42efe655b8db460bbf0494b546533605fc298765e99c"),
     "fp8_per_tensor": ("14b220c52911fc6f", "a165f8848b6ec3dec383a698b58b574630633b503999fa563548ad0aa2f92e91"),
+    "indexer_fp8": ("c0de62fc1e8183ce", "e26799aed68f7208213c63d043161e1e841ccd38422979771c7c55faf2796ced"),
+    "indexer_mxfp4": ("72a3399d688a661e", "8773413d54ae4a3bd699d8133192be493988d86b74f94f78457483076189026c"),
     "mxfp8_v41": ("1c6867e1468162e2", "42a6178f81902859d07cd973e1f833aa5410f663e6584144819ac91748def5b7"),
     "nvfp4_ds_mla": ("b9cb8da6fc63f699", "3e6921c6ad8418c6dd4f1204a67a3cfb06ad646c6879fb69dc068cb8735387f1"),
     "nvfp4_v41": ("eb284abaf92b9c93", "e58cb1ebf8c06716c1d7be28315171ee48f4beda4e5c45775888126c69260c4d"),
@@ -29,6 +31,7 @@ CHANGED = {
         {"rounding": "nearest", "floor": 2.0**-126},
         "c20c01473e1a1b8c309a0dc827c8c83dcd807fb4d6f469dcfaab22b01c034132",
     ),
+    "indexer_fp8": ({"rounding": "nearest"}, "b5a6865b17f4d83b85483576aba55d5dfeeb723abce557137d914fd5bf3a1889"),
     "ue8m0_v4": ({"floor_on": "scale"}, "0753aaa3a089190dc73a5fd3b959e89e7dc5bc8e010597c826db1c350f5e8c05"),
 }
 
@@ -56,8 +59,8 @@ def test_golden_rows_are_exact_in_both_dtypes_of_models_and_have_tiles_of_all_ki
     assert int((tiles > 2688).sum()) == 32
 
 
-def test_all_nine_layouts_have_a_golden_page():
-    assert set(GOLDEN) == {*NINE, FNUZ["name"]}
+def test_all_layouts_have_a_golden_page():
+    assert set(GOLDEN) == {*NINE, *KEYS, FNUZ["name"]}
 
 
 @pytest.mark.parametrize("name", GOLDEN)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_specs import caches
+from layout_specs import caches, indexers, keys_dtype
 from pydantic import ValidationError
 
 from mlagen.errors import SpecErrors
@@ -64,7 +64,8 @@ MULTI_HEAD = st.fixed_dictionaries(
 
 def sparse(presence: st.SearchStrategy[str]) -> st.SearchStrategy[dict[str, Any]]:
     count = st.integers(1, 65536)
-    lists = {"kind": st.just("sparse"), "topk": count, "window": count, "attn_sink": presence, "topk_length": presence}
+    topk = st.integers(1, 4096)  # which an indexer can pick
+    lists = {"kind": st.just("sparse"), "topk": topk, "window": count, "attn_sink": presence, "topk_length": presence}
     return st.fixed_dictionaries({**lists, **LSE})
 
 
@@ -78,11 +79,14 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
     multi_head = draw(st.none() | MULTI_HEAD)
     # Multi-head attention has a natural LSE and no sink.
     alike = attention is None or (attention["lse_base"] == "e" and attention.get("attn_sink") != "required")
+    indexed = draw(indexers(attention["topk"] if kind == "sparse" else None, dtype)) if kind != "dense" else {}
     fitting = [
         name
         for name, needs in NEEDS.items()
         if (not needs.attention or kind in needs.attention)
         and ((multi_head is not None and alike) or not needs.multi_head)
+        and ("indexer" in indexed or not needs.indexer)
+        and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
     ]
     wrappers = draw(unique(fitting, 10))
     splits = any(NEEDS[name].attention for name in wrappers)
@@ -100,6 +104,7 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         "cache": draw(caches(rank, rope, dtype)),
         "extra_cache": draw(st.none() | caches(rank, rope, dtype)) if kind == "sparse" else None,
         "multi_head": multi_head,
+        **indexed,
         "wrappers": wrappers,
         "targets": draw(unique(get_args(Target), 8)),
         "backend": draw(st.sampled_from(["auto", "triton", "gluon"])),

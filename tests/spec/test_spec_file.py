@@ -19,7 +19,10 @@ def refusal(path: Path) -> str:
     return str(error).removeprefix(str(path)).lstrip(":").strip()
 
 
-FIELDS = "name, title, model, attention, cache, extra_cache, multi_head, wrappers, targets, backend, partials and ops"
+FIELDS = (
+    "name, title, model, attention, cache, extra_cache, multi_head, indexer, indexer_cache, wrappers, targets, "
+    "backend, partials and ops"
+)
 CONTENT = {
     "empty": (b"", "1:1: the file holds no spec, only blanks or comments"),
     "comments": (b"# later\n\n", "1:1: the file holds no spec, only blanks or comments"),

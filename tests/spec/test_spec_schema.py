@@ -11,7 +11,7 @@ import yaml
 from mlagen.spec import Spec, json_schema, load, spec_digest
 from mlagen.spec.base import Model
 from mlagen.spec.load import parse, schema_text
-from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS, Layout
+from mlagen.spec.stored import INDEXER_DIMS, INDEXER_LAYOUTS, LAYOUT_DIMS, NAMED_LAYOUTS, Layout
 
 # Heads, kv_lora_rank, qk_rope_head_dim and v_head_dim, dtype, topk, window, sink; of each cache: layout, tokens a page.
 # Dense attention has neither topk nor a sink.
@@ -79,7 +79,8 @@ def test_schema_knows_every_model():
         below = [each for each in model.__subclasses__() if each.__module__.startswith("mlagen.spec.")]
         yield from (name for each in below for name in leaves(each)) if below else [model.__name__]
 
-    assert set(leaves(Model)) == {*json_schema()["$defs"], "Spec"}
+    # A KV cache is a model of its own, and what an indexer's is like.
+    assert {*leaves(Model), "Cache"} == {*json_schema()["$defs"], "Spec"}
 
 
 def test_every_spec_is_here(specs):
@@ -154,9 +155,25 @@ def test_named_layout_is_one_that_a_spec_could_write_itself(name, specs):
     assert Spec.model_validate(named.model_dump()) == named
 
 
-def test_schema_takes_a_layouts_name_or_its_fields():
-    layout = json_schema()["$defs"]["Cache"]["properties"]["layout"]
-    assert layout["anyOf"] == [{"enum": list(NAMED_LAYOUTS), "type": "string"}, {"$ref": "#/$defs/Layout"}]
+@pytest.mark.parametrize("name", INDEXER_LAYOUTS)
+def test_named_layout_of_keys_is_one_that_a_spec_could_write_itself(name, specs):
+    written = Layout.model_validate(INDEXER_LAYOUTS[name])
+    spec = load(specs / "dsv32.yaml").model_dump()
+    ((columns, _),) = INDEXER_DIMS[name]
+    rope = {"rope_head_dim": 64, "rope": "neox", "rope_at": "first"}
+    spec["indexer"] = {"num_heads": 64, "head_dim": columns, "topk": 2048, **rope}
+    named, mapped = (
+        Spec.model_validate({**spec, "indexer_cache": {"layout": layout}}) for layout in (name, INDEXER_LAYOUTS[name])
+    )
+    assert named.indexer_cache.layout == mapped.indexer_cache.layout == written
+    assert spec_digest(named) == spec_digest(mapped)
+    assert Spec.model_validate(named.model_dump()) == named
+
+
+@pytest.mark.parametrize(("cache", "names"), [("Cache", NAMED_LAYOUTS), ("IndexerCache", INDEXER_LAYOUTS)])
+def test_schema_takes_a_layouts_name_or_its_fields(cache, names):
+    layout = json_schema()["$defs"][cache]["properties"]["layout"]
+    assert layout["anyOf"] == [{"enum": list(names), "type": "string"}, {"$ref": "#/$defs/Layout"}]
 
 
 def test_digest_is_of_canonical_json(specs):

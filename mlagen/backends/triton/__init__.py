@@ -12,20 +12,35 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen import GENERATOR
-from mlagen.backends import sm90
+from mlagen.backends import sm90, sm90_logits
 from mlagen.backends.base import GeneratedFile, Module, generated
-from mlagen.backends.triton import cache, dense_decode, dense_fwd, indices, merge_states, ops, sparse_decode, sparse_fwd
+from mlagen.backends.triton import (
+    cache,
+    dense_decode,
+    dense_fwd,
+    indexer_cache,
+    indices,
+    merge_states,
+    mqa_logits,
+    ops,
+    sparse_decode,
+    sparse_fwd,
+    topk,
+)
 from mlagen.backends.triton.common import imported, sm90_modules
 from mlagen.plan import (
     TARGETS,
     CachePlan,
     DenseDecodePlan,
     DenseFwdPlan,
+    IndexerCachePlan,
     IndicesPlan,
     MergeStatesPlan,
+    MqaLogitsPlan,
     Plan,
     SparseDecodePlan,
     SparseFwdPlan,
+    TopkPlan,
 )
 from mlagen.plan.cache import PDL_MAX_PROGRAMS
 from mlagen.plan.tritons import MINORS, TRITONS, minors
@@ -41,7 +56,7 @@ LAUNCH = {
 }
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
 
-Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule
+Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule | sm90_logits.LogitsModule
 
 
 @dataclass(frozen=True)
@@ -74,14 +89,19 @@ RENDERERS = {
     DenseFwdPlan.NAME: Renderer(
         dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.context, dense_fwd.signature),)
     ),
+    IndexerCachePlan.NAME: Renderer(indexer_cache.shared, indexer_cache.modules),
     IndicesPlan.NAME: Renderer(indices.shared, indices.modules),
     MergeStatesPlan.NAME: Renderer(merge_states.shared, merge_states.modules),
+    MqaLogitsPlan.NAME: Renderer(
+        mqa_logits.shared, mqa_logits.modules, (sm90_logits.MQA_LOGITS, sm90_logits.PAGED_MQA_LOGITS)
+    ),
     SparseDecodePlan.NAME: Renderer(sparse_decode.shared, sparse_decode.modules, (sm90.SPARSE_DECODE,)),
     SparseFwdPlan.NAME: Renderer(
         sparse_fwd.shared,
         sparse_fwd.modules,
         (sm90.SPARSE_FWD, sm90.SWAP_AB, sm90.INDEX_UNION, sm90.SHARED_FWD),
     ),
+    TopkPlan.NAME: Renderer(topk.shared, topk.modules),
 }
 
 
@@ -142,6 +162,13 @@ def _spec(plan: Plan) -> dict[str, Any]:
             "extra_layout": plan.extra_layout.name,
             "extra_layout_fingerprint": plan.extra_layout.fingerprint,
             "extra_row_bytes": plan.extra_layout.row_bytes,
+        }
+    if plan.indexer_rows is not None:
+        layout = plan.indexer_rows.layout
+        spec |= {
+            "indexer_layout": layout.name,
+            "indexer_layout_fingerprint": layout.fingerprint,
+            "indexer_row_bytes": layout.row_bytes,
         }
     return spec
 

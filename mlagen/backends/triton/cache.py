@@ -113,6 +113,7 @@ def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
         **common(plan),
         "layout": cached,
         "module": side.module,
+        "takes_pages": True,
         "layout_module": side.layout_module,
         "what": _what(wrappers),
         "which": side.which,

@@ -12,7 +12,7 @@ from typing import Any
 from mlagen.backends.base import GeneratedFile, Module
 from mlagen.backends.triton.common import TORCH_DTYPES
 from mlagen.errors import ToolError
-from mlagen.plan import OPS, MergeStatesPlan, Op, OpsPlan, Plan
+from mlagen.plan import OPS, IndexerCachePlan, MergeStatesPlan, Op, OpsPlan, Plan
 
 MODULE = "ops"
 EXTRA_CACHE = "extra_cache"  # the module whose wrappers have the names of those of the first cache
@@ -22,6 +22,8 @@ TENSOR = "torch.Tensor"
 TYPES = {
     TENSOR: "Tensor",
     f"{TENSOR} | None": "Tensor?",
+    f"tuple[{TENSOR}, {TENSOR}]": "Tensor[]",
+    f"tuple[{TENSOR}, {TENSOR} | None]": "Tensor?[]",
     f"tuple[{TENSOR}, {TENSOR}] | None": "Tensor[]?",
     "bool": "bool",
     "float": "float",
@@ -133,11 +135,11 @@ def _schema(name: str, arguments: Iterable[str], results: Sequence[str]) -> list
 
 def operators(function: ast.FunctionDef, module: str, plan: OpsPlan) -> list[Operator]:
     """The operators of a wrapper: one that allocates its results, and one that writes to given tensors where it can."""
-    wrapper, op = function.name, OPS[function.name]
+    wrapper, op = function.name, plan.ops[function.name]
     arguments = read_arguments(function, op, plan)
     name = f"{EXTRA_CACHE}_{wrapper}" if module == EXTRA_CACHE else wrapper
     lacks = any(one.type is None and one.default is None and _required(function, one.name) for one in arguments)
-    run = f"_{wrapper}" if lacks else f"{module}.{wrapper}"
+    run = f"_{wrapper}" if lacks or op.nested else f"{module}.{wrapper}"
     taken = [one for one in arguments if one.type is not None]
     written = [one.name for one in taken if one.name in op.written]
     aliases = dict(zip(written, string.ascii_lowercase, strict=False))
@@ -165,6 +167,21 @@ def _required(function: ast.FunctionDef, name: str) -> bool:
     return name in [one.arg for one in given.args[: len(given.args) - len(given.defaults)]]
 
 
+def _query(plan: Plan) -> dict[str, Any] | None:
+    """The results of the operator that quantises the indexer's query; None without."""
+    family = plan.find(IndexerCachePlan)
+    if family is None:
+        return None
+    query = family.rows.query
+    dtype = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}.get(query.data[0].dtype, "uint8")
+    return {
+        "columns": query.data[0].nbytes,
+        "dtype": dtype,
+        "scales": query.plane_bytes[1],
+        "packed": family.rows.packed,
+    }
+
+
 def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> dict[str, Any]:
     """What the template asks for, from the texts of the package's modules by their file names."""
     assert plan.ops is not None
@@ -184,6 +201,7 @@ def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> 
         "d_v": plan.d_v,
         "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
         "merges": plan.find(MergeStatesPlan) is not None,
+        "query": _query(plan),
         "decode": next((module for module in used if module.endswith("_decode")), None),
         "over_latent": bool(OVER_LATENT & {*wrappers}),
         "values": bool(VALUES & {*wrappers}),

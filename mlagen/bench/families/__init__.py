@@ -7,7 +7,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mlagen.bench.families import cache, dense_decode, dense_fwd, indices, merge_states, sparse_decode, sparse_fwd
+from mlagen.bench.families import (
+    cache,
+    dense_decode,
+    dense_fwd,
+    indexer_cache,
+    indices,
+    merge_states,
+    mqa_logits,
+    sparse_decode,
+    sparse_fwd,
+    topk,
+)
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.trial import Setting, Sizes, Trial
 
@@ -32,11 +43,14 @@ FAMILIES = {
     "shared": Family(sparse_fwd.shared_shapes, sparse_fwd.trials),
     "cache": Family(cache.writer_shapes, cache.writer_trials),
     "gather": Family(cache.gather_shapes, cache.gather_trials),
+    "indexer_cache": Family(indexer_cache.indexer_cache_shapes, indexer_cache.indexer_cache_trials),
     "indices": Family(indices.indices_shapes, indices.indices_trials),
     "sparse_decode": Family(sparse_decode.sparse_decode_shapes, sparse_decode.sparse_decode_trials),
     "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials),
     "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials),
     "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials),
+    "mqa_logits": Family(mqa_logits.logits_shapes, mqa_logits.logits_trials),
+    "topk": Family(topk.topk_shapes, topk.topk_trials),
 }
 
 

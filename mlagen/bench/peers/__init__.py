@@ -9,10 +9,13 @@ from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers.cache import gather_peers, writer_peers
 from mlagen.bench.peers.dense_decode import dense_decode_peers
 from mlagen.bench.peers.dense_fwd import dense_fwd_peers
+from mlagen.bench.peers.indexer_cache import indexer_cache_peers
 from mlagen.bench.peers.indices import indices_peers
 from mlagen.bench.peers.merge_states import merge_states_peers
+from mlagen.bench.peers.mqa_logits import mqa_logits_peers
 from mlagen.bench.peers.sparse_decode import sparse_decode_peers
 from mlagen.bench.peers.sparse_fwd import sparse_fwd_peers
+from mlagen.bench.peers.topk import topk_peers
 from mlagen.bench.trial import Entrant, Sizes
 
 PEERS: dict[str, Callable[[BenchPackage, Any, Sequence[Any]], Iterable[Entrant[Any]]]] = {
@@ -21,11 +24,14 @@ PEERS: dict[str, Callable[[BenchPackage, Any, Sequence[Any]], Iterable[Entrant[A
     "shared": sparse_fwd_peers,
     "cache": writer_peers,
     "gather": gather_peers,
+    "indexer_cache": indexer_cache_peers,
     "indices": indices_peers,
     "sparse_decode": sparse_decode_peers,
     "dense_decode": dense_decode_peers,
     "dense_fwd": dense_fwd_peers,
     "merge_states": merge_states_peers,
+    "topk": topk_peers,
+    "mqa_logits": mqa_logits_peers,
 }
 
 

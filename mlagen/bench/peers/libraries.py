@@ -18,6 +18,8 @@ from mlagen.bench.check import one_line
 from mlagen.bench.trial import Call
 
 VLLM_TRITON, VLLM_CUDA, FLASH_MLA, FLASH_ATTENTION_3 = "vLLM Triton", "vLLM CUDA", "FlashMLA", "FA3"
+DEEP_GEMM = "DeepGEMM"
+DEEP_GEMM_MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")
 FLASH_MLA_MODULES = ("vllm.third_party.flashmla.flash_mla_interface", "flash_mla")
 FA3_MODULES = ("vllm.vllm_flash_attn.flash_attn_interface",)
 FLASHINFER_MODULES = ("flashinfer.mla",)

@@ -41,7 +41,10 @@ TITLES = {
     "merge_states": "Merges of parts by their LSE",
     "cache": "Cache writers",
     "gather": "Cache gathers",
+    "indexer_cache": "The indexer's keys and query",
     "indices": "Index kernels",
+    "topk": "Top-k of rows of scores",
+    "mqa_logits": "Logits of the lightning indexer",
 }
 DETAILS = (
     *("shape", "kernel", "us", "spread", "by", "TFLOP/s", "GB/s", "of the roof", "×", "after a pause us"),

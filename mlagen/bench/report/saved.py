@@ -16,8 +16,10 @@ from pydantic import ValidationError as Invalid
 from mlagen.bench.families.dense_decode import DenseDecodeShape
 from mlagen.bench.families.dense_fwd import DenseFwdShape
 from mlagen.bench.families.merge_states import MergeStatesShape
+from mlagen.bench.families.mqa_logits import LogitsShape
 from mlagen.bench.families.sparse_decode import SparseDecodeShape
 from mlagen.bench.families.sparse_fwd import SharedShape, SparseFwdShape
+from mlagen.bench.families.topk import TopkShape
 from mlagen.bench.report.rows import Contender, Key, Row
 from mlagen.bench.roofline import Roof
 from mlagen.bench.shapes import Batch
@@ -44,6 +46,8 @@ _SHAPES: tuple[type[Any], ...] = (
     DenseDecodeShape,
     MergeStatesShape,
     DenseFwdShape,
+    TopkShape,
+    LogitsShape,
     Batch,
 )
 _RENAMED = {"lanes": "columns"}  # fields of shapes, in older files

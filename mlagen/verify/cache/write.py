@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from mlagen.layout.codec import planes_of, read, write
 from mlagen.verify import family
-from mlagen.verify.cache.cases import WriteCase
+from mlagen.verify.cache.cases import Pages, WriteCase
 from mlagen.verify.cache.pages import TENSOR_SCALE, CacheMemory, alias, random_pages, scale_argument
 from mlagen.verify.cache.sides import CACHE_ARGUMENT, INSERT, Side
 from mlagen.verify.cache.values import VALUES
@@ -81,7 +81,19 @@ class WriteInputs(family.Inputs):
         yield
 
 
-def _slots(case: WriteCase, tokens: int, count: int, generator: torch.Generator) -> torch.Tensor:
+class HasSlots(Protocol):
+    """A case with a cache and a pattern of slots."""
+
+    @property
+    def pages(self) -> Pages:
+        """How the cache lies in memory."""
+
+    @property
+    def slots(self) -> str:
+        """The pattern."""
+
+
+def draw_slots(case: HasSlots, tokens: int, count: int, generator: torch.Generator) -> torch.Tensor:
     """slot_mapping i64 of a pattern: different slots, in no order; of a far cache its last."""
     slots = torch.randperm(min(count, 2 * tokens + 64), generator=generator)[:tokens]
     if case.pages.far:
@@ -133,7 +145,7 @@ def build_write(case: WriteCase, side: Side, device: str, seed: int) -> WriteInp
     values = VALUES[case.values](side, case.tokens, generator)
     tokens, size = values.shape[0], case.pages.block_size
     memory = random_pages(side, case.pages, max(3, -(-2 * tokens // size)), device, generator)
-    slots = _slots(case, tokens, memory.pages * size, generator).to(device)
+    slots = draw_slots(case, tokens, memory.pages * size, generator).to(device)
     arguments, placed = _sources(case, side, values, device)
     arguments |= {"slot_mapping": slots, **scale_argument(side, device), CACHE_ARGUMENT[case.wrapper]: memory.tensor}
     if case.wrapper == INSERT:

@@ -1,0 +1,118 @@
+"""The sm90 kernels of the indexer's logits, in Gluon: two modules beside the portable ones of their family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.backends.grouped import interface, shared
+from mlagen.backends.sm90 import register_split
+from mlagen.backends.triton.common import Signature, common
+from mlagen.plan import Plan
+from mlagen.plan.mqa_logits_sm90 import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90, sm90_modules_of
+
+
+def _descriptors(q_rows: int, k_rows: int) -> Signature:
+    rows = {"q": q_rows, "k": k_rows}
+    return tuple((f"{name}_desc", f"tensordesc<fp8e4nv[{each},{HEAD_DIM}],TILE>") for name, each in rows.items())
+
+
+def _arguments(sm90: MqaLogitsSm90Plan) -> Signature:
+    """Those of the portable kernel that these need, under its names."""
+    return (
+        *(("k_scale_ptr", "*fp32"), ("weights_ptr", "*fp32"), ("start_ptr", "*i32"), ("end_ptr", "*i32")),
+        ("out_ptr", "*fp32"),
+        *((name, "i32") for name in ("num_tokens", "num_keys", "out_columns", "compressed")),
+        *((f"{name}_stride", "i64") for name in ("weights", "out")),
+        *_descriptors(sm90.tokens[-1] // 2 * sm90.num_heads, sm90.tile_keys),
+    )
+
+
+def _paged_arguments(sm90: MqaLogitsSm90Plan) -> Signature:
+    """Likewise."""
+    strides = ("page", "context_lens", "context_lens_token", "block_table", "weights", "out")
+    return (
+        *(("cache_ptr", "*u8"), ("weights_ptr", "*fp32"), ("context_lens_ptr", "*i32"), ("block_table_ptr", "*i32")),
+        ("out_ptr", "*fp32"),
+        *((name, "i32") for name in ("num_requests", "next_n", "query_blocks", "max_keys", "causal", "num_pages")),
+        *((f"{name}_stride", "i64") for name in strides),
+        *_descriptors(sm90.paged_tokens[-1] * sm90.num_heads, sm90.block_n),
+    )
+
+
+@dataclass(frozen=True)
+class LogitsModule:
+    """A generated module with an sm90 kernel of the indexer's logits.
+
+    Attributes:
+        MODULE: its name.
+        TEMPLATE: the template's, in `templates/`.
+        arguments: run-time arguments and their Triton types.
+        tokens: of a query block, of which it is compiled.
+        details: what the kernel's template asks for beside.
+        expected_products: warpgroup products in the kernel's code.
+    """
+
+    MODULE: str
+    TEMPLATE: str
+    arguments: Callable[[MqaLogitsSm90Plan], Signature]
+    tokens: Callable[[MqaLogitsSm90Plan], tuple[int, ...]]
+    details: Callable[[MqaLogitsSm90Plan], dict[str, Any]]
+    expected_products: Callable[[MqaLogitsSm90Plan], int]
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's name."""
+        return f"{self.MODULE}_kernel"
+
+    def present(self, plan: Plan) -> bool:
+        """Whether the spec has the kernel."""
+        return self.MODULE in sm90_modules_of(plan.spec)
+
+    def context(self, plan: Plan) -> dict[str, Any]:
+        """What the template asks for."""
+        sm90 = make_mqa_logits_sm90(plan.spec)
+        if sm90 is None:
+            raise LookupError("the plan has no such part")
+        return {
+            **common(plan),
+            "sm90": sm90,
+            "kernel": self.kernel,
+            **interface(self.arguments(sm90), "TOKENS"),
+            **shared(("q", "k", "weights", "scales"), ("q_ready", "q_free", "k_ready", "k_free")),
+            "stages": sm90.stages,
+            "tokens": self.tokens(sm90),
+            **self.details(sm90),
+        }
+
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """Warpgroup products in the kernel's code, as `expected_products` takes them."""
+        sm90 = make_mqa_logits_sm90(plan.spec)
+        return {} if sm90 is None else {(self.kernel, None): self.expected_products(sm90)}
+
+
+def _details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
+    return {"register_split": register_split(sm90.registers), "producers": "the producer"}
+
+
+def _paged_details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
+    return {"register_split": list(sm90.paged_registers), "producers": "producers"}
+
+
+MQA_LOGITS = LogitsModule(
+    MODULE="_mqa_logits_sm90",
+    TEMPLATE="sm90/mqa_logits",
+    arguments=_arguments,
+    tokens=lambda sm90: sm90.tokens,
+    details=_details,
+    expected_products=lambda sm90: sm90.expected_products,
+)
+PAGED_MQA_LOGITS = LogitsModule(
+    MODULE="_paged_mqa_logits_sm90",
+    TEMPLATE="sm90/paged_mqa_logits",
+    arguments=_paged_arguments,
+    tokens=lambda sm90: sm90.paged_tokens,
+    details=_paged_details,
+    expected_products=lambda sm90: sm90.expected_paged_products,
+)

@@ -1,0 +1,167 @@
+"""The kernels around the cache of the indexer's keys, and their wrappers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from mlagen.backends.base import GeneratedFile, Module, generated
+from mlagen.backends.triton import layout, tiles
+from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, common
+from mlagen.layout import Field
+from mlagen.plan import IndexerCachePlan, IndexerRows, Plan
+from mlagen.plan.chunks import next_power_of_2
+from mlagen.work import ITEMSIZE
+
+MODULE = "indexer_cache"
+WRITE, GATHER, QUERY, NORMALISE = (
+    "indexer_k_quant_and_cache",
+    "cp_gather_indexer_k_quant_cache",
+    "fused_indexer_q_rope_quant",
+    "indexer_k_norm_rope_store",
+)
+
+
+def _aligned(nbytes: int) -> str:
+    """What may be claimed of addresses a multiple of so many bytes from an aligned one: text of a constexpr."""
+    known = math.gcd(nbytes, FULL_ALIGNMENT)
+    if known == FULL_ALIGNMENT:
+        return "ALIGNMENT"
+    return f"{known} if ALIGNMENT == {FULL_ALIGNMENT} else 1" if known > 1 else "1"
+
+
+def _turn(rows: IndexerRows) -> dict[str, Any]:
+    """What RoPE rotates, and how its pairs are brought together."""
+    width, start, neox = rows.indexer.rope_head_dim, rows.rope_start, rows.indexer.rope == "neox"
+    half = width // 2
+    step = half if neox else 1
+    # Where the angles of a block's first pair begin in a row of the table, whatever the block: its columns are even.
+    first = start if neox else start // 2
+    return {
+        "columns": width,
+        "start": start,
+        "end": start + width,
+        "half": half,
+        "neox": neox,
+        "in_registers": not neox and start % 2 == 0,  # else a pair's columns may be in different blocks
+        "step": step,
+        "step_aligned": step * ITEMSIZE % FULL_ALIGNMENT == 0,
+        "angles_aligned": math.gcd(half, first) * ITEMSIZE % FULL_ALIGNMENT == 0,
+    }
+
+
+def _chunks(rows: IndexerRows, chunks: list[dict[str, Any]], store: Any) -> list[dict[str, Any]]:
+    """Blocks of a row as kernels load and store them."""
+    start, end = rows.rope_start, rows.rope_start + rows.indexer.rope_head_dim
+    found = []
+    for chunk in chunks:
+        block = f"tl.arange(0, {chunk['block']})"
+        there, inside = "there[:, None]", f"< {chunk['end']})[None, :]"
+        found.append(
+            {
+                **chunk,
+                "columns_text": f"{chunk['start']} + {block}" if chunk["start"] else block,
+                "there": f"{there} & (columns {inside}" if chunk["masked"] else there,
+                "there_named": f"{there} & ({chunk['name']}_columns {inside}" if chunk["masked"] else there,
+                "source_alignment": alignment_of(chunk["start"]),
+                "turns": bool(end > start and chunk["start"] < end and start < chunk["end"]),
+                "store": store(chunk["name"]),
+            }
+        )
+    return found
+
+
+def _part(rows: IndexerRows, name: str, field: Field) -> dict[str, Any]:
+    """A field of a key as the gather copies it."""
+    pointers, alignment = layout.bytes_text(rows.layout, field)
+    block = next_power_of_2(field.nbytes)
+    return {
+        "name": name,
+        "bytes": field.nbytes,
+        "block": block,
+        "masked": block > field.nbytes,
+        "rows": pointers,
+        "alignment": alignment,
+        "out_alignment": "ALIGNMENT" if name == "values" else _aligned(field.nbytes),
+    }
+
+
+def _parts_doc(rows: IndexerRows) -> dict[str, str]:
+    """What a gathered key's parts are, for docstrings."""
+    scales = rows.scales
+    assert scales is not None
+    taken = f"8-bit [N, {scales.nbytes}]"
+    if scales.dtype == "fp32":
+        taken += f" or float32 [N{'' if scales.count == 1 else f', {scales.count}'}]"
+    return {
+        "values": f"{rows.values.dtype}, two a byte" if rows.packed else rows.values.dtype,
+        "takes_scales": f"{taken}, any token stride",
+        "scales": f"{scales.count} x {scales.dtype}",
+    }
+
+
+def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
+    """What the templates ask for."""
+    rows = family.rows
+    cached, query, scales = rows.layout, rows.query, rows.scales
+    assert scales is not None  # as the plan has it
+    of_keys, of_query = layout.indexer_context(plan, rows), layout.query_context(plan, rows)
+    wrappers = plan.spec.wrappers
+    query_scales = query.scales_of(query.data[0])
+    assert query_scales is not None
+    dtype = rows.values.dtype
+    float_dtype = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}.get(dtype)
+    bytes_dtypes = ["uint8", "int8", *([float_dtype] if float_dtype else [])]
+    turns = rows.indexer.rope_head_dim > 0
+    return {
+        **common(plan),
+        "layout": cached,
+        "family": family,
+        "indexer": rows.indexer,
+        "takes_pages": False,
+        **{name: of_keys[name] for name in ("row_constant", "unit_name", "page_multiple", "row_alignment", "element")},
+        "args": of_keys["args"],
+        "pads": of_keys["pads"],
+        "writes_keys": WRITE in wrappers,
+        "gathers": GATHER in wrappers,
+        "quantises_query": QUERY in wrappers,
+        "normalises": NORMALISE in wrappers,
+        "writes": WRITE in wrappers or NORMALISE in wrappers,
+        "needs_e4m3": layout.needs_e4m3(cached),
+        "query_needs_e4m3": layout.needs_e4m3(query),
+        "packed": rows.packed,
+        "turns": turns,
+        "turn": _turn(rows),
+        "stored": _chunks(rows, of_keys["stored"], lambda name: layout.store_text(cached, name)),
+        "query_stored": _chunks(rows, of_query["stored"], lambda name: layout.query_store_text(rows, name, "there")),
+        "query_bytes": query.data[0].nbytes,
+        "query_scale_bytes": query_scales.nbytes,
+        "query_padded": query.plane_bytes[0] > query.data[0].nbytes,
+        "query_scales": query_scales,
+        "key_bytes": rows.values.nbytes,
+        "key_scale_bytes": scales.nbytes,
+        "scales": scales,
+        "scale_alignment": math.gcd(scales.nbytes, FULL_ALIGNMENT),
+        "one_scale": (scales.dtype, scales.count) == ("fp32", 1),
+        "parts": [_part(rows, "values", rows.values), _part(rows, "scales", scales)],
+        "parts_doc": _parts_doc(rows),
+        "cache_dtypes": ", ".join(f"torch.{name}" for name in bytes_dtypes),
+        "values_dtype": float_dtype or "uint8",
+        "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
+        "is_ue8m0": scales.rule.rounding == "power_of_two",
+        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
+    }
+
+
+def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
+    """What the family's module imports."""
+    found = [layout.indexer_file(plan, family.rows)]
+    if QUERY in plan.spec.wrappers:
+        found.append(layout.query_file(plan, family.rows))
+    return [*found, tiles.file(plan), generated(f"_{MODULE}_kernels", _context(plan, family))]
+
+
+def modules(plan: Plan, family: IndexerCachePlan) -> list[Module]:
+    """The family's module."""
+    names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    return [Module(generated(MODULE, _context(plan, family)), names)]

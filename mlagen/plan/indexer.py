@@ -1,0 +1,83 @@
+"""The indexer's rows: keys as their cache stores them, and the query that is quantised likewise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlagen.errors import LimitError
+from mlagen.layout import CacheLayout, DataField, ScalesField, indexer_layout_of, indexer_query_layout_of
+from mlagen.plan.chunks import Chunk
+from mlagen.plan.rows import tiled_chunks
+from mlagen.spec import Indexer, Spec
+
+
+@dataclass(frozen=True)
+class IndexerRows:
+    """Rows of the indexer of a spec.
+
+    Attributes:
+        indexer: what the spec says of it.
+        layout: bytes of a key.
+        query: how a head of the query is quantised: values, and scales in a second plane.
+        chunks: blocks of a key that cut no tile of scales.
+        block_size: keys a page, as the spec has it; None: any number.
+    """
+
+    indexer: Indexer
+    layout: CacheLayout
+    query: CacheLayout
+    chunks: tuple[Chunk, ...]
+    block_size: int | None
+
+    @property
+    def values(self) -> DataField:
+        """The columns of a key."""
+        return self.layout.data[0]
+
+    @property
+    def scales(self) -> ScalesField | None:
+        """The scales of a key; None without a scale a tile."""
+        return self.layout.scales_of(self.values)
+
+    @property
+    def packed(self) -> bool:
+        """Whether two columns share a byte (MXFP4)."""
+        return self.values.dtype == "e2m1"
+
+    @property
+    def rope_start(self) -> int:
+        """The first column that RoPE rotates."""
+        return self.indexer.head_dim - self.indexer.rope_head_dim if self.indexer.rope_at == "last" else 0
+
+
+def indexer_rows_of(spec: Spec) -> IndexerRows | None:
+    """The rows of the spec's indexer; None without."""
+    parts = spec.model_dump(mode="json")
+    layout, query = indexer_layout_of(parts), indexer_query_layout_of(parts)
+    if layout is None or query is None or spec.indexer is None or spec.indexer_cache is None:
+        return None
+    return IndexerRows(spec.indexer, layout, query, tiled_chunks(layout), spec.indexer_cache.block_size)
+
+
+def check_scales(spec: Spec, rows: IndexerRows) -> None:
+    """Raises LimitError: a key has no scales of its own, which alone the indexer's functions hand on."""
+    if rows.scales is None:
+        message = f"indexer_cache.layout: got {rows.layout.name}, whose keys have no scales a tile"
+        raise LimitError(f"specs/{spec.name}.yaml: {message}; takes one with a field of kind scales")
+
+
+def check_one_scale(spec: Spec, rows: IndexerRows, wrapper: str) -> None:
+    """Raises LimitError: 8-bit keys have another scale than one of fp32 each, which a sum over columns leaves out.
+
+    Args:
+        spec: the spec.
+        rows: its indexer's rows.
+        wrapper: what needs such a scale.
+    """
+    check_scales(spec, rows)
+    scales = rows.scales
+    if scales is None or rows.packed or (scales.dtype, scales.count) == ("fp32", 1):
+        return
+    found = f"{rows.values.dtype} keys with {scales.count} x {scales.dtype}"
+    message = f"indexer_cache.layout: got {rows.layout.name}, {found}; takes one fp32 scale a key with {wrapper}"
+    raise LimitError(f"specs/{spec.name}.yaml: {message}")

@@ -1,0 +1,70 @@
+"""Numbers of the kernels around the cache of the indexer's keys: writers, the gather, and the query's quantisation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlagen.plan.chunks import next_power_of_2
+from mlagen.plan.family import Family
+from mlagen.plan.indexer import IndexerRows, check_one_scale, check_scales, indexer_rows_of
+from mlagen.plan.rows import Caches
+from mlagen.plan.tuned import Tuned
+from mlagen.spec import Spec
+
+QUERY = "fused_indexer_q_rope_quant"
+QUERY_HEADS = 16  # a program
+
+
+@dataclass(frozen=True)
+class RowsTile:
+    """Launch parameters of a kernel that takes rows: tokens, or heads of one.
+
+    Attributes:
+        rows: that a program takes.
+        num_warps: warps a program.
+    """
+
+    rows: int
+    num_warps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexerCachePlan(Family):
+    """Numbers of the kernels around the cache of the indexer's keys.
+
+    Attributes:
+        rows: what they write and read.
+        write_tile: tokens of a writer.
+        gather_tile: tokens of the gather.
+        query_tile: heads of a token.
+    """
+
+    NAME: ClassVar = "indexer_cache"
+    WRAPPERS: ClassVar = (
+        "indexer_k_quant_and_cache",
+        "cp_gather_indexer_k_quant_cache",
+        "fused_indexer_q_rope_quant",
+        "indexer_k_norm_rope_store",
+    )
+
+    rows: IndexerRows
+    write_tile: RowsTile
+    gather_tile: RowsTile
+    query_tile: RowsTile
+
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> IndexerCachePlan | None:
+        """Derives the numbers; see `Family`."""
+        rows = indexer_rows_of(spec)
+        if rows is None or not cls.wanted(spec):
+            return None
+        check_scales(spec, rows)
+        if QUERY in spec.wrappers:
+            check_one_scale(spec, rows, QUERY)
+        return cls(
+            rows=rows,
+            write_tile=RowsTile(8, 2),
+            gather_tile=RowsTile(32, 4),
+            query_tile=RowsTile(min(QUERY_HEADS, next_power_of_2(rows.indexer.num_heads)), 4),
+        )

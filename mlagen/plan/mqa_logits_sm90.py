@@ -1,0 +1,142 @@
+"""Numbers of the sm90 kernels of the indexer's logits, which the Gluon back end emits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mlagen.layout import CacheLayout
+from mlagen.plan.indexer import indexer_rows_of
+from mlagen.plan.sm90 import SM90, WARPS, Registers
+from mlagen.spec import Spec
+
+FLAT = frozenset({"fp8_mqa_logits", "fp8_fp4_mqa_logits"})
+PAGED = frozenset({"fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits"})
+BLOCK_N = 64  # keys of a product, a warpgroup's rows; keys of a page
+TILE_KEYS = 128  # flat keys of a tile: two products of a consumer
+HEAD_DIM = 128  # bytes of a row of shared memory that wgmma reads
+PRODUCT_DEPTH = 32  # columns that one wgmma of 8-bit operands multiplies
+MOST_COLUMNS = 128  # of a product over flat keys, of which a consumer holds two
+MOST_PAGED_COLUMNS = 256  # of the one that it holds over pages
+MOST_TOKENS = 4  # of a consumer: with 8, what counts tiles spills under some Tritons
+HEADS = (16, 32, 64, 128)  # which are a product's columns with a power of two of tokens
+STAGES = 8  # 1 to 2 % faster than 4, and over pages than 16
+Q_STAGES = 2
+REGISTERS = (232, 40)  # of the second consumer and of a producer
+PRODUCERS = 4  # of pages: as many warps as Triton adds anyway, up to a warpgroup
+SCANNED_BLOCKS = 512  # query blocks whose tiles a program counts at a time: four a thread
+SCANNED_REQUESTS = 128  # likewise where they are requests: four a lane of each warp, so that warps exchange nothing
+BARRIER_BYTES = 4096  # for barriers and for what partitions pass
+
+
+def powers(most: int) -> tuple[int, ...]:
+    """Powers of two up to a number, from 1 on."""
+    return tuple(1 << bit for bit in range(most.bit_length()))
+
+
+@dataclass(frozen=True)
+class MqaLogitsSm90Plan:
+    """Numbers of the two sm90 kernels of the indexer's logits: over flat keys, and over pages.
+
+    Attributes:
+        num_heads, head_dim: of the indexer.
+        block_n: keys of a product.
+        tile_keys: flat keys of a tile.
+        tokens, paged_tokens: of a query block, of which either kernel is compiled, fewest first; none over pages of
+            another size.
+        stages: tiles or pages in shared memory at once.
+        q_stages: query blocks likewise.
+        producers: warps that load pages.
+        num_warps: of the program's first warpgroup, which is what a launch asks for.
+        scanned_blocks, scanned_requests: query blocks whose tiles a program counts at a time, in either kernel.
+        expected_products, expected_paged_products: wgmma instructions in the code of either.
+    """
+
+    num_heads: int
+    head_dim: int
+    block_n: int
+    tile_keys: int
+    tokens: tuple[int, ...]
+    paged_tokens: tuple[int, ...]
+    stages: int
+    q_stages: int
+    producers: int
+    num_warps: int
+    scanned_blocks: int
+    scanned_requests: int
+    expected_products: int
+    expected_paged_products: int
+
+    @property
+    def registers(self) -> Registers:
+        """Registers a thread of the second consumer and of the producer, over flat keys."""
+        return Registers(REGISTERS)
+
+    @property
+    def paged_registers(self) -> tuple[int, ...]:
+        """The same over pages, of every producer."""
+        return (REGISTERS[0], *(REGISTERS[1:] * self.producers))
+
+    @property
+    def producer_numbers(self) -> tuple[int, ...]:
+        """By which the producers of pages are told apart."""
+        return tuple(range(self.producers))
+
+    @property
+    def no_key(self) -> int:
+        """A multiple of a product's keys that no key reaches."""
+        return (1 << 31) - self.block_n
+
+    @property
+    def expected_shared(self) -> int:
+        """Bytes of shared memory that a program over flat keys is expected to need; one over pages needs fewer."""
+        columns = self.tokens[-1] * self.num_heads
+        row_bytes = self.head_dim + 4  # with a weight or a scale
+        return (self.q_stages * columns + self.stages * self.tile_keys) * row_bytes + BARRIER_BYTES
+
+
+def make_mqa_logits_sm90(spec: Spec) -> MqaLogitsSm90Plan | None:
+    """The plan of the sm90 kernels of a spec's indexer; None where its back end, dims or keys leave them out."""
+    rows = indexer_rows_of(spec)
+    if rows is None or spec.backend == "triton" or SM90 not in spec.targets:
+        return None
+    num_heads, head_dim = rows.indexer.num_heads, rows.indexer.head_dim
+    if num_heads not in HEADS or head_dim != HEAD_DIM or not reads_keys(rows.layout):
+        return None
+    products, fits = HEAD_DIM // PRODUCT_DEPTH, rows.block_size in (None, BLOCK_N)
+    return MqaLogitsSm90Plan(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        block_n=BLOCK_N,
+        tile_keys=TILE_KEYS,
+        tokens=tuple(2 * held for held in powers(min(MOST_COLUMNS // num_heads, MOST_TOKENS))),
+        paged_tokens=powers(min(MOST_PAGED_COLUMNS // num_heads, MOST_TOKENS)) if fits else (),
+        stages=STAGES,
+        q_stages=Q_STAGES,
+        producers=PRODUCERS,
+        num_warps=WARPS,
+        scanned_blocks=SCANNED_BLOCKS,
+        scanned_requests=SCANNED_REQUESTS,
+        expected_products=2 * 4 * products,  # of two consumers, each two before its loop and two in it
+        expected_paged_products=2 * products,
+    )
+
+
+def reads_keys(layout: CacheLayout) -> bool:
+    """Whether the kernels read keys so stored: e4m3, and in a second plane an fp32 scale a key."""
+    (row, *others), scales = layout.data, layout.scales_of(layout.data[0])
+    if others or scales is None or row.dtype != "e4m3" or not layout.planar:
+        return False
+    return (
+        (row.count, row.plane, row.offset) == (HEAD_DIM, 0, 0)
+        and (scales.dtype, scales.tile, scales.plane, scales.offset) == ("fp32", HEAD_DIM, 1, 0)
+        and layout.plane_bytes == (HEAD_DIM, 4)
+    )
+
+
+def sm90_modules_of(spec: Spec) -> tuple[str, ...]:
+    """The generated modules of the sm90 kernels that the spec's wrappers call."""
+    sm90 = make_mqa_logits_sm90(spec)
+    if sm90 is None:
+        return ()
+    kernels = (("_mqa_logits_sm90", FLAT, sm90.tokens), ("_paged_mqa_logits_sm90", PAGED, sm90.paged_tokens))
+    return tuple(module for module, wrappers, tokens in kernels if tokens and not wrappers.isdisjoint(spec.wrappers))

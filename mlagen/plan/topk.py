@@ -1,0 +1,118 @@
+"""Numbers of the top-k kernels: a tile's keys stand in registers while its threshold is sought."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlagen.plan.family import Family
+from mlagen.plan.rows import Caches
+from mlagen.plan.tuned import Tuned
+from mlagen.spec import Spec
+
+MOST_K = 4096
+COLUMNS = 128  # of a tile that stand in one row of a warp
+PROGRAMS_PER_SM = 2  # of rows longer than a tile
+
+
+@dataclass(frozen=True)
+class TopkTile:
+    """Launch parameters of the kernel that selects from a row.
+
+    Attributes:
+        reps: rows of COLUMNS that a warp holds.
+        spans: warps a program, each of which holds a span of the tile's columns.
+        is_long: rows may be longer than the tile: candidates are collected first, in memory.
+    """
+
+    reps: int
+    spans: int
+    is_long: bool
+
+    @property
+    def columns(self) -> int:
+        """Columns of a tile."""
+        return self.reps * self.spans * COLUMNS
+
+    @property
+    def most_k(self) -> int:
+        """The most that it can pick: what is kept of a long row and half a tile have to fit the tile."""
+        return self.columns // 2 if self.is_long else self.columns
+
+
+@dataclass(frozen=True)
+class TopkTileRow:
+    """A row of the tile table: the tile of calls of at most so many columns and picks; None: any number."""
+
+    max_columns: int | None
+    max_k: int | None
+    tile: TopkTile
+
+
+@dataclass(frozen=True)
+class TopkMergeTile:
+    """Launch parameters of the kernel that merges candidates.
+
+    Attributes:
+        reps, spans: as TopkTile's.
+        block_k: columns that are sorted.
+    """
+
+    reps: int
+    spans: int
+    block_k: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopkPlan(Family):
+    """Numbers of the top-k kernels.
+
+    Attributes:
+        most_k: the most that a call can pick.
+        tiles: the tile table of selections; rows of tiles that take long rows hold any call.
+        programs_per_sm: programs a multiprocessor where rows are longer than a tile.
+        merge_tiles: (most picks, tile) of merges.
+    """
+
+    NAME: ClassVar = "topk"
+    SELECTS: ClassVar = (
+        "top_k_per_row_prefill",
+        "top_k_per_row_decode",
+        "persistent_topk",
+        "top_k_page_table_transform",
+    )
+    MERGE: ClassVar = "topk_merge"
+    WRAPPERS: ClassVar = (*SELECTS, MERGE)
+
+    most_k: int
+    tiles: tuple[TopkTileRow, ...]
+    programs_per_sm: int
+    merge_tiles: tuple[tuple[int, TopkMergeTile], ...]
+
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> TopkPlan | None:
+        """Derives the numbers; see `Family`."""
+        return make_topk_plan() if cls.wanted(spec) else None
+
+
+def make_topk_plan() -> TopkPlan:
+    """The numbers, the same for every model.
+
+    A row that fits a tile is read once. Of a longer one, half a tile at a time is read, and what a threshold leaves of
+    it, which a sample of the row gives, is collected in memory; it seldom fills a tile.
+    """
+    return TopkPlan(
+        most_k=MOST_K,
+        tiles=(
+            TopkTileRow(4096, None, TopkTile(4, 8, is_long=False)),
+            TopkTileRow(8192, None, TopkTile(4, 16, is_long=False)),
+            TopkTileRow(16384, None, TopkTile(8, 16, is_long=False)),
+            TopkTileRow(None, None, TopkTile(8, 8, is_long=True)),  # others spill under some Triton
+        ),
+        programs_per_sm=PROGRAMS_PER_SM,
+        merge_tiles=(
+            (512, TopkMergeTile(4, 16, 512)),
+            (2048, TopkMergeTile(4, 16, 2048)),
+            (MOST_K, TopkMergeTile(4, 16, MOST_K)),
+        ),
+    )

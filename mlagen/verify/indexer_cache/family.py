@@ -1,0 +1,122 @@
+"""What the kernels around the indexer's keys are to verification."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from mlagen.verify import checks
+from mlagen.verify.cache.cases import Pages
+from mlagen.verify.case import CaseFailedError
+from mlagen.verify.family import Family, Results, Run
+from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase, cases
+from mlagen.verify.indexer_cache.inputs import (
+    GatherInputs,
+    Inputs,
+    KeysInputs,
+    build_gather,
+    build_keys,
+    build_query,
+)
+from mlagen.verify.indexer_cache.reference import quantise_query
+from mlagen.verify.indexer_cache.side import GATHER, NAME, QUERY, IndexerSide, side_of
+from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.memory import bits
+from mlagen.verify.results import Figure
+from mlagen.verify.subject import Subject
+
+IndexerCase = KeysCase | KeysGatherCase | QueryCase
+IndexerRun = Run[IndexerCase, Inputs]
+
+
+def _side(subject: Subject) -> IndexerSide:
+    side = side_of(subject.package.SPEC["spec"])
+    assert side is not None
+    return side
+
+
+def _build(subject: Subject, case: IndexerCase, seed: int) -> Inputs:
+    side = _side(subject)
+    if isinstance(case, KeysCase):
+        return build_keys(case, side, subject.device, seed)
+    if isinstance(case, QueryCase):
+        return build_query(case, side, subject.device, seed)
+    return build_gather(case, side, subject.device, seed)
+
+
+def _call(run: IndexerRun, **given: Any) -> Results:
+    """Calls by position, as engines do; what a writer or the gather gives is in the cache or in the outputs."""
+    case, arguments = run.case, list({**run.inputs.arguments, **given}.values())
+    if isinstance(case, QueryCase):
+        q, weights = run.subject.call(QUERY, *arguments)
+        values, *scales = q if isinstance(q, tuple) else (q,)
+        return {"values": values, "weights": weights, **dict(zip(("scales",), scales, strict=False))}
+    wrapper = case.wrapper if isinstance(case, KeysCase) else GATHER
+    named = {}
+    if isinstance(case, KeysCase) and "use_fp4_cache" in run.inputs.arguments:
+        named = {"use_fp4_cache": arguments.pop()}  # behind compress_ratio, which may be left out
+    checks.require_none(run.subject.call(wrapper, *arguments, **named))
+    return {}
+
+
+def _compare(run: IndexerRun, results: Results) -> list[Figure]:
+    inputs = run.inputs
+    if isinstance(inputs, KeysInputs | GatherInputs):
+        inputs.compare()
+        return []
+    side, q = inputs.side, inputs.tensor("index_q")
+    positions = inputs.tensor("positions")[: len(q)]
+    angles = inputs.tensor("index_q_cos_sin_cache") if side.rope else torch.zeros(1, 0)
+    scales = [inputs.arguments[f"index_weights_{name}_scale"] for name in ("softmax", "head")]
+    wanted = quantise_query(side, q, positions, angles, inputs.tensor("index_weights"), *scales)
+    expected = dict(zip(("values", "scales", "weights"), wanted, strict=True))
+    dtypes = {"e4m3": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
+    expected["values"] = expected["values"].view(dtypes.get(side.values.dtype, torch.uint8))
+    if not side.packed:
+        del expected["scales"]
+    if results.keys() != expected.keys():
+        raise CaseFailedError(f"returned {sorted(results)} instead of {sorted(expected)}")
+    shapes = {name: (one.dtype, tuple(one.shape)) for name, one in expected.items()}
+    checks.require_tensors(run, results, shapes)
+    for name, want in expected.items():
+        got = results[name].cpu()
+        wrong = bits(got.contiguous()) != bits(want.contiguous())
+        if name == "weights":
+            wrong &= ~(got.isnan() & want.isnan())
+        if bool(wrong.any()):
+            raise CaseFailedError(f"{int(wrong.sum())} of {wrong.numel()} {name} differ from the reference's")
+    return []
+
+
+def _renew(run: IndexerRun) -> Iterator[None]:
+    inputs = run.inputs
+    if isinstance(inputs, KeysInputs | GatherInputs):
+        return inputs.renew()
+    checks.flip(inputs.arguments["index_q"], inputs.arguments["positions"])
+    return iter((None,))
+
+
+def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
+    if case.wrapper == QUERY:
+        return _build(subject, QueryCase("", ""), 0).arguments
+    if case.wrapper == GATHER:
+        return _build(subject, KeysGatherCase("", "", pages=Pages(4), requests=(3, 5)), 0).arguments
+    return _build(subject, KeysCase("", "", wrapper=case.wrapper, pages=Pages(4), tokens=4), 0).arguments
+
+
+INDEXER_CACHE = Family(
+    name=NAME,
+    kinds=(KeysCase, KeysGatherCase, QueryCase),
+    cases=cases,
+    build=_build,
+    call=_call,
+    compare=_compare,
+    checks={
+        "reference": checks.reference,
+        "defaults": checks.defaults,
+        "graph": checks.graph(_renew),
+    },
+    valid=_valid,
+)

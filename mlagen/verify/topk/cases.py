@@ -1,0 +1,269 @@
+"""The cases of the top-k kernels: plain data, made from a spec and from where it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlagen.verify.case import Case
+from mlagen.verify.topk.invalid import DECODE, MERGE, PAGES, PERSISTENT, PREFILL, SHORT, refused
+
+SCORE_PROMISES = {
+    "normal": "an ordinary row",
+    "equal": "of equal scores those of the smallest indices are picked, however many there are",
+    "ties": "scores at the threshold are equal by the dozen",
+    "10 bits": "scores differ in their ten lowest bits alone",
+    "ascending": "each score is larger than all before it",
+    "descending": "each score is smaller than all before it",
+    "special": "NaN and -inf are never picked, +inf is",
+    "zeros": "+0 and -0 are equal, denormals are not",
+    "wide": "scores of any exponent and sign",
+    "none": "a row without a score that counts",
+    "few": "a row with fewer scores that count than are asked for",
+    "misleading": "a sample of the row says nothing of it",
+}
+NEGATIVE, LONG = -7, 10**6  # lengths that are none, and past the columns
+Tile = tuple[int, int, bool]
+
+
+@dataclass(frozen=True)
+class SelectCase(Case):
+    """A call that selects from rows of scores.
+
+    Attributes:
+        wrapper: the wrapper called.
+        rows, columns, k: sizes.
+        scores: pattern of the scores, a key of SCORE_PROMISES.
+        lens: the rows' lengths in turn; None: all columns.
+        starts: the rows' first columns in turn; None: 0, or not passed where a wrapper can do without.
+        next_n: query tokens a request.
+        by_token: lengths are given a query token.
+        layout, out: layout in memory of the scores and of the results, a key of mlagen.verify.memory.LAYOUTS.
+        dtype: of the scores.
+        gives: results besides indices that are asked for: "scores", "raw".
+        page_size, pages: slots a page, and columns of the page table.
+        batches: pattern of row_to_batch: "own" (not passed), "mapped" or "outside".
+        page_starts: the rows' first entries of the page table in turn; None: not passed.
+        blocks: pattern of the page table: "random" or "limit" (of int32).
+        most: max_seq_len; None: all columns.
+        tile: (reps, spans, is_long) that the call is forced to; None: as the package has it.
+    """
+
+    wrapper: str
+    rows: int
+    columns: int
+    k: int
+    scores: str = "normal"
+    lens: tuple[int, ...] | None = None
+    starts: tuple[int, ...] | None = None
+    next_n: int = 1
+    by_token: bool = False
+    layout: str = "contiguous"
+    out: str = "contiguous"
+    dtype: str = "float32"
+    gives: tuple[str, ...] = ("scores",)
+    page_size: int = 1
+    pages: int = 0
+    batches: str = "own"
+    page_starts: tuple[int, ...] | None = None
+    blocks: str = "random"
+    most: int | None = None
+    tile: Tile | None = None
+
+
+@dataclass(frozen=True)
+class MergeCase(Case):
+    """A call of topk_merge on what ranks picked of one row.
+
+    Attributes:
+        rows, columns, k: sizes of the whole rows.
+        ranks, interleave: ranks that share a row's columns, and how many follow each other on one.
+        scores: pattern of the scores, a key of SCORE_PROMISES.
+        spread: ids stand in any order.
+        layout, out: layout in memory of the candidates and of the results.
+        given: tensors for both results are passed.
+        tile: (reps, spans, block_k) that the call is forced to; None: as the package has it.
+    """
+
+    rows: int
+    columns: int
+    k: int
+    ranks: int
+    interleave: int = 1
+    scores: str = "normal"
+    spread: bool = False
+    layout: str = "contiguous"
+    out: str = "contiguous"
+    given: bool = True
+    tile: tuple[int, int, int] | None = None
+
+
+def _prefill_cases(big: bool) -> Iterator[SelectCase]:
+    short: Tile | None = None if big else (2, 2, False)
+    small: Tile = (2, 2, True)  # 512 columns, of which a long row's are read 256 at a time
+    base = SelectCase("", "", PREFILL, 2, 500, 100, tile=short)
+
+    def case(name: str, promise: str, **changes: Any) -> SelectCase:
+        return replace(base, name=f"{SHORT[PREFILL]}: {name}", promise=promise, **changes)
+
+    yield case("typical", "an ordinary call gives the reference's columns", rows=3)
+    for pattern, promise in SCORE_PROMISES.items():
+        yield case(f"scores: {pattern}", promise, scores=pattern)
+        yield case(
+            f"long rows: {pattern}", f"{promise}, in rows longer than a tile", **_LONG, scores=pattern, tile=small
+        )
+    for k in (1, 99, 499, 500, 501, 512, 1000, 2048, 4096):
+        yield case(f"k: {k}", "any number of picks, more than the row has too", k=k)
+    for k in (1, 255, 256):
+        yield case(f"long rows: k {k}", "any number of picks up to half a tile", **{**_LONG, "k": k}, tile=small)
+    lens = (0, 1, 98, 99, 100, 101, 500, 501, LONG, NEGATIVE)
+    yield case("ends", "ends are clamped; short rows have -1 behind them", rows=len(lens), lens=lens)
+    yield case(
+        "ranges",
+        "indices count from the start; ranges may be empty, turned round, or reach out of the columns",
+        rows=9,
+        starts=(0, 3, 250, 401, 499, 500, 501, NEGATIVE, 300),
+        lens=(100, 104, 500, 500, LONG, LONG, 500, 99, 200),
+    )
+    yield case(
+        "long rows: ranges",
+        "indices count from the start in rows longer than a tile too",
+        **{**_LONG, "rows": 4},
+        starts=(1, 700, 1001, NEGATIVE),
+        lens=(1499, 1300, LONG, 1203),
+        tile=small,
+    )
+    yield case("without scores", "columns alone", gives=())
+    for dtype in ("bfloat16",):
+        for scores in ("normal", "special", "ties"):
+            yield case(f"{dtype}: {scores}", "scores may have two bytes", dtype=dtype, scores=scores, tile=small)
+        yield case(f"{dtype}: long rows", "scores may have two bytes", **_LONG, dtype=dtype, tile=small)
+    for layout in ("slice", "odd", "far"):
+        yield case(f"layout: {layout}", "rows may lie apart, 2^30 elements too", layout=layout, tile=small)
+        yield case(f"layout: long rows {layout}", "rows may lie apart", **_LONG, layout=layout, tile=small)
+    for layout in ("slice", "odd"):
+        yield case(f"out: {layout}", "results go where they are told, and nowhere else", out=layout, k=77)
+    yield case("rows: none", "no rows, no results", rows=0)
+    yield case("columns: none", "rows without columns pick nothing", columns=0)
+    yield case("again", "two calls give the same bits", check="determinism", **_TIED, tile=small)
+    yield case("batch", "a row's bits do not depend on the others or their order", check="batch", **_TIED, tile=small)
+    yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
+    if big:
+        yield case("contract: graph", "a captured call replays on other scores and lengths", check="graph")
+        for columns, k in ((4097, 2048), (32768, 512), (32768, 2048), (131072, 2048), (65537, 4096), (1 << 20, 2048)):
+            for scores in ("normal", "ties", "equal", "10 bits", "ascending"):
+                promise = "exact in rows of any length"
+                yield case(f"{scores}: {columns}, k {k}", promise, columns=columns, k=k, scores=scores)
+        promise = "exact in many rows"
+        yield case("many rows", promise, rows=2050, columns=20000, k=2048, starts=tuple(range(0, 4000, 7)))
+
+
+_LONG: Mapping[str, Any] = {"columns": 1501, "k": 200}
+_TIED: Mapping[str, Any] = {"columns": 1501, "k": 200, "scores": "ties", "rows": 3}
+
+
+def _decode_cases(big: bool) -> Iterator[SelectCase]:
+    base = SelectCase("", "", DECODE, 2, 300, 40, tile=None if big else (2, 2, False))
+
+    def case(name: str, promise: str, **changes: Any) -> SelectCase:
+        return replace(base, name=f"{SHORT[DECODE]}: {name}", promise=promise, **changes)
+
+    yield case("typical", "an ordinary call gives the reference's columns")
+    lens = (300, 17, 41, 2)
+    for next_n in (1, 2, 3, 4, 8):
+        promise = "a query token does not see the keys of those behind it"
+        changes = {"rows": 3 * next_n, "next_n": next_n}
+        yield case(f"next_n: {next_n}", promise, lens=lens, **changes)
+        promise = "each query token has a length of its own"
+        yield case(f"next_n: {next_n}, by token", promise, lens=(*lens, 300, 0, 40), by_token=True, **changes)
+    promise = "a length of 0 is padding; none is below 0 or past the columns"
+    for next_n in (1, 2):
+        edges = (0, 1, 2, NEGATIVE, LONG, -(2**31), 2**31 - 1)
+        yield case(f"lengths, next_n {next_n}", promise, rows=7 * next_n, next_n=next_n, lens=edges)
+    yield case("without scores", "columns alone", gives=())
+
+
+def _persistent_cases(big: bool) -> Iterator[SelectCase]:
+    base = SelectCase("", "", PERSISTENT, 3, 300, 40, lens=(300, 50, 0), tile=None if big else (2, 2, False))
+
+    def case(name: str, promise: str, **changes: Any) -> SelectCase:
+        return replace(base, name=f"{SHORT[PERSISTENT]}: {name}", promise=promise, **changes)
+
+    yield case("typical", "an ordinary call gives the reference's columns")
+    yield case("2-D lengths", "lengths may be given a query token", next_n=3, by_token=True, lens=(200, 201, 300))
+    yield case("max_seq_len", "columns from max_seq_len on are not looked at", most=100)
+
+
+def _page_cases(big: bool) -> Iterator[SelectCase]:
+    base = SelectCase("", "", PAGES, 4, 300, 40, pages=301, gives=("raw",), tile=None if big else (2, 2, False))
+
+    def case(name: str, promise: str, **changes: Any) -> SelectCase:
+        return replace(base, name=f"{SHORT[PAGES]}: {name}", promise=promise, **changes)
+
+    yield case("typical", "an ordinary call gives the reference's slots")
+    for size in (1, 2, 53, 64, 100, 2**31 - 1):
+        yield case(f"page size: {size}", "any page size", page_size=size, lens=(300, 20, 0, 299))
+        yield case(
+            f"blocks: limit, size {size}", "a page is named if all its slots are int32", page_size=size, blocks="limit"
+        )
+    yield case("pages: few", "an index past the page table's row has no slot", pages=3, page_size=53)
+    yield case("pages: none", "a page table without columns names nothing", pages=0)
+    for batches in ("mapped", "outside"):
+        yield case(f"batches: {batches}", "a row of a batch that is not there names nothing", batches=batches)
+    promise = "a row's page table begins where it is told, else where its columns do"
+    yield case("row starts", promise, starts=(0, 7, 100, 299), lens=(300, 60, 250, 5))
+    yield case("page starts", promise, page_starts=(0, 3, 280, NEGATIVE))
+    yield case(
+        "both starts", promise, starts=(0, 7, 100, 299), page_starts=(5, 0, 2, 300), lens=(300,), batches="mapped"
+    )
+    yield case("all results", "slots, indices and scores", gives=("raw", "scores"), lens=(300, 20))
+    yield case("slots alone", "a tensor of the wrapper's own", gives=(), out="")
+    small: Tile = (2, 2, True)
+    yield case(
+        "long rows", "of rows longer than a tile too", columns=1300, starts=(3, 0, 100, 9), page_size=7, tile=small
+    )
+
+
+def _merge_cases(big: bool) -> Iterator[MergeCase]:
+    small = None if big else (2, 2, 512)
+    base = MergeCase("", "", 3, 700, 100, 2, tile=small)
+
+    def case(name: str, promise: str, **changes: Any) -> MergeCase:
+        return replace(base, name=f"{SHORT[MERGE]}: {name}", promise=promise, **changes)
+
+    whole = "what ranks pick, merged, is what the whole row's top-k is"
+    yield case("typical", whole)
+    for pattern in SCORE_PROMISES:
+        yield case(f"scores: {pattern}", whole, scores=pattern, ranks=4, interleave=16)
+    for ranks, interleave in ((1, 1), (2, 64), (3, 1), (8, 3)):
+        yield case(f"ranks: {ranks} by {interleave}", whole, ranks=ranks, interleave=interleave, scores="ties", k=60)
+    for k in (1, 255, 512) + ((1024, 2048, 4096) if big else ()):
+        yield case(f"k: {k}", whole, k=k, scores="ties")
+    yield case("any order", "candidates may stand in any order", spread=True, scores="ties")
+    yield case(
+        "levels", "candidates may be more than a tile holds", ranks=8, columns=2000, tile=(2, 2, 128), scores="ties"
+    )
+    for layout in ("slice", "odd", "far"):
+        yield case(f"layout: {layout}", "rows may lie apart", layout=layout)
+    for layout in ("slice", "odd"):
+        yield case(f"out: {layout}", "results go where they are told, and nowhere else", out=layout, k=77)
+    yield case("own results", "tensors of the wrapper's own", given=False)
+    yield case("rows: none", "no rows, no results", rows=0)
+    yield case("again", "two calls give the same bits", check="determinism", scores="ties")
+    if big:
+        yield case("large", whole, columns=1 << 17, k=2048, ranks=8, scores="ties")
+
+
+def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
+    """All cases of the family; see mlagen.verify.families."""
+    wrappers, big = spec["wrappers"], device == "cuda"
+    makers = {
+        PREFILL: _prefill_cases,
+        DECODE: _decode_cases,
+        PERSISTENT: _persistent_cases,
+        PAGES: _page_cases,
+        MERGE: _merge_cases,
+    }
+    found: list[Case] = [case for wrapper, make in makers.items() if wrapper in wrappers for case in make(big)]
+    return [*found, *refused(wrappers)]

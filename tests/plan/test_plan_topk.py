@@ -1,0 +1,67 @@
+"""The top-k kernels' numbers: a tile for every call that can hold it, and the variants that there are."""
+
+import pytest
+from enumerated import Enumerated, check_every_list, enumerate_plan, kernels_in
+from plan_specs import make_spec
+
+from mlagen.plan import make_plan
+from mlagen.plan.topk import COLUMNS, TopkPlan, make_topk_plan
+
+SELECT, MERGE = ("_topk_kernels", "_topk_kernel"), ("_topk_kernels", "_merge_kernel")
+
+
+def holds(row, columns, k):
+    return all(most is None or size <= most for most, size in ((row.max_columns, columns), (row.max_k, k)))
+
+
+def test_every_call_has_a_tile_that_holds_it():
+    plan = make_topk_plan()
+    sizes = [0, 1, 4096, 4097, 8192, 8193, 16384, 16385, 1 << 20, 1 << 30]
+    for columns in sizes:
+        for k in (1, 512, 2048, plan.most_k):
+            tile = next(row.tile for row in plan.tiles if holds(row, columns, k))
+            assert tile.is_long or columns <= tile.columns
+            assert min(k, columns) <= tile.most_k
+            assert any(row.tile.is_long and holds(row, columns, k) for row in plan.tiles)  # of two bytes, or unaligned
+
+
+def test_counts_of_a_tile_fit_half_of_32_bits():
+    plan = make_topk_plan()
+    for tile in (*(row.tile for row in plan.tiles), *(tile for _, tile in plan.merge_tiles)):
+        assert tile.reps * tile.spans * COLUMNS < 1 << 15
+        assert tile.reps & (tile.reps - 1) == tile.spans & (tile.spans - 1) == 0
+
+
+def test_a_merge_of_parts_that_are_full_has_fewer_candidates():
+    plan = make_topk_plan()
+    assert [most for most, _ in plan.merge_tiles][-1] == plan.most_k
+    for most, tile in plan.merge_tiles:
+        assert most <= tile.block_k <= tile.reps * tile.spans * COLUMNS // 2
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> Enumerated:
+    plan = make_plan(make_spec(wrappers=TopkPlan.WRAPPERS, targets=("sm90", "gfx942")))
+    return enumerate_plan(plan, tmp_path_factory.mktemp("topk"))
+
+
+def test_variants_are_of_each_tile_dtype_and_alignment(listed):
+    check_every_list(listed)
+    assert listed.kernels == {SELECT, MERGE}
+    plan = make_topk_plan()
+    every = {(row.tile.reps, row.tile.spans) for row in plan.tiles}
+    long = {(row.tile.reps, row.tile.spans) for row in plan.tiles if row.tile.is_long}
+    for target in listed.jobs:
+        found: dict[tuple[int, int], set[tuple[int, int]]] = {}
+        for job in listed.of(target, SELECT[1]):
+            given = dict(job.constexprs)
+            assert job.num_warps == given["SPANS"]
+            found.setdefault((given["ITEMSIZE"], given["ALIGNMENT"]), set()).add((given["REPS"], given["SPANS"]))
+        assert found == {(4, 16): every, (4, 1): long, (2, 16): long, (2, 1): long}
+        assert {dict(job.constexprs)["BLOCK_K"] for job in listed.of(target, MERGE[1])} == {512, 2048, 4096}
+
+
+@pytest.mark.parametrize("wrapper", TopkPlan.WRAPPERS)
+def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, tmp_path):
+    found = enumerate_plan(make_plan(make_spec(wrappers=(wrapper,), targets=("sm90",))), tmp_path)
+    assert found.kernels == kernels_in(found) == {MERGE if wrapper == TopkPlan.MERGE else SELECT}
