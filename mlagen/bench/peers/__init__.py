@@ -30,8 +30,8 @@ PEERS: dict[str, Callable[[BenchPackage, Any, Sequence[Any]], Iterable[Entrant[A
     "dense_decode": dense_decode_peers,
     "dense_fwd": dense_fwd_peers,
     "merge_states": merge_states_peers,
-    "topk": topk_peers,
     "mqa_logits": mqa_logits_peers,
+    "topk": topk_peers,
 }
 
 
