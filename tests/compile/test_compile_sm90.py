@@ -125,10 +125,9 @@ def written(tmp_path, pytestconfig):
     "name",
     [
         "dsv32",
-        "glm53_fp8",
         "dsv3",
         "dsv3_prefill",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm53", "dsv41", "glm5_prefill")),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm53_fp8", "glm53", "dsv41", "glm5_prefill")),
     ],
 )  # with columns behind V, and without, 528 bytes a token or two caches as well; dense; multi-head, 192/128 and 256/256
 def test_they_fit(written, compiled, name):

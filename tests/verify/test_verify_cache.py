@@ -125,7 +125,9 @@ def test_what_a_spec_lacks_is_left_out():
         assert {case.wrapper for case in found} == {wrapper}
 
 
-@pytest.mark.parametrize("name", ["planar", pytest.param("quotients", marks=pytest.mark.slow), "four_bit"])
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("planar", "quotients")), "four_bit"]
+)
 def test_a_package_of_each_kind_holds_every_case(packages, name):
     assert messages(packages[name], targets=["sm80", "sm90"]) == []
 

@@ -83,6 +83,7 @@ def test_cases_have_names_of_their_own_and_the_sizes_that_break_kernels(device, 
     assert any(isinstance(case, ScheduleCase) for case in found)
 
 
+@pytest.mark.slow
 def test_a_package_of_fp8_keys_holds_every_case(package):
     results = verify_package(package, workers=1, targets=["sm90"])
     assert len(results) > 300
