@@ -189,8 +189,8 @@ def load_alone(llm: Any) -> dict[str, Any]:
 
 
 def invariant(llm: Any) -> dict[str, Any]:
-    """32 requests whose prompts fit one step, together, and every other one alone."""
-    requests = [Request(prompt(n, 5 + 13 * n)) for n in range(32)]
+    """32 requests whose prompts fit one step, some longer than the indices, together; every other one alone."""
+    requests = [Request(prompt(n, 5 + 13 * n + 2048 * (n % 8 == 6))) for n in range(32)]
     return {
         "sequences": serve(llm, requests).rows(),
         "alone": [serve(llm, [one]).rows()[0] for one in requests[::2]],

@@ -68,6 +68,12 @@ def test_what_vllm_calls_is_attention_over_its_cache(name: str, engine: str, unp
             assert found[way]["empty"] == 0
 
 
+@pytest.mark.parametrize("name", ["dsv32", "dsv32_fp8"])
+@pytest.mark.parametrize("engine", ["0.26", "0.33"])
+def test_batch_invariance_holds_in_whatever_order_indices_come(name: str, engine: str, unpacked) -> None:
+    assert probe(unpacked(name), name, engine)["reordered"]
+
+
 @pytest.mark.parametrize("name", ["dsv3", "dsv3_fp8"])
 @of_engine
 def test_ranks_that_share_a_context_merge_to_the_whole(name: str, engine: str, unpacked) -> None:

@@ -174,6 +174,23 @@ def forward(backend: Any, spec: dict[str, Any], apart: bool) -> dict[str, float]
     return {"error": (out.double() - wanted).abs().max().item(), "empty": out[empty].abs().max().item()}
 
 
+def reordered(backend: Any, spec: dict[str, Any]) -> bool:
+    """Whether a batch-invariant call gives the same bits whatever order vLLM's top-k leaves indices in."""
+    cache, model, outs = Cache(spec, apart=False), spec["model"], []
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(1, HEADS, cache.rows.shape[1], generator=generator).bfloat16()
+    table = torch.tensor([[2, 0]], dtype=torch.int32)
+    metadata = types.SimpleNamespace(
+        req_id_per_token=torch.zeros(1, dtype=torch.int32), block_table=table, block_size=PAGE, num_decode_tokens=1
+    )
+    for _ in range(2):
+        positions = torch.randperm(2 * PAGE, generator=generator).int()[None]
+        impl = make_impl(backend, model, cache, positions)
+        impl._batch_invariant = True
+        outs.append(impl.forward_mqa(q, cache.pages, metadata, types.SimpleNamespace(_k_scale=cache.scale))[0])
+    return torch.equal(*outs)
+
+
 def ranks(backend: Any, spec: dict[str, Any], count: int) -> dict[str, Any]:
     """The largest error of parts of a context on `count` ranks, merged as vLLM merges them, and what keyless rows have.
 
@@ -299,6 +316,8 @@ def main(folder: str, name: str, engine: str, told: str) -> None:
         found["forward"] = forward(backend.Backend, spec, apart=False)
         if spec["attention"]["kind"] == "sparse":
             found["conversion"] = conversion(backend.Backend, engine)
+            if engine != "vllm":  # 0.33's own method needs an engine
+                found["reordered"] = reordered(backend.Backend, spec)
         if spec["attention"]["kind"] == "dense":
             found["ranks"] = [ranks(backend.Backend, spec, count) for count in (2, 3)]
             found["several tokens"] = several_tokens(backend.Backend, spec)
