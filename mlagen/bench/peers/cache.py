@@ -9,7 +9,7 @@ import torch
 
 from mlagen.bench.families.cache import GatherInputs, WriteInputs, side_of
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers.libraries import CUDA_LIBRARY, VLLM_CUDA, VLLM_TRITON, load_packed_library, triton_op
+from mlagen.bench.peers.libraries import VLLM_CUDA, VLLM_TRITON, load_vllm_operators, triton_op
 from mlagen.bench.shapes import Batch, rows_of
 from mlagen.bench.trial import Call, Entrant
 from mlagen.layout import CacheLayout
@@ -22,7 +22,7 @@ GATHERED_COLUMNS = (512 + 64, 256 + 64)  # rows that its CUDA gather knows
 
 def _cuda(name: str) -> Callable[..., Any]:
     """One of vLLM's CUDA ops. Raises ImportError where its library is not installed."""
-    load_packed_library(*CUDA_LIBRARY)
+    load_vllm_operators()
     return getattr(torch.ops._C_cache_ops, name)  # type: ignore[no-any-return]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from mlagen.bench.families.indexer_cache import CALLS, KeyInputs, Keys, keys_of
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers.libraries import CUDA_LIBRARY, VLLM_CUDA, VLLM_TRITON, load_packed_library, triton_op
+from mlagen.bench.peers.libraries import VLLM_CUDA, VLLM_TRITON, load_vllm_operators, triton_op
 from mlagen.bench.shapes import Batch
 from mlagen.bench.trial import Call, Entrant
 from mlagen.verify.indexer_cache.side import GATHER, QUERY, WRITE
@@ -20,7 +20,7 @@ V4_OPS, V41_OPS = "vllm.models.deepseek_v4.common.ops", "vllm.models.deepseek_v4
 def _op(kind: str) -> Callable[..., Any]:
     """One of vLLM's functions. Raises ImportError where it is not installed."""
     if kind in (WRITE, GATHER):
-        load_packed_library(*CUDA_LIBRARY)
+        load_vllm_operators()
         return getattr(torch.ops._C_cache_ops, kind)  # type: ignore[no-any-return]
     return triton_op(kind, V4_OPS if kind == QUERY else V41_OPS)
 

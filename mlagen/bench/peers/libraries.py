@@ -25,7 +25,7 @@ FA3_MODULES = ("vllm.vllm_flash_attn.flash_attn_interface",)
 FLASHINFER_MODULES = ("flashinfer.mla",)
 FLASHINFER_WORKSPACE = 128 << 20  # bytes; what its documentation starts with
 TRITON_OPS = "vllm.models.deepseek_v4.common.ops.cache_utils"
-CUDA_LIBRARY = ("vllm", "_C_stable_libtorch")
+CUDA_LIBRARIES = ("_C_stable_libtorch", "_C_sm90")  # vLLM's own, or its kernels of one architecture
 D_C, D_ROPE = 512, 64  # DeepSeek's rows, which FlashAttention-3 and FlashInfer know
 FLASH_MLA_HEADS = (64, 128)
 
@@ -75,6 +75,18 @@ def load_packed_library(package: str, stem: str) -> None:
             raise ImportError(f"{package} has no {stem}")
         library = _unpack(packed)
     torch.ops.load_library(str(library))  # type: ignore[no-untyped-call]
+
+
+def load_vllm_operators() -> None:
+    """Loads vLLM's operators in CUDA. Raises ImportError where they are not installed."""
+    failed: ImportError | None = None
+    for stem in CUDA_LIBRARIES:
+        try:
+            return load_packed_library("vllm", stem)
+        except ImportError as error:
+            failed = failed or error
+    assert failed is not None
+    raise failed
 
 
 def first_module(names: tuple[str, ...]) -> Any:

@@ -9,7 +9,7 @@ import torch
 
 from mlagen.bench.families.merge_states import STATES, MergeStatesInputs, MergeStatesShape, merge_call
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers.libraries import CUDA_LIBRARY, VLLM_CUDA, VLLM_TRITON, first_module, load_packed_library
+from mlagen.bench.peers.libraries import VLLM_CUDA, VLLM_TRITON, first_module, load_vllm_operators
 from mlagen.bench.trial import Entrant
 
 MERGE_OPS = ("vllm.v1.attention.ops.triton_merge_attn_states",)
@@ -22,7 +22,7 @@ def triton_merge() -> Callable[..., Any]:
 
 def cuda_merge() -> Callable[..., Any]:
     """vLLM's merge in CUDA, with the signature of that in Triton. Raises ImportError where it is not installed."""
-    load_packed_library(*CUDA_LIBRARY)
+    load_vllm_operators()
     merge = getattr(torch.ops._C, "merge_attn_states", None)
     if merge is None:
         raise ImportError("vLLM's library has no merge_attn_states")

@@ -10,21 +10,17 @@ import torch
 
 from mlagen.bench.families.topk import DECODE, TopkInputs, TopkShape, call_of
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers.libraries import CUDA_LIBRARY, load_packed_library
+from mlagen.bench.peers.libraries import load_vllm_operators
 from mlagen.bench.trial import Call, Entrant
 
-SM90_LIBRARY = ("vllm", "_C_sm90")  # CUDA_LIBRARY's kernels of one architecture
 WORKSPACE = 1 << 20  # bytes
 WORKSPACE_PICKS = (512, 1024, 2048)
 COOPERATIVE_ROWS = 32
 
 
 def _cuda(name: str) -> Callable[..., Any]:
-    """One of vLLM's CUDA ops. Raises ImportError where neither library is installed."""
-    try:
-        load_packed_library(*SM90_LIBRARY)
-    except ImportError:
-        load_packed_library(*CUDA_LIBRARY)
+    """One of vLLM's CUDA ops. Raises ImportError where they are not installed."""
+    load_vllm_operators()
     return getattr(torch.ops._C, name)  # type: ignore[no-any-return]
 
 
