@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlagen.plan.sm90 import BLOCK_H, SHARED_REGISTERS, Sm90Plan, Sm90Row
+from mlagen.plan.row_pieces import HALVES
+from mlagen.plan.sm90 import BLOCK_H, BLOCK_N, SHARED_REGISTERS, Sm90Plan, Sm90Row, make_sm90
 from mlagen.plan.sm90 import refusal as sm90_refusal
 from mlagen.spec import Spec
 
@@ -97,14 +98,18 @@ def refusal(spec: Spec, *, over_rows: bool) -> str | None:
         return "backend is triton, and its kernel is one of Gluon's"
     if not over_rows:
         return "no wrapper computes attention over unquantised rows, which alone it does"
-    return sm90_refusal(spec)
+    reason = sm90_refusal(spec)
+    sm90 = make_sm90(spec) if reason is None else None
+    if sm90 is not None and sm90.block_n != BLOCK_N:
+        return f"a row has {sm90.d_k} columns, and beside Q there is no room for two blocks of {BLOCK_N} such rows"
+    return reason
 
 
 def make_index_union(group: int, sm90: Sm90Plan) -> IndexUnionPlan:
     """The plan for groups of `group` tokens, 2 or 4: as many heads fit as fill a tile."""
     return IndexUnionPlan(
         group=group,
-        sm90=replace(sm90, registers=SHARED_REGISTERS[group]),
+        sm90=replace(sm90, registers=sm90.registers if sm90.pieces.right < HALVES[-1] else SHARED_REGISTERS[group]),
         rows=(Sm90Row(BLOCK_H // group, MIN_TOKENS), Sm90Row(None, None)),
         most_rows=MOST_ROWS,
         row_bits=ROW_BITS,
