@@ -137,7 +137,7 @@ def _print_no_sm90(plan: Plan, family: LatentFamily) -> None:
     reason = "backend is triton" if plan.spec.backend == "triton" else refusal(plan.spec)
     if reason is None and plan.layout is not None:
         reason = cache_refusal(plan.spec, plan.layout, plan.extra_layout)
-    out.print(f"\nno sm90 kernel: {reason}", markup=False)
+    out.print(f"\nsm90 runs the portable kernel: {reason}", markup=False)
 
 
 def _print_sm90(sm90: Sm90Plan) -> None:

@@ -60,7 +60,7 @@ def refuses(d_v: int, d_k: int) -> str | None:
     if d_v % GRANULE or d_k % GRANULE:
         return f"a row has {d_k} columns, {d_v} of them V's, and it takes multiples of {GRANULE}"
     if d_k - _halves(d_v)[2] > TAILS[-1]:
-        return f"a row has {d_k - d_v} columns behind V's, and it takes {TAILS[-1]}"
+        return f"a row has {d_k - d_v} columns behind V's, and it takes at most {TAILS[-1]}"
     return None
 
 

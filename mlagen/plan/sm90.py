@@ -47,6 +47,8 @@ SHARED_REGISTERS = {  # by tokens a group
     4: Registers((208, 56), (((3, 9), (208, 48)),)),
 }
 SHORT_REGISTERS = Registers((184, 80))  # where WG1 holds fewer columns than 256: the producer has what it spares
+OTHER_TAIL_REGISTERS = Registers((200, 64))  # beside a tail of no whole swizzled run, or of two
+DENSE_OTHER_TAIL_REGISTERS = Registers((208, 56))
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
 DEQUANTISING_REGISTERS = {
     64: Registers((192, 96)),
@@ -399,6 +401,8 @@ def _registers(pieces: RowPieces, dense: bool) -> Registers:
     """The split of registers of the seesaw over unquantised rows."""
     if pieces.right < HALVES[-1]:
         return SHORT_REGISTERS
+    if pieces.tail not in (0, SWIZZLED_COLUMNS):
+        return DENSE_OTHER_TAIL_REGISTERS if dense else OTHER_TAIL_REGISTERS
     if dense:
         return DENSE_DECODE_REGISTERS
     return SPARSE_FWD_REGISTERS if pieces.tail else NO_TAIL_REGISTERS
