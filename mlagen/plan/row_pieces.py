@@ -59,7 +59,7 @@ def refuses(d_v: int, d_k: int) -> str | None:
         return f"model.v_head_dim is {d_v}, and it takes {LEAST_V} to {MOST_V}"
     if d_v % GRANULE or d_k % GRANULE:
         return f"a row has {d_k} columns, {d_v} of them V's, and it takes multiples of {GRANULE}"
-    if d_k - _halves(d_v)[2] > TAILS[-1]:
+    if d_k - d_v > TAILS[-1]:
         return f"a row has {d_k - d_v} columns behind V's, and it takes at most {TAILS[-1]}"
     return None
 

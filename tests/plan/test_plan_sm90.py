@@ -248,7 +248,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
         ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 80 to 512"),
         (
             {"qk_rope_head_dim": 80},
-            "a row has 592 columns, and beside Q there is no room for two blocks of 64 such rows",
+            "a row has 592 columns, and beside Q there is no room for two blocks of 64",
         ),
         ({"qk_rope_head_dim": 32}, "V has 512 columns and 32 come behind, which leaves its loop too few registers"),
         ({"backend": "triton"}, "backend is triton, and its kernel is one of Gluon's"),
