@@ -64,5 +64,4 @@ def row_context(sm90: Sm90Plan) -> dict[str, Any]:
         "words": WORDS[sm90.block_n],
         "half_columns": "D_HALF" if pieces.equal else "columns",
         "result": "RESULT" if pieces.equal else "result",
-        "v_mask": " & (columns < D_V)[None, :]" if pieces.pads_v else "",
     }
