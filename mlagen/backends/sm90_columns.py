@@ -8,6 +8,7 @@ from typing import Any
 from mlagen.plan import Sm90Plan
 from mlagen.plan.row_pieces import RowPieces
 from mlagen.plan.sm90 import SWIZZLED_COLUMNS, register_columns
+from mlagen.work import ITEMSIZE
 
 WORDS = {32: ("index",), 64: ("low", "high")}  # of a warp's indices of a block, one a lane, by indices a block
 
@@ -48,6 +49,9 @@ def row_context(sm90: Sm90Plan) -> dict[str, Any]:
     """What templates ask for of the columns of a row."""
     pieces, (left, right) = sm90.pieces, halves(sm90.pieces)
     of_v = f"2 * {left.columns}" if pieces.equal else f"{left.columns} + {right.columns}"
+    tail_swizzle, p_swizzle = (
+        columns * ITEMSIZE if 0 < columns < SWIZZLED_COLUMNS else None for columns in (pieces.tail, sm90.block_n)
+    )
     return {
         "pieces": pieces,
         "left": left,
@@ -59,8 +63,10 @@ def row_context(sm90: Sm90Plan) -> dict[str, Any]:
         "columns_of_like": "D_HALF" if pieces.equal else "like.shape[0]",
         "acc_layout": "HALF" if pieces.equal else "acc.type.layout",
         "tail_start": of_v if pieces.pads_v else "D_V",
-        "tail_tile": "TILE" if pieces.tail >= SWIZZLED_COLUMNS else "TAIL_TILE",
-        "p_tile": "TILE" if sm90.block_n >= SWIZZLED_COLUMNS else "P_TILE",
+        "tail_tile": "TAIL_TILE" if tail_swizzle else "TILE",
+        "tail_swizzle": tail_swizzle,  # bytes of a row in shared memory, None where they are TILE's
+        "p_tile": "P_TILE" if p_swizzle else "TILE",
+        "p_swizzle": p_swizzle,
         "words": WORDS[sm90.block_n],
         "half_columns": "D_HALF" if pieces.equal else "columns",
         "result": "RESULT" if pieces.equal else "result",
