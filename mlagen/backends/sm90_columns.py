@@ -68,6 +68,8 @@ def row_context(sm90: Sm90Plan) -> dict[str, Any]:
         "p_tile": "P_TILE" if p_swizzle else "TILE",
         "p_swizzle": p_swizzle,
         "words": WORDS[sm90.block_n],
+        # Opaque where no column of the right half is V's: the compiler would drop its products, but not all of them.
+        "v_end": "D_V" if pieces.left < pieces.d_v else "D_V + _opaque_zero(call.num_heads)",
         "half_columns": "D_HALF" if pieces.equal else "columns",
         "result": "RESULT" if pieces.equal else "result",
     }

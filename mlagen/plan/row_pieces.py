@@ -7,7 +7,7 @@ from dataclasses import dataclass
 HALVES = (64, 128, 256)  # columns of half of O: whole swizzled runs, at most what a warpgroup's registers have room for
 TAILS = (0, 16, 32, 64, 128)  # columns of K behind both halves: what a swizzled run may have, and two of the longest
 GRANULE = 16  # columns: 32 bytes, in multiples of which rows and V end
-LEAST_V = HALVES[0] + GRANULE  # with fewer no column of the right half is V's
+LEAST_V = HALVES[0]
 MOST_V = 2 * HALVES[-1]
 
 

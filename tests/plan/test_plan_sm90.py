@@ -35,8 +35,8 @@ def sm90(**changes):
     ("changes", "reason"),
     [
         ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
-        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 80 to 512"),
-        ({"kv_lora_rank": 64, "v_head_dim": 64}, "model.v_head_dim is 64, and it takes 80 to 512"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 64 to 512"),
+        ({"kv_lora_rank": 48, "v_head_dim": 48}, "model.v_head_dim is 48, and it takes 64 to 512"),
         ({"qk_rope_head_dim": 40}, "a row has 552 columns, 512 of them V's, and it takes multiples of 16"),
         ({"qk_rope_head_dim": 144}, "a row has 144 columns behind V's, and it takes at most 128"),
     ],
@@ -103,6 +103,7 @@ def test_numbers_by_hand(rope, columns):
 @pytest.mark.parametrize(
     ("latent", "rope", "pieces", "block_n"),
     [
+        (64, 64, (64, 64, 0), 64),  # of V WG1 holds nothing
         (256, 64, (128, 128, 64), 64),
         (256, 32, (128, 128, 32), 64),
         (320, 64, (256, 64, 64), 64),
@@ -131,13 +132,13 @@ def test_a_row_is_cut_into_powers_of_two_by_hand(latent, rope, pieces, block_n):
 @given(d_v=st.integers(1, 600), behind=st.integers(0, 200))
 def test_pieces_hold_every_row_that_is_not_refused_and_fit(d_v, behind):
     reason = row_pieces.refuses(d_v, d_v + behind)
-    assert (reason is None) == (80 <= d_v <= 512 and d_v % 16 == behind % 16 == 0 and behind <= 128)
+    assert (reason is None) == (64 <= d_v <= 512 and d_v % 16 == behind % 16 == 0 and behind <= 128)
     if reason is not None:
         return
     pieces = row_pieces.cut_row(d_v, d_v + behind)
     assert {pieces.left, pieces.right} <= {64, 128, 256}
     assert pieces.tail in (0, 16, 32, 64, 128)
-    assert pieces.right <= pieces.left < d_v <= pieces.of_v  # so that each warpgroup holds some of V
+    assert pieces.right <= pieces.left <= d_v <= pieces.of_v  # padding is WG1's
     assert pieces.columns >= pieces.d_k
     assert not pieces.tail or pieces.of_v + pieces.tail // 2 < pieces.d_k  # half of the tail would not do
     plan = sm90(kv_lora_rank=d_v, v_head_dim=d_v, qk_rope_head_dim=behind)
@@ -245,7 +246,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     ("changes", "reason"),
     [
         ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
-        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 80 to 512"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 64 to 512"),
         (
             {"qk_rope_head_dim": 80},
             "a row has 592 columns, and beside Q there is no room for two blocks of 64",
