@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mlagen.backends.grouped import interface, shared
+from mlagen.backends.sm90_columns import row_context
 from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context
 from mlagen.plan import (
@@ -86,10 +87,11 @@ class Sm90Module:
         return {
             **attention_context(plan),
             "sm90": sm90,
+            **row_context(sm90),
             "kernel": self.kernel,
             **interface(self.arguments(plan), *self.constexprs),
             "register_split": register_split(sm90.registers),
-            "splits_constants": "D_V, NEG_LARGE" if sm90.d_tail else "NEG_LARGE",
+            "splits_constants": "D_V, NEG_LARGE" if _names_d_v(sm90) else "NEG_LARGE",
             "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
             "scaled": plan.splits.partials.scaled,
             **self.details(plan),
@@ -100,16 +102,22 @@ class Sm90Module:
         return {(self.kernel, None): _required(self.plan_of(plan)).expected_products}
 
 
+def _names_d_v(sm90: Sm90Plan) -> bool:
+    """Whether a kernel's text names V's columns: where those that are stored end, or where a tail begins."""
+    return sm90.pieces.pads_v or sm90.d_tail > 0
+
+
 def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> list[tuple[str, ...]]:
     """Groups of names of what every seesaw has in shared memory, with those of statistics that not all have."""
-    tails, p0 = (("q_tail", "k0_tail", "k1_tail"), ()) if sm90.d_tail else ((), ("p0",))
+    tails = ("q_tail", "k0_tail", "k1_tail") if sm90.d_tail else ()
+    p0 = () if sm90.p0_in_tail else ("p0",)
     halves = ("q_l", "q_r", "k0_l", "k0_r", "k1_l", "k1_r")
     return [(*halves, *tails), (*p0, "p1", "m0", "m1", "l0", "l1", *statistics, *(("e0", "e1") if scaled else ()))]
 
 
 def _p0(sm90: Sm90Plan) -> str:
     """Where WG0 leaves P: the place of block 0's tail, whose scores are done by then, or one of its own."""
-    return "shared.k0_tail" if sm90.d_tail else "shared.p0"
+    return "shared.k0_tail" if sm90.p0_in_tail else "shared.p0"
 
 
 def _length(plan: Plan) -> Signature:
@@ -402,7 +410,7 @@ def _dense_decode_arguments(plan: Plan) -> Signature:
 def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     dense_decode, partials = plan.of(DenseDecodePlan), plan.splits.partials
     sm90 = _required(dense_decode.sm90)
-    d_v = "D_V, " if sm90.d_tail or not partials.rounds else ""
+    d_v = "D_V, " if _names_d_v(sm90) or not partials.rounds else ""
     return {
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
         "block_b": dense_decode.block_b,

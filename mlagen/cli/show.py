@@ -38,7 +38,7 @@ from mlagen.plan import (
     make_plan,
 )
 from mlagen.plan.replacements import read_replacements
-from mlagen.plan.sm90 import Registers
+from mlagen.plan.sm90 import SM90, Registers, cache_refusal, refusal
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
 from mlagen.plan.tuned import TunedFiles
 from mlagen.spec import SparseAttention
@@ -86,6 +86,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
         out.print(f"tiles hold for: {text}", markup=False)
     for family in plan.latent:
         _print_tiles(family, dims.num_heads)
+        _print_no_sm90(plan, family)
 
 
 def _print_indexer(rows: IndexerRows) -> None:
@@ -127,6 +128,16 @@ def _print_tiles(family: LatentFamily, num_heads: int) -> None:
             _print_swap_ab(swap_ab)
         if family.union is not None:
             _print_union(family.union)
+
+
+def _print_no_sm90(plan: Plan, family: LatentFamily) -> None:
+    """Prints why a family of a spec for sm90 has no kernel of its own there."""
+    if family.sm90 is not None or SM90 not in plan.spec.targets:
+        return
+    reason = "backend is triton" if plan.spec.backend == "triton" else refusal(plan.spec)
+    if reason is None and plan.layout is not None:
+        reason = cache_refusal(plan.spec, plan.layout, plan.extra_layout)
+    out.print(f"\nsm90 runs the portable kernel: {reason}", markup=False)
 
 
 def _print_sm90(sm90: Sm90Plan) -> None:

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlagen.plan.sm90 import BLOCK_H, SHARED_REGISTERS, Sm90Plan, Sm90Row
+from mlagen.plan.sm90 import (
+    BLOCK_H,
+    BLOCK_N,
+    OTHER_TAIL_REGISTERS,
+    SHARED_REGISTERS,
+    SHORT_REGISTERS,
+    Sm90Plan,
+    Sm90Row,
+    make_sm90,
+)
 from mlagen.plan.sm90 import refusal as sm90_refusal
 from mlagen.spec import Spec
 
@@ -97,14 +106,21 @@ def refusal(spec: Spec, *, over_rows: bool) -> str | None:
         return "backend is triton, and its kernel is one of Gluon's"
     if not over_rows:
         return "no wrapper computes attention over unquantised rows, which alone it does"
-    return sm90_refusal(spec)
+    reason = sm90_refusal(spec)
+    sm90 = make_sm90(spec) if reason is None else None
+    if sm90 is not None and sm90.block_n != BLOCK_N:
+        return f"a row has {sm90.d_k} columns, and beside Q there is no room for two blocks of {BLOCK_N}"
+    if sm90 is not None and sm90.registers == OTHER_TAIL_REGISTERS:
+        return f"V has {sm90.pieces.d_v} columns and {sm90.d_tail} come behind, which leaves its loop too few registers"
+    return reason
 
 
 def make_index_union(group: int, sm90: Sm90Plan) -> IndexUnionPlan:
     """The plan for groups of `group` tokens, 2 or 4: as many heads fit as fill a tile."""
+    widest = sm90.registers != SHORT_REGISTERS
     return IndexUnionPlan(
         group=group,
-        sm90=replace(sm90, registers=SHARED_REGISTERS[group]),
+        sm90=replace(sm90, registers=SHARED_REGISTERS[group] if widest else sm90.registers),
         rows=(Sm90Row(BLOCK_H // group, MIN_TOKENS), Sm90Row(None, None)),
         most_rows=MOST_ROWS,
         row_bits=ROW_BITS,

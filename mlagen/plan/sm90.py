@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.layout import CacheLayout
+from mlagen.plan import row_pieces
+from mlagen.plan.row_pieces import HALVES, RowPieces, cut_row
 from mlagen.plan.splits import PartialRow
+from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import Tile
 from mlagen.plan.tritons import Minor
 from mlagen.spec import DenseAttention, Spec
@@ -31,16 +34,21 @@ class Registers:
 SM90 = "sm90"
 BLOCK_H = 64  # rows of a warpgroup's product
 BLOCK_N = 64
-D_V = 512  # two warpgroups' accumulators of 256 columns fill their registers
-D_TAILS = (0, 64)  # columns of K behind V for which shared memory has room
+NARROW_BLOCK_N = 32  # of rows of which shared memory has no room for two blocks of BLOCK_N beside Q
+BARRIERS = 1024  # bytes for barriers, for what partitions pass, and for what splits take beside
+D_V = 512  # of the caches that are dequantised, and of the rows by which costs were measured
 PRODUCT_DEPTH = 16  # columns that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # What spills under which Triton, and which splits were tried: docs/tritons.md.
-SPARSE_FWD_REGISTERS = {64: Registers((208, 56)), 0: Registers((208, 56), (((3, 9), (216, 64)),))}  # by D_TAILS
+SPARSE_FWD_REGISTERS = Registers((208, 56))
+NO_TAIL_REGISTERS = Registers((208, 56), (((3, 9), (216, 64)),))
 SHARED_REGISTERS = {  # by tokens a group
     2: Registers((208, 56), (((3, 9), (216, 56)),)),
     4: Registers((208, 56), (((3, 9), (208, 48)),)),
 }
+SHORT_REGISTERS = Registers((184, 80))  # where WG1 holds fewer columns than 256: the producer has what it spares
+OTHER_TAIL_REGISTERS = Registers((200, 64))  # beside a tail of no whole swizzled run, or of two
+DENSE_OTHER_TAIL_REGISTERS = Registers((208, 56))
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
 DEQUANTISING_REGISTERS = {
     64: Registers((192, 96)),
@@ -113,8 +121,7 @@ class Sm90Plan:
     Attributes:
         block_h: heads a program holds.
         block_n: indices a block; a step takes two.
-        d_half: columns of V that a warpgroup holds.
-        d_tail: columns of K behind V.
+        pieces: the columns of a row.
         registers: of a thread, by warpgroup.
         scale_columns: fp16 scales a key in shared memory; 0: it dequantises nothing.
         cost: of a step, and of its rows of K, as the choice of splits weighs them.
@@ -127,8 +134,7 @@ class Sm90Plan:
 
     block_h: int
     block_n: int
-    d_half: int
-    d_tail: int
+    pieces: RowPieces
     registers: Registers
     scale_columns: int
     cost: tuple[int, int]
@@ -146,7 +152,22 @@ class Sm90Plan:
     @property
     def d_k(self) -> int:
         """Columns of K."""
-        return 2 * self.d_half + self.d_tail
+        return self.pieces.d_k
+
+    @property
+    def d_half(self) -> int:
+        """Columns of V that WG0 holds, and WG1 too where halves are equal."""
+        return self.pieces.left
+
+    @property
+    def d_tail(self) -> int:
+        """Columns of K behind both halves."""
+        return self.pieces.tail
+
+    @property
+    def p0_in_tail(self) -> bool:
+        """Whether WG0's P has the size of block 0's tail, whose place it then takes."""
+        return self.d_tail == self.block_n == BLOCK_N
 
     @property
     def most_page(self) -> int:
@@ -157,11 +178,6 @@ class Sm90Plan:
     def block_bytes(self) -> int:
         """Bytes of a block of K."""
         return self.block_n * self.d_k * ITEMSIZE
-
-    @property
-    def result_columns(self) -> tuple[int, ...]:
-        """Columns by which a thread's registers of a warpgroup's accumulator differ, as it is stored: from 16 on."""
-        return register_columns(self.d_half)
 
     @property
     def tile(self) -> Tile:
@@ -176,24 +192,27 @@ def make_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
         sm90: of the one in whose place it runs.
         partials: a row of partials.
     """
-    columns = 2 * sm90.d_half + sm90.d_tail
-    of_v = 2 * sm90.d_half // BLOCK_H * (sm90.block_n // PRODUCT_DEPTH)
+    pieces = sm90.pieces
+    of_v = pieces.of_v // BLOCK_H * (BLOCK_N // PRODUCT_DEPTH)
     plans = []
     for heads, cost in SWAP_AB_COSTS.items():
-        extra = (SWAP_AB_K_L_STAGES - 2) * sm90.block_n * sm90.d_half
-        tiles = ((heads + sm90.step) * columns + extra + 2 * sm90.block_n * heads) * ITEMSIZE
+        extra = (SWAP_AB_K_L_STAGES - 2) * BLOCK_N * pieces.left
+        tiles = ((heads + 2 * BLOCK_N) * pieces.columns + extra + 2 * BLOCK_N * heads) * ITEMSIZE
         statistics = (2 * WARPS + 6) * heads * 4  # largest scores by warps; maxima and sums of rows
         exponents = 2 * (WARPS + 1) * heads * 4  # by warps, and of rows
+        if tiles + statistics + BARRIERS > TARGETS[SM90].shared_limit:
+            continue
         plans.append(
             replace(
                 sm90,
                 block_h=heads,
+                block_n=BLOCK_N,
                 registers=SWAP_AB_REGISTERS,
-                cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
+                cost=_cost(cost, pieces, partials),
                 k_l_stages=SWAP_AB_K_L_STAGES,
                 expected_shared=tiles + statistics,
                 split_shared=exponents if partials.scaled else 0,
-                expected_products=2 * (columns // PRODUCT_DEPTH + of_v),
+                expected_products=2 * (pieces.columns // PRODUCT_DEPTH + of_v),
             )
         )
     return tuple(plans)
@@ -256,18 +275,28 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
 
 def refusal(spec: Spec) -> str | None:
     """Why the sm90 kernels cannot be emitted for a spec; None if they can."""
-    dims = spec.model
-    tail = dims.kv_lora_rank + dims.qk_rope_head_dim - dims.v_head_dim
     if spec.attention is None:
         return "it computes attention over latent rows, and the spec has no attention"
     if isinstance(spec.attention, DenseAttention) and spec.attention.window is not None:
         return "it computes dense attention without a window alone, and the spec has one"
     if SM90 not in spec.targets:
         return f"targets lack {SM90}, on which alone it runs"
-    if dims.v_head_dim != D_V:
-        return f"model.v_head_dim is {dims.v_head_dim}, and it takes {D_V}"
-    if tail not in D_TAILS:
-        return f"a row has {tail} columns behind V's, and it takes {' or '.join(map(str, D_TAILS))}"
+    dims = spec.model
+    return row_pieces.refuses(dims.v_head_dim, dims.kv_lora_rank + dims.qk_rope_head_dim)
+
+
+def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None) -> str | None:
+    """Why no sm90 kernel reads quantised caches of a spec that `refusal` lets pass; None if one does."""
+    dtype, d_v = spec.model.dtype, spec.model.v_head_dim
+    if isinstance(spec.attention, DenseAttention):
+        return f"no sm90 kernel of dense attention reads a cache of {layout.name}" if layout.quantised else None
+    if not reads_cache(layout, extra_layout) or dtype != "bf16":  # as which the kernel takes Q apart
+        names = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
+        return f"no sm90 kernel reads a cache of {names} for {dtype}"
+    tail = spec.model.kv_lora_rank + spec.model.qk_rope_head_dim - d_v
+    if d_v != D_V or tail not in DEQUANTISING_REGISTERS:
+        tails = " or ".join(map(str, sorted(DEQUANTISING_REGISTERS)))
+        return f"a row has {d_v} columns of V and {tail} behind, and over a cache it takes {D_V}, and {tails}"
     return None
 
 
@@ -330,21 +359,18 @@ def make_sm90(
     if spec.backend == "triton" or refusal(spec) is not None:
         return None
     dims = spec.model
-    d_tail = dims.kv_lora_rank + dims.qk_rope_head_dim - D_V
+    pieces = cut_row(dims.v_head_dim, dims.kv_lora_rank + dims.qk_rope_head_dim)
     if spec.backend == "gluon":
         rows = (Sm90Row(None, 1),)
-    partials = PartialRow(spec.partials, D_V)
-    columns = D_V + d_tail
-    probs = BLOCK_H * BLOCK_N * (1 if d_tail else 2)
-    tiles = ((BLOCK_H + 2 * BLOCK_N) * columns + probs) * ITEMSIZE
+    partials = PartialRow(spec.partials, dims.v_head_dim)
     dense = isinstance(spec.attention, DenseAttention)
     tables = (4 if dense else 6) * BLOCK_H * 4  # maxima and sums of two warpgroups, over rows maxima of two kinds
-    scale_columns, registers, cost = 0, DENSE_DECODE_REGISTERS if dense else SPARSE_FWD_REGISTERS[d_tail], COST
+    scale_columns, registers, cost = 0, _registers(pieces, dense), COST
     default_rows: Sequence[Sm90Row] = DENSE_DECODE_ROWS if dense else DEFAULT_ROWS
     if layout is not None:
         default_rows = DEQUANTISING_ROWS
         tables = 3 * BLOCK_H * 4  # maxima or sums of two warpgroups, and sums of all tiles
-        scale_columns, registers = D_V // SCALE_TILE, DEQUANTISING_REGISTERS[d_tail]
+        scale_columns, registers = D_V // SCALE_TILE, DEQUANTISING_REGISTERS[pieces.tail]
         cost = DEQUANTISING_COST
         if layout.planar:
             scale_columns, registers = V4_SCALES, V4_REGISTERS
@@ -353,18 +379,42 @@ def make_sm90(
         elif extra_layout is not None:
             scale_columns, registers = D_V // V41_RUNS[1][3], V41_REGISTERS
         tables += 2 * BLOCK_N * (4 + scale_columns * ITEMSIZE)  # an offset and the scales of each key
+    fits = _tile_bytes(pieces, BLOCK_N) + tables + BARRIERS <= TARGETS[SM90].shared_limit
+    block_n = BLOCK_N if layout is not None or fits else NARROW_BLOCK_N
     # Scores: before the loop, at its end, and on WG1; P with V: two blocks in the loop and after it.
-    products = 3 * columns // PRODUCT_DEPTH + 3 * 2 * BLOCK_N // PRODUCT_DEPTH
+    products = 3 * pieces.columns // PRODUCT_DEPTH + 3 * 2 * block_n // PRODUCT_DEPTH
     return Sm90Plan(
         block_h=BLOCK_H,
-        block_n=BLOCK_N,
-        d_half=D_V // 2,
-        d_tail=d_tail,
+        block_n=block_n,
+        pieces=pieces,
         registers=registers,
         scale_columns=scale_columns,
-        cost=(partials.weighs(cost[0]), partials.weighs(cost[1])),
+        cost=_cost(cost, pieces, partials),
         rows=tuple(rows or default_rows),
-        expected_shared=tiles + tables,
-        split_shared=2 * BLOCK_H * (1 if d_tail else 4) if partials.scaled else 0,  # of each row's halves
+        expected_shared=_tile_bytes(pieces, block_n) + tables,
+        split_shared=2 * BLOCK_H * (1 if pieces.tail else 4) if partials.scaled else 0,  # of each row's halves
         expected_products=products,
     )
+
+
+def _registers(pieces: RowPieces, dense: bool) -> Registers:
+    """The split of registers of the seesaw over unquantised rows."""
+    if pieces.right < HALVES[-1]:
+        return SHORT_REGISTERS
+    if pieces.tail not in (0, SWIZZLED_COLUMNS):
+        return DENSE_OTHER_TAIL_REGISTERS if dense else OTHER_TAIL_REGISTERS
+    if dense:
+        return DENSE_DECODE_REGISTERS
+    return SPARSE_FWD_REGISTERS if pieces.tail else NO_TAIL_REGISTERS
+
+
+def _tile_bytes(pieces: RowPieces, block_n: int) -> int:
+    """Bytes of Q, of two blocks of K, and of P: of both warpgroups, unless WG0's takes the place of a tail."""
+    probs = BLOCK_H * block_n * (1 if pieces.tail == block_n == BLOCK_N else 2)
+    return ((BLOCK_H + 2 * block_n) * pieces.columns + probs) * ITEMSIZE
+
+
+def _cost(measured: tuple[int, int], pieces: RowPieces, partials: PartialRow) -> tuple[int, int]:
+    """Costs that were measured with D_V columns of V, of a step and of its rows, in rows of such partials."""
+    step, fetch = (cost * pieces.of_v // D_V for cost in measured)
+    return partials.weighs(step), partials.weighs(fetch)

@@ -12,7 +12,7 @@ from mlagen.plan import fits
 from mlagen.plan.attention import ANY, CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import cached_row
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import Sm90Plan, make_sm90, reads_cache
+from mlagen.plan.sm90 import Sm90Plan, cache_refusal, make_sm90, refusal
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import SparseAttention, Spec
@@ -97,10 +97,9 @@ def _indexed(attention: SparseAttention, layout: CacheLayout, extra: CacheLayout
 
 def _make_sm90(spec: Spec, layout: CacheLayout, extra: CacheLayout | None, text: str, tuned: Tuned) -> Sm90Plan | None:
     """The sm90 kernel's numbers; None without one."""
-    if reads_cache(layout, extra) and spec.model.dtype == "bf16":  # as which the kernel takes Q apart
+    reason = refusal(spec) or cache_refusal(spec, layout, extra)
+    if reason is None:
         return make_sm90(spec, tuned.sm90_rows(text), layout, extra)
     if spec.backend == "gluon":
-        caches = layout.name if extra is None else f"{layout.name} beside one of {extra.name}"
-        reason = f"no sm90 kernel reads a cache of {caches} for {spec.model.dtype}"
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     return None

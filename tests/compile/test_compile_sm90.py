@@ -92,12 +92,18 @@ def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[
 def written(tmp_path, pytestconfig):
     """A function that writes the package of a spec, with a text of its sm90 kernel replaced."""
 
-    def write(name, old="", new="", shared=None, partials=None):
-        """`shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do.
+    def write(name, old="", new="", shared=None, partials=None, dims=None):
+        """`dims`: latent columns, which are V's, and RoPE's, in place of the spec's.
+
+        `shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do.
 
         `partials`: how splits store their accumulators; the jobs are then those that store any.
         """
         spec = load(pytestconfig.rootpath / "specs" / f"{name}.yaml").model_copy(update={"targets": ("sm90",)})
+        if dims:
+            latent, rope = dims
+            changes = {"kv_lora_rank": latent, "v_head_dim": latent, "qk_rope_head_dim": rope}
+            spec = spec.model_copy(update={"model": spec.model.model_copy(update=changes)})
         if partials:
             spec = spec.model_copy(update={"partials": partials})
         if spec.attention_kind == "sparse":
@@ -134,6 +140,23 @@ def test_they_fit(written, compiled, name):
     package = written(name)
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     # Barriers, and what partitions pass: arguments, of which two layouts have most.
+    package.check(results, slack=640)
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"),
+    [
+        ("dsv32", (384, 32)),
+        ("dsv32", (512, 128)),
+        ("dsv3", (400, 80)),
+        ("dsv3", (256, 32)),
+        *(pytest.param("dsv32", dims, marks=pytest.mark.slow) for dims in ((64, 64), (256, 64), (400, 64), (512, 16))),
+        *(pytest.param("dsv3", dims, marks=pytest.mark.slow) for dims in ((64, 0), (384, 128), (512, 128))),
+    ],
+)  # halves that differ, blocks of 32, columns of V and K that a row has not, a short tail
+def test_those_of_other_dims_fit(written, compiled, name, dims):
+    package = written(name, dims=dims)
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     package.check(results, slack=640)
 
 

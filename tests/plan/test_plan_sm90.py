@@ -5,12 +5,23 @@ from dataclasses import replace
 
 import pytest
 from enumerated import enumerate_plan
+from hypothesis import given
+from hypothesis import strategies as st
 from plan_specs import DENSE, make_spec
 
 from mlagen.emit import render
 from mlagen.errors import LimitError, MlagenError
-from mlagen.plan import DenseDecodePlan, Sm90Row, SparseDecodePlan, SparseFwdPlan, load_plan, make_plan
-from mlagen.plan.sm90 import SHARED_REGISTERS, reads_cache
+from mlagen.plan import (
+    TARGETS,
+    DenseDecodePlan,
+    Sm90Row,
+    SparseDecodePlan,
+    SparseFwdPlan,
+    load_plan,
+    make_plan,
+    row_pieces,
+)
+from mlagen.plan.sm90 import BARRIERS, SHARED_REGISTERS, reads_cache
 from mlagen.plan.tritons import ALLOWED, MINORS
 from mlagen.plan.tuned import Tuned, dump_tuned
 from mlagen.spec import load
@@ -24,8 +35,10 @@ def sm90(**changes):
     ("changes", "reason"),
     [
         ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
-        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 512"),
-        ({"qk_rope_head_dim": 32}, "a row has 32 columns behind V's, and it takes 0 or 64"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 64 to 512"),
+        ({"kv_lora_rank": 48, "v_head_dim": 48}, "model.v_head_dim is 48, and it takes 64 to 512"),
+        ({"qk_rope_head_dim": 40}, "a row has 552 columns, 512 of them V's, and it takes multiples of 16"),
+        ({"qk_rope_head_dim": 144}, "a row has 144 columns behind V's, and it takes at most 128"),
     ],
     ids=str,
 )
@@ -85,6 +98,57 @@ def test_numbers_by_hand(rope, columns):
     # Q and two blocks of K, 64 rows each; weights of one block, or of both where no place of K is free for them.
     weights = 64 * 64 * (1 if rope else 2)
     assert plan.expected_shared == 2 * (3 * 64 * columns + weights) + 6 * 64 * 4
+
+
+@pytest.mark.parametrize(
+    ("latent", "rope", "pieces", "block_n"),
+    [
+        (64, 64, (64, 64, 0), 64),  # of V WG1 holds nothing
+        (256, 64, (128, 128, 64), 64),
+        (256, 32, (128, 128, 32), 64),
+        (320, 64, (256, 64, 64), 64),
+        (384, 32, (256, 128, 32), 64),
+        (384, 128, (256, 128, 128), 64),
+        (400, 80, (256, 256, 0), 64),  # RoPE fills what V leaves of the right half, and zeros the rest
+        (448, 128, (256, 256, 64), 64),
+        (512, 16, (256, 256, 16), 64),
+        (512, 80, (256, 256, 128), 32),
+        (512, 128, (256, 256, 128), 32),
+    ],
+)
+def test_a_row_is_cut_into_powers_of_two_by_hand(latent, rope, pieces, block_n):
+    plan = make_plan(make_spec(kv_lora_rank=latent, v_head_dim=latent, qk_rope_head_dim=rope)).of(SparseFwdPlan)
+    found = plan.sm90.pieces
+    assert (found.left, found.right, found.tail) == pieces
+    assert (plan.sm90.block_n, plan.sm90.step) == (block_n, 2 * block_n)
+    assert (found.pads_v, found.pads_k) == (sum(pieces[:2]) > latent, sum(pieces) > latent + rope)
+    # Q and two blocks of K; P of both warpgroups, but that WG0's takes the place of a tail of its size.
+    probs = 64 * block_n * (1 if pieces[2] == block_n == 64 else 2)
+    assert plan.sm90.expected_shared == 2 * ((64 + 2 * block_n) * sum(pieces) + probs) + 6 * 64 * 4
+    assert plan.sm90.expected_products == 3 * sum(pieces) // 16 + 3 * 2 * block_n // 16
+    assert [one.block_h for one in plan.swap_ab] == ([16] if block_n == 32 else [16, 32])
+
+
+@given(d_v=st.integers(1, 600), behind=st.integers(0, 200))
+def test_pieces_hold_every_row_that_is_not_refused_and_fit(d_v, behind):
+    reason = row_pieces.refuses(d_v, d_v + behind)
+    assert (reason is None) == (64 <= d_v <= 512 and d_v % 16 == behind % 16 == 0 and behind <= 128)
+    if reason is not None:
+        return
+    pieces = row_pieces.cut_row(d_v, d_v + behind)
+    assert {pieces.left, pieces.right} <= {64, 128, 256}
+    assert pieces.tail in (0, 16, 32, 64, 128)
+    assert pieces.right <= pieces.left <= d_v <= pieces.of_v  # padding is WG1's
+    assert pieces.columns >= pieces.d_k
+    assert not pieces.tail or pieces.of_v + pieces.tail // 2 < pieces.d_k  # half of the tail would not do
+    plan = sm90(kv_lora_rank=d_v, v_head_dim=d_v, qk_rope_head_dim=behind)
+    assert plan.expected_shared + BARRIERS <= TARGETS["sm90"].shared_limit
+
+
+def test_pages_and_blocks_are_counted_in_columns_that_a_row_has():
+    plan = make_plan(make_spec(kv_lora_rank=400, v_head_dim=400, qk_rope_head_dim=64)).of(SparseFwdPlan)
+    assert (plan.sm90.d_k, plan.sm90.block_bytes) == (464, 64 * 464 * 2)
+    assert plan.sm90.most_page * 464 <= 1 << 31 < (plan.sm90.most_page + 1) * 464
 
 
 def tuned_spec(tmp_path, root, text):
@@ -182,7 +246,12 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     ("changes", "reason"),
     [
         ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
-        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 512"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 64 to 512"),
+        (
+            {"qk_rope_head_dim": 80},
+            "a row has 592 columns, and beside Q there is no room for two blocks of 64",
+        ),
+        ({"qk_rope_head_dim": 32}, "V has 512 columns and 32 come behind, which leaves its loop too few registers"),
         ({"backend": "triton"}, "backend is triton, and its kernel is one of Gluon's"),
         ({"wrappers": ("concat_and_cache_mla",)}, "no wrapper computes attention over unquantised rows"),
     ],
