@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,7 +29,7 @@ Parameters = dict[str, inspect.Parameter]
 
 def declared(parameters: str) -> Parameters:
     """Parameters of a declaration, in order."""
-    scope: dict[str, Any] = {}
+    scope: dict[str, Any] = {"torch": torch}  # for defaults that are dtypes
     exec(f"def function({parameters}): ...", scope)
     return dict(inspect.signature(scope["function"]).parameters)
 
