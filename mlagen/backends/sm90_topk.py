@@ -15,7 +15,15 @@ SIZES = (
     *("has_pages", "has_batches", "has_page_starts", "num_batches", "num_pages"),
     *("page_size", "page_limit", "page_multiplier", "page_shift"),
 )
+CANDIDATES = (("candidates_ptr", "*fp32"), ("candidate_ids_ptr", "*i32"), ("counts_ptr", "*i32"))
 STRIDES = ("logits", "page_table", "out", "scores", "raw")
+COLLECT_ARGUMENTS = (
+    *(("logits_ptr", "*fp32"), ("starts_ptr", "*i32"), ("lens_ptr", "*i32")),
+    *CANDIDATES,
+    *((name, "i32") for name in ("num_columns", "k", "next_n", "has_starts", "lens_are_ends")),
+    ("logits_stride", "i64"),
+)
+CONSTEXPRS = ("ITEMSIZE", "CAPACITY", "PARTS", "WARPS", "HALVES", "PDL")
 
 
 class TopkModule:
@@ -38,6 +46,7 @@ class TopkModule:
             ("logits_ptr", "*fp32"),
             *((f"{name}_ptr", "*i32") for name in VECTORS),
             *(("scores_ptr", "*fp32"), ("raw_ptr", "*i32")),
+            *CANDIDATES,
             *((name, "i32") for name in SIZES),
             *((f"{name}_stride", "i64") for name in STRIDES),
         )
@@ -49,7 +58,8 @@ class TopkModule:
             "sm90": self._sm90(plan),
             "shared_row": SHARED_ROW,
             "kernel": f"{MODULE}_kernel",
-            **interface(self.arguments(), "IS_LONG", "CAPACITY", "WARPS", "HALVES", "PDL"),
+            "collect": interface(COLLECT_ARGUMENTS, *CONSTEXPRS),
+            **interface(self.arguments(), "IS_LONG", *CONSTEXPRS),
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:

@@ -24,12 +24,14 @@ class TopkSm90Tile:
         halves: a thread has four scores of a tile in each.
         capacity: keys in shared memory, a multiple of a tile: of a whole row, or of the candidates of a longer one.
         registers: most a thread; None: as the compiler likes.
+        parts: programs that share a longer row; then another selects from their candidates.
     """
 
     warps: int
     halves: int
     capacity: int
     registers: int | None = None
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ def make_topk_sm90(spec: Spec, wrappers: Iterable[str]) -> TopkSm90Plan | None:
         return None
     tiles = (
         TopkSm90Row(None, 4096, None, TopkSm90Tile(16, 2, 4096)),
-        TopkSm90Row(264, None, None, TopkSm90Tile(32, 2, 8192)),
-        TopkSm90Row(None, None, None, TopkSm90Tile(16, 2, 8192, 64)),
+        TopkSm90Row(16, None, None, TopkSm90Tile(16, 2, 8192, parts=8)),
+        TopkSm90Row(264, None, None, TopkSm90Tile(32, 1, 8192)),
+        TopkSm90Row(None, None, None, TopkSm90Tile(16, 1, 8192)),
     )
     return TopkSm90Plan(sparsity=SPARSITY, tiles=tiles)

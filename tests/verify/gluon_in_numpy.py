@@ -294,8 +294,8 @@ def stand_in(package: Path, monkeypatch) -> ModuleType:
     return importlib.import_module("in_numpy._topk_sm90")
 
 
-def run(module: ModuleType, number: int, arguments: dict, constexprs: dict) -> None:
-    """Runs a program of the kernel; arrays are given as pointers, numbers as scalars of 32 bits, strides of 64."""
+def run(kernel, number: int, arguments: dict, constexprs: dict) -> None:
+    """Runs a program of a kernel; arrays are given as pointers, numbers as scalars of 32 bits, strides of 64."""
     Program.number = number
     given = {}
     for name, value in arguments.items():
@@ -303,4 +303,4 @@ def run(module: ModuleType, number: int, arguments: dict, constexprs: dict) -> N
             given[name] = Pointer(value)
         else:
             given[name] = Values(np.array(value, "i8" if name.endswith("_stride") else "i4"))
-    module._topk_sm90_kernel(**given, **constexprs, PDL=False)
+    kernel(**given, **constexprs)

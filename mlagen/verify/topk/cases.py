@@ -25,7 +25,7 @@ SCORE_PROMISES = {
 }
 NEGATIVE, LONG = -7, 10**6  # lengths that are none, and past the columns
 Tile = tuple[int, int, bool]
-Sm90Tile = tuple[int, int, int, None]
+Sm90Tile = tuple[int, int, int, None, int]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SelectCase(Case):
         blocks: pattern of the page table: "random" or "limit" (of int32).
         most: max_seq_len; None: all columns.
         tile: (reps, spans, is_long) that the call is forced to; None: as the package has it.
-        sm90_tile: (warps, halves, capacity, registers) that the sm90 kernel is forced to, where it runs.
+        sm90_tile: (warps, halves, capacity, registers, parts) that the sm90 kernel is forced to, where it runs.
     """
 
     wrapper: str
@@ -171,11 +171,11 @@ def _prefill_cases(big: bool) -> Iterator[SelectCase]:
 
 def _sm90_cases(base: SelectCase) -> Iterator[SelectCase]:
     """Rows longer than what the sm90 kernel holds, of few warps and of as many as there are."""
-    for tile in ((8, 1, 1024, None), (32, 1, 4096, None)):
+    for tile in ((8, 1, 1024, None, 1), (32, 1, 4096, None, 1), (8, 1, 1024, None, 4)):
         capacity = tile[2]
         for columns in (capacity - 1, capacity + 1, 5 * capacity + 77):
             changes: dict[str, Any] = {"columns": columns, "sm90_tile": tile, "k": capacity // 5}
-            name = f"{SHORT[PREFILL]}: {tile[0]} warps hold {capacity} of {columns}"
+            name = f"{SHORT[PREFILL]}: {tile[0]} warps of {tile[-1]} hold {capacity} of {columns}"
             for pattern, promise in SCORE_PROMISES.items():
                 yield replace(base, name=f"{name}: {pattern}", promise=promise, scores=pattern, **changes)
             for k in (1, capacity // 2, 4096):
