@@ -9,7 +9,7 @@ from mlagen.plan.topk import COLUMNS, TopkPlan, make_topk_plan
 from mlagen.plan.topk_sm90 import LANES, SHARED_ROW, make_topk_sm90
 
 SELECT, MERGE = ("_topk_kernels", "_topk_kernel"), ("_topk_kernels", "_merge_kernel")
-SM90 = ("_topk_sm90", "_topk_sm90_kernel")
+SM90 = {("_topk_sm90", f"_topk{collect}_sm90_kernel") for collect in ("", "_collect")}
 
 
 def holds(row, columns, k):
@@ -81,7 +81,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Enumerated:
 
 def test_variants_are_of_each_tile_dtype_and_alignment(listed):
     check_every_list(listed)
-    assert listed.kernels == {SELECT, MERGE, SM90}
+    assert listed.kernels == {SELECT, MERGE, *SM90}
     plan = make_topk_plan()
     every = {(row.tile.reps, row.tile.spans) for row in plan.tiles}
     long = {(row.tile.reps, row.tile.spans) for row in plan.tiles if row.tile.is_long}
@@ -98,4 +98,4 @@ def test_variants_are_of_each_tile_dtype_and_alignment(listed):
 @pytest.mark.parametrize("wrapper", TopkPlan.WRAPPERS)
 def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, tmp_path):
     found = enumerate_plan(make_plan(make_spec(wrappers=(wrapper,), targets=("sm90",))), tmp_path)
-    assert found.kernels == kernels_in(found) == ({MERGE} if wrapper == TopkPlan.MERGE else {SELECT, SM90})
+    assert found.kernels == kernels_in(found) == ({MERGE} if wrapper == TopkPlan.MERGE else {SELECT, *SM90})
