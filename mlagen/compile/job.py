@@ -20,6 +20,7 @@ class CompileJob:
         num_warps: warps a program.
         num_stages: software-pipeline depth.
         dependent: whether it is launched so that it can begin while the kernel before it ends.
+        registers: most a thread may have; None: as the compiler likes.
     """
 
     module: str
@@ -30,6 +31,7 @@ class CompileJob:
     num_warps: int
     num_stages: int
     dependent: bool = False
+    registers: int | None = None
 
     @property
     def block_h(self) -> int | None:

@@ -138,12 +138,16 @@ def request_of(job: CompileJob) -> dict[str, Any]:
     if job.target not in TARGETS:
         raise ToolError(f"{label(job)}: no such target", hint=f"targets: {', '.join(TARGETS)}")
     options: dict[str, Any] = {"num_warps": job.num_warps, "num_stages": job.num_stages, "enable_fp_fusion": True}
+    if job.dependent:
+        options["launch_pdl"] = True
+    if job.registers is not None:
+        options["maxnreg"] = job.registers
     return {
         "module": job.module,
         "kernel": job.kernel,
         "signature": [list(pair) for pair in job.signature],
         "constexprs": [list(pair) for pair in job.constexprs],
-        "options": options | ({"launch_pdl": True} if job.dependent else {}),
+        "options": options,
         **_target_of(job.target),
     }
 
@@ -160,6 +164,7 @@ def job_of(target: str, description: dict[str, Any]) -> CompileJob:
         num_warps=options["num_warps"],
         num_stages=options["num_stages"],
         dependent=options.get("launch_pdl", False),
+        registers=options.get("maxnreg"),
     )
 
 

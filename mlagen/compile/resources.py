@@ -34,6 +34,7 @@ SM90_MODULES = (
     "_sparse_fwd_sm90_shared",
     "_index_union_sm90",
     "_dense_fwd_sm90",
+    "_topk_sm90",
 )
 
 

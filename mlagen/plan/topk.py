@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mlagen.plan.family import Family
 from mlagen.plan.rows import Caches
+from mlagen.plan.topk_sm90 import MODULE, TopkSm90Plan, make_topk_sm90
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import Spec
 
@@ -72,6 +73,7 @@ class TopkPlan(Family):
         tiles: the tile table of selections; rows of tiles that take long rows hold any call.
         programs_per_sm: programs a multiprocessor where rows are longer than a tile.
         merge_tiles: (most picks, tile) of merges.
+        sm90: numbers of its sm90 kernel; None without one.
     """
 
     NAME: ClassVar = "topk"
@@ -88,11 +90,17 @@ class TopkPlan(Family):
     tiles: tuple[TopkTileRow, ...]
     programs_per_sm: int
     merge_tiles: tuple[tuple[int, TopkMergeTile], ...]
+    sm90: TopkSm90Plan | None = None
+
+    @property
+    def sm90_modules(self) -> tuple[str, ...]:
+        """Generated modules of its sm90 kernel."""
+        return () if self.sm90 is None else (MODULE,)
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> TopkPlan | None:
         """Derives the numbers; see `Family`."""
-        return make_topk_plan() if cls.wanted(spec) else None
+        return replace(make_topk_plan(), sm90=make_topk_sm90(spec, cls.SELECTS)) if cls.wanted(spec) else None
 
 
 def make_topk_plan() -> TopkPlan:

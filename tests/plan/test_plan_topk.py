@@ -4,10 +4,12 @@ import pytest
 from enumerated import Enumerated, check_every_list, enumerate_plan, kernels_in
 from plan_specs import make_spec
 
-from mlagen.plan import make_plan
+from mlagen.plan import TARGETS, make_plan
 from mlagen.plan.topk import COLUMNS, TopkPlan, make_topk_plan
+from mlagen.plan.topk_sm90 import LANES, SHARED_ROW, make_topk_sm90
 
 SELECT, MERGE = ("_topk_kernels", "_topk_kernel"), ("_topk_kernels", "_merge_kernel")
+SM90 = {("_topk_sm90", f"_topk{collect}_sm90_kernel") for collect in ("", "_collect")}
 
 
 def holds(row, columns, k):
@@ -39,6 +41,38 @@ def test_a_merge_of_parts_that_are_full_has_fewer_candidates():
         assert most <= tile.block_k <= tile.reps * tile.spans * COLUMNS // 2
 
 
+def sm90_plan():
+    plan = make_topk_sm90(make_spec(wrappers=TopkPlan.SELECTS, targets=("sm90",)), TopkPlan.SELECTS)
+    assert plan is not None
+    return plan
+
+
+def test_every_call_has_an_sm90_tile_whose_candidates_fit():
+    plan = sm90_plan()
+    for rows in (1, 264, 265, 1 << 20):
+        for columns in (0, 1, 4096, 4097, 8192, 8193, 1 << 17, 1 << 30):
+            for k in (1, 512, 2048, 4096):
+                tile = next(row.tile for row in plan.tiles if holds(row, columns, k) and rows <= (row.max_rows or rows))
+                threads = tile.warps * LANES
+                assert tile.capacity % (threads * 4 * tile.halves) == 0
+                assert columns <= tile.capacity or 2 * k <= tile.capacity
+                assert threads % SHARED_ROW == 0
+
+
+def test_words_of_shared_memory_lie_apart_and_fit():
+    plan = sm90_plan()
+    words = (0, plan.totals, plan.found, plan.keys)
+    assert list(words) == sorted(set(words))
+    assert 4 * (plan.keys + 2 * max(row.tile.capacity for row in plan.tiles)) <= TARGETS["sm90"].shared_limit
+
+
+@pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}])
+def test_a_spec_may_leave_the_sm90_kernel_out(changes):
+    spec = make_spec(wrappers=TopkPlan.SELECTS, **changes)
+    assert make_topk_sm90(spec, TopkPlan.SELECTS) is None
+    assert make_plan(spec).find(TopkPlan).sm90_modules == ()
+
+
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Enumerated:
     plan = make_plan(make_spec(wrappers=TopkPlan.WRAPPERS, targets=("sm90", "gfx942")))
@@ -47,7 +81,7 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> Enumerated:
 
 def test_variants_are_of_each_tile_dtype_and_alignment(listed):
     check_every_list(listed)
-    assert listed.kernels == {SELECT, MERGE}
+    assert listed.kernels == {SELECT, MERGE, *SM90}
     plan = make_topk_plan()
     every = {(row.tile.reps, row.tile.spans) for row in plan.tiles}
     long = {(row.tile.reps, row.tile.spans) for row in plan.tiles if row.tile.is_long}
@@ -64,4 +98,4 @@ def test_variants_are_of_each_tile_dtype_and_alignment(listed):
 @pytest.mark.parametrize("wrapper", TopkPlan.WRAPPERS)
 def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, tmp_path):
     found = enumerate_plan(make_plan(make_spec(wrappers=(wrapper,), targets=("sm90",))), tmp_path)
-    assert found.kernels == kernels_in(found) == {MERGE if wrapper == TopkPlan.MERGE else SELECT}
+    assert found.kernels == kernels_in(found) == ({MERGE} if wrapper == TopkPlan.MERGE else {SELECT, *SM90})

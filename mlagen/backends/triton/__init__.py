@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen import GENERATOR
-from mlagen.backends import sm90, sm90_logits
+from mlagen.backends import sm90, sm90_logits, sm90_topk
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import (
     cache,
@@ -56,7 +56,7 @@ LAUNCH = {
 }
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
 
-Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule | sm90_logits.LogitsModule
+Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule | sm90_logits.LogitsModule | sm90_topk.TopkModule
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ RENDERERS = {
         sparse_fwd.modules,
         (sm90.SPARSE_FWD, sm90.SWAP_AB, sm90.INDEX_UNION, sm90.SHARED_FWD),
     ),
-    TopkPlan.NAME: Renderer(topk.shared, topk.modules),
+    TopkPlan.NAME: Renderer(topk.shared, topk.modules, (sm90_topk.TOPK,)),
 }
 
 

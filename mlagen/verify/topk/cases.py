@@ -25,6 +25,7 @@ SCORE_PROMISES = {
 }
 NEGATIVE, LONG = -7, 10**6  # lengths that are none, and past the columns
 Tile = tuple[int, int, bool]
+Sm90Tile = tuple[int, int, int, None, int]
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class SelectCase(Case):
         blocks: pattern of the page table: "random" or "limit" (of int32).
         most: max_seq_len; None: all columns.
         tile: (reps, spans, is_long) that the call is forced to; None: as the package has it.
+        sm90_tile: (warps, halves, capacity, registers, parts) that the sm90 kernel is forced to, where it runs.
     """
 
     wrapper: str
@@ -70,6 +72,7 @@ class SelectCase(Case):
     blocks: str = "random"
     most: int | None = None
     tile: Tile | None = None
+    sm90_tile: Sm90Tile | None = None
 
 
 @dataclass(frozen=True)
@@ -151,12 +154,36 @@ def _prefill_cases(big: bool) -> Iterator[SelectCase]:
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
     if big:
         yield case("contract: graph", "a captured call replays on other scores and lengths", check="graph")
+        yield from _sm90_cases(replace(base, rows=3))
+        for rows, columns in ((300, 6000), (300, 20000), (140, 70000)):
+            for scores in ("normal", "ties", "equal"):
+                promise = "exact in as many rows as take another tile"
+                yield case(
+                    f"{rows} rows: {scores}: {columns}", promise, rows=rows, columns=columns, k=2048, scores=scores
+                )
         for columns, k in ((4097, 2048), (32768, 512), (32768, 2048), (131072, 2048), (65537, 4096), (1 << 20, 2048)):
             for scores in ("normal", "ties", "equal", "10 bits", "ascending"):
                 promise = "exact in rows of any length"
                 yield case(f"{scores}: {columns}, k {k}", promise, columns=columns, k=k, scores=scores)
         promise = "exact in many rows"
         yield case("many rows", promise, rows=2050, columns=20000, k=2048, starts=tuple(range(0, 4000, 7)))
+
+
+def _sm90_cases(base: SelectCase) -> Iterator[SelectCase]:
+    """Rows longer than what the sm90 kernel holds, of few warps and of as many as there are."""
+    for tile in ((8, 1, 1024, None, 1), (32, 1, 4096, None, 1), (8, 1, 1024, None, 4)):
+        capacity = tile[2]
+        for columns in (capacity - 1, capacity + 1, 5 * capacity + 77):
+            changes: dict[str, Any] = {"columns": columns, "sm90_tile": tile, "k": capacity // 5}
+            name = f"{SHORT[PREFILL]}: {tile[0]} warps of {tile[-1]} hold {capacity} of {columns}"
+            for pattern, promise in SCORE_PROMISES.items():
+                yield replace(base, name=f"{name}: {pattern}", promise=promise, scores=pattern, **changes)
+            for k in (1, capacity // 2, 4096):
+                yield replace(base, name=f"{name}: k {k}", promise="any number of picks", **{**changes, "k": k})
+            promise = "indices count from the start"
+            yield replace(
+                base, name=f"{name}: ranges", promise=promise, **changes, starts=(1, 700, NEGATIVE), lens=(LONG, 900, 9)
+            )
 
 
 _LONG: Mapping[str, Any] = {"columns": 1501, "k": 200}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -41,7 +42,7 @@ def _call(run: TopkRun, **given: Any) -> Results:
         named = named - {"row_starts"}
     positional = [value for name, value in arguments.items() if name not in named]
     launch = launch_of(run.subject.package)
-    tile = _tile(run) if case.tile else None
+    tile = _tile(run)
     with launch.force(tile=tile) if tile else contextlib.nullcontext():
         returned = run.subject.call(
             wrapper, *positional, **{name: value for name, value in arguments.items() if name in named}
@@ -56,12 +57,15 @@ def _call(run: TopkRun, **given: Any) -> Results:
 
 
 def _tile(run: TopkRun) -> Any:
-    """The tile that a case is forced to, as the package has it."""
-    tiles = __import__(f"{run.subject.package.__name__}._tiles", fromlist=["_tiles"])
-    assert run.case.tile is not None
-    if isinstance(run.case, MergeCase):
-        return tiles.TopkMergeTile(*run.case.tile)
-    return tiles.TopkTile(*run.case.tile, 2)
+    """The tile that a case is forced to, as the package has it; None where it is not, or not here."""
+    tiles, case = importlib.import_module(f"{run.subject.package.__name__}._tiles"), run.case
+    if isinstance(case, SelectCase) and case.sm90_tile:
+        device = torch.device(run.subject.device, torch.cuda.current_device())
+        runs = hasattr(tiles, "TopkSm90Tile") and launch_of(run.subject.package).device_facts(device).sm90
+        return tiles.TopkSm90Tile(*case.sm90_tile) if runs else None
+    if case.tile is None:
+        return None
+    return tiles.TopkMergeTile(*case.tile) if isinstance(case, MergeCase) else tiles.TopkTile(*case.tile, 2)
 
 
 def _expected_select(run: TopkRun, case: SelectCase) -> Results:

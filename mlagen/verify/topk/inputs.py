@@ -33,7 +33,7 @@ class Inputs(family.Inputs):
     whole: torch.Tensor | None = None
 
 
-def _scores(pattern: str, rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
+def scores_of(pattern: str, rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
     """Scores fp32 [rows, columns]."""
     shape = (rows, columns)
     normal = torch.randn(shape, generator=generator)
@@ -98,7 +98,7 @@ def build_select(case: SelectCase, device: str, seed: int) -> Inputs:
     scores = torch.full((case.rows, case.columns), NAN)
     scores[:, ::2] = torch.inf
     for row, (first, end) in enumerate(ranges):
-        scores[row, first:end] = _scores(case.scores, 1, end - first, generator)[0]
+        scores[row, first:end] = scores_of(case.scores, 1, end - first, generator)[0]
     placed = {"logits": place(scores.to(getattr(torch, case.dtype)).to(device), LAYOUTS[case.layout], torch.inf)}
 
     def vector(name: str, values: Sequence[int]) -> torch.Tensor:
@@ -165,7 +165,7 @@ def _pages(case, starts, lens, generator, vector, placed, device) -> dict[str, A
 def build_merge(case: MergeCase, device: str, seed: int) -> Inputs:
     """The tensors of a case: each rank's top-k of its own columns of whole rows, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    whole = _scores(case.scores, case.rows, case.columns, generator)
+    whole = scores_of(case.scores, case.rows, case.columns, generator)
     shape = (case.rows, case.ranks * case.k)
     ids, scores = torch.full(shape, -1, dtype=torch.int32), torch.full(shape, NAN)
     columns = torch.arange(case.columns)
