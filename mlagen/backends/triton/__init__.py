@@ -119,7 +119,7 @@ def files(plan: Plan) -> list[GeneratedFile]:
     }
     package = _package(plan, modules)
     registered = [ops.file(plan, modules)] if plan.ops else []
-    first = [generated("_facts", facts), generated("_launch", LAUNCH)]
+    first = [generated("_facts", facts), generated("_launch", LAUNCH), generated("_calls", {})]
     return [*first, *kernels, *registered, generated("__init__", package)]
 
 
