@@ -177,19 +177,13 @@ def test_an_unknown_argument_is_the_wrappers_to_refuse(dsv32: tuple[ModuleType, 
         package.flash_mla_sparse_fwd(*list(sparse_call().values())[:3])
 
 
-def test_what_is_passed_by_name_is_another_call_than_what_is_not(dsv32: tuple[ModuleType, Launched]) -> None:
-    package, launched = dsv32
-    call = sparse_call()
-    length = torch.zeros(TOKENS, dtype=torch.int32)
-    sink = torch.zeros(HEADS)
+def test_an_argument_is_known_by_its_name(dsv32: tuple[ModuleType, Launched]) -> None:
+    package, _ = dsv32
+    call, stats = tuple(sparse_call().values()), torch.zeros(TOKENS, HEADS)
     for _ in range(2):
-        launched.clear()
-        package.flash_mla_sparse_fwd(*call.values(), 512, sink)
-        package.flash_mla_sparse_fwd(*call.values(), 512, topk_length=length)
-        launches = told(launched, {"sink": sink, "length": length}, None)
-        found = [places for *_, passed in launches for places in passed if isinstance(places, list)]
-        given = [[name for name, _ in places] for places in found]
-        assert given == [["given.sink"], ["given.length"]]
+        for name, number in (("max_logits", 1), ("lse", 2)):
+            assert package.flash_mla_sparse_fwd(*call, **{name: stats})[number] is stats
+    assert len(checked_calls(package.flash_mla_sparse_fwd)) == 2
 
 
 def test_forced_planned_and_recorded_calls_are_checked_and_not_kept(
