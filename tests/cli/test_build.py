@@ -27,6 +27,7 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
         *(
             "__init__.py",
             "_facts.py",
+            "_calls.py",
             "_launch.py",
             "_splits.py",
             "_tiles.py",
@@ -111,7 +112,8 @@ def test_verified_kernels_are_counted(run: Run, writer: Path) -> None:
 def test_json_on_stdout_is_the_whole_of_stdout(run: Run, writer: Path) -> None:
     (built,) = json.loads(run("build", "--no-verify", "--target", "sm80", "--json").stdout)
     assert {row["target"] for row in built["resources"]} == {"sm80"}
-    names = ["_facts.py", "_launch.py", "_layout.py", "_tiles.py", "_cache_kernels.py", "cache.py", "__init__.py"]
+    kernels = ["_layout.py", "_tiles.py", "_cache_kernels.py"]
+    names = ["_facts.py", "_launch.py", "_calls.py", *kernels, "cache.py", "__init__.py"]
     assert [Path(path).name for path in built["written"]] == names
 
 

@@ -181,15 +181,6 @@ CALL_MUTANTS = (
     _literal("indices are always called grouped", "1 if groups % 16 else 16", "16", "sparse_decode: topk: 17*"),
     _literal("caches are always called aligned", " * strides | addresses", " * strides", "sparse_decode: cache: odd*"),
     _literal("out is allocated though given", "if out is None:", "if True:", "sparse_decode: contract: out *"),
-    *(
-        _literal(f"calls are known whatever {what}", old, new, "sparse_decode: contract: refusals *")
-        for what, old, new in (
-            ("their dtypes", "return tensor.dtype, tensor.device", "return tensor.device"),
-            ("their shapes", "tensor.shape, tensor.stride(), ", "tensor.stride(), "),
-            ("their strides", "tensor.stride(), tensor.data_ptr()", "tensor.data_ptr()"),
-            ("what is no tensor", "return type(tensor)\n", "return None\n"),
-        )
-    ),
     _literal("rows of another layout are taken", "cache.shape[3] != row", "False", "refuses: k_cache, rows of*"),
     _literal("rows may lie apart", "row_stride != row", "False", "refuses: k_cache, rows apart*"),
     _literal("pages may overlap", "page_stride < page_bytes", "False", "refuses: k_cache, pages*"),

@@ -54,6 +54,7 @@ LAUNCH = {
     "e4m3_rounding_targets": [name for name, target in TARGETS.items() if target.rounds_e4m3],
     "pdl_targets": [name for name, target in TARGETS.items() if target.pdl],
 }
+CALLS = {"call_cache_size": 4096}
 INLINE_LENGTH = 70  # of a literal that shares its line with its key
 
 Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule | sm90_logits.LogitsModule | sm90_topk.TopkModule
@@ -119,7 +120,7 @@ def files(plan: Plan) -> list[GeneratedFile]:
     }
     package = _package(plan, modules)
     registered = [ops.file(plan, modules)] if plan.ops else []
-    first = [generated("_facts", facts), generated("_launch", LAUNCH)]
+    first = [generated("_facts", facts), generated("_launch", LAUNCH), generated("_calls", CALLS)]
     return [*first, *kernels, *registered, generated("__init__", package)]
 
 

@@ -123,7 +123,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         "caches": caches,
         "needs_e4m3": any(cache["needs_e4m3"] for cache in caches),
         "operands": _operands(plan, family.caches),
-        "imports": [*sorted([*sized, "_launch", MODULE_OF_KERNELS, "_splits", "_tiles"]), *merging],
+        "imports": [*sorted([*sized, "_calls", "_launch", MODULE_OF_KERNELS, "_splits", "_tiles"]), *merging],
         "kernel_imports": sorted([*layouts, "_launch", "_splits"]),
         "both": both,
         "main_first": "main_first" if extra else "first",

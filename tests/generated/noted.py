@@ -1,0 +1,125 @@
+"""A device on which nothing runs but a list is kept of what is launched, and copies of calls for it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from mlagen.verify.worker import _import_package
+
+GENERATED = Path(__file__).parents[2] / "generated"
+TARGET, MULTIPROCESSORS, STREAM = "sm90", 132, 7
+LEAST_ADDRESS = 1 << 32  # an argument below is a number
+
+
+class Launched(list[tuple[Any, ...]]):
+    """What was launched: a kernel's name, its programs, its stream, and its arguments, tensors as addresses.
+
+    It stands where a package keeps its compiled kernels, and has each that is asked for.
+    """
+
+    def get(self, key: tuple[Any, ...]) -> SimpleNamespace:
+        """The compiled kernel of a key of `_launch.launch`."""
+
+        def run(programs: int, _y: int, _z: int, stream: int, _function: int, _metadata: None, *rest: Any) -> None:
+            self.append((key[0].__name__, programs, stream, tuple(map(_address, rest[3:]))))
+
+        return SimpleNamespace(run=run, function=1, packed_metadata=None)
+
+    def taken(self) -> list[tuple[Any, ...]]:
+        """What was launched since this was last asked."""
+        found = self[:]
+        self.clear()
+        return found
+
+
+def _address(argument: Any) -> Any:
+    """An argument as the driver has it: of a tensor its address, of a descriptor that and what it describes."""
+    if isinstance(argument, torch.Tensor):
+        return argument.data_ptr()
+    if hasattr(argument, "base"):
+        return argument.base.data_ptr(), argument.shape, argument.strides, argument.block_shape
+    return argument
+
+
+@contextlib.contextmanager
+def on_a_device(folder: Path) -> Iterator[tuple[ModuleType, Launched]]:
+    """A package, imported afresh, whose calls on the CPU's tensors are planned for sm90 and launched nowhere."""
+    package, launched = _import_package(folder), Launched()
+    launch, calls = package._launch, sys.modules[f"{package.__name__}._calls"]
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: STREAM))
+    facts = launch.facts_of(TARGET)._replace(multiprocessors=MULTIPROCESSORS)
+
+    def device_facts(device: torch.device) -> Any:
+        forced = launch._forced.get()
+        return facts if forced is None else facts._replace(forced=forced)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launch, "_COMPILED", launched)
+        patch.setattr(launch, "driver", driver)
+        patch.setattr(calls, "driver", driver)
+        patch.setattr(launch, "device_facts", device_facts)
+        yield package, launched
+    for module in [module for module in sys.modules if module.split(".")[0] == package.__name__]:
+        del sys.modules[module]
+
+
+def tensors_in(values: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors in arguments or results, with names."""
+    if isinstance(values, torch.Tensor):
+        yield name, values
+    elif isinstance(values, (Mapping, tuple, list)):
+        items = values.items() if isinstance(values, Mapping) else enumerate(values)
+        for key, value in items:
+            yield from tensors_in(value, f"{name}.{key}")
+
+
+def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A call in other memory, what shared memory still sharing it; metadata that no call has seen."""
+    memory: dict[int, torch.UntypedStorage] = {}
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            held = memory.setdefault(storage.data_ptr(), storage.clone())
+            place = (value.storage_offset(), value.shape, value.stride())
+            return torch.empty(0, dtype=value.dtype).set_(held, *place)  # type: ignore[call-overload]
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(copy, value))
+        return type(value)() if hasattr(value, "config") else value
+
+    return {name: copy(value) for name, value in arguments.items()}
+
+
+def told(launches: list[tuple[Any, ...]], arguments: Mapping[str, Any], results: Any) -> list[tuple[Any, ...]]:
+    """Launches with the name of what an address is of in its place, and where in it; other memory has no name."""
+    named = [*tensors_in(arguments, "given"), *tensors_in(results, "returned")]
+
+    def tell(argument: Any) -> Any:
+        if isinstance(argument, tuple):
+            return tuple(map(tell, argument))
+        if not isinstance(argument, int) or argument < LEAST_ADDRESS:
+            return argument
+        places = []
+        for name, tensor in named:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() <= argument < storage.data_ptr() + storage.nbytes():
+                places.append((name, argument - tensor.data_ptr()))
+        return places or "other memory"
+
+    return [(*launch, tuple(map(tell, passed))) for *launch, passed in launches]
+
+
+def checked_calls(wrapper: Any) -> dict[Any, Any]:
+    """What a wrapper keeps of its calls, by their signatures."""
+    cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__, strict=True))
+    found = cells["checked"].cell_contents
+    assert isinstance(found, dict)
+    return found
