@@ -54,7 +54,7 @@ DEQUANTISING_REGISTERS = {  # by columns behind V
     64: Registers((192, 96)),
     0: Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104)))),
 }
-TENSOR_SCALE_REGISTERS = Registers((192, 96))
+TENSOR_SCALE_REGISTERS = Registers((200, 104))
 SHORT_DEQUANTISING_REGISTERS = Registers((184, 112))  # likewise where halves have fewer columns than 256
 V4_REGISTERS = Registers((192, 112))
 V41_REGISTERS = Registers((192, 112))
@@ -111,6 +111,7 @@ class Sm90Row:
 # Untuned: from where dsv32 gains on an H200 over rows, dsv4_pro over its caches, and dsv3's dense attention. A few
 # heads leave most of a tile over a cache empty; few tokens need many splits.
 DEFAULT_ROWS = (Sm90Row(16, 16), Sm90Row(32, 16), Sm90Row(None, 3))
+OTHER_DIMS_ROWS = (Sm90Row(32, 16), Sm90Row(None, 1))  # as four of other columns than 512, and 0 or 64 behind, gain
 DEQUANTISING_ROWS = (Sm90Row(16, 33), Sm90Row(32, 4), Sm90Row(64, 2), Sm90Row(None, 1))
 DENSE_DECODE_ROWS = (Sm90Row(32, 5), Sm90Row(None, 1))
 
@@ -310,7 +311,11 @@ def make_sm90(
     dense = isinstance(spec.attention, DenseAttention)
     tables = (4 if dense else 6) * BLOCK_H * 4  # maxima and sums of two warpgroups, over rows maxima of two kinds
     scale_columns, registers, cost = 0, _registers(pieces, dense), COST
-    default_rows: Sequence[Sm90Row] = DENSE_DECODE_ROWS if dense else DEFAULT_ROWS
+    default_rows: Sequence[Sm90Row] = OTHER_DIMS_ROWS
+    if dense:
+        default_rows = DENSE_DECODE_ROWS
+    elif pieces.d_v == D_V and pieces.tail in DEQUANTISING_REGISTERS:
+        default_rows = DEFAULT_ROWS
     if layout is not None:
         default_rows = DEQUANTISING_ROWS
         tables = 3 * BLOCK_H * 4  # maxima or sums of two warpgroups, and sums of all tiles
