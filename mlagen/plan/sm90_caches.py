@@ -26,9 +26,9 @@ def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | N
     reason = _dims_refusal(spec, CACHED_V)
     if reason is None and not layout.tensor_scale and layout.data[0].count != dims.v_head_dim:
         reason = f"{layout.data[0].count} columns of a row have scales, and it takes V's {dims.v_head_dim}"
-    if reason is None and load_unit(layout) < least_unit(layout):
-        reason = f"what a row of {layout.row_bytes} bytes holds begins at multiples of {load_unit(layout)}, and it takes"
-        return f"{reason} {least_unit(layout)}"
+    begins, least = load_unit(layout), least_unit(layout)
+    if reason is None and begins < least:
+        return f"a row of {layout.row_bytes} bytes, or what it holds, begins at multiples of {begins}: it takes {least}"
     return reason
 
 
