@@ -284,7 +284,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
     tables = ("overflowed", "offsets", *scales, *staged, "mask_bitmask")
     return {
         "q_ready": "shared.ready.index(2)" if stored.copies_tail else "shared.q_ready",
-        "p0": "_p0(shared)" if sm90.d_tail else "shared.p0",
+        "p0": "_p0(shared)" if sm90.p0_in_tail else "shared.p0",
         "splits_constants": "D_V, NEG_LARGE",
         **shared(*_seesaw_shared(sm90, scaled=scaled), tables, ready),
         "planar": layout.planar,

@@ -50,10 +50,8 @@ SHORT_REGISTERS = Registers((184, 80))  # where WG1 holds fewer columns than 256
 OTHER_TAIL_REGISTERS = Registers((200, 64))  # beside a tail of no whole swizzled run, or of two
 DENSE_OTHER_TAIL_REGISTERS = Registers((208, 56))
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
-DEQUANTISING_REGISTERS = {  # by columns behind V
-    64: Registers((192, 96)),
-    0: Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104)))),
-}
+DEQUANTISING_REGISTERS = Registers((192, 96))
+NO_TAIL_DEQUANTISING_REGISTERS = Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104))))
 TENSOR_SCALE_REGISTERS = Registers((200, 104))
 SHORT_DEQUANTISING_REGISTERS = Registers((184, 112))  # likewise where halves have fewer columns than 256
 V4_REGISTERS = Registers((192, 112))
@@ -314,7 +312,7 @@ def make_sm90(
     default_rows: Sequence[Sm90Row] = OTHER_DIMS_ROWS
     if dense:
         default_rows = DENSE_DECODE_ROWS
-    elif pieces.d_v == D_V and pieces.tail in DEQUANTISING_REGISTERS:
+    elif pieces.d_v == D_V and pieces.tail in (0, SWIZZLED_COLUMNS):
         default_rows = DEFAULT_ROWS
     if layout is not None:
         default_rows = DEQUANTISING_ROWS
@@ -350,7 +348,9 @@ def _dequantising_registers(pieces: RowPieces, layout: CacheLayout) -> Registers
     """The split of registers of the seesaw over rows of e4m3."""
     if pieces.right < HALVES[-1]:
         return SHORT_DEQUANTISING_REGISTERS
-    return TENSOR_SCALE_REGISTERS if layout.tensor_scale else DEQUANTISING_REGISTERS[pieces.tail]
+    if layout.tensor_scale:
+        return TENSOR_SCALE_REGISTERS
+    return DEQUANTISING_REGISTERS if pieces.tail else NO_TAIL_DEQUANTISING_REGISTERS
 
 
 def _registers(pieces: RowPieces, dense: bool) -> Registers:

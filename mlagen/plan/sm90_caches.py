@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from mlagen.layout import CacheLayout
-from mlagen.plan.sm90 import D_V, DEQUANTISING_REGISTERS, SCALE_TILE, V4_SCALE_TILE, V4_SCALES, V41_RUNS
+from mlagen.plan.sm90 import D_V, SCALE_TILE, V4_SCALE_TILE, V4_SCALES, V41_RUNS
 from mlagen.spec import DenseAttention, Spec
 
 LOAD_BYTES = 16  # of a load, at which rows and what they hold begin
 SCALE_BYTES = 4  # of an fp32 scale: a row of fewer than four may begin at multiples of what they take
-CACHED_V = (256, D_V)  # columns of V of rows of e4m3: halves of whole scales, a row that a warp shares out evenly
+# Columns behind V by those of V, of rows of e4m3: halves of V are whole scales, a warp shares out a row evenly, and two
+# blocks of 64 rows fit beside Q.
+CACHED_COLUMNS = {256: (0, 32, 64, 128), D_V: (0, 32, 64)}
+PLANES_COLUMNS = {D_V: (0,)}  # likewise of V4's and V4.1's
 
 
 def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None) -> str | None:
@@ -22,8 +26,8 @@ def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | N
         names = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
         return f"no sm90 kernel reads a cache of {names} for {dims.dtype}"
     if layout.planar or extra_layout is not None:
-        return _dims_refusal(spec, (D_V,))
-    reason = _dims_refusal(spec, CACHED_V)
+        return _dims_refusal(spec, PLANES_COLUMNS)
+    reason = _dims_refusal(spec, CACHED_COLUMNS)
     if reason is None and not layout.tensor_scale and layout.data[0].count != dims.v_head_dim:
         reason = f"{layout.data[0].count} columns of a row have scales, and it takes V's {dims.v_head_dim}"
     begins, least = load_unit(layout), least_unit(layout)
@@ -32,14 +36,14 @@ def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | N
     return reason
 
 
-def _dims_refusal(spec: Spec, wanted: tuple[int, ...]) -> str | None:
-    """Why the kernel takes no rows of a spec's columns, of V as many as wanted; None if it does."""
+def _dims_refusal(spec: Spec, wanted: Mapping[int, tuple[int, ...]]) -> str | None:
+    """Why the kernel takes no rows of a spec's columns, others than are wanted of V and behind; None if it does."""
     d_v = spec.model.v_head_dim
     tail = spec.model.kv_lora_rank + spec.model.qk_rope_head_dim - d_v
-    if d_v in wanted and tail in DEQUANTISING_REGISTERS:
+    if tail in wanted.get(d_v, ()):
         return None
-    columns, tails = (" or ".join(map(str, sorted(some))) for some in (wanted, DEQUANTISING_REGISTERS))
-    return f"a row has {d_v} columns of V and {tail} behind, and over such a cache it takes {columns}, and {tails}"
+    takes = ", or ".join(f"{columns} and {' or '.join(map(str, tails))}" for columns, tails in wanted.items())
+    return f"a row has {d_v} columns of V and {tail} behind, and over such a cache it takes {takes}"
 
 
 def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:

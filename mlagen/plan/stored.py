@@ -10,6 +10,18 @@ from mlagen.plan.sm90_caches import load_unit
 
 WORD = 4  # bytes
 WARP_SIZE = 32
+# Layouts of a block's columns behind V in words, by how many: bases of registers and of lanes, [row, word] each. Where
+# they are copied, a thread has the rows that it has of V's columns.
+COPIED_TAILS = {
+    16: ("[0, 1], [0, 2], [16, 0], [32, 0]", "[0, 4], [0, 8], [1, 0], [0, 0], [2, 0]"),
+    32: ("[0, 1], [0, 2], [16, 0], [32, 0]", "[0, 4], [0, 8], [1, 0], [0, 16], [2, 0]"),
+    64: ("[0, 1], [0, 2], [0, 32], [16, 0], [32, 0]", "[0, 4], [0, 8], [1, 0], [0, 16], [2, 0]"),
+}
+CONVERTED_TAILS = {
+    8: ("[0, 1], [0, 2]", "[0, 4], [1, 0], [16, 0], [32, 0], [2, 0]"),
+    16: ("[0, 1], [0, 2], [32, 0]", "[0, 4], [0, 8], [1, 0], [16, 0], [2, 0]"),
+    32: ("[0, 1], [0, 2], [16, 0], [32, 0]", "[0, 4], [0, 8], [1, 0], [0, 16], [2, 0]"),
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +84,11 @@ class StoredRows:
     def tail_words(self) -> int:
         """Words of RoPE."""
         return self.sm90.d_tail // WORD if self.tensor_scale else self.tail.nbytes // WORD
+
+    @property
+    def tail_bases(self) -> tuple[str, str]:
+        """Bases of their layout's registers and lanes."""
+        return (COPIED_TAILS if self.copies_tail else CONVERTED_TAILS)[self.tail_words]
 
     @property
     def half_words(self) -> int:
