@@ -141,6 +141,11 @@ class StoredRows:
         return self.sm90.pieces.d_v // WARP_SIZE
 
     @property
+    def thread_mask(self) -> int:
+        """The bits of a column that say which of a thread's it is."""
+        return self.thread_columns - 1
+
+    @property
     def thread_bits(self) -> tuple[int, ...]:
         """The powers of two below as many."""
         return tuple(1 << bit for bit in range(self.thread_columns.bit_length() - 1))
