@@ -52,6 +52,7 @@ DENSE_OTHER_TAIL_REGISTERS = Registers((208, 56))
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
 DEQUANTISING_REGISTERS = Registers((192, 96))
 NO_TAIL_DEQUANTISING_REGISTERS = Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104))))
+OTHER_TAIL_DEQUANTISING_REGISTERS = Registers((192, 112))
 TENSOR_SCALE_REGISTERS = Registers((200, 104), (((3, 9), (192, 104)),))
 SHORT_DEQUANTISING_REGISTERS = Registers((184, 112))  # likewise where halves have fewer columns than 256
 V4_REGISTERS = Registers((192, 112))
@@ -350,6 +351,8 @@ def _dequantising_registers(pieces: RowPieces, layout: CacheLayout) -> Registers
         return SHORT_DEQUANTISING_REGISTERS
     if layout.tensor_scale:
         return TENSOR_SCALE_REGISTERS
+    if pieces.tail not in (0, SWIZZLED_COLUMNS):
+        return OTHER_TAIL_DEQUANTISING_REGISTERS
     return DEQUANTISING_REGISTERS if pieces.tail else NO_TAIL_DEQUANTISING_REGISTERS
 
 
