@@ -243,6 +243,7 @@ def _sparse_decode_arguments(plan: Plan) -> Signature:
     for prefix, one in (("", _required(plan.layout)), *second):
         inputs += [(f"{prefix}k_cache_ptr", "*u8"), (f"{prefix}indices_ptr", "*i32")]
         inputs += [(f"{prefix}{name}", kind) for name, kind in _length(plan)]
+        inputs += [(f"{prefix}k_scale_ptr", "*fp32")] if one.tensor_scale else []
         sizes += [(f"{prefix}{name}", "i32") for name in ("num_slots", "page_size", "topk")]
         rows = () if one.planar else ("row_stride",)
         strides += [(f"{prefix}{name}", "i64") for name in ("page_stride", *rows, "indices_request_stride")]
@@ -276,13 +277,14 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
     sm90, scaled = _required(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
     other = None if extra_layout == layout else extra_layout
     stored = StoredRows(sm90, layout, other, dual=extra_layout is not None)
-    is_fp32 = stored.scales.dtype == "fp32"
+    is_fp32 = stored.tensor_scale or stored.scales.dtype == "fp32"
     staged = ("rope", "last") if layout.planar else ()
-    ready = ("ready",) if sm90.d_tail else ("q_ready", "k_ready")
-    tables = ("overflowed", "offsets", "scales", *staged, "mask_bitmask")
+    ready = ("ready",) if stored.copies_tail else ("q_ready", "k_ready")
+    scales = ("scales",) if sm90.scale_columns else ()
+    tables = ("overflowed", "offsets", *scales, *staged, "mask_bitmask")
     return {
-        "q_ready": "shared.ready.index(2)" if sm90.d_tail else "shared.q_ready",
-        "p0": "_p0(shared)" if sm90.d_tail else "shared.p0",
+        "q_ready": "shared.ready.index(2)" if stored.copies_tail else "shared.q_ready",
+        "p0": "_p0(shared)" if sm90.p0_in_tail else "shared.p0",
         "splits_constants": "D_V, NEG_LARGE",
         **shared(*_seesaw_shared(sm90, scaled=scaled), tables, ready),
         "planar": layout.planar,

@@ -38,7 +38,8 @@ from mlagen.plan import (
     make_plan,
 )
 from mlagen.plan.replacements import read_replacements
-from mlagen.plan.sm90 import SM90, Registers, cache_refusal, refusal
+from mlagen.plan.sm90 import SM90, Registers, refusal
+from mlagen.plan.sm90_caches import cache_refusal
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
 from mlagen.plan.tuned import TunedFiles
 from mlagen.spec import SparseAttention

@@ -36,7 +36,7 @@ BLOCK_H = 64  # rows of a warpgroup's product
 BLOCK_N = 64
 NARROW_BLOCK_N = 32  # of rows of which shared memory has no room for two blocks of BLOCK_N beside Q
 BARRIERS = 1024  # bytes for barriers, for what partitions pass, and for what splits take beside
-D_V = 512  # of the caches that are dequantised, and of the rows by which costs were measured
+D_V = 512  # of the rows by which costs were measured, and of most caches that are dequantised
 PRODUCT_DEPTH = 16  # columns that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # What spills under which Triton, and which splits were tried: docs/tritons.md.
@@ -50,10 +50,11 @@ SHORT_REGISTERS = Registers((184, 80))  # where WG1 holds fewer columns than 256
 OTHER_TAIL_REGISTERS = Registers((200, 64))  # beside a tail of no whole swizzled run, or of two
 DENSE_OTHER_TAIL_REGISTERS = Registers((208, 56))
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
-DEQUANTISING_REGISTERS = {
-    64: Registers((192, 96)),
-    0: Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104)))),
-}
+DEQUANTISING_REGISTERS = Registers((192, 96))
+NO_TAIL_DEQUANTISING_REGISTERS = Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104))))
+OTHER_TAIL_DEQUANTISING_REGISTERS = Registers((192, 112))
+TENSOR_SCALE_REGISTERS = Registers((200, 104), (((3, 9), (192, 104)),))
+SHORT_DEQUANTISING_REGISTERS = Registers((184, 112))  # likewise where halves have fewer columns than 256
 V4_REGISTERS = Registers((192, 112))
 V41_REGISTERS = Registers((192, 112))
 # A step of all programs at once, and its rows of K from memory, in what MEASURED_ROW costs on its way out and in:
@@ -80,7 +81,6 @@ DENSE_FWD_REGISTERS = {
 DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and P, beside which the rest has room
 DENSE_FWD_QUERIES = 1
 DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for what partitions pass
-LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
 SCALE_TILE = 128  # columns of an fp32 scale
 V4_SCALE_TILE = 64  # columns of a ue8m0 scale
 # Exponents of what fp16 tiles hold. Of a token's largest scale: the least, and the most, which times e4m3's 448 is less
@@ -110,6 +110,7 @@ class Sm90Row:
 # Untuned: from where dsv32 gains on an H200 over rows, dsv4_pro over its caches, and dsv3's dense attention. A few
 # heads leave most of a tile over a cache empty; few tokens need many splits.
 DEFAULT_ROWS = (Sm90Row(16, 16), Sm90Row(32, 16), Sm90Row(None, 3))
+OTHER_DIMS_ROWS = (Sm90Row(32, 16), Sm90Row(None, 1))  # as four of other columns than 512, and 0 or 64 behind, gain
 DEQUANTISING_ROWS = (Sm90Row(16, 33), Sm90Row(32, 4), Sm90Row(64, 2), Sm90Row(None, 1))
 DENSE_DECODE_ROWS = (Sm90Row(32, 5), Sm90Row(None, 1))
 
@@ -123,7 +124,7 @@ class Sm90Plan:
         block_n: indices a block; a step takes two.
         pieces: the columns of a row.
         registers: of a thread, by warpgroup.
-        scale_columns: fp16 scales a key in shared memory; 0: it dequantises nothing.
+        scale_columns: fp16 scales a key in shared memory; 0: keys have none.
         cost: of a step, and of its rows of K, as the choice of splits weighs them.
         rows: which calls run it, by heads, most last.
         expected_shared: bytes of shared memory a program is expected to need.
@@ -285,63 +286,6 @@ def refusal(spec: Spec) -> str | None:
     return row_pieces.refuses(dims.v_head_dim, dims.kv_lora_rank + dims.qk_rope_head_dim)
 
 
-def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None) -> str | None:
-    """Why no sm90 kernel reads quantised caches of a spec that `refusal` lets pass; None if one does."""
-    dtype, d_v = spec.model.dtype, spec.model.v_head_dim
-    if isinstance(spec.attention, DenseAttention):
-        return f"no sm90 kernel of dense attention reads a cache of {layout.name}" if layout.quantised else None
-    if not reads_cache(layout, extra_layout) or dtype != "bf16":  # as which the kernel takes Q apart
-        names = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
-        return f"no sm90 kernel reads a cache of {names} for {dtype}"
-    tail = spec.model.kv_lora_rank + spec.model.qk_rope_head_dim - d_v
-    if d_v != D_V or tail not in DEQUANTISING_REGISTERS:
-        tails = " or ".join(map(str, sorted(DEQUANTISING_REGISTERS)))
-        return f"a row has {d_v} columns of V and {tail} behind, and over a cache it takes {D_V}, and {tails}"
-    return None
-
-
-def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
-    """Whether the kernel that dequantises K reads such caches: e4m3, an fp32 scale for 128 columns, V4's, or V4.1's.
-
-    fp32 scales stand in the row, and RoPE lies behind V or nowhere; ue8m0 ones, for 64 columns, in a second plane, and
-    RoPE in V. V4.1's two caches have all columns as one run, e4m3 and e2m1, with their scales behind.
-    """
-    if extra_layout not in (None, layout):
-        return (_run(layout), _run(extra_layout)) == V41_RUNS
-    latent, *tail = layout.data
-    scales = layout.scales_of(latent)
-    if scales is None or latent.dtype != "e4m3" or latent.offset != 0:
-        return False
-    if [field.dtype for field in tail] not in ([], ["bf16"]) or scales.interleave != 1:
-        return False
-    if tail and tail[0].offset % LOAD_BYTES:
-        return False
-    if layout.planar:
-        return (
-            [field.count for field in layout.data] == [7 * V4_SCALE_TILE, V4_SCALE_TILE]
-            and (scales.dtype, scales.tile, scales.plane, scales.offset) == ("ue8m0", V4_SCALE_TILE, 1, 0)
-            and (tail[0].offset, tail[0].plane) == (latent.count, 0)
-            and layout.plane_bytes == (latent.count + 2 * tail[0].count, V4_SCALES)
-        )
-    return (
-        extra_layout is None
-        and latent.count == D_V
-        and (scales.dtype, scales.tile) == ("fp32", SCALE_TILE)
-        and (scales.offset % LOAD_BYTES, layout.row_bytes % LOAD_BYTES) == (0, 0)
-    )
-
-
-def _run(layout: CacheLayout) -> tuple[str, int, str, int] | None:
-    """Dtype and columns of a row of one run, dtype of its scales in order and columns a scale; None: it is another."""
-    row, *others = layout.data
-    scales = layout.scales_of(row)
-    if others or scales is None or layout.planar or scales.interleave != 1:
-        return None
-    if row.offset != 0 or scales.offset % LOAD_BYTES or layout.row_bytes % LOAD_BYTES:
-        return None
-    return row.dtype, row.count, scales.dtype, scales.tile
-
-
 def make_sm90(
     spec: Spec,
     rows: Sequence[Sm90Row] | None = None,
@@ -353,8 +297,8 @@ def make_sm90(
     Args:
         spec: the spec.
         rows: which calls run it, as a sweep found; None: the default.
-        layout, extra_layout: of the quantised caches that it reads, `reads_cache`; None: it dequantises nothing, and
-            reads no second one.
+        layout, extra_layout: of the quantised caches that it reads, `sm90_caches.reads_cache`; None: it dequantises
+            nothing, and reads no second one.
     """
     if spec.backend == "triton" or refusal(spec) is not None:
         return None
@@ -366,12 +310,16 @@ def make_sm90(
     dense = isinstance(spec.attention, DenseAttention)
     tables = (4 if dense else 6) * BLOCK_H * 4  # maxima and sums of two warpgroups, over rows maxima of two kinds
     scale_columns, registers, cost = 0, _registers(pieces, dense), COST
-    default_rows: Sequence[Sm90Row] = DENSE_DECODE_ROWS if dense else DEFAULT_ROWS
+    default_rows: Sequence[Sm90Row] = OTHER_DIMS_ROWS
+    if dense:
+        default_rows = DENSE_DECODE_ROWS
+    elif pieces.d_v == D_V and pieces.tail in (0, SWIZZLED_COLUMNS):
+        default_rows = DEFAULT_ROWS
     if layout is not None:
         default_rows = DEQUANTISING_ROWS
         tables = 3 * BLOCK_H * 4  # maxima or sums of two warpgroups, and sums of all tiles
-        scale_columns, registers = D_V // SCALE_TILE, DEQUANTISING_REGISTERS[pieces.tail]
-        cost = DEQUANTISING_COST
+        scale_columns = 0 if layout.tensor_scale else pieces.d_v // SCALE_TILE
+        registers, cost = _dequantising_registers(pieces, layout), DEQUANTISING_COST
         if layout.planar:
             scale_columns, registers = V4_SCALES, V4_REGISTERS
             tables += BLOCK_N * dims.qk_rope_head_dim * ITEMSIZE  # a block's RoPE, before it is fp16
@@ -395,6 +343,17 @@ def make_sm90(
         split_shared=2 * BLOCK_H * (1 if pieces.tail else 4) if partials.scaled else 0,  # of each row's halves
         expected_products=products,
     )
+
+
+def _dequantising_registers(pieces: RowPieces, layout: CacheLayout) -> Registers:
+    """The split of registers of the seesaw over rows of e4m3."""
+    if pieces.right < HALVES[-1]:
+        return SHORT_DEQUANTISING_REGISTERS
+    if layout.tensor_scale:
+        return TENSOR_SCALE_REGISTERS
+    if pieces.tail not in (0, SWIZZLED_COLUMNS):
+        return OTHER_TAIL_DEQUANTISING_REGISTERS
+    return DEQUANTISING_REGISTERS if pieces.tail else NO_TAIL_DEQUANTISING_REGISTERS
 
 
 def _registers(pieces: RowPieces, dense: bool) -> Registers:

@@ -12,7 +12,8 @@ from mlagen.plan import fits
 from mlagen.plan.attention import ANY, CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import cached_row
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import Sm90Plan, cache_refusal, make_sm90, refusal
+from mlagen.plan.sm90 import Sm90Plan, make_sm90, refusal
+from mlagen.plan.sm90_caches import cache_refusal
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import SparseAttention, Spec

@@ -6,10 +6,22 @@ from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout, DataField, ScalesField
 from mlagen.plan.sm90 import Sm90Plan
+from mlagen.plan.sm90_caches import load_unit
 
 WORD = 4  # bytes
-CHUNK = 16  # columns that a thread has of a row that is computed again in fp32
 WARP_SIZE = 32
+# Layouts of a block's columns behind V in words, by how many: bases of registers and of lanes, [row, word] each. Where
+# they are copied, a thread has the rows that it has of V's columns.
+COPIED_TAILS = {
+    16: ("[0, 1], [0, 2], [16, 0], [32, 0]", "[0, 4], [0, 8], [1, 0], [0, 0], [2, 0]"),
+    32: ("[0, 1], [0, 2], [16, 0], [32, 0]", "[0, 4], [0, 8], [1, 0], [0, 16], [2, 0]"),
+    64: ("[0, 1], [0, 2], [0, 32], [16, 0], [32, 0]", "[0, 4], [0, 8], [1, 0], [0, 16], [2, 0]"),
+}
+CONVERTED_TAILS = {
+    8: ("[0, 1], [0, 2]", "[0, 4], [1, 0], [16, 0], [32, 0], [2, 0]"),
+    16: ("[0, 1], [0, 2], [32, 0]", "[0, 4], [0, 8], [1, 0], [16, 0], [2, 0]"),
+    32: ("[0, 1], [0, 2], [16, 0], [32, 0]", "[0, 4], [0, 8], [1, 0], [0, 16], [2, 0]"),
+}
 
 
 @dataclass(frozen=True)
@@ -29,9 +41,39 @@ class StoredRows:
     dual: bool
 
     @property
+    def unit(self) -> int:
+        """Bytes in which the kernel counts offsets, and at multiples of which all that it loads begins."""
+        return load_unit(self.layout)
+
+    @property
+    def unit_shift(self) -> int:
+        """The same as a power of two."""
+        return self.unit.bit_length() - 1
+
+    @property
+    def tensor_scale(self) -> bool:
+        """Whether rows have no scales of their own, but the tensor one."""
+        return self.layout.tensor_scale
+
+    @property
+    def copies_tail(self) -> bool:
+        """Whether columns behind V are copied as they are stored."""
+        return self.sm90.d_tail > 0 and not self.tensor_scale
+
+    @property
     def scales(self) -> ScalesField:
         """Scales of a row."""
         return _scales(self.layout)
+
+    @property
+    def scale_names(self) -> tuple[str, ...]:
+        """Names of a thread's scales of a row."""
+        return tuple(f"scale{n}" for n in range(self.sm90.scale_columns))
+
+    @property
+    def half_scales(self) -> int:
+        """Scales of a warpgroup's half of a row."""
+        return self.sm90.d_half // self.scales.tile
 
     @property
     def tail(self) -> DataField:
@@ -41,7 +83,17 @@ class StoredRows:
     @property
     def tail_words(self) -> int:
         """Words of RoPE."""
-        return self.tail.nbytes // WORD
+        return self.sm90.d_tail // WORD if self.tensor_scale else self.tail.nbytes // WORD
+
+    @property
+    def tail_bases(self) -> tuple[str, str]:
+        """Bases of their layout's registers and lanes."""
+        return (COPIED_TAILS if self.copies_tail else CONVERTED_TAILS)[self.tail_words]
+
+    @property
+    def half_words(self) -> int:
+        """Words of a warpgroup's half of a row, a byte a column."""
+        return self.sm90.d_half // WORD
 
     @property
     def row_bytes(self) -> int:
@@ -65,8 +117,8 @@ class StoredRows:
 
     @property
     def scale_chunks(self) -> int:
-        """Chunks of CHUNK columns that have one scale."""
-        return self.scales.tile // CHUNK
+        """Threads of a row that is computed again in fp32 whose columns have one scale."""
+        return self.scales.tile // self.thread_columns
 
     @property
     def other_scales(self) -> ScalesField:
@@ -82,6 +134,21 @@ class StoredRows:
     def q_words(self) -> int:
         """Words of half of a warpgroup's half of Q."""
         return self.sm90.d_half // WORD
+
+    @property
+    def thread_columns(self) -> int:
+        """Columns of V that a thread has in the recompute, where a warp has a row."""
+        return self.sm90.pieces.d_v // WARP_SIZE
+
+    @property
+    def thread_mask(self) -> int:
+        """The bits of a column that say which of a thread's it is."""
+        return self.thread_columns - 1
+
+    @property
+    def thread_bits(self) -> tuple[int, ...]:
+        """The powers of two below as many."""
+        return tuple(1 << bit for bit in range(self.thread_columns.bit_length() - 1))
 
     @property
     def thread_tail(self) -> int:

@@ -92,8 +92,8 @@ def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[
 def written(tmp_path, pytestconfig):
     """A function that writes the package of a spec, with a text of its sm90 kernel replaced."""
 
-    def write(name, old="", new="", shared=None, partials=None, dims=None):
-        """`dims`: latent columns, which are V's, and RoPE's, in place of the spec's.
+    def write(name, old="", new="", shared=None, partials=None, dims=None, cache=None):
+        """`dims`: latent columns, which are V's, and RoPE's, in place of the spec's; `cache`: a layout likewise.
 
         `shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do.
 
@@ -104,6 +104,9 @@ def written(tmp_path, pytestconfig):
             latent, rope = dims
             changes = {"kv_lora_rank": latent, "v_head_dim": latent, "qk_rope_head_dim": rope}
             spec = spec.model_copy(update={"model": spec.model.model_copy(update=changes)})
+        if cache:
+            spec = spec.model_copy(update={"cache": spec.cache.model_copy(update={"layout": cache})})
+            spec = spec.model_copy(update={"wrappers": ("flash_mla_with_kvcache",)})
         if partials:
             spec = spec.model_copy(update={"partials": partials})
         if spec.attention_kind == "sparse":
@@ -156,6 +159,21 @@ def test_they_fit(written, compiled, name):
 )  # halves that differ, blocks of 32, columns of V and K that a row has not, a short tail
 def test_those_of_other_dims_fit(written, compiled, name, dims):
     package = written(name, dims=dims)
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+    package.check(results, slack=640)
+
+
+@pytest.mark.parametrize(
+    ("cache", "dims"),
+    [
+        ("fp8_ds_mla", (256, 64)),
+        ("fp8_per_tensor", (512, 64)),
+        *(pytest.param("fp8_ds_mla", dims, marks=pytest.mark.slow) for dims in ((256, 0), (256, 128), (512, 32))),
+        *(pytest.param("fp8_per_tensor", dims, marks=pytest.mark.slow) for dims in ((256, 32), (256, 128), (512, 0))),
+    ],
+)  # rows at 8 bytes, and of one scale a tensor
+def test_those_over_rows_of_e4m3_of_other_dims_fit(written, compiled, cache, dims):
+    package = written("dsv32_fp8", dims=dims, cache=cache)
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     package.check(results, slack=640)
 

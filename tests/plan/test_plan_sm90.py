@@ -21,7 +21,9 @@ from mlagen.plan import (
     make_plan,
     row_pieces,
 )
-from mlagen.plan.sm90 import BARRIERS, SHARED_REGISTERS, reads_cache
+from mlagen.plan.sm90 import BARRIERS, SHARED_REGISTERS
+from mlagen.plan.sm90_caches import least_unit, load_unit, reads_cache
+from mlagen.plan.stored import StoredRows
 from mlagen.plan.tritons import ALLOWED, MINORS
 from mlagen.plan.tuned import Tuned, dump_tuned
 from mlagen.spec import load
@@ -200,6 +202,84 @@ def test_caches_without_rope_of_their_own_have_a_kernel(name, scale_columns, pyt
     sm90 = load_plan(pytestconfig.rootpath / "specs" / f"{name}.yaml").of(SparseDecodePlan).sm90
     assert (sm90.d_tail, sm90.scale_columns) == (0, scale_columns)
     assert sm90.rows[-1].min_tokens is not None
+
+
+def over_cache(layout, latent, rope, **changes):
+    """The plan of sparse attention over a cache of such rows."""
+    dims = {"kv_lora_rank": latent, "v_head_dim": latent, "qk_rope_head_dim": rope}
+    return make_plan(make_spec(layout=layout, wrappers=("flash_mla_with_kvcache",), **(dims | changes)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "latent", "rope", "unit", "scales"),
+    [
+        ("fp8_ds_mla", 512, 64, 16, 4),
+        ("fp8_ds_mla", 512, 32, 16, 4),
+        ("fp8_ds_mla", 256, 64, 8, 2),  # 392 bytes
+        ("fp8_ds_mla", 256, 32, 8, 2),
+        ("fp8_ds_mla", 256, 128, 8, 2),
+        ("fp8_ds_mla", 256, 0, 8, 2),
+        ("fp8_per_tensor", 512, 64, 16, 0),
+        ("fp8_per_tensor", 512, 0, 16, 0),
+        ("fp8_per_tensor", 256, 32, 16, 0),
+    ],
+)
+def test_rows_of_e4m3_of_other_columns_are_read(layout, latent, rope, unit, scales):
+    plan = over_cache(layout, latent, rope)
+    sm90 = plan.of(SparseDecodePlan).sm90
+    assert (sm90.pieces.left, sm90.pieces.right, sm90.pieces.tail) == (latent // 2, latent // 2, rope)
+    assert (load_unit(plan.layout), sm90.scale_columns) == (unit, scales)
+    assert unit >= least_unit(plan.layout)
+    stored = StoredRows(sm90, plan.layout, None, dual=False)
+    assert (1 << stored.unit_shift, stored.thread_columns * 32) == (unit, latent)
+    assert stored.copies_tail == (rope > 0 and scales > 0)
+    # Q and two blocks of K; P of both, but that WG0's takes a tail's place; 3 rows' statistics; 128 offsets and scales.
+    tiles = 2 * (3 * 64 * (latent + rope) + 64 * 64 * (1 if rope == 64 else 2))
+    assert sm90.expected_shared == tiles + 3 * 64 * 4 + 128 * (4 + 2 * scales)
+    assert sm90.expected_shared + sm90.split_shared <= TARGETS["sm90"].shared_limit
+
+
+@pytest.mark.parametrize(
+    ("layout", "latent", "rope", "changes", "reason"),
+    [
+        ("fp8_ds_mla", 384, 64, {}, "a row has 384 columns of V and 64 behind, and over such a cache it takes 256 and"),
+        ("fp8_ds_mla", 512, 128, {}, "a row has 512 columns of V and 128 behind"),
+        ("fp8_ds_mla", 256, 256, {"v_head_dim": 512}, "256 columns of a row have scales, and it takes V's 512"),
+        ("fp8_per_tensor", 512, 48, {}, "a row has 512 columns of V and 48 behind"),
+        ("fp8_per_tensor", 512, 64, {"dtype": "fp16"}, "no sm90 kernel reads a cache of fp8_per_tensor for fp16"),
+        ("nvfp4_ds_mla", 512, 64, {}, "no sm90 kernel reads a cache of nvfp4_ds_mla for bf16"),
+    ],
+)
+def test_rows_that_are_not_read_say_why(layout, latent, rope, changes, reason):
+    assert over_cache(layout, latent, rope, **changes).of(SparseDecodePlan).sm90 is None
+    with pytest.raises(LimitError, match=reason):
+        over_cache(layout, latent, rope, backend="gluon", **changes)
+
+
+def test_rows_whose_scales_no_load_reaches_are_not_read():
+    how = {"rounding": "nearest", "divisor": 448, "floor": 1e-4, "floor_on": "amax"}
+    scales = {"kind": "scales", "of": "latent", "dtype": "fp32", "tile": 128, **how}
+    fields = (
+        {"kind": "latent", "dtype": "e4m3"},
+        scales,
+        {"kind": "pad", "bytes": 8},
+        {"kind": "rope", "dtype": "bf16"},
+    )
+    with pytest.raises(LimitError, match="a row of 664 bytes, or what it holds, begins at multiples of 8: it takes 16"):
+        over_cache({"name": "padded", "fields": fields}, 512, 64, backend="gluon")
+
+
+@pytest.mark.parametrize(
+    ("latent", "rope", "rows"),
+    [
+        (512, 64, (Sm90Row(16, 16), Sm90Row(32, 16), Sm90Row(None, 3))),
+        (512, 0, (Sm90Row(16, 16), Sm90Row(32, 16), Sm90Row(None, 3))),
+        (512, 128, (Sm90Row(32, 16), Sm90Row(None, 1))),
+        (256, 64, (Sm90Row(32, 16), Sm90Row(None, 1))),
+    ],
+)
+def test_calls_of_few_heads_and_tokens_run_the_portable_kernel_in_other_dims_too(latent, rope, rows):
+    assert sm90(kv_lora_rank=latent, v_head_dim=latent, qk_rope_head_dim=rope).rows == rows
 
 
 def test_of_two_layouts_those_of_v41_are_read_in_their_order_alone(pytestconfig):

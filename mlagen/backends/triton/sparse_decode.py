@@ -10,7 +10,9 @@ from mlagen.backends.triton.common import chunk_of, imported
 from mlagen.backends.triton.splits import accumulators, attention_context, given, presences
 from mlagen.layout import CacheLayout
 from mlagen.plan import CachedFamily, Caches, MergeStatesPlan, Plan, SparseDecodePlan, StoredCache
+from mlagen.plan.sm90_caches import load_unit
 
+OFFSET_BITS = 32  # of where the sm90 kernel's rows begin
 MODULE, MODULE_OF_KERNELS = "sparse_decode", "_sparse_decode_kernels"
 
 
@@ -119,6 +121,8 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         **rows,
         "queries": ", ".join(f"q_{chunk['name']}" for chunk in rows["chunks"]),
         "sm90": family.sm90,
+        "row_unit": load_unit(main),
+        "offset_bits": OFFSET_BITS + load_unit(main).bit_length() - 1,
         "extra": extra,
         "caches": caches,
         "needs_e4m3": any(cache["needs_e4m3"] for cache in caches),
