@@ -20,6 +20,7 @@ CONVERTER = "triton_convert_req_index_to_global_index"  # which vLLM's own of th
 PACKED = "fp8_ds_mla"  # vLLM's word for rows of one size, whose RoPE columns are zeros in a model without
 PACKED_DIMS = (512, 64)  # kv_lora_rank and qk_rope_head_dim of those rows
 INDEXER = ("fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits", "get_paged_mqa_logits_metadata")  # what its indexer calls
+TOPK = ("top_k_per_row_prefill", "top_k_per_row_decode")  # by which it picks
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def plugin_files(plan: Plan) -> list[GeneratedFile]:
     """
     kind = _kind(plan)
     context = _context(plan, kind)
-    indexer = [GeneratedFile("indexer.py", "vllm/indexer.py.jinja", context)] if context["indexes"] else []
+    has_indexer = context["indexes"] or context["picks"]
+    indexer = [GeneratedFile("indexer.py", "vllm/indexer.py.jinja", context)] if has_indexer else []
     return [
         GeneratedFile("backend.py", f"vllm/{kind.template}.py.jinja", context),
         *indexer,
@@ -157,4 +159,5 @@ def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
         "unserved": kind.unserved,
         "converts": CONVERTER in plan.spec.wrappers,
         "indexes": set(INDEXER) <= set(plan.spec.wrappers),
+        "picks": not dense and set(TOPK) <= set(plan.spec.wrappers),
     }

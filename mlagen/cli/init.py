@@ -29,6 +29,7 @@ STDIN = "-"
 @click.option("--for", "engine", type=click.Choice(ENGINES), help="Whose wrappers to take; transformers: --prefill.")
 @click.option("--kv-cache-dtype", type=click.Choice(list(CACHE_WORDS)), help="vLLM's word for the cache. [auto]")
 @click.option("--prefill", is_flag=True, help="Attention before absorption, which prefill runs.")
+@click.option("--indexer", is_flag=True, help="Also the lightning indexer, which picks what sparse attention reads.")
 @click.option("--layers", type=click.Choice(LAYERS), help="Which layers, where some have a sliding window.")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), help="The model's dtype, instead of the config's.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Tokens a page of the cache.")
@@ -43,6 +44,7 @@ def init(
     engine: str | None,
     kv_cache_dtype: str | None,
     prefill: bool,
+    indexer: bool,
     layers: str | None,
     dtype: str | None,
     block_size: int | None,
@@ -66,6 +68,7 @@ def init(
             "--for": engine,
             "--kv-cache-dtype": kv_cache_dtype,
             "--prefill": prefill,
+            "--indexer": indexer,
             "--layers": layers,
             "--dtype": dtype,
             "--block-size": block_size,
@@ -86,6 +89,7 @@ def init(
         block_size=block_size,
         targets=targets,
         prefill=prefill,
+        indexer=indexer,
         layers=layers,
         values=values,
     )

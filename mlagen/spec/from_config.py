@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mlagen.errors import UsageError
+from mlagen.spec.from_config_indexer import SAID as INDEXER_SAID
+from mlagen.spec.from_config_indexer import fields_of, indexer_lines, read_indexer
 from mlagen.spec.gpus import TARGETS
 from mlagen.spec.hf_config import Config, Model, read_config, read_model
 from mlagen.spec.load import check, parse
@@ -77,6 +79,7 @@ _SAID = {
     "quantize_and_insert_k_cache": "writes rows into a cache",
     "dequantize_and_gather_k_cache": "gathers rows of a cache, for prefill",
     _CONVERT: "indices of a request's tokens into those of the cache",
+    **INDEXER_SAID,
 }
 
 
@@ -93,6 +96,7 @@ class Wishes:
         targets: GPU architectures; empty: all.
         prefill: attention before absorption.
         layers: of LAYERS, where the model has both.
+        indexer: the lightning indexer too, which picks what sparse attention reads.
         values: fields of FIELDS, instead of the config's; None: as if the config had none.
     """
 
@@ -104,6 +108,7 @@ class Wishes:
     targets: Sequence[str] = ()
     prefill: bool = False
     layers: str | None = None
+    indexer: bool = False
     values: Mapping[str, int | None] = field(default_factory=dict)
 
 
@@ -123,6 +128,9 @@ def spec_from_config(text: str, file: Path, wishes: Wishes) -> str:
     heads = wishes.prefill or wishes.engine == "transformers"
     model = read_model(config, dtype=wishes.dtype, layers=wishes.layers, heads=heads)
     data = _data(model, wishes)
+    if wishes.indexer:
+        parts = read_indexer(config, model, wishes.engine, wishes.block_size or PAGE)
+        data |= parts | {"wrappers": (*data["wrappers"], *parts["wrappers"])}
     spec, findings = check(data)
     if spec is None:
         _blame(findings[0], config, model)
@@ -139,6 +147,9 @@ def _blame(finding: Finding, config: Config, model: Model) -> NoReturn:
     named |= {"window": "window", "v_head_dim": "v", "qk_head_dim": "qk", "num_kv_heads": "num_heads"}
     if part in ("model", "attention", "multi_head") and rest and named.get(rest[0]) in model.origins:
         config.refuse(model.origins[named[rest[0]]], finding.text)
+    indexed = fields_of(model).get((part, rest[0] if rest else ""))
+    if indexed is not None:
+        config.refuse(indexed, finding.text)
     option = {"cache": "--kv-cache-dtype", "extra_cache": "--kv-cache-dtype", "name": "--name", "targets": "--gpu"}
     if rest[:1] == ["block_size"]:
         option = {part: "--block-size"}
@@ -229,9 +240,11 @@ def _kind(model: Model, layout: str, block_size: int | None) -> str:
 def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes) -> str:
     """The spec's text. Its values have passed the spec's models, so that each is a number, a name or a plain title."""
 
+    def of(name: str) -> str:
+        return f"[--set {name}]" if name in config.values else f"[{name}]"
+
     def origin(name: str) -> str:
-        found = model.origins[name]
-        return f"[--set {found}]" if found in config.values else f"[{found}]"
+        return of(model.origins[name])
 
     dims, lines = data["model"], _head(model)
     lines += ["", f"name: {data['name']}", f"title: {data['title']}", "", "model:"]
@@ -252,6 +265,8 @@ def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes)
     for part in ("cache", "extra_cache"):
         if part in data:
             lines += ["", f"{part}:", *_cache_lines(data[part])]
+    if "indexer" in data:
+        lines += indexer_lines(data, model, of)
     lines += ["", "wrappers:"]
     lines += [f"  - {name}{f' # {_SAID[name]}' if name in _SAID else ''}" for name in data["wrappers"]]
     lines += ["", f"targets: [{', '.join(data['targets'])}]"]

@@ -22,9 +22,27 @@ CONFIG_FILE = FileKind("a model's config.json", "config.json", 4 << 20)
 LAYERS = ("full", "sliding")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 DIMS = ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-FIELDS = (*DIMS, "head_dim", "index_topk", "sliding_window", *(f"swa_{name}" for name in DIMS))
+INDEXER_DIMS = ("index_n_heads", "index_head_dim")
+FIELDS = (*DIMS, "head_dim", "index_topk", *INDEXER_DIMS, "sliding_window", *(f"swa_{name}" for name in DIMS))
 NESTED = ("text_config", "language_config", "llm_config")  # where multimodal models keep their language model's fields
 _ASK_DTYPE = "give --dtype bf16 or --dtype fp16"
+
+
+class IndexerKin(NamedTuple):
+    """What is known of an indexer, which no config says.
+
+    Attributes:
+        rope, rope_at: a spec's words for which columns RoPE rotates together, and where they stand in a head.
+        styled: its config's indexer_rope_interleave, where there is one, says `rope`: true is gptj, false is neox.
+        compress_ratio: tokens a key stands for.
+        normed: keys are normed, rotated and stored by one function.
+    """
+
+    rope: str
+    rope_at: str
+    styled: bool = False
+    compress_ratio: int = 1
+    normed: bool = False
 
 
 class Kin(NamedTuple):
@@ -36,6 +54,7 @@ class Kin(NamedTuple):
         sink: its softmax has a sink logit a head.
         caches: layouts of the two caches of a model that keeps a window in one; V is the whole row then.
         nearest_scales: its scales of fp8_ds_mla are rounded to fp32, not up to powers of two.
+        indexer: what is known of its indexer; None: nothing, or it has none.
     """
 
     title: str
@@ -43,23 +62,27 @@ class Kin(NamedTuple):
     sink: bool = False
     caches: tuple[str, str] | None = None
     nearest_scales: bool = False
+    indexer: IndexerKin | None = None
 
 
+_V4 = IndexerKin("gptj", "last", compress_ratio=4)
+_V41 = IndexerKin("gptj", "last", normed=True)
+_HY = IndexerKin("gptj", "last")
 KIN = {
     "deepseek_v2": Kin("DeepSeek V2"),
     "deepseek_v3": Kin("DeepSeek V3"),
-    "deepseek_v32": Kin("DeepSeek V3.2", sparse=True),
-    "deepseek_v4": Kin("DeepSeek V4", sparse=True, caches=("ue8m0_v4", "ue8m0_v4")),
-    "deepseek_v41": Kin("DeepSeek V4.1", sparse=True, caches=("mxfp8_v41", "nvfp4_v41")),
+    "deepseek_v32": Kin("DeepSeek V3.2", sparse=True, indexer=IndexerKin("neox", "first", styled=True)),
+    "deepseek_v4": Kin("DeepSeek V4", sparse=True, caches=("ue8m0_v4", "ue8m0_v4"), indexer=_V4),
+    "deepseek_v41": Kin("DeepSeek V4.1", sparse=True, caches=("mxfp8_v41", "nvfp4_v41"), indexer=_V41),
     "kimi_k2": Kin("Kimi K2"),
     "kimi_k25": Kin("Kimi K2.5"),
     "kimi_k3": Kin("Kimi K3"),
     "kimi_linear": Kin("Kimi Linear"),
     "glm4_moe_lite": Kin("GLM-4.7-Flash"),
-    "glm_moe_dsa": Kin("GLM-5", sparse=True, nearest_scales=True),
+    "glm_moe_dsa": Kin("GLM-5", sparse=True, nearest_scales=True, indexer=IndexerKin("gptj", "first", styled=True)),
     "glm5_next": Kin("GLM-5.3-Flash", sparse=True),
-    "hy_v4": Kin("HY V4", sparse=True, sink=True),
-    "hy_v4_vl": Kin("HY V4 VL", sparse=True, sink=True),
+    "hy_v4": Kin("HY V4", sparse=True, sink=True, indexer=_HY),
+    "hy_v4_vl": Kin("HY V4 VL", sparse=True, sink=True, indexer=_HY),
     "minicpm3": Kin("MiniCPM3"),
     "dots3_note": Kin("dots3", sparse=True),
     "longcat_flash": Kin("LongCat-Flash"),

@@ -17,12 +17,11 @@ from mlagen.cli import main
 from mlagen.errors import MlagenError, UsageError
 from mlagen.plan import load_plan
 from mlagen.spec import load
-from mlagen.spec.from_config import CACHE_WORDS, ENGINES, WRAPPERS, Wishes, spec_from_config
+from mlagen.spec.from_config import CACHE_WORDS, ENGINES, Wishes, spec_from_config
 from mlagen.spec.gpus import GPUS, TARGETS, target_of
 from mlagen.spec.hf_config import FIELDS
 from mlagen.spec.known import known_names, specs_dir
 from mlagen.spec.load import parse
-from mlagen.spec.models import WrapperName
 from mlagen.spec.targets import Target
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -148,8 +147,9 @@ def test_a_config_gives_a_spec_of_its_dims_that_plans(init: Init, config: str) -
 @pytest.mark.parametrize("name", SAME)
 def test_a_config_gives_what_the_known_spec_of_its_model_says(init: Init, name: str) -> None:
     config, more = SAME[name]
-    known, made = (load(path).model_dump() for path in (specs_dir() / f"{name}.yaml", init(*options(config), *more)))
-    for part in ("model", "attention", "multi_head"):
+    known = load(specs_dir() / f"{name}.yaml").model_dump()
+    made = load(init(*options(config), *more, *(["--indexer"] if "indexer" in known else []))).model_dump()
+    for part in ("model", "attention", "multi_head", "indexer", "indexer_cache"):
         assert made.get(part) == known.get(part)
     for part in ("cache", "extra_cache"):
         assert (made[part] and made[part]["layout"]) == (known[part] and known[part]["layout"])
@@ -164,13 +164,6 @@ def test_layers_with_a_window_have_a_spec_of_their_own(init: Init) -> None:
     assert (model.num_heads, model.kv_lora_rank, model.qk_rope_head_dim, model.v_head_dim) == (64, 1024, 64, 1024)
     assert spec.attention is not None
     assert (spec.name, spec.attention.kind, spec.attention.window) == ("dots3_note_sliding", "dense", 513)
-
-
-def test_every_engine_has_wrappers_that_there_are() -> None:
-    assert set(WRAPPERS) == set(ENGINES)
-    for kinds in WRAPPERS.values():
-        for names in kinds.values():
-            assert set(names) <= set(get_args(WrapperName))
 
 
 @pytest.mark.parametrize("engine", [None, *ENGINES])
@@ -470,7 +463,7 @@ VALUES = st.recursive(
 )
 OTHERS = (
     "model_type dtype torch_dtype text_config use_mla layer_types per_layer_config sliding_window_size n_heads "
-    "linear_attn_config hidden_size partial_rotary_factor use_sliding_window"
+    "linear_attn_config hidden_size partial_rotary_factor use_sliding_window indexer_rope_interleave"
 )
 FIELD = st.sampled_from([*FIELDS, *OTHERS.split()])
 WISHES = st.fixed_dictionaries(
@@ -480,6 +473,7 @@ WISHES = st.fixed_dictionaries(
         "kv_cache_dtype": st.sampled_from(list(CACHE_WORDS)),
         "layers": st.sampled_from(["full", "sliding"]),
         "prefill": st.booleans(),
+        "indexer": st.booleans(),
         "dtype": st.sampled_from(["bf16", "fp16"]),
         "name": st.just("mine"),
     },

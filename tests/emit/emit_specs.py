@@ -24,8 +24,9 @@ PATHS = sorted((ROOT / "specs").glob("*.yaml"))
 
 
 def make_spec(**changes: Any) -> Spec:
-    """The spec of DeepSeek V3.2; `changes` replace fields of any of its parts by name."""
-    data = load(ROOT / "specs" / "dsv32.yaml").model_dump()
+    """DeepSeek V3.2's attention; `changes` replace fields of any of its parts by name."""
+    data = load(ROOT / "specs" / "dsv32.yaml").model_dump(exclude={"indexer", "indexer_cache"})
+    data["wrappers"] = tuple(name for name in data["wrappers"] if NEEDS[name].rows)
     data["attention"]["shared_indices"] = None  # which few dims and targets can have
     data.pop("partials", None)  # which wrappers without attention have not
     for name, value in changes.items():

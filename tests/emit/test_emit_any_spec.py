@@ -8,9 +8,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
-from emit_specs import ROOT, specs
+from emit_specs import ROOT, make_spec, specs
 from hypothesis import given, settings
 
 from mlagen.emit import Package, render
@@ -21,11 +22,27 @@ WIDTH = 120
 # A table of which the rows for the Triton at hand are kept, under its own name.
 KEEPS_ROWS = re.compile(r"^(\w+) = .*_launch\.for_triton\(\1\)", re.MULTILINE)
 
+# Specs that few draws come upon: bf16 rows of two planes, and an indexer's writer that rotates nothing.
+TURNS = {"rope_head_dim": 64, "rope": "neox", "rope_at": "first"}
+PLANES = {
+    "name": "planes",
+    "fields": ({"kind": "latent", "dtype": "bf16"},),
+    "planar_fields": ({"kind": "rope", "dtype": "bf16"},),
+}
+RARE: tuple[dict[str, Any], ...] = (
+    {"attention": {"kind": "dense"}, "cache": {"layout": PLANES}, "wrappers": ("flash_mla_with_kvcache",)},
+    {
+        "indexer": {"num_heads": 2, "head_dim": 128, "topk": 2048, **TURNS},
+        "indexer_cache": {"layout": "indexer_fp8"},
+        "wrappers": ("indexer_k_quant_and_cache",),
+    },
+)
+
 
 @pytest.fixture(scope="module")
 def packages() -> list[tuple[Spec, Package]]:
     """Packages of many specs."""
-    drawn: list[tuple[Spec, Package]] = []
+    drawn = [(spec, render(make_plan(spec))) for spec in (make_spec(**changes) for changes in RARE)]
 
     @settings(max_examples=200, deadline=None, derandomize=True)
     @given(spec=specs())

@@ -5,6 +5,7 @@ Without vLLM the plugin runs over this; with it (MLAGEN_VLLM) the same probe run
 
 from __future__ import annotations
 
+import os
 import sys
 import types
 from enum import Enum
@@ -133,6 +134,24 @@ def _module(name: str, **contents: Any) -> None:
         setattr(sys.modules[parent], child, module)
 
 
+def _indexer() -> None:
+    """Modules that score index keys by names of their own, and that pick by operators of torch's namespace."""
+
+    def per_row(name: str) -> Any:
+        return lambda *arguments: getattr(torch.ops._C, name)(*arguments)
+
+    def deep_gemm(*arguments: Any, **options: Any) -> torch.Tensor:
+        raise RuntimeError("no DeepGEMM here")
+
+    names = ("top_k_per_row_prefill", "top_k_per_row_decode")
+    _module("vllm._custom_ops", **{name: per_row(name) for name in names})
+    logits = dict.fromkeys(("fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"), deep_gemm)
+    layer = {"has_deep_gemm": lambda: False, "ops": sys.modules["vllm._custom_ops"], **logits}
+    _module("vllm.model_executor.layers.sparse_attn_indexer", **layer)
+    metadata = {"has_deep_gemm": lambda: False, "get_paged_mqa_logits_metadata": deep_gemm}
+    _module("vllm.v1.attention.backends.mla.indexer", **metadata)
+
+
 def install(version: str, capability: Capability | None) -> None:
     """Puts the stand-in for "0.26" or "0.33" where vLLM would be imported from, on a GPU of a capability or none."""
     new = version == "0.33"
@@ -152,7 +171,7 @@ def install(version: str, capability: Capability | None) -> None:
     level = types.SimpleNamespace(UNIFORM_BATCH="uniform batch", ALWAYS="always")
     for package in ("vllm", "vllm.model_executor", "vllm.model_executor.layers", "vllm.v1"):
         _module(package)
-    _module("vllm.envs", VLLM_BATCH_INVARIANT=False)
+    _module("vllm.envs", VLLM_BATCH_INVARIANT=os.environ.get("VLLM_BATCH_INVARIANT") == "1")
     _module("vllm.config", get_current_vllm_config=lambda: None)
     _module("vllm.platforms", current_platform=platform)
     _module("vllm.model_executor.layers.attention")
@@ -173,6 +192,7 @@ def install(version: str, capability: Capability | None) -> None:
     _module("vllm.v1.attention.backends.mla")
     own = {"triton_convert_req_index_to_global_index": global_index}
     _module("vllm.v1.attention.backends.mla.sparse_utils", align_blocks_to_rows=lambda spec: spec, **own)
+    _indexer()
     _module("vllm.v1.worker")
     absent = {"is_workspace_manager_initialized": lambda: False, "current_workspace_manager": lambda: None}
     _module("vllm.v1.worker.workspace", **absent)

@@ -20,6 +20,8 @@ PROBE = Path(__file__).with_name("vllm_probe.py")
 NAMES = ("dsv32", "dsv32_fp8", "dsv3", "dsv3_fp8", "glm53_fp8_vllm")
 ENGINES = ("0.26", "0.33", "vllm")
 MOST = dict.fromkeys(NAMES, 0.01) | {"dsv3_fp8": 0.02}  # errors; half a unit of bf16 at 2 is 0.004
+SETTINGS = ("MLAGEN_INDEXER", "VLLM_BATCH_INVARIANT")
+PICKED = ["top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk", "cooperative_topk"]
 EVERYWHERE = ("8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1")
 
 pytestmark = pytest.mark.interpreter
@@ -28,14 +30,17 @@ of_engine = pytest.mark.parametrize("engine", ENGINES)
 
 
 @functools.cache
-def probe(folder: Path, name: str, engine: str, capability: str = "8.6") -> dict[str, Any]:
-    """What the probe found."""
-    environment = dict(os.environ)
+def probe(
+    folder: Path, name: str, engine: str, capability: str = "8.6", what: str = "attention", said: str = ""
+) -> dict[str, Any]:
+    """What the probe found, with what is said of the indexer in the environment."""
+    environment = {key: value for key, value in os.environ.items() if key not in SETTINGS}
+    environment |= dict(word.split("=") for word in said.split())
     if engine == "vllm":
         if "MLAGEN_VLLM" not in environment:
             pytest.skip("MLAGEN_VLLM names no vLLM")
         environment["PYTHONPATH"] = environment["MLAGEN_VLLM"]
-    command = [sys.executable, str(PROBE), str(folder), f"mlagen_vllm_{name}", engine, capability]
+    command = [sys.executable, str(PROBE), str(folder), f"mlagen_vllm_{name}", engine, capability, what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -112,3 +117,33 @@ def test_the_platforms_own_list_is_joined_where_vllm_has_no_backend(
 ) -> None:
     names = probe(unpacked(name), name, "0.33", capability)["registered"]["names"]
     assert [one for one in names if not one.startswith("MLAGEN")] == taken
+
+
+@pytest.mark.parametrize("name", ["dsv32", "dsv32_fp8"])
+@of_engine
+def test_the_indexer_scores_and_picks_by_the_package_where_deep_gemm_has_no_kernels(
+    name: str, engine: str, unpacked
+) -> None:
+    found = probe(unpacked(name), name, engine, what="indexer")
+    assert found["flat"] < 1e-5
+    assert found["paged"] < 1e-5
+    assert found["picks"] == PICKED
+
+
+@pytest.mark.parametrize(
+    ("capability", "said", "scores", "picks"),
+    [
+        ("9.0", "", False, False),
+        ("9.0", "MLAGEN_INDEXER=1", True, True),
+        ("9.0", "VLLM_BATCH_INVARIANT=1", False, True),
+        ("9.0", "VLLM_BATCH_INVARIANT=1 MLAGEN_INDEXER=0", False, False),
+        ("8.6", "MLAGEN_INDEXER=0", False, False),
+        ("none", "", False, False),
+    ],
+)
+def test_who_scores_and_who_picks_is_as_one_says(
+    capability: str, said: str, scores: bool, picks: bool, unpacked
+) -> None:
+    found = probe(unpacked("dsv32"), "dsv32", "0.33", capability, "indexer", said)
+    assert (found["flat"] is not None, found["paged"] is not None) == (scores, scores)
+    assert found["picks"] == (PICKED if picks else [])

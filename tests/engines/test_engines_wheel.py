@@ -23,7 +23,7 @@ from padded_spec import PADDED, spec_of
 
 from mlagen import __version__
 from mlagen.cli import main
-from mlagen.emit import render
+from mlagen.emit import render, render_plugin
 from mlagen.emit.wheel import engine_wheel
 from mlagen.layout import compose
 from mlagen.layout.codec import encode
@@ -46,13 +46,40 @@ print(json.dumps([found.name, found.value, found.load().__name__, requires("mlag
 
 def test_wheel_holds_the_plugin_and_the_package_and_nothing_else(wheel_of) -> None:
     package = {f"mlagen_vllm_dsv32/dsv32/{file.name}" for file in render(load_plan(ROOT / "specs/dsv32.yaml")).files}
-    plugin = {"mlagen_vllm_dsv32/__init__.py", "mlagen_vllm_dsv32/backend.py"}
+    plugin = {f"mlagen_vllm_dsv32/{name}.py" for name in ("__init__", "backend", "indexer")}
     information = {
         f"mlagen_vllm_dsv32-{__version__}.dist-info/{name}"
         for name in ("METADATA", "WHEEL", "entry_points.txt", "RECORD")
     }
     assert wheel_of("dsv32").name == f"mlagen_vllm_dsv32-{__version__}-py3-none-any.whl"
     assert set(zipfile.ZipFile(wheel_of("dsv32")).namelist()) == package | plugin | information
+
+
+@pytest.mark.parametrize(
+    ("less", "parts"),
+    [
+        (("fp8_fp4_mqa_logits",), {"pick"}),
+        (("top_k_per_row_decode",), {"score"}),
+        (("fp8_fp4_mqa_logits", "top_k_per_row_decode"), None),
+        ((), {"score", "pick"}),
+    ],
+)
+def test_plugin_takes_of_the_indexers_place_what_the_package_has(
+    less: tuple[str, ...], parts: set[str] | None, tmp_path: Path
+) -> None:
+    lines = (ROOT / "specs" / "dsv32.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "dsv32.yaml").write_text("".join(line for line in lines if line[4:].strip() not in less))
+    files = {file.name: file.text for file in render_plugin(load_plan(tmp_path / "dsv32.yaml"), "vllm").files}
+    assert ("indexer.install()" in files["__init__.py"]) == (parts is not None)
+    found = files.get("indexer.py")
+    assert (found and {part for part in ("score", "pick") if f"def {part}()" in found}) == parts
+    if found is None:
+        return
+    (tmp_path / "indexer.py").write_text(found)
+    for command in (["check"], ["format", "--diff"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
+        done = subprocess.run([*ruff, "indexer.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
 
 
 def test_package_in_the_wheel_is_the_one_that_build_writes(wheel_of) -> None:
@@ -167,7 +194,7 @@ def test_a_spec_has_a_package_for_vllm_or_one_line_that_says_why_not(name: str, 
 def test_what_vllm_cannot_pass_is_refused(change: tuple[str, str], said: str, tmp_path: Path) -> None:
     text = (ROOT / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
     assert change[0] in text
-    (tmp_path / "dsv32.yaml").write_text(text.replace(*change), encoding="utf-8")
+    (tmp_path / "dsv32.yaml").write_text(text.replace(*change, 1), encoding="utf-8")  # the first is attention's
     done = CliRunner().invoke(main, ["package", str(tmp_path / "dsv32.yaml"), "--for", "vllm", "--out", str(tmp_path)])
     assert done.exit_code == 2
     assert said in done.stderr

@@ -1,7 +1,7 @@
 """Runs a plugin over vLLM's Python, or over its stand-in, in Triton's interpreter, and prints what it found as JSON.
 
-Arguments: the folder that holds the plugin, its name, the engine ("vllm", or "0.26" or "0.33" for the stand-in's), and
-the compute capability that the platform tells, such as 8.6, or "none".
+Arguments: the folder that holds the plugin, its name, the engine ("vllm", or "0.26" or "0.33" for the stand-in's),
+the compute capability that the platform tells, such as 8.6, or "none", and what to look at: "attention" or "indexer".
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ os.environ["TRITON_INTERPRET"] = "1"
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import torch
+import vllm_indexer
 
 HEADS, TOPK, PAGE, PAGES = 4, 128, 64, 3
 LENGTHS = (32, 1, 0, 7, 32)  # of the tokens of a sparse call, and of the requests of a dense one
@@ -296,7 +297,7 @@ def make_impl(backend: Any, model: dict[str, Any], cache: Cache, positions: torc
     return impl
 
 
-def main(folder: str, name: str, engine: str, told: str) -> None:
+def main(folder: str, name: str, engine: str, told: str, what: str) -> None:
     """Prints what was found."""
     from mlagen.verify import interpreter
 
@@ -304,9 +305,15 @@ def main(folder: str, name: str, engine: str, told: str) -> None:
     sys.path.insert(0, folder)
     if engine == "vllm":  # its modules ask for CUDA's libraries once the platform says that it is CUDA
         importlib.import_module(f"{name}.backend")
+        importlib.import_module(vllm_indexer.LAYER)
     place(engine, told)
     plugin = importlib.import_module(name)
     found = {"registered": registered(plugin)}
+    if what == "indexer":
+        package = importlib.import_module(f"{name}.{name.removeprefix('mlagen_vllm_')}")
+        with package._launch.planned_for(package._launch.facts_of("sm80")):
+            print(json.dumps(vllm_indexer.look(package.SPEC["spec"])))
+        return
     backend = importlib.import_module(f"{name}.backend")
     package = importlib.import_module(f"{name}.{name.removeprefix('mlagen_vllm_')}")
     spec = package.SPEC["spec"]

@@ -136,3 +136,18 @@ def test_index_of_templates_names_every_file_once(folder: Path) -> None:
 def test_index_of_generated_packages_names_each_as_its_spec_does() -> None:
     named = PACKAGE.findall((ROOT / "generated" / "README.md").read_text(encoding="utf-8"))
     assert sorted(named) == sorted((path.stem, load(path).title) for path in ROOT.glob("specs/*.yaml"))
+
+
+def test_page_of_the_indexer_names_each_package_with_one_as_its_spec_does() -> None:
+    specs = {path.stem: load(path).indexer for path in ROOT.glob("specs/*.yaml")}
+    said = set()
+    for line in (ROOT / "docs" / "indexer.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 4 and cells[1].isdigit():
+            names, topks = cells[0].split(", "), cells[2].split(", ")
+            style, place, *_ = re.split(r"[,;] ", cells[3])
+            ratio = 4 if cells[3].endswith("a key stands for 4 tokens") else 1
+            for name, topk in zip(names, topks * len(names) if len(topks) == 1 else topks, strict=True):
+                said.add((name, int(cells[1]), int(topk), style, place, ratio))
+    found = {(name, of) for name, of in specs.items() if of is not None}
+    assert said == {(name, of.num_heads, of.topk, of.rope, of.rope_at, of.compress_ratio) for name, of in found}

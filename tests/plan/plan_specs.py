@@ -7,15 +7,16 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from mlagen.spec import Spec, load
+from mlagen.spec import NEEDS, Spec, load
 
 ROOT = Path(__file__).parents[2]
 DENSE = {"wrappers": ("flash_mla_with_kvcache", "decode_attention_fwd")}  # with attention of kind dense
 
 
 def make_spec(**changes: Any) -> Spec:
-    """The spec of DeepSeek V3.2; `changes` replace fields of any of its parts by name. A layout may be its name."""
-    data = load(ROOT / "specs" / "dsv32.yaml").model_dump()
+    """DeepSeek V3.2's attention; `changes` replace fields of any of its parts by name. A layout may be its name."""
+    data = load(ROOT / "specs" / "dsv32.yaml").model_dump(exclude={"indexer", "indexer_cache"})
+    data["wrappers"] = tuple(name for name in data["wrappers"] if NEEDS[name].rows)
     data["attention"]["shared_indices"] = None  # which few dims and targets can have
     data.pop("partials", None)  # which wrappers without attention have not
     for name, value in changes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from mlagen.errors import SpecErrors
 from mlagen.plan import Plan, load_plan, make_plan
 from mlagen.plan.fits import TILED, family_of
 from mlagen.plan.tuned import TunedFiles, tuned_path
-from mlagen.spec import load
+from mlagen.spec import NEEDS, load
 from mlagen.spec.known import specs_dir
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -20,9 +21,16 @@ ROW = "{block_h: 16, block_n: 32, num_warps: 4, num_stages: 1, indices_ahead: tr
 
 
 def copied(folder: Path, name: str, as_name: str, **changes: str) -> Path:
-    """A spec of the checkout in another folder, under another name; `changes` are of lines `key: value`."""
+    """A spec of the checkout in another folder, under another name; `changes` are of lines `key: value`.
+
+    With changes it is without its indexer, so that each key has one line.
+    """
     path = folder / f"{as_name}.yaml"
     text = (SPECS / f"{name}.yaml").read_text().replace(f"name: {name}", f"name: {as_name}", 1)
+    if changes:
+        text = re.sub(r"^indexer(_cache)?:\n(  .*\n)+", "", text, flags=re.MULTILINE)
+        indexing = "|".join(wrapper for wrapper, needs in NEEDS.items() if needs.indexer)
+        text = re.sub(rf"^  - ({indexing})\b.*\n", "", text, flags=re.MULTILINE)
     for key, value in changes.items():
         (before,) = [line for line in text.splitlines() if line.strip().startswith(f"{key}:")]
         text = text.replace(before, before[: before.index(key)] + f"{key}: {value}")

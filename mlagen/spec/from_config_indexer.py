@@ -1,0 +1,117 @@
+"""The lightning indexer of a spec from a model's config.json: its parts, their wrappers, and the YAML of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mlagen.errors import UsageError
+from mlagen.spec.hf_config import KIN, Config, Model
+
+OPTION = "--indexer"
+STYLE = "indexer_rope_interleave"
+STYLES = {True: "gptj", False: "neox"}
+
+_KEYS = ("indexer_k_quant_and_cache", "cp_gather_indexer_k_quant_cache")
+_LEGACY = ("fp8_mqa_logits", "get_paged_mqa_logits_metadata", "fp8_paged_mqa_logits")
+_LOGITS = ("fp8_fp4_mqa_logits", "get_paged_mqa_logits_metadata", "fp8_fp4_paged_mqa_logits")
+_TOPK = ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk")
+_PATH = (*_KEYS, "fused_indexer_q_rope_quant")
+# By engine, whose functions of the indexer a package takes the place of; None: of all.
+WRAPPERS: dict[str | None, tuple[str, ...]] = {
+    None: (*_PATH, *dict.fromkeys((*_LEGACY, *_LOGITS)), *_TOPK, "top_k_page_table_transform", "topk_merge"),
+    "vllm": (*_PATH, *_LOGITS, *_TOPK),
+    "sglang": (*_LEGACY, "top_k_page_table_transform"),
+}
+NORMED = "indexer_k_norm_rope_store"  # of a model that norms, rotates and stores its keys in one function
+SAID = {
+    "indexer_k_quant_and_cache": "writes keys into the indexer's cache",
+    NORMED: "norms, rotates and writes them",
+    "cp_gather_indexer_k_quant_cache": "gathers them, for prefill",
+    "fused_indexer_q_rope_quant": "rotates and quantises the query",
+    "fp8_mqa_logits": "DeepGEMM's signature: logits over gathered keys",
+    "fp8_fp4_mqa_logits": "DeepGEMM's newer signature: logits over gathered keys",
+    "fp8_paged_mqa_logits": "over pages",
+    "fp8_fp4_paged_mqa_logits": "over pages",
+    "top_k_per_row_prefill": "vLLM's signatures: the keys that attention reads",
+    "top_k_page_table_transform": "FlashInfer's signature: slots of the keys that attention reads",
+    "topk_merge": "of the ranks that share a context",
+}
+
+
+def read_indexer(config: Config, model: Model, engine: str | None, block_size: int) -> dict[str, Any]:
+    """A spec's `indexer` and `indexer_cache`, and the wrappers that they add, as plain values.
+
+    Args:
+        config: the model's fields.
+        model: what they say of its attention.
+        engine: a key of WRAPPERS.
+        block_size: tokens a page.
+
+    Raises:
+        SpecError: the config has no indexer, or a field of it is off.
+        UsageError: nothing is known of the model's indexer, or the engine or the layers have none.
+    """
+    if model.heads is not None:
+        raise UsageError(f"{OPTION}: takes none with --prefill or --for transformers, which attend to all keys")
+    if engine not in WRAPPERS:
+        raise UsageError(f"{OPTION}: got --for {engine}, which calls no indexer; takes vllm, sglang, or no --for")
+    if model.layers == "sliding":
+        raise UsageError(f"{OPTION}: got --layers sliding, which have no indexer; takes full")
+    if model.topk is None:
+        config.refuse("index_topk", f"missing: the model has no indexer, which {OPTION} asks for")
+    kin = model.kin.indexer
+    if kin is None:
+        known = ", ".join(name for name, of in KIN.items() if of.indexer is not None)
+        got = f"model type {model.model_type}" if model.model_type else "a config without a model type"
+        raise UsageError(f"{OPTION}: got {got}, whose indexer's RoPE is not known here; takes {known}")
+    why = f", and {OPTION} needs it"
+    indexer: dict[str, Any] = {
+        "num_heads": config.required("index_n_heads", why=why),
+        "head_dim": config.required("index_head_dim", why=why),
+        "topk": model.topk,
+        "rope_head_dim": model.rope,
+    }
+    if model.rope:
+        said = config.get(STYLE) if kin.styled else None
+        indexer |= {"rope": kin.rope if said is None else _style(config, said), "rope_at": kin.rope_at}
+    if kin.compress_ratio > 1:
+        indexer["compress_ratio"] = kin.compress_ratio
+    normed = (NORMED,) if kin.normed and "indexer_k_quant_and_cache" in WRAPPERS[engine] else ()
+    cache = {"layout": "indexer_fp8", "block_size": block_size}
+    return {"indexer": indexer, "indexer_cache": cache, "wrappers": (*WRAPPERS[engine], *normed)}
+
+
+def _style(config: Config, said: Any) -> str:
+    """A spec's word for what the config says of RoPE."""
+    if not isinstance(said, bool):
+        config.refuse(STYLE, "takes true or false")
+    return STYLES[said]
+
+
+def fields_of(model: Model) -> dict[tuple[str, str], str]:
+    """The config's fields that gave those of the parts, by part and field."""
+    return {
+        ("indexer", "num_heads"): "index_n_heads",
+        ("indexer", "head_dim"): "index_head_dim",
+        ("indexer", "topk"): model.origins["topk"],
+        ("indexer", "rope_head_dim"): model.origins["rope"],
+        ("indexer_cache", "layout"): "index_head_dim",
+    }
+
+
+def indexer_lines(data: Mapping[str, Any], model: Model, origin: Callable[[str], str]) -> list[str]:
+    """The YAML of `indexer` and `indexer_cache`; `origin` gives the note of a config's field."""
+    indexer, cache = data["indexer"], data["indexer_cache"]
+    lines = ["", "indexer:", f"  num_heads: {indexer['num_heads']} # {origin('index_n_heads')}"]
+    lines.append(f"  head_dim: {indexer['head_dim']} # {origin('index_head_dim')}")
+    lines.append(f"  topk: {indexer['topk']} # {origin(model.origins['topk'])}, that of attention")
+    lines.append(f"  rope_head_dim: {indexer['rope_head_dim']} # {origin(model.origins['rope'])}")
+    if "rope" in indexer:
+        which = "columns i and i + half" if indexer["rope"] == "neox" else "pairs of columns"
+        lines.append(f"  rope: {indexer['rope']} # {which} rotate together, as in {model.kin.title}")
+        lines.append(f"  rope_at: {indexer['rope_at']}")
+    if "compress_ratio" in indexer:
+        lines.append(f"  compress_ratio: {indexer['compress_ratio']} # tokens a key stands for")
+    lines += ["", "indexer_cache:", f"  layout: {cache['layout']}", f"  block_size: {cache['block_size']}"]
+    return lines
