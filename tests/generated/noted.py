@@ -119,7 +119,6 @@ def told(launches: list[tuple[Any, ...]], arguments: Mapping[str, Any], results:
 
 def checked_calls(wrapper: Any) -> dict[Any, Any]:
     """What a wrapper keeps of its calls, by their signatures."""
-    cells = dict(zip(wrapper.__code__.co_freevars, wrapper.__closure__, strict=True))
-    found = cells["checked"].cell_contents
+    found = wrapper.checked
     assert isinstance(found, dict)
     return found

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import pytest
 import torch
+import triton
 from alone import arguments
 from noted import GENERATED, Launched, checked_calls, copied, on_a_device, tensors_in, told
 from torch._subclasses import FakeTensorMode
+from triton.backends.nvidia import driver as nvidia
 
 PACKAGES = sorted(path.parent for path in GENERATED.glob("*/__init__.py"))
 TOKENS, HEADS, TOPK, ROWS = 2, 128, 256, 512
 Call = dict[str, Any]
+INSTALLED = tuple(map(int, triton.__version__.split(".")[:2]))
 
 
 def calls_of(package: ModuleType) -> Iterator[tuple[str, Call]]:
@@ -363,7 +367,81 @@ def test_memory_that_begins_elsewhere_is_checked_anew(
     package.flash_mla_sparse_fwd(**sparse_call())
     launched.clear()
     checked = counted(package, monkeypatch)
+    call = sparse_call()
+    package.flash_mla_sparse_fwd(**call)
+    assert not checked
+    launched.clear()
     (known,) = checked_calls(package.flash_mla_sparse_fwd).values()
-    known.memory[0] = lambda: late(torch.zeros(TOKENS, HEADS, 512, dtype=torch.bfloat16), 1)
+    cells = [cell for cell in known.__closure__ if isinstance(cell.cell_contents, functools.partial)]
+    cells[0].cell_contents = lambda: late(torch.zeros(TOKENS, HEADS, 512, dtype=torch.bfloat16), 1)
     package.flash_mla_sparse_fwd(**sparse_call())
     assert checked
+
+
+class PyCUtensorMap(NamedTuple):
+    """What a launcher takes of a descriptor: here the address that was encoded."""
+
+    address: int
+
+
+class CudaLauncher:
+    """Triton's launcher by its name, with its own making of descriptors around a list of what is launched."""
+
+    launch_cooperative_grid, launch_pdl, arg_annotations, kernel_signature = False, True, "annotations", "signature"
+
+    def __init__(self, launched: list[Any], arguments: tuple[Any, ...]):
+        kinds = ["tensordesc<bf16[64, 64]>" if hasattr(one, "base") else "i64" for one in arguments]
+        meta = {"swizzle": 3, "elem_size": 2, "elem_type": 6, "block_size": [64, 64], "fp4_padded": False}
+        metas = [meta for one in kinds if one != "i64"]
+        signature = dict(enumerate(kinds))
+        self.launch = nvidia.wrap_handle_tensordesc(lambda *given: launched.append(given), signature, metas)
+
+    def __call__(self, *given: Any) -> None:
+        begin, metadata, hooks, arguments = given[:5], given[5:6], given[6:9], given[9:]
+        if INSTALLED < (3, 7):
+            self.launch(*begin, False, True, None, None, *metadata, *hooks, *arguments)
+        else:
+            self.launch(*begin, False, True, *metadata, *hooks, None, None, "annotations", "signature", arguments)
+
+
+def test_descriptors_are_encoded_once_for_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_a_device(GENERATED / "dsv3_prefill_tma") as (package, _):
+        call = dict(calls_of(package))["flash_attn_varlen_func"]
+        encoded: list[int] = []
+        launched: list[Any] = []
+
+        def encode(address: int, *_: Any) -> PyCUtensorMap:
+            encoded.append(address)
+            return PyCUtensorMap(address)
+
+        class Compiled:
+            function, packed_metadata, launcher = 1, (4, 1, 0), None
+
+            @property
+            def run(self) -> Any:
+                return self.launcher or self.first
+
+            def first(self, *given: Any) -> None:
+                self.launcher = CudaLauncher(launched, given[9:])
+                self.launcher(*given)
+
+        compiled = Compiled()
+        utils = SimpleNamespace(fill_tma_descriptor=encode, fill_tma_descriptor_tiled=encode)
+        monkeypatch.setattr(nvidia.triton.runtime, "driver", SimpleNamespace(active=SimpleNamespace(utils=utils)))
+        monkeypatch.setattr(package._launch, "_COMPILED", SimpleNamespace(get=lambda key: compiled))
+        package.flash_attn_varlen_func(**call)
+        for again in (copied(call), copied(call)):
+            wanted = package.flash_attn_varlen_func.__wrapped__(**again)
+            want = passed_of(launched[-1], again, wanted)
+            for count in range(3):
+                encoded.clear()
+                returned = package.flash_attn_varlen_func(**again)
+                assert bool(encoded) == (count == 0)
+                assert passed_of(launched[-1], again, returned) == want
+
+
+def passed_of(launched: tuple[Any, ...], call: Call, returned: Any) -> list[Any]:
+    """What a launcher was given, with the names of tensors in the place of addresses."""
+    *begin, passed = launched if INSTALLED >= (3, 7) else (*launched[:13], launched[13:])
+    numbers = tuple(one.data_ptr() if isinstance(one, torch.Tensor) else one for one in passed)
+    return told([(*begin, numbers)], call, returned)

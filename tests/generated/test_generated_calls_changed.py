@@ -1,0 +1,166 @@
+"""Calls that differ in one argument from calls that were kept: each does what its wrapper's text does, or refuses."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import indexer_calls
+import numpy as np
+import pytest
+import torch
+from noted import GENERATED, Launched, checked_calls, copied, on_a_device, tensors_in, told
+from test_generated_calls import calls_of
+
+PACKAGES = [
+    *("dsv32", "dsv32_fp8", "dsv32_nvfp4", "dsv3", "dsv3_fp8", "dsv3_prefill_tma", "glm5_prefill", "dsv4_flash"),
+    *("dsv41", "odd_fp8", "own_layout", "dots3"),
+]  # of each form of every wrapper one
+LAYOUTS = ("indexer_fp8", "indexer_mxfp4")
+Call = dict[str, Any]
+
+
+class Own(torch.Tensor):
+    """A tensor of a subclass."""
+
+
+class Pair(NamedTuple):
+    """A tuple of a subclass."""
+
+    first: Any
+    second: Any
+
+
+def moved(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
+    """A tensor of the same strides that begins so many bytes behind a multiple of 64."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    memory = torch.zeros(reach * tensor.element_size() + 128, dtype=torch.uint8)
+    first = -memory.data_ptr() % 64 + nbytes
+    held = memory[first : first + reach * tensor.element_size()].view(tensor.dtype)
+    return held.as_strided(tensor.shape, tensor.stride())
+
+
+def wider(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    """A tensor of the same sizes within one that has more entries in a dimension."""
+    sizes = list(tensor.shape)
+    sizes[dim] += 64
+    return torch.zeros(sizes, dtype=tensor.dtype).narrow(dim, 0, tensor.shape[dim])
+
+
+def other_tensors(tensor: torch.Tensor) -> Iterator[Any]:
+    """What may stand in a tensor's place, some of it right."""
+    yield from (None, True, 1, 1.0, "q", np.zeros(2), [tensor], (tensor, tensor), tensor.clone())
+    for nbytes in (0, 1, 2, 4, 8, 16, 32):
+        if nbytes % tensor.element_size() == 0:
+            yield moved(tensor, nbytes)
+    for dim in range(tensor.dim()):
+        yield from (wider(tensor, dim), tensor.narrow(dim, 0, 0), tensor.narrow(dim, 0, max(tensor.shape[dim] - 1, 0)))
+        yield torch.cat([tensor.view(torch.uint8)] * 2 if tensor.element_size() == 1 else [tensor] * 2, dim)
+    yield from (tensor[None], tensor.to("meta"), tensor.clone().as_subclass(Own), torch.empty(0), torch.zeros(()))
+    for dtype in (torch.int32, torch.int64, torch.bfloat16, torch.float16, torch.float32, torch.uint8):
+        yield torch.zeros(tensor.shape, dtype=dtype)
+        if dtype.itemsize == tensor.element_size():
+            yield tensor.view(dtype)
+    if tensor.is_floating_point() and tensor.element_size() > 1:
+        yield torch.nn.Parameter(tensor.clone())
+        yield tensor.clone().requires_grad_()
+    if tensor.dim() > 1:
+        yield tensor.mT
+        yield torch.zeros(tensor.shape, dtype=tensor.dtype).mT.contiguous().mT
+        yield torch.zeros(1, dtype=tensor.dtype).expand(tensor.shape)
+
+
+NUMBERS = (
+    *(None, True, False, 0, 1, 2, 3, -1, 0.0, -0.0, 1.0, 2.0, 0.5, 64, 64.0, float("nan"), float("inf"), 1 << 31),
+    *(1 << 40, 1 << 70, 1e300, np.int64(1), np.int64(64), np.float64(1.0), np.float32(0.5), np.bool_(True), "", "1"),
+    *("auto", "ht", "th", "2", "e", "ue8m0", torch.float32, torch.bfloat16, torch.zeros(()), (), [], (-1, -1)),
+    *([-1, -1], (-1.0, -1), (True, -1), Pair(-1, -1), (None, None), [[-1], -1], object()),
+)
+
+
+def others(value: Any) -> Iterator[Any]:
+    """What may stand in the place of an argument."""
+    if isinstance(value, torch.Tensor):
+        yield from other_tensors(value)
+    elif isinstance(value, tuple) and isinstance(value[0], torch.Tensor):
+        for number, one in enumerate(value):
+            for other in (*(() if one is None else other_tensors(one)), None, 1):
+                yield (*value[:number], other, *value[number + 1 :])
+        yield from (list(value), Pair(*value), value[:1], (*value, None), iter(value))
+        yield from other_tensors(value[0])
+    elif not hasattr(value, "config"):
+        yield from NUMBERS
+        if isinstance(value, (int, float)):
+            yield from (value + 1, value * 2, -value, float(value), int(value), np.int64(value), np.float64(value))
+    else:
+        yield from (None, 1, type(value)(), type(value)((1, 2)))
+
+
+class Outcome(NamedTuple):
+    """What a call did."""
+
+    launches: list[tuple[Any, ...]]
+    returned: Any
+    config: Any
+
+
+def outcome(wrapper: Callable[..., Any], call: Call, launched: Launched) -> Outcome:
+    """What a wrapper makes of a call, launched, returned or raised, in words that stay the same in other memory."""
+    launched.clear()
+    states = {name: type(one)(one.config) for name, one in call.items() if hasattr(one, "config")}
+    given = call | states
+    try:
+        returned = wrapper(**given)
+    except Exception as error:
+        return Outcome(launched.taken(), (type(error), str(error)), [one.config for one in states.values()])
+    names = {id(one): name for name, one in tensors_in(given)}
+    kinds = [
+        (path, names.get(id(one)), type(one), one.dtype, tuple(one.shape), one.stride(), one.is_inference())
+        for path, one in tensors_in(returned)
+    ]
+    launches = told(launched.taken(), given, returned)
+    return Outcome(launches, (type(returned), kinds), [one.config for one in states.values()])
+
+
+def check(package: ModuleType, launched: Launched, calls: Iterator[tuple[str, Call]]) -> None:
+    """Calls every wrapper with every change, twice over, between calls that are kept."""
+    for name, call in calls:
+        wrapper = getattr(package, name)
+        given = {**{key: one.default for key, one in parameters(wrapper).items()}, **call}
+        changed = [call | {key: other} for key, value in given.items() for other in others(value)]
+        text = [outcome(wrapper.__wrapped__, one, launched) for one in changed]
+        as_is = outcome(wrapper.__wrapped__, call, launched)
+        for _ in range(2):
+            for one, expected in zip(changed, text, strict=True):
+                assert outcome(wrapper, one, launched) == expected, (name, differing(one, call))
+                assert outcome(wrapper, copied(call), launched).launches == as_is.launches, name
+            changed, text = changed[::-1], text[::-1]
+        unkept = sys.modules[f"{package.__name__}._calls"].UNKEPT
+        assert any(known is not unkept for known in checked_calls(wrapper).values()), name
+
+
+def parameters(wrapper: Any) -> dict[str, Any]:
+    """A wrapper's parameters that have defaults."""
+    found = inspect.signature(wrapper).parameters
+    return {name: one for name, one in found.items() if one.default is not one.empty}
+
+
+def differing(call: Call, as_is: Call) -> Call:
+    """The argument that was changed."""
+    return {name: one for name, one in call.items() if as_is.get(name) is not one}
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_changed_calls_do_what_the_wrapper_does(name: str) -> None:
+    with on_a_device(GENERATED / name) as (package, launched):
+        check(package, launched, calls_of(package))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_changed_calls_of_the_indexer_do_what_the_wrapper_does(layout: str, tmp_path: Path) -> None:
+    with on_a_device(indexer_calls.write_package(tmp_path, layout)) as (package, launched):
+        check(package, launched, iter(indexer_calls.arguments(package).items()))
