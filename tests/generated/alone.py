@@ -95,9 +95,9 @@ def arguments(package):
             call["attn_sink"] = torch.zeros(3)
         if sparse.get("topk_length") == "required":
             call["topk_length"] = torch.full((2,), 4, dtype=torch.int32)
-    table = torch.arange(12, dtype=torch.int32)[None]
-    one = torch.tensor([1], dtype=torch.int32)
-    calls = merge_arguments(dtype, model["v_head_dim"]) | {
+    table, one = torch.arange(12, dtype=torch.int32)[None], torch.ones(1, dtype=torch.int32)
+    calls = indexer_arguments(package, dtype) | merge_arguments(dtype, model["v_head_dim"])
+    calls |= {
         "flash_mla_sparse_fwd": attention,
         "triton_mla_sparse_attention": attention,
         "flash_mla_with_kvcache": over_cache,
@@ -178,6 +178,53 @@ def arguments(package):
         for name in ("flash_mla_with_kvcache", "decode_attention_fwd"):
             calls[name]["k_scale"] = torch.ones(1)
     return {name: calls[name] for name in said["wrappers"]}
+
+
+def indexer_arguments(package, dtype):
+    """Small arguments of the indexer's wrappers, of a package with one: two tokens, two keys, and a page of zeros."""
+    import torch
+
+    if "indexer" not in package.SPEC["spec"]:
+        return {}
+    indexer, tokens = package.SPEC["spec"]["indexer"], package.SPEC["spec"]["indexer_cache"]["block_size"]
+    heads, columns, half = indexer["num_heads"], indexer["head_dim"], indexer["rope_head_dim"] // 2
+    positions, slots, two = torch.tensor([0, 1]), torch.tensor([3, -1]), torch.tensor([1, 2], dtype=torch.int32)
+    k, weights, angles = torch.zeros(2, columns, dtype=dtype), torch.zeros(2, heads), torch.zeros(4, 2 * half)
+    cache = torch.zeros(1, tokens, package.SPEC["indexer_row_bytes"], dtype=torch.uint8)
+    stored = torch.zeros(2, columns).to(torch.float8_e4m3fn)
+    q = torch.zeros(2, heads, columns).to(torch.float8_e4m3fn)
+    seen = {"weights": weights, "cu_seq_len_k_start": 0 * two, "cu_seq_len_k_end": two}
+    flat = {**seen, "kv": (stored, torch.ones(2))}
+    paged = {"weights": weights, "kv_cache": cache[:, :, None], "context_lens": two, "block_table": 0 * two[:, None]}
+    paged |= {"schedule_meta": torch.zeros(5, 2, dtype=torch.int32), "max_context_len": 8}
+    logits, indices = torch.zeros(2, 8), torch.zeros(2, 4, dtype=torch.int32)
+    rows = {"logits": logits, "indices": indices, "num_rows": 2, "stride0": 8, "stride1": 1, "topk": 4}
+    of_lengths = {"logits": logits, "lengths": two, "indices": indices, "workspace": None, "k": 4, "max_seq_len": 8}
+    rotated = {"positions": positions, "index_q": q.to(dtype), "index_q_cos_sin_cache": angles}
+    rotated |= {"index_weights": weights, "index_weights_softmax_scale": 1.0, "index_weights_head_scale": 1.0}
+    normed = {"k_pre": k, "positions": positions, "cos_sin_cache": angles, "rms_norm_weight": torch.ones(columns)}
+    gathered = {"dst_k": stored.view(torch.uint8), "dst_scale": torch.zeros(2, 4, dtype=torch.uint8)}
+    return {
+        "indexer_k_quant_and_cache": {"k": k, "kv_cache": cache, "slot_mapping": slots},
+        "indexer_k_norm_rope_store": {**normed, "rms_norm_eps": 1e-6, "k_cache": cache, "kv_slot_mapping": slots},
+        "fused_indexer_q_rope_quant": rotated,
+        "cp_gather_indexer_k_quant_cache": {
+            "kv_cache": cache,
+            **gathered,
+            "block_table": 0 * two[None],
+            "cu_seq_lens": 2 * two - 2,
+        },
+        "fp8_mqa_logits": {**flat, "q": q},
+        "fp8_fp4_mqa_logits": {**flat, "q": (q, None)},
+        "get_paged_mqa_logits_metadata": {"context_lens": two, "block_kv": tokens, "num_sms": 4},
+        "fp8_paged_mqa_logits": {**paged, "q": q[:, None]},
+        "fp8_fp4_paged_mqa_logits": {**paged, "q": (q[:, None], None)},
+        "top_k_per_row_prefill": {**rows, "row_starts": 0 * two, "row_ends": two},
+        "top_k_per_row_decode": {**rows, "next_n": 1, "seq_lens": two},
+        "persistent_topk": of_lengths,
+        "top_k_page_table_transform": {"input": logits, "src_page_table": indices, "lengths": two, "k": 4},
+        "topk_merge": {"scores": logits, "ids": torch.zeros(2, 8, dtype=torch.int32), "k": 4},
+    }
 
 
 def merge_arguments(dtype, columns):

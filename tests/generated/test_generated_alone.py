@@ -53,6 +53,20 @@ FIRST_ARGUMENT = {
     "compute_global_topk_indices_and_lens": "topk_indices",
     "combine_topk_swa_indices": "topk_indices",
     "triton_convert_req_index_to_global_index": "req_id",
+    "indexer_k_quant_and_cache": "k",
+    "indexer_k_norm_rope_store": "k_pre",
+    "fused_indexer_q_rope_quant": "positions",
+    "cp_gather_indexer_k_quant_cache": "kv_cache",
+    "fp8_mqa_logits": "weights",
+    "fp8_fp4_mqa_logits": "weights",
+    "get_paged_mqa_logits_metadata": "context_lens",
+    "fp8_paged_mqa_logits": "weights",
+    "fp8_fp4_paged_mqa_logits": "weights",
+    "top_k_per_row_prefill": "logits",
+    "top_k_per_row_decode": "logits",
+    "persistent_topk": "logits",
+    "top_k_page_table_transform": "input",
+    "topk_merge": "scores",
 }
 
 
