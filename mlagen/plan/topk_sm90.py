@@ -9,6 +9,7 @@ from mlagen.plan.sm90 import SM90
 from mlagen.spec import Spec
 
 LANES = 32
+BINS = 4  # of a thread
 FOUND_WORDS = 8
 SHARED_ROW = 256  # words as they are allocated
 SPARSITY = 24
@@ -57,19 +58,19 @@ class TopkSm90Plan:
     tiles: tuple[TopkSm90Row, ...]
 
     @property
-    def totals(self) -> int:
-        """The first word of shared memory behind the bins, one a thread: totals of warps, of two tiles in turn."""
-        return LANES * max(row.tile.warps for row in self.tiles)
-
-    @property
     def found(self) -> int:
-        """The first word of what threads tell all."""
-        return self.totals + 2 * LANES
+        """The first word of what threads tell all, behind the totals of warps, of two tiles in turn."""
+        return 2 * LANES
 
     @property
-    def keys(self) -> int:
-        """The first word of keys."""
-        return -(-(self.found + FOUND_WORDS) // LANES) * LANES
+    def bins(self) -> int:
+        """The first word of bins, of which a thread has four; keys are behind them."""
+        return self.found + FOUND_WORDS
+
+    def shared_bytes(self, tile: TopkSm90Tile, *, is_long: bool) -> int:
+        """Shared memory of a program."""
+        words = self.bins + BINS * LANES * tile.warps + tile.capacity * (2 if is_long else 1)
+        return 4 * (-(-words // SHARED_ROW) * SHARED_ROW)
 
 
 def make_topk_sm90(spec: Spec, wrappers: Iterable[str]) -> TopkSm90Plan | None:

@@ -180,6 +180,11 @@ def _asm(text, _constraints, args, **_):
     arrays, words = [_values(one).array for one in args], Program.words
     if text.startswith("bar.sync"):
         return None
+    if "ld.shared.v4" in text:
+        assert ((arrays[0] >= 0) & (arrays[0] + 3 < len(words)) & (arrays[0] % 4 == 0)).all(), "out of shared memory"
+        taken = [words[arrays[0] + of_four].copy() for of_four in range(4)]
+        words[np.add.outer(arrays[0], np.arange(4))] = 0
+        return tuple(map(Values, taken))
     if "ld.shared" in text:
         assert ((arrays[0] >= 0) & (arrays[0] < len(words))).all(), "out of shared memory"
         return Values(words[arrays[0]].copy())
