@@ -171,7 +171,7 @@ CALL_MUTANTS = (
     _literal(
         "sizes are recorded too early",
         "metadata.check(config)",
-        "metadata.config = config",
+        "_calls.remember(tile_scheduler_metadata, config)",
         "refuses: workspace, too small*",
     ),
     _literal(

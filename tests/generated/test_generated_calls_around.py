@@ -1,0 +1,278 @@
+"""What stands around a call that is kept: modes of torch, devices, streams, threads, and failures."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from noted import GENERATED, Launched, checked_calls, copied, on_a_device, tensors_in
+from test_generated_calls import PACKAGES, calls_of, counted, sparse_call
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Mode = TorchFunctionMode | TorchDispatchMode
+
+
+@pytest.fixture
+def dsv32() -> Iterator[tuple[ModuleType, Launched]]:
+    with on_a_device(GENERATED / "dsv32") as device:
+        yield device
+
+
+def calls_module(package: ModuleType) -> ModuleType:
+    """The module `_calls` of a package."""
+    return sys.modules[f"{package.__name__}._calls"]
+
+
+class Dispatched(TorchDispatchMode):
+    """What torch's dispatcher runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[torch._ops.OpOverload] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(function)
+        return function(*args, **(kwargs or {}))
+
+
+def is_view(function: torch._ops.OpOverload) -> bool:
+    """Whether an operator looks at memory that there is, and leaves it as it is."""
+    alias = function._schema.arguments[0].alias_info
+    return alias is not None and not alias.is_write
+
+
+class Functions(TorchFunctionMode):
+    """Which functions of torch are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen.append(getattr(function, "__name__", ""))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
+def test_wrappers_do_nothing_with_torch_that_is_not_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept call takes memory, fills it and launches: an operator that nobody told of would be left out."""
+    with on_a_device(folder) as (package, _):
+        calls, told = calls_module(package), []
+        empty, fill = calls.empty, calls.fill
+
+        def tell(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def telling(*args: Any, **kwargs: Any) -> Any:
+                told.append(name)
+                return function(*args, **kwargs)
+
+            return telling
+
+        monkeypatch.setattr(calls, "empty", tell("aten::empty", empty))
+        monkeypatch.setattr(calls, "fill", tell("aten::fill_", fill))
+        for name, call in calls_of(package):
+            getattr(package, name).__wrapped__(**call)  # which makes descriptors of no tensor, once
+            told.clear()
+            with Dispatched() as mode:
+                getattr(package, name).__wrapped__(**call)
+            assert [one._schema.name for one in mode.seen if not is_view(one)] == told, name
+
+
+@pytest.mark.parametrize("mode", [Dispatched, Functions])
+def test_a_mode_of_torch_sees_what_it_sees_of_the_wrapper(
+    mode: Callable[[], Any], dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, _ = dsv32
+    for _ in range(2):
+        package.flash_mla_sparse_fwd(**sparse_call())
+    checked = counted(package, monkeypatch)
+    with mode() as seen:
+        package.flash_mla_sparse_fwd(**sparse_call())
+    assert checked
+    with mode() as of_text:
+        package.flash_mla_sparse_fwd.__wrapped__(**sparse_call())
+    assert seen.seen == of_text.seen
+    assert len(checked_calls(package.flash_mla_sparse_fwd)) == 1
+
+
+def test_a_default_device_is_not_looked_at(dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch) -> None:
+    package, _ = dsv32
+    call = sparse_call()
+    package.flash_mla_sparse_fwd(**call)
+    checked = counted(package, monkeypatch)
+    with torch.device("meta"):
+        returned = package.flash_mla_sparse_fwd(**call)
+        assert not checked
+        assert {one.device.type for _, one in tensors_in(returned)} == {"cpu"}
+        with Functions():
+            package.flash_mla_sparse_fwd(**call)
+        assert checked
+
+
+@pytest.mark.parametrize("transform", ["vmap", "grad"])
+def test_tensors_of_a_transform_are_left_to_the_wrapper(transform: str, dsv32: tuple[ModuleType, Launched]) -> None:
+    package, launched = dsv32
+    call = sparse_call()
+    package.flash_mla_sparse_fwd(**call)
+    launched.clear()
+
+    def total(q: torch.Tensor) -> torch.Tensor:
+        return package.flash_mla_sparse_fwd(**{**call, "q": q})[0].float().sum()
+
+    transformed = {
+        "vmap": lambda: torch.vmap(total)(call["q"][None]),
+        "grad": lambda: torch.func.grad(total)(call["q"]),
+    }
+    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
+        transformed[transform]()
+    assert not launched
+    assert len(checked_calls(package.flash_mla_sparse_fwd)) == 1
+
+
+def test_memory_is_of_the_mode_of_its_call(dsv32: tuple[ModuleType, Launched]) -> None:
+    package, _ = dsv32
+    for first in (True, False):
+        call = sparse_call(sm_scale=1.0 + first)
+        for mode in (first, not first, first):
+            with torch.inference_mode(mode):
+                returned = package.flash_mla_sparse_fwd(**call)
+            assert [one.is_inference() for _, one in tensors_in(returned)] == [mode] * 3
+
+
+@pytest.mark.filterwarnings("ignore")  # dynamo's, of what it cannot trace: it calls the wrapper as it is
+def test_compiled_code_calls_with_its_own_tensors(dsv32: tuple[ModuleType, Launched]) -> None:
+    package, launched = dsv32
+    call = sparse_call()
+    given = (call["q"], call["kv"], call["indices"])
+    package.flash_mla_sparse_fwd(*given, 0.5)
+
+    def layer(q: torch.Tensor, kv: torch.Tensor, indices: torch.Tensor) -> tuple[Any, ...]:
+        q = q * 2
+        return q, package.flash_mla_sparse_fwd(q, kv, indices, 0.5)[0]
+
+    compiled = torch.compile(layer, backend="eager", dynamic=False)
+    for _ in range(4):
+        mine = [one.clone() for one in given]
+        launched.clear()
+        q, out = compiled(*mine)
+        (_, _, _, passed), combined = launched
+        assert passed[:3] == (q.data_ptr(), mine[1].data_ptr(), mine[2].data_ptr())
+        assert out.data_ptr() in combined[3]
+
+
+def test_a_tensor_under_two_names_is_not_taken_for_one_of_them(dsv32: tuple[ModuleType, Launched]) -> None:
+    package, _ = dsv32
+    scores, ids = torch.zeros(2, 128), torch.zeros(2, 128)
+    call = sparse_call()
+    for _ in range(2):
+        both = package.flash_mla_sparse_fwd(**call, max_logits=scores, lse=scores)
+        assert both[1] is both[2] is scores
+        one, other = package.flash_mla_sparse_fwd(**call, max_logits=scores, lse=ids)[1:]
+        assert one is scores
+        assert other is ids
+    with on_a_device(GENERATED / "dsv3_prefill") as (prefill, _):
+        call = dict(calls_of(prefill))["merge_attn_parts"]
+        call["outputs"] = call["outputs"][:1]
+        call["lses"] = call["lses"][:1]
+        for shared in (True, False, True, False):
+            again = copied(call)
+            out = again["outputs"][0] if shared else torch.zeros_like(again["outputs"][0])
+            assert prefill.merge_attn_parts(**again, out=out)[0] is out
+
+
+def test_windows_are_read_and_not_used_up() -> None:
+    with on_a_device(GENERATED / "dsv3_prefill") as (package, launched):
+        call = dict(calls_of(package))["flash_attn_varlen_func"]
+        for windows in (lambda: (-1, -1), lambda: [-1, -1], lambda: iter((-1, -1)), lambda: None):
+            for _ in range(2):
+                package.flash_attn_varlen_func(**call, window_size=windows())
+        launched.clear()
+        for windows in (lambda: (-1, 0), lambda: [-1, 0], lambda: iter((-1, 0)), lambda: 0, lambda: ()):
+            with pytest.raises((TypeError, ValueError)):
+                package.flash_attn_varlen_func(**call, window_size=windows())
+        assert not launched
+
+
+def test_another_current_device_or_stream_is_seen(
+    dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, launched = dsv32
+    calls, now = calls_module(package), SimpleNamespace(device=0, stream=7)
+    stream_of = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: now.stream))
+    note = calls.Note
+    monkeypatch.setattr(calls, "CURRENT_DEVICE", lambda: now.device)
+    monkeypatch.setattr(calls, "driver", stream_of)
+    monkeypatch.setattr(package._launch, "driver", stream_of)
+    monkeypatch.setattr(calls, "Note", lambda tensors, sources, device: note(tensors, sources, 0))
+    call = sparse_call()
+    package.flash_mla_sparse_fwd(**call)
+    launched.clear()
+    checked = counted(package, monkeypatch)
+    for now.stream in (8, 9):
+        package.flash_mla_sparse_fwd(**call)
+        assert {stream for _, _, stream, _ in launched.taken()} == {now.stream}
+    assert not checked
+    now.device = 1
+    package.flash_mla_sparse_fwd(**call)
+    assert checked
+
+
+def test_threads_may_drop_each_others_signatures(
+    dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, launched = dsv32
+    monkeypatch.setattr(calls_module(package), "CALL_CACHE_SIZE", 2)
+    failed, begun = [], threading.Barrier(4)
+
+    def work(first: int) -> None:
+        begun.wait()
+        try:
+            for number in range(60):
+                package.flash_mla_sparse_fwd(**sparse_call(sm_scale=1.0 + (first + number) % 5))
+        except Exception as error:
+            failed.append(error)
+
+    workers = [threading.Thread(target=work, args=(first,)) for first in range(4)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    assert not failed
+    assert len([name for name, *_ in launched if "combine" not in name]) == 4 * 60
+    assert len(checked_calls(package.flash_mla_sparse_fwd)) <= 2
+
+
+def test_a_launch_that_fails_is_heard_and_remembers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    with on_a_device(GENERATED / "dsv3") as (package, _):
+        call = dict(calls_of(package))["flash_mla_with_kvcache"]
+        for _ in range(2):
+            package.flash_mla_with_kvcache(**copied(call))
+
+        def fail(item: Any) -> None:
+            raise RuntimeError("no launch")
+
+        monkeypatch.setattr(Launched, "append", lambda self, item: fail(item))
+        again = copied(call)
+        with pytest.raises(RuntimeError, match="no launch"):
+            package.flash_mla_with_kvcache(**again)
+        assert again["tile_scheduler_metadata"].config is None
+
+
+def test_a_call_whose_note_cannot_be_made_sense_of_is_done_all_the_same(
+    dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, launched = dsv32
+
+    def fail(*_: Any) -> None:
+        raise AttributeError("a launcher of another make")
+
+    monkeypatch.setattr(calls_module(package), "_start", fail)
+    for _ in range(2):
+        assert len(package.flash_mla_sparse_fwd(**sparse_call())) == 3
+        assert len(launched.taken()) == 2
