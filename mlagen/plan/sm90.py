@@ -37,6 +37,7 @@ BLOCK_N = 64
 NARROW_BLOCK_N = 32  # of rows of which shared memory has no room for two blocks of BLOCK_N beside Q
 BARRIERS = 1024  # bytes for barriers, for what partitions pass, and for what splits take beside
 D_V = 512  # of the rows by which costs were measured, and of most caches that are dequantised
+ALIGNED_BYTES = 16  # at which rows begin where the portable kernel loads several elements at once
 PRODUCT_DEPTH = 16  # columns that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # What spills under which Triton, and which splits were tried: docs/tritons.md.
@@ -112,6 +113,10 @@ class Sm90Row:
 DEFAULT_ROWS = (Sm90Row(16, 16), Sm90Row(32, 16), Sm90Row(None, 3))
 OTHER_DIMS_ROWS = (Sm90Row(32, 16), Sm90Row(None, 1))  # as four of other columns than 512, and 0 or 64 behind, gain
 DEQUANTISING_ROWS = (Sm90Row(16, 33), Sm90Row(32, 4), Sm90Row(64, 2), Sm90Row(None, 1))
+# Over caches without planes of other columns than D_V, and 0 or 64 behind, or of one scale a tensor: as five of them gain.
+OTHER_DEQUANTISING_ROWS = (Sm90Row(16, 32), Sm90Row(32, 16), Sm90Row(None, 1))
+# The same of rows that do not begin at 16 bytes, of which the portable kernel loads single elements.
+UNALIGNED_DEQUANTISING_ROWS = (Sm90Row(16, 2), Sm90Row(None, 1))
 DENSE_DECODE_ROWS = (Sm90Row(32, 5), Sm90Row(None, 1))
 
 
@@ -310,13 +315,7 @@ def make_sm90(
     dense = isinstance(spec.attention, DenseAttention)
     tables = (4 if dense else 6) * BLOCK_H * 4  # maxima and sums of two warpgroups, over rows maxima of two kinds
     scale_columns, registers, cost = 0, _registers(pieces, dense), COST
-    default_rows: Sequence[Sm90Row] = OTHER_DIMS_ROWS
-    if dense:
-        default_rows = DENSE_DECODE_ROWS
-    elif pieces.d_v == D_V and pieces.tail in (0, SWIZZLED_COLUMNS):
-        default_rows = DEFAULT_ROWS
     if layout is not None:
-        default_rows = DEQUANTISING_ROWS
         tables = 3 * BLOCK_H * 4  # maxima or sums of two warpgroups, and sums of all tiles
         scale_columns = 0 if layout.tensor_scale else pieces.d_v // SCALE_TILE
         registers, cost = _dequantising_registers(pieces, layout), DEQUANTISING_COST
@@ -338,11 +337,23 @@ def make_sm90(
         registers=registers,
         scale_columns=scale_columns,
         cost=_cost(cost, pieces, partials),
-        rows=tuple(rows or default_rows),
+        rows=tuple(rows or _default_rows(pieces, layout, dense)),
         expected_shared=_tile_bytes(pieces, block_n) + tables,
         split_shared=2 * BLOCK_H * (1 if pieces.tail else 4) if partials.scaled else 0,  # of each row's halves
         expected_products=products,
     )
+
+
+def _default_rows(pieces: RowPieces, layout: CacheLayout | None, dense: bool) -> tuple[Sm90Row, ...]:
+    """Which calls of an untuned spec run the seesaw."""
+    if dense:
+        return DENSE_DECODE_ROWS
+    measured = pieces.d_v == D_V and pieces.tail in (0, SWIZZLED_COLUMNS)
+    if layout is None:
+        return DEFAULT_ROWS if measured else OTHER_DIMS_ROWS
+    if layout.planar or (measured and not layout.tensor_scale):
+        return DEQUANTISING_ROWS
+    return UNALIGNED_DEQUANTISING_ROWS if layout.row_bytes % ALIGNED_BYTES else OTHER_DEQUANTISING_ROWS
 
 
 def _dequantising_registers(pieces: RowPieces, layout: CacheLayout) -> Registers:
