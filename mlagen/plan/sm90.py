@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.layout import CacheLayout
+from mlagen.layout.layout import MOST_LOADED
 from mlagen.plan import row_pieces
 from mlagen.plan.row_pieces import HALVES, RowPieces, cut_row
 from mlagen.plan.splits import PartialRow
@@ -37,7 +38,6 @@ BLOCK_N = 64
 NARROW_BLOCK_N = 32  # of rows of which shared memory has no room for two blocks of BLOCK_N beside Q
 BARRIERS = 1024  # bytes for barriers, for what partitions pass, and for what splits take beside
 D_V = 512  # of the rows by which costs were measured, and of most caches that are dequantised
-ALIGNED_BYTES = 16  # at which rows begin where the portable kernel loads several elements at once
 PRODUCT_DEPTH = 16  # columns that one wgmma of 16-bit operands multiplies
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # What spills under which Triton, and which splits were tried: docs/tritons.md.
@@ -53,7 +53,7 @@ DENSE_OTHER_TAIL_REGISTERS = Registers((208, 56))
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
 DEQUANTISING_REGISTERS = Registers((192, 96))
 NO_TAIL_DEQUANTISING_REGISTERS = Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104))))
-OTHER_TAIL_DEQUANTISING_REGISTERS = Registers((192, 112))
+OTHER_TAIL_DEQUANTISING_REGISTERS = Registers((192, 112), (((3, 8), (200, 96)),))
 TENSOR_SCALE_REGISTERS = Registers((200, 104), (((3, 9), (192, 104)),))
 SHORT_DEQUANTISING_REGISTERS = Registers((184, 112))  # likewise where halves have fewer columns than 256
 V4_REGISTERS = Registers((192, 112))
@@ -113,9 +113,9 @@ class Sm90Row:
 DEFAULT_ROWS = (Sm90Row(16, 16), Sm90Row(32, 16), Sm90Row(None, 3))
 OTHER_DIMS_ROWS = (Sm90Row(32, 16), Sm90Row(None, 1))  # as four of other columns than 512, and 0 or 64 behind, gain
 DEQUANTISING_ROWS = (Sm90Row(16, 33), Sm90Row(32, 4), Sm90Row(64, 2), Sm90Row(None, 1))
-# Over caches without planes of other columns than D_V, and 0 or 64 behind, or of one scale a tensor: as five of them gain.
+# Over caches without planes, of other columns than D_V and 0 or 64 behind or of one scale a tensor: as five gain.
 OTHER_DEQUANTISING_ROWS = (Sm90Row(16, 32), Sm90Row(32, 16), Sm90Row(None, 1))
-# The same of rows that do not begin at 16 bytes, of which the portable kernel loads single elements.
+# The same of rows that do not begin at 16 bytes; the portable kernel that was measured loaded single elements of them.
 UNALIGNED_DEQUANTISING_ROWS = (Sm90Row(16, 2), Sm90Row(None, 1))
 DENSE_DECODE_ROWS = (Sm90Row(32, 5), Sm90Row(None, 1))
 
@@ -353,7 +353,7 @@ def _default_rows(pieces: RowPieces, layout: CacheLayout | None, dense: bool) ->
         return DEFAULT_ROWS if measured else OTHER_DIMS_ROWS
     if layout.planar or (measured and not layout.tensor_scale):
         return DEQUANTISING_ROWS
-    return UNALIGNED_DEQUANTISING_ROWS if layout.row_bytes % ALIGNED_BYTES else OTHER_DEQUANTISING_ROWS
+    return UNALIGNED_DEQUANTISING_ROWS if layout.loads_at < MOST_LOADED else OTHER_DEQUANTISING_ROWS
 
 
 def _dequantising_registers(pieces: RowPieces, layout: CacheLayout) -> Registers:
