@@ -18,6 +18,7 @@ from typing import Any
 
 Entry = tuple[int, tuple[str, int], Mapping[str, Any]]  # of a composition: plane, where it stands, what it says
 
+MOST_LOADED, LEAST_LOADED = 16, 8  # bytes of a load, and of one of rows that do not all begin at as many
 BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "e4m3": 8, "e4m3fnuz": 8, "ue8m0": 8, "e2m1": 4, "u8": 8}
 # Largest finite value of each quantised dtype: OCP 8-bit and MX formats; CDNA 3 ISA for fnuz.
 LARGEST = {"e4m3": 448.0, "e4m3fnuz": 240.0, "e2m1": 6.0}
@@ -187,6 +188,12 @@ class CacheLayout:
     def quantised(self) -> bool:
         """Whether any column is stored in fewer than 16 bits; if not, the cache is a tensor of the model's dtype."""
         return any(field.quantised for field in self.data)
+
+    @property
+    def loads_at(self) -> int:
+        """Bytes at multiples of which rows are to begin where kernels load several elements at once."""
+        known = math.gcd(MOST_LOADED, self.row_bytes)
+        return MOST_LOADED if self.planar or known < LEAST_LOADED else known
 
     @property
     def tensor_scale(self) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.layout import CacheLayout
+from mlagen.layout.layout import MOST_LOADED
 from mlagen.plan import row_pieces
 from mlagen.plan.row_pieces import HALVES, RowPieces, cut_row
 from mlagen.plan.splits import PartialRow
@@ -52,7 +53,7 @@ DENSE_OTHER_TAIL_REGISTERS = Registers((208, 56))
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
 DEQUANTISING_REGISTERS = Registers((192, 96))
 NO_TAIL_DEQUANTISING_REGISTERS = Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104))))
-OTHER_TAIL_DEQUANTISING_REGISTERS = Registers((192, 112))
+OTHER_TAIL_DEQUANTISING_REGISTERS = Registers((192, 112), (((3, 8), (200, 96)),))
 TENSOR_SCALE_REGISTERS = Registers((200, 104), (((3, 9), (192, 104)),))
 SHORT_DEQUANTISING_REGISTERS = Registers((184, 112))  # likewise where halves have fewer columns than 256
 V4_REGISTERS = Registers((192, 112))
@@ -112,6 +113,10 @@ class Sm90Row:
 DEFAULT_ROWS = (Sm90Row(16, 16), Sm90Row(32, 16), Sm90Row(None, 3))
 OTHER_DIMS_ROWS = (Sm90Row(32, 16), Sm90Row(None, 1))  # as four of other columns than 512, and 0 or 64 behind, gain
 DEQUANTISING_ROWS = (Sm90Row(16, 33), Sm90Row(32, 4), Sm90Row(64, 2), Sm90Row(None, 1))
+# Over caches without planes, of other columns than D_V and 0 or 64 behind or of one scale a tensor: as five gain.
+OTHER_DEQUANTISING_ROWS = (Sm90Row(16, 32), Sm90Row(32, 16), Sm90Row(None, 1))
+# The same of rows that do not begin at 16 bytes; the portable kernel that was measured loaded single elements of them.
+UNALIGNED_DEQUANTISING_ROWS = (Sm90Row(16, 2), Sm90Row(None, 1))
 DENSE_DECODE_ROWS = (Sm90Row(32, 5), Sm90Row(None, 1))
 
 
@@ -310,13 +315,7 @@ def make_sm90(
     dense = isinstance(spec.attention, DenseAttention)
     tables = (4 if dense else 6) * BLOCK_H * 4  # maxima and sums of two warpgroups, over rows maxima of two kinds
     scale_columns, registers, cost = 0, _registers(pieces, dense), COST
-    default_rows: Sequence[Sm90Row] = OTHER_DIMS_ROWS
-    if dense:
-        default_rows = DENSE_DECODE_ROWS
-    elif pieces.d_v == D_V and pieces.tail in (0, SWIZZLED_COLUMNS):
-        default_rows = DEFAULT_ROWS
     if layout is not None:
-        default_rows = DEQUANTISING_ROWS
         tables = 3 * BLOCK_H * 4  # maxima or sums of two warpgroups, and sums of all tiles
         scale_columns = 0 if layout.tensor_scale else pieces.d_v // SCALE_TILE
         registers, cost = _dequantising_registers(pieces, layout), DEQUANTISING_COST
@@ -338,11 +337,23 @@ def make_sm90(
         registers=registers,
         scale_columns=scale_columns,
         cost=_cost(cost, pieces, partials),
-        rows=tuple(rows or default_rows),
+        rows=tuple(rows or _default_rows(pieces, layout, dense)),
         expected_shared=_tile_bytes(pieces, block_n) + tables,
         split_shared=2 * BLOCK_H * (1 if pieces.tail else 4) if partials.scaled else 0,  # of each row's halves
         expected_products=products,
     )
+
+
+def _default_rows(pieces: RowPieces, layout: CacheLayout | None, dense: bool) -> tuple[Sm90Row, ...]:
+    """Which calls of an untuned spec run the seesaw."""
+    if dense:
+        return DENSE_DECODE_ROWS
+    measured = pieces.d_v == D_V and pieces.tail in (0, SWIZZLED_COLUMNS)
+    if layout is None:
+        return DEFAULT_ROWS if measured else OTHER_DIMS_ROWS
+    if layout.planar or (measured and not layout.tensor_scale):
+        return DEQUANTISING_ROWS
+    return UNALIGNED_DEQUANTISING_ROWS if layout.loads_at < MOST_LOADED else OTHER_DEQUANTISING_ROWS
 
 
 def _dequantising_registers(pieces: RowPieces, layout: CacheLayout) -> Registers:

@@ -14,7 +14,7 @@ from mlagen.compile import CompileJob, Resources, check_limits, compile_jobs
 from mlagen.compile.worker import load_module
 from mlagen.errors import ToolError
 from mlagen.plan import Plan, SparseFwdPlan, make_plan
-from mlagen.spec import load
+from mlagen.spec import Spec, load
 
 pytestmark = pytest.mark.compilation
 
@@ -105,8 +105,9 @@ def written(tmp_path, pytestconfig):
             changes = {"kv_lora_rank": latent, "v_head_dim": latent, "qk_rope_head_dim": rope}
             spec = spec.model_copy(update={"model": spec.model.model_copy(update=changes)})
         if cache:
-            spec = spec.model_copy(update={"cache": spec.cache.model_copy(update={"layout": cache})})
-            spec = spec.model_copy(update={"wrappers": ("flash_mla_with_kvcache",)})
+            data = spec.model_dump()
+            data["cache"]["layout"], data["wrappers"] = cache, ("flash_mla_with_kvcache",)  # a name becomes its layout
+            spec = Spec.model_validate(data)
         if partials:
             spec = spec.model_copy(update={"partials": partials})
         if spec.attention_kind == "sparse":

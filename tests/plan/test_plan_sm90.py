@@ -282,6 +282,22 @@ def test_calls_of_few_heads_and_tokens_run_the_portable_kernel_in_other_dims_too
     assert sm90(kv_lora_rank=latent, v_head_dim=latent, qk_rope_head_dim=rope).rows == rows
 
 
+@pytest.mark.parametrize(
+    ("layout", "latent", "rope", "rows"),
+    [
+        ("fp8_ds_mla", 512, 64, ((16, 33), (32, 4), (64, 2), (None, 1))),
+        ("fp8_ds_mla", 512, 0, ((16, 33), (32, 4), (64, 2), (None, 1))),
+        ("fp8_per_tensor", 512, 64, ((16, 32), (32, 16), (None, 1))),
+        ("fp8_per_tensor", 256, 64, ((16, 32), (32, 16), (None, 1))),
+        ("fp8_ds_mla", 256, 64, ((16, 2), (None, 1))),  # 392 bytes
+    ],
+)
+def test_calls_of_few_heads_and_tokens_over_caches_run_the_portable_kernel(layout, latent, rope, rows):
+    expected = tuple(Sm90Row(*row) for row in rows)
+    assert over_cache(layout, latent, rope).of(SparseDecodePlan).sm90.rows == expected
+    assert over_cache(layout, latent, rope, backend="gluon").of(SparseDecodePlan).sm90.rows == (Sm90Row(None, 1),)
+
+
 def test_of_two_layouts_those_of_v41_are_read_in_their_order_alone(pytestconfig):
     v41 = load_plan(pytestconfig.rootpath / "specs" / "dsv41.yaml")
     v4 = load_plan(pytestconfig.rootpath / "specs" / "dsv4_flash.yaml")

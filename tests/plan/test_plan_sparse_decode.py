@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from enumerated import check_every_list, check_tiles, enumerate_plan
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -316,3 +317,29 @@ def test_tuned_rows_replace_a_targets_own(tmp_path):
     (row,) = rows_under(plan.of(SparseDecodePlan).tiles, "sm90", MINORS[0])
     assert (row.tile, row.programs_per_sm) == (Tile(16, 32, 4, 2, True), 2)
     assert row.reason.startswith("tuned: ")
+
+
+@pytest.mark.parametrize(
+    ("layout", "latent", "rope", "loads_at"),
+    [
+        ("fp8_ds_mla", 512, 64, 16),
+        ("fp8_ds_mla", 256, 64, 8),  # 392 bytes
+        ("fp8_ds_mla", 384, 64, 16),  # 524, of which loads of 4 bytes are no gain
+        ("ue8m0_v4", 448, 64, 16),
+        ("bf16", 96, 4, 8),
+    ],
+)
+def test_rows_begin_where_as_many_bytes_are_loaded_at_once(layout, latent, rope, loads_at):
+    assert compose(NAMED_LAYOUTS[layout], latent, rope).loads_at == loads_at
+
+
+@pytest.mark.parametrize(("begin", "rows"), [(0, 16), (8, 16), (4, 1)])
+def test_rows_of_392_bytes_are_loaded_eight_at_a_time(begin, rows, tmp_path):
+    dims = {"kv_lora_rank": 256, "qk_rope_head_dim": 64, "v_head_dim": 256}
+    found = enumerate_plan(make_plan(make_spec(layout="fp8_ds_mla", wrappers=(WRAPPER,), **dims)), tmp_path)
+    module = found.module("sparse_decode")
+    cache = torch.zeros(3 * 392 + begin, dtype=torch.uint8)[begin:].view(1, 3, 1, 392)
+    q, indices = torch.zeros(1, 1, 16, 320, dtype=torch.bfloat16), torch.zeros(1, 1, 16, dtype=torch.int32)
+    checked = module._check_call(q, cache, indices, None, None, None, None)
+    assert checked.alignment.rows == rows
+    assert "8 if ALIGNMENT >= 8 else 1" in (found.folder / "_layout.py").read_text()

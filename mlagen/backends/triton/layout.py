@@ -106,7 +106,7 @@ def _alignment(layout: CacheLayout, field: Field, skipped: int = 0, most: int = 
 
     A thread loads and stores what is aligned at once, so `most` is how much it should.
     """
-    known = math.gcd(most, field.offset + skipped)
+    known = math.gcd(most, field.offset + skipped, layout.loads_at)
     if layout.planar:
         known = math.gcd(known, *layout.plane_bytes[: field.plane + 1])
     if known <= field.itemsize:

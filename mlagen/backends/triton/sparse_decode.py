@@ -122,6 +122,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         "queries": ", ".join(f"q_{chunk['name']}" for chunk in rows["chunks"]),
         "sm90": family.sm90,
         "row_unit": load_unit(main),
+        "loads_at": max(one.loads_at for _, one in _prefixed(family.caches)),
         "offset_bits": OFFSET_BITS + load_unit(main).bit_length() - 1,
         "extra": extra,
         "caches": caches,
