@@ -103,7 +103,7 @@ def others(value: Any) -> Iterator[Any]:
 class Outcome(NamedTuple):
     """What a call did."""
 
-    launches: list[tuple[Any, ...]]
+    launches: str  # which tells -0.0 from 0.0, and True from 1
     returned: Any
     config: Any
 
@@ -116,13 +116,13 @@ def outcome(wrapper: Callable[..., Any], call: Call, launched: Launched) -> Outc
     try:
         returned = wrapper(**given)
     except Exception as error:
-        return Outcome(launched.taken(), (type(error), str(error)), [one.config for one in states.values()])
+        return Outcome(repr(launched.taken()), (type(error), str(error)), [one.config for one in states.values()])
     names = {id(one): name for name, one in tensors_in(given)}
     kinds = [
         (path, names.get(id(one)), type(one), one.dtype, tuple(one.shape), one.stride(), one.is_inference())
         for path, one in tensors_in(returned)
     ]
-    launches = told(launched.taken(), given, returned)
+    launches = repr(told(launched.taken(), given, returned))
     return Outcome(launches, (type(returned), kinds), [one.config for one in states.values()])
 
 
