@@ -135,6 +135,26 @@ def test_tensors_of_a_transform_are_left_to_the_wrapper(transform: str, dsv32: t
     assert len(checked_calls(package.flash_mla_sparse_fwd)) == 1
 
 
+class Own(torch.Tensor):
+    """A tensor of a subclass, whose address may be no address."""
+
+
+def test_tensors_of_a_subclass_are_checked_at_every_call(
+    dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, _ = dsv32
+    package.flash_mla_sparse_fwd(**sparse_call())
+    call = sparse_call()
+    call["kv"] = call["kv"].as_subclass(Own)
+    checked = counted(package, monkeypatch)
+    for _ in range(2):
+        package.flash_mla_sparse_fwd(**call)
+        assert "kv" in checked
+        checked.clear()
+    package.flash_mla_sparse_fwd(**{**call, "kv": torch.nn.Parameter(sparse_call()["kv"])})
+    assert not checked
+
+
 def test_memory_is_of_the_mode_of_its_call(dsv32: tuple[ModuleType, Launched]) -> None:
     package, _ = dsv32
     for first in (True, False):
