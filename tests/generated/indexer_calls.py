@@ -30,75 +30,93 @@ def write_package(folder: Path, layout: str) -> Path:
 def arguments(package: ModuleType) -> dict[str, dict[str, Any]]:
     """A valid call of each of the indexer's wrappers, by name."""
     heads, packed = package.SPEC["spec"]["indexer"]["num_heads"], package.__name__ == "indexer_mxfp4"
-    ints = {"dtype": torch.int32}
-    page_bytes = (64 + 4) if packed else (128 + 4)
+    calls = {**cache_calls(heads, packed), **logits_calls(heads, packed), **topk_calls()}
+    return {name: call for name, call in calls.items() if hasattr(package, name)}
 
-    def query(*tokens: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if packed:
-            return torch.zeros(*tokens, heads, 64, dtype=torch.uint8), torch.zeros(*tokens, heads, dtype=torch.int32)
-        return torch.zeros(*tokens, heads, 128, dtype=torch.float8_e4m3fn), None
 
-    if packed:
-        kv = (torch.zeros(KEYS, 64, dtype=torch.uint8), torch.zeros(KEYS, 4, dtype=torch.uint8))
-    else:
-        kv = (torch.zeros(KEYS, 128, dtype=torch.float8_e4m3fn), torch.zeros(KEYS))
-    cache = torch.zeros(PAGES, PAGE, page_bytes, dtype=torch.uint8)
-    flat = {
-        "kv": kv,
-        "weights": torch.zeros(ROWS, heads),
-        "cu_seq_len_k_start": torch.zeros(ROWS, **ints),
-        "cu_seq_len_k_end": torch.full((ROWS,), KEYS, **ints),
-        "clean_logits": True,
-    }
-    paged = {
-        "kv_cache": cache[:, :, None],
-        "weights": torch.zeros(ROWS, heads),
-        "context_lens": torch.full((ROWS,), KEYS, **ints),
-        "block_table": torch.zeros(ROWS, PAGES, **ints),
-        "schedule_meta": torch.zeros(5, 2, **ints),
-        "max_context_len": 320,
-    }
-    picked = torch.zeros(ROWS, 64, **ints)
-    top = {"indices": picked, "num_rows": ROWS, "stride0": 4096, "stride1": 1, "topk": 64}
-    logits, lens = torch.zeros(ROWS, 4096), torch.full((ROWS,), KEYS, **ints)
-    bf16 = {"dtype": torch.bfloat16}
-    angles, positions = torch.zeros(32, 64), torch.zeros(ROWS, dtype=torch.int64)
-    slots = torch.zeros(ROWS, dtype=torch.int64)
-    calls: dict[str, dict[str, Any]] = {
+def make_cache(packed: bool) -> torch.Tensor:
+    """A cache of keys, bytes [PAGES, PAGE, bytes of a key]."""
+    return torch.zeros(PAGES, PAGE, 64 + 4 if packed else 128 + 4, dtype=torch.uint8)
+
+
+def cache_calls(heads: int, packed: bool) -> dict[str, dict[str, Any]]:
+    """Calls that write and gather keys, and quantise a query."""
+    cache, angles = make_cache(packed), torch.zeros(32, 64)
+    positions, slots = torch.zeros(2, ROWS, dtype=torch.int64)
+    k = torch.zeros(ROWS, 128, dtype=torch.bfloat16)
+    return {
         "indexer_k_quant_and_cache": {
-            "k": torch.zeros(ROWS, 128, **bf16),
+            "k": k,
             "kv_cache": cache,
             "slot_mapping": slots,
             "quant_block_size": 32 if packed else 128,
             "scale_fmt": "ue8m0",
         },
         "indexer_k_norm_rope_store": {
-            "k_pre": torch.zeros(ROWS, 128, **bf16),
+            "k_pre": k,
             "positions": positions,
             "cos_sin_cache": angles,
-            "rms_norm_weight": torch.zeros(128, **bf16),
+            "rms_norm_weight": torch.zeros(128, dtype=torch.bfloat16),
             "rms_norm_eps": 1e-6,
             "k_cache": cache,
             "kv_slot_mapping": slots,
         },
         "cp_gather_indexer_k_quant_cache": {
             "kv_cache": cache,
-            "dst_k": torch.zeros(ROWS, page_bytes - 4, dtype=torch.uint8),
+            "dst_k": torch.zeros(ROWS, cache.shape[2] - 4, dtype=torch.uint8),
             "dst_scale": torch.zeros(ROWS, 4, dtype=torch.uint8),
-            "block_table": torch.zeros(1, PAGES, **ints),
-            "cu_seq_lens": torch.tensor([0, ROWS], **ints),
+            "block_table": torch.zeros(1, PAGES, dtype=torch.int32),
+            "cu_seq_lens": torch.tensor([0, ROWS], dtype=torch.int32),
         },
         "fused_indexer_q_rope_quant": {
             "positions": positions,
-            "index_q": torch.zeros(ROWS, heads, 128, **bf16),
+            "index_q": torch.zeros(ROWS, heads, 128, dtype=torch.bfloat16),
             "index_q_cos_sin_cache": angles,
-            "index_weights": torch.zeros(ROWS, heads, **bf16),
+            "index_weights": torch.zeros(ROWS, heads, dtype=torch.bfloat16),
             "index_weights_softmax_scale": 0.5,
             "index_weights_head_scale": 0.25,
         },
-        "fp8_fp4_mqa_logits": {"q": query(ROWS), **flat},
-        "fp8_fp4_paged_mqa_logits": {"q": query(ROWS, 1), **paged},
+    }
+
+
+def logits_calls(heads: int, packed: bool) -> dict[str, dict[str, Any]]:
+    """Calls that give logits over keys and over pages."""
+    width, dtype = (64, torch.uint8) if packed else (128, torch.float8_e4m3fn)
+    q = torch.zeros(ROWS, heads, width, dtype=torch.uint8).view(dtype)
+    scales = torch.zeros(ROWS, heads, dtype=torch.int32) if packed else None
+    k_scales = torch.zeros(KEYS, 4, dtype=torch.uint8) if packed else torch.zeros(KEYS)
+    lens = torch.full((ROWS,), KEYS, dtype=torch.int32)
+    flat = {
+        "kv": (torch.zeros(KEYS, width, dtype=torch.uint8).view(dtype), k_scales),
+        "weights": torch.zeros(ROWS, heads),
+        "cu_seq_len_k_start": torch.zeros(ROWS, dtype=torch.int32),
+        "cu_seq_len_k_end": lens,
+        "clean_logits": True,
+    }
+    paged = {
+        "kv_cache": make_cache(packed)[:, :, None],
+        "weights": torch.zeros(ROWS, heads),
+        "context_lens": lens,
+        "block_table": torch.zeros(ROWS, PAGES, dtype=torch.int32),
+        "schedule_meta": torch.zeros(5, 2, dtype=torch.int32),
+        "max_context_len": 320,
+    }
+    pair = (q[:, None], None if scales is None else scales[:, None])
+    return {
+        "fp8_mqa_logits": {"q": q, **flat},
+        "fp8_fp4_mqa_logits": {"q": (q, scales), **flat},
+        "fp8_paged_mqa_logits": {"q": pair[0], **paged},
+        "fp8_fp4_paged_mqa_logits": {"q": pair, **paged},
         "get_paged_mqa_logits_metadata": {"context_lens": lens, "block_kv": PAGE, "num_sms": 4},
+    }
+
+
+def topk_calls() -> dict[str, dict[str, Any]]:
+    """Calls that pick the top-k of rows of scores."""
+    logits, lens = torch.zeros(ROWS, 4096), torch.full((ROWS,), KEYS, dtype=torch.int32)
+    picked = torch.zeros(ROWS, 64, dtype=torch.int32)
+    top = {"indices": picked, "num_rows": ROWS, "stride0": 4096, "stride1": 1, "topk": 64}
+    return {
         "top_k_per_row_prefill": {"logits": logits, "row_starts": lens, "row_ends": lens.clone(), **top},
         "top_k_per_row_decode": {"logits": logits, "next_n": 1, "seq_lens": lens, **top},
         "persistent_topk": {
@@ -111,14 +129,10 @@ def arguments(package: ModuleType) -> dict[str, dict[str, Any]]:
         },
         "top_k_page_table_transform": {
             "input": logits,
-            "src_page_table": torch.zeros(ROWS, 4096, **ints),
+            "src_page_table": torch.zeros(ROWS, 4096, dtype=torch.int32),
             "lengths": lens,
             "k": 64,
             "row_starts": lens.clone(),
         },
-        "topk_merge": {"scores": torch.zeros(ROWS, 9000), "ids": torch.zeros(ROWS, 9000, **ints), "k": 64},
+        "topk_merge": {"scores": torch.zeros(ROWS, 9000), "ids": torch.zeros(ROWS, 9000, dtype=torch.int32), "k": 64},
     }
-    if not packed:
-        calls["fp8_mqa_logits"] = {**calls["fp8_fp4_mqa_logits"], "q": query(ROWS)[0]}
-        calls["fp8_paged_mqa_logits"] = {**calls["fp8_fp4_paged_mqa_logits"], "q": query(ROWS, 1)[0]}
-    return {name: call for name, call in calls.items() if hasattr(package, name)}

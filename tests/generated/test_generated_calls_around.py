@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import indexer_calls
 import pytest
 import torch
 from noted import GENERATED, Launched, checked_calls, copied, on_a_device, tensors_in
@@ -135,6 +137,26 @@ def test_tensors_of_a_transform_are_left_to_the_wrapper(transform: str, dsv32: t
     assert len(checked_calls(package.flash_mla_sparse_fwd)) == 1
 
 
+class Own(torch.Tensor):
+    """A tensor of a subclass, whose address may be no address."""
+
+
+def test_tensors_of_a_subclass_are_checked_at_every_call(
+    dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, _ = dsv32
+    package.flash_mla_sparse_fwd(**sparse_call())
+    call = sparse_call()
+    call["kv"] = call["kv"].as_subclass(Own)
+    checked = counted(package, monkeypatch)
+    for _ in range(2):
+        package.flash_mla_sparse_fwd(**call)
+        assert "kv" in checked
+        checked.clear()
+    package.flash_mla_sparse_fwd(**{**call, "kv": torch.nn.Parameter(sparse_call()["kv"])})
+    assert not checked
+
+
 def test_memory_is_of_the_mode_of_its_call(dsv32: tuple[ModuleType, Launched]) -> None:
     package, _ = dsv32
     for first in (True, False):
@@ -166,7 +188,9 @@ def test_compiled_code_calls_with_its_own_tensors(dsv32: tuple[ModuleType, Launc
         assert out.data_ptr() in combined[3]
 
 
-def test_a_tensor_under_two_names_is_not_taken_for_one_of_them(dsv32: tuple[ModuleType, Launched]) -> None:
+def test_a_tensor_under_two_names_is_not_taken_for_one_of_them(
+    dsv32: tuple[ModuleType, Launched], tmp_path: Path
+) -> None:
     package, _ = dsv32
     scores, ids = torch.zeros(2, 128), torch.zeros(2, 128)
     call = sparse_call()
@@ -176,14 +200,10 @@ def test_a_tensor_under_two_names_is_not_taken_for_one_of_them(dsv32: tuple[Modu
         one, other = package.flash_mla_sparse_fwd(**call, max_logits=scores, lse=ids)[1:]
         assert one is scores
         assert other is ids
-    with on_a_device(GENERATED / "dsv3_prefill") as (prefill, _):
-        call = dict(calls_of(prefill))["merge_attn_parts"]
-        call["outputs"] = call["outputs"][:1]
-        call["lses"] = call["lses"][:1]
-        for shared in (True, False, True, False):
-            again = copied(call)
-            out = again["outputs"][0] if shared else torch.zeros_like(again["outputs"][0])
-            assert prefill.merge_attn_parts(**again, out=out)[0] is out
+    with on_a_device(indexer_calls.write_package(tmp_path, "indexer_fp8")) as (indexer, _):
+        scores, ids, out = torch.zeros(2, 64), *torch.zeros(2, 2, 64, dtype=torch.int32)
+        for given in (ids, out, ids, out):  # over what was read, and elsewhere
+            assert indexer.topk_merge(scores, ids, 64, given)[0] is given
 
 
 def test_windows_are_read_and_not_used_up() -> None:
@@ -276,3 +296,32 @@ def test_a_call_whose_note_cannot_be_made_sense_of_is_done_all_the_same(
     for _ in range(2):
         assert len(package.flash_mla_sparse_fwd(**sparse_call())) == 3
         assert len(launched.taken()) == 2
+
+
+def test_memory_is_filled_at_every_call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, **like: empty(*sizes, **like).fill_(9))
+    with on_a_device(GENERATED / "dsv3_prefill") as (package, _):
+        counters: list[int] = []
+
+        def launching(key: tuple[Any, ...]) -> SimpleNamespace:
+            place = package._launch._arguments_of(key[0]).index("tile_counter_ptr")
+
+            def run(*given: Any) -> None:
+                counter = given[9 + place]
+                address = counter.data_ptr() if isinstance(counter, torch.Tensor) else counter
+                counters.append(ctypes.c_int32.from_address(address).value)
+
+            return SimpleNamespace(run=run, function=1, packed_metadata=None)
+
+        monkeypatch.setattr(package._launch, "_COMPILED", SimpleNamespace(get=launching))
+        call = dict(calls_of(package))["flash_attn_varlen_func"]
+        for _ in range(3):
+            package.flash_attn_varlen_func(**call)
+        assert counters == [0] * 3
+    with on_a_device(indexer_calls.write_package(tmp_path, "indexer_fp8")) as (package, _):
+        calls = indexer_calls.arguments(package)
+        for name in ("fp8_mqa_logits", "fp8_paged_mqa_logits"):
+            for clean in (True, False, True, False):
+                logits = getattr(package, name)(**{**calls[name], "clean_logits": clean})
+                assert set(logits.unique().tolist()) == {-torch.inf if clean else 9.0}

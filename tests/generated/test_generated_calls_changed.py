@@ -103,7 +103,7 @@ def others(value: Any) -> Iterator[Any]:
 class Outcome(NamedTuple):
     """What a call did."""
 
-    launches: list[tuple[Any, ...]]
+    launches: str  # which tells -0.0 from 0.0, and True from 1
     returned: Any
     config: Any
 
@@ -116,13 +116,13 @@ def outcome(wrapper: Callable[..., Any], call: Call, launched: Launched) -> Outc
     try:
         returned = wrapper(**given)
     except Exception as error:
-        return Outcome(launched.taken(), (type(error), str(error)), [one.config for one in states.values()])
+        return Outcome(repr(launched.taken()), (type(error), str(error)), [one.config for one in states.values()])
     names = {id(one): name for name, one in tensors_in(given)}
     kinds = [
         (path, names.get(id(one)), type(one), one.dtype, tuple(one.shape), one.stride(), one.is_inference())
         for path, one in tensors_in(returned)
     ]
-    launches = told(launched.taken(), given, returned)
+    launches = repr(told(launched.taken(), given, returned))
     return Outcome(launches, (type(returned), kinds), [one.config for one in states.values()])
 
 
@@ -164,3 +164,39 @@ def test_changed_calls_do_what_the_wrapper_does(name: str) -> None:
 def test_changed_calls_of_the_indexer_do_what_the_wrapper_does(layout: str, tmp_path: Path) -> None:
     with on_a_device(indexer_calls.write_package(tmp_path, layout)) as (package, launched):
         check(package, launched, iter(indexer_calls.arguments(package).items()))
+
+
+class Vague(float):
+    """A number that says that it is equal to any other of its kind."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vague)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+def test_what_a_signature_cannot_hold_is_checked_at_every_call() -> None:
+    with on_a_device(GENERATED / "dsv32") as (package, launched):
+        call = dict(calls_of(package))["flash_mla_sparse_fwd"]
+        wrapper = package.flash_mla_sparse_fwd
+        for scale in (0.5, 0.25):
+            changed = call | {"sm_scale": Vague(scale)}
+            assert outcome(wrapper, changed, launched) == outcome(wrapper.__wrapped__, changed, launched)
+        assert not checked_calls(wrapper)
+
+
+def test_the_end_of_scores_memory_is_looked_at_by_every_call(tmp_path: Path) -> None:
+    with on_a_device(indexer_calls.write_package(tmp_path, "indexer_fp8")) as (package, launched):
+        call = indexer_calls.arguments(package)["top_k_per_row_decode"]
+        room, size = torch.zeros(indexer_calls.ROWS * 4096), (indexer_calls.ROWS, 4093)
+        ends = (indexer_calls.ROWS - 1) * 4096 + 4093
+        fits, ended = room.as_strided(size, (4096, 1)), room[:ends].clone().as_strided(size, (4096, 1))
+        wrapper, text = package.top_k_per_row_decode, package.top_k_per_row_decode.__wrapped__
+        wanted = [outcome(text, call | {"logits": one}, launched).launches for one in (fits, ended)]
+        assert wanted[0] != wanted[1]
+        for _ in range(2):
+            for one, want in zip((fits, ended), wanted, strict=True):
+                assert outcome(wrapper, call | {"logits": one}, launched).launches == want
