@@ -66,6 +66,11 @@ class TopkSm90Plan:
         return 2 * LANES
 
     @property
+    def told(self) -> tuple[int, ...]:
+        """The words of what is told of a bin: its number, keys before it, in it, and in all bins."""
+        return tuple(range(self.found, self.found + 4))
+
+    @property
     def bins(self) -> int:
         """The first word of bins, of which a thread has four; keys are behind them."""
         return self.found + FOUND_WORDS
