@@ -14,6 +14,7 @@ from mlagen.spec import Spec
 MOST_K = 4096
 COLUMNS = 128  # of a tile that stand in one row of a warp
 PROGRAMS_PER_SM = 2  # of rows longer than a tile
+LONG_REGISTERS = 255  # ptxas of Triton 3.8 stops at 128 unasked, and spills
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class TopkPlan(Family):
         most_k: the most that a call can pick.
         tiles: the tile table of selections; rows of tiles that take long rows hold any call.
         programs_per_sm: programs a multiprocessor where rows are longer than a tile.
+        long_registers: most a thread, of Nvidia's, there.
         merge_tiles: (most picks, tile) of merges.
         sm90: numbers of its sm90 kernel; None without one.
     """
@@ -89,6 +91,7 @@ class TopkPlan(Family):
     most_k: int
     tiles: tuple[TopkTileRow, ...]
     programs_per_sm: int
+    long_registers: int
     merge_tiles: tuple[tuple[int, TopkMergeTile], ...]
     sm90: TopkSm90Plan | None = None
 
@@ -118,6 +121,7 @@ def make_topk_plan() -> TopkPlan:
             TopkTileRow(None, None, TopkTile(8, 8, is_long=True)),  # others spill under some Triton
         ),
         programs_per_sm=PROGRAMS_PER_SM,
+        long_registers=LONG_REGISTERS,
         merge_tiles=(
             (512, TopkMergeTile(4, 16, 512)),
             (2048, TopkMergeTile(4, 16, 2048)),

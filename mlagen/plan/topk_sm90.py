@@ -13,6 +13,7 @@ BINS = 4  # of a thread
 FOUND_WORDS = 8
 SHARED_ROW = 256  # words as they are allocated
 SPARSITY = 24
+FEW_ROWS = 264  # two programs a multiprocessor
 MODULE = "_topk_sm90"
 
 
@@ -24,7 +25,7 @@ class TopkSm90Tile:
         warps: of a program.
         halves: a thread has four scores of a tile in each.
         capacity: keys in shared memory, a multiple of a tile: of a whole row, or of the candidates of a longer one.
-        registers: most a thread; None: as the compiler likes.
+        registers: most a thread, but for long rows of bf16; None: as the compiler likes.
         parts: programs that share a longer row; then another selects from their candidates.
     """
 
@@ -51,16 +52,23 @@ class TopkSm90Plan:
 
     Attributes:
         sparsity: of so many scores of a long row, one is in its sample.
+        few_rows: calls of up to so many rows begin while the kernel before them ends.
         tiles: the tile table; the last row holds any call.
     """
 
     sparsity: int
+    few_rows: int
     tiles: tuple[TopkSm90Row, ...]
 
     @property
     def found(self) -> int:
         """The first word of what threads tell all, behind the totals of warps, of two tiles in turn."""
         return 2 * LANES
+
+    @property
+    def told(self) -> tuple[int, ...]:
+        """The words of what is told of a bin: its number, keys before it, in it, and in all bins."""
+        return tuple(range(self.found, self.found + 4))
 
     @property
     def bins(self) -> int:
@@ -77,10 +85,26 @@ def make_topk_sm90(spec: Spec, wrappers: Iterable[str]) -> TopkSm90Plan | None:
     """The plan of the sm90 kernel of a spec's selections by these wrappers; None where its back end leaves it out."""
     if spec.backend == "triton" or SM90 not in spec.targets or not any(name in spec.wrappers for name in wrappers):
         return None
-    tiles = (
-        TopkSm90Row(None, 4096, None, TopkSm90Tile(16, 2, 4096)),
-        TopkSm90Row(16, None, None, TopkSm90Tile(16, 2, 8192, parts=8)),
-        TopkSm90Row(264, None, None, TopkSm90Tile(32, 1, 8192)),
-        TopkSm90Row(None, None, None, TopkSm90Tile(16, 1, 8192)),
+    return TopkSm90Plan(sparsity=SPARSITY, few_rows=FEW_ROWS, tiles=make_tiles())
+
+
+def make_tiles() -> tuple[TopkSm90Row, ...]:
+    """The tile table.
+
+    Few programs have many warps each, and very few rows are shared; many rows have programs of which six, or four,
+    fit a multiprocessor. A capacity of 8K keys holds what a sample lets through where a row is long against it.
+    """
+    held = TopkSm90Tile(16, 2, 8192)
+    shared, most_shared = TopkSm90Tile(16, 2, 8192, parts=8), TopkSm90Tile(16, 1, 8192, parts=16)
+    return (
+        TopkSm90Row(FEW_ROWS, 4096, None, TopkSm90Tile(16, 2, 4096)),
+        TopkSm90Row(FEW_ROWS, 8192, None, held),
+        TopkSm90Row(16, 1 << 16, None, shared),
+        TopkSm90Row(FEW_ROWS, 1 << 16, None, held),
+        TopkSm90Row(4, None, None, most_shared),
+        TopkSm90Row(32, None, None, shared),
+        TopkSm90Row(FEW_ROWS, None, None, held),
+        TopkSm90Row(None, 8192, None, TopkSm90Tile(8, 1, 8192, registers=40)),
+        TopkSm90Row(None, 1 << 19, 2048, TopkSm90Tile(8, 2, 6144, registers=64)),
+        TopkSm90Row(None, None, None, held),
     )
-    return TopkSm90Plan(sparsity=SPARSITY, tiles=tiles)

@@ -139,7 +139,7 @@ def test_a_spec_that_follows_its_hints_has_no_kernel_that_they_are_for(name):
 
 def test_every_module_of_sm90_kernels_is_known():
     found = {path.stem for path in (ROOT / "generated").glob("*/_*.py")}
-    assert {name for name in found if "_sm90" in name} == set(SM90_MODULES)
+    assert {name for name in found if "_sm90" in name} <= set(SM90_MODULES)
 
 
 def test_time_and_cache_do_not_count():

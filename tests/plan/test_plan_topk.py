@@ -1,12 +1,14 @@
 """The top-k kernels' numbers: a tile for every call that can hold it, and the variants that there are."""
 
+import itertools
+
 import pytest
 from enumerated import Enumerated, check_every_list, enumerate_plan, kernels_in
 from plan_specs import make_spec
 
 from mlagen.plan import TARGETS, make_plan
 from mlagen.plan.topk import COLUMNS, TopkPlan, make_topk_plan
-from mlagen.plan.topk_sm90 import LANES, SHARED_ROW, make_topk_sm90
+from mlagen.plan.topk_sm90 import BINS, LANES, SHARED_ROW, make_topk_sm90
 
 SELECT, MERGE = ("_topk_kernels", "_topk_kernel"), ("_topk_kernels", "_merge_kernel")
 SM90 = {("_topk_sm90", f"_topk{collect}_sm90_kernel") for collect in ("", "_collect")}
@@ -49,21 +51,24 @@ def sm90_plan():
 
 def test_every_call_has_an_sm90_tile_whose_candidates_fit():
     plan = sm90_plan()
-    for rows in (1, 264, 265, 1 << 20):
-        for columns in (0, 1, 4096, 4097, 8192, 8193, 1 << 17, 1 << 30):
+    for rows in (1, 4, 5, 16, 32, 33, 264, 265, 1 << 20):
+        for columns in (0, 1, 4096, 4097, 8192, 8193, 1 << 16, 1 << 17, 1 << 19, 1 << 30):
             for k in (1, 512, 2048, 4096):
                 tile = next(row.tile for row in plan.tiles if holds(row, columns, k) and rows <= (row.max_rows or rows))
                 threads = tile.warps * LANES
                 assert tile.capacity % (threads * 4 * tile.halves) == 0
                 assert columns <= tile.capacity or 2 * k <= tile.capacity
                 assert threads % SHARED_ROW == 0
+                assert tile.parts == 1 or rows * tile.parts <= plan.few_rows
 
 
 def test_words_of_shared_memory_lie_apart_and_fit():
     plan = sm90_plan()
-    words = (0, plan.totals, plan.found, plan.keys)
-    assert list(words) == sorted(set(words))
-    assert 4 * (plan.keys + 2 * max(row.tile.capacity for row in plan.tiles)) <= TARGETS["sm90"].shared_limit
+    assert 2 * LANES <= plan.found < plan.bins
+    for tile in (row.tile for row in plan.tiles):
+        words = plan.bins + BINS * LANES * tile.warps + 2 * tile.capacity
+        assert 4 * words <= plan.shared_bytes(tile, is_long=True) <= TARGETS["sm90"].shared_limit
+        assert plan.bins % 4 == 0  # bins are read by 16 bytes
 
 
 @pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}])
@@ -85,17 +90,42 @@ def test_variants_are_of_each_tile_dtype_and_alignment(listed):
     plan = make_topk_plan()
     every = {(row.tile.reps, row.tile.spans) for row in plan.tiles}
     long = {(row.tile.reps, row.tile.spans) for row in plan.tiles if row.tile.is_long}
-    for target in listed.jobs:
+    for target in set(listed.jobs) - {"sm90"}:  # which has a kernel of its own
         found: dict[tuple[int, int], set[tuple[int, int]]] = {}
         for job in listed.of(target, SELECT[1]):
             given = dict(job.constexprs)
             assert job.num_warps == given["SPANS"]
             found.setdefault((given["ITEMSIZE"], given["ALIGNMENT"]), set()).add((given["REPS"], given["SPANS"]))
         assert found == {(4, 16): every, (4, 1): long, (2, 16): long, (2, 1): long}
+    for target in listed.jobs:
         assert {dict(job.constexprs)["BLOCK_K"] for job in listed.of(target, MERGE[1])} == {512, 2048, 4096}
+
+
+def test_variants_on_sm90_are_what_calls_of_some_size_launch(listed):
+    assert listed.of("sm90", SELECT[1]) == []
+    topk, tiles = listed.module("topk"), listed.module("_tiles")
+    facts = listed.module("_launch").facts_of("sm90")
+    forms = set()
+    for rows in (1, 4, 5, 16, 17, 32, 33, 264, 265, 5000):
+        for columns in (1, 4096, 4097, 6144, 6145, 8192, 8193, 65536, 65537, 1 << 19, (1 << 19) + 1, 1 << 30):
+            for k in (1, 2048, 2049, 4096):
+                tile = topk.sm90_tile(facts, rows, columns, k)
+                forms.add((columns > tile.capacity, rows <= tiles.TOPK_SM90_FEW_ROWS, tile))
+    found = set()
+    for job in listed.of("sm90", "_topk_sm90_kernel"):
+        given = dict(job.constexprs)
+        assert given["WARPS"] == job.num_warps
+        shape = (given["WARPS"], given["HALVES"], given["CAPACITY"], job.registers, given["PARTS"])
+        found.add((given["ITEMSIZE"], given["IS_LONG"], given["PDL"], shape))
+    expected = set()
+    for size, (is_long, few, tile) in itertools.product((2, 4), forms):
+        registers = None if is_long and size == 2 else tile.registers
+        expected.add((size, is_long, few, (*tile[:3], registers, tile.parts if is_long else 1)))
+    assert found == expected
+    assert len(listed.of("sm90", *(name for _, name in SM90))) == 20
 
 
 @pytest.mark.parametrize("wrapper", TopkPlan.WRAPPERS)
 def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, tmp_path):
-    found = enumerate_plan(make_plan(make_spec(wrappers=(wrapper,), targets=("sm90",))), tmp_path)
+    found = enumerate_plan(make_plan(make_spec(wrappers=(wrapper,), targets=("sm80", "sm90"))), tmp_path)
     assert found.kernels == kernels_in(found) == ({MERGE} if wrapper == TopkPlan.MERGE else {SELECT, *SM90})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -155,18 +155,22 @@ def _prefill_cases(big: bool) -> Iterator[SelectCase]:
     if big:
         yield case("contract: graph", "a captured call replays on other scores and lengths", check="graph")
         yield from _sm90_cases(replace(base, rows=3))
-        for rows, columns in ((300, 6000), (300, 20000), (140, 70000)):
-            for scores in ("normal", "ties", "equal"):
-                promise = "exact in as many rows as take another tile"
-                yield case(
-                    f"{rows} rows: {scores}: {columns}", promise, rows=rows, columns=columns, k=2048, scores=scores
-                )
-        for columns, k in ((4097, 2048), (32768, 512), (32768, 2048), (131072, 2048), (65537, 4096), (1 << 20, 2048)):
-            for scores in ("normal", "ties", "equal", "10 bits", "ascending"):
-                promise = "exact in rows of any length"
-                yield case(f"{scores}: {columns}, k {k}", promise, columns=columns, k=k, scores=scores)
-        promise = "exact in many rows"
-        yield case("many rows", promise, rows=2050, columns=20000, k=2048, starts=tuple(range(0, 4000, 7)))
+        yield from _tile_cases(case)
+
+
+def _tile_cases(case: Callable[..., SelectCase]) -> Iterator[SelectCase]:
+    """Calls of the sizes that take a tile each."""
+    promise = "exact in as many rows as take another tile"
+    for rows, columns in ((20, 70000), (140, 6000), (140, 70000), (300, 6000), (300, 20000)):
+        for scores in ("normal", "ties", "equal"):
+            yield case(f"{rows} rows: {scores}: {columns}", promise, rows=rows, columns=columns, k=2048, scores=scores)
+    yield case("300 rows: k 4096", promise, rows=300, columns=20000, k=4096)
+    for columns, k in ((4097, 2048), (32768, 512), (32768, 2048), (131072, 2048), (65537, 4096), (1 << 20, 2048)):
+        for scores in ("normal", "ties", "equal", "10 bits", "ascending"):
+            promise = "exact in rows of any length"
+            yield case(f"{scores}: {columns}, k {k}", promise, columns=columns, k=k, scores=scores)
+    promise = "exact in many rows"
+    yield case("many rows", promise, rows=2050, columns=20000, k=2048, starts=tuple(range(0, 4000, 7)))
 
 
 def _sm90_cases(base: SelectCase) -> Iterator[SelectCase]:
