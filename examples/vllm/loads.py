@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plan import BLOCK, VOCABULARY
+from plan import VOCABULARY
 
 LENGTHS = (5, 17, 64, 70, 129, 300, 1200, 2500, 3000)  # of prompts; the longest hold more tokens than the indices name
 TOKENS = 24  # generated from each
@@ -137,9 +137,9 @@ def mixed(llm: Any) -> dict[str, Any]:
     return {"sequences": served.rows(), "steps": served.steps, "shared": served.shared}
 
 
-def prefix(llm: Any, ranks: int) -> dict[str, Any]:
-    """Prompts that begin alike, after the first of them; whole pages come from the cache, of `ranks` pages each."""
-    page, rows, cached = BLOCK * ranks, [], []
+def prefix(llm: Any, page: int) -> dict[str, Any]:
+    """Prompts that begin alike, after the first of them; whole pages of so many tokens come from the cache."""
+    rows, cached = [], []
     for length in PREFIXES:
         shared = prompt(length, length)
         serve(llm, [Request(shared, 1)])
