@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import loads
-from plan import ENGINES, KINDS, LONGEST, MAY_REFUSE, MEASURED, MODES, block, config, modes_of
+from plan import ENGINES, KINDS, LONGEST, MAY_REFUSE, MEASURED, MODES, block, config, modes_of, rounds
 
 WAIT = 300  # seconds for the others to get ready, and to be measured
 
@@ -157,7 +157,7 @@ def measure(llm: Any, asked: argparse.Namespace, report: Report, name: str) -> N
     everyone(asked.state / "ready", asked.runs, name)
     with locked(asked.state / "lock"):
         if asked.engine in modes:
-            report.part(asked.engine, "throughput", lambda: {"rates": loads.throughput(llm)})
+            report.part(asked.engine, "throughput", lambda: {"rates": loads.throughput(llm, rounds(asked.kind))})
         if "load" in modes:
             report.part("load", "requests that come and go", lambda: loads.load(llm))
     everyone(asked.state / "measured", asked.runs, name)

@@ -120,11 +120,11 @@ def plain(llm: Any) -> dict[str, Any]:
     return {"sequences": served.rows(), "decides": f"{differ} of {len(ends)}"}
 
 
-def throughput(llm: Any) -> dict[str, float]:
-    """Tokens a second, the best of three: of 64 requests that decode, and of 8 prompts of 3000 tokens."""
+def throughput(llm: Any, rounds: int) -> dict[str, float]:
+    """Tokens a second, the best of `rounds`: of 64 requests that decode, and of 8 prompts of 3000 tokens."""
     short, long = [prompt(n, 512) for n in range(64)], [prompt(n, 3000) for n in range(8)]
     first, decode, prefill = (
-        min(serve(llm, [Request(one, count) for one in prompts], None).seconds for _ in range(3))
+        min(serve(llm, [Request(one, count) for one in prompts], None).seconds for _ in range(rounds))
         for prompts, count in ((short, 1), (short, 65), (long, 1))
     )
     return {"decode": 64 * 64 / (decode - first), "prefill": 8 * 3000 / prefill}
