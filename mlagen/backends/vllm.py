@@ -129,8 +129,6 @@ def _check_v4(plan: Plan) -> None:
         if layout is None or _read(layout) != _read(rows):
             got = "none" if layout is None else f"rows of {layout.row_bytes} bytes"
             raise _refused(plan, field, got, f"the {rows.row_bytes} of '{V4}' that vLLM writes of {V4_DIMS[0]} columns")
-    if spec.attention.window is None:
-        raise _refused(plan, "attention.window", "none", "one, which is the first cache's")
     if spec.attention.topk_length == "none":
         raise _refused(plan, "attention.topk_length", "'none'", "'optional' or 'required': V4's layers pass one")
     if spec.attention.attn_sink == "none":

@@ -49,7 +49,6 @@ def test_a_layer_is_attention_over_both_caches(ratio: str, unpacked) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (("  window: 128", "  # none"), "attention.window: got none"),
         (("attn_sink: optional", "attn_sink: none"), "attention.attn_sink: got 'none'"),
         (("  - combine_topk_swa_indices", "#"), "wrappers: got "),
     ],
