@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import loads
-from plan import BLOCK, ENGINES, KINDS, LONGEST, MAY_REFUSE, MEASURED, MODES, config, modes_of
+from plan import ENGINES, KINDS, LONGEST, MAY_REFUSE, MEASURED, MODES, block, config, modes_of, rounds
 
 WAIT = 300  # seconds for the others to get ready, and to be measured
 
@@ -89,6 +89,7 @@ def prepare(kind: str, who: str, engine: str) -> None:
         "VLLM_ALLREDUCE_USE_SYMM_MEM": "0",  # ranks talk by NCCL alone
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # the package may have used the GPU before
         "VLLM_BATCH_INVARIANT": str(int(engine == "invariant")),
+        "VLLM_DEEP_GEMM_WARMUP": "skip",  # of batches of all sizes
         "HF_HUB_OFFLINE": "1",
     }
 
@@ -120,7 +121,7 @@ def make_engine(asked: argparse.Namespace) -> Any:
         "max_model_len": LONGEST,
         "max_num_seqs": 64,
         "max_num_batched_tokens": 4096,
-        "block_size": BLOCK,
+        "block_size": block(asked.kind),
         "enable_prefix_caching": False,
         "gpu_memory_utilization": 0.03,  # of which so many runs fit one GPU
         "kv_cache_memory_bytes": 320 << 20,
@@ -156,7 +157,7 @@ def measure(llm: Any, asked: argparse.Namespace, report: Report, name: str) -> N
     everyone(asked.state / "ready", asked.runs, name)
     with locked(asked.state / "lock"):
         if asked.engine in modes:
-            report.part(asked.engine, "throughput", lambda: {"rates": loads.throughput(llm)})
+            report.part(asked.engine, "throughput", lambda: {"rates": loads.throughput(llm, rounds(asked.kind))})
         if "load" in modes:
             report.part("load", "requests that come and go", lambda: loads.load(llm))
     everyone(asked.state / "measured", asked.runs, name)
@@ -169,7 +170,7 @@ def serve_all(llm: Any, asked: argparse.Namespace, report: Report) -> None:
         "graphs": ("sequences", lambda: loads.plain(llm)),
         "load": ("the same requests alone", lambda: loads.load_alone(llm)),
         "mixed": ("mixed batches", lambda: loads.mixed(llm)),
-        "prefix": ("shared prefixes", lambda: loads.prefix(llm, asked.dcp)),
+        "prefix": ("shared prefixes", lambda: loads.prefix(llm, block(asked.kind) * asked.dcp)),
         "pieces": ("mixed batches", lambda: loads.mixed(llm)),
         "speculative": ("speculative tokens", lambda: loads.speculative(llm)),
         "invariant": ("alone and in a batch", lambda: loads.invariant(llm)),

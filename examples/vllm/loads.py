@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from plan import BLOCK, VOCABULARY
+from plan import VOCABULARY
 
 LENGTHS = (5, 17, 64, 70, 129, 300, 1200, 2500, 3000)  # of prompts; the longest hold more tokens than the indices name
 TOKENS = 24  # generated from each
@@ -120,11 +120,11 @@ def plain(llm: Any) -> dict[str, Any]:
     return {"sequences": served.rows(), "decides": f"{differ} of {len(ends)}"}
 
 
-def throughput(llm: Any) -> dict[str, float]:
-    """Tokens a second, the best of three: of 64 requests that decode, and of 8 prompts of 3000 tokens."""
+def throughput(llm: Any, rounds: int) -> dict[str, float]:
+    """Tokens a second, the best of `rounds`: of 64 requests that decode, and of 8 prompts of 3000 tokens."""
     short, long = [prompt(n, 512) for n in range(64)], [prompt(n, 3000) for n in range(8)]
     first, decode, prefill = (
-        min(serve(llm, [Request(one, count) for one in prompts], None).seconds for _ in range(3))
+        min(serve(llm, [Request(one, count) for one in prompts], None).seconds for _ in range(rounds))
         for prompts, count in ((short, 1), (short, 65), (long, 1))
     )
     return {"decode": 64 * 64 / (decode - first), "prefill": 8 * 3000 / prefill}
@@ -137,9 +137,9 @@ def mixed(llm: Any) -> dict[str, Any]:
     return {"sequences": served.rows(), "steps": served.steps, "shared": served.shared}
 
 
-def prefix(llm: Any, ranks: int) -> dict[str, Any]:
-    """Prompts that begin alike, after the first of them; whole pages come from the cache, of `ranks` pages each."""
-    page, rows, cached = BLOCK * ranks, [], []
+def prefix(llm: Any, page: int) -> dict[str, Any]:
+    """Prompts that begin alike, after the first of them; whole pages of so many tokens come from the cache."""
+    rows, cached = [], []
     for length in PREFIXES:
         shared = prompt(length, length)
         serve(llm, [Request(shared, 1)])

@@ -7,12 +7,14 @@ from typing import Any
 
 VOCABULARY = 2048
 BLOCK = 64  # tokens a page of the cache
+V4_BLOCK = 256  # of DeepSeek V4, whose caches hold as many tokens in pages of their own
 LONGEST = 4096  # tokens of a prompt and its answer
 
 KINDS = {  # the package, vLLM's own backend and its word for the cache
     "sparse": ("dsv32", "FLASHMLA_SPARSE", "auto"),
     "sparse_fp8": ("dsv32_fp8", "FLASHMLA_SPARSE", "fp8_ds_mla"),
     "dense": ("dsv3", "FLASHMLA", "auto"),
+    "v4": ("dsv4_flash", "FLASHMLA_SPARSE_DSV4", "fp8"),
 }
 SIZES = [1, 2, 4, 8, 16, 32, 64]  # of batches that a graph is captured for
 DECODE_GRAPHS = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": SIZES}
@@ -62,8 +64,83 @@ def modes_of(engine: str, asked: list[str]) -> list[str]:
     return [mode for mode, of in MODES.items() if of == engine and mode in asked]
 
 
+def block(kind: str) -> int:
+    """Tokens a page of the model's cache."""
+    return V4_BLOCK if kind == "v4" else BLOCK
+
+
+def rounds(kind: str) -> int:
+    """How often throughput is measured: of V4, whose start takes longest, twice; the first compiles what is left."""
+    return 2 if kind == "v4" else 3
+
+
+def v4_config(heads: int) -> dict[str, Any]:
+    """As `config` for DeepSeek V4: a layer that sees a window alone, one with 4 tokens a row beside it, one with 128.
+
+    Of the matrices one is quantised, since vLLM multiplies it as such alone; the others would have DeepGEMM compile
+    kernels for each shape and size of a batch.
+    """
+    layers = 3
+    plain = [
+        *("attn.fused_wqa_wkv", "attn.wq_b", "attn.wo_b", "attn.indexer.wq_b"),
+        *("ffn.shared_experts.gate_up_proj", "ffn.shared_experts.down_proj", "ffn.experts.routed_experts"),
+    ]
+    skipped = [f"model.layers.{layer}.{name}" for layer in range(layers) for name in plain]
+    fp8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    yarn = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4, "original_max_position_embeddings": LONGEST // 4}
+    model = {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": "deepseek_v4",
+        "torch_dtype": "bfloat16",
+        "vocab_size": VOCABULARY,
+        "max_position_embeddings": LONGEST,
+        "num_hidden_layers": layers,
+        "hidden_size": 512,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "compress_rope_theta": 160000.0,
+        "rope_scaling": yarn | {"beta_fast": 32, "beta_slow": 1},
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "quantization_config": fp8 | {"modules_to_not_convert": skipped},
+    }
+    attention = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "q_lora_rank": 256,
+        "o_lora_rank": 256,
+        "o_groups": max(heads // 8, 1),
+        "sliding_window": 128,
+        "compress_ratios": [0, 4, 128],
+        "index_topk": 512,
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+    }
+    experts = {
+        "moe_intermediate_size": 256,
+        "n_routed_experts": 16,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "num_hash_layers": 0,
+        "topk_method": "noaux_tc",
+        "scoring_func": "sqrtsoftplus",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "swiglu_limit": None,
+        "expert_dtype": "fp8",
+        "num_nextn_predict_layers": 0,
+    }
+    return model | attention | experts | {"hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6}
+
+
 def config(kind: str, heads: int) -> dict[str, Any]:
     """A config.json of few and narrow layers, with attention of the real size."""
+    if kind == "v4":
+        return v4_config(heads)
     sparse = kind != "dense"
     model = {
         "architectures": ["DeepseekV32ForCausalLM" if sparse else "DeepseekV3ForCausalLM"],

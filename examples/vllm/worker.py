@@ -5,12 +5,22 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import v4
 import vllm.model_executor.model_loader.dummy_loader as loader
 
 SIZE = 0.08  # of the weights: with vLLM's 0.001 attention adds nothing that a token shows
 
 _initialize = loader.initialize_dummy_weights
-loader.initialize_dummy_weights = lambda model, config, *_, **__: _initialize(model, config, low=-SIZE, high=SIZE)
+
+
+def _initialize_larger(model: Any, config: Any, *_: Any, **__: Any) -> None:
+    """Random weights of a module; vLLM's loader goes through all modules, the whole model first."""
+    _initialize(model, config, low=-SIZE, high=SIZE)
+    if getattr(getattr(config, "hf_config", None), "model_type", None) == "deepseek_v4":
+        v4.finish(model)
+
+
+loader.initialize_dummy_weights = _initialize_larger
 
 
 class Look:
@@ -21,7 +31,7 @@ class Look:
 
     def attention_classes(self) -> list[str]:
         """The backends of the model's layers, as classes: which of them runs is seen, not asked for."""
-        largest = max(weight.abs().max().item() for weight in self.model_runner.model.parameters())
+        largest = max(weight.float().abs().max().item() for weight in self.model_runner.model.parameters())
         if largest < SIZE / 2:
             raise RuntimeError(f"weights: got up to {largest}, as vLLM's own; {SIZE} was asked for")
         layers = self.vllm_config.compilation_config.static_forward_context.values()

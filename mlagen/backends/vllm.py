@@ -19,6 +19,15 @@ INDEXER_BLOCK_SIZE = 64  # tokens a page, or a multiple, that vLLM's indexer tak
 CONVERTER = "triton_convert_req_index_to_global_index"  # which vLLM's own of that name need not do, nor compile late
 PACKED = "fp8_ds_mla"  # vLLM's word for rows of one size, whose RoPE columns are zeros in a model without
 PACKED_DIMS = (512, 64)  # kv_lora_rank and qk_rope_head_dim of those rows
+V4 = "ue8m0_v4"  # rows of both caches of DeepSeek V4, which vLLM calls fp8_ds_mla too
+V4_DIMS = (448, 64)
+V4_WRAPPERS = (
+    "flash_mla_with_kvcache",
+    "flash_mla_sparse_fwd",
+    "dequantize_and_gather_k_cache",
+    "compute_global_topk_indices_and_lens",
+    "combine_topk_swa_indices",
+)
 INDEXER = ("fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits", "get_paged_mqa_logits_metadata")  # what its indexer calls
 TOPK = ("top_k_per_row_prefill", "top_k_per_row_decode")  # by which it picks
 
@@ -29,7 +38,7 @@ class Kind:
 
     Attributes:
         template: of the backend.
-        wrapper: what it calls.
+        wrappers: what it calls.
         cache_dtypes: vLLM's words (`--kv-cache-dtype`) for the cache.
         packed: whether a row is bytes of several fields, which vLLM hands over as uint8.
         unserved: names of vLLM's own backends, by major compute capability, whose place in the platform's list the
@@ -37,7 +46,7 @@ class Kind:
     """
 
     template: str
-    wrapper: str
+    wrappers: tuple[str, ...]
     cache_dtypes: tuple[str, ...]
     packed: bool = False
     unserved: tuple[tuple[int, tuple[str, ...]], ...] = ()
@@ -47,14 +56,15 @@ _SPARSE_PLACES = ((8, ("FLASHMLA_SPARSE", "FLASH_ATTN_MLA_SPARSE")),)
 
 # By the kind of attention and the layout of the cache.
 KINDS = {
-    ("sparse", "bf16"): Kind("sparse", "flash_mla_sparse_fwd", ("auto", "bfloat16"), unserved=_SPARSE_PLACES),
-    ("sparse", "fp16"): Kind("sparse", "flash_mla_sparse_fwd", ("auto", "float16"), unserved=_SPARSE_PLACES),
+    ("sparse", "bf16"): Kind("sparse", ("flash_mla_sparse_fwd",), ("auto", "bfloat16"), unserved=_SPARSE_PLACES),
+    ("sparse", "fp16"): Kind("sparse", ("flash_mla_sparse_fwd",), ("auto", "float16"), unserved=_SPARSE_PLACES),
     ("sparse", "fp8_ds_mla"): Kind(
-        "sparse", "flash_mla_with_kvcache", ("fp8_ds_mla",), packed=True, unserved=_SPARSE_PLACES
+        "sparse", ("flash_mla_with_kvcache",), ("fp8_ds_mla",), packed=True, unserved=_SPARSE_PLACES
     ),
-    ("dense", "bf16"): Kind("dense", "flash_mla_with_kvcache", ("auto", "bfloat16")),
-    ("dense", "fp16"): Kind("dense", "flash_mla_with_kvcache", ("auto", "float16")),
-    ("dense", "fp8_per_tensor"): Kind("dense", "flash_mla_with_kvcache", ("fp8", "fp8_e4m3")),
+    ("sparse", V4): Kind("v4", V4_WRAPPERS, ("fp8", "fp8_ds_mla"), packed=True),
+    ("dense", "bf16"): Kind("dense", ("flash_mla_with_kvcache",), ("auto", "bfloat16")),
+    ("dense", "fp16"): Kind("dense", ("flash_mla_with_kvcache",), ("auto", "float16")),
+    ("dense", "fp8_per_tensor"): Kind("dense", ("flash_mla_with_kvcache",), ("fp8", "fp8_e4m3")),
 }
 
 
@@ -78,9 +88,11 @@ def plugin_files(plan: Plan) -> list[GeneratedFile]:
     context = _context(plan, kind)
     has_indexer = context["indexes"] or context["picks"]
     indexer = [GeneratedFile("indexer.py", "vllm/indexer.py.jinja", context)] if has_indexer else []
+    selector = [GeneratedFile("selector.py", "vllm/selector.py.jinja", context)] if context["selects"] else []
     return [
         GeneratedFile("backend.py", f"vllm/{kind.template}.py.jinja", context),
         *indexer,
+        *selector,
         GeneratedFile("__init__.py", "vllm/__init__.py.jinja", context),
     ]
 
@@ -95,8 +107,13 @@ def _kind(plan: Plan) -> Kind:
     if kind is None:
         layouts = ", ".join(layout for of, layout in KINDS if of == spec.attention.kind)
         raise _refused(plan, "cache.layout", f"'{plan.layout.name}'", f"{layouts} with {spec.attention.kind} attention")
-    if kind.wrapper not in spec.wrappers:
-        raise _refused(plan, "wrappers", ", ".join(spec.wrappers), f"{kind.wrapper} among them, which vLLM's calls run")
+    missing = [wrapper for wrapper in kind.wrappers if wrapper not in spec.wrappers]
+    if missing:
+        takes = f"{', '.join(missing)} among them, which vLLM's calls run"
+        raise _refused(plan, "wrappers", ", ".join(spec.wrappers), takes)
+    if kind.template == "v4":
+        _check_v4(plan)
+        return kind
     if spec.extra_cache is not None:
         raise _refused(plan, "extra_cache", "a second cache", "none")
     if spec.attention.window is not None:
@@ -104,6 +121,22 @@ def _kind(plan: Plan) -> Kind:
     if isinstance(spec.attention, SparseAttention):
         _check_sparse(plan, spec.attention, kind)
     return kind
+
+
+def _check_v4(plan: Plan) -> None:
+    """Refuses what is not the attention of vLLM's V4 layers."""
+    spec, rows = plan.spec, compose(NAMED_LAYOUTS[V4], *V4_DIMS)
+    assert isinstance(spec.attention, SparseAttention)  # as _kind saw
+    for field, layout in (("cache.layout", plan.layout), ("extra_cache", plan.extra_layout)):
+        if layout is None or _read(layout) != _read(rows):
+            got = "none" if layout is None else f"rows of {layout.row_bytes} bytes"
+            raise _refused(plan, field, got, f"the {rows.row_bytes} of '{V4}' that vLLM writes of {V4_DIMS[0]} columns")
+    if spec.attention.topk_length == "none":
+        raise _refused(plan, "attention.topk_length", "'none'", "'optional' or 'required': V4's layers pass one")
+    if spec.attention.attn_sink == "none":
+        raise _refused(plan, "attention.attn_sink", "'none'", "'optional' or 'required': V4's layers pass one")
+    if plan.d_v != plan.d_qk:
+        raise _refused(plan, "model.v_head_dim", str(plan.d_v), f"{plan.d_qk}: V4's V is the whole row")
 
 
 def _is_packed(layout: CacheLayout) -> bool:
@@ -158,6 +191,7 @@ def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
         "takes_length": not dense and plan.sparse_attention.topk_length != "none",
         "unserved": kind.unserved,
         "converts": CONVERTER in plan.spec.wrappers,
+        "selects": kind.template == "v4",
         "indexes": set(INDEXER) <= set(plan.spec.wrappers),
         "picks": not dense and set(TOPK) <= set(plan.spec.wrappers),
     }

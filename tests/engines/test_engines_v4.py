@@ -1,0 +1,64 @@
+"""DeepSeek V4's plugin over a stand-in for vLLM: which class a model takes, and attention of every kind of layer."""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from mlagen.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PROBE = Path(__file__).with_name("v4_probe.py")
+OWN = "DeepseekV4FlashMLAAttention"
+
+pytestmark = pytest.mark.interpreter
+
+
+@functools.cache
+def probe(folder: Path, engine: str, capability: str) -> dict[str, Any]:
+    """What the probe found."""
+    command = [sys.executable, str(PROBE), str(folder), "mlagen_vllm_dsv4_flash", engine, capability]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("engine", ["0.26", "0.33"])
+@pytest.mark.parametrize(("capability", "alone"), [("8.6", "Attention"), ("9.0", OWN), ("12.0", OWN)])
+def test_class_is_chosen_by_name_or_where_vllm_has_none(engine: str, capability: str, alone: str, unpacked) -> None:
+    found = probe(unpacked("dsv4_flash"), engine, capability)["selected"]
+    assert found == {"ours": "Attention", "another": OWN, "nothing": alone, "again": "same"}
+
+
+@pytest.mark.parametrize("ratio", ["1", "4", "128"])
+def test_a_layer_is_attention_over_both_caches(ratio: str, unpacked) -> None:
+    found = probe(unpacked("dsv4_flash"), "0.26", "8.6")["forward"][ratio]
+    assert found["decode"] < 0.01
+    assert found["prefill"] < 0.01
+    assert found["without a batch"] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("attn_sink: optional", "attn_sink: none"), "attention.attn_sink: got 'none'"),
+        (("  - combine_topk_swa_indices", "#"), "wrappers: got "),
+    ],
+)
+def test_what_is_not_v4s_attention_is_refused_in_one_line(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+    text = (ROOT / "specs" / "dsv4_flash.yaml").read_text(encoding="utf-8")
+    assert change[0] in text
+    (tmp_path / "dsv4_flash.yaml").write_text(text.replace(*change), encoding="utf-8")
+    command = ["package", str(tmp_path / "dsv4_flash.yaml"), "--for", "vllm", "--out", str(tmp_path)]
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr.splitlines()[0]
+    assert len(done.stderr.splitlines()) == 1
