@@ -172,8 +172,8 @@ def _candidates(block_q: int, columns: int, target: Target, *, native: bool) -> 
     wide = columns >= COLUMNS
     if target.backend == "hip":
         return [MqaLogitsTile(block_q, block_n, 4, 2, RESIDENT) for block_n in (128, 64, 32, 16)]
-    # Native products on sm90 need no more: two programs hide each other's sums. Elsewhere four warps would spill, as they
-    # do there under Triton 3.9 with the sums of eight query tokens.
+    # Native products on sm90 need no more: two programs hide each other's sums. Elsewhere four warps would spill, and
+    # so they do there under Triton 3.9 with the sums of eight query tokens.
     warps = 8 if wide and not (native and target.dot == "wgmma" and block_q <= 4) else 4
     return [
         MqaLogitsTile(block_q, block_n, warps, stages, RESIDENT)
