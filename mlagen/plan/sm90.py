@@ -66,10 +66,11 @@ DENSE_FWD_REGISTERS = {
     (64, "descriptors"): Registers((216, 72)),
     (128, "pointers"): Registers((216, 72)),
     (128, "descriptors"): Registers((216, 72), (((3, 8), (216, 80)),)),
-    (256, "pointers"): Registers((224, 56), (((3, 8), (232, 56)),)),
+    (256, "pointers"): Registers((232, 56), (((3, 9), (224, 56)),)),
     (256, "descriptors"): Registers((224, 56)),
 }
 DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and P, beside which the rest has room
+DENSE_FWD_HOLDS_WAIT_UP_TO = (3, 7)  # the last Triton whose ptxas has registers for it
 DENSE_FWD_QUERIES = 1
 DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for what partitions pass
 LOAD_BYTES = 16  # of a load, at which rows, scales and tails begin
@@ -210,6 +211,7 @@ class DenseFwdSm90Plan:
         registers: of a thread, by warpgroup.
         num_warps: of the program's first warpgroup.
         min_queries: from how many rows of its longest request on a call runs it.
+        holds_wait_up_to: the last minor version of Triton under which the softmax runs beside the own product with V.
         expected_shared: bytes of shared memory a program is expected to need.
         expected_products: wgmma instructions in its code.
     """
@@ -220,6 +222,7 @@ class DenseFwdSm90Plan:
     registers: Registers
     num_warps: int
     min_queries: int
+    holds_wait_up_to: Minor
     expected_shared: int
     expected_products: int
 
@@ -249,7 +252,15 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
             products = 2 * 2 * (d_qk // PRODUCT_DEPTH + block_n // PRODUCT_DEPTH)
             registers = DENSE_FWD_REGISTERS[d_v, heads.addressing]
             return DenseFwdSm90Plan(
-                BLOCK_H, block_n, DENSE_FWD_STAGES, registers, WARPS, DENSE_FWD_QUERIES, shared, products
+                BLOCK_H,
+                block_n,
+                DENSE_FWD_STAGES,
+                registers,
+                WARPS,
+                DENSE_FWD_QUERIES,
+                DENSE_FWD_HOLDS_WAIT_UP_TO,
+                shared,
+                products,
             )
     return None
 
