@@ -477,6 +477,7 @@ class DenseFwdModule:
             **interface(self._arguments(plan)),
             "register_split": register_split(sm90.registers),
             "result_columns": register_columns(values["d_v"]),
+            "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
             "itemsize": ITEMSIZE,
             "k_chunks": k_chunks,
             "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",

@@ -75,11 +75,13 @@ DENSE_FWD_REGISTERS = {
     (64, "pointers"): Registers((216, 72)),
     (64, "descriptors"): Registers((216, 72)),
     (128, "pointers"): Registers((216, 72)),
-    (128, "descriptors"): Registers((216, 72), (((3, 8), (216, 80)),)),
-    (256, "pointers"): Registers((224, 56), (((3, 8), (232, 56)),)),
+    (128, "descriptors"): Registers((216, 72), (((3, 7), (224, 64)), ((3, 8), (216, 80)))),
+    (256, "pointers"): Registers((232, 56), (((3, 9), (224, 56)),)),
     (256, "descriptors"): Registers((224, 56)),
 }
 DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and P, beside which the rest has room
+# Likewise, where the softmax beside the own product with V was faster: the last Triton under which that does not spill.
+DENSE_FWD_HOLDS_WAIT_UP_TO: dict[tuple[int, str], Minor] = {(128, "descriptors"): (3, 7), (256, "pointers"): (3, 7)}
 DENSE_FWD_QUERIES = 1
 DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for what partitions pass
 SCALE_TILE = 128  # columns of an fp32 scale
@@ -235,6 +237,8 @@ class DenseFwdSm90Plan:
         registers: of a thread, by warpgroup.
         num_warps: of the program's first warpgroup.
         min_queries: from how many rows of its longest request on a call runs it.
+        holds_wait_up_to: the last minor version of Triton under which the softmax runs beside the own product with V;
+            None if it does under none.
         expected_shared: bytes of shared memory a program is expected to need.
         expected_products: wgmma instructions in its code.
     """
@@ -245,6 +249,7 @@ class DenseFwdSm90Plan:
     registers: Registers
     num_warps: int
     min_queries: int
+    holds_wait_up_to: Minor | None
     expected_shared: int
     expected_products: int
 
@@ -272,9 +277,17 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
         if shared + DENSE_FWD_BARRIERS <= shared_limit and accumulators <= DENSE_FWD_ACCUMULATORS:
             # Scores: before the loop and in it; V: in it and behind it; of both warpgroups.
             products = 2 * 2 * (d_qk // PRODUCT_DEPTH + block_n // PRODUCT_DEPTH)
-            registers = DENSE_FWD_REGISTERS[d_v, heads.addressing]
+            kind = (d_v, heads.addressing)
             return DenseFwdSm90Plan(
-                BLOCK_H, block_n, DENSE_FWD_STAGES, registers, WARPS, DENSE_FWD_QUERIES, shared, products
+                BLOCK_H,
+                block_n,
+                DENSE_FWD_STAGES,
+                DENSE_FWD_REGISTERS[kind],
+                WARPS,
+                DENSE_FWD_QUERIES,
+                DENSE_FWD_HOLDS_WAIT_UP_TO.get(kind),
+                shared,
+                products,
             )
     return None
 

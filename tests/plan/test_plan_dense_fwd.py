@@ -135,6 +135,14 @@ def test_heads_in_runs_of_64_columns_have_a_sm90_kernel(dims, block_n):
         assert sm90.expected_products == 4 * (dims[0] // 16 + block_n // 16)
 
 
+@pytest.mark.parametrize("dims", [(192, 128), (256, 256), (128, 64)], ids=str)
+@pytest.mark.parametrize("addressing", ["pointers", "descriptors"])
+def test_the_softmax_runs_beside_the_own_product_where_that_was_faster(dims, addressing):
+    sm90 = make_plan(make_spec(*dims, addressing=addressing)).of(DenseFwdPlan).sm90
+    measured = {((192, 128), "descriptors"), ((256, 256), "pointers")}
+    assert sm90.holds_wait_up_to == ((3, 7) if (dims, addressing) in measured else None)
+
+
 @pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}], ids=str)
 def test_without_gluon_or_sm90_there_is_none(changes):
     assert make_plan(make_spec(**changes)).of(DenseFwdPlan).sm90 is None
