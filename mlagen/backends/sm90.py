@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from mlagen.plan import (
     SparseDecodePlan,
     SparseFwdPlan,
 )
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, RESCALE_THRESHOLD_LOG2, Registers, register_columns
+from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, PRODUCT_DEPTH, RESCALE_THRESHOLD_LOG2, Registers, register_columns
 from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
@@ -388,8 +389,11 @@ def _dense_decode_arguments(plan: Plan) -> Signature:
     sizes = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size")
     scheduler = ("unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")
     strides = ("q_request", "q_token", "q_head", "page", "row", "k_head", "block_table", "out_token", "out_head")
+    cache = _required(plan.layout)
+    k_cache = (("k_cache_ptr", "*u8" if cache.quantised else element),)
+    scales = (("q_scale_ptr", "*fp32"), ("k_scale_ptr", "*fp32")) if cache.tensor_scale else ()
     return (
-        *(("q_ptr", element), ("k_cache_ptr", element), ("block_table_ptr", "*i32"), ("cache_seqlens_ptr", "*i32")),
+        *(("q_ptr", element), *k_cache, ("block_table_ptr", "*i32"), ("cache_seqlens_ptr", "*i32"), *scales),
         *(("out_ptr", element), ("lse_ptr", "*fp32"), ("partial_ptr", "*fp32")),
         *((name, "i32") for name in sizes),
         *_dividers("page"),
@@ -407,17 +411,45 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
         "block_b": dense_decode.block_b,
         "thread_lengths": dense_decode.block_b // WARPGROUP,
+        "by_rows": "gl.convert_layout(%s, RESULT)",
         "p0": _p0(sm90),
         **shared(*_seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
     }
 
 
+def _dense_e4m3_details(plan: Plan) -> dict[str, Any]:
+    sm90 = _required(plan.of(DenseDecodePlan).sm90)
+    tails, p0 = (("q_tail", "k_tail"), ()) if sm90.d_tail else ((), ("p0",))
+    statistics = ("max0", "max1", "alpha", "l0", "l1", "q_unit")
+    partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
+    return {
+        **_dense_decode_details(plan),
+        "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
+        "by_rows": "_by_rows(%s)",
+        "product_keys": PRODUCT_DEPTH,
+        **shared(("q_l", "q_r", "k_l", "k_r", *tails), (*p0, "p1", *statistics), ("k_ready",)),
+    }
+
+
+def _dense_plan(plan: Plan, *, quantised: bool) -> Sm90Plan | None:
+    layout = plan.layout
+    return _sm90_of(plan, DenseDecodePlan) if layout is not None and layout.quantised == quantised else None
+
+
 DENSE_DECODE = Sm90Module(
     MODULE="_dense_decode_sm90",
     TEMPLATE="sm90/dense_decode",
-    plan_of=lambda plan: _sm90_of(plan, DenseDecodePlan),
+    plan_of=functools.partial(_dense_plan, quantised=False),
     arguments=_dense_decode_arguments,
     details=_dense_decode_details,
+)
+
+DENSE_DECODE_E4M3 = Sm90Module(
+    MODULE="_dense_decode_sm90",
+    TEMPLATE="sm90/dense_decode_e4m3",
+    plan_of=functools.partial(_dense_plan, quantised=True),
+    arguments=_dense_decode_arguments,
+    details=_dense_e4m3_details,
 )
 
 

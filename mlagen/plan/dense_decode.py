@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mlagen import work
+from mlagen.layout import CacheLayout
 from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import make_sm90
+from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_dense_e4m3, make_sm90, reads_e4m3
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import WIDE_ROWS, Tile, TileRow
 from mlagen.plan.tuned import Tuned
@@ -64,7 +65,7 @@ class DenseDecodePlan(CachedFamily):
             d_qk=dims.kv_lora_rank + dims.qk_rope_head_dim,
             d_v=dims.v_head_dim,
             splits=splits_of(spec),
-            sm90=None if layout.quantised else make_sm90(spec, tuned.sm90_rows(text)),
+            sm90=_make_sm90(spec, layout, tuned.sm90_rows(text)),
             caches=caches,
             cached=cached,
             window=window,
@@ -82,6 +83,13 @@ class DenseDecodePlan(CachedFamily):
     def one_token(self, num_heads: int) -> Work:
         """The work of a call of one token."""
         return Work(f"one token over {KEYS:,} keys", self.flops(1, num_heads, KEYS), self.bytes(1, num_heads, KEYS))
+
+
+def _make_sm90(spec: Spec, layout: CacheLayout, rows: tuple[Sm90Row, ...] | None) -> Sm90Plan | None:
+    """The sm90 kernel's numbers; None without one."""
+    if not layout.quantised:
+        return make_sm90(spec, rows)
+    return make_dense_e4m3(spec, rows) if reads_e4m3(layout) else None
 
 
 def spills_with_window(tile: Tile, target: Target) -> bool:
