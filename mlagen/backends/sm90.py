@@ -417,15 +417,18 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _dense_e4m3_details(plan: Plan) -> dict[str, Any]:
+def _dense_e4m3_details(plan: Plan, *, few: bool) -> dict[str, Any]:
     sm90 = _required(plan.of(DenseDecodePlan).sm90)
-    tails, p0 = (("q_tail", "k_tail"), ()) if sm90.d_tail else ((), ("p0",))
+    own_p0 = few or not sm90.d_tail
+    tails, p0 = ("q_tail", "k_tail") if sm90.d_tail else (), ("p0",) if own_p0 else ()
     statistics = ("max0", "max1", "alpha", "l0", "l1", "q_unit")
     partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
     return {
         **_dense_decode_details(plan),
         "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
         "by_rows": "_by_rows(%s)",
+        "packed": few,
+        "own_p0": own_p0,
         "product_keys": PRODUCT_DEPTH,
         **shared(("q_l", "q_r", "k_l", "k_r", *tails), (*p0, "p1", *statistics), ("k_ready",)),
     }
@@ -449,7 +452,15 @@ DENSE_DECODE_E4M3 = Sm90Module(
     TEMPLATE="sm90/dense_decode_e4m3",
     plan_of=functools.partial(_dense_plan, quantised=True),
     arguments=_dense_decode_arguments,
-    details=_dense_e4m3_details,
+    details=functools.partial(_dense_e4m3_details, few=False),
+)
+
+DENSE_DECODE_E4M3_FEW = Sm90Module(
+    MODULE="_dense_decode_sm90_few",
+    TEMPLATE="sm90/dense_decode_e4m3",
+    plan_of=lambda plan: found.few_rows if (found := plan.find(DenseDecodePlan)) else None,
+    arguments=_dense_decode_arguments,
+    details=functools.partial(_dense_e4m3_details, few=True),
 )
 
 

@@ -11,7 +11,7 @@ from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_dense_e4m3, make_sm90, reads_e4m3
+from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_dense_e4m3, make_dense_e4m3_few, make_sm90, reads_e4m3
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import WIDE_ROWS, Tile, TileRow
 from mlagen.plan.tuned import Tuned
@@ -32,6 +32,7 @@ class DenseDecodePlan(CachedFamily):
     """Numbers of the kernel of dense attention; its tiles hold rows, a head of a query token each.
 
     Attributes:
+        few_rows: the numbers of the sm90 kernel of few rows; None without one.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
@@ -42,11 +43,17 @@ class DenseDecodePlan(CachedFamily):
     NAME: ClassVar = fits.DENSE_DECODE
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
 
+    few_rows: Sm90Plan | None
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS
     batch_invariant_split: int = BATCH_INVARIANT_SPLIT
     block_b: int = BLOCK_B
+
+    @property
+    def sm90_modules(self) -> tuple[str, ...]:
+        """Generated modules of its sm90 kernels."""
+        return (*super().sm90_modules, *(() if self.few_rows is None else (f"_{self.NAME}_sm90_few",)))
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> DenseDecodePlan | None:
@@ -58,6 +65,7 @@ class DenseDecodePlan(CachedFamily):
         cached = cached_row(layout, None, caches.chunks)
         text = fits.dense_decode(spec, cached.chunks, layout, caches.main.block_size, window)
         found = tuned.rows(text, spec.targets, cached.row)
+        sm90 = _make_sm90(spec, layout, tuned.sm90_rows(text))
         return cls(
             fits=text,
             tiles=tuple((name, found.get(name) or _untuned(cached, window, TARGETS[name])) for name in spec.targets),
@@ -65,7 +73,8 @@ class DenseDecodePlan(CachedFamily):
             d_qk=dims.kv_lora_rank + dims.qk_rope_head_dim,
             d_v=dims.v_head_dim,
             splits=splits_of(spec),
-            sm90=_make_sm90(spec, layout, tuned.sm90_rows(text)),
+            sm90=sm90,
+            few_rows=make_dense_e4m3_few(sm90) if sm90 and layout.quantised else None,
             caches=caches,
             cached=cached,
             window=window,

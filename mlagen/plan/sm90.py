@@ -35,6 +35,7 @@ D_V = 512  # two warpgroups' accumulators of 256 columns fill their registers
 D_TAILS = (0, 64)  # columns of K behind V for which shared memory has room
 PRODUCT_DEPTH = 16  # columns that one wgmma of 16-bit operands multiplies
 E4M3_PRODUCT_DEPTH = 32
+FEW_ROWS = 32  # of a program of dense attention over e4m3, both of whose parts of Q fill the rows of a product
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # What spills under which Triton, and which splits were tried: docs/tritons.md.
 SPARSE_FWD_REGISTERS = {64: Registers((208, 56)), 0: Registers((208, 56), (((3, 9), (216, 64)),))}  # by D_TAILS
@@ -329,6 +330,17 @@ def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | No
         expected_shared=(2 * BLOCK_H + 4 * BLOCK_N) * sm90.d_k + probs + 6 * BLOCK_H * 4,
         expected_products=scores + values,
         k_itemsize=1,
+    )
+
+
+def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
+    """The same of few rows: both parts of Q share a product's rows."""
+    probs = 2 * FEW_ROWS * BLOCK_N * ITEMSIZE
+    return replace(
+        sm90,
+        block_h=FEW_ROWS,
+        expected_shared=(2 * FEW_ROWS + 4 * BLOCK_N) * sm90.d_k + probs + 6 * FEW_ROWS * 4,
+        expected_products=sm90.expected_products - 2 * sm90.d_k // E4M3_PRODUCT_DEPTH,
     )
 
 

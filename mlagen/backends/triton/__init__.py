@@ -85,7 +85,11 @@ class Renderer:
 
 RENDERERS = {
     CachePlan.NAME: Renderer(cache.shared, cache.modules),
-    DenseDecodePlan.NAME: Renderer(dense_decode.shared, dense_decode.modules, (sm90.DENSE_DECODE, sm90.DENSE_DECODE_E4M3)),
+    DenseDecodePlan.NAME: Renderer(
+        dense_decode.shared,
+        dense_decode.modules,
+        (sm90.DENSE_DECODE, sm90.DENSE_DECODE_E4M3, sm90.DENSE_DECODE_E4M3_FEW),
+    ),
     DenseFwdPlan.NAME: Renderer(
         dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.context, dense_fwd.signature),)
     ),
