@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -94,7 +95,7 @@ class DenseDecodePlan(CachedFamily):
         return Work(f"one token over {KEYS:,} keys", self.flops(1, num_heads, KEYS), self.bytes(1, num_heads, KEYS))
 
 
-def _make_sm90(spec: Spec, layout: CacheLayout, rows: tuple[Sm90Row, ...] | None) -> Sm90Plan | None:
+def _make_sm90(spec: Spec, layout: CacheLayout, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
     """The sm90 kernel's numbers; None without one."""
     if not layout.quantised:
         return make_sm90(spec, rows)

@@ -19,7 +19,6 @@ from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, empty_pages, place, unpl
 from mlagen.verify.reference import Attention, sparse_attention
 
 
-
 @dataclass
 class Inputs(family.Inputs):
     """The tensors of one call.
