@@ -11,8 +11,9 @@ from mlagen.layout import CacheLayout
 from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
+from mlagen.plan.dense_decode_sm90 import make_dense_e4m3, make_dense_e4m3_few, reads_e4m3
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_dense_e4m3, make_dense_e4m3_few, make_sm90, reads_e4m3
+from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_sm90
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import WIDE_ROWS, Tile, TileRow
 from mlagen.plan.tuned import Tuned

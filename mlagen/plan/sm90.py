@@ -34,8 +34,6 @@ BLOCK_N = 64
 D_V = 512  # two warpgroups' accumulators of 256 columns fill their registers
 D_TAILS = (0, 64)  # columns of K behind V for which shared memory has room
 PRODUCT_DEPTH = 16  # columns that one wgmma of 16-bit operands multiplies
-E4M3_PRODUCT_DEPTH = 32
-FEW_ROWS = 32  # of a program of dense attention over e4m3, both of whose parts of Q fill the rows of a product
 WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
 # What spills under which Triton, and which splits were tried: docs/tritons.md.
 SPARSE_FWD_REGISTERS = {64: Registers((208, 56)), 0: Registers((208, 56), (((3, 9), (216, 64)),))}  # by D_TAILS
@@ -44,7 +42,6 @@ SHARED_REGISTERS = {  # by tokens a group
     4: Registers((208, 56), (((3, 9), (208, 48)),)),
 }
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
-DENSE_E4M3_REGISTERS = Registers((224, 56))
 DEQUANTISING_REGISTERS = {
     64: Registers((192, 96)),
     0: Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104)))),
@@ -304,43 +301,6 @@ def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
         and latent.count == D_V
         and (scales.dtype, scales.tile) == ("fp32", SCALE_TILE)
         and (scales.offset % LOAD_BYTES, layout.row_bytes % LOAD_BYTES) == (0, 0)
-    )
-
-
-def reads_e4m3(layout: CacheLayout) -> bool:
-    """Whether the kernel of dense attention over e4m3 reads a cache: a row is K's columns in order, of one scale."""
-    runs = [(field.dtype, field.tensor_scale, field.offset - field.first_column) for field in layout.data]
-    return set(runs) == {("e4m3", True, 0)} and layout.row_bytes == layout.columns and not layout.planar
-
-
-def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
-    """The plan of the sm90 kernel of dense attention over a cache of e4m3; None where another kernel's would be none.
-
-    A row of Q takes as many bytes as in bf16, as two values a column. A step's tails have room for P of a block.
-    """
-    sm90 = make_sm90(spec, rows)
-    if sm90 is None or PartialRow(spec.partials, D_V).scaled:
-        return None
-    probs = BLOCK_H * BLOCK_N * ITEMSIZE * (1 if sm90.d_tail else 2)
-    scores = 2 * 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
-    values = 2 * (D_V // 2 // BLOCK_H) * sm90.step // PRODUCT_DEPTH
-    return replace(
-        sm90,
-        registers=DENSE_E4M3_REGISTERS,
-        expected_shared=(2 * BLOCK_H + 4 * BLOCK_N) * sm90.d_k + probs + 6 * BLOCK_H * 4,
-        expected_products=scores + values,
-        k_itemsize=1,
-    )
-
-
-def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
-    """The same of few rows: both parts of Q share a product's rows."""
-    probs = 2 * FEW_ROWS * BLOCK_N * ITEMSIZE
-    return replace(
-        sm90,
-        block_h=FEW_ROWS,
-        expected_shared=(2 * FEW_ROWS + 4 * BLOCK_N) * sm90.d_k + probs + 6 * FEW_ROWS * 4,
-        expected_products=sm90.expected_products - 2 * sm90.d_k // E4M3_PRODUCT_DEPTH,
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen import GENERATOR
-from mlagen.backends import sm90, sm90_logits
+from mlagen.backends import sm90, sm90_dense_decode, sm90_logits
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import (
     cache,
@@ -88,7 +88,7 @@ RENDERERS = {
     DenseDecodePlan.NAME: Renderer(
         dense_decode.shared,
         dense_decode.modules,
-        (sm90.DENSE_DECODE, sm90.DENSE_DECODE_E4M3, sm90.DENSE_DECODE_E4M3_FEW),
+        (sm90_dense_decode.DENSE_DECODE, sm90_dense_decode.DENSE_DECODE_E4M3, sm90_dense_decode.DENSE_DECODE_E4M3_FEW),
     ),
     DenseFwdPlan.NAME: Renderer(
         dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.context, dense_fwd.signature),)

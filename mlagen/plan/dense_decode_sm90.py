@@ -1,0 +1,53 @@
+"""Numbers of the sm90 kernels of dense attention over a cache of e4m3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from mlagen.layout import CacheLayout
+from mlagen.plan.sm90 import BLOCK_H, BLOCK_N, D_V, PRODUCT_DEPTH, Registers, Sm90Plan, Sm90Row, make_sm90
+from mlagen.plan.splits import PartialRow
+from mlagen.spec import Spec
+from mlagen.work import ITEMSIZE
+
+REGISTERS = Registers((224, 56))
+E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
+FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
+
+
+def reads_e4m3(layout: CacheLayout) -> bool:
+    """Whether the kernel of dense attention over e4m3 reads a cache: a row is K's columns in order, of one scale."""
+    runs = [(field.dtype, field.tensor_scale, field.offset - field.first_column) for field in layout.data]
+    return set(runs) == {("e4m3", True, 0)} and layout.row_bytes == layout.columns and not layout.planar
+
+
+def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
+    """The plan of the sm90 kernel of dense attention over a cache of e4m3; None where another kernel's would be none.
+
+    A row of Q takes as many bytes as in bf16, as two values a column. A step's tails have room for P of a block.
+    """
+    sm90 = make_sm90(spec, rows)
+    if sm90 is None or PartialRow(spec.partials, D_V).scaled:
+        return None
+    probs = BLOCK_H * BLOCK_N * ITEMSIZE * (1 if sm90.d_tail else 2)
+    scores = 2 * 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
+    values = 2 * (D_V // 2 // BLOCK_H) * sm90.step // PRODUCT_DEPTH
+    return replace(
+        sm90,
+        registers=REGISTERS,
+        expected_shared=(2 * BLOCK_H + 4 * BLOCK_N) * sm90.d_k + probs + 6 * BLOCK_H * 4,
+        expected_products=scores + values,
+        k_itemsize=1,
+    )
+
+
+def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
+    """The same of few rows: both parts of Q share a product's rows."""
+    probs = 2 * FEW_ROWS * BLOCK_N * ITEMSIZE
+    return replace(
+        sm90,
+        block_h=FEW_ROWS,
+        expected_shared=(2 * FEW_ROWS + 4 * BLOCK_N) * sm90.d_k + probs + 6 * FEW_ROWS * 4,
+        expected_products=sm90.expected_products - 2 * sm90.d_k // E4M3_PRODUCT_DEPTH,
+    )
