@@ -50,20 +50,18 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
 
 def _dense_e4m3_details(plan: Plan, *, few: bool) -> dict[str, Any]:
     sm90 = required(plan.of(DenseDecodePlan).sm90)
-    own_p0 = few or not sm90.d_tail
-    tails, p0 = ("q_tail", "k_tail") if sm90.d_tail else (), ("p0",) if own_p0 else ()
-    statistics = ("max0", "max1", "alpha", "l0", "l1", "q_unit")
+    tails = ("q_tail", "k_tail") if sm90.d_tail else ()
+    statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1", *(("q_unit",) if few else ()))
     partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
     return {
         **_dense_decode_details(plan),
         "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
         "by_rows": {"begin": "_by_rows(", "end": ")"},
         "packed": few,
-        "own_p0": own_p0,
         "product_keys": PRODUCT_DEPTH,
         "chunks": sm90.block_n // PRODUCT_DEPTH,
         "half_words": sm90.d_half // 4,
-        **shared(("q_l", "q_r", "k_l", "k_r", *tails), (*p0, "p1", *statistics), ("k_ready",)),
+        **shared(("q_l", "q_r", "k_l", "k_r", *tails), statistics, ("k_ready",)),
     }
 
 

@@ -12,6 +12,7 @@ from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
 
 REGISTERS = Registers((224, 56))
+ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
 FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
 
@@ -23,31 +24,26 @@ def reads_e4m3(layout: CacheLayout) -> bool:
 
 
 def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
-    """The plan of the sm90 kernel of dense attention over a cache of e4m3; None where another kernel's would be none.
-
-    A row of Q takes as many bytes as in bf16, as two values a column. A step's tails have room for P of a block.
-    """
-    sm90 = make_sm90(spec, rows)
+    """The plan of the sm90 kernel of dense attention over e4m3; None where one over the model's dtype would be none."""
+    sm90 = make_sm90(spec, rows or ROWS)
     if sm90 is None or PartialRow(spec.partials, D_V).scaled:
         return None
-    probs = BLOCK_H * BLOCK_N * ITEMSIZE * (1 if sm90.d_tail else 2)
-    scores = 2 * 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
+    scores = 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
     values = 2 * (D_V // 2 // BLOCK_H) * sm90.step // PRODUCT_DEPTH
     return replace(
         sm90,
         registers=REGISTERS,
-        expected_shared=(2 * BLOCK_H + 4 * BLOCK_N) * sm90.d_k + probs + 6 * BLOCK_H * 4,
+        expected_shared=_shared(sm90, BLOCK_H, BLOCK_H, 7),
         expected_products=scores + values,
         k_itemsize=1,
     )
 
 
 def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
-    """The same of few rows: both parts of Q share a product's rows."""
-    probs = 2 * FEW_ROWS * BLOCK_N * ITEMSIZE
-    return replace(
-        sm90,
-        block_h=FEW_ROWS,
-        expected_shared=(2 * FEW_ROWS + 4 * BLOCK_N) * sm90.d_k + probs + 6 * FEW_ROWS * 4,
-        expected_products=sm90.expected_products - 2 * sm90.d_k // E4M3_PRODUCT_DEPTH,
-    )
+    """The same of few rows, and of those whose Q is no e4m3: two values of it for each fill the rows of a product."""
+    return replace(sm90, block_h=FEW_ROWS, expected_shared=_shared(sm90, FEW_ROWS, 2 * FEW_ROWS, 8))
+
+
+def _shared(sm90: Sm90Plan, rows: int, q_rows: int, vectors: int) -> int:
+    """Bytes of Q, of four blocks of K, of P of three, and of so many vectors of rows."""
+    return (q_rows + 4 * BLOCK_N) * sm90.d_k + 3 * rows * BLOCK_N * ITEMSIZE + vectors * rows * 4
