@@ -26,6 +26,7 @@ from mlagen.layout import indexer_layout_of, layouts_of
 from mlagen.plan import (
     FAMILIES,
     CachePlan,
+    DenseDecodePlan,
     IndexerRows,
     IndexUnionPlan,
     LatentFamily,
@@ -122,6 +123,8 @@ def _print_tiles(family: LatentFamily, num_heads: int) -> None:
     out.print(table)
     if family.sm90 is not None:
         _print_sm90(family.sm90)
+    if isinstance(family, DenseDecodePlan) and family.few_rows is not None:
+        _print_few_rows(family.few_rows, family.wide_calls)
     if isinstance(family, SparseFwdPlan):
         for swap_ab in family.swap_ab:
             _print_swap_ab(swap_ab)
@@ -137,6 +140,15 @@ def _print_sm90(sm90: Sm90Plan) -> None:
         f"{sm90.expected_products} wgmma"
     )
     out.print(f"calls that run it, by heads: {_calls(sm90.rows)}")
+
+
+def _print_few_rows(few: Sm90Plan, wide: Sequence[Sm90Row]) -> None:
+    """Prints the numbers of the sm90 kernel of few rows over e4m3, and which calls run the other one in its place."""
+    out.print(
+        f"of {few.block_h} rows, of a q of either dtype: registers as above; {few.expected_shared:,} bytes of shared "
+        f"memory; {few.expected_products} wgmma"
+    )
+    out.print(f"calls of a q of e4m3 that run the one of 64 rows, by rows and requests: {_calls(wide)}")
 
 
 def _print_swap_ab(swap_ab: Sm90Plan) -> None:

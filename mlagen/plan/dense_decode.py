@@ -11,7 +11,7 @@ from mlagen.layout import CacheLayout
 from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
-from mlagen.plan.dense_decode_sm90 import make_dense_e4m3, make_dense_e4m3_few, reads_e4m3
+from mlagen.plan.dense_decode_sm90 import WIDE_CALLS, make_dense_e4m3, make_dense_e4m3_few, reads_e4m3
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_sm90
 from mlagen.plan.targets import TARGETS, Target
@@ -35,6 +35,7 @@ class DenseDecodePlan(CachedFamily):
 
     Attributes:
         few_rows: the numbers of the sm90 kernel of few rows; None without one.
+        wide_calls: which calls of a q of e4m3 run the other one in its place.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
@@ -46,6 +47,7 @@ class DenseDecodePlan(CachedFamily):
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
 
     few_rows: Sm90Plan | None
+    wide_calls: tuple[Sm90Row, ...]
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS
@@ -68,6 +70,7 @@ class DenseDecodePlan(CachedFamily):
         text = fits.dense_decode(spec, cached.chunks, layout, caches.main.block_size, window)
         found = tuned.rows(text, spec.targets, cached.row)
         sm90 = _make_sm90(spec, layout, tuned.sm90_rows(text))
+        few_rows = make_dense_e4m3_few(sm90) if sm90 and layout.quantised else None
         return cls(
             fits=text,
             tiles=tuple((name, found.get(name) or _untuned(cached, window, TARGETS[name])) for name in spec.targets),
@@ -76,7 +79,8 @@ class DenseDecodePlan(CachedFamily):
             d_v=dims.v_head_dim,
             splits=splits_of(spec),
             sm90=sm90,
-            few_rows=make_dense_e4m3_few(sm90) if sm90 and layout.quantised else None,
+            few_rows=few_rows,
+            wide_calls=WIDE_CALLS if few_rows else (),
             caches=caches,
             cached=cached,
             window=window,

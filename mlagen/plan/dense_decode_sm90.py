@@ -15,6 +15,8 @@ REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
 FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
+# Calls of a q of e4m3 that run the kernel of 64 rows; the others have too few programs of those to fill an H200.
+WIDE_CALLS = (Sm90Row(FEW_ROWS, None), Sm90Row(64, 17), Sm90Row(128, 3), Sm90Row(None, 1))
 
 
 def reads_e4m3(layout: CacheLayout) -> bool:

@@ -16,7 +16,9 @@ far below its row's largest loses is less than `floor` has.
 
 Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
 tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
-rounds elements of K elsewhere than the reference may come to the value beside its: one unit of K.
+rounds elements of K elsewhere than the reference may come to the value beside its: one unit of K. Where sm90 multiplies
+fp8, sums of logits keep about 14 bits (`short_error`): `lse` is held to that. `out` is not: errors of a row's many
+logits have signs of their own, and move its weights by less than their rounding does.
 
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
@@ -34,6 +36,8 @@ UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float8_
 PARTIALS_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8, "fp16": 2.0**-11}  # of an fp32 accumulator
 SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24, torch.float8_e4m3fn: 2.0**-9}  # spacing of subnormals
 FP32_STEP = 2.0**-24
+FP8_STEP = 2.0**-13  # of sm90's fp8 products, which keep about 14 bits of what they add, 32 products a step
+FP8_PRODUCTS = 32
 
 # Error (2-norm) of a tensor of many rows in units of u * noise: 0.4 expected.
 WHOLE_LIMIT = 0.6
@@ -79,6 +83,15 @@ def logit_tolerance(expected: Attention, d_qk: int, k_error: float = 0.0) -> tor
     return (FP32_STEP * (2 * d_qk / 16 + 8) + k_error) * expected.logit_size
 
 
+def short_error(columns: int) -> float:
+    """What a logit of so many columns loses where sm90 multiplies fp8, relative to the sum of absolute products.
+
+    Each step truncates what it adds to FP8_STEP of the largest, which after j of n steps is no more than the sum of
+    j / n of the absolute products: (n + 1) / 2 steps in all.
+    """
+    return FP8_STEP * (-(-columns // FP8_PRODUCTS) + 1) / 2
+
+
 def out_errors(
     out: torch.Tensor, expected: Attention, d_qk: int, k_error: float = 0.0, partials: str = "fp32"
 ) -> list[Figure]:
@@ -122,9 +135,20 @@ def max_logits_error(max_logits: torch.Tensor, expected: Attention, d_qk: int, l
 
 
 def lse_error(
-    lse: torch.Tensor, expected: Attention, d_qk: int, topk: int, lse_base: str, k_error: float = 0.0
+    lse: torch.Tensor,
+    expected: Attention,
+    d_qk: int,
+    topk: int,
+    lse_base: str,
+    k_error: float = 0.0,
+    *,
+    short: bool = False,
 ) -> Figure:
-    """Error of `lse` [tokens, heads]: that of a logit, of the fp32 sum of `topk` weights, and of exp2 and log2."""
+    """Error of `lse` [tokens, heads]: that of a logit, of the fp32 sum of `topk` weights, and of exp2 and log2.
+
+    short: logits are products of fp8 that sm90 adds.
+    """
+    k_error += short_error(d_qk) if short else 0.0
     unit = math.log(2) if lse_base == "2" else 1.0
     summed = FP32_STEP * (topk / 16 + 32)
     # exp2 and log2 are good to 2 ulp on a GPU.

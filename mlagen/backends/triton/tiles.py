@@ -71,6 +71,7 @@ def _context(family: TiledFamily[Any]) -> dict[str, Any]:
         "unaligned_where": where,
         "sm90_calls": sm90.rows if sm90 else None,
         "sm90_columns": f"most {'rows' if dense_decode else 'heads'}, fewest {what}",
+        "wide_calls": family.wide_calls if isinstance(family, DenseDecodePlan) else (),
         "swap_ab": swap_ab,
         "costs": [] if dense_decode else costs,
         "union_calls": union.rows if union else None,
