@@ -145,8 +145,8 @@ def _print_sm90(sm90: Sm90Plan) -> None:
 def _print_few_rows(few: Sm90Plan, wide: Sequence[Sm90Row]) -> None:
     """Prints the numbers of the sm90 kernel of few rows over e4m3, and which calls run the other one in its place."""
     out.print(
-        f"of {few.block_h} rows, of a q of either dtype: registers as above; {few.expected_shared:,} bytes of shared "
-        f"memory; {few.expected_products} wgmma"
+        f"of {few.block_h} rows, of a q of either dtype: registers {_registers(few.registers)}; "
+        f"{few.expected_shared:,} bytes of shared memory; {few.expected_products} wgmma"
     )
     out.print(f"calls of a q of e4m3 that run the one of 64 rows, by rows and requests: {_calls(wide)}")
 

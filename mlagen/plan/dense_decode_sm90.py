@@ -11,7 +11,8 @@ from mlagen.plan.splits import PartialRow
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
 
-REGISTERS = Registers((224, 56))
+REGISTERS = Registers((232, 32))
+FEW_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
 FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
@@ -43,7 +44,12 @@ def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | No
 
 def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
     """The same of few rows, and of those whose Q is no e4m3: two values of it for each fill the rows of a product."""
-    return replace(sm90, block_h=FEW_ROWS, expected_shared=_shared(sm90, FEW_ROWS, 2 * FEW_ROWS, 8))
+    return replace(
+        sm90,
+        block_h=FEW_ROWS,
+        registers=FEW_REGISTERS,
+        expected_shared=_shared(sm90, FEW_ROWS, 2 * FEW_ROWS, 8),
+    )
 
 
 def _shared(sm90: Sm90Plan, rows: int, q_rows: int, vectors: int) -> int:

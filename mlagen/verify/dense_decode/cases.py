@@ -281,6 +281,9 @@ def _e4m3(suite: _Suite) -> Iterator[DenseDecodeCase]:
     yield from suite.case("e4m3: q slice", promise, heads=6, q="slice", **e4m3)
     shared: dict[str, Any] = {"heads": suite.split_heads, "lengths": (300, 40), "multiprocessors": 100}
     yield from suite.case("e4m3: q, shared", promise, **shared, **e4m3)
+    promise = "batch-invariant mode takes q of e4m3 too, and its choice of a kernel does not look at the batch"
+    settings = {"lengths": (1100, 30), "heads": suite.split_heads, "batch_invariant": True, "check": "invariance"}
+    yield from suite.case("e4m3: q, batch invariant", promise, **settings, **e4m3)
 
 
 def _layouts(suite: _Suite) -> Iterator[DenseDecodeCase]:
