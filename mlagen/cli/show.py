@@ -38,6 +38,7 @@ from mlagen.plan import (
     load_plan,
     make_plan,
 )
+from mlagen.plan.dense_decode_sm90 import WideRow
 from mlagen.plan.replacements import read_replacements
 from mlagen.plan.sm90 import Registers
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
@@ -142,13 +143,18 @@ def _print_sm90(sm90: Sm90Plan) -> None:
     out.print(f"calls that run it, by heads: {_calls(sm90.rows)}")
 
 
-def _print_few_rows(few: Sm90Plan, wide: Sequence[Sm90Row]) -> None:
+def _print_few_rows(few: Sm90Plan, wide: Sequence[WideRow]) -> None:
     """Prints the numbers of the sm90 kernel of few rows over e4m3, and which calls run the other one in its place."""
     out.print(
         f"of {few.block_h} rows, of a q of either dtype: registers {_registers(few.registers)}; "
         f"{few.expected_shared:,} bytes of shared memory; {few.expected_products} wgmma"
     )
-    out.print(f"calls of a q of e4m3 that run the one of 64 rows, by rows and requests: {_calls(wide)}")
+    calls = (
+        f"{_most(row.max_rows)}: {'none' if row.min_requests is None else f'from {row.min_requests}'}"
+        f"{f' under {_versions(row.tritons)}' if row.tritons else ''}"
+        for row in wide
+    )
+    out.print(f"calls of a q of e4m3 that run the one of 64 rows, by rows and requests: {'; '.join(calls)}")
 
 
 def _print_swap_ab(swap_ab: Sm90Plan) -> None:

@@ -11,7 +11,7 @@ from mlagen.layout import CacheLayout
 from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
-from mlagen.plan.dense_decode_sm90 import WIDE_CALLS, make_dense_e4m3, make_dense_e4m3_few, reads_e4m3
+from mlagen.plan.dense_decode_sm90 import WIDE_CALLS, WideRow, make_dense_e4m3, make_dense_e4m3_few, reads_e4m3
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_sm90
 from mlagen.plan.targets import TARGETS, Target
@@ -47,7 +47,7 @@ class DenseDecodePlan(CachedFamily):
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
 
     few_rows: Sm90Plan | None
-    wide_calls: tuple[Sm90Row, ...]
+    wide_calls: tuple[WideRow, ...]
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mlagen.layout import CacheLayout
 from mlagen.plan.sm90 import BLOCK_H, BLOCK_N, D_V, PRODUCT_DEPTH, Registers, Sm90Plan, Sm90Row, make_sm90
 from mlagen.plan.splits import PartialRow
+from mlagen.plan.tritons import TableRow
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
 
@@ -16,8 +17,30 @@ FEW_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
 FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
-# Calls of a q of e4m3 that run the kernel of 64 rows; the others have too few programs of those to fill an H200.
-WIDE_CALLS = (Sm90Row(FEW_ROWS, None), Sm90Row(64, 17), Sm90Row(128, 3), Sm90Row(None, 1))
+WIDE_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
+
+
+@dataclass(frozen=True)
+class WideRow(TableRow):
+    """Which calls of a q of e4m3 with up to so many rows run the kernel of 64 rows, under the Tritons it holds for.
+
+    Attributes:
+        max_rows: heads of query tokens of a KV head; None: any.
+        min_requests: of those that do; None: none does.
+    """
+
+    max_rows: int | None
+    min_requests: int | None
+
+
+# The others have too few programs of 64 rows to fill an H200.
+WIDE_CALLS = (
+    WideRow(FEW_ROWS, None),
+    WideRow(64, 17, tritons=WIDE_TRITONS),
+    WideRow(128, 3, tritons=WIDE_TRITONS),
+    WideRow(None, 1, tritons=WIDE_TRITONS),
+    WideRow(None, None),
+)
 
 
 def reads_e4m3(layout: CacheLayout) -> bool:

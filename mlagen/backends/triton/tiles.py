@@ -20,6 +20,7 @@ from mlagen.plan import (
     TiledFamily,
     TopkPlan,
 )
+from mlagen.plan.dense_decode_sm90 import WideRow
 from mlagen.plan.sm90 import DenseFwdSm90Plan, Sm90Plan
 from mlagen.plan.tiles import DenseFwdRow, TileRow
 from mlagen.plan.tritons import has_versions
@@ -44,6 +45,12 @@ def _tile(row: TileRow | DenseFwdRow) -> str:
 def _row(row: TileRow | DenseFwdRow) -> str:
     bounds = (row.max_heads, row.max_tokens) if isinstance(row, TileRow) else (row.max_queries,)
     return f"{_text(bounds)}, {_tile(row)}"
+
+
+def _wide(row: WideRow) -> str:
+    fewest = "ANY + 1" if row.min_requests is None else row.min_requests
+    entries = f"{row.max_rows or 'ANY'}, {fewest}"
+    return f"{entries}, {_text(row.tritons)}" if row.tritons else entries
 
 
 def _context(family: TiledFamily[Any]) -> dict[str, Any]:
@@ -71,7 +78,7 @@ def _context(family: TiledFamily[Any]) -> dict[str, Any]:
         "unaligned_where": where,
         "sm90_calls": sm90.rows if sm90 else None,
         "sm90_columns": f"most {'rows' if dense_decode else 'heads'}, fewest {what}",
-        "wide_calls": family.wide_calls if isinstance(family, DenseDecodePlan) else (),
+        "wide_calls": [_wide(row) for row in family.wide_calls] if isinstance(family, DenseDecodePlan) else [],
         "swap_ab": swap_ab,
         "costs": [] if dense_decode else costs,
         "union_calls": union.rows if union else None,
