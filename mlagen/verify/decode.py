@@ -62,7 +62,7 @@ def compare(
     requests, s_q, heads, d_qk = run.inputs.q.shape
     out = (getattr(torch, facts.dtype), (requests, s_q, heads, facts.d_v))
     require_tensors(run, results, {"out": out, "lse": (torch.float32, (requests, heads, s_q))})
-    figures = tolerance.out_errors(results["out"].flatten(0, 1), expected, d_qk, k_error, facts.partials)
+    figures = tolerance.out_errors(results["out"].flatten(0, 1), expected, d_qk, k_error, facts.partials, short=short)
     lse = results["lse"].transpose(1, 2).reshape(requests * s_q, heads)
     return [*figures, tolerance.lse_error(lse, expected, d_qk, keys, facts.lse_base, k_error, short=short)]
 

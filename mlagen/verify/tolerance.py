@@ -17,8 +17,10 @@ far below its row's largest loses is less than `floor` has.
 Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
 tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
 rounds elements of K elsewhere than the reference may come to the value beside its: one unit of K. Where sm90 multiplies
-fp8, sums of logits keep about 14 bits (`short_error`): `lse` is held to that. `out` is not: errors of a row's many
-logits have signs of their own, and move its weights by less than their rounding does.
+fp8, sums of logits keep about 14 bits: `lse` is held to what a sum loses at most (`short_error`), `out` to the root
+mean square of that (`short_noise`), as the logits of a row err with signs of their own. To first order an error d of a
+key's logit moves `out` by d * weight * (value - out), so that a row with one large weight hardly moves: `spread` is the
+root of the sum of squares of all keys. It adds to the other errors as they do to each other, by squares.
 
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
@@ -92,12 +94,26 @@ def short_error(columns: int) -> float:
     return FP8_STEP * (-(-columns // FP8_PRODUCTS) + 1) / 2
 
 
+def short_noise(columns: int) -> float:
+    """The root mean square of what `short_error` bounds.
+
+    What a step truncates lies evenly below its unit, 1/3 of whose square is the mean; squares of n steps add to n / 3.
+    """
+    return FP8_STEP * math.sqrt(-(-columns // FP8_PRODUCTS)) / 3
+
+
 def out_errors(
-    out: torch.Tensor, expected: Attention, d_qk: int, k_error: float = 0.0, partials: str = "fp32"
+    out: torch.Tensor,
+    expected: Attention,
+    d_qk: int,
+    k_error: float = 0.0,
+    partials: str = "fp32",
+    *,
+    short: bool = False,
 ) -> list[Figure]:
     """Errors of `out` [tokens, heads, d_v]: of the whole, of rows and of elements, each relative to its noise.
 
-    Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
+    short: logits are products of fp8 that sm90 adds. Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
     """
     unit = roundoff(out.dtype, partials)
     error = (out.double() - expected.out).abs()  # [tokens, heads, d_v]
@@ -108,10 +124,15 @@ def out_errors(
     logits = 2 * logit_tolerance(expected, d_qk, k_error)  # [tokens, heads]
     tokens, heads, d_v = out.shape
     floor = row_noise * SUBNORMAL_WEIGHTS + (row_noise > 0) * SMALLEST[out.dtype]
-    rows = row_noise * (_row_limit(d_v) * unit + logits) + floor * math.sqrt(d_v)
-    elements = ELEMENT_LIMIT * noise * (unit + logits)[..., None] + floor[..., None]
-    limit = _whole_limit(max(1, tokens * heads), d_v)
-    whole = (row_noise * (limit * unit + logits) + floor * math.sqrt(d_v)).norm()
+    # [tokens, heads, d_v]; columns of a row share the errors of its logits, so that a row has the tail of an element.
+    moved = expected.spread * (short_noise(d_qk) * expected.logit_size)[..., None] if short else torch.zeros_like(noise)
+    row_moved, count = moved.norm(dim=2), max(1, tokens * heads)
+    rows = torch.hypot(row_noise * _row_limit(d_v) * unit, ELEMENT_LIMIT * row_moved)
+    rows = rows + row_noise * logits + floor * math.sqrt(d_v)
+    elements = ELEMENT_LIMIT * (torch.hypot(noise * unit, moved) + noise * logits[..., None]) + floor[..., None]
+    tail = 1 + (ELEMENT_LIMIT - 1) / math.sqrt(count)
+    whole = torch.hypot(row_noise * _whole_limit(count, d_v) * unit, tail * row_moved)
+    whole = (whole + row_noise * logits + floor * math.sqrt(d_v)).norm()
     total = noise.norm() if row_noise.any() else whole + 1
     return [
         worst("out", error.norm() / total, whole / total),

@@ -180,6 +180,29 @@ def test_lse_of_sums_with_fewer_bits_passes_where_they_are_said_and_nowhere_else
         assert lse_error(lse + 0.01 * expected.logit_size.double(), expected, 576, keys, "e", short=True).share > 1
 
 
+@pytest.mark.parametrize("keys", [1, 2, 70, 1000])
+@pytest.mark.parametrize("magnitude", [2.0**-6, 1.0, 40 * 0.4375])
+def test_out_moves_with_such_sums_as_far_as_is_said(keys, magnitude):
+    """Scores whose softmax saturates too; without two keys in a softmax nothing moves."""
+    generator = torch.Generator().manual_seed(keys)
+    q = torch.randn(16, 576, generator=generator).to(torch.float8_e4m3fn).double()
+    k = torch.randn(keys, 576, generator=generator).to(torch.float8_e4m3fn).double()
+    indices = torch.arange(keys).int().expand(1, keys)
+    expected = sparse_attention(q[None], k[:, None], indices, magnitude / 24, 512, None, None, "e", "+inf")
+    weights = (short_scores(q, k) * (magnitude / 24)).softmax(1)
+    out = (weights.bfloat16().double() @ k[:, :512]).bfloat16()[None]
+    figures = out_errors(out, expected, 576, short=True)
+    assert worst(figures) < 1
+    if magnitude > 1 and keys > 2:  # some heads have two keys of a like weight
+        assert worst(out_errors(out, expected, 576)) > 1
+    if keys == 1:
+        assert torch.equal(expected.spread, torch.zeros_like(expected.spread))
+    if keys > 2:  # one key of the largest weight left out
+        weights[torch.arange(16), weights.argmax(1)] = 0.0
+        wrong = (weights @ k[:, :512]).bfloat16()[None]
+        assert worst(out_errors(wrong, expected, 576, short=True)) > 1
+
+
 def test_no_tokens_pass():
     expected = expected_of(torch.ones(0, 4, D_QK), torch.ones(3, 1, D_QK), torch.ones(0, 7).int(), 1.0)
     assert worst(out_errors(torch.ones(0, 4, D_V).bfloat16(), expected, D_QK)) == 0

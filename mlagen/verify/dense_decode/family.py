@@ -81,7 +81,12 @@ def _compare(run: DenseDecodeRun, results: Results) -> list[Figure]:
 def _short(run: DenseDecodeRun) -> bool:
     """Whether the logits of a call are products of fp8 that sm90 adds."""
     inputs, device = run.inputs, run.subject.device
-    if device == "cpu" or not inputs.layout.tensor_scale or not sm90_modules(run.subject.package) or not len(inputs.q):
+    if (
+        device == "cpu"
+        or not inputs.layout.tensor_scale
+        or not sm90_modules(run.subject.package)
+        or not inputs.q.numel()
+    ):
         return False
     return bool(_schedule(run).kernel == "sm90")
 

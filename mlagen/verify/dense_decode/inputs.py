@@ -218,8 +218,7 @@ def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
             rows = rows.to(q.dtype)[:, None]
             args = (indices, scale, facts.d_v, None, None, facts.lse_base, empty_row_lse)
             tokens[head].append(sparse_attention(q, rows, *args))
-    empty = [
-        Attention(*(torch.zeros(0, group, *end, device=device) for end in ((facts.d_v,), (), (), (facts.d_v,), ())))
-    ]
+    ends = ((facts.d_v,), (), (), (facts.d_v,), (), (facts.d_v,))
+    empty = [Attention(*(torch.zeros(0, group, *end, device=device) for end in ends))]
     by_head = [Attention(*(torch.cat(parts) for parts in zip(*(own or empty), strict=True))) for own in tokens]
     return Attention(*(torch.cat(parts, 1) for parts in zip(*by_head, strict=True)))
