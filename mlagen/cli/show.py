@@ -150,11 +150,11 @@ def _print_few_rows(few: Sm90Plan, wide: Sequence[WideRow]) -> None:
         f"{few.expected_shared:,} bytes of shared memory; {few.expected_products} wgmma"
     )
     calls = (
-        f"{_most(row.max_rows)}: {'none' if row.min_requests is None else f'from {row.min_requests}'}"
+        f"{_most(row.max_rows)}: {'none' if row.min_keys is None else f'from {row.min_keys:,}'}"
         f"{f' under {_versions(row.tritons)}' if row.tritons else ''}"
         for row in wide
     )
-    out.print(f"calls of a q of e4m3 that run the one of 64 rows, by rows and requests: {'; '.join(calls)}")
+    out.print(f"calls of a q of e4m3 that run the one of 64 rows, by rows and keys of all requests: {'; '.join(calls)}")
 
 
 def _print_swap_ab(swap_ab: Sm90Plan) -> None:

@@ -11,7 +11,15 @@ from mlagen.layout import CacheLayout
 from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
-from mlagen.plan.dense_decode_sm90 import WIDE_CALLS, WideRow, make_dense_e4m3, make_dense_e4m3_few, reads_e4m3
+from mlagen.plan.dense_decode_sm90 import (
+    SHORT_CALLS,
+    WIDE_CALLS,
+    ShortCalls,
+    WideRow,
+    make_dense_e4m3,
+    make_dense_e4m3_few,
+    reads_e4m3,
+)
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_sm90
 from mlagen.plan.targets import TARGETS, Target
@@ -36,6 +44,7 @@ class DenseDecodePlan(CachedFamily):
     Attributes:
         few_rows: the numbers of the sm90 kernel of few rows; None without one.
         wide_calls: which calls of a q of e4m3 run the other one in its place.
+        short_calls: which calls run neither; None without them.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
@@ -48,6 +57,7 @@ class DenseDecodePlan(CachedFamily):
 
     few_rows: Sm90Plan | None
     wide_calls: tuple[WideRow, ...]
+    short_calls: ShortCalls | None
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS
@@ -81,6 +91,7 @@ class DenseDecodePlan(CachedFamily):
             sm90=sm90,
             few_rows=few_rows,
             wide_calls=WIDE_CALLS if few_rows else (),
+            short_calls=SHORT_CALLS if few_rows else None,
             caches=caches,
             cached=cached,
             window=window,

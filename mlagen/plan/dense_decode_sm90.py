@@ -26,21 +26,39 @@ class WideRow(TableRow):
 
     Attributes:
         max_rows: heads of query tokens of a KV head; None: any.
-        min_requests: of those that do; None: none does.
+        min_keys: keys that the block tables of all requests of such a call name; None: none does.
     """
 
     max_rows: int | None
-    min_requests: int | None
+    min_keys: int | None
 
 
-# The others have too few programs of 64 rows to fill an H200.
+# From where programs of 64 rows have enough to do on an H200: 96K keys for each 64 rows of a request.
 WIDE_CALLS = (
     WideRow(FEW_ROWS, None),
-    WideRow(64, 17, tritons=WIDE_TRITONS),
-    WideRow(128, 3, tritons=WIDE_TRITONS),
-    WideRow(None, 1, tritons=WIDE_TRITONS),
+    WideRow(64, 96 * 1024, tritons=WIDE_TRITONS),
+    WideRow(128, 48 * 1024, tritons=WIDE_TRITONS),
+    WideRow(None, 24 * 1024, tritons=WIDE_TRITONS),
     WideRow(None, None),
 )
+
+
+@dataclass(frozen=True)
+class ShortCalls:
+    """Calls of no more than this, which the portable kernel runs sooner.
+
+    Attributes:
+        rows: heads of query tokens of a KV head.
+        requests: of the call.
+        keys: that a request's row of the block table names.
+    """
+
+    rows: int
+    requests: int
+    keys: int
+
+
+SHORT_CALLS = ShortCalls(16, 4, 1024)
 
 
 def reads_e4m3(layout: CacheLayout) -> bool:

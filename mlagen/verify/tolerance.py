@@ -113,7 +113,9 @@ def out_errors(
 ) -> list[Figure]:
     """Errors of `out` [tokens, heads, d_v]: of the whole, of rows and of elements, each relative to its noise.
 
-    short: logits are products of fp8 that sm90 adds. Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
+    short: logits are products of fp8 that sm90 adds.
+
+    Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
     """
     unit = roundoff(out.dtype, partials)
     error = (out.double() - expected.out).abs()  # [tokens, heads, d_v]

@@ -67,27 +67,39 @@ def test_dense_attention_over_other_quantised_rows_or_a_window_has_none_of_e4m3(
 
 
 @pytest.mark.parametrize(
-    ("requests", "heads", "e4m3", "batch_invariant", "rows"),
+    ("requests", "keys", "heads", "e4m3", "batch_invariant", "rows"),
     [
-        (128, 16, True, False, 32),
-        (16, 64, True, False, 32),
-        (17, 64, True, False, 64),
-        (2, 128, True, False, 32),
-        (3, 128, True, False, 64),
-        (1, 256, True, False, 64),
-        (128, 128, False, False, 32),
-        (1, 64, True, True, 64),
-        (64, 64, True, True, 64),
-        (64, 32, True, True, 32),
+        (128, 4096, 16, True, False, 32),
+        (16, 4096, 64, True, False, 32),
+        (24, 4096, 64, True, False, 64),
+        (1, 32768, 64, True, False, 32),
+        (8, 32768, 64, True, False, 64),
+        (8, 4096, 128, True, False, 32),
+        (16, 4096, 128, True, False, 64),
+        (1, 32768, 128, True, False, 32),
+        (2, 32768, 128, True, False, 64),
+        (2, 4096, 256, True, False, 32),
+        (128, 32768, 128, False, False, 32),
+        (1, 64, 64, True, True, 64),
+        (64, 4096, 64, True, True, 64),
+        (64, 4096, 32, True, True, 32),
+        (4, 1024, 17, True, False, 32),
+        (5, 1024, 16, True, False, 32),
+        (4, 1088, 16, False, False, 32),
+        (4, 1024, 16, False, True, 32),
+        (4, 1024, 16, True, False, None),
+        (1, 512, 1, False, False, None),
+        (2**12, 2**30, 32, True, False, 32),
     ],
 )
-def test_calls_over_e4m3_run_the_kernel_that_fits_them(requests, heads, e4m3, batch_invariant, rows):
+def test_calls_over_e4m3_run_the_kernel_that_fits_them(requests, keys, heads, e4m3, batch_invariant, rows):
     package = load_package(ROOT / "generated" / "dsv3_fp8")
     dense, launch = package.root.dense_decode, package.root._launch
     facts = launch.DeviceFacts("sm90", 132)
-    found = dense.schedule(facts, 16, requests, 1, heads, 1, 64, 4096, batch_invariant, True, e4m3)
-    assert (found.kernel, found.tile.block_h) == ("sm90", rows)
-    assert dense.schedule(facts, 16, requests, 1, heads, 1, 64, 4096, batch_invariant, False, e4m3).kernel == "portable"
+    found = dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, True, e4m3)
+    assert found.kernel == ("sm90" if rows else "portable")
+    assert rows in (None, found.tile.block_h)
+    assert dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, False, e4m3).kernel == "portable"
 
 
 def test_dense_attention_with_a_window_has_none():

@@ -48,7 +48,7 @@ def _row(row: TileRow | DenseFwdRow) -> str:
 
 
 def _wide(row: WideRow) -> str:
-    fewest = "ANY + 1" if row.min_requests is None else row.min_requests
+    fewest = "ANY + 1" if row.min_keys is None else row.min_keys
     entries = f"{row.max_rows or 'ANY'}, {fewest}"
     return f"{entries}, {_text(row.tritons)}" if row.tritons else entries
 

@@ -80,15 +80,10 @@ def _compare(run: DenseDecodeRun, results: Results) -> list[Figure]:
 
 def _short(run: DenseDecodeRun) -> bool:
     """Whether the logits of a call are products of fp8 that sm90 adds."""
-    inputs, device = run.inputs, run.subject.device
-    if (
-        device == "cpu"
-        or not inputs.layout.tensor_scale
-        or not sm90_modules(run.subject.package)
-        or not inputs.q.numel()
-    ):
+    inputs, subject = run.inputs, run.subject
+    if subject.device == "cpu" or not inputs.layout.tensor_scale or not sm90_modules(subject.package):
         return False
-    return bool(_schedule(run).kernel == "sm90")
+    return inputs.q.numel() > 0 and bool(_schedule(run).kernel == "sm90")
 
 
 def _view(token: slice) -> checks.View:
