@@ -33,7 +33,7 @@ class WideRow(TableRow):
     min_keys: int | None
 
 
-# From where programs of 64 rows have enough to do on an H200: 96K keys for each 64 rows of a request.
+# From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 96K.
 WIDE_CALLS = (
     WideRow(FEW_ROWS, None),
     WideRow(64, 96 * 1024, tritons=WIDE_TRITONS),
