@@ -150,7 +150,7 @@ def test_scores_over_e4m3_are_products_of_e4m3(written, compiled):
     package = written("dsv3_fp8")
     assert {job.module for job in package.jobs} == {"_dense_decode_sm90", "_dense_decode_sm90_few"}
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
-    package.check(results, slack=640)
+    package.check(results, slack=832)  # barriers and arguments, and scratch of Triton's
     assert {(taken.instructions["QGMMA"], taken.instructions["HGMMA"]) for taken in results} == {(36, 64)}
     assert [taken.loop_spills for taken in results] == [0] * len(results)
 

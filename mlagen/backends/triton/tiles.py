@@ -26,6 +26,7 @@ from mlagen.plan.tiles import DenseFwdRow, TileRow
 from mlagen.plan.tritons import has_versions
 
 MODULE = "_tiles"
+VERSIONED = ("tiles_by_version", "unaligned_by_version", "wide_calls")  # tables whose rows may hold for some Tritons
 AT_16_BYTES = "rows do not begin at 16 bytes"
 
 
@@ -107,7 +108,7 @@ def file(plan: Plan) -> GeneratedFile:
             "mqa_logits": plan.find(MqaLogitsPlan),
             "merges_states": "merge_attn_states" in plan.spec.wrappers,
             "merges_parts": "merge_attn_parts" in plan.spec.wrappers,
-            "by_version": any(one["tiles_by_version"] or one["unaligned_by_version"] for one in families),
+            "by_version": any(one[name] for one in families for name in VERSIONED),
             "sm90_costs": any(family["costs"] for family in families),
         },
     )
