@@ -23,7 +23,6 @@ from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, RESCALE_THRESHOLD_LOG2, Regist
 from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
-WARPGROUP = 128  # threads
 FIRST_BARRIER = 4  # of the named ones, above those that Triton takes
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
 
@@ -40,14 +39,15 @@ def register_split(registers: Registers) -> str:
 Part = TypeVar("Part")
 
 
-def _required(part: Part | None) -> Part:
+def required(part: Part | None) -> Part:
     """A part that the plan has, since the kernel that asks for it is in the package."""
     if part is None:
         raise LookupError("the plan has no such part")
     return part
 
 
-def _sm90_of(plan: Plan, kind: type[SparseFwdPlan | SparseDecodePlan | DenseDecodePlan]) -> Sm90Plan | None:
+def sm90_of(plan: Plan, kind: type[SparseFwdPlan | SparseDecodePlan | DenseDecodePlan]) -> Sm90Plan | None:
+    """The numbers of a family's sm90 kernel; None where the spec does without."""
     family = plan.find(kind)
     return family.sm90 if family else None
 
@@ -83,7 +83,7 @@ class Sm90Module:
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """What the template asks for."""
-        sm90 = _required(self.plan_of(plan))
+        sm90 = required(self.plan_of(plan))
         return {
             **attention_context(plan),
             "sm90": sm90,
@@ -91,7 +91,7 @@ class Sm90Module:
             "kernel": self.kernel,
             **interface(self.arguments(plan), *self.constexprs),
             "register_split": register_split(sm90.registers),
-            "splits_constants": "D_V, NEG_LARGE" if _names_d_v(sm90) else "NEG_LARGE",
+            "splits_constants": "D_V, NEG_LARGE" if names_d_v(sm90) else "NEG_LARGE",
             "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
             "scaled": plan.splits.partials.scaled,
             **self.details(plan),
@@ -99,15 +99,15 @@ class Sm90Module:
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
-        return {(self.kernel, None): _required(self.plan_of(plan)).expected_products}
+        return {(self.kernel, None): required(self.plan_of(plan)).expected_products}
 
 
-def _names_d_v(sm90: Sm90Plan) -> bool:
+def names_d_v(sm90: Sm90Plan) -> bool:
     """Whether a kernel's text names V's columns: where those that are stored end, or where a tail begins."""
     return sm90.pieces.pads_v or sm90.d_tail > 0
 
 
-def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> list[tuple[str, ...]]:
+def seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> list[tuple[str, ...]]:
     """Groups of names of what every seesaw has in shared memory, with those of statistics that not all have."""
     tails = ("q_tail", "k0_tail", "k1_tail") if sm90.d_tail else ()
     p0 = () if sm90.p0_in_tail else ("p0",)
@@ -115,7 +115,7 @@ def _seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> li
     return [(*halves, *tails), (*p0, "p1", "m0", "m1", "l0", "l1", *statistics, *(("e0", "e1") if scaled else ()))]
 
 
-def _p0(sm90: Sm90Plan) -> str:
+def p0_place(sm90: Sm90Plan) -> str:
     """Where WG0 leaves P: the place of block 0's tail, whose scores are done by then, or one of its own."""
     return "shared.k0_tail" if sm90.p0_in_tail else "shared.p0"
 
@@ -124,7 +124,7 @@ def _length(plan: Plan) -> Signature:
     return (("topk_length_ptr", "*i32"),) if plan.sparse_attention.topk_length != "none" else ()
 
 
-def _dividers(*names: str) -> Signature:
+def dividers(*names: str) -> Signature:
     """How the sm90 kernel divides by what is known at run time alone: `_launch.divider` of each."""
     return tuple((f"{name}_{part}", "i32") for name in names for part in ("multiplier", "shift"))
 
@@ -146,7 +146,7 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
         ("lse_ptr", "*fp32"),
         ("partial_ptr", "*fp32"),
         *((name, "i32") for name in sizes),
-        *_dividers("head_blocks", "splits"),
+        *dividers("head_blocks", "splits"),
         ("sm_scale_log2", "fp32"),
         ("q_token_stride", "i64"),
         ("q_head_stride", "i64"),
@@ -174,18 +174,18 @@ def _rows_details(plan: Plan) -> dict[str, Any]:
 
 
 def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
-    sm90, scaled = _required(plan.of(SparseFwdPlan).sm90), plan.splits.partials.scaled
+    sm90, scaled = required(plan.of(SparseFwdPlan).sm90), plan.splits.partials.scaled
     return {
         **_rows_details(plan),
-        "p0": _p0(sm90),
-        **shared(*_seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), ("q_ready", "k_ready")),
+        "p0": p0_place(sm90),
+        **shared(*seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), ("q_ready", "k_ready")),
     }
 
 
 SPARSE_FWD = Sm90Module(
     MODULE="_sparse_fwd_sm90",
     TEMPLATE="sm90/sparse_fwd",
-    plan_of=lambda plan: _sm90_of(plan, SparseFwdPlan),
+    plan_of=lambda plan: sm90_of(plan, SparseFwdPlan),
     arguments=_sparse_fwd_arguments,
     details=_sparse_fwd_details,
 )
@@ -218,7 +218,7 @@ def _swap_ab_details(plan: Plan) -> dict[str, Any]:
 
 def _swap_ab_arguments(plan: Plan) -> Signature:
     """Those of the other sm90 kernel over rows; a program holds all heads."""
-    left_out = {"head_blocks", *dict(_dividers("head_blocks"))}
+    left_out = {"head_blocks", *dict(dividers("head_blocks"))}
     return tuple(argument for argument in _sparse_fwd_arguments(plan) if argument[0] not in left_out)
 
 
@@ -240,7 +240,7 @@ def _sparse_decode_arguments(plan: Plan) -> Signature:
     sizes: list[tuple[str, str]] = []
     strides = [("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32")]
     second = [] if plan.extra_layout is None else [("extra_", plan.extra_layout)]
-    for prefix, one in (("", _required(plan.layout)), *second):
+    for prefix, one in (("", required(plan.layout)), *second):
         inputs += [(f"{prefix}k_cache_ptr", "*u8"), (f"{prefix}indices_ptr", "*i32")]
         inputs += [(f"{prefix}{name}", kind) for name, kind in _length(plan)]
         inputs += [(f"{prefix}k_scale_ptr", "*fp32")] if one.tensor_scale else []
@@ -258,7 +258,7 @@ def _sparse_decode_arguments(plan: Plan) -> Signature:
         ("lse_ptr", "*fp32"),
         ("partial_ptr", "*fp32"),
         *sizes,
-        *_dividers("head_blocks", "splits", "s_q", *pages),
+        *dividers("head_blocks", "splits", "s_q", *pages),
         ("sm_scale_log2", "fp32"),
         *strides,
         ("out_token_stride", "i32"),
@@ -273,8 +273,8 @@ def _power(exponent: int, mantissa: int) -> dict[str, Any]:
 
 
 def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
-    layout, extra_layout, dtype = _required(plan.layout), plan.extra_layout, plan.spec.model.dtype
-    sm90, scaled = _required(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
+    layout, extra_layout, dtype = required(plan.layout), plan.extra_layout, plan.spec.model.dtype
+    sm90, scaled = required(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
     other = None if extra_layout == layout else extra_layout
     stored = StoredRows(sm90, layout, other, dual=extra_layout is not None)
     is_fp32 = stored.tensor_scale or stored.scales.dtype == "fp32"
@@ -286,7 +286,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
         "q_ready": "shared.ready.index(2)" if stored.copies_tail else "shared.q_ready",
         "p0": "_p0(shared)" if sm90.p0_in_tail else "shared.p0",
         "splits_constants": "D_V, NEG_LARGE",
-        **shared(*_seesaw_shared(sm90, scaled=scaled), tables, ready),
+        **shared(*seesaw_shared(sm90, scaled=scaled), tables, ready),
         "planar": layout.planar,
         "block_by_block": layout.planar,
         "dual_cache": stored.dual,
@@ -306,7 +306,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
 def _union_arguments(plan: Plan) -> Signature:
     """Those of the sm90 kernel over rows, with lists in place of indices, and without splits."""
     left_out = {"topk_length_ptr", "partial_ptr", "s_kv", "topk", "num_splits", "split_size", "indices_token_stride"}
-    left_out |= {"head_blocks", *dict(_dividers("head_blocks", "splits"))}
+    left_out |= {"head_blocks", *dict(dividers("head_blocks", "splits"))}
     instead = {
         "indices_ptr": (("union_ptr", "*i32"), ("union_length_ptr", "*i32"), ("recompute_ptr", "*i32")),
         "num_heads": (("tokens", "i32"), ("num_heads", "i32")),
@@ -317,14 +317,14 @@ def _union_arguments(plan: Plan) -> Signature:
 
 
 def _union_details(plan: Plan) -> dict[str, Any]:
-    union = _required(plan.union)
+    union = required(plan.union)
     details = _rows_details(plan)
     return {
         **details,
         "union": union,
         "scaled": False,  # as it has no partials
-        "p0": _p0(union.sm90),
-        **shared(*_seesaw_shared(union.sm90, "true_max0", "true_max1"), ("q_ready", "k_ready")),
+        "p0": p0_place(union.sm90),
+        **shared(*seesaw_shared(union.sm90, "true_max0", "true_max1"), ("q_ready", "k_ready")),
         "shapes": [
             *details["shapes"][:2],
             f"union i32 [num_tiles, {union.group} * topk], of which union_length i32 [num_tiles] entries count.",
@@ -386,48 +386,9 @@ INDEX_UNION = UnionLists()
 SPARSE_DECODE = Sm90Module(
     MODULE="_sparse_decode_sm90",
     TEMPLATE="sm90/sparse_decode",
-    plan_of=lambda plan: _sm90_of(plan, SparseDecodePlan),
+    plan_of=lambda plan: sm90_of(plan, SparseDecodePlan),
     arguments=_sparse_decode_arguments,
     details=_sparse_decode_details,
-)
-
-
-def _dense_decode_arguments(plan: Plan) -> Signature:
-    """Those of the portable kernel over a bf16 cache without a window, and how to divide by a page's size."""
-    element = f"*{plan.spec.model.dtype}"
-    sizes = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size")
-    scheduler = ("unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")
-    strides = ("q_request", "q_token", "q_head", "page", "row", "k_head", "block_table", "out_token", "out_head")
-    return (
-        *(("q_ptr", element), ("k_cache_ptr", element), ("block_table_ptr", "*i32"), ("cache_seqlens_ptr", "*i32")),
-        *(("out_ptr", element), ("lse_ptr", "*fp32"), ("partial_ptr", "*fp32")),
-        *((name, "i32") for name in sizes),
-        *_dividers("page"),
-        *((name, "i32") for name in ("max_keys", "causal", *scheduler)),
-        *((name, "fp32") for name in ("sm_scale_log2", "empty_lse")),
-        *((f"{name}_stride", "i64") for name in (*strides, "lse_token")),
-    )
-
-
-def _dense_decode_details(plan: Plan) -> dict[str, Any]:
-    dense_decode, partials = plan.of(DenseDecodePlan), plan.splits.partials
-    sm90 = _required(dense_decode.sm90)
-    d_v = "D_V, " if _names_d_v(sm90) or not partials.rounds else ""
-    return {
-        "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
-        "block_b": dense_decode.block_b,
-        "thread_lengths": dense_decode.block_b // WARPGROUP,
-        "p0": _p0(sm90),
-        **shared(*_seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
-    }
-
-
-DENSE_DECODE = Sm90Module(
-    MODULE="_dense_decode_sm90",
-    TEMPLATE="sm90/dense_decode",
-    plan_of=lambda plan: _sm90_of(plan, DenseDecodePlan),
-    arguments=_dense_decode_arguments,
-    details=_dense_decode_details,
 )
 
 
@@ -456,7 +417,7 @@ class DenseFwdModule:
         dense_fwd, dtype = plan.of(DenseFwdPlan), plan.spec.model.dtype
         if SM90 not in dense_fwd.descriptor_targets:
             return arguments
-        rows = _required(dense_fwd.sm90).block_n
+        rows = required(dense_fwd.sm90).block_n
         blocks = [
             *((chunk.name, chunk.block) for chunk in dense_fwd.k_chunks),
             ("v", dense_fwd.d_v),
@@ -470,7 +431,7 @@ class DenseFwdModule:
         names = [chunk["name"] for chunk in values["k_chunks"]]
         k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in values["k_chunks"]]
         blocks = ", ".join(f"D_{name.upper()}.value" for name in names)
-        sm90 = _required(plan.of(DenseFwdPlan).sm90)
+        sm90 = required(plan.of(DenseFwdPlan).sm90)
         return {
             **values,
             "kernel": self.KERNEL,
@@ -489,4 +450,4 @@ class DenseFwdModule:
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
-        return {(self.KERNEL, None): _required(plan.of(DenseFwdPlan).sm90).expected_products}
+        return {(self.KERNEL, None): required(plan.of(DenseFwdPlan).sm90).expected_products}

@@ -26,6 +26,7 @@ from mlagen.layout import indexer_layout_of, layouts_of
 from mlagen.plan import (
     FAMILIES,
     CachePlan,
+    DenseDecodePlan,
     IndexerRows,
     IndexUnionPlan,
     LatentFamily,
@@ -37,6 +38,7 @@ from mlagen.plan import (
     load_plan,
     make_plan,
 )
+from mlagen.plan.dense_decode_sm90 import WideRow
 from mlagen.plan.replacements import read_replacements
 from mlagen.plan.sm90 import SM90, Registers, refusal
 from mlagen.plan.sm90_caches import cache_refusal
@@ -124,6 +126,8 @@ def _print_tiles(family: LatentFamily, num_heads: int) -> None:
     out.print(table)
     if family.sm90 is not None:
         _print_sm90(family.sm90)
+    if isinstance(family, DenseDecodePlan) and family.few_rows is not None:
+        _print_few_rows(family.few_rows, family.wide_calls)
     if isinstance(family, SparseFwdPlan):
         for swap_ab in family.swap_ab:
             _print_swap_ab(swap_ab)
@@ -149,6 +153,20 @@ def _print_sm90(sm90: Sm90Plan) -> None:
         f"{sm90.expected_products} wgmma"
     )
     out.print(f"calls that run it, by heads: {_calls(sm90.rows)}")
+
+
+def _print_few_rows(few: Sm90Plan, wide: Sequence[WideRow]) -> None:
+    """Prints the numbers of the sm90 kernel of few rows over e4m3, and which calls run the other one in its place."""
+    out.print(
+        f"of {few.block_h} rows, of a q of either dtype: registers {_registers(few.registers)}; "
+        f"{few.expected_shared:,} bytes of shared memory; {few.expected_products} wgmma"
+    )
+    calls = (
+        f"{_most(row.max_rows)}: {'none' if row.min_keys is None else f'from {row.min_keys:,}'}"
+        f"{f' under {_versions(row.tritons)}' if row.tritons else ''}"
+        for row in wide
+    )
+    out.print(f"calls of a q of e4m3 that run the one of 64 rows, by rows and keys of all requests: {'; '.join(calls)}")
 
 
 def _print_swap_ab(swap_ab: Sm90Plan) -> None:

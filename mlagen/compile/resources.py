@@ -28,6 +28,7 @@ TUNED_TABLES = {
 # Modules that the Gluon back end adds for sm90.
 SM90_MODULES = (
     "_dense_decode_sm90",
+    "_dense_decode_sm90_few",
     "_sparse_decode_sm90",
     "_sparse_fwd_sm90",
     "_sparse_fwd_sm90_swap_ab",

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mlagen import work
+from mlagen.layout import CacheLayout
 from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
+from mlagen.plan.dense_decode_sm90 import (
+    SHORT_CALLS,
+    WIDE_CALLS,
+    ShortCalls,
+    WideRow,
+    make_dense_e4m3,
+    make_dense_e4m3_few,
+    reads_e4m3,
+)
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import make_sm90
+from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_sm90
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import WIDE_ROWS, Tile, TileRow
 from mlagen.plan.tuned import Tuned
@@ -31,6 +42,9 @@ class DenseDecodePlan(CachedFamily):
     """Numbers of the kernel of dense attention; its tiles hold rows, a head of a query token each.
 
     Attributes:
+        few_rows: the numbers of the sm90 kernel of few rows; None without one.
+        wide_calls: which calls of a q of e4m3 run the other one in its place.
+        short_calls: which calls run neither; None without them.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
@@ -41,11 +55,19 @@ class DenseDecodePlan(CachedFamily):
     NAME: ClassVar = fits.DENSE_DECODE
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
 
+    few_rows: Sm90Plan | None
+    wide_calls: tuple[WideRow, ...]
+    short_calls: ShortCalls | None
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS
     batch_invariant_split: int = BATCH_INVARIANT_SPLIT
     block_b: int = BLOCK_B
+
+    @property
+    def sm90_modules(self) -> tuple[str, ...]:
+        """Generated modules of its sm90 kernels."""
+        return (*super().sm90_modules, *(() if self.few_rows is None else (f"_{self.NAME}_sm90_few",)))
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> DenseDecodePlan | None:
@@ -57,6 +79,8 @@ class DenseDecodePlan(CachedFamily):
         cached = cached_row(layout, None, caches.chunks)
         text = fits.dense_decode(spec, cached.chunks, layout, caches.main.block_size, window)
         found = tuned.rows(text, spec.targets, cached.row)
+        sm90 = _make_sm90(spec, layout, tuned.sm90_rows(text))
+        few_rows = make_dense_e4m3_few(sm90) if sm90 and layout.quantised else None
         return cls(
             fits=text,
             tiles=tuple((name, found.get(name) or _untuned(cached, window, TARGETS[name])) for name in spec.targets),
@@ -64,7 +88,10 @@ class DenseDecodePlan(CachedFamily):
             d_qk=dims.kv_lora_rank + dims.qk_rope_head_dim,
             d_v=dims.v_head_dim,
             splits=splits_of(spec),
-            sm90=None if layout.quantised else make_sm90(spec, tuned.sm90_rows(text)),
+            sm90=sm90,
+            few_rows=few_rows,
+            wide_calls=WIDE_CALLS if few_rows else (),
+            short_calls=SHORT_CALLS if few_rows else None,
             caches=caches,
             cached=cached,
             window=window,
@@ -82,6 +109,13 @@ class DenseDecodePlan(CachedFamily):
     def one_token(self, num_heads: int) -> Work:
         """The work of a call of one token."""
         return Work(f"one token over {KEYS:,} keys", self.flops(1, num_heads, KEYS), self.bytes(1, num_heads, KEYS))
+
+
+def _make_sm90(spec: Spec, layout: CacheLayout, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
+    """The sm90 kernel's numbers; None without one."""
+    if not layout.quantised:
+        return make_sm90(spec, rows)
+    return make_dense_e4m3(spec, rows) if reads_e4m3(layout) else None
 
 
 def spills_with_window(tile: Tile, target: Target) -> bool:

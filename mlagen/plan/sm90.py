@@ -138,6 +138,7 @@ class Sm90Plan:
         split_shared: as many more where it stores splits.
         expected_products: wgmma instructions in its code.
         k_l_stages: left halves of blocks of K of which there is room.
+        k_itemsize: bytes of a column of K in shared memory.
     """
 
     block_h: int
@@ -151,6 +152,7 @@ class Sm90Plan:
     split_shared: int
     expected_products: int
     k_l_stages: int = 2
+    k_itemsize: int = ITEMSIZE
 
     @property
     def step(self) -> int:
@@ -185,7 +187,7 @@ class Sm90Plan:
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of K."""
-        return self.block_n * self.d_k * ITEMSIZE
+        return self.block_n * self.d_k * self.k_itemsize
 
     @property
     def tile(self) -> Tile:

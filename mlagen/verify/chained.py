@@ -90,7 +90,9 @@ def with_sink(whole: Attention, sink: torch.Tensor | None, unit: float) -> Atten
         return whole
     lse = torch.where(whole.lse.isinf(), -math.inf, whole.lse * unit)
     share = torch.sigmoid(lse - sink.double())[..., None]
-    return whole._replace(out=whole.out * share, noise=whole.noise * share)
+    # Values lie from an element of the smaller result no farther than from the larger, and from that to it.
+    spread = share * (whole.spread + (1 - share) * whole.out.abs())
+    return whole._replace(out=whole.out * share, noise=whole.noise * share, spread=spread)
 
 
 def quantised(run: Run[Any, Any]) -> list[Figure]:

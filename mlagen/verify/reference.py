@@ -18,6 +18,8 @@ class Attention(NamedTuple):
         noise: [tokens, heads, d_v], root of the sum of squares of all terms that are rounded on the way to an element
             of `out`: the weighted values and the element itself.
         logit_size: [tokens, heads], largest sum of absolute products behind a logit of the row, in natural units.
+        spread: [tokens, heads, d_v], root of the sum of squares of the weighted distances of values from an element:
+            by how much it moves where each logit is off by 1 with a sign of its own, to first order.
     """
 
     out: torch.Tensor
@@ -25,6 +27,7 @@ class Attention(NamedTuple):
     lse: torch.Tensor
     noise: torch.Tensor
     logit_size: torch.Tensor
+    spread: torch.Tensor
 
 
 def valid_indices(indices: torch.Tensor, length: int | None, rows: int) -> torch.Tensor:
@@ -73,6 +76,7 @@ def sparse_attention(
         lse=full(float(empty_row_lse), tokens, heads),
         noise=full(0.0, tokens, heads, d_v),
         logit_size=full(0.0, tokens, heads),
+        spread=full(0.0, tokens, heads, d_v),
     )
     unit = math.log(2) if lse_base == "2" else 1.0
     lengths = [None] * tokens if topk_length is None else topk_length.tolist()
@@ -97,6 +101,9 @@ def sparse_attention(
         row, entry = torch.unique(index, return_inverse=True)
         of_row = full(0.0, heads, len(row)).index_add_(1, entry, weights)
         v = kv[row // page_size, row % page_size, :d_v].double()
-        result.noise[token] = (of_row.square() @ v.square() + out.square()).sqrt()
+        squares, weighted = of_row.square(), of_row.square() @ v.square()
+        result.noise[token] = (weighted + out.square()).sqrt()
+        distances = weighted - 2 * out * (squares @ v) + out.square() * squares.sum(1, keepdim=True)
+        result.spread[token] = distances.clamp(min=0.0).sqrt()
         result.logit_size[token] = abs(sm_scale) * (query.abs() @ k.abs().T).amax(1)
     return result

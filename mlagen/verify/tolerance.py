@@ -16,7 +16,11 @@ far below its row's largest loses is less than `floor` has.
 
 Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
 tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
-rounds elements of K elsewhere than the reference may come to the value beside its: one unit of K.
+rounds elements of K elsewhere than the reference may come to the value beside its: one unit of K. Where sm90 multiplies
+fp8, sums of logits keep about 14 bits: `lse` is held to what a sum loses at most (`short_error`), `out` to the root
+mean square of that (`short_noise`), as the logits of a row err with signs of their own. To first order an error d of a
+key's logit moves `out` by d * weight * (value - out), so that a row with one large weight hardly moves: `spread` is the
+root of the sum of squares of all keys. It adds to the other errors as they do to each other, by squares.
 
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
@@ -34,6 +38,8 @@ UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float8_
 PARTIALS_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8, "fp16": 2.0**-11}  # of an fp32 accumulator
 SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24, torch.float8_e4m3fn: 2.0**-9}  # spacing of subnormals
 FP32_STEP = 2.0**-24
+FP8_STEP = 2.0**-13  # of sm90's fp8 products, which keep about 14 bits of what they add, 32 products a step
+FP8_PRODUCTS = 32
 
 # Error (2-norm) of a tensor of many rows in units of u * noise: 0.4 expected.
 WHOLE_LIMIT = 0.6
@@ -79,10 +85,35 @@ def logit_tolerance(expected: Attention, d_qk: int, k_error: float = 0.0) -> tor
     return (FP32_STEP * (2 * d_qk / 16 + 8) + k_error) * expected.logit_size
 
 
+def short_error(columns: int) -> float:
+    """What a logit of so many columns loses where sm90 multiplies fp8, relative to the sum of absolute products.
+
+    Each step truncates what it adds to FP8_STEP of the largest, which after j of n steps is no more than the sum of
+    j / n of the absolute products: (n + 1) / 2 steps in all.
+    """
+    return FP8_STEP * (-(-columns // FP8_PRODUCTS) + 1) / 2
+
+
+def short_noise(columns: int) -> float:
+    """The root mean square of what `short_error` bounds.
+
+    What a step truncates lies evenly below its unit, 1/3 of whose square is the mean; squares of n steps add to n / 3.
+    """
+    return FP8_STEP * math.sqrt(-(-columns // FP8_PRODUCTS)) / 3
+
+
 def out_errors(
-    out: torch.Tensor, expected: Attention, d_qk: int, k_error: float = 0.0, partials: str = "fp32"
+    out: torch.Tensor,
+    expected: Attention,
+    d_qk: int,
+    k_error: float = 0.0,
+    partials: str = "fp32",
+    *,
+    short: bool = False,
 ) -> list[Figure]:
     """Errors of `out` [tokens, heads, d_v]: of the whole, of rows and of elements, each relative to its noise.
+
+    short: logits are products of fp8 that sm90 adds.
 
     Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
     """
@@ -95,10 +126,15 @@ def out_errors(
     logits = 2 * logit_tolerance(expected, d_qk, k_error)  # [tokens, heads]
     tokens, heads, d_v = out.shape
     floor = row_noise * SUBNORMAL_WEIGHTS + (row_noise > 0) * SMALLEST[out.dtype]
-    rows = row_noise * (_row_limit(d_v) * unit + logits) + floor * math.sqrt(d_v)
-    elements = ELEMENT_LIMIT * noise * (unit + logits)[..., None] + floor[..., None]
-    limit = _whole_limit(max(1, tokens * heads), d_v)
-    whole = (row_noise * (limit * unit + logits) + floor * math.sqrt(d_v)).norm()
+    # [tokens, heads, d_v]; columns of a row share the errors of its logits, so that a row has the tail of an element.
+    moved = expected.spread * (short_noise(d_qk) * expected.logit_size)[..., None] if short else torch.zeros_like(noise)
+    row_moved, count = moved.norm(dim=2), max(1, tokens * heads)
+    rows = torch.hypot(row_noise * _row_limit(d_v) * unit, ELEMENT_LIMIT * row_moved)
+    rows = rows + row_noise * logits + floor * math.sqrt(d_v)
+    elements = ELEMENT_LIMIT * (torch.hypot(noise * unit, moved) + noise * logits[..., None]) + floor[..., None]
+    tail = 1 + (ELEMENT_LIMIT - 1) / math.sqrt(count)
+    whole = torch.hypot(row_noise * _whole_limit(count, d_v) * unit, tail * row_moved)
+    whole = (whole + row_noise * logits + floor * math.sqrt(d_v)).norm()
     total = noise.norm() if row_noise.any() else whole + 1
     return [
         worst("out", error.norm() / total, whole / total),
@@ -122,9 +158,20 @@ def max_logits_error(max_logits: torch.Tensor, expected: Attention, d_qk: int, l
 
 
 def lse_error(
-    lse: torch.Tensor, expected: Attention, d_qk: int, topk: int, lse_base: str, k_error: float = 0.0
+    lse: torch.Tensor,
+    expected: Attention,
+    d_qk: int,
+    topk: int,
+    lse_base: str,
+    k_error: float = 0.0,
+    *,
+    short: bool = False,
 ) -> Figure:
-    """Error of `lse` [tokens, heads]: that of a logit, of the fp32 sum of `topk` weights, and of exp2 and log2."""
+    """Error of `lse` [tokens, heads]: that of a logit, of the fp32 sum of `topk` weights, and of exp2 and log2.
+
+    short: logits are products of fp8 that sm90 adds.
+    """
+    k_error += short_error(d_qk) if short else 0.0
     unit = math.log(2) if lse_base == "2" else 1.0
     summed = FP32_STEP * (topk / 16 + 32)
     # exp2 and log2 are good to 2 ulp on a GPU.

@@ -13,7 +13,7 @@ from mlagen.backends import expected_products
 from mlagen.compile import CompileJob, Resources, check_limits, compile_jobs
 from mlagen.compile.worker import load_module
 from mlagen.errors import ToolError
-from mlagen.plan import Plan, SparseFwdPlan, make_plan
+from mlagen.plan import DenseDecodePlan, Plan, SparseFwdPlan, make_plan
 from mlagen.spec import Spec, load
 
 pytestmark = pytest.mark.compilation
@@ -26,6 +26,11 @@ TAIL = (
     "is_async=True)\n"
 )
 SHARED_MODULES = ("_index_union_sm90", "_sparse_fwd_sm90_shared")
+
+
+def products(taken: Resources) -> int:
+    """Warpgroup products of 16-bit and of 8-bit operands."""
+    return taken.instructions["HGMMA"] + taken.instructions.get("QGMMA", 0)
 
 
 @dataclass(frozen=True)
@@ -45,7 +50,7 @@ class Written:
         for job, taken in zip(self.jobs, results, strict=True):
             one = (taken.kernel, taken.block_h)
             if one in self.products:
-                assert taken.instructions["HGMMA"] == self.products[one]
+                assert products(taken) == self.products[one]
             if one in self.shared:
                 split = self.split_shared.get(one, 0) if "partial_ptr" in dict(job.signature) else 0
                 # What splits take is scratch of Triton's, of which 3.9 takes less.
@@ -79,6 +84,9 @@ def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[
         if family.sm90 is not None:
             shared[f"_{family.NAME}_sm90_kernel", None] = family.sm90.expected_shared
             split[f"_{family.NAME}_sm90_kernel", None] = getattr(family.sm90, "split_shared", 0)
+    dense_decode = plan.find(DenseDecodePlan)
+    if dense_decode and dense_decode.few_rows:
+        shared["_dense_decode_sm90_few_kernel", None] = dense_decode.few_rows.expected_shared
     sparse_fwd = plan.find(SparseFwdPlan)
     for one in sparse_fwd.swap_ab if sparse_fwd else ():
         shared["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.expected_shared
@@ -145,6 +153,15 @@ def test_they_fit(written, compiled, name):
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     # Barriers, and what partitions pass: arguments, of which two layouts have most.
     package.check(results, slack=640)
+
+
+def test_scores_over_e4m3_are_products_of_e4m3(written, compiled):
+    package = written("dsv3_fp8")
+    assert {job.module for job in package.jobs} == {"_dense_decode_sm90", "_dense_decode_sm90_few"}
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+    package.check(results, slack=832)  # barriers and arguments, and scratch of Triton's
+    assert {(taken.instructions["QGMMA"], taken.instructions["HGMMA"]) for taken in results} == {(36, 64)}
+    assert [taken.loop_spills for taken in results] == [0] * len(results)
 
 
 @pytest.mark.parametrize(

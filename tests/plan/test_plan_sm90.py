@@ -7,8 +7,9 @@ import pytest
 from enumerated import enumerate_plan
 from hypothesis import given
 from hypothesis import strategies as st
-from plan_specs import DENSE, make_spec
+from plan_specs import DENSE, ROOT, make_spec
 
+from mlagen.bench import load_package
 from mlagen.emit import render
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import (
@@ -55,6 +56,65 @@ def test_dense_attention_has_one_that_calls_of_few_rows_and_requests_do_not_run(
     assert dense.sm90.rows == (Sm90Row(32, 5), Sm90Row(None, 1))
     assert dense.sm90.expected_products == sm90().expected_products
     assert dense.sm90.expected_shared == sm90().expected_shared - 2 * 64 * 4  # it gives no maximum logits
+
+
+def test_dense_attention_over_e4m3_has_two_and_numbers_by_hand():
+    dense = load_plan(ROOT / "specs" / "dsv3_fp8.yaml").of(DenseDecodePlan)
+    few, wide = dense.few_rows, dense.sm90
+    assert dense.sm90_modules == ("_dense_decode_sm90", "_dense_decode_sm90_few")
+    assert (few.block_h, wide.block_h) == (32, 64)
+    assert wide.rows == (Sm90Row(None, 1),)
+    # Q of 64 rows or of both parts of 32, four blocks of 64 keys, P of three in 16 bits, and vectors of fp32.
+    assert wide.expected_shared == (64 + 4 * 64) * 576 + 3 * 64 * 64 * 2 + 7 * 64 * 4
+    assert few.expected_shared == (2 * 32 + 4 * 64) * 576 + 3 * 32 * 64 * 2 + 8 * 32 * 4
+    # 576 columns 32 at a time of two blocks; then 128 keys 16 at a time, of 4 times 64 columns a warpgroup.
+    assert few.expected_products == wide.expected_products == 2 * 18 + 2 * 4 * 8
+    for plan in (few, wide):  # the third warpgroup has what is left of 168 registers a thread
+        wg1, producer = plan.registers.split
+        assert 208 <= 3 * 168 - wg1 - producer <= 240
+
+
+def test_dense_attention_over_other_quantised_rows_or_a_window_has_none_of_e4m3():
+    for changes in ({"layout": "fp8_ds_mla"}, {"attention": {"kind": "dense", "window": 512}}):
+        spec = make_spec(**{"attention": {"kind": "dense"}, "layout": "fp8_per_tensor", **DENSE, **changes})
+        dense = make_plan(spec).of(DenseDecodePlan)
+        assert (dense.sm90, dense.few_rows, dense.wide_calls) == (None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("requests", "keys", "heads", "e4m3", "batch_invariant", "rows"),
+    [
+        (128, 4096, 16, True, False, 32),
+        (16, 4096, 64, True, False, 32),
+        (24, 4096, 64, True, False, 64),
+        (1, 32768, 64, True, False, 32),
+        (8, 32768, 64, True, False, 64),
+        (8, 4096, 128, True, False, 32),
+        (16, 4096, 128, True, False, 64),
+        (1, 32768, 128, True, False, 32),
+        (2, 32768, 128, True, False, 64),
+        (2, 4096, 256, True, False, 32),
+        (128, 32768, 128, False, False, 32),
+        (1, 64, 64, True, True, 64),
+        (64, 4096, 64, True, True, 64),
+        (64, 4096, 32, True, True, 32),
+        (4, 1024, 17, True, False, 32),
+        (5, 1024, 16, True, False, 32),
+        (4, 1088, 16, False, False, 32),
+        (4, 1024, 16, False, True, 32),
+        (4, 1024, 16, True, False, None),
+        (1, 512, 1, False, False, None),
+        (2**12, 2**30, 32, True, False, 32),
+    ],
+)
+def test_calls_over_e4m3_run_the_kernel_that_fits_them(requests, keys, heads, e4m3, batch_invariant, rows):
+    package = load_package(ROOT / "generated" / "dsv3_fp8")
+    dense, launch = package.root.dense_decode, package.root._launch
+    facts = launch.DeviceFacts("sm90", 132)
+    found = dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, True, e4m3)
+    assert found.kernel == ("sm90" if rows else "portable")
+    assert rows in (None, found.tile.block_h)
+    assert dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, False, e4m3).kernel == "portable"
 
 
 def test_dense_attention_with_a_window_has_none():

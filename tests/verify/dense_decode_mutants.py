@@ -1,9 +1,12 @@
 """Dense attention broken on purpose; `mutants.py` runs verification on each of them.
 
-Usage: python dense_decode_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py. The package has a window.
+Usage: python dense_decode_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py. The package has a window, or
+a cache of one scale.
 """
 
 import re
+import sys
+from pathlib import Path
 
 import mutants
 from mutants import SPLITS, Mutant
@@ -167,5 +170,16 @@ mutants.MUTANTS = (
     _literal("what is no bool is causal", '_launch.flag("causal", causal)', "bool(causal)", "refuses: causal*"),
 )
 
+Q_SCALE = ("dense_decode: e4m3: q, 3 heads, s_q 1", "dense_decode: e4m3: q slice")
+SCALED = (
+    _literal("q_scale is left out", "(q.float() * q_scale)", "q.float()", *Q_SCALE),
+    _literal("q_scale counts twice", "(q.float() * q_scale)", "(q.float() * q_scale * q_scale)", *Q_SCALE),
+    _literal("q of e4m3 has the cache's scale", "(q.float() * q_scale)", "(q.float() * 0.4375)", *Q_SCALE),
+    _literal("q of e4m3 is read as bf16", "return (q.float() * q_scale).to(DTYPE), None", "return q, None", *Q_SCALE),
+    _literal("a scale goes with q of bf16", "DTYPE if q_scale is None else torch.float8_e4m3fn", "DTYPE", *Q_SCALE),
+)
+
 if __name__ == "__main__":
+    if Path(sys.argv[1]).name == "dense_tensor":
+        mutants.MUTANTS = SCALED
     mutants.main()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mlagen.verify.reference import Attention, sparse_attention
-from mlagen.verify.tolerance import lse_error, max_logits_error, out_errors
+from mlagen.verify.tolerance import FP8_PRODUCTS, FP8_STEP, lse_error, max_logits_error, out_errors
 
 D_QK, D_V, TOPK = 96, 64, 200
 DTYPES = [torch.bfloat16, torch.float16]
@@ -151,6 +151,56 @@ def test_lse_and_max_logits_hold_fp32_precision(base, unit):
     assert max_logits_error(expected.max_logits.float() + 1e-3, expected, D_QK, base).share > 1
     # P rounded before it is summed is no way to an LSE.
     assert lse_error(expected.lse.bfloat16().float(), expected, D_QK, TOPK, base).share > 1
+
+
+def short_scores(q, k):
+    """q [rows, columns] times k [keys, columns] as sm90 adds products of fp8: each step keeps 14 bits."""
+    total = torch.zeros(len(q), len(k), dtype=torch.float64)
+    for first in range(0, q.shape[1], FP8_PRODUCTS):
+        products = q[:, None, first : first + FP8_PRODUCTS] * k[None, :, first : first + FP8_PRODUCTS]
+        terms = torch.cat([products, total[..., None]], 2)
+        unit = FP8_STEP * 2.0 ** torch.frexp(terms.abs().amax(2, keepdim=True))[1].sub(1)
+        total = torch.trunc(terms / unit).mul(unit).sum(2)
+    return total
+
+
+@pytest.mark.parametrize("keys", [1, 70, 1000])
+@pytest.mark.parametrize("magnitude", [2.0**-6, 0.4375, 1.0, 4.0])
+def test_lse_of_sums_with_fewer_bits_passes_where_they_are_said_and_nowhere_else(keys, magnitude):
+    generator = torch.Generator().manual_seed(keys)
+    q = torch.randn(16, 576, generator=generator).to(torch.float8_e4m3fn).double()
+    k = torch.randn(keys, 576, generator=generator).to(torch.float8_e4m3fn).double()
+    indices = torch.arange(keys).int().expand(1, keys)
+    expected = sparse_attention(q[None], k[:, None], indices, magnitude / 24, 512, None, None, "e", "+inf")
+    lse = (short_scores(q, k) * (magnitude / 24)).logsumexp(1)[None]
+    said = lse_error(lse, expected, 576, keys, "e", short=True)
+    assert 0.0 < said.share < 0.5
+    assert lse_error(lse, expected, 576, keys, "e").share > 1 or keys > 1
+    if magnitude <= 1:  # a score that is off by a hundredth of its sum of absolute products
+        assert lse_error(lse + 0.01 * expected.logit_size.double(), expected, 576, keys, "e", short=True).share > 1
+
+
+@pytest.mark.parametrize("keys", [1, 2, 70, 1000])
+@pytest.mark.parametrize("magnitude", [2.0**-6, 1.0, 40 * 0.4375])
+def test_out_moves_with_such_sums_as_far_as_is_said(keys, magnitude):
+    """Scores whose softmax saturates too; without two keys in a softmax nothing moves."""
+    generator = torch.Generator().manual_seed(keys)
+    q = torch.randn(16, 576, generator=generator).to(torch.float8_e4m3fn).double()
+    k = torch.randn(keys, 576, generator=generator).to(torch.float8_e4m3fn).double()
+    indices = torch.arange(keys).int().expand(1, keys)
+    expected = sparse_attention(q[None], k[:, None], indices, magnitude / 24, 512, None, None, "e", "+inf")
+    weights = (short_scores(q, k) * (magnitude / 24)).softmax(1)
+    out = (weights.bfloat16().double() @ k[:, :512]).bfloat16()[None]
+    figures = out_errors(out, expected, 576, short=True)
+    assert worst(figures) < 1
+    if magnitude > 1 and keys > 2:  # some heads have two keys of a like weight
+        assert worst(out_errors(out, expected, 576)) > 1
+    if keys == 1:
+        assert torch.equal(expected.spread, torch.zeros_like(expected.spread))
+    if keys > 2:  # one key of the largest weight left out
+        weights[torch.arange(16), weights.argmax(1)] = 0.0
+        wrong = (weights @ k[:, :512]).bfloat16()[None]
+        assert worst(out_errors(wrong, expected, 576, short=True)) > 1
 
 
 def test_no_tokens_pass():

@@ -227,5 +227,6 @@ def test_the_others_hold_what_their_layouts_make_different(packages, name):
 
 @pytest.mark.slow
 @pytest.mark.mutants
-def test_every_mutant_is_reported(packages, tmp_path):
-    check_mutants("dense_decode_mutants.py", packages["window"], tmp_path, more_than=25)
+@pytest.mark.parametrize(("name", "more_than"), [("window", 25), ("tensor", 4)])
+def test_every_mutant_is_reported(packages, tmp_path, name, more_than):
+    check_mutants("dense_decode_mutants.py", packages[name], tmp_path, more_than=more_than)

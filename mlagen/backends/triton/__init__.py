@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen import GENERATOR
-from mlagen.backends import sm90, sm90_logits, sm90_topk
+from mlagen.backends import sm90, sm90_dense_decode, sm90_logits, sm90_topk
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import (
     cache,
@@ -86,7 +86,11 @@ class Renderer:
 
 RENDERERS = {
     CachePlan.NAME: Renderer(cache.shared, cache.modules),
-    DenseDecodePlan.NAME: Renderer(dense_decode.shared, dense_decode.modules, (sm90.DENSE_DECODE,)),
+    DenseDecodePlan.NAME: Renderer(
+        dense_decode.shared,
+        dense_decode.modules,
+        (sm90_dense_decode.DENSE_DECODE, sm90_dense_decode.DENSE_DECODE_E4M3, sm90_dense_decode.DENSE_DECODE_E4M3_FEW),
+    ),
     DenseFwdPlan.NAME: Renderer(
         dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.context, dense_fwd.signature),)
     ),

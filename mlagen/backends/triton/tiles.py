@@ -20,11 +20,13 @@ from mlagen.plan import (
     TiledFamily,
     TopkPlan,
 )
+from mlagen.plan.dense_decode_sm90 import WideRow
 from mlagen.plan.sm90 import DenseFwdSm90Plan, Sm90Plan
 from mlagen.plan.tiles import DenseFwdRow, TileRow
 from mlagen.plan.tritons import has_versions
 
 MODULE = "_tiles"
+VERSIONED = ("tiles_by_version", "unaligned_by_version", "wide_calls")  # tables whose rows may hold for some Tritons
 AT_16_BYTES = "rows do not begin at 16 bytes"
 
 
@@ -44,6 +46,12 @@ def _tile(row: TileRow | DenseFwdRow) -> str:
 def _row(row: TileRow | DenseFwdRow) -> str:
     bounds = (row.max_heads, row.max_tokens) if isinstance(row, TileRow) else (row.max_queries,)
     return f"{_text(bounds)}, {_tile(row)}"
+
+
+def _wide(row: WideRow) -> str:
+    fewest = "ANY + 1" if row.min_keys is None else row.min_keys
+    entries = f"{row.max_rows or 'ANY'}, {fewest}"
+    return f"{entries}, {_text(row.tritons)}" if row.tritons else entries
 
 
 def _context(family: TiledFamily[Any]) -> dict[str, Any]:
@@ -71,6 +79,7 @@ def _context(family: TiledFamily[Any]) -> dict[str, Any]:
         "unaligned_where": where,
         "sm90_calls": sm90.rows if sm90 else None,
         "sm90_columns": f"most {'rows' if dense_decode else 'heads'}, fewest {what}",
+        "wide_calls": [_wide(row) for row in family.wide_calls] if isinstance(family, DenseDecodePlan) else [],
         "swap_ab": swap_ab,
         "costs": [] if dense_decode else costs,
         "union_calls": union.rows if union else None,
@@ -99,7 +108,7 @@ def file(plan: Plan) -> GeneratedFile:
             "mqa_logits": plan.find(MqaLogitsPlan),
             "merges_states": "merge_attn_states" in plan.spec.wrappers,
             "merges_parts": "merge_attn_parts" in plan.spec.wrappers,
-            "by_version": any(one["tiles_by_version"] or one["unaligned_by_version"] for one in families),
+            "by_version": any(one[name] for one in families for name in VERSIONED),
             "sm90_costs": any(family["costs"] for family in families),
         },
     )

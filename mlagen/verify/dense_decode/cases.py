@@ -16,6 +16,7 @@ from mlagen.verify.dense_decode.invalid import DECODE, refused
 from mlagen.verify.facts import Facts
 
 TOO_LONG = 2**31 - 1
+TENSOR_SCALE = 0.4375
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,9 @@ class DenseDecodeProblem:
         poison: byte of what must not matter.
         dtype: of a quantised cache's tensor.
         scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
+        q_scale: of a q of e4m3; None: it is of the model's dtype.
+        k_scale: of a cache of one scale a tensor.
+        q_factor: what q is multiplied by.
         q, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
         table: the same of the block table.
     """
@@ -49,6 +53,9 @@ class DenseDecodeProblem:
     poison: int = 0xFF
     dtype: torch.dtype = torch.uint8
     scale: float | None = None
+    q_scale: float | None = None
+    k_scale: float = TENSOR_SCALE
+    q_factor: float = 1.0
     q: str = "contiguous"
     out: str | None = None
     table: str = "slice"
@@ -254,6 +261,31 @@ def _numbers(suite: _Suite) -> Iterator[DenseDecodeCase]:
         yield from suite.case(f"logits: {name}", promise, scale=scale, heads=3)
 
 
+def _e4m3(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    if not suite.known.layout.tensor_scale:
+        return
+    promise = "a scale of the cache may be any power of two"
+    for exponent in (-20, -6, 10):
+        name = f"e4m3: scale of the cache 2^{exponent}"
+        yield from suite.both(name, promise, k_scale=2.0**exponent, q_factor=2.0**-exponent, heads=3)
+    promise = "values of q may be of any magnitude"
+    for exponent in (-40, 30):
+        name = f"e4m3: q times 2^{exponent}"
+        yield from suite.case(name, promise, q_factor=2.0**exponent, scale=2.0**-exponent, heads=3)
+    promise = "q may be of e4m3, with its scale"
+    e4m3: dict[str, Any] = {"wrapper": FLASH, "q_scale": 0.5}
+    for heads, s_q in ((3, 1), (16, 1), (40, 2), (128, 1)):
+        name = f"e4m3: q, {heads} heads, s_q {s_q}"
+        yield from suite.case(name, promise, heads=heads, s_q=s_q, causal=s_q > 1, every_target=heads == 16, **e4m3)
+    yield from suite.case("e4m3: q, page size 53", promise, heads=6, block_size=53, **e4m3)
+    yield from suite.case("e4m3: q slice", promise, heads=6, q="slice", **e4m3)
+    shared: dict[str, Any] = {"heads": suite.split_heads, "lengths": (300, 40), "multiprocessors": 100}
+    yield from suite.case("e4m3: q, shared", promise, **shared, **e4m3)
+    promise = "batch-invariant mode takes q of e4m3 too, and its choice of a kernel does not look at the batch"
+    settings = {"lengths": (1100, 30), "heads": suite.split_heads, "batch_invariant": True, "check": "invariance"}
+    yield from suite.case("e4m3: q, batch invariant", promise, **settings, **e4m3)
+
+
 def _layouts(suite: _Suite) -> Iterator[DenseDecodeCase]:
     promise = "a tensor may be a view of a wider buffer, whose other bytes are neither read nor written"
     for part, layouts in {
@@ -353,6 +385,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         _windows,
         _caches,
         _numbers,
+        _e4m3,
         _layouts,
         _shares,
         _batch_invariant,

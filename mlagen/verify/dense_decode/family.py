@@ -74,7 +74,16 @@ def _call(run: DenseDecodeRun, **given: Any) -> Results:
 def _compare(run: DenseDecodeRun, results: Results) -> list[Figure]:
     facts = run.subject.facts
     empty_row_lse = facts.empty_row_lse if run.case.wrapper == FLASH else "-inf"
-    return decode.compare(run, results, attend(run.inputs, facts, empty_row_lse), max([1, *run.inputs.keys]))
+    expected, keys = attend(run.inputs, facts, empty_row_lse), max([1, *run.inputs.keys])
+    return decode.compare(run, results, expected, keys, short=_short(run))
+
+
+def _short(run: DenseDecodeRun) -> bool:
+    """Whether the logits of a call are products of fp8 that sm90 adds."""
+    inputs, subject = run.inputs, run.subject
+    if subject.device == "cpu" or not inputs.layout.tensor_scale or not sm90_modules(subject.package):
+        return False
+    return inputs.q.numel() > 0 and bool(_schedule(run).kernel == "sm90")
 
 
 def _view(token: slice) -> checks.View:
@@ -124,10 +133,12 @@ def _schedule(run: DenseDecodeRun) -> Any:
         facts = package._launch.device_facts(inputs.q.device)
         alignment = module._alignment(inputs.q, inputs.cache, inputs.q[:, 0, :, : run.subject.facts.d_v])
         sizes = (requests, s_q, heads, kv_heads, size, keys)
-        can_sm90 = {}
+        sm90 = {}
         if "_dense_decode_sm90" in sm90_modules(package):
-            can_sm90["can_sm90"] = module._can_sm90(facts, alignment, size)
-        return module.schedule(facts, alignment, *sizes, *window, run.case.batch_invariant, **can_sm90)
+            sm90["can_sm90"] = module._can_sm90(facts, alignment, size)
+        if "_dense_decode_sm90_few" in sm90_modules(package):
+            sm90["e4m3"] = inputs.problem.q_scale is not None
+        return module.schedule(facts, alignment, *sizes, *window, run.case.batch_invariant, **sm90)
 
 
 def _shares(run: DenseDecodeRun) -> list[Figure]:
@@ -198,7 +209,9 @@ def _merged(run: DenseDecodeRun) -> list[Figure]:
     expected = chained.with_sink(attend(inputs, facts, facts.empty_row_lse), sink, unit)
     figures = []
     for whole in chained.merged(run, parts, sink):
-        figures += decode.compare(run, decode.by_request(whole, requests), expected, max(inputs.keys))
+        figures += decode.compare(
+            run, decode.by_request(whole, requests), expected, max(inputs.keys), short=_short(run)
+        )
     return figures
 
 

@@ -12,13 +12,11 @@ from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read, write
 from mlagen.verify import family
 from mlagen.verify.decode import FLASH, place_out, place_tokens
-from mlagen.verify.dense_decode.cases import DenseDecodeProblem
+from mlagen.verify.dense_decode.cases import TENSOR_SCALE, DenseDecodeProblem
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.facts import Facts
 from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, empty_pages, place, unplaced
 from mlagen.verify.reference import Attention, sparse_attention
-
-TENSOR_SCALE = 0.4375
 
 
 @dataclass
@@ -71,6 +69,9 @@ class Inputs(family.Inputs):
                 "causal": self.problem.causal,
                 "is_fp8_kvcache": self.layout.quantised,
             }
+            if self.problem.q_scale is not None:
+                found["q"] = (self.q.float() / self.problem.q_scale).to(torch.float8_e4m3fn)
+                found["q_scale"] = torch.full((1,), self.problem.q_scale, device=self.q.device)
             optional |= {} if self.scale is None else {"softmax_scale": self.scale}
             return found | optional | {name: one.view for name, one in self.given.items()}
         requests, _, heads, _ = self.q.shape
@@ -135,7 +136,8 @@ def _write_rows(inputs: Inputs, table: torch.Tensor, cache: torch.Tensor, genera
         positions = torch.arange(inputs.first_key(request), keys)
         slots = table[request][positions // size].long() * size + positions % size
         for head in range(inputs.problem.kv_heads):
-            rows = torch.randn(keys - inputs.first_key(request), layout.columns, generator=generator).to(dtype)
+            rows = torch.randn(keys - inputs.first_key(request), layout.columns, generator=generator)
+            rows = (rows * (inputs.problem.k_scale / TENSOR_SCALE)).to(dtype)
             pages = cache[:, :, head].view(torch.uint8)
             if len(slots):
                 write(layout, pages, size, slots.to(cache.device), rows.to(cache.device), inputs.k_scale)
@@ -151,7 +153,10 @@ def build(problem: DenseDecodeProblem, known: DenseDecodeFacts, device: str, see
     facts, layout = known.facts, known.layout
     dtype = getattr(torch, facts.dtype)
     shape = (problem.requests * problem.s_q, problem.heads, facts.d_qk)
-    values = torch.randn(*shape, generator=generator).to(dtype).to(device)
+    values = torch.randn(*shape, generator=generator)
+    if problem.q_scale is not None:
+        values = (values / problem.q_scale).to(torch.float8_e4m3fn).float() * problem.q_scale
+    values = (values * problem.q_factor).to(dtype).to(device)
     q, placed_q = place_tokens(values, (problem.requests, problem.s_q), problem.q, NAN)
     window = known.window if problem.window == "spec" else problem.window
     assert window is None or isinstance(window, int)
@@ -165,7 +170,7 @@ def build(problem: DenseDecodeProblem, known: DenseDecodeFacts, device: str, see
         lengths,
         problem.keys,
         None if problem.scale is None else problem.scale * facts.d_qk**-0.5,
-        torch.full((1,), TENSOR_SCALE, device=device) if layout.tensor_scale else None,
+        torch.full((1,), problem.k_scale, device=device) if layout.tensor_scale else None,
         window,
         placed={"q": placed_q, "lengths": unplaced(lengths)},
     )
@@ -213,8 +218,7 @@ def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
             rows = rows.to(q.dtype)[:, None]
             args = (indices, scale, facts.d_v, None, None, facts.lse_base, empty_row_lse)
             tokens[head].append(sparse_attention(q, rows, *args))
-    empty = [
-        Attention(*(torch.zeros(0, group, *end, device=device) for end in ((facts.d_v,), (), (), (facts.d_v,), ())))
-    ]
+    ends = ((facts.d_v,), (), (), (facts.d_v,), (), (facts.d_v,))
+    empty = [Attention(*(torch.zeros(0, group, *end, device=device) for end in ends))]
     by_head = [Attention(*(torch.cat(parts) for parts in zip(*(own or empty), strict=True))) for own in tokens]
     return Attention(*(torch.cat(parts, 1) for parts in zip(*by_head, strict=True)))

@@ -41,6 +41,7 @@ def dense_fwd(
         lse=full(-math.inf, total, heads),
         noise=full(0.0, total, heads, d_v),
         logit_size=full(0.0, total, heads),
+        spread=full(math.nan, total, heads, d_v),  # no kernel of this family multiplies fp8
     )
     group = heads // k.shape[1]
     for (q_begin, q_end), (k_begin, k_end) in zip(pairwise(cu_seqlens_q), pairwise(cu_seqlens_k), strict=True):
@@ -76,4 +77,4 @@ def merged(parts: list[Attention]) -> Attention:
     noise = (weights * torch.stack([part.noise for part in parts])).square().sum(0) + out.square()
     largest = (torch.stack([getattr(part, name) for part in parts]).amax(0) for name in ("max_logits", "logit_size"))
     max_logits, logit_size = largest
-    return Attention(out, max_logits, whole, noise.sqrt(), logit_size)
+    return Attention(out, max_logits, whole, noise.sqrt(), logit_size, parts[0].spread)

@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from mlagen.verify.tolerance import FP32_STEP, UNIT_ROUNDOFF
+from mlagen.verify.tolerance import FP8_PRODUCTS, FP8_STEP, FP32_STEP, UNIT_ROUNDOFF
 
 SMALLEST = 2.0**-126
-FP8_STEP = 2.0**-13  # of sm90's fp8 products, which keep about 14 bits of what they add, 32 products a step
-FP8_PRODUCTS = 32
 ROWS = 64  # tokens at a time
 
 

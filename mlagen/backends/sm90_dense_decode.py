@@ -1,0 +1,96 @@
+"""The sm90 kernels of dense attention over a paged cache: of the model's dtype, of e4m3, and of e4m3 with few rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mlagen.backends.grouped import shared
+from mlagen.backends.sm90 import Sm90Module, dividers, names_d_v, p0_place, required, seesaw_shared, sm90_of
+from mlagen.backends.sm90_columns import row_context
+from mlagen.backends.triton.common import Signature
+from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
+from mlagen.plan.sm90 import PRODUCT_DEPTH
+
+WARPGROUP = 128  # threads
+
+
+def _dense_decode_arguments(plan: Plan) -> Signature:
+    """Those of the portable kernel over a bf16 cache without a window, and how to divide by a page's size."""
+    element = f"*{plan.spec.model.dtype}"
+    sizes = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size")
+    scheduler = ("unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")
+    strides = ("q_request", "q_token", "q_head", "page", "row", "k_head", "block_table", "out_token", "out_head")
+    cache = required(plan.layout)
+    k_cache = (("k_cache_ptr", "*u8" if cache.quantised else element),)
+    scales = (("q_scale_ptr", "*fp32"), ("k_scale_ptr", "*fp32")) if cache.tensor_scale else ()
+    return (
+        *(("q_ptr", element), *k_cache, ("block_table_ptr", "*i32"), ("cache_seqlens_ptr", "*i32"), *scales),
+        *(("out_ptr", element), ("lse_ptr", "*fp32"), ("partial_ptr", "*fp32")),
+        *((name, "i32") for name in sizes),
+        *dividers("page"),
+        *((name, "i32") for name in ("max_keys", "causal", *scheduler)),
+        *((name, "fp32") for name in ("sm_scale_log2", "empty_lse")),
+        *((f"{name}_stride", "i64") for name in (*strides, "lse_token")),
+    )
+
+
+def _dense_decode_details(plan: Plan) -> dict[str, Any]:
+    dense_decode, partials = plan.of(DenseDecodePlan), plan.splits.partials
+    sm90 = required(dense_decode.sm90)
+    d_v = "D_V, " if names_d_v(sm90) or not partials.rounds else ""
+    return {
+        "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
+        "block_b": dense_decode.block_b,
+        "thread_lengths": dense_decode.block_b // WARPGROUP,
+        "by_rows": {"begin": "gl.convert_layout(", "end": f", {row_context(sm90)['result']})"},
+        "p0": p0_place(sm90),
+        **shared(*seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
+    }
+
+
+def _dense_e4m3_details(plan: Plan, *, few: bool) -> dict[str, Any]:
+    sm90 = required(plan.of(DenseDecodePlan).sm90)
+    tails = ("q_tail", "k_tail") if sm90.d_tail else ()
+    statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1", *(("q_unit",) if few else ()))
+    partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
+    return {
+        **_dense_decode_details(plan),
+        "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
+        "by_rows": {"begin": "_by_rows(", "end": ")"},
+        "packed": few,
+        "product_keys": PRODUCT_DEPTH,
+        "chunks": sm90.block_n // PRODUCT_DEPTH,
+        "half_words": sm90.d_half // 4,
+        **shared(("q_l", "q_r", "k_l", "k_r", *tails), statistics, ("k_ready",)),
+    }
+
+
+def _dense_plan(plan: Plan, *, quantised: bool) -> Sm90Plan | None:
+    layout = plan.layout
+    return sm90_of(plan, DenseDecodePlan) if layout is not None and layout.quantised == quantised else None
+
+
+DENSE_DECODE = Sm90Module(
+    MODULE="_dense_decode_sm90",
+    TEMPLATE="sm90/dense_decode",
+    plan_of=functools.partial(_dense_plan, quantised=False),
+    arguments=_dense_decode_arguments,
+    details=_dense_decode_details,
+)
+
+DENSE_DECODE_E4M3 = Sm90Module(
+    MODULE="_dense_decode_sm90",
+    TEMPLATE="sm90/dense_decode_e4m3",
+    plan_of=functools.partial(_dense_plan, quantised=True),
+    arguments=_dense_decode_arguments,
+    details=functools.partial(_dense_e4m3_details, few=False),
+)
+
+DENSE_DECODE_E4M3_FEW = Sm90Module(
+    MODULE="_dense_decode_sm90_few",
+    TEMPLATE="sm90/dense_decode_e4m3",
+    plan_of=lambda plan: found.few_rows if (found := plan.find(DenseDecodePlan)) else None,
+    arguments=_dense_decode_arguments,
+    details=functools.partial(_dense_e4m3_details, few=True),
+)

@@ -1,0 +1,98 @@
+"""Numbers of the sm90 kernels of dense attention over a cache of e4m3."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from mlagen.layout import CacheLayout
+from mlagen.plan.sm90 import BLOCK_H, BLOCK_N, D_V, PRODUCT_DEPTH, Registers, Sm90Plan, Sm90Row, make_sm90
+from mlagen.plan.splits import PartialRow
+from mlagen.plan.tritons import TableRow
+from mlagen.spec import Spec
+from mlagen.work import ITEMSIZE
+
+REGISTERS = Registers((232, 32))
+FEW_REGISTERS = Registers((224, 56))
+ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
+E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
+FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
+WIDE_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
+
+
+@dataclass(frozen=True)
+class WideRow(TableRow):
+    """Which calls of a q of e4m3 with up to so many rows run the kernel of 64 rows, under the Tritons it holds for.
+
+    Attributes:
+        max_rows: heads of query tokens of a KV head; None: any.
+        min_keys: keys that the block tables of all requests of such a call name; None: none does.
+    """
+
+    max_rows: int | None
+    min_keys: int | None
+
+
+# From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 96K.
+WIDE_CALLS = (
+    WideRow(FEW_ROWS, None),
+    WideRow(64, 96 * 1024, tritons=WIDE_TRITONS),
+    WideRow(128, 48 * 1024, tritons=WIDE_TRITONS),
+    WideRow(None, 24 * 1024, tritons=WIDE_TRITONS),
+    WideRow(None, None),
+)
+
+
+@dataclass(frozen=True)
+class ShortCalls:
+    """Calls of no more than this, which the portable kernel runs sooner.
+
+    Attributes:
+        rows: heads of query tokens of a KV head.
+        requests: of the call.
+        keys: that a request's row of the block table names.
+    """
+
+    rows: int
+    requests: int
+    keys: int
+
+
+SHORT_CALLS = ShortCalls(16, 4, 1024)
+
+
+def reads_e4m3(layout: CacheLayout) -> bool:
+    """Whether the kernel of dense attention over e4m3 reads a cache: a row is K's columns in order, of one scale."""
+    runs = [(field.dtype, field.tensor_scale, field.offset - field.first_column) for field in layout.data]
+    return set(runs) == {("e4m3", True, 0)} and layout.row_bytes == layout.columns and not layout.planar
+
+
+def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
+    """The plan of the sm90 kernel of dense attention over e4m3; None where one over the model's dtype would be none."""
+    sm90 = make_sm90(spec, rows or ROWS)
+    if sm90 is None or PartialRow(spec.partials, D_V).scaled:
+        return None
+    scores = 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
+    values = 2 * (D_V // 2 // BLOCK_H) * sm90.step // PRODUCT_DEPTH
+    return replace(
+        sm90,
+        registers=REGISTERS,
+        expected_shared=_shared(sm90, BLOCK_H, BLOCK_H, 7),
+        expected_products=scores + values,
+        k_itemsize=1,
+    )
+
+
+def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
+    """The same of few rows, and of those whose Q is no e4m3: two values of it for each fill the rows of a product."""
+    return replace(
+        sm90,
+        block_h=FEW_ROWS,
+        registers=FEW_REGISTERS,
+        expected_shared=_shared(sm90, FEW_ROWS, 2 * FEW_ROWS, 8),
+    )
+
+
+def _shared(sm90: Sm90Plan, rows: int, q_rows: int, vectors: int) -> int:
+    """Bytes of Q, of four blocks of K, of P of three, and of so many vectors of rows."""
+    return (q_rows + 4 * BLOCK_N) * sm90.d_k + 3 * rows * BLOCK_N * ITEMSIZE + vectors * rows * 4
