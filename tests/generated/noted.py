@@ -50,12 +50,12 @@ def _address(argument: Any) -> Any:
 
 
 @contextlib.contextmanager
-def on_a_device(folder: Path) -> Iterator[tuple[ModuleType, Launched]]:
-    """A package, imported afresh, whose calls on the CPU's tensors are planned for sm90 and launched nowhere."""
+def on_a_device(folder: Path, target: str = TARGET) -> Iterator[tuple[ModuleType, Launched]]:
+    """A package, imported afresh, whose calls on the CPU's tensors are planned for a target and launched nowhere."""
     package, launched = _import_package(folder), Launched()
     launch, calls = package._launch, sys.modules[f"{package.__name__}._calls"]
     driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: STREAM))
-    facts = launch.facts_of(TARGET)._replace(multiprocessors=MULTIPROCESSORS)
+    facts = launch.facts_of(target)._replace(multiprocessors=MULTIPROCESSORS)
 
     def device_facts(device: torch.device) -> Any:
         forced = launch._forced.get()
