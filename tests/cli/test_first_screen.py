@@ -70,7 +70,7 @@ def test_a_refusal_shows_each_variant_with_its_arithmetic(run: Run, writer: Path
     assert len(refusals) == 2
     assert all("shared memory 0 bytes - limit -1 bytes = 1 bytes too many" in line for line in refusals)
     assert result.stderr.count("fix with one of: ") == 2
-    assert "generated/writer: 7 files, nothing written, errors above: 2; " in result.stderr
+    assert "generated/writer: 8 files, nothing written, errors above: 2; " in result.stderr
     assert not Path("generated").exists()
 
 
@@ -89,7 +89,7 @@ def test_a_failed_case_shows_in_its_family_and_in_a_line_of_its_own(
     ]
     assert result.stderr.splitlines() == [
         "writer: writer: bits, on sm80: out is off by 2",
-        "generated/writer: 7 files, nothing written, errors above: 1; not compiled, 2 cases verified",
+        "generated/writer: 8 files, nothing written, errors above: 1; not compiled, 2 cases verified",
     ]
     assert not Path("generated").exists()
 

@@ -176,7 +176,7 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_decode_spec
 def test_a_package_with_a_sm90_kernel_of_dense_attention_runs_the_calls_that_a_sweep_gave_it(
     tmp_path: Path, spec: str
 ) -> None:
-    """Others, with a quantised cache or a window, have no table of such calls."""
+    """Others, with a window, have no table of such calls."""
     path = tmp_path / f"{spec}.yaml"
     path.write_text((DENSE_DECODE_SPEC.parent / path.name).read_text())
     plan = load_plan(path)
@@ -185,12 +185,12 @@ def test_a_package_with_a_sm90_kernel_of_dense_attention_runs_the_calls_that_a_s
     tables = (*[()] * 5, calls)
     Tuned(spec, "sm90", *H200.values(), *tables, (), complete=True, fits=plan.fits, heads=128).write(tmp_path)
     plan = load_plan(path)
-    if spec == "dsv3":
+    if spec != "dots3":
         sm90 = plan.of(DenseDecodePlan).sm90
         assert sm90 is not None
         assert sm90.rows == calls
-        apply(compare(render(plan), tmp_path / "dsv3_given"))
-        table = load_package(tmp_path / "dsv3_given").module("_tiles").DENSE_DECODE_SM90_CALLS
+        apply(compare(render(plan), tmp_path / f"{spec}_given"))
+        table = load_package(tmp_path / f"{spec}_given").module("_tiles").DENSE_DECODE_SM90_CALLS
         assert table == [(32, (1 << 31) + 1), (64, 12), (1 << 31, 1)]
     else:
         assert render(plan) == before
