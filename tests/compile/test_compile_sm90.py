@@ -30,7 +30,7 @@ SHARED_MODULES = ("_index_union_sm90", "_sparse_fwd_sm90_shared")
 
 def products(taken: Resources) -> int:
     """Warpgroup products of 16-bit and of 8-bit operands."""
-    return taken.instructions["HGMMA"] + taken.instructions.get("QGMMA", 0)
+    return taken.instructions.get("HGMMA", 0) + taken.instructions.get("QGMMA", 0)
 
 
 @dataclass(frozen=True)
@@ -168,11 +168,10 @@ def test_scores_over_e4m3_are_products_of_e4m3(written, compiled):
     ("name", "dims"),
     [
         ("dsv32", (384, 32)),
-        ("dsv32", (512, 128)),
         ("dsv3", (400, 80)),
-        ("dsv3", (256, 32)),
         *(pytest.param("dsv32", dims, marks=pytest.mark.slow) for dims in ((64, 64), (256, 64), (400, 64), (512, 16))),
-        *(pytest.param("dsv3", dims, marks=pytest.mark.slow) for dims in ((64, 0), (384, 128), (512, 128))),
+        pytest.param("dsv32", (512, 128), marks=pytest.mark.slow),
+        *(pytest.param("dsv3", dims, marks=pytest.mark.slow) for dims in ((64, 0), (256, 32), (384, 128), (512, 128))),
     ],
 )  # halves that differ, blocks of 32, columns of V and K that a row has not, a short tail
 def test_those_of_other_dims_fit(written, compiled, name, dims):

@@ -57,7 +57,10 @@ MORE = {
 
 @pytest.mark.parametrize(
     "package",
-    [pytest.param(path, marks=[pytest.mark.slow] if path.name == "dsv41" else [], id=path.name) for path in DISTINCT],
+    [
+        pytest.param(path, marks=[pytest.mark.slow] if path.name in ("dsv41", "odd_fp8") else [], id=path.name)
+        for path in DISTINCT
+    ],
 )
 def test_the_others_hold_what_their_specs_make_different(package):
     only = ["*typical*", "writer*every*", "*block size 53*", "refuses*", *MORE.get(package.name, ())]

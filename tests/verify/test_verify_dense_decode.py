@@ -210,6 +210,7 @@ def test_small_packages_hold_every_case(packages, name, target):
     assert [str(error) for error in mismatches(results)] == []
 
 
+@pytest.mark.slow
 def test_plain_rows_hold_the_cases_without_a_window(packages):
     only = ["*s_q*", "*page size*", "*KV heads*", "*shares*", "*cache:*", "*workspace*", "*contract*", "*refuses*"]
     results = verify_package(packages["plain"], workers=1, targets=["sm90"], only=only)

@@ -95,7 +95,7 @@ def test_a_package_of_fp8_keys_holds_every_case(package):
     [
         pytest.param(1, 20, " {layout: indexer_fp8}", WRAPPERS, marks=pytest.mark.slow),
         (16, 200, " {layout: indexer_mxfp4}", PACKED),
-        (32, 64, FNUZ, WRAPPERS),
+        pytest.param(32, 64, FNUZ, WRAPPERS, marks=pytest.mark.slow),
         pytest.param(128, 128, " {layout: indexer_mxfp4}", PACKED, marks=pytest.mark.slow),
     ],
 )

@@ -130,7 +130,7 @@ def test_main_and_second_lists_have_the_sizes_of_the_model(tmp_path):
     assert sizes == {"v32": (2048,), "v4": (128, 512), "plain": (64,)}
 
 
-@pytest.mark.parametrize(("name", "target"), [("odd", "sm80"), ("plain", "sm90")])
+@pytest.mark.parametrize(("name", "target"), [pytest.param("odd", "sm80", marks=pytest.mark.slow), ("plain", "sm90")])
 def test_small_packages_hold_every_case(packages, name, target):
     results = verify_package(packages[name], workers=1, targets=[target])
     assert len(results) > 80
