@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from mlagen.spec import Spec, load
+from attention_specs import attention_of
+
+from mlagen.spec import Spec
 from mlagen.spec.stored import NAMED_LAYOUTS
 
 ROOT = Path(__file__).parents[1]
@@ -18,7 +19,7 @@ SLACK = 1.45  # expected bytes of shared memory over those that a compiler took,
 
 def make_pair(dims: Dims, first: str, second: str, targets: tuple[str, ...]) -> Spec:
     """The spec of sparse attention over a cache of the first layout and one of the second."""
-    data: dict[str, Any] = load(ROOT / "specs" / "dsv32.yaml").model_dump()
+    data = attention_of("dsv32")
     data["attention"] |= {"shared_indices": None, "window": 128}
     names = ("kv_lora_rank", "qk_rope_head_dim", "v_head_dim")
     data["model"] |= dict(zip(names, dims, strict=True)) | {"dtype": "fp16" if "fp16" in (first, second) else "bf16"}

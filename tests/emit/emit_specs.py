@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+from attention_specs import attention_of
 from hypothesis import assume
 from hypothesis import strategies as st
 from layout_specs import caches, indexers, keys_dtype
@@ -13,7 +14,7 @@ from layout_specs import caches, indexers, keys_dtype
 from mlagen.errors import LimitError
 from mlagen.plan import FAMILIES, make_plan
 from mlagen.plan.chunks import split_columns
-from mlagen.spec import NEEDS, SparseAttention, Spec, load
+from mlagen.spec import NEEDS, SparseAttention, Spec
 from mlagen.spec.targets import Target
 
 ROOT = Path(__file__).parents[2]
@@ -25,8 +26,7 @@ PATHS = sorted((ROOT / "specs").glob("*.yaml"))
 
 def make_spec(**changes: Any) -> Spec:
     """DeepSeek V3.2's attention; `changes` replace fields of any of its parts by name."""
-    data = load(ROOT / "specs" / "dsv32.yaml").model_dump(exclude={"indexer", "indexer_cache"})
-    data["wrappers"] = tuple(name for name in data["wrappers"] if NEEDS[name].rows)
+    data = attention_of("dsv32")
     data["attention"]["shared_indices"] = None  # which few dims and targets can have
     data.pop("partials", None)  # which wrappers without attention have not
     for name, value in changes.items():

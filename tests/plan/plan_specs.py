@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from attention_specs import attention_of
 from hypothesis import strategies as st
 
-from mlagen.spec import NEEDS, Spec, load
+from mlagen.spec import Spec
 
 ROOT = Path(__file__).parents[2]
 DENSE = {"wrappers": ("flash_mla_with_kvcache", "decode_attention_fwd")}  # with attention of kind dense
@@ -15,8 +16,7 @@ DENSE = {"wrappers": ("flash_mla_with_kvcache", "decode_attention_fwd")}  # with
 
 def make_spec(**changes: Any) -> Spec:
     """DeepSeek V3.2's attention; `changes` replace fields of any of its parts by name. A layout may be its name."""
-    data = load(ROOT / "specs" / "dsv32.yaml").model_dump(exclude={"indexer", "indexer_cache"})
-    data["wrappers"] = tuple(name for name in data["wrappers"] if NEEDS[name].rows)
+    data = attention_of("dsv32")
     data["attention"]["shared_indices"] = None  # which few dims and targets can have
     data.pop("partials", None)  # which wrappers without attention have not
     for name, value in changes.items():

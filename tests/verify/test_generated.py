@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_specs import attention_of
 from broken import check_mutants
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan, make_plan
-from mlagen.spec import NEEDS, Spec, load
+from mlagen.spec import Spec
 from mlagen.verify import mismatches, verify_package
 
 pytestmark = pytest.mark.interpreter
@@ -30,11 +31,7 @@ def messages(package: Path, **options) -> list[str]:
 
 
 def test_dsv32_holds_every_case_of_attention_in_the_interpreter(tmp_path):
-    data = load(ROOT / "specs" / "dsv32.yaml").model_dump(exclude={"indexer", "indexer_cache"})
-    data["wrappers"] = tuple(
-        name for name in data["wrappers"] if NEEDS[name].rows
-    )  # the others have tests of their own
-    apply(compare(render(make_plan(Spec.model_validate(data))), tmp_path / "dsv32"))
+    apply(compare(render(make_plan(Spec.model_validate(attention_of("dsv32")))), tmp_path / "dsv32"))
     assert messages(tmp_path / "dsv32", workers=1, targets=["sm80", "sm90", "gfx942"]) == []
 
 

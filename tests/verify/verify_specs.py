@@ -4,10 +4,15 @@ import re
 from pathlib import Path
 from typing import Any
 
+from mlagen.spec import NEEDS
+
 
 def dsv32_text() -> str:
-    """specs/dsv32.yaml without shared indices and partials, which few wrappers, dims and targets can have."""
+    """specs/dsv32.yaml without its indexer, shared indices and partials, which few wrappers and dims can have."""
     text = (Path(__file__).parents[2] / "specs" / "dsv32.yaml").read_text()
+    text = re.sub(r"^(indexer|indexer_cache):\n(  .*\n)*", "", text, flags=re.MULTILINE)
+    others = "|".join(name for name, needs in NEEDS.items() if not needs.rows)
+    text = re.sub(rf"^  - ({others})\n", "", text, flags=re.MULTILINE)
     return re.sub(r"^(  shared_indices|partials):.*\n", "", text, flags=re.MULTILINE)
 
 
