@@ -44,9 +44,9 @@ def stand_in() -> None:
         from vllm.models.deepseek_v4.common.ops import fused_compress_quant_cache as triton_code
 
         def compress_norm_rope_store_cutedsl(
-            *, store_full_kv: bool, store_full_fp8: bool, fp8_scale: Any, **told: Any
+            *, store_full_kv: bool, store_full_fp8: bool, fp8_scale: Any, **options: Any
         ) -> None:
-            triton_code.compress_norm_rope_store_triton(**told)
+            triton_code.compress_norm_rope_store_triton(**options)
 
         sys.modules[COMPRESSOR] = module = types.ModuleType(COMPRESSOR)
         vars(module).update(compress_norm_rope_store_cutedsl=compress_norm_rope_store_cutedsl)
@@ -65,15 +65,17 @@ def mhc_pre_tilelang(
     """What goes into a layer, of all streams, and how its output goes back into them."""
     from vllm.model_executor.kernels.mhc.torch import mhc_pre_torch
 
-    told = (rms_eps, pre_eps, sinkhorn_eps, post_mult, repeat)
-    post, mix, x = mhc_pre_torch(residual, fn, scale, base, *told)
+    options = (rms_eps, pre_eps, sinkhorn_eps, post_mult, repeat)
+    post, mix, x = mhc_pre_torch(residual, fn, scale, base, *options)
     return post, mix, x if norm_weight is None else _normed(x, norm_weight, norm_eps)
 
 
-def mhc_pre_broadcast_tilelang(x: Any, fn: Any, *told: Any, fn_broadcast: Any = None, **more: Any) -> tuple[Any, ...]:
+def mhc_pre_broadcast_tilelang(
+    x: Any, fn: Any, *options: Any, fn_broadcast: Any = None, **more: Any
+) -> tuple[Any, ...]:
     """The same of the first layer, whose streams are all alike."""
     residual = x[:, None].expand(-1, fn.shape[1] // x.shape[1], -1).contiguous()
-    return residual, *mhc_pre_tilelang(residual, fn, *told, **more)
+    return residual, *mhc_pre_tilelang(residual, fn, *options, **more)
 
 
 def mhc_post_tilelang(x: Any, residual: Any, post: Any, mix: Any) -> Any:
@@ -84,11 +86,11 @@ def mhc_post_tilelang(x: Any, residual: Any, post: Any, mix: Any) -> Any:
 
 
 def mhc_fused_post_pre_tilelang(
-    x: Any, residual: Any, post: Any, mix: Any, *told: Any, n_splits: int = 1, tile_n: int = 1, **more: Any
+    x: Any, residual: Any, post: Any, mix: Any, *options: Any, n_splits: int = 1, tile_n: int = 1, **more: Any
 ) -> tuple[Any, ...]:
     """The streams behind a layer, and what goes into the next."""
     residual = mhc_post_tilelang(x, residual, post, mix)
-    return residual, *mhc_pre_tilelang(residual, *told, **more)
+    return residual, *mhc_pre_tilelang(residual, *options, **more)
 
 
 def hc_head_fused_kernel_tilelang(x: Any, fn: Any, scale: Any, base: Any, rms_eps: float, eps: float) -> Any:

@@ -62,12 +62,12 @@ class TopkSm90Plan:
 
     @property
     def found(self) -> int:
-        """The first word of what threads tell all, behind the totals of warps, of two tiles in turn."""
+        """The first word of what one thread publishes to all, behind the totals of warps, of two tiles in turn."""
         return 2 * LANES
 
     @property
-    def told(self) -> tuple[int, ...]:
-        """The words of what is told of a bin: its number, keys before it, in it, and in all bins."""
+    def published(self) -> tuple[int, ...]:
+        """The words that are published of a bin: its number, keys before it, in it, and in all bins."""
         return tuple(range(self.found, self.found + 4))
 
     @property

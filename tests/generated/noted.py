@@ -98,7 +98,7 @@ def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return {name: copy(value) for name, value in arguments.items()}
 
 
-def told(launches: list[tuple[Any, ...]], arguments: Mapping[str, Any], results: Any) -> list[tuple[Any, ...]]:
+def in_words(launches: list[tuple[Any, ...]], arguments: Mapping[str, Any], results: Any) -> list[tuple[Any, ...]]:
     """Launches with the name of what an address is of in its place, and where in it; other memory has no name."""
     named = [*tensors_in(arguments, "given"), *tensors_in(results, "returned")]
 

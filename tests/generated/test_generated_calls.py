@@ -16,7 +16,7 @@ import pytest
 import torch
 import triton
 from alone import arguments
-from noted import GENERATED, Launched, checked_calls, copied, on_a_device, tensors_in, told
+from noted import GENERATED, Launched, checked_calls, copied, in_words, on_a_device, tensors_in
 from torch._subclasses import FakeTensorMode
 from triton.backends.nvidia import driver as nvidia
 
@@ -82,10 +82,10 @@ def test_a_call_done_again_launches_what_its_checked_text_does(folder: Path, mon
             checked.clear()
             returned = wrapper(**again)
             assert not checked, name
-            launches = told(launched.taken(), again, returned)
+            launches = in_words(launched.taken(), again, returned)
             state = {key: type(value)() for key, value in again.items() if hasattr(value, "config")}
             expected = wrapper.__wrapped__(**{**again, **state})
-            assert launches == told(launched.taken(), again, expected)
+            assert launches == in_words(launched.taken(), again, expected)
             for (_, got), (_, want) in zip(tensors_in(returned), tensors_in(expected), strict=True):
                 assert (got.dtype, got.shape, got.stride()) == (want.dtype, want.shape, want.stride())
             for key, value in state.items():
@@ -128,9 +128,9 @@ def test_a_change_is_checked_and_launched_as_a_first_call_of_its_own(
         checked.clear()
         returned = package.flash_mla_sparse_fwd(**changed)
         assert bool(checked) == first
-        launches = told(launched.taken(), changed, returned)
+        launches = in_words(launched.taken(), changed, returned)
         expected = package.flash_mla_sparse_fwd.__wrapped__(**changed)
-        assert launches == told(launched.taken(), changed, expected)
+        assert launches == in_words(launched.taken(), changed, expected)
 
 
 REFUSED: dict[str, tuple[Callable[[], Call], type[Exception], str]] = {
@@ -444,4 +444,4 @@ def passed_of(launched: tuple[Any, ...], call: Call, returned: Any) -> list[Any]
     """What a launcher was given, with the names of tensors in the place of addresses."""
     *begin, passed = launched if INSTALLED >= (3, 7) else (*launched[:13], launched[13:])
     numbers = tuple(one.data_ptr() if isinstance(one, torch.Tensor) else one for one in passed)
-    return told([(*begin, numbers)], call, returned)
+    return in_words([(*begin, numbers)], call, returned)

@@ -63,15 +63,15 @@ class Functions(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
-def test_wrappers_do_nothing_with_torch_that_is_not_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kept call takes memory, fills it and launches: an operator that nobody told of would be left out."""
+def test_wrappers_do_nothing_with_torch_that_is_not_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kept call takes memory, fills it and launches: an operator that nobody notes would be left out."""
     with on_a_device(folder) as (package, _):
-        calls, told = calls_module(package), []
+        calls, noted = calls_module(package), []
         empty, fill = calls.empty, calls.fill
 
         def tell(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             def telling(*args: Any, **kwargs: Any) -> Any:
-                told.append(name)
+                noted.append(name)
                 return function(*args, **kwargs)
 
             return telling
@@ -80,10 +80,10 @@ def test_wrappers_do_nothing_with_torch_that_is_not_told(folder: Path, monkeypat
         monkeypatch.setattr(calls, "fill", tell("aten::fill_", fill))
         for name, call in calls_of(package):
             getattr(package, name).__wrapped__(**call)  # which makes descriptors of no tensor, once
-            told.clear()
+            noted.clear()
             with Dispatched() as mode:
                 getattr(package, name).__wrapped__(**call)
-            assert [one._schema.name for one in mode.seen if not is_view(one)] == told, name
+            assert [one._schema.name for one in mode.seen if not is_view(one)] == noted, name
 
 
 @pytest.mark.parametrize("mode", [Dispatched, Functions])

@@ -13,7 +13,7 @@ import indexer_calls
 import numpy as np
 import pytest
 import torch
-from noted import GENERATED, Launched, checked_calls, copied, on_a_device, tensors_in, told
+from noted import GENERATED, Launched, checked_calls, copied, in_words, on_a_device, tensors_in
 from test_generated_calls import calls_of
 
 PACKAGES = [
@@ -122,7 +122,7 @@ def outcome(wrapper: Callable[..., Any], call: Call, launched: Launched) -> Outc
         (path, names.get(id(one)), type(one), one.dtype, tuple(one.shape), one.stride(), one.is_inference())
         for path, one in tensors_in(returned)
     ]
-    launches = repr(told(launched.taken(), given, returned))
+    launches = repr(in_words(launched.taken(), given, returned))
     return Outcome(launches, (type(returned), kinds), [one.config for one in states.values()])
 
 
@@ -200,3 +200,18 @@ def test_the_end_of_scores_memory_is_looked_at_by_every_call(tmp_path: Path) -> 
         for _ in range(2):
             for one, want in zip((fits, ended), wanted, strict=True):
                 assert outcome(wrapper, call | {"logits": one}, launched).launches == want
+
+
+@pytest.mark.parametrize("rows", [1, 16])
+def test_rows_that_programs_share_take_their_scratch_at_every_call(tmp_path: Path, rows: int) -> None:
+    """Of 32K columns, which sm90 gives several programs each, and a second kernel what they collected."""
+    with on_a_device(indexer_calls.write_package(tmp_path, "indexer_fp8")) as (package, launched):
+        columns, lens = 1 << 15, torch.full((rows,), 1 << 15, dtype=torch.int32)
+        call = {"logits": torch.zeros(rows, columns), "next_n": 1, "seq_lens": lens, "num_rows": rows, "topk": 64}
+        call |= {"indices": torch.zeros(rows, 64, dtype=torch.int32), "stride0": columns, "stride1": 1}
+        wrapper = package.top_k_per_row_decode
+        want = outcome(wrapper.__wrapped__, call, launched)
+        assert "_topk_collect_sm90_kernel" in want.launches
+        for _ in range(3):
+            assert outcome(wrapper, copied(call), launched).launches == want.launches
+        assert [run for run in checked_calls(wrapper).values() if callable(run)]

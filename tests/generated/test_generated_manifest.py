@@ -19,7 +19,8 @@ from mlagen.cli.manifest import COLUMNS, Manifest, keys_under, read_manifest
 from mlagen.compile import CompileJob, compile_jobs, content_keys, installed
 from mlagen.compile.process import job_of
 from mlagen.emit.render import sha256
-from mlagen.plan import TARGETS, SparseDecodePlan, SparseFwdPlan, Tile, load_plan
+from mlagen.plan import TARGETS, SparseDecodePlan, SparseFwdPlan, Tile, TopkPlan, load_plan
+from mlagen.plan.topk_sm90 import TopkSm90Tile
 from mlagen.plan.tritons import TRITONS, allowed_spills, minor, rows_under
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -120,6 +121,21 @@ def test_attention_takes_no_more_shared_memory_than_the_plan_expects(folder: Pat
                 if target.backend == "hip" and minor(version) >= (3, 8):
                     expected *= 2
                 assert dict(zip(COLUMNS, values, strict=True))["shared"] <= expected + slack, (version, variant)
+
+
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
+def test_shared_memory_of_top_k_on_sm90_is_the_plans_to_the_byte(folder: Path) -> None:
+    """Its kernels find their words from the begin on, so that no version may lay scratch of its own there."""
+    plan, manifest = load_plan(SPECS / f"{folder.name}.yaml"), manifest_of(folder)
+    topk = plan.find(TopkPlan)
+    variants = {key: one for key, one in manifest.variants.items() if one["module"] == "_topk_sm90"}
+    assert bool(variants) == bool(topk and topk.sm90)
+    for version, measured in manifest.measured.items():
+        for key in variants.keys() & measured.keys():
+            given = {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", variants[key]["variant"])}
+            tile = TopkSm90Tile(given["WARPS"], given["HALVES"], given["CAPACITY"])
+            expected = topk.sm90.shared_bytes(tile, is_long="IS_LONG" in variants[key]["variant"].split())
+            assert dict(zip(COLUMNS, measured[key], strict=True))["shared"] == expected, (version, variants[key])
 
 
 def sample(folder: Path) -> CompileJob:

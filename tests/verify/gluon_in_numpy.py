@@ -1,7 +1,7 @@
 """Runs the sm90 kernel of top-k in numpy, program by program: Triton's interpreter does not know Gluon.
 
 A generated module is imported with stand-ins for Triton and Gluon, and its kernel is called as a function. Tensors have
-values alone: neither layouts nor races are seen. Inline assembly is told by its text. Reads and writes out of bounds,
+values alone: neither layouts nor races are seen. Inline assembly is known by its text. Reads and writes out of bounds,
 and two stores to one place, raise AssertionError.
 """
 
