@@ -87,7 +87,7 @@ class Sm90Module:
         return {
             **attention_context(plan),
             "sm90": sm90,
-            **row_context(sm90),
+            **row_context(sm90, takes_pair=plan.takes_pair),
             "kernel": self.kernel,
             **interface(self.arguments(plan), *self.constexprs),
             "register_split": register_split(sm90.registers),
@@ -129,14 +129,21 @@ def dividers(*names: str) -> Signature:
     return tuple((f"{name}_{part}", "i32") for name in names for part in ("multiplier", "shift"))
 
 
+def of_rope(plan: Plan, arguments: Signature) -> Signature:
+    """Of arguments about Q those about its RoPE columns, which stand behind them; none where Q is one tensor."""
+    return tuple((name.replace("q_", "q_rope_", 1), kind) for name, kind in arguments) if plan.takes_pair else ()
+
+
 def _sparse_fwd_arguments(plan: Plan) -> Signature:
     attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
     page = (("kv_page_stride", "i64"),) if plan.rows_block_size is not None else ()
     sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_tiles", "head_blocks")
+    q, q_strides = (("q_ptr", element),), (("q_token_stride", "i64"), ("q_head_stride", "i64"))
     return (
-        ("q_ptr", element),
+        *q,
+        *of_rope(plan, q),
         ("kv_ptr", element),
         ("indices_ptr", "*i32"),
         *_length(plan),
@@ -148,8 +155,8 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
         *((name, "i32") for name in sizes),
         *dividers("head_blocks", "splits"),
         ("sm_scale_log2", "fp32"),
-        ("q_token_stride", "i64"),
-        ("q_head_stride", "i64"),
+        *q_strides,
+        *of_rope(plan, q_strides),
         *page,
         ("kv_row_stride", "i64"),
         ("indices_token_stride", "i64"),
@@ -236,9 +243,11 @@ def _sparse_decode_arguments(plan: Plan) -> Signature:
     attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
-    inputs: list[tuple[str, str]] = [("q_ptr", element)]
+    q = (("q_ptr", element),)
+    q_strides = (("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32"))
+    inputs: list[tuple[str, str]] = [*q, *of_rope(plan, q)]
     sizes: list[tuple[str, str]] = []
-    strides = [("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32")]
+    strides = [*q_strides, *of_rope(plan, q_strides)]
     second = [] if plan.extra_layout is None else [("extra_", plan.extra_layout)]
     for prefix, one in (("", required(plan.layout)), *second):
         inputs += [(f"{prefix}k_cache_ptr", "*u8"), (f"{prefix}indices_ptr", "*i32")]

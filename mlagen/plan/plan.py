@@ -102,6 +102,12 @@ class Plan:
         return self.caches.extra.layout if self.caches and self.caches.extra else None
 
     @property
+    def takes_pair(self) -> bool:
+        """Whether attention over latent rows takes Q in two parts: where V ends its latent does, and RoPE begins."""
+        dims = self.spec.model
+        return dims.qk_rope_head_dim > 0 and dims.v_head_dim == dims.kv_lora_rank
+
+    @property
     def indexer_rows(self) -> IndexerRows | None:
         """Keys of the indexer, and its query; None without a cache of them."""
         return indexer_rows_of(self.spec)
