@@ -1,4 +1,4 @@
-"""Q given as a pair, its latent and its RoPE columns: calls that have to give the bits of those with the whole of it."""
+"""Q as a pair, its latent and its RoPE columns: calls that have to give the bits of those with the whole Q."""
 
 from __future__ import annotations
 
