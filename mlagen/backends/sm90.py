@@ -103,7 +103,7 @@ class Sm90Module:
 
 
 def rescaling(threshold_log2: int) -> dict[str, int]:
-    """What templates say of how far a row's maximum may rise before O is rescaled: P, rounded, is at most twice that."""
+    """How far a row's maximum may rise before O is rescaled, and what P, rounded, is at most: twice that."""
     return {"rescale_threshold_log2": threshold_log2, "p_limit_log2": threshold_log2 + 1}
 
 

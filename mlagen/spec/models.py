@@ -127,8 +127,8 @@ class SparseAttention(Model):
     rescaling: Annotated[
         Literal["lagged", "exact"],
         Field(
-            description="row maxima that weights refer to on sm90: up to 2^7 below the true ones, or the true ones, which "
-            "errs less and takes longer; portable kernels take the true ones"
+            description="row maxima that weights refer to on sm90: lagging behind the true ones, by up to 2^7, or the "
+            "true ones, which errs less and takes longer; portable kernels take those always"
         ),
     ] = "lagged"
 
