@@ -242,7 +242,6 @@ def test_those_whose_weights_refer_to_true_maxima_fit(written, compiled, name, g
     assert thresholds == ["0"] * kernels
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     package.check(results, slack=640)
-    assert [taken.loop_spills for taken in results] == [0] * len(results)
 
 
 def test_a_warps_number_read_from_the_thread_would_spill(written, compiled):
