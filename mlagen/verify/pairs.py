@@ -12,14 +12,15 @@ from mlagen.verify.checks import AnyRun, copied, require_bits
 from mlagen.verify.facts import Facts
 from mlagen.verify.family import Check, Results
 from mlagen.verify.invalid import Invalid, elsewhere, every_other
-from mlagen.verify.memory import LAYOUTS, NAN, Placed, place
+from mlagen.verify.memory import LAYOUTS, NAN, Layout, Placed, place
 from mlagen.verify.results import Figure
 
 ALIGNMENT = 16  # bytes
+PLACES = {**LAYOUTS, "late": Layout(offset=1)}  # whose strides say nothing of where it begins
 # Where the two tensors lie, by the name of a case's check.
 LAYOUTS_OF_PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "pair": (("contiguous", "contiguous"), ("transposed", "slice"), ("slice", "transposed"), ("odd", "odd")),
-    "pair, one odd": (("contiguous", "odd"), ("odd", "slice")),
+    "pair, one odd": (("contiguous", "odd"), ("odd", "slice"), ("contiguous", "late"), ("late", "contiguous")),
     "pair, far": (("far", "contiguous"), ("contiguous", "far")),
 }
 PROMISES = {
@@ -32,8 +33,8 @@ PROMISES = {
 def _placed(tensor: torch.Tensor, layout: str) -> Placed:
     """A tensor [tokens, heads, columns] or [requests, s_q, heads, columns] laid out."""
     if tensor.dim() == 3:
-        return place(tensor, LAYOUTS[layout], NAN)
-    placed = place(tensor.flatten(0, 1), LAYOUTS[layout], NAN)
+        return place(tensor, PLACES[layout], NAN)
+    placed = place(tensor.flatten(0, 1), PLACES[layout], NAN)
     view = placed.view.unflatten(0, tensor.shape[:2])  # type: ignore[no-untyped-call]
     return Placed(view, placed.buffer, placed.before)
 

@@ -10,6 +10,7 @@ import mutants
 from mutants import ATTENTION, KERNELS, SPLITS, Mutant
 
 PAIR, ODD, FAR = "*query: pair", "*query: pair, one odd", "*query: pair, far"
+OF_WRAPPERS = {name: f"{name} (*" for name in (PAIR, ODD, FAR)}  # whose cases are one a wrapper
 CACHE, CACHE_KERNELS = "sparse_decode.py", "_sparse_decode_kernels.py"
 DENSE, DENSE_KERNELS = "dense_decode.py", "_dense_decode_kernels.py"
 
@@ -33,19 +34,25 @@ REFUSED = (
 )
 OF_PACKAGE = {
     "rows": (
-        _literal("RoPE is read behind the latent", KERNELS, "inputs.q_rope_ptr - D_V", "inputs.q_ptr", PAIR),
         _literal(
-            "RoPE has the latent's strides", KERNELS, "* inputs.q_rope_head_stride", "* inputs.q_head_stride", PAIR
+            "RoPE is read behind the latent", KERNELS, "inputs.q_rope_ptr - D_V", "inputs.q_ptr", OF_WRAPPERS[PAIR]
         ),
-        _literal("RoPE is the first token's", KERNELS, " + token * inputs.q_rope_token_stride", "", PAIR),
+        _literal(
+            "RoPE has the latent's strides",
+            KERNELS,
+            "* inputs.q_rope_head_stride",
+            "* inputs.q_head_stride",
+            OF_WRAPPERS[PAIR],
+        ),
+        _literal("RoPE is the first token's", KERNELS, " + token * inputs.q_rope_token_stride", "", OF_WRAPPERS[PAIR]),
         _literal(
             "offsets of RoPE are 32 bits wide",
             KERNELS,
             "token * inputs.q_rope_token_stride",
             "(token * inputs.q_rope_token_stride).to(tl.int32)",
-            FAR,
+            OF_WRAPPERS[FAR],
         ),
-        _literal("RoPE's address is not looked at", ATTENTION, " | q_rope.data_ptr()", "", ODD),
+        _literal("RoPE's address is not looked at", ATTENTION, " | q_rope.data_ptr()", "", OF_WRAPPERS[ODD]),
         *REFUSED,
     ),
     "cache": (
@@ -91,7 +98,7 @@ OF_PACKAGE = {
         *REFUSED,
     ),
 }
-TYPICAL = {"rows": "sparse_fwd: typical", "cache": "sparse_decode: typical", "dense": "dense_decode: typical"}
+TYPICAL = {"rows": "sparse_fwd: splits: 3", "cache": "sparse_decode: typical", "dense": "dense_decode: typical"}
 
 if __name__ == "__main__":
     package = sys.argv.pop()

@@ -337,7 +337,8 @@ def _layouts(suite: _Suite) -> Iterator[SparseDecodeCase]:
 def _pairs(suite: _Suite) -> Iterator[SparseDecodeCase]:
     for name, promise, check in pairs.cases(suite.facts):
         far = check == "pair, far"  # entries of the first dimension alone: requests of one token
-        settings: dict[str, Any] = {"check": check, "requests": 2, "s_q": 1 if far else 2, "heads": suite.split_heads}
+        sizes = {"requests": 3, "s_q": 1} if far else {"requests": 2, "s_q": 2}
+        settings: dict[str, Any] = {"check": check, "heads": suite.split_heads, **sizes}
         yield from suite.case(name, promise, every_target=check == "pair", main={"topk": 112}, **settings)
         yield from suite.case(f"{name}, split", promise, main={"topk": 304}, multiprocessors=1000, **settings)
 
