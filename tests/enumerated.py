@@ -23,7 +23,7 @@ TILE = ("BLOCK_H", "BLOCK_N")
 # Strides for which this kernel has no more than 32 bits of a register: its wrapper refuses others, see `_reaches`.
 NARROW = (
     "_sparse_decode_sm90_kernel",
-    {"q_head_stride", "indices_token_stride", "out_token_stride", "out_head_stride"},
+    {"q_head_stride", "q_rope_head_stride", "indices_token_stride", "out_token_stride", "out_head_stride"},
 )
 
 _numbers = itertools.count()

@@ -87,12 +87,12 @@ class Sm90Module:
         return {
             **attention_context(plan),
             "sm90": sm90,
-            **row_context(sm90),
+            **row_context(sm90, takes_pair=plan.takes_pair),
             "kernel": self.kernel,
             **interface(self.arguments(plan), *self.constexprs),
             "register_split": register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if names_d_v(sm90) else "NEG_LARGE",
-            "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
+            **rescaling(plan.rescale_threshold_log2),
             "scaled": plan.splits.partials.scaled,
             **self.details(plan),
         }
@@ -100,6 +100,11 @@ class Sm90Module:
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
         return {(self.kernel, None): required(self.plan_of(plan)).expected_products}
+
+
+def rescaling(threshold_log2: int) -> dict[str, int]:
+    """How far a row's maximum may rise before O is rescaled, and what P, rounded, is at most: twice that."""
+    return {"rescale_threshold_log2": threshold_log2, "p_limit_log2": threshold_log2 + 1}
 
 
 def names_d_v(sm90: Sm90Plan) -> bool:
@@ -129,14 +134,21 @@ def dividers(*names: str) -> Signature:
     return tuple((f"{name}_{part}", "i32") for name in names for part in ("multiplier", "shift"))
 
 
+def of_rope(plan: Plan, arguments: Signature) -> Signature:
+    """Of arguments about Q those about its RoPE columns, which stand behind them; none where Q is one tensor."""
+    return tuple((name.replace("q_", "q_rope_", 1), kind) for name, kind in arguments) if plan.takes_pair else ()
+
+
 def _sparse_fwd_arguments(plan: Plan) -> Signature:
     attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
     page = (("kv_page_stride", "i64"),) if plan.rows_block_size is not None else ()
     sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_tiles", "head_blocks")
+    q, q_strides = (("q_ptr", element),), (("q_token_stride", "i64"), ("q_head_stride", "i64"))
     return (
-        ("q_ptr", element),
+        *q,
+        *of_rope(plan, q),
         ("kv_ptr", element),
         ("indices_ptr", "*i32"),
         *_length(plan),
@@ -148,8 +160,8 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
         *((name, "i32") for name in sizes),
         *dividers("head_blocks", "splits"),
         ("sm_scale_log2", "fp32"),
-        ("q_token_stride", "i64"),
-        ("q_head_stride", "i64"),
+        *q_strides,
+        *of_rope(plan, q_strides),
         *page,
         ("kv_row_stride", "i64"),
         ("indices_token_stride", "i64"),
@@ -236,9 +248,11 @@ def _sparse_decode_arguments(plan: Plan) -> Signature:
     attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
-    inputs: list[tuple[str, str]] = [("q_ptr", element)]
+    q = (("q_ptr", element),)
+    q_strides = (("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32"))
+    inputs: list[tuple[str, str]] = [*q, *of_rope(plan, q)]
     sizes: list[tuple[str, str]] = []
-    strides = [("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32")]
+    strides = [*q_strides, *of_rope(plan, q_strides)]
     second = [] if plan.extra_layout is None else [("extra_", plan.extra_layout)]
     for prefix, one in (("", required(plan.layout)), *second):
         inputs += [(f"{prefix}k_cache_ptr", "*u8"), (f"{prefix}indices_ptr", "*i32")]
@@ -438,7 +452,7 @@ class DenseFwdModule:
             **interface(self._arguments(plan)),
             "register_split": register_split(sm90.registers),
             "result_columns": register_columns(values["d_v"]),
-            "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
+            **rescaling(RESCALE_THRESHOLD_LOG2),
             "itemsize": ITEMSIZE,
             "k_chunks": k_chunks,
             "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",

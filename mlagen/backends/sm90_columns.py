@@ -45,8 +45,8 @@ def halves(pieces: RowPieces) -> tuple[Half, Half]:
     return left, Half(pieces.right, "D_RIGHT", "RIGHT", "RIGHT_RESULT", "WG1")
 
 
-def row_context(sm90: Sm90Plan) -> dict[str, Any]:
-    """What templates ask for of the columns of a row."""
+def row_context(sm90: Sm90Plan, *, takes_pair: bool = False) -> dict[str, Any]:
+    """What templates ask for of the columns of a row; `takes_pair`: RoPE's columns of Q lie elsewhere."""
     pieces, (left, right) = sm90.pieces, halves(sm90.pieces)
     of_v = f"2 * {left.columns}" if pieces.equal else f"{left.columns} + {right.columns}"
     tail_swizzle, p_swizzle = (
@@ -57,7 +57,7 @@ def row_context(sm90: Sm90Plan) -> dict[str, Any]:
         "left": left,
         "right": right,
         "halves": (left,) if pieces.equal else (left, right),
-        "plain": pieces.equal and not pieces.pads_k,
+        "plain": pieces.equal and not pieces.pads_k and not (takes_pair and pieces.pads_v),
         "acc_columns": "D_HALF" if pieces.equal else "acc.shape[1]",
         "columns_of_acc": "D_HALF" if pieces.equal else "acc.shape[0]",
         "columns_of_like": "D_HALF" if pieces.equal else "like.shape[0]",

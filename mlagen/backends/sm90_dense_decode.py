@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from mlagen.backends.grouped import shared
-from mlagen.backends.sm90 import Sm90Module, dividers, names_d_v, p0_place, required, seesaw_shared, sm90_of
+from mlagen.backends.sm90 import Sm90Module, dividers, names_d_v, of_rope, p0_place, required, seesaw_shared, sm90_of
 from mlagen.backends.sm90_columns import row_context
 from mlagen.backends.triton.common import Signature
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
@@ -20,18 +20,21 @@ def _dense_decode_arguments(plan: Plan) -> Signature:
     element = f"*{plan.spec.model.dtype}"
     sizes = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size")
     scheduler = ("unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")
-    strides = ("q_request", "q_token", "q_head", "page", "row", "k_head", "block_table", "out_token", "out_head")
+    q_strides = tuple((f"{name}_stride", "i64") for name in ("q_request", "q_token", "q_head"))
+    strides = ("page", "row", "k_head", "block_table", "out_token", "out_head", "lse_token")
+    q = (("q_ptr", element),)
     cache = required(plan.layout)
     k_cache = (("k_cache_ptr", "*u8" if cache.quantised else element),)
     scales = (("q_scale_ptr", "*fp32"), ("k_scale_ptr", "*fp32")) if cache.tensor_scale else ()
     return (
-        *(("q_ptr", element), *k_cache, ("block_table_ptr", "*i32"), ("cache_seqlens_ptr", "*i32"), *scales),
+        *(*q, *of_rope(plan, q), *k_cache, ("block_table_ptr", "*i32"), ("cache_seqlens_ptr", "*i32"), *scales),
         *(("out_ptr", element), ("lse_ptr", "*fp32"), ("partial_ptr", "*fp32")),
         *((name, "i32") for name in sizes),
         *dividers("page"),
         *((name, "i32") for name in ("max_keys", "causal", *scheduler)),
         *((name, "fp32") for name in ("sm_scale_log2", "empty_lse")),
-        *((f"{name}_stride", "i64") for name in (*strides, "lse_token")),
+        *(*q_strides, *of_rope(plan, q_strides)),
+        *((f"{name}_stride", "i64") for name in strides),
     )
 
 

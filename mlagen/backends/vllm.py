@@ -188,6 +188,7 @@ def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
         "row_bytes": plan.layout.row_bytes,
         "packed": kind.packed,
         "tensor_scale": plan.layout.tensor_scale,
+        "takes_pair": plan.takes_pair,
         "takes_length": not dense and plan.sparse_attention.topk_length != "none",
         "unserved": kind.unserved,
         "converts": CONVERTER in plan.spec.wrappers,

@@ -51,6 +51,11 @@ class Facts:
         """Columns of a KV row."""
         return self.d_c + self.d_rope
 
+    @property
+    def takes_pair(self) -> bool:
+        """Whether wrappers of attention over latent rows take Q as a pair: its latent, which V is, and RoPE columns."""
+        return self.d_rope > 0 and self.d_v == self.d_c
+
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> Facts:
         """The facts of `SPEC["spec"]`."""

@@ -22,6 +22,7 @@ from mlagen.verify.subject import Subject
 NAME = "ops"
 KEYS = 70  # of a row at most: calls of the families' own cases have more, for splits
 QUANTISED = torch.float8_e4m3fn
+PAIRS, INTO = ("pair", "pair_out"), ("out", "pair_out")  # overloads that take Q in two parts, and that return nothing
 CHECKS = {
     "opcheck": "{} passes torch.library.opcheck",
     "fake": "without values {} gives the shapes, dtypes and strides that it gives with them",
@@ -86,22 +87,26 @@ def _variants(run: OpRun) -> Iterator[Arguments]:
         yield {**plain, **turned, "lse_layout": "th"}
 
 
-def _taken(op: Any, arguments: Arguments) -> Arguments:
-    """Those of a wrapper's arguments that an operator takes."""
-    return {one.name: arguments[one.name] for one in op._schema.arguments if one.name in arguments}
+def _taken(run: OpRun, op: Any, arguments: Arguments) -> Arguments:
+    """Those of a wrapper's arguments that an operator takes, Q as a pair where it takes that."""
+    taken = {one.name: arguments[one.name] for one in op._schema.arguments if one.name in arguments}
+    if op._overloadname in PAIRS:
+        d_v = run.subject.facts.d_v
+        taken["q"] = [taken["q"][..., :d_v].clone(), taken["q"][..., d_v:].clone()]
+    return taken
 
 
 def _calls(run: OpRun) -> Iterator[tuple[Any, Arguments]]:
     """Each operator with arguments of its own: with new tensors for results where it writes to given ones."""
     for arguments in _variants(run):
         for op in _overloads(run):
-            if op._overloadname != "out":
-                results: Any = op(**copy.deepcopy(_taken(op, arguments)))
+            if op._overloadname not in INTO:
+                results: Any = op(**copy.deepcopy(_taken(run, op, arguments)))
                 results = results if isinstance(results, tuple) else (results,)
                 names = [one.name for one in op._schema.returns]
-                yield op, _taken(op, arguments)
+                yield op, _taken(run, op, arguments)
                 continue
-            given = _taken(op, arguments)
+            given = _taken(run, op, arguments)
             for one in op._schema.arguments:
                 if one.alias_info is None or not one.alias_info.is_write:
                     continue

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mlagen.backends import files
-from mlagen.backends.triton.ops import Operator, operators, read_arguments
+from mlagen.backends.triton.ops import EITHER, OVER_LATENT, Operator, operators, read_arguments
 from mlagen.emit import render
 from mlagen.emit.render import bodies
 from mlagen.errors import ToolError
@@ -49,13 +49,23 @@ def test_every_wrapper_is_known() -> None:
     assert set(OPS) == set(get_args(WrapperName))
 
 
+def takes_pair(argument: ast.arg) -> bool:
+    return argument.annotation is not None and ast.unparse(argument.annotation) == EITHER
+
+
 @by_spec
 def test_every_wrapper_has_an_operator_that_torch_reads(name: str) -> None:
     found = {(module, node.name): [parsed(one) for one in ops] for module, node, ops in wrappers(name)}
     assert {wrapper for _, wrapper in found} == set(PLANS[name].spec.wrappers)
+    pairs = {node.name for _, node, _ in wrappers(name) if any(map(takes_pair, node.args.args))}
+    assert bool(pairs) is (
+        PLANS[name].takes_pair and bool((OVER_LATENT | {"decode_attention_fwd"}) & {*PLANS[name].spec.wrappers})
+    )
     for (_, wrapper), schemas in found.items():
         takers = [taker for taker in OPS[wrapper].results.values() if taker]
-        assert [schema.overload_name for schema in schemas] == ["", *(["out"] if takers else [])]
+        overloads = ["", *(["out"] if takers else [])]
+        overloads += ["pair", *(["pair_out"] if takers else [])] if wrapper in pairs else []
+        assert [schema.overload_name for schema in schemas] == overloads
 
 
 @by_spec

@@ -13,6 +13,7 @@ import json
 import os
 import sys
 import types
+import unittest.mock
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
@@ -155,12 +156,14 @@ def forward(backend: Any, spec: dict[str, Any], apart: bool) -> dict[str, float]
     )
     impl = make_impl(backend, model, cache, positions)
     layer = types.SimpleNamespace(_k_scale=cache.scale)
-    query = (q[..., :d_v], q[..., d_v:])
-    if hasattr(impl, "prepare_for_batch") and sparse:  # 0.33's, which needs an engine
-        rows = stand_in.convert(metadata, positions, cache.pages.stride(0) // cache.pages.stride(1))
-        out, lse = impl._forward_mqa_kernel(query, cache.pages, *rows, layer=layer, block_size=PAGE, is_decode=True)
-    else:
-        out, lse = impl.forward_mqa(query, cache.pages, metadata, layer)
+    latent = q[..., :d_v].transpose(0, 1).contiguous().transpose(0, 1)  # as a batched product by heads leaves it
+    query = (latent, q[..., d_v:].contiguous())
+    with unittest.mock.patch.object(torch, "cat", None):  # the two stay where they are
+        if hasattr(impl, "prepare_for_batch") and sparse:  # 0.33's, which needs an engine
+            rows = stand_in.convert(metadata, positions, cache.pages.stride(0) // cache.pages.stride(1))
+            out, lse = impl._forward_mqa_kernel(query, cache.pages, *rows, layer=layer, block_size=PAGE, is_decode=True)
+        else:
+            out, lse = impl.forward_mqa(query, cache.pages, metadata, layer)
     assert lse is None
     wanted = torch.zeros(len(q), HEADS, d_v, dtype=torch.float64)
     empty = []

@@ -98,11 +98,22 @@ def late(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     return memory[elements:].view(tensor.shape)
 
 
+def pair() -> tuple[torch.Tensor, torch.Tensor]:
+    """Q in two parts."""
+    sizes = ((TOKENS, HEADS, 512), (TOKENS, HEADS, 64))
+    latent, rope = (torch.zeros(size, dtype=torch.bfloat16) for size in sizes)
+    return latent, rope
+
+
 CHANGES: dict[str, Callable[[], Call]] = {
     "sizes": lambda: {"kv": torch.zeros(ROWS + 1, 1, 576, dtype=torch.bfloat16)},
     "strides": lambda: {"kv": torch.zeros(ROWS, 1, 640, dtype=torch.bfloat16)[:, :, :576]},
     "strides of one entry": lambda: {"indices": torch.zeros(TOKENS, 3, TOPK, dtype=torch.int32)[:, :1]},
     "alignment": lambda: {"q": late(torch.zeros(TOKENS, HEADS, 576, dtype=torch.bfloat16), 1)},
+    "a pair": lambda: {"q": pair()},
+    "a pair's strides": lambda: {"q": (pair()[0].transpose(0, 1).contiguous().transpose(0, 1), pair()[1])},
+    "a pair's alignment": lambda: {"q": (pair()[0], late(pair()[1], 1))},
+    "a list": lambda: {"q": list(pair())},
     "alignment of indices": lambda: {"indices": late(torch.zeros(TOKENS, 1, TOPK, dtype=torch.int32), 1)},
     "a number": lambda: {"sm_scale": 0.25},
     "a number's type": lambda: {"sm_scale": 1},
@@ -264,8 +275,9 @@ def test_threads_launch_on_their_own_tensors(dsv32: tuple[ModuleType, Launched])
     for call in calls:
         mine = [passed for passed in split if passed[0] == call["q"].data_ptr()]
         assert len(mine) == rounds
-        assert {passed[1] for passed in mine} == {call["kv"].data_ptr()}
-        assert len({passed[9:] for passed in mine}) == 1  # numbers, behind the address of the partials
+        rope, kv = call["q"].data_ptr() + 512 * call["q"].element_size(), call["kv"].data_ptr()
+        assert {passed[1:3] for passed in mine} == {(rope, kv)}
+        assert len({passed[10:] for passed in mine}) == 1  # numbers, behind the address of the partials
 
 
 def test_what_metadata_remembers_is_checked_and_told_each_time(dsv3: tuple[ModuleType, Launched]) -> None:

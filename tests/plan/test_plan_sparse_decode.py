@@ -340,6 +340,6 @@ def test_rows_of_392_bytes_are_loaded_eight_at_a_time(begin, rows, tmp_path):
     module = found.module("sparse_decode")
     cache = torch.zeros(3 * 392 + begin, dtype=torch.uint8)[begin:].view(1, 3, 1, 392)
     q, indices = torch.zeros(1, 1, 16, 320, dtype=torch.bfloat16), torch.zeros(1, 1, 16, dtype=torch.int32)
-    checked = module._check_call(q, cache, indices, None, None, None, None)
+    checked = module._check_call(q, q[..., 256:], cache, indices, None, None, None, None)
     assert checked.alignment.rows == rows
     assert "8 if ALIGNMENT >= 8 else 1" in (found.folder / "_layout.py").read_text()

@@ -33,6 +33,8 @@ def common(plan: Plan) -> dict[str, Any]:
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
         "dtype": spec.model.dtype,
+        "takes_pair": plan.takes_pair,
+        "rope_aligned": plan.takes_pair and alignment_of(plan.d_v) == "ALIGNMENT",
         "merges": plan.find(MergeStatesPlan) is not None,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
     }

@@ -6,7 +6,7 @@ import ast
 import string
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module
@@ -18,13 +18,16 @@ MODULE = "ops"
 EXTRA_CACHE = "extra_cache"  # the module whose wrappers have the names of those of the first cache
 SCHEMA_WIDTH = 108  # of a line of a schema, without what the template indents it by
 TENSOR = "torch.Tensor"
+PAIR = f"tuple[{TENSOR}, {TENSOR}]"
+EITHER = f"{TENSOR} | {PAIR}"  # one tensor, or a pair, which overloads take
 # Types of a schema by an argument's annotation. Integers may be symbols of a graph with dynamic shapes.
 TYPES = {
+    EITHER: "Tensor",
     TENSOR: "Tensor",
     f"{TENSOR} | None": "Tensor?",
-    f"tuple[{TENSOR}, {TENSOR}]": "Tensor[]",
+    PAIR: "Tensor[]",
     f"tuple[{TENSOR}, {TENSOR} | None]": "Tensor?[]",
-    f"tuple[{TENSOR}, {TENSOR}] | None": "Tensor[]?",
+    f"{PAIR} | None": "Tensor[]?",
     "bool": "bool",
     "float": "float",
     "float | None": "float?",
@@ -50,12 +53,14 @@ class Argument:
         type: its type in a schema; None: no operator takes it.
         default: its default as a schema writes it; None without.
         by_name: it is given by name alone.
+        pairs: the wrapper takes a pair of tensors in its place.
     """
 
     name: str
     type: str | None
     default: str | None
     by_name: bool
+    pairs: bool = False
 
     def text(self, alias: str = "", *, required: bool = False) -> str:
         """The argument in a schema, written to if there is an alias; `required`: without its default."""
@@ -98,7 +103,8 @@ def read_arguments(function: ast.FunctionDef, op: Op, plan: OpsPlan) -> list[Arg
             takes = f"takes one of {', '.join(TYPES)}, or an entry of leaves_out in OPS"
             raise ToolError(f"{function.name}: {one.arg}: got the annotation {annotation!r}; {takes}")
         text = None if default is None or not taken else _default(default, plan.constants)
-        found.append(Argument(one.arg, TYPES[annotation] if taken else None, text, number >= positional))
+        kind = TYPES[annotation] if taken else None
+        found.append(Argument(one.arg, kind, text, number >= positional, taken and annotation == EITHER))
     missing = {*op.written, *op.leaves_out} - {one.name for one in found}
     if missing:
         raise ToolError(f"{function.name}: OPS names {', '.join(sorted(missing))}, which it does not take")
@@ -134,10 +140,25 @@ def _schema(name: str, arguments: Iterable[str], results: Sequence[str]) -> list
 
 
 def operators(function: ast.FunctionDef, module: str, plan: OpsPlan) -> list[Operator]:
-    """The operators of a wrapper: one that allocates its results, and one that writes to given tensors where it can."""
+    """The operators of a wrapper: one that allocates its results, and one that writes to given tensors where it can.
+
+    Of a wrapper that takes a pair in place of a tensor both once more, as overloads that take pairs.
+    """
+    arguments = read_arguments(function, plan.ops[function.name], plan)
+    found = _overloads(function, module, plan, arguments, "")
+    if any(one.pairs for one in arguments):
+        pairs = [replace(one, type="Tensor[]") if one.pairs else one for one in arguments]
+        found += _overloads(function, module, plan, pairs, "pair")
+    return found
+
+
+def _overloads(
+    function: ast.FunctionDef, module: str, plan: OpsPlan, arguments: Sequence[Argument], overload: str
+) -> list[Operator]:
+    """The operators of a wrapper that take these arguments; `overload` names the first, the default if empty."""
     wrapper, op = function.name, plan.ops[function.name]
-    arguments = read_arguments(function, op, plan)
-    name = f"{EXTRA_CACHE}_{wrapper}" if module == EXTRA_CACHE else wrapper
+    packet = f"{EXTRA_CACHE}_{wrapper}" if module == EXTRA_CACHE else wrapper
+    name = f"{packet}.{overload}" if overload else packet
     lacks = any(one.type is None and one.default is None and _required(function, one.name) for one in arguments)
     run = f"_{wrapper}" if lacks or op.nested else f"{module}.{wrapper}"
     taken = [one for one in arguments if one.type is not None]
@@ -156,7 +177,8 @@ def operators(function: ast.FunctionDef, module: str, plan: OpsPlan) -> list[Ope
         returned = [result for result, taker in op.results.items() if taker is None]
         own = RUNS_INTO.get(wrapper)
         into = own or (f"_lse_of({run})" if returned else f"_into({run})")
-        schema = _schema(f"{name}.out", _listed(arguments, kept, last), returned)
+        into_name = f"{packet}.{overload}_out" if overload else f"{packet}.out"
+        schema = _schema(into_name, _listed(arguments, kept, last), returned)
         found.append(Operator(schema, into, f"_lse_of({fake})" if returned else "_nothing"))
     return found
 
@@ -197,6 +219,7 @@ def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> 
         "namespace": plan.ops.namespace,
         "modules": list(dict.fromkeys(used)),
         "wrappers": wrappers,
+        "takes_pair": plan.takes_pair and bool(OVER_LATENT & {*wrappers}),
         "operators": found,
         "d_v": plan.d_v,
         "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],

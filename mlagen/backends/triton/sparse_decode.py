@@ -135,14 +135,14 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         "all_indices": "tl.cdiv(topk, BLOCK_N) * BLOCK_N + extra_topk" if extra else "topk",
         "has_tensor_scale": any(one.tensor_scale for _, one in _prefixed(family.caches)),
         "has_bytes": any(one.quantised for _, one in _prefixed(family.caches)),
-        "tensors": _tensors(main, extra),
+        "tensors": ["q", *(["q_rope"] if plan.takes_pair else []), *_tensors(main, extra)],
         **_variants(plan, extra, both=both),
     }
 
 
 def _tensors(main: CacheLayout, extra: CacheLayout | None) -> list[str]:
-    """The tensors of a call, by the names of the kernels' arguments."""
-    found = ["q", "k_cache", "indices", "topk_length", *(["k_scale"] if main.tensor_scale else [])]
+    """The tensors of a call but Q, by the names of the kernels' arguments."""
+    found = ["k_cache", "indices", "topk_length", *(["k_scale"] if main.tensor_scale else [])]
     if extra is not None:
         found += ["extra_k_cache", "extra_indices", "extra_topk_length"]
         found += ["extra_k_scale"] if extra.tensor_scale else []

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlagen.verify import chained
+from mlagen.verify import chained, pairs
 from mlagen.verify.case import Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
@@ -304,6 +304,18 @@ def _layouts(suite: _Suite) -> Iterator[DenseDecodeCase]:
     yield from suite.both("layout: out odd, shared", promise, out="odd", **shared)
 
 
+def _pairs(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    lengths = (2000, 129, 3) if suite.big else (75, 5, 1)  # of three requests, the last offset is past 2^31
+    for name, promise, check in pairs.cases(suite.facts):
+        settings: dict[str, Any] = {"check": check, "lengths": lengths, "heads": 20 if suite.big else 3}
+        yield from suite.both(name, promise, every_target=check == "pair", **settings)
+        yield from suite.both(f"{name}, shared", promise, multiprocessors=40, **settings)
+        if check != "pair, far":
+            yield from suite.case(f"{name}, s_q 3", promise, s_q=3, causal=True, **settings)
+        if suite.known.layout.tensor_scale:
+            yield from suite.case(f"{name}, e4m3", promise, s_q=2, q_scale=0.25, wrapper=FLASH, **settings)
+
+
 def _shares(suite: _Suite) -> Iterator[DenseDecodeCase]:
     heads = suite.split_heads
     lengths = (300, 7, 0, 130, 64, 500) if not suite.big else (9000, 7, 0, 130, 64, 33_000)
@@ -387,6 +399,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         _numbers,
         _e4m3,
         _layouts,
+        _pairs,
         _shares,
         _batch_invariant,
         _contract,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, decode
+from mlagen.verify import chained, checks, decode, pairs
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
 from mlagen.verify.decode import FLASH
@@ -131,7 +131,9 @@ def _schedule(run: DenseDecodeRun) -> Any:
     keys = inputs.block_table.shape[1] * size
     with _planned(run):
         facts = package._launch.device_facts(inputs.q.device)
-        alignment = module._alignment(inputs.q, inputs.cache, inputs.q[:, 0, :, : run.subject.facts.d_v])
+        d_v = run.subject.facts.d_v
+        rope = [inputs.q[..., d_v:]] if run.subject.facts.takes_pair else []
+        alignment = module._alignment(inputs.q, *rope, inputs.cache, inputs.q[:, 0, :, :d_v])
         sizes = (requests, s_q, heads, kv_heads, size, keys)
         sm90 = {}
         if "_dense_decode_sm90" in sm90_modules(package):
@@ -258,6 +260,7 @@ DENSE_DECODE = Family(
         "graph": checks.graph(_renew),
         "merged": _merged,
         "quantised": chained.quantised,
+        **pairs.checks(lambda run: run.inputs.arguments(run.case.wrapper)["q"]),
     },
     valid=_valid,
 )

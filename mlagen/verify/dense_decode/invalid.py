@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mlagen.verify import invalid
+from mlagen.verify import invalid, pairs
 from mlagen.verify.decode import FLASH
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.invalid import Invalid, RefusedCase
@@ -46,8 +46,10 @@ def _invalid_decode() -> Iterator[Invalid]:
 
 def _invalid(known: DenseDecodeFacts, wrapper: str) -> Iterator[Invalid]:
     flash, layout = wrapper == FLASH, known.layout
-    yield from invalid.tensor("q", torch.float16 if known.facts.dtype == "bfloat16" else torch.bfloat16, first=True)
+    other = torch.float16 if known.facts.dtype == "bfloat16" else torch.bfloat16
+    yield from invalid.tensor("q", other, first=True)
     yield Invalid("q", "wider than a row", invalid.wider(8))
+    yield from pairs.invalid(known.facts, other)
     if not layout.planar:
         yield Invalid("q", "heads that do not fall to KV heads", lambda q: q[..., :3, :])
     if flash:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlagen.verify import chained
+from mlagen.verify import chained, pairs
 from mlagen.verify.case import Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.facts import Facts
@@ -334,6 +334,15 @@ def _layouts(suite: _Suite) -> Iterator[SparseDecodeCase]:
     )
 
 
+def _pairs(suite: _Suite) -> Iterator[SparseDecodeCase]:
+    for name, promise, check in pairs.cases(suite.facts):
+        far = check == "pair, far"  # entries of the first dimension alone: requests of one token
+        sizes = {"requests": 3, "s_q": 1} if far else {"requests": 2, "s_q": 2}
+        settings: dict[str, Any] = {"check": check, "heads": suite.split_heads, **sizes}
+        yield from suite.case(name, promise, every_target=check == "pair", main={"topk": 112}, **settings)
+        yield from suite.case(f"{name}, split", promise, main={"topk": 304}, multiprocessors=1000, **settings)
+
+
 def _splits(suite: _Suite) -> Iterator[SparseDecodeCase]:
     many = {"topk": 304, "rows": 999}
     two: dict[str, Any] = {"requests": 2, "heads": suite.split_heads}
@@ -420,7 +429,19 @@ def _merged(suite: _Suite) -> Iterator[SparseDecodeCase]:
         yield from suite.case(name, chained.PROMISES[changes["check"]], **sizes, **changes)
 
 
-PARTS = (_typical, _caches, _contents, _lists, _numbers, _layouts, _splits, _batch_invariant, _contract, _merged)
+PARTS = (
+    _typical,
+    _caches,
+    _contents,
+    _lists,
+    _numbers,
+    _layouts,
+    _pairs,
+    _splits,
+    _batch_invariant,
+    _contract,
+    _merged,
+)
 
 
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, decode, tolerance
+from mlagen.verify import chained, checks, decode, pairs, tolerance
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
 from mlagen.verify.decode import FLASH
@@ -199,6 +199,7 @@ SPARSE_DECODE = Family(
         "graph": checks.graph(_renew),
         "merged": _merged,
         "quantised": chained.quantised,
+        **pairs.checks(lambda run: run.inputs.q),
     },
     valid=_valid,
 )

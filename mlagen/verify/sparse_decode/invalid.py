@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mlagen.verify import invalid
+from mlagen.verify import invalid, pairs
 from mlagen.verify.decode import FLASH
 from mlagen.verify.invalid import Invalid, RefusedCase
 from mlagen.verify.sparse_decode.facts import CacheFacts
@@ -35,8 +35,10 @@ def _invalid_optional(known: CacheFacts) -> Iterator[Invalid]:
 
 def _invalid(known: CacheFacts) -> Iterator[Invalid]:
     facts, layout = known.facts, known.layouts[0]
-    yield from invalid.tensor("q", torch.float16 if facts.dtype == "bfloat16" else torch.bfloat16, first=True)
+    other = torch.float16 if facts.dtype == "bfloat16" else torch.bfloat16
+    yield from invalid.tensor("q", other, first=True)
     yield Invalid("q", "wider than a row", invalid.wider(8))
+    yield from pairs.invalid(facts, other)
     yield from invalid.pages("k_cache", layout)
     yield Invalid("k_cache", "two heads", lambda cache: cache.repeat(1, 1, 2, 1))
     yield Invalid("indices", "missing", invalid.constant(None), "dense")

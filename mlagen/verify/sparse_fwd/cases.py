@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from mlagen.verify import chained
+from mlagen.verify import chained, pairs
 from mlagen.verify.case import Case
 from mlagen.verify.facts import Facts
 from mlagen.verify.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
@@ -261,6 +261,15 @@ def _layouts(suite: _Suite) -> Iterator[SparseFwdCase]:
     yield from suite.sparse("offsets: tokens past 2^31 elements", promise, tokens=3, **far, **few)
 
 
+def _pairs(suite: _Suite) -> Iterator[SparseFwdCase]:
+    for name, promise, check in pairs.cases(suite.facts):
+        settings: dict[str, Any] = {"tokens": 3, "heads": 20 if suite.big else 3, "check": check, "topk": 304}
+        yield from suite.sparse(name, promise, each_wrapper=True, every_target=check == "pair", **settings)
+        yield from suite.sparse(f"{name}, split", promise, splits=3, **settings)
+        if suite.big:
+            yield from suite.sparse(f"{name}, many heads", promise, **{**settings, "heads": 70})
+
+
 def _splits(suite: _Suite) -> Iterator[SparseFwdCase]:
     for splits in (0, 1, 2, 3, 7):
         promise = "any split count gives the same result"
@@ -384,6 +393,18 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         return []
     suite = _Suite(facts, device)
     found: list[Case] = []
-    for part in (_typical, _sizes, _indices, _sinks, _logits, _layouts, _splits, _neighbours, _contract, _merged):
+    for part in (
+        _typical,
+        _sizes,
+        _indices,
+        _sinks,
+        _logits,
+        _layouts,
+        _pairs,
+        _splits,
+        _neighbours,
+        _contract,
+        _merged,
+    ):
         found += part(suite)
     return [*found, *refused(facts)]

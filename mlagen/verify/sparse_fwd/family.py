@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, tolerance
+from mlagen.verify import chained, checks, pairs, tolerance
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, mapped, picked, require_tensors
 from mlagen.verify.facts import Facts
@@ -34,7 +34,7 @@ def _build(subject: Subject, case: SparseFwdCase, seed: int) -> Inputs:
 def _call(run: SparseFwdRun, **given: Any) -> Results:
     subject, case, inputs = run.subject, run.case, run.inputs
     named = {**inputs.optional(), "enable_batch_invariant": case.batch_invariant, **given}
-    arguments = (inputs.q, inputs.kv, inputs.indices, inputs.sm_scale)
+    arguments = (named.pop("q", inputs.q), inputs.kv, inputs.indices, inputs.sm_scale)
     plan = case.multiprocessors
     if case.wrapper == FLASH:
         out, max_logits, lse = subject.call(FLASH, *arguments, multiprocessors=plan, d_v=subject.facts.d_v, **named)
@@ -147,7 +147,8 @@ def _one_by_one(run: SparseFwdRun) -> list[Figure]:
     with subject.planned_for(run.case.multiprocessors), launch.force(kernel="sm90_shared"):
         facts = launch.device_facts(device)
         schedule = module.schedule(facts, module.ALIGNED, tokens, heads, inputs.indices.shape[2], can_share=True)
-        given = (inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, inputs.length, inputs.sink)
+        rope = [inputs.q[..., subject.facts.d_v :]] if subject.facts.takes_pair else []
+        given = (inputs.q, *rope, inputs.kv, inputs.indices, inputs.sm_scale, inputs.length, inputs.sink)
         call = module._Call(facts, schedule, *given, out, *stats, None)
         call.recompute = recompute
         module._launch_recompute(call)
@@ -208,6 +209,7 @@ SPARSE_FWD = Family(
         "one by one": _one_by_one,
         "merged": _merged,
         "quantised": chained.quantised,
+        **pairs.checks(lambda run: run.inputs.q),
     },
     valid=_valid,
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import invalid
+from mlagen.verify import invalid, pairs
 from mlagen.verify.facts import Facts
 from mlagen.verify.invalid import Invalid, RefusedCase
 
@@ -34,6 +34,7 @@ def _invalid_inputs(facts: Facts) -> Iterator[Invalid]:
     strided = facts.d_qk > 1
     yield from invalid.tensor("q", torch.float32, first=True, strided=strided)
     yield Invalid("q", "wider than a KV row", invalid.wider(8))
+    yield from pairs.invalid(facts, torch.float32)
     yield from invalid.tensor("kv", torch.float32, strided=strided)
     yield Invalid("kv", "wider rows", invalid.wider(8))
     yield Invalid("kv", "another page size", lambda kv: kv.new_zeros(kv.shape[0], kv.shape[1] + 1, kv.shape[2]))
