@@ -17,6 +17,7 @@ from mlagen.plan.conversions import (
     AmaxScale,
     Quotient,
     amax_scale_of,
+    by_reciprocal,
     quotient_of,
     short_quotients,
 )
@@ -216,15 +217,17 @@ def _loaded(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
 
 def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
     """A tile's scale before it is rounded."""
-    rule = scales.rule
+    rule, quick = scales.rule, by_reciprocal(scales)
     match amax_scale_of(layout, scales):
         case AmaxScale.FLOOR_ON_AMAX:
-            return f"tl.div_rn(tl.maximum(amax, {rule.floor!r}), {rule.divisor!r})"
+            floored = f"tl.maximum(amax, {rule.floor!r})"
+            return f"{floored} * (1.0 / {rule.divisor!r})" if quick else f"tl.div_rn({floored}, {rule.divisor!r})"
         case AmaxScale.SHORT:
             most = LARGEST[scales.dtype]
             return f"_short(tl.minimum(tl.maximum(amax * (1.0 / {rule.divisor!r}), {rule.floor!r}), {most!r}))"
         case AmaxScale.DIVIDED:
-            return f"tl.maximum(tl.div_rn(amax, {rule.divisor!r}), {rule.floor!r})"
+            quotient = f"amax * (1.0 / {rule.divisor!r})" if quick else f"tl.div_rn(amax, {rule.divisor!r})"
+            return f"tl.maximum({quotient}, {rule.floor!r})"
 
 
 # Columns x over their scales.
@@ -399,14 +402,54 @@ def query_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
         "dtype_name": query.data[0].dtype,
         "query_scales": query.scales_of(query.data[0]),
         "returns_scales": not rows.packed,
-        "store_parameters": _typed(query_store_text(rows)),
+        "pieces": _pieces(rows),
+        "store_parameters": _typed(query_store_text(rows, "pieces" if rows.query_piece else "x")),
     }
 
 
 def query_store_text(rows: IndexerRows, columns: str = "x", valid: str = "valid") -> str:
     """What each store_... of the query takes, with the columns and those that there are by these names."""
     pointers = "rows, plane_rows" if rows.packed else "rows"
-    return f"{pointers}, {columns}, {valid}{', ROUNDS_E4M3' if needs_e4m3(rows.query) else ''}, ALIGNMENT"
+    return f"{pointers}, {columns}, {valid}{_constants(rows)}"
+
+
+def query_pieces(rows: IndexerRows, name: str) -> list[str]:
+    """Names of the pieces that a head of the query is taken in, after what a whole one is called."""
+    return [f"{name}_{number}" for number in range(rows.query.columns // rows.query_piece)] if rows.query_piece else []
+
+
+def _constants(rows: IndexerRows) -> str:
+    """Constexprs that the query's helpers end with."""
+    return f"{', ROUNDS_E4M3' if needs_e4m3(rows.query) else ''}, ALIGNMENT"
+
+
+def _joined(names: list[str]) -> str:
+    """Blocks side by side in new last dimensions of 2, so that together these count as the names do."""
+    return names[0] if len(names) == 1 else f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
+
+
+def _pieces(rows: IndexerRows) -> dict[str, Any] | None:
+    """How a head of the query is quantised from its pieces; None: from the whole."""
+    width, scales = rows.query_piece, rows.query.scales_of(rows.query.data[0])
+    if width is None or scales is None:
+        return None
+    each, places = scales.tile // width, width // 2 if rows.packed else width
+    tiles = []
+    for number in range(scales.count):
+        first = number * each
+        tile = f"({', '.join(f'pieces[{piece}]' for piece in range(first, first + each))}{',' if each == 1 else ''})"
+        begin = f"rows + {first * places}" if first else "rows"
+        tiles.append({"scales": f"scales_{number}", "arguments": f"{begin}, {tile}, valid{_constants(rows)}"})
+    if scales.count == 1:
+        tiles = [{"scales": "stored_scales", "arguments": f"rows, pieces, valid{_constants(rows)}"}]
+    return {
+        "width": width,
+        "places": places,
+        "each": each,
+        "tile_parameters": _typed(f"rows, pieces, valid{_constants(rows)}"),
+        "tiles": tiles,
+        "joined": _joined([tile["scales"] for tile in tiles]) if scales.count > 1 else None,
+    }
 
 
 def bytes_text(layout: CacheLayout, field: Field) -> tuple[str, str | None]:
