@@ -54,17 +54,17 @@ class IndexerRows:
         return self.indexer.head_dim - self.indexer.rope_head_dim if self.indexer.rope_at == "last" else 0
 
     @property
-    def query_piece(self) -> int | None:
-        """Columns of the pieces that a head of the query is taken in; None: it is taken whole.
+    def piece(self) -> int | None:
+        """Columns of the pieces that rows which RoPE rotates are taken in; None: such rows are taken whole.
 
         RoPE rotates a piece within itself or with another, or leaves it alone, and no piece is in two tiles of scales.
         """
         columns, width = self.indexer.head_dim, self.indexer.rope_head_dim
-        scales = self.query.scales_of(self.query.data[0])
-        if width == 0 or scales is None or columns & (columns - 1):
+        scales = [layout.scales_of(layout.data[0]) for layout in (self.layout, self.query)]
+        if width == 0 or None in scales or columns & (columns - 1):
             return None
         span = width // 2 if self.indexer.rope == "neox" else width
-        known = math.gcd(columns, self.rope_start, span, scales.tile)
+        known = math.gcd(columns, self.rope_start, span, *(one.tile for one in scales if one))
         piece = min(known & -known, MOST_PIECE)
         return piece if piece >= LEAST_PIECE and columns // piece <= MOST_PIECES else None
 

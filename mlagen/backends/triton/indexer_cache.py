@@ -50,32 +50,20 @@ def _turn(rows: IndexerRows) -> dict[str, Any]:
     }
 
 
-def _query_store(rows: IndexerRows, name: str) -> str:
-    """What the store of the query's columns takes, whole or in pieces."""
-    pieces = layout.query_pieces(rows, name)
-    return layout.query_store_text(
-        rows, f"({', '.join(pieces)},)" if len(pieces) == 1 else f"({', '.join(pieces)})" if pieces else name, "there"
-    )
-
-
 def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
-    """Pieces of a head of the query as the kernel loads and turns them; none: it takes heads whole."""
-    width, indexer, names = rows.query_piece, rows.indexer, layout.query_pieces(rows, name)
-    found: list[dict[str, Any]] = []
+    """Pieces of a row as kernels load and turn them; none: they take rows whole."""
+    width, indexer, names = rows.piece, rows.indexer, layout.pieces_of(rows, name)
+    if width is None:
+        return []
+    neox, span = indexer.rope == "neox", indexer.rope_head_dim
+    found = []
     for number, piece in enumerate(names):
-        start = number * width if width else 0
+        start = number * width
         inside = start - rows.rope_start  # columns from the first that turns
-        neox = indexer.rope == "neox"
-        turns = 0 <= inside < (indexer.rope_head_dim // 2 if neox else indexer.rope_head_dim)
-        found.append(
-            {
-                "name": piece,
-                "start": start,
-                "turns": turns,
-                "other": names[number + indexer.rope_head_dim // 2 // width] if turns and neox and width else None,
-                "angle": inside if neox else inside // 2,
-            }
-        )
+        turns = 0 <= inside < (span // 2 if neox else span)
+        other = names[number + span // 2 // width] if turns and neox else None
+        angle = inside if neox else inside // 2
+        found.append({"name": piece, "start": start, "turns": turns, "other": other, "angle": angle})
     return found
 
 
@@ -162,10 +150,14 @@ def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
         "turns": turns,
         "turn": _turn(rows),
         "stored": _chunks(rows, of_keys["stored"], lambda name: layout.store_text(cached, name)),
-        "query_stored": _chunks(rows, of_query["stored"], lambda name: _query_store(rows, name)),
+        "query_stored": _chunks(
+            rows,
+            of_query["stored"],
+            lambda name: layout.query_store_text(rows, layout.pieces_text(rows, name), "there"),
+        ),
         "pieces": _pieces(rows, of_query["stored"][0]["name"]),
-        "piece_columns": rows.query_piece,
-        "turns_whole": turns and (NORMALISE in wrappers or (QUERY in wrappers and not rows.query_piece)),
+        "piece_columns": rows.piece,
+        "pieces_store": layout.store_text(cached, layout.pieces_text(rows, of_query["stored"][0]["name"])),
         "query_bytes": query.data[0].nbytes,
         "query_scale_bytes": query_scales.nbytes,
         "query_padded": query.plane_bytes[0] > query.data[0].nbytes,

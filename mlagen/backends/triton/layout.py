@@ -390,7 +390,17 @@ def indexer_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
     """The same of the cache of the indexer's keys, which no kernel reads as rows of the model's dtype."""
     writes = any(name in plan.spec.wrappers for name in INDEXER_WRITERS)
     found = _context(plan, rows.layout, rows.chunks, reads=False, writes=writes)
-    return {**found, "stores": "a cached key of the indexer", "attends": False, "chunks": [], "loaded": []}
+    pieces = _pieces(rows, rows.layout) if "indexer_k_norm_rope_store" in plan.spec.wrappers else None
+    return {
+        **found,
+        "stores": "a cached key of the indexer",
+        "attends": False,
+        "chunks": [],
+        "loaded": [],
+        "pieces": pieces,
+        "whole": pieces is None or "indexer_k_quant_and_cache" in plan.spec.wrappers,
+        "pieces_parameters": _typed(store_text(rows.layout, "pieces")),
+    }
 
 
 def query_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
@@ -402,25 +412,35 @@ def query_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
         "dtype_name": query.data[0].dtype,
         "query_scales": query.scales_of(query.data[0]),
         "returns_scales": not rows.packed,
-        "pieces": _pieces(rows),
-        "store_parameters": _typed(query_store_text(rows, "pieces" if rows.query_piece else "x")),
+        "pieces": _pieces(rows, query),
+        "store_parameters": _typed(query_store_text(rows, "pieces" if rows.piece else "x")),
     }
 
 
 def query_store_text(rows: IndexerRows, columns: str = "x", valid: str = "valid") -> str:
     """What each store_... of the query takes, with the columns and those that there are by these names."""
     pointers = "rows, plane_rows" if rows.packed else "rows"
-    return f"{pointers}, {columns}, {valid}{_constants(rows)}"
+    return f"{pointers}, {columns}, {valid}{_constants(rows.query)}"
 
 
-def query_pieces(rows: IndexerRows, name: str) -> list[str]:
-    """Names of the pieces that a head of the query is taken in, after what a whole one is called."""
-    return [f"{name}_{number}" for number in range(rows.query.columns // rows.query_piece)] if rows.query_piece else []
+def pieces_of(rows: IndexerRows, name: str) -> list[str]:
+    """Names of the pieces that a row is taken in, after what a whole one is called."""
+    return [f"{name}_{number}" for number in range(rows.indexer.head_dim // rows.piece)] if rows.piece else []
 
 
-def _constants(rows: IndexerRows) -> str:
-    """Constexprs that the query's helpers end with."""
-    return f"{', ROUNDS_E4M3' if needs_e4m3(rows.query) else ''}, ALIGNMENT"
+def pieces_text(rows: IndexerRows, name: str) -> str:
+    """These as one argument; the name alone where rows are taken whole."""
+    return tuple_text(pieces_of(rows, name)) if rows.piece else name
+
+
+def tuple_text(names: list[str]) -> str:
+    """A tuple of these names."""
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def _constants(layout: CacheLayout) -> str:
+    """Constexprs that helpers which store end with."""
+    return f"{', ROUNDS_E4M3' if needs_e4m3(layout) else ''}, ALIGNMENT"
 
 
 def _joined(names: list[str]) -> str:
@@ -428,25 +448,25 @@ def _joined(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
 
 
-def _pieces(rows: IndexerRows) -> dict[str, Any] | None:
-    """How a head of the query is quantised from its pieces; None: from the whole."""
-    width, scales = rows.query_piece, rows.query.scales_of(rows.query.data[0])
+def _pieces(rows: IndexerRows, layout: CacheLayout) -> dict[str, Any] | None:
+    """How a row of the layout is quantised from its pieces; None: from the whole."""
+    width, scales = rows.piece, layout.scales_of(layout.data[0])
     if width is None or scales is None:
         return None
-    each, places = scales.tile // width, width // 2 if rows.packed else width
+    each, places = min(scales.tile, layout.columns) // width, width // 2 if rows.packed else width
     tiles = []
     for number in range(scales.count):
         first = number * each
-        tile = f"({', '.join(f'pieces[{piece}]' for piece in range(first, first + each))}{',' if each == 1 else ''})"
+        tile = tuple_text([f"pieces[{piece}]" for piece in range(first, first + each)])
         begin = f"rows + {first * places}" if first else "rows"
-        tiles.append({"scales": f"scales_{number}", "arguments": f"{begin}, {tile}, valid{_constants(rows)}"})
+        tiles.append({"scales": f"scales_{number}", "arguments": f"{begin}, {tile}, valid{_constants(layout)}"})
     if scales.count == 1:
-        tiles = [{"scales": "stored_scales", "arguments": f"rows, pieces, valid{_constants(rows)}"}]
+        tiles = [{"scales": "stored_scales", "arguments": f"rows, pieces, valid{_constants(layout)}"}]
     return {
         "width": width,
         "places": places,
         "each": each,
-        "tile_parameters": _typed(f"rows, pieces, valid{_constants(rows)}"),
+        "tile_parameters": _typed(f"rows, pieces, valid{_constants(layout)}"),
         "tiles": tiles,
         "joined": _joined([tile["scales"] for tile in tiles]) if scales.count > 1 else None,
     }
@@ -479,6 +499,8 @@ def _context(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads
         "store_parameters": _typed(arguments(layout)["store"]),
         "pad_parameters": _typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
         "reads": reads,
+        "pieces": None,
+        "whole": True,
         **_writes(layout, tiled if writes else ()),
         **_conversions(layout, plan.spec.model.dtype, reads=reads, writes=writes),
     }
