@@ -11,7 +11,7 @@ from mlagen.plan.chunks import Chunk
 from mlagen.plan.rows import tiled_chunks
 from mlagen.spec import Indexer, Spec
 
-LEAST_PIECE, MOST_PIECE = 16, 64  # columns
+LEAST_PIECE, MOST_PIECE = 16, 32  # columns
 MOST_PIECES = 8  # of a row
 
 
