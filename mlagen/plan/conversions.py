@@ -9,7 +9,6 @@ from mlagen.layout import CacheLayout, DataField, ScalesField
 
 EIGHT_BIT_FLOATS = ("e4m3", "e4m3fnuz")
 SHORT_BITS = 8  # of a mantissa
-SMALLEST_NORMAL = 2.0**-126  # in fp32
 ROUNDED_OFF = 1e-6  # more than two roundings in fp32 turn a power of two by
 
 
@@ -65,10 +64,9 @@ def by_reciprocal(scales: ScalesField) -> bool:
     the product is it or just below it. The floor, a constant, may have more bits.
     """
     rule = scales.rule
-    floor = rule.floor / rule.divisor if rule.floor_on == "amax" else rule.floor
-    if rule.rounding != "power_of_two" or not _is_short(rule.divisor) or floor < SMALLEST_NORMAL:
+    if rule.rounding != "power_of_two" or not _is_short(rule.divisor):
         return False
-    exponent = math.log2(floor)
+    exponent = math.log2(rule.floor / rule.divisor)
     return rule.floor_on != "amax" or _is_short(rule.floor) or abs(exponent - round(exponent)) > ROUNDED_OFF
 
 
