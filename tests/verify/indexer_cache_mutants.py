@@ -161,7 +161,7 @@ IN_HALVES = (
         "a tile's amax lacks a piece",
         "tl.static_range(1, 4)",
         "tl.static_range(1, 3)",
-        "query: every value",
+        "query: heads: 128",
         file=QUERY,
     ),
 )
