@@ -10,7 +10,7 @@ from mlagen.backends.base import GeneratedFile, generated
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.plan import Caches, Chunk, DenseDecodePlan, IndexerRows, Plan, SparseDecodePlan, StoredCache
+from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, SparseDecodePlan, StoredCache
 from mlagen.plan.chunks import next_power_of_2
 from mlagen.plan.conversions import (
     EIGHT_BIT_FLOATS,
@@ -21,13 +21,10 @@ from mlagen.plan.conversions import (
     quotient_of,
     short_quotients,
 )
-from mlagen.plan.rows import tiled_chunks
 
 MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
-INDEXER_MODULE, QUERY_MODULE = "_indexer_layout", "_indexer_query"
 
 WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
-INDEXER_WRITERS = ("indexer_k_quant_and_cache", "indexer_k_norm_rope_store")
 READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_COLUMNS = 8  # of the model's dtype fill a thread's widest load or store
 SUM_LENGTH = 80  # of a comment behind a constant
@@ -87,7 +84,7 @@ def store_text(layout: CacheLayout, columns: str = "x") -> str:
     return f"{rows_text(layout)}, {columns}{scales}, valid{e4m3}, ALIGNMENT"
 
 
-def _typed(names: str) -> str:
+def typed(names: str) -> str:
     """The same names as parameters of a function: those in UPPER_CASE are constexprs."""
     return ", ".join(f"{name}: tl.constexpr" if name.isupper() else name for name in names.split(", "))
 
@@ -378,97 +375,11 @@ def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
     reads = any(name in plan.spec.wrappers for name in READERS)
     writes = any(name in plan.spec.wrappers for name in WRITERS)
     return {
-        **_context(plan, cache.layout, cache.tiled, reads=reads, writes=writes),
+        **bytes_context(plan, cache.layout, cache.tiled, reads=reads, writes=writes),
         "stores": "a cached token",
         "attends": plan.find(SparseDecodePlan) is not None,
         "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in caches.chunks],
         "loaded": [_loaded(cache.layout, chunk) for chunk in caches.chunks if reads],
-    }
-
-
-def indexer_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
-    """The same of the cache of the indexer's keys, which no kernel reads as rows of the model's dtype."""
-    writes = any(name in plan.spec.wrappers for name in INDEXER_WRITERS)
-    found = _context(plan, rows.layout, rows.chunks, reads=False, writes=writes)
-    pieces = _pieces(rows, rows.layout) if "indexer_k_norm_rope_store" in plan.spec.wrappers else None
-    return {
-        **found,
-        "stores": "a cached key of the indexer",
-        "attends": False,
-        "chunks": [],
-        "loaded": [],
-        "pieces": pieces,
-        "whole": pieces is None or "indexer_k_quant_and_cache" in plan.spec.wrappers,
-        "pieces_parameters": _typed(store_text(rows.layout, "pieces")),
-    }
-
-
-def query_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
-    """What the template of the query's quantisation asks for."""
-    query = rows.query
-    found = _context(plan, query, tiled_chunks(query), reads=False, writes=True)
-    return {
-        **found,
-        "dtype_name": query.data[0].dtype,
-        "query_scales": query.scales_of(query.data[0]),
-        "returns_scales": not rows.packed,
-        "pieces": _pieces(rows, query),
-        "store_parameters": _typed(query_store_text(rows, "pieces" if rows.piece else "x")),
-    }
-
-
-def query_store_text(rows: IndexerRows, columns: str = "x", valid: str = "valid") -> str:
-    """What each store_... of the query takes, with the columns and those that there are by these names."""
-    pointers = "rows, plane_rows" if rows.packed else "rows"
-    return f"{pointers}, {columns}, {valid}{_constants(rows.query)}"
-
-
-def pieces_of(rows: IndexerRows, name: str) -> list[str]:
-    """Names of the pieces that a row is taken in, after what a whole one is called."""
-    return [f"{name}_{number}" for number in range(rows.indexer.head_dim // rows.piece)] if rows.piece else []
-
-
-def pieces_text(rows: IndexerRows, name: str) -> str:
-    """These as one argument; the name alone where rows are taken whole."""
-    return tuple_text(pieces_of(rows, name)) if rows.piece else name
-
-
-def tuple_text(names: list[str]) -> str:
-    """A tuple of these names."""
-    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
-
-
-def _constants(layout: CacheLayout) -> str:
-    """Constexprs that helpers which store end with."""
-    return f"{', ROUNDS_E4M3' if needs_e4m3(layout) else ''}, ALIGNMENT"
-
-
-def _joined(names: list[str]) -> str:
-    """Blocks side by side in new last dimensions of 2, so that together these count as the names do."""
-    return names[0] if len(names) == 1 else f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
-
-
-def _pieces(rows: IndexerRows, layout: CacheLayout) -> dict[str, Any] | None:
-    """How a row of the layout is quantised from its pieces; None: from the whole."""
-    width, scales = rows.piece, layout.scales_of(layout.data[0])
-    if width is None or scales is None:
-        return None
-    each, places = min(scales.tile, layout.columns) // width, width // 2 if rows.packed else width
-    tiles = []
-    for number in range(scales.count):
-        first = number * each
-        tile = tuple_text([f"pieces[{piece}]" for piece in range(first, first + each)])
-        begin = f"rows + {first * places}" if first else "rows"
-        tiles.append({"scales": f"scales_{number}", "arguments": f"{begin}, {tile}, valid{_constants(layout)}"})
-    if scales.count == 1:
-        tiles = [{"scales": "stored_scales", "arguments": f"rows, pieces, valid{_constants(layout)}"}]
-    return {
-        "width": width,
-        "places": places,
-        "each": each,
-        "tile_parameters": _typed(f"rows, pieces, valid{_constants(layout)}"),
-        "tiles": tiles,
-        "joined": _joined([tile["scales"] for tile in tiles]) if scales.count > 1 else None,
     }
 
 
@@ -478,7 +389,9 @@ def bytes_text(layout: CacheLayout, field: Field) -> tuple[str, str | None]:
     return _rows(layout, run), _alignment(layout, run)
 
 
-def _context(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads: bool, writes: bool) -> dict[str, Any]:
+def bytes_context(
+    plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads: bool, writes: bool
+) -> dict[str, Any]:
     """What templates ask of a layout's bytes, and of the blocks in which rows are written."""
     unit = unit_of(layout)
     unit_name = "bytes" if unit == 1 else "columns"
@@ -495,9 +408,9 @@ def _context(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads
         "unit_name": unit_name,
         "element": FLOATS[plan.spec.model.dtype],
         "args": arguments(layout),
-        "load_parameters": _typed(arguments(layout)["load"]),
-        "store_parameters": _typed(arguments(layout)["store"]),
-        "pad_parameters": _typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
+        "load_parameters": typed(arguments(layout)["load"]),
+        "store_parameters": typed(arguments(layout)["store"]),
+        "pad_parameters": typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
         "reads": reads,
         "pieces": None,
         "whole": True,
@@ -512,13 +425,3 @@ def files(plan: Plan, caches: Caches) -> list[GeneratedFile]:
     if caches.other:
         found.append(generated(EXTRA_MODULE, context(plan, caches, caches.other), MODULE))
     return found
-
-
-def indexer_file(plan: Plan, rows: IndexerRows) -> GeneratedFile:
-    """The module that knows the bytes of a key of the indexer."""
-    return generated(INDEXER_MODULE, indexer_context(plan, rows), MODULE)
-
-
-def query_file(plan: Plan, rows: IndexerRows) -> GeneratedFile:
-    """The module that quantises the indexer's query."""
-    return generated(QUERY_MODULE, query_context(plan, rows))
