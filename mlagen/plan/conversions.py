@@ -9,6 +9,7 @@ from mlagen.layout import CacheLayout, DataField, ScalesField
 
 EIGHT_BIT_FLOATS = ("e4m3", "e4m3fnuz")
 SHORT_BITS = 8  # of a mantissa
+ROUNDED_OFF = 1e-6  # more than two roundings in fp32 turn a power of two by
 
 
 class Quotient(Enum):
@@ -54,6 +55,19 @@ def amax_scale_of(layout: CacheLayout, scales: ScalesField) -> AmaxScale:
     if scales.dtype == "e4m3" and _is_short(scales.rule.divisor) and short_quotients(layout):
         return AmaxScale.SHORT
     return AmaxScale.DIVIDED
+
+
+def by_reciprocal(scales: ScalesField) -> bool:
+    """Whether amax times the divisor's reciprocal rounds up to the same power of two as their quotient.
+
+    amax and the divisor have so few bits that no quotient of theirs is near a power of two without being one, and then
+    the product is it or just below it. The floor, a constant, may have more bits.
+    """
+    rule = scales.rule
+    if rule.rounding != "power_of_two" or not _is_short(rule.divisor):
+        return False
+    exponent = math.log2(rule.floor / rule.divisor)
+    return rule.floor_on != "amax" or _is_short(rule.floor) or abs(exponent - round(exponent)) > ROUNDED_OFF
 
 
 def _is_short(number: float) -> bool:

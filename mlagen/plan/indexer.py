@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from mlagen.errors import LimitError
@@ -9,6 +10,9 @@ from mlagen.layout import CacheLayout, DataField, ScalesField, indexer_layout_of
 from mlagen.plan.chunks import Chunk
 from mlagen.plan.rows import tiled_chunks
 from mlagen.spec import Indexer, Spec
+
+LEAST_PIECE, MOST_PIECE = 16, 32  # columns
+MOST_PIECES = 8  # of a row
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,21 @@ class IndexerRows:
     def rope_start(self) -> int:
         """The first column that RoPE rotates."""
         return self.indexer.head_dim - self.indexer.rope_head_dim if self.indexer.rope_at == "last" else 0
+
+    @property
+    def piece(self) -> int | None:
+        """Columns of the pieces that rows which RoPE rotates are taken in; None: such rows are taken whole.
+
+        RoPE rotates a piece within itself or with another, or leaves it alone, and no piece is in two tiles of scales.
+        """
+        columns, width = self.indexer.head_dim, self.indexer.rope_head_dim
+        scales = [layout.scales_of(layout.data[0]) for layout in (self.layout, self.query)]
+        if width == 0 or None in scales or columns & (columns - 1):
+            return None
+        span = width // 2 if self.indexer.rope == "neox" else width
+        known = math.gcd(columns, self.rope_start, span, *(one.tile for one in scales if one))
+        piece = min(known & -known, MOST_PIECE)
+        return piece if piece >= LEAST_PIECE and columns // piece <= MOST_PIECES else None
 
 
 def indexer_rows_of(spec: Spec) -> IndexerRows | None:

@@ -35,7 +35,8 @@ class IndexerCachePlan(Family):
 
     Attributes:
         rows: what they write and read.
-        write_tile: tokens of a writer.
+        write_tile: tokens of the writer.
+        normalise_tile: tokens of the writer that normalises.
         gather_tile: tokens of the gather.
         query_tile: heads of a token.
     """
@@ -50,6 +51,7 @@ class IndexerCachePlan(Family):
 
     rows: IndexerRows
     write_tile: RowsTile
+    normalise_tile: RowsTile
     gather_tile: RowsTile
     query_tile: RowsTile
 
@@ -64,7 +66,8 @@ class IndexerCachePlan(Family):
             check_one_scale(spec, rows, QUERY)
         return cls(
             rows=rows,
-            write_tile=RowsTile(8, 2),
-            gather_tile=RowsTile(32, 4),
-            query_tile=RowsTile(min(QUERY_HEADS, next_power_of_2(rows.indexer.num_heads)), 4),
+            write_tile=RowsTile(16, 4),
+            normalise_tile=RowsTile(8, 2),
+            gather_tile=RowsTile(32, 1),
+            query_tile=RowsTile(min(QUERY_HEADS, next_power_of_2(rows.indexer.num_heads)), 2 if rows.piece else 4),
         )

@@ -105,6 +105,34 @@ def test_a_program_has_no_more_heads_than_there_are() -> None:
 
 
 @pytest.mark.parametrize(
+    ("piece", "layout", "changes"),
+    [
+        (32, "indexer_fp8", {}),
+        (32, "indexer_fp8", {"rope": "gptj", "rope_at": "last"}),
+        (32, "indexer_mxfp4", {}),
+        (32, "indexer_mxfp4", {"head_dim": 256}),
+        (16, "indexer_fp8", {"rope_head_dim": 32}),  # neox: halves of 16
+        (32, "indexer_fp8", {"rope_head_dim": 32, "rope": "gptj"}),
+        (16, "indexer_fp8", {"rope_head_dim": 16, "rope": "gptj", "rope_at": "last"}),
+        (16, own("e2m1", {**SCALES, "tile": 16}), {}),
+        (None, "indexer_fp8", {"rope_head_dim": 16}),  # halves of 8
+        (None, "indexer_fp8", {"rope_head_dim": 40, "rope": "gptj", "rope_at": "last"}),  # begins at column 88
+        (None, "indexer_fp8", {"rope_head_dim": 0, "rope": None, "rope_at": None}),
+        (None, "indexer_mxfp4", {"head_dim": 512}),  # 16 pieces
+        (None, "indexer_mxfp4", {"head_dim": 96}),  # no power of two
+    ],
+)
+def test_rows_are_taken_in_pieces_that_nothing_divides(piece, layout, changes) -> None:
+    rows = make_plan(indexed(layout, **changes)).of(IndexerCachePlan).rows
+    assert rows.piece == piece
+    if piece:
+        indexer, scales = rows.indexer, rows.layout.scales_of(rows.values)
+        span = indexer.rope_head_dim // (2 if indexer.rope == "neox" else 1)
+        for edge in (rows.rope_start, span, indexer.head_dim, min(scales.tile, indexer.head_dim)):
+            assert edge % piece == 0
+
+
+@pytest.mark.parametrize(
     ("layout", "found"),
     [
         (own("e4m3", {**SCALES, "divisor": 448.0, "tile": 64}), "e4m3 keys with 2 x fp32; takes one fp32 scale a key"),

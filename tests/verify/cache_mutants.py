@@ -99,7 +99,7 @@ ANY_LAYOUT = (
 )
 PLANAR = (
     _layout("the floor is left out", "tl.maximum(amax, 0.0001)", "amax", "writer: tiles *"),
-    _layout("the divisor is off", ", 448.0)", ", 447.0)", "writer: tiles *"),
+    _layout("the divisor is off", "(1.0 / 448.0)", "(1.0 / 447.0)", "writer: tiles *"),
     _layout("scales are rounded to the nearest", "+ 0x7FFFFF)", "+ 0x400000)", "writer: typical *"),
     _layout(
         "infinite scales divide by a number", "tl.where(exponents == 255, 0, bits)", "bits", "writer: not finite *"

@@ -1,6 +1,6 @@
 """Kernels around the indexer's keys broken on purpose; `mutants.py` runs verification on each of them.
 
-Usage: python indexer_cache_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py. Names of packages: halves, pairs.
+Usage: python indexer_cache_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py; packages: halves, pairs, blocks.
 """
 
 import re
@@ -60,7 +60,7 @@ ANY = (
     ),
     Mutant("keys have no floor", LAYOUT, r"tl\.maximum\(amax, [^)]*\)", "amax", ("write: tiles",)),
     Mutant("the query has no floor", QUERY, r"tl\.maximum\(amax, [^)]*\)", "amax", ("query: tiles",)),
-    Mutant("keys have half the divisor", LAYOUT, r", (448|6)\.0\)", r", 0.5 * \1.0)", ("write: typical",)),
+    Mutant("keys have half the divisor", LAYOUT, r"\(1\.0 / (448|6)\.0\)", r"(2.0 / \1.0)", ("write: typical",)),
     _literal("exponents are cut off", "+ 0x7FFFFF) >> 23", ") >> 23", "query: typical", file=QUERY),
     _literal("weights lack the heads' factor", " * head_scale", "", "query: typical"),
     _literal("weights lack the softmax's factor", "weights * softmax_scale", "weights", "query: typical"),
@@ -72,7 +72,9 @@ ANY = (
         "query: layout: query far",
     ),
     _literal("weights of tokens follow each other", "* weights_stride", "* num_heads", "query: layout: weights *"),
-    _literal("rows of the table follow each other", "* angles_stride", "* (ROPE_END - ROPE_START)", "*angles slice"),
+    _literal(
+        "rows of the table follow each other", "* angles_stride", "* (2 * D_HALF)", "*angles slice", "*tables slice"
+    ),
     _literal(
         "positions past the table are taken",
         "positions < num_positions",
@@ -98,12 +100,16 @@ ANY = (
         "* 1",
         "normalise: ratio *",
     ),
-    _literal("the mean square lacks the mean", "squares / D_K", "squares", "normalise: typical"),
-    _literal("the norm has no weight", "factors * weight[None, :]", "factors", "normalise: typical"),
+    _literal("the mean square lacks the mean", "tl.sum(squares, 1) / D_K", "tl.sum(squares, 1)", "normalise: typical"),
+    _literal(
+        "the mean square lacks a piece", "squares += row_1 * row_1", "squares += row_0 * row_0", "normalise: typ*"
+    ),
+    _literal("the norm has no weight", "factors * weight)", "factors)", "normalise: typical"),
+    _literal("pieces are weighted alike", "(weight_ptrs + 96,", "(weight_ptrs + 64,", "normalise: typical"),
     _literal(
         "the norm is not rounded",
-        "row = (row * factors * weight[None, :]).to(tl.bfloat16)",
-        "row = row * (factors * 1.02) * weight[None, :]",
+        "row_3 = (row_3 * factors * weight).to(tl.bfloat16)",
+        "row_3 = row_3 * (factors * 1.02) * weight",
         "normalise: typical",
     ),
     _literal("a block table has no last column", "& (columns < num_columns.to(tl.uint32))", "", "gather: table too *"),
@@ -141,31 +147,59 @@ ANY = (
     ),
 )
 IN_HALVES = (
-    _literal("halves turn as pairs", "D_STEP = tl.constexpr(32)", "D_STEP = tl.constexpr(1)", "query: typical"),
+    _literal("halves turn as pairs", "_rotate_pieces(row_0, row_1,", "_rotate_pieces(row_0, row_0,", "query: typical"),
     _literal(
-        "the last columns turn", "ROPE_START = tl.constexpr(0)", "ROPE_START = tl.constexpr(64)", "query: typical"
+        "the last columns turn",
+        "row_0, row_1 = _rotate_pieces(row_0, row_1,",
+        "row_2, row_3 = _rotate_pieces(row_2, row_3,",
+        "query: typical",
     ),
-    _literal("halves turn the other way", "x * cos - ahead * sin", "x * cos + ahead * sin", "query: typical"),
+    _literal("halves turn the other way", "x * cos - y * sin", "x * cos + y * sin", "query: typical"),
+    _literal("a piece is stored twice", "x = pieces[number]", "x = pieces[0]", "normalise: typical", file=LAYOUT),
     _literal("weights lack the heads' scales", "weights *= scale", "weights *= 1.0", "query: typical"),
     _literal(
-        "halves are weighted alike", "* factors * first_weight)", "* factors * second_weight)", "normalise: typical"
+        "a tile's amax lacks a piece",
+        "tl.static_range(1, 4)",
+        "tl.static_range(1, 3)",
+        "query: heads: 128",
+        file=QUERY,
     ),
 )
 IN_PAIRS = (
     _literal(
-        "the first columns turn", "ROPE_START = tl.constexpr(64)", "ROPE_START = tl.constexpr(0)", "query: typical"
+        "the first columns turn", "row_2 = _rotate_piece(row_2,", "row_0 = _rotate_piece(row_0,", "query: typical"
     ),
+    _literal("pieces turn by the same angles", "known, 16, ALIGNMENT", "known, 0, ALIGNMENT", "query: typical"),
     _literal("pairs turn the other way", "even * cos - odd * sin", "even * cos + odd * sin", "query: typical"),
     _literal(
         "pairs turn as halves",
-        "tl.split(x.reshape(x.shape[0], x.shape[1] // 2, 2))",
-        "tl.split(tl.permute(x.reshape(x.shape[0], 2, x.shape[1] // 2), 0, 2, 1))",
+        "tl.split(piece.to(tl.float32).reshape(piece.shape[0], D_PIECE // 2, 2))",
+        "tl.split(tl.permute(piece.to(tl.float32).reshape(piece.shape[0], 2, D_PIECE // 2), 0, 2, 1))",
         "query: typical",
     ),
-    _literal("pairs are put back as halves", "tl.interleave(turned_even, turned_odd)", "x", "query: typical"),
+    _literal("pairs are put back as halves", "tl.interleave(turned_even, turned_odd)", "piece", "query: typical"),
+    _literal(
+        "scales change places",
+        "tl.join(tl.join(scales_0, scales_2), tl.join(scales_1, scales_3))",
+        "tl.join(tl.join(scales_0, scales_1), tl.join(scales_2, scales_3))",
+        "normalise: typical",
+        file=LAYOUT,
+    ),
 )
+IN_BLOCKS = (
+    _literal("halves turn as pairs", "D_STEP = tl.constexpr(20)", "D_STEP = tl.constexpr(1)", "query: typical"),
+    _literal(
+        "the last columns turn", "ROPE_START = tl.constexpr(0)", "ROPE_START = tl.constexpr(56)", "query: typical"
+    ),
+    _literal("halves turn the other way", "x * cos - ahead * sin", "x * cos + ahead * sin", "query: typical"),
+    _literal(
+        "halves are weighted alike", "* factors * first_weight)", "* factors * second_weight)", "normalise: typical"
+    ),
+    _literal("the mean square lacks the mean", "squares / D_K", "squares", "normalise: typical"),
+)
+NAMED = {"halves": (*ANY, *IN_HALVES), "pairs": (*ANY, *IN_PAIRS), "blocks": IN_BLOCKS}
 
 if __name__ == "__main__":
-    mutants.MUTANTS = (*ANY, *(IN_HALVES if Path(sys.argv[1]).name == "halves" else IN_PAIRS))
+    mutants.MUTANTS = NAMED[Path(sys.argv[1]).name]
     mutants.TYPICAL = "query: typical"
     mutants.main()

@@ -42,6 +42,22 @@ ODD = {
         {**RULE, "rounding": "power_of_two", "divisor": 448.0, "floor_on": "scale"},
     ),
 }
+# Two tiles of four pieces of 16 columns each.
+TILES = {
+    "name": "keys_tiles",
+    "fields": (
+        {"kind": "row", "dtype": "e2m1"},
+        {
+            **RULE,
+            "dtype": "e4m3",
+            "tile": 64,
+            "rounding": "nearest",
+            "divisor": 6.0,
+            "floor": 0.02,
+            "floor_on": "scale",
+        },
+    ),
+}
 # Keys in halves and in pairs, of both dtypes; head dims that are no power of two; pairs that begin at an odd column.
 PACKAGES: dict[str, dict[str, Any]] = {
     "halves": {"indexer": {"head_dim": 128, "rope_head_dim": 64, **NEOX}, "layout": "indexer_fp8"},
@@ -53,6 +69,7 @@ PACKAGES: dict[str, dict[str, Any]] = {
     },
     "blocks": {"indexer": {"head_dim": 96, "rope_head_dim": 40, **NEOX}, "layout": "indexer_mxfp4"},
     "odd": {"indexer": {"head_dim": 97, "rope_head_dim": 30, **GPTJ}, "layout": ODD},
+    "tiles": {"indexer": {"head_dim": 128, "rope_head_dim": 32, **NEOX, "rope_at": "last"}, "layout": TILES},
     "still": {"indexer": {"head_dim": 64, "rope_head_dim": 0}, "layout": "indexer_fp8"},
 }
 FIRST = ("halves", "pairs")  # which every run holds to all of their cases
@@ -193,6 +210,6 @@ def test_each_wrapper_alone_holds_its_cases(name, wrapper, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.mutants
-@pytest.mark.parametrize("name", ["halves", "pairs"])
-def test_every_mutant_is_reported(name, tmp_path):
-    check_mutants("indexer_cache_mutants.py", write(tmp_path, name), tmp_path, more_than=40)
+@pytest.mark.parametrize(("name", "more_than"), [("halves", 45), ("pairs", 45), ("blocks", 4)])
+def test_every_mutant_is_reported(name, more_than, tmp_path):
+    check_mutants("indexer_cache_mutants.py", write(tmp_path, name), tmp_path, more_than=more_than)

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
-from mlagen.backends.triton import layout, tiles
+from mlagen.backends.triton import indexer_layout, layout, tiles
 from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, common
 from mlagen.layout import Field
 from mlagen.plan import IndexerCachePlan, IndexerRows, Plan
@@ -48,6 +48,23 @@ def _turn(rows: IndexerRows) -> dict[str, Any]:
         "step_aligned": step * ITEMSIZE % FULL_ALIGNMENT == 0,
         "angles_aligned": math.gcd(half, first) * ITEMSIZE % FULL_ALIGNMENT == 0,
     }
+
+
+def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
+    """Pieces of a row as kernels load and turn them; none: they take rows whole."""
+    width, indexer, names = rows.piece, rows.indexer, indexer_layout.pieces_of(rows, name)
+    if width is None:
+        return []
+    neox, span = indexer.rope == "neox", indexer.rope_head_dim
+    found = []
+    for number, piece in enumerate(names):
+        start = number * width
+        inside = start - rows.rope_start  # columns from the first that turns
+        turns = 0 <= inside < (span // 2 if neox else span)
+        other = names[number + span // 2 // width] if turns and neox else None
+        angle = inside if neox else inside // 2
+        found.append({"name": piece, "start": start, "turns": turns, "other": other, "angle": angle})
+    return found
 
 
 def _chunks(rows: IndexerRows, chunks: list[dict[str, Any]], store: Any) -> list[dict[str, Any]]:
@@ -105,7 +122,7 @@ def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
     rows = family.rows
     cached, query, scales = rows.layout, rows.query, rows.scales
     assert scales is not None  # as the plan has it
-    of_keys, of_query = layout.indexer_context(plan, rows), layout.query_context(plan, rows)
+    of_keys, of_query = indexer_layout.keys_context(plan, rows), indexer_layout.query_context(plan, rows)
     wrappers = plan.spec.wrappers
     query_scales = query.scales_of(query.data[0])
     assert query_scales is not None
@@ -133,7 +150,14 @@ def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
         "turns": turns,
         "turn": _turn(rows),
         "stored": _chunks(rows, of_keys["stored"], lambda name: layout.store_text(cached, name)),
-        "query_stored": _chunks(rows, of_query["stored"], lambda name: layout.query_store_text(rows, name, "there")),
+        "query_stored": _chunks(
+            rows,
+            of_query["stored"],
+            lambda name: indexer_layout.query_store_text(rows, indexer_layout.pieces_text(rows, name), "there"),
+        ),
+        "pieces": _pieces(rows, of_query["stored"][0]["name"]),
+        "piece_columns": rows.piece,
+        "pieces_store": layout.store_text(cached, indexer_layout.pieces_text(rows, of_query["stored"][0]["name"])),
         "query_bytes": query.data[0].nbytes,
         "query_scale_bytes": query_scales.nbytes,
         "query_padded": query.plane_bytes[0] > query.data[0].nbytes,
@@ -155,9 +179,9 @@ def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
 
 def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
     """What the family's module imports."""
-    found = [layout.indexer_file(plan, family.rows)]
+    found = [indexer_layout.keys_file(plan, family.rows)]
     if QUERY in plan.spec.wrappers:
-        found.append(layout.query_file(plan, family.rows))
+        found.append(indexer_layout.query_file(plan, family.rows))
     return [*found, tiles.file(plan), generated(f"_{MODULE}_kernels", _context(plan, family))]
 
 

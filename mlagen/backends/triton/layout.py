@@ -10,23 +10,21 @@ from mlagen.backends.base import GeneratedFile, generated
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.plan import Caches, Chunk, DenseDecodePlan, IndexerRows, Plan, SparseDecodePlan, StoredCache
+from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, SparseDecodePlan, StoredCache
 from mlagen.plan.chunks import next_power_of_2
 from mlagen.plan.conversions import (
     EIGHT_BIT_FLOATS,
     AmaxScale,
     Quotient,
     amax_scale_of,
+    by_reciprocal,
     quotient_of,
     short_quotients,
 )
-from mlagen.plan.rows import tiled_chunks
 
 MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
-INDEXER_MODULE, QUERY_MODULE = "_indexer_layout", "_indexer_query"
 
 WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
-INDEXER_WRITERS = ("indexer_k_quant_and_cache", "indexer_k_norm_rope_store")
 READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_COLUMNS = 8  # of the model's dtype fill a thread's widest load or store
 SUM_LENGTH = 80  # of a comment behind a constant
@@ -86,7 +84,7 @@ def store_text(layout: CacheLayout, columns: str = "x") -> str:
     return f"{rows_text(layout)}, {columns}{scales}, valid{e4m3}, ALIGNMENT"
 
 
-def _typed(names: str) -> str:
+def typed(names: str) -> str:
     """The same names as parameters of a function: those in UPPER_CASE are constexprs."""
     return ", ".join(f"{name}: tl.constexpr" if name.isupper() else name for name in names.split(", "))
 
@@ -216,15 +214,17 @@ def _loaded(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
 
 def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
     """A tile's scale before it is rounded."""
-    rule = scales.rule
+    rule, quick = scales.rule, by_reciprocal(scales)
     match amax_scale_of(layout, scales):
         case AmaxScale.FLOOR_ON_AMAX:
-            return f"tl.div_rn(tl.maximum(amax, {rule.floor!r}), {rule.divisor!r})"
+            floored = f"tl.maximum(amax, {rule.floor!r})"
+            return f"{floored} * (1.0 / {rule.divisor!r})" if quick else f"tl.div_rn({floored}, {rule.divisor!r})"
         case AmaxScale.SHORT:
             most = LARGEST[scales.dtype]
             return f"_short(tl.minimum(tl.maximum(amax * (1.0 / {rule.divisor!r}), {rule.floor!r}), {most!r}))"
         case AmaxScale.DIVIDED:
-            return f"tl.maximum(tl.div_rn(amax, {rule.divisor!r}), {rule.floor!r})"
+            quotient = f"amax * (1.0 / {rule.divisor!r})" if quick else f"tl.div_rn(amax, {rule.divisor!r})"
+            return f"tl.maximum({quotient}, {rule.floor!r})"
 
 
 # Columns x over their scales.
@@ -375,38 +375,12 @@ def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
     reads = any(name in plan.spec.wrappers for name in READERS)
     writes = any(name in plan.spec.wrappers for name in WRITERS)
     return {
-        **_context(plan, cache.layout, cache.tiled, reads=reads, writes=writes),
+        **bytes_context(plan, cache.layout, cache.tiled, reads=reads, writes=writes),
         "stores": "a cached token",
         "attends": plan.find(SparseDecodePlan) is not None,
         "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in caches.chunks],
         "loaded": [_loaded(cache.layout, chunk) for chunk in caches.chunks if reads],
     }
-
-
-def indexer_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
-    """The same of the cache of the indexer's keys, which no kernel reads as rows of the model's dtype."""
-    writes = any(name in plan.spec.wrappers for name in INDEXER_WRITERS)
-    found = _context(plan, rows.layout, rows.chunks, reads=False, writes=writes)
-    return {**found, "stores": "a cached key of the indexer", "attends": False, "chunks": [], "loaded": []}
-
-
-def query_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
-    """What the template of the query's quantisation asks for."""
-    query = rows.query
-    found = _context(plan, query, tiled_chunks(query), reads=False, writes=True)
-    return {
-        **found,
-        "dtype_name": query.data[0].dtype,
-        "query_scales": query.scales_of(query.data[0]),
-        "returns_scales": not rows.packed,
-        "store_parameters": _typed(query_store_text(rows)),
-    }
-
-
-def query_store_text(rows: IndexerRows, columns: str = "x", valid: str = "valid") -> str:
-    """What each store_... of the query takes, with the columns and those that there are by these names."""
-    pointers = "rows, plane_rows" if rows.packed else "rows"
-    return f"{pointers}, {columns}, {valid}{', ROUNDS_E4M3' if needs_e4m3(rows.query) else ''}, ALIGNMENT"
 
 
 def bytes_text(layout: CacheLayout, field: Field) -> tuple[str, str | None]:
@@ -415,7 +389,9 @@ def bytes_text(layout: CacheLayout, field: Field) -> tuple[str, str | None]:
     return _rows(layout, run), _alignment(layout, run)
 
 
-def _context(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads: bool, writes: bool) -> dict[str, Any]:
+def bytes_context(
+    plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads: bool, writes: bool
+) -> dict[str, Any]:
     """What templates ask of a layout's bytes, and of the blocks in which rows are written."""
     unit = unit_of(layout)
     unit_name = "bytes" if unit == 1 else "columns"
@@ -432,10 +408,12 @@ def _context(plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads
         "unit_name": unit_name,
         "element": FLOATS[plan.spec.model.dtype],
         "args": arguments(layout),
-        "load_parameters": _typed(arguments(layout)["load"]),
-        "store_parameters": _typed(arguments(layout)["store"]),
-        "pad_parameters": _typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
+        "load_parameters": typed(arguments(layout)["load"]),
+        "store_parameters": typed(arguments(layout)["store"]),
+        "pad_parameters": typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
         "reads": reads,
+        "pieces": None,
+        "whole": True,
         **_writes(layout, tiled if writes else ()),
         **_conversions(layout, plan.spec.model.dtype, reads=reads, writes=writes),
     }
@@ -447,13 +425,3 @@ def files(plan: Plan, caches: Caches) -> list[GeneratedFile]:
     if caches.other:
         found.append(generated(EXTRA_MODULE, context(plan, caches, caches.other), MODULE))
     return found
-
-
-def indexer_file(plan: Plan, rows: IndexerRows) -> GeneratedFile:
-    """The module that knows the bytes of a key of the indexer."""
-    return generated(INDEXER_MODULE, indexer_context(plan, rows), MODULE)
-
-
-def query_file(plan: Plan, rows: IndexerRows) -> GeneratedFile:
-    """The module that quantises the indexer's query."""
-    return generated(QUERY_MODULE, query_context(plan, rows))

@@ -26,6 +26,7 @@ class KeysCase(Case):
         values: pattern of the rows, a key of mlagen.verify.cache.values.VALUES.
         slots: pattern of the slots, as mlagen.verify.cache.write draws them.
         source: layout in memory of the rows, a key of mlagen.verify.memory.LAYOUTS.
+        tables: of NORMALISE, of the table of angles and of the norm's weight.
         positions: of NORMALISE: "random", "garbage" (among them), or "longer" (than the tokens).
         ratio: compress_ratio; None: not passed.
         wide: what may be fp32 is.
@@ -39,6 +40,7 @@ class KeysCase(Case):
     values: str = "random"
     slots: str = "shuffled"
     source: str = "contiguous"
+    tables: str = "contiguous"
     positions: str = "random"
     ratio: int | None = None
     wide: bool = False
@@ -146,6 +148,8 @@ def _keys_cases(side: IndexerSide, wrapper: str, big: bool) -> Iterator[KeysCase
         promise = "the last token of a group writes its key, rotated to the first one's position"
         yield case(f"ratio {ratio}", promise, ratio=ratio, tokens=1000 if big else 40)
     yield case("fp32", "angles and the norm's weight may be fp32", wide=True)
+    for layout in ("slice", "odd"):
+        yield case(f"tables {layout}", "rows of the table may lie apart, and begin off 16 bytes", tables=layout)
     yield case("positions: garbage", "a position that has no angles is skipped", positions="garbage")
     yield case("positions: longer", "positions past the last token are not looked at", positions="longer")
 

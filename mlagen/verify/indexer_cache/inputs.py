@@ -216,16 +216,17 @@ def build_keys(case: KeysCase, side: IndexerSide, device: str, seed: int) -> Key
         positions = _positions(case.positions, tokens, generator)
         weight = torch.randn(side.layout.columns, generator=generator).to(side.dtype)
         placed["positions"] = place_vector(positions.to(device), 0)
-        placed["weight"] = place_vector((weight.float() if case.wide else weight).to(device), 0.0)
+        tables = LAYOUTS[case.tables]
+        placed["weight"] = place((weight.float() if case.wide else weight)[None].to(device), tables, 0.0)
         table = None
         if side.rope:
-            placed["angles"] = place(_angles(side, case.wide, generator).to(device), LAYOUTS["contiguous"], 0.0)
+            placed["angles"] = place(_angles(side, case.wide, generator).to(device), tables, 0.0)
             table = placed["angles"].view
         arguments = {
             "k_pre": rows.view,
             "positions": placed["positions"].view,
             "cos_sin_cache": table,
-            "rms_norm_weight": placed["weight"].view,
+            "rms_norm_weight": placed["weight"].view[0],
             "rms_norm_eps": EPS,
             CACHE_ARGUMENT[case.wrapper]: _cache(side, memory, case.heads),
             "kv_slot_mapping": placed["slots"].view,
