@@ -92,7 +92,7 @@ class Sm90Module:
             **interface(self.arguments(plan), *self.constexprs),
             "register_split": register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if names_d_v(sm90) else "NEG_LARGE",
-            "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
+            **rescaling(plan.rescale_threshold_log2),
             "scaled": plan.splits.partials.scaled,
             **self.details(plan),
         }
@@ -100,6 +100,11 @@ class Sm90Module:
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Warpgroup products in the kernel's code, as `expected_products` takes them."""
         return {(self.kernel, None): required(self.plan_of(plan)).expected_products}
+
+
+def rescaling(threshold_log2: int) -> dict[str, int]:
+    """How far a row's maximum may rise before O is rescaled, and what P, rounded, is at most: twice that."""
+    return {"rescale_threshold_log2": threshold_log2, "p_limit_log2": threshold_log2 + 1}
 
 
 def names_d_v(sm90: Sm90Plan) -> bool:
@@ -447,7 +452,7 @@ class DenseFwdModule:
             **interface(self._arguments(plan)),
             "register_split": register_split(sm90.registers),
             "result_columns": register_columns(values["d_v"]),
-            "rescale_threshold_log2": RESCALE_THRESHOLD_LOG2,
+            **rescaling(RESCALE_THRESHOLD_LOG2),
             "itemsize": ITEMSIZE,
             "k_chunks": k_chunks,
             "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",

@@ -89,6 +89,8 @@ def show_plan(spec: Path, as_json: bool) -> None:
         out.print(f"tiles hold for: {text}", markup=False)
     for family in plan.latent:
         _print_tiles(family, dims.num_heads)
+        if family.sm90 is not None:
+            _print_rescaling(plan.rescale_threshold_log2)
         _print_no_sm90(plan, family)
 
 
@@ -153,6 +155,12 @@ def _print_sm90(sm90: Sm90Plan) -> None:
         f"{sm90.expected_products} wgmma"
     )
     out.print(f"calls that run it, by heads: {_calls(sm90.rows)}")
+
+
+def _print_rescaling(threshold_log2: int) -> None:
+    """Prints where kernels of a family rescale O on sm90."""
+    rose = f"rose by more than 2^{threshold_log2}" if threshold_log2 else "rose: weights refer to true maxima"
+    out.print(f"sm90 rescales O where a row's maximum {rose}", markup=False)
 
 
 def _print_few_rows(few: Sm90Plan, wide: Sequence[WideRow]) -> None:

@@ -24,7 +24,7 @@ from mlagen.plan.mqa_logits import MqaLogitsPlan
 from mlagen.plan.ops import OpsPlan, make_ops
 from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.rows import Caches, caches_of, rows_block_size
-from mlagen.plan.sm90 import refusal
+from mlagen.plan.sm90 import RESCALE_THRESHOLD_LOG2, refusal
 from mlagen.plan.sparse_decode import SparseDecodePlan
 from mlagen.plan.sparse_fwd import SparseFwdPlan
 from mlagen.plan.splits import SplitsPlan
@@ -106,6 +106,13 @@ class Plan:
         """Whether attention over latent rows takes Q in two parts: where V ends its latent does, and RoPE begins."""
         dims = self.spec.model
         return dims.qk_rope_head_dim > 0 and dims.v_head_dim == dims.kv_lora_rank
+
+    @property
+    def rescale_threshold_log2(self) -> int:
+        """How far a row's maximum may rise on sm90, as a power of two, before attention over latent rows rescales O."""
+        attention = self.spec.attention
+        exact = isinstance(attention, SparseAttention) and attention.rescaling == "exact"
+        return 0 if exact else RESCALE_THRESHOLD_LOG2
 
     @property
     def indexer_rows(self) -> IndexerRows | None:

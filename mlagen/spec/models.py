@@ -124,12 +124,20 @@ class SparseAttention(Model):
         Literal[2, 4] | None,
         Field(description="neighbouring tokens of a prefill that load each KV row once, on sm90; absent: each its own"),
     ] = None
+    rescaling: Annotated[
+        Literal["lagged", "exact"],
+        Field(
+            description="row maxima that weights refer to on sm90: lagging behind the true ones, by up to 2^7, or the "
+            "true ones, which errs less and takes longer; portable kernels take those always"
+        ),
+    ] = "lagged"
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         said: dict[str, Any] = dump(self)
-        if said["shared_indices"] is None:  # so that the hashes of specs that came before the switch stay
-            del said["shared_indices"]
+        for name, off in (("shared_indices", None), ("rescaling", "lagged")):
+            if said[name] == off:  # so that the hashes of specs that came before the switch stay
+                del said[name]
         return said
 
 

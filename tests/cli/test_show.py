@@ -85,6 +85,12 @@ def test_the_sm90_kernels_are_shown_with_the_calls_that_run_them(run: Run, works
     ):
         assert figure in shown
     assert "calls that run it, by heads: to 16: none; to 64: from 9 tokens; any: from 1 tokens" in shown
+    assert "sm90 rescales O where a row's maximum rose by more than 2^7\n" in shown
+    exact = TWO_CACHES.replace("kind: sparse", "kind: sparse, rescaling: exact")
+    assert exact != TWO_CACHES
+    (workspace / "specs" / "two.yaml").write_text(exact)
+    shown = run("show", "plan", "specs/two.yaml").stdout
+    assert "sm90 rescales O where a row's maximum rose: weights refer to true maxima\n" in shown
 
 
 def test_the_layout_names_every_byte(run: Run) -> None:

@@ -100,7 +100,7 @@ def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[
 def written(tmp_path, pytestconfig):
     """A function that writes the package of a spec, with a text of its sm90 kernel replaced."""
 
-    def write(name, old="", new="", shared=None, partials=None, dims=None, cache=None):
+    def write(name, old="", new="", shared=None, partials=None, dims=None, cache=None, rescaling="lagged"):
         """`dims`: latent columns, which are V's, and RoPE's, in place of the spec's; `cache`: a layout likewise.
 
         `shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do.
@@ -119,7 +119,7 @@ def written(tmp_path, pytestconfig):
         if partials:
             spec = spec.model_copy(update={"partials": partials})
         if spec.attention_kind == "sparse":
-            attention = spec.attention.model_copy(update={"shared_indices": shared})
+            attention = spec.attention.model_copy(update={"shared_indices": shared, "rescaling": rescaling})
             spec = spec.model_copy(update={"attention": attention})
         plan = make_plan(spec)
         folder = write_package(plan, tmp_path)
@@ -223,6 +223,26 @@ def test_those_in_which_neighbours_share_rows_fit(written, compiled, name, group
     }
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     package.check(results, slack=512)
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "kernels"),  # the seesaws and swap-AB
+    [
+        ("dsv32", None, 2),
+        pytest.param("dsv32", 4, 1, marks=pytest.mark.slow),
+        pytest.param("dsv32_fp8", None, 3, marks=pytest.mark.slow),
+    ],
+)
+def test_those_whose_weights_refer_to_true_maxima_fit(written, compiled, name, group, kernels):
+    package = written(name, shared=group, rescaling="exact")
+    texts = [(package.folder / f"{module}.py").read_text() for module in {job.module for job in package.jobs}]
+    thresholds = [
+        found for text in texts for found in re.findall(r"RESCALE_THRESHOLD_LOG2 = gl.constexpr\((\d+)\)", text)
+    ]
+    assert thresholds == ["0"] * kernels
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+    package.check(results, slack=640)
+    assert [taken.loop_spills for taken in results] == [0] * len(results)
 
 
 def test_a_warps_number_read_from_the_thread_would_spill(written, compiled):

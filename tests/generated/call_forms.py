@@ -101,6 +101,7 @@ class Wrapper:
     refused: tuple[Refused, ...] = ()
     defaults: dict[str, str] = field(default_factory=dict)
     needed: dict[str, str] = field(default_factory=dict)
+    beyond: dict[str, str] = field(default_factory=dict)
 
     def why_refused(self, name: str, form: Form, package: str) -> str:
         """Why a package's wrapper does not take a name; empty where nothing says so."""
@@ -195,6 +196,9 @@ def tables(signatures: dict[str, Parameters]) -> str:
         if others:
             lines += ["| another default here | why |", "|---|---|"]
             lines += [f"| {name} | {_cell(why)} |" for name, why in others] + [""]
+        if wrapper.beyond:
+            lines += ["| taken here beside | what |", "|---|---|"]
+            lines += [f"| `{name}` | {_cell(what)} |" for name, what in wrapper.beyond.items()] + [""]
     return "\n".join(lines)
 
 

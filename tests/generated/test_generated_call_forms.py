@@ -14,6 +14,7 @@ import pytest
 from call_forms import ROOT, Call, Form, Parameters, Wrapper
 
 from mlagen.compile.worker import load_package
+from mlagen.verify.facts import Facts
 
 WRAPPERS = {wrapper.name: wrapper for wrapper in call_forms.load()}
 FORMS = [form for wrapper in WRAPPERS.values() for form in wrapper.forms]
@@ -21,6 +22,7 @@ CALLS = [(form, call) for form in FORMS for call in form.calls]
 # Public functions that no other project has.
 OWN = {"dense_workspace_size", "kvcache_workspace_size", "merge_attn_parts", "supports", "variants", "warmup"}
 OWN |= {"topk_merge", "workspace_size"}
+EITHER = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
 
 @cache
@@ -42,6 +44,10 @@ def ours(form: Form) -> list[tuple[str, inspect.Signature]]:
 
 def wrapper_of(form: Form) -> Wrapper:
     return WRAPPERS[form.wrapper]
+
+
+def takes_pair(package: str) -> bool:
+    return Facts.of(load_package(ROOT / "generated" / package).SPEC["spec"]).takes_pair
 
 
 def takes(signature: inspect.Signature, name: str) -> bool:
@@ -144,6 +150,21 @@ def test_the_tables_hold_nothing_that_is_no_longer_so(name):
                 if default is not inspect.Parameter.empty and default != signature.parameters[one].default:
                     differing.add(one)
     assert set(wrapper.defaults) <= differing
+
+
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_what_is_taken_beside_is_a_pair_and_said_of_each_wrapper_that_takes_one(name):
+    wrapper = WRAPPERS[name]
+    annotations = [
+        (package, one.name, str(one.annotation))
+        for package, signature in packages()[name].items()
+        for one in signature.parameters.values()
+    ]
+    pairs = {argument for _, argument, annotation in annotations if annotation == EITHER}
+    assert set(wrapper.beyond) == pairs
+    for package, argument, annotation in annotations:
+        if argument in pairs:
+            assert (annotation == EITHER) is takes_pair(package), package
 
 
 def test_the_page_has_these_tables():

@@ -86,6 +86,16 @@ def test_a_switch_that_is_off_leaves_no_trace_in_the_hash(spec):
     assert len(set(digests)) == 3
 
 
+def test_lagged_maxima_leave_no_trace_in_the_hash(spec):
+    assert spec.attention.rescaling == "lagged"
+    assert "rescaling" not in spec.model_dump(mode="json")["attention"]
+    exact = changed(spec, attention={**spec.attention.model_dump(), "rescaling": "exact"})
+    assert exact.model_dump(mode="json")["attention"]["rescaling"] == "exact"
+    assert spec_digest(exact) != spec_digest(spec)
+    with pytest.raises(ValidationError, match="'lagged' or 'exact'"):
+        changed(spec, attention={**spec.attention.model_dump(), "rescaling": "never"})
+
+
 def test_partials_in_fp32_leave_no_trace_in_the_hash(spec):
     assert spec.partials == "fp32"
     assert "partials" not in spec.model_dump(mode="json")
