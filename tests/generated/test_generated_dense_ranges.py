@@ -77,30 +77,19 @@ class Gluon:
         return np.int64
 
 
+FUNCTIONS = ["_partition", "_share_out", "_find_range", "_load_lengths", "_num_kv_blocks", "_request_range", "_store_programs"]
+
+
 def scheduler(module: ModuleType, gl: Gluon) -> SimpleNamespace:
-    """The functions of a module, which take `gl` for Gluon."""
-    texts = {
-        name: value.fn for name, value in vars(module).items() if isinstance(getattr(value, "fn", None), FunctionType)
-    }
-    names = {name: getattr(value, "value", value) for name, value in vars(module).items()}
-    names |= {"gl": gl, "_make_uniform": lambda number: number, **names_of_dims(names)}
-    for name in (
-        "_partition",
-        "_share_out",
-        "_find_range",
-        "_load_blocks",
-        "_load_lengths",
-        "_num_kv_blocks",
-        "_request_range",
-        "_store_programs",
-    ):
-        names[name] = FunctionType(texts[name].__code__, names, name)
+    """The functions of a module, and of the one that it takes some from, which take `gl` for Gluon."""
+    base = importlib.import_module(f"dsv3_fp8.{MODULES[0]}")
+    found = vars(base) | vars(module)
+    names = {name: getattr(value, "value", value) for name, value in found.items()}
+    names |= {name: int(value) for name, value in names.items() if name.isupper() and isinstance(value, int)}
+    names |= {"gl": gl, "_make_uniform": lambda number: number}
+    for name in FUNCTIONS:
+        names[name] = FunctionType(found[name].fn.__code__, names, name)
     return SimpleNamespace(**names)
-
-
-def names_of_dims(names: dict[str, Any]) -> dict[str, int]:
-    """The module's numbers as those that numpy takes."""
-    return {name: int(value) for name, value in names.items() if name.isupper() and isinstance(value, int)}
 
 
 class Part(NamedTuple):
@@ -131,7 +120,7 @@ def share_out(
     call = SimpleNamespace(num_requests=len(lengths), num_programs=num_programs, **facts)
     blocks, parts = -(-heads // run.BLOCK_H), []
     for gl.program in range(0, num_programs * blocks, blocks):
-        work = run._partition(call)
+        work = run._partition(call, run.BLOCK_H)
         start = work.start_offset
         for request in range(int(work.first[0]), int(work.end[0])):
             keys = run._request_range(call, work, tensor(request), start)
