@@ -77,7 +77,10 @@ class Gluon:
         return np.int64
 
 
-FUNCTIONS = ["_partition", "_share_out", "_find_range", "_load_lengths", "_num_kv_blocks", "_request_range", "_store_programs"]
+FUNCTIONS = (
+    *("_partition", "_share_out", "_find_range", "_load_lengths", "_num_kv_blocks"),
+    *("_request_range", "_store_programs"),
+)
 
 
 def scheduler(module: ModuleType, gl: Gluon) -> SimpleNamespace:
