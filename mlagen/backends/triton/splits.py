@@ -66,11 +66,12 @@ def _context(plan: Plan) -> dict[str, Any]:
     """What the template asks for."""
     shared = attention_context(plan)
     base_e = shared["lse_base"] == "e"
-    sparse_decode = plan.find(SparseDecodePlan)
+    dense, sparse_decode = shared["dense"], plan.find(SparseDecodePlan)
     return {
         **shared,
-        "cached": shared["dense"] is not None or sparse_decode is not None,
+        "cached": dense is not None or sparse_decode is not None,
         "redoes": sparse_decode is not None and sparse_decode.sm90 is not None,
+        "lets_next_begin": dense is not None and dense.few_rows is not None,
         "sm90_tile": next((family.sm90.tile for family in plan.latent if family.sm90), None),
         "splits": plan.splits,
         "to_base": " * LN2" if base_e else "",
