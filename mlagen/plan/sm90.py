@@ -82,6 +82,7 @@ DENSE_FWD_REGISTERS = {
 DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and P, beside which the rest has room
 # Likewise, where the softmax beside the own product with V was faster: the last Triton under which that does not spill.
 DENSE_FWD_HOLDS_WAIT_UP_TO: dict[tuple[int, str], Minor] = {(128, "descriptors"): (3, 7), (256, "pointers"): (3, 7)}
+DENSE_FWD_CACHED_BYTES = 48 << 20  # of K and V of heads that run side by side, of L2's 50
 DENSE_FWD_QUERIES = 1
 DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for what partitions pass
 SCALE_TILE = 128  # columns of an fp32 scale
@@ -239,6 +240,7 @@ class DenseFwdSm90Plan:
         registers: of a thread, by warpgroup.
         num_warps: of the program's first warpgroup.
         min_queries: from how many rows of its longest request on a call runs it.
+        cached_bytes: bytes of K and V of the heads that run side by side.
         holds_wait_up_to: the last minor version of Triton under which the softmax runs beside the own product with V;
             None if it does under none.
         expected_shared: bytes of shared memory a program is expected to need.
@@ -251,6 +253,7 @@ class DenseFwdSm90Plan:
     registers: Registers
     num_warps: int
     min_queries: int
+    cached_bytes: int
     holds_wait_up_to: Minor | None
     expected_shared: int
     expected_products: int
@@ -287,6 +290,7 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
                 DENSE_FWD_REGISTERS[kind],
                 WARPS,
                 DENSE_FWD_QUERIES,
+                DENSE_FWD_CACHED_BYTES,
                 DENSE_FWD_HOLDS_WAIT_UP_TO.get(kind),
                 shared,
                 products,
