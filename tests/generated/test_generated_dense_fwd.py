@@ -85,5 +85,6 @@ def test_a_call_groups_heads_as_its_kernel_does(kernel: str) -> None:
     starts = torch.empty(2, dtype=torch.int32, device="meta")
     facts = forced(kernel=kernel)
     schedule = DENSE_FWD.schedule(facts, True, 4096, can_sm90=True)
-    call = DENSE_FWD._Call(facts, schedule, q, k, v, starts, starts, 4096, 1.0, True, out, torch.empty(0, device="meta"))
+    lse = torch.empty(0, device="meta")
+    call = DENSE_FWD._Call(facts, schedule, q, k, v, starts, starts, 4096, 1.0, True, out, lse)
     assert call.head_group == {"sm90": 16, "portable": 9}[kernel]
