@@ -143,6 +143,15 @@ def test_the_softmax_runs_beside_the_own_product_where_that_was_faster(dims, add
     assert sm90.holds_wait_up_to == ((3, 7) if (dims, addressing) in measured else None)
 
 
+@pytest.mark.parametrize("dims", [(192, 128), (256, 256), (128, 64)], ids=str)
+@pytest.mark.parametrize("addressing", ["pointers", "descriptors"])
+def test_q_is_ahead_and_groups_of_heads_are_even_where_that_was_faster(dims, addressing):
+    sm90 = make_plan(make_spec(*dims, addressing=addressing)).of(DenseFwdPlan).sm90
+    measured = (dims, addressing) == ((192, 128), "descriptors")
+    assert sm90.q_ahead == measured
+    assert sm90.cached_bytes == (48 << 20 if measured else None)
+
+
 @pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}], ids=str)
 def test_without_gluon_or_sm90_there_is_none(changes):
     assert make_plan(make_spec(**changes)).of(DenseFwdPlan).sm90 is None
