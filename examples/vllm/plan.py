@@ -122,9 +122,9 @@ def v4_config(heads: int) -> dict[str, Any]:
     }
     experts = {
         "moe_intermediate_size": 256,
-        "n_routed_experts": 16,
+        "n_routed_experts": 4,  # all of them for each token: where two are close, rounding alone decides who is picked
         "n_shared_experts": 1,
-        "num_experts_per_tok": 2,
+        "num_experts_per_tok": 4,
         "num_hash_layers": 0,
         "topk_method": "noaux_tc",
         "scoring_func": "sqrtsoftplus",
