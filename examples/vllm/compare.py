@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MOST = 0.02  # of log-probabilities, up to the first token that differs; bf16's own noise of the tiny models is 0.005
+APART = 0.02  # of a head's output by its largest column, from the same inputs; bf16 rounds by 0.004
 TIE = 0.05  # by how much vLLM's token may lead the next best where the two part
 
 Rows = list[dict[str, Any]]
@@ -71,7 +72,16 @@ def seen(mode: str, one: dict[str, Any]) -> tuple[str, bool]:
     if mode == "invariant":
         same, of = bit_equal(one)
         return f"{same} of {of} bit-equal alone and in a batch of {len(one['sequences'])}", same == of
-    return f"context decides {one['decides']}", True
+    words, holds = f"context decides {one['decides']}", True
+    if mode == "graphs" and one.get("steps") is not None:
+        full = one["steps"].get("FULL", 0)
+        words += f"; {full} of {sum(one['steps'].values())} steps by a graph"
+        holds = full > 0
+    if "apart" in one:
+        worst = max(one["apart"], key=one["apart"].get)
+        words += f"; attention on the same inputs apart by {one['apart'][worst]:.4f} at most ({worst})"
+        holds = holds and one["apart"][worst] <= APART
+    return words, holds
 
 
 def whole(one: dict[str, Any] | None) -> bool:

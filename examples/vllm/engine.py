@@ -157,7 +157,9 @@ def measure(llm: Any, asked: argparse.Namespace, report: Report, name: str) -> N
     everyone(asked.state / "ready", asked.runs, name)
     with locked(asked.state / "lock"):
         if asked.engine in modes:
+            llm.collective_rpc("count_steps")
             report.part(asked.engine, "throughput", lambda: {"rates": loads.throughput(llm, rounds(asked.kind))})
+            report.part(asked.engine, "steps", lambda: {"steps": llm.collective_rpc("steps")[0]})
         if "load" in modes:
             report.part("load", "requests that come and go", lambda: loads.load(llm))
     everyone(asked.state / "measured", asked.runs, name)
@@ -177,6 +179,8 @@ def serve_all(llm: Any, asked: argparse.Namespace, report: Report) -> None:
     }
     for mode in modes_of(asked.engine, asked.modes):
         report.part(mode, *parts[mode])
+        if mode == "eager" and asked.kind == "v4" and asked.who == "mlagen":
+            report.part(mode, "attention beside vLLM's own", lambda: loads.beside(llm))
 
 
 def start(asked: argparse.Namespace, report: Report) -> Any:

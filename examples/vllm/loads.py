@@ -120,6 +120,13 @@ def plain(llm: Any) -> dict[str, Any]:
     return {"sequences": served.rows(), "decides": f"{differ} of {len(ends)}"}
 
 
+def beside(llm: Any) -> dict[str, Any]:
+    """By how much the plugin's attention and vLLM's own part on the same inputs; prompts arrive while others decode."""
+    llm.collective_rpc("beside")
+    serve(llm, [Request(prompt(length, length), 16, 3 * order) for order, length in enumerate(LENGTHS)])
+    return {"apart": llm.collective_rpc("apart")[0]}
+
+
 def throughput(llm: Any, rounds: int) -> dict[str, float]:
     """Tokens a second, the best of `rounds`: of 64 requests that decode, and of 8 prompts of 3000 tokens."""
     short, long = [prompt(n, 512) for n in range(64)], [prompt(n, 3000) for n in range(8)]

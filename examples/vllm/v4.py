@@ -100,3 +100,42 @@ def hc_head_fused_kernel_tilelang(x: Any, fn: Any, scale: Any, base: Any, rms_ep
     flat = x.flatten(1).float()
     mixes = flat @ fn.t() * torch.rsqrt(flat.square().mean(-1, keepdim=True) + rms_eps)
     return ((torch.sigmoid(mixes * scale + base) + eps)[..., None] * x.float()).sum(1).to(x.dtype)
+
+
+def beside(layer: Any, found: dict[str, float]) -> None:
+    """Has vLLM's own attention compute what a layer of the plugin's does, from the same query and caches.
+
+    `found` gets, by kind of layer and of tokens, the largest difference of a head's output by its largest column.
+    """
+    import torch
+    from vllm.forward_context import get_forward_context
+    from vllm.models.deepseek_v4.nvidia.flashmla import DeepseekV4FlashMLAAttention
+
+    theirs, ours = DeepseekV4FlashMLAAttention, layer.forward_mqa
+    name = {1: "window", 4: "C4A", 128: "C128A"}[layer.compress_ratio]
+    wide = theirs.get_padded_num_q_heads(layer.n_local_heads)
+    sink = torch.full((wide,), -torch.inf, device=layer.attn_sink.device)
+    sink[: layer.padded_heads] = layer.attn_sink.data
+    sinks = torch.nn.Parameter(sink, requires_grad=False), layer.attn_sink
+
+    def forward_mqa(q: Any, kv: Any, positions: Any, output: Any) -> None:
+        ours(q, kv, positions, output)
+        metadata = get_forward_context().attn_metadata
+        if metadata is None:
+            return
+        padded = q.new_zeros(q.shape[0], wide, q.shape[2])
+        padded[:, : q.shape[1]] = q
+        other = torch.empty_like(padded)
+        layer.attn_sink = sinks[0]
+        theirs.forward_mqa(layer, padded, kv, positions, other)
+        layer.attn_sink = sinks[1]
+        window = metadata[layer.swa_cache_layer.prefix]
+        ends = (0, window.num_decode_tokens, window.num_decode_tokens + window.num_prefill_tokens)
+        for what, first, end in zip(("decode", "prefill"), ends, ends[1:], strict=False):
+            if end > first:
+                a, b = output[first:end].float(), other[first:end, : q.shape[1]].float()
+                error = ((a - b).abs().amax(2) / b.abs().amax(2).clamp(min=1e-9))[:, : layer.n_local_heads]
+                key = f"{name} {what}"
+                found[key] = max(found.get(key, 0.0), error.nan_to_num(nan=torch.inf).max().item())
+
+    layer.forward_mqa = forward_mqa

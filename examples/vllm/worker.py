@@ -28,6 +28,8 @@ class Look:
 
     vllm_config: Any
     model_runner: Any
+    counted: dict[str, int] | None = None
+    apart_by: dict[str, float]
 
     def attention_classes(self) -> list[str]:
         """The backends of the model's layers, as classes: which of them runs is seen, not asked for."""
@@ -37,6 +39,37 @@ class Look:
         layers = self.vllm_config.compilation_config.static_forward_context.values()
         found = {layer.get_attn_backend() for layer in layers if hasattr(layer, "get_attn_backend")}
         return sorted(f"{one.__module__}.{one.__qualname__}" for one in found)
+
+    def count_steps(self) -> None:
+        """Counts, from now on, the steps by how their graphs run: FULL, PIECEWISE or NONE, which is eager."""
+        forward = getattr(self.model_runner, "_model_forward", None)
+        if forward is None:  # another runner than that of 0.26
+            return
+        from vllm.forward_context import get_forward_context
+
+        self.counted = counted = dict[str, int]()
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            mode = get_forward_context().cudagraph_runtime_mode.name
+            counted[mode] = counted.get(mode, 0) + 1
+            return forward(*arguments, **options)
+
+        self.model_runner._model_forward = counting
+
+    def steps(self) -> dict[str, int] | None:
+        """What `count_steps` has counted; None where it cannot."""
+        return self.counted
+
+    def beside(self) -> None:
+        """Has vLLM's own attention run beside that of the plugin's layers of DeepSeek V4 from now on."""
+        self.apart_by: dict[str, float] = {}
+        for layer in self.vllm_config.compilation_config.static_forward_context.values():
+            if hasattr(layer, "forward_mqa"):
+                v4.beside(layer, self.apart_by)
+
+    def apart(self) -> dict[str, float]:
+        """By how much the two part, by kind of layer and of tokens."""
+        return self.apart_by
 
     def logits_module(self) -> str | None:
         """The module whose function scores the indexer's keys; None: vLLM has loaded no indexer."""

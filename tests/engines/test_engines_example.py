@@ -78,6 +78,11 @@ ALONE = {"requests": 2, "aborted": 1, "rate": 10.0}
 @pytest.mark.parametrize(
     ("mode", "more", "holds"),
     [
+        ("eager", {"decides": "1 of 1", "apart": {"C4A decode": 0.004, "window prefill": 0.01}}, True),
+        ("eager", {"decides": "1 of 1", "apart": {"C4A decode": 0.03, "window prefill": 0.01}}, False),
+        ("graphs", {"decides": "1 of 1", "steps": {"FULL": 5, "NONE": 2}}, True),
+        ("graphs", {"decides": "1 of 1", "steps": {"NONE": 7}}, False),
+        ("graphs", {"decides": "1 of 1", "steps": None}, True),
         ("mixed", {"steps": 9, "shared": 3}, True),
         ("mixed", {"steps": 9, "shared": 0}, False),
         ("prefix", {"cached": [[64, 64], [0, 0]]}, True),
@@ -96,6 +101,16 @@ def test_a_load_holds_if_it_saw_what_it_is_there_for(
 ) -> None:
     ours, theirs = (run([1, 2], mode=mode, plugin=plugin, **more) for plugin in (True, False))
     assert comparison.compare(mode, ours, theirs, "dsv32")["holds"] is holds
+
+
+def test_report_tells_how_far_attention_itself_is_apart(comparison: ModuleType) -> None:
+    one = {"decides": "1 of 1", "steps": {"NONE": 7}, "apart": {"C4A decode": 0.0041, "window prefill": 0.003}}
+    words, holds = comparison.seen("eager", one)
+    assert holds
+    assert words == "context decides 1 of 1; attention on the same inputs apart by 0.0041 at most (C4A decode)"
+    assert comparison.seen("graphs", one | {"steps": {"FULL": 5, "NONE": 2}})[0].startswith(
+        "context decides 1 of 1; 5 of 7 steps by a graph"
+    )
 
 
 @pytest.mark.parametrize("failed", [False, True])
