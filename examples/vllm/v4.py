@@ -12,15 +12,20 @@ import sys
 import types
 from typing import Any
 
+import torch
+
+SINKS = torch.tensor([-1.0, 0.0, 1.0, 2.0])
 MODEL = "vllm.models.deepseek_v4.nvidia.model"
 COMPRESSOR = "vllm.models.deepseek_v4.nvidia.ops.sparse_attn_compress_cutedsl"
 
 
 def finish(module: Any) -> None:
-    """Sets what random weights do not, in a module that has just got them: norms that keep sizes, scales of 1."""
+    """Sets what random weights do not, in a module that has just got them: norms that keep sizes, scales, sinks."""
     for name, weight in module.state_dict().items():
         if "norm" in name or name.endswith("weight_scale_inv"):
             weight.fill_(1)
+        if name.endswith("attn_sink"):  # of each head, however many a class pads to
+            weight.copy_(SINKS.to(weight.device).repeat(-(-len(weight) // len(SINKS)))[: len(weight)])
     if "Norm" in type(module).__name__:
         module.weight.data.fill_(1)
     if hasattr(module, "finalize_mhc_broadcast_weights"):  # what loading a checkpoint ends in
@@ -53,8 +58,6 @@ def stand_in() -> None:
 
 
 def _normed(x: Any, weight: Any, eps: float) -> Any:
-    import torch
-
     return torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
 
 
@@ -95,47 +98,6 @@ def mhc_fused_post_pre_tilelang(
 
 def hc_head_fused_kernel_tilelang(x: Any, fn: Any, scale: Any, base: Any, rms_eps: float, eps: float) -> Any:
     """One stream of all, behind the last layer."""
-    import torch
-
     flat = x.flatten(1).float()
     mixes = flat @ fn.t() * torch.rsqrt(flat.square().mean(-1, keepdim=True) + rms_eps)
     return ((torch.sigmoid(mixes * scale + base) + eps)[..., None] * x.float()).sum(1).to(x.dtype)
-
-
-def beside(layer: Any, found: dict[str, float]) -> None:
-    """Has vLLM's own attention compute what a layer of the plugin's does, from the same query and caches.
-
-    `found` gets, by kind of layer and of tokens, the largest difference of a head's output by its largest column.
-    """
-    import torch
-    from vllm.forward_context import get_forward_context
-    from vllm.models.deepseek_v4.nvidia.flashmla import DeepseekV4FlashMLAAttention
-
-    theirs, ours = DeepseekV4FlashMLAAttention, layer.forward_mqa
-    name = {1: "window", 4: "C4A", 128: "C128A"}[layer.compress_ratio]
-    wide = theirs.get_padded_num_q_heads(layer.n_local_heads)
-    sink = torch.full((wide,), -torch.inf, device=layer.attn_sink.device)
-    sink[: layer.padded_heads] = layer.attn_sink.data
-    sinks = torch.nn.Parameter(sink, requires_grad=False), layer.attn_sink
-
-    def forward_mqa(q: Any, kv: Any, positions: Any, output: Any) -> None:
-        ours(q, kv, positions, output)
-        metadata = get_forward_context().attn_metadata
-        if metadata is None:
-            return
-        padded = q.new_zeros(q.shape[0], wide, q.shape[2])
-        padded[:, : q.shape[1]] = q
-        other = torch.empty_like(padded)
-        layer.attn_sink = sinks[0]
-        theirs.forward_mqa(layer, padded, kv, positions, other)
-        layer.attn_sink = sinks[1]
-        window = metadata[layer.swa_cache_layer.prefix]
-        ends = (0, window.num_decode_tokens, window.num_decode_tokens + window.num_prefill_tokens)
-        for what, first, end in zip(("decode", "prefill"), ends, ends[1:], strict=False):
-            if end > first:
-                a, b = output[first:end].float(), other[first:end, : q.shape[1]].float()
-                error = ((a - b).abs().amax(2) / b.abs().amax(2).clamp(min=1e-9))[:, : layer.n_local_heads]
-                key = f"{name} {what}"
-                found[key] = max(found.get(key, 0.0), error.nan_to_num(nan=torch.inf).max().item())
-
-    layer.forward_mqa = forward_mqa

@@ -29,7 +29,7 @@ class Look:
     vllm_config: Any
     model_runner: Any
     counted: dict[str, int] | None = None
-    apart_by: dict[str, float]
+    apart_by: dict[str, list[float]]
 
     def attention_classes(self) -> list[str]:
         """The backends of the model's layers, as classes: which of them runs is seen, not asked for."""
@@ -60,15 +60,19 @@ class Look:
         """What `count_steps` has counted; None where it cannot."""
         return self.counted
 
-    def beside(self) -> None:
-        """Has vLLM's own attention run beside that of the plugin's layers of DeepSeek V4 from now on."""
-        self.apart_by: dict[str, float] = {}
+    def attend(self, how: str, *options: Any) -> None:
+        """Puts something beside the attention of DeepSeek V4's layers or in its place: a function of `beside.py`."""
+        import beside  # of vLLM's Python as of V4 on
+
+        self.apart_by = {}
+        options = (self.apart_by,) if how == "compare" else options
         for layer in self.vllm_config.compilation_config.static_forward_context.values():
             if hasattr(layer, "forward_mqa"):
-                v4.beside(layer, self.apart_by)
+                beside.undo(layer)
+                getattr(beside, how)(layer, *options)
 
-    def apart(self) -> dict[str, float]:
-        """By how much the two part, by kind of layer and of tokens."""
+    def apart(self) -> dict[str, list[float]]:
+        """By how much `attend("compare")` saw the two part, by kind of layer and of tokens."""
         return self.apart_by
 
     def logits_module(self) -> str | None:
