@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import functools
 import importlib
 import json
 import os
@@ -21,8 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import loads
-from plan import ENGINES, KINDS, LONGEST, MAY_REFUSE, MEASURED, MODES, block, config, modes_of, rounds
+from plan import ENGINES, KINDS, LONGEST, MAY_REFUSE, MEASURED, MODES, block, config, modes_of
 
+ROUNDING = {  # of attention, in DeepSeek V4
+    "vllm": ("rounding of attention", loads.rounding),
+    "mlagen": ("attention beside vLLM's own", loads.beside),
+}
 WAIT = 300  # seconds for the others to get ready, and to be measured
 
 
@@ -157,7 +162,9 @@ def measure(llm: Any, asked: argparse.Namespace, report: Report, name: str) -> N
     everyone(asked.state / "ready", asked.runs, name)
     with locked(asked.state / "lock"):
         if asked.engine in modes:
-            report.part(asked.engine, "throughput", lambda: {"rates": loads.throughput(llm, rounds(asked.kind))})
+            llm.collective_rpc("count_steps")
+            report.part(asked.engine, "throughput", lambda: {"rates": loads.throughput(llm)})
+            report.part(asked.engine, "steps", lambda: {"steps": llm.collective_rpc("steps")[0]})
         if "load" in modes:
             report.part("load", "requests that come and go", lambda: loads.load(llm))
     everyone(asked.state / "measured", asked.runs, name)
@@ -177,6 +184,9 @@ def serve_all(llm: Any, asked: argparse.Namespace, report: Report) -> None:
     }
     for mode in modes_of(asked.engine, asked.modes):
         report.part(mode, *parts[mode])
+        if mode == "eager" and asked.kind == "v4":
+            name, part = ROUNDING[asked.who]
+            report.part(mode, name, functools.partial(part, llm))
 
 
 def start(asked: argparse.Namespace, report: Report) -> Any:

@@ -15,6 +15,8 @@ TOKENS = 24  # generated from each
 PREFIXES = (63, 65, 127, 333, 1237, 2111)  # shared tokens
 TAILS = (1, 30, 200)  # tokens behind a shared prefix
 REQUESTS = 200  # that come and go
+ROUNDS = 3  # of a throughput: the first compiles what is left to compile
+SEEDS = (1, 2)  # of what moves attention's outputs
 
 
 @dataclass
@@ -38,6 +40,8 @@ class Served:
     shared: int = 0  # steps in which some requests got tokens while others were still without one
     accepted: int = 0  # tokens beyond one a step and request
     seconds: float = 0.0
+    decoded: int = 0  # tokens of the steps in which all requests decode
+    decoding: float = 0.0  # seconds of these
 
     def rows(self, numbers: Sequence[int] | None = None) -> list[dict[str, Any]]:
         """Tokens, the log-probability of each, and by how much it leads the next best."""
@@ -74,7 +78,12 @@ def serve(llm: Any, requests: list[Request], logprobs: int | None = 2) -> Served
                 served.aborted += 1
         served.steps += 1
         if engine.has_unfinished_requests():
-            _step(engine, served, lengths)
+            decode = len(lengths) == len(requests) and 0 not in lengths.values()
+            began = time.perf_counter()
+            tokens = _step(engine, served, lengths)
+            if decode:
+                served.decoded += tokens
+                served.decoding += time.perf_counter() - began
     served.seconds = time.perf_counter() - start
     return served
 
@@ -87,20 +96,21 @@ def _add(engine: Any, number: int, request: Request, logprobs: int | None) -> No
     engine.add_request(str(number), {"prompt_token_ids": request.prompt}, sampling)
 
 
-def _step(engine: Any, served: Served, lengths: dict[int, int]) -> None:
-    got = False
+def _step(engine: Any, served: Served, lengths: dict[int, int]) -> int:
+    tokens = 0
     for result in engine.step():
         number = int(result.request_id)
         if number not in lengths:
             continue
         length = len(result.outputs[0].token_ids)
         served.accepted += max(length - lengths[number] - 1, 0)
-        got |= length > lengths[number]
+        tokens += length - lengths[number]
         lengths[number] = length
         if result.finished:
             del lengths[number]
             served.results[number] = result
-    served.shared += got and 0 in lengths.values()
+    served.shared += tokens > 0 and 0 in lengths.values()
+    return tokens
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -113,21 +123,49 @@ def prompt(seed: int, length: int) -> list[int]:
 
 def plain(llm: Any) -> dict[str, Any]:
     """Prompts of many lengths at once, and in how many pairs of prompts that end alike the first token is another."""
-    served = serve(llm, [Request(prompt(length, length)) for length in LENGTHS])
+    served = sequences(llm)
     ends = [prompt(100 + number, 4) for number in range(16)]
     firsts = [serve(llm, [Request(prompt(seed, 60) + end, 1) for end in ends]).rows() for seed in (1, 2)]
     differ = sum(a["tokens"] != b["tokens"] for a, b in zip(*firsts, strict=True))
-    return {"sequences": served.rows(), "decides": f"{differ} of {len(ends)}"}
+    return {"sequences": served, "decides": f"{differ} of {len(ends)}"}
 
 
-def throughput(llm: Any, rounds: int) -> dict[str, float]:
-    """Tokens a second, the best of `rounds`: of 64 requests that decode, and of 8 prompts of 3000 tokens."""
-    short, long = [prompt(n, 512) for n in range(64)], [prompt(n, 3000) for n in range(8)]
-    first, decode, prefill = (
-        min(serve(llm, [Request(one, count) for one in prompts], None).seconds for _ in range(rounds))
-        for prompts, count in ((short, 1), (short, 65), (long, 1))
-    )
-    return {"decode": 64 * 64 / (decode - first), "prefill": 8 * 3000 / prefill}
+def sequences(llm: Any) -> list[dict[str, Any]]:
+    """Prompts of many lengths at once."""
+    return serve(llm, [Request(prompt(length, length)) for length in LENGTHS]).rows()
+
+
+def rounding(llm: Any) -> dict[str, Any]:
+    """What vLLM's own attention gives again, and with its outputs moved at random by no more than bf16's next step."""
+    found: dict[str, Any] = {"again": sequences(llm), "moved": []}
+    for seed in SEEDS:
+        llm.collective_rpc("attend", args=("jitter", seed))
+        found["moved"].append(sequences(llm))
+    llm.collective_rpc("attend", args=("undo",))
+    return found
+
+
+def beside(llm: Any) -> dict[str, Any]:
+    """What the plugin's layers give with vLLM's own attention in them, and by how much the two part on the same inputs.
+
+    Then prompts arrive while others decode.
+    """
+    llm.collective_rpc("attend", args=("swap",))
+    found: dict[str, Any] = {"swapped": sequences(llm)}
+    llm.collective_rpc("attend", args=("compare",))
+    serve(llm, [Request(prompt(length, length), 16, 3 * order) for order, length in enumerate(LENGTHS)])
+    found["apart"] = llm.collective_rpc("apart")[0]
+    llm.collective_rpc("attend", args=("undo",))
+    return found
+
+
+def throughput(llm: Any) -> dict[str, float]:
+    """Tokens a second, the best of `ROUNDS`: of 64 requests once all of them decode, of 8 prompts of 3000 tokens."""
+    short = [Request(prompt(n, 512), 73) for n in range(64)]
+    long = [Request(prompt(n, 3000), 1) for n in range(8)]
+    decodes = [serve(llm, short, None) for _ in range(ROUNDS)]
+    prefill = min(serve(llm, long, None).seconds for _ in range(ROUNDS))
+    return {"decode": max(one.decoded / one.decoding for one in decodes), "prefill": 8 * 3000 / prefill}
 
 
 def mixed(llm: Any) -> dict[str, Any]:

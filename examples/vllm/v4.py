@@ -12,15 +12,20 @@ import sys
 import types
 from typing import Any
 
+import torch
+
+SINKS = torch.tensor([-1.0, 0.0, 1.0, 2.0])
 MODEL = "vllm.models.deepseek_v4.nvidia.model"
 COMPRESSOR = "vllm.models.deepseek_v4.nvidia.ops.sparse_attn_compress_cutedsl"
 
 
 def finish(module: Any) -> None:
-    """Sets what random weights do not, in a module that has just got them: norms that keep sizes, scales of 1."""
+    """Sets what random weights do not, in a module that has just got them: norms that keep sizes, scales, sinks."""
     for name, weight in module.state_dict().items():
         if "norm" in name or name.endswith("weight_scale_inv"):
             weight.fill_(1)
+        if name.endswith("attn_sink"):  # of each head, however many a class pads to
+            weight.copy_(SINKS.to(weight.device).repeat(-(-len(weight) // len(SINKS)))[: len(weight)])
     if "Norm" in type(module).__name__:
         module.weight.data.fill_(1)
     if hasattr(module, "finalize_mhc_broadcast_weights"):  # what loading a checkpoint ends in
@@ -53,8 +58,6 @@ def stand_in() -> None:
 
 
 def _normed(x: Any, weight: Any, eps: float) -> Any:
-    import torch
-
     return torch.nn.functional.rms_norm(x.float(), x.shape[-1:], weight.float(), eps).to(x.dtype)
 
 
@@ -95,8 +98,6 @@ def mhc_fused_post_pre_tilelang(
 
 def hc_head_fused_kernel_tilelang(x: Any, fn: Any, scale: Any, base: Any, rms_eps: float, eps: float) -> Any:
     """One stream of all, behind the last layer."""
-    import torch
-
     flat = x.flatten(1).float()
     mixes = flat @ fn.t() * torch.rsqrt(flat.square().mean(-1, keepdim=True) + rms_eps)
     return ((torch.sigmoid(mixes * scale + base) + eps)[..., None] * x.float()).sum(1).to(x.dtype)

@@ -28,6 +28,8 @@ class Look:
 
     vllm_config: Any
     model_runner: Any
+    counted: dict[str, int] | None = None
+    apart_by: dict[str, list[float]]
 
     def attention_classes(self) -> list[str]:
         """The backends of the model's layers, as classes: which of them runs is seen, not asked for."""
@@ -37,6 +39,41 @@ class Look:
         layers = self.vllm_config.compilation_config.static_forward_context.values()
         found = {layer.get_attn_backend() for layer in layers if hasattr(layer, "get_attn_backend")}
         return sorted(f"{one.__module__}.{one.__qualname__}" for one in found)
+
+    def count_steps(self) -> None:
+        """Counts, from now on, the steps by how their graphs run: FULL, PIECEWISE or NONE, which is eager."""
+        forward = getattr(self.model_runner, "_model_forward", None)
+        if forward is None:  # another runner than that of 0.26
+            return
+        from vllm.forward_context import get_forward_context
+
+        self.counted = counted = dict[str, int]()
+
+        def counting(*arguments: Any, **options: Any) -> Any:
+            mode = get_forward_context().cudagraph_runtime_mode.name
+            counted[mode] = counted.get(mode, 0) + 1
+            return forward(*arguments, **options)
+
+        self.model_runner._model_forward = counting
+
+    def steps(self) -> dict[str, int] | None:
+        """What `count_steps` has counted; None where it cannot."""
+        return self.counted
+
+    def attend(self, how: str, *options: Any) -> None:
+        """Puts something beside the attention of DeepSeek V4's layers or in its place: a function of `beside.py`."""
+        import beside  # of vLLM's Python as of V4 on
+
+        self.apart_by = {}
+        options = (self.apart_by,) if how == "compare" else options
+        for layer in self.vllm_config.compilation_config.static_forward_context.values():
+            if hasattr(layer, "forward_mqa"):
+                beside.undo(layer)
+                getattr(beside, how)(layer, *options)
+
+    def apart(self) -> dict[str, list[float]]:
+        """By how much `attend("compare")` saw the two part, by kind of layer and of tokens."""
+        return self.apart_by
 
     def logits_module(self) -> str | None:
         """The module whose function scores the indexer's keys; None: vLLM has loaded no indexer."""

@@ -31,6 +31,8 @@ _module(
     "vllm.model_executor.model_loader.dummy_loader",
     initialize_dummy_weights=lambda model, config, low=-1e-3, high=1e-3: model.fill_(high),
 )
+_mode = Space(name="FULL")
+_module("vllm.forward_context", get_forward_context=lambda: Space(cudagraph_runtime_mode=_mode))
 _module("vllm.v1.attention.backends.registry", AttentionBackendEnum=Enum("Names", ["FLASHMLA", "CUSTOM"]))
 
 
@@ -44,6 +46,7 @@ class Engine:
 
     def __init__(self, budget: int, caches: bool, drafts: bool) -> None:
         self.budget, self.caches, self.drafts = budget, caches, drafts
+        self.runner: Any = None
         self.running: dict[str, Any] = {}
         self.pages: set[tuple[int, ...]] = set()
 
@@ -61,6 +64,7 @@ class Engine:
         return bool(self.running)
 
     def step(self) -> list[Any]:
+        self.runner._model_forward()
         left, results = self.budget, []
         for name, one in list(self.running.items()):
             if one.done < len(one.prompt):
@@ -99,11 +103,12 @@ class LLM:
         owner = f"{os.environ['VLLM_PLUGINS'].replace('mlagen_', 'mlagen_vllm_')}.backend" if plugin else "vllm.own"
         layer = Space(get_attn_backend=lambda: type("Backend", (), {"__module__": owner}))
         self.worker = look()
-        self.worker.model_runner = Space(model=Space(parameters=lambda: [weight]))
+        runner = self.worker.model_runner = Space(model=Space(parameters=lambda: [weight]), _model_forward=lambda: None)
         self.worker.vllm_config = Space(compilation_config=Space(static_forward_context={"layer": layer}))
         self.llm_engine = Engine(
             told["max_num_batched_tokens"], told["enable_prefix_caching"], "speculative_config" in told
         )
+        self.llm_engine.runner = runner
 
-    def collective_rpc(self, method: str) -> list[Any]:
-        return [getattr(self.worker, method)()]
+    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
+        return [getattr(self.worker, method)(*args)]

@@ -78,6 +78,11 @@ ALONE = {"requests": 2, "aborted": 1, "rate": 10.0}
 @pytest.mark.parametrize(
     ("mode", "more", "holds"),
     [
+        ("eager", {"decides": "1 of 1", "apart": {"C4A decode": [0.004, 1, 4], "window prefill": [0.01, 1, 4]}}, True),
+        ("eager", {"decides": "1 of 1", "apart": {"C4A decode": [0.03, 1, 4], "window prefill": [0.01, 1, 4]}}, False),
+        ("graphs", {"decides": "1 of 1", "steps": {"FULL": 5, "NONE": 2}}, True),
+        ("graphs", {"decides": "1 of 1", "steps": {"NONE": 7}}, False),
+        ("graphs", {"decides": "1 of 1", "steps": None}, True),
         ("mixed", {"steps": 9, "shared": 3}, True),
         ("mixed", {"steps": 9, "shared": 0}, False),
         ("prefix", {"cached": [[64, 64], [0, 0]]}, True),
@@ -96,6 +101,46 @@ def test_a_load_holds_if_it_saw_what_it_is_there_for(
 ) -> None:
     ours, theirs = (run([1, 2], mode=mode, plugin=plugin, **more) for plugin in (True, False))
     assert comparison.compare(mode, ours, theirs, "dsv32")["holds"] is holds
+
+
+def test_report_tells_how_far_attention_itself_is_apart(comparison: ModuleType) -> None:
+    one = {
+        "decides": "1 of 1",
+        "steps": {"NONE": 7},
+        "apart": {"C4A decode": [0.0041, 1, 8], "window prefill": [0.003, 1, 24]},
+    }
+    words, holds = comparison.seen("eager", one)
+    assert holds
+    assert words.startswith("context decides 1 of 1; attention on the same inputs apart by 0.0041 at most (C4A decode)")
+    assert words.endswith(", 0.2500 on average")
+    assert comparison.seen("graphs", one | {"steps": {"FULL": 5, "NONE": 2}})[0].startswith(
+        "context decides 1 of 1; 5 of 7 steps by a graph"
+    )
+
+
+@pytest.mark.parametrize(
+    ("moved", "shift", "swapped", "holds"),
+    [
+        (0.08, 0.15, 0.0, True),
+        (0.08, 0.17, 0.0, False),  # by more than twice what another rounding of vLLM's own does
+        (0.08, 0.15, 0.05, False),  # by more than attention
+        (0.001, 0.015, 0.0, True),
+        (0.001, 0.025, 0.0, False),
+    ],
+)
+def test_another_rounding_of_attention_says_how_far_runs_may_part(
+    comparison: ModuleType, moved: float, shift: float, swapped: float, holds: bool
+) -> None:
+    ours = run([1, 2, 3], shift=shift, plugin=True, swapped=[sequence([1, 2, 3], shift=swapped)])
+    again = [sequence([1, 2, 3])]
+    theirs = run([1, 2, 3], again=again, moved=[again, [sequence([1, 2, 3], shift=-moved)]])
+    seen = comparison.noise(theirs)
+    assert seen.logprob == pytest.approx(moved)
+    found = comparison.compare("eager", ours, theirs, "dsv32", seen)
+    assert found["holds"] is holds
+    assert f"moved by a step of bf16 1 of 1 ({moved:.4f})" in found["seen"]
+    assert comparison.noise(None) is None
+    assert comparison.noise(run([1, 2, 3])) is None
 
 
 @pytest.mark.parametrize("failed", [False, True])

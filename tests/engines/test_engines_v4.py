@@ -38,6 +38,22 @@ def test_class_is_chosen_by_name_or_where_vllm_has_none(engine: str, capability:
     assert found == {"ours": "Attention", "another": OWN, "nothing": alone, "again": "same"}
 
 
+@pytest.mark.parametrize("engine", ["0.26", "0.33"])
+def test_vllms_module_is_wrapped_when_vllm_imports_it_and_not_before(engine: str, unpacked) -> None:
+    assert probe(unpacked("dsv4_flash"), engine, "9.0")["imported"] == {
+        "by the plugin": False,
+        "waits once": True,
+        "reads what vLLM has set": True,
+        "plugins": 1,
+        "another": "vLLM's",
+        "still waits": False,
+    }
+
+
+def test_heads_are_as_many_as_vllms_norm_of_the_query_takes(unpacked) -> None:
+    assert probe(unpacked("dsv4_flash"), "0.26", "9.0")["heads"] == [8, 8, 16, 16, 64, 128, 128]
+
+
 @pytest.mark.parametrize("ratio", ["1", "4", "128"])
 def test_a_layer_is_attention_over_both_caches(ratio: str, unpacked) -> None:
     found = probe(unpacked("dsv4_flash"), "0.26", "8.6")["forward"][ratio]

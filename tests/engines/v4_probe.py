@@ -6,9 +6,12 @@ Arguments: the folder that holds the plugin, its name, the engine ("0.26" or "0.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import os
 import sys
+import tempfile
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -134,6 +137,38 @@ def selected(plugin: Any, told: Any) -> dict[str, str]:
     return found | {"again": "same" if model._select_dsv4_attn_cls is once else "wrapped twice"}
 
 
+MODEL = "vllm.models.deepseek_v4.nvidia.model"
+MODEL_TEXT = """import os
+breaks = os.environ.get("VLLM_USE_BREAKABLE_CUDAGRAPH")
+def _select_dsv4_attn_cls(config):
+    return "vLLM's"
+"""
+
+
+def imported(plugin: Any) -> dict[str, Any]:
+    """What becomes of vLLM's module where it is imported after plugins were loaded, as vLLM does it."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "model.py").write_text(MODEL_TEXT, encoding="utf-8")
+        del sys.modules[MODEL]
+        sys.modules[MODEL.rpartition(".")[0]].__path__ = [folder]
+        finders = len(sys.meta_path)
+        plugin.register()
+        plugin.register()
+        early, once = MODEL in sys.modules, len(sys.meta_path) == finders + 1
+        os.environ["VLLM_USE_BREAKABLE_CUDAGRAPH"] = "1"
+        importlib.util.find_spec(MODEL)  # which imports nothing
+        model = importlib.import_module(MODEL)
+    other = SimpleNamespace(attention_config=SimpleNamespace(backend=SimpleNamespace(name="", is_overridden=bool)))
+    return {
+        "by the plugin": early,
+        "waits once": once,
+        "reads what vLLM has set": model.breaks == "1",
+        "plugins": len(model._select_dsv4_attn_cls.plugins),
+        "another": model._select_dsv4_attn_cls(other),
+        "still waits": len(sys.meta_path) != finders,
+    }
+
+
 def main(folder: str, name: str, engine: str, told_capability: str) -> None:
     """Prints what was found."""
     from mlagen.layout import layouts_of
@@ -148,10 +183,12 @@ def main(folder: str, name: str, engine: str, told_capability: str) -> None:
     package = importlib.import_module(f"{name}.{name.removeprefix('mlagen_vllm_')}")
     module = importlib.import_module(f"{name}.backend")
     found: dict[str, Any] = {"selected": selected(plugin, told) if capability else {}}
+    found["heads"] = [module.Attention.get_padded_num_q_heads(heads) for heads in (1, 8, 12, 16, 64, 65, 128)]
     layout, _ = layouts_of(package.SPEC["spec"])
     if told_capability == "8.6":
         with package._launch.planned_for(package._launch.facts_of("sm80")):
             found["forward"] = {str(ratio): forward(module, layout, told, ratio) for ratio in (1, 4, 128)}
+    found["imported"] = imported(plugin) if capability else {}
     print(json.dumps(found))
 
 
