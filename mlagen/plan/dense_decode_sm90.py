@@ -33,12 +33,12 @@ class WideRow(TableRow):
     min_keys: int | None
 
 
-# From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 96K.
+# From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 80K.
 WIDE_CALLS = (
     WideRow(FEW_ROWS, None),
-    WideRow(64, 96 * 1024, tritons=WIDE_TRITONS),
-    WideRow(128, 48 * 1024, tritons=WIDE_TRITONS),
-    WideRow(None, 24 * 1024, tritons=WIDE_TRITONS),
+    WideRow(64, 80 * 1024, tritons=WIDE_TRITONS),
+    WideRow(128, 40 * 1024, tritons=WIDE_TRITONS),
+    WideRow(None, 20 * 1024, tritons=WIDE_TRITONS),
     WideRow(None, None),
 )
 

@@ -71,7 +71,6 @@ def _context(plan: Plan) -> dict[str, Any]:
         **shared,
         "cached": dense is not None or sparse_decode is not None,
         "redoes": sparse_decode is not None and sparse_decode.sm90 is not None,
-        "lets_next_begin": dense is not None and dense.few_rows is not None,
         "sm90_tile": next((family.sm90.tile for family in plan.latent if family.sm90), None),
         "splits": plan.splits,
         "to_base": " * LN2" if base_e else "",
