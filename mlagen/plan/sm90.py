@@ -82,9 +82,9 @@ DENSE_FWD_REGISTERS = {
 DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and P, beside which the rest has room
 # Likewise, where the softmax beside the own product with V was faster: the last Triton under which that does not spill.
 DENSE_FWD_HOLDS_WAIT_UP_TO: dict[tuple[int, str], Minor] = {(128, "descriptors"): (3, 7), (256, "pointers"): (3, 7)}
-# Where it was faster: Q fetched a tile ahead; bytes of L2's 50 MB for K and V of the heads that run side by side.
+# Where it was faster: Q fetched a tile ahead.
 DENSE_FWD_Q_AHEAD = frozenset({(128, "descriptors")})
-DENSE_FWD_CACHED_BYTES = {(128, "descriptors"): 48 << 20}
+DENSE_FWD_CACHED_BYTES = 48 << 20  # of L2's 50 MB, for K and V of the heads that run side by side
 DENSE_FWD_QUERIES = 1
 LINE_BYTES = 128  # of L2
 DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for what partitions pass
@@ -243,8 +243,7 @@ class DenseFwdSm90Plan:
         registers: of a thread, by warpgroup.
         num_warps: of the program's first warpgroup.
         min_queries: from how many rows of its longest request on a call runs it.
-        cached_bytes: bytes of K and V of the heads that run side by side, in groups of one size; None: as many as the
-            portable kernel's.
+        cached_bytes: bytes of K and V of the heads that run side by side.
         q_ahead: whether Q's place is freed behind the last scores, and L2 fetches the next tile's rows of Q before.
         holds_wait_up_to: the last minor version of Triton under which the softmax runs beside the own product with V;
             None if it does under none.
@@ -258,7 +257,7 @@ class DenseFwdSm90Plan:
     registers: Registers
     num_warps: int
     min_queries: int
-    cached_bytes: int | None
+    cached_bytes: int
     q_ahead: bool
     holds_wait_up_to: Minor | None
     expected_shared: int
@@ -301,7 +300,7 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
                 DENSE_FWD_REGISTERS[kind],
                 WARPS,
                 DENSE_FWD_QUERIES,
-                DENSE_FWD_CACHED_BYTES.get(kind),
+                DENSE_FWD_CACHED_BYTES,
                 kind in DENSE_FWD_Q_AHEAD,
                 DENSE_FWD_HOLDS_WAIT_UP_TO.get(kind),
                 shared,

@@ -48,30 +48,23 @@ def test_a_forced_tile_is_the_portable_kernels(aligned: bool) -> None:
     assert DENSE_FWD.schedule(forced(tile=tile), aligned, 4096, can_sm90=True).tile == DENSE_FWD.SM90_TILE
 
 
-def test_heads_run_side_by_side_as_far_as_l2_holds_their_keys() -> None:
-    row_bytes = 2 * (DENSE_FWD.QK_HEAD_DIM + DENSE_FWD.V_HEAD_DIM)
-    keys = DENSE_FWD.CACHED_BYTES // (3 * row_bytes)
-    assert DENSE_FWD._head_group(keys, 128, 1) == 3
-    assert DENSE_FWD._head_group(keys, 128, 4) == 12
-    assert DENSE_FWD._head_group(keys, 2, 1) == 2
-    assert DENSE_FWD._head_group(1 << 30, 128, 1) == 1
+ROW_BYTES = 2 * (DENSE_FWD.QK_HEAD_DIM + DENSE_FWD.V_HEAD_DIM)
 
 
-def test_groups_of_the_sm90_kernel_are_of_one_size() -> None:
-    keys = DENSE_FWD.SM90_CACHED_BYTES // (9 * 2 * (DENSE_FWD.QK_HEAD_DIM + DENSE_FWD.V_HEAD_DIM))
-    assert DENSE_FWD._even_head_group(keys, 64, 1) == 8  # not 7 groups of 9 and one of 1
-    assert DENSE_FWD._even_head_group(keys, 64, 4) == 32
-    assert DENSE_FWD._even_head_group(keys, 13, 1) == 7  # no divisor: 7 and 6, not 9 and 4
-    assert DENSE_FWD._even_head_group(keys, 8, 1) == 8
-    assert DENSE_FWD._even_head_group(1 << 30, 128, 2) == 2
-    assert DENSE_FWD._even_head_group(0, 128, 1) == 128
+def test_heads_run_side_by_side_as_far_as_l2_holds_their_keys_in_groups_of_one_size() -> None:
+    assert DENSE_FWD._head_group(9 * ROW_BYTES, 1, 64, 1) == 8  # not 7 groups of 9 and one of 1
+    assert DENSE_FWD._head_group(9 * ROW_BYTES, 1, 64, 4) == 32
+    assert DENSE_FWD._head_group(9 * ROW_BYTES, 1, 13, 1) == 7  # no divisor: 7 and 6, not 9 and 4
+    assert DENSE_FWD._head_group(9 * ROW_BYTES, 1, 8, 1) == 8
+    assert DENSE_FWD._head_group(9 * ROW_BYTES, 4, 64, 1) == 2
+    assert DENSE_FWD._head_group(9 * ROW_BYTES, 1 << 30, 128, 2) == 2
+    assert DENSE_FWD._head_group(128 * ROW_BYTES, 0, 128, 1) == 128
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 5, 7, 16, 24, 64, 97, 128])
 @pytest.mark.parametrize("held", [1, 2, 3, 9, 19, 200])
 def test_even_groups_hold_more_than_half_of_what_l2_does(num_kv_heads: int, held: int) -> None:
-    keys = DENSE_FWD.SM90_CACHED_BYTES // (held * 2 * (DENSE_FWD.QK_HEAD_DIM + DENSE_FWD.V_HEAD_DIM))
-    count = DENSE_FWD._even_head_group(keys, num_kv_heads, 1)
+    count = DENSE_FWD._head_group(held * ROW_BYTES, 1, num_kv_heads, 1)
     most = min(held, num_kv_heads)
     divisors = [number for number in range(most, most // 2, -1) if num_kv_heads % number == 0]
     assert most // 2 < count <= most
@@ -87,4 +80,4 @@ def test_a_call_groups_heads_as_its_kernel_does(kernel: str) -> None:
     schedule = DENSE_FWD.schedule(facts, True, 4096, can_sm90=True)
     lse = torch.empty(0, device="meta")
     call = DENSE_FWD._Call(facts, schedule, q, k, v, starts, starts, 4096, 1.0, True, out, lse)
-    assert call.head_group == {"sm90": 16, "portable": 9}[kernel]
+    assert call.head_group == {"sm90": 16, "portable": 8}[kernel]

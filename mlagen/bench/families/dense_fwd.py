@@ -125,8 +125,8 @@ def make_dense_fwd_inputs(
 
 def dense_fwd_call(function: Callable[..., Any], inputs: DenseFwdInputs) -> Call:
     """A call of our wrapper."""
-    starts, longest = inputs.cu_seqlens, inputs.longest
-    return lambda: function(inputs.q, inputs.k, inputs.v, starts, starts, longest, longest, inputs.scale, True)[0]
+    lengths = (inputs.cu_seqlens, inputs.cu_seqlens, inputs.longest, inputs.longest)
+    return lambda: function(inputs.q, inputs.k, inputs.v, *lengths, softmax_scale=inputs.scale, causal=True)[0]
 
 
 def dense_fwd_error(inputs: DenseFwdInputs, call: Call) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +15,7 @@ from mlagen.bench.families import dense_fwd, shapes_of
 from mlagen.bench.families.dense_fwd import DenseFwdShape
 from mlagen.bench.families.merge_states import STATES, MergeStatesShape
 from mlagen.bench.package import BenchPackage
+from mlagen.compile.worker import load_package
 from mlagen.spec import Spec, load
 from mlagen.verify.facts import Facts
 
@@ -63,20 +65,36 @@ def short(monkeypatch: pytest.MonkeyPatch) -> dense_fwd.DenseFwdInputs:
     return inputs
 
 
-def plain(q: Any, k: Any, v: Any, starts: Any, _: Any, longest: int, __: int, scale: float, causal: bool) -> Any:
+def plain(
+    q: Any, k: Any, v: Any, starts: Any, _: Any, longest: int, __: int, *, softmax_scale: float, causal: bool
+) -> Any:
     out = torch.zeros(*q.shape[:2], v.shape[2])
     for first, end in zip(starts.tolist(), starts[1:].tolist(), strict=False):
         assert end - first <= longest
         for head in range(q.shape[1]):
-            logits = scale * q[first:end, head].float() @ k[first:end, head // 2].float().T
+            logits = softmax_scale * q[first:end, head].float() @ k[first:end, head // 2].float().T
             logits = logits.masked_fill(~torch.ones_like(logits).tril().bool(), -torch.inf) if causal else logits
             out[first:end, head] = logits.softmax(1) @ v[first:end, head // 2].float()
     return out.bfloat16(), None
 
 
 def test_results_of_prefills_are_checked(short: dense_fwd.DenseFwdInputs) -> None:
-    def wrong(*arguments: Any) -> Any:
-        return plain(*arguments[:-1], False)
+    def wrong(*arguments: Any, softmax_scale: float, causal: bool) -> Any:
+        return plain(*arguments, softmax_scale=softmax_scale, causal=not causal)
 
     assert dense_fwd.dense_fwd_error(short, dense_fwd.dense_fwd_call(plain, short)) < 0.01
     assert dense_fwd.dense_fwd_error(short, dense_fwd.dense_fwd_call(wrong, short)) > 0.1
+
+
+def test_a_prefill_is_called_as_the_wrapper_takes_it(short: dense_fwd.DenseFwdInputs) -> None:
+    signature = inspect.signature(load_package(ROOT / "generated" / "dsv3_prefill").flash_attn_varlen_func)
+    calls = []
+
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        calls.append(signature.bind(*arguments, **named).arguments)
+        return (None,)
+
+    dense_fwd.dense_fwd_call(wrapper, short)()
+    (call,) = calls
+    assert (call["max_seqlen_q"], call["max_seqlen_k"]) == (9, 9)
+    assert (call["softmax_scale"], call["causal"]) == (short.scale, True)
