@@ -53,7 +53,7 @@ def broken(variant: dict[str, Any], taken: dict[str, int], version: str) -> Iter
         yield f"{taken['shared']} bytes of shared memory"
 
 
-@pytest.mark.parametrize("version", TRITONS)
+@pytest.mark.parametrize("version", [TRITONS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in TRITONS[1:])])
 def test_the_keys_of_a_version_are_those_of_all_that_calls_launch_under_it(version: str) -> None:
     listed = listed_under(version)
     assert set(listed) == {folder.name for folder in PACKAGES}

@@ -43,6 +43,7 @@ def modules_of(package: Path) -> str:
 
 # Of packages that differ in nothing but the model's title, one. Small packages are held to every case beside this.
 DISTINCT = list({modules_of(path): path for path in PACKAGES if path.name not in ("dsv32", *PREFILL)}.values())
+SLOW = ("dsv41", "dsv4_pro", "hyv4", "odd", "odd_fp8")
 MORE = {
     "glm53": ["*sink*", "*splits*"],
     "hyv4": ["*sink*", "*splits*", "*length*"],
@@ -54,10 +55,7 @@ MORE = {
 
 @pytest.mark.parametrize(
     "package",
-    [
-        pytest.param(path, marks=[pytest.mark.slow] if path.name in ("dsv41", "odd_fp8") else [], id=path.name)
-        for path in DISTINCT
-    ],
+    [pytest.param(path, marks=[pytest.mark.slow] if path.name in SLOW else [], id=path.name) for path in DISTINCT],
 )
 def test_the_others_hold_what_their_specs_make_different(package):
     only = ["*typical*", "writer*every*", "*block size 53*", "refuses*", *MORE.get(package.name, ())]
@@ -65,7 +63,10 @@ def test_the_others_hold_what_their_specs_make_different(package):
     assert messages(package, workers=1, targets=targets, only=only) == []
 
 
-@pytest.mark.parametrize(("latent", "rope", "d_v"), [(31, 8, 31), (9, 0, 9), (23, 8, 31)])
+@pytest.mark.parametrize(
+    ("latent", "rope", "d_v"),
+    [(23, 8, 31), *(pytest.param(*dims, marks=pytest.mark.slow) for dims in ((31, 8, 31), (9, 0, 9)))],
+)
 def test_v_may_have_any_number_of_columns(tmp_path, latent, rope, d_v):
     text = (ROOT / "specs" / "dsv32.yaml").read_text().replace("name: dsv32", "name: other")
     for name, columns in {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": d_v}.items():
@@ -90,6 +91,7 @@ def test_a_package_over_a_cache_may_share_rows_too(tmp_path):
     assert messages(tmp_path / "other", workers=1, targets=["sm90"], only=only) == []
 
 
+@pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_of_dsv32_is_reported(tmp_path):
     check_mutants("mutants.py", DSV32, tmp_path, more_than=40)

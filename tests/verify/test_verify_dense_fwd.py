@@ -162,9 +162,8 @@ def test_the_odd_package_holds_every_case_by_pointers():
 @pytest.mark.parametrize(
     "name",
     [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("dsv3_prefill", "glm5_prefill")),
+        *(pytest.param(each, marks=pytest.mark.slow) for each in ("dsv3_prefill", "glm5_prefill", "minicpm3_prefill")),
         "dsv3_prefill_tma",
-        "minicpm3_prefill",
     ],
 )
 def test_the_models_packages_hold_what_their_dims_make_different(name):

@@ -49,6 +49,8 @@ SPECS = {
     "paged_sinkless": lambda folder: with_merges(sparse_decode_specs.write_spec("plain", folder), "merge_attn_parts"),
 }
 
+SLOW = ("dense_2", "wide")
+
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
@@ -62,7 +64,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SPECS])
 def test_attention_of_parts_merges_to_attention_of_the_whole(packages: dict[str, Path], name: str) -> None:
     results = verify_package(packages[name], workers=1, targets=["sm90"], only=CHAINS)
     assert sum("merged:" in result.case for result in results) >= 3

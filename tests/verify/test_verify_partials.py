@@ -43,6 +43,7 @@ SPECS = {
     "v4_fp16": ("fp16", lambda folder: sparse_decode_specs.write_spec("v4", folder), ["*far apart*"]),
     "dense_decode_fp16": ("fp16", lambda folder: dense_decode_specs.write_spec("plain", folder), SHARES),
 }
+SLOW = ("rows", "sparse_decode", "dense_decode_fp16")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def packages(tmp_path_factory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SPECS])
 def test_packages_hold_the_cases_of_splits(packages, name):
     results = verify_package(packages[name], workers=1, targets=["sm90"], only=SPECS[name][2])
     assert len(results) > 2
