@@ -12,7 +12,7 @@ LANES = 32
 BINS = 4  # of a thread
 FOUND_WORDS = 8
 SHARED_ROW = 256  # words as they are allocated
-SPARSITY = 24
+SPARSITY = 64
 FEW_ROWS = 264  # two programs a multiprocessor
 MODULE = "_topk_sm90"
 

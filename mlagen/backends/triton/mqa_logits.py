@@ -9,7 +9,7 @@ from mlagen.backends.sm90_logits import MQA_LOGITS, PAGED_MQA_LOGITS
 from mlagen.backends.triton import tiles
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout.layout import BITS
-from mlagen.plan import MqaLogitsPlan, Plan
+from mlagen.plan import IndexerSelectPlan, MqaLogitsPlan, Plan
 from mlagen.plan.chunks import MIN_BLOCK, next_power_of_2
 from mlagen.plan.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS, UNIT
 from mlagen.plan.mqa_logits_sm90 import BLOCK_N
@@ -62,7 +62,7 @@ def _places(family: MqaLogitsPlan) -> dict[str, Any]:
     }
 
 
-def _context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
+def context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
     """What the templates ask for."""
     wrappers, indexer, dtype = plan.spec.wrappers, family.rows.indexer, family.keys.dtype
     chunks, packed = _chunks(family), family.rows.packed
@@ -78,6 +78,8 @@ def _context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
         "sm90_flat": MQA_LOGITS.present(plan),
         "sm90_paged": PAGED_MQA_LOGITS.present(plan),
         "page_keys": BLOCK_N,
+        "picks_flat": IndexerSelectPlan.FLAT in wrappers,
+        "picks_paged": IndexerSelectPlan.PAGED in wrappers,
         "bf16_logits": FLAT[1] in wrappers or PAGED[1] in wrappers,
         "num_heads": indexer.num_heads,
         "heads_block": max(family.heads_block, 1),
@@ -112,12 +114,12 @@ def _context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
 
 def shared(plan: Plan, family: MqaLogitsPlan) -> list[GeneratedFile]:
     """What the family's module imports."""
-    context = _context(plan, family)
-    tables = [tiles.file(plan)] if context["flat"] or context["paged"] else []
-    return [*tables, generated(f"_{MODULE}_kernels", context)]
+    values = context(plan, family)
+    tables = [tiles.file(plan)] if values["flat"] or values["paged"] else []
+    return [*tables, generated(f"_{MODULE}_kernels", values)]
 
 
 def modules(plan: Plan, family: MqaLogitsPlan) -> list[Module]:
     """The family's module."""
     names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(generated(MODULE, _context(plan, family)), names)]
+    return [Module(generated(MODULE, context(plan, family)), names)]
