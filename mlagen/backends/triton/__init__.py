@@ -140,7 +140,7 @@ def _package(plan: Plan, modules: list[Module]) -> dict[str, Any]:
     return {
         "title": plan.spec.title,
         "modules": exports,
-        "submodules": sorted([*operators, *(module for module, _ in exports)]),
+        "submodules": imported("", sorted(["_launch", *operators, *(module for module, _ in exports)])),
         "imports": [
             (module, imported(module, sorted(taken, key=_export_order)))
             for module, taken in [("_launch", ["supports"]), *exports]

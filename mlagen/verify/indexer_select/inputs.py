@@ -10,7 +10,7 @@ import torch
 from mlagen.verify import family
 from mlagen.verify.indexer_select.cases import PickCase
 from mlagen.verify.indexer_select.invalid import PAGED
-from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector
+from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector, unplaced
 from mlagen.verify.mqa_logits import inputs as logits
 from mlagen.verify.mqa_logits.cases import FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import FLAT_PAIR, PAGED_PAIR, LogitsFacts
@@ -51,6 +51,9 @@ def build(case: PickCase, facts: LogitsFacts, device: str, seed: int) -> Inputs:
         scored = logits.build_flat(call, facts, device, seed)
     arguments = {name: one for name, one in scored.arguments.items() if name != "clean_logits"}
     arguments["topk"], placed, given = case.k, dict(scored.placed), {}
+    if isinstance(call, PagedCase) and call.tokenwise:  # which top-k reads one behind the other
+        placed["context_lens"] = unplaced(arguments["context_lens"].contiguous())
+        arguments["context_lens"] = placed["context_lens"].view
     for name, dtype, fill in (
         ("out", torch.int32, INT32.max),
         ("scores", torch.float32, NAN),
