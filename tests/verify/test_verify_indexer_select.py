@@ -7,8 +7,9 @@ from broken import check_mutants
 from test_verify_mqa_logits import FNUZ, PACKED, package_of
 
 from mlagen.errors import SpecErrors
+from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.indexer_select.cases import PickCase, cases
+from mlagen.verify.indexer_select.cases import cases
 from mlagen.verify.indexer_select.family import INDEXER_SELECT
 from mlagen.verify.indexer_select.invalid import FLAT, PAGED
 from mlagen.verify.invalid import RefusedCase
@@ -27,8 +28,26 @@ def package(tmp_path_factory) -> Path:
 
 
 def spec_of(wrappers) -> dict:
-    indexer = {"num_heads": 3, "head_dim": 24, "topk": 64, "rope_head_dim": 0}
-    return {"indexer": indexer, "indexer_cache": {"layout": "indexer_fp8", "block_size": 64}, "wrappers": wrappers}
+    """DeepSeek V3.2's spec with other wrappers."""
+    found = load_plan(Path(__file__).parents[2] / "specs" / "dsv32.yaml").spec.model_dump(mode="json")
+    return {**found, "wrappers": wrappers}
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_cases_have_names_of_their_own_and_every_check(device):
+    found = cases(spec_of([*WRAPPERS, SELECT, FLAT, PAGED]), device)
+    names = [case.name for case in found]
+    assert len(set(names)) == len(names)
+    assert {type(case) for case in found} == {*INDEXER_SELECT.kinds, RefusedCase}
+    picks = [case for case in found if not isinstance(case, RefusedCase)]
+    assert {case.check for case in picks} == set(INDEXER_SELECT.checks) - ({"graph"} if device == "cpu" else set())
+    assert {case.scored.contents for case in picks} == {"normal", "whole"}
+    for case in found:
+        assert case.promise[-1] not in " ."
+    for wrapper in (FLAT, PAGED):
+        alone = {case.name for case in cases(spec_of([*WRAPPERS, SELECT, wrapper]), device)}
+        assert alone
+        assert alone < set(names)
 
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
@@ -40,8 +59,9 @@ def test_a_spec_without_the_kernels_that_they_launch_is_refused(tmp_path, missin
 
 
 def test_packages_hold_the_cases_that_differ_most(package):
-    only = ["*: typical", "*: exact", "*pieces: 3", "*ranges: odd", "*next_n: 2, pieces", "*picks: slots*", "*workspace"]
-    results = verify_package(package, workers=1, targets=["sm90"], only=[*only, "refuses: workspace*", "refuses: out*"])
+    only = ["* picks: typical", "*: exact", "*pieces: 3", "flat picks: ranges: odd", "*next_n: 2, *pieces"]
+    only += ["* picks: slots*", "* picks: workspace", "refuses: workspace*picks)", "refuses: out*picks)"]
+    results = verify_package(package, workers=1, targets=["sm90"], only=only)
     assert len(results) > 20
     assert [str(error) for error in mismatches(results)] == []
 
