@@ -32,7 +32,6 @@ def _results() -> Iterator[Invalid]:
 
 def _pages() -> Iterator[Invalid]:
     yield from invalid.tensor("src_page_table", torch.int64, word="not contiguous")
-    yield Invalid("src_page_table", "without slots", invalid.constant(None), changes="slots")
     yield Invalid("src_page_table", "missing", invalid.constant(None), wrappers=(FLAT,))
     yield from invalid.tensor("row_to_batch", torch.int64, word="not contiguous")
     yield Invalid("row_to_batch", "an entry short", lambda vector: vector[:-1])
