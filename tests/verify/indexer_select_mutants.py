@@ -8,7 +8,7 @@ import re
 import mutants
 from mutants import Mutant
 
-SELECT, LOGITS = "indexer_select.py", "mqa_logits.py"
+SELECT = "indexer_select.py"
 
 
 def _literal(name: str, old: str, new: str, *only: str, file: str = SELECT) -> Mutant:
@@ -32,50 +32,43 @@ MUTANTS = (
         "piece.weights = call.q[first:end]",
         "piece.weights = call.q",
         FLAT,
-        file=LOGITS,
     ),
     _literal(
         "a piece has the first tokens' weights",
         "call.q[first:end], call.weights[first:end]",
         "call.q[first:end], call.weights",
         FLAT,
-        file=LOGITS,
     ),
     _literal(
         "a piece has the first tokens' starts",
         "= call.start[first:end]",
         "= call.start[: end - first]",
         FLAT,
-        file=LOGITS,
     ),
-    _literal("a piece has the first tokens' ends", "call.end[first:end]", "call.end[: end - first]", FLAT, file=LOGITS),
+    _literal("a piece has the first tokens' ends", "call.end[first:end]", "call.end[: end - first]", FLAT),
     _literal(
         "a piece has weights by request",
         "call.weights[first * call.next_n : end * call.next_n]",
         "call.weights[first : end * call.next_n]",
         MORE,
-        file=LOGITS,
     ),
     _literal(
         "a piece has the first requests' lengths",
         "= call.context_lens[first:end]",
         "= call.context_lens[: end - first]",
         PAGED,
-        file=LOGITS,
     ),
     _literal(
         "a piece has the first requests' pages",
         "call.block_table[first:end]",
         "call.block_table[: end - first]",
         PAGED,
-        file=LOGITS,
     ),
     _literal(
         "a piece has the call's schedule",
         "    _schedule_paged(SimpleNamespace(schedule=p",
         "    (SimpleNamespace(schedule=p",
         PAGED,
-        file=LOGITS,
     ),
     _literal(
         "lengths of tokens are of requests",

@@ -10,13 +10,15 @@ from mlagen.backends.triton import mqa_logits
 from mlagen.plan import IndexerSelectPlan, MqaLogitsPlan, Plan
 
 MODULE = "indexer_select"
+PICKS = {"picks_flat": IndexerSelectPlan.FLAT, "picks_paged": IndexerSelectPlan.PAGED}
 BYTES_OF_A_WORD = 4  # scales of bytes that callers may hold as one int32
 
 
 def _context(plan: Plan, family: IndexerSelectPlan) -> dict[str, Any]:
     """What the template asks for."""
     logits = mqa_logits.context(plan, plan.of(MqaLogitsPlan))
-    return {**logits, **_shapes(logits), "logits_mib": family.logits_bytes >> 20}
+    picks = {name: wrapper in plan.spec.wrappers for name, wrapper in PICKS.items()}
+    return {**logits, **picks, **_shapes(logits), "logits_mib": family.logits_bytes >> 20}
 
 
 def _shapes(logits: Mapping[str, Any]) -> dict[str, str]:

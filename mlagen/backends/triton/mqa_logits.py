@@ -9,7 +9,7 @@ from mlagen.backends.sm90_logits import MQA_LOGITS, PAGED_MQA_LOGITS
 from mlagen.backends.triton import tiles
 from mlagen.backends.triton.common import FULL_ALIGNMENT, common
 from mlagen.layout.layout import BITS
-from mlagen.plan import IndexerSelectPlan, MqaLogitsPlan, Plan
+from mlagen.plan import MqaLogitsPlan, Plan
 from mlagen.plan.chunks import MIN_BLOCK, next_power_of_2
 from mlagen.plan.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS, UNIT
 from mlagen.plan.mqa_logits_sm90 import BLOCK_N
@@ -78,8 +78,6 @@ def context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
         "sm90_flat": MQA_LOGITS.present(plan),
         "sm90_paged": PAGED_MQA_LOGITS.present(plan),
         "page_keys": BLOCK_N,
-        "picks_flat": IndexerSelectPlan.FLAT in wrappers,
-        "picks_paged": IndexerSelectPlan.PAGED in wrappers,
         "bf16_logits": FLAT[1] in wrappers or PAGED[1] in wrappers,
         "num_heads": indexer.num_heads,
         "heads_block": max(family.heads_block, 1),
