@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     _literal(
         "a piece has the call's schedule",
-        "    _schedule_paged(SimpleNamespace(schedule=p",
+        "    mqa_logits._schedule_paged(SimpleNamespace(schedule=p",
         "    (SimpleNamespace(schedule=p",
         PAGED,
     ),
