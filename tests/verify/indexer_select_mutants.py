@@ -79,7 +79,7 @@ MUTANTS = (
     _literal(
         "lengths of requests are of tokens", "next_n=next_n if call.causal else 1", "next_n=1", "*picks: next_n: 2"
     ),
-    _literal("ends are lengths", "lens_are_ends=True", "lens_are_ends=False", "flat picks: ranges: odd"),
+    _literal("ends are lengths", "lens_are_ends=True", "lens_are_ends=False", "flat picks: pieces: 1", FLAT),
     _literal(
         "slots and indices change places",
         "call.out, call.raw, call.gives_raw = self.slots[rows], self.out[rows], 1",
