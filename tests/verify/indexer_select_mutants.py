@@ -106,9 +106,6 @@ MUTANTS = (
         "any address will do", "workspace.data_ptr() % 16", "workspace.data_ptr() % 1", "refuses: workspace, begins*"
     ),
     _literal("a result is the wrapper's own", "        if out is None:", "        if True:", "paged picks: typical"),
-    _literal(
-        "lengths may lie apart", "if not context_lens.is_contiguous()", "if False", "refuses: context_lens, entries*"
-    ),
     _literal("slots need no requests", "elif batches != self.rows", "elif False", "refuses: row_to_batch, missing*"),
 )
 
