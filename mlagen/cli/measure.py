@@ -88,6 +88,7 @@ def tune(
             "merge_states",
             "mqa_logits",
             "topk",
+            "indexer_select",
         ]
     ),
     help="Only this family of kernels; repeatable.",

@@ -9,6 +9,7 @@ from mlagen.plan.family import Family, TiledFamily
 from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.indexer import IndexerRows
 from mlagen.plan.indexer_cache import IndexerCachePlan
+from mlagen.plan.indexer_select import IndexerSelectPlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
 from mlagen.plan.mqa_logits import MqaLogitsPlan
@@ -42,6 +43,7 @@ __all__ = [
     "IndexUnionPlan",
     "IndexerCachePlan",
     "IndexerRows",
+    "IndexerSelectPlan",
     "IndicesPlan",
     "LatentFamily",
     "MergeStatesPlan",

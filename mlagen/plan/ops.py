@@ -64,6 +64,8 @@ OPS: Mapping[str, Op] = {
     "persistent_topk": Op(("indices", "scores")),
     "top_k_page_table_transform": Op(("out_raw_indices", "scores"), {"slots": "out"}),
     "topk_merge": Op((), {"ids": "out", "scores": "out_scores"}),
+    "indexer_topk": Op(("scores", "slots", "workspace"), {"indices": "out"}),
+    "paged_indexer_topk": Op(("scores", "slots", "workspace"), {"indices": "out"}),
     "indexer_k_quant_and_cache": Op(("kv_cache",)),
     "cp_gather_indexer_k_quant_cache": Op(("dst_k", "dst_scale")),
     "fused_indexer_q_rope_quant": Op((), {"q": None, "weights": None}, ("use_fp4", "weights_out_dtype")),

@@ -18,6 +18,7 @@ from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.index_union import refusal as union_refusal
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
 from mlagen.plan.indexer_cache import IndexerCachePlan
+from mlagen.plan.indexer_select import IndexerSelectPlan
 from mlagen.plan.indices import IndicesPlan
 from mlagen.plan.merge_states import MergeStatesPlan
 from mlagen.plan.mqa_logits import MqaLogitsPlan
@@ -37,6 +38,7 @@ FAMILIES: tuple[type[Family], ...] = (
     DenseDecodePlan,
     DenseFwdPlan,
     IndexerCachePlan,
+    IndexerSelectPlan,
     IndicesPlan,
     MergeStatesPlan,
     MqaLogitsPlan,

@@ -13,6 +13,7 @@ BINS = 4  # of a thread
 FOUND_WORDS = 8
 SHARED_ROW = 256  # words as they are allocated
 SPARSITY = 24
+SHARED_SPARSITY = 64  # every program that shares a row draws its whole sample
 FEW_ROWS = 264  # two programs a multiprocessor
 MODULE = "_topk_sm90"
 
@@ -51,12 +52,13 @@ class TopkSm90Plan:
     """Numbers of the sm90 kernel of top-k.
 
     Attributes:
-        sparsity: of so many scores of a long row, one is in its sample.
+        sparsity, shared_sparsity: of so many scores of a long row, one is in its sample; of one that programs share.
         few_rows: calls of up to so many rows begin while the kernel before them ends.
         tiles: the tile table; the last row holds any call.
     """
 
     sparsity: int
+    shared_sparsity: int
     few_rows: int
     tiles: tuple[TopkSm90Row, ...]
 
@@ -85,7 +87,7 @@ def make_topk_sm90(spec: Spec, wrappers: Iterable[str]) -> TopkSm90Plan | None:
     """The plan of the sm90 kernel of a spec's selections by these wrappers; None where its back end leaves it out."""
     if spec.backend == "triton" or SM90 not in spec.targets or not any(name in spec.wrappers for name in wrappers):
         return None
-    return TopkSm90Plan(sparsity=SPARSITY, few_rows=FEW_ROWS, tiles=make_tiles())
+    return TopkSm90Plan(sparsity=SPARSITY, shared_sparsity=SHARED_SPARSITY, few_rows=FEW_ROWS, tiles=make_tiles())
 
 
 def make_tiles() -> tuple[TopkSm90Row, ...]:

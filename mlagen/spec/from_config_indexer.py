@@ -16,10 +16,11 @@ _KEYS = ("indexer_k_quant_and_cache", "cp_gather_indexer_k_quant_cache")
 _LEGACY = ("fp8_mqa_logits", "get_paged_mqa_logits_metadata", "fp8_paged_mqa_logits")
 _LOGITS = ("fp8_fp4_mqa_logits", "get_paged_mqa_logits_metadata", "fp8_fp4_paged_mqa_logits")
 _TOPK = ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk")
+_PICKS = ("indexer_topk", "paged_indexer_topk")
 _PATH = (*_KEYS, "fused_indexer_q_rope_quant")
 # By engine, whose functions of the indexer a package takes the place of; None: of all.
 WRAPPERS: dict[str | None, tuple[str, ...]] = {
-    None: (*_PATH, *dict.fromkeys((*_LEGACY, *_LOGITS)), *_TOPK, "top_k_page_table_transform", "topk_merge"),
+    None: (*_PATH, *dict.fromkeys((*_LEGACY, *_LOGITS)), *_TOPK, "top_k_page_table_transform", "topk_merge", *_PICKS),
     "vllm": (*_PATH, *_LOGITS, *_TOPK),
     "sglang": (*_LEGACY, "top_k_page_table_transform"),
 }
@@ -36,6 +37,7 @@ SAID = {
     "top_k_per_row_prefill": "vLLM's signatures: the keys that attention reads",
     "top_k_page_table_transform": "FlashInfer's signature: slots of the keys that attention reads",
     "topk_merge": "of the ranks that share a context",
+    "indexer_topk": "logits and top-k in one call",
 }
 
 

@@ -20,7 +20,7 @@ from pydantic import (
 
 from mlagen.spec.base import Dtype, Model
 from mlagen.spec.indexer import Indexer, IndexerCache, check_query
-from mlagen.spec.needs import NEEDS, at_odds, lacks
+from mlagen.spec.needs import NEEDS, at_odds, lacks, runs_alone
 from mlagen.spec.rules import free_name, free_namespace, refused, without_repeats
 from mlagen.spec.stored import Cache, check_layout
 from mlagen.spec.targets import Target
@@ -55,6 +55,8 @@ WrapperName = Literal[
     "persistent_topk",
     "top_k_page_table_transform",
     "topk_merge",
+    "indexer_topk",
+    "paged_indexer_topk",
 ]
 
 
@@ -325,7 +327,7 @@ class Spec(Model):
     @classmethod
     def _wrappers_have_what_they_need(cls, wrappers: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         for index, name in enumerate(wrappers):
-            fault = lacks(name, info.data) or at_odds(name, wrappers, info.data)
+            fault = lacks(name, info.data) or runs_alone(name, wrappers) or at_odds(name, wrappers, info.data)
             if fault is not None:
                 raise refused(f"got {name}, which {fault}", index)
         return wrappers

@@ -17,6 +17,7 @@ class Needs(NamedTuple):
         values: it needs columns of V: of multi-head attention, or of latent rows.
         indexer: it needs the indexer's dims.
         indexer_cache: dtypes of the indexer's keys that it takes, one of which the cache stores; empty: it knows none.
+        beside: wrappers whose kernels it launches: of each group the spec names one.
     """
 
     attention: tuple[str, ...] = ()
@@ -26,10 +27,15 @@ class Needs(NamedTuple):
     values: bool = False
     indexer: bool = False
     indexer_cache: tuple[str, ...] = ()
+    beside: tuple[tuple[str, ...], ...] = ()
 
 
 FP8 = ("e4m3", "e4m3fnuz")
 QUANTISED = (*FP8, "e2m1")
+FLAT_LOGITS = ("fp8_fp4_mqa_logits", "fp8_mqa_logits")
+PAGED_LOGITS = ("fp8_fp4_paged_mqa_logits", "fp8_paged_mqa_logits")
+SCHEDULE = ("get_paged_mqa_logits_metadata",)
+SELECTS = ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk", "top_k_page_table_transform")
 NEEDS: dict[str, Needs] = {
     "triton_mla_sparse_attention": Needs(("sparse",), rows=True, cache=True),
     "flash_mla_sparse_fwd": Needs(("sparse",), rows=True, cache=True),
@@ -59,6 +65,8 @@ NEEDS: dict[str, Needs] = {
     "persistent_topk": Needs(),
     "top_k_page_table_transform": Needs(),
     "topk_merge": Needs(),
+    "indexer_topk": Needs(indexer=True, indexer_cache=QUANTISED, beside=(FLAT_LOGITS, SELECTS)),
+    "paged_indexer_topk": Needs(indexer=True, indexer_cache=QUANTISED, beside=(PAGED_LOGITS, SCHEDULE, SELECTS)),
 }
 
 # Their LSE is natural whatever the spec says, and they take no sink, as FlashAttention's function has it.
@@ -102,6 +110,14 @@ def _missing_keys(dtypes: Sequence[str], cache: Any) -> str | None:
     stored = next(field.dtype for field in fields if field.kind in ("row", "latent"))
     if stored not in dtypes:
         return f"keys in {' or '.join(dtypes)}; indexer_cache stores {stored}"
+    return None
+
+
+def runs_alone(name: str, wrappers: Sequence[str]) -> str | None:
+    """Which wrappers' kernels a wrapper launches though the spec does not name them, in words."""
+    for group in NEEDS[name].beside:
+        if not set(group) & set(wrappers):
+            return f"runs the kernels of {' or '.join(group)}; wrappers has none of them"
     return None
 
 

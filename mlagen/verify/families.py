@@ -11,6 +11,7 @@ from mlagen.verify.dense_decode.family import DENSE_DECODE
 from mlagen.verify.dense_fwd.family import DENSE_FWD
 from mlagen.verify.family import Family
 from mlagen.verify.indexer_cache.family import INDEXER_CACHE
+from mlagen.verify.indexer_select.family import INDEXER_SELECT
 from mlagen.verify.indices.family import INDICES
 from mlagen.verify.merge_states.family import MERGE_STATES
 from mlagen.verify.mqa_logits.family import MQA_LOGITS
@@ -32,6 +33,7 @@ KERNELS: tuple[Family, ...] = (
     TOPK,
     INDEXER_CACHE,
     MQA_LOGITS,
+    INDEXER_SELECT,
 )
 FAMILIES: tuple[Family, ...] = (*KERNELS, operators(KERNELS))
 

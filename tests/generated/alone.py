@@ -224,6 +224,8 @@ def indexer_arguments(package, dtype):
         "persistent_topk": of_lengths,
         "top_k_page_table_transform": {"input": logits, "src_page_table": indices, "lengths": two, "k": 4},
         "topk_merge": {"scores": logits, "ids": torch.zeros(2, 8, dtype=torch.int32), "k": 4},
+        "indexer_topk": {**flat, "q": (q, None), "topk": 4},
+        "paged_indexer_topk": {**paged, "q": (q[:, None], None), "topk": 4},
     }
 
 

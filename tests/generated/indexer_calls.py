@@ -102,13 +102,27 @@ def logits_calls(heads: int, packed: bool) -> dict[str, dict[str, Any]]:
         "max_context_len": 320,
     }
     pair = (q[:, None], None if scales is None else scales[:, None])
+    picks = {
+        "scores": torch.zeros(ROWS, 64),
+        "slots": torch.zeros(ROWS, 64, dtype=torch.int32),
+        "src_page_table": torch.zeros(ROWS, PAGES, dtype=torch.int32),
+        "page_size": PAGE,
+        "workspace": torch.zeros(ROWS * 512),
+    }
     return {
         "fp8_mqa_logits": {"q": q, **flat},
         "fp8_fp4_mqa_logits": {"q": (q, scales), **flat},
         "fp8_paged_mqa_logits": {"q": pair[0], **paged},
         "fp8_fp4_paged_mqa_logits": {"q": pair, **paged},
         "get_paged_mqa_logits_metadata": {"context_lens": lens, "block_kv": PAGE, "num_sms": 4},
+        "indexer_topk": {"q": (q, scales), **without_clean(flat), "topk": 64, **picks},
+        "paged_indexer_topk": {"q": pair, **paged, "topk": 64, **picks},
     }
+
+
+def without_clean(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of logits as those who pick of them pass it on."""
+    return {name: one for name, one in call.items() if name != "clean_logits"}
 
 
 def topk_calls() -> dict[str, dict[str, Any]]:

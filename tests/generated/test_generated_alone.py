@@ -67,6 +67,8 @@ FIRST_ARGUMENT = {
     "persistent_topk": "logits",
     "top_k_page_table_transform": "input",
     "topk_merge": "scores",
+    "indexer_topk": "weights",
+    "paged_indexer_topk": "weights",
 }
 
 

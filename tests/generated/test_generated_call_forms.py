@@ -21,7 +21,7 @@ FORMS = [form for wrapper in WRAPPERS.values() for form in wrapper.forms]
 CALLS = [(form, call) for form in FORMS for call in form.calls]
 # Public functions that no other project has.
 OWN = {"dense_workspace_size", "kvcache_workspace_size", "merge_attn_parts", "supports", "variants", "warmup"}
-OWN |= {"topk_merge", "workspace_size"}
+OWN |= {"indexer_topk", "paged_indexer_topk", "topk_merge", "workspace_size"}
 EITHER = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
 

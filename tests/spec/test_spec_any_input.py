@@ -88,7 +88,10 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         and ("indexer" in indexed or not needs.indexer)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
     ]
-    wrappers = draw(unique(fitting, 10))
+    wrappers = list(draw(unique(fitting, 10)))
+    for group in [group for name in wrappers for group in NEEDS[name].beside]:
+        if not set(group) & set(wrappers):
+            wrappers.append(next(name for name in group if name in fitting))
     splits = any(NEEDS[name].attention for name in wrappers)
     return {
         "name": draw(st.from_regex(r"[a-z][a-z0-9_]{0,62}", fullmatch=True).filter(is_free)),

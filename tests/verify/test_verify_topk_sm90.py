@@ -105,7 +105,7 @@ def test_a_sample_that_misleads_costs_time_alone(package, monkeypatch, tile):
 
 MUTANTS = {
     "parts forget where they begin": ("ids_ptr + place, begin + start", "ids_ptr + place, start", "normal"),
-    "candidates are another part's": ("(part * CAPACITY - begin)", "((part + 1) * CAPACITY - begin)", "normal"),
+    "candidates are another part's": ("(part * CAPACITY)[", "((part + 1) * CAPACITY)[", "normal"),
     "a row's end is in no part": ("gl.cdiv(length, PARTS * LANES)", "length // (PARTS * LANES)", "ascending"),
     "all equals are picked": ("ties & (ties_before < wanted)", "ties", "equal"),
     "one equal more is picked": ("(ties_before < wanted)", "(ties_before <= wanted)", "ties"),
@@ -117,7 +117,7 @@ MUTANTS = {
     "the largest keys are in no bin": ("shift).to(gl.int32), LAST)", "shift).to(gl.int32), LAST + 1)", "normal"),
     "the first bin ends as others do": ("gl.where(digit == LAST, span", "gl.where(digit > LAST, span", "wide"),
     "too few candidates are enough": ("((count >= k) |", "((count >= 0) |", "misled"),
-    "too many candidates are enough": ("if (count <= CAPACITY) &", "if (count <= CAPACITY * 9) &", "equal"),
+    "too many candidates are enough": ("if (taken <= CAPACITY) &", "if (taken <= CAPACITY * 9) &", "equal"),
     "candidates are columns": ("if ids != 0:", "if ids < 0:", "normal"),
     "NaN is picked": ('gl.maximum(score, float("-inf")) + 0.0', "score + 0.0", "special"),
     "zeros are told apart": (' float("-inf")) + 0.0', ' float("-inf"))', "zeros"),

@@ -19,6 +19,7 @@ from mlagen.backends.triton import (
     dense_decode,
     dense_fwd,
     indexer_cache,
+    indexer_select,
     indices,
     merge_states,
     mqa_logits,
@@ -34,6 +35,7 @@ from mlagen.plan import (
     DenseDecodePlan,
     DenseFwdPlan,
     IndexerCachePlan,
+    IndexerSelectPlan,
     IndicesPlan,
     MergeStatesPlan,
     MqaLogitsPlan,
@@ -95,6 +97,7 @@ RENDERERS = {
         dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.context, dense_fwd.signature),)
     ),
     IndexerCachePlan.NAME: Renderer(indexer_cache.shared, indexer_cache.modules),
+    IndexerSelectPlan.NAME: Renderer(indexer_select.shared, indexer_select.modules),
     IndicesPlan.NAME: Renderer(indices.shared, indices.modules),
     MergeStatesPlan.NAME: Renderer(merge_states.shared, merge_states.modules),
     MqaLogitsPlan.NAME: Renderer(
@@ -137,7 +140,7 @@ def _package(plan: Plan, modules: list[Module]) -> dict[str, Any]:
     return {
         "title": plan.spec.title,
         "modules": exports,
-        "submodules": sorted([*operators, *(module for module, _ in exports)]),
+        "submodules": imported("", sorted(["_launch", *operators, *(module for module, _ in exports)])),
         "imports": [
             (module, imported(module, sorted(taken, key=_export_order)))
             for module, taken in [("_launch", ["supports"]), *exports]

@@ -62,7 +62,7 @@ def _places(family: MqaLogitsPlan) -> dict[str, Any]:
     }
 
 
-def _context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
+def context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
     """What the templates ask for."""
     wrappers, indexer, dtype = plan.spec.wrappers, family.rows.indexer, family.keys.dtype
     chunks, packed = _chunks(family), family.rows.packed
@@ -112,12 +112,12 @@ def _context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
 
 def shared(plan: Plan, family: MqaLogitsPlan) -> list[GeneratedFile]:
     """What the family's module imports."""
-    context = _context(plan, family)
-    tables = [tiles.file(plan)] if context["flat"] or context["paged"] else []
-    return [*tables, generated(f"_{MODULE}_kernels", context)]
+    values = context(plan, family)
+    tables = [tiles.file(plan)] if values["flat"] or values["paged"] else []
+    return [*tables, generated(f"_{MODULE}_kernels", values)]
 
 
 def modules(plan: Plan, family: MqaLogitsPlan) -> list[Module]:
     """The family's module."""
     names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(generated(MODULE, _context(plan, family)), names)]
+    return [Module(generated(MODULE, context(plan, family)), names)]

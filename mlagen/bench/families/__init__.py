@@ -12,6 +12,7 @@ from mlagen.bench.families import (
     dense_decode,
     dense_fwd,
     indexer_cache,
+    indexer_select,
     indices,
     merge_states,
     mqa_logits,
@@ -51,6 +52,7 @@ FAMILIES = {
     "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials),
     "mqa_logits": Family(mqa_logits.logits_shapes, mqa_logits.logits_trials),
     "topk": Family(topk.topk_shapes, topk.topk_trials),
+    "indexer_select": Family(indexer_select.pick_shapes, indexer_select.pick_trials),
 }
 
 

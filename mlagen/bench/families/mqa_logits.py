@@ -11,6 +11,7 @@ import torch
 
 from mlagen.bench.check import checked_tokens, relative_error
 from mlagen.bench.package import BenchPackage
+from mlagen.bench.roofline import Roof
 from mlagen.bench.shapes import BLOCK_SIZE, empty_cache, fill, rows_of, sets_needed, shuffled_pages, slots_of
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
 from mlagen.layout import CacheLayout, indexer_layout_of
@@ -231,14 +232,19 @@ def logits_error(inputs: LogitsInputs, call: Call) -> float:
     return max(errors)
 
 
+def roof_of_logits(setting: Setting) -> Roof:
+    """The ceilings of the package's logits: products of fp8 are twice as many a second."""
+    roof = setting.roof
+    if layout_of(setting.package).data[0].dtype not in DTYPES:
+        return roof
+    return replace(roof, flops_per_s=FP8_FACTOR * roof.flops_per_s, origin=f"{roof.origin}; twice that in fp8")
+
+
 def logits_trials(setting: Setting) -> Callable[[LogitsShape], Trial[LogitsInputs]]:
     """Makes calls of the logits ready."""
     package, device = setting.package, setting.device
-    layout = layout_of(package)
+    layout, roof = layout_of(package), roof_of_logits(setting)
     size = package.spec["indexer_cache"].get("block_size") or BLOCK_SIZE
-    roof = setting.roof
-    if layout.data[0].dtype in DTYPES:
-        roof = replace(roof, flops_per_s=FP8_FACTOR * roof.flops_per_s, origin=f"{roof.origin}; twice that in fp8")
 
     def trial(shape: LogitsShape) -> Trial[LogitsInputs]:
         flat = shape.kind in (FLAT, "fp8_mqa_logits")

@@ -10,6 +10,7 @@ from mlagen.bench.peers.cache import gather_peers, writer_peers
 from mlagen.bench.peers.dense_decode import dense_decode_peers
 from mlagen.bench.peers.dense_fwd import dense_fwd_peers
 from mlagen.bench.peers.indexer_cache import indexer_cache_peers
+from mlagen.bench.peers.indexer_select import indexer_select_peers
 from mlagen.bench.peers.indices import indices_peers
 from mlagen.bench.peers.merge_states import merge_states_peers
 from mlagen.bench.peers.mqa_logits import mqa_logits_peers
@@ -32,6 +33,7 @@ PEERS: dict[str, Callable[[BenchPackage, Any, Sequence[Any]], Iterable[Entrant[A
     "merge_states": merge_states_peers,
     "mqa_logits": mqa_logits_peers,
     "topk": topk_peers,
+    "indexer_select": indexer_select_peers,
 }
 
 

@@ -18,18 +18,18 @@ WORKSPACE_PICKS = (512, 1024, 2048)
 COOPERATIVE_ROWS = 32
 
 
-def _cuda(name: str) -> Callable[..., Any]:
+def cuda_operator(name: str) -> Callable[..., Any]:
     """One of vLLM's CUDA ops. Raises ImportError where they are not installed."""
     load_vllm_operators()
     return getattr(torch.ops._C, name)  # type: ignore[no-any-return]
 
 
 def _per_row(kind: str, inputs: TopkInputs) -> Call:
-    return call_of(kind, _cuda(kind), inputs)
+    return call_of(kind, cuda_operator(kind), inputs)
 
 
 def _with_workspace(name: str, inputs: TopkInputs) -> Call:
-    function, (_, columns) = _cuda(name), inputs.logits.shape
+    function, (_, columns) = cuda_operator(name), inputs.logits.shape
     workspace = torch.zeros(WORKSPACE, dtype=torch.uint8, device=inputs.logits.device)
 
     def call() -> torch.Tensor:

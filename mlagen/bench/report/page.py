@@ -45,6 +45,7 @@ TITLES = {
     "indices": "Index kernels",
     "topk": "Top-k of rows of scores",
     "mqa_logits": "Logits of the lightning indexer",
+    "indexer_select": "Logits of the lightning indexer and their top-k",
 }
 DETAILS = (
     *("shape", "kernel", "us", "spread", "by", "TFLOP/s", "GB/s", "of the roof", "×", "after a pause us"),

@@ -15,6 +15,7 @@ from pydantic import ValidationError as Invalid
 
 from mlagen.bench.families.dense_decode import DenseDecodeShape
 from mlagen.bench.families.dense_fwd import DenseFwdShape
+from mlagen.bench.families.indexer_select import PickShape
 from mlagen.bench.families.merge_states import MergeStatesShape
 from mlagen.bench.families.mqa_logits import LogitsShape
 from mlagen.bench.families.sparse_decode import SparseDecodeShape
@@ -47,6 +48,7 @@ _SHAPES: tuple[type[Any], ...] = (
     MergeStatesShape,
     DenseFwdShape,
     TopkShape,
+    PickShape,
     LogitsShape,
     Batch,
 )

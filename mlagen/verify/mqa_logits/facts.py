@@ -15,6 +15,7 @@ FLAT, FLAT_PAIR = "fp8_mqa_logits", "fp8_fp4_mqa_logits"
 PAGED, PAGED_PAIR = "fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits"
 SCHEDULE = "get_paged_mqa_logits_metadata"
 WRAPPERS = (FLAT, FLAT_PAIR, PAGED, PAGED_PAIR, SCHEDULE)
+E2M1_SIGNS, UE8M0_ONE = (10, 0, 2), 127  # codes of -1, 0 and 1, and the byte of 1
 DTYPES = {"e4m3": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
 
 
@@ -73,12 +74,17 @@ class Rows:
 
     @classmethod
     def random(cls, facts: LogitsFacts, count: int, contents: str, generator: torch.Generator) -> Rows:
-        """Rows of contents "normal", or "codes": of any finite bytes, and scales far apart."""
+        """Rows of contents "normal", "codes": of any finite bytes, and scales far apart, or "whole".
+
+        The last are of 0, 1 and -1 times a power of two, so that every sum of a logit is exact, and many are equal.
+        """
         keys, scales = facts.keys, facts.scales
         if contents == "normal":
             planes = encode(facts.layout, torch.randn(count, facts.columns, generator=generator))
             values = planes[keys.plane][:, keys.offset : keys.offset + keys.nbytes]
             return cls(values, planes[scales.plane][:, scales.offset : scales.offset + scales.nbytes].contiguous())
+        if contents == "whole":
+            return cls._whole(facts, count, generator)
         values = torch.randint(0, 256, (count, keys.nbytes), generator=generator, dtype=torch.uint8)
         if facts.packed:
             exponents = torch.randint(100, 154, (count, scales.count), generator=generator)
@@ -86,6 +92,16 @@ class Rows:
         values[values.view(DTYPES[keys.dtype]).float().isnan()] = 0
         powers = torch.randint(-20, 20, (count, 1), generator=generator).float()
         return cls(values, torch.ldexp(1 + torch.rand(count, 1, generator=generator), powers).view(torch.uint8))
+
+    @classmethod
+    def _whole(cls, facts: LogitsFacts, count: int, generator: torch.Generator) -> Rows:
+        keys, scales = facts.keys, facts.scales
+        powers = torch.randint(-1, 2, (count, scales.count), generator=generator)
+        signs = torch.randint(-1, 2, (count, facts.columns), generator=generator)
+        if facts.packed:
+            codes = torch.tensor(E2M1_SIGNS, dtype=torch.uint8)[signs + 1]
+            return cls(codes[:, ::2] | codes[:, 1::2] << 4, (powers + UE8M0_ONE).to(torch.uint8))
+        return cls(signs.to(DTYPES[keys.dtype]).view(torch.uint8), torch.exp2(powers.float()).view(torch.uint8))
 
     def decoded(self, facts: LogitsFacts) -> tuple[torch.Tensor, torch.Tensor]:
         """Columns f64 [N, columns], and what a logit is multiplied by, f64 [N]."""

@@ -112,6 +112,8 @@ def _scales(facts: LogitsFacts, scales: torch.Tensor, words: bool) -> torch.Tens
 
 def _weights(shape: tuple[int, int], case: FlatCase | PagedCase, generator: torch.Generator) -> torch.Tensor:
     weights = torch.randn(shape, generator=generator) * 0.1
+    if case.contents == "whole":
+        weights = torch.randint(-2, 4, shape, generator=generator).float()
     if case.nan and shape[0] > NAN_TOKEN:
         weights[NAN_TOKEN, -1] = NAN
     return weights

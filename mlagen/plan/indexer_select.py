@@ -1,0 +1,35 @@
+"""Numbers of the wrappers that score keys and select at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlagen.plan.family import Family
+from mlagen.plan.rows import Caches
+from mlagen.plan.tuned import Tuned
+from mlagen.spec import Spec
+
+# 4096 tokens over 32K keys still go whole; in pieces of so much, 4096 over 128K take 1.7 % longer than whole on H200.
+LOGITS_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexerSelectPlan(Family):
+    """Numbers of the wrappers that launch the kernels of logits and of top-k, which are those of these families.
+
+    Attributes:
+        logits_bytes: of a workspace, up to which a call takes all its logits at once; a larger one goes in pieces.
+    """
+
+    NAME: ClassVar = "indexer_select"
+    FLAT: ClassVar = "indexer_topk"
+    PAGED: ClassVar = "paged_indexer_topk"
+    WRAPPERS: ClassVar = (FLAT, PAGED)
+
+    logits_bytes: int
+
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> IndexerSelectPlan | None:
+        """Derives the numbers; see `Family`."""
+        return cls(logits_bytes=LOGITS_BYTES) if cls.wanted(spec) else None
