@@ -81,8 +81,9 @@ def has_versions(table: Sequence[tuple[str, Sequence[TableRow]]]) -> bool:
 ALLOWED: dict[tuple[str, Minor], int] = {
     ("_sparse_fwd_sm90_kernel", (3, 9)): 1,
     ("_sparse_decode_sm90_kernel", (3, 9)): 9,
+    ("_dense_decode_sm90_kernel", (3, 6)): 1,
     ("_dense_decode_sm90_kernel", (3, 9)): 1,
-    ("_dense_fwd_sm90_kernel", (3, 9)): 4,
+    ("_dense_fwd_sm90_kernel", (3, 9)): 5,
 }
 
 
