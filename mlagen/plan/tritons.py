@@ -82,7 +82,7 @@ ALLOWED: dict[tuple[str, Minor], int] = {
     ("_sparse_fwd_sm90_kernel", (3, 9)): 1,
     ("_sparse_decode_sm90_kernel", (3, 9)): 9,
     ("_dense_decode_sm90_kernel", (3, 6)): 1,
-    ("_dense_decode_sm90_kernel", (3, 9)): 1,
+    ("_dense_decode_sm90_kernel", (3, 9)): 3,
     ("_dense_fwd_sm90_kernel", (3, 9)): 5,
 }
 
