@@ -45,6 +45,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     return {
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
         "overhead_of": "call",
+        "work_has_overhead": False,
         "block_b": dense_decode.block_b,
         "thread_lengths": dense_decode.block_b // WARPGROUP,
         "by_rows": {"begin": "gl.convert_layout(", "end": f", {row_context(sm90)['result']})"},
@@ -62,6 +63,7 @@ def _dense_e4m3_details(plan: Plan, *, few: bool) -> dict[str, Any]:
         **_dense_decode_details(plan),
         "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
         "overhead_of": "work",
+        "work_has_overhead": True,
         "by_rows": {"begin": "_by_rows(", "end": ")"},
         "packed": few,
         "product_keys": PRODUCT_DEPTH,

@@ -107,6 +107,10 @@ def specs(draw: st.DrawFn) -> Spec:
         and ("indexer" in indexed or not needs.indexer)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
     ]
+    wrappers = list(draw(some_of(fitting)))
+    for group in [group for name in wrappers for group in NEEDS[name].beside]:
+        if not set(group) & set(wrappers):
+            wrappers.append(next(name for name in group if name in fitting))
     spec = make_spec(
         title=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),
         num_heads=draw(st.integers(1, 128)),
@@ -119,7 +123,7 @@ def specs(draw: st.DrawFn) -> Spec:
         extra_cache=draw(st.none() | caches(rank, rope, dtype)) if two_caches else None,
         **({} if multi_head is None else {"multi_head": multi_head}),
         **indexed,
-        wrappers=draw(some_of(fitting)),
+        wrappers=tuple(wrappers),
         targets=draw(some_of(get_args(Target))),
     )
     if any(NEEDS[name].attention for name in spec.wrappers):
