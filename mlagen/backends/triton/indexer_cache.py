@@ -157,6 +157,7 @@ def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
         ),
         "pieces": _pieces(rows, of_query["stored"][0]["name"]),
         "piece_columns": rows.piece,
+        "binds_pieces": indexer_layout.binds_pieces(rows, of_query["stored"][0]["name"]),
         "pieces_store": layout.store_text(cached, indexer_layout.pieces_text(rows, of_query["stored"][0]["name"])),
         "query_bytes": query.data[0].nbytes,
         "query_scale_bytes": query_scales.nbytes,

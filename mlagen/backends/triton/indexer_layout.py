@@ -15,6 +15,8 @@ from mlagen.plan.rows import tiled_chunks
 
 KEYS_MODULE, QUERY_MODULE = "_indexer_layout", "_indexer_query"
 WRITE, NORMALISE = "indexer_k_quant_and_cache", "indexer_k_norm_rope_store"
+# That a line of 120 columns names beside other arguments, and that it joins.
+PIECES_A_LINE, SCALES_A_LINE = 6, 4
 
 
 def keys_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
@@ -59,8 +61,15 @@ def pieces_of(rows: IndexerRows, name: str) -> list[str]:
     return [f"{name}_{number}" for number in range(rows.indexer.head_dim // rows.piece)] if rows.piece else []
 
 
+def binds_pieces(rows: IndexerRows, name: str) -> bool:
+    """Whether these are too many for a line that passes them, and so get a name together."""
+    return len(pieces_of(rows, name)) > PIECES_A_LINE if rows.piece else False
+
+
 def pieces_text(rows: IndexerRows, name: str) -> str:
     """These as one argument; the name alone where rows are taken whole."""
+    if binds_pieces(rows, name):
+        return "pieces"
     return tuple_text(pieces_of(rows, name)) if rows.piece else name
 
 
@@ -93,13 +102,16 @@ def _pieces(rows: IndexerRows, layout: CacheLayout) -> dict[str, Any] | None:
         tiles.append({"scales": f"scales_{number}", "arguments": f"{begin}, {tile}, valid{_constants(layout)}"})
     if scales.count == 1:
         tiles = [{"scales": "stored_scales", "arguments": f"rows, pieces, valid{_constants(layout)}"}]
+    names = [tile["scales"] for tile in tiles]
+    halves = {"even": _joined(names[::2]), "odd": _joined(names[1::2])} if len(names) > SCALES_A_LINE else {}
     return {
         "width": width,
         "places": places,
         "each": each,
         "tile_parameters": typed(f"rows, pieces, valid{_constants(layout)}"),
         "tiles": tiles,
-        "joined": _joined([tile["scales"] for tile in tiles]) if scales.count > 1 else None,
+        "halves": halves,
+        "joined": _joined(list(halves) or names) if len(names) > 1 else None,
     }
 
 
