@@ -101,6 +101,9 @@ MUTANTS = (
         "    if True:\n        workspace =",
         "flat picks: workspace",
     ),
+    _literal(
+        "lengths may lie apart", "not context_lens.is_contiguous()", "False", "refuses: context_lens, of tokens, rows*"
+    ),
     _literal("a small workspace will do", "room < step", "room < 0", "refuses: workspace, too small*"),
     _literal(
         "any address will do", "workspace.data_ptr() % 16", "workspace.data_ptr() % 1", "refuses: workspace, begins*"

@@ -37,10 +37,6 @@ class PickCase(Case):
     room: int | None = None
 
 
-# Sums are exact: the logits of a piece and of the whole call may part in the last bit.
-WHOLE: Mapping[str, Any] = {"contents": "whole"}
-
-
 def _flat_cases(big: bool) -> Iterator[PickCase]:
     scored = FlatCase("", "", "", tokens=130, keys=5000) if big else FlatCase("", "", "", tokens=5, keys=300)
     base = PickCase("", "", FLAT, scored, 512 if big else 40)
@@ -62,27 +58,24 @@ def _flat_cases(big: bool) -> Iterator[PickCase]:
     yield case("contents: NaN", "NaN is never picked", {"nan": True, "ranges": "odd"}, k=300)
     for room in (1, 3, 4) + ((16, 48, 129) if big else ()):
         promise = "in pieces a call picks what it picks at once"
-        yield case(
-            f"pieces: {room}", promise, {"ranges": "odd", "contents": "whole"}, room=room, gives=("scores", "slots")
-        )
+        yield case(f"pieces: {room}", promise, {"ranges": "odd"}, room=room, gives=("scores", "slots"))
     slots: Mapping[str, Any] = {"gives": ("slots",), "own_table": 64}
     yield case("slots", "slots of the picks, by each token's own pages", **slots)
-    yield case("slots: mapped", "by the pages of each token's request", WHOLE, **slots, mapped=True, room=2)
+    yield case("slots: mapped", "by the pages of each token's request", **slots, mapped=True, room=2)
     yield case("slots: page of one", "of any page size", gives=("slots", "scores"), own_table=1)
     for layout in ("slice", "odd"):
-        yield case(f"layout: q {layout}", "rows of q may lie apart", {"q": layout, **WHOLE}, room=2)
+        yield case(f"layout: q {layout}", "rows of q may lie apart", {"q": layout}, room=2)
         promise = "results go where they are told, and nowhere else"
-        yield case(f"out: {layout}", promise, WHOLE, out=layout, gives=("scores", "slots"), own_table=7, k=33, room=2)
+        yield case(f"out: {layout}", promise, out=layout, gives=("scores", "slots"), own_table=7, k=33, room=2)
     yield case("own results", "a tensor of the wrapper's own", out="", gives=())
-    promise = "logits go through a given workspace, whose size changes no pick"
-    yield case("workspace", promise, WHOLE, check="workspace")
+    yield case("workspace", "logits go through a given workspace, whose size changes no bit", check="workspace")
     yield case("again", "two calls give the same bits", check="determinism")
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
     if big:
         yield case("contract: graph", "a captured call replays on other ranges", check="graph")
-        yield case("contract: graph, pieces", "so does one in pieces", WHOLE, check="graph", room=48)
-        many = {"tokens": 2050, "keys": 9000, "contents": "whole"}
-        yield case("large", "a prefill", many, k=2048)
+        yield case("contract: graph, pieces", "so does one in pieces", check="graph", room=48)
+        many = {"tokens": 2050, "keys": 9000}
+        yield case("large", "a prefill", {**many, "contents": "whole"}, k=2048)
         yield case("large: pieces", "a prefill in pieces", many, k=2048, room=512)
 
 
