@@ -67,6 +67,8 @@ def refused(facts: LogitsFacts, wrappers: Sequence[str]) -> Iterator[RefusedCase
     ]
     apart = [
         Invalid("context_lens", "entries apart", invalid.every_other, wrappers=(PAGED,)),
-        Invalid("context_lens", "of tokens, rows apart", lambda one: one[:, None].repeat(1, 3)[:, :2], wrappers=(PAGED,)),
+        Invalid(
+            "context_lens", "of tokens, rows apart", lambda one: one[:, None].repeat(1, 3)[:, :2], wrappers=(PAGED,)
+        ),
     ]
     yield from invalid.refused_cases(NAME, there, [*shared, *apart, *_results(), *_pages(), *_workspaces()])
