@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 STEP = 2.0**-10  # of a bf16 logit of these models, whose largest are 0.125 to 0.25: they part in such steps
-MOST = 4 * STEP  # of log-probabilities, up to the first token that differs
-TIE = 4 * STEP  # by how much vLLM's token may lead the next best where the two part
+MOST = 4 * STEP  # of log-probabilities up to the first token that differs, and of vLLM's token's lead there
 APART = 0.02  # of a head's output by its largest column, from the same inputs; bf16 rounds by 0.004
 
 Rows = list[dict[str, Any]]
@@ -31,7 +30,7 @@ class Parted:
 
     def within(self) -> bool:
         """Whether they part by no more than bf16 does."""
-        return self.of > 0 and self.logprob <= MOST and self.lead <= TIE
+        return self.of > 0 and max(self.logprob, self.lead) <= MOST
 
     def __str__(self) -> str:
         return f"{self.equal} of {self.of}"
@@ -126,8 +125,8 @@ def compare(mode: str, ours: dict[str, Any], theirs: dict[str, Any], kind: str) 
         their, right_too = called(theirs, kind)
         different = [one for one in (other, *their) if one not in (words, *more)]
         found["seen"] += f"; vLLM's: {'; '.join(different)}" if different else ""
-        right = right and right_too
-        holds = holds and both.within() and (same or mode in ("load", "invariant"))  # theirs need not hold all
+        same = same or mode in ("load", "invariant")  # theirs need not hold all
+        holds = holds and right_too and both.within() and same
         used = used and not any("mlagen_vllm" in one for one in theirs["backends"])
     else:
         found["seen"] += f"; vLLM's own backend: {b['failed'].splitlines()[0][:160]}"

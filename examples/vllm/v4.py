@@ -48,7 +48,7 @@ def finish(module: Any) -> None:
 
 
 def project(layer: Any, o: Any, positions: Any) -> Any:
-    """What a layer's `_o_proj` does, without e4m3: its heads turned back by their RoPE, then both of its matrices.
+    """What a layer's `_o_proj` does, without e4m3: heads turned back by their RoPE, `wo_a` in float32, `wo_b` in bf16.
 
     All of it runs on the device, from tensors that stay where they are, so that a CUDA graph holds it.
 

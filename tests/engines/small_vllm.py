@@ -112,5 +112,5 @@ class LLM:
         )
         self.llm_engine.runner = runner
 
-    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
-        return [getattr(self.worker, method)(*args)]
+    def collective_rpc(self, method: str) -> list[Any]:
+        return [getattr(self.worker, method)()]
