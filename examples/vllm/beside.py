@@ -1,4 +1,4 @@
-"""Attention of DeepSeek V4's layers in vLLM with something beside it or in its place: its rounding, seen and moved."""
+"""Attention of DeepSeek V4's layers in vLLM beside vLLM's own, of the same inputs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from vllm.forward_context import get_forward_context
 from vllm.models.deepseek_v4.nvidia.flashmla import DeepseekV4FlashMLAAttention
-
-STEP = 2.0**-8  # of a number: at random up to so much moves three of ten by bf16's next step, and none by more
 
 
 def own(layer: Any) -> Callable[[Any, Any, Any], Any]:
@@ -59,35 +57,3 @@ def compare(layer: Any, found: dict[str, list[float]]) -> None:
                 found[f"{name} {what}"] = [most, *(x + y for x, y in zip(sums, seen, strict=True))]
 
     layer.forward_mqa = forward_mqa
-
-
-def swap(layer: Any) -> None:
-    """Has vLLM's own attention stand in for that of a layer of the plugin's."""
-    theirs, ours = own(layer), layer.forward_mqa
-
-    def forward_mqa(q: Any, kv: Any, positions: Any, output: Any) -> None:
-        if get_forward_context().attn_metadata is None:
-            ours(q, kv, positions, output)
-        else:
-            output.copy_(theirs(q, kv, positions))
-
-    layer.forward_mqa = forward_mqa
-
-
-def jitter(layer: Any, seed: int, share: float = 1.0) -> None:
-    """Has a share of a layer's outputs move at random by no more than bf16's next step."""
-    before = layer.forward_mqa
-    generator = torch.Generator(device=layer.attn_sink.device).manual_seed(seed)
-
-    def forward_mqa(q: Any, kv: Any, positions: Any, output: Any) -> None:
-        before(q, kv, positions, output)
-        if get_forward_context().attn_metadata is not None:
-            by, chosen = torch.rand((2, *output.shape), generator=generator, device=output.device)
-            output.copy_(output.float() * (1 + (2 * by - 1) * STEP * (chosen < share)))
-
-    layer.forward_mqa = forward_mqa
-
-
-def undo(layer: Any) -> None:
-    """Takes back what was put beside a layer's attention or in its place."""
-    vars(layer).pop("forward_mqa", None)

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-MOST = 0.02  # of log-probabilities, up to the first token that differs; bf16's own noise of the tiny models is 0.005
+STEP = 2.0**-10  # of a bf16 logit of these models, whose largest are 0.125 to 0.25: they part in such steps
+MOST = 4 * STEP  # of log-probabilities up to the first token that differs, and of vLLM's token's lead there
 APART = 0.02  # of a head's output by its largest column, from the same inputs; bf16 rounds by 0.004
-TIE = 0.05  # by how much vLLM's token may lead the next best where the two part
 
 Rows = list[dict[str, Any]]
 
@@ -28,10 +28,9 @@ class Parted:
     logprob: float
     lead: float
 
-    def within(self, other: Parted | None = None) -> bool:
-        """Whether they part by no more than bf16 does, or than twice what `other` does, which another rounding does."""
-        most, tie = (MOST, TIE) if other is None else (max(MOST, 2 * other.logprob), max(TIE, 2 * other.lead))
-        return self.of > 0 and self.logprob <= most and self.lead <= tie
+    def within(self) -> bool:
+        """Whether they part by no more than bf16 does."""
+        return self.of > 0 and max(self.logprob, self.lead) <= MOST
 
     def __str__(self) -> str:
         return f"{self.equal} of {self.of}"
@@ -88,22 +87,21 @@ def seen(mode: str, one: dict[str, Any]) -> tuple[str, bool]:
     return words, holds
 
 
-def noise(theirs: dict[str, Any] | None) -> Parted | None:
-    """How vLLM's eager run parts from itself when attention rounds in another way; None if it was not tried."""
-    one = ((theirs or {}).get("modes") or {}).get("eager", {})
-    if "moved" not in one:
-        return None
-    all_of = [parted(moved, one["sequences"]) for moved in one["moved"]]
-    return max(all_of, key=lambda each: each.logprob)
+def called(run: dict[str, Any], kind: str) -> tuple[list[str], bool]:
+    """What a run's layers called, in words, and whether that is what its kind and its engine say.
 
-
-def rounding(ours: dict[str, Any], theirs: dict[str, Any], moved: Parted) -> tuple[str, bool]:
-    """What of two eager runs shows that their attention's rounding alone parts them, in words, and whether it does."""
-    again = parted(theirs["again"], theirs["sequences"])
-    swapped = parted(ours["swapped"], theirs["sequences"])
-    words = f"with vLLM's attention in the plugin's layers {swapped} (apart by {swapped.logprob:.4f}), vLLM's own again"
-    words += f" {again} ({again.logprob:.4f}), with its outputs moved by a step of bf16 {moved} ({moved.logprob:.4f})"
-    return words, swapped.within(again)
+    A package takes the query in its two parts, as vLLM has it, but for V4's, which is one, and where ranks share a
+    context: there vLLM puts them together. V4's layers project attention's output by `v4.py`.
+    """
+    calls = run.get("calls", {})
+    if kind == "v4":
+        projected, captured = calls.get("projected", [0, 0])
+        return [f"output projected in float32 {projected:,} times, {captured} into graphs"], projected > 0
+    if run["who"] == "vllm":
+        return [], True
+    (pairs, captured), (others, _) = (calls.get(name, [0, 0]) for name in ("pair", "whole"))
+    words = f"q in two parts in {pairs:,} of {pairs + others:,} calls, {captured} into graphs"
+    return [words], (others > 0 if run["dcp"] > 1 else pairs > 0 and others == 0)
 
 
 def whole(one: dict[str, Any] | None) -> bool:
@@ -111,34 +109,32 @@ def whole(one: dict[str, Any] | None) -> bool:
     return one is not None and "sequences" in one and "failed" not in one
 
 
-def compare(
-    mode: str, ours: dict[str, Any], theirs: dict[str, Any], package: str, moved: Parted | None = None
-) -> dict[str, Any]:
-    """What of two runs of a mode is equal, and how fast they are; vLLM's may have refused.
+def compare(mode: str, ours: dict[str, Any], theirs: dict[str, Any], kind: str) -> dict[str, Any]:
+    """What of two runs of a mode is equal, and how fast they are; vLLM's may have refused."""
+    from plan import KINDS
 
-    `moved` is what `noise` says: by how much they may part.
-    """
     a, b = ours["modes"][mode], theirs["modes"][mode]
-    used = any(f"mlagen_vllm_{package}." in one for one in ours["backends"])
+    used = any(f"mlagen_vllm_{KINDS[kind][0]}." in one for one in ours["backends"])
     words, holds = seen(mode, a)
-    found: dict[str, Any] = {"equal": "–", "rates": {}, "seen": words}
+    more, right = called(ours, kind)
+    found: dict[str, Any] = {"equal": "–", "rates": {}, "seen": "; ".join([words, *more])}
     if whole(b):
         both = parted(a["sequences"], b["sequences"])
         found |= {"equal": str(both), "logprob": both.logprob, "lead": both.lead}
         other, same = seen(mode, b)
-        found["seen"] += "" if other == words else f"; vLLM's: {other}"
-        holds = holds and both.within(moved) and (same or mode in ("load", "invariant"))  # theirs need not hold all
-        if moved is not None and "swapped" in a:
-            more, same = rounding(a, b, moved)
-            found["seen"] += f"; {more}"
-            holds = holds and same
+        their, right_too = called(theirs, kind)
+        different = [one for one in (other, *their) if one not in (words, *more)]
+        found["seen"] += f"; vLLM's: {'; '.join(different)}" if different else ""
+        same = same or mode in ("load", "invariant")  # theirs need not hold all
+        holds = holds and right_too and both.within() and same
         used = used and not any("mlagen_vllm" in one for one in theirs["backends"])
     else:
         found["seen"] += f"; vLLM's own backend: {b['failed'].splitlines()[0][:160]}"
     if "rates" in a and "rates" in b:
         found["rates"] = {"vllm": b["rates"], "mlagen": a["rates"]}
     indexes = used and "mlagen_vllm" in (ours.get("indexer") or "")
-    return found | {"in use": "with its indexer" if indexes else "yes" if used else "no", "holds": used and holds}
+    in_use = "with its indexer" if indexes else "yes" if used else "no"
+    return found | {"in use": in_use, "holds": used and right and holds}
 
 
 def table(found: dict[str, dict[str, Any]]) -> list[str]:
@@ -175,7 +171,7 @@ def failure(mode: str, runs: dict[str, dict[str, Any] | None]) -> str | None:
 
 def results(folder: Path, kinds: list[str], modes: list[str]) -> tuple[dict[str, Any], dict[str, str], dict[str, Any]]:
     """The modes that both ran, those that failed with the reason, and all that was written."""
-    from plan import KINDS, MODES
+    from plan import MODES
 
     runs = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*-*-*.json"))}
     found, failed = {}, {}
@@ -187,8 +183,7 @@ def results(folder: Path, kinds: list[str], modes: list[str]) -> tuple[dict[str,
                 failed[f"{kind}, {mode}"] = reason.splitlines()[0]
                 continue
             try:
-                moved = noise(runs.get(f"{kind}-eager-vllm"))
-                found[f"{kind}, {mode}"] = compare(mode, of["mlagen"], of["vllm"], KINDS[kind][0], moved)
+                found[f"{kind}, {mode}"] = compare(mode, of["mlagen"], of["vllm"], kind)
             except (KeyError, ValueError) as error:  # a run of fewer sequences than the other's, say
                 failed[f"{kind}, {mode}"] = f"comparison: {type(error).__name__}: {error}"
     return found, failed, runs

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import functools
 import importlib
 import json
 import os
@@ -24,10 +23,6 @@ from typing import Any
 import loads
 from plan import ENGINES, KINDS, LONGEST, MAY_REFUSE, MEASURED, MODES, block, config, modes_of
 
-ROUNDING = {  # of attention, in DeepSeek V4
-    "vllm": ("rounding of attention", loads.rounding),
-    "mlagen": ("attention beside vLLM's own", loads.beside),
-}
 WAIT = 300  # seconds for the others to get ready, and to be measured
 
 
@@ -184,9 +179,10 @@ def serve_all(llm: Any, asked: argparse.Namespace, report: Report) -> None:
     }
     for mode in modes_of(asked.engine, asked.modes):
         report.part(mode, *parts[mode])
-        if mode == "eager" and asked.kind == "v4":
-            name, part = ROUNDING[asked.who]
-            report.part(mode, name, functools.partial(part, llm))
+        if mode == "eager" and asked.kind == "v4" and asked.who == "mlagen":
+            report.part(mode, "attention beside vLLM's own", lambda: loads.beside(llm))
+    report.found |= {"calls": llm.collective_rpc("calls")[0]}
+    report.write()
 
 
 def start(asked: argparse.Namespace, report: Report) -> Any:

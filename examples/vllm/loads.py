@@ -16,7 +16,6 @@ PREFIXES = (63, 65, 127, 333, 1237, 2111)  # shared tokens
 TAILS = (1, 30, 200)  # tokens behind a shared prefix
 REQUESTS = 200  # that come and go
 ROUNDS = 3  # of a throughput: the first compiles what is left to compile
-SEEDS = (1, 2)  # of what moves attention's outputs
 
 
 @dataclass
@@ -123,40 +122,18 @@ def prompt(seed: int, length: int) -> list[int]:
 
 def plain(llm: Any) -> dict[str, Any]:
     """Prompts of many lengths at once, and in how many pairs of prompts that end alike the first token is another."""
-    served = sequences(llm)
+    served = serve(llm, [Request(prompt(length, length)) for length in LENGTHS])
     ends = [prompt(100 + number, 4) for number in range(16)]
     firsts = [serve(llm, [Request(prompt(seed, 60) + end, 1) for end in ends]).rows() for seed in (1, 2)]
     differ = sum(a["tokens"] != b["tokens"] for a, b in zip(*firsts, strict=True))
-    return {"sequences": served, "decides": f"{differ} of {len(ends)}"}
-
-
-def sequences(llm: Any) -> list[dict[str, Any]]:
-    """Prompts of many lengths at once."""
-    return serve(llm, [Request(prompt(length, length)) for length in LENGTHS]).rows()
-
-
-def rounding(llm: Any) -> dict[str, Any]:
-    """What vLLM's own attention gives again, and with its outputs moved at random by no more than bf16's next step."""
-    found: dict[str, Any] = {"again": sequences(llm), "moved": []}
-    for seed in SEEDS:
-        llm.collective_rpc("attend", args=("jitter", seed))
-        found["moved"].append(sequences(llm))
-    llm.collective_rpc("attend", args=("undo",))
-    return found
+    return {"sequences": served.rows(), "decides": f"{differ} of {len(ends)}"}
 
 
 def beside(llm: Any) -> dict[str, Any]:
-    """What the plugin's layers give with vLLM's own attention in them, and by how much the two part on the same inputs.
-
-    Then prompts arrive while others decode.
-    """
-    llm.collective_rpc("attend", args=("swap",))
-    found: dict[str, Any] = {"swapped": sequences(llm)}
-    llm.collective_rpc("attend", args=("compare",))
+    """By how much the plugin's attention and vLLM's own part on the same inputs; prompts arrive beside decodes."""
+    llm.collective_rpc("compare_attention")
     serve(llm, [Request(prompt(length, length), 16, 3 * order) for order, length in enumerate(LENGTHS)])
-    found["apart"] = llm.collective_rpc("apart")[0]
-    llm.collective_rpc("attend", args=("undo",))
-    return found
+    return {"apart": llm.collective_rpc("apart")[0]}
 
 
 def throughput(llm: Any) -> dict[str, float]:

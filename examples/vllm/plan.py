@@ -72,12 +72,12 @@ def block(kind: str) -> int:
 def v4_config(heads: int) -> dict[str, Any]:
     """As `config` for DeepSeek V4: a layer that sees a window alone, one with 4 tokens a row beside it, one with 128.
 
-    Of the matrices one is quantised, since vLLM multiplies it as such alone; the others would have DeepGEMM compile
-    kernels for each shape and size of a batch.
+    None of its matrices is quantised: one step of bf16 would become one of e4m3, and DeepGEMM would compile kernels for
+    each shape and size of a batch. `v4.py` multiplies `wo_a`, which vLLM takes as e4m3 alone.
     """
     layers = 3
     plain = [
-        *("attn.fused_wqa_wkv", "attn.wq_b", "attn.wo_b", "attn.indexer.wq_b"),
+        *("attn.fused_wqa_wkv", "attn.wq_b", "attn.wo_a", "attn.wo_b", "attn.indexer.wq_b"),
         *("ffn.shared_experts.gate_up_proj", "ffn.shared_experts.down_proj", "ffn.experts.routed_experts"),
     ]
     skipped = [f"model.layers.{layer}.{name}" for layer in range(layers) for name in plain]

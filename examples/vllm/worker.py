@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from typing import Any
 
 import v4
 import vllm.model_executor.model_loader.dummy_loader as loader
+from calls import CALLS, watch
 
 SIZE = 0.08  # of the weights: with vLLM's 0.001 attention adds nothing that a token shows
 
@@ -15,9 +17,17 @@ _initialize = loader.initialize_dummy_weights
 
 def _initialize_larger(model: Any, config: Any, *_: Any, **__: Any) -> None:
     """Random weights of a module; vLLM's loader goes through all modules, the whole model first."""
+    _watch()
     _initialize(model, config, low=-SIZE, high=SIZE)
     if getattr(getattr(config, "hf_config", None), "model_type", None) == "deepseek_v4":
         v4.finish(model)
+
+
+@functools.cache
+def _watch() -> None:
+    """Has the calls of plugins counted, before a graph is captured: layers, which exist by now, have loaded theirs."""
+    for name in [name for name in sys.modules if name.startswith("mlagen_vllm_") and name.endswith(".backend")]:
+        watch(sys.modules[name])
 
 
 loader.initialize_dummy_weights = _initialize_larger
@@ -60,19 +70,21 @@ class Look:
         """What `count_steps` has counted; None where it cannot."""
         return self.counted
 
-    def attend(self, how: str, *options: Any) -> None:
-        """Puts something beside the attention of DeepSeek V4's layers or in its place: a function of `beside.py`."""
+    def calls(self) -> dict[str, list[int]]:
+        """What `calls.py` has counted."""
+        return CALLS
+
+    def compare_attention(self) -> None:
+        """Has vLLM's own attention compute, from now on, what each of the plugin's layers of DeepSeek V4 does."""
         import beside  # of vLLM's Python as of V4 on
 
         self.apart_by = {}
-        options = (self.apart_by,) if how == "compare" else options
         for layer in self.vllm_config.compilation_config.static_forward_context.values():
             if hasattr(layer, "forward_mqa"):
-                beside.undo(layer)
-                getattr(beside, how)(layer, *options)
+                beside.compare(layer, self.apart_by)
 
     def apart(self) -> dict[str, list[float]]:
-        """By how much `attend("compare")` saw the two part, by kind of layer and of tokens."""
+        """By how much `compare_attention` saw the two part, by kind of layer and of tokens."""
         return self.apart_by
 
     def logits_module(self) -> str | None:

@@ -98,17 +98,19 @@ class LLM:
             raise ValueError("batch invariance not supported")
         module, _, name = told["worker_extension_cls"].rpartition(".")
         look = getattr(importlib.import_module(module), name)
+        owner = f"{os.environ['VLLM_PLUGINS'].replace('mlagen_', 'mlagen_vllm_')}.backend" if plugin else "vllm.own"
+        backend = importlib.import_module(owner) if plugin else None  # as layers load it, before they get weights
         weight = torch.zeros(4)
         sys.modules["vllm.model_executor.model_loader.dummy_loader"].initialize_dummy_weights(weight, None)  # type: ignore[attr-defined]
-        owner = f"{os.environ['VLLM_PLUGINS'].replace('mlagen_', 'mlagen_vllm_')}.backend" if plugin else "vllm.own"
         layer = Space(get_attn_backend=lambda: type("Backend", (), {"__module__": owner}))
         self.worker = look()
-        runner = self.worker.model_runner = Space(model=Space(parameters=lambda: [weight]), _model_forward=lambda: None)
+        forward = (lambda: backend.flash_mla_with_kvcache((0, 0))) if backend else lambda: None
+        runner = self.worker.model_runner = Space(model=Space(parameters=lambda: [weight]), _model_forward=forward)
         self.worker.vllm_config = Space(compilation_config=Space(static_forward_context={"layer": layer}))
         self.llm_engine = Engine(
             told["max_num_batched_tokens"], told["enable_prefix_caching"], "speculative_config" in told
         )
         self.llm_engine.runner = runner
 
-    def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
-        return [getattr(self.worker, method)(*args)]
+    def collective_rpc(self, method: str) -> list[Any]:
+        return [getattr(self.worker, method)()]

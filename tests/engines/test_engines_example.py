@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -16,6 +17,7 @@ import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "vllm"
 MODULES = ("plan", "loads", "engine", "compare")
+PACKAGES = {"sparse": "dsv32", "dense": "dsv3", "v4": "dsv4_flash"}
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,8 @@ def run(
     found = {"device": "a GPU", "heads": 4, "tp": 1, "dcp": 1, "ready": 1.0, "versions": versions}
     about = {"decides": "1 of 1", "rates": {"decode": 1.0, "prefill": 2.0}} if mode == "eager" else {}
     kept = {"sequences": [sequence(tokens, shift=shift, lead=lead)]} | about | more
-    return found | {"who": "mlagen" if plugin else "vllm", "backends": [backend], "modes": {mode: kept}}
+    found |= {"who": "mlagen" if plugin else "vllm", "calls": {"pair": [7, 2]} if plugin else {}}
+    return found | {"backends": [backend], "modes": {mode: kept}}
 
 
 @pytest.mark.parametrize(
@@ -55,19 +58,19 @@ def run(
     [
         (run([1, 2, 3], plugin=True), True),
         (run([1, 2, 3], plugin=False), False),  # vLLM's own twice
-        (run([1, 2, 3], shift=0.01, plugin=True), True),
-        (run([1, 2, 3], shift=0.5, plugin=True), False),
+        (run([1, 2, 3], shift=0.0029, plugin=True), True),
+        (run([1, 2, 3], shift=0.0049, plugin=True), False),
         (run([1, 9, 9], plugin=True), False),  # where vLLM's token led by far
     ],
 )
 def test_runs_hold_if_they_part_by_no_more_than_bf16_does(
     comparison: ModuleType, ours: dict[str, Any], holds: bool
 ) -> None:
-    assert comparison.compare("eager", ours, run([1, 2, 3]), "dsv32")["holds"] is holds
+    assert comparison.compare("eager", ours, run([1, 2, 3]), "sparse")["holds"] is holds
 
 
 def test_tokens_may_part_at_a_tie(comparison: ModuleType) -> None:
-    found = comparison.compare("eager", run([1, 9, 9], plugin=True), run([1, 2, 3], lead=0.001), "dsv32")
+    found = comparison.compare("eager", run([1, 9, 9], plugin=True), run([1, 2, 3], lead=0.001), "sparse")
     assert found["holds"]
     assert found["equal"] == "0 of 1"
 
@@ -100,7 +103,7 @@ def test_a_load_holds_if_it_saw_what_it_is_there_for(
     comparison: ModuleType, mode: str, more: dict[str, Any], holds: bool
 ) -> None:
     ours, theirs = (run([1, 2], mode=mode, plugin=plugin, **more) for plugin in (True, False))
-    assert comparison.compare(mode, ours, theirs, "dsv32")["holds"] is holds
+    assert comparison.compare(mode, ours, theirs, "sparse")["holds"] is holds
 
 
 def test_report_tells_how_far_attention_itself_is_apart(comparison: ModuleType) -> None:
@@ -119,28 +122,32 @@ def test_report_tells_how_far_attention_itself_is_apart(comparison: ModuleType) 
 
 
 @pytest.mark.parametrize(
-    ("moved", "shift", "swapped", "holds"),
+    ("kind", "calls", "dcp", "said", "holds"),
     [
-        (0.08, 0.15, 0.0, True),
-        (0.08, 0.17, 0.0, False),  # by more than twice what another rounding of vLLM's own does
-        (0.08, 0.15, 0.05, False),  # by more than attention
-        (0.001, 0.015, 0.0, True),
-        (0.001, 0.025, 0.0, False),
+        ("sparse", {"pair": [2000, 21]}, 1, "q in two parts in 2,000 of 2,000 calls, 21 into graphs", True),
+        ("sparse", {"pair": [7, 0], "whole": [1, 0]}, 1, "q in two parts in 7 of 8 calls, 0 into graphs", False),
+        ("sparse", {}, 1, "q in two parts in 0 of 0 calls, 0 into graphs", False),
+        ("dense", {"whole": [7, 0]}, 2, "q in two parts in 0 of 7 calls, 0 into graphs", True),
+        ("v4", {"whole": [7, 0], "projected": [9, 3]}, 1, "output projected in float32 9 times, 3 into graphs", True),
+        ("v4", {"whole": [7, 0]}, 1, "output projected in float32 0 times, 0 into graphs", False),
     ],
 )
-def test_another_rounding_of_attention_says_how_far_runs_may_part(
-    comparison: ModuleType, moved: float, shift: float, swapped: float, holds: bool
+def test_calls_of_layers_are_what_their_model_says(
+    comparison: ModuleType, kind: str, calls: dict[str, Any], dcp: int, said: str, holds: bool
 ) -> None:
-    ours = run([1, 2, 3], shift=shift, plugin=True, swapped=[sequence([1, 2, 3], shift=swapped)])
-    again = [sequence([1, 2, 3])]
-    theirs = run([1, 2, 3], again=again, moved=[again, [sequence([1, 2, 3], shift=-moved)]])
-    seen = comparison.noise(theirs)
-    assert seen.logprob == pytest.approx(moved)
-    found = comparison.compare("eager", ours, theirs, "dsv32", seen)
+    ours = run([1, 2], plugin=True) | {"calls": calls, "dcp": dcp}
+    assert comparison.called(ours, kind) == ([said], holds)
+    theirs = run([1, 2]) | {"calls": {"projected": [9, 3]}}
+    found = comparison.compare("eager", ours | {"backends": [f"mlagen_vllm_{PACKAGES[kind]}.b.C"]}, theirs, kind)
+    assert said in found["seen"]
     assert found["holds"] is holds
-    assert f"moved by a step of bf16 1 of 1 ({moved:.4f})" in found["seen"]
-    assert comparison.noise(None) is None
-    assert comparison.noise(run([1, 2, 3])) is None
+
+
+def test_vllms_v4_projects_as_the_packages_does(comparison: ModuleType) -> None:
+    calls = {"projected": [9, 3]}
+    ours = run([1, 2], plugin=True) | {"calls": calls, "backends": ["mlagen_vllm_dsv4_flash.b.C"]}
+    assert not comparison.compare("eager", ours, run([1, 2]), "v4")["holds"]
+    assert comparison.compare("eager", ours, run([1, 2]) | {"calls": calls}, "v4")["holds"]
 
 
 @pytest.mark.parametrize("failed", [False, True])
@@ -193,6 +200,7 @@ def place(folder: Path, fault: str = "") -> None:
     assert "# a fault stands here" in vllm
     files = {
         "mlagen_vllm_dsv3/__init__.py": "",
+        "mlagen_vllm_dsv3/backend.py": "def flash_mla_with_kvcache(q): pass\n",
         "mlagen_vllm_dsv3/dsv3/__init__.py": "def warmup(device): pass\n",
         "vllm/__init__.py": vllm.replace("# a fault stands here", fault),
         "mlagen_vllm_dsv3-0.dist-info/METADATA": "Metadata-Version: 2.1\nName: mlagen_vllm_dsv3\nVersion: 0\n",
@@ -222,6 +230,9 @@ def test_one_command_runs_every_mode_and_says_what_vllm_refuses(tmp_path: Path, 
     assert found["failed"] == {}
     assert "16 of 16 bit-equal" in found["compared"]["dense, invariant"]["seen"]
     assert "ValueError: batch invariance not supported" in found["compared"]["dense, invariant"]["seen"]
+    for one in found["compared"].values():
+        pairs, calls = re.search(r"q in two parts in ([\d,]+) of ([\d,]+) calls", one["seen"]).groups()
+        assert pairs == calls != "0"
     assert modes or found["compared"]["dense, load"]["equal"] == "180 of 180"
 
 
