@@ -24,6 +24,10 @@ from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
 FIRST_BARRIER = 4  # of the named ones, above those that Triton takes
+# Of what attention over a cache takes and gives, beside q and out.
+REST_OF_SHAPES = (
+    "requests * s_q. indices i32 [requests, s_q, topk], lengths i32 [requests], lse f32 [tokens, num_heads]."
+)
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
 
 
@@ -244,7 +248,8 @@ SWAP_AB = SwapAbModule(
 )
 
 
-def _sparse_decode_arguments(plan: Plan) -> Signature:
+def sparse_decode_arguments(plan: Plan) -> Signature:
+    """Those of the kernel of sparse attention over a cache."""
     attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
@@ -312,7 +317,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
         "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
         "shapes": [
             f"q [requests, s_q, num_heads, {plan.d_qk}], out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is",
-            "requests * s_q. indices i32 [requests, s_q, topk], lengths i32 [requests], lse f32 [tokens, num_heads].",
+            REST_OF_SHAPES,
         ],
     }
 
@@ -401,7 +406,7 @@ SPARSE_DECODE = Sm90Module(
     MODULE="_sparse_decode_sm90",
     TEMPLATE="sm90/sparse_decode",
     plan_of=lambda plan: sm90_of(plan, SparseDecodePlan),
-    arguments=_sparse_decode_arguments,
+    arguments=sparse_decode_arguments,
     details=_sparse_decode_details,
 )
 

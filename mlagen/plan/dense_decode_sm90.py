@@ -72,11 +72,17 @@ def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | No
     sm90 = make_sm90(spec, rows or ROWS)
     if sm90 is None or PartialRow(spec.partials, D_V).scaled:
         return None
+    return of_e4m3(sm90, REGISTERS)
+
+
+def of_e4m3(sm90: Sm90Plan, registers: Registers) -> Sm90Plan:
+    """The plan of a kernel of 64 rows that multiplies K as it is stored, of one that multiplies the model's dtype."""
     scores = 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
     values = 2 * (D_V // 2 // BLOCK_H) * sm90.step // PRODUCT_DEPTH
     return replace(
         sm90,
-        registers=REGISTERS,
+        registers=registers,
+        scale_columns=0,
         expected_shared=_shared(sm90, BLOCK_H, BLOCK_H, 7),
         expected_products=scores + values,
         k_itemsize=1,

@@ -14,6 +14,7 @@ from mlagen.plan.cached_row import cached_row
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import Sm90Plan, make_sm90, refusal
 from mlagen.plan.sm90_caches import cache_refusal
+from mlagen.plan.sparse_decode_sm90 import make_sparse_e4m3
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import SparseAttention, Spec
@@ -38,12 +39,19 @@ class SparseDecodePlan(CachedFamily):
 
     Attributes:
         indexed: the cache, and the second one if there is one, with their indices.
+        sm90_e4m3: the numbers of the sm90 kernel of a q of e4m3; None without one.
     """
 
     NAME: ClassVar = fits.SPARSE_DECODE
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache",)
 
     indexed: tuple[IndexedCache, ...]
+    sm90_e4m3: Sm90Plan | None
+
+    @property
+    def sm90_modules(self) -> tuple[str, ...]:
+        """Generated modules of its sm90 kernels."""
+        return (*super().sm90_modules, *(() if self.sm90_e4m3 is None else (f"_{self.NAME}_sm90_e4m3",)))
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> SparseDecodePlan | None:
@@ -68,6 +76,7 @@ class SparseDecodePlan(CachedFamily):
             sm90=sm90,
             caches=caches,
             indexed=_indexed(attention, layout, extra),
+            sm90_e4m3=make_sparse_e4m3(spec, layout, extra, sm90),
             cached=cached,
         )
 

@@ -133,11 +133,18 @@ class SparseAttention(Model):
             "true ones, which errs less and takes longer; portable kernels take those always"
         ),
     ] = "lagged"
+    products: Annotated[
+        Literal["model", "mixed"],
+        Field(
+            description="what attention over a cache multiplies; mixed: on sm90 scores in e4m3 where q is e4m3, with a "
+            "q_scale, and so is the cache, with one scale a tensor; V in fp16"
+        ),
+    ] = "model"
 
     @model_serializer(mode="wrap")
     def _without_what_is_off(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         said: dict[str, Any] = dump(self)
-        for name, off in (("shared_indices", None), ("rescaling", "lagged")):
+        for name, off in (("shared_indices", None), ("rescaling", "lagged"), ("products", "model")):
             if said[name] == off:  # so that the hashes of specs that came before the switch stay
                 del said[name]
         return said

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen import GENERATOR
-from mlagen.backends import sm90, sm90_dense_decode, sm90_logits, sm90_topk
+from mlagen.backends import sm90, sm90_dense_decode, sm90_logits, sm90_sparse_decode, sm90_topk
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import (
     cache,
@@ -103,7 +103,9 @@ RENDERERS = {
     MqaLogitsPlan.NAME: Renderer(
         mqa_logits.shared, mqa_logits.modules, (sm90_logits.MQA_LOGITS, sm90_logits.PAGED_MQA_LOGITS)
     ),
-    SparseDecodePlan.NAME: Renderer(sparse_decode.shared, sparse_decode.modules, (sm90.SPARSE_DECODE,)),
+    SparseDecodePlan.NAME: Renderer(
+        sparse_decode.shared, sparse_decode.modules, (sm90.SPARSE_DECODE, sm90_sparse_decode.SPARSE_DECODE_E4M3)
+    ),
     SparseFwdPlan.NAME: Renderer(
         sparse_fwd.shared,
         sparse_fwd.modules,

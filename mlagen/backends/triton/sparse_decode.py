@@ -9,7 +9,7 @@ from mlagen.backends.triton import layout, splits, tiles
 from mlagen.backends.triton.common import chunk_of, imported
 from mlagen.backends.triton.splits import accumulators, attention_context, given, presences
 from mlagen.layout import CacheLayout
-from mlagen.plan import CachedFamily, Caches, MergeStatesPlan, Plan, SparseDecodePlan, StoredCache
+from mlagen.plan import CachedFamily, Caches, MergeStatesPlan, Plan, Sm90Plan, SparseDecodePlan, StoredCache
 from mlagen.plan.sm90_caches import load_unit
 
 OFFSET_BITS = 32  # of where the sm90 kernel's rows begin
@@ -121,6 +121,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         **rows,
         "queries": ", ".join(f"q_{chunk['name']}" for chunk in rows["chunks"]),
         "sm90": family.sm90,
+        "e4m3": family.sm90_e4m3,
         "row_unit": load_unit(main),
         "loads_at": max(one.loads_at for _, one in _prefixed(family.caches)),
         "offset_bits": OFFSET_BITS + load_unit(main).bit_length() - 1,
@@ -135,14 +136,15 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         "all_indices": "tl.cdiv(topk, BLOCK_N) * BLOCK_N + extra_topk" if extra else "topk",
         "has_tensor_scale": any(one.tensor_scale for _, one in _prefixed(family.caches)),
         "has_bytes": any(one.quantised for _, one in _prefixed(family.caches)),
-        "tensors": ["q", *(["q_rope"] if plan.takes_pair else []), *_tensors(main, extra)],
+        "tensors": ["q", *(["q_rope"] if plan.takes_pair else []), *_tensors(main, extra, family.sm90_e4m3)],
         **_variants(plan, extra, both=both),
     }
 
 
-def _tensors(main: CacheLayout, extra: CacheLayout | None) -> list[str]:
+def _tensors(main: CacheLayout, extra: CacheLayout | None, e4m3: Sm90Plan | None) -> list[str]:
     """The tensors of a call but Q, by the names of the kernels' arguments."""
-    found = ["k_cache", "indices", "topk_length", *(["k_scale"] if main.tensor_scale else [])]
+    scales = [*(["k_scale"] if main.tensor_scale else []), *(["q_scale"] if e4m3 else [])]
+    found = ["k_cache", "indices", "topk_length", *scales]
     if extra is not None:
         found += ["extra_k_cache", "extra_indices", "extra_topk_length"]
         found += ["extra_k_scale"] if extra.tensor_scale else []

@@ -18,18 +18,21 @@ class CacheFacts:
         facts: what it says besides.
         layouts: of the cache, and of the second one if there is one.
         topks: indices a token of each.
+        e4m3: q may be of e4m3, with a scale.
     """
 
     facts: Facts
     layouts: tuple[CacheLayout, ...]
     topks: tuple[int, ...]
+    e4m3: bool
 
     @classmethod
     def of(cls, spec: Mapping[str, Any]) -> CacheFacts:
         """The facts of `SPEC["spec"]`."""
         main, extra = layouts_of(spec)
         assert main is not None
+        e4m3 = spec["attention"].get("products") == "mixed"
         topk, window = spec["attention"]["topk"], spec["attention"].get("window")
         if extra is None:
-            return cls(Facts.of(spec), (main,), (topk + (window or 0),))
-        return cls(Facts.of(spec), (main, extra), (window or topk, topk))
+            return cls(Facts.of(spec), (main,), (topk + (window or 0),), e4m3)
+        return cls(Facts.of(spec), (main, extra), (window or topk, topk), e4m3)

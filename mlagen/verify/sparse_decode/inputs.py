@@ -63,12 +63,14 @@ class Inputs(family.Inputs):
         lists: of the cache, and of the second one if it is passed.
         scale: softmax_scale; None: not passed.
         sink: f32 [heads] or None.
+        q_scale: q is passed as e4m3, in multiples of this; None: as it is.
     """
 
     q: torch.Tensor
     lists: list[ListInputs]
     scale: float | None
     sink: torch.Tensor | None
+    q_scale: float | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of the wrapper but for metadata."""
@@ -83,6 +85,9 @@ class Inputs(family.Inputs):
         }
         optional = {"softmax_scale": self.scale, "attn_sink": self.sink, "topk_length": main.length}
         optional |= {"k_scale": main.scale, **{name: one.view for name, one in self.given.items()}}
+        if self.q_scale is not None:
+            found["q"] = _as_e4m3(self.q, self.q_scale)
+            found["q_scale"] = torch.full((1,), self.q_scale, device=self.q.device)
         for one in extra:
             found |= {"extra_k_cache": one.cache, "extra_indices_in_kvcache": one.indices}
             optional |= {"extra_topk_length": one.length, "extra_k_scale": one.scale}
@@ -99,6 +104,15 @@ class Inputs(family.Inputs):
             for one in self.lists
         ]
         return replace(self, q=take(self.q), lists=lists, given={}, placed={})
+
+
+def _as_e4m3(q: torch.Tensor, scale: float) -> torch.Tensor:
+    """A q in multiples of a scale, in e4m3, with the strides that it has, and NaN between its rows."""
+    last = sum((size - 1) * stride for size, stride in zip(q.shape, q.stride(), strict=True)) if q.numel() else -1
+    codes = torch.full((last + 1,), NAN_CODES["e4m3"][0], dtype=torch.uint8, device=q.device)
+    codes = codes.as_strided(q.shape, q.stride())
+    codes.copy_((q.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8))
+    return codes.view(torch.float8_e4m3fn)
 
 
 def _code(
@@ -193,10 +207,12 @@ def build(problem: CacheProblem, known: CacheFacts, device: str, seed: int) -> I
     values = torch.randn(problem.tokens, problem.heads, facts.d_qk, generator=generator)
     if problem.wide_q:
         values *= torch.exp2(16.0 * torch.randint(-1, 2, (problem.tokens, problem.heads, 1), generator=generator))
+    if problem.q_scale is not None:
+        values = values.to(torch.float8_e4m3fn).float() * problem.q_scale
     values = values.to(getattr(torch, facts.dtype)).to(device)
     q, placed_q = place_tokens(values, (problem.requests, problem.s_q), problem.q, NAN)
     scale = None if problem.scale is None else problem.scale * facts.d_qk**-0.5
-    inputs = Inputs(q, [], scale, None, placed={"q": placed_q})
+    inputs = Inputs(q, [], scale, None, problem.q_scale, placed={"q": placed_q})
     for number in range(len(problem.listings)):
         one, placed = _build_list(known, problem, number, device, generator)
         inputs.lists.append(one)

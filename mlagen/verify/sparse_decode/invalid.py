@@ -38,6 +38,9 @@ def _invalid(known: CacheFacts) -> Iterator[Invalid]:
     other = torch.float16 if facts.dtype == "bfloat16" else torch.bfloat16
     yield from invalid.tensor("q", other, first=True)
     yield Invalid("q", "wider than a row", invalid.wider(8))
+    if known.e4m3:
+        yield Invalid("q", "of e4m3 without its scale", lambda q: q.to(torch.float8_e4m3fn))
+        yield Invalid("q", "with a scale of one of e4m3", invalid.zeros(1), like="q", changes="q_scale")
     yield from pairs.invalid(facts, other)
     yield from invalid.pages("k_cache", layout)
     yield Invalid("k_cache", "two heads", lambda cache: cache.repeat(1, 1, 2, 1))

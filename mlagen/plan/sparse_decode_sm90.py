@@ -1,0 +1,51 @@
+"""Numbers of the sm90 kernel of sparse attention that multiplies Q and a cache of e4m3."""
+
+from __future__ import annotations
+
+from mlagen.errors import LimitError
+from mlagen.layout import CacheLayout
+from mlagen.plan.dense_decode_sm90 import of_e4m3, reads_e4m3
+from mlagen.plan.sm90 import D_V, SWIZZLED_COLUMNS, Registers, Sm90Plan, refusal
+from mlagen.plan.splits import PartialRow
+from mlagen.spec import SparseAttention, Spec
+
+REGISTERS = Registers((232, 40))
+
+
+def make_sparse_e4m3(
+    spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None, sm90: Sm90Plan | None
+) -> Sm90Plan | None:
+    """The plan of the kernel; None where the spec does not ask for it.
+
+    Args:
+        spec: the spec.
+        layout, extra_layout: of its caches.
+        sm90: of the kernel that multiplies the model's dtype, in whose place it runs.
+
+    Raises:
+        LimitError: the spec asks for it, and it cannot be emitted.
+    """
+    if not isinstance(spec.attention, SparseAttention) or spec.attention.products != "mixed":
+        return None
+    reason = _refusal(spec, layout, extra_layout)
+    if reason is not None or sm90 is None:
+        message = f"got mixed, which cannot be emitted: {reason or 'the spec has no sm90 kernel'}"
+        raise LimitError(f"specs/{spec.name}.yaml: attention.products: {message}")
+    return of_e4m3(sm90, REGISTERS)
+
+
+def _refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None) -> str | None:
+    """Why the kernel cannot be emitted for a spec; None if it can."""
+    if spec.backend == "triton":
+        return "backend is triton"
+    if extra_layout is not None:
+        return "it reads one cache, and the spec has two"
+    if not reads_e4m3(layout):
+        return f"it multiplies rows of e4m3 with one scale a tensor, and a cache of {layout.name} has others"
+    dims = spec.model
+    tail = dims.kv_lora_rank + dims.qk_rope_head_dim - dims.v_head_dim
+    if (dims.v_head_dim, tail) != (D_V, SWIZZLED_COLUMNS):
+        return f"a row has {dims.v_head_dim} columns of V and {tail} behind, and it takes {D_V} and {SWIZZLED_COLUMNS}"
+    if PartialRow(spec.partials, D_V).scaled:
+        return f"partials are {spec.partials}, and it stores them in fp32 or bf16"
+    return refusal(spec)
