@@ -22,7 +22,7 @@ CACHE_KERNELS = ("_sparse_decode_kernel", "_sparse_decode_split_kernel")
 TILE = ("BLOCK_H", "BLOCK_N")
 # Strides for which this kernel has no more than 32 bits of a register: its wrapper refuses others, see `_reaches`.
 NARROW = (
-    "_sparse_decode_sm90_kernel",
+    ("_sparse_decode_sm90_kernel", "_sparse_decode_sm90_e4m3_kernel"),
     {"q_head_stride", "q_rope_head_stride", "indices_token_stride", "out_token_stride", "out_head_stride"},
 )
 
@@ -99,7 +99,7 @@ def check_every_list(found: Enumerated) -> None:
             for param in params:
                 # Constexprs come last and are all that Triton looks at to tell one launch from another.
                 assert param.is_constexpr != param.do_not_specialize, (job.kernel, param.name)
-                narrow = job.kernel == NARROW[0] and param.name.removeprefix("extra_") in NARROW[1]
+                narrow = job.kernel in NARROW[0] and param.name.removeprefix("extra_") in NARROW[1]
                 wide = param.name.endswith("stride") and not narrow
                 assert (param.annotation_type == "i64") == wide, (job.kernel, param.name)
             assert [param.is_constexpr for param in params] == sorted(param.is_constexpr for param in params)

@@ -33,6 +33,7 @@ from mlagen.plan import (
     Plan,
     Sm90Plan,
     Sm90Row,
+    SparseDecodePlan,
     SparseFwdPlan,
     Tuned,
     load_plan,
@@ -130,6 +131,8 @@ def _print_tiles(family: LatentFamily, num_heads: int) -> None:
         _print_sm90(family.sm90)
     if isinstance(family, DenseDecodePlan) and family.few_rows is not None:
         _print_few_rows(family.few_rows, family.wide_calls)
+    if isinstance(family, SparseDecodePlan) and family.sm90_e4m3 is not None:
+        _print_e4m3(family.sm90_e4m3)
     if isinstance(family, SparseFwdPlan):
         for swap_ab in family.swap_ab:
             _print_swap_ab(swap_ab)
@@ -175,6 +178,14 @@ def _print_few_rows(few: Sm90Plan, wide: Sequence[WideRow]) -> None:
         for row in wide
     )
     out.print(f"calls of a q of e4m3 that run the one of 64 rows, by rows and keys of all requests: {'; '.join(calls)}")
+
+
+def _print_e4m3(sm90: Sm90Plan) -> None:
+    """Prints the numbers of the sm90 kernel that the same calls run with a q of e4m3."""
+    out.print(
+        f"of a q of e4m3, in its place: {sm90.step} indices a step; registers {_registers(sm90.registers)}; "
+        f"{sm90.expected_shared:,} bytes of shared memory; {sm90.expected_products} wgmma"
+    )
 
 
 def _print_swap_ab(swap_ab: Sm90Plan) -> None:

@@ -27,6 +27,7 @@ from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.rows import Caches, caches_of, rows_block_size
 from mlagen.plan.sm90 import RESCALE_THRESHOLD_LOG2, refusal
 from mlagen.plan.sparse_decode import SparseDecodePlan
+from mlagen.plan.sparse_decode_sm90 import multiplies_e4m3
 from mlagen.plan.sparse_fwd import SparseFwdPlan
 from mlagen.plan.splits import SplitsPlan
 from mlagen.plan.topk import TopkPlan
@@ -205,4 +206,7 @@ def _check(spec: Spec) -> None:
     reason = union_refusal(spec, over_rows=SparseFwdPlan.wanted(spec))
     if group is not None and reason is not None:
         message = f"attention.shared_indices: got {group}, which cannot be emitted: {reason}"
+        raise LimitError(f"specs/{spec.name}.yaml: {message}")
+    if multiplies_e4m3(spec) and not SparseDecodePlan.wanted(spec):
+        message = "attention.products: got mixed, which cannot be emitted: no wrapper computes attention over a cache"
         raise LimitError(f"specs/{spec.name}.yaml: {message}")

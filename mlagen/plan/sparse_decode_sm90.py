@@ -9,7 +9,12 @@ from mlagen.plan.sm90 import D_V, SWIZZLED_COLUMNS, Registers, Sm90Plan, refusal
 from mlagen.plan.splits import PartialRow
 from mlagen.spec import SparseAttention, Spec
 
-REGISTERS = Registers((232, 40))
+REGISTERS = Registers((232, 40), (((3, 9), (224, 56)),))
+
+
+def multiplies_e4m3(spec: Spec) -> bool:
+    """Whether a spec asks for the kernel."""
+    return isinstance(spec.attention, SparseAttention) and spec.attention.products == "mixed"
 
 
 def make_sparse_e4m3(
@@ -25,7 +30,7 @@ def make_sparse_e4m3(
     Raises:
         LimitError: the spec asks for it, and it cannot be emitted.
     """
-    if not isinstance(spec.attention, SparseAttention) or spec.attention.products != "mixed":
+    if not multiplies_e4m3(spec):
         return None
     reason = _refusal(spec, layout, extra_layout)
     if reason is not None or sm90 is None:

@@ -81,6 +81,10 @@ def has_versions(table: Sequence[tuple[str, Sequence[TableRow]]]) -> bool:
 ALLOWED: dict[tuple[str, Minor], int] = {
     ("_sparse_fwd_sm90_kernel", (3, 9)): 1,
     ("_sparse_decode_sm90_kernel", (3, 9)): 9,
+    ("_sparse_decode_sm90_e4m3_kernel", (3, 6)): 4,
+    ("_sparse_decode_sm90_e4m3_kernel", (3, 7)): 5,
+    ("_sparse_decode_sm90_e4m3_kernel", (3, 8)): 2,
+    ("_sparse_decode_sm90_e4m3_kernel", (3, 9)): 6,
     ("_dense_decode_sm90_kernel", (3, 6)): 1,
     ("_dense_decode_sm90_kernel", (3, 9)): 3,
     ("_dense_fwd_sm90_kernel", (3, 9)): 5,

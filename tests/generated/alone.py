@@ -174,7 +174,7 @@ def arguments(package):
         "page_size": tokens,
         "is_mla": True,
     }
-    if package.SPEC["layout"] == "fp8_per_tensor" and sparse["kind"] == "dense":
+    if package.SPEC["layout"] == "fp8_per_tensor":
         for name in ("flash_mla_with_kvcache", "decode_attention_fwd"):
             calls[name]["k_scale"] = torch.ones(1)
     return {name: calls[name] for name in said["wrappers"]}

@@ -18,6 +18,7 @@ def make_spec(**changes: Any) -> Spec:
     """DeepSeek V3.2's attention; `changes` replace fields of any of its parts by name. A layout may be its name."""
     data = attention_of("dsv32")
     data["attention"]["shared_indices"] = None  # which few dims and targets can have
+    data["attention"]["products"] = "model"
     data.pop("partials", None)  # which wrappers without attention have not
     for name, value in changes.items():
         (part,) = [part for part in (data, *data.values()) if isinstance(part, dict) and name in part]
