@@ -1,10 +1,12 @@
 """Attention over a cache broken on purpose; `mutants.py` runs verification on each of them.
 
 Usage: python sparse_decode_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py. The package has two
-caches of ue8m0_v4.
+caches of ue8m0_v4, or multiplies a q of e4m3: `kv_mixed`.
 """
 
 import re
+import sys
+from pathlib import Path
 
 import mutants
 from mutants import SPLITS, Mutant
@@ -199,6 +201,34 @@ CALL_MUTANTS = (
     ),
 )
 
+Q_SCALE = ("sparse_decode: e4m3: q, 3 heads, s_q 1", "sparse_decode: e4m3: q slice")
+E4M3_MUTANTS = (
+    _literal("q_scale is left out", "(q.float() * q_scale)", "q.float()", *Q_SCALE),
+    _literal("q_scale counts twice", "(q.float() * q_scale)", "(q.float() * q_scale * q_scale)", *Q_SCALE),
+    _literal("q of e4m3 has the cache's scale", "(q.float() * q_scale)", "(q.float() * 0.4375)", *Q_SCALE),
+    _literal(
+        "the RoPE part of a pair is the latent's",
+        "torch.cat((q, q_rope), -1)",
+        "torch.cat((q, q[..., : D_QK - q.shape[-1]]), -1)",
+        "sparse_decode: *pair*, e4m3*",
+    ),
+    _literal(
+        "a scale goes with q of bf16",
+        "DTYPE if q_scale is None else torch.float8_e4m3fn",
+        "DTYPE if q_scale is None else DTYPE",
+        "refuses: q, *of e4m3*",
+    ),
+    _literal(
+        "q of e4m3 needs no scale",
+        "DTYPE if q_scale is None else torch.float8_e4m3fn",
+        "torch.float8_e4m3fn",
+        "refuses: q, *of e4m3*",
+        "sparse_decode: typical",
+    ),
+)
+
 if __name__ == "__main__":
     mutants.MUTANTS = (*CACHE_MUTANTS, *SPLIT_MUTANTS, *CALL_MUTANTS)
+    if Path(sys.argv[1]).name == "kv_mixed":
+        mutants.MUTANTS = E4M3_MUTANTS
     mutants.main()

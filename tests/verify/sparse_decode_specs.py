@@ -28,6 +28,7 @@ SPECS = {
     "odd": (12, 96, 32, 128, "fp16", ODD, "fp8_per_tensor", 100, ", window: 37" + REQUIRED),
     "plain": (5, 64, 16, 64, "bf16", "bf16", None, 48, ", window: 16" + LACKING),
     "eight": (3, 256, 32, 256, "bf16", "fp8_ds_mla", None, 48, ", window: 16"),  # rows of 328 bytes
+    "mixed": (3, 512, 64, 512, "bf16", "fp8_per_tensor", None, 48, ", products: mixed"),
     "tensor": (3, 64, 32, 96, "bf16", "fp8_per_tensor", "fp8_per_tensor", 48, ", window: 16"),
 }
 

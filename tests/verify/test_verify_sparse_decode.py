@@ -139,7 +139,7 @@ def test_small_packages_hold_every_case(packages, name, target):
     assert [str(error) for error in mismatches(results)] == []
 
 
-@pytest.mark.parametrize("name", ["v32", "v32_nvfp4", "v4", "v41", "eight", "tensor"])
+@pytest.mark.parametrize("name", ["v32", "v32_nvfp4", "v4", "v41", "eight", "mixed", "tensor"])
 def test_the_others_hold_what_their_layouts_make_different(packages, name):
     only = ["*typical*", "*size: 53*", "*any codes*", "*: cache past*", "*int32*", "*lists*", "*: 20 *", "*refuses*"]
     results = verify_package(packages[name], workers=1, targets=["sm90"], only=only)
@@ -153,10 +153,18 @@ def test_targets_without_e4m3_in_hardware_hold_the_cases_for_every_target(packag
     assert [str(error) for error in mismatches(results)] == []
 
 
+@pytest.mark.parametrize("target", ["sm80", pytest.param("sm90", marks=pytest.mark.slow)])
+def test_a_q_of_e4m3_is_taken_on_every_target_with_its_scale(packages, target):
+    results = verify_package(packages["mixed"], workers=1, targets=[target], only=["*e4m3*"])
+    assert len(results) > (30 if target == "sm90" else 3)
+    assert [str(error) for error in mismatches(results)] == []
+
+
 @pytest.mark.slow
 @pytest.mark.mutants
-def test_every_mutant_is_reported(packages, tmp_path):
-    check_mutants("sparse_decode_mutants.py", packages["v4"], tmp_path, more_than=30)
+@pytest.mark.parametrize(("name", "more_than"), [("v4", 30), ("mixed", 5)])
+def test_every_mutant_is_reported(packages, tmp_path, name, more_than):
+    check_mutants("sparse_decode_mutants.py", packages[name], tmp_path, more_than=more_than)
 
 
 def test_refusals_name_the_layout_of_wrong_rows(tmp_path):

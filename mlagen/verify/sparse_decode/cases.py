@@ -13,6 +13,7 @@ from mlagen.verify.case import Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.facts import Facts
 from mlagen.verify.patterns import INDEX_PROMISES, LENGTH_PROMISES, SINK_PROMISES
+from mlagen.verify.sparse_decode import e4m3
 from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.invalid import refused
 
@@ -422,55 +423,15 @@ def _contract(suite: _Suite) -> Iterator[SparseDecodeCase]:
 
 
 def _e4m3(suite: _Suite) -> Iterator[SparseDecodeCase]:
-    if not suite.known.e4m3:
-        return
-    e4m3: dict[str, Any] = {"q_scale": 0.5}
-    promise = "q may be of e4m3, with its scale"
-    topk = suite.known.topks[0] if suite.big else 112
-    for heads, s_q in ((3, 1), (16, 1), (70, 2), (128, 1)):
-        name = f"e4m3: q, {heads} heads, s_q {s_q}"
-        sizes = {"heads": heads, "s_q": s_q, "requests": 40 if suite.big else 1, "main": {"topk": topk, "rows": 9999}}
-        yield from suite.case(name, promise, every_target=heads == 16, **sizes, **e4m3)
-    for count in (1, 17, 65, 301):
-        yield from suite.case(f"e4m3: q, topk {count}", promise, heads=5, requests=2, main={"topk": count}, **e4m3)
-    for size, layout in ((53, "end to end"), (16, "far"), (5, "row gap")):
-        rows = {"topk": 48, "block_size": size, "cache": layout}
-        yield from suite.case(f"e4m3: q, pages of {size}, {layout}", promise, heads=6, requests=2, main=rows, **e4m3)
-    for layout in ("slice", "transposed", "odd", "by position"):
-        sizes = {"heads": 6, "requests": 2, "s_q": 2, "main": {"topk": 48}}
-        yield from suite.case(f"e4m3: q {layout}", promise, q=layout, **sizes, **e4m3)
-    for pattern in INDEX_PROMISES:
-        settings: dict[str, Any] = {"main": {"indices": pattern}, "requests": 2}
-        yield from suite.case(f"e4m3: q, indices {pattern}", INDEX_PROMISES[pattern], **settings, **e4m3)
-    changes = {"contents": "any", "indices": "full", "poison": 0x7F}
-    yield from suite.case("e4m3: q, any codes", "a row is its codes times its scale", main=changes, **e4m3)
-    promise = "the scales of q and of the logits may be any power of two"
-    for exponent in (-100, -20, 10):
-        settings = {"q_scale": 2.0**exponent, "scale": 2.0**-exponent if exponent > -100 else None, "requests": 2}
-        yield from suite.case(f"e4m3: scale of q 2^{exponent}", promise, **settings)
-    promise = "a softmax that saturates stays finite"
-    yield from suite.case("e4m3: q, large logits", promise, scale=40.0, requests=2, **e4m3)
-    if suite.facts.length != "none" and suite.facts.sink != "none":
-        settings = {"main": {"topk": 304, "length": "mixed"}, "sink": "mixed", "requests": 7, "heads": 3}
-        yield from suite.case("e4m3: q, lengths and sink", "a sink, and lengths from 0 on", **settings, **e4m3)
-        yield from suite.case(
-            "e4m3: q, lengths and sink, in splits", "the same in splits", multiprocessors=10_000, **settings, **e4m3
-        )
-    split: dict[str, Any] = {"heads": suite.split_heads, "main": {"topk": 304}, "multiprocessors": 1000}
-    yield from suite.case("e4m3: q, in splits", "splits of a q of e4m3", requests=2, **split, **e4m3)
-    yield from suite.case("e4m3: q, NaN", "NaN in q stays in its head", check="nan", s_q=2, **e4m3)
-    promise = "two calls give the same bits"
-    yield from suite.case("e4m3: q, same bits twice", promise, check="determinism", **e4m3)
-    yield from suite.case("e4m3: q, same bits twice, split", promise, check="determinism", **split, **e4m3)
-    promise = "batch-invariant mode takes q of e4m3 too"
-    settings = {"requests": 4, "heads": suite.split_heads, "batch_invariant": True, "check": "invariance"}
-    yield from suite.case("e4m3: q, batch invariant", promise, main={"topk": 608, "rows": 999}, **settings, **e4m3)
-    if suite.big:
-        yield from suite.case("e4m3: q, graph", "a captured call replays on new inputs", check="graph", **e4m3)
-    for name, promise, check in pairs.cases(suite.facts):
-        if check != "pair, far":
-            sizes = {"check": check, "heads": suite.split_heads, "requests": 2, "s_q": 2}
-            yield from suite.case(f"{name}, e4m3", promise, **sizes, **e4m3)
+    changes: dict[str, Any]
+    if suite.known.e4m3:
+        for name, promise, settings in e4m3.settings(suite.known, suite.split_heads, big=suite.big):
+            changes = {"q_scale": 0.5, **settings}
+            yield from suite.case(f"e4m3: {name}", promise, **changes)
+        for name, promise, check in pairs.cases(suite.facts):
+            if check != "pair, far":
+                changes = {"check": check, "heads": suite.split_heads, "requests": 2, "s_q": 2, "q_scale": 0.5}
+                yield from suite.case(f"{name}, e4m3", promise, **changes)
 
 
 def _merged(suite: _Suite) -> Iterator[SparseDecodeCase]:
