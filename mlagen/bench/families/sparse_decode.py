@@ -36,6 +36,8 @@ LEAST_HEADS = 64  # of a rank, by default; fewer are measured on request
 CONTEXT = 32 << 10  # cached tokens of a request that top-k indices may name
 WINDOW_CONTEXT = 1 << 10  # likewise of a window, which is a run of them
 EAGER_TOKENS = 1
+OURS_E4M3 = "ours, q of e4m3"
+Q_SCALE = 2.0**-5  # of a q of e4m3
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ class SparseDecodeInputs:
     """Tensors of one call.
 
     Attributes:
-        q: [requests, s_q, num_heads, d_qk].
+        q: [requests, s_q, num_heads, d_qk]; where the package takes e4m3 too, numbers of it times Q_SCALE.
         main, extra: the caches.
         d_v: columns of V.
         sm_scale: factor of the logits.
@@ -161,8 +163,15 @@ def sparse_decode_shapes(package: BenchPackage, heads: Sequence[int] | None) -> 
     ]
 
 
-def call_of(package: BenchPackage, inputs: SparseDecodeInputs, *, batch_invariant: bool = False) -> Callable[[], Any]:
-    """A call of the package's wrapper, which gives out [requests, s_q, num_heads, d_v]."""
+def takes_e4m3(package: BenchPackage) -> bool:
+    """Whether a q of e4m3 is multiplied as it is."""
+    return package.attention_spec.get("products") == "mixed"
+
+
+def call_of(
+    package: BenchPackage, inputs: SparseDecodeInputs, *, batch_invariant: bool = False, e4m3: bool = False
+) -> Callable[[], Any]:
+    """A call of the package's wrapper, which gives out [requests, s_q, num_heads, d_v]; `e4m3`: with q as e4m3."""
     attention = package.wrapper(WRAPPER)
     metadata, _ = package.wrapper("get_mla_metadata")()
     main, extra = inputs.main, inputs.extra
@@ -182,7 +191,11 @@ def call_of(package: BenchPackage, inputs: SparseDecodeInputs, *, batch_invarian
     for name in ("attn_sink", "topk_length", "extra_topk_length"):
         if getattr(inputs, name) is not None:
             options[name] = getattr(inputs, name)
-    arguments = (inputs.q, main.view(inputs.q.dtype), None, None, inputs.d_v, metadata)
+    q = inputs.q
+    if e4m3:
+        q = (q / Q_SCALE).to(torch.float8_e4m3fn)
+        options["q_scale"] = torch.full((1,), Q_SCALE, device=q.device)
+    arguments = (q, main.view(inputs.q.dtype), None, None, inputs.d_v, metadata)
     return lambda: attention(*arguments, **options)[0]
 
 
@@ -254,9 +267,13 @@ class _Pools:
                 return None
             return torch.full((shape.requests,), count, dtype=torch.int32, device=device)
 
-        size = (shape.requests, shape.s_q, shape.num_heads, facts.d_qk)
+        q = torch.randn(
+            (shape.requests, shape.s_q, shape.num_heads, facts.d_qk), dtype=self.package.dtype, device=device
+        )
+        if takes_e4m3(self.package):
+            q = (q / Q_SCALE).to(torch.float8_e4m3fn).to(self.package.dtype) * Q_SCALE
         return SparseDecodeInputs(
-            q=torch.randn(size, dtype=self.package.dtype, device=device),
+            q=q,
             main=self.main.cached(first, shape.requests, shape.s_q, main_count, window=extra is not None),
             extra=None if extra is None else extra.cached(first, shape.requests, shape.s_q, extra_count, window=False),
             d_v=facts.d_v,
@@ -295,11 +312,13 @@ def sparse_decode_trials(
         moved = shape.bytes_moved(package.facts, *package.cached)
         sets = sets_needed(moved, setting.l2_bytes)
         inputs = [pools.inputs(shape, number) for number in range(sets)]
+        e4m3 = [Entrant(OURS_E4M3, partial(call_of, package, e4m3=True))] if takes_e4m3(package) else []
         return Trial(
             inputs=inputs,
             entrants=[
                 Entrant(OURS, partial(call_of, package)),
                 Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True)),
+                *e4m3,
             ],
             error_of=reference(inputs[0]).error_of,
             error_limit=error_limit(package.dtype, package.facts.partials),

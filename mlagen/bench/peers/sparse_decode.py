@@ -7,11 +7,13 @@ from typing import Any, Protocol
 
 import torch
 
-from mlagen.bench.families.sparse_decode import SparseDecodeInputs, SparseDecodeShape
+from mlagen.bench.families.sparse_decode import Cached, SparseDecodeInputs, SparseDecodeShape
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers.libraries import D_C, D_ROPE, FLASH_MLA, FLASH_MLA_MODULES, first_module, pad_heads
+from mlagen.bench.shapes import TENSOR_SCALE
 from mlagen.bench.trial import Call, Entrant
 from mlagen.layout import CacheLayout
+from mlagen.layout.codec import read
 from mlagen.verify.facts import Facts
 
 KNOWN = {"fp8_ds_mla": D_C + D_ROPE, "ue8m0_v4": D_C}  # layouts, and the columns of a row
@@ -69,12 +71,52 @@ class FlashMlaSparseDecode:
         return call
 
 
+class FlashMlaRows:
+    """FlashMLA's prefill kernel over a cache of one scale as bf16 rows, which are made of it outside the timing.
+
+    The rows that no index of the call names are left out.
+    """
+
+    name = f"{FLASH_MLA}, rows of bf16"
+
+    def unsupported(self, facts: Facts, layout: CacheLayout, extra: CacheLayout | None) -> str | None:
+        """It is for caches that its decode kernel does not know."""
+        if not layout.tensor_scale or extra is not None:
+            return "one cache of one scale only"
+        if (facts.d_qk, facts.d_v, facts.dtype) != (D_C + D_ROPE, D_C, "bfloat16"):
+            return f"bf16 and rows of {D_C} + {D_ROPE} columns only"
+        return "calls without lengths only" if facts.length == "required" else None
+
+    def prepare(self, inputs: SparseDecodeInputs) -> Call:
+        """Makes the rows, pads q, the sink and the indices."""
+        attention = first_module(FLASH_MLA_MODULES).flash_mla_sparse_fwd
+        requests, s_q, heads, _ = inputs.q.shape
+        q, sink = pad_heads(inputs.q, inputs.attn_sink)
+        rows, indices = named_rows(inputs.main)
+        arguments = (q.flatten(0, 1), rows[:, None], pad_indices(indices).flatten(0, 1)[:, None], inputs.sm_scale)
+
+        def call() -> torch.Tensor:
+            out = attention(*arguments, inputs.d_v, sink)[0]
+            assert isinstance(out, torch.Tensor)
+            return out.view(requests, s_q, *out.shape[1:])[:, :, :heads]
+
+        return call
+
+
+def named_rows(cached: Cached) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows that indices name, bf16 [rows, columns], and the indices into these: i32, as they were."""
+    slots, places = torch.unique(cached.indices.flatten(), return_inverse=True)
+    first = int((slots < 0).sum())  # absent ones are -1, the least
+    rows = read(cached.layout, cached.pages, cached.block_size, slots[first:].long(), TENSOR_SCALE).bfloat16()
+    return rows, (places - first).clamp(min=-1).view_as(cached.indices).int()
+
+
 def pad_indices(indices: torch.Tensor) -> torch.Tensor:
     """Indices i32 [requests, s_q, count] with absent ones behind them, up to a count that FlashMLA takes."""
     return torch.nn.functional.pad(indices, (0, -indices.shape[2] % INDEX_MULTIPLE), value=-1)
 
 
-PEERS: tuple[SparseDecodePeer, ...] = (FlashMlaSparseDecode(),)
+PEERS: tuple[SparseDecodePeer, ...] = (FlashMlaSparseDecode(), FlashMlaRows())
 
 
 def sparse_decode_peers(

@@ -13,6 +13,7 @@ from mlagen.bench.check import error_limit
 from mlagen.bench.families import sparse_decode
 from mlagen.bench.families.cache import sides_of
 from mlagen.bench.families.sparse_decode import (
+    OURS_E4M3,
     Pool,
     SparseDecodeInputs,
     SparseDecodeShape,
@@ -22,7 +23,7 @@ from mlagen.bench.families.sparse_decode import (
     sparse_decode_trials,
 )
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.peers.sparse_decode import PEERS, pad_indices
+from mlagen.bench.peers.sparse_decode import PEERS, named_rows, pad_indices
 from mlagen.bench.roofline import Roof
 from mlagen.bench.shapes import TENSOR_SCALE
 from mlagen.bench.trial import BATCH_INVARIANT, OURS, Setting
@@ -68,6 +69,7 @@ class Attention:
         if extra_k_cache is not None and extra_indices_in_kvcache is not None:
             kv = torch.cat([kv, self.rows(1, extra_k_cache, extra_indices_in_kvcache)], 2)
         kv = kv.bfloat16().float()
+        softmax_scale *= float(scales.get("q_scale", 1.0))
         logits = torch.einsum("bshd,bskd->bshk", q.float(), kv) * softmax_scale * self.scale
         return torch.einsum("bshk,bskd->bshd", logits.softmax(3), kv[..., :head_dim_v]).bfloat16(), None
 
@@ -191,9 +193,34 @@ def test_h200_at_a_published_shape(make_package: MakePackage) -> None:
 @pytest.mark.parametrize("layout", CACHES)
 def test_flashmla_runs_the_layouts_that_it_knows(make_package: MakePackage, layout: str) -> None:
     package = package_of(make_package, layout)
-    (peer,) = PEERS
-    unsupported = peer.unsupported(package.facts, *package.layouts)
-    assert (unsupported is None) == (layout in ("fp8_ds_mla", "ue8m0_v4"))
+    able = {peer.name: peer.unsupported(package.facts, *package.layouts) is None for peer in PEERS}
+    known = layout in ("fp8_ds_mla", "ue8m0_v4")
+    assert able == {"FlashMLA": known, "FlashMLA, rows of bf16": layout == "fp8_per_tensor"}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("scale", [1.0, 1.2])
+def test_a_q_of_e4m3_is_the_same_numbers_and_judged_alike(make_package: MakePackage, scale: float) -> None:
+    package = package_of(make_package, "fp8_per_tensor", scale, products="mixed")
+    trial = sparse_decode_trials(setting_of(package))(SparseDecodeShape(1, 2, 4, 0, 64))
+    assert [each.name for each in trial.entrants] == [OURS, BATCH_INVARIANT, OURS_E4M3]
+    error = trial.error_of(trial.entrants[2].prepare(trial.inputs[0]))
+    assert (error <= trial.error_limit) == (scale == 1)
+
+
+@pytest.mark.usefixtures("small")
+def test_named_rows_are_those_of_the_cache(make_package: MakePackage) -> None:
+    package = package_of(make_package, "fp8_per_tensor")
+    (inputs, *_) = sparse_decode_trials(setting_of(package))(SparseDecodeShape(2, 2, 4, 0, 64)).inputs
+    inputs.main.indices[0, 1, 5:9] = -1
+    rows, indices = named_rows(inputs.main)
+    assert indices.shape == inputs.main.indices.shape
+    assert indices[0, 1, 5:9].tolist() == [-1] * 4
+    for token in range(4):
+        own, slots = (each.flatten(0, 1)[token].long() for each in (indices, inputs.main.indices))
+        main, slots = inputs.main, slots[slots >= 0]
+        expected = read(main.layout, main.pages, main.block_size, slots, TENSOR_SCALE)
+        assert torch.equal(rows[own[own >= 0]].float(), expected)
 
 
 def test_flashmla_gets_indices_in_groups() -> None:
