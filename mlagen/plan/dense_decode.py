@@ -12,9 +12,8 @@ from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
 from mlagen.plan.dense_decode_sm90 import (
-    SHORT_CALLS,
+    E4M3_COMBINE_UNITS,
     WIDE_CALLS,
-    ShortCalls,
     WideRow,
     make_dense_e4m3,
     make_dense_e4m3_few,
@@ -44,10 +43,10 @@ class DenseDecodePlan(CachedFamily):
     Attributes:
         few_rows: the numbers of the sm90 kernel of few rows; None without one.
         wide_calls: which calls of a q of e4m3 run the other one in its place.
-        short_calls: which calls run neither; None without them.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
+        sm90_combine_units: likewise with an sm90 kernel.
         batch_invariant_split: keys a split where its bounds depend on the row alone.
         block_b: requests whose lengths a program reads at a time.
     """
@@ -57,10 +56,10 @@ class DenseDecodePlan(CachedFamily):
 
     few_rows: Sm90Plan | None
     wide_calls: tuple[WideRow, ...]
-    short_calls: ShortCalls | None
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS
+    sm90_combine_units: int = COMBINE_UNITS
     batch_invariant_split: int = BATCH_INVARIANT_SPLIT
     block_b: int = BLOCK_B
 
@@ -91,7 +90,7 @@ class DenseDecodePlan(CachedFamily):
             sm90=sm90,
             few_rows=few_rows,
             wide_calls=WIDE_CALLS if few_rows else (),
-            short_calls=SHORT_CALLS if few_rows else None,
+            sm90_combine_units=E4M3_COMBINE_UNITS if few_rows else COMBINE_UNITS,
             caches=caches,
             cached=cached,
             window=window,

@@ -99,11 +99,8 @@ def test_dense_attention_over_other_quantised_rows_or_a_window_has_none_of_e4m3(
         (64, 4096, 64, True, True, 64),
         (64, 4096, 32, True, True, 32),
         (4, 1024, 17, True, False, 32),
-        (5, 1024, 16, True, False, 32),
-        (4, 1088, 16, False, False, 32),
         (4, 1024, 16, False, True, 32),
-        (4, 1024, 16, True, False, None),
-        (1, 512, 1, False, False, None),
+        (1, 512, 1, False, False, 32),
         (2**12, 2**30, 32, True, False, 32),
     ],
 )
@@ -112,9 +109,10 @@ def test_calls_over_e4m3_run_the_kernel_that_fits_them(requests, keys, heads, e4
     dense, launch = package.root.dense_decode, package.root._launch
     facts = launch.DeviceFacts("sm90", 132)
     found = dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, True, e4m3)
-    assert found.kernel == ("sm90" if rows else "portable")
-    assert rows in (None, found.tile.block_h)
-    assert dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, False, e4m3).kernel == "portable"
+    assert (found.kernel, found.tile.block_h) == ("sm90", rows)
+    assert found.combine_units == (0 if batch_invariant else 3)
+    portable = dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, False, e4m3)
+    assert (portable.kernel, portable.combine_units) == ("portable", 0 if batch_invariant else 6)
 
 
 def test_dense_attention_with_a_window_has_none():
