@@ -13,6 +13,7 @@ from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
 from mlagen.plan.sm90 import PRODUCT_DEPTH
 
 WARPGROUP = 128  # threads
+SPLIT_ROWS = 16  # of Q that a warpgroup's registers hold in fp32 beside both parts
 
 
 def _dense_decode_arguments(plan: Plan) -> Signature:
@@ -54,10 +55,10 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _dense_e4m3_details(plan: Plan, *, few: bool) -> dict[str, Any]:
+def _dense_e4m3_details(plan: Plan, *, few: bool = False, in_turn: bool = False) -> dict[str, Any]:
     sm90 = required(plan.of(DenseDecodePlan).sm90)
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
-    statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1", *(("q_unit",) if few else ()))
+    statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1", *(("q_unit",) if few or in_turn else ()))
     partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
     return {
         **_dense_decode_details(plan),
@@ -66,6 +67,9 @@ def _dense_e4m3_details(plan: Plan, *, few: bool) -> dict[str, Any]:
         "work_has_overhead": True,
         "by_rows": {"begin": "_by_rows(", "end": ")"},
         "packed": few,
+        "in_turn": in_turn,
+        "splits_q": few or in_turn,
+        "split_rows": SPLIT_ROWS,
         "product_keys": PRODUCT_DEPTH,
         "chunks": sm90.block_n // PRODUCT_DEPTH,
         "half_words": sm90.d_half // 4,
@@ -91,7 +95,7 @@ DENSE_DECODE_E4M3 = Sm90Module(
     TEMPLATE="sm90/dense_decode_e4m3",
     plan_of=functools.partial(_dense_plan, quantised=True),
     arguments=_dense_decode_arguments,
-    details=functools.partial(_dense_e4m3_details, few=False),
+    details=_dense_e4m3_details,
 )
 
 DENSE_DECODE_E4M3_FEW = Sm90Module(
@@ -100,4 +104,12 @@ DENSE_DECODE_E4M3_FEW = Sm90Module(
     plan_of=lambda plan: found.few_rows if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
     details=functools.partial(_dense_e4m3_details, few=True),
+)
+
+DENSE_DECODE_E4M3_PARTS = Sm90Module(
+    MODULE="_dense_decode_sm90_parts",
+    TEMPLATE="sm90/dense_decode_e4m3",
+    plan_of=lambda plan: found.parts if (found := plan.find(DenseDecodePlan)) else None,
+    arguments=_dense_decode_arguments,
+    details=functools.partial(_dense_e4m3_details, in_turn=True),
 )

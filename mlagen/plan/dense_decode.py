@@ -17,6 +17,7 @@ from mlagen.plan.dense_decode_sm90 import (
     WideRow,
     make_dense_e4m3,
     make_dense_e4m3_few,
+    make_dense_e4m3_parts,
     reads_e4m3,
 )
 from mlagen.plan.rows import Caches
@@ -42,6 +43,7 @@ class DenseDecodePlan(CachedFamily):
 
     Attributes:
         few_rows: the numbers of the sm90 kernel of few rows; None without one.
+        parts: those of the one of 64 rows of a q that is two values of e4m3; None without one.
         wide_calls: which calls of a q of e4m3 run the other one in its place.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
@@ -55,6 +57,7 @@ class DenseDecodePlan(CachedFamily):
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
 
     few_rows: Sm90Plan | None
+    parts: Sm90Plan | None
     wide_calls: tuple[WideRow, ...]
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
@@ -66,7 +69,8 @@ class DenseDecodePlan(CachedFamily):
     @property
     def sm90_modules(self) -> tuple[str, ...]:
         """Generated modules of its sm90 kernels."""
-        return (*super().sm90_modules, *(() if self.few_rows is None else (f"_{self.NAME}_sm90_few",)))
+        others = (("few", self.few_rows), ("parts", self.parts))
+        return (*super().sm90_modules, *(f"_{self.NAME}_sm90_{name}" for name, plan in others if plan is not None))
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> DenseDecodePlan | None:
@@ -89,6 +93,7 @@ class DenseDecodePlan(CachedFamily):
             splits=splits_of(spec),
             sm90=sm90,
             few_rows=few_rows,
+            parts=make_dense_e4m3_parts(sm90) if sm90 and few_rows else None,
             wide_calls=WIDE_CALLS if few_rows else (),
             sm90_combine_units=E4M3_COMBINE_UNITS if few_rows else COMBINE_UNITS,
             caches=caches,

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.layout import CacheLayout
-from mlagen.plan.sm90 import BLOCK_H, BLOCK_N, D_V, PRODUCT_DEPTH, Registers, Sm90Plan, Sm90Row, make_sm90
+from mlagen.plan.sm90 import BLOCK_H, BLOCK_N, D_V, PRODUCT_DEPTH, SM90, Registers, Sm90Plan, Sm90Row, make_sm90
 from mlagen.plan.splits import PartialRow
+from mlagen.plan.targets import TARGETS
 from mlagen.plan.tritons import TableRow
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
@@ -16,6 +17,7 @@ REGISTERS = Registers((232, 32))
 FEW_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
+PASSED = 640  # bytes for barriers, and for what a program's partitions are passed
 FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
 WIDE_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
 
@@ -81,6 +83,23 @@ def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
         block_h=FEW_ROWS,
         registers=FEW_REGISTERS,
         expected_shared=_shared(sm90, FEW_ROWS, 2 * FEW_ROWS, 8),
+    )
+
+
+def make_dense_e4m3_parts(sm90: Sm90Plan) -> Sm90Plan | None:
+    """The same of Q that is two values of e4m3, of as many rows; None where shared memory has no room for both.
+
+    It has one P of each warpgroup then, and of the columns behind V those of two blocks of K alone.
+    """
+    spared = BLOCK_H * BLOCK_N * ITEMSIZE + 2 * BLOCK_N * sm90.d_tail
+    shared = _shared(sm90, BLOCK_H, 2 * BLOCK_H, 8) - spared
+    if shared + PASSED > TARGETS[SM90].shared_limit:
+        return None
+    values = sm90.expected_products - 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
+    return replace(
+        sm90,
+        expected_shared=shared,
+        expected_products=values + 4 * sm90.d_k // E4M3_PRODUCT_DEPTH,
     )
 
 

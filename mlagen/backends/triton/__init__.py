@@ -91,7 +91,12 @@ RENDERERS = {
     DenseDecodePlan.NAME: Renderer(
         dense_decode.shared,
         dense_decode.modules,
-        (sm90_dense_decode.DENSE_DECODE, sm90_dense_decode.DENSE_DECODE_E4M3, sm90_dense_decode.DENSE_DECODE_E4M3_FEW),
+        (
+            sm90_dense_decode.DENSE_DECODE,
+            sm90_dense_decode.DENSE_DECODE_E4M3,
+            sm90_dense_decode.DENSE_DECODE_E4M3_FEW,
+            sm90_dense_decode.DENSE_DECODE_E4M3_PARTS,
+        ),
     ),
     DenseFwdPlan.NAME: Renderer(
         dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.context, dense_fwd.signature),)
