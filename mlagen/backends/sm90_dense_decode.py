@@ -13,7 +13,7 @@ from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
 from mlagen.plan.sm90 import PRODUCT_DEPTH
 
 WARPGROUP = 128  # threads
-SPLIT_ROWS = 16  # of Q that a warpgroup's registers hold in fp32 beside both parts
+SPLIT_ROWS = 8  # of Q that a warpgroup splits at a time, so that few registers are spilled
 
 
 def _dense_decode_arguments(plan: Plan) -> Signature:

@@ -24,24 +24,26 @@ WIDE_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in n
 
 @dataclass(frozen=True)
 class WideRow(TableRow):
-    """Which calls of a q of e4m3 with up to so many rows run the kernel of 64 rows, under the Tritons it holds for.
+    """Which calls of up to so many rows run a kernel of 64 rows, under the Tritons it holds for.
 
     Attributes:
         max_rows: heads of query tokens of a KV head; None: any.
-        min_keys: keys that the block tables of all requests of such a call name; None: none does.
+        min_keys: keys that the block tables of all requests of such a call name, with a q of e4m3; None: none does.
+        min_keys_parts: likewise with a q that is two values of e4m3.
     """
 
     max_rows: int | None
     min_keys: int | None
+    min_keys_parts: int | None
 
 
 # From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 80K.
 WIDE_CALLS = (
-    WideRow(FEW_ROWS, None),
-    WideRow(64, 80 * 1024, tritons=WIDE_TRITONS),
-    WideRow(128, 40 * 1024, tritons=WIDE_TRITONS),
-    WideRow(None, 20 * 1024, tritons=WIDE_TRITONS),
-    WideRow(None, None),
+    WideRow(FEW_ROWS, None, None),
+    WideRow(64, 80 * 1024, 80 * 1024, tritons=WIDE_TRITONS),
+    WideRow(128, 40 * 1024, 40 * 1024, tritons=WIDE_TRITONS),
+    WideRow(None, 20 * 1024, 20 * 1024, tritons=WIDE_TRITONS),
+    WideRow(None, None, None),
 )
 
 

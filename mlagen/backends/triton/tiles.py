@@ -49,8 +49,8 @@ def _row(row: TileRow | DenseFwdRow) -> str:
 
 
 def _wide(row: WideRow) -> str:
-    fewest = "ANY + 1" if row.min_keys is None else row.min_keys
-    entries = f"{row.max_rows or 'ANY'}, {fewest}"
+    fewest = ("ANY + 1" if keys is None else str(keys) for keys in (row.min_keys, row.min_keys_parts))
+    entries = ", ".join((str(row.max_rows or "ANY"), *fewest))
     return f"{entries}, {_text(row.tritons)}" if row.tritons else entries
 
 
