@@ -13,12 +13,12 @@ from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
 from mlagen.plan.dense_decode_sm90 import (
     E4M3_COMBINE_UNITS,
-    WIDE_CALLS,
     WideRow,
     make_dense_e4m3,
     make_dense_e4m3_few,
     make_dense_e4m3_parts,
     reads_e4m3,
+    wide_calls,
 )
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_sm90
@@ -84,6 +84,7 @@ class DenseDecodePlan(CachedFamily):
         found = tuned.rows(text, spec.targets, cached.row)
         sm90 = _make_sm90(spec, layout, tuned.sm90_rows(text))
         few_rows = make_dense_e4m3_few(sm90) if sm90 and layout.quantised else None
+        parts = make_dense_e4m3_parts(sm90) if sm90 and few_rows else None
         return cls(
             fits=text,
             tiles=tuple((name, found.get(name) or _untuned(cached, window, TARGETS[name])) for name in spec.targets),
@@ -93,8 +94,8 @@ class DenseDecodePlan(CachedFamily):
             splits=splits_of(spec),
             sm90=sm90,
             few_rows=few_rows,
-            parts=make_dense_e4m3_parts(sm90) if sm90 and few_rows else None,
-            wide_calls=WIDE_CALLS if few_rows else (),
+            parts=parts,
+            wide_calls=wide_calls(parts) if few_rows else (),
             sm90_combine_units=E4M3_COMBINE_UNITS if few_rows else COMBINE_UNITS,
             caches=caches,
             cached=cached,

@@ -50,6 +50,11 @@ WIDE_CALLS = (
 E4M3_COMBINE_UNITS = 3  # with 6 a program takes a request of 512 keys whole: 6 us more on an H200
 
 
+def wide_calls(parts: Sm90Plan | None) -> tuple[WideRow, ...]:
+    """WIDE_CALLS of a spec's kernels, by the numbers of the one of a q that is two values of e4m3, if any."""
+    return WIDE_CALLS if parts else tuple(replace(row, min_keys_parts=None) for row in WIDE_CALLS)
+
+
 def reads_e4m3(layout: CacheLayout) -> bool:
     """Whether the kernel of dense attention over e4m3 reads a cache: a row is K's columns in order, of one scale."""
     runs = [(field.dtype, field.tensor_scale, field.offset - field.first_column) for field in layout.data]
