@@ -68,6 +68,7 @@ def _dense_e4m3_details(plan: Plan, *, few: bool = False, in_turn: bool = False)
         "by_rows": {"begin": "_by_rows(", "end": ")"},
         "packed": few,
         "in_turn": in_turn,
+        "copies_tail": in_turn and sm90.d_tail,
         "splits_q": few or in_turn,
         "split_rows": SPLIT_ROWS,
         "product_keys": PRODUCT_DEPTH,
