@@ -39,7 +39,6 @@ from mlagen.plan import (
     load_plan,
     make_plan,
 )
-from mlagen.plan.dense_decode_sm90 import WideRow
 from mlagen.plan.replacements import read_replacements
 from mlagen.plan.sm90 import SM90, Registers, refusal
 from mlagen.plan.sm90_caches import cache_refusal
@@ -130,7 +129,7 @@ def _print_tiles(family: LatentFamily, num_heads: int) -> None:
     if family.sm90 is not None:
         _print_sm90(family.sm90)
     if isinstance(family, DenseDecodePlan) and family.few_rows is not None:
-        _print_few_rows(family.few_rows, family.wide_calls)
+        _print_few_rows(family)
     if isinstance(family, SparseDecodePlan) and family.sm90_e4m3 is not None:
         _print_e4m3(family.sm90_e4m3)
     if isinstance(family, SparseFwdPlan):
@@ -166,18 +165,24 @@ def _print_rescaling(threshold_log2: int) -> None:
     out.print(f"sm90 rescales O where a row's maximum {rose}", markup=False)
 
 
-def _print_few_rows(few: Sm90Plan, wide: Sequence[WideRow]) -> None:
-    """Prints the numbers of the sm90 kernel of few rows over e4m3, and which calls run the other one in its place."""
-    out.print(
-        f"of {few.block_h} rows, of a q of either dtype: registers {_registers(few.registers)}; "
-        f"{few.expected_shared:,} bytes of shared memory; {few.expected_products} wgmma"
-    )
-    calls = (
-        f"{_most(row.max_rows)}: {'none' if row.min_keys is None else f'from {row.min_keys:,}'}"
-        f"{f' under {_versions(row.tritons)}' if row.tritons else ''}"
-        for row in wide
-    )
-    out.print(f"calls of a q of e4m3 that run the one of 64 rows, by rows and keys of all requests: {'; '.join(calls)}")
+def _print_few_rows(family: DenseDecodePlan) -> None:
+    """Prints the numbers of the other sm90 kernels over e4m3, and which calls run one of 64 rows."""
+    for plan, q in ((family.few_rows, "either dtype"), (family.parts, "two bytes a value")):
+        if plan is not None:
+            out.print(
+                f"of {plan.block_h} rows, of a q of {q}: registers {_registers(plan.registers)}; "
+                f"{plan.expected_shared:,} bytes of shared memory; {plan.expected_products} wgmma"
+            )
+    kinds = [("e4m3", [row.min_keys for row in family.wide_calls])]
+    if family.parts is not None:
+        kinds.append(("two bytes a value", [row.min_keys_parts for row in family.wide_calls]))
+    for q, fewest in kinds:
+        calls = (
+            f"{_most(row.max_rows)}: {'none' if keys is None else f'from {keys:,}'}"
+            f"{f' under {_versions(row.tritons)}' if row.tritons else ''}"
+            for row, keys in zip(family.wide_calls, fewest, strict=True)
+        )
+        out.print(f"calls of a q of {q} that run one of 64 rows, by rows and keys of all requests: {'; '.join(calls)}")
 
 
 def _print_e4m3(sm90: Sm90Plan) -> None:

@@ -87,6 +87,8 @@ def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[
     dense_decode = plan.find(DenseDecodePlan)
     if dense_decode and dense_decode.few_rows:
         shared["_dense_decode_sm90_few_kernel", None] = dense_decode.few_rows.expected_shared
+    if dense_decode and dense_decode.parts:
+        shared["_dense_decode_sm90_parts_kernel", None] = dense_decode.parts.expected_shared
     sparse_fwd = plan.find(SparseFwdPlan)
     for one in sparse_fwd.swap_ab if sparse_fwd else ():
         shared["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.expected_shared
@@ -157,11 +159,12 @@ def test_they_fit(written, compiled, name):
 
 def test_scores_over_e4m3_are_products_of_e4m3(written, compiled):
     package = written("dsv3_fp8")
-    assert {job.module for job in package.jobs} == {"_dense_decode_sm90", "_dense_decode_sm90_few"}
+    names = ("_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts")
+    assert {job.module for job in package.jobs} == set(names)
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     package.check(results, slack=832)  # barriers and arguments, and scratch of Triton's
-    assert {(taken.instructions["QGMMA"], taken.instructions["HGMMA"]) for taken in results} == {(36, 64)}
-    assert [taken.loop_spills for taken in results] == [0] * len(results)
+    taken = {(one.kernel, one.instructions["QGMMA"], one.instructions["HGMMA"], one.loop_spills) for one in results}
+    assert taken == {(f"{name}_kernel", qgmma, 64, 0) for name, qgmma in zip(names, (36, 36, 72), strict=True)}
 
 
 def test_those_of_a_q_of_e4m3_over_rows_that_indices_name_are_too(written, compiled):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from listing import GENERATED
 
-MODULES = ("_dense_decode_sm90", "_dense_decode_sm90_few")
+MODULES = ("_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts")
 TABLE = 1 << 40  # address of what the combine is told of requests
 
 

@@ -58,18 +58,22 @@ def test_dense_attention_has_one_that_calls_of_few_rows_and_requests_do_not_run(
     assert dense.sm90.expected_shared == sm90().expected_shared - 2 * 64 * 4  # it gives no maximum logits
 
 
-def test_dense_attention_over_e4m3_has_two_and_numbers_by_hand():
+def test_dense_attention_over_e4m3_has_three_and_numbers_by_hand():
     dense = load_plan(ROOT / "specs" / "dsv3_fp8.yaml").of(DenseDecodePlan)
-    few, wide = dense.few_rows, dense.sm90
-    assert dense.sm90_modules == ("_dense_decode_sm90", "_dense_decode_sm90_few")
-    assert (few.block_h, wide.block_h) == (32, 64)
+    few, wide, parts = dense.few_rows, dense.sm90, dense.parts
+    names = ("_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts")
+    assert dense.sm90_modules == names
+    assert (few.block_h, wide.block_h, parts.block_h) == (32, 64, 64)
     assert wide.rows == (Sm90Row(None, 1),)
     # Q of 64 rows or of both parts of 32, four blocks of 64 keys, P of three in 16 bits, and vectors of fp32.
     assert wide.expected_shared == (64 + 4 * 64) * 576 + 3 * 64 * 64 * 2 + 7 * 64 * 4
     assert few.expected_shared == (2 * 32 + 4 * 64) * 576 + 3 * 32 * 64 * 2 + 8 * 32 * 4
+    # Both parts of 64 rows, four blocks of 64 keys, of whose RoPE two, and P of two.
+    assert parts.expected_shared == (2 * 64 + 4 * 64) * 576 - 2 * 64 * 64 + 2 * 64 * 64 * 2 + 8 * 64 * 4
+    assert parts.expected_products == 4 * 18 + 2 * 4 * 8
     # 576 columns 32 at a time of two blocks; then 128 keys 16 at a time, of 4 times 64 columns a warpgroup.
     assert few.expected_products == wide.expected_products == 2 * 18 + 2 * 4 * 8
-    for plan in (few, wide):  # the third warpgroup has what is left of 168 registers a thread
+    for plan in (few, wide, parts):  # the third warpgroup has what is left of 168 registers a thread
         wg1, producer = plan.registers.split
         assert 208 <= 3 * 168 - wg1 - producer <= 240
 
@@ -94,7 +98,8 @@ def test_dense_attention_over_other_quantised_rows_or_a_window_has_none_of_e4m3(
         (1, 32768, 128, True, False, 32),
         (2, 32768, 128, True, False, 64),
         (2, 4096, 256, True, False, 32),
-        (128, 32768, 128, False, False, 32),
+        (128, 32768, 128, False, False, 64),
+        (1, 4096, 128, False, False, 32),
         (1, 64, 64, True, True, 64),
         (64, 4096, 64, True, True, 64),
         (64, 4096, 32, True, True, 32),
