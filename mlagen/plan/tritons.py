@@ -87,6 +87,8 @@ ALLOWED: dict[tuple[str, Minor], int] = {
     ("_sparse_decode_sm90_e4m3_kernel", (3, 9)): 6,
     ("_dense_decode_sm90_kernel", (3, 6)): 1,
     ("_dense_decode_sm90_kernel", (3, 9)): 3,
+    ("_dense_decode_sm90_parts_kernel", (3, 6)): 18,
+    ("_dense_decode_sm90_parts_kernel", (3, 7)): 9,
     ("_dense_fwd_sm90_kernel", (3, 9)): 5,
 }
 
