@@ -37,8 +37,8 @@ class WideRow(TableRow):
     min_keys_parts: int | None
 
 
-# From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 80K with a q
-# of e4m3, and 256K where a program begins by splitting it.
+# From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 80K with a
+# q of e4m3, and 256K where a program begins by splitting it.
 WIDE_CALLS = (
     WideRow(FEW_ROWS, None, None),
     WideRow(64, 80 * 1024, 256 * 1024, tritons=WIDE_TRITONS),
