@@ -78,6 +78,15 @@ def test_dense_attention_over_e4m3_has_three_and_numbers_by_hand():
         assert 208 <= 3 * 168 - wg1 - producer <= 240
 
 
+@pytest.mark.parametrize(("rope", "parts"), [(0, True), (64, True), (128, False)])
+def test_dense_attention_over_e4m3_has_one_of_q_in_two_parts_where_both_have_room(rope, parts):
+    spec = make_spec(attention={"kind": "dense"}, layout="fp8_per_tensor", qk_rope_head_dim=rope, **DENSE)
+    dense = make_plan(spec).of(DenseDecodePlan)
+    assert dense.few_rows is not None
+    assert (dense.parts is not None) is parts
+    assert any(row.min_keys_parts for row in dense.wide_calls) is parts
+
+
 def test_dense_attention_over_other_quantised_rows_or_a_window_has_none_of_e4m3():
     for changes in ({"layout": "fp8_ds_mla"}, {"attention": {"kind": "dense", "window": 512}}):
         spec = make_spec(**{"attention": {"kind": "dense"}, "layout": "fp8_per_tensor", **DENSE, **changes})
