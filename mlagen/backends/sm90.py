@@ -207,29 +207,45 @@ SPARSE_FWD = Sm90Module(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
 class SwapAbModule(Sm90Module):
-    """The generated module with the sm90 kernel of few heads, which stand in the columns of its products."""
+    """The generated module with a sm90 kernel of few heads, which stand in the columns of its products.
+
+    Attributes:
+        plans_of: the kernel's numbers, by how many heads it holds; empty where the spec does without.
+    """
+
+    plans_of: Callable[[Plan], tuple[Sm90Plan, ...]]
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Those of each number of heads that a program holds."""
-        return {(self.kernel, one.block_h): one.expected_products for one in plan.of(SparseFwdPlan).swap_ab}
+        return {(self.kernel, one.block_h): one.expected_products for one in self.plans_of(plan)}
 
 
-def _swap_ab_details(plan: Plan) -> dict[str, Any]:
-    plans = plan.of(SparseFwdPlan).swap_ab
-    sm90, scaled = plans[0], plan.splits.partials.scaled
+def swap_ab_details(plans: tuple[Sm90Plan, ...], statistics: tuple[str, ...], *, scaled: bool) -> dict[str, Any]:
+    """Details of a kernel of few heads, whose consumers exchange `statistics`."""
+    sm90 = plans[0]
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
-    statistics = ("m0", "l0", "true_max0", "m1", "l1", "true_max1")
     exponents = ("exponents0", "exponents1") if scaled else ()
     halves = ("q_l", "q_r", "k_l", "k_r")
     return {
-        **_rows_details(plan),
         "most_heads": plans[-1].block_h,
         "k_r_free": FIRST_BARRIER + sm90.k_l_stages,
         "exchange_ready": FIRST_BARRIER + sm90.k_l_stages + 2,
         "statistics": statistics,
         **shared((*halves, *tails), (*statistics, *exponents), ("q_ready", "k_l_ready", "k_r_ready")),
     }
+
+
+def _sparse_swap_ab(plan: Plan) -> tuple[Sm90Plan, ...]:
+    family = plan.find(SparseFwdPlan)
+    return family.swap_ab if family else ()
+
+
+def _swap_ab_details(plan: Plan) -> dict[str, Any]:
+    statistics = ("m0", "l0", "true_max0", "m1", "l1", "true_max1")
+    scaled = plan.splits.partials.scaled
+    return {**_rows_details(plan), **swap_ab_details(_sparse_swap_ab(plan), statistics, scaled=scaled)}
 
 
 def _swap_ab_arguments(plan: Plan) -> Signature:
@@ -241,7 +257,8 @@ def _swap_ab_arguments(plan: Plan) -> Signature:
 SWAP_AB = SwapAbModule(
     MODULE="_sparse_fwd_sm90_swap_ab",
     TEMPLATE="sm90/sparse_fwd_swap_ab",
-    plan_of=lambda plan: next(iter(found.swap_ab), None) if (found := plan.find(SparseFwdPlan)) else None,
+    plan_of=lambda plan: next(iter(_sparse_swap_ab(plan)), None),
+    plans_of=_sparse_swap_ab,
     arguments=_swap_ab_arguments,
     details=_swap_ab_details,
     constexprs=("BLOCK_H",),

@@ -1,4 +1,4 @@
-"""The sm90 kernels of dense attention over a paged cache: of the model's dtype, of e4m3, and of e4m3 with few rows."""
+"""The sm90 kernels of dense attention over a paged cache: of the model's dtype and of e4m3, and of few rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ import functools
 from typing import Any
 
 from mlagen.backends.grouped import shared
-from mlagen.backends.sm90 import Sm90Module, dividers, names_d_v, of_rope, p0_place, required, seesaw_shared, sm90_of
+from mlagen.backends.sm90 import (
+    Sm90Module,
+    SwapAbModule,
+    dividers,
+    names_d_v,
+    of_rope,
+    p0_place,
+    required,
+    seesaw_shared,
+    sm90_of,
+    swap_ab_details,
+)
 from mlagen.backends.sm90_columns import row_context
 from mlagen.backends.triton.common import Signature
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
@@ -45,8 +56,6 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     d_v = "D_V, " if names_d_v(sm90) or not partials.rounds else ""
     return {
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
-        "overhead_of": "call",
-        "work_has_overhead": False,
         "block_b": dense_decode.block_b,
         "thread_lengths": dense_decode.block_b // WARPGROUP,
         "by_rows": {"begin": "gl.convert_layout(", "end": f", {row_context(sm90)['result']})"},
@@ -63,8 +72,6 @@ def _dense_e4m3_details(plan: Plan, *, few: bool = False, in_turn: bool = False)
     return {
         **_dense_decode_details(plan),
         "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
-        "overhead_of": "work",
-        "work_has_overhead": True,
         "by_rows": {"begin": "_by_rows(", "end": ")"},
         "packed": few,
         "in_turn": in_turn,
@@ -75,6 +82,20 @@ def _dense_e4m3_details(plan: Plan, *, few: bool = False, in_turn: bool = False)
         "chunks": sm90.block_n // PRODUCT_DEPTH,
         "half_words": sm90.d_half // 4,
         **shared(("q_l", "q_r", "k_l", "k_r", *tails), statistics, ("k_ready",)),
+    }
+
+
+def _swap_ab(plan: Plan) -> tuple[Sm90Plan, ...]:
+    family = plan.find(DenseDecodePlan)
+    return family.swap_ab if family else ()
+
+
+def _swap_ab_details(plan: Plan) -> dict[str, Any]:
+    plans, partials = _swap_ab(plan), plan.splits.partials
+    return {
+        **_dense_decode_details(plan),
+        "splits_constants": "D_V, NEG_LARGE" if names_d_v(plans[0]) or not partials.rounds else "NEG_LARGE",
+        **swap_ab_details(plans, ("m0", "l0", "m1", "l1"), scaled=partials.scaled),
     }
 
 
@@ -113,4 +134,14 @@ DENSE_DECODE_E4M3_PARTS = Sm90Module(
     plan_of=lambda plan: found.parts if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
     details=functools.partial(_dense_e4m3_details, in_turn=True),
+)
+
+DENSE_DECODE_SWAP_AB = SwapAbModule(
+    MODULE="_dense_decode_sm90_swap_ab",
+    TEMPLATE="sm90/dense_decode_swap_ab",
+    plan_of=lambda plan: next(iter(_swap_ab(plan)), None),
+    plans_of=_swap_ab,
+    arguments=_dense_decode_arguments,
+    details=_swap_ab_details,
+    constexprs=("BLOCK_H",),
 )

@@ -132,11 +132,13 @@ def _print_tiles(family: LatentFamily, num_heads: int) -> None:
         _print_few_rows(family)
     if isinstance(family, SparseDecodePlan) and family.sm90_e4m3 is not None:
         _print_e4m3(family.sm90_e4m3)
-    if isinstance(family, SparseFwdPlan):
+    if isinstance(family, SparseFwdPlan | DenseDecodePlan):
         for swap_ab in family.swap_ab:
             _print_swap_ab(swap_ab)
-        if family.union is not None:
-            _print_union(family.union)
+    if isinstance(family, DenseDecodePlan) and family.sm90 is not None and not (family.swap_ab or family.few_rows):
+        out.print(f"few rows run it too: its blocks are of {family.sm90.block_n} keys, and swap-AB takes pages of 64")
+    if isinstance(family, SparseFwdPlan) and family.union is not None:
+        _print_union(family.union)
 
 
 def _print_no_sm90(plan: Plan, family: LatentFamily) -> None:

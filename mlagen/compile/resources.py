@@ -30,6 +30,7 @@ SM90_MODULES = (
     "_dense_decode_sm90",
     "_dense_decode_sm90_few",
     "_dense_decode_sm90_parts",
+    "_dense_decode_sm90_swap_ab",
     "_sparse_decode_sm90",
     "_sparse_decode_sm90_e4m3",
     "_sparse_fwd_sm90",

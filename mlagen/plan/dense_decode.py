@@ -12,11 +12,12 @@ from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.cached_row import CachedRow, cached_row
 from mlagen.plan.dense_decode_sm90 import (
-    E4M3_COMBINE_UNITS,
+    SM90_COMBINE_UNITS,
     WideRow,
     make_dense_e4m3,
     make_dense_e4m3_few,
     make_dense_e4m3_parts,
+    make_dense_swap_ab,
     reads_e4m3,
     wide_calls,
 )
@@ -42,8 +43,9 @@ class DenseDecodePlan(CachedFamily):
     """Numbers of the kernel of dense attention; its tiles hold rows, a head of a query token each.
 
     Attributes:
-        few_rows: the numbers of the sm90 kernel of few rows; None without one.
+        few_rows: the numbers of the sm90 kernel of few rows over e4m3; None without one.
         parts: those of the one of 64 rows of a q that is two values of e4m3; None without one.
+        swap_ab: those of few rows over the model's dtype, by how many it holds, fewest first; empty without.
         wide_calls: which calls of a q of e4m3 run the other one in its place.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
@@ -58,6 +60,7 @@ class DenseDecodePlan(CachedFamily):
 
     few_rows: Sm90Plan | None
     parts: Sm90Plan | None
+    swap_ab: tuple[Sm90Plan, ...]
     wide_calls: tuple[WideRow, ...]
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
@@ -69,8 +72,8 @@ class DenseDecodePlan(CachedFamily):
     @property
     def sm90_modules(self) -> tuple[str, ...]:
         """Generated modules of its sm90 kernels."""
-        others = (("few", self.few_rows), ("parts", self.parts))
-        return (*super().sm90_modules, *(f"_{self.NAME}_sm90_{name}" for name, plan in others if plan is not None))
+        single = (("few", self.few_rows), ("parts", self.parts), ("swap_ab", self.swap_ab))
+        return (*super().sm90_modules, *(f"_{self.NAME}_sm90_{name}" for name, plans in single if plans))
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> DenseDecodePlan | None:
@@ -78,25 +81,27 @@ class DenseDecodePlan(CachedFamily):
         attention, dims = spec.attention, spec.model
         if caches is None or not isinstance(attention, DenseAttention) or not cls.wanted(spec):
             return None
-        layout, window = caches.main.layout, attention.window
+        layout, window, splits = caches.main.layout, attention.window, splits_of(spec)
         cached = cached_row(layout, None, caches.chunks)
         text = fits.dense_decode(spec, cached.chunks, layout, caches.main.block_size, window)
         found = tuned.rows(text, spec.targets, cached.row)
         sm90 = _make_sm90(spec, layout, tuned.sm90_rows(text))
         few_rows = make_dense_e4m3_few(sm90) if sm90 and layout.quantised else None
         parts = make_dense_e4m3_parts(sm90) if sm90 and few_rows else None
+        swap_ab = make_dense_swap_ab(sm90, splits.partials) if sm90 and not layout.quantised else ()
         return cls(
             fits=text,
             tiles=tuple((name, found.get(name) or _untuned(cached, window, TARGETS[name])) for name in spec.targets),
             unaligned=unaligned_table(cached, spec.targets),
             d_qk=dims.kv_lora_rank + dims.qk_rope_head_dim,
             d_v=dims.v_head_dim,
-            splits=splits_of(spec),
+            splits=splits,
             sm90=sm90,
             few_rows=few_rows,
             parts=parts,
+            swap_ab=swap_ab,
             wide_calls=wide_calls(parts) if few_rows else (),
-            sm90_combine_units=E4M3_COMBINE_UNITS if few_rows else COMBINE_UNITS,
+            sm90_combine_units=SM90_COMBINE_UNITS if sm90 else COMBINE_UNITS,
             caches=caches,
             cached=cached,
             window=window,

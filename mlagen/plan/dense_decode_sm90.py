@@ -1,4 +1,4 @@
-"""Numbers of the sm90 kernels of dense attention over a cache of e4m3."""
+"""Numbers of the sm90 kernels of dense attention over a cache of e4m3, and of few rows over the model's dtype."""
 
 from __future__ import annotations
 
@@ -6,7 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.layout import CacheLayout
-from mlagen.plan.sm90 import BLOCK_H, BLOCK_N, D_V, PRODUCT_DEPTH, SM90, Registers, Sm90Plan, Sm90Row, make_sm90
+from mlagen.plan.sm90 import (
+    BLOCK_H,
+    BLOCK_N,
+    D_V,
+    PRODUCT_DEPTH,
+    SM90,
+    Registers,
+    Sm90Plan,
+    Sm90Row,
+    make_sm90,
+    make_swap_ab,
+)
 from mlagen.plan.splits import PartialRow
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tritons import TableRow
@@ -16,6 +27,7 @@ from mlagen.work import ITEMSIZE
 REGISTERS = Registers((232, 32))
 FEW_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
+SWAP_AB_REGISTERS = Registers((224, 224))
 E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
 PASSED = 640  # bytes for barriers, and for what a program's partitions are passed
 FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
@@ -48,7 +60,7 @@ WIDE_CALLS = (
 )
 
 
-E4M3_COMBINE_UNITS = 3  # with 6 a program takes a request of 512 keys whole: 6 us more on an H200
+SM90_COMBINE_UNITS = 3  # with 6 a program takes a request of 512 keys whole: 6 us more on an H200
 
 
 def wide_calls(parts: Sm90Plan | None) -> tuple[WideRow, ...]:
@@ -109,6 +121,16 @@ def make_dense_e4m3_parts(sm90: Sm90Plan) -> Sm90Plan | None:
         expected_shared=shared,
         expected_products=values + 4 * sm90.d_k // E4M3_PRODUCT_DEPTH,
     )
+
+
+def make_dense_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
+    """The plans of the swap-AB kernel over rows of the model's dtype, fewest rows first.
+
+    None where the other kernel's blocks are narrower: it takes pages that hold no whole block of this one's.
+    """
+    if sm90.block_n < BLOCK_N:
+        return ()
+    return make_swap_ab(sm90, partials, SWAP_AB_REGISTERS, true_maxima=False)
 
 
 def _shared(sm90: Sm90Plan, rows: int, q_rows: int, vectors: int) -> int:

@@ -50,7 +50,7 @@ SHARED_REGISTERS = {  # by tokens a group
 SHORT_REGISTERS = Registers((184, 80))  # where WG1 holds fewer columns than 256: the producer has what it spares
 OTHER_TAIL_REGISTERS = Registers((200, 64))  # beside a tail of no whole swizzled run, or of two
 DENSE_OTHER_TAIL_REGISTERS = Registers((208, 56))
-DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (224, 48)),))
+DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (200, 56)),))
 DEQUANTISING_REGISTERS = Registers((192, 96))
 NO_TAIL_DEQUANTISING_REGISTERS = Registers((192, 96), (((3, 8), (192, 88)), ((3, 9), (200, 104))))
 OTHER_TAIL_DEQUANTISING_REGISTERS = Registers((192, 112), (((3, 8), (200, 96)),))
@@ -123,7 +123,7 @@ DEQUANTISING_ROWS = (Sm90Row(16, 33), Sm90Row(32, 4), Sm90Row(64, 2), Sm90Row(No
 OTHER_DEQUANTISING_ROWS = (Sm90Row(16, 32), Sm90Row(32, 16), Sm90Row(None, 1))
 # The same of rows that do not begin at 16 bytes; the portable kernel that was measured loaded single elements of them.
 UNALIGNED_DEQUANTISING_ROWS = (Sm90Row(16, 2), Sm90Row(None, 1))
-DENSE_DECODE_ROWS = (Sm90Row(32, 5), Sm90Row(None, 1))
+DENSE_DECODE_ROWS = (Sm90Row(16, 1), Sm90Row(32, 5), Sm90Row(None, 1))
 
 
 @dataclass(frozen=True)
@@ -199,12 +199,16 @@ class Sm90Plan:
         return Tile(self.block_h, self.step, WARPS, 1, True)
 
 
-def make_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
-    """The plans of the sm90 kernel of few heads over rows, which stand in the columns of its products; fewest first.
+def make_swap_ab(
+    sm90: Sm90Plan, partials: PartialRow, registers: Registers = SWAP_AB_REGISTERS, *, true_maxima: bool
+) -> tuple[Sm90Plan, ...]:
+    """The plans of a family's sm90 kernel of few heads, which stand in the columns of its products; fewest first.
 
     Args:
         sm90: of the one in whose place it runs.
         partials: a row of partials.
+        registers: of a thread of WG0 and of WG1.
+        true_maxima: its consumers exchange those beside the lagged ones and row sums.
     """
     pieces = sm90.pieces
     of_v = pieces.of_v // BLOCK_H * (BLOCK_N // PRODUCT_DEPTH)
@@ -212,7 +216,7 @@ def make_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
     for heads, cost in SWAP_AB_COSTS.items():
         extra = (SWAP_AB_K_L_STAGES - 2) * BLOCK_N * pieces.left
         tiles = ((heads + 2 * BLOCK_N) * pieces.columns + extra + 2 * BLOCK_N * heads) * ITEMSIZE
-        statistics = (2 * WARPS + 6) * heads * 4  # largest scores by warps; maxima and sums of rows
+        statistics = 2 * (WARPS + 2 + true_maxima) * heads * 4  # largest scores by warps; maxima and sums of rows
         exponents = 2 * (WARPS + 1) * heads * 4  # by warps, and of rows
         if tiles + statistics + BARRIERS > TARGETS[SM90].shared_limit:
             continue
@@ -221,7 +225,7 @@ def make_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
                 sm90,
                 block_h=heads,
                 block_n=BLOCK_N,
-                registers=SWAP_AB_REGISTERS,
+                registers=registers,
                 cost=_cost(cost, pieces, partials),
                 k_l_stages=SWAP_AB_K_L_STAGES,
                 expected_shared=tiles + statistics,

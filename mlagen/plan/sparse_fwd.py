@@ -56,7 +56,7 @@ class SparseFwdPlan(LatentFamily):
             sm90=sm90,
             topk=attention.topk,
             row=row,
-            swap_ab=() if sm90 is None else make_swap_ab(sm90, splits.partials),
+            swap_ab=() if sm90 is None else make_swap_ab(sm90, splits.partials, true_maxima=True),
             union=None if sm90 is None or group is None else make_index_union(group, sm90),
         )
 

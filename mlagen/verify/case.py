@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 SHARED_INDICES = "cuda, shared indices"  # a target: the kernels in which neighbouring tokens share rows
-FEW_HEADS = "cuda, sm90 kernel of few heads"  # a target: that kernel, for calls of any heads cut to as many as it holds
+FEW_HEADS = "cuda, sm90 kernel of few heads"  # a target: that kernel; heads of sparse calls are cut to what it holds
 
 
 class CaseFailedError(Exception):
@@ -27,7 +27,7 @@ class Case:
         check: what is asked of the call, a key of its family's checks.
         every_target: run on each target's tiles, not on the first target's alone.
         attends: it computes attention.
-        over_rows: it computes attention over the rows that indices name.
+        of_few_heads: the kernel of few heads may run it: it computes attention over rows of the model's dtype.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Case:
     check: str = field(default="reference", kw_only=True)
     every_target: bool = field(default=False, kw_only=True)
     attends: ClassVar[bool] = False
-    over_rows: ClassVar[bool] = False
+    of_few_heads: ClassVar[bool] = False
 
     @property
     def can_share(self) -> bool:

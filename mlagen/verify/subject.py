@@ -35,7 +35,7 @@ def targets_of(package: ModuleType) -> list[str]:
     modules = sm90_modules(package)
     there = {
         SM90_KERNELS: bool(modules),
-        FEW_HEADS: "_sparse_fwd_sm90_swap_ab" in modules,
+        FEW_HEADS: any(module.endswith("_swap_ab") for module in modules),
         SHARED_INDICES: "_sparse_fwd_sm90_shared" in modules,
     }
     return [target for target in FORCED if there[target]]
@@ -50,7 +50,7 @@ class Subject:
         facts: what its spec says.
         device: "cpu" (the interpreter) or "cuda".
         target: whose tiles the interpreter reads; on a GPU SM90_KERNELS gives every call that can to those, FEW_HEADS
-            to the one of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows.
+            to those of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows.
     """
 
     package: ModuleType

@@ -69,7 +69,7 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
 
     def taken(case: Case, target: str) -> bool:
         if target == FEW_HEADS:
-            return case.over_rows
+            return case.of_few_heads
         kernels = targets[0] == "cuda" and (case.can_share if target == SHARED_INDICES else case.attends)
         return case.every_target or kernels
 

@@ -89,6 +89,9 @@ def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[
         shared["_dense_decode_sm90_few_kernel", None] = dense_decode.few_rows.expected_shared
     if dense_decode and dense_decode.parts:
         shared["_dense_decode_sm90_parts_kernel", None] = dense_decode.parts.expected_shared
+    for one in dense_decode.swap_ab if dense_decode else ():
+        shared["_dense_decode_sm90_swap_ab_kernel", one.block_h] = one.expected_shared
+        split["_dense_decode_sm90_swap_ab_kernel", one.block_h] = one.split_shared
     sparse_fwd = plan.find(SparseFwdPlan)
     for one in sparse_fwd.swap_ab if sparse_fwd else ():
         shared["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.expected_shared

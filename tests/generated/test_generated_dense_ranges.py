@@ -1,4 +1,4 @@
-"""How the sm90 kernels of dense attention over e4m3 share out keys: their text, run by numpy in the place of Gluon."""
+"""How the sm90 kernels of dense attention share out keys: their text, run by numpy in the place of Gluon."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ import numpy as np
 import pytest
 from listing import GENERATED
 
-MODULES = ("_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts")
+BASE = "_dense_decode_sm90"
+MODULES = (
+    *(f"dsv3_fp8.{BASE}{kind}" for kind in ("", "_few", "_parts")),
+    *(f"dsv3.{BASE}{kind}" for kind in ("", "_swap_ab")),
+)
 TABLE = 1 << 40  # address of what the combine is told of requests
 
 
@@ -85,7 +89,7 @@ FUNCTIONS = (
 
 def scheduler(module: ModuleType, gl: Gluon) -> SimpleNamespace:
     """The functions of a module, and of the one that it takes some from, which take `gl` for Gluon."""
-    base = importlib.import_module(f"dsv3_fp8.{MODULES[0]}")
+    base = importlib.import_module(f"{module.__package__}.{BASE}")
     found = vars(base) | vars(module)
     names = {name: getattr(value, "value", value) for name, value in found.items()}
     names |= {name: int(value) for name, value in names.items() if name.isupper() and isinstance(value, int)}
@@ -160,7 +164,7 @@ def check(parts: list[Part], table: dict[int, int], lengths: list[int], unit: in
 def module(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     pytest.importorskip("triton.experimental.gluon")
     monkeypatch.syspath_prepend(str(GENERATED))
-    return importlib.import_module(f"dsv3_fp8.{request.param}")
+    return importlib.import_module(request.param)
 
 
 @pytest.mark.parametrize("requests", [1, 2, 3, 16, 32, 33, 132, 257])

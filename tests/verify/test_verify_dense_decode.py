@@ -47,10 +47,10 @@ BATCHES = st.tuples(
 
 
 @settings(max_examples=300, deadline=None)
-@given(BATCHES)
-def test_every_unit_is_covered_once_and_in_order(batch):
+@given(BATCHES, st.booleans())
+def test_every_unit_is_covered_once_and_in_order(batch, alike):
     units, overhead, merge, programs = batch
-    parts = [part for own in share(units, overhead, merge, programs) for part in own]
+    parts = [part for own in share(units, overhead, merge, programs, alike=alike) for part in own]
     covered = [(part.request, unit) for part in parts for unit in range(part.first, part.end)]
     assert covered == [(request, unit) for request, count in enumerate(units) for unit in range(count)]
 
@@ -116,6 +116,13 @@ def test_a_batch_is_shared_out_as_by_hand():
     # Two requests a program.
     assert share([3, 3, 3], 1, 2, 2) == [[Part(0, 0, 3), Part(1, 0, 3)], [Part(2, 0, 3)]]
     assert share([2], 2, 0, 9) == [[], [], [Part(0, 0, 1)], [Part(0, 1, 2)], *[[]] * 5]
+    # Two programs a request, of 2 places each, where three of 3 would begin the second request in the first one's last.
+    assert share([4, 3], 1, 0, 4, alike=True) == [
+        [Part(0, 0, 2)],
+        [Part(0, 2, 4)],
+        [Part(1, 0, 2)],
+        [Part(1, 2, 3)],
+    ]
 
 
 def test_the_reference_follows_the_block_table_by_hand():

@@ -93,6 +93,7 @@ RENDERERS = {
         dense_decode.modules,
         (
             sm90_dense_decode.DENSE_DECODE,
+            sm90_dense_decode.DENSE_DECODE_SWAP_AB,
             sm90_dense_decode.DENSE_DECODE_E4M3,
             sm90_dense_decode.DENSE_DECODE_E4M3_FEW,
             sm90_dense_decode.DENSE_DECODE_E4M3_PARTS,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from mlagen.backends.base import GeneratedFile, generated
 from mlagen.backends.triton.common import chunk_of, common
-from mlagen.plan import Chunk, DenseDecodePlan, Plan, SparseDecodePlan, SparseFwdPlan
+from mlagen.plan import Chunk, DenseDecodePlan, Plan, SparseDecodePlan
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
@@ -88,9 +88,8 @@ def _tile_names(plan: Plan) -> list[str]:
 
 def kernel_names(plan: Plan) -> list[str]:
     """The kernels that a schedule may name."""
-    sparse_fwd = plan.find(SparseFwdPlan)
     names = ["portable", *(["sm90"] if any(family.sm90 for family in plan.latent) else [])]
-    names += ["sm90_swap_ab"] if sparse_fwd and sparse_fwd.swap_ab else []
+    names += ["sm90_swap_ab"] if any(getattr(family, "swap_ab", ()) for family in plan.latent) else []
     return names + (["sm90_shared"] if plan.union else [])
 
 

@@ -58,7 +58,7 @@ def _context(family: TiledFamily[Any]) -> dict[str, Any]:
     """The tables of one family as the template asks for them."""
     dense_decode, dense_fwd = isinstance(family, DenseDecodePlan), isinstance(family, DenseFwdPlan)
     sm90 = family.sm90 if isinstance(family.sm90, Sm90Plan) else None
-    swap_ab = family.swap_ab if isinstance(family, SparseFwdPlan) else ()
+    swap_ab = family.swap_ab if isinstance(family, SparseFwdPlan | DenseDecodePlan) else ()
     union = family.union if isinstance(family, SparseFwdPlan) else None
     costs = [*((each.block_h, each.cost) for each in swap_ab), *([(None, sm90.cost)] if sm90 else [])]
     where = f"{AT_16_BYTES}, or indices do not come in groups of 16"

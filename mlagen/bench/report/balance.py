@@ -68,9 +68,9 @@ TRACES = (
 )
 
 
-def shared(units: Sequence[int], overhead: int, combine_units: int, programs: int) -> list[int]:
+def shared(units: Sequence[int], overhead: int, combine_units: int, programs: int, *, alike: bool = False) -> list[int]:
     """Load of each program where programs share the batch out among them: its units, and the overhead of each part."""
-    parts = share(units, overhead, combine_units, programs)
+    parts = share(units, overhead, combine_units, programs, alike=alike)
     return [sum(overhead + part.end - part.first for part in own) for own in parts]
 
 
@@ -118,7 +118,8 @@ def balance(lengths: Lengths, requests: int, schedule: Any) -> Balance:
     for _ in range(DRAWS):
         units = [max(1, -(-length // schedule.unit_keys)) for length in lengths.draw(requests, source)]
         mean = (sum(units) + overhead * requests) / programs
-        found.shared.append(max(shared(units, overhead, schedule.combine_units, programs)) / mean)
+        alike = schedule.kernel != "portable"
+        found.shared.append(max(shared(units, overhead, schedule.combine_units, programs, alike=alike)) / mean)
         found.fixed.append(max(in_turn(cut(units, overhead, found.splits), programs)) / mean)
         found.whole.append(max(in_turn(cut(units, overhead, 1), programs)) / mean)
     return found

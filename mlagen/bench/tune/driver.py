@@ -75,7 +75,8 @@ class Driver:
         """What has calls of so many heads run a tile."""
         if tile != self.sm90:
             return {"kernel": PORTABLE, "tile": self._tiles.Tile(**asdict(tile), programs_per_sm=resident)}
-        swap_ab = num_heads <= max(getattr(self._module, "SWAP_AB_HEADS", (0,)))
+        held = vars(self._module).get("SWAP_AB_HEADS") or vars(self._module).get("SWAP_AB_ROWS", (0,))
+        swap_ab = num_heads <= max(held)
         return {"kernel": "sm90_swap_ab" if swap_ab else SM90}
 
     def schedule(

@@ -95,6 +95,7 @@ class DenseDecodeCase(Case):
     batch_invariant: bool = False
     sink: str | None = None
     attends: ClassVar[bool] = True
+    of_few_heads: ClassVar[bool] = True
 
 
 class _Suite:
@@ -139,7 +140,7 @@ def _typical(suite: _Suite) -> Iterator[DenseDecodeCase]:
     yield from suite.both("many requests", "a large batch", lengths=many, heads=3)
     yield from suite.both("no requests", "an empty batch gives empty results", lengths=(), columns=1)
     yield from suite.case("no query tokens", "requests without query tokens give empty results", s_q=0)
-    for number, heads in enumerate((1, 5, 6, 12, 16, 17, 20, 32, 64, 96, 128)):
+    for number, heads in enumerate((1, 5, 6, 8, 12, 16, 17, 20, 32, 64, 96, 128)):
         yield from suite.both(
             f"heads: {heads}",
             f"{heads} heads a rank, whatever the tile holds",
@@ -163,6 +164,16 @@ def _typical(suite: _Suite) -> Iterator[DenseDecodeCase]:
                 lengths=(70, 2, 0, 64, 1, 67),
                 every_target=s_q == 4,
             )
+    lengths = (4100, 64, 127, 0, 1, 700) if big else (129, 64, 0, 1)
+    for heads, s_q in ((1, 1), (5, 1), (4, 2), (8, 2), (17, 1), (16, 2), (11, 3)):
+        yield from suite.case(
+            f"rows: {heads} heads of {s_q}",
+            "rows that fill the columns of a product, and one more, over several blocks of keys",
+            heads=heads,
+            s_q=s_q,
+            causal=s_q > 1,
+            lengths=lengths,
+        )
     promise = "query tokens of a request take several tiles"
     yield from suite.case("s_q: 9 of many heads", promise, s_q=9, causal=True, heads=20, lengths=(75, 5))
 

@@ -151,7 +151,8 @@ def _shares(run: DenseDecodeRun) -> list[Figure]:
     width = 2 if run.subject.package.dense_decode.__dict__.get("WINDOW") is None else 3
     found = workspace[-width * requests :].view(torch.int32).view(requests, width).tolist()
     units = [max(1, -(-keys // unit) - inputs.first_key(index) // unit) for index, keys in enumerate(inputs.keys)]
-    parts = share(units, schedule.overhead, schedule.combine_units, schedule.programs)
+    alike = schedule.kernel != "portable"
+    parts = share(units, schedule.overhead, schedule.combine_units, schedule.programs, alike=alike)
     wanted = splits_of(parts, requests)
     if [tuple(row[:2]) for row in found] != wanted:
         raise CaseFailedError(f"requests have (first program, programs) {found}, and should have {wanted}")

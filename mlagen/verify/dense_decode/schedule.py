@@ -14,18 +14,23 @@ class Part(NamedTuple):
     end: int
 
 
-def share(units: Sequence[int], overhead: int, combine_units: int, num_programs: int) -> list[list[Part]]:
+def share(
+    units: Sequence[int], overhead: int, combine_units: int, num_programs: int, *, alike: bool = False
+) -> list[list[Part]]:
     """The parts of each program.
 
     The requests stand on a line, one behind the other, each with `overhead` places and one for each of its units.
     Programs take parts of the line that are equal but for a place, or whole requests, as many each, where those parts
     are at most `combine_units` places longer.
 
+    Where `alike`, as many parts of each request, and no place besides, where those are a place longer at most.
+
     Args:
         units: of each request, at least 1.
         overhead: places for what a request costs besides.
         combine_units: places for what it costs a program to share requests.
         num_programs: most programs.
+        alike: the kernel may give each request as many programs, as those for sm90 do.
     """
     places = [overhead + count for count in units]
     total = sum(places)
@@ -36,6 +41,13 @@ def share(units: Sequence[int], overhead: int, combine_units: int, num_programs:
             programs = -(-len(units) // each)
             places = [max(places)] * len(units)
             total = programs * each * places[0]
+        elif alike and 1 < len(units) <= num_programs and overhead:
+            parts_each = num_programs // len(units)
+            longest = -(-max(units) // parts_each)
+            if longest * programs <= total + programs:
+                programs, overhead = len(units) * parts_each, 0
+                places = [parts_each * longest] * len(units)
+                total = sum(places)
     found: list[list[Part]] = []
     for program in range(num_programs):
         lo, hi = program * total // programs, min((program + 1) * total // programs, total)

@@ -70,7 +70,7 @@ class SparseFwdCase(Case):
     multiprocessors: int | None = None
     batch_invariant: bool = False
     attends: ClassVar[bool] = True
-    over_rows: ClassVar[bool] = True
+    of_few_heads: ClassVar[bool] = True
 
     @property
     def can_share(self) -> bool:
