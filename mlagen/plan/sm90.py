@@ -124,6 +124,7 @@ OTHER_DEQUANTISING_ROWS = (Sm90Row(16, 32), Sm90Row(32, 16), Sm90Row(None, 1))
 # The same of rows that do not begin at 16 bytes; the portable kernel that was measured loaded single elements of them.
 UNALIGNED_DEQUANTISING_ROWS = (Sm90Row(16, 2), Sm90Row(None, 1))
 DENSE_DECODE_ROWS = (Sm90Row(16, 1), Sm90Row(32, 5), Sm90Row(None, 1))
+DENSE_DECODE_NARROW_ROWS = (Sm90Row(32, 5), Sm90Row(None, 1))  # without swap-AB
 
 
 @dataclass(frozen=True)
@@ -371,17 +372,17 @@ def make_sm90(
         registers=registers,
         scale_columns=scale_columns,
         cost=_cost(cost, pieces, partials),
-        rows=tuple(rows or _default_rows(pieces, layout, dense)),
+        rows=tuple(rows or _default_rows(pieces, layout, dense, narrow=block_n < BLOCK_N)),
         expected_shared=_tile_bytes(pieces, block_n) + tables,
         split_shared=2 * BLOCK_H * (1 if pieces.tail else 4) if partials.scaled else 0,  # of each row's halves
         expected_products=products,
     )
 
 
-def _default_rows(pieces: RowPieces, layout: CacheLayout | None, dense: bool) -> tuple[Sm90Row, ...]:
+def _default_rows(pieces: RowPieces, layout: CacheLayout | None, dense: bool, *, narrow: bool) -> tuple[Sm90Row, ...]:
     """Which calls of an untuned spec run the seesaw."""
     if dense:
-        return DENSE_DECODE_ROWS
+        return DENSE_DECODE_NARROW_ROWS if narrow else DENSE_DECODE_ROWS
     measured = pieces.d_v == D_V and pieces.tail in (0, SWIZZLED_COLUMNS)
     if layout is None:
         return DEFAULT_ROWS if measured else OTHER_DIMS_ROWS

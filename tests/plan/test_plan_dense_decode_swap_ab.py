@@ -4,7 +4,7 @@ import pytest
 from plan_specs import DENSE, ROOT, make_spec
 
 from mlagen.bench import load_package
-from mlagen.plan import DenseDecodePlan, make_plan
+from mlagen.plan import DenseDecodePlan, Sm90Row, make_plan
 
 
 def test_dense_attention_of_few_rows_has_one_by_swap_ab_and_numbers_by_hand():
@@ -22,6 +22,7 @@ def test_dense_attention_of_few_rows_has_one_by_swap_ab_and_numbers_by_hand():
 def test_dense_attention_whose_blocks_are_narrow_has_no_swap_ab_kernel():
     dense = make_plan(make_spec(attention={"kind": "dense"}, **{**DENSE, "qk_rope_head_dim": 128})).of(DenseDecodePlan)
     assert (dense.sm90.block_n, dense.swap_ab) == (32, ())
+    assert dense.sm90.rows == (Sm90Row(32, 5), Sm90Row(None, 1))
     assert dense.sm90_modules == ("_dense_decode_sm90",)
 
 
