@@ -29,6 +29,7 @@ FEW_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 SWAP_AB_REGISTERS = Registers((224, 224))
 E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
+E4M3_TAILS = (0, 32, 64)  # columns behind V; with 128 no Triton compiles the kernel of few rows
 PASSED = 640  # bytes for barriers, and for what a program's partitions are passed
 FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
 WIDE_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
@@ -75,9 +76,14 @@ def reads_e4m3(layout: CacheLayout) -> bool:
 
 
 def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
-    """The plan of the sm90 kernel of dense attention over e4m3; None where one over the model's dtype would be none."""
+    """The plan of the sm90 kernel of dense attention over e4m3.
+
+    None where one over the model's dtype would be none, and for other dims than its text is written for.
+    """
     sm90 = make_sm90(spec, rows or ROWS)
     if sm90 is None or PartialRow(spec.partials, D_V).scaled:
+        return None
+    if sm90.pieces.d_v != D_V or sm90.pieces.pads_k or sm90.d_tail not in E4M3_TAILS:
         return None
     return of_e4m3(sm90, REGISTERS)
 
@@ -126,7 +132,7 @@ def make_dense_e4m3_parts(sm90: Sm90Plan) -> Sm90Plan | None:
 def make_dense_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, ...]:
     """The plans of the swap-AB kernel over rows of the model's dtype, fewest rows first.
 
-    None where the other kernel's blocks are narrower: it takes pages that hold no whole block of this one's.
+    Empty where the other kernel's blocks are narrower: it takes pages that hold no whole block of this one's.
     """
     if sm90.block_n < BLOCK_N:
         return ()
