@@ -46,7 +46,7 @@ class DenseDecodePlan(CachedFamily):
         few_rows: the numbers of the sm90 kernel of few rows over e4m3; None without one.
         parts: those of the one of 64 rows of a q that is two values of e4m3; None without one.
         swap_ab: those of few rows over the model's dtype, by how many it holds, fewest first; empty without.
-        wide_calls: which calls of a q of e4m3 run the other one in its place.
+        wide_calls: which calls run a kernel of 64 rows in place of that of few, by q's dtype.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
