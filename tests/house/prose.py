@@ -1,0 +1,150 @@
+"""Counts forms of English that are hard to read, in documents and in the comments and docstrings of the code.
+
+python tests/house/prose.py FILE...    prints each sentence that has one, with its place
+python tests/house/prose.py --update   lowers the rates in tests/house/prose.yaml to today's
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+RATES = Path(__file__).with_name("prose.yaml")
+
+# Pages whose sentences are records of the past, or material: generated tables and notices.
+LEFT_OUT = ("CHANGELOG.md", "docs/performance/log.md", "docs/benchmarks", "docs/api", "generated")
+
+# The forms, by their name in prose.yaml.
+FORMS = {
+    # "what" in place of a noun: "What breaks a limit is printed". A question keeps its "what".
+    "what": re.compile(r"\bwhat(?:ever)?\b(?![^.!?]*\?)", re.IGNORECASE),
+    # Chains of relative clauses: "the kernels of which", "the files in which".
+    "chain": re.compile(r"\b(?:of|in|by|to|from|for|with|on) which\b|\bwhose\b", re.IGNORECASE),
+    # "only" as a trailing "alone", "also" as a trailing "too", "as well as" as "beside".
+    "trailing": re.compile(r"\b(?:alone|too)(?=[.,;:)])|\bbeside\b", re.IGNORECASE),
+}
+FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`\n]*`")
+COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
+WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
+JINJA = re.compile(r"\{[%#].*?[%#]\}|\{\{.*?\}\}", re.DOTALL)
+
+
+class Finding(NamedTuple):
+    """A form in a text: where, which, and the words around it."""
+
+    line: int
+    form: str
+    words: str
+
+
+def _blanked(text: str, *patterns: re.Pattern[str]) -> str:
+    """The text without what the patterns match; lines stay where they are."""
+    for pattern in patterns:
+        text = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
+    return text
+
+
+def prose_of(path: Path) -> str:
+    """The sentences of a file, each on its line: of Markdown all but code, of Python comments and docstrings."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        return _blanked(text, FENCE, COMMENT, CODE)
+    if path.suffix == ".jinja":
+        return _template_prose(text)
+    lines = [""] * (text.count("\n") + 1)
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            lines[token.start[0] - 1] += token.string.lstrip("#")
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node, clean=False):
+            said = node.body[0]
+            for number in range(said.lineno, (said.end_lineno or said.lineno) + 1):
+                lines[number - 1] = text.splitlines()[number - 1]
+    return _blanked("\n".join(lines), CODE)
+
+
+def _template_prose(text: str) -> str:
+    """The comments and docstrings of a template, found by their marks, since it is no Python yet."""
+    quoted, lines = False, []
+    for line in _blanked(text, JINJA).splitlines():
+        marks = line.count('"""')
+        inside = quoted or marks
+        comment = re.search(r"(?:^|\s)#(.*)", line)
+        lines.append(line if inside else comment[1] if comment else "")
+        quoted ^= marks == 1
+    return _blanked("\n".join(lines), CODE)
+
+
+def findings(text: str) -> Iterator[Finding]:
+    """Each form in a text, in its order."""
+    for form, pattern in FORMS.items():
+        for match in pattern.finditer(text):
+            begin, end = text.rfind(".", 0, match.start()) + 1, text.find(".", match.end())
+            sentence = " ".join(text[begin : end + 1 if end >= 0 else len(text)].split())
+            yield Finding(text.count("\n", 0, match.start()) + 1, form, sentence[:200])
+
+
+def rooms() -> Mapping[str, list[Path]]:
+    """The files of each page and room: a page is a document, a room a folder of mlagen, templates or tests."""
+    found: dict[str, list[Path]] = {}
+    documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
+    for path in sorted(documents):
+        name = path.relative_to(ROOT).as_posix()
+        if not name.startswith(LEFT_OUT):
+            found["docs/decisions" if name.startswith("docs/decisions/") else name] = [
+                *found.get("docs/decisions" if name.startswith("docs/decisions/") else name, []),
+                path,
+            ]
+    for top, pattern in (("mlagen", "*.py"), ("templates", "*.jinja"), ("tests", "*.py")):
+        for path in sorted((ROOT / top).rglob(pattern)):
+            inside = path.relative_to(ROOT).parts
+            found.setdefault("/".join(inside[:2]) if len(inside) > 2 else top, []).append(path)
+    return found
+
+
+def rates_of(paths: list[Path]) -> dict[str, float]:
+    """How often each form stands in 1,000 words."""
+    texts = [prose_of(path) for path in paths]
+    words = sum(len(WORD.findall(text)) for text in texts)
+    counts = {form: sum(len(pattern.findall(text)) for text in texts) for form, pattern in FORMS.items()}
+    return {form: round(1000 * count / words, 1) if words else 0.0 for form, count in counts.items()}
+
+
+def read_rates() -> dict[str, dict[str, float]]:
+    """The rates that each page and room may have at most."""
+    found: dict[str, dict[str, float]] = yaml.safe_load(RATES.read_text(encoding="utf-8"))
+    return found
+
+
+def update() -> None:
+    """Writes today's rates where they are lower than those known, and those of pages and rooms that are new."""
+    known = read_rates() if RATES.exists() else {}
+    lines = ["# How often a form may stand in 1,000 words. Made by: python tests/house/prose.py --update"]
+    for name, paths in sorted(rooms().items()):
+        rates = {form: min(rate, known.get(name, {}).get(form, rate)) for form, rate in rates_of(paths).items()}
+        lines.append(f"{name}: {{{', '.join(f'{form}: {rate:g}' for form, rate in rates.items())}}}")
+    RATES.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """See the module's docstring."""
+    if sys.argv[1:] == ["--update"]:
+        update()
+        return
+    for path in map(Path, sys.argv[1:]):
+        for found in sorted(findings(prose_of(path))):
+            print(f"{path}:{found.line}: {found.form}: {found.words}")
+
+
+if __name__ == "__main__":
+    main()
