@@ -1,4 +1,4 @@
-"""`python -m mlagen.bench --package generated/dsv32 --json out.json --markdown out.md`."""
+"""`python -m mlagen.bench --package generated/dsv32 --json h200-dsv32.json --commit COMMIT --peer vllm=0.24.0`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlagen.bench.families import FAMILIES, shapes_of
 from mlagen.bench.package import load_package
+from mlagen.bench.report.origin import origin
 from mlagen.bench.report.rows import Row
 from mlagen.bench.report.tables import line, markdown, to_json
 from mlagen.bench.run import ROUNDS, bench_package
@@ -28,11 +29,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, nargs="+", help="only shapes of these token counts")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"interleaved rounds a shape; default {ROUNDS}")
     parser.add_argument("--no-peers", action="store_true", help="measure the package alone")
+    parser.add_argument("--commit", help="commit of mlagen, where no checkout says it; --json needs one")
+    parser.add_argument(
+        "--peer", action="append", default=[], metavar="NAME=VERSION", help="version of a peer that does not say its"
+    )
     options = parser.parse_args(arguments)
     try:
         shapes = shapes_of(load_package(options.package), options.only or tuple(FAMILIES), options.heads)
         if options.tokens:
             shapes = [shape for shape in shapes if shape.tokens in options.tokens]
+        found = origin(options.commit, options.peer)
+        if options.json:
+            found.complete(peers=not options.no_peers)
         rows: list[Row] = []
 
         def keep(row: Row) -> None:
@@ -43,7 +51,14 @@ def main(arguments: list[str] | None = None) -> int:
             if options.markdown:
                 options.markdown.write_text(markdown(rows))
 
-        bench_package(options.package, shapes=shapes, peers=not options.no_peers, rounds=options.rounds, on_row=keep)
+        bench_package(
+            options.package,
+            shapes=shapes,
+            peers=not options.no_peers,
+            rounds=options.rounds,
+            origin=found,
+            on_row=keep,
+        )
     except MlagenError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -26,6 +26,8 @@ FLUSH_BYTES = 512 << 20  # overwriting this much empties any L2, and takes longe
 GRAPH_CALLS = 16  # least calls in a graph, so that the gap between two replays does not count
 ROUND_S = 2e-3  # least GPU time that one round of a timer covers
 WARM_UP_S = 0.05
+FOREIGN_NUMBERS = 4096  # which the kernel before a call adds to: one that is launched as everyone's are, and is short
+SHORTEST_S = 1e-8
 PAUSE_S = 0.5  # of idling, after which a card is not held back by its power limit
 
 
@@ -56,40 +58,77 @@ def _elapsed(call: Call) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def graph_timer(calls: Sequence[Call], round_s: float = ROUND_S, *, keep_results: bool = False) -> Timer:
-    """Captures `calls`, the same work on one input set each, in one graph, over again where they are few.
+class GraphTimer:
+    """Captures calls, the same work on one input set each, in one graph, over again where they are few.
 
     Args:
         calls: the calls.
         round_s: least GPU time of a round.
         keep_results: no call's result takes the memory of another's: written again while still in L2, a result would
             never reach the device's memory.
-
-    Returns:
-        A timer that replays the graph for at least `round_s` seconds and gives the mean seconds of a call.
+        before: captured in front of each call; its time counts.
     """
-    calls = list(calls) * math.ceil(GRAPH_CALLS / len(calls))
-    graph, stream = _cuda.CUDAGraph(), _cuda.Stream()
-    calls[0]()  # what a first call compiles or allocates must not be captured
-    torch.cuda.synchronize()
-    kept: list[object] = []  # until the capture ends; the graph keeps their memory
-    with torch.cuda.stream(stream):
-        graph.capture_begin()  # torch.cuda.graph would also collect garbage and empty the allocator's cache
-        try:
-            for call in calls:
-                result = call()
-                if keep_results:
-                    kept.append(result)
-        finally:
-            graph.capture_end()
-    graph.replay()
-    replays = max(1, math.ceil(round_s / max(_elapsed(graph.replay), 1e-6)))
 
-    def many() -> None:
-        for _ in range(replays):
-            graph.replay()
+    def __init__(
+        self, calls: Sequence[Call], round_s: float = ROUND_S, *, keep_results: bool = False, before: Call | None = None
+    ) -> None:
+        rotated = [*calls[1:], calls[0]] * math.ceil(GRAPH_CALLS / len(calls))
+        self._graph, stream = _cuda.CUDAGraph(), _cuda.Stream()
+        self._count = len(rotated)
+        rotated[-1]()  # what a first call compiles or allocates must not be captured
+        torch.cuda.synchronize()
+        kept: list[object] = []  # until the capture ends; the graph keeps their memory
+        with torch.cuda.stream(stream):
+            self._graph.capture_begin()  # torch.cuda.graph would also collect garbage and empty the allocator's cache
+            try:
+                for call in rotated:
+                    if before is not None:
+                        before()
+                    self._last = call()  # the first input set's, which no later call writes over
+                    if keep_results:
+                        kept.append(self._last)
+            finally:
+                self._graph.capture_end()
+        self._graph.replay()
+        self._replays = max(1, math.ceil(round_s / max(_elapsed(self._graph.replay), 1e-6)))
 
-    return lambda: _elapsed(many) / (replays * len(calls))
+    def __call__(self) -> float:
+        """Mean seconds of a call over a round of replays."""
+        return _elapsed(self._many) / (self._replays * self._count)
+
+    def _many(self) -> None:
+        for _ in range(self._replays):
+            self._graph.replay()
+
+    def result(self) -> Any:
+        """Replays the graph once and gives the result of the first input set, in memory that replays write again."""
+        self._graph.replay()
+        return self._last
+
+
+class BehindTimer:
+    """Seconds that a call adds behind a small kernel of someone else's, by graph replay.
+
+    A graph that repeats one call lets a kernel with programmatic launch begin under the one before, which is itself. In
+    a model another kernel stands before it, that lets nothing begin early.
+
+    Args:
+        calls: the calls, the same work on one input set each.
+        keep_results: as of GraphTimer.
+    """
+
+    def __init__(self, calls: Sequence[Call], *, keep_results: bool = False) -> None:
+        numbers = torch.zeros(FOREIGN_NUMBERS, device=torch.device("cuda", torch.cuda.current_device()))
+
+        def foreign() -> object:
+            return numbers.add_(1.0)
+
+        self._pairs = GraphTimer(calls, keep_results=keep_results, before=foreign)
+        self._alone = GraphTimer([foreign])
+
+    def __call__(self) -> float:
+        """Mean seconds that a call adds, over a round of replays."""
+        return max(self._pairs() - self._alone(), SHORTEST_S)
 
 
 def event_timer(call: Call, flush: Call | None, repeats: int = 3) -> Timer:
@@ -103,19 +142,19 @@ def event_timer(call: Call, flush: Call | None, repeats: int = 3) -> Timer:
     return lambda: statistics.median(once() for _ in range(repeats))
 
 
-def device_timer(calls: Sequence[Call], flush: Call) -> tuple[Timer, str]:
-    """The timer that suits the calls' length, and its name, `graph` or `events`."""
+def device_timer(calls: Sequence[Call], flush: Call) -> Timer:
+    """The timer that suits the calls' length: by graph replay, or by events."""
     warm_up(calls[0])
     by_events = event_timer(calls[0], flush)
     if by_events() < GRAPH_BELOW_S:
-        return graph_timer(calls), "graph"
-    return by_events, "events"
+        return GraphTimer(calls)
+    return by_events
 
 
 def graph_time(calls: Sequence[Call], rounds: int = 9) -> float:
     """Median seconds of a call by graph replay over `calls`, the same work on one input set each."""
     warm_up(calls[0])
-    timer = graph_timer(calls)
+    timer = GraphTimer(calls)
     return statistics.median(timer() for _ in range(rounds))
 
 

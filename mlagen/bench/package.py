@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,8 @@ from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify.facts import Facts
 
+_JIT = re.compile(r"^@[\w.]*\bjit\b", re.MULTILINE)
+_COMMENT = re.compile(r"^[ \t]*(#.*)?\n", re.MULTILINE)
 _HEADER = re.compile(r"\A(# .*\n)+")
 
 
@@ -124,6 +127,27 @@ def load_package(package_dir: Path) -> BenchPackage:
     if not hasattr(root, "SPEC"):
         raise UsageError(f"{package_dir} holds no generated package: it has no SPEC")
     return BenchPackage(folder, root, Facts.of(root.SPEC["spec"]), root.SPEC["spec"])
+
+
+def kernels_digest(package_dir: Path, modules: Iterable[str]) -> str:
+    """Sixteen hex digits that stand for the kernels some modules of a package launch, the same under every Python.
+
+    Comments and blank lines do not count, nor do modules without a kernel: wrappers and tables.
+    """
+    queue, seen = [name for name in modules if (package_dir / f"{name}.py").is_file()], set[str]()
+    texts = {}
+    while queue:
+        if (name := queue.pop()) in seen:
+            continue
+        seen.add(name)
+        text = (package_dir / f"{name}.py").read_text(encoding="utf-8")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and node.level == 1:
+                named = [node.module] if node.module else [alias.name for alias in node.names]
+                queue += [each for each in named if (package_dir / f"{each}.py").is_file()]
+        if _JIT.search(text):
+            texts[name] = _COMMENT.sub("", text)
+    return hashlib.sha256("".join(f"{name}\n{texts[name]}" for name in sorted(texts)).encode()).hexdigest()[:16]
 
 
 def kernels_hash(package_dir: Path) -> str:

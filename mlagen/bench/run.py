@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,29 +14,33 @@ import triton
 from mlagen.bench.check import check_device
 from mlagen.bench.families import FAMILIES, shapes_of
 from mlagen.bench.measure import (
+    BehindTimer,
+    GraphTimer,
+    Interleaved,
     Timer,
     after_pause,
     device_timer,
     eager_time,
     flush_l2,
-    graph_timer,
     interleave,
     warm_up,
 )
-from mlagen.bench.package import load_package
+from mlagen.bench.package import kernels_digest, load_package
 from mlagen.bench.peers import peers_of
 from mlagen.bench.peers.libraries import absence
-from mlagen.bench.report.origin import origin, peer_versions
+from mlagen.bench.report.origin import Origin
+from mlagen.bench.report.origin import origin as origin_of_run
 from mlagen.bench.report.rows import Contender, Row
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Sizes, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Setting, Sizes, Trial, WrongResultError
 from mlagen.errors import UsageError
 
 ROUNDS = 11
+SHORT_S = 100e-6  # where a call is shorter than this, all are timed behind another kernel too
 
 
 @dataclass(frozen=True)
 class _Ready:
-    """A contender that gave the right result."""
+    """A contender that gave the right result, called and by the replayed graph."""
 
     calls: list[Call]
     error: float
@@ -49,6 +54,7 @@ def bench_package(
     shapes: Sequence[Sizes] | None = None,
     peers: bool = True,
     rounds: int = ROUNDS,
+    origin: Origin | None = None,
     on_row: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Measures a package on the current CUDA or ROCm device.
@@ -58,6 +64,7 @@ def bench_package(
         shapes: what to measure; None: `shapes_of` the package.
         peers: measure peers too, as far as they are installed.
         rounds: rounds of interleaved measurements.
+        origin: of the run; None: as far as this machine says.
         on_row: given each row as it is done.
 
     Returns:
@@ -72,9 +79,11 @@ def bench_package(
     package = load_package(package_dir)
     device = torch.device("cuda", torch.cuda.current_device())
     l2_bytes = torch.cuda.get_device_properties(device).L2_cache_size
-    bench = _Bench(Setting(package, device, l2_bytes), rounds, peers=peers)
+    bench = _Bench(Setting(package, device, l2_bytes), rounds, origin or origin_of_run(), peers=peers)
+    shapes = shapes_of(package) if shapes is None else shapes
+    bench.compile(shapes)
     rows = []
-    for shape in shapes_of(package) if shapes is None else shapes:
+    for shape in shapes:
         rows.append(bench.measure(shape))
         if on_row is not None:
             on_row(rows[-1])
@@ -82,24 +91,42 @@ def bench_package(
 
 
 class _Bench:
-    def __init__(self, setting: Setting, rounds: int, *, peers: bool) -> None:
+    def __init__(self, setting: Setting, rounds: int, origin: Origin, *, peers: bool) -> None:
         self.setting = setting
         self.rounds = rounds
         self.peers = peers
-        self.origin = origin()
+        self.origin = origin
         self.flush = flush_l2(setting.device)
         self.trials: dict[str, Callable[[Any], Trial[Any]]] = {}
 
-    def measure(self, shape: Sizes) -> Row:
+    def trial(self, shape: Sizes) -> Trial[Any]:
         if shape.family not in self.trials:
             self.trials = {shape.family: FAMILIES[shape.family].trials(self.setting)}  # the last one's memory is freed
-        trial = self.trials[shape.family](shape)
+        return self.trials[shape.family](shape)
+
+    def compile(self, shapes: Sequence[Sizes]) -> None:
+        """Compiles the package's kernels that the shapes reach, on all cores; those that fail do so when measured."""
+        launch = self.setting.package.module("_launch")
+        with launch.recording() as variants:
+            for shape in shapes:
+                trial = self.trial(shape)
+                for entrant in trial.entrants:
+                    with suppress(Exception):
+                        entrant.prepare(trial.inputs[0])()
+        self.trials = {}  # what a call that launched nothing left in caches is no input
+        with suppress(Exception):
+            launch.compile_all(variants.values())
+        check_device("compilation")
+
+    def measure(self, shape: Sizes) -> Row:
+        trial = self.trial(shape)
         others = peers_of(self.setting.package, shape, trial.inputs) if self.peers else ()
         prepared = {each.name: self._ready(each, trial, shape) for each in (*trial.entrants, *others)}
         ready = {name: each for name, each in prepared.items() if isinstance(each, _Ready)}
         times = interleave({name: each.timer for name, each in ready.items()}, self.rounds)
+        behind = self._behind(ready, times, keep_results=trial.graph_only)
         held_back = trial.roof.products_bound(trial.flops, trial.bytes_moved)  # by the card's power limit, once hot
-        cool = {name: after_pause(each.timer) for name, each in ready.items()} if held_back else {}
+        cool = {name: after_pause(ready[name].timer) for name in self._leaders(times)} if held_back else {}
         contenders = []
         for name, each in prepared.items():
             if isinstance(each, Contender):
@@ -116,24 +143,45 @@ class _Bench:
                     spread=times.spreads[name],
                     ratio_spread=times.ratio_spreads[name] if OURS in ready else None,
                     cool_seconds=cool.get(name),
+                    behind_seconds=behind.seconds.get(name),
+                    behind_ratio=behind.ratios.get(name) if OURS in behind.seconds else None,
+                    behind_spread=behind.ratio_spreads.get(name) if OURS in behind.seconds else None,
                 )
             )
+        return self._row(shape, trial, tuple(contenders))
+
+    def _leaders(self, times: Interleaved) -> list[str]:
+        """Ours and the fastest of the peers, as far as they ran."""
+        peers = [name for name in times.seconds if name.partition(",")[0] != OURS]
+        return [name for name in times.seconds if name == OURS] + sorted(peers, key=times.seconds.__getitem__)[:1]
+
+    def _row(self, shape: Sizes, trial: Trial[Any], contenders: tuple[Contender, ...]) -> Row:
+        package, ran = self.setting.package, any(each.is_peer and each.seconds for each in contenders)
         return Row(
-            package=self.setting.package.name,
+            package=package.name,
             device=torch.cuda.get_device_name(self.setting.device),
             shape=shape,
             flops=trial.flops,
             bytes_moved=trial.bytes_moved,
             roof=trial.roof,
-            contenders=tuple(contenders),
+            contenders=contenders,
             torch=str(torch.__version__),
             triton=triton.__version__,
             rounds=self.rounds,
             driver=self.origin.driver,
             date=self.origin.date,
             commit=self.origin.commit,
-            peers=peer_versions() if any(each.is_peer and each.seconds for each in contenders) else (),
+            peers=self.origin.peer_versions() if ran else (),
+            kernels=kernels_digest(package.folder, FAMILIES[shape.family].modules),
         )
+
+    def _behind(self, ready: Mapping[str, _Ready], times: Interleaved, *, keep_results: bool) -> Interleaved:
+        """Times behind another kernel, of those that replay a graph; none where no call is short."""
+        graphs = {name: each for name, each in ready.items() if each.method == "graph"}
+        if min((times.seconds[name] for name in graphs), default=SHORT_S) >= SHORT_S:
+            return interleave({}, 0)
+        timers = {name: BehindTimer(each.calls, keep_results=keep_results) for name, each in graphs.items()}
+        return interleave(timers, self.rounds)
 
     def _ready(self, entrant: Entrant[Any], trial: Trial[Any], shape: Sizes) -> _Ready | Contender:
         """Prepares, checks and warms up one contender; where that fails, a contender that says why."""
@@ -141,15 +189,17 @@ class _Bench:
             return Contender(entrant.name, absent=entrant.unsupported)
         try:
             calls = [entrant.prepare(each) for each in trial.inputs]
-            error = trial.error_of(calls[0])
-            if not error <= trial.error_limit:
-                return Contender(entrant.name, error=error, absent=f"wrong result: error {error:.2g}")
+            error = trial.checked(entrant, calls[0])
             if trial.graph_only:
                 warm_up(calls[0])
-                timer, method = graph_timer(calls, keep_results=True), "graph"
+                timer: Timer = GraphTimer(calls, keep_results=True)
             else:
-                timer, method = device_timer(calls, self.flush)
+                timer = device_timer(calls, self.flush)
+            if isinstance(timer, GraphTimer):
+                error = max(error, trial.checked(entrant, timer.result))
+        except WrongResultError as wrong:
+            return Contender(entrant.name, error=wrong.error, absent=str(wrong))
         except Exception as failure:  # whatever someone else's kernel raises, the others are still to be measured
             check_device(f"{shape} with {entrant.name}")
             return Contender(entrant.name, absent=absence(failure))
-        return _Ready(calls, error, timer, method)
+        return _Ready(calls, error, timer, "graph" if isinstance(timer, GraphTimer) else "events")

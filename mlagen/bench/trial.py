@@ -17,6 +17,20 @@ BATCH_INVARIANT = "ours, batch-invariant"
 APART = "ours, each its own rows"
 
 Inputs = TypeVar("Inputs")
+
+
+class WrongResultError(ArithmeticError):
+    """A result is wrong.
+
+    Args:
+        error: its error.
+    """
+
+    def __init__(self, error: float) -> None:
+        super().__init__(f"wrong result: error {error:.2g}")
+        self.error = error
+
+
 Call = Callable[[], Any]
 
 
@@ -73,11 +87,13 @@ class Entrant(Generic[Inputs]):
         prepare: makes a call of one input set; what engines do once (padding, plans) is done here. Raises ImportError
             where the kernel is not installed.
         unsupported: why it cannot run the shape, in one line; None if it can.
+        error_limit: of its result, where its own arithmetic is coarser than the trial allows.
     """
 
     name: str
     prepare: Callable[[Inputs], Call]
     unsupported: str | None = None
+    error_limit: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +103,8 @@ class Trial(Generic[Inputs]):
     Attributes:
         inputs: rotating input sets.
         entrants: ours; others' kernels may join them.
-        error_of: runs a call of the first set, after what it writes was poisoned, and gives the result's error.
+        error_of: runs a call of the first set, after what it writes was poisoned, and gives the error of the whole
+            result; where entrants have limits of their own, it takes that limit behind the call.
         error_limit: error above which a result is wrong.
         flops, bytes_moved: the call's work, least.
         roof: the ceilings that hold for it.
@@ -98,10 +115,22 @@ class Trial(Generic[Inputs]):
 
     inputs: Sequence[Inputs]
     entrants: Sequence[Entrant[Inputs]]
-    error_of: Callable[[Call], float]
+    error_of: Callable[..., float]
     error_limit: float
     flops: int
     bytes_moved: int
     roof: Roof
     graph_only: bool = False
     launch_bound: bool = False
+
+    def checked(self, entrant: Entrant[Inputs], call: Call) -> float:
+        """Error of an entrant's call.
+
+        Raises:
+            ArithmeticError: it is above the limit that holds for the entrant.
+        """
+        own = entrant.error_limit
+        error = self.error_of(call) if own is None else self.error_of(call, own)
+        if not error <= (self.error_limit if own is None else own):
+            raise WrongResultError(error)
+        return error

@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,10 @@ from mlagen.emit.write import write_atomically
 from mlagen.errors import UsageError
 from mlagen.plan import load_plan
 from mlagen.spec import load
+
+if TYPE_CHECKING:
+    from mlagen.bench.report.origin import Origin
+    from mlagen.bench.report.rows import Row
 
 
 @contextmanager
@@ -68,6 +73,25 @@ def tune(
     err.print(f"{path}: {tuned.row_count} rows{state}; now run: mlagen build {spec}", markup=False)
 
 
+def _measured(
+    spec: Path, only: tuple[str, ...], heads: tuple[int, ...], rounds: int | None, origin: Origin, *, peers: bool
+) -> list[Row]:
+    """Rows of a spec's package, measured on this GPU."""
+    from mlagen.bench import FAMILIES, bench_package, load_package, shapes_of
+    from mlagen.bench.report.tables import line
+    from mlagen.bench.run import ROUNDS
+
+    with _staged(spec) as folder:
+        return bench_package(
+            folder,
+            shapes=shapes_of(load_package(folder), only or tuple(FAMILIES), heads or None),
+            peers=peers,
+            rounds=rounds or ROUNDS,
+            origin=origin,
+            on_row=lambda row: err.print(line(row), markup=False),
+        )
+
+
 @click.command()
 @click.argument("spec", required=False, type=SpecPath())
 @click.option(
@@ -98,6 +122,10 @@ def tune(
     "--peers/--no-peers", default=True, help="Measure others' kernels too, as far as they import; default: on."
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds a shape.")
+@click.option("--commit", help="Commit of mlagen, where no checkout says it; --json of a run needs one.")
+@click.option(
+    "--peer", "versions", multiple=True, metavar="NAME=VERSION", help="Version of a peer that does not say its."
+)
 @click.option(
     "--from",
     "saved",
@@ -120,6 +148,8 @@ def bench(
     heads: tuple[int, ...],
     peers: bool,
     rounds: int | None,
+    commit: str | None,
+    versions: tuple[str, ...],
     saved: tuple[Path, ...],
     against: Path | None,
     markdown_path: Path | None,
@@ -132,26 +162,21 @@ def bench(
     """
     if (spec is None) != bool(saved):
         raise UsageError("bench takes either SPEC, to measure it, or --from JSON, to show what was measured")
-    if saved and (heads or rounds or not peers):
-        raise UsageError("--heads, --rounds and --no-peers say how to measure; --from measures nothing")
-    from mlagen.bench import FAMILIES, bench_package, load_package, markdown, shapes_of, to_json
+    if saved and (heads or rounds or commit or versions or not peers):
+        raise UsageError(
+            "--heads, --rounds, --commit, --peer and --no-peers say how to measure; --from measures nothing"
+        )
+    from mlagen.bench import markdown, to_json
     from mlagen.bench.report.against import compare
+    from mlagen.bench.report.origin import origin
     from mlagen.bench.report.saved import read_rows, rows_of_files
-    from mlagen.bench.report.tables import line
-    from mlagen.bench.run import ROUNDS
 
     if html_path:  # what it lacks is reported before minutes of measuring
         from mlagen.bench.report.page import page
     earlier = read_rows(against) if against else None
     if spec:
-        with _staged(spec) as folder:
-            rows = bench_package(
-                folder,
-                shapes=shapes_of(load_package(folder), only or tuple(FAMILIES), heads or None),
-                peers=peers,
-                rounds=rounds or ROUNDS,
-                on_row=lambda row: err.print(line(row), markup=False),
-            )
+        found = origin(commit, versions)
+        rows = _measured(spec, only, heads, rounds, found.complete(peers=peers) if as_json else found, peers=peers)
     else:
         rows = [row for row in rows_of_files(saved) if not only or row.shape.family in only]
     if not rows:

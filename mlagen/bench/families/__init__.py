@@ -32,27 +32,31 @@ class Family:
         shapes: what a package is measured at, for some head counts or, None, the usual ones; none if it has no wrapper
             of the family.
         trials: makes what readies shapes, for the trials of one run.
+        modules: of a package, whose wrappers are measured; it may lack some.
     """
 
     shapes: Callable[[BenchPackage, Sequence[int] | None], Sequence[Sizes]]
     trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
+    modules: tuple[str, ...]
 
+
+CACHES = ("cache", "extra_cache")
 
 FAMILIES = {
-    "prefill": Family(partial(sparse_fwd.shapes_of, "prefill"), sparse_fwd.trials),
-    "decode": Family(partial(sparse_fwd.shapes_of, "decode"), sparse_fwd.trials),
-    "shared": Family(sparse_fwd.shared_shapes, sparse_fwd.trials),
-    "cache": Family(cache.writer_shapes, cache.writer_trials),
-    "gather": Family(cache.gather_shapes, cache.gather_trials),
-    "indexer_cache": Family(indexer_cache.indexer_cache_shapes, indexer_cache.indexer_cache_trials),
-    "indices": Family(indices.indices_shapes, indices.indices_trials),
-    "sparse_decode": Family(sparse_decode.sparse_decode_shapes, sparse_decode.sparse_decode_trials),
-    "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials),
-    "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials),
-    "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials),
-    "mqa_logits": Family(mqa_logits.logits_shapes, mqa_logits.logits_trials),
-    "topk": Family(topk.topk_shapes, topk.topk_trials),
-    "indexer_select": Family(indexer_select.pick_shapes, indexer_select.pick_trials),
+    "prefill": Family(partial(sparse_fwd.shapes_of, "prefill"), sparse_fwd.trials, ("sparse_fwd",)),
+    "decode": Family(partial(sparse_fwd.shapes_of, "decode"), sparse_fwd.trials, ("sparse_fwd",)),
+    "shared": Family(sparse_fwd.shared_shapes, sparse_fwd.trials, ("sparse_fwd",)),
+    "cache": Family(cache.writer_shapes, cache.writer_trials, CACHES),
+    "gather": Family(cache.gather_shapes, cache.gather_trials, CACHES),
+    "indexer_cache": Family(indexer_cache.indexer_cache_shapes, indexer_cache.indexer_cache_trials, ("indexer_cache",)),
+    "indices": Family(indices.indices_shapes, indices.indices_trials, ("indices",)),
+    "sparse_decode": Family(sparse_decode.sparse_decode_shapes, sparse_decode.sparse_decode_trials, ("sparse_decode",)),
+    "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials, ("dense_decode",)),
+    "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials, ("dense_fwd",)),
+    "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials, ("merge_states",)),
+    "mqa_logits": Family(mqa_logits.logits_shapes, mqa_logits.logits_trials, ("mqa_logits",)),
+    "topk": Family(topk.topk_shapes, topk.topk_trials, ("topk",)),
+    "indexer_select": Family(indexer_select.pick_shapes, indexer_select.pick_trials, ("indexer_select",)),
 }
 
 

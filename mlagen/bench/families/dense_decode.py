@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from mlagen.bench.check import Reference, checked_tokens, error_limit
+from mlagen.bench.check import Reference, attention, error_limit, row_limit
 from mlagen.bench.families.cache import block_size_of, fill_with, sides_of
 from mlagen.bench.measure import GRAPH_BELOW_S
 from mlagen.bench.package import BenchPackage
@@ -18,7 +18,6 @@ from mlagen.bench.shapes import TENSOR_SCALE, default_heads, empty_cache, rows_o
 from mlagen.bench.trial import BATCH_INVARIANT, OURS, Call, Entrant, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
-from mlagen.verify.reference import sparse_attention
 from mlagen.work import INDEX_BYTES, attention_bytes, flops
 
 WRAPPER = "flash_mla_with_kvcache"
@@ -40,6 +39,7 @@ MANY_REQUESTS = 64
 TUNED_CACHES = 8  # that a device must have room for: two input sets of two shapes, as much again besides
 SEED = 0  # of random lengths, which every run draws alike
 EAGER_TOKENS = 1
+Q_SCALE = 2.0**-5  # of a q of e4m3
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class DenseDecodeShape:
         num_heads: query heads.
         context: most cached tokens of a request.
         lengths: `equal`: every request has `context` tokens; `random`: 1 to `context` of them, uniform.
+        q: dtype of q, the `model`'s or `e4m3`.
     """
 
     requests: int
@@ -59,6 +60,7 @@ class DenseDecodeShape:
     num_heads: int
     context: int
     lengths: Literal["equal", "random"]
+    q: Literal["model", "e4m3"] = "model"
 
     @property
     def kind(self) -> str:
@@ -78,7 +80,8 @@ class DenseDecodeShape:
     def __str__(self) -> str:
         keys = f"{self.context >> 10}K" if self.context % 1024 == 0 else str(self.context)
         keys = keys if self.lengths == "equal" else f"1 to {keys}"
-        return f"{self.kind} {self.requests} x {self.s_q} x h{self.num_heads}, kv {keys}"
+        q = "" if self.q == "model" else f", q {self.q}"
+        return f"{self.kind} {self.requests} x {self.s_q} x h{self.num_heads}, kv {keys}{q}"
 
     def cached_tokens(self) -> torch.Tensor:
         """Cached tokens of each request, i64 [requests], the same at every call."""
@@ -106,7 +109,8 @@ class DenseDecodeInputs:
     """Tensors of one call.
 
     Attributes:
-        q: [requests, s_q, num_heads, d_qk].
+        q: [requests, s_q, num_heads, d_qk] in the model's dtype.
+        q_e4m3: where the call's q is e4m3: the same numbers over Q_SCALE.
         layout: of the cache.
         block_size: tokens a page.
         pages: uint8 [pages, page_bytes], which all input sets share.
@@ -130,6 +134,7 @@ class DenseDecodeInputs:
     sm_scale: float
     window: int | None
     k_scale: torch.Tensor
+    q_e4m3: torch.Tensor | None = None
 
     @property
     def causal(self) -> bool:
@@ -141,13 +146,9 @@ class DenseDecodeInputs:
         """The cache as FlashMLA's callers hold it, [pages, block_size, 1, row]."""
         return rows_of(self.layout, self.pages, self.block_size, self.q.dtype)[:, :, None]
 
-    def rows(self, token: int) -> torch.Tensor:
-        """Rows that a query token sees, fp32 [keys, columns]."""
-        s_q = self.q.shape[1]
-        request = token // s_q
-        end = int(self.lengths[request]) - s_q + 1 + token % s_q
-        first = 0 if self.window is None else max(0, end - self.window)
-        slots = slots_of(self.block_table[request], end, self.block_size)[first:]
+    def rows(self, request: int) -> torch.Tensor:
+        """Cached rows of a request, fp32 [keys, columns]."""
+        slots = slots_of(self.block_table[request], int(self.lengths[request]), self.block_size)
         return read(self.layout, self.pages, self.block_size, slots, TENSOR_SCALE)
 
 
@@ -164,10 +165,16 @@ def dense_decode_shapes(package: BenchPackage, heads: Sequence[int] | None) -> l
         counts = default_heads(package.facts.num_heads)
         heads = sorted({counts[0], counts[-1]}, reverse=True)
     return [
-        DenseDecodeShape(requests, s_q, num_heads, context, lengths)
+        DenseDecodeShape(requests, s_q, num_heads, context, lengths, q)
+        for q in (("model", "e4m3") if takes_e4m3(package) else ("model",))
         for num_heads in heads
         for requests, s_q, context, lengths in CASES
     ]
+
+
+def takes_e4m3(package: BenchPackage) -> bool:
+    """Whether a package's dense attention takes a q of e4m3, with a scale of its own."""
+    return package.cached[0].tensor_scale
 
 
 def tuned_shape(package: BenchPackage, requests: int, rows: int, memory: int) -> DenseDecodeShape:
@@ -194,9 +201,12 @@ def make_dense_decode_inputs(
     fill_with(sides_of(package)[""], pages)
     lengths = shape.cached_tokens().to(device, torch.int32)
     size = (shape.requests, shape.s_q, shape.num_heads, facts.d_qk)
+    queries = [torch.randn(size, dtype=package.dtype, device=device) for _ in tables]
+    e4m3 = [(q / Q_SCALE).to(torch.float8_e4m3fn) if shape.q == "e4m3" else None for q in queries]
     return [
         DenseDecodeInputs(
-            q=torch.randn(size, dtype=package.dtype, device=device),
+            q=q if narrow is None else narrow.to(package.dtype) * Q_SCALE,
+            q_e4m3=narrow,
             layout=layout,
             block_size=block_size,
             pages=pages,
@@ -208,7 +218,7 @@ def make_dense_decode_inputs(
             window=window_of(package),
             k_scale=torch.full((1,), TENSOR_SCALE, device=device),
         )
-        for table in tables
+        for table, q, narrow in zip(tables, queries, e4m3, strict=True)
     ]
 
 
@@ -224,21 +234,32 @@ def call_of(package: BenchPackage, inputs: DenseDecodeInputs, *, batch_invariant
     }
     if inputs.layout.tensor_scale:
         options["k_scale"] = inputs.k_scale
-    arguments = (inputs.q, inputs.cache, inputs.block_table, inputs.lengths, inputs.d_v, metadata)
+    q = inputs.q
+    if inputs.q_e4m3 is not None:
+        q, options["q_scale"] = inputs.q_e4m3, torch.full((1,), Q_SCALE, device=q.device)
+    arguments = (q, inputs.cache, inputs.block_table, inputs.lengths, inputs.d_v, metadata)
     return lambda: attention(*arguments, **options)[0]
 
 
-def reference(inputs: DenseDecodeInputs) -> Reference:
-    """Float64 results of a few tokens of one input set; those of long requests are small beside those of short ones."""
-    q = inputs.q.flatten(0, 1)  # [tokens, num_heads, d_qk]
-    tokens = checked_tokens(len(q), q.device)
-    expected = []
-    for token in tokens.tolist():
-        kv = inputs.rows(token)[None]  # [1, keys, d_qk]
-        indices = torch.arange(kv.shape[1], dtype=torch.int32, device=q.device)[None]
-        arguments = (indices, inputs.sm_scale, inputs.d_v, None, None, "e", "+inf")
-        expected.append(sparse_attention(q[token][None], kv, *arguments).out)
-    return Reference(tokens, torch.cat(expected), worst=True)
+def reference(inputs: DenseDecodeInputs, partials: str = "fp32") -> Reference:
+    """Float64 results of one input set, for a package whose splits are stored as `partials`."""
+    return Reference(partial(_expected, inputs), row_limit(inputs.q.dtype, partials))
+
+
+def _expected(inputs: DenseDecodeInputs) -> torch.Tensor:
+    q = inputs.q  # [requests, s_q, num_heads, d_qk]
+    s_q = q.shape[1]
+    own = torch.arange(s_q, device=q.device)[:, None] - s_q + 1  # [s_q, 1]
+    expected = torch.zeros(*q.shape[:3], inputs.d_v, dtype=torch.float64, device=q.device)
+    for request, length in enumerate(inputs.lengths.tolist()):
+        key = torch.arange(length, device=q.device)
+        end = length + own  # of the keys that each query token sees
+        seen = key < end if inputs.causal else key.expand(s_q, -1) < length
+        if inputs.window is not None:
+            seen &= key >= end - inputs.window
+        arguments = (inputs.rows(request)[None], seen, inputs.sm_scale, inputs.d_v)
+        expected[request] = attention(q[request], *arguments)
+    return expected.flatten(0, 1)
 
 
 def dense_decode_trials(setting: Setting) -> Callable[[DenseDecodeShape], Trial[DenseDecodeInputs]]:
@@ -257,7 +278,7 @@ def dense_decode_trials(setting: Setting) -> Callable[[DenseDecodeShape], Trial[
                 Entrant(OURS, partial(call_of, package)),
                 Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True)),
             ],
-            error_of=reference(inputs[0]).error_of,
+            error_of=reference(inputs[0], package.facts.partials).error_of,
             error_limit=error_limit(package.dtype, package.facts.partials),
             flops=work,
             bytes_moved=moved,

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mlagen.bench.check import checked_tokens, error_limit, relative_error
+from mlagen.bench.check import Reference, error_limit, in_chunks, row_limit
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import default_heads, sets_needed
 from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
@@ -129,19 +129,25 @@ def dense_fwd_call(function: Callable[..., Any], inputs: DenseFwdInputs) -> Call
     return lambda: function(inputs.q, inputs.k, inputs.v, *lengths, softmax_scale=inputs.scale, causal=True)[0]
 
 
-def dense_fwd_error(inputs: DenseFwdInputs, call: Call) -> float:
-    """Relative error of some rows and heads of a call; what a first call gave is poisoned, its memory used again."""
-    call().fill_(float("nan"))
-    got = call()
-    rows, heads = checked_tokens(inputs.q.shape[0], got.device), checked_tokens(inputs.q.shape[1], got.device)
-    group = inputs.q.shape[1] // inputs.k.shape[1]
-    expected = []
-    for row in rows.tolist():
-        begin = next(first for first, end in pairwise(inputs.cu_seqlens.tolist()) if first <= row < end)
-        k, v = (one[begin : row + 1, heads // group].double() for one in (inputs.k, inputs.v))
-        logits = inputs.scale * torch.einsum("hl,khl->hk", inputs.q[row, heads].double(), k)
-        expected.append(torch.einsum("hk,khl->hl", logits.softmax(1), v))
-    return relative_error(got[rows][:, heads], torch.stack(expected))
+def dense_fwd_reference(inputs: DenseFwdInputs) -> Reference:
+    """Float64 results of one input set."""
+    return Reference(partial(_expected, inputs), row_limit(inputs.q.dtype))
+
+
+def _expected(inputs: DenseFwdInputs) -> torch.Tensor:
+    q, k, v = inputs.q, inputs.k, inputs.v
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
+    expected = torch.zeros(*q.shape[:2], v.shape[2], dtype=torch.float64, device=q.device)
+    for first, end in pairwise(inputs.cu_seqlens.tolist()):
+        position = torch.arange(end - first, device=q.device)
+        for some in in_chunks(end - first, 3 * (end - first) * expected.itemsize):
+            rows, keys = slice(first + some.start, first + some.stop), slice(first, first + some.stop)
+            hidden = position[: some.stop] > position[some, None]
+            for head in range(heads):
+                logits = inputs.scale * (q[rows, head].double() @ k[keys, head // group].double().T)
+                weights = logits.masked_fill_(hidden, -torch.inf).softmax(1)
+                expected[rows, head] = weights @ v[keys, head // group].double()
+    return expected
 
 
 def dense_fwd_trials(setting: Setting) -> Callable[[DenseFwdShape], Trial[DenseFwdInputs]]:
@@ -156,7 +162,7 @@ def dense_fwd_trials(setting: Setting) -> Callable[[DenseFwdShape], Trial[DenseF
         return Trial(
             inputs=inputs,
             entrants=[Entrant(OURS, partial(dense_fwd_call, package.wrapper(WRAPPER)))],
-            error_of=partial(dense_fwd_error, inputs[0]),
+            error_of=dense_fwd_reference(inputs[0]).error_of,
             error_limit=error_limit(package.dtype),
             flops=shape.flops(d_qk, d_v),
             bytes_moved=moved,

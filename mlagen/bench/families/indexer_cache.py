@@ -32,7 +32,7 @@ from mlagen.work import keys_bytes, normalise_bytes, query_bytes, write_bytes
 
 POSITIONS = 1 << 16  # of a table of angles
 EPS = 1e-6
-CHECKED = 4096  # rows of a result that are looked at
+CHECKED = 1 << 17  # rows of a query that are compared at a time
 QUERY_LIMIT = 1e-3  # share of the query's bytes that another order of the same roundings may turn
 KINDS = (WRITE, GATHER, QUERY, NORMALISE)
 
@@ -171,21 +171,18 @@ def make_key_inputs(batch: Batch, keys: Keys, device: torch.device, sets: int) -
 
 
 def written_error(keys: Keys, inputs: KeyInputs, normalised: bool, call: Call) -> float:
-    """Relative error of what is read back of some keys after a call; NaN where one was not written."""
+    """Relative error of the keys that are read back after a call; NaN where one was not written."""
     inputs.cache.fill_(POISON)
     call()
-    some = slice(0, CHECKED)
-    rows = inputs.k[some]
+    rows = inputs.k
     if normalised:
-        table = (inputs.positions[some], inputs.angles, inputs.norm_weight, EPS)
-        rows, _ = normalised_keys(keys.side, rows, *table, 1)
-    return relative_error(read(keys.layout, inputs.cache, keys.block_size, inputs.slots[some]), rows)
+        rows, _ = normalised_keys(keys.side, rows, inputs.positions, inputs.angles, inputs.norm_weight, EPS, 1)
+    return relative_error(read(keys.layout, inputs.cache, keys.block_size, inputs.slots), rows)
 
 
 def written_limit(keys: Keys, inputs: KeyInputs) -> float:
     """Error from which a writer is wrong: what the reference's own quantisation loses, and a little."""
-    rows = inputs.k[:CHECKED]
-    return WRITE_TOLERANCE * relative_error(decode(keys.layout, encode(keys.layout, rows)), rows)
+    return WRITE_TOLERANCE * relative_error(decode(keys.layout, encode(keys.layout, inputs.k)), inputs.k)
 
 
 def gathered_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
@@ -203,13 +200,16 @@ def gathered_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
 
 
 def query_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
-    """Share of the bytes of some tokens' quantised query that are wrong."""
+    """Share of the bytes of the quantised query that are wrong."""
     q, _ = call()
     values = (q[0] if isinstance(q, tuple) else q).view(torch.uint8)
-    some = slice(0, max(1, CHECKED // keys.side.num_heads))
-    table = (inputs.positions[some], inputs.angles, inputs.weights[some], 1.0, 1.0)
-    wanted, _, _ = quantise_query(keys.side, inputs.q[some], *table)
-    return wrong_share(values[some], wanted)
+    step, wrong = max(1, CHECKED // keys.side.num_heads), 0.0
+    for first in range(0, len(values), step):
+        some = slice(first, first + step)
+        table = (inputs.positions[some], inputs.angles, inputs.weights[some], 1.0, 1.0)
+        wanted, _, _ = quantise_query(keys.side, inputs.q[some], *table)
+        wrong += wrong_share(values[some], wanted) * len(wanted)
+    return wrong / len(values)
 
 
 def indexer_cache_trials(setting: Setting) -> Callable[[Batch], Trial[KeyInputs]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mlagen.bench.check import Reference, checked_tokens, error_limit
+from mlagen.bench.check import Reference, attention, error_limit, in_chunks, row_limit
 from mlagen.bench.families.cache import CacheSide, fill_with, second_side, sides_of
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import (
@@ -26,7 +26,6 @@ from mlagen.bench.trial import BATCH_INVARIANT, OURS, Entrant, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
 from mlagen.verify.facts import Facts
-from mlagen.verify.reference import sparse_attention
 from mlagen.work import attention_bytes, flops
 
 WRAPPER = "flash_mla_with_kvcache"
@@ -113,10 +112,10 @@ class Cached:
         """The cache as FlashMLA's callers hold it, [pages, block_size, 1, row]."""
         return rows_of(self.layout, self.pages, self.block_size, dtype)[:, :, None]
 
-    def rows(self, token: int) -> torch.Tensor:
-        """Rows that a token's indices name, fp32 [count, columns]."""
-        slots = self.indices.flatten(0, 1)[token]
-        return read(self.layout, self.pages, self.block_size, slots, TENSOR_SCALE)
+    def rows(self, slots: torch.Tensor) -> torch.Tensor:
+        """Rows in some slots, fp32 [*slots.shape, columns]; any row in an absent one's place."""
+        found = read(self.layout, self.pages, self.block_size, slots.flatten().clamp(min=0), TENSOR_SCALE)
+        return found.view(*slots.shape, -1)
 
 
 @dataclass(frozen=True)
@@ -285,20 +284,22 @@ class _Pools:
         )
 
 
-def reference(inputs: SparseDecodeInputs) -> Reference:
-    """Float64 results of a few tokens of one input set."""
+def reference(inputs: SparseDecodeInputs, partials: str = "fp32") -> Reference:
+    """Float64 results of one input set, for a package whose splits are stored as `partials`."""
+    return Reference(partial(_expected, inputs), row_limit(inputs.q.dtype, partials))
+
+
+def _expected(inputs: SparseDecodeInputs) -> torch.Tensor:
     q = inputs.q.flatten(0, 1)  # [tokens, num_heads, d_qk]
-    tokens = checked_tokens(len(q), q.device)
     caches = [inputs.main, *([inputs.extra] if inputs.extra else [])]
-    expected = []
-    for token in tokens.tolist():
-        kv = torch.cat([cached.rows(token) for cached in caches])[None]  # [1, keys, d_qk]
-        indices = torch.arange(kv.shape[1], dtype=torch.int32, device=q.device)[None]
-        result = sparse_attention(
-            q[token][None], kv, indices, inputs.sm_scale, inputs.d_v, inputs.attn_sink, None, "e", "+inf"
-        )
-        expected.append(result.out)
-    return Reference(tokens, torch.cat(expected))
+    slots = [cached.indices.flatten(0, 1) for cached in caches]  # [tokens, count] each
+    expected = torch.zeros(*q.shape[:2], inputs.d_v, dtype=torch.float64, device=q.device)
+    keys = sum(each.shape[1] for each in slots)
+    for some in in_chunks(len(q), keys * (2 * q.shape[2] + 3 * q.shape[1]) * expected.itemsize):
+        kv = [cached.rows(each[some]) for cached, each in zip(caches, slots, strict=True)]
+        seen = torch.cat([each[some] >= 0 for each in slots], 1)
+        expected[some] = attention(q[some], torch.cat(kv, 1), seen, inputs.sm_scale, inputs.d_v, inputs.attn_sink)
+    return expected
 
 
 def sparse_decode_trials(
@@ -320,7 +321,7 @@ def sparse_decode_trials(
                 Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True)),
                 *e4m3,
             ],
-            error_of=reference(inputs[0]).error_of,
+            error_of=reference(inputs[0], package.facts.partials).error_of,
             error_limit=error_limit(package.dtype, package.facts.partials),
             flops=shape.flops(package.facts),
             bytes_moved=moved,

@@ -9,12 +9,11 @@ from typing import Any
 
 import torch
 
-from mlagen.bench.check import Reference, checked_tokens, error_limit
+from mlagen.bench.check import Reference, attention, error_limit, in_chunks, row_limit
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import L2_MULTIPLE, default_heads, make_indices, sets_needed
 from mlagen.bench.trial import APART, BATCH_INVARIANT, OURS, Entrant, Setting, Trial
 from mlagen.verify.facts import Facts
-from mlagen.verify.reference import sparse_attention
 from mlagen.work import attention_bytes, distinct_rows, flops
 
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # the one that gives out alone first
@@ -235,20 +234,22 @@ def _normal(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
 
 
 def reference(inputs: SparseFwdInputs, facts: Facts) -> Reference:
-    """Float64 results of a few tokens of one input set."""
-    tokens = checked_tokens(inputs.q.shape[0], inputs.q.device)
-    expected = sparse_attention(
-        inputs.q[tokens],
-        inputs.kv,
-        inputs.indices[tokens, 0],
-        inputs.sm_scale,
-        facts.d_v,
-        inputs.attn_sink,
-        None if inputs.topk_length is None else inputs.topk_length[tokens],
-        facts.lse_base,
-        facts.empty_row_lse,
-    ).out
-    return Reference(tokens, expected)
+    """Float64 results of one input set."""
+    return Reference(partial(_expected, inputs, facts), row_limit(inputs.q.dtype, facts.partials))
+
+
+def _expected(inputs: SparseFwdInputs, facts: Facts) -> torch.Tensor:
+    q, indices = inputs.q, inputs.indices[:, 0]
+    tokens, topk = indices.shape
+    rows = inputs.kv.flatten(0, 1)  # [s_kv, d_qk]
+    expected = torch.zeros(tokens, q.shape[1], facts.d_v, dtype=torch.float64, device=q.device)
+    for some in in_chunks(tokens, topk * (rows.shape[1] + 3 * q.shape[1]) * expected.itemsize):
+        seen = (indices[some] >= 0) & (indices[some] < len(rows))
+        if inputs.topk_length is not None:
+            seen &= torch.arange(topk, device=q.device) < inputs.topk_length[some, None]
+        kv = rows[indices[some].long().where(seen, 0)]
+        expected[some] = attention(q[some], kv, seen, inputs.sm_scale, facts.d_v, inputs.attn_sink)
+    return expected
 
 
 def trials(setting: Setting) -> Callable[[SparseFwdShape], Trial[SparseFwdInputs]]:

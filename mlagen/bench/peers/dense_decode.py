@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 import triton
 
-from mlagen.bench.families.dense_decode import DenseDecodeInputs, DenseDecodeShape
+from mlagen.bench.families.dense_decode import Q_SCALE, DenseDecodeInputs, DenseDecodeShape
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers.libraries import (
     D_C,
@@ -21,6 +21,7 @@ from mlagen.bench.peers.libraries import (
     first_module,
     flash_attention_3_call,
     flashinfer_call,
+    load_packed_library,
     pad_heads,
 )
 from mlagen.bench.trial import Call, Entrant
@@ -32,6 +33,9 @@ SPLIT_KEYS = 512  # vLLM's rule for splits: so many keys each, a power of two, a
 SPLITS_A_MULTIPROCESSOR = 2
 TENSOR_SCALED = "fp8_per_tensor"
 INT32 = 1 << 31
+FP8_LIBRARY = "_flashmla_extension_C"
+# Probabilities of e4m3 cost 0.5e-2 to 1.4e-2 over some thousand keys, and more over few; a rounded q costs 4e-2.
+FP8_ERROR_LIMITS = {"e4m3": 3.2e-2, "model": 6e-2}
 
 
 class DenseDecodePeer(Protocol):
@@ -168,8 +172,52 @@ class VllmTritonDenseDecode:
         return call
 
 
+class FlashMlaFp8DenseDecode:
+    """FlashMLA's kernel over e4m3, which multiplies a q and probabilities of e4m3.
+
+    Heads are padded, q is rounded to e4m3 and the plan is made outside the timing.
+    """
+
+    name = f"{FLASH_MLA} fp8"
+
+    def unsupported(self, facts: Facts, inputs: DenseDecodeInputs) -> str | None:
+        """It knows one scale a tensor, rows of 512 + 64 columns, pages of 64 tokens and no window."""
+        if inputs.layout.name != TENSOR_SCALED:
+            return f"{TENSOR_SCALED} only"
+        if (facts.d_c, facts.d_rope, facts.d_v, facts.dtype) != (D_C, D_ROPE, D_C, "bfloat16"):
+            return f"bf16 models with rows of {D_C} + {D_ROPE} columns only"
+        if inputs.block_size != FLASH_MLA_BLOCK:
+            return f"pages of {FLASH_MLA_BLOCK} tokens only"
+        if inputs.window is not None:
+            return "no sliding window"
+        return None if inputs.q.shape[2] <= FLASH_MLA_HEADS[-1] else f"at most {FLASH_MLA_HEADS[-1]} heads"
+
+    def prepare(self, inputs: DenseDecodeInputs) -> Call:
+        """Rounds and pads q, and makes the plan."""
+        load_packed_library("vllm", FP8_LIBRARY)
+        operators = torch.ops._flashmla_extension_C
+        narrow = inputs.q_e4m3
+        if narrow is None:
+            narrow = (inputs.q / Q_SCALE).to(torch.float8_e4m3fn)
+        heads = inputs.q.shape[2]
+        q, _ = pad_heads(narrow.view(torch.uint8))  # zeros are zeros in either
+        plan = operators.get_mla_decoding_metadata_dense_fp8(inputs.lengths, q.shape[1] * q.shape[2], 1)
+        scale = torch.full((1,), Q_SCALE, device=q.device)
+        cache = inputs.cache.view(torch.float8_e4m3fn)
+        sizes = (inputs.d_v, inputs.lengths, inputs.block_table, inputs.sm_scale, inputs.causal)
+        arguments = (q.view(torch.float8_e4m3fn), cache, *sizes, *plan, scale, inputs.k_scale)
+
+        def call() -> torch.Tensor:
+            out = operators.fwd_kvcache_mla_fp8(*arguments)[0]
+            assert isinstance(out, torch.Tensor)
+            return out[:, :, :heads]
+
+        return call
+
+
 PEERS: tuple[DenseDecodePeer, ...] = (
     FlashMlaDenseDecode(),
+    FlashMlaFp8DenseDecode(),
     FlashAttention3DenseDecode(),
     FlashInferDenseDecode(),
     VllmTritonDenseDecode(),
@@ -181,4 +229,5 @@ def dense_decode_peers(
 ) -> Iterator[Entrant[DenseDecodeInputs]]:
     """Others' kernels at a shape of the family."""
     for peer in PEERS:
-        yield Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, inputs[0]))
+        limit = FP8_ERROR_LIMITS[shape.q] if isinstance(peer, FlashMlaFp8DenseDecode) else None
+        yield Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, inputs[0]), limit)

@@ -28,7 +28,7 @@ def cuda_merge() -> Callable[..., Any]:
         raise ImportError("vLLM's library has no merge_attn_states")
 
     def call(out: Any, prefix: Any, prefix_lse: Any, suffix: Any, suffix_lse: Any, out_lse: Any) -> None:
-        merge(out, out_lse, prefix, prefix_lse, suffix, suffix_lse)
+        merge(out, out_lse, prefix, prefix_lse, suffix, suffix_lse, None)  # None: all tokens have both parts
 
     return call
 

@@ -7,7 +7,7 @@ a peer that ran beside it both times, and by its time only where there is none.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from mlagen.bench.report.rows import Contender, Row
@@ -28,11 +28,17 @@ class Change:
     def peer(self) -> str | None:
         """The peer that was closest to ours or ahead of it then, of those with a ratio in both runs."""
         ran = [each for each in self.then.contenders if each.is_peer and each.ratio and self.now.of(each.name).ratio]
-        return min(ran, key=lambda each: each.ratio or 0.0).name if ran else None
+        return min(ran, key=lambda each: each.quoted_ratio or 0.0).name if ran else None
 
     def peers(self) -> tuple[Contender, Contender] | None:
-        """That peer then and now."""
-        return None if self.peer is None else (self.then.of(self.peer), self.now.of(self.peer))
+        """That peer then and now, with the quoted ratios where both runs have one of the same kind."""
+        if self.peer is None:
+            return None
+        pair = (self.then.of(self.peer), self.now.of(self.peer))
+        if not all(each.behind_ratio for each in pair):
+            return pair
+        then, now = (replace(each, ratio=each.behind_ratio, ratio_spread=each.behind_spread) for each in pair)
+        return then, now
 
     @property
     def speedup(self) -> float | None:
@@ -45,10 +51,10 @@ class Change:
         """What the row is judged by: the ratio to the peer now over then, or else the speedup."""
         if (pair := self.peers()) is None:
             return self.speedup
-        then, now = pair
-        assert then.ratio is not None
-        assert now.ratio is not None
-        return now.ratio / then.ratio
+        then, now = (each.ratio for each in pair)
+        assert then is not None
+        assert now is not None
+        return now / then
 
     @property
     def spread(self) -> float | None:

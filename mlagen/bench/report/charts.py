@@ -215,7 +215,7 @@ def bars(row: Row, styles: Mapping[str, Style], key: str) -> str:
     """
     ran = [each for each in row.contenders if each.seconds is not None]
     best = row.best_peer
-    longest = max((each.seconds or 0.0 for each in ran), default=1.0)
+    longest = max((each.quoted_seconds or 0.0 for each in ran), default=1.0)
     with mpl.rc_context(_SETTINGS):
         figure = Figure(figsize=_inches(300, 20 * len(ran) + 2), dpi=_INCH)
         axes = figure.add_axes((0.37, 0, 0.31, 1))
@@ -223,11 +223,11 @@ def bars(row: Row, styles: Mapping[str, Style], key: str) -> str:
         axes.axis("off")
         for y, each in enumerate(ran):
             weight = "bold" if each == best or each.name == OURS else "normal"
-            axes.barh(y, each.seconds or 0.0, 0.62, color=styles[each.name].colour)
+            axes.barh(y, each.quoted_seconds or 0.0, 0.62, color=styles[each.name].colour)
             _write(axes, (0, y), each.name, (-6, 0), ha="right", va="center", weight=weight)
-            _write(axes, (each.seconds or 0.0, y), us(each.seconds), (4, 0), va="center", weight=weight)
-            if each.name != OURS and each.ratio is not None:
-                text = f"{'best ' if each == best else ''}×{ratio(each.ratio)}"
+            _write(axes, (each.quoted_seconds or 0.0, y), us(each.quoted_seconds), (4, 0), va="center", weight=weight)
+            if each.name != OURS and each.quoted_ratio is not None:
+                text = f"{'best ' if each == best else ''}×{ratio(each.quoted_ratio)}"
                 axes.text(
                     0.63 / 0.31, y, text, transform=axes.get_yaxis_transform(), ha="right", va="center", weight=weight
                 )

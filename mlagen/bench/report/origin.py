@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-PEER_PACKAGES = ("vllm", "flash_mla", "flashinfer", "seed_sparse")
+from mlagen.errors import UsageError
+
+PEER_PACKAGES = ("vllm", "flash_mla", "flashinfer", "deep_gemm", "seed_sparse")
 DRIVERS = ("nvidia", "amdgpu")  # kernel modules; Linux names the version of those that are loaded
 SYSTEM = Path("/sys/module")
 CHECKOUT = Path(__file__).resolve().parents[3]
 SECONDS = 20  # that a tool may take
+UNKNOWN = "of unknown version"
 
 
 @dataclass(frozen=True)
@@ -26,17 +30,55 @@ class Origin:
         driver: version of the GPU's driver.
         date: day the run began, in UTC, as in 2026-12-31.
         commit: of the checkout that measured, with `-dirty` behind it where files differ from it; None where mlagen
-            is installed.
+            is installed and none was given.
+        peers: versions that were given of packages that do not say theirs.
     """
 
     driver: str | None
     date: str
     commit: str | None
+    peers: Mapping[str, str] = field(default_factory=dict)
+
+    def peer_versions(self) -> tuple[str, ...]:
+        """The peers' packages that were imported, with their versions."""
+        imported = [name for name in PEER_PACKAGES if sys.modules.get(name) is not None]
+        return tuple(f"{name} {self.peers.get(name) or _version(name) or UNKNOWN}" for name in imported)
+
+    def complete(self, *, peers: bool) -> Origin:
+        """The same, if a report may be saved with it.
+
+        Args:
+            peers: peers are measured, so that each that is installed needs a version.
+
+        Raises:
+            UsageError: something is missing; names the option that gives it.
+        """
+        if self.driver is None:
+            raise UsageError("no report is saved: no driver says its version here")
+        if self.commit is None:
+            raise UsageError("no report is saved without a commit: mlagen lies in no checkout; pass --commit COMMIT")
+        for name in PEER_PACKAGES if peers else ():
+            if name not in self.peers and _installed(name) and _version(name) is None:
+                way = f"pass --peer {name}=VERSION"
+                raise UsageError(f"no report is saved without the peers' versions: {name} does not say its; {way}")
+        return self
 
 
-def origin() -> Origin:
-    """The origin of a run that begins now."""
-    return Origin(driver_version(), datetime.now(UTC).date().isoformat(), commit())
+def origin(commit: str | None = None, peers: Sequence[str] = ()) -> Origin:
+    """The origin of a run that begins now.
+
+    Args:
+        commit: where the checkout does not say it.
+        peers: NAME=VERSION of peers' packages that do not say theirs.
+
+    Raises:
+        UsageError: a peer is none, or has no version.
+    """
+    given = dict(each.partition("=")[::2] for each in peers)
+    for name, version in given.items():
+        if name not in PEER_PACKAGES or not version:
+            raise UsageError(f"--peer {name}={version}: takes NAME=VERSION, NAME one of {', '.join(PEER_PACKAGES)}")
+    return Origin(driver_version(), datetime.now(UTC).date().isoformat(), commit or checked_out(), given)
 
 
 def driver_version() -> str | None:
@@ -50,7 +92,7 @@ def driver_version() -> str | None:
     return said.splitlines()[0].strip() if said else None
 
 
-def commit(checkout: Path = CHECKOUT) -> str | None:
+def checked_out(checkout: Path = CHECKOUT) -> str | None:
     """The commit of a checkout; None if it is none, even where it lies in another one."""
     return _said(
         ["git", "-C", str(checkout), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"],
@@ -58,19 +100,23 @@ def commit(checkout: Path = CHECKOUT) -> str | None:
     )
 
 
-def peer_versions() -> tuple[str, ...]:
-    """The peers' packages that were imported, with their versions."""
-    return tuple(f"{name} {_version(name)}" for name in PEER_PACKAGES if sys.modules.get(name) is not None)
+def _installed(package: str) -> bool:
+    if package in sys.modules:
+        return sys.modules[package] is not None
+    return importlib.util.find_spec(package) is not None
 
 
-def _version(package: str) -> str:
-    said = getattr(sys.modules[package], "__version__", None)
-    if isinstance(said, str):
-        return said
+def _version(package: str) -> str | None:
+    """Version of a package; None if nothing says, or it does not import."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-        return "of unknown version"
+        pass
+    try:
+        said = getattr(importlib.import_module(package), "__version__", None)
+    except Exception:  # whatever someone else's package raises; its kernels are absent then
+        return UNKNOWN
+    return said if isinstance(said, str) else None
 
 
 def _said(command: Sequence[str], **environment: str) -> str | None:

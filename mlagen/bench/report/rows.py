@@ -26,6 +26,8 @@ class Contender:
         absent: why there are no times, in one line.
         spread, ratio_spread: 10th to 90th percentile of the rounds' seconds and ratios, over their median.
         cool_seconds: of a round after a pause; None where bytes bound the shape, which no power limit slows.
+        behind_seconds: median seconds that a call adds behind another kernel; None where no contender is that short.
+        behind_ratio, behind_spread: of those, as `ratio` and `ratio_spread`.
     """
 
     name: str
@@ -38,6 +40,24 @@ class Contender:
     spread: float | None = None
     ratio_spread: float | None = None
     cool_seconds: float | None = None
+    behind_seconds: float | None = None
+    behind_ratio: float | None = None
+    behind_spread: float | None = None
+
+    @property
+    def quoted_seconds(self) -> float | None:
+        """The time that is quoted: behind another kernel where that was measured."""
+        return self.seconds if self.behind_seconds is None else self.behind_seconds
+
+    @property
+    def quoted_ratio(self) -> float | None:
+        """The ratio of the same."""
+        return self.ratio if self.behind_ratio is None else self.behind_ratio
+
+    @property
+    def quoted_spread(self) -> float | None:
+        """Spread of the same ratio."""
+        return self.ratio_spread if self.behind_ratio is None else self.behind_spread
 
     @property
     def is_peer(self) -> bool:
@@ -60,6 +80,7 @@ class Row:
         rounds: how many were interleaved; likewise.
         driver, date, commit: of its origin; None where an older file, or the machine, does not say.
         peers: packages of the peers that ran, with their versions; None where an older file does not say.
+        kernels: digest of the kernels of the shape's family; likewise.
     """
 
     package: str
@@ -76,6 +97,7 @@ class Row:
     date: str | None = None
     commit: str | None = None
     peers: tuple[str, ...] | None = None
+    kernels: str | None = None
 
     @property
     def key(self) -> Key:
@@ -96,7 +118,7 @@ class Row:
     def best_peer(self) -> Contender | None:
         """The fastest of the peers that ran, by the ratio to ours where we ran too."""
         ran = [each for each in self.contenders if each.is_peer and each.seconds is not None]
-        return min(ran, key=lambda each: (each.ratio or math.inf, each.seconds), default=None)
+        return min(ran, key=lambda each: (each.quoted_ratio or math.inf, each.seconds), default=None)
 
     def of(self, name: str) -> Contender:
         """A kernel's part of the row; absent if it has none."""

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,6 +69,9 @@ class _Contender(BaseModel):
     spread: _Spread | None = None
     ratio_spread: _Spread | None = None
     cool_seconds: _Seconds | None = None
+    behind_seconds: _Seconds | None = None
+    behind_ratio: _Ratio | None = None
+    behind_spread: _Spread | None = None
 
 
 class _Row(BaseModel):
@@ -90,6 +93,7 @@ class _Row(BaseModel):
     date: _Text | None = None
     commit: _Text | None = None
     peers: list[_Text] | None = None
+    kernels: _Text | None = None
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -138,6 +142,7 @@ def _row(saved: _Row) -> Row:
     if contenders[0].name != OURS:
         raise ValueError(f"contenders[0].name: got {contenders[0].name!r}; takes {OURS!r}")
     given = {"package", "device", "flops", "bytes_moved", "torch", "triton", "rounds", "driver", "date", "commit"}
+    given.add("kernels")
     return Row(
         **saved.model_dump(include=given),
         shape=_shape(saved.shape),
@@ -152,11 +157,10 @@ def _shape(given: Mapping[str, Any]) -> Sizes:
     given = {_RENAMED.get(name, name): value for name, value in given.items()}
     for kind in _SHAPES:
         names = {field.name for field in fields(kind)}
-        if names <= given.keys():
+        if names - {field.name for field in fields(kind) if field.default is not MISSING} <= given.keys():
             try:
-                text = json.dumps(
-                    {name: given[name] for name in names}
-                )  # strict Python would take a SparseFwdShape alone
+                # As JSON, since strict Python would take a SparseFwdShape alone.
+                text = json.dumps({name: given[name] for name in names & given.keys()})
                 shape: Sizes = TypeAdapter(kind).validate_json(text, strict=True)
             except Invalid as error:
                 first = error.errors(include_url=False)[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from mlagen.bench.report.against import Change, Comparison
@@ -16,7 +16,10 @@ TERMS = {
     "Time": "median of rounds in which the kernels take turns without a pause, so that all share the card's heat; by "
     "graph, replayed over inputs that exceed L2 together, or by events, L2 overwritten before each call",
     "×": "the other kernel's time over ours in the same round; above 1, ours is faster",
-    "Best peer": "the fastest of others' kernels that ran; ×best is its ×",
+    "Behind another kernel": "what a call adds to a graph behind a small kernel of someone else's, so that it cannot "
+    "begin under itself as it may where a graph repeats it; measured where a call is shorter than 100 us, and then the "
+    "time that is quoted",
+    "Best peer": "the fastest of others' kernels that ran; ×best is its ×, behind another kernel where that is known",
     "Roof": "FLOPs or bytes, whichever takes longer; prefill counts a KV row once, decode once a token",
     "Error": "relative Frobenius norm; of integers, the share that is wrong",
     "After a pause": "a round on a card that idled, where FLOPs bound the shape: a hot card is held back by its power "
@@ -59,7 +62,7 @@ def to_json(row: Row) -> dict[str, Any]:
     data["roof_bytes_per_s"] = roof["bytes_per_s"]
     best = row.best_peer
     data["best_peer"] = best and best.name
-    data["ratio_to_best_peer"] = best and best.ratio
+    data["ratio_to_best_peer"] = best and best.quoted_ratio
     for contender in data["contenders"]:
         if contender["error"] is not None and not math.isfinite(contender["error"]):
             contender["error"] = None
@@ -144,6 +147,8 @@ def rows_table(rows: Sequence[Row]) -> Table:
     ran = [name for name in names if any(row.of(name).seconds is not None for row in rows)]
     columns: dict[str, list[str]] = {rows[0].shape.kind: [shape_name(row) for row in rows]}
     columns["ours us"] = [us(row.ours.seconds) for row in rows]
+    if any(row.ours.behind_seconds for row in rows):
+        columns["behind another kernel"] = [us(row.ours.behind_seconds) for row in rows]
     columns["by"] = [row.ours.method or "" for row in rows]
     if any(row.flops for row in rows):
         columns["TFLOP/s"] = [tera(row, row.ours) for row in rows]
@@ -151,7 +156,7 @@ def rows_table(rows: Sequence[Row]) -> Table:
     columns["of the roof"] = [of_roof(row, row.ours) for row in rows]
     if any(row.best_peer for row in rows):
         columns["best peer"] = [row.best_peer.name if row.best_peer else NONE for row in rows]
-        columns["×best"] = [ratio(row.best_peer.ratio if row.best_peer else None) for row in rows]
+        columns["×best"] = [ratio(row.best_peer.quoted_ratio if row.best_peer else None) for row in rows]
     for name in ran:
         columns[f"{name} us (×)"] = [_against(row.of(name)) for row in rows]
     columns["error"] = [error(row.ours) for row in rows]
@@ -160,8 +165,8 @@ def rows_table(rows: Sequence[Row]) -> Table:
 
 
 def other_times(rows: Sequence[Row]) -> list[Table]:
-    """Times after a pause and from Python of each kernel, at the shapes where they were measured."""
-    tables = []
+    """Times behind another kernel, after a pause and from Python of each kernel, where they were measured."""
+    tables = _behind(rows)
     for name, attribute in (("after a pause", "cool_seconds"), ("from Python", "eager_seconds")):
         timed = [row for row in rows if any(getattr(each, attribute) for each in row.contenders)]
         kernels = dict.fromkeys(each.name for row in timed for each in row.contenders if getattr(each, attribute))
@@ -169,6 +174,20 @@ def other_times(rows: Sequence[Row]) -> list[Table]:
         if timed:
             tables.append(Table((f"{rows[0].shape.kind}, {name}", *(f"{each} us" for each in kernels)), cells))
     return tables
+
+
+def _behind(rows: Sequence[Row]) -> list[Table]:
+    """Times behind another kernel; none where no call is short."""
+    timed = [row for row in rows if any(each.behind_seconds for each in row.contenders)]
+    kernels = dict.fromkeys(each.name for row in timed for each in row.contenders if each.behind_seconds)
+    if not timed:
+        return []
+    header = (f"{rows[0].shape.kind}, behind another kernel", *(f"{each} us (×)" for each in kernels))
+
+    def cell(each: Contender) -> str:
+        return _against(replace(each, seconds=each.behind_seconds, ratio=each.behind_ratio))
+
+    return [Table(header, tuple((shape_name(row), *(cell(row.of(name)) for name in kernels)) for row in timed))]
 
 
 def changes_table(comparison: Comparison) -> Table:

@@ -22,7 +22,7 @@ import triton
 
 from mlagen.bench.check import check_device, one_line
 from mlagen.bench.families.sparse_fwd import PREFILL_TOKENS
-from mlagen.bench.measure import Timer, event_timer, flush_l2, graph_timer, interleave
+from mlagen.bench.measure import GraphTimer, Timer, event_timer, flush_l2, interleave
 from mlagen.bench.package import BenchPackage, kernels_hash
 from mlagen.bench.trial import Call, Setting, Trial
 from mlagen.bench.tune.candidates import candidate_tiles, unfit_tiles
@@ -206,12 +206,10 @@ class Sweep:
         ready = self.ready(cell.shape)
         schedule = self._schedule(regime, cell.tile, self._resident(cell.tile), cell.splits)
         calls = [self.driver.scheduled(schedule, call) for call in ready.calls]
-        error = ready.trial.error_of(calls[0])
-        if not error <= ready.trial.error_limit:
-            raise ArithmeticError(f"wrong result: error {error:.2g}")
+        ready.trial.checked(ready.trial.entrants[0], calls[0])
         if regime.tokens >= PREFILL_TOKENS or len(calls) == 1:  # one set of inputs is in L2 at its next turn
             return event_timer(calls[0], self.flush, repeats=1)
-        return graph_timer(calls, ROUND_S)
+        return GraphTimer(calls, ROUND_S)
 
     def _measure(self, regime: Regime, tile: Tile, splits: int, rounds: int = ROUNDS) -> float | None:
         """Seconds of a tile and split count, from the log or the device; None if they do not run or are wrong.

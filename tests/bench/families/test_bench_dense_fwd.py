@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from mlagen.bench.check import error_limit
 from mlagen.bench.families import dense_fwd, shapes_of
 from mlagen.bench.families.dense_fwd import DenseFwdShape
 from mlagen.bench.families.merge_states import STATES, MergeStatesShape
@@ -82,8 +83,9 @@ def test_results_of_prefills_are_checked(short: dense_fwd.DenseFwdInputs) -> Non
     def wrong(*arguments: Any, softmax_scale: float, causal: bool) -> Any:
         return plain(*arguments, softmax_scale=softmax_scale, causal=not causal)
 
-    assert dense_fwd.dense_fwd_error(short, dense_fwd.dense_fwd_call(plain, short)) < 0.01
-    assert dense_fwd.dense_fwd_error(short, dense_fwd.dense_fwd_call(wrong, short)) > 0.1
+    reference = dense_fwd.dense_fwd_reference(short)
+    assert reference.error_of(dense_fwd.dense_fwd_call(plain, short)) < error_limit(torch.bfloat16)
+    assert reference.error_of(dense_fwd.dense_fwd_call(wrong, short)) > 0.1
 
 
 def test_a_prefill_is_called_as_the_wrapper_takes_it(short: dense_fwd.DenseFwdInputs) -> None:

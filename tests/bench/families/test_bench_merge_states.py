@@ -13,7 +13,7 @@ from mlagen.bench.families.merge_states import (
     MergeStatesShape,
     make_merge_inputs,
     merge_call,
-    merge_error,
+    merge_reference,
 )
 
 
@@ -31,12 +31,15 @@ def test_results_of_merges_are_checked(kind: str) -> None:
         return out.copy_(merged(outs, lses)), lses
 
     right: Any = states if kind == STATES else parts
-    assert merge_error(inputs, merge_call(kind, right, inputs)) < 0.01
+    assert merge_reference(inputs).error_of(merge_call(kind, right, inputs)) < 0.01
+    before = merge_reference(inputs)
+    assert before.expected.shape == inputs.out.shape
     inputs.lses[0] += 1
+    assert before.error_of(merge_call(kind, right, inputs)) > 0.05
 
     def stale(*arguments: Any) -> Any:
         result = right(*arguments)
         inputs.out.mul_(1.1)
         return result
 
-    assert merge_error(inputs, merge_call(kind, stale, inputs)) > 0.05
+    assert merge_reference(inputs).error_of(merge_call(kind, stale, inputs)) > 0.05

@@ -94,7 +94,7 @@ def test_the_check_tells_right_from_wrong(dsv32: BenchPackage, shape: SparseFwdS
         return torch.einsum("thk,tkd->thd", logits.softmax(2), kv[..., :512]).bfloat16()
 
     limit = error_limit(torch.bfloat16)
-    assert checked.error_of(lambda: attention(1.0)) < limit / 2
+    assert checked.error_of(lambda: attention(1.0)) < limit
     assert checked.error_of(lambda: attention(1.1)) > limit
     out = attention(1.0)
-    assert checked.error_of(lambda: out) != checked.error_of(lambda: out)  # NaN: nothing wrote it again
+    assert checked.error_of(lambda: out) == torch.inf  # nothing wrote over the poison

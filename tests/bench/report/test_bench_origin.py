@@ -14,11 +14,12 @@ from types import ModuleType
 import pytest
 
 from mlagen.bench.report import origin as origins
-from mlagen.bench.report.origin import commit, driver_version, origin, peer_versions
+from mlagen.bench.report.origin import Origin, checked_out, driver_version, origin
 from mlagen.bench.report.page import page
 from mlagen.bench.report.rows import Row
 from mlagen.bench.report.saved import read_rows
 from mlagen.bench.report.tables import conditions, markdown, to_json
+from mlagen.errors import UsageError
 
 Git = Callable[..., str]
 KNOWN = {
@@ -111,9 +112,9 @@ def test_the_commit_is_that_of_the_checkout_and_says_if_files_differ(tmp_path: P
     git(tmp_path, "add", "file")
     git(tmp_path, "commit", "-q", "-m", "x")
     git(tmp_path, "tag", "v1")
-    assert commit(tmp_path) == git(tmp_path, "rev-parse", "--short=12", "HEAD")
+    assert checked_out(tmp_path) == git(tmp_path, "rev-parse", "--short=12", "HEAD")
     (tmp_path / "file").write_text("y")
-    assert commit(tmp_path) == f"{git(tmp_path, 'rev-parse', '--short=12', 'HEAD')}-dirty"
+    assert checked_out(tmp_path) == f"{git(tmp_path, 'rev-parse', '--short=12', 'HEAD')}-dirty"
 
 
 def test_an_installed_mlagen_takes_no_commit_from_the_checkout_around_it(tmp_path: Path, git: Git) -> None:
@@ -121,24 +122,54 @@ def test_an_installed_mlagen_takes_no_commit_from_the_checkout_around_it(tmp_pat
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "x")
     inside = tmp_path / "venv" / "lib"
     inside.mkdir(parents=True)
-    assert commit(inside) is None
+    assert checked_out(inside) is None
 
 
 def test_without_git_no_commit_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert commit() is None
+    assert checked_out() is None
 
 
 def test_peers_are_shown_with_the_versions_they_have(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in origins.PEER_PACKAGES:
         monkeypatch.setitem(sys.modules, name, None)
-    assert peer_versions() == ()
+    assert origin().peer_versions() == ()
     flashinfer = ModuleType("flashinfer")
     flashinfer.__version__ = "0.7.1"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer)
     monkeypatch.setitem(sys.modules, "seed_sparse", ModuleType("seed_sparse"))
-    assert peer_versions() == ("flashinfer 0.7.1", "seed_sparse of unknown version")
+    assert origin().peer_versions() == ("flashinfer 0.7.1", "seed_sparse of unknown version")
+    assert origin(peers=["seed_sparse=0.24.0"]).peer_versions() == ("flashinfer 0.7.1", "seed_sparse 0.24.0")
 
 
 def test_a_run_dates_itself() -> None:
     assert re.fullmatch(r"\d{4}-\d{2}-\d{2}", origin().date)
+
+
+def test_a_report_is_saved_with_its_whole_origin_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in origins.PEER_PACKAGES:
+        monkeypatch.setitem(sys.modules, name, None)
+    whole = Origin("580.95.05", "2026-11-26", "0123456789ab")
+    assert whole.complete(peers=True) is whole
+    with pytest.raises(UsageError, match="driver"):
+        replace(whole, driver=None).complete(peers=True)
+    with pytest.raises(UsageError, match="--commit COMMIT"):
+        replace(whole, commit=None).complete(peers=True)
+    monkeypatch.setitem(sys.modules, "seed_sparse", ModuleType("seed_sparse"))
+    assert whole.complete(peers=False) is whole
+    with pytest.raises(UsageError, match="--peer seed_sparse=VERSION"):
+        whole.complete(peers=True)
+    known = replace(whole, peers={"seed_sparse": "0.24.0"})
+    assert known.complete(peers=True) is known
+
+
+@pytest.mark.parametrize("given", ["vllm", "vllm=", "pytorch=2.11"])
+def test_a_peers_version_has_a_form(given: str) -> None:
+    with pytest.raises(UsageError, match="takes NAME=VERSION, NAME one of vllm"):
+        origin(peers=[given])
+
+
+def test_a_commit_is_given_where_no_checkout_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(origins, "checked_out", lambda: None)
+    assert origin("0123456789ab").commit == "0123456789ab"
+    assert origin().commit is None
