@@ -136,7 +136,7 @@ def test_installed_wheel_has_the_command(installed: Path, tmp_path: Path) -> Non
 
 
 def test_installed_wheel_makes_a_benchmarks_page(installed: Path, tmp_path: Path) -> None:
-    rows = ROOT / "docs" / "benchmarks" / "h200-dsv32.json"
+    rows = ROOT / "docs" / "benchmarks" / "older" / "h200-dsv32.json"
     run(installed, "-m", "mlagen", "bench", "--from", rows, "--only", "prefill", "--html", "page.html", cwd=tmp_path)
     assert "<svg" in (tmp_path / "page.html").read_text(encoding="utf-8")
 

@@ -1,0 +1,331 @@
+"""`python -m mlagen.bench.report.figures`: writes the figures of the documents from the reports in docs/benchmarks.
+
+A block of a document begins with `<!-- figures: NAME ARGUMENTS -->` and ends with `<!-- end -->`. NAME is of BLOCKS.
+A report is `CARD-PACKAGE.json`, or `CARD-PACKAGE-PART.json`, and the page beside it shows all of its rows as tables.
+`chosen.yaml` names the rows of the summaries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, TypeAdapter
+
+from mlagen.bench.families import FAMILIES
+from mlagen.bench.package import kernels_digest
+from mlagen.bench.report.rows import Contender, Row
+from mlagen.bench.report.saved import read_rows
+from mlagen.bench.report.tables import NONE, error, markdown, of_roof, ratio, shape_name, us
+from mlagen.errors import MlagenError, UsageError
+
+BEGIN = re.compile(r"^<!-- figures: (.+?) -->$")
+END = "<!-- end -->"
+LEVEL = 0.995  # a ratio that is 1.00 when it is written
+NO_ROWS = "No report holds these rows yet.\n"
+
+
+class Chosen(BaseModel):
+    """Rows of the summaries: of one package, under one name.
+
+    Attributes:
+        kernel: name, with a link from docs/performance.
+        package: of the reports.
+        shapes: rows of the reports.
+        readme: those that README has too, and what it calls the kernel there.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    kernel: str
+    package: str
+    shapes: list[str]
+    readme: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report of one card and package.
+
+    Attributes:
+        path: of its JSON.
+        rows: its rows.
+    """
+
+    path: Path
+    rows: tuple[Row, ...]
+
+    @property
+    def card(self) -> str:
+        """The card as people call it: H100."""
+        return card_of(self.rows[0])
+
+    @property
+    def package(self) -> str:
+        """The package that was measured."""
+        return self.rows[0].package
+
+    def changed(self, generated: Path) -> dict[str, int]:
+        """How many rows of each kind were measured on kernels whose text is another one now."""
+        found: dict[str, int] = {}
+        for row in self.rows:
+            if row.kernels != kernels_digest(generated / row.package, FAMILIES[row.shape.family].modules):
+                found[row.shape.kind] = found.get(row.shape.kind, 0) + 1
+        return found
+
+
+def card_of(row: Row) -> str:
+    """A row's card without its maker and sizes: H100 of NVIDIA H100 80GB HBM3."""
+    return re.sub(r"^(NVIDIA|AMD) ", "", row.device).split()[0]
+
+
+class Documents:
+    """The documents of a checkout, and the reports in it.
+
+    Args:
+        root: the checkout.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.folder = root / "docs" / "benchmarks"
+
+    @cached_property
+    def reports(self) -> list[Report]:
+        """All reports, by card and name.
+
+        Raises:
+            UsageError: one does not read, or its name, card and packages do not agree, or its origin is not whole.
+        """
+        found = []
+        for path in sorted(self.folder.glob("*.json")):
+            report = Report(path, tuple(read_rows(path)))
+            for row in report.rows:
+                name = f"{card_of(row).lower()}-{row.package}"
+                if path.stem != name and not path.stem.startswith(f"{name}-"):
+                    raise UsageError(f"{path}: holds a row of {row.package} on {row.device}; takes those of its name")
+                said = (row.driver, row.date, row.commit, row.torch, row.triton, row.peers is not None, row.kernels)
+                if not all(said) or any("unknown" in each for each in row.peers or ()):
+                    raise UsageError(f"{path}: {row.shape} has no whole origin: driver, day, commit, versions, kernels")
+            found.append(report)
+        return found
+
+    @cached_property
+    def chosen(self) -> list[Chosen]:
+        """The rows of the summaries, of `chosen.yaml`."""
+        said = yaml.safe_load((self.folder / "chosen.yaml").read_text(encoding="utf-8"))
+        return TypeAdapter(list[Chosen]).validate_python(said)
+
+    @cached_property
+    def cards(self) -> list[str]:
+        """Cards with a report."""
+        return sorted({report.card for report in self.reports})
+
+    def rows(self, package: str, family: str | None = None) -> dict[str, dict[str, Row]]:
+        """Rows of a package by shape, and of each shape by card."""
+        found: dict[str, dict[str, Row]] = {}
+        for report in self.reports:
+            for row in report.rows if report.package == package else ():
+                if family in (None, row.shape.family):
+                    found.setdefault(str(row.shape), {})[report.card] = row
+        return found
+
+    def files(self) -> dict[Path, str]:
+        """What each document that holds figures, and each report's page, has to say."""
+        found = {report.path.with_suffix(".md"): _report_page(report) for report in self.reports}
+        documents = [self.root / "README.md", *sorted((self.root / "docs").glob("*.md"))]
+        documents += [*sorted((self.root / "docs" / "performance").glob("*.md")), self.folder / "README.md"]
+        for path in documents:
+            text = path.read_text(encoding="utf-8")
+            if "<!-- figures: " in text:
+                found[path] = self.filled(text, path)
+        return found
+
+    def filled(self, text: str, path: Path) -> str:
+        """A document with its blocks filled.
+
+        Raises:
+            UsageError: a block is unknown, or has no end.
+        """
+        lines, kept = text.splitlines(), list[str]()
+        number = 0
+        while number < len(lines):
+            kept.append(lines[number])
+            if begin := BEGIN.match(lines[number]):
+                name, *arguments = begin[1].split()
+                if name not in BLOCKS or END not in lines[number:]:
+                    raise UsageError(f"{path}:{number + 1}: takes a block {', '.join(BLOCKS)}, and {END} behind it")
+                kept += ["", BLOCKS[name](self, *arguments).rstrip("\n"), ""]
+                number = lines.index(END, number) - 1
+            number += 1
+        return "\n".join(kept) + "\n"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    text = ["---"] * len(header)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in (header, text, *rows))
+
+
+def _cells(row: Row | None, *, whole: bool) -> list[str]:
+    """A row's cells of one card: us, best peer, ratio, share of the roof; if `whole`, repeated calls and errors too."""
+    if row is None:
+        return [NONE] * (7 if whole else 4)
+    best = row.best_peer
+    ours = row.ours
+    cells = [us(ours.quoted_seconds)]
+    cells += [f"{best.name} {us(best.quoted_seconds)}", _ratio(best)] if best else [NONE, NONE]
+    if whole:
+        again = f"{us(ours.seconds)}, {ratio(best.ratio if best else None)}"
+        cells.append(again if ours.behind_seconds else NONE)
+    cells.append(of_roof(row, Contender("", seconds=ours.quoted_seconds)))
+    return cells + ([error(ours), error(best) if best else NONE] if whole else [])
+
+
+def _ratio(best: Contender) -> str:
+    """The quoted ratio, bold where ours is slower."""
+    value = best.quoted_ratio
+    return f"**{ratio(value)}**" if value is not None and value < LEVEL else ratio(value)
+
+
+def _header(cards: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Names of columns, with the card before the first one's."""
+    return [f"{card} {name}" if number == 0 else name for card in cards for number, name in enumerate(names)]
+
+
+def rows_block(documents: Documents, package: str, family: str, *like: str) -> str:
+    """All rows of a package and family, cards side by side; `like`: of shapes that match one, `?` for a space."""
+    found = documents.rows(package, family)
+    shapes = [shape for shape in found if not like or any(fnmatch.fnmatch(shape, each) for each in like)]
+    if not shapes:
+        return NO_ROWS
+    cards = [card for card in documents.cards if any(card in found[shape] for shape in shapes)]
+    names = ("us", "best peer", "ratio", "repeated: us, ratio", "of the roof", "error", "the peer's")
+    tables = []
+    for kind in dict.fromkeys(_any(found[shape]).shape.kind for shape in shapes):
+        own = [found[shape] for shape in shapes if _any(found[shape]).shape.kind == kind]
+        lines = [[shape_name(_any(row)), *_cards(row, cards, whole=True)] for row in own]
+        tables.append(_table([f"`{package}`, {kind}", *_header(cards, names)], lines))
+    return "\n".join(tables)
+
+
+def _any(row: dict[str, Row]) -> Row:
+    """One of the rows of a shape."""
+    return next(iter(row.values()))
+
+
+def _cards(row: dict[str, Row], cards: Sequence[str], *, whole: bool) -> list[str]:
+    return [cell for card in cards for cell in _cells(row.get(card), whole=whole)]
+
+
+def summary_block(documents: Documents) -> str:
+    """The chosen rows, cards side by side."""
+    lines = []
+    for each in documents.chosen:
+        rows = documents.rows(each.package)
+        kernel = each.kernel
+        for shape in each.shapes:
+            if row := rows.get(shape):
+                lines.append([kernel, shape, *_cards(row, documents.cards, whole=False)])
+                kernel = ""
+    names = ("us", "best peer", "ratio", "of the roof")
+    return _table(["kernel", "shape", *_header(documents.cards, names)], lines) if lines else NO_ROWS
+
+
+def first_block(documents: Documents) -> str:
+    """The chosen rows that README has: a ratio a card."""
+    lines = []
+    for each in documents.chosen:
+        rows = documents.rows(each.package)
+        for shape, name in each.readme.items():
+            if row := rows.get(shape):
+                peers = [row[card].best_peer if card in row else None for card in documents.cards]
+                cells = [f"{_ratio(best)} ({best.name})" if best else NONE for best in peers]
+                page = re.sub(r"\]\((.*?)(#.*?)?\).*", r"](docs/performance/\1\2)", each.kernel)
+                lines.append([name, shape, *cells, page])
+    return _table(["kernel", "shape", *documents.cards, "more"], lines) if lines else NO_ROWS
+
+
+def slower_block(documents: Documents) -> str:
+    """All rows that are slower than their best peer, a line each card, package and kind."""
+    lines = []
+    for card in documents.cards:
+        rows = [row for report in documents.reports if report.card == card for row in report.rows]
+        judged = [(row, _best(row)) for row in rows if row.ours.seconds is not None and row.best_peer]
+        slower = [(row, value) for row, value in judged if value < LEVEL]
+        lines.append(
+            f"On an {card}, {len(slower)} of {len(judged)} rows with a peer are slower than the best of them.\n"
+        )
+        for kind in dict.fromkeys((row.package, row.shape.kind) for row, _ in slower):
+            own = [(row, value) for row, value in slower if (row.package, row.shape.kind) == kind]
+            said = "; ".join(f"{shape_name(row)}: {ratio(value)}" for row, value in own)
+            lines.append(f"- `{kind[0]}`, {kind[1]}: {said}")
+        lines.append("")
+    return "\n".join(lines) if lines else NO_ROWS
+
+
+def _best(row: Row) -> float:
+    """The quoted ratio to the best peer; 1 without one."""
+    return (row.best_peer.quoted_ratio if row.best_peer else None) or 1.0
+
+
+def reports_block(documents: Documents) -> str:
+    """All reports, and which of their rows were measured on kernels that are others now."""
+    lines = []
+    for report in documents.reports:
+        row, stem = report.rows[0], report.path.stem
+        changed = report.changed(documents.root / "generated")
+        said = ", ".join(f"{count} {kind}" for kind, count in changed.items()) or NONE
+        commit = ", ".join(dict.fromkeys(each.commit or "" for each in report.rows))
+        name = f"[{stem.partition('-')[2]}]({stem}.md)"
+        cells = [row.device, name, f"[JSON]({stem}.json)", str(len(report.rows)), row.date or "", commit, said]
+        lines.append(cells)
+    header = ["card", "report", "rows as", "rows", "day", "commit", "rows of kernels that changed since"]
+    return _table(header, lines) if lines else NO_ROWS
+
+
+def _report_page(report: Report) -> str:
+    stem = report.path.stem
+    head = f"# {report.package} on one {report.rows[0].device}\n\nAll rows of [{stem}.json]({stem}.json). "
+    return f"{head}[README.md](README.md) says how they are measured and shown.\n\n{markdown(report.rows)}"
+
+
+BLOCKS: dict[str, Callable[..., str]] = {
+    "rows": rows_block,
+    "summary": summary_block,
+    "first": first_block,
+    "slower": slower_block,
+    "reports": reports_block,
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Writes the documents, or says which differ."""
+    parser = argparse.ArgumentParser(
+        prog="python -m mlagen.bench.report.figures", description="Writes the documents' figures from the reports."
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a document differs")
+    parser.add_argument("--root", type=Path, default=Path(), help="the checkout; default: this folder")
+    options = parser.parse_args(arguments)
+    differing = 0
+    try:
+        for path, text in Documents(options.root).files().items():
+            if not path.is_file() or path.read_text(encoding="utf-8") != text:
+                differing += 1
+                print(path)
+                if not options.check:
+                    path.write_text(text, encoding="utf-8")
+    except MlagenError as failure:
+        print(failure, file=sys.stderr)
+        return failure.exit_code
+    return 1 if options.check and differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
