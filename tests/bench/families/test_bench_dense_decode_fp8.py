@@ -1,4 +1,4 @@
-"""Dense attention over e4m3 with a q of either dtype, and FlashMLA's kernel beside it; both in plain torch."""
+"""Dense attention over e4m3 with a q of either dtype, and FlashMLA's kernel; both in plain torch."""
 
 from __future__ import annotations
 

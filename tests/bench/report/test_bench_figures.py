@@ -48,7 +48,7 @@ def checkout(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rows(row: Row, checkout: Path) -> list[Row]:
-    """A decode that is timed behind another kernel too, and a long one that is slower than a peer."""
+    """A decode that is also timed behind another kernel, and a long one that is slower than a peer."""
     kernels = kernels_digest(checkout / "generated/dsv32", ["sparse_fwd"])
     ours = replace(row.ours, behind_seconds=9e-6, behind_ratio=1.0, behind_spread=0.0)
     peer = replace(row.contenders[1], behind_seconds=18e-6, behind_ratio=2.0, behind_spread=0.02)
