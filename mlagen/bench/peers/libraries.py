@@ -20,7 +20,7 @@ from mlagen.bench.trial import Call
 VLLM_TRITON, VLLM_CUDA, FLASH_MLA, FLASH_ATTENTION_3 = "vLLM Triton", "vLLM CUDA", "FlashMLA", "FA3"
 DEEP_GEMM = "DeepGEMM"
 DEEP_GEMM_MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")
-FLASH_MLA_MODULES = ("vllm.third_party.flashmla.flash_mla_interface", "flash_mla")
+FLASH_MLA_MODULES = ("flash_mla", "vllm.third_party.flashmla.flash_mla_interface")  # one by itself was chosen
 FA3_MODULES = ("vllm.vllm_flash_attn.flash_attn_interface",)
 FLASHINFER_MODULES = ("flashinfer.mla",)
 FLASHINFER_WORKSPACE = 128 << 20  # bytes; what its documentation starts with
