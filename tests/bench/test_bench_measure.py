@@ -53,3 +53,18 @@ def test_every_timer_times_a_copy() -> None:
 
     assert all(seconds > 0 for seconds in (graph_time([copy, copy]), event_time(copy), eager_time(copy, loops=20)))
     assert torch.equal(source, target)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("keep_results", [False, True])
+def test_a_graph_gives_the_first_sets_result_and_a_time_behind_another_kernel(keep_results: bool) -> None:
+    from mlagen.bench.measure import BehindTimer, GraphTimer
+
+    sets = [torch.full((1 << 10,), float(number), device="cuda") for number in range(5)]
+    calls = [lambda one=one: one * 2 for one in sets]
+    sets[0].fill_(7.0)
+    timer = GraphTimer(calls, keep_results=keep_results)
+    timer.result().fill_(float("nan"))
+    assert torch.equal(timer.result(), torch.full_like(sets[0], 14.0))
+    assert 0 < BehindTimer(calls, keep_results=keep_results)() < 1e-3

@@ -114,6 +114,8 @@ class Documents:
                 said = (row.driver, row.date, row.commit, row.torch, row.triton, row.peers is not None, row.kernels)
                 if not all(said) or any("unknown" in each for each in row.peers or ()):
                     raise UsageError(f"{path}: {row.shape} has no whole origin: driver, day, commit, versions, kernels")
+                if (row.commit or "").endswith("-dirty"):
+                    raise UsageError(f"{path}: {row.shape} was measured at {row.commit}, on files that no commit holds")
             found.append(report)
         return found
 

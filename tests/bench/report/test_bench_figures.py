@@ -122,6 +122,12 @@ def test_a_report_without_its_whole_origin_is_refused(checkout: Path, rows: list
         Documents(checkout).files()
 
 
+def test_a_report_of_files_that_no_commit_holds_is_refused(checkout: Path, rows: list[Row]) -> None:
+    save(checkout, "h100-dsv32.json", [replace(rows[0], commit="0123456789ab-dirty")])
+    with pytest.raises(UsageError, match="on files that no commit holds"):
+        Documents(checkout).files()
+
+
 def test_a_report_has_the_name_of_its_card_and_package(checkout: Path, rows: list[Row]) -> None:
     save(checkout, "h200-dsv32.json", rows)
     with pytest.raises(UsageError, match=r"h200-dsv32\.json: holds a row of dsv32 on NVIDIA H100"):
