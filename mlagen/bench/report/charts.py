@@ -121,7 +121,8 @@ def roofline(rows: Sequence[Row], styles: Mapping[str, Style], key: str) -> str:
     """
     roof = rows[0].roof
     top, ridge = roof.flops_per_s / TERA, roof.flops_per_s / roof.bytes_per_s
-    points = [(row, each, row.flops / each.seconds / TERA) for row in rows for each in row.contenders if each.seconds]
+    ran = [(row, each, each.quoted_seconds) for row in rows for each in row.contenders]
+    points = [(row, each, row.flops / seconds / TERA) for row, each, seconds in ran if seconds]
     intensity = [row.flops / row.bytes_moved for row in rows]
     left, right = min(*intensity, ridge) / 1.6, max(*intensity, ridge) * 1.4
     with mpl.rc_context(_SETTINGS):
@@ -148,7 +149,7 @@ def roofline(rows: Sequence[Row], styles: Mapping[str, Style], key: str) -> str:
         taken = [(*box[:3], box[3] + 16) for box in line]  # the roof and what is written on it
         for number, (row, each, y) in enumerate(points):
             titles[f"point{number}"] = (
-                f"{each.name}, {shape_name(row)}: {us(each.seconds)} us, {tera(row, each)} TFLOP/s, "
+                f"{each.name}, {shape_name(row)}: {us(each.quoted_seconds)} us, {tera(row, each)} TFLOP/s, "
                 f"{of_roof(row, each)} of the roof"
             )
             style = styles[each.name]

@@ -186,7 +186,7 @@ def _cells(row: Row | None, *, whole: bool) -> list[str]:
     if whole:
         again = f"{us(ours.seconds)}, {ratio(best.ratio if best else None)}"
         cells.append(again if ours.behind_seconds else NONE)
-    cells.append(of_roof(row, Contender("", seconds=ours.quoted_seconds)))
+    cells.append(of_roof(row, ours))
     return cells + ([error(ours), error(best) if best else NONE] if whole else [])
 
 

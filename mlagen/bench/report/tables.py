@@ -235,18 +235,18 @@ def us(seconds: float | None) -> str:
 
 
 def tera(row: Row, each: Contender) -> str:
-    """TFLOP/s of a kernel."""
-    return NONE if each.seconds is None or not row.flops else f"{row.flops / each.seconds / 1e12:.0f}"
+    """TFLOP/s of a kernel, by the quoted time."""
+    return NONE if each.quoted_seconds is None or not row.flops else f"{row.flops / each.quoted_seconds / 1e12:.0f}"
 
 
 def giga(row: Row, each: Contender) -> str:
-    """GB/s of a kernel."""
-    return NONE if each.seconds is None else f"{row.bytes_moved / each.seconds / 1e9:,.0f}"
+    """GB/s of a kernel, likewise."""
+    return NONE if each.quoted_seconds is None else f"{row.bytes_moved / each.quoted_seconds / 1e9:,.0f}"
 
 
 def of_roof(row: Row, each: Contender) -> str:
-    """Share of the roof that a kernel reaches."""
-    return NONE if each.seconds is None else f"{row.roof_seconds / each.seconds:.2f}"
+    """Share of the roof that a kernel reaches, likewise."""
+    return NONE if each.quoted_seconds is None else f"{row.roof_seconds / each.quoted_seconds:.2f}"
 
 
 def ratio(value: float | None) -> str:

@@ -119,3 +119,18 @@ def test_without_a_gpu_the_bench_says_so(dsv32: BenchPackage, capsys: pytest.Cap
         pytest.skip("has a GPU")
     assert main(["--package", str(dsv32.folder)]) == 2
     assert "benchmarks run on a GPU" in capsys.readouterr().err
+
+
+def test_short_calls_have_both_times_and_the_one_behind_another_kernel_ranks(row: Row) -> None:
+    ours = replace(row.ours, behind_seconds=9e-6, behind_ratio=1.0)
+    first = replace(row.contenders[1], behind_seconds=18e-6, behind_ratio=2.0)
+    second = Contender("FA3 p1", 16e-6, 2.0, "graph", behind_seconds=19.8e-6, behind_ratio=2.2)
+    both = replace(row, contenders=(ours, first, second))
+    assert both.best_peer == first  # by repeated calls it would be the second
+    text = markdown([both])
+    assert "| decode | ours us | behind another kernel | by |" in text
+    assert "| 1 x h16, kv 128K, topk 2048 | 8.0 | 9.0 | graph |" in text
+    assert "| vLLM Triton | 2.00 | 19.3 (2.41) | 16.0 (2.00) |" in text
+    assert "| decode, behind another kernel | ours us (×) | vLLM Triton us (×) | FA3 p1 us (×) |" in text
+    assert "| 1 x h16, kv 128K, topk 2048 | 9.0 (1.00) | 18.0 (2.00) | 19.8 (2.20) |" in text
+    assert to_json(both)["ratio_to_best_peer"] == 2.0
