@@ -1,8 +1,9 @@
 """Runs the sm90 kernel of top-k in numpy, program by program: Triton's interpreter does not know Gluon.
 
 A generated module is imported with stand-ins for Triton and Gluon, and its kernel is called as a function. Tensors have
-values alone: neither layouts nor races are seen. Inline assembly is known by its text. Reads and writes out of bounds,
-and two stores to one place, raise AssertionError.
+values and no layouts. Inline assembly is known by its text. AssertionError: a read or write out of bounds, two stores
+to one place, or a race. In a race two warps touch a word of shared memory between two barriers of the program, and one
+of them writes it, or one counts atomically and the other does not.
 """
 
 from __future__ import annotations
@@ -126,10 +127,41 @@ def _store(pointer, value, mask=True):
     pointer.memory[offsets[mask]] = np.broadcast_to(_values(value).array, mask.shape)[mask]
 
 
+class Interval:
+    """Accesses to shared memory since the last barrier: for each kind, the warps and the line that touched a word."""
+
+    KINDS = ("read", "write", "atomic")
+
+    def __init__(self, words):
+        shape = (len(self.KINDS), words)
+        self.first, self.last = np.full(shape, words, INT), np.full(shape, -1, INT)  # warps; none at first
+        self.line = np.zeros(shape, INT)
+
+    def touch(self, kind, words, warps):
+        """Records an access. Raises AssertionError if another warp's access to one of the words races with it."""
+        own, line = self.KINDS.index(kind), _kernel_line()
+        np.minimum.at(self.first[own], words, warps)
+        np.maximum.at(self.last[own], words, warps)
+        self.line[own][words] = line
+        for other, name in enumerate(self.KINDS):
+            if {kind, name} not in ({"read"}, {"atomic"}):
+                races = (self.first[other][words] < warps) | (self.last[other][words] > warps)
+                lines = sorted(set(self.line[other][words[races]].tolist()))
+                assert not lines, f"race: line {line} has a {kind}, line {lines[0]} a {name} by another warp"
+
+
+def _kernel_line():
+    """The line of the kernel's function that asks for an access, past its wrappers of inline assembly."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ or frame.f_code.co_name.endswith(("_shared", "_take_four")):
+        frame = frame.f_back
+    return frame.f_lineno
+
+
 class Program:
     """What a program has beside its arguments: its number and words of shared memory."""
 
-    number, words, start = 0, np.zeros(0, INT), 0
+    number, words, start, interval = 0, np.zeros(0, INT), 0, Interval(0)
 
     def __init__(self, start, length):
         self.start, self.length = start, length
@@ -143,6 +175,7 @@ class Program:
 
 def _allocated(_dtype, shape, _layout):
     Program.words = np.random.default_rng(0).integers(-(2**31), 2**31, math.prod(shape)).astype(INT)
+    Program.interval = Interval(len(Program.words))
     return Program(0, shape[1])
 
 
@@ -176,19 +209,29 @@ def _change(instruction, words, at, value, changes=None):
     action.at(words.view(UINT), at, np.ascontiguousarray(value).view(UINT))
 
 
+def _touch(kind, at, changes=1):
+    """Records that threads touch words: each thread one of the last dimension, or all a scalar."""
+    at, changes, thread = np.broadcast_arrays(at, changes, np.arange(at.shape[-1] if at.ndim else 2 * LANES))
+    Program.interval.touch(kind, at[changes != 0], thread[changes != 0] // LANES)
+
+
 def _asm(text, _constraints, args, **_):
     arrays, words = [_values(one).array for one in args], Program.words
     if text.startswith("bar.sync"):
+        Program.interval = Interval(len(words))
         return None
     if "ld.shared.v4" in text:
         assert ((arrays[0] >= 0) & (arrays[0] + 3 < len(words)) & (arrays[0] % 4 == 0)).all(), "out of shared memory"
+        _touch("write", np.add.outer(np.arange(4), arrays[0]))
         taken = [words[arrays[0] + of_four].copy() for of_four in range(4)]
         words[np.add.outer(arrays[0], np.arange(4))] = 0
         return tuple(map(Values, taken))
     if "ld.shared" in text:
         assert ((arrays[0] >= 0) & (arrays[0] < len(words))).all(), "out of shared memory"
+        _touch("read", arrays[0])
         return Values(words[arrays[0]].copy())
     if changed := re.search(r"((?:st|red)\.shared\.\S+) \[", text):
+        _touch("write" if changed[1].startswith("st") else "atomic", arrays[0], *arrays[2:])
         return _change(changed[1], words, *arrays)
     if "vote.sync" in text:
         return _in_order(arrays[0])

@@ -1,5 +1,6 @@
 """The sm90 kernel of top-k against the reference, in numpy, and broken on purpose."""
 
+import re
 from pathlib import Path
 
 import gluon_in_numpy
@@ -101,6 +102,41 @@ def test_ranges_are_those_of_the_call(package, monkeypatch):
 def test_a_sample_that_misleads_costs_time_alone(package, monkeypatch, tile):
     module = gluon_in_numpy.stand_in(package, monkeypatch)
     assert differing(module, tile, "misled", 6 * tile[2], 150) == []
+
+
+RACED = {  # rows and picks that the search in memory decides after candidates were counted
+    "few values": (torch.arange(9713)[None].mul(2654435761).remainder(3).sub(1).float(), 4096, (16, 2, 8192, 8)),
+    "descending": (-torch.arange(38147.0)[None], 11, (16, 2, 8192, 8)),
+    "descending, of few warps": (-torch.arange(20000.0)[None], 5, (4, 2, 1024, 3)),
+    "descending, of one program": (-torch.arange(20000.0)[None], 5, (4, 2, 1024, 1)),
+}
+
+
+@pytest.mark.parametrize("name", RACED)
+def test_warps_do_not_race_where_candidates_do_not_decide(package, monkeypatch, name):
+    scores, k, tile = RACED[name]
+    indices, _ = select(gluon_in_numpy.stand_in(package, monkeypatch), scores, k, tile)
+    assert torch.equal(indices[0], top_k(scores[0], k)[0])
+
+
+BARRIERS = ("_over_warps", "_find_bin", "_find_bin", "_collect", "_select_long", "_select_long", "_clear_shared")
+
+
+@pytest.mark.parametrize("number", range(len(BARRIERS)))
+def test_warps_race_without_any_barrier(package, monkeypatch, tmp_path, number):
+    for file in package.glob("_topk_*.py"):
+        text = file.read_text()
+        if file.stem == "_topk_sm90":
+            found = list(re.finditer(r"^ +_barrier\(\w+\)\n", text, flags=re.MULTILINE))
+            assert len(found) == len(BARRIERS)
+            begin, end = found[number].span()
+            assert text[text.rindex("def ", 0, begin) :].startswith(f"def {BARRIERS[number]}(")
+            text = text[:begin] + found[number][0].replace("_barrier(", "id(") + text[end:]
+        (tmp_path / file.name).write_text(text)
+    module = gluon_in_numpy.stand_in(tmp_path, monkeypatch)
+    with pytest.raises(AssertionError, match="race"):  # noqa: PT012
+        for scores, k, tile in RACED.values():
+            select(module, scores, k, tile)
 
 
 MUTANTS = {
