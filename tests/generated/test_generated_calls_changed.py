@@ -166,6 +166,22 @@ def test_changed_calls_of_the_indexer_do_what_the_wrapper_does(layout: str, tmp_
         check(package, launched, iter(indexer_calls.arguments(package).items()))
 
 
+@pytest.mark.parametrize("name", ["indexer_topk", "paged_indexer_topk"])
+def test_memory_in_a_gap_of_another_argument_is_told_apart(name: str, tmp_path: Path) -> None:
+    """The workspace lies between two rows of slots at the first call, and in memory of its own at the second."""
+    with on_a_device(indexer_calls.write_package(tmp_path, "indexer_fp8")) as (package, launched):
+        call = indexer_calls.arguments(package)[name]
+        arena, floats = torch.zeros(4096, dtype=torch.int32), call["workspace"].numel()
+        slots = arena.as_strided((indexer_calls.ROWS, 64), (64 + floats, 1))
+        between = arena[64 : 64 + floats].view(torch.float32)
+        assert slots.data_ptr() < between.data_ptr() < slots[-1].data_ptr()
+        wrapper = getattr(package, name)
+        for given in ({"workspace": between}, {}, {}):
+            changed = call | {"slots": slots} | given
+            assert outcome(wrapper, changed, launched) == outcome(wrapper.__wrapped__, changed, launched)
+        assert [run for run in checked_calls(wrapper).values() if callable(run)]
+
+
 class Vague(float):
     """A number that says that it is equal to any other of its kind."""
 
