@@ -22,13 +22,25 @@ LEAST_ADDRESS = 1 << 32  # an argument below is a number
 class Launched(list[tuple[Any, ...]]):
     """What was launched: a kernel's name, its programs, its stream, and its arguments, tensors as addresses.
 
-    It stands where a package keeps its compiled kernels, and has each that is asked for.
+    It stands where a package keeps its compiled kernels, and has each that is asked for. A compiled kernel reads every
+    tensor as one of the dtype that it was compiled for, so that a key has one list of dtypes.
+
+    Attributes:
+        mixed: kernels that were launched with two lists of dtypes under one key.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixed: set[str] = set()
+        self._dtypes: dict[tuple[Any, ...], list[torch.dtype | None]] = {}
 
     def get(self, key: tuple[Any, ...]) -> SimpleNamespace:
         """The compiled kernel of a key of `_launch.launch`."""
 
         def run(programs: int, _y: int, _z: int, stream: int, _function: int, _metadata: None, *rest: Any) -> None:
+            found = [getattr(getattr(one, "base", one), "dtype", None) for one in rest[3:]]
+            if any(found) and self._dtypes.setdefault(key, found) != found:  # a kept call has addresses alone
+                self.mixed.add(key[0].__name__)
             self.append((key[0].__name__, programs, stream, tuple(map(_address, rest[3:]))))
 
         return SimpleNamespace(run=run, function=1, packed_metadata=None)
@@ -67,6 +79,7 @@ def on_a_device(folder: Path, target: str = TARGET) -> Iterator[tuple[ModuleType
         patch.setattr(calls, "driver", driver)
         patch.setattr(launch, "device_facts", device_facts)
         yield package, launched
+    assert not launched.mixed, f"two lists of dtypes under one key: {launched.mixed}"
     for module in [module for module in sys.modules if module.split(".")[0] == package.__name__]:
         del sys.modules[module]
 

@@ -92,6 +92,19 @@ def test_a_call_done_again_launches_what_its_checked_text_does(folder: Path, mon
                 assert again[key].config == value.config != None  # noqa: E711
 
 
+@pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
+def test_a_key_of_compiled_kernels_has_one_list_of_dtypes(folder: Path) -> None:
+    with on_a_device(folder) as (package, _):
+        targets = package.SPEC["spec"]["targets"]
+    for target in {targets[0], *(one for one in targets if one == "sm90")}:
+        with on_a_device(folder, target) as (package, launched):  # which fails for two lists under one key
+            for name, call in calls_of(package):
+                getattr(package, name).__wrapped__(**call)
+            for variant in package._calls(torch.device("cpu")):
+                variant()
+            assert launched.taken()
+
+
 def late(tensor: torch.Tensor, elements: int) -> torch.Tensor:
     """A copy of a tensor that begins so many elements behind where memory begins."""
     memory = torch.zeros(tensor.numel() + elements, dtype=tensor.dtype)

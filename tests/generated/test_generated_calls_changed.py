@@ -166,6 +166,17 @@ def test_changed_calls_of_the_indexer_do_what_the_wrapper_does(layout: str, tmp_
         check(package, launched, iter(indexer_calls.arguments(package).items()))
 
 
+@pytest.mark.parametrize("target", ["sm80", "sm90"])
+def test_absent_scores_have_the_dtype_of_given_ones(target: str, tmp_path: Path) -> None:
+    with on_a_device(indexer_calls.write_package(tmp_path, "indexer_fp8"), target) as (package, launched):
+        for name, call in indexer_calls.topk_calls().items():
+            for rows in {"logits", "input"} & call.keys():
+                for dtype in (torch.bfloat16, torch.float32):
+                    for scores in (None, torch.zeros(indexer_calls.ROWS, 64)):
+                        getattr(package, name).__wrapped__(**call | {rows: call[rows].to(dtype), "scores": scores})
+        assert not launched.mixed
+
+
 @pytest.mark.parametrize("name", ["indexer_topk", "paged_indexer_topk"])
 def test_memory_in_a_gap_of_another_argument_is_told_apart(name: str, tmp_path: Path) -> None:
     """The workspace lies between two rows of slots at the first call, and in memory of its own at the second."""
