@@ -193,9 +193,13 @@ def _gather_cases(side: Side, wrapper: str, big: bool) -> Iterator[GatherCase]:
         promise = "positions before the first token are left out"
         yield case("before the first token", promise, requests=((0, 9), (3, 6)), odd="gathers too many")
         yield case("negative gather_lens", "a negative length is none", odd="negative lengths")
+        promise = "positions that the block table does not have are left out, whatever int32 says"
+        yield case("ends of int32", promise, requests=((0, 9),) * 5, odd="ends of int32")
         yield case("fewer requests than rows", "seq_lens says how many requests there are", odd="fewer requests")
     else:
         yield case("without seq_starts", "without seq_starts requests begin at 0", starts="none")
+        promise = "positions that the block table does not have are left out, whatever int32 says"
+        yield case("ends of int32", promise, requests=((0, 9),) * 5, odd="ends of int32")
         yield case("tokens past the last request", "they are left out", odd="past the end")
         yield case("requests that are not there", "a token of no request is left out", odd="no request")
         yield case("fewer tokens than rows", "num_tokens counts", odd="fewer tokens")

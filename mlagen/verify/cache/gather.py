@@ -143,6 +143,9 @@ def _by_request(case: GatherCase, side: Side, spans: list[tuple[int, int]], requ
     lens = _lens(case, spans)
     ends = [first + count for first, count in spans]
     room = case.offset + max(*lens, 0) + case.spare
+    if case.odd == "ends of int32":
+        ends = [INT32.max, INT32.min, -5, 5, INT32.max]
+        lens = [9, *[INT32.max] * 4]
     out = _output(case, side, (requests, room), device)
     tokens: list[tuple[Index, int, int]] = [
         ((request, case.offset + number), request, end - length + number)
@@ -175,12 +178,14 @@ def _by_token(case: GatherCase, side: Side, spans: list[tuple[int, int]], device
     elif case.odd == "fewer tokens":
         num_tokens -= 3
     out = _output(case, side, (len(token_to_seq) + max(0, case.spare),), device)
+    starts = [first for first, _ in spans]
+    if case.odd == "ends of int32":
+        starts = [INT32.max, INT32.min, INT32.max - 3, INT32.min + 4, 3]
     tokens: list[tuple[Index, int, int]] = [
-        ((token,), request, token - bounds[request] + spans[request][0])
+        ((token,), request, token - bounds[request] + starts[request])
         for token, request in enumerate(token_to_seq[:num_tokens])
         if 0 <= request < len(lens) and token < bounds[request + 1]
     ]
-    starts = [first for first, _ in spans]
     arguments = {
         "dst": out.view,
         "cu_seq_lens": _i32(bounds, device, GARBAGE),

@@ -23,6 +23,7 @@ class DenseFwdCase(Case):
         causal: the argument.
         scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
         before, after: rows of no request, of q and of k and v each, before the first and past the last.
+        beyond: cu_seqlens end at the last int32, past the rows.
         q, k, v, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
         hint: max_seqlen_q and max_seqlen_k; None: the longest request's.
         sink: pattern of the sink that a merge adds; None: none.
@@ -35,6 +36,7 @@ class DenseFwdCase(Case):
     scale: float | None = None
     before: int = 0
     after: int = 0
+    beyond: bool = False
     q: str = "contiguous"
     k: str = "contiguous"
     v: str = "contiguous"
@@ -76,6 +78,9 @@ def _lengths(spec: Mapping[str, Any], big: bool) -> Iterator[DenseFwdCase]:
             yield _case(f"lengths: {name}, {which}", "any lengths on either side", requests=requests, causal=causal)
         promise = "NaN before the first request and past the last shows nowhere, and nothing is written there"
         yield _case(f"rows of no request, {which}", promise, before=150, after=70, causal=causal, every_target=True)
+    for causal in (True, False):
+        promise = "the last request ends with the rows, whatever its end says"
+        yield _case(f"lengths: past the rows{', causal' if causal else ''}", promise, beyond=True, causal=causal)
     yield _case("requests: none", "a batch of none, with rows of no request", requests=(), before=2)
     yield _case("rows: none", "a batch without a row gives empty results", requests=((0, 7), (0, 0)))
     for heads, kv_heads in ((1, 1), (3, 3), (5, 5), (6, 3), (5, 1), (10, 2), (4, 1)):

@@ -66,6 +66,7 @@ class PagedCase(Case):
     Attributes:
         wrapper: the wrapper called.
         lengths: keys of each request.
+        context_lens: lengths that the call is given; empty: those.
         next_n: query tokens a request.
         tokenwise: lengths of tokens, [B, next_n], not of requests.
         block_size: keys a page.
@@ -80,6 +81,7 @@ class PagedCase(Case):
 
     wrapper: str
     lengths: tuple[int, ...] = (130, 1, 300)
+    context_lens: tuple[int, ...] = ()
     next_n: int = 1
     tokenwise: bool = False
     block_size: int = 64
@@ -189,6 +191,13 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
     yield case("lengths: few of many tokens", "fewer keys than query tokens", lengths=(1, 2, 3), next_n=8)
     yield case("lengths: past max_context_len", "logits stay in their row", columns=-50)
     yield case("lengths: negative", "a negative length is an empty one", lengths=(-5, 70, -(2**31)), clean=True)
+    least = {"lengths": (-(2**31), 70, 1 - 2**31), "next_n": 3}
+    yield case("lengths: least of several tokens", "a negative length is an empty one, whatever int32 says", **least)
+    for next_n in (1, 3):
+        for largest in (2**31 - 1, 2**31 - 64, 2**31 - 4095):
+            promise = "a length past max_context_len takes no key of the other requests"
+            beyond = {"lengths": (100, 300, 70), "context_lens": (100, largest, 70), "columns": 0, "next_n": next_n}
+            yield case(f"lengths: {largest}, next_n {next_n}", promise, **beyond)
     yield case("requests: none", "an empty batch gives an empty result", lengths=())
     yield case("requests: one", "a batch of one is shared out", lengths=(1111,), ranges=132)
     yield case("requests: many", "more requests than a program looks at", lengths=tuple(n % 7 for n in range(300)))
@@ -227,6 +236,9 @@ def _schedule_cases(big: bool) -> Iterator[ScheduleCase]:
     yield case("lengths: none", lengths=(0, 0))
     yield case("lengths: negative", lengths=(-9, 400, -(2**31)))
     yield case("lengths: large", lengths=(2**30, 1, 2**30 + 63, 2**31 - 64), ranges=132)
+    for largest in (2**31 - 1, 2**31 - 63, 2**31 - 4095):
+        yield case(f"lengths: {largest}", lengths=(100, largest, 70), ranges=132)
+    yield case("lengths: many of the largest", lengths=100 * (2**31 - 1,), ranges=132)
     yield case("requests: none", lengths=())
     yield case("requests: many", lengths=tuple(37 * n % 900 for n in range(1000)), ranges=132)
     yield case("requests: padded", lengths=(300, 200) + 600 * (0,), ranges=132)

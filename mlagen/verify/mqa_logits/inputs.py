@@ -16,6 +16,7 @@ from mlagen.verify.mqa_logits.facts import DTYPES, FLAT_PAIR, PAGED, LogitsFacts
 from mlagen.verify.mqa_logits.reference import Logits, mqa_logits
 from mlagen.verify.patterns import INT32
 
+MOST_KEYS = 2**31 - 2**12  # that a request has
 NAN_KEY, NAN_SCALE, NAN_TOKEN = 3, 5, 1
 
 
@@ -218,7 +219,7 @@ def build_paged(case: PagedCase, facts: LogitsFacts, device: str, seed: int) -> 
     query = _query(facts, (requests, case.next_n), case, generator)
     weights = _weights((tokens, facts.heads), case, generator)
     cache, table, keys, firsts = _pages(case, facts, device, generator)
-    context_lens = _lengths(case.lengths, case.next_n if case.tokenwise else 0)
+    context_lens = _lengths(case.context_lens or case.lengths, case.next_n if case.tokenwise else 0)
     placed = _placed_query(facts, query, tokens, case, device)
     placed |= {
         "cache": cache,
@@ -271,7 +272,7 @@ def build_schedule(case: ScheduleCase, facts: LogitsFacts, device: str) -> Input
 def schedule(context_lens: torch.Tensor, ranges: int, unit: int) -> torch.Tensor:
     """The schedule of lengths, i32 [ranges + 1, 2], a range at a time."""
     longest = context_lens.amax(1) if context_lens.dim() == 2 and len(context_lens) else context_lens.flatten()
-    units = [-(-max(length, 0) // unit) for length in longest.tolist()]
+    units = [-(-min(max(length, 0), MOST_KEYS) // unit) for length in longest.tolist()]
     starts, total = [], 0
     for count in units:
         starts.append(total)

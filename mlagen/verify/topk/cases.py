@@ -23,6 +23,9 @@ SCORE_PROMISES = {
     "few": "a row with fewer scores that count than are asked for",
     "misleading": "a sample of the row says nothing of it",
 }
+LEAST, MOST = -(2**31), 2**31 - 1
+_STARTS = (LEAST, LEAST, MOST, MOST, 0, MOST - 1, 7, LEAST + 1, 499)  # of ranges at the ends of int32
+_ENDS = (MOST, LEAST, MOST, LEAST, MOST - 63, MOST, LEAST + 1, 40, MOST)
 NEGATIVE, LONG = -7, 10**6  # lengths that are none, and past the columns
 Tile = tuple[int, int, bool]
 Sm90Tile = tuple[int, int, int, None, int]
@@ -129,6 +132,10 @@ def _prefill_cases(big: bool) -> Iterator[SelectCase]:
         starts=(0, 3, 250, 401, 499, 500, 501, NEGATIVE, 300),
         lens=(100, 104, 500, 500, LONG, LONG, 500, 99, 200),
     )
+    promise = "starts and ends are clamped, whatever int32 says"
+    for columns in (500, 1501):
+        ends = {"rows": 9, "starts": _STARTS, "lens": _ENDS, "tile": small}
+        yield case(f"ranges: int32 of {columns}", promise, columns=columns, **ends)
     yield case(
         "long rows: ranges",
         "indices count from the start in rows longer than a tile too",
@@ -223,6 +230,7 @@ def _persistent_cases(big: bool) -> Iterator[SelectCase]:
 
     yield case("typical", "an ordinary call gives the reference's columns")
     yield case("2-D lengths", "lengths may be given a query token", next_n=3, by_token=True, lens=(200, 201, 300))
+    yield case("lengths: int32", "lengths are clamped, whatever int32 says", lens=(MOST, LEAST, MOST - 63))
     yield case("max_seq_len", "columns from max_seq_len on are not looked at", most=100)
 
 
@@ -248,6 +256,10 @@ def _page_cases(big: bool) -> Iterator[SelectCase]:
     yield case(
         "both starts", promise, starts=(0, 7, 100, 299), page_starts=(5, 0, 2, 300), lens=(300,), batches="mapped"
     )
+    promise = "lengths and starts are clamped, whatever int32 says"
+    for page_starts in (None, (0, MOST, LEAST, 3, MOST - 40)):
+        ends = {"starts": _STARTS, "lens": _ENDS, "page_starts": page_starts, "pages": 301, "page_size": 7}
+        yield case(f"starts: int32{', of pages too' if page_starts else ''}", promise, **ends, rows=9)
     yield case("all results", "slots, indices and scores", gives=("raw", "scores"), lens=(300, 20))
     yield case("slots alone", "a tensor of the wrapper's own", gives=(), out="")
     small: Tile = (2, 2, True)
