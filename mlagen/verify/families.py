@@ -13,6 +13,7 @@ from mlagen.verify.family import Family
 from mlagen.verify.indexer_cache.family import INDEXER_CACHE
 from mlagen.verify.indexer_select.family import INDEXER_SELECT
 from mlagen.verify.indices.family import INDICES
+from mlagen.verify.kept import kept_cases
 from mlagen.verify.merge_states.family import MERGE_STATES
 from mlagen.verify.mqa_logits.family import MQA_LOGITS
 from mlagen.verify.ops import operators
@@ -45,7 +46,8 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         spec: `SPEC["spec"]` of the package. A case about something that it lacks is left out.
         device: "cpu" gives sizes that the interpreter bears, "cuda" the model's own.
     """
-    return [case for family in FAMILIES for case in family.cases(spec, device)]
+    found = [case for family in FAMILIES for case in family.cases(spec, device)]
+    return [*found, *kept_cases(found)]
 
 
 def run(subject: Subject, case: Case) -> list[Figure]:

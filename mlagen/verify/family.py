@@ -10,6 +10,7 @@ import torch
 
 from mlagen.verify.case import Case, CaseFailedError
 from mlagen.verify.invalid import RefusedCase, check_refused
+from mlagen.verify.kept import CHECK, kept
 from mlagen.verify.memory import Placed
 from mlagen.verify.results import Figure
 from mlagen.verify.subject import Subject
@@ -28,6 +29,15 @@ class Inputs:
 
     placed: dict[str, Placed] = field(default_factory=dict)
     given: dict[str, Placed] = field(default_factory=dict)
+
+    def check_memory(self) -> None:
+        """Raises CaseFailedError if an input has changed, or memory around a result."""
+        changed = [name for name, one in self.placed.items() if one.changed()]
+        if changed:
+            raise CaseFailedError(f"wrote to its input {', '.join(changed)}")
+        for name, one in self.given.items():
+            if one.spilled():
+                raise CaseFailedError(f"wrote outside {name}")
 
 
 CaseT = TypeVar("CaseT", bound=Case)
@@ -102,11 +112,7 @@ class Family:
             check_refused(subject, case, self.valid(subject, case))
             return []
         inputs = self.build(subject, case, seed)
-        figures = self.checks[case.check](Run(self, subject, case, inputs))
-        changed = [name for name, one in inputs.placed.items() if one.changed()]
-        if changed:
-            raise CaseFailedError(f"wrote to its input {', '.join(changed)}")
-        for name, one in inputs.given.items():
-            if one.spilled():
-                raise CaseFailedError(f"wrote outside {name}")
+        check = kept if case.check == CHECK else self.checks[case.check]
+        figures = check(Run(self, subject, case, inputs))
+        inputs.check_memory()
         return figures

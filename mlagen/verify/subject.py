@@ -51,12 +51,14 @@ class Subject:
         device: "cpu" (the interpreter) or "cuda".
         target: whose tiles the interpreter reads; on a GPU SM90_KERNELS gives every call that can to those, FEW_HEADS
             to those of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows.
+        keeps: calls are kept by their signature, as those of a user are; see `mlagen.verify.kept`.
     """
 
     package: ModuleType
     facts: Facts
     device: str
     target: str
+    keeps: bool = False
 
     @contextlib.contextmanager
     def planned_for(self, multiprocessors: int | None) -> Iterator[None]:
@@ -74,7 +76,11 @@ class Subject:
             contextlib.nullcontext() if planned is None else launch.planned_for(planned),
             launch.force(kernel=FORCED.get(self.target)),
         ):
-            yield
+            token = launch._steered.set(not self.keeps)
+            try:
+                yield
+            finally:
+                launch._steered.reset(token)
 
     def fitting(self, heads: int) -> int:
         """As many of the heads as the kernels hold that are this subject's target."""
