@@ -17,6 +17,20 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> 
 
 MUTANTS = (
     _literal(
+        "kept calls launch behind an address",
+        "return Place(number, offset or None)",
+        "return Place(number, offset + 64)",
+        "prefill: typical, kept",
+        file="_calls.py",
+    ),
+    _literal(
+        "kept calls launch with the first tensor's address",
+        "return (self.numbers[found[0]],",
+        "return (0,",
+        "prefill: typical, kept",
+        file="_calls.py",
+    ),
+    _literal(
         "zeros are told apart", "0 - bits, bits + 0x80000000)", "~bits, bits + 0x80000000)", "prefill: scores: z*"
     ),
     _literal(
