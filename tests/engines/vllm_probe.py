@@ -179,7 +179,7 @@ def forward(backend: Any, spec: dict[str, Any], apart: bool) -> dict[str, float]
 
 
 def reordered(backend: Any, spec: dict[str, Any]) -> bool:
-    """Whether a batch-invariant call gives the same bits whatever order vLLM's top-k leaves indices in."""
+    """Whether a batch-invariant call gives the same bits for any order of the indices, which it leaves."""
     cache, model, outs = Cache(spec, apart=False), spec["model"], []
     generator = torch.Generator().manual_seed(2)
     q = torch.randn(1, HEADS, cache.rows.shape[1], generator=generator).bfloat16()
@@ -190,8 +190,10 @@ def reordered(backend: Any, spec: dict[str, Any]) -> bool:
     for _ in range(2):
         positions = torch.randperm(2 * PAGE, generator=generator).int()[None]
         impl = make_impl(backend, model, cache, positions)
-        impl._batch_invariant = True
+        impl._batch_invariant, before = True, positions.clone()
         outs.append(impl.forward_mqa(q, cache.pages, metadata, types.SimpleNamespace(_k_scale=cache.scale))[0])
+        if not torch.equal(positions, before):  # which another stream may read
+            return False
     return torch.equal(*outs)
 
 
@@ -229,15 +231,15 @@ def ranks(backend: Any, spec: dict[str, Any], count: int) -> dict[str, Any]:
     return {"error": (merged - wanted).abs().max().item(), "empty": torch.cat(empty).abs().max().item()}
 
 
-def several_tokens(backend: Any, spec: dict[str, Any]) -> str:
-    """What is said to several query tokens of a request where ranks share a context."""
+def several_tokens(backend: Any, spec: dict[str, Any], tokens: int, shares: bool) -> str:
+    """What is said to several query tokens of two requests; whether ranks share a context."""
     cache = Cache(spec, apart=False)
     impl = make_impl(backend, spec["model"], cache, torch.zeros(0))
-    impl.need_to_return_lse_for_decode = True
+    impl.need_to_return_lse_for_decode = shares
     decode = types.SimpleNamespace(block_table=torch.zeros(2, 1).int(), seq_lens=torch.ones(2).int())
-    metadata = types.SimpleNamespace(num_decode_tokens=4, num_decodes=2, decode=decode)
+    metadata = types.SimpleNamespace(num_decode_tokens=tokens, num_decodes=2, decode=decode)
     try:
-        impl.forward_mqa(torch.zeros(4, HEADS, cache.rows.shape[1]).bfloat16(), cache.pages, metadata, None)
+        impl.forward_mqa(torch.zeros(tokens, HEADS, cache.rows.shape[1]).bfloat16(), cache.pages, metadata, None)
     except ValueError as error:
         return str(error)
     return "nothing"
@@ -330,7 +332,8 @@ def main(folder: str, name: str, engine: str, told: str, what: str) -> None:
                 found["reordered"] = reordered(backend.Backend, spec)
         if spec["attention"]["kind"] == "dense":
             found["ranks"] = [ranks(backend.Backend, spec, count) for count in (2, 3)]
-            found["several tokens"] = several_tokens(backend.Backend, spec)
+            found["several tokens"] = several_tokens(backend.Backend, spec, 4, shares=True)
+            found["uneven tokens"] = several_tokens(backend.Backend, spec, 5, shares=False)
             found["can share a context"] = backend.Impl.can_return_lse_for_decode
         if engine != "0.26" and not (engine == "vllm" and not hasattr(backend.Impl, "prepare_for_batch")):
             found["apart"] = forward(backend.Backend, spec, apart=True)
