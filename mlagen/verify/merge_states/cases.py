@@ -17,7 +17,8 @@ LSE_PROMISES = {
     "none of either sign": "+inf and -inf both stand for no keys",
     "mixed": "an empty part is not looked at, whatever its values are",
     "far apart": "a part that is far below the other counts nothing, and none overflows",
-    "extreme": "any LSE from -2^127 on",
+    "extreme": "any finite LSE",
+    "lowest": "a part of the lowest LSE counts where no other does",
     "NaN": "an LSE of NaN shows in its row, and in no other",
 }
 

@@ -21,6 +21,7 @@ LSE_CYCLES: dict[str, list[float]] = {
     "mixed": [math.inf, 0.5, -math.inf, 1.25, -math.inf, -0.75, 3.0],
     "far apart": [80.0, -80.0, 0.0, 1e4, -1e4],
     "extreme": [3e38, -1.5e38, 1e30, -1e30, 3.4e38, -1.7e38, 0.0],
+    "lowest": [-3e38, -math.inf, -3.4e38, -math.inf, -3e38, -2e38, -torch.finfo(torch.float32).max],
     "NaN": [NAN, 1.0, 2.0, -math.inf, 0.0],
 }
 
