@@ -86,6 +86,27 @@ def test_a_package_without_ops_registers_none() -> None:
         assert not hasattr(torch.ops.odd_prefill, "merge_attn_parts")
 
 
+def test_tensors_that_require_a_gradient_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with imported("odd") as package, without_kernels(package, monkeypatch):
+        q, *others = attended(2)
+        q.requires_grad_()
+        ops = torch.ops.odd
+        outputs, lses = parts(2)
+        outputs.requires_grad_()
+        results = {"out": torch.zeros(2, HEADS, 96, dtype=torch.float16), "output_lse": torch.zeros(HEADS, 2)}
+        compiled = torch.compile(ops.flash_mla_sparse_fwd, fullgraph=True, backend="aot_eager")
+        for call in (
+            lambda: ops.flash_mla_sparse_fwd(q, *others),
+            lambda: compiled(q, *others),
+            lambda: ops.merge_attn_parts(outputs, lses),
+            lambda: ops.merge_attn_parts.out(outputs, lses, **results),
+        ):
+            with pytest.raises(RuntimeError, match="has no gradient: detach its tensors"):
+                call()
+            with torch.no_grad():
+                call()
+
+
 def test_meta_tensors_give_shapes_dtypes_and_strides() -> None:
     with imported("odd"):
         operators = torch.ops.odd
