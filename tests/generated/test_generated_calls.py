@@ -322,6 +322,24 @@ def test_a_flag_is_told_from_a_number_that_equals_it(dsv3: tuple[ModuleType, Lau
         package.flash_mla_with_kvcache(**copied(call | {"causal": 1}))
 
 
+def test_a_decode_with_room_in_attn_logits_takes_no_memory(
+    dsv3: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, launched = dsv3
+    call = dict(calls_of(package))["decode_attention_fwd"] | {"attn_logits": torch.zeros(1 << 24)}
+    wrapper, taken = package.decode_attention_fwd, []
+    wrapper(**copied(call))
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: taken.append(_))
+    for given in (call, call | {"attn_logits": torch.zeros(1 << 23).view(2, -1)}):
+        launched.clear()
+        wrapper(**given)
+        wrapper.__wrapped__(**given)
+        half = len(launched) // 2
+        assert launched[:half] == launched[half:]
+        assert given["attn_logits"].data_ptr() in launched[0][3]
+    assert not taken
+
+
 def test_v_has_to_be_part_of_k_at_every_call(dsv3: tuple[ModuleType, Launched]) -> None:
     package, launched = dsv3
     call = dict(calls_of(package))["decode_attention_fwd"]

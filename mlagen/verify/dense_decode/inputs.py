@@ -81,7 +81,7 @@ class Inputs(family.Inputs):
             "v_buffer": self.cache[..., : max(1, self.cache.shape[3] // 2)],
             "req_to_token": self.block_table,
             "b_seq_len": self.lengths,
-            "attn_logits": None,
+            "attn_logits": torch.full((requests, heads, 4, self.layout.columns), NAN, device=self.q.device),
             "num_kv_splits": 4,
             "sm_scale": self.sm_scale,
             "page_size": self.problem.block_size,
