@@ -127,6 +127,11 @@ def graph(renew: Callable[[AnyRun], Iterator[None]]) -> Check:
     return check
 
 
+def moved(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous copy that begins an element behind where memory begins."""
+    return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)
+
+
 def flip(*tensors: torch.Tensor) -> None:
     """Turns the order of entries of the first dimension round, in place."""
     for tensor in tensors:

@@ -87,11 +87,15 @@ def _variants(run: SparseDecodeRun) -> Iterator[Variant]:
     for one in others.lists:
         one.indices[1:, :, ::2] = -1
     yield Variant("beside other rows", others, [0])
-    # A multiple of 16 more columns, so that the indices stay aligned as they were.
-    wider = inputs.pick(every)
-    last = wider.lists[-1]
-    last.indices = torch.nn.functional.pad(last.indices, (0, 800), value=-1)
-    yield Variant("in a wider call", wider, every)
+    for columns in (1, 800):
+        wider = inputs.pick(every)
+        last = wider.lists[-1]
+        last.indices = torch.nn.functional.pad(last.indices, (0, columns), value=-1)
+        yield Variant(f"in a call {columns} wider", wider, every)
+    if run.subject.device == "cpu":  # on a GPU another kernel takes rows that begin off 16 bytes
+        moved = inputs.pick(every)
+        moved.q = checks.moved(moved.q)
+        yield Variant("with q an element further", moved, every)
     if all(one.length is None for one in inputs.lists):
         lists = [replace(one, indices=one.indices.transpose(0, 1).contiguous()) for one in inputs.lists]
         joined = replace(inputs, q=inputs.q.transpose(0, 1).contiguous(), lists=lists, given={}, placed={})

@@ -90,10 +90,14 @@ def _variants(run: SparseFwdRun) -> Iterator[Variant]:
     if others.length is not None:
         others.length[1:] = 1
     yield Variant("beside other rows", others, [0])
-    # A multiple of 16 more columns, so that the indices stay aligned as they were.
-    wider = run.inputs.pick(every)
-    wider.indices = torch.nn.functional.pad(wider.indices, (0, 800), value=-1)
-    yield Variant("in a wider call", wider, every)
+    for columns in (1, 800):
+        wider = run.inputs.pick(every)
+        wider.indices = torch.nn.functional.pad(wider.indices, (0, columns), value=-1)
+        yield Variant(f"in a call {columns} wider", wider, every)
+    if run.subject.device == "cpu":  # on a GPU another kernel takes rows that begin off 16 bytes
+        moved = run.inputs.pick(every)
+        moved.q = checks.moved(moved.q)
+        yield Variant("with q an element further", moved, every)
 
 
 def _workspaces(run: SparseFwdRun) -> Workspaces:
