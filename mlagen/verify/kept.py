@@ -91,7 +91,7 @@ def _tensor_at(address: int, dtype: torch.dtype) -> torch.Tensor:
         if 0 <= offset < max(storage.nbytes(), 1) and offset % dtype.itemsize == 0:
             size = (storage.nbytes() - offset) // dtype.itemsize
             tensor = torch.empty(0, dtype=dtype)
-            return tensor.set_(storage, offset // dtype.itemsize, (size,), (1,))  # type: ignore[call-overload,no-any-return]
+            return tensor.set_(storage, offset // dtype.itemsize, (size,), (1,))
     raise CaseFailedError(f"a kept call launches with the address {address:#x}, where no tensor lies")
 
 
