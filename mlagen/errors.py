@@ -80,6 +80,12 @@ class UnprovedError(MlagenError):
     exit_code = 1
 
 
+class ProofError(MlagenError):
+    """A proof that was computed again says something else than it did."""
+
+    exit_code = 1
+
+
 class MismatchError(MlagenError):
     """A kernel's result differs from the reference."""
 

@@ -13,13 +13,20 @@ from typing import Any
 
 from mlagen.compile.binary import Measured
 
-# Counts up whenever the same content would be measured or stored in another way.
+# Part of every key; kept when results change, so that a kernel is named by the same key before and after.
+_KEYS = 3
+# Counts up whenever the same content would be measured or stored in another way: results of another count are not read.
 _FORMAT = 3
 
 
+def result_format() -> int:
+    """The count of the way in which results are measured and stored."""
+    return _FORMAT
+
+
 def content_key(*parts: Any) -> str:
-    """Hash plain JSON values, and this cache's format, into a key of hexadecimal digits."""
-    return hashlib.sha256(json.dumps([_FORMAT, *parts], sort_keys=True).encode()).hexdigest()
+    """Hash plain JSON values into a key of hexadecimal digits."""
+    return hashlib.sha256(json.dumps([_KEYS, *parts], sort_keys=True).encode()).hexdigest()
 
 
 class ResultCache:
@@ -33,7 +40,7 @@ class ResultCache:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "compile"
+        self.folder = folder / f"compile-{_FORMAT}"
 
     def get(self, key: str) -> Measured | None:
         """The result of a key; None if there is none, or none that can be read."""

@@ -26,6 +26,39 @@ _ROOT = "package"
 _PARSING = threading.Lock()
 
 
+def dump(node: ast.AST) -> str:
+    """Write a syntax tree as `ast.dump` of Python 3.11 does, under any Python."""
+    fields = []
+    for name in node._fields:
+        value = getattr(node, name, None)
+        if (value is None and not _takes_none(node, name)) or (name == "type_params" and not value):
+            continue
+        fields.append(f"{name}={_written(value)}")
+    return f"{type(node).__name__}({', '.join(fields)})"
+
+
+def _takes_none(node: ast.AST, name: str) -> bool:
+    """Whether None is a value of the field, and not its absence."""
+    return name == "value" and isinstance(node, ast.Constant | ast.MatchSingleton)
+
+
+def _written(value: object) -> str:
+    if isinstance(value, ast.AST):
+        return dump(value)
+    return f"[{', '.join(map(_written, value))}]" if isinstance(value, list) else repr(value)
+
+
+def parse(text: bytes | str) -> ast.Module:
+    """Parse a module, and drop its docstrings and other bare strings.
+
+    Raises:
+        SyntaxError: it does not parse.
+    """
+    with _PARSING:
+        tree: ast.Module = DropStrings().visit(ast.parse(text))
+    return tree
+
+
 class SourceDigests:
     """Digests of the kernels of one package; reads each file once.
 
@@ -67,7 +100,7 @@ class SourceDigests:
             seen.add(item)
             for index in source.statements_of(item[1]):
                 statement = source.body[index]
-                taken[item[0], index] = f"{ast.dump(statement)} {source.modules_in(statement)}"
+                taken[item[0], index] = f"{dump(statement)} {source.modules_in(statement)}"
                 queue += self._references(source, statement)
         text = "\n".join(f"{name} {taken[name, index]}" for name, index in sorted(taken))
         return hashlib.sha256(text.encode()).hexdigest()
@@ -114,8 +147,7 @@ class _Module:
         self.path = path
         self.package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         try:
-            with _PARSING:
-                tree = _DropStrings().visit(ast.parse(path.read_bytes()))
+            tree = parse(path.read_bytes())
         except SyntaxError as error:
             raise ToolError(f"does not parse: {error.msg}", place=Place(path, error.lineno)) from error
         self.body: list[ast.stmt] = tree.body
@@ -153,7 +185,7 @@ class _Module:
                 yield index
 
 
-class _DropStrings(ast.NodeTransformer):
+class DropStrings(ast.NodeTransformer):
     """Removes docstrings and other bare strings."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:

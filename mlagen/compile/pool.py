@@ -6,9 +6,10 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from mlagen.compile.binary import Measured
 from mlagen.compile.cache import ResultCache, content_key
@@ -23,7 +24,7 @@ from mlagen.plan.sm90 import SM90
 from mlagen.plan.targets import TARGETS
 from mlagen.workers import spread
 
-KEY_DIGITS = 16  # of a key as people and manifests see it
+KEY_DIGITS = 16  # of a key as people and proofs see it
 
 
 def list_variants(
@@ -75,6 +76,8 @@ def compile_jobs(
     workers: int | None = None,
     cache_dir: Path | None = None,
     kernels_dir: Path | None = None,
+    known: Mapping[str, Measured] = MappingProxyType({}),
+    fresh: bool = False,
     on_start: Callable[[CompileJob], None] | None = None,
     on_done: Callable[[Resources], None] | None = None,
 ) -> list[Resources]:
@@ -88,6 +91,8 @@ def compile_jobs(
         cache_dir: folder of earlier results; `default_cache_dir()` if None.
         kernels_dir: folder that Triton's cache is kept in, so that its binaries are there at the end: nothing is taken
             from earlier results then; None: they are not kept.
+        known: results that need no compilation, by `Resources.key`.
+        fresh: compile every job, and take no result from `known` or `cache_dir`.
         on_start: called in a worker's thread with each job that is compiled, not cached, as it begins.
         on_done: called in this thread with each result as it comes, cached ones first.
 
@@ -113,8 +118,10 @@ def compile_jobs(
             on_done(results[index])
 
     for index, job in enumerate(jobs):
-        key = content_key(toolchain.version, contents(job))
-        if key not in missing and kernels_dir is None and (measured := cache.get(key)) is not None:
+        key, measured = content_key(toolchain.version, contents(job)), None
+        if key not in missing and kernels_dir is None and not fresh:
+            measured = known.get(contents(job)[:KEY_DIGITS]) or cache.get(key)
+        if measured is not None:
             done(index, measured, cached=True)
         else:
             missing.setdefault(key, []).append(index)
@@ -123,7 +130,7 @@ def compile_jobs(
         tasks = [_Task(key, jobs[indices[0]]) for key, indices in missing.items()]
         tasks.sort(key=lambda task: task.job.target != SM90)  # whose kernels take longest: first, not last
         started = workers or os.cpu_count() or 1
-        by_ir = cache if kernels_dir is None else None
+        by_ir = cache if kernels_dir is None and not fresh else None
 
         def compiled(worker: Compiler, task: _Task) -> tuple[_Task, Measured, bool]:
             if on_start is not None:

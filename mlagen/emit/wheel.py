@@ -8,24 +8,30 @@ import io
 import os
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from mlagen import GENERATOR, __version__
 from mlagen.emit.render import ENGINES, Package, render, render_plugin
 from mlagen.plan import Plan
-from mlagen.plan.tritons import MINORS, minor_text
+from mlagen.plan.tritons import MINORS, TRITONS, minor_text
 
 EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time of a zip's entry: no build has one of its own
 TAG = "py3-none-any"
 
 
-def engine_wheel(plan: Plan, engine: str) -> tuple[str, bytes]:
+def engine_wheel(plan: Plan, engine: str, tritons: Sequence[str] = TRITONS) -> tuple[str, bytes]:
     """File name and bytes of the wheel that plugs a plan's package into an engine, one of ENGINES.
+
+    Args:
+        plan: the plan.
+        engine: the engine's name.
+        tritons: the versions under which all kernels of the package are known to compile within their limits.
 
     Raises:
         UsageError: the engine calls no attention of the spec's kind.
     """
-    plugin, package = render_plugin(plan, engine), render(plan)
+    plugin, package = render_plugin(plan, engine), render(plan, tritons)
     stem = f"{plugin.name}-{__version__}"
     information = {
         "METADATA": _metadata(plan, plugin, ENGINES[engine].SUMMARY),

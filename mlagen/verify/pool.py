@@ -25,6 +25,10 @@ def verify_package(
     targets: Sequence[str] | None = None,
     workers: int | None = None,
     only: Sequence[str] | None = None,
+    families: Sequence[str] | None = None,
+    every: bool = True,
+    choose: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks,
+    on_totals: Callable[[dict[str, int]], None] | None = None,
     on_count: Callable[[int], None] | None = None,
     on_start: Callable[[str, str], None] | None = None,
     on_done: Callable[[CaseResult], None] | None = None,
@@ -38,6 +42,10 @@ def verify_package(
         targets: on a CPU, whose tiles to run: all cases with the first's, a few with each other's; None: the spec's.
         workers: processes; None: 2 on a CPU, 4 on a GPU.
         only: shell patterns; cases whose name none matches are left out.
+        families: names of the families whose cases to run; None: all.
+        every: run all cases of these families; off: a representative set, see `mlagen.verify.worker`.
+        choose: picks the cases that run from those.
+        on_totals: called first, with the number of all cases of each family.
         on_count: called with the number of results to come, before the first of them.
         on_start: called in a worker's thread with each case and target as it begins.
         on_done: called with each result as it comes.
@@ -57,9 +65,11 @@ def verify_package(
         "device": device,
         "targets": list(targets) if targets else None,
         "only": list(only) if only else None,
+        "families": None if families is None else list(families),
+        "every": every,
     }
 
-    def verified(worker: _Verifier, task: _Task) -> tuple[int, CaseResult]:
+    def verified(worker: _Verifier, task: Task) -> tuple[int, CaseResult]:
         worker.open()
         if on_start:
             on_start(task.case, task.target)
@@ -71,9 +81,11 @@ def verify_package(
         for worker in pool:
             stack.callback(worker.close)
             worker.start()
-        tasks = pool[0].open()
+        tasks = choose(pool[0].open())
         if only and not tasks:
             raise UsageError(f"no case matches {', '.join(only)}")
+        if on_totals:
+            on_totals(pool[0].totals)
         if on_count:
             on_count(len(tasks))
         for number, result in stack.enter_context(contextlib.closing(spread(tasks, pool, verified))):
@@ -83,12 +95,13 @@ def verify_package(
     return [results[task.number] for task in tasks]
 
 
-class _Task(NamedTuple):
-    """A case and target of a job, and which of them it is."""
+class Task(NamedTuple):
+    """A case and target of a job, which of them it is, and the name of its family."""
 
     number: int
     case: str
     target: str
+    family: str
 
 
 class _Verifier(Worker):
@@ -104,14 +117,15 @@ class _Verifier(Worker):
         super().__init__([sys.executable, "-m", "mlagen.verify.worker"], {**os.environ, "PYTHONPATH": path})
         self._job = job
         self._timeout = timeout
-        self._tasks: list[_Task] | None = None  # of a process that is ready
+        self._tasks: list[Task] | None = None  # of a process that is ready
+        self.totals: dict[str, int] = {}  # how many cases each family has
 
     def start(self) -> None:
         """Starts a process, which gets itself ready while others are waited for."""
         self._tasks = None
         self.send(self._job)
 
-    def open(self) -> list[_Task]:
+    def open(self) -> list[Task]:
         """The cases of the job, once a process is ready to run them.
 
         Raises:
@@ -122,21 +136,22 @@ class _Verifier(Worker):
         if self._tasks is None:
             seconds = max(self._timeout, START_SECONDS)
             try:
-                cases = self.receive(seconds)["cases"]
+                answer = self.receive(seconds)
             except WorkerError as error:
                 how = f"gave no answer for {seconds:g} s" if error.late else f"died ({error.end})"
                 raise ToolError(f"the verification worker {how}:\n{error.words}") from None
-            self._tasks = [_Task(number, case, target) for number, (case, target) in enumerate(cases)]
+            self._tasks = [Task(number, *each) for number, each in enumerate(answer["cases"])]
+            self.totals = answer["of"]
         return self._tasks
 
-    def verify(self, task: _Task, package: str) -> CaseResult:
+    def verify(self, task: Task, package: str) -> CaseResult:
         """Runs a case; one in which the worker dies, or that takes too long, has failed."""
         try:
             answer = self.ask({"case": task.number}, self._timeout)
         except WorkerError as error:
             what = f"no answer for {self._timeout:g} s" if error.late else f"the worker died ({error.end})"
             detail = ": ".join([what, *error.words.splitlines()[-1:]])
-            return CaseResult(package, task.case, task.target, False, None, (), 0.0, detail)
+            return CaseResult(package, task.case, task.target, False, None, (), 0.0, detail, task.family)
         if answer.pop("broken"):
             self.end()
         return CaseResult.from_json(answer)

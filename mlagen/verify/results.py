@@ -43,6 +43,7 @@ class CaseResult:
         figures: errors against tolerances; none where a case compares bits.
         seconds: wall time, inputs and reference included.
         detail: what was found where `ok` is false, in one line.
+        family: the name of the case's family; empty where its worker did not say it.
     """
 
     package: str
@@ -53,6 +54,7 @@ class CaseResult:
     figures: tuple[Figure, ...]
     seconds: float
     detail: str
+    family: str = ""
 
     @property
     def worst(self) -> Figure | None:

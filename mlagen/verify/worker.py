@@ -8,9 +8,12 @@ The first request is the job:
     targets: on a CPU, whose tiles to read: all cases with the first's, those marked `every_target` with the others'
         too; null: the spec's targets
     only: shell patterns of case names, or null
+    families: names of the families whose cases to run, or null: all
+    every: whether to run all of their cases, or a representative set
 
-Its answer is {"cases": [[case, target], ...]}. Each request after it is {"case": number}, the place of one of them, and
-its answer is the result, with "broken" beside: whether the worker can run no further case.
+Its answer is {"cases": [[case, target, family], ...], "of": {family: number of all its cases}}. Each request after it
+is {"case": number}, the place of one of them, and its answer is the result, with "broken" beside: whether the worker
+can run no further case.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -81,6 +84,28 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
     return [pair for pair in pairs if any(fnmatch.fnmatchcase(pair[0].name, pattern) for pattern in only)]
 
 
+def representative(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
+    """Those of a family's cases and targets that stand for all, in their order.
+
+    On the first target these are the first and the last case of each group, which share a name but for its last part,
+    and of each check in it, and one refusal of each wrapper. On another target it is one case of each check.
+    """
+    from mlagen.verify.invalid import RefusedCase
+
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for number, (case, target) in enumerate(pairs):
+        if target != pairs[0][1]:
+            kind: tuple[str, ...] = (target, case.check)
+        elif isinstance(case, RefusedCase):
+            kind = (target, "refuses", case.module, case.wrapper)
+        else:
+            kind = (target, case.check, case.name.rpartition(": ")[0])
+        groups.setdefault(kind, []).append(number)
+    first = [numbers[0] for numbers in groups.values()]
+    last = [numbers[-1] for kind, numbers in groups.items() if kind[0] == pairs[0][1] and kind[1] != "refuses"]
+    return [pairs[number] for number in sorted({*first, *last})]
+
+
 def _prepare(device: str) -> None:
     """Makes torch and Triton ready; for a CPU, before Triton is first imported."""
     # Workers share the cores; numpy's BLAS reads these when it is first imported.
@@ -109,18 +134,29 @@ class Run:
 
     Attributes:
         pairs: each case and its target.
+        families: the name of the family of each of them.
+        of: how many cases each family has.
     """
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.device = job["device"]
         _prepare(self.device)
         from mlagen.verify.facts import Facts
-        from mlagen.verify.families import cases
+        from mlagen.verify.families import FAMILIES
 
         self.package = _import_package(Path(job["package_dir"]))
         self.spec = self.package.SPEC["spec"]
         self.facts = Facts.of(self.spec)
-        self.pairs = selected(cases(self.spec, self.device), self._targets(job), job["only"])
+        self.pairs: list[tuple[Case, str]] = []
+        self.families: list[str] = []
+        self.of: dict[str, int] = {}
+        targets = self._targets(job)
+        for family in FAMILIES:
+            if job["families"] is None or family.name in job["families"]:
+                found = selected(family.cases(self.spec, self.device), targets, job["only"])
+                self.of[family.name] = len(found)
+                self.pairs += found if job["every"] else representative(found)
+                self.families += [family.name] * (len(self.pairs) - len(self.families))
 
     def _targets(self, job: Mapping[str, Any]) -> list[str]:
         """On a CPU names of targets; on a GPU the kinds of kernels that the package has for it."""
@@ -166,6 +202,7 @@ class Run:
             figures=tuple(figures),
             seconds=round(time.perf_counter() - begin, 3),
             detail=detail,
+            family=self.families[number],
         )
         return result, self.device == "cuda" and "CUDA error" in detail
 
@@ -181,7 +218,8 @@ def main() -> None:
     """Reads the job, then runs its cases as they are asked for."""
     answers = _take_stdout()
     run = Run(json.loads(sys.stdin.readline()))
-    answers.write(json.dumps({"cases": [(case.name, target) for case, target in run.pairs]}) + "\n")
+    cases = [(case.name, target, family) for (case, target), family in zip(run.pairs, run.families, strict=True)]
+    answers.write(json.dumps({"cases": cases, "of": run.of}) + "\n")
     for line in sys.stdin:
         result, broken = run.result(json.loads(line)["case"])
         answers.write(json.dumps({**result.to_json(), "broken": broken}) + "\n")

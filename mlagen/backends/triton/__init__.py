@@ -7,7 +7,7 @@ callers may import.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +45,12 @@ from mlagen.plan import (
     TopkPlan,
 )
 from mlagen.plan.cache import PDL_MAX_PROGRAMS
-from mlagen.plan.tritons import MINORS, TRITONS, minors
+from mlagen.plan.tritons import MINORS, TRITONS, minor_text, minors
 from mlagen.spec import spec_digest
 
 # What the text that every package shares asks for.
 LAUNCH = {
-    "proven": (MINORS[0], MINORS[-1]),
+    "minors": MINORS,
     "pdl_max_programs": PDL_MAX_PROGRAMS,
     "e4m3_targets": [name for name, target in TARGETS.items() if target.has_e4m3],
     "e4m3_rounding_targets": [name for name, target in TARGETS.items() if target.rounds_e4m3],
@@ -121,8 +121,13 @@ RENDERERS = {
 }
 
 
-def files(plan: Plan) -> list[GeneratedFile]:
-    """The files of the package, in the order they are written: what is imported comes before what imports it."""
+def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
+    """The files of the package, in the order they are written: what is imported comes before what imports it.
+
+    Args:
+        plan: the plan.
+        tritons: the versions under which all kernels of the package are known to compile within their limits.
+    """
     families = [(RENDERERS[family.NAME], family) for family in plan.families]
     shared = {file.name: file for renderer, family in families for file in renderer.imported(plan, family)}
     modules = [module for renderer, family in families for module in renderer.modules(plan, family)]
@@ -133,13 +138,14 @@ def files(plan: Plan) -> list[GeneratedFile]:
         "kernel_modules": ["_launch", *(file.module for file in kernels)],
         "sm90_modules_literal": _literal(sm90_modules(plan)),
     }
-    package = _package(plan, modules)
+    package = _package(plan, modules, tritons)
+    launch = {**LAUNCH, "holding": tuple(each for each in MINORS if minor_text(each) in minors(tritons))}
     registered = [ops.file(plan, modules)] if plan.ops else []
-    first = [generated("_facts", facts), generated("_launch", LAUNCH), generated("_calls", CALLS)]
+    first = [generated("_facts", facts), generated("_launch", launch), generated("_calls", CALLS)]
     return [*first, *kernels, *registered, generated("__init__", package)]
 
 
-def _package(plan: Plan, modules: list[Module]) -> dict[str, Any]:
+def _package(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> dict[str, Any]:
     """What the template of the package itself asks for."""
     exports = [(module.file.module, list(module.exports)) for module in modules]
     names = ["SPEC", "supports", "variants", "warmup"]
@@ -155,17 +161,17 @@ def _package(plan: Plan, modules: list[Module]) -> dict[str, Any]:
             if taken
         ],
         "exported": sorted(exported, key=_export_order),
-        "spec_literal": _literal(_spec(plan)),
+        "spec_literal": _literal(_spec(plan, tritons)),
     }
 
 
-def _spec(plan: Plan) -> dict[str, Any]:
+def _spec(plan: Plan, tritons: Sequence[str]) -> dict[str, Any]:
     """The package's SPEC."""
     spec: dict[str, Any] = {
         "spec": plan.spec.model_dump(mode="json"),
         "spec_sha256": spec_digest(plan.spec),
         "generator": GENERATOR,
-        "triton": list(minors(TRITONS)),
+        "triton": list(minors(tritons)),
     }
     if plan.layout is not None:
         spec |= {

@@ -1,0 +1,152 @@
+"""Digests of source text: a generated package, the code that compiles, the code that a family's cases run through."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from mlagen.compile.cache import result_format
+from mlagen.compile.digest import SourceDigests, dump, parse
+from mlagen.emit import Package
+
+MLAGEN = Path(__file__).resolve().parents[1]
+VERIFY = "mlagen.verify"
+OPS = "ops"  # the family whose cases call the wrappers of all others
+DIGITS = 16
+# Entries of a package's SPEC that say whose it is, what made it and which Tritons proved it.
+_NAMING = ("spec_sha256", "generator", "triton")
+# The functions by which a compilation gets its figures, by module of mlagen/compile.
+_MEASURING = (
+    ("worker", "compile_job"),
+    ("binary", "read_cubin"),
+    ("binary", "read_amdgcn"),
+    ("process", "request_of"),
+    ("process", "_environment"),
+)
+
+
+def digest_of(parts: Iterable[str]) -> str:
+    """Hash texts into a key."""
+    return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:DIGITS]
+
+
+def package_key(texts: Mapping[str, str]) -> str:
+    """Hash what a package computes: its modules' syntax trees and its spec.
+
+    Comments, docstrings, the package's name and title, and what it says of Tritons do not count.
+
+    Args:
+        texts: the text of each file, by name.
+
+    Raises:
+        SyntaxError: a file does not parse.
+    """
+    return digest_of(f"{name} {_module(text)}" for name, text in sorted(texts.items()))
+
+
+def rendered_key(package: Package) -> str:
+    """The key of a rendered package."""
+    return package_key({file.name: file.text for file in package.files})
+
+
+def _module(text: str) -> str:
+    """A generated module's syntax tree, without what names the package or its Tritons."""
+    kept = [_without_names(node) for node in parse(text).body if not _warns(node)]
+    return " ".join(map(dump, kept))
+
+
+def _warns(node: ast.stmt) -> bool:
+    """Whether a statement does nothing but warn of a Triton."""
+    return isinstance(node, ast.If) and not node.orelse and all("warnings.warn(" in _called(one) for one in node.body)
+
+
+def _called(node: ast.stmt) -> str:
+    return f"{ast.unparse(node.value.func)}(" if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else ""
+
+
+def _without_names(node: ast.stmt) -> ast.stmt:
+    """The assignment of SPEC without the entries that name; any other statement as it is."""
+    if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SPEC"):
+        return node
+    try:
+        said = ast.literal_eval(node.value)
+        kept = {name: value for name, value in said.items() if name not in _NAMING}
+        kept["spec"] = {name: value for name, value in said["spec"].items() if name not in ("name", "title")}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        return node
+    return ast.Expr(ast.Constant(json.dumps(kept)))
+
+
+@cache
+def measuring_code() -> str:
+    """Hash the code that compiles and reads figures from machine code, and the count of their format."""
+    digests = SourceDigests(MLAGEN / "compile")
+    return digest_of([str(result_format()), *(digests.digest(*each) for each in _MEASURING)])
+
+
+def family_names() -> tuple[str, ...]:
+    """The families of `mlagen.verify`, known by their folders and without importing them."""
+    return (*sorted(path.parent.name for path in (MLAGEN / "verify").glob("*/family.py")), OPS)
+
+
+@cache
+def family_code(family: str) -> str:
+    """Hash the code that a family's cases run through.
+
+    That is the family's folder and what it imports of `mlagen.verify`, the worker and the modules beside it that the
+    worker imports, `mlagen/layout` and `mlagen/workers.py`.
+    """
+    folders = family_names()[:-1] if family == OPS else (family,)
+    own = {f"{VERIFY}.{folder}.{path.stem}" for folder in folders for path in (MLAGEN / "verify" / folder).glob("*.py")}
+    own |= {f"{VERIFY}.{OPS}"} if family == OPS else set()
+    modules = _closure({f"{VERIFY}.worker"}, deep=False) | _closure(own, deep=True)
+    files = {*filter(None, map(_file, modules)), *(MLAGEN / "layout").glob("*.py"), MLAGEN / "workers.py"}
+    return digest_of(f"{path.relative_to(MLAGEN).as_posix()} {_tree(path)}" for path in sorted(files))
+
+
+def _closure(start: set[str], *, deep: bool) -> set[str]:
+    """The modules of `mlagen.verify` that some import, but for the list of families; of folders only where deep."""
+    seen: set[str] = set()
+    pending = list(start)
+    while pending:
+        name = pending.pop()
+        if name in seen or name == f"{VERIFY}.families" or _file(name) is None:
+            continue
+        if name not in start and not deep and name.count(".") > VERIFY.count(".") + 1:
+            continue
+        seen.add(name)
+        pending += _imports(name)
+    return seen
+
+
+@cache
+def _imports(name: str) -> tuple[str, ...]:
+    """What may be modules of `mlagen.verify` that a module imports."""
+    file, found = _file(name), []
+    assert file is not None
+    for node in ast.walk(_parsed(file)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(VERIFY):
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+            found += [str(node.module)] if node.module != VERIFY else []
+    return tuple(found)
+
+
+@cache
+def _file(name: str) -> Path | None:
+    """The file of a module of mlagen; None for what is no module."""
+    path = MLAGEN.joinpath(*name.split(".")[1:])
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+@cache
+def _parsed(path: Path) -> ast.Module:
+    return parse(path.read_bytes())
+
+
+@cache
+def _tree(path: Path) -> str:
+    return dump(_parsed(path))
