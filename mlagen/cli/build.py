@@ -13,21 +13,13 @@ from mlagen.backends import expected_products
 from mlagen.cli.built import Built, report_all
 from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
-from mlagen.cli.manifest import MANIFEST, Manifest, make_manifest, read_manifest, stale_manifest, still_proved
-from mlagen.cli.verify import DEVICE, pick_device, verify_cached
-from mlagen.compile import (
-    Resources,
-    check_limits,
-    compile_jobs,
-    list_variants,
-    parse_tritons,
-    toolchain,
-    write_kernels,
-)
+from mlagen.cli.prove import Prover
+from mlagen.cli.verify import DEVICE, pick_device
+from mlagen.compile import Resources, check_limits, parse_tritons, toolchain, write_kernels
 from mlagen.emit import Drift, apply, compare, render
-from mlagen.emit.write import write_atomically
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
 from mlagen.plan import Plan, load_plan
+from mlagen.proofs import NAME, Proofs, rendered_key
 from mlagen.verify import mismatches
 
 GENERATED = Path("generated")
@@ -51,6 +43,9 @@ GENERATED = Path("generated")
 )
 @click.option("--no-compile", is_flag=True, help="Do not compile.")
 @click.option("--no-verify", is_flag=True, help="Do not run the kernels.")
+@click.option("--all-cases", is_flag=True, help="Run all cases, not a representative set of them.")
+@click.option("--fresh", is_flag=True, help="Compile and run everything, and look up no proof.")
+@click.option("--seed", type=int, help="Compute the proofs again that this number picks; default: others every day.")
 @click.option("--out", "folder", type=click.Path(path_type=Path), default=GENERATED, show_default=True)
 @DEVICE
 @click.option("-v", "--verbose", is_flag=True, help="Print what each variant takes and each group of cases too.")
@@ -65,6 +60,9 @@ def build(
     cache_dir: Path | None,
     no_compile: bool,
     no_verify: bool,
+    all_cases: bool,
+    fresh: bool,
+    seed: int | None,
     folder: Path,
     device: str,
     verbose: bool,
@@ -73,8 +71,9 @@ def build(
     """Generates the packages of SPECS (default: specs/*.yaml) into generated/.
 
     A package is rendered, every kernel variant that a call can launch is compiled for every target, and the kernels are
-    verified against the reference first; if any of that fails, nothing of it is written. Tritons that are not installed
-    are fetched once, into the user's cache.
+    verified against the reference first; if any of that fails, nothing of it is written. What is proved in OUT/proofs,
+    with mlagen or in the user's cache is not computed again, but for three proofs at random. Tritons that are not
+    installed are fetched once, into the user's cache.
     """
     if cache_dir is not None and (check or diff or force or no_compile):
         raise UsageError(
@@ -84,7 +83,7 @@ def build(
         raise UsageError("--check writes and prints nothing that --diff or --force would change; give one of them")
     plans = _load_all(spec_files(specs))
     built = [
-        Built(path, render(plan), folder / plan.spec.name, numbered(plan.spec.name, number, len(plans)))
+        Built(path, plan, render(plan), folder / plan.spec.name, numbered(plan.spec.name, number, len(plans)))
         for number, (path, plan) in enumerate(plans, 1)
     ]
     if check or diff:
@@ -94,9 +93,11 @@ def build(
     if cache_dir is not None:
         _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
         return
+    place = None if no_verify else pick_device(device)
+    prover = Prover(Proofs(folder), versions, place, every=all_cases, fresh=fresh, seed=seed)
     for number, ((_, plan), one) in enumerate(zip(plans, built, strict=True)):
         try:
-            one.failures = _build_one(plan, one, targets, force, None if no_verify else pick_device(device), versions)
+            one.failures = _build_one(plan, one, targets, force, prover)
         except MlagenError as error:
             one.failures = [error]
         if not as_json:
@@ -116,7 +117,8 @@ def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
 
     Raises:
         SpecErrors: at least one spec is off: the errors of all of them.
-        UsageError: two specs have one name, so that one's package would overwrite the other's.
+        UsageError: two specs have one name, so that one's package would overwrite the other's, or one has the name of
+            the folder of proofs.
     """
     plans: list[tuple[Path, Plan]] = []
     errors: list[SpecError] = []
@@ -129,6 +131,8 @@ def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
         raise SpecErrors(errors)
     first: dict[str, Path] = {}
     for path, plan in plans:
+        if plan.spec.name == NAME:
+            raise UsageError(f"{path}: name: got '{NAME}', which is the folder of proofs; takes another")
         other = first.setdefault(plan.spec.name, path)
         if other != path:
             raise UsageError(f"{path}: name: got '{plan.spec.name}', which is that of {other} too; takes another")
@@ -136,21 +140,30 @@ def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
 
 
 def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -> None:
-    drifts: list[Drift] = []
+    proofs, drifts, drifted = Proofs(folder), [], []
     for one in built:
-        found = compare(one.package, one.folder)
-        drifts.extend(found or stale_manifest(one.package, one.folder))
+        key = rendered_key(one.package)
+        found = compare(render(one.plan, proofs.tritons(key)), one.folder)
+        if not found and not proofs.tritons(key):
+            found = [Drift(one.folder, "not proved", None, None)]
+        elif not found and not proofs.verified(key):
+            err.print(f"{one.folder}: cases not run with this text; run: {_build_command([one.path], folder)}")
+        drifts += found
+        drifted += [one.path] if found else []
+    faults = proofs.faults()
     if as_json:
-        print_json([{"path": str(drift.path), "kind": drift.kind} for drift in drifts])
+        found_faults = [{"path": str(path), "kind": reason} for path, reason in faults]
+        print_json([*({"path": str(drift.path), "kind": drift.kind} for drift in drifts), *found_faults])
     else:
         for drift in drifts:
             out.print(f"{drift.path}: {drift.kind}", markup=False)
             click.echo(drift.diff(), nl=False)
-    if check and drifts:
-        drifted = [one.path for one in built if any(drift.path.parent == one.folder for drift in drifts)]
+        for path, reason in faults:
+            out.print(f"{path}: {reason}", markup=False)
+    if check and (drifts or faults):
         raise DriftError(
-            f"{len(drifts)} generated files differ from their specs",
-            hint=f"fix with: {_build_command(drifted, folder)}",
+            f"{len(drifts) + len({path for path, _ in faults})} generated files differ from their specs",
+            hint=f"fix with: {_build_command([one.path for one in built] if faults else drifted, folder)}",
         )
 
 
@@ -159,73 +172,66 @@ def _build_command(specs: Sequence[Path], folder: Path) -> str:
     return shlex.join(["mlagen", "build", *map(str, specs), *([] if folder == GENERATED else ["--out", str(folder)])])
 
 
-def _build_one(
-    plan: Plan, one: Built, targets: tuple[str, ...], force: bool, device: str | None, versions: tuple[str, ...]
-) -> list[MlagenError]:
-    """Compiles, verifies and writes a package; what breaks a limit or a case, and then nothing is written."""
-    name = plan.spec.name
-    drifts = compare(one.package, one.folder)
+def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, prover: Prover) -> list[MlagenError]:
+    """Proves and writes a package; what breaks a limit or a case, and then nothing is written."""
     if not force:
-        apply([drift for drift in drifts if drift.kind == "edited"])
-    chosen = _chosen(plan, targets)
+        apply([drift for drift in compare(one.package, one.folder) if drift.kind == "edited"])
+    name, proofs, chosen = plan.spec.name, prover.proofs, _chosen(plan, targets)
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         staged = Path(temporary) / name
         apply(compare(one.package, staged))
-        one.products = expected_products(plan)
-        for version in versions:
-            one.proofs[version] = _compile(one.label, staged, chosen, version)
-        earlier = read_manifest(one.folder)
-        holds_under = {} if earlier is None else earlier.holds_under()
+        key, one.products = rendered_key(one.package), expected_products(plan)
+        for version in prover.versions:
+            one.compiled[version] = prover.compile(one.label, staged, chosen, version)
         broken: list[MlagenError] = [
             error
-            for taken in one.proofs.values()
-            for error in check_limits(taken, one.products, holds_under=holds_under, spec=name)
+            for taken in one.compiled.values()
+            for error in check_limits(taken, one.products, holds_under=_holds_under(proofs, taken), spec=name)
         ]
         if broken:
             return broken
-        if device is not None:
-            one.device, one.results = device, verify_cached(one.package, staged, device, one.label)
-            if failed := mismatches(one.results):
+        if prover.device is not None:
+            one.cases = prover.verify(one.label, staged, key, prover.device)
+            if failed := mismatches(one.cases.results):
                 return [*failed]
-        proves = bool(versions) and chosen == list(plan.spec.targets)
-        kept = earlier.tritons if earlier is not None and proves else ()
-        others = [version for version in kept if version not in versions]
-        with stage(f"{one.label}: what still holds under triton {', '.join(others)}", None):
-            held = still_proved(earlier, staged, plan.spec.targets, others)
-    one.written = apply(drifts, force=force)
-    if proves:
-        _write_manifest(one, held, [each for each in others if held is None or each not in held.tritons])
+        one.proves = prover.proves and chosen == list(plan.spec.targets)
+        if one.proves:
+            one.again = prover.sample(one.label, staged, key, chosen, one.cases)
+            _take_in(one, prover, key, prover.held(one.label, staged, key, chosen))
+    one.package = render(plan, proofs.tritons(key))
+    one.written = apply(compare(one.package, one.folder), force=force)
+    if one.proves:
+        one.written += proofs.save()
     return []
 
 
-def _write_manifest(one: Built, held: Manifest | None, lost: Sequence[str]) -> None:
-    """Writes a package's manifest, and says under which Tritons it is no longer proved."""
+def _holds_under(proofs: Proofs, resources: list[Resources]) -> dict[str, list[str]]:
+    """The Tritons under which variants are known to hold their limits, by key."""
+    rows = {taken.key: proofs.variant(taken.key) for taken in resources}
+    return {
+        key: [version for version in row.figures if not any(row.broken(version))]
+        for key, row in rows.items()
+        if row is not None
+    }
+
+
+def _take_in(one: Built, prover: Prover, key: str, held: dict[str, list[str]]) -> None:
+    """Adds what a build showed to the proofs, and says under which Tritons the package is no longer proved."""
+    proofs, name = prover.proofs, one.package.name
+    before = proofs.tritons_of(name)
+    for taken in one.compiled.values():
+        proofs.add_compiled(taken)
+    keys = {version: [each.key for each in taken] for version, taken in one.compiled.items()}
+    proofs.add_package(name, key, {**held, **keys})
+    for row in one.cases.rows.values():
+        proofs.add_cases(row)
+    lost = [version for version in before if version not in proofs.tritons(key)]
     if lost:
+        command = _build_command([one.path], one.folder.parent)
         err.print(
             f"{one.folder}: no longer proved under triton {', '.join(lost)}, since kernels changed; fix with: "
-            f"{_build_command([one.path], one.folder.parent)} --triton {','.join((*one.proofs, *lost))}",
+            f"{command} --triton {','.join((*prover.versions, *lost))}",
             markup=False,
-        )
-    text = make_manifest(one.package, one.proofs, held).text()
-    path = one.folder / MANIFEST
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        write_atomically(path, text)
-        one.written.append(path)
-
-
-def _compile(label: str, staged: Path, targets: Sequence[str], version: str) -> list[Resources]:
-    """Compiles all that calls of a package can launch under one Triton."""
-    title = f"{label}: compile with triton {version}"
-    with stage(f"{title}: list variants", None):
-        chosen = toolchain(version)
-        jobs = list_variants(staged, targets, toolchain=chosen)
-    with stage(title, len(jobs)) as bar:
-        return compile_jobs(
-            staged,
-            jobs,
-            toolchain=chosen,
-            on_start=lambda job: bar.show(f"{job.target} {job.kernel}"),
-            on_done=bar.step,
         )
 
 

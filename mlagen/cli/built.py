@@ -7,11 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from mlagen.cli.console import err, out, report_error
+from mlagen.cli.prove import Cases
 from mlagen.compile import Resources, check_limits, resource_table, target_table
 from mlagen.emit import Package
 from mlagen.errors import MlagenError
-from mlagen.verify import CaseResult, family_table, verify_table
+from mlagen.plan import Plan
+from mlagen.proofs import CasesRow, totals
+from mlagen.verify import verify_table
 
 
 @dataclass
@@ -20,25 +25,29 @@ class Built:
 
     Attributes:
         path: the spec's file.
+        plan: what follows from it.
         package: what it renders to.
         folder: where the package goes.
         label: what a progress bar calls it.
-        device: where kernels were run; None: nowhere.
         products: warpgroup products that the plan expects of a kernel, as `check_limits` takes them.
-        proofs: by Triton version, what every variant takes.
-        results: of the cases that were run.
+        compiled: by Triton version, what every variant takes.
+        cases: what became of the cases.
+        proves: whether the build leads to proofs: it compiles for all targets, and verifies.
+        again: how many proofs were computed again, with the same result.
         written: the files that were written.
         failures: why nothing was.
     """
 
     path: Path
+    plan: Plan
     package: Package
     folder: Path
     label: str
-    device: str | None = None
     products: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
-    proofs: dict[str, list[Resources]] = field(default_factory=dict)
-    results: list[CaseResult] = field(default_factory=list)
+    compiled: dict[str, list[Resources]] = field(default_factory=dict)
+    cases: Cases = field(default_factory=Cases)
+    proves: bool = False
+    again: int = 0
     written: list[Path] = field(default_factory=list)
     failures: list[MlagenError] = field(default_factory=list)
 
@@ -49,8 +58,11 @@ class Built:
             "package": str(self.folder),
             "files": [file.name for file in self.package.files],
             "written": [str(path) for path in self.written],
-            "resources": [one.to_json() for resources in self.proofs.values() for one in resources],
-            "verified": [one.to_json() for one in self.results],
+            "resources": [one.to_json() for resources in self.compiled.values() for one in resources],
+            "verified": [
+                {**_plain(row), "before": family in self.cases.before} for family, row in self.cases.rows.items()
+            ],
+            "cases": [one.to_json() for one in self.cases.results],
             "failures": [str(error) for error in self.failures],
         }
 
@@ -58,17 +70,17 @@ class Built:
         """Prints what was compiled, verified and written on stdout; with `verbose` every variant and group of cases."""
         name = self.package.name
         if verbose:
-            for version, resources in self.proofs.items():
+            for version, resources in self.compiled.items():
                 out.print(f"{name}, every variant compiled with Triton {version}")
                 out.print(resource_table(resources))
-            if self.results:
-                out.print(verify_table(self.results))
-        if self.proofs:
-            out.print(f"{name}, compiled with Triton {', '.join(self.proofs)}: the most that a variant takes")
-            out.print(target_table(self.proofs, lambda one: bool(check_limits([one], self.products))))
-        if self.results:
-            out.print(f"{name}, verified on {self.device}")
-            out.print(family_table(self.results))
+            if self.cases.results:
+                out.print(verify_table(self.cases.results))
+        if self.compiled:
+            out.print(f"{name}, compiled with Triton {', '.join(self.compiled)}: the most that a variant takes")
+            out.print(target_table(self.compiled, lambda one: bool(check_limits([one], self.products))))
+        if self.cases.rows or self.cases.results:
+            out.print(f"{name}, verified")
+            out.print(_cases_table(self.cases))
         for path in self.written:
             out.print(str(path), markup=False, soft_wrap=True)
 
@@ -76,17 +88,65 @@ class Built:
         """Prints every failure, with its hint, and the outcome in one line on stderr."""
         for error in self.failures:
             report_error(error)
-        compiled = [
-            f"{len(resources)} kernel variants compiled with triton {version}"
-            for version, resources in self.proofs.items()
-        ]
-        verified = f"{len(self.results)} cases verified" if self.results else "not verified"
         if self.failures:
             state = f"nothing written, errors above: {len(self.failures)}"
         else:
             state = f"{len(self.written)} written" if self.written else "unchanged"
-        summary = f"{len(self.package.files)} files, {state}; {', '.join(compiled) or 'not compiled'}, {verified}"
+        parts = [*map(self._compiled, self.compiled)] or ["not compiled"]
+        parts.append(self._verified())
+        if self.again:
+            parts.append(f"{self.again} proofs computed again, with the same results")
+        summary = f"{len(self.package.files)} files, {state}; {'; '.join(parts)}"
         err.print(f"{self.folder}: {summary}", markup=False, soft_wrap=True)
+        if any(row.cases < row.of for row in self.cases.rows.values()) and not self.failures:
+            err.print(f"{self.folder}: `mlagen verify {self.path}` runs all cases", markup=False, soft_wrap=True)
+
+    def _compiled(self, version: str) -> str:
+        """How many variants were compiled under a Triton, and how many before."""
+        taken = {one.key: one.cached for one in self.compiled[version]}
+        return f"{len(taken):,} variants with triton {version}: {sum(taken.values()):,} {self._before} before"
+
+    def _verified(self) -> str:
+        """How many cases were run, and how many before."""
+        rows, results = self.cases.rows, self.cases.results
+        if not rows and not results:
+            return "not verified"
+        failed = sum(not one.ok for one in results)
+        ran, of = totals(rows)
+        known, _ = totals({family: rows[family] for family in self.cases.before})
+        unproved = sum(one.family not in rows for one in results)
+        told = f"{ran + unproved:,}{f' of {of:,}' * (of > ran)} cases: {known:,} {self._before} before"
+        return f"{told}, {failed:,} failed" if failed else told
+
+    @property
+    def _before(self) -> str:
+        """What is said of results that were looked up."""
+        return "proved" if self.proves else "known"
+
+
+def _plain(row: CasesRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in ("family", "device", "cases", "of", "skipped", "share")}
+
+
+def _cases_table(cases: Cases) -> Table:
+    """The families as a table for the terminal, a row each; a family with a failed case is red."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("cases of")
+    for column in ("run", "of", "failed", "skipped", "largest error, of its tolerance"):
+        table.add_column(column, justify="right")
+    for family, row in sorted(cases.rows.items()):
+        if row.of:
+            share = f"{row.share:.0%}" if row.share else "exact"
+            table.add_row(
+                family, *(f"{number:,}" for number in (row.cases - row.skipped, row.of, 0, row.skipped)), share
+            )
+    for family in sorted({one.family for one in cases.results} - {*cases.rows}):
+        ran = [one for one in cases.results if one.family == family]
+        failed, skipped = (sum(map(is_so, ran)) for is_so in (lambda one: not one.ok, lambda one: bool(one.skipped)))
+        worst = max((one.worst.share for one in ran if one.worst is not None), default=0.0)
+        shown = (str(len(ran) - skipped), "", str(failed), str(skipped), f"{worst:.0%}" if worst else "exact")
+        table.add_row(family, *shown, style="red" if failed else None)
+    return table
 
 
 def report_all(built: list[Built]) -> None:

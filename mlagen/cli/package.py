@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from mlagen.cli.console import JSON, SPEC, out, print_json
-from mlagen.emit import ENGINES
+from mlagen.emit import ENGINES, render
 from mlagen.emit.wheel import engine_wheel, write_wheel
 from mlagen.plan import load_plan
+from mlagen.proofs import Proofs, rendered_key
 
 
 @click.command()
@@ -25,7 +26,9 @@ def package(spec: Path, engine: str, folder: Path, as_json: bool) -> None:
     It holds the generated package, as `build` writes it, and a plugin over it that the engine finds by its entry
     point. Nothing is compiled or run: `build` and `verify` prove the package.
     """
-    path = write_wheel(*engine_wheel(load_plan(spec), engine), folder)
+    plan = load_plan(spec)
+    tritons = Proofs(Path("generated")).tritons(rendered_key(render(plan)))
+    path = write_wheel(*engine_wheel(plan, engine, tritons), folder)
     if as_json:
         print_json({"engine": engine, "wheel": str(path)})
     else:

@@ -44,6 +44,7 @@ from mlagen.plan.sm90 import SM90, Registers, refusal
 from mlagen.plan.sm90_caches import cache_refusal
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
 from mlagen.plan.tuned import TunedFiles
+from mlagen.proofs import Proofs
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
 
@@ -451,7 +452,8 @@ def _packages(folder: Path) -> list[Check]:
     found, version = packages(folder), _installed("triton")
     if not found or version is None:
         return [Check("packages", None, f"{len(found) or 'none'} in {folder}")]
-    faults = {package.name: fault(package, version) for package in found}
+    proofs = Proofs(folder)
+    faults = {package.name: fault(package, version, proofs) for package in found}
     checks = [Check(name, False, one.found, one.fix) for name, one in faults.items() if one]
     proved = f"{len(found) - len(checks)} of {len(found)} in {folder} are proved with Triton {version}"
     return [Check("packages", None if checks else True, proved), *checks]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,9 +11,7 @@ import click
 
 from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
-from mlagen.compile import default_cache_dir
-from mlagen.emit import Package, apply, compare, render
-from mlagen.emit.write import write_atomically
+from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import CaseResult, mismatches, verify_markdown, verify_package, verify_table
 
@@ -29,49 +24,18 @@ DEVICE: Callable[[Any], Any] = click.option(
 )
 
 
+GPU_PLACES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of drivers: NVIDIA's, AMD's, Windows' for Linux
+
+
 def pick_device(device: str) -> str:
     """`auto` resolved: cuda where torch sees a GPU, else cpu."""
     if device != "auto":
         return device
+    if not any(Path(place).exists() for place in GPU_PLACES):
+        return "cpu"  # without the second that importing torch takes
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def _cache_file(package: Package, device: str) -> Path:
-    """Where results are kept: named by all that decides them, the package's bytes, the cases and the versions."""
-    digest = hashlib.sha256()
-    for file in package.files:
-        digest.update(file.text.encode())
-    for path in sorted((Path(__file__).resolve().parents[1] / "verify").rglob("*.py")):
-        digest.update(path.read_bytes())
-    for library in ("torch", "triton", "numpy"):
-        digest.update(importlib.metadata.version(library).encode())
-    digest.update(device.encode())
-    return default_cache_dir() / "verified" / f"{digest.hexdigest()}.json"
-
-
-def verify_cached(package: Package, folder: Path, device: str, label: str) -> list[CaseResult]:
-    """Runs all cases on a package in `folder`, unless the same bytes passed before on this kind of device.
-
-    Args:
-        package: what lies in the folder.
-        folder: the folder.
-        device: where kernels run.
-        label: what the progress bar calls the package.
-    """
-    path = _cache_file(package, device)
-    try:
-        return [CaseResult.from_json(value) for value in json.loads(path.read_text(encoding="utf-8"))]
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    results = _verify(folder, device, label)
-    if not mismatches(results):
-        try:
-            write_atomically(path, json.dumps([result.to_json() for result in results]))
-        except OSError as error:
-            err.print(f"results not cached: {error}", markup=False)
-    return results
 
 
 def _verify(

@@ -55,7 +55,7 @@ def parse(text: bytes | str) -> ast.Module:
         SyntaxError: it does not parse.
     """
     with _PARSING:
-        tree: ast.Module = DropStrings().visit(ast.parse(text))
+        tree: ast.Module = _DropStrings().visit(ast.parse(text))
     return tree
 
 
@@ -185,7 +185,7 @@ class _Module:
                 yield index
 
 
-class DropStrings(ast.NodeTransformer):
+class _DropStrings(ast.NodeTransformer):
     """Removes docstrings and other bare strings."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:

@@ -6,10 +6,9 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from mlagen.compile.binary import Measured
 from mlagen.compile.cache import ResultCache, content_key
@@ -76,7 +75,7 @@ def compile_jobs(
     workers: int | None = None,
     cache_dir: Path | None = None,
     kernels_dir: Path | None = None,
-    known: Mapping[str, Measured] = MappingProxyType({}),
+    known: Callable[[str], Measured | None] = lambda key: None,
     fresh: bool = False,
     on_start: Callable[[CompileJob], None] | None = None,
     on_done: Callable[[Resources], None] | None = None,
@@ -91,7 +90,7 @@ def compile_jobs(
         cache_dir: folder of earlier results; `default_cache_dir()` if None.
         kernels_dir: folder that Triton's cache is kept in, so that its binaries are there at the end: nothing is taken
             from earlier results then; None: they are not kept.
-        known: results that need no compilation, by `Resources.key`.
+        known: gives the result that a `Resources.key` has without a compilation; None where there is none.
         fresh: compile every job, and take no result from `known` or `cache_dir`.
         on_start: called in a worker's thread with each job that is compiled, not cached, as it begins.
         on_done: called in this thread with each result as it comes, cached ones first.
@@ -120,7 +119,7 @@ def compile_jobs(
     for index, job in enumerate(jobs):
         key, measured = content_key(toolchain.version, contents(job)), None
         if key not in missing and kernels_dir is None and not fresh:
-            measured = known.get(contents(job)[:KEY_DIGITS]) or cache.get(key)
+            measured = known(contents(job)[:KEY_DIGITS]) or cache.get(key)
         if measured is not None:
             done(index, measured, cached=True)
         else:
@@ -142,10 +141,10 @@ def compile_jobs(
             compilers = [Compiler(package_dir, folder, toolchain, kernels_dir) for folder in folders]
             # closing: workers end before an exception, or Ctrl-C, leaves here.
             with contextlib.closing(spread(tasks, compilers, compiled)) as outcomes:
-                for task, measured, known in outcomes:
+                for task, measured, by_known_ir in outcomes:
                     cache.put(task.key, measured)
                     for place, index in enumerate(missing[task.key]):
-                        done(index, measured, cached=known or place > 0)
+                        done(index, measured, cached=by_known_ir or place > 0)
     return [results[index] for index in range(len(jobs))]
 
 

@@ -20,15 +20,19 @@ from mlagen.verify import CaseResult
 _DIGITS = 3  # of a share, after the point
 
 
-def environment() -> str:
-    """The versions that a result depends on, without the builds that differ in nothing that a case runs."""
+def environment(device: str) -> str:
+    """The versions that a result on a device depends on, without their builds, and a GPU's name."""
     versions = [f"{name} {importlib.metadata.version(name).partition('+')[0]}" for name in ("torch", "triton", "numpy")]
+    if device != "cpu":
+        import torch
+
+        versions.append(torch.cuda.get_device_name())
     return f"python {'.'.join(platform.python_version_tuple()[:2])}, {', '.join(versions)}"
 
 
 def wanted(package: str, family: str, device: str, *, every: bool) -> CasesRow:
     """The proof that is asked for, without its figures."""
-    return CasesRow(package, family, device, every, environment(), 0, 0, 0, 0.0)
+    return CasesRow(package, family, device, every, environment(device), 0, 0, 0, 0.0)
 
 
 def proved_before(proofs: Proofs, package: str, device: str, *, every: bool) -> dict[str, CasesRow]:
@@ -58,7 +62,7 @@ def proof_of(
         raise ValueError("no proof: a case does not hold")
     shares = [one.worst.share for one in results if one.worst is not None]
     return CasesRow(
-        *(package, family, device, every or len(results) == of, environment()),
+        *(package, family, device, every or len(results) == of, environment(device)),
         cases=len(results),
         of=of,
         skipped=sum(one.skipped is not None for one in results),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlagen.compile import Resources
+from mlagen.compile.binary import Measured
 from mlagen.emit.write import write_atomically
 from mlagen.plan.tritons import TRITONS
 from mlagen.proofs.rows import CasesRow, CompileRow, Figures, PackageRow
@@ -91,35 +92,29 @@ class Proofs:
         row = self.variant(key)
         return None if row is None else row.figures.get(version)
 
-    def compiled_keys(self, version: str) -> set[str]:
-        """The keys of all variants with figures under a Triton."""
-        return {
-            key
-            for folder in (self._behind, self._own)
-            for key, row in folder.compiled.items()
-            if version in row.figures
-        }
+    def measured(self, key: str, version: str) -> Measured | None:
+        """The same as the result of a compilation."""
+        row = self.variant(key)
+        return None if row is None or version not in row.figures else row.figures[version].measured(row.target)
 
     def package(self, key: str) -> PackageRow | None:
         """What is known of a package by its key."""
         return self._own.packages.get(key) or self._behind.packages.get(key)
 
-    def unproved(self, key: str, version: str) -> str | None:
-        """Why a package is not proved to compile under a Triton, in a phrase; None where it is."""
-        row = self.package(key)
-        if row is None or version not in row.keys:
-            return "no proof of this text"
-        for each in row.keys[version]:
-            variant = self.variant(each)
-            if variant is None or version not in variant.figures:
-                return f"no figures of variant {each}"
-            for why in variant.broken(version):
-                return f"{variant.kernel} for {variant.target}: {why}"
-        return None
+    def all_hold(self, keys: Iterable[str], version: str) -> bool:
+        """Whether each of some variants has figures under a Triton, and holds its limits."""
+        rows = [self.variant(key) for key in keys]
+        return all(row is not None and version in row.figures and not any(row.broken(version)) for row in rows)
 
     def tritons(self, key: str) -> tuple[str, ...]:
         """The Tritons, oldest first, under which all variants of a package compile and hold their limits."""
-        return tuple(version for version in TRITONS if self.unproved(key, version) is None)
+        row = self.package(key)
+        listed = row.keys if row is not None else {}
+        return tuple(version for version in TRITONS if version in listed and self.all_hold(listed[version], version))
+
+    def tritons_of(self, name: str) -> tuple[str, ...]:
+        """The Tritons under which the package of a name in the folder was proved when it was last built."""
+        return tuple(dict.fromkeys(one for row in self._own.packages.values() if name in row.names for one in row.keys))
 
     def cases(self, wanted: CasesRow) -> CasesRow | None:
         """The proof of a family's cases, of the same package, set, device, environment and code; None without."""

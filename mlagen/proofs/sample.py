@@ -97,8 +97,8 @@ def _said(figures: Figures) -> str:
 
 
 def _stamp(package: str, versions: Sequence[str], device: str) -> Path:
-    day = datetime.datetime.now(tz=datetime.timezone.utc).date()
-    return default_cache_dir() / "sampled" / digest_of([package, *versions, device, environment(), str(day)])
+    day = datetime.datetime.now(tz=datetime.UTC).date()
+    return default_cache_dir() / "sampled" / digest_of([package, *versions, device, environment(device), str(day)])
 
 
 def was_sampled(package: str, versions: Sequence[str], device: str) -> bool:

@@ -1,0 +1,156 @@
+"""The steps of a build that prove a package: each looks up what is proved, and computes the rest."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlagen.cli.console import stage
+from mlagen.compile import Resources, Toolchain, compile_jobs, content_keys, list_variants, toolchain
+from mlagen.plan.tritons import TRITONS
+from mlagen.proofs import CasesRow, Proofs, keep, proof_of, proved_before
+from mlagen.proofs.sample import Sample, note_sample, was_sampled
+from mlagen.proofs.sources import family_names
+from mlagen.verify import CaseResult, verify_package
+from mlagen.verify.pool import Task
+
+
+@dataclass
+class Cases:
+    """What became of a package's cases.
+
+    Attributes:
+        rows: the families whose cases held, by name.
+        before: those of them that were proved before.
+        results: of the cases that ran now.
+    """
+
+    rows: dict[str, CasesRow] = field(default_factory=dict)
+    before: frozenset[str] = frozenset()
+    results: list[CaseResult] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Prover:
+    """How one build proves its packages.
+
+    Attributes:
+        proofs: what is proved.
+        versions: the Tritons to compile with.
+        device: where kernels run; None: nowhere.
+        every: run all cases, not a representative set.
+        fresh: compute everything.
+        seed: decides which proofs are computed again; None: chance does.
+    """
+
+    proofs: Proofs
+    versions: tuple[str, ...]
+    device: str | None
+    every: bool = False
+    fresh: bool = False
+    seed: int | None = None
+
+    @property
+    def proves(self) -> bool:
+        """Whether this build both compiles and verifies, so that it leads to proofs."""
+        return bool(self.versions) and self.device is not None
+
+    def compile(self, label: str, staged: Path, targets: Sequence[str], version: str) -> list[Resources]:
+        """Compiles all that calls of a package can launch under one Triton, but for what is proved."""
+        title = f"{label}: compile with triton {version}"
+        with stage(f"{title}: list variants", None):
+            chosen = toolchain(version)
+            jobs = list_variants(staged, targets, toolchain=chosen)
+        with stage(title, len(jobs)) as bar:
+            return compile_jobs(
+                staged,
+                jobs,
+                toolchain=chosen,
+                known=lambda key: self.proofs.measured(key, version),
+                fresh=self.fresh,
+                on_start=lambda job: bar.show(f"{job.target} {job.kernel}"),
+                on_done=bar.step,
+            )
+
+    def verify(self, label: str, staged: Path, key: str, device: str) -> Cases:
+        """Runs the cases of a package that are not proved; keeps the proof of each family as soon as all of it ran."""
+        known = {} if self.fresh else proved_before(self.proofs, key, device, every=self.every)
+        cases = Cases(known, frozenset(known))
+        missing = [family for family in family_names() if family not in known]
+        if not missing:
+            return cases
+        waiting: Counter[str] = Counter()
+        of: dict[str, int] = {}
+
+        def chosen(tasks: Sequence[Task]) -> Sequence[Task]:
+            waiting.update(task.family for task in tasks)
+            return tasks
+
+        def prove(family: str) -> None:
+            ran = [one for one in cases.results if one.family == family]
+            if all(one.ok for one in ran):
+                cases.rows[family] = proof_of(key, family, device, ran, of[family], every=self.every)
+                keep(cases.rows[family])
+
+        def done(result: CaseResult) -> None:
+            bar.step()
+            cases.results.append(result)
+            waiting[result.family] -= 1
+            if not waiting[result.family]:
+                prove(result.family)
+
+        with stage(f"{label}: verify on {device}", None) as bar:
+            verify_package(
+                staged,
+                device=device,
+                families=missing,
+                every=self.every,
+                choose=chosen,
+                on_totals=of.update,
+                on_count=bar.of,
+                on_start=lambda case, target: bar.show(f"{target} {case}"),
+                on_done=done,
+            )
+        for family in missing:
+            if family not in waiting:
+                prove(family)
+        return cases
+
+    def sample(self, label: str, staged: Path, key: str, targets: Sequence[str], cases: Cases) -> int:
+        """Computes some of the proofs that were looked up again; returns how many, none a second time on a day.
+
+        Raises:
+            ProofError: one says something else than its proof.
+        """
+        assert self.device is not None
+        if self.fresh or (self.seed is None and was_sampled(key, self.versions, self.device)):
+            return 0
+        seed = random.SystemRandom().randrange(1 << 32) if self.seed is None else self.seed
+        sample, number = Sample(staged, seed), 0
+        with stage(f"{label}: compute proofs again", None):
+            version = random.Random(seed).choice(self.versions)
+            chosen = toolchain(version)
+            number += sample.compile(list_variants(staged, targets, toolchain=chosen), self.proofs, chosen)
+            number += sample.verify({family: cases.rows[family] for family in cases.before})
+        note_sample(key, self.versions, self.device, seed)
+        return number
+
+    def held(self, label: str, staged: Path, key: str, targets: Sequence[str]) -> dict[str, list[str]]:
+        """The keys of a package's variants under each other Triton for which all of them have figures that hold."""
+        row, found = self.proofs.package(key), {}
+        for version in TRITONS:
+            if version in self.versions:
+                continue
+            if row is not None and version in row.keys:
+                keys = list(row.keys[version])
+            elif row is None:
+                with stage(f"{label}: what holds under triton {version}", None):
+                    keys = content_keys(staged, list_variants(staged, targets, toolchain=Toolchain(version)))
+            else:
+                continue
+            if self.proofs.all_hold(keys, version):
+                found[version] = keys
+        return found
