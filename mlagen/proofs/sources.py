@@ -69,8 +69,11 @@ def _called(node: ast.stmt) -> str:
 
 
 def _without_names(node: ast.stmt) -> ast.stmt:
-    """The assignment of SPEC without the entries that name; any other statement as it is."""
-    if not (isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "SPEC"):
+    """SPEC without the entries that name, no namespace of operators; any other statement as it is."""
+    assigned = ast.unparse(node.targets[0]) if isinstance(node, ast.Assign) else ""
+    if assigned == "NAMESPACE":
+        return ast.Pass()
+    if assigned != "SPEC" or not isinstance(node, ast.Assign):
         return node
     try:
         said = ast.literal_eval(node.value)
