@@ -63,14 +63,6 @@ def groups(results: Iterable[CaseResult]) -> list[Group]:
     return [Group(name, tuple(members)) for name, members in found.items()]
 
 
-def families(results: Iterable[CaseResult]) -> list[Group]:
-    """Results by the part of their names before the first colon, in order of first appearance."""
-    found: dict[str, list[CaseResult]] = {}
-    for result in results:
-        found.setdefault(result.case.partition(":")[0], []).append(result)
-    return [Group(name, tuple(members)) for name, members in found.items()]
-
-
 def mismatches(results: Iterable[CaseResult]) -> list[MismatchError]:
     """One error a failed case."""
     return [
@@ -89,21 +81,6 @@ def verify_table(results: Sequence[CaseResult]) -> Table:
         table.add_column(column, justify="left" if number in (0, 4) else "right")
     for group in groups(results):
         table.add_row(*group.cells(), style="red" if group.failed else None)
-    return table
-
-
-def family_table(results: Sequence[CaseResult]) -> Table:
-    """The families as a rich table for the terminal, a row each; a family with a failed case is red."""
-    from rich.table import Table
-
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("cases of")
-    for column in ("run", "failed", "skipped", "largest error", ""):
-        table.add_column(column, justify="right")
-    for family in families(results):
-        name, run, failed, skipped, error, tolerance, share = family.cells()
-        shown = f"{error} of {tolerance} allowed" if tolerance else "exact"
-        table.add_row(name, run, failed, skipped, shown, share, style="red" if family.failed else None)
     return table
 
 

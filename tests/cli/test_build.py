@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -11,10 +12,11 @@ from pathlib import Path
 import pytest
 from cli_specs import SPEC, WRITER, Run
 
-from mlagen.cli.manifest import keys_under
 from mlagen.compile import installed
 from mlagen.plan import TARGETS, load_plan
-from mlagen.plan.tritons import TRITONS
+from mlagen.plan.tritons import TRITONS, minors
+from mlagen.proofs.sources import family_names
+from mlagen.proofs.table import read_table
 
 TEXT_ONLY = ("--no-compile", "--no-verify")
 
@@ -41,55 +43,161 @@ def test_a_build_writes_the_package_and_a_second_changes_nothing(run: Run, works
     assert files == {path.name: path.stat().st_mtime_ns for path in (workspace / "generated" / "small").iterdir()}
 
 
+def files_of(folder: str) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+def proof_rows(name: str) -> dict[str, list]:
+    found: dict[str, list] = json.loads(Path("generated", "proofs", f"{name}.json").read_text())["rows"]
+    return found
+
+
+@pytest.fixture
+def proved(run: Run, writer: Path) -> Path:
+    """The folder of proofs of a package of one small kernel, which was built in full."""
+    result = run("build", "--device", "cpu")
+    assert result.exit_code == 0, result.stderr
+    return Path("generated", "proofs")
+
+
 @pytest.mark.compilation
-def test_compiled_resources_land_in_the_report_and_the_manifest(run: Run, writer: Path) -> None:
-    result = run("build", "--no-verify", "--verbose")
-    assert result.exit_code == 0
-    assert "_write_kernel" in result.stdout
+@pytest.mark.interpreter
+def test_a_build_writes_its_proofs_and_a_second_looks_them_up(run: Run, proved: Path) -> None:
     version = installed().version
-    folder = Path("generated", "writer")
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["triton"] == [version]
-    columns = manifest["columns"]
-    assert {row["target"] for row in manifest["variants"]} == {"sm80", "gfx942"}
-    for row in manifest["variants"]:
-        taken = dict(zip(columns, row[version], strict=True))
-        assert taken["registers"] > 0
-        assert taken["loop_spills"] == 0
-        assert taken["shared"] <= TARGETS[row["target"]].shared_limit
-    assert {row["key"] for row in manifest["variants"]} == {*keys_under(folder, ["sm80", "gfx942"], version)}
-    assert f"{len(manifest['variants'])} kernel variants compiled with triton {version}" in result.stderr
+    compiled, (package,), cases = (proof_rows(name) for name in ("compile", "packages", "verify"))
+    assert {row[0] for row in compiled.values()} == {"sm80", "gfx942"}
+    for row in compiled.values():
+        registers, shared, *_ = [*row[2][version], 0]
+        assert registers > 0
+        assert shared <= TARGETS[row[0]].shared_limit
+    names, listed, _ = proof_rows("packages")[package]
+    assert (names, listed) == (["writer"], {version: " ".join(compiled)})
+    assert {row[1] for row in cases.values()} == set(family_names())
+    init = Path("generated", "writer", "__init__.py").read_text()
+    assert f'"triton": ["{minors([version])[0]}"]' in init
     assert run("build", "--check").exit_code == 0
 
+    before = files_of("generated")
+    result = run("build", "--device", "cpu")
+    assert result.exit_code == 0
+    (line, more) = result.stderr.splitlines()
+    variants = f"{len(compiled)} variants with triton {version}: {len(compiled)} proved before"
+    assert line.startswith(f"generated/writer: 8 files, unchanged; {variants}; ")
+    ran, of, known = re.search(r"; (\d+) of ([\d,]+) cases: (\d+) proved before$", line).groups()
+    assert ran == known
+    assert int(ran) < int(of.replace(",", ""))
+    assert more == "generated/writer: `mlagen verify specs/writer.yaml` runs all cases"
+    assert files_of("generated") == before
+
 
 @pytest.mark.compilation
-def test_a_version_whose_kernels_changed_is_told_with_what_proves_it_again(run: Run, writer: Path) -> None:
-    """The manifest of a package of one small kernel, to which two versions are written as if they had compiled it."""
-    writer.write_text(WRITER.replace(", gfx942", ""))
-    assert run("build", "--no-verify").exit_code == 0
-    folder = Path("generated", "writer")
-    version, (kept, lost) = installed().version, [one for one in TRITONS if one != installed().version][:2]
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    assert manifest["variants"]
-    for row in manifest["variants"]:
-        row[kept] = row[version]
-    stranger = {**manifest["variants"][0], "key": "0123456789abcdef", lost: manifest["variants"][0][version]}
-    del stranger[version], stranger[kept]
-    manifest["variants"].append(stranger)
-    manifest["triton"] = sorted((version, kept, lost))
-    path.write_text(json.dumps(manifest))
+@pytest.mark.interpreter
+def test_a_renamed_spec_finds_the_proofs(run: Run, proved: Path, writer: Path) -> None:
+    (writer.parent / "mine.yaml").write_text(WRITER.replace("name: writer", "name: mine").replace("A small", "My"))
+    result = run("build", "specs/mine.yaml", "--device", "cpu", "--json")
+    assert result.exit_code == 0
+    (built,) = json.loads(result.stdout)
+    assert all(row["before"] for row in built["verified"])
+    assert built["cases"] == []
+    ((names, *_),) = proof_rows("packages").values()
+    assert names == ["mine", "writer"]
 
-    result = run("build", "--no-verify")
+
+@pytest.mark.compilation
+@pytest.mark.interpreter
+def test_fresh_looks_up_nothing(run: Run, proved: Path) -> None:
+    result = run("build", "--device", "cpu", "--fresh")
+    assert result.exit_code == 0
+    assert "variants with triton" in result.stderr
+    assert result.stderr.count(": 0 proved before") == 2
+    assert "unchanged" in result.stderr
+
+
+@pytest.mark.compilation
+@pytest.mark.interpreter
+def test_a_figure_that_is_changed_or_deleted_by_hand_fails_the_check(run: Run, proved: Path) -> None:
+    path, whole = proved / "compile.json", (proved / "compile.json").read_text()
+    key, row = next(iter(proof_rows("compile").items()))
+    line = next(line for line in whole.splitlines(keepends=True) if key in line)
+    figures = json.dumps(row[2])
+    other = figures.replace(str(row[2][installed().version][0]), "77")
+    assert other != figures
+    for text in (whole.replace(line, line.replace(figures, other)), whole.replace(line, "")):
+        assert text != whole
+        path.write_text(text)
+        result = run("build", "--check")
+        assert result.exit_code == 1
+        assert "generated/proofs/compile.json: " in result.stdout
+        command = result.stderr.splitlines()[-1].removeprefix("fix with: mlagen ")
+        assert run(*command.split(), "--device", "cpu").exit_code == 0
+        assert path.read_text() == whole
+        assert run("build", "--check").exit_code == 0
+
+
+@pytest.mark.compilation
+@pytest.mark.interpreter
+def test_a_forged_figure_is_found_by_compiling_it_again(run: Run, proved: Path) -> None:
+    table = read_table(proved / "compile.json")
+    for row in table.rows.values():
+        row[2][installed().version][0] -= 1
+    (proved / "compile.json").write_text(table.text())
+    assert run("build", "--check").exit_code == 0
+    result = run("build", "--device", "cpu", "--seed", "7")
+    assert result.exit_code == 1
+    assert "compiled again it is registers" in result.stderr
+    assert "(seed 7)" in result.stderr
+    assert run("build", "--device", "cpu", "--fresh").exit_code == 0
+    assert run("build", "--device", "cpu", "--seed", "7").exit_code == 0
+
+
+@pytest.mark.compilation
+@pytest.mark.interpreter
+def test_a_build_that_leaves_a_step_out_proves_nothing(run: Run, writer: Path) -> None:
+    for left_out in (["--no-verify"], ["--no-compile"], ["--no-verify", "--no-compile"], ["--target", "sm80"]):
+        result = run("build", "--device", "cpu", *left_out)
+        assert result.exit_code == 0
+        assert "proved" not in result.output
+        assert not Path("generated", "proofs").exists()
+        assert not [path for path, text in files_of("generated").items() if b"proved" in text]
+        assert '"triton": []' in Path("generated", "writer", "__init__.py").read_text()
+        checked = run("build", "--check")
+        assert checked.exit_code == 1
+        assert checked.stderr.endswith("fix with: mlagen build specs/writer.yaml\n")
+
+
+@pytest.mark.compilation
+@pytest.mark.interpreter
+def test_a_version_whose_kernels_changed_is_told_with_what_proves_it_again(run: Run, proved: Path) -> None:
+    """A package of one small kernel, of which two versions are said to have proved it as it is, or as it was."""
+    version, (kept, lost) = installed().version, [one for one in TRITONS if one != installed().version][:2]
+    compiled, packages = read_table(proved / "compile.json"), read_table(proved / "packages.json")
+    for row in compiled.rows.values():
+        row[2] |= {kept: row[2][version], lost: row[2][version]}
+    (row,) = packages.rows.values()
+    row[1] = {f"{version} {kept} {lost}": row[1][version]}
+    packages.rows = {"0123456789abcdef": row}  # of another text
+    for table, name in ((compiled, "compile"), (packages, "packages")):
+        (proved / f"{name}.json").write_text(table.text())
+    for key in compiled.rows:
+        del compiled.rows[key][2][lost]
+    (proved / "compile.json").write_text(compiled.text())
+
+    result = run("build", "--device", "cpu")
     assert result.exit_code == 0
     assert (
         f"generated/writer: no longer proved under triton {lost}, since kernels changed; "
         f"fix with: mlagen build specs/writer.yaml --triton {version},{lost}"
     ) in " ".join(result.stderr.split())
-    found = json.loads(path.read_text())
-    assert found["triton"] == sorted((version, kept))
-    assert stranger["key"] not in {row["key"] for row in found["variants"]}
-    assert "no longer proved" not in run("build", "--no-verify").stderr
+    init = Path("generated", "writer", "__init__.py").read_text()
+    assert f'"triton": {json.dumps(list(minors(sorted((version, kept)))))}' in init
+    assert "no longer proved" not in run("build", "--device", "cpu").stderr
+
+
+def test_no_package_takes_the_folder_of_proofs(run: Run, workspace: Path) -> None:
+    (workspace / "specs" / "proofs.yaml").write_text(SPEC.replace("name: small", "name: proofs"))
+    result = run("build", *TEXT_ONLY)
+    assert result.exit_code == 2
+    assert "specs/proofs.yaml: name: got 'proofs', which is the folder of proofs; takes another" in result.stderr
 
 
 def test_a_triton_that_is_not_among_those_proved_is_exit_code_2(run: Run, workspace: Path) -> None:
@@ -104,8 +212,8 @@ def test_verified_kernels_are_counted(run: Run, writer: Path) -> None:
     result = run("build", "--no-compile", "--device", "cpu", "--json")
     assert result.exit_code == 0
     (built,) = json.loads(result.stdout)
-    assert len(built["verified"]) > 50
-    assert all(case["ok"] for case in built["verified"])
+    assert len(built["cases"]) == sum(row["cases"] for row in built["verified"])
+    assert all(case["ok"] for case in built["cases"])
 
 
 @pytest.mark.compilation

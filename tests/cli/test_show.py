@@ -12,10 +12,13 @@ from pathlib import Path
 
 import pytest
 from cli_specs import Run
+from proof_rows import ONE
 
 from mlagen import GENERATOR
 from mlagen.plan import SparseFwdPlan, load_plan
 from mlagen.plan.replacements import Replacement
+from mlagen.proofs import CasesRow, Proofs, package_key
+from mlagen.proofs.sources import family_names
 from mlagen.spec.known import specs_dir
 
 
@@ -248,12 +251,17 @@ def test_the_doctor_finds_this_machine_fit(run: Run) -> None:
     assert {"python", "torch", "triton", "templates"} <= {check["what"] for check in json.loads(result.stdout)}
 
 
-def proved(workspace: Path, run: Run, triton: object) -> Path:
-    """The package of the small spec, with a manifest that says which Tritons proved it."""
+def proved(workspace: Path, run: Run, *tritons: str) -> Path:
+    """The package of the small spec, with proofs that name the Tritons and all families."""
     assert run("build", "--no-compile", "--no-verify").exit_code == 0
     package = workspace / "generated" / "small"
-    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in package.glob("*.py")}
-    (package / "manifest.json").write_text(json.dumps({"triton": triton, "files": files, "resources": []}))
+    proofs = Proofs(package.parent, workspace / "none")
+    key = package_key({path.name: path.read_text() for path in package.glob("*.py")})
+    proofs.add_compiled([replace(ONE, triton=version) for version in tritons])
+    proofs.add_package("small", key, {version: [ONE.key] for version in tritons})
+    for family in family_names():
+        proofs.add_cases(CasesRow(key, family, "cpu", True, "python 3.11", 1, 1, 0, 0.5))
+    proofs.save()
     return package
 
 
@@ -273,12 +281,16 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None]:
     return name
 
 
-@pytest.mark.parametrize("triton", ["3.7.1", ["3.6.0", "3.7.1"]], ids=str)
+@pytest.mark.parametrize("tritons", [("3.7.1",), ("3.6.0", "3.7.1")], ids=str)
 def test_a_package_that_the_installed_triton_proved_is_fit(
-    run: Run, workspace: Path, installed: Callable[[str], None], triton: object, monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    workspace: Path,
+    installed: Callable[[str], None],
+    tritons: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delitem(sys.modules, "small", raising=False)
-    proved(workspace, run, triton)
+    proved(workspace, run, *tritons)
     installed("3.7.0")  # a minor version stands for its releases
     code, said = doctored(run)
     assert code == 0
@@ -290,7 +302,7 @@ def test_a_package_that_the_installed_triton_proved_is_fit(
 def test_a_triton_that_did_not_prove_a_package_is_told_with_the_command(
     run: Run, workspace: Path, installed: Callable[[str], None]
 ) -> None:
-    proved(workspace, run, ["3.6.0", "3.7.1"])
+    proved(workspace, run, "3.6.0", "3.7.1")
     installed("3.8.0")
     code, said = doctored(run)
     assert code == 1
@@ -310,7 +322,7 @@ def test_a_triton_that_did_not_prove_a_package_is_told_with_the_command(
 def test_a_triton_out_of_the_range_is_not_ok(
     run: Run, workspace: Path, installed: Callable[[str], None], version: str, nearest: str
 ) -> None:
-    proved(workspace, run, ["3.6.0", "3.9.0"])
+    proved(workspace, run, "3.6.0", "3.9.0")
     installed(version)
     code, said = doctored(run)
     assert code == 1
@@ -325,7 +337,7 @@ def test_a_triton_out_of_the_range_is_not_ok(
 def test_a_missing_tool_is_worse_than_a_triton_out_of_the_range(
     run: Run, workspace: Path, installed: Callable[[str | None], None]
 ) -> None:
-    proved(workspace, run, ["3.9.0"])
+    proved(workspace, run, "3.9.0")
     installed(None)
     code, said = doctored(run)
     assert code == 3
@@ -337,7 +349,7 @@ def test_a_package_that_is_not_as_this_mlagen_makes_it_is_told_with_the_command(
 ) -> None:
     installed("3.7.1")
     package = proved(workspace, run, "3.7.1")
-    init, manifest, splits = (package / name for name in ("__init__.py", "manifest.json", "_splits.py"))
+    init, splits, kernels = (package / name for name in ("__init__.py", "_splits.py", "_sparse_fwd_kernels.py"))
     build, original, header = "mlagen build specs/small.yaml", splits.read_text(), init.read_text()
     splits.write_text(f"{original}# mine\n")
     assert fault_of(run) == ("edited by hand: _splits.py", f"{build} --force")
@@ -346,10 +358,18 @@ def test_a_package_that_is_not_as_this_mlagen_makes_it_is_told_with_the_command(
     init.write_text(header.replace(GENERATOR, "mlagen 0.0", 1))
     assert fault_of(run) == (f"built by mlagen 0.0; this is {GENERATOR}", build)
     init.write_text(header)
-    manifest.write_text(manifest.read_text().replace('"_splits.py"', '"_other.py"'))
-    assert fault_of(run) == ("proved with no Triton: manifest.json is of other files", build)
-    manifest.unlink()
-    assert fault_of(run) == ("proved with no Triton: no manifest.json that can be read", build)
+    head, _, body = kernels.read_text().split("\n", 2)
+    body += "\nONE = 1\n"
+    signed = f"# body {hashlib.sha256(body.removeprefix(chr(10)).encode()).hexdigest()[:16]}"
+    whole = kernels.read_text()
+    kernels.write_text("\n".join([head, signed, body]))
+    assert fault_of(run) == ("proved with no Triton: no proof of its text in generated/proofs", build)
+    kernels.write_text(whole)
+    assert fault_of(run) is None
+    (workspace / "generated" / "proofs" / "verify.json").unlink()
+    assert fault_of(run) == ("not proved: no proof of its cases in generated/proofs", build)
+    (workspace / "specs" / "small.yaml").rename(workspace / "mine.yaml")
+    assert fault_of(run) == ("not proved: no proof of its cases in generated/proofs", "mlagen build mine.yaml")
 
 
 def fault_of(run: Run) -> tuple[object, object] | None:

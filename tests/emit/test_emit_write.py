@@ -150,7 +150,7 @@ def test_a_file_of_the_users_own_is_neither_overwritten_nor_removed(package, fol
 
 
 def test_files_that_are_no_python_are_left_alone(package, folder):
-    (folder / "manifest.json").write_text("{}")
+    (folder / "notes.json").write_text("{}")
     assert compare(package, folder) == []
 
 

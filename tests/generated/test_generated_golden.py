@@ -11,6 +11,7 @@ import pytest
 
 from mlagen.emit import compare, render
 from mlagen.plan import load_plan
+from mlagen.proofs import NAME, Proofs, rendered_key
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.yaml"))
@@ -19,22 +20,24 @@ MODULES = sorted(GENERATED.glob("*/*.py"))
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_package_is_what_its_spec_gives(path):
-    drifts = compare(render(load_plan(path)), GENERATED / path.stem)
+def test_a_package_is_what_its_spec_and_its_proofs_give(path):
+    plan = load_plan(path)
+    tritons = Proofs(GENERATED).tritons(rendered_key(render(plan)))
+    drifts = compare(render(plan, tritons), GENERATED / path.stem)
     told = "".join(f"{drift.path.relative_to(ROOT)}: {drift.kind}\n{drift.diff()[:2000]}" for drift in drifts)
     assert not drifts, f"fix with: mlagen build {path.relative_to(ROOT)}\n{told}"
 
 
 def test_every_package_has_a_spec():
-    packages = {path.name for path in GENERATED.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    packages = {path.name for path in GENERATED.iterdir() if path.is_dir() and path.name not in ("__pycache__", NAME)}
     assert packages == {path.stem for path in SPECS}
 
 
-def test_packages_hold_nothing_but_python_and_a_manifest():
+def test_packages_hold_nothing_but_python():
     strangers = [
         path
         for path in GENERATED.glob("*/*")
-        if path.suffix != ".py" and path.name not in ("manifest.json", "__pycache__")
+        if path.suffix != ".py" and path.parent.name != NAME and path.name != "__pycache__"
     ]
     assert strangers == []
 

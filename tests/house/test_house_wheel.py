@@ -74,10 +74,11 @@ def files(folder: str) -> set[str]:
     return {path.relative_to(ROOT).as_posix() for path in found}
 
 
-def test_wheel_holds_the_code_the_templates_and_the_specs_and_nothing_else(wheel: Path) -> None:
+def test_wheel_holds_the_code_the_templates_the_specs_and_the_proofs_and_nothing_else(wheel: Path) -> None:
     expected = files("mlagen")
     for folder in ("templates", "specs"):
         expected |= {f"mlagen/_{name}" for name in files(folder)}
+    expected |= {f"mlagen/_{name.removeprefix('generated/')}" for name in files("generated/proofs")}
     assert {
         "mlagen/py.typed",
         "mlagen/bench/report/page.html.jinja",
@@ -85,6 +86,7 @@ def test_wheel_holds_the_code_the_templates_and_the_specs_and_nothing_else(wheel
         "mlagen/_templates/sparse_fwd.py.jinja",
         "mlagen/_specs/schema.json",
         "mlagen/_specs/dsv32.yaml",
+        "mlagen/_proofs/compile.json",
         "mlagen/_specs/tuned/dsv32/sm90.yaml",
     } <= expected
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
@@ -149,7 +151,7 @@ def known(installed: Path) -> Path:
 
 
 def text_of(folder: Path) -> dict[str, bytes]:
-    """The generated files of a package, without its manifest, which only a compilation writes."""
+    """The generated files of a package."""
     return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from proof_rows import ONE
 
-from mlagen.compile import Resources
 from mlagen.plan.tritons import TRITONS
 from mlagen.proofs import CasesRow, Figures, Proofs, carry_over
 from mlagen.proofs.cases import keep, proof_of, proved_before
@@ -15,28 +15,6 @@ from mlagen.proofs.rows import CompileRow
 from mlagen.proofs.sources import family_names
 from mlagen.verify import CaseResult, Figure
 
-ONE = Resources(
-    module="cache",
-    kernel="_write_kernel",
-    variant="ALIGNMENT=16",
-    target="sm80",
-    num_warps=4,
-    num_stages=1,
-    triton="3.7.1",
-    key="00000000000000aa",
-    registers=255,
-    scalar_registers=None,
-    spills=8,
-    loop_spills=0,
-    shared=4096,
-    shared_limit=166912,
-    block_h=None,
-    tabled=False,
-    tensor_memory=0,
-    instructions={},
-    seconds=1.0,
-    cached=False,
-)
 OTHER = replace(ONE, key="00000000000000bb", target="gfx942", scalar_registers=96, registers=128, spills=0)
 PRODUCTS = replace(ONE, module="_sparse_fwd_sm90", target="sm90", instructions={"HGMMA": 12, "QGMMA": 4, "LDL": 3})
 RESULT = CaseResult("small", "refuses: q", "sm80", True, None, (Figure("out", 0.2504, 1.0),), 0.1, "", "cache")

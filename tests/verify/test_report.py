@@ -5,7 +5,7 @@ import math
 
 from rich.console import Console
 
-from mlagen.verify import CaseResult, Figure, family_table, mismatches, verify_markdown, verify_table
+from mlagen.verify import CaseResult, Figure, mismatches, verify_markdown, verify_table
 
 
 def result(case: str, *, ok: bool = True, skipped: str | None = None, figures=(), detail: str = "") -> CaseResult:
@@ -56,17 +56,6 @@ def test_the_table_shows_the_same_rows():
     assert "sparse_fwd: heads" in text
     assert "50%" not in text
     assert "inf%" in text
-
-
-def test_a_family_is_a_row_with_its_largest_error():
-    console = Console(width=120, file=io.StringIO())
-    console.print(family_table(RESULTS))
-    header, *rows = [line.split() for line in console.file.getvalue().splitlines()]
-    assert header == ["cases", "of", "run", "failed", "skipped", "largest", "error"]
-    assert rows == [
-        ["sparse_fwd", "2", "1", "1", "out", "inf", "of", "0.004", "allowed", "inf%"],
-        ["concat", "1", "0", "0", "exact"],
-    ]
 
 
 def test_infinite_errors_survive_json():
