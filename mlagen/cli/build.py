@@ -16,9 +16,10 @@ from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json,
 from mlagen.cli.prove import Prover
 from mlagen.cli.verify import DEVICE, pick_device
 from mlagen.compile import Resources, check_limits, parse_tritons, toolchain, write_kernels
-from mlagen.emit import Drift, apply, compare, render
+from mlagen.emit import Drift, Package, apply, compare, render
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
 from mlagen.plan import Plan, load_plan
+from mlagen.plan.tritons import TRITONS
 from mlagen.proofs import NAME, Proofs, rendered_key
 from mlagen.verify import mismatches
 
@@ -143,7 +144,7 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -
     proofs, drifts, drifted = Proofs(folder), [], []
     for one in built:
         key = rendered_key(one.package)
-        found = compare(render(one.plan, proofs.tritons(key)), one.folder)
+        found = compare(_as_proved(one, proofs), one.folder)
         if not found and not proofs.tritons(key):
             found = [Drift(one.folder, "not proved", None, None)]
         elif not found and not proofs.verified(key):
@@ -165,6 +166,12 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -
             f"{len(drifts) + len({path for path, _ in faults})} generated files differ from their specs",
             hint=f"fix with: {_build_command([one.path for one in built] if faults else drifted, folder)}",
         )
+
+
+def _as_proved(one: Built, proofs: Proofs) -> Package:
+    """The package with the Tritons for which it is proved to compile."""
+    tritons = proofs.tritons(rendered_key(one.package))
+    return one.package if tritons == TRITONS else render(one.plan, tritons)
 
 
 def _build_command(specs: Sequence[Path], folder: Path) -> str:
@@ -198,7 +205,7 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
         if one.proves:
             one.again = prover.sample(one.label, staged, key, chosen, one.cases)
             _take_in(one, prover, key, prover.held(one.label, staged, key, chosen))
-    one.package = render(plan, proofs.tritons(key))
+    one.package = _as_proved(one, proofs)
     one.written = apply(compare(one.package, one.folder), force=force)
     if one.proves:
         one.written += proofs.save()
@@ -246,7 +253,7 @@ def _compile_ahead(
     written = []
     for (_, plan), one in zip(plans, built, strict=True):
         name = plan.spec.name
-        drifts = compare(one.package, one.folder)
+        drifts = compare(_as_proved(one, Proofs(one.folder.parent)), one.folder)
         if drifts:
             raise DriftError(
                 f"{drifts[0].path}: {drifts[0].kind}: kernels are compiled ahead from the text that is imported",

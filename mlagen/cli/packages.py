@@ -99,6 +99,14 @@ def said_spec(package: Path) -> Spec | None:
         return None
 
 
+def said_tritons(package: Path) -> tuple[str, ...]:
+    """The minor versions of Triton that a package names."""
+    try:
+        return tuple(_spec_of(_text(package / "__init__.py"))["triton"])
+    except (OSError, SyntaxError, KeyError, ValueError, TypeError):
+        return ()
+
+
 def _tuples(said: Any) -> Any:
     """Plain values with tuples in place of lists, as a spec has them."""
     if isinstance(said, dict):

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from mlagen.cli import layouts
 from mlagen.cli.console import JSON, SPEC, Group, out, print_json
-from mlagen.cli.packages import fault, install, packages, said_spec
+from mlagen.cli.packages import fault, install, packages, said_spec, said_tritons
 from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
 from mlagen.emit.render import RenderedFile, template_dir
@@ -340,7 +340,8 @@ def _rendered(path: Path, specs: Path) -> RenderedFile:
     if said is not None:
         files = TunedFiles(said.name, specs, said.model.num_heads)
         plans.append(make_plan(said, Tuned(files=files, replacements=read_replacements())))
-    found = [file for plan in plans for file in render(plan).files if file.name == path.name]
+    tritons = said_tritons(path.parent)
+    found = [file for plan in plans for file in render(plan, tritons).files if file.name == path.name]
     source = spec or "its spec"
     if not found:
         raise UsageError(f"{path}: {source} generates no file of that name")

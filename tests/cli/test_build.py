@@ -209,7 +209,7 @@ def test_a_triton_that_is_not_among_those_proved_is_exit_code_2(run: Run, worksp
 
 @pytest.mark.interpreter
 def test_verified_kernels_are_counted(run: Run, writer: Path) -> None:
-    result = run("build", "--no-compile", "--device", "cpu", "--json")
+    result = run("build", "--no-compile", "--device", "cpu", "--fresh", "--json")
     assert result.exit_code == 0
     (built,) = json.loads(result.stdout)
     assert len(built["cases"]) == sum(row["cases"] for row in built["verified"])
