@@ -83,10 +83,11 @@ def build(
     if check and (diff or force):
         raise UsageError("--check writes and prints nothing that --diff or --force would change; give one of them")
     plans = _load_all(spec_files(specs))
-    built = [
-        Built(path, plan, render(plan), folder / plan.spec.name, numbered(plan.spec.name, number, len(plans)))
-        for number, (path, plan) in enumerate(plans, 1)
-    ]
+    built = []
+    for number, (path, plan) in enumerate(plans, 1):
+        package, name = render(plan), plan.spec.name
+        key, label = rendered_key(package), numbered(name, number, len(plans))
+        built.append(Built(path, plan, package, key, folder / name, label))
     if check or diff:
         _compare_all(built, check, as_json, folder)
         return
@@ -141,16 +142,22 @@ def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
 
 
 def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -> None:
-    proofs, drifts, drifted = Proofs(folder), [], []
+    proofs = Proofs(folder)
+    drifts: list[Drift] = []
+    drifted: list[Path] = []
+    unverified: list[Path] = []
     for one in built:
-        key = rendered_key(one.package)
         found = compare(_as_proved(one, proofs), one.folder)
-        if not found and not proofs.tritons(key):
+        if not found and not proofs.tritons(one.key):
             found = [Drift(one.folder, "not proved", None, None)]
-        elif not found and not proofs.verified(key):
-            err.print(f"{one.folder}: cases not run with this text; run: {_build_command([one.path], folder)}")
+        unverified += [one.path] if not found and not proofs.verified(one.key) else []
         drifts += found
         drifted += [one.path] if found else []
+    if unverified:
+        command = _build_command(unverified, folder)
+        err.print(
+            f"{len(unverified)} of {len(built)} packages: cases not run with their text; run: {command}", soft_wrap=True
+        )
     faults = proofs.faults()
     if as_json:
         found_faults = [{"path": str(path), "kind": reason} for path, reason in faults]
@@ -170,12 +177,13 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -
 
 def _as_proved(one: Built, proofs: Proofs) -> Package:
     """The package with the Tritons for which it is proved to compile."""
-    tritons = proofs.tritons(rendered_key(one.package))
+    tritons = proofs.tritons(one.key)
     return one.package if tritons == TRITONS else render(one.plan, tritons)
 
 
 def _build_command(specs: Sequence[Path], folder: Path) -> str:
-    """The command that builds the specs into a folder, as one would type it."""
+    """The command that builds the specs into a folder, as one would type it: without their names where it takes all."""
+    specs = [] if len(specs) > 1 and list(specs) == spec_files(()) else specs
     return shlex.join(["mlagen", "build", *map(str, specs), *([] if folder == GENERATED else ["--out", str(folder)])])
 
 
@@ -187,7 +195,7 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         staged = Path(temporary) / name
         apply(compare(one.package, staged))
-        key, one.products = rendered_key(one.package), expected_products(plan)
+        one.products = expected_products(plan)
         for version in prover.versions:
             one.compiled[version] = prover.compile(one.label, staged, chosen, version)
         broken: list[MlagenError] = [
@@ -198,13 +206,13 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
         if broken:
             return broken
         if prover.device is not None:
-            one.cases = prover.verify(one.label, staged, key, prover.device)
+            one.cases = prover.verify(one.label, staged, one.key, prover.device)
             if failed := mismatches(one.cases.results):
                 return [*failed]
         one.proves = prover.proves and chosen == list(plan.spec.targets)
         if one.proves:
-            one.again = prover.sample(one.label, staged, key, chosen, one.cases)
-            _take_in(one, prover, key, prover.held(one.label, staged, key, chosen))
+            one.again = prover.sample(one.label, staged, one.key, chosen, one.cases)
+            _take_in(one, prover, prover.held(one.label, staged, one.key, chosen))
     one.package = _as_proved(one, proofs)
     one.written = apply(compare(one.package, one.folder), force=force)
     if one.proves:
@@ -222,17 +230,17 @@ def _holds_under(proofs: Proofs, resources: list[Resources]) -> dict[str, list[s
     }
 
 
-def _take_in(one: Built, prover: Prover, key: str, held: dict[str, list[str]]) -> None:
+def _take_in(one: Built, prover: Prover, held: dict[str, list[str]]) -> None:
     """Adds what a build showed to the proofs, and says under which Tritons the package is no longer proved."""
     proofs, name = prover.proofs, one.package.name
     before = proofs.tritons_of(name)
     for taken in one.compiled.values():
         proofs.add_compiled(taken)
     keys = {version: [each.key for each in taken] for version, taken in one.compiled.items()}
-    proofs.add_package(name, key, {**held, **keys})
+    proofs.add_package(name, one.key, {**held, **keys})
     for row in one.cases.rows.values():
         proofs.add_cases(row)
-    lost = [version for version in before if version not in proofs.tritons(key)]
+    lost = [version for version in before if version not in proofs.tritons(one.key)]
     if lost:
         command = _build_command([one.path], one.folder.parent)
         err.print(

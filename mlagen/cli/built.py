@@ -27,6 +27,7 @@ class Built:
         path: the spec's file.
         plan: what follows from it.
         package: what it renders to.
+        key: its content, as proofs know it.
         folder: where the package goes.
         label: what a progress bar calls it.
         products: warpgroup products that the plan expects of a kernel, as `check_limits` takes them.
@@ -41,6 +42,7 @@ class Built:
     path: Path
     plan: Plan
     package: Package
+    key: str
     folder: Path
     label: str
     products: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
