@@ -1,4 +1,4 @@
-"""The steps of a build that prove a package: each looks up what is proved, and computes the rest."""
+"""The steps of a build that prove a package: each looks proofs up and computes the rest."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from mlagen.verify.pool import Task
 
 @dataclass
 class Cases:
-    """What became of a package's cases.
+    """The cases of a package in a build.
 
     Attributes:
-        rows: the families whose cases held, by name.
+        rows: the families with no failed case, by name.
         before: those of them that were proved before.
         results: of the cases that ran now.
     """
@@ -38,7 +38,7 @@ class Prover:
     """How one build proves its packages.
 
     Attributes:
-        proofs: what is proved.
+        proofs: looked up, and added to.
         versions: the Tritons to compile with.
         device: where kernels run; None: nowhere.
         every: run all cases, not a representative set.
@@ -59,7 +59,7 @@ class Prover:
         return bool(self.versions) and self.device is not None
 
     def compile(self, label: str, staged: Path, targets: Sequence[str], version: str) -> list[Resources]:
-        """Compiles all that calls of a package can launch under one Triton, but for what is proved."""
+        """Compiles all that calls of a package can launch under one Triton, but for variants with figures."""
         title = f"{label}: compile with triton {version}"
         with stage(f"{title}: list variants", None):
             chosen = toolchain(version)
@@ -139,7 +139,7 @@ class Prover:
         return number
 
     def held(self, label: str, staged: Path, key: str, targets: Sequence[str]) -> dict[str, list[str]]:
-        """The keys of a package's variants under each other Triton for which all of them have figures that hold."""
+        """The keys of a package's variants under each other Triton, if all of them have figures that hold."""
         row, found = self.proofs.package(key), {}
         for version in TRITONS:
             if version in self.versions:

@@ -1,4 +1,4 @@
-"""Proofs of cases: which of a package's families were run with its text, and what the others give now."""
+"""Proofs of cases: the families of a package that were run with its text, and new proofs of the others."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def wanted(package: str, family: str, device: str, *, every: bool) -> CasesRow:
 
 
 def proved_before(proofs: Proofs, package: str, device: str, *, every: bool) -> dict[str, CasesRow]:
-    """The families of a package whose cases are proved: in the folders of proofs, or in the user's cache.
+    """The proofs of a package's families, from the folders of proofs and from the user's cache.
 
     A proof of all cases is one of the representative set.
     """

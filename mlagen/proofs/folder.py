@@ -14,7 +14,7 @@ from mlagen.proofs.rows import CasesRow, CompileRow, Figures, PackageRow
 from mlagen.proofs.sources import MLAGEN, digest_of, family_code, family_names, measuring_code
 from mlagen.proofs.table import Table, read_table
 
-NAME = "proofs"  # of the folder beside the packages
+NAME = "proofs"  # of the folder among the packages
 COMPILE, PACKAGES, VERIFY = "compile.json", "packages.json", "verify.json"
 _COLUMNS = {
     COMPILE: ["target", "kernel", list(Figures._fields)],
@@ -26,7 +26,7 @@ Row = TypeVar("Row", CompileRow, PackageRow, CasesRow)
 
 
 def shipped_dir() -> Path:
-    """The proofs of the known specs: inside an installed package, or beside it in a checkout."""
+    """The proofs of the known specs: inside an installed package, or in a checkout."""
     installed = MLAGEN / "_proofs"
     return installed if installed.is_dir() else MLAGEN.parent / "generated" / NAME
 
@@ -58,10 +58,10 @@ class _Folder:
 
 
 class Proofs:
-    """What is proved about packages.
+    """The proofs about packages.
 
     Args:
-        out: the folder of the packages, in which `proofs` lies or is made.
+        out: the folder of the packages; `proofs` lies in it or is made there.
         shipped: the folder of proofs that is looked at next; None: that of mlagen.
     """
 
@@ -80,7 +80,7 @@ class Proofs:
         return found
 
     def variant(self, key: str) -> CompileRow | None:
-        """The row of a kernel variant, with what both folders say of it."""
+        """The row of a kernel variant, with the figures of both folders."""
         rows = [folder.compiled[key] for folder in (self._behind, self._own) if key in folder.compiled]
         if not rows:
             return None
@@ -88,7 +88,7 @@ class Proofs:
         return CompileRow(rows[0].target, rows[0].kernel, figures)
 
     def figures(self, key: str, version: str) -> Figures | None:
-        """What a kernel variant takes under a Triton; None where that is not known."""
+        """The figures of a kernel variant under a Triton; None where they are not known."""
         row = self.variant(key)
         return None if row is None else row.figures.get(version)
 
@@ -98,7 +98,7 @@ class Proofs:
         return None if row is None or version not in row.figures else row.figures[version].measured(row.target)
 
     def package(self, key: str) -> PackageRow | None:
-        """What is known of a package by its key."""
+        """The row of a package; None without."""
         return self._own.packages.get(key) or self._behind.packages.get(key)
 
     def all_hold(self, keys: Iterable[str], version: str) -> bool:
@@ -122,7 +122,7 @@ class Proofs:
         return self._own.cases.get(key) or self._behind.cases.get(key)
 
     def verified(self, key: str) -> bool:
-        """Whether cases of each family held with a package's text and the present code, in whatever environment."""
+        """Whether cases of each family held with a package's text and the present code, in any environment."""
         folders = (self._own, self._behind)
         rows = [(key, row) for folder in folders for key, row in folder.cases.items()]
         found = {row.family for one, row in rows if row.package == key and one == cases_key(row)}
@@ -139,7 +139,7 @@ class Proofs:
             self._own.compiled[one.key] = CompileRow(one.target, one.kernel, {**earlier, one.triton: figures})
 
     def add_package(self, name: str, key: str, keys: Mapping[str, Sequence[str]]) -> None:
-        """Say of which variants a package consists by Triton; a version that is not named is not proved."""
+        """Name the variants of a package by Triton; a version that is not named is not proved."""
         self._forget(name)
         row = self._own.packages.get(key)
         names = tuple(sorted({name, *(row.names if row else ())}))
@@ -168,7 +168,7 @@ class Proofs:
         self._own.cases[cases_key(row)] = row
 
     def save(self) -> list[Path]:
-        """Write what the packages in the folder need, and return the files that changed."""
+        """Write the rows that the packages in the folder need, and return the files that changed."""
         own = self._own
         for name in {name for row in own.packages.values() for name in row.names}:
             if not (self._out / name).is_dir():

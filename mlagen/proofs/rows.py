@@ -16,7 +16,7 @@ PRODUCTS = ("HGMMA", "QGMMA")  # warpgroup products of 16-bit and of 8-bit opera
 
 
 class Figures(NamedTuple):
-    """What a kernel variant takes under a Triton; see `Resources`.
+    """Figures of a kernel variant under a Triton; see `Resources`.
 
     Attributes:
         products: warpgroup products in the code of an sm90 module's kernel; 0 of any other.
@@ -192,5 +192,5 @@ class CasesRow:
 
     @property
     def place(self) -> tuple[object, ...]:
-        """What one folder has only one proof of: a later one takes its place."""
+        """The identity of the proof in a folder: a later one with the same takes its place."""
         return self.package, self.family, self.device, self.every, self.environment

@@ -15,11 +15,11 @@ from mlagen.emit import Package
 
 MLAGEN = Path(__file__).resolve().parents[1]
 VERIFY = "mlagen.verify"
-OPS = "ops"  # the family whose cases call the wrappers of all others
+OPS = "ops"  # this family's cases call the wrappers of all others
 DIGITS = 16
-# Entries of a package's SPEC that say whose it is, what made it and which Tritons proved it.
+# Entries of a package's SPEC about its spec's bytes, its generator and the Tritons that proved it.
 _NAMING = ("spec_sha256", "generator", "triton")
-# The functions by which a compilation gets its figures, by module of mlagen/compile.
+# The functions that give a compilation its figures, by module of mlagen/compile.
 _MEASURING = (
     ("worker", "compile_job"),
     ("binary", "read_cubin"),
@@ -35,9 +35,9 @@ def digest_of(parts: Iterable[str]) -> str:
 
 
 def package_key(texts: Mapping[str, str]) -> str:
-    """Hash what a package computes: its modules' syntax trees and its spec.
+    """Hash the meaning of a package: its modules' syntax trees and its spec.
 
-    Comments, docstrings, the package's name and title, and what it says of Tritons do not count.
+    Comments, docstrings, the package's name and title, and the Tritons that it names do not count.
 
     Args:
         texts: the text of each file, by name.
@@ -54,7 +54,7 @@ def rendered_key(package: Package) -> str:
 
 
 def _module(text: str) -> str:
-    """A generated module's syntax tree, without what names the package or its Tritons."""
+    """A generated module's syntax tree, without the names of the package and its Tritons."""
     kept = [_without_names(node) for node in parse(text).body if not _warns(node)]
     return " ".join(map(dump, kept))
 
@@ -100,8 +100,8 @@ def family_names() -> tuple[str, ...]:
 def family_code(family: str) -> str:
     """Hash the code that a family's cases run through.
 
-    That is the family's folder and what it imports of `mlagen.verify`, the worker and the modules beside it that the
-    worker imports, `mlagen/layout` and `mlagen/workers.py`.
+    That is the family's folder with its imports from `mlagen.verify`, the worker with its imports from that folder
+    itself, `mlagen/layout` and `mlagen/workers.py`.
     """
     folders = family_names()[:-1] if family == OPS else (family,)
     own = {f"{VERIFY}.{folder}.{path.stem}" for folder in folders for path in (MLAGEN / "verify" / folder).glob("*.py")}
@@ -128,7 +128,7 @@ def _closure(start: set[str], *, deep: bool) -> set[str]:
 
 @cache
 def _imports(name: str) -> tuple[str, ...]:
-    """What may be modules of `mlagen.verify` that a module imports."""
+    """The names that a module imports from `mlagen.verify`, modules among them."""
     file, found = _file(name), []
     assert file is not None
     for node in ast.walk(_parsed(file)):
@@ -140,7 +140,7 @@ def _imports(name: str) -> tuple[str, ...]:
 
 @cache
 def _file(name: str) -> Path | None:
-    """The file of a module of mlagen; None for what is no module."""
+    """The file of a module of mlagen; None if it is no module."""
     path = MLAGEN.joinpath(*name.split(".")[1:])
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 

@@ -1,4 +1,4 @@
-"""A file of proofs: JSON with one line a row, and digests by which a row that was changed by hand is not believed."""
+"""A file of proofs: JSON with one line a row, and digests that give away a change by hand."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ROW_DIGITS, FILE_DIGITS = 8, 32  # of their digests
 
 @dataclass
 class Table:
-    """What a file of proofs holds.
+    """The content of a file of proofs.
 
     Attributes:
-        header: what all rows depend on, in plain values.
+        header: plain values that all rows depend on.
         rows: the rows that are believed, by key, without their digests.
-        faults: what is wrong with the file, a phrase each; nothing for a file as mlagen wrote it.
+        faults: phrases about changes by hand; none for a file as mlagen wrote it.
     """
 
     header: dict[str, Any]
@@ -40,7 +40,7 @@ def read_table(path: Path) -> Table:
     """Read a file of proofs, line by line: one that a merge left with conflict markers keeps its rows.
 
     Returns:
-        The table; an empty one where there is no file or one of another format. `faults` says what is off.
+        The table; an empty one where there is no file or one of another format. `faults` names the changes.
     """
     try:
         text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`mlagen build`: what it writes, what it refuses, and the exit code of each."""
+"""`mlagen build`: the files that it writes, its refusals, and the exit code of each."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_a_build_that_leaves_a_step_out_proves_nothing(run: Run, writer: Path) -
 @pytest.mark.compilation
 @pytest.mark.interpreter
 def test_a_version_whose_kernels_changed_is_told_with_what_proves_it_again(run: Run, proved: Path) -> None:
-    """A package of one small kernel, of which two versions are said to have proved it as it is, or as it was."""
+    """Two more versions are said to have proved a small package: one as it is, the other as it was."""
     version, (kept, lost) = installed().version, [one for one in TRITONS if one != installed().version][:2]
     compiled, packages = read_table(proved / "compile.json"), read_table(proved / "packages.json")
     for row in compiled.rows.values():

@@ -266,7 +266,7 @@ def proved(workspace: Path, run: Run, *tritons: str) -> Path:
 
 
 def doctored(run: Run, *arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
-    """The exit code, and what is said, by name."""
+    """The exit code and the checks of doctor, by name."""
     result = run("doctor", "--json", *arguments)
     return result.exit_code, {check["what"]: check for check in json.loads(result.stdout)}
 
@@ -373,7 +373,7 @@ def test_a_package_that_is_not_as_this_mlagen_makes_it_is_told_with_the_command(
 
 
 def fault_of(run: Run) -> tuple[object, object] | None:
-    """What is said of the small package, and the command that fixes it."""
+    """The finding about the small package, and the command that fixes it."""
     code, said = doctored(run)
     assert code == ("small" in said)
     return (said["small"]["found"], said["small"]["fix"]) if "small" in said else None

@@ -1,4 +1,4 @@
-"""Proofs in folders: what is looked up where, what is written, and what is dropped."""
+"""Proofs in folders: rows that are looked up, written and dropped."""
 
 from __future__ import annotations
 

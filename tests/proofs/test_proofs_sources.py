@@ -1,4 +1,4 @@
-"""What the keys of proofs depend on, and what they leave out."""
+"""The keys of proofs depend on code and spec, and not on names and comments."""
 
 from __future__ import annotations
 
