@@ -134,8 +134,8 @@ class Proofs:
             row, figures = self._own.compiled.get(one.key), Figures.of(one)
             earlier = {} if row is None else row.figures
             known = self.figures(one.key, one.triton)
-            if known is not None and known.agree(figures) and known.tensor_memory is not None:
-                figures = known  # instructions of a result that was looked up are not complete
+            if one.cached and known is not None and known.agree(figures):
+                figures = known  # a result that was looked up says 0 where tensor memory is not known
             self._own.compiled[one.key] = CompileRow(one.target, one.kernel, {**earlier, one.triton: figures})
 
     def add_package(self, name: str, key: str, keys: Mapping[str, Sequence[str]]) -> None:

@@ -135,6 +135,16 @@ def test_a_columns_number_that_is_not_known_agrees_with_any() -> None:
     assert list(row.broken("3.7.1")) == []
 
 
+def test_a_number_that_is_not_known_stays_so_until_it_is_measured(out: Path) -> None:
+    proofs, one = opened(out), replace(ONE, target="sm100", cached=True)
+    row = CompileRow("sm100", one.kernel, {"3.7.1": Figures.of(one)._replace(tensor_memory=None)})
+    proofs._own.compiled[one.key] = row
+    proofs.add_compiled([one])
+    assert proofs.variant(one.key) == row
+    proofs.add_compiled([replace(one, cached=False, tensor_memory=64)])
+    assert proofs.figures(one.key, "3.7.1") == Figures.of(replace(one, tensor_memory=64))
+
+
 def row(**changes: object) -> CasesRow:
     return replace(proof_of("k1", "cache", "cpu", [RESULT], 7, every=False), **changes)
 
