@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ OPS = "ops"  # this family's cases call the wrappers of all others
 DIGITS = 16
 # Entries of a package's SPEC about its spec's bytes, its generator and the Tritons that proved it.
 _NAMING = ("spec_sha256", "generator", "triton")
+_IMPORT = re.compile(rf"^ *from ({VERIFY.replace('.', '[.]')}[\w.]*) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
 # The functions that give a compilation its figures, by module of mlagen/compile.
 _MEASURING = (
     ("worker", "compile_job"),
@@ -131,10 +133,9 @@ def _imports(name: str) -> tuple[str, ...]:
     """The names that a module imports from `mlagen.verify`, modules among them."""
     file, found = _file(name), []
     assert file is not None
-    for node in ast.walk(_parsed(file)):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(VERIFY):
-            found += [f"{node.module}.{alias.name}" for alias in node.names]
-            found += [str(node.module)] if node.module != VERIFY else []
+    for module, *names in _IMPORT.findall(file.read_text(encoding="utf-8")):
+        found += [f"{module}.{one}" for one in re.findall(r"\w+", "".join(names))]
+        found += [module] if module != VERIFY else []
     return tuple(found)
 
 
@@ -146,10 +147,6 @@ def _file(name: str) -> Path | None:
 
 
 @cache
-def _parsed(path: Path) -> ast.Module:
-    return parse(path.read_bytes())
-
-
-@cache
 def _tree(path: Path) -> str:
-    return dump(_parsed(path))
+    """A hash of a file's syntax tree."""
+    return digest_of([dump(parse(path.read_bytes()))])
