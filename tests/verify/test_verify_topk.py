@@ -9,9 +9,10 @@ from verify_specs import dsv32_text, spec
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
+from mlagen.plan.topk import COLUMNS
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.topk.cases import SCORE_PROMISES, cases
+from mlagen.verify.topk.cases import SCORE_PROMISES, MergeCase, cases
 from mlagen.verify.topk.family import TOPK
 from mlagen.verify.topk.invalid import SHORT
 from mlagen.verify.topk.reference import merge, slots, top_k
@@ -94,3 +95,10 @@ def test_a_package_of_top_k_kernels_holds_every_case(package):
 @pytest.mark.mutants
 def test_every_mutant_is_reported(package, tmp_path):
     check_mutants("topk_mutants.py", package, tmp_path, more_than=30)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_merges_end_since_a_tile_holds_the_picks_of_two_groups(device: str) -> None:
+    merges = [case for case in cases({"wrappers": WRAPPERS}, device) if isinstance(case, MergeCase) and case.tile]
+    assert [case.name for case in merges if 2 * case.k > case.tile[0] * case.tile[1] * COLUMNS] == []
+    assert [case.name for case in merges if case.k > case.tile[2]] == []

@@ -281,8 +281,10 @@ def _merge_cases(big: bool) -> Iterator[MergeCase]:
         yield case(f"scores: {pattern}", whole, scores=pattern, ranks=4, interleave=16)
     for ranks, interleave in ((1, 1), (2, 64), (3, 1), (8, 3)):
         yield case(f"ranks: {ranks} by {interleave}", whole, ranks=ranks, interleave=interleave, scores="ties", k=60)
-    for k in (1, 255, 512) + ((1024, 2048, 4096) if big else ()):
+    for k in (1, 255) + ((1024, 2048, 4096) if big else ()):
         yield case(f"k: {k}", whole, k=k, scores="ties")
+    # A tile holds the picks of two groups at least, or a further level has no fewer candidates.
+    yield case("k: 512", whole, k=512, scores="ties", tile=None if big else (2, 4, 512))
     yield case("any order", "candidates may stand in any order", spread=True, scores="ties")
     yield case(
         "levels", "candidates may be more than a tile holds", ranks=8, columns=2000, tile=(2, 2, 128), scores="ties"
