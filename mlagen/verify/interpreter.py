@@ -23,7 +23,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 from triton.runtime.jit import _normalize_ty
 
-from mlagen.verify import sanitizer
+from mlagen.verify import reductions, sanitizer
 
 # Triton dtypes that numpy does not know: the interpreter holds their bits.
 _TORCH_DTYPES = {
@@ -57,6 +57,8 @@ def install() -> None:
     for name, ufunc in (("maxnumf", np.fmax), ("minnumf", np.fmin)):
         _wrap(InterpreterBuilder, f"create_{name}", functools.partial(_fixed_extremum, ufunc))
     _wrap(interpreter.ReduceOps, "min_max", _fixed_min_max)
+    _wrap(interpreter.ReduceOps, "generic_reduce", reductions.fast_reduce)
+    _wrap(interpreter.ScanOps, "generic_scan", reductions.fast_scan)
     warnings.filterwarnings("ignore", "All-NaN slice", RuntimeWarning)  # its maximum is NaN on a GPU too
     for name in ("binary_op", "unary_op", "create_fma", "create_clampf"):
         _wrap(InterpreterBuilder, name, _refuses_narrow)
