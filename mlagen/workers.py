@@ -1,4 +1,7 @@
-"""Worker processes: asked in JSON, a request and an answer a line, each answer within a time; none is left behind."""
+"""Worker processes: asked in JSON, a request and an answer a line, each answer within a limit; none is left behind.
+
+A limit counts the work of a process and not its waiting: a process that waits for a CPU is not late.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,27 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 LAST_LINES = 20
+IDLE_SECONDS = 120.0  # without a runnable thread, after which a process hangs
+_PROC = Path("/proc")
+
+# Starts a command that the kernel kills when the thread that started it ends, however that ends: SIGKILL too.
+_TIED = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]): sys.exit("the starting process is gone")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
@@ -23,14 +40,34 @@ class WorkerError(Exception):
     """A worker that gave no answer.
 
     Attributes:
-        late: it took too long, and was ended.
+        late: the limit that it passed, and for which it was ended: "used 600 s of CPU"; empty: it ended by itself.
         end: how it ended: the name of a signal, or its exit code.
         words: the last lines that it printed.
     """
 
-    def __init__(self, *, late: bool, end: str, words: str) -> None:
-        super().__init__(end)
+    def __init__(self, *, late: str, end: str, words: str) -> None:
+        super().__init__(late or end)
         self.late, self.end, self.words = late, end, words
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How long an answer may take.
+
+    Attributes:
+        work: seconds of CPU of the process and of those that it started. Where the system does not tell, of time.
+        wall: seconds of time as well, for work that no CPU does; None: any.
+        idle: seconds of time in which none of the processes has used or waited for a CPU.
+    """
+
+    work: float
+    wall: float | None = None
+    idle: float = IDLE_SECONDS
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two looks at the process."""
+        return min(1.0, self.work / 4, self.idle / 4, (self.wall or 4.0) / 4)
 
 
 class Worker:
@@ -54,18 +91,18 @@ class Worker:
         """Whether it was started and has not been found dead since."""
         return self._process is not None
 
-    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    def ask(self, request: Mapping[str, Any], limit: Limit) -> dict[str, Any]:
         """The answer to a request.
 
         Args:
             request: what it is asked.
-            seconds: that the answer may take.
+            limit: that the answer may take.
 
         Raises:
             WorkerError: there is none.
         """
         self.send(request)
-        return self.receive(seconds)
+        return self.receive(limit)
 
     def send(self, request: Mapping[str, Any]) -> None:
         """Sends a request, whose answer `receive` gives."""
@@ -75,37 +112,36 @@ class Worker:
                 pipe.write(json.dumps(request) + "\n")
                 pipe.flush()
 
-    def receive(self, seconds: float) -> dict[str, Any]:
+    def receive(self, limit: Limit) -> dict[str, Any]:
         """The answer to the request sent before, as `ask`."""
-        process, late = self._started(), threading.Event()
-
-        def stop() -> None:
-            late.set()
-            _kill(process)
-
-        timer = threading.Timer(seconds, stop)
-        timer.daemon = True
-        timer.start()
+        process = self._started()
+        watch = _Watch(process, limit)
+        watch.start()
         try:
             answer = process.stdout.readline() if process.stdout is not None else ""
+            if answer.endswith("\n"):
+                found: dict[str, Any] = json.loads(answer)
+                return found
+            # It is left to be collected, so that its number, and with it that of its group, is nobody else's yet.
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
-            timer.cancel()
-        if answer.endswith("\n"):
-            found: dict[str, Any] = json.loads(answer)
-            return found
+            watch.stop()
+        _kill(process)  # those that it started
         code = process.wait()
         words = self.words(self._began)
         self.end()
-        raise WorkerError(late=late.is_set(), end=_end(code), words=words)
+        raise WorkerError(late=watch.late, end=_end(code), words=words)
 
     def _started(self) -> subprocess.Popen[str]:
         with self._lock:
             if self._killed:
-                raise WorkerError(late=False, end=signal.SIGKILL.name, words="")
+                raise WorkerError(late="", end=signal.SIGKILL.name, words="")
             if self._process is None:
                 self._began = self.printed()
                 self._process = subprocess.Popen(
-                    self._command,
+                    [sys.executable, "-IS", "-c", _TIED, str(os.getpid()), *self._command]
+                    if _PROC.is_dir()
+                    else self._command,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=self._stderr,
@@ -195,10 +231,91 @@ def spread(
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Ends a process and what it started, at once."""
-    if process.poll() is None:
+    """Ends a process that was not collected yet, and what it started, at once."""
+    if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
+
+
+class Usage(NamedTuple):
+    """What the processes of a group did so far.
+
+    Attributes:
+        seconds: of CPU that they used, and those that they started and that have ended.
+        wants: whether one of their threads runs, waits for a CPU, or waits for a disk.
+    """
+
+    seconds: float
+    wants: bool
+
+
+def usage(group: int) -> Usage | None:
+    """What the processes of a group did so far; None where the system does not tell."""
+    ticks, wants, tick = 0, False, os.sysconf("SC_CLK_TCK")
+    if not _PROC.is_dir():
+        return None
+    for folder in _PROC.iterdir():
+        if folder.name.isdigit() and (fields := _stat(folder / "stat")) and int(fields[2]) == group:
+            ticks += sum(map(int, fields[11:15]))
+            with contextlib.suppress(OSError):
+                threads = [_stat(thread / "stat") for thread in (folder / "task").iterdir()]
+                wants |= any(thread[0] in "RD" for thread in threads if thread)
+    return Usage(ticks / tick, wants)
+
+
+def _stat(path: Path) -> list[str]:
+    """The fields of a process or thread behind its name, of which the first is its state; none where it is gone."""
+    try:
+        return path.read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+class _Watch(threading.Thread):
+    """Ends a process that passes a limit.
+
+    Attributes:
+        late: the limit that it passed, in words; empty: none.
+    """
+
+    def __init__(self, process: subprocess.Popen[str], limit: Limit) -> None:
+        super().__init__(daemon=True)
+        self._process, self._limit = process, limit
+        self._done = threading.Event()
+        self.late = ""
+
+    def stop(self) -> None:
+        """Lets the process be."""
+        self._done.set()
+        self.join()
+
+    def run(self) -> None:
+        """Looks at the process until it is late or `stop` is called."""
+        limit, begin, idle = self._limit, time.monotonic(), 0.0
+        first: Usage | None = None  # taken at the first look, since most answers come before it
+        last = Usage(0.0, False)
+        while not self._done.wait(limit.interval):
+            if os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                _kill(self._process)  # it ended, but those that it started hold the pipe open
+                return
+            took, now = time.monotonic() - begin, usage(self._process.pid)
+            first = first or now
+            if now is None or first is None:
+                worked, idle = took, 0.0
+            else:
+                worked = now.seconds - first.seconds
+                # Looks and not time: while this process is stopped, the other may have nobody to wait for.
+                idle = 0.0 if now.wants or now.seconds > last.seconds else idle + limit.interval
+                last = now
+            for passed, words in (
+                (worked > limit.work, f"used {limit.work:g} s of CPU"),
+                (idle > limit.idle, f"did nothing for {limit.idle:g} s"),
+                (took > (limit.wall or took), f"gave no answer for {limit.wall or took:g} s"),
+            ):
+                if passed:
+                    self.late = words
+                    _kill(self._process)
+                    return
 
 
 def _end(code: int) -> str:

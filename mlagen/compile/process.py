@@ -17,9 +17,9 @@ from mlagen.compile.resources import label
 from mlagen.compile.toolchain import Toolchain
 from mlagen.errors import Place, ToolError
 from mlagen.plan.targets import TARGETS
-from mlagen.workers import Worker, WorkerError
+from mlagen.workers import Limit, Worker, WorkerError
 
-# Seconds a job may take; the largest kernels take a few.
+# Seconds of CPU a job may take; the largest kernels take a few.
 TIMEOUT_S = 300.0
 
 # Variables that change what Triton, LLVM or ptxas make, which the cache's key cannot know.
@@ -68,7 +68,7 @@ class Compiler(Worker):
             What the kernel takes, and whether `cache` had it.
 
         Raises:
-            ToolError: the job does not compile, or the worker died or took longer than TIMEOUT_S.
+            ToolError: the job does not compile, or the worker died, hung, or took more CPU than TIMEOUT_S.
         """
         output = self._folder / "code"
         request = {**request_of(job), "output": str(output)}
@@ -91,9 +91,9 @@ class Compiler(Worker):
     def _ask(self, request: dict[str, Any], what: str, module: str) -> dict[str, Any]:
         printed = self.printed()
         try:
-            result = self.ask(request, TIMEOUT_S)
+            result = self.ask(request, Limit(TIMEOUT_S))
         except WorkerError as error:
-            how = f"took longer than {TIMEOUT_S:g} s" if error.late else f"died ({error.end})"
+            how = error.late or f"died ({error.end})"
             raise ToolError(f"{what}: the compile worker {how}", hint=error.words or None) from None
         if "error" in result:
             # MLIR and ptxas say on stderr what the exception leaves out.

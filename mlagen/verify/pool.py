@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from mlagen.errors import ToolError, UsageError
 from mlagen.verify.results import CaseResult
-from mlagen.workers import Worker, WorkerError, spread
+from mlagen.workers import IDLE_SECONDS, Limit, Worker, WorkerError, spread
 
 DEFAULT_WORKERS = {"cpu": 2, "cuda": 4}  # on a GPU most of the time goes to compiling
-START_SECONDS = 120.0  # that importing torch and Triton may take on a loaded machine
+START_SECONDS = 120.0  # of CPU, that importing torch and Triton may take
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -49,7 +49,7 @@ def verify_package(
         on_count: called with the number of results to come, before the first of them.
         on_start: called in a worker's thread with each case and target as it begins.
         on_done: called with each result as it comes.
-        timeout: seconds a case may take.
+        timeout: seconds of CPU a case may take; on a GPU of time.
 
     Returns:
         One result a case and target, in the order of the cases. A case in which its worker dies or hangs has failed.
@@ -109,7 +109,7 @@ class _Verifier(Worker):
 
     Args:
         job: see mlagen/verify/worker.py.
-        timeout: seconds a case may take.
+        timeout: see `verify_package`.
     """
 
     def __init__(self, job: dict[str, Any], timeout: float) -> None:
@@ -119,6 +119,9 @@ class _Verifier(Worker):
         self._timeout = timeout
         self._tasks: list[Task] | None = None  # of a process that is ready
         self.totals: dict[str, int] = {}  # how many cases each family has
+        # A thread that waits for a GPU spins or sleeps, and is idle in neither case.
+        wall = timeout if job["device"] == "cuda" else None
+        self._limit = Limit(timeout, wall=wall, idle=min(timeout, IDLE_SECONDS) if wall is None else timeout)
 
     def start(self) -> None:
         """Starts a process, which gets itself ready while others are waited for."""
@@ -134,11 +137,10 @@ class _Verifier(Worker):
         if not self.running:
             self.start()
         if self._tasks is None:
-            seconds = max(self._timeout, START_SECONDS)
             try:
-                answer = self.receive(seconds)
+                answer = self.receive(Limit(max(self._timeout, START_SECONDS)))
             except WorkerError as error:
-                how = f"gave no answer for {seconds:g} s" if error.late else f"died ({error.end})"
+                how = error.late or f"died ({error.end})"
                 raise ToolError(f"the verification worker {how}:\n{error.words}") from None
             self._tasks = [Task(number, *each) for number, each in enumerate(answer["cases"])]
             self.totals = answer["of"]
@@ -147,9 +149,9 @@ class _Verifier(Worker):
     def verify(self, task: Task, package: str) -> CaseResult:
         """Runs a case; one in which the worker dies, or that takes too long, has failed."""
         try:
-            answer = self.ask({"case": task.number}, self._timeout)
+            answer = self.ask({"case": task.number}, self._limit)
         except WorkerError as error:
-            what = f"no answer for {self._timeout:g} s" if error.late else f"the worker died ({error.end})"
+            what = f"no answer: the worker {error.late}" if error.late else f"the worker died ({error.end})"
             detail = ": ".join([what, *error.words.splitlines()[-1:]])
             return CaseResult(package, task.case, task.target, False, None, (), 0.0, detail, task.family)
         if answer.pop("broken"):

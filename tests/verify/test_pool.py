@@ -63,7 +63,7 @@ def test_a_case_that_hangs_is_ended(tmp_path):
     only = ["refuses: kv_c, a dim*", "refuses: kv_c, wider*"]
     results = verify_package(package, targets=["sm90"], workers=1, only=only, timeout=2)
     assert [result.ok for result in results] == [False, True]
-    assert results[0].detail.startswith("no answer for 2 s")
+    assert results[0].detail.startswith("no answer: the worker did nothing for 2 s")
 
 
 def test_a_package_that_does_not_import_is_a_broken_tool(tmp_path):
