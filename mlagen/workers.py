@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -188,6 +188,17 @@ class Worker:
 
 
 AnyWorker = TypeVar("AnyWorker", bound=Worker)
+
+
+def first_of_each(tasks: Sequence[Task], kind: Callable[[Task], Hashable]) -> list[Task]:
+    """Tasks in their order, but one of each kind first: soon it is known how long each kind takes."""
+    seen: set[Hashable] = set()
+    first: list[Task] = []
+    others: list[Task] = []
+    for task in tasks:
+        (others if kind(task) in seen else first).append(task)
+        seen.add(kind(task))
+    return first + others
 
 
 def spread(

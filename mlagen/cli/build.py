@@ -270,13 +270,13 @@ def _compile_ahead(
         for target in _chosen(plan, targets):
             for version in versions:
                 title = f"{one.label}: compile ahead for {target} with triton {version}"
-                with stage(title, None) as bar:
+                with stage(title) as bar:
                     path = write_kernels(
                         one.folder,
                         target,
                         cache_dir / name,
                         toolchain=toolchain(version),
-                        on_list=bar.of,
+                        on_list=bar.expect,
                         on_start=lambda job: bar.show(job.kernel),
                         on_done=bar.step,
                     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,17 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     Task,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Column
 from rich.text import Text
 
 from mlagen.cli.complete import SpecPath
+from mlagen.cli.estimate import Estimate, kind_of
 from mlagen.errors import MlagenError, SpecErrors, UsageError
 from mlagen.plan import TARGETS
 from mlagen.spec import instead
@@ -130,30 +132,42 @@ class Stage:
         self._progress = progress
         self._task = task
         self._title = title
+        self._begin = time.monotonic()
+        self._estimate = Estimate(())
 
-    def step(self, _: object = None) -> None:
-        """One more is done."""
-        self._progress.advance(self._task)
+    def expect(self, tasks: Sequence[Any]) -> None:
+        """Says which jobs or cases there are to do, once they are known."""
+        self._begin = time.monotonic()
+        self._estimate = Estimate(map(kind_of, tasks))
+        self._progress.update(self._task, total=len(tasks))
 
-    def of(self, total: int) -> None:
-        """Says how many there are to do, once that is known."""
-        self._progress.update(self._task, total=total)
+    def step(self, result: Any) -> None:
+        """One more is done; takes its result."""
+        self._estimate.done(kind_of(result), None if getattr(result, "cached", False) else result.seconds)
+        now = time.monotonic()
+        left = self._estimate.seconds_left(now - self._begin)
+        self._progress.update(self._task, advance=1, end=None if left is None else now + left)
 
     def show(self, what: str) -> None:
         """Says what is being done now, behind the stage's title."""
         self._progress.update(self._task, description=f"{self._title}: {what}")
 
 
-class _LeftColumn(TimeRemainingColumn):
-    """The time that is left, of a stage whose steps are counted."""
+class _LeftColumn(ProgressColumn):
+    """The time that is left, where there is an estimate of it."""
 
     def render(self, task: Task) -> Text:
-        return Text.assemble(super().render(task), " left") if task.total else Text()
+        end = task.fields.get("end")
+        if end is None:
+            return Text()
+        minutes, seconds = divmod(max(int(end - time.monotonic()), 0), 60)
+        hours, minutes = divmod(minutes, 60)
+        return Text(f"{hours}:{minutes:02}:{seconds:02} left", style="progress.remaining")
 
 
 @contextmanager
-def stage(title: str, total: int | None) -> Iterator[Stage]:
-    """Shows the progress of a stage of `total` steps; None where the number is not known."""
+def stage(title: str) -> Iterator[Stage]:
+    """Shows the progress of a stage, whose steps `Stage.expect` tells."""
     columns = (
         BarColumn(bar_width=12),
         MofNCompleteColumn(),
@@ -163,4 +177,4 @@ def stage(title: str, total: int | None) -> Iterator[Stage]:
     )
     off = not err.file.isatty()  # is_terminal is true of a pipe too where FORCE_COLOR asks for colours
     with Progress(*columns, console=err, expand=True, transient=True, disable=off) as progress:
-        yield Stage(progress, progress.add_task(title, total=total), title)
+        yield Stage(progress, progress.add_task(title, total=None), title)

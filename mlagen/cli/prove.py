@@ -61,10 +61,11 @@ class Prover:
     def compile(self, label: str, staged: Path, targets: Sequence[str], version: str) -> list[Resources]:
         """Compiles all that calls of a package can launch under one Triton, but for variants with figures."""
         title = f"{label}: compile with triton {version}"
-        with stage(f"{title}: list variants", None):
+        with stage(f"{title}: list variants"):
             chosen = toolchain(version)
             jobs = list_variants(staged, targets, toolchain=chosen)
-        with stage(title, len(jobs)) as bar:
+        with stage(title) as bar:
+            bar.expect(jobs)
             return compile_jobs(
                 staged,
                 jobs,
@@ -96,13 +97,13 @@ class Prover:
                 keep(cases.rows[family])
 
         def done(result: CaseResult) -> None:
-            bar.step()
+            bar.step(result)
             cases.results.append(result)
             waiting[result.family] -= 1
             if not waiting[result.family]:
                 prove(result.family)
 
-        with stage(f"{label}: verify on {device}", None) as bar:
+        with stage(f"{label}: verify on {device}") as bar:
             verify_package(
                 staged,
                 device=device,
@@ -110,7 +111,7 @@ class Prover:
                 every=self.every,
                 choose=chosen,
                 on_totals=of.update,
-                on_count=bar.of,
+                on_tasks=bar.expect,
                 on_start=lambda case, target: bar.show(f"{target} {case}"),
                 on_done=done,
             )
@@ -130,7 +131,7 @@ class Prover:
             return 0
         seed = random.SystemRandom().randrange(1 << 32) if self.seed is None else self.seed
         sample, number = Sample(staged, seed), 0
-        with stage(f"{label}: compute proofs again", None):
+        with stage(f"{label}: compute proofs again"):
             version = random.Random(seed).choice(self.versions)
             chosen = toolchain(version)
             number += sample.compile(list_variants(staged, targets, toolchain=chosen), self.proofs, chosen)
@@ -147,7 +148,7 @@ class Prover:
             if row is not None and version in row.keys:
                 keys = list(row.keys[version])
             elif row is None:
-                with stage(f"{label}: what holds under triton {version}", None):
+                with stage(f"{label}: what holds under triton {version}"):
                     keys = content_keys(staged, list_variants(staged, targets, toolchain=Toolchain(version)))
             else:
                 continue

@@ -46,13 +46,13 @@ def _verify(
     only: Sequence[str] | None = None,
 ) -> list[CaseResult]:
     """Runs cases of a package behind a bar."""
-    with stage(f"{label}: verify on {device}", None) as bar:
+    with stage(f"{label}: verify on {device}") as bar:
         return verify_package(
             folder,
             device=device,
             targets=targets,
             only=only,
-            on_count=bar.of,
+            on_tasks=bar.expect,
             on_start=lambda case, target: bar.show(f"{target} {case}"),
             on_done=bar.step,
         )

@@ -7,7 +7,7 @@ import io
 import json
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mlagen.compile.job import CompileJob
@@ -31,7 +31,7 @@ def write_kernels(
     into: Path,
     *,
     toolchain: Toolchain,
-    on_list: Callable[[int], None] | None = None,
+    on_list: Callable[[Sequence[CompileJob]], None] | None = None,
     on_start: Callable[[CompileJob], None] | None = None,
     on_done: Callable[[Resources], None] | None = None,
 ) -> Path:
@@ -43,7 +43,7 @@ def write_kernels(
         into: folder of the archive, made if it is not there.
         toolchain: the Triton that compiles. Its cache's keys hold a hash of its files: the archive serves the same
             release for the same Python version.
-        on_list: called with the number of variants.
+        on_list: called with the variants.
         on_start: called in a worker's thread with each as its compilation begins.
         on_done: called with each that is compiled.
 
@@ -55,7 +55,7 @@ def write_kernels(
     """
     jobs = list_variants(package_dir, [target], toolchain=toolchain)
     if on_list is not None:
-        on_list(len(jobs))
+        on_list(jobs)
     with tempfile.TemporaryDirectory(prefix="mlagen-kernels-") as temporary:
         cache = Path(temporary) / "cache"
         cache.mkdir()

@@ -21,7 +21,7 @@ from mlagen.compile.toolchain import Toolchain, installed
 from mlagen.errors import ToolError
 from mlagen.plan.sm90 import SM90
 from mlagen.plan.targets import TARGETS
-from mlagen.workers import spread
+from mlagen.workers import first_of_each, spread
 
 KEY_DIGITS = 16  # of a key as people and proofs see it
 
@@ -128,6 +128,7 @@ def compile_jobs(
     if missing:
         tasks = [_Task(key, jobs[indices[0]]) for key, indices in missing.items()]
         tasks.sort(key=lambda task: task.job.target != SM90)  # whose kernels take longest: first, not last
+        tasks = first_of_each(tasks, lambda task: (task.job.target, task.job.kernel))
         started = workers or os.cpu_count() or 1
         by_ir = cache if kernels_dir is None and not fresh else None
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from mlagen.errors import ToolError, UsageError
 from mlagen.verify.results import CaseResult
-from mlagen.workers import IDLE_SECONDS, Limit, Worker, WorkerError, spread
+from mlagen.workers import IDLE_SECONDS, Limit, Worker, WorkerError, first_of_each, spread
 
 DEFAULT_WORKERS = {"cpu": 2, "cuda": 4}  # on a GPU most of the time goes to compiling
 START_SECONDS = 120.0  # of CPU, that importing torch and Triton may take
@@ -29,7 +29,7 @@ def verify_package(
     every: bool = True,
     choose: Callable[[Sequence[Task]], Sequence[Task]] = lambda tasks: tasks,
     on_totals: Callable[[dict[str, int]], None] | None = None,
-    on_count: Callable[[int], None] | None = None,
+    on_tasks: Callable[[Sequence[Task]], None] | None = None,
     on_start: Callable[[str, str], None] | None = None,
     on_done: Callable[[CaseResult], None] | None = None,
     timeout: float = 600.0,
@@ -46,7 +46,7 @@ def verify_package(
         every: run all cases of these families; off: a representative set, see `mlagen.verify.worker`.
         choose: picks the cases that run from those.
         on_totals: called first, with the number of all cases of each family.
-        on_count: called with the number of results to come, before the first of them.
+        on_tasks: called with the cases to come, before the first result.
         on_start: called in a worker's thread with each case and target as it begins.
         on_done: called with each result as it comes.
         timeout: seconds of CPU a case may take; on a GPU of time.
@@ -86,9 +86,11 @@ def verify_package(
             raise UsageError(f"no case matches {', '.join(only)}")
         if on_totals:
             on_totals(pool[0].totals)
-        if on_count:
-            on_count(len(tasks))
-        for number, result in stack.enter_context(contextlib.closing(spread(tasks, pool, verified))):
+        if on_tasks:
+            on_tasks(tasks)
+        for number, result in stack.enter_context(
+            contextlib.closing(spread(first_of_each(tasks, _kind), pool, verified))
+        ):
             results[number] = result
             if on_done:
                 on_done(result)
@@ -102,6 +104,11 @@ class Task(NamedTuple):
     case: str
     target: str
     family: str
+
+
+def _kind(task: Task) -> tuple[str, str]:
+    """The family and the target of a case: those that agree in both take about as long."""
+    return task.target, task.case.partition(":")[0]
 
 
 class _Verifier(Worker):

@@ -20,7 +20,7 @@ def test_results_come_in_the_order_of_the_cases_and_as_they_are_done(tmp_path):
         package,
         targets=["sm90"],
         only=["refuses: kv_c,*", "writer: no ?*s (concat)"],
-        on_count=counts.append,
+        on_tasks=lambda tasks: counts.append(len(tasks)),
         on_start=lambda case, target: started.append((case, target)),
         on_done=seen.append,
     )
@@ -49,7 +49,9 @@ def test_a_worker_that_dies_in_a_case_fails_that_case_alone(tmp_path):
     die = 'if getattr(kv_c, "ndim", 0) == 1: os.kill(os.getpid(), 11)'
     package = write_package(tmp_path, f"{die}\n    {REFUSES_ALL}")
     counts: list[int] = []
-    results = verify_package(package, targets=["sm90"], workers=1, only=["refuses: kv_c,*"], on_count=counts.append)
+    results = verify_package(
+        package, targets=["sm90"], workers=1, only=["refuses: kv_c,*"], on_tasks=lambda tasks: counts.append(len(tasks))
+    )
     assert counts == [5]  # the fresh worker's cases are counted already
     failed = [result for result in results if not result.ok]
     assert len(results) == 5
