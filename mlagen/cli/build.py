@@ -16,7 +16,17 @@ from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json,
 from mlagen.cli.prove import Prover
 from mlagen.cli.verify import DEVICE, pick_device
 from mlagen.compile import Resources, check_limits, parse_tritons, toolchain, write_kernels
-from mlagen.emit import Drift, Package, apply, compare, render
+from mlagen.emit import (
+    Drift,
+    Package,
+    apply,
+    check_edits,
+    check_place,
+    compare,
+    orphans,
+    removable,
+    render,
+)
 from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
 from mlagen.plan import Plan, load_plan
 from mlagen.plan.tritons import TRITONS
@@ -89,8 +99,10 @@ def build(
         key, label = rendered_key(package), numbered(name, number, len(plans))
         built.append(Built(path, plan, package, key, folder / name, label))
     if check or diff:
-        _compare_all(built, check, as_json, folder)
+        _compare_all(built, check, as_json, folder, every=not specs)
         return
+    for one in built:  # before minutes of compilation
+        check_place(one.folder if cache_dir is None else cache_dir / one.package.name)
     versions = () if no_compile else parse_tritons(triton)  # here, since a check does without Triton
     if cache_dir is not None:
         _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
@@ -141,7 +153,7 @@ def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
     return plans
 
 
-def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -> None:
+def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path, *, every: bool) -> None:
     proofs = Proofs(folder)
     drifts: list[Drift] = []
     drifted: list[Path] = []
@@ -158,20 +170,23 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path) -
         err.print(
             f"{len(unverified)} of {len(built)} packages: cases not run with their text; run: {command}", soft_wrap=True
         )
+    drifts += orphans(folder, [one.package.name for one in built]) if every else []
     faults = proofs.faults()
     if as_json:
         found_faults = [{"path": str(path), "kind": reason} for path, reason in faults]
-        print_json([*({"path": str(drift.path), "kind": drift.kind} for drift in drifts), *found_faults])
+        print_json(
+            [*({"path": str(drift.path), "kind": drift.kind, "note": drift.note} for drift in drifts), *found_faults]
+        )
     else:
         for drift in drifts:
-            out.print(f"{drift.path}: {drift.kind}", markup=False)
+            out.print(f"{drift.path}: {drift.kind}{drift.note and f', {drift.note}'}", markup=False)
             click.echo(drift.diff(), nl=False)
         for path, reason in faults:
             out.print(f"{path}: {reason}", markup=False)
     if check and (drifts or faults):
         raise DriftError(
             f"{len(drifts) + len({path for path, _ in faults})} generated files differ from their specs",
-            hint=f"fix with: {_build_command([one.path for one in built] if faults else drifted, folder)}",
+            hint=f"fix with: {_mending_command(drifts, [one.path for one in built] if faults else drifted, folder)}",
         )
 
 
@@ -181,16 +196,25 @@ def _as_proved(one: Built, proofs: Proofs) -> Package:
     return one.package if tritons == TRITONS else render(one.plan, tritons)
 
 
-def _build_command(specs: Sequence[Path], folder: Path) -> str:
+def _mending_command(drifts: Sequence[Drift], specs: Sequence[Path], folder: Path) -> str:
+    """The command that mends drifts of specs and packages of none; files that were never mlagen's get other names."""
+    moved = [["mv", str(drift.path), f"{drift.path}.mine"] for drift in drifts if drift.kind == "foreign"]
+    gone = [str(path) for drift in drifts if drift.kind == "orphan" for path in removable(drift.path)]
+    force = ["--force"] * any(drift.kind == "edited" for drift in drifts)
+    built = [_build_command(specs, folder, *force)] * bool(specs)
+    return " && ".join([*map(shlex.join, [*moved, *[["rm", "-r", *gone]] * bool(gone)]), *built])
+
+
+def _build_command(specs: Sequence[Path], folder: Path, *options: str) -> str:
     """The command that builds the specs into a folder, as one would type it: without their names where it takes all."""
     specs = [] if len(specs) > 1 and list(specs) == spec_files(()) else specs
-    return shlex.join(["mlagen", "build", *map(str, specs), *([] if folder == GENERATED else ["--out", str(folder)])])
+    place = [] if folder == GENERATED else ["--out", str(folder)]
+    return shlex.join(["mlagen", "build", *map(str, specs), *place, *options])
 
 
 def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, prover: Prover) -> list[MlagenError]:
     """Proves and writes a package; what breaks a limit or a case, and then nothing is written."""
-    if not force:
-        apply([drift for drift in compare(one.package, one.folder) if drift.kind == "edited"])
+    check_edits(compare(one.package, one.folder), force=force)
     name, proofs, chosen = plan.spec.name, prover.proofs, _chosen(plan, targets)
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         staged = Path(temporary) / name
@@ -214,7 +238,7 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
             one.again = prover.sample(one.label, staged, one.key, chosen, one.cases)
             _take_in(one, prover, prover.held(one.label, staged, one.key, chosen))
     one.package = _as_proved(one, proofs)
-    one.written = apply(compare(one.package, one.folder), force=force)
+    one.written = apply(compare(one.package, one.folder), force=force)  # again: of what was edited meanwhile
     if one.proves:
         one.written += proofs.save()
     return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -102,6 +103,9 @@ class Built:
         err.print(f"{self.folder}: {summary}", markup=False, soft_wrap=True)
         if any(row.cases < row.of for row in self.cases.rows.values()) and not self.failures:
             err.print(f"{self.folder}: `mlagen verify {self.path}` runs all cases", markup=False, soft_wrap=True)
+        if not self.cases.rows and not self.cases.results and not self.failures:
+            command = shlex.join(["mlagen", "verify", str(self.path)])
+            err.print(f"{self.folder}: no kernel was run; verify with: {command}", markup=False, soft_wrap=True)
 
     def _compiled(self, version: str) -> str:
         """How many variants were compiled under a Triton, and how many before."""

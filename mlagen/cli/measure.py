@@ -14,7 +14,7 @@ import click
 from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, SPEC, command_line, err, print_json
 from mlagen.emit import apply, compare, render
-from mlagen.emit.write import write_atomically
+from mlagen.emit.replace import write_atomically
 from mlagen.errors import UsageError
 from mlagen.plan import load_plan
 from mlagen.spec import load

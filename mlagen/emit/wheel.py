@@ -5,14 +5,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import os
-import tempfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from mlagen import GENERATOR, __version__
 from mlagen.emit.render import ENGINES, Package, render, render_plugin
+from mlagen.emit.replace import write_atomically
 from mlagen.plan import Plan
 from mlagen.plan.tritons import MINORS, TRITONS, minor_text
 
@@ -49,16 +48,7 @@ def engine_wheel(plan: Plan, engine: str, tritons: Sequence[str] = TRITONS) -> t
 
 def write_wheel(name: str, data: bytes, folder: Path) -> Path:
     """Writes a wheel into a folder, whole or not at all, and returns its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, folder / name)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_atomically(folder / name, data)
     return folder / name
 
 

@@ -1,19 +1,20 @@
-"""From text to files: only what changed is written, whole or not at all, and never over a hand-edited file."""
+"""From text to files: only what changed is written, all of a package or nothing, and never over a hand-edited file."""
 
 from __future__ import annotations
 
 import difflib
-import os
+import itertools
 import re
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlagen.emit.render import GENERATED, HEADER_LINES, Package, sha256
+from mlagen.emit.replace import replace_files
 from mlagen.errors import DriftError
 
 _BODY = re.compile(r"# (?:spec [0-9a-f]{16} template [0-9a-f]{16} )?body ([0-9a-f]{16})")  # two more until 0.1
+_CONFLICT = re.compile(r"<<<<<<< .*|\|\|\|\|\|\|\| .*|=======|>>>>>>> .*")
 
 
 @dataclass(frozen=True)
@@ -21,19 +22,22 @@ class Drift:
     """A file that is not what its spec gives.
 
     Attributes:
-        path: the file.
-        kind: `missing`, `changed`, `stale` (no longer generated) or `edited` (by hand).
+        path: the file; of an orphan the folder.
+        kind: `missing`, `changed`, `stale` (no longer generated), `edited` (by hand), `foreign` (a file in the place of
+            a generated one that was never mlagen's) or `orphan` (a package of no spec).
         old, new: its text on disk, and as it should be; None where there is none.
+        note: how it came to differ, where its text tells; else empty.
     """
 
     path: Path
     kind: str
     old: str | None
     new: str | None
+    note: str = ""
 
     def diff(self) -> str:
-        """Unified diff from the file on disk to what it should be."""
-        old, new = (text.splitlines(keepends=True) if text else [] for text in (self.old, self.new))
+        """Unified diff from the file on disk to what it should be; ends of lines do not count."""
+        old, new = ([f"{line}\n" for line in (text or "").splitlines()] for text in (self.old, self.new))
         return "".join(difflib.unified_diff(old, new, f"{self.path} (on disk)", f"{self.path} (from its spec)"))
 
 
@@ -47,8 +51,16 @@ def is_hand_edited(text: str) -> bool:
     return not found or sha256(rest)[:16] != found[1]
 
 
+def has_header(text: str) -> bool:
+    """Whether a text is one that mlagen wrote, edited or not."""
+    return any(line.startswith(GENERATED) or _BODY.fullmatch(line) for line in text.splitlines())
+
+
 def compare(package: Package, folder: Path) -> list[Drift]:
-    """What differs between a package and the folder that should hold it; empty where they agree byte for byte."""
+    """The drifts between a package and the folder that should hold it; none where they agree byte for byte.
+
+    Files in the folder that are neither the package's nor mlagen's are the user's, and no drift.
+    """
     drifts = []
     wanted = {file.name: file.text for file in package.files}
     for name, text in wanted.items():
@@ -56,46 +68,80 @@ def compare(package: Package, folder: Path) -> list[Drift]:
         if not path.exists():
             drifts.append(Drift(path, "missing", None, text))
             continue
-        old = path.read_bytes().decode("utf-8", errors="replace")
+        old = _text(path)
         if old != text:
-            drifts.append(Drift(path, "edited" if is_hand_edited(old) else "changed", old, text))
+            drifts.append(_drift(path, old, text))
     for path in sorted(folder.glob("*.py")):
-        if path.name not in wanted:
-            old = path.read_bytes().decode("utf-8", errors="replace")
-            drifts.append(Drift(path, "edited" if is_hand_edited(old) else "stale", old, None))
+        if path.name not in wanted and has_header(old := _text(path)):
+            drifts.append(_drift(path, old, None))
     return drifts
 
 
-def apply(drifts: Iterable[Drift], *, force: bool = False) -> list[Path]:
-    """Makes the folder what the package says, and returns the paths that were written or removed.
+def orphans(folder: Path, names: Iterable[str]) -> list[Drift]:
+    """A drift for each package in a folder whose spec is gone.
+
+    Args:
+        folder: of packages.
+        names: of all specs.
+    """
+    found = [path.parent for path in sorted(folder.glob("*/__init__.py")) if has_header(_text(path))]
+    return [Drift(path, "orphan", None, None, "its spec is gone") for path in found if path.name not in {*names}]
+
+
+def removable(package: Path) -> list[Path]:
+    """What to remove of a package whose spec is gone: its folder; where a user has files there, the generated ones."""
+    entries = sorted(package.iterdir())
+    generated = [path for path in entries if path.suffix == ".py" and has_header(_text(path))]
+    others = {path.name for path in entries} - {path.name for path in generated}
+    return generated if others - {"__pycache__", "manifest.json"} else [package]  # the latter until 0.1
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode("utf-8", errors="replace")
+
+
+def _drift(path: Path, old: str, new: str | None) -> Drift:
+    """How a file that should be another came to be as it is."""
+    unix = old.replace("\r\n", "\n")
+    note = "its lines end with CRLF" if unix != old else ""
+    conflicts = [str(number) for number, line in enumerate(old.splitlines(), 1) if _CONFLICT.fullmatch(line)]
+    if conflicts and "\n<<<<<<< " in f"\n{old}":
+        note = f"merge-conflict markers in lines {', '.join(conflicts)}"
+    elif not is_hand_edited(unix) or not old.strip():
+        return Drift(path, "stale" if new is None else "changed", old, new, note)
+    return Drift(path, "edited" if has_header(old) else "foreign", old, new, note)
+
+
+def check_edits(drifts: Iterable[Drift], *, force: bool = False) -> None:
+    """Checks that nothing of a hand's work would be overwritten.
 
     Raises:
-        DriftError: a file was edited by hand and `force` is off; nothing is written then.
+        DriftError: a file was never mlagen's, or was edited by hand and `force` is off.
     """
     drifts = list(drifts)
-    edited = [str(drift.path) for drift in drifts if drift.kind == "edited"]
+    foreign = [str(drift.path) for drift in drifts if drift.kind == "foreign"]
+    if foreign:
+        raise DriftError(
+            f"{', '.join(foreign)}: not a file of mlagen's, and not overwritten",
+            hint="move it elsewhere: a generated file has its name",
+        )
+    edited = [f"{drift.path}{drift.note and f' ({drift.note})'}" for drift in drifts if drift.kind == "edited"]
     if edited and not force:
         raise DriftError(
             f"{', '.join(edited)}: edited by hand, and not overwritten",
             hint="move the change into the spec or the template, or overwrite it with --force",
         )
-    for drift in drifts:
-        if drift.new is None:
-            drift.path.unlink()
-        else:
-            write_atomically(drift.path, drift.new)
+
+
+def apply(drifts: Iterable[Drift], *, force: bool = False) -> list[Path]:
+    """Makes folders as their packages say, each as a whole, and returns the paths that were written or removed.
+
+    Raises:
+        DriftError: see `check_edits`; nothing is written then.
+        OSError: a folder could not be replaced, and is as it was.
+    """
+    drifts = list(drifts)
+    check_edits(drifts, force=force)
+    for folder, group in itertools.groupby(drifts, key=lambda drift: drift.path.parent):
+        replace_files(folder, {drift.path.name: drift.new for drift in group})
     return [drift.path for drift in drifts]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file so that a reader sees the old bytes or the new ones, never a part."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(text.encode())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

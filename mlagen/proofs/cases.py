@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlagen.compile import default_cache_dir
-from mlagen.emit.write import write_atomically
+from mlagen.emit.replace import write_atomically
 from mlagen.proofs.folder import Proofs, cases_key
 from mlagen.proofs.rows import CasesRow
 from mlagen.proofs.sources import digest_of, family_names

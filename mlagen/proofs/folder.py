@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from mlagen.compile import Resources
 from mlagen.compile.binary import Measured
-from mlagen.emit.write import write_atomically
+from mlagen.emit.replace import write_atomically
 from mlagen.plan.tritons import TRITONS
 from mlagen.proofs.rows import CasesRow, CompileRow, Figures, PackageRow
 from mlagen.proofs.sources import MLAGEN, digest_of, family_code, family_names, measuring_code

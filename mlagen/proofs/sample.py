@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlagen.compile import CompileJob, Resources, Toolchain, compile_jobs, content_keys, default_cache_dir
-from mlagen.emit.write import write_atomically
+from mlagen.emit.replace import write_atomically
 from mlagen.errors import ProofError
 from mlagen.proofs.cases import environment
 from mlagen.proofs.folder import Proofs

@@ -20,7 +20,7 @@ from mlagen.bench.tune.choose import Regime
 from mlagen.bench.tune.progress import Progress
 from mlagen.bench.tune.sweep import Figure, Sweep, Swept
 from mlagen.bench.tune.tunable import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, tunables_of
-from mlagen.emit.write import write_atomically
+from mlagen.emit.replace import write_atomically
 from mlagen.errors import UsageError
 from mlagen.plan import Sm90Row, Tile, TileRow, make_plan
 from mlagen.plan.tuned import dump_tuned, tuned_path
