@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -13,13 +14,19 @@ from mlagen.cli.console import Group, report_error
 from mlagen.cli.init import init
 from mlagen.cli.measure import bench, tune
 from mlagen.cli.package import package
+from mlagen.cli.process import bearing_streams, ended_by_signals
 from mlagen.cli.show import doctor, explain, schema, show
 from mlagen.cli.verify import verify
-from mlagen.errors import MlagenError
+from mlagen.errors import MlagenError, ToolError
 
 
 class _Group(Group):
-    """Ends with the exit code that an mlagen error names, after a line for it on stderr."""
+    """Ends with the exit code that an mlagen error names, after a line for it on stderr; so on an error of a file."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        bearing_streams()
+        with ended_by_signals():
+            return super().main(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -27,6 +34,11 @@ class _Group(Group):
         except MlagenError as error:
             report_error(error)
             sys.exit(error.exit_code)
+        except OSError as error:
+            path = error.filename2 or error.filename
+            broken = ToolError(f"{os.fsdecode(path)}: {error.strerror}" if path is not None else str(error))
+            report_error(broken)
+            sys.exit(broken.exit_code)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -34,8 +46,8 @@ class _Group(Group):
 def main() -> None:
     """Generates attention kernels for multi-head latent attention (MLA) from a YAML spec.
 
-    Exit codes: 0 done; 1 a failed check (drift, mismatch, over a limit); 2 a bad spec or usage; 3 a tool or compiler
-    broke.
+    Exit codes: 0 done; 1 a failed check (drift, mismatch, over a limit); 2 a bad spec or usage; 3 a tool, a compiler or
+    a file broke; 128 and the signal's number where a signal ended it, 130 on Ctrl-C.
     """
 
 
