@@ -145,5 +145,6 @@ def test_a_terminal_shows_what_is_compiled_and_how_much_is_left(
 def test_a_pipe_shows_no_bar_even_where_it_gets_colours() -> None:
     command = [sys.executable, "-m", "mlagen", "build", *COMPILE_ONE]
     done = subprocess.run(command, env={**os.environ, "FORCE_COLOR": "1"}, capture_output=True, text=True, check=True)
-    (line,) = done.stderr.splitlines()
-    assert "generated/writer: " in line
+    summary, command = done.stderr.splitlines()
+    assert "generated/writer: " in summary
+    assert "verify with: mlagen verify specs/writer.yaml" in command
