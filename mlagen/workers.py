@@ -21,10 +21,10 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 LAST_LINES = 20
-IDLE_SECONDS = 120.0  # without a runnable thread, after which a process hangs
+IDLE_SECONDS = 120.0  # without a runnable thread: then a process hangs
 _PROC = Path("/proc")
 
-# Starts a command that the kernel kills when the thread that started it ends, however that ends: SIGKILL too.
+# Starts a command. The kernel kills it as soon as the starting thread ends, even by SIGKILL.
 _TIED = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
@@ -40,7 +40,7 @@ class WorkerError(Exception):
     """A worker that gave no answer.
 
     Attributes:
-        late: the limit that it passed, and for which it was ended: "used 600 s of CPU"; empty: it ended by itself.
+        late: the limit that it passed, such as "used 600 s of CPU"; empty if it ended by itself.
         end: how it ended: the name of a signal, or its exit code.
         words: the last lines that it printed.
     """
@@ -57,7 +57,7 @@ class Limit:
     Attributes:
         work: seconds of CPU of the process and of those that it started. Where the system does not tell, of time.
         wall: seconds of time as well, for work that no CPU does; None: any.
-        idle: seconds of time in which none of the processes has used or waited for a CPU.
+        idle: seconds of time without a process that uses or waits for a CPU.
     """
 
     work: float
@@ -242,14 +242,14 @@ def spread(
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Ends a process that was not collected yet, and what it started, at once."""
+    """Ends a process that was not collected yet and all that it started, at once."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
 
 
 class Usage(NamedTuple):
-    """What the processes of a group did so far.
+    """The work of a group of processes so far.
 
     Attributes:
         seconds: of CPU that they used, and those that they started and that have ended.
@@ -261,7 +261,7 @@ class Usage(NamedTuple):
 
 
 def usage(group: int) -> Usage | None:
-    """What the processes of a group did so far; None where the system does not tell."""
+    """The work of a group of processes so far; None where the system does not tell."""
     ticks, wants, tick = 0, False, os.sysconf("SC_CLK_TCK")
     if not _PROC.is_dir():
         return None
@@ -275,7 +275,7 @@ def usage(group: int) -> Usage | None:
 
 
 def _stat(path: Path) -> list[str]:
-    """The fields of a process or thread behind its name, of which the first is its state; none where it is gone."""
+    """The fields of a process or thread behind its name, the state first; none where it is gone."""
     try:
         return path.read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

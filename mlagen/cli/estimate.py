@@ -41,7 +41,7 @@ class Estimate:
         """Seconds of time until all is done; None where no task was.
 
         Args:
-            elapsed: seconds of time since the work began, in which several workers may have been at it.
+            elapsed: seconds of time since the work began, by one worker or several.
         """
         worked = sum(self._seconds.values())
         if not worked:

@@ -1,4 +1,4 @@
-"""The command as a process: it ends on a signal as it ends on an error, and bears that nobody reads what it prints."""
+"""The command as a process: a signal ends it as an error does, and a reader that goes away is no error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within, the signals in ENDING raise SystemExit of 128 and their number, so that workers and folders are cleared.
+    """Within, the signals in ENDING raise SystemExit of 128 plus their number: workers end and temporary folders go.
 
-    The signal after the first is ignored, since it would leave the clearing half done; a third ends that too.
+    The second signal is ignored, since it would interrupt this clean-up; a third one does interrupt it.
     """
     seen = 0
 
@@ -37,7 +37,7 @@ def ended_by_signals() -> Iterator[None]:
 
 
 class _Descriptor(io.FileIO):
-    """A standard stream; once nobody reads it, what is written is dropped, and the command ends as it would."""
+    """A standard stream. Once nobody reads it, the text is dropped, and the command goes on to its own exit code."""
 
     def write(self, data: Any, /) -> int:
         """Writes; an error names the stream, after which it takes anything, so that it can be closed."""

@@ -1,7 +1,7 @@
-"""Replaces a folder as a whole: the new one is staged beside it, written through to the disk, and exchanged with it.
+"""Replaces a folder as a whole: the new one is staged next to it, written through to the disk, and exchanged with it.
 
-At no moment is a part of the new folder in the place of the old one: not on a full disk, not on a signal, not where the
-power goes. A folder that was being staged when its process was killed is removed by the next one.
+A full disk, a signal or a power cut leaves the old folder or the new one, never a mixture. If a process is killed while
+it stages a folder, the next process removes the staged files.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_place(folder: Path) -> None:
 
 
 def replace_files(folder: Path, texts: Mapping[str, str | None]) -> None:
-    """Replaces files of a folder, all at once; the others in it, and folders, are in the new one too.
+    """Replaces files of a folder, all at once; all other files and folders in it are kept.
 
     Args:
         folder: made if it is not there.
@@ -48,7 +48,7 @@ def replace_files(folder: Path, texts: Mapping[str, str | None]) -> None:
     Raises:
         OSError: the folder is as it was before; names the path.
     """
-    place = folder.resolve()  # of a link, what it points to is replaced
+    place = folder.resolve()  # a link stays, and its target is replaced
     place.parent.mkdir(parents=True, exist_ok=True)
     tidy(place)
     with _staging(place) as outer:
@@ -68,7 +68,7 @@ def replace_files(folder: Path, texts: Mapping[str, str | None]) -> None:
 
 
 def tidy(folder: Path) -> None:
-    """Brings back what a killed process had moved away from a folder's place, and removes what it had staged."""
+    """Clears up after a killed process: removes its staged files, and brings back a folder that it had moved away."""
     for outer in folder.parent.glob(f".{folder.name}.staged-*"):
         with contextlib.suppress(OSError), _locked(outer):  # another process is at it
             _remove(outer, folder)
@@ -121,7 +121,7 @@ def _sync(folder: Path) -> None:
 
 
 def _keep(old: Path, new: Path, without: set[str]) -> None:
-    """Gives a folder what another has: the same files under a second name, where the file system can."""
+    """Gives a folder the files of another: as hard links, or as copies where the file system has no such links."""
     for entry in os.scandir(old):
         if entry.name in without:
             continue
@@ -140,7 +140,7 @@ def _keep(old: Path, new: Path, without: set[str]) -> None:
 
 @contextlib.contextmanager
 def _staging(place: Path) -> Iterator[Path]:
-    """A hidden folder beside a place, of which nothing is left at the end."""
+    """A hidden folder next to a place; it is removed at the end."""
     outer = place.with_name(f".{place.name}.staged-{secrets.token_hex(8)}")
     try:
         with naming(place):
@@ -189,7 +189,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _remove(outer: Path, place: Path) -> None:
-    """Removes a staged folder, and puts back what it holds of its place."""
+    """Removes a staged folder; an old folder in it goes back to its place first."""
     if (outer / _OLD).exists() and not place.exists():
         os.rename(outer / _OLD, place)
     shutil.rmtree(outer, ignore_errors=True)

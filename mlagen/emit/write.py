@@ -1,4 +1,4 @@
-"""From text to files: only what changed is written, all of a package or nothing, and never over a hand-edited file."""
+"""From text to files: only changed files are written, all of a package or none, and never over a hand-edited file."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Drift:
 
     Attributes:
         path: the file; of an orphan the folder.
-        kind: `missing`, `changed`, `stale` (no longer generated), `edited` (by hand), `foreign` (a file in the place of
-            a generated one that was never mlagen's) or `orphan` (a package of no spec).
+        kind: `missing`, `changed`, `stale` (no longer generated), `edited` (by hand), `foreign` (a user's file with
+            the name of a generated one) or `orphan` (a package of no spec).
         old, new: its text on disk, and as it should be; None where there is none.
         note: how it came to differ, where its text tells; else empty.
     """
@@ -36,7 +36,7 @@ class Drift:
     note: str = ""
 
     def diff(self) -> str:
-        """Unified diff from the file on disk to what it should be; ends of lines do not count."""
+        """Unified diff from the file on disk to the text it should have; line ends do not count."""
         old, new = ([f"{line}\n" for line in (text or "").splitlines()] for text in (self.old, self.new))
         return "".join(difflib.unified_diff(old, new, f"{self.path} (on disk)", f"{self.path} (from its spec)"))
 
@@ -78,7 +78,7 @@ def compare(package: Package, folder: Path) -> list[Drift]:
 
 
 def orphans(folder: Path, names: Iterable[str]) -> list[Drift]:
-    """A drift for each package in a folder whose spec is gone.
+    """A drift for each package that no spec describes any more.
 
     Args:
         folder: of packages.
@@ -89,7 +89,7 @@ def orphans(folder: Path, names: Iterable[str]) -> list[Drift]:
 
 
 def removable(package: Path) -> list[Path]:
-    """What to remove of a package whose spec is gone: its folder; where a user has files there, the generated ones."""
+    """Paths to remove of a package without a spec: its folder, or the generated files if a user has files there."""
     entries = sorted(package.iterdir())
     generated = [path for path in entries if path.suffix == ".py" and has_header(_text(path))]
     others = {path.name for path in entries} - {path.name for path in generated}

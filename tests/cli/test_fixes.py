@@ -1,4 +1,4 @@
-"""Every command that mlagen prints behind "fix with:" is run where it is printed, and mends what it was printed for."""
+"""Every command that mlagen prints behind "fix with:" is run where it is printed, and mends the fault."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def conflict() -> None:
 
 
 def other_spec(mine: bool) -> None:
-    """A spec is given up, of whose package the user has kept a file or not."""
+    """A spec is given up; in its package lies a file of the user's or none."""
     Path("specs", "gone.yaml").write_text(WRITER.replace("name: writer", "name: gone"))
     command = [sys.executable, "-m", "mlagen", "build", "specs/gone.yaml", *TEXT]
     subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
@@ -71,7 +71,7 @@ def foreign() -> None:
     MODULE.write_text("import torch\n")
 
 
-# What happened, the command that then prints a fix, and words that it says of it.
+# The fault, the command that then prints a fix, and words of its output.
 CHECKED: dict[str, tuple[Callable[[], object], str, str]] = {
     "a file is lost": (MODULE.unlink, CHECK, "cache.py: missing"),
     "a spec changed": (

@@ -1,4 +1,4 @@
-"""The command as a process: what signals, full disks and readers that end leave, and with which exit code it ends."""
+"""The command as a process: its exit codes and the files it leaves after signals, full disks and readers that end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MLAGEN = [sys.executable, "-m", "mlagen"]
 
 @pytest.fixture
 def temporary(writer: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files, beside a workspace whose cache is empty."""
+    """A folder for temporary files, and a workspace with an empty cache."""
     (tmp_path / "temporary").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -172,7 +172,7 @@ def test_a_file_that_cannot_be_read_or_made_is_named(workspace: Path, arguments:
 
 
 def unread(*arguments: str) -> tuple[int, str]:
-    """Exit code and stderr of a command whose stdout nobody reads."""
+    """Exit code and stderr of a command; nobody reads its stdout."""
     with start(*arguments) as process:
         assert process.stdout is not None
         assert process.stderr is not None
