@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import tarfile
@@ -15,6 +14,7 @@ from mlagen.compile.pool import compile_jobs, list_variants
 from mlagen.compile.process import ask_triton_key
 from mlagen.compile.resources import Resources
 from mlagen.compile.toolchain import Toolchain
+from mlagen.emit.replace import write_atomically
 
 KEPT = (".cubin", ".hsaco", ".json")  # of an entry; Triton loads it without the stages before the machine code
 GROUP = "__grp__"  # Triton's prefix of the file that names an entry's other files
@@ -60,15 +60,10 @@ def write_kernels(
         cache = Path(temporary) / "cache"
         cache.mkdir()
         compile_jobs(package_dir, jobs, toolchain=toolchain, kernels_dir=cache, on_start=on_start, on_done=on_done)
-        into.mkdir(parents=True, exist_ok=True)
         path = into / archive_name(target, toolchain.version, ask_triton_key(toolchain))
         partial = Path(temporary) / path.name
         _pack(cache, partial)
-        staged = path.with_name(f".{path.name}.new")
-        with contextlib.ExitStack() as stack:
-            stack.callback(staged.unlink, missing_ok=True)
-            staged.write_bytes(partial.read_bytes())
-            staged.replace(path)
+        write_atomically(path, partial.read_bytes())
     return path
 
 

@@ -36,6 +36,7 @@ _TORCH_BITS = {1: torch.uint8, 2: torch.int16}
 _NUMPY_BITS = {1: np.uint8, 2: np.uint16}
 _CASTS = ("si_to_fp", "ui_to_fp", "fp_to_si", "fp_to_ui", "fp_ext", "fp_trunc")
 _MENDED = "_mlagen_fixed"
+_np_dtypes: dict[str, Any] = {}  # of scalar dtypes, by name: Triton makes a table of all for each look
 _called: set[Any] = set()  # device functions that this launch has called
 
 
@@ -64,6 +65,7 @@ def install() -> None:
         _wrap(InterpreterBuilder, name, _refuses_narrow)
     _wrap(InterpretedFunction, "run", _fixed_run)
     _wrap(InterpretedFunction, "__call__", _fixed_call)
+    _wrap(interpreter, "_get_np_dtype", _fixed_np_dtype)
     _wrap(interpreter, "_patch_lang_tensor", _fixed_lang_tensor)
     _wrap(interpreter, "_patch_lang_core", _fixed_lang_core)
     setattr(InterpreterBuilder, _MENDED, True)
@@ -248,6 +250,15 @@ def _fixed_call(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         _called.add(self)
         return original(self, *args, **kwargs)
     return self.rewrite()(*args, **kwargs)
+
+
+def _fixed_np_dtype(original: Any, dtype: Any) -> Any:
+    if dtype.scalar.is_ptr():
+        return original(dtype)
+    found = _np_dtypes.get(dtype.scalar.name)
+    if found is None:
+        found = _np_dtypes[dtype.scalar.name] = original(dtype)
+    return found
 
 
 def _fixed_lang_tensor(original: Any, tensor: Any, scope: Any) -> None:
