@@ -26,6 +26,7 @@ from mlagen.spec.stored import Cache, check_layout
 from mlagen.spec.targets import Target
 
 Presence = Literal["none", "optional", "required"]
+SoftmaxScale = Annotated[float | None, Field(ge=1e-6, le=1e6, allow_inf_nan=False)]
 WrapperName = Literal[
     "triton_mla_sparse_attention",
     "flash_mla_sparse_fwd",
@@ -58,6 +59,14 @@ WrapperName = Literal[
     "indexer_topk",
     "paged_indexer_topk",
 ]
+
+
+_SCALE = "softmax scale: factor of the logits where a caller of a wrapper passes None; absent: {} ** -0.5"
+
+
+def _without(said: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
+    """A part's values without later fields that are at their defaults, so that hashes of older specs stay."""
+    return {name: value for name, value in said.items() if name not in later or value != later[name]}
 
 
 class Dims(Model):
@@ -140,14 +149,12 @@ class SparseAttention(Model):
             "q_scale, and so is the cache, with one scale a tensor; V in fp16"
         ),
     ] = "model"
+    softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
 
     @model_serializer(mode="wrap")
-    def _without_what_is_off(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        said: dict[str, Any] = dump(self)
-        for name, off in (("shared_indices", None), ("rescaling", "lagged"), ("products", "model")):
-            if said[name] == off:  # so that the hashes of specs that came before the switch stay
-                del said[name]
-        return said
+    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        later = {"shared_indices": None, "rescaling": "lagged", "products": "model", "softmax_scale": None}
+        return _without(dump(self), later)
 
 
 class DenseAttention(Model):
@@ -167,6 +174,11 @@ class DenseAttention(Model):
         Literal["+inf", "-inf"],
         Field(description="LSE of a row without a key, of flash_mla_with_kvcache; its output is 0"),
     ] = "+inf"
+    softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(dump(self), {"softmax_scale": None})
 
 
 Attention: TypeAlias = Annotated[SparseAttention | DenseAttention, Field(discriminator="kind")]
@@ -188,6 +200,11 @@ class MultiHead(Model):
         Literal["pointers", "descriptors"],
         Field(description="how blocks of k and v are loaded; descriptors: copied by them where the target can (TMA)"),
     ] = "pointers"
+    softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("qk_head_dim"))] = None
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _without(dump(self), {"softmax_scale": None})
 
 
 class Spec(Model):
@@ -264,9 +281,8 @@ class Spec(Model):
     @model_serializer(mode="wrap")
     def _without_what_is_new(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """A part that came later is left out where it is not asked for, so that it changes no other spec's digest."""
-        values: dict[str, Any] = serialize(self)
         later = {"multi_head": None, "indexer": None, "indexer_cache": None, "partials": "fp32", "ops": False}
-        return {name: value for name, value in values.items() if name not in later or value != later[name]}
+        return _without(serialize(self), later)
 
     @property
     def attention_kind(self) -> str | None:
@@ -304,6 +320,19 @@ class Spec(Model):
         heads = multi_head and multi_head.num_kv_heads
         if model is not None and heads and model.num_heads % heads:
             raise refused(f"got {heads}; takes a divisor of model.num_heads, {model.num_heads}", "num_kv_heads")
+        return multi_head
+
+    @field_validator("multi_head")
+    @classmethod
+    def _one_softmax_scale(cls, multi_head: MultiHead | None, info: ValidationInfo) -> MultiHead | None:
+        attention = info.data.get("attention")
+        scale = attention and attention.softmax_scale
+        if multi_head is not None and attention is not None and multi_head.softmax_scale != scale:
+            takes = "none" if scale is None else scale
+            raise refused(
+                f"got {multi_head.softmax_scale or 'none'}; takes {takes}, that of attention.softmax_scale",
+                "softmax_scale",
+            )
         return multi_head
 
     @field_validator("indexer")

@@ -28,6 +28,7 @@ class Facts:
         wrappers: names of the package's wrappers.
         shared_indices: neighbouring tokens that load rows together; None: each its own.
         partials: how splits store their accumulators, "fp32", "bf16" or "fp16".
+        softmax_scale: what None means in wrappers of attention over latent rows; None: the spec states none.
     """
 
     num_heads: int
@@ -45,11 +46,17 @@ class Facts:
     wrappers: tuple[str, ...]
     shared_indices: int | None = None
     partials: str = "fp32"
+    softmax_scale: float | None = None
 
     @property
     def d_qk(self) -> int:
         """Columns of a KV row."""
         return self.d_c + self.d_rope
+
+    @property
+    def default_scale(self) -> float:
+        """The factor of the logits of a call that names none."""
+        return float(self.d_qk**-0.5) if self.softmax_scale is None else self.softmax_scale
 
     @property
     def takes_pair(self) -> bool:
@@ -77,4 +84,5 @@ class Facts:
             wrappers=tuple(spec["wrappers"]),
             shared_indices=attention.get("shared_indices"),
             partials=spec.get("partials", "fp32"),
+            softmax_scale=attention.get("softmax_scale"),
         )

@@ -48,6 +48,11 @@ def imported(module: str, names: list[str]) -> str:
     return "(\n" + "".join(f"    {name},\n" for name in names) + ")"
 
 
+def stated_scale(scale: float | None) -> str:
+    """The softmax scale that a spec states, as text; empty: none."""
+    return "" if scale is None else repr(scale)
+
+
 def alignment_of(column: int) -> str:
     """What may be claimed of addresses that begin `column` columns into an aligned row: ALIGNMENT, or nothing."""
     return "ALIGNMENT" if column * ITEMSIZE % FULL_ALIGNMENT == 0 else "1"

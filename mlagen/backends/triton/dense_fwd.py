@@ -6,7 +6,7 @@ from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import tiles
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common
+from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common, stated_scale
 from mlagen.backends.triton.splits import accumulators
 from mlagen.plan import DenseFwdPlan, Plan
 
@@ -38,7 +38,7 @@ def context(plan: Plan) -> dict[str, Any]:
     dense_fwd = plan.of(DenseFwdPlan)
     k_chunks = [chunk_of(chunk) for chunk in dense_fwd.k_chunks]
     v_chunks = accumulators(dense_fwd.v_chunks)
-    described = bool(dense_fwd.descriptor_targets)
+    described, multi_head = bool(dense_fwd.descriptor_targets), plan.spec.multi_head
     return {
         **common(plan),
         "d_qk": dense_fwd.d_qk,
@@ -51,6 +51,7 @@ def context(plan: Plan) -> dict[str, Any]:
         "chunks": [*k_chunks, *v_chunks],
         "k_chunks": k_chunks,
         "v_chunks": v_chunks,
+        "stated_scale": stated_scale(multi_head.softmax_scale if multi_head else None),
     }
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mlagen.backends.base import GeneratedFile, generated
-from mlagen.backends.triton.common import chunk_of, common
+from mlagen.backends.triton.common import chunk_of, common, stated_scale
 from mlagen.plan import Chunk, DenseDecodePlan, Plan, SparseDecodePlan
 from mlagen.spec import Presence, SparseAttention
 
@@ -59,6 +59,7 @@ def attention_context(plan: Plan) -> dict[str, Any]:
         "table_width": 3 if attention.window else 2,  # of what the merge reads of a request of dense attention
         "lse_base": attention.lse_base,
         "empty_row_lse": attention.empty_row_lse.lstrip("+"),
+        "stated_scale": stated_scale(attention.softmax_scale),
     }
 
 

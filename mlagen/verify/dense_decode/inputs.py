@@ -32,6 +32,8 @@ class Inputs(family.Inputs):
         lengths: i32 [requests].
         keys: of each request.
         scale: softmax_scale; None: not passed.
+        default_scale: the scale of a call that passes None.
+        stated: the spec states it, so that decode_attention_fwd takes None too.
         k_scale: f32 [1] where the layout has one scale a tensor.
         window: keys that a query token sees; None: all.
     """
@@ -44,13 +46,15 @@ class Inputs(family.Inputs):
     lengths: torch.Tensor
     keys: list[int]
     scale: float | None
+    default_scale: float
+    stated: bool
     k_scale: torch.Tensor | None
     window: int | None
 
     @property
     def sm_scale(self) -> float:
         """The factor of the logits that the call takes."""
-        return float(self.q.shape[-1] ** -0.5) if self.scale is None else self.scale
+        return self.default_scale if self.scale is None else self.scale
 
     def arguments(self, wrapper: str) -> dict[str, Any]:
         """Arguments of a wrapper but for metadata and head_dim_v."""
@@ -83,7 +87,7 @@ class Inputs(family.Inputs):
             "b_seq_len": self.lengths,
             "attn_logits": torch.full((requests, heads, 4, self.layout.columns), NAN, device=self.q.device),
             "num_kv_splits": 4,
-            "sm_scale": self.sm_scale,
+            "sm_scale": self.scale if self.stated else self.sm_scale,
             "page_size": self.problem.block_size,
             "lse": torch.full((requests, heads + 3), NAN, dtype=torch.float32, device=self.q.device)[:, :heads],
         }
@@ -170,6 +174,8 @@ def build(problem: DenseDecodeProblem, known: DenseDecodeFacts, device: str, see
         lengths,
         problem.keys,
         None if problem.scale is None else problem.scale * facts.d_qk**-0.5,
+        facts.default_scale,
+        facts.softmax_scale is not None,
         torch.full((1,), problem.k_scale, device=device) if layout.tensor_scale else None,
         window,
         placed={"q": placed_q, "lengths": unplaced(lengths)},
@@ -196,7 +202,6 @@ def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
     group = heads // kv_heads
     tokens: list[list[Attention]] = [[] for _ in range(kv_heads)]
     table = inputs.block_table.long()
-    scale = d_qk**-0.5 if inputs.scale is None else inputs.scale
     device = inputs.q.device
     for request, keys in enumerate(inputs.keys):
         first = inputs.first_key(request)
@@ -216,7 +221,7 @@ def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
                 rows = read(inputs.layout, pages, size, slots, inputs.k_scale)
             q = inputs.q[request, :, head * group : (head + 1) * group]
             rows = rows.to(q.dtype)[:, None]
-            args = (indices, scale, facts.d_v, None, None, facts.lse_base, empty_row_lse)
+            args = (indices, inputs.sm_scale, facts.d_v, None, None, facts.lse_base, empty_row_lse)
             tokens[head].append(sparse_attention(q, rows, *args))
     ends = ((facts.d_v,), (), (), (facts.d_v,), (), (facts.d_v,))
     empty = [Attention(*(torch.zeros(0, group, *end, device=device) for end in ends))]

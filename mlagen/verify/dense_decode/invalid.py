@@ -9,6 +9,7 @@ import torch
 from mlagen.verify import invalid, pairs
 from mlagen.verify.decode import FLASH
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
+from mlagen.verify.facts import Facts
 from mlagen.verify.invalid import Invalid, RefusedCase
 
 NAME = "dense_decode"
@@ -30,13 +31,14 @@ def _invalid_flash(known: DenseDecodeFacts) -> Iterator[Invalid]:
     yield from invalid.out(facts.d_v, getattr(torch, facts.dtype))
 
 
-def _invalid_decode() -> Iterator[Invalid]:
+def _invalid_decode(facts: Facts) -> Iterator[Invalid]:
     yield Invalid("v_buffer", "of its own", torch.clone)
     yield Invalid("v_buffer", "other columns", lambda k_buffer: k_buffer[..., 1:], like="k_buffer")
     yield Invalid("page_size", "not the buffer's", lambda size: size + 1)
     yield Invalid("page_size", "0", invalid.constant(0))
     yield Invalid("logit_cap", "not 0", invalid.constant(30.0))
-    yield Invalid("sm_scale", "None", invalid.constant(None))
+    if facts.softmax_scale is None:
+        yield Invalid("sm_scale", "None", invalid.constant(None))
     yield from invalid.scale("sm_scale")
     yield Invalid("o", "dtype float32", torch.Tensor.float)
     yield Invalid("o", "a request short", lambda o: o[1:])
@@ -69,7 +71,7 @@ def _invalid(known: DenseDecodeFacts, wrapper: str) -> Iterator[Invalid]:
     yield from invalid.output_scale()
     yield Invalid("workspace", "too small", invalid.zeros(16), like="q")
     yield Invalid("workspace", "dtype float16", invalid.zeros(1 << 20, dtype=torch.float16), like="q")
-    yield from _invalid_flash(known) if flash else _invalid_decode()
+    yield from _invalid_flash(known) if flash else _invalid_decode(known.facts)
 
 
 def refused(known: DenseDecodeFacts) -> Iterator[RefusedCase]:

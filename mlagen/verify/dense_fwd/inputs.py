@@ -80,7 +80,8 @@ def build(case: DenseFwdCase, spec: Mapping[str, Any], device: str, seed: int) -
     arguments |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "causal": case.causal}
     if case.hint is not None:
         arguments |= {"max_seqlen_q": case.hint, "max_seqlen_k": case.hint}
-    scale = heads["qk_head_dim"] ** -0.5 * (1.0 if case.scale is None else case.scale)
+    unit = heads["qk_head_dim"] ** -0.5
+    scale = heads.get("softmax_scale", unit) if case.scale is None else case.scale * unit
     if case.scale is not None:
         arguments["softmax_scale"] = scale
     if case.out is not None:

@@ -69,7 +69,8 @@ def _rows_attended(subject: Subject, rows: int, indices: torch.Tensor, seed: int
     kv[named.to(device) // size, named.to(device) % size] = values
     q = torch.randn(len(indices), heads, facts.d_qk, generator=generator).to(dtype).to(device)
     sink = torch.randn(heads, generator=generator).to(device) if facts.sink == "required" else None
-    inputs = RowInputs(q, kv, indices[:, None].to(device), facts.d_qk**-0.5, None, sink)
+    scale = facts.d_qk**-0.5
+    inputs = RowInputs(q, kv, indices[:, None].to(device), scale, scale, None, sink)
     problem = Problem(len(indices), heads, indices.shape[1], rows)
     return Attended(SPARSE_FWD, SparseFwdCase("", "", ROWS, problem, multiprocessors=1), inputs)
 

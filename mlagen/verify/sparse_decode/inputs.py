@@ -228,7 +228,7 @@ def build(problem: CacheProblem, known: CacheFacts, device: str, seed: int) -> I
 
 def attend(inputs: Inputs, facts: Facts) -> Attention:
     """Attention of each token over the rows that its lists name, by mlagen.verify.reference."""
-    requests, s_q, _, d_qk = inputs.q.shape
+    requests, s_q = inputs.q.shape[:2]
     tables, columns, first = [], [], 0
     for one in inputs.lists:
         indices = one.indices.long().flatten(0, 1)  # [tokens, topk]
@@ -243,7 +243,7 @@ def attend(inputs: Inputs, facts: Facts) -> Attention:
         columns.append(found)
         first += len(slots)
     kv = torch.cat(tables)[:, None]
-    scale = d_qk**-0.5 if inputs.scale is None else inputs.scale
+    scale = facts.default_scale if inputs.scale is None else inputs.scale
     q = inputs.q.reshape(requests * s_q, *inputs.q.shape[2:])
     indices = torch.cat(columns, 1)
     return sparse_attention(q, kv, indices, scale, facts.d_v, inputs.sink, None, facts.lse_base, facts.empty_row_lse)

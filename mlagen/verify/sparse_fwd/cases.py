@@ -31,7 +31,7 @@ class Problem:
         indices: pattern of the indices, a key of mlagen.verify.patterns.INDEX_PATTERNS.
         length: pattern of topk_length; None: not passed.
         sink: pattern of attn_sink; None: not passed.
-        scale: sm_scale as a multiple of d_qk ** -0.5.
+        scale: sm_scale as a multiple of d_qk ** -0.5; None: passed as None, which means the spec's.
         q_size: factor of Q's values.
         q, kv, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
         index_layout: likewise of indices.
@@ -44,7 +44,7 @@ class Problem:
     indices: str = "random"
     length: str | None = None
     sink: str | None = None
-    scale: float = 1.0
+    scale: float | None = 1.0
     q_size: float = 1.0
     q: str = "contiguous"
     kv: str = "contiguous"
@@ -228,6 +228,8 @@ def _logits(suite: _Suite) -> Iterator[SparseFwdCase]:
         ("none", 2.0**-120, "a softmax that is uniform: the mean of the valid rows"),
     ):
         yield from suite.sparse(f"logits: {name}", promise, scale=scale)
+    if suite.facts.softmax_scale is not None:
+        yield from suite.sparse("scale: None", "None is the spec's softmax scale", each_wrapper=True, scale=None)
     if suite.facts.dtype == "bfloat16":  # fp16 does not hold them
         promise = "a product far below -1e30 is a score like others, once scaled"
         yield from suite.sparse(

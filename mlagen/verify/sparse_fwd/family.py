@@ -34,7 +34,7 @@ def _build(subject: Subject, case: SparseFwdCase, seed: int) -> Inputs:
 def _call(run: SparseFwdRun, **given: Any) -> Results:
     subject, case, inputs = run.subject, run.case, run.inputs
     named = {**inputs.optional(), "enable_batch_invariant": case.batch_invariant, **given}
-    arguments = (named.pop("q", inputs.q), inputs.kv, inputs.indices, inputs.sm_scale)
+    arguments = (named.pop("q", inputs.q), inputs.kv, inputs.indices, inputs.passed_scale)
     plan = case.multiprocessors
     if case.wrapper == FLASH:
         out, max_logits, lse = subject.call(FLASH, *arguments, multiprocessors=plan, d_v=subject.facts.d_v, **named)

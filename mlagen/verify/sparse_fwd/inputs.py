@@ -24,6 +24,7 @@ class Inputs(family.Inputs):
         kv: [rows, 1, d_qk] or [pages, block_size, d_qk].
         indices: i32 [tokens, 1, topk].
         sm_scale: factor of the logits.
+        passed_scale: sm_scale, or None, which the call passes for the spec's.
         length: i32 [tokens] or None.
         sink: f32 [heads] or None.
     """
@@ -32,6 +33,7 @@ class Inputs(family.Inputs):
     kv: torch.Tensor
     indices: torch.Tensor
     sm_scale: float
+    passed_scale: float | None
     length: torch.Tensor | None
     sink: torch.Tensor | None
 
@@ -101,5 +103,6 @@ def build(problem: Problem, facts: Facts, device: str, seed: int, stats: Sequenc
         given["out"] = place(empty, LAYOUTS[problem.out], NAN)
     for name in stats:
         given[name] = place(torch.full((tokens, heads), NAN, device=device), LAYOUTS["contiguous"], NAN)
-    scale = problem.scale * facts.d_qk**-0.5
-    return Inputs(q.view, kv.view, index.view, scale, length, sink, placed=placed, given=given)
+    passed = None if problem.scale is None else problem.scale * facts.d_qk**-0.5
+    scale = facts.default_scale if passed is None else passed
+    return Inputs(q.view, kv.view, index.view, scale, passed, length, sink, placed=placed, given=given)

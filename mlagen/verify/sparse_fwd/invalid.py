@@ -42,7 +42,8 @@ def _invalid_inputs(facts: Facts) -> Iterator[Invalid]:
     yield Invalid("indices", "more tokens than q", invalid.longer)
     yield Invalid("indices", "two index sets", lambda indices: indices.repeat(1, 2, 1))
     yield Invalid("d_v", "not the spec's", invalid.constant(facts.d_v + 16), wrappers=(FLASH,))
-    yield Invalid("sm_scale", "None", invalid.constant(None))
+    if facts.softmax_scale is None:
+        yield Invalid("sm_scale", "None", invalid.constant(None))
     yield from invalid.scale("sm_scale")
     yield Invalid("num_kv_splits", "negative", invalid.constant(-1), wrappers=(VLLM,))
     yield Invalid("num_kv_splits", "a float", invalid.constant(2.5), wrappers=(VLLM,))
