@@ -6,6 +6,7 @@ name to the other there. Elsewhere any name will do, so that `mlagen init dsv32 
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import stat
@@ -22,6 +23,10 @@ from mlagen.spec.prose import Finding, Guide
 
 SPECS = "specs"  # the folder whose files are named as their specs
 MAX_BYTES = 64 * 1024  # a spec has 1 or 2 KiB; a megabyte can hold PyYAML up for seconds
+
+
+# Marks of an encoding that editors and PowerShell's > put first.
+BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
 class FileKind(NamedTuple):
@@ -110,15 +115,20 @@ def read_text(path: Path, kind: FileKind = SPEC_FILE) -> str:
 
 
 def decode(data: bytes, path: Path, kind: FileKind) -> str:
-    """The text of a file's bytes; SpecErrors if they are too many or not UTF-8."""
+    """The text of a file's bytes; SpecErrors if they are too many, or no UTF-8 and without a mark of UTF-16."""
     if len(data) > kind.max_bytes:
         raise _whole(path, f"is larger than {kind.max_bytes // 1024} KiB; no {kind.holds} is")
     try:
+        for bom, encoding in BOMS.items():
+            if data.startswith(bom):
+                return data.removeprefix(bom).decode(encoding)
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        before = data[: error.start].decode("utf-8")
+        if error.encoding != "utf-8":
+            raise _whole(path, "begins as UTF-16, but is not; save the file as UTF-8") from None
+        before = error.object[: error.start].decode("utf-8")
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        message = f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
+        message = f"byte 0x{error.object[error.start]:02x} is not UTF-8; save the file as UTF-8"
         raise refuse([SpecError(message, place=Place(path, line, column))]) from None
 
 

@@ -255,8 +255,6 @@ class _Reader:
         before = self.text[:index].replace("\r\n", "\n").replace("\r", "\n")
         mark = Mark(before.count("\n") + 1, len(before) - before.rfind("\n"))
         character = self.text[index]
-        if index == 0 and character == "\ufeff":
-            self._stop("begins with a byte order mark; save the file as UTF-8 without one", mark)
         name = unicodedata.name(character, "control character").lower()
         self._stop(f"holds U+{ord(character):04X} ({name}), which editors do not show; remove it", mark)
 

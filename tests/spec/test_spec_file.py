@@ -29,8 +29,8 @@ CONTENT = {
     "empty document": (b"---\n", f"2:1: got nothing; takes a mapping of {FIELDS}"),
     "text": (b"text", f"1:1: got 'text'; takes a mapping of {FIELDS}"),
     "latin 1": (b"name: a\ntitle: caf\xe9\n", "2:11: byte 0xe9 is not UTF-8; save the file as UTF-8"),
-    "utf-16": ("name: a".encode("utf-16"), "1:1: byte 0xff is not UTF-8; save the file as UTF-8"),
-    "bom": (b"\xef\xbb\xbfname: a\n", "1:1: begins with a byte order mark; save the file as UTF-8 without one"),
+    "broken utf-16": ("name: a".encode("utf-16")[:-1], "begins as UTF-16, but is not; save the file as UTF-8"),
+    "mark of bytes, latin 1": (b"\xef\xbb\xbfname: \xe9\n", "1:7: byte 0xe9 is not UTF-8; save the file as UTF-8"),
     "nul": (b"name: a\r\nti\0tle\n", "2:3: holds U+0000 (control character), which editors do not show; remove it"),
     "escape": (b"a: 1 # \x1b[2J", "1:8: holds U+001B (control character), which editors do not show; remove it"),
     "bidi": (
@@ -94,6 +94,13 @@ def test_path_that_no_file_can_have():
 def test_any_line_ending_is_read(newline, valid, tmp_path):
     path = tmp_path / "dsv32.yaml"
     path.write_bytes(valid.replace("\n", newline).encode())
+    assert load(path) == parse(valid, path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16-le", "utf-16-be"])
+def test_a_byte_order_mark_is_read(encoding, valid, tmp_path):
+    path = tmp_path / "dsv32.yaml"
+    path.write_bytes((valid if encoding == "utf-8-sig" else f"\ufeff{valid}").encode(encoding))
     assert load(path) == parse(valid, path)
 
 
