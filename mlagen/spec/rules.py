@@ -7,8 +7,14 @@ import sys
 
 from pydantic_core import PydanticCustomError
 
-# Modules that generated code or its callers import: a package of that name would hide them.
-TAKEN_NAMES = sys.stdlib_module_names | {"mlagen", "numpy", "torch", "triton"}
+# Modules that generated code, its callers or their tools import: a package of that name would hide them.
+TAKEN_NAMES = sys.stdlib_module_names | {
+    *("mlagen", "click", "hypothesis", "jinja2", "numpy", "pip", "pydantic", "pytest", "rich", "setuptools", "yaml"),
+    *("accelerate", "helion", "kernels", "pandas", "safetensors", "scipy", "tilelang", "tokenizers", "transformers"),
+    *("torch", "torchaudio", "torchvision", "triton", "gluon", "jax", "cutlass", "cupy", "xformers"),
+    *("aiter", "deep_gemm", "flash_attn", "flash_attn_interface", "flash_mla", "flashinfer", "fla", "sgl_kernel"),
+    *("flash_mla_interface", "lmdeploy", "sgl_flash_mla", "sglang", "tensorrt_llm", "tokenspeed", "vllm"),
+}
 # What torch.ops has under names that a package could have: namespaces of torch's own operators, and functions.
 TORCH_NAMESPACES = {
     "aten",
