@@ -1,48 +1,85 @@
-"""GPUs by the names that people know them by, as the targets whose kernels they run."""
+"""GPUs by the names that people type and that drivers print, as the targets whose kernels they run."""
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import get_args
 
 from mlagen.errors import UsageError
-from mlagen.spec.targets import Target, instead
+from mlagen.spec.targets import Target, instead, runs
 
+ALL = "all"  # every target
 TARGETS: tuple[str, ...] = get_args(Target)
+# What nvidia-smi and rocm-smi print around these, and how many spaces and dashes there are, does not matter.
 GPUS: dict[str, tuple[str, ...]] = {
-    "sm80": ("a100", "a800", "a30"),
-    "sm86": ("a10", "a16", "a40", "rtx-a6000", "rtx-3090"),
-    "sm89": ("l4", "l40", "l40s", "rtx-4090", "rtx-6000-ada"),
-    "sm90": ("h100", "h200", "h20", "h800", "gh200"),
+    "sm80": ("a100", "a800", "a30", "a100x"),
+    "sm86": (
+        *("a10", "a10g", "a2", "a16", "a40", "a2000", "a4000", "a4500", "a5000", "a5500", "rtx-a6000"),
+        *("rtx-3050", "rtx-3060", "rtx-3070", "rtx-3080", "rtx-3090", "orin"),
+    ),
+    "sm89": (
+        *("l4", "l40", "l40s", "l40g", "l20", "l2"),
+        *("rtx-4060", "rtx-4070", "rtx-4080", "rtx-4090", "rtx-4000-ada", "rtx-5000-ada", "rtx-6000-ada"),
+    ),
+    "sm90": ("h100", "h200", "h20", "h20-3e", "h800", "gh200"),
     "sm100": ("b200", "b100", "gb200", "b300", "gb300"),
-    "sm120": ("rtx-pro-6000", "rtx-5090", "gb10"),
-    "gfx942": ("mi300x", "mi300a", "mi325x"),
+    "sm120": ("rtx-pro-6000", "rtx-pro-5000", "rtx-5060", "rtx-5070", "rtx-5080", "rtx-5090", "gb10", "dgx-spark"),
+    "gfx942": ("mi300x", "mi300a", "mi308x", "mi325x"),
     "gfx950": ("mi350x", "mi355x"),
 }
-_BY_NAME = {name: target for target, names in GPUS.items() for name in names}
+# GPUs that run no target's kernels, by their architecture's name.
+OTHERS: dict[str, tuple[str, ...]] = {
+    "sm60": ("p100",),
+    "sm70": ("v100",),
+    "sm75": ("t4", "quadro-rtx-6000", "quadro-rtx-8000", "rtx-2080", "titan-rtx"),
+    "sm110": ("thor",),
+    "gfx908": ("mi100",),
+    "gfx90a": ("mi210", "mi250", "mi250x"),
+    "gfx1100": ("rx-7900",),
+    "gfx1201": ("rx-9070",),
+}
+# Words beside a GPU's own name: who makes it, its series, memory, form, and how it is built in.
+_NOISE = re.compile(
+    r"nvidia|geforce|tesla|amd|instinct|radeon|jetson|agx|dgx|hgx|igx|gpu|laptop|mobile|max|q|blackwell|workstation|server|"
+    r"edition|generation|superchip|hbm\d?e?|pcie|sxm\d?|nvl\d*|oam|mig|\d+g|\d+gb|ti|super|d|xtx?"
+)
+
+
+def _key(gpu: str) -> str:
+    """A GPU's name without what may be around it."""
+    words = [word for word in re.split(r"[^a-z0-9]+", gpu.strip().lower()) if word]
+    own = [word for word in words if not _NOISE.fullmatch(word)]
+    return re.sub(r"^(?:quadro)?(?:rtx|rx)(?=.)|(?:ti|super|d)+$", "", "".join(own)) if own else ""
+
+
+_BY_KEY = {_key(name): target for target, names in GPUS.items() for name in names}
+_OTHER_BY_KEY = {_key(name): arch for arch, names in OTHERS.items() for name in names if not name.startswith("quadro")}
 
 
 def target_of(gpu: str) -> str:
     """The target whose kernels a GPU runs.
 
     Args:
-        gpu: a GPU's name, such as `h100` or `RTX PRO 6000`, or an architecture's, such as `sm90` or `sm103`. A CUDA
-            device runs the newest target of its own major compute capability that is not newer than itself.
+        gpu: a GPU's name, such as `h100`, `rtx4090` or `NVIDIA H100 80GB HBM3`, or an architecture's, such as `sm90`
+            or `sm103`. A CUDA device runs the newest target of its own major compute capability that is not newer than
+            itself.
 
     Raises:
         UsageError: no target is for such a GPU.
     """
-    name = re.sub(r"[ _]+", "-", gpu.strip().lower())
-    if name in TARGETS:
-        return name
-    if name in _BY_NAME:
-        return _BY_NAME[name]
-    found = re.fullmatch(r"sm-?([0-9]{1,2})([0-9])a?", name)
+    name = re.sub(r"[ _-]+", "", gpu.strip().lower())
+    found = runs(name.removesuffix("a") if name.startswith("sm") else name, TARGETS)
+    if found is None and not name.startswith(("sm", "gfx")):
+        key = _key(gpu)
+        found = _BY_KEY.get(key) or _BY_KEY.get(f"{key}x")  # MI325 of MI325X
+        if found is None:
+            name = _OTHER_BY_KEY.get(key, name)
     if found is not None:
-        older = [target for target in TARGETS if re.fullmatch(rf"sm{found[1]}[0-9]", target) and target[-1] <= found[2]]
-        if older:
-            return max(older)
+        return found
     known = ", ".join(names[0] for names in GPUS.values())
+    every = {_key(one): one for names in GPUS.values() for one in names}
+    close = difflib.get_close_matches(_key(gpu), every, n=3, cutoff=0.7)
     other = instead(name)
-    why = f"; {other}" if other else ""
+    why = f"; {other}" if other else f"; did you mean {' or '.join(every[one] for one in close)}?" if close else ""
     raise UsageError(f"--gpu: got {gpu!r}; takes a GPU such as {known}, or a target: {', '.join(TARGETS)}{why}")
