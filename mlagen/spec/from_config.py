@@ -12,6 +12,8 @@ from mlagen.spec.from_config_indexer import SAID as INDEXER_SAID
 from mlagen.spec.from_config_indexer import fields_of, indexer_lines, read_indexer
 from mlagen.spec.gpus import TARGETS
 from mlagen.spec.hf_config import Config, Model, read_config, read_model
+from mlagen.spec.hf_name import told_by
+from mlagen.spec.hf_scores import OPTION, Scale, head_scale, left_to_the_caller, refuse_caps, row_scale, sink_of
 from mlagen.spec.load import check, parse
 from mlagen.spec.prose import Finding
 
@@ -88,10 +90,11 @@ class Wishes:
     """What a config.json does not say.
 
     Attributes:
-        name: the spec's name; None: the model's type, and what sets the package apart.
+        name: the spec's name; None: what the config's place or the model's type tells, and what sets the package apart.
         engine: one of ENGINES, whose wrappers to take; None: vLLM's, which FlashMLA's are among.
         kv_cache_dtype: a word of CACHE_WORDS.
         dtype: bf16 or fp16, instead of the config's.
+        softmax_scale: instead of what follows from the config.
         block_size: tokens a page, instead of PAGE, or of flat rows where these would be taken.
         targets: GPU architectures; empty: all.
         prefill: attention before absorption.
@@ -104,6 +107,7 @@ class Wishes:
     engine: str | None = None
     kv_cache_dtype: str = "auto"
     dtype: str | None = None
+    softmax_scale: float | None = None
     block_size: int | None = None
     targets: Sequence[str] = ()
     prefill: bool = False
@@ -112,8 +116,21 @@ class Wishes:
     values: Mapping[str, int | None] = field(default_factory=dict)
 
 
-def spec_from_config(text: str, file: Path, wishes: Wishes) -> str:
-    """Give the YAML of a model's spec.
+@dataclass(frozen=True)
+class MadeSpec:
+    """A spec that was made from a config.
+
+    Attributes:
+        text: its YAML.
+        notes: what its user has to know, a line each.
+    """
+
+    text: str
+    notes: tuple[str, ...]
+
+
+def spec_from_config(text: str, file: Path, wishes: Wishes) -> MadeSpec:
+    """Give a model's spec.
 
     Args:
         text: the config.json.
@@ -127,17 +144,33 @@ def spec_from_config(text: str, file: Path, wishes: Wishes) -> str:
     config = read_config(text, file, wishes.values)
     heads = wishes.prefill or wishes.engine == "transformers"
     model = read_model(config, dtype=wishes.dtype, layers=wishes.layers, heads=heads)
-    data = _data(model, wishes)
+    scale = _scale(config, model, wishes)
+    data = _data(config, model, wishes, scale)
     if wishes.indexer:
         parts = read_indexer(config, model, wishes.engine, wishes.block_size or PAGE)
         data |= parts | {"wrappers": (*data["wrappers"], *parts["wrappers"])}
     spec, findings = check(data)
     if spec is None:
         _blame(findings[0], config, model)
-    written = _yaml(data, config, model, wishes)
+    written = _yaml(data, config, model, wishes, scale)
     if parse(written, Path(f"{spec.name}.yaml")) != spec:
         raise RuntimeError(f"the YAML of {spec.name} says another spec than it was made from")
-    return written
+    notes = [f"before attention the caller {line}" for line in left_to_the_caller(config)]
+    notes += [f"for {model.hybrid}"] if model.hybrid else []
+    notes += [] if wishes.name else [f"named {spec.name}; give --name NAME for another"]
+    return MadeSpec(written, tuple(notes))
+
+
+def _scale(config: Config, model: Model, wishes: Wishes) -> Scale:
+    """The softmax scale, for heads of absorbed rows and of those before absorption alike."""
+    refuse_caps(config, given=wishes.softmax_scale is not None)
+    if wishes.softmax_scale is not None:
+        return Scale(wishes.softmax_scale, f"[{OPTION}]")
+    if model.kin.caches is not None:
+        return row_scale(model.v)
+    without_rope = model.origins["qk"].partition(" + ")[0]
+    columns = config.required(without_rope, why=", and the softmax scale needs it") + model.rope
+    return head_scale(config, columns, model.origins["qk"], model.layers)
 
 
 def _blame(finding: Finding, config: Config, model: Model) -> NoReturn:
@@ -151,26 +184,36 @@ def _blame(finding: Finding, config: Config, model: Model) -> NoReturn:
     if indexed is not None:
         config.refuse(indexed, finding.text)
     option = {"cache": "--kv-cache-dtype", "extra_cache": "--kv-cache-dtype", "name": "--name", "targets": "--gpu"}
+    if rest[:1] == ["softmax_scale"]:
+        option = {part: OPTION}
     if rest[:1] == ["block_size"]:
         option = {part: "--block-size"}
     raise UsageError(f"{option[part]}: {finding.text}" if part in option else str(finding))
 
 
-def _data(model: Model, wishes: Wishes) -> dict[str, Any]:
+def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[str, Any]:
     """The spec as plain values."""
     dims: dict[str, Any] = {"num_heads": model.num_heads}
     data: dict[str, Any] = {"name": "", "title": "", "model": dims}
     words = [model.layers] if model.layers else []
+    sink = "sink" if model.kin.sink else sink_of(config)
     if model.heads is not None:
         _refuse_cache_options(wishes)
         if model.layers == "sliding":
             raise UsageError("--layers: got sliding; takes full: attention before absorption has no window here")
-        data["multi_head"] = {"qk_head_dim": model.heads.qk, "v_head_dim": model.heads.v}
+        if sink is not None:
+            raise UsageError(
+                "--prefill, --for transformers: the model has sinks, which no kernel before absorption has"
+            )
+        heads = model.heads
+        data["multi_head"] = {"qk_head_dim": heads.qk, "v_head_dim": heads.v, "softmax_scale": scale.value}
         kind, what = "heads", "multi-head prefill"
         words.append("prefill")
     else:
         dims |= {"kv_lora_rank": model.latent, "qk_rope_head_dim": model.rope, "v_head_dim": model.v}
-        data["attention"] = _attention(model)
+        if model.topk is None and sink is not None:
+            config.refuse(sink, "gives each head a sink, which kernels of dense attention here have not")
+        data["attention"] = {**_attention(model, sink is not None), "softmax_scale": scale.value}
         layouts, asked = _layouts(model, wishes.kv_cache_dtype)
         kind = _kind(model, layouts[0], wishes.block_size)
         size = {} if kind == "rows" else {"block_size": wishes.block_size or PAGE}
@@ -183,9 +226,10 @@ def _data(model: Model, wishes: Wishes) -> dict[str, Any]:
     dims["dtype"] = model.dtype
     data["wrappers"] = WRAPPERS[wishes.engine or "vllm"][kind]
     data["targets"] = tuple(wishes.targets) or TARGETS
-    if wishes.name is None and model.model_type is None:
+    called = told_by(config.file, config.types) or next(iter(config.types), None)
+    if wishes.name is None and called is None:
         raise UsageError("the config has no model_type that could name the spec; give --name NAME")
-    data["name"] = wishes.name or "_".join([str(model.model_type), *words])
+    data["name"] = wishes.name or "_".join([str(called), *words])
     layers = f", {model.layers} layers" if model.layers else ""
     data["title"] = f"{model.kin.title or f'{model.num_heads} heads'} {what}{layers}"
     return data
@@ -198,7 +242,7 @@ def _refuse_cache_options(wishes: Wishes) -> None:
             raise UsageError(f"{option}: takes none with --prefill or --for transformers, which read no cache")
 
 
-def _attention(model: Model) -> dict[str, Any]:
+def _attention(model: Model, has_sink: bool) -> dict[str, Any]:
     if model.topk is None:
         return {"kind": "dense"} | ({} if model.window is None else {"window": model.window})
     window = {} if model.window is None else {"window": model.window}
@@ -206,7 +250,7 @@ def _attention(model: Model) -> dict[str, Any]:
         "kind": "sparse",
         "topk": model.topk,
         **window,
-        "attn_sink": "required" if model.kin.sink else "optional",
+        "attn_sink": "required" if has_sink else "optional",
     }
 
 
@@ -237,7 +281,7 @@ def _kind(model: Model, layout: str, block_size: int | None) -> str:
     return "rows" if layout in PLAIN and block_size is None else "pages"
 
 
-def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes) -> str:
+def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes, scale: Scale) -> str:
     """The spec's text. Its values have passed the spec's models, so that each is a number, a name or a plain title."""
 
     def of(name: str) -> str:
@@ -246,22 +290,25 @@ def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes)
     def origin(name: str) -> str:
         return of(model.origins[name])
 
-    dims, lines = data["model"], _head(model)
+    dims, lines = data["model"], _head(config, model)
     lines += ["", f"name: {data['name']}", f"title: {data['title']}", "", "model:"]
     lines.append(f"  num_heads: {dims['num_heads']} # {origin('num_heads')}; a tensor-parallel rank may have fewer")
     if "kv_lora_rank" in dims:
         less = f", less {dims['qk_rope_head_dim']} with RoPE" if model.kin.caches else ""
-        lines.append(f"  kv_lora_rank: {dims['kv_lora_rank']} # {origin('latent')}{less}")
+        latent = (
+            origin("latent").replace("[", f"[{config.path}", 1) if "--set" not in origin("latent") else origin("latent")
+        )
+        lines.append(f"  kv_lora_rank: {dims['kv_lora_rank']} # {latent}{less}")
         lines.append(f"  qk_rope_head_dim: {dims['qk_rope_head_dim']} # {origin('rope')}")
         v = "the whole row" if model.kin.caches else "the latent; v_head_dim of a config is a head's, before absorption"
         lines.append(f"  v_head_dim: {dims['v_head_dim']} # V is {v}")
     lines.append(f"  dtype: {dims['dtype']}{' # [--dtype]' if wishes.dtype else ''}")
     if "attention" in data:
-        lines += ["", "attention:", *_attention_lines(data["attention"], model, origin)]
+        lines += ["", "attention:", *_attention_lines(data["attention"], model, origin), _scale_line(scale)]
     if "multi_head" in data:
         qk, v = data["multi_head"]["qk_head_dim"], data["multi_head"]["v_head_dim"]
         lines += ["", "multi_head:", f"  qk_head_dim: {qk} # {qk - model.rope} without RoPE + {model.rope} with it"]
-        lines.append(f"  v_head_dim: {v} # {origin('v')}")
+        lines += [f"  v_head_dim: {v} # {origin('v')}", _scale_line(scale)]
     for part in ("cache", "extra_cache"):
         if part in data:
             lines += ["", f"{part}:", *_cache_lines(data[part])]
@@ -273,14 +320,20 @@ def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes)
     return "\n".join(lines) + "\n"
 
 
-def _head(model: Model) -> list[str]:
+def _scale_line(scale: Scale) -> str:
+    return f"  softmax_scale: {scale.value!r} # {scale.note}"
+
+
+def _head(config: Config, model: Model) -> list[str]:
     """The comment that a spec begins with."""
     called = f" ({model.model_type})" if model.known else ""
-    lines = [f"# {model.kin.title or 'A model'}{called}, by its config.json, whose fields stand in brackets."]
+    within = f", those of {config.path[:-1]}" if config.path else ""
+    lines = [f"# {model.kin.title or 'A model'}{called}, by its config.json, whose fields stand in brackets{within}."]
     if not model.known:
         lines.append("# mlagen does not know this model type: the fields were read by their names alone.")
     if model.hybrid:
-        lines.append("# Of its layers with MLA: those of linear attention have no such cache.")
+        lines.append(f"# For {model.hybrid}.")
+    lines += [f"# Before attention the caller {line}." for line in left_to_the_caller(config)]
     if model.layers:
         lines.append(f"# Of its {model.layers} layers; those of the other kind need a spec of their own.")
     if model.heads is not None and model.topk is not None:

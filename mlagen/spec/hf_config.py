@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from mlagen.errors import Place, SpecError, UsageError
+from mlagen.spec.hf_layers import Hybrid, read_hybrid
 from mlagen.spec.load import FileKind
 from mlagen.spec.marked import clip
 
@@ -114,7 +115,7 @@ class Model:
         topk: indices a query token; None: attention is dense.
         window: of sparse attention, further indices; of dense, keys that a token of some layers sees; or None.
         layers: of LAYERS, where the model has both and the dims are of one.
-        hybrid: other layers have linear attention.
+        hybrid: the layers that have MLA, where others have linear attention; None: all have.
         dtype: of q and the output, in a spec's word.
         origins: the config's field, by the field of a spec that it gave.
     """
@@ -130,7 +131,7 @@ class Model:
     topk: int | None
     window: int | None
     layers: str | None
-    hybrid: bool
+    hybrid: Hybrid | None
     dtype: str
     origins: Mapping[str, str]
 
@@ -179,25 +180,59 @@ class Config:
 
     Attributes:
         values: what was given instead of the file's.
-        model_type: of plain characters, one of KIN where the file names several; None without.
+        file: the path that it came from.
+        path: of the object that holds the model's fields, with a dot behind each name; empty: the file's own.
+        types: model types of plain characters, the outermost first.
+        model_type: one of KIN where the file names several, else the outermost; None without.
     """
 
     def __init__(self, data: dict[str, Any], file: Path, values: Mapping[str, int | None]) -> None:
-        self.values = values
-        self._file, self._outer, self._nested = file, data, ""
-        self._nested = next((name for name in NESTED if self._holds_the_model(name)), "")
-        self._fields = dict(data[self._nested] if self._nested else data)
+        self.values, self.file = values, file
+        self._outer, self.path = data, ""
+        self._paths: dict[str, str] = {}
+        held = self._held()
+        self.path = "".join(f"{name}." for name in held)
+        levels = [data]
+        for name in held:
+            levels.append(levels[-1][name])
+        self._fields = dict(levels[-1])
+        self._paths = dict.fromkeys(self._fields, self.path)
+        if held[-1:] and held[-1] not in NESTED:  # an object of attention alone: what is around it is the model's too
+            for depth in range(len(levels) - 2, -1, -1):
+                for name in levels[depth].keys() - self._fields.keys():
+                    self._fields[name] = levels[depth][name]
+                    self._paths[name] = "".join(f"{one}." for one in held[:depth])
         if "n_heads" in self._fields:  # Mistral's params.json
             self._fields.setdefault("num_attention_heads", self._fields["n_heads"])
-        types = [found for found in map(self._type, (data, self._fields)) if found]
-        self.model_type = next((found for found in types if found in KIN), types[0] if types else None)
+        self.types = list(dict.fromkeys(found for found in map(self._type, levels) if found))
+        known = [found for found in self.types if found in KIN]
+        self.model_type: str | None = next(iter(known or self.types), None)
 
-    def _holds_the_model(self, name: str) -> bool:
-        if self._outer.get(name) is None or self._outer.get("kv_lora_rank") is not None:
-            return False
-        if not isinstance(self._outer[name], dict):
-            self.refuse(name, f"got {_shown(self._outer[name])}; takes an object, the language model's fields")
-        return True
+    def _held(self) -> tuple[str, ...]:
+        """The names that lead to the object with the model's fields: the nearest with kv_lora_rank, of any depth."""
+        if self._outer.get("kv_lora_rank") is not None:
+            return ()
+        level: list[tuple[tuple[str, ...], dict[str, Any]]] = [((), self._outer)]
+        while level:
+            found = [path for path, fields in level if path and fields.get("kv_lora_rank") is not None]
+            usual = [path for path in found if path[-1] in NESTED]
+            if len(usual or found) > 1:
+                paths = ", ".join(".".join(path) for path in usual or found)
+                self.refuse("kv_lora_rank", f"stands in several objects: {paths}; takes the config of one model")
+            if found:
+                return (usual or found)[0]
+            level = [
+                ((*path, name), value)
+                for path, fields in level
+                for name, value in fields.items()
+                if isinstance(value, dict) and re.fullmatch(r"\w{1,40}", name, re.ASCII)
+            ]
+        for name in NESTED:  # of a model without that field
+            if self._outer.get(name) is not None:
+                if not isinstance(self._outer[name], dict):
+                    self.refuse(name, f"got {_shown(self._outer[name])}; takes an object, the language model's fields")
+                return (name,)
+        return ()
 
     def _type(self, fields: Mapping[str, Any]) -> str | None:
         found = fields.get("model_type")
@@ -210,8 +245,8 @@ class Config:
         """Raises a SpecError of a field at its place; a UsageError if an option gave it."""
         if name in self.values:
             raise UsageError(f"--set {name}: {message}")
-        nested = f"{self._nested}." if self._nested else ""
-        raise SpecError(f"{nested}{name}: {message}", place=Place(self._file))
+        path = self._paths.get(name.partition(".")[0], self.path)
+        raise SpecError(f"{path}{name}: {message}", place=Place(self.file))
 
     def has(self, name: str) -> bool:
         """Whether a field has a value other than null."""
@@ -269,7 +304,6 @@ class Config:
 
 
 _SLIDING = {"sliding_attention"}
-_LINEAR = {"linear_attention"}
 
 
 def _text(entries: list[Any]) -> list[str]:
@@ -292,10 +326,7 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
     name = config.model_type
     kin = KIN.get(name or "", Kin(name or ""))
     origins = {"num_heads": "num_attention_heads", "topk": "index_topk", "window": "sliding_window"}
-    layer_types = config.get("layer_types")
-    hybrid = config.has("linear_attn_config") or (
-        isinstance(layer_types, list) and bool(set(_text(layer_types)) & _LINEAR)
-    )
+    hybrid = read_hybrid(config)
     if kin.caches is not None:
         if heads:
             raise UsageError(

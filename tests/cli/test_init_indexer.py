@@ -48,7 +48,7 @@ def config(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def text_of(fields: dict[str, Any], **wishes: Any) -> str:
-    return spec_from_config(json.dumps(fields), FILE, Wishes(indexer=True, **wishes))
+    return spec_from_config(json.dumps(fields), FILE, Wishes(indexer=True, **wishes)).text
 
 
 def made(fields: dict[str, Any], **wishes: Any) -> Spec:
@@ -80,7 +80,7 @@ def test_a_config_gives_the_indexer_of_its_model_and_a_spec_that_plans(
 
 
 def test_without_it_a_config_gives_attention_alone() -> None:
-    alone = parse(spec_from_config(json.dumps(config("deepseek_v32")), FILE, Wishes()), FILE)
+    alone = parse(spec_from_config(json.dumps(config("deepseek_v32")), FILE, Wishes()).text, FILE)
     both = made(config("deepseek_v32"))
     assert (alone.indexer, alone.indexer_cache) == (None, None)
     assert not set(alone.wrappers) & set(INDEXER_WRAPPERS[None])
@@ -117,8 +117,8 @@ def test_every_engine_has_wrappers_that_there_are() -> None:
 
 
 def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
-    result = run("init", "--from", str(CONFIGS / "glm5.json"), "--indexer", "--for", "vllm", "--set", "index_n_heads=8")
-    assert (result.exit_code, result.stderr) == (0, "")
+    result = run("init", "--from", str(CONFIGS / "glm5.json"), "--indexer", "--set", "index_n_heads=8", "--gpu", "all")
+    assert (result.exit_code, result.stderr) == (0, "named glm5; give --name NAME for another\n")
     assert "  num_heads: 8 # [--set index_n_heads]\n" in result.stdout
     assert "  rope: gptj # pairs of columns rotate together, as in GLM-5\n" in result.stdout
     alone = run("init", "dsv32", "--indexer")

@@ -41,11 +41,12 @@ NUMBERS = {
     "own_layout": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("nvfp4_bf16_rope", 64), None),
 }
 # Heads, dtype, columns of k and of v, heads of k and v, addressing, and how many targets.
+V3_SCALE = 0.1352337788608801  # 192**-0.5 * (0.1 ln 40 + 1)**2
 PREFILL = {
-    "dsv3_prefill": (128, "bf16", 192, 128, None, "pointers", 8),
-    "dsv3_prefill_tma": (128, "bf16", 192, 128, None, "descriptors", 3),
-    "glm5_prefill": (64, "bf16", 256, 256, None, "pointers", 8),
-    "minicpm3_prefill": (40, "bf16", 96, 64, None, "pointers", 8),
+    "dsv3_prefill": (128, "bf16", 192, 128, None, "pointers", V3_SCALE, 8),
+    "dsv3_prefill_tma": (128, "bf16", 192, 128, None, "descriptors", V3_SCALE, 3),
+    "glm5_prefill": (64, "bf16", 256, 256, None, "pointers", 1 / 16, 8),
+    "minicpm3_prefill": (40, "bf16", 96, 64, None, "pointers", 96**-0.5, 8),
     "odd_prefill": (12, "fp16", 40, 72, 3, "pointers", 8),
 }
 NAMES = sorted(NUMBERS | PREFILL)
