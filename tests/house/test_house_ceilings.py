@@ -16,11 +16,9 @@ CEILINGS = {"Python file": 500, "function": 60, "template": 700, "generated file
 
 # What is larger, with its lines today: a change that makes one smaller writes the new number here.
 LARGER: dict[str, dict[str, int]] = {
-    "Python file": {
-        "tests/cli/test_init.py": 510,
-    },
+    "Python file": {},
     "function": {
-        "mlagen/spec/hf_config.py read_model": 78,
+        "mlagen/spec/hf_config.py read_model": 75,
         "tests/generated/alone.py arguments": 127,
     },
     "template": {},
