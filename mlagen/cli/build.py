@@ -14,6 +14,7 @@ from mlagen.cli.built import Built, report_all
 from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
 from mlagen.cli.prove import Prover
+from mlagen.cli.replaced import check_replaced
 from mlagen.cli.verify import DEVICE, pick_device
 from mlagen.compile import Resources, check_limits, parse_tritons, toolchain, write_kernels
 from mlagen.emit import (
@@ -215,6 +216,7 @@ def _build_command(specs: Sequence[Path], folder: Path, *options: str) -> str:
 def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, prover: Prover) -> list[MlagenError]:
     """Proves and writes a package; what breaks a limit or a case, and then nothing is written."""
     check_edits(compare(one.package, one.folder), force=force)
+    check_replaced(one.folder, plan.spec, one.path, force=force)
     name, proofs, chosen = plan.spec.name, prover.proofs, _chosen(plan, targets)
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         staged = Path(temporary) / name
