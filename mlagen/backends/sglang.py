@@ -44,6 +44,26 @@ def plugin_name(plan: Plan) -> str:
     return f"mlagen_sglang_{plan.spec.name}"
 
 
+def serve_command(plan: Plan) -> str:
+    """What serves a model with the plugin, MODEL in its place.
+
+    Raises:
+        UsageError: SGLang calls no attention of the spec's kind.
+    """
+    hooks, attention = _hooks(plan), plan.attention.kind
+    plugin = f"SGLANG_PLUGINS=mlagen_{plan.spec.name} "
+    command = f"{plugin}python -m sglang.launch_server --model-path MODEL"
+    if attention == "dense":
+        fp8 = plan.layout is not None and plan.layout.quantised
+        return f"{command} --attention-backend flashmla{' --kv-cache-dtype fp8_e4m3' if fp8 else ''}"
+    if plan.extra_layout is not None:  # V4, whose attention backend SGLang picks
+        return command
+    cached = "flash_mla_with_kvcache" in hooks
+    dtype, decode = ("fp8_e4m3", "flashmla_kv") if cached else ("bfloat16", "flashmla_sparse")
+    choices = f"--dsa-prefill-backend flashmla_sparse --dsa-decode-backend {decode}"
+    return f"{command} --attention-backend dsa --kv-cache-dtype {dtype} {choices}"
+
+
 def plugin_files(plan: Plan) -> list[GeneratedFile]:
     """The files of the plugin beside the generated package.
 

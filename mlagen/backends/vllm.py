@@ -78,6 +78,15 @@ def backend_name(plan: Plan) -> str:
     return f"MLAGEN_{plan.spec.name.upper()}"
 
 
+def serve_command(plan: Plan) -> str:
+    """What serves a model with the plugin, MODEL in its place.
+
+    Raises:
+        UsageError: vLLM calls no attention of the spec's kind.
+    """
+    return f"vllm serve MODEL --attention-backend {backend_name(plan)} --kv-cache-dtype {_kind(plan).cache_dtypes[0]}"
+
+
 def plugin_files(plan: Plan) -> list[GeneratedFile]:
     """The files of the plugin beside the generated package.
 

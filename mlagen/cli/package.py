@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import shlex
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
-from mlagen.cli.console import JSON, SPEC, out, print_json
-from mlagen.emit import ENGINES, render
+from mlagen.cli.console import JSON, SPEC, TargetName, err, out, print_json, stage
+from mlagen.compile import parse_tritons, toolchain, write_kernels
+from mlagen.emit import ENGINES, Package, apply, compare, render
 from mlagen.emit.wheel import engine_wheel, write_wheel
-from mlagen.plan import load_plan
+from mlagen.errors import UsageError
+from mlagen.plan import Plan, load_plan
 from mlagen.proofs import Proofs, rendered_key
+
+GENERATED = Path("generated")  # where `build` keeps proofs, beside the packages
 
 
 @click.command()
@@ -18,18 +25,66 @@ from mlagen.proofs import Proofs, rendered_key
 @click.option(
     "--for", "engine", type=click.Choice(tuple(ENGINES)), required=True, help="The engine that it plugs into."
 )
+@click.option(
+    "--compiled",
+    "targets",
+    multiple=True,
+    type=TargetName(),
+    help="Put kernels compiled for this target into the wheel, so that a server's start compiles none; repeatable.",
+)
+@click.option(
+    "--triton", metavar="VERSIONS", help="The server's, such as 3.8, with --compiled; default: the installed one."
+)
 @click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("dist"), show_default=True)
 @JSON
-def package(spec: Path, engine: str, folder: Path, as_json: bool) -> None:
+def package(spec: Path, engine: str, targets: tuple[str, ...], triton: str | None, folder: Path, as_json: bool) -> None:
     """Writes a wheel that plugs the package of SPEC into an engine, and prints its path.
 
     It holds the generated package, as `build` writes it, and a plugin over it that the engine finds by its entry
-    point. Nothing is compiled or run: `build` and `verify` prove the package.
+    point. Its version ends with a hash of its content, so that pip replaces an earlier one. An earlier wheel of the
+    same spec in the output folder is removed.
     """
+    if triton is not None and not targets:
+        raise UsageError("--triton: takes none without --compiled, whose kernels it compiles")
     plan = load_plan(spec)
-    tritons = Proofs(Path("generated")).tritons(rendered_key(render(plan)))
-    path = write_wheel(*engine_wheel(plan, engine, tritons), folder)
+    rendered = render(plan)
+    engine_wheel(plan, engine)  # refuses a spec of another kind before anything is compiled
+    archives = _compiled(plan, rendered, targets, parse_tritons(triton)) if targets else {}
+    tritons = Proofs(GENERATED).tritons(rendered_key(rendered))
+    path = write_wheel(*engine_wheel(plan, engine, tritons, archives=archives), folder)
+    serve = ENGINES[engine].serve_command(plan)
+    proved = bool(tritons)
     if as_json:
-        print_json({"engine": engine, "wheel": str(path)})
+        print_json({"engine": engine, "wheel": str(path), "proved": proved, "serve": serve})
     else:
         out.print(str(path), markup=False, soft_wrap=True)
+    said = [] if proved else [f"not proved; fix with: mlagen build {shlex.quote(str(spec))}"]
+    for line in (*said, f"pip install {shlex.quote(str(path))}", serve):
+        err.print(line, markup=False, soft_wrap=True)
+
+
+def _compiled(plan: Plan, package: Package, targets: Sequence[str], versions: Sequence[str]) -> dict[str, bytes]:
+    """Archives of all that calls of a package can launch on targets, by file name."""
+    lacking = [target for target in targets if target not in plan.spec.targets]
+    if lacking:
+        has = ", ".join(plan.spec.targets)
+        raise UsageError(f"--compiled: got {lacking[0]}; {plan.spec.name} takes {has}")
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
+        staged = Path(temporary) / plan.spec.name
+        apply(compare(package, staged))
+        for target in dict.fromkeys(targets):
+            for version in versions:
+                title = f"{plan.spec.name}: compile ahead for {target} with triton {version}"
+                with stage(title) as bar:
+                    archive = write_kernels(
+                        staged,
+                        target,
+                        Path(temporary) / "archives",
+                        toolchain=toolchain(version),
+                        on_list=bar.expect,
+                        on_start=lambda job: bar.show(job.kernel),
+                        on_done=bar.step,
+                    )
+                found[archive.name] = archive.read_bytes()
+    return found

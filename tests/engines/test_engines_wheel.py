@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import venv
@@ -44,14 +45,17 @@ print(json.dumps([found.name, found.value, found.load().__name__, requires("mlag
 """
 
 
+def stem_of(wheel: Path) -> str:
+    """Name and version of a wheel."""
+    return wheel.name.removesuffix("-py3-none-any.whl")
+
+
 def test_wheel_holds_the_plugin_and_the_package_and_nothing_else(wheel_of) -> None:
     package = {f"mlagen_vllm_dsv32/dsv32/{file.name}" for file in render(load_plan(ROOT / "specs/dsv32.yaml")).files}
     plugin = {f"mlagen_vllm_dsv32/{name}.py" for name in ("__init__", "backend", "indexer")}
-    information = {
-        f"mlagen_vllm_dsv32-{__version__}.dist-info/{name}"
-        for name in ("METADATA", "WHEEL", "entry_points.txt", "RECORD")
-    }
-    assert wheel_of("dsv32").name == f"mlagen_vllm_dsv32-{__version__}-py3-none-any.whl"
+    stem = stem_of(wheel_of("dsv32"))
+    information = {f"{stem}.dist-info/{name}" for name in ("METADATA", "WHEEL", "entry_points.txt", "RECORD")}
+    assert re.fullmatch(rf"mlagen_vllm_dsv32-{re.escape(__version__)}\+g[0-9a-f]{{8}}", stem)
     assert set(zipfile.ZipFile(wheel_of("dsv32")).namelist()) == package | plugin | information
 
 
@@ -142,14 +146,14 @@ def test_wheel_is_the_same_bytes_each_time() -> None:
 
 def test_metadata_asks_for_the_tritons_that_are_proved_and_not_for_vllm(wheel_of) -> None:
     archive = zipfile.ZipFile(wheel_of("dsv32"))
-    metadata = email.message_from_bytes(archive.read(f"mlagen_vllm_dsv32-{__version__}.dist-info/METADATA"))
+    metadata = email.message_from_bytes(archive.read(f"{stem_of(wheel_of('dsv32'))}.dist-info/METADATA"))
     asked = dict(line.split(">=") if ">=" in line else (line, "") for line in metadata.get_all("Requires-Dist"))
     assert set(asked) == {"torch", "triton"}
     proved = load_plan(ROOT / "specs" / "dsv32.yaml")
     takes = SpecifierSet(f">={asked['triton']}")
     assert all(f"{version}.0" in takes for version in ("3.6", "3.7", "3.8", "3.9"))
     assert "3.10.0" not in takes
-    assert metadata["Version"] == __version__
+    assert metadata["Version"] == stem_of(wheel_of("dsv32")).partition("-")[2]
     assert metadata["Summary"].endswith(proved.spec.title)
 
 
@@ -173,7 +177,9 @@ def test_a_spec_has_a_package_for_vllm_or_one_line_that_says_why_not(name: str, 
     done = CliRunner().invoke(main, command)
     if name in TAKEN:
         assert done.exit_code == 0, done.output
-        assert Path(done.stdout.strip()) == tmp_path / f"mlagen_vllm_{name}-{__version__}-py3-none-any.whl"
+        (wheel,) = tmp_path.iterdir()
+        assert done.stdout == f"{wheel}\n"
+        assert stem_of(wheel).startswith(f"mlagen_vllm_{name}-{__version__}+g")
     else:
         assert done.exit_code == 2
         (line,) = done.stderr.splitlines()
