@@ -175,9 +175,8 @@ def step(
         requests.int(), caches.table, picked, PAGE, NUM_TOPK_TOKENS=topk
     )
     meta, _ = package.get_mla_metadata()
-    scale = (LATENT + ROPE) ** -0.5
     out, _ = package.flash_mla_with_kvcache(
-        q[:, None], caches.rows[:, :, None], None, None, LATENT, meta, None, scale, False, True, rows[:, None]
+        q[:, None], caches.rows[:, :, None], None, None, LATENT, meta, None, None, False, True, rows[:, None]
     )
     return out[:, 0], picked
 
@@ -191,7 +190,7 @@ def rounded(x: Tensor, tile: int) -> Tensor:
     return ((tiles / scale).to(torch.float8_e4m3fn).float() * scale).flatten(-2)
 
 
-def reference(layer: Layer, hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+def reference(layer: Layer, hidden: Tensor, topk: int, scale: float) -> tuple[Tensor, Tensor]:
     """The same of one request in plain torch: outputs, and scores of keys [T, T] with -inf behind each token."""
     import torch
 
@@ -205,7 +204,7 @@ def reference(layer: Layer, hidden: Tensor, topk: int) -> tuple[Tensor, Tensor]:
     order = scores.sort(dim=1, descending=True, stable=True).indices[:, :topk]
     chosen = torch.zeros_like(scores, dtype=torch.bool).scatter(1, order, True) & scores.isfinite()
     rows = torch.cat([rounded(row[:, :LATENT], 128), row[:, LATENT:].float()], 1)
-    logits = torch.einsum("thd,sd->ths", q.float(), rows) * (LATENT + ROPE) ** -0.5
+    logits = torch.einsum("thd,sd->ths", q.float(), rows) * scale
     attention = logits.masked_fill(~chosen[:, None], float("-inf")).softmax(-1)
     return torch.einsum("ths,sd->thd", attention, rows[:, :LATENT]), scores
 
@@ -252,7 +251,8 @@ def main() -> int:
     layer = Layer.random(chosen.tokens + 1, chosen.device)
     caches = Caches.empty(len(lengths), chosen.tokens + 1, chosen.device)
     hidden = [torch.randn(length + 1, HIDDEN, device=chosen.device).bfloat16() for length in lengths]
-    theirs = [reference(layer, one, chosen.topk) for one in hidden]
+    scale = package.SPEC["spec"]["attention"]["softmax_scale"]  # which None stands for in a call
+    theirs = [reference(layer, one, chosen.topk, scale) for one in hidden]
 
     requests = torch.arange(2, device=chosen.device).repeat_interleave(torch.tensor(lengths, device=chosen.device))
     positions = torch.cat([torch.arange(length, device=chosen.device) for length in lengths])
