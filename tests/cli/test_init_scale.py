@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -239,3 +241,24 @@ def test_the_command_line_says_the_scale_and_the_notes(run: Run, workspace: Path
     assert result.exit_code == 0
     assert "softmax_scale: 0.5 # [--softmax-scale]" in result.stdout
     assert "before attention the caller scales q by (hidden_size / q_lora_rank)**0.5" in result.stderr
+
+
+SPARSE = {"index_topk": 64, "index_n_heads": 64, "index_head_dim": 128, "model_type": "deepseek_v32"}
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize("changes", [{}, SPARSE], ids=["dense", "sparse"])
+def test_wrappers_without_a_scale_have_the_models(
+    changes: dict[str, Any], run: Run, workspace: Path, tmp_path: Path
+) -> None:
+    (workspace / "config.json").write_text(json.dumps(fields_of("deepseek_v31", **changes)))
+    spec = run("init", "--from", "config.json", "--gpu", "a100", "--name", "mine", "--for", "vllm")
+    (workspace / "my.yaml").write_text(spec.stdout)
+    assert run("build", "my.yaml", "--no-compile", "--no-verify").exit_code == 0
+    called = [sys.executable, str(CONFIGS.parent / "scale_call.py"), "generated", "mine", repr(yarn(40))]
+    done = subprocess.run(called, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    errors = json.loads(done.stdout)
+    assert len(errors) == 2
+    for with_yarn, without in errors:
+        assert with_yarn < 0.02 < 0.2 < without  # of outputs up to 4 in bf16
