@@ -121,7 +121,7 @@ def test_wheel_holds_every_known_spec(wheel: Path) -> None:
 
 
 def test_installed_wheel_prints_a_known_spec_that_builds(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "my.yaml").write_text(run(installed, "-m", "mlagen", "init", "odd", cwd=tmp_path))
+    (tmp_path / "my.yaml").write_text(run(installed, "-m", "mlagen", "init", "odd", "--gpu", "all", cwd=tmp_path))
     run(installed, "-m", "mlagen", "build", "my.yaml", "--no-compile", "--no-verify", cwd=tmp_path)
     assert (tmp_path / "generated" / "odd" / "__init__.py").exists()
 

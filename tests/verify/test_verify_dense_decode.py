@@ -136,7 +136,7 @@ def test_the_reference_follows_the_block_table_by_hand():
     def attention(keys: int, causal: bool, window: int | None = None):
         problem = DenseDecodeProblem((keys,), s_q=2, heads=1, block_size=2, causal=causal, window=window)
         lengths = torch.tensor([keys], dtype=torch.int32)
-        inputs = Inputs(problem, layout, q, cache, table, lengths, [keys], 1.0, None, window)
+        inputs = Inputs(problem, layout, q, cache, table, lengths, [keys], 1.0, 1.0, False, None, window)
         return attend(inputs, facts, "-inf")
 
     three = math.exp(float(torch.tensor(math.log(3.0)).bfloat16()))
