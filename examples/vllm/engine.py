@@ -94,13 +94,22 @@ def prepare(kind: str, who: str, engine: str) -> None:
     }
 
 
-def warm_up(kind: str, state: Path) -> None:
-    """Compiles the package's kernels once for all runs, which find them on disk; vLLM calls the same function again."""
+def warm_up(kind: str) -> dict[str, Any]:
+    """Compiles the package's kernels as a server's start does, and says how many: none with a wheel that holds them.
+
+    Runs side by side wait for the first one, and find its kernels on disk. vLLM calls the same function again.
+    """
     import torch
+    from triton import knobs
 
     package, _, _ = KINDS[kind]
-    with locked(state / f"{package}.lock"):
-        importlib.import_module(f"mlagen_vllm_{package}.{package}").warmup(torch.device("cuda", 0))
+    compiled, began = [], time.monotonic()
+    knobs.compilation.listener = lambda *, cache_hit, **_: None if cache_hit else compiled.append(cache_hit)
+    importlib.import_module(f"mlagen_vllm_{package}.{package}").warmup(torch.device("cuda", 0))
+    knobs.compilation.listener = None
+    found = {"compiled": len(compiled), "seconds": time.monotonic() - began}
+    print(f"warmup: {found['compiled']} kernels compiled, {found['seconds']:.1f} s", flush=True)
+    return found
 
 
 def make_engine(asked: argparse.Namespace) -> Any:
@@ -198,7 +207,7 @@ def start(asked: argparse.Namespace, report: Report) -> Any:
         versions = {"vllm": vllm.__version__, "torch": torch.__version__, "triton": triton.__version__}
         report.found |= {"versions": versions}
         if asked.who == "mlagen":
-            warm_up(asked.kind, asked.state)
+            report.found |= {"warmup": warm_up(asked.kind)}
         made.append(make_engine(asked))
         classes = made[0].collective_rpc("attention_classes")
         report.found |= {"backends": sorted({one for rank in classes for one in rank})}
