@@ -295,9 +295,8 @@ def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes,
     lines.append(f"  num_heads: {dims['num_heads']} # {origin('num_heads')}; a tensor-parallel rank may have fewer")
     if "kv_lora_rank" in dims:
         less = f", less {dims['qk_rope_head_dim']} with RoPE" if model.kin.caches else ""
-        latent = (
-            origin("latent").replace("[", f"[{config.path}", 1) if "--set" not in origin("latent") else origin("latent")
-        )
+        field = model.origins["latent"]
+        latent = of(field) if field in config.values else f"[{config.path}{field}]"
         lines.append(f"  kv_lora_rank: {dims['kv_lora_rank']} # {latent}{less}")
         lines.append(f"  qk_rope_head_dim: {dims['qk_rope_head_dim']} # {origin('rope')}")
         v = "the whole row" if model.kin.caches else "the latent; v_head_dim of a config is a head's, before absorption"

@@ -33,7 +33,8 @@ class Hybrid(NamedTuple):
         if self.layers is None:
             return f"its layers with MLA; others have linear attention [{self.field}]"
         named = ", ".join(map(str, self.layers[:SHOWN])) + (", ..." if len(self.layers) > SHOWN else "")
-        count = f"{len(self.layers)}{f' of {self.of}' if self.of else ''} layers"
+        plural = "" if (self.of or len(self.layers)) == 1 else "s"
+        count = f"{len(self.layers)}{f' of {self.of}' if self.of else ''} layer{plural}"
         return f"{count} with MLA, {named} counted from 0 [{self.field}]; the others have no such cache"
 
 
