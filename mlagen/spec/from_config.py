@@ -90,11 +90,11 @@ class Wishes:
     """What a config.json does not say.
 
     Attributes:
-        name: the spec's name; None: what the config's place or the model's type tells, and what sets the package apart.
+        name: the spec's name; None: after the config's place or the model's type.
         engine: one of ENGINES, whose wrappers to take; None: vLLM's, which FlashMLA's are among.
         kv_cache_dtype: a word of CACHE_WORDS.
         dtype: bf16 or fp16, instead of the config's.
-        softmax_scale: instead of what follows from the config.
+        softmax_scale: instead of the config's.
         block_size: tokens a page, instead of PAGE, or of flat rows where these would be taken.
         targets: GPU architectures; empty: all.
         prefill: attention before absorption.
@@ -122,7 +122,7 @@ class MadeSpec:
 
     Attributes:
         text: its YAML.
-        notes: what its user has to know, a line each.
+        notes: for the user, a line each.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""GPUs by the names that people type and that drivers print, as the targets whose kernels they run."""
+"""GPUs by the names that people type and that drivers print, and the target of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlagen.spec.targets import Target, instead, runs
 
 ALL = "all"  # every target
 TARGETS: tuple[str, ...] = get_args(Target)
-# What nvidia-smi and rocm-smi print around these, and how many spaces and dashes there are, does not matter.
+# Words that nvidia-smi and rocm-smi print around these names, spaces and dashes are ignored.
 GPUS: dict[str, tuple[str, ...]] = {
     "sm80": ("a100", "a800", "a30", "a100x"),
     "sm86": (
@@ -39,7 +39,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "gfx1100": ("rx-7900",),
     "gfx1201": ("rx-9070",),
 }
-# Words beside a GPU's own name: who makes it, its series, memory, form, and how it is built in.
+# Words around a GPU's own name: its maker, series, memory, form and place.
 _NOISE = re.compile(
     r"nvidia|geforce|tesla|amd|instinct|radeon|jetson|agx|dgx|hgx|igx|gpu|laptop|mobile|max|q|blackwell|workstation|server|"
     r"edition|generation|superchip|hbm\d?e?|pcie|sxm\d?|nvl\d*|oam|mig|\d+g|\d+gb|ti|super|d|xtx?"
@@ -47,7 +47,7 @@ _NOISE = re.compile(
 
 
 def _key(gpu: str) -> str:
-    """A GPU's name without what may be around it."""
+    """A GPU's name without the words around it."""
     words = [word for word in re.split(r"[^a-z0-9]+", gpu.strip().lower()) if word]
     own = [word for word in words if not _NOISE.fullmatch(word)]
     return re.sub(r"^(?:quadro)?(?:rtx|rx)(?=.)|(?:ti|super|d)+$", "", "".join(own)) if own else ""

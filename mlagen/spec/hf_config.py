@@ -197,7 +197,7 @@ class Config:
             levels.append(levels[-1][name])
         self._fields = dict(levels[-1])
         self._paths = dict.fromkeys(self._fields, self.path)
-        if held[-1:] and held[-1] not in NESTED:  # an object of attention alone: what is around it is the model's too
+        if held[-1:] and held[-1] not in NESTED:  # an object of attention: the objects around it are the model's
             for depth in range(len(levels) - 2, -1, -1):
                 for name in levels[depth].keys() - self._fields.keys():
                     self._fields[name] = levels[depth][name]

@@ -10,7 +10,7 @@ _OTHER = re.compile("linear|mamba|conv|recurrent|delta|kda|lightning|rwkv|ssm") 
 
 
 class Fields(Protocol):
-    """What this module asks of a config."""
+    """The part of a config that this module reads."""
 
     def get(self, name: str) -> Any:
         """A field's value; None without."""
@@ -58,7 +58,7 @@ def read_hybrid(config: Fields) -> Hybrid | None:
 
 
 def _in_groups(config: Fields, count: int | None) -> Hybrid | None:
-    """Of a model whose groups of layers each end with one of MLA, as Ling's do; so do layers of no whole group."""
+    """Of a model with groups of layers: the last of each has MLA; in Ling also layers behind the last whole group."""
     for field in ("layer_group_size", "full_attention_interval"):
         size = config.get(field)
         if type(size) is not int or size < 2:

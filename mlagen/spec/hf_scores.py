@@ -15,7 +15,7 @@ class ScoreField(NamedTuple):
     Attributes:
         effect: a cap of the logits, and a scale of another rule than MLA's, are refused; a sink is taken where kernels
             have one; the caller applies a factor of q or of the latent before attention.
-        says: what it does, in words.
+        says: its effect in words.
     """
 
     effect: Effect
@@ -44,17 +44,17 @@ SCORES: dict[str, ScoreField] = {
     "attn_temperature_tuning": ScoreField("caller", "scales q by its position"),  # Llama 4
 }
 ROPE = ("rope_parameters", "rope_scaling")  # Transformers 5's name, and the one before
-PLAIN_SCALE = ("kimi_linear", "kimi_k3", "glm5_next")  # types whose classes have no YaRN factor in their scale
-OWN_ROPE = ("mistral4",)  # types whose class has YaRN of its own where a config says nothing of RoPE
+PLAIN_SCALE = ("kimi_linear", "kimi_k3", "glm5_next")  # types: their classes have no YaRN factor in the scale
+OWN_ROPE = ("mistral4",)  # types: without RoPE in a config their class has a YaRN of its own
 LEAST, MOST = 1e-6, 1e6  # as the spec's softmax_scale
 OPTION = "--softmax-scale"
 _FIX = f"give {OPTION} X"
-# A sink whose initial value is a number, 0 too: the field alone says that there is one.
+# An initial value of sinks, which may be 0: the field itself says that there are sinks.
 _PRESENT = ("learnable_sink_init",)
 
 
 class Fields(Protocol):
-    """What this module asks of a config."""
+    """The part of a config that this module reads."""
 
     model_type: str | None
 
@@ -99,12 +99,12 @@ def sink_of(config: Fields) -> str | None:
 
 
 def left_to_the_caller(config: Fields) -> list[str]:
-    """What the caller does to q and to the latent before attention, a line a field."""
+    """The caller's work on q and on the latent before attention, a line a field."""
     return [f"{field.says} [{name}]" for name, field in stated(config) if field.effect == "caller"]
 
 
 def row_scale(columns: int) -> Scale:
-    """The scale of a model whose heads attend to rows as they are."""
+    """The scale of heads that attend to rows as they are."""
     return Scale(float(columns**-0.5), f"{columns}**-0.5 [head_dim]")
 
 
@@ -136,7 +136,7 @@ def head_scale(config: Fields, columns: int, origin: str, layers: str | None) ->
 
 
 def _rope(config: Fields, layers: str | None) -> tuple[str, Mapping[str, Any]]:
-    """What the config says of RoPE, with its path; of the kind of layers where it says it for each kind."""
+    """RoPE's parameters and their path; if a config has them for each kind of layers, those of one kind."""
     for name in ROPE:
         rope = config.get(name)
         if rope is None:
@@ -157,7 +157,7 @@ def _rope(config: Fields, layers: str | None) -> tuple[str, Mapping[str, Any]]:
 
 
 def _mscale(config: Fields, path: str, rope: Mapping[str, Any]) -> tuple[float, str]:
-    """YaRN's factor, whose square the scale is multiplied by; 1.0 without."""
+    """YaRN's factor; the scale has it squared. 1.0 without."""
     of_all = rope.get("mscale_all_dim")
     if not of_all or rope.get("apply_yarn_scaling") is False:
         return 1.0, path

@@ -24,7 +24,7 @@ KEYS, HEADS = 70, 4
 
 
 def outputs(package, q: torch.Tensor, rows: torch.Tensor) -> Iterator[torch.Tensor]:
-    """What wrappers give for q [HEADS, 576] over rows [KEYS, 576]."""
+    """Outputs of wrappers for q [HEADS, 576] over rows [KEYS, 576]."""
     if hasattr(package, "flash_mla_sparse_fwd"):
         indices = torch.arange(KEYS, dtype=torch.int32)[None, None]
         yield package.flash_mla_sparse_fwd(q[None], rows[:, None], indices, None)[0][0]

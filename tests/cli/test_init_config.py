@@ -29,7 +29,7 @@ def name_of(fields: dict[str, Any], file: str = "/models/config.json") -> str:
     return parse(made(fields, file).text, Path("my.yaml")).name
 
 
-HUB = "/root/.cache/huggingface/hub/models--{}/snapshots/f7361cd9ff99396dbf6bd644ad846015e59ed4fc/config.json"
+HUB = "/data/huggingface/hub/models--{}/snapshots/f7361cd9ff99396dbf6bd644ad846015e59ed4fc/config.json"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from mlagen.spec.gpus import GPUS, OTHERS, TARGETS, target_of
 from mlagen.spec.load import parse
 from mlagen.spec.targets import Target
 
-INIT = importlib.import_module("mlagen.cli.init")  # the module, whose name in its package is the command's
+INIT = importlib.import_module("mlagen.cli.init")  # the module; the package has the command under its name
 TYPED = {
     "h100 H200 sm90 sm90a sm_90 compute_90": "sm90",
     "rtx4090 RTX-4090 4090 4070ti l40s sm89": "sm89",
@@ -53,7 +53,7 @@ PRINTED = {
     "AMD Instinct MI325 OAM": "gfx942",
     "AMD Instinct MI355X": "gfx950",
 }
-WITHOUT = {  # what an error says of each
+WITHOUT = {  # words of the error
     "sm70": "sm70 (Volta) runs no target's kernels",
     "Tesla V100-SXM2-32GB": "sm70 (Volta) runs no target's kernels",
     "Tesla T4": "sm75 (Turing) runs no target's kernels",

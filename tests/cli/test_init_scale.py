@@ -212,7 +212,7 @@ def test_a_factor_by_position_is_found_among_ropes_parameters() -> None:
 
 
 def switched(name: str) -> Iterator[dict[str, Any]]:
-    """Configs in which a field of SCORES is off."""
+    """Configs with a field of SCORES that is off."""
     for value in (None, False, 0, 0.0):
         if not (name == "learnable_sink_init" and value is not False and value is not None):
             yield {**V31, name: value}

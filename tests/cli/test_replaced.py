@@ -13,7 +13,7 @@ FOLDER = Path("generated", "small")
 
 @pytest.fixture
 def built(run: Run, workspace: Path) -> Path:
-    """A spec in no folder `specs`, whose package is there."""
+    """A built spec outside of a folder `specs`."""
     (workspace / "my.yaml").write_text(SPEC)
     assert run("build", "my.yaml", *TEXT_ONLY).exit_code == 0
     return workspace / "my.yaml"

@@ -24,7 +24,7 @@ cache: {layout: fp16}
 wrappers: [concat_and_cache_mla]
 targets: [sm90]
 """
-# Says what it does, and inside waits for a line, or for its end.
+# Prints its progress, and inside waits for a line, or for its end.
 RANK = """
 import logging, sys
 logging.basicConfig(format="%(message)s", stream=sys.stdout)
