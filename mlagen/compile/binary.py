@@ -170,19 +170,21 @@ def loop_spills(flow: Flow, text: str) -> int:
     Returns:
         How many spill loads and stores control can come back to.
     """
-    blocks, labels = [_Block()], {}
+    blocks, labels, begun = [_Block()], {}, False
     for line in text.splitlines():
         if found := flow.label.match(line):
-            labels[found[1]] = len(blocks)
-            blocks.append(_Block())
+            if begun:  # else a block of nothing, which control never comes to, would lead to the label's
+                blocks.append(_Block())
+            labels[found[1]], begun = len(blocks) - 1, False
             continue
-        block = blocks[-1]
+        block, begun = blocks[-1], True
         block.spills += flow.spill.match(line) is not None
         block.multiplies |= flow.product.match(line) is not None
         block.targets = flow.target.findall(line)
         block.falls_through = flow.end.match(line) is None
         if block.targets or not block.falls_through:
             blocks.append(_Block())
+            begun = False
     following = [
         {labels[target] for target in block.targets if target in labels}
         | ({number + 1} if block.falls_through and number + 1 < len(blocks) else set())

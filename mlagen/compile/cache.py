@@ -16,7 +16,7 @@ from mlagen.compile.binary import Measured
 # Part of every key; kept when results change, so that a kernel is named by the same key before and after.
 _KEYS = 3
 # Counts up whenever the same content would be measured or stored in another way: results of another count are not read.
-_FORMAT = 3
+_FORMAT = 4
 
 
 def result_format() -> int:

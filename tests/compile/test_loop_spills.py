@@ -174,6 +174,30 @@ def test_a_loop_through_a_block_behind_the_function_counts():
     assert count(SASS_FLOW, text) == 2
 
 
+def test_a_block_that_control_never_comes_to_is_no_way_into_a_loop():
+    text = """\
+    .L_x_9:
+            /*0010*/                   NOP ;
+    .L_x_0:
+            /*0020*/                   LDL R3, [R1] ;
+    .L_x_1:
+            /*0030*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR70], R3 ;
+            /*0040*/              @!P1 BRA `(.L_x_8) ;
+    .L_x_3:
+            /*0050*/                   HGMMA.64x256x16.F32.BF16 R24, R4, gdesc[UR4], R24 ;
+            /*0060*/               @P0 BRA `(.L_x_1) ;
+            /*0070*/                   STL [R1], R4 ;
+            /*0080*/               @P2 BRA `(.L_x_0) ;
+            /*0090*/               @P3 BRA `(.L_x_9) ;
+            /*00a0*/                   EXIT ;
+    .L_x_8:
+            /*00b0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR70], R3 ;
+            /*00c0*/              @!P1 BRA `(.L_x_8) ;
+            /*00d0*/                   BRA `(.L_x_3) ;
+    """
+    assert count(SASS_FLOW, text) == 0
+
+
 def test_a_called_function_leads_back_to_no_label():
     text = """\
     .text._combine_kernel:
