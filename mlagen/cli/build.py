@@ -250,7 +250,7 @@ def _holds_under(proofs: Proofs, resources: list[Resources]) -> dict[str, list[s
     """The Tritons under which variants are known to hold their limits, by key."""
     rows = {taken.key: proofs.variant(taken.key) for taken in resources}
     return {
-        key: [version for version in row.figures if not any(row.broken(version))]
+        key: [version for version in row.figures if not any(row.broken(key, version))]
         for key, row in rows.items()
         if row is not None
     }

@@ -10,9 +10,10 @@ from typing import Any
 
 from mlagen.compile.job import CompileJob
 from mlagen.errors import LimitError
+from mlagen.plan.allowed import allowed_spills
 from mlagen.plan.sm90 import SM90
 from mlagen.plan.targets import TARGETS
-from mlagen.plan.tritons import allowed_spills, minor, minors
+from mlagen.plan.tritons import minor, minors
 from mlagen.plan.tuned import tuned_path
 
 # PTX ISA, "Tensor Memory": 512 columns a multiprocessor. Triton compares at the first launch only.
@@ -119,6 +120,7 @@ def check_limits(
     *,
     holds_under: Mapping[str, Sequence[str]] = MappingProxyType({}),
     spec: str = "NAME",
+    targets: Sequence[str] = (),
 ) -> list[LimitError]:
     """Compare what kernels take with what their targets give; Triton itself compares at the first launch only.
 
@@ -130,6 +132,7 @@ def check_limits(
             `mlagen.backends.expected_products` gives them; of kernels that are not named they are not judged.
         holds_under: versions of Triton under which a kernel is known to keep its limits, by `Resources.key`.
         spec: name of their spec, whose tuned file may give them other tiles.
+        targets: the spec's.
 
     Returns:
         An error for each limit that a kernel breaks, in the order of `resources`; its hint names what a user can do.
@@ -140,7 +143,7 @@ def check_limits(
         named = f"{label(taken)} under Triton {taken.triton}"
         known = f"; holds under Triton {', '.join(holds)}" if holds else ""
         for broken, other_tile in _broken(taken, expected_products):
-            hint = f"fix with one of: {'; '.join(_remedies(taken, other_tile, spec, holds))}"
+            hint = f"fix with one of: {'; '.join(_remedies(taken, other_tile, spec, targets, holds))}"
             errors.append(LimitError(f"{named}: {broken}{known}", hint=hint))
     return errors
 
@@ -155,7 +158,7 @@ def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) ->
         )
     # Outside loops a spill is only shown: ptxas trades a few bytes of prologue for occupancy, which costs nothing and
     # comes and goes with its version.
-    allowed = allowed_spills(taken.kernel, minor(taken.triton))
+    allowed = allowed_spills(taken.key, minor(taken.triton))
     if taken.loop_spills > allowed:
         yield (
             f"spills inside loops: {taken.loop_spills:,} spill loads and stores - limit {allowed:,} = "
@@ -178,7 +181,18 @@ def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) ->
         )
 
 
-def _remedies(taken: Resources, other_tile: str, spec: str, holds: Sequence[str]) -> Iterator[str]:
+def short_reason(taken: Resources) -> str:
+    """The limit that a kernel breaks, in a few words."""
+    if taken.shared > taken.shared_limit:
+        return f"{taken.shared:,} bytes of shared memory, {taken.shared_limit:,} at most"
+    if taken.loop_spills > allowed_spills(taken.key, minor(taken.triton)):
+        return f"{taken.loop_spills:,} spill{'s' * (taken.loop_spills > 1)} in loops"
+    return "its machine code is not what was planned"
+
+
+def _remedies(
+    taken: Resources, other_tile: str, spec: str, targets: Sequence[str], holds: Sequence[str]
+) -> Iterator[str]:
     """What a user can do about a kernel that breaks a limit: all of it in reach of the command line and the spec."""
     if holds:
         yield f"--triton {minors(holds)[-1]}, under which it holds"
@@ -190,7 +204,8 @@ def _remedies(taken: Resources, other_tile: str, spec: str, holds: Sequence[str]
         table = TUNED_TABLES[taken.module]
         yield f"{other_tile} in {table} of {file} beside the spec, with fits.{table} as `mlagen show plan` tells it"
     if taken.module in SM90_MODULES:
-        yield "`backend: triton` and no `shared_indices` in the spec, which leaves out the sm90 kernels"
+        yield "`backend: auto` in the spec, which leaves out sm90 kernels that do not hold"
     if taken.kernel == "_dense_fwd_descriptor_kernel":
         yield "`addressing: pointers` in the spec's multi_head"
-    yield f"the spec's targets without {taken.target}"
+    if tuple(targets) != (taken.target,):
+        yield f"the spec's targets without {taken.target}"

@@ -68,6 +68,12 @@ def _of_a_family(fits: str) -> str:
     return fits
 
 
+FitsText = Annotated[
+    str, AfterValidator(_of_a_family), Field(description="of which kernels, as `mlagen show plan` prints it")
+]
+MinorText = Annotated[str, AfterValidator(_known("minor versions", map(minor_text, MINORS)))]
+
+
 class _TileEntry(Model):
     block_h: Annotated[int | None, Field(ge=16, le=256, description="heads, or rows, that a program holds")] = None
     block_m: Annotated[int | None, Field(ge=16, le=256, description="of dense_fwd, rows that a program holds")] = None
@@ -93,14 +99,12 @@ class _TileEntry(Model):
 
 
 class _Entry(Model):
-    fits: Annotated[
-        str, AfterValidator(_of_a_family), Field(description="of which kernels, as `mlagen show plan` prints it")
-    ]
+    fits: FitsText
     table: Annotated[Literal["tiles", "unaligned"], Field(description="the table that has the tile")] = "tiles"
     target: Annotated[str, AfterValidator(_known("a target", TARGETS)), Field(description="on which target")]
     tile: Annotated[_TileEntry, Field(description="the tile that does not hold")]
     tritons: Annotated[
-        tuple[Annotated[str, AfterValidator(_known("minor versions", map(minor_text, MINORS)))], ...],
+        tuple[MinorText, ...],
         Field(min_length=1, description="minor versions of Triton under which it does not"),
     ]
     instead: Annotated[_TileEntry, Field(description="what calls take under these")]
@@ -121,11 +125,16 @@ class _Entry(Model):
         return Replacement(self.fits, self.table, self.target, self.tile.tile(), tritons, self.instead.tile(), place)
 
 
-class _ReplacementTable(Model):
-    replacements: Annotated[tuple[_Entry, ...], Field(description="tiles that hold under some Tritons alone")]
+Entries = Annotated[tuple[_Entry, ...], Field(description="tiles that hold under some Tritons alone")]
+
+
+class ReplacementTable(Model):
+    """Entries of `replacements.yaml`, or of another file with such entries."""
+
+    replacements: Entries
 
     @model_validator(mode="after")
-    def _each_tile_has_one_answer(self) -> _ReplacementTable:
+    def _each_tile_has_one_answer(self) -> ReplacementTable:
         keys = [
             {(each.fits, each.table, each.target, each.tile.tile(), triton) for triton in each.tritons}
             for each in self.replacements
@@ -150,7 +159,7 @@ def read_replacements(path: Path = PATH) -> tuple[Replacement, ...]:
     Raises:
         SpecErrors: the file is off: every error of it, at its line and column.
     """
-    table, document = read_checked(path, _ReplacementTable)
+    table, document = read_checked(path, ReplacementTable)
     return tuple(
         each.replacement(place_at(path, document, "replacements", index))
         for index, each in enumerate(table.replacements)

@@ -73,32 +73,3 @@ def rows_under(table: Table[Row], target: str, triton: Minor) -> tuple[Row, ...]
 def has_versions(table: Sequence[tuple[str, Sequence[TableRow]]]) -> bool:
     """Whether a row of the table holds for some Tritons alone."""
     return any(row.tritons is not None for _, rows in table for row in rows)
-
-
-# Most loads and stores of local memory in loops that an sm90 kernel may have under a Triton, by kernel and minor
-# version: it is correct there, and a little slower, and no split of registers that was tried frees it;
-# docs/tritons.md has what each package spills.
-ALLOWED: dict[tuple[str, Minor], int] = {
-    ("_sparse_fwd_sm90_kernel", (3, 9)): 1,
-    ("_sparse_decode_sm90_kernel", (3, 9)): 9,
-    ("_sparse_decode_sm90_e4m3_kernel", (3, 6)): 4,
-    ("_sparse_decode_sm90_e4m3_kernel", (3, 7)): 5,
-    ("_sparse_decode_sm90_e4m3_kernel", (3, 8)): 2,
-    ("_sparse_decode_sm90_e4m3_kernel", (3, 9)): 6,
-    ("_dense_decode_sm90_kernel", (3, 6)): 1,
-    ("_dense_decode_sm90_kernel", (3, 9)): 36,
-    # With 32 rows alone, most with partials of 16 bits, as a request begins and ends: in its loop over keys is none.
-    ("_dense_decode_sm90_swap_ab_kernel", (3, 6)): 18,
-    ("_dense_decode_sm90_swap_ab_kernel", (3, 7)): 29,
-    ("_dense_decode_sm90_swap_ab_kernel", (3, 8)): 24,
-    ("_dense_decode_sm90_swap_ab_kernel", (3, 9)): 46,
-    # Of its producer, all but one where that begins a request.
-    ("_dense_decode_sm90_parts_kernel", (3, 6)): 47,
-    ("_dense_decode_sm90_parts_kernel", (3, 7)): 43,
-    ("_dense_fwd_sm90_kernel", (3, 9)): 5,
-}
-
-
-def allowed_spills(kernel: str, triton: Minor) -> int:
-    """Stack instructions in loops that a kernel may have under a Triton; 0 for all but those that ALLOWED names."""
-    return ALLOWED.get((kernel, triton), 0)

@@ -103,8 +103,10 @@ class Proofs:
 
     def all_hold(self, keys: Iterable[str], version: str) -> bool:
         """Whether each of some variants has figures under a Triton, and holds its limits."""
-        rows = [self.variant(key) for key in keys]
-        return all(row is not None and version in row.figures and not any(row.broken(version)) for row in rows)
+        rows = {key: self.variant(key) for key in keys}
+        return all(
+            row is not None and version in row.figures and not any(row.broken(key, version)) for key, row in rows.items()
+        )
 
     def tritons(self, key: str) -> tuple[str, ...]:
         """The Tritons, oldest first, under which all variants of a package compile and hold their limits."""

@@ -10,7 +10,8 @@ from mlagen.compile import Resources
 from mlagen.compile.binary import Measured
 from mlagen.compile.resources import SM90_MODULES, TENSOR_MEMORY_COLUMNS
 from mlagen.plan.targets import TARGETS
-from mlagen.plan.tritons import allowed_spills, minor
+from mlagen.plan.allowed import allowed_spills
+from mlagen.plan.tritons import minor
 
 PRODUCTS = ("HGMMA", "QGMMA")  # warpgroup products of 16-bit and of 8-bit operands
 
@@ -98,10 +99,10 @@ class CompileRow:
             {version: self.figures[version].to_json() for version in sorted(self.figures)},
         ]
 
-    def broken(self, version: str) -> Iterator[str]:
-        """The limits that the figures break; the number of products is for the plan to judge."""
+    def broken(self, key: str, version: str) -> Iterator[str]:
+        """The limits that the figures of the variant with a key break; the plan judges the number of products."""
         taken = self.figures[version]
-        if taken.loop_spills > allowed_spills(self.kernel, minor(version)):
+        if taken.loop_spills > allowed_spills(key, minor(version)):
             yield f"{taken.loop_spills} spill loads and stores in loops"
         if taken.shared > TARGETS[self.target].shared_limit:
             yield f"{taken.shared:,} bytes of shared memory"

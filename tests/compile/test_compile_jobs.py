@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlagen.compile import Resources, check_limits, compile_jobs, process
+from mlagen.compile.cache import ResultCache
 from mlagen.errors import ToolError
 from mlagen.plan import TARGETS
 
@@ -121,7 +122,7 @@ def test_launch_parameters_and_arguments_are_part_of_the_key(package, make_job, 
 def test_a_corrupt_entry_is_made_anew(package, make_job, cache):
     job = make_job("_tiny_kernel", "gfx942")
     (first,) = compile_jobs(package, [job], cache_dir=cache)
-    entries = list((cache / "compile").iterdir())
+    entries = list(ResultCache(cache).folder.iterdir())
     assert len(entries) == 2  # by its source and by its IR
     for text in ("{", "[]", '{"registers": 1}'):
         for entry in entries:

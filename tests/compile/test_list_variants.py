@@ -7,6 +7,7 @@ import re
 import pytest
 
 from mlagen.compile import Toolchain, compile_jobs, content_keys, installed, list_variants, process
+from mlagen.compile.cache import ResultCache
 from mlagen.errors import ToolError
 from mlagen.plan.tritons import TRITONS, minor
 
@@ -65,7 +66,7 @@ def test_a_list_is_kept_by_content_and_not_by_place(package, copied, cache, monk
 @pytest.mark.parametrize("text", ["{", "{}", "[1]"])
 def test_a_list_that_cannot_be_read_is_made_anew(package, cache, text):
     jobs = list_variants(package, ["gfx942"], cache_dir=cache)
-    (entry,) = (cache / "compile").iterdir()
+    (entry,) = ResultCache(cache).folder.iterdir()
     entry.write_text(text)
     assert list_variants(package, ["gfx942"], cache_dir=cache) == jobs
 

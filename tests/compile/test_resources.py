@@ -14,6 +14,8 @@ from mlagen.compile import Resources, check_limits, default_cache_dir, resource_
 from mlagen.compile.resources import SM90_MODULES
 from mlagen.emit import render
 from mlagen.plan import DenseDecodePlan, SparseDecodePlan, SparseFwdPlan, Tile, load_plan, make_plan
+from mlagen.plan.allowed import allowed_spills, read_allowed
+from mlagen.plan.tritons import TRITONS, minor
 from mlagen.spec import Spec, load
 
 ROOT = Path(__file__).parents[2]
@@ -87,7 +89,10 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
             ["a smaller tile or more warps (now 8) in dense_decode of tuned/NAME/sm90.yaml"],
         ),
         ({"module": "_sparse_decode_kernels"}, ["in sparse_decode of tuned/NAME/sm90.yaml beside the spec"]),
-        ({"module": "_sparse_decode_sm90"}, ["`backend: triton` and no `shared_indices` in the spec"]),
+        (
+            {"module": "_sparse_decode_sm90"},
+            ["`backend: auto` in the spec, which leaves out sm90 kernels that do not hold"],
+        ),
         (
             {"module": "_dense_fwd_kernels", "kernel": "_dense_fwd_descriptor_kernel"},
             ["`addressing: pointers` in the spec's multi_head"],
@@ -216,3 +221,19 @@ def test_cache_lies_where_the_desktop_specification_says(monkeypatch, value, exp
 def test_products_that_the_plan_did_not_expect_are_told_of_the_kernels_that_it_names(changes, told):
     errors = check_limits([replace(FITS, **changes)], {("_sparse_fwd_kernel", 16): 13})
     assert [error.message.partition("Triton 3.7.1: ")[2].partition(": ")[0] for error in errors] == told
+
+
+def test_a_hint_does_not_ask_for_a_spec_without_targets():
+    (error,) = check_limits([replace(FITS, loop_spills=1)], targets=("sm90",))
+    assert "targets without" not in error.hint
+
+
+def test_spills_are_allowed_by_content_key_and_triton_and_not_by_name():
+    (one, *_) = read_allowed()
+    version = next(version for version in TRITONS if minor(version) == one.triton)
+    spilling = replace(FITS, kernel=one.kernel, key=one.key, triton=version, loop_spills=one.spills)
+    others = [each for each in TRITONS if allowed_spills(one.key, minor(each)) == 0]
+    assert check_limits([spilling]) == []
+    assert len(check_limits([replace(spilling, loop_spills=one.spills + 1)])) == 1
+    assert len(check_limits([replace(spilling, key="0" * 16)])) == 1
+    assert all(check_limits([replace(spilling, triton=each)]) for each in others)

@@ -19,6 +19,7 @@ from mlagen.compile import CompileJob, content_keys, installed, list_variants
 from mlagen.compile.process import job_of
 from mlagen.emit import render
 from mlagen.plan import TARGETS, SparseDecodePlan, SparseFwdPlan, Tile, TopkPlan, load_plan
+from mlagen.plan.allowed import read_allowed
 from mlagen.plan.topk_sm90 import TopkSm90Tile
 from mlagen.plan.tritons import TRITONS, minor, rows_under
 from mlagen.proofs import Figures, Proofs, rendered_key
@@ -78,6 +79,17 @@ def test_a_package_consists_of_all_that_calls_launch(version: str) -> None:
         if row is None or (version in row.keys and keys != set(row.keys[version])):
             stale.append(folder.name)
     assert stale == [], FIX
+
+
+def test_every_allowance_is_of_a_variant_that_spills_as_many() -> None:
+    wrong = []
+    for one in read_allowed():
+        row = proofs().variant(one.key)
+        version = next(version for version in TRITONS if minor(version) == one.triton)
+        figures = None if row is None else row.figures.get(version)
+        if row is not None and (row.kernel, figures and figures.loop_spills) != (one.kernel, one.spills):
+            wrong.append(one.key)
+    assert wrong == []
 
 
 def test_variants_are_listed_here_as_a_worker_lists_them(tmp_path: Path) -> None:

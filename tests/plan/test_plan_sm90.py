@@ -25,7 +25,7 @@ from mlagen.plan import (
 from mlagen.plan.sm90 import BARRIERS, SHARED_REGISTERS
 from mlagen.plan.sm90_caches import least_unit, load_unit, reads_cache
 from mlagen.plan.stored import StoredRows
-from mlagen.plan.tritons import ALLOWED, MINORS
+from mlagen.plan.tritons import MINORS
 from mlagen.plan.tuned import Tuned, dump_tuned
 from mlagen.spec import load
 
@@ -479,14 +479,3 @@ def test_under_each_triton_a_kernel_has_the_split_of_registers_that_the_plan_giv
         for triton in MINORS:
             assert tuple(eval(expression, {"TRITON": triton})) == dict(registers.under).get(triton, registers.split)
         assert ("from ._launch import TRITON" in texts[module]) == bool(registers.under)
-
-
-def test_kernels_that_may_spill_are_sm90_kernels_of_some_package(pytestconfig):
-    kernels = {
-        line.removeprefix("def ").partition("(")[0]
-        for path in pytestconfig.rootpath.glob("generated/*/_*_sm90*.py")
-        for line in path.read_text().splitlines()
-        if line.startswith("def _")
-    }
-    assert {kernel for kernel, _ in ALLOWED} <= kernels
-    assert {triton for _, triton in ALLOWED} <= set(MINORS)

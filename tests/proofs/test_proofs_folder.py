@@ -132,7 +132,7 @@ def test_a_columns_number_that_is_not_known_agrees_with_any() -> None:
     assert not known.agree(Figures(129, tensor_memory=None))
     row = CompileRow("sm100", "_kernel", {"3.7.1": unknown})
     assert CompileRow.from_json(row.to_json()) == row
-    assert list(row.broken("3.7.1")) == []
+    assert list(row.broken("key", "3.7.1")) == []
 
 
 def test_a_number_that_is_not_known_stays_so_until_it_is_measured(out: Path) -> None:
