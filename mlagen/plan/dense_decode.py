@@ -57,6 +57,7 @@ class DenseDecodePlan(CachedFamily):
 
     NAME: ClassVar = fits.DENSE_DECODE
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
+    SM90_KERNELS: ClassVar = {"sm90": "sm90", "sm90_swap_ab": "swap_ab", "sm90_few": "few_rows", "sm90_parts": "parts"}
 
     few_rows: Sm90Plan | None
     parts: Sm90Plan | None

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from mlagen.plan.findings import Findings, LeftOut
+from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.replacements import Replacement, Row, split_table
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import DenseFwdSm90Plan, Sm90Plan
+from mlagen.plan.sm90 import DenseFwdSm90Plan, Registers, Sm90Plan, Split
 from mlagen.plan.targets import Target
+from mlagen.plan.tritons import Minor
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import Spec
 
@@ -63,12 +67,17 @@ class TiledFamily(Family, Generic[Row]):
         tiles: rows of the tile table by target.
         unaligned: the same of calls that are not aligned: one row, or one a run of Tritons.
         sm90: the sm90 kernel's numbers; None without one.
+        left_out: sm90 kernels that no call runs under some Tritons.
+        SM90_KERNELS: the attribute that has the numbers of an sm90 kernel, by the kernel's name in the family.
     """
+
+    SM90_KERNELS: ClassVar[Mapping[str, str]] = MappingProxyType({"sm90": "sm90"})
 
     fits: str
     tiles: tuple[tuple[str, tuple[Row, ...]], ...]
     unaligned: tuple[tuple[str, tuple[Row, ...]], ...]
     sm90: Sm90Plan | DenseFwdSm90Plan | None
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def sm90_modules(self) -> tuple[str, ...]:
@@ -95,6 +104,32 @@ class TiledFamily(Family, Generic[Row]):
             tiles=split_table(self.tiles, replacements, self.fits, "tiles", wide),
             unaligned=split_table(self.unaligned, replacements, self.fits, "unaligned", small),
         )
+
+    def registers(self, kernel: str) -> Registers | None:
+        """The split of registers of an sm90 kernel, by the kernel's name in the family; None without one."""
+        numbers = getattr(self, self.SM90_KERNELS.get(kernel, ""), None)
+        numbers = numbers[0] if isinstance(numbers, tuple) and numbers else numbers
+        numbers = numbers.sm90 if isinstance(numbers, IndexUnionPlan) else numbers
+        return numbers.registers if isinstance(numbers, Sm90Plan | DenseFwdSm90Plan) else None
+
+    def found(self, findings: Findings) -> Self:
+        """The same with the splits of registers that builds found, and without the kernels that do not hold."""
+        family = self
+        for one in findings.registers:
+            if one.fits == self.fits and one.kernel in self.SM90_KERNELS:
+                name = self.SM90_KERNELS[one.kernel]
+                numbers = with_registers(getattr(family, name), one.triton, one.split)
+                family = replace(family, **{name: numbers})
+        return replace(family, left_out=tuple(one for one in findings.left_out if one.fits == self.fits))
+
+
+def with_registers(numbers: Any, triton: Minor, split: Split) -> Any:
+    """Numbers of sm90 kernels with another split of registers under a Triton; None, of no kernel, as it is."""
+    if isinstance(numbers, tuple):
+        return tuple(with_registers(one, triton, split) for one in numbers)
+    if isinstance(numbers, IndexUnionPlan):
+        return replace(numbers, sm90=with_registers(numbers.sm90, triton, split))
+    return numbers and replace(numbers, registers=numbers.registers.instead(triton, split))
 
 
 AnyFamily = TypeVar("AnyFamily", bound=Family)

@@ -14,6 +14,7 @@ from mlagen.plan.cache import CachePlan
 from mlagen.plan.dense_decode import DenseDecodePlan
 from mlagen.plan.dense_fwd import DenseFwdPlan
 from mlagen.plan.family import AnyFamily, Family, TiledFamily
+from mlagen.plan.findings import Findings, findings_path, read_findings
 from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.index_union import refusal as union_refusal
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
@@ -155,12 +156,13 @@ class Plan:
         return self.spec.attention
 
 
-def load_plan(path: Path, replacements: Sequence[Replacement] | None = None) -> Plan:
+def load_plan(path: Path, replacements: Sequence[Replacement] | None = None, findings: Findings | None = None) -> Plan:
     """Reads a spec and the tuned tiles that fit it, and derives the plan.
 
     Args:
         path: the spec.
         replacements: tiles that hold under some Tritons alone; None: those of `replacements.yaml`.
+        findings: what holds for the spec's kernels under some Tritons; None: as the file beside the spec says.
 
     Raises:
         SpecErrors: the spec, or a tuned file, is invalid.
@@ -169,7 +171,8 @@ def load_plan(path: Path, replacements: Sequence[Replacement] | None = None) -> 
     spec = load(path)
     files = TunedFiles(spec.name, path.parent, spec.model.num_heads)
     held = read_replacements() if replacements is None else replacements
-    return make_plan(spec, Tuned(files=files, replacements=held))
+    found = read_findings(findings_path(spec.name, path.parent)) if findings is None else findings
+    return make_plan(spec, Tuned(files=files, replacements=held, findings=found))
 
 
 def make_plan(spec: Spec, tuned: Tuned | None = None) -> Plan:
@@ -190,7 +193,7 @@ def make_plan(spec: Spec, tuned: Tuned | None = None) -> Plan:
     for kind in FAMILIES:
         family = kind.make(spec, caches, tuned)
         if isinstance(family, TiledFamily):
-            family = family.replaced(tuned.replacements)
+            family = family.replaced((*tuned.replacements, *tuned.findings.replacements)).found(tuned.findings)
         families += [family] if family is not None else []
     dims = spec.model
     d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim

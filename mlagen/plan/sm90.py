@@ -31,6 +31,15 @@ class Registers:
     split: Split
     under: tuple[tuple[Minor, Split], ...] = ()
 
+    def at(self, triton: Minor) -> Split:
+        """The split under a minor version."""
+        return dict(self.under).get(triton, self.split)
+
+    def instead(self, triton: Minor, split: Split) -> Registers:
+        """The same but for the split under a minor version."""
+        others = {**dict(self.under), triton: split}
+        return replace(self, under=tuple(sorted(others.items())))
+
 
 SM90 = "sm90"
 BLOCK_H = 64  # rows of a warpgroup's product

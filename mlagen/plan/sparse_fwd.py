@@ -30,6 +30,7 @@ class SparseFwdPlan(LatentFamily):
 
     NAME: ClassVar = fits.SPARSE_FWD
     WRAPPERS: ClassVar = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")
+    SM90_KERNELS: ClassVar = {"sm90": "sm90", "sm90_swap_ab": "swap_ab", "sm90_shared": "union"}
 
     topk: int
     row: PlainRow

@@ -18,6 +18,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from mlagen.errors import LimitError, Place, SpecError
 from mlagen.plan.files import place_at, read_checked
+from mlagen.plan.findings import NAME as FINDINGS
+from mlagen.plan.findings import Findings
 from mlagen.plan.fits import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, family_of
 from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.sm90 import SM90, Sm90Row
@@ -337,7 +339,7 @@ class TunedFiles:
 
     def _check_names(self) -> None:
         for path in sorted(tuned_path(self.spec_name, "", self.folder).parent.glob("*.yaml")):
-            if path.stem not in TARGETS:
+            if path.stem not in (*TARGETS, FINDINGS):
                 message = f"'{path.stem}' is no target; takes a file named after one of {', '.join(TARGETS)}"
                 other = instead(path.stem)
                 message += f"; {other}" if other else ""
@@ -371,12 +373,14 @@ class Tuned:
         sm90: which calls run a family's sm90 kernel, by family, likewise.
         files: where else tables are looked for; None: nowhere.
         replacements: tiles that hold under some Tritons alone.
+        findings: what builds found out about the spec's kernels under some Tritons.
     """
 
     tiles: Mapping[tuple[str, str], Sequence[TileRow]] = field(default_factory=dict)
     sm90: Mapping[str, Sequence[Sm90Row]] = field(default_factory=dict)
     files: TunedFiles | None = None
     replacements: Sequence[Replacement] = field(default_factory=lambda: read_replacements())
+    findings: Findings = field(default_factory=Findings)
 
     def rows(self, fits: str, targets: Iterable[str], make: RowMaker) -> dict[str, tuple[TileRow, ...]]:
         """Rows of a family's tile table by target, none for one without; see `TunedFiles.rows`."""

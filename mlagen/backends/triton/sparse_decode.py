@@ -121,6 +121,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         **rows,
         "queries": ", ".join(f"q_{chunk['name']}" for chunk in rows["chunks"]),
         "sm90": family.sm90,
+        "left_out": family.left_out,
         "e4m3": family.sm90_e4m3,
         "row_unit": load_unit(main),
         "loads_at": max(one.loads_at for _, one in _prefixed(family.caches)),

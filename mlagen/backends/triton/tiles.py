@@ -23,10 +23,10 @@ from mlagen.plan import (
 from mlagen.plan.dense_decode_sm90 import WideRow
 from mlagen.plan.sm90 import DenseFwdSm90Plan, Sm90Plan
 from mlagen.plan.tiles import DenseFwdRow, TileRow
-from mlagen.plan.tritons import has_versions
+from mlagen.plan.tritons import Minor, has_versions
 
 MODULE = "_tiles"
-VERSIONED = ("tiles_by_version", "unaligned_by_version", "wide_calls")  # tables whose rows may hold for some Tritons
+VERSIONED = ("tiles_by_version", "unaligned_by_version", "wide_calls", "left_out")  # what may differ by Triton
 AT_16_BYTES = "rows do not begin at 16 bytes"
 
 
@@ -83,8 +83,23 @@ def _context(family: TiledFamily[Any]) -> dict[str, Any]:
         "swap_ab": swap_ab,
         "costs": [] if dense_decode else costs,
         "union_calls": union.rows if union else None,
+        "left_out": left_out_text(family),
         "min_queries": family.sm90.min_queries if isinstance(family.sm90, DenseFwdSm90Plan) else None,
     }
+
+
+def left_out_text(family: TiledFamily[Any]) -> str | None:
+    """The sm90 kernels that no call runs, as schedules name them, by minor version; None: calls run all of them."""
+    kernels: dict[Minor, set[str]] = {}
+    for one in family.left_out:
+        kernels.setdefault(one.triton, set()).add(one.kernel)
+    found = [f"{triton}: ({_names(names)})" for triton, names in sorted(kernels.items())]
+    return f"{{{', '.join(found)}}}" if found else None
+
+
+def _names(names: set[str]) -> str:
+    """Text of a tuple's entries."""
+    return ", ".join(f'"{name}"' for name in sorted(names)) + ("," if len(names) == 1 else "")
 
 
 def file(plan: Plan) -> GeneratedFile:
