@@ -16,7 +16,7 @@ from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json,
 from mlagen.cli.prove import Prover
 from mlagen.cli.replaced import check_replaced
 from mlagen.cli.verify import DEVICE, pick_device
-from mlagen.compile import Resources, check_limits, parse_tritons, toolchain, write_kernels
+from mlagen.compile import Resources, Settler, check_limits, parse_tritons, toolchain, write_kernels
 from mlagen.emit import (
     Drift,
     Package,
@@ -28,7 +28,7 @@ from mlagen.emit import (
     removable,
     render,
 )
-from mlagen.errors import DriftError, MlagenError, SpecError, SpecErrors, UsageError
+from mlagen.errors import DriftError, LimitError, MlagenError, SpecError, SpecErrors, UsageError
 from mlagen.plan import Plan, load_plan
 from mlagen.plan.tritons import TRITONS
 from mlagen.proofs import NAME, Proofs, rendered_key
@@ -222,15 +222,7 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
         staged = Path(temporary) / name
         apply(compare(one.package, staged))
         one.products = expected_products(plan)
-        for version in prover.versions:
-            one.compiled[version] = prover.compile(one.label, staged, chosen, version)
-        broken: list[MlagenError] = [
-            error
-            for taken in one.compiled.values()
-            for error in check_limits(taken, one.products, holds_under=_holds_under(proofs, taken), spec=name)
-        ]
-        if broken:
-            return broken
+        settler = _settle(plan, one, staged, chosen, prover)
         if prover.device is not None:
             one.cases = prover.verify(one.label, staged, one.key, prover.device)
             if failed := mismatches(one.cases.results):
@@ -240,10 +232,37 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
             one.again = prover.sample(one.label, staged, one.key, chosen, one.cases)
             _take_in(one, prover, prover.held(one.label, staged, one.key, chosen))
     one.package = _as_proved(one, proofs)
-    one.written = apply(compare(one.package, one.folder), force=force)  # again: of what was edited meanwhile
+    one.written = settler.write()
+    one.written += apply(compare(one.package, one.folder), force=force)  # again: of what was edited meanwhile
     if one.proves:
         one.written += proofs.save()
     return []
+
+
+def _settle(plan: Plan, one: Built, staged: Path, targets: Sequence[str], prover: Prover) -> Settler:
+    """Compiles a package; other registers, other tiles or portable kernels replace the kernels that do not hold.
+
+    Raises:
+        LimitError, ToolError: a kernel does not hold, and nothing replaces it.
+    """
+    spec = plan.spec
+
+    def check(taken: Resources) -> list[LimitError]:
+        held = _holds_under(prover.proofs, [taken])
+        return check_limits([taken], one.products, holds_under=held, spec=spec.name, targets=spec.targets)
+
+    def say(line: str) -> None:
+        one.findings.append(line)
+        err.print(line, markup=False, soft_wrap=True)
+
+    settler = Settler(one.path, plan, staged, check, say)
+    one.compiled = settler.settle(
+        prover.versions, lambda version, judge: prover.compile(one.label, staged, targets, version, judge)
+    )
+    if settler.plan is not plan:
+        one.plan, one.package = settler.plan, render(settler.plan)
+        one.key = rendered_key(one.package)
+    return settler
 
 
 def _holds_under(proofs: Proofs, resources: list[Resources]) -> dict[str, list[str]]:

@@ -32,6 +32,7 @@ class Built:
         folder: where the package goes.
         label: what a progress bar calls it.
         products: warpgroup products that the plan expects of a kernel, as `check_limits` takes them.
+        findings: what replaces the kernels that do not hold, a line each.
         compiled: by Triton version, what every variant takes.
         cases: what became of the cases.
         proves: whether the build leads to proofs: it compiles for all targets, and verifies.
@@ -47,6 +48,7 @@ class Built:
     folder: Path
     label: str
     products: Mapping[tuple[str, int | None], int] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
     compiled: dict[str, list[Resources]] = field(default_factory=dict)
     cases: Cases = field(default_factory=Cases)
     proves: bool = False
@@ -61,6 +63,7 @@ class Built:
             "package": str(self.folder),
             "files": [file.name for file in self.package.files],
             "written": [str(path) for path in self.written],
+            "findings": self.findings,
             "resources": [one.to_json() for resources in self.compiled.values() for one in resources],
             "verified": [
                 {**_plain(row), "before": family in self.cases.before} for family, row in self.cases.rows.items()

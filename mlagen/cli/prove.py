@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlagen.cli.console import stage
-from mlagen.compile import Resources, Toolchain, compile_jobs, content_keys, list_variants, toolchain
+from mlagen.compile import Judge, Resources, Toolchain, compile_jobs, content_keys, list_variants, toolchain
 from mlagen.plan.tritons import TRITONS
 from mlagen.proofs import CasesRow, Proofs, keep, proof_of, proved_before
 from mlagen.proofs.sample import Sample, note_sample, was_sampled
@@ -58,14 +58,22 @@ class Prover:
         """Whether this build both compiles and verifies, so that it leads to proofs."""
         return bool(self.versions) and self.device is not None
 
-    def compile(self, label: str, staged: Path, targets: Sequence[str], version: str) -> list[Resources]:
-        """Compiles all that calls of a package can launch under one Triton, but for variants with figures."""
+    def compile(self, label: str, staged: Path, targets: Sequence[str], version: str, judge: Judge) -> list[Resources]:
+        """Compiles all that calls of a package can launch under one Triton, but for variants with figures.
+
+        The judge sees each result as it comes.
+        """
         title = f"{label}: compile with triton {version}"
         with stage(f"{title}: list variants"):
             chosen = toolchain(version)
             jobs = list_variants(staged, targets, toolchain=chosen)
         with stage(title) as bar:
             bar.expect(jobs)
+
+            def done(taken: Resources) -> None:
+                bar.step(taken)
+                judge(taken)
+
             return compile_jobs(
                 staged,
                 jobs,
@@ -73,7 +81,7 @@ class Prover:
                 known=lambda key: self.proofs.measured(key, version),
                 fresh=self.fresh,
                 on_start=lambda job: bar.show(f"{job.target} {job.kernel}"),
-                on_done=bar.step,
+                on_done=done,
             )
 
     def verify(self, label: str, staged: Path, key: str, device: str) -> Cases:

@@ -5,12 +5,15 @@ from mlagen.compile.job import CompileJob
 from mlagen.compile.kernels import write_kernels
 from mlagen.compile.pool import compile_jobs, content_keys, list_variants
 from mlagen.compile.resources import Resources, check_limits
+from mlagen.compile.settle import Judge, Settler
 from mlagen.compile.table import resource_markdown, resource_table, target_table
 from mlagen.compile.toolchain import Toolchain, cached_tritons, installed, parse_tritons, toolchain, tritons_dir
 
 __all__ = [
     "CompileJob",
+    "Judge",
     "Resources",
+    "Settler",
     "Toolchain",
     "cached_tritons",
     "check_limits",

@@ -5,6 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlagen.backends.triton.common import FULL_ALIGNMENT
+from mlagen.errors import Place, ToolError
+
+
+class KernelError(ToolError):
+    """A kernel that the compiler refuses.
+
+    Attributes:
+        job: what it was asked to compile.
+        reason: what it said, in one line.
+    """
+
+    def __init__(self, job: CompileJob, named: str, reason: str, *, place: Place | None, hint: str | None) -> None:
+        super().__init__(f"{named}: {reason}", place=place, hint=hint)
+        self.job, self.reason = job, reason
 
 
 @dataclass(frozen=True)

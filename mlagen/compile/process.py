@@ -12,7 +12,7 @@ from typing import Any
 
 from mlagen.compile.binary import Measured, read_amdgcn, read_cubin
 from mlagen.compile.cache import ResultCache, content_key
-from mlagen.compile.job import CompileJob
+from mlagen.compile.job import CompileJob, KernelError
 from mlagen.compile.resources import label
 from mlagen.compile.toolchain import Toolchain
 from mlagen.errors import Place, ToolError
@@ -68,17 +68,18 @@ class Compiler(Worker):
             What the kernel takes, and whether `cache` had it.
 
         Raises:
-            ToolError: the job does not compile, or the worker died, hung, or took more CPU than TIMEOUT_S.
+            KernelError: the compiler refuses the job.
+            ToolError: the worker died, hung, or took more CPU than TIMEOUT_S.
         """
         output = self._folder / "code"
         request = {**request_of(job), "output": str(output)}
         salt = content_key("ir", self._toolchain.version, job.target)
         by_ir = {} if cache is None else {"salt": salt, "known": str(cache.folder)}
-        result = self._ask(request | by_ir, label(job), job.module)
+        result = self._ask(request | by_ir, label(job), job.module, job)
         if cache is not None and "name" not in result:
             if (known := cache.get(result["ir"])) is not None:
                 return known, True
-            result = self._ask(request, label(job), job.module)
+            result = self._ask(request, label(job), job.module, job)
         cuda = TARGETS[job.target].backend == "cuda"
         usage = read_cubin(output, result["name"], self._toolchain) if cuda else read_amdgcn(output)
         measured = Measured(
@@ -88,7 +89,7 @@ class Compiler(Worker):
             cache.put(result["ir"], measured)
         return measured, False
 
-    def _ask(self, request: dict[str, Any], what: str, module: str) -> dict[str, Any]:
+    def _ask(self, request: dict[str, Any], what: str, module: str, job: CompileJob | None = None) -> dict[str, Any]:
         printed = self.printed()
         try:
             result = self.ask(request, Limit(TIMEOUT_S))
@@ -99,7 +100,10 @@ class Compiler(Worker):
             # MLIR and ptxas say on stderr what the exception leaves out.
             hint = "\n".join(part for part in (result["detail"], self.words(printed)) if part)
             path, line = self._package_dir / f"{module.replace('.', '/')}.py", result["line"]
-            raise ToolError(f"{what}: {result['error']}", place=Place(path, line) if line else None, hint=hint or None)
+            place = Place(path, line) if line else None
+            if job is not None:
+                raise KernelError(job, what, result["error"], place=place, hint=hint or None)
+            raise ToolError(f"{what}: {result['error']}", place=place, hint=hint or None)
         return result
 
 

@@ -105,7 +105,8 @@ class Proofs:
         """Whether each of some variants has figures under a Triton, and holds its limits."""
         rows = {key: self.variant(key) for key in keys}
         return all(
-            row is not None and version in row.figures and not any(row.broken(key, version)) for key, row in rows.items()
+            row is not None and version in row.figures and not any(row.broken(key, version))
+            for key, row in rows.items()
         )
 
     def tritons(self, key: str) -> tuple[str, ...]:

@@ -11,16 +11,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from mlagen.bench.tune.progress import progress
-from mlagen.bench.tune.tunable import tile_of
 from mlagen.compile import (
     CompileJob,
     Resources,
@@ -31,70 +28,14 @@ from mlagen.compile import (
     parse_tritons,
     toolchain,
 )
+from mlagen.compile.candidates import Place, place_of, tiles_like
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, MlagenError
-from mlagen.plan import TARGETS, DenseFwdPlan, DenseFwdTile, Plan, Tile, load_plan
+from mlagen.plan import TARGETS, Plan, load_plan
 from mlagen.plan.replacements import Replacement, read_replacements
-from mlagen.plan.tiles import AnyTile
-from mlagen.plan.tritons import Minor, minor, minor_text, rows_under
+from mlagen.plan.tritons import minor, minor_text
 
-BLOCKS = (16, 32, 64, 128)
-NUM_WARPS = (4, 8)
-NUM_STAGES = (1, 2, 3)
-WEIGHTS = {"block_h": 8, "block_m": 8, "block_n": 4, "num_warps": 1, "num_stages": 2, "indices_ahead": 3}
 MOST_TRIES = 24  # of tiles in the place of one
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a tile stands: of which family, in which of its tables, on which target."""
-
-    family: str
-    table: str
-    target: str
-    tile: AnyTile
-
-
-def place_of(job: CompileJob, plan: Plan, triton: Minor) -> Place | None:
-    """The place of the tile that a job compiles; None where its kernel takes none from a table.
-
-    Small tiles of dense attention serve aligned calls over small pages too: what stands in no row of the table that
-    aligned calls read is of the other one.
-    """
-    family = next((one for one in plan.tiled if job.module == f"_{one.NAME}_kernels"), None)
-    if family is None:
-        return None
-    given = dict(job.constexprs)
-    tile: AnyTile | None = tile_of(job)
-    if isinstance(family, DenseFwdPlan):
-        block_m, block_n = (int(given[name] or 0) for name in ("BLOCK_M", "BLOCK_N"))
-        tile = DenseFwdTile(block_m, block_n, job.num_warps, job.num_stages)
-    if tile is None:
-        return None
-    rows: Sequence[Any] = rows_under(family.tiles, job.target, triton)
-    tabled = job.tabled and any(row.tile == tile for row in rows)
-    return Place(family.NAME, "tiles" if tabled else "unaligned", job.target, tile)
-
-
-def like(tile: AnyTile, target: str) -> Iterator[AnyTile]:
-    """Other tiles of its kind that a program of the target may take, the most alike first."""
-    stages = tuple(number for number in NUM_STAGES if number > 1 or TARGETS[target].backend == "hip")
-    if isinstance(tile, DenseFwdTile):
-        found: list[AnyTile] = [DenseFwdTile(*one) for one in itertools.product(BLOCKS, BLOCKS, NUM_WARPS, stages)]
-    else:
-        blocks = tuple(block for block in BLOCKS if block <= max(64, tile.block_h))
-        found = [Tile(*one) for one in itertools.product(blocks, BLOCKS, NUM_WARPS, stages, (False, True))]
-        found = [one for one in found if isinstance(one, Tile) and one.block_h <= tile.block_h]
-
-    def unlikeness(other: AnyTile) -> tuple[float, int]:
-        steps = 0.0
-        for field in fields(tile):
-            here, there = (int(getattr(one, field.name)) for one in (tile, other))
-            apart = abs(math.log2(here) - math.log2(there)) if "block" in field.name else abs(here - there)
-            steps += WEIGHTS[field.name] * apart
-        return steps, -other.num_warps  # more warps hold more accumulators
-
-    return iter(sorted((one for one in found if one != tile), key=unlikeness))
 
 
 class Search:
@@ -126,7 +67,7 @@ class Search:
     def instead(self, place: Place, fits: str) -> Replacement | None:
         """An entry with a tile that holds in another's place; None where none of MOST_TRIES does."""
         tries = 0
-        for tile in like(place.tile, place.target):
+        for tile in tiles_like(place.tile, place.target):
             entry = Replacement(fits, place.table, place.target, place.tile, (self._minor,), tile)
             if any(self._replaces(one, entry) for one in self._replacements):
                 continue

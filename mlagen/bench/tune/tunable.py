@@ -20,6 +20,7 @@ from mlagen.bench.trial import Setting, Sizes, Trial
 from mlagen.bench.tune.choose import Regime
 from mlagen.bench.tune.driver import DenseDecodeDriver, Driver
 from mlagen.compile import CompileJob, Toolchain, list_variants
+from mlagen.compile.candidates import tile_of
 from mlagen.emit import apply, compare, render
 from mlagen.plan import DenseDecodePlan, LatentFamily, Plan, SparseDecodePlan, SparseFwdPlan, Target, Tile, TileRow
 from mlagen.plan.dense_decode import MOST_ROWS, spills_with_window
@@ -107,15 +108,6 @@ class Tunable:
             if job.module == f"_{self.module}_kernels" and job.tabled and (tile := tile_of(job)) in found:
                 found[tile].append(job)
         return found
-
-
-def tile_of(job: CompileJob) -> Tile | None:
-    """The tile that a job of attention over latent rows is compiled with; None where its kernel takes none."""
-    given = dict(job.constexprs)
-    if job.block_h is None or "BLOCK_N" not in given:
-        return None
-    ahead = bool(given.get("INDICES_AHEAD") or given.get("PAGES_AHEAD"))
-    return Tile(job.block_h, int(given["BLOCK_N"] or 0), job.num_warps, job.num_stages, ahead)
 
 
 def _sparse_fwd_shape(package: BenchPackage, regime: Regime) -> SparseFwdShape:

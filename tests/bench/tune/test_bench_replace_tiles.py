@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from enumerated import enumerate_package
 
-from mlagen.bench.tune.replace_tiles import Place, Search, like, main, place_of, text_of
+from mlagen.bench.tune.replace_tiles import Search, main, text_of
 from mlagen.compile import installed
+from mlagen.compile.candidates import Place, place_of, tiles_like
 from mlagen.plan import (
     DenseFwdTile,
     SparseFwdPlan,
@@ -49,7 +50,7 @@ def test_every_tile_of_the_tables_is_found_where_it_stands(name: str) -> None:
 @pytest.mark.parametrize("tile", [Tile(64, 64, 8, 2, False), Tile(16, 16, 4, 1, False), DenseFwdTile(128, 64, 8, 2)])
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
 def test_tiles_are_tried_once_each_the_most_alike_first(tile: Tile | DenseFwdTile, target: str) -> None:
-    tried = list(like(tile, target))
+    tried = list(tiles_like(tile, target))
     assert tile not in tried
     assert len(set(tried)) == len(tried) > 20
     first = dataclasses.astuple(tried[0])
@@ -87,4 +88,4 @@ def test_another_tile_is_taken_once_all_its_variants_hold(tmp_path: Path) -> Non
     entry = search.instead(place, plan.fits["sparse_fwd"])
     assert entry is not None
     assert (entry.tile, entry.tritons) == (tile, (minor(installed().version),))
-    assert entry.instead in list(like(tile, "sm80"))[:4]
+    assert entry.instead in list(tiles_like(tile, "sm80"))[:4]
