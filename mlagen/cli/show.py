@@ -93,6 +93,9 @@ def show_plan(spec: Path, as_json: bool) -> None:
         if family.sm90 is not None:
             _print_rescaling(plan.rescale_threshold_log2)
         _print_no_sm90(plan, family)
+    for one in (one for each in plan.tiled for one in each.left_out):
+        name = f"{one.fits.partition(' ')[0]} {one.kernel}"
+        out.print(f"\n{name} left out under {minor_text(one.triton)}: {one.reason}; portable runs", markup=False)
 
 
 def _print_indexer(rows: IndexerRows) -> None:

@@ -16,6 +16,7 @@ from proof_rows import ONE
 
 from mlagen import GENERATOR
 from mlagen.plan import SparseFwdPlan, load_plan
+from mlagen.plan.findings import Findings, LeftOut, dump_findings, findings_path
 from mlagen.plan.replacements import Replacement
 from mlagen.proofs import CasesRow, Proofs, package_key
 from mlagen.proofs.sources import family_names
@@ -57,6 +58,17 @@ def test_rows_of_some_tritons_alone_are_shown_with_them(
     assert re.search(rf"sm80 .* 3\.6 to 3\.7 +{tile} ", shown)
     assert re.search(rf"sm80 .* 3\.8 to 3\.9 +{entry.instead} ", shown)
     assert re.search(r"gfx942 .* any +\d+x\d+ ", shown)
+
+
+def test_the_plan_says_which_kernels_are_left_out(run: Run, workspace: Path) -> None:
+    spec = workspace / "specs" / "mine.yaml"
+    spec.write_text((specs_dir() / "dsv32.yaml").read_text().replace("name: dsv32", "name: mine"))
+    left = LeftOut(load_plan(spec).fits["sparse_fwd"], "sm90_swap_ab", (3, 9), "8 spills in loops")
+    path = findings_path("mine", spec.parent)
+    path.parent.mkdir(parents=True)
+    path.write_text(dump_findings("mine", Findings(left_out=(left,))))
+    shown = run("show", "plan", "specs/mine.yaml").stdout
+    assert "sparse_fwd sm90_swap_ab left out under 3.9: 8 spills in loops; portable runs\n" in shown
 
 
 def test_the_plan_says_whose_tuned_rows_it_has(run: Run, workspace: Path) -> None:
