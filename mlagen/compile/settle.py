@@ -165,27 +165,27 @@ class Settler:
         """
         kind = self._kind(failure.job, failure.version)
         variants = self._variants(failure.job.target, failure.version)
-        alike = [job for job in variants if kind is not None and self._kind(job, failure.version) == kind]
+        alike = [job for job in variants if self._kind(job, failure.version) == kind]
         number = f" ({len(alike)} variants)" if len(alike) > 1 else ""
         under = f"under {minor_text(minor(failure.version))}: {failure.reason}{number}"
         failure.error.message += number
         if isinstance(kind, Place):
             self._find_tile(kind, failure, under)
-        elif kind is not None and self.plan.spec.backend != "gluon":
+        elif isinstance(kind, Kernel) and self.plan.spec.backend != "gluon":
             jobs = [failure.job, *(job for job in alike if job != failure.job)]
             self._find_registers(kind, jobs, failure, under)
         else:
             raise failure.error
 
-    def _kind(self, job: CompileJob, version: str) -> Place | Kernel | None:
-        """The tile or the sm90 kernel that a job is of; None: one of neither, which nothing takes the place of."""
+    def _kind(self, job: CompileJob, version: str) -> Place | Kernel | str:
+        """The tile or the sm90 kernel that a job is of; a name: of another kernel, which nothing takes the place of."""
         for family in self.plan.tiled:
             prefix = f"_{family.NAME}_sm90"
             if job.module == LISTS and "sm90_shared" in family.SM90_KERNELS:
                 return Kernel(family.NAME, "sm90_shared")
             if job.module.startswith(prefix):
                 return Kernel(family.NAME, f"sm90{job.module.removeprefix(prefix)}")
-        return place_of(job, self.plan, minor(version))
+        return place_of(job, self.plan, minor(version)) or f"{job.module}.{job.kernel}"
 
     def _find_registers(self, kernel: Kernel, jobs: list[CompileJob], failure: _Failure, under: str) -> None:
         """Find another split of registers, or leave the kernel out."""
