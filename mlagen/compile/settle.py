@@ -100,6 +100,7 @@ class Settler:
         self.plan = plan
         self.findings = read_findings(findings_path(plan.spec.name, path.parent)).of(plan.fits.values())
         self._path, self._staged, self._check, self._say = path, staged, check, say
+        self._failed: set[tuple[CompileJob, str]] = set()
 
     def settle(self, versions: Sequence[str], prove: Prove) -> dict[str, list[Resources]]:
         """Find what holds for every kernel, until all variants that calls can launch do.
@@ -168,7 +169,10 @@ class Settler:
         alike = [job for job in variants if self._kind(job, failure.version) == kind]
         number = f" ({len(alike)} variants)" if len(alike) > 1 else ""
         under = f"under {minor_text(minor(failure.version))}: {failure.reason}{number}"
-        failure.error.message += number
+        failure.error.message = f"{failure.error.message.removesuffix(number)}{number}"
+        if (failure.job, failure.version) in self._failed:  # what was found did not free it
+            raise failure.error
+        self._failed.add((failure.job, failure.version))
         if isinstance(kind, Place):
             self._find_tile(kind, failure, under)
         elif isinstance(kind, Kernel) and self.plan.spec.backend != "gluon":

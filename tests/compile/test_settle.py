@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlagen.compile import CompileJob, Judge, Resources, Settler, compile_jobs, installed, list_variants, settle
+from mlagen.compile.job import KernelError
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import Plan, SparseFwdPlan, load_plan
@@ -146,3 +147,16 @@ def test_one_error_speaks_of_all_variants_where_nothing_takes_the_place_of_a_ker
         settler.settle([VERSION], build.prove(module))
     assert build.lines == []
     assert not findings_path("small", tmp_path).exists()
+
+
+def test_a_build_ends_where_what_was_found_does_not_free_a_variant(tmp_path: Path) -> None:
+    build = Build(tmp_path, "sm90")
+    job = build.jobs(SWAP_AB)[0]
+    settler = build.settler(lambda taken: False)
+
+    def prove(version: str, judge: Judge) -> list[Resources]:
+        raise KernelError(job, "one", "no", place=None, hint=None)
+
+    with pytest.raises(KernelError, match=r"^one: no \(\d+ variants\)$"):
+        settler.settle([VERSION], prove)
+    assert len(build.lines) == 1
