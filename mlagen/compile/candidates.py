@@ -1,4 +1,4 @@
-"""What a kernel that does not hold may take instead: other tiles for portable kernels, other registers for sm90's."""
+"""Candidates for kernels that do not hold: other tiles for portable kernels, other registers for sm90 kernels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FAR = 3  # steps of registers by which a candidate moves either number at most
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tile stands: of which family, in which of its tables, on which target."""
+    """Where a tile stands: the family, the table and the target."""
 
     family: str
     table: str

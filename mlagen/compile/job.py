@@ -12,8 +12,8 @@ class KernelError(ToolError):
     """A kernel that the compiler refuses.
 
     Attributes:
-        job: what it was asked to compile.
-        reason: what it said, in one line.
+        job: the compilation.
+        reason: the compiler's message, in one line.
     """
 
     def __init__(self, job: CompileJob, named: str, reason: str, *, place: Place | None, hint: str | None) -> None:

@@ -1,7 +1,7 @@
 """Builds on when a kernel does not hold under a Triton: with other registers, with another tile, or without it.
 
-The first variant that breaks a limit, or that the compiler refuses, ends a compilation. What holds in the place of its
-kernel becomes a finding, and the compilation begins anew. Variants that were compiled before come from the cache.
+The first variant that breaks a limit, or that the compiler refuses, ends a compilation. A split of registers or a tile
+that holds becomes a finding, and the compilation begins anew. Variants that were compiled before come from the cache.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class NotHeldError(Exception):
     """A variant that breaks a limit; ends a compilation.
 
     Attributes:
-        taken: what the variant takes.
+        taken: resources of the variant.
         error: the limit that it breaks.
     """
 
@@ -67,7 +67,7 @@ class _Failure:
     """A variant that does not hold.
 
     Attributes:
-        job: what was compiled.
+        job: the compilation.
         version: the Triton.
         reason: why, in a few words.
         by_registers: whether another split of registers may hold.
@@ -82,11 +82,11 @@ class _Failure:
 
 
 class Settler:
-    """Finds what holds for the kernels of one spec.
+    """Finds registers and tiles that hold for the kernels of one spec.
 
     Args:
         path: the spec's file.
-        plan: its plan, as the files beside it have it.
+        plan: its plan, from the spec and the files beside it.
         staged: folder of its package, which is written anew with every finding.
         check: the limits that a variant breaks.
         say: prints a line about a finding.
@@ -103,7 +103,7 @@ class Settler:
         self._failed: set[tuple[CompileJob, str]] = set()
 
     def settle(self, versions: Sequence[str], prove: Prove) -> dict[str, list[Resources]]:
-        """Find what holds for every kernel, until all variants that calls can launch do.
+        """Compile, and add findings, until every variant that a call can launch holds.
 
         Args:
             versions: the Tritons.
@@ -111,7 +111,7 @@ class Settler:
                 comes.
 
         Returns:
-            What `prove` returned for the last package, by Triton.
+            The results of `prove` for the last package, by Triton.
 
         Raises:
             LimitError: a kernel that cannot be left out does not hold.
@@ -124,7 +124,7 @@ class Settler:
                 return proofs
 
     def write(self) -> list[Path]:
-        """Write the findings beside the spec, if the file there does not have them already; the files written."""
+        """Write new findings beside the spec, and return the files written."""
         path = findings_path(self.plan.spec.name, self._path.parent)
         text = dump_findings(self.plan.spec.name, self.findings)
         if not self.findings or (path.is_file() and path.read_text(encoding="utf-8") == text):
@@ -170,7 +170,7 @@ class Settler:
         number = f" ({len(alike)} variants)" if len(alike) > 1 else ""
         under = f"under {minor_text(minor(failure.version))}: {failure.reason}{number}"
         failure.error.message = f"{failure.error.message.removesuffix(number)}{number}"
-        if (failure.job, failure.version) in self._failed:  # what was found did not free it
+        if (failure.job, failure.version) in self._failed:  # the finding did not free it
             raise failure.error
         self._failed.add((failure.job, failure.version))
         if isinstance(kind, Place):
@@ -182,7 +182,7 @@ class Settler:
             raise failure.error
 
     def _kind(self, job: CompileJob, version: str) -> Place | Kernel | str:
-        """The tile or the sm90 kernel that a job is of; a name: of another kernel, which nothing takes the place of."""
+        """The job's tile or sm90 kernel; the name of any other kernel, which nothing replaces."""
         for family in self.plan.tiled:
             prefix = f"_{family.NAME}_sm90"
             if job.module == LISTS and "sm90_shared" in family.SM90_KERNELS:
@@ -219,7 +219,7 @@ class Settler:
             for one in (*read_replacements(), *self.findings.replacements)
             if (one.fits, one.table, one.target) == table and triton in one.tritons
         ]
-        # The tile, and those of rows in whose place it stands already.
+        # The tile, and the tiles that it replaces already.
         origins = [place.tile, *(one.tile for one in known if one.instead == place.tile)]
         kept = tuple(one for one in self.findings.replacements if one not in known or one.instead != place.tile)
         bad, tried = {*origins, *(one.tile for one in known)}, 0
@@ -255,7 +255,7 @@ class Settler:
         return True
 
     def _jobs_at(self, place: Place, version: str) -> JobsOf:
-        """What finds the jobs whose tile stands at a place."""
+        """Return a function that finds the jobs with the tile at a place."""
 
         def jobs_of(plan: Plan, package: Path) -> Sequence[CompileJob]:
             jobs = list_variants(package, [place.target], toolchain=toolchain(version))

@@ -30,7 +30,7 @@ class _Entry(Model):
     kernel: Annotated[str, Field(description="the kernel's name, for readers")]
     triton: Annotated[MinorText, Field(description="minor version of Triton")]
     spills: Annotated[int, Field(ge=1, description="loads and stores of local memory in loops, at most")]
-    reason: Annotated[str, Field(description="where they are, or what was tried")]
+    reason: Annotated[str, Field(description="where they are, or the attempts to free them")]
     keys: Annotated[
         tuple[Key, ...],
         AfterValidator(_ordered),
@@ -54,14 +54,14 @@ class _AllowedTable(Model):
 
 @dataclass(frozen=True)
 class Allowance:
-    """What one kernel variant may spill under a Triton.
+    """Spills in loops of one kernel variant under a Triton.
 
     Attributes:
         kernel: the kernel's name.
         key: the variant's content key, `Resources.key`.
         triton: the minor version.
         spills: loads and stores of local memory in loops, at most.
-        reason: where they are, or what was tried.
+        reason: where they are, or the attempts to free them.
     """
 
     kernel: str

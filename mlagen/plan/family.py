@@ -113,7 +113,7 @@ class TiledFamily(Family, Generic[Row]):
         return numbers.registers if isinstance(numbers, Sm90Plan | DenseFwdSm90Plan) else None
 
     def found(self, findings: Findings) -> Self:
-        """The same with the splits of registers that builds found, and without the kernels that do not hold."""
+        """The same family with findings: splits of registers, and sm90 kernels that are left out."""
         family = self
         for one in findings.registers:
             if one.fits == self.fits and one.kernel in self.SM90_KERNELS:

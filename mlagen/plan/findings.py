@@ -1,7 +1,7 @@
-"""What `mlagen build` found out about a spec's kernels under some Tritons: `tuned/<spec>/tritons.yaml` beside the spec.
+"""Findings of `mlagen build` about a spec's kernels under some Tritons, in `tuned/<spec>/tritons.yaml` beside the spec.
 
-The spec and this file settle a package's text, so that it is the same where no Triton is at hand. An entry names what
-its kernels fit, `plan.fits`: those of other dims are not looked at.
+The spec and this file settle a package's text, so that it is the same where no Triton is installed. An entry has the
+text that its kernels fit, `plan.fits`. Entries for other dims are ignored.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RegisterSplit:
     """Another split of registers of an sm90 kernel under a Triton.
 
     Attributes:
-        fits: of which kernels, `plan.fits`.
+        fits: the text that its kernels fit, `plan.fits`.
         kernel: its name in the family, such as `sm90_swap_ab`.
         triton: the minor version.
         split: as `Registers.split`.
@@ -56,7 +56,7 @@ class LeftOut:
     """A kernel that no call runs under a Triton.
 
     Attributes:
-        fits: of which kernels, `plan.fits`.
+        fits: the text that its kernels fit, `plan.fits`.
         kernel: its name in the family, such as `sm90_swap_ab`.
         triton: the minor version.
         reason: why, in words.
@@ -70,7 +70,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about the kernels of one spec.
+    """All findings about the kernels of one spec.
 
     Attributes:
         registers: splits of registers.

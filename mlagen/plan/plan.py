@@ -162,7 +162,7 @@ def load_plan(path: Path, replacements: Sequence[Replacement] | None = None, fin
     Args:
         path: the spec.
         replacements: tiles that hold under some Tritons alone; None: those of `replacements.yaml`.
-        findings: what holds for the spec's kernels under some Tritons; None: as the file beside the spec says.
+        findings: about the spec's kernels under some Tritons; None: those in the file beside the spec.
 
     Raises:
         SpecErrors: the spec, or a tuned file, is invalid.

@@ -373,7 +373,7 @@ class Tuned:
         sm90: which calls run a family's sm90 kernel, by family, likewise.
         files: where else tables are looked for; None: nowhere.
         replacements: tiles that hold under some Tritons alone.
-        findings: what builds found out about the spec's kernels under some Tritons.
+        findings: of builds, about the spec's kernels under some Tritons.
     """
 
     tiles: Mapping[tuple[str, str], Sequence[TileRow]] = field(default_factory=dict)

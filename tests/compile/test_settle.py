@@ -1,4 +1,4 @@
-"""What a build does when a kernel does not hold: other registers, another tile, or the package without the kernel."""
+"""A build when a kernel does not hold: other registers, another tile, or the package without the kernel."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Build:
         apply(compare(render(load_plan(self.spec)), self.staged))
 
     def settler(self, broken: Callable[[Resources], bool]) -> Settler:
-        """What finds out what holds where some variants break a limit."""
+        """A settler; `broken` says whether a variant breaks a limit."""
 
         def check(taken: Resources) -> Sequence[LimitError]:
             return [LimitError("spills", hint="fix with: less")] if broken(taken) else []

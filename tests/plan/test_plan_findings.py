@@ -1,4 +1,4 @@
-"""What builds found out about kernels under some Tritons: the file, and the packages that it leads to."""
+"""Findings of builds about kernels under some Tritons: the file, and the packages rendered with it."""
 
 from __future__ import annotations
 
