@@ -83,7 +83,7 @@ def test_a_package_consists_of_all_that_calls_launch(version: str) -> None:
 
 def test_every_allowance_is_of_a_variant_that_spills_as_many() -> None:
     wrong = []
-    for one in read_allowed():
+    for one in (each for each in read_allowed() if not each.reason.startswith("of no package")):
         row = proofs().variant(one.key)
         version = next(version for version in TRITONS if minor(version) == one.triton)
         figures = None if row is None else row.figures.get(version)
