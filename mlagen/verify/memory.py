@@ -73,6 +73,11 @@ class Placed:
         return self.changed()
 
 
+def seeded(seed: int) -> torch.Generator:
+    """A generator of torch's default device: inside `torch.device("cuda")` the tensors of a call are drawn there."""
+    return torch.Generator(torch.get_default_device()).manual_seed(seed)
+
+
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor's bit patterns as integers of its size, so that NaN equals NaN."""
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])

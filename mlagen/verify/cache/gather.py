@@ -14,7 +14,7 @@ from mlagen.verify.cache.cases import GatherCase
 from mlagen.verify.cache.pages import TENSOR_SCALE, CacheMemory, alias, random_pages, scale_argument
 from mlagen.verify.cache.sides import CACHE_ARGUMENT, REQUESTS, Side
 from mlagen.verify.case import CaseFailedError
-from mlagen.verify.memory import GARBAGE, LAYOUTS, Placed, bits, place, place_vector
+from mlagen.verify.memory import GARBAGE, LAYOUTS, Placed, bits, place, place_vector, seeded
 from mlagen.verify.patterns import INT32
 
 UNWRITTEN = 77.0  # what an output holds
@@ -214,7 +214,7 @@ def build_gather(case: GatherCase, side: Side, device: str, seed: int) -> Gather
     Raises:
         CaseSkippedError: the device has too little memory.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     size, spans = case.pages.block_size, _spans(case)
     needed = [-(-(first + count) // size) for first, count in spans]
     columns = max(1, max(needed) - 1 if case.table == "short" else max(needed) + 2)

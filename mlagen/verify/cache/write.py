@@ -15,7 +15,7 @@ from mlagen.verify.cache.pages import TENSOR_SCALE, CacheMemory, alias, random_p
 from mlagen.verify.cache.sides import CACHE_ARGUMENT, INSERT, Side
 from mlagen.verify.cache.values import VALUES
 from mlagen.verify.case import CaseFailedError
-from mlagen.verify.memory import LAYOUTS, Placed, bits, place, unplaced
+from mlagen.verify.memory import LAYOUTS, Placed, bits, place, seeded, unplaced
 from mlagen.verify.patterns import INT64
 
 
@@ -141,7 +141,7 @@ def build_write(case: WriteCase, side: Side, device: str, seed: int) -> WriteInp
     Raises:
         CaseSkippedError: the device has too little memory.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     values = VALUES[case.values](side, case.tokens, generator)
     tokens, size = values.shape[0], case.pages.block_size
     memory = random_pages(side, case.pages, max(3, -(-2 * tokens // size)), device, generator)
@@ -158,5 +158,5 @@ def build_write(case: WriteCase, side: Side, device: str, seed: int) -> WriteInp
         arguments["skip_scale"] = not side.layout.tensor_scale
     before = memory.buffer[:0] if case.pages.far else memory.buffer.cpu().clone()
     return WriteInputs(
-        side, case, arguments, memory, before, values, placed={**placed, "slot_mapping": unplaced(slots)}
+        side, case, arguments, memory, before, values.cpu(), placed={**placed, "slot_mapping": unplaced(slots)}
     )

@@ -11,12 +11,13 @@ import torch
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read, write
 from mlagen.verify import family
+from mlagen.verify.batched import sparse_attention
 from mlagen.verify.decode import FLASH, place_out, place_tokens
 from mlagen.verify.dense_decode.cases import TENSOR_SCALE, DenseDecodeProblem
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.facts import Facts
-from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, empty_pages, place, unplaced
-from mlagen.verify.reference import Attention, sparse_attention
+from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, empty_pages, place, seeded, unplaced
+from mlagen.verify.reference import Attention
 
 
 @dataclass
@@ -118,7 +119,7 @@ class Inputs(family.Inputs):
 
 
 def _block_table(inputs: Inputs, generator: torch.Generator) -> tuple[torch.Tensor, int]:
-    """Block table i32 [requests, width] on the CPU, garbage where no key is seen, and how many pages there are."""
+    """Block table i32 [requests, width], garbage where no key is seen, and how many pages there are."""
     problem, size = inputs.problem, inputs.problem.block_size
     used = [
         (request, column)
@@ -126,10 +127,10 @@ def _block_table(inputs: Inputs, generator: torch.Generator) -> tuple[torch.Tens
         for column in range(inputs.first_key(request) // size, -(-keys // size))
     ]
     pages = len(used) + (3 if problem.cache not in ("far", "idle") else 0)
-    order = torch.randperm(pages, generator=generator).tolist()
+    order = torch.randperm(pages, generator=generator)
     table = torch.full((problem.requests, problem.width), GARBAGE, dtype=torch.int32)
-    for (request, column), page in zip(used, order, strict=False):
-        table[request, column] = page
+    if used:
+        table[tuple(torch.tensor(used).T)] = order[: len(used)].int()
     return table, pages
 
 
@@ -153,7 +154,7 @@ def build(problem: DenseDecodeProblem, known: DenseDecodeFacts, device: str, see
     Raises:
         CaseSkippedError: the device has too little memory.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     facts, layout = known.facts, known.layout
     dtype = getattr(torch, facts.dtype)
     shape = (problem.requests * problem.s_q, problem.heads, facts.d_qk)

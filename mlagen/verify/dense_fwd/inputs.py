@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import family
+from mlagen.verify import batched, family
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
 from mlagen.verify.dense_fwd.reference import dense_fwd
-from mlagen.verify.memory import LAYOUTS, NAN, place, unplaced
+from mlagen.verify.memory import LAYOUTS, NAN, place, seeded, unplaced
 from mlagen.verify.patterns import INT32
 from mlagen.verify.reference import Attention
 
@@ -42,7 +42,8 @@ class Inputs(family.Inputs):
     def expected(self) -> Attention:
         """What the call must give."""
         q, k, v, causal = (self.arguments[name] for name in ("q", "k", "v", "causal"))
-        return dense_fwd(q, k, v, self.cu_q, self.cu_k, self.scale, causal)
+        attend = batched.dense_fwd if q.is_cuda else dense_fwd
+        return attend(q, k, v, self.cu_q, self.cu_k, self.scale, causal)
 
 
 def starts(lengths: list[int], before: int = 0) -> list[int]:
@@ -59,7 +60,7 @@ def build(case: DenseFwdCase, spec: Mapping[str, Any], device: str, seed: int) -
     Raises:
         CaseSkippedError: the device has too little memory.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     heads, dtype = spec["multi_head"], DTYPES[spec["model"]["dtype"]]
     cu_q = starts([rows for rows, _ in case.requests], case.before)
     cu_k = starts([keys for _, keys in case.requests], case.before)

@@ -17,7 +17,7 @@ from mlagen.verify.case import CaseFailedError
 from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase
 from mlagen.verify.indexer_cache.reference import codes, normalised_keys
 from mlagen.verify.indexer_cache.side import CACHE_ARGUMENT, SLOTS_ARGUMENT, WRITE, IndexerSide
-from mlagen.verify.memory import GARBAGE, LAYOUTS, Placed, place, place_vector
+from mlagen.verify.memory import GARBAGE, LAYOUTS, Placed, place, place_vector, seeded
 from mlagen.verify.patterns import INT32, INT64
 
 POSITIONS = 300  # of a table of angles
@@ -198,7 +198,7 @@ def _cache(side: IndexerSide, memory: CacheMemory, heads: bool) -> torch.Tensor:
 
 def build_keys(case: KeysCase, side: IndexerSide, device: str, seed: int) -> KeysInputs:
     """The inputs of a writer. Raises CaseSkippedError: the device has too little memory."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     values = VALUES[case.values](side, case.tokens, generator)
     tokens, size = len(values), case.pages.block_size
     memory = random_pages(side, case.pages, max(3, -(-2 * tokens // size)), device, generator)
@@ -241,7 +241,7 @@ def build_keys(case: KeysCase, side: IndexerSide, device: str, seed: int) -> Key
 
 def build_query(case: QueryCase, side: IndexerSide, device: str, seed: int) -> Inputs:
     """The inputs of a call that quantises the query."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     rows = None if case.tokens is None else case.tokens * case.heads
     values = VALUES[case.values](side, rows, generator)
     if case.tokens is None:
@@ -303,7 +303,7 @@ def _outputs(case: KeysGatherCase, side: IndexerSide, rows: int, device: str) ->
 
 def build_gather(case: KeysGatherCase, side: IndexerSide, device: str, seed: int) -> GatherInputs:
     """The inputs of a gather. Raises CaseSkippedError: the device has too little memory."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     size = case.pages.block_size
     needed = [-(-count // size) for count in case.requests]
     columns = max(1, max(needed, default=0) + (-1 if case.table == "short" else 2))

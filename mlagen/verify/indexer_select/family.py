@@ -84,7 +84,7 @@ def _ranges(run: PickRun) -> list[tuple[int, int]]:
     """The columns of the logits that each token sees."""
     case, arguments, columns = run.case.scored, run.inputs.arguments, _columns(run)
     if isinstance(case, PagedCase):
-        return [(0, min(int(end), columns)) for end in sees(case, arguments["context_lens"].cpu())]
+        return [(0, min(end, columns)) for end in sees(case, arguments["context_lens"]).tolist()]
     starts, ends = (arguments[name].tolist() for name in ("cu_seq_len_k_start", "cu_seq_len_k_end"))
     firsts = [min(max(start, 0), columns) for start in starts]
     return [(first, max(first, min(end, columns))) for first, end in zip(firsts, ends, strict=True)]
@@ -100,7 +100,7 @@ def _logits(run: PickRun) -> torch.Tensor:
     if case.wrapper == PAGED:
         rest += [_schedule(run), arguments["max_context_len"]]
     found: torch.Tensor = run.subject.call(wrapper, q if wrapper == pair else q[0], *rest, clean_logits=False)
-    return found.cpu()
+    return found
 
 
 def _exact(run: PickRun) -> list[torch.Tensor]:
@@ -117,7 +117,7 @@ def _expected(run: PickRun) -> Results:
     found = [top_k(logits[token, first:end], case.k) for token, (first, end) in enumerate(_ranges(run))]
     if case.scored.contents == "whole":
         for (indices, scores), exact in zip(found, _exact(run), strict=True):
-            wanted = top_k(exact.float(), case.k)
+            wanted = top_k(exact.float().to(logits.device), case.k)
             if not (torch.equal(indices, wanted[0]) and torch.equal(scores, wanted[1])):
                 raise CaseFailedError("the package's logits are not float64's, though every sum is exact")
     results = {"out": [one for one, _ in found], "scores": [one for _, one in found]}
@@ -126,7 +126,7 @@ def _expected(run: PickRun) -> Results:
     empty = {"out": torch.int32, "slots": torch.int32, "scores": torch.float32}
     kept = {"out", *case.gives}
     return {
-        name: torch.stack(rows) if rows else torch.empty((0, case.k), dtype=empty[name])
+        name: torch.stack(rows) if rows else torch.empty((0, case.k), dtype=empty[name], device=logits.device)
         for name, rows in results.items()
         if name in kept
     }
@@ -138,8 +138,8 @@ def _slots(run: PickRun, token: int, indices: torch.Tensor) -> torch.Tensor:
     batch = token if batches is None else int(batches[token])
     if table is None:
         assert isinstance(case, PagedCase)
-        return slots(indices, given["block_table"][batch].cpu(), 0, case.block_size)
-    return slots(indices, table[batch].cpu() if batch < len(table) else None, 0, given["page_size"])
+        return slots(indices, given["block_table"][batch], 0, case.block_size)
+    return slots(indices, table[batch] if batch < len(table) else None, 0, given["page_size"])
 
 
 def _compare(run: PickRun, results: Results) -> list[Figure]:
@@ -148,7 +148,7 @@ def _compare(run: PickRun, results: Results) -> list[Figure]:
         raise CaseFailedError(f"gave {', '.join(results)} instead of {', '.join(expected)}")
     require_tensors(run, results, {name: (want.dtype, tuple(want.shape)) for name, want in expected.items()})
     for name, want in expected.items():
-        got = results[name].cpu()
+        got = results[name]
         wrong = (bits(got.contiguous()) != bits(want)).nonzero()
         if len(wrong):
             at = tuple(wrong[0].tolist())

@@ -10,7 +10,7 @@ import torch
 from mlagen.verify import family
 from mlagen.verify.indexer_select.cases import PickCase
 from mlagen.verify.indexer_select.invalid import PAGED
-from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector, unplaced
+from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector, seeded, unplaced
 from mlagen.verify.mqa_logits import inputs as logits
 from mlagen.verify.mqa_logits.cases import FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import FLAT_PAIR, PAGED_PAIR, LogitsFacts
@@ -64,7 +64,7 @@ def build(case: PickCase, facts: LogitsFacts, device: str, seed: int) -> Inputs:
             given[name] = place(values, LAYOUTS[case.out], fill)
             arguments[name] = given[name].view
     if "slots" in case.gives:
-        arguments |= _pages(case, placed, device, torch.Generator().manual_seed(seed + 1))
+        arguments |= _pages(case, placed, device, seeded(seed + 1))
     return Inputs(scored=scored, arguments=arguments, placed=placed, given=given)
 
 

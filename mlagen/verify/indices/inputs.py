@@ -12,7 +12,7 @@ from mlagen.verify.case import Case
 from mlagen.verify.indices.cases import CombineCase, MapCase
 from mlagen.verify.indices.invalid import CONVERT
 from mlagen.verify.indices.reference import INT32_VALUES, ROW_MULTIPLE
-from mlagen.verify.memory import GARBAGE, LAYOUTS, Layout, place, place_vector
+from mlagen.verify.memory import GARBAGE, LAYOUTS, Layout, place, place_vector, seeded
 from mlagen.verify.patterns import INT32
 
 
@@ -98,7 +98,7 @@ def _block_pattern(case: MapCase, generator: torch.Generator) -> torch.Tensor:
 
 def build_map(case: MapCase, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     entries = case.tokens + (5 if case.request == "longer" else 0)
     request = _randint(0, case.requests, (entries,), generator)
     if case.request == "outside":
@@ -150,7 +150,7 @@ def build_map(case: MapCase, device: str, seed: int) -> Inputs:
 
 def build_combine(case: CombineCase, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     queries = [query for query, _, _ in case.requests]
     start = [case.start + sum(queries[:request]) for request in range(len(queries) + 1)]
     shape = (sum(queries) + case.spare, case.topk if case.width is None else case.width)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mlagen.verify import family
-from mlagen.verify.memory import LAYOUTS, NAN, Placed, place
+from mlagen.verify.memory import LAYOUTS, NAN, Placed, place, seeded
 from mlagen.verify.merge_states.cases import Conventions, PartsCase, StatesCase
 from mlagen.verify.merge_states.reference import Merged, merge
 from mlagen.verify.patterns import sinks
@@ -79,7 +79,7 @@ def _out_dtype(case: StatesCase | PartsCase, dtype: torch.dtype) -> torch.dtype:
 
 def build_states(case: StatesCase, conventions: Conventions, dtype: torch.dtype, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     tokens, heads, d_v = case.tokens, case.heads, case.d_v
     lses = _lses(case.lse, (2, heads, tokens), generator)
     values = torch.randn(2, tokens, heads, d_v, generator=generator).to(dtype)
@@ -116,7 +116,7 @@ def build_states(case: StatesCase, conventions: Conventions, dtype: torch.dtype,
 
 def build_parts(case: PartsCase, conventions: Conventions, dtype: torch.dtype, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     sizes = (case.parts, case.tokens, case.heads, case.d_v)
     lses = _lses(case.lse, (case.parts, case.heads, case.tokens), generator)
     values = torch.randn(sizes, generator=generator).to(torch.float32 if case.float32 else dtype)

@@ -112,7 +112,9 @@ class Rows:
         planes = tuple(self.values.new_zeros(len(self.values), width) for width in facts.layout.plane_bytes)
         planes[keys.plane][:, keys.offset : keys.offset + keys.nbytes] = self.values
         planes[scales.plane][:, scales.offset : scales.offset + scales.nbytes] = self.scales
-        return decode(facts.layout, planes).double(), torch.ones(len(self.values)).double()
+        return decode(facts.layout, planes).double(), torch.ones(
+            len(self.values), dtype=torch.float64, device=self.values.device
+        )
 
     def poison(self, facts: LogitsFacts, rows: torch.Tensor) -> None:
         """Makes rows NaN, or as large as they may be where their dtype has none, in place."""

@@ -98,16 +98,24 @@ def _check_rows(got: torch.Tensor) -> None:
             raise CaseFailedError("wrote behind a row")
 
 
+def _where(run: LogitsRun) -> torch.device:
+    """The device on which the reference computes: that on which the inputs were drawn."""
+    assert run.inputs.q is not None
+    return run.inputs.q.device
+
+
 def _seen(run: LogitsRun, tokens: list[int], columns: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Whether a column is a key that a token sees, and which key it is, [tokens, columns] each."""
-    case, inputs = run.case, run.inputs
-    at, column = torch.tensor(tokens), torch.arange(columns)[None, :]
+    case, inputs, device = run.case, run.inputs, _where(run)
+    at, column = torch.tensor(tokens, device=device), torch.arange(columns, device=device)[None, :]
     if isinstance(case, PagedCase):
-        ends = sees(case, inputs.arguments["context_lens"].cpu())[at]
+        ends = sees(case, inputs.arguments["context_lens"].to(device))[at]
         seen = (column < ends[:, None]).expand(len(tokens), columns)
-        return seen, torch.tensor(inputs.first)[at][:, None] + column
+        return seen, torch.tensor(inputs.first, device=device)[at][:, None] + column
     assert isinstance(case, FlatCase)
-    bounds = (inputs.arguments[name].cpu().long()[at][:, None] for name in ("cu_seq_len_k_start", "cu_seq_len_k_end"))
+    bounds = (
+        inputs.arguments[name].to(device).long()[at][:, None] for name in ("cu_seq_len_k_start", "cu_seq_len_k_end")
+    )
     start, end = next(bounds).clamp(min=0), next(bounds).clamp(max=case.keys)
     key = column + start if case.compressed else column.expand(len(tokens), columns)
     return (key >= start) & (key < end), key
@@ -119,7 +127,7 @@ def _compare_tokens(run: LogitsRun, got: torch.Tensor, tokens: list[int], all_ke
     assert not isinstance(case, ScheduleCase)
     seen, key = _seen(run, tokens, columns)
     key = key.clamp(0, max(all_keys.values.shape[1] - 1, 0))
-    values = got.cpu().double()
+    values = got.to(_where(run)).double()
     if case.clean and bool((values[~seen] != -torch.inf).any()):
         raise CaseFailedError(f"{int((values[~seen] != -torch.inf).sum())} keys that no token sees are not -inf")
     if not all_keys.values.shape[1]:
@@ -129,7 +137,7 @@ def _compare_tokens(run: LogitsRun, got: torch.Tensor, tokens: list[int], all_ke
     limit = tolerance(expected, facts.heads, facts.columns, got.dtype, short=short)
     wanted = expected.values
     if isinstance(case, PagedCase) and case.blocks == "outside":
-        seen &= torch.arange(columns)[None, :] >= case.block_size  # what its first page would hold
+        seen &= torch.arange(columns, device=_where(run))[None, :] >= case.block_size  # what its first page would hold
     same = (values == wanted) | (values.isnan() & wanted.isnan())
     error = torch.where(same, 0.0, (values - wanted).abs())
     return worst("logits", error[seen], limit.nan_to_num(nan=0.0)[seen])

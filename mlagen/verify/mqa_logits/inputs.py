@@ -10,7 +10,7 @@ import torch
 
 from mlagen.layout.codec import planes_of
 from mlagen.verify import family
-from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, Placed, empty_pages, place, place_vector, unplaced
+from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, Placed, empty_pages, place, place_vector, seeded, unplaced
 from mlagen.verify.mqa_logits.cases import FlatCase, PagedCase, ScheduleCase
 from mlagen.verify.mqa_logits.facts import DTYPES, FLAT_PAIR, PAGED, LogitsFacts, Rows, poison_byte
 from mlagen.verify.mqa_logits.reference import Logits, mqa_logits
@@ -27,7 +27,7 @@ class Inputs(family.Inputs):
     Attributes:
         facts: of the package.
         arguments: by name, in the order of the signature.
-        q, weights: as the reference takes them, f64 on the CPU.
+        q, weights: as the reference takes them, f64, where they were drawn.
         k, k_scale: keys of all requests, likewise.
         first: key at which a token's request begins, a list of tokens.
     """
@@ -129,7 +129,7 @@ def _spoil(facts: LogitsFacts, rows: Rows, first: int) -> None:
 
 def build_flat(case: FlatCase, facts: LogitsFacts, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     query = _query(facts, (case.tokens,), case, generator)
     keys = Rows.random(facts, case.keys, case.contents, generator)
     start, end = bounds(case, generator)
@@ -172,7 +172,7 @@ def sees(case: PagedCase, context_lens: torch.Tensor) -> torch.Tensor:
     """Keys that each token sees, i64 [B * next_n]."""
     if context_lens.dim() == 2:
         return context_lens.long().flatten().clamp(min=0)
-    behind = case.next_n - 1 - torch.arange(case.next_n)
+    behind = case.next_n - 1 - torch.arange(case.next_n, device=context_lens.device)
     return (context_lens.long()[:, None] - behind[None, :]).flatten().clamp(min=0)
 
 
@@ -214,7 +214,7 @@ def _pages(case: PagedCase, facts: LogitsFacts, device: str, generator: torch.Ge
 
 def build_paged(case: PagedCase, facts: LogitsFacts, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     requests, tokens = len(case.lengths), len(case.lengths) * case.next_n
     query = _query(facts, (requests, case.next_n), case, generator)
     weights = _weights((tokens, facts.heads), case, generator)

@@ -11,11 +11,12 @@ import torch
 from mlagen.layout import CacheLayout, DataField, ScalesField
 from mlagen.layout.codec import planes_of, read, write
 from mlagen.verify import family
+from mlagen.verify.batched import sparse_attention
 from mlagen.verify.decode import place_out, place_tokens
 from mlagen.verify.facts import Facts
-from mlagen.verify.memory import NAN, Placed, empty_pages, unplaced
+from mlagen.verify.memory import NAN, Placed, empty_pages, seeded, unplaced
 from mlagen.verify.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
-from mlagen.verify.reference import Attention, sparse_attention
+from mlagen.verify.reference import Attention
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing
 from mlagen.verify.sparse_decode.facts import CacheFacts
 
@@ -202,7 +203,7 @@ def build(problem: CacheProblem, known: CacheFacts, device: str, seed: int) -> I
     Raises:
         CaseSkippedError: the device has too little memory.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     facts = known.facts
     values = torch.randn(problem.tokens, problem.heads, facts.d_qk, generator=generator)
     if problem.wide_q:

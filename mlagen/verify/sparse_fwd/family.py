@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from mlagen.verify import chained, checks, pairs, tolerance
+from mlagen.verify.batched import sparse_attention
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, mapped, picked, require_tensors
 from mlagen.verify.facts import Facts
 from mlagen.verify.family import Family, Results, Run
 from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.memory import NAN, is_wholly_used
-from mlagen.verify.reference import sparse_attention
 from mlagen.verify.results import Figure
 from mlagen.verify.sparse_fwd.cases import Problem, SparseFwdCase, cases
 from mlagen.verify.sparse_fwd.inputs import Inputs, build

@@ -10,7 +10,7 @@ import torch
 
 from mlagen.verify import family
 from mlagen.verify.facts import Facts
-from mlagen.verify.memory import LAYOUTS, NAN, Placed, allocate, place, unplaced
+from mlagen.verify.memory import LAYOUTS, NAN, Placed, allocate, place, seeded, unplaced
 from mlagen.verify.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
 from mlagen.verify.sparse_fwd.cases import Problem
 
@@ -79,7 +79,7 @@ def build(problem: Problem, facts: Facts, device: str, seed: int, stats: Sequenc
     Raises:
         CaseSkippedError: the device has too little memory.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     dtype, size = getattr(torch, facts.dtype), facts.block_size or 1
     tokens, heads, topk = problem.tokens, problem.heads, problem.topk
     problem = replace(problem, rows=-(-problem.rows // size) * size)

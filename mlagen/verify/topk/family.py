@@ -69,24 +69,24 @@ def _tile(run: TopkRun) -> Any:
 
 
 def _expected_select(run: TopkRun, case: SelectCase) -> Results:
-    scores = run.inputs.arguments["input" if case.wrapper == PAGES else "logits"].cpu()
-    found = [top_k(scores[row, first:end], case.k) for row, (first, end) in enumerate(run.inputs.ranges)]
-    indices = [one for one, _ in found]
-    expected = {"indices": indices, "raw": indices, "scores": [one for _, one in found]}
-    if case.wrapper == PAGES:
-        expected["indices"] = [_slots(run, case, row, one) for row, one in enumerate(indices)]
-    kept = {"indices", *case.gives}
-    empty = {"indices": torch.int32, "raw": torch.int32, "scores": torch.float32}
-    return {
-        name: torch.stack(rows) if rows else torch.empty((0, case.k), dtype=empty[name])
-        for name, rows in expected.items()
-        if name in kept
-    }
+    scores = run.inputs.arguments["input" if case.wrapper == PAGES else "logits"]
+    device = scores.device
+    ranges = torch.tensor(run.inputs.ranges, dtype=torch.int64, device=device).view(-1, 2, 1)
+    first, end = ranges[:, 0], ranges[:, 1]  # [rows, 1]
+    columns = torch.arange(scores.shape[1], device=device)
+    values = scores[: len(ranges)].float()
+    inside = (columns >= first) & (columns < end)  # [rows, columns]
+    indices, found = top_k(torch.where(inside, values, -torch.inf), case.k)
+    indices = torch.where(indices >= 0, indices - first, -1).int()
+    expected = {"indices": indices, "raw": indices, "scores": found}
+    if case.wrapper == PAGES and len(ranges):
+        expected["indices"] = torch.stack([_slots(run, case, row, one) for row, one in enumerate(indices)])
+    return {name: rows for name, rows in expected.items() if name in {"indices", *case.gives}}
 
 
 def _slots(run: TopkRun, case: SelectCase, row: int, indices: torch.Tensor) -> torch.Tensor:
     given = run.inputs.arguments
-    table, batches = given["src_page_table"].cpu(), given.get("row_to_batch")
+    table, batches = given["src_page_table"], given.get("row_to_batch")
     batch = row if batches is None else int(batches[row])
     starts = given.get("page_table_row_starts", given.get("row_starts"))
     start = 0 if starts is None else int(starts[row])
@@ -94,10 +94,9 @@ def _slots(run: TopkRun, case: SelectCase, row: int, indices: torch.Tensor) -> t
 
 
 def _expected_merge(run: TopkRun, case: MergeCase) -> Results:
-    whole = run.inputs.whole
-    assert whole is not None
-    found = [top_k(row, case.k) for row in whole]
-    ids, scores = run.inputs.arguments["ids"].cpu(), run.inputs.arguments["scores"].cpu()
+    ids, scores = run.inputs.arguments["ids"], run.inputs.arguments["scores"]
+    assert run.inputs.whole is not None
+    found = [top_k(row, case.k) for row in run.inputs.whole.to(ids.device)]
     for row, (indices, values) in enumerate(found):
         own, same = merge(scores[row], ids[row], case.k)
         if not (torch.equal(own, indices) and torch.equal(same, values)):
@@ -114,7 +113,7 @@ def _compare(run: TopkRun, results: Results) -> list[Figure]:
         raise CaseFailedError(f"gave {', '.join(results)} instead of {', '.join(expected)}")
     require_tensors(run, results, {name: (want.dtype, tuple(want.shape)) for name, want in expected.items()})
     for name, want in expected.items():
-        got = results[name].cpu()
+        got = results[name]
         wrong = (bits(got.contiguous()) != bits(want)).nonzero()
         if len(wrong):
             at = tuple(wrong[0].tolist())

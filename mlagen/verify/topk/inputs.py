@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mlagen.verify import family
-from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector
+from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector, seeded
 from mlagen.verify.patterns import INT32
 from mlagen.verify.topk.cases import MergeCase, SelectCase
 from mlagen.verify.topk.invalid import DECODE, PERSISTENT, PREFILL
@@ -93,7 +93,7 @@ def _ranges(case: SelectCase) -> tuple[list[int], list[int], list[tuple[int, int
 
 def build_select(case: SelectCase, device: str, seed: int) -> Inputs:
     """The tensors of a case, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     starts, lens, ranges = _ranges(case)
     scores = torch.full((case.rows, case.columns), NAN)
     scores[:, ::2] = torch.inf
@@ -164,7 +164,7 @@ def _pages(case, starts, lens, generator, vector, placed, device) -> dict[str, A
 
 def build_merge(case: MergeCase, device: str, seed: int) -> Inputs:
     """The tensors of a case: each rank's top-k of its own columns of whole rows, the same for the same seed."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     whole = scores_of(case.scores, case.rows, case.columns, generator)
     shape = (case.rows, case.ranks * case.k)
     ids, scores = torch.full(shape, -1, dtype=torch.int32), torch.full(shape, NAN)
