@@ -35,14 +35,14 @@ if TYPE_CHECKING:
     from mlagen.verify.results import CaseResult
 
 
-def _take_stdout() -> TextIO:
+def take_stdout() -> TextIO:
     """Keeps stdout for answers; whatever else prints goes to stderr."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     return stream
 
 
-def _import_package(folder: Path) -> ModuleType:
+def import_package(folder: Path) -> ModuleType:
     """Imports a package by its folder, without a look at sys.path.
 
     Raises:
@@ -106,7 +106,7 @@ def representative(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
     return [pairs[number] for number in sorted({*first, *last})]
 
 
-def _prepare(device: str) -> None:
+def prepare(device: str) -> None:
     """Makes torch and Triton ready; for a CPU, before Triton is first imported."""
     # Workers share the cores; numpy's BLAS reads these when it is first imported.
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -140,11 +140,11 @@ class Run:
 
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.device = job["device"]
-        _prepare(self.device)
+        prepare(self.device)
         from mlagen.verify.facts import Facts
         from mlagen.verify.families import FAMILIES
 
-        self.package = _import_package(Path(job["package_dir"]))
+        self.package = import_package(Path(job["package_dir"]))
         self.spec = self.package.SPEC["spec"]
         self.facts = Facts.of(self.spec)
         self.pairs: list[tuple[Case, str]] = []
@@ -190,7 +190,7 @@ class Run:
         except CaseFailedError as failure:
             detail = str(failure)
         except Exception as error:
-            detail = _cause(error)
+            detail = cause(error)
             if self.spec.get("backend") == "gluon" and case.attends and detail.endswith("backend is gluon"):
                 skipped, detail = detail, ""  # refused, as the package says: no portable kernel takes its place
         result = CaseResult(
@@ -207,7 +207,7 @@ class Run:
         return result, self.device == "cuda" and "CUDA error" in detail
 
 
-def _cause(error: BaseException) -> str:
+def cause(error: BaseException) -> str:
     """What was raised first, in a line: the interpreter wraps what a kernel raises, once a call."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -216,7 +216,7 @@ def _cause(error: BaseException) -> str:
 
 def main() -> None:
     """Reads the job, then runs its cases as they are asked for."""
-    answers = _take_stdout()
+    answers = take_stdout()
     run = Run(json.loads(sys.stdin.readline()))
     cases = [(case.name, target, family) for (case, target), family in zip(run.pairs, run.families, strict=True)]
     answers.write(json.dumps({"cases": cases, "of": run.of}) + "\n")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from mlagen.verify.worker import _import_package
+from mlagen.verify.worker import import_package
 
 GENERATED = Path(__file__).parents[2] / "generated"
 TARGET, MULTIPROCESSORS, STREAM = "sm90", 132, 7
@@ -64,7 +64,7 @@ def _address(argument: Any) -> Any:
 @contextlib.contextmanager
 def on_a_device(folder: Path, target: str = TARGET) -> Iterator[tuple[ModuleType, Launched]]:
     """A package, imported afresh, whose calls on the CPU's tensors are planned for a target and launched nowhere."""
-    package, launched = _import_package(folder), Launched()
+    package, launched = import_package(folder), Launched()
     launch, calls = package._launch, sys.modules[f"{package.__name__}._calls"]
     driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: STREAM))
     facts = launch.facts_of(target)._replace(multiprocessors=MULTIPROCESSORS)

@@ -14,7 +14,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from mlagen.verify.worker import _import_package
+from mlagen.verify.worker import import_package
 
 GENERATED = Path(__file__).parents[2] / "generated"
 HEADS, TOPK = 4, 32
@@ -23,7 +23,7 @@ HEADS, TOPK = 4, 32
 @contextlib.contextmanager
 def imported(name: str) -> Iterator[ModuleType]:
     """A package, imported afresh."""
-    yield _import_package(GENERATED / name)
+    yield import_package(GENERATED / name)
     for module in [module for module in sys.modules if module.split(".")[0] == name]:
         del sys.modules[module]
 

@@ -21,6 +21,9 @@ SCORE_PROMISES = {
     "wide": "scores of any exponent and sign",
     "none": "a row without a score that counts",
     "few": "a row with fewer scores that count than are asked for",
+    "signs": "most scores are equal, and 0 is the threshold",
+    "half": "half of the scores do not count",
+    "17 orders": "scores over 17 orders of magnitude",
     "misleading": "a sample of the row says nothing of it",
 }
 LEAST, MOST = -(2**31), 2**31 - 1

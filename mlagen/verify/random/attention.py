@@ -1,0 +1,223 @@
+"""Random cases of attention: sizes, patterns and layouts of its calls."""
+
+from __future__ import annotations
+
+import torch
+
+from mlagen.verify.case import Case
+from mlagen.verify.decode import FLASH as DECODE_FLASH
+from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem
+from mlagen.verify.dense_decode.facts import DenseDecodeFacts
+from mlagen.verify.dense_decode.invalid import DECODE
+from mlagen.verify.dense_fwd.cases import DenseFwdCase
+from mlagen.verify.facts import Facts
+from mlagen.verify.memory import LAYOUTS
+from mlagen.verify.patterns import INDEX_PATTERNS, LENGTH_PROMISES, SINK_PROMISES
+from mlagen.verify.random.dice import Dice
+from mlagen.verify.random.scene import Scene
+from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase
+from mlagen.verify.sparse_decode.facts import CacheFacts
+from mlagen.verify.sparse_fwd.cases import Problem, SparseFwdCase
+from mlagen.verify.sparse_fwd.invalid import FLASH, VLLM
+
+PLACES = tuple(name for name in LAYOUTS if name != "far")
+LENGTHS = (*LENGTH_PROMISES, "random", "full")
+SINKS = (*SINK_PROMISES, "mixed")
+SCALES = (1.0, 1.0, 1.0, 6.0, 40.0, 4e4, 1e-6, 2.0**-120)
+LARGEST = 2**31 - 1
+
+
+def heads(scene: Scene) -> int:
+    """Heads of a call, of a shape."""
+    own = scene.facts.num_heads
+    return scene.shape.pick(own, max(1, own // 8), scene.shape.size(1, 128)) if scene.big else scene.shape.size(1, 6)
+
+
+def _indices(scene: Scene, topk: int, rows: int) -> tuple[str, int]:
+    """(pattern, rows): a pattern of lists that so many rows can bear."""
+    call = scene.call
+    if call.chance(0.05):
+        return call.pick(("row zero", 1), ("int32 range", 0), ("none", 0))
+    patterns = [name for name in INDEX_PATTERNS if name != "far" and not name.startswith("neighbours")]
+    if topk >= 16 and call.chance(0.25):
+        patterns = [name for name in INDEX_PATTERNS if name.startswith("neighbours")]
+    return call.pick("full", "random", *patterns), max(rows, 8)
+
+
+def _optional(wish: str, shape: Dice) -> bool:
+    """Whether an argument that a spec has as "none", "optional" or "required" is passed."""
+    return wish == "required" or (wish == "optional" and shape.chance(0.5))
+
+
+def _topk(scene: Scene, own: int) -> int:
+    """Indices a token; a shape has multiples of 16 or any."""
+    topk = scene.call.size(1, own + 200 if scene.big else 150)
+    return -(-topk // 16) * 16 if scene.shape.chance(0.6) else topk
+
+
+def _tokens(scene: Scene, topk: int, least: int = 0) -> int:
+    """Tokens that the reference bears."""
+    return scene.call.size(least, min(600, 2**17 // max(topk, 1)) if scene.big else 4)
+
+
+def sparse_fwd(scene: Scene) -> Case:
+    """A call of sparse attention over rows."""
+    facts, shape, call = scene.facts, scene.shape, scene.call
+    sink, length = _optional(facts.sink, shape), _optional(facts.length, shape)
+    fits = [FLASH] if FLASH in facts.wrappers else []
+    if VLLM in facts.wrappers and sink == (facts.sink == "required") and length == (facts.length == "required"):
+        fits.append(VLLM)
+    wrapper = shape.pick(*fits or [VLLM])
+    sink, length = (sink, length) if fits else (facts.sink == "required", facts.length == "required")
+    own_heads, topk = heads(scene), _topk(scene, facts.topk)
+    pattern, rows = _indices(scene, topk, call.size(8, 3 * topk + 2000 if scene.big else 200))
+    problem = Problem(
+        tokens=_tokens(scene, topk, least=0 if pattern != "far" else 1),
+        heads=own_heads,
+        topk=topk,
+        rows=rows,
+        indices=pattern,
+        length=call.pick(*LENGTHS) if length else None,
+        sink=call.pick(*SINKS) if sink else None,
+        scale=call.pick(*SCALES),
+        q=shape.mostly("contiguous", *PLACES),
+        kv=shape.mostly("contiguous", "slice", "odd"),
+        out=shape.pick(None, "contiguous", "slice", "transposed", "odd"),
+        index_layout=shape.pick("slice", "contiguous", "odd"),
+    )
+    splits = shape.pick(None, None, 0, 1, 2, 3, 7) if wrapper == VLLM else None
+    invariant, shares = shape.chance(0.2), scene.shares
+    return SparseFwdCase(
+        "", "", wrapper, problem,
+        splits=None if shares else splits,
+        multiprocessors=None if shares else shape.mostly(None, 1, 1000),
+        batch_invariant=invariant and not shares,
+    )  # fmt: skip
+
+
+def _listing(scene: Scene, number: int, known: CacheFacts, length: bool) -> Listing:
+    """A list of indices and its cache."""
+    shape, call, layout = scene.shape, scene.call, known.layouts[number]
+    topk = _topk(scene, known.topks[number])
+    if call.chance(0.03):
+        topk = 0
+    pattern, rows = _indices(scene, topk, call.size(8, 2 * topk + 1000 if scene.big else 150))
+    contents = ("encoded", "any") if layout.quantised else ("encoded",)
+    if layout.quantised and known.facts.dtype == "bfloat16":
+        contents = (*contents, "wide")
+    eight = (torch.uint8, torch.int8, torch.float8_e4m3fn) if layout.quantised else (torch.uint8,)
+    return Listing(
+        topk=topk,
+        rows=rows,
+        block_size=shape.pick(64, 64, 1, 2, 16, 53, 128, shape.size(1, 256)),
+        indices="none" if topk == 0 else pattern,
+        length=call.pick(*LENGTHS) if length else None,
+        cache=shape.mostly("end to end", "page gap", "odd", *([] if layout.planar else ["row gap"])),
+        contents=call.pick(*contents),
+        poison=call.pick(0xFF, 0x7F) if layout.quantised else 0xFF,
+        dtype=shape.pick(*eight),
+    )
+
+
+def sparse_decode(scene: Scene) -> Case:
+    """A call of sparse attention over a paged cache."""
+    facts, shape, call = scene.facts, scene.shape, scene.call
+    known = CacheFacts.of(scene.spec)
+    length = _optional(facts.length, shape)
+    main = _listing(scene, 0, known, length)
+    extra = _listing(scene, 1, known, length) if len(known.layouts) > 1 and shape.chance(0.7) else None
+    s_q = shape.pick(1, 1, 2, 3, 4)
+    own_heads = heads(scene)
+    e4m3 = known.e4m3 and shape.chance(0.5)
+    problem = CacheProblem(
+        requests=-(-_tokens(scene, main.topk + (extra.topk if extra else 0)) // s_q),
+        s_q=s_q,
+        heads=own_heads,
+        main=main,
+        extra=extra,
+        sink=call.pick(*SINKS) if _optional(facts.sink, shape) else None,
+        scale=call.pick(None, *SCALES) if not e4m3 else None,
+        q_scale=2.0 ** call.pick(-3, -1, 0, 2) if e4m3 else None,
+        q=shape.mostly("contiguous", *PLACES, "by position"),
+        out=shape.pick(None, "contiguous", "slice", "transposed", "odd"),
+        index_layout=shape.pick("slice", "contiguous", "odd", "by position"),
+    )
+    plan = shape.mostly(None, 1, 20, 1000) if scene.big else shape.mostly(1, 7)
+    return SparseDecodeCase("", "", problem, multiprocessors=plan, batch_invariant=shape.chance(0.2))
+
+
+def _lengths(scene: Scene, keys: int) -> tuple[int, ...]:
+    """Keys of each request."""
+    call = scene.call
+    requests = call.size(0, 64 if scene.big else 3)
+    each = max(1, keys // max(requests, 1))
+    found = [call.size(0, each) for _ in range(requests)]
+    if requests and call.chance(0.3):  # one long request beside short ones
+        found[call.size(0, requests - 1)] = keys // 2
+    if call.chance(0.1):
+        found = [call.pick(length, -1, -(2**31), 0, 1) for length in found]
+    return tuple(found)
+
+
+def dense_decode(scene: Scene) -> Case:
+    """A call of dense attention over a paged cache."""
+    facts, shape, call = scene.facts, scene.shape, scene.call
+    known = DenseDecodeFacts.of(scene.spec)
+    planar, tensor_scale = known.layout.planar, known.layout.tensor_scale
+    wrapper = shape.pick(*[name for name in (DECODE_FLASH, DECODE) if name in facts.wrappers])
+    s_q = shape.pick(1, 1, 2, 3, 4) if wrapper == DECODE_FLASH else 1
+    own_heads = heads(scene)
+    kv_heads = 1 if planar or scene.few_heads or not shape.chance(0.15) else 2
+    e4m3 = tensor_scale and wrapper == DECODE_FLASH and shape.chance(0.5)
+    size = shape.pick(64, 64, 1, 16, 32, 53, 128, 256)
+    lengths = _lengths(scene, 2**15 if scene.big else 200)
+    columns = -(-max([0, *lengths]) // size) + call.pick(0, 2, 40)
+    if lengths and call.chance(0.05) and columns * size * len(lengths) < 2**16:
+        lengths = (*lengths[:-1], LARGEST)
+    memory = ["page gap", "odd"] + ([] if planar else ["row gap"] + (["head gap", "heads first"] * (kv_heads > 1)))
+    problem = DenseDecodeProblem(
+        lengths=lengths,
+        columns=columns,
+        s_q=s_q,
+        heads=own_heads * kv_heads,
+        kv_heads=kv_heads,
+        block_size=size,
+        causal=wrapper == DECODE_FLASH and shape.chance(0.5),
+        window=call.pick("spec", None, call.size(1, 5000)) if known.window is not None else "spec",
+        cache=shape.mostly("end to end", *memory),
+        poison=call.pick(0xFF, 0x7F) if known.layout.quantised else 0xFF,
+        dtype=shape.pick(torch.uint8, torch.int8, torch.float8_e4m3fn) if known.layout.quantised else torch.uint8,
+        scale=call.pick(None, *SCALES[:-1]) if not e4m3 else None,
+        q_scale=0.5 if e4m3 else None,
+        q=shape.mostly("contiguous", *PLACES, *(["by position"] if wrapper == DECODE_FLASH else [])),
+        out=shape.pick(None, "contiguous", "slice", "transposed", "odd"),
+        table=shape.pick("slice", "contiguous", "odd"),
+    )
+    plan = shape.mostly(None, 1, 20, 1000) if scene.big else shape.mostly(1, 7)
+    return DenseDecodeCase("", "", problem, wrapper, multiprocessors=plan, batch_invariant=shape.chance(0.2))
+
+
+def dense_fwd(scene: Scene) -> Case:
+    """A call of multi-head attention."""
+    shape, call = scene.shape, scene.call
+    own = scene.spec["multi_head"]["num_kv_heads"]
+    group = shape.pick(1, 1, 2, 4)
+    kv_heads = shape.pick(own or 8, 1, shape.size(1, 16)) if scene.big else shape.size(1, 3)
+    count = call.size(0, 24 if scene.big else 3)
+    most = max(1, min(2000, 2**24 // (group * kv_heads * 1500))) if scene.big else 30
+    requests = []
+    for _ in range(count):
+        rows = call.size(0, max(1, most // max(1, count // 4)))
+        requests.append((rows, call.pick(rows, call.size(0, 1500 if scene.big else 60))))
+    return DenseFwdCase(
+        "", "", tuple(requests), group * kv_heads, kv_heads,
+        causal=shape.chance(0.6),
+        scale=call.pick(None, 1.0, 0.25, 30.0),
+        before=call.pick(0, 0, 2, 150),
+        after=call.pick(0, 0, 3, 70),
+        q=shape.mostly("contiguous", *PLACES),
+        k=shape.mostly("contiguous", *PLACES),
+        v=shape.mostly("contiguous", *PLACES),
+        out=shape.pick(None, "contiguous", "slice", "odd"),
+        hint=call.pick(None, None, 1, 1 << 20),
+    )  # fmt: skip

@@ -1,0 +1,284 @@
+"""Random calls in several processes beside each other; needs neither torch nor Triton here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mlagen.errors import ToolError, UsageError
+from mlagen.verify.random.report import Report, file_hashes
+from mlagen.verify.random.tally import Station, Tally
+from mlagen.workers import Worker, WorkerError
+
+ROOT = Path(__file__).resolve().parents[3]
+START_SECONDS = 300.0  # that importing torch, Triton and packages may take
+COMPILE_SHARE = 0.45  # of a process's time that first calls of shapes may take before a known shape is taken again
+MOST_LINES = 200  # of failures that a report holds
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked of a run.
+
+    Attributes:
+        folders: of packages.
+        sources: the same as the caller named them; empty: the folders.
+        device: "cpu" or "cuda".
+        seconds: that it may take, from when the processes are ready.
+        seed: of all that is drawn.
+        processes: how many make calls beside each other.
+        only: shell patterns of family/kernel; empty: all.
+        limit: seconds that one call may take, compilation included.
+        batch: most calls of a batch.
+        batch_seconds: that a batch may take.
+        delays: the packages are copies with delays.
+        most_wrong: wrong calls after which the run ends.
+        most_calls: calls after which the run ends; 0: any number.
+    """
+
+    folders: tuple[str, ...]
+    device: str = "cuda"
+    seconds: float = 60.0
+    seed: int = 0
+    processes: int = 4
+    only: tuple[str, ...] = ()
+    limit: float = 180.0
+    batch: int = 60
+    batch_seconds: float = 3.0
+    delays: bool = False
+    most_wrong: int = 1000
+    most_calls: int = 0
+    sources: tuple[str, ...] = ()
+
+    def repeat(self, station: Station, shape: int, call: int) -> str:
+        """The command that repeats a call."""
+        delays = " --delays" if self.delays else ""
+        source = dict(zip(self.folders, self.sources or self.folders, strict=True))[station.package]
+        return (
+            f"python -m mlagen.verify.random {source} --device {self.device} --seed {self.seed}"
+            f" --only {station.family}/{station.kernel} --call {shape}.{call}{delays}"
+        )
+
+
+class Caller(Worker):
+    """A process that makes random calls.
+
+    Args:
+        plan: what is asked of the run.
+        progress: file in which it says which call runs.
+    """
+
+    def __init__(self, plan: Plan, progress: Path) -> None:
+        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+        env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        super().__init__([sys.executable, "-m", "mlagen.verify.random.worker"], env)
+        self._progress = progress
+        self._limit = plan.limit
+        self._job = {
+            "device": plan.device,
+            "seed": plan.seed,
+            "folders": list(plan.folders),
+            "only": list(plan.only),
+            "progress": str(progress),
+        }
+        self._ready: dict[str, Any] | None = None
+
+    def begin(self) -> None:
+        """Starts a process, which gets itself ready while others are waited for."""
+        self._progress.write_text("0")
+        self._ready = None
+        self.send(self._job)
+
+    def open(self) -> dict[str, Any]:
+        """What the process says of its stations and its machine, once it is ready.
+
+        Raises:
+            ToolError: it died, or was not ready in time.
+        """
+        if not self.running:
+            self.begin()
+        if self._ready is None:
+            try:
+                self._ready = self.receive(START_SECONDS)
+            except WorkerError as error:
+                how = f"gave no answer for {START_SECONDS:g} s" if error.late else f"died ({error.end})"
+                raise ToolError(f"the process of random calls {how}:\n{error.words}") from None
+        return self._ready
+
+    def batch(self, request: dict[str, Any]) -> Tally:
+        """The tally of a batch; a call in which the process dies or hangs is wrong."""
+        self.open()
+        begin = time.monotonic()
+        try:
+            answer = self.ask(request, request["seconds"] + self._limit)
+        except WorkerError as error:
+            call = int(self._progress.read_text() or 0)
+            what = f"no answer for {self._limit:g} s" if error.late else f"the process died ({error.end})"
+            detail = ": ".join([what, *error.words.splitlines()[-1:]])
+            seconds = time.monotonic() - begin
+            done = max(call - request["first"], 0)
+            return Tally(
+                drawn=done + 1, calls=done + 1, wrong=1, seconds=seconds, failures=[(call, "hang", detail)], broken=True,
+            )  # fmt: skip
+        tally = Tally.from_json(answer)
+        if tally.broken:
+            self.end()
+        return tally
+
+
+class Run:
+    """A run of random calls.
+
+    Args:
+        plan: what is asked of it.
+        say: is told each line of a failure, and how it goes on.
+    """
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self._plan, self._say = plan, say
+        self._lock = threading.Lock()
+        self._stations: list[Station] = []
+        self._errors: list[BaseException] = []
+        self.report = Report({})
+
+    def run(self) -> Report:
+        """Makes the calls; the report of them.
+
+        Raises:
+            ToolError: a process broke outside any call.
+            UsageError: no station is left.
+        """
+        plan = self._plan
+        with contextlib.ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-random-")))
+            callers = [Caller(plan, folder / f"call{number}") for number in range(plan.processes)]
+            for caller in callers:
+                stack.callback(caller.close)
+                caller.begin()
+            self._stations = [Station(**one) for one in callers[0].open()["stations"]]
+            if not self._stations:
+                raise UsageError("no family and kernel match")
+            for caller in callers:
+                caller.open()
+            self._begin(callers[0].open()["machine"])
+            threads = [
+                threading.Thread(target=self._serve, args=(number, caller), daemon=True)
+                for number, caller in enumerate(callers)
+            ]
+            start = time.monotonic()
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            self.report.run["wall_seconds"] = round(time.monotonic() - start, 1)
+        if self._errors:
+            raise self._errors[0]
+        return self.report
+
+    def _begin(self, machine: dict[str, str]) -> None:
+        plan = self._plan
+        self.report.run = {
+            **machine,
+            "seed": plan.seed,
+            "processes": plan.processes,
+            "delays": plan.delays,
+            "only": list(plan.only),
+        }
+        for folder in plan.sources or plan.folders:
+            self.report.packages[Path(folder).name] = file_hashes(Path(folder))
+
+    def _over(self, end: float) -> bool:
+        total = self.report.total
+        most = self._plan.most_calls
+        return time.monotonic() > end or total.wrong >= self._plan.most_wrong or bool(most and total.calls >= most)
+
+    def _serve(self, number: int, caller: Caller) -> None:
+        try:
+            self._make_calls(number, caller)
+        except BaseException as error:
+            self._errors.append(error)
+
+    def _make_calls(self, number: int, caller: Caller) -> None:
+        """Batches of a process: its own share of the stations in turn, shapes of its own, new ones while time bears."""
+        plan = self._plan
+        chance = random.Random(f"{plan.seed}/{number}")
+        own = [index for index in range(len(self._stations)) if index % plan.processes == number]
+        if len(self._stations) < 2 * plan.processes:
+            own = [(index + number) % len(self._stations) for index in range(len(self._stations))]
+        else:
+            chance.shuffle(own)
+        known: dict[int, list[int]] = defaultdict(list)
+        after: dict[tuple[int, int], int] = defaultdict(int)  # the number of a shape's next call
+        start, first_seconds = time.monotonic(), 0.0
+        end = start + plan.seconds
+        turn = 0
+        while not self._over(end):
+            index = own[turn % len(own)]
+            turn += 1
+            spent = time.monotonic() - start
+            if not known[index] or first_seconds < COMPILE_SHARE * spent:
+                known[index].append(number + plan.processes * len(known[index]))
+                shape = known[index][-1]
+            else:
+                shape = chance.choice(known[index])
+            first = after[index, shape]
+            seconds = max(0.1, min(plan.batch_seconds, end - time.monotonic()))
+            request = {"station": index, "shape": shape, "first": first, "most": plan.batch, "seconds": seconds}
+            tally = caller.batch(request)
+            after[index, shape] += tally.drawn
+            if first == 0:
+                first_seconds += tally.first_seconds
+            with self._lock:
+                self._count(self._stations[index], shape, tally)
+
+    def _count(self, station: Station, shape: int, tally: Tally) -> None:
+        self.report.add(station, tally)
+        for call, way, detail in tally.failures:
+            self.report.hangs += way == "hang"
+            line = f"{self._plan.repeat(station, shape, call)}  # {way}: {detail}"
+            if len(self.report.failures) < MOST_LINES:
+                self.report.failures.append(line)
+                self._say(line)
+
+
+def random_calls(plan: Plan, say: Callable[[str], None]) -> Report:
+    """Makes random calls of packages; the report of them.
+
+    Args:
+        plan: what is asked of the run.
+        say: is told each line of a failure.
+
+    Raises:
+        ToolError: a process broke outside any call.
+        UsageError: the plan leaves nothing to call.
+    """
+    return Run(plan, say).run()
+
+
+def repeat_call(plan: Plan, shape: int, call: int) -> tuple[str, Tally]:
+    """Makes one call of the plan's only station again: the case in words, and the tally.
+
+    Raises:
+        UsageError: the plan has not one station.
+    """
+    with tempfile.TemporaryDirectory(prefix="mlagen-random-") as folder:
+        caller = Caller(plan, Path(folder) / "call")
+        try:
+            stations: Sequence[Any] = caller.open()["stations"]
+            if len(stations) != 1:
+                raise UsageError(f"--call takes one package, family and kernel, got {len(stations)}")
+            case = caller.ask({"station": 0, "shape": shape, "describe": call}, plan.limit)["case"]
+            request = {"station": 0, "shape": shape, "first": call, "most": 1, "seconds": plan.seconds}
+            return case, caller.batch(request)
+        finally:
+            caller.close()

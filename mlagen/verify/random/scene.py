@@ -1,0 +1,33 @@
+"""What a random case is drawn for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.verify.facts import Facts
+from mlagen.verify.random.dice import Dice
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a random case is drawn for.
+
+    Attributes:
+        spec: `SPEC["spec"]` of the package.
+        facts: the same, flattened.
+        shape: decides all that a kernel is compiled for.
+        call: decides the rest.
+        big: a GPU runs it.
+        shares: the kernel in which neighbouring tokens share rows is forced.
+        few_heads: the kernel of few heads is forced.
+    """
+
+    spec: Mapping[str, Any]
+    facts: Facts
+    shape: Dice
+    call: Dice
+    big: bool
+    shares: bool = False
+    few_heads: bool = False

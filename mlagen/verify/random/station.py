@@ -1,0 +1,163 @@
+"""A station: random calls of one family of a package on one kind of kernel."""
+
+from __future__ import annotations
+
+import fnmatch
+import time
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from mlagen.verify.case import FEW_HEADS, SHARED_INDICES, Case, CaseFailedError, CaseSkippedError
+from mlagen.verify.facts import Facts
+from mlagen.verify.families import KERNELS
+from mlagen.verify.random import attention, indexer, rows
+from mlagen.verify.random.dice import Dice
+from mlagen.verify.random.scene import Scene
+from mlagen.verify.random.tally import FREE, Station, Tally
+from mlagen.verify.random.ways import WAYS, built, way_of
+from mlagen.verify.subject import FORCED, SM90_KERNELS, Subject, launch_of, targets_of
+from mlagen.verify.worker import cause
+
+DRAWS: dict[str, Callable[[Scene], Case]] = {
+    "sparse_fwd": attention.sparse_fwd,
+    "sparse_decode": attention.sparse_decode,
+    "dense_decode": attention.dense_decode,
+    "dense_fwd": attention.dense_fwd,
+    "topk": indexer.topk,
+    "mqa_logits": indexer.mqa_logits,
+    "indexer_select": indexer.indexer_select,
+    "indexer_cache": indexer.indexer_cache,
+    "cache": rows.cache,
+    "indices": rows.indices,
+    "merge_states": rows.merge_states,
+}
+# Families that a kind of kernel is forced in.
+FORCED_IN = {
+    SM90_KERNELS: ("sparse_fwd", "sparse_decode", "dense_decode", "dense_fwd", "topk", "mqa_logits", "indexer_select"),
+    FEW_HEADS: ("sparse_fwd", "dense_decode"),
+    SHARED_INDICES: ("sparse_fwd",),
+}
+MOST_DETAIL = 400  # characters of what is said of a failure
+
+
+def stations_of(folder: str, package: ModuleType, device: str, only: Sequence[str]) -> list[Station]:
+    """The stations of a package whose `family/kernel` matches one of `only`, or all."""
+    spec = package.SPEC["spec"]
+    found = []
+    for family in KERNELS:
+        if not family.cases(spec, "cpu"):
+            continue
+        kernels = [spec["targets"][0]] if device == "cpu" else [FREE]
+        if device == "cuda" and launch_of(package).has_gluon():
+            kernels += [FORCED[target] for target in targets_of(package) if family.name in FORCED_IN[target]]
+        found += [Station(folder, family.name, kernel) for kernel in kernels]
+    return [one for one in found if not only or any(fnmatch.fnmatchcase(f"{one.family}/{one.kernel}", o) for o in only)]
+
+
+def watched(launch: Any) -> set[str]:
+    """The set to which a package's module of launches adds each sm90 kernel that it launches, "module:kernel"."""
+    if hasattr(launch.launch, "launched"):
+        found: set[str] = launch.launch.launched
+        return found
+    launched, inner = set[str](), launch.launch
+
+    def noting(kernel: Any, *arguments: Any, **named: Any) -> None:
+        module = kernel.fn.__module__.rpartition(".")[2]
+        if "_sm90" in module:
+            launched.add(f"{module}:{kernel.fn.__name__}")
+        inner(kernel, *arguments, **named)
+
+    noting.launched = launched  # type: ignore[attr-defined]
+    launch.launch = noting
+    return launched
+
+
+class Tester:
+    """Makes the random calls of a station.
+
+    Args:
+        station: what is called.
+        package: its package, imported.
+        device: "cpu" or "cuda".
+        seed: of all that is drawn.
+    """
+
+    def __init__(self, station: Station, package: ModuleType, device: str, seed: int) -> None:
+        self.station, self._package, self._device, self._seed = station, package, device, seed
+        self._spec = package.SPEC["spec"]
+        self._facts = Facts.of(self._spec)
+        (self._family,) = [family for family in KERNELS if family.name == station.family]
+        targets = {kernel: target for target, kernel in FORCED.items()}
+        self._target = targets.get(station.kernel, device if device == "cuda" else station.kernel)
+        self._launched = watched(launch_of(package))
+
+    def draw(self, shape: int, number: int) -> tuple[Subject, Case, Dice]:
+        """The subject, the case of a call, and what decides the rest of it."""
+        name = f"{self._seed}/{self.station.name}/{shape}"
+        of_shape, of_call = Dice(name), Dice(f"{name}/{number}")
+        steers = self.station.kernel != FREE or of_shape.chance(0.5)
+        subject = Subject(self._package, self._facts, self._device, self._target, steers)
+        scene = Scene(
+            self._spec, self._facts, of_shape, of_call, self._device == "cuda",
+            shares=self._target == SHARED_INDICES,
+            few_heads=self._target == FEW_HEADS,
+        )  # fmt: skip
+        return subject, DRAWS[self.station.family](scene), of_call
+
+    def call(self, shape: int, number: int, tally: Tally) -> None:
+        """Makes one call and counts it."""
+        self._launched.clear()
+        tally.drawn += 1
+        way, detail, count = "draw", "", 1
+        try:
+            subject, case, dice = self.draw(shape, number)
+            way = way_of(self._family, subject, case, dice)
+            count = WAYS[way](built(self._family, subject, case, dice.seed()), dice)
+        except CaseSkippedError:
+            tally.skipped += 1
+            return
+        except CaseFailedError as failure:
+            detail = str(failure)
+        except Exception as error:
+            detail = cause(error)
+            if detail.endswith("backend is gluon"):
+                tally.skipped += 1
+                return
+        tally.calls += count
+        wrong = int(bool(detail))
+        tally.wrong += wrong
+        for kernel in self._launched:
+            counts = tally.kernels.setdefault(kernel, [0, 0])
+            counts[0] += count
+            counts[1] += wrong
+        if detail:
+            tally.failures.append((number, way, detail[:MOST_DETAIL]))
+            tally.broken = self._device == "cuda" and ("CUDA error" in detail or "Triton Error" in detail)
+
+    def describe(self, shape: int, number: int) -> str:
+        """The case of a call, in words."""
+        _, case, _ = self.draw(shape, number)
+        return repr(case)
+
+    def batch(self, shape: int, first: int, most: int, seconds: float, begins: Callable[[int], None]) -> Tally:
+        """Makes up to `most` calls of a shape from the number `first` on, as many as begin within so many seconds.
+
+        `begins` is told of each before it begins.
+        """
+        tally, number = Tally(), first
+        start = time.monotonic()
+        while number < first + most and not tally.broken:
+            begins(number)
+            begin = time.monotonic()
+            self.call(shape, number, tally)
+            taken = time.monotonic() - begin
+            if number == 0:
+                tally.first_seconds = taken
+                start = time.monotonic()
+            else:
+                tally.seconds += taken
+            number += 1
+            if time.monotonic() - start > seconds:
+                break
+        return tally
