@@ -76,10 +76,11 @@ def _table(
     """Block table i32 [requests, columns] whose entries that no token needs are garbage, after the case's pattern."""
     size = case.pages.block_size
     free = (pages - 1 - torch.randperm(min(pages, 4096), generator=generator)).tolist()
-    table = torch.full((len(requests), columns), GARBAGE, dtype=torch.int64)
+    pages_of = [[GARBAGE] * columns for _ in requests]
     for number, (first, count) in enumerate(requests):
         for column in range(first // size, min(columns, -(-(first + count) // size)) if count > 0 else 0):
-            table[number, column] = free.pop() if len(free) > 1 else free[0]
+            pages_of[number][column] = free.pop() if len(free) > 1 else free[0]
+    table = torch.tensor(pages_of, dtype=torch.int64).view(len(requests), columns)
     if case.table == "short":
         table = torch.where(table == GARBAGE, torch.randint(0, pages, table.shape, generator=generator), table)
     if case.table == "outside":
@@ -201,9 +202,10 @@ def _slots(
     tokens: list[tuple[Index, int, int]], table: torch.Tensor, memory: CacheMemory, size: int
 ) -> Iterator[tuple[Index, int]]:
     """(index, slot) of the tokens whose pages are in the block table and in the cache."""
+    pages_of = table.tolist()
     for index, request, position in tokens:
         if 0 <= position < table.shape[1] * size:
-            page = int(table[request, position // size])
+            page = pages_of[request][position // size]
             if 0 <= page < memory.pages:
                 yield index, page * size + position % size
 

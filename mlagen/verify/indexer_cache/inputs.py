@@ -276,10 +276,11 @@ def _table(case: KeysGatherCase, pages: int, columns: int, generator: torch.Gene
     """Block table i64 [requests, columns] whose entries that no token needs are garbage, after the case's pattern."""
     size = case.pages.block_size
     free = (pages - 1 - torch.randperm(min(pages, 4096), generator=generator)).tolist()
-    table = torch.full((len(case.requests) + case.rows, columns), GARBAGE, dtype=torch.int64)
+    pages_of = [[GARBAGE] * columns for _ in range(len(case.requests) + case.rows)]
     for number, count in enumerate(case.requests):
         for column in range(min(columns, -(-count // size))):
-            table[number, column] = free.pop() if len(free) > 1 else free[0]
+            pages_of[number][column] = free.pop() if len(free) > 1 else free[0]
+    table = torch.tensor(pages_of, dtype=torch.int64).view(-1, columns)
     if case.table == "short":
         table = torch.where(table == GARBAGE, torch.randint(0, pages, table.shape, generator=generator), table)
     if case.table == "outside":
@@ -317,10 +318,10 @@ def build_gather(case: KeysGatherCase, side: IndexerSide, device: str, seed: int
                 )
     tokens = sum(case.requests)
     out = _outputs(case, side, tokens + case.spare, device)
-    slots = []
+    slots, pages_of = [], table.tolist()
     for request, count in enumerate(case.requests):
         for place_ in range(count):
-            page = int(table[request, place_ // size]) if place_ // size < columns else -1
+            page = pages_of[request][place_ // size] if place_ // size < columns else -1
             slots.append(page * size + place_ % size if 0 <= page < memory.pages else -1)
     slots = (slots + [-1] * max(case.spare, 0))[: tokens + case.spare]
     bounds = torch.tensor([0, *case.requests]).cumsum(0).int()

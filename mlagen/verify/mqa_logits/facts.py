@@ -101,7 +101,7 @@ class Rows:
         if facts.packed:
             codes = torch.tensor(E2M1_SIGNS, dtype=torch.uint8)[signs + 1]
             return cls(codes[:, ::2] | codes[:, 1::2] << 4, (powers + UE8M0_ONE).to(torch.uint8))
-        return cls(signs.to(DTYPES[keys.dtype]).view(torch.uint8), torch.exp2(powers.float()).view(torch.uint8))
+        return cls(signs.float().to(DTYPES[keys.dtype]).view(torch.uint8), torch.exp2(powers.float()).view(torch.uint8))
 
     def decoded(self, facts: LogitsFacts) -> tuple[torch.Tensor, torch.Tensor]:
         """Columns f64 [N, columns], and what a logit is multiplied by, f64 [N]."""

@@ -10,7 +10,6 @@ from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.dense_decode.invalid import DECODE
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
-from mlagen.verify.facts import Facts
 from mlagen.verify.memory import LAYOUTS
 from mlagen.verify.patterns import INDEX_PATTERNS, LENGTH_PROMISES, SINK_PROMISES
 from mlagen.verify.random.dice import Dice
@@ -24,6 +23,8 @@ PLACES = tuple(name for name in LAYOUTS if name != "far")
 LENGTHS = (*LENGTH_PROMISES, "random", "full")
 SINKS = (*SINK_PROMISES, "mixed")
 SCALES = (1.0, 1.0, 1.0, 6.0, 40.0, 4e4, 1e-6, 2.0**-120)
+# Beside a sink: weights below 2**-126, which kernels flush to 0, are no case of precision.
+SINK_SCALES = (1.0, 1.0, 6.0, 1e-6, 2.0**-120)
 LARGEST = 2**31 - 1
 
 
@@ -55,6 +56,12 @@ def _topk(scene: Scene, own: int) -> int:
     return -(-topk // 16) * 16 if scene.shape.chance(0.6) else topk
 
 
+def _sink(scene: Scene, topk: int) -> str:
+    """A pattern of sinks; extreme ones only beside rows of so many keys that their LSE is above 0."""
+    pattern = scene.call.pick(*SINKS)
+    return "random" if pattern == "extreme" and topk < 512 else pattern
+
+
 def _tokens(scene: Scene, topk: int, least: int = 0) -> int:
     """Tokens that the reference bears."""
     return scene.call.size(least, min(600, 2**17 // max(topk, 1)) if scene.big else 4)
@@ -78,8 +85,8 @@ def sparse_fwd(scene: Scene) -> Case:
         rows=rows,
         indices=pattern,
         length=call.pick(*LENGTHS) if length else None,
-        sink=call.pick(*SINKS) if sink else None,
-        scale=call.pick(*SCALES),
+        sink=_sink(scene, topk if pattern == "full" else 0) if sink else None,
+        scale=call.pick(*(SINK_SCALES if sink else SCALES)),
         q=shape.mostly("contiguous", *PLACES),
         kv=shape.mostly("contiguous", "slice", "odd"),
         out=shape.pick(None, "contiguous", "slice", "transposed", "odd"),
@@ -95,7 +102,7 @@ def sparse_fwd(scene: Scene) -> Case:
     )  # fmt: skip
 
 
-def _listing(scene: Scene, number: int, known: CacheFacts, length: bool) -> Listing:
+def _listing(scene: Scene, number: int, known: CacheFacts, length: bool, sink: bool) -> Listing:
     """A list of indices and its cache."""
     shape, call, layout = scene.shape, scene.call, known.layouts[number]
     topk = _topk(scene, known.topks[number])
@@ -113,7 +120,7 @@ def _listing(scene: Scene, number: int, known: CacheFacts, length: bool) -> List
         indices="none" if topk == 0 else pattern,
         length=call.pick(*LENGTHS) if length else None,
         cache=shape.mostly("end to end", "page gap", "odd", *([] if layout.planar else ["row gap"])),
-        contents=call.pick(*contents),
+        contents=call.pick(*contents) if not sink else "encoded",
         poison=call.pick(0xFF, 0x7F) if layout.quantised else 0xFF,
         dtype=shape.pick(*eight),
     )
@@ -123,9 +130,9 @@ def sparse_decode(scene: Scene) -> Case:
     """A call of sparse attention over a paged cache."""
     facts, shape, call = scene.facts, scene.shape, scene.call
     known = CacheFacts.of(scene.spec)
-    length = _optional(facts.length, shape)
-    main = _listing(scene, 0, known, length)
-    extra = _listing(scene, 1, known, length) if len(known.layouts) > 1 and shape.chance(0.7) else None
+    length, sink = _optional(facts.length, shape), _optional(facts.sink, shape)
+    main = _listing(scene, 0, known, length, sink)
+    extra = _listing(scene, 1, known, length, sink) if len(known.layouts) > 1 and shape.chance(0.7) else None
     s_q = shape.pick(1, 1, 2, 3, 4)
     own_heads = heads(scene)
     e4m3 = known.e4m3 and shape.chance(0.5)
@@ -135,8 +142,8 @@ def sparse_decode(scene: Scene) -> Case:
         heads=own_heads,
         main=main,
         extra=extra,
-        sink=call.pick(*SINKS) if _optional(facts.sink, shape) else None,
-        scale=call.pick(None, *SCALES) if not e4m3 else None,
+        sink=_sink(scene, 0) if sink else None,
+        scale=call.pick(None, *(SINK_SCALES if sink else SCALES)) if not e4m3 else None,
         q_scale=2.0 ** call.pick(-3, -1, 0, 2) if e4m3 else None,
         q=shape.mostly("contiguous", *PLACES, "by position"),
         out=shape.pick(None, "contiguous", "slice", "transposed", "odd"),

@@ -128,8 +128,13 @@ class Caller(Worker):
             seconds = time.monotonic() - begin
             done = max(call - request["first"], 0)
             return Tally(
-                drawn=done + 1, calls=done + 1, wrong=1, seconds=seconds, failures=[(call, "hang", detail)], broken=True,
-            )  # fmt: skip
+                drawn=done + 1,
+                calls=done + 1,
+                wrong=1,
+                seconds=seconds,
+                failures=[(call, "hang", detail)],
+                broken=True,
+            )
         tally = Tally.from_json(answer)
         if tally.broken:
             self.end()

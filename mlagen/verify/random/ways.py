@@ -158,7 +158,7 @@ def _with_others(problem: Any, dice: Dice) -> Any:
     """A problem of sparse attention with other lengths and sinks, where there are any."""
     changes: dict[str, Any] = {}
     if problem.sink is not None:
-        changes["sink"] = dice.pick(*SINK_PROMISES)
+        changes["sink"] = dice.pick(*[name for name in SINK_PROMISES if name != "extreme"])
     if getattr(problem, "length", None) is not None:
         changes["length"] = dice.pick(*LENGTH_PROMISES)
     return replace(problem, **changes)

@@ -21,6 +21,8 @@ from typing import Any
 
 from mlagen.verify.worker import import_package, prepare, take_stdout
 
+MOST_RESERVED = 3 << 30  # bytes of GPU memory that a process keeps between batches
+
 
 def machine(device: str) -> dict[str, str]:
     """Card, driver and versions."""
@@ -75,6 +77,11 @@ class Batches:
             os.pwrite(self._progress, f"{call:12d}".encode(), 0)
 
         tally = tester.batch(request["shape"], request["first"], request["most"], request["seconds"], begins)
+        if self._device == "cuda" and not tally.broken:
+            import torch
+
+            if torch.cuda.memory_reserved() > MOST_RESERVED:
+                torch.cuda.empty_cache()  # the other processes may need what a large call took
         found: dict[str, Any] = tally.to_json()
         return found
 

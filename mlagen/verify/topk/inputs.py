@@ -16,6 +16,7 @@ from mlagen.verify.topk.invalid import DECODE, PERSISTENT, PREFILL
 from mlagen.verify.topk.reference import top_k
 
 ONE = 0x3F800000  # bits of 1.0
+MANY = 32  # rows from which on scores are drawn over all columns at once, not over each row's own
 
 
 @dataclass
@@ -103,7 +104,11 @@ def build_select(case: SelectCase, device: str, seed: int) -> Inputs:
     starts, lens, ranges = _ranges(case)
     scores = torch.full((case.rows, case.columns), NAN)
     scores[:, ::2] = torch.inf
-    for row, (first, end) in enumerate(ranges):
+    if len(ranges) > MANY:
+        columns, bounds = torch.arange(case.columns), torch.tensor(ranges)
+        inside = (columns >= bounds[:, :1]) & (columns < bounds[:, 1:])
+        scores = torch.where(inside, scores_of(case.scores, *scores.shape, generator), scores)
+    for row, (first, end) in enumerate(ranges if len(ranges) <= MANY else ()):
         scores[row, first:end] = scores_of(case.scores, 1, end - first, generator)[0]
     placed = {"logits": place(scores.to(getattr(torch, case.dtype)).to(device), LAYOUTS[case.layout], torch.inf)}
 
@@ -177,13 +182,12 @@ def build_merge(case: MergeCase, device: str, seed: int) -> Inputs:
     columns = torch.arange(case.columns)
     for rank in range(case.ranks):
         own = columns[columns // case.interleave % case.ranks == rank]
-        for row in range(case.rows):
-            indices, found = top_k(whole[row, own], case.k)
-            at = slice(rank * case.k, (rank + 1) * case.k)
-            there = indices >= 0
-            if len(own):
-                ids[row, at] = torch.where(there, own[indices.clamp(min=0).long()], -1).int()
-            scores[row, at] = torch.where(there, found, torch.inf)  # which counts nothing beside a negative id
+        indices, found = top_k(whole[:, own], case.k)  # [rows, k]
+        at = slice(rank * case.k, (rank + 1) * case.k)
+        there = indices >= 0
+        if len(own):
+            ids[:, at] = torch.where(there, own[indices.clamp(min=0).long()], -1).int()
+        scores[:, at] = torch.where(there, found, torch.inf)  # which counts nothing beside a negative id
     if case.spread:
         order = torch.randperm(shape[1], generator=generator)
         ids, scores = ids[:, order], scores[:, order]
