@@ -8,7 +8,7 @@ INT32_VALUES = 2**31
 
 
 def top_k(scores: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(indices i32 [..., k], scores f32 [..., k]) of each row's k largest, by a stable sort; -1 and -inf behind them."""
+    """(indices i32 [..., k], scores f32 [..., k]): each row's k largest, by a stable sort; -1 and -inf behind."""
     columns = scores.shape[-1]
     values = scores.float() + 0.0  # -0 as 0
     counts = values > -torch.inf  # neither does NaN

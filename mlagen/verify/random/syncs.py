@@ -1,0 +1,107 @@
+"""Where the generated sm90 kernels synchronise, found in their syntax trees."""
+
+from __future__ import annotations
+
+import ast
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+WAITS = ("mbarrier.wait", "async_copy.wait_group", "_wait_k", "_hold_wait", "gdc_wait", "warpgroup_mma_wait")
+ARRIVES = ("mbarrier.arrive", "mbarrier.expect", "async_copy.mbarrier_arrive", "_bar_arrive", "_bar_arrive_dynamic")
+BARRIERS = ("_bar_sync", "_bar_sync_dynamic", "_barrier", "gl.barrier", "gl.thread_barrier")
+FENCES = ("fence_async_shared",)
+SYNCS = {
+    **dict.fromkeys(WAITS, "wait"),
+    **dict.fromkeys(ARRIVES, "arrive"),
+    **dict.fromkeys(BARRIERS, "barrier"),
+    **dict.fromkeys(FENCES, "fence"),
+}
+# What else a delay stands in front of: copies to shared memory that are asked for, and stores there.
+ISSUES = ("tma_load", "tma_load_k", "tma_load_v", "async_load", "async_copy.commit_group")
+STORES = ("_put_shared", "_store_shared", "_count_shared", "_take_four")
+
+
+@dataclass(frozen=True)
+class Sync:
+    """A statement that synchronises.
+
+    Attributes:
+        module, function: where it stands.
+        call: the function that it calls: "mbarrier.wait".
+        number: which such call of the function it is, from 1 on.
+        line, end: its first and last line, from 1 on.
+    """
+
+    module: str
+    function: str
+    call: str
+    number: int
+    line: int
+    end: int
+
+    @property
+    def kind(self) -> str:
+        """ "wait", "arrive", "barrier" or "fence"."""
+        return SYNCS[self.call]
+
+    @property
+    def name(self) -> str:
+        """Its name, which stays when lines move."""
+        return f"{self.module}:{self.function}:{self.call}:{self.number}"
+
+
+def sm90_files(folder: Path) -> list[Path]:
+    """The modules of a package that hold sm90 kernels."""
+    return sorted(folder.glob("_*_sm90*.py"))
+
+
+def called(call: ast.Call) -> str:
+    """The dotted name of what is called: "mbarrier.wait"; of a method of something else, ".store"."""
+    function = call.func
+    if isinstance(function, ast.Name):
+        return function.id
+    if isinstance(function, ast.Attribute):
+        if isinstance(function.value, ast.Name):
+            return f"{function.value.id}.{function.attr}"
+        return f".{function.attr}"
+    return ""
+
+
+def kernels_of(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """The functions of a module that run on the GPU."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list):
+            yield node
+
+
+def statements(function: ast.FunctionDef) -> Iterator[ast.stmt]:
+    """The simple statements of a function, in order."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Expr | ast.Assign | ast.AugAssign | ast.Return | ast.AnnAssign):
+            yield node
+
+
+def syncs_of(path: Path) -> list[Sync]:
+    """The statements of a module that are a wait, an arrive, a barrier or a fence and nothing else."""
+    found = []
+    for function in kernels_of(ast.parse(path.read_text(encoding="utf-8"))):
+        counts: Counter[str] = Counter()
+        for statement in sorted(statements(function), key=lambda one: one.lineno):
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            if isinstance(call, ast.Call) and (name := called(call)) in SYNCS:
+                counts[name] += 1
+                end = statement.end_lineno or statement.lineno
+                found.append(Sync(path.stem, function.name, name, counts[name], statement.lineno, end))
+    return found
+
+
+def without(text: str, sync: Sync) -> str:
+    """A module's text without one of its syncs; lines stay where they are."""
+    lines = text.splitlines()
+    first = lines[sync.line - 1]
+    lines[sync.line - 1] = first[: len(first) - len(first.lstrip())] + "pass"
+    for number in range(sync.line, sync.end):
+        lines[number] = ""
+    return "\n".join(lines) + "\n"
