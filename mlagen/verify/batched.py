@@ -127,7 +127,8 @@ def dense_fwd(
         each = max(1, ELEMENTS // max(1, s_q * s_k * group))
         for first in range(0, k.shape[1] if s_q and s_k else 0, each):
             some = slice(first * group, min(first + each, k.shape[1]) * group)
-            query = q[own, some].double().transpose(0, 1).unflatten(0, (-1, group))  # [kv_heads, group, s_q, d_qk]
+            query = q[own, some].double().transpose(0, 1)
+            query = query.reshape(-1, group, *query.shape[1:])  # [kv_heads, group, s_q, d_qk]
             key = k[keys, first : first + each].double().transpose(0, 1)[:, None]  # [kv_heads, 1, s_k, d_qk]
             value = v[keys, first : first + each].double().transpose(0, 1)[:, None]
             visible = torch.ones(s_q, s_k, dtype=torch.bool, device=device)

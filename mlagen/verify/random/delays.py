@@ -1,7 +1,7 @@
 """Copies of packages whose sm90 kernels sleep for a pseudo-random time before they synchronise or store.
 
-A warp's delay hashes its clock, its number, its multiprocessor and the place in the text. Most are 0, so that calls stay
-short; some are long, so that one warp is far behind the others.
+A warp's delay hashes its clock, its number, its multiprocessor and the place in the text. Most are 0, so that calls
+stay short; some are long, so that one warp is far behind the others.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _delay(place: gl.constexpr):
 
 
 def places(text: str) -> Iterator[int]:
-    """Lines of a module before which a delay stands: syncs, copies to shared memory that are issued, and stores there."""
+    """Lines of a module before which a delay stands: syncs, copies to shared memory as they are issued, stores there."""
     before = {*SYNCS, *ISSUES, *STORES, ".store"}
     for function in kernels_of(ast.parse(text)):
         for statement in statements(function):

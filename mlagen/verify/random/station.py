@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from mlagen.verify.case import FEW_HEADS, SHARED_INDICES, Case, CaseFailedError, CaseSkippedError
 from mlagen.verify.facts import Facts
 from mlagen.verify.families import KERNELS
@@ -49,7 +51,7 @@ def stations_of(folder: str, package: ModuleType, device: str, only: Sequence[st
         if not family.cases(spec, "cpu"):
             continue
         kernels = [spec["targets"][0]] if device == "cpu" else [FREE]
-        if device == "cuda" and launch_of(package).has_gluon():
+        if device == "cuda" and launch_of(package).device_facts(torch.device("cuda", 0)).sm90:
             kernels += [FORCED[target] for target in targets_of(package) if family.name in FORCED_IN[target]]
         found += [Station(folder, family.name, kernel) for kernel in kernels]
     return [one for one in found if not only or any(fnmatch.fnmatchcase(f"{one.family}/{one.kernel}", o) for o in only)]

@@ -143,7 +143,9 @@ def renewed(case: Any, dice: Dice) -> Any:
             return replace(case, problem=replace(problem, lengths=dice.shuffled(problem.lengths)))
         case DenseFwdCase():
             return replace(case, requests=dice.shuffled(case.requests))
-        case GatherCase() | KeysGatherCase():
+        case GatherCase():
+            return replace(case, requests=dice.shuffled(case.requests))
+        case KeysGatherCase():
             return replace(case, requests=dice.shuffled(case.requests))
         case FlatCase():
             return replace(case, ranges=dice.pick(*RANGES) if case.keys > 2 else case.ranges)
@@ -183,7 +185,7 @@ def _memory(inputs: Inputs) -> list[torch.Tensor]:
         storage = tensor.untyped_storage()
         if tensor.device.type == "cuda" and storage.nbytes() and storage.data_ptr() not in found:
             empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-            found[storage.data_ptr()] = empty.set_(storage)  # type: ignore[call-overload]
+            found[storage.data_ptr()] = empty.set_(storage)
     return list(found.values())
 
 

@@ -107,7 +107,7 @@ def build_select(case: SelectCase, device: str, seed: int) -> Inputs:
     if len(ranges) > MANY:
         columns, bounds = torch.arange(case.columns), torch.tensor(ranges)
         inside = (columns >= bounds[:, :1]) & (columns < bounds[:, 1:])
-        scores = torch.where(inside, scores_of(case.scores, *scores.shape, generator), scores)
+        scores = torch.where(inside, scores_of(case.scores, case.rows, case.columns, generator), scores)
     for row, (first, end) in enumerate(ranges if len(ranges) <= MANY else ()):
         scores[row, first:end] = scores_of(case.scores, 1, end - first, generator)[0]
     placed = {"logits": place(scores.to(getattr(torch, case.dtype)).to(device), LAYOUTS[case.layout], torch.inf)}
