@@ -20,6 +20,8 @@ from mlagen.verify.topk.invalid import DECODE, MERGE, PAGES, PERSISTENT, PREFILL
 
 SCORES = tuple(SCORE_PROMISES)
 LONG_ROWS = 8192  # columns from which on several programs may share a row
+# (warps, halves, capacity, registers, parts) of tiles that hold so little that short rows take the paths of long ones.
+SMALL_TILES = ((8, 1, 1024, None, 1), (32, 1, 4096, None, 1), (8, 1, 1024, None, 4))
 EDGES = (0, 1, -7, -(2**31), LARGEST, 10**6)
 
 
@@ -83,6 +85,7 @@ def topk(scene: Scene) -> Case:
         dtype=shape.pick("float32", "float32", "bfloat16"),
         gives=shape.pick((), ("scores",), ("scores",)),
         tile=None if scene.big else (2, 2, columns > 256),
+        sm90_tile=shape.mostly(None, *SMALL_TILES) if scene.big else None,
     )  # fmt: skip
     if wrapper == PERSISTENT:
         return replace(case, most=call.pick(None, columns, call.size(0, columns)))

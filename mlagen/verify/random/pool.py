@@ -172,7 +172,7 @@ class Run:
                 caller.begin()
             self._stations = [Station(**one) for one in callers[0].open()["stations"]]
             if not self._stations:
-                raise UsageError("no family and kernel match")
+                raise UsageError(f"no family and kernel match {', '.join(plan.only)}")
             for caller in callers:
                 caller.open()
             self._begin(callers[0].open()["machine"])

@@ -1,0 +1,94 @@
+"""Random calls in the interpreter: a correct package, broken ones, and lines that repeat what was wrong."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mlagen.verify.random.__main__ import main
+from mlagen.verify.random.dice import Dice
+from mlagen.verify.random.pool import Plan, random_calls
+from mlagen.verify.random.report import file_hashes
+
+ROOT = Path(__file__).resolve().parents[2]
+GENERATED = ROOT / "generated"
+
+
+def _plan(folder: Path, **changes: object) -> Plan:
+    settings = {"device": "cpu", "seconds": 60.0, "processes": 1, "batch": 3, "batch_seconds": 60.0, "limit": 60.0}
+    return Plan((str(folder),), **{**settings, **changes})  # type: ignore[arg-type]
+
+
+def _broken(tmp_path: Path, file: str, old: str, new: str) -> Path:
+    folder = tmp_path / "dsv32"
+    shutil.copytree(GENERATED / "dsv32", folder)
+    text = (folder / file).read_text()
+    assert old in text
+    (folder / file).write_text(text.replace(old, new))
+    return folder
+
+
+def test_sizes_are_log_uniform_and_the_same_for_the_same_name():
+    assert [Dice("a").size(0, 1000) for _ in range(3)] == [Dice("a").size(0, 1000)] * 3
+    dice = Dice("b")
+    drawn = [dice.size(0, 1000) for _ in range(3000)]
+    assert min(drawn) == 0
+    assert 500 < max(drawn) <= 1000
+    assert 0.05 < sum(size == 0 for size in drawn) / 3000 < 0.15
+    assert 0.4 < sum(size < 32 for size in drawn) / 3000 < 0.6
+    assert {dice.size(3, 5) for _ in range(100)} == {3, 4, 5}
+    assert dice.size(7, 7) == 7
+
+
+@pytest.mark.interpreter
+def test_each_family_of_a_package_is_called_and_right():
+    report = random_calls(_plan(GENERATED / "dsv32", most_calls=40, seed=3), print)
+    assert report.failures == []
+    families = {name.split("/")[1] for name in report.stations}
+    assert families == {"sparse_fwd", "cache", "topk", "indexer_cache", "mqa_logits", "indexer_select"}
+    assert report.total.calls >= 40
+    assert report.packages["dsv32"] == file_hashes(GENERATED / "dsv32")
+    assert json.loads(json.dumps(report.to_json()))["wrong"] == 0
+
+
+@pytest.mark.interpreter
+def test_a_broken_kernel_is_found_and_its_line_repeats_it(tmp_path):
+    folder = _broken(tmp_path, "_topk_kernels.py", "+ 0.0", "* 1.5")
+    lines: list[str] = []
+    report = random_calls(_plan(folder, only=("topk/*",), most_wrong=1), lines.append)
+    assert report.total.wrong >= 1
+    command, _, said = lines[0].partition("  # ")
+    assert "differ" in said
+    program, *arguments = shlex.split(command)
+    assert program == "python"
+    again = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 1
+    assert said in again.stdout
+    right = [argument if argument != str(folder) else str(GENERATED / "dsv32") for argument in arguments]
+    assert subprocess.run([sys.executable, *right], cwd=ROOT, capture_output=True).returncode == 0
+
+
+@pytest.mark.interpreter
+def test_a_call_that_hangs_is_wrong_and_the_process_is_replaced(tmp_path):
+    folder = _broken(tmp_path, "topk.py", "    _launch.device_facts(logits.device)\n", "    while True: pass\n")
+    lines: list[str] = []
+    report = random_calls(_plan(folder, only=("topk/*", "cache/*"), most_wrong=2, limit=3.0), lines.append)
+    assert report.hangs == 2
+    assert all("hang: no answer for 3 s" in line for line in lines)
+
+
+def test_the_package_alone_needs_no_pydantic():
+    names = ("pydantic", "click", "jinja2", "rich", "yaml")
+    program = f"import sys; sys.modules.update(dict.fromkeys({names}))\nimport mlagen.verify.random.__main__\n"
+    program += "import mlagen.verify.random.worker, mlagen.verify.random.station"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True)
+
+
+def test_bad_usage_is_one_line(capsys):
+    arguments = [str(GENERATED / "dsv32"), "--device", "cpu", "--seconds", "1", "--only", "nothing/*"]
+    assert main(arguments) == 2
+    assert capsys.readouterr().err == "no family and kernel match nothing/*\n"
