@@ -57,7 +57,9 @@ def test_each_family_of_a_package_is_called_and_right():
 
 @pytest.mark.interpreter
 def test_a_broken_kernel_is_found_and_its_line_repeats_it(tmp_path):
-    folder = _broken(tmp_path, "_topk_kernels.py", "+ 0.0", "* 1.5")
+    folder = _broken(
+        tmp_path, "_topk_kernels.py", "0 - bits, bits + 0x80000000)", "bits - 0x80000000, bits + 0x80000000)"
+    )
     lines: list[str] = []
     report = random_calls(_plan(folder, only=("topk/*",), most_wrong=1), lines.append)
     assert report.total.wrong >= 1
@@ -76,7 +78,9 @@ def test_a_broken_kernel_is_found_and_its_line_repeats_it(tmp_path):
 def test_a_call_that_hangs_is_wrong_and_the_process_is_replaced(tmp_path):
     folder = _broken(tmp_path, "topk.py", "    _launch.device_facts(logits.device)\n", "    while True: pass\n")
     lines: list[str] = []
-    report = random_calls(_plan(folder, only=("topk/*", "cache/*"), most_wrong=2, limit=3.0), lines.append)
+    report = random_calls(
+        _plan(folder, only=("topk/*", "cache/*"), most_wrong=2, limit=3.0, batch_seconds=0.5), lines.append
+    )
     assert report.hangs == 2
     assert all("hang: no answer for 3 s" in line for line in lines)
 
