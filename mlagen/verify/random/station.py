@@ -142,14 +142,16 @@ class Tester:
         _, case, _ = self.draw(shape, number)
         return repr(case)
 
-    def batch(self, shape: int, first: int, most: int, seconds: float, begins: Callable[[int], None]) -> Tally:
+    def batch(
+        self, shape: int, first: int, most: int, seconds: float, begins: Callable[[int], None], *, stop: bool = False
+    ) -> Tally:
         """Makes up to `most` calls of a shape from the number `first` on, as many as begin within so many seconds.
 
-        `begins` is told of each before it begins.
+        `begins` is told of each before it begins. With `stop` a wrong one is the last.
         """
         tally, number = Tally(), first
         start = time.monotonic()
-        while number < first + most and not tally.broken:
+        while number < first + most and not tally.broken and not (stop and tally.wrong):
             begins(number)
             begin = time.monotonic()
             self.call(shape, number, tally)

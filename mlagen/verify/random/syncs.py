@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 WAITS = ("mbarrier.wait", "async_copy.wait_group", "_wait_k", "_hold_wait", "gdc_wait", "warpgroup_mma_wait")
 ARRIVES = ("mbarrier.arrive", "mbarrier.expect", "async_copy.mbarrier_arrive", "_bar_arrive", "_bar_arrive_dynamic")
 BARRIERS = ("_bar_sync", "_bar_sync_dynamic", "_barrier", "gl.barrier", "gl.thread_barrier")
 FENCES = ("fence_async_shared",)
+VALUE_WAIT = "warpgroup_mma_wait"  # whose call gives what it waited for
 SYNCS = {
     **dict.fromkeys(WAITS, "wait"),
     **dict.fromkeys(ARRIVES, "arrive"),
@@ -25,13 +26,15 @@ STORES = ("_put_shared", "_store_shared", "_count_shared", "_take_four")
 
 @dataclass(frozen=True)
 class Sync:
-    """A statement that synchronises.
+    """A call that synchronises.
 
     Attributes:
         module, function: where it stands.
         call: the function that it calls: "mbarrier.wait".
         number: which such call of the function it is, from 1 on.
         line, end: its first and last line, from 1 on.
+        columns: where a call that gives a value begins and ends in its line; None: the call is a statement.
+        value: the text of what such a call waits for.
     """
 
     module: str
@@ -40,6 +43,8 @@ class Sync:
     number: int
     line: int
     end: int
+    columns: tuple[int, int] | None = None
+    value: str = ""
 
     @property
     def kind(self) -> str:
@@ -84,23 +89,41 @@ def statements(function: ast.FunctionDef) -> Iterator[ast.stmt]:
 
 
 def syncs_of(path: Path) -> list[Sync]:
-    """The statements of a module that are a wait, an arrive, a barrier or a fence and nothing else."""
+    """Each wait, arrive, barrier and fence of a module."""
+    text = path.read_text(encoding="utf-8")
     found = []
-    for function in kernels_of(ast.parse(path.read_text(encoding="utf-8"))):
+    for function in kernels_of(ast.parse(text)):
         counts: Counter[str] = Counter()
         for statement in sorted(statements(function), key=lambda one: one.lineno):
-            call = statement.value if isinstance(statement, ast.Expr) else None
-            if isinstance(call, ast.Call) and (name := called(call)) in SYNCS:
+            for call in [node for node in ast.walk(statement) if isinstance(node, ast.Call)]:
+                name = called(call)
+                alone = isinstance(statement, ast.Expr) and statement.value is call
+                if name not in SYNCS or not (alone or name == VALUE_WAIT):
+                    continue
                 counts[name] += 1
-                end = statement.end_lineno or statement.lineno
-                found.append(Sync(path.stem, function.name, name, counts[name], statement.lineno, end))
+                sync = Sync(path.stem, function.name, name, counts[name], call.lineno, call.end_lineno or call.lineno)
+                found.append(sync if alone else _of_value(text, sync, call))
     return found
+
+
+def _of_value(text: str, sync: Sync, call: ast.Call) -> Sync:
+    """A wait for a value, with the place of the call and the value."""
+    (deps,) = [one.value for one in call.keywords if one.arg == "deps"]
+    assert isinstance(deps, ast.List)
+    assert sync.line == sync.end
+    value = ", ".join(ast.get_source_segment(text, one) or "" for one in deps.elts)
+    assert call.end_col_offset is not None
+    columns = (call.col_offset, call.end_col_offset)
+    return replace(sync, columns=columns, value=value if len(deps.elts) == 1 else f"({value})")
 
 
 def without(text: str, sync: Sync) -> str:
     """A module's text without one of its syncs; lines stay where they are."""
     lines = text.splitlines()
     first = lines[sync.line - 1]
+    if sync.columns is not None:
+        lines[sync.line - 1] = first[: sync.columns[0]] + sync.value + first[sync.columns[1] :]
+        return "\n".join(lines) + "\n"
     lines[sync.line - 1] = first[: len(first) - len(first.lstrip())] + "pass"
     for number in range(sync.line, sync.end):
         lines[number] = ""

@@ -1,0 +1,350 @@
+"""Synchronisation mutants: copies of packages without one wait, arrive, barrier or fence, under random calls on a GPU.
+
+    python -m mlagen.verify.random.mutants generated/dsv32 generated/dsv3 --processes 12 --report mutants.json
+
+Each mutant runs in a process of its own, forked from one that has imported torch and Triton: a hang is ended by a time
+limit and counts as noticed. Which shapes of random calls reach a module, and compile soonest, is found first, by calls
+of the package as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fnmatch
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mlagen.verify.random.delays import delayed
+from mlagen.verify.random.syncs import Sync, sm90_files, syncs_of, without
+from mlagen.verify.random.tally import Station, Tally
+from mlagen.verify.worker import import_package, prepare
+
+# Where calls reach a module: a family and the kernel that they are forced to.
+REACHED = {
+    "_topk_sm90": ("topk", "sm90"),
+    "_mqa_logits_sm90": ("mqa_logits", "sm90"),
+    "_paged_mqa_logits_sm90": ("mqa_logits", "sm90"),
+    "_sparse_fwd_sm90": ("sparse_fwd", "sm90"),
+    "_sparse_fwd_sm90_swap_ab": ("sparse_fwd", "sm90_swap_ab"),
+    "_sparse_fwd_sm90_shared": ("sparse_fwd", "sm90_shared"),
+    "_index_union_sm90": ("sparse_fwd", "sm90_shared"),
+    "_sparse_decode_sm90": ("sparse_decode", "sm90"),
+    "_sparse_decode_sm90_e4m3": ("sparse_decode", "sm90"),
+    "_dense_decode_sm90": ("dense_decode", "sm90"),
+    "_dense_decode_sm90_swap_ab": ("dense_decode", "sm90_swap_ab"),
+    "_dense_decode_sm90_few": ("dense_decode", "sm90"),
+    "_dense_decode_sm90_parts": ("dense_decode", "sm90"),
+    "_dense_fwd_sm90": ("dense_fwd", "sm90"),
+}
+LAUNCHED = {"_dense_decode_sm90_parts": "_dense_decode_sm90_few"}  # the module whose kernels hold another's functions
+SCOUTED = 24  # shapes that are tried for a module
+PER_KERNEL = 2  # shapes that are kept for a kernel of it
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a process does.
+
+    Attributes:
+        package: folder of the package as it is generated.
+        module: the module of the mutant.
+        sync: what it lacks; None: nothing, and shapes are sought.
+        shapes: of random calls that reach the module.
+    """
+
+    package: Path
+    module: str
+    sync: Sync | None = None
+    shapes: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+        return self.sync.name if self.sync else f"{self.module}: shapes"
+
+
+@dataclass
+class Outcome:
+    """What became of a task.
+
+    Attributes:
+        how: "wrong", "hang", "crash", "not compiled", "survived", or "shapes".
+        detail: what was noticed.
+        calls, seconds: that it took.
+        shapes: that reach the module.
+    """
+
+    how: str
+    detail: str = ""
+    calls: int = 0
+    seconds: float = 0.0
+    shapes: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How mutants run.
+
+    Attributes:
+        seed: of all that is drawn.
+        calls, seconds: most calls of a shape, and seconds of them.
+        limit: seconds of a mutant in all.
+        processes: mutants side by side.
+        delays: delays stand in front of what is left.
+    """
+
+    seed: int
+    calls: int
+    seconds: float
+    limit: float
+    processes: int
+    delays: bool
+
+
+def modules_of(folders: Sequence[Path], only: str) -> dict[str, Path]:
+    """The first package that holds each module of sm90 kernels."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        for path in sm90_files(folder):
+            if fnmatch.fnmatchcase(path.stem, only):
+                found.setdefault(path.stem, folder)
+    return found
+
+
+def mutated(task: Task, work: Path, delays: bool) -> Path:
+    """A copy of the task's package, without its sync, in `work`."""
+    copy = work / task.package.name
+    shutil.copytree(task.package, copy)
+    for path in sm90_files(copy):
+        text = path.read_text(encoding="utf-8")
+        if task.sync and path.stem == task.module:
+            text = without(text, task.sync)
+        path.write_text(delayed(text) if delays else text, encoding="utf-8")
+    return copy
+
+
+def perform(task: Task, settings: Settings, work: Path) -> Outcome:
+    """Does a task, in a process of its own."""
+    from mlagen.verify.random.station import Tester
+
+    package = import_package(mutated(task, work, settings.delays))
+    station = Station(task.package.name, *REACHED[task.module])
+    tester = Tester(station, package, "cuda", settings.seed)
+    if task.sync is None:
+        return _scout(task, tester, settings)
+    calls = 0
+    for shape in task.shapes:
+        tally = tester.batch(shape, 0, settings.calls, settings.seconds, lambda _: None, stop=True)
+        calls += tally.calls
+        if tally.failures:
+            number, way, detail = tally.failures[0]
+            compiled = "CompilationError" not in detail and "PassManager" not in detail
+            return Outcome("wrong" if compiled else "not compiled", f"{shape}.{number} {way}: {detail}", calls)
+    return Outcome("survived", calls=calls)
+
+
+def _scout(task: Task, tester: Any, settings: Settings) -> Outcome:
+    """Shapes that reach the module's kernels and are right, those that compile soonest."""
+    found: dict[str, list[tuple[float, int]]] = {}
+    wrong = []
+    wanted = LAUNCHED.get(task.module, task.module)
+    begin = time.monotonic()
+    for shape in range(SCOUTED):
+        if time.monotonic() - begin > settings.limit / 2:
+            break
+        tally: Tally = tester.batch(shape, 0, 6, settings.seconds, lambda _: None)
+        wrong += [f"{shape}.{number} {way}: {detail}" for number, way, detail in tally.failures]
+        for kernel in tally.kernels if not tally.wrong else ():
+            if kernel.startswith(f"{wanted}:"):
+                found.setdefault(kernel, []).append((tally.first_seconds, shape))
+        if tally.broken:
+            break
+    shapes = {shape for timed in found.values() for _, shape in sorted(timed)[:PER_KERNEL]}
+    return Outcome("shapes", "; ".join(wrong)[:400], shapes=sorted(shapes))
+
+
+class Process:
+    """A forked process that does a task; it is killed when it takes too long.
+
+    Args:
+        task: what it does.
+        settings: how.
+        root: folder for its files.
+    """
+
+    def __init__(self, task: Task, settings: Settings, root: Path) -> None:
+        self.task, self._limit = task, settings.limit
+        self._work = Path(tempfile.mkdtemp(dir=root))
+        self._begin = time.monotonic()
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._live(settings)
+
+    def _live(self, settings: Settings) -> None:
+        """The forked process: leaves the outcome in a file, and ends without a word to its parent's handlers."""
+        os.setsid()
+        try:
+            outcome = perform(self.task, settings, self._work)
+        except BaseException as error:
+            said = "".join(traceback.format_exception_only(error)).strip()
+            outcome = Outcome("crash", said[-400:])
+        with contextlib.suppress(OSError):
+            (self._work / "outcome.json").write_text(json.dumps(asdict(outcome)))
+        os._exit(0)
+
+    def outcome(self) -> Outcome | None:
+        """What became of it; None while it runs."""
+        seconds = round(time.monotonic() - self._begin, 1)
+        pid, status = os.waitpid(self._pid, os.WNOHANG)
+        if pid == 0 and seconds < self._limit:
+            return None
+        if pid == 0:
+            os.killpg(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
+            found = Outcome("hang", f"no answer for {self._limit:g} s")
+        elif (self._work / "outcome.json").is_file():
+            found = Outcome(**json.loads((self._work / "outcome.json").read_text()))
+        else:
+            found = Outcome("crash", f"the process died: {status}")
+        shutil.rmtree(self._work, ignore_errors=True)
+        found.seconds = seconds
+        return found
+
+
+def run_all(tasks: Sequence[Task], settings: Settings, root: Path) -> Iterator[tuple[Task, Outcome]]:
+    """Does tasks side by side; gives each with its outcome as it comes."""
+    waiting, running = list(reversed(tasks)), list[Process]()
+    while waiting or running:
+        while waiting and len(running) < settings.processes:
+            running.append(Process(waiting.pop(), settings, root))
+        time.sleep(0.05)
+        for process in list(running):
+            outcome = process.outcome()
+            if outcome is not None:
+                running.remove(process)
+                yield process.task, outcome
+
+
+def table(outcomes: dict[str, Outcome], redundant: Sequence[str]) -> Iterator[str]:
+    """Lines of a table by module: mutants, redundant ones, noticed ones and how, and survivors by name."""
+    modules = sorted({name.partition(":")[0] for name in outcomes})
+    noticed_in_all = counted_in_all = 0
+    for module in modules:
+        own = {name: one for name, one in outcomes.items() if name.partition(":")[0] == module}
+        counted = {name: one for name, one in own.items() if name not in redundant}
+        how = Counter(one.how for one in counted.values())
+        noticed = sum(how.values()) - how["survived"]
+        noticed_in_all, counted_in_all = noticed_in_all + noticed, counted_in_all + len(counted)
+        ways = ", ".join(f"{count} {word}" for word, count in sorted(how.items()) if word != "survived")
+        yield f"{module}: {len(own)} mutants, {len(own) - len(counted)} redundant, {noticed} noticed ({ways})"
+        yield from (f"    survived: {name}" for name, one in sorted(counted.items()) if one.how == "survived")
+    share = 100 * noticed_in_all / counted_in_all if counted_in_all else 100.0
+    yield f"{noticed_in_all} of {counted_in_all} noticed: {share:.1f} %"
+
+
+def redundant_names(path: Path | None) -> list[str]:
+    """Names of syncs that a file lists as redundant, each with the reason: a mapping in YAML."""
+    if path is None:
+        return []
+    import yaml
+
+    listed: dict[str, str] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    return list(listed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m mlagen.verify.random.mutants", description="Runs sm90 kernels that lack a synchronisation."
+    )
+    parser.add_argument("packages", type=Path, nargs="*", help="folders of generated packages")
+    parser.add_argument("--modules", default="*", help="shell pattern of modules: _topk_sm90")
+    parser.add_argument("--only", default="*", help="shell pattern of mutants: *:mbarrier.wait:*")
+    parser.add_argument("--part", default="1/1", help="which of how many parts of the mutants: 1/3")
+    parser.add_argument("--processes", type=int, default=12, help="mutants side by side; default 12")
+    parser.add_argument("--seconds", type=float, default=6.0, help="of calls of a shape; default 6")
+    parser.add_argument("--calls", type=int, default=150, help="most calls of a shape; default 150")
+    parser.add_argument("--limit", type=float, default=90.0, help="seconds of a mutant in all; default 90")
+    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn; default 0")
+    parser.add_argument("--no-delays", action="store_true", help="without delays in front of what is left")
+    parser.add_argument("--list", action="store_true", help="print the names of the mutants and end")
+    parser.add_argument("--report", type=Path, help="write outcomes here, after each one")
+    parser.add_argument("--read", type=Path, nargs="+", help="print the table of these reports and end")
+    parser.add_argument("--redundant", type=Path, help="YAML of redundant syncs, each with the reason")
+    return parser
+
+
+def _tasks(modules: dict[str, Path], shapes: dict[str, tuple[int, ...]], options: argparse.Namespace) -> list[Task]:
+    """The mutants of a part; those of a module stand apart, so that each part has some of all."""
+    part, parts = (int(number) for number in options.part.split("/"))
+    found = []
+    for module, folder in modules.items():
+        for sync in syncs_of(folder / f"{module}.py"):
+            if fnmatch.fnmatchcase(sync.name, options.only):
+                found.append(Task(folder, module, sync, shapes.get(module, ())))
+    return found[part - 1 :: parts]
+
+
+def _run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Outcome]:
+    settings = Settings(
+        options.seed, options.calls, options.seconds, options.limit, options.processes, not options.no_delays
+    )
+    prepare("cuda")
+    from mlagen.verify.random import station
+
+    assert station.DRAWS
+    modules = {
+        name: folder
+        for name, folder in modules_of(options.packages, options.modules).items()
+        if any(fnmatch.fnmatchcase(sync.name, options.only) for sync in syncs_of(folder / f"{name}.py"))
+    }
+    outcomes: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory(prefix="mlagen-mutants-") as root:
+        shapes: dict[str, tuple[int, ...]] = {}
+        scouts = [Task(folder, module) for module, folder in modules.items()]
+        longer = Settings(**{**vars(settings), "limit": 2 * settings.limit})
+        for task, outcome in run_all(scouts, longer, Path(root)):
+            shapes[task.module] = tuple(outcome.shapes)
+            say(f"{task.module}: shapes {outcome.shapes} in {outcome.seconds} s {outcome.how} {outcome.detail}")
+        tasks = [task for task in _tasks(modules, shapes, options) if task.shapes]
+        for task, outcome in run_all(tasks, settings, Path(root)):
+            outcomes[task.name] = outcome
+            done = f"{len(outcomes)}/{len(tasks)}"
+            say(f"{done} {task.name}: {outcome.how} in {outcome.seconds} s  {outcome.detail[:150]}")
+            if options.report:
+                options.report.write_text(json.dumps({name: asdict(one) for name, one in outcomes.items()}, indent=1))
+    return outcomes
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs mutants, or prints the table of reports; 0 where at least 97 of 100 were noticed, else 1."""
+    options = _parser().parse_args(arguments)
+    if options.list:
+        for module, folder in modules_of(options.packages, options.modules).items():
+            for sync in syncs_of(folder / f"{module}.py"):
+                print(f"{sync.name}  # {sync.kind}, line {sync.line}")
+        return 0
+    outcomes: dict[str, Outcome] = {}
+    if options.read:
+        for path in options.read:
+            outcomes |= {name: Outcome(**one) for name, one in json.loads(path.read_text()).items()}
+    else:
+        outcomes = _run(options, lambda line: print(line, file=sys.stderr, flush=True))
+    lines = list(table(outcomes, redundant_names(options.redundant)))
+    print("\n".join(lines))
+    return 0 if float(lines[-1].rpartition(": ")[2].removesuffix(" %")) >= 97 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
