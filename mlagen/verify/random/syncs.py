@@ -13,6 +13,7 @@ ARRIVES = ("mbarrier.arrive", "mbarrier.expect", "async_copy.mbarrier_arrive", "
 BARRIERS = ("_bar_sync", "_bar_sync_dynamic", "_barrier", "gl.barrier", "gl.thread_barrier")
 FENCES = ("fence_async_shared",)
 VALUE_WAIT = "warpgroup_mma_wait"  # whose call gives what it waited for
+MANY = "7"  # products that may still run behind a wait that waits for nothing
 SYNCS = {
     **dict.fromkeys(WAITS, "wait"),
     **dict.fromkeys(ARRIVES, "arrive"),
@@ -33,8 +34,7 @@ class Sync:
         call: the function that it calls: "mbarrier.wait".
         number: which such call of the function it is, from 1 on.
         line, end: its first and last line, from 1 on.
-        columns: where a call that gives a value begins and ends in its line; None: the call is a statement.
-        value: the text of what such a call waits for.
+        columns: of a wait that gives a value, where the number of products that may still run stands in its line.
     """
 
     module: str
@@ -44,7 +44,6 @@ class Sync:
     line: int
     end: int
     columns: tuple[int, int] | None = None
-    value: str = ""
 
     @property
     def kind(self) -> str:
@@ -102,19 +101,16 @@ def syncs_of(path: Path) -> list[Sync]:
                     continue
                 counts[name] += 1
                 sync = Sync(path.stem, function.name, name, counts[name], call.lineno, call.end_lineno or call.lineno)
-                found.append(sync if alone else _of_value(text, sync, call))
+                found.append(sync if alone else _of_value(sync, call))
     return found
 
 
-def _of_value(text: str, sync: Sync, call: ast.Call) -> Sync:
-    """A wait for a value, with the place of the call and the value."""
-    (deps,) = [one.value for one in call.keywords if one.arg == "deps"]
-    assert isinstance(deps, ast.List)
-    assert sync.line == sync.end
-    value = ", ".join(ast.get_source_segment(text, one) or "" for one in deps.elts)
-    assert call.end_col_offset is not None
-    columns = (call.col_offset, call.end_col_offset)
-    return replace(sync, columns=columns, value=value if len(deps.elts) == 1 else f"({value})")
+def _of_value(sync: Sync, call: ast.Call) -> Sync:
+    """A wait for a value: with MANY products that may still run it waits for none, and the value keeps its type."""
+    count = call.args[0]
+    assert isinstance(count, ast.Constant)
+    assert count.end_col_offset is not None
+    return replace(sync, line=count.lineno, end=count.lineno, columns=(count.col_offset, count.end_col_offset))
 
 
 def without(text: str, sync: Sync) -> str:
@@ -122,7 +118,7 @@ def without(text: str, sync: Sync) -> str:
     lines = text.splitlines()
     first = lines[sync.line - 1]
     if sync.columns is not None:
-        lines[sync.line - 1] = first[: sync.columns[0]] + sync.value + first[sync.columns[1] :]
+        lines[sync.line - 1] = first[: sync.columns[0]] + MANY + first[sync.columns[1] :]
         return "\n".join(lines) + "\n"
     lines[sync.line - 1] = first[: len(first) - len(first.lstrip())] + "pass"
     for number in range(sync.line, sync.end):
