@@ -75,7 +75,7 @@ class LimitError(MlagenError):
 
 
 class UnprovedError(MlagenError):
-    """The Triton at hand is none that mlagen proves with, or a package is not one that was proved with it."""
+    """A package is not proved with the Triton at hand, or an sm90 kernel has no record of a GPU."""
 
     exit_code = 1
 

@@ -15,6 +15,7 @@ from mlagen.cli.init import init
 from mlagen.cli.measure import bench, tune
 from mlagen.cli.package import package
 from mlagen.cli.process import bearing_streams, ended_by_signals
+from mlagen.cli.record import record
 from mlagen.cli.show import doctor, explain, schema, show
 from mlagen.cli.verify import verify
 from mlagen.errors import MlagenError, ToolError
@@ -51,5 +52,5 @@ def main() -> None:
     """
 
 
-for command in (init, build, package, verify, show, schema, explain, doctor, tune, bench):
+for command in (init, build, package, verify, record, show, schema, explain, doctor, tune, bench):
     main.add_command(command)

@@ -14,6 +14,7 @@ from mlagen.cli.built import Built, report_all
 from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
 from mlagen.cli.prove import Prover
+from mlagen.cli.record import require_recorded, say_unrecorded
 from mlagen.cli.replaced import check_replaced
 from mlagen.cli.verify import DEVICE, pick_device
 from mlagen.compile import Resources, Settler, check_limits, parse_tritons, toolchain, write_kernels
@@ -40,6 +41,7 @@ GENERATED = Path("generated")
 @click.command()
 @click.argument("specs", nargs=-1, type=SpecPath())
 @click.option("--check", is_flag=True, help="Write nothing; exit 1 if generated files differ from their specs.")
+@click.option("--release", is_flag=True, help="With --check: exit 1 if an sm90 kernel has no GPU record for its text.")
 @click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
 @click.option("--target", "targets", multiple=True, type=TargetName(), help="Compile for these alone.")
@@ -65,6 +67,7 @@ GENERATED = Path("generated")
 def build(
     specs: tuple[Path, ...],
     check: bool,
+    release: bool,
     diff: bool,
     force: bool,
     targets: tuple[str, ...],
@@ -93,6 +96,8 @@ def build(
         )
     if check and (diff or force):
         raise UsageError("--check writes and prints nothing that --diff or --force would change; give one of them")
+    if release and not check:
+        raise UsageError("--release is a further check: it goes with --check")
     plans = _load_all(spec_files(specs))
     built = []
     for number, (path, plan) in enumerate(plans, 1):
@@ -101,6 +106,8 @@ def build(
         built.append(Built(path, plan, package, key, folder / name, label))
     if check or diff:
         _compare_all(built, check, as_json, folder, every=not specs)
+        if release:
+            require_recorded(one.folder for one in built)
         return
     for one in built:  # before minutes of compilation
         check_place(one.folder if cache_dir is None else cache_dir / one.package.name)
@@ -121,6 +128,7 @@ def build(
         one.report()
     if len(built) > 1:
         report_all(built)
+    say_unrecorded(one.folder for one in built if not one.failures)
     if as_json:
         print_json([one.to_json() for one in built])
     if any(one.failures for one in built):

@@ -18,6 +18,7 @@ from rich.table import Table
 from mlagen.cli import layouts
 from mlagen.cli.console import JSON, SPEC, Group, out, print_json
 from mlagen.cli.packages import fault, install, packages, said_spec, said_tritons
+from mlagen.cli.record import say_unrecorded, unrecorded_of
 from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
 from mlagen.emit.render import RenderedFile, template_dir
@@ -47,6 +48,7 @@ from mlagen.plan.tuned import TunedFiles
 from mlagen.proofs import Proofs
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
+from mlagen.verify.gpu_records import names_of
 
 
 @click.group(cls=Group)
@@ -96,6 +98,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
     for one in (one for each in plan.tiled for one in each.left_out):
         name = f"{one.fits.partition(' ')[0]} {one.kernel}"
         out.print(f"\n{name} left out under {minor_text(one.triton)}: {one.reason}; portable runs", markup=False)
+    say_unrecorded([folder] if (folder := Path("generated") / plan.spec.name).is_dir() else [])
 
 
 def _print_indexer(rows: IndexerRows) -> None:
@@ -396,7 +399,7 @@ def doctor(folder: Path, as_json: bool) -> None:
     The packages are those of the folder --out, which are read and not imported. Exits 1 where the Triton at hand is not
     one of mlagen's or a package's, or a package is not as this mlagen makes it, and 3 where something is missing.
     """
-    checks = [*_checks(), *_packages(folder)]
+    checks = [*_checks(), *_packages(folder), _gpu_records(folder)]
     if as_json:
         print_json([{name: getattr(one, name) for name in ("what", "ok", "found", "fix")} for one in checks])
     else:
@@ -461,6 +464,14 @@ def _packages(folder: Path) -> list[Check]:
     checks = [Check(name, False, one.found, one.fix) for name, one in faults.items() if one]
     proved = f"{len(found) - len(checks)} of {len(found)} in {folder} are proved with Triton {version}"
     return [Check("packages", None if checks else True, proved), *checks]
+
+
+def _gpu_records(folder: Path) -> Check:
+    """Whether the sm90 kernels of a folder's packages have a GPU record for their text."""
+    kernels = unrecorded_of(packages(folder))
+    if not kernels:
+        return Check("gpu records", True, "each sm90 kernel has one for its text")
+    return Check("gpu records", None, f"{len(kernels)} sm90 kernels have none for their text: {names_of(kernels)}")
 
 
 def _gpu() -> Check:

@@ -8,10 +8,12 @@ import datetime
 import json
 import sys
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 from mlagen.errors import MlagenError
+from mlagen.verify import mismatches, verify_package
 from mlagen.verify.random.delays import delayed_copies
 from mlagen.verify.random.pool import Plan, random_calls, repeat_call
 from mlagen.verify.random.report import Report
@@ -30,6 +32,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit", type=float, default=180.0, help="seconds that a call may take; default 180")
     parser.add_argument("--batch", type=int, default=60, help="most calls of a shape in a row; default 60")
     parser.add_argument("--calls", type=int, default=0, help="end after so many calls; default: by time alone")
+    parser.add_argument("--cases", action="store_true", help="run all cases of the packages first")
     parser.add_argument("--delays", action="store_true", help="run copies whose sm90 kernels sleep before they wait")
     parser.add_argument("--call", metavar="SHAPE.CALL", help="repeat one call of one package, family and kernel")
     parser.add_argument("--report", type=Path, help="write the report here")
@@ -62,6 +65,15 @@ def _repeat(plan: Plan, place: str) -> int:
     return int(bool(tally.wrong))
 
 
+def _cases(folder: Path, options: argparse.Namespace) -> dict[str, int]:
+    """How many of a package's cases passed, failed and were skipped."""
+    results = verify_package(folder, device=options.device, workers=options.processes)
+    for error in mismatches(results):
+        print(error, file=sys.stderr, flush=True)
+    counts = Counter("skipped" if one.skipped else "passed" if one.ok else "failed" for one in results)
+    return {how: counts[how] for how in ("passed", "failed", "skipped")}
+
+
 def _show(report: Report) -> None:
     for name, counts in sorted(report.stations.items()):
         print(f"{name:48} {counts.calls:8} calls {counts.wrong:6} wrong {counts.seconds:8.1f} s")
@@ -87,15 +99,16 @@ def main(arguments: list[str] | None = None) -> int:
             if options.call:
                 return _repeat(plan, options.call)
             plan = replace(plan, sources=tuple(str(folder) for folder in options.packages))
+            cases = {folder.name: _cases(folder, options) for folder in folders} if options.cases else {}
             report = random_calls(plan, lambda line: print(line, file=sys.stderr, flush=True))
     except MlagenError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    report.run |= {"commit": options.commit, "date": datetime.date.today().isoformat()}
+    report.run |= {"cases": cases, "commit": options.commit, "date": datetime.date.today().isoformat()}
     if options.report:
         options.report.write_text(json.dumps(report.to_json(), indent=1) + "\n")
     _show(report)
-    return int(bool(report.total.wrong))
+    return int(bool(report.total.wrong or any(one["failed"] for one in cases.values())))
 
 
 if __name__ == "__main__":
