@@ -126,12 +126,12 @@ def add_report(report_path: Path, folder: Path) -> list[str]:
     raw = report_path.read_bytes()
     try:
         report = json.loads(raw)
-        packages: dict[str, Any] = report["packages"]
-        about = [str(report[name]) for name in ("card", "driver", "torch", "triton", "date", "commit")]
+        packages: dict[str, Any] = dict(report["packages"])
+        about = {name: str(report[name]) for name in ("card", "driver", "torch", "triton", "date", "commit")}
         wrong, delays, cases = int(report["wrong"]), bool(report["delays"]), report.get("cases", {})
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{report_path}: no report of random calls: {error!r}") from error
-    if about[0] == "cpu":
+    if about["card"] == "cpu":
         raise UsageError(f"{report_path}: got calls in the interpreter, takes those of a GPU")
     failed = wrong + sum(int(one["failed"]) for one in cases.values())
     if failed:
@@ -149,7 +149,12 @@ def add_report(report_path: Path, folder: Path) -> list[str]:
             new = Record(
                 kernel.module,
                 kernel.name,
-                *about,
+                card=about["card"],
+                driver=about["driver"],
+                torch=about["torch"],
+                triton=about["triton"],
+                date=about["date"],
+                commit=about["commit"],
                 cases=int(cases.get(name, {}).get("passed", 0)),
                 calls=0 if delays else count,
                 delayed_calls=count if delays else 0,

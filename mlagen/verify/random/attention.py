@@ -178,7 +178,7 @@ def dense_decode(scene: Scene) -> Case:
     e4m3 = tensor_scale and wrapper == DECODE_FLASH and shape.chance(0.5)
     size = shape.pick(64, 64, 1, 16, 32, 53, 128, 256)
     lengths = _lengths(scene, 2**15 if scene.big else 200)
-    columns = -(-max([0, *lengths]) // size) + call.pick(0, 2, 40)
+    columns = -(-max([0, *lengths]) // size) + call.pick(0, 2, 40, 4000 if scene.big else 3)
     if lengths and call.chance(0.05) and columns * size * len(lengths) < 2**16:
         lengths = (*lengths[:-1], LARGEST)
     memory = ["page gap", "odd"] + ([] if planar else ["row gap"] + (["head gap", "heads first"] * (kv_heads > 1)))

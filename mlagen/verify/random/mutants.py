@@ -48,7 +48,6 @@ REACHED = {
     "_dense_decode_sm90_parts": ("dense_decode", "sm90"),
     "_dense_fwd_sm90": ("dense_fwd", "sm90"),
 }
-LAUNCHED = {"_dense_decode_sm90_parts": "_dense_decode_sm90_few"}  # the module whose kernels hold another's functions
 SCOUTED = 24  # shapes that are tried for a module
 PER_KERNEL = 2  # shapes that are kept for a kernel of it
 
@@ -159,7 +158,6 @@ def _scout(task: Task, tester: Any, settings: Settings) -> Outcome:
     """Shapes that reach the module's kernels and are right, those that compile soonest."""
     found: dict[str, list[tuple[float, int]]] = {}
     wrong = []
-    wanted = LAUNCHED.get(task.module, task.module)
     begin = time.monotonic()
     for shape in range(SCOUTED):
         if time.monotonic() - begin > settings.limit / 2:
@@ -167,7 +165,7 @@ def _scout(task: Task, tester: Any, settings: Settings) -> Outcome:
         tally: Tally = tester.batch(shape, 0, 6, settings.seconds, lambda _: None)
         wrong += [f"{shape}.{number} {way}: {detail}" for number, way, detail in tally.failures]
         for kernel in tally.kernels if not tally.wrong else ():
-            if kernel.startswith(f"{wanted}:"):
+            if kernel.startswith(f"{task.module}:"):
                 found.setdefault(kernel, []).append((tally.first_seconds, shape))
         if tally.broken:
             break
