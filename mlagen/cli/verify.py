@@ -11,6 +11,7 @@ import click
 
 from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
+from mlagen.cli.random_calls import verify_at_random
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import CaseResult, mismatches, verify_markdown, verify_package, verify_table
@@ -65,16 +66,33 @@ def _verify(
 )
 @click.option("--target", "targets", multiple=True, type=TargetName(), help="On a CPU: run the tiles of these targets.")
 @click.option("--markdown", is_flag=True, help="Print a Markdown table.")
+@click.option("--random", "seconds", type=float, help="Make random calls for so many seconds, in place of the cases.")
+@click.option("--seed", type=int, default=0, show_default=True, help="With --random: of all that is drawn.")
+@click.option(
+    "--processes", type=click.IntRange(1), default=4, show_default=True, help="With --random: that call side by side."
+)
 @DEVICE
 @JSON
 def verify(
-    specs: tuple[Path, ...], only: tuple[str, ...], targets: tuple[str, ...], markdown: bool, device: str, as_json: bool
+    specs: tuple[Path, ...],
+    only: tuple[str, ...],
+    targets: tuple[str, ...],
+    markdown: bool,
+    seconds: float | None,
+    seed: int,
+    processes: int,
+    device: str,
+    as_json: bool,
 ) -> None:
     """Runs the kernels of SPECS (default: specs/*.yaml) against a float64 reference.
 
-    On a GPU with the real compiler, on a CPU through Triton's interpreter; nothing is written.
+    On a GPU with the real compiler, on a CPU through Triton's interpreter; nothing is written. With --random,
+    patterns of --only are of family/kernel: 'topk/*', '*/sm90'. A wrong call prints a line that repeats it.
     """
     place = pick_device(device)
+    if seconds is not None:
+        verify_at_random(spec_files(specs), place, seconds, seed, processes, only, as_json)
+        return
     failed = []
     everything: list[CaseResult] = []
     paths = spec_files(specs)

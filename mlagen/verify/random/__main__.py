@@ -98,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
             plan = _plan(options, folders)
             if options.call:
                 return _repeat(plan, options.call)
-            plan = replace(plan, sources=tuple(str(folder) for folder in options.packages))
+            named = tuple(str(folder) for folder in options.packages)
+            plan = replace(plan, sources=named, originals=named)
             cases = {folder.name: _cases(folder, options) for folder in folders} if options.cases else {}
             report = random_calls(plan, lambda line: print(line, file=sys.stderr, flush=True))
     except MlagenError as error:

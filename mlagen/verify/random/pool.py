@@ -32,7 +32,8 @@ class Plan:
 
     Attributes:
         folders: of packages.
-        sources: the same as the caller named them; empty: the folders.
+        sources: the folders that a line to repeat a call names; empty: the same.
+        originals: folders of the text without delays, whose hashes the report holds; empty: the same.
         device: "cpu" or "cuda".
         seconds: that it may take, from when the processes are ready.
         seed: of all that is drawn.
@@ -59,6 +60,7 @@ class Plan:
     most_wrong: int = 1000
     most_calls: int = 0
     sources: tuple[str, ...] = ()
+    originals: tuple[str, ...] = ()
 
     def repeat(self, station: Station, shape: int, call: int) -> str:
         """The command that repeats a call."""
@@ -199,7 +201,7 @@ class Run:
             "delays": plan.delays,
             "only": list(plan.only),
         }
-        for folder in plan.sources or plan.folders:
+        for folder in plan.originals or plan.folders:
             self.report.packages[Path(folder).name] = file_hashes(Path(folder))
 
     def _over(self, end: float) -> bool:

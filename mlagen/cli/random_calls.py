@@ -1,0 +1,60 @@
+"""`mlagen verify --random`: random calls of packages in several processes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from mlagen.cli.console import err, print_json, stage
+from mlagen.emit import apply, compare, render
+from mlagen.errors import MismatchError
+from mlagen.plan import load_plan
+from mlagen.verify.random.pool import Plan, random_calls
+
+
+def verify_at_random(
+    paths: Sequence[Path], device: str, seconds: float, seed: int, processes: int, only: Sequence[str], as_json: bool
+) -> None:
+    """Makes random calls of the packages of specs, and prints what was called and what was wrong.
+
+    Args:
+        paths: specs.
+        device: "cpu" or "cuda".
+        seconds: that calls are made, of all packages together.
+        seed: of all that is drawn.
+        processes: how many make calls beside each other.
+        only: shell patterns of family/kernel; empty: all.
+        as_json: print the report alone.
+
+    Raises:
+        MismatchError: a call was wrong.
+    """
+    packages = [render(load_plan(path)) for path in paths]
+    with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
+        folders = []
+        for package in packages:
+            folders.append(Path(temporary) / package.name)
+            apply(compare(package, folders[-1]))
+        plan = Plan(
+            folders=tuple(str(folder) for folder in folders),
+            sources=tuple(f"generated/{package.name}" for package in packages),
+            device=device,
+            seconds=seconds,
+            seed=seed,
+            processes=processes,
+            only=tuple(only),
+        )
+        with stage(f"{len(packages)} packages: random calls on {device}", None):
+            report = random_calls(plan, lambda line: err.print(line, markup=False, soft_wrap=True))
+    if as_json:
+        print_json(report.to_json())
+    else:
+        for name, counts in sorted(report.stations.items()):
+            click.echo(f"{name:48} {counts.calls:8} calls {counts.wrong:6} wrong")
+    if report.total.wrong:
+        raise MismatchError(
+            f"{report.total.wrong} of {report.total.calls} random calls are wrong; lines above repeat them"
+        )
