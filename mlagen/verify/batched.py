@@ -43,13 +43,16 @@ def in_batches(
         valid &= columns < topk_length.long()[:, None]
     named = torch.where(valid, indices, rows).sort(1).values  # the valid ones first, equal ones side by side
     counts = valid.sum(1)
-    each = max(1, ELEMENTS // max(1, max(d_qk, heads) * max(width, 1)))
-    found = [
-        _tokens(q[at : at + each], kv, named[at : at + each], counts[at : at + each], sm_scale, d_v, attn_sink)
-        for at in range(0, tokens, each)
-    ]
+    order = counts.argsort(descending=True)  # tokens of about as many rows together
+    sizes, at, found = counts[order].tolist(), 0, []
+    while at < tokens:
+        each = max(1, ELEMENTS // (max(d_qk, heads) * max(sizes[at], 1)))
+        own = order[at : at + each]
+        found.append(_tokens(q[own], kv, named[own, : sizes[at]], counts[own], sm_scale, d_v, attn_sink))
+        at += each
+    back = order.argsort()
     empty = _nothing(0, heads, d_v, q.device)
-    whole = Attention(*(torch.cat(parts) for parts in zip(empty, *found, strict=True)))
+    whole = Attention(*(torch.cat(parts)[back] for parts in zip(empty, *found, strict=True)))
     unit = math.log(2) if lse_base == "2" else 1.0
     lse = torch.where(counts[:, None] > 0, whole.lse / unit, float(empty_row_lse))
     return whole._replace(lse=lse, max_logits=whole.max_logits / unit)
@@ -72,10 +75,9 @@ def _tokens(
     attn_sink: torch.Tensor | None,
 ) -> Attention:
     """Attention in natural units; `named` rows are sorted, `counts` of them each token's."""
-    width = int(counts.max()) if len(counts) else 0
+    width = named.shape[1]
     if width == 0:
         return _nothing(len(q), q.shape[1], d_v, q.device)
-    named = named[:, :width]
     there = torch.arange(width, device=q.device) < counts[:, None]  # [tokens, n]
     named = torch.where(there, named, 0)
     k = torch.where(there[..., None], kv[named // kv.shape[1], named % kv.shape[1]], 0.0).double()  # [tokens, n, d_qk]

@@ -198,33 +198,31 @@ def build(problem: DenseDecodeProblem, known: DenseDecodeFacts, device: str, see
 
 def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
     """Attention of each token over the keys that it sees, by mlagen.verify.reference."""
-    _, s_q, heads, d_qk = inputs.q.shape
+    requests, s_q, heads, d_qk = inputs.q.shape
     size, kv_heads = inputs.cache.shape[1:3]
-    group = heads // kv_heads
-    tokens: list[list[Attention]] = [[] for _ in range(kv_heads)]
-    table = inputs.block_table.long()
-    device = inputs.q.device
-    for request, keys in enumerate(inputs.keys):
-        first = inputs.first_key(request)
-        key = torch.arange(first, keys, device=device)
-        slots = table[request][key // size] * size + key % size
-        own = keys - s_q + torch.arange(s_q, device=device)[:, None]  # [s_q, 1]
-        seen = torch.ones(s_q, len(key), dtype=torch.bool, device=device)
-        if inputs.problem.causal:
-            seen &= key <= own
-        if inputs.window is not None:
-            seen &= key > own - inputs.window
-        indices = torch.where(seen, key - first, -1)
-        for head in range(kv_heads):
-            pages = inputs.cache[:, :, head].view(torch.uint8)
-            rows = torch.zeros(1, d_qk, device=device)
-            if len(key):
-                rows = read(inputs.layout, pages, size, slots, inputs.k_scale)
-            q = inputs.q[request, :, head * group : (head + 1) * group]
-            rows = rows.to(q.dtype)[:, None]
-            args = (indices, inputs.sm_scale, facts.d_v, None, None, facts.lse_base, empty_row_lse)
-            tokens[head].append(sparse_attention(q, rows, *args))
-    ends = ((facts.d_v,), (), (), (facts.d_v,), (), (facts.d_v,))
-    empty = [Attention(*(torch.zeros(0, group, *end, device=device) for end in ends))]
-    by_head = [Attention(*(torch.cat(parts) for parts in zip(*(own or empty), strict=True))) for own in tokens]
-    return Attention(*(torch.cat(parts, 1) for parts in zip(*by_head, strict=True)))
+    group, device = heads // kv_heads, inputs.q.device
+    first = torch.tensor([inputs.first_key(request) for request in range(requests)], dtype=torch.int64, device=device)
+    keys = torch.tensor(inputs.keys, dtype=torch.int64, device=device)
+    counts = (keys - first).clamp(min=0)
+    width = int(counts.max()) if requests else 0
+    key = first[:, None] + torch.arange(width, device=device)  # [requests, width]
+    named = key < keys[:, None]
+    pages = inputs.block_table.long().gather(1, torch.where(named, key // size, 0)) if width else key
+    slots = torch.where(named, pages * size + key % size, 0)[named]
+    row = (named.flatten().cumsum(0) - 1).view_as(named)[:, None]  # of the rows that are read, [requests, 1, width]
+    own = keys[:, None, None] - s_q + torch.arange(s_q, device=device)[:, None]  # [requests, s_q, 1]
+    seen = named[:, None].expand(requests, s_q, width)
+    if inputs.problem.causal:
+        seen = seen & (key[:, None] <= own)
+    if inputs.window is not None:
+        seen = seen & (key[:, None] > own - inputs.window)
+    indices = torch.where(seen, row, -1).flatten(0, 1)
+    found = []
+    for head in range(kv_heads):
+        rows = torch.zeros(1, d_qk, device=device)
+        if len(slots):
+            rows = read(inputs.layout, inputs.cache[:, :, head].view(torch.uint8), size, slots, inputs.k_scale)
+        q = inputs.q[:, :, head * group : (head + 1) * group].flatten(0, 1)
+        args = (indices, inputs.sm_scale, facts.d_v, None, None, facts.lse_base, empty_row_lse)
+        found.append(sparse_attention(q, rows.to(q.dtype)[:, None], *args))
+    return Attention(*(torch.cat(parts, 1) for parts in zip(*found, strict=True)))

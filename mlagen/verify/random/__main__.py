@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-from mlagen.errors import MlagenError
+from mlagen.errors import MlagenError, UsageError
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.random.delays import delayed_copies
 from mlagen.verify.random.pool import Plan, random_calls, repeat_call
@@ -38,6 +38,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--report", type=Path, help="write the report here")
     parser.add_argument("--commit", default="", help="the commit that is tested, for the report")
     return parser
+
+
+def _packages(paths: list[Path]) -> list[Path]:
+    """The packages among paths: generated/* names other files as well.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = [path for path in paths if (path / "__init__.py").is_file()]
+    if not found:
+        raise UsageError(f"no package: {', '.join(map(str, paths))}; takes folders that hold an __init__.py")
+    return found
 
 
 def _plan(options: argparse.Namespace, folders: list[Path]) -> Plan:
@@ -91,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         with contextlib.ExitStack() as stack:
-            folders = options.packages
+            options.packages = folders = _packages(options.packages)
             if options.delays:
                 temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-delays-"))
                 folders = delayed_copies(folders, Path(temporary))

@@ -62,9 +62,10 @@ def _sink(scene: Scene, topk: int) -> str:
     return "random" if pattern == "extreme" and topk < 512 else pattern
 
 
-def _tokens(scene: Scene, topk: int, least: int = 0) -> int:
+def _tokens(scene: Scene, topk: int, heads: int) -> int:
     """Tokens that the reference bears."""
-    return scene.call.size(least, min(600, 2**17 // max(topk, 1)) if scene.big else 4)
+    budget = scene.call.mostly(2**20, 2**21, 2**24) // (heads * max(topk, 1))
+    return scene.call.size(0, max(1, min(600, budget)) if scene.big else 4)
 
 
 def sparse_fwd(scene: Scene) -> Case:
@@ -79,7 +80,7 @@ def sparse_fwd(scene: Scene) -> Case:
     own_heads, topk = heads(scene), _topk(scene, facts.topk)
     pattern, rows = _indices(scene, topk, call.size(8, 3 * topk + 2000 if scene.big else 200))
     problem = Problem(
-        tokens=_tokens(scene, topk, least=0 if pattern != "far" else 1),
+        tokens=_tokens(scene, topk, own_heads),
         heads=own_heads,
         topk=topk,
         rows=rows,
@@ -126,6 +127,15 @@ def _listing(scene: Scene, number: int, known: CacheFacts, length: bool, sink: b
     )
 
 
+def _decode_scales(contents: set[str], *, sink: bool) -> tuple[float | None, ...]:
+    """Scales of logits over a cache, small where rounded elements of K move logits by more than first order."""
+    if "wide" in contents:
+        return (2.0**-60, 2.0**-120)
+    if "any" in contents:
+        return (None, 1.0, 1e-6, 2.0**-120)
+    return (None, *SINK_SCALES) if sink else (None, 1.0, 1.0, 6.0, 40.0, 1e-6, 2.0**-120)
+
+
 def sparse_decode(scene: Scene) -> Case:
     """A call of sparse attention over a paged cache."""
     facts, shape, call = scene.facts, scene.shape, scene.call
@@ -136,14 +146,15 @@ def sparse_decode(scene: Scene) -> Case:
     s_q = shape.pick(1, 1, 2, 3, 4)
     own_heads = heads(scene)
     e4m3 = known.e4m3 and shape.chance(0.5)
+    contents = {one.contents for one in (main, extra) if one is not None}
     problem = CacheProblem(
-        requests=-(-_tokens(scene, main.topk + (extra.topk if extra else 0)) // s_q),
+        requests=-(-_tokens(scene, main.topk + (extra.topk if extra else 0), own_heads) // s_q),
         s_q=s_q,
         heads=own_heads,
         main=main,
         extra=extra,
         sink=_sink(scene, 0) if sink else None,
-        scale=call.pick(None, *(SINK_SCALES if sink else SCALES)) if not e4m3 else None,
+        scale=call.pick(*_decode_scales(contents, sink=sink)) if not e4m3 else None,
         q_scale=2.0 ** call.pick(-3, -1, 0, 2) if e4m3 else None,
         q=shape.mostly("contiguous", *PLACES, "by position"),
         out=shape.pick(None, "contiguous", "slice", "transposed", "odd"),
@@ -194,7 +205,7 @@ def dense_decode(scene: Scene) -> Case:
         cache=shape.mostly("end to end", *memory),
         poison=call.pick(0xFF, 0x7F) if known.layout.quantised else 0xFF,
         dtype=shape.pick(torch.uint8, torch.int8, torch.float8_e4m3fn) if known.layout.quantised else torch.uint8,
-        scale=call.pick(None, *SCALES[:-1]) if not e4m3 else None,
+        scale=call.pick(*_decode_scales({"encoded"}, sink=False)) if not e4m3 else None,
         q_scale=0.5 if e4m3 else None,
         q=shape.mostly("contiguous", *PLACES, *(["by position"] if wrapper == DECODE_FLASH else [])),
         out=shape.pick(None, "contiguous", "slice", "transposed", "odd"),

@@ -23,6 +23,7 @@ from mlagen.workers import Worker, WorkerError
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 300.0  # that importing torch, Triton and packages may take
 COMPILE_SHARE = 0.45  # of a process's time that first calls of shapes may take before a known shape is taken again
+FORCED_WEIGHT = 3  # batches of forced sm90 kernels are so many times as long
 MOST_LINES = 200  # of failures that a report holds
 
 
@@ -239,8 +240,15 @@ class Run:
             else:
                 shape = chance.choice(known[index])
             first = after[index, shape]
-            seconds = max(0.1, min(plan.batch_seconds, end - time.monotonic()))
-            request = {"station": index, "shape": shape, "first": first, "most": plan.batch, "seconds": seconds}
+            weight = FORCED_WEIGHT if self._stations[index].kernel.startswith("sm90") else 1
+            seconds = max(0.1, min(weight * plan.batch_seconds, end - time.monotonic()))
+            request = {
+                "station": index,
+                "shape": shape,
+                "first": first,
+                "most": weight * plan.batch,
+                "seconds": seconds,
+            }
             tally = caller.batch(request)
             after[index, shape] += tally.drawn
             if first == 0:

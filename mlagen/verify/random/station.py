@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib
 import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -40,6 +41,7 @@ FORCED_IN = {
     FEW_HEADS: ("sparse_fwd", "dense_decode"),
     SHARED_INDICES: ("sparse_fwd",),
 }
+STEERED = ("multiprocessors", "tile", "sm90_tile", "room")  # of a case: with them its call is forced
 MOST_DETAIL = 400  # characters of what is said of a failure
 
 
@@ -93,19 +95,23 @@ class Tester:
         targets = {kernel: target for target, kernel in FORCED.items()}
         self._target = targets.get(station.kernel, device if device == "cuda" else station.kernel)
         self._launched = watched(launch_of(package))
+        # Kept calls too take memory by torch.empty then, which is poisoned.
+        calls: Any = importlib.import_module(f"{package.__name__}._calls")
+        calls.EMPTY_STRIDED = None
 
     def draw(self, shape: int, number: int) -> tuple[Subject, Case, Dice]:
         """The subject, the case of a call, and what decides the rest of it."""
         name = f"{self._seed}/{self.station.name}/{shape}"
         of_shape, of_call = Dice(name), Dice(f"{name}/{number}")
-        steers = self.station.kernel != FREE or of_shape.chance(0.5)
-        subject = Subject(self._package, self._facts, self._device, self._target, steers)
+        keeps = of_shape.chance(0.5) and self.station.kernel == FREE
         scene = Scene(
             self._spec, self._facts, of_shape, of_call, self._device == "cuda",
             shares=self._target == SHARED_INDICES,
             few_heads=self._target == FEW_HEADS,
         )  # fmt: skip
-        return subject, DRAWS[self.station.family](scene), of_call
+        case = DRAWS[self.station.family](scene)
+        keeps &= not any(getattr(case, name, None) is not None for name in STEERED)
+        return Subject(self._package, self._facts, self._device, self._target, keeps), case, of_call
 
     def call(self, shape: int, number: int, tally: Tally) -> None:
         """Makes one call and counts it."""

@@ -15,7 +15,7 @@ from mlagen.verify.case import Case, CaseFailedError
 from mlagen.verify.checks import AnyRun, copied, require_bits
 from mlagen.verify.dense_decode.cases import DenseDecodeCase
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
-from mlagen.verify.family import Family, Inputs, Run, require_untouched
+from mlagen.verify.family import Family, Inputs, Run
 from mlagen.verify.indexer_cache.cases import KeysGatherCase
 from mlagen.verify.indexer_select.cases import PickCase
 from mlagen.verify.memory import NAN
@@ -39,7 +39,7 @@ def built(family: Family, subject: Subject, case: Any, seed: int) -> AnyRun:
 def _judge(run: AnyRun, results: dict[str, torch.Tensor]) -> None:
     """Raises CaseFailedError unless results are the reference's, and inputs and what lies around results untouched."""
     _require(run.compare(results))
-    require_untouched(run.inputs)
+    run.inputs.check_memory()
 
 
 def _require(figures: list[Figure]) -> None:
@@ -51,7 +51,7 @@ def _require(figures: list[Figure]) -> None:
 
 def _once(run: AnyRun, dice: Dice) -> int:
     _require(checks.reference(run))
-    require_untouched(run.inputs)
+    run.inputs.check_memory()
     return 1
 
 
