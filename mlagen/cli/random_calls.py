@@ -18,16 +18,16 @@ from mlagen.verify.random.pool import Plan, random_calls
 def verify_at_random(
     paths: Sequence[Path], device: str, seconds: float, seed: int, processes: int, only: Sequence[str], as_json: bool
 ) -> None:
-    """Makes random calls of the packages of specs, and prints what was called and what was wrong.
+    """Makes random calls of the packages of specs, and prints the counts and the wrong calls.
 
     Args:
         paths: specs.
         device: "cpu" or "cuda".
         seconds: that calls are made, of all packages together.
         seed: of all that is drawn.
-        processes: how many make calls beside each other.
+        processes: how many make calls at the same time.
         only: shell patterns of family/kernel; empty: all.
-        as_json: print the report alone.
+        as_json: print only the report, as JSON.
 
     Raises:
         MismatchError: a call was wrong.

@@ -13,12 +13,12 @@ from mlagen.verify.gpu_records import FILE, RECORD, Kernel, add_report, names_of
 
 
 def unrecorded_of(folders: Iterable[Path]) -> list[Kernel]:
-    """The sm90 kernels of packages whose text has no record of a GPU."""
+    """The sm90 kernels of packages without a GPU record for their text."""
     return [kernel for folder in folders for kernel in unrecorded([folder], records_of(folder.parent))]
 
 
 def say_unrecorded(folders: Iterable[Path]) -> None:
-    """Names on stderr the sm90 kernels of packages whose text has no record of a GPU."""
+    """Names on stderr the sm90 kernels of packages without a GPU record for their text."""
     if kernels := unrecorded_of(folders):
         err.print(f"sm90 kernels without a GPU record for their text: {names_of(kernels)}", markup=False)
 

@@ -1,4 +1,4 @@
-"""The references of attention in batches, for a GPU: what the plain ones compute a token or a head at a time."""
+"""The references of attention in batches, for a GPU; the plain ones take a token or a head at a time."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def in_batches(
 
 
 def _nothing(tokens: int, heads: int, d_v: int, device: torch.device) -> Attention:
-    """What tokens have that no row is for."""
+    """Results of tokens without a row."""
     wide = torch.zeros(tokens, heads, d_v, dtype=torch.float64, device=device)
     none = torch.full((tokens, heads), -math.inf, dtype=torch.float64, device=device)
     return Attention(wide, none, none, wide, none.new_zeros(none.shape), wide)
@@ -90,7 +90,7 @@ def _tokens(
         weights = weights * torch.sigmoid(torch.where(some, lse, 0.0) - attn_sink.double())[..., None]
     v = k[..., :d_v]
     out = weights @ v
-    # Indices that name the same row are rounded alike: each weight is squared with those beside it.
+    # Indices that name the same row are rounded alike: each weight is squared together with the others of its row.
     first = torch.ones_like(there)
     first[:, 1:] = (named[:, 1:] != named[:, :-1]) | ~there[:, 1:]
     group = (first.cumsum(1) - 1)[:, None].expand_as(weights)

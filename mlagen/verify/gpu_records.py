@@ -1,7 +1,7 @@
-"""Records of sm90 kernels: which text ran on a GPU, on which card, when, and how many calls it passed.
+"""Records of sm90 kernels: the text that ran on a GPU, the card, the date and the calls that it passed.
 
 A record stands under the kernel's content: the function, all that it calls and every constant that they read. Packages
-whose kernels have equal text share it, and a change of the text leaves the kernel without one.
+with equal kernels share it. A change of the text leaves the kernel without one.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Record:
-    """What a kernel's text passed on a GPU.
+    """Results of a kernel's text on a GPU.
 
     Attributes:
         module, kernel: where the text stands.
         card, driver, torch, triton: where it ran.
-        date, commit: when, and of which commit the report is.
+        date, commit: of the report.
         cases: that packages with the kernel passed there.
         calls, delayed_calls: random calls that launched it, all right, without and with delays.
         seconds: that these took.

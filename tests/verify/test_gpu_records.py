@@ -1,4 +1,4 @@
-"""Records of sm90 kernels: what a report must be, what it leaves, and who asks for it."""
+"""Records of sm90 kernels: valid reports, the records they leave, and the commands that ask for them."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Random calls in the interpreter: a correct package, broken ones, and lines that repeat what was wrong."""
+"""Random calls in the interpreter: a correct package, broken ones, and lines that repeat a wrong call."""
 
 import json
 import shlex

@@ -1,4 +1,4 @@
-"""Where the generated sm90 kernels synchronise: what is found, dropped and delayed, as text."""
+"""Synchronisation of the generated sm90 kernels: found, dropped and delayed, as text."""
 
 import ast
 import shutil

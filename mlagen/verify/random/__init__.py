@@ -1,1 +1,1 @@
-"""Random calls of a generated package on a GPU, beside each other, and in the interpreter; needs no pydantic."""
+"""Random calls of a generated package on a GPU, several at a time, and in the interpreter; needs no pydantic."""

@@ -23,7 +23,7 @@ PLACES = tuple(name for name in LAYOUTS if name != "far")
 LENGTHS = (*LENGTH_PROMISES, "random", "full")
 SINKS = (*SINK_PROMISES, "mixed")
 SCALES = (1.0, 1.0, 1.0, 6.0, 40.0, 4e4, 1e-6, 2.0**-120)
-# Beside a sink: weights below 2**-126, which kernels flush to 0, are no case of precision.
+# With a sink: weights below 2**-126, which kernels flush to 0, are no case of precision.
 SINK_SCALES = (1.0, 1.0, 6.0, 1e-6, 2.0**-120)
 LARGEST = 2**31 - 1
 
@@ -57,7 +57,7 @@ def _topk(scene: Scene, own: int) -> int:
 
 
 def _sink(scene: Scene, topk: int) -> str:
-    """A pattern of sinks; extreme ones only beside rows of so many keys that their LSE is above 0."""
+    """A pattern of sinks; extreme ones only with so many keys that the LSE is above 0."""
     pattern = scene.call.pick(*SINKS)
     return "random" if pattern == "extreme" and topk < 512 else pattern
 
@@ -170,7 +170,7 @@ def _lengths(scene: Scene, keys: int) -> tuple[int, ...]:
     requests = call.size(0, 64 if scene.big else 3)
     each = max(1, keys // max(requests, 1))
     found = [call.size(0, each) for _ in range(requests)]
-    if requests and call.chance(0.3):  # one long request beside short ones
+    if requests and call.chance(0.3):  # one long request among short ones
         found[call.size(0, requests - 1)] = keys // 2
     if call.chance(0.1):
         found = [call.pick(length, -1, -(2**31), 0, 1) for length in found]

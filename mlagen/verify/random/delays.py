@@ -1,4 +1,4 @@
-"""Copies of packages whose sm90 kernels sleep for a pseudo-random time before they synchronise or store.
+"""Copies of packages with delays: their sm90 kernels sleep a pseudo-random time before each sync and store.
 
 A warp's delay hashes its clock, its number, its multiprocessor and the place in the text. Most are 0, so that calls
 stay short; some are long, so that one warp is far behind the others.

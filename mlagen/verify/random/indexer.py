@@ -19,7 +19,7 @@ from mlagen.verify.topk.cases import SCORE_PROMISES, MergeCase, SelectCase
 from mlagen.verify.topk.invalid import DECODE, MERGE, PAGES, PERSISTENT, PREFILL
 
 SCORES = tuple(SCORE_PROMISES)
-LONG_ROWS = 8192  # columns from which on several programs may share a row
+LONG_ROWS = 8192  # from so many columns on, several programs may share a row
 # (warps, halves, capacity, registers, parts) of tiles that hold so little that short rows take the paths of long ones.
 SMALL_TILES = ((8, 1, 1024, None, 1), (32, 1, 4096, None, 1), (8, 1, 1024, None, 4))
 EDGES = (0, 1, -7, -(2**31), LARGEST, 10**6)

@@ -54,12 +54,12 @@ PER_KERNEL = 2  # shapes that are kept for a kernel of it
 
 @dataclass(frozen=True)
 class Task:
-    """What a process does.
+    """Work of a process.
 
     Attributes:
         package: folder of the package as it is generated.
         module: the module of the mutant.
-        sync: what it lacks; None: nothing, and shapes are sought.
+        sync: the sync that is dropped; None: none is, and shapes are sought.
         shapes: of random calls that reach the module.
     """
 
@@ -70,17 +70,17 @@ class Task:
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Its name."""
         return self.sync.name if self.sync else f"{self.module}: shapes"
 
 
 @dataclass
 class Outcome:
-    """What became of a task.
+    """Outcome of a task.
 
     Attributes:
         how: "wrong", "hang", "crash", "not compiled", "survived", or "shapes".
-        detail: what was noticed.
+        detail: the finding.
         calls, seconds: that it took.
         shapes: that reach the module.
     """
@@ -101,7 +101,7 @@ class Settings:
         calls, seconds: most calls of a shape, and seconds of them.
         limit: seconds of a mutant in all.
         processes: mutants side by side.
-        delays: delays stand in front of what is left.
+        delays: delays stand in front of the other syncs.
     """
 
     seed: int
@@ -177,7 +177,7 @@ class Process:
     """A forked process that does a task; it is killed when it takes too long.
 
     Args:
-        task: what it does.
+        task: its work.
         settings: how.
         root: folder for its files.
     """
@@ -203,7 +203,7 @@ class Process:
         os._exit(0)
 
     def outcome(self) -> Outcome | None:
-        """What became of it; None while it runs."""
+        """The outcome; None while it runs."""
         seconds = round(time.monotonic() - self._begin, 1)
         pid, status = os.waitpid(self._pid, os.WNOHANG)
         if pid == 0 and seconds < self._limit:

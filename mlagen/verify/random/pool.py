@@ -1,4 +1,4 @@
-"""Random calls in several processes beside each other; needs neither torch nor Triton here."""
+"""Random calls in several processes at a time; needs neither torch nor Triton here."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ MOST_LINES = 200  # of failures that a report holds
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of a run.
+    """Settings of a run.
 
     Attributes:
         folders: of packages.
         sources: the folders that a line to repeat a call names; empty: the same.
-        originals: folders of the text without delays, whose hashes the report holds; empty: the same.
+        originals: folders of the text without delays, for the hashes in the report; empty: the same.
         device: "cpu" or "cuda".
         seconds: that it may take, from when the processes are ready.
         seed: of all that is drawn.
-        processes: how many make calls beside each other.
+        processes: how many make calls at a time.
         only: shell patterns of family/kernel; empty: all.
         limit: seconds that one call may take, compilation included.
         batch: most calls of a batch.
@@ -77,8 +77,8 @@ class Caller(Worker):
     """A process that makes random calls.
 
     Args:
-        plan: what is asked of the run.
-        progress: file in which it says which call runs.
+        plan: of the run.
+        progress: file that names the present call.
     """
 
     def __init__(self, plan: Plan, progress: Path) -> None:
@@ -103,7 +103,7 @@ class Caller(Worker):
         self.send(self._job)
 
     def open(self) -> dict[str, Any]:
-        """What the process says of its stations and its machine, once it is ready.
+        """Stations and machine of the process, once it is ready.
 
         Raises:
             ToolError: it died, or was not ready in time.
@@ -119,7 +119,7 @@ class Caller(Worker):
         return self._ready
 
     def batch(self, request: dict[str, Any]) -> Tally:
-        """The tally of a batch; a call in which the process dies or hangs is wrong."""
+        """The tally of a batch; a call that kills or hangs the process is wrong."""
         self.open()
         begin = time.monotonic()
         try:
@@ -148,7 +148,7 @@ class Run:
     """A run of random calls.
 
     Args:
-        plan: what is asked of it.
+        plan: of the run.
         say: is told each line of a failure, and how it goes on.
     """
 
@@ -270,7 +270,7 @@ def random_calls(plan: Plan, say: Callable[[str], None]) -> Report:
     """Makes random calls of packages; the report of them.
 
     Args:
-        plan: what is asked of the run.
+        plan: of the run.
         say: is told each line of a failure.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The report of random calls: what was called, where, and what was wrong."""
+"""The report of random calls: counts, place, and the wrong ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Counts:
 
 @dataclass
 class Report:
-    """What random calls gave.
+    """Results of random calls.
 
     Attributes:
         run: card, driver, versions, date, commit, seed, processes, seconds, delays.

@@ -1,4 +1,4 @@
-"""Random cases of what is not attention: cache rows, indices and merges."""
+"""Random cases of cache rows, indices and merges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a random case is drawn for."""
+"""The surroundings that a random case is drawn for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlagen.verify.random.dice import Dice
 
 @dataclass(frozen=True)
 class Scene:
-    """What a random case is drawn for.
+    """The surroundings that a random case is drawn for.
 
     Attributes:
         spec: `SPEC["spec"]` of the package.
@@ -20,7 +20,7 @@ class Scene:
         shape: decides all that a kernel is compiled for.
         call: decides the rest.
         big: a GPU runs it.
-        shares: the kernel in which neighbouring tokens share rows is forced.
+        shares: the kernel of shared rows is forced.
         few_heads: the kernel of few heads is forced.
     """
 

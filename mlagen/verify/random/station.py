@@ -42,11 +42,11 @@ FORCED_IN = {
     SHARED_INDICES: ("sparse_fwd",),
 }
 STEERED = ("multiprocessors", "tile", "sm90_tile", "room")  # of a case: with them its call is forced
-MOST_DETAIL = 400  # characters of what is said of a failure
+MOST_DETAIL = 400  # characters of a failure's description
 
 
 def stations_of(folder: str, package: ModuleType, device: str, only: Sequence[str]) -> list[Station]:
-    """The stations of a package whose `family/kernel` matches one of `only`, or all."""
+    """The stations of a package that match one of `only`, patterns of family/kernel, or all."""
     spec = package.SPEC["spec"]
     found = []
     for family in KERNELS:
@@ -60,7 +60,7 @@ def stations_of(folder: str, package: ModuleType, device: str, only: Sequence[st
 
 
 def watched(launch: Any) -> set[str]:
-    """The set to which a package's module of launches adds each sm90 kernel that it launches, "module:kernel"."""
+    """The set of sm90 kernels that a package's module of launches has launched, "module:kernel"."""
     if hasattr(launch.launch, "launched"):
         found: set[str] = launch.launch.launched
         return found
@@ -81,7 +81,7 @@ class Tester:
     """Makes the random calls of a station.
 
     Args:
-        station: what is called.
+        station: its package, family and kernel.
         package: its package, imported.
         device: "cpu" or "cuda".
         seed: of all that is drawn.
@@ -100,7 +100,7 @@ class Tester:
         calls.EMPTY_STRIDED = None
 
     def draw(self, shape: int, number: int) -> tuple[Subject, Case, Dice]:
-        """The subject, the case of a call, and what decides the rest of it."""
+        """The subject, the case of a call, and the dice for the rest of it."""
         name = f"{self._seed}/{self.station.name}/{shape}"
         of_shape, of_call = Dice(name), Dice(f"{name}/{number}")
         keeps = of_shape.chance(0.5) and self.station.kernel == FREE

@@ -12,7 +12,7 @@ WAITS = ("mbarrier.wait", "async_copy.wait_group", "_wait_k", "_hold_wait", "gdc
 ARRIVES = ("mbarrier.arrive", "mbarrier.expect", "async_copy.mbarrier_arrive", "_bar_arrive", "_bar_arrive_dynamic")
 BARRIERS = ("_bar_sync", "_bar_sync_dynamic", "_barrier", "gl.barrier", "gl.thread_barrier")
 FENCES = ("fence_async_shared",)
-VALUE_WAIT = "warpgroup_mma_wait"  # whose call gives what it waited for
+VALUE_WAIT = "warpgroup_mma_wait"  # its call gives the value that it waited for
 MANY = "7"  # products that may still run behind a wait that waits for nothing
 SYNCS = {
     **dict.fromkeys(WAITS, "wait"),
@@ -20,7 +20,7 @@ SYNCS = {
     **dict.fromkeys(BARRIERS, "barrier"),
     **dict.fromkeys(FENCES, "fence"),
 }
-# What else a delay stands in front of: copies to shared memory that are asked for, and stores there.
+# Delays also stand in front of copies to shared memory and of stores there.
 ISSUES = ("tma_load", "tma_load_k", "tma_load_v", "async_load", "async_copy.commit_group")
 STORES = ("_put_shared", "_store_shared", "_count_shared", "_take_four")
 
@@ -62,7 +62,7 @@ def sm90_files(folder: Path) -> list[Path]:
 
 
 def called(call: ast.Call) -> str:
-    """The dotted name of what is called: "mbarrier.wait"; of a method of something else, ".store"."""
+    """The dotted name of the called function: "mbarrier.wait"; of a method of something else, ".store"."""
     function = call.func
     if isinstance(function, ast.Name):
         return function.id

@@ -1,4 +1,4 @@
-"""What random calls are of, and what they gave, as plain data; needs neither torch nor Triton."""
+"""Stations and results of random calls as plain data; needs neither torch nor Triton."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Station:
     Attributes:
         package: its folder.
         family: the family's word.
-        kernel: FREE, or what calls are forced to, a value of mlagen.verify.subject.FORCED; on a CPU a target.
+        kernel: FREE, or the kernel that calls are forced to, a value of mlagen.verify.subject.FORCED; on a CPU a target.
     """
 
     package: str
@@ -25,21 +25,21 @@ class Station:
 
     @property
     def name(self) -> str:
-        """Decides what is drawn: no folder is in it."""
+        """Seeds all draws, so it holds no folder."""
         return f"{self.package.rstrip('/').rpartition('/')[2]}/{self.family}/{self.kernel}"
 
 
 @dataclass
 class Tally:
-    """What calls of a batch gave.
+    """Results of a batch of calls.
 
     Attributes:
         drawn: numbers of calls that were drawn.
         calls, wrong, skipped: how many there were: a number may be for two.
         seconds: that they took, the first of a shape not counted.
         first_seconds: that the first took, and with it compilation.
-        failures: [call, way, what was found] of each wrong one.
-        kernels: by "module:kernel" of sm90 kernels, [calls, wrong] in which it ran.
+        failures: [call, way, finding] of each wrong one.
+        kernels: by "module:kernel" of sm90 kernels, [calls, wrong] that launched it.
         broken: the device's context is lost.
     """
 

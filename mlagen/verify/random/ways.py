@@ -1,4 +1,4 @@
-"""The ways in which a random call is made."""
+"""The ways to make a random call."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from mlagen.verify.topk.cases import SCORE_PROMISES, SelectCase
 
 
 def built(family: Family, subject: Subject, case: Any, seed: int) -> AnyRun:
-    """The run of a case whose inputs are drawn on the subject's device."""
+    """The run of a case, with inputs drawn on the subject's device."""
     with torch.device(subject.device):
         return Run(family, subject, case, family.build(subject, case, seed))
 
 
 def _judge(run: AnyRun, results: dict[str, torch.Tensor]) -> None:
-    """Raises CaseFailedError unless results are the reference's, and inputs and what lies around results untouched."""
+    """Raises CaseFailedError unless results are the reference's, and inputs and the memory around results untouched."""
     _require(run.compare(results))
     run.inputs.check_memory()
 
@@ -118,7 +118,7 @@ WAYS: dict[str, Callable[[AnyRun, Dice], int]] = {
 
 
 def way_of(family: Family, subject: Subject, case: Case, dice: Dice) -> str:
-    """The way in which a call is made."""
+    """The way to make a call."""
     if subject.device == "cpu":
         return dice.mostly("once", "twice")
     way = dice.pick("once", "once", "once", "twice", "twice", "twice", "beside", "beside", "beside", "replayed")
@@ -129,7 +129,7 @@ def way_of(family: Family, subject: Subject, case: Case, dice: Dice) -> str:
 
 
 def renewed(case: Any, dice: Dice) -> Any:
-    """A case of the same sizes, and of the same arguments on the host, whose numbers in tensors are others."""
+    """A case with other numbers in its tensors, but the same sizes and the same arguments on the host."""
     match case:
         case SelectCase():
             lens = None if case.lens is None else dice.shuffled(case.lens)
@@ -179,7 +179,7 @@ def _paired(one: Inputs, other: Inputs) -> list[tuple[torch.Tensor, torch.Tensor
 
 
 def _memory(inputs: Inputs) -> list[torch.Tensor]:
-    """Each piece of device memory that the inputs hold, uint8, in the order in which it is found."""
+    """Each piece of device memory that the inputs hold, uint8, in the order of discovery."""
     found: dict[int, torch.Tensor] = {}
     for tensor in _tensors(inputs):
         storage = tensor.untyped_storage()

@@ -81,7 +81,7 @@ class Batches:
             import torch
 
             if torch.cuda.memory_reserved() > MOST_RESERVED:
-                torch.cuda.empty_cache()  # the other processes may need what a large call took
+                torch.cuda.empty_cache()  # the other processes may need the memory of a large call
         found: dict[str, Any] = tally.to_json()
         return found
 
