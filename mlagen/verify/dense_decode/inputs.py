@@ -137,15 +137,17 @@ def _block_table(inputs: Inputs, generator: torch.Generator) -> tuple[torch.Tens
 def _write_rows(inputs: Inputs, table: torch.Tensor, cache: torch.Tensor, generator: torch.Generator) -> None:
     """Writes a row for each key that is seen."""
     layout, size, dtype = inputs.layout, inputs.problem.block_size, inputs.q.dtype
-    for request, keys in enumerate(inputs.keys):
-        positions = torch.arange(inputs.first_key(request), keys)
-        slots = table[request][positions // size].long() * size + positions % size
-        for head in range(inputs.problem.kv_heads):
-            rows = torch.randn(keys - inputs.first_key(request), layout.columns, generator=generator)
-            rows = (rows * (inputs.problem.k_scale / TENSOR_SCALE)).to(dtype)
-            pages = cache[:, :, head].view(torch.uint8)
-            if len(slots):
-                write(layout, pages, size, slots.to(cache.device), rows.to(cache.device), inputs.k_scale)
+    requests = len(inputs.keys)
+    first = torch.tensor([inputs.first_key(request) for request in range(requests)], dtype=torch.int64)
+    counts = (torch.tensor(inputs.keys, dtype=torch.int64) - first).clamp(min=0)
+    request = torch.arange(requests).repeat_interleave(counts)
+    position = torch.arange(len(request)) - (counts.cumsum(0) - counts)[request] + first[request]
+    slots = table[request, position // size].long() * size + position % size
+    for head in range(inputs.problem.kv_heads if len(slots) else 0):
+        rows = torch.randn(len(slots), layout.columns, generator=generator)
+        rows = (rows * (inputs.problem.k_scale / TENSOR_SCALE)).to(dtype)
+        pages = cache[:, :, head].view(torch.uint8)
+        write(layout, pages, size, slots.to(cache.device), rows.to(cache.device), inputs.k_scale)
 
 
 def build(problem: DenseDecodeProblem, known: DenseDecodeFacts, device: str, seed: int) -> Inputs:
