@@ -49,6 +49,7 @@ REACHED = {
     "_dense_fwd_sm90": ("dense_fwd", "sm90"),
 }
 SCOUTED = 24  # shapes that are tried for a module
+VOID = ("not compiled", "slow")  # outcomes that say nothing of a mutant
 PER_KERNEL = 2  # shapes that are kept for a kernel of it
 
 
@@ -79,7 +80,7 @@ class Outcome:
     """Outcome of a task.
 
     Attributes:
-        how: "wrong", "hang", "crash", "not compiled", "survived", or "shapes".
+        how: "wrong", "hang", "crash", "survived", or "shapes"; "not compiled" and "slow" say nothing of the mutant.
         detail: the finding.
         calls, seconds: that it took.
         shapes: that reach the module.
@@ -137,10 +138,12 @@ def mutated(task: Task, work: Path, delays: bool) -> Path:
 def perform(task: Task, settings: Settings, work: Path) -> Outcome:
     """Does a task, in a process of its own."""
     from mlagen.verify.random.station import Tester
+    from mlagen.verify.subject import launch_of
 
     package = import_package(mutated(task, work, settings.delays))
     station = Station(task.package.name, *REACHED[task.module])
     tester = Tester(station, package, "cuda", settings.seed)
+    launch_of(package).launch.tell = (work / "state").write_text
     if task.sync is None:
         return _scout(task, tester, settings)
     calls = 0
@@ -167,7 +170,7 @@ def _scout(task: Task, tester: Any, settings: Settings) -> Outcome:
         for kernel in tally.kernels if not tally.wrong else ():
             if kernel.startswith(f"{task.module}:"):
                 found.setdefault(kernel, []).append((tally.first_seconds, shape))
-        if tally.broken:
+        if tally.broken or (found and all(len(timed) > PER_KERNEL for timed in found.values()) and shape > 5):
             break
     shapes = {shape for timed in found.values() for _, shape in sorted(timed)[:PER_KERNEL]}
     return Outcome("shapes", "; ".join(wrong)[:400], shapes=sorted(shapes))
@@ -211,7 +214,10 @@ class Process:
         if pid == 0:
             os.killpg(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-            found = Outcome("hang", f"no answer for {self._limit:g} s")
+            state = self._work / "state"
+            launched = state.is_file() and state.read_text() == "launched"
+            how = "hang" if launched else "slow"  # which compiles still, and says nothing of the mutant
+            found = Outcome(how, f"no answer for {self._limit:g} s")
         elif (self._work / "outcome.json").is_file():
             found = Outcome(**json.loads((self._work / "outcome.json").read_text()))
         else:
@@ -241,12 +247,14 @@ def table(outcomes: dict[str, Outcome], redundant: Sequence[str]) -> Iterator[st
     noticed_in_all = counted_in_all = 0
     for module in modules:
         own = {name: one for name, one in outcomes.items() if name.partition(":")[0] == module}
-        counted = {name: one for name, one in own.items() if name not in redundant}
+        void = sorted(name for name, one in own.items() if one.how in VOID)
+        counted = {name: one for name, one in own.items() if name not in redundant and name not in void}
         how = Counter(one.how for one in counted.values())
         noticed = sum(how.values()) - how["survived"]
         noticed_in_all, counted_in_all = noticed_in_all + noticed, counted_in_all + len(counted)
         ways = ", ".join(f"{count} {word}" for word, count in sorted(how.items()) if word != "survived")
-        yield f"{module}: {len(own)} mutants, {len(own) - len(counted)} redundant, {noticed} noticed ({ways})"
+        yield f"{module}: {len(own)} mutants, {len(set(redundant) & own.keys())} redundant, {noticed} noticed ({ways})"
+        yield from (f"    {own[name].how}: {name}" for name in void)
         yield from (f"    survived: {name}" for name, one in sorted(counted.items()) if one.how == "survived")
     share = 100 * noticed_in_all / counted_in_all if counted_in_all else 100.0
     yield f"{noticed_in_all} of {counted_in_all} noticed: {share:.1f} %"
@@ -273,7 +281,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--processes", type=int, default=12, help="mutants side by side; default 12")
     parser.add_argument("--seconds", type=float, default=6.0, help="of calls of a shape; default 6")
     parser.add_argument("--calls", type=int, default=150, help="most calls of a shape; default 150")
-    parser.add_argument("--limit", type=float, default=90.0, help="seconds of a mutant in all; default 90")
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds of a mutant in all; default 150")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn; default 0")
     parser.add_argument("--no-delays", action="store_true", help="without delays in front of what is left")
     parser.add_argument("--list", action="store_true", help="print the names of the mutants and end")
