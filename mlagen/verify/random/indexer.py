@@ -137,7 +137,7 @@ def _paged(scene: Scene, wrapper: str, most: int) -> PagedCase:
     if call.chance(0.1):
         lengths = tuple(call.pick(length, -5, -(2**31), 0) for length in lengths)
     return PagedCase(
-        "", "", wrapper, lengths, next_n,
+        "", "", wrapper, lengths, next_n=next_n,
         tokenwise=shape.chance(0.3),
         block_size=shape.pick(64, 64, 1, 16, 53, 128),
         memory=shape.mostly("end to end", "page gap", "odd"),
