@@ -1,18 +1,19 @@
 """Records of sm90 kernels: valid reports, the records they leave, and the commands that ask for them."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from mlagen.cli import main
+from mlagen.emit import apply, compare, render
 from mlagen.errors import UnprovedError, UsageError
+from mlagen.plan import load_plan
 from mlagen.verify.gpu_records import FILE, add_report, names_of, read_records, sm90_kernels, unrecorded
 from mlagen.verify.random.report import file_hashes
 
-GENERATED = Path(__file__).resolve().parents[2] / "generated"
+SPEC = Path(__file__).resolve().parents[2] / "specs" / "dsv32.yaml"
 ABOUT = {
     "card": "NVIDIA H100",
     "driver": "570",
@@ -26,7 +27,7 @@ ABOUT = {
 @pytest.fixture
 def folder(tmp_path):
     """A folder of one package, and a report of its top-k."""
-    shutil.copytree(GENERATED / "dsv32", tmp_path / "generated" / "dsv32")
+    apply(compare(render(load_plan(SPEC)), tmp_path / "generated" / "dsv32"))
     return tmp_path / "generated"
 
 
@@ -105,7 +106,7 @@ def test_the_commands_name_kernels_without_a_record(folder, monkeypatch):
     done = run(main, ["record", str(report), "--out", str(folder)])
     assert done.exit_code == 0, done.output
     assert "2 sm90 kernels recorded" in done.output.replace("\n", " ")
-    spec = str(GENERATED.parent / "specs" / "dsv32.yaml")
+    spec = str(SPEC)
     missing = run(main, ["build", spec, "--check", "--release", "--out", str(folder)])
     assert missing.exit_code == 1
     assert "have no GPU record for their text" in missing.output
