@@ -47,7 +47,7 @@ def verify_at_random(
             processes=processes,
             only=tuple(only),
         )
-        with stage(f"{len(packages)} packages: random calls on {device}", None):
+        with stage(f"{len(packages)} packages: random calls on {device}"):
             report = random_calls(plan, lambda line: err.print(line, markup=False, soft_wrap=True))
     if as_json:
         print_json(report.to_json())

@@ -18,7 +18,7 @@ from typing import Any
 from mlagen.errors import ToolError, UsageError
 from mlagen.verify.random.report import Report, file_hashes
 from mlagen.verify.random.tally import Station, Tally
-from mlagen.workers import Worker, WorkerError
+from mlagen.workers import Limit, Worker, WorkerError
 
 ROOT = Path(__file__).resolve().parents[3]
 START_SECONDS = 300.0  # that importing torch, Triton and packages may take
@@ -112,9 +112,9 @@ class Caller(Worker):
             self.begin()
         if self._ready is None:
             try:
-                self._ready = self.receive(START_SECONDS)
+                self._ready = self.receive(_within(START_SECONDS))
             except WorkerError as error:
-                how = f"gave no answer for {START_SECONDS:g} s" if error.late else f"died ({error.end})"
+                how = error.late or f"died ({error.end})"
                 raise ToolError(f"the process of random calls {how}:\n{error.words}") from None
         return self._ready
 
@@ -123,10 +123,10 @@ class Caller(Worker):
         self.open()
         begin = time.monotonic()
         try:
-            answer = self.ask(request, request["seconds"] + self._limit)
+            answer = self.ask(request, _within(request["seconds"] + self._limit))
         except WorkerError as error:
             call = int(self._progress.read_text() or 0)
-            what = f"no answer for {self._limit:g} s" if error.late else f"the process died ({error.end})"
+            what = error.late or f"the process died ({error.end})"
             detail = ": ".join([what, *error.words.splitlines()[-1:]])
             seconds = time.monotonic() - begin
             done = max(call - request["first"], 0)
@@ -142,6 +142,11 @@ class Caller(Worker):
         if tally.broken:
             self.end()
         return tally
+
+
+def _within(seconds: float) -> Limit:
+    """A limit of time, since a GPU that hangs keeps its process waiting or busy."""
+    return Limit(seconds, wall=seconds, idle=seconds)
 
 
 class Run:
@@ -292,7 +297,7 @@ def repeat_call(plan: Plan, shape: int, call: int) -> tuple[str, Tally]:
             stations: Sequence[Any] = caller.open()["stations"]
             if len(stations) != 1:
                 raise UsageError(f"--call takes one package, family and kernel, got {len(stations)}")
-            case = caller.ask({"station": 0, "shape": shape, "describe": call}, plan.limit)["case"]
+            case = caller.ask({"station": 0, "shape": shape, "describe": call}, _within(plan.limit))["case"]
             request = {"station": 0, "shape": shape, "first": call, "most": 1, "seconds": plan.seconds}
             return case, caller.batch(request)
         finally:
