@@ -11,7 +11,7 @@ from mlagen.spec import Spec
 LANES = 32
 BINS = 4  # of a thread
 FOUND_WORDS = 8
-SHARED_ROW = 256  # words as they are allocated
+SHARED_ROW = 64  # words as they are allocated; the first row ends before the bins
 SPARSITY = 24
 SHARED_SPARSITY = 64  # every program that shares a row draws its whole sample
 FEW_ROWS = 264  # two programs a multiprocessor

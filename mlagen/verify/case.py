@@ -28,14 +28,18 @@ class Case:
         every_target: run on each target's tiles, not on the first target's alone.
         attends: it computes attention.
         of_few_heads: the kernel of few heads may run it: it computes attention over rows of the model's dtype.
+        simulated: sm90 kernels may run it, also in numpy.
+        only_sm90: no other kernel runs it.
     """
 
     name: str
     promise: str
     check: str = field(default="reference", kw_only=True)
     every_target: bool = field(default=False, kw_only=True)
+    only_sm90: bool = field(default=False, kw_only=True)
     attends: ClassVar[bool] = False
     of_few_heads: ClassVar[bool] = False
+    simulated: ClassVar[bool] = False
 
     @property
     def can_share(self) -> bool:

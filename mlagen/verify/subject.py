@@ -18,6 +18,8 @@ CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
 SM90_KERNELS = "cuda, sm90 kernels"
 # What calls are forced to run, by the target that stands for it.
 FORCED = {SM90_KERNELS: "sm90", FEW_HEADS: "sm90_swap_ab", SHARED_INDICES: "sm90_shared"}
+# The same kernels on a CPU, where they run in numpy.
+SIMULATED = {f"{kernel}, simulated": kernel for kernel in FORCED.values()}
 
 
 def launch_of(package: ModuleType) -> Any:
@@ -30,15 +32,16 @@ def sm90_modules(package: ModuleType) -> tuple[str, ...]:
     return tuple(launch_of(package).SM90_MODULES)
 
 
-def targets_of(package: ModuleType) -> list[str]:
-    """Those targets of FORCED whose kernels the package has."""
+def targets_of(package: ModuleType, device: str = "cuda") -> list[str]:
+    """Those targets of FORCED, or of SIMULATED, whose kernels the package has."""
     modules = sm90_modules(package)
     there = {
-        SM90_KERNELS: bool(modules),
-        FEW_HEADS: any(module.endswith("_swap_ab") for module in modules),
-        SHARED_INDICES: "_sparse_fwd_sm90_shared" in modules,
+        "sm90": bool(modules),
+        "sm90_swap_ab": any(module.endswith("_swap_ab") for module in modules),
+        "sm90_shared": "_sparse_fwd_sm90_shared" in modules,
     }
-    return [target for target in FORCED if there[target]]
+    targets = FORCED if device == "cuda" else SIMULATED
+    return [target for target, kernel in targets.items() if there[kernel]]
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class Subject:
         facts: what its spec says.
         device: "cpu" (the interpreter) or "cuda".
         target: whose tiles the interpreter reads; on a GPU SM90_KERNELS gives every call that can to those, FEW_HEADS
-            to those of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows.
+            to those of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows; on a CPU those
+            of SIMULATED do the same.
         keeps: calls are kept by their signature, as those of a user are; see `mlagen.verify.kept`.
     """
 
@@ -60,6 +64,16 @@ class Subject:
     target: str
     keeps: bool = False
 
+    @property
+    def runs_sm90(self) -> bool:
+        """Whether sm90 kernels run calls: on a GPU, or in numpy."""
+        return self.device == "cuda" or self.target in SIMULATED
+
+    @property
+    def kernel(self) -> str | None:
+        """The kernel that calls are forced to run."""
+        return FORCED.get(self.target) or SIMULATED.get(self.target)
+
     @contextlib.contextmanager
     def planned_for(self, multiprocessors: int | None) -> Iterator[None]:
         """Within, wrappers plan for this subject's target (CPU), and for a device of so many multiprocessors.
@@ -68,13 +82,15 @@ class Subject:
         """
         launch, planned = launch_of(self.package), None
         if self.device == "cpu":
-            planned = launch.DeviceFacts(self.target, multiprocessors or CPU_MULTIPROCESSORS)
+            simulated = self.target in SIMULATED
+            target = "sm90" if simulated else self.target
+            planned = launch.DeviceFacts(target, multiprocessors or CPU_MULTIPROCESSORS, sm90=simulated)
         elif multiprocessors is not None:
             device = torch.device(self.device, torch.cuda.current_device())
             planned = launch.device_facts(device)._replace(multiprocessors=multiprocessors)
         with (
             contextlib.nullcontext() if planned is None else launch.planned_for(planned),
-            launch.force(kernel=FORCED.get(self.target)),
+            launch.force(kernel=self.kernel),
         ):
             token = launch._steered.set(not self.keeps)
             try:
@@ -85,9 +101,9 @@ class Subject:
     def fitting(self, heads: int) -> int:
         """As many of the heads as the kernels hold that are this subject's target."""
         most = [heads]
-        if self.target == SHARED_INDICES:
+        if self.kernel == "sm90_shared":
             most.append(self.package.sparse_fwd.GROUP_HEADS)
-        elif self.target == FEW_HEADS:
+        elif self.kernel == "sm90_swap_ab":
             most.append(self.package.sparse_fwd.SWAP_AB_HEADS[-1])
         return min(most)
 

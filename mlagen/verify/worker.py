@@ -6,7 +6,7 @@ The first request is the job:
     package_dir: folder of the package
     device: "cpu" (the interpreter) or "cuda"
     targets: on a CPU, whose tiles to read: all cases with the first's, those marked `every_target` with the others'
-        too; null: the spec's targets
+        too, and where sm90 is one of them those that its own kernels run, in numpy; null: the spec's targets
     only: shell patterns of case names, or null
     families: names of the families whose cases to run, or null: all
     every: whether to run all of their cases, or a representative set
@@ -69,15 +69,23 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
     share them where that is what it does.
     """
     from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
+    from mlagen.verify.subject import SIMULATED
 
-    def taken(case: Case, target: str) -> bool:
+    def taken(case: Case, target: str, number: int) -> bool:
+        if target in SIMULATED:
+            kernels = {"sm90_swap_ab": case.of_few_heads, "sm90_shared": case.can_share}
+            return kernels.get(SIMULATED[target], case.simulated)
+        if case.only_sm90:
+            return target.startswith("cuda")
+        if number == 0:
+            return True
         if target == FEW_HEADS:
             return case.of_few_heads
         kernels = targets[0] == "cuda" and (case.can_share if target == SHARED_INDICES else case.attends)
         return case.every_target or kernels
 
     pairs = [
-        (case, target) for number, target in enumerate(targets) for case in found if number == 0 or taken(case, target)
+        (case, target) for number, target in enumerate(targets) for case in found if taken(case, target, number)
     ]
     if only is None:
         return pairs
@@ -126,6 +134,16 @@ def prepare(device: str) -> None:
         interpreter.install()
 
 
+def _simulate(package: ModuleType) -> None:
+    """Has the package's sm90 kernels run in numpy, if it has any."""
+    from mlagen.verify.subject import sm90_modules
+
+    if sm90_modules(package):
+        from mlagen.verify.gluon.functions import install
+
+        install()
+
+
 class Run:
     """The cases of a job, ready to run.
 
@@ -145,6 +163,8 @@ class Run:
         from mlagen.verify.families import FAMILIES
 
         self.package = import_package(Path(job["package_dir"]))
+        if self.device == "cpu":
+            _simulate(self.package)
         self.spec = self.package.SPEC["spec"]
         self.facts = Facts.of(self.spec)
         self.pairs: list[tuple[Case, str]] = []
@@ -165,7 +185,8 @@ class Run:
         from mlagen.verify.subject import launch_of, targets_of
 
         if self.device == "cpu":
-            return list(job["targets"] or self.spec["targets"])
+            targets = list(job["targets"] or self.spec["targets"])
+            return [*targets, *targets_of(self.package, "cpu")] if "sm90" in targets else targets
         kernels = targets_of(self.package)
         if not kernels or not launch_of(self.package).device_facts(torch.device("cuda", 0)).sm90:
             return [self.device]

@@ -96,6 +96,7 @@ class DenseDecodeCase(Case):
     sink: str | None = None
     attends: ClassVar[bool] = True
     of_few_heads: ClassVar[bool] = True
+    simulated: ClassVar[bool] = True
 
 
 class _Suite:

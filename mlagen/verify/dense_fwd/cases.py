@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from mlagen.verify import chained
 from mlagen.verify.case import Case
@@ -43,6 +43,7 @@ class DenseFwdCase(Case):
     out: str | None = None
     hint: int | None = None
     sink: str | None = None
+    simulated: ClassVar[bool] = True
 
 
 LENGTHS: dict[str, tuple[tuple[int, int], ...]] = {

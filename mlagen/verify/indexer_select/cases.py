@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from mlagen.verify.case import Case
 from mlagen.verify.indexer_select.invalid import FLAT, PAGED, SHORT, refused
@@ -35,6 +35,7 @@ class PickCase(Case):
     own_table: int = 0
     mapped: bool = False
     room: int | None = None
+    simulated: ClassVar[bool] = True
 
 
 def _flat_cases(big: bool) -> Iterator[PickCase]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from mlagen.verify.case import Case
 from mlagen.verify.mqa_logits.facts import FLAT, FLAT_PAIR, PAGED, PAGED_PAIR, SCHEDULE, LogitsFacts
@@ -57,6 +57,7 @@ class FlatCase(Case):
     words: bool = False
     positional: bool = False
     multiprocessors: int | None = None
+    simulated: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,7 @@ class PagedCase(Case):
     weights: str = "contiguous"
     words: bool = False
     positional: bool = False
+    simulated: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ def _compare_tokens(run: LogitsRun, got: torch.Tensor, tokens: list[int], all_ke
     if not all_keys.values.shape[1]:
         return Figure("logits", 0.0, 0.0)
     expected = Logits(all_keys.values.gather(1, key), all_keys.size.gather(1, key))
-    short = run.subject.device == "cuda" and not facts.packed
+    short = run.subject.runs_sm90 and not facts.packed
     limit = tolerance(expected, facts.heads, facts.columns, got.dtype, short=short)
     wanted = expected.values
     if isinstance(case, PagedCase) and case.blocks == "outside":

@@ -99,6 +99,7 @@ class SparseDecodeCase(Case):
     multiprocessors: int | None = None
     batch_invariant: bool = False
     attends: ClassVar[bool] = True
+    simulated: ClassVar[bool] = True
 
 
 class _Suite:

@@ -49,13 +49,13 @@ def _call(run: SparseDecodeRun, **given: Any) -> Results:
 def _compare(run: SparseDecodeRun, results: Results) -> list[Figure]:
     subject, inputs = run.subject, run.inputs
     # The sm90 kernel rounds scaled elements to fp16, where the reference rounds them to bf16.
-    may_round = subject.device == "cuda" and "_sparse_decode_sm90" in sm90_modules(subject.package)
+    may_round = subject.runs_sm90 and "_sparse_decode_sm90" in sm90_modules(subject.package)
     k_error = 0.0
     if may_round and any(one.any_scales for one in inputs.lists):
         k_error = 2 * tolerance.UNIT_ROUNDOFF[results["out"].dtype]
     topk = sum(one.indices.shape[2] for one in inputs.lists)
     # sm90 adds products of fp8 where rows are aligned; of others q is made the model's dtype first.
-    short = subject.device == "cuda" and inputs.q_scale is not None
+    short = subject.runs_sm90 and inputs.q_scale is not None
     return decode.compare(run, results, attend(inputs, subject.facts), topk, k_error, short=short)
 
 

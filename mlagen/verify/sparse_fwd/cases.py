@@ -71,6 +71,7 @@ class SparseFwdCase(Case):
     batch_invariant: bool = False
     attends: ClassVar[bool] = True
     of_few_heads: ClassVar[bool] = True
+    simulated: ClassVar[bool] = True
 
     @property
     def can_share(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from mlagen.verify.case import Case
 from mlagen.verify.topk.invalid import DECODE, MERGE, PAGES, PERSISTENT, PREFILL, SHORT, refused
@@ -24,6 +24,7 @@ SCORE_PROMISES = {
     "signs": "most scores are equal, and 0 is the threshold",
     "half": "half of the scores do not count",
     "17 orders": "scores over 17 orders of magnitude",
+    "three values": "few scores differ, so that a sample's bound passes too many or too few",
     "misleading": "a sample of the row says nothing of it",
 }
 LEAST, MOST = -(2**31), 2**31 - 1
@@ -79,6 +80,7 @@ class SelectCase(Case):
     most: int | None = None
     tile: Tile | None = None
     sm90_tile: Sm90Tile | None = None
+    simulated: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
@@ -162,9 +164,9 @@ def _prefill_cases(big: bool) -> Iterator[SelectCase]:
     yield case("again", "two calls give the same bits", check="determinism", **_TIED, tile=small)
     yield case("batch", "a row's bits do not depend on the others or their order", check="batch", **_TIED, tile=small)
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
+    yield from _sm90_cases(replace(base, rows=3 if big else 1, tile=None), big)
     if big:
         yield case("contract: graph", "a captured call replays on other scores and lengths", check="graph")
-        yield from _sm90_cases(replace(base, rows=3))
         yield from _tile_cases(case)
 
 
@@ -183,9 +185,11 @@ def _tile_cases(case: Callable[..., SelectCase]) -> Iterator[SelectCase]:
     yield case("many rows", promise, rows=2050, columns=20000, k=2048, starts=tuple(range(0, 4000, 7)))
 
 
-def _sm90_cases(base: SelectCase) -> Iterator[SelectCase]:
+def _sm90_cases(base: SelectCase, big: bool) -> Iterator[SelectCase]:
     """Rows longer than what the sm90 kernel holds, of few warps and of as many as there are."""
-    for tile in ((8, 1, 1024, None, 1), (32, 1, 4096, None, 1), (8, 1, 1024, None, 4)):
+    base = replace(base, only_sm90=True)
+    tiles = ((8, 1, 1024, None, 1), (32, 1, 4096, None, 1), (8, 1, 1024, None, 4))
+    for tile in tiles if big else ((8, 1, 1024, None, 1), (4, 2, 1024, None, 3)):
         capacity = tile[2]
         for columns in (capacity - 1, capacity + 1, 5 * capacity + 77):
             changes: dict[str, Any] = {"columns": columns, "sm90_tile": tile, "k": capacity // 5}
@@ -198,6 +202,15 @@ def _sm90_cases(base: SelectCase) -> Iterator[SelectCase]:
             yield replace(
                 base, name=f"{name}: ranges", promise=promise, **changes, starts=(1, 700, NEGATIVE), lens=(LONG, 900, 9)
             )
+    # Candidates are counted and do not decide a row, which is then searched in memory.
+    rare = ((16, 2, 8192, None, 8), (16, 2, 8192, None, 1)) if big else ((4, 2, 1024, None, 3), (4, 2, 1024, None, 1))
+    for tile in rare:
+        name, capacity = f"{SHORT[PREFILL]}: {tile[0]} warps of {tile[-1]}", tile[2]
+        searched: dict[str, Any] = {"promise": "a row that its candidates do not decide", "rows": 1, "sm90_tile": tile}
+        few = {"columns": capacity * 6 // 5, "k": capacity // 2, "scores": "three values"}
+        yield replace(base, name=f"{name}: three values", **few, **searched)
+        long = {"columns": capacity * 20, "k": 5, "scores": "descending"}
+        yield replace(base, name=f"{name}: descending", **long, **searched)
 
 
 _LONG: Mapping[str, Any] = {"columns": 1501, "k": 200}

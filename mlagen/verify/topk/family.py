@@ -16,7 +16,7 @@ from mlagen.verify.family import Family, Results, Run
 from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.memory import bits
 from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject, launch_of
+from mlagen.verify.subject import SIMULATED, Subject, launch_of, sm90_modules
 from mlagen.verify.topk.cases import MergeCase, SelectCase, cases
 from mlagen.verify.topk.inputs import Inputs, build_merge, build_select
 from mlagen.verify.topk.invalid import DECODE, MERGE, NAME, PAGES
@@ -60,12 +60,19 @@ def _tile(run: TopkRun) -> Any:
     """The tile that a case is forced to, as the package has it; None where it is not, or not here."""
     tiles, case = importlib.import_module(f"{run.subject.package.__name__}._tiles"), run.case
     if isinstance(case, SelectCase) and case.sm90_tile:
-        device = torch.device(run.subject.device, torch.cuda.current_device())
-        runs = hasattr(tiles, "TopkSm90Tile") and launch_of(run.subject.package).device_facts(device).sm90
-        return tiles.TopkSm90Tile(*case.sm90_tile) if runs else None
-    if case.tile is None:
+        return tiles.TopkSm90Tile(*case.sm90_tile) if _has_sm90(run.subject) else None
+    if case.tile is None or (isinstance(case, SelectCase) and run.subject.target in SIMULATED):
         return None
     return tiles.TopkMergeTile(*case.tile) if isinstance(case, MergeCase) else tiles.TopkTile(*case.tile, 2)
+
+
+def _has_sm90(subject: Subject) -> bool:
+    if "_topk_sm90" not in sm90_modules(subject.package):
+        return False
+    if subject.device == "cpu":
+        return subject.runs_sm90
+    device = torch.device(subject.device, torch.cuda.current_device())
+    return bool(launch_of(subject.package).device_facts(device).sm90)
 
 
 def _expected_select(run: TopkRun, case: SelectCase) -> Results:
