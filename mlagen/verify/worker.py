@@ -88,7 +88,7 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
         (case, target) for number, target in enumerate(targets) for case in found if taken(case, target, number)
     ]
     if only is None:
-        return pairs
+        return _without_most_simulated(pairs)
     return [pair for pair in pairs if any(fnmatch.fnmatchcase(pair[0].name, pattern) for pattern in only)]
 
 
@@ -96,14 +96,18 @@ def representative(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
     """Those of a family's cases and targets that stand for all, in their order.
 
     On the first target these are the first and the last case of each group, which share a name but for its last part,
-    and of each check in it, and one refusal of each wrapper. On another target it is one case of each check.
+    and of each check in it, and one refusal of each wrapper. On another target it is one case of each check. On a
+    simulated target `selected` has left few already, and all of them stay.
     """
     from mlagen.verify.invalid import RefusedCase
+    from mlagen.verify.subject import SIMULATED
 
     groups: dict[tuple[str, ...], list[int]] = {}
     for number, (case, target) in enumerate(pairs):
-        if target != pairs[0][1]:
-            kind: tuple[str, ...] = (target, case.check)
+        if target in SIMULATED:
+            kind: tuple[str, ...] = (target, str(number))
+        elif target != pairs[0][1]:
+            kind = (target, case.check)
         elif isinstance(case, RefusedCase):
             kind = (target, "refuses", case.module, case.wrapper)
         else:
@@ -112,6 +116,18 @@ def representative(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
     first = [numbers[0] for numbers in groups.values()]
     last = [numbers[-1] for kind, numbers in groups.items() if kind[0] == pairs[0][1] and kind[1] != "refuses"]
     return [pairs[number] for number in sorted({*first, *last})]
+
+
+def _without_most_simulated(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
+    """The pairs, but on a simulated target only cases for every target, and of names alike but for their end the first."""
+    from mlagen.verify.subject import SIMULATED
+
+    kept: dict[tuple[str, ...], tuple[Case, str]] = {}
+    for number, (case, target) in enumerate(pairs):
+        alike = target in SIMULATED and not case.every_target
+        group = (case.check, case.name.rpartition(": ")[0]) if alike else (str(number),)
+        kept.setdefault((target, *group), (case, target))
+    return list(kept.values())
 
 
 def prepare(device: str) -> None:

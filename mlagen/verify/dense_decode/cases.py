@@ -289,6 +289,10 @@ def _e4m3(suite: _Suite) -> Iterator[DenseDecodeCase]:
     for heads, s_q in ((3, 1), (16, 1), (40, 2), (128, 1)):
         name = f"e4m3: q, {heads} heads, s_q {s_q}"
         yield from suite.case(name, promise, heads=heads, s_q=s_q, causal=s_q > 1, every_target=heads == 16, **e4m3)
+    wide: dict[str, Any] = {"heads": 64, "lengths": (130, 3), "block_size": 64, "columns": 4200, "every_target": True}
+    wide["promise"] = "a block table of many keys may take a kernel of more rows"
+    yield from suite.case("e4m3: wide", **wide)
+    yield from suite.case("e4m3: wide, q of e4m3", **wide, **e4m3)
     yield from suite.case("e4m3: q, page size 53", promise, heads=6, block_size=53, **e4m3)
     yield from suite.case("e4m3: q slice", promise, heads=6, q="slice", **e4m3)
     shared: dict[str, Any] = {"heads": suite.split_heads, "lengths": (300, 40), "multiprocessors": 100}

@@ -23,6 +23,7 @@ class MBarrier:
         self.bytes = 0
         self.completed = 0  # phases
         self.line = lines.here()
+        self._made = partition().number, int(partition().clock[partition().number])
         self.loads = Program.current.actor()  # clock of the copies by descriptor that complete at it
         self._arrived: tuple[Array, Array] = self._nothing()
         self._passed: tuple[Array, Array] = self._nothing()  # of the phase that completed last
@@ -45,6 +46,15 @@ class MBarrier:
         if self.pending < 0:
             raise KernelError(f"the mbarrier of {lines.place(self.line)} gets more arrivals than the {self.count} of a phase")
         self._complete()
+
+    def require_fence(self) -> None:
+        """Raises KernelError if the async proxy, which completes copies by descriptor, may not see that it was made."""
+        actor, epoch = self._made
+        if partition().fenced[actor] < epoch:
+            raise KernelError(
+                f"no fence_async_shared between the mbarrier's begin at {lines.place(self.line)} and a copy by descriptor "
+                f"at {lines.place(lines.here())}"
+            )
 
     def load(self, size: int) -> None:
         """Takes the bytes of a copy by descriptor."""

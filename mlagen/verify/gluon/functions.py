@@ -26,7 +26,6 @@ from mlagen.verify.gluon.warps import Warps
 
 SEED = 0
 NUMBERS = (int, float)
-LOG = bool(__import__("os").environ.get("SIMLOG"))
 OPTIONS = {"num_warps", "num_stages", "enable_fp_fusion", "launch_pdl", "maxnreg"}
 DTYPES = {
     torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32, torch.float64: tl.float64,
@@ -78,6 +77,8 @@ def _stand_in(value: Any) -> Any:
         return value.value
     if value is tl:
         return LANGUAGE
+    if isinstance(value, types.ModuleType):
+        return _Module(value)
     if isinstance(value, Function):
         return value
     if isinstance(value, triton.runtime.jit.KernelInterface) and hasattr(value, "fn"):
@@ -85,6 +86,16 @@ def _stand_in(value: Any) -> Any:
     if getattr(value, "__name__", None) in ("gdc_wait", "gdc_launch_dependents"):
         return _nothing
     return value
+
+
+class _Module:
+    """A module that a kernel names functions and constants of."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return _stand_in(getattr(self._module, name))
 
 
 @functools.cache
@@ -123,7 +134,6 @@ def _launch(kernel: Function, grid: Any, *arguments: Any, **named: Any) -> None:
     watches = "global_smem" in inspect.getsource(sys.modules[kernel.fn.__module__])
     folder = str(Path(kernel.fn.__code__.co_filename).parent)
     programs = int(grid[0])
-    if LOG: print(kernel.__name__, programs)
     with sanitizer.watched(kernel.__name__, folder, bound):
         for number in range(programs):
             sanitizer.begin_program()

@@ -111,7 +111,7 @@ class AsyncCopy:
 
         def copy() -> None:
             bits = _gathered(addresses, flags, dtype)
-            target.raw()[...] = bits.reshape(target.shape)
+            target.put_bits(bits)
 
         own.queues["copies"].append(copy)
 
@@ -174,6 +174,7 @@ class Tma:
         if not bool(pred):
             return
         own, barrier = partition(), _barrier(place)
+        barrier.require_fence()
         first = [int(one) for one in coordinates]
         if target.shape != tuple(descriptor.block_shape):
             raise KernelError(f"a box {list(descriptor.block_shape)} to {list(target.shape)} at {lines.place(lines.here())}")
@@ -181,7 +182,7 @@ class Tma:
         size = int(np.prod(target.shape)) * itemsize(target.dtype)
 
         def copy() -> None:
-            target.raw()[...] = _box(descriptor, first, raw_dtype(target.dtype))
+            target.put_bits(_box(descriptor, first, raw_dtype(target.dtype)))
             barrier.load(size)
 
         Program.current.loads.append(deque([copy]))

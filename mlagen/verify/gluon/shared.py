@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +18,23 @@ CELL = 4  # bytes that are watched as one
 LIMIT = 232_448  # bytes of a program
 ALIGNMENT = 128
 POISON = 0xFF  # NaN in every dtype, -1 as an integer
+
+
+Part = tuple[int, int]  # entries, and the bytes from one to the next
+
+
+def dims_of(shape: tuple[int, ...], size: int, layout: Any) -> tuple[tuple[Part, ...], ...]:
+    """Where the entries of each dimension lie: rows of an NVMMASharedLayout in columns as wide as its swizzle.
+
+    The swizzle itself is left out: it exchanges 16 bytes within eight rows of such a column, in any block alike.
+    """
+    plain = [(count, math.prod(shape[dim + 1 :]) * size) for dim, count in enumerate(shape)]
+    width = _width(layout)
+    if not width or len(shape) < 2 or shape[-1] * size <= width:
+        return tuple((part,) for part in plain)
+    columns = shape[-1] * size // width
+    outer = tuple((part,) for part in plain[:-2])
+    return *outer, ((shape[-2], width),), ((columns, shape[-2] * width), (width // size, size))
 
 
 @dataclass
@@ -79,22 +97,24 @@ class Allocation:
         cells = -(-size // CELL)
         self.writes, self.reads = _Log(cells), _Log(cells)
         self.filled = np.zeros(cells, bool)
+        self.mixed = False  # whether it has views of several swizzles
+        self.widths = np.zeros(cells, np.int16)  # of the swizzle that each cell was written with
         self._views: dict[Any, _View] = {}
 
     def view(self, descriptor: Descriptor) -> _View:
         """The cells of a view."""
         size = itemsize(descriptor.dtype)
-        key = descriptor.start, descriptor.shape, descriptor.strides, size
+        key = descriptor.start, descriptor.dims, size
         found = self._views.get(key)
         if found is None:
-            found = self._views[key] = _cells(descriptor.start - self.offset, descriptor.shape, descriptor.strides, size)
+            found = self._views[key] = _cells(descriptor.start - self.offset, descriptor.parts, size)
         return found
 
 
-def _cells(start: int, shape: tuple[int, ...], strides: tuple[int, ...], size: int) -> _View:
-    sizes, steps = list(shape), list(strides)
+def _cells(start: int, parts: list[Part], size: int) -> _View:
+    sizes, steps = [count for count, _ in parts], [step for _, step in parts]
     if size < CELL:
-        inner = strides.index(size)
+        inner = max(at for at, step in enumerate(steps) if step == size)
         sizes[inner] = max(1, sizes[inner] * size // CELL)
         steps[inner] = CELL
     elif size > CELL:
@@ -130,8 +150,8 @@ class Arena:
         self.end = start + size
         if self.end > LIMIT:
             raise KernelError(f"a program has {LIMIT} bytes of shared memory, and takes {self.end}")
-        strides = tuple(math.prod(shape[dim + 1 :]) * itemsize(dtype) for dim in range(len(shape)))
-        return Descriptor(self, Allocation(start, size), dtype, shape, strides, start, layout)
+        dims = dims_of(shape, itemsize(dtype), layout)
+        return Descriptor(self, Allocation(start, size), dtype, dims, start, layout)
 
     def check(self) -> None:
         """Raises KernelError if an mbarrier is left in the middle of a phase."""
@@ -144,17 +164,26 @@ class Descriptor:
     """A view of shared memory.
 
     Attributes:
+        dims: the parts of each dimension.
         start: its first byte.
-        shape, strides: elements and bytes.
     """
 
     arena: Arena
     allocation: Allocation
     dtype: Any
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    dims: tuple[tuple[Part, ...], ...]
     start: int
     layout: Any
+
+    @functools.cached_property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions."""
+        return tuple(math.prod(count for count, _ in parts) for parts in self.dims)
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts of all dimensions."""
+        return [part for parts in self.dims for part in parts]
 
     @property
     def type(self) -> Descriptor:
@@ -166,22 +195,33 @@ class Descriptor:
         number = int(index)
         if not 0 <= number < self.shape[0]:
             raise KernelError(f"index {number} of {self.shape[0]} entries of shared memory at {lines.place(lines.here())}")
-        start = self.start + number * self.strides[0]
-        return replace(self, shape=self.shape[1:], strides=self.strides[1:], start=start)
+        ((_, step),) = self.dims[0]
+        return replace(self, dims=self.dims[1:], start=self.start + number * step)
 
     def slice(self, start: Any, length: Any, dim: int = 0) -> Descriptor:
-        """Some entries of a dimension."""
+        """Some entries of a dimension.
+
+        Raises:
+            KernelError: it has no such entries.
+        """
         first, count = int(start), int(length)
         if first < 0 or first + count > self.shape[dim]:
             found = f"[{first}, {first + count}) of {self.shape[dim]}"
             raise KernelError(f"entries {found} of shared memory at {lines.place(lines.here())}")
-        shape = (*self.shape[:dim], count, *self.shape[dim + 1 :])
-        return replace(self, shape=shape, start=self.start + first * self.strides[dim])
+        *outer, (width, step) = self.dims[dim]
+        place = self.start + first % width * step
+        parts: tuple[Part, ...] = ((count, step),)
+        if outer:
+            place += first // width * outer[0][1]
+            if first % width + count > width:
+                if first % width or count % width:
+                    raise KernelError(f"columns of shared memory that begin within a swizzle, at {lines.place(lines.here())}")
+                parts = ((count // width, outer[0][1]), (width, step))
+        return replace(self, dims=(*self.dims[:dim], parts, *self.dims[dim + 1 :]), start=place)
 
     def permute(self, order: Any) -> Descriptor:
         """The dimensions in another order."""
-        shape = tuple(self.shape[dim] for dim in order)
-        return replace(self, shape=shape, strides=tuple(self.strides[dim] for dim in order))
+        return replace(self, dims=tuple(self.dims[dim] for dim in order))
 
     def reinterpret(self, dtype: Any, shape: Any, layout: Any) -> Descriptor:
         """The bytes as another block.
@@ -193,22 +233,29 @@ class Descriptor:
         size = itemsize(dtype)
         if math.prod(sizes) * size > math.prod(self.shape) * itemsize(self.dtype):
             raise KernelError(f"shared memory is read as more than it is, at {lines.place(lines.here())}")
-        strides = tuple(math.prod(sizes[dim + 1 :]) * size for dim in range(len(sizes)))
-        return replace(self, dtype=dtype, shape=sizes, strides=strides, layout=layout)
+        self.allocation.mixed |= _width(self.layout) != _width(layout)
+        return replace(self, dtype=dtype, dims=dims_of(sizes, size, layout), layout=layout)
 
     _reinterpret = reinterpret
 
-    def raw(self) -> Array:
-        """Its bits, in place."""
-        return np.ndarray(self.shape, raw_dtype(self.dtype), self.arena.bytes, self.start, self.strides)
+    def _raw(self) -> Array:
+        """Its bits in place, with a dimension a part."""
+        parts = self.parts
+        sizes, steps = [count for count, _ in parts], [step for _, step in parts]
+        return np.ndarray(sizes, raw_dtype(self.dtype), self.arena.bytes, self.start, steps)
+
+    def put_bits(self, bits: Array) -> None:
+        """Stores bits."""
+        place = self._raw()
+        place[...] = bits.reshape(place.shape)
 
     def values(self) -> Array:
-        """Its values."""
-        return decode(np.ascontiguousarray(self.raw()), self.dtype)
+        """A copy of its values."""
+        return decode(self._raw().reshape(self.shape).copy(), self.dtype)
 
     def put(self, values: Array) -> None:
         """Stores values."""
-        self.raw()[...] = encode(np.asarray(values), self.dtype)
+        self.put_bits(np.asarray(encode(np.asarray(values), self.dtype)))
 
     def load(self, layout: Any = None) -> Any:
         """A tensor of its values."""
@@ -218,7 +265,7 @@ class Descriptor:
         if self.arena.hand is not None:
             self.arena.hand.block(self, layout, False)
         read(self, own, own.number, int(own.clock[own.number]), own.clock)
-        return Tensor(self.values().copy(), self.dtype, layout)
+        return Tensor(self.values(), self.dtype, layout)
 
     def store(self, value: Any) -> None:
         """Stores a tensor."""
@@ -246,6 +293,8 @@ def read(descriptor: Descriptor, own: Partition, actor: int, epoch: int, clock: 
     unwatched = descriptor.arena.hand is None  # else assembly may have written it
     if unwatched and not allocation.filled.all() and not view.of(allocation.filled).all():
         raise KernelError(f"{own.name} reads shared memory of {_line(descriptor)} that nobody wrote, at {lines.place(place)}")
+    if allocation.mixed and (view.of(allocation.widths) != _width(descriptor.layout)).any():
+        raise KernelError(f"shared memory is read with another swizzle than written, at {lines.place(place)}")
     allocation.reads.note(actor, epoch, place, view)
 
 
@@ -272,6 +321,12 @@ def written(descriptor: Descriptor, own: Partition, actor: int, epoch: int, apar
             view.of(epochs)[...] = 0
     allocation.writes.note(actor, epoch, place, view)
     view.of(allocation.filled)[...] = True
+    view.of(allocation.widths)[...] = _width(descriptor.layout)
+
+
+def _width(layout: Any) -> int:
+    """Bytes of a row in a layout's swizzle; 0: it has none."""
+    return getattr(layout, "swizzle_byte_width", 0)
 
 
 def _line(descriptor: Descriptor) -> str:

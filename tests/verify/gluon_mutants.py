@@ -1,0 +1,124 @@
+"""sm90 kernels broken on purpose; `mutants.py` runs verification on each of them, in numpy.
+
+Usage: python gluon_mutants.py PACKAGE_DIR WORK_DIR MODULE, a key of OF_MODULE.
+"""
+
+import re
+import sys
+
+import mutants
+from mutants import Mutant
+
+SPARSE, SPLIT = "sparse_fwd: typical (f*", "sparse_fwd: splits: 3"
+SHARED = "sparse_fwd: neighbours: 75*"
+DENSE, STORED, CAUSAL = "dense_decode: typical", "sparse_decode: typical", "dense_fwd: typical, causal"
+SEARCHED = "prefill: 4 warps of 3: *"
+
+
+def _dropped(name: str, file: str, line: str, *only: str) -> Mutant:
+    """A statement that is one line, left out."""
+    return Mutant(name, file, rf"(?m)^( +){re.escape(line)}.*$", r"\1pass", only)
+
+
+def _literal(name: str, file: str, old: str, new: str, *only: str) -> Mutant:
+    return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only)
+
+
+def _attention(file: str, case: str, arrive: str, wait: str, half: str = "columns = START +") -> tuple[Mutant, ...]:
+    """A negated softmax, exchanged halves of V, an arrive and a wait that are left out."""
+    start = re.search(r"= (.*) \+$", half)
+    other = "(D_HALF - START)" if start and start[1] == "START" else "(1 - HALF) * D_HALF"
+    return (
+        Mutant("the softmax is negated", file, r"gl\.exp2\(scores", "gl.exp2(-scores", (case,)),
+        _literal("halves of V are exchanged", file, half, f"columns = {other} +", case),
+        _dropped("an arrive is dropped", file, arrive, case),
+        _dropped("a wait is dropped", file, wait, case),
+    )
+
+
+OF_MODULE = {
+    "_sparse_fwd_sm90": _attention(
+        "_sparse_fwd_sm90.py", SPARSE, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"
+    ),
+    "_sparse_fwd_sm90_swap_ab": _attention(
+        "_sparse_fwd_sm90_swap_ab.py",
+        SPARSE,
+        "_bar_arrive(K_R_FREE + BLOCK, zero)",
+        "mbarrier.wait(shared.k_r_ready.index(BLOCK), phase)",
+        "columns = HALF * D_HALF +",
+    ),
+    "_sparse_fwd_sm90_shared": _attention(
+        "_sparse_fwd_sm90_shared.py", SHARED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"
+    ),
+    "_index_union_sm90": (
+        _literal("a row is one too far", "_index_union_sm90.py", "(row + field)", "(row + field + 1)", SHARED),
+        _dropped("bits meet zeros", "_index_union_sm90.py", "barrier()  # no thread sets", SHARED),
+        _dropped("the bitmap is read early", "_index_union_sm90.py", "barrier()  # no thread reads the", SHARED),
+        _dropped("entries are read early", "_index_union_sm90.py", "barrier()  # no thread reads entries", SHARED),
+    ),
+    "_topk_sm90": (
+        Mutant("bins are cleared under counts", "_topk_sm90.py", r"( +)_barrier\(length\)\n(?=.*_take_four)", "", (SEARCHED,)),
+        _dropped("totals of warps are read early", "_topk_sm90.py", "_barrier(turn)", SEARCHED),
+        _dropped("bins are taken early", "_topk_sm90.py", "_barrier(left)", SEARCHED),
+        _literal("a key more is picked", "_topk_sm90.py", "(ties_before < wanted)", "(ties_before <= wanted)", SEARCHED),
+    ),
+    "_mqa_logits_sm90": (
+        _literal("the relu is negated", "_mqa_logits_sm90.py", "dots + gl.abs", "dots - gl.abs", "flat: typical"),
+        _dropped("a tile is not freed", "_mqa_logits_sm90.py", "mbarrier.arrive(shared.k_free", "flat: typical"),
+        _dropped("a tile is read early", "_mqa_logits_sm90.py", "mbarrier.wait(shared.k_ready", "flat: typical"),
+    ),
+    "_paged_mqa_logits_sm90": (
+        _literal("the relu is negated", "_paged_mqa_logits_sm90.py", "dots + gl.abs", "dots - gl.abs", "paged: typical"),
+        _dropped("Q is not freed", "_paged_mqa_logits_sm90.py", "mbarrier.arrive(shared.q_free", "paged: *"),
+        _dropped("a page is read early", "_paged_mqa_logits_sm90.py", "mbarrier.wait(shared.k_ready", "paged: typical"),
+    ),
+    "_dense_decode_sm90": _attention(
+        "_dense_decode_sm90.py", DENSE, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"
+    ),
+    "_dense_decode_sm90_swap_ab": _attention(
+        "_dense_decode_sm90_swap_ab.py",
+        DENSE,
+        "_bar_arrive(K_R_FREE + BLOCK, zero)",
+        "mbarrier.wait(shared.k_r_ready.index(BLOCK), phase)",
+        "columns = HALF * D_HALF +",
+    ),
+    "_dense_decode_sm90 of e4m3": _attention(
+        "_dense_decode_sm90.py",
+        "dense_decode: e4m3: wide, q of e4m3",
+        '_k_free(place, "arrive")',
+        "mbarrier.wait(shared.k_ready.index(2 * stage + 1)",
+    ),
+    "_dense_decode_sm90_few": _attention(
+        "_dense_decode_sm90_few.py", DENSE, '_k_free(place, "arrive")', "mbarrier.wait(shared.k_ready.index(2 * stage + 1)"
+    ),
+    "_dense_decode_sm90_parts": _attention(
+        "_dense_decode_sm90_parts.py",
+        "dense_decode: e4m3: wide",
+        '_k_free(place, "arrive")',
+        "mbarrier.wait(shared.k_ready.index(2 * stage + 1)",
+    ),
+    "_sparse_decode_sm90": _attention(
+        "_sparse_decode_sm90.py", STORED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"
+    ),
+    "_sparse_decode_sm90_e4m3": _attention(
+        "_sparse_decode_sm90_e4m3.py",
+        "sparse_decode: *",
+        '_k_free(place, "arrive")',
+        "mbarrier.wait(shared.k_ready.index(2 * stage + 1)",
+    ),
+    "_dense_fwd_sm90": (
+        Mutant("the softmax is negated", "_dense_fwd_sm90.py", r"gl\.exp2\(scores", "gl.exp2(-scores", (CAUSAL,)),
+        _literal("V is shifted", "_dense_fwd_sm90.py", "rows, valid, 0, D_V)", "rows, valid, 8, D_V)", CAUSAL),
+        _dropped("an arrive is dropped", "_dense_fwd_sm90.py", "mbarrier.arrive(shared.v_free", CAUSAL),
+        _dropped("a wait is dropped", "_dense_fwd_sm90.py", "mbarrier.wait(shared.v_ready", CAUSAL),
+    ),
+}
+KERNELS = {"_sparse_fwd_sm90_swap_ab": "sm90_swap_ab", "_dense_decode_sm90_swap_ab": "sm90_swap_ab"}
+KERNELS |= {"_sparse_fwd_sm90_shared": "sm90_shared", "_index_union_sm90": "sm90_shared"}
+
+if __name__ == "__main__":
+    module = sys.argv.pop()
+    mutants.MUTANTS = OF_MODULE[module]
+    mutants.TYPICAL = mutants.MUTANTS[0].only[0]
+    mutants.TARGET = f"{KERNELS.get(module, 'sm90')}, simulated"
+    mutants.main()
