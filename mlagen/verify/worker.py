@@ -81,12 +81,10 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
             return True
         if target == FEW_HEADS:
             return case.of_few_heads
-        kernels = targets[0] == "cuda" and (case.can_share if target == SHARED_INDICES else case.attends)
-        return case.every_target or kernels
+        more = targets[0] == "cuda" and (case.can_share if target == SHARED_INDICES else case.attends)
+        return case.every_target or more
 
-    pairs = [
-        (case, target) for number, target in enumerate(targets) for case in found if taken(case, target, number)
-    ]
+    pairs = [(case, target) for number, target in enumerate(targets) for case in found if taken(case, target, number)]
     if only is None:
         return _without_most_simulated(pairs)
     return [pair for pair in pairs if any(fnmatch.fnmatchcase(pair[0].name, pattern) for pattern in only)]
@@ -119,7 +117,7 @@ def representative(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
 
 
 def _without_most_simulated(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
-    """The pairs, but on a simulated target only cases for every target, and of names alike but for their end the first."""
+    """The pairs without most simulated ones: cases for every target stay, and of others with names alike the first."""
     from mlagen.verify.subject import SIMULATED
 
     kept: dict[tuple[str, ...], tuple[Case, str]] = {}

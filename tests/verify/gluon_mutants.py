@@ -57,10 +57,18 @@ OF_MODULE = {
         _dropped("entries are read early", "_index_union_sm90.py", "barrier()  # no thread reads entries", SHARED),
     ),
     "_topk_sm90": (
-        Mutant("bins are cleared under counts", "_topk_sm90.py", r"( +)_barrier\(length\)\n(?=.*_take_four)", "", (SEARCHED,)),
+        Mutant(
+            "bins are cleared under counts",
+            "_topk_sm90.py",
+            r"( +)_barrier\(length\)\n(?=.*_take_four)",
+            "",
+            (SEARCHED,),
+        ),
         _dropped("totals of warps are read early", "_topk_sm90.py", "_barrier(turn)", SEARCHED),
         _dropped("bins are taken early", "_topk_sm90.py", "_barrier(left)", SEARCHED),
-        _literal("a key more is picked", "_topk_sm90.py", "(ties_before < wanted)", "(ties_before <= wanted)", SEARCHED),
+        _literal(
+            "a key more is picked", "_topk_sm90.py", "(ties_before < wanted)", "(ties_before <= wanted)", SEARCHED
+        ),
     ),
     "_mqa_logits_sm90": (
         _literal("the relu is negated", "_mqa_logits_sm90.py", "dots + gl.abs", "dots - gl.abs", "flat: typical"),
@@ -68,7 +76,9 @@ OF_MODULE = {
         _dropped("a tile is read early", "_mqa_logits_sm90.py", "mbarrier.wait(shared.k_ready", "flat: typical"),
     ),
     "_paged_mqa_logits_sm90": (
-        _literal("the relu is negated", "_paged_mqa_logits_sm90.py", "dots + gl.abs", "dots - gl.abs", "paged: typical"),
+        _literal(
+            "the relu is negated", "_paged_mqa_logits_sm90.py", "dots + gl.abs", "dots - gl.abs", "paged: typical"
+        ),
         _dropped("Q is not freed", "_paged_mqa_logits_sm90.py", "mbarrier.arrive(shared.q_free", "paged: *"),
         _dropped("a page is read early", "_paged_mqa_logits_sm90.py", "mbarrier.wait(shared.k_ready", "paged: typical"),
     ),
@@ -89,7 +99,10 @@ OF_MODULE = {
         "mbarrier.wait(shared.k_ready.index(2 * stage + 1)",
     ),
     "_dense_decode_sm90_few": _attention(
-        "_dense_decode_sm90_few.py", DENSE, '_k_free(place, "arrive")', "mbarrier.wait(shared.k_ready.index(2 * stage + 1)"
+        "_dense_decode_sm90_few.py",
+        DENSE,
+        '_k_free(place, "arrive")',
+        "mbarrier.wait(shared.k_ready.index(2 * stage + 1)",
     ),
     "_dense_decode_sm90_parts": _attention(
         "_dense_decode_sm90_parts.py",

@@ -182,7 +182,7 @@ instruction("min")(lambda threads, parts, operands: _extreme(threads, parts, ope
 
 def _max_magnitude(one: Array, other: Array) -> Array:
     """The larger magnitudes of two pairs of bf16, NaN above all; the sign is of both signs."""
-    found = np.uint32(0)
+    found: Array = np.uint32(0)
     for shift in (np.uint32(0), np.uint32(16)):
         a, b = (one >> shift) & np.uint32(0xFFFF), (other >> shift) & np.uint32(0xFFFF)
         magnitude = np.maximum(a & np.uint32(0x7FFF), b & np.uint32(0x7FFF))  # NaN has the largest bits
@@ -228,7 +228,7 @@ def _by_warps(values: Array) -> Array:
 
 def _every_thread(threads: Threads, values: Array) -> Array:
     """Values with an entry for each thread."""
-    count = len(threads.special["%tid.x"])
+    count = threads.count
     values = np.asarray(values)
     return values if values.ndim and values.shape[-1] == count else np.broadcast_to(values, (count,))
 

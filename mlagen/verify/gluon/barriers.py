@@ -29,6 +29,10 @@ class MBarrier:
         self._passed: tuple[Array, Array] = self._nothing()  # of the phase that completed last
         self._waited: dict[int, int] = {}
 
+    @property
+    def _name(self) -> str:
+        return f"the mbarrier of {lines.place(self.line)}"
+
     @staticmethod
     def _nothing() -> tuple[Array, Array]:
         return np.zeros(ACTORS, np.int64), np.zeros(ACTORS, np.int64)
@@ -44,7 +48,7 @@ class MBarrier:
             np.maximum(self._arrived[1], fenced, out=self._arrived[1])
         self.pending -= count
         if self.pending < 0:
-            raise KernelError(f"the mbarrier of {lines.place(self.line)} gets more arrivals than the {self.count} of a phase")
+            raise KernelError(f"{self._name} gets more arrivals than the {self.count} of a phase")
         self._complete()
 
     def require_fence(self) -> None:
@@ -52,8 +56,7 @@ class MBarrier:
         actor, epoch = self._made
         if partition().fenced[actor] < epoch:
             raise KernelError(
-                f"no fence_async_shared between the mbarrier's begin at {lines.place(self.line)} and a copy by descriptor "
-                f"at {lines.place(lines.here())}"
+                f"no fence_async_shared between the init of {self._name} and a copy by descriptor at {lines.at()}"
             )
 
     def load(self, size: int) -> None:
@@ -80,12 +83,9 @@ class MBarrier:
         """
         own = partition()
         parity = phase & 1
-        own.wait(lambda: self.completed & 1 != parity, f"phase {parity} of the mbarrier of {lines.place(self.line)}")
+        own.wait(lambda: self.completed & 1 != parity, f"phase {parity} of {self._name}")
         if self._waited.get(own.number) == self.completed:
-            raise KernelError(
-                f"{own.name} waits twice for one phase of the mbarrier of {lines.place(self.line)}, "
-                f"at {lines.place(lines.here())}"
-            )
+            raise KernelError(f"{own.name} waits twice for one phase of {self._name}, at {lines.at()}")
         self._waited[own.number] = self.completed
         own.acquire(*self._passed)
 
@@ -93,7 +93,7 @@ class MBarrier:
         """Raises KernelError if a phase has begun and did not complete."""
         if self.pending != self.count or self.bytes:
             came = f"{self.count - self.pending} of {self.count} arrivals, and {self.bytes} bytes are missing"
-            raise KernelError(f"the mbarrier of {lines.place(self.line)} is left with {came}")
+            raise KernelError(f"{self._name} is left with {came}")
 
 
 class NamedBarriers:
@@ -115,13 +115,12 @@ class NamedBarriers:
 
     def _of(self, number: int, threads: int) -> _Named:
         if not 0 <= number < 16:
-            raise KernelError(f"named barrier {number} at {lines.place(lines.here())}: there are 16")
+            raise KernelError(f"named barrier {number} at {lines.at()}: there are 16")
         one = self._known.setdefault(number, _Named(number, threads))
         if one.threads != threads:
             if one.arrived:
-                raise KernelError(
-                    f"named barrier {number} is of {one.threads} threads, and of {threads} at {lines.place(lines.here())}"
-                )
+                sizes = f"{one.threads} threads, and of {threads}"
+                raise KernelError(f"named barrier {number} is of {sizes} at {lines.at()}")
             one.threads = threads
         return one
 
@@ -159,7 +158,8 @@ class _Named:
         np.maximum(self._joined[1], fenced, out=self._joined[1])
         self._count += own.threads
         if self._count > self.threads:
-            raise KernelError(f"named barrier {self.number} of {self.threads} threads gets more, at {lines.place(line)}")
+            place = lines.place(line)
+            raise KernelError(f"named barrier {self.number} of {self.threads} threads gets more, at {place}")
         if self._count == self.threads:
             self.clocks[generation] = self._joined
             self.clocks.pop(generation - 8, None)

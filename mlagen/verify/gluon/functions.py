@@ -49,6 +49,7 @@ class Function:
         lines.FILES.add(fn.__code__.co_filename)
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Calls it, as another kernel's function does."""
         if self._body is None:
             self._body = translated(self.fn)
             parameters = inspect.signature(self.fn).parameters.values()

@@ -17,7 +17,7 @@ from mlagen.verify.gluon.program import LANES, KernelError, Partition, Program, 
 from mlagen.verify.gluon.shared import Descriptor, read, written
 from mlagen.verify.gluon.values import PER_THREAD, Array, Tensor, decode, encode, itemsize, raw_dtype, tensor
 
-assert alu.instruction is ptx.instruction  # which knows no instruction until alu is imported
+assert alu.REDUCE  # ptx knows no instruction that computes until alu is imported
 
 
 def allocate_shared_memory(dtype: Any, shape: Any, layout: Any, value: Any = None) -> Descriptor:
@@ -89,7 +89,7 @@ class Mbarrier:
 def _barrier(place: Descriptor) -> MBarrier:
     found = Program.current.arena.barriers.get(place.start)
     if found is None:
-        raise KernelError(f"no mbarrier was initialised there, at {lines.place(lines.here())}")
+        raise KernelError(f"no mbarrier was initialised there, at {lines.at()}")
     return found
 
 
@@ -177,7 +177,7 @@ class Tma:
         barrier.require_fence()
         first = [int(one) for one in coordinates]
         if target.shape != tuple(descriptor.block_shape):
-            raise KernelError(f"a box {list(descriptor.block_shape)} to {list(target.shape)} at {lines.place(lines.here())}")
+            raise KernelError(f"a box {list(descriptor.block_shape)} to {list(target.shape)} at {lines.at()}")
         written(target, own, barrier.loads, barrier.completed + 1, apart=False)
         size = int(np.prod(target.shape)) * itemsize(target.dtype)
 
@@ -225,7 +225,7 @@ class Accumulator(Tensor):
         return self._shape
 
     @property
-    def array(self) -> Array:  # type: ignore[override]
+    def array(self) -> Array:
         """Its values.
 
         Raises:
@@ -233,7 +233,7 @@ class Accumulator(Tensor):
         """
         if self._own.clock[self._own.products] < self._number:
             raise KernelError(
-                f"the product of {lines.place(self._line)} is used before it was waited for, at {lines.place(lines.here())}"
+                f"the product of {lines.place(self._line)} is used before it was waited for, at {lines.at()}"
             )
         assert self._values is not None
         return self._values
@@ -290,7 +290,8 @@ def inline_asm_elementwise(asm: Any, constraints: Any, args: Any, dtype: Any, is
     text, given = getattr(asm, "value", asm), [tensor(one) for one in args]
     several = isinstance(dtype, (tuple, list))
     dtypes = [getattr(one, "value", one) for one in (dtype if several else (dtype,))]
-    found = _Call(text, str(getattr(constraints, "value", constraints)), given, dtypes, int(getattr(pack, "value", pack))).run()
+    listed, together = str(getattr(constraints, "value", constraints)), int(getattr(pack, "value", pack))
+    found = _Call(text, listed, given, dtypes, together).run()
     return tuple(found) if several else found[0]
 
 
@@ -422,7 +423,7 @@ class _Call:
             if action != "ld":
                 raise ptx.PtxError(f"{action} to global memory is not known")
             if (address[active] & (4 * width - 1)).any() and number == 0:
-                raise KernelError(f"a load of {4 * width} bytes is not aligned, at {lines.place(lines.here())}")
+                raise KernelError(f"a load of {4 * width} bytes is not aligned, at {lines.at()}")
             found = np.zeros(shape, "u4")
             if active.any():
                 found[active] = memory.gather(address[active], None, tl.uint32)
@@ -433,11 +434,11 @@ class _Call:
         words_of = Program.current.arena.words
         reached = address[active]
         if reached.size and ((reached < 0) | (reached >= Program.current.arena.end) | (reached % 4 != 0)).any():
-            raise KernelError(f"an address is out of shared memory, at {lines.place(lines.here())}")
+            raise KernelError(f"an address is out of shared memory, at {lines.at()}")
         words = reached // 4
         hand = Program.current.arena.hand
         if hand is None and reached.size:
-            raise KernelError(f"shared memory is addressed in a kernel that is not watched, at {lines.place(lines.here())}")
+            raise KernelError(f"shared memory is addressed in a kernel that is not watched, at {lines.at()}")
         found = np.zeros(address.shape, "u4")
         if not reached.size:
             return found

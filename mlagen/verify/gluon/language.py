@@ -96,10 +96,11 @@ def where(condition: Any, one: Any, other: Any) -> Tensor:
     left, right, dtype, layout = alike(one, other)
     flags = tensor(condition)
     if layout is PER_THREAD and flags.layout is not PER_THREAD and np.ndim(flags.array):
-        left = dealt(np.broadcast_to(left, np.shape(one.array) or np.shape(other.array)), flags.layout, flags.array.shape)
-        right = dealt(np.broadcast_to(right, np.shape(other.array)), flags.layout, flags.array.shape)
+        threads = np.broadcast_shapes(np.shape(left), np.shape(right))
+        left, right = (dealt(np.broadcast_to(side, threads), flags.layout, flags.array.shape) for side in (left, right))
         layout = flags.layout
-    return Tensor(np.where(np.asarray(flags.array) != 0, left, right), dtype, layout if layout is not None else flags.layout)
+    chosen = np.where(np.asarray(flags.array) != 0, left, right)
+    return Tensor(chosen, dtype, flags.layout if layout is None else layout)
 
 
 def _pairwise(function: Callable[[Array, Array], Array]) -> Callable[..., Tensor]:
@@ -179,9 +180,9 @@ def associative_scan(given: Tensor, axis: Any, combine: Any, reverse: bool = Fal
     size = array.shape[axis]
     before = (slice(None),) * axis
     while step < size:
-        low, high = before + (slice(0, size - step),), before + (slice(step, size),)
+        low, high = (*before, slice(0, size - step)), (*before, slice(step, size))
         joined = combine(Tensor(array[low], given.dtype), Tensor(array[high], given.dtype))
-        array = np.concatenate([array[before + (slice(0, step),)], joined.array], axis=axis)
+        array = np.concatenate([array[(*before, slice(0, step))], joined.array], axis=axis)
         step *= 2
     return Tensor(array, given.dtype, given.layout)
 

@@ -199,7 +199,7 @@ def owners(layout: Any, shape: tuple[int, ...]) -> Array:
 
 
 def spread(one_layout: Any, one: Array, other_layout: Any, other: Array) -> tuple[Array, Array]:
-    """Two operands as they meet: of a scalar that each thread has its own of, a value for each of a block's elements."""
+    """Two operands as they meet: a scalar that each thread has its own of has a value for each element of a block."""
     if one_layout is PER_THREAD and other_layout is not PER_THREAD and np.ndim(other):
         return dealt(one, other_layout, np.shape(other)), other
     if other_layout is PER_THREAD and one_layout is not PER_THREAD and np.ndim(one):

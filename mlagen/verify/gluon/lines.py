@@ -34,6 +34,11 @@ def here() -> int:
     return number
 
 
+def at() -> str:
+    """The lines that run now."""
+    return place(here())
+
+
 def place(number: int) -> str:
     """The lines of a number."""
     return _places[number]

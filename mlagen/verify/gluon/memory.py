@@ -12,7 +12,7 @@ from mlagen.verify import sanitizer
 from mlagen.verify.gluon.values import Array, Tensor, decode, encode, itemsize, raw_dtype
 
 
-class MemoryError_(Exception):
+class AddressError(Exception):
     """An address that a GPU would not take; the message names the line."""
 
 
@@ -42,13 +42,13 @@ class Memory:
         """An array of a dtype and the places in it of addresses, which are in one tensor's storage.
 
         Raises:
-            MemoryError_: they are not, or not aligned.
+            AddressError: they are not, or not aligned.
         """
         size = dtype.itemsize
         low, high = int(addresses.min()), int(addresses.max())
         number = bisect.bisect_right(self._begins, low) - 1
         if number < 0 or high + size > self._begins[number] + len(self._bytes[number]):
-            raise MemoryError_("an address is in none of the launch's tensors")
+            raise AddressError("an address is in none of the launch's tensors")
         key = number, dtype.str
         view = self._views.get(key)
         if view is None:
@@ -57,7 +57,7 @@ class Memory:
         offsets = addresses - self._begins[number]
         if size > 1:
             if (offsets & (size - 1)).any():
-                raise MemoryError_(f"an address of {size} bytes is not aligned to them")
+                raise AddressError(f"an address of {size} bytes is not aligned to them")
             offsets = offsets // size
         return view, offsets
 
@@ -116,7 +116,7 @@ def load(pointer: Tensor, mask: Any = None, other: Any = None, **_: Any) -> Tens
     if dtype.name == "int1":
         raise TypeError("a load of int1 is not known")
     masks = None if mask is None or mask is True else mask
-    fill = 0
+    fill: Any = 0
     if other is not None:
         given = other.array if isinstance(other, Tensor) else other
         fill = encode(np.asarray(given, "f4"), dtype) if dtype.is_floating() else given

@@ -75,7 +75,7 @@ class Partition:
         """Runs on when the condition holds."""
         if condition() and (self.program.rng.random() > 0.25 or self.program.partitions == [self]):
             return
-        self.waits = f"{what} at {lines.place(lines.here())}"
+        self.waits = f"{what} at {lines.at()}"
         if self.program.partitions == [self]:
             self.program.settle(self, condition)
             return

@@ -49,7 +49,8 @@ def parse(text: str) -> tuple[tuple[Instruction, ...], dict[str, int]]:
         match = re.match(r"(?:@(!?)(\S+)\s+)?([\w.:]+)\s*(.*)", statement, re.DOTALL)
         if match is None:
             raise PtxError(f"no instruction: {statement}")
-        operands = tuple(one.strip() for one in re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{\[][^,]*", match[4]) if one.strip())
+        listed = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{\[][^,]*", match[4])
+        operands = tuple(one.strip() for one in listed if one.strip())
         found.append(Instruction(match[2] or "", match[1] == "!", tuple(re.split(r"::|\.", match[3])), operands))
     return tuple(found), labels
 
@@ -73,7 +74,7 @@ class Threads:
 
     Attributes:
         registers: bits by name; operands are "$0" and so on.
-        first: of the threads, by %tid.x.
+        count: of threads.
         programs: of the grid.
         memory: loads and stores: `memory(space, action, addresses, mask, values)`.
         barrier: `barrier(action, number, threads)`.
@@ -89,6 +90,7 @@ class Threads:
         barrier: Callable[[str, int, int | None], None],
     ) -> None:
         self.registers = registers
+        self.count = threads
         thread = np.arange(first, first + threads, dtype="u4")
         lane = thread % np.uint32(LANES)
         self.special = {

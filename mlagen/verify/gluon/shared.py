@@ -194,7 +194,7 @@ class Descriptor:
         """One entry of the first dimension."""
         number = int(index)
         if not 0 <= number < self.shape[0]:
-            raise KernelError(f"index {number} of {self.shape[0]} entries of shared memory at {lines.place(lines.here())}")
+            raise KernelError(f"index {number} of {self.shape[0]} entries of shared memory at {lines.at()}")
         ((_, step),) = self.dims[0]
         return replace(self, dims=self.dims[1:], start=self.start + number * step)
 
@@ -207,7 +207,7 @@ class Descriptor:
         first, count = int(start), int(length)
         if first < 0 or first + count > self.shape[dim]:
             found = f"[{first}, {first + count}) of {self.shape[dim]}"
-            raise KernelError(f"entries {found} of shared memory at {lines.place(lines.here())}")
+            raise KernelError(f"entries {found} of shared memory at {lines.at()}")
         *outer, (width, step) = self.dims[dim]
         place = self.start + first % width * step
         parts: tuple[Part, ...] = ((count, step),)
@@ -215,7 +215,7 @@ class Descriptor:
             place += first // width * outer[0][1]
             if first % width + count > width:
                 if first % width or count % width:
-                    raise KernelError(f"columns of shared memory that begin within a swizzle, at {lines.place(lines.here())}")
+                    raise KernelError(f"columns of shared memory that begin within a swizzle, at {lines.at()}")
                 parts = ((count // width, outer[0][1]), (width, step))
         return replace(self, dims=(*self.dims[:dim], parts, *self.dims[dim + 1 :]), start=place)
 
@@ -232,7 +232,7 @@ class Descriptor:
         sizes = tuple(int(size) for size in shape)
         size = itemsize(dtype)
         if math.prod(sizes) * size > math.prod(self.shape) * itemsize(self.dtype):
-            raise KernelError(f"shared memory is read as more than it is, at {lines.place(lines.here())}")
+            raise KernelError(f"shared memory is read as more than it is, at {lines.at()}")
         self.allocation.mixed |= _width(self.layout) != _width(layout)
         return replace(self, dtype=dtype, dims=dims_of(sizes, size, layout), layout=layout)
 
@@ -271,7 +271,7 @@ class Descriptor:
         """Stores a tensor."""
         own = Program.current.partition
         if tuple(value.shape) != self.shape:
-            raise KernelError(f"a block {list(value.shape)} is stored to {list(self.shape)} at {lines.place(lines.here())}")
+            raise KernelError(f"a block {list(value.shape)} is stored to {list(self.shape)} at {lines.at()}")
         if self.arena.hand is not None:
             self.arena.hand.block(self, value.layout, True)
         written(self, own, own.number, int(own.clock[own.number]))
@@ -292,7 +292,9 @@ def read(descriptor: Descriptor, own: Partition, actor: int, epoch: int, clock: 
         raise _race("read", own, place, "written", raced, descriptor, fenced)
     unwatched = descriptor.arena.hand is None  # else assembly may have written it
     if unwatched and not allocation.filled.all() and not view.of(allocation.filled).all():
-        raise KernelError(f"{own.name} reads shared memory of {_line(descriptor)} that nobody wrote, at {lines.place(place)}")
+        raise KernelError(
+            f"{own.name} reads shared memory of {_line(descriptor)} that nobody wrote, at {lines.place(place)}"
+        )
     if allocation.mixed and (view.of(allocation.widths) != _width(descriptor.layout)).any():
         raise KernelError(f"shared memory is read with another swizzle than written, at {lines.place(place)}")
     allocation.reads.note(actor, epoch, place, view)

@@ -166,8 +166,9 @@ def convert(array: Array, source: Any, dtype: Any) -> Array:
         return rounded(array.astype("f4"), dtype)
     wanted = ARRAYS[dtype.name]
     if array.dtype.kind == "f" and wanted.kind in "iu":
-        limits = np.iinfo(wanted)
-        return np.where(np.isnan(array), 0, np.clip(np.trunc(array.astype("f8")), limits.min, limits.max)).astype(wanted)
+        limits: Any = np.iinfo(wanted.str)
+        whole = np.clip(np.trunc(array.astype("f8")), limits.min, limits.max)
+        return np.where(np.isnan(array), 0, whole).astype(wanted)
     return array if array.dtype == wanted else array.astype(wanted)
 
 

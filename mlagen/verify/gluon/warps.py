@@ -26,7 +26,7 @@ class Warps:
         self._words = words
         self._warps = {kind: np.full(words, NOBODY, np.int16) for kind in CONFLICTS}
         self._places = {kind: np.zeros(words, np.int32) for kind in CONFLICTS}
-        self._blocks: list[tuple[int, int, bool]] = []  # words that Gluon's own accesses reached, and whether they write
+        self._blocks: list[tuple[int, int, bool]] = []  # words of Gluon's own accesses, and whether they write
 
     def barrier(self) -> None:
         """All warps have come to a barrier."""

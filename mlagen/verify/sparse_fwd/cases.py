@@ -331,6 +331,10 @@ def _neighbours(suite: _Suite) -> Iterator[SparseFwdCase]:
         ("one by one", "one by one", "repeats", "flagged tokens are done one by one, and no others are written"),
     ):
         yield from suite.sparse(f"neighbours: {name}", promise, check=check, indices=f"neighbours, {indices}", **sizes)
+    promise = "rows of several blocks of the list"
+    yield from suite.sparse(
+        "neighbours: blocks of rows", promise, indices="neighbours, 75 % shared", **{**sizes, "rows": 20_000}
+    )
     if big:
         promise = "rows past what one bitmap holds"
         yield from suite.sparse(

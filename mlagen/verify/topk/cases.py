@@ -207,9 +207,9 @@ def _sm90_cases(base: SelectCase, big: bool) -> Iterator[SelectCase]:
     for tile in rare:
         name, capacity = f"{SHORT[PREFILL]}: {tile[0]} warps of {tile[-1]}", tile[2]
         searched: dict[str, Any] = {"promise": "a row that its candidates do not decide", "rows": 1, "sm90_tile": tile}
-        few = {"columns": capacity * 6 // 5, "k": capacity // 2, "scores": "three values"}
+        few: dict[str, Any] = {"columns": capacity * 6 // 5, "k": capacity // 2, "scores": "three values"}
         yield replace(base, name=f"{name}: three values", **few, **searched)
-        long = {"columns": capacity * 20, "k": 5, "scores": "descending"}
+        long: dict[str, Any] = {"columns": capacity * 20, "k": 5, "scores": "descending"}
         yield replace(base, name=f"{name}: descending", **long, **searched)
 
 
