@@ -55,8 +55,6 @@ class Subject:
         target: whose tiles the interpreter reads; on a GPU SM90_KERNELS gives every call that can to those, FEW_HEADS
             to those of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows; on a CPU those
             of SIMULATED do the same.
-            to those of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows; on a CPU those
-            of SIMULATED do the same.
         keeps: calls are kept by their signature, as those of a user are; see `mlagen.verify.kept`.
     """
 

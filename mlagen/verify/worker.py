@@ -69,10 +69,13 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
     share them where that is what it does.
     """
     from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
+    from mlagen.verify.kept import CHECK
     from mlagen.verify.subject import SIMULATED
 
     def taken(case: Case, target: str, number: int) -> bool:
         if target in SIMULATED:
+            if case.check == CHECK:  # whose launches are the interpreter's
+                return False
             kernels = {"sm90_swap_ab": case.of_few_heads, "sm90_shared": case.can_share}
             return kernels.get(SIMULATED[target], case.simulated)
         if case.only_sm90:
