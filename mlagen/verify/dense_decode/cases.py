@@ -135,6 +135,8 @@ def _typical(suite: _Suite) -> Iterator[DenseDecodeCase]:
     promise = "an ordinary call gives the reference's result"
     yield from suite.both("typical", promise, every_target=True)
     yield from suite.both("typical, shared", promise, every_target=True, multiprocessors=40)
+    promise = "every stage of shared memory is used again, by a program's next request too"
+    yield from suite.case("long", promise, lengths=(900, 3, 700), multiprocessors=1, only_sm90=True, every_target=True)
     own = (8000, 33000) if big else (65,)
     yield from suite.both("model's own heads", "the model's own heads", lengths=own, heads=facts.num_heads)
     many = tuple(37 * number % 301 for number in range(515 if big else 20))

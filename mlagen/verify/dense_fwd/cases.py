@@ -79,6 +79,8 @@ def _lengths(spec: Mapping[str, Any], big: bool) -> Iterator[DenseFwdCase]:
             yield _case(f"lengths: {name}, {which}", "any lengths on either side", requests=requests, causal=causal)
         promise = "NaN before the first request and past the last shows nowhere, and nothing is written there"
         yield _case(f"rows of no request, {which}", promise, before=150, after=70, causal=causal, every_target=True)
+    promise = "every stage of shared memory is used again, by a program's next tile too"
+    yield _case("long", promise, requests=((300, 700), (130, 900)), only_sm90=True, every_target=True)
     for causal in (True, False):
         promise = "the last request ends with the rows, whatever its end says"
         yield _case(f"lengths: past the rows{', causal' if causal else ''}", promise, beyond=True, causal=causal)

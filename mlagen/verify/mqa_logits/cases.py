@@ -143,6 +143,10 @@ def _flat_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[FlatCas
         for ranges in ("odd", "far apart"):
             changes = {"multiprocessors": multiprocessors, "ranges": ranges, "keys": 900}
             yield case(f"splits: {multiprocessors} multiprocessors, {ranges}", promise, **changes)
+    promise = "every stage of shared memory is used again"
+    for name, tokens, keys in (("long", 13, 1700), ("many tokens", 40, 200)):
+        one = {"tokens": tokens, "keys": keys, "multiprocessors": 1}
+        yield case(name, promise, **one, only_sm90=True, every_target=True)
     codes = {"contents": "codes", "tokens": 3}
     yield case("contents: any codes", "every code and scale has its value", **codes, every_target=True)
     yield case("contents: NaN", "NaN of what a token sees gives NaN, and nothing else does", nan=True, ranges="odd")
@@ -174,6 +178,8 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
         return replace(base, name=f"{SHORT[wrapper]}: {name}", promise=promise, **changes)
 
     yield case("typical", "an ordinary call gives the reference's logits", every_target=True)
+    promise = "every stage of shared memory is used again"
+    yield case("long", promise, lengths=(3000, 3000, *12 * (70,)), only_sm90=True, every_target=True)
     for next_n in (1, 2, 3, 8):
         for tokenwise in (False, True):
             how = ", tokenwise" if tokenwise else ""

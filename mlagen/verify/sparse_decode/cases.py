@@ -160,6 +160,9 @@ def _typical(suite: _Suite) -> Iterator[SparseDecodeCase]:
     big, facts, topks = suite.big, suite.facts, suite.known.topks
     promise = "an ordinary call gives the reference's result"
     yield from suite.case("typical", promise, every_target=True)
+    promise = "every stage of shared memory is used again, by a program's next tile too"
+    yield from suite.case("long", promise, main={"topk": 720}, only_sm90=True, every_target=True)
+    promise = "an ordinary call in splits gives the reference's result"
     yield from suite.case("typical, in splits", promise, every_target=True, multiprocessors=None)
     own: dict[str, Any] = {"extra": {"topk": topks[1], "rows": 4 * topks[1], "indices": "full"}} if topks[1:] else {}
     yield from suite.case(

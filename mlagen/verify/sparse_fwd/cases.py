@@ -118,7 +118,7 @@ class _Suite:
         self, name: str, promise: str, *, each_wrapper: bool = False, **settings: Any
     ) -> Iterator[SparseFwdCase]:
         """One case, or one a wrapper; none if the spec lacks what it needs."""
-        case_fields = {"check", "splits", "multiprocessors", "batch_invariant", "every_target"}
+        case_fields = {"check", "splits", "multiprocessors", "batch_invariant", "every_target", "only_sm90"}
         options = {key: settings.pop(key) for key in case_fields & settings.keys()}
         problem = self.problem(**settings)
         if (problem.sink and self.facts.sink == "none") or (problem.length and self.facts.length == "none"):
@@ -134,6 +134,8 @@ def _typical(suite: _Suite) -> Iterator[SparseFwdCase]:
     yield from suite.sparse(
         "typical", "an ordinary call gives the reference's result", each_wrapper=True, every_target=True
     )
+    promise = "every stage of shared memory is used again, by a program's next tile too"
+    yield from suite.sparse("long", promise, tokens=9, topk=720, splits=1, only_sm90=True, every_target=True)
     yield from suite.sparse(
         "model's own sizes",
         "the model's own heads and topk",
