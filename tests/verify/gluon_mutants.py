@@ -9,7 +9,7 @@ import sys
 import mutants
 from mutants import Mutant
 
-SPARSE, SPLIT = "sparse_fwd: typical (f*", "sparse_fwd: splits: 3"
+SPARSE = "sparse_fwd: typical (f*"
 SHARED = "sparse_fwd: neighbours: 75*"
 DENSE, STORED, CAUSAL = "dense_decode: typical", "sparse_decode: typical", "dense_fwd: typical, causal"
 SEARCHED = "prefill: 4 warps of 3: *"
@@ -24,13 +24,14 @@ def _literal(name: str, file: str, old: str, new: str, *only: str) -> Mutant:
     return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only)
 
 
-def _attention(file: str, case: str, arrive: str, wait: str, half: str = "columns = START +") -> tuple[Mutant, ...]:
+def _attention(
+    file: str, case: str, arrive: str, wait: str, half: str = "columns = START + gl.arange(0, D_HALF"
+) -> tuple[Mutant, ...]:
     """A negated softmax, exchanged halves of V, an arrive and a wait that are left out."""
-    start = re.search(r"= (.*) \+$", half)
-    other = "(D_HALF - START)" if start and start[1] == "START" else "(1 - HALF) * D_HALF"
+    other = half.replace("START", "(D_HALF - START)").replace("HALF * D_HALF", "(1 - HALF) * D_HALF")
     return (
         Mutant("the softmax is negated", file, r"gl\.exp2\(scores", "gl.exp2(-scores", (case,)),
-        _literal("halves of V are exchanged", file, half, f"columns = {other} +", case),
+        _literal("halves of V are exchanged", file, half, other, case),
         _dropped("an arrive is dropped", file, arrive, case),
         _dropped("a wait is dropped", file, wait, case),
     )
@@ -47,11 +48,27 @@ OF_MODULE = {
         "mbarrier.wait(shared.k_r_ready.index(BLOCK), phase)",
         "columns = HALF * D_HALF +",
     ),
-    "_sparse_fwd_sm90_shared": _attention(
-        "_sparse_fwd_sm90_shared.py", SHARED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"
+    # A negated softmax of masked scores is infinite, and what is not finite is computed again, by the portable kernel.
+    "_sparse_fwd_sm90_shared": (
+        _literal(
+            "the softmax is flatter",
+            "_sparse_fwd_sm90_shared.py",
+            "gl.exp2(scores * call.sm_scale_log2",
+            "gl.exp2(scores * call.sm_scale_log2 * 0.5",
+            SHARED,
+        ),
+        *_attention("_sparse_fwd_sm90_shared.py", SHARED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)")[
+            1:
+        ],
     ),
     "_index_union_sm90": (
-        _literal("a row is one too far", "_index_union_sm90.py", "(row + field)", "(row + field + 1)", SHARED),
+        _literal(
+            "a token has another's rows",
+            "_index_union_sm90.py",
+            "(bits << ROW_BITS)",
+            "((bits ^ 1) << ROW_BITS)",
+            SHARED,
+        ),
         _dropped("bits meet zeros", "_index_union_sm90.py", "barrier()  # no thread sets", SHARED),
         _dropped("the bitmap is read early", "_index_union_sm90.py", "barrier()  # no thread reads the", SHARED),
         _dropped("entries are read early", "_index_union_sm90.py", "barrier()  # no thread reads entries", SHARED),
@@ -72,7 +89,7 @@ OF_MODULE = {
     ),
     "_mqa_logits_sm90": (
         _literal("the relu is negated", "_mqa_logits_sm90.py", "dots + gl.abs", "dots - gl.abs", "flat: typical"),
-        _dropped("a tile is not freed", "_mqa_logits_sm90.py", "mbarrier.arrive(shared.k_free", "flat: typical"),
+        _dropped("a tile is not freed", "_mqa_logits_sm90.py", "mbarrier.arrive(shared.k_free", "flat: long"),
         _dropped("a tile is read early", "_mqa_logits_sm90.py", "mbarrier.wait(shared.k_ready", "flat: typical"),
     ),
     "_paged_mqa_logits_sm90": (
@@ -96,28 +113,28 @@ OF_MODULE = {
         "_dense_decode_sm90.py",
         "dense_decode: e4m3: wide, q of e4m3",
         '_k_free(place, "arrive")',
-        "mbarrier.wait(shared.k_ready.index(2 * stage + 1)",
+        "mbarrier.wait(shared.k_ready.index(place)",
     ),
     "_dense_decode_sm90_few": _attention(
         "_dense_decode_sm90_few.py",
         DENSE,
         '_k_free(place, "arrive")',
-        "mbarrier.wait(shared.k_ready.index(2 * stage + 1)",
+        "mbarrier.wait(shared.k_ready.index(place)",
     ),
     "_dense_decode_sm90_parts": _attention(
         "_dense_decode_sm90_parts.py",
         "dense_decode: e4m3: wide",
         '_k_free(place, "arrive")',
-        "mbarrier.wait(shared.k_ready.index(2 * stage + 1)",
+        "mbarrier.wait(shared.k_ready.index(place)",
     ),
     "_sparse_decode_sm90": _attention(
         "_sparse_decode_sm90.py", STORED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"
     ),
     "_sparse_decode_sm90_e4m3": _attention(
         "_sparse_decode_sm90_e4m3.py",
-        "sparse_decode: *",
+        "sparse_decode: e4m3: q, 3 heads, s_q 1",
         '_k_free(place, "arrive")',
-        "mbarrier.wait(shared.k_ready.index(2 * stage + 1)",
+        "mbarrier.wait(shared.k_ready.index(place)",
     ),
     "_dense_fwd_sm90": (
         Mutant("the softmax is negated", "_dense_fwd_sm90.py", r"gl\.exp2\(scores", "gl.exp2(-scores", (CAUSAL,)),

@@ -79,7 +79,7 @@ def test_what_a_spec_requires_is_always_passed():
 def test_other_targets_run_a_subset():
     found = cases(spec(), "cpu")
     pairs = selected(found, ["sm90", "gfx942"], None)
-    assert [case for case, target in pairs if target == "sm90"] == found
+    assert [case for case, target in pairs if target == "sm90"] == [case for case in found if not case.only_sm90]
     subset = [case for case, target in pairs if target == "gfx942"]
     assert 5 <= len(subset) <= len(found) // 10
     assert not any(isinstance(case, RefusedCase) for case in subset)
@@ -87,3 +87,12 @@ def test_other_targets_run_a_subset():
         "sparse_fwd: rows: one",
         "sparse_fwd: rows: none",
     ]
+
+
+def test_a_simulated_target_runs_a_handful_and_what_is_asked_for():
+    found, target = cases(spec(), "cpu"), "sm90, simulated"
+    names = [case.name for case, _ in selected(found, [target], None)]
+    assert {"sparse_fwd: long", "sparse_fwd: logits: wide"} <= set(names)
+    assert "sparse_fwd: logits: huge" not in names
+    assert not any(name.startswith("refuses") for name in names)
+    assert [case.name for case, _ in selected(found, [target], ["*: huge"])] == ["sparse_fwd: logits: huge"]
