@@ -48,7 +48,7 @@ OF_MODULE = {
         "mbarrier.wait(shared.k_r_ready.index(BLOCK), phase)",
         "columns = HALF * D_HALF +",
     ),
-    # A negated softmax of masked scores is infinite, and what is not finite is computed again, by the portable kernel.
+    # A negated softmax of masked scores is infinite, and the portable kernel computes such rows again.
     "_sparse_fwd_sm90_shared": (
         _literal(
             "the softmax is flatter",

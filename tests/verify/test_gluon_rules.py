@@ -1,4 +1,4 @@
-"""What fails a kernel in numpy: races, barriers that do not fit, products that were not waited for."""
+"""Rules whose breach fails a kernel in numpy: races, barriers that do not fit, products that were not waited for."""
 
 import re
 
@@ -54,7 +54,7 @@ def pair(first, second):
 
 
 def handed_over(*, arrives=1, waits=1, fences=True, count=1):
-    """A partition writes what another reads, or what its product reads."""
+    """A partition writes memory that another one reads, or its product."""
 
     def kernel():
         memory, ready = shared(64, 64, dtype=tl.float16), mbarrier(count)

@@ -14,7 +14,7 @@ from mlagen.verify.subject import SIMULATED
 pytestmark = pytest.mark.interpreter
 
 SPECS = Path(__file__).parents[2] / "specs"
-# Cases by spec, of which each of its sm90 modules has one.
+# Cases by spec. Each of its sm90 modules runs in one of them.
 CASES = {
     "dsv32": (
         "sparse_fwd: typical (f*", "sparse_fwd: splits: 3", "sparse_fwd: neighbours: 75*", "prefill: 4 warps of 3: *",
@@ -39,7 +39,7 @@ SPEC_OF = {
     "_dense_decode_sm90_few": "dsv3_fp8",
     "_dense_decode_sm90_parts": "dsv3_fp8",
 }
-QUICK = ("_topk_sm90", "_sparse_fwd_sm90")  # whose mutants each run has
+QUICK = ("_topk_sm90", "_sparse_fwd_sm90")  # their mutants are in each run
 
 
 @pytest.fixture(scope="session")

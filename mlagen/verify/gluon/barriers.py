@@ -1,4 +1,4 @@
-"""mbarriers and named barriers: who waits for whom, and what clocks pass from one to the other."""
+"""mbarriers and named barriers: who waits for whom, and the clocks that pass between them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MBarrier:
         return np.zeros(ACTORS, np.int64), np.zeros(ACTORS, np.int64)
 
     def arrive(self, count: int, clock: Array, fenced: Array | None = None) -> None:
-        """Takes arrivals, and what is ordered before them.
+        """Takes arrivals, and the clocks of those who arrive.
 
         Raises:
             KernelError: the phase takes fewer.

@@ -66,7 +66,7 @@ class Function:
 
 @functools.cache
 def translated(fn: types.FunctionType) -> types.FunctionType:
-    """A function whose globals are what stands for Triton's, with constants as plain values."""
+    """A function with stand-ins for Triton's names as globals, and constants as plain values."""
     scope = {name: _stand_in(value) for name, value in fn.__globals__.items()}
     scope["range"] = language.trip
     defaults = None if fn.__defaults__ is None else tuple(_stand_in(one) for one in fn.__defaults__)
@@ -187,7 +187,7 @@ GLUON = "triton.experimental.gluon"
 
 
 def _modules() -> Mapping[str, dict[str, Any]]:
-    """What stands in for Gluon's modules, by name."""
+    """Contents of the stand-ins for Gluon's modules, by name."""
     real = importlib.import_module(f"{GLUON}.language")
     layouts = {name: getattr(real, name) for name in dir(real) if name.endswith("Layout")}
     host = importlib.import_module(f"{GLUON}.nvidia.hopper")

@@ -1,4 +1,4 @@
-"""What Hopper does beside a partition: asynchronous copies, products, barriers, and inline assembly."""
+"""Hopper's own functions: asynchronous copies, products, barriers, and inline assembly."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def thread_barrier() -> None:
 
 
 def fence_async_shared(cluster: bool = False) -> None:
-    """Lets asynchronous operations see what threads wrote to shared memory."""
+    """Lets asynchronous operations see the partition's writes to shared memory."""
     partition().fence()
 
 
@@ -211,7 +211,7 @@ def _box(descriptor: Any, first: Sequence[int], raw: Any) -> Array:
 
 
 class Accumulator(Tensor):
-    """What a product gives, which is there once it was waited for."""
+    """The result of a product, readable once it was waited for."""
 
     def __init__(self, own: Partition, number: int, shape: Sequence[int], layout: Any) -> None:
         self._own, self._number, self._shape = own, number, list(shape)
@@ -462,7 +462,7 @@ class _Call:
 
 
 def _in_turn(memory_words: Array, words: Array, values: Array, ufunc: Any) -> Array:
-    """Atomics of one instruction, one after the other; what each found."""
+    """Atomics of one instruction, one after the other; the words that each found."""
     order = np.argsort(words, kind="stable")
     found = np.empty(len(words), "u4")
     for at in order.tolist():

@@ -31,7 +31,7 @@ def indexed(layout: Any, index: tuple[Any, ...]) -> Any:
 
 
 class Derived:
-    """The layout of what a reshape, a permute or a join gives.
+    """The layout of the result of a reshape, a permute or a join.
 
     Args:
         find: gives its places.
@@ -135,7 +135,7 @@ def _linear(layout: Any, shape: tuple[int, ...]) -> Bases:
 
 
 def _parent_size(layout: Any) -> int:
-    """A size of the dimension that a SliceLayout leaves out: registers of it are dropped whatever it is."""
+    """A size of the dimension that a SliceLayout leaves out: its registers are dropped at any size."""
     parent = layout.parent
     if type(parent).__name__ == "DistributedLinearLayout":
         return cast(int, parent.shape[layout.dim])

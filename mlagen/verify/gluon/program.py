@@ -1,4 +1,4 @@
-"""One program of a launch: its partitions, what is asynchronous, their clocks, and the scheduler."""
+"""One program of a launch: its partitions, asynchronous operations, their clocks, and the scheduler."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class KernelError(Exception):
 
 
 class _StoppedError(BaseException):
-    """Ends a partition whose program has failed."""
+    """Ends a partition after its program failed."""
 
 
 class Partition:
@@ -30,8 +30,8 @@ class Partition:
     Attributes:
         number: its actor.
         warps, first_warp: how many, and which of the program is its first.
-        clock: what of each actor it is ordered after.
-        fenced: what of each partition's writes asynchronous operations see.
+        clock: the last event of each actor that it is ordered after.
+        fenced: the last writes of each partition that asynchronous operations see.
     """
 
     def __init__(self, program: Program, name: str, warps: int, first_warp: int) -> None:
@@ -56,13 +56,13 @@ class Partition:
         return self.warps * LANES
 
     def released(self) -> tuple[Array, Array]:
-        """Its clocks, for someone to acquire; what it does from here on is later."""
+        """Its clocks, for someone to acquire; its later events are not among them."""
         clocks = self.clock.copy(), self.fenced.copy()
         self.clock[self.number] += 1
         return clocks
 
     def acquire(self, clock: Array, fenced: Array) -> None:
-        """Orders what follows behind another's clocks."""
+        """Orders later events behind another's clocks."""
         np.maximum(self.clock, clock, out=self.clock)
         np.maximum(self.fenced, fenced, out=self.fenced)
 
@@ -143,7 +143,7 @@ class Program:
         return self.actors - 1
 
     def threaded(self) -> Array:
-        """Which actors are partitions, whose writes asynchronous operations see behind a fence."""
+        """Which actors are partitions: asynchronous operations see their writes behind a fence."""
         found = np.zeros(ACTORS, bool)
         found[[self.main.number, *(part.number for part in self.partitions)]] = True
         return found
@@ -162,7 +162,7 @@ class Program:
             queues[self.rng.integers(len(queues))].popleft()()
 
     def specialize(self, functions: list[tuple[Any, tuple[Any, ...]]], warps: list[int]) -> None:
-        """Runs partitions beside each other until all are done."""
+        """Runs partitions concurrently until all are done."""
         parts, first = [], 0
         for number, ((function, _), count) in enumerate(zip(functions, [self.main.warps, *warps], strict=True)):
             name = getattr(function, "__name__", "a partition")
@@ -215,7 +215,7 @@ class Program:
                 live.remove(chosen)
 
     def finish(self) -> None:
-        """Completes what is under way, and checks the barriers.
+        """Completes pending operations, and checks the barriers.
 
         Raises:
             KernelError: one is left incomplete.

@@ -70,7 +70,7 @@ def _statements(body: str) -> list[str]:
 
 
 class Threads:
-    """What a text runs on.
+    """The threads that a text runs on.
 
     Attributes:
         registers: bits by name; operands are "$0" and so on.

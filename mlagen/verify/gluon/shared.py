@@ -59,7 +59,7 @@ class _Log:
         view.of(self.places[actor])[...] = place
 
     def unordered(self, clock: Array, view: _View, apart: int | None) -> tuple[int, int] | None:
-        """An actor, and its place, whose access is not ordered before a clock."""
+        """An actor with an access that is not ordered before a clock, and its place."""
         for actor, epochs in self.epochs.items():
             if actor != apart:
                 late = view.of(epochs) > clock[actor]
@@ -84,7 +84,7 @@ class _View:
 
 
 class Allocation:
-    """What one call allocates.
+    """The memory of one allocation.
 
     Attributes:
         offset, size: bytes.
@@ -187,7 +187,7 @@ class Descriptor:
 
     @property
     def type(self) -> Descriptor:
-        """What a kernel asks of its type."""
+        """Its type, as a kernel reads it."""
         return self
 
     def index(self, index: Any) -> Descriptor:
@@ -279,7 +279,7 @@ class Descriptor:
 
 
 def read(descriptor: Descriptor, own: Partition, actor: int, epoch: int, clock: Array) -> None:
-    """Takes note of a read by a partition or by what it issued, which sees what `clock` is ordered after.
+    """Takes note of a read by a partition or its product. It sees the writes that `clock` is ordered after.
 
     Raises:
         KernelError: it races with a write, or nothing was written.

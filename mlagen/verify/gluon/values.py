@@ -72,7 +72,7 @@ def rounded(values: Array, dtype: Any) -> Array:
 
 
 class Type(tuple[Any, ...]):
-    """What a kernel asks of a tensor's type: its shape and its layout."""
+    """A tensor's type as a kernel reads it: shape and layout."""
 
     shape = property(lambda self: self[0])
     layout = property(lambda self: self[1])
@@ -245,7 +245,7 @@ def alike(one: Any, other: Any) -> tuple[Array, Array, Any, Any]:
 
 
 def _joint(one: Tensor, other: Tensor) -> Any:
-    """The layout of an operation over two: that of the larger, of which something is known."""
+    """The layout of an operation over two: that of the larger one, if it is known."""
     first, second = (other, one) if one.layout is None or not np.ndim(one.array) else (one, other)
     if first.layout is PER_THREAD and second.layout is not None:
         return second.layout
