@@ -15,6 +15,36 @@ DENSE, STORED, CAUSAL = "dense_decode: typical", "sparse_decode: typical", "dens
 SEARCHED = "prefill: 4 warps of 3: *"
 
 
+TOPK = "_topk_sm90.py"
+TOPK_VALUES = {  # texts, and the pattern of scores that shows them
+    "parts forget where they begin": ("ids_ptr + place, begin + start", "ids_ptr + place, start", "normal"),
+    "candidates are another part's": ("(part * CAPACITY)[", "((part + 1) * CAPACITY)[", "normal"),
+    "a row's end is in no part": ("gl.cdiv(length, PARTS * LANES)", "length // (PARTS * LANES)", "ascending"),
+    "all equals are picked": ("ties & (ties_before < wanted)", "ties", "equal"),
+    "equals of earlier tiles are forgotten": ("ties_taken += whole >> 16", "ties_taken += 0", "equal"),
+    "keys of earlier tiles are forgotten": ("            taken += whole\n", "            taken += 0\n", "normal"),
+    "the bin's own keys are not looked at": ("narrows = more &", "narrows = (k < 0) & more &", "normal"),
+    "a bin too far": ("digit = LAST - number", "digit = LAST - number - 1", "normal"),
+    "keys before a bin are not taken off": ("left - before, left)", "left, left)", "normal"),
+    "the largest keys are in no bin": ("shift).to(gl.int32), LAST)", "shift).to(gl.int32), LAST + 1)", "normal"),
+    "the first bin ends as others do": ("gl.where(digit == LAST, span", "gl.where(digit > LAST, span", "wide"),
+    "too few candidates are enough": ("((count >= k) |", "((count >= 0) |", "searched"),
+    "too many candidates are enough": ("if (taken <= CAPACITY) &", "if (taken <= CAPACITY * 9) &", "equal"),
+    "candidates are columns": ("if ids != 0:", "if ids < 0:", "normal"),
+    "NaN is picked": ('gl.maximum(score, float("-inf")) + 0.0', "score + 0.0", "special"),
+    "zeros are told apart": (' float("-inf")) + 0.0', ' float("-inf"))', "zeros"),
+    "-inf is picked": ("- MINUS_INF_BITS\n", "- MINUS_INF_BITS + 1\n", "few"),
+    "nothing is filled": ("range(number, k,", "range(k, k,", "few"),
+}
+
+
+def _held(scores: str) -> tuple[str, ...]:
+    """Cases of top-k over these scores, in rows that fit and in longer ones; or those that are searched in memory."""
+    if scores == "searched":
+        return (SEARCHED,)
+    return tuple(f"prefill: * hold 1024 of {columns}: {scores}" for columns in (1023, 1025, 5197))
+
+
 def _dropped(name: str, file: str, line: str, *only: str) -> Mutant:
     """A statement that is one line, left out."""
     return Mutant(name, file, rf"(?m)^( +){re.escape(line)}.*$", r"\1pass", only)
@@ -74,18 +104,25 @@ OF_MODULE = {
         _dropped("entries are read early", "_index_union_sm90.py", "barrier()  # no thread reads entries", SHARED),
     ),
     "_topk_sm90": (
-        Mutant(
-            "bins are cleared under counts",
-            "_topk_sm90.py",
-            r"( +)_barrier\(length\)\n(?=.*_take_four)",
-            "",
-            (SEARCHED,),
-        ),
-        _dropped("totals of warps are read early", "_topk_sm90.py", "_barrier(turn)", SEARCHED),
-        _dropped("bins are taken early", "_topk_sm90.py", "_barrier(left)", SEARCHED),
         _literal(
-            "a key more is picked", "_topk_sm90.py", "(ties_before < wanted)", "(ties_before <= wanted)", SEARCHED
+            "one equal more is picked",
+            TOPK,
+            "(ties_before < wanted)",
+            "(ties_before <= wanted)",
+            SEARCHED,
+            *_held("ties"),
         ),
+        *(
+            Mutant(
+                f"barrier {number} is dropped",
+                TOPK,
+                rf"(?ms)\A((?:.*?^ +_barrier\(\w+\)$){{{number}}}.*?)^( +)_barrier\(\w+\)$",
+                r"\1\2pass",
+                ("prefill: 4 warps of ?: *", *_held("ties")),
+            )
+            for number in range(7)
+        ),
+        *(_literal(name, TOPK, old, new, *_held(scores)) for name, (old, new, scores) in TOPK_VALUES.items()),
     ),
     "_mqa_logits_sm90": (
         _literal("the relu is negated", "_mqa_logits_sm90.py", "dots + gl.abs", "dots - gl.abs", "flat: typical"),

@@ -189,10 +189,14 @@ def _sm90_cases(base: SelectCase, big: bool) -> Iterator[SelectCase]:
     """Rows longer than what the sm90 kernel holds, of few warps and of as many as there are."""
     base = replace(base, only_sm90=True)
     tiles = ((8, 1, 1024, None, 1), (32, 1, 4096, None, 1), (8, 1, 1024, None, 4))
-    for tile in tiles if big else ((8, 1, 1024, None, 1), (4, 2, 1024, None, 3)):
+    for tile in tiles if big else ((4, 1, 1024, None, 1), (4, 2, 1024, None, 3)):
         capacity = tile[2]
         for columns in (capacity - 1, capacity + 1, 5 * capacity + 77):
-            changes: dict[str, Any] = {"columns": columns, "sm90_tile": tile, "k": capacity // 5}
+            changes: dict[str, Any] = {
+                "columns": columns,
+                "sm90_tile": tile,
+                "k": capacity // 5 if big else capacity * 2 // 5,
+            }
             name = f"{SHORT[PREFILL]}: {tile[0]} warps of {tile[-1]} hold {capacity} of {columns}"
             for pattern, promise in SCORE_PROMISES.items():
                 yield replace(base, name=f"{name}: {pattern}", promise=promise, scores=pattern, **changes)
