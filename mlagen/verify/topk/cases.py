@@ -24,7 +24,6 @@ SCORE_PROMISES = {
     "signs": "most scores are equal, and 0 is the threshold",
     "half": "half of the scores do not count",
     "17 orders": "scores over 17 orders of magnitude",
-    "three values": "few scores differ, so that a sample's bound passes too many or too few",
     "misleading": "a sample of the row says nothing of it",
 }
 LEAST, MOST = -(2**31), 2**31 - 1
@@ -211,7 +210,7 @@ def _sm90_cases(base: SelectCase, big: bool) -> Iterator[SelectCase]:
     for tile in rare:
         name, capacity = f"{SHORT[PREFILL]}: {tile[0]} warps of {tile[-1]}", tile[2]
         searched: dict[str, Any] = {"promise": "a row that its candidates do not decide", "rows": 1, "sm90_tile": tile}
-        few: dict[str, Any] = {"columns": capacity * 6 // 5, "k": capacity // 2, "scores": "three values"}
+        few: dict[str, Any] = {"columns": capacity * 6 // 5, "k": capacity // 2, "scores": "signs"}
         yield replace(base, name=f"{name}: three values", **few, **searched)
         long: dict[str, Any] = {"columns": capacity * 20, "k": 5, "scores": "descending"}
         yield replace(base, name=f"{name}: descending", **long, **searched)
