@@ -99,11 +99,7 @@ def build(
     if release and not check:
         raise UsageError("--release is a further check: it goes with --check")
     plans = _load_all(spec_files(specs))
-    built = []
-    for number, (path, plan) in enumerate(plans, 1):
-        package, name = render(plan), plan.spec.name
-        key, label = rendered_key(package), numbered(name, number, len(plans))
-        built.append(Built(path, plan, package, key, folder / name, label))
+    built = [_begin(path, plan, folder, number, len(plans)) for number, (path, plan) in enumerate(plans, 1)]
     if check or diff:
         _compare_all(built, check, as_json, folder, every=not specs)
         if release:
@@ -133,6 +129,12 @@ def build(
         print_json([one.to_json() for one in built])
     if any(one.failures for one in built):
         raise SystemExit(max(error.exit_code for one in built for error in one.failures))
+
+
+def _begin(path: Path, plan: Plan, folder: Path, number: int, of: int) -> Built:
+    """The build of one of several specs, before anything is done."""
+    package, name = render(plan), plan.spec.name
+    return Built(path, plan, package, rendered_key(package), folder / name, numbered(name, number, of))
 
 
 def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:

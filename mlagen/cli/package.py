@@ -17,7 +17,7 @@ from mlagen.errors import UsageError
 from mlagen.plan import Plan, load_plan
 from mlagen.proofs import Proofs, rendered_key
 
-GENERATED = Path("generated")  # where `build` keeps proofs, beside the packages
+GENERATED = Path("generated")  # where `build` keeps packages and their proofs
 
 
 @click.command()

@@ -22,7 +22,7 @@ def check_replaced(folder: Path, spec: Spec, file: Path, *, force: bool) -> None
         folder: the package's.
         spec: the spec that is built.
         file: where it was read from.
-        force: replace the package of another spec too.
+        force: also replace the package of another spec.
 
     Raises:
         DriftError: the folder holds the package of a spec with another title, and `force` is off.
