@@ -20,6 +20,7 @@ from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify.facts import Facts
 
+_PROVED = re.compile(r"^if (?:INSTALLED not in|not IN_RANGE).*?^    \)\n", re.MULTILINE | re.DOTALL)
 _JIT = re.compile(r"^@[\w.]*\bjit\b", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*(#.*)?\n", re.MULTILINE)
 _HEADER = re.compile(r"\A(# .*\n)+")
@@ -132,7 +133,8 @@ def load_package(package_dir: Path) -> BenchPackage:
 def kernels_digest(package_dir: Path, modules: Iterable[str]) -> str:
     """Sixteen hex digits that stand for the kernels some modules of a package launch, the same under every Python.
 
-    Comments and blank lines do not count, nor do modules without a kernel: wrappers and tables.
+    Comments and blank lines do not count, nor do modules without a kernel: wrappers and tables. The list of the Tritons that
+    proved the package does not count either, since it changes with proofs and reaches no kernel.
     """
     queue, seen = [name for name in modules if (package_dir / f"{name}.py").is_file()], set[str]()
     texts = {}
@@ -146,7 +148,7 @@ def kernels_digest(package_dir: Path, modules: Iterable[str]) -> str:
                 named = [node.module] if node.module else [alias.name for alias in node.names]
                 queue += [each for each in named if (package_dir / f"{each}.py").is_file()]
         if _JIT.search(text):
-            texts[name] = _COMMENT.sub("", text)
+            texts[name] = _PROVED.sub("", _COMMENT.sub("", text))
     return hashlib.sha256("".join(f"{name}\n{texts[name]}" for name in sorted(texts)).encode()).hexdigest()[:16]
 
 
