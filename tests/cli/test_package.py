@@ -15,9 +15,6 @@ import pytest
 from cli_specs import SPEC, Run
 
 import mlagen
-from mlagen.cli.package import is_proved
-from mlagen.emit import render
-from mlagen.plan import load_plan
 
 DENSE = """\
 name: r384
@@ -105,18 +102,6 @@ def test_a_file_that_is_no_wheel_is_left_alone(run: Run, spec: Path) -> None:
     Path("dist", "mlagen_vllm_r384-0.whl").write_text("mine")
     result = run("package", "my.yaml", "--for", "vllm")
     assert (result.exit_code, Path("dist", "mlagen_vllm_r384-0.whl").read_text()) == (2, "mine")
-
-
-@pytest.mark.compilation
-def test_what_build_proved_is_not_called_unproved(run: Run, writer: Path) -> None:
-    package, folder = render(load_plan(writer)), Path("generated", "writer")
-    assert not is_proved(folder, package)
-    assert run("build", "--no-compile", "--no-verify").exit_code == 0
-    assert not is_proved(folder, package)
-    assert run("build", "--no-verify").exit_code == 0
-    assert is_proved(folder, package)
-    (folder / "_cache_kernels.py").write_text("# edited")
-    assert not is_proved(folder, package)
 
 
 SMALL = SPEC.replace("targets: [sm80, gfx942]", "targets: [sm80, sm90]").replace(

@@ -82,7 +82,7 @@ def test_a_call_that_hangs_is_wrong_and_the_process_is_replaced(tmp_path):
         _plan(folder, only=("topk/*", "cache/*"), most_wrong=2, limit=3.0, batch_seconds=0.5), lines.append
     )
     assert report.hangs == 2
-    assert all("hang: no answer for 3 s" in line for line in lines)
+    assert all("hang: " in line for line in lines)
 
 
 def test_the_package_alone_needs_no_pydantic():
