@@ -133,8 +133,8 @@ def load_package(package_dir: Path) -> BenchPackage:
 def kernels_digest(package_dir: Path, modules: Iterable[str]) -> str:
     """Sixteen hex digits that stand for the kernels some modules of a package launch, the same under every Python.
 
-    Comments and blank lines do not count, nor do modules without a kernel: wrappers and tables. The list of the Tritons that
-    proved the package does not count either, since it changes with proofs and reaches no kernel.
+    Comments and blank lines do not count, nor do modules without a kernel: wrappers and tables. The list of the Tritons
+    that proved the package does not count either, since it changes with proofs and reaches no kernel.
     """
     queue, seen = [name for name in modules if (package_dir / f"{name}.py").is_file()], set[str]()
     texts = {}

@@ -150,13 +150,10 @@ def _gathered(addresses: Array, flags: Array | None, dtype: Any) -> Array:
     """Bits of elements, without the sanitizer, which saw them when the copy was issued."""
     raw = raw_dtype(dtype)
     if flags is None or flags.all():
-        view, offsets = memory.Memory.current.at(addresses, raw)
-        found: Array = view[offsets]
-        return found
-    found = np.zeros(addresses.shape, raw)
+        return memory.Memory.current.read(addresses, raw)
+    found: Array = np.zeros(addresses.shape, raw)
     if flags.any():
-        view, offsets = memory.Memory.current.at(addresses[flags], raw)
-        found[flags] = view[offsets]
+        found[flags] = memory.Memory.current.read(addresses[flags], raw)
     return found
 
 

@@ -61,6 +61,20 @@ class Memory:
             offsets = offsets // size
         return view, offsets
 
+    def read(self, addresses: Array, dtype: Any) -> Array:
+        """Elements of a dtype at addresses. They may lie in several tensors, as those of a query of two tensors do.
+
+        Raises:
+            AddressError: an address is in no tensor, or not aligned.
+        """
+        numbers = np.searchsorted(self._begins, addresses, side="right")
+        found = np.empty(addresses.shape, dtype)
+        for number in np.unique(numbers):
+            here = numbers == number
+            view, places = self.at(addresses[here], dtype)
+            found[here] = view[places]
+        return found
+
 
 def _active(mask: Any, shape: tuple[int, ...]) -> Array | None:
     """A mask as an array of that shape; None if all is let through."""
@@ -82,15 +96,13 @@ def gather(addresses: Array, mask: Any, dtype: Any, other: Any = 0) -> Array:
             return np.zeros(shape, raw)
         if launch is not None:
             launch.reads(addresses.astype(np.uint64), np.array(True), raw.itemsize)
-        view, places = Memory.current.at(addresses, raw)
-        return view[places]
+        return Memory.current.read(addresses, raw)
     found = np.full(shape, other, raw)
     if active.any():
         chosen = addresses[active]
         if launch is not None:
             launch.reads(chosen.astype(np.uint64), np.array(True), raw.itemsize)
-        view, places = Memory.current.at(chosen, raw)
-        found[active] = view[places]
+        found[active] = Memory.current.read(chosen, raw)
     return found
 
 

@@ -162,6 +162,8 @@ def _single(tensor: Tensor) -> Array:
 
 def convert(array: Array, source: Any, dtype: Any) -> Array:
     """Values of one dtype as values of another."""
+    if source.name == dtype.name:  # pointers too, which have no numpy dtype
+        return array
     if dtype.name in NARROW:
         return rounded(array.astype("f4"), dtype)
     wanted = ARRAYS[dtype.name]
