@@ -121,4 +121,4 @@ def test_the_actions_check_tells_drift_without_torch(tmp_path: Path) -> None:
     assert check("specs/odd.yaml specs/odd_f*.yaml", ROOT / "generated").returncode == 0
     drifted = check("", tmp_path / "generated")
     assert drifted.returncode == 1, drifted.stderr
-    assert "fix with: mlagen build specs/odd.yaml specs/odd_fp8.yaml --out" in drifted.stderr
+    assert "fix with: mlagen build --out" in drifted.stderr
