@@ -258,7 +258,16 @@ def _run(package: Path, only: tuple[str, ...], out: Path) -> None:
     """Runs the cases on TARGET; each case's name goes to `out` before it begins, its result after it."""
     from mlagen.verify.worker import Run
 
-    run = Run({"package_dir": str(package), "device": "cpu", "targets": [TARGET], "only": only})
+    run = Run(
+        {
+            "package_dir": str(package),
+            "device": "cpu",
+            "targets": [TARGET],
+            "only": only,
+            "families": None,
+            "every": True,
+        }
+    )
     with out.open("w", buffering=1) as stream:
         for number, (case, _) in enumerate(run.pairs):
             stream.write(json.dumps({"case": case.name}) + "\n")

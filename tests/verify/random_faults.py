@@ -161,7 +161,15 @@ def noticed_by(folder: Path, module: str, seed: int) -> str | None:
 
     signal.signal(signal.SIGALRM, _stop)
     try:
-        run = Run({"package_dir": str(folder), "device": "cpu", "targets": TARGETS, "only": None})
+        job = {
+            "package_dir": str(folder),
+            "device": "cpu",
+            "targets": TARGETS,
+            "only": None,
+            "families": None,
+            "every": True,
+        }
+        run = Run(job)
     except Exception as error:
         return f"import: {type(error).__name__}"
     names = FAMILIES.get(module)
