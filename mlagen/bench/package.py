@@ -16,13 +16,11 @@ from typing import Any
 
 import torch
 
+from mlagen.compile.digest import SourceDigests, kernels_of
 from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify.facts import Facts
 
-_PROVED = re.compile(r"^if (?:INSTALLED not in|not IN_RANGE).*?^    \)\n", re.MULTILINE | re.DOTALL)
-_JIT = re.compile(r"^@[\w.]*\bjit\b", re.MULTILINE)
-_COMMENT = re.compile(r"^[ \t]*(#.*)?\n", re.MULTILINE)
 _HEADER = re.compile(r"\A(# .*\n)+")
 
 
@@ -133,23 +131,22 @@ def load_package(package_dir: Path) -> BenchPackage:
 def kernels_digest(package_dir: Path, modules: Iterable[str]) -> str:
     """Sixteen hex digits that stand for the kernels some modules of a package launch, the same under every Python.
 
-    Comments and blank lines do not count, nor do modules without a kernel: wrappers and tables. The list of the Tritons
-    that proved the package does not count either, since it changes with proofs and reaches no kernel.
+    Comments, docstrings, wrappers and tables do not count.
     """
-    queue, seen = [name for name in modules if (package_dir / f"{name}.py").is_file()], set[str]()
-    texts = {}
+    queue, seen, digests = [*modules], set[str](), SourceDigests(package_dir)
+    kernels = {}
     while queue:
-        if (name := queue.pop()) in seen:
+        path = package_dir / f"{(name := queue.pop())}.py"
+        if name in seen or not path.is_file():
             continue
         seen.add(name)
-        text = (package_dir / f"{name}.py").read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(text)):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.level == 1:
-                named = [node.module] if node.module else [alias.name for alias in node.names]
-                queue += [each for each in named if (package_dir / f"{each}.py").is_file()]
-        if _JIT.search(text):
-            texts[name] = _PROVED.sub("", _COMMENT.sub("", text))
-    return hashlib.sha256("".join(f"{name}\n{texts[name]}" for name in sorted(texts)).encode()).hexdigest()[:16]
+                queue += [node.module] if node.module else [alias.name for alias in node.names]
+        for function in kernels_of(tree):
+            kernels[name, function.name] = digests.digest(name, function.name)
+    return hashlib.sha256(repr(sorted(kernels.items())).encode()).hexdigest()[:16]
 
 
 def kernels_hash(package_dir: Path) -> str:

@@ -59,6 +59,13 @@ def parse(text: bytes | str) -> ast.Module:
     return tree
 
 
+def kernels_of(tree: ast.Module) -> Iterator[ast.FunctionDef]:
+    """The functions of a module that run on the GPU."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list):
+            yield node
+
+
 class SourceDigests:
     """Digests of the kernels of one package; reads each file once.
 

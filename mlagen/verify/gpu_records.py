@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlagen.compile.digest import SourceDigests
+from mlagen.compile.digest import SourceDigests, kernels_of
 from mlagen.errors import UnprovedError, UsageError
-from mlagen.verify.random.syncs import kernels_of, sm90_files
+from mlagen.verify.random.syncs import sm90_files
 
 FILE = Path("proofs") / "gpu.json"  # in the folder of packages
 HERE = Path(__file__).resolve().parents[2] / "generated" / FILE

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mlagen.compile.digest import kernels_of
 from mlagen.verify.random.delays import HELPER, delayed, delayed_copies
 from mlagen.verify.random.mutants import REACHED, Outcome, main, modules_of, table
-from mlagen.verify.random.syncs import SYNCS, kernels_of, sm90_files, syncs_of, without
+from mlagen.verify.random.syncs import SYNCS, sm90_files, syncs_of, without
 
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 FILES = sorted({path.name: path for path in GENERATED.glob("*/_*_sm90*.py")}.values())

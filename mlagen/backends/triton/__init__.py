@@ -45,7 +45,7 @@ from mlagen.plan import (
     TopkPlan,
 )
 from mlagen.plan.cache import PDL_MAX_PROGRAMS
-from mlagen.plan.tritons import MINORS, TRITONS, minor_text, minors
+from mlagen.plan.tritons import MINORS, TRITONS, minors
 from mlagen.spec import spec_digest
 
 # What the text that every package shares asks for.
@@ -139,9 +139,8 @@ def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
         "sm90_modules_literal": _literal(sm90_modules(plan)),
     }
     package = _package(plan, modules, tritons)
-    launch = {**LAUNCH, "holding": tuple(each for each in MINORS if minor_text(each) in minors(tritons))}
     registered = [ops.file(plan, modules)] if plan.ops else []
-    first = [generated("_facts", facts), generated("_launch", launch), generated("_calls", CALLS)]
+    first = [generated("_facts", facts), generated("_launch", LAUNCH), generated("_calls", CALLS)]
     return [*first, *kernels, *registered, generated("__init__", package)]
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mlagen.compile.digest import kernels_of
+
 WAITS = ("mbarrier.wait", "async_copy.wait_group", "_wait_k", "_hold_wait", "gdc_wait", "warpgroup_mma_wait")
 ARRIVES = ("mbarrier.arrive", "mbarrier.expect", "async_copy.mbarrier_arrive", "_bar_arrive", "_bar_arrive_dynamic")
 BARRIERS = ("_bar_sync", "_bar_sync_dynamic", "_barrier", "gl.barrier", "gl.thread_barrier")
@@ -71,13 +73,6 @@ def called(call: ast.Call) -> str:
             return f"{function.value.id}.{function.attr}"
         return f".{function.attr}"
     return ""
-
-
-def kernels_of(tree: ast.Module) -> Iterator[ast.FunctionDef]:
-    """The functions of a module that run on the GPU."""
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in node.decorator_list):
-            yield node
 
 
 def statements(function: ast.FunctionDef) -> Iterator[ast.stmt]:
