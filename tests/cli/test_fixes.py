@@ -100,7 +100,7 @@ DOCTORED: dict[str, tuple[Callable[[], object], str]] = {
     "a package was not compiled": (lambda: None, "proved"),
     "a package was edited": (lambda: edit(MODULE, "import", "# mine\nimport"), "edited by hand: cache.py"),
     "a package is of another mlagen": (
-        lambda: [whole(path, GENERATOR, "mlagen 0.0.1") for path in MODULE.parent.glob("*.py")],
+        lambda: [whole(path, f"by {GENERATOR} ", "by mlagen 0.0.1 ") for path in MODULE.parent.glob("*.py")],
         "built by mlagen 0.0.1",
     ),
 }
@@ -110,6 +110,8 @@ SAID = {
         3,
         "CHECKED; that a Triton is lost is only known where two are installed, from the network",
     ),
+    "mlagen/cli/package.py": (1, "test_a_wheel_that_is_not_proved_is_so_after_its_fix"),
+    "mlagen/cli/record.py": (1, "needs a GPU"),
     "mlagen/cli/show.py": (1, "DOCTORED; what pip installs comes from the network"),
     "mlagen/compile/toolchain.py": (2, "what pip installs comes from the network"),
     "mlagen/compile/resources.py": (
@@ -172,6 +174,18 @@ def test_an_edited_file_is_overwritten_with_the_option_that_its_refusal_names(sh
     assert "overwrite it with --force" in refused.stderr
     assert shell(f"mlagen build --force {' '.join(TEXT)}").returncode == 0
     assert "# mine" not in MODULE.read_text()
+
+
+@pytest.mark.slow
+def test_a_wheel_that_is_not_proved_is_so_after_its_fix(shell) -> None:
+    spec = (ROOT / "specs" / "dsv2_lite.yaml").read_text(encoding="utf-8")
+    Path("specs", "dsv2_lite.yaml").write_text(re.sub(r"(?m)^targets: .*$", "targets: [sm80]", spec))
+    command = "mlagen package specs/dsv2_lite.yaml --for vllm"
+    assert "not proved" in (before := shell(command)).stderr
+    assert shell(fix_of(before)).returncode == 0
+    after = shell(command)
+    assert after.returncode == 0
+    assert "not proved" not in after.stderr
 
 
 def test_every_fix_is_run_or_it_is_said_why_not() -> None:

@@ -54,12 +54,12 @@ def test_a_list_is_kept_by_content_and_not_by_place(package, copied, cache, monk
     monkeypatch.setattr(process, "TIMEOUT_S", 0.0)  # no worker answers in time
     assert list_variants(copied, TARGETS, cache_dir=cache) == jobs
     assert content_keys(copied, jobs) == content_keys(package, jobs)
-    with pytest.raises(ToolError, match="copied: variants for sm80: the compile worker took longer"):
+    with pytest.raises(ToolError, match="copied: variants for sm80: the compile worker used 0 s of CPU"):
         list_variants(copied, ["sm80"], cache_dir=cache)
-    with pytest.raises(ToolError, match="took longer"):
+    with pytest.raises(ToolError, match="used 0 s of CPU"):
         list_variants(copied, TARGETS, toolchain=Toolchain("3.6.0"), cache_dir=cache)
     replace(copied / "__init__.py", "else 64, 0.5)", "else 64, 0.25)")
-    with pytest.raises(ToolError, match="took longer"):
+    with pytest.raises(ToolError, match="used 0 s of CPU"):
         list_variants(copied, TARGETS, cache_dir=cache)
 
 
