@@ -91,11 +91,11 @@ def _swap_ab(plan: Plan) -> tuple[Sm90Plan, ...]:
 
 
 def _swap_ab_details(plan: Plan) -> dict[str, Any]:
-    plans, partials = _swap_ab(plan), plan.splits.partials
+    plans = _swap_ab(plan)
     return {
         **_dense_decode_details(plan),
-        "splits_constants": "D_V, NEG_LARGE" if names_d_v(plans[0]) or not partials.rounds else "NEG_LARGE",
-        **swap_ab_details(plans, ("m0", "l0", "m1", "l1"), scaled=partials.scaled),
+        "splits_constants": "D_V, NEG_LARGE" if names_d_v(plans[0]) else "NEG_LARGE",
+        **swap_ab_details(plans, ("m0", "l0", "m1", "l1"), scaled=plan.splits.partials.scaled),
     }
 
 
