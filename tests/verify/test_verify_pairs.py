@@ -46,7 +46,7 @@ def packages(tmp_path_factory) -> dict[str, Path]:
 def test_a_pair_has_the_bits_of_the_whole(packages, name):
     results = verify_package(packages[name], workers=1, targets=["sm90"], only=["*query: pair*"])
     assert [str(error) for error in mismatches(results)] == []
-    assert len(results) == SPECS[name][1]
+    assert len([result for result in results if "simulated" not in result.target]) == SPECS[name][1]
     for kind in PROMISES:
         assert any(f"query: {kind}" in result.case for result in results)
 
