@@ -16,6 +16,7 @@ from mlagen.emit import Package
 
 MLAGEN = Path(__file__).resolve().parents[1]
 VERIFY = "mlagen.verify"
+SIMULATOR = f"{VERIFY}.gluon.functions"  # the worker imports it
 OPS = "ops"  # this family's cases call the wrappers of all others
 DIGITS = 16
 # Entries of a package's SPEC about its spec's bytes, its generator and the Tritons that proved it.
@@ -93,12 +94,12 @@ def family_code(family: str) -> str:
     """Hash the code that a family's cases run through.
 
     That is the family's folder with its imports from `mlagen.verify`, the worker with its imports from that folder
-    itself, `mlagen/layout` and `mlagen/workers.py`.
+    itself, the simulator of sm90 kernels, `mlagen/layout` and `mlagen/workers.py`.
     """
     folders = family_names()[:-1] if family == OPS else (family,)
     own = {f"{VERIFY}.{folder}.{path.stem}" for folder in folders for path in (MLAGEN / "verify" / folder).glob("*.py")}
     own |= {f"{VERIFY}.{OPS}"} if family == OPS else set()
-    modules = _closure({f"{VERIFY}.worker"}, deep=False) | _closure(own, deep=True)
+    modules = _closure({f"{VERIFY}.worker"}, deep=False) | _closure({*own, SIMULATOR}, deep=True)
     files = {*filter(None, map(_file, modules)), *(MLAGEN / "layout").glob("*.py"), MLAGEN / "workers.py"}
     return digest_of(f"{path.relative_to(MLAGEN).as_posix()} {_tree(path)}" for path in sorted(files))
 
