@@ -48,23 +48,33 @@ def replace_files(folder: Path, texts: Mapping[str, str | None]) -> None:
     Raises:
         OSError: the folder is as it was before; names the path.
     """
-    place = folder.resolve()  # a link stays, and its target is replaced
-    place.parent.mkdir(parents=True, exist_ok=True)
-    tidy(place)
-    with _staging(place) as outer:
-        new = outer / _NEW
-        new.mkdir()
+    with _replacing(folder) as (place, new):
         if place.exists():
-            shutil.copymode(place, new)
             _keep(place, new, {*texts, "__pycache__"})
         for name, text in texts.items():
             if text is not None:
                 with naming(folder / name):
                     _write(new / name, text.encode())
-        _sync(new)
-        with naming(folder):
-            _put(new, place, outer / _OLD)
-        _sync(place.parent)
+
+
+def replace_folder(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Replaces a folder with all that is in it, at once.
+
+    Args:
+        folder: made if it is not there.
+        files: by path below the folder, each file's bytes.
+
+    Raises:
+        OSError: the folder is as it was before; names the path.
+    """
+    with _replacing(folder) as (_, new):
+        for name, data in files.items():
+            path = new / name
+            with naming(folder / name):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                _write(path, data)
+        for inner in {(new / name).parent for name in files}:
+            _sync(inner)
 
 
 def tidy(folder: Path) -> None:
@@ -100,6 +110,24 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """A folder's place, and an empty folder that takes the place at the end."""
+    place = folder.resolve()  # a link stays, and its target is replaced
+    place.parent.mkdir(parents=True, exist_ok=True)
+    tidy(place)
+    with _staging(place) as outer:
+        new = outer / _NEW
+        new.mkdir()
+        if place.exists():
+            shutil.copymode(place, new)
+        yield place, new
+        _sync(new)
+        with naming(folder):
+            _put(new, place, outer / _OLD)
+        _sync(place.parent)
 
 
 def _write(path: Path, data: bytes) -> None:
