@@ -150,7 +150,7 @@ def render(plan: Plan, tritons: Sequence[str] = TRITONS) -> Package:
         ToolError: a template is broken or asks for a value that the plan does not have, or a wrapper has an argument
             that no operator can have.
     """
-    return _render(plan.spec.name, plan, files(plan, tritons))
+    return render_files(plan.spec.name, plan, files(plan, tritons))
 
 
 def render_plugin(plan: Plan, engine: str) -> Package:
@@ -165,10 +165,11 @@ def render_plugin(plan: Plan, engine: str) -> Package:
         ToolError: a template is broken or asks for a value that the plan does not have.
     """
     plugin = ENGINES[engine]
-    return _render(plugin.plugin_name(plan), plan, plugin.plugin_files(plan))
+    return render_files(plugin.plugin_name(plan), plan, plugin.plugin_files(plan))
 
 
-def _render(name: str, plan: Plan, wanted: Iterable[GeneratedFile]) -> Package:
+def render_files(name: str, plan: Plan, wanted: Iterable[GeneratedFile]) -> Package:
+    """Renders Python files of a plan, each with a header, as a package of a name. Pure as `render` is."""
     rendered = []
     for file, body, origins in bodies(wanted):
         # A text that packages share is the same bytes in each: the first file alone says whose it is.
