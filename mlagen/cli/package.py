@@ -83,7 +83,7 @@ def _hub(request: Request) -> Callable[[Path], Written]:
         path = folder / repo.name
         write_repository(files, path)
         quoted = shlex.quote(str(path))
-        load = f"from kernels import get_kernel; get_kernel({repo.id!r}, version={repo.version}).warmup()"
+        load = f'from kernels import get_kernel; get_kernel("{repo.id}", version={repo.version}).warmup()'
         commands = [f"LOCAL_KERNELS={repo.id}={quoted} python -c {shlex.quote(load)}"]
         if BENCHMARK in files:
             commands.append(f"kernels benchmark {quoted if path.is_absolute() else f'./{quoted}'}")

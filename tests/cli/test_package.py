@@ -1,4 +1,4 @@
-"""`mlagen package`: versions by content, wheels of other specs, proofs, kernels compiled ahead, the next command."""
+"""`mlagen package`: wheels by content, repositories of kernels, proofs, kernels compiled ahead, the next commands."""
 
 from __future__ import annotations
 
@@ -56,6 +56,27 @@ def test_the_next_commands_are_printed(run: Run, spec: Path, engine: str) -> Non
         "proved": False,
         "serve": SERVED[engine],
     }
+
+
+def test_a_repository_of_kernels_and_the_next_commands_are_printed(run: Run, spec: Path) -> None:
+    result = run("package", "my.yaml", "--for", "hub", "--repo", "me/dense-mla@v2")
+    assert (result.exit_code, result.stdout) == (0, "dist/dense-mla\n")
+    commands = [
+        "LOCAL_KERNELS=me/dense-mla=dist/dense-mla python -c 'from kernels import get_kernel; "
+        """get_kernel("me/dense-mla", version=2).warmup()'""",
+        "kernel-builder upload dist/dense-mla --repo-id me/dense-mla",
+    ]
+    assert result.stderr.splitlines() == ["not proved; fix with: mlagen build my.yaml", *commands]
+    as_json = json.loads(run("package", "my.yaml", "--for", "hub", "--repo", "me/dense-mla@v2", "--json").stdout)
+    wanted = {"repository": "dist/dense-mla", "repo": "me/dense-mla", "next": commands, "proved": False}
+    assert as_json == wanted
+    assert wheels(Path("dist")) == ["dense-mla"]
+
+
+def test_a_repository_is_named_for_its_spec(run: Run, spec: Path) -> None:
+    assert run("package", "my.yaml", "--for", "hub").stdout == "dist/mlagen-r384\n"
+    other = run("package", "my.yaml", "--for", "vllm", "--repo", "me/mla")
+    assert (other.exit_code, other.stderr) == (2, "--repo: takes none without --for hub\n")
 
 
 def test_other_content_is_another_version_in_the_place_of_the_earlier(run: Run, spec: Path) -> None:
