@@ -3,8 +3,8 @@
     python hub_calls.py {call|benchmark} REPOSITORY...
 
 `call` calls each function of a repository, checks attention and merges against plain torch, and prints the function's
-name. `benchmark` runs the workloads of its benchmark with small sizes, and compares each with its reference. Lines begin
-with the name of the kernel's module.
+name. `benchmark` runs the workloads of its benchmark with small sizes, and compares each with its reference. Lines
+begin with the name of the kernel's module.
 """
 
 import os
