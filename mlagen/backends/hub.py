@@ -30,7 +30,7 @@ class Repo:
     Attributes:
         owner: the user or organisation.
         name: the kernel's name.
-        version: the version of its API, whose branch is `v<version>`. 0 says that the API may still change.
+        version: the version of its API, which the branch `v<version>` holds. 0: the API may still change.
     """
 
     owner: str

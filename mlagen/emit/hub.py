@@ -85,7 +85,7 @@ def _variant(
     """The files of a build variant, by path below its folder.
 
     `kernels` imports the package under the name `id`, which has to be another for other content: two versions of a
-    kernel can be loaded in one process. Operators of torch are registered under it too.
+    kernel can be loaded in one process. Operators of torch have the same name as their namespace.
     """
     content = {file.name: file.text.encode() for file in package.files} | dict(archives)
     key = hashlib.sha256("".join(f"{name} {_digest(data)}\n" for name, data in content.items()).encode())
@@ -108,7 +108,7 @@ def _variant(
 
 
 def _only(plan: Plan, file: GeneratedFile) -> bytes:
-    """A Python file beside the package, with its header."""
+    """The text of one Python file, with its header."""
     (rendered,) = render_files(plan.spec.name, plan, [file]).files
     return rendered.text.encode()
 

@@ -16,7 +16,7 @@ from emit_specs import make_spec
 
 from mlagen.cli.process import ended_by_signals
 from mlagen.emit import Package, apply, compare, render, replace
-from mlagen.emit.replace import tidy
+from mlagen.emit.replace import replace_folder, tidy
 from mlagen.plan import make_plan
 
 # What Python tells an audit hook of, of the calls that change or open files.
@@ -110,6 +110,25 @@ def test_a_signal_at_any_step_leaves_one_package_whole(old, new, folder, number)
         assert holds(old, folder), step
         assert leftovers(folder) == [], step
     assert seen == {False, True}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_at_any_step_leaves_one_folder_of_folders_whole(tmp_path, number):
+    folder, seen = tmp_path / "kernel", []
+    one = {"a/b/c.py": b"one", "a/d.py": b"one", "e.json": b"one"}
+    other = {"a/b/c.py": b"other", "f/g.py": b"other", "e.json": b"other"}
+
+    def held() -> dict[str, bytes]:
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    replace_folder(folder, one)
+    for step in every_step(lambda: replace_folder(folder, other), number):
+        assert held() in (one, other), step
+        seen.append(held() == other)
+        replace_folder(folder, one)
+        assert held() == one, step
+        assert leftovers(folder) == [], step
+    assert set(seen) == {False, True}
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

@@ -182,7 +182,7 @@ def test_a_folder_with_other_files_is_left_alone(files: dict[str, bytes], folder
 @pytest.mark.parametrize("name", SPECS)
 def test_benchmark_reads_as_written_by_hand(name: str, tmp_path: Path) -> None:
     files = repository(load_plan(ROOT / "specs" / f"{name}.yaml"))
-    if name == "odd_fp8":  # two quantised caches, whose writers differ
+    if name == "odd_fp8":  # two quantised caches with different writers
         assert BENCHMARK not in files
         return
     (tmp_path / "benchmark.py").write_bytes(files[BENCHMARK])

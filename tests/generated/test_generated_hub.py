@@ -1,4 +1,4 @@
-"""A kernel repository is one that Hugging Face's `kernels` loads from the disk, and whose metadata it takes."""
+"""Hugging Face's `kernels` loads a kernel repository from the disk and accepts its metadata."""
 
 from __future__ import annotations
 
