@@ -25,9 +25,8 @@ def load(repository: Path):
     return get_kernel(f"ORG/{repository.name}", version=0)
 
 
-def call(repository: Path) -> None:
+def call(kernel, repository: Path) -> None:
     """Calls each function, and an operator of torch where there are any."""
-    kernel = load(repository)
     alone.run(kernel)
     if hasattr(kernel, "ops"):
         print(f"{kernel.__name__} torch.ops.{kernel.ops.NAMESPACE}")
@@ -36,11 +35,10 @@ def call(repository: Path) -> None:
         alone.check_attention(arguments, operators.flash_mla_sparse_fwd(**arguments)[0])
 
 
-def benchmark(repository: Path) -> None:
+def benchmark(kernel, repository: Path) -> None:
     """Runs each workload once, as `kernels benchmark` does before it takes times."""
     from kernels.cli.benchmark import discover_benchmark_classes, discover_benchmark_scripts
 
-    kernel = load(repository)
     facts = kernel._launch.DeviceFacts(kernel.SPEC["spec"]["targets"][0], 4)
     kernel._launch.device_facts = lambda device: facts
     for script in discover_benchmark_scripts(repository.name, repository):
@@ -61,12 +59,14 @@ def benchmark(repository: Path) -> None:
 
 
 def main() -> None:
-    """Runs a mode over repositories."""
+    """Runs a mode over repositories, all of which are loaded before the first call."""
     from mlagen.verify import interpreter
 
     interpreter.install()
-    for name in sys.argv[2:]:
-        {"call": call, "benchmark": benchmark}[sys.argv[1]](Path(name))
+    mode = {"call": call, "benchmark": benchmark}[sys.argv[1]]
+    loaded = {path: load(path) for path in map(Path, sys.argv[2:])}
+    for path, kernel in loaded.items():
+        mode(kernel, path)
 
 
 if __name__ == "__main__":

@@ -61,14 +61,17 @@ def in_kernels(mode: str, repositories: Sequence[Path], cwd: Path) -> list[str]:
 @pytest.mark.interpreter
 def test_kernels_loads_a_repository_and_its_functions_agree_with_plain_torch(tmp_path: Path) -> None:
     specs = [ROOT / "specs" / f"{name}.yaml" for name in ("odd", "odd_prefill")]
-    made = [repository(spec, tmp_path) for spec in specs]
-    ids = {Metadata.read_from_file(path / "build/torch-cuda/metadata.json").id for path in made}
+    other = tmp_path / "odd.yaml"  # a second version of a kernel, in the same process
+    other.write_text(specs[0].read_text(encoding="utf-8").replace('lse_base: "2"', "lse_base: e"), encoding="utf-8")
+    made = [*(repository(spec, tmp_path) for spec in specs), repository(other, tmp_path / "other")]
+    ids = [Metadata.read_from_file(path / "build/torch-cuda/metadata.json").id for path in made]
     lines = [line.partition(" ") for line in in_kernels("call", made, tmp_path)]
-    assert {name for name, _, _ in lines} == ids
-    (namespace,) = (said for _, _, said in lines if said.startswith("torch.ops."))
-    assert namespace.removeprefix("torch.ops.") in ids
-    called = sorted(said for _, _, said in lines if said != namespace)
-    assert called == sorted(wrapper for spec in specs for wrapper in load_plan(spec).spec.wrappers)
+    said = {name: sorted(rest for one, _, rest in lines if one == name) for name in ids}
+    assert len(said) == 3
+    for name, spec in zip(ids, (*specs, other), strict=True):
+        plan = load_plan(spec)
+        operators = [f"torch.ops.{name}"] if plan.ops else []
+        assert said[name] == sorted([*plan.spec.wrappers, *operators])
 
 
 @pytest.mark.interpreter
