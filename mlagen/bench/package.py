@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mlagen.compile.digest import SourceDigests, kernels_of
+from mlagen.digest import SourceDigests, kernels_of
 from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.verify.facts import Facts

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from mlagen.compile.binary import Measured
 from mlagen.compile.cache import ResultCache, content_key
-from mlagen.compile.digest import SourceDigests
 from mlagen.compile.folder import default_cache_dir
 from mlagen.compile.job import CompileJob
 from mlagen.compile.process import Compiler, compiler, job_of, request_of
 from mlagen.compile.resources import Resources
 from mlagen.compile.toolchain import Toolchain, installed
+from mlagen.digest import SourceDigests
 from mlagen.errors import ToolError
 from mlagen.plan.sm90 import SM90
 from mlagen.plan.targets import TARGETS

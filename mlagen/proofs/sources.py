@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 from mlagen.compile.cache import result_format
-from mlagen.compile.digest import SourceDigests, dump, parse
+from mlagen.digest import SourceDigests, dump, parse
 from mlagen.emit import Package
 
 MLAGEN = Path(__file__).resolve().parents[1]

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mlagen.compile.digest import SourceDigests, kernels_of
+from mlagen.digest import SourceDigests, kernels_of
 from mlagen.errors import UnprovedError, UsageError
 from mlagen.verify.random.syncs import sm90_files
 

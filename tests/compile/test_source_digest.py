@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mlagen.compile.digest import SourceDigests
+from mlagen.digest import SourceDigests
 from mlagen.errors import ToolError
 
 

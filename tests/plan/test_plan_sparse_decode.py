@@ -209,7 +209,7 @@ def test_calls_without_the_second_cache_are_a_variant_of_their_own_where_its_lay
 
 
 def test_a_hash_of_a_kernel_takes_in_the_modules_it_imports(tmp_path):
-    from mlagen.compile.digest import SourceDigests
+    from mlagen.digest import SourceDigests
     from mlagen.emit import apply, compare
 
     folder = tmp_path / "package"

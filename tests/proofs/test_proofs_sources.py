@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlagen.compile.digest import dump
+from mlagen.digest import dump
 from mlagen.emit import render
 from mlagen.plan import load_plan, make_plan
 from mlagen.proofs import rendered_key

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from mlagen.compile.digest import kernels_of
+from mlagen.digest import kernels_of
 from mlagen.verify.random.delays import HELPER, delayed, delayed_copies
 from mlagen.verify.random.mutants import REACHED, Outcome, main, modules_of, table
 from mlagen.verify.random.syncs import SYNCS, sm90_files, syncs_of, without

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from mlagen.compile.digest import kernels_of
+from mlagen.digest import kernels_of
 from mlagen.verify.random.syncs import ISSUES, STORES, SYNCS, called, sm90_files, statements
 
 HELPER = '''

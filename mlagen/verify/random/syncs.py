@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlagen.compile.digest import kernels_of
+from mlagen.digest import kernels_of
 
 WAITS = ("mbarrier.wait", "async_copy.wait_group", "_wait_k", "_hold_wait", "gdc_wait", "warpgroup_mma_wait")
 ARRIVES = ("mbarrier.arrive", "mbarrier.expect", "async_copy.mbarrier_arrive", "_bar_arrive", "_bar_arrive_dynamic")

@@ -76,6 +76,8 @@ class SourceDigests:
     def __init__(self, package_dir: Path) -> None:
         self._package_dir = package_dir
         self._modules: dict[str, _Module | None] = {}
+        # By module and index of a statement: its text, and (module, name) of all it refers to.
+        self._statements: dict[tuple[str, int], tuple[str, list[tuple[str, str | None]]]] = {}
 
     def digest(self, module: str, kernel: str) -> str:
         """Hash what the kernel's compilation depends on in the package.
@@ -106,9 +108,12 @@ class SourceDigests:
                 continue
             seen.add(item)
             for index in source.statements_of(item[1]):
-                statement = source.body[index]
-                taken[item[0], index] = f"{dump(statement)} {source.modules_in(statement)}"
-                queue += self._references(source, statement)
+                if (place := (item[0], index)) not in self._statements:
+                    statement = source.body[index]
+                    text = f"{dump(statement)} {source.modules_in(statement)}"
+                    self._statements[place] = text, list(self._references(source, statement))
+                taken[place], references = self._statements[place]
+                queue += references
         text = "\n".join(f"{name} {taken[name, index]}" for name, index in sorted(taken))
         return hashlib.sha256(text.encode()).hexdigest()
 
