@@ -1,4 +1,4 @@
-"""`mlagen package`: a spec as a wheel that plugs into an engine, or as a repository of kernels."""
+"""`mlagen package`: a spec as a wheel that plugs into an engine, a repository of kernels, or a data set."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import click
 
 from mlagen.backends.hub import OWNER, repo_of
 from mlagen.cli.console import JSON, SPEC, TargetName, err, out, print_json, stage
+from mlagen.cli.flashinfer_bench import write_data_set
 from mlagen.cli.hub import write_hub
 from mlagen.compile import parse_tritons, toolchain, write_kernels
 from mlagen.emit import ENGINES, Package, apply, compare, render
@@ -19,14 +20,18 @@ from mlagen.errors import UsageError
 from mlagen.plan import Plan, load_plan
 from mlagen.proofs import Proofs, rendered_key
 
-HUB = "hub"
+HUB, FLASHINFER_BENCH = "hub", "flashinfer-bench"
 GENERATED = Path("generated")  # where `build` keeps packages and their proofs
 
 
 @click.command()
 @SPEC
 @click.option(
-    "--for", "engine", type=click.Choice((*ENGINES, HUB)), required=True, help="The engine, or Hugging Face's Hub."
+    "--for",
+    "engine",
+    type=click.Choice((*ENGINES, HUB, FLASHINFER_BENCH)),
+    required=True,
+    help="The engine, Hugging Face's Hub, or FlashInfer-Bench.",
 )
 @click.option(
     "--compiled",
@@ -61,13 +66,19 @@ def package(
     same spec in the output folder is removed.
 
     With --for hub, it writes a folder that Hugging Face's `kernels` loads. A folder of the same spec is replaced unless
-    it holds other or edited files.
+    it holds other or edited files. With --for flashinfer-bench, it writes a folder of definitions, solutions and
+    workloads.
     """
     if triton is not None and not targets:
         raise UsageError("--triton: takes none without --compiled, whose kernels it compiles")
     if repo is not None and engine != HUB:
         raise UsageError("--repo: takes none without --for hub")
     plan = load_plan(spec)
+    if engine == FLASHINFER_BENCH:
+        if targets:
+            raise UsageError("--compiled: takes none with --for flashinfer-bench, whose solutions hold sources only")
+        write_data_set(plan, spec, Proofs(GENERATED), folder, as_json)
+        return
     rendered, place = render(plan), repo_of(plan, repo)
     if engine != HUB:
         engine_wheel(plan, engine)  # refuses a spec of another kind before anything is compiled

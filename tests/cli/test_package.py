@@ -88,6 +88,42 @@ def test_other_content_is_another_version_in_the_place_of_the_earlier(run: Run, 
     assert wheels(Path("dist")) == [Path(second.strip()).name]
 
 
+def test_a_data_set_of_flashinfer_bench_is_written(run: Run, workspace: Path) -> None:
+    (workspace / "mine.yaml").write_text(
+        DENSE.replace("384", "512").replace("num_heads: 20", "num_heads: 64").replace("head_dim: 32", "head_dim: 64")
+    )
+    done = run("package", "mine.yaml", "--for", "flashinfer-bench")
+    root = "dist/r512-flashinfer-bench"
+    said = ["not proved; fix with: mlagen build mine.yaml", f"flashinfer-bench run --local {root}"]
+    assert (done.exit_code, done.stdout, done.stderr.splitlines()) == (0, f"{root}\n", said)
+    (Path(root) / "traces").mkdir()
+    (Path(root) / "workloads" / "old.jsonl").touch()
+    as_json = json.loads(run("package", "mine.yaml", "--for", "flashinfer-bench", "--json").stdout)
+    assert len(as_json["definitions"]) == 8
+    assert sorted(path.name for path in Path(root).iterdir()) == [
+        "blob",
+        "definitions",
+        "solutions",
+        "traces",
+        "workloads",
+    ]
+    assert not (Path(root) / "workloads" / "old.jsonl").exists()
+
+
+def test_a_spec_that_serves_no_definition_is_refused(run: Run, spec: Path) -> None:
+    done = run("package", "my.yaml", "--for", "flashinfer-bench")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert len(done.stderr.splitlines()) == 1
+    assert "r384: serves no definition of flashinfer-bench; they need flash_mla_with_kvcache, dense" in done.stderr
+    assert not Path("dist").exists()
+
+
+def test_compiled_kernels_are_refused_for_flashinfer_bench(run: Run, spec: Path) -> None:
+    done = run("package", "my.yaml", "--for", "flashinfer-bench", "--compiled", "sm90")
+    assert done.exit_code == 2
+    assert "--compiled: takes none with --for flashinfer-bench" in done.stderr
+
+
 def test_pip_replaces_the_earlier_wheel(run: Run, spec: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "fresh", symlinks=True, with_pip=False)
     python = tmp_path / "fresh" / "bin" / "python"

@@ -12,7 +12,10 @@ from mlagen.cli import main
 from mlagen.spec import load
 
 ROOT = Path(__file__).resolve().parents[2]
-TEMPLATES = [ROOT / "templates", *(ROOT / "templates" / name for name in ("hub", "sglang", "sm90", "vllm"))]
+TEMPLATES = [
+    ROOT / "templates",
+    *(ROOT / "templates" / name for name in ("flashinfer_bench", "hub", "sglang", "sm90", "vllm")),
+]
 INDEXES = [ROOT / "generated" / "README.md", *(folder / "README.md" for folder in TEMPLATES)]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *INDEXES])
 FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

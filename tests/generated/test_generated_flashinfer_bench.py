@@ -1,0 +1,73 @@
+"""flashinfer-bench takes the data sets that mlagen writes, and its references agree with the solutions on a CPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from call_forms import ROOT
+
+from mlagen.backends.flashinfer_bench import DEFINITIONS
+from mlagen.emit.flashinfer_bench import trace_set, write_trace_set
+from mlagen.plan import load_plan
+
+SPECS = ("dsv3", "dsv3_prefill", "dsv32")  # together they serve every definition
+TOLERANCES = {"output": 0.02, "lse": 1e-4, "topk_indices": 0}  # of bf16 outputs up to 4
+PROBE = Path(__file__).with_name("flashinfer_bench_calls.py")
+NAMES = [one.name for one in DEFINITIONS]
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("flashinfer_bench") is None, reason="no flashinfer-bench: ./dev installs it"
+)
+
+
+@pytest.fixture(scope="module")
+def data_sets(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A data set of each of SPECS, and one of a spec with LSE in base 2 and -inf for an empty row."""
+    folder = tmp_path_factory.mktemp("data")
+    other = folder / "base2.yaml"
+    text = (ROOT / "specs" / "dsv32.yaml").read_text().replace("name: dsv32 ", "name: base2 ")
+    text = text.replace("lse_base: e", "lse_base: '2'").replace("empty_row_lse: +inf", "empty_row_lse: -inf")
+    other.write_text(text)
+    roots = []
+    for path in (*(ROOT / "specs" / f"{name}.yaml" for name in SPECS), other):
+        roots.append(folder / path.stem)
+        write_trace_set(trace_set(load_plan(path)), roots[-1])
+    return roots
+
+
+@pytest.fixture(scope="module")
+def calls(data_sets: list[Path], tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    command = [sys.executable, PROBE, tmp_path_factory.mktemp("cache"), *data_sets]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_its_schema_takes_every_file(data_sets: list[Path]) -> None:
+    from flashinfer_bench.data import TraceSet
+
+    found = [TraceSet.from_path(str(root)) for root in data_sets]
+    assert {name for data in found for name in data.definitions} == {*NAMES}
+    for data in found:
+        assert {*data.definitions} == {*data.solutions} == {*data.workloads}
+        for name, traces in data.workloads.items():
+            variables = data.definitions[name].var_axes
+            assert len(traces) == 3
+            assert all([*trace.workload.axes] == variables for trace in traces)
+
+
+@pytest.mark.interpreter
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [(name, case) for name in NAMES for case in ("workload", "edges", *["few rows"] * ("_sparse_" in name))],
+)
+def test_the_solution_gives_what_the_reference_gives(calls: list[dict], name: str, case: str) -> None:
+    of = [call["errors"] for call in calls if (call["definition"], call["case"]) == (name, case)]
+    assert of
+    for errors in of:
+        assert all(error <= TOLERANCES[output] for output, error in errors.items()), errors
