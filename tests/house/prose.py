@@ -1,17 +1,13 @@
-"""Counts forms of English that are hard to read, in documents and in the comments and docstrings of the code.
-
-python tests/house/prose.py FILE...    prints each sentence that has one, with its place
-python tests/house/prose.py --update   lowers the rates in tests/house/prose.yaml to today's
-"""
+"""Count forms of English that are hard to read, in documents and in the comments and docstrings of the code."""
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
 import re
-import sys
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +16,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 RATES = Path(__file__).with_name("prose.yaml")
 
-# Pages whose sentences are records of the past, or material: generated tables and notices.
+# Left out: records of the past, generated tables and notices.
 LEFT_OUT = ("CHANGELOG.md", "docs/performance/log.md", "docs/benchmarks", "docs/api", "generated")
 
 # The forms, by their name in prose.yaml.
@@ -40,7 +36,7 @@ JINJA = re.compile(r"\{[%#].*?[%#]\}|\{\{.*?\}\}", re.DOTALL)
 
 
 class Finding(NamedTuple):
-    """A form in a text: where, which, and the words around it."""
+    """A form found in a text: its line, its name and the sentence around it."""
 
     line: int
     form: str
@@ -48,14 +44,14 @@ class Finding(NamedTuple):
 
 
 def _blanked(text: str, *patterns: re.Pattern[str]) -> str:
-    """The text without what the patterns match; lines stay where they are."""
+    """Return the text with matches of the patterns blanked. Line numbers stay the same."""
     for pattern in patterns:
         text = pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
     return text
 
 
 def prose_of(path: Path) -> str:
-    """The sentences of a file, each on its line: of Markdown all but code, of Python comments and docstrings."""
+    """Return the prose of a file: Markdown without code, or the comments and docstrings of Python."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         return _blanked(text, FENCE, COMMENT, CODE)
@@ -74,7 +70,7 @@ def prose_of(path: Path) -> str:
 
 
 def _template_prose(text: str) -> str:
-    """The comments and docstrings of a template, found by their marks, since it is no Python yet."""
+    """Return the comments and docstrings of a template. It does not parse as Python, so quotes are counted."""
     quoted, lines = False, []
     for line in _blanked(text, JINJA).splitlines():
         marks = line.count('"""')
@@ -86,16 +82,18 @@ def _template_prose(text: str) -> str:
 
 
 def findings(text: str) -> Iterator[Finding]:
-    """Each form in a text, in its order."""
+    """Yield each form found in a text."""
     for form, pattern in FORMS.items():
         for match in pattern.finditer(text):
-            begin, end = text.rfind(".", 0, match.start()) + 1, text.find(".", match.end())
-            sentence = " ".join(text[begin : end + 1 if end >= 0 else len(text)].split())
+            before = text[: match.start()]
+            begin = max(before.rfind(". ") + 1, before.rfind(".\n") + 1, before.rfind("\n\n") + 1)
+            end = re.compile(r"\.\s|\n\n|\Z").search(text, match.end())
+            sentence = " ".join(text[begin : end.start() + 1 if end else len(text)].split())
             yield Finding(text.count("\n", 0, match.start()) + 1, form, sentence[:200])
 
 
 def rooms() -> Mapping[str, list[Path]]:
-    """The files of each page and room: a page is a document, a room a folder of mlagen, templates or tests."""
+    """Return the files of each page and room. A page is a document, a room a folder of mlagen, templates or tests."""
     found: dict[str, list[Path]] = {}
     documents = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
     for path in sorted(documents):
@@ -113,7 +111,7 @@ def rooms() -> Mapping[str, list[Path]]:
 
 
 def rates_of(paths: list[Path]) -> dict[str, float]:
-    """How often each form stands in 1,000 words."""
+    """Return how often each form occurs in 1,000 words."""
     texts = [prose_of(path) for path in paths]
     words = sum(len(WORD.findall(text)) for text in texts)
     counts = {form: sum(len(pattern.findall(text)) for text in texts) for form, pattern in FORMS.items()}
@@ -121,29 +119,42 @@ def rates_of(paths: list[Path]) -> dict[str, float]:
 
 
 def read_rates() -> dict[str, dict[str, float]]:
-    """The rates that each page and room may have at most."""
+    """Return the highest rates that each page and room may have."""
     found: dict[str, dict[str, float]] = yaml.safe_load(RATES.read_text(encoding="utf-8"))
     return found
 
 
 def update() -> None:
-    """Writes today's rates where they are lower than those known, and those of pages and rooms that are new."""
+    """Lower the known rates to today's, and add the rates of new pages and rooms."""
     known = read_rates() if RATES.exists() else {}
-    lines = ["# How often a form may stand in 1,000 words. Made by: python tests/house/prose.py --update"]
+    lines = ["# How often a form may occur in 1,000 words. Made by: python tests/house/prose.py --update"]
     for name, paths in sorted(rooms().items()):
         rates = {form: min(rate, known.get(name, {}).get(form, rate)) for form, rate in rates_of(paths).items()}
         lines.append(f"{name}: {{{', '.join(f'{form}: {rate:g}' for form, rate in rates.items())}}}")
     RATES.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    """See the module's docstring."""
-    if sys.argv[1:] == ["--update"]:
-        update()
-        return
-    for path in map(Path, sys.argv[1:]):
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the sentences of the given files that have a form, or lower the rates."""
+    parser = argparse.ArgumentParser(
+        prog="python tests/house/prose.py",
+        description="Print each sentence that has one of the hard forms, with its file, line and form.",
+        epilog=f"Forms: {', '.join(FORMS)}. The rates that each page and room may have are in tests/house/prose.yaml.",
+    )
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="a .md, .py or .jinja file")
+    parser.add_argument("--update", action="store_true", help="lower the rates in prose.yaml to today's")
+    given = parser.parse_args(arguments)
+    if bool(given.files) == given.update:
+        parser.error("pass files, or --update")
+    for path in given.files:
+        if not path.is_file():
+            parser.error(f"{path} is no file")
+        if path.suffix not in (".md", ".py", ".jinja"):
+            parser.error(f"{path}: expected a .md, .py or .jinja file")
         for found in sorted(findings(prose_of(path))):
             print(f"{path}:{found.line}: {found.form}: {found.words}")
+    if given.update:
+        update()
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prose import FORMS, findings, prose_of, rates_of, read_rates, rooms
+from prose import FORMS, ROOT, findings, main, prose_of, rates_of, read_rates, rooms
 
 HINT = "see the sentences with: python tests/house/prose.py FILE; lower the rates with: ... --update"
 PAGES_OF_NEWCOMERS = ("README.md", "docs/first-package.md")
@@ -55,3 +55,33 @@ def test_comments_and_docstrings_of_code_are_read(tmp_path: Path) -> None:
 
 def test_every_form_has_a_rate_everywhere() -> None:
     assert all(rates.keys() == FORMS.keys() for rates in read_rates().values())
+
+
+def test_the_command_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    assert "--update" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "pass files, or --update"),
+        (["--update", "a.md"], "pass files, or --update"),
+        (["absent.md"], "absent.md is no file"),
+        ([str(ROOT / "LICENSE")], "expected a .md, .py or .jinja file"),
+    ],
+)
+def test_the_command_refuses_wrong_usage(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_prints_place_form_and_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A page\n\nIt prints what breaks.\n")
+    main([str(page)])
+    assert capsys.readouterr().out == f"{page}:3: what: It prints what breaks.\n"
