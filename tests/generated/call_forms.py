@@ -1,7 +1,7 @@
-"""How other projects declare and call functions whose names the wrappers carry, and what a wrapper makes of it.
+"""Compare the declarations and calls of other projects with the wrappers that are named after them.
 
 python call_forms.py --docs     writes the tables of docs/signatures.md from call_forms.yaml
-python call_forms.py WHEEL      prints what a wheel of one of the projects declares otherwise than call_forms.yaml
+python call_forms.py WHEEL      prints the declarations of a wheel that call_forms.yaml does not have
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ def declared(parameters: str) -> Parameters:
 
 
 def positional(parameters: Parameters) -> list[str]:
-    """Names of what a caller may pass by position."""
+    """Return the names of the positional parameters."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [name for name, one in parameters.items() if one.kind in kinds]
 
 
 def named(parameters: Parameters) -> list[str]:
-    """All names but those of *args and **kwargs."""
+    """Return all names except those of *args and **kwargs."""
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return [name for name, one in parameters.items() if one.kind not in variadic]
 
 
 def agreeing(theirs: Parameters, ours: Parameters) -> int:
-    """How many of their positions have the same name here, from the first on."""
+    """Return how many leading positions have the same name here."""
     pairs = zip(positional(theirs), positional(ours), strict=False)
     return next(
         (count for count, (one, other) in enumerate(pairs) if one != other),
@@ -57,7 +57,7 @@ def agreeing(theirs: Parameters, ours: Parameters) -> int:
 
 @dataclass(frozen=True)
 class Call:
-    """A call in a project: the file, how many arguments by position, and the names of the others."""
+    """A call in a project: its file, the number of positional arguments, and the names of the others."""
 
     source: str
     count: int
@@ -85,7 +85,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Refused:
-    """Names that a wrapper does not take, of all packages unless some are listed, and why."""
+    """Names that a wrapper does not accept, in all packages or in those listed, and the reason."""
 
     names: tuple[str, ...]
     why: str
@@ -94,7 +94,7 @@ class Refused:
 
 @dataclass(frozen=True)
 class Wrapper:
-    """All that is known of the forms of a wrapper."""
+    """The known forms of a wrapper."""
 
     name: str
     forms: tuple[Form, ...]
@@ -104,7 +104,7 @@ class Wrapper:
     beyond: dict[str, str] = field(default_factory=dict)
 
     def why_refused(self, name: str, form: Form, package: str) -> str:
-        """Why a package's wrapper does not take a name; empty where nothing says so."""
+        """Return why a package's wrapper refuses a name; empty if no reason is recorded."""
         for one in self.refused:
             if name in one.names and package in (one.packages or (package,)):
                 return one.why
@@ -133,7 +133,7 @@ def _form(wrapper: str, data: dict[str, Any]) -> Form:
 
 @cache
 def load() -> tuple[Wrapper, ...]:
-    """What call_forms.yaml holds."""
+    """Return the content of call_forms.yaml."""
     wrappers = []
     for name, data in yaml.safe_load(FORMS.read_text()).items():
         forms = tuple(_form(name, one) for one in data.pop("forms"))
@@ -150,34 +150,37 @@ def _cell(text: str) -> str:
 
 
 def _rows(wrapper: Wrapper, ours: Parameters) -> Iterator[str]:
-    yield "| upstream | versions | positions | the next there | here |"
+    yield "| upstream | versions | equal positions | next position upstream | the same call here |"
     yield "|---|---|---|---|---|"
+    rows: dict[tuple[str, ...], list[str]] = {}  # to the versions that have it
     for form in wrapper.forms:
         theirs = positional(form.parameters)
         count = agreeing(form.parameters, ours)
         then, here = "", "binds"
         if positional(ours) and count < len(theirs):
             then = f"`{theirs[count]}`"
-            here = form.next or "TypeError: there is no further position"
+            here = form.next or "raises a TypeError; there is no further position"
         here = "; ".join(filter(None, (here, form.note)))
         upstream = form.of if not form.function or form.function in form.of else f"{form.of}, {form.function}"
-        yield f"| {_cell(upstream)} | {', '.join(form.versions)} | {count} | {then} | {_cell(here)} |"
+        rows.setdefault((_cell(upstream), str(count), then, _cell(here)), []).extend(form.versions)
+    for (upstream, *cells), versions in rows.items():
+        yield f"| {upstream} | {', '.join(versions)} | {' | '.join(cells)} |"
 
 
 def tables(signatures: dict[str, Parameters]) -> str:
-    """What docs/signatures.md says of every wrapper, in Markdown.
+    """Return the section of docs/signatures.md about every wrapper, in Markdown.
 
     Args:
-        signatures: a wrapper of each name.
+        signatures: the parameters of each wrapper, by its name.
     """
     lines = []
     for wrapper in load():
         ours = signatures[wrapper.name]
-        here = ", ".join(positional(ours)) or "any"
+        here = ", ".join(positional(ours)) or "any number, ignored"
         lines += [
             f"### {wrapper.name}",
             "",
-            textwrap.fill(f"By position here: {here}.", 120),
+            textwrap.fill(f"Positional arguments: {here}.", 120),
             "",
             *_rows(wrapper, ours),
             "",
@@ -186,30 +189,29 @@ def tables(signatures: dict[str, Parameters]) -> str:
         for one in wrapper.refused:
             where = f" ({', '.join(one.packages)})" if one.packages else ""
             refused.append((", ".join(f"`{name}`" for name in one.names) + where, one.why))
-        refused += [(f"all others of {one.of}", one.refused) for one in wrapper.forms if one.refused]
+        refused += [(f"all other arguments of {one.of}", one.refused) for one in wrapper.forms if one.refused]
         refused = list(dict.fromkeys(refused))
         if refused:
-            lines += ["| not taken | why |", "|---|---|"]
+            lines += ["| not accepted | reason |", "|---|---|"]
             lines += [f"| {names} | {_cell(why)} |" for names, why in refused] + [""]
         others = [(f"`{name}`", why) for name, why in wrapper.defaults.items()]
         others += [(f"`{name}`, required", why) for name, why in wrapper.needed.items()]
         if others:
-            lines += ["| another default here | why |", "|---|---|"]
+            lines += ["| different default here | value or reason |", "|---|---|"]
             lines += [f"| {name} | {_cell(why)} |" for name, why in others] + [""]
         if wrapper.beyond:
-            lines += ["| taken here beside | what |", "|---|---|"]
-            lines += [f"| `{name}` | {_cell(what)} |" for name, what in wrapper.beyond.items()] + [""]
+            lines += [f"`{name}` may also be {value}." for name, value in wrapper.beyond.items()] + [""]
     return "\n".join(lines)
 
 
 def documented(text: str, made: str) -> str:
-    """The page with the tables in their place."""
+    """Return the page with its tables replaced."""
     before, rest = text.split(BEGIN)
     return f"{before}{BEGIN}\n\n{made}\n{END}{rest.split(END)[1]}"
 
 
 def differences(wheel: Path) -> Iterator[str]:
-    """What a wheel's functions of the same files declare that no form has."""
+    """Yield the declarations of a wheel's functions that no form has."""
     known: dict[tuple[str, str], list[list[str]]] = {}
     for wrapper in load():
         for form in wrapper.forms:
@@ -231,7 +233,7 @@ def differences(wheel: Path) -> Iterator[str]:
 
 
 def signatures() -> dict[str, Parameters]:
-    """A wrapper of each name, of the first package that has it."""
+    """Return the parameters of each wrapper, from the first package that has it."""
     from mlagen.compile.worker import load_package
 
     found: dict[str, Parameters] = {}
@@ -244,7 +246,7 @@ def signatures() -> dict[str, Parameters]:
 
 
 def main(argument: str) -> int:
-    """Writes the tables, or prints a wheel's differences; 1 if it has some."""
+    """Write the tables, or print a wheel's differences and return 1 if there are any."""
     if argument == "--docs":
         DOCS.write_text(documented(DOCS.read_text(), tables(signatures())))
         return 0
