@@ -30,6 +30,7 @@ FORMS = {
 }
 FENCE = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`\n]*`")
+TARGET = re.compile(r"(?<=\])\([^)\s]*\)")  # of a link
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 JINJA = re.compile(r"\{[%#].*?[%#]\}|\{\{.*?\}\}", re.DOTALL)
@@ -54,7 +55,7 @@ def prose_of(path: Path) -> str:
     """Return the prose of a file: Markdown without code, or the comments and docstrings of Python."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
-        return _blanked(text, FENCE, COMMENT, CODE)
+        return _blanked(text, FENCE, COMMENT, CODE, TARGET)
     if path.suffix == ".jinja":
         return _template_prose(text)
     lines = [""] * (text.count("\n") + 1)
