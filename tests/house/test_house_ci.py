@@ -78,9 +78,23 @@ def test_the_action_installs_what_the_check_needs_as_the_package_asks_for_it() -
 
 
 def test_the_guide_names_this_version() -> None:
-    versions = re.findall(r"(?:rev: v|mlagen@v|mlagen-|such as `)(\d+\.\d+\.\d+)", GUIDE)
-    assert set(versions) == {mlagen.__version__}
-    assert len(versions) == 4
+    versions = re.findall(r"mlagen-(\d+\.\d+\.\d+)", GUIDE)
+    assert versions == [mlagen.__version__]
+
+
+def test_the_guide_shows_forms_that_exist() -> None:
+    hook, action = (
+        yaml.safe_load(block) for block in re.findall(r"^```yaml\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+    )
+    (shown,) = hook["repos"][0]["hooks"]
+    (published,) = loaded(".pre-commit-hooks.yaml")
+    assert hook["repos"][0]["repo"] == "local"
+    assert {name: shown[name] for name in shown if name != "language"} == {
+        name: published[name] for name in shown if name != "language"
+    }
+    (folder,) = re.findall(r"git submodule add \S+ (\S+)", GUIDE)
+    used = [step["uses"] for step in action["jobs"]["kernels"]["steps"]]
+    assert used == ["actions/checkout@v5", f"./{folder}"]
 
 
 CHECK = f"""#!{sys.executable}
