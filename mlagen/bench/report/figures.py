@@ -296,8 +296,9 @@ def reports_block(documents: Documents) -> str:
 
 def _report_page(report: Report) -> str:
     stem = report.path.stem
-    head = f"# {report.package} on one {report.rows[0].device}\n\nAll rows of [{stem}.json]({stem}.json). "
-    return f"{head}[README.md](README.md) says how they are measured and shown.\n\n{markdown(report.rows)}"
+    title = f"# {report.package} on one {report.rows[0].device}"
+    head = f"The tables show every row of [{stem}.json]({stem}.json). To measure again, see [README.md](README.md)."
+    return f"{title}\n\n{head}\n\n{markdown(report.rows)}"
 
 
 BLOCKS: dict[str, Callable[..., str]] = {

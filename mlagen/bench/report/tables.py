@@ -12,24 +12,26 @@ from mlagen.bench.report.rows import Contender, Row
 from mlagen.bench.trial import OURS
 
 TERMS = {
-    "Shape": "prefill and decode: tokens x heads; over a paged cache: requests x tokens of each x heads; else tokens",
-    "Time": "median of rounds in which the kernels take turns without a pause, so that all share the card's heat; by "
-    "graph, replayed over inputs that exceed L2 together, or by events, L2 overwritten before each call",
-    "×": "the other kernel's time over ours in the same round; above 1, ours is faster",
-    "Behind another kernel": "what a call adds to a graph behind a small kernel of someone else's, so that it cannot "
-    "begin under itself as it may where a graph repeats it; measured where a call is shorter than 100 us, and then the "
-    "time that is quoted",
-    "Best peer": "the fastest of others' kernels that ran; ×best is its ×, behind another kernel where that is known",
-    "Roof": "FLOPs or bytes, whichever takes longer; prefill counts a KV row once, decode once a token",
-    "Error": "relative Frobenius norm; of integers, the share that is wrong",
-    "After a pause": "a round on a card that idled, where FLOPs bound the shape: a hot card is held back by its power "
-    "limit",
-    "From Python": "wall time of a call launched from Python; of a short call, what it costs the host",
+    "Shape": "tokens x heads for prefill and decode; requests x tokens per request x heads over a paged cache; "
+    "otherwise tokens",
+    "Time": "the median of rounds. Kernels take turns without a pause, so all share the card's heat. By graph: a CUDA "
+    "graph is replayed over inputs that together exceed L2. By events: L2 is overwritten before each call",
+    "×": "the other kernel's time over ours in the same round. Above 1, ours is faster",
+    "Behind another kernel": "the time that a call adds to a graph behind a small kernel of someone else's. There it "
+    "cannot overlap its own predecessor, as it can in a graph that repeats one call. Measured for calls shorter than "
+    "100 us, and then the quoted time",
+    "Best peer": "the fastest other kernel that ran. ×best is its ×, behind another kernel if that was measured",
+    "Roof": "the time of the FLOPs or of the bytes, whichever is longer. Prefill counts a KV row once, decode once per "
+    "token",
+    "Error": "the relative Frobenius norm; for integers, the share of wrong values",
+    "After a pause": "a round on a card that was idle before, for shapes bound by FLOPs, since its power limit slows a "
+    "hot card",
+    "From Python": "the wall time of a call launched from Python. For a short call, this is its cost on the host",
 }
 JUDGED = (
     "Then / now: the earlier time over this one. The card is power-limited, so a row is judged by the change of its "
-    "ratio to a peer that ran both times, and by its time where none did; slower is what lost more than the spread of "
-    "the rounds, their 10th to 90th percentile over the median."
+    "ratio to a peer that ran both times, or by its time if no peer did. A row is slower if it lost more than the "
+    "spread of the rounds, their 10th to 90th percentile over the median."
 )
 NONE = "–"
 
@@ -41,7 +43,7 @@ class Table:
     Attributes:
         header: names of the columns.
         rows: cells.
-        notes: what is to be said below it.
+        notes: sentences below the table.
         items: gaps, with their reasons.
     """
 
@@ -78,7 +80,7 @@ def markdown(rows: Sequence[Row], comparison: Comparison | None = None) -> str:
     if not rows:
         return ""
     said = conditions(rows)
-    parts = [_origin(said), " ".join(f"{name}: {text}." for name, text in TERMS.items())]
+    parts = [_origin(said), "\n".join(f"- **{name}**: {text}." for name, text in TERMS.items())]
     if comparison:
         parts += [f"{comparison.summary}.", _markdown(changes_table(comparison))]
     packages = dict.fromkeys(row.package for row in rows)
@@ -122,7 +124,7 @@ def _peers(rows: Sequence[Row]) -> tuple[str, ...]:
 
 
 def _origin(said: Mapping[str, str]) -> str:
-    """Where, when and with what a run was measured, as far as it says."""
+    """Return the card, versions, date and commit of a run, as far as the report has them."""
     names = {"torch": "torch", "triton": "triton", "Driver": "driver"}
     parts = [", ".join([said["Device"], *(f"{names[name]} {said[name]}" for name in names if said[name])])]
     when = [f"{word} {said[name]}" for name, word in (("Date", "on"), ("Commit", "at commit")) if said[name]]
@@ -191,7 +193,7 @@ def _behind(rows: Sequence[Row]) -> list[Table]:
 
 
 def changes_table(comparison: Comparison) -> Table:
-    """What became of each shape since an earlier run."""
+    """Return the change of each shape since an earlier run."""
     header = ("shape", "then us", "now us", "then / now", "peer", "× then", "× now", "change", "spread", "verdict")
     several = len({each.now.package for each in comparison.changes}) > 1
     return Table(header, tuple(_change(each, several) for each in comparison.changes), (JUDGED,))
