@@ -28,6 +28,11 @@ def test_pages_of_newcomers_name_their_nouns(name: str) -> None:
     assert rates_of(rooms()[name])["what"] <= 0.5, HINT
 
 
+@pytest.mark.parametrize("name", sorted(name for name in rooms() if name.endswith(".md")))
+def test_every_page_names_its_nouns(name: str) -> None:
+    assert rates_of(rooms()[name])["what"] <= 1.0, HINT
+
+
 @pytest.mark.parametrize(
     ("text", "forms"),
     [
