@@ -2,8 +2,8 @@
 
 Triton's own `JITFunction.cache_key` is no use here: it takes in comments and the line a function starts on, so a
 longer file header would miss; and it needs the package imported. The whole file's text would miss whenever a wrapper or
-a tile table changes. So the module's syntax tree is followed from the kernel on, name by name. What a call or a
-decorator changes of an object by another name than the kernel's is not seen.
+a tile table changes. So the module's syntax tree is followed from the kernel on, name by name. Not seen: a call or a decorator
+that changes an object by another name than the kernel's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from mlagen.errors import Place, ToolError
 
-# Stands for the package, whose own name must not count.
+# Stands for the package: its own name must not count.
 _ROOT = "package"
 
 # Before 3.11.8 and 3.12.2 CPython counts a tree's depth for all threads at once, and two parses at a time end in
@@ -80,7 +80,7 @@ class SourceDigests:
         self._statements: dict[tuple[str, int], tuple[str, list[tuple[str, str | None]]]] = {}
 
     def digest(self, module: str, kernel: str) -> str:
-        """Hash what the kernel's compilation depends on in the package.
+        """Hash the parts of the package that the kernel's compilation depends on.
 
         Comments, docstrings, positions and the package's place and name do not count.
 
@@ -118,8 +118,8 @@ class SourceDigests:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def _references(self, source: _Module, statement: ast.stmt) -> Iterator[tuple[str, str | None]]:
-        """(module, name) of all a statement refers to; the name is None where the whole module is meant."""
-        followed = set()  # names of modules of which one attribute is meant
+        """(module, name) of all a statement refers to; the name is None if the statement takes the whole module."""
+        followed = set()  # names of modules that stand before an attribute
         for node in ast.walk(statement):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
                 name = source.modules.get(node.value.id)
@@ -143,7 +143,7 @@ class SourceDigests:
         return module.names
 
     def _module(self, name: str) -> _Module | None:
-        """The package's module by its dotted name; None for what the package does not hold."""
+        """The package's module by its dotted name; None if the package has no such module."""
         if name not in self._modules:
             path = self._package_dir.joinpath(*name.split(".")[1:])
             files = (path / "__init__.py", path.with_suffix(".py"))
@@ -166,7 +166,7 @@ class _Module:
         self._bound = [frozenset(_bound(statement)) for statement in self.body]
         self.names = frozenset[str]().union(*self._bound)
         bound = Counter(name for names in self._bound for name in names)
-        # What may be a module of the package, by the name that nothing else is bound to.
+        # Possible modules of the package, by names that nothing else is bound to.
         self.modules = {
             alias.asname or alias.name: name
             for statement in self.body
@@ -176,22 +176,22 @@ class _Module:
         }
 
     def imported(self, statement: ast.ImportFrom) -> Iterator[tuple[ast.alias, str, str]]:
-        """(alias, where from, its dotted name if it is a module) of what a relative import binds."""
+        """(alias, origin, dotted name of a module) of each name that a relative import binds."""
         origin = resolve_name("." * statement.level + (statement.module or ""), self.package)
         for alias in statement.names:
             yield alias, origin, f"{origin}.{alias.name}"
 
     def leaves(self, own: str, module: str) -> bool:
-        """Whether a package's attribute by a module's own name is that module: unbound, or by `from . import` alone."""
+        """Whether a module's own name, as an attribute of the package, is that module: only `from . import` may bind it."""
         return "*" not in self.names and (own not in self.names or self.modules.get(own) == module)
 
     def modules_in(self, statement: ast.stmt) -> list[tuple[str, str]]:
-        """(name, module) of the modules that a statement names: what an import binds counts, not how it is written."""
+        """(name, module) of the modules that a statement names: the bound module counts, not the form of its import."""
         named = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
         return sorted((name, self.modules[name]) for name in named & self.modules.keys())
 
     def statements_of(self, name: str | None) -> Iterator[int]:
-        """Indices of the statements that bind the name (any name if None), or may change what it is bound to."""
+        """Indices of the statements that bind the name (any name if None), or may change its object."""
         for index, bound in enumerate(self._bound):
             if name is None or not bound or name in bound or "*" in bound:
                 yield index
