@@ -2,8 +2,8 @@
 
 Triton's own `JITFunction.cache_key` is no use here: it takes in comments and the line a function starts on, so a
 longer file header would miss; and it needs the package imported. The whole file's text would miss whenever a wrapper or
-a tile table changes. So the module's syntax tree is followed from the kernel on, name by name. Not seen: a call or a decorator
-that changes an object by another name than the kernel's.
+a tile table changes. So the module's syntax tree is followed from the kernel on, name by name. Not seen: a call or a
+decorator that changes an object by another name than the kernel's.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class _Module:
             yield alias, origin, f"{origin}.{alias.name}"
 
     def leaves(self, own: str, module: str) -> bool:
-        """Whether a module's own name, as an attribute of the package, is that module: only `from . import` may bind it."""
+        """Whether a module's own name, as an attribute of the package, is that module, by `from . import` alone."""
         return "*" not in self.names and (own not in self.names or self.modules.get(own) == module)
 
     def modules_in(self, statement: ast.stmt) -> list[tuple[str, str]]:
