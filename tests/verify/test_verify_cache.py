@@ -11,6 +11,7 @@ from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.cache.cases import GatherCase, WriteCase, cases
+from mlagen.verify.cache.fields import FieldsCase
 from mlagen.verify.cache.sides import GATHERS, INSERT, REQUESTS, SHORT, WRITERS
 from mlagen.verify.cache.values import AMAX, VALUES
 from mlagen.verify.invalid import RefusedCase
@@ -84,14 +85,14 @@ def test_cases_have_names_and_patterns_of_their_own(device, name, rank, packages
     found = cases(said, device)
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
-    assert {type(case) for case in found} == {WriteCase, GatherCase, RefusedCase}
+    assert {type(case) for case in found} == {WriteCase, GatherCase, RefusedCase, FieldsCase}
     writes = [case for case in found if isinstance(case, WriteCase)]
     gathers = [case for case in found if isinstance(case, GatherCase)]
     assert {case.source for case in writes} | {case.out for case in gathers} <= set(LAYOUTS)
     assert {case.values for case in writes} <= set(VALUES)
     for case in found:
         assert case.promise[-1] not in " ."
-        assert f"({SHORT[case.wrapper]})" in case.name
+        assert isinstance(case, FieldsCase) or f"({SHORT[case.wrapper]})" in case.name
 
 
 def named_layout(name: str) -> dict:
@@ -119,10 +120,11 @@ def test_the_sizes_that_break_kernels_are_there(device):
 
 
 def test_what_a_spec_lacks_is_left_out():
-    assert cases(spec(wrappers=["flash_mla_sparse_fwd"]), "cpu") == []
+    (fields,) = cases(spec(wrappers=["flash_mla_sparse_fwd"]), "cpu")
+    assert isinstance(fields, FieldsCase)
     for wrapper in WRAPPERS:
         found = cases(spec(wrappers=[wrapper]), "cpu")
-        assert {case.wrapper for case in found} == {wrapper}
+        assert {case.wrapper for case in found if case != fields} == {wrapper}
 
 
 @pytest.mark.parametrize(

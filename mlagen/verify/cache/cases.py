@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlagen.layout import CacheLayout
+from mlagen.verify.cache import fields
 from mlagen.verify.cache.invalid import refused
 from mlagen.verify.cache.sides import CONCAT, GATHERS, INSERT, REQUESTS, SHORT, WRITERS, Side, sides_of
 from mlagen.verify.case import Case
@@ -235,4 +236,4 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         for wrapper in (*WRITERS, *GATHERS):
             if wrapper in wrappers:
                 found += refused(side, wrapper)
-    return found
+    return [*found, *fields.cases(spec)]

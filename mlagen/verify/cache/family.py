@@ -6,11 +6,13 @@ import importlib
 from typing import Any
 
 from mlagen.verify import checks
+from mlagen.verify.cache import fields
 from mlagen.verify.cache.cases import CacheCase, GatherCase, Pages, WriteCase, cases
+from mlagen.verify.cache.fields import FieldsCase
 from mlagen.verify.cache.gather import GatherInputs, build_gather
 from mlagen.verify.cache.sides import INSERT, NAME, WRITERS, Side, sides_of
 from mlagen.verify.cache.write import WriteInputs, build_write
-from mlagen.verify.family import Family, Results, Run
+from mlagen.verify.family import Family, Inputs, Results, Run
 from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.results import Figure
 from mlagen.verify.subject import Subject, launch_of
@@ -23,7 +25,11 @@ def _side(subject: Subject, module: str) -> Side:
     return side
 
 
-def _build(subject: Subject, case: CacheCase, seed: int) -> WriteInputs | GatherInputs:
+def _build(subject: Subject, case: CacheCase | FieldsCase, seed: int) -> Inputs:
+    return Inputs() if isinstance(case, FieldsCase) else _built(subject, case, seed)
+
+
+def _built(subject: Subject, case: CacheCase, seed: int) -> WriteInputs | GatherInputs:
     side = _side(subject, case.module)
     if isinstance(case, WriteCase):
         return build_write(case, side, subject.device, seed)
@@ -55,9 +61,9 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     side = _side(subject, case.module)
     options: dict[str, Any] = {"wrapper": case.wrapper, "module": case.module, "pages": Pages(4)}
     if case.wrapper not in WRITERS:
-        return _build(subject, GatherCase("", "", requests=((0, 3), (2, 4)), **options), 0).arguments
+        return _built(subject, GatherCase("", "", requests=((0, 3), (2, 4)), **options), 0).arguments
     k_pe = "2d" if side.facts.d_rope else "none"
-    arguments = _build(subject, WriteCase("", "", tokens=4, k_pe=k_pe, **options), 0).arguments
+    arguments = _built(subject, WriteCase("", "", tokens=4, k_pe=k_pe, **options), 0).arguments
     if case.wrapper == INSERT:
         arguments["is_ue8m0"] = any(field.dtype == "ue8m0" for field in side.layout.fields)
     return arguments
@@ -65,7 +71,7 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
 
 CACHE = Family(
     name=NAME,
-    kinds=(WriteCase, GatherCase),
+    kinds=(WriteCase, GatherCase, FieldsCase),
     cases=cases,
     build=_build,
     call=_call,
@@ -74,6 +80,7 @@ CACHE = Family(
         "reference": checks.reference,
         "few programs": _few_programs,
         "graph": checks.graph(lambda run: run.inputs.renew()),
+        fields.CHECK: lambda run: fields.check_fields(run.subject.package.SPEC["spec"], run.case.cache),
     },
     valid=_valid,
 )
