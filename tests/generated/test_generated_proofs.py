@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from enumerated import CACHE_KERNELS, ROWS_KERNELS, enumerate_package
+from rotation import SEED
 
 from mlagen.backends import expected_products
 from mlagen.bench.tune.tunable import SPARSE_DECODE, SPARSE_FWD
@@ -160,15 +161,6 @@ def test_shared_memory_of_top_k_on_sm90_is_the_plans_to_the_byte(folder: Path, v
         tile = TopkSm90Tile(*(int(given[name] or 0) for name in ("WARPS", "HALVES", "CAPACITY")))
         expected = topk.sm90.shared_bytes(tile, is_long=bool(given.get("IS_LONG")))
         assert taken is None or taken.shared == expected, job
-
-
-def seed() -> int:
-    """Another sample for each commit; outside of a checkout always the same."""
-    done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return int(done.stdout.strip()[:8] or "0", 16)
-
-
-SEED = seed()
 
 
 @pytest.mark.parametrize("number", range(8))

@@ -254,7 +254,7 @@ def mutated(mutant: Mutant, package: Path, folder: Path) -> Path | None:
     return target
 
 
-def _run(package: Path, only: tuple[str, ...], out: Path) -> None:
+def run_cases(package: Path, only: tuple[str, ...], out: Path, families: tuple[str, ...] | None = None) -> None:
     """Runs the cases on TARGET; each case's name goes to `out` before it begins, its result after it."""
     from mlagen.verify.worker import Run
 
@@ -264,7 +264,7 @@ def _run(package: Path, only: tuple[str, ...], out: Path) -> None:
             "device": "cpu",
             "targets": [TARGET],
             "only": only,
-            "families": None,
+            "families": families,
             "every": True,
         }
     )
@@ -275,8 +275,8 @@ def _run(package: Path, only: tuple[str, ...], out: Path) -> None:
             stream.write(json.dumps(result.to_json()) + "\n")
 
 
-def _failed(out: Path) -> list[str]:
-    """Cases that failed, or in which the process died, from what `_run` wrote."""
+def failed_of(out: Path) -> list[str]:
+    """Cases that failed, or in which the process died, from what `run_cases` wrote."""
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     if not answers:
         raise RuntimeError(f"{out.stem}: no case ran")
@@ -288,8 +288,8 @@ def main() -> None:
     package, folder = Path(sys.argv[1]), Path(sys.argv[2])
     wanted = sys.argv[3] if len(sys.argv) > 3 else "*"
     warm = folder / "warm.jsonl"
-    _run(package, (TYPICAL,), warm)
-    if _failed(warm):
+    run_cases(package, (TYPICAL,), warm)
+    if failed_of(warm):
         raise RuntimeError(f"{package} fails unbroken: {warm.read_text()}")
     found: dict[str, list[str] | None] = {}
     for mutant in MUTANTS:
@@ -304,11 +304,11 @@ def main() -> None:
         if not child:
             signal.alarm(LONGEST)  # a mutant that runs on forever is noticed, too
             try:
-                _run(broken, mutant.only, out)
+                run_cases(broken, mutant.only, out)
             finally:
                 os._exit(0)
         os.waitpid(child, 0)
-        found[mutant.name] = _failed(out)
+        found[mutant.name] = failed_of(out)
     print(json.dumps(found))
 
 

@@ -68,7 +68,7 @@ def cases(spec: Mapping[str, Any]) -> Iterator[FieldsCase]:
     promise = "each field lies where the spec lists it, behind the one before it"
     for cache, title in CACHES.items():
         if spec.get(cache):
-            yield FieldsCase(f"layout: fields of {title}", promise, cache=cache, check=CHECK)
+            yield FieldsCase(f"layout: {title}: fields", promise, cache=cache, check=CHECK)
 
 
 def describe(spec: Mapping[str, Any], cache: str) -> Described:

@@ -1,0 +1,99 @@
+"""One mutant of each family, drawn by a seed; the slow tests run all of them.
+
+Usage: python drawn_mutants.py WORK_DIR SEED
+
+Prints {"family: name of mutant": failed cases} as JSON. Torch and Triton are imported once for all families.
+"""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import mutants
+from mutants import LONGEST, Mutant, failed_of, mutated, run_cases
+
+ROWS = mutants.MUTANTS
+import cache_mutants  # noqa: E402
+import dense_decode_mutants  # noqa: E402, F401
+
+DENSE = mutants.MUTANTS  # as that import leaves it
+import dense_fwd_mutants  # noqa: E402
+import indexer_cache_mutants  # noqa: E402
+import indexer_select_mutants  # noqa: E402
+import indices_mutants  # noqa: E402
+import merges_mutants  # noqa: E402
+import mqa_logits_mutants  # noqa: E402
+import ops_mutants  # noqa: E402
+import sparse_decode_mutants  # noqa: E402
+import topk_mutants  # noqa: E402
+
+GENERATED = Path(__file__).resolve().parents[2] / "generated"
+CACHE = (*sparse_decode_mutants.CACHE_MUTANTS, *sparse_decode_mutants.SPLIT_MUTANTS)
+# By family: a checked-in package whose text most of its mutants fit, and the mutants.
+FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
+    "sparse_fwd": ("dsv32", ROWS),
+    "cache": ("dsv4_flash", (*cache_mutants.ANY_LAYOUT, *cache_mutants.PLANAR)),
+    "dense_decode": ("dsv3", DENSE),
+    "indices": ("dsv4_flash", (*indices_mutants.MAP_MUTANTS, *indices_mutants.COMBINE_MUTANTS)),
+    "sparse_decode": ("dsv4_flash", (*CACHE, *sparse_decode_mutants.CALL_MUTANTS)),
+    "merge_states": ("odd", merges_mutants.MERGES_MUTANTS),
+    "dense_fwd": ("odd_prefill", dense_fwd_mutants.DENSE_FWD_MUTANTS),
+    "topk": ("dsv4_flash", topk_mutants.MUTANTS),
+    "indexer_cache": ("dsv41", (*indexer_cache_mutants.ANY, *indexer_cache_mutants.IN_HALVES)),
+    "mqa_logits": ("dsv4_flash", mqa_logits_mutants.LOGITS_MUTANTS),
+    "indexer_select": ("dsv4_flash", indexer_select_mutants.MUTANTS),
+    "ops": ("odd", ops_mutants.OPS_MUTANTS),
+}
+TARGETS = {"cache": "sm80"}  # whose kernels round by themselves; else the target of mutants.py
+
+
+def fitting(package: Path, found: Sequence[Mutant]) -> Iterator[Mutant]:
+    """Those of the mutants whose text the package has."""
+    for mutant in found:
+        file = package / mutant.file
+        if file.exists() and re.search(mutant.pattern, file.read_text()):
+            yield mutant
+
+
+def noticed(family: str, mutant: Mutant, package: Path, folder: Path) -> list[str] | None:
+    """The cases that fail with a mutant; None if the package has none of the cases that it names."""
+    broken = mutated(mutant, package, folder / family)
+    assert broken is not None
+    out = broken.parent / "answers.jsonl"
+    child = os.fork()
+    if not child:
+        signal.alarm(LONGEST)
+        try:
+            mutants.TARGET = TARGETS.get(family, mutants.TARGET)
+            run_cases(broken, mutant.only, out, (family,))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    shutil.rmtree(broken)
+    return failed_of(out) if out.exists() and out.read_text() else None
+
+
+def main() -> None:
+    folder, seed = Path(sys.argv[1]), int(sys.argv[2])
+    run_cases(GENERATED / "odd", (merges_mutants.TYPICAL,), folder / "warm.jsonl")  # imports all that cases need
+    found = {}
+    for family, (name, all_mutants) in FAMILIES.items():
+        package = GENERATED / name
+        drawn = list(fitting(package, all_mutants))
+        random.Random(seed).shuffle(drawn)
+        for mutant in drawn:
+            failed = noticed(family, mutant, package, folder)
+            if failed is not None:
+                found[f"{family}: {mutant.name}"] = failed
+                break
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
