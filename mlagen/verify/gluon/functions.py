@@ -190,7 +190,11 @@ def _modules() -> Mapping[str, dict[str, Any]]:
     """Contents of the stand-ins for Gluon's modules, by name."""
     real = importlib.import_module(f"{GLUON}.language")
     layouts = {name: getattr(real, name) for name in dir(real) if name.endswith("Layout")}
-    host = importlib.import_module(f"{GLUON}.nvidia.hopper")
+    host = vars(importlib.import_module(f"{GLUON}.nvidia.hopper"))
+    # Triton 3.8 and newer look for a second kind there whenever they compare an argument with descriptors.
+    descriptors: dict[str, Any] = {
+        name: host[name] for name in ("TensorDescriptor", "TensorDescriptorIm2Col") if name in host
+    }
     names = {name: getattr(hopper, name) for name in ("fence_async_shared", "warpgroup_mma", "warpgroup_mma_wait")}
     return {
         GLUON: {"jit": jit, "constexpr_function": constexpr_function},
@@ -199,7 +203,7 @@ def _modules() -> Mapping[str, dict[str, Any]]:
         f"{GLUON}.language.nvidia.ampere": {"async_copy": hopper.AsyncCopy},
         f"{GLUON}.language.nvidia.hopper": {**names, "mbarrier": hopper.Mbarrier, "tma": hopper.Tma},
         f"{GLUON}.nvidia": {},
-        f"{GLUON}.nvidia.hopper": {"TensorDescriptor": host.TensorDescriptor},
+        f"{GLUON}.nvidia.hopper": descriptors,
     }
 
 
