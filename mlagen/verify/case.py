@@ -30,6 +30,7 @@ class Case:
         of_few_heads: the kernel of few heads may run it: it computes attention over rows of the model's dtype.
         simulated: sm90 kernels may run it, also in numpy.
         only_sm90: no other kernel runs it.
+        in_full: it is left out of the set that stands for all cases.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Case:
     check: str = field(default="reference", kw_only=True)
     every_target: bool = field(default=False, kw_only=True)
     only_sm90: bool = field(default=False, kw_only=True)
+    in_full: bool = field(default=False, kw_only=True)
     attends: ClassVar[bool] = False
     of_few_heads: ClassVar[bool] = False
     simulated: ClassVar[bool] = False

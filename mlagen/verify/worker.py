@@ -98,13 +98,16 @@ def representative(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
 
     On the first target these are the first and the last case of each group, which share a name but for its last part,
     and of each check in it, and one refusal of each wrapper. On another target it is one case of each check. On a
-    simulated target `selected` has left few already, and all of them stay.
+    simulated target `selected` has left few already, and all of them stay. Cases that only the full set has are left
+    out.
     """
     from mlagen.verify.invalid import RefusedCase
     from mlagen.verify.subject import SIMULATED
 
     groups: dict[tuple[str, ...], list[int]] = {}
     for number, (case, target) in enumerate(pairs):
+        if case.in_full:
+            continue
         if target in SIMULATED:
             kind: tuple[str, ...] = (target, str(number))
         elif target != pairs[0][1]:

@@ -16,6 +16,7 @@ from mlagen.verify.patterns import INDEX_PROMISES, LENGTH_PROMISES, SINK_PROMISE
 from mlagen.verify.sparse_decode import e4m3
 from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.invalid import refused
+from mlagen.verify.sparse_decode.variants import variant_cases
 
 
 @dataclass(frozen=True)
@@ -461,6 +462,7 @@ PARTS = (
     _contract,
     _e4m3,
     _merged,
+    variant_cases,
 )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, decode, pairs, tolerance
+from mlagen.verify import chained, checks, decode, pairs, tolerance, variants
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
 from mlagen.verify.decode import FLASH
@@ -205,6 +205,9 @@ SPARSE_DECODE = Family(
         "graph": checks.graph(_renew),
         "merged": _merged,
         "quantised": chained.quantised,
+        variants.TILES: variants.each_tile("SPARSE_DECODE_TILES", splits=(1, 2), by_e4m3=True),
+        variants.SMALL: variants.each_tile("SPARSE_DECODE_UNALIGNED_TILES", splits=(1, 2), by_e4m3=True),
+        variants.SPLITS: variants.each_combine,
         **pairs.checks(lambda run: run.inputs.arguments()["q"]),
     },
     valid=_valid,

@@ -6,11 +6,12 @@ around buffers, and buffers to be written are NaN; entries of indices that do no
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from mlagen.verify import chained, pairs
+from mlagen.verify import chained, pairs, variants
 from mlagen.verify.case import Case
 from mlagen.verify.facts import Facts
 from mlagen.verify.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
@@ -118,7 +119,7 @@ class _Suite:
         self, name: str, promise: str, *, each_wrapper: bool = False, **settings: Any
     ) -> Iterator[SparseFwdCase]:
         """One case, or one a wrapper; none if the spec lacks what it needs."""
-        case_fields = {"check", "splits", "multiprocessors", "batch_invariant", "every_target", "only_sm90"}
+        case_fields = {"check", "splits", "multiprocessors", "batch_invariant", "every_target", "only_sm90", "in_full"}
         options = {key: settings.pop(key) for key in case_fields & settings.keys()}
         problem = self.problem(**settings)
         if (problem.sink and self.facts.sink == "none") or (problem.length and self.facts.length == "none"):
@@ -395,6 +396,39 @@ def _merged(suite: _Suite) -> Iterator[SparseFwdCase]:
         yield from suite.sparse(name, promise, each_wrapper=True, **sizes, **changes)
 
 
+def _variants(suite: _Suite) -> Iterator[SparseFwdCase]:
+    facts = suite.facts
+    lengths, sinks = (variants.choices(said, "random") for said in (facts.length, facts.sink))
+    for length, sink in itertools.product(lengths, sinks):
+        suffix = "".join([", lengths" if length else "", ", sink" if sink else ""])
+
+        def case(
+            name: str,
+            check: str,
+            topk: int,
+            *,
+            length: Any = length,
+            sink: Any = sink,
+            suffix: str = suffix,
+            **own: Any,
+        ) -> Iterator[SparseFwdCase]:
+            sizes = {"tokens": 1, "heads": 1, "rows": 60, "in_full": True, **own}
+            promise = variants.PROMISES.get(check, "flagged tokens are done one by one")
+            named = f"variants: {name}{suffix}"
+            return suite.sparse(named, promise, check=check, topk=topk, length=length, sink=sink, **sizes)
+
+        # Enough for two steps of the widest tile; and no multiple of 16, which takes the small ones.
+        yield from case("tiles", variants.TILES, 144)
+        for layout in ("contiguous", "odd"):
+            yield from case(f"small, {layout}", variants.SMALL, 33, kv=layout, out=layout)
+            if length == lengths[0]:
+                yield from case(f"combine, {layout}", variants.SPLITS, 511, kv=layout, out=layout)  # steps of 16
+        for heads in (1, 17):
+            yield from case(f"sm90, {heads} heads", variants.TILES, 144, heads=heads, only_sm90=True, every_target=True)
+        if facts.shared_indices is not None:
+            yield from case("one by one", "one by one", 33, tokens=10, rows=400, indices="neighbours, repeats")
+
+
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package; see mlagen.verify.families."""
     facts = Facts.of(spec)
@@ -414,6 +448,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         _neighbours,
         _contract,
         _merged,
+        _variants,
     ):
         found += part(suite)
     return [*found, *refused(facts)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, pairs, tolerance
+from mlagen.verify import chained, checks, pairs, tolerance, variants
 from mlagen.verify.batched import sparse_attention
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, mapped, picked, require_tensors
@@ -150,7 +150,9 @@ def _one_by_one(run: SparseFwdRun) -> list[Figure]:
     launch = launch_of(subject.package)
     with subject.planned_for(run.case.multiprocessors), launch.force(kernel="sm90_shared"):
         facts = launch.device_facts(device)
-        schedule = module.schedule(facts, module.ALIGNED, tokens, heads, inputs.indices.shape[2], can_share=True)
+        topk = inputs.indices.shape[2]
+        alignment = module.ALIGNED if topk % 16 == 0 else module.Alignment(16, 1)
+        schedule = module.schedule(facts, alignment, tokens, heads, topk, can_share=True)
         rope = [inputs.q[..., subject.facts.d_v :]] if subject.facts.takes_pair else []
         given = (inputs.q, *rope, inputs.kv, inputs.indices, inputs.sm_scale, inputs.length, inputs.sink)
         call = module._Call(facts, schedule, *given, out, *stats, None)
@@ -213,6 +215,9 @@ SPARSE_FWD = Family(
         "one by one": _one_by_one,
         "merged": _merged,
         "quantised": chained.quantised,
+        variants.TILES: variants.each_tile("SPARSE_FWD_TILES", splits=(1, 2)),
+        variants.SMALL: variants.each_tile("SPARSE_FWD_UNALIGNED_TILES", splits=(1, 2)),
+        variants.SPLITS: variants.each_combine,
         **pairs.checks(lambda run: run.inputs.q),
     },
     valid=_valid,
