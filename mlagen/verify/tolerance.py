@@ -16,11 +16,18 @@ far below its row's largest loses is less than `floor` has.
 
 Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
 tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
-rounds elements of K elsewhere than the reference may come to the value beside its: one unit of K. Where sm90 multiplies
-fp8, sums of logits keep about 14 bits: `lse` is held to what a sum loses at most (`short_error`), `out` to the root
-mean square of that (`short_noise`), as the logits of a row err with signs of their own. To first order an error d of a
-key's logit moves `out` by d * weight * (value - out), so that a row with one large weight hardly moves: `spread` is the
-root of the sum of squares of all keys. It adds to the other errors as they do to each other, by squares.
+rounds elements of K elsewhere than the reference may come to the value beside its: one unit of K.
+
+Two limits are wider where sm90 multiplies fp8 on a GPU (`short`). Both came after cases had failed there: `lse` first,
+then `out`. The calls are those of the sm90 kernels of dense decode over `fp8_per_tensor`, and of sparse decode with a q
+of e4m3. No other call has them, nor have the same kernels in numpy, which adds exactly. Sums of logits keep about 14
+bits: `lse` is held to what a sum loses at most (`short_error`), whatever the signs. `out` is held to the root mean
+square of that (`short_noise`). To first order an error d of a key's logit moves `out` by d * weight * (value - out), so
+that a row with one large weight hardly moves: `spread` is the root of the sum of squares of all keys. It adds to the
+other errors as they do to each other, by squares. That covers logits that err independently of each other and of V, as
+those of random inputs do. It does not cover rows whose values follow their logits, nor logits of one sign whose errors
+grow with them: there the shifts add up, and `out` may differ by more. The 14 bits are seen on hardware and documented
+nowhere, so a GPU run decides whether they still hold, not a CPU.
 
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
