@@ -11,14 +11,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from mlagen.verify.family import Check, Run
 from mlagen.verify.results import Figure
 from mlagen.verify.subject import launch_of
 
-TILES, SMALL, SPLITS = "each tile", "each small tile", "each combine"
+TILES, SMALL, SPLITS, TARGETS = "each tile", "each small tile", "each combine", "each target"
 PROMISES = {
     TILES: "each tile of the table gives the reference's result with these arguments",
     SMALL: "each tile of calls that are not aligned gives the reference's result with these arguments",
+    TARGETS: "the kernels that each target has for these arguments give the reference's result",
     SPLITS: "each number of splits that has a combine kernel of its own gives the reference's result",
 }
 UNSEEN = ("num_warps", "num_stages", "programs_per_sm")  # fields of a tile that an interpreter does not see
@@ -46,24 +49,33 @@ def tiles_of(run: AnyRun, table: str, target: str) -> list[Any]:
     return list(dict.fromkeys(tiles))
 
 
+def on_targets(run: AnyRun) -> Iterator[AnyRun]:
+    """On a CPU the run planned for each target of the package; on a GPU, or where a kernel is forced, as it is."""
+    if run.subject.device == "cuda" or run.subject.kernel is not None:
+        yield run
+        return
+    for target in run.subject.package.SPEC["spec"]["targets"]:
+        yield replace(run, subject=replace(run.subject, target=target))
+
+
+def each_target(run: AnyRun) -> list[Figure]:
+    """The check of a call planned for each target."""
+    return [figure for one in on_targets(run) for figure in one.compare(one.call())]
+
+
 def _by_tile(run: AnyRun, tables: tuple[str, ...], by_e4m3: bool) -> Iterator[tuple[AnyRun, Any]]:
     """The run planned for each target, with each tile whose text another target's has not shown."""
-    subject, launch = run.subject, launch_of(run.subject.package)
-    targets = [subject.target] if subject.device == "cuda" else run.subject.package.SPEC["spec"]["targets"]
-    seen = set()
-    for target in targets:
-        if subject.device == "cuda":
-            with subject.planned_for(None):
-                facts = launch.device_facts(run.inputs.q.device)
-        else:
-            facts = launch.DeviceFacts(target, 1)
+    launch, seen = launch_of(run.subject.package), set()
+    for one in on_targets(run):
+        with one.subject.planned_for(None):
+            facts = launch.device_facts(torch.device(one.subject.device, 0))
         for table in tables:
             for tile in tiles_of(run, table, facts.target):
                 told = {name: value for name, value in tile._asdict().items() if name not in UNSEEN}
                 text = (*told.items(), *((facts.has_e4m3, facts.rounds_e4m3) if by_e4m3 else ()))
                 if text not in seen:
                     seen.add(text)
-                    yield replace(run, subject=replace(subject, target=target)), tile
+                    yield one, tile
 
 
 def each_tile(*tables: str, splits: tuple[int, ...] = (1,), by_e4m3: bool = False) -> Check:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlagen.verify import chained, pairs
+from mlagen.verify import chained, pairs, variants
 from mlagen.verify.case import Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
@@ -402,6 +402,19 @@ def _merged(suite: _Suite) -> Iterator[DenseDecodeCase]:
         yield from suite.both(name, chained.PROMISES[changes["check"]], **options)
 
 
+def _variants(suite: _Suite) -> Iterator[DenseDecodeCase]:
+    few: dict[str, Any] = {"lengths": (200,), "heads": 1, "in_full": True}
+    promise = variants.PROMISES[variants.TILES]
+    yield from suite.case("variants: tiles", promise, check=variants.TILES, block_size=128, **few)
+    promise = variants.PROMISES[variants.SMALL]
+    yield from suite.case("variants: small", promise, check=variants.SMALL, block_size=53, **few)
+    yield from suite.case("variants: small, odd", promise, check=variants.SMALL, cache="odd", **few)
+    promise = "a request in so many parts that another combine kernel merges them"
+    for count in (1, 2, 4, 8):
+        options = {**few, "lengths": (900,), "multiprocessors": count}
+        yield from suite.case(f"variants: combine, odd, {count}", promise, cache="odd", out="odd", **options)
+
+
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package, none where it lacks the wrappers; see mlagen.verify.families."""
     if Facts.of(spec).kind != "dense" or not {FLASH, DECODE} & set(spec["wrappers"]):
@@ -422,6 +435,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         _batch_invariant,
         _contract,
         _merged,
+        _variants,
     ):
         found += part(suite)
     return [*found, *refused(known)]

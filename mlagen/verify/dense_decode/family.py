@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, decode, pairs
+from mlagen.verify import chained, checks, decode, pairs, variants
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
 from mlagen.verify.decode import FLASH
@@ -249,6 +249,8 @@ DENSE_DECODE = Family(
     call=_call,
     compare=_compare,
     checks={
+        variants.TILES: variants.each_tile("DENSE_DECODE_TILES", "DENSE_DECODE_UNALIGNED_TILES", by_e4m3=True),
+        variants.SMALL: variants.each_tile("DENSE_DECODE_UNALIGNED_TILES", by_e4m3=True),
         "reference": checks.reference,
         "determinism": checks.determinism,
         "invariance": _invariance,

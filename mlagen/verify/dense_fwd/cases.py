@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from mlagen.verify import chained
+from mlagen.verify import chained, variants
 from mlagen.verify.case import Case
 from mlagen.verify.dense_fwd.invalid import WRAPPER, refused
 from mlagen.verify.merge_states.cases import Conventions
@@ -109,6 +109,15 @@ def _layouts() -> Iterator[DenseFwdCase]:
         yield _case(f"hint: {hint}", "max_seqlen_q and max_seqlen_k change no result", hint=hint)
 
 
+def _variants() -> Iterator[DenseFwdCase]:
+    for causal in (True, False):
+        few: dict[str, Any] = {"requests": ((5, 40),), "causal": causal, "in_full": True}
+        which = "causal" if causal else "all keys"
+        yield _case(f"variants: tiles, {which}", variants.PROMISES[variants.TILES], check=variants.TILES, **few)
+        odd = dict.fromkeys(("q", "k", "v", "out"), "odd")
+        yield _case(f"variants: small, {which}", variants.PROMISES[variants.SMALL], check=variants.SMALL, **odd, **few)
+
+
 def _contract(wrappers: list[str], sink: str, big: bool) -> Iterator[DenseFwdCase]:
     yield _case("contract: torch's defaults", "torch's defaults are neither read nor changed", check="defaults")
     yield _case("contract: same bits twice", "a second call gives the same bits", check="determinism")
@@ -147,4 +156,5 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     if WRAPPER not in spec["wrappers"]:
         return []
     big = device == "cuda"
-    return [*_lengths(spec, big), *_layouts(), *_contract(spec["wrappers"], Conventions.of(spec).sink, big), *refused()]
+    contract = _contract(spec["wrappers"], Conventions.of(spec).sink, big)
+    return [*_lengths(spec, big), *_layouts(), *_variants(), *contract, *refused()]

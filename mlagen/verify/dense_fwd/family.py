@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks
+from mlagen.verify import chained, checks, variants
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import require_bits
 from mlagen.verify.dense_fwd import parts
@@ -83,6 +83,8 @@ DENSE_FWD = Family(
     call=_call,
     compare=_compare,
     checks={
+        variants.TILES: variants.each_tile("DENSE_FWD_TILES"),
+        variants.SMALL: variants.each_tile("DENSE_FWD_UNALIGNED_TILES"),
         "reference": checks.reference,
         "determinism": checks.determinism,
         "defaults": checks.defaults,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mlagen.verify import variants
 from mlagen.verify.cache.cases import Pages
 from mlagen.verify.case import Case
 from mlagen.verify.indexer_cache.invalid import refused
@@ -58,7 +60,7 @@ class QueryCase(Case):
         positions: "random", "zero", "garbage" (among them) or "longer" (than the tokens).
         q, weights, angles: layouts in memory of the query, of the weights and of the table, keys of
             mlagen.verify.memory.LAYOUTS.
-        wide: what may be fp32 is.
+        wide: what may be fp32 is; or one of it, "angles" or "weights".
         named: optional arguments are passed.
     """
 
@@ -69,7 +71,7 @@ class QueryCase(Case):
     q: str = "contiguous"
     weights: str = "contiguous"
     angles: str = "contiguous"
-    wide: bool = False
+    wide: bool | str = False
     named: bool = False
 
 
@@ -168,6 +170,10 @@ def _query_cases(side: IndexerSide, big: bool) -> Iterator[QueryCase]:
     yield case("tokens: none", "an empty batch gives empty results", tokens=0)
     yield case("tokens: one", "a batch of one", tokens=1)
     yield case("fp32", "angles and weights may be fp32", wide=True)
+    for wide, layout in itertools.product((False, True, "angles", "weights"), ("contiguous", "odd")):
+        options = {"wide": wide, "q": layout, "tokens": 2, "check": variants.TARGETS, "in_full": True}
+        name = f"variants: {layout}, fp32: {wide if isinstance(wide, str) else 'both' if wide else 'none'}"
+        yield case(name, variants.PROMISES[variants.TARGETS], **options)
     yield case("optional arguments", "what says what this package is may be passed", named=True)
     yield case("every value", "every bit pattern of the model's dtype", values="bits", tokens=None)
     yield case("tiles", "scales at their floors and about powers of two", values="tiles", tokens=None, positions="zero")

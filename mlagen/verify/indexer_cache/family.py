@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import checks
+from mlagen.verify import checks, variants
 from mlagen.verify.cache.cases import Pages
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.family import Family, Results, Run
@@ -115,6 +115,7 @@ INDEXER_CACHE = Family(
     compare=_compare,
     checks={
         "reference": checks.reference,
+        variants.TARGETS: variants.each_target,
         "defaults": checks.defaults,
         "graph": checks.graph(_renew),
     },

@@ -252,12 +252,16 @@ def build_query(case: QueryCase, side: IndexerSide, device: str, seed: int) -> I
     weights = torch.randn(tokens, heads, generator=generator).to(side.dtype)
     placed = {
         "q": place(q.to(device), LAYOUTS[case.q], 0.0),
-        "weights": place((weights.float() if case.wide else weights).to(device), LAYOUTS[case.weights], 0.0),
+        "weights": place(
+            (weights.float() if case.wide in (True, "weights") else weights).to(device), LAYOUTS[case.weights], 0.0
+        ),
         "positions": place_vector(_positions(case.positions, tokens, generator).to(device), 0),
     }
     table = None
     if side.rope:
-        placed["angles"] = place(_angles(side, case.wide, generator).to(device), LAYOUTS[case.angles], 0.0)
+        placed["angles"] = place(
+            _angles(side, case.wide in (True, "angles"), generator).to(device), LAYOUTS[case.angles], 0.0
+        )
         table = placed["angles"].view
     arguments: dict[str, Any] = {
         "positions": placed["positions"].view,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from mlagen.verify import variants
 from mlagen.verify.case import Case
 from mlagen.verify.mqa_logits.facts import FLAT, FLAT_PAIR, PAGED, PAGED_PAIR, SCHEDULE, LogitsFacts
 from mlagen.verify.mqa_logits.invalid import SHORT, refused
@@ -187,6 +189,10 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
             changes = {"next_n": next_n, "tokenwise": tokenwise}
             yield case(f"next_n: {next_n}{how}", promise, **changes, every_target=next_n in (2, 3))
             yield case(f"next_n: {next_n}{how}, clean", f"{promise}; the others are -inf", **changes, clean=True)
+    for next_n, layout, bf16 in itertools.product((1, 2, 4, 8, 16), ("contiguous", "odd"), (False, True)):
+        options = {"next_n": next_n, "q": layout, "bf16": bf16, "lengths": (70,), "check": variants.TARGETS}
+        name = f"variants: {layout}, next_n {next_n}{', bf16' if bf16 else ''}"
+        yield case(name, variants.PROMISES[variants.TARGETS], in_full=True, **options)
     for size in (1, 2, 16, 53, 64, 128, 256):
         yield case(f"block size: {size}", "any block size", block_size=size)
     for memory in ("page gap", "odd", "idle", "far"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import checks
+from mlagen.verify import checks, variants
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import require_bits, require_tensors
 from mlagen.verify.family import Family, Results, Run
@@ -187,6 +187,7 @@ MQA_LOGITS = Family(
     compare=_compare,
     checks={
         "reference": checks.reference,
+        variants.TARGETS: variants.each_target,
         "determinism": checks.determinism,
         "defaults": checks.defaults,
         "graph": checks.graph(_renew),
