@@ -58,7 +58,7 @@ def test_each_cache_of_a_package_has_a_case() -> None:
 
 
 PLANAR, PERMUTED = said(NAMED_LAYOUTS["ue8m0_v4"], 448), said(NAMED_LAYOUTS["nvfp4_ds_mla"])
-# By name: whose function, its name, a part of its text, the text in its place, and a spec that shows it.
+# By name: the owner of a function, its name, a part of its text, another text, and a spec that shows the fault.
 FAULTS: dict[str, tuple[Any, str, str, str, Any]] = {
     "RoPE begins 16 bytes early, at the pad": (
         module,

@@ -32,7 +32,9 @@ def messages(package: Path, **options) -> list[str]:
 
 def test_dsv32_holds_every_case_of_attention_in_the_interpreter(tmp_path):
     apply(compare(render(make_plan(Spec.model_validate(attention_of("dsv32")))), tmp_path / "dsv32"))
-    assert messages(tmp_path / "dsv32", workers=1, targets=["sm80", "sm90", "gfx942"]) == []
+    # Cases of variants are for a package's proof.
+    choose = lambda tasks: [task for task in tasks if ": variants: " not in task.case]  # noqa: E731
+    assert messages(tmp_path / "dsv32", workers=1, targets=["sm80", "sm90", "gfx942"], choose=choose) == []
 
 
 def modules_of(package: Path) -> str:
