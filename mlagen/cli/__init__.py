@@ -1,4 +1,4 @@
-"""The command line: thin commands over the rooms. stdout is data, stderr is talk."""
+"""The command line: thin commands over the rooms. Results go to stdout, messages to stderr."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from mlagen.errors import MlagenError, ToolError
 
 
 class _Group(Group):
-    """Ends with the exit code that an mlagen error names, after a line for it on stderr; so on an error of a file."""
+    """Print an mlagen error, or an error of a file, in one line on stderr and exit with its code."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         bearing_streams()
@@ -45,10 +45,10 @@ class _Group(Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="mlagen")
 def main() -> None:
-    """Generates attention kernels for multi-head latent attention (MLA) from a YAML spec.
+    """Generate attention kernels for multi-head latent attention (MLA) from a YAML spec.
 
-    Exit codes: 0 done; 1 a failed check (drift, mismatch, over a limit); 2 a bad spec or usage; 3 a tool, a compiler or
-    a file broke; 128 and the signal's number where a signal ended it, 130 on Ctrl-C.
+    Exit codes: 0 done; 1 a check failed (drift, a wrong result, a kernel over a limit); 2 bad spec or usage; 3 a tool,
+    a compiler or a file failed; 128 plus the signal's number after a signal (130 after Ctrl-C).
     """
 
 

@@ -1,4 +1,4 @@
-"""`mlagen build`: spec to plan to text, compiled and verified before a byte is written."""
+"""`mlagen build`: renders, compiles and verifies packages, then writes them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 from mlagen.backends import expected_products
 from mlagen.cli.built import Built, report_all
 from mlagen.cli.complete import SpecPath
-from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
+from mlagen.cli.console import GENERATED, JSON, OUT, TargetName, err, numbered, out, print_json, spec_files, stage
 from mlagen.cli.prove import Prover
 from mlagen.cli.record import require_recorded, say_unrecorded
 from mlagen.cli.replaced import check_replaced
@@ -35,34 +35,32 @@ from mlagen.plan.tritons import TRITONS
 from mlagen.proofs import NAME, Proofs, rendered_key
 from mlagen.verify import mismatches
 
-GENERATED = Path("generated")
-
 
 @click.command()
 @click.argument("specs", nargs=-1, type=SpecPath())
-@click.option("--check", is_flag=True, help="Write nothing; exit 1 if generated files differ from their specs.")
+@click.option("--check", is_flag=True, help="Write nothing. Exit 1 if generated files differ from their specs.")
 @click.option("--release", is_flag=True, help="With --check: exit 1 if an sm90 kernel has no GPU record for its text.")
-@click.option("--diff", is_flag=True, help="Write nothing; print what would change.")
+@click.option("--diff", is_flag=True, help="Write nothing. Print the changes that a build would make.")
 @click.option("--force", is_flag=True, help="Overwrite files that were edited by hand.")
-@click.option("--target", "targets", multiple=True, type=TargetName(), help="Compile for these alone.")
+@click.option("--target", "targets", multiple=True, type=TargetName(), help="Compile only for this target; repeatable.")
 @click.option(
-    "--triton", metavar="VERSIONS", help="Compile with these, such as 3.7,3.8, or all; default: the installed one."
+    "--triton", metavar="VERSIONS", help="Compile with these Tritons: 3.7,3.8 or all; default: the installed one."
 )
 @click.option(
     "--cache",
     "cache_dir",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Write no package, but its kernels compiled ahead, into DIR/NAME, where its warmup() takes them.",
+    help="Write compiled kernels into DIR/NAME instead of a package. The package's warmup() loads them.",
 )
 @click.option("--no-compile", is_flag=True, help="Do not compile.")
 @click.option("--no-verify", is_flag=True, help="Do not run the kernels.")
-@click.option("--all-cases", is_flag=True, help="Run all cases, not a representative set of them.")
-@click.option("--fresh", is_flag=True, help="Compile and run everything, and look up no proof.")
-@click.option("--seed", type=int, help="Compute the proofs again that this number picks; default: others every day.")
-@click.option("--out", "folder", type=click.Path(path_type=Path), default=GENERATED, show_default=True)
+@click.option("--all-cases", is_flag=True, help="Run all cases instead of a representative set.")
+@click.option("--fresh", is_flag=True, help="Compile and run everything. Use no stored proof.")
+@click.option("--seed", type=int, help="Seed that picks the proofs to compute again; default: other ones every day.")
+@OUT
 @DEVICE
-@click.option("-v", "--verbose", is_flag=True, help="Print what each variant takes and each group of cases too.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print each variant and each group of cases.")
 @JSON
 def build(
     specs: tuple[Path, ...],
@@ -83,21 +81,21 @@ def build(
     verbose: bool,
     as_json: bool,
 ) -> None:
-    """Generates the packages of SPECS (default: specs/*.yaml) into generated/.
+    """Render, compile and verify the packages of SPECS (default: specs/*.yaml), then write them to generated/.
 
-    A package is rendered, every kernel variant that a call can launch is compiled for every target, and the kernels are
-    verified against the reference first; if any of that fails, nothing of it is written. What is proved in OUT/proofs,
-    with mlagen or in the user's cache is not computed again, but for three proofs at random. Tritons that are not
-    installed are fetched once, into the user's cache.
+    Every kernel variant that a call can launch is compiled for every target, and the kernels run against a float64
+    reference. If a check of a package fails, nothing of that package is written. Results are looked up in OUT/proofs,
+    in mlagen's own proofs and in the user's cache; three random ones are computed again. A Triton that is not
+    installed is downloaded once, into the user's cache.
     """
     if cache_dir is not None and (check or diff or force or no_compile):
         raise UsageError(
-            "--cache compiles and writes no package: it goes without --check, --diff, --force, --no-compile"
+            "--cache writes compiled kernels, not a package: leave out --check, --diff, --force and --no-compile"
         )
     if check and (diff or force):
-        raise UsageError("--check writes and prints nothing that --diff or --force would change; give one of them")
+        raise UsageError("got --check with --diff or --force; takes one of the three")
     if release and not check:
-        raise UsageError("--release is a further check: it goes with --check")
+        raise UsageError("--release adds to the checks of --check: pass both")
     plans = _load_all(spec_files(specs))
     built = [_begin(path, plan, folder, number, len(plans)) for number, (path, plan) in enumerate(plans, 1)]
     if check or diff:
@@ -107,7 +105,7 @@ def build(
         return
     for one in built:  # before minutes of compilation
         check_place(one.folder if cache_dir is None else cache_dir / one.package.name)
-    versions = () if no_compile else parse_tritons(triton)  # here, since a check does without Triton
+    versions = () if no_compile else parse_tritons(triton)  # only here, since --check needs no Triton
     if cache_dir is not None:
         _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
         return
@@ -132,18 +130,18 @@ def build(
 
 
 def _begin(path: Path, plan: Plan, folder: Path, number: int, of: int) -> Built:
-    """The build of one of several specs, before anything is done."""
+    """Return the record of a build that has not started."""
     package, name = render(plan), plan.spec.name
     return Built(path, plan, package, rendered_key(package), folder / name, numbered(name, number, of))
 
 
 def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
-    """Plans of all specs.
+    """Return the plans of all specs.
 
     Raises:
-        SpecErrors: at least one spec is off: the errors of all of them.
-        UsageError: two specs have one name, so that one's package would overwrite the other's, or one has the name of
-            the folder of proofs.
+        SpecErrors: all errors of all specs.
+        UsageError: two specs share a name, so one package would overwrite the other, or a spec is named like the folder
+            of proofs.
     """
     plans: list[tuple[Path, Plan]] = []
     errors: list[SpecError] = []
@@ -179,7 +177,7 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path, *
     if unverified:
         command = _build_command(unverified, folder)
         err.print(
-            f"{len(unverified)} of {len(built)} packages: cases not run with their text; run: {command}", soft_wrap=True
+            f"{len(unverified)} of {len(built)} packages: their cases have not run; run: {command}", soft_wrap=True
         )
     drifts += orphans(folder, [one.package.name for one in built]) if every else []
     faults = proofs.faults()
@@ -202,13 +200,13 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path, *
 
 
 def _as_proved(one: Built, proofs: Proofs) -> Package:
-    """The package with the Tritons for which it is proved to compile."""
+    """Return the package with the list of the Tritons that proved it."""
     tritons = proofs.tritons(one.key)
     return one.package if tritons == TRITONS else render(one.plan, tritons)
 
 
 def _mending_command(drifts: Sequence[Drift], specs: Sequence[Path], folder: Path) -> str:
-    """The command that mends drifts of specs and packages of none; files that were never mlagen's get other names."""
+    """Return the command that fixes drifts and orphans. It renames files that mlagen did not write."""
     moved = [["mv", str(drift.path), f"{drift.path}.mine"] for drift in drifts if drift.kind == "foreign"]
     gone = [str(path) for drift in drifts if drift.kind == "orphan" for path in removable(drift.path)]
     force = ["--force"] * any(drift.kind == "edited" for drift in drifts)
@@ -217,14 +215,14 @@ def _mending_command(drifts: Sequence[Drift], specs: Sequence[Path], folder: Pat
 
 
 def _build_command(specs: Sequence[Path], folder: Path, *options: str) -> str:
-    """The command that builds the specs into a folder, as one would type it: without their names where it takes all."""
+    """Return the command that builds the specs into a folder. It leaves out their names if it builds all."""
     specs = [] if len(specs) > 1 and list(specs) == spec_files(()) else specs
     place = [] if folder == GENERATED else ["--out", str(folder)]
     return shlex.join(["mlagen", "build", *map(str, specs), *place, *options])
 
 
 def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, prover: Prover) -> list[MlagenError]:
-    """Proves and writes a package; what breaks a limit or a case, and then nothing is written."""
+    """Prove and write a package. On a failed check, return the errors and write nothing."""
     check_edits(compare(one.package, one.folder), force=force)
     check_replaced(one.folder, plan.spec, one.path, force=force)
     name, proofs, chosen = plan.spec.name, prover.proofs, _chosen(plan, targets)
@@ -243,17 +241,17 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
             _take_in(one, prover, prover.held(one.label, staged, one.key, chosen))
     one.package = _as_proved(one, proofs)
     one.written = settler.write()
-    one.written += apply(compare(one.package, one.folder), force=force)  # again: of what was edited meanwhile
+    one.written += apply(compare(one.package, one.folder), force=force)  # compares again, with edits made meanwhile
     if one.proves:
         one.written += proofs.save()
     return []
 
 
 def _settle(plan: Plan, one: Built, staged: Path, targets: Sequence[str], prover: Prover) -> Settler:
-    """Compiles a package; other registers, other tiles or portable kernels replace the kernels that do not hold.
+    """Compile a package. Replace kernels over a limit: by other registers, other tiles or portable kernels.
 
     Raises:
-        LimitError, ToolError: a kernel does not hold, and nothing replaces it.
+        LimitError, ToolError: a kernel exceeds a limit and has no replacement.
     """
     spec = plan.spec
 
@@ -276,7 +274,7 @@ def _settle(plan: Plan, one: Built, staged: Path, targets: Sequence[str], prover
 
 
 def _holds_under(proofs: Proofs, resources: list[Resources]) -> dict[str, list[str]]:
-    """The Tritons under which variants are known to hold their limits, by key."""
+    """Return the Tritons under which variants are known to stay within their limits, by key."""
     rows = {taken.key: proofs.variant(taken.key) for taken in resources}
     return {
         key: [version for version in row.figures if not any(row.broken(key, version))]
@@ -286,7 +284,7 @@ def _holds_under(proofs: Proofs, resources: list[Resources]) -> dict[str, list[s
 
 
 def _take_in(one: Built, prover: Prover, held: dict[str, list[str]]) -> None:
-    """Adds what a build showed to the proofs, and says under which Tritons the package is no longer proved."""
+    """Add the results of a build to the proofs, and name the Tritons that no longer prove the package."""
     proofs, name = prover.proofs, one.package.name
     before = proofs.tritons_of(name)
     for taken in one.compiled.values():
@@ -344,10 +342,10 @@ def _compile_ahead(
 
 
 def _chosen(plan: Plan, targets: tuple[str, ...]) -> list[str]:
-    """The spec's targets that were asked for.
+    """Return the spec's targets that the user chose.
 
     Raises:
-        UsageError: it has none of them.
+        UsageError: the spec has none of them.
     """
     chosen: list[str] = [target for target in plan.spec.targets if not targets or target in targets]
     if not chosen:

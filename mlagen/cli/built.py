@@ -1,4 +1,4 @@
-"""What became of one spec in a build: as plain values, and as a screen for people."""
+"""The result of one spec's build: as plain values, and as text for the terminal."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from mlagen.verify import verify_table
 
 @dataclass
 class Built:
-    """What became of one spec.
+    """The result of one spec's build.
 
     Attributes:
         path: the spec's file.
-        plan: what follows from it.
-        package: what it renders to.
-        key: its content, as proofs know it.
-        folder: where the package goes.
-        label: what a progress bar calls it.
-        products: warpgroup products that the plan expects of a kernel, as `check_limits` takes them.
-        findings: what replaces the kernels that do not hold, a line each.
-        compiled: by Triton version, what every variant takes.
-        cases: what became of the cases.
-        proves: whether the build leads to proofs: it compiles for all targets, and verifies.
-        again: how many proofs were computed again, with the same result.
-        written: the files that were written.
-        failures: why nothing was.
+        plan: the spec's plan.
+        package: the rendered package.
+        key: key of the package's content in the proofs.
+        folder: output folder of the package.
+        label: name in progress bars.
+        products: wgmma instructions that the plan expects of a kernel, in the form of `check_limits`.
+        findings: replacements of kernels over a limit, a line each.
+        compiled: resources of every variant, by Triton version.
+        cases: results of the cases.
+        proves: whether the build adds proofs: it compiles for all targets and verifies.
+        again: number of proofs that were computed again with the same result.
+        written: files that were written.
+        failures: errors; nothing is written if there are any.
     """
 
     path: Path
@@ -73,7 +73,7 @@ class Built:
         }
 
     def show(self, verbose: bool) -> None:
-        """Prints what was compiled, verified and written on stdout; with `verbose` every variant and group of cases."""
+        """Print variants, cases and written files on stdout; with `verbose`, every variant and group of cases."""
         name = self.package.name
         if verbose:
             for version, resources in self.compiled.items():
@@ -91,7 +91,7 @@ class Built:
             out.print(str(path), markup=False, soft_wrap=True)
 
     def report(self) -> None:
-        """Prints every failure, with its hint, and the outcome in one line on stderr."""
+        """Print on stderr every failure with its hint, then the outcome in one line."""
         for error in self.failures:
             report_error(error)
         if self.failures:
@@ -108,15 +108,15 @@ class Built:
             err.print(f"{self.folder}: `mlagen verify {self.path}` runs all cases", markup=False, soft_wrap=True)
         if not self.cases.rows and not self.cases.results and not self.failures:
             command = shlex.join(["mlagen", "verify", str(self.path)])
-            err.print(f"{self.folder}: no kernel was run; verify with: {command}", markup=False, soft_wrap=True)
+            err.print(f"{self.folder}: no kernel ran; verify with: {command}", markup=False, soft_wrap=True)
 
     def _compiled(self, version: str) -> str:
-        """How many variants were compiled under a Triton, and how many before."""
+        """Return the number of variants under a Triton, and how many of them were looked up."""
         taken = {one.key: one.cached for one in self.compiled[version]}
         return f"{len(taken):,} variants with triton {version}: {sum(taken.values()):,} {self._before} before"
 
     def _verified(self) -> str:
-        """How many cases were run, and how many before."""
+        """Return the number of cases, and how many of them were looked up."""
         rows, results = self.cases.rows, self.cases.results
         if not rows and not results:
             return "not verified"
@@ -129,7 +129,7 @@ class Built:
 
     @property
     def _before(self) -> str:
-        """What is said of results that were looked up."""
+        """The word for results that were looked up."""
         return "proved" if self.proves else "known"
 
 
@@ -138,7 +138,7 @@ def _plain(row: CasesRow) -> dict[str, Any]:
 
 
 def _cases_table(cases: Cases) -> Table:
-    """The families as a table for the terminal, a row each; a family with a failed case is red."""
+    """Return a table with a row per family, red if a case of it failed."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("cases of")
     for column in ("run", "of", "failed", "skipped", "largest error, of its tolerance"):
@@ -159,7 +159,7 @@ def _cases_table(cases: Cases) -> Table:
 
 
 def report_all(built: list[Built]) -> None:
-    """Prints on stderr what became of several specs, in one line."""
+    """Print the outcome of several builds on stderr, in one line."""
     failed = [one.package.name for one in built if one.failures]
     written = sum(bool(one.written) for one in built)
     summary = f"{written} written, {len(built) - written - len(failed)} unchanged, {len(failed)} failed"

@@ -1,4 +1,4 @@
-"""What the shell completes: specs. Commands, options and choices click knows by itself."""
+"""Shell completion of spec files. Click completes commands, options and choices by itself."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from click.shell_completion import CompletionItem
 
 
 class SpecPath(click.Path):
-    """A path of a spec, for which a shell offers *.yaml files: beside what was typed, and one folder further."""
+    """A spec's path. The shell offers the *.yaml files of the typed folder and of its subfolders."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
-        """The specs that begin with what was typed; where there are none, whatever the shell itself would offer."""
+        """Return the specs that start with the typed text, or the shell's own completion if there are none."""
         folder, _, start = incomplete.rpartition("/")
         folder += "/" if folder or incomplete.startswith("/") else ""
         found: list[str] = []
@@ -28,7 +28,7 @@ class SpecPath(click.Path):
 
 
 def _listed(folder: str | Path, start: str) -> list[Path]:
-    """What a folder holds under names that begin so; nothing of one that cannot be read, and nothing hidden."""
+    """Return a folder's visible entries with a prefix; none if the folder cannot be read."""
     try:
         return sorted(path for path in Path(folder).iterdir() if path.name.startswith(start) and path.name[0] != ".")
     except OSError:

@@ -1,4 +1,4 @@
-"""What the commands share: the two consoles, JSON, errors and progress."""
+"""Code that all commands share: the two consoles, JSON, errors and progress."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from mlagen.errors import MlagenError, SpecErrors, UsageError
 from mlagen.plan import TARGETS
 from mlagen.spec import instead
 
-WIDE = 1 << 20  # columns where output is no terminal: a file or a pipe folds nothing
+WIDE = 1 << 20  # columns of a file or a pipe, so that no line is folded
 
 
 def _console(stderr: bool) -> Console:
     console = Console(highlight=False, stderr=stderr)
-    if not console.file.isatty():  # is_terminal is true of a pipe too where FORCE_COLOR asks for colours
+    if not console.file.isatty():  # with FORCE_COLOR, is_terminal is true of a pipe as well
         console.width = WIDE
     return console
 
@@ -47,16 +47,25 @@ err = _console(stderr=True)
 
 SPEC = click.argument("spec", type=SpecPath())
 JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON on stdout.")
+GENERATED = Path("generated")  # where `build` keeps packages and their proofs
+OUT = click.option(
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=GENERATED,
+    show_default=True,
+    help="Folder of packages.",
+)
 
 
 class TargetName(click.Choice[str]):
-    """The name of a target; for a GPU that is none, the error says which target's kernels it runs."""
+    """The name of a target. For the name of another GPU, the error names the target that it runs."""
 
     def __init__(self) -> None:
         super().__init__(list(TARGETS))
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The name; fails with what to name instead."""
+        """Return the name. Fails with the target to name instead."""
         other = instead(value)
         if other is not None:
             self.fail(f"got '{value}'; takes {', '.join(TARGETS)}; {other}", param, ctx)
@@ -64,10 +73,10 @@ class TargetName(click.Choice[str]):
 
 
 class Group(click.Group):
-    """Commands whose summaries are whole sentences: what does not fit a line is wrapped, not cut."""
+    """Commands with whole sentences as summaries: long ones are wrapped, not cut."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes the commands with the first sentence of the help of each."""
+        """Write the commands, each with the first sentence of its help."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         rows = [
             (name, command.get_short_help_str(WIDE)) for name, command in commands if command and not command.hidden
@@ -78,7 +87,7 @@ class Group(click.Group):
 
 
 def report_error(error: MlagenError) -> None:
-    """Prints an error and its hint on stderr, a line each; all lines of a spec's errors."""
+    """Print an error and its hint on stderr, a line each; for SpecErrors, all of them."""
     for one in error.errors if isinstance(error, SpecErrors) else (error,):
         err.print(Text(str(one), style="red"), soft_wrap=True)
         if one.hint:
@@ -86,12 +95,12 @@ def report_error(error: MlagenError) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Prints plain values, and parts of a spec among them, as JSON on stdout."""
+    """Print plain values as JSON on stdout. Parts of a spec are allowed among them."""
     click.echo(json.dumps(value, indent=2, default=lambda part: part.model_dump(mode="json")))
 
 
 def command_line(context: click.Context) -> str:
-    """The command that is running, as one would type it."""
+    """Return the running command as typed."""
     words = ["mlagen", str(context.info_name)]
     for parameter in context.command.params:
         name = str(parameter.name)
@@ -109,24 +118,24 @@ def command_line(context: click.Context) -> str:
 
 
 def spec_files(paths: tuple[Path, ...]) -> list[Path]:
-    """The specs a command was given, or all of the folder `specs`.
+    """Return the specs that a command was given, or all specs of the folder `specs`.
 
     Raises:
-        UsageError: none was given and there is no such folder, or it is empty.
+        UsageError: no spec was given, and `specs` is empty or does not exist.
     """
     found = list(paths) or sorted(Path("specs").glob("*.yaml"))
     if not found:
-        raise UsageError("no spec given, and no specs/*.yaml here")
+        raise UsageError("got no spec, and no specs/*.yaml is here; to write one, run: mlagen init dsv32 > dsv32.yaml")
     return found
 
 
 def numbered(name: str, number: int, total: int) -> str:
-    """What a bar calls one of several packages; its name alone where there is but one."""
+    """Return the label of a package in a progress bar, with its number if there are several."""
     return name if total == 1 else f"{name} ({number} of {total})"
 
 
 class Stage:
-    """A bar on stderr for work that is counted; nothing where stderr is no terminal."""
+    """A progress bar on stderr. Shows nothing if stderr is not a terminal."""
 
     def __init__(self, progress: Progress, task: TaskID, title: str) -> None:
         self._progress = progress
@@ -136,25 +145,25 @@ class Stage:
         self._estimate = Estimate(())
 
     def expect(self, tasks: Sequence[Any]) -> None:
-        """Says which jobs or cases there are to do, once they are known."""
+        """Set the jobs or cases to do, once they are known."""
         self._begin = time.monotonic()
         self._estimate = Estimate(map(kind_of, tasks))
         self._progress.update(self._task, total=len(tasks))
 
     def step(self, result: Any) -> None:
-        """One more is done; takes its result."""
+        """Count one task as done, given its result."""
         self._estimate.done(kind_of(result), None if getattr(result, "cached", False) else result.seconds)
         now = time.monotonic()
         left = self._estimate.seconds_left(now - self._begin)
         self._progress.update(self._task, advance=1, end=None if left is None else now + left)
 
-    def show(self, what: str) -> None:
-        """Says what is being done now, behind the stage's title."""
-        self._progress.update(self._task, description=f"{self._title}: {what}")
+    def show(self, job: str) -> None:
+        """Show the current job behind the stage's title."""
+        self._progress.update(self._task, description=f"{self._title}: {job}")
 
 
 class _LeftColumn(ProgressColumn):
-    """The time that is left, where there is an estimate of it."""
+    """The estimated time left, if there is an estimate."""
 
     def render(self, task: Task) -> Text:
         end = task.fields.get("end")
@@ -167,7 +176,7 @@ class _LeftColumn(ProgressColumn):
 
 @contextmanager
 def stage(title: str) -> Iterator[Stage]:
-    """Shows the progress of a stage, whose steps `Stage.expect` tells."""
+    """Show the progress of a stage. `Stage.expect` sets its steps."""
     columns = (
         BarColumn(bar_width=12),
         MofNCompleteColumn(),
@@ -175,6 +184,6 @@ def stage(title: str) -> Iterator[Stage]:
         _LeftColumn(),
         TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True)),  # cut where the line ends
     )
-    off = not err.file.isatty()  # is_terminal is true of a pipe too where FORCE_COLOR asks for colours
+    off = not err.file.isatty()  # with FORCE_COLOR, is_terminal is true of a pipe as well
     with Progress(*columns, console=err, expand=True, transient=True, disable=off) as progress:
         yield Stage(progress, progress.add_task(title, total=None), title)

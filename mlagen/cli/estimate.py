@@ -1,4 +1,4 @@
-"""How long work still takes, where tasks of some kinds take a hundred times as long as those of others."""
+"""Estimate of the time left for tasks of several kinds. Some kinds take a hundred times as long as others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def kind_of(one: Any) -> str:
-    """The kind of a compile job, a case, or the result of one: its kernel or the family of its case, and its target."""
+    """Return the kind of a compile job, a case or a result: its target, and its kernel or family."""
     name = one.kernel if hasattr(one, "kernel") else one.case.partition(":")[0]
     return f"{one.target} {name}"
 
@@ -17,7 +17,7 @@ class Estimate:
     """The time left, from the seconds that tasks of each kind have taken so far.
 
     Args:
-        kinds: of all tasks.
+        kinds: the kinds of all tasks.
     """
 
     def __init__(self, kinds: Iterable[str]) -> None:
@@ -26,11 +26,11 @@ class Estimate:
         self._seconds: dict[str, float] = {}
 
     def done(self, kind: str, seconds: float | None) -> None:
-        """Takes note of a task that is done.
+        """Record a task that is done.
 
         Args:
-            kind: the task's.
-            seconds: that it took a worker; None: its result was known.
+            kind: kind of the task.
+            seconds: seconds of a worker's time; None if the result was looked up.
         """
         self._left[kind] -= 1
         if seconds is not None:
@@ -38,10 +38,10 @@ class Estimate:
             self._seconds[kind] = self._seconds.get(kind, 0.0) + seconds
 
     def seconds_left(self, elapsed: float) -> float | None:
-        """Seconds of time until all is done; None where no task was.
+        """Return the estimated seconds until all tasks are done; None before the first.
 
         Args:
-            elapsed: seconds of time since the work began, by one worker or several.
+            elapsed: wall-clock seconds since the work began, with one worker or several.
         """
         worked = sum(self._seconds.values())
         if not worked:

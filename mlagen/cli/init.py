@@ -1,4 +1,4 @@
-"""`mlagen init`: a spec to begin with, of a known model or from a model's config.json."""
+"""`mlagen init`: a first spec, of a known model or from a model's config.json."""
 
 from __future__ import annotations
 
@@ -25,27 +25,38 @@ STDIN = "-"
 
 @click.command()
 @click.argument("known", metavar="[NAME]", required=False)
-@click.option(
-    "--from", "config", metavar="CONFIG", help="A model's config.json, the folder that has it, or - for stdin."
-)
-@click.option("--name", metavar="NAME", help="The spec's name, and the generated package's.")
+@click.option("--from", "config", metavar="CONFIG", help="A model's config.json, its folder, or - for stdin.")
+@click.option("--name", metavar="NAME", help="Name of the spec and of its package.")
 @click.option(
     "--gpu",
     "gpus",
     multiple=True,
     metavar="GPU",
-    help="For this one, such as h200 or sm90; repeatable. all: every target. [this machine's]",
+    help="GPU to generate for, for example h200 or sm90, or all; repeatable. [default: this machine's GPUs]",
 )
-@click.option("--for", "engine", type=click.Choice(ENGINES), help="Whose wrappers to take; transformers: --prefill.")
-@click.option("--kv-cache-dtype", type=click.Choice(list(CACHE_WORDS)), help="vLLM's word for the cache. [auto]")
-@click.option("--prefill", is_flag=True, help="Attention before absorption, which prefill runs.")
-@click.option("--indexer", is_flag=True, help="Also the lightning indexer, which picks what sparse attention reads.")
-@click.option("--layers", type=click.Choice(LAYERS), help="Which layers, where some have a sliding window.")
-@click.option("--dtype", type=click.Choice(["bf16", "fp16"]), help="The model's dtype, instead of the config's.")
-@click.option("--softmax-scale", type=click.FloatRange(1e-6, 1e6), help="Factor of the logits, not the config's.")
-@click.option("--block-size", type=click.IntRange(min=1), help="Tokens a page of the cache.")
 @click.option(
-    "--set", "settings", multiple=True, metavar="FIELD=N", help="A field instead of the config's; repeatable."
+    "--for",
+    "engine",
+    type=click.Choice(ENGINES),
+    help="Engine that calls the wrappers. transformers implies --prefill.",
+)
+@click.option(
+    "--kv-cache-dtype", type=click.Choice(list(CACHE_WORDS)), help="Cache dtype, named as in vLLM. [default: auto]"
+)
+@click.option("--prefill", is_flag=True, help="Multi-head attention before absorption, for prefill.")
+@click.option(
+    "--indexer", is_flag=True, help="Also generate the lightning indexer, which picks the keys of sparse attention."
+)
+@click.option("--layers", type=click.Choice(LAYERS), help="Layers to generate for, if some have a sliding window.")
+@click.option("--dtype", type=click.Choice(["bf16", "fp16"]), help="Dtype of the model, in place of the config's.")
+@click.option("--softmax-scale", type=click.FloatRange(1e-6, 1e6), help="Softmax scale, in place of the config's.")
+@click.option("--block-size", type=click.IntRange(min=1), help="Page size of the cache, in tokens.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="FIELD=N",
+    help="Value of a field, in place of the config's; repeatable.",
 )
 def init(
     known: str | None,
@@ -62,19 +73,18 @@ def init(
     block_size: int | None,
     settings: tuple[str, ...],
 ) -> None:
-    """Prints a spec to begin with: of a known model by its NAME, such as dsv32, or --from a model's config.json.
+    """Print a spec: of a known model by its NAME, for example dsv32, or --from a model's config.json.
 
     \b
         mlagen init dsv32 > my.yaml
         mlagen init --from config.json --for vllm --gpu h200 > my.yaml
         mlagen build my.yaml
 
-    What a config does not say is asked for; the options that say it go with --from, but for --name and --gpu. Without
-    --gpu the spec is for the GPUs of this machine.
+    If the config lacks a value, an error names the option that supplies it. A known model takes only --name and --gpu.
     """
     if (known is None) == (config is None):
-        got = "neither a NAME nor --from" if known is None else "both a NAME and --from"
-        raise UsageError(f"got {got}; takes --from CONFIG, or a NAME: {', '.join(known_names())}")
+        got = "neither NAME nor --from" if known is None else "both NAME and --from"
+        raise UsageError(f"got {got}; takes --from CONFIG or one NAME: {', '.join(known_names())}")
     if known is not None:
         said = {
             "--for": engine,
@@ -89,8 +99,8 @@ def init(
         }
         for option, value in said.items():
             if value:
-                raise UsageError(f"{option} goes with --from; a known spec, such as {known}, says it itself")
-        known_text(known, name=name)  # says what is wrong before a GPU is asked for
+                raise UsageError(f"{option} needs --from CONFIG; the spec of {known} has its own value")
+        known_text(known, name=name)  # reports a wrong name before asking for a GPU
         click.echo(known_text(known, name=name, targets=_targets(gpus)), nl=False)
         return
     values = dict(map(_setting, settings))
@@ -117,33 +127,35 @@ def init(
 
 
 def is_terminal() -> bool:
-    """Whether someone can be asked."""
+    """Whether stdin is a terminal, so that the user can be asked."""
     return sys.stdin.isatty()
 
 
 def _targets(gpus: tuple[str, ...]) -> tuple[str, ...]:
-    """The targets of GPUs by name; without a name those of this machine, or of one that is asked for; empty: all."""
+    """Return the targets of named GPUs, or else of this machine's, or else of one the user names. Empty means all."""
     if ALL in gpus:
         return ()
     if not gpus:
         found = gpus_of_machine()
         if found:
-            named = f"{'s' * (len(found) > 1)}, {' and '.join(found)}; give --gpu for another, or --gpu all"
-            err.print(f"for this machine's GPU{named}", markup=False, soft_wrap=True)
+            named = f"{'s' * (len(found) > 1)}, {' and '.join(found)}; pass --gpu NAME or --gpu all for others"
+            err.print(f"targets: this machine's GPU{named}", markup=False, soft_wrap=True)
         elif is_terminal():
-            found = [click.prompt("GPU, such as h200, rtx4090, mi300x or sm90, or all", err=True)]
+            found = [click.prompt("GPU (for example h200, rtx4090, mi300x or sm90), or all", err=True)]
         else:
-            raise UsageError("--gpu: missing, and this machine has no GPU; give --gpu h200, of any GPU, or --gpu all")
+            raise UsageError(
+                "--gpu: missing, and this machine has no GPU; pass a GPU, for example --gpu h200, or --gpu all"
+            )
         return _targets(tuple(found))
     return tuple(dict.fromkeys(map(target_of, gpus)))
 
 
 def _check_plugin(text: str, engine: str) -> None:
-    """Refuses a spec whose cache the engine's backend over a package does not take."""
+    """Refuse a spec with a cache that the engine's plugin does not support."""
     spec = parse(text, Path("spec.yaml"))
-    if spec.attention is None:  # attention before absorption has wrappers for the engine, and no backend
+    if spec.attention is None:  # attention before absorption has wrappers for the engine but no plugin
         return
-    with contextlib.suppress(LimitError):  # of a target: `build` says so
+    with contextlib.suppress(LimitError):  # of a target; `build` reports it
         try:
             PLUGINS[engine].plugin_files(make_plan(spec))
         except UsageError as error:
@@ -151,17 +163,17 @@ def _check_plugin(text: str, engine: str) -> None:
 
 
 def _read(config: str) -> tuple[str, Path]:
-    """The text of a config, and the path that its errors name."""
+    """Return the text of a config, and the path for error messages."""
     if config == STDIN:
         return decode(sys.stdin.buffer.read(CONFIG_FILE.max_bytes + 1), Path("stdin"), CONFIG_FILE), Path("stdin")
     path = Path(config)
-    with contextlib.suppress(ValueError):  # a path that no file can have: reading says so
+    with contextlib.suppress(ValueError):  # an impossible path; reading it reports the error
         path = path / "config.json" if path.is_dir() else path
     return read_text(path, CONFIG_FILE), path
 
 
 def _setting(text: str) -> tuple[str, int | None]:
-    """A field and its value, of `--set`."""
+    """Return the field and the value of a `--set`."""
     found = re.fullmatch(r"(\w+)=([0-9]{1,9}|none)", text, re.ASCII)
     if found is None or found[1] not in FIELDS:
         raise UsageError(f"--set: got {text!r}; takes FIELD=N, N a number or none, FIELD one of {', '.join(FIELDS)}")

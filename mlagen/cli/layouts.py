@@ -1,4 +1,4 @@
-"""What `show` says of cache layouts: bytes, scale rule, fingerprint, golden page, and who else has as many bytes."""
+"""Descriptions of cache layouts for `show`: bytes, scale rule, fingerprint, golden page, layouts of equal size."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from rich.text import Text
 from mlagen.layout import CacheLayout, LayoutError, ScalesField, compose
 from mlagen.spec.stored import INDEXER_DIMS, INDEXER_LAYOUTS, LAYOUT_DIMS, NAMED_LAYOUTS
 
-PAGE = 64  # tokens a page where nothing says how many, and of golden pages
+PAGE = 64  # default page size, and the page size of golden pages, in tokens
 
-Dims = tuple[int, int]  # kv_lora_rank, qk_rope_head_dim; of an indexer's key all its columns, and 0
+Dims = tuple[int, int]  # kv_lora_rank, qk_rope_head_dim; for an indexer's key, head_dim and 0
 LAYOUTS, DIMS = NAMED_LAYOUTS | INDEXER_LAYOUTS, LAYOUT_DIMS | INDEXER_DIMS
 
 
 def named_layouts() -> Iterator[tuple[CacheLayout, Dims]]:
-    """Each named layout on the dims of each of its models."""
+    """Yield each named layout with the dims of each of its models."""
     for name, every in DIMS.items():
         for dims in every:
             yield compose(LAYOUTS[name], *dims), dims
 
 
 def as_json(layout: CacheLayout, dims: Dims, block_size: int | None) -> dict[str, Any]:
-    """All that is known of a layout, as plain values."""
+    """Return the description of a layout as plain values."""
     return {
         "name": layout.name,
         "columns": list(dims),
@@ -45,7 +45,7 @@ def as_json(layout: CacheLayout, dims: Dims, block_size: int | None) -> dict[str
 
 
 def as_text(layout: CacheLayout, dims: Dims, block_size: int | None) -> Iterator[str]:
-    """The same as lines."""
+    """Yield the description of a layout as lines."""
     tokens = block_size or PAGE
     page = f"{layout.page_bytes(tokens):,} bytes a page of {tokens}"
     yield f"{layout.name} on {_columns(dims)} columns: {layout.row_bytes:,} bytes a token, {page}"
@@ -58,17 +58,17 @@ def as_text(layout: CacheLayout, dims: Dims, block_size: int | None) -> Iterator
     if golden:
         yield f"  golden page of {PAGE} tokens: sha256 {golden}"
     for other, others_dims in _of_equal_bytes(layout, dims):
-        alike = f"{other.name} on {_columns(others_dims)} columns has {other.row_bytes:,} bytes a token too"
-        yield f"  warning: {alike}; a tensor does not tell which it holds, the fingerprint does"
+        alike = f"{other.name} on {_columns(others_dims)} columns also has {other.row_bytes:,} bytes a token"
+        yield f"  warning: {alike}; only the fingerprint tells the two apart, not the tensor"
 
 
 def table() -> Table:
-    """All named layouts side by side."""
+    """Return a table of all named layouts."""
     shown = Table(box=None, header_style="bold", padding=(0, 2, 1, 0))
     shown.add_column("layout")
     shown.add_column("columns")
     shown.add_column("bytes a token", justify="right")
-    shown.add_column("where the bytes are")
+    shown.add_column("fields, by byte")
     shown.add_column(f"a page of {PAGE}", justify="right")
     for layout, dims in named_layouts():
         where = Text("\n".join(layout.byte_table))
@@ -81,9 +81,9 @@ def _columns(dims: Dims) -> str:
 
 
 def _of_equal_bytes(layout: CacheLayout, dims: Dims) -> list[tuple[CacheLayout, Dims]]:
-    """Named quantised layouts with as many bytes a token that are read otherwise, on their models' dims or these.
+    """Return other quantised layouts with as many bytes a token, on their models' dims or on these.
 
-    An unquantised cache is a tensor of its dtype, so nobody takes it for another.
+    Unquantised caches are left out: their dtype tells them apart.
     """
     found: dict[str, tuple[CacheLayout, Dims]] = {}
     for name, every in DIMS.items():
@@ -98,7 +98,7 @@ def _of_equal_bytes(layout: CacheLayout, dims: Dims) -> list[tuple[CacheLayout, 
 
 
 def _golden_sha256(layout: CacheLayout) -> str | None:
-    """Sha256 of the golden page; None without torch, which alone encodes."""
+    """Return the SHA-256 of the golden page; None without torch, which encodes it."""
     try:
         from mlagen.layout.codec import golden_page, page_sha256
     except ImportError:

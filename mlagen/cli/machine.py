@@ -1,4 +1,4 @@
-"""The GPUs of this machine, by their drivers' own tools: torch need not be imported to know them."""
+"""The GPUs of this machine, as the drivers report them. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 import subprocess
 from pathlib import Path
 
-KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # where ROCm's driver lists its devices
-SECONDS = 10  # that a driver's tool may take
+KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # list of devices of the ROCm driver
+SECONDS = 10  # limit for a call of the driver's tool
 
 
 def gpus_of_machine() -> list[str]:
-    """The architectures of this machine's GPUs, such as sm90 or gfx942, each once; none found: empty."""
+    """Return the architectures of this machine's GPUs, for example sm90 or gfx942, each once."""
     return list(dict.fromkeys([*_cuda(), *_rocm(KFD)]))
 
 
@@ -36,7 +36,7 @@ def _rocm(folder: Path) -> list[str]:
             version = re.search(r"(?m)^gfx_target_version (\d+)$", properties.read_text())
         except OSError:
             continue
-        if version is not None and int(version[1]):  # 0 of a CPU; 90402 is gfx942
+        if version is not None and int(version[1]):  # a CPU has 0; 90402 is gfx942
             major, minor, step = int(version[1]) // 10000, int(version[1]) // 100 % 100, int(version[1]) % 100
             found.append(f"gfx{major}{minor:x}{step:x}")
     return found

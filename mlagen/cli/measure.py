@@ -1,4 +1,4 @@
-"""`mlagen tune` and `mlagen bench`: what needs a GPU."""
+"""`mlagen tune` and `mlagen bench`: the commands that need a GPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _staged(spec: Path) -> Iterator[Path]:
-    """The package of a spec, rendered into a temporary folder."""
+    """Render the package of a spec into a temporary folder."""
     package = render(load_plan(spec))
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         folder = Path(temporary) / package.name
@@ -36,12 +36,16 @@ def _staged(spec: Path) -> Iterator[Path]:
 
 @click.command()
 @SPEC
-@click.option("--budget", type=float, metavar="SECONDS", help="Try no further tile after so long.")
-@click.option("--log", type=click.Path(path_type=Path), help="Keep what was measured here, and go on from it.")
-@click.option("--heads", multiple=True, type=int, help="Only these heads (dense attention: rows); repeatable.")
-@click.option("--tokens", multiple=True, type=int, help="Only these tokens (dense attention: requests); repeatable.")
+@click.option("--budget", type=float, metavar="SECONDS", help="Try no more tiles after this time.")
+@click.option("--log", type=click.Path(path_type=Path), help="Save measurements to this file, and continue from it.")
+@click.option("--heads", multiple=True, type=int, help="Only this head count (dense attention: rows); repeatable.")
 @click.option(
-    "--tiles", type=click.Path(path_type=Path), help="Only tiles that `mlagen.bench.tune.candidates` wrote here."
+    "--tokens", multiple=True, type=int, help="Only this token count (dense attention: requests); repeatable."
+)
+@click.option(
+    "--tiles",
+    type=click.Path(path_type=Path),
+    help="Only the tiles of this file, written by `mlagen.bench.tune.candidates`.",
 )
 def tune(
     spec: Path,
@@ -51,11 +55,11 @@ def tune(
     tokens: tuple[int, ...],
     tiles: Path | None,
 ) -> None:
-    """Sweeps the tiles of SPEC on this GPU and writes tuned/SPEC/TARGET.yaml beside it, which `build` reads.
+    """Sweep the tiles of SPEC on this GPU and write tuned/SPEC/TARGET.yaml next to it, for the next `build`.
 
-    Tiles are those of sparse attention, over rows and over caches, and of dense attention. On sm90 it also finds
-    from how many tokens (dense attention: requests) on a call is best run by the sm90 kernel. Every candidate's
-    result is checked against the reference before its time counts.
+    Tunes sparse attention, over rows and over caches, and dense attention. On sm90, also finds the fewest tokens
+    (dense attention: requests) at which the sm90 kernel is faster. Every result is checked against the reference
+    before its time counts.
     """
     # torch and Triton are slow to import, and most commands need neither
     from mlagen.bench.tune.candidates import read_tiles
@@ -69,14 +73,14 @@ def tune(
         tuned = sweep(loaded, folder, budget=budget, log=log, heads=heads, tokens=tokens, tiles=kept, report=report)
     path = tuned.write(spec.parent)
     click.echo(summary(tuned), nl=False)
-    state = "" if tuned.complete else ", not every size was swept"
+    state = "" if tuned.complete else ", some sizes not swept"
     err.print(f"{path}: {tuned.row_count} rows{state}; now run: mlagen build {spec}", markup=False)
 
 
 def _measured(
     spec: Path, only: tuple[str, ...], heads: tuple[int, ...], rounds: int | None, origin: Origin, *, peers: bool
 ) -> list[Row]:
-    """Rows of a spec's package, measured on this GPU."""
+    """Measure a spec's package on this GPU and return the rows."""
     from mlagen.bench import FAMILIES, bench_package, load_package, shapes_of
     from mlagen.bench.report.tables import line
     from mlagen.bench.run import ROUNDS
@@ -117,14 +121,18 @@ def _measured(
     ),
     help="Only this family of kernels; repeatable.",
 )
-@click.option("--heads", multiple=True, type=int, help="Head counts of attention; default: the spec's, 64 and 16.")
 @click.option(
-    "--peers/--no-peers", default=True, help="Measure others' kernels too, as far as they import; default: on."
+    "--heads", multiple=True, type=int, help="Head count of attention; repeatable. Default: the spec's, 64 and 16."
 )
-@click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds a shape.")
-@click.option("--commit", help="Commit of mlagen, where no checkout says it; --json of a run needs one.")
+@click.option("--peers/--no-peers", default=True, help="Also measure the peers that can be imported; default: on.")
+@click.option("--rounds", type=click.IntRange(min=1), help="Interleaved rounds per shape.")
+@click.option("--commit", help="Commit of mlagen, if this is no checkout; --json needs one.")
 @click.option(
-    "--peer", "versions", multiple=True, metavar="NAME=VERSION", help="Version of a peer that does not say its."
+    "--peer",
+    "versions",
+    multiple=True,
+    metavar="NAME=VERSION",
+    help="Version of a peer that has no version of its own.",
 )
 @click.option(
     "--from",
@@ -132,13 +140,20 @@ def _measured(
     multiple=True,
     metavar="JSON",
     type=click.Path(path_type=Path),
-    help="Measure nothing: take the rows of this file of an earlier run; repeatable.",
+    help="Show the rows of this saved run instead of measuring; repeatable.",
 )
 @click.option(
-    "--against", metavar="JSON", type=click.Path(path_type=Path), help="Compare with an earlier run; exit 1 if slower."
+    "--against",
+    metavar="JSON",
+    type=click.Path(path_type=Path),
+    help="Compare with a saved run. Exit 1 if a shape is slower.",
 )
-@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Write the tables here too.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write a page with charts and tables here.")
+@click.option(
+    "--markdown", "markdown_path", type=click.Path(path_type=Path), help="Also write the tables to this file."
+)
+@click.option(
+    "--html", "html_path", type=click.Path(path_type=Path), help="Write a page with charts and tables to this file."
+)
 @JSON
 @click.pass_context
 def bench(
@@ -156,22 +171,20 @@ def bench(
     html_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Measures SPEC's kernels on this GPU, interleaved with the peers that import, results checked in the same run.
+    """Time SPEC's kernels on this GPU, interleaved with the peers that can be imported. Every result is checked.
 
-    With --from instead of SPEC, shows what was measured before; that needs no GPU.
+    With --from instead of SPEC, show a saved run; that needs no GPU.
     """
     if (spec is None) != bool(saved):
-        raise UsageError("bench takes either SPEC, to measure it, or --from JSON, to show what was measured")
+        raise UsageError("bench takes SPEC, to measure it, or --from JSON, to show a saved run; pass one of them")
     if saved and (heads or rounds or commit or versions or not peers):
-        raise UsageError(
-            "--heads, --rounds, --commit, --peer and --no-peers say how to measure; --from measures nothing"
-        )
+        raise UsageError("--heads, --rounds, --commit, --peer and --no-peers need SPEC; --from measures nothing")
     from mlagen.bench import markdown, to_json
     from mlagen.bench.report.against import compare
     from mlagen.bench.report.origin import origin
     from mlagen.bench.report.saved import read_rows, rows_of_files
 
-    if html_path:  # what it lacks is reported before minutes of measuring
+    if html_path:  # reports a missing library before minutes of measuring
         from mlagen.bench.report.page import page
     earlier = read_rows(against) if against else None
     if spec:
@@ -181,7 +194,7 @@ def bench(
         rows = [row for row in rows_of_files(saved) if not only or row.shape.family in only]
     if not rows:
         raise UsageError(
-            f"{' and '.join(map(str, [spec] if spec else saved))}: no shapes of {' or '.join(only) or 'any family'}"
+            f"{' and '.join(map(str, [spec] if spec else saved))}: has no shapes of {' or '.join(only) or 'any family'}"
         )
     comparison = compare(rows, earlier, str(against)) if earlier else None
     if as_json:
@@ -193,8 +206,8 @@ def bench(
     if html_path:
         write_atomically(html_path, page(rows, command_line(context), comparison))
     if comparison:
-        if not comparison.changes:  # reported last: what was measured is shown all the same
-            raise UsageError(f"{against} has no shape of this run: it takes rows of the same device, package and shape")
+        if not comparison.changes:  # reported last, so that the figures are shown
+            raise UsageError(f"{against} has no shape of this run; takes rows of the same device, package and shape")
         err.print(comparison.summary, markup=False)
         if comparison.worse:
             context.exit(1)

@@ -1,4 +1,4 @@
-"""`mlagen package`: a spec as a wheel that plugs into an engine, a repository of kernels, or a data set."""
+"""`mlagen package`: a wheel that plugs a spec's package into an engine, a repository of kernels, or a data set."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from mlagen.backends.hub import OWNER, repo_of
-from mlagen.cli.console import JSON, SPEC, TargetName, err, out, print_json, stage
+from mlagen.cli.console import GENERATED, JSON, SPEC, TargetName, err, out, print_json, stage
 from mlagen.cli.flashinfer_bench import write_data_set
 from mlagen.cli.hub import write_hub
 from mlagen.compile import parse_tritons, toolchain, write_kernels
@@ -21,7 +21,6 @@ from mlagen.plan import Plan, load_plan
 from mlagen.proofs import Proofs, rendered_key
 
 HUB, FLASHINFER_BENCH = "hub", "flashinfer-bench"
-GENERATED = Path("generated")  # where `build` keeps packages and their proofs
 
 
 @click.command()
@@ -31,24 +30,33 @@ GENERATED = Path("generated")  # where `build` keeps packages and their proofs
     "engine",
     type=click.Choice((*ENGINES, HUB, FLASHINFER_BENCH)),
     required=True,
-    help="The engine, Hugging Face's Hub, or FlashInfer-Bench.",
+    help="Engine that the wheel plugs into, hub for Hugging Face's Hub, or flashinfer-bench.",
 )
 @click.option(
     "--compiled",
     "targets",
     multiple=True,
     type=TargetName(),
-    help="Put kernels compiled for this target into the wheel, so that a server's start compiles none; repeatable.",
+    help="Include kernels compiled for this target, so that a server compiles none at start; repeatable.",
 )
 @click.option(
-    "--triton", metavar="VERSIONS", help="The server's, such as 3.8, with --compiled; default: the installed one."
+    "--triton",
+    metavar="VERSIONS",
+    help="With --compiled: the server's Triton, for example 3.8; default: the installed one.",
+)
+@click.option(
+    "--out",
+    "folder",
+    type=click.Path(path_type=Path),
+    default=Path("dist"),
+    show_default=True,
+    help="Folder of wheels.",
 )
 @click.option(
     "--repo",
     metavar="ORG/NAME[@vN]",
-    help=f"With --for hub, the place to publish to; default: {OWNER}/mlagen-SPEC, version 0.",
+    help=f"With --for hub: the repository to publish to; default: {OWNER}/mlagen-SPEC, version 0.",
 )
-@click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("dist"), show_default=True)
 @JSON
 def package(
     spec: Path,
@@ -59,18 +67,18 @@ def package(
     folder: Path,
     as_json: bool,
 ) -> None:
-    """Writes a wheel that plugs the package of SPEC into an engine, and prints its path.
+    """Write a wheel that plugs the package of SPEC into an engine, and print its path.
 
-    It holds the generated package, as `build` writes it, and a plugin over it that the engine finds by its entry
-    point. Its version ends with a hash of its content, so that pip replaces an earlier one. An earlier wheel of the
-    same spec in the output folder is removed.
+    The wheel contains the generated package, as `build` writes it, and a plugin that the engine finds by its entry
+    point. Its version ends with a hash of its content, so pip replaces an earlier one. An earlier wheel of the same
+    spec in the output folder is removed.
 
-    With --for hub, it writes a folder that Hugging Face's `kernels` loads. A folder of the same spec is replaced unless
-    it holds other or edited files. With --for flashinfer-bench, it writes a folder of definitions, solutions and
+    With --for hub, write a folder that Hugging Face's `kernels` loads. An earlier folder of the same spec is replaced
+    unless it has other or edited files. With --for flashinfer-bench, write a folder of definitions, solutions and
     workloads.
     """
     if triton is not None and not targets:
-        raise UsageError("--triton: takes none without --compiled, whose kernels it compiles")
+        raise UsageError("--triton needs --compiled TARGET, since it compiles those kernels")
     if repo is not None and engine != HUB:
         raise UsageError("--repo: takes none without --for hub")
     plan = load_plan(spec)
@@ -94,17 +102,17 @@ def package(
         print_json({"engine": engine, "wheel": str(path), "proved": proved, "serve": serve})
     else:
         out.print(str(path), markup=False, soft_wrap=True)
-    said = [] if proved else [f"not proved; fix with: mlagen build {shlex.quote(str(spec))}"]
+    said = [] if proved else [f"package not proved; fix with: mlagen build {shlex.quote(str(spec))}"]
     for line in (*said, f"pip install {shlex.quote(str(path))}", serve):
         err.print(line, markup=False, soft_wrap=True)
 
 
 def _compiled(plan: Plan, package: Package, targets: Sequence[str], versions: Sequence[str]) -> dict[str, bytes]:
-    """Archives of all that calls of a package can launch on targets, by file name."""
+    """Return archives of all kernel variants of a package on targets, by file name."""
     lacking = [target for target in targets if target not in plan.spec.targets]
     if lacking:
         has = ", ".join(plan.spec.targets)
-        raise UsageError(f"--compiled: got {lacking[0]}; {plan.spec.name} takes {has}")
+        raise UsageError(f"--compiled: got {lacking[0]}; takes a target of {plan.spec.name}: {has}")
     found = {}
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         staged = Path(temporary) / plan.spec.name

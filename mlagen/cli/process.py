@@ -1,4 +1,4 @@
-"""The command as a process: a signal ends it as an error does, and a reader that goes away is no error."""
+"""The command as a process: it cleans up after a signal, and a closed pipe is no error."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Within, the signals in ENDING raise SystemExit of 128 plus their number: workers end and temporary folders go.
+    """Make the signals in ENDING raise SystemExit of 128 plus their number, which ends workers and removes folders.
 
-    The second signal is ignored, since it would interrupt this clean-up; a third one does interrupt it.
+    The second signal is ignored, since it would interrupt this clean-up. A third one interrupts it.
     """
     seen = 0
 
@@ -37,10 +37,10 @@ def ended_by_signals() -> Iterator[None]:
 
 
 class _Descriptor(io.FileIO):
-    """A standard stream. Once nobody reads it, the text is dropped, and the command goes on to its own exit code."""
+    """A standard stream. After its reader closes it, text is dropped and the command goes on to its own exit code."""
 
     def write(self, data: Any, /) -> int:
-        """Writes; an error names the stream, after which it takes anything, so that it can be closed."""
+        """Write. An error names the stream; later writes are dropped, so that it can be closed."""
         try:
             return super().write(data) or 0
         except OSError as error:
@@ -53,7 +53,7 @@ class _Descriptor(io.FileIO):
 
 
 def bearing_streams() -> None:
-    """Makes stdout and stderr such that a reader which ends, as `head` does, is no error."""
+    """Make stdout and stderr ignore a reader that closes them, as `head` does."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is getattr(sys, f"__{name}__") and stream is not None and not stream.isatty():

@@ -1,4 +1,4 @@
-"""The steps of a build that prove a package: each looks proofs up and computes the rest."""
+"""The steps of a build that prove a package. Each looks up proofs and computes the missing ones."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Cases:
     """The cases of a package in a build.
 
     Attributes:
-        rows: the families with no failed case, by name.
-        before: those of them that were proved before.
-        results: of the cases that ran now.
+        rows: proofs of the families without a failed case, by name.
+        before: the families among them that were proved before.
+        results: results of the cases that ran now.
     """
 
     rows: dict[str, CasesRow] = field(default_factory=dict)
@@ -38,12 +38,12 @@ class Prover:
     """How one build proves its packages.
 
     Attributes:
-        proofs: looked up, and added to.
-        versions: the Tritons to compile with.
-        device: where kernels run; None: nowhere.
-        every: run all cases, not a representative set.
+        proofs: known proofs; new ones are added.
+        versions: Tritons to compile with.
+        device: "cpu" or "cuda", where kernels run; None: kernels do not run.
+        every: run all cases instead of a representative set.
         fresh: compute everything.
-        seed: decides which proofs are computed again; None: chance does.
+        seed: picks the proofs to compute again; None: random.
     """
 
     proofs: Proofs
@@ -55,13 +55,13 @@ class Prover:
 
     @property
     def proves(self) -> bool:
-        """Whether this build both compiles and verifies, so that it leads to proofs."""
+        """Whether this build both compiles and verifies, and so adds proofs."""
         return bool(self.versions) and self.device is not None
 
     def compile(self, label: str, staged: Path, targets: Sequence[str], version: str, judge: Judge) -> list[Resources]:
-        """Compiles all that calls of a package can launch under one Triton, but for variants with figures.
+        """Compile all variants of a package under one Triton, except those with known figures.
 
-        The judge sees each result as it comes.
+        `judge` gets each result as it arrives.
         """
         title = f"{label}: compile with triton {version}"
         with stage(f"{title}: list variants"):
@@ -85,7 +85,7 @@ class Prover:
             )
 
     def verify(self, label: str, staged: Path, key: str, device: str) -> Cases:
-        """Runs the cases of a package that are not proved; keeps the proof of each family as soon as all of it ran."""
+        """Run the cases of a package that are not proved. Keep the proof of each family once all its cases ran."""
         known = {} if self.fresh else proved_before(self.proofs, key, device, every=self.every)
         cases = Cases(known, frozenset(known))
         missing = [family for family in family_names() if family not in known]
@@ -129,10 +129,10 @@ class Prover:
         return cases
 
     def sample(self, label: str, staged: Path, key: str, targets: Sequence[str], cases: Cases) -> int:
-        """Computes some of the proofs that were looked up again; returns how many, none a second time on a day.
+        """Compute some looked-up proofs again, once a day at most, and return their number.
 
         Raises:
-            ProofError: one says something else than its proof.
+            ProofError: a result differs from its proof.
         """
         assert self.device is not None
         if self.fresh or (self.seed is None and was_sampled(key, self.versions, self.device)):
@@ -148,7 +148,7 @@ class Prover:
         return number
 
     def held(self, label: str, staged: Path, key: str, targets: Sequence[str]) -> dict[str, list[str]]:
-        """The keys of a package's variants under each other Triton, if all of them have figures that hold."""
+        """Return the keys of a package's variants under each other Triton that is proved for all of them."""
         row, found = self.proofs.package(key), {}
         for version in TRITONS:
             if version in self.versions:
@@ -156,7 +156,7 @@ class Prover:
             if row is not None and version in row.keys:
                 keys = list(row.keys[version])
             elif row is None:
-                with stage(f"{label}: what holds under triton {version}"):
+                with stage(f"{label}: look up figures of triton {version}"):
                     keys = content_keys(staged, list_variants(staged, targets, toolchain=Toolchain(version)))
             else:
                 continue

@@ -18,14 +18,14 @@ from mlagen.verify.random.pool import Plan, random_calls
 def verify_at_random(
     paths: Sequence[Path], device: str, seconds: float, seed: int, processes: int, only: Sequence[str], as_json: bool
 ) -> None:
-    """Makes random calls of the packages of specs, and prints the counts and the wrong calls.
+    """Make random calls of the packages of specs, and print the counts and the wrong calls.
 
     Args:
         paths: specs.
         device: "cpu" or "cuda".
-        seconds: that calls are made, of all packages together.
-        seed: of all that is drawn.
-        processes: how many make calls at the same time.
+        seconds: duration of the calls, for all packages together.
+        seed: seed of the random calls.
+        processes: number of processes that call at the same time.
         only: shell patterns of family/kernel; empty: all.
         as_json: print only the report, as JSON.
 
@@ -56,5 +56,5 @@ def verify_at_random(
             click.echo(f"{name:48} {counts.calls:8} calls {counts.wrong:6} wrong")
     if report.total.wrong:
         raise MismatchError(
-            f"{report.total.wrong} of {report.total.calls} random calls are wrong; lines above repeat them"
+            f"{report.total.wrong} of {report.total.calls} random calls were wrong; the lines above repeat them"
         )

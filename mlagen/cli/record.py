@@ -1,4 +1,4 @@
-"""`mlagen record`: takes reports of random calls on a GPU into the records of sm90 kernels."""
+"""`mlagen record`: adds reports of random calls on a GPU to the records of sm90 kernels."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from pathlib import Path
 
 import click
 
-from mlagen.cli.console import err, out
+from mlagen.cli.console import OUT, err, out
 from mlagen.errors import UnprovedError
 from mlagen.verify.gpu_records import FILE, RECORD, Kernel, add_report, names_of, records_of, unrecorded
 
 
 def unrecorded_of(folders: Iterable[Path]) -> list[Kernel]:
-    """The sm90 kernels of packages without a GPU record for their text."""
+    """Return the sm90 kernels of packages that have no GPU record for their text."""
     return [kernel for folder in folders for kernel in unrecorded([folder], records_of(folder.parent))]
 
 
 def say_unrecorded(folders: Iterable[Path]) -> None:
-    """Names on stderr the sm90 kernels of packages without a GPU record for their text."""
+    """Print on stderr the sm90 kernels of packages that have no GPU record for their text."""
     if kernels := unrecorded_of(folders):
         err.print(f"sm90 kernels without a GPU record for their text: {names_of(kernels)}", markup=False)
 
 
 def require_recorded(folders: Iterable[Path]) -> None:
-    """Raises UnprovedError unless each sm90 kernel of the packages has a record for its text."""
+    """Raise UnprovedError unless each sm90 kernel of the packages has a record for its text."""
     if kernels := unrecorded_of(folders):
         raise UnprovedError(
             f"{len(kernels)} sm90 kernels have no GPU record for their text: {names_of(kernels)}",
@@ -34,12 +34,12 @@ def require_recorded(folders: Iterable[Path]) -> None:
 
 @click.command()
 @click.argument("reports", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("generated"), show_default=True)
+@OUT
 def record(reports: tuple[Path, ...], folder: Path) -> None:
-    """Takes REPORTS of random calls on a GPU into the records of sm90 kernels.
+    """Add REPORTS of random calls on a GPU to the records of sm90 kernels.
 
-    A report is written by `python -m mlagen.verify.random --report`. It counts only if none of its calls is wrong and
-    the packages that it is of are those of the folder --out, byte for byte.
+    `python -m mlagen.verify.random --report` writes a report. It counts only if no call was wrong and its packages
+    equal those in the folder --out, byte for byte.
     """
     for report in reports:
         keys = add_report(report, folder)

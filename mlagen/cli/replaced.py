@@ -1,4 +1,4 @@
-"""Whether a build would replace the package of another spec."""
+"""The check that a build does not replace the package of another spec."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from mlagen.spec.load import SPECS
 
 
 def check_replaced(folder: Path, spec: Spec, file: Path, *, force: bool) -> None:
-    """Says on stderr which parts of a package's spec change.
+    """Print on stderr the parts of a package's spec that change.
 
-    A package does not say which file its spec was read from, so that it is the same bytes from any place: a moved file
-    changes nothing. Specs are told apart by their titles, and in a folder `specs` by their names, which are their
-    files'.
+    A package does not name the file of its spec, so a moved file changes nothing. Specs count as different if their
+    titles differ. In a folder `specs` only names count, since they are file names.
 
     Args:
-        folder: the package's.
-        spec: the spec that is built.
-        file: where it was read from.
+        folder: folder of the package.
+        spec: the spec to build.
+        file: file of the spec.
         force: also replace the package of another spec.
 
     Raises:
@@ -32,9 +31,9 @@ def check_replaced(folder: Path, spec: Spec, file: Path, *, force: bool) -> None
         return
     if earlier.title != spec.title and file.absolute().parent.name != SPECS and not force:
         raise DriftError(
-            f"{folder}: is the package of '{earlier.title}', not of '{spec.title}', and not replaced",
+            f"{folder}: holds the package of '{earlier.title}', not of '{spec.title}', and was not replaced",
             hint="give the spec another name, or replace the package with --force",
         )
     old, new = earlier.model_dump(mode="json"), spec.model_dump(mode="json")
     changed = [part for part in {**old, **new} if old.get(part) != new.get(part)]
-    err.print(f"{folder}: replaces the package of a spec with other {', '.join(changed)}", markup=False, soft_wrap=True)
+    err.print(f"{folder}: replaces a package; changed in its spec: {', '.join(changed)}", markup=False, soft_wrap=True)

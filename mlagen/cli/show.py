@@ -1,4 +1,4 @@
-"""Commands that look and change nothing: show, schema, explain, doctor."""
+"""Commands that change nothing: show, schema, explain, doctor."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import click
 from rich.table import Table
 
 from mlagen.cli import layouts
-from mlagen.cli.console import JSON, SPEC, Group, out, print_json
-from mlagen.cli.packages import fault, install, packages, said_spec, said_tritons
+from mlagen.cli.console import JSON, OUT, SPEC, Group, out, print_json
+from mlagen.cli.packages import fault, install, packages, said_spec, said_tritons, spec_path
 from mlagen.cli.record import say_unrecorded, unrecorded_of
 from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
 from mlagen.emit.render import RenderedFile, template_dir
-from mlagen.errors import SpecErrors, ToolError, UnprovedError, UsageError
+from mlagen.errors import ToolError, UnprovedError, UsageError
 from mlagen.layout import indexer_layout_of, layouts_of
 from mlagen.plan import (
     FAMILIES,
@@ -53,14 +53,14 @@ from mlagen.verify.gpu_records import names_of
 
 @click.group(cls=Group)
 def show() -> None:
-    """Prints what follows from a spec."""
+    """Print the plan or the cache layouts of a spec."""
 
 
 @show.command("plan")
 @SPEC
 @JSON
 def show_plan(spec: Path, as_json: bool) -> None:
-    """Prints every number derived from SPEC."""
+    """Print every number derived from SPEC, with its reason."""
     plan = load_plan(spec)
     if as_json:
         print_json(_plan_json(plan))
@@ -69,17 +69,17 @@ def show_plan(spec: Path, as_json: bool) -> None:
     out.print(f"[bold]{plan.spec.name}[/]  {plan.spec.title}")
     rows = f"d_qk {plan.d_qk} = {dims.kv_lora_rank} latent + {dims.qk_rope_head_dim} RoPE, d_v {plan.d_v}, "
     topk = f"topk {attention.topk}, " if isinstance(attention, SparseAttention) else ""
-    out.print(f"{rows if plan.d_qk else ''}{dims.num_heads} heads, {topk}{dims.dtype}")
+    out.print(f"{rows * bool(plan.d_qk)}{dims.num_heads} heads, {topk}{dims.dtype}")
     sparse_fwd, cache = plan.find(SparseFwdPlan), plan.find(CachePlan)
     for chunk in sparse_fwd.chunks if sparse_fwd else ():
         columns = f"columns [{chunk.start}, {chunk.start + chunk.columns}) in a block of {chunk.block}"
         out.print(f"{chunk.name}: {columns}{', part of V' if chunk.in_v else ''}", markup=False)
-    launches = [f"cache writer: {cache.block_t} tokens a program"] if cache else []
+    launches = [f"cache writer: {cache.block_t} tokens per program"] if cache else []
     if plan.latent:
         splits = plan.splits
         out.print(
-            f"splits: at most {splits.max_splits}; a program costs {splits.split_overhead} steps and a merge "
-            f"{splits.combine_overhead} besides; batch-invariant splits of {splits.batch_invariant_split} indices; "
+            f"splits: at most {splits.max_splits}; overhead of a program {splits.split_overhead} steps, of a combine "
+            f"{splits.combine_overhead}; batch-invariant splits of {splits.batch_invariant_split} indices; "
             f"workspace {splits.workspace_bytes >> 20} MiB, partials in {splits.partials.dtype}"
         )
         combine = f"combine: {', '.join(f'{tile.block_s} splits x {tile.block_d} columns' for tile in splits.combine)}"
@@ -89,7 +89,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
     if plan.indexer_rows is not None:
         _print_indexer(plan.indexer_rows)
     for text in plan.fits.values():
-        out.print(f"tiles hold for: {text}", markup=False)
+        out.print(f"tiles are valid for: {text}", markup=False)
     for family in plan.latent:
         _print_tiles(family, dims.num_heads)
         if family.sm90 is not None:
@@ -97,29 +97,33 @@ def show_plan(spec: Path, as_json: bool) -> None:
         _print_no_sm90(plan, family)
     for one in (one for each in plan.tiled for one in each.left_out):
         name = f"{one.fits.partition(' ')[0]} {one.kernel}"
-        out.print(f"\n{name} left out under {minor_text(one.triton)}: {one.reason}; portable runs", markup=False)
+        out.print(
+            f"\n{name} not used under Triton {minor_text(one.triton)}: {one.reason}; its calls run the portable kernel",
+            markup=False,
+        )
     say_unrecorded([folder] if (folder := Path("generated") / plan.spec.name).is_dir() else [])
 
 
 def _print_indexer(rows: IndexerRows) -> None:
-    """Prints the sizes of the indexer, how it rotates, and how its keys and its query are stored."""
+    """Print the sizes, the RoPE and the key layout of the indexer."""
     indexer, layout = rows.indexer, rows.layout
     rope = f"RoPE {indexer.rope} on the {indexer.rope_at} {indexer.rope_head_dim}" if indexer.rope else "no RoPE"
-    ratio = f", a key for {indexer.compress_ratio} tokens" if indexer.compress_ratio > 1 else ""
+    ratio = f", one key for {indexer.compress_ratio} tokens" if indexer.compress_ratio > 1 else ""
     sizes = f"{indexer.num_heads} heads of {indexer.head_dim} columns, {rope}, topk {indexer.topk}{ratio}"
     out.print(f"indexer: {sizes}; keys {layout.name}, {layout.row_bytes} bytes", markup=False)
 
 
 def _print_tiles(family: LatentFamily, num_heads: int) -> None:
-    """Prints the work of a token's call, and the tables and the sm90 kernels of what does it."""
+    """Print the work of a one-token call, and the tile tables and sm90 kernels of its family."""
     work = family.one_token(num_heads)
-    cost = f"{work.flops / 1e6:,.0f} MFLOP, {work.bytes / 1e6:,.2f} MB, {work.flops / work.bytes:,.0f} FLOP a byte"
+    cost = f"{work.flops / 1e6:,.0f} MFLOP, {work.bytes / 1e6:,.2f} MB, {work.flops / work.bytes:,.0f} FLOP per byte"
     out.print(f"\n{work.call}: {cost}\n")
     table = Table(box=None, header_style="bold")
     by_version = has_versions(family.tiles)
     versions = ("triton",) if by_version else ()
-    for name in ("target", "heads", "tokens", *versions, "tile", "a multiprocessor", "shared", "why"):
-        table.add_column(name, justify="right" if name in ("heads", "tokens", "a multiprocessor", "shared") else "left")
+    numbers = ("heads", "tokens", "programs per SM", "shared memory")
+    for name in ("target", *numbers[:2], *versions, "tile", *numbers[2:], "reason"):
+        table.add_column(name, justify="right" if name in numbers else "left")
     for target, rows in family.tiles:
         for row in rows:
             table.add_row(
@@ -143,13 +147,15 @@ def _print_tiles(family: LatentFamily, num_heads: int) -> None:
         for swap_ab in family.swap_ab:
             _print_swap_ab(swap_ab)
     if isinstance(family, DenseDecodePlan) and family.sm90 is not None and not (family.swap_ab or family.few_rows):
-        out.print(f"few rows run it too: its blocks are of {family.sm90.block_n} keys, and swap-AB takes pages of 64")
+        out.print(
+            f"calls with few rows also run it: its blocks have {family.sm90.block_n} keys, swap-AB needs pages of 64"
+        )
     if isinstance(family, SparseFwdPlan) and family.union is not None:
         _print_union(family.union)
 
 
 def _print_no_sm90(plan: Plan, family: LatentFamily) -> None:
-    """Prints why a family of a spec for sm90 has no kernel of its own there."""
+    """Print the reason why a family has no sm90 kernel, if sm90 is a target."""
     if family.sm90 is not None or SM90 not in plan.spec.targets:
         return
     reason = "backend is triton" if plan.spec.backend == "triton" else refusal(plan.spec)
@@ -159,9 +165,9 @@ def _print_no_sm90(plan: Plan, family: LatentFamily) -> None:
 
 
 def _print_sm90(sm90: Sm90Plan) -> None:
-    """Prints the numbers of an sm90 kernel and the calls that run it."""
+    """Print the numbers of an sm90 kernel and the calls that run it."""
     out.print(
-        f"\nsm90 kernel: {sm90.block_h} heads and {sm90.step} indices a step; registers a thread of WG1 and of the "
+        f"\nsm90 kernel: {sm90.block_h} heads and {sm90.step} indices per step; registers per thread of WG1 and the "
         f"producer: {_registers(sm90.registers)}; {sm90.expected_shared:,} bytes of shared memory; "
         f"{sm90.expected_products} wgmma"
     )
@@ -169,65 +175,67 @@ def _print_sm90(sm90: Sm90Plan) -> None:
 
 
 def _print_rescaling(threshold_log2: int) -> None:
-    """Prints where kernels of a family rescale O on sm90."""
-    rose = f"rose by more than 2^{threshold_log2}" if threshold_log2 else "rose: weights refer to true maxima"
-    out.print(f"sm90 rescales O where a row's maximum {rose}", markup=False)
+    """Print the rule by which sm90 kernels rescale O."""
+    lagged, exact = f"when a row's maximum rises by more than 2^{threshold_log2}", "whenever a row's maximum rises"
+    out.print(f"sm90 rescales O {lagged if threshold_log2 else exact}", markup=False)
 
 
 def _print_few_rows(family: DenseDecodePlan) -> None:
-    """Prints the numbers of the other sm90 kernels over e4m3, and which calls run one of 64 rows."""
-    for plan, q in ((family.few_rows, "either dtype"), (family.parts, "two bytes a value")):
+    """Print the numbers of the other sm90 kernels over e4m3, and the calls that run the 64-row kernel."""
+    for plan, q in ((family.few_rows, "q of either dtype"), (family.parts, "q of 2-byte values")):
         if plan is not None:
             out.print(
-                f"of {plan.block_h} rows, of a q of {q}: registers {_registers(plan.registers)}; "
+                f"{plan.block_h}-row kernel, {q}: registers {_registers(plan.registers)}; "
                 f"{plan.expected_shared:,} bytes of shared memory; {plan.expected_products} wgmma"
             )
     kinds = [("e4m3", [row.min_keys for row in family.wide_calls])]
     if family.parts is not None:
-        kinds.append(("two bytes a value", [row.min_keys_parts for row in family.wide_calls]))
+        kinds.append(("2-byte values", [row.min_keys_parts for row in family.wide_calls]))
     for q, fewest in kinds:
         calls = (
             f"{_most(row.max_rows)}: {'none' if keys is None else f'from {keys:,}'}"
             f"{f' under {_versions(row.tritons)}' if row.tritons else ''}"
             for row, keys in zip(family.wide_calls, fewest, strict=True)
         )
-        out.print(f"calls of a q of {q} that run one of 64 rows, by rows and keys of all requests: {'; '.join(calls)}")
+        out.print(
+            f"calls with q of {q} that run the 64-row kernel, by rows and by keys of all requests: {'; '.join(calls)}"
+        )
 
 
 def _print_e4m3(sm90: Sm90Plan) -> None:
-    """Prints the numbers of the sm90 kernel that the same calls run with a q of e4m3."""
+    """Print the numbers of the sm90 kernel for a q of e4m3."""
     out.print(
-        f"of a q of e4m3, in its place: {sm90.step} indices a step; registers {_registers(sm90.registers)}; "
+        f"with q of e4m3, instead: {sm90.step} indices per step; registers {_registers(sm90.registers)}; "
         f"{sm90.expected_shared:,} bytes of shared memory; {sm90.expected_products} wgmma"
     )
 
 
 def _print_swap_ab(swap_ab: Sm90Plan) -> None:
-    """Prints the numbers of the sm90 kernel of few heads, which runs such calls in the other one's place."""
+    """Print the numbers of the swap-AB kernel, which runs calls with few heads."""
     out.print(
-        f"of up to {swap_ab.block_h} heads: {swap_ab.step} indices a step; registers a thread of WG0 and of WG1: "
-        f"{_registers(swap_ab.registers)}; {swap_ab.expected_shared:,} bytes of shared memory; "
+        f"swap-AB, up to {swap_ab.block_h} heads: {swap_ab.step} indices per step; registers per thread of WG0 and "
+        f"WG1: {_registers(swap_ab.registers)}; {swap_ab.expected_shared:,} bytes of shared memory; "
         f"{swap_ab.expected_products} wgmma"
     )
 
 
 def _registers(registers: Registers) -> str:
-    """A split of registers, and those of Tritons that have another."""
+    """Return a split of registers, and the splits under other Tritons."""
     others = (f", under Triton {minor_text(triton)} {one} and {two}" for triton, (one, two) in registers.under)
     return " and ".join(map(str, registers.split)) + "".join(others)
 
 
 def _print_union(union: IndexUnionPlan) -> None:
-    """Prints the numbers of the kernels in which neighbouring tokens share rows, and the calls that run them."""
+    """Print the numbers of shared-index prefill, and the calls that run it."""
     out.print(
-        f"\nshared rows: {union.group} neighbouring tokens of up to {union.heads} heads a tile; lists from a bitmap of "
-        f"{union.window_rows:,} rows, {union.expected_shared:,} bytes of shared memory"
+        f"\nshared-index prefill: {union.group} neighbouring tokens, up to {union.heads} heads per tile; index union "
+        f"from a bitmap of {union.window_rows:,} rows, {union.expected_shared:,} bytes of shared memory"
     )
-    out.print(f"calls that share, by heads, of up to {union.most_rows:,} rows: {_calls(union.rows)}")
+    out.print(f"calls that run it, by heads, with up to {union.most_rows:,} rows: {_calls(union.rows)}")
 
 
 def _calls(rows: Sequence[Sm90Row]) -> str:
-    """The calls that a table of an sm90 kernel names."""
+    """Return the calls that run an sm90 kernel, by heads."""
     return "; ".join(
         f"{_most(row.max_heads)}: {'none' if row.min_tokens is None else f'from {row.min_tokens} tokens'}"
         for row in rows
@@ -235,13 +243,13 @@ def _calls(rows: Sequence[Sm90Row]) -> str:
 
 
 def _versions(tritons: Span | None) -> str:
-    """The versions of Triton that a row of a table holds for."""
+    """Return the Triton versions of a table row."""
     return "any" if tritons is None else " to ".join(dict.fromkeys(map(minor_text, tritons)))
 
 
 def _most(number: int | None) -> str:
-    """The most that a row of a table holds."""
-    return "any" if number is None else f"to {number}"
+    """Return the upper bound of a table row."""
+    return "any" if number is None else f"up to {number}"
 
 
 def _plan_json(plan: Plan) -> dict[str, object]:
@@ -268,7 +276,7 @@ def _plan_json(plan: Plan) -> dict[str, object]:
 @SPEC
 @JSON
 def show_layout(spec: Path, as_json: bool) -> None:
-    """Prints where each byte of a cached token of SPEC is, of each of its caches."""
+    """Print the position of each byte of a cached token, for each cache of SPEC."""
     loaded = load(spec)
     parts, dims = loaded.model_dump(), (loaded.model.kv_lora_rank, loaded.model.qk_rope_head_dim)
     keys = (loaded.indexer.head_dim if loaded.indexer else 0, 0)
@@ -293,7 +301,7 @@ def show_layout(spec: Path, as_json: bool) -> None:
 @show.command("layouts")
 @JSON
 def show_layouts(as_json: bool) -> None:
-    """Prints where each byte of a cached token is, of every layout that has a name."""
+    """Print the position of each byte of a cached token, for every named layout."""
     if as_json:
         print_json([layouts.as_json(layout, dims, None) for layout, dims in layouts.named_layouts()])
         return
@@ -302,46 +310,52 @@ def show_layouts(as_json: bool) -> None:
 
 @click.command()
 def schema() -> None:
-    """Prints the JSON Schema of a spec, for editors."""
+    """Print the JSON Schema of a spec, for editors."""
     click.echo(schema_text(), nl=False)
 
 
 @click.command()
 @click.argument("line", metavar="FILE:LINE")
-@click.option("--specs", type=click.Path(path_type=Path), default=Path("specs"), show_default=True)
+@click.option(
+    "--specs", type=click.Path(path_type=Path), default=Path("specs"), show_default=True, help="Folder of specs."
+)
 def explain(line: str, specs: Path) -> None:
-    """Names the template line behind a line of a generated file.
+    """Name the template line behind a line of a generated file.
 
-    The package's spec is the one in --specs of its name, or else what the package itself says it was generated from.
+    The spec is the one in --specs with the package's name, or else the one recorded in the package.
     """
     match = re.fullmatch(r"(.+):(\d+)", line)
     if match is None:
-        raise UsageError(f"got {line!r}; takes FILE:LINE, such as generated/dsv32/sparse_fwd.py:120")
+        raise UsageError(f"got {line!r}; takes FILE:LINE, for example generated/dsv32/sparse_fwd.py:120")
     path, number = Path(match[1]), int(match[2])
     file = _rendered(path, specs)
     if not 1 <= number <= len(file.origins):
-        raise UsageError(f"{path} has lines 1 to {len(file.origins)}; got {number}")
+        raise UsageError(f"{path} has lines 1 to {len(file.origins)}; got line {number}")
     origin = file.origins[number - 1]
     if not origin:
-        raise UsageError(f"{path}:{number}: a line of the header, or a blank one: no template line is behind it")
+        raise UsageError(
+            f"{path}:{number}: is blank or part of the header, so no template line made it; takes another line"
+        )
     template, at = origin.rsplit(":", 1)
-    text = (template_dir() / template).read_text(encoding="utf-8").split("\n")[int(at) - 1]
     shown = template_dir() / template
+    text = shown.read_text(encoding="utf-8").split("\n")[int(at) - 1]
     if shown.is_relative_to(Path.cwd()):
         shown = shown.relative_to(Path.cwd())
     click.echo(f"{shown}:{at}: {text.strip()}")
 
 
 def _rendered(path: Path, specs: Path) -> RenderedFile:
-    """A generated file as its spec gives it: the same text as lies there.
+    """Render a generated file again, with the origin of each line.
 
     Raises:
-        UsageError: there is no such spec, it generates no such file, or another text lies there.
+        UsageError: the spec is not found or generates no such file, or the text on disk differs.
     """
     name, said = path.resolve().parent.name, said_spec(path.parent)
-    spec = _spec_of(name, specs)
+    spec = spec_path(name, [specs])
     if spec is None and said is None:
-        raise UsageError(f"{path}: no spec in {specs} is named '{name}', as this folder is; --specs takes its folder")
+        raise UsageError(
+            f"{path}: no spec in {specs} is named '{name}'; pass the folder of its package's spec: --specs FOLDER"
+        )
     plans = [] if spec is None else [load_plan(spec)]
     if said is not None:
         files = TunedFiles(said.name, specs, said.model.num_heads)
@@ -354,70 +368,60 @@ def _rendered(path: Path, specs: Path) -> RenderedFile:
     lies = path.read_text(encoding="utf-8") if path.exists() else found[0].text
     same = next((file for file in found if file.text == lies), None)
     if same is None:
-        build = f"mlagen build {spec}" if spec else "mlagen build with its spec"
-        raise UsageError(f"{path}: differs from what {source} gives, so its lines say nothing; run: {build}")
+        build = f"mlagen build {spec}" if spec else "mlagen build SPEC"
+        raise UsageError(
+            f"{path}: differs from the file that {source} generates, so its lines have no origin; run: {build}"
+        )
     return same
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """One thing that doctor looks at.
+    """One check of doctor.
 
     Attributes:
-        what: its name.
-        ok: whether it is as it should be; None for what mlagen can do without.
-        found: what was found, in one line.
-        fix: the command that fixes it, where there is one.
-        tool: whether mlagen cannot work while it is not as it should be.
+        name: name of the check.
+        ok: whether it passed; None if it failed and mlagen works without it.
+        found: the finding, in one line.
+        fix: the command that fixes it, if there is one.
+        tool: whether mlagen does not work if it fails.
     """
 
-    what: str
+    name: str
     ok: bool | None
     found: str
     fix: str | None = None
     tool: bool = False
 
 
-def _spec_of(name: str, folder: Path) -> Path | None:
-    """The file in a folder whose spec has a name; None without."""
-    for path in (folder / f"{name}.yaml", *sorted(folder.glob("*.yaml"))):
-        try:
-            if path.exists() and load(path).name == name:
-                return path
-        except SpecErrors:
-            if path.stem == name:
-                raise
-    return None
-
-
 @click.command()
-@click.option("--out", "folder", type=click.Path(path_type=Path), default=Path("generated"), show_default=True)
+@OUT
 @JSON
 def doctor(folder: Path, as_json: bool) -> None:
-    """Says whether this machine has what mlagen needs, and whether its Triton is one that packages were proved with.
+    """Check this machine: mlagen's dependencies, and whether the installed Triton proved the packages.
 
-    The packages are those of the folder --out, which are read and not imported. Exits 1 where the Triton at hand is not
-    one of mlagen's or a package's, or a package is not as this mlagen makes it, and 3 where something is missing.
+    Packages are read from the folder --out, not imported. Exit codes: 1 if mlagen or a package is not proved with the
+    installed Triton, or a package is not as this mlagen generates it; 3 if a dependency is missing.
     """
     checks = [*_checks(), *_packages(folder), _gpu_records(folder)]
     if as_json:
-        print_json([{name: getattr(one, name) for name in ("what", "ok", "found", "fix")} for one in checks])
+        print_json([{name: getattr(one, name) for name in ("name", "ok", "found", "fix")} for one in checks])
     else:
-        width = max(len(one.what) for one in checks)
+        width = max(len(one.name) for one in checks)
         for one in checks:
             mark = {True: "[green]ok[/]", False: "[red]no[/]", None: "[yellow]--[/]"}[one.ok]
-            out.print(f"{mark}  {one.what:<{width}}  ", end="")
+            out.print(f"{mark}  {one.name:<{width}}  ", end="")
             out.print(f"{one.found}; fix with: {one.fix}" if one.fix else one.found, markup=False)
-    missing = [one.what for one in checks if one.ok is False and one.tool]
+    missing = [one.name for one in checks if one.ok is False and one.tool]
     if missing:
-        raise ToolError(f"not usable here: {', '.join(missing)}")
-    unproved = [one.what for one in checks if one.ok is False]
+        raise ToolError(f"missing here: {', '.join(missing)}; the lines above name the fixes")
+    unproved = [one.name for one in checks if one.ok is False]
     if unproved:
-        raise UnprovedError(f"to fix: {', '.join(unproved)}")
+        raise UnprovedError(f"failed checks: {', '.join(unproved)}; the lines above name their fixes")
 
 
 def _checks() -> list[Check]:
-    """What mlagen itself needs."""
+    """Return the checks of mlagen's own dependencies."""
     ruff = shutil.which("ruff")
     return [
         Check("python", True, platform.python_version()),
@@ -427,7 +431,7 @@ def _checks() -> list[Check]:
         _gpu(),
         Check("templates", any(template_dir().glob("*.jinja")), str(template_dir()), tool=True),
         _cache(),
-        Check("ruff", ruff is not None or None, ruff or "absent: only tests use it"),
+        Check("ruff", ruff is not None or None, ruff or "not installed; only the tests use it"),
     ]
 
 
@@ -451,11 +455,11 @@ def _triton() -> Check:
     if set(minors([version])) <= set(minors(TRITONS)):
         return Check("triton", True, version)
     oldest, *_, newest = minors(TRITONS)
-    return Check("triton", False, f"{version}; mlagen proves packages with {oldest} to {newest}", install(version))
+    return Check("triton", False, f"{version}; mlagen supports {oldest} to {newest}", install(version))
 
 
 def _packages(folder: Path) -> list[Check]:
-    """The generated packages of a folder: how many are proved with the installed Triton, and what the others lack."""
+    """Return the number of packages that the installed Triton proved, and the fault of each other one."""
     found, version = packages(folder), _installed("triton")
     if not found or version is None:
         return [Check("packages", None, f"{len(found) or 'none'} in {folder}")]
@@ -467,11 +471,13 @@ def _packages(folder: Path) -> list[Check]:
 
 
 def _gpu_records(folder: Path) -> Check:
-    """Whether the sm90 kernels of a folder's packages have a GPU record for their text."""
+    """Check that the sm90 kernels of a folder's packages have a GPU record for their text."""
     kernels = unrecorded_of(packages(folder))
     if not kernels:
-        return Check("gpu records", True, "each sm90 kernel has one for its text")
-    return Check("gpu records", None, f"{len(kernels)} sm90 kernels have none for their text: {names_of(kernels)}")
+        return Check("gpu records", True, "every sm90 kernel has a GPU record for its text")
+    return Check(
+        "gpu records", None, f"{len(kernels)} sm90 kernels have no GPU record for their text: {names_of(kernels)}"
+    )
 
 
 def _gpu() -> Check:
@@ -480,7 +486,7 @@ def _gpu() -> Check:
     except ImportError:
         return Check("gpu", None, "unknown without torch")
     if not torch.cuda.is_available():
-        return Check("gpu", None, "none: kernels run in Triton's interpreter; tune and bench need one")
+        return Check("gpu", None, "none; kernels run in Triton's interpreter, and tune and bench do not work")
     return Check("gpu", True, torch.cuda.get_device_name())
 
 
@@ -491,4 +497,4 @@ def _cache() -> Check:
         with tempfile.TemporaryFile(dir=folder):
             return Check("cache", True, os.fspath(folder))
     except OSError as error:
-        return Check("cache", None, f"{folder}: {error.strerror}: every build compiles anew")
+        return Check("cache", None, f"{folder}: {error.strerror}; every build compiles everything again")

@@ -21,19 +21,19 @@ DEVICE: Callable[[Any], Any] = click.option(
     type=click.Choice(["auto", "cpu", "cuda"]),
     default="auto",
     show_default=True,
-    help="Where kernels run: a GPU, or Triton's interpreter on the CPU.",
+    help="Run kernels on a GPU, or in Triton's interpreter on the CPU.",
 )
 
 
-GPU_PLACES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # of drivers: NVIDIA's, AMD's, Windows' for Linux
+GPU_PLACES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files of NVIDIA's, AMD's and WSL's drivers
 
 
 def pick_device(device: str) -> str:
-    """`auto` resolved: cuda where torch sees a GPU, else cpu."""
+    """Resolve `auto`: cuda if torch sees a GPU, else cpu."""
     if device != "auto":
         return device
     if not any(Path(place).exists() for place in GPU_PLACES):
-        return "cpu"  # without the second that importing torch takes
+        return "cpu"  # saves the second of importing torch
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,7 +46,7 @@ def _verify(
     targets: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
 ) -> list[CaseResult]:
-    """Runs cases of a package behind a bar."""
+    """Run cases of a package, with a progress bar."""
     with stage(f"{label}: verify on {device}") as bar:
         return verify_package(
             folder,
@@ -62,14 +62,25 @@ def _verify(
 @click.command()
 @click.argument("specs", nargs=-1, type=SpecPath())
 @click.option(
-    "--only", multiple=True, metavar="PATTERN", help="Cases whose name matches this shell pattern; repeatable."
+    "--only",
+    multiple=True,
+    metavar="PATTERN",
+    help="Only cases with a name that matches this shell pattern; repeatable.",
 )
-@click.option("--target", "targets", multiple=True, type=TargetName(), help="On a CPU: run the tiles of these targets.")
-@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
-@click.option("--random", "seconds", type=float, help="Make random calls for so many seconds, in place of the cases.")
-@click.option("--seed", type=int, default=0, show_default=True, help="With --random: of all that is drawn.")
 @click.option(
-    "--processes", type=click.IntRange(1), default=4, show_default=True, help="With --random: that call side by side."
+    "--target", "targets", multiple=True, type=TargetName(), help="On a CPU: run the tiles of this target; repeatable."
+)
+@click.option("--markdown", is_flag=True, help="Print a Markdown table.")
+@click.option(
+    "--random", "seconds", type=float, help="Make random calls for this many seconds instead of running the cases."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="With --random: seed of the calls.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1),
+    default=4,
+    show_default=True,
+    help="With --random: processes that call at the same time.",
 )
 @DEVICE
 @JSON
@@ -84,10 +95,10 @@ def verify(
     device: str,
     as_json: bool,
 ) -> None:
-    """Runs the kernels of SPECS (default: specs/*.yaml) against a float64 reference.
+    """Run the kernels of SPECS (default: specs/*.yaml) against a float64 reference. Writes nothing.
 
-    On a GPU with the real compiler, on a CPU through Triton's interpreter; nothing is written. With --random,
-    patterns of --only are of family/kernel: 'topk/*', '*/sm90'. A wrong call prints a line that repeats it.
+    On a GPU kernels run compiled, on a CPU in Triton's interpreter. With --random, --only takes patterns of
+    family/kernel, for example 'topk/*' or '*/sm90'. A wrong call prints a line that repeats it.
     """
     place = pick_device(device)
     if seconds is not None:

@@ -403,11 +403,11 @@ def test_what_cannot_be_a_spec_is_one_line(case: str) -> None:
 
 NAMES = ", ".join(known_names())
 USAGE = {
-    "nothing": ((), f"got neither a NAME nor --from; takes --from CONFIG, or a NAME: {NAMES}"),
-    "both": (("dsv32", "--from", "."), f"got both a NAME and --from; takes --from CONFIG, or a NAME: {NAMES}"),
+    "nothing": ((), f"got neither NAME nor --from; takes --from CONFIG or one NAME: {NAMES}"),
+    "both": (("dsv32", "--from", "."), f"got both NAME and --from; takes --from CONFIG or one NAME: {NAMES}"),
     "unknown": (("dsv4_flahs",), f"NAME: got 'dsv4_flahs'; takes one of {NAMES}; did you mean dsv4_flash?"),
     "path": (("../../specs/mine",), f"NAME: got '../../specs/mine'; takes one of {NAMES}"),
-    "engine": (("dsv32", "--for", "vllm"), "--for goes with --from; a known spec, such as dsv32, says it itself"),
+    "engine": (("dsv32", "--for", "vllm"), "--for needs --from CONFIG; the spec of dsv32 has its own value"),
     "name": (
         ("dsv32", "--name", "My"),
         "--name: got 'My'; takes text: a lower-case letter, then up to 62 lower-case letters, digits or underscores",

@@ -113,7 +113,7 @@ def test_without_a_gpu_and_a_terminal_one_is_asked_for_in_a_line(
 ) -> None:
     monkeypatch.setattr(INIT, "gpus_of_machine", list)
     result = run("init", "dsv3")
-    line = "--gpu: missing, and this machine has no GPU; give --gpu h200, of any GPU, or --gpu all\n"
+    line = "--gpu: missing, and this machine has no GPU; pass a GPU, for example --gpu h200, or --gpu all\n"
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", line)
 
 
@@ -123,14 +123,14 @@ def test_a_terminal_is_asked(workspace: Path, monkeypatch: pytest.MonkeyPatch) -
     result = CliRunner().invoke(main, ["init", "dsv3"], input="rtx4090\n")
     assert result.exit_code == 0
     assert targets(result.stdout) == ("sm89",)
-    assert "GPU, such as h200" in result.stderr
+    assert "GPU (for example h200, " in result.stderr
 
 
 def test_the_gpus_of_this_machine_are_taken(run: Run, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(INIT, "gpus_of_machine", lambda: ["sm103", "sm90"])
     result = run("init", "dsv3")
     assert targets(result.stdout) == ("sm100", "sm90")
-    assert result.stderr == "for this machine's GPUs, sm103 and sm90; give --gpu for another, or --gpu all\n"
+    assert result.stderr == "targets: this machine's GPUs, sm103 and sm90; pass --gpu NAME or --gpu all for others\n"
 
 
 def test_nvidia_smi_says_compute_capabilities(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,7 +122,7 @@ def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
     assert "  num_heads: 8 # [--set index_n_heads]\n" in result.stdout
     assert "  rope: gptj # pairs of columns rotate together, as in GLM-5\n" in result.stdout
     alone = run("init", "dsv32", "--indexer")
-    said = "--indexer goes with --from; a known spec, such as dsv32, says it itself\n"
+    said = "--indexer needs --from CONFIG; the spec of dsv32 has its own value\n"
     assert (alone.exit_code, alone.stdout, alone.stderr) == (2, "", said)
 
 

@@ -92,8 +92,8 @@ def test_files_and_families_are_chosen(run: Run, workspace: Path, rows: Rows) ->
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ((), "either SPEC, to measure it, or --from JSON"),
-        (("specs/small.yaml", "--from", "x.json"), "either SPEC, to measure it, or --from JSON"),
+        ((), "takes SPEC, to measure it, or --from JSON"),
+        (("specs/small.yaml", "--from", "x.json"), "takes SPEC, to measure it, or --from JSON"),
         (("--from", "x.json", "--no-peers"), "--from measures nothing"),
         (("--from", "x.json"), "x.json: cannot be read"),
         (("--from", os.fspath(JSON), "--only", "indices"), "no shapes of indices"),

@@ -47,7 +47,8 @@ def test_the_next_commands_are_printed(run: Run, spec: Path, engine: str) -> Non
     result = run("package", "my.yaml", "--for", engine)
     assert result.exit_code == 0
     assert re.fullmatch(rf"dist/mlagen_{engine}_r384-\S+\+g[0-9a-f]{{8}}-py3-none-any\.whl\n", result.stdout)
-    said = ["not proved; fix with: mlagen build my.yaml", f"pip install {result.stdout.strip()}", SERVED[engine]]
+    unproved = "package not proved; fix with: mlagen build my.yaml"
+    said = [unproved, f"pip install {result.stdout.strip()}", SERVED[engine]]
     assert result.stderr.splitlines() == said
     as_json = json.loads(run("package", "my.yaml", "--for", engine, "--json").stdout)
     assert as_json == {
@@ -201,7 +202,7 @@ def test_compiled_kernels_are_in_the_wheel_and_found_by_the_package(run: Run, wo
 
 def test_compiled_takes_the_specs_targets_and_triton_goes_with_it(run: Run, spec: Path) -> None:
     other = run("package", "my.yaml", "--for", "vllm", "--compiled", "sm80")
-    assert (other.exit_code, other.stderr) == (2, "--compiled: got sm80; r384 takes sm90\n")
+    assert (other.exit_code, other.stderr) == (2, "--compiled: got sm80; takes a target of r384: sm90\n")
     alone = run("package", "my.yaml", "--for", "vllm", "--triton", "3.8")
-    assert alone.stderr == "--triton: takes none without --compiled, whose kernels it compiles\n"
+    assert alone.stderr == "--triton needs --compiled TARGET, since it compiles those kernels\n"
     assert not Path("dist").exists()

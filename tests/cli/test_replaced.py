@@ -25,13 +25,13 @@ def test_the_package_of_another_spec_is_not_replaced_unless_forced(run: Run, bui
     other.write_text(SPEC.replace("A small model", "Another model").replace("num_heads: 4", "num_heads: 8"))
     refused = run("build", "other.yaml", *TEXT_ONLY)
     assert refused.exit_code == 1
-    said = "generated/small: is the package of 'A small model', not of 'Another model', and not replaced\n"
+    said = "generated/small: holds the package of 'A small model', not of 'Another model', and was not replaced\n"
     assert refused.stderr.startswith(said)
     assert "give the spec another name, or replace the package with --force" in refused.stderr
     assert (FOLDER / "__init__.py").read_bytes() == before
     forced = run("build", "other.yaml", *TEXT_ONLY, "--force")
     assert forced.exit_code == 0
-    assert forced.stderr.startswith("generated/small: replaces the package of a spec with other title, model\n")
+    assert forced.stderr.startswith("generated/small: replaces a package; changed in its spec: title, model\n")
     assert (FOLDER / "__init__.py").read_bytes() != before
 
 
@@ -39,7 +39,7 @@ def test_a_spec_that_changed_says_which_parts(run: Run, built: Path) -> None:
     built.write_text(SPEC.replace("topk: 16", "topk: 32"))
     result = run("build", "my.yaml", *TEXT_ONLY)
     assert result.exit_code == 0
-    assert result.stderr.startswith("generated/small: replaces the package of a spec with other attention\n")
+    assert result.stderr.startswith("generated/small: replaces a package; changed in its spec: attention\n")
 
 
 def test_a_moved_spec_is_the_same(run: Run, built: Path) -> None:
@@ -54,7 +54,7 @@ def test_in_a_folder_specs_a_title_may_change(run: Run, workspace: Path) -> None
     path.write_text(SPEC.replace("A small model", "Another title"))
     result = run("build", *TEXT_ONLY)
     assert result.exit_code == 0
-    assert result.stderr.startswith("generated/small: replaces the package of a spec with other title\n")
+    assert result.stderr.startswith("generated/small: replaces a package; changed in its spec: title\n")
 
 
 def test_a_folder_without_a_package_is_no_ones(run: Run, workspace: Path) -> None:

@@ -49,7 +49,7 @@ def test_rows_of_some_tritons_alone_are_shown_with_them(
 ) -> None:
     plan = load_plan(workspace / "specs" / "small.yaml")
     shown = run("show", "plan", "specs/small.yaml").stdout
-    assert f"tiles hold for: {plan.fits['sparse_fwd']}\n" in shown
+    assert f"tiles are valid for: {plan.fits['sparse_fwd']}\n" in shown
     assert "triton" not in shown
     tile = dict(plan.of(SparseFwdPlan).tiles)["sm80"][0].tile
     entry = Replacement(plan.fits["sparse_fwd"], "tiles", "sm80", tile, ((3, 8), (3, 9)), replace(tile, num_warps=8))
@@ -68,7 +68,7 @@ def test_the_plan_says_which_kernels_are_left_out(run: Run, workspace: Path) -> 
     path.parent.mkdir(parents=True)
     path.write_text(dump_findings("mine", Findings(left_out=(left,))))
     shown = run("show", "plan", "specs/mine.yaml").stdout
-    assert "sparse_fwd sm90_swap_ab left out under 3.9: 8 spills in loops; portable runs\n" in shown
+    assert "sparse_fwd sm90_swap_ab not used under Triton 3.9: 8 spills in loops; its calls run the portable" in shown
 
 
 def test_the_plan_says_whose_tuned_rows_it_has(run: Run, workspace: Path) -> None:
@@ -93,19 +93,19 @@ def test_the_sm90_kernels_are_shown_with_the_calls_that_run_them(run: Run, works
     (wg1, producer), (under,) = sm90["registers"]["split"], sm90["registers"]["under"]
     assert under[0] == [3, 9]
     for figure in (
-        f"{sm90['block_h']} heads and {2 * sm90['block_n']} indices a step",
-        f"WG1 and of the producer: {wg1} and {producer}, under Triton 3.9 {under[1][0]} and {under[1][1]};",
+        f"{sm90['block_h']} heads and {2 * sm90['block_n']} indices per step",
+        f"of WG1 and the producer: {wg1} and {producer}, under Triton 3.9 {under[1][0]} and {under[1][1]};",
         f"{sm90['expected_shared']:,} bytes of shared memory",
         f"{sm90['expected_products']} wgmma",
     ):
         assert figure in shown
-    assert "calls that run it, by heads: to 16: none; to 64: from 9 tokens; any: from 1 tokens" in shown
-    assert "sm90 rescales O where a row's maximum rose by more than 2^7\n" in shown
+    assert "calls that run it, by heads: up to 16: none; up to 64: from 9 tokens; any: from 1 tokens" in shown
+    assert "sm90 rescales O when a row's maximum rises by more than 2^7\n" in shown
     exact = TWO_CACHES.replace("kind: sparse", "kind: sparse, rescaling: exact")
     assert exact != TWO_CACHES
     (workspace / "specs" / "two.yaml").write_text(exact)
     shown = run("show", "plan", "specs/two.yaml").stdout
-    assert "sm90 rescales O where a row's maximum rose: weights refer to true maxima\n" in shown
+    assert "sm90 rescales O whenever a row's maximum rises\n" in shown
 
 
 def test_the_layout_names_every_byte(run: Run) -> None:
@@ -135,7 +135,7 @@ def test_both_caches_are_shown_with_their_scales_and_pages(run: Run, workspace: 
     assert "  row scales: max(amax / 5, 0.001953125), to the nearest e4m3" in lines
     warnings = [line for line in lines if "warning" in line]
     assert [line.split(";")[0] for line in warnings] == [
-        "  warning: fp8_ds_mla on 512 columns has 528 bytes a token too"
+        "  warning: fp8_ds_mla on 512 columns also has 528 bytes a token"
     ]
     found = json.loads(run("show", "layout", "specs/two.yaml", "--json").stdout)
     assert [(name, one["page_bytes"], one["same_bytes"]) for name, one in found.items()] == [
@@ -153,7 +153,7 @@ def test_a_layout_that_a_spec_writes_itself_is_shown_too(run: Run, workspace: Pa
     shown = run("show", "layout", "specs/small.yaml").stdout
     assert "mine on 32 + 16 columns: 48 bytes a token" in shown
     # The same bytes under another name are another layout.
-    assert "fp8_per_tensor on 32 + 16 columns has 48 bytes a token too" in shown
+    assert "fp8_per_tensor on 32 + 16 columns also has 48 bytes a token" in shown
 
 
 def test_all_layouts_are_shown_side_by_side(run: Run) -> None:
@@ -186,7 +186,7 @@ def test_the_cache_of_an_indexers_keys_is_shown(run: Run, workspace: Path) -> No
     assert [*found] == ["indexer_cache"]
     assert found["indexer_cache"]["fingerprint"] in "".join(lines)
     shown = run("show", "plan", "specs/indexed.yaml").stdout
-    sizes = "indexer: 64 heads of 128 columns, RoPE gptj on the last 64, topk 512, a key for 4 tokens"
+    sizes = "indexer: 64 heads of 128 columns, RoPE gptj on the last 64, topk 512, one key for 4 tokens"
     assert f"{sizes}; keys indexer_mxfp4, 68 bytes" in " ".join(shown.split())
     plan = json.loads(run("show", "plan", "specs/indexed.yaml", "--json").stdout)
     assert plan["indexer_layout"]["fingerprint"] == found["indexer_cache"]["fingerprint"]
@@ -254,13 +254,13 @@ def test_a_line_that_cannot_be_traced_says_why(run: Run, workspace: Path) -> Non
         assert why in result.stderr
     edited = workspace / path
     edited.write_text(edited.read_text() + "# mine\n")
-    assert "differs from what" in run("explain", f"{path}:10").stderr
+    assert "differs from the file" in run("explain", f"{path}:10").stderr
 
 
 def test_the_doctor_finds_this_machine_fit(run: Run) -> None:
     result = run("doctor", "--json")
     assert result.exit_code == 0
-    assert {"python", "torch", "triton", "templates"} <= {check["what"] for check in json.loads(result.stdout)}
+    assert {"python", "torch", "triton", "templates"} <= {check["name"] for check in json.loads(result.stdout)}
 
 
 def proved(workspace: Path, run: Run, *tritons: str) -> Path:
@@ -280,7 +280,7 @@ def proved(workspace: Path, run: Run, *tritons: str) -> Path:
 def doctored(run: Run, *arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
     """The exit code and the checks of doctor, by name."""
     result = run("doctor", "--json", *arguments)
-    return result.exit_code, {check["what"]: check for check in json.loads(result.stdout)}
+    return result.exit_code, {check["name"]: check for check in json.loads(result.stdout)}
 
 
 @pytest.fixture
@@ -320,14 +320,14 @@ def test_a_triton_that_did_not_prove_a_package_is_told_with_the_command(
     assert code == 1
     assert said["triton"]["ok"] is True
     assert said["small"] == {
-        "what": "small",
+        "name": "small",
         "ok": False,
         "found": "proved with Triton 3.6.0, 3.7.1; not with 3.8.0",
         "fix": "mlagen build specs/small.yaml --triton 3.8",
     }
     result = run("doctor")
     assert "fix with: mlagen build specs/small.yaml --triton 3.8" in result.stdout
-    assert result.stderr == "to fix: small\n"
+    assert result.stderr == "failed checks: small; the lines above name their fixes\n"
 
 
 @pytest.mark.parametrize(("version", "nearest"), [("3.5.1", "3.6.0"), ("3.10.0.dev20270101+git1", "3.9.0")])
@@ -339,7 +339,7 @@ def test_a_triton_out_of_the_range_is_not_ok(
     code, said = doctored(run)
     assert code == 1
     for name, found in (
-        ("triton", f"{version}; mlagen proves packages with 3.6 to 3.9"),
+        ("triton", f"{version}; mlagen supports 3.6 to 3.9"),
         ("small", f"proved with Triton 3.6.0, 3.9.0; not with {version}"),
     ):
         assert (said[name]["ok"], said[name]["found"]) == (False, found)
