@@ -1,4 +1,4 @@
-"""A spec from a model's config.json: its data, and the YAML of it with comments that name the config's fields."""
+"""A spec from a model's config.json: its data, and its YAML with comments that name the config's fields."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlagen.spec.load import check, parse
 from mlagen.spec.prose import Finding
 
 ENGINES = ("vllm", "sglang", "flashmla", "transformers")
-# vLLM's words for a cache's dtype, and mlagen's layouts, by the word that they come to.
+# vLLM's words for a cache's dtype and mlagen's layouts, each with the word that it means.
 CACHE_WORDS = {
     "auto": "auto",
     "bf16": "bf16",
@@ -32,7 +32,7 @@ CACHE_WORDS = {
     "nvfp4": "nvfp4",
 }
 PLAIN = ("bf16", "fp16")  # layouts of unquantised rows
-PAGE = 64  # tokens a page, where a cache is paged
+PAGE = 64  # default page size, in tokens
 NEAREST = {"rounding": "nearest", "floor": 1.1754943508222875e-38, "floor_on": "scale"}  # the smallest normal fp32
 
 _CACHED = ("flash_mla_with_kvcache", "flash_mla_sparse_fwd")
@@ -44,8 +44,8 @@ _FLASHMLA = {
     "heads": ("flash_attn_varlen_func",),
 }
 _CONVERT = "triton_convert_req_index_to_global_index"
-# By engine, and by what the package computes: sparse attention over flat rows, over the pages of one cache, of two;
-# dense attention; attention before absorption.
+# By engine, and by kind of attention: sparse over flat rows, over the pages of one cache, or over two caches; dense;
+# before absorption.
 WRAPPERS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm": {
         "rows": ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla", _CONVERT),
@@ -70,37 +70,37 @@ WRAPPERS: dict[str, dict[str, tuple[str, ...]]] = {
     "transformers": {"heads": ("flash_attn_varlen_func",)},
 }
 _SAID = {
-    "triton_mla_sparse_attention": "vLLM's signature, output alone",
-    "flash_mla_sparse_fwd": "FlashMLA's signature: attention over rows; output, max_logits, lse",
+    "triton_mla_sparse_attention": "vLLM's signature: returns the output only",
+    "flash_mla_sparse_fwd": "FlashMLA's signature: attention over rows; returns output, max_logits, lse",
     "flash_mla_with_kvcache": "FlashMLA's signature: attention over the cache",
-    "decode_attention_fwd": "vLLM's signature, one query token a request",
+    "decode_attention_fwd": "vLLM's signature: one query token per request",
     "flash_attn_varlen_func": "FlashAttention's signature",
-    "merge_attn_states": "vLLM's signature: a chunk of the context and the rest",
-    "concat_and_cache_mla": "writes latent and RoPE into the cache",
+    "merge_attn_states": "vLLM's signature: merges a chunk of the context with the rest",
+    "concat_and_cache_mla": "writes latent and RoPE columns into the cache",
     "gather_and_maybe_dequant_cache": "gathers rows of the cache, for prefill",
     "quantize_and_insert_k_cache": "writes rows into a cache",
     "dequantize_and_gather_k_cache": "gathers rows of a cache, for prefill",
-    _CONVERT: "indices of a request's tokens into those of the cache",
+    _CONVERT: "converts indices within a request to indices of cache rows",
     **INDEXER_SAID,
 }
 
 
 @dataclass(frozen=True)
 class Wishes:
-    """What a config.json does not say.
+    """The choices that a config.json does not make.
 
     Attributes:
-        name: the spec's name; None: after the config's place or the model's type.
-        engine: one of ENGINES, whose wrappers to take; None: vLLM's, which FlashMLA's are among.
+        name: the spec's name; None: named after the config's folder or the model's type.
+        engine: one of ENGINES, which calls the wrappers; None: vLLM, with FlashMLA's functions among its wrappers.
         kv_cache_dtype: a word of CACHE_WORDS.
-        dtype: bf16 or fp16, instead of the config's.
-        softmax_scale: instead of the config's.
-        block_size: tokens a page, instead of PAGE, or of flat rows where these would be taken.
+        dtype: bf16 or fp16, in place of the config's.
+        softmax_scale: in place of the config's.
+        block_size: page size in tokens; None: PAGE, or flat rows if attention can read them.
         targets: GPU architectures; empty: all.
         prefill: attention before absorption.
-        layers: of LAYERS, where the model has both.
-        indexer: the lightning indexer too, which picks what sparse attention reads.
-        values: fields of FIELDS, instead of the config's; None: as if the config had none.
+        layers: one of LAYERS, if the model has both.
+        indexer: also the lightning indexer.
+        values: values of FIELDS, in place of the config's; None: as if the config had no such field.
     """
 
     name: str | None = None
@@ -118,11 +118,11 @@ class Wishes:
 
 @dataclass(frozen=True)
 class MadeSpec:
-    """A spec that was made from a config.
+    """A spec made from a config.
 
     Attributes:
-        text: its YAML.
-        notes: for the user, a line each.
+        text: the YAML.
+        notes: notes for the user, a line each.
     """
 
     text: str
@@ -130,16 +130,16 @@ class MadeSpec:
 
 
 def spec_from_config(text: str, file: Path, wishes: Wishes) -> MadeSpec:
-    """Give a model's spec.
+    """Return a model's spec.
 
     Args:
         text: the config.json.
-        file: the path it came from, for the places of errors.
-        wishes: what the config does not say.
+        file: the config's path, for error messages.
+        wishes: choices that the config does not make.
 
     Raises:
-        SpecError: the text is no config of a model with MLA, or lacks what a spec needs: one line.
-        UsageError: a wish is one that the model's spec cannot have: one line.
+        SpecError: the text is not the config of a model with MLA, or lacks a field.
+        UsageError: the model's spec cannot have one of the wishes.
     """
     config = read_config(text, file, wishes.values)
     heads = wishes.prefill or wishes.engine == "transformers"
@@ -154,15 +154,15 @@ def spec_from_config(text: str, file: Path, wishes: Wishes) -> MadeSpec:
         _blame(findings[0], config, model)
     written = _yaml(data, config, model, wishes, scale)
     if parse(written, Path(f"{spec.name}.yaml")) != spec:
-        raise RuntimeError(f"the YAML of {spec.name} says another spec than it was made from")
+        raise RuntimeError(f"the YAML of {spec.name} describes another spec than the one it was made from")
     notes = [f"before attention the caller {line}" for line in left_to_the_caller(config)]
     notes += [f"for {model.hybrid}"] if model.hybrid else []
-    notes += [] if wishes.name else [f"named {spec.name}; give --name NAME for another"]
+    notes += [] if wishes.name else [f"named {spec.name}; for another name, pass --name NAME"]
     return MadeSpec(written, tuple(notes))
 
 
 def _scale(config: Config, model: Model, wishes: Wishes) -> Scale:
-    """The softmax scale, for heads of absorbed rows and of those before absorption alike."""
+    """Return the softmax scale. It is the same before and after absorption."""
     refuse_caps(config, given=wishes.softmax_scale is not None)
     if wishes.softmax_scale is not None:
         return Scale(wishes.softmax_scale, f"[{OPTION}]")
@@ -174,7 +174,7 @@ def _scale(config: Config, model: Model, wishes: Wishes) -> Scale:
 
 
 def _blame(finding: Finding, config: Config, model: Model) -> NoReturn:
-    """Says what the spec's models found wrong as an error of the field, or the option, that gave the value."""
+    """Report a finding of the spec's models as an error of the config's field, or of the option, behind the value."""
     part, *rest = map(str, finding.loc)
     named = {"num_heads": "num_heads", "kv_lora_rank": "latent", "qk_rope_head_dim": "rope", "topk": "topk"}
     named |= {"window": "window", "v_head_dim": "v", "qk_head_dim": "qk", "num_kv_heads": "num_heads"}
@@ -192,7 +192,7 @@ def _blame(finding: Finding, config: Config, model: Model) -> NoReturn:
 
 
 def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[str, Any]:
-    """The spec as plain values."""
+    """Return the spec as plain values."""
     dims: dict[str, Any] = {"num_heads": model.num_heads}
     data: dict[str, Any] = {"name": "", "title": "", "model": dims}
     words = [model.layers] if model.layers else []
@@ -200,10 +200,10 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
     if model.heads is not None:
         _refuse_cache_options(wishes)
         if model.layers == "sliding":
-            raise UsageError("--layers: got sliding; takes full: attention before absorption has no window here")
+            raise UsageError("--layers: got sliding; takes full, since attention before absorption has no window")
         if sink is not None:
             raise UsageError(
-                "--prefill, --for transformers: the model has sinks, which no kernel before absorption has"
+                "--prefill, --for transformers: the model has sinks, which kernels before absorption do not support"
             )
         heads = model.heads
         data["multi_head"] = {"qk_head_dim": heads.qk, "v_head_dim": heads.v, "softmax_scale": scale.value}
@@ -212,7 +212,7 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
     else:
         dims |= {"kv_lora_rank": model.latent, "qk_rope_head_dim": model.rope, "v_head_dim": model.v}
         if model.topk is None and sink is not None:
-            config.refuse(sink, "gives each head a sink, which kernels of dense attention here have not")
+            config.refuse(sink, "gives each head a sink, which kernels of dense attention do not support")
         data["attention"] = {**_attention(model, sink is not None), "softmax_scale": scale.value}
         layouts, asked = _layouts(model, wishes.kv_cache_dtype)
         kind = _kind(model, layouts[0], wishes.block_size)
@@ -228,7 +228,7 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
     data["targets"] = tuple(wishes.targets) or TARGETS
     called = told_by(config.file, config.types) or next(iter(config.types), None)
     if wishes.name is None and called is None:
-        raise UsageError("the config has no model_type that could name the spec; give --name NAME")
+        raise UsageError("the config has no model_type to name the spec after; pass --name NAME")
     data["name"] = wishes.name or "_".join([str(called), *words])
     layers = f", {model.layers} layers" if model.layers else ""
     data["title"] = f"{model.kin.title or f'{model.num_heads} heads'} {what}{layers}"
@@ -239,7 +239,7 @@ def _refuse_cache_options(wishes: Wishes) -> None:
     given = {"--kv-cache-dtype": wishes.kv_cache_dtype != "auto", "--block-size": wishes.block_size is not None}
     for option, is_given in given.items():
         if is_given:
-            raise UsageError(f"{option}: takes none with --prefill or --for transformers, which read no cache")
+            raise UsageError(f"{option}: takes no value with --prefill or --for transformers, which read no cache")
 
 
 def _attention(model: Model, has_sink: bool) -> dict[str, Any]:
@@ -255,12 +255,12 @@ def _attention(model: Model, has_sink: bool) -> dict[str, Any]:
 
 
 def _layouts(model: Model, word: str) -> tuple[tuple[str, ...], str]:
-    """The layouts of a model's caches for a word of vLLM's, and what to add to a name for it."""
+    """Return the layouts of a model's caches for a word of vLLM's, and the suffix of the spec's name."""
     meant = CACHE_WORDS[word]
     found: dict[str, tuple[str, ...]]
     if model.kin.caches is not None:
         found = {"auto": model.kin.caches, model.dtype: (model.dtype,) * 2}
-        if len(set(model.kin.caches)) == 1:  # V4's engines call its layout by these
+        if len(set(model.kin.caches)) == 1:  # names of its layout in V4's engines
             found |= {"fp8": model.kin.caches, "fp8_ds_mla": model.kin.caches}
     else:
         fp8 = "fp8_per_tensor" if model.topk is None else "fp8_ds_mla"
@@ -268,12 +268,12 @@ def _layouts(model: Model, word: str) -> tuple[tuple[str, ...], str]:
         found |= {"fp8_per_tensor": ("fp8_per_tensor",), "nvfp4": ("nvfp4_ds_mla",)}
     if meant not in found:
         title = model.kin.title or "the model"
-        raise UsageError(f"--kv-cache-dtype: got {word}; for {title} in {model.dtype} takes {', '.join(found)}")
+        raise UsageError(f"--kv-cache-dtype: got {word}; takes {', '.join(found)} for {title} in {model.dtype}")
     return found[meant], "" if found[meant] == found["auto"] else meant
 
 
 def _kind(model: Model, layout: str, block_size: int | None) -> str:
-    """What the package computes: a key of an engine's WRAPPERS."""
+    """Return the kind of attention, a key of an engine's WRAPPERS."""
     if model.topk is None:
         return "dense"
     if model.kin.caches is not None:
@@ -282,7 +282,7 @@ def _kind(model: Model, layout: str, block_size: int | None) -> str:
 
 
 def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes, scale: Scale) -> str:
-    """The spec's text. Its values have passed the spec's models, so that each is a number, a name or a plain title."""
+    """Return the spec's text. The models have checked its values, so each is a number, a name or a plain title."""
 
     def of(name: str) -> str:
         return f"[--set {name}]" if name in config.values else f"[{name}]"
@@ -294,19 +294,23 @@ def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes,
     lines += ["", f"name: {data['name']}", f"title: {data['title']}", "", "model:"]
     lines.append(f"  num_heads: {dims['num_heads']} # {origin('num_heads')}; a tensor-parallel rank may have fewer")
     if "kv_lora_rank" in dims:
-        less = f", less {dims['qk_rope_head_dim']} with RoPE" if model.kin.caches else ""
+        less = f" - {dims['qk_rope_head_dim']} columns with RoPE" if model.kin.caches else ""
         field = model.origins["latent"]
         latent = of(field) if field in config.values else f"[{config.path}{field}]"
         lines.append(f"  kv_lora_rank: {dims['kv_lora_rank']} # {latent}{less}")
         lines.append(f"  qk_rope_head_dim: {dims['qk_rope_head_dim']} # {origin('rope')}")
-        v = "the whole row" if model.kin.caches else "the latent; v_head_dim of a config is a head's, before absorption"
+        v = "the whole row" if model.kin.caches else "the latent; the config's v_head_dim is the one before absorption"
         lines.append(f"  v_head_dim: {dims['v_head_dim']} # V is {v}")
     lines.append(f"  dtype: {dims['dtype']}{' # [--dtype]' if wishes.dtype else ''}")
     if "attention" in data:
         lines += ["", "attention:", *_attention_lines(data["attention"], model, origin), _scale_line(scale)]
     if "multi_head" in data:
         qk, v = data["multi_head"]["qk_head_dim"], data["multi_head"]["v_head_dim"]
-        lines += ["", "multi_head:", f"  qk_head_dim: {qk} # {qk - model.rope} without RoPE + {model.rope} with it"]
+        lines += [
+            "",
+            "multi_head:",
+            f"  qk_head_dim: {qk} # {qk - model.rope} columns without RoPE + {model.rope} with RoPE",
+        ]
         lines += [f"  v_head_dim: {v} # {origin('v')}", _scale_line(scale)]
     for part in ("cache", "extra_cache"):
         if part in data:
@@ -324,32 +328,38 @@ def _scale_line(scale: Scale) -> str:
 
 
 def _head(config: Config, model: Model) -> list[str]:
-    """The comment that a spec begins with."""
+    """Return the comment at the top of a spec."""
     called = f" ({model.model_type})" if model.known else ""
-    within = f", those of {config.path[:-1]}" if config.path else ""
-    lines = [f"# {model.kin.title or 'A model'}{called}, by its config.json, whose fields stand in brackets{within}."]
+    within = f" (of {config.path[:-1]})" if config.path else ""
+    lines = [
+        f"# {model.kin.title or 'A model'}{called}, from its config.json. Brackets name the config's fields{within}."
+    ]
     if not model.known:
-        lines.append("# mlagen does not know this model type: the fields were read by their names alone.")
+        lines.append("# mlagen does not know this model type, so check the values: fields were found by name only.")
     if model.hybrid:
         lines.append(f"# For {model.hybrid}.")
     lines += [f"# Before attention the caller {line}." for line in left_to_the_caller(config)]
     if model.layers:
-        lines.append(f"# Of its {model.layers} layers; those of the other kind need a spec of their own.")
+        lines.append(f"# For its {model.layers} layers. The other layers need their own spec.")
     if model.heads is not None and model.topk is not None:
-        lines.append(f"# Over all keys, which is what the model computes up to {model.topk} of them [index_topk].")
+        lines.append(f"# Attends to all keys, as the model does up to {model.topk} keys [index_topk].")
     return lines
 
 
 def _attention_lines(attention: Mapping[str, Any], model: Model, origin: Any) -> list[str]:
     lines = [f"  kind: {attention['kind']}"]
     if "topk" in attention:
-        behind = "; of the second cache" if model.kin.caches else ""
+        behind = "; indices of the second cache" if model.kin.caches else ""
         lines.append(f"  topk: {attention['topk']} # {origin('topk')}{behind}")
     if "window" in attention:
-        behind = "of the first cache" if model.kin.caches else "keys that a token sees; the wrappers' window says where"
+        behind = "indices of the first cache" if model.kin.caches else "keys that a token sees"
         lines.append(f"  window: {attention['window']} # {origin('window')}; {behind}")
     if "attn_sink" in attention:
-        said = "one logit a head" if attention["attn_sink"] == "required" else "callers may pass one"
+        said = (
+            "a sink logit per head"
+            if attention["attn_sink"] == "required"
+            else "callers may pass a sink logit per head"
+        )
         lines.append(f"  attn_sink: {attention['attn_sink']} # {said}")
     return lines
 
@@ -357,9 +367,9 @@ def _attention_lines(attention: Mapping[str, Any], model: Model, origin: Any) ->
 def _cache_lines(cache: Mapping[str, Any]) -> list[str]:
     lines = [f"  layout: {cache['layout']}"]
     if "block_size" in cache:
-        lines.append(f"  block_size: {cache['block_size']} # tokens a page")
+        lines.append(f"  block_size: {cache['block_size']} # page size in tokens")
     else:
-        lines[0] += " # no block_size: attention reads flat rows"
+        lines[0] += " # without block_size, attention reads flat rows"
     if "scale_rule" in cache:
         rule = ", ".join(f"{name}: {value}" for name, value in cache["scale_rule"].items())
         lines.append(f"  scale_rule: {{ {rule} }} # floor: the smallest normal fp32")

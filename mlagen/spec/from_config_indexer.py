@@ -1,4 +1,4 @@
-"""The lightning indexer of a spec from a model's config.json: its parts, their wrappers, and the YAML of them."""
+"""The lightning indexer of a spec from a model's config.json: its parts, their wrappers, and their YAML."""
 
 from __future__ import annotations
 
@@ -18,55 +18,57 @@ _LOGITS = ("fp8_fp4_mqa_logits", "get_paged_mqa_logits_metadata", "fp8_fp4_paged
 _TOPK = ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk")
 _PICKS = ("indexer_topk", "paged_indexer_topk")
 _PATH = (*_KEYS, "fused_indexer_q_rope_quant")
-# By engine, whose functions of the indexer a package takes the place of; None: of all.
+# Replacements of an engine's indexer functions, by engine; None: of all engines.
 WRAPPERS: dict[str | None, tuple[str, ...]] = {
     None: (*_PATH, *dict.fromkeys((*_LEGACY, *_LOGITS)), *_TOPK, "top_k_page_table_transform", "topk_merge", *_PICKS),
     "vllm": (*_PATH, *_LOGITS, *_TOPK),
     "sglang": (*_LEGACY, "top_k_page_table_transform"),
 }
-NORMED = "indexer_k_norm_rope_store"  # of a model that norms, rotates and stores its keys in one function
+NORMED = "indexer_k_norm_rope_store"  # for models that normalise, rotate and store keys in one function
 SAID = {
     "indexer_k_quant_and_cache": "writes keys into the indexer's cache",
-    NORMED: "norms, rotates and writes them",
-    "cp_gather_indexer_k_quant_cache": "gathers them, for prefill",
+    NORMED: "normalises, rotates and writes keys",
+    "cp_gather_indexer_k_quant_cache": "gathers keys, for prefill",
     "fused_indexer_q_rope_quant": "rotates and quantises the query",
     "fp8_mqa_logits": "DeepGEMM's signature: logits over gathered keys",
     "fp8_fp4_mqa_logits": "DeepGEMM's newer signature: logits over gathered keys",
-    "fp8_paged_mqa_logits": "over pages",
-    "fp8_fp4_paged_mqa_logits": "over pages",
-    "top_k_per_row_prefill": "vLLM's signatures: the keys that attention reads",
-    "top_k_page_table_transform": "FlashInfer's signature: slots of the keys that attention reads",
-    "topk_merge": "of the ranks that share a context",
+    "fp8_paged_mqa_logits": "logits over pages",
+    "fp8_fp4_paged_mqa_logits": "logits over pages",
+    "top_k_per_row_prefill": "vLLM's signatures: top-k",
+    "top_k_page_table_transform": "FlashInfer's signature: top-k as cache slots",
+    "topk_merge": "merges the top-k of ranks that share a context",
     "indexer_topk": "logits and top-k in one call",
 }
 
 
 def read_indexer(config: Config, model: Model, engine: str | None, block_size: int) -> dict[str, Any]:
-    """A spec's `indexer` and `indexer_cache`, and the wrappers that they add, as plain values.
+    """Return a spec's `indexer` and `indexer_cache`, and the wrappers that they add, as plain values.
 
     Args:
-        config: the model's fields.
-        model: what they say of its attention.
+        config: the config's fields.
+        model: the model's attention.
         engine: a key of WRAPPERS.
-        block_size: tokens a page.
+        block_size: page size in tokens.
 
     Raises:
-        SpecError: the config has no indexer, or a field of it is off.
-        UsageError: nothing is known of the model's indexer, or the engine or the layers have none.
+        SpecError: the config has no indexer, or a field of it is invalid.
+        UsageError: the model's indexer is unknown, or the engine or the layers have no indexer.
     """
     if model.heads is not None:
-        raise UsageError(f"{OPTION}: takes none with --prefill or --for transformers, which attend to all keys")
+        raise UsageError(f"{OPTION}: takes no value with --prefill or --for transformers, which attend to all keys")
     if engine not in WRAPPERS:
-        raise UsageError(f"{OPTION}: got --for {engine}, which calls no indexer; takes vllm, sglang, or no --for")
+        raise UsageError(
+            f"{OPTION}: got --for {engine}, which calls no indexer; takes --for vllm, --for sglang or no --for"
+        )
     if model.layers == "sliding":
-        raise UsageError(f"{OPTION}: got --layers sliding, which have no indexer; takes full")
+        raise UsageError(f"{OPTION}: got --layers sliding, which have no indexer; takes --layers full")
     if model.topk is None:
-        config.refuse("index_topk", f"missing: the model has no indexer, which {OPTION} asks for")
+        config.refuse("index_topk", f"missing, so the model has no indexer; leave out {OPTION}")
     kin = model.kin.indexer
     if kin is None:
         known = ", ".join(name for name, of in KIN.items() if of.indexer is not None)
         got = f"model type {model.model_type}" if model.model_type else "a config without a model type"
-        raise UsageError(f"{OPTION}: got {got}, whose indexer's RoPE is not known here; takes {known}")
+        raise UsageError(f"{OPTION}: got {got}, an indexer with unknown RoPE; takes {known}")
     why = f", and {OPTION} needs it"
     indexer: dict[str, Any] = {
         "num_heads": config.required("index_n_heads", why=why),
@@ -85,14 +87,14 @@ def read_indexer(config: Config, model: Model, engine: str | None, block_size: i
 
 
 def _style(config: Config, said: Any) -> str:
-    """A spec's word for what the config says of RoPE."""
+    """Return a spec's word for the config's RoPE style."""
     if not isinstance(said, bool):
         config.refuse(STYLE, "takes true or false")
     return STYLES[said]
 
 
 def fields_of(model: Model) -> dict[tuple[str, str], str]:
-    """The config's fields that gave those of the parts, by part and field."""
+    """Return the config's field behind each value, by part and field of the spec."""
     return {
         ("indexer", "num_heads"): "index_n_heads",
         ("indexer", "head_dim"): "index_head_dim",
@@ -103,17 +105,17 @@ def fields_of(model: Model) -> dict[tuple[str, str], str]:
 
 
 def indexer_lines(data: Mapping[str, Any], model: Model, origin: Callable[[str], str]) -> list[str]:
-    """The YAML of `indexer` and `indexer_cache`; `origin` gives the note of a config's field."""
+    """Return the YAML of `indexer` and `indexer_cache`. `origin` formats the name of a config's field."""
     indexer, cache = data["indexer"], data["indexer_cache"]
     lines = ["", "indexer:", f"  num_heads: {indexer['num_heads']} # {origin('index_n_heads')}"]
     lines.append(f"  head_dim: {indexer['head_dim']} # {origin('index_head_dim')}")
-    lines.append(f"  topk: {indexer['topk']} # {origin(model.origins['topk'])}, that of attention")
+    lines.append(f"  topk: {indexer['topk']} # {origin(model.origins['topk'])}, equal to attention's")
     lines.append(f"  rope_head_dim: {indexer['rope_head_dim']} # {origin(model.origins['rope'])}")
     if "rope" in indexer:
-        which = "columns i and i + half" if indexer["rope"] == "neox" else "pairs of columns"
-        lines.append(f"  rope: {indexer['rope']} # {which} rotate together, as in {model.kin.title}")
+        which = "columns i and i + half" if indexer["rope"] == "neox" else "adjacent columns"
+        lines.append(f"  rope: {indexer['rope']} # RoPE rotates {which}, as in {model.kin.title}")
         lines.append(f"  rope_at: {indexer['rope_at']}")
     if "compress_ratio" in indexer:
-        lines.append(f"  compress_ratio: {indexer['compress_ratio']} # tokens a key stands for")
+        lines.append(f"  compress_ratio: {indexer['compress_ratio']} # tokens per key")
     lines += ["", "indexer_cache:", f"  layout: {cache['layout']}", f"  block_size: {cache['block_size']}"]
     return lines

@@ -1,4 +1,4 @@
-"""GPUs by the names that people type and that drivers print, and the target of each."""
+"""Names of GPUs, as people type them and drivers print them, with the target of each."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlagen.spec.targets import Target, instead, runs
 
 ALL = "all"  # every target
 TARGETS: tuple[str, ...] = get_args(Target)
-# Words that nvidia-smi and rocm-smi print around these names, spaces and dashes are ignored.
+# Words that nvidia-smi and rocm-smi print around these names are ignored, and so are spaces and dashes.
 GPUS: dict[str, tuple[str, ...]] = {
     "sm80": ("a100", "a800", "a30", "a100x"),
     "sm86": (
@@ -28,7 +28,7 @@ GPUS: dict[str, tuple[str, ...]] = {
     "gfx942": ("mi300x", "mi300a", "mi308x", "mi325x"),
     "gfx950": ("mi350x", "mi355x"),
 }
-# GPUs that run no target's kernels, by their architecture's name.
+# GPUs that run no target's kernels, by architecture.
 OTHERS: dict[str, tuple[str, ...]] = {
     "sm60": ("p100",),
     "sm70": ("v100",),
@@ -39,7 +39,7 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "gfx1100": ("rx-7900",),
     "gfx1201": ("rx-9070",),
 }
-# Words around a GPU's own name: its maker, series, memory, form and place.
+# Words around a GPU's own name: maker, series, memory, form factor.
 _NOISE = re.compile(
     r"nvidia|geforce|tesla|amd|instinct|radeon|jetson|agx|dgx|hgx|igx|gpu|laptop|mobile|max|q|blackwell|workstation|server|"
     r"edition|generation|superchip|hbm\d?e?|pcie|sxm\d?|nvl\d*|oam|mig|\d+g|\d+gb|ti|super|d|xtx?"
@@ -47,7 +47,7 @@ _NOISE = re.compile(
 
 
 def _key(gpu: str) -> str:
-    """A GPU's name without the words around it."""
+    """Return a GPU's name without the words around it."""
     words = [word for word in re.split(r"[^a-z0-9]+", gpu.strip().lower()) if word]
     own = [word for word in words if not _NOISE.fullmatch(word)]
     return re.sub(r"^(?:quadro)?(?:rtx|rx)(?=.)|(?:ti|super|d)+$", "", "".join(own)) if own else ""
@@ -58,15 +58,15 @@ _OTHER_BY_KEY = {_key(name): arch for arch, names in OTHERS.items() for name in 
 
 
 def target_of(gpu: str) -> str:
-    """The target whose kernels a GPU runs.
+    """Return the target that a GPU runs.
 
     Args:
-        gpu: a GPU's name, such as `h100`, `rtx4090` or `NVIDIA H100 80GB HBM3`, or an architecture's, such as `sm90`
-            or `sm103`. A CUDA device runs the newest target of its own major compute capability that is not newer than
-            itself.
+        gpu: name of a GPU, for example `h100`, `rtx4090` or `NVIDIA H100 80GB HBM3`, or of an architecture, for example
+            `sm90` or `sm103`. A CUDA device runs the newest target of its major compute capability that is not newer
+            than itself.
 
     Raises:
-        UsageError: no target is for such a GPU.
+        UsageError: no target runs on this GPU.
     """
     name = re.sub(r"[ _-]+", "", gpu.strip().lower())
     found = runs(name.removesuffix("a") if name.startswith("sm") else name, TARGETS)
@@ -82,4 +82,4 @@ def target_of(gpu: str) -> str:
     close = difflib.get_close_matches(_key(gpu), every, n=3, cutoff=0.7)
     other = instead(name)
     why = f"; {other}" if other else f"; did you mean {' or '.join(every[one] for one in close)}?" if close else ""
-    raise UsageError(f"--gpu: got {gpu!r}; takes a GPU such as {known}, or a target: {', '.join(TARGETS)}{why}")
+    raise UsageError(f"--gpu: got {gpu!r}; takes a GPU, for example {known}, or a target: {', '.join(TARGETS)}{why}")

@@ -1,8 +1,8 @@
-"""A model's config.json, as Hugging Face keeps it: what of it an attention spec needs.
+"""The fields of a model's config.json (Hugging Face) that an attention spec needs.
 
-Fields are read by the names that transformers, vLLM and SGLang read them by. What the file does not say is asked for,
-with the option of `mlagen init` that says it; nothing is taken from a class's defaults. The text is untrusted: of its
-strings none is handed on but a model type of plain characters.
+Fields have the names that transformers, vLLM and SGLang use. If a value is missing, an error names the option of
+`mlagen init` that supplies it; defaults of model classes are not used. The text is untrusted: the only string that is
+passed on is a model type of plain characters.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 DIMS = ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 INDEXER_DIMS = ("index_n_heads", "index_head_dim")
 FIELDS = (*DIMS, "head_dim", "index_topk", *INDEXER_DIMS, "sliding_window", *(f"swa_{name}" for name in DIMS))
-NESTED = ("text_config", "language_config", "llm_config")  # where multimodal models keep their language model's fields
-_ASK_DTYPE = "give --dtype bf16 or --dtype fp16"
+NESTED = ("text_config", "language_config", "llm_config")  # the language model's fields in configs of multimodal models
+_ASK_DTYPE = "pass --dtype bf16 or --dtype fp16"
 
 
 class IndexerKin(NamedTuple):
-    """What is known of an indexer, which no config says.
+    """Facts about a model type's indexer that configs do not contain.
 
     Attributes:
-        rope, rope_at: a spec's words for which columns RoPE rotates together, and where they stand in a head.
-        styled: its config's indexer_rope_interleave, where there is one, says `rope`: true is gptj, false is neox.
-        compress_ratio: tokens a key stands for.
-        normed: keys are normed, rotated and stored by one function.
+        rope, rope_at: a spec's words for RoPE's pairs of columns, and for their position in a head.
+        styled: the config's indexer_rope_interleave, if present, overrides `rope`: true is gptj, false is neox.
+        compress_ratio: tokens per key.
+        normed: one function normalises, rotates and stores keys.
     """
 
     rope: str
@@ -47,15 +47,15 @@ class IndexerKin(NamedTuple):
 
 
 class Kin(NamedTuple):
-    """What is known of a model type.
+    """Facts about a model type.
 
     Attributes:
-        title: the model, for people.
-        sparse: its attention is sparse, so that its config must say index_topk.
-        sink: its softmax has a sink logit a head.
-        caches: layouts of the two caches of a model that keeps a window in one; V is the whole row then.
-        nearest_scales: its scales of fp8_ds_mla are rounded to fp32, not up to powers of two.
-        indexer: what is known of its indexer; None: nothing, or it has none.
+        title: name of the model for people.
+        sparse: its attention is sparse, so its config must have index_topk.
+        sink: its softmax has a sink logit per head.
+        caches: layouts of the two caches, if one of them holds a sliding window. V is the whole row then.
+        nearest_scales: scales of fp8_ds_mla are rounded to fp32 instead of up to powers of two.
+        indexer: facts about its indexer; None if unknown or if it has none.
     """
 
     title: str
@@ -103,21 +103,21 @@ class HeadDims:
 
 @dataclass(frozen=True)
 class Model:
-    """What a config says of a model's attention.
+    """A model's attention, from its config.
 
     Attributes:
-        model_type: of plain characters; None where the config has none such.
-        kin: what is known of the type; its title is the type itself where nothing is.
-        known: whether anything is.
+        model_type: the type, of plain characters; None if the config has none.
+        kin: facts about the type. Its title is the type itself if it is unknown.
+        known: whether the type is known.
         num_heads: query heads.
         latent, rope, v: columns of a cached row, and of V in it, after absorption.
-        heads: columns before absorption; None where they were not asked for.
-        topk: indices a query token; None: attention is dense.
-        window: of sparse attention, further indices; of dense, keys that a token of some layers sees; or None.
-        layers: of LAYERS, where the model has both and the dims are of one.
-        hybrid: the layers that have MLA, where others have linear attention; None: all have.
-        dtype: of q and the output, in a spec's word.
-        origins: the config's field, by the field of a spec that it gave.
+        heads: columns per head before absorption; None if not wanted.
+        topk: indices per query token; None: attention is dense.
+        window: sparse: additional indices; dense: keys that a token sees in some layers; or None.
+        layers: one of LAYERS, if the model has both and the dims belong to one.
+        hybrid: the layers with MLA, if others have linear attention; None: all layers.
+        dtype: dtype of q and the output, in a spec's word.
+        origins: the config's field behind each field of the spec.
     """
 
     model_type: str | None
@@ -141,11 +141,11 @@ def read_config(text: str, file: Path, values: Mapping[str, int | None]) -> Conf
 
     Args:
         text: the file's text.
-        file: its path, for the places of errors.
-        values: fields of FIELDS to take instead of the file's; None: as if it had none.
+        file: the file's path, for error messages.
+        values: values of FIELDS, in place of the file's; None: as if the file had no such field.
 
     Raises:
-        SpecError: the text is no JSON object, or holds one that is no model's config.
+        SpecError: the text is not a JSON object, or not a model's config.
     """
 
     def each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def read_config(text: str, file: Path, values: Mapping[str, int | None]) -> Conf
         if len(found) < len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise SpecError(f"{_shown(twice)} stands twice in one object; takes each field once", place=Place(file))
+            raise SpecError(f"{_shown(twice)} appears twice in one object; takes each field once", place=Place(file))
         return found
 
     try:
@@ -162,28 +162,29 @@ def read_config(text: str, file: Path, values: Mapping[str, int | None]) -> Conf
         place = Place(file, error.lineno, error.colno)
         raise SpecError(f"not JSON: {error.msg[:1].lower()}{error.msg[1:]}", place=place) from None
     except (ValueError, RecursionError):
-        raise SpecError("not JSON that can be read: a number too long, or nested too deep", place=Place(file)) from None
+        message = "not readable JSON: a number is too long, or it is nested too deep"
+        raise SpecError(message, place=Place(file)) from None
     if not isinstance(data, dict):
         raise SpecError(f"got {_shown(data)}; takes an object, {CONFIG_FILE.takes}", place=Place(file))
     return Config(data, file, values)
 
 
 def _shown(value: Any) -> str:
-    """A value of a config in one line of ASCII."""
+    """Return a value of a config in one line of ASCII."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return clip(json.dumps(value))
 
 
 class Config:
-    """The fields of a config: typed, with an error that names its place where one is off or missing.
+    """The fields of a config. An error of an invalid or missing field names its place.
 
     Attributes:
-        values: what was given instead of the file's.
-        file: the path that it came from.
-        path: of the object that holds the model's fields, with a dot behind each name; empty: the file's own.
+        values: values given in place of the file's.
+        file: path of the file.
+        path: path of the object with the model's fields, with a dot after each name; empty: the top level.
         types: model types of plain characters, the outermost first.
-        model_type: one of KIN where the file names several, else the outermost; None without.
+        model_type: the first type in KIN, else the outermost; None without types.
     """
 
     def __init__(self, data: dict[str, Any], file: Path, values: Mapping[str, int | None]) -> None:
@@ -197,7 +198,7 @@ class Config:
             levels.append(levels[-1][name])
         self._fields = dict(levels[-1])
         self._paths = dict.fromkeys(self._fields, self.path)
-        if held[-1:] and held[-1] not in NESTED:  # an object of attention: the objects around it are the model's
+        if held[-1:] and held[-1] not in NESTED:  # an object of attention: outer ones have the model's fields
             for depth in range(len(levels) - 2, -1, -1):
                 for name in levels[depth].keys() - self._fields.keys():
                     self._fields[name] = levels[depth][name]
@@ -209,7 +210,7 @@ class Config:
         self.model_type: str | None = next(iter(known or self.types), None)
 
     def _held(self) -> tuple[str, ...]:
-        """The names that lead to the object with the model's fields: the nearest with kv_lora_rank, of any depth."""
+        """Return the path of the object with the model's fields: the outermost one with kv_lora_rank."""
         if self._outer.get("kv_lora_rank") is not None:
             return ()
         level: list[tuple[tuple[str, ...], dict[str, Any]]] = [((), self._outer)]
@@ -218,7 +219,7 @@ class Config:
             usual = [path for path in found if path[-1] in NESTED]
             if len(usual or found) > 1:
                 paths = ", ".join(".".join(path) for path in usual or found)
-                self.refuse("kv_lora_rank", f"stands in several objects: {paths}; takes the config of one model")
+                self.refuse("kv_lora_rank", f"appears in several objects: {paths}; takes the config of one model")
             if found:
                 return (usual or found)[0]
             level = [
@@ -227,10 +228,12 @@ class Config:
                 for name, value in fields.items()
                 if isinstance(value, dict) and re.fullmatch(r"\w{1,40}", name, re.ASCII)
             ]
-        for name in NESTED:  # of a model without that field
+        for name in NESTED:  # a model without kv_lora_rank
             if self._outer.get(name) is not None:
                 if not isinstance(self._outer[name], dict):
-                    self.refuse(name, f"got {_shown(self._outer[name])}; takes an object, the language model's fields")
+                    self.refuse(
+                        name, f"got {_shown(self._outer[name])}; takes an object with the language model's fields"
+                    )
                 return (name,)
         return ()
 
@@ -242,7 +245,7 @@ class Config:
         return plain[0].removesuffix("_text") if plain else None
 
     def refuse(self, name: str, message: str) -> NoReturn:
-        """Raises a SpecError of a field at its place; a UsageError if an option gave it."""
+        """Raise a SpecError at a field's place; a UsageError if an option gave its value."""
         if name in self.values:
             raise UsageError(f"--set {name}: {message}")
         path = self._paths.get(name.partition(".")[0], self.path)
@@ -253,11 +256,11 @@ class Config:
         return self.get(name) is not None
 
     def get(self, name: str) -> Any:
-        """A field's value, whatever it is; None without."""
+        """Return a field's value of any type, or None."""
         return self.values[name] if name in self.values else self._fields.get(name)
 
     def integer(self, name: str, least: int = 1) -> int | None:
-        """An integer; None where the config says null or nothing."""
+        """Return an integer; None if the field is null or missing."""
         value = self.get(name)
         if value is None:
             return None
@@ -266,14 +269,14 @@ class Config:
         return value
 
     def required(self, name: str, least: int = 1, why: str = "") -> int:
-        """An integer that a spec cannot do without."""
+        """Return an integer that a spec needs."""
         value = self.integer(name, least)
         if value is None:
-            self.refuse(name, f"missing{why}; give --set {name}=N")
+            self.refuse(name, f"missing{why}; pass --set {name}=N")
         return value
 
     def dtype(self) -> str:
-        """The model's dtype in a spec's word."""
+        """Return the model's dtype, in a spec's word."""
         for fields in (self._fields, self._outer):
             found = {name: fields[name] for name in ("dtype", "torch_dtype") if fields.get(name) is not None}
             if found:
@@ -283,14 +286,14 @@ class Config:
         (name, value), *others = found.items()
         for other, differs in others:
             if differs != value:
-                self.refuse(name, f"got {_shown(value)}, but {other} {_shown(differs)}; {_ASK_DTYPE}")
+                self.refuse(name, f"got {_shown(value)}, but {other} is {_shown(differs)}; {_ASK_DTYPE}")
         plain = value.removeprefix("torch.") if isinstance(value, str) else ""
         if plain not in DTYPES:
             self.refuse(name, f"got {_shown(value)}; takes bfloat16 or float16; {_ASK_DTYPE}")
         return DTYPES[plain]
 
     def window(self) -> int | None:
-        """Keys that a token of a sliding layer sees, its own with them; None without such layers."""
+        """Return the keys that a token of a sliding layer sees, including its own; None without such layers."""
         one, other = self.integer("sliding_window"), self.integer("sliding_window_size")
         if "sliding_window" in self.values:
             return one
@@ -298,8 +301,8 @@ class Config:
         if self.get("use_sliding_window") is False or (isinstance(kinds, list) and not set(_text(kinds)) & _SLIDING):
             return None
         if one is not None and other is not None and one != other:
-            found = f"got {one}, but sliding_window_size {other}; give --set sliding_window=N"
-            self.refuse("sliding_window", f"{found}, the keys that a token sees, its own with them")
+            found = f"got {one}, but sliding_window_size is {other}; pass --set sliding_window=N"
+            self.refuse("sliding_window", f"{found}, the number of keys that a token sees, including its own")
         return one or other
 
 
@@ -314,14 +317,14 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
     """Read a model's attention from its config.
 
     Args:
-        config: the fields.
-        dtype: a spec's word, instead of the config's.
-        layers: of LAYERS, where the model has both.
-        heads: whether columns before absorption are wanted.
+        config: the config's fields.
+        dtype: a spec's word, in place of the config's dtype.
+        layers: one of LAYERS, if the model has both.
+        heads: also read the columns before absorption.
 
     Raises:
-        SpecError: a field is off, or one that is needed is missing.
-        UsageError: `layers` or `heads` are of what the model has not.
+        SpecError: a field is invalid or missing.
+        UsageError: the model does not have the wanted `layers` or `heads`.
     """
     name = config.model_type
     kin = KIN.get(name or "", Kin(name or ""))
@@ -330,7 +333,7 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
     if kin.caches is not None:
         if heads:
             raise UsageError(
-                f"{kin.title} has one row of K and V for all heads; takes no --prefill or --for transformers"
+                f"{kin.title} has one row of K and V for all heads; leave out --prefill and --for transformers"
             )
         _refuse_layers(layers, kin.title)
         row = config.required("head_dim")
@@ -352,9 +355,9 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
             origins | {"latent": "head_dim", "rope": "qk_rope_head_dim"},
         )
     if config.get("use_mla") is False:
-        config.refuse("use_mla", "got false: the model has no MLA, and mlagen's kernels are for no other attention")
+        config.refuse("use_mla", "got false, so the model has no MLA; mlagen generates kernels only for MLA")
     if not config.has("kv_lora_rank"):
-        config.refuse("kv_lora_rank", "missing: the model has no MLA, and mlagen's kernels are for no other attention")
+        config.refuse("kv_lora_rank", "missing, so the model has no MLA; mlagen generates kernels only for MLA")
     topk = (
         config.required("index_topk", why=f", and {kin.title} is sparse")
         if kin.sparse
@@ -364,10 +367,9 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
     own_dims = any(config.has(f"swa_{dim}") for dim in DIMS) or config.has("per_layer_config")
     if own_dims or (window is not None and topk is not None):
         if layers is None:
-            differ = "of dims of their own" if own_dims else "without an indexer"
-            config.refuse(
-                "sliding_window", f"some layers have a sliding window, {differ}; give --layers {' or '.join(LAYERS)}"
-            )
+            differ = " and other dims" if own_dims else " and no indexer"
+            options = " or ".join(f"--layers {name}" for name in LAYERS)
+            config.refuse("sliding_window", f"some layers have a sliding window{differ}; pass {options}")
     elif window is None:
         _refuse_layers(layers, "the model")
     prefix = ""
@@ -401,11 +403,13 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
 
 def _refuse_layers(layers: str | None, title: str) -> None:
     if layers is not None:
-        raise UsageError(f"--layers: got {layers}; takes none: by its config {title} has one kind of layers")
+        raise UsageError(
+            f"--layers: got {layers}; leave it out, since by its config {title} has only one kind of layers"
+        )
 
 
 def _rope_of_the_row(config: Config, row: int) -> int:
-    """RoPE columns of a row that ends with them; saved configs have the fraction alone."""
+    """Return the RoPE columns at the end of a row. Saved configs have only their fraction."""
     rope, fraction = config.integer("qk_rope_head_dim"), config.get("partial_rotary_factor")
     if rope is None and isinstance(fraction, float) and 0 < fraction < 1 and (row * fraction).is_integer():
         rope = int(row * fraction)
@@ -421,5 +425,5 @@ def _head_dims(config: Config, prefix: str, rope: int, num_heads: int) -> HeadDi
     v = config.integer(f"{prefix}v_head_dim")
     hidden = config.integer("hidden_size")
     if v is None and config.model_type == "minicpm3" and hidden is not None and hidden % num_heads == 0:
-        v = hidden // num_heads  # as its class has it
+        v = hidden // num_heads  # default of its class
     return HeadDims(nope + rope, config.required(f"{prefix}v_head_dim") if v is None else v)

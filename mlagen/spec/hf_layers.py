@@ -1,11 +1,11 @@
-"""Which layers of a hybrid model have MLA, by its config.json."""
+"""The layers with MLA of a hybrid model, from its config.json."""
 
 from __future__ import annotations
 
 import re
 from typing import Any, NamedTuple, Protocol
 
-SHOWN = 6  # layers that are named one by one
+SHOWN = 6  # most layers that are listed by number
 _OTHER = re.compile("linear|mamba|conv|recurrent|delta|kda|lightning|rwkv|ssm")  # kinds of layers without MLA
 
 
@@ -13,16 +13,16 @@ class Fields(Protocol):
     """The part of a config that this module reads."""
 
     def get(self, name: str) -> Any:
-        """A field's value; None without."""
+        """Return a field's value, or None."""
 
 
 class Hybrid(NamedTuple):
-    """The layers of a model that have MLA, where others have linear attention.
+    """The layers with MLA of a model that also has layers with linear attention.
 
     Attributes:
-        layers: their numbers, from 0; None: the config does not say which.
-        of: how many layers the model has; None: the config does not say.
-        field: that says it.
+        layers: their numbers, from 0; None if the config does not list them.
+        of: number of all layers; None if the config does not have it.
+        field: the config's field that lists them.
     """
 
     layers: tuple[int, ...] | None
@@ -35,11 +35,11 @@ class Hybrid(NamedTuple):
         named = ", ".join(map(str, self.layers[:SHOWN])) + (", ..." if len(self.layers) > SHOWN else "")
         plural = "" if (self.of or len(self.layers)) == 1 else "s"
         count = f"{len(self.layers)}{f' of {self.of}' if self.of else ''} layer{plural}"
-        return f"{count} with MLA, {named} counted from 0 [{self.field}]; the others have no such cache"
+        return f"{count} with MLA, {named} counted from 0 [{self.field}]; the others do not read this cache"
 
 
 def read_hybrid(config: Fields) -> Hybrid | None:
-    """Which layers have MLA; None where all have."""
+    """Return the layers with MLA; None if all layers have it."""
     of = config.get("num_hidden_layers")
     count = of if isinstance(of, int) and not isinstance(of, bool) and 0 < of < 10_000 else None
     kinds = config.get("layer_types")
@@ -58,7 +58,7 @@ def read_hybrid(config: Fields) -> Hybrid | None:
 
 
 def _in_groups(config: Fields, count: int | None) -> Hybrid | None:
-    """Of a model with groups of layers: the last of each has MLA; in Ling also layers behind the last whole group."""
+    """Return the layers of a model with groups: the last of each group, in Ling also layers after the last group."""
     for field in ("layer_group_size", "full_attention_interval"):
         size = config.get(field)
         if type(size) is not int or size < 2:

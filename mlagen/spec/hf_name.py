@@ -1,28 +1,39 @@
-"""A spec's name from where a model's config.json lies, and from its model type."""
+"""The spec's name, from the path of a model's config.json and from its model type."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-MAX_NAME = 40  # characters of a name that is derived
-_PLAIN = ("config", "params", "configuration")  # names of a file that tell nothing
-_SIZE = re.compile(r"(?:^|[-_.])(?:\d+x)?\d+(?:\.\d+)?[bB](?:$|[-_.])")  # of a model: 16B, 8x7B
-_WORDS = {"text", "moe", "dsa", "lite", "flash", "linear", "next", "note", "large", "vl"}  # of types of any family
+MAX_NAME = 40  # most characters of a derived name
+_PLAIN = ("config", "params", "configuration")  # file names without information
+_SIZE = re.compile(r"(?:^|[-_.])(?:\d+x)?\d+(?:\.\d+)?[bB](?:$|[-_.])")  # size of a model: 16B, 8x7B
+_WORDS = {
+    "text",
+    "moe",
+    "dsa",
+    "lite",
+    "flash",
+    "linear",
+    "next",
+    "note",
+    "large",
+    "vl",
+}  # words in model types of any family
 _CACHED = re.compile(r"models--[^-].*?--(.+)")  # a repository in the Hub's cache
 
 
 def slug(text: str) -> str:
-    """A text as a spec's name has it: lower-case letters, digits and single underscores; empty if nothing is left."""
+    """Reduce a text to lower-case letters, digits and single underscores. The result may be empty."""
     plain = re.sub(r"[^a-z0-9]+", "_", text.lower(), flags=re.ASCII).strip("_")
     return re.sub(r"^[0-9_]+", "", plain)[:MAX_NAME].strip("_")
 
 
 def told_by(file: Path, types: list[str]) -> str | None:
-    """The name that the place of a config tells; None where it tells none.
+    """Return the name in the path of a config, or None.
 
-    A repository in the Hub's cache does, and so does a file's or its folder's name that has a size such as 16B, or a
-    word of one of the model's types: DeepSeek-R1 of deepseek_v3.
+    The name is that of a repository in the Hub's cache, or that of the file or its folder if it has a size, for example
+    16B, or a word of one of the model's types: DeepSeek-R1 for deepseek_v3.
     """
     stem = file.name.removesuffix(".json")
     places = [] if stem in (*_PLAIN, "stdin") else [stem]

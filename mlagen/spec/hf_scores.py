@@ -13,9 +13,9 @@ class ScoreField(NamedTuple):
     """A field that changes the scores.
 
     Attributes:
-        effect: a cap of the logits, and a scale of another rule than MLA's, are refused; a sink is taken where kernels
-            have one; the caller applies a factor of q or of the latent before attention.
-        says: its effect in words.
+        effect: "cap" (of the logits) and "scale" (by another rule than MLA's) are refused; "sink" is used if kernels
+            support it; "caller": the caller applies the factor to q or to the latent before attention.
+        says: the effect in words.
     """
 
     effect: Effect
@@ -30,7 +30,7 @@ SCORES: dict[str, ScoreField] = {
     "attention_logit_softcapping": ScoreField("cap", "soft-caps the logits"),
     "attn_logits_soft_cap": ScoreField("cap", "soft-caps the logits"),
     "attention_multiplier": ScoreField("scale", "is the softmax scale itself"),  # Granite, HyperCLOVA X
-    "query_pre_attn_scalar": ScoreField("scale", "gives the softmax scale, as its power of -0.5"),  # Gemma
+    "query_pre_attn_scalar": ScoreField("scale", "gives the softmax scale as X**-0.5"),  # Gemma
     "attn_output_multiplier": ScoreField("scale", "scales the logits"),  # Grok
     "learnable_sink_init": ScoreField("sink", "gives each head a sink"),  # HY V4
     "add_full_attention_sink_bias": ScoreField("sink", "gives each head a sink"),  # MiMo V2
@@ -44,12 +44,12 @@ SCORES: dict[str, ScoreField] = {
     "attn_temperature_tuning": ScoreField("caller", "scales q by its position"),  # Llama 4
 }
 ROPE = ("rope_parameters", "rope_scaling")  # Transformers 5's name, and the one before
-PLAIN_SCALE = ("kimi_linear", "kimi_k3", "glm5_next")  # types: their classes have no YaRN factor in the scale
-OWN_ROPE = ("mistral4",)  # types: without RoPE in a config their class has a YaRN of its own
+PLAIN_SCALE = ("kimi_linear", "kimi_k3", "glm5_next")  # model types without a YaRN factor in the scale
+OWN_ROPE = ("mistral4",)  # model types with a YaRN default in their class
 LEAST, MOST = 1e-6, 1e6  # as the spec's softmax_scale
 OPTION = "--softmax-scale"
-_FIX = f"give {OPTION} X"
-# An initial value of sinks, which may be 0: the field itself says that there are sinks.
+_FIX = f"pass {OPTION} X"
+# Initial value of sinks, which may be 0: the field's presence means that there are sinks.
 _PRESENT = ("learnable_sink_init",)
 
 
@@ -59,21 +59,21 @@ class Fields(Protocol):
     model_type: str | None
 
     def get(self, name: str) -> Any:
-        """A field's value; None without."""
+        """Return a field's value, or None."""
 
     def refuse(self, name: str, message: str) -> NoReturn:
-        """Raises an error of a field at its place."""
+        """Raise an error at a field's place."""
 
 
 class Scale(NamedTuple):
-    """A softmax scale, and where it comes from, in words."""
+    """A softmax scale, and its origin in words."""
 
     value: float
     note: str
 
 
 def stated(config: Fields) -> Iterator[tuple[str, ScoreField]]:
-    """The fields of SCORES that a config turns on, by the path that errors name."""
+    """Yield the fields of SCORES that a config turns on, with their paths for error messages."""
     for path, fields in ((None, config), *((name, config.get(name)) for name in ROPE)):
         if path is not None and not isinstance(fields, dict):
             continue
@@ -85,70 +85,70 @@ def stated(config: Fields) -> Iterator[tuple[str, ScoreField]]:
 
 
 def refuse_caps(config: Fields, *, given: bool) -> None:
-    """Refuses fields that no kernel here honours; those of the scale are honoured where it is `given`."""
+    """Refuse fields that no kernel supports. Fields of the softmax scale are allowed if the scale is `given`."""
     for name, field in stated(config):
         if field.effect == "cap":
-            config.refuse(name, f"{field.says}, which no kernel here does")
+            config.refuse(name, f"{field.says}, which no kernel supports")
         if field.effect == "scale" and not given:
             config.refuse(name, f"{field.says}, which is not MLA's rule; {_FIX}")
 
 
 def sink_of(config: Fields) -> str | None:
-    """The field that gives each head a sink; None without."""
+    """Return the field that gives each head a sink, or None."""
     return next((name for name, field in stated(config) if field.effect == "sink"), None)
 
 
 def left_to_the_caller(config: Fields) -> list[str]:
-    """The caller's work on q and on the latent before attention, a line a field."""
+    """Return the caller's work on q and on the latent before attention, a line per field."""
     return [f"{field.says} [{name}]" for name, field in stated(config) if field.effect == "caller"]
 
 
 def row_scale(columns: int) -> Scale:
-    """The scale of heads that attend to rows as they are."""
+    """Return the softmax scale of heads that attend to whole rows."""
     return Scale(float(columns**-0.5), f"{columns}**-0.5 [head_dim]")
 
 
 def head_scale(config: Fields, columns: int, origin: str, layers: str | None) -> Scale:
-    """The scale of heads of so many columns of q and k, with YaRN's factor where the model has one.
+    """Return the softmax scale of heads with this many columns of q and k, with YaRN's factor if the model has one.
 
     Args:
-        config: the model's fields.
-        columns: of a head before absorption.
-        origin: the fields that they come from.
-        layers: of LAYERS, where RoPE differs between them.
+        config: the config's fields.
+        columns: columns of a head before absorption.
+        origin: the config's fields behind `columns`.
+        layers: one of LAYERS, if RoPE differs between them.
 
     Raises:
-        SpecError: YaRN lacks a field, or one is off.
+        SpecError: a field of YaRN is missing or invalid.
     """
     plain, note = float(columns**-0.5), f"{columns}**-0.5 [{origin}]"
     if config.model_type in PLAIN_SCALE:
         return Scale(plain, note)
     path, rope = _rope(config, layers)
     if not rope and config.model_type in OWN_ROPE:
-        config.refuse(ROPE[0], f"missing, and the model's class has a softmax scale of its own then; {_FIX}")
+        config.refuse(ROPE[0], f"missing, and the model's class then has its own softmax scale; {_FIX}")
     mscale, path = _mscale(config, path, rope)
     if mscale == 1.0:
         return Scale(plain, note)
     value = plain * mscale * mscale
     if not LEAST <= value <= MOST:
-        config.refuse(path, f"gives a softmax scale of {value:g}; takes one from {LEAST:g} to {MOST:g}; {_FIX}")
+        config.refuse(path, f"gives a softmax scale of {value:g}; takes a scale from {LEAST:g} to {MOST:g}; {_FIX}")
     return Scale(value, f"{note} * {mscale:.5g}**2 [{path}]")
 
 
 def _rope(config: Fields, layers: str | None) -> tuple[str, Mapping[str, Any]]:
-    """RoPE's parameters and their path; if a config has them for each kind of layers, those of one kind."""
+    """Return RoPE's parameters and their path, for one kind of layers if they differ."""
     for name in ROPE:
         rope = config.get(name)
         if rope is None:
             continue
         if not isinstance(rope, dict):
-            config.refuse(name, "takes an object, as RoPE's parameters are")
+            config.refuse(name, "takes an object with RoPE's parameters")
         kinds = [kind for kind, of in rope.items() if isinstance(of, dict)]
         kind = "sliding_attention" if layers == "sliding" else "full_attention"
         if kind in kinds:
             return f"{name}.{kind}", rope[kind]
         if kinds and any(of.get("mscale_all_dim") for of in rope.values() if isinstance(of, dict)):
-            config.refuse(name, f"differs between kinds of layers, none of which is {kind}; {_FIX}")
+            config.refuse(name, f"differs between kinds of layers and has no {kind}; {_FIX}")
         return name, rope
     yarn = config.get("yarn")  # Mistral's params.json: a factor of all columns unless apply_scale is false
     if isinstance(yarn, dict):
@@ -157,7 +157,7 @@ def _rope(config: Fields, layers: str | None) -> tuple[str, Mapping[str, Any]]:
 
 
 def _mscale(config: Fields, path: str, rope: Mapping[str, Any]) -> tuple[float, str]:
-    """YaRN's factor; the scale has it squared. 1.0 without."""
+    """Return YaRN's factor, which enters the scale squared; 1.0 without YaRN. Also return the path of its fields."""
     of_all = rope.get("mscale_all_dim")
     if not of_all or rope.get("apply_yarn_scaling") is False:
         return 1.0, path
@@ -165,7 +165,7 @@ def _mscale(config: Fields, path: str, rope: Mapping[str, Any]) -> tuple[float, 
     if kind == "default":
         return 1.0, path
     if not isinstance(kind, str):
-        config.refuse(f"{path}.rope_type", f"missing, and so is type, beside mscale_all_dim; {_FIX}")
+        config.refuse(f"{path}.rope_type", f"missing, and so is type, although mscale_all_dim is given; {_FIX}")
     amount = float(of_all) if path == "yarn" else _number(config, f"{path}.mscale_all_dim", of_all)
     factor = _number(config, f"{path}.factor", rope.get("factor"))
     return (0.1 * amount * math.log(factor) + 1.0 if factor > 1 else 1.0), path

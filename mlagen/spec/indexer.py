@@ -1,4 +1,4 @@
-"""The lightning indexer: the small attention that picks the keys of sparse attention, and the cache of its keys."""
+"""The lightning indexer, which picks the keys of sparse attention, and the cache of its keys."""
 
 from __future__ import annotations
 
@@ -23,27 +23,25 @@ RopeAt = Literal["first", "last"]
 
 
 class Indexer(Model):
-    """DeepSeek's lightning indexer: `logit = sum over heads of weight * relu(q . k)`, of which the `topk` largest stay.
+    """DeepSeek's lightning indexer: `logit = sum over heads of weight * relu(q . k)`. It keeps the `topk` largest.
 
-    How it rotates has no default: models differ, and the wrong style gives plausible wrong answers.
+    RoPE's style has no default: models differ, and the wrong style gives plausible wrong answers.
     """
 
-    num_heads: Annotated[int, Field(ge=1, le=128, description="heads of its query (index_n_heads)")]
+    num_heads: Annotated[int, Field(ge=1, le=128, description="heads of the indexer's query (index_n_heads)")]
     head_dim: Annotated[int, Field(ge=1, le=512, description="columns of a key (index_head_dim)")]
-    topk: Annotated[int, Field(ge=1, le=4096, description="keys that it picks for a query token (index_topk)")]
+    topk: Annotated[int, Field(ge=1, le=4096, description="keys picked per query token (index_topk)")]
     rope_head_dim: Annotated[
-        int, Field(ge=0, le=256, multiple_of=2, description="columns of q and k that RoPE rotates; 0: none")
+        int, Field(ge=0, le=256, multiple_of=2, description="columns of q and k that RoPE rotates; 0 for none")
     ]
     rope: Annotated[
         Rope | None,
-        Field(description="which columns RoPE rotates together; neox: i and i + half; gptj: 2i and 2i + 1"),
+        Field(description="pairs of columns that RoPE rotates; neox: i and i + half; gptj: 2i and 2i + 1"),
     ] = None
-    rope_at: Annotated[RopeAt | None, Field(description="where the rotated columns stand in a head")] = None
-    compress_ratio: Annotated[
-        int, Field(ge=1, le=128, description="tokens a key stands for; 1: each token has a key")
-    ] = 1
+    rope_at: Annotated[RopeAt | None, Field(description="position of the rotated columns in a head")] = None
+    compress_ratio: Annotated[int, Field(ge=1, le=128, description="tokens per key; 1: each token has a key")] = 1
     q_scale_rule: Annotated[
-        ScaleRuleChanges | None, Field(description="what of the keys' scale rule the query's scales do otherwise")
+        ScaleRuleChanges | None, Field(description="changes to the keys' scale rule, for the query")
     ] = None
 
     @model_validator(mode="after")
@@ -52,7 +50,7 @@ class Indexer(Model):
             said = getattr(self, name)
             if self.rope_head_dim and said is None:
                 takes = "neox or gptj" if name == "rope" else "first or last"
-                raise refused(f"is missing; takes {takes} with rope_head_dim {self.rope_head_dim}", name)
+                raise refused(f"missing; takes {takes} with rope_head_dim {self.rope_head_dim}", name)
             if not self.rope_head_dim and said is not None:
                 raise refused(f"got {said}; takes none with rope_head_dim 0", name)
         if self.rope_head_dim > self.head_dim:
@@ -61,18 +59,18 @@ class Indexer(Model):
 
 
 class IndexerCache(Cache):
-    """The cache of the indexer's keys: one row of `indexer.head_dim` columns a token, which is rotated already."""
+    """The cache of the indexer's keys: one row of `indexer.head_dim` columns per token, stored after RoPE."""
 
     layout: Annotated[
         Layout,
         BeforeValidator(named_indexer_layout, json_schema_input_type=IndexerLayoutName | Layout),
         AfterValidator(under_a_name_of_its_own),
-        Field(description="how a key is stored: a name, or a mapping of fields, of which the key is the row"),
+        Field(description="layout of a key: a name, or a mapping of fields, with the key as the field of kind row"),
     ]
 
 
 def check_query(indexer: Indexer, cache: IndexerCache) -> None:
-    """Refuses keys whose scales cannot follow the rule of the query's."""
+    """Refuse a key layout that indexer.q_scale_rule does not fit."""
     changes = indexer.q_scale_rule
     if changes is None:
         return
@@ -83,5 +81,8 @@ def check_query(indexer: Indexer, cache: IndexerCache) -> None:
         message = f"got '{cache.layout.name}', which indexer.q_scale_rule does not fit: {error}"
         raise refused(message, "layout") from None
     if query is not None and changes.model_dump(exclude_none=True) and not query.planar:
-        message = f"got '{cache.layout.name}', which has no scales a tile; takes one that has, for indexer.q_scale_rule"
+        message = (
+            f"got '{cache.layout.name}', which has no tile scales; takes a layout with tile scales if "
+            f"indexer.q_scale_rule is given"
+        )
         raise refused(message, "layout")

@@ -1,4 +1,4 @@
-"""The specs of known models, which an installed package carries too: where they are, and copies to begin with."""
+"""The specs of known models, in a checkout or in an installed package, and copies of them."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 from mlagen.errors import UsageError
 from mlagen.spec.load import check, parse, read_text
 
-_SCHEMA_LINE = "# yaml-language-server: $schema=schema.json\n#\n"  # the schema stands beside the specs of a checkout
+_SCHEMA_LINE = "# yaml-language-server: $schema=schema.json\n#\n"  # in a checkout the schema is next to the specs
 
 
 def specs_dir() -> Path:
-    """Where the specs of known models are: inside an installed package, or beside it in a checkout."""
+    """Return the folder of known specs: inside an installed package, or next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     installed = package / "_specs"
     return installed if installed.is_dir() else package.parent / "specs"
 
 
 def known_names() -> list[str]:
-    """The names of all known specs, sorted."""
+    """Return the names of all known specs, sorted."""
     return sorted(path.stem for path in specs_dir().glob("*.yaml"))
 
 
 def known_text(known: str, *, name: str | None = None, targets: Sequence[str] = ()) -> str:
-    """The text of a known spec, with its comments.
+    """Return the text of a known spec, with its comments.
 
     Args:
-        known: the spec's name, such as `dsv32`.
-        name: what to name it instead.
-        targets: those of the spec's targets to keep; none given: all.
+        known: name of the spec, for example `dsv32`.
+        name: new name.
+        targets: the targets to keep; empty: all.
 
     Raises:
-        UsageError: no spec is known by that name, no spec can have the new one, or the spec lacks a target.
+        UsageError: the spec is not known, the new name is invalid, or the spec lacks a target.
     """
     names = known_names()
     if known not in names:
@@ -54,6 +54,6 @@ def known_text(known: str, *, name: str | None = None, targets: Sequence[str] = 
         if lacking:
             raise UsageError(f"--gpu: got a GPU of {lacking[0]}; {known} takes GPUs of {', '.join(spec.targets)}")
         text = re.sub(r"(?m)^targets: \[.*?\]", f"targets: [{', '.join(targets)}]", text)
-        if "sm90" not in targets:  # whose kernels alone share rows
+        if "sm90" not in targets:  # only its kernels share rows
             text = re.sub(r"(?m)^  shared_indices: .*\n", "", text)
     return text

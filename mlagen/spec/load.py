@@ -1,7 +1,7 @@
-"""Reads a spec: a YAML file to a validated `Spec`, or to every error of the file at its line and column.
+"""Reader of specs: returns a validated `Spec`, or every error of the file with line and column.
 
-In a folder named `specs` a spec is named as its file: `explain`, a check of `generated/` and a reader go from either
-name to the other there. Elsewhere any name will do, so that `mlagen init dsv32 > my.yaml` is a spec as it stands.
+In a folder named `specs`, a spec has the name of its file, so that `explain`, `build --check` and readers find one from
+the other. Elsewhere any name is allowed, so that `mlagen init dsv32 > my.yaml` gives a valid spec.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from mlagen.spec.marked import Document, Loc, Mark, read, refuse
 from mlagen.spec.models import Spec
 from mlagen.spec.prose import Finding, Guide
 
-SPECS = "specs"  # the folder whose files are named as their specs
-MAX_BYTES = 64 * 1024  # a spec has 1 or 2 KiB; a megabyte can hold PyYAML up for seconds
+SPECS = "specs"  # in this folder, files have the names of their specs
+MAX_BYTES = 64 * 1024  # a spec has 1 or 2 KiB; PyYAML can need seconds for a megabyte
 
 
-# Marks of an encoding that editors and PowerShell's > put first.
+# Byte order marks that editors and PowerShell's > write first.
 BOMS = {codecs.BOM_UTF8: "utf-8", codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
 
 
 class FileKind(NamedTuple):
-    """What a file is to be: in words, what it holds, and the most bytes of one."""
+    """The expected kind of a file: its name and its content in words, and its largest size in bytes."""
 
     takes: str
     holds: str
@@ -57,7 +57,7 @@ def parse(text: str, file: Path) -> Spec:
 
     Args:
         text: the YAML.
-        file: the path it came from: for the places of errors, and in a folder `specs` for the spec's name.
+        file: the file's path, for error messages and, in a folder `specs`, for the spec's name.
 
     Raises:
         SpecErrors: every error of the text, sorted by place.
@@ -76,48 +76,48 @@ def parse(text: str, file: Path) -> Spec:
 
 
 def json_schema() -> dict[str, Any]:
-    """Give the JSON Schema (draft 2020-12) of a spec."""
+    """Return the JSON Schema (draft 2020-12) of a spec."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Spec.model_json_schema()}
 
 
 def schema_text() -> str:
-    """Give the text of `specs/schema.json`."""
+    """Return the text of `specs/schema.json`."""
     return json.dumps(json_schema(), indent=2) + "\n"
 
 
 def spec_digest(spec: Spec) -> str:
-    """Give the SHA-256, in hex, of a validated spec: the same for all YAML that says the same."""
+    """Return the SHA-256, in hex, of a validated spec. Comments, order and style of the YAML do not change it."""
     text = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_text(path: Path, kind: FileKind = SPEC_FILE) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Raises:
-        SpecErrors: it is no regular file, too large or not text.
+        SpecErrors: it is not a regular file, too large or not text.
     """
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise _whole(path, f"is a folder; takes {kind.takes}")
         if not stat.S_ISREG(mode):  # reading a pipe or a device may never end
-            raise _whole(path, f"is no regular file; takes {kind.takes}")
+            raise _whole(path, f"is not a regular file; takes {kind.takes}")
         with path.open("rb") as file:
             data = file.read(kind.max_bytes + 1)
     except FileNotFoundError:
         raise _whole(path, "no such file") from None
     except OSError as error:
         raise _whole(path, f"cannot be read: {(error.strerror or type(error).__name__).lower()}") from None
-    except ValueError as error:  # a path that no file can have
+    except ValueError as error:  # an impossible path
         raise _whole(path, f"cannot be read: {error}") from None
     return decode(data, path, kind)
 
 
 def decode(data: bytes, path: Path, kind: FileKind) -> str:
-    """The text of a file's bytes; SpecErrors if they are too many, or no UTF-8 and without a mark of UTF-16."""
+    """Decode a file's bytes. Raise SpecErrors if they are too many, or neither UTF-8 nor marked UTF-16."""
     if len(data) > kind.max_bytes:
-        raise _whole(path, f"is larger than {kind.max_bytes // 1024} KiB; no {kind.holds} is")
+        raise _whole(path, f"is larger than {kind.max_bytes // 1024} KiB; takes a {kind.holds} of at most that size")
     try:
         for bom, encoding in BOMS.items():
             if data.startswith(bom):
@@ -125,7 +125,7 @@ def decode(data: bytes, path: Path, kind: FileKind) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         if error.encoding != "utf-8":
-            raise _whole(path, "begins as UTF-16, but is not; save the file as UTF-8") from None
+            raise _whole(path, "begins like UTF-16 but is not valid UTF-16; save the file as UTF-8") from None
         before = error.object[: error.start].decode("utf-8")
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         message = f"byte 0x{error.object[error.start]:02x} is not UTF-8; save the file as UTF-8"
@@ -141,7 +141,7 @@ def check(data: Any, plain: Mapping[Loc, str] | None = None) -> tuple[Spec | Non
 
     Args:
         data: the spec as plain values: mappings as dict, lists as tuple.
-        plain: the spelling of each scalar that stands without quotes in a file.
+        plain: the spelling of each scalar without quotes in the file.
 
     Returns:
         The spec and no findings, or None and every finding.
@@ -163,13 +163,13 @@ def _misnamed(document: Document, file: Path, findings: list[Finding]) -> list[F
         Finding(
             ("name",),
             "value",
-            f"got '{name}', but the file is {file.name}; in a folder {SPECS}, takes the file's name without its suffix",
+            f"got '{name}', but the file is {file.name}; in a folder named {SPECS}, takes '{file.stem}'",
         )
     ]
 
 
 def place_of(finding: Finding, document: Document) -> Mark:
-    """Where to look for a finding; a container stands for what it lacks."""
+    """Return the position of a finding. A missing field has the position of its container."""
     if finding.at == "value" and finding.loc in document.values:
         return document.values[finding.loc]
     loc: Loc = finding.loc

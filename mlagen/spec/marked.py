@@ -1,8 +1,8 @@
-"""YAML text to plain data that remembers where each value stands.
+"""Reader of YAML that keeps the position of each value.
 
 Scalars follow YAML 1.2, not PyYAML's 1.1: `no` and `1:30` are text, `1e-5` is a number. A number that YAML versions
-read differently (017, 0o17, 0x1f, 1_000) stays text, so that a field for numbers refuses it. What hides or repeats
-content (anchors, tags, merge keys, directives, duplicate keys) is an error.
+read differently (017, 0o17, 0x1f, 1_000) stays text, so that a field for numbers refuses it. Syntax that hides or
+repeats content (anchors, tags, merge keys, directives, duplicate keys) is an error.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _FLOAT = re.compile(
     r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*([eE][-+]?[0-9]+)?|[eE][-+]?[0-9]+))|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
 )
 
-# PyYAML's commonest complaints, in the words of someone who writes a spec.
+# PyYAML's most common errors, in plain words.
 _SYNTAX = (
     ("mapping values are not allowed here", "a second ': ' in one line, or a line indented too far"),
     ("could not find expected ':'", "a line without ': ' where a field is expected"),
     ("found unexpected end of stream", "a quote that is never closed"),
-    ("expected <block end>", "a line whose indentation fits none of the lines above"),
-    ("expected ',' or ']'", "a list [...] that lacks a comma or its closing bracket"),
-    ("expected ',' or '}'", "a mapping {...} that lacks a comma or its closing brace"),
-    ("sequence entries are not allowed here", "a '-' where no list entry can begin"),
+    ("expected <block end>", "a line with an indentation that no line above has"),
+    ("expected ',' or ']'", "a list [...] without a comma or its closing bracket"),
+    ("expected ',' or '}'", "a mapping {...} without a comma or its closing brace"),
+    ("sequence entries are not allowed here", "a '-' where no list entry is allowed"),
     ("found character '@'", "text that begins with '@' needs quotes"),
     ("found character '`'", "text that begins with '`' needs quotes"),
     ("found character '%'", "text that begins with '%' needs quotes"),
     ("expected '<document start>'", "text after the end of the spec"),
-    ("expected the node content", "a value that begins with a sign of YAML's own; text like that needs quotes"),
-    ("found undefined tag handle", "a tag ('!...'); a spec has none"),
+    ("expected the node content", "a value that begins with a YAML symbol; such text needs quotes"),
+    ("found undefined tag handle", "a tag ('!...'); takes none"),
 )
 
-# What a field's name can be besides text.
+# Names of fields that are not text.
 _KEYS = {yaml.AliasEvent: "an alias", yaml.SequenceStartEvent: "a list", yaml.MappingStartEvent: "a mapping"}
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,62}")
 
@@ -61,15 +61,15 @@ class Mark:
 
 @dataclass
 class Document:
-    """The data of one YAML file, and what its places are.
+    """The data of one YAML file, and the positions in it.
 
     Attributes:
         data: mappings as dict, sequences as tuple, scalars as str, int, float, bool or None.
-        values: where each value begins.
-        keys: where the key of each mapping entry begins.
-        plain: the spelling of each scalar without quotes.
-        unread: values that stand in `errors` already and in `data` as None.
-        errors: what is wrong with the YAML itself, in the order of the text.
+        values: position of each value.
+        keys: position of each key of a mapping.
+        plain: spelling of each scalar without quotes.
+        unread: values with an entry in `errors`, which are None in `data`.
+        errors: errors of the YAML itself, in the order of the text.
     """
 
     data: Any = None
@@ -85,16 +85,16 @@ def read(text: str, file: Path) -> Document:
 
     Args:
         text: the file's text.
-        file: its path, for the places of errors.
+        file: the file's path, for error messages.
 
     Raises:
-        SpecErrors: the text is not YAML, so that no data can be had from it. Lesser errors stand in `Document.errors`.
+        SpecErrors: the text is not YAML. Smaller errors are in `Document.errors`.
     """
     return _Reader(text, file).read()
 
 
 def dotted(loc: Loc) -> str:
-    """Give a field's path as prose: `cache.block_size`, `targets[3]`."""
+    """Return a field's path as text: `cache.block_size`, `targets[3]`."""
     text = ""
     for part in loc:
         if isinstance(part, int):
@@ -110,12 +110,12 @@ def clip(text: str, limit: int = 60) -> str:
 
 
 def refuse(errors: list[SpecError]) -> SpecErrors:
-    """Put all errors of a file into one, sorted by place."""
+    """Return all errors of a file as one, sorted by place."""
     return SpecErrors(sorted(errors, key=_order))
 
 
 def resolve(text: str) -> str | int | float | bool | None:
-    """Give the value of a scalar without quotes; of none at all, empty text, which no field takes."""
+    """Return the value of a scalar without quotes. A missing value is empty text, which no field takes."""
     if text in _NULL:
         return None
     if text in _BOOL:
@@ -128,7 +128,7 @@ def resolve(text: str) -> str | int | float | bool | None:
 
 
 class _Reader:
-    """Builds the data from PyYAML's events, which, unlike its constructor, know no types and copy no anchors."""
+    """Builds the data from PyYAML's events. Unlike its constructor, they resolve no types and no anchors."""
 
     def __init__(self, text: str, file: Path) -> None:
         self.text = text
@@ -141,14 +141,14 @@ class _Reader:
         next(events)  # the stream's start
         event = next(events)
         if isinstance(event, yaml.StreamEndEvent):
-            self._stop("the file holds no spec, only blanks or comments", Mark(1, 1))
+            self._stop("the file is empty or has only comments; takes a spec", Mark(1, 1))
         if event.version or event.tags:
             self._error((), "got a YAML directive ('%'); takes none", _mark(event))
         self.document.data = self._value(next(events), events, ())
         next(events)  # the document's end
         event = next(events)
         if isinstance(event, yaml.DocumentStartEvent):
-            self._error((), "a second YAML document begins; a file holds one spec", _mark(event))
+            self._error((), "got a second YAML document; takes one spec per file", _mark(event))
         return self.document
 
     def _events(self) -> Iterator[Any]:
@@ -158,11 +158,11 @@ class _Reader:
                 yield loader.get_event()  # type: ignore[no-untyped-call]
         except yaml.MarkedYAMLError as error:
             problem = error.problem or error.context or "cannot be read"
-            # a quote or bracket left open shows at the file's end, but is reported where it begins
+            # PyYAML finds an open quote or bracket at the file's end; report where it begins
             opened = problem.startswith(("found unexpected end of stream", "expected ',' or")) and error.context_mark
             mark = opened or error.problem_mark or error.context_mark or loader.get_mark()
             self._stop(f"not YAML: {_plainly(problem)}", Mark(mark.line + 1, mark.column + 1))
-        except (ValueError, OverflowError):  # PyYAML's own slips, such as "\\UFFFFFFFF", which is beyond Unicode
+        except (ValueError, OverflowError):  # bugs of PyYAML, for example with "\\UFFFFFFFF", which is beyond Unicode
             mark = loader.get_mark()
             self._stop("not YAML: an escape or a number out of range", Mark(mark.line + 1, mark.column + 1))
         finally:
@@ -171,14 +171,14 @@ class _Reader:
     def _value(self, event: Any, events: Iterator[Any], loc: Loc) -> Any:
         mark = self.document.values.setdefault(loc, _mark(event))
         if len(loc) > MAX_DEPTH:
-            self._stop(f"nested more than {MAX_DEPTH} levels deep; no spec is", mark)
+            self._stop(f"nested more than {MAX_DEPTH} levels deep; takes at most {MAX_DEPTH} levels", mark)
         if isinstance(event, yaml.AliasEvent):
             return self._unread(loc, f"got an alias ('*{clip(str(event.anchor))}'); takes the value itself")
         if event.anchor is not None:
-            self._error(loc, f"got an anchor ('&{clip(event.anchor)}'); takes the value alone", mark)
+            self._error(loc, f"got an anchor ('&{clip(event.anchor)}'); takes the value without it", mark)
         if event.tag is not None:
             tag = event.tag.replace("tag:yaml.org,2002:", "!!")
-            self._unread(loc, f"got a tag ({clip(tag)!r}); takes the value alone")
+            self._unread(loc, f"got a tag ({clip(tag)!r}); takes the value without it")
         if isinstance(event, yaml.SequenceStartEvent):
             value: Any = self._sequence(events, loc)
         elif isinstance(event, yaml.MappingStartEvent):
@@ -199,7 +199,7 @@ class _Reader:
             key = self._key(event, events, loc)
             first = self.document.keys.get((*loc, key)) if key is not None else None
             if first:
-                self._error((*loc, str(key)), f"stands twice; line {first.line} has it already", _mark(event))
+                self._error((*loc, str(key)), f"appears twice; remove it here or in line {first.line}", _mark(event))
             if key is None or first:
                 self._skip(next(events), events)
             else:
@@ -208,7 +208,7 @@ class _Reader:
         return values
 
     def _key(self, event: Any, events: Iterator[Any], loc: Loc) -> str | None:
-        """Give the name of a field, or None where an error says why there is none."""
+        """Return the name of a field. After an error, return None."""
         found = None
         if not isinstance(event, yaml.ScalarEvent):
             found = _KEYS[type(event)]
@@ -225,27 +225,27 @@ class _Reader:
             return None
         if event.anchor is not None or event.tag is not None:
             self._error(
-                (*loc, event.value), "got an anchor or a tag at a field's name; takes the name alone", _mark(event)
+                (*loc, event.value), "got an anchor or a tag at a field's name; takes the name without it", _mark(event)
             )
         return str(event.value)
 
     def _scalar(self, event: Any, loc: Loc) -> Any:
         if _hidden(event.value) is not None:
-            return self._unread(loc, f"got {clip(event.value)!r}, which holds a hidden character; takes plain text")
+            return self._unread(loc, f"got {clip(event.value)!r}, with a hidden character; takes plain text")
         if not event.implicit[0]:
             return event.value
         self.document.plain[loc] = event.value
         return resolve(event.value)
 
     def _skip(self, event: Any, events: Iterator[Any]) -> None:
-        """Pass over a value whose place in the data is not known."""
+        """Skip a value with an invalid key."""
         depth = 0
         while True:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth == 0:
                 return
             if depth > MAX_DEPTH:
-                self._stop(f"nested more than {MAX_DEPTH} levels deep; no spec is", _mark(event))
+                self._stop(f"nested more than {MAX_DEPTH} levels deep; takes at most {MAX_DEPTH} levels", _mark(event))
             event = next(events)
 
     def _refuse_hidden_characters(self) -> None:
@@ -256,7 +256,7 @@ class _Reader:
         mark = Mark(before.count("\n") + 1, len(before) - before.rfind("\n"))
         character = self.text[index]
         name = unicodedata.name(character, "control character").lower()
-        self._stop(f"holds U+{ord(character):04X} ({name}), which editors do not show; remove it", mark)
+        self._stop(f"contains U+{ord(character):04X} ({name}), which editors do not show; remove it", mark)
 
     def _error(self, loc: Loc, message: str, mark: Mark) -> None:
         text = f"{dotted(loc)}: {message}" if loc else message
@@ -281,7 +281,7 @@ def _mark(event: Any) -> Mark:
 
 
 def _hidden(text: str) -> int | None:
-    """Index of the first character that an editor does not show, or that PyYAML does not take."""
+    """Return the index of the first character that editors do not show or PyYAML refuses, or None."""
     for index, character in enumerate(text):
         if not character.isprintable() and character not in " \t\n\r" and unicodedata.category(character) != "Zs":
             return index

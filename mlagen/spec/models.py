@@ -61,32 +61,34 @@ WrapperName = Literal[
 ]
 
 
-_SCALE = "softmax scale: factor of the logits where a caller of a wrapper passes None; absent: {} ** -0.5"
+_SCALE = "softmax scale for callers that pass None; default: {} ** -0.5"
 
 
 def _without(said: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """A part's values without later fields that are at their defaults, so that hashes of older specs stay."""
+    """Drop fields that came later and have their defaults, so that hashes of older specs do not change."""
     return {name: value for name, value in said.items() if name not in later or value != later[name]}
 
 
 class Dims(Model):
-    """Head dims after absorption: one row of K is `[latent | rope]`, V is its latent, or the whole row (DeepSeek V4).
+    """Head dims after absorption. A row of K is `[latent | rope]`; V is its latent, or the whole row (DeepSeek V4).
 
-    `v_head_dim` of a model's config.json is that of a head before absorption, which `multi_head` takes.
+    `v_head_dim` in a model's config.json is the one before absorption; it belongs in `multi_head`.
 
-    Without `kv_lora_rank` a model has no latent rows, and its packages no wrapper that reads or writes them.
+    A model without `kv_lora_rank` has no latent rows, and its package no wrapper that reads or writes them.
     """
 
     num_heads: Annotated[
-        int, Field(ge=1, le=128, description="query heads before tensor parallelism; a rank may have fewer")
+        int, Field(ge=1, le=128, description="number of query heads before tensor parallelism; a rank may have fewer")
     ]
     kv_lora_rank: Annotated[
-        int, Field(ge=0, le=1024, description="latent columns of a KV row (D_NOPE); 0: the model has no latent rows")
+        int, Field(ge=0, le=1024, description="latent columns of a KV row (D_NOPE); 0 for a model without latent rows")
     ] = 0
-    qk_rope_head_dim: Annotated[int, Field(ge=0, le=256, description="RoPE columns of a KV row (D_ROPE); 0: none")] = 0
+    qk_rope_head_dim: Annotated[
+        int, Field(ge=0, le=256, description="RoPE columns of a KV row (D_ROPE); 0 for none")
+    ] = 0
     v_head_dim: Annotated[
         int,
-        Field(ge=0, le=1280, description="columns of V (D_V): kv_lora_rank, or plus qk_rope_head_dim the whole row"),
+        Field(ge=0, le=1280, description="columns of V (D_V): kv_lora_rank, or kv_lora_rank + qk_rope_head_dim"),
     ] = 0
     dtype: Annotated[Dtype, Field(description="dtype of q, of an unquantised cache and of the output")]
 
@@ -95,58 +97,65 @@ class Dims(Model):
         if not self.kv_lora_rank:
             for name in ("qk_rope_head_dim", "v_head_dim"):
                 if getattr(self, name):
-                    raise refused(f"got {getattr(self, name)}; takes 0 or nothing without kv_lora_rank", name)
+                    raise refused(f"got {getattr(self, name)}; takes 0 or no value without kv_lora_rank", name)
             return self
         latent, row = self.kv_lora_rank, self.kv_lora_rank + self.qk_rope_head_dim
         if self.v_head_dim not in (latent, row):
-            whole = f", or {row} where V holds the RoPE columns too" if row > latent else ""
+            whole = f", or {row} if V includes the RoPE columns" if row > latent else ""
             raise refused(
-                f"got {self.v_head_dim or '0 or nothing'}; takes {latent}{whole}: after absorption V is the latent of "
-                "kv_lora_rank columns, and a head's own v_head_dim stands in multi_head alone",
+                f"got {self.v_head_dim or '0 or no value'}; takes {latent}{whole}: after absorption V is the latent "
+                f"row of "
+                "kv_lora_rank columns. A head's own v_head_dim belongs in multi_head",
                 "v_head_dim",
             )
         return self
 
 
 class SparseAttention(Model):
-    """Attention of each query token over the `topk` KV rows that its indices name."""
+    """Sparse attention: each query token attends to the `topk` KV rows that its indices name."""
 
     kind: Annotated[Literal["sparse"], Field(description="which KV rows a query token attends to")]
-    topk: Annotated[int, Field(ge=1, le=65536, description="indices a query token (index_topk)")]
+    topk: Annotated[int, Field(ge=1, le=65536, description="indices per query token (index_topk)")]
     window: Annotated[
         int | None,
         Field(
             ge=1,
             le=65536,
-            description="further indices a query token, of a sliding window; with a second cache, those of the first",
+            description="additional indices per query token, for a sliding window; with a second cache, indices of "
+            "the first",
         ),
     ] = None
-    attn_sink: Annotated[Presence, Field(description="per-head sink logit in the softmax's denominator")] = "optional"
-    topk_length: Annotated[Presence, Field(description="per-token count of leading indices that are valid")] = (
-        "optional"
-    )
+    attn_sink: Annotated[
+        Presence, Field(description="whether callers pass a sink logit per head, added to the softmax's denominator")
+    ] = "optional"
+    topk_length: Annotated[
+        Presence, Field(description="whether callers pass the number of valid leading indices per token")
+    ] = "optional"
     lse_base: Annotated[Literal["e", "2"], Field(description="base of the returned log-sum-exp and of max_logits")] = (
         "e"
     )
     empty_row_lse: Annotated[
-        Literal["+inf", "-inf"], Field(description="LSE of a row without a valid index; its output is 0")
+        Literal["+inf", "-inf"], Field(description="LSE of a token without a valid index; its output is 0")
     ] = "+inf"
     shared_indices: Annotated[
         Literal[2, 4] | None,
-        Field(description="neighbouring tokens of a prefill that load each KV row once, on sm90; absent: each its own"),
+        Field(description="prefill on sm90: number of neighbouring tokens that share loads of KV rows; default: none"),
     ] = None
     rescaling: Annotated[
         Literal["lagged", "exact"],
         Field(
-            description="row maxima that weights refer to on sm90: lagging behind the true ones, by up to 2^7, or the "
-            "true ones, which errs less and takes longer; portable kernels take those always"
+            description="conditional rescaling of O on sm90. lagged: P refers to a row maximum that may lag the true "
+            "one "
+            "by a factor of up to 2^7; exact: to the true maximum, with smaller errors and more time. Portable kernels "
+            "are always exact"
         ),
     ] = "lagged"
     products: Annotated[
         Literal["model", "mixed"],
         Field(
-            description="what attention over a cache multiplies; mixed: on sm90 scores in e4m3 where q is e4m3, with a "
-            "q_scale, and so is the cache, with one scale a tensor; V in fp16"
+            description="dtypes of the matrix products over a cache. model: the model's dtype; mixed: on sm90, QK in "
+            "e4m3 "
+            "and PV in fp16, if q is e4m3 with a q_scale and the cache is e4m3 with one scale per tensor"
         ),
     ] = "model"
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
@@ -158,7 +167,7 @@ class SparseAttention(Model):
 
 
 class DenseAttention(Model):
-    """Attention of each query token over all keys of its request, which a block table finds."""
+    """Dense attention: each query token attends to all keys of its request, found by a block table."""
 
     kind: Annotated[Literal["dense"], Field(description="which KV rows a query token attends to")]
     window: Annotated[
@@ -166,13 +175,14 @@ class DenseAttention(Model):
         Field(
             ge=1,
             le=1 << 20,
-            description="most keys that a query token sees, its own with them; absent: all up to its own",
+            description="sliding window: most keys that a query token sees, including its own; default: all up to its "
+            "own",
         ),
     ] = None
     lse_base: Annotated[Literal["e", "2"], Field(description="base of the returned log-sum-exp")] = "e"
     empty_row_lse: Annotated[
         Literal["+inf", "-inf"],
-        Field(description="LSE of a row without a key, of flash_mla_with_kvcache; its output is 0"),
+        Field(description="LSE of a token without keys, in flash_mla_with_kvcache; its output is 0"),
     ] = "+inf"
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
 
@@ -185,20 +195,23 @@ Attention: TypeAlias = Annotated[SparseAttention | DenseAttention, Field(discrim
 
 
 class MultiHead(Model):
-    """Multi-head attention before absorption, as prefill runs it: query heads have K and V of their own, or in groups.
+    """Multi-head attention before absorption, for prefill. Each query head, or group of them, has its own K and V.
 
-    `model.num_heads` and `model.dtype` are its too.
+    Number of query heads and dtype are those of `model`.
     """
 
-    qk_head_dim: Annotated[int, Field(ge=1, le=512, description="columns of a row of q and k, RoPE's among them")]
-    v_head_dim: Annotated[int, Field(ge=1, le=512, description="columns of a row of v")]
+    qk_head_dim: Annotated[int, Field(ge=1, le=512, description="columns of q and k per head, including RoPE columns")]
+    v_head_dim: Annotated[int, Field(ge=1, le=512, description="columns of v per head")]
     num_kv_heads: Annotated[
         int | None,
-        Field(ge=1, le=128, description="heads of k and v, a divisor of model.num_heads; absent: as many"),
+        Field(ge=1, le=128, description="heads of k and v, a divisor of model.num_heads; default: model.num_heads"),
     ] = None
     addressing: Annotated[
         Literal["pointers", "descriptors"],
-        Field(description="how blocks of k and v are loaded; descriptors: copied by them where the target can (TMA)"),
+        Field(
+            description="loads of k and v. pointers: by addresses; descriptors: by tensor descriptors (TMA) on "
+            "targets that have them"
+        ),
     ] = "pointers"
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("qk_head_dim"))] = None
 
@@ -208,15 +221,15 @@ class MultiHead(Model):
 
 
 class Spec(Model):
-    """One model's attention: what `mlagen build` reads."""
+    """The spec of one model's attention, read by `mlagen build`."""
 
     name: Annotated[
         str,
         Field(
             pattern=r"^[a-z][a-z0-9_]{0,62}$",
-            description="name of the generated package; in a folder specs/, the file's name without .yaml",
+            description="name of the generated package; in a folder named specs, the file's name without .yaml",
             json_schema_extra={
-                # editors show it where the pattern fails, and so does `load`
+                # editors and `load` show it if the pattern does not match
                 "patternErrorMessage": "a lower-case letter, then up to 62 lower-case letters, digits or underscores"
             },
         ),
@@ -226,32 +239,37 @@ class Spec(Model):
         str,
         Field(
             pattern=r"^[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}$",
-            description="one line for docstrings, plain ASCII",
+            description="one line of plain ASCII for docstrings",
             json_schema_extra={
                 "patternErrorMessage": "a letter or digit, then up to 78 letters, digits, spaces or any of ()+,./:;_-"
             },
         ),
     ]
-    model: Annotated[Dims, Field(description="head counts and dims of the model")]
+    model: Annotated[Dims, Field(description="number of heads and head dims of the model")]
     attention: Annotated[
-        Attention | None, Field(description="which attention the kernels compute; absent: none that needs to be told")
+        Attention | None,
+        Field(description="attention over latent rows, sparse or dense; leave it out if no wrapper computes it"),
     ] = None
     cache: Annotated[
-        Cache | None, Field(description="how the KV cache is stored; absent: no wrapper reads or writes one")
+        Cache | None, Field(description="layout of the KV cache; leave it out if no wrapper reads or writes one")
     ] = None
-    extra_cache: Annotated[
-        Cache | None, Field(description="a second cache that attention over the cache reads in the same softmax")
-    ] = None
+    extra_cache: Annotated[Cache | None, Field(description="second cache, read by attention in the same softmax")] = (
+        None
+    )
     multi_head: Annotated[
         MultiHead | None,
-        Field(description="dims of multi-head attention; absent: no wrapper computes it"),
+        Field(description="head dims of attention before absorption; leave it out if no wrapper computes it"),
     ] = None
     indexer: Annotated[
         Indexer | None,
-        Field(description="the indexer that picks sparse attention's keys; absent: no wrapper computes what it does"),
+        Field(
+            description="lightning indexer, which picks the keys of sparse attention; leave it out if no wrapper "
+            "computes it"
+        ),
     ] = None
     indexer_cache: Annotated[
-        IndexerCache | None, Field(description="how the indexer's keys are stored; absent: no wrapper needs to know")
+        IndexerCache | None,
+        Field(description="layout of the cache of the indexer's keys; leave it out if no wrapper reads or writes it"),
     ] = None
     wrappers: Annotated[
         tuple[WrapperName, ...],
@@ -265,37 +283,38 @@ class Spec(Model):
     ]
     backend: Annotated[
         Literal["auto", "triton", "gluon"],
-        Field(description="which back end emits the kernels; auto: the portable one, with Gluon's beside it on sm90"),
+        Field(
+            description="kernels to emit. auto: portable Triton kernels, and Gluon kernels on sm90; triton: only "
+            "portable ones; gluon: fail if a spec has no Gluon kernel"
+        ),
     ] = "auto"
     partials: Annotated[
         Literal["fp32", "bf16", "fp16"],
         Field(
-            description="how splits of attention store their accumulators for the merge, which adds them in fp32; "
-            "fp16: with a power of two a row"
+            description="dtype in which split-KV stores partial outputs; the combine kernel adds them in fp32. fp16 is "
+            "stored with a power-of-two scale per row"
         ),
     ] = "fp32"
-    ops: Annotated[
-        bool, Field(description="whether the package registers its wrappers as operators of torch, torch.ops.<name>.*")
-    ] = False
+    ops: Annotated[bool, Field(description="register the wrappers as torch operators, torch.ops.<name>.*")] = False
 
     @model_serializer(mode="wrap")
     def _without_what_is_new(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A part that came later is left out where it is not asked for, so that it changes no other spec's digest."""
+        """Leave out later parts with default values, so that digests of older specs do not change."""
         later = {"multi_head": None, "indexer": None, "indexer_cache": None, "partials": "fp32", "ops": False}
         return _without(serialize(self), later)
 
     @property
     def attention_kind(self) -> str | None:
-        """Which attention the kernels compute; None without."""
+        """The kind of attention: sparse, dense, or None."""
         return None if self.attention is None else self.attention.kind
 
-    @field_validator("cache", "extra_cache")  # not a model validator: it speaks up even while other fields are off
+    @field_validator("cache", "extra_cache")  # a field validator also runs if other fields are invalid
     @classmethod
     def _cache_holds_the_models_columns(cls, cache: Cache | None, info: ValidationInfo) -> Cache | None:
-        model = info.data.get("model")  # absent while `model` itself is off
+        model = info.data.get("model")  # absent if `model` itself is invalid
         if model is not None and cache is not None:
             if not model.kv_lora_rank:
-                raise refused("got a cache; takes none without model.kv_lora_rank, the latent columns of its rows")
+                raise refused("got a cache; takes none without model.kv_lora_rank, the latent columns of a row")
             check_layout(cache, (model.kv_lora_rank, model.qk_rope_head_dim), model.dtype)
         return cache
 
@@ -306,11 +325,9 @@ class Spec(Model):
         if cache is None or attention is None:
             return cache
         if attention.kind != "sparse":
-            raise refused("got a second cache; takes one with attention of kind sparse, whose topk it belongs to")
+            raise refused("got a second cache; takes one only with attention of kind sparse")
         if attention.window is None:
-            raise refused(
-                "got a second cache, to which topk belongs; takes one with attention.window, the first's indices"
-            )
+            raise refused("got a second cache; takes one only with attention.window, the indices of the first cache")
         return cache
 
     @field_validator("multi_head")
@@ -330,7 +347,7 @@ class Spec(Model):
         if multi_head is not None and attention is not None and multi_head.softmax_scale != scale:
             takes = "none" if scale is None else scale
             raise refused(
-                f"got {multi_head.softmax_scale or 'none'}; takes {takes}, that of attention.softmax_scale",
+                f"got {multi_head.softmax_scale or 'none'}; takes {takes}, the value of attention.softmax_scale",
                 "softmax_scale",
             )
         return multi_head
@@ -338,13 +355,13 @@ class Spec(Model):
     @field_validator("indexer")
     @classmethod
     def _picks_what_attention_takes(cls, indexer: Indexer | None, info: ValidationInfo) -> Indexer | None:
-        attention = info.data.get("attention")  # absent while it is off itself
+        attention = info.data.get("attention")  # absent if it is invalid itself
         if indexer is None or attention is None:
             return indexer
         if attention.kind != "sparse":
-            raise refused("got an indexer; takes one with attention of kind sparse, whose keys it picks")
+            raise refused("got an indexer; takes one only with attention of kind sparse")
         if attention.topk != indexer.topk:
-            raise refused(f"got {indexer.topk}; takes attention.topk, {attention.topk}", "topk")
+            raise refused(f"got {indexer.topk}; takes {attention.topk}, the value of attention.topk", "topk")
         return indexer
 
     @field_validator("indexer_cache")
@@ -354,7 +371,7 @@ class Spec(Model):
         if cache is None or model is None or "indexer" not in info.data:
             return cache
         if indexer is None:
-            raise refused("got a cache; takes none without indexer, whose keys it holds")
+            raise refused("got a cache; takes none without indexer")
         check_layout(cache, (indexer.head_dim, 0), model.dtype)
         check_query(indexer, cache)
         return cache
@@ -371,9 +388,9 @@ class Spec(Model):
     @field_validator("partials")
     @classmethod
     def _partials_are_those_of_splits(cls, partials: str, info: ValidationInfo) -> str:
-        wrappers = info.data.get("wrappers")  # absent while they are off themselves
+        wrappers = info.data.get("wrappers")  # absent if they are invalid themselves
         if wrappers is not None and not any(NEEDS[name].attention for name in wrappers):
-            raise refused(f"got {partials}; takes none: no wrapper computes attention in splits")
+            raise refused(f"got {partials}; takes no value, since no wrapper computes attention in splits")
         return partials
 
     @field_validator("ops")

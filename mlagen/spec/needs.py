@@ -1,4 +1,4 @@
-"""What a wrapper needs of its spec, and conventions of attention that it could not keep."""
+"""Requirements of each wrapper on its spec, and conventions of attention that it cannot keep."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any, NamedTuple
 
 
 class Needs(NamedTuple):
-    """What a wrapper needs of its spec.
+    """Requirements of a wrapper on its spec.
 
     Attributes:
-        attention: kinds of attention that it computes; empty: it computes none.
-        rows: it reads or writes latent rows, model.kv_lora_rank and model.v_head_dim.
-        cache: it needs to know how rows are stored.
-        multi_head: it needs the dims of multi-head attention.
-        values: it needs columns of V: of multi-head attention, or of latent rows.
-        indexer: it needs the indexer's dims.
-        indexer_cache: dtypes of the indexer's keys that it takes, one of which the cache stores; empty: it knows none.
-        beside: wrappers whose kernels it launches: of each group the spec names one.
+        attention: kinds of attention that it computes; empty if it computes none.
+        rows: needs latent rows: model.kv_lora_rank and model.v_head_dim.
+        cache: needs the layout of the cache.
+        multi_head: needs the dims of multi-head attention.
+        values: needs the columns of V, of multi-head attention or of latent rows.
+        indexer: needs the indexer's dims.
+        indexer_cache: dtypes of the indexer's keys that it supports; empty if it reads no keys.
+        beside: groups of wrappers. It launches the kernels of one of each group, which the spec must name.
     """
 
     attention: tuple[str, ...] = ()
@@ -69,20 +69,20 @@ NEEDS: dict[str, Needs] = {
     "paged_indexer_topk": Needs(indexer=True, indexer_cache=QUANTISED, beside=(PAGED_LOGITS, SCHEDULE, SELECTS)),
 }
 
-# Their LSE is natural whatever the spec says, and they take no sink, as FlashAttention's function has it.
+# Like FlashAttention's function, these always return a natural LSE and take no sink.
 NATURAL = ("flash_attn_varlen_func",)
 MERGES = ("merge_attn_states", "merge_attn_parts")
 
 
 def lacks(name: str, parts: Mapping[str, Any]) -> str | None:
-    """What of a wrapper's needs a spec's parts do not have, in words; a part that is off itself lacks nothing."""
+    """Return a wrapper's missing requirement in words, or None. Invalid parts of the spec are not checked."""
     missing = _missing(NEEDS[name], parts)
     return missing and f"needs {missing}"
 
 
 def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
     if needs.rows and "model" in parts and not parts["model"].kv_lora_rank:
-        return "latent rows; the spec's model has no kv_lora_rank"
+        return "latent rows; the spec has no model.kv_lora_rank"
     if "multi_head" in parts and parts["multi_head"] is None:
         if needs.multi_head:
             return "multi_head; the spec has none"
@@ -103,7 +103,7 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
 
 
 def _missing_keys(dtypes: Sequence[str], cache: Any) -> str | None:
-    """What of a wrapper's needs the cache of the indexer's keys does not have, in words."""
+    """Return a wrapper's missing requirement on the cache of the indexer's keys, or None."""
     if cache is None:
         return "indexer_cache; the spec has none"
     fields = (*cache.layout.fields, *cache.layout.planar_fields)
@@ -114,23 +114,23 @@ def _missing_keys(dtypes: Sequence[str], cache: Any) -> str | None:
 
 
 def runs_alone(name: str, wrappers: Sequence[str]) -> str | None:
-    """Which wrappers' kernels a wrapper launches though the spec does not name them, in words."""
+    """Return the wrappers that a wrapper launches and the spec does not name, in words, or None."""
     for group in NEEDS[name].beside:
         if not set(group) & set(wrappers):
-            return f"runs the kernels of {' or '.join(group)}; wrappers has none of them"
+            return f"needs one of {' or '.join(group)} in wrappers; the spec has none"
     return None
 
 
 def at_odds(name: str, wrappers: Sequence[str], parts: Mapping[str, Any]) -> str | None:
-    """Which convention of the spec's attention a wrapper cannot keep, in words; attention that is off itself has none.
+    """Return the convention of the spec's attention that a wrapper cannot keep, in words, or None.
 
-    An empty row's LSE is no such convention: merges take either infinity.
+    The LSE of an empty row is not checked: merges take either infinity.
     """
     attention = parts.get("attention")
     if attention is None or name not in NATURAL:
         return None
     if attention.lse_base != "e":
-        return f"returns a natural LSE; attention.lse_base is '{attention.lse_base}'"
+        return f"returns a natural LSE, but attention.lse_base is '{attention.lse_base}'; takes 'e'"
     if getattr(attention, "attn_sink", None) == "required" and not set(MERGES) & set(wrappers):
-        return f"takes no sink; attention.attn_sink is 'required', which needs {' or '.join(MERGES)} to add it"
+        return f"takes no sink, but attention.attn_sink is 'required'; add {' or '.join(MERGES)} to wrappers"
     return None

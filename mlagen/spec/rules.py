@@ -1,4 +1,4 @@
-"""Rules between values of a spec, and of names, that its models hold to."""
+"""Rules for names, and rules between values of a spec."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from pydantic_core import PydanticCustomError
 
-# Modules that generated code, its callers or their tools import: a package of that name would hide them.
+# Modules that generated code, its callers or their tools import. A package of that name would hide them.
 TAKEN_NAMES = sys.stdlib_module_names | {
     *("mlagen", "click", "hypothesis", "jinja2", "numpy", "pip", "pydantic", "pytest", "rich", "setuptools", "yaml"),
     *("accelerate", "helion", "kernels", "pandas", "safetensors", "scipy", "tilelang", "tokenizers", "transformers"),
@@ -15,7 +15,7 @@ TAKEN_NAMES = sys.stdlib_module_names | {
     *("aiter", "deep_gemm", "flash_attn", "flash_attn_interface", "flash_mla", "flashinfer", "fla", "sgl_kernel"),
     *("flash_mla_interface", "lmdeploy", "sgl_flash_mla", "sglang", "tensorrt_llm", "tokenspeed", "vllm"),
 }
-# What torch.ops has under names that a package could have: namespaces of torch's own operators, and functions.
+# Names in torch.ops that a package could have: namespaces of torch's own operators, and functions.
 TORCH_NAMESPACES = {
     "aten",
     "c10d",
@@ -46,30 +46,34 @@ TORCH_NAMESPACES = {
 
 
 def refused(message: str, *at: str | int) -> PydanticCustomError:
-    """An error of a rule between values; `at` leads from what the validator checks to the value that is off."""
+    """Return the error of a rule between values. `at` is the path from the checked value to the wrong one."""
     return PydanticCustomError("refused", "{message}", {"message": message, "at": at})
 
 
 def free_name(name: str) -> str:
-    """A package's name, unless it cannot be imported or would hide a module."""
+    """Return a package's name. Refuse it if it cannot be imported or would hide a module."""
     if keyword.iskeyword(name):
-        raise refused(f"got '{name}', a Python keyword; takes a name that can be imported, such as '{name}_mla'")
+        raise refused(f"got '{name}', a Python keyword; takes a name that can be imported, for example '{name}_mla'")
     if name in TAKEN_NAMES:
         raise refused(
-            f"got '{name}', which would hide the Python module of that name; takes another, such as '{name}_mla'"
+            f"got '{name}', which would hide the Python module of that name; takes another name, for example "
+            f"'{name}_mla'"
         )
     return name
 
 
 def free_namespace(ops: bool, name: str | None) -> bool:
-    """Whether a package of this name has operators, unless torch has its own under it; None: the name is off itself."""
+    """Return `ops`. Refuse operators under a name that torch uses; the name is None if it is invalid itself."""
     if ops and name in TORCH_NAMESPACES:
-        raise refused(f"got true, but torch has operators of its own under the name '{name}'; takes another name")
+        raise refused(
+            f"got true, but torch has its own operators under the name '{name}'; takes another name, for example "
+            f"'{name}_mla'"
+        )
     return ops
 
 
 def without_repeats(entries: tuple[str, ...]) -> tuple[str, ...]:
-    """Entries of a list, unless one is there twice."""
+    """Return the entries of a list. Refuse repeats."""
     repeats = [index for index, entry in enumerate(entries) if entry in entries[:index]]
     if repeats:
         again = ", ".join(dict.fromkeys(entries[index] for index in repeats))

@@ -1,4 +1,4 @@
-"""How a cache is stored: layouts of known fields, those that have a name, and the caches of a spec."""
+"""Layouts of caches: fields, named layouts, and the caches of a spec."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ DataKind = Literal["latent", "rope", "row"]
 class LatentField(Model):
     """The latent columns of a KV row."""
 
-    kind: Annotated[Literal["latent"], Field(description="what the field holds")]
+    kind: Annotated[Literal["latent"], Field(description="content of the field")]
     dtype: Annotated[
-        DataDtype, Field(description="how a column is stored; e2m1: two a byte, the even column in the low half")
+        DataDtype, Field(description="dtype of a column; e2m1 packs two columns per byte, the even one in the low half")
     ]
 
 
 class RopeField(Model):
-    """The RoPE columns of a KV row; left out where the model has none."""
+    """The RoPE columns of a KV row; left out if the model has none."""
 
-    kind: Annotated[Literal["rope"], Field(description="what the field holds")]
+    kind: Annotated[Literal["rope"], Field(description="content of the field")]
     dtype: Annotated[
-        DataDtype, Field(description="how a column is stored; e2m1: two a byte, the even column in the low half")
+        DataDtype, Field(description="dtype of a column; e2m1 packs two columns per byte, the even one in the low half")
     ]
 
 
 class RowField(Model):
-    """Latent and RoPE columns as one run."""
+    """Latent and RoPE columns, end to end."""
 
-    kind: Annotated[Literal["row"], Field(description="what the field holds")]
+    kind: Annotated[Literal["row"], Field(description="content of the field")]
     dtype: Annotated[
-        DataDtype, Field(description="how a column is stored; e2m1: two a byte, the even column in the low half")
+        DataDtype, Field(description="dtype of a column; e2m1 packs two columns per byte, the even one in the low half")
     ]
 
 
-ROUNDING = "power_of_two: up to the next one, exponent from the bits; nearest: to the stored dtype"
-DIVISOR = "the scale is amax / divisor, so divisor is at most the largest value of the scaled dtype"
-FLOOR = "smallest value of what floor_on names, so that a tile of zeros has a scale"
-FLOOR_ON = "amax: floor before the division; scale: after it"
+ROUNDING = "power_of_two: rounds up to a power of two; nearest: rounds to the stored dtype"
+DIVISOR = "the scale is amax / divisor; at most the largest value of the quantised dtype"
+FLOOR = "lower bound, so that a tile of zeros has a scale; floor_on names the bounded value"
+FLOOR_ON = "amax: floor amax before the division; scale: floor the scale after it"
 Rounding = Literal["power_of_two", "nearest"]
 Divisor = Annotated[float, Field(ge=1, le=448, allow_inf_nan=False)]
 Floor = Annotated[float, Field(gt=0, le=448, allow_inf_nan=False)]
@@ -55,7 +55,7 @@ FloorOn = Literal["amax", "scale"]
 
 
 class ScaleRule(Model):
-    """How writers find a scale from amax, the largest magnitude in its tile."""
+    """Rule by which writers compute a scale from amax, the largest magnitude in its tile."""
 
     rounding: Annotated[Rounding, Field(description=ROUNDING)]
     divisor: Annotated[Divisor, Field(description=DIVISOR)]
@@ -64,7 +64,7 @@ class ScaleRule(Model):
 
 
 class ScaleRuleChanges(Model):
-    """What of a layout's scale rule a cache's writers do otherwise; readers take any scale."""
+    """Changes to a layout's scale rule, for the writers of one cache. Readers accept any scale."""
 
     rounding: Annotated[Rounding | None, Field(description=ROUNDING)] = None
     divisor: Annotated[Divisor | None, Field(description=DIVISOR)] = None
@@ -73,30 +73,34 @@ class ScaleRuleChanges(Model):
 
 
 class ScalesField(ScaleRule):
-    """One scale for each tile of columns of another field."""
+    """Scales of another field, one per tile of columns."""
 
-    kind: Annotated[Literal["scales"], Field(description="what the field holds")]
-    of: Annotated[DataKind, Field(description="the field whose columns they scale")]
-    dtype: Annotated[Literal["fp32", "ue8m0", "e4m3"], Field(description="how a scale is stored")]
-    tile: Annotated[Literal[16, 32, 64, 128, 256, 512], Field(description="columns a scale covers")]
+    kind: Annotated[Literal["scales"], Field(description="content of the field")]
+    of: Annotated[DataKind, Field(description="kind of the scaled field")]
+    dtype: Annotated[Literal["fp32", "ue8m0", "e4m3"], Field(description="dtype of a scale")]
+    tile: Annotated[Literal[16, 32, 64, 128, 256, 512], Field(description="columns per scale")]
     interleave: Annotated[
         int,
-        Field(ge=1, le=64, description="scale s of n is stored at s % interleave * (n / interleave) + s // interleave"),
+        Field(
+            ge=1,
+            le=64,
+            description="scale s of n is stored at position s % interleave * (n / interleave) + s // interleave",
+        ),
     ] = 1
 
 
 class TensorScaleField(Model):
-    """One fp32 scale a tensor, which callers pass; it takes no byte of the row."""
+    """One fp32 scale per tensor, passed by callers. It takes no byte of the row."""
 
-    kind: Annotated[Literal["tensor_scale"], Field(description="what the field holds")]
-    of: Annotated[DataKind, Field(description="the field whose columns it scales")]
+    kind: Annotated[Literal["tensor_scale"], Field(description="content of the field")]
+    of: Annotated[DataKind, Field(description="kind of the scaled field")]
 
 
 class PadField(Model):
-    """Bytes without meaning, which writers set to 0."""
+    """Unused bytes, which writers set to 0."""
 
-    kind: Annotated[Literal["pad"], Field(description="what the field holds")]
-    bytes: Annotated[int, Field(ge=1, le=4096, description="how many")]
+    kind: Annotated[Literal["pad"], Field(description="content of the field")]
+    bytes: Annotated[int, Field(ge=1, le=4096, description="number of bytes")]
 
 
 LayoutField = Annotated[
@@ -105,28 +109,32 @@ LayoutField = Annotated[
 
 
 class Layout(Model):
-    """A cached token's bytes, field by field, end to end; `mlagen show layout` prints where each one is."""
+    """The fields of a cached token, end to end. `mlagen show layout` prints the position of each byte."""
 
     name: Annotated[
         str,
         Field(
             pattern=r"^[a-z][a-z0-9_]{0,62}$",
-            description="name in the package's SPEC and fingerprint",
+            description="name of the layout, in the package's SPEC and fingerprint",
             json_schema_extra={
                 "patternErrorMessage": "a lower-case letter, then up to 62 lower-case letters, digits or underscores"
             },
         ),
     ]
     fields: Annotated[
-        tuple[LayoutField, ...], Field(min_length=1, max_length=16, description="the token's row, in byte order")
+        tuple[LayoutField, ...],
+        Field(min_length=1, max_length=16, description="fields of a token's row, in byte order"),
     ]
     planar_fields: Annotated[
         tuple[LayoutField, ...],
-        Field(max_length=16, description="its second row, behind the rows of all tokens of the page"),
+        Field(
+            max_length=16,
+            description="fields of a token's second row. These rows follow the rows of all tokens of the page",
+        ),
     ] = ()
     page_multiple: Annotated[
         Literal["row"] | Annotated[int, Field(ge=1, le=1 << 20)],
-        Field(description="a page's bytes are rounded up to a multiple of this; row: of the bytes of `fields`"),
+        Field(description="bytes of a page are rounded up to a multiple of this; row: the bytes of `fields`"),
     ] = 1
 
 
@@ -137,12 +145,12 @@ def _read_layouts(folder: Path) -> dict[str, Any]:
 
 _FOLDER = Path(__file__).parent / "layouts"
 _KV, _INDEXER = _read_layouts(_FOLDER), _read_layouts(_FOLDER / "indexer")
-# What a spec would say in place of each name, of a KV cache and of an indexer's.
+# The inline layout behind each name, for KV caches and for indexer caches.
 NAMED_LAYOUTS, INDEXER_LAYOUTS = (
     {name: {key: part for key, part in found.items() if key != "dims"} for name, found in documents.items()}
     for documents in (_KV, _INDEXER)
 )
-# (kv_lora_rank, qk_rope_head_dim) of the models that keep their cache so; of an indexer's, its head_dim and 0.
+# (kv_lora_rank, qk_rope_head_dim) of the models that use a layout; for an indexer's layout, its head_dim and 0.
 LAYOUT_DIMS: dict[str, tuple[tuple[int, int], ...]] = {name: found["dims"] for name, found in _KV.items()}
 INDEXER_DIMS: dict[str, tuple[tuple[int, int], ...]] = {name: found["dims"] for name, found in _INDEXER.items()}
 LayoutName: Any = Literal[tuple(NAMED_LAYOUTS)]
@@ -154,7 +162,7 @@ def _named_layout(value: Any) -> Any:
 
 
 def named_indexer_layout(value: Any) -> Any:
-    """The fields of an indexer's layout that is given by its name; anything else as it is."""
+    """Return the fields of a named indexer layout; other values unchanged."""
     return INDEXER_LAYOUTS.get(value, value) if isinstance(value, str) else value
 
 
@@ -164,9 +172,9 @@ def _named(name: str) -> Layout:
 
 
 def under_a_name_of_its_own(layout: Layout) -> Layout:
-    """A layout, unless it is another than the one that its name stands for."""
+    """Return the layout. Refuse it if its name is that of another layout."""
     if layout.name in NAMED_LAYOUTS | INDEXER_LAYOUTS and layout != _named(layout.name):
-        raise refused(f"got '{layout.name}', which names another layout; takes a name of its own", "name")
+        raise refused(f"got '{layout.name}', the name of another layout; takes a new name", "name")
     return layout
 
 
@@ -177,28 +185,29 @@ class Cache(Model):
         Layout,
         BeforeValidator(_named_layout, json_schema_input_type=LayoutName | Layout),
         AfterValidator(under_a_name_of_its_own),
-        Field(description="how a cached token is stored: a name, or a mapping of fields"),
+        Field(description="layout of a cached token: a name, or a mapping of fields"),
     ]
     block_size: Annotated[
         int | None,
         Field(
             ge=1,
             le=4096,
-            description="tokens a page; absent: kernels over unquantised rows take them flat, [s_kv, 1, d_qk]",
+            description="page size in tokens. Without it, kernels over unquantised rows take them flat, [s_kv, 1, "
+            "d_qk]",
         ),
     ] = None
     scale_rule: Annotated[
-        ScaleRuleChanges | None, Field(description="what of the layout's scale rule writers do otherwise")
+        ScaleRuleChanges | None, Field(description="changes to the layout's scale rule, for writers")
     ] = None
 
 
 def check_layout(cache: Cache, dims: tuple[int, int], dtype: Dtype) -> None:
-    """Refuses a layout that cannot hold the model's rows, or a scale rule that cannot be its.
+    """Refuse a layout that cannot hold the model's rows, or a scale rule that does not fit the layout.
 
     Args:
         cache: the cache.
         dims: latent and RoPE columns of a row.
-        dtype: of columns that are not quantised, `model.dtype`.
+        dtype: dtype of unquantised columns, `model.dtype`.
     """
     composition = cache.layout.model_dump()
     try:
@@ -211,10 +220,10 @@ def check_layout(cache: Cache, dims: tuple[int, int], dtype: Dtype) -> None:
     for field in layout.data:
         if not field.quantised and field.dtype != dtype:
             message = f"got '{layout.name}', which holds {field.name} columns in {field.dtype}"
-            raise refused(f"{message}; takes {dtype} there, model.dtype, or fewer bits", "layout")
+            raise refused(f"{message}; takes {dtype} (model.dtype) or a quantised dtype there", "layout")
     changes = cache.scale_rule.model_dump(exclude_none=True) if cache.scale_rule else {}
     if changes and not any(layout.scales_of(field) for field in layout.data):
-        raise refused(f"got a rule; takes none: {layout.name} has no scales a tile", "scale_rule")
+        raise refused(f"got a rule; takes none, since {layout.name} has no tile scales", "scale_rule")
     try:
         compose(composition, *dims, changes)
     except LayoutError as error:

@@ -1,4 +1,4 @@
-"""GPUs by name: which target's kernels each runs, and what to name in a spec for it."""
+"""Targets of GPUs: the target that a GPU runs, and the target to name in a spec."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Literal, get_args
 Target = Literal["sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx942", "gfx950"]
 TARGETS: tuple[str, ...] = get_args(Target)
 
-_CUDA = re.compile(r"(?:sm|compute)[_-]?(\d+)\.?(\d)[af]?")  # others' spellings too: sm_103a, compute_103, sm10.3
-_FAMILIES = {"sm110": "Thor", "sm75": "Turing", "sm70": "Volta"}  # that no target is for
+_CUDA = re.compile(r"(?:sm|compute)[_-]?(\d+)\.?(\d)[af]?")  # also sm_103a, compute_103, sm10.3
+_FAMILIES = {"sm110": "Thor", "sm75": "Turing", "sm70": "Volta"}  # without a target
 _ROCM = re.compile(r"gfx[0-9a-f]+")
 
 
 def runs(gpu: str, targets: Iterable[str]) -> str | None:
-    """The target of `targets` whose kernels a GPU runs; None where there is none.
+    """Return the target among `targets` that a GPU runs, or None.
 
-    A CUDA device runs the newest target of its own major compute capability that is not newer than itself, a ROCm
-    device that of its own name alone; a generated package's `supports` says the same.
+    A CUDA device runs the newest target of its major compute capability that is not newer than itself. A ROCm device
+    runs only the target of its own name. A generated package's `supports` follows the same rule.
     """
     cuda = _CUDA.fullmatch(gpu)
     fits = [f"sm{cuda[1]}{minor}" for minor in range(int(cuda[2]), -1, -1)] if cuda else [gpu]
@@ -27,7 +27,7 @@ def runs(gpu: str, targets: Iterable[str]) -> str | None:
 
 
 def instead(gpu: str) -> str | None:
-    """What to name in a spec instead of a GPU that is no target; None for a target, and for what is no GPU's name."""
+    """Return the advice for a GPU that is not a target itself; None for targets and for other text."""
     gpu = gpu.strip().lower()
     cuda = _CUDA.fullmatch(gpu)
     if cuda is None and _ROCM.fullmatch(gpu) is None:
@@ -35,7 +35,7 @@ def instead(gpu: str) -> str | None:
     name = f"sm{cuda[1]}{cuda[2]}" if cuda else gpu
     target = runs(name, TARGETS)
     if target is not None:
-        return None if target == name else f"{name} runs {target}'s portable kernels; name {target}"
+        return None if target == name else f"{name} runs the portable kernels of {target}; name {target} instead"
     called = f" ({_FAMILIES[name]})" if name in _FAMILIES else ""
-    none = f": none is of compute capability {cuda[1]}.{cuda[2]} or an earlier {cuda[1]}.x" if cuda else ""
-    return f"{name}{called} runs no target's kernels{none}"
+    none = f": no target has compute capability {cuda[1]}.{cuda[2]} or an earlier {cuda[1]}.x" if cuda else ""
+    return f"{name}{called} is not supported{none}"

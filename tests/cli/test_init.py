@@ -247,21 +247,21 @@ def without(*names: str, **changes: Any) -> dict[str, Any]:
 V4 = json.loads((CONFIGS / "deepseek_v4_flash.json").read_text())
 DOTS3 = json.loads((CONFIGS / "dots3.json").read_text())
 NO_MLA = "the model has no MLA, and mlagen's kernels are for no other attention"
-ASK_DTYPE = "give --dtype bf16 or --dtype fp16"
+ASK_DTYPE = "pass --dtype bf16 or --dtype fp16"
 LINES = {
     "not JSON": ('{"a": 1,\n  b}', {}, "config.json:2:3: not JSON: expecting property name enclosed in double quotes"),
     "empty": ("", {}, "config.json:1:1: not JSON: expecting value"),
     "list": ("[]", {}, "config.json: got a list; takes an object, a model's config.json"),
-    "deep": ("[" * 100_000, {}, "config.json: not JSON that can be read: a number too long, or nested too deep"),
-    "long number": ("1" * 5000, {}, "config.json: not JSON that can be read: a number too long, or nested too deep"),
-    "twice": ('{"a": 1, "a": 2}', {}, 'config.json: "a" stands twice in one object; takes each field once'),
+    "deep": ("[" * 100_000, {}, "config.json: not readable JSON: a number is too long, or it is nested too deep"),
+    "long number": ("1" * 5000, {}, "config.json: not readable JSON: a number is too long, or it is nested too deep"),
+    "twice": ('{"a": 1, "a": 2}', {}, 'config.json: "a" appears twice in one object; takes each field once'),
     "nothing": ({}, {}, f"config.json: kv_lora_rank: missing: {NO_MLA}"),
     "no MLA": ({"model_type": "llama", "num_attention_heads": 32}, {}, f"config.json: kv_lora_rank: missing: {NO_MLA}"),
     "MLA off": (without(use_mla=False), {}, f"config.json: use_mla: got false: {NO_MLA}"),
     "nested text": (
         {"text_config": 3},
         {},
-        "config.json: text_config: got 3; takes an object, the language model's fields",
+        "config.json: text_config: got 3; takes an object with the language model's fields",
     ),
     "nested place": (
         {"model_type": "kimi_k25", "text_config": without("num_attention_heads")},
@@ -336,7 +336,7 @@ LINES = {
     "no model type": (
         without("model_type"),
         {},
-        "the config has no model_type that could name the spec; give --name NAME",
+        "the config has no model_type to name the spec after; pass --name NAME",
     ),
     "model type is a module's": (
         without(model_type="json"),
@@ -380,7 +380,7 @@ LINES = {
     "cache of no cache": (
         V32,
         {"kv_cache_dtype": "fp8", "engine": "transformers"},
-        "--kv-cache-dtype: takes none with --prefill or --for transformers, which read no cache",
+        "--kv-cache-dtype: takes no value with --prefill or --for transformers, which read no cache",
     ),
     "heads of one row": (
         V4,
@@ -390,7 +390,7 @@ LINES = {
     "window before absorption": (
         DOTS3,
         {"prefill": True, "layers": "sliding"},
-        "--layers: got sliding; takes full: attention before absorption has no window here",
+        "--layers: got sliding; takes full, since attention before absorption has no window",
     ),
 }
 

@@ -135,7 +135,7 @@ def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
             {},
             f"--indexer: got model type glm5_next, {UNKNOWN}",
         ),
-        ("dots3", {"layers": "sliding"}, "--indexer: got --layers sliding, which have no indexer; takes full"),
+        ("dots3", {"layers": "sliding"}, "--indexer: got --layers sliding, which have no indexer; takes --layers full"),
         (
             "deepseek_v32",
             {"engine": "flashmla"},
@@ -145,7 +145,7 @@ def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
             (
                 "deepseek_v32",
                 wishes,
-                "--indexer: takes none with --prefill or --for transformers, which attend to all keys",
+                "--indexer: takes no value with --prefill or --for transformers, which attend to all keys",
             )
             for wishes in ({"engine": "transformers"}, {"prefill": True})
         ),

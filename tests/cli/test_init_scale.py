@@ -144,30 +144,31 @@ REFUSED = {
     ),
     "no type": (
         {"rope_scaling": {"factor": 40, "mscale_all_dim": 1.0}},
-        "config.json: rope_scaling.rope_type: missing, and so is type, beside mscale_all_dim; give --softmax-scale X",
+        "config.json: rope_scaling.rope_type: missing, and so is type, although mscale_all_dim is given; give "
+        "--softmax-scale X",
     ),
-    "a list": ({"rope_scaling": [1]}, "config.json: rope_scaling: takes an object, as RoPE's parameters are"),
+    "a list": ({"rope_scaling": [1]}, "config.json: rope_scaling: takes an object with RoPE's parameters"),
     "no columns": (
         {"qk_nope_head_dim": None},
         "config.json: qk_nope_head_dim: missing, and the softmax scale needs it; give --set qk_nope_head_dim=N",
     ),
     "a class of its own": (
         {"model_type": "mistral4"},
-        "config.json: rope_parameters: missing, and the model's class has a softmax scale of its own then; "
+        "config.json: rope_parameters: missing, and the model's class then has its own softmax scale; "
         "give --softmax-scale X",
     ),
     "a cap": (
         {"attn_logit_softcapping": 50.0},
-        "config.json: attn_logit_softcapping: soft-caps the logits, which no kernel here does",
+        "config.json: attn_logit_softcapping: soft-caps the logits, which no kernel supports",
     ),
     "another rule": (
         {"query_pre_attn_scalar": 256},
-        "config.json: query_pre_attn_scalar: gives the softmax scale, as its power of -0.5, which is not MLA's rule; "
+        "config.json: query_pre_attn_scalar: gives the softmax scale as X**-0.5, which is not MLA's rule; "
         "give --softmax-scale X",
     ),
     "a sink in dense attention": (
         {"attention_sink": True},
-        "config.json: attention_sink: gives each head a sink, which kernels of dense attention here have not",
+        "config.json: attention_sink: gives each head a sink, which kernels of dense attention do not support",
     ),
 }
 
@@ -187,7 +188,7 @@ def test_the_option_stands_for_the_config() -> None:
 def test_a_sink_is_taken_where_kernels_have_one() -> None:
     sparse = spec_of(fields_of("deepseek_v32", attention_sink=True)).attention
     assert getattr(sparse, "attn_sink", None) == "required"
-    line = "--prefill, --for transformers: the model has sinks, which no kernel before absorption has"
+    line = "--prefill, --for transformers: the model has sinks, which kernels before absorption do not support"
     assert refusal(fields_of("hy_v4"), prefill=True) == line
 
 

@@ -24,12 +24,15 @@ FIELDS = (
     "backend, partials and ops"
 )
 CONTENT = {
-    "empty": (b"", "1:1: the file holds no spec, only blanks or comments"),
-    "comments": (b"# later\n\n", "1:1: the file holds no spec, only blanks or comments"),
+    "empty": (b"", "1:1: the file is empty or has only comments; takes a spec"),
+    "comments": (b"# later\n\n", "1:1: the file is empty or has only comments; takes a spec"),
     "empty document": (b"---\n", f"2:1: got nothing; takes a mapping of {FIELDS}"),
     "text": (b"text", f"1:1: got 'text'; takes a mapping of {FIELDS}"),
     "latin 1": (b"name: a\ntitle: caf\xe9\n", "2:11: byte 0xe9 is not UTF-8; save the file as UTF-8"),
-    "broken utf-16": ("name: a".encode("utf-16")[:-1], "begins as UTF-16, but is not; save the file as UTF-8"),
+    "broken utf-16": (
+        "name: a".encode("utf-16")[:-1],
+        "begins like UTF-16 but is not valid UTF-16; save the file as UTF-8",
+    ),
     "mark of bytes, latin 1": (b"\xef\xbb\xbfname: \xe9\n", "1:7: byte 0xe9 is not UTF-8; save the file as UTF-8"),
     "nul": (b"name: a\r\nti\0tle\n", "2:3: holds U+0000 (control character), which editors do not show; remove it"),
     "escape": (b"a: 1 # \x1b[2J", "1:8: holds U+001B (control character), which editors do not show; remove it"),
@@ -65,7 +68,7 @@ def test_folder(tmp_path):
 
 def test_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.yaml")
-    assert refusal(tmp_path / "pipe.yaml") == "is no regular file; takes a YAML file"
+    assert refusal(tmp_path / "pipe.yaml") == "is not a regular file; takes a YAML file"
 
 
 def test_file_below_a_file(tmp_path):
