@@ -35,7 +35,7 @@ def instead(gpu: str) -> str | None:
     name = f"sm{cuda[1]}{cuda[2]}" if cuda else gpu
     target = runs(name, TARGETS)
     if target is not None:
-        return None if target == name else f"{name} runs the portable kernels of {target}; name {target} instead"
+        return None if target == name else f"{name} runs {target}'s portable kernels; name {target}"
     called = f" ({_FAMILIES[name]})" if name in _FAMILIES else ""
     none = f": no target has compute capability {cuda[1]}.{cuda[2]} or an earlier {cuda[1]}.x" if cuda else ""
-    return f"{name}{called} is not supported{none}"
+    return f"{name}{called} runs no target's kernels{none}"

@@ -246,7 +246,7 @@ def without(*names: str, **changes: Any) -> dict[str, Any]:
 
 V4 = json.loads((CONFIGS / "deepseek_v4_flash.json").read_text())
 DOTS3 = json.loads((CONFIGS / "dots3.json").read_text())
-NO_MLA = "the model has no MLA, and mlagen's kernels are for no other attention"
+NO_MLA = "so the model has no MLA; mlagen generates kernels only for MLA"
 ASK_DTYPE = "pass --dtype bf16 or --dtype fp16"
 LINES = {
     "not JSON": ('{"a": 1,\n  b}', {}, "config.json:2:3: not JSON: expecting property name enclosed in double quotes"),
@@ -255,9 +255,9 @@ LINES = {
     "deep": ("[" * 100_000, {}, "config.json: not readable JSON: a number is too long, or it is nested too deep"),
     "long number": ("1" * 5000, {}, "config.json: not readable JSON: a number is too long, or it is nested too deep"),
     "twice": ('{"a": 1, "a": 2}', {}, 'config.json: "a" appears twice in one object; takes each field once'),
-    "nothing": ({}, {}, f"config.json: kv_lora_rank: missing: {NO_MLA}"),
-    "no MLA": ({"model_type": "llama", "num_attention_heads": 32}, {}, f"config.json: kv_lora_rank: missing: {NO_MLA}"),
-    "MLA off": (without(use_mla=False), {}, f"config.json: use_mla: got false: {NO_MLA}"),
+    "nothing": ({}, {}, f"config.json: kv_lora_rank: missing, {NO_MLA}"),
+    "no MLA": ({"model_type": "llama", "num_attention_heads": 32}, {}, f"config.json: kv_lora_rank: missing, {NO_MLA}"),
+    "MLA off": (without(use_mla=False), {}, f"config.json: use_mla: got false, {NO_MLA}"),
     "nested text": (
         {"text_config": 3},
         {},
@@ -266,7 +266,7 @@ LINES = {
     "nested place": (
         {"model_type": "kimi_k25", "text_config": without("num_attention_heads")},
         {},
-        "config.json: text_config.num_attention_heads: missing; give --set num_attention_heads=N",
+        "config.json: text_config.num_attention_heads: missing; pass --set num_attention_heads=N",
     ),
     "text": (
         without(num_attention_heads="many"),
@@ -294,17 +294,17 @@ LINES = {
     "no topk": (
         without("index_topk"),
         {},
-        "config.json: index_topk: missing, and DeepSeek V3.2 is sparse; give --set index_topk=N",
+        "config.json: index_topk: missing, and DeepSeek V3.2 is sparse; pass --set index_topk=N",
     ),
     "no RoPE": (
         without("qk_rope_head_dim"),
         {},
-        "config.json: qk_rope_head_dim: missing; give --set qk_rope_head_dim=N",
+        "config.json: qk_rope_head_dim: missing; pass --set qk_rope_head_dim=N",
     ),
     "no window": (
         {name: value for name, value in V4.items() if name != "sliding_window"},
         {},
-        "config.json: sliding_window: missing; give --set sliding_window=N",
+        "config.json: sliding_window: missing; pass --set sliding_window=N",
     ),
     "RoPE fills the row": (
         V4 | {"qk_rope_head_dim": 512},
@@ -314,7 +314,7 @@ LINES = {
     "no head": (
         without("v_head_dim"),
         {"prefill": True},
-        "config.json: v_head_dim: missing; give --set v_head_dim=N",
+        "config.json: v_head_dim: missing; pass --set v_head_dim=N",
     ),
     "wide head": (
         without(qk_nope_head_dim=512),
@@ -330,7 +330,7 @@ LINES = {
     "dtypes": (
         without(dtype="float16"),
         {},
-        f'config.json: dtype: got "float16", but torch_dtype "bfloat16"; {ASK_DTYPE}',
+        f'config.json: dtype: got "float16", but torch_dtype is "bfloat16"; {ASK_DTYPE}',
     ),
     "model type": (without(model_type=4), {}, "config.json: model_type: got 4; takes text"),
     "no model type": (
@@ -341,7 +341,8 @@ LINES = {
     "model type is a module's": (
         without(model_type="json"),
         {},
-        "--name: got 'json', which would hide the Python module of that name; takes another, such as 'json_mla'",
+        "--name: got 'json', which would hide the Python module of that name; takes another name, for example "
+        "'json_mla'",
     ),
     "name": (
         V32,
@@ -351,30 +352,30 @@ LINES = {
     "two kinds of layers": (
         DOTS3,
         {},
-        "config.json: text_config.sliding_window: some layers have a sliding window, of dims of their own; "
-        "give --layers full or sliding",
+        "config.json: text_config.sliding_window: some layers have a sliding window and other dims; "
+        "pass --layers full or --layers sliding",
     ),
     "one kind of layers": (
         V32,
         {"layers": "full"},
-        "--layers: got full; takes none: by its config the model has one kind of layers",
+        "--layers: got full; leave it out, since by its config the model has only one kind of layers",
     ),
     "two windows": (
         without("index_topk", model_type="newer", sliding_window=512, sliding_window_size=513),
         {},
-        "config.json: sliding_window: got 512, but sliding_window_size 513; give --set sliding_window=N, the keys that "
-        "a token sees, its own with them",
+        "config.json: sliding_window: got 512, but sliding_window_size is 513; pass --set sliding_window=N, the number "
+        "of keys that a token sees, including its own",
     ),
     "cache of another model": (
         V4,
         {"kv_cache_dtype": "nvfp4"},
-        "--kv-cache-dtype: got nvfp4; for DeepSeek V4 in bf16 takes auto, bf16, fp8, fp8_ds_mla",
+        "--kv-cache-dtype: got nvfp4; takes auto, bf16, fp8, fp8_ds_mla for DeepSeek V4 in bf16",
     ),
     "cache of another dtype": (
         V32,
         {"kv_cache_dtype": "fp8", "dtype": "fp16"},
-        "--kv-cache-dtype: got 'fp8_ds_mla', which holds rope columns in bf16; takes fp16 there, model.dtype, or fewer "
-        "bits",
+        "--kv-cache-dtype: got 'fp8_ds_mla', which holds rope columns in bf16; takes fp16 (model.dtype) or a "
+        "quantised dtype there",
     ),
     "page": (V32, {"block_size": 5000}, "--block-size: got 5000; takes an integer from 1 to 4096"),
     "cache of no cache": (
@@ -385,7 +386,7 @@ LINES = {
     "heads of one row": (
         V4,
         {"prefill": True},
-        "DeepSeek V4 has one row of K and V for all heads; takes no --prefill or --for transformers",
+        "DeepSeek V4 has one row of K and V for all heads; leave out --prefill and --for transformers",
     ),
     "window before absorption": (
         DOTS3,

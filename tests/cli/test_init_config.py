@@ -57,7 +57,9 @@ def test_else_the_outermost_model_type_does() -> None:
 
 
 def test_how_to_name_it_otherwise_is_said() -> None:
-    assert made(V3, "/models/DeepSeek-R1/config.json").notes == ("named deepseek_r1; give --name NAME for another",)
+    assert made(V3, "/models/DeepSeek-R1/config.json").notes == (
+        "named deepseek_r1; for another name, pass --name NAME",
+    )
     assert made(V3, name="mine").notes == ()
 
 
@@ -71,7 +73,7 @@ def test_names_of_others_modules_are_reserved(name: str) -> None:
 def test_fields_are_found_at_any_depth_and_their_path_is_named() -> None:
     fields = {"model_type": "omni", "torch_dtype": "bfloat16", "thinker_config": {"text_config": V3}}
     text = made(fields).text
-    assert "in brackets, those of thinker_config.text_config.\n" in text
+    assert "Brackets name the config's fields (of thinker_config.text_config).\n" in text
     assert "  kv_lora_rank: 512 # [thinker_config.text_config.kv_lora_rank]\n" in text
     assert parse(text, Path("my.yaml")).name == "omni"
     without = {name: value for name, value in V3.items() if name != "num_attention_heads"}
@@ -92,7 +94,7 @@ def test_an_object_of_attention_alone_has_the_rest_around_it() -> None:
 
 def test_two_models_in_a_config_are_refused_with_their_paths() -> None:
     fields = {"model_type": "two", "talker": V3, "thinker": V3}
-    with pytest.raises(MlagenError, match=r"kv_lora_rank: stands in several objects: talker, thinker; takes the"):
+    with pytest.raises(MlagenError, match=r"kv_lora_rank: appears in several objects: talker, thinker; takes the"):
         made(fields)
 
 

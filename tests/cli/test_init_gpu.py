@@ -88,7 +88,8 @@ def test_what_drivers_print_is_taken(name: str, target: str) -> None:
 
 @pytest.mark.parametrize(("name", "said"), WITHOUT.items())
 def test_another_gpu_is_refused_with_the_nearest_names(name: str, said: str) -> None:
-    with pytest.raises(UsageError, match=r"--gpu: got .*; takes a GPU such as a100, .* or a target: sm80, ") as caught:
+    takes = r"--gpu: got .*; takes a GPU, for example a100, .* or a target: sm80, "
+    with pytest.raises(UsageError, match=takes) as caught:
         target_of(name)
     assert said in str(caught.value)
 

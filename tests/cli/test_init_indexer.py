@@ -37,8 +37,8 @@ FOUND = {
     "hy_v4": (16, 128, 2048, "gptj", "last", 1),
 }
 KNOWN = ", ".join(name for name, kin in KIN.items() if kin.indexer is not None)
-UNKNOWN = f"whose indexer's RoPE is not known here; takes {KNOWN}"
-NEEDED = "missing, and --indexer needs it; give --set"
+UNKNOWN = f"an indexer with unknown RoPE; takes {KNOWN}"
+NEEDED = "missing, and --indexer needs it; pass --set"
 
 
 def config(name: str, **changes: Any) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_every_engine_has_wrappers_that_there_are() -> None:
 
 def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
     result = run("init", "--from", str(CONFIGS / "glm5.json"), "--indexer", "--set", "index_n_heads=8", "--gpu", "all")
-    assert (result.exit_code, result.stderr) == (0, "named glm5; give --name NAME for another\n")
+    assert (result.exit_code, result.stderr) == (0, "named glm5; for another name, pass --name NAME\n")
     assert "  num_heads: 8 # [--set index_n_heads]\n" in result.stdout
     assert "  rope: gptj # pairs of columns rotate together, as in GLM-5\n" in result.stdout
     alone = run("init", "dsv32", "--indexer")
@@ -129,7 +129,7 @@ def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "wishes", "line"),
     [
-        ("kimi_k2", {}, "config.json: index_topk: missing: the model has no indexer, which --indexer asks for"),
+        ("kimi_k2", {}, "config.json: index_topk: missing, so the model has no indexer; leave out --indexer"),
         (
             "glm53_flash",
             {},
@@ -139,7 +139,7 @@ def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
         (
             "deepseek_v32",
             {"engine": "flashmla"},
-            "--indexer: got --for flashmla, which calls no indexer; takes vllm, sglang, or no --for",
+            "--indexer: got --for flashmla, which calls no indexer; takes --for vllm, --for sglang or no --for",
         ),
         *(
             (

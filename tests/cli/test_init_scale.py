@@ -136,11 +136,11 @@ def test_rope_of_each_kind_of_layers_gives_each_its_own_scale() -> None:
 REFUSED = {
     "no factor": (
         {"rope_parameters": {"rope_type": "yarn", "mscale_all_dim": 1.0}},
-        "config.json: rope_parameters.factor: missing; takes a number above 0, up to 1e+06; give --softmax-scale X",
+        "config.json: rope_parameters.factor: missing; takes a number above 0, up to 1e+06; pass --softmax-scale X",
     ),
     "text": (
         {"rope_scaling": {**YARN, "factor": "40"}},
-        "config.json: rope_scaling.factor: got no number; takes a number above 0, up to 1e+06; give --softmax-scale X",
+        "config.json: rope_scaling.factor: got no number; takes a number above 0, up to 1e+06; pass --softmax-scale X",
     ),
     "no type": (
         {"rope_scaling": {"factor": 40, "mscale_all_dim": 1.0}},
@@ -150,12 +150,12 @@ REFUSED = {
     "a list": ({"rope_scaling": [1]}, "config.json: rope_scaling: takes an object with RoPE's parameters"),
     "no columns": (
         {"qk_nope_head_dim": None},
-        "config.json: qk_nope_head_dim: missing, and the softmax scale needs it; give --set qk_nope_head_dim=N",
+        "config.json: qk_nope_head_dim: missing, and the softmax scale needs it; pass --set qk_nope_head_dim=N",
     ),
     "a class of its own": (
         {"model_type": "mistral4"},
         "config.json: rope_parameters: missing, and the model's class then has its own softmax scale; "
-        "give --softmax-scale X",
+        "pass --softmax-scale X",
     ),
     "a cap": (
         {"attn_logit_softcapping": 50.0},
@@ -164,7 +164,7 @@ REFUSED = {
     "another rule": (
         {"query_pre_attn_scalar": 256},
         "config.json: query_pre_attn_scalar: gives the softmax scale as X**-0.5, which is not MLA's rule; "
-        "give --softmax-scale X",
+        "pass --softmax-scale X",
     ),
     "a sink in dense attention": (
         {"attention_sink": True},

@@ -34,19 +34,22 @@ CONTENT = {
         "begins like UTF-16 but is not valid UTF-16; save the file as UTF-8",
     ),
     "mark of bytes, latin 1": (b"\xef\xbb\xbfname: \xe9\n", "1:7: byte 0xe9 is not UTF-8; save the file as UTF-8"),
-    "nul": (b"name: a\r\nti\0tle\n", "2:3: holds U+0000 (control character), which editors do not show; remove it"),
-    "escape": (b"a: 1 # \x1b[2J", "1:8: holds U+001B (control character), which editors do not show; remove it"),
+    "nul": (b"name: a\r\nti\0tle\n", "2:3: contains U+0000 (control character), which editors do not show; remove it"),
+    "escape": (b"a: 1 # \x1b[2J", "1:8: contains U+001B (control character), which editors do not show; remove it"),
     "bidi": (
         b"a: 1\n# \xe2\x80\xae",
-        "2:3: holds U+202E (right-to-left override), which editors do not show; remove it",
+        "2:3: contains U+202E (right-to-left override), which editors do not show; remove it",
     ),
-    "no width": (b"a: \xe2\x80\x8b1", "1:4: holds U+200B (zero width space), which editors do not show; remove it"),
-    "line separator": (b"a: 1\xe2\x80\xa8", "1:5: holds U+2028 (line separator), which editors do not show; remove it"),
+    "no width": (b"a: \xe2\x80\x8b1", "1:4: contains U+200B (zero width space), which editors do not show; remove it"),
+    "line separator": (
+        b"a: 1\xe2\x80\xa8",
+        "1:5: contains U+2028 (line separator), which editors do not show; remove it",
+    ),
     "directives": (b"%YAML 1.2\n%YAML 1.2\n---\n", "2:1: not YAML: found duplicate YAML directive"),
     "huge version": (b"%YAML 1." + b"9" * 5000 + b"\n---\n", "1:9: not YAML: an escape or a number out of range"),
-    "deep lists": (b"[" * 50_000, "1:18: nested more than 16 levels deep; no spec is"),
-    "deep keys": (b"? " * 30_000, "1:35: nested more than 16 levels deep; no spec is"),
-    "large": (b" " * (MAX_BYTES + 1), "is larger than 64 KiB; no spec is"),
+    "deep lists": (b"[" * 50_000, "1:18: nested more than 16 levels deep; takes at most 16 levels"),
+    "deep keys": (b"? " * 30_000, "1:35: nested more than 16 levels deep; takes at most 16 levels"),
+    "large": (b" " * (MAX_BYTES + 1), "is larger than 64 KiB; takes a spec of at most that size"),
 }
 
 

@@ -58,7 +58,7 @@ def test_v_is_the_latent_or_the_whole_row_and_nothing_else(spec):
     dims = spec.model.model_dump()
     assert changed(spec, model={**dims, "v_head_dim": 576}).model.v_head_dim == 576
     for columns in (1, 128, 511, 513, 575, 577):
-        with pytest.raises(ValidationError, match=f"got {columns}; takes 512, or 576 where V holds the RoPE columns"):
+        with pytest.raises(ValidationError, match=f"got {columns}; takes 512, or 576 if V includes the RoPE columns"):
             changed(spec, model={**dims, "v_head_dim": columns})
     with pytest.raises(ValidationError, match="got 128; takes 512: after absorption"):
         changed(spec, model={**dims, "qk_rope_head_dim": 0, "v_head_dim": 128})

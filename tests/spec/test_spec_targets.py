@@ -24,7 +24,7 @@ RUNS = {
     "gfx1100": None,
 }
 
-THOR = "sm110 (Thor) runs no target's kernels: none is of compute capability 11.0 or an earlier 11.x"
+THOR = "sm110 (Thor) runs no target's kernels: no target has compute capability 11.0 or an earlier 11.x"
 
 
 def test_a_spec_names_the_targets_of_the_plan():
