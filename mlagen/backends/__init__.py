@@ -1,4 +1,4 @@
-"""Back ends: which templates make a package, and with what values."""
+"""Back ends: the templates of a package, and their contexts."""
 
 from mlagen.backends.base import GeneratedFile
 from mlagen.backends.triton import expected_products, files

@@ -1,4 +1,4 @@
-"""What every back end gives of the files that it generates."""
+"""The files and modules that a back end generates."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class GeneratedFile:
     """One file of a package.
 
     Attributes:
-        name: its name.
-        template: the template that makes it.
-        context: the values that the template asks for.
-        read: what else it asks for, from the texts of the files before it by their names; None: nothing.
+        name: file name.
+        template: template of the file.
+        context: context of the template.
+        read: returns further context, from the texts of earlier files by name; None: no further context.
     """
 
     name: str
@@ -24,22 +24,22 @@ class GeneratedFile:
     read: Callable[[Mapping[str, str]], Mapping[str, Any]] | None = None
 
     def filled(self, texts: Mapping[str, str]) -> GeneratedFile:
-        """The file with all that its template asks for, from the texts of the files before it."""
+        """Return the file with its whole context, from the texts of earlier files."""
         return self if self.read is None else replace(self, context={**self.context, **self.read(texts)}, read=None)
 
     @property
     def module(self) -> str:
-        """The module that it is."""
+        """Name of the module."""
         return self.name.removesuffix(".py")
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module that callers of a package may import.
+    """A public module of a package.
 
     Attributes:
         file: the module.
-        exports: names that the package takes from it; empty: its wrappers are called through the module.
+        exports: names that the package exports; empty if its wrappers are called through the module.
     """
 
     file: GeneratedFile
@@ -47,5 +47,5 @@ class Module:
 
 
 def generated(module: str, context: Mapping[str, Any], template: str | None = None) -> GeneratedFile:
-    """The file of a module, whose template has its name or another one."""
+    """Return the file of a module. By default its template has the module's name."""
     return GeneratedFile(f"{module}.py", f"{template or module}.py.jinja", context)

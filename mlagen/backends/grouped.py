@@ -1,4 +1,4 @@
-"""Lists of names in the text of an sm90 kernel: several a line, grouped by meaning."""
+"""Lists of names in the text of an sm90 kernel, grouped by meaning, several per line."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 from mlagen.backends.triton.common import Signature
 
-WIDTH = 112  # columns of a line of names, which stands eight columns in
-NO_BREAK = "\u00a0"  # a space at which `wrap` breaks no line
+WIDTH = 112  # columns of a line of names, after an indent of eight
+NO_BREAK = "\u00a0"  # a space where `wrap` does not break lines
 
 
 def _group_of(name: str, kind: str) -> str:
-    """Which group of a kernel's arguments one belongs to."""
+    """Return the group of a kernel argument."""
     if kind.startswith("tensordesc"):
         return "descriptors"
     return next((suffix for suffix in ("ptr", "stride") if name.endswith(f"_{suffix}")), "sizes")
 
 
 def _lines(groups: Iterable[Iterable[str]]) -> list[str]:
-    """Names as the lines of a list, each group of them from a new line on."""
+    """Return names as lines of a list. Each group starts a new line."""
     lines = []
     for group in groups:
         text = "".join(f" {name.replace(' ', NO_BREAK)}," for name in group)
@@ -30,11 +30,11 @@ def _lines(groups: Iterable[Iterable[str]]) -> list[str]:
 
 
 def interface(arguments: Signature, *constexprs: str) -> dict[str, Any]:
-    """How a kernel's run-time arguments stand in its text: as parameters, in `Call`, and by name.
+    """Return the text of a kernel's run-time arguments: as parameters, as fields of `Call`, and by name.
 
     Args:
-        arguments: with their Triton types.
-        constexprs: what it is compiled for beside, behind them.
+        arguments: names and Triton types.
+        constexprs: constexpr arguments, which follow them.
     """
     groups = [list(group) for _, group in groupby(arguments, lambda argument: _group_of(*argument))]
     parameters = [[f"{name}: gl.int64" if kind == "i64" else name for name, kind in group] for group in groups]
@@ -50,5 +50,5 @@ def interface(arguments: Signature, *constexprs: str) -> dict[str, Any]:
 
 
 def shared(*groups: Sequence[str]) -> dict[str, Any]:
-    """How what a kernel has in shared memory stands in its text: names of `Shared`, and the lines that pack them."""
+    """Return the text of a kernel's shared memory: the fields of `Shared`, and the lines that pack them."""
     return {"shared": [name for group in groups for name in group], "shared_lines": _lines(groups)}

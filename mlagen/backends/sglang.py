@@ -1,4 +1,4 @@
-"""SGLang's plugin over a package: which specs have one, and what its template asks for."""
+"""The SGLang plugin of a package: the supported specs, and the template's context."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from mlagen.errors import UsageError
 from mlagen.plan import Plan
 
 SUMMARY = "SGLang's FlashMLA functions by a generated package"
-ENTRY_POINTS = "sglang.srt.plugins"  # the group whose functions SGLang calls in every process
-HOOKED = ("flash_mla_sparse_fwd", "flash_mla_with_kvcache")  # of its flash_mla_interface, in the order of the file
+ENTRY_POINTS = "sglang.srt.plugins"  # SGLang calls the functions of this group in every process
+HOOKED = ("flash_mla_sparse_fwd", "flash_mla_with_kvcache")  # functions of its flash_mla_interface, in file order
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache of SGLang's that `flash_mla_with_kvcache` reads.
+    """A cache of SGLang that `flash_mla_with_kvcache` reads.
 
     Attributes:
-        legacy: SGLang's `use_legacy`, which says how the bytes of a page lie.
-        kv_format: its name of the layout, where it has one: without RoPE columns, and with them.
+        legacy: SGLang's `use_legacy`, which selects the byte layout of a page.
+        kv_format: SGLang's names of the layout without and with RoPE columns; None if it has none.
     """
 
     legacy: bool = True
     kv_format: tuple[str, str] | None = None
 
 
-# By the kind of attention and the layout of the cache.
+# By kind of attention and layout of the cache.
 CACHES = {
     ("sparse", "fp8_ds_mla"): Cache(kv_format=("V32_NO_ROPE", "V32")),
     ("sparse", "ue8m0_v4"): Cache(),
@@ -40,12 +40,12 @@ CACHES = {
 
 
 def plugin_name(plan: Plan) -> str:
-    """The Python package that SGLang's plugin is: it holds the generated package under the spec's name."""
+    """Return the name of the plugin's Python package. It contains the generated package under the spec's name."""
     return f"mlagen_sglang_{plan.spec.name}"
 
 
 def serve_command(plan: Plan) -> str:
-    """What serves a model with the plugin, MODEL in its place.
+    """Return the command that serves MODEL with the plugin.
 
     Raises:
         UsageError: SGLang calls no attention of the spec's kind.
@@ -56,7 +56,7 @@ def serve_command(plan: Plan) -> str:
     if attention == "dense":
         fp8 = plan.layout is not None and plan.layout.quantised
         return f"{command} --attention-backend flashmla{' --kv-cache-dtype fp8_e4m3' if fp8 else ''}"
-    if plan.extra_layout is not None:  # V4, whose attention backend SGLang picks
+    if plan.extra_layout is not None:  # SGLang picks the attention backend of V4 itself
         return command
     cached = "flash_mla_with_kvcache" in hooks
     dtype, decode = ("fp8_e4m3", "flashmla_kv") if cached else ("bfloat16", "flashmla_sparse")
@@ -65,7 +65,7 @@ def serve_command(plan: Plan) -> str:
 
 
 def plugin_files(plan: Plan) -> list[GeneratedFile]:
-    """The files of the plugin beside the generated package.
+    """Return the files of the plugin, without the generated package.
 
     Raises:
         UsageError: SGLang calls no attention of the spec's kind.
@@ -74,12 +74,12 @@ def plugin_files(plan: Plan) -> list[GeneratedFile]:
 
 
 def _hooks(plan: Plan) -> list[str]:
-    """The functions that the package replaces. Raises UsageError that names what is allowed."""
+    """Return the functions that the package replaces. Raises UsageError that names the allowed values."""
     spec = plan.spec
     hooks: list[str] = [name for name in HOOKED if name in spec.wrappers]
     if not hooks:
         raise _refused(plan, "wrappers", ", ".join(spec.wrappers), f"{' or '.join(HOOKED)} among them")
-    assert spec.attention is not None  # of those wrappers
+    assert spec.attention is not None  # needed by those wrappers
     if "flash_mla_sparse_fwd" in hooks and plan.rows_block_size is not None:
         raise _refused(plan, "cache.block_size", str(plan.rows_block_size), "none: SGLang's indices name flat rows")
     if "flash_mla_with_kvcache" in hooks:
@@ -98,7 +98,7 @@ def _refused(plan: Plan, field: str, got: str, takes: str) -> UsageError:
 
 
 def _context(plan: Plan) -> dict[str, Any]:
-    """What the template asks for."""
+    """Template context."""
     hooks, attention, layout = _hooks(plan), plan.attention, plan.layout
     cache = CACHES.get((plan.spec.attention.kind, layout.name), Cache()) if plan.spec.attention and layout else Cache()
     return {

@@ -1,4 +1,4 @@
-"""The Gluon back end: the sm90 kernels, each a module beside the portable kernels of its family."""
+"""The Gluon back end: sm90 kernels, each in a module next to the portable kernels of its family."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, RESCALE_THRESHOLD_LOG2, Regist
 from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
-FIRST_BARRIER = 4  # of the named ones, above those that Triton takes
-# Of what attention over a cache takes and gives, beside q and out.
+FIRST_BARRIER = 4  # named barriers; Triton uses the lower ones
+# Shapes of the arguments of attention over a cache, except q and out.
 REST_OF_SHAPES = (
     "requests * s_q. indices i32 [requests, s_q, topk], lengths i32 [requests], lse f32 [tokens, num_heads]."
 )
-EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # of fp32, bf16 and, without a mantissa, ue8m0
+EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # one exponent bias for fp32, bf16 and ue8m0
 
 
 def register_split(registers: Registers) -> str:
-    """The split of registers as a kernel's module chooses it, by the minor version of Triton where it has others."""
+    """Return the text of a kernel's register split, with the splits of other Triton versions."""
     split = str(list(registers.split))
     if not registers.under:
         return split
@@ -44,29 +44,29 @@ Part = TypeVar("Part")
 
 
 def required(part: Part | None) -> Part:
-    """A part that the plan has, since the kernel that asks for it is in the package."""
+    """Return a part of the plan that must exist, since its kernel is in the package."""
     if part is None:
         raise LookupError("the plan has no such part")
     return part
 
 
 def sm90_of(plan: Plan, kind: type[SparseFwdPlan | SparseDecodePlan | DenseDecodePlan]) -> Sm90Plan | None:
-    """The numbers of a family's sm90 kernel; None where the spec does without."""
+    """Return the plan of a family's sm90 kernel, or None."""
     family = plan.find(kind)
     return family.sm90 if family else None
 
 
 @dataclass(frozen=True)
 class Sm90Module:
-    """A generated module with the sm90 kernel of one family, as the list of a package's modules takes it.
+    """A generated module with the sm90 kernel of one family.
 
     Attributes:
-        MODULE: its name.
-        TEMPLATE: the template's, in `templates/`.
-        plan_of: the kernel's numbers; None where the spec does without.
+        MODULE: name of the module.
+        TEMPLATE: name of the template, in `templates/`.
+        plan_of: returns the kernel's plan, or None if the package has no such kernel.
         arguments: run-time arguments and their Triton types, with every optional tensor given.
-        details: what the kernel's template asks for beside.
-        constexprs: what the kernel is compiled for, by name.
+        details: further context of the kernel's template.
+        constexprs: names of the kernel's constexpr arguments.
     """
 
     MODULE: str
@@ -78,15 +78,15 @@ class Sm90Module:
 
     @property
     def kernel(self) -> str:
-        """The kernel's name."""
+        """Name of the kernel."""
         return f"{self.MODULE}_kernel"
 
     def present(self, plan: Plan) -> bool:
-        """Whether the spec has the kernel."""
+        """Whether the package has the kernel."""
         return self.plan_of(plan) is not None
 
     def context(self, plan: Plan) -> dict[str, Any]:
-        """What the template asks for."""
+        """Template context."""
         sm90 = required(self.plan_of(plan))
         return {
             **attention_context(plan),
@@ -102,22 +102,22 @@ class Sm90Module:
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
-        """Warpgroup products in the kernel's code, as `expected_products` takes them."""
+        """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
         return {(self.kernel, None): required(self.plan_of(plan)).expected_products}
 
 
 def rescaling(threshold_log2: int) -> dict[str, int]:
-    """How far a row's maximum may rise before O is rescaled, and what P, rounded, is at most: twice that."""
+    """Return the threshold for rescaling O, and the upper bound of rounded P, which is twice the threshold."""
     return {"rescale_threshold_log2": threshold_log2, "p_limit_log2": threshold_log2 + 1}
 
 
 def names_d_v(sm90: Sm90Plan) -> bool:
-    """Whether a kernel's text names V's columns: where those that are stored end, or where a tail begins."""
+    """Whether a kernel's text names V's columns, to bound stores or to find the tail."""
     return sm90.pieces.pads_v or sm90.d_tail > 0
 
 
 def seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> list[tuple[str, ...]]:
-    """Groups of names of what every seesaw has in shared memory, with those of statistics that not all have."""
+    """Return groups of names of a seesaw kernel's shared memory, including its `statistics`."""
     tails = ("q_tail", "k0_tail", "k1_tail") if sm90.d_tail else ()
     p0 = () if sm90.p0_in_tail else ("p0",)
     halves = ("q_l", "q_r", "k0_l", "k0_r", "k1_l", "k1_r")
@@ -125,7 +125,7 @@ def seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> lis
 
 
 def p0_place(sm90: Sm90Plan) -> str:
-    """Where WG0 leaves P: the place of block 0's tail, whose scores are done by then, or one of its own."""
+    """Return the shared memory of local P: that of block 0's tail, which is free by then, or its own."""
     return "shared.k0_tail" if sm90.p0_in_tail else "shared.p0"
 
 
@@ -134,12 +134,12 @@ def _length(plan: Plan) -> Signature:
 
 
 def dividers(*names: str) -> Signature:
-    """How the sm90 kernel divides by what is known at run time alone: `_launch.divider` of each."""
+    """Return the names of run-time divisors' multipliers and shifts, from `_launch.divider`."""
     return tuple((f"{name}_{part}", "i32") for name in names for part in ("multiplier", "shift"))
 
 
 def of_rope(plan: Plan, arguments: Signature) -> Signature:
-    """Of arguments about Q those about its RoPE columns, which stand behind them; none where Q is one tensor."""
+    """Return the arguments for Q's RoPE columns, which follow those of Q; empty if Q is one tensor."""
     return tuple((name.replace("q_", "q_rope_", 1), kind) for name, kind in arguments) if plan.takes_pair else ()
 
 
@@ -175,7 +175,7 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
 
 
 def _rows_details(plan: Plan) -> dict[str, Any]:
-    """Details of the kernels over rows."""
+    """Further context of the kernels over rows."""
     dtype, page_rows = plan.spec.model.dtype, plan.rows_block_size
     rows = f"kv pages of {page_rows} rows" if page_rows is not None else "kv rows"
     return {
@@ -209,21 +209,21 @@ SPARSE_FWD = Sm90Module(
 
 @dataclass(frozen=True, kw_only=True)
 class SwapAbModule(Sm90Module):
-    """The generated module with a sm90 kernel of few heads, which stand in the columns of its products.
+    """The generated module with a swap-AB kernel, for few heads.
 
     Attributes:
-        plans_of: the kernel's numbers, by how many heads it holds; empty where the spec does without.
+        plans_of: returns the kernel's plans by number of heads; empty if the package has no such kernel.
     """
 
     plans_of: Callable[[Plan], tuple[Sm90Plan, ...]]
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
-        """Those of each number of heads that a program holds."""
+        """Number of wgmma instructions, by number of heads per program."""
         return {(self.kernel, one.block_h): one.expected_products for one in self.plans_of(plan)}
 
 
 def swap_ab_details(plans: tuple[Sm90Plan, ...], statistics: tuple[str, ...], *, scaled: bool) -> dict[str, Any]:
-    """Details of a kernel of few heads, whose consumers exchange `statistics`."""
+    """Further context of a swap-AB kernel. Its consumers exchange `statistics`."""
     sm90 = plans[0]
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
     exponents = ("exponents0", "exponents1") if scaled else ()
@@ -249,7 +249,7 @@ def _swap_ab_details(plan: Plan) -> dict[str, Any]:
 
 
 def _swap_ab_arguments(plan: Plan) -> Signature:
-    """Those of the other sm90 kernel over rows; a program holds all heads."""
+    """Return the arguments of the swap-AB kernel over rows. A program has all heads."""
     left_out = {"head_blocks", *dict(dividers("head_blocks"))}
     return tuple(argument for argument in _sparse_fwd_arguments(plan) if argument[0] not in left_out)
 
@@ -266,7 +266,7 @@ SWAP_AB = SwapAbModule(
 
 
 def sparse_decode_arguments(plan: Plan) -> Signature:
-    """Those of the kernel of sparse attention over a cache."""
+    """Return the arguments of the sm90 kernel of sparse decode."""
     attention = plan.sparse_attention
     element = f"*{plan.spec.model.dtype}"
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
@@ -303,7 +303,7 @@ def sparse_decode_arguments(plan: Plan) -> Signature:
 
 
 def _power(exponent: int, mantissa: int) -> dict[str, Any]:
-    """A power of two, and its bits in a format of 8 bits of exponent and so many of mantissa, hex if there are any."""
+    """Return a power of two and its bits in a format with 8 exponent bits, in hex if there is a mantissa."""
     bits = exponent + EXPONENT_BIAS << mantissa
     return {"exponent": exponent, "bits": f"0x{bits:04X}" if mantissa else str(bits)}
 
@@ -340,7 +340,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
 
 
 def _union_arguments(plan: Plan) -> Signature:
-    """Those of the sm90 kernel over rows, with lists in place of indices, and without splits."""
+    """Return the arguments of shared-index prefill: those over rows, with index unions and without splits."""
     left_out = {"topk_length_ptr", "partial_ptr", "s_kv", "topk", "num_splits", "split_size", "indices_token_stride"}
     left_out |= {"head_blocks", *dict(dividers("head_blocks", "splits"))}
     instead = {
@@ -358,7 +358,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
     return {
         **details,
         "union": union,
-        "scaled": False,  # as it has no partials
+        "scaled": False,  # it has no partials
         "p0": p0_place(union.sm90),
         **shared(*seesaw_shared(union.sm90, "true_max0", "true_max1"), ("q_ready", "k_ready")),
         "shapes": [
@@ -379,13 +379,13 @@ SHARED_FWD = Sm90Module(
 
 
 class UnionLists:
-    """The generated module with the kernel that makes the lists of groups of tokens."""
+    """The generated module with the kernel that builds index unions."""
 
     MODULE = "_index_union_sm90"
     TEMPLATE = "sm90/index_union"
 
     def present(self, plan: Plan) -> bool:
-        """Whether the spec has the kernel."""
+        """Whether the package has the kernel."""
         return plan.union is not None
 
     def arguments(self, plan: Plan) -> Signature:
@@ -403,7 +403,7 @@ class UnionLists:
         )
 
     def context(self, plan: Plan) -> dict[str, Any]:
-        """What the template asks for."""
+        """Template context."""
         return {
             **attention_context(plan),
             "kernel": "_index_union_kernel",
@@ -412,7 +412,7 @@ class UnionLists:
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
-        """None: it multiplies nothing."""
+        """None: the kernel has no matrix products."""
         return {}
 
 
@@ -433,8 +433,8 @@ class DenseFwdModule:
     """The generated module with the sm90 kernel of multi-head attention.
 
     Attributes:
-        context_of: what the family's template asks for.
-        signature: run-time arguments of the portable kernel that loads by pointers, and their Triton types.
+        context_of: returns the context of the family's template.
+        signature: run-time arguments of the portable kernel with pointers, and their Triton types.
     """
 
     context_of: Callable[[Plan], dict[str, Any]]
@@ -445,7 +445,7 @@ class DenseFwdModule:
     KERNEL = "_dense_fwd_sm90_kernel"
 
     def present(self, plan: Plan) -> bool:
-        """Whether the spec has the kernel."""
+        """Whether the package has the kernel."""
         return bool(plan.of(DenseFwdPlan).sm90)
 
     def _arguments(self, plan: Plan) -> Signature:
@@ -462,7 +462,7 @@ class DenseFwdModule:
         return (*arguments, ("described", "i32"), *described)
 
     def context(self, plan: Plan) -> dict[str, Any]:
-        """What the template asks for."""
+        """Template context."""
         values = self.context_of(plan)
         names = [chunk["name"] for chunk in values["k_chunks"]]
         k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in values["k_chunks"]]
@@ -485,5 +485,5 @@ class DenseFwdModule:
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
-        """Warpgroup products in the kernel's code, as `expected_products` takes them."""
+        """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
         return {(self.KERNEL, None): required(plan.of(DenseFwdPlan).sm90).expected_products}

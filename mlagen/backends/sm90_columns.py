@@ -1,4 +1,4 @@
-"""What templates of the sm90 kernels ask for of a row's columns: names of its halves, and where columns are padded."""
+"""Template context for the columns of a row in sm90 kernels: names of its halves, and padding."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from mlagen.plan.row_pieces import RowPieces
 from mlagen.plan.sm90 import SWIZZLED_COLUMNS, register_columns
 from mlagen.work import ITEMSIZE
 
-WORDS = {32: ("index",), 64: ("low", "high")}  # of a warp's indices of a block, one a lane, by indices a block
+WORDS = {32: ("index",), 64: ("low", "high")}  # names of a warp's indices, one per lane, by indices per block
 
 
 @dataclass(frozen=True)
 class Half:
-    """Columns of K and of O that a warpgroup holds, as a kernel's module names them.
+    """Columns of K and O that a warpgroup holds, with their names in a kernel's module.
 
     Attributes:
-        width: how many.
-        columns: their constant.
-        layout: that of accumulators.
-        result: that in which accumulators are stored.
-        holder: who holds them.
+        width: number of columns.
+        columns: constant with the number.
+        layout: layout of accumulators.
+        result: layout in which accumulators are stored.
+        holder: warpgroup that holds them.
     """
 
     width: int
@@ -33,12 +33,12 @@ class Half:
 
     @property
     def result_columns(self) -> tuple[int, ...]:
-        """Columns by which a thread's registers of an accumulator differ, as it is stored: from 16 on."""
+        """Column strides between the registers of a thread in the stored accumulator, from 16 on."""
         return register_columns(self.width)
 
 
 def halves(pieces: RowPieces) -> tuple[Half, Half]:
-    """The left and the right half of a row: the same names where they are equal."""
+    """Return the left and the right half of a row, with the same names if they are equal."""
     if pieces.equal:
         return (Half(pieces.left, "D_HALF", "HALF", "RESULT", "a warpgroup"),) * 2
     left = Half(pieces.left, "D_LEFT", "LEFT", "LEFT_RESULT", "WG0")
@@ -46,7 +46,7 @@ def halves(pieces: RowPieces) -> tuple[Half, Half]:
 
 
 def row_context(sm90: Sm90Plan, *, takes_pair: bool = False) -> dict[str, Any]:
-    """What templates ask for of the columns of a row; `takes_pair`: RoPE's columns of Q lie elsewhere."""
+    """Template context for the columns of a row. With `takes_pair`, Q's RoPE columns are in another tensor."""
     pieces, (left, right) = sm90.pieces, halves(sm90.pieces)
     of_v = f"2 * {left.columns}" if pieces.equal else f"{left.columns} + {right.columns}"
     tail_swizzle, p_swizzle = (
@@ -64,11 +64,11 @@ def row_context(sm90: Sm90Plan, *, takes_pair: bool = False) -> dict[str, Any]:
         "acc_layout": "HALF" if pieces.equal else "acc.type.layout",
         "tail_start": of_v if pieces.pads_v else "D_V",
         "tail_tile": "TAIL_TILE" if tail_swizzle else "TILE",
-        "tail_swizzle": tail_swizzle,  # bytes of a row in shared memory, None where they are TILE's
+        "tail_swizzle": tail_swizzle,  # bytes of a row in shared memory; None if equal to TILE's
         "p_tile": "P_TILE" if p_swizzle else "TILE",
         "p_swizzle": p_swizzle,
         "words": WORDS[sm90.block_n],
-        # Opaque where no column of the right half is V's: the compiler would drop its products, but not all of them.
+        # Opaque if no column of the right half is V's: otherwise the compiler would drop some of its products.
         "v_end": "D_V" if pieces.left < pieces.d_v else "D_V + _opaque_zero(call.num_heads)",
         "half_columns": "D_HALF" if pieces.equal else "columns",
         "result": "RESULT" if pieces.equal else "result",

@@ -1,4 +1,4 @@
-"""The sm90 kernels of dense attention over a paged cache: of the model's dtype and of e4m3, and of few rows."""
+"""The sm90 kernels of dense decode: for caches of the model's dtype and of e4m3, and for few rows."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
 from mlagen.plan.sm90 import PRODUCT_DEPTH
 
 WARPGROUP = 128  # threads
-SPLIT_ROWS = 8  # of Q that a warpgroup splits at a time, so that few registers are spilled
+SPLIT_ROWS = 8  # rows of Q that a warpgroup splits at a time, to limit spills
 
 
 def _dense_decode_arguments(plan: Plan) -> Signature:
-    """Those of the portable kernel over a bf16 cache without a window, and how to divide by a page's size."""
+    """Return the arguments of the portable kernel without a window, with the divider of the page size."""
     element = f"*{plan.spec.model.dtype}"
     sizes = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size")
     scheduler = ("unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")

@@ -1,4 +1,4 @@
-"""The sm90 kernels of the indexer's logits, in Gluon: two modules beside the portable ones of their family."""
+"""The sm90 kernels of the indexer's logits, in Gluon: two modules next to the portable ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _descriptors(q_rows: int, k_rows: int) -> Signature:
 
 
 def _arguments(sm90: MqaLogitsSm90Plan) -> Signature:
-    """Those of the portable kernel that these need, under its names."""
+    """Return the portable kernel's arguments that the sm90 kernel over flat keys needs."""
     return (
         *(("k_scale_ptr", "*fp32"), ("weights_ptr", "*fp32"), ("start_ptr", "*i32"), ("end_ptr", "*i32")),
         ("out_ptr", "*fp32"),
@@ -30,7 +30,7 @@ def _arguments(sm90: MqaLogitsSm90Plan) -> Signature:
 
 
 def _paged_arguments(sm90: MqaLogitsSm90Plan) -> Signature:
-    """Likewise."""
+    """Return the portable kernel's arguments that the sm90 kernel over pages needs."""
     strides = ("page", "context_lens", "context_lens_token", "block_table", "weights", "out")
     return (
         *(("cache_ptr", "*u8"), ("weights_ptr", "*fp32"), ("context_lens_ptr", "*i32"), ("block_table_ptr", "*i32")),
@@ -46,12 +46,12 @@ class LogitsModule:
     """A generated module with an sm90 kernel of the indexer's logits.
 
     Attributes:
-        MODULE: its name.
-        TEMPLATE: the template's, in `templates/`.
+        MODULE: name of the module.
+        TEMPLATE: name of the template, in `templates/`.
         arguments: run-time arguments and their Triton types.
-        tokens: of a query block, of which it is compiled.
-        details: what the kernel's template asks for beside.
-        expected_products: warpgroup products in the kernel's code.
+        tokens: tokens per query block, a constexpr.
+        details: further context of the kernel's template.
+        expected_products: number of wgmma instructions in the kernel's code.
     """
 
     MODULE: str
@@ -63,15 +63,15 @@ class LogitsModule:
 
     @property
     def kernel(self) -> str:
-        """The kernel's name."""
+        """Name of the kernel."""
         return f"{self.MODULE}_kernel"
 
     def present(self, plan: Plan) -> bool:
-        """Whether the spec has the kernel."""
+        """Whether the package has the kernel."""
         return self.MODULE in sm90_modules_of(plan.spec)
 
     def context(self, plan: Plan) -> dict[str, Any]:
-        """What the template asks for."""
+        """Template context."""
         sm90 = make_mqa_logits_sm90(plan.spec)
         if sm90 is None:
             raise LookupError("the plan has no such part")
@@ -87,7 +87,7 @@ class LogitsModule:
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
-        """Warpgroup products in the kernel's code, as `expected_products` takes them."""
+        """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
         sm90 = make_mqa_logits_sm90(plan.spec)
         return {} if sm90 is None else {(self.kernel, None): self.expected_products(sm90)}
 

@@ -1,4 +1,4 @@
-"""The sm90 kernel of sparse attention that multiplies Q and a cache of e4m3."""
+"""The sm90 kernel of sparse decode for e4m3 Q and an e4m3 cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mlagen.plan.sm90 import PRODUCT_DEPTH
 
 
 def _arguments(plan: Plan) -> Signature:
-    """Those of the kernel that takes a Q of the model's dtype, with Q's bytes and its scale."""
+    """Return the arguments: those for a Q of the model's dtype, with Q's bytes and its scale."""
     found: list[tuple[str, str]] = []
     for name, kind in sparse_decode_arguments(plan):
         found.append((name, "*u8" if name in ("q_ptr", "q_rope_ptr") else kind))

@@ -1,4 +1,4 @@
-"""The sm90 kernel of top-k, in Gluon: a module beside the portable one of its family."""
+"""The sm90 kernel of top-k, in Gluon: a module next to the portable one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TopkModule:
     TEMPLATE = "sm90/topk"
 
     def present(self, plan: Plan) -> bool:
-        """Whether the spec has the kernel."""
+        """Whether the package has the kernel."""
         return self._sm90(plan) is not None
 
     def _sm90(self, plan: Plan) -> TopkSm90Plan | None:
@@ -41,7 +41,7 @@ class TopkModule:
         return family.sm90 if family else None
 
     def arguments(self) -> Signature:
-        """Run-time arguments and their Triton types, of fp32 scores: those of the portable kernel that it needs."""
+        """The portable kernel's run-time arguments that it needs, with their Triton types for fp32 scores."""
         return (
             ("logits_ptr", "*fp32"),
             *((f"{name}_ptr", "*i32") for name in VECTORS),
@@ -52,7 +52,7 @@ class TopkModule:
         )
 
     def context(self, plan: Plan) -> dict[str, Any]:
-        """What the template asks for."""
+        """Template context."""
         return {
             **common(plan),
             "sm90": self._sm90(plan),
@@ -63,7 +63,7 @@ class TopkModule:
         }
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
-        """None: it multiplies nothing."""
+        """None: the kernel has no matrix products."""
         return {}
 
 

@@ -1,4 +1,4 @@
-"""vLLM's attention backends over a package: which specs have one, and what their templates ask for."""
+"""The vLLM attention backend of a package: the supported specs, and the templates' contexts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mlagen.spec import DenseAttention, SparseAttention
 from mlagen.spec.stored import NAMED_LAYOUTS
 
 SUMMARY = "Attention backend of vLLM"
-ENTRY_POINTS = "vllm.general_plugins"  # the group whose functions vLLM calls in every process
-INDEXER_BLOCK_SIZE = 64  # tokens a page, or a multiple, that vLLM's indexer takes beside sparse attention
-CONVERTER = "triton_convert_req_index_to_global_index"  # which vLLM's own of that name need not do, nor compile late
-PACKED = "fp8_ds_mla"  # vLLM's word for rows of one size, whose RoPE columns are zeros in a model without
+ENTRY_POINTS = "vllm.general_plugins"  # vLLM calls the functions of this group in every process
+INDEXER_BLOCK_SIZE = 64  # page size of vLLM's indexer; sparse attention takes multiples of it
+CONVERTER = "triton_convert_req_index_to_global_index"  # replaces vLLM's own function of that name
+PACKED = "fp8_ds_mla"  # vLLM's word for rows of one size; models without RoPE have zeros in the RoPE columns
 PACKED_DIMS = (512, 64)  # kv_lora_rank and qk_rope_head_dim of those rows
-V4 = "ue8m0_v4"  # rows of both caches of DeepSeek V4, which vLLM calls fp8_ds_mla too
+V4 = "ue8m0_v4"  # rows of both caches of DeepSeek V4, also called fp8_ds_mla in vLLM
 V4_DIMS = (448, 64)
 V4_WRAPPERS = (
     "flash_mla_with_kvcache",
@@ -28,8 +28,12 @@ V4_WRAPPERS = (
     "compute_global_topk_indices_and_lens",
     "combine_topk_swa_indices",
 )
-INDEXER = ("fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits", "get_paged_mqa_logits_metadata")  # what its indexer calls
-TOPK = ("top_k_per_row_prefill", "top_k_per_row_decode")  # by which it picks
+INDEXER = (
+    "fp8_fp4_mqa_logits",
+    "fp8_fp4_paged_mqa_logits",
+    "get_paged_mqa_logits_metadata",
+)  # functions that its indexer calls
+TOPK = ("top_k_per_row_prefill", "top_k_per_row_decode")  # functions of its top-k
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,12 @@ class Kind:
     """A kind of attention that vLLM calls.
 
     Attributes:
-        template: of the backend.
-        wrappers: what it calls.
+        template: template of the backend.
+        wrappers: wrappers that the backend calls.
         cache_dtypes: vLLM's words (`--kv-cache-dtype`) for the cache.
-        packed: whether a row is bytes of several fields, which vLLM hands over as uint8.
-        unserved: names of vLLM's own backends, by major compute capability, whose place in the platform's list the
-            backend takes where theirs do not run.
+        packed: whether a row has several fields, which vLLM passes as uint8.
+        unserved: names of vLLM's own backends, by major compute capability. Where they do not run, the backend takes
+            their place in the platform's list.
     """
 
     template: str
@@ -54,7 +58,7 @@ class Kind:
 
 _SPARSE_PLACES = ((8, ("FLASHMLA_SPARSE", "FLASH_ATTN_MLA_SPARSE")),)
 
-# By the kind of attention and the layout of the cache.
+# By kind of attention and layout of the cache.
 KINDS = {
     ("sparse", "bf16"): Kind("sparse", ("flash_mla_sparse_fwd",), ("auto", "bfloat16"), unserved=_SPARSE_PLACES),
     ("sparse", "fp16"): Kind("sparse", ("flash_mla_sparse_fwd",), ("auto", "float16"), unserved=_SPARSE_PLACES),
@@ -69,17 +73,17 @@ KINDS = {
 
 
 def plugin_name(plan: Plan) -> str:
-    """The Python package that vLLM's plugin is: it holds the generated package under the spec's name."""
+    """Return the name of the plugin's Python package. It contains the generated package under the spec's name."""
     return f"mlagen_vllm_{plan.spec.name}"
 
 
 def backend_name(plan: Plan) -> str:
-    """What `--attention-backend` calls it."""
+    """Return the backend's name for `--attention-backend`."""
     return f"MLAGEN_{plan.spec.name.upper()}"
 
 
 def serve_command(plan: Plan) -> str:
-    """What serves a model with the plugin, MODEL in its place.
+    """Return the command that serves MODEL with the plugin.
 
     Raises:
         UsageError: vLLM calls no attention of the spec's kind.
@@ -88,7 +92,7 @@ def serve_command(plan: Plan) -> str:
 
 
 def plugin_files(plan: Plan) -> list[GeneratedFile]:
-    """The files of the plugin beside the generated package.
+    """Return the files of the plugin, without the generated package.
 
     Raises:
         UsageError: vLLM calls no attention of the spec's kind.
@@ -107,7 +111,7 @@ def plugin_files(plan: Plan) -> list[GeneratedFile]:
 
 
 def _kind(plan: Plan) -> Kind:
-    """The kind of the spec's attention. Raises UsageError that names what is allowed."""
+    """Return the kind of the spec's attention. Raises UsageError that names the allowed values."""
     spec = plan.spec
     if spec.attention is None or plan.layout is None:
         takes = ", ".join(f"{kind} over {layout}" for kind, layout in KINDS)
@@ -133,9 +137,9 @@ def _kind(plan: Plan) -> Kind:
 
 
 def _check_v4(plan: Plan) -> None:
-    """Refuses what is not the attention of vLLM's V4 layers."""
+    """Refuse specs that differ from the attention of vLLM's V4 layers."""
     spec, rows = plan.spec, compose(NAMED_LAYOUTS[V4], *V4_DIMS)
-    assert isinstance(spec.attention, SparseAttention)  # as _kind saw
+    assert isinstance(spec.attention, SparseAttention)  # checked by _kind
     for field, layout in (("cache.layout", plan.layout), ("extra_cache", plan.extra_layout)):
         if layout is None or _read(layout) != _read(rows):
             got = "none" if layout is None else f"rows of {layout.row_bytes} bytes"
@@ -149,7 +153,7 @@ def _check_v4(plan: Plan) -> None:
 
 
 def _is_packed(layout: CacheLayout) -> bool:
-    """Whether rows are the bytes that vLLM writes as fp8_ds_mla, with padding where a model has no RoPE columns."""
+    """Whether rows have vLLM's fp8_ds_mla bytes, with padding in models without RoPE columns."""
     rows = compose(NAMED_LAYOUTS[PACKED], *PACKED_DIMS)
     read, written = _read(layout), _read(rows)
     sizes = (layout.plane_bytes, layout.page_multiple) == (rows.plane_bytes, rows.page_multiple)
@@ -157,7 +161,7 @@ def _is_packed(layout: CacheLayout) -> bool:
 
 
 def _read(layout: CacheLayout) -> list[dict[str, Any]]:
-    """What readers know of a layout's fields: how a scale is found, writers alone do."""
+    """Return the fields of a layout without scale rules, which only writers use."""
     fields = [asdict(field) for field in layout.fields if not isinstance(field, PadField)]
     return [{name: value for name, value in field.items() if name != "rule"} for field in fields]
 
@@ -167,7 +171,7 @@ def _check_sparse(plan: Plan, attention: SparseAttention, kind: Kind) -> None:
         raise _refused(plan, "attention.attn_sink", "'required'", "'none' or 'optional': vLLM's sparse MLA passes none")
     if plan.rows_block_size is not None:
         raise _refused(plan, "cache.block_size", str(plan.rows_block_size), "none: vLLM's indices name flat rows")
-    assert plan.layout is not None  # as _kind saw
+    assert plan.layout is not None  # checked by _kind
     if kind.packed and not _is_packed(plan.layout):
         size = compose(NAMED_LAYOUTS[PACKED], *PACKED_DIMS).row_bytes
         takes = f"the {size} that vLLM writes as {PACKED}; without RoPE the rest is a field of kind pad"
@@ -179,9 +183,9 @@ def _refused(plan: Plan, field: str, got: str, takes: str) -> UsageError:
 
 
 def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
-    """What the templates ask for."""
+    """Context of the templates."""
     attention = plan.attention
-    assert plan.layout is not None  # as _kind saw
+    assert plan.layout is not None  # checked by _kind
     dense = isinstance(attention, DenseAttention)
     block_size = plan.spec.cache.block_size if dense and plan.spec.cache is not None else INDEXER_BLOCK_SIZE
     return {

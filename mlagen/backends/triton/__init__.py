@@ -1,7 +1,7 @@
-"""The portable Triton back end: one module here a family of kernels, and the table of what renders each family.
+"""The portable Triton back end: one module per kernel family, and the table of renderers.
 
-A family's module has shared(plan, family), the files that its own modules import, and modules(plan, family), those that
-callers may import.
+A family's module has `shared(plan, family)`, which returns the files that its modules import, and
+`modules(plan, family)`, which returns its public modules.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from mlagen.plan.cache import PDL_MAX_PROGRAMS
 from mlagen.plan.tritons import MINORS, TRITONS, minors
 from mlagen.spec import spec_digest
 
-# What the text that every package shares asks for.
+# Context of the text that all packages share.
 LAUNCH = {
     "minors": MINORS,
     "pdl_max_programs": PDL_MAX_PROGRAMS,
@@ -57,19 +57,19 @@ LAUNCH = {
     "pdl_targets": [name for name, target in TARGETS.items() if target.pdl],
 }
 CALLS = {"call_cache_size": 4096}
-INLINE_LENGTH = 70  # of a literal that shares its line with its key
+INLINE_LENGTH = 70  # columns of a literal on the line of its key
 
 Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule | sm90_logits.LogitsModule | sm90_topk.TopkModule
 
 
 @dataclass(frozen=True)
 class Renderer:
-    """What renders a family.
+    """The renderers of a family.
 
     Attributes:
-        shared: files that its modules import, of a plan and the family.
-        modules: its modules.
-        sm90: modules of its sm90 kernels, which follow what is shared where the spec has them.
+        shared: returns the files that its modules import, for a plan and the family.
+        modules: returns its public modules.
+        sm90: modules of its sm90 kernels, which follow the shared files.
     """
 
     shared: Callable[[Plan, Any], list[GeneratedFile]]
@@ -77,7 +77,7 @@ class Renderer:
     sm90: tuple[Sm90Kernels, ...] = ()
 
     def present_sm90(self, plan: Plan) -> list[Sm90Kernels]:
-        """Those modules of sm90 kernels that the spec has."""
+        """Modules of sm90 kernels that the package has."""
         return [kernels for kernels in self.sm90 if kernels.present(plan)]
 
     def imported(self, plan: Plan, family: Any) -> list[GeneratedFile]:
@@ -122,7 +122,7 @@ RENDERERS = {
 
 
 def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
-    """The files of the package, in the order they are written: what is imported comes before what imports it.
+    """Return the files of the package. Imported files come before their importers.
 
     Args:
         plan: the plan.
@@ -145,7 +145,7 @@ def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
 
 
 def _package(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> dict[str, Any]:
-    """What the template of the package itself asks for."""
+    """Context of the template of `__init__.py`."""
     exports = [(module.file.module, list(module.exports)) for module in modules]
     names = ["SPEC", "supports", "variants", "warmup"]
     operators = [ops.MODULE] if plan.ops else []
@@ -165,7 +165,7 @@ def _package(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> dict[
 
 
 def _spec(plan: Plan, tritons: Sequence[str]) -> dict[str, Any]:
-    """The package's SPEC."""
+    """Return the package's SPEC."""
     spec: dict[str, Any] = {
         "spec": plan.spec.model_dump(mode="json"),
         "spec_sha256": spec_digest(plan.spec),
@@ -195,12 +195,12 @@ def _spec(plan: Plan, tritons: Sequence[str]) -> dict[str, Any]:
 
 
 def _export_order(name: str) -> tuple[bool, bool, str]:
-    """Constants before classes before functions, as the house sorts what a module exports."""
+    """Sort key of exports: constants, then classes, then functions."""
     return not name.isupper(), name[0].islower(), name
 
 
 def _literal(value: Any, indent: int = 0) -> str:
-    """A Python literal in the house's format: scalars side by side in one line, else one entry a line."""
+    """Format a Python literal: scalars in one line, other values with an entry per line."""
     if not isinstance(value, dict | list):
         return json.dumps(value) if isinstance(value, str) else repr(value)
     brackets = "{}" if isinstance(value, dict) else "[]"
@@ -215,9 +215,9 @@ def _literal(value: Any, indent: int = 0) -> str:
 
 
 def expected_products(plan: Plan) -> dict[tuple[str, int | None], int]:
-    """Warpgroup products (wgmma) that the plan expects in a kernel's code, by kernel and BLOCK_H (None without one).
+    """Return the number of wgmma instructions expected in a kernel's code, by kernel and BLOCK_H (None without one).
 
-    A kernel that is not named is not judged.
+    Kernels that are not listed are not checked.
     """
     found: dict[tuple[str, int | None], int] = {}
     for family in plan.families:

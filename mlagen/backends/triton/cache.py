@@ -1,4 +1,4 @@
-"""The writers and the gathers of a cache, and their wrappers."""
+"""Writers and gathers of a cache, and their wrappers."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ MODULE, EXTRA_MODULE = "cache", "extra_cache"
 CONCAT, INSERT = "concat_and_cache_mla", "quantize_and_insert_k_cache"
 GATHER_REQUESTS, GATHER_TOKENS = "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache"
 
-# What vLLM's kv_cache_dtype says of a layout, beside the layout's own name.
+# Values of vLLM's kv_cache_dtype for a layout, in addition to the layout's name.
 KV_CACHE_DTYPES = {"fp8_per_tensor": ("fp8", "fp8_e4m3")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Side:
-    """One of the caches of a spec, with kernels of its own.
+    """One cache of a spec, with its own kernels.
 
     Attributes:
         cache: the cache.
         module: its generated module.
-        layout_module: generated module that knows its bytes.
-        which: what docs call it.
+        layout_module: generated module of its layout.
+        which: its name in docstrings.
     """
 
     cache: StoredCache
@@ -43,7 +43,7 @@ class Side:
 
 
 def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The blocks in which a row is written, each with the argument that holds its columns."""
+    """Return the blocks in which a row is written, each with the argument of its columns."""
     d_c, rope = plan.spec.model.kv_lora_rank, plan.spec.model.qk_rope_head_dim
     found = []
     for chunk in chunks:
@@ -67,7 +67,7 @@ def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[
 
 
 def _loaded(one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The blocks in which a row is gathered: a thread loads no more columns at once than it can store at once."""
+    """Return the blocks in which a row is gathered. A thread loads at most as many columns as it can store at once."""
     found = []
     for chunk in chunks:
         most = layout.THREAD_COLUMNS * chunk["bits"] // 8
@@ -78,12 +78,12 @@ def _loaded(one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, An
 
 
 def _texts(strings: tuple[str, ...], name: str) -> str:
-    """Strings and the name of one more as the entries of a tuple."""
+    """Return strings and the name of one more as entries of a tuple."""
     return ", ".join([*(f'"{string}"' for string in strings), name]) + ("" if strings else ",")
 
 
 def _what(wrappers: set[str]) -> str:
-    """What the module holds, for its docstring."""
+    """Return the module's content, for its docstring."""
     parts = [
         ("writers" if {CONCAT, INSERT} <= wrappers else "writer", {CONCAT, INSERT}),
         ("gathers" if {GATHER_REQUESTS, GATHER_TOKENS} <= wrappers else "gather", {GATHER_REQUESTS, GATHER_TOKENS}),
@@ -92,7 +92,7 @@ def _what(wrappers: set[str]) -> str:
 
 
 def _cache_doc(plan: Plan, side: Side) -> str:
-    """The cache argument, for docstrings."""
+    """Return the text of the cache argument, for docstrings."""
     if not side.layout.quantised:
         row = side.layout.row_bytes // layout.unit_of(side.layout)
         return f"{plan.spec.model.dtype} [pages, block_size, {row}], any block_size, any page and row stride."
@@ -101,7 +101,7 @@ def _cache_doc(plan: Plan, side: Side) -> str:
 
 
 def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
-    """What the template asks for, of one of the spec's caches."""
+    """Template context of one of the spec's caches."""
     cached = side.layout
     wrappers, torch_dtype = set[str](plan.spec.wrappers), TORCH_DTYPES[plan.spec.model.dtype]
     of_layout = layout.context(plan, family.caches, side.cache)
@@ -143,7 +143,7 @@ def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
 
 
 def _sides(family: CachePlan) -> list[Side]:
-    """The caches of a plan."""
+    """Return the caches of a plan."""
     sides = [Side(family.caches.main, MODULE, layout.MODULE, "the cache")]
     if family.caches.other:
         sides.append(Side(family.caches.other, EXTRA_MODULE, layout.EXTRA_MODULE, "the second cache"))
@@ -151,7 +151,7 @@ def _sides(family: CachePlan) -> list[Side]:
 
 
 def shared(plan: Plan, family: CachePlan) -> list[GeneratedFile]:
-    """What the family's modules import."""
+    """Files that the family's modules import."""
     kernels = [
         generated(f"_{side.module}_kernels", _context(plan, family, side), f"_{MODULE}_kernels")
         for side in _sides(family)
@@ -160,7 +160,7 @@ def shared(plan: Plan, family: CachePlan) -> list[GeneratedFile]:
 
 
 def modules(plan: Plan, family: CachePlan) -> list[Module]:
-    """The module of the cache's wrappers, and that of the second one's, which have the same names."""
+    """Return the modules of the wrappers of the first and the second cache. Their wrappers have the same names."""
     wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
     return [
         Module(generated(side.module, _context(plan, family, side), MODULE), wrappers if side.module == MODULE else ())

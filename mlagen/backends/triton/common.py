@@ -1,4 +1,4 @@
-"""What the kernel families of the portable back end share."""
+"""Code that the kernel families of the portable back end share."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Signature = tuple[tuple[str, str], ...]
 
 
 def sm90_modules(plan: Plan) -> list[str]:
-    """The modules of the sm90 kernels that the package has, those of attention over latent rows first."""
+    """Return the modules of the package's sm90 kernels; attention over latent rows comes first."""
     ordered = sorted(plan.families, key=lambda family: not isinstance(family, LatentFamily))
     return [module for family in ordered for module in family.sm90_modules]
 
 
 def common(plan: Plan) -> dict[str, Any]:
-    """What every template of a package may ask for."""
+    """Context that all templates of a package share."""
     spec = plan.spec
     return {
         "wrappers": spec.wrappers,
@@ -41,7 +41,7 @@ def common(plan: Plan) -> dict[str, Any]:
 
 
 def imported(module: str, names: list[str]) -> str:
-    """What follows `import` from a module of the package, as the house formats it: a name a line if a line is short."""
+    """Format the names after `import` from a module of the package: one per line if they do not fit one line."""
     line = ", ".join(names)
     if len(f"from .{module} import {line}") <= LINE_LENGTH:
         return line
@@ -49,17 +49,17 @@ def imported(module: str, names: list[str]) -> str:
 
 
 def stated_scale(scale: float | None) -> str:
-    """The softmax scale that a spec states, as text; empty: none."""
+    """Return the spec's softmax scale as text; empty if it has none."""
     return "" if scale is None else repr(scale)
 
 
 def alignment_of(column: int) -> str:
-    """What may be claimed of addresses that begin `column` columns into an aligned row: ALIGNMENT, or nothing."""
+    """Return the known alignment of addresses `column` columns into an aligned row: ALIGNMENT or 1."""
     return "ALIGNMENT" if column * ITEMSIZE % FULL_ALIGNMENT == 0 else "1"
 
 
 def chunk_of(chunk: Chunk) -> dict[str, Any]:
-    """A chunk as templates ask for it."""
+    """Template context of a chunk."""
     alignment = alignment_of(chunk.start)
     aligned = f"config.{alignment}" if alignment == "ALIGNMENT" else alignment
     return {**dataclasses.asdict(chunk), "masked": chunk.masked, "alignment": alignment, "aligned": aligned}

@@ -1,4 +1,4 @@
-"""Dense attention over a paged cache: a kernel that shares a batch out by its lengths, and the wrappers."""
+"""Dense decode: a kernel that partitions a batch by its lengths, and the wrappers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLASH, DECODE = "flash_mla_with_kvcache", "decode_attention_fwd"
 
 
 def _context(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
-    """What the template asks for."""
+    """Template context."""
     one = dense.caches.main.layout
     cache = cache_context(plan, dense.caches, dense.caches.main)
     attention = attention_context(plan)
@@ -36,13 +36,13 @@ def _context(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
 
 
 def shared(plan: Plan, family: DenseDecodePlan) -> list[GeneratedFile]:
-    """What the family's module imports."""
+    """Files that the family's module imports."""
     kernels = generated("_dense_decode_kernels", _context(plan, family))
     return [*layout.files(plan, family.caches), tiles.file(plan), splits.file(plan), kernels]
 
 
 def modules(plan: Plan, family: DenseDecodePlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
     flash = ["FlashMLASchedMeta", "get_mla_metadata"] if FLASH in wrappers else []
     names = sorted([*wrappers, *flash, "dense_workspace_size"])

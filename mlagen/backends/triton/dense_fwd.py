@@ -14,7 +14,7 @@ MODULE = "dense_fwd"
 
 
 def signature(plan: Plan) -> Signature:
-    """Run-time arguments that the kernel by pointers and the sm90 kernel share, and their Triton types."""
+    """Return the run-time arguments of the pointer kernel and the sm90 kernel, with their Triton types."""
     element = f"*{plan.spec.model.dtype}"
     heads = ("num_heads", "heads_per_kv")
     sizes = ("total_q", "total_k", *heads, "num_requests", "request_bits", "num_slots", "head_group")
@@ -34,7 +34,7 @@ def signature(plan: Plan) -> Signature:
 
 
 def context(plan: Plan) -> dict[str, Any]:
-    """What the templates ask for."""
+    """Context of the templates."""
     dense_fwd = plan.of(DenseFwdPlan)
     k_chunks = [chunk_of(chunk) for chunk in dense_fwd.k_chunks]
     v_chunks = accumulators(dense_fwd.v_chunks)
@@ -56,10 +56,10 @@ def context(plan: Plan) -> dict[str, Any]:
 
 
 def shared(plan: Plan, family: DenseFwdPlan) -> list[GeneratedFile]:
-    """What the family's module and its sm90 kernel import."""
+    """Files that the family's module and its sm90 kernel import."""
     return [tiles.file(plan), generated("_dense_fwd_kernels", context(plan))]
 
 
 def modules(plan: Plan, family: DenseFwdPlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     return [Module(generated(MODULE, context(plan)), family.WRAPPERS)]

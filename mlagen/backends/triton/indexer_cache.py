@@ -23,7 +23,7 @@ WRITE, GATHER, QUERY, NORMALISE = (
 
 
 def _aligned(nbytes: int) -> str:
-    """What may be claimed of addresses a multiple of so many bytes from an aligned one: text of a constexpr."""
+    """Return the known alignment of addresses this many bytes from an aligned one, as a constexpr's text."""
     known = math.gcd(nbytes, FULL_ALIGNMENT)
     if known == FULL_ALIGNMENT:
         return "ALIGNMENT"
@@ -31,11 +31,11 @@ def _aligned(nbytes: int) -> str:
 
 
 def _turn(rows: IndexerRows) -> dict[str, Any]:
-    """What RoPE rotates, and how its pairs are brought together."""
+    """Template context for RoPE: rotated columns, and how pairs are joined."""
     width, start, neox = rows.indexer.rope_head_dim, rows.rope_start, rows.indexer.rope == "neox"
     half = width // 2
     step = half if neox else 1
-    # Where the angles of a block's first pair begin in a row of the table, whatever the block: its columns are even.
+    # Position of the angles of a block's first pair in a row of the table. A block has an even number of columns.
     first = start if neox else start // 2
     return {
         "columns": width,
@@ -43,7 +43,7 @@ def _turn(rows: IndexerRows) -> dict[str, Any]:
         "end": start + width,
         "half": half,
         "neox": neox,
-        "in_registers": not neox and start % 2 == 0,  # else a pair's columns may be in different blocks
+        "in_registers": not neox and start % 2 == 0,  # else the columns of a pair may be in different blocks
         "step": step,
         "step_aligned": step * ITEMSIZE % FULL_ALIGNMENT == 0,
         "angles_aligned": math.gcd(half, first) * ITEMSIZE % FULL_ALIGNMENT == 0,
@@ -51,7 +51,7 @@ def _turn(rows: IndexerRows) -> dict[str, Any]:
 
 
 def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
-    """Pieces of a row as kernels load and turn them; none: they take rows whole."""
+    """Return the pieces in which kernels load and rotate a row; empty if they load whole rows."""
     width, indexer, names = rows.piece, rows.indexer, indexer_layout.pieces_of(rows, name)
     if width is None:
         return []
@@ -59,7 +59,7 @@ def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
     found = []
     for number, piece in enumerate(names):
         start = number * width
-        inside = start - rows.rope_start  # columns from the first that turns
+        inside = start - rows.rope_start  # columns from the first rotated one on
         turns = 0 <= inside < (span // 2 if neox else span)
         other = names[number + span // 2 // width] if turns and neox else None
         angle = inside if neox else inside // 2
@@ -68,7 +68,7 @@ def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
 
 
 def _chunks(rows: IndexerRows, chunks: list[dict[str, Any]], store: Any) -> list[dict[str, Any]]:
-    """Blocks of a row as kernels load and store them."""
+    """Return the blocks in which kernels load and store a row."""
     start, end = rows.rope_start, rows.rope_start + rows.indexer.rope_head_dim
     found = []
     for chunk in chunks:
@@ -89,7 +89,7 @@ def _chunks(rows: IndexerRows, chunks: list[dict[str, Any]], store: Any) -> list
 
 
 def _part(rows: IndexerRows, name: str, field: Field) -> dict[str, Any]:
-    """A field of a key as the gather copies it."""
+    """Template context of a field that the gather copies."""
     pointers, alignment = layout.bytes_text(rows.layout, field)
     block = next_power_of_2(field.nbytes)
     return {
@@ -104,7 +104,7 @@ def _part(rows: IndexerRows, name: str, field: Field) -> dict[str, Any]:
 
 
 def _parts_doc(rows: IndexerRows) -> dict[str, str]:
-    """What a gathered key's parts are, for docstrings."""
+    """Return descriptions of a gathered key's parts, for docstrings."""
     scales = rows.scales
     assert scales is not None
     taken = f"8-bit [N, {scales.nbytes}]"
@@ -118,10 +118,10 @@ def _parts_doc(rows: IndexerRows) -> dict[str, str]:
 
 
 def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
-    """What the templates ask for."""
+    """Context of the templates."""
     rows = family.rows
     cached, query, scales = rows.layout, rows.query, rows.scales
-    assert scales is not None  # as the plan has it
+    assert scales is not None  # checked by the plan
     of_keys, of_query = indexer_layout.keys_context(plan, rows), indexer_layout.query_context(plan, rows)
     wrappers = plan.spec.wrappers
     query_scales = query.scales_of(query.data[0])
@@ -179,7 +179,7 @@ def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
 
 
 def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
-    """What the family's module imports."""
+    """Files that the family's module imports."""
     found = [indexer_layout.keys_file(plan, family.rows)]
     if QUERY in plan.spec.wrappers:
         found.append(indexer_layout.query_file(plan, family.rows))
@@ -187,6 +187,6 @@ def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
 
 
 def modules(plan: Plan, family: IndexerCachePlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
     return [Module(generated(MODULE, _context(plan, family)), names)]

@@ -1,6 +1,6 @@
-"""The modules that know the bytes of the indexer's keys and of its query, as their templates ask for them.
+"""Contexts of the modules with the layouts of the indexer's keys and query.
 
-Writers take rows whole, or in pieces where RoPE rotates them (`IndexerRows.piece`).
+Writers take whole rows, or pieces if RoPE rotates them (`IndexerRows.piece`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from mlagen.plan.rows import tiled_chunks
 
 KEYS_MODULE, QUERY_MODULE = "_indexer_layout", "_indexer_query"
 WRITE, NORMALISE = "indexer_k_quant_and_cache", "indexer_k_norm_rope_store"
-# That a line of 120 columns names beside other arguments, and that it joins.
+# Most names in a line of 120 columns, next to other arguments and joined.
 PIECES_A_LINE, SCALES_A_LINE = 6, 4
 
 
 def keys_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
-    """What the layout's template asks for of keys, which no kernel reads as rows of the model's dtype."""
+    """Context of the layout's template for keys. No kernel reads them as rows of the model's dtype."""
     writes = WRITE in plan.spec.wrappers or NORMALISE in plan.spec.wrappers
     found = bytes_context(plan, rows.layout, rows.chunks, reads=False, writes=writes)
     pieces = _pieces(rows, rows.layout) if NORMALISE in plan.spec.wrappers else None
@@ -37,7 +37,7 @@ def keys_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
 
 
 def query_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
-    """What the template of the query's quantisation asks for."""
+    """Context of the template of the query's quantisation."""
     query = rows.query
     found = bytes_context(plan, query, tiled_chunks(query), reads=False, writes=True)
     return {
@@ -51,45 +51,45 @@ def query_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
 
 
 def query_store_text(rows: IndexerRows, columns: str = "x", valid: str = "valid") -> str:
-    """What each store_... of the query takes, with the columns and those that there are by these names."""
+    """Return the arguments of each store_... of the query, with these names of columns and masks."""
     pointers = "rows, plane_rows" if rows.packed else "rows"
     return f"{pointers}, {columns}, {valid}{_constants(rows.query)}"
 
 
 def pieces_of(rows: IndexerRows, name: str) -> list[str]:
-    """Names of the pieces that a row is taken in, after what a whole one is called."""
+    """Return the names of a row's pieces, derived from the name of the whole row."""
     return [f"{name}_{number}" for number in range(rows.indexer.head_dim // rows.piece)] if rows.piece else []
 
 
 def binds_pieces(rows: IndexerRows, name: str) -> bool:
-    """Whether these are too many for a line that passes them, and so get a name together."""
+    """Whether there are too many names for one line, so that they are passed as a tuple."""
     return len(pieces_of(rows, name)) > PIECES_A_LINE if rows.piece else False
 
 
 def pieces_text(rows: IndexerRows, name: str) -> str:
-    """These as one argument; the name alone where rows are taken whole."""
+    """Return the pieces as one argument; for whole rows, the name."""
     if binds_pieces(rows, name):
         return "pieces"
     return tuple_text(pieces_of(rows, name)) if rows.piece else name
 
 
 def tuple_text(names: list[str]) -> str:
-    """A tuple of these names."""
+    """Return the text of a tuple of names."""
     return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
 def _constants(layout: CacheLayout) -> str:
-    """Constexprs that helpers which store end with."""
+    """Return the constexprs at the end of storing helpers' arguments."""
     return f"{', ROUNDS_E4M3' if needs_e4m3(layout) else ''}, ALIGNMENT"
 
 
 def _joined(names: list[str]) -> str:
-    """Blocks side by side in new last dimensions of 2, so that together these count as the names do."""
+    """Return blocks joined in new last dimensions of size 2, in the order of the names."""
     return names[0] if len(names) == 1 else f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
 
 
 def _pieces(rows: IndexerRows, layout: CacheLayout) -> dict[str, Any] | None:
-    """How a row of the layout is quantised from its pieces; None: from the whole."""
+    """Template context for quantising a row from its pieces; None for whole rows."""
     width, scales = rows.piece, layout.scales_of(layout.data[0])
     if width is None or scales is None:
         return None
@@ -116,10 +116,10 @@ def _pieces(rows: IndexerRows, layout: CacheLayout) -> dict[str, Any] | None:
 
 
 def keys_file(plan: Plan, rows: IndexerRows) -> GeneratedFile:
-    """The module that knows the bytes of a key of the indexer."""
+    """Return the module of the layout of the indexer's keys."""
     return generated(KEYS_MODULE, keys_context(plan, rows), MODULE)
 
 
 def query_file(plan: Plan, rows: IndexerRows) -> GeneratedFile:
-    """The module that quantises the indexer's query."""
+    """Return the module that quantises the indexer's query."""
     return generated(QUERY_MODULE, query_context(plan, rows))

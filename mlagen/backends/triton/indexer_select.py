@@ -1,4 +1,4 @@
-"""Scores of the indexer and their top-k in one call: wrappers alone, over the kernels of both families."""
+"""Logits of the indexer and their top-k in one call: wrappers over the kernels of both families."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from mlagen.plan import IndexerSelectPlan, MqaLogitsPlan, Plan
 
 MODULE = "indexer_select"
 PICKS = {"picks_flat": IndexerSelectPlan.FLAT, "picks_paged": IndexerSelectPlan.PAGED}
-BYTES_OF_A_WORD = 4  # scales of bytes that callers may hold as one int32
+BYTES_OF_A_WORD = 4  # byte scales that callers may pass as one int32
 
 
 def _context(plan: Plan, family: IndexerSelectPlan) -> dict[str, Any]:
-    """What the template asks for."""
+    """Template context."""
     logits = mqa_logits.context(plan, plan.of(MqaLogitsPlan))
     picks = {name: wrapper in plan.spec.wrappers for name, wrapper in PICKS.items()}
     return {**logits, **picks, **_shapes(logits), "logits_mib": family.logits_bytes >> 20}
 
 
 def _shapes(logits: Mapping[str, Any]) -> dict[str, str]:
-    """What docstrings say of a query and of flat keys, from what the templates of the logits ask for."""
+    """Return descriptions of a query and of flat keys for docstrings, from the context of the logits."""
     heads, width, scales = logits["num_heads"], logits["width"], logits["num_scales"]
     if not logits["packed"]:
         name = logits["key_type"]
@@ -46,11 +46,11 @@ def _shapes(logits: Mapping[str, Any]) -> dict[str, str]:
 
 
 def shared(plan: Plan, family: IndexerSelectPlan) -> list[GeneratedFile]:
-    """Nothing: its modules import those of the logits and of top-k."""
+    """Return no files: its modules import those of the logits and of top-k."""
     return []
 
 
 def modules(plan: Plan, family: IndexerSelectPlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
     return [Module(generated(MODULE, _context(plan, family)), names)]

@@ -1,4 +1,4 @@
-"""Index kernels: a request's indices to slots of the cache, and top-k with window indices; and their wrappers."""
+"""Index kernels and their wrappers: indices to cache slots, and top-k combined with window indices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMBINER = "combine_topk_swa_indices"
 
 
 def _optional_arguments(wrappers: Collection[str]) -> list[str]:
-    """What the wrappers can pass for is_valid_token and lens, as text of keyword arguments."""
+    """Return the possible values of is_valid_token and lens in wrappers, as text of keyword arguments."""
     if COUNTER not in wrappers:
         return ['{"lens": none}', '{"lens": None}']
     masked = ['{"is_valid_token": token_mask, "lens": none}']
@@ -26,7 +26,7 @@ def _optional_arguments(wrappers: Collection[str]) -> list[str]:
 
 
 def _context(plan: Plan, family: IndicesPlan) -> dict[str, Any]:
-    """What the template asks for."""
+    """Template context."""
     wrappers = plan.spec.wrappers
     has_token_mask, maps_without = COUNTER in wrappers, CONVERTER in wrappers
     return {
@@ -35,17 +35,17 @@ def _context(plan: Plan, family: IndicesPlan) -> dict[str, Any]:
         "maps": has_token_mask or maps_without,
         "combines": COMBINER in wrappers,
         "has_token_mask": has_token_mask,
-        "maps_without": maps_without,  # without a token mask, and without counts unless they are asked for
+        "maps_without": maps_without,  # without a token mask, and with counts only on request
         "optional": _optional_arguments(wrappers),
     }
 
 
 def shared(plan: Plan, family: IndicesPlan) -> list[GeneratedFile]:
-    """What the family's module imports."""
+    """Files that the family's module imports."""
     return [tiles.file(plan), generated(f"_{MODULE}_kernels", _context(plan, family))]
 
 
 def modules(plan: Plan, family: IndicesPlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
     return [Module(generated(MODULE, _context(plan, family)), names)]

@@ -1,4 +1,4 @@
-"""The module that knows the bytes of a cached token, as its template asks for them and as kernels call it."""
+"""The module of a cache's layout: its template's context, and the arguments of its helpers in kernels."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
 
 WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
 READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
-THREAD_COLUMNS = 8  # of the model's dtype fill a thread's widest load or store
-SUM_LENGTH = 80  # of a comment behind a constant
+THREAD_COLUMNS = 8  # elements of the model's dtype in a thread's widest load or store
+SUM_LENGTH = 80  # most columns of a comment after a constant
 FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 
 
 def unit_of(layout: CacheLayout) -> int:
-    """Bytes of an element of the cache tensor: a byte, or a column where none is quantised."""
+    """Return the bytes of an element of the cache tensor: 1, or a column's bytes if no column is quantised."""
     return 1 if layout.quantised else layout.data[0].itemsize
 
 
 def needs_e4m3(layout: CacheLayout) -> bool:
-    """Whether reading and writing depend on what the device can do with e4m3."""
+    """Whether reading and writing depend on the device's e4m3 support."""
     return any(field.dtype == "e4m3" for field in layout.fields)
 
 
 def arguments(layout: CacheLayout, scale: str = "tensor_scale", constants: str = "") -> dict[str, str]:
-    """Text for argument lists of a layout's helpers, as kernels name what they pass.
+    """Return text for argument lists of a layout's helpers in kernels.
 
     Args:
         layout: the layout.
-        scale: what holds the scale of the whole tensor.
-        constants: `config.` where a tuple of that name holds what the kernel is compiled for.
+        scale: name of the scale per tensor.
+        constants: `config.` if a tuple of that name holds the kernel's constexprs.
 
     Returns:
-        row_strides: what row_pointers takes after page_stride.
-        rows: what row_pointers returns.
-        load: what each load_... takes.
-        store: what each store_... takes.
+        row_strides: arguments of row_pointers after page_stride.
+        rows: results of row_pointers.
+        load: arguments of each load_...
+        store: arguments of each store_...
     """
     rows = rows_text(layout)
     return {
@@ -65,32 +65,32 @@ def arguments(layout: CacheLayout, scale: str = "tensor_scale", constants: str =
 
 
 def rows_text(layout: CacheLayout) -> str:
-    """What row_pointers returns."""
+    """Return the results of row_pointers as text."""
     return "rows, plane_rows" if layout.planar else "rows"
 
 
 def load_text(
     layout: CacheLayout, scale: str = "tensor_scale", alignment: str = "ALIGNMENT", constants: str = ""
 ) -> str:
-    """What each load_... takes, with the scale of the whole tensor and what is claimed of addresses by these names."""
+    """Return the arguments of each load_..., with these names of the tensor's scale and the alignment."""
     scales = f", {scale}" if layout.tensor_scale else ""
     return f"{rows_text(layout)}{scales}, valid{f', {constants}HAS_E4M3' if needs_e4m3(layout) else ''}, {alignment}"
 
 
 def store_text(layout: CacheLayout, columns: str = "x") -> str:
-    """What each store_... takes, with the columns by this name."""
+    """Return the arguments of each store_..., with this name of the columns."""
     scales = ", tensor_scale" if layout.tensor_scale else ""
     e4m3 = ", ROUNDS_E4M3" if needs_e4m3(layout) else ""
     return f"{rows_text(layout)}, {columns}{scales}, valid{e4m3}, ALIGNMENT"
 
 
 def typed(names: str) -> str:
-    """The same names as parameters of a function: those in UPPER_CASE are constexprs."""
+    """Return names as parameters of a function. Those in UPPER_CASE are constexprs."""
     return ", ".join(f"{name}: tl.constexpr" if name.isupper() else name for name in names.split(", "))
 
 
 def _rows(layout: CacheLayout, field: Field, skipped: int = 0) -> str:
-    """The address of each row at which `skipped` bytes into a field begin, as a column."""
+    """Return the addresses `skipped` bytes into a field, one per row, as a column."""
     rows = "plane_rows" if field.plane else "rows"
     begin = (field.offset + skipped) // unit_of(layout)
     if field.itemsize == unit_of(layout):
@@ -100,9 +100,9 @@ def _rows(layout: CacheLayout, field: Field, skipped: int = 0) -> str:
 
 
 def _alignment(layout: CacheLayout, field: Field, skipped: int = 0, most: int = FULL_ALIGNMENT) -> str | None:
-    """What may be claimed of such addresses beyond their elements' own size: text of a constexpr, or nothing.
+    """Return the known alignment of such addresses beyond the element size, as a constexpr's text, or nothing.
 
-    A thread loads and stores what is aligned at once, so `most` is how much it should.
+    A thread loads and stores aligned bytes at once; `most` is the wanted number.
     """
     known = math.gcd(most, field.offset + skipped, layout.loads_at)
     if layout.planar:
@@ -113,23 +113,23 @@ def _alignment(layout: CacheLayout, field: Field, skipped: int = 0, most: int = 
 
 
 def _values(dtype: str, stored: str, flag: str = "HAS_E4M3") -> str:
-    """fp32 values of what is stored."""
+    """Return the text that converts stored values to fp32."""
     return f"_{dtype}_values({stored}, {flag})" if dtype == "e4m3" else f"_{dtype}_values({stored})"
 
 
 def _folded(field: DataField, scales: ScalesField | None) -> bool:
-    """Whether what values come short of is left to their scales: e4m3, which that cannot make overflow."""
+    """Whether e4m3 scales take over the missing factor of decoded e2m1 values. They cannot overflow."""
     return field.dtype == "e2m1" and scales is not None and scales.dtype == "e4m3"
 
 
 def _data_values(field: DataField, scales: ScalesField | None) -> str:
-    """fp32 values of stored columns."""
+    """Return the text that converts stored columns to fp32."""
     text = _values(field.dtype, "stored")
     return f"({text} * 16384.0)" if field.dtype == "e2m1" and not _folded(field, scales) else text
 
 
 def _scale_values(layout: CacheLayout, scales: ScalesField) -> str | None:
-    """fp32 values of stored scales; None where they are stored as such."""
+    """Return the text that converts stored scales to fp32; None if they are stored as fp32."""
     if scales.dtype == "fp32":
         return None
     text = _values(scales.dtype, "stored_scales")
@@ -138,7 +138,7 @@ def _scale_values(layout: CacheLayout, scales: ScalesField) -> str | None:
 
 
 def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) -> dict[str, Any]:
-    """The scales of a chunk whose columns begin `first` columns into their field: where they are."""
+    """Template context for the scales of a chunk that begins `first` columns into its field."""
     tile = first // scales.tile
     count = (first + chunk.columns - 1) // scales.tile - tile + 1
     block = max(1, chunk.block // scales.tile)
@@ -158,7 +158,7 @@ def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) 
         "per_run": scales.count // scales.interleave,
         "rows": _rows(layout, scales, skipped),
         "alignment": _alignment(layout, scales, skipped),
-        # What lies behind the scales may be loaded too, if it is of the row.
+        # Bytes after the scales may also be loaded if they belong to the row.
         "selected": count < block and end <= layout.plane_bytes[scales.plane],
         "loaded": "scales" if scales.dtype == "fp32" else "stored_scales",
         "decoded": _scale_values(layout, scales),
@@ -166,12 +166,12 @@ def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) 
 
 
 def _field_of(layout: CacheLayout, chunk: Chunk) -> DataField:
-    """The field that holds a chunk's columns, the first of them where it is a run of several."""
+    """Return the field of a chunk's columns, the first one if there are several."""
     return next(field for field in layout.data if chunk.start < field.first_column + field.count)
 
 
 def _placed(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
-    """What holds a chunk, and where its columns are."""
+    """Template context for a chunk's field, and the position of its columns."""
     field = _field_of(layout, chunk)
     first = chunk.start - field.first_column
     scales = layout.scales_of(field)
@@ -191,13 +191,13 @@ def _placed(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
 
 
 def _skipped(layout: CacheLayout, chunk: Chunk) -> int:
-    """Bytes from where its field begins to where a chunk does."""
+    """Return the bytes from the begin of a field to a chunk in it."""
     field = _field_of(layout, chunk)
     return (chunk.start - field.first_column) * BITS[field.dtype] // 8
 
 
 def _loaded(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
-    """A chunk as attention loads it."""
+    """Template context of a chunk that attention loads."""
     field = _field_of(layout, chunk)
     first = chunk.start - field.first_column
     packed = field.dtype == "e2m1"
@@ -213,7 +213,7 @@ def _loaded(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
 
 
 def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
-    """A tile's scale before it is rounded."""
+    """Return the text of a tile's scale before rounding."""
     rule, quick = scales.rule, by_reciprocal(scales)
     match amax_scale_of(layout, scales):
         case AmaxScale.FLOOR_ON_AMAX:
@@ -227,7 +227,7 @@ def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
             return f"tl.maximum({quotient}, {rule.floor!r})"
 
 
-# Columns x over their scales.
+# Quotients of columns x and their scales.
 SCALED_VALUES = {
     Quotient.POWER_OF_TWO: "(x * _reciprocals(exponents)[:, :, None])",
     Quotient.EXACT: "_quotients(x, scales[:, :, None])",
@@ -237,12 +237,12 @@ SCALED_VALUES = {
 
 
 def _written_bytes(field: DataField) -> int:
-    """Bytes that a thread of a writer stores at once: of small tiles as many columns as its widest load gives it."""
+    """Return the bytes that a writer's thread stores at once. In small tiles, its widest load sets their number."""
     return THREAD_COLUMNS * BITS[field.dtype] // 8 if field.dtype == "e2m1" else FULL_ALIGNMENT
 
 
 def _stored(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
-    """A chunk as writers store it."""
+    """Template context of a chunk that writers store."""
     field = _field_of(layout, chunk)
     placed = _placed(layout, chunk)
     scales = layout.scales_of(field)
@@ -280,7 +280,7 @@ def _stored(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
 
 
 def _pads(layout: CacheLayout) -> list[Field]:
-    """Runs of padding, in elements of the cache tensor."""
+    """Return runs of padding, in elements of the cache tensor."""
     unit = unit_of(layout)
     dtype = "u8" if unit == 1 else layout.data[0].dtype
     runs: list[Field] = []
@@ -294,7 +294,7 @@ def _pads(layout: CacheLayout) -> list[Field]:
 
 
 def _filled(scales: ScalesField, block: int, pads: list[Field]) -> Field | None:
-    """The padding that holds what a block is wider than its scales, if it begins where they end."""
+    """Return the padding after the scales, if it has room for the extra columns of their block."""
     end = scales.offset + scales.nbytes
     for pad in pads:
         if (pad.plane, pad.offset) == (scales.plane, end) and pad.nbytes >= (block - scales.count) * scales.itemsize:
@@ -303,7 +303,7 @@ def _filled(scales: ScalesField, block: int, pads: list[Field]) -> Field | None:
 
 
 def _writes(layout: CacheLayout, chunks: tuple[Chunk, ...]) -> dict[str, Any]:
-    """What writers store: chunks, and the padding that is left."""
+    """Return the chunks that writers store, and the remaining padding."""
     found = [_stored(layout, chunk) for chunk in chunks]
     pads = _pads(layout)
     for chunk, one in zip(chunks, found, strict=True):
@@ -321,7 +321,7 @@ def _writes(layout: CacheLayout, chunks: tuple[Chunk, ...]) -> dict[str, Any]:
 
 
 def _pad(layout: CacheLayout, pad: Field) -> dict[str, Any]:
-    """Padding as the template asks for it."""
+    """Template context of padding."""
     block = next_power_of_2(pad.count)
     masked = f"valid[:, None] & (pad < {pad.count})[None, :]"
     return {
@@ -333,7 +333,7 @@ def _pad(layout: CacheLayout, pad: Field) -> dict[str, Any]:
 
 
 def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) -> dict[str, Any]:
-    """Which helpers that decode and encode values of a dtype a module needs."""
+    """Return the helpers that a module needs to decode and encode its dtypes."""
     scaled = [(field, scales) for field in layout.data if (scales := layout.scales_of(field))]
     data = {field.dtype for field in layout.data}
     stored_as = {scales.dtype for _, scales in scaled}
@@ -344,7 +344,7 @@ def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) 
     powers = Quotient.POWER_OF_TWO in quotients
     short = writes and short_quotients(layout)
     short_scales = any(amax_scale_of(layout, scales) is AmaxScale.SHORT for _, scales in scaled)
-    halves = short and dtype == "bf16"  # fp16 has as many bits as fp16 columns themselves
+    halves = short and dtype == "bf16"  # fp16 is as wide as the fp16 columns themselves
     return {
         "decodes": {
             name: (reads and name in data | stored_as) or (writes and name in stored_as and name == "e4m3")
@@ -364,14 +364,14 @@ def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) 
 
 
 def _row_sum(layout: CacheLayout) -> str:
-    """What a row's size is the sum of, if that is short enough for a comment."""
+    """Return the sum that gives a row's size, if it is short enough for a comment."""
     unit = unit_of(layout)
     text = " + ".join(f"{field.name} {field.nbytes // unit}" for field in layout.fields)
     return text if len(text) <= SUM_LENGTH else "the fields above"
 
 
 def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
-    """What the template asks for, of one of the caches."""
+    """Template context of one of the caches."""
     reads = any(name in plan.spec.wrappers for name in READERS)
     writes = any(name in plan.spec.wrappers for name in WRITERS)
     return {
@@ -384,7 +384,7 @@ def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
 
 
 def bytes_text(layout: CacheLayout, field: Field) -> tuple[str, str | None]:
-    """Where the bytes of a field are, whatever they hold: their addresses as a column, and what is claimed of those."""
+    """Template context for the bytes of any field: their addresses as a column, and the alignment of these."""
     run = Field(field.name, "u8", field.nbytes, field.plane, field.offset)
     return _rows(layout, run), _alignment(layout, run)
 
@@ -392,7 +392,7 @@ def bytes_text(layout: CacheLayout, field: Field) -> tuple[str, str | None]:
 def bytes_context(
     plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads: bool, writes: bool
 ) -> dict[str, Any]:
-    """What templates ask of a layout's bytes, and of the blocks in which rows are written."""
+    """Template context for a layout's bytes, and the blocks in which rows are written."""
     unit = unit_of(layout)
     unit_name = "bytes" if unit == 1 else "columns"
     values = [field for field in layout.fields if not isinstance(field, PadField)]
@@ -420,7 +420,7 @@ def bytes_context(
 
 
 def files(plan: Plan, caches: Caches) -> list[GeneratedFile]:
-    """The module that knows the bytes of a token of the cache, and that of the second one if its layout is another."""
+    """Return the modules of the layouts of the cache and, if it has another layout, of the second cache."""
     found = [generated(MODULE, context(plan, caches, caches.main))]
     if caches.other:
         found.append(generated(EXTRA_MODULE, context(plan, caches, caches.other), MODULE))

@@ -16,17 +16,17 @@ STATES, PARTS = "merge_attn_states", "merge_attn_parts"
 
 
 def _context(plan: Plan, merge: MergeStatesPlan) -> dict[str, Any]:
-    """What the templates ask for."""
+    """Context of the templates."""
     wrappers, attention, sink = plan.spec.wrappers, plan.spec.attention, presences(plan).attn_sink
     sparse = isinstance(attention, SparseAttention)
     return {
         **common(plan),
         "lse_base": attention.lse_base if attention else "e",
         "empty_lse": attention.empty_row_lse.lstrip("+") if attention else "-inf",
-        "has_sink": sink != "none" or not sparse,  # attention that takes none may be of a model that has one
+        "has_sink": sink != "none" or not sparse,  # attention without a sink argument may belong to a model with sinks
         "sink_required": sink == "required",
         "attends": bool(plan.tiled),
-        "has_tensor_scale": True,  # of a quantised output
+        "has_tensor_scale": True,  # values of a quantised output
         "merge": merge,
         "values": " or ".join(str(row.d_v) for row in merge.rows),
         "merges_states": STATES in wrappers,
@@ -37,11 +37,11 @@ def _context(plan: Plan, merge: MergeStatesPlan) -> dict[str, Any]:
 
 
 def shared(plan: Plan, family: MergeStatesPlan) -> list[GeneratedFile]:
-    """What the family's module imports."""
+    """Files that the family's module imports."""
     return [tiles.file(plan), generated("_merge_states_kernels", _context(plan, family))]
 
 
 def modules(plan: Plan, family: MergeStatesPlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
     return [Module(generated(MODULE, _context(plan, family)), names)]

@@ -1,4 +1,4 @@
-"""The indexer's logits, over flat keys and over pages, and the schedule of paged calls; and their wrappers."""
+"""The indexer's logits over flat keys and over pages, the schedule of paged calls, and their wrappers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MODULE = "mqa_logits"
 FLAT = ("fp8_mqa_logits", "fp8_fp4_mqa_logits")
 PAGED = ("fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits")
 SCHEDULER = "get_paged_mqa_logits_metadata"
-TOO_SMALL = {"e4m3": 8, "e4m3fnuz": 7}  # powers of two by which a half of the same bits is too small
+TOO_SMALL = {"e4m3": 8, "e4m3fnuz": 7}  # exponent by which the fp16 of the same bits is too small
 NATIVE_TYPES = {"e4m3": "float8e4nv", "e4m3fnuz": "float8e4b8"}
 LEAST_BLOCK = {"e4m3": 32, "e4m3fnuz": 32, "e2m1": 16}  # columns of the narrowest product
 TORCH_TYPES = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}
 
 
 def _chunks(family: MqaLogitsPlan) -> list[dict[str, Any]]:
-    """The blocks of a key as the templates ask for them."""
+    """Template context of a key's blocks."""
     found: list[dict[str, Any]] = []
     dtype = family.keys.dtype
     for chunk in family.rows.chunks:
@@ -48,7 +48,7 @@ def _chunks(family: MqaLogitsPlan) -> list[dict[str, Any]]:
 
 
 def _places(family: MqaLogitsPlan) -> dict[str, Any]:
-    """Where a key and its scales lie in a page."""
+    """Template context for the position of a key and its scales in a page."""
     keys, scales, planes = family.keys, family.scales, family.rows.layout.plane_bytes
     before = f"block_kv * {planes[0]}" if scales.plane > 0 else ""
     offset = str(scales.offset) if scales.offset or not before else ""
@@ -63,7 +63,7 @@ def _places(family: MqaLogitsPlan) -> dict[str, Any]:
 
 
 def context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
-    """What the templates ask for."""
+    """Context of the templates."""
     wrappers, indexer, dtype = plan.spec.wrappers, family.rows.indexer, family.keys.dtype
     chunks, packed = _chunks(family), family.rows.packed
     width = indexer.head_dim // 2 if packed else indexer.head_dim
@@ -111,13 +111,13 @@ def context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
 
 
 def shared(plan: Plan, family: MqaLogitsPlan) -> list[GeneratedFile]:
-    """What the family's module imports."""
+    """Files that the family's module imports."""
     values = context(plan, family)
     tables = [tiles.file(plan)] if values["flat"] or values["paged"] else []
     return [*tables, generated(f"_{MODULE}_kernels", values)]
 
 
 def modules(plan: Plan, family: MqaLogitsPlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
     return [Module(generated(MODULE, context(plan, family)), names)]

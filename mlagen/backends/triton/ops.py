@@ -1,4 +1,4 @@
-"""Wrappers as operators of torch: schemas that follow from the signatures of the package's own modules."""
+"""Wrappers as torch operators. Schemas are derived from the signatures in the package's modules."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mlagen.errors import ToolError
 from mlagen.plan import OPS, IndexerCachePlan, MergeStatesPlan, Op, OpsPlan, Plan
 
 MODULE = "ops"
-EXTRA_CACHE = "extra_cache"  # the module whose wrappers have the names of those of the first cache
-SCHEMA_WIDTH = 108  # of a line of a schema, without what the template indents it by
+EXTRA_CACHE = "extra_cache"  # module of the second cache, with the wrapper names of the first
+SCHEMA_WIDTH = 108  # columns of a line of a schema, without the template's indent
 TENSOR = "torch.Tensor"
 PAIR = f"tuple[{TENSOR}, {TENSOR}]"
-EITHER = f"{TENSOR} | {PAIR}"  # one tensor, or a pair, which overloads take
-# Types of a schema by an argument's annotation. Integers may be symbols of a graph with dynamic shapes.
+EITHER = f"{TENSOR} | {PAIR}"  # one tensor or a pair; overloads take the pair
+# Schema types by annotation. Integers may be symbols of a graph with dynamic shapes.
 TYPES = {
     EITHER: "Tensor",
     TENSOR: "Tensor",
@@ -36,11 +36,11 @@ TYPES = {
     "str": "str",
     "str | None": "str?",
 }
-# Wrappers that return values of attention, of D_V columns or of those that an argument has; and those that return LSE.
+# Wrappers that return an attention result, of D_V columns or of an argument's columns; and those that return LSE.
 OVER_LATENT = {"triton_mla_sparse_attention", "flash_mla_sparse_fwd", "flash_mla_with_kvcache"}
 VALUES = OVER_LATENT | {"flash_attn_varlen_func", "merge_attn_parts"}
 STATS = VALUES - {"triton_mla_sparse_attention"}
-# Functions of the template that run a wrapper into given tensors, where dropping what it returns is not enough.
+# The template's functions that run a wrapper into given tensors, if dropping its results is not enough.
 RUNS_INTO = {"triton_convert_req_index_to_global_index": "_convert_into"}
 
 
@@ -49,11 +49,11 @@ class Argument:
     """An argument of a wrapper.
 
     Attributes:
-        name: its name.
-        type: its type in a schema; None: no operator takes it.
-        default: its default as a schema writes it; None without.
-        by_name: it is given by name alone.
-        pairs: the wrapper takes a pair of tensors in its place.
+        name: name of the argument.
+        type: type in a schema; None if operators leave it out.
+        default: default in a schema; None without.
+        by_name: keyword-only.
+        pairs: the wrapper also accepts a pair of tensors.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Argument:
     pairs: bool = False
 
     def text(self, alias: str = "", *, required: bool = False) -> str:
-        """The argument in a schema, written to if there is an alias; `required`: without its default."""
+        """Return the argument's text in a schema. An alias marks it as written to; `required` drops its default."""
         kind = (self.type or "").removesuffix("?" if required else "")
         kind = kind.replace("Tensor", f"Tensor({alias}!)") if alias else kind
         return f"{kind} {self.name}" + ("" if required or self.default is None else f"={self.default}")
@@ -71,12 +71,12 @@ class Argument:
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator as the template asks for it.
+    """Template context of an operator.
 
     Attributes:
-        lines: its schema.
-        run: the function that it runs.
-        fake: the function that gives its results without values.
+        lines: lines of its schema.
+        run: function that it runs.
+        fake: function that returns its results without values.
     """
 
     lines: Sequence[str]
@@ -85,11 +85,10 @@ class Operator:
 
 
 def read_arguments(function: ast.FunctionDef, op: Op, plan: OpsPlan) -> list[Argument]:
-    """The arguments of a wrapper, from its signature.
+    """Return the arguments of a wrapper, from its signature.
 
     Raises:
-        ToolError: no schema has the type of one, and the plan does not leave it out; or the plan names one that is
-            not there.
+        ToolError: an argument has a type without schema and is not left out, or the plan names a missing argument.
     """
     given = function.args
     arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs]
@@ -98,7 +97,7 @@ def read_arguments(function: ast.FunctionDef, op: Op, plan: OpsPlan) -> list[Arg
     found = []
     for number, (one, default) in enumerate(zip(arguments, defaults, strict=True)):
         annotation = "" if one.annotation is None else ast.unparse(one.annotation)
-        taken = one.arg not in op.leaves_out and annotation != "None"  # which a package takes for its name alone
+        taken = one.arg not in op.leaves_out and annotation != "None"  # accepted only for its name
         if taken and annotation not in TYPES:
             takes = f"takes one of {', '.join(TYPES)}, or an entry of leaves_out in OPS"
             raise ToolError(f"{function.name}: {one.arg}: got the annotation {annotation!r}; {takes}")
@@ -117,9 +116,9 @@ def _default(node: ast.expr, constants: Mapping[str, int | None]) -> str:
 
 
 def _listed(arguments: Sequence[Argument], kept: Mapping[str, str], last: Sequence[str]) -> Iterator[str]:
-    """Arguments of a schema: those kept, by their text, before the last ones, which are given by name.
+    """Return the arguments of a schema: the kept ones, then those passed by name.
 
-    What follows an argument that is left out is given by name too, so that the wrapper takes each by its position.
+    Arguments after a left-out one are also passed by name, so that positions agree with the wrapper's.
     """
     by_name = False
     for one in arguments:
@@ -134,15 +133,15 @@ def _listed(arguments: Sequence[Argument], kept: Mapping[str, str], last: Sequen
 
 def _schema(name: str, arguments: Iterable[str], results: Sequence[str]) -> list[str]:
     returns = "Tensor" if len(results) == 1 else f"({', '.join(f'Tensor {result}' for result in results)})"
-    # A line breaks behind a comma alone: torch reads on there.
+    # Lines break only after commas, where torch continues reading.
     text = f"{name}({', '.join(one.replace(' ', '~') for one in arguments)})~->~{returns.replace(' ', '~')}"
     return [line.replace("~", " ") for line in textwrap.wrap(text, SCHEMA_WIDTH, break_on_hyphens=False)]
 
 
 def operators(function: ast.FunctionDef, module: str, plan: OpsPlan) -> list[Operator]:
-    """The operators of a wrapper: one that allocates its results, and one that writes to given tensors where it can.
+    """Return the operators of a wrapper: one that allocates results, and one that writes to given tensors if possible.
 
-    Of a wrapper that takes a pair in place of a tensor both once more, as overloads that take pairs.
+    If the wrapper accepts a pair of tensors, each also has an overload for pairs.
     """
     arguments = read_arguments(function, plan.ops[function.name], plan)
     found = _overloads(function, module, plan, arguments, "")
@@ -155,7 +154,7 @@ def operators(function: ast.FunctionDef, module: str, plan: OpsPlan) -> list[Ope
 def _overloads(
     function: ast.FunctionDef, module: str, plan: OpsPlan, arguments: Sequence[Argument], overload: str
 ) -> list[Operator]:
-    """The operators of a wrapper that take these arguments; `overload` names the first, the default if empty."""
+    """Return the operators of a wrapper with these arguments. `overload` names the first; empty: the default."""
     wrapper, op = function.name, plan.ops[function.name]
     packet = f"{EXTRA_CACHE}_{wrapper}" if module == EXTRA_CACHE else wrapper
     name = f"{packet}.{overload}" if overload else packet
@@ -184,13 +183,13 @@ def _overloads(
 
 
 def _required(function: ast.FunctionDef, name: str) -> bool:
-    """Whether a wrapper has no default for an argument, which stands among those with a position."""
+    """Whether a positional argument of a wrapper has no default."""
     given = function.args
     return name in [one.arg for one in given.args[: len(given.args) - len(given.defaults)]]
 
 
 def _query(plan: Plan) -> dict[str, Any] | None:
-    """The results of the operator that quantises the indexer's query; None without."""
+    """Return the results of the operator that quantises the indexer's query, or None."""
     family = plan.find(IndexerCachePlan)
     if family is None:
         return None
@@ -205,7 +204,7 @@ def _query(plan: Plan) -> dict[str, Any] | None:
 
 
 def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> dict[str, Any]:
-    """What the template asks for, from the texts of the package's modules by their file names."""
+    """Template context, from the texts of the package's modules by file name."""
     assert plan.ops is not None
     found, used = [], []
     for module in modules:
@@ -235,5 +234,5 @@ def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> 
 
 
 def file(plan: Plan, modules: Sequence[Module]) -> GeneratedFile:
-    """The module of operators, which reads the signatures in the text of those that callers may import."""
+    """Return the module of operators. It reads the signatures in the texts of the public modules."""
     return GeneratedFile(f"{MODULE}.py", f"{MODULE}.py.jinja", {}, lambda texts: context(plan, modules, texts))

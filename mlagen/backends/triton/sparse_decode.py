@@ -1,4 +1,4 @@
-"""Sparse attention over a paged cache of any layout: single-pass and split-KV kernels, and FlashMLA's wrapper."""
+"""Sparse decode over any cache layout: single-pass and split-KV kernels, and FlashMLA's wrapper."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mlagen.layout import CacheLayout
 from mlagen.plan import CachedFamily, Caches, MergeStatesPlan, Plan, Sm90Plan, SparseDecodePlan, StoredCache
 from mlagen.plan.sm90_caches import load_unit
 
-OFFSET_BITS = 32  # of where the sm90 kernel's rows begin
+OFFSET_BITS = 32  # alignment of the sm90 kernel's rows
 MODULE, MODULE_OF_KERNELS = "sparse_decode", "_sparse_decode_kernels"
 
 
 def _prefixed(caches: Caches) -> list[tuple[str, CacheLayout]]:
-    """(prefix of argument names, layout) of each cache."""
+    """Return (prefix of argument names, layout) of each cache."""
     extra = [("extra_", caches.extra.layout)] if caches.extra else []
     return [("", caches.main.layout), *extra]
 
 
 def _operands(plan: Plan, caches: Caches) -> list[dict[str, Any]]:
-    """Each list of indices, and the cache that it is about, as run-time arguments of the kernels."""
+    """Return the run-time arguments for each list of indices and its cache."""
     lengths, found = presences(plan).topk_length != "none", []
     for prefix, one in _prefixed(caches):
         tensors = ["k_cache_ptr", "indices_ptr"]
@@ -46,12 +46,12 @@ def _operands(plan: Plan, caches: Caches) -> list[dict[str, Any]]:
 
 
 def _type(prefix: str) -> str:
-    """The class that holds a cache of the first layout, or of the second, and the indices into it."""
+    """Return the class for a cache of the first or second layout and its indices."""
     return "ExtraIndexedCache" if prefix else "IndexedCache"
 
 
 def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
-    """A cache as the templates of attention over a cache ask for it."""
+    """Template context of a cache."""
     one, prefix = cache.layout, "extra_" if cache is caches.other else ""
     shared = caches.extra is not None and caches.other is None  # one kernel reads both caches
     row = one.row_bytes if one.quantised else one.columns
@@ -83,7 +83,7 @@ def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, A
 
 
 def rows_context(family: CachedFamily) -> dict[str, Any]:
-    """The blocks of a row as the templates of attention over a cache ask for them."""
+    """Template context of a row's blocks."""
     chunks, v_chunks = [chunk_of(chunk) for chunk in family.chunks], accumulators(family.chunks)
     joined = None
     constants = [f"{kind}_{chunk['name'].upper()}" for chunk in chunks for kind in ("D", "START")]
@@ -104,7 +104,7 @@ def rows_context(family: CachedFamily) -> dict[str, Any]:
 
 
 def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
-    """What the template asks for."""
+    """Template context."""
     main = family.caches.main.layout
     extra = family.caches.extra.layout if family.caches.extra else None
     caches = [cache_context(plan, family.caches, family.caches.main)]
@@ -113,7 +113,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
     both = extra is not None and len(caches) == 1
     rows = rows_context(family)
     layouts = [cache["module"] for cache in caches]
-    # Whose sizes are named: of rows that are counted in bytes, of pages of several planes.
+    # Sizes that get names: rows counted in bytes, pages with several planes.
     sized = [cache["module"] for cache in caches if cache["layout"].quantised or cache["layout"].planar]
     merging = ["merge_states"] if plan.find(MergeStatesPlan) else []
     return {
@@ -143,7 +143,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
 
 
 def _tensors(main: CacheLayout, extra: CacheLayout | None, e4m3: Sm90Plan | None) -> list[str]:
-    """The tensors of a call but Q, by the names of the kernels' arguments."""
+    """Return the tensors of a call except Q, by the names of kernel arguments."""
     scales = [*(["k_scale"] if main.tensor_scale else []), *(["q_scale"] if e4m3 else [])]
     found = ["k_cache", "indices", "topk_length", *scales]
     if extra is not None:
@@ -153,14 +153,14 @@ def _tensors(main: CacheLayout, extra: CacheLayout | None, e4m3: Sm90Plan | None
 
 
 def _variants(plan: Plan, extra: CacheLayout | None, *, both: bool) -> dict[str, Any]:
-    """Which tensors calls may leave out, and every choice of them that a kernel is compiled for."""
+    """Return the optional tensors of calls, and every choice of them that a kernel is compiled for."""
     attention = plan.sparse_attention
     lengths, sinks = given(attention.topk_length, "length"), given(attention.attn_sink, "sink")
     names = ["topk_length"]
     choices: list[tuple[str, ...]] = [(length,) for length in lengths]
     if extra is not None:
         names += ["extra_k_cache", "extra_indices", "extra_topk_length"]
-        # A kernel over one layout gets the first cache in place of an absent second one: as without a length there.
+        # A kernel over one layout gets the first cache in place of an absent second one, without a length.
         cache, absent = ("k_cache", "None") if both else ("extra_k_cache", None)
         others = [(cache, "indices", length) for length in lengths if length != absent]
         choices = [(*one, *other) for one in choices for other in [("None", "None", "None"), *others]]
@@ -173,12 +173,12 @@ def _variants(plan: Plan, extra: CacheLayout | None, *, both: bool) -> dict[str,
 
 
 def shared(plan: Plan, family: SparseDecodePlan) -> list[GeneratedFile]:
-    """What the family's module imports."""
+    """Files that the family's module imports."""
     kernels = generated(MODULE_OF_KERNELS, _context(plan, family))
     return [*layout.files(plan, family.caches), tiles.file(plan), splits.file(plan), kernels]
 
 
 def modules(plan: Plan, family: SparseDecodePlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     names = sorted([*family.WRAPPERS, "FlashMLASchedMeta", "get_mla_metadata", "kvcache_workspace_size"])
     return [Module(generated(MODULE, _context(plan, family)), names)]

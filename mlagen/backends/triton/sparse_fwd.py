@@ -14,16 +14,16 @@ MODULE = "sparse_fwd"
 
 
 def _given(plan: Plan) -> tuple[list[str], list[str]]:
-    """What the wrappers can pass for topk_length and for attn_sink, as text."""
+    """Return the possible values of topk_length and attn_sink in wrappers, as text."""
     attention = plan.sparse_attention
     lengths, sinks = given(attention.topk_length, "length"), given(attention.attn_sink, "sink")
-    if "flash_mla_sparse_fwd" not in plan.spec.wrappers:  # the other one leaves out what is optional
+    if "flash_mla_sparse_fwd" not in plan.spec.wrappers:  # the other wrapper leaves out optional tensors
         return lengths[:1], sinks[:1]
     return lengths, sinks
 
 
 def _context(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
-    """What the template asks for."""
+    """Template context."""
     paged = plan.rows_block_size is not None
     lengths, sinks = _given(plan)
     return {
@@ -44,11 +44,11 @@ def _context(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
 
 
 def shared(plan: Plan, family: SparseFwdPlan) -> list[GeneratedFile]:
-    """What the family's module imports."""
+    """Files that the family's module imports."""
     return [tiles.file(plan), splits.file(plan), generated("_sparse_fwd_kernels", _context(plan, family))]
 
 
 def modules(plan: Plan, family: SparseFwdPlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
     return [Module(generated(MODULE, _context(plan, family)), sorted([*wrappers, "workspace_size"]))]

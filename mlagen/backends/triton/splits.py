@@ -1,4 +1,4 @@
-"""What the attention families share: the choice of splits, the softmax, and the kernel that merges splits."""
+"""Code that the attention families share: the choice of splits, the softmax, and the combine kernel."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ MODULE = "_splits"
 
 
 def accumulators(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-    """The chunks of V as templates ask for them, each with the name of its accumulator."""
+    """Template context of V's chunks, each with the name of its accumulator."""
     in_v = [chunk_of(chunk) for chunk in chunks if chunk.in_v]
     names = ["acc"] if len(in_v) == 1 else [f"acc_{number}" for number in range(len(in_v))]
     return [{**chunk, "acc": acc} for chunk, acc in zip(in_v, names, strict=True)]
 
 
 class Presences(NamedTuple):
-    """Whether attention takes a sink, and lengths of lists of indices."""
+    """Whether attention takes a sink, and lengths of index lists."""
 
     attn_sink: Presence = "none"
     topk_length: Presence = "none"
 
 
 def presences(plan: Plan) -> Presences:
-    """Those of a plan's attention."""
+    """Return the options of a plan's attention."""
     attention = plan.spec.attention
     if not isinstance(attention, SparseAttention):
         return Presences()
@@ -36,12 +36,12 @@ def presences(plan: Plan) -> Presences:
 
 
 def given(presence: Presence, name: str) -> list[str]:
-    """What callers can pass for an argument, as text: None where they may leave it out, and its name."""
+    """Return the possible values of an argument as text: None if it is optional, and its name."""
     return {"none": ["None"], "optional": ["None", name], "required": [name]}[presence]
 
 
 def attention_context(plan: Plan) -> dict[str, Any]:
-    """What the templates of all attention families ask for."""
+    """Context of the templates of all attention families."""
     attention, (sink, length) = plan.attention, presences(plan)
     dense, partials = plan.find(DenseDecodePlan), plan.splits.partials
     return {
@@ -56,7 +56,9 @@ def attention_context(plan: Plan) -> dict[str, Any]:
         "length_required": length == "required",
         "dense": dense,
         "window": dense.window if dense else None,
-        "table_width": 3 if attention.window else 2,  # of what the merge reads of a request of dense attention
+        "table_width": 3
+        if attention.window
+        else 2,  # fields that the combine kernel reads of a request of dense decode
         "lse_base": attention.lse_base,
         "empty_row_lse": attention.empty_row_lse.lstrip("+"),
         "stated_scale": stated_scale(attention.softmax_scale),
@@ -64,7 +66,7 @@ def attention_context(plan: Plan) -> dict[str, Any]:
 
 
 def _context(plan: Plan) -> dict[str, Any]:
-    """What the template asks for."""
+    """Template context."""
     shared = attention_context(plan)
     base_e = shared["lse_base"] == "e"
     dense, sparse_decode = shared["dense"], plan.find(SparseDecodePlan)
@@ -82,18 +84,18 @@ def _context(plan: Plan) -> dict[str, Any]:
 
 
 def _tile_names(plan: Plan) -> list[str]:
-    """What the module takes from `_tiles`."""
+    """Return the names that the module imports from `_tiles`."""
     costs = not plan.find(DenseDecodePlan) and any(family.sm90 for family in plan.latent)
     return ["ANY", *(["Sm90Cost"] if costs else []), "Tile", "TileRow"]
 
 
 def kernel_names(plan: Plan) -> list[str]:
-    """The kernels that a schedule may name."""
+    """Return the kernels that a schedule may name."""
     names = ["portable", *(["sm90"] if any(family.sm90 for family in plan.latent) else [])]
     names += ["sm90_swap_ab"] if any(getattr(family, "swap_ab", ()) for family in plan.latent) else []
     return names + (["sm90_shared"] if plan.union else [])
 
 
 def file(plan: Plan) -> GeneratedFile:
-    """The module."""
+    """Return the module."""
     return generated(MODULE, _context(plan))

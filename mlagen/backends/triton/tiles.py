@@ -1,4 +1,4 @@
-"""The tables of every family, in one module: which kernel and tile a call runs."""
+"""The module with the tables of all families: kernels and tiles of calls."""
 
 from __future__ import annotations
 
@@ -26,7 +26,12 @@ from mlagen.plan.tiles import DenseFwdRow, TileRow
 from mlagen.plan.tritons import Minor, has_versions
 
 MODULE = "_tiles"
-VERSIONED = ("tiles_by_version", "unaligned_by_version", "wide_calls", "left_out")  # what may differ by Triton
+VERSIONED = (
+    "tiles_by_version",
+    "unaligned_by_version",
+    "wide_calls",
+    "left_out",
+)  # numbers that may differ between Tritons
 AT_16_BYTES = "rows do not begin at 16 bytes"
 
 
@@ -35,7 +40,7 @@ def _text(values: tuple[Any, ...]) -> str:
 
 
 def _tile(row: TileRow | DenseFwdRow) -> str:
-    """A row's tile and, of a row that holds for some alone, Tritons, as text."""
+    """Return the text of a row's tile and, if it does not hold for all, of its Tritons."""
     if isinstance(row, TileRow):
         tile = f"Tile({_text((*astuple(row.tile), row.programs_per_sm))})"
     else:
@@ -55,7 +60,7 @@ def _wide(row: WideRow) -> str:
 
 
 def _context(family: TiledFamily[Any]) -> dict[str, Any]:
-    """The tables of one family as the template asks for them."""
+    """Template context of one family's tables."""
     dense_decode, dense_fwd = isinstance(family, DenseDecodePlan), isinstance(family, DenseFwdPlan)
     sm90 = family.sm90 if isinstance(family.sm90, Sm90Plan) else None
     swap_ab = family.swap_ab if isinstance(family, SparseFwdPlan | DenseDecodePlan) else ()
@@ -89,7 +94,7 @@ def _context(family: TiledFamily[Any]) -> dict[str, Any]:
 
 
 def left_out_text(family: TiledFamily[Any]) -> str | None:
-    """The sm90 kernels that no call runs, as schedules name them, by minor version; None: calls run all of them."""
+    """Return the unused sm90 kernels, by minor version of Triton; None if all are used."""
     kernels: dict[Minor, set[str]] = {}
     for one in family.left_out:
         kernels.setdefault(one.triton, set()).add(one.kernel)
@@ -98,12 +103,12 @@ def left_out_text(family: TiledFamily[Any]) -> str | None:
 
 
 def _names(names: set[str]) -> str:
-    """Text of a tuple's entries."""
+    """Return the text of a tuple's entries."""
     return ", ".join(f'"{name}"' for name in sorted(names)) + ("," if len(names) == 1 else "")
 
 
 def file(plan: Plan) -> GeneratedFile:
-    """The module."""
+    """Return the module."""
     families = [_context(family) for family in plan.tiled]
     return generated(
         MODULE,

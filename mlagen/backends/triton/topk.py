@@ -13,7 +13,7 @@ MODULE = "topk"
 
 
 def _context(plan: Plan, family: TopkPlan) -> dict[str, Any]:
-    """What the template asks for."""
+    """Template context."""
     wrappers = plan.spec.wrappers
     return {
         **common(plan),
@@ -24,11 +24,11 @@ def _context(plan: Plan, family: TopkPlan) -> dict[str, Any]:
 
 
 def shared(plan: Plan, family: TopkPlan) -> list[GeneratedFile]:
-    """What the family's module imports."""
+    """Files that the family's module imports."""
     return [tiles.file(plan), generated(f"_{MODULE}_kernels", _context(plan, family))]
 
 
 def modules(plan: Plan, family: TopkPlan) -> list[Module]:
-    """The family's module."""
+    """The module of the family's wrappers."""
     names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
     return [Module(generated(MODULE, _context(plan, family)), names)]
