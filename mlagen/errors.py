@@ -1,4 +1,4 @@
-"""The errors mlagen raises: each knows its place, what to do about it, and the exit code it ends with."""
+"""The errors of mlagen, each with its place, a hint and an exit code."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class MlagenError(Exception):
     """Base of every error that mlagen raises on purpose; renders as one line, `place: message`.
 
     Args:
-        message: what was found and what is allowed, in one line.
-        place: where; shown before the message.
-        hint: the command or change that fixes it; shown on a line of its own.
+        message: the value found and the values allowed, in one line.
+        place: position of the error; shown before the message.
+        hint: the command or change that fixes it; shown on its own line.
     """
 
     exit_code = 3
@@ -41,7 +41,7 @@ class MlagenError(Exception):
 
 
 class SpecError(MlagenError):
-    """A spec says something that mlagen does not take."""
+    """A spec has an invalid value."""
 
     exit_code = 2
 
@@ -57,31 +57,31 @@ class SpecErrors(MlagenError):  # noqa: N818 - several SpecError, as the name sa
 
 
 class UsageError(MlagenError):
-    """The command line or an argument is off."""
+    """The command line or an argument is invalid."""
 
     exit_code = 2
 
 
 class DriftError(MlagenError):
-    """Generated files differ from what their spec gives, or were edited by hand."""
+    """Generated files differ from their spec, or were edited by hand."""
 
     exit_code = 1
 
 
 class LimitError(MlagenError):
-    """A kernel does not fit a target: shared memory over the limit, or registers spilled."""
+    """A kernel exceeds a limit of a target: of shared memory or of spills."""
 
     exit_code = 1
 
 
 class UnprovedError(MlagenError):
-    """A package is not proved with the Triton at hand, or an sm90 kernel has no record of a GPU."""
+    """A package is not proved with the installed Triton, or an sm90 kernel has no GPU record."""
 
     exit_code = 1
 
 
 class ProofError(MlagenError):
-    """A proof that was computed again says something else than it did."""
+    """A proof that was computed again has another result."""
 
     exit_code = 1
 

@@ -1,6 +1,6 @@
 """The work of a call: its FLOPs and the fewest bytes it must move, from plain integers.
 
-Bytes are those that are read or written once; what a kernel reads again costs it time, not credit.
+Every byte counts once, even if a kernel reads it several times.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ FLOAT_BYTES = 4
 
 
 def flops(tokens: int, num_heads: int, keys: int, d_qk: int, d_v: int) -> int:
-    """FLOPs of a call whose tokens attend to `keys` rows each: QKᵀ and PV, two a multiply-add."""
+    """FLOPs of a call with `keys` rows per token: QKᵀ and PV, two per multiply-add."""
     return 2 * tokens * num_heads * keys * (d_qk + d_v)
 
 
 def distinct_rows(tokens: int, topk: int, s_kv: int) -> int:
-    """Most KV rows that the indices of a call name, each counted once."""
+    """Most different KV rows that the indices of a call name."""
     return min(tokens * topk, s_kv)
 
 

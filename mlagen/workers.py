@@ -1,6 +1,6 @@
-"""Worker processes: asked in JSON, a request and an answer a line, each answer within a limit; none is left behind.
+"""Worker processes with requests and answers in JSON, one per line. Answers have limits; no process is left behind.
 
-A limit counts the work of a process and not its waiting: a process that waits for a CPU is not late.
+A limit counts the work of a process, not its waiting: a process that waits for a CPU is not late.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 LAST_LINES = 20
-IDLE_SECONDS = 120.0  # without a runnable thread: then a process hangs
+IDLE_SECONDS = 120.0  # without a runnable thread; longer means that a process hangs
 _PROC = Path("/proc")
 
 # Starts a command. The kernel kills it as soon as the starting thread ends, even by SIGKILL.
@@ -37,10 +37,10 @@ Outcome = TypeVar("Outcome")
 
 
 class WorkerError(Exception):
-    """A worker that gave no answer.
+    """A worker gave no answer.
 
     Attributes:
-        late: the limit that it passed, such as "used 600 s of CPU"; empty if it ended by itself.
+        late: the limit that it exceeded, for example "used 600 s of CPU"; empty if it ended by itself.
         end: how it ended: the name of a signal, or its exit code.
         words: the last lines that it printed.
     """
@@ -52,12 +52,12 @@ class WorkerError(Exception):
 
 @dataclass(frozen=True)
 class Limit:
-    """How long an answer may take.
+    """Time limits of an answer.
 
     Attributes:
-        work: seconds of CPU of the process and of those that it started. Where the system does not tell, of time.
-        wall: seconds of time as well, for work that no CPU does; None: any.
-        idle: seconds of time without a process that uses or waits for a CPU.
+        work: CPU seconds of the process and its children; wall-clock seconds if the system does not report them.
+        wall: wall-clock seconds as well, for work outside the CPU; None: no limit.
+        idle: wall-clock seconds without a process that uses or waits for a CPU.
     """
 
     work: float
@@ -66,15 +66,15 @@ class Limit:
 
     @property
     def interval(self) -> float:
-        """Seconds between two looks at the process."""
+        """Seconds between two checks of the process."""
         return min(1.0, self.work / 4, self.idle / 4, (self.wall or 4.0) / 4)
 
 
 class Worker:
-    """A process that answers requests; it is started when it is first asked, and anew after it ended.
+    """A process that answers requests. It starts with the first request, and again after it ended.
 
     Args:
-        command: starts it. It reads requests from stdin until that ends, and writes nothing but answers to stdout.
+        command: command line. The process reads requests from stdin until its end, and writes only answers to stdout.
         env: its environment.
     """
 
@@ -84,28 +84,28 @@ class Worker:
         self._killed = False
         self._process: subprocess.Popen[str] | None = None
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 -- closed with the worker
-        self._began = 0  # where what the process printed begins
+        self._began = 0  # position of this process's first output
 
     @property
     def running(self) -> bool:
-        """Whether it was started and has not been found dead since."""
+        """Whether it was started and not found dead since."""
         return self._process is not None
 
     def ask(self, request: Mapping[str, Any], limit: Limit) -> dict[str, Any]:
-        """The answer to a request.
+        """Return the answer to a request.
 
         Args:
-            request: what it is asked.
-            limit: that the answer may take.
+            request: the request.
+            limit: time limits of the answer.
 
         Raises:
-            WorkerError: there is none.
+            WorkerError: there is no answer.
         """
         self.send(request)
         return self.receive(limit)
 
     def send(self, request: Mapping[str, Any]) -> None:
-        """Sends a request, whose answer `receive` gives."""
+        """Send a request. `receive` returns its answer."""
         pipe = self._started().stdin
         with contextlib.suppress(BrokenPipeError):  # of a dead worker, which gives no answer
             if pipe is not None:
@@ -113,7 +113,7 @@ class Worker:
                 pipe.flush()
 
     def receive(self, limit: Limit) -> dict[str, Any]:
-        """The answer to the request sent before, as `ask`."""
+        """Return the answer to the request sent before, as `ask` does."""
         process = self._started()
         watch = _Watch(process, limit)
         watch.start()
@@ -122,7 +122,7 @@ class Worker:
             if answer.endswith("\n"):
                 found: dict[str, Any] = json.loads(answer)
                 return found
-            # It is left to be collected, so that its number, and with it that of its group, is nobody else's yet.
+            # It stays uncollected, so that no other process gets its id or its group's id yet.
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         finally:
             watch.stop()
@@ -147,22 +147,22 @@ class Worker:
                     stderr=self._stderr,
                     text=True,
                     env=dict(self._env),
-                    start_new_session=True,  # a group of its own, so that what it started dies with it
+                    start_new_session=True,  # its own group, so that its children die with it
                 )
             return self._process
 
     def printed(self) -> int:
-        """Bytes that it has printed so far, to stderr."""
+        """Return the number of bytes that it has printed to stderr."""
         return os.fstat(self._stderr.fileno()).st_size
 
     def words(self, since: int) -> str:
-        """The last lines that it printed after so many bytes."""
+        """Return its last lines of output after this many bytes."""
         # pread, since the process writes where this file stands.
         text = os.pread(self._stderr.fileno(), self.printed() - since, since).decode(errors="replace")
         return "\n".join(text.splitlines()[-LAST_LINES:])
 
     def end(self) -> None:
-        """Ends the process; it starts anew when it is asked again."""
+        """End the process. The next request starts it again."""
         with self._lock:
             process, self._process = self._process, None
         if process is not None:
@@ -174,14 +174,14 @@ class Worker:
                         pipe.close()
 
     def kill(self) -> None:
-        """Ends the process for good, from another thread: the one that waits for an answer gets a WorkerError."""
+        """End the process for good, from another thread. A thread that waits for an answer gets a WorkerError."""
         with self._lock:
             self._killed = True
             if self._process is not None:
                 _kill(self._process)
 
     def close(self) -> None:
-        """Ends the process for good."""
+        """End the process for good."""
         self.kill()
         self.end()
         self._stderr.close()
@@ -191,7 +191,7 @@ AnyWorker = TypeVar("AnyWorker", bound=Worker)
 
 
 def first_of_each(tasks: Sequence[Task], kind: Callable[[Task], Hashable]) -> list[Task]:
-    """Tasks in their order, but one of each kind first: soon it is known how long each kind takes."""
+    """Return tasks in their order, but one of each kind first, so that the time of each kind is soon known."""
     seen: set[Hashable] = set()
     first: list[Task] = []
     others: list[Task] = []
@@ -204,12 +204,12 @@ def first_of_each(tasks: Sequence[Task], kind: Callable[[Task], Hashable]) -> li
 def spread(
     tasks: Sequence[Task], workers: Iterable[AnyWorker], do: Callable[[AnyWorker, Task], Outcome]
 ) -> Generator[Outcome, None, None]:
-    """Spreads tasks over workers, and gives outcomes as they come; leaves no process behind, however it is left.
+    """Spread tasks over workers, and yield outcomes as they arrive. No process is left behind at the end.
 
     Args:
-        tasks: what is to be done, in the order in which it begins.
-        workers: who does it.
-        do: does a task with a worker, in a thread of that worker's own. What it raises is raised here.
+        tasks: tasks in the order of their start.
+        workers: the workers.
+        do: does a task with a worker, in the worker's own thread. Its exceptions are raised here.
     """
     waiting: SimpleQueue[Task] = SimpleQueue()
     outcomes: SimpleQueue[tuple[Outcome] | BaseException] = SimpleQueue()
@@ -226,7 +226,7 @@ def spread(
                     outcomes.put(error)
                     return
 
-    # Left in reverse: each worker is killed, its thread sees that and ends, the pipes close.
+    # Closed in reverse order: each worker is killed, its thread ends, the pipes close.
     with contextlib.ExitStack() as stack:
         for worker in workers:
             stack.callback(worker.close)
@@ -242,7 +242,7 @@ def spread(
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Ends a process that was not collected yet and all that it started, at once."""
+    """Kill an uncollected process and its children."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -252,7 +252,7 @@ class Usage(NamedTuple):
     """The work of a group of processes so far.
 
     Attributes:
-        seconds: of CPU that they used, and those that they started and that have ended.
+        seconds: CPU seconds of the processes and of their children that have ended.
         wants: whether one of their threads runs, waits for a CPU, or waits for a disk.
     """
 
@@ -261,7 +261,7 @@ class Usage(NamedTuple):
 
 
 def usage(group: int) -> Usage | None:
-    """The work of a group of processes so far; None where the system does not tell."""
+    """Return the work of a group of processes so far; None if the system does not report it."""
     ticks, wants, tick = 0, False, os.sysconf("SC_CLK_TCK")
     if not _PROC.is_dir():
         return None
@@ -275,7 +275,7 @@ def usage(group: int) -> Usage | None:
 
 
 def _stat(path: Path) -> list[str]:
-    """The fields of a process or thread behind its name, the state first; none where it is gone."""
+    """Return the fields of a process or thread after its name, the state first; empty if it is gone."""
     try:
         return path.read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -283,10 +283,10 @@ def _stat(path: Path) -> list[str]:
 
 
 class _Watch(threading.Thread):
-    """Ends a process that passes a limit.
+    """Ends a process that exceeds a limit.
 
     Attributes:
-        late: the limit that it passed, in words; empty: none.
+        late: the exceeded limit in words; empty: none.
     """
 
     def __init__(self, process: subprocess.Popen[str], limit: Limit) -> None:
@@ -296,12 +296,12 @@ class _Watch(threading.Thread):
         self.late = ""
 
     def stop(self) -> None:
-        """Lets the process be."""
+        """Stop watching the process."""
         self._done.set()
         self.join()
 
     def run(self) -> None:
-        """Looks at the process until it is late or `stop` is called."""
+        """Check the process until it is late or `stop` is called."""
         limit, begin, idle = self._limit, time.monotonic(), 0.0
         first: Usage | None = None  # taken at the first look, since most answers come before it
         last = Usage(0.0, False)
@@ -315,7 +315,7 @@ class _Watch(threading.Thread):
                 worked, idle = took, 0.0
             else:
                 worked = now.seconds - first.seconds
-                # Looks and not time: while this process is stopped, the other may have nobody to wait for.
+                # Counts checks and not time: while this process is stopped, the other may wait for it.
                 idle = 0.0 if now.wants or now.seconds > last.seconds else idle + limit.interval
                 last = now
             for passed, words in (
@@ -330,7 +330,7 @@ class _Watch(threading.Thread):
 
 
 def _end(code: int) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, in words."""
     if code >= 0:
         return f"exit code {code}"
     with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Compile: generated kernels for every target, without a GPU; what they take of it, and whether it fits."""
+"""Compilation of generated kernels for every target, without a GPU, and checks of their resources."""
 
 from mlagen.compile.folder import default_cache_dir
 from mlagen.compile.job import CompileJob

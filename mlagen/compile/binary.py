@@ -1,4 +1,4 @@
-"""Reads what a compiled kernel takes out of its machine code: a cubin, or AMD's assembly text."""
+"""Reader of a kernel's resources in its machine code: a cubin, or AMD's assembly text."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SASS_FLOW = Flow(
     label=re.compile(r"(\.L\w+):"),
     target=re.compile(r"`\((\.L\w+)\)"),
     end=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:BRA\S*\s+`|BRX|EXIT|RET)"),
-    # A stored zero saves no register: ptxas of Triton 3.6 passes one to a trap beside each copy by descriptor on sm120.
+    # A stored zero saves no register: ptxas of Triton 3.6 passes one to a trap at each TMA copy on sm120.
     spill=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:@!?U?P\w+\s+)?(?:LDL\b|STL\b(?!\S*\s+\[[^\]]*\], RZ\b))"),
     product=re.compile(r"\s*(?:/\*\w+\*/)?\s*(?:@!?U?P\w+\s+)?\w*MMA\b"),
 )
@@ -56,7 +56,7 @@ GCN_FLOW = Flow(
 
 @dataclass(frozen=True)
 class Measured:
-    """What a compilation gave, whatever the plan thought of it; fields as in Resources."""
+    """Figures of a compilation, independent of the plan; fields as in Resources."""
 
     registers: int
     scalar_registers: int | None
@@ -95,7 +95,7 @@ def read_cubin(cubin: Path, kernel: str, toolchain: Toolchain) -> dict[str, Any]
     Args:
         cubin: the binary file.
         kernel: the entry function's name.
-        toolchain: the Triton that made it, whose tools read it.
+        toolchain: the Triton that made it; its tools read it.
 
     Returns:
         registers, scalar_registers, spills (stack bytes a thread), loop_spills and instructions.
@@ -148,7 +148,7 @@ def _count(mnemonic: re.Pattern[str], text: str) -> dict[str, int]:
 
 @dataclass
 class _Block:
-    """Instructions that run one after another: how many reach the stack, which multiply, and what may run next."""
+    """A basic block: its spills, whether it has matrix products, and the blocks that may run next."""
 
     spills: int = 0
     multiplies: bool = False
@@ -159,9 +159,9 @@ class _Block:
 def loop_spills(flow: Flow, text: str) -> int:
     """Count the instructions inside loops that reach the stack.
 
-    Compilers move blocks behind the function's end and jump back from there, so a backward branch alone is no loop.
-    What a loop does around one that multiplies, such as to begin and end each of its rounds, is not counted, nor is a
-    loop before it: both run seldom.
+    Compilers move blocks behind the function's end and jump back from there, so a backward branch does not prove a
+    loop. Code of an outer loop around a loop with matrix products is not counted, nor is a loop before it: both run
+    seldom.
 
     Args:
         flow: how the text's machine code shows control flow.
@@ -195,7 +195,7 @@ def loop_spills(flow: Flow, text: str) -> int:
 
 
 def _repeated(blocks: list[_Block], following: list[set[int]], within: set[int]) -> set[int]:
-    """The blocks that loops of `within` repeat, but for what stands around or before a loop that multiplies."""
+    """Return the blocks that loops of `within` repeat, except those around or before a loop with matrix products."""
     found: set[int] = set()
     loops = _loops(following, within)
     multiplying = [loop for loop in loops if any(blocks[number].multiplies for number in loop)]
@@ -213,7 +213,7 @@ def _repeated(blocks: list[_Block], following: list[set[int]], within: set[int])
 
 
 def _reached(start: set[int], ways: list[set[int]], within: set[int]) -> set[int]:
-    """The blocks of `within` to which ways lead from `start`."""
+    """Return the blocks of `within` that are reachable from `start`."""
     seen: set[int] = set()
     pending = list(start)
     while pending:

@@ -1,4 +1,4 @@
-"""What compilations measured, kept by the content they were made from."""
+"""Cache of compilation figures, by the content that was compiled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FORMAT = 4
 
 
 def result_format() -> int:
-    """The count of the way in which results are measured and stored."""
+    """Return the version of the format of results."""
     return _FORMAT
 
 

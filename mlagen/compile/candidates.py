@@ -1,4 +1,4 @@
-"""Candidates for kernels that do not hold: other tiles for portable kernels, other registers for sm90 kernels."""
+"""Replacements for kernels over a limit: other tiles of portable kernels, other registers of sm90 kernels."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ NUM_STAGES = (1, 2, 3)
 WEIGHTS = {"block_h": 8, "block_m": 8, "block_n": 4, "num_warps": 1, "num_stages": 2, "indices_ahead": 3}
 # Registers a thread of three warpgroups together: ptxas gives each 168, and setmaxnreg moves them in steps of 8.
 ALL_REGISTERS = 3 * 168
-FAR = 3  # steps of registers by which a candidate moves either number at most
+FAR = 3  # most steps by which a candidate changes either number of registers
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a tile stands: the family, the table and the target."""
+    """Position of a tile: family, table and target."""
 
     family: str
     table: str
@@ -35,7 +35,7 @@ class Place:
 
 
 def tile_of(job: CompileJob) -> Tile | None:
-    """The tile that a job of attention over latent rows is compiled with; None where its kernel takes none."""
+    """Return the tile of a job of attention over latent rows; None if its kernel has no tile."""
     given = dict(job.constexprs)
     if job.block_h is None or "BLOCK_N" not in given:
         return None

@@ -1,4 +1,4 @@
-"""Where mlagen keeps what it can make again."""
+"""The cache folder, for results that can be computed again."""
 
 from __future__ import annotations
 

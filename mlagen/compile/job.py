@@ -1,4 +1,4 @@
-"""What the compile stage is asked to do: one kernel, one variant, one target."""
+"""A compilation: one kernel, one variant, one target."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mlagen.errors import Place, ToolError
 
 
 class KernelError(ToolError):
-    """A kernel that the compiler refuses.
+    """The compiler refuses a kernel.
 
     Attributes:
         job: the compilation.
@@ -31,10 +31,10 @@ class CompileJob:
         target: name in mlagen.plan.targets.TARGETS.
         signature: (argument, Triton type) of each run-time argument: `*bf16`, `i32`, `fp32`.
         constexprs: (argument, value) of each constexpr; an absent optional tensor is a None here.
-        num_warps: warps a program.
+        num_warps: warps per program.
         num_stages: software-pipeline depth.
-        dependent: whether it is launched so that it can begin while the kernel before it ends.
-        registers: most a thread may have; None: as the compiler likes.
+        dependent: whether it is launched with programmatic dependent launch.
+        registers: limit of registers per thread; None: the compiler's choice.
     """
 
     module: str
@@ -55,9 +55,9 @@ class CompileJob:
 
     @property
     def tabled(self) -> bool:
-        """Whether it is for calls that take their tile from the target's table.
+        """Whether its tile is in the target's table.
 
-        Calls whose rows or indices are not aligned, and those over small pages, take another tile.
+        Calls with unaligned rows or indices, and calls over small pages, take another tile.
         """
         given = dict(self.constexprs)
         aligned = all(given.get(name, FULL_ALIGNMENT) == FULL_ALIGNMENT for name in ("ALIGNMENT", "INDEX_GROUP"))
@@ -65,7 +65,7 @@ class CompileJob:
 
     @property
     def variant(self) -> str:
-        """What tells this compilation from the kernel's others, for people: `BLOCK_H=16 INDICES_AHEAD, no lse`."""
+        """Name of the variant for people: `BLOCK_H=16 INDICES_AHEAD, no lse`."""
         present = [(name, value) for name, value in self.constexprs if value is not None and value is not False]
         given = " ".join(name if value is True else f"{name}={value}" for name, value in present)
         absent = " ".join(name.removesuffix("_ptr") for name, value in self.constexprs if value is None)

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead: what Triton's cache holds after a warm-up, in an archive that a package's warmup() takes."""
+"""Kernels compiled ahead: Triton's cache after a warm-up, in an archive that a package's warmup() loads."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mlagen.compile.resources import Resources
 from mlagen.compile.toolchain import Toolchain
 from mlagen.emit.replace import write_atomically
 
-KEPT = (".cubin", ".hsaco", ".json")  # of an entry; Triton loads it without the stages before the machine code
+KEPT = (".cubin", ".hsaco", ".json")  # files of an entry; Triton loads it without the stages before the machine code
 GROUP = "__grp__"  # Triton's prefix of the file that names an entry's other files
 
 
 def archive_name(target: str, version: str, triton_key: str) -> str:
-    """The name of the archive for a target and a Triton; `_launch.py` looks for it by target and key."""
+    """Return the name of the archive for a target and a Triton. `_launch.py` finds it by target and key."""
     return f"kernels-{target}-triton{version}-{triton_key}.tar.xz"
 
 

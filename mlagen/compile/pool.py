@@ -1,4 +1,4 @@
-"""Compiles jobs in worker processes, one a core, and asks the cache first."""
+"""Compilation of jobs in worker processes, one per core, after a look-up in the cache."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def list_variants(
 
     Args:
         package_dir: folder of the generated package.
-        targets: for which targets.
-        toolchain: the Triton that the package is imported with, which chooses rows of its tables; None: the installed.
+        targets: names of the targets.
+        toolchain: the Triton of the package's import, which selects rows of its tables; None: the installed one.
         cache_dir: folder of earlier results; `default_cache_dir()` if None.
 
     Returns:
-        A job each, by target in the order given, then in the package's order.
+        A job per variant, by target in the given order, then in the package's order.
 
     Raises:
         ToolError: the package cannot be imported or does not list them, or the worker died or took too long.
@@ -84,19 +84,19 @@ def compile_jobs(
 
     Args:
         package_dir: folder of the generated package.
-        jobs: what to compile.
+        jobs: the compilations.
         toolchain: the Triton that compiles; the installed one if None.
         workers: processes at most; the number of cores if None.
         cache_dir: folder of earlier results; `default_cache_dir()` if None.
-        kernels_dir: folder that Triton's cache is kept in, so that its binaries are there at the end: nothing is taken
-            from earlier results then; None: they are not kept.
-        known: gives the result that a `Resources.key` has without a compilation; None where there is none.
+        kernels_dir: folder for Triton's cache, which keeps all binaries. Earlier results are then not used. None:
+            binaries are not kept.
+        known: returns the known result of a `Resources.key`, or None.
         fresh: compile every job, and take no result from `known` or `cache_dir`.
-        on_start: called in a worker's thread with each job that is compiled, not cached, as it begins.
-        on_done: called in this thread with each result as it comes, cached ones first.
+        on_start: called in a worker's thread with each compiled job at its start; not for cached results.
+        on_done: called in this thread with each result as it arrives, cached ones first.
 
     Returns:
-        What each job's kernel takes, in the order of `jobs`.
+        The resources of each job's kernel, in the order of `jobs`.
 
     Raises:
         ToolError: a kernel does not compile or does not fit its job, or a worker died or took too long.
@@ -127,7 +127,7 @@ def compile_jobs(
 
     if missing:
         tasks = [_Task(key, jobs[indices[0]]) for key, indices in missing.items()]
-        tasks.sort(key=lambda task: task.job.target != SM90)  # whose kernels take longest: first, not last
+        tasks.sort(key=lambda task: task.job.target != SM90)  # sm90 first, since its kernels take longest
         tasks = first_of_each(tasks, lambda task: (task.job.target, task.job.kernel))
         started = workers or os.cpu_count() or 1
         by_ir = cache if kernels_dir is None and not fresh else None
@@ -150,7 +150,7 @@ def compile_jobs(
 
 
 def content_keys(package_dir: Path, jobs: Sequence[CompileJob]) -> list[str]:
-    """What each job's compilation depends on but for Triton, as `Resources.key`."""
+    """Return the `Resources.key` of each job: a hash of its compilation's inputs except Triton."""
     return [contents(job)[:KEY_DIGITS] for contents in (_contents(package_dir.resolve()),) for job in jobs]
 
 

@@ -1,4 +1,4 @@
-"""One compile worker: how it starts, and what it is asked."""
+"""A compile worker: its start and its requests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from mlagen.errors import Place, ToolError
 from mlagen.plan.targets import TARGETS
 from mlagen.workers import Limit, Worker, WorkerError
 
-# Seconds of CPU a job may take; the largest kernels take a few.
+# Limit of a job in CPU seconds; the largest kernels take a few.
 TIMEOUT_S = 300.0
 
-# Variables that change what Triton, LLVM or ptxas make, which the cache's key cannot know.
+# Variables that change the output of Triton, LLVM or ptxas. The cache's key does not contain them.
 _STEERING = ("TRITON_", "MLIR_", "LLVM_", "AMDGCN_", "NVPTX_", "PTXAS_", "DISABLE_", "USE_IR_LOC")
 
 
@@ -44,7 +44,7 @@ class Compiler(Worker):
         super().__init__([*command, toolchain.version], _environment(kernels_dir or folder / "triton", toolchain))
 
     def variants(self, target: str) -> list[CompileJob]:
-        """List what a call of the package can launch on a target.
+        """List all variants that a call of the package can launch on a target.
 
         Raises:
             ToolError: the package cannot be imported or does not list them, or the worker died or took too long.
@@ -54,18 +54,18 @@ class Compiler(Worker):
         return [job_of(target, description) for description in self._ask(request, what, "__init__")["variants"]]
 
     def triton_key(self) -> str:
-        """The hash that stands for the worker's Triton in the name of an archive of kernels."""
+        """Return the hash of the worker's Triton for the name of an archive of kernels."""
         return str(self._ask({"triton_key": True}, f"triton {self._toolchain.version}", "__init__")["triton_key"])
 
     def compile(self, job: CompileJob, cache: ResultCache | None) -> tuple[Measured, bool]:
         """Compile a job and read the machine code.
 
         Args:
-            job: what to compile.
-            cache: results by IR too: where the job's has one, that is the result; None: the job is compiled anyway.
+            job: the compilation.
+            cache: results, also by IR. If the job's IR is known, its result is returned. None: always compile.
 
         Returns:
-            What the kernel takes, and whether `cache` had it.
+            The kernel's figures, and whether they came from `cache`.
 
         Raises:
             KernelError: the compiler refuses the job.
@@ -97,7 +97,7 @@ class Compiler(Worker):
             how = error.late or f"died ({error.end})"
             raise ToolError(f"{what}: the compile worker {how}", hint=error.words or None) from None
         if "error" in result:
-            # MLIR and ptxas say on stderr what the exception leaves out.
+            # MLIR and ptxas print details on stderr that the exception lacks.
             hint = "\n".join(part for part in (result["detail"], self.words(printed)) if part)
             path, line = self._package_dir / f"{module.replace('.', '/')}.py", result["line"]
             place = Place(path, line) if line else None
@@ -128,13 +128,13 @@ def ask_triton_key(toolchain: Toolchain) -> str:
 
 
 def request_of(job: CompileJob) -> dict[str, Any]:
-    """All that a compilation depends on beside the source, as plain JSON values.
+    """Return all inputs of a compilation except the source, as plain JSON values.
 
     Args:
-        job: what to compile.
+        job: the compilation.
 
     Returns:
-        The worker's job, see mlagen/compile/worker.py, but for its output file.
+        The worker's job, see mlagen/compile/worker.py, without its output file.
 
     Raises:
         ToolError: mlagen knows no such target.

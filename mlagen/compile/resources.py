@@ -1,4 +1,4 @@
-"""What a compiled kernel takes of its target, and whether that fits."""
+"""Resources of a compiled kernel, and checks against the limits of its target."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mlagen.plan.targets import TARGETS
 from mlagen.plan.tritons import minor, minors
 from mlagen.plan.tuned import tuned_path
 
-# PTX ISA, "Tensor Memory": 512 columns a multiprocessor. Triton compares at the first launch only.
+# PTX ISA, "Tensor Memory": 512 columns per multiprocessor. Triton checks this only at the first launch.
 TENSOR_MEMORY_COLUMNS = 512
 
-# The table of a tuned file that gives a module's kernels their tiles. Calls whose rows or topk are not aligned,
-# and those over small pages, take a tile that is in no table.
+# The table of a tuned file with the tiles of a module's kernels. Calls with unaligned rows or topk, and calls over
+# small pages, take a tile that is in no table.
 TUNED_TABLES = {
     "_sparse_fwd_kernels": "sparse_fwd",
     "_sparse_decode_kernels": "sparse_decode",
@@ -47,31 +47,30 @@ SM90_MODULES = (
 
 @dataclass(frozen=True)
 class Resources:
-    """What one compiled kernel takes.
+    """Resources of one compiled kernel.
 
     Attributes:
         module: generated module that holds the kernel.
         kernel: name of the `@triton.jit` function.
-        variant: what tells this compilation from the kernel's others, for people.
+        variant: name of the variant for people.
         target: name in mlagen.plan.targets.TARGETS.
-        num_warps: warps a program, as asked for.
-        num_stages: software-pipeline depth, as asked for.
+        num_warps: warps per program, as requested.
+        num_stages: software-pipeline depth, as requested.
         triton: version of the Triton that compiled it.
-        key: what the compilation depends on but for Triton, as 16 hexadecimal digits: the kernel's source, signature,
+        key: hash of the compilation's inputs except Triton, 16 hexadecimal digits: the kernel's source, signature,
             constexprs, options and target.
-        registers: registers a thread; on AMD vector registers a lane, accumulation registers included.
-        scalar_registers: scalar registers a wavefront on AMD; None on NVIDIA.
-        spills: what did not fit the registers, in `spill_unit`: bytes of stack a thread on NVIDIA, spilled
-            vector registers a lane on AMD.
-        loop_spills: instructions inside loops that reach the stack (LDL, and STL but of zero; scratch loads and stores
-            on AMD); not in what stands around or before a loop that multiplies.
-        shared: bytes of shared memory (LDS) a program needs.
-        shared_limit: bytes of shared memory the target gives one program.
+        registers: registers per thread; on AMD vector registers per lane, including accumulation registers.
+        scalar_registers: scalar registers per wavefront on AMD; None on NVIDIA.
+        spills: spilled registers in `spill_unit`: stack bytes per thread on NVIDIA, vector registers per lane on AMD.
+        loop_spills: spill loads and stores inside loops (LDL, and STL except of zero; scratch loads and stores on AMD),
+            without code around or before a loop with matrix products.
+        shared: bytes of shared memory (LDS) per program.
+        shared_limit: most bytes of shared memory per program on the target.
         block_h: the constexpr BLOCK_H; None without.
-        tabled: whether its tile is one of the target's table: calls whose rows or indices are not aligned, and those
-            over small pages, take another.
-        tensor_memory: columns of tensor memory a program needs; 0 but on sm100.
-        instructions: how often each matrix, stack or scratch instruction stands in the machine code.
+        tabled: whether its tile is in the target's table. Calls with unaligned rows or indices, and calls over small
+            pages, take another tile.
+        tensor_memory: columns of tensor memory per program; 0 except on sm100.
+        instructions: number of each matrix, stack or scratch instruction in the machine code.
         seconds: wall-clock seconds of the compilation, now or when the cache was filled.
         cached: whether the numbers came without compiling.
     """
@@ -99,7 +98,7 @@ class Resources:
 
     @property
     def spill_unit(self) -> str:
-        """What `spills` counts."""
+        """Unit of `spills`."""
         return "vector registers" if TARGETS[self.target].backend == "hip" else "stack bytes a thread"
 
     def to_json(self) -> dict[str, Any]:
@@ -122,20 +121,20 @@ def check_limits(
     spec: str = "NAME",
     targets: Sequence[str] = (),
 ) -> list[LimitError]:
-    """Compare what kernels take with what their targets give; Triton itself compares at the first launch only.
+    """Compare kernels with the limits of their targets. Triton itself checks only at the first launch.
 
-    Register counts are not judged: they move with every Triton version.
+    Register counts are not checked: they change with every Triton version.
 
     Args:
         resources: compiled kernels.
-        expected_products: warpgroup products that the plan expects in the code, by kernel and BLOCK_H, as
-            `mlagen.backends.expected_products` gives them; of kernels that are not named they are not judged.
-        holds_under: versions of Triton under which a kernel is known to keep its limits, by `Resources.key`.
-        spec: name of their spec, whose tuned file may give them other tiles.
-        targets: the spec's.
+        expected_products: number of wgmma instructions in the code, by kernel and BLOCK_H, from
+            `mlagen.backends.expected_products`. Other kernels are not checked for it.
+        holds_under: versions of Triton under which a kernel is within its limits, by `Resources.key`.
+        spec: name of the spec, for hints.
+        targets: targets of the spec.
 
     Returns:
-        An error for each limit that a kernel breaks, in the order of `resources`; its hint names what a user can do.
+        An error for each limit that a kernel exceeds, in the order of `resources`, with a hint for the user.
     """
     errors = []
     for taken in resources:
@@ -149,7 +148,7 @@ def check_limits(
 
 
 def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) -> Iterator[tuple[str, str]]:
-    """(what a limit says, which other tile may keep it) of each limit that a kernel breaks."""
+    """Yield (message, advice for another tile) of each limit that a kernel exceeds."""
     if taken.shared > taken.shared_limit:
         yield (
             f"shared memory {taken.shared:,} bytes - limit {taken.shared_limit:,} bytes = "
@@ -193,7 +192,7 @@ def short_reason(taken: Resources) -> str:
 def _remedies(
     taken: Resources, other_tile: str, spec: str, targets: Sequence[str], holds: Sequence[str]
 ) -> Iterator[str]:
-    """What a user can do about a kernel that breaks a limit: all of it in reach of the command line and the spec."""
+    """Yield fixes for a kernel over a limit, by the command line or the spec."""
     if holds:
         yield f"--triton {minors(holds)[-1]}, under which it holds"
     else:

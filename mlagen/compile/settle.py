@@ -1,7 +1,7 @@
-"""Builds on when a kernel does not hold under a Triton: with other registers, with another tile, or without it.
+"""Replacement of kernels over a limit under a Triton: by other registers, by another tile, or by the portable kernel.
 
-The first variant that breaks a limit, or that the compiler refuses, ends a compilation. A split of registers or a tile
-that holds becomes a finding, and the compilation begins anew. Variants that were compiled before come from the cache.
+The first variant that exceeds a limit, or that the compiler refuses, ends a compilation. A register split or a tile
+within the limits becomes a finding, and the compilation starts again. Known variants come from the cache.
 """
 
 from __future__ import annotations
@@ -82,13 +82,13 @@ class _Failure:
 
 
 class Settler:
-    """Finds registers and tiles that hold for the kernels of one spec.
+    """Finds registers and tiles within the limits for the kernels of one spec.
 
     Args:
         path: the spec's file.
-        plan: its plan, from the spec and the files beside it.
-        staged: folder of its package, which is written anew with every finding.
-        check: the limits that a variant breaks.
+        plan: the plan, from the spec and the files next to it.
+        staged: folder of the package, which is written again with every finding.
+        check: returns the limits that a variant exceeds.
         say: prints a line about a finding.
 
     Attributes:
@@ -124,7 +124,7 @@ class Settler:
                 return proofs
 
     def write(self) -> list[Path]:
-        """Write new findings beside the spec, and return the files written."""
+        """Write new findings next to the spec, and return the written files."""
         path = findings_path(self.plan.spec.name, self._path.parent)
         text = dump_findings(self.plan.spec.name, self.findings)
         if not self.findings or (path.is_file() and path.read_text(encoding="utf-8") == text):
@@ -210,7 +210,7 @@ class Settler:
         """Find another tile.
 
         Raises:
-            LimitError, ToolError: none of those that were tried holds.
+            LimitError, ToolError: all candidates exceed a limit.
         """
         family, triton = self._family(place.family), minor(failure.version)
         table = (family.fits, place.table, place.target)
@@ -237,7 +237,7 @@ class Settler:
         raise failure.error
 
     def _holds(self, found: Findings, jobs_of: JobsOf, version: str) -> bool | None:
-        """Whether jobs of the package with other findings hold; None: its tiles do not fit, or no call takes them."""
+        """Whether jobs with these findings stay within the limits; None if the tiles do not fit or are unused."""
         try:
             plan = load_plan(self._path, findings=found)
         except LimitError:

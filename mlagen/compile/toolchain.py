@@ -1,4 +1,4 @@
-"""The Tritons that compile: the installed one, and others that lie each in a folder of its own in the user's cache."""
+"""The Tritons that compile: the installed one, and others in their own folders in the user's cache."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Toolchain:
     """A Triton that compiles.
 
     Attributes:
-        version: its version, `3.8.0`; without a folder another than the installed one's: then it lists a package's
-            variants under that version, and compiles none.
-        folder: what a worker puts on its search path to import it; None: it is the installed one.
+        version: version, `3.8.0`. If it is not the installed one and has no folder, it lists a package's variants under
+            that version and compiles none.
+        folder: folder for a worker's search path; None for the installed Triton.
     """
 
     version: str
@@ -37,7 +37,7 @@ class Toolchain:
         """
         root = self.folder and self.folder / "triton"
         if root is None:
-            # find_spec, since importing Triton here would cost the parent what its workers pay already.
+            # find_spec, since the parent process does not need an import of Triton.
             spec = importlib.util.find_spec("triton")
             if spec is None or spec.origin is None:
                 raise ToolError("triton is not installed", hint=f"fix with: pip install triton=={TRITONS[-1]}")
@@ -63,7 +63,7 @@ def installed() -> Toolchain:
 
 
 def tritons_dir() -> Path:
-    """The folder for Tritons beside the installed one, each in a folder that is named after its version."""
+    """Return the folder of further Tritons, each in a folder named after its version."""
     return default_cache_dir() / "triton"
 
 
@@ -113,7 +113,7 @@ def toolchain(version: str) -> Toolchain:
 
 def _fetch(version: str, folder: Path) -> None:
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Made beside its place and moved there whole, so that a fetch that ends halfway leaves nothing behind.
+    # Made next to its place and then moved, so that an interrupted fetch leaves nothing behind.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{version}.") as temporary:
         made = Path(temporary) / "made"
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]

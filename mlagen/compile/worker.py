@@ -1,20 +1,20 @@
-"""Lists and compiles kernels of one generated package: a request a line on stdin, a result a line on stdout, in JSON.
+"""Lists and compiles kernels of one generated package: JSON requests on stdin, JSON results on stdout, one per line.
 
     python worker.py PACKAGE_DIR VERSION
 
-VERSION is what the package takes its Triton for when it chooses among its tables' rows: the version that is imported,
-unless variants of another are listed, which needs no other Triton.
+VERSION selects rows of the package's tables. It is the version of the imported Triton, or another one to list that
+version's variants.
 
-Needs Triton and the standard library, and what the generated package imports; nothing of mlagen, and no GPU: a driver
-that stands for the target's answers where Triton asks for one.
+Needs Triton, the standard library and the generated package's imports, but not mlagen and no GPU: a stand-in driver
+answers Triton's questions about the target.
 
-A request with `variants` names a `target`, with its `backend`, `arch` and `warp_size`; its result holds `variants`: all
-that a call on the target can launch, as jobs without the target. A job holds `module`, `kernel`, `signature` and
+A request with `variants` names a `target`, with its `backend`, `arch` and `warp_size`. Its result has `variants`: all
+variants that a call on the target can launch, as jobs without the target. A job has `module`, `kernel`, `signature` and
 `constexprs` as pairs, `options` of the launch, the target as above, and `output`, the file for the machine code. Its
-result holds `name` (the entry function's), `shared` in bytes, `tensor_memory` in columns and `seconds`. Where a job
-holds `salt` and `known` too, its result holds `ir`, a key of its IR, and that alone if the folder `known` has a result
-of the key: nothing more is compiled then. A request with `triton_key` asks for a hash of this Triton. Any result may
-instead hold `error`, `line` in the module (or null) and `detail`.
+result has `name` (of the entry function), `shared` in bytes, `tensor_memory` in columns and `seconds`. If a job also
+has `salt` and `known`, its result has `ir`, a key of its IR. If the folder `known` has a result of that key, the result
+has only `ir`, and compilation stops there. A request with `triton_key` asks for a hash of this Triton. Any result may
+instead have `error`, `line` in the module (or null) and `detail`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class JobError(Exception):
 
 
 class KnownIRError(Exception):
-    """A kernel of whose IR there is a result; holds the key."""
+    """The result of a kernel's IR is known. Holds the key."""
 
 
 def main(package_dir: Path, version: str) -> None:
@@ -58,7 +58,7 @@ def main(package_dir: Path, version: str) -> None:
     import triton
 
     triton.__version__ = version
-    # Objects that do not know the folder; said to Triton alone, since its cache's keys know of environment variables.
+    # Objects without the folder's name. Set as a knob, since environment variables are part of Triton's cache keys.
     triton.knobs.propagate_env = False
     triton.knobs.compilation.disable_line_info = True
     for line in jobs:
@@ -81,14 +81,14 @@ def answer(package_dir: Path, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def triton_key() -> str:
-    """A hash of what Triton's cache knows this Triton by, as the generated `_launch.py` computes it."""
+    """Return a hash of the key of this Triton in its cache, as the generated `_launch.py` computes it."""
     from triton.runtime import cache
 
     return hashlib.sha256(cache.triton_key().encode()).hexdigest()[:16]
 
 
 class StandIn:
-    """What Triton asks of a driver before it compiles, for one target. Each target is a device of its own to Triton."""
+    """The driver of one target, as far as Triton needs it to compile. Each target is a separate device to Triton."""
 
     numbers: ClassVar[dict[str, int]] = {}
 
@@ -103,7 +103,7 @@ class StandIn:
         return GPUTarget(self._target["backend"], self._target["arch"], self._target["warp_size"])
 
     def get_current_device(self) -> int:
-        """A number that no other target has: Triton keeps what it compiled by it."""
+        """Return the target's own number, by which Triton caches compilations."""
         return self._number
 
     def get_current_stream(self, device: int | None = None) -> int:
@@ -118,12 +118,12 @@ def stand_in(target: dict[str, Any]) -> None:
     driver.set_active(StandIn(target))
 
 
-# What calls on a target can launch, by what tells one from another.
+# Variants that calls on a target can launch, by their description.
 _variants: dict[str, dict[str, Any]] = {}
 
 
 def list_variants(package_dir: Path, request: dict[str, Any]) -> dict[str, Any]:
-    """List what a call on a target can launch, as `package.variants` enumerates it.
+    """List all variants that a call on a target can launch, from `package.variants`.
 
     Args:
         package_dir: folder of the generated package.
@@ -155,7 +155,7 @@ def _key(description: dict[str, Any]) -> str:
 
 
 def describe(variant: Any) -> dict[str, Any]:
-    """What tells a variant from the package's others, in plain values: the job that compiles it, without its target."""
+    """Return a variant's job as plain values, without its target."""
     signature, constexprs = [], []
     given = (*variant.arguments, *variant.constexprs)
     for param, value in zip(variant.kernel.params, given, strict=True):
@@ -174,7 +174,7 @@ def describe(variant: Any) -> dict[str, Any]:
 
 
 def kind_of(param: Any, value: Any) -> str:
-    """The type of a run-time argument as Triton names it; of a tensor descriptor its block and shared layout too."""
+    """Return Triton's name of an argument's type. For a tensor descriptor it includes block and shared layout."""
     if hasattr(value, "block_shape"):
         block = ",".join(map(str, value.block_shape))
         layout = f",{value.layout!r}" if hasattr(value, "layout") else ""
@@ -202,13 +202,13 @@ def _element(tensor: Any) -> str:
 
 
 class IRKey:
-    """Names a compilation by the IR that Triton's first stage leaves, on which the later and longer stages depend.
+    """Key of a compilation by the IR after Triton's first stage, the input of the later and longer stages.
 
-    To be set as Triton's hook for stages. In that IR helpers are inlined and names are gone but for the kernel's own.
+    Set it as Triton's hook for stages. In that IR, helpers are inlined and only the kernel's name is left.
 
     Args:
-        salt: what else the results depend on: Triton's version, the target.
-        known: folder with a file `KEY.json` for each key of which there is a result.
+        salt: other inputs of the results: Triton's version, the target.
+        known: folder with a file `KEY.json` per known result.
 
     Attributes:
         key: hexadecimal digits; empty before a compilation.
@@ -229,10 +229,10 @@ class IRKey:
         """Wrap the second stage.
 
         Raises:
-            KnownIRError: by that stage, where there is a result.
+            KnownIRError: in that stage, if there is a result.
         """
         if stages is None:
-            return "", ""  # Triton asks what the hook adds to the keys of its own cache
+            return "", ""  # Triton asks for the hook's part of its cache keys
         second = list(stages)[1]
         after = stages[second]
         given = {name: value for name, value in vars(options).items() if name != "extern_libs"}  # these hold paths
@@ -308,7 +308,7 @@ def _made(package_dir: Path, job: dict[str, Any]) -> tuple[Any, list[Any]]:
     dtypes = {f"*{element}": getattr(torch, name) for name, element in _ELEMENTS.items()}
     given = dict(job["constexprs"])
     for name, kind in job["signature"]:
-        # A number of which Triton learns nothing, and a tensor that begins at 16 bytes, as any does.
+        # A number without properties for Triton, and an aligned tensor.
         given[name] = torch.empty(0, dtype=dtypes[kind]) if kind in dtypes else 1.5 if kind == "fp32" else 2
     if sorted(given) != sorted(kernel.arg_names):
         raise JobError(f"the kernel takes ({', '.join(kernel.arg_names)}), but the job names ({', '.join(given)})")
@@ -355,7 +355,7 @@ def load_package(package_dir: Path) -> ModuleType:
 
 
 def explain(error: Exception, module: Path) -> dict[str, Any]:
-    """Turn what a compilation or an import raised into a result.
+    """Turn the exception of a compilation or an import into a result.
 
     Args:
         error: the exception.
@@ -366,7 +366,7 @@ def explain(error: Exception, module: Path) -> dict[str, Any]:
     """
     chain = list(_causes(error))
     line = next((line for each in reversed(chain) if (line := _line(each, module))), None)
-    # A Triton CompilationError's text starts with source lines; what is wrong stands apart.
+    # A Triton CompilationError's text starts with source lines; its message is separate.
     message = getattr(chain[-1], "error_message", None) or f"{type(chain[-1]).__name__}: {chain[-1]}"
     return {
         "error": next(text.strip() for text in message.splitlines() if text.strip()),
@@ -376,7 +376,7 @@ def explain(error: Exception, module: Path) -> dict[str, Any]:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The exception, what caused it, and so on inward."""
+    """Yield the exception and its causes, from the outside in."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
