@@ -103,7 +103,7 @@ def compile_jobs(
     """
     package_dir, toolchain = package_dir.resolve(), toolchain or installed()
     if toolchain.folder is None and toolchain.version != installed().version:
-        raise ToolError(f"triton {toolchain.version} is not at hand: {installed().version} is installed")
+        raise ToolError(f"triton {toolchain.version} is not available: {installed().version} is installed")
     cache = ResultCache(cache_dir or default_cache_dir())
     contents = _contents(package_dir)
     results: dict[int, Resources] = {}

@@ -140,7 +140,7 @@ def check_limits(
     for taken in resources:
         holds = [version for version in holds_under.get(taken.key, ()) if version != taken.triton]
         named = f"{label(taken)} under Triton {taken.triton}"
-        known = f"; holds under Triton {', '.join(holds)}" if holds else ""
+        known = f"; within the limits under Triton {', '.join(holds)}" if holds else ""
         for broken, other_tile in _broken(taken, expected_products):
             hint = f"fix with one of: {'; '.join(_remedies(taken, other_tile, spec, targets, holds))}"
             errors.append(LimitError(f"{named}: {broken}{known}", hint=hint))
@@ -169,7 +169,7 @@ def _broken(taken: Resources, products: Mapping[tuple[str, int | None], int]) ->
     found = sum(taken.instructions.get(name, 0) for name in ("HGMMA", "QGMMA"))  # of 16-bit and of 8-bit operands
     if expected is not None and taken.target == SM90 and expected != found:
         yield (
-            f"{found} warpgroup products in the code - expected {expected}: one was split, doubled or left out",
+            f"{found} wgmma instructions in the code - expected {expected}: one was split, doubled or left out",
             "another tile",
         )
     if taken.tensor_memory > TENSOR_MEMORY_COLUMNS:
@@ -186,7 +186,7 @@ def short_reason(taken: Resources) -> str:
         return f"{taken.shared:,} bytes of shared memory, {taken.shared_limit:,} at most"
     if taken.loop_spills > allowed_spills(taken.key, minor(taken.triton)):
         return f"{taken.loop_spills:,} spill{'s' * (taken.loop_spills > 1)} in loops"
-    return "its machine code is not what was planned"
+    return "its machine code differs from the plan"
 
 
 def _remedies(
@@ -194,16 +194,16 @@ def _remedies(
 ) -> Iterator[str]:
     """Yield fixes for a kernel over a limit, by the command line or the spec."""
     if holds:
-        yield f"--triton {minors(holds)[-1]}, under which it holds"
+        yield f"--triton {minors(holds)[-1]}, which keeps the limits"
     else:
         yield "--triton with another version"
     if taken.module in TUNED_TABLES and taken.tabled:
         file = tuned_path(spec, taken.target, Path())
         # Made if it is not there; a file that comes with mlagen is behind it.
         table = TUNED_TABLES[taken.module]
-        yield f"{other_tile} in {table} of {file} beside the spec, with fits.{table} as `mlagen show plan` tells it"
+        yield f"{other_tile} in {table} of {file} next to the spec, with fits.{table} as `mlagen show plan` prints it"
     if taken.module in SM90_MODULES:
-        yield "`backend: auto` in the spec, which leaves out sm90 kernels that do not hold"
+        yield "`backend: auto` in the spec, which leaves out sm90 kernels over a limit"
     if taken.kernel == "_dense_fwd_descriptor_kernel":
         yield "`addressing: pointers` in the spec's multi_head"
     if tuple(targets) != (taken.target,):

@@ -204,7 +204,9 @@ class Settler:
                 return
         left = LeftOut(family.fits, SCHEDULED.get(kernel.name, kernel.name), triton, failure.reason)
         found = replace(self.findings, left_out=(*self.findings.left_out, left))
-        self._take(found, f"{named} left out {under}; {tried} other splits of registers tried; portable runs")
+        self._take(
+            found, f"{named} not used {under}; {tried} other register splits tried; its calls run the portable kernel"
+        )
 
     def _find_tile(self, place: Place, failure: _Failure, under: str) -> None:
         """Find another tile.
@@ -229,7 +231,7 @@ class Settler:
             holds = self._holds(found, self._jobs_at(replace(place, tile=tile), failure.version), failure.version)
             if holds:
                 named = f"{self.plan.spec.name}: {place.family} on {place.target}"
-                self._take(found, f"{named}: tile {tile} instead of {place.tile} {under}")
+                self._take(found, f"{named}: tile {tile} in place of {place.tile} {under}")
                 return
             tried += holds is not None
             if tried == MOST_TRIES:

@@ -249,7 +249,7 @@ class CachedRow:
         shared = self.shared(tile, target) if aligned else self._unaligned_shared(tile, target)
         q = tile.block_h * row_bytes(self.chunks)
         again = self.q_copies(tile, target)
-        copies = f" and {again:,} once more, in another order for the second layout" if again else ""
+        copies = f" and {again:,} again in the order of the second layout" if again else ""
         return (
             f"tile {tile} of attention over a cache needs {shared:,} bytes of shared memory "
             f"(q {q:,} = {tile.block_h} x {row_bytes(self.chunks):,}{copies}; K and what is on its way "
@@ -267,15 +267,16 @@ class CachedRow:
         if registers > most:
             columns = v_bytes(self.chunks) // ITEMSIZE
             return (
-                f"V of {columns} columns takes {registers:.0f} accumulators a thread in tile {tile} of attention over "
+                f"V of {columns} columns needs {registers:.0f} accumulators per thread in tile {tile} of attention "
+                f"over "
                 f"a cache, more than {most}"
             )
         if target.backend == "cuda" and tile.num_warps < MORE_WARPS and (self.packed or self._crowds(registers)):
-            both = f"two layouts beside {registers:.0f} accumulators"
-            what = "a layout of two values a byte" if self.packed else both
+            both = f"two layouts and {registers:.0f} accumulators per thread"
+            what = "a layout with two values per byte" if self.packed else both
             return f"tile {tile}: {what} in fewer than {MORE_WARPS} warps"
         if self.packed and tile.block_n < (rows := PACKED_BLOCK_N[target.backend]):
-            return f"tile {tile}: a layout of two values a byte in steps of fewer than {rows} rows"
+            return f"tile {tile}: a layout with two values per byte in steps of fewer than {rows} rows"
         if self.shared(tile, target) > target.shared_limit:
             return self._too_much_shared(tile, target)
         return None
@@ -291,7 +292,7 @@ class CachedRow:
         least = min(
             allowed, key=lambda tile: (accumulator_registers(tile, self.chunks, target), self.shared(tile, target))
         )
-        message = f"{target.name}: {self._refusal(least, target)}; no other tile of {len(tiles)} asks for less"
+        message = f"{target.name}: {self._refusal(least, target)}; this is the smallest of {len(tiles)} tiles"
         return LimitError(message, hint=_remedies(target))
 
     @property
@@ -316,7 +317,7 @@ class CachedRow:
             crowded = [row for row in fitting if row.programs_per_sm >= RESIDENT]
             chosen = crowded[0] if block_h == FEW_HEADS and crowded else fitting[0]
             number = "one fits" if chosen.programs_per_sm == 1 else f"{chosen.programs_per_sm} fit"
-            reason = f"the first of {len(candidates)} of which {number} a multiprocessor"
+            reason = f"the first of {len(candidates)} with {number} programs per multiprocessor"
             found.append(replace(chosen, reason=reason))
         if not found:
             raise self._none_fits(target)

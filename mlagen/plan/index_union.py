@@ -103,15 +103,15 @@ def refusal(spec: Spec, *, over_rows: bool) -> str | None:
         over_rows: it has a wrapper of attention over unquantised rows.
     """
     if spec.backend == "triton":
-        return "backend is triton, and its kernel is one of Gluon's"
+        return "backend is triton, and its kernel needs gluon"
     if not over_rows:
-        return "no wrapper computes attention over unquantised rows, which alone it does"
+        return "no wrapper computes attention over unquantised rows, the only kind that it supports"
     reason = sm90_refusal(spec)
     sm90 = make_sm90(spec) if reason is None else None
     if sm90 is not None and sm90.block_n != BLOCK_N:
-        return f"a row has {sm90.d_k} columns, and beside Q there is no room for two blocks of {BLOCK_N}"
+        return f"a row has {sm90.d_k} columns, and with Q two blocks of {BLOCK_N} do not fit shared memory"
     if sm90 is not None and sm90.registers == OTHER_TAIL_REGISTERS:
-        return f"V has {sm90.pieces.d_v} columns and {sm90.d_tail} come behind, which leaves its loop too few registers"
+        return f"V has {sm90.pieces.d_v} columns and {sm90.d_tail} follow, which leaves too few registers for its loop"
     return reason
 
 

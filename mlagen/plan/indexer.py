@@ -81,8 +81,8 @@ def indexer_rows_of(spec: Spec) -> IndexerRows | None:
 def check_scales(spec: Spec, rows: IndexerRows) -> None:
     """Raises LimitError: a key has no scales of its own, which alone the indexer's functions hand on."""
     if rows.scales is None:
-        message = f"indexer_cache.layout: got {rows.layout.name}, whose keys have no scales a tile"
-        raise LimitError(f"specs/{spec.name}.yaml: {message}; takes one with a field of kind scales")
+        message = f"indexer_cache.layout: got {rows.layout.name}, a layout without tile scales"
+        raise LimitError(f"specs/{spec.name}.yaml: {message}; takes a layout with a field of kind scales")
 
 
 def check_one_scale(spec: Spec, rows: IndexerRows, wrapper: str) -> None:
@@ -98,5 +98,5 @@ def check_one_scale(spec: Spec, rows: IndexerRows, wrapper: str) -> None:
     if scales is None or rows.packed or (scales.dtype, scales.count) == ("fp32", 1):
         return
     found = f"{rows.values.dtype} keys with {scales.count} x {scales.dtype}"
-    message = f"indexer_cache.layout: got {rows.layout.name}, {found}; takes one fp32 scale a key with {wrapper}"
+    message = f"indexer_cache.layout: got {rows.layout.name}, {found}; takes one fp32 scale per key with {wrapper}"
     raise LimitError(f"specs/{spec.name}.yaml: {message}")

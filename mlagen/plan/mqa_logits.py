@@ -199,7 +199,9 @@ def _tiles_of(spec: Spec, sizes: _Sizes, target: Target) -> MqaLogitsTiles:
     blocks = [1 << power for power in range(most.bit_length()) if 1 << power >= least]
     fitting = [tile for block_q in blocks if (tile := _choose(block_q, sizes, target))]
     if not fitting:
-        message = f"a query token of {sizes.heads} heads of {sizes.columns} columns, and 16 keys, exceed shared memory"
+        message = (
+            f"shared memory has no room for a query token of {sizes.heads} heads of {sizes.columns} columns and 16 keys"
+        )
         raise LimitError(f"specs/{spec.name}.yaml: {target.name}: {message}")
     unaligned = [
         replace(

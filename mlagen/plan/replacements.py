@@ -116,7 +116,7 @@ class _Entry(Model):
             if wrong is not None:
                 raise refused(f"{wrong}, as a tile of {family_of(self.fits)}", name)
         if self.tile == self.instead:
-            raise refused("takes another tile than the one that it replaces", "instead")
+            raise refused("takes a tile that differs from the replaced one", "instead")
         return self
 
     def replacement(self, place: Place) -> Replacement:
@@ -143,13 +143,9 @@ class ReplacementTable(Model):
             instead = {(*key[:3], self.replacements[index].instead.tile(), key[4]) for key in here}
             for other, there in enumerate(keys):
                 if other < index and here & there:
-                    raise refused(
-                        f"names a tile and a Triton that replacements[{other}] names too", "replacements", index
-                    )
+                    raise refused(f"has a tile and a Triton that replacements[{other}] also has", "replacements", index)
                 if instead & there:
-                    raise refused(
-                        f"got a tile that replacements[{other}] replaces in turn", "replacements", index, "instead"
-                    )
+                    raise refused(f"got a tile that replacements[{other}] replaces", "replacements", index, "instead")
         return self
 
 
@@ -208,7 +204,7 @@ def _split(
         if here[0] in entries:
             spills = " and ".join(map(minor_text, here))
             try:
-                made = make(row, tile, target, f"instead of {row.tile}, which spills under {spills}")
+                made = make(row, tile, target, f"in place of {row.tile}, which spills under {spills}")
             except LimitError as error:
                 raise LimitError(error.message, place=entries[here[0]].place, hint=error.hint) from None
         yield replace(made, tritons=span_of(here))

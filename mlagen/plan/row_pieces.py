@@ -56,11 +56,11 @@ class RowPieces:
 def refuses(d_v: int, d_k: int) -> str | None:
     """Why a row of so many columns, the first d_v of them V's, has no pieces; None if it has."""
     if not LEAST_V <= d_v <= MOST_V:
-        return f"model.v_head_dim is {d_v}, and it takes {LEAST_V} to {MOST_V}"
+        return f"model.v_head_dim is {d_v}, and it supports {LEAST_V} to {MOST_V}"
     if d_v % GRANULE or d_k % GRANULE:
-        return f"a row has {d_k} columns, {d_v} of them V's, and it takes multiples of {GRANULE}"
+        return f"a row has {d_k} columns, {d_v} of them in V, and it supports multiples of {GRANULE}"
     if d_k - d_v > TAILS[-1]:
-        return f"a row has {d_k - d_v} columns behind V's, and it takes at most {TAILS[-1]}"
+        return f"a row has {d_k - d_v} columns after V, and it supports at most {TAILS[-1]}"
     return None
 
 

@@ -326,11 +326,11 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
 def refusal(spec: Spec) -> str | None:
     """Why the sm90 kernels cannot be emitted for a spec; None if they can."""
     if spec.attention is None:
-        return "it computes attention over latent rows, and the spec has no attention"
+        return "the spec has no attention over latent rows"
     if isinstance(spec.attention, DenseAttention) and spec.attention.window is not None:
-        return "it computes dense attention without a window alone, and the spec has one"
+        return "attention.window is set, and it supports dense attention only without a window"
     if SM90 not in spec.targets:
-        return f"targets lack {SM90}, on which alone it runs"
+        return f"targets lack {SM90}, the only target that runs it"
     dims = spec.model
     return row_pieces.refuses(dims.v_head_dim, dims.kv_lora_rank + dims.qk_rope_head_dim)
 

@@ -23,16 +23,18 @@ def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | N
     if isinstance(spec.attention, DenseAttention):
         return f"no sm90 kernel of dense attention reads a cache of {layout.name}" if layout.quantised else None
     if not reads_cache(layout, extra_layout) or dims.dtype != "bf16":  # as which the kernel takes Q apart
-        names = layout.name if extra_layout is None else f"{layout.name} beside one of {extra_layout.name}"
+        names = layout.name if extra_layout is None else f"{layout.name} with a second one of {extra_layout.name}"
         return f"no sm90 kernel reads a cache of {names} for {dims.dtype}"
     if layout.planar or extra_layout is not None:
         return _dims_refusal(spec, PLANES_COLUMNS)
     reason = _dims_refusal(spec, CACHED_COLUMNS)
     if reason is None and not layout.tensor_scale and layout.data[0].count != dims.v_head_dim:
-        reason = f"{layout.data[0].count} columns of a row have scales, and it takes V's {dims.v_head_dim}"
+        reason = f"{layout.data[0].count} columns of a row have scales, and it supports scales of V's {dims.v_head_dim}"
     begins, least = load_unit(layout), least_unit(layout)
     if reason is None and begins < least:
-        return f"a row of {layout.row_bytes} bytes, or what it holds, begins at multiples of {begins}: it takes {least}"
+        return (
+            f"a row of {layout.row_bytes} bytes, or a field of it, is aligned to {begins} bytes, and it needs {least}"
+        )
     return reason
 
 
@@ -43,7 +45,7 @@ def _dims_refusal(spec: Spec, wanted: Mapping[int, tuple[int, ...]]) -> str | No
     if tail in wanted.get(d_v, ()):
         return None
     takes = ", or ".join(f"{columns} and {' or '.join(map(str, tails))}" for columns, tails in wanted.items())
-    return f"a row has {d_v} columns of V and {tail} behind, and over such a cache it takes {takes}"
+    return f"a row has {d_v} columns of V and {tail} after them, and over such a cache it supports {takes}"
 
 
 def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:

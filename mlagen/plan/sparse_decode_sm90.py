@@ -46,11 +46,14 @@ def _refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None) 
     if extra_layout is not None:
         return "it reads one cache, and the spec has two"
     if not reads_e4m3(layout):
-        return f"it multiplies rows of e4m3 with one scale a tensor, and a cache of {layout.name} has others"
+        return f"it needs e4m3 rows with one scale per tensor, and the cache has layout {layout.name}"
     dims = spec.model
     tail = dims.kv_lora_rank + dims.qk_rope_head_dim - dims.v_head_dim
     if (dims.v_head_dim, tail) != (D_V, SWIZZLED_COLUMNS):
-        return f"a row has {dims.v_head_dim} columns of V and {tail} behind, and it takes {D_V} and {SWIZZLED_COLUMNS}"
+        return (
+            f"a row has {dims.v_head_dim} columns of V and {tail} after them, and it supports {D_V} and "
+            f"{SWIZZLED_COLUMNS}"
+        )
     if PartialRow(spec.partials, D_V).scaled:
-        return f"partials are {spec.partials}, and it stores them in fp32 or bf16"
+        return f"partials are {spec.partials}, and it supports fp32 and bf16"
     return refusal(spec)

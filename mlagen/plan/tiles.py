@@ -123,7 +123,7 @@ CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
 ROWS = (16, 32, 64)
 # For calls whose rows or indices are not aligned: loads of single elements take many registers, so the tile is small.
 UNALIGNED = (Tile(16, 16, 4, 2, False), Tile(16, 16, 8, 2, False))
-UNALIGNED_REASON = "small, for loads of single elements"
+UNALIGNED_REASON = "small, for single-element loads"
 RESIDENT = 2  # programs a multiprocessor should hold where memory bounds the work: one loads while another computes
 
 
@@ -186,7 +186,7 @@ def make_row(
     if shared > target.shared_limit:
         raise LimitError(
             f"{target.name}: tile {tile} needs {shared:,} bytes of shared memory "
-            f"(q {tile.block_h} x {row_bytes(chunks):,}, K {tile.block_n} x {row_bytes(chunks):,} a buffer), "
+            f"(q {tile.block_h} x {row_bytes(chunks):,}, K {tile.block_n} x {row_bytes(chunks):,} per buffer), "
             f"{shared - target.shared_limit:,} more than the {target.shared_limit:,} a program gets"
         )
     return TileRow(max_heads, max_tokens, tile, programs_per_sm(tile, shared, target), shared, reason)
@@ -207,7 +207,7 @@ def choose_tile(block_h: int, chunks: Sequence[Chunk], target: Target) -> tuple[
     resident = {tile: programs_per_sm(tile, expected_shared(tile, chunks, target), target) for tile in fitting}
     crowded = [tile for tile in fitting if resident[tile] >= RESIDENT]
     if block_h == min(ROWS) and crowded:
-        return crowded[0], f"the largest of {len(candidates)} of which {resident[crowded[0]]} fit a multiprocessor"
+        return crowded[0], f"the largest of {len(candidates)} with {resident[crowded[0]]} programs per multiprocessor"
     return fitting[0], f"the largest of {len(candidates)} that fits {target.shared_limit:,} bytes"
 
 

@@ -193,7 +193,7 @@ class TunedTable(Model):
         for family, columns in COLUMNS.items():
             for name in (family, columns.sm90):
                 if getattr(self, name) is not None and getattr(self.fits, family) is None:
-                    raise refused(f"takes fits.{family} beside it: which kernels it holds for", name)
+                    raise refused(f"takes fits.{family} as well, the kernels that it is valid for", name)
         for family, columns in COLUMNS.items():
             _check_rows(columns, getattr(self, family) or ())
         for columns in COLUMNS.values():
@@ -328,8 +328,8 @@ class TunedFiles:
         if said == fits:
             return _Table(path, table, document)
         if said is not None and path == tuned_path(self.spec_name, path.stem, self.folder):
-            message = f"fits.{kind}: got '{said}'; takes '{fits}', which these kernels of {self.spec_name} are"
-            hint = "tune the spec anew, or delete what is of other kernels"
+            message = f"fits.{kind}: got '{said}'; takes '{fits}', the kernels of {self.spec_name}"
+            hint = "tune the spec again, or delete the tables of other kernels"
             raise refuse([SpecError(message, place=place_at(path, document, "fits", kind), hint=hint)])
         return None
 
@@ -340,7 +340,7 @@ class TunedFiles:
     def _check_names(self) -> None:
         for path in sorted(tuned_path(self.spec_name, "", self.folder).parent.glob("*.yaml")):
             if path.stem not in (*TARGETS, FINDINGS):
-                message = f"'{path.stem}' is no target; takes a file named after one of {', '.join(TARGETS)}"
+                message = f"'{path.stem}' is not a target; takes a file named after one of {', '.join(TARGETS)}"
                 other = instead(path.stem)
                 message += f"; {other}" if other else ""
                 raise refuse([SpecError(message, place=Place(path))])

@@ -73,7 +73,7 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     assert error.message.endswith("; holds under Triton 3.6.0, 3.7.1")
     assert error.hint == (
         "fix with one of: --triton 3.7, under which it holds; a smaller tile or more warps (now 8) in sparse_fwd of "
-        "tuned/dsv32/sm90.yaml beside the spec, with fits.sparse_fwd as `mlagen show plan` tells it; the spec's "
+        "tuned/dsv32/sm90.yaml next to the spec, with fits.sparse_fwd as `mlagen show plan` prints it; the spec's "
         "targets without sm90"
     )
 
@@ -91,7 +91,7 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
         ({"module": "_sparse_decode_kernels"}, ["in sparse_decode of tuned/NAME/sm90.yaml beside the spec"]),
         (
             {"module": "_sparse_decode_sm90"},
-            ["`backend: auto` in the spec, which leaves out sm90 kernels that do not hold"],
+            ["`backend: auto` in the spec, which leaves out sm90 kernels over a limit"],
         ),
         (
             {"module": "_dense_fwd_kernels", "kernel": "_dense_fwd_descriptor_kernel"},

@@ -81,8 +81,8 @@ def test_a_kernel_that_no_split_of_registers_frees_is_left_out_and_the_rest_is_b
     settler = build.settler(lambda taken: taken.module == SWAP_AB)
     assert settler.settle([VERSION], build.prove(SWAP_AB)) == {VERSION: []}
     assert build.lines == [
-        f"small: sparse_fwd sm90_swap_ab left out under {HERE}: its machine code is not what was planned "
-        f"({variants} variants); 1 other splits of registers tried; portable runs"
+        f"small: sparse_fwd sm90_swap_ab not used under {HERE}: its machine code differs from the plan "
+        f"({variants} variants); 1 other register splits tried; its calls run the portable kernel"
     ]
     (left,) = settler.plan.of(SparseFwdPlan).left_out
     assert (left.kernel, left.triton) == ("sm90_swap_ab", minor(VERSION))

@@ -182,5 +182,5 @@ def test_a_table_says_what_it_fits(tmp_path: Path) -> None:
     path.write_text(f"heads: 16\nsparse_fwd:\n  - {ROW}\n")
     with pytest.raises(SpecErrors) as caught:
         load_plan(spec)
-    message = "sparse_fwd: takes fits.sparse_fwd beside it: which kernels it holds for"
+    message = "sparse_fwd: takes fits.sparse_fwd as well, the kernels that it is valid for"
     assert str(caught.value).startswith(f"{path}:3:3: {message}")

@@ -156,7 +156,7 @@ def test_a_query_of_8_bits_takes_keys_of_one_fp32_scale(layout, found) -> None:
 @pytest.mark.parametrize("layout", [own("e4m3"), own("e4m3", {"kind": "tensor_scale", "of": "row"})])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_keys_without_scales_of_their_own_are_refused(layout, wrapper) -> None:
-    with pytest.raises(LimitError, match=r"indexer_cache\.layout: got mine, whose keys have no scales a tile; takes"):
+    with pytest.raises(LimitError, match=r"indexer_cache\.layout: got mine, a layout without tile scales; takes"):
         make_plan(indexed(layout, (wrapper,)))
 
 

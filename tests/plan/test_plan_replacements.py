@@ -243,7 +243,7 @@ def test_entries_are_read(tmp_path: Path) -> None:
         ([{"target": "sm70"}], "replacements[0].target: got 'sm70'; takes a target: sm80,"),
         ([{"tritons": '["3.5"]'}], "replacements[0].tritons[0]: got '3.5'; takes minor versions: 3.6, 3.7, 3.8, 3.9"),
         ([{"tritons": "[]"}], "replacements[0].tritons: "),
-        ([{"instead": TILE}], "replacements[0].instead: takes another tile than the one that it replaces"),
+        ([{"instead": TILE}], "replacements[0].instead: takes a tile that differs from the replaced one"),
         ([HEADS], "replacements[0].tile: got block_h, indices_ahead; takes block_m, as a tile of dense_fwd"),
         (
             [{"tile": DENSE_FWD_TILE}],
@@ -252,7 +252,7 @@ def test_entries_are_read(tmp_path: Path) -> None:
         ([{"table": "rows"}], "replacements[0].table: got 'rows'; takes"),
         (
             [{}, {"tritons": '["3.9"]'}],
-            "3:5: replacements[1]: names a tile and a Triton that replacements[0] names too",
+            "3:5: replacements[1]: has a tile and a Triton that replacements[0] also has",
         ),
         (
             [{}, {"tile": OTHER, "instead": THIRD}],

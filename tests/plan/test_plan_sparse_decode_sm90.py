@@ -29,7 +29,7 @@ def products_spec(partials="fp32", **changes):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"targets": ("sm80",)}, "targets lack sm90, on which alone it runs"),
+        ({"targets": ("sm80",)}, "targets lack sm90, the only target that runs it"),
         ({"backend": "triton"}, "backend is triton"),
         ({"cache": {"layout": "fp8_ds_mla", "block_size": 64}}, "a cache of fp8_ds_mla has others"),
         (
