@@ -16,7 +16,7 @@ def test_each_group_of_arguments_begins_a_line_and_keeps_its_order():
     assert lines["num_arguments"] == len(ARGUMENTS)
 
 
-def test_lines_stay_within_their_width_and_no_annotation_is_torn_from_its_name():
+def test_lines_fit_their_width_and_keep_annotations_with_their_names():
     lines = interface(ARGUMENTS)["parameter_lines"]
     strides = lines[2:]
     assert len(strides) > 1

@@ -69,7 +69,7 @@ def test_every_wrapper_has_an_operator_that_torch_reads(name: str) -> None:
 
 
 @by_spec
-def test_an_operator_takes_what_its_wrapper_takes_by_the_same_names_positions_and_defaults(name: str) -> None:
+def test_operators_have_their_wrappers_arguments_names_positions_and_defaults(name: str) -> None:
     for _, node, ops in wrappers(name):
         given = node.args
         texts = {**dict.fromkeys([one.arg for one in [*given.args, *given.kwonlyargs]])}
@@ -89,7 +89,7 @@ def test_an_operator_takes_what_its_wrapper_takes_by_the_same_names_positions_an
 
 
 @by_spec
-def test_what_a_docstring_says_is_written_to_is_written_to_in_the_schema(name: str) -> None:
+def test_arguments_that_a_docstring_writes_to_are_written_to_in_the_schema(name: str) -> None:
     for _, node, ops in wrappers(name):
         described = re.findall(
             r"^    (\w+(?:, \w+)*): ((?:.*\n(?:        .*\n)*))", ast.get_docstring(node) or "", re.M
@@ -116,7 +116,7 @@ def test_an_operator_that_allocates_its_results_writes_to_nothing(name: str) -> 
             assert not parsed(first).is_mutable, node.name
 
 
-def test_what_follows_an_argument_that_is_left_out_is_given_by_name() -> None:
+def test_arguments_after_a_left_out_one_are_keyword_only() -> None:
     node = function(
         "def merge_attn_parts(outputs: torch.Tensor, out: torch.Tensor | None = None, "
         "output_lse: torch.Tensor | None = None, scale: float = 1.0) -> None: ..."

@@ -42,7 +42,7 @@ def test_each_target_has_a_line_and_each_written_file(run: Run, writer: Path) ->
     assert run("build", "--no-verify").stdout.splitlines() == [title, header, *rows[:2]]
 
 
-def test_verbose_has_every_variant_too(run: Run, writer: Path) -> None:
+def test_verbose_also_prints_every_variant(run: Run, writer: Path) -> None:
     plain, verbose = run("build", *COMPILE_ONE).stdout, run("build", *COMPILE_ONE, "-v").stdout
     assert "_write_kernel" not in plain
     assert verbose.count("_write_kernel") == 2
@@ -91,7 +91,7 @@ def test_a_failed_case_shows_in_its_family_and_in_a_line_of_its_own(
 
 
 @pytest.mark.usefixtures("nothing_fits")
-def test_several_specs_are_told_one_after_another_and_counted(run: Run, writer: Path) -> None:
+def test_several_specs_are_reported_one_after_another_and_counted(run: Run, writer: Path) -> None:
     (writer.parent / "other.yaml").write_text(WRITER.replace("name: writer", "name: other").replace("sm80, ", ""))
     result = run("build", "--no-verify")
     assert result.exit_code == 1
@@ -125,9 +125,7 @@ def on_terminal(*arguments: str) -> tuple[str, str]:
 
 
 @pytest.mark.usefixtures("writer")
-def test_a_terminal_shows_what_is_compiled_and_how_much_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_shows_the_current_job_and_the_time_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))  # else there is nothing to compile
     out, err = on_terminal("build", *COMPILE_ONE)
     assert f"writer: compile with triton {installed().version}: sm80 _write_kernel" in err

@@ -117,7 +117,7 @@ def test_a_known_spec_takes_another_name_and_fewer_gpus(init: Init, name: str) -
         assert (plan.spec.name, plan.spec.targets) == ("mine", (target,))
 
 
-def test_what_init_prints_builds_at_once(init: Init, run: Run, workspace: Path) -> None:
+def test_the_output_of_init_builds(init: Init, run: Run, workspace: Path) -> None:
     init("odd")
     assert run("build", "my.yaml", *TEXT_ONLY).exit_code == 0
     assert (workspace / "generated" / "odd" / "sparse_fwd.py").exists()
@@ -144,7 +144,7 @@ def test_a_config_gives_a_spec_of_its_dims_that_plans(init: Init, config: str) -
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_a_config_gives_what_the_known_spec_of_its_model_says(init: Init, name: str) -> None:
+def test_a_config_gives_the_known_spec_of_its_model(init: Init, name: str) -> None:
     config, more = SAME[name]
     known = load(specs_dir() / f"{name}.yaml").model_dump()
     made = load(init(*options(config), *more, *(["--indexer"] if "indexer" in known else []))).model_dump()
@@ -397,7 +397,7 @@ LINES = {
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_what_cannot_be_a_spec_is_one_line(case: str) -> None:
+def test_a_config_without_a_spec_gives_one_line(case: str) -> None:
     config, wishes, line = LINES[case]
     assert written(config, **wishes) == (None, line)
 

@@ -82,7 +82,7 @@ def test_fields_are_found_at_any_depth_and_their_path_is_named() -> None:
         made(fields)
 
 
-def test_an_object_of_attention_alone_has_the_rest_around_it() -> None:
+def test_an_object_of_attention_takes_other_fields_from_the_objects_around_it() -> None:
     dims = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     outer = {name: value for name, value in V3.items() if name not in dims}
     spec = parse(made(outer | {"attention": {name: V3[name] for name in dims}}).text, Path("my.yaml"))
@@ -125,7 +125,7 @@ HYBRIDS = {
 
 @pytest.mark.parametrize("model_type", ["kimi_linear", "newer_v9"])
 @pytest.mark.parametrize("case", HYBRIDS)
-def test_a_hybrid_says_which_layers_the_package_is_for(case: str, model_type: str) -> None:
+def test_the_spec_of_a_hybrid_names_the_layers_of_the_package(case: str, model_type: str) -> None:
     changes, said = HYBRIDS[case]
     spec = made(V3 | changes | {"model_type": model_type})
     assert f"# For {said}" in spec.text
@@ -133,7 +133,7 @@ def test_a_hybrid_says_which_layers_the_package_is_for(case: str, model_type: st
 
 
 @pytest.mark.parametrize("kinds", [["full_attention"] * 2, ["sliding_attention", "full_attention"], [], "linear", [3]])
-def test_a_model_whose_layers_all_have_mla_says_nothing_of_others(kinds: Any) -> None:
+def test_a_model_with_mla_in_all_layers_names_no_layers(kinds: Any) -> None:
     assert "layers with MLA" not in made(V3 | {"layer_types": kinds}).text
 
 
@@ -161,7 +161,7 @@ def test_a_cache_that_the_engines_backend_refuses_is_refused_at_once(
     assert run("init", "--from", path, "--gpu", "h200", *options).exit_code == 0
 
 
-def test_what_the_engines_backend_takes_is_printed(run: Run, workspace: Path) -> None:
+def test_a_spec_that_the_engines_plugin_supports_is_printed(run: Run, workspace: Path) -> None:
     for engine, word in (("vllm", "auto"), ("vllm", "fp8"), ("sglang", "fp8_ds_mla"), ("transformers", "auto")):
         config = str(CONFIGS / "deepseek_v32.json")
         result = run("init", "--from", config, "--gpu", "h200", "--for", engine, "--kv-cache-dtype", word)

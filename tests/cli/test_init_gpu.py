@@ -77,12 +77,12 @@ def test_every_target_has_gpus_and_no_gpu_two_targets() -> None:
 
 
 @pytest.mark.parametrize(("names", "target"), TYPED.items())
-def test_what_people_type_is_taken(names: str, target: str) -> None:
+def test_names_as_people_type_them_are_accepted(names: str, target: str) -> None:
     assert {target_of(name) for name in names.split()} == {target}
 
 
 @pytest.mark.parametrize(("name", "target"), PRINTED.items())
-def test_what_drivers_print_is_taken(name: str, target: str) -> None:
+def test_names_as_drivers_print_them_are_accepted(name: str, target: str) -> None:
     assert target_of(name) == target
 
 

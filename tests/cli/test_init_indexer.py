@@ -79,7 +79,7 @@ def test_a_config_gives_the_indexer_of_its_model_and_a_spec_that_plans(
     assert (NORMED in spec.wrappers) == (name == "deepseek_v41" and engine != "sglang")
 
 
-def test_without_it_a_config_gives_attention_alone() -> None:
+def test_without_the_option_a_config_gives_only_attention() -> None:
     alone = parse(spec_from_config(json.dumps(config("deepseek_v32")), FILE, Wishes()).text, FILE)
     both = made(config("deepseek_v32"))
     assert (alone.indexer, alone.indexer_cache) == (None, None)
@@ -87,7 +87,7 @@ def test_without_it_a_config_gives_attention_alone() -> None:
     assert both.wrappers[: len(alone.wrappers)] == alone.wrappers
 
 
-def test_what_the_known_spec_of_v32_over_rows_says() -> None:
+def test_the_known_spec_of_v32_over_rows_has_the_same_indexer() -> None:
     spec, known = made(config("deepseek_v32")), load(specs_dir() / "dsv32.yaml")
     assert (spec.indexer, spec.indexer_cache) == (known.indexer, known.indexer_cache)
     assert set(known.wrappers) <= set(spec.wrappers)
@@ -162,7 +162,7 @@ def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
         ("deepseek_v32", {"block_size": 5000}, "--block-size: got 5000; takes an integer from 1 to 4096"),
     ],
 )
-def test_what_has_no_indexer_is_one_line(name: str, wishes: dict[str, Any], line: str) -> None:
+def test_a_model_without_an_indexer_gives_one_line(name: str, wishes: dict[str, Any], line: str) -> None:
     assert refusal(config(name), **wishes) == line
 
 

@@ -174,7 +174,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_config_whose_scores_are_not_known_is_refused_by_name(case: str) -> None:
+def test_a_config_with_unknown_scores_is_refused_by_field(case: str) -> None:
     changes, line = REFUSED[case]
     assert refusal({name: value for name, value in (V31 | changes).items() if value is not None}) == line
 
@@ -200,7 +200,7 @@ def test_a_sink_is_taken_where_kernels_have_one() -> None:
         ("mistral_large3_params", "scales q by its position [llama_4_scaling]"),
     ],
 )
-def test_what_the_caller_does_before_attention_is_said_in_the_spec_and_beside_it(name: str, said: str) -> None:
+def test_work_left_to_the_caller_is_named_in_the_spec_and_on_stderr(name: str, said: str) -> None:
     spec = made(fields_of(name))
     assert f"# Before attention the caller {said}.\n" in spec.text
     assert f"before attention the caller {said}" in spec.notes
@@ -220,7 +220,7 @@ def switched(name: str) -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", SCORES)
-def test_a_field_that_is_off_changes_nothing(name: str) -> None:
+def test_a_field_that_is_turned_off_changes_nothing(name: str) -> None:
     plain = made(V31)
     for fields in switched(name):
         assert made(fields) == plain

@@ -100,7 +100,7 @@ def test_files_and_families_are_chosen(run: Run, workspace: Path, rows: Rows) ->
         (("--from", os.fspath(JSON), "--against", "x.json"), "x.json: cannot be read"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(run: Run, arguments: tuple[str, ...], why: str) -> None:
+def test_wrong_usage_of_bench_gives_one_line(run: Run, arguments: tuple[str, ...], why: str) -> None:
     done = run("bench", *arguments)
     assert done.exit_code == 2
     assert why in done.stderr

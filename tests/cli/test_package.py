@@ -155,7 +155,7 @@ def test_a_wheel_of_another_spec_is_not_replaced(run: Run, spec: Path, other: st
     assert run("package", "my.yaml", "--for", "vllm", "--out", "other").exit_code == 0
 
 
-def test_a_file_that_is_no_wheel_is_left_alone(run: Run, spec: Path) -> None:
+def test_a_file_that_is_not_a_wheel_is_kept(run: Run, spec: Path) -> None:
     Path("dist").mkdir()
     Path("dist", "mlagen_vllm_r384-0.whl").write_text("mine")
     result = run("package", "my.yaml", "--for", "vllm")

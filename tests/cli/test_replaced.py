@@ -35,7 +35,7 @@ def test_the_package_of_another_spec_is_not_replaced_unless_forced(run: Run, bui
     assert (FOLDER / "__init__.py").read_bytes() != before
 
 
-def test_a_spec_that_changed_says_which_parts(run: Run, built: Path) -> None:
+def test_changed_parts_of_a_spec_are_named(run: Run, built: Path) -> None:
     built.write_text(SPEC.replace("topk: 16", "topk: 32"))
     result = run("build", "my.yaml", *TEXT_ONLY)
     assert result.exit_code == 0

@@ -44,7 +44,7 @@ def test_the_plan_of_attention_over_a_cache_has_its_own_tiles(run: Run, workspac
         assert f"{row['expected_shared']:,}" in table
 
 
-def test_rows_of_some_tritons_alone_are_shown_with_them(
+def test_rows_for_some_tritons_are_shown_with_their_versions(
     run: Run, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = load_plan(workspace / "specs" / "small.yaml")
@@ -60,7 +60,7 @@ def test_rows_of_some_tritons_alone_are_shown_with_them(
     assert re.search(r"gfx942 .* any +\d+x\d+ ", shown)
 
 
-def test_the_plan_says_which_kernels_are_left_out(run: Run, workspace: Path) -> None:
+def test_show_plan_names_unused_kernels(run: Run, workspace: Path) -> None:
     spec = workspace / "specs" / "mine.yaml"
     spec.write_text((specs_dir() / "dsv32.yaml").read_text().replace("name: dsv32", "name: mine"))
     left = LeftOut(load_plan(spec).fits["sparse_fwd"], "sm90_swap_ab", (3, 9), "8 spills in loops")
@@ -71,7 +71,7 @@ def test_the_plan_says_which_kernels_are_left_out(run: Run, workspace: Path) -> 
     assert "sparse_fwd sm90_swap_ab not used under Triton 3.9: 8 spills in loops; its calls run the portable" in shown
 
 
-def test_the_plan_says_whose_tuned_rows_it_has(run: Run, workspace: Path) -> None:
+def test_show_plan_names_the_origin_of_tuned_rows(run: Run, workspace: Path) -> None:
     text = (specs_dir() / "dsv32.yaml").read_text().replace("name: dsv32", "name: mine")
     (workspace / "specs" / "mine.yaml").write_text(text)
     shown = run("show", "plan", "specs/mine.yaml").stdout
@@ -146,7 +146,7 @@ def test_both_caches_are_shown_with_their_scales_and_pages(run: Run, workspace: 
     assert f"sha256 {found['extra_cache']['golden_sha256']}" in "".join(lines)
 
 
-def test_a_layout_that_a_spec_writes_itself_is_shown_too(run: Run, workspace: Path) -> None:
+def test_an_inline_layout_is_shown(run: Run, workspace: Path) -> None:
     own = "cache: {layout: {name: mine, fields: [{kind: row, dtype: e4m3}, {kind: tensor_scale, of: row}]}}"
     path = workspace / "specs" / "small.yaml"
     path.write_text(path.read_text().replace("cache: {layout: fp16}", own))
@@ -311,7 +311,7 @@ def test_a_package_that_the_installed_triton_proved_is_fit(
     assert "small" not in sys.modules  # it is read, not imported
 
 
-def test_a_triton_that_did_not_prove_a_package_is_told_with_the_command(
+def test_doctor_names_the_command_for_a_triton_that_did_not_prove_a_package(
     run: Run, workspace: Path, installed: Callable[[str], None]
 ) -> None:
     proved(workspace, run, "3.6.0", "3.7.1")

@@ -91,7 +91,7 @@ def test_cache_follows_content_not_place(package, copied, make_job, cache, file,
 
 
 @pytest.mark.parametrize("target", ["sm90", "gfx942"])
-def test_what_leads_to_the_same_ir_is_not_compiled_again(package, copied, make_job, cache, target):
+def test_sources_with_the_same_ir_are_compiled_once(package, copied, make_job, cache, target):
     job = make_job("_tiny_kernel", target)
     (first,) = compile_jobs(package, [job], cache_dir=cache)
     job = dataclasses.replace(job, kernel="_small_kernel")
@@ -138,7 +138,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(package, make_job, tmp_path)
     assert not result.cached
 
 
-def test_over_the_limit_is_told_with_the_arithmetic(package, make_job, cache):
+def test_a_kernel_over_a_limit_is_reported_with_the_arithmetic(package, make_job, cache):
     result, fits = compile_jobs(
         package, [make_job("_pipelined_kernel", "sm86"), make_job("_pipelined_kernel", "sm90")], cache_dir=cache
     )
@@ -154,9 +154,7 @@ def test_over_the_limit_is_told_with_the_arithmetic(package, make_job, cache):
     ("target", "block", "unit", "instruction"),
     [("sm90", 4096, "stack bytes a thread", "STL"), ("gfx942", 16384, "vector registers", "scratch_store")],
 )
-def test_spills_inside_a_loop_are_refused_and_others_only_told(
-    package, make_job, cache, target, block, unit, instruction
-):
+def test_only_spills_inside_a_loop_are_refused(package, make_job, cache, target, block, unit, instruction):
     looped, straight = compile_jobs(
         package,
         [make_job("_wide_kernel", target, constexprs=(("BLOCK", block), ("STEPS", steps))) for steps in (4, 1)],
@@ -204,7 +202,7 @@ def test_a_kernel_that_does_not_compile_is_shown_in_its_file(package, make_job, 
     assert "_add_rows(x, y)" in (caught.value.hint or "")
 
 
-def test_a_package_that_does_not_import_is_told(copied, make_job, cache):
+def test_a_package_that_does_not_import_is_reported(copied, make_job, cache):
     replace(copied / "tiny.py", "import triton\n", "import triton\nimport no_such_module\n")
     with pytest.raises(ToolError, match=r"tiny\._tiny_kernel .* ModuleNotFoundError: No module named 'no_such_module'"):
         compile_jobs(copied, [make_job("_tiny_kernel", "sm90")], cache_dir=cache)
@@ -223,12 +221,12 @@ def test_a_plain_function_is_no_kernel(package, make_job, cache):
         ({"target": "sm70"}, "no such target"),
     ],
 )
-def test_a_job_that_names_nothing_is_told(package, make_job, cache, changes, message):
+def test_a_job_without_a_kernel_is_reported(package, make_job, cache, changes, message):
     with pytest.raises(ToolError, match=message):
         compile_jobs(package, [make_job("_tiny_kernel", "sm90", **changes)], cache_dir=cache)
 
 
-def test_a_killed_worker_is_told_with_its_last_words(package, make_job, cache):
+def test_a_killed_worker_is_reported_with_its_last_output(package, make_job, cache):
     with pytest.raises(ToolError, match=r"deadly\._kernel \[-\] for sm90: the compile worker died") as caught:
         compile_jobs(package, [make_job("_kernel", "sm90")], cache_dir=cache)
     assert "SIGKILL" in caught.value.message
@@ -265,7 +263,7 @@ def test_prints_and_the_callers_environment_change_nothing(package, make_job, ca
     assert results == compile_jobs(package, [make_job("_noisy_kernel", "sm90")], cache_dir=cache.with_name("other"))
 
 
-def test_gluon_kernels_compile_too(package, make_job, cache):
+def test_gluon_kernels_compile(package, make_job, cache):
     (result,) = compile_jobs(package, [make_job("_copy_kernel", "sm90")], cache_dir=cache)
     assert result.registers > 0
 

@@ -29,7 +29,7 @@ def tile_of(job: CompileJob) -> Tile:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dims", "first", "second", "target"), SAMPLE, ids=str)
-def test_a_pair_of_layouts_takes_what_is_expected_and_spills_nowhere(dims, first, second, target, tmp_path, compiled):
+def test_a_pair_of_layouts_has_the_expected_resources_and_no_spills(dims, first, second, target, tmp_path, compiled):
     plan = make_plan(make_pair(dims, first, second, (target,)))
     family, found = plan.of(SparseDecodePlan), enumerate_plan(plan, tmp_path)
     rows = {False: dict(family.unaligned)[target], True: dict(family.tiles)[target]}

@@ -170,7 +170,7 @@ def test_scores_over_e4m3_are_products_of_e4m3(written, compiled):
     assert taken == {(f"{name}_kernel", qgmma, 64) for name, qgmma in zip(names, (36, 36, 72), strict=True)}
 
 
-def test_those_of_a_q_of_e4m3_over_rows_that_indices_name_are_too(written, compiled):
+def test_sparse_decode_kernels_for_e4m3_q_fit(written, compiled):
     package = written("dsv32_fp8_tensor")
     jobs = [job for job in package.jobs if job.module == "_sparse_decode_sm90_e4m3"]
     results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled)
@@ -227,7 +227,7 @@ def test_those_that_store_other_partials_fit(written, compiled, name, partials):
     ("name", "group"),
     [("dsv32", 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("dsv32", 2), ("glm53", 4)))],
 )
-def test_those_in_which_neighbours_share_rows_fit(written, compiled, name, group):
+def test_shared_index_prefill_fits(written, compiled, name, group):
     package = written(name, shared=group)
     assert {job.kernel for job in package.jobs} == {
         "_sparse_fwd_sm90_shared_kernel",
@@ -246,7 +246,7 @@ def test_those_in_which_neighbours_share_rows_fit(written, compiled, name, group
         pytest.param("dsv32_fp8", None, 3, marks=pytest.mark.slow),
     ],
 )
-def test_those_whose_weights_refer_to_true_maxima_fit(written, compiled, name, group, kernels):
+def test_kernels_with_exact_rescaling_fit(written, compiled, name, group, kernels):
     package = written(name, shared=group, rescaling="exact")
     texts = [(package.folder / f"{module}.py").read_text() for module in {job.module for job in package.jobs}]
     thresholds = [
@@ -298,7 +298,7 @@ def test_a_product_that_runs_over_a_loops_end_is_refused(written, compiled):
         compile_jobs(package.folder, one_of_the_sparse_kernel(package), workers=1, cache_dir=compiled)
 
 
-def test_a_product_too_few_is_told(written, compiled):
+def test_a_missing_product_is_reported(written, compiled):
     package = written("dsv32", TAIL)
     jobs = one_of_the_sparse_kernel(package)
     results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled)

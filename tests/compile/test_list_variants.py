@@ -49,7 +49,7 @@ def test_variants_are_listed_by_target_as_jobs_that_say_all(package, cache):
     assert list_variants(package, TARGETS[::-1], cache_dir=cache) == [*jobs[1:], jobs[0]]
 
 
-def test_a_list_is_kept_by_content_and_not_by_place(package, copied, cache, monkeypatch):
+def test_a_list_is_cached_by_content(package, copied, cache, monkeypatch):
     jobs = list_variants(package, TARGETS, cache_dir=cache)
     monkeypatch.setattr(process, "TIMEOUT_S", 0.0)  # no worker answers in time
     assert list_variants(copied, TARGETS, cache_dir=cache) == jobs
@@ -81,7 +81,7 @@ def test_rows_of_another_version_are_listed_without_that_triton(package, tmp_pat
     assert not (tmp_path / "mlagen" / "triton").exists()
 
 
-def test_a_listed_variant_takes_what_the_same_job_takes_that_its_package_does_not_list(package, copied, tmp_path):
+def test_listed_and_unlisted_jobs_have_equal_resources(package, copied, tmp_path):
     jobs = list_variants(package, TARGETS, cache_dir=tmp_path / "lists")
     listed = compile_jobs(package, jobs, workers=1, cache_dir=tmp_path / "listed")
     made = compile_jobs(unlisted(copied), jobs, workers=1, cache_dir=tmp_path / "made")
@@ -102,12 +102,12 @@ def test_targets_of_one_worker_do_not_mix(package, tmp_path):
     assert products == [["HMMA"], ["v_mfma_f32_32x32x8_bf16"], ["HGMMA"], ["HMMA"]]
 
 
-def test_a_package_that_does_not_import_is_told(copied, cache):
+def test_a_package_that_does_not_import_is_reported(copied, cache):
     replace(copied / "tiny.py", "import triton\n", "import triton\nimport no_such_module\n")
     with pytest.raises(ToolError, match=r"copied: variants for sm90: ModuleNotFoundError: No module named 'no_such_m"):
         list_variants(copied, ["sm90"], cache_dir=cache)
 
 
-def test_a_package_that_lists_nothing_is_told(copied, cache):
+def test_a_package_without_variants_is_reported(copied, cache):
     with pytest.raises(ToolError, match="copied: variants for sm90: the package does not list its variants"):
         list_variants(unlisted(copied), ["sm90"], cache_dir=cache)

@@ -13,7 +13,7 @@ def count(flow: Flow, text: str) -> int:
     return loop_spills(flow, textwrap.dedent(text))
 
 
-def test_a_loop_counts_and_what_surrounds_it_does_not():
+def test_only_code_inside_a_loop_counts():
     text = """\
     .text._wide_kernel:
             /*04a0*/                   STL.64 [R1+0x10], R8 ;
@@ -69,7 +69,7 @@ MULTIPLYING = """\
     """
 
 
-def test_what_a_loop_does_around_one_that_multiplies_does_not_count():
+def test_code_around_a_loop_with_products_does_not_count():
     assert count(SASS_FLOW, MULTIPLYING) == 1
     assert count(SASS_FLOW, MULTIPLYING.replace("HGMMA.64x256x16.F32.BF16", "FFMA")) == 3
 
@@ -143,7 +143,7 @@ def test_a_prologue_in_branches_and_an_exit_by_call_are_no_loop():
     assert count(SASS_FLOW, text) == 1
 
 
-def test_a_wait_moved_behind_the_function_makes_no_loop_of_what_lies_between():
+def test_a_wait_moved_behind_the_function_makes_no_loop_of_the_code_between():
     text = """\
             /*41b0*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR11+0x2c290], R4 ;
             /*41c0*/              @!P1 BRA `(.L_x_13) ;

@@ -63,7 +63,7 @@ def test_each_broken_limit_is_an_error_of_its_own():
     ]
 
 
-def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
+def test_an_error_names_its_triton_and_those_within_the_limits():
     over = replace(FITS, loop_spills=35, triton="3.8.0")
     holds_under = {FITS.key: ["3.6.0", "3.7.1", "3.8.0"], "another": ["3.9.0"]}
     (error,) = check_limits([over], holds_under=holds_under, spec="dsv32")
@@ -100,7 +100,7 @@ def test_the_triton_is_named_and_those_under_which_the_kernel_holds():
     ],
     ids=str,
 )
-def test_a_hint_names_what_a_user_can_do_about_a_kernel(changes, remedies):
+def test_a_hint_names_fixes_for_a_kernel_over_a_limit(changes, remedies):
     (error,) = check_limits([replace(FITS, loop_spills=1, **changes)])
     first, *found, last = error.hint.removeprefix("fix with one of: ").split("; ")
     assert (first, last) == ("--triton with another version", "the spec's targets without sm90")
@@ -165,7 +165,7 @@ def test_table_keeps_brackets_and_numbers():
     assert "100 %" in text
 
 
-def test_a_target_is_a_row_with_the_most_under_any_triton_and_what_breaks_a_limit():
+def test_a_target_is_a_row_with_its_peaks_and_the_variants_over_a_limit():
     merge = replace(FITS, kernel="_merge_splits_kernel", key="another", registers=40, shared=0)
     over = replace(FITS, triton="3.8.0", loop_spills=35)
     other = replace(FITS, target="gfx942", num_warps=8, registers=128, shared=1024, shared_limit=65_536)
@@ -218,7 +218,7 @@ def test_cache_lies_where_the_desktop_specification_says(monkeypatch, value, exp
     ],
     ids=str,
 )
-def test_products_that_the_plan_did_not_expect_are_told_of_the_kernels_that_it_names(changes, told):
+def test_unexpected_products_of_listed_kernels_are_reported(changes, told):
     errors = check_limits([replace(FITS, **changes)], {("_sparse_fwd_kernel", 16): 13})
     assert [error.message.partition("Triton 3.7.1: ")[2].partition(": ")[0] for error in errors] == told
 

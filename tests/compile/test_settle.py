@@ -137,7 +137,7 @@ def test_another_tile_is_taken_that_holds(tmp_path: Path) -> None:
     [("sm90", SWAP_AB, "backend: gluon\n"), ("sm80", "_sparse_fwd_kernels", "")],
     ids=["a spec that asks for the kernel", "no tile holds"],
 )
-def test_one_error_speaks_of_all_variants_where_nothing_takes_the_place_of_a_kernel(
+def test_one_error_counts_all_variants_of_a_kernel_without_replacement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, module: str, more: str
 ) -> None:
     monkeypatch.setattr(settle, "MOST_TRIES", 1)
@@ -149,7 +149,7 @@ def test_one_error_speaks_of_all_variants_where_nothing_takes_the_place_of_a_ker
     assert not findings_path("small", tmp_path).exists()
 
 
-def test_a_build_ends_where_what_was_found_does_not_free_a_variant(tmp_path: Path) -> None:
+def test_a_build_fails_if_no_finding_frees_a_variant(tmp_path: Path) -> None:
     build = Build(tmp_path, "sm90")
     job = build.jobs(SWAP_AB)[0]
     settler = build.settler(lambda taken: False)

@@ -82,7 +82,7 @@ def named(copied):
     return copied
 
 
-def test_of_a_module_that_is_named_only_what_is_asked_for_counts(named):
+def test_only_referenced_names_of_a_module_count(named):
     before = digest(named)
     scale = named / "scale.py"
     scale.write_text(scale.read_text().replace("return x + 1.0", "return x + 2.0"))
@@ -107,7 +107,7 @@ def test_a_module_that_its_package_imports_by_its_name_is_followed_as_narrowly(n
         ("scale.py", "", "\nfor name in ():\n    LOG2_E.value = name\n"),
     ],
 )
-def test_what_a_name_stands_for_counts(named, file, old, new):
+def test_the_object_behind_a_name_counts(named, file, old, new):
     (named / "misfits.py").write_text((named / "scale.py").read_text())
     before = digest(named)
     text = (named / file).read_text()

@@ -34,7 +34,7 @@ def test_without_a_name_the_installed_one_is_taken():
 @pytest.mark.parametrize(
     ("text", "word"), [("3.5", "3.5"), ("", ""), ("3.8,", ""), ("3.7.0", "3.7.0"), ("3", "3"), ("3.6,all", "all")]
 )
-def test_a_version_that_is_not_proved_is_told_with_those_that_are(text, word):
+def test_an_unproved_version_is_reported_with_the_proved_ones(text, word):
     with pytest.raises(UsageError) as caught:
         parse_tritons(text)
     assert str(caught.value) == f"--triton: got {word!r}; takes 3.6, 3.7, 3.8, 3.9, with commas between, or all"
@@ -58,7 +58,7 @@ def test_a_triton_that_was_fetched_is_not_fetched_again(offline):
     assert found.tool("cuobjdump") == folder / "triton" / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
-def test_a_fetch_that_fails_is_told_and_leaves_nothing_behind(offline):
+def test_a_failed_fetch_is_reported_and_leaves_nothing_behind(offline):
     with pytest.raises(ToolError, match=rf"triton {OTHERS[-1]} could not be fetched into .*{OTHERS[-1]}") as caught:
         toolchain(OTHERS[-1])
     assert "triton" in (caught.value.hint or "")

@@ -53,7 +53,7 @@ def test_hash_seed_and_working_directory_change_nothing(seed, tmp_path):
 
 
 @by_spec
-def test_the_header_says_what_made_the_file_and_what_it_held_then(plan):
+def test_the_header_names_the_generator_and_the_hash_of_the_body(plan):
     version = ".".join(__version__.split(".")[:2])
     for file in render(plan).files:
         source, digest, blank, *body = file.text.split("\n")
@@ -65,7 +65,7 @@ def test_the_header_says_what_made_the_file_and_what_it_held_then(plan):
         assert not file.text.endswith("\n\n")
 
 
-def test_what_is_the_same_text_is_the_same_bytes_in_every_package():
+def test_shared_text_is_the_same_bytes_in_every_package():
     """`_launch.py` is one text; of which model a package is says `__init__.py` alone."""
     launches = set()
     for plan in PLANS.values():
@@ -76,7 +76,7 @@ def test_what_is_the_same_text_is_the_same_bytes_in_every_package():
 
 
 @by_spec
-def test_a_package_says_what_made_it_and_which_tritons_hold(plan):
+def test_a_package_names_its_generator_and_its_tritons(plan):
     (init,) = [file.text for file in render(plan).files if file.name == "__init__.py"]
     (said,) = [
         ast.literal_eval(node.value)

@@ -42,7 +42,7 @@ def test_a_template_neither_computes_nor_compares_names(path: Path) -> None:
 @pytest.mark.parametrize(
     "path", sorted({*FOLDER.glob("*.jinja")} - {*FOLDER.glob("*.py.jinja")}), ids=lambda path: path.name
 )
-def test_macros_take_what_they_declare(path: Path) -> None:
+def test_macros_get_their_declared_arguments(path: Path) -> None:
     assert jinja2.meta.find_undeclared_variables(parse(path)) == set()
 
 

@@ -109,7 +109,7 @@ def test_a_process_that_dies_leaves_no_lock(site: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", ["a file", "read-only"])
-def test_where_no_file_can_be_locked_nothing_is_waited_for(site: Path, tmp_path: Path, which: str) -> None:
+def test_without_file_locks_nothing_waits(site: Path, tmp_path: Path, which: str) -> None:
     cache = tmp_path / "cache"
     if which == "a file":
         cache.touch()

@@ -76,7 +76,7 @@ def test_nothing_is_written_where_nothing_changed(package, folder):
     assert state(folder) == before
 
 
-def test_a_lost_file_comes_back_alone(package, folder):
+def test_only_a_lost_file_is_written_again(package, folder):
     before = state(folder)
     (folder / "cache.py").unlink()
     assert kinds(package, folder) == {"cache.py": "missing"}
@@ -86,7 +86,7 @@ def test_a_lost_file_comes_back_alone(package, folder):
     assert after["cache.py"][0] == before["cache.py"][0]
 
 
-def test_what_a_newer_spec_changes_is_written(newer, folder):
+def test_changes_of_a_newer_spec_are_written(newer, folder):
     """What the package shares with others stays as it is."""
     assert kinds(newer, folder) == dict.fromkeys(("_splits.py", "sparse_fwd.py", "__init__.py"), "changed")
     apply(compare(newer, folder))
@@ -132,7 +132,7 @@ def test_a_file_edited_by_hand_is_refused_and_nothing_is_written(newer, folder, 
     assert state(folder) == before
 
 
-def test_force_overwrites_what_was_edited(package, folder):
+def test_force_overwrites_edited_files(package, folder):
     edit(folder / "cache.py")
     assert apply(compare(package, folder), force=True) == [folder / "cache.py"]
     assert compare(package, folder) == []
@@ -150,7 +150,7 @@ def test_a_file_of_the_users_own_is_never_overwritten(package, folder, content, 
     assert state(folder) == before
 
 
-def test_what_the_user_keeps_in_a_package_moves_along(package, folder):
+def test_the_users_files_in_a_package_move_along(package, folder):
     kept = {"mine.py": b"import torch\n", "notes/a.md": b"notes", "notes/deep/b": b"", "kernels-x.tar.xz": b"\xff"}
     for name, content in kept.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -178,7 +178,7 @@ def test_a_package_behind_a_link_is_replaced_there(package, tmp_path):
     assert (tmp_path / "generated" / "dsv32").is_symlink()
 
 
-def test_lines_that_end_with_crlf_are_named_and_no_edit(package, folder):
+def test_crlf_line_ends_are_reported_and_are_not_an_edit(package, folder):
     edit(folder / "cache.py", b"\n", b"\r\n")
     (drift,) = compare(package, folder)
     assert (drift.kind, drift.note, drift.diff()) == ("changed", "its lines end with CRLF", "")
@@ -223,7 +223,7 @@ def test_a_package_of_no_spec_is_an_orphan(package, folder):
     assert removable(folder) == sorted(folder / name for name in NAMES)
 
 
-def test_files_that_are_no_python_are_left_alone(package, folder):
+def test_files_that_are_not_python_are_kept(package, folder):
     (folder / "notes.json").write_text("{}")
     assert compare(package, folder) == []
 

@@ -99,7 +99,7 @@ ALONE = {"requests": 2, "aborted": 1, "rate": 10.0}
         ("invariant", {"alone": [sequence([1, 2], shift=1e-7)]}, False),
     ],
 )
-def test_a_load_holds_if_it_saw_what_it_is_there_for(
+def test_a_load_passes_if_it_reached_its_states(
     comparison: ModuleType, mode: str, more: dict[str, Any], holds: bool
 ) -> None:
     ours, theirs = (run([1, 2], mode=mode, plugin=plugin, **more) for plugin in (True, False))
@@ -132,7 +132,7 @@ def test_report_tells_how_far_attention_itself_is_apart(comparison: ModuleType) 
         ("v4", {"whole": [7, 0]}, 1, "output projected in float32 0 times, 0 into graphs", False),
     ],
 )
-def test_calls_of_layers_are_what_their_model_says(
+def test_calls_of_layers_match_their_model(
     comparison: ModuleType, kind: str, calls: dict[str, Any], dcp: int, said: str, holds: bool
 ) -> None:
     ours = run([1, 2], plugin=True) | {"calls": calls, "dcp": dcp}
@@ -177,7 +177,7 @@ def report(folder: Path, *modes: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_part_that_fails_keeps_what_came_before_it(example: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_a_failed_part_keeps_earlier_results(example: dict[str, ModuleType], tmp_path: Path) -> None:
     report = example["engine"].Report(tmp_path / "found.json", {"who": "mlagen"})
     report.part("graphs", "sequences", lambda: {"sequences": [1]})
     report.part("load", "alone", lambda: 1 // 0)  # type: ignore[arg-type,return-value]
@@ -221,7 +221,7 @@ def start(folder: Path, *kinds: str, **chosen: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("modes", ["prefix invariant", pytest.param("", marks=pytest.mark.slow)])
-def test_one_command_runs_every_mode_and_says_what_vllm_refuses(tmp_path: Path, modes: str) -> None:
+def test_one_command_runs_every_mode_and_reports_refusals_of_vllm(tmp_path: Path, modes: str) -> None:
     place(tmp_path)
     done = start(tmp_path, "dense", MODES=modes)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -236,7 +236,7 @@ def test_one_command_runs_every_mode_and_says_what_vllm_refuses(tmp_path: Path, 
     assert modes or found["compared"]["dense, load"]["equal"] == "180 of 180"
 
 
-def test_a_run_that_parts_is_told_by_its_exit_code(tmp_path: Path) -> None:
+def test_differing_tokens_set_the_exit_code(tmp_path: Path) -> None:
     place(tmp_path, "tokens[0] += os.environ['VLLM_PLUGINS'] != 'none'")
     done = start(tmp_path, "dense", MODES="mixed")
     assert done.returncode == 1, done.stdout + done.stderr
@@ -244,7 +244,7 @@ def test_a_run_that_parts_is_told_by_its_exit_code(tmp_path: Path) -> None:
     assert "| no |" in done.stdout
 
 
-def test_what_a_run_does_not_take_is_said_in_one_line(tmp_path: Path) -> None:
+def test_wrong_options_of_a_run_give_one_line(tmp_path: Path) -> None:
     for kinds, chosen, said in (
         (["dense"], {"MODES": "fast"}, "MODES: got fast; takes eager graphs load"),
         (["sparse"], {"DCP": "2"}, "DCP: got sparse; takes dense"),

@@ -93,7 +93,7 @@ def test_weights_are_read_at_each_call(example: dict[str, ModuleType]) -> None:
     assert torch.equal(layer._o_proj(o, positions), 2 * once)
 
 
-def test_what_random_weights_do_not_set_is_set(example: dict[str, ModuleType]) -> None:
+def test_parameters_without_random_weights_are_set(example: dict[str, ModuleType]) -> None:
     v4, layer = example["v4"], Layer()
     v4.finish(layer)
     assert layer.attn_sink.tolist() == [-1, 0, 1, 2, -1, 0, 1, 2]

@@ -69,7 +69,7 @@ def test_a_layer_is_attention_over_both_caches(ratio: str, unpacked) -> None:
         (("  - combine_topk_swa_indices", "#"), "wrappers: got "),
     ],
 )
-def test_what_is_not_v4s_attention_is_refused_in_one_line(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+def test_other_attention_than_v4s_is_refused_in_one_line(change: tuple[str, str], said: str, tmp_path: Path) -> None:
     text = (ROOT / "specs" / "dsv4_flash.yaml").read_text(encoding="utf-8")
     assert change[0] in text
     (tmp_path / "dsv4_flash.yaml").write_text(text.replace(*change), encoding="utf-8")

@@ -65,7 +65,7 @@ def test_every_gpu_with_kernels_is_taken_and_no_other(name: str, engine: str, un
 
 @of_package
 @of_engine
-def test_what_vllm_calls_is_attention_over_its_cache(name: str, engine: str, unpacked) -> None:
+def test_vllms_calls_run_attention_over_its_cache(name: str, engine: str, unpacked) -> None:
     found = probe(unpacked(name), name, engine)
     for way in ("forward", "apart"):  # pages one after another, and with those of another layer between
         if way in found:

@@ -68,7 +68,7 @@ def test_wheel_holds_the_plugin_and_the_package_and_nothing_else(wheel_of) -> No
         ((), {"score", "pick"}),
     ],
 )
-def test_plugin_takes_of_the_indexers_place_what_the_package_has(
+def test_the_plugin_replaces_the_indexer_functions_that_the_package_has(
     less: tuple[str, ...], parts: set[str] | None, tmp_path: Path
 ) -> None:
     lines = (ROOT / "specs" / "dsv32.yaml").read_text(encoding="utf-8").splitlines(keepends=True)
@@ -122,7 +122,7 @@ def test_rows_of_other_bytes_are_refused(change: dict[str, str], takes: str | No
     assert takes is None or takes in done.stderr
 
 
-def test_shorter_rows_without_rope_are_told_what_vllm_writes(tmp_path: Path) -> None:
+def test_shorter_rows_without_rope_are_refused_with_vllms_size(tmp_path: Path) -> None:
     command = ["package", str(ROOT / "specs" / "glm53_fp8.yaml"), "--for", "vllm", "--out", str(tmp_path)]
     said = CliRunner().invoke(main, command).stderr
     assert "got rows of 528 bytes; a package for vLLM takes the 656 that vLLM writes as fp8_ds_mla" in said
@@ -197,7 +197,9 @@ def test_a_spec_has_a_package_for_vllm_or_one_line_that_says_why_not(name: str, 
         (("  - flash_mla_sparse_fwd", "#"), "wrappers: got triton_mla_sparse_attention, concat_and_cache_mla"),
     ],
 )
-def test_what_vllm_cannot_pass_is_refused(change: tuple[str, str], said: str, tmp_path: Path) -> None:
+def test_specs_with_arguments_that_vllm_does_not_pass_are_refused(
+    change: tuple[str, str], said: str, tmp_path: Path
+) -> None:
     text = (ROOT / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
     assert change[0] in text
     (tmp_path / "dsv32.yaml").write_text(text.replace(*change, 1), encoding="utf-8")  # the first is attention's

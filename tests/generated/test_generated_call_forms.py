@@ -67,7 +67,7 @@ def test_each_name_is_taken_or_refused_for_a_reason(form):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-def test_each_position_means_the_same_or_a_table_says_what_becomes_of_it(form):
+def test_each_position_means_the_same_as_upstream_or_is_in_a_table(form):
     theirs = call_forms.positional(form.parameters)
     apart = set()
     for _, signature in ours(form):
@@ -98,7 +98,7 @@ def test_each_default_is_the_same_or_a_table_says_why_not(form):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_what_a_wrapper_requires_is_in_a_form(name):
+def test_required_arguments_of_a_wrapper_are_in_a_form(name):
     wrapper = WRAPPERS[name]
     known = {parameter for form in wrapper.forms for parameter in form.parameters} | set(wrapper.needed)
     for signature in packages()[name].values():
@@ -134,7 +134,7 @@ def test_each_call_binds_each_argument_to_its_own_name(form, call):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_the_tables_hold_nothing_that_is_no_longer_so(name):
+def test_the_tables_have_no_outdated_entries(name):
     wrapper = WRAPPERS[name]
     theirs = {parameter for form in wrapper.forms for parameter in form.parameters}
     for refused in wrapper.refused:
@@ -153,7 +153,7 @@ def test_the_tables_hold_nothing_that_is_no_longer_so(name):
 
 
 @pytest.mark.parametrize("name", WRAPPERS)
-def test_what_is_taken_beside_is_a_pair_and_said_of_each_wrapper_that_takes_one(name):
+def test_pairs_are_documented_for_each_wrapper_that_takes_one(name):
     wrapper = WRAPPERS[name]
     annotations = [
         (package, one.name, str(one.annotation))
@@ -173,7 +173,7 @@ def test_the_page_has_these_tables():
     assert call_forms.documented(text, call_forms.tables(call_forms.signatures())) == text
 
 
-def test_a_wheel_that_declares_otherwise_is_told(tmp_path):
+def test_a_wheel_with_other_signatures_is_reported(tmp_path):
     form = next(form for form in FORMS if form.wrapper == "concat_and_cache_mla" and "0.33.0" in form.versions)
     for names, found in (
         (form.parameters, []),

@@ -71,7 +71,9 @@ def counted(package: ModuleType, patch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
-def test_a_call_done_again_launches_what_its_checked_text_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_call_launches_the_same_kernels_as_the_checked_call(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with on_a_device(folder) as (package, launched):
         checked = counted(package, monkeypatch)
         for name, call in calls_of(package):
@@ -293,7 +295,7 @@ def test_threads_launch_on_their_own_tensors(dsv32: tuple[ModuleType, Launched])
         assert len({passed[10:] for passed in mine}) == 1  # numbers, behind the address of the partials
 
 
-def test_what_metadata_remembers_is_checked_and_told_each_time(dsv3: tuple[ModuleType, Launched]) -> None:
+def test_remembered_sizes_of_metadata_are_checked_at_each_call(dsv3: tuple[ModuleType, Launched]) -> None:
     package, launched = dsv3
     call = dict(calls_of(package))["flash_mla_with_kvcache"]
     for _ in range(3):
@@ -313,7 +315,7 @@ def test_what_metadata_remembers_is_checked_and_told_each_time(dsv3: tuple[Modul
         package.flash_mla_with_kvcache(**{**call, "tile_scheduler_metadata": None})
 
 
-def test_a_flag_is_told_from_a_number_that_equals_it(dsv3: tuple[ModuleType, Launched]) -> None:
+def test_a_flag_and_an_equal_number_have_different_signatures(dsv3: tuple[ModuleType, Launched]) -> None:
     package, _ = dsv3
     call = dict(calls_of(package))["flash_mla_with_kvcache"] | {"causal": True}
     for _ in range(2):
@@ -376,7 +378,7 @@ def test_an_output_that_meets_an_input_is_refused_after_one_that_does_not() -> N
         assert not launched
 
 
-def test_inputs_that_share_memory_are_told_apart_where_they_do_not(dsv32: tuple[ModuleType, Launched]) -> None:
+def test_inputs_with_and_without_shared_memory_have_different_signatures(dsv32: tuple[ModuleType, Launched]) -> None:
     package, launched = dsv32
     rows = torch.zeros(4, 576, dtype=torch.bfloat16)
     call = {"kv_c": rows[:, :512], "k_pe": rows[:, 512:], "kv_cache": torch.zeros(2, 64, 576, dtype=torch.bfloat16)}

@@ -63,7 +63,7 @@ class Functions(TorchFunctionMode):
 
 
 @pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
-def test_wrappers_do_nothing_with_torch_that_is_not_noted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrappers_use_only_torch_functions_that_are_recorded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kept call takes memory, fills it and launches: an operator that nobody notes would be left out."""
     with on_a_device(folder) as (package, _):
         calls, noted = calls_module(package), []
@@ -87,7 +87,7 @@ def test_wrappers_do_nothing_with_torch_that_is_not_noted(folder: Path, monkeypa
 
 
 @pytest.mark.parametrize("mode", [Dispatched, Functions])
-def test_a_mode_of_torch_sees_what_it_sees_of_the_wrapper(
+def test_a_mode_of_torch_sees_the_same_calls_as_of_the_wrapper(
     mode: Callable[[], Any], dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, _ = dsv32
@@ -269,7 +269,7 @@ def test_threads_may_drop_each_others_signatures(
     assert len(checked_calls(package.flash_mla_sparse_fwd)) <= 2
 
 
-def test_a_launch_that_fails_is_heard_and_remembers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_launch_raises_and_keeps_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     with on_a_device(GENERATED / "dsv3") as (package, _):
         call = dict(calls_of(package))["flash_mla_with_kvcache"]
         for _ in range(2):
@@ -285,7 +285,7 @@ def test_a_launch_that_fails_is_heard_and_remembers_nothing(monkeypatch: pytest.
         assert again["tile_scheduler_metadata"].config is None
 
 
-def test_a_call_whose_note_cannot_be_made_sense_of_is_done_all_the_same(
+def test_a_call_with_an_unreadable_record_still_runs(
     dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, launched = dsv32

@@ -155,13 +155,13 @@ def differing(call: Call, as_is: Call) -> Call:
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_changed_calls_do_what_the_wrapper_does(name: str) -> None:
+def test_changed_calls_equal_the_wrapper(name: str) -> None:
     with on_a_device(GENERATED / name) as (package, launched):
         check(package, launched, calls_of(package))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_changed_calls_of_the_indexer_do_what_the_wrapper_does(layout: str, tmp_path: Path) -> None:
+def test_changed_calls_of_the_indexer_equal_the_wrapper(layout: str, tmp_path: Path) -> None:
     with on_a_device(indexer_calls.write_package(tmp_path, layout)) as (package, launched):
         check(package, launched, iter(indexer_calls.arguments(package).items()))
 
@@ -178,7 +178,7 @@ def test_absent_scores_have_the_dtype_of_given_ones(target: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["indexer_topk", "paged_indexer_topk"])
-def test_memory_in_a_gap_of_another_argument_is_told_apart(name: str, tmp_path: Path) -> None:
+def test_memory_in_a_gap_of_another_argument_is_attributed_correctly(name: str, tmp_path: Path) -> None:
     """The workspace lies between two rows of slots at the first call, and in memory of its own at the second."""
     with on_a_device(indexer_calls.write_package(tmp_path, "indexer_fp8")) as (package, launched):
         call = indexer_calls.arguments(package)[name]
@@ -205,7 +205,7 @@ class Vague(float):
         return 0
 
 
-def test_what_a_signature_cannot_hold_is_checked_at_every_call() -> None:
+def test_calls_without_a_signature_are_always_checked() -> None:
     with on_a_device(GENERATED / "dsv32") as (package, launched):
         call = dict(calls_of(package))["flash_mla_sparse_fwd"]
         wrapper = package.flash_mla_sparse_fwd

@@ -201,7 +201,7 @@ def test_no_range_is_longer_than_an_equal_one_by_more_than_a_request_begun(modul
         assert max(blocks) <= -(-total // 132) + 6
 
 
-def test_bits_depend_on_the_row_alone_where_asked_for(module: ModuleType) -> None:
+def test_batch_invariant_bits_depend_only_on_the_row(module: ModuleType) -> None:
     for lengths in ([4096] * 4, [1, 0, 5000, 1024, 1025]):
         parts, table = share_out(module, lengths, 5 * len(lengths), unit=1024, overhead=0, combine_units=0)
         check(parts, table, lengths, 1024)

@@ -20,7 +20,7 @@ MODULES = sorted(GENERATED.glob("*/*.py"))
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_package_is_what_its_spec_and_its_proofs_give(path):
+def test_a_package_equals_the_rendering_of_its_spec_and_proofs(path):
     plan = load_plan(path)
     tritons = Proofs(GENERATED).tritons(rendered_key(render(plan)))
     drifts = compare(render(plan, tritons), GENERATED / path.stem)
@@ -33,7 +33,7 @@ def test_every_package_has_a_spec():
     assert packages == {path.stem for path in SPECS}
 
 
-def test_packages_hold_nothing_but_python():
+def test_packages_contain_only_python():
     strangers = [
         path
         for path in GENERATED.glob("*/*")
@@ -43,7 +43,7 @@ def test_packages_hold_nothing_but_python():
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}-{path.stem}")
-def test_a_module_imports_torch_triton_and_the_standard_library_alone(path):
+def test_a_module_imports_only_torch_triton_and_the_standard_library(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -56,7 +56,7 @@ def test_a_module_imports_torch_triton_and_the_standard_library_alone(path):
 
 
 @pytest.mark.parametrize("arguments", [["format", "--diff"], ["check", "--output-format=concise"]], ids=lambda a: a[0])
-def test_ruff_has_nothing_to_say(arguments):
+def test_ruff_finds_no_fault(arguments):
     assert MODULES
     command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "generated"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

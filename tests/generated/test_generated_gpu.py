@@ -139,7 +139,7 @@ def replayed(work: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("run", [lambda work: work(), replayed], ids=["launched", "replayed"])
 @pytest.mark.parametrize("tokens", [1, 128, 20_000])
-def test_kernels_of_caches_find_what_those_before_them_left(
+def test_kernels_of_caches_read_the_results_of_earlier_kernels(
     run: Callable[[Callable[[], object]], None], tokens: int
 ) -> None:
     """Writers and gathers take turns at the same slots: none may load or store before the one before it ends."""

@@ -21,7 +21,7 @@ def keys(package: str, order: str, environment: dict[str, str]) -> dict[str, str
 
 
 @pytest.mark.parametrize("package", ["dsv32", "dsv4_flash", "dsv3"])
-def test_a_key_does_not_depend_on_what_was_launched_before(package: str) -> None:
+def test_a_key_does_not_depend_on_earlier_launches(package: str) -> None:
     there, back = (keys(package, order, {"TRITON_INTERPRET": "0"}) for order in ("forward", "backward"))
     assert len(there) > 3
     assert there == back

@@ -165,7 +165,7 @@ def test_a_compiled_call_is_one_graph_for_any_number_of_tokens(monkeypatch: pyte
         assert counter.frame_count == 1
 
 
-def test_operators_refuse_what_wrappers_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operators_refuse_the_same_arguments_as_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
     with imported("odd") as package, without_kernels(package, monkeypatch):
         q, kv, indices, _ = attended(2)
         with pytest.raises(ValueError, match=r"sm_scale: got 0\.0"):
@@ -174,7 +174,7 @@ def test_operators_refuse_what_wrappers_refuse(monkeypatch: pytest.MonkeyPatch) 
             torch.ops.odd.flash_mla_sparse_fwd(q.float(), kv, indices, 0.1)
 
 
-def test_out_writes_to_what_is_given_and_returns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_overloads_write_to_given_tensors_and_return_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with imported("odd") as package, without_kernels(package, monkeypatch):
         q, kv, indices, scale = attended(2)
         out, stats = torch.zeros(2, HEADS, 96, dtype=torch.float16), torch.zeros(2, HEADS)

@@ -165,7 +165,7 @@ def test_shared_memory_of_top_k_on_sm90_is_the_plans_to_the_byte(folder: Path, v
 
 @pytest.mark.parametrize("number", range(8))
 @pytest.mark.compilation
-def test_a_variant_compiled_again_is_what_its_proof_says(number: int, tmp_path: Path) -> None:
+def test_a_variant_compiled_again_equals_its_proof(number: int, tmp_path: Path) -> None:
     chance = random.Random(SEED + number)
     folder = chance.choice(PACKAGES)
     target = chance.choice(sorted(enumerate_package(folder, ()).package.SPEC["spec"]["targets"]))
@@ -175,7 +175,7 @@ def test_a_variant_compiled_again_is_what_its_proof_says(number: int, tmp_path: 
 
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.interpreter
-def test_a_case_run_again_is_what_its_proof_says(number: int) -> None:
+def test_a_case_run_again_equals_its_proof(number: int) -> None:
     proved = {folder: proved_before(proofs(), key_of(folder), "cpu", every=False) for folder in PACKAGES}
     held = [folder for folder, rows in proved.items() if rows]
     if not held:

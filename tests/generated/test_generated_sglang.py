@@ -84,7 +84,7 @@ def test_calls_of_sglangs_shapes_give_attention(calls):
 
 
 @pytest.mark.interpreter
-def test_what_a_package_cannot_take_is_refused_by_name(calls):
+def test_unsupported_arguments_are_refused_by_name(calls):
     assert calls["refused"] == {
         "dsv32_fp8: ['kv_format']": "kv_format: got 'V32_NO_ROPE', takes 'V32' or None: layout fp8_ds_mla",
         "dsv4_flash: ['kv_format']": "kv_format: got 'V32', takes None: layout ue8m0_v4",

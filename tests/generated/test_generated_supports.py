@@ -33,7 +33,7 @@ def test_the_answers_are_those_that_people_ask_for() -> None:
 
 
 @pytest.mark.parametrize("gpu", ["cuda", "sm_90", "sm90a", "gfx942:xnack-", "", torch.device("cpu")], ids=str)
-def test_what_names_no_gpu_is_a_value_error(gpu: object) -> None:
+def test_a_device_that_is_no_gpu_is_a_value_error(gpu: object) -> None:
     with pytest.raises(ValueError, match="takes a"):
         load_package(PACKAGES[0]).root.supports(gpu)
 
@@ -47,7 +47,7 @@ def test_another_type_is_a_type_error(gpu: object) -> None:
 @pytest.mark.parametrize(
     ("index", "capability", "target"), [(90, (10, 3), "sm100"), (91, (12, 1), "sm120"), (92, (11, 0), None)]
 )
-def test_a_device_runs_what_its_capability_does(
+def test_a_device_runs_the_target_of_its_capability(
     monkeypatch: pytest.MonkeyPatch, index: int, capability: tuple[int, int], target: str | None
 ) -> None:
     properties = types.SimpleNamespace(major=capability[0], minor=capability[1], multi_processor_count=7)

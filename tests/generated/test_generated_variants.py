@@ -32,7 +32,7 @@ def test_the_same_variants_are_listed_in_the_same_order_again(found: Enumerated)
     assert enumerate_package(found.folder).jobs == found.jobs
 
 
-def test_a_job_is_what_was_described(found: Enumerated) -> None:
+def test_a_job_equals_its_description(found: Enumerated) -> None:
     for target, jobs in found.jobs.items():
         assert [job_of(target, request_of(job)) for job in jobs] == jobs
 
@@ -80,7 +80,7 @@ def test_targets_that_launch_dependents_have_both_kinds_of_short_kernels(found: 
             assert job.dependent == dict(job.constexprs).get("PDL", False) or job.kernel not in kernels
 
 
-def test_sm90_kernels_are_listed_for_sm90_alone(found: Enumerated) -> None:
+def test_sm90_kernels_are_listed_only_for_sm90(found: Enumerated) -> None:
     for target, jobs in found.jobs.items():
         modules = {job.module for job in jobs if "_sm90" in job.module}
         assert target == "sm90" or not modules

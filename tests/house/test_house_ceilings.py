@@ -78,7 +78,7 @@ def faults(found: Mapping[str, int], ceiling: int, larger: Mapping[str, int]) ->
 
 
 @pytest.mark.parametrize("kind", CEILINGS)
-def test_nothing_grows_past_its_ceiling_and_what_is_larger_shrinks(kind: str) -> None:
+def test_files_stay_below_their_ceilings_and_exceptions_shrink(kind: str) -> None:
     found: dict[str, int] = {}
     for name, size in sizes(kind):
         found[name] = max(size, found.get(name, 0))

@@ -69,7 +69,7 @@ def test_the_action_uses_each_of_its_inputs_and_no_other() -> None:
     assert not any("${{" in script for script in scripts())
 
 
-def test_the_action_installs_what_the_check_needs_as_the_package_asks_for_it() -> None:
+def test_the_action_installs_the_checks_requirements_at_the_packages_versions() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     needed = [each for each in project["dependencies"] if re.split(r"[<>=]", each)[0] not in UNNEEDED]
     for text in (scripts()[0], GUIDE):

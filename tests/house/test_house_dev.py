@@ -104,7 +104,7 @@ def test_takes_each_python_that_the_package_takes(machine: Machine, version: str
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.10", "3.15", "3.110", "3.1"])
-def test_says_what_it_needs_where_no_python_fits(machine: Machine, version: str) -> None:
+def test_without_a_suitable_python_it_names_its_requirements(machine: Machine, version: str) -> None:
     machine.python("python3", version)
     done = machine.dev("mlagen", "--help")
     assert (done.returncode, done.stdout) == (3, "")
@@ -112,7 +112,7 @@ def test_says_what_it_needs_where_no_python_fits(machine: Machine, version: str)
     assert not (machine.checkout / ".venv").exists()
 
 
-def test_says_so_where_venv_is_missing(machine: Machine) -> None:
+def test_a_missing_venv_module_is_reported(machine: Machine) -> None:
     machine.python("python3", "3.11", lacks_venv=True)
     done = machine.dev("mlagen", "--help")
     assert done.returncode == 3

@@ -93,7 +93,7 @@ def test_wheel_holds_the_code_the_templates_the_specs_and_the_proofs_and_nothing
     assert held == expected
 
 
-def test_wheel_says_what_it_is_and_what_it_takes(wheel: Path) -> None:
+def test_the_wheels_metadata_names_its_version_and_requirements(wheel: Path) -> None:
     (name,) = (each for each in zipfile.ZipFile(wheel).namelist() if each.endswith(".dist-info/METADATA"))
     metadata = email.message_from_bytes(zipfile.ZipFile(wheel).read(name))
     required = {Requirement(each).name: Requirement(each).specifier for each in metadata.get_all("Requires-Dist", [])}

@@ -59,7 +59,7 @@ def test_no_part_of_a_plan_can_be_changed():
             setattr(part, name, None)
 
 
-def test_a_plan_has_what_the_spec_asks_for_alone():
+def test_a_plan_has_only_the_families_of_its_spec():
     rows = {"kv_lora_rank": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
     plan = make_plan(make_spec(attention=None, cache=None, wrappers=("combine_topk_swa_indices",), **rows))
     assert (plan.layout, plan.caches) == (None, None)
@@ -172,7 +172,7 @@ def test_rounded_partials_are_padded_so_that_all_rows_begin_at_16_bytes(dtype):
         assert row.splits.partials.alignment == 16
 
 
-def test_a_row_of_partials_costs_what_it_moves():
+def test_the_cost_of_a_row_of_partials_is_its_traffic():
     plain, rounded = PartialRow("fp32", 512), PartialRow("bf16", 512)
     assert [plain.weighs(cost) for cost in (1024, 2560, 40)] == [1024, 2560, 40]
     # 2,056 bytes with a row's maximum and sum, and 1,032: what took 1,024 rows takes 2,040.

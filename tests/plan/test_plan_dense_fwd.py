@@ -152,7 +152,7 @@ def test_q_is_ahead_where_that_was_faster(dims, addressing):
 
 
 @pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}], ids=str)
-def test_without_gluon_or_sm90_there_is_none(changes):
+def test_without_gluon_or_sm90_there_is_no_swap_ab_kernel(changes):
     assert make_plan(make_spec(**changes)).of(DenseFwdPlan).sm90 is None
 
 

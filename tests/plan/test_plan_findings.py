@@ -113,7 +113,7 @@ def test_a_spec_takes_the_file_beside_it_and_ignores_entries_of_other_dims(tmp_p
     assert load_plan(spec).of(SparseFwdPlan).left_out == (left,)
 
 
-def test_a_split_of_registers_holds_under_its_triton_alone() -> None:
+def test_a_register_split_applies_only_under_its_triton() -> None:
     before = plan_of("dsv32", Findings())
     split = RegisterSplit(before.fits["sparse_fwd"], "sm90_swap_ab", HERE, (216, 216))
     found = plan_of("dsv32", Findings((split,))).of(SparseFwdPlan)

@@ -106,14 +106,14 @@ def test_other_kernels_have_none_of_its_rows(tmp_path: Path, name: str, changes:
     ],
     ids=str,
 )
-def test_what_a_kernel_takes_at_run_time_changes_nothing(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
+def test_run_time_arguments_do_not_change_fits(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
     mine = load_plan(copied(tmp_path, name, "mine", **changes))
     tuned = load_plan(SPECS / f"{name}.yaml")
     assert mine.fits == tuned.fits
     assert rows_of(mine) != rows_of(make_plan(mine.spec))
 
 
-def test_what_kernels_are_is_told_by_family() -> None:
+def test_fits_describe_kernels_by_family() -> None:
     found = {path.stem: make_plan(load(path)).fits for path in SPECS.glob("*.yaml")}
     assert found["dsv32"] == {"sparse_fwd": "sparse_fwd d512+64 v512 bf16 partials fp16"}
     assert found["odd"]["sparse_fwd"] == "sparse_fwd d64+32+32 v96 fp16 pages 53 partials fp32"
@@ -165,7 +165,7 @@ def test_a_spec_whose_own_table_is_of_other_kernels_is_refused(tmp_path: Path) -
     )
 
 
-def test_tables_of_other_kernels_are_left_alone(tmp_path: Path) -> None:
+def test_tables_of_other_kernels_are_ignored(tmp_path: Path) -> None:
     spec = copied(tmp_path, "dsv32", "mine")
     before = load_plan(spec)
     write(tmp_path, "others", "sparse_fwd d512+64 v512 bf16 partials bf16", 128)
@@ -175,7 +175,7 @@ def test_tables_of_other_kernels_are_left_alone(tmp_path: Path) -> None:
     assert rows_of(load_plan(spec)) == rows_of(before)
 
 
-def test_a_table_says_what_it_fits(tmp_path: Path) -> None:
+def test_a_table_names_its_kernels(tmp_path: Path) -> None:
     spec = copied(tmp_path, "dsv32", "mine")
     path = tuned_path("mine", "sm90", tmp_path)
     path.parent.mkdir(parents=True)

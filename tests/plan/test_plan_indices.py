@@ -85,7 +85,7 @@ def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernels, tmp_pa
 
 
 @pytest.mark.compilation
-def test_shared_memory_is_what_the_plan_expects(mapped, tmp_path):
+def test_shared_memory_equals_the_plans(mapped, tmp_path):
     index = make_index_plan()
     expected = {(tile.block_n, tile.num_warps): tile.expected_shared for tile in every_tile(index)}
     # Of each tile the variant that waits, or begins alone: what a program holds is the same.

@@ -68,7 +68,7 @@ def test_a_spec_that_cannot_have_them_goes_without(changes, module):
 
 
 @modules
-def test_a_package_has_the_kernels_of_its_wrappers_alone(module):
+def test_a_package_has_only_the_kernels_of_its_wrappers(module):
     for wrapper, has in zip(WRAPPERS, (module is MQA_LOGITS, module is PAGED_MQA_LOGITS), strict=True):
         assert module.present(plan_of(spec_of(wrappers=(wrapper,)))) == has
 

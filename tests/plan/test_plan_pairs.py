@@ -97,7 +97,7 @@ def numbers(text: str) -> list[int]:
 
 
 @pytest.mark.parametrize("target", SMALL)
-def test_a_pair_that_does_not_fit_is_told_with_the_check_that_failed_its_arithmetic_and_what_to_do(target):
+def test_a_pair_that_does_not_fit_is_refused_with_the_arithmetic_and_a_fix(target):
     with pytest.raises(LimitError) as caught:
         make_plan(make_pair(V32, "fp8_per_tensor", "nvfp4_ds_mla", (target,)))
     message = caught.value.message
@@ -113,7 +113,7 @@ def test_a_pair_that_does_not_fit_is_told_with_the_check_that_failed_its_arithme
     )
 
 
-def test_accumulators_are_named_where_they_are_what_is_too_much():
+def test_too_many_accumulators_are_named():
     chunks = make_chunks([("nope", 2048), ("rope", 256)], 2304)
     wide = replace(cached(V32, "fp8_ds_mla", "fp8_ds_mla"), chunks=chunks)
     with pytest.raises(

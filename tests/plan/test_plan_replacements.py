@@ -98,7 +98,7 @@ def test_under_each_triton_a_table_is_as_before_but_for_tiles_that_are_held(fami
                         assert getattr(mine, limit, 0) == getattr(row, limit, 0)
 
 
-def test_a_row_says_what_it_is_instead_of() -> None:
+def test_a_replacing_row_names_the_replaced_tile() -> None:
     before, after = plan_with("sparse_fwd")
     rows = dict(after.of(SparseFwdPlan).tiles)["sm90"]
     replaced = dict(before.of(SparseFwdPlan).tiles)["sm90"][-1].tile
@@ -130,7 +130,7 @@ def test_a_tile_that_is_held_everywhere_makes_way_without_versions() -> None:
     assert dict(after.of(SparseFwdPlan).tiles)["sm90"][-1].tile == smaller(tile)
 
 
-def test_an_instead_that_does_not_fit_is_told_with_its_place() -> None:
+def test_a_replacement_that_does_not_fit_is_reported_with_its_place() -> None:
     with pytest.raises(LimitError, match=r"tile 256x256 .* more than the 232,448 a program gets"):
         plan_with("sparse_fwd", tiles=Tile(256, 256, 8, 2, False))
     with pytest.raises(LimitError, match=r"tile 256x256 .* more than the 232,448 a program gets"):

@@ -45,7 +45,7 @@ def sm90(**changes):
     ],
     ids=str,
 )
-def test_a_spec_that_cannot_have_them_goes_without_or_is_told_why(changes, reason):
+def test_specs_without_sm90_kernels_get_none_or_a_reason(changes, reason):
     assert sm90(**changes) is None
     with pytest.raises(LimitError, match=reason):
         sm90(backend="gluon", **changes)
@@ -150,15 +150,15 @@ def test_dense_attention_with_a_window_has_none():
     assert make_plan(make_spec(attention=attention, **DENSE)).of(DenseDecodePlan).sm90 is None
 
 
-def test_the_portable_back_end_alone_has_none():
+def test_the_portable_back_end_has_no_sm90_kernels():
     assert sm90(backend="triton") is None
 
 
-def test_with_gluon_alone_every_call_runs_them():
+def test_with_the_gluon_back_end_every_call_runs_sm90_kernels():
     assert sm90(backend="gluon").rows == (Sm90Row(None, 1),)
 
 
-def test_attention_over_a_cache_alone_needs_no_kernel_over_rows():
+def test_attention_over_a_cache_needs_no_kernel_over_rows():
     assert make_plan(make_spec(wrappers=("concat_and_cache_mla",))).find(SparseFwdPlan) is None
 
 
@@ -247,7 +247,7 @@ def tuned_spec(tmp_path, root, text):
     return tmp_path / "dsv32.yaml"
 
 
-def test_tuned_rows_say_which_calls_run_them(tmp_path, pytestconfig):
+def test_tuned_rows_select_the_calls_of_sm90_kernels(tmp_path, pytestconfig):
     rows = (Sm90Row(16, None), Sm90Row(64, 8), Sm90Row(None, 2))
     fits = make_plan(load(pytestconfig.rootpath / "specs" / "dsv32.yaml")).fits
     text = dump_tuned(
@@ -269,14 +269,14 @@ def test_tuned_rows_say_which_calls_run_them(tmp_path, pytestconfig):
         ("sparse_fwd_sm90:\n  - {min_tokens: 1, backend: triton}\n", "backend"),
     ],
 )
-def test_tuned_rows_that_are_off_are_told_at_their_place(tmp_path, pytestconfig, text, told):
+def test_invalid_tuned_rows_are_reported_at_their_place(tmp_path, pytestconfig, text, told):
     text += "fits: {sparse_fwd: sparse_fwd some}\n"
     with pytest.raises(MlagenError) as error:
         load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
     assert told in str(error.value)
 
 
-def test_gluon_alone_is_refused_where_no_kernel_reads_the_cache(tmp_path, pytestconfig):
+def test_the_gluon_back_end_is_refused_without_a_kernel_for_the_cache(tmp_path, pytestconfig):
     text = (pytestconfig.rootpath / "specs" / "dsv32_nvfp4.yaml").read_text() + "\nbackend: gluon\n"
     (tmp_path / "dsv32_nvfp4.yaml").write_text(text)
     with pytest.raises(LimitError, match="no sm90 kernel reads a cache of"):
@@ -364,7 +364,7 @@ def test_rows_whose_scales_no_load_reaches_are_not_read():
         (256, 64, (Sm90Row(32, 16), Sm90Row(None, 1))),
     ],
 )
-def test_calls_of_few_heads_and_tokens_run_the_portable_kernel_in_other_dims_too(latent, rope, rows):
+def test_calls_with_few_heads_and_tokens_run_the_portable_kernel_for_all_dims(latent, rope, rows):
     assert sm90(kv_lora_rank=latent, v_head_dim=latent, qk_rope_head_dim=rope).rows == rows
 
 

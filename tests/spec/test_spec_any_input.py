@@ -246,7 +246,7 @@ def tuples(value: Any) -> Any:
 
 @SETTINGS
 @given(data=changed_data())
-def test_load_takes_what_the_models_take_and_nothing_else(data):
+def test_load_accepts_exactly_the_specs_that_the_models_accept(data):
     text = yaml.dump(data, Dumper=Quoting, allow_unicode=False)
     try:
         spec = Spec.model_validate(tuples(data))

@@ -54,7 +54,7 @@ def test_title_carries_nothing_into_a_docstring(character, spec):
         changed(spec, title=f"A{character}b")
 
 
-def test_v_is_the_latent_or_the_whole_row_and_nothing_else(spec):
+def test_v_is_the_latent_or_the_whole_row(spec):
     dims = spec.model.model_dump()
     assert changed(spec, model={**dims, "v_head_dim": 576}).model.v_head_dim == 576
     for columns in (1, 128, 511, 513, 575, 577):

@@ -120,7 +120,7 @@ def test_prefill_spec_has_its_models_numbers(name, specs):
     assert numbers == PREFILL[name]
 
 
-def test_digest_of_a_spec_without_multi_head_is_what_it_was(specs):
+def test_the_digest_of_a_spec_without_multi_head_does_not_change(specs):
     spec = load(specs / "dsv32.yaml")
     assert "multi_head" not in spec.model_dump(mode="json")
     assert Spec.model_validate(spec.model_dump()) == spec
@@ -184,7 +184,7 @@ def test_digest_is_of_canonical_json(specs):
     assert spec_digest(spec) == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_digest_is_of_what_is_said_not_of_how(valid):
+def test_the_digest_ignores_the_style_of_the_yaml(valid):
     spec = parse(valid, Path("dsv32.yaml"))
     reordered = json.dumps(spec.model_dump(mode="json"), sort_keys=True)
     terse = "\n".join(line.partition(" #")[0] for line in valid.splitlines() if "backend" not in line)

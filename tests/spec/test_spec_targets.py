@@ -57,11 +57,11 @@ def test_only_the_targets_at_hand_count():
         ("turing", None),
     ],
 )
-def test_what_to_name_instead(gpu, told):
+def test_a_gpu_that_is_no_target_gets_advice(gpu, told):
     assert instead(gpu) == told
 
 
 @pytest.mark.parametrize("gpu", ["sm100", "sm101", "sm103", "sm110", "sm120", "sm121", "gfx942", "gfx90a"])
-def test_a_package_supports_what_is_named_instead(gpu):
+def test_packages_support_the_advised_target(gpu):
     package = load_package(Path(__file__).parents[2] / "generated" / "odd")
     assert package._launch.supports(gpu) == runs(gpu, NAMES)

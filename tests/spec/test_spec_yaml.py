@@ -53,7 +53,7 @@ def test_plain_scalar_that_looks_like_more_is_text(text):
 
 
 @pytest.mark.parametrize("title", ["yes", "on", "017", "1_000", "1:30", "2024-01-01", "0x1f", "NaN", "DeepSeek: 3.2"])
-def test_title_says_what_stands_in_the_file(title, valid):
+def test_title_is_the_one_in_the_file(title, valid):
     shown = f'"{title}"' if ": " in title else title
     spec = parse(valid.replace("DeepSeek V3.2 sparse MLA", shown), Path("dsv32.yaml"))
     assert spec.title == title
@@ -73,7 +73,7 @@ def test_quoted_null_and_bool_are_text():
     }
 
 
-def test_plain_data_is_what_pyyaml_reads_where_versions_agree(specs):
+def test_plain_data_equals_pyyamls_where_yaml_versions_agree(specs):
     def tuples(value):
         if isinstance(value, list):
             return tuple(map(tuples, value))
