@@ -1,4 +1,4 @@
-"""From text to files: only changed files are written, all of a package or none, and never over a hand-edited file."""
+"""Writer of packages: only changed files, all of a package or none, and never over a file edited by hand."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _CONFLICT = re.compile(r"<<<<<<< .*|\|\|\|\|\|\|\| .*|=======|>>>>>>> .*")
 
 @dataclass(frozen=True)
 class Drift:
-    """A file that is not what its spec gives.
+    """A file that differs from its spec.
 
     Attributes:
-        path: the file; of an orphan the folder.
+        path: the file; for an orphan, the folder.
         kind: `missing`, `changed`, `stale` (no longer generated), `edited` (by hand), `foreign` (a user's file with
-            the name of a generated one) or `orphan` (a package of no spec).
-        old, new: its text on disk, and as it should be; None where there is none.
-        note: how it came to differ, where its text tells; else empty.
+            the name of a generated one) or `orphan` (a package without a spec).
+        old, new: its text on disk and the expected text; None if there is none.
+        note: the cause of the difference, if its text shows it; else empty.
     """
 
     path: Path
@@ -42,7 +42,7 @@ class Drift:
 
 
 def is_hand_edited(text: str) -> bool:
-    """Whether a text is not as mlagen wrote it: it has no header, or a body that the header's hash denies."""
+    """Whether a text was edited: it has no header, or a body that does not match the header's hash."""
     lines = text.split("\n")
     head, rest = lines[:HEADER_LINES], "\n".join(lines[HEADER_LINES:])
     if len(head) < HEADER_LINES or not head[0].startswith(GENERATED) or head[2]:
@@ -52,12 +52,12 @@ def is_hand_edited(text: str) -> bool:
 
 
 def has_header(text: str) -> bool:
-    """Whether a text is one that mlagen wrote, edited or not."""
+    """Whether mlagen wrote a text, edited or not."""
     return any(line.startswith(GENERATED) or _BODY.fullmatch(line) for line in text.splitlines())
 
 
 def compare(package: Package, folder: Path) -> list[Drift]:
-    """The drifts between a package and the folder that should hold it; none where they agree byte for byte.
+    """Return the drifts between a package and its folder; empty if they agree byte for byte.
 
     Files in the folder that are neither the package's nor mlagen's are the user's, and no drift.
     """
@@ -78,7 +78,7 @@ def compare(package: Package, folder: Path) -> list[Drift]:
 
 
 def orphans(folder: Path, names: Iterable[str]) -> list[Drift]:
-    """A drift for each package that no spec describes any more.
+    """Return a drift for each package without a spec.
 
     Args:
         folder: of packages.
@@ -89,7 +89,7 @@ def orphans(folder: Path, names: Iterable[str]) -> list[Drift]:
 
 
 def removable(package: Path) -> list[Path]:
-    """Paths to remove of a package without a spec: its folder, or the generated files if a user has files there."""
+    """Return the removable paths of a package without a spec: its folder, or its generated files."""
     entries = sorted(package.iterdir())
     generated = [path for path in entries if path.suffix == ".py" and has_header(_text(path))]
     others = {path.name for path in entries} - {path.name for path in generated}
@@ -101,7 +101,7 @@ def _text(path: Path) -> str:
 
 
 def _drift(path: Path, old: str, new: str | None) -> Drift:
-    """How a file that should be another came to be as it is."""
+    """Return the cause of a file's difference, if its text shows it."""
     unix = old.replace("\r\n", "\n")
     note = "its lines end with CRLF" if unix != old else ""
     conflicts = [str(number) for number, line in enumerate(old.splitlines(), 1) if _CONFLICT.fullmatch(line)]
@@ -113,7 +113,7 @@ def _drift(path: Path, old: str, new: str | None) -> Drift:
 
 
 def check_edits(drifts: Iterable[Drift], *, force: bool = False) -> None:
-    """Checks that nothing of a hand's work would be overwritten.
+    """Check that no file edited by hand would be overwritten.
 
     Raises:
         DriftError: a file was never mlagen's, or was edited by hand and `force` is off.
@@ -134,7 +134,7 @@ def check_edits(drifts: Iterable[Drift], *, force: bool = False) -> None:
 
 
 def apply(drifts: Iterable[Drift], *, force: bool = False) -> list[Path]:
-    """Makes folders as their packages say, each as a whole, and returns the paths that were written or removed.
+    """Write packages to their folders, each as a whole, and return the written or removed paths.
 
     Raises:
         DriftError: see `check_edits`; nothing is written then.

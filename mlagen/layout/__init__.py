@@ -1,4 +1,4 @@
-"""Cache layouts: where every byte of a cached token is, and what it means. Needs the standard library alone."""
+"""Cache layouts: position and meaning of every byte of a cached token. Needs only the standard library."""
 
 from mlagen.layout.layout import (
     CacheLayout,

@@ -27,12 +27,12 @@ GOLDEN_TENSOR_SCALE = 0.4375  # of golden pages: 7 / 16, so that divisions round
 def encode(
     layout: CacheLayout, rows: torch.Tensor, tensor_scale: float | torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
-    """Encodes rows as writers store them.
+    """Encode rows as writers store them.
 
     Args:
         layout: where each byte is.
         rows: [T, columns] bf16, fp16 or fp32.
-        tensor_scale: what the values of fields with one scale a tensor are divided by.
+        tensor_scale: divisor of values in fields with one scale per tensor.
 
     Returns:
         For each plane its bytes, [T, plane_bytes[plane]] uint8.
@@ -60,12 +60,12 @@ def encode(
 def decode(
     layout: CacheLayout, planes: tuple[torch.Tensor, ...], tensor_scale: float | torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Decodes rows as readers take them: value times scale, in fp32.
+    """Decode rows as readers do: value times scale, in fp32.
 
     Args:
         layout: where each byte is.
         planes: for each plane its bytes, [T, plane_bytes[plane]] uint8.
-        tensor_scale: what the values of fields with one scale a tensor are multiplied by.
+        tensor_scale: factor of values in fields with one scale per tensor.
 
     Returns:
         [T, columns] fp32.
@@ -86,14 +86,14 @@ def decode(
 
 
 def planes_of(layout: CacheLayout, pages: torch.Tensor, block_size: int) -> tuple[torch.Tensor, ...]:
-    """Gives views of a cache, one a plane.
+    """Return views of a cache, one per plane.
 
     Args:
         layout: where each byte is.
         pages: [num_pages, at least page_bytes] uint8, any page stride; or [num_pages, block_size, row] of any dtype,
-            row_bytes a row: with rows of any stride, or, of a page-planar layout, with rows end to end, where the
-            tensor says where pages begin and nothing of what lies inside.
-        block_size: tokens a page.
+            with row_bytes per row. Rows may have any stride; in a page-planar layout they are end to end, and the
+            tensor's rows are not the layout's.
+        block_size: tokens per page.
 
     Returns:
         For each plane [num_pages, block_size, plane_bytes[plane]] uint8, sharing memory with `pages`.
@@ -183,7 +183,7 @@ def read(
 
 
 def golden_rows(tokens: int, columns: int) -> torch.Tensor:
-    """The rows of a golden page, from integers alone, so that any language can make them.
+    """Return the rows of a golden page, made from integers only, so that any language can make them.
 
     Column l of token t is v * 2^k. With all products modulo 2^32, h = (1000003 * t + l) * 2654435761,
     h = (h ^ (h >> 16)) * 73244475 and v = (h >> 23) - 256. With c = (t + l // 128) % 8, the value is 0 where c is 0,

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-Entry = tuple[int, tuple[str, int], Mapping[str, Any]]  # of a composition: plane, where it stands, what it says
+Entry = tuple[int, tuple[str, int], Mapping[str, Any]]  # entry of a composition: plane, path, values
 
-MOST_LOADED, LEAST_LOADED = 16, 8  # bytes of a load, and of one of rows that do not all begin at as many
+MOST_LOADED, LEAST_LOADED = 16, 8  # bytes of a load, and of a load from less aligned rows
 BITS = {"bf16": 16, "fp16": 16, "fp32": 32, "e4m3": 8, "e4m3fnuz": 8, "ue8m0": 8, "e2m1": 4, "u8": 8}
 # Largest finite value of each quantised dtype: OCP 8-bit and MX formats; CDNA 3 ISA for fnuz.
 LARGEST = {"e4m3": 448.0, "e4m3fnuz": 240.0, "e2m1": 6.0}
@@ -31,7 +31,7 @@ SCALES = {
 
 
 class LayoutError(ValueError):
-    """A composition that no row of bytes can have; `at` leads to the entry that is off, from the layout's mapping."""
+    """An invalid composition. `at` is the path of the wrong entry in the layout's mapping."""
 
     def __init__(self, message: str, *at: str | int) -> None:
         super().__init__(message)
@@ -40,12 +40,12 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """How a writer finds the scale of a tile from `amax`, the largest magnitude in it.
+    """Rule by which a writer computes a tile's scale from `amax`, the largest magnitude in it.
 
     Attributes:
         rounding: "power_of_two": up to the next power of two; "nearest": to the dtype that stores it.
         divisor: the scale is amax / divisor before rounding.
-        floor: smallest value of what `floor_on` names.
+        floor: lower bound of the value that `floor_on` names.
         floor_on: "amax": the floor is taken before the division; "scale": after it.
     """
 
@@ -120,7 +120,7 @@ class ScalesField(Field):
 
     @property
     def formula(self) -> str:
-        """What writers store, in one line: `2^ceil(log2(max(amax, 0.0001) / 448))`."""
+        """Formula of the stored scale: `2^ceil(log2(max(amax, 0.0001) / 448))`."""
         rule = self.rule
         if rule.floor_on == "amax":
             value = f"max(amax, {rule.floor}) / {rule.divisor:g}"
@@ -191,7 +191,7 @@ class CacheLayout:
 
     @property
     def loads_at(self) -> int:
-        """Bytes at multiples of which rows are to begin where kernels load several elements at once."""
+        """Alignment of rows, in bytes, that kernels need to load several elements at once."""
         known = math.gcd(MOST_LOADED, self.row_bytes)
         return MOST_LOADED if self.planar or known < LEAST_LOADED else known
 
@@ -227,9 +227,9 @@ class CacheLayout:
 
     @property
     def fingerprint(self) -> str:
-        """Sixteen hex digits that tell how bytes are read, layouts of equal byte count apart.
+        """Sixteen hex digits of the meaning of the bytes. They tell apart layouts with equal byte counts.
 
-        Of sha256 over the name, the page's multiple and what readers know of each field; a scale's rule is writers'.
+        From a SHA-256 of the name, the page's multiple and the fields without scale rules, which only writers use.
         """
         fields = [{**dataclasses.asdict(field), "kind": type(field).__name__} for field in self.fields]
         for field in fields:
@@ -424,9 +424,9 @@ def indexer_layout_of(spec: Mapping[str, Any]) -> CacheLayout | None:
 
 
 def indexer_query_layout_of(spec: Mapping[str, Any]) -> CacheLayout | None:
-    """How a head of the indexer's query is quantised: values and, in a second plane, scales; None without keys' cache.
+    """Return the layout of a head of the indexer's query: values and, in a second plane, scales; None without a cache.
 
-    As the keys are, but for what `indexer.q_scale_rule` changes of the rule that their cache's writers follow.
+    It is the keys' layout with the changes of `indexer.q_scale_rule` to their cache's scale rule.
 
     Args:
         spec: a validated spec as a plain dict, `Spec.model_dump()` or `SPEC["spec"]` of a package.

@@ -1,4 +1,4 @@
-"""The spec: what the user says, validated."""
+"""The validated spec."""
 
 from mlagen.spec.indexer import Indexer
 from mlagen.spec.load import json_schema, load, spec_digest

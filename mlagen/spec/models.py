@@ -1,4 +1,4 @@
-"""What a user says of one model's attention: the YAML spec as frozen pydantic models.
+"""The YAML spec of one model's attention as frozen pydantic models.
 
 Field names are the field's standard terms (kv_lora_rank, qk_rope_head_dim, index_topk ...). No number is derived here:
 that is the plan's. Every string is an enumeration or a pattern, so none can carry text into a template or a path.

@@ -1,6 +1,6 @@
-"""Pydantic's errors in a spec writer's words: where, what was found, what is allowed.
+"""Pydantic's errors in plain words: the place, the value found and the values allowed.
 
-What is allowed is read from the JSON Schema, so a new field or a new cache layout needs no new prose.
+The allowed values come from the JSON Schema, so a new field or cache layout needs no new text.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Finding:
 
     Attributes:
         loc: the field, as keys of the YAML.
-        at: what to point at: the field's value, its key, or the key of the mapping that lacks it.
-        text: what was found and what is allowed; without the field's name.
+        at: position to report: the field's value, its key, or the key of the mapping that lacks it.
+        text: the value found and the values allowed, without the field's name.
     """
 
     loc: Loc
@@ -40,12 +40,12 @@ class Finding:
 
 
 class Guide:
-    """Says in prose what pydantic found wrong with `data`.
+    """Turns pydantic's errors about `data` into findings.
 
     Args:
         schema: the JSON Schema of the spec.
-        data: what was validated.
-        plain: the spelling of each scalar that stands without quotes.
+        data: the validated data.
+        plain: the spelling of each scalar without quotes.
     """
 
     def __init__(self, schema: Schema, data: Any, plain: dict[Loc, str]) -> None:
@@ -54,7 +54,7 @@ class Guide:
         self.plain = plain
 
     def findings(self, errors: list[ErrorDetails]) -> list[Finding]:
-        """Give one finding a field; a container is not blamed for what its entries did."""
+        """Return one finding per field. A container is not reported for errors of its entries."""
         found = {finding.loc: finding for finding in map(self._finding, errors)}
         containers = {loc[:length] for loc in found for length in range(len(loc))}
         return [finding for loc, finding in found.items() if loc not in containers]
@@ -76,7 +76,7 @@ class Guide:
         return Finding(loc, "value", self._mismatch(loc, schema, value))
 
     def _follow(self, path: Loc, *, unknown: bool) -> tuple[Loc, Schema, Any]:
-        """Walk pydantic's path, which names union members too, and give the file's own path with its schema and value.
+        """Follow pydantic's path, which includes union members, and return the file's path with its schema and value.
 
         For a field that does not exist (`unknown`), the schema is that of the mapping it stands in.
         """
@@ -98,7 +98,7 @@ class Guide:
         return loc, schema, value
 
     def _meant(self, schema: Schema, value: Any) -> Schema:
-        """Resolve references, optional values, and a union whose tag says which member is meant."""
+        """Resolve references, optional values, and tagged unions."""
         if "$ref" in schema:
             return self._meant(self.schema["$defs"][schema["$ref"].rpartition("/")[2]], value)
         if "anyOf" in schema:
@@ -133,7 +133,7 @@ class Guide:
         return f"unknown field; takes {_listed(fields, 'and')}" + (f"; did you mean {meant[0]}?" if meant else "")
 
     def _paths(self, schema: Schema, above: Loc = ()) -> Iterator[Loc]:
-        """Give every field that a spec can have."""
+        """Yield every field that a spec can have."""
         if "$ref" in schema:
             schema = self.schema["$defs"][schema["$ref"].rpartition("/")[2]]
         for name, below in schema.get("properties", {}).items():
@@ -143,7 +143,7 @@ class Guide:
             yield from self._paths(option, above)
 
     def _takes(self, schema: Schema) -> str:
-        """Say what a value of this schema may be."""
+        """Return the allowed values of a schema, in words."""
         schema = self._meant(schema, None)
         if "anyOf" in schema:
             first, *others = [self._takes(option) for option in schema["anyOf"]]
@@ -177,7 +177,7 @@ class Guide:
                 return f"a {other}"
 
     def _hint(self, schema: Schema, value: Any, plain: str | None) -> str | None:
-        """Say which small change would do, where one would."""
+        """Return a small change that would fix the value, or None."""
         if "anyOf" in schema:
             return next(filter(None, (self._hint(option, value, plain) for option in schema["anyOf"])), None)
         choices = _choices(schema)
@@ -228,7 +228,7 @@ def _found(value: Any, plain: str | None) -> str:
 
 
 def _spelled(choice: str | int) -> str:
-    """Spell a value as YAML takes it."""
+    """Return the spelling of a value in YAML."""
     return str(choice) if isinstance(choice, int) or isinstance(resolve(choice), str) else f'"{choice}"'
 
 

@@ -10,7 +10,7 @@ FEW_HEADS = "cuda, sm90 kernel of few heads"  # a target: that kernel; heads of 
 
 
 class CaseFailedError(Exception):
-    """A case does not hold; the message says what was found."""
+    """A case failed. The message has the finding."""
 
 
 class CaseSkippedError(Exception):
@@ -23,8 +23,8 @@ class Case:
 
     Attributes:
         name: unique in a package, `sparse_fwd: sink is +inf`.
-        promise: what holds if the case passes, in one sentence.
-        check: what is asked of the call, a key of its family's checks.
+        promise: the promise of the case, in one sentence.
+        check: the check, a key of its family's checks.
         every_target: run on each target's tiles, not on the first target's alone.
         attends: it computes attention.
         of_few_heads: the kernel of few heads may run it: it computes attention over rows of the model's dtype.

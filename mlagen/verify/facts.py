@@ -1,4 +1,4 @@
-"""What a package's spec says, as verification reads it."""
+"""Facts of a package's spec for verification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mlagen.layout import layouts_of
 
 @dataclass(frozen=True)
 class Facts:
-    """What a package's spec says, flattened.
+    """Facts of a package's spec, flattened.
 
     Attributes:
         num_heads: query heads of the model.

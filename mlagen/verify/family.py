@@ -15,7 +15,7 @@ from mlagen.verify.memory import Placed
 from mlagen.verify.results import Figure
 from mlagen.verify.subject import Subject
 
-Results = dict[str, torch.Tensor]  # what a call gave, by name
+Results = dict[str, torch.Tensor]  # results of a call, by name
 
 
 @dataclass(kw_only=True)
@@ -75,7 +75,7 @@ Check = Callable[[Run[Any, Any]], list[Figure]]
 
 @dataclass(frozen=True)
 class Family:
-    """What verification has to know of a family; each check is written over it.
+    """A family of kernels, as the checks use it.
 
     Attributes:
         name: the family's word.
@@ -84,7 +84,7 @@ class Family:
         build: a case's inputs, the same for the same seed.
         call: calls the wrapper, with further arguments by name.
         compare: results against the reference, within the tolerance.
-        checks: what a case may ask, by name.
+        checks: checks of cases, by name.
         valid: arguments of a call that is valid, of which a case of refusal makes one invalid.
     """
 

@@ -1,4 +1,4 @@
-"""Arguments made invalid on purpose, each of which a wrapper must refuse by name."""
+"""Invalid arguments, which wrappers must refuse by name."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Invalid:
 
     Attributes:
         argument: its name, which the error must say.
-        how: in what way it is invalid.
+        how: description of the fault.
         make: makes it so from the valid one; None where a valid call does not pass it.
-        says: what else the error must say.
+        says: further text of the error.
         like: the argument that `make` gets instead.
         changes: the argument that is replaced instead.
         wrappers: whose argument it is; empty: of any wrapper that is asked.
@@ -47,10 +47,10 @@ class RefusedCase(Case):
     """A call that a wrapper must refuse with a ValueError or TypeError that names the argument.
 
     Attributes:
-        family: whose wrapper it is.
+        family: the wrapper's family.
         wrapper: the wrapper called.
-        invalid: what is wrong with the call.
-        module: the package's module whose wrapper is meant; empty: the package's own.
+        invalid: the invalid argument.
+        module: module of the wrapper; empty: the package itself.
     """
 
     family: str

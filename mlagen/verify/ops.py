@@ -38,8 +38,8 @@ class OpCase(Case):
 
     Attributes:
         wrapper: the wrapper.
-        module: the package's module whose wrapper is meant; empty: the package's own.
-        family: whose wrapper it is.
+        module: module of the wrapper; empty: the package itself.
+        family: the wrapper's family.
     """
 
     wrapper: str = field(kw_only=True)

@@ -1,4 +1,4 @@
-"""Starts worker processes and gathers what they answer; needs neither torch nor Triton here."""
+"""Starts worker processes and collects their results. Needs neither torch nor Triton itself."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def verify_package(
         device: "cpu" runs the kernels in Triton's interpreter, "cuda" on a GPU.
         targets: on a CPU, whose tiles to run: all cases with the first's, a few with each other's; None: the spec's.
         workers: processes; None: 2 on a CPU, 4 on a GPU.
-        only: shell patterns; cases whose name none matches are left out.
-        families: names of the families whose cases to run; None: all.
+        only: shell patterns of names of cases; None: all.
+        families: names of families to run; None: all.
         every: run all cases of these families; off: a representative set, see `mlagen.verify.worker`.
         choose: picks the cases that run from those.
         on_totals: called first, with the number of all cases of each family.

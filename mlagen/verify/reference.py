@@ -1,4 +1,4 @@
-"""What the kernels must compute, in plain torch and float64, a token at a time: no tiles, splits or online softmax."""
+"""Reference of the kernels, in plain torch and float64, a token at a time: no tiles, splits or online softmax."""
 
 from __future__ import annotations
 

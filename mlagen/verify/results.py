@@ -1,4 +1,4 @@
-"""What verification hands back: a result for each case, as data."""
+"""Results of verification, one per case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Figure:
     """An error against its tolerance.
 
     Attributes:
-        name: what was compared: "out", "out row", "out element", "lse", "max_logits".
+        name: name of the compared value: "out", "out row", "out element", "lse", "max_logits".
         error: the error where it is the largest share of its tolerance; inf for a NaN, or an infinity or zero not met.
         tolerance: the tolerance there, in the same unit.
     """
@@ -37,12 +37,12 @@ class CaseResult:
     Attributes:
         package: name of the generated package.
         case: the case's name, `sparse_fwd: sink is +inf`.
-        target: whose tile table was read, `sm90`.
+        target: target of the tile table, `sm90`.
         ok: the case held, or was skipped.
         skipped: why it was not run; None if it was.
         figures: errors against tolerances; none where a case compares bits.
         seconds: wall time, inputs and reference included.
-        detail: what was found where `ok` is false, in one line.
+        detail: the finding if `ok` is false, in one line.
         family: the name of the case's family; empty where its worker did not say it.
     """
 

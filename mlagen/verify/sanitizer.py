@@ -1,4 +1,4 @@
-"""What a GPU does not forgive and an interpreter runs: wrong addresses, hints that do not hold, races of programs.
+"""Faults that an interpreter does not notice: wrong addresses, false hints, races between programs.
 
 Each launch in the interpreter is watched. A load or store reaches nothing but tensors that the launch was given. Two
 programs never write different bytes to one address, nor does one read what another writes, since nothing orders the
@@ -27,7 +27,7 @@ MOST_READS = 1 << 22  # addresses of a launch that are kept to be compared with 
 
 
 class SanitizerError(Exception):
-    """A kernel did what a GPU does not forgive; the message names kernel, line and tensor."""
+    """A kernel did something that a GPU does not tolerate. The message names kernel, line and tensor."""
 
 
 @dataclass(frozen=True)

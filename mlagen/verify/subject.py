@@ -50,7 +50,7 @@ class Subject:
 
     Attributes:
         package: the imported package.
-        facts: what its spec says.
+        facts: further facts of the spec.
         device: "cpu" (the interpreter) or "cuda".
         target: whose tiles the interpreter reads; on a GPU SM90_KERNELS gives every call that can to those, FEW_HEADS
             to those of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows; on a CPU those

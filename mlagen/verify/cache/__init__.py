@@ -1,4 +1,4 @@
-"""The writers and gathers of a cache: cases, inputs, and what is checked of them. Every comparison is exact.
+"""The writers and gathers of a cache: cases, inputs, and checks. Every comparison is exact.
 
 Written caches are compared byte for byte, the bytes around and between rows too, with what the reference writer of
 mlagen.layout.codec makes of them; gathered rows with what its reader finds, where any NaN equals any other. Caches

@@ -1,4 +1,4 @@
-"""What writers and gathers are to verification."""
+"""Verification of writers and gathers."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class GatherInputs(family.Inputs):
 
     Attributes:
         side: the cache's.
-        case: what it is of.
+        case: the case.
         arguments: by name.
         memory: the cache.
         out: the output's buffer, and what it held before.
@@ -49,7 +49,7 @@ class GatherInputs(family.Inputs):
         return self.out.before
 
     def compare(self) -> None:
-        """Raises CaseFailedError unless the output, and what is around it, is what the reference makes of it."""
+        """Raise CaseFailedError unless the output and the memory around it equal the reference."""
         expected = self.before.cpu().clone()
         view = expected.as_strided(self.out.view.shape, self.out.view.stride(), self.out.view.storage_offset())
         if self.rows:

@@ -25,11 +25,11 @@ class WriteInputs(family.Inputs):
 
     Attributes:
         side: the cache's.
-        case: what it is of.
+        case: the case.
         arguments: by name.
         memory: the cache.
         before: its bytes before the call, on the CPU; of a far cache nothing.
-        rows: what is written, on the CPU.
+        rows: the written rows, on the CPU.
     """
 
     side: Side
@@ -40,7 +40,7 @@ class WriteInputs(family.Inputs):
     rows: torch.Tensor
 
     def compare(self) -> None:
-        """Raises CaseFailedError unless the cache is what the reference makes of it as it was before the call."""
+        """Raise CaseFailedError unless the cache equals the reference's result from the cache before the call."""
         layout, size, memory = self.side.layout, self.case.pages.block_size, self.memory
         slots = self.arguments["slot_mapping"].cpu()
         if self.case.pages.far:

@@ -31,7 +31,7 @@ class DenseDecodeProblem:
         causal: a query token sees no key behind its own.
         window: "spec": the spec's; else given to the wrapper, None meaning all keys.
         cache: layout in memory, of mlagen.verify.memory.empty_pages.
-        poison: byte of what must not matter.
+        poison: byte of irrelevant data.
         dtype: of a quantised cache's tensor.
         scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
         q_scale: of a q of e4m3; None: it is of the model's dtype.

@@ -1,4 +1,4 @@
-"""What a package's spec says of dense attention over its cache."""
+"""Facts of a package's spec about dense attention over its cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mlagen.verify.facts import Facts
 
 @dataclass(frozen=True)
 class DenseDecodeFacts:
-    """What a package's spec says of its cache and its attention.
+    """Facts of a package's spec about its cache and its attention.
 
     Attributes:
-        facts: what it says besides.
+        facts: further facts of the spec.
         layout: of the cache.
         window: keys that a query token sees; None: all.
     """

@@ -25,7 +25,7 @@ class Inputs(family.Inputs):
     """The tensors of one call.
 
     Attributes:
-        problem: what they are of.
+        problem: the problem of the inputs.
         layout: the cache's.
         q: [requests, s_q, heads, d_qk].
         cache: [pages, block_size, kv_heads, row].

@@ -1,4 +1,4 @@
-"""What multi-head attention is to verification: calls, results against the reference, and checks of its own."""
+"""Verification of multi-head attention: calls, results against the reference, and checks of its own."""
 
 from __future__ import annotations
 

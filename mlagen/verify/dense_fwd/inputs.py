@@ -40,7 +40,7 @@ class Inputs(family.Inputs):
         return found
 
     def expected(self) -> Attention:
-        """What the call must give."""
+        """The reference results of the call."""
         q, k, v, causal = (self.arguments[name] for name in ("q", "k", "v", "causal"))
         attend = batched.dense_fwd if q.is_cuda else dense_fwd
         return attend(q, k, v, self.cu_q, self.cu_k, self.scale, causal)

@@ -1,4 +1,4 @@
-"""What multi-head attention must compute, in plain torch and float64."""
+"""Reference of multi-head attention, in plain torch and float64."""
 
 from __future__ import annotations
 

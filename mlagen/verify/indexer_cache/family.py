@@ -1,4 +1,4 @@
-"""What the kernels around the indexer's keys are to verification."""
+"""Verification of the kernels around the indexer's keys."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class KeysInputs(Inputs):
     """A call of a writer.
 
     Attributes:
-        case: what it is of.
+        case: the case.
         memory: the cache.
         before: its bytes before the call, on the CPU; of a far cache nothing.
     """
@@ -67,7 +67,7 @@ class KeysInputs(Inputs):
         return rows, torch.where(ends[: len(slots)], slots, -1)
 
     def compare(self) -> None:
-        """Raises CaseFailedError unless the cache is what the reference makes of it as it was before the call."""
+        """Raise CaseFailedError unless the cache equals the reference's result from the cache before the call."""
         size, memory, layout = self.case.pages.block_size, self.memory, self.side.layout
         rows, slots = self._written()
         inside = (slots >= 0) & (slots < memory.pages * size)
@@ -128,7 +128,7 @@ class GatherInputs(Inputs):
     """A call of the gather.
 
     Attributes:
-        case: what it is of.
+        case: the case.
         memory: the cache.
         out: buffers of values and scales.
         slots: of each row that is to be written; -1: it becomes 0.
@@ -140,7 +140,7 @@ class GatherInputs(Inputs):
     slots: list[int] = field(default_factory=list)
 
     def compare(self) -> None:
-        """Raises CaseFailedError unless the outputs, and what is around them, are the cache's bytes."""
+        """Raise CaseFailedError unless the outputs have the cache's bytes, and the memory around them is unchanged."""
         size = self.case.pages.block_size
         planes = planes_of(self.side.layout, self.memory.in_buffer(self.memory.buffer), size)
         slots = torch.tensor(self.slots, dtype=torch.int64, device=self.memory.buffer.device)

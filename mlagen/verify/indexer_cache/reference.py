@@ -1,4 +1,4 @@
-"""What the kernels around the indexer's keys must compute, in plain torch."""
+"""Reference of the kernels around the indexer's keys, in plain torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a package's spec says of its indexer."""
+"""Facts of a package's spec about its indexer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What wrappers that score and select are to verification: calls, and results against the unfused chain."""
+"""Verification of wrappers that score and select: calls, and results against the unfused chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the index kernels are to verification: calls, and results against the reference."""
+"""Verification of the index kernels: calls, and results against the reference."""
 
 from __future__ import annotations
 

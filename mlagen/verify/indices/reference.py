@@ -1,4 +1,4 @@
-"""What the index kernels must compute, in plain torch, a token or a number at a time."""
+"""Reference of the index kernels, in plain torch, a token or a number at a time."""
 
 from __future__ import annotations
 

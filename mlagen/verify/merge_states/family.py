@@ -1,4 +1,4 @@
-"""What merges are to verification: calls, and results against the reference."""
+"""Verification of merges: calls, and results against the reference."""
 
 from __future__ import annotations
 

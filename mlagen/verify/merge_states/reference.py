@@ -1,4 +1,4 @@
-"""What a merge of parts must compute, in plain torch and float64, and how far a kernel may be off."""
+"""Reference of a merge of parts, in plain torch and float64, and how far a kernel may be off."""
 
 from __future__ import annotations
 

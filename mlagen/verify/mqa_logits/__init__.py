@@ -1,5 +1,5 @@
-"""The indexer's logits: reference, cases, inputs, and what is checked of the wrappers.
+"""The indexer's logits: reference, cases, inputs, and checks.
 
-What must not matter is poisoned: keys that no token sees are NaN, and so are their scales; block tables hold garbage
+Irrelevant data is poisoned: keys that no token sees are NaN, and so are their scales; block tables hold garbage
 past the keys of their request, and pages that no table names are NaN.
 """

@@ -1,4 +1,4 @@
-"""What a package's spec says of the indexer, as verification reads it."""
+"""Facts of a package's spec about the indexer, as verification reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the indexer's logits are to verification: calls, and results against the reference."""
+"""Verification of the indexer's logits: calls, and results against the reference."""
 
 from __future__ import annotations
 

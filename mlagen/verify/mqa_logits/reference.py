@@ -1,4 +1,4 @@
-"""What the logits must be, in plain torch and float64, and how far they may lie from it."""
+"""Reference of the logits, in plain torch and float64, and tolerances."""
 
 from __future__ import annotations
 

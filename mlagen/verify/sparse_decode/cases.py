@@ -32,7 +32,7 @@ class Listing:
         cache: layout in memory, of mlagen.verify.memory.empty_pages.
         contents: "encoded": normal rows as writers encode them; "any": any code and any scale; "wide": rows of any code
             and of scales that no fp16 tile holds beside each other.
-        poison: byte of what must not matter.
+        poison: byte of irrelevant data.
         dtype: of a quantised cache's tensor.
     """
 

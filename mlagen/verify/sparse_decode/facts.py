@@ -1,4 +1,4 @@
-"""What a package's spec says of its caches."""
+"""Facts of a package's spec about its caches."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from mlagen.verify.facts import Facts
 
 @dataclass(frozen=True)
 class CacheFacts:
-    """What a package's spec says of its caches.
+    """Facts of a package's spec about its caches.
 
     Attributes:
-        facts: what it says besides.
+        facts: further facts of the spec.
         layouts: of the cache, and of the second one if there is one.
         topks: indices a token of each.
         e4m3: q may be of e4m3, with a scale.

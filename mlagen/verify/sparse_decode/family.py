@@ -1,4 +1,4 @@
-"""What sparse attention over a paged cache is to verification: calls, results against the reference, own checks."""
+"""Verification of sparse attention over a paged cache: calls, results against the reference, own checks."""
 
 from __future__ import annotations
 

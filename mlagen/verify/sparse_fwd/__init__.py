@@ -1,1 +1,1 @@
-"""Sparse attention over rows: cases, inputs, and what is checked of its wrappers."""
+"""Sparse attention over rows: cases, inputs, and checks."""

@@ -1,6 +1,6 @@
 """The cases of sparse attention over rows: plain data, made from a spec and from where it runs.
 
-Every case poisons what must not matter: KV rows that no index names (row 0 among them), the bytes between rows and
+Every case poisons irrelevant data: KV rows that no index names (row 0 among them), the bytes between rows and
 around buffers, and buffers to be written are NaN; entries of indices that do not count name poisoned rows.
 """
 

@@ -1,4 +1,4 @@
-"""What sparse attention over rows is to verification: calls, results against the reference, and checks of its own."""
+"""Verification of sparse attention over rows: calls, results against the reference, and checks of its own."""
 
 from __future__ import annotations
 

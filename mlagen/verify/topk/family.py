@@ -1,4 +1,4 @@
-"""What the top-k kernels are to verification: calls, and results against the reference."""
+"""Verification of the top-k kernels: calls, and results against the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the top-k kernels must select, in plain torch."""
+"""Reference of the top-k kernels, in plain torch."""
 
 from __future__ import annotations
 
