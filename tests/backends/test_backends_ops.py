@@ -1,4 +1,4 @@
-"""Schemas of operators say what the wrappers' signatures and docstrings say, whatever the spec."""
+"""Schemas of operators agree with the wrappers' signatures and docstrings, for any spec."""
 
 from __future__ import annotations
 

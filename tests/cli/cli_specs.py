@@ -1,4 +1,4 @@
-"""The spec of the workspace, and what runs the command line in it."""
+"""The spec of the workspace, and a runner of the command line in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ wrappers: [flash_mla_sparse_fwd]
 targets: [sm80, gfx942]
 """
 
-# Of one small kernel in two variants a target, for what has to compile or run any.
+# One small kernel with two variants per target, for tests that compile or run it.
 WRITER = SPEC.replace("name: small", "name: writer").replace("flash_mla_sparse_fwd", "concat_and_cache_mla")
 
 Run = Callable[..., Result]

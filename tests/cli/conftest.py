@@ -23,7 +23,7 @@ def workspace(tmp_path: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def writer(workspace: Path) -> Path:
-    """The spec of the workspace, with which it has one kernel."""
+    """The spec of the workspace, with one kernel."""
     (workspace / "specs" / "small.yaml").unlink()
     path = workspace / "specs" / "writer.yaml"
     path.write_text(WRITER)

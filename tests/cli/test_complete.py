@@ -1,4 +1,4 @@
-"""What a shell completes, by click's own scripts."""
+"""Shell completion, with click's own scripts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHELLS = ("bash", "zsh", "fish")
 
 
 def asked(instruction: str, **environment: str) -> str:
-    """What mlagen prints to a shell."""
+    """The output of mlagen for a shell."""
     variables = {"_MLAGEN_COMPLETE": instruction, **environment}
     done = CliRunner().invoke(main, [], env=variables, prog_name="mlagen")
     assert done.exit_code == 0
@@ -25,7 +25,7 @@ def asked(instruction: str, **environment: str) -> str:
 
 
 def completed(line: str, shell: str = "bash") -> list[str]:
-    """What completes the last word of a line."""
+    """The completions of the last word of a line."""
     words = line.split(" ")
     if shell == "fish":
         environment = {"COMP_WORDS": line, "COMP_CWORD": words[-1]}

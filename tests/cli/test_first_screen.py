@@ -1,4 +1,4 @@
-"""What `mlagen build` prints by default: a line a target, family and file, every failure, and a bar on terminals."""
+"""The default output of `mlagen build`: a line per target, family and file, every failure, and a bar on terminals."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def on_terminal(*arguments: str) -> tuple[str, str]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=follower, env=environment) as process:
         os.close(follower)
         shown = b""
-        with contextlib.suppress(OSError):  # what Linux raises once nobody has the other end open
+        with contextlib.suppress(OSError):  # Linux raises it once the other end is closed
             while read := os.read(leader, 1 << 16):
                 shown += read
         os.close(leader)

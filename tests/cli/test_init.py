@@ -1,4 +1,4 @@
-"""`mlagen init`: specs of known models, specs from a model's config.json, and a line for what it cannot know."""
+"""`mlagen init`: specs of known models, specs from a model's config.json, and errors of one line."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONFIGS = Path(__file__).parent / "configs"
 TEXT_ONLY = ("--no-compile", "--no-verify")
 V32 = json.loads((CONFIGS / "deepseek_v32.json").read_text())
 FILE = Path("config.json")
-# What a config alone does not say.
+# The values that a config lacks.
 SAYING = {
     "dots3": ("--layers", "full"),
     "longcat_flash": ("--dtype", "bf16"),  # the model's own has no dtype
@@ -59,7 +59,7 @@ DIMS = {  # of each config: heads; latent, RoPE and V; topk and window
     "mistral_large3": (128, (512, 64, 512), None, None),
     "mistral_large3_params": (128, (512, 64, 512), None, None),
 }
-# A known spec whose model, attention and caches a config gives too, and the options besides.
+# A known spec that a config also gives, with the options for it.
 SAME = {
     "dsv2_lite": ("deepseek_v2_lite", ()),
     "dsv3": ("deepseek_v3", ()),

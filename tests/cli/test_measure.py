@@ -1,4 +1,4 @@
-"""`mlagen bench` on a machine without a GPU: what it makes of earlier runs."""
+"""`mlagen bench` on a machine without a GPU: reports of earlier runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compiles real kernels with Triton, and checks what comes back, what is cached, and what is said when it breaks."""
+"""Compilation of real kernels with Triton: results, cache and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A few pairs of layouts, compiled: what a program takes of shared memory against what the plan expects of it."""
+"""A few pairs of layouts, compiled: shared memory of a program, compared with the plan."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def products(taken: Resources) -> int:
 
 @dataclass(frozen=True)
 class Written:
-    """A package, what to compile of it, and what its plan expects: bytes by kernel and BLOCK_H, and products."""
+    """A package, its jobs, and the plan's bytes by kernel and BLOCK_H, and products."""
 
     folder: Path
     jobs: list[CompileJob]
@@ -44,7 +44,7 @@ class Written:
     products: dict[tuple[str, int | None], int]
 
     def check(self, results: list[Resources], slack: int) -> None:
-        """Whether results are what the plan expects, but for so many bytes."""
+        """Check results against the plan, up to this many bytes."""
         assert self.jobs
         assert check_limits(results, self.products) == []
         for job, taken in zip(self.jobs, results, strict=True):
@@ -53,7 +53,7 @@ class Written:
                 assert products(taken) == self.products[one]
             if one in self.shared:
                 split = self.split_shared.get(one, 0) if "partial_ptr" in dict(job.signature) else 0
-                # What splits take is scratch of Triton's, of which 3.9 takes less.
+                # Splits use scratch memory of Triton; 3.9 needs less.
                 assert self.shared[one] <= taken.shared <= self.shared[one] + split + slack
 
 
@@ -77,7 +77,7 @@ def few(jobs: list[CompileJob]) -> list[CompileJob]:
 
 
 def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[str, int | None], int]]:
-    """Bytes of shared memory, and what splits take beside, by kernel and BLOCK_H."""
+    """Bytes of shared memory, and additional bytes of splits, by kernel and BLOCK_H."""
     shared: dict[tuple[str, int | None], int] = {}
     split: dict[tuple[str, int | None], int] = {}
     for family in plan.tiled:
@@ -174,7 +174,7 @@ def test_sparse_decode_kernels_for_e4m3_q_fit(written, compiled):
     package = written("dsv32_fp8_tensor")
     jobs = [job for job in package.jobs if job.module == "_sparse_decode_sm90_e4m3"]
     results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled)
-    replace(package, jobs=jobs).check(results, slack=832)  # of which some may spill around the loop of steps
+    replace(package, jobs=jobs).check(results, slack=832)  # some may spill around the loop of steps
     assert {(taken.instructions["QGMMA"], taken.instructions["HGMMA"]) for taken in results} == {(36, 64)}
 
 
@@ -285,7 +285,7 @@ def test_the_bitmap_of_a_list_begins_shared_memory_as_its_assembly_takes_it_to(w
     built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
     offsets = [int(text) for text in re.findall(r"@global_smem, i32 (\d+)", built.asm["llir"])]
     assert offsets
-    assert min(offsets) >= package.shared["_index_union_kernel", None]  # what Triton itself needs lies behind
+    assert min(offsets) >= package.shared["_index_union_kernel", None]  # followed by Triton's own memory
 
 
 def one_of_the_sparse_kernel(package: Written) -> list[CompileJob]:

@@ -1,4 +1,4 @@
-"""Kernels compiled ahead: with the archive beside it, a package compiles nothing; without, or with another's, all."""
+"""Kernels compiled ahead: a package with its archive compiles nothing; without it, or with another's, everything."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def copied(archive: Path, tmp_path: Path) -> Path:
 def test_a_package_with_its_archive_compiles_nothing_wherever_it_lies(archive: Path, tmp_path: Path) -> None:
     package = copied(archive, tmp_path)
     assert taken(package, tmp_path / "cache") == {"compiled": 0, "taken": 4}
-    # Once more: what is there is left as it is.
+    # Again: existing files do not change.
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")}
     assert taken(package, tmp_path / "cache") == {"compiled": 0, "taken": 4}
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*")} == before

@@ -1,4 +1,4 @@
-"""What a package lists to compile: asked of a worker, kept by content, and compiled as a launch compiles it."""
+"""Variants that a package lists: from a worker, cached by content, and compiled as in a launch."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_listed_and_unlisted_jobs_have_equal_resources(package, copied, tmp_path
 
 
 def test_targets_of_one_worker_do_not_mix(package, tmp_path):
-    """In whatever order: Triton keeps what it compiled by its device, and each target is a device of its own."""
+    """In any order: Triton caches compilations by device, and each target is its own device."""
     listed = list_variants(package, ["sm80", *TARGETS, "sm86"], cache_dir=tmp_path)
     jobs = [job for job in listed if ("bias_ptr", None) in job.constexprs]
     found = compile_jobs(package, jobs, workers=1, cache_dir=tmp_path / "forth")

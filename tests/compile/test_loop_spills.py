@@ -1,4 +1,4 @@
-"""Which spill loads and stores stand inside a loop, on short pieces of what nvdisasm and LLVM really print."""
+"""Spill loads and stores inside a loop, on short pieces of real output of nvdisasm and LLVM."""
 
 from __future__ import annotations
 

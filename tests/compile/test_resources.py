@@ -212,7 +212,7 @@ def test_cache_lies_where_the_desktop_specification_says(monkeypatch, value, exp
         ({}, ["12 warpgroup products in the code - expected 13"]),
         ({"instructions": {}}, ["0 warpgroup products in the code - expected 13"]),
         ({"instructions": {"HGMMA": 13}}, []),
-        ({"block_h": 32}, []),  # of which the plan expects nothing
+        ({"block_h": 32}, []),  # not in the plan
         ({"kernel": "_sparse_fwd_split_kernel"}, []),
         ({"target": "sm100"}, []),
     ],

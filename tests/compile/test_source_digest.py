@@ -1,4 +1,4 @@
-"""What a kernel's digest depends on, and what not."""
+"""Dependencies of a kernel's digest."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_form_of_relative_import_is_followed(copied, statement, call):
 
 @pytest.fixture
 def named(copied):
-    """The package, whose kernel names a module of it and asks that for a function."""
+    """The package. Its kernel calls a function of one of its modules."""
     tiny = copied / "tiny.py"
     text = tiny.read_text().replace("from .scale import to_log2", "from . import scale, misfits")
     tiny.write_text(text.replace("to_log2(tl", "scale.to_log2(tl"))

@@ -1,4 +1,4 @@
-"""Which Tritons compile: how they are named, where they lie, and what a fetch leaves behind."""
+"""The Tritons that compile: names, folders, and cleanup of a fetch."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 def run(packages: Path, *options: str) -> list[str]:
-    """What the example prints; it fails where a set or an output parts from the reference."""
+    """The output of the example. It fails if a set or an output differs from the reference."""
     spec = EXAMPLE / "dsv32_indexer.yaml"
     apply(compare(render(load_plan(spec)), packages / "dsv32_indexer"))
     command = [sys.executable, str(EXAMPLE / "sparse_path.py"), "--packages", str(packages), *options]

@@ -19,7 +19,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CU
 
 
 def run(model: str, device: str) -> str:
-    """What the example prints; it fails where a most likely token differs."""
+    """The output of the example. It fails if a most likely token differs."""
     command = [sys.executable, EXAMPLE / "run.py", model, "--device", device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Lines at most. Of a function its docstring does not count, which says as much as there is to say.
 CEILINGS = {"Python file": 500, "function": 60, "template": 700, "generated file": 900}
 
-# What is larger, with its lines today: a change that makes one smaller writes the new number here.
+# Larger files and functions, with their lines today. A change that makes one smaller lowers its number here.
 LARGER: dict[str, dict[str, int]] = {
     "Python file": {},
     "function": {
@@ -66,7 +66,7 @@ def _functions(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def faults(found: Mapping[str, int], ceiling: int, larger: Mapping[str, int]) -> Iterator[str]:
-    """What is wrong with sizes, and what to do about each."""
+    """Return wrong sizes, each with its fix."""
     for name in sorted({*found, *larger}):
         size, known = found.get(name, 0), larger.get(name)
         if size > ceiling and size > (known or 0):

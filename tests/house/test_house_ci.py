@@ -1,4 +1,4 @@
-"""The pre-commit hook and the GitHub Action run what exists, and say no where they should."""
+"""The pre-commit hook and the GitHub Action run existing commands, and fail on drift."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""./dev on machines as they come: which Python it takes, when it installs, and what it says where it cannot."""
+"""./dev on different machines: the Python that it uses, when it installs, and its errors."""
 
 import os
 import shutil
@@ -71,7 +71,7 @@ class Machine:
         )
 
     def log(self) -> list[str]:
-        """What was made and installed since the last call."""
+        """Environments and packages that were installed since the last call."""
         log = self.checkout / "log"
         lines = log.read_text().splitlines() if log.exists() else []
         log.unlink(missing_ok=True)

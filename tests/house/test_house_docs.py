@@ -1,4 +1,4 @@
-"""What the documents tell a reader to type exists."""
+"""Commands, options and paths in the documents exist."""
 
 import ast
 import re
@@ -67,7 +67,7 @@ def test_readme_opens_with_the_command_that_builds() -> None:
 
 
 def exported(package: Path) -> set[str]:
-    """What the `__init__.py` of a package lists as its own."""
+    """The exports of a package's `__init__.py`."""
     (names,) = (
         ast.literal_eval(node.value)
         for node in ast.parse((package / "__init__.py").read_text(encoding="utf-8")).body
@@ -115,7 +115,7 @@ def links_of(document: Path) -> list[tuple[str, str]]:
 
 
 def anchors_of(document: Path) -> set[str]:
-    """What GitHub makes of a document's headings."""
+    """The anchors that GitHub makes of a document's headings."""
     headings = HEADING.findall(FENCE.sub("", document.read_text(encoding="utf-8")))
     titles = [re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
     return {re.sub(r"[^\w\- ]", "", title.strip().lower()).replace(" ", "-") for title in titles}

@@ -1,4 +1,4 @@
-"""Rooms import only what stands below them."""
+"""Rooms import only rooms below them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The wheel stands alone: what it needs of the checkout is inside."""
+"""The wheel is complete: it contains all files that it needs from the checkout."""
 
 import email
 import json
@@ -69,7 +69,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files(folder: str) -> set[str]:
-    """What lies in a folder of the checkout, but for what Python leaves there."""
+    """The files in a folder of the checkout, without Python's caches."""
     found = (path for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {path.relative_to(ROOT).as_posix() for path in found}
 

@@ -15,5 +15,5 @@ def specs() -> Path:
 
 @pytest.fixture(scope="session")
 def valid(specs: Path) -> str:
-    """The text of a valid spec, whose file would be dsv32.yaml; without partials, which not every wrapper takes."""
+    """The text of a valid spec for dsv32.yaml, without partials, which some wrappers do not support."""
     return re.sub(r"^partials:.*\n", "", (specs / "dsv32.yaml").read_text(encoding="utf-8"), flags=re.MULTILINE)

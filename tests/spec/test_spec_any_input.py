@@ -1,4 +1,4 @@
-"""Whatever a file holds, `load` gives a valid spec or its errors, each one line."""
+"""For any file, `load` returns a valid spec or raises errors of one line each."""
 
 import json
 import keyword
@@ -116,7 +116,7 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
 
 
 class Quoting(yaml.SafeDumper):
-    """Quotes text, since PyYAML leaves bare what only YAML 1.2 takes for a number."""
+    """Quotes text, since PyYAML does not quote numbers of YAML 1.2."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
@@ -152,7 +152,7 @@ def test_any_text(text):
     assert lines_or_spec(text) is None
 
 
-# What YAML gives a meaning to, and what it trips over.
+# Text with a meaning in YAML, and text that it cannot read.
 SIGNS = [
     *[
         "\n",

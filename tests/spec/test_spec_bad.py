@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 
 
 def names(suffix: str) -> list[str]:
-    """Of all files of a suffix; one in a folder `specs` has the rules of such a folder too."""
+    """Names of all files with a suffix. A file in a folder `specs` also has the rules of such a folder."""
     return sorted(str(path.relative_to(HERE / "bad").with_suffix("")) for path in (HERE / "bad").rglob(f"*{suffix}"))
 
 

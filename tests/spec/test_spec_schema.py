@@ -1,4 +1,4 @@
-"""The checked-in specs and their JSON Schema are what the models say."""
+"""The checked-in specs and their JSON Schema agree with the models."""
 
 import hashlib
 import json
@@ -81,7 +81,7 @@ def test_schema_knows_every_model():
         below = [each for each in model.__subclasses__() if each.__module__.startswith("mlagen.spec.")]
         yield from (name for each in below for name in leaves(each)) if below else [model.__name__]
 
-    # A KV cache is a model of its own, and what an indexer's is like.
+    # A KV cache has its own model, and the cache of an indexer extends it.
     assert {*leaves(Model), "Cache"} == {*json_schema()["$defs"], "Spec"}
 
 
@@ -160,7 +160,7 @@ def test_named_layout_is_one_that_a_spec_could_write_itself(name, specs):
 @pytest.mark.parametrize("name", INDEXER_LAYOUTS)
 def test_named_layout_of_keys_is_one_that_a_spec_could_write_itself(name, specs):
     written = Layout.model_validate(INDEXER_LAYOUTS[name])
-    spec = load(specs / "dsv32_nvfp4.yaml").model_dump()  # whose wrappers take any keys
+    spec = load(specs / "dsv32_nvfp4.yaml").model_dump()  # its wrappers support any keys
     ((columns, _),) = INDEXER_DIMS[name]
     rope = {"rope_head_dim": 64, "rope": "neox", "rope_at": "first"}
     spec["indexer"] = {"num_heads": 64, "head_dim": columns, "topk": 2048, **rope}

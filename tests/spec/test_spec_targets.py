@@ -1,4 +1,4 @@
-"""Which target's kernels a GPU runs, and what to name for it."""
+"""The target that a GPU runs, and the advice for other GPUs."""
 
 from pathlib import Path
 

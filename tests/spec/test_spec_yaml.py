@@ -1,4 +1,4 @@
-"""What YAML's versions read differently is read as YAML 1.2 says, or refused; never silently something else."""
+"""Text that YAML versions read differently is read as in YAML 1.2 or refused, never silently changed."""
 
 import math
 from pathlib import Path
