@@ -17,21 +17,25 @@ from mlagen.errors import MlagenError
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measures a package; the table goes to stdout, talk to stderr."""
+    """Measures a package. The table goes to stdout, messages to stderr."""
     parser = argparse.ArgumentParser(
         prog="python -m mlagen.bench", description="Measures a generated package on a GPU."
     )
     parser.add_argument("--package", type=Path, required=True, help="folder of the generated package")
-    parser.add_argument("--json", type=Path, help="write the rows here")
-    parser.add_argument("--markdown", type=Path, help="write the table here")
+    parser.add_argument("--json", type=Path, help="write the rows to this file")
+    parser.add_argument("--markdown", type=Path, help="write the table to this file")
     parser.add_argument("--only", choices=tuple(FAMILIES), nargs="+", help="families of kernels; default: all")
     parser.add_argument("--heads", type=int, nargs="+", help="head counts of attention; default: the spec's, 64 and 16")
     parser.add_argument("--tokens", type=int, nargs="+", help="only shapes of these token counts")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"interleaved rounds a shape; default {ROUNDS}")
-    parser.add_argument("--no-peers", action="store_true", help="measure the package alone")
-    parser.add_argument("--commit", help="commit of mlagen, where no checkout says it; --json needs one")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"interleaved rounds per shape; default {ROUNDS}")
+    parser.add_argument("--no-peers", action="store_true", help="do not measure peers")
+    parser.add_argument("--commit", help="commit of mlagen, if this is no checkout; --json needs one")
     parser.add_argument(
-        "--peer", action="append", default=[], metavar="NAME=VERSION", help="version of a peer that does not say its"
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=VERSION",
+        help="version of a peer that has no version of its own",
     )
     options = parser.parse_args(arguments)
     try:

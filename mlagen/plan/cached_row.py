@@ -1,10 +1,10 @@
-"""A cached row as a program holds it, which dequantises K before it multiplies, and the tiles that fit it.
+"""Resources of a cached row in a program that dequantises K, and the tiles that fit.
 
-A dequantised tile of K lies in registers before it is stored for the products, so there are fewer tiles than for
-unquantised rows. None of these spills in its loop with any of the named layouts under Triton 3.6 and 3.7.
+A dequantised tile of K is in registers before it is stored for the products, so fewer tiles fit than for unquantised
+rows. None of these spills in its loop with any of the named layouts under Triton 3.6 and 3.7.
 
-One program may read two layouts, one loop behind the other. mma.sync takes q from shared memory in an order that
-depends on how narrow the columns of K are as they are stored, so q lies there once for each width that a block has.
+A program may read two layouts, in two loops. mma.sync reads q from shared memory in an order that depends on the stored
+width of K's columns, so q is stored once per width.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from mlagen.plan.tiles import expected_shared as unquantised_shared
 from mlagen.work import INDEX_BYTES, ITEMSIZE
 
 FEW_HEADS = 16
-BARRIER_BYTES = 1024  # tcgen05's, with the scales that wait beside a tile
+BARRIER_BYTES = 1024  # of tcgen05, including the scales of a tile
 REGISTERS_PER_SM = {"cuda": 1 << 16, "hip": 1 << 17}
 BITS = 8  # of a byte
 REGISTERS = {"cuda": 256, "hip": 512}  # a thread takes, up to the most that it can
 
-# Most wanted first, by heads and by what tl.dot becomes; a packed layout skips those of 4 warps on NVIDIA, as two
-# layouts with a wide V do. Those of one stage are for two layouts that no other tile holds.
+# Preferred first, by heads and by the instruction of tl.dot. A packed layout skips tiles of 4 warps on NVIDIA, and so
+# do two layouts with a wide V. Tiles of one stage are for two layouts that fit no other tile.
 CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
     (16, "mma"): (
         Tile(16, 32, 4, 2, True),
@@ -56,31 +56,31 @@ CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
     (64, "tcgen05"): (Tile(64, 64, 8, 2, False), Tile(64, 32, 8, 2, False), Tile(64, 16, 8, 2, False)),
 }
 ROWS = (16, 32, 64)
-# For calls whose rows or indices are not aligned: loads of single elements take many registers, so the tile is small.
+# For calls with unaligned rows or indices: single-element loads need many registers, so the tile is small.
 UNALIGNED = {"cuda": Tile(16, 16, 8, 2, False), "hip": Tile(16, 16, 4, 2, False)}
-# 16 rows a step of two values a byte gave wrong products on sm90 (docs/performance/log.md); 32 and 64 do not.
+# 16 rows per step with two values per byte gave wrong products on sm90 (docs/performance/log.md); 32 and 64 do not.
 PACKED_BLOCK_N = {"cuda": 32, "hip": 16}
-MORE_WARPS = 8  # of NVIDIA's, where those of 4 would spill
-TWO_LOOPS_REGISTERS = 48  # fp32 accumulators a thread of 4 warps may hold beside what two loops take
-COPY_BYTES = 4  # of a thread, the fewest that cp.async copies
-EXCHANGED_ROWS = 16  # rows of V that pass between threads at a time
+MORE_WARPS = 8  # on NVIDIA, if 4 would spill
+TWO_LOOPS_REGISTERS = 48  # most fp32 accumulators per thread of 4 warps with two loops
+COPY_BYTES = 4  # fewest bytes per thread of cp.async
+EXCHANGED_ROWS = 16  # rows of V that threads exchange at a time
 
 
 @dataclass(frozen=True)
 class RowBytes:
-    """Bytes that a row of K takes in a program, by what they are.
+    """Bytes of a row of K in a program, by kind.
 
     Attributes:
-        direct: columns that are multiplied as they are stored.
+        direct: columns that are multiplied without conversion.
         dequantised: the other columns, in the model's dtype.
-        again: the same once more: mma.sync stores 8-bit values for each of the two products.
-        stored: the other columns as they are stored, and their scales.
-        waiting: of `stored`, what waits in shared memory for mma.sync; the rest waits in registers.
-        packed: a byte holds two values.
-        widths: bits of the narrowest values, as stored, of each block that is multiplied.
-        narrowest: columns of the narrowest of its blocks, in the model's dtype; 0 where there is one.
-        scales: (bytes of one, bytes of all) of the scales of a field whose values can change threads as they are
-            stored, 8-bit ones in blocks of their own; None without.
+        again: a second copy: mma.sync stores 8-bit values for each of the two products.
+        stored: the other columns as stored, and their scales.
+        waiting: the part of `stored` that is in shared memory before mma.sync; the rest is in registers.
+        packed: two values per byte.
+        widths: bits of the narrowest stored values of each multiplied block.
+        narrowest: columns of the narrowest block, in the model's dtype; 0 for one block.
+        scales: (bytes of one, bytes of all) of the scales of a field with values that can change threads as stored,
+            8-bit ones in their own blocks; None without.
     """
 
     direct: int
@@ -108,7 +108,7 @@ def join_chunks(loaded: Sequence[Chunk]) -> tuple[Chunk, ...]:
 
 
 def bytes_of_row(layout: CacheLayout, loaded: Sequence[Chunk], joined: bool) -> RowBytes:
-    """What a row in these blocks takes."""
+    """Return the resources of a row in these blocks."""
     direct = dequantised = again = stored = waiting = 0
     packed = False
     widths: list[int] = []
@@ -142,8 +142,8 @@ def bytes_of_row(layout: CacheLayout, loaded: Sequence[Chunk], joined: bool) -> 
 def _moves_as_stored(tile: Tile, row: RowBytes, target: Target) -> bool:
     """Whether values change threads as they are stored, and are dequantised in the order that mma.sync takes.
 
-    Triton does so where nothing that dequantises them waits in shared memory: in one stage, or where a thread has too
-    few bytes of scales to copy them there.
+    Triton does so if no scales are in shared memory: in one stage, or if a thread has too few bytes of scales to copy
+    them there.
     """
     if row.scales is None or row.packed:
         return False
@@ -152,10 +152,10 @@ def _moves_as_stored(tile: Tile, row: RowBytes, target: Target) -> bool:
 
 
 def expected_shared(tile: Tile, chunks: Sequence[Chunk], row: RowBytes, target: Target) -> int:
-    """Bytes of shared memory that a program over one layout is expected to need, or a little more.
+    """Return the expected bytes of shared memory of a program over one layout, or slightly more.
 
-    Beside q and the dequantised tile of K, NVIDIA's targets hold the tile on its way as it is stored. CDNA stages
-    either q or K, whichever is larger. tests/plan compares with what Triton 3.6 and 3.7 allocate.
+    NVIDIA targets hold q, the dequantised tile of K and the stored tile in flight. CDNA stages the larger one of q and
+    K. tests/plan compares the result with the allocation of Triton 3.6 and 3.7.
     """
     if target.backend == "hip" or not row.dequantised:
         return unquantised_shared(tile, chunks, target)
@@ -175,7 +175,7 @@ def expected_shared(tile: Tile, chunks: Sequence[Chunk], row: RowBytes, target: 
 
 
 def _remedies(target: Target) -> str:
-    """What a user can do where no tile fits a target."""
+    """Return the fix for a target without a tile."""
     return f"the spec's targets without {target.name}, or a layout of narrower rows for cache or extra_cache"
 
 
@@ -188,11 +188,11 @@ def _candidates(block_h: int, target: Target) -> tuple[Tile, ...]:
 
 @dataclass(frozen=True)
 class CachedRow:
-    """A cached row as a program holds it, which says what tiles fit.
+    """A cached row in a program, which determines the tiles that fit.
 
     Attributes:
-        chunks: its blocks as they are multiplied, in column order.
-        layouts: what it takes, in each layout that one program reads in a loop of its own.
+        chunks: its multiplied blocks, in column order.
+        layouts: its resources in each layout that a program reads, each in its own loop.
     """
 
     chunks: tuple[Chunk, ...]
@@ -204,19 +204,19 @@ class CachedRow:
         return any(row.packed for row in self.layouts)
 
     def _apart(self, tile: Tile, target: Target) -> int:
-        """Bytes that a second loop takes beside those of q and of the loop that takes most."""
+        """Return the additional bytes of a second loop, besides q and the larger loop."""
         if len(self.layouts) == 1 or target.backend == "hip":
             return 0
         if tile.block_h >= WIDE_ROWS and target.dot != "mma":
-            # What is narrow in one loop's tile on its way keeps the other's from lying side by side.
+            # Narrow columns of one loop's tile in flight prevent sharing with the other loop's.
             barriers = BARRIER_BYTES if target.dot == "tcgen05" else 0
             return tile.block_n * (max(row.narrowest for row in self.layouts) + INDEX_BYTES) + barriers
         return self.q_copies(tile, target)
 
     def q_copies(self, tile: Tile, target: Target) -> int:
-        """Bytes of q that stand in shared memory once more for a second layout.
+        """Return the bytes of further copies of q in shared memory for a second layout.
 
-        Both loops' are counted in either: what the first one's leaves in the second may stay empty.
+        The copies of both loops are counted in either loop.
         """
         if target.backend == "hip" or (tile.block_h >= WIDE_ROWS and target.dot != "mma"):
             return 0
@@ -224,14 +224,14 @@ class CachedRow:
         return tile.block_h * sum((n - 1) * row_bytes([chunk]) for n, chunk in zip(widths, self.chunks, strict=True))
 
     def shared(self, tile: Tile, target: Target) -> int:
-        """Bytes of shared memory that a program is expected to need: q, and K in the layout that takes most."""
+        """Return the expected bytes of shared memory of a program: q, and K in the larger layout."""
         most = max(expected_shared(tile, self.chunks, row, target) for row in self.layouts)
         return most + self._apart(tile, target)
 
     def row(
         self, tile: Tile, target: Target, reason: str, max_heads: int | None = None, max_tokens: int | None = None
     ) -> TileRow:
-        """A row of the tile table.
+        """Return a row of the tile table.
 
         Raises:
             LimitError: the tile needs more shared memory than the target gives a program.
@@ -245,7 +245,7 @@ class CachedRow:
         return TileRow(max_heads, max_tokens, tile, resident, shared, reason)
 
     def _too_much_shared(self, tile: Tile, target: Target, *, aligned: bool = True) -> str:
-        """What a tile takes of shared memory, by what it is for."""
+        """Return the error text for a tile that needs too much shared memory, with the parts."""
         shared = self.shared(tile, target) if aligned else self._unaligned_shared(tile, target)
         q = tile.block_h * row_bytes(self.chunks)
         again = self.q_copies(tile, target)
@@ -258,11 +258,11 @@ class CachedRow:
         )
 
     def _crowds(self, registers: float) -> bool:
-        """Whether two loops leave 4 warps too few registers for as many accumulators."""
+        """Whether two loops leave 4 warps too few registers for this many accumulators."""
         return len(self.layouts) > 1 and registers > TWO_LOOPS_REGISTERS
 
     def _refusal(self, tile: Tile, target: Target) -> str | None:
-        """Why a tile is none for the target, with the arithmetic; None if it is one."""
+        """Return the reason why a tile does not fit the target, with the arithmetic, or None."""
         registers, most = accumulator_registers(tile, self.chunks, target), ACCUMULATOR_REGISTERS[tile.block_h]
         if registers > most:
             columns = v_bytes(self.chunks) // ITEMSIZE
@@ -282,11 +282,11 @@ class CachedRow:
         return None
 
     def fits(self, tile: Tile, target: Target) -> bool:
-        """Whether the target gives a program what the tile takes."""
+        """Whether the tile fits the target."""
         return self._refusal(tile, target) is None
 
     def _none_fits(self, target: Target) -> LimitError:
-        """What to say where no tile fits: of the one that asks for least, since any other asks for more."""
+        """Return the error for a target without a tile, about the smallest tile."""
         tiles = _candidates(FEW_HEADS, target)
         allowed = [tile for tile in tiles if not self.packed or tile.block_n >= PACKED_BLOCK_N[target.backend]]
         least = min(
@@ -297,11 +297,11 @@ class CachedRow:
 
     @property
     def plain(self) -> PlainRow | None:
-        """The row as one that is not quantised; None where a layout is."""
+        """Return the row as an unquantised one; None if a layout is quantised."""
         return None if any(row.dequantised for row in self.layouts) else PlainRow(self.chunks)
 
     def untuned(self, num_heads: int, target: Target) -> tuple[TileRow, ...]:
-        """Rows of an untuned target: as many heads a program as fit, since each program dequantises K for itself.
+        """Return the rows of an untuned target: as many heads per program as fit, since each dequantises K itself.
 
         Raises:
             LimitError: not even the smallest tile fits.
@@ -325,7 +325,7 @@ class CachedRow:
         return tuple(found)
 
     def unaligned_tile(self, target: Target) -> Tile:
-        """The tile for calls whose rows or indices are not aligned."""
+        """Return the tile for calls with unaligned rows or indices."""
         if self.plain is not None:
             return self.plain.unaligned_tile(target)
         tile = UNALIGNED[target.backend]
@@ -349,7 +349,7 @@ class CachedRow:
         return max(self.shared(tile, target), self.q_copies(tile, target) + loop, tile.block_h * (row + 2 * v))
 
     def unaligned_row(self, tile: Tile, target: Target, reason: str = UNALIGNED_REASON) -> TileRow:
-        """The row of such a tile. Raises LimitError: it does not fit."""
+        """Return the row of such a tile. Raises LimitError if it does not fit."""
         if self.plain is not None:
             return self.plain.unaligned_row(tile, target, reason)
         if self._unaligned_shared(tile, target) > target.shared_limit:
@@ -361,7 +361,7 @@ class CachedRow:
 
 
 def cached_row(layout: CacheLayout, extra_layout: CacheLayout | None, loaded: Sequence[Chunk]) -> CachedRow:
-    """The row of a cache, and of the second one, whose blocks are read as `loaded`, `Caches.chunks`."""
+    """Return the row of a cache and of the second one, read in the blocks `loaded` (`Caches.chunks`)."""
     chunks = join_chunks(loaded)
     layouts = [layout] if extra_layout in (None, layout) else [layout, extra_layout]
     return CachedRow(chunks, tuple(bytes_of_row(one, loaded, len(chunks) < len(loaded)) for one in layouts))

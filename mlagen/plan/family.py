@@ -1,4 +1,4 @@
-"""What a plan knows of one family of kernels."""
+"""The part of a plan for one family of kernels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Family(ABC):
     """The numbers of one family of kernels.
 
     Attributes:
-        NAME: the family's word in every room, such as `sparse_fwd`.
+        NAME: the family's word in every room, for example `sparse_fwd`.
         WRAPPERS: its public functions.
     """
 
@@ -60,15 +60,15 @@ class Family(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class TiledFamily(Family, Generic[Row]):
-    """A family whose kernels take their tile from a table.
+    """A family with a tile table.
 
     Attributes:
-        fits: what its tables hold for; see `plan.fits`.
+        fits: kernels that its tables are valid for; see `plan.fits`.
         tiles: rows of the tile table by target.
-        unaligned: the same of calls that are not aligned: one row, or one a run of Tritons.
-        sm90: the sm90 kernel's numbers; None without one.
-        left_out: sm90 kernels that no call runs under some Tritons.
-        SM90_KERNELS: the attribute that has the numbers of an sm90 kernel, by the kernel's name in the family.
+        unaligned: the same for unaligned calls: one row, or one per range of Tritons.
+        sm90: plan of the sm90 kernel; None without one.
+        left_out: sm90 kernels that are not used under some Tritons.
+        SM90_KERNELS: attribute with the plan of an sm90 kernel, by the kernel's name in the family.
     """
 
     SM90_KERNELS: ClassVar[Mapping[str, str]] = MappingProxyType({"sm90": "sm90"})
@@ -93,10 +93,10 @@ class TiledFamily(Family, Generic[Row]):
         """
 
     def replaced(self, replacements: Sequence[Replacement]) -> Self:
-        """The same with rows of their own for Tritons under which a tile is replaced.
+        """Return the family with separate rows for Tritons under which a tile is replaced.
 
         Raises:
-            LimitError: a tile that calls would take instead does not fit its target.
+            LimitError: a replacing tile does not fit its target.
         """
         wide, small = (functools.partial(self.like, aligned=aligned) for aligned in (True, False))
         return replace(
@@ -113,7 +113,7 @@ class TiledFamily(Family, Generic[Row]):
         return numbers.registers if isinstance(numbers, Sm90Plan | DenseFwdSm90Plan) else None
 
     def found(self, findings: Findings) -> Self:
-        """The same family with findings: splits of registers, and sm90 kernels that are left out."""
+        """Return the family with findings: register splits, and unused sm90 kernels."""
         family = self
         for one in findings.registers:
             if one.fits == self.fits and one.kernel in self.SM90_KERNELS:

@@ -1,9 +1,9 @@
-"""What the tiles of a family depend on, as one short text: tables of equal text hold for each other's kernels.
+"""The properties that a family's tiles depend on, as one short text. Tables with equal text are interchangeable.
 
-It names what shapes the kernel and how its memory is read: the blocks of a row, its dtype, what its partials are, the
-bytes of a cache. It leaves out what a kernel takes at run time, and what tables tell apart by themselves: heads and
-tokens, topk, how many keys a window leaves, and the page size of a cache that indices name. Nor does it name optional
-tensors (a sink, lengths) or the back end: they settle which kernels a call runs, not which tile is best for them.
+The text names the shape of the kernel and its memory: the blocks of a row, its dtype, the dtype of partials, the bytes
+of a cache. It leaves out run-time arguments and the sizes that tables distinguish: heads, tokens, topk, the keys of a
+window, and the page size of a cache with indices. It also leaves out optional tensors (sink, lengths) and the back end:
+they select the kernels of a call, not their best tile.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ SPARSE_FWD = "sparse_fwd"  # sparse attention over rows
 SPARSE_DECODE = "sparse_decode"  # the same over a cache
 DENSE_DECODE = "dense_decode"  # dense attention over a paged cache
 DENSE_FWD = "dense_fwd"  # multi-head attention
-TILED = (SPARSE_FWD, SPARSE_DECODE, DENSE_DECODE, DENSE_FWD)  # whose kernels take their tile from a table
+TILED = (SPARSE_FWD, SPARSE_DECODE, DENSE_DECODE, DENSE_FWD)  # families with a tile table
 DIGITS = 8  # of a layout's fingerprint
 
 
 def family_of(fits: str) -> str:
-    """The family that a text is of."""
+    """Return the family of a text."""
     return fits.split(" ", 1)[0]
 
 
 def _columns(chunks: Sequence[Chunk]) -> str:
-    """The blocks of a row by their columns, such as 512+64."""
+    """Return the blocks of a row by columns, for example 512+64."""
     return "+".join(str(chunk.columns) for chunk in chunks)
 
 
 def _cache(layout: CacheLayout) -> str:
-    """A layout's name, and how its bytes are read."""
+    """Return a layout's name, and part of its fingerprint."""
     return f"{layout.name}:{layout.fingerprint[:DIGITS]}"
 
 
 def _latent(family: str, spec: Spec, chunks: Sequence[Chunk], *words: str) -> str:
-    """Of attention over latent rows; `words` are what tells the family's own kernels apart."""
+    """Return the text of a family of attention over latent rows. `words` distinguish its kernels."""
     dims = spec.model
     return " ".join(
         (family, f"d{_columns(chunks)}", f"v{dims.v_head_dim}", dims.dtype, *words, "partials", spec.partials)
@@ -51,7 +51,7 @@ def sparse_fwd(spec: Spec, chunks: Sequence[Chunk], page_rows: int | None) -> st
 
 
 def sparse_decode(spec: Spec, chunks: Sequence[Chunk], layout: CacheLayout, extra_layout: CacheLayout | None) -> str:
-    """Of sparse attention over a cache, and over a second one, whose rows are multiplied in these blocks."""
+    """Return the text of sparse decode over one or two caches, with rows in these blocks."""
     beside = () if extra_layout is None else ("beside", _cache(extra_layout))
     return _latent(SPARSE_DECODE, spec, chunks, "cache", _cache(layout), *beside)
 
@@ -66,5 +66,5 @@ def dense_decode(
 
 
 def dense_fwd(dtype: str, k: Sequence[Chunk], v: Sequence[Chunk], *, descriptors: bool) -> str:
-    """Of multi-head attention whose rows of k and of v are cut into these blocks, loaded by descriptors or pointers."""
+    """Return the text of dense_fwd with these blocks of k and v, loaded by descriptors or pointers."""
     return f"{DENSE_FWD} d{_columns(k)} v{_columns(v)} {dtype} {'descriptors' if descriptors else 'pointers'}"

@@ -52,14 +52,14 @@ FAMILIES: tuple[type[Family], ...] = (
 
 @dataclass(frozen=True)
 class Plan:
-    """Every number that follows from a spec.
+    """All numbers that follow from a spec.
 
     Attributes:
         spec: the spec.
         caches: bytes of a token of its caches, and blocks of a row; None without.
         d_qk, d_v: columns of a KV row, and of V; 0 without latent rows.
-        families: those whose wrappers the spec names, in the order of FAMILIES.
-        ops: the wrappers as operators of torch; None: the package registers none.
+        families: families with a wrapper in the spec, in the order of FAMILIES.
+        ops: the wrappers as torch operators; None: the package registers none.
     """
 
     spec: Spec
@@ -87,12 +87,12 @@ class Plan:
 
     @property
     def tiled(self) -> tuple[TiledFamily[Any], ...]:
-        """The families whose kernels take their tile from a table."""
+        """The families with a tile table."""
         return tuple(family for family in self.families if isinstance(family, TiledFamily))
 
     @property
     def fits(self) -> dict[str, str]:
-        """What the tables of each family hold for, by its name."""
+        """Kernels that the tables of each family are valid for, by family."""
         return {family.NAME: family.fits for family in self.tiled}
 
     @property
@@ -113,7 +113,7 @@ class Plan:
 
     @property
     def rescale_threshold_log2(self) -> int:
-        """How far a row's maximum may rise on sm90, as a power of two, before attention over latent rows rescales O."""
+        """Log2 of the threshold at which attention over latent rows rescales O on sm90."""
         attention = self.spec.attention
         exact = isinstance(attention, SparseAttention) and attention.rescaling == "exact"
         return 0 if exact else RESCALE_THRESHOLD_LOG2
@@ -143,26 +143,26 @@ class Plan:
 
     @property
     def attention(self) -> SparseAttention | DenseAttention:
-        """What the spec says of attention over latent rows. Raises LookupError: there is none."""
+        """The spec's attention over latent rows. Raises LookupError if there is none."""
         if self.spec.attention is None:
             raise LookupError(f"{self.spec.name} has no attention over latent rows")
         return self.spec.attention
 
     @property
     def sparse_attention(self) -> SparseAttention:
-        """What the spec says of attention over the rows that indices name. Raises LookupError: there is none."""
+        """The spec's sparse attention. Raises LookupError if there is none."""
         if not isinstance(self.spec.attention, SparseAttention):
             raise LookupError(f"{self.spec.name} has no sparse attention")
         return self.spec.attention
 
 
 def load_plan(path: Path, replacements: Sequence[Replacement] | None = None, findings: Findings | None = None) -> Plan:
-    """Reads a spec and the tuned tiles that fit it, and derives the plan.
+    """Read a spec and the tuned tiles of its kernels, and derive the plan.
 
     Args:
         path: the spec.
-        replacements: tiles that hold under some Tritons alone; None: those of `replacements.yaml`.
-        findings: about the spec's kernels under some Tritons; None: those in the file beside the spec.
+        replacements: tiles that are replaced under some Tritons; None: those of `replacements.yaml`.
+        findings: findings about the spec's kernels under some Tritons; None: those in the file next to the spec.
 
     Raises:
         SpecErrors: the spec, or a tuned file, is invalid.
@@ -180,7 +180,7 @@ def make_plan(spec: Spec, tuned: Tuned | None = None) -> Plan:
 
     Args:
         spec: the validated spec.
-        tuned: tiles that were measured; None: those of `replacements.yaml` alone.
+        tuned: tuned tiles; None: only `replacements.yaml`.
 
     Raises:
         LimitError: the spec asks for the Gluon back end, or for shared indices, and cannot have them; or a target

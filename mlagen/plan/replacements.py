@@ -1,7 +1,7 @@
-"""Tiles that hold under some Tritons alone: `replacements.yaml` names them, and what calls take under the others.
+"""Tiles that exceed a limit under some Tritons. `replacements.yaml` names them and the tiles that replace them.
 
-A row of a table whose tile is named becomes several, each for a run of neighbouring versions, in the row's place: under
-each version the first row that holds a call is the same as before, but for its tile.
+A table row with such a tile becomes several rows, each for a range of versions. Under each version, the first row that
+covers a call is the same as before, except for its tile.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Row = TypeVar("Row", TileRow, DenseFwdRow)
 
 @dataclass(frozen=True)
 class Replacement:
-    """A tile that calls do not take under some Tritons.
+    """A tile that is replaced under some Tritons.
 
     Attributes:
-        fits: of which kernels, `plan.fits`.
+        fits: the kernels, `plan.fits`.
         table: "tiles", or "unaligned" for calls that are not aligned.
-        target: on which target.
+        target: the target.
         tile: the tile.
-        tritons: the minor versions under which it does not hold.
-        instead: what calls take under these.
-        place: where the entry stands; None: in no file.
+        tritons: minor versions under which it exceeds a limit.
+        instead: the tile under these versions.
+        place: position of the entry; None if it is in no file.
     """
 
     fits: str
@@ -90,7 +90,7 @@ class _TileEntry(Model):
         return DenseFwdTile(**values) if self.block_m is not None else Tile(**values)
 
     def misses(self, family: str) -> str | None:
-        """What is wrong with it as a tile of a family; None: nothing."""
+        """Return its fault as a tile of a family, or None."""
         given = {name for name in ("block_h", "block_m", "indices_ahead") if getattr(self, name) is not None}
         takes = ("block_m",) if family == DENSE_FWD else ("block_h", "indices_ahead")
         return (
@@ -169,16 +169,16 @@ def split_table(
     name: str,
     make: Callable[[Row, Any, Target, str], Row],
 ) -> tuple[tuple[str, tuple[Row, ...]], ...]:
-    """A table whose rows are split by version where their tile is replaced under some versions.
+    """Split the rows of a table by version if their tile is replaced under some versions.
 
     Args:
         table: the table.
-        replacements: entries, of these kernels and of others.
-        fits, name: whose table it is, and which; see `Replacement`.
-        make: a row like the given one with another tile, and why.
+        replacements: entries, for these kernels and for others.
+        fits, name: kernels and name of the table; see `Replacement`.
+        make: makes a row like the given one with another tile and a reason.
 
     Raises:
-        LimitError: a tile that calls would take instead does not fit its target.
+        LimitError: a replacing tile does not fit its target.
     """
     mine = [each for each in replacements if (each.fits, each.table) == (fits, name)]
     return tuple(
@@ -190,7 +190,7 @@ def split_table(
 def _split(
     row: Row, replacements: Sequence[Replacement], target: Target, make: Callable[[Row, Any, Target, str], Row]
 ) -> Iterator[Row]:
-    """The row, or one for each run of neighbouring versions under which calls of it take the same tile."""
+    """Return the row, or a row for each range of versions with the same tile."""
     mine = [each for each in replacements if (each.target, each.tile) == (target.name, row.tile)]
     entries = {triton: each for each in mine for triton in each.tritons}
     tritons = [triton for triton in MINORS if holds(row, triton)]

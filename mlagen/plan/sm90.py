@@ -1,4 +1,4 @@
-"""Numbers of the sm90 kernels, which the Gluon back end emits: what they hold, and which calls run them."""
+"""Numbers of the sm90 kernels (Gluon): their tiles and resources, and the calls that run them."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ Split = tuple[int, int]
 
 @dataclass(frozen=True)
 class Registers:
-    """Registers a thread of two of a program's three warpgroups; the third has the rest of the register file.
+    """Registers per thread of two of a program's three warpgroups. The third has the rest of the register file.
 
     Attributes:
-        split: under every Triton that `under` does not name; of WG1 and the producer, or with swap-AB of WG0 and WG1.
-        under: other splits under minor versions of Triton with which `split` spills more in loops.
+        split: the split under every Triton that `under` does not name, of WG1 and the producer, or with swap-AB of WG0
+            and WG1.
+        under: other splits, by minor version of Triton, if `split` spills more in loops there.
     """
 
     split: Split
     under: tuple[tuple[Minor, Split], ...] = ()
 
     def at(self, triton: Minor) -> Split:
-        """The split under a minor version."""
+        """Return the split under a minor version."""
         return dict(self.under).get(triton, self.split)
 
     def instead(self, triton: Minor, split: Split) -> Registers:
-        """The same but for the split under a minor version."""
+        """Return the registers with another split under a minor version."""
         others = {**dict(self.under), triton: split}
         return replace(self, under=tuple(sorted(others.items())))
 
@@ -44,42 +45,42 @@ class Registers:
 SM90 = "sm90"
 BLOCK_H = 64  # rows of a warpgroup's product
 BLOCK_N = 64
-NARROW_BLOCK_N = 32  # of rows of which shared memory has no room for two blocks of BLOCK_N beside Q
-BARRIERS = 1024  # bytes for barriers, for what partitions pass, and for what splits take beside
-D_V = 512  # of the rows by which costs were measured, and of most caches that are dequantised
+NARROW_BLOCK_N = 32  # for rows with which two blocks of BLOCK_N and Q do not fit shared memory
+BARRIERS = 1024  # bytes for barriers, for values between partitions, and additionally for splits
+D_V = 512  # of the rows with measured costs, and of most quantised caches
 PRODUCT_DEPTH = 16  # columns that one wgmma of 16-bit operands multiplies
-WARPS = 4  # of the program's first warpgroup, which is what a launch asks for
-# What spills under which Triton, and which splits were tried: docs/tritons.md.
+WARPS = 4  # warps of the first warpgroup, the num_warps of a launch
+# docs/tritons.md lists spills by Triton and the tried splits.
 SPARSE_FWD_REGISTERS = Registers((208, 56))
 NO_TAIL_REGISTERS = Registers((208, 56), (((3, 9), (216, 64)),))
-SHARED_REGISTERS = {  # by tokens a group
+SHARED_REGISTERS = {  # by tokens per group
     2: Registers((208, 56), (((3, 9), (216, 56)),)),
     4: Registers((208, 56), (((3, 9), (208, 48)),)),
 }
-SHORT_REGISTERS = Registers((184, 80))  # where WG1 holds fewer columns than 256: the producer has what it spares
-OTHER_TAIL_REGISTERS = Registers((200, 64))  # beside a tail of no whole swizzled run, or of two
+SHORT_REGISTERS = Registers((184, 80))  # if WG1 holds fewer than 256 columns; the producer gets the rest
+OTHER_TAIL_REGISTERS = Registers((200, 64))  # with a tail that is not a whole swizzled run, or of two
 DENSE_OTHER_TAIL_REGISTERS = Registers((208, 56))
 DENSE_DECODE_REGISTERS = Registers((216, 48), (((3, 9), (200, 56)),))
 DEQUANTISING_REGISTERS = Registers((192, 96))
 NO_TAIL_DEQUANTISING_REGISTERS = Registers((192, 96), (((3, 8), (200, 104)), ((3, 9), (200, 104))))
 OTHER_TAIL_DEQUANTISING_REGISTERS = Registers((192, 112), (((3, 8), (200, 96)),))
 TENSOR_SCALE_REGISTERS = Registers((200, 104), (((3, 9), (192, 104)),))
-SHORT_DEQUANTISING_REGISTERS = Registers((184, 112))  # likewise where halves have fewer columns than 256
+SHORT_DEQUANTISING_REGISTERS = Registers((184, 112))  # the same for halves with fewer than 256 columns
 V4_REGISTERS = Registers((192, 112))
 V41_REGISTERS = Registers((192, 112))
-# A step of all programs at once, and its rows of K from memory, in what MEASURED_ROW costs on its way out and in:
-# fitted to 80 timings on an H100, and to 60 of fp8_ds_mla on an H200.
+# Costs of a step of all programs and of its K rows, in units of storing and loading MEASURED_ROW: fitted to 80
+# timings on an H100, and to 60 of fp8_ds_mla on an H200.
 COST = (2560, 40)
 DEQUANTISING_COST = (3100, 23)
-RESCALE_THRESHOLD_LOG2 = 7  # a row maximum may rise by so much before O is rescaled; P, rounded, is at most 2^8
-SWIZZLED_COLUMNS = 64  # of 16 bits, a row of shared memory that wgmma reads
-# Columns of a product, and the costs; splits that follow from these are the fastest of those measured, 8 to 128 tokens.
+RESCALE_THRESHOLD_LOG2 = 7  # conditional rescaling of O; P, rounded, is at most 2^8
+SWIZZLED_COLUMNS = 64  # 16-bit columns of a swizzled row of shared memory for wgmma
+# Columns of a product, and the costs. Splits from these costs are the fastest measured ones, for 8 to 128 tokens.
 SWAP_AB_COSTS = {16: (1800, 20), 32: (2400, 20)}
-SWAP_AB_K_L_STAGES = 3  # left halves of blocks of K beside two right ones; the kernel's text is written for as many
+SWAP_AB_K_L_STAGES = 3  # left halves of K blocks, with two right ones; the kernel's text needs this number
 SWAP_AB_REGISTERS = Registers((232, 232), (((3, 9), (240, 232)),))
 DENSE_FWD_BLOCK_N = (128, 64)  # most wanted first
 DENSE_FWD_STAGES = 2
-# By columns of V, and how K and V are addressed.
+# By columns of V, and by addressing of K and V.
 DENSE_FWD_REGISTERS = {
     (64, "pointers"): Registers((216, 72)),
     (64, "descriptors"): Registers((216, 72)),
@@ -88,42 +89,42 @@ DENSE_FWD_REGISTERS = {
     (256, "pointers"): Registers((232, 56), (((3, 9), (224, 56)),)),
     (256, "descriptors"): Registers((224, 56)),
 }
-DENSE_FWD_ACCUMULATORS = 192  # registers a thread for accumulators, scores and P, beside which the rest has room
-# Likewise, where the softmax beside the own product with V was faster: the last Triton under which that does not spill.
+DENSE_FWD_ACCUMULATORS = 192  # registers per thread for accumulators, scores and P; the rest has room then
+# The last Triton without spills of the softmax next to its own PV, if that was faster.
 DENSE_FWD_HOLDS_WAIT_UP_TO: dict[tuple[int, str], Minor] = {(128, "descriptors"): (3, 7), (256, "pointers"): (3, 7)}
-# Where it was faster: Q fetched a tile ahead.
+# Q fetched a tile ahead, if that was faster.
 DENSE_FWD_Q_AHEAD = frozenset({(128, "descriptors")})
-DENSE_FWD_CACHED_BYTES = 48 << 20  # of L2's 50 MB, for K and V of the heads that run side by side
+DENSE_FWD_CACHED_BYTES = 48 << 20  # part of L2's 50 MB for K and V of heads that run at the same time
 DENSE_FWD_QUERIES = 1
 LINE_BYTES = 128  # of L2
-DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for what partitions pass
+DENSE_FWD_BARRIERS = 1024  # bytes for barriers and for values between partitions
 SCALE_TILE = 128  # columns of an fp32 scale
 V4_SCALE_TILE = 64  # columns of a ue8m0 scale
-# Exponents of what fp16 tiles hold. Of a token's largest scale: the least, and the most, which times e4m3's 448 is less
-# than 65504. Of the largest element of half a head of Q: the least, and the first too large.
+# Exponents that fit fp16 tiles. Of a token's largest scale: the least, and the largest (times e4m3's 448 it is below
+# 65504). Of the largest element of half a head of Q: the least, and the first that is too large.
 FP16_SCALES = (-13, 7)
 FP16_Q = (-10, 16)
 V4_SCALES = 8  # bytes of a token in the second plane: seven scales and a pad
-V41_RUNS = (("e4m3", D_V, "ue8m0", 32), ("e2m1", D_V, "e4m3", 16))  # a row's columns and scales, of either cache
+V41_RUNS = (("e4m3", D_V, "ue8m0", 32), ("e2m1", D_V, "e4m3", 16))  # columns and scales of a row, for either cache
 
 
 def register_columns(columns: int) -> tuple[int, ...]:
-    """Powers of two from 16 on below so many columns: a thread's registers of an accumulator that differ by so many."""
+    """Return powers of two from 16 on, below this many columns: column strides of a thread's accumulator registers."""
     return tuple(1 << bit for bit in range(4, (columns - 1).bit_length()))
 
 
 @dataclass(frozen=True)
 class Sm90Row:
-    """Which calls of up to so many heads run the sm90 kernel: those of `min_tokens` tokens and more; None: none.
+    """Calls with up to this many heads run the sm90 kernel from `min_tokens` tokens on; None: never.
 
-    Of dense attention heads are rows a KV head, and tokens are requests.
+    For dense attention, heads are rows per KV head, and tokens are requests.
     """
 
     max_heads: int | None
     min_tokens: int | None
 
 
-# Untuned: from where dsv32 gains on an H200 over rows, dsv4_pro over its caches, and dsv3's dense attention. A few
+# Defaults: sizes from which dsv32 over rows, dsv4_pro over its caches and dsv3's dense attention gain on an H200. Few
 # heads leave most of a tile over a cache empty; few tokens need many splits.
 DEFAULT_ROWS = (Sm90Row(16, 16), Sm90Row(32, 16), Sm90Row(None, 3))
 OTHER_DIMS_ROWS = (Sm90Row(32, 16), Sm90Row(None, 1))  # as four of other columns than 512, and 0 or 64 behind, gain
@@ -141,17 +142,17 @@ class Sm90Plan:
     """Numbers of an sm90 kernel.
 
     Attributes:
-        block_h: heads a program holds.
-        block_n: indices a block; a step takes two.
+        block_h: heads per program.
+        block_n: indices per block; a step has two blocks.
         pieces: the columns of a row.
-        registers: of a thread, by warpgroup.
-        scale_columns: fp16 scales a key in shared memory; 0: keys have none.
-        cost: of a step, and of its rows of K, as the choice of splits weighs them.
-        rows: which calls run it, by heads, most last.
-        expected_shared: bytes of shared memory a program is expected to need.
-        split_shared: as many more where it stores splits.
+        registers: registers per thread, by warpgroup.
+        scale_columns: fp16 scales per key in shared memory; 0: keys have none.
+        cost: costs of a step and of its K rows, for the choice of splits.
+        rows: calls that run it, by heads, in ascending order.
+        expected_shared: expected bytes of shared memory per program.
+        split_shared: additional bytes if it stores splits.
         expected_products: wgmma instructions in its code.
-        k_l_stages: left halves of blocks of K of which there is room.
+        k_l_stages: number of left halves of K blocks in shared memory.
         k_itemsize: bytes of a column of K in shared memory.
     """
 
@@ -170,7 +171,7 @@ class Sm90Plan:
 
     @property
     def step(self) -> int:
-        """Indices a step."""
+        """Indices per step."""
         return 2 * self.block_n
 
     @property
@@ -180,22 +181,22 @@ class Sm90Plan:
 
     @property
     def d_half(self) -> int:
-        """Columns of V that WG0 holds, and WG1 too where halves are equal."""
+        """Columns of V that WG0 holds; WG1 also holds as many if halves are equal."""
         return self.pieces.left
 
     @property
     def d_tail(self) -> int:
-        """Columns of K behind both halves."""
+        """Columns of K after both halves."""
         return self.pieces.tail
 
     @property
     def p0_in_tail(self) -> bool:
-        """Whether WG0's P has the size of block 0's tail, whose place it then takes."""
+        """Whether WG0's P has the size of block 0's tail and uses its memory."""
         return self.d_tail == self.block_n == BLOCK_N
 
     @property
     def most_page(self) -> int:
-        """Keys of a page whose elements 32 bits count."""
+        """Most keys of a page with 32-bit offsets."""
         return (1 << 31) // self.d_k
 
     @property
@@ -205,20 +206,20 @@ class Sm90Plan:
 
     @property
     def tile(self) -> Tile:
-        """The kernel as the choice of splits sees it: a program a multiprocessor, which pipelines by itself."""
+        """The kernel's tile for the choice of splits: one program per multiprocessor, with its own pipeline."""
         return Tile(self.block_h, self.step, WARPS, 1, True)
 
 
 def make_swap_ab(
     sm90: Sm90Plan, partials: PartialRow, registers: Registers = SWAP_AB_REGISTERS, *, true_maxima: bool
 ) -> tuple[Sm90Plan, ...]:
-    """The plans of a family's sm90 kernel of few heads, which stand in the columns of its products; fewest first.
+    """Return the plans of a family's swap-AB kernel, fewest heads first.
 
     Args:
-        sm90: of the one in whose place it runs.
+        sm90: plan of the kernel that it replaces.
         partials: a row of partials.
-        registers: of a thread of WG0 and of WG1.
-        true_maxima: its consumers exchange those beside the lagged ones and row sums.
+        registers: registers per thread of WG0 and WG1.
+        true_maxima: its consumers also exchange true maxima, with the lagged ones and row sums.
     """
     pieces = sm90.pieces
     of_v = pieces.of_v // BLOCK_H * (BLOCK_N // PRODUCT_DEPTH)
@@ -251,17 +252,16 @@ class DenseFwdSm90Plan:
     """Numbers of the sm90 kernel of multi-head attention.
 
     Attributes:
-        block_m: rows that a warpgroup holds.
-        block_n: keys a step.
-        stages: steps of which K and V are in shared memory at once.
-        registers: of a thread, by warpgroup.
-        num_warps: of the program's first warpgroup.
-        min_queries: from how many rows of its longest request on a call runs it.
-        cached_bytes: bytes of K and V of the heads that run side by side.
-        q_ahead: whether Q's place is freed behind the last scores, and L2 fetches the next tile's rows of Q before.
-        holds_wait_up_to: the last minor version of Triton under which the softmax runs beside the own product with V;
-            None if it does under none.
-        expected_shared: bytes of shared memory a program is expected to need.
+        block_m: rows per warpgroup.
+        block_n: keys per step.
+        stages: steps with K and V in shared memory at once.
+        registers: registers per thread, by warpgroup.
+        num_warps: warps of the first warpgroup.
+        min_queries: fewest rows of the longest request of calls that run it.
+        cached_bytes: bytes of K and V of heads that run at the same time.
+        q_ahead: whether Q's memory is freed after the last scores and L2 prefetches the next tile's Q.
+        holds_wait_up_to: the last minor version of Triton with which the softmax overlaps its own PV; None: none.
+        expected_shared: expected bytes of shared memory per program.
         expected_products: wgmma instructions in its code.
     """
 
@@ -289,7 +289,7 @@ class DenseFwdSm90Plan:
 
 
 def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | None:
-    """The plan of the sm90 kernel of a spec's multi-head attention; None where its back end or its dims leave it out.
+    """Return the plan of the sm90 kernel of dense_fwd; None if the back end or the dims exclude it.
 
     Columns come in shared memory's swizzled runs of 64, and V's as one accumulator.
     """
@@ -324,7 +324,7 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
 
 
 def refusal(spec: Spec) -> str | None:
-    """Why the sm90 kernels cannot be emitted for a spec; None if they can."""
+    """Return the reason why a spec has no sm90 kernels, or None."""
     if spec.attention is None:
         return "the spec has no attention over latent rows"
     if isinstance(spec.attention, DenseAttention) and spec.attention.window is not None:
@@ -341,13 +341,13 @@ def make_sm90(
     layout: CacheLayout | None = None,
     extra_layout: CacheLayout | None = None,
 ) -> Sm90Plan | None:
-    """The plan of an sm90 kernel of a spec; None where its back end or its dims leave it out.
+    """Return the plan of an sm90 kernel of a spec; None if the back end or the dims exclude it.
 
     Args:
         spec: the spec.
-        rows: which calls run it, as a sweep found; None: the default.
-        layout, extra_layout: of the quantised caches that it reads, `sm90_caches.reads_cache`; None: it dequantises
-            nothing, and reads no second one.
+        rows: calls that run it, from tuning; None: the default.
+        layout, extra_layout: layouts of the quantised caches that it reads, `sm90_caches.reads_cache`; None: no
+            dequantisation, no second cache.
     """
     if spec.backend == "triton" or refusal(spec) is not None:
         return None
@@ -389,7 +389,7 @@ def make_sm90(
 
 
 def _default_rows(pieces: RowPieces, layout: CacheLayout | None, dense: bool, *, narrow: bool) -> tuple[Sm90Row, ...]:
-    """Which calls of an untuned spec run the seesaw."""
+    """Return the calls of an untuned spec that run the seesaw kernel."""
     if dense:
         return DENSE_DECODE_NARROW_ROWS if narrow else DENSE_DECODE_ROWS
     measured = pieces.d_v == D_V and pieces.tail in (0, SWIZZLED_COLUMNS)
@@ -401,7 +401,7 @@ def _default_rows(pieces: RowPieces, layout: CacheLayout | None, dense: bool, *,
 
 
 def _dequantising_registers(pieces: RowPieces, layout: CacheLayout) -> Registers:
-    """The split of registers of the seesaw over rows of e4m3."""
+    """Return the register split of the seesaw kernel over e4m3 rows."""
     if pieces.right < HALVES[-1]:
         return SHORT_DEQUANTISING_REGISTERS
     if layout.tensor_scale:
@@ -412,7 +412,7 @@ def _dequantising_registers(pieces: RowPieces, layout: CacheLayout) -> Registers
 
 
 def _registers(pieces: RowPieces, dense: bool) -> Registers:
-    """The split of registers of the seesaw over unquantised rows."""
+    """Return the register split of the seesaw kernel over unquantised rows."""
     if pieces.right < HALVES[-1]:
         return SHORT_REGISTERS
     if pieces.tail not in (0, SWIZZLED_COLUMNS):
@@ -423,12 +423,12 @@ def _registers(pieces: RowPieces, dense: bool) -> Registers:
 
 
 def _tile_bytes(pieces: RowPieces, block_n: int) -> int:
-    """Bytes of Q, of two blocks of K, and of P: of both warpgroups, unless WG0's takes the place of a tail."""
+    """Return the bytes of Q, two blocks of K, and P of both warpgroups, unless WG0's P uses the memory of a tail."""
     probs = BLOCK_H * block_n * (1 if pieces.tail == block_n == BLOCK_N else 2)
     return ((BLOCK_H + 2 * block_n) * pieces.columns + probs) * ITEMSIZE
 
 
 def _cost(measured: tuple[int, int], pieces: RowPieces, partials: PartialRow) -> tuple[int, int]:
-    """Costs that were measured with D_V columns of V, of a step and of its rows, in rows of such partials."""
+    """Return the costs of a step and of its rows, measured with D_V columns of V, in rows of these partials."""
     step, fetch = (cost * pieces.of_v // D_V for cost in measured)
     return partials.weighs(step), partials.weighs(fetch)

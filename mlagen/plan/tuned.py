@@ -1,6 +1,6 @@
-"""Tiles that a sweep found, as files: `specs/tuned/<spec>/<target>.yaml`, which people may read, change and check in.
+"""Tuned tiles in files: `specs/tuned/<spec>/<target>.yaml`, which people may read, change and check in.
 
-A table is found by what it fits, `plan.fits`, so that a spec takes what was measured for another of the same kernels.
+A table is found by its kernels, `plan.fits`, so that specs with the same kernels share it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def _power_of_two(number: int) -> int:
 
 @dataclass(frozen=True)
 class Columns:
-    """What a family's tables in a tuned file are called, and what says in each which calls a row holds.
+    """Names of a family's tables in a tuned file, and of the columns that select the calls of a row.
 
     Attributes:
-        family: the family, whose name is that of its tile table too.
-        width: what a program holds some of: heads or rows.
-        length: what a call has any number of: tokens or requests.
+        family: the family, also the name of its tile table.
+        width: the size that programs share: heads or rows.
+        length: the other size of a call: tokens or requests.
     """
 
     family: str
@@ -55,22 +55,22 @@ class Columns:
 
     @property
     def sm90(self) -> str:
-        """The table that says which calls run the sm90 kernel."""
+        """Name of the table of calls that run the sm90 kernel."""
         return f"{self.family}_sm90"
 
     @property
     def max_width(self) -> str:
-        """Most of the width; in both tables."""
+        """Column of the largest width, in both tables."""
         return f"max_{self.width}"
 
     @property
     def max_length(self) -> str:
-        """Most of the length; in the tile table."""
+        """Column of the largest length, in the tile table."""
         return f"max_{self.length}"
 
     @property
     def min_length(self) -> str:
-        """Fewest of the length; in the sm90 kernel's table."""
+        """Column of the smallest length, in the sm90 kernel's table."""
         return f"min_{self.length}"
 
 
@@ -133,21 +133,21 @@ class TunedDenseDecodeRow(_TunedTile):
 
 
 class TunedSm90Row(Model):
-    """From how many tokens on calls of up to so many heads run the sm90 kernel."""
+    """Fewest tokens of calls that run the sm90 kernel, by most heads."""
 
     max_heads: Annotated[int | None, Field(ge=1, le=128, description="most heads a call may have; absent: any")] = None
     min_tokens: Annotated[int | None, Field(ge=1, le=1 << 30, description="fewest tokens; absent: none do")] = None
 
 
 class TunedDenseDecodeSm90Row(Model):
-    """From how many requests on calls of up to so many rows a KV head run the sm90 kernel of dense attention."""
+    """Fewest requests of calls that run the sm90 kernel of dense attention, by most rows per KV head."""
 
     max_rows: MaxRows = None
     min_requests: Annotated[int | None, Field(ge=1, le=1 << 30, description="fewest requests; absent: none do")] = None
 
 
 class TunedFits(Model):
-    """Which kernels the tables of a file hold for."""
+    """Kernels that the tables of a file are valid for."""
 
     sparse_fwd: Annotated[str | None, Field(description="those of attention over rows")] = None
     sparse_decode: Annotated[str | None, Field(description="those of attention over a cache")] = None
@@ -155,7 +155,7 @@ class TunedFits(Model):
 
 
 class TunedTable(Model):
-    """The tile tables of one spec on one target; the first row that holds a call is taken."""
+    """Tile tables of one spec on one target. The first row that covers a call is used."""
 
     fits: Annotated[
         TunedFits, Field(description="which kernels the tables hold for, as `mlagen show plan` prints it")
@@ -229,13 +229,13 @@ def _check_sm90_rows(columns: Columns, rows: tuple[TunedSm90Row | TunedDenseDeco
 
 
 def tuned_path(spec_name: str, target: str, specs_dir: Path) -> Path:
-    """Where the tiles of a spec on a target are kept."""
+    """Return the path of a spec's tuned tiles for a target."""
     return specs_dir / "tuned" / spec_name / f"{target}.yaml"
 
 
 @dataclass(frozen=True)
 class _Table:
-    """A file with a table that fits."""
+    """A file with a table for the wanted kernels."""
 
     path: Path
     table: TunedTable
@@ -243,7 +243,7 @@ class _Table:
 
     @property
     def reason(self) -> str:
-        """Whose rows they are, and what they were measured on, as the file's first line tells it."""
+        """Spec and target of the rows, with device and Triton of the measurement from the file's first line."""
         found = _MEASURED.search(read_text(self.path))
         measured = f" (measured on {found['device']}, triton {found['triton']})" if found else ""
         return f"tuned: {self.path.parent.name} on {self.path.stem}{measured}"
@@ -251,15 +251,15 @@ class _Table:
 
 @dataclass(frozen=True)
 class TunedFiles:
-    """Where the tuned tables of a spec are looked for: beside the spec, then among those that come with mlagen.
+    """Search for the tuned tables of a spec: next to the spec, then among mlagen's own.
 
-    In each place a table of the spec's own name goes before others that fit, of these one of a model of as many heads,
-    or else of the next more, and then the first by name.
+    In each place, the table of the spec's name comes first. Then come other tables for its kernels: with equal heads,
+    with the next larger number of heads, by name.
 
     Attributes:
         spec_name: the spec's name.
-        folder: the spec's folder, in which `tuned/` may lie.
-        num_heads: the model's.
+        folder: the spec's folder, which may contain `tuned/`.
+        num_heads: heads of the model.
     """
 
     spec_name: str
@@ -267,18 +267,18 @@ class TunedFiles:
     num_heads: int
 
     def rows(self, fits: str, targets: Iterable[str], make: RowMaker) -> dict[str, tuple[TileRow, ...]]:
-        """The tuned tiles of a family's kernels.
+        """Return the tuned tiles of a family's kernels.
 
         Args:
-            fits: which kernels, `plan.fits`.
-            targets: the spec's.
+            fits: the kernels, `plan.fits`.
+            targets: targets of the spec.
             make: makes a row of a tile.
 
         Returns:
             Rows of the tile table by target; no entry for a target without.
 
         Raises:
-            SpecErrors: a file is off, or the spec's own is of other kernels: every error, at its line and column.
+            SpecErrors: a file is invalid, or the spec's own is for other kernels: all errors, with line and column.
             LimitError: a tile needs more shared memory than the target gives a program.
         """
         self._check_names()
@@ -288,10 +288,10 @@ class TunedFiles:
         return {target: each for target, each in rows.items() if each}
 
     def sm90_rows(self, fits: str, target: str) -> tuple[Sm90Row, ...] | None:
-        """Which calls run a family's sm90 kernel; None where no sweep said so.
+        """Return the calls that run a family's sm90 kernel; None if not tuned.
 
         Raises:
-            SpecErrors: as of `rows`.
+            SpecErrors: as in `rows`.
         """
         found = self._find(fits, target)
         columns = COLUMNS[family_of(fits)]
@@ -301,7 +301,7 @@ class TunedFiles:
         )
 
     def _find(self, fits: str, target: str) -> _Table | None:
-        """The file whose table of these kernels is taken."""
+        """Return the file with the table for these kernels, or None."""
         kind = family_of(fits)
         folders = [self.folder]
         if specs_dir().resolve() != self.folder.resolve():
@@ -320,7 +320,7 @@ class TunedFiles:
         return None
 
     def _fitting(self, path: Path, kind: str, fits: str) -> _Table | None:
-        """The file, if it is there and its table is of these kernels."""
+        """Return the file if it exists and has a table for these kernels."""
         if not path.is_file():
             return None
         table, document = read_checked(path, TunedTable)
@@ -366,14 +366,14 @@ def _row(row: _TunedTile, columns: Columns, found: _Table, make: RowMaker) -> Ti
 
 @dataclass(frozen=True)
 class Tuned:
-    """What is known of a spec's tiles: tables that sweeps found, and tiles that are replaced under some Tritons.
+    """Known tiles of a spec: tuned tables, and tiles that are replaced under some Tritons.
 
     Attributes:
-        tiles: rows of the tile table by family and target; a target without takes those of `files`, or the defaults.
-        sm90: which calls run a family's sm90 kernel, by family, likewise.
-        files: where else tables are looked for; None: nowhere.
-        replacements: tiles that hold under some Tritons alone.
-        findings: of builds, about the spec's kernels under some Tritons.
+        tiles: rows of the tile table by family and target; other targets use `files`, or the defaults.
+        sm90: calls that run a family's sm90 kernel, by family; other families use `files`, or the defaults.
+        files: search for further tables; None: no search.
+        replacements: tiles that are replaced under some Tritons.
+        findings: findings of builds about the spec's kernels under some Tritons.
     """
 
     tiles: Mapping[tuple[str, str], Sequence[TileRow]] = field(default_factory=dict)
@@ -388,7 +388,7 @@ class Tuned:
         return (self.files.rows(fits, targets, make) if self.files else {}) | given
 
     def sm90_rows(self, fits: str) -> Sequence[Sm90Row] | None:
-        """Which calls run a family's sm90 kernel; None: the default."""
+        """Return the calls that run a family's sm90 kernel; None: the default."""
         found = self.files.sm90_rows(fits, SM90) if self.files else None
         return self.sm90.get(family_of(fits), found)
 
@@ -396,15 +396,15 @@ class Tuned:
 def dump_tuned(
     spec_name: str, target: str, tuned: Tuned, *, fits: Mapping[str, str], heads: int, device: str, triton: str
 ) -> str:
-    """The text of a tuned file, which `TunedFiles` reads back as the same rows but for their reasons.
+    """Return the text of a tuned file. `TunedFiles` reads back the same rows with other reasons.
 
     Args:
-        spec_name, target: whose tiles.
+        spec_name, target: spec and target of the tiles.
         tuned: the tables.
-        fits: which kernels they hold for, by family, `Plan.fits`.
-        heads: of the model that was swept.
-        device: name of the device they were measured on.
-        triton: version of Triton they were compiled with.
+        fits: kernels that they are valid for, by family, `Plan.fits`.
+        heads: heads of the tuned model.
+        device: name of the measured device.
+        triton: version of Triton of the measurement.
     """
     tiles = {family: tuned.tiles.get((family, target), ()) for family in COLUMNS}
     calls = {family: tuned.sm90.get(family, ()) for family in COLUMNS}
@@ -431,5 +431,5 @@ def dump_tuned(
 
 
 def _flow_line(values: Mapping[str, object]) -> str:
-    """A row of a table in YAML's flow style, without what is None."""
+    """Return a row of a table in YAML's flow style, without None values."""
     return f"  - {{{', '.join(f'{name}: {json.dumps(value)}' for name, value in values.items() if value is not None)}}}"

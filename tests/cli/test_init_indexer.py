@@ -120,7 +120,7 @@ def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
     result = run("init", "--from", str(CONFIGS / "glm5.json"), "--indexer", "--set", "index_n_heads=8", "--gpu", "all")
     assert (result.exit_code, result.stderr) == (0, "named glm5; for another name, pass --name NAME\n")
     assert "  num_heads: 8 # [--set index_n_heads]\n" in result.stdout
-    assert "  rope: gptj # pairs of columns rotate together, as in GLM-5\n" in result.stdout
+    assert "  rope: gptj # RoPE rotates adjacent columns, as in GLM-5\n" in result.stdout
     alone = run("init", "dsv32", "--indexer")
     said = "--indexer needs --from CONFIG; the spec of dsv32 has its own value\n"
     assert (alone.exit_code, alone.stdout, alone.stderr) == (2, "", said)

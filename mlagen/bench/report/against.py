@@ -105,7 +105,7 @@ class Comparison:
         """What came of it, in one line."""
         unjudged = sum(each.verdict == "not judged" for each in self.changes)
         parts = [f"{len(self.worse)} of {len(self.changes)} shapes slower than in {self.name}"]
-        parts += [f"{unjudged} not judged, since neither run says how far its rounds lie apart"] * bool(unjudged)
+        parts += [f"{unjudged} not judged, since neither run has the spread of its rounds"] * bool(unjudged)
         parts += [f"{self.missing} of its shapes not in this run"] * bool(self.missing)
         parts += [f"{self.new} of this run not in it"] * bool(self.new)
         return "; ".join(parts)

@@ -54,13 +54,15 @@ class Origin:
             UsageError: something is missing; names the option that gives it.
         """
         if self.driver is None:
-            raise UsageError("no report is saved: no driver says its version here")
+            raise UsageError("no report is saved: the driver's version is not known here")
         if self.commit is None:
-            raise UsageError("no report is saved without a commit: mlagen lies in no checkout; pass --commit COMMIT")
+            raise UsageError(
+                "no report is saved without a commit, and this is no checkout of mlagen; pass --commit COMMIT"
+            )
         for name in PEER_PACKAGES if peers else ():
             if name not in self.peers and _installed(name) and _version(name) is None:
                 way = f"pass --peer {name}=VERSION"
-                raise UsageError(f"no report is saved without the peers' versions: {name} does not say its; {way}")
+                raise UsageError(f"no report is saved without the peers' versions: {name} has none; {way}")
         return self
 
 
