@@ -144,7 +144,7 @@ REFUSED = {
     ),
     "no type": (
         {"rope_scaling": {"factor": 40, "mscale_all_dim": 1.0}},
-        "config.json: rope_scaling.rope_type: missing, and so is type, although mscale_all_dim is given; give "
+        "config.json: rope_scaling.rope_type: missing, and so is type, although mscale_all_dim is given; pass "
         "--softmax-scale X",
     ),
     "a list": ({"rope_scaling": [1]}, "config.json: rope_scaling: takes an object with RoPE's parameters"),
