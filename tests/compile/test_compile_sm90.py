@@ -303,4 +303,4 @@ def test_a_missing_product_is_reported(written, compiled):
     jobs = one_of_the_sparse_kernel(package)
     results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled)
     (error,) = check_limits(results, package.products)
-    assert "124 warpgroup products in the code - expected 132" in str(error)
+    assert "124 wgmma instructions in the code - expected 132" in str(error)

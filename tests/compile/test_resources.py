@@ -70,9 +70,9 @@ def test_an_error_names_its_triton_and_those_within_the_limits():
     assert error.message.startswith(
         "_sparse_fwd_kernels._sparse_fwd_kernel [h<=16 [a|b]] for sm90 under Triton 3.8.0: "
     )
-    assert error.message.endswith("; holds under Triton 3.6.0, 3.7.1")
+    assert error.message.endswith("; within the limits under Triton 3.6.0, 3.7.1")
     assert error.hint == (
-        "fix with one of: --triton 3.7, under which it holds; a smaller tile or more warps (now 8) in sparse_fwd of "
+        "fix with one of: --triton 3.7, which keeps the limits; a smaller tile or more warps (now 8) in sparse_fwd of "
         "tuned/dsv32/sm90.yaml next to the spec, with fits.sparse_fwd as `mlagen show plan` prints it; the spec's "
         "targets without sm90"
     )
@@ -88,7 +88,7 @@ def test_an_error_names_its_triton_and_those_within_the_limits():
             {"module": "_dense_decode_kernels"},
             ["a smaller tile or more warps (now 8) in dense_decode of tuned/NAME/sm90.yaml"],
         ),
-        ({"module": "_sparse_decode_kernels"}, ["in sparse_decode of tuned/NAME/sm90.yaml beside the spec"]),
+        ({"module": "_sparse_decode_kernels"}, ["in sparse_decode of tuned/NAME/sm90.yaml next to the spec"]),
         (
             {"module": "_sparse_decode_sm90"},
             ["`backend: auto` in the spec, which leaves out sm90 kernels over a limit"],
@@ -118,7 +118,7 @@ def test_a_hint_names_fixes_for_a_kernel_over_a_limit(changes, remedies):
 )
 def test_the_file_that_a_hint_names_gives_a_spec_other_tiles_wherever_it_lies(tmp_path, module, name, kind):
     (error,) = check_limits([replace(FITS, loop_spills=1, module=module)], spec=name)
-    table, file, fits = re.search(r"in (\w+) of (\S+) beside the spec, with fits\.(\w+) as", error.hint).groups()
+    table, file, fits = re.search(r"in (\w+) of (\S+) next to the spec, with fits\.(\w+) as", error.hint).groups()
     spec = tmp_path / "mine.yaml"
     spec.write_text((ROOT / "specs" / f"{name}.yaml").read_text())
     tile = "{block_h: 16, block_n: 32, num_warps: 8, num_stages: 1, indices_ahead: true, programs_per_sm: 1}"
@@ -209,8 +209,8 @@ def test_cache_lies_where_the_desktop_specification_says(monkeypatch, value, exp
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({}, ["12 warpgroup products in the code - expected 13"]),
-        ({"instructions": {}}, ["0 warpgroup products in the code - expected 13"]),
+        ({}, ["12 wgmma instructions in the code - expected 13"]),
+        ({"instructions": {}}, ["0 wgmma instructions in the code - expected 13"]),
         ({"instructions": {"HGMMA": 13}}, []),
         ({"block_h": 32}, []),  # not in the plan
         ({"kernel": "_sparse_fwd_split_kernel"}, []),
