@@ -231,7 +231,7 @@ class Settler:
             holds = self._holds(found, self._jobs_at(replace(place, tile=tile), failure.version), failure.version)
             if holds:
                 named = f"{self.plan.spec.name}: {place.family} on {place.target}"
-                self._take(found, f"{named}: tile {tile} in place of {place.tile} {under}")
+                self._take(found, f"{named}: tile {tile} instead of {place.tile} {under}")
                 return
             tried += holds is not None
             if tried == MOST_TRIES:

@@ -204,7 +204,7 @@ def _split(
         if here[0] in entries:
             spills = " and ".join(map(minor_text, here))
             try:
-                made = make(row, tile, target, f"in place of {row.tile}, which spills under {spills}")
+                made = make(row, tile, target, f"instead of {row.tile}, which spills under {spills}")
             except LimitError as error:
                 raise LimitError(error.message, place=entries[here[0]].place, hint=error.hint) from None
         yield replace(made, tritons=span_of(here))

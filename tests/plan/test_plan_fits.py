@@ -161,7 +161,7 @@ def test_a_spec_whose_own_table_is_of_other_kernels_is_refused(tmp_path: Path) -
         load_plan(spec)
     assert str(caught.value) == (
         f"{path}:3:20: fits.sparse_fwd: got 'sparse_fwd d512+64 v512 bf16 partials bf16'; takes "
-        "'sparse_fwd d512+64 v512 bf16 partials fp16', which these kernels of mine are"
+        "'sparse_fwd d512+64 v512 bf16 partials fp16', the kernels of mine"
     )
 
 

@@ -256,11 +256,11 @@ def test_entries_are_read(tmp_path: Path) -> None:
         ),
         (
             [{}, {"tile": OTHER, "instead": THIRD}],
-            "replacements[0].instead: got a tile that replacements[1] replaces in turn",
+            "replacements[0].instead: got a tile that replacements[1] replaces",
         ),
         (
             [{"tile": OTHER, "instead": THIRD}, {}],
-            "replacements[1].instead: got a tile that replacements[0] replaces in turn",
+            "replacements[1].instead: got a tile that replacements[0] replaces",
         ),
     ],
 )

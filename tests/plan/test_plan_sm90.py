@@ -38,10 +38,10 @@ def sm90(**changes):
     ("changes", "reason"),
     [
         ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
-        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 64 to 512"),
-        ({"kv_lora_rank": 48, "v_head_dim": 48}, "model.v_head_dim is 48, and it takes 64 to 512"),
-        ({"qk_rope_head_dim": 40}, "a row has 552 columns, 512 of them V's, and it takes multiples of 16"),
-        ({"qk_rope_head_dim": 144}, "a row has 144 columns behind V's, and it takes at most 128"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it supports 64 to 512"),
+        ({"kv_lora_rank": 48, "v_head_dim": 48}, "model.v_head_dim is 48, and it supports 64 to 512"),
+        ({"qk_rope_head_dim": 40}, "a row has 552 columns, 512 of them in V, and it supports multiples of 16"),
+        ({"qk_rope_head_dim": 144}, "a row has 144 columns after V, and it supports at most 128"),
     ],
     ids=str,
 )
@@ -328,10 +328,22 @@ def test_rows_of_e4m3_of_other_columns_are_read(layout, latent, rope, unit, scal
 @pytest.mark.parametrize(
     ("layout", "latent", "rope", "changes", "reason"),
     [
-        ("fp8_ds_mla", 384, 64, {}, "a row has 384 columns of V and 64 behind, and over such a cache it takes 256 and"),
-        ("fp8_ds_mla", 512, 128, {}, "a row has 512 columns of V and 128 behind"),
-        ("fp8_ds_mla", 256, 256, {"v_head_dim": 512}, "256 columns of a row have scales, and it takes V's 512"),
-        ("fp8_per_tensor", 512, 48, {}, "a row has 512 columns of V and 48 behind"),
+        (
+            "fp8_ds_mla",
+            384,
+            64,
+            {},
+            "a row has 384 columns of V and 64 after them, and over such a cache it supports 256 and",
+        ),
+        ("fp8_ds_mla", 512, 128, {}, "a row has 512 columns of V and 128 after them"),
+        (
+            "fp8_ds_mla",
+            256,
+            256,
+            {"v_head_dim": 512},
+            "256 columns of a row have scales, and it supports scales of V's 512",
+        ),
+        ("fp8_per_tensor", 512, 48, {}, "a row has 512 columns of V and 48 after them"),
         ("fp8_per_tensor", 512, 64, {"dtype": "fp16"}, "no sm90 kernel reads a cache of fp8_per_tensor for fp16"),
         ("nvfp4_ds_mla", 512, 64, {}, "no sm90 kernel reads a cache of nvfp4_ds_mla for bf16"),
     ],
@@ -351,7 +363,9 @@ def test_rows_whose_scales_no_load_reaches_are_not_read():
         {"kind": "pad", "bytes": 8},
         {"kind": "rope", "dtype": "bf16"},
     )
-    with pytest.raises(LimitError, match="a row of 664 bytes, or what it holds, begins at multiples of 8: it takes 16"):
+    with pytest.raises(
+        LimitError, match="a row of 664 bytes, or a field of it, is aligned to 8 bytes, and it needs 16"
+    ):
         over_cache({"name": "padded", "fields": fields}, 512, 64, backend="gluon")
 
 
@@ -428,10 +442,10 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     ("changes", "reason"),
     [
         ({"targets": ("sm80", "sm100")}, "targets lack sm90"),
-        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it takes 64 to 512"),
+        ({"v_head_dim": 576}, "model.v_head_dim is 576, and it supports 64 to 512"),
         (
             {"qk_rope_head_dim": 80},
-            "a row has 592 columns, and beside Q there is no room for two blocks of 64",
+            "a row has 592 columns, and with Q two blocks of 64 do not fit shared memory",
         ),
         ({"qk_rope_head_dim": 32}, "V has 512 columns and 32 follow, which leaves too few registers for its loop"),
         ({"backend": "triton"}, "backend is triton, and its kernel needs gluon"),

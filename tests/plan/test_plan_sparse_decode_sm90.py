@@ -31,14 +31,14 @@ def products_spec(partials="fp32", **changes):
     [
         ({"targets": ("sm80",)}, "targets lack sm90, the only target that runs it"),
         ({"backend": "triton"}, "backend is triton"),
-        ({"cache": {"layout": "fp8_ds_mla", "block_size": 64}}, "a cache of fp8_ds_mla has others"),
+        ({"cache": {"layout": "fp8_ds_mla", "block_size": 64}}, "the cache has layout fp8_ds_mla"),
         (
             {"extra_cache": {"layout": "fp8_per_tensor", "block_size": 64}, "window": 64},
             "reads one cache, and the spec",
         ),
-        ({"qk_rope_head_dim": 32}, "a row has 512 columns of V and 32 behind, and it takes 512 and 64"),
-        ({"kv_lora_rank": 256, "v_head_dim": 256}, "a row has 256 columns of V and 64 behind"),
-        ({"partials": "fp16"}, "partials are fp16, and it stores them in fp32 or bf16"),
+        ({"qk_rope_head_dim": 32}, "a row has 512 columns of V and 32 after them, and it supports 512 and 64"),
+        ({"kv_lora_rank": 256, "v_head_dim": 256}, "a row has 256 columns of V and 64 after them"),
+        ({"partials": "fp16"}, "partials are fp16, and it supports fp32 and bf16"),
         ({"wrappers": ("concat_and_cache_mla",)}, "no wrapper computes attention over a cache"),
     ],
 )
