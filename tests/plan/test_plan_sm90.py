@@ -145,7 +145,7 @@ def test_calls_over_e4m3_run_the_kernel_that_fits_them(requests, keys, heads, e4
 
 def test_dense_attention_with_a_window_has_none():
     attention = {"kind": "dense", "window": 512}
-    with pytest.raises(LimitError, match="without a window alone"):
+    with pytest.raises(LimitError, match="only without a window"):
         make_plan(make_spec(attention=attention, backend="gluon", **DENSE))
     assert make_plan(make_spec(attention=attention, **DENSE)).of(DenseDecodePlan).sm90 is None
 
