@@ -135,7 +135,10 @@ def test_rows_are_taken_in_pieces_that_nothing_divides(piece, layout, changes) -
 @pytest.mark.parametrize(
     ("layout", "found"),
     [
-        (own("e4m3", {**SCALES, "divisor": 448.0, "tile": 64}), "e4m3 keys with 2 x fp32; takes one fp32 scale per key"),
+        (
+            own("e4m3", {**SCALES, "divisor": 448.0, "tile": 64}),
+            "e4m3 keys with 2 x fp32; takes one fp32 scale per key",
+        ),
         (
             own("e4m3fnuz", {**SCALES, "dtype": "ue8m0", "rounding": "power_of_two"}),
             "e4m3fnuz keys with 1 x ue8m0; takes one fp32 scale per key",
