@@ -182,7 +182,7 @@ class _Module:
             yield alias, origin, f"{origin}.{alias.name}"
 
     def leaves(self, own: str, module: str) -> bool:
-        """Whether a module's own name, as an attribute of the package, is that module, by `from . import` alone."""
+        """Whether a module's own name, as an attribute of the package, is that module; `from . import` may bind it."""
         return "*" not in self.names and (own not in self.names or self.modules.get(own) == module)
 
     def modules_in(self, statement: ast.stmt) -> list[tuple[str, str]]:
