@@ -236,9 +236,9 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1"
     sys.path.insert(0, str(ROOT))
-    from mlagen.verify.worker import _prepare
+    from mlagen.verify.worker import prepare
 
-    _prepare("cpu")
+    prepare("cpu")
     import mlagen.verify.families  # noqa: F401  torch and Triton, before the first fork
 
     known, rows = harmless(), []
