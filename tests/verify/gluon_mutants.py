@@ -78,18 +78,23 @@ OF_MODULE = {
         "mbarrier.wait(shared.k_r_ready.index(BLOCK), phase)",
         "columns = HALF * D_HALF +",
     ),
-    # A negated softmax of masked scores is infinite, and the portable kernel computes such rows again.
+    # The portable kernel computes results of NaN again, so these show in its flags alone.
     "_sparse_fwd_sm90_shared": (
+        *_attention("_sparse_fwd_sm90_shared.py", SHARED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"),
         _literal(
-            "the softmax is flatter",
+            "results are NaN",
             "_sparse_fwd_sm90_shared.py",
-            "gl.exp2(scores * call.sm_scale_log2",
-            "gl.exp2(scores * call.sm_scale_log2 * 0.5",
+            "is_nan = gl.max((acc != acc)",
+            'acc = acc * float("nan")\n    is_nan = gl.max((acc != acc)',
             SHARED,
         ),
-        *_attention("_sparse_fwd_sm90_shared.py", SHARED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)")[
-            1:
-        ],
+        _literal(
+            "no group is flagged",
+            "_index_union_sm90.py",
+            "recompute_ptr + group, repeated)",
+            "recompute_ptr + group, repeated * 0)",
+            "sparse_fwd: neighbours: repeats",
+        ),
     ),
     "_index_union_sm90": (
         _literal(
@@ -164,8 +169,11 @@ OF_MODULE = {
         '_k_free(place, "arrive")',
         "mbarrier.wait(shared.k_ready.index(place)",
     ),
-    "_sparse_decode_sm90": _attention(
-        "_sparse_decode_sm90.py", STORED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"
+    "_sparse_decode_sm90": (
+        *_attention("_sparse_decode_sm90.py", STORED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"),
+        _literal(
+            "all heads are computed again", "_sparse_decode_sm90.py", "largest < MAX_Q", "largest < MIN_Q", STORED
+        ),
     ),
     "_sparse_decode_sm90_e4m3": _attention(
         "_sparse_decode_sm90_e4m3.py",

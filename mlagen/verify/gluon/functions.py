@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from mlagen.verify import sanitizer
+from mlagen.verify import recomputed, sanitizer
 from mlagen.verify.gluon import hopper, language, lines
 from mlagen.verify.gluon.memory import Memory, atomic_add, load, store
 from mlagen.verify.gluon.program import Program
@@ -51,7 +51,7 @@ class Function:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Calls it, as another kernel's function does."""
         if self._body is None:
-            self._body = translated(self.fn)
+            self._body = _watched(translated(self.fn))
             parameters = inspect.signature(self.fn).parameters.values()
             self._constants = [one.annotation is tl.constexpr for one in parameters]
         given = [
@@ -71,6 +71,18 @@ def translated(fn: types.FunctionType) -> types.FunctionType:
     scope["range"] = language.trip
     defaults = None if fn.__defaults__ is None else tuple(_stand_in(one) for one in fn.__defaults__)
     return types.FunctionType(fn.__code__, scope, fn.__name__, defaults, fn.__closure__)
+
+
+def _watched(body: types.FunctionType) -> Callable[..., Any]:
+    """A function that takes note of its calls, where cases ask for them."""
+    if body.__name__ != recomputed.FUNCTION:
+        return body
+
+    def noting(*arguments: Any, **named: Any) -> Any:
+        recomputed.note_call()
+        return body(*arguments, **named)
+
+    return noting
 
 
 def _stand_in(value: Any) -> Any:
@@ -144,6 +156,7 @@ def _launch(kernel: Function, grid: Any, *arguments: Any, **named: Any) -> None:
                 program.arena.hand = Warps(len(program.arena.words))
             kernel(**given)
             program.finish()
+    recomputed.note_launch(kernel.__name__, bound, kernel.fn.__globals__)
 
 
 def _argument(value: Any, annotation: Any) -> Any:

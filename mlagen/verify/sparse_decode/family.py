@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, decode, pairs, tolerance, variants
+from mlagen.layout import ScalesField
+from mlagen.verify import chained, checks, decode, pairs, recomputed, tolerance, variants
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
 from mlagen.verify.decode import FLASH
@@ -42,7 +43,12 @@ def _call(run: SparseDecodeRun, **given: Any) -> Results:
         **run.inputs.arguments(),
         **given,
     }
-    out, lse = subject.call(FLASH, multiprocessors=case.multiprocessors, **arguments)
+    with recomputed.noted() as found:
+        out, lse = subject.call(FLASH, multiprocessors=case.multiprocessors, **arguments)
+    if found.watched and bool(run.inputs.q.isfinite().all()):
+        scaled = any(isinstance(part, ScalesField) for one in run.inputs.lists for part in one.layout.fields)
+        wide = scaled and any(one.contents == "wide" for one in case.problem.listings)
+        recomputed.require_calls(found, wide or case.problem.wide_q)
     return {"out": out, "lse": lse}
 
 

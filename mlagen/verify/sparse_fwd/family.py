@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, pairs, tolerance, variants
+from mlagen.verify import chained, checks, pairs, recomputed, tolerance, variants
 from mlagen.verify.batched import sparse_attention
 from mlagen.verify.case import CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, mapped, picked, require_tensors
@@ -32,6 +32,35 @@ def _build(subject: Subject, case: SparseFwdCase, seed: int) -> Inputs:
 
 
 def _call(run: SparseFwdRun, **given: Any) -> Results:
+    with recomputed.noted() as found:
+        results = _results(run, **given)
+    if found.flags:
+        _check_recomputed(run, given.get("q", run.inputs.q), found)
+    return results
+
+
+def _check_recomputed(run: SparseFwdRun, q: torch.Tensor, found: recomputed.Noted) -> None:
+    """Groups of tokens are computed again where one names a row twice, and where values that count are not finite."""
+    inputs, group = run.inputs, run.subject.package.sparse_fwd.GROUP
+    kv = inputs.kv.flatten(0, 1)
+    repeats, not_finite = [], []
+    for token in range(len(q)):
+        named = inputs.indices[token, 0]
+        named = named if inputs.length is None else named[: max(int(inputs.length[token]), 0)]
+        named = named[(named >= 0) & (named < len(kv))].long()
+        repeats.append(len(set(named.tolist())) < len(named))
+        not_finite.append(not bool(q[token].isfinite().all() and kv[named].isfinite().all()))
+
+    def grouped(tokens: list[bool]) -> torch.Tensor:
+        return torch.tensor([any(tokens[first : first + group]) for first in range(0, len(tokens), group)])
+
+    named_twice = grouped(repeats)
+    recomputed.require_flags("the union", found.after("_index_union_kernel"), named_twice, named_twice)
+    allowed = named_twice | grouped(not_finite)
+    recomputed.require_flags("attention", found.after("_sparse_fwd_sm90_shared_kernel"), named_twice, allowed)
+
+
+def _results(run: SparseFwdRun, **given: Any) -> Results:
     subject, case, inputs = run.subject, run.case, run.inputs
     named = {**inputs.optional(), "enable_batch_invariant": case.batch_invariant, **given}
     arguments = (named.pop("q", inputs.q), inputs.kv, inputs.indices, inputs.passed_scale)
