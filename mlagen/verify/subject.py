@@ -84,7 +84,7 @@ class Subject:
         if self.device == "cpu":
             simulated = self.target in SIMULATED
             target = "sm90" if simulated else self.target
-            planned = launch.DeviceFacts(target, multiprocessors or CPU_MULTIPROCESSORS, sm90=simulated)
+            planned = launch.DeviceFacts(target, multiprocessors or CPU_MULTIPROCESSORS, pdl=simulated, sm90=simulated)
         elif multiprocessors is not None:
             device = torch.device(self.device, torch.cuda.current_device())
             planned = launch.device_facts(device)._replace(multiprocessors=multiprocessors)

@@ -96,8 +96,6 @@ def _stand_in(value: Any) -> Any:
         return value
     if isinstance(value, triton.runtime.jit.KernelInterface) and hasattr(value, "fn"):
         return _function(value.fn)
-    if getattr(value, "__name__", None) in ("gdc_wait", "gdc_launch_dependents"):
-        return _nothing
     return value
 
 
@@ -114,10 +112,6 @@ class _Module:
 @functools.cache
 def _function(fn: Callable[..., Any]) -> Function:
     return Function(fn)
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    """Programmatic launch, which changes no value."""
 
 
 def jit(function: Any = None, **_: Any) -> Any:
@@ -143,7 +137,7 @@ def _launch(kernel: Function, grid: Any, *arguments: Any, **named: Any) -> None:
     given = {name: _argument(value, signature.parameters[name].annotation) for name, value in bound.items()}
     tensors = [getattr(value, "base", value) for value in bound.values()]
     tensors = [value for value in tensors if isinstance(value, torch.Tensor)]
-    memory = Memory(tensors)
+    memory = Memory(tensors, early=options.get("launch_pdl", False))
     watches = "global_smem" in inspect.getsource(sys.modules[kernel.fn.__module__])
     folder = str(Path(kernel.fn.__code__.co_filename).parent)
     programs = int(grid[0])
@@ -151,6 +145,7 @@ def _launch(kernel: Function, grid: Any, *arguments: Any, **named: Any) -> None:
         for number in range(programs):
             sanitizer.begin_program()
             Memory.current = memory
+            memory.begin_program()
             program = Program.current = Program(number, programs, options["num_warps"], SEED)
             if watches:
                 program.arena.hand = Warps(len(program.arena.words))
@@ -175,6 +170,9 @@ def _argument(value: Any, annotation: Any) -> Any:
     return value
 
 
+DEPENDENT = {"gdc_wait": hopper.gdc_wait, "gdc_launch_dependents": hopper.gdc_launch_dependents}
+
+
 def _language() -> types.SimpleNamespace:
     names: dict[str, Any] = {
         name: getattr(tl, name)
@@ -184,9 +182,7 @@ def _language() -> types.SimpleNamespace:
         )
     }  # fmt: skip
     names |= language.FUNCTIONS | {"load": load, "store": store, "atomic_add": atomic_add, "tensor": Tensor}
-    names["extra"] = types.SimpleNamespace(
-        cuda=types.SimpleNamespace(gdc_wait=_nothing, gdc_launch_dependents=_nothing)
-    )
+    names["extra"] = types.SimpleNamespace(cuda=types.SimpleNamespace(**DEPENDENT))
     names |= {
         "allocate_shared_memory": hopper.allocate_shared_memory, "warp_specialize": hopper.warp_specialize,
         "thread_barrier": hopper.thread_barrier, "barrier": hopper.thread_barrier,
@@ -232,5 +228,8 @@ def install() -> None:
     for name, module in made.items():
         parent, _, own = name.rpartition(".")
         setattr(made.get(parent) or importlib.import_module(parent), own, module)
+    # For interpreted kernels as well; a reload by Triton leaves two modules of this name.
+    for module in (importlib.import_module("triton.language.extra.cuda"), tl.extra.cuda):
+        vars(module).update(DEPENDENT)
     made[GLUON].runs_in_numpy = True  # type: ignore[attr-defined]
     sys.modules.update(made)

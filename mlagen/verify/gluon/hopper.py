@@ -46,6 +46,16 @@ def fence_async_shared(cluster: bool = False) -> None:
     partition().fence()
 
 
+def gdc_wait(**_: Any) -> None:
+    """Waits for the end of the kernel before; one that the interpreter runs begins after it."""
+    if hasattr(memory.Memory, "current"):
+        memory.Memory.current.awaited = True
+
+
+def gdc_launch_dependents(**_: Any) -> None:
+    """Lets the next kernel begin, which waits for the end of this one."""
+
+
 class Mbarrier:
     """The module `mbarrier`."""
 
@@ -172,6 +182,7 @@ class Tma:
             return
         own, barrier = partition(), _barrier(place)
         barrier.require_fence()
+        memory.Memory.current.require_awaited()
         first = [int(one) for one in coordinates]
         if target.shape != tuple(descriptor.block_shape):
             raise KernelError(f"a box {list(descriptor.block_shape)} to {list(target.shape)} at {lines.at()}")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mlagen.verify import sanitizer
+from mlagen.verify.gluon import lines
 from mlagen.verify.gluon.values import Array, Tensor, decode, encode, itemsize, raw_dtype
 
 
@@ -16,16 +17,22 @@ class AddressError(Exception):
     """An address that a GPU would not take; the message names the line."""
 
 
+class EarlyError(Exception):
+    """A kernel that may begin before the one before it ends touches memory without a wait for that end."""
+
+
 class Memory:
     """The storages of a launch's tensors.
 
     Args:
         tensors: the tensors that it was given.
+        early: the kernel may begin before the one before it ends; each program waits for that, then touches memory.
     """
 
     current: Memory
 
-    def __init__(self, tensors: list[Any]) -> None:
+    def __init__(self, tensors: list[Any], early: bool = False) -> None:
+        self.early, self.awaited = early, not early
         self._kept = tensors
         found = {}
         for tensor in tensors:
@@ -38,12 +45,22 @@ class Memory:
         ]
         self._views: dict[tuple[int, str], Array] = {}
 
+    def begin_program(self) -> None:
+        """A program begins, which has waited for nothing."""
+        self.awaited = not self.early
+
+    def require_awaited(self) -> None:
+        """Raises EarlyError if the kernel before may still write what the program touches."""
+        if not self.awaited:
+            raise EarlyError(f"memory is touched before gdc_wait, at {lines.at()}")
+
     def at(self, addresses: Array, dtype: Any) -> tuple[Array, Array]:
         """An array of a dtype and the places in it of addresses, which are in one tensor's storage.
 
         Raises:
             AddressError: they are not, or not aligned.
         """
+        self.require_awaited()
         size = dtype.itemsize
         low, high = int(addresses.min()), int(addresses.max())
         number = bisect.bisect_right(self._begins, low) - 1

@@ -12,7 +12,7 @@ from mlagen.digest import kernels_of
 
 WAITS = ("mbarrier.wait", "async_copy.wait_group", "_wait_k", "_hold_wait", "gdc_wait", "warpgroup_mma_wait")
 ARRIVES = ("mbarrier.arrive", "mbarrier.expect", "async_copy.mbarrier_arrive", "_bar_arrive", "_bar_arrive_dynamic")
-BARRIERS = ("_bar_sync", "_bar_sync_dynamic", "_barrier", "gl.barrier", "gl.thread_barrier")
+BARRIERS = ("_bar_sync", "_bar_sync_dynamic", "_barrier", "barrier", "gl.barrier", "gl.thread_barrier")
 FENCES = ("fence_async_shared",)
 VALUE_WAIT = "warpgroup_mma_wait"  # its call gives the value that it waited for
 MANY = "7"  # products that may still run behind a wait that waits for nothing

@@ -336,7 +336,7 @@ def _neighbours(suite: _Suite) -> Iterator[SparseFwdCase]:
         yield from suite.sparse(f"neighbours: {name}", promise, check=check, indices=f"neighbours, {indices}", **sizes)
     promise = "rows of several blocks of the list"
     yield from suite.sparse(
-        "neighbours: blocks of rows", promise, indices="neighbours, 75 % shared", **{**sizes, "rows": 20_000}
+        "rows past a block: neighbours", promise, indices="neighbours, 75 % shared", **{**sizes, "rows": 20_000}
     )
     if big:
         promise = "rows past what one bitmap holds"
