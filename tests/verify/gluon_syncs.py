@@ -4,7 +4,7 @@
     PYTHONPATH=. python tests/verify/gluon_syncs.py --modules 'dsv32/_topk_sm90' --only '*:_barrier:*'
 
 Prints a line a mutant, then the table. Exits with 1 if fewer than 97 of 100 are noticed. Statements that
-`redundant_syncs.yaml` lists do not count.
+`redundant_syncs.yaml` lists do not count, and run only with --all.
 
 Torch and Triton are imported once; each mutant runs in a fork.
 """
@@ -80,10 +80,12 @@ def main() -> int:
     parser.add_argument("--modules", default="*", help="shell pattern of PACKAGE/MODULE")
     parser.add_argument("--only", default="*", help="shell pattern of PACKAGE/MODULE:FUNCTION:CALL:NUMBER")
     parser.add_argument("--seed", type=int, default=0, help="of the order of cases")
+    parser.add_argument("--all", action="store_true", help="run those that are redundant as well")
     parser.add_argument("--report", type=Path, help="write outcomes here, after each one")
     parser.add_argument("--read", type=Path, nargs="+", help="print the table of these reports and end")
     options = parser.parse_args()
     outcomes: dict[str, Outcome] = {}
+    redundant = redundant_names(REDUNDANT)
     for path in options.read or ():
         outcomes |= {name: Outcome(**one) for name, one in json.loads(path.read_text()).items()}
     if not options.read:
@@ -95,13 +97,16 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as work:
             for package, sync in mutants(options.modules, options.only):
                 name = f"{package}/{sync.name}"
+                if name in redundant and not options.all:
+                    outcomes[name] = Outcome("redundant")
+                    continue
                 one = outcomes[name] = outcome_of(package, sync, Path(work), options.seed)
                 print(f"{name} (line {sync.line}): {one.how} in {one.seconds} s  {one.detail[:200]}", flush=True)
                 if options.report:
                     options.report.write_text(
                         json.dumps({name: asdict(one) for name, one in outcomes.items()}, indent=1)
                     )
-    lines = list(table(outcomes, redundant_names(REDUNDANT)))
+    lines = list(table(outcomes, redundant))
     print("\n".join(lines))
     return 0 if float(lines[-1].rpartition(": ")[2].removesuffix(" %")) >= FEWEST else 1
 

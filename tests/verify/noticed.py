@@ -9,7 +9,7 @@ import random
 import signal
 from pathlib import Path
 
-CASE_SECONDS = 60  # in which a case ends but for a loop without an end
+CASE_SECONDS = 60  # of a CPU, in which a case ends but for a loop without an end
 
 
 class _TooLongError(BaseException):
@@ -35,7 +35,7 @@ def noticed_by(
     from mlagen.verify.subject import SIMULATED
     from mlagen.verify.worker import Run
 
-    signal.signal(signal.SIGALRM, _stop)
+    signal.signal(signal.SIGPROF, _stop)
     try:
         names = {"package_dir": str(folder), "device": "cpu", "targets": targets}
         run = Run({**names, "only": None, "families": families, "every": True})
@@ -46,13 +46,13 @@ def noticed_by(
     assert numbers, f"no case of {simulated} for {folder}"
     random.Random(seed).shuffle(numbers)
     for number in numbers:
-        signal.alarm(CASE_SECONDS)
+        signal.setitimer(signal.ITIMER_PROF, CASE_SECONDS)
         try:
             result, _ = run.result(number)
         except _TooLongError:
             return f"{run.pairs[number][0].name}: no end"
         finally:
-            signal.alarm(0)
+            signal.setitimer(signal.ITIMER_PROF, 0)
         if not result.ok:
             return f"{result.case}: {result.detail[:240]}"
     return None

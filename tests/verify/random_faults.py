@@ -1,10 +1,12 @@
 """Random faults in generated kernels, and how many of them verification notices.
 
     PYTHONPATH=. python tests/verify/random_faults.py --seed 1 --faults 20 odd odd_fp8
+    PYTHONPATH=. python tests/verify/random_faults.py --seed 1 --faults 7 --sm90
 
 Prints a line a fault: the case that noticed it, or that none did; then a table. Exits with 1 if too few are noticed. A
 fault that survives and is known to change nothing that a call can see stands in `harmless_faults.yaml` with the reason,
-and does not count.
+and does not count. With --sm90, faults go into the sm90 modules, so many in each, and their
+cases run in numpy. One that passes them all is compiled then, as `build` does, since numpy knows little of layouts.
 
 Torch and Triton are imported once a package; each fault runs in a fork, since some of them crash or never end.
 """
@@ -13,12 +15,9 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
-import json
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from noticed import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATED = ROOT / "generated"
@@ -33,7 +33,23 @@ FEWEST_NOTICED = 0.97  # of those that change anything
 HARMLESS = Path(__file__).with_name("harmless_faults.yaml")
 PACKAGES = ("odd", "odd_fp8", "odd_prefill", "minicpm3", "dsv4_flash")
 TARGETS = ["sm80", "sm90", "gfx942"]  # all cases with the first one's tiles, some with the others'
-CASE_SECONDS = 60  # in which a case ends but for a loop without an end
+# The packages whose sm90 modules are broken, one text of each module.
+SM90 = {
+    "_topk_sm90": "dsv32",
+    "_mqa_logits_sm90": "dsv32",
+    "_paged_mqa_logits_sm90": "dsv32",
+    "_index_union_sm90": "dsv32",
+    "_sparse_fwd_sm90": "dsv32",
+    "_sparse_fwd_sm90_shared": "dsv32",
+    "_sparse_fwd_sm90_swap_ab": "dsv32",
+    "_sparse_decode_sm90": "dsv4_flash",
+    "_sparse_decode_sm90_e4m3": "dsv32_fp8_tensor",
+    "_dense_decode_sm90": "dsv3",
+    "_dense_decode_sm90_swap_ab": "dsv3",
+    "_dense_decode_sm90_few": "dsv3_fp8",
+    "_dense_decode_sm90_parts": "dsv3_fp8",
+    "_dense_fwd_sm90": "dsv3_prefill",
+}
 # Which families' cases run a module's functions; of other modules all do.
 FAMILIES = {
     "_cache_kernels": ("cache",),
@@ -65,6 +81,7 @@ class Fault:
     """A replacement in one line of a generated module, which stands in `begin` to `end` of it."""
 
     module: str
+    function: str
     line: int
     begin: int
     end: int
@@ -82,16 +99,17 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """What names it in `harmless_faults.yaml`: the line before and after."""
-        return f"{self.text.strip()} -> {self._broken(self.text).strip()}"
+        """Its name in `harmless_faults.yaml`: module and function, and the line before and after."""
+        return f"{self.module}:{self.function}: {self.text.strip()} -> {self._broken(self.text).strip()}"
 
 
-def faults_of(folder: Path) -> list[Fault]:
-    """Every fault that may be put into the portable kernels of a package."""
+def faults_of(folder: Path, module: str | None = None) -> list[Fault]:
+    """Every fault that may be put into a module of a package; None: into its portable kernels."""
     found = []
     for path in sorted(folder.glob("_*.py")):
         source = path.read_text()
-        if "_sm90" in path.name or "@triton.jit" not in source + source.replace("@_launch.kernel", "@triton.jit"):
+        kernels = "@triton.jit" in source or "@_launch.kernel" in source
+        if path.stem != module if module else "_sm90" in path.name or not kernels:
             continue
         for node in ast.walk(ast.parse(source)):
             if isinstance(node, ast.FunctionDef) and any(
@@ -108,7 +126,7 @@ def _of_function(module: str, function: ast.FunctionDef, source: str) -> Iterato
         if node.lineno == node.end_lineno:
             line = lines[node.lineno - 1]
             # ast counts bytes; the kernels' lines that hold code are ASCII.
-            yield Fault(module, node.lineno, begin, end, new, line)
+            yield Fault(module, function.name, node.lineno, begin, end, new, line)
 
     for statement in function.body:
         for node in ast.walk(statement):
@@ -133,11 +151,11 @@ def _of_function(module: str, function: ast.FunctionDef, source: str) -> Iterato
                 yield from fault(node, node.col_offset, node.end_col_offset, repr(node.value + 1))
             elif isinstance(node, ast.Call) and node.end_col_offset is not None:
                 name = ast.unparse(node.func)
-                if name == "tl.program_id":
+                if name in ("tl.program_id", "gl.program_id"):
                     yield from fault(node, node.col_offset, node.end_col_offset, f"({ast.unparse(node)} + 1)")
-                if name == "tl.where" and node.lineno == node.end_lineno:
+                if name in ("tl.where", "gl.where") and node.lineno == node.end_lineno:
                     condition, one, other = (ast.unparse(argument) for argument in node.args)
-                    swapped = f"tl.where({condition}, {other}, {one})"
+                    swapped = f"{name}({condition}, {other}, {one})"
                     yield from fault(node, node.col_offset, node.end_col_offset, swapped)
                 for keyword in node.keywords:
                     value = keyword.value
@@ -146,79 +164,41 @@ def _of_function(module: str, function: ast.FunctionDef, source: str) -> Iterato
                         yield from fault(value, value.col_offset, value.end_col_offset, kept)
 
 
-class _TooLongError(BaseException):
-    pass
-
-
-def _stop(*_: object) -> None:
-    raise _TooLongError
-
-
-def noticed_by(folder: Path, module: str, seed: int) -> str | None:
-    """The first case, in some order, that does not hold for a package; None if all that run the module do."""
-    from mlagen.verify.families import FAMILIES as KNOWN
-    from mlagen.verify.worker import Run
-
-    signal.signal(signal.SIGALRM, _stop)
-    try:
-        job = {
-            "package_dir": str(folder),
-            "device": "cpu",
-            "targets": TARGETS,
-            "only": None,
-            "families": None,
-            "every": True,
-        }
-        run = Run(job)
-    except Exception as error:
-        return f"import: {type(error).__name__}"
-    names = FAMILIES.get(module)
-    known = [family for family in KNOWN if names is None or family.name in names]
-    numbers = [number for number, (case, _) in enumerate(run.pairs) if any(one.has(case) for one in known)]
-    numbers = [number for number in numbers if "refuses" not in run.pairs[number][0].name]
-    random.Random(seed).shuffle(numbers)
-    for number in numbers:
-        signal.alarm(CASE_SECONDS)
-        try:
-            result, _ = run.result(number)
-        except _TooLongError:
-            return f"{run.pairs[number][0].name}: no end"
-        finally:
-            signal.alarm(0)
-        if not result.ok:
-            return f"{result.case}: {result.detail[:160]}"
-    return None
-
-
-def score(package: str, seed: int, count: int, work: Path) -> list[tuple[Fault, str | None]]:
-    """Puts so many faults into a package, each alone, and says what noticed each."""
-    source = GENERATED / package
-    chosen = random.Random(f"{package} {seed}").sample(faults_of(source), count)
+def score(package: str, chosen: list[Fault], seed: int, work: Path) -> list[tuple[Fault, str | None]]:
+    """Puts faults into a package, each alone, and says what noticed each."""
     results = []
     for number, fault in enumerate(chosen):
         folder = work / str(number) / package
-        shutil.copytree(source, folder)
+        shutil.copytree(GENERATED / package, folder)
         path = folder / f"{fault.module}.py"
         path.write_text(fault.apply(path.read_text()))
-        results.append((fault, _forked(folder, fault.module, seed)))
+        results.append((fault, _noticed(folder, fault.module, seed)))
         shutil.rmtree(folder)
-        print(f"{package} {fault.module}:{fault.line}: {fault.key}\n    {results[-1][1] or 'NOT NOTICED'}", flush=True)
+        print(f"{package} {fault.line}: {fault.key}\n    {results[-1][1] or 'NOT NOTICED'}", flush=True)
     return results
 
 
-def _forked(folder: Path, module: str, seed: int) -> str | None:
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        with contextlib.suppress(BaseException), os.fdopen(writing, "w") as answer:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            answer.write(json.dumps(noticed_by(folder, module, seed)))
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as answer:
-        text = answer.read()
-    os.waitpid(child, 0)
-    return str(json.loads(text)) if text and text != "null" else (None if text else "the process died")
+def _noticed(folder: Path, module: str, seed: int) -> str | None:
+    from mlagen.verify.random.mutants import REACHED
+
+    if module not in REACHED:
+        return forked(folder, TARGETS, FAMILIES.get(module), "", seed)
+    family, kernel = REACHED[module]
+    return forked(folder, ["sm90"], (family,), kernel, seed) or _compilation(folder, module)
+
+
+def _compilation(folder: Path, module: str) -> str | None:
+    """The failure of a kernel of the module to compile for sm90."""
+    from mlagen.compile import KernelError, compile_jobs, list_variants
+
+    with tempfile.TemporaryDirectory() as cache:
+        jobs = [job for job in list_variants(folder, ["sm90"], cache_dir=Path(cache)) if job.module == module]
+        first = {job.kernel: job for job in reversed(jobs)}
+        try:
+            compile_jobs(folder, list(first.values()), workers=1, cache_dir=Path(cache))
+        except KernelError as error:
+            return f"compilation: {' '.join(str(error).split())[:160]}"
+    return None
 
 
 def harmless() -> dict[str, str]:
@@ -232,7 +212,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Puts random faults into generated kernels.")
     parser.add_argument("packages", nargs="*", default=PACKAGES)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--faults", type=int, default=20)
+    parser.add_argument("--faults", type=int, default=20, help="in each package, or in each module")
+    parser.add_argument("--sm90", nargs="*", help="into these sm90 modules; without a name into all")
     options = parser.parse_args()
     os.environ["TRITON_INTERPRET"] = "1"
     sys.path.insert(0, str(ROOT))
@@ -242,17 +223,25 @@ def main() -> None:
     import mlagen.verify.families  # noqa: F401  torch and Triton, before the first fork
 
     known, rows = harmless(), []
+    if options.sm90 is None:
+        places = [(package, None) for package in options.packages]
+    else:
+        places = [(SM90[module], module) for module in options.sm90 or SM90]
     with tempfile.TemporaryDirectory() as work:
-        for package in options.packages:
-            results = score(package, options.seed, options.faults, Path(work))
+        for package, module in places:
+            name = f"{package}/{module}" if module else package
+            chosen = random.Random(f"{name} {options.seed}").sample(
+                faults_of(GENERATED / package, module), options.faults
+            )
+            results = score(package, chosen, options.seed, Path(work))
             survivors = [fault for fault, what in results if what is None]
             same = [fault for fault in survivors if fault.key in known]
-            rows.append((package, len(results), len(results) - len(survivors), len(same)))
+            rows.append((name, len(results), len(results) - len(survivors), len(same)))
             for fault in survivors:
-                print(f"{package}: survived: {fault.key}: {known.get(fault.key, 'NOT KNOWN TO BE HARMLESS')}")
-    print("package        faults  noticed  harmless  missed")
-    for package, count, noticed, same in rows:
-        print(f"{package:<14} {count:>6} {noticed:>8} {same:>9} {count - noticed - same:>7}")
+                print(f"{name}: survived: {fault.key}: {known.get(fault.key, 'NOT KNOWN TO BE HARMLESS')}")
+    print(f"{'package':<40} faults  noticed  harmless  missed")
+    for name, count, noticed, same in rows:
+        print(f"{name:<40} {count:>6} {noticed:>8} {same:>9} {count - noticed - same:>7}")
     changing, found = (sum(row[at] - row[3] * (at == 1) for row in rows) for at in (1, 2))
     print(f"{found} of {changing} that change anything: {found / changing:.1%}")
     sys.exit(found < FEWEST_NOTICED * changing)

@@ -4,6 +4,7 @@ import re
 
 import numpy as np
 import pytest
+import torch
 import triton.language as tl
 
 from mlagen.verify.gluon import hopper, language, lines, ptx
@@ -242,3 +243,41 @@ def test_assembly_is_executed(text, given, found):
 def test_assembly_that_is_not_known_is_an_error(text):
     with pytest.raises(ptx.PtxError, match="not known"):
         words(text, 1)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_copies_end_before_scratch_memory_is_taken(waits):
+    source = torch.ones(64, dtype=torch.float32)
+
+    def kernel():
+        hopper.memory.Memory.current = hopper.memory.Memory([source])
+        target, ready = shared(64), mbarrier(128)
+        pointers = Tensor(source.data_ptr() + 4 * np.arange(64), tl.pointer_type(tl.float32))
+
+        def copying():
+            hopper.AsyncCopy.async_copy_global_to_shared(target, pointers)
+            hopper.AsyncCopy.mbarrier_arrive(ready, increment_count=False)
+            if waits:
+                hopper.Mbarrier.wait(ready, 0)
+
+        pair(copying, lambda: None)
+        assert language.FUNCTIONS["sum"](ones(64), 0).array == 64
+
+    if waits:
+        run(kernel)
+    else:
+        with pytest.raises(KernelError, match=r"copying \(partition 0\) ended before its copies did"):
+            run(kernel)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_memory_is_touched_behind_the_wait_for_the_kernel_before(waits):
+    source = torch.ones(1, dtype=torch.float32)
+    found = hopper.memory.Memory.current = hopper.memory.Memory([source], early=True)
+    found.begin_program()
+    if waits:
+        hopper.gdc_wait()
+        hopper.memory.load(Tensor(np.int64(source.data_ptr()), tl.pointer_type(tl.float32)))
+    else:
+        with pytest.raises(hopper.memory.EarlyError, match="touched before gdc_wait"):
+            hopper.memory.load(Tensor(np.int64(source.data_ptr()), tl.pointer_type(tl.float32)))

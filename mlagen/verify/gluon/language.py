@@ -132,6 +132,7 @@ def fma(one: Any, other: Any, more: Any) -> Tensor:
 
 def _reduced(function: Any) -> Callable[..., Tensor]:
     def apply(given: Tensor, axis: Any = None, keep_dims: bool = False, **_: Any) -> Tensor:
+        Program.current.require_scratch()
         axis = values(axis)
         array, dtype = np.asarray(given.array), given.dtype
         if dtype.name == "int1" and function is np.add:
@@ -155,6 +156,7 @@ def _split_along(given: tuple[Tensor, ...], axis: int, begin: int, end: int) -> 
 
 def reduce(given: Any, axis: Any, combine: Any, keep_dims: bool = False) -> Any:
     """A reduction by a function of the kernel's, halves onto halves."""
+    Program.current.require_scratch()
     several = isinstance(given, tuple)
     parts: tuple[Tensor, ...] = tuple(given) if several else (given,)
     axis = values(axis)
@@ -224,6 +226,8 @@ def broadcast(one: Any, other: Any) -> Any:
 
 def convert_layout(given: Tensor, layout: Any, assert_trivial: bool = False) -> Tensor:
     """The values by other threads."""
+    if not assert_trivial:
+        Program.current.require_scratch()
     if given.layout is PER_THREAD:
         raise TypeError("a scalar of each thread has no layout to convert")
     return Tensor(given.array, given.dtype, getattr(layout, "value", layout))

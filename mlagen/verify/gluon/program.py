@@ -132,6 +132,7 @@ class Program:
         self.arena = Arena()
         self.named = NamedBarriers()
         self.loads: list[deque[Callable[[], None]]] = []  # copies by descriptor, each of its own
+        self.leftover: str | None = None  # the partition that ended before its copies did
         self.back = threading.Semaphore(0)
         self.stopped = False
 
@@ -189,6 +190,8 @@ class Program:
             self.stopped = False
             self.partitions, self.partition = [self.main], self.main
         for part in parts:
+            if part.clock[part.copies] < part.copied:
+                self.leftover = part.name
             self.main.acquire(*part.released())
             self.main.queues["copies"].extend(part.queues["copies"])
 
@@ -213,6 +216,11 @@ class Program:
                 if chosen.queues["products"]:
                     raise KernelError(f"{chosen.name} ends before its products do")
                 live.remove(chosen)
+
+    def require_scratch(self) -> None:
+        """Raises KernelError if a copy may still write where scratch memory of later code lies."""
+        if self.leftover is not None:
+            raise KernelError(f"{self.leftover} ended before its copies did, into memory that is taken at {lines.at()}")
 
     def finish(self) -> None:
         """Completes pending operations, and checks the barriers.

@@ -72,7 +72,7 @@ class Task:
     @property
     def name(self) -> str:
         """Its name."""
-        return self.sync.name if self.sync else f"{self.module}: shapes"
+        return f"{self.package.name}/{self.sync.name}" if self.sync else f"{self.module}: shapes"
 
 
 @dataclass
@@ -261,7 +261,7 @@ def table(outcomes: dict[str, Outcome], redundant: Sequence[str]) -> Iterator[st
 
 
 def redundant_names(path: Path | None) -> list[str]:
-    """Names of syncs that a file lists as redundant, each with the reason: a mapping in YAML."""
+    """Names of syncs, with packages, that a file lists as redundant, each with the reason: a mapping in YAML."""
     if path is None:
         return []
     import yaml
@@ -339,7 +339,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.list:
         for module, folder in modules_of(options.packages, options.modules).items():
             for sync in syncs_of(folder / f"{module}.py"):
-                print(f"{sync.name}  # {sync.kind}, line {sync.line}")
+                print(f"{folder.name}/{sync.name}  # {sync.kind}, line {sync.line}")
         return 0
     outcomes: dict[str, Outcome] = {}
     if options.read:
