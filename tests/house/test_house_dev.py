@@ -216,7 +216,9 @@ def test_a_quick_test_runs_every_check_and_the_rooms_that_take_seconds(machine: 
     words = pytest_line.removesuffix("|").split("|")
     assert words[:5] == ["pytest", "-n", "auto", "--dist", "worksteal"]
     paths = [word for word in words if word.startswith("tests/")]
-    assert {path.split("/")[1] for path in paths} == {"spec", "plan", "layout", "emit", "cli", "generated", "house"}
+    rooms = {"spec", "plan", "layout", "emit", "cli", "generated", "house"}
+    assert {path.split("/")[1] for path in paths} == {*rooms, "verify"}
+    assert [path for path in paths if "/verify" in path] == ["tests/verify/test_gluon_smoke.py"]
     assert all((ROOT / path).exists() for path in paths)
     assert words[-4:] == ["-m", "not (compilation or gpu or interpreter or mutants or slow)", "-k", "one or two"]
     marks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]

@@ -189,7 +189,8 @@ def _noticed(folder: Path, module: str, seed: int) -> str | None:
 
 def _compilation(folder: Path, module: str) -> str | None:
     """The failure of a kernel of the module to compile for sm90."""
-    from mlagen.compile import KernelError, compile_jobs, list_variants
+    from mlagen.compile import compile_jobs, list_variants
+    from mlagen.compile.job import KernelError
 
     with tempfile.TemporaryDirectory() as cache:
         jobs = [job for job in list_variants(folder, ["sm90"], cache_dir=Path(cache)) if job.module == module]
