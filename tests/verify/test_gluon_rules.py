@@ -281,3 +281,9 @@ def test_memory_is_touched_behind_the_wait_for_the_kernel_before(waits):
     else:
         with pytest.raises(hopper.memory.EarlyError, match="touched before gdc_wait"):
             hopper.memory.load(Tensor(np.int64(source.data_ptr()), tl.pointer_type(tl.float32)))
+
+
+def test_a_grid_has_one_dimension():
+    Program.current = Program(3, 5, 4, 0)
+    assert [int(language.program_id(axis)) for axis in (0, 1)] == [3, 0]
+    assert [int(language.num_programs(axis)) for axis in (0, 1)] == [5, 1]

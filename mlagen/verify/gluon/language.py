@@ -40,14 +40,14 @@ def values(given: Any) -> Any:
     return int(given) if isinstance(given, Tensor) else given
 
 
-def program_id(_axis: int) -> Tensor:
-    """The number of the program."""
-    return Tensor(np.int32(Program.current.number), tl.int32)
+def program_id(axis: int) -> Tensor:
+    """The number of the program; grids have one dimension."""
+    return Tensor(np.int32(0 if axis else Program.current.number), tl.int32)
 
 
-def num_programs(_axis: int) -> Tensor:
+def num_programs(axis: int) -> Tensor:
     """Programs of the grid."""
-    return Tensor(np.int32(Program.current.programs), tl.int32)
+    return Tensor(np.int32(1 if axis else Program.current.programs), tl.int32)
 
 
 def arange(start: Any, end: Any, layout: Any = None) -> Tensor:
