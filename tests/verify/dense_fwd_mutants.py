@@ -28,7 +28,7 @@ DENSE_FWD_MUTANTS = (
         "dense_fwd: no*",
         TYPICAL,
     ),
-    _literal("keys are not masked", "tl.where(seen, scores, NEG_LARGE)", "scores", "dense_fwd: scale: 30"),
+    _literal("keys are not masked", "tl.where(seen, scores, NEG_LARGE)", "scores", "dense_fwd: scale: 300"),
     _literal("a row sees one key too many", "rows + (s_k - s_q + 1)", "rows + (s_k - s_q + 2)"),
     _literal("causal rows begin at the first key", "rows + (s_k - s_q + 1)", "rows + 1"),
     _literal("all keys are whole steps", "whole = s_k // BLOCK_N * BLOCK_N", "whole = s_k", WHOLE),
