@@ -1,6 +1,7 @@
 """`python -m mlagen.bench.report.figures`: writes the figures of the documents from the reports in docs/benchmarks.
 
 A block of a document begins with `<!-- figures: NAME ARGUMENTS -->` and ends with `<!-- end -->`. NAME is of BLOCKS.
+The block `picture NAME ARGUMENTS`, NAME of PICTURES, also writes an SVG into docs/pictures and shows it.
 A report is `CARD-PACKAGE.json`, or `CARD-PACKAGE-PART.json`, and the page beside it shows all of its rows as tables.
 `chosen.yaml` names the rows of the summaries.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -21,14 +23,17 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from mlagen.bench.families import FAMILIES
 from mlagen.bench.package import kernels_digest
+from mlagen.bench.report import diagrams, pictures
 from mlagen.bench.report.rows import Contender, Row
 from mlagen.bench.report.saved import read_rows
 from mlagen.bench.report.tables import NONE, error, markdown, of_roof, ratio, shape_name, us
 from mlagen.errors import MlagenError, UsageError
+from mlagen.layout import compose
+from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS
 
 BEGIN = re.compile(r"^<!-- figures: (.+?) -->$")
 END = "<!-- end -->"
-LEVEL = 0.995  # a ratio that is 1.00 when it is written
+HERE = "{docs}"  # of a link in a block: docs/, as seen from the document
 NO_ROWS = "No report holds these rows yet.\n"
 
 
@@ -39,7 +44,7 @@ class Chosen(BaseModel):
         kernel: name, with a link from docs/performance.
         package: of the reports.
         shapes: rows of the reports.
-        readme: those that README has too, and what it calls the kernel there.
+        readme: those that the chart of speed has too, and its names of the kernels.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -98,6 +103,7 @@ class Documents:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.folder = root / "docs" / "benchmarks"
+        self.drawn: dict[Path, str] = {}  # pictures of the blocks so far: file and text
 
     @cached_property
     def reports(self) -> list[Report]:
@@ -145,12 +151,14 @@ class Documents:
         """What each document that holds figures, and each report's page, has to say."""
         found = {report.path.with_suffix(".md"): _report_page(report) for report in self.reports}
         documents = [self.root / "README.md", *sorted((self.root / "docs").glob("*.md"))]
-        documents += [*sorted((self.root / "docs" / "performance").glob("*.md")), self.folder / "README.md"]
+        for folder in ("decisions", "performance"):
+            documents += sorted((self.root / "docs" / folder).glob("*.md"))
+        documents.append(self.folder / "README.md")
         for path in documents:
             text = path.read_text(encoding="utf-8")
             if "<!-- figures: " in text:
                 found[path] = self.filled(text, path)
-        return found
+        return found | self.drawn
 
     def filled(self, text: str, path: Path) -> str:
         """A document with its blocks filled.
@@ -166,7 +174,8 @@ class Documents:
                 name, *arguments = begin[1].split()
                 if name not in BLOCKS or END not in lines[number:]:
                     raise UsageError(f"{path}:{number + 1}: takes a block {', '.join(BLOCKS)}, and {END} behind it")
-                kept += ["", BLOCKS[name](self, *arguments).rstrip("\n"), ""]
+                block = BLOCKS[name](self, *arguments).rstrip("\n")
+                kept += ["", block.replace(HERE, os.path.relpath(self.root / "docs", path.parent)), ""]
                 number = lines.index(END, number) - 1
             number += 1
         return "\n".join(kept) + "\n"
@@ -195,7 +204,7 @@ def _cells(row: Row | None, *, whole: bool) -> list[str]:
 def _ratio(best: Contender) -> str:
     """The quoted ratio, bold where ours is slower."""
     value = best.quoted_ratio
-    return f"**{ratio(value)}**" if value is not None and value < LEVEL else ratio(value)
+    return f"**{ratio(value)}**" if value is not None and value < pictures.LEVEL else ratio(value)
 
 
 def _header(cards: Sequence[str], names: Sequence[str]) -> list[str]:
@@ -242,27 +251,13 @@ def summary_block(documents: Documents) -> str:
     return _table(["kernel", "shape", *_header(documents.cards, names)], lines) if lines else NO_ROWS
 
 
-def first_block(documents: Documents) -> str:
-    """The chosen rows that README has: a ratio a card."""
-    lines = []
-    for each in documents.chosen:
-        rows = documents.rows(each.package)
-        for shape, name in each.readme.items():
-            if row := rows.get(shape):
-                peers = [row[card].best_peer if card in row else None for card in documents.cards]
-                cells = [f"{_ratio(best)} ({best.name})" if best else NONE for best in peers]
-                page = re.sub(r"\]\((.*?)(#.*?)?\).*", r"](docs/performance/\1\2)", each.kernel)
-                lines.append([name, shape, *cells, page])
-    return _table(["kernel", "shape", *documents.cards, "more"], lines) if lines else NO_ROWS
-
-
 def slower_block(documents: Documents) -> str:
     """All rows that are slower than their best peer, a line each card, package and kind."""
     lines = []
     for card in documents.cards:
         rows = [row for report in documents.reports if report.card == card for row in report.rows]
         judged = [(row, _best(row)) for row in rows if row.ours.seconds is not None and row.best_peer]
-        slower = [(row, value) for row, value in judged if value < LEVEL]
+        slower = [(row, value) for row, value in judged if value < pictures.LEVEL]
         lines.append(
             f"On an {card}, {len(slower)} of {len(judged)} rows with a peer are slower than the best of them.\n"
         )
@@ -301,10 +296,65 @@ def _report_page(report: Report) -> str:
     return f"{title}\n\n{head}\n\n{markdown(report.rows)}"
 
 
+def picture_block(documents: Documents, name: str, *arguments: str) -> str:
+    """A picture, shown: `speed`, `layouts`, `pipeline`, `seesaw`, or `roofline FAMILY PACKAGE/FAMILY...`.
+
+    Raises:
+        UsageError: no picture has this name.
+    """
+    if name not in PICTURES:
+        raise UsageError(f"picture {name}: takes {', '.join(PICTURES)}")
+    picture = PICTURES[name](documents, *arguments)
+    if picture is None:
+        return NO_ROWS
+    file = f"pictures/{'-'.join([name, *arguments[:1]])}.svg"
+    documents.drawn[documents.root / "docs" / file] = picture.svg
+    return f"![{picture.alt}]({HERE}/{file})"
+
+
+def _speed(documents: Documents) -> pictures.Picture | None:
+    """The chosen rows of the chart of speed, by card; None if no report holds one."""
+    bars: dict[str, list[pictures.Bar]] = {}
+    for each in documents.chosen:
+        rows = documents.rows(each.package)
+        for shape, name in each.readme.items():
+            for card, row in rows.get(shape, {}).items():
+                if (best := row.best_peer) and (value := best.quoted_ratio):
+                    bars.setdefault(card, []).append(pictures.Bar(name.replace("`", ""), shape, value, best.name))
+    return pictures.speed(bars) if bars else None
+
+
+def _roofline(documents: Documents, family: str, *groups: str) -> pictures.Picture | None:
+    """Rows of `PACKAGE/FAMILY` groups; None if no report holds one."""
+    found = {}
+    for group in groups:
+        package, _, own = group.partition("/")
+        if rows := [row for cards in documents.rows(package, own).values() for row in cards.values()]:
+            found[package if own == family else f"{package} {own}"] = rows
+    return pictures.roofline(family, found) if found else None
+
+
+def _layouts(_: Documents) -> pictures.Picture:
+    """Every named layout of a KV cache on the first of its models' dims; fp16 is as bf16."""
+    every = [
+        (compose(NAMED_LAYOUTS[name], *dims[0]), f"{dims[0][0]} + {dims[0][1]}")
+        for name, dims in LAYOUT_DIMS.items()
+        if name != "fp16"
+    ]
+    return pictures.layouts(every)
+
+
+PICTURES: dict[str, Callable[..., pictures.Picture | None]] = {
+    "speed": _speed,
+    "roofline": _roofline,
+    "layouts": _layouts,
+    "pipeline": lambda _: diagrams.pipeline(),
+    "seesaw": lambda _: diagrams.seesaw(),
+}
 BLOCKS: dict[str, Callable[..., str]] = {
+    "picture": picture_block,
     "rows": rows_block,
     "summary": summary_block,
-    "first": first_block,
     "slower": slower_block,
     "reports": reports_block,
 }
@@ -325,6 +375,7 @@ def main(arguments: list[str] | None = None) -> int:
                 differing += 1
                 print(path)
                 if not options.check:
+                    path.parent.mkdir(exist_ok=True)
                     path.write_text(text, encoding="utf-8")
     except MlagenError as failure:
         print(failure, file=sys.stderr)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -34,9 +35,9 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "docs/benchmarks/chosen.yaml").write_text(CHOSEN)
     for path, names in (
-        ("README.md", ["first"]),
+        ("README.md", ["picture speed"]),
         ("docs/performance/README.md", ["summary", "slower"]),
-        ("docs/performance/sparse_fwd.md", ["rows dsv32 decode"]),
+        ("docs/performance/sparse_fwd.md", ["rows dsv32 decode", "picture roofline sparse_fwd dsv32/decode"]),
         ("docs/benchmarks/README.md", ["reports"]),
     ):
         blocks = "\n\n".join(f"<!-- figures: {name} -->\nold\n{END}" for name in names)
@@ -72,7 +73,7 @@ def test_blocks_are_written_once_and_nothing_else_is(checkout: Path, rows: list[
     assert main(["--root", str(checkout)]) == 0
     assert main(["--root", str(checkout), "--check"]) == 0
     said = text(checkout, "README.md")
-    assert said.startswith("# Title\n\n<!-- figures: first -->\n\n| kernel | shape | H100 | more |\n")
+    assert said.startswith("# Title\n\n<!-- figures: picture speed -->\n\n![Speed against the best peer on H100, ")
     assert said.endswith(f"\n\n{END}\n\nThe end.\n")
     assert "old" not in said
 
@@ -80,7 +81,7 @@ def test_blocks_are_written_once_and_nothing_else_is(checkout: Path, rows: list[
 def test_the_time_behind_another_kernel_is_quoted_and_the_other_shown(checkout: Path, rows: list[Row]) -> None:
     save(checkout, "h100-dsv32.json", rows)
     main(["--root", str(checkout)])
-    assert "| sparse decode | decode 1 x h16, kv 128K, topk 2048 | 2.00 (vLLM Triton) |" in text(checkout, "README.md")
+    assert "sparse decode 2.00](docs/pictures/speed.svg)" in text(checkout, "README.md")
     shown = text(checkout, "docs/performance/sparse_fwd.md")
     assert "| 1 x h16, kv 128K, topk 2048 | 9.0 | vLLM Triton 18.0 | 2.00 | 8.0, 2.41 |" in shown
     assert "| 128 x h16, kv 128K, topk 2048 | 300 | FlashMLA 270 | **0.90** | – |" in shown
@@ -93,12 +94,42 @@ def test_cards_stand_side_by_side(checkout: Path, rows: list[Row]) -> None:
     save(checkout, "h100-dsv32.json", rows)
     save(checkout, "h200-dsv32.json", [replace(rows[0], device="NVIDIA H200")])
     main(["--root", str(checkout)])
-    assert "| kernel | shape | H100 | H200 | more |" in text(checkout, "README.md")
+    assert "Speed against the best peer: H100, H200<" in text(checkout, "docs/pictures/speed.svg")
     shown = text(checkout, "docs/performance/sparse_fwd.md")
     assert "| `dsv32`, decode | H100 us | best peer | ratio | repeated: us, ratio |" in shown
     assert "| H200 us |" in shown
     (long,) = [line for line in shown.splitlines() if line.startswith("| 128 x h16")]
     assert long.endswith("| – | – | – | – | – | – | – |")
+
+
+def test_a_picture_shows_what_is_slower_and_is_drawn_from_its_rows(checkout: Path, rows: list[Row]) -> None:
+    save(checkout, "h100-dsv32.json", rows)
+    main(["--root", str(checkout)])
+    speed = text(checkout, "docs/pictures/speed.svg")
+    assert 'font-weight="bold">2.00</text>' in speed
+    assert 'class="orange"' not in speed
+    chosen = checkout / "docs/benchmarks/chosen.yaml"
+    chosen.write_text(CHOSEN.replace('readme: {"decode 1 x', 'readme: {"decode 128 x'))
+    assert main(["--root", str(checkout), "--check"]) == 1
+    main(["--root", str(checkout)])
+    slower = text(checkout, "docs/pictures/speed.svg")
+    assert re.search(r'class="orange"[^>]*>0\.90</text>', slower)
+    assert "decode 128 x h16, kv 128K, topk 2048</text>" in slower
+    roofline = ElementTree.fromstring(text(checkout, "docs/pictures/roofline-sparse_fwd.svg"))
+    assert len(roofline.findall(".//{*}circle[@cx]")) == 2 * len(rows) + 2  # both kernels at each shape, and a legend
+    assert "](../pictures/roofline-sparse_fwd.svg)" in text(checkout, "docs/performance/sparse_fwd.md")
+
+
+def test_an_unknown_picture_is_refused(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (checkout / "README.md").write_text(f"<!-- figures: picture cat -->\n{END}\n")
+    assert main(["--root", str(checkout)]) == 2
+    assert "picture cat: takes speed, roofline, layouts, pipeline, seesaw" in capsys.readouterr().err
+
+
+def test_every_picture_is_drawn_by_a_block() -> None:
+    documents = Documents(ROOT)
+    documents.files()
+    assert sorted((ROOT / "docs/pictures").iterdir()) == sorted(documents.drawn)
 
 
 def test_rows_of_kernels_that_changed_are_listed(checkout: Path, rows: list[Row]) -> None:
@@ -141,7 +172,8 @@ def test_a_block_is_known_and_has_an_end(checkout: Path, block: str, capsys: pyt
     (checkout / "README.md").write_text(f"{block}\n")
     assert main(["--root", str(checkout)]) == 2
     assert (
-        "README.md:1: takes a block rows, summary, first, slower, reports, and <!-- end -->" in capsys.readouterr().err
+        "README.md:1: takes a block picture, rows, summary, slower, reports, and <!-- end -->"
+        in capsys.readouterr().err
     )
 
 
