@@ -291,8 +291,8 @@ def reports_block(documents: Documents) -> str:
 
 def _report_page(report: Report) -> str:
     stem = report.path.stem
-    title = f"# {report.package} on one {report.rows[0].device}"
-    head = f"The tables show every row of [{stem}.json]({stem}.json). To measure again, see [README.md](README.md)."
+    title = f"# {stem.partition('-')[2]} on one {report.rows[0].device}"
+    head = f"The tables show every row of [{stem}.json]({stem}.json). To measure again, see [Benchmarks](README.md)."
     return f"{title}\n\n{head}\n\n{markdown(report.rows)}"
 
 

@@ -16,7 +16,7 @@ COLOURS = {
     "orange": ("#b4530a", "#e8933f"),
     "green": ("#3d7a3d", "#6cb56c"),
     "pale": ("#d3e1f7", "#2a4673"),
-    "grey": ("#aeb6bf", "#77818c"),
+    "grey": ("#727c87", "#7d8894"),
 }
 # Corners of each marker around its centre; a circle has none.
 MARKS: dict[str, tuple[tuple[float, float], ...]] = {
