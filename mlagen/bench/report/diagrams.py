@@ -8,11 +8,11 @@ from mlagen.plan.targets import TARGETS
 
 # Columns of boxes, left to right: the title of each box and its lines.
 STAGES = (
-    (("spec", ("one YAML file:", "head dims, cache,", "LSE, targets")),),
-    (("plan", ("every number,", "derived once:", "bytes, tiles, splits")),),
+    (("spec", ("one YAML file:", "dims, cache,", "LSE, targets")),),
+    (("plan", ("every number,", "derived once:", "bytes, tiles, grids")),),
     (("text", ("Triton and Gluon", "kernels, Python", "wrappers")),),
     (
-        ("compile", (f"for {len(TARGETS)} targets,", "within their limits")),
+        ("compile", (f"for {len(TARGETS)} targets,", "within limits")),
         ("verify", ("against float64,", "without a GPU")),
     ),
     (("package", ("plain source:", "needs only torch", "and triton")),),
@@ -59,7 +59,7 @@ LANE, BOX = 84, 34
 def pipeline() -> Picture:
     """Draw the stages between a spec and its package."""
     canvas = Canvas(WIDTH, 190)
-    gap, height = 22.0, 74.0
+    gap, height = 18.0, 74.0
     width = (WIDTH - 32 - gap * (len(STAGES) - 1)) / len(STAGES)
     for number, boxes in enumerate(STAGES):
         x = 16 + number * (width + gap)
@@ -70,7 +70,7 @@ def pipeline() -> Picture:
             for line, text in enumerate(lines):
                 canvas.text(x + width / 2, y + 36 + 15 * line, text, size=11, text_anchor="middle")
         if number:
-            canvas.line([(x - gap + 4, 95), (x - 5, 95)], "faint", 1.6)
+            canvas.line([(x - gap + 3, 95), (x - 5, 95)], "faint", 1.6)
             canvas.line([(x - 10, 90), (x - 5, 95), (x - 10, 100)], "faint", 1.6)
     said = "; ".join(f"{title}: {' '.join(lines)}" for boxes in STAGES for title, lines in boxes)
     alt = f"From a spec to a package. {said}"
@@ -100,7 +100,9 @@ def seesaw() -> Picture:
         start, end = rows if lane == 0 else rows[::-1]
         canvas.line([(at(sent), start), (at(taken) + 2, end)], "orange", 1.6)
         canvas.mark("circle", at(taken) + 2, end, "orange")
-        canvas.text(at((sent + taken) / 2) + 6, top + (BOX + LANE) / 2 + 4, name, "orange", 12, font_weight="bold")
+        canvas.text(
+            at(0.4 * sent + 0.6 * taken) + 6, top + (BOX + LANE) / 2 + 4, name, "orange", 12, font_weight="bold"
+        )
     alt = (
         "One step of the seesaw: WG0 and WG1 take turns with softmax and products and hand each other maxima and P; "
         "a producer copies the next halves of K"

@@ -320,7 +320,9 @@ def _speed(documents: Documents) -> pictures.Picture | None:
         for shape, name in each.readme.items():
             for card, row in rows.get(shape, {}).items():
                 if (best := row.best_peer) and (value := best.quoted_ratio):
-                    bars.setdefault(card, []).append(pictures.Bar(name.replace("`", ""), shape, value, best.name))
+                    bars.setdefault(card, []).append(
+                        pictures.Bar(name.replace("`", ""), shape_name(row), value, best.name)
+                    )
     return pictures.speed(bars) if bars else None
 
 

@@ -11,7 +11,7 @@ from mlagen.bench.report.svg import MARKS, Canvas
 from mlagen.bench.report.tables import ratio
 from mlagen.layout import CacheLayout, PadField, ScalesField
 
-WIDTH = 680
+WIDTH = 600  # pixels: narrow, so that a telephone shows it at half its size at least
 LEVEL = 0.995  # a ratio that is 1.00 when it is written
 TERA, GIGA = 1e12, 1e9
 
@@ -50,7 +50,7 @@ def speed(cards: Mapping[str, Sequence[Bar]]) -> Picture:
     """Draw the ratio to the best peer of each chosen row, a group of bars a card, on a logarithmic axis."""
     values = [bar.ratio for bars in cards.values() for bar in bars]
     low, high = math.floor(min(*values, 0.9) * 10) / 10, math.ceil(max(*values, 1.1) * 10) / 10
-    left, right, step, top = 308.0, WIDTH - 164.0, 35, 62
+    left, right, step, top = 262.0, WIDTH - 168.0, 35, 62
     canvas = Canvas(WIDTH, top + sum(len(bars) * step + 28 for bars in cards.values()))
 
     def at(value: float) -> float:
@@ -93,39 +93,36 @@ def roofline(kernel: str, groups: Mapping[str, Sequence[Row]]) -> Picture:
     """
     rows = [row for group in groups.values() for row in group]
     by_flops = all(row.flops for row in rows)
-    tops = [row.roof.flops_per_s / TERA if by_flops else row.roof.bytes_per_s / GIGA for row in rows]
-    top, slope = max(tops), max(row.roof.bytes_per_s for row in rows) / TERA
-    points = [
-        (name, row, row.flops / row.bytes_moved if by_flops else row.bytes_moved / 1e6)
-        for name, group in groups.items()
-        for row in group
-        if row.ours.quoted_seconds
-    ]
 
     def rate(row: Row, seconds: float) -> float:
         return row.flops / seconds / TERA if by_flops else row.bytes_moved / seconds / GIGA
 
-    marks = [
-        (name, x, [(each == row.ours, rate(row, each.quoted_seconds)) for each in (row.best_peer, row.ours)
-                   if each and each.quoted_seconds])
-        for name, row, x in points
-    ]  # fmt: skip
-    rates = [y for *_, pair in marks for _, y in pair]
-    across = [x for _, x, _ in marks] + ([top / slope] if by_flops else [])
-    plot = _Plot((min(across) / 1.7, max(across) * 1.7), (min(rates) / 1.7, max(top, *rates) * 1.5))
+    points: list[tuple[str, float, float, float | None]] = []  # group, place, rate of mlagen, of the best peer
+    for name, group in groups.items():
+        for row in group:
+            across = row.flops / row.bytes_moved if by_flops else row.bytes_moved / 1e6
+            peer = row.best_peer.quoted_seconds if row.best_peer else None
+            if ours := row.ours.quoted_seconds:
+                points.append((name, across, rate(row, ours), rate(row, peer) if peer else None))
+    top = max(row.roof.flops_per_s / TERA if by_flops else row.roof.bytes_per_s / GIGA for row in rows)
+    slope = max(row.roof.bytes_per_s for row in rows) / TERA
+    rates = [each for *_, own, other in points for each in (own, other) if each]
+    places = [place for _, place, *_ in points] + ([top / slope] if by_flops else [])
+    plot = _Plot((min(places) / 1.7, max(places) * 1.7), (min(rates) / 1.7, max(top, *rates) * 1.5))
     canvas = plot.canvas
     plot.axes("FLOPs per byte" if by_flops else "MB moved", "TFLOP/s" if by_flops else "GB/s")
-    start = min(plot.x[0] * slope, top) if by_flops else top
-    plot_roof = [(plot.x[0], start), *([(top / slope, top)] if by_flops else []), (plot.x[1], top)]
-    canvas.line([plot.at(*point) for point in plot_roof if point[1] >= plot.y[0]], "ink", 1.8)
+    left = max(plot.x[0], plot.y[0] / slope)
+    roof_line = [(left, left * slope), (top / slope, top)] if by_flops else [(plot.x[0], top)]
+    canvas.line([plot.at(*point) for point in (*roof_line, (plot.x[1], top))], "ink", 1.8)
     roof = f"roof: {top:,.0f} TFLOP/s, {slope * 1e3:,.0f} GB/s" if by_flops else f"roof: {top:,.0f} GB/s"
     shapes = dict(zip(groups, MARKS, strict=False))
-    for name, x, pair in marks:
-        canvas.line([plot.at(x, y) for _, y in pair], "grey", 1.2)
-        for ours, y in pair:
-            canvas.mark(shapes[name], *plot.at(x, y), "blue" if ours else "orange", hollow=not ours)
+    for name, place, own, other in points:
+        if other:
+            canvas.line([plot.at(place, other), plot.at(place, own)], "grey", 1.2)
+            canvas.mark(shapes[name], *plot.at(place, other), "orange", hollow=True)
+        canvas.mark(shapes[name], *plot.at(place, own), "blue")
     plot.legend(f"{kernel} on {rows[0].device.removeprefix('NVIDIA ').split()[0]}", shapes, roof)
-    alt = f"Roofline of {kernel}: {len(marks)} shapes of mlagen and of the best peer at each"
+    alt = f"Roofline of {kernel}: {len(points)} shapes of mlagen and of the best peer at each"
     return Picture(canvas.svg(alt), alt)
 
 
@@ -192,10 +189,11 @@ def layouts(every: Sequence[tuple[CacheLayout, str]]) -> Picture:
         every: layouts, with the columns of each in words.
     """
     every = sorted(every, key=lambda each: -each[0].row_bytes)
-    step, top, left = 52, 56, 16
+    step, top, left = 52, 72, 16
     canvas = Canvas(WIDTH, top + step * len(every) + 40)
     scale = (WIDTH - 2 * left) / every[0][0].row_bytes
     canvas.text(left, 28, "One token in each cache layout, by bytes", size=17, font_weight="bold")
+    canvas.text(left, 47, "After a gap: bytes that follow the rows of all tokens of the page.", "faint", 12)
     for number, (layout, columns) in enumerate(every):
         y = top + number * step
         canvas.text(left, y + 8, layout.name, font_weight="bold", size=12.5)
@@ -215,7 +213,6 @@ def layouts(every: Sequence[tuple[CacheLayout, str]]) -> Picture:
         canvas.rect(x, y - 10, 12, 12, colour, 1)
         canvas.text(x + 18, y, name, "faint", 12)
         x += 38 + 6.3 * len(name)
-    canvas.text(x, y, "gap: second row of the page", "faint", 12)
     said = "; ".join(f"{layout.name} {layout.row_bytes:,}" for layout, _ in every)
     alt = f"Bytes of a token by cache layout: {said}"
     return Picture(canvas.svg(alt), alt)
