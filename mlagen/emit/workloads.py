@@ -164,12 +164,12 @@ _MAKERS: dict[str, tuple[Callable[[Mapping[str, int], RandomState], Workload], .
     "paged_prefill": (
         _prefill((3, 1, 9), (3, 65, 130)),
         _prefill((512,), (2048,)),
-        _prefill((128, 256, 384), (1152, 256, 1000)),
+        _prefill((128, 256, 384), (1120, 256, 1000)),
     ),
     "ragged_prefill": (
         _ragged((5, 1, 20), (5, 40, 30)),
         _ragged((2048,), (2048,)),
-        _ragged((128, 256, 384), (1152, 256, 1000)),
+        _ragged((128, 256, 384), (1120, 256, 1000)),
     ),
     "sparse_attention": (_sparse(2, 8192, 100, 2048), _sparse(1, 8192, 2048), _sparse(32, 8192, 2048, 1500)),
     "topk_indexer": (_indexer(40, 100, 2500), _indexer(64, 4096), _indexer(96, *range(6144, 4096, -256))),

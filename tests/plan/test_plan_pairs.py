@@ -117,6 +117,6 @@ def test_too_many_accumulators_are_named():
     chunks = make_chunks([("nope", 2048), ("rope", 256)], 2304)
     wide = replace(cached(V32, "fp8_ds_mla", "fp8_ds_mla"), chunks=chunks)
     with pytest.raises(
-        LimitError, match=r"sm90: V of 2304 columns takes 144 accumulators a thread in tile .*, more than 80"
+        LimitError, match=r"sm90: V of 2304 columns needs 144 accumulators per thread in tile .*, more than 80"
     ):
         wide.untuned(128, TARGETS["sm90"])

@@ -189,11 +189,7 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
             changes = {"next_n": next_n, "tokenwise": tokenwise}
             yield case(f"next_n: {next_n}{how}", promise, **changes, every_target=next_n in (2, 3))
             yield case(f"next_n: {next_n}{how}, clean", f"{promise}; the others are -inf", **changes, clean=True)
-    dtypes = (False, True) if wrapper == PAGED_PAIR else (False,)  # whether logits are bf16
-    for next_n, layout, bf16 in itertools.product((1, 2, 4, 8, 16), ("contiguous", "odd"), dtypes):
-        options = {"next_n": next_n, "q": layout, "bf16": bf16, "lengths": (70,), "check": variants.TARGETS}
-        name = f"variants: {layout}, next_n {next_n}{', bf16' if bf16 else ''}"
-        yield case(name, variants.PROMISES[variants.TARGETS], in_full=True, **options)
+    yield from _paged_variants(replace(base, lengths=(70,)))
     for size in (1, 2, 16, 53, 64, 128, 256):
         yield case(f"block size: {size}", "any block size", block_size=size)
     for memory in ("page gap", "odd", "idle", "far"):
@@ -235,6 +231,14 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
     if big:
         yield case("contract: graph", "a captured call replays on other lengths", check="graph")
+
+
+def _paged_variants(base: PagedCase) -> Iterator[PagedCase]:
+    dtypes = (False, True) if base.wrapper == PAGED_PAIR else (False,)  # whether logits are bf16
+    for next_n, layout, bf16 in itertools.product((1, 2, 4, 8, 16), ("contiguous", "odd"), dtypes):
+        options = {"next_n": next_n, "q": layout, "bf16": bf16, "check": variants.TARGETS, "in_full": True}
+        name = f"{SHORT[base.wrapper]}: variants: {layout}, next_n {next_n}{', bf16' if bf16 else ''}"
+        yield replace(base, name=name, promise=variants.PROMISES[variants.TARGETS], **options)
 
 
 def _schedule_cases(big: bool) -> Iterator[ScheduleCase]:
