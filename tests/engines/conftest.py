@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 from padded_spec import spec_of
 
+from mlagen.emit import render
 from mlagen.emit.wheel import engine_wheel, write_wheel
 from mlagen.plan import load_plan
+from mlagen.plan.tritons import TRITONS
+from mlagen.proofs import Proofs, rendered_key
 
+ROOT = Path(__file__).resolve().parents[2]
 WheelOf = Callable[[str], Path]
 
 
@@ -23,7 +27,9 @@ def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> WheelOf:
 
     def wheel(name: str) -> Path:
         if name not in made:
-            made[name] = write_wheel(*engine_wheel(load_plan(spec_of(name, folder)), "vllm"), folder)
+            plan = load_plan(spec_of(name, folder))
+            proved = Proofs(ROOT / "generated").tritons(rendered_key(render(plan)))
+            made[name] = write_wheel(*engine_wheel(plan, "vllm", proved or TRITONS), folder)
         return made[name]
 
     return wheel

@@ -317,7 +317,7 @@ def test_tables_that_miss_a_call_or_have_dead_rows_are_refused(tmp_path: Path, l
 
 def test_a_file_for_no_target_is_refused(tmp_path: Path) -> None:
     write(tmp_path, text_of(""), "sm99")
-    with pytest.raises(SpecErrors, match=r"sm99\.yaml: 'sm99' is no target"):
+    with pytest.raises(SpecErrors, match=r"sm99\.yaml: 'sm99' is not a target"):
         rows_of(tmp_path)
 
 
