@@ -110,6 +110,8 @@ SAID = {
         3,
         "CHECKED; that a Triton is lost is only known where two are installed, from the network",
     ),
+    "mlagen/cli/flashinfer_bench.py": (1, "the same line as that of mlagen/cli/package.py"),
+    "mlagen/cli/hub.py": (1, "the same line as that of mlagen/cli/package.py"),
     "mlagen/cli/package.py": (1, "test_a_wheel_that_is_not_proved_is_so_after_its_fix"),
     "mlagen/cli/record.py": (1, "needs a GPU"),
     "mlagen/cli/show.py": (1, "DOCTORED; what pip installs comes from the network"),

@@ -3,12 +3,11 @@
     python -I -W error proven.py TRITON_DIR VERSIONS PACKAGE_DIR...
 
 TRITON_DIR: a folder to import Triton from; empty: the installed one. VERSIONS: what it is to call itself, one after the
-other, with commas between; empty: what it does, and then every warning is an error.
+other, with commas between; empty: what it does.
 By version and package: `warnings`, the category, text and file of each; `public`, how many of three launches of one
 variant went through Triton's public call; `kept`, how many compiled kernels the package keeps to launch by itself.
 """
 
-import contextlib
 import importlib
 import importlib.util
 import json
@@ -57,14 +56,12 @@ def launches(launch):
     return kernel.launched, kept
 
 
-def look(package, recorded):
+def look(package):
     """What a package says when it and all its modules are imported, and how it launches."""
     for name in [name for name in sys.modules if name.split(".")[0] == package.name]:
         del sys.modules[name]
-    with contextlib.ExitStack() as stack:
-        caught = stack.enter_context(warnings.catch_warnings(record=True)) if recorded else []
-        if recorded:
-            warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         imported = import_package(package)
         for module in sorted(package.glob("[!_]*.py")):
             importlib.import_module(f"{package.name}.{module.stem}")
@@ -82,7 +79,7 @@ def main():
     found = {}
     for version in versions.split(","):
         triton.__version__ = version or triton.__version__
-        found[triton.__version__] = {Path(each).name: look(Path(each), bool(version)) for each in packages}
+        found[triton.__version__] = {Path(each).name: look(Path(each)) for each in packages}
     print(json.dumps(found))
 
 

@@ -238,7 +238,7 @@ def _paged_variants(base: PagedCase) -> Iterator[PagedCase]:
     for next_n, layout, bf16 in itertools.product((1, 2, 4, 8, 16), ("contiguous", "odd"), dtypes):
         options = {"next_n": next_n, "q": layout, "bf16": bf16, "check": variants.TARGETS, "in_full": True}
         name = f"{SHORT[base.wrapper]}: variants: {layout}, next_n {next_n}{', bf16' if bf16 else ''}"
-        yield replace(base, name=name, promise=variants.PROMISES[variants.TARGETS], **options)
+        yield replace(base, name=name, promise=variants.PROMISES[variants.TARGETS], **options)  # type: ignore[arg-type]
 
 
 def _schedule_cases(big: bool) -> Iterator[ScheduleCase]:
