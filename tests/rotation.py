@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -11,6 +13,11 @@ def _seed() -> int:
         ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
     )
     return int(done.stdout.strip()[:8] or "0", 16)
+
+
+def drawn(names: Iterable[str], number: int) -> list[str]:
+    """A number of names, others for each commit."""
+    return random.Random(SEED).sample(sorted(names), number)
 
 
 SEED = _seed()  # of this commit; outside of a checkout always the same

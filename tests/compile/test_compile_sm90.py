@@ -213,7 +213,7 @@ def test_those_over_rows_of_e4m3_of_other_dims_fit(written, compiled, cache, dim
     [
         *(pytest.param(*each, marks=pytest.mark.slow) for each in (("dsv32_fp8", "bf16"), ("dsv41", "fp32"))),
         pytest.param("dsv3", "bf16", marks=pytest.mark.slow),
-        ("dsv3", "fp16"),
+        pytest.param("dsv3", "fp16", marks=pytest.mark.slow),
         ("dsv32", "fp32"),
     ],
 )
@@ -241,7 +241,7 @@ def test_shared_index_prefill_fits(written, compiled, name, group):
 @pytest.mark.parametrize(
     ("name", "group", "kernels"),  # the seesaws and swap-AB
     [
-        ("dsv32", None, 2),
+        pytest.param("dsv32", None, 2, marks=pytest.mark.slow),
         pytest.param("dsv32", 4, 1, marks=pytest.mark.slow),
         pytest.param("dsv32_fp8", None, 3, marks=pytest.mark.slow),
     ],

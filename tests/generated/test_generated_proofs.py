@@ -173,7 +173,7 @@ def test_a_variant_compiled_again_equals_its_proof(number: int, tmp_path: Path) 
     Sample(folder, SEED + number).compile(jobs, proofs(), installed(), 1)
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(2))
 @pytest.mark.interpreter
 def test_a_case_run_again_equals_its_proof(number: int) -> None:
     proved = {folder: proved_before(proofs(), key_of(folder), "cpu", every=False) for folder in PACKAGES}

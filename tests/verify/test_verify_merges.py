@@ -7,6 +7,7 @@ import dense_decode_specs
 import pytest
 import sparse_decode_specs
 from broken import check_mutants
+from rotation import drawn
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
@@ -49,7 +50,7 @@ SPECS = {
     "paged_sinkless": lambda folder: with_merges(sparse_decode_specs.write_spec("plain", folder), "merge_attn_parts"),
 }
 
-SLOW = ("dense_2", "wide")
+SLOW = {*SPECS} - {*drawn({*SPECS} - {"dense_2", "wide"}, 3)}
 
 
 @pytest.fixture(scope="module")

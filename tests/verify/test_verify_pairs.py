@@ -6,6 +6,7 @@ import dense_decode_specs
 import pytest
 import sparse_decode_specs
 from broken import check_mutants
+from rotation import drawn
 from test_verify_partials import write_rows
 
 from mlagen.emit import apply, compare, render
@@ -26,7 +27,7 @@ SPECS = {
     "dense": (lambda folder: dense_decode_specs.write_spec("window", folder), 14),
     "dense_e4m3": (lambda folder: dense_decode_specs.write_spec("tensor", folder), 17),
 }
-SLOW = ("rows_short", "cache_eight", "dense")
+SLOW = {*SPECS} - {*drawn(("rows", "cache", "dense_e4m3"), 1)}
 NO_PAIR = {"cache": "tensor", "dense": "odd"}  # whose V has the RoPE columns
 
 
