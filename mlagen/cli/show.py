@@ -175,7 +175,7 @@ def _print_sm90(sm90: Sm90Plan) -> None:
 
 
 def _print_rescaling(threshold_log2: int) -> None:
-    """Print the rule by which sm90 kernels rescale O."""
+    """Print the rule of sm90 kernels that rescales O."""
     lagged, exact = f"when a row's maximum rises by more than 2^{threshold_log2}", "whenever a row's maximum rises"
     out.print(f"sm90 rescales O {lagged if threshold_log2 else exact}", markup=False)
 

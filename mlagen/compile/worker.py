@@ -103,7 +103,7 @@ class StandIn:
         return GPUTarget(self._target["backend"], self._target["arch"], self._target["warp_size"])
 
     def get_current_device(self) -> int:
-        """Return the target's own number, by which Triton caches compilations."""
+        """Return the target's own number. Triton caches compilations by it."""
         return self._number
 
     def get_current_stream(self, device: int | None = None) -> int:

@@ -87,7 +87,7 @@ def _solution(plan: Plan, package: Package, definition: Definition) -> dict[str,
 
 
 def _scale(plan: Plan) -> float:
-    """The softmax scale of the spec; what its wrappers take for None."""
+    """The softmax scale of the spec; its wrappers take it for None."""
     heads, attention = plan.spec.multi_head, plan.spec.attention
     stated = (heads and heads.softmax_scale) or (attention and attention.softmax_scale)
     columns = heads.qk_head_dim if heads else plan.d_qk

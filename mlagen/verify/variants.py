@@ -64,7 +64,7 @@ def each_target(run: AnyRun) -> list[Figure]:
 
 
 def _by_tile(run: AnyRun, tables: tuple[str, ...], by_e4m3: bool) -> Iterator[tuple[AnyRun, Any]]:
-    """The run planned for each target, with each tile whose text another target's has not shown."""
+    """The run planned for each target, with each tile that gives a text which no earlier target gave."""
     launch, seen = launch_of(run.subject.package), set()
     for one in on_targets(run):
         with one.subject.planned_for(None):

@@ -18,7 +18,7 @@ by_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.
 # and 3.9 no mask that joins a scalar and a block.
 BARE_INTERPRETER = not importlib.metadata.version("triton").startswith(("3.6.", "3.9."))
 
-# The least float32, which merges begin with, times log2(e): -inf, of which the weight is 0.
+# Merges begin with the least float32. Times log2(e) it is -inf, and its weight is 0.
 MERGED = "ignore:overflow encountered in multiply:RuntimeWarning"
 
 

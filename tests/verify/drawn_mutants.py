@@ -60,7 +60,7 @@ ELSEWHERE = {
     "a sample is believed",
     "targets are 32 bits wide",
 }
-TARGETS = {"cache": "sm80"}  # whose kernels round by themselves; else the target of mutants.py
+TARGETS = {"cache": "sm80"}  # its kernels round by themselves; other families take the target of mutants.py
 
 
 def fitting(package: Path, found: Sequence[Mutant]) -> Iterator[Mutant]:

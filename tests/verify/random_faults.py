@@ -165,7 +165,7 @@ def _of_function(module: str, function: ast.FunctionDef, source: str) -> Iterato
 
 
 def score(package: str, chosen: list[Fault], seed: int, work: Path) -> list[tuple[Fault, str | None]]:
-    """Puts faults into a package, each alone, and says what noticed each."""
+    """Puts faults into a package, each alone, and names the case that noticed each."""
     results = []
     for number, fault in enumerate(chosen):
         folder = work / str(number) / package

@@ -43,7 +43,7 @@ class Side:
 
 
 def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the blocks in which a row is written, each with the argument of its columns."""
+    """Return a row's blocks, as they are written, each with the argument of its columns."""
     d_c, rope = plan.spec.model.kv_lora_rank, plan.spec.model.qk_rope_head_dim
     found = []
     for chunk in chunks:

@@ -68,7 +68,7 @@ def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
 
 
 def _chunks(rows: IndexerRows, chunks: list[dict[str, Any]], store: Any) -> list[dict[str, Any]]:
-    """Return the blocks in which kernels load and store a row."""
+    """Return a row's blocks, as kernels load and store them."""
     start, end = rows.rope_start, rows.rope_start + rows.indexer.rope_head_dim
     found = []
     for chunk in chunks:

@@ -32,7 +32,7 @@ LARGEST = {"e4m3": 448.0, "e4m3fnuz": 240.0, "e2m1": 6.0}
 
 @dataclass(frozen=True)
 class FieldsCase(Case):
-    """A cache of a package whose bytes a second reader takes from the spec; `cache` is a key of CACHES."""
+    """A second reader takes the bytes of a cache from the spec; `cache` is a key of CACHES."""
 
     cache: str
 
