@@ -27,7 +27,8 @@ sys.path.insert(0, str(ROOT))
 
 from noticed import forked  # noqa: E402
 
-from mlagen.verify.random.mutants import REACHED, Outcome, redundant_names, table  # noqa: E402
+from mlagen.verify.random.mutants import Outcome, redundant_names, table  # noqa: E402
+from mlagen.verify.random.reached import REACHED  # noqa: E402
 from mlagen.verify.random.syncs import Sync, syncs_of, without  # noqa: E402
 
 REDUNDANT = Path(__file__).with_name("redundant_syncs.yaml")

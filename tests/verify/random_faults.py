@@ -179,7 +179,7 @@ def score(package: str, chosen: list[Fault], seed: int, work: Path) -> list[tupl
 
 
 def _noticed(folder: Path, module: str, seed: int) -> str | None:
-    from mlagen.verify.random.mutants import REACHED
+    from mlagen.verify.random.reached import REACHED
 
     if module not in REACHED:
         return forked(folder, TARGETS, FAMILIES.get(module), "", seed)

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from gluon_syncs import MODULES, REDUNDANT, mutants
 
-from mlagen.verify.random.mutants import REACHED
+from mlagen.verify.random.reached import REACHED
 
 TOOL = Path(__file__).with_name("gluon_syncs.py")
 ROOT = Path(__file__).parents[2]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from random_faults import FEWEST_NOTICED, GENERATED, PACKAGES, SM90, faults_of, harmless
 
-from mlagen.verify.random.mutants import REACHED
+from mlagen.verify.random.reached import REACHED
 
 TOOL = Path(__file__).with_name("random_faults.py")
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,7 @@
 """Synchronisation of the generated sm90 kernels: found, dropped and delayed, as text."""
 
 import ast
+import json
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 
 from mlagen.digest import kernels_of
 from mlagen.verify.random.delays import HELPER, delayed, delayed_copies
-from mlagen.verify.random.mutants import REACHED, Outcome, main, modules_of, table
+from mlagen.verify.random.module import main as make_calls
+from mlagen.verify.random.mutants import Outcome, main, table
+from mlagen.verify.random.reached import REACHED, modules_of
 from mlagen.verify.random.syncs import SYNCS, syncs_of, without
 
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
@@ -72,6 +75,7 @@ def test_a_table_names_survivors_and_leaves_redundant_ones_out():
         "_m:f:_barrier:2": Outcome("hang"),
         "_m:f:_barrier:3": Outcome("survived"),
         "_m:f:fence_async_shared:1": Outcome("survived"),
+        "_m: shapes": Outcome("shapes", shapes=[3]),
     }
     lines = list(table(outcomes, ["_m:f:fence_async_shared:1"]))
     assert lines[0] == "_m: 4 mutants, 1 redundant, 2 noticed (1 hang, 1 wrong)"
@@ -90,3 +94,19 @@ def test_the_first_package_that_holds_a_module_is_taken(tmp_path):
         shutil.copytree(GENERATED / "dsv32", tmp_path / name)
     found = modules_of([tmp_path / "one", tmp_path / "two"], "_topk*")
     assert found == {"_topk_sm90": tmp_path / "one"}
+
+
+def test_a_resumed_report_runs_only_what_it_lacks(tmp_path, capsys):
+    report, redundant = tmp_path / "mutants.json", tmp_path / "redundant.yaml"
+    names = [sync.name for sync in syncs_of(GENERATED / "dsv32" / "_topk_sm90.py")]
+    done = {f"dsv32/{name}": {"how": "wrong"} for name in names[1:]}
+    report.write_text(json.dumps({"_topk_sm90: shapes": {"how": "shapes", "shapes": [0]}} | done))
+    redundant.write_text(f"dsv32/{names[0]}: it orders nothing\n")
+    options = ["--modules", "_topk_sm90", "--resume", "--report", str(report), "--redundant", str(redundant)]
+    assert main([str(GENERATED / "dsv32"), *options]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"{len(done)} of {len(done)} noticed: 100.0 %"
+
+
+def test_calls_of_a_module_that_a_package_lacks_are_refused(capsys):
+    assert make_calls([str(GENERATED / "dsv3"), "--module", "_topk_sm90"]) == 2
+    assert capsys.readouterr().err.endswith("dsv3: no module _topk_sm90\n")

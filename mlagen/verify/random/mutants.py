@@ -22,32 +22,16 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mlagen.verify.random.delays import delayed
+from mlagen.verify.random.reached import REACHED, modules_of
 from mlagen.verify.random.syncs import Sync, sm90_files, syncs_of, without
 from mlagen.verify.random.tally import Station, Tally
 from mlagen.verify.worker import import_package, prepare
 
-# Where calls reach a module: a family and the kernel that they are forced to.
-REACHED = {
-    "_topk_sm90": ("topk", "sm90"),
-    "_mqa_logits_sm90": ("mqa_logits", "sm90"),
-    "_paged_mqa_logits_sm90": ("mqa_logits", "sm90"),
-    "_sparse_fwd_sm90": ("sparse_fwd", "sm90"),
-    "_sparse_fwd_sm90_swap_ab": ("sparse_fwd", "sm90_swap_ab"),
-    "_sparse_fwd_sm90_shared": ("sparse_fwd", "sm90_shared"),
-    "_index_union_sm90": ("sparse_fwd", "sm90_shared"),
-    "_sparse_decode_sm90": ("sparse_decode", "sm90"),
-    "_sparse_decode_sm90_e4m3": ("sparse_decode", "sm90"),
-    "_dense_decode_sm90": ("dense_decode", "sm90"),
-    "_dense_decode_sm90_swap_ab": ("dense_decode", "sm90_swap_ab"),
-    "_dense_decode_sm90_few": ("dense_decode", "sm90"),
-    "_dense_decode_sm90_parts": ("dense_decode", "sm90"),
-    "_dense_fwd_sm90": ("dense_fwd", "sm90"),
-}
 SCOUTED = 24  # shapes that are tried for a module
 VOID = ("not compiled", "slow")  # outcomes that say nothing of a mutant
 PER_KERNEL = 2  # shapes that are kept for a kernel of it
@@ -101,6 +85,7 @@ class Settings:
         seed: of all that is drawn.
         calls, seconds: most calls of a shape, and seconds of them.
         limit: seconds of a mutant in all.
+        hang: seconds after a launch in which nothing follows.
         processes: mutants side by side.
         delays: delays stand in front of the other syncs.
     """
@@ -109,18 +94,9 @@ class Settings:
     calls: int
     seconds: float
     limit: float
+    hang: float
     processes: int
     delays: bool
-
-
-def modules_of(folders: Sequence[Path], only: str) -> dict[str, Path]:
-    """The first package that holds each module of sm90 kernels."""
-    found: dict[str, Path] = {}
-    for folder in folders:
-        for path in sm90_files(folder):
-            if fnmatch.fnmatchcase(path.stem, only):
-                found.setdefault(path.stem, folder)
-    return found
 
 
 def mutated(task: Task, work: Path, delays: bool) -> Path:
@@ -186,7 +162,7 @@ class Process:
     """
 
     def __init__(self, task: Task, settings: Settings, root: Path) -> None:
-        self.task, self._limit = task, settings.limit
+        self.task, self._limit, self._hang = task, settings.limit, settings.hang
         self._work = Path(tempfile.mkdtemp(dir=root))
         self._begin = time.monotonic()
         self._pid = os.fork()
@@ -205,19 +181,26 @@ class Process:
             (self._work / "outcome.json").write_text(json.dumps(asdict(outcome)))
         os._exit(0)
 
+    def _hangs(self) -> bool:
+        """Whether a call was launched, and nothing came after it for so long."""
+        state = self._work / "state"
+        try:
+            return state.read_text() == "launched" and time.time() - state.stat().st_mtime > self._hang
+        except OSError:
+            return False
+
     def outcome(self) -> Outcome | None:
         """The outcome; None while it runs."""
         seconds = round(time.monotonic() - self._begin, 1)
         pid, status = os.waitpid(self._pid, os.WNOHANG)
-        if pid == 0 and seconds < self._limit:
+        hangs = pid == 0 and self._hangs()
+        if pid == 0 and seconds < self._limit and not hangs:
             return None
         if pid == 0:
             os.killpg(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-            state = self._work / "state"
-            launched = state.is_file() and state.read_text() == "launched"
-            how = "hang" if launched else "slow"  # which compiles still, and says nothing of the mutant
-            found = Outcome(how, f"no answer for {self._limit:g} s")
+            # A process that still makes or compiles calls says nothing of the mutant.
+            found = Outcome("hang", f"no answer for {self._hang:g} s") if hangs else Outcome("slow")
         elif (self._work / "outcome.json").is_file():
             found = Outcome(**json.loads((self._work / "outcome.json").read_text()))
         else:
@@ -243,6 +226,7 @@ def run_all(tasks: Sequence[Task], settings: Settings, root: Path) -> Iterator[t
 
 def table(outcomes: dict[str, Outcome], redundant: Sequence[str]) -> Iterator[str]:
     """Lines of a table by module: mutants, redundant ones, noticed ones and how, and survivors by name."""
+    outcomes = {name: one for name, one in outcomes.items() if one.how != "shapes"}
     modules = sorted({name.partition(":")[0] for name in outcomes})
     noticed_in_all = counted_in_all = 0
     for module in modules:
@@ -282,29 +266,47 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=6.0, help="of calls of a shape; default 6")
     parser.add_argument("--calls", type=int, default=150, help="most calls of a shape; default 150")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of a mutant in all; default 150")
+    parser.add_argument("--hang", type=float, default=20.0, help="seconds that a launched call may take; default 20")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn; default 0")
     parser.add_argument("--no-delays", action="store_true", help="without delays in front of what is left")
     parser.add_argument("--list", action="store_true", help="print the names of the mutants and end")
     parser.add_argument("--report", type=Path, help="write outcomes here, after each one")
     parser.add_argument("--read", type=Path, nargs="+", help="print the table of these reports and end")
-    parser.add_argument("--redundant", type=Path, help="YAML of redundant syncs, each with the reason")
+    parser.add_argument("--redundant", type=Path, help="YAML of redundant syncs, each with the reason; they do not run")
+    parser.add_argument("--resume", action="store_true", help="go on with what --report lacks")
     return parser
 
 
+def _read(paths: Sequence[Path]) -> dict[str, Outcome]:
+    """The outcomes of reports, by the names of their tasks."""
+    found: dict[str, Outcome] = {}
+    for path in paths:
+        found |= {name: Outcome(**one) for name, one in json.loads(path.read_text()).items()}
+    return found
+
+
 def _tasks(modules: dict[str, Path], shapes: dict[str, tuple[int, ...]], options: argparse.Namespace) -> list[Task]:
-    """The mutants of a part; those of a module stand apart, so that each part has some of all."""
+    """The mutants of a part that are not redundant; those of a module stand apart, so each part has some of all."""
+    redundant = redundant_names(options.redundant)
     part, parts = (int(number) for number in options.part.split("/"))
     found = []
     for module, folder in modules.items():
         for sync in syncs_of(folder / f"{module}.py"):
-            if fnmatch.fnmatchcase(sync.name, options.only):
-                found.append(Task(folder, module, sync, shapes.get(module, ())))
+            task = Task(folder, module, sync, shapes.get(module, ()))
+            if fnmatch.fnmatchcase(sync.name, options.only) and task.name not in redundant:
+                found.append(task)
     return found[part - 1 :: parts]
 
 
 def _run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Outcome]:
     settings = Settings(
-        options.seed, options.calls, options.seconds, options.limit, options.processes, not options.no_delays
+        options.seed,
+        options.calls,
+        options.seconds,
+        options.limit,
+        options.hang,
+        options.processes,
+        not options.no_delays,
     )
     prepare("cuda")
     from mlagen.verify.random import station
@@ -315,21 +317,22 @@ def _run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, O
         for name, folder in modules_of(options.packages, options.modules).items()
         if any(fnmatch.fnmatchcase(sync.name, options.only) for sync in syncs_of(folder / f"{name}.py"))
     }
-    outcomes: dict[str, Outcome] = {}
-    with tempfile.TemporaryDirectory(prefix="mlagen-mutants-") as root:
-        shapes: dict[str, tuple[int, ...]] = {}
-        scouts = [Task(folder, module) for module, folder in modules.items()]
-        longer = Settings(**{**vars(settings), "limit": 2 * settings.limit})
-        for task, outcome in run_all(scouts, longer, Path(root)):
-            shapes[task.module] = tuple(outcome.shapes)
-            say(f"{task.module}: shapes {outcome.shapes} in {outcome.seconds} s {outcome.how} {outcome.detail}")
-        tasks = [task for task in _tasks(modules, shapes, options) if task.shapes]
-        for task, outcome in run_all(tasks, settings, Path(root)):
+    outcomes = _read([options.report]) if options.resume and options.report.is_file() else {}
+
+    def run(tasks: Sequence[Task], settings: Settings) -> None:
+        left = [task for task in tasks if task.name not in outcomes]
+        for number, (task, outcome) in enumerate(run_all(left, settings, Path(root)), 1):
             outcomes[task.name] = outcome
-            done = f"{len(outcomes)}/{len(tasks)}"
-            say(f"{done} {task.name}: {outcome.how} in {outcome.seconds} s  {outcome.detail[:150]}")
+            found = outcome.shapes if task.sync is None else outcome.detail[:150]
+            say(f"{number}/{len(left)} {task.name}: {outcome.how} in {outcome.seconds} s  {found}")
             if options.report:
                 options.report.write_text(json.dumps({name: asdict(one) for name, one in outcomes.items()}, indent=1))
+
+    with tempfile.TemporaryDirectory(prefix="mlagen-mutants-") as root:
+        scouts = [Task(folder, module) for module, folder in modules.items()]
+        run(scouts, replace(settings, limit=2 * settings.limit))
+        shapes = {scout.module: tuple(outcomes[scout.name].shapes) for scout in scouts}
+        run([task for task in _tasks(modules, shapes, options) if task.shapes], settings)
     return outcomes
 
 
@@ -341,10 +344,8 @@ def main(arguments: list[str] | None = None) -> int:
             for sync in syncs_of(folder / f"{module}.py"):
                 print(f"{folder.name}/{sync.name}  # {sync.kind}, line {sync.line}")
         return 0
-    outcomes: dict[str, Outcome] = {}
     if options.read:
-        for path in options.read:
-            outcomes |= {name: Outcome(**one) for name, one in json.loads(path.read_text()).items()}
+        outcomes = _read(options.read)
     else:
         outcomes = _run(options, lambda line: print(line, file=sys.stderr, flush=True))
     lines = list(table(outcomes, redundant_names(options.redundant)))

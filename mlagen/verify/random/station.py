@@ -42,6 +42,7 @@ FORCED_IN = {
     SHARED_INDICES: ("sparse_fwd",),
 }
 STEERED = ("multiprocessors", "tile", "sm90_tile", "room")  # of a case: with them its call is forced
+PLAIN = "once"  # the way of a call with nothing beside it
 MOST_DETAIL = 400  # characters of a failure's description
 
 
@@ -88,9 +89,11 @@ class Tester:
         package: its package, imported.
         device: "cpu" or "cuda".
         seed: of all that is drawn.
+        plain: each call is made once, with nothing beside it.
     """
 
-    def __init__(self, station: Station, package: ModuleType, device: str, seed: int) -> None:
+    def __init__(self, station: Station, package: ModuleType, device: str, seed: int, *, plain: bool = False) -> None:
+        self._plain = plain
         self.station, self._package, self._device, self._seed = station, package, device, seed
         self._spec = package.SPEC["spec"]
         self._facts = Facts.of(self._spec)
@@ -123,7 +126,7 @@ class Tester:
         way, detail, count = "draw", "", 1
         try:
             subject, case, dice = self.draw(shape, number)
-            way = way_of(self._family, subject, case, dice)
+            way = PLAIN if self._plain else way_of(self._family, subject, case, dice)
             count = WAYS[way](built(self._family, subject, case, dice.seed()), dice)
         except CaseSkippedError:
             tally.skipped += 1
