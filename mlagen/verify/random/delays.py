@@ -18,10 +18,10 @@ HELPER = '''
 
 @gluon.jit
 def _delay(place: gl.constexpr):
-    """Sleeps: a quarter of the warps that come by up to 1 us, one in 64 up to 16 us."""
+    """Sleeps: a quarter of the warps that come by up to 1 us, one in 64 up to 16 us, one in 512 up to 65 us."""
     gl.inline_asm_elementwise(
         """{
-        .reg .pred sleeps, longer;
+        .reg .pred sleeps, longer, longest;
         .reg .b32 hash, part;
         mov.u32 hash, %clock;
         mov.u32 part, %warpid;
@@ -37,11 +37,14 @@ def _delay(place: gl.constexpr):
         shfl.sync.idx.b32 hash, hash, 0, 31, 0xffffffff;
         and.b32 part, hash, 63;
         setp.eq.u32 longer, part, 0;
+        and.b32 part, hash, 511;
+        setp.eq.u32 longest, part, 0;
         and.b32 part, hash, 3;
         setp.eq.u32 sleeps, part, 0;
-        shr.u32 hash, hash, 8;
+        shr.u32 hash, hash, 9;
         and.b32 hash, hash, 1023;
         @longer shl.b32 hash, hash, 4;
+        @longest shl.b32 hash, hash, 2;
         @sleeps nanosleep.u32 hash;
         mov.b32 $0, hash;
         }""",

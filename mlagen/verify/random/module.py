@@ -16,6 +16,7 @@ from mlagen.verify.random.reached import REACHED, modules_of
 from mlagen.verify.random.tally import Station
 from mlagen.verify.worker import import_package, prepare
 
+PLAIN = ("once",)
 SAME_SHAPE = 3  # calls of a shape, since a new one may compile anew
 
 
@@ -58,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     _take_memory()
     station = Station(options.package.name, *REACHED[options.module])
-    tester = Tester(station, import_package(options.package), "cuda", options.seed, plain=options.plain)
+    tester = Tester(station, import_package(options.package), "cuda", options.seed, ways=PLAIN if options.plain else ())
     end, shape, reached, wrong = time.monotonic() + options.seconds, 0, 0, 0
     while reached < options.calls and time.monotonic() < end:
         tally = tester.batch(shape, 0, SAME_SHAPE, end - time.monotonic(), lambda _: None)

@@ -18,6 +18,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections import Counter
@@ -25,6 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from mlagen.verify.random.delays import delayed
 from mlagen.verify.random.reached import REACHED, modules_of
@@ -34,6 +37,7 @@ from mlagen.verify.worker import import_package, prepare
 
 SCOUTED = 24  # shapes that are tried for a module
 VOID = ("not compiled", "slow")  # outcomes that say nothing of a mutant
+UNCAPTURED = ("once", "twice", "in a row", "beside")  # the watch asks for events, which a capture forbids
 PER_KERNEL = 2  # shapes that are kept for a kernel of it
 
 
@@ -85,7 +89,7 @@ class Settings:
         seed: of all that is drawn.
         calls, seconds: most calls of a shape, and seconds of them.
         limit: seconds of a mutant in all.
-        hang: seconds after a launch in which nothing follows.
+        hang: seconds in which a launched kernel does not end.
         processes: mutants side by side.
         delays: delays stand in front of the other syncs.
     """
@@ -111,6 +115,43 @@ def mutated(task: Task, work: Path, delays: bool) -> Path:
     return copy
 
 
+def _leave(work: Path, outcome: Outcome) -> None:
+    """Ends the process; the outcome stays in a file."""
+    with contextlib.suppress(OSError):
+        (work / "outcome.json").write_text(json.dumps(asdict(outcome)))
+    os._exit(0)
+
+
+class Watch(threading.Thread):
+    """Ends the process with a hang if a launched kernel does not end.
+
+    Args:
+        launch: the package's function of that name, as `watched` has replaced it.
+        work: folder for the outcome.
+        seconds: that a kernel may take.
+    """
+
+    def __init__(self, launch: Any, work: Path, seconds: float) -> None:
+        super().__init__(daemon=True)
+        self._work, self._seconds = work, seconds
+        self._last: tuple[Any, float] | None = None
+        launch.after = self._launched
+
+    def _launched(self) -> None:
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        self._last = event, time.monotonic()
+
+    def run(self) -> None:
+        """Looks at the last launch, again and again."""
+        while True:
+            time.sleep(0.2)
+            if self._last is not None:
+                event, begin = self._last
+                if time.monotonic() - begin > self._seconds and not event.query():
+                    _leave(self._work, Outcome("hang", f"a kernel ran for {self._seconds:g} s"))
+
+
 def perform(task: Task, settings: Settings, work: Path) -> Outcome:
     """Does a task, in a process of its own."""
     from mlagen.verify.random.station import Tester
@@ -118,8 +159,8 @@ def perform(task: Task, settings: Settings, work: Path) -> Outcome:
 
     package = import_package(mutated(task, work, settings.delays))
     station = Station(task.package.name, *REACHED[task.module])
-    tester = Tester(station, package, "cuda", settings.seed)
-    launch_of(package).launch.tell = (work / "state").write_text
+    tester = Tester(station, package, "cuda", settings.seed, ways=UNCAPTURED)
+    Watch(launch_of(package).launch, work, settings.hang).start()
     if task.sync is None:
         return _scout(task, tester, settings)
     calls = 0
@@ -162,7 +203,7 @@ class Process:
     """
 
     def __init__(self, task: Task, settings: Settings, root: Path) -> None:
-        self.task, self._limit, self._hang = task, settings.limit, settings.hang
+        self.task, self._limit = task, settings.limit
         self._work = Path(tempfile.mkdtemp(dir=root))
         self._begin = time.monotonic()
         self._pid = os.fork()
@@ -177,30 +218,18 @@ class Process:
         except BaseException as error:
             said = "".join(traceback.format_exception_only(error)).strip()
             outcome = Outcome("crash", said[-400:])
-        with contextlib.suppress(OSError):
-            (self._work / "outcome.json").write_text(json.dumps(asdict(outcome)))
-        os._exit(0)
-
-    def _hangs(self) -> bool:
-        """Whether a call was launched, and nothing came after it for so long."""
-        state = self._work / "state"
-        try:
-            return state.read_text() == "launched" and time.time() - state.stat().st_mtime > self._hang
-        except OSError:
-            return False
+        _leave(self._work, outcome)
 
     def outcome(self) -> Outcome | None:
         """The outcome; None while it runs."""
         seconds = round(time.monotonic() - self._begin, 1)
         pid, status = os.waitpid(self._pid, os.WNOHANG)
-        hangs = pid == 0 and self._hangs()
-        if pid == 0 and seconds < self._limit and not hangs:
+        if pid == 0 and seconds < self._limit:
             return None
         if pid == 0:
             os.killpg(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-            # A process that still makes or compiles calls says nothing of the mutant.
-            found = Outcome("hang", f"no answer for {self._hang:g} s") if hangs else Outcome("slow")
+            found = Outcome("slow")
         elif (self._work / "outcome.json").is_file():
             found = Outcome(**json.loads((self._work / "outcome.json").read_text()))
         else:
@@ -266,7 +295,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=6.0, help="of calls of a shape; default 6")
     parser.add_argument("--calls", type=int, default=150, help="most calls of a shape; default 150")
     parser.add_argument("--limit", type=float, default=150.0, help="seconds of a mutant in all; default 150")
-    parser.add_argument("--hang", type=float, default=20.0, help="seconds that a launched call may take; default 20")
+    parser.add_argument("--hang", type=float, default=8.0, help="seconds that a kernel may take; default 8")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn; default 0")
     parser.add_argument("--no-delays", action="store_true", help="without delays in front of what is left")
     parser.add_argument("--list", action="store_true", help="print the names of the mutants and end")
@@ -289,12 +318,15 @@ def _tasks(modules: dict[str, Path], shapes: dict[str, tuple[int, ...]], options
     """The mutants of a part that are not redundant; those of a module stand apart, so each part has some of all."""
     redundant = redundant_names(options.redundant)
     part, parts = (int(number) for number in options.part.split("/"))
-    found = []
+    found: list[Task] = []
     for module, folder in modules.items():
         for sync in syncs_of(folder / f"{module}.py"):
             task = Task(folder, module, sync, shapes.get(module, ()))
             if fnmatch.fnmatchcase(sync.name, options.only) and task.name not in redundant:
                 found.append(task)
+    found.sort(
+        key=lambda task: task.sync is not None and task.sync.columns is not None
+    )  # waits for products last: most make ptxas wait itself
     return found[part - 1 :: parts]
 
 

@@ -42,7 +42,6 @@ FORCED_IN = {
     SHARED_INDICES: ("sparse_fwd",),
 }
 STEERED = ("multiprocessors", "tile", "sm90_tile", "room")  # of a case: with them its call is forced
-PLAIN = "once"  # the way of a call with nothing beside it
 MOST_DETAIL = 400  # characters of a failure's description
 
 
@@ -71,12 +70,11 @@ def watched(launch: Any) -> set[str]:
         module = kernel.fn.__module__.rpartition(".")[2]
         if "_sm90" in module:
             launched.add(f"{module}:{kernel.fn.__name__}")
-        noting.tell("compiling")  # type: ignore[attr-defined]
         inner(kernel, *arguments, **named)
-        noting.tell("launched")  # type: ignore[attr-defined]
+        noting.after()  # type: ignore[attr-defined]
 
     noting.launched = launched  # type: ignore[attr-defined]
-    noting.tell = lambda state: None  # type: ignore[attr-defined]
+    noting.after = lambda: None  # type: ignore[attr-defined]
     launch.launch = noting
     return launched
 
@@ -89,11 +87,13 @@ class Tester:
         package: its package, imported.
         device: "cpu" or "cuda".
         seed: of all that is drawn.
-        plain: each call is made once, with nothing beside it.
+        ways: the ways to make calls, keys of WAYS; none: as `way_of` draws them.
     """
 
-    def __init__(self, station: Station, package: ModuleType, device: str, seed: int, *, plain: bool = False) -> None:
-        self._plain = plain
+    def __init__(
+        self, station: Station, package: ModuleType, device: str, seed: int, *, ways: Sequence[str] = ()
+    ) -> None:
+        self._ways = ways
         self.station, self._package, self._device, self._seed = station, package, device, seed
         self._spec = package.SPEC["spec"]
         self._facts = Facts.of(self._spec)
@@ -126,7 +126,7 @@ class Tester:
         way, detail, count = "draw", "", 1
         try:
             subject, case, dice = self.draw(shape, number)
-            way = PLAIN if self._plain else way_of(self._family, subject, case, dice)
+            way = dice.pick(*self._ways) if self._ways else way_of(self._family, subject, case, dice)
             count = WAYS[way](built(self._family, subject, case, dice.seed()), dice)
         except CaseSkippedError:
             tally.skipped += 1

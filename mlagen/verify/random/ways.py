@@ -85,6 +85,16 @@ def _beside(run: AnyRun, dice: Dice) -> int:
     return 2
 
 
+def _in_a_row(run: AnyRun, dice: Dice) -> int:
+    """A call right behind the same call with other numbers: kernels with PDL begin while those before still run."""
+    other = built(run.family, run.subject, run.case, dice.seed())
+    first = run.call()
+    second = other.call()
+    _judge(run, first)
+    _judge(other, second)
+    return 2
+
+
 def _replayed(run: AnyRun, dice: Dice) -> int:
     """A captured call replays on other inputs, lengths and tables, of the same sizes."""
     run.call()
@@ -113,6 +123,7 @@ WAYS: dict[str, Callable[[AnyRun, Dice], int]] = {
     "once": _once,
     "twice": _twice,
     "beside": _beside,
+    "in a row": _in_a_row,
     "replayed": _replayed,
 }
 
@@ -121,7 +132,7 @@ def way_of(family: Family, subject: Subject, case: Case, dice: Dice) -> str:
     """The way to make a call."""
     if subject.device == "cpu":
         return dice.mostly("once", "twice")
-    way = dice.pick("once", "once", "once", "twice", "twice", "twice", "beside", "beside", "beside", "replayed")
+    way = dice.pick("once", "once", "twice", "twice", "in a row", "in a row", "beside", "beside", "replayed")
     scored = case.scored if isinstance(case, PickCase) else case
     if isinstance(scored, PagedCase) and SCHEDULE not in subject.facts.wrappers and way == "replayed":
         return "twice"  # the reference's schedule is made on the host
