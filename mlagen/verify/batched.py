@@ -127,7 +127,7 @@ def dense_fwd(
         own, keys = slice(*cu_seqlens_q[number : number + 2]), slice(*cu_seqlens_k[number : number + 2])
         s_q, s_k = own.stop - own.start, keys.stop - keys.start
         each = max(1, ELEMENTS // max(1, s_q * s_k * group))
-        for first in range(0, k.shape[1] if s_q and s_k else 0, each):
+        for first in range(0, k.shape[1] if s_q and s_k and heads else 0, each):
             some = slice(first * group, min(first + each, k.shape[1]) * group)
             query = q[own, some].double().transpose(0, 1)
             query = query.reshape(-1, group, *query.shape[1:])  # [kv_heads, group, s_q, d_qk]

@@ -70,16 +70,18 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
     """
     from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
     from mlagen.verify.kept import CHECK
-    from mlagen.verify.subject import SIMULATED
+    from mlagen.verify.subject import FORCED, SIMULATED
+
+    def fits(case: Case, kernel: str | None, other: bool) -> bool:
+        return {"sm90_swap_ab": case.of_few_heads, "sm90_shared": case.can_share}.get(kernel or "", other)
 
     def taken(case: Case, target: str, number: int) -> bool:
         if target in SIMULATED:
             if case.check == CHECK:  # whose launches are the interpreter's
                 return False
-            kernels = {"sm90_swap_ab": case.of_few_heads, "sm90_shared": case.can_share}
-            return kernels.get(SIMULATED[target], case.simulated)
+            return fits(case, SIMULATED[target], case.simulated)
         if case.only_sm90:
-            return target.startswith("cuda")
+            return target.startswith("cuda") and fits(case, FORCED.get(target), True)
         if number == 0:
             return True
         if target == FEW_HEADS:

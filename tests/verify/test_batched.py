@@ -51,6 +51,11 @@ def test_multi_head_attention_is_the_plain_one(causal: bool) -> None:
     _same(batched.dense_fwd(*arguments), dense_fwd(*arguments))
 
 
+def test_multi_head_attention_takes_no_heads() -> None:
+    q, k, v = torch.zeros(3, 0, 8), torch.zeros(5, 2, 8), torch.zeros(5, 2, 4)
+    _same(batched.dense_fwd(q, k, v, [0, 3], [0, 5], 0.3, True), dense_fwd(q, k, v, [0, 3], [0, 5], 0.3, True))
+
+
 @pytest.mark.parametrize("pattern", ["ties", "special", "zeros", "none", "few", "wide"])
 def test_top_k_of_rows_is_that_of_each(pattern: str) -> None:
     scores = scores_of(pattern, 4, 90, torch.Generator().manual_seed(1))
