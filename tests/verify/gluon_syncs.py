@@ -86,7 +86,7 @@ def main() -> int:
     parser.add_argument("--read", type=Path, nargs="+", help="print the table of these reports and end")
     options = parser.parse_args()
     outcomes: dict[str, Outcome] = {}
-    redundant = redundant_names(REDUNDANT)
+    redundant = redundant_names([REDUNDANT])
     for path in options.read or ():
         outcomes |= {name: Outcome(**one) for name, one in json.loads(path.read_text()).items()}
     if not options.read:

@@ -187,7 +187,7 @@ def dense_decode(scene: Scene) -> Case:
     own_heads = heads(scene)
     kv_heads = 1 if planar or scene.few_heads or not shape.chance(0.15) else 2
     e4m3 = tensor_scale and wrapper == DECODE_FLASH and shape.chance(0.5)
-    size = shape.pick(64, 64, 1, 16, 32, 53, 128, 256)
+    size = shape.mostly(64, 1, 16, 32, 53, 128, 256)
     lengths = _lengths(scene, 2**15 if scene.big else 200)
     columns = -(-max([0, *lengths]) // size) + call.pick(0, 2, 40, 4000 if scene.big else 3)
     if lengths and call.chance(0.05) and columns * size * len(lengths) < 2**16:

@@ -58,7 +58,7 @@ def _delay(place: gl.constexpr):
 
 
 def places(text: str) -> Iterator[int]:
-    """Lines of a module before which a delay stands: syncs, copies to shared memory, and stores there."""
+    """Lines of a module before which a delay stands: syncs, copies to shared memory, and stores."""
     before = {*SYNCS, *ISSUES, *STORES, ".store"}
     for function in kernels_of(ast.parse(text)):
         for statement in statements(function):

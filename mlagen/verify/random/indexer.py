@@ -139,7 +139,7 @@ def _paged(scene: Scene, wrapper: str, most: int) -> PagedCase:
     return PagedCase(
         "", "", wrapper, lengths, next_n=next_n,
         tokenwise=shape.chance(0.3),
-        block_size=shape.pick(64, 64, 1, 16, 53, 128),
+        block_size=shape.mostly(64, 1, 16, 53, 128),
         memory=shape.mostly("end to end", "page gap", "odd"),
         table=shape.mostly("slice", "contiguous", "odd"),
         blocks="garbage",

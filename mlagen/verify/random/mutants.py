@@ -143,10 +143,11 @@ class Watch(threading.Thread):
         self._last = event, time.monotonic()
 
     def run(self) -> None:
-        """Looks at the last launch, again and again."""
+        """Looks at the last launch, again and again; the file "alive" is as old as the last look."""
         while True:
             time.sleep(0.2)
             if self._last is not None:
+                (self._work / "alive").touch()
                 event, begin = self._last
                 if time.monotonic() - begin > self._seconds and not event.query():
                     _leave(self._work, Outcome("hang", f"a kernel ran for {self._seconds:g} s"))
@@ -203,7 +204,7 @@ class Process:
     """
 
     def __init__(self, task: Task, settings: Settings, root: Path) -> None:
-        self.task, self._limit = task, settings.limit
+        self.task, self._limit, self._hang = task, settings.limit, settings.hang
         self._work = Path(tempfile.mkdtemp(dir=root))
         self._begin = time.monotonic()
         self._pid = os.fork()
@@ -220,16 +221,23 @@ class Process:
             outcome = Outcome("crash", said[-400:])
         _leave(self._work, outcome)
 
+    def _stuck(self) -> bool:
+        """Whether its watch looks no more: to load a module behind a kernel that hangs blocks all threads."""
+        with contextlib.suppress(OSError):
+            return time.time() - (self._work / "alive").stat().st_mtime > 3 * self._hang
+        return False
+
     def outcome(self) -> Outcome | None:
         """The outcome; None while it runs."""
         seconds = round(time.monotonic() - self._begin, 1)
         pid, status = os.waitpid(self._pid, os.WNOHANG)
-        if pid == 0 and seconds < self._limit:
+        stuck = pid == 0 and self._stuck()
+        if pid == 0 and seconds < self._limit and not stuck:
             return None
         if pid == 0:
             os.killpg(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
-            found = Outcome("slow")
+            found = Outcome("hang", "a launched kernel blocks the process") if stuck else Outcome("slow")
         elif (self._work / "outcome.json").is_file():
             found = Outcome(**json.loads((self._work / "outcome.json").read_text()))
         else:
@@ -273,14 +281,13 @@ def table(outcomes: dict[str, Outcome], redundant: Sequence[str]) -> Iterator[st
     yield f"{noticed_in_all} of {counted_in_all} noticed: {share:.1f} %"
 
 
-def redundant_names(path: Path | None) -> list[str]:
-    """Names of syncs, with packages, that a file lists as redundant, each with the reason: a mapping in YAML."""
-    if path is None:
+def redundant_names(paths: Sequence[Path]) -> list[str]:
+    """Names of syncs, with packages, that files list as redundant, each with the reason: mappings in YAML."""
+    if not paths:
         return []
     import yaml
 
-    listed: dict[str, str] = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    return list(listed)
+    return [name for path in paths for name in yaml.safe_load(path.read_text(encoding="utf-8")) or {}]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -301,8 +308,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", action="store_true", help="print the names of the mutants and end")
     parser.add_argument("--report", type=Path, help="write outcomes here, after each one")
     parser.add_argument("--read", type=Path, nargs="+", help="print the table of these reports and end")
-    parser.add_argument("--redundant", type=Path, help="YAML of redundant syncs, each with the reason; they do not run")
-    parser.add_argument("--resume", action="store_true", help="go on with what --report lacks")
+    parser.add_argument(
+        "--redundant", type=Path, nargs="+", default=[], help="YAML of redundant syncs: they do not run"
+    )
+    parser.add_argument("--resume", action="store_true", help="run what --report lacks, then what survived")
     return parser
 
 
@@ -352,7 +361,8 @@ def _run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, O
     outcomes = _read([options.report]) if options.resume and options.report.is_file() else {}
 
     def run(tasks: Sequence[Task], settings: Settings) -> None:
-        left = [task for task in tasks if task.name not in outcomes]
+        again = [task for task in tasks if task.name in outcomes and outcomes[task.name].how in ("survived", *VOID)]
+        left = [task for task in tasks if task.name not in outcomes] + again
         for number, (task, outcome) in enumerate(run_all(left, settings, Path(root)), 1):
             outcomes[task.name] = outcome
             found = outcome.shapes if task.sync is None else outcome.detail[:150]

@@ -22,8 +22,8 @@ SYNCS = {
     **dict.fromkeys(BARRIERS, "barrier"),
     **dict.fromkeys(FENCES, "fence"),
 }
-# Delays also stand in front of copies to shared memory and of stores there.
-ISSUES = ("tma_load", "tma_load_k", "tma_load_v", "async_load", "async_copy.commit_group")
+# Delays also stand in front of copies to shared memory, and of stores there and to results.
+ISSUES = ("tma_load", "tma_load_k", "tma_load_v", "async_load", "async_copy.commit_group", "gl.store")
 STORES = ("_put_shared", "_store_shared", "_count_shared", "_take_four")
 
 
