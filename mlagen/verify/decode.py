@@ -17,6 +17,8 @@ from mlagen.verify.reference import Attention
 from mlagen.verify.results import Figure
 
 FLASH = "flash_mla_with_kvcache"
+ALIGNMENT = 16  # bytes
+E4M3_NAN = 0x7F
 
 
 def place_tokens(
@@ -29,6 +31,16 @@ def place_tokens(
         return placed.view.unflatten(0, shape[::-1]).transpose(0, 1), placed  # type: ignore[no-untyped-call]
     placed = place(values, LAYOUTS[layout], fill)
     return placed.view.unflatten(0, shape), placed  # type: ignore[no-untyped-call]
+
+
+def as_e4m3(q: torch.Tensor, scale: float) -> torch.Tensor:
+    """A q in multiples of a scale, in e4m3, with its strides and as little aligned, and NaN between its rows."""
+    first = q.storage_offset() % ALIGNMENT
+    last = sum((size - 1) * stride for size, stride in zip(q.shape, q.stride(), strict=True)) if q.numel() else -1
+    codes = torch.full((first + last + 1,), E4M3_NAN, dtype=torch.uint8, device=q.device)
+    codes = codes.as_strided(q.shape, q.stride(), first)
+    codes.copy_((q.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8))
+    return codes.view(torch.float8_e4m3fn)
 
 
 def place_out(q: torch.Tensor, d_v: int, layout: str) -> Placed:

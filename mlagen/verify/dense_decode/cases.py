@@ -296,7 +296,8 @@ def _e4m3(suite: _Suite) -> Iterator[DenseDecodeCase]:
     yield from suite.case("e4m3: wide", **wide)
     yield from suite.case("e4m3: wide, q of e4m3", **wide, **e4m3)
     yield from suite.case("e4m3: q, page size 53", promise, heads=6, block_size=53, **e4m3)
-    yield from suite.case("e4m3: q slice", promise, heads=6, q="slice", **e4m3)
+    for layout in ("slice", "odd"):
+        yield from suite.case(f"e4m3: q {layout}", promise, heads=6, q=layout, **e4m3)
     shared: dict[str, Any] = {"heads": suite.split_heads, "lengths": (300, 40), "multiprocessors": 100}
     yield from suite.case("e4m3: q, shared", promise, **shared, **e4m3)
     promise = "batch-invariant mode takes q of e4m3 too, and its choice of a kernel does not look at the batch"

@@ -132,8 +132,9 @@ def _schedule(run: DenseDecodeRun) -> Any:
     with _planned(run):
         facts = package._launch.device_facts(inputs.q.device)
         d_v = run.subject.facts.d_v
-        rope = [inputs.q[..., d_v:]] if run.subject.facts.takes_pair else []
-        alignment = module._alignment(inputs.q, *rope, inputs.cache, inputs.q[:, 0, :, :d_v])
+        q = inputs.called_q
+        rope = [q[..., d_v:]] if run.subject.facts.takes_pair else []
+        alignment = module._alignment(q, *rope, inputs.cache, inputs.q[:, 0, :, :d_v])
         sizes = (requests, s_q, heads, kv_heads, size, keys)
         sm90 = {}
         if "_dense_decode_sm90" in sm90_modules(package):

@@ -12,7 +12,7 @@ from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read, write
 from mlagen.verify import family
 from mlagen.verify.batched import sparse_attention
-from mlagen.verify.decode import FLASH, place_out, place_tokens
+from mlagen.verify.decode import FLASH, as_e4m3, place_out, place_tokens
 from mlagen.verify.dense_decode.cases import TENSOR_SCALE, DenseDecodeProblem
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.facts import Facts
@@ -57,6 +57,11 @@ class Inputs(family.Inputs):
         """The factor of the logits that the call takes."""
         return self.default_scale if self.scale is None else self.scale
 
+    @property
+    def called_q(self) -> torch.Tensor:
+        """The q that a call takes: of e4m3 where it has a scale."""
+        return self.q if self.problem.q_scale is None else as_e4m3(self.q, self.problem.q_scale)
+
     def arguments(self, wrapper: str) -> dict[str, Any]:
         """Arguments of a wrapper but for metadata and head_dim_v."""
         optional: dict[str, Any] = {"k_scale": self.k_scale}
@@ -67,7 +72,7 @@ class Inputs(family.Inputs):
             optional["window"] = None
         if wrapper == FLASH:
             found: dict[str, Any] = {
-                "q": self.q,
+                "q": self.called_q,
                 "k_cache": self.cache,
                 "block_table": self.block_table,
                 "cache_seqlens": self.lengths,
@@ -75,7 +80,6 @@ class Inputs(family.Inputs):
                 "is_fp8_kvcache": self.layout.quantised,
             }
             if self.problem.q_scale is not None:
-                found["q"] = (self.q.float() / self.problem.q_scale).to(torch.float8_e4m3fn)
                 found["q_scale"] = torch.full((1,), self.problem.q_scale, device=self.q.device)
             optional |= {} if self.scale is None else {"softmax_scale": self.scale}
             return found | optional | {name: one.view for name, one in self.given.items()}

@@ -56,10 +56,10 @@ def _topk(scene: Scene, own: int) -> int:
     return -(-topk // 16) * 16 if scene.shape.chance(0.6) else topk
 
 
-def _sink(scene: Scene, topk: int) -> str:
-    """A pattern of sinks; extreme ones only with so many keys that the LSE is above 0."""
+def _sink(scene: Scene, keys: int) -> str:
+    """A pattern of sinks; extreme ones only with so many keys, each another row, that the LSE is above 0."""
     pattern = scene.call.pick(*SINKS)
-    return "random" if pattern == "extreme" and topk < 512 else pattern
+    return "random" if pattern == "extreme" and keys < 512 else pattern
 
 
 def _tokens(scene: Scene, topk: int, heads: int) -> int:
@@ -86,7 +86,7 @@ def sparse_fwd(scene: Scene) -> Case:
         rows=rows,
         indices=pattern,
         length=call.pick(*LENGTHS) if length else None,
-        sink=_sink(scene, topk if pattern == "full" else 0) if sink else None,
+        sink=_sink(scene, min(topk, rows) if pattern == "full" else 0) if sink else None,
         scale=call.pick(*(SINK_SCALES if sink else SCALES)),
         q=shape.mostly("contiguous", *PLACES),
         kv=shape.mostly("contiguous", "slice", "odd"),

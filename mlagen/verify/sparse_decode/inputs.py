@@ -12,7 +12,7 @@ from mlagen.layout import CacheLayout, DataField, ScalesField
 from mlagen.layout.codec import planes_of, read, write
 from mlagen.verify import family
 from mlagen.verify.batched import sparse_attention
-from mlagen.verify.decode import place_out, place_tokens
+from mlagen.verify.decode import as_e4m3, place_out, place_tokens
 from mlagen.verify.facts import Facts
 from mlagen.verify.memory import NAN, Placed, empty_pages, seeded, unplaced
 from mlagen.verify.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
@@ -87,7 +87,7 @@ class Inputs(family.Inputs):
         optional = {"softmax_scale": self.scale, "attn_sink": self.sink, "topk_length": main.length}
         optional |= {"k_scale": main.scale, **{name: one.view for name, one in self.given.items()}}
         if self.q_scale is not None:
-            found["q"] = _as_e4m3(self.q, self.q_scale)
+            found["q"] = as_e4m3(self.q, self.q_scale)
             found["q_scale"] = torch.full((1,), self.q_scale, device=self.q.device)
         for one in extra:
             found |= {"extra_k_cache": one.cache, "extra_indices_in_kvcache": one.indices}
@@ -105,15 +105,6 @@ class Inputs(family.Inputs):
             for one in self.lists
         ]
         return replace(self, q=take(self.q), lists=lists, given={}, placed={})
-
-
-def _as_e4m3(q: torch.Tensor, scale: float) -> torch.Tensor:
-    """A q in multiples of a scale, in e4m3, with the strides that it has, and NaN between its rows."""
-    last = sum((size - 1) * stride for size, stride in zip(q.shape, q.stride(), strict=True)) if q.numel() else -1
-    codes = torch.full((last + 1,), NAN_CODES["e4m3"][0], dtype=torch.uint8, device=q.device)
-    codes = codes.as_strided(q.shape, q.stride())
-    codes.copy_((q.float() / scale).to(torch.float8_e4m3fn).view(torch.uint8))
-    return codes.view(torch.float8_e4m3fn)
 
 
 def _code(
