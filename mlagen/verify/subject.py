@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
 from mlagen.verify.facts import Facts
@@ -129,3 +130,23 @@ def poisoned_allocations() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before)
+
+
+LARGE_BYTE = 0x7F  # 3.4e38 in fp32, a large number in an integer
+
+
+class _LargeEmpty(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Fills the result of torch.empty with LARGE_BYTE."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if func in (torch.ops.aten.empty.memory_format, torch.ops.aten.empty_strided.default):
+            made.view(torch.uint8).fill_(LARGE_BYTE)
+        return made
+
+
+def large_allocations(device: str) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which torch.empty on a CPU gives large numbers. Top-k never picks NaN, but picks these."""
+    if device != "cpu":
+        return contextlib.nullcontext()
+    return _LargeEmpty()  # type: ignore[no-untyped-call]

@@ -19,6 +19,7 @@ TOPK = "_topk_sm90.py"
 TOPK_VALUES = {  # texts, and the pattern of scores that shows them
     "parts forget where they begin": ("ids_ptr + place, begin + start", "ids_ptr + place, start", "normal"),
     "candidates are another part's": ("(part * CAPACITY)[", "((part + 1) * CAPACITY)[", "normal"),
+    "a candidate past a part's count is read": ("there = at < own", "there = at <= own", "normal"),
     "a row's end is in no part": ("gl.cdiv(length, PARTS * LANES)", "length // (PARTS * LANES)", "ascending"),
     "all equals are picked": ("ties & (ties_before < wanted)", "ties", "equal"),
     "equals of earlier tiles are forgotten": ("ties_taken += whole >> 16", "ties_taken += 0", "equal"),

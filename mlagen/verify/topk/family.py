@@ -16,7 +16,7 @@ from mlagen.verify.family import Family, Results, Run
 from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.memory import bits
 from mlagen.verify.results import Figure
-from mlagen.verify.subject import SIMULATED, Subject, launch_of, sm90_modules
+from mlagen.verify.subject import SIMULATED, Subject, large_allocations, launch_of, sm90_modules
 from mlagen.verify.topk.cases import MergeCase, SelectCase, cases
 from mlagen.verify.topk.inputs import Inputs, build_merge, build_select
 from mlagen.verify.topk.invalid import DECODE, MERGE, NAME, PAGES
@@ -43,7 +43,8 @@ def _call(run: TopkRun, **given: Any) -> Results:
     positional = [value for name, value in arguments.items() if name not in named]
     launch = launch_of(run.subject.package)
     tile = _tile(run)
-    with launch.force(tile=tile) if tile else contextlib.nullcontext():
+    forced = launch.force(tile=tile) if tile else contextlib.nullcontext()
+    with forced, large_allocations(run.subject.device):
         returned = run.subject.call(
             wrapper, *positional, **{name: value for name, value in arguments.items() if name in named}
         )
