@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
 from mlagen.verify.facts import Facts
+from mlagen.verify.operators import Operators
 
 CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
 SM90_KERNELS = "cuda, sm90 kernels"
@@ -57,6 +58,7 @@ class Subject:
             to those of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows; on a CPU those
             of SIMULATED do the same.
         keeps: calls are kept by their signature, as those of a user are; see `mlagen.verify.kept`.
+        operators: calls go through these; None: to the wrappers.
     """
 
     package: ModuleType
@@ -64,6 +66,7 @@ class Subject:
     device: str
     target: str
     keeps: bool = False
+    operators: Operators | None = None
 
     @property
     def runs_sm90(self) -> bool:
@@ -112,8 +115,11 @@ class Subject:
         self, wrapper: str, /, *arguments: Any, module: str = "", multiprocessors: int | None = None, **named: Any
     ) -> Any:
         """Calls a wrapper of the package, or of one of its modules; what it leaves of its allocations is NaN."""
+        function = self.wrapper(wrapper, module)
+        if self.operators is not None:
+            function = self.operators.of(f"{module}_{wrapper}" if module else wrapper, function)
         with self.planned_for(multiprocessors), poisoned_allocations():
-            return self.wrapper(wrapper, module)(*arguments, **named)
+            return function(*arguments, **named)
 
     def wrapper(self, name: str, module: str = "") -> Callable[..., Any]:
         """A wrapper of the package, or of one of its modules."""

@@ -96,3 +96,31 @@ def test_bad_usage_is_one_line(capsys):
     arguments = [str(GENERATED / "dsv32"), "--device", "cpu", "--seconds", "1", "--only", "nothing/*"]
     assert main(arguments) == 2
     assert capsys.readouterr().err == "no family and kernel match nothing/*\n"
+
+
+@pytest.mark.interpreter
+def test_calls_through_operators_are_right():
+    report = random_calls(_plan(GENERATED / "odd", most_calls=30, seed=2), print)
+    assert report.failures == []
+    assert 0 < report.operator_calls < report.total.calls
+    assert report.to_json()["operator_calls"] == report.operator_calls
+
+
+@pytest.mark.interpreter
+def test_a_wrong_call_of_an_operator_is_found_and_its_line_repeats_it(tmp_path):
+    folder = tmp_path / "odd"
+    shutil.copytree(GENERATED / "odd", folder)
+    text = (folder / "ops.py").read_text()
+    old = "        wrapper(*args, **kwargs)\n"
+    assert old in text
+    (folder / "ops.py").write_text(text.replace(old, "        pass\n"))
+    lines: list[str] = []
+    plan = _plan(folder, only=("sparse_fwd/*", "merge_states/*"), most_wrong=1)
+    assert random_calls(plan, lines.append).total.wrong >= 1
+    command, _, said = lines[0].partition("  # ")
+    assert ", operator: " in said
+    _, *arguments = shlex.split(command)
+    again = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 1
+    assert "through its operator" in again.stdout
+    assert said in again.stdout

@@ -90,7 +90,8 @@ def _show(report: Report) -> None:
     for name, counts in sorted(report.stations.items()):
         print(f"{name:48} {counts.calls:8} calls {counts.wrong:6} wrong {counts.seconds:8.1f} s")
     total = report.total
-    print(f"{total.calls} calls, {total.wrong} wrong, {report.hangs} without an answer; ", end="")
+    operators = f", {report.operator_calls} of them through operators" if report.operator_calls else ""
+    print(f"{total.calls} calls{operators}, {total.wrong} wrong, {report.hangs} without an answer; ", end="")
     print(f"{report.run['wall_seconds']:.0f} s, of which first calls took {report.compile_seconds:.0f} s of processes")
 
 

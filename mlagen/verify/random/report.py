@@ -48,6 +48,7 @@ class Report:
         failures: a line each that repeats it.
         compile_seconds: that first calls of shapes took, over all processes.
         hangs: calls that no answer came of.
+        operator_calls: calls that went through an operator of torch.
     """
 
     run: dict[str, Any]
@@ -57,6 +58,7 @@ class Report:
     failures: list[str] = field(default_factory=list)
     compile_seconds: float = 0.0
     hangs: int = 0
+    operator_calls: int = 0
 
     def add(self, station: Station, tally: Tally) -> None:
         """Counts a batch."""
@@ -66,6 +68,7 @@ class Report:
             share = tally.seconds * calls / tally.calls if tally.calls else 0.0
             self.kernels.setdefault(package, {}).setdefault(kernel, Counts()).add(calls, wrong, share)
         self.compile_seconds += tally.first_seconds
+        self.operator_calls += tally.operator_calls
 
     @property
     def total(self) -> Counts:
@@ -86,6 +89,7 @@ class Report:
             **vars(self.total),
             "compile_seconds": round(self.compile_seconds, 1),
             "hangs": self.hangs,
+            "operator_calls": self.operator_calls,
             "failures": self.failures,
             "stations": plain(self.stations),
             "packages": {

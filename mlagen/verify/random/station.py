@@ -14,6 +14,7 @@ import torch
 from mlagen.verify.case import FEW_HEADS, SHARED_INDICES, Case, CaseFailedError, CaseSkippedError
 from mlagen.verify.facts import Facts
 from mlagen.verify.families import KERNELS
+from mlagen.verify.operators import Operators
 from mlagen.verify.random import attention, indexer, rows
 from mlagen.verify.random.dice import Dice
 from mlagen.verify.random.scene import Scene
@@ -42,6 +43,7 @@ FORCED_IN = {
     SHARED_INDICES: ("sparse_fwd",),
 }
 STEERED = ("multiprocessors", "tile", "sm90_tile", "room")  # of a case: with them its call is forced
+OPERATORS_SHARE = 0.5  # of the shapes of a package that registers operators: their calls go through these
 MOST_DETAIL = 400  # characters of a failure's description
 
 
@@ -117,15 +119,20 @@ class Tester:
         )  # fmt: skip
         case = DRAWS[self.station.family](scene)
         keeps &= not any(getattr(case, name, None) is not None for name in STEERED)
-        return Subject(self._package, self._facts, self._device, self._target, keeps), case, of_call
+        # Dice of its own, so that the other draws are the same with and without operators.
+        through = self._spec.get("ops") and Dice(f"{name}/operators").chance(OPERATORS_SHARE)
+        operators = Operators(self._package) if through else None
+        return Subject(self._package, self._facts, self._device, self._target, keeps, operators), case, of_call
 
     def call(self, shape: int, number: int, tally: Tally) -> None:
         """Makes one call and counts it."""
         self._launched.clear()
         tally.drawn += 1
         way, detail, count = "draw", "", 1
+        operators = None
         try:
             subject, case, dice = self.draw(shape, number)
+            operators = subject.operators
             way = dice.pick(*self._ways) if self._ways else way_of(self._family, subject, case, dice)
             count = WAYS[way](built(self._family, subject, case, dice.seed()), dice)
         except CaseSkippedError:
@@ -139,6 +146,9 @@ class Tester:
                 tally.skipped += 1
                 return
         tally.calls += count
+        if operators is not None and operators.calls:
+            tally.operator_calls += count
+            way += ", operator"
         wrong = int(bool(detail))
         tally.wrong += wrong
         for kernel in self._launched:
@@ -151,8 +161,8 @@ class Tester:
 
     def describe(self, shape: int, number: int) -> str:
         """The case of a call, in words."""
-        _, case, _ = self.draw(shape, number)
-        return repr(case)
+        subject, case, _ = self.draw(shape, number)
+        return f"{case!r}{'' if subject.operators is None else ', through its operator where it has one'}"
 
     def batch(
         self, shape: int, first: int, most: int, seconds: float, begins: Callable[[int], None], *, stop: bool = False

@@ -41,6 +41,7 @@ class Tally:
         failures: [call, way, finding] of each wrong one.
         kernels: by "module:kernel" of sm90 kernels, [calls, wrong] that launched it.
         broken: the device's context is lost.
+        operator_calls: calls that went through an operator of torch.
     """
 
     drawn: int = 0
@@ -52,6 +53,7 @@ class Tally:
     failures: list[tuple[int, str, str]] = field(default_factory=list)
     kernels: dict[str, list[int]] = field(default_factory=dict)
     broken: bool = False
+    operator_calls: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
