@@ -33,6 +33,7 @@ TOPK_VALUES = {  # texts, and the pattern of scores that shows them
     "too many candidates are enough": ("if (taken <= CAPACITY) &", "if (taken <= CAPACITY * 9) &", "equal"),
     "candidates are columns": ("if ids != 0:", "if ids < 0:", "normal"),
     "NaN is picked": ('gl.maximum(score, float("-inf")) + 0.0', "score + 0.0", "special"),
+    "the floor is a count": ("2 * first + 1).to(gl.float32", "2 * first + 2).to(gl.float32", "negative"),
     "zeros are told apart": (' float("-inf")) + 0.0', ' float("-inf"))', "zeros"),
     "-inf is picked": ("- MINUS_INF_BITS\n", "- MINUS_INF_BITS + 1\n", "few"),
     "nothing is filled": ("range(number, k,", "range(k, k,", "few"),

@@ -19,6 +19,7 @@ SCORE_PROMISES = {
     "special": "NaN and -inf are never picked, +inf is",
     "zeros": "+0 and -0 are equal, denormals are not",
     "wide": "scores of any exponent and sign",
+    "negative": "all scores are below 0",
     "none": "a row without a score that counts",
     "few": "a row with fewer scores that count than are asked for",
     "signs": "most scores are equal, and 0 is the threshold",
@@ -27,7 +28,7 @@ SCORE_PROMISES = {
     "misleading": "a sample of the row says nothing of it",
 }
 # Those of long rows that a build runs on the sm90 kernel in numpy as well as "normal".
-SIMULATED_SCORES = ("equal", "ties", "ascending", "special", "wide", "few", "signs")
+SIMULATED_SCORES = ("equal", "ties", "ascending", "special", "wide", "negative", "few", "signs")
 LEAST, MOST = -(2**31), 2**31 - 1
 _STARTS = (LEAST, LEAST, MOST, MOST, 0, MOST - 1, 7, LEAST + 1, 499)  # of ranges at the ends of int32
 _ENDS = (MOST, LEAST, MOST, LEAST, MOST - 63, MOST, LEAST + 1, 40, MOST)

@@ -60,6 +60,8 @@ def scores_of(pattern: str, rows: int, columns: int, generator: torch.Generator)
             return values[torch.randint(0, len(values), shape, generator=generator)]
         case "wide":
             return torch.ldexp(normal, torch.randint(-148, 127, shape, generator=generator))
+        case "negative":
+            return -normal.abs() - 1
         case "none":
             return torch.where(chance < 0.5, NAN, -torch.inf)
         case "few":
