@@ -19,6 +19,7 @@ from mlagen.verify.sparse_fwd.invalid import FLASH, VLLM, refused
 
 WRAPPERS = (FLASH, VLLM)
 INT32_ELEMENTS = 2**31  # elements an int32 offset reaches
+UNION_STEP = 2048  # indices of a token that the list's kernel reads at a time
 MANY_ROWS = 140_000  # more than the bitmap of a list has bits for
 
 
@@ -338,6 +339,9 @@ def _neighbours(suite: _Suite) -> Iterator[SparseFwdCase]:
     yield from suite.sparse(
         "rows past a block: neighbours", promise, indices="neighbours, 75 % shared", **{**sizes, "rows": 20_000}
     )
+    promise = "indices of several steps of the list's kernel"
+    few: dict[str, Any] = {"tokens": 5, "heads": 2, "topk": UNION_STEP + 40, "rows": 6000, "only_sm90": True}
+    yield from suite.sparse("indices past a step: neighbours", promise, indices="neighbours, 75 % shared", **few)
     if big:
         promise = "rows past what one bitmap holds"
         yield from suite.sparse(
