@@ -149,6 +149,14 @@ class Launch:
         if found is not None:
             self._atomics.append(found[1])
 
+    def prefetches(self, pointers: Addresses, mask: Mask, size: int) -> None:
+        """Takes note of a prefetch.
+
+        Raises:
+            SanitizerError: it reaches past the tensors.
+        """
+        self._inside(pointers, mask, size, "prefetches")
+
     def _inside(self, pointers: Addresses, mask: Mask, size: int, does: str) -> tuple[list[str], Addresses] | None:
         """The tensors that an operation reaches and its addresses; None if its mask lets nothing through."""
         addresses = pointers.reshape(-1) if mask.all() else pointers[np.broadcast_to(mask, pointers.shape)]

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton.language as tl
 
+from mlagen.verify import sanitizer
 from mlagen.verify.gluon import hopper, language, lines, ptx
 from mlagen.verify.gluon.layouts import places
 from mlagen.verify.gluon.program import KernelError, Program
@@ -287,3 +288,18 @@ def test_a_grid_has_one_dimension():
     Program.current = Program(3, 5, 4, 0)
     assert [int(language.program_id(axis)) for axis in (0, 1)] == [3, 0]
     assert [int(language.num_programs(axis)) for axis in (0, 1)] == [5, 1]
+
+
+def test_a_prefetch_reaches_no_further_than_a_tensor_of_the_launch():
+    tensor = torch.zeros(64)
+
+    def fetch(first: int) -> None:
+        address = Tensor(np.int64(tensor.data_ptr() + 4 * first), tl.int64)
+        text = "cp.async.bulk.prefetch.L2.global [$1], 128; mov.b32 $0, 0;"
+        with sanitizer.watched("kernel", "", {"k_ptr": tensor}):
+            run(lambda: hopper.inline_asm_elementwise(text, "=r,l", [address], tl.int32, False, 1))
+
+    fetch(0)
+    fetch(32)
+    with pytest.raises(sanitizer.SanitizerError, match=r"prefetches k_ptr\[33\]"):
+        fetch(33)

@@ -428,6 +428,9 @@ class _Call:
         address = np.broadcast_to(address, shape) + 4 * number
         active = np.broadcast_to(np.asarray(mask, bool), shape)
         if space == "global":
+            if action == "prefetch":
+                memory.prefetch(address, active, width)
+                return address
             if action != "ld":
                 raise ptx.PtxError(f"{action} to global memory is not known")
             if (address[active] & (4 * width - 1)).any() and number == 0:

@@ -139,6 +139,13 @@ def scatter(addresses: Array, values: Array, mask: Any) -> None:
     view[places] = values
 
 
+def prefetch(addresses: Array, active: Array, size: int) -> None:
+    """Takes note that L2 is asked for `size` bytes from each active address on."""
+    launch = sanitizer.current()
+    if launch is not None:
+        launch.prefetches(addresses.astype(np.uint64), active, size)
+
+
 def load(pointer: Tensor, mask: Any = None, other: Any = None, **_: Any) -> Tensor:
     """`gl.load`."""
     dtype = pointer.dtype.element_ty

@@ -76,7 +76,8 @@ class Threads:
         registers: bits by name; operands are "$0" and so on.
         count: of threads.
         programs: of the grid.
-        memory: loads and stores: `memory(space, action, addresses, mask, values)`.
+        memory: loads, stores and prefetches: `memory(space, action, addresses, mask, values, register, width)`, where
+            the width of a prefetch is in bytes.
         barrier: `barrier(action, number, threads)`.
     """
 
@@ -181,16 +182,17 @@ class Threads:
 
     def _access(self, one: Instruction, mask: Any) -> None:
         parts, operands = one.parts, one.operands
+        place = next(operand for operand in operands if operand.startswith("["))
+        base, _, offset = place[1:-1].partition("+")
+        address = self.value(base.strip(), "u64").astype(np.int64) + int(offset or 0)
         if parts[0] in ("prefetch", "cp"):
             if parts[0] == "cp" and parts[1:4] != ("async", "bulk", "prefetch"):
                 raise PtxError(f"instruction {'.'.join(parts)} is not known")
+            self.memory("global", "prefetch", address, mask, None, 0, int(operands[1]) if parts[0] == "cp" else 1)
             return
         space = parts[1]
         if space not in ("shared", "global"):
             raise PtxError(f"memory of {'.'.join(parts)} is not known")
-        place = next(operand for operand in operands if operand.startswith("["))
-        base, _, offset = place[1:-1].partition("+")
-        address = self.value(base.strip(), "u64").astype(np.int64) + int(offset or 0)
         width = {"v2": 2, "v4": 4}.get(parts[-2], 1)
         if parts[-1][1:] != "32":
             raise PtxError(f"memory access {'.'.join(parts)} is not known")
