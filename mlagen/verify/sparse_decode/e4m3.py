@@ -63,10 +63,13 @@ def _numbers() -> Iterator[Setting]:
 
 
 def _splits(known: CacheFacts, split_heads: int) -> Iterator[Setting]:
-    if known.facts.length != "none" and known.facts.sink != "none":
-        lists = {"main": {"topk": 304, "length": "mixed"}, "sink": "mixed", "requests": 7, "heads": 3}
-        yield "q, lengths and sink", "a sink, and lengths from 0 on", lists
-        yield "q, lengths and sink, in splits", "the same in splits", {"multiprocessors": 10_000, **lists}
+    if known.facts.length != "none":
+        lists: dict[str, Any] = {"main": {"topk": 304, "length": "mixed"}, "requests": 7, "heads": 3}
+        yield "q, lengths", "lengths from 0 on", {"every_target": True, **lists}
+        if known.facts.sink != "none":
+            lists["sink"] = "mixed"
+            yield "q, lengths and sink", "a sink, and lengths from 0 on", lists
+        yield "q, lengths in splits", "the same in splits", {"multiprocessors": 10_000, **lists}
     split: dict[str, Any] = {"heads": split_heads, "main": {"topk": 304}, "multiprocessors": 1000}
     yield "q, in splits", "splits of a q of e4m3", {"requests": 2, **split}
     sizes = {"requests": 4, "heads": split_heads, "main": {"topk": 608, "rows": 999}}
