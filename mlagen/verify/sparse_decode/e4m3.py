@@ -65,7 +65,7 @@ def _numbers() -> Iterator[Setting]:
 def _splits(known: CacheFacts, split_heads: int) -> Iterator[Setting]:
     if known.facts.length != "none":
         lists: dict[str, Any] = {"main": {"topk": 304, "length": "mixed"}, "requests": 7, "heads": 3}
-        yield "q, lengths", "lengths from 0 on", {"every_target": True, **lists}
+        yield "q, lengths", "lengths from 0 on", {"every_target": True, "multiprocessors": 3, **lists}
         if known.facts.sink != "none":
             lists["sink"] = "mixed"
             yield "q, lengths and sink", "a sink, and lengths from 0 on", lists
