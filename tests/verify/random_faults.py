@@ -87,6 +87,7 @@ class Fault:
     end: int
     new: str
     text: str  # the line as it is
+    number: int = 1  # of the function's lines with this text, which one
 
     def apply(self, source: str) -> str:
         """The module with the fault in it."""
@@ -99,8 +100,12 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """Its name in `harmless_faults.yaml`: module and function, and the line before and after."""
-        return f"{self.module}:{self.function}: {self.text.strip()} -> {self._broken(self.text).strip()}"
+        """Its name in `harmless_faults.yaml`: module and function, and the line before and after.
+
+        Of several lines with one text, those from the second on have their number in it.
+        """
+        place = f"{self.module}:{self.function}" + (f":{self.number}" if self.number > 1 else "")
+        return f"{place}: {self.text.strip()} -> {self._broken(self.text).strip()}"
 
 
 def faults_of(folder: Path, module: str | None = None) -> list[Fault]:
@@ -125,8 +130,9 @@ def _of_function(module: str, function: ast.FunctionDef, source: str) -> Iterato
     def fault(node: ast.expr, begin: int, end: int, new: str) -> Iterator[Fault]:
         if node.lineno == node.end_lineno:
             line = lines[node.lineno - 1]
+            alike = [one.strip() for one in lines[function.lineno - 1 : node.lineno]].count(line.strip())
             # ast counts bytes; the kernels' lines that hold code are ASCII.
-            yield Fault(module, function.name, node.lineno, begin, end, new, line)
+            yield Fault(module, function.name, node.lineno, begin, end, new, line, alike)
 
     for statement in function.body:
         for node in ast.walk(statement):
