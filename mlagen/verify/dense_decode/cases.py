@@ -154,7 +154,12 @@ def _typical(suite: _Suite) -> Iterator[DenseDecodeCase]:
     for heads, kv_heads in ((10, 2), (6, 6)):
         promise = "query heads share KV heads evenly"
         yield from suite.both(
-            f"heads: {heads} of {kv_heads} KV heads", promise, heads=heads, kv_heads=kv_heads, lengths=(70, 3)
+            f"heads: {heads} of {kv_heads} KV heads",
+            promise,
+            heads=heads,
+            kv_heads=kv_heads,
+            lengths=(70, 3),
+            every_target=kv_heads == 2,
         )
     for s_q in (1, 2, 4):
         for causal in (False, True):

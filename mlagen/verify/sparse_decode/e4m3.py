@@ -65,9 +65,11 @@ def _numbers() -> Iterator[Setting]:
 def _splits(known: CacheFacts, split_heads: int) -> Iterator[Setting]:
     if known.facts.length != "none":
         lists: dict[str, Any] = {"main": {"topk": 304, "length": "mixed"}, "requests": 7, "heads": 3}
-        yield "q, lengths", "lengths from 0 on", {"every_target": True, "multiprocessors": 3, **lists}
-        if known.facts.sink != "none":
-            lists["sink"] = "mixed"
+        sink = {} if known.facts.sink == "none" else {"sink": "mixed"}
+        few = {"every_target": True, "multiprocessors": 3, **lists, **sink}
+        yield "q, lengths", "lengths from 0 on, with a sink where there may be one", few
+        if sink:
+            lists |= sink
             yield "q, lengths and sink", "a sink, and lengths from 0 on", lists
         yield "q, lengths in splits", "the same in splits", {"multiprocessors": 10_000, **lists}
     split: dict[str, Any] = {"heads": split_heads, "main": {"topk": 304}, "multiprocessors": 1000}
