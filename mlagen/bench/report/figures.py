@@ -212,19 +212,33 @@ def _header(cards: Sequence[str], names: Sequence[str]) -> list[str]:
     return [f"{card} {name}" if number == 0 else name for card in cards for number, name in enumerate(names)]
 
 
-def rows_block(documents: Documents, package: str, family: str, *like: str) -> str:
-    """All rows of a package and family, cards side by side; `like`: of shapes that match one, `?` for a space."""
-    found = documents.rows(package, family)
-    shapes = [shape for shape in found if not like or any(fnmatch.fnmatch(shape, each) for each in like)]
-    if not shapes:
+def rows_block(documents: Documents, packages: str, family: str, *like: str) -> str:
+    """Rows of a family as a table per kind, cards side by side.
+
+    Args:
+        documents: with the reports.
+        packages: a package, or several with commas between, which share one table.
+        family: family of the rows.
+        like: patterns of shapes, with `?` for a space; without one, all rows.
+    """
+    found = [
+        (package, shape, row)
+        for package in packages.split(",")
+        for shape, row in documents.rows(package, family).items()
+        if not like or any(fnmatch.fnmatch(shape, each) for each in like)
+    ]
+    if not found:
         return NO_ROWS
-    cards = [card for card in documents.cards if any(card in found[shape] for shape in shapes)]
-    names = ("us", "best peer", "ratio", "repeated: us, ratio", "of the roof", "error", "the peer's")
+    cards = [card for card in documents.cards if any(card in row for _, _, row in found)]
+    header = _header(cards, ("us", "best peer", "ratio", "repeated: us, ratio", "of the roof", "error", "the peer's"))
+    if "," in packages:
+        lines = [[f"`{package}`, {shape}", *_cards(row, cards, whole=True)] for package, shape, row in found]
+        return _table(["package, shape", *header], lines)
     tables = []
-    for kind in dict.fromkeys(_any(found[shape]).shape.kind for shape in shapes):
-        own = [found[shape] for shape in shapes if _any(found[shape]).shape.kind == kind]
+    for kind in dict.fromkeys(_any(row).shape.kind for _, _, row in found):
+        own = [row for _, _, row in found if _any(row).shape.kind == kind]
         lines = [[shape_name(_any(row)), *_cards(row, cards, whole=True)] for row in own]
-        tables.append(_table([f"`{package}`, {kind}", *_header(cards, names)], lines))
+        tables.append(_table([f"`{packages}`, {kind}", *header], lines))
     return "\n".join(tables)
 
 

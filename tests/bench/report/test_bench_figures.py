@@ -102,6 +102,21 @@ def test_cards_stand_side_by_side(checkout: Path, rows: list[Row]) -> None:
     assert long.endswith("| – | – | – | – | – | – | – |")
 
 
+def test_packages_share_a_table_of_the_rows_that_match(checkout: Path, rows: list[Row]) -> None:
+    save(checkout, "h100-dsv32.json", rows)
+    save(checkout, "h100-dsv3.json", [replace(row, package="dsv3") for row in rows])
+    (checkout / "generated/dsv3").symlink_to(checkout / "generated/dsv32")
+    page = checkout / "docs/performance/sparse_fwd.md"
+    page.write_text(f"<!-- figures: rows dsv32,dsv3,dsv41 decode *?128?x* -->\n{END}\n")
+    main(["--root", str(checkout)])
+    table = [line for line in page.read_text().splitlines() if line.startswith("|")]
+    assert table[0].startswith("| package, shape | H100 us | best peer | ratio |")
+    assert [line.split(" | ")[0] for line in table[2:]] == [
+        "| `dsv32`, decode 128 x h16, kv 128K, topk 2048",
+        "| `dsv3`, decode 128 x h16, kv 128K, topk 2048",
+    ]
+
+
 def test_a_picture_shows_what_is_slower_and_is_drawn_from_its_rows(checkout: Path, rows: list[Row]) -> None:
     save(checkout, "h100-dsv32.json", rows)
     main(["--root", str(checkout)])
