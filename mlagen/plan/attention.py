@@ -1,4 +1,4 @@
-"""What the families of attention over latent rows have in common."""
+"""Plans that all families of attention over latent rows share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Table = tuple[tuple[str, tuple[TileRow, ...]], ...]
 
 
 class HeldRow(Protocol):
-    """A KV row as a program holds it, which says what tiles fit."""
+    """A KV row as a program holds it. It decides which tiles fit."""
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:
@@ -38,7 +38,7 @@ class HeldRow(Protocol):
         """Rows of an untuned target. Raises LimitError: not even the smallest tile fits."""
 
     def unaligned_tile(self, target: Target) -> Tile:
-        """The tile for calls whose rows or indices are not aligned."""
+        """Return the tile for calls with unaligned rows or indices."""
 
     def unaligned_row(self, tile: Tile, target: Target, reason: str = UNALIGNED_REASON) -> TileRow:
         """The row of such a tile. Raises LimitError: it does not fit."""
@@ -99,7 +99,7 @@ class CachedFamily(LatentFamily):
     """Numbers of attention over a cache.
 
     Attributes:
-        caches: what it reads.
+        caches: the caches that it reads.
         cached: a row as a program holds it.
     """
 

@@ -16,7 +16,7 @@ FEW_TOKENS = 8
 # A multiprocessor's programs of a writer or an index kernel that may begin early: with 4,096 tokens of V4 19 % were won
 # on an H200, with 32,768 25 % lost.
 PDL_MAX_PROGRAMS = 16
-GATHER_PROGRAMS = 32  # what a multiprocessor holds of programs of one warp of 64 registers a thread
+GATHER_PROGRAMS = 32  # programs of one warp, of 64 registers a thread, that fit a multiprocessor
 LOOKUP_T = 32  # a warp's lanes
 
 
@@ -38,11 +38,11 @@ class CachePlan(Family):
     """Numbers of the cache kernels.
 
     Attributes:
-        caches: what they write and read.
+        caches: the caches that they write and read.
         block_t: tokens a program of a writer.
         num_warps: its warps a program.
         gather_tile: the tile of gathers.
-        few_tile: the tile of gathers of few tokens, where what counts is how long one program takes.
+        few_tile: the tile of gathers of few tokens, where the time of one program counts.
         few_tokens: most tokens of such a gather for each multiprocessor of the device.
         gather_programs: most programs of a gather for each multiprocessor of the device.
         lookup_t: tokens that a program of a gather looks up at once; a multiple of block_t.

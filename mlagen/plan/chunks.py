@@ -17,7 +17,7 @@ class Chunk:
         start: first column in the row.
         columns: columns that are there; the block's others are masked.
         block: the block's width, a power of two, at least 16.
-        in_v: the chunk is part of V too.
+        in_v: whether the chunk is also part of V.
     """
 
     name: str

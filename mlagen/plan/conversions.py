@@ -1,4 +1,4 @@
-"""How a writer of a cache gets from a tile's values to its scale, and from values and scale to what is stored."""
+"""How a cache writer computes a tile's scale from its values, and the stored codes from values and scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Quotient(Enum):
     """How values are divided by their scale."""
 
     POWER_OF_TWO = auto()  # a product with its reciprocal, which is exact
-    EXACT = auto()  # as division rounds, by a product with the reciprocal and what it is off by
+    EXACT = auto()  # rounded as a division, by a product with the reciprocal and a correction
     DOUBLED = auto()  # twice the quotient, of few bits, which is as much as e2m1 tells apart
     DIVIDED = auto()
 
@@ -30,7 +30,7 @@ class AmaxScale(Enum):
 
 
 def short_quotients(layout: CacheLayout) -> bool:
-    """Whether values become e2m1 by quotients of few bits alone, or by exact ones."""
+    """Return whether values become e2m1 by quotients of few bits, not by exact ones."""
     fields = [field for field in layout.data if field.dtype == "e2m1"]
     scales = [layout.scales_of(field) for field in fields]
     long = any(one and one.dtype == "fp32" and one.rule.rounding == "nearest" for one in scales)

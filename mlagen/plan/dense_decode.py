@@ -35,7 +35,7 @@ COMBINE_UNITS = 6
 BATCH_INVARIANT_SPLIT = 1024
 BLOCK_B = 256
 WINDOW_BLOCK_N = 32
-KEYS = 4096  # of the request whose one token is counted
+KEYS = 4096  # keys of the request in `flops`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +49,10 @@ class DenseDecodePlan(CachedFamily):
         wide_calls: which calls run a kernel of 64 rows in place of that of few, by q's dtype.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
-        combine_units: what sharing requests costs, partials and their merge, in steps of BLOCK_N keys of a program.
+        combine_units: cost of sharing a request, partials and their merge, in steps of BLOCK_N keys of a program.
         sm90_combine_units: likewise with an sm90 kernel.
-        batch_invariant_split: keys a split where its bounds depend on the row alone.
-        block_b: requests whose lengths a program reads at a time.
+        batch_invariant_split: keys of a split in batch-invariant mode.
+        block_b: requests per read of lengths.
     """
 
     NAME: ClassVar = fits.DENSE_DECODE
@@ -109,7 +109,7 @@ class DenseDecodePlan(CachedFamily):
         )
 
     def flops(self, tokens: int, num_heads: int, keys: int) -> int:
-        """FLOPs of one call in which each token sees so many keys."""
+        """FLOPs of one call in which each token sees `keys` keys."""
         return work.flops(tokens, num_heads, keys, self.d_qk, self.d_v)
 
     def bytes(self, tokens: int, num_heads: int, keys: int) -> int:
@@ -130,7 +130,7 @@ def _make_sm90(spec: Spec, layout: CacheLayout, rows: Sequence[Sm90Row] | None) 
 
 
 def spills_with_window(tile: Tile, target: Target) -> bool:
-    """Whether the bounds of a window find no registers beside the tile: wgmma's widest spills in its loop."""
+    """Return whether a window's bounds spill beside this tile. Its loop's widest wgmma leaves them no registers."""
     return (tile.block_h, target.dot) == (WIDE_ROWS, "wgmma") and tile.block_n > WINDOW_BLOCK_N
 
 

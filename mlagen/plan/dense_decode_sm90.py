@@ -30,7 +30,7 @@ ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can
 SWAP_AB_REGISTERS = Registers((224, 224))
 E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
 E4M3_TAILS = (0, 32, 64)  # columns behind V; with 128 no Triton compiles the kernel of few rows
-PASSED = 640  # bytes for barriers, and for what a program's partitions are passed
+PASSED = 640  # bytes for barriers, and for the values that a program passes to its partitions
 FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
 WIDE_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
 
@@ -103,7 +103,7 @@ def of_e4m3(sm90: Sm90Plan, registers: Registers) -> Sm90Plan:
 
 
 def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
-    """The same of few rows, and of those whose Q is no e4m3: two values of it for each fill the rows of a product."""
+    """Plan of the 32-row kernel. A Q that is no e4m3 becomes two e4m3 values, which together fill a product's rows."""
     return replace(
         sm90,
         block_h=FEW_ROWS,
@@ -115,7 +115,7 @@ def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
 def make_dense_e4m3_parts(sm90: Sm90Plan) -> Sm90Plan | None:
     """The same of Q that is two values of e4m3, of as many rows; None where shared memory has no room for both.
 
-    It has one P of each warpgroup then, and of the columns behind V those of two blocks of K alone.
+    It then has one P of each warpgroup, and only two blocks of K of the columns behind V.
     """
     spared = BLOCK_H * BLOCK_N * ITEMSIZE + 2 * BLOCK_N * sm90.d_tail
     shared = _shared(sm90, BLOCK_H, 2 * BLOCK_H, 8) - spared

@@ -1,7 +1,7 @@
 """Numbers of multi-head attention over requests of any lengths: blocks of a row, and tiles for each target.
 
-A tile is data: a target takes the first candidate that fits. The models of shared memory and of registers are what
-Triton 3.6 and 3.7 make of these kernels at head dims from 40 to 256.
+A tile is data: a target takes the first candidate that fits. The models of shared memory and of registers follow
+Triton 3.6 and 3.7 for these kernels at head dims from 40 to 256.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from mlagen.plan.tuned import Tuned
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
 
-CACHED_BYTES = 24 << 20  # of K and V, of which programs that run side by side should find most in L2
+CACHED_BYTES = 24 << 20  # of K and V; programs that run side by side should find most of them in L2
 NARROW_ROWS = 64  # rows of a tile for short requests, such as the next tokens of sequences that are decoded
 LOAD_COLUMNS = 8  # of 16 bytes, behind one address of two registers
-BARRIER_BYTES = 1024  # for barriers of copies by descriptor and of tcgen05, with what aligns the tiles behind them
+BARRIER_BYTES = 1024  # for barriers of copies by descriptor and of tcgen05, and for the tiles' alignment behind them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,7 @@ CANDIDATES: dict[str, tuple[DenseFwdTile, ...]] = {
 NARROW = (DenseFwdTile(64, 64, 4, 2), DenseFwdTile(64, 32, 4, 2), DenseFwdTile(64, 32, 8, 2))
 # For calls that are not aligned: loads of single elements take many registers, so the tile is small.
 UNALIGNED = (DenseFwdTile(32, 32, 4, 1), DenseFwdTile(32, 16, 4, 1), DenseFwdTile(16, 16, 4, 1))
-# Registers a thread, as `registers` counts them, from which on loops spill.
+# Registers a thread, as `registers` counts them. From here on, loops spill.
 REGISTERS = {"mma": 110, "wgmma": 170, "tcgen05": 170, "mfma": 110}
 
 

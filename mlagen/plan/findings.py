@@ -1,4 +1,4 @@
-"""Findings of `mlagen build` about a spec's kernels under some Tritons, in `tuned/<spec>/tritons.yaml` beside the spec.
+"""Findings of `mlagen build` about a spec's kernels by version of Triton: `tuned/<spec>/tritons.yaml` near the spec.
 
 The spec and this file settle a package's text, so that it is the same where no Triton is installed. An entry has the
 text that its kernels fit, `plan.fits`. Entries for other dims are ignored.

@@ -1,4 +1,4 @@
-"""Numbers of the sm90 kernels in which neighbouring tokens share a tile, and the rows of K that any of them names."""
+"""Numbers of the sm90 kernels for tiles of neighbouring tokens, and for the union of the rows of K that these name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIN_TOKENS = 512  # a tile of four a multiprocessor
 MOST_ROWS = 1 << 17  # of kv that were measured; each window of them is a pass over the indices
 WORD_BITS = 32
 WINDOW_WORDS = 1 << 13  # of the bitmap in shared memory
-STAGED = 1 << 13  # entries put in order at a time, for which a list's program has as much shared memory again
+STAGED = 1 << 13  # entries put in order at a time; a list's program has as much shared memory again for them
 INDICES = 2048  # a step of a list's program
 LIST_WARPS = 8
 WARP_SIZE = 32
@@ -34,7 +34,7 @@ class IndexUnionPlan:
 
     Attributes:
         group: neighbouring tokens that share a tile.
-        sm90: of the kernel that attends: what the sm90 kernel over one token's indices has.
+        sm90: the attending kernel's plan: that of the sm90 kernel over one token's indices.
         rows: which calls run them, by heads, most last.
         most_rows: rows of kv that such a call may have.
         row_bits: bits of an entry that hold the row; the bits of the tokens that name it stand above.
@@ -56,7 +56,7 @@ class IndexUnionPlan:
 
     @property
     def heads(self) -> int:
-        """Heads of a token in a tile, of which a call may have fewer."""
+        """Heads of a token in a tile. A call may have fewer."""
         return self.sm90.block_h // self.group
 
     @property
@@ -71,7 +71,7 @@ class IndexUnionPlan:
 
     @property
     def words_a_thread(self) -> int:
-        """Words of the bitmap of which a thread of the list's program has the rows put in order at a time."""
+        """Words of the bitmap that a thread of the list's program puts in order at a time."""
         return self.words // (WARP_SIZE * self.num_warps)
 
     @property
@@ -86,12 +86,12 @@ class IndexUnionPlan:
 
     @property
     def words(self) -> int:
-        """Words of the bitmap whose rows are put in order at a time."""
+        """Words of the bitmap that are put in order at a time."""
         return self.staged // self.fields
 
     @property
     def expected_shared(self) -> int:
-        """Bytes of shared memory that the list's program is expected to need: its bitmap and what it puts in order."""
+        """Expected bytes of shared memory of the list's program: its bitmap, and the rows that it puts in order."""
         return self.staged_byte + 4 * self.staged
 
 

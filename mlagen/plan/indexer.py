@@ -20,7 +20,7 @@ class IndexerRows:
     """Rows of the indexer of a spec.
 
     Attributes:
-        indexer: what the spec says of it.
+        indexer: the spec's indexer.
         layout: bytes of a key.
         query: how a head of the query is quantised: values, and scales in a second plane.
         chunks: blocks of a key that cut no tile of scales.
@@ -57,7 +57,7 @@ class IndexerRows:
     def piece(self) -> int | None:
         """Columns of the pieces that rows which RoPE rotates are taken in; None: such rows are taken whole.
 
-        RoPE rotates a piece within itself or with another, or leaves it alone, and no piece is in two tiles of scales.
+        RoPE rotates a piece within itself or with another, or not at all, and no piece is in two tiles of scales.
         """
         columns, width = self.indexer.head_dim, self.indexer.rope_head_dim
         scales = [layout.scales_of(layout.data[0]) for layout in (self.layout, self.query)]
@@ -91,7 +91,7 @@ def check_one_scale(spec: Spec, rows: IndexerRows, wrapper: str) -> None:
     Args:
         spec: the spec.
         rows: its indexer's rows.
-        wrapper: what needs such a scale.
+        wrapper: the wrapper that needs such a scale.
     """
     check_scales(spec, rows)
     scales = rows.scales

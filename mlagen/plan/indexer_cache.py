@@ -34,7 +34,7 @@ class IndexerCachePlan(Family):
     """Numbers of the kernels around the cache of the indexer's keys.
 
     Attributes:
-        rows: what they write and read.
+        rows: the rows that they write and read.
         write_tile: tokens of the writer.
         normalise_tile: tokens of the writer that normalises.
         gather_tile: tokens of the gather.

@@ -19,7 +19,7 @@ class IndexerSelectPlan(Family):
     """Numbers of the wrappers that launch the kernels of logits and of top-k, which are those of these families.
 
     Attributes:
-        logits_bytes: of a workspace, up to which a call takes all its logits at once; a larger one goes in pieces.
+        logits_bytes: largest workspace of logits. A call that needs more takes its logits in pieces.
     """
 
     NAME: ClassVar = "indexer_select"

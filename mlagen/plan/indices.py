@@ -10,9 +10,9 @@ from mlagen.plan.rows import Caches
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import Spec
 
-ROW_MULTIPLE = 128  # what sparse prefill kernels ask of the number of indices
+ROW_MULTIPLE = 128  # sparse prefill kernels require a multiple of this many indices
 FEW_TOKENS = 2048
-SPLIT_TOKENS = 16  # up to which a multiprocessor waits for a single program's loads
+SPLIT_TOKENS = 16  # with this many or fewer, a multiprocessor waits for a single program's loads
 COMBINE_BLOCK_T = 16
 COMBINE_NUM_WARPS = 4
 COMBINE_COMPACT_BLOCK_T = 4  # a row a warp: of 16 tokens, sm90 kernels hold 242 registers
@@ -51,15 +51,15 @@ class IndicesPlan(Family):
 
     Attributes:
         tiles: the tile table, which holds any call by its last row.
-        unaligned: the tile of calls whose rows do not begin at 16 bytes.
+        unaligned: the tile of calls with rows that do not begin at 16 bytes.
         options: the tile of calls that put slots in front, and of those for pages apart or for one of several ranks.
         split: the tile of calls of few tokens that ask for no counts, where many programs share a token's indices.
         split_tokens: most tokens of such a call.
         combine_block_t: tokens a program of the kernel that combines top-k and window indices.
         combine_num_warps: its warps a program.
         combine_compact_block_t: tokens a program of the kernel that combines without holes, which walks whole rows.
-        combine_expected_shared: bytes of shared memory it needs, to hand what each token's thread finds to its row.
-        row_multiple: what a combined row's length is rounded up to; columns a program takes.
+        combine_expected_shared: bytes of shared memory that it needs to pass each token's findings from thread to row.
+        row_multiple: a combined row's length is rounded up to a multiple of this; columns a program takes.
     """
 
     NAME: ClassVar = "indices"

@@ -12,10 +12,10 @@ from mlagen.plan.rows import Caches
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import Spec
 
-FEW_ROWS = 8192  # (token, head) pairs up to which a program takes few of them, so that all multiprocessors have some
+FEW_ROWS = 8192  # (token, head) pairs; up to this many, a program takes few of them, so that all multiprocessors work
 FEW_ELEMENTS = 1024  # of one part that a program takes at a time: 16 bytes a thread in bf16
 MANY_ELEMENTS = 4096
-LSE_TOKENS = 8  # tokens of a head whose LSE fill a sector of memory, 32 bytes
+LSE_TOKENS = 8  # tokens of a head; their LSE fill a sector of memory, 32 bytes
 PARTS = 4  # parts that a program takes at a time where there are any number
 NUM_WARPS = 4
 

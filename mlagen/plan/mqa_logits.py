@@ -21,7 +21,7 @@ MOST_BLOCK_Q = 16  # query tokens of a program, however few heads there are
 UNALIGNED_BLOCK_N = 16  # loads of single bytes take many registers
 UNIT = 64  # keys: the schedule of paged calls shares requests out in such units
 SCHEDULE_ROWS = 16  # of the schedule that a program finds
-SCHEDULE_REQUESTS = 256  # whose lengths a program takes at a time
+SCHEDULE_REQUESTS = 256  # a program takes the lengths of this many at a time
 SCHEDULE_WARPS = 4
 RESIDENT = 2  # programs a multiprocessor that a program's shared memory should leave room for
 SCALE_TILES = (16, 32, 64, 128)  # columns of a scale of MXFP4 keys
@@ -69,7 +69,7 @@ class MqaLogitsPlan(Family):
     Attributes:
         rows: the indexer and the layout of its keys.
         keys, scales: fields of the layout: a key, and its scales.
-        heads_block: heads of the query, rounded up to a power of two; what is too many has weight 0.
+        heads_block: heads of the query, rounded up to a power of two; those beyond the model's have weight 0.
         tiles: by target.
         native: targets that multiply keys as they are stored; others decode them.
         sm90: generated modules of its sm90 kernels.
@@ -144,7 +144,7 @@ def _fields(spec: Spec, rows: IndexerRows) -> tuple[DataField, ScalesField]:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """What a tile's memory follows from: blocks of a key, the dtype of its columns, heads of a query token."""
+    """Sizes that set a tile's memory: blocks of a key, the dtype of its columns, heads of a query token."""
 
     chunks: tuple[Chunk, ...]
     dtype: str
@@ -160,7 +160,7 @@ class _Sizes:
         native = is_native(self.dtype, target)
         stored = self.columns * tile.block_n // (2 if self.dtype == "e2m1" else 1)
         q = tile.block_q * self.heads * self.columns * (1 if native else 2)
-        # What is decoded is an operand in registers for mma.sync.
+        # mma.sync takes decoded values as an operand in registers.
         decoded = 0 if native or target.dot == "mma" else 2 * self.columns * tile.block_n
         if target.backend == "hip":  # operands come from registers, by way of one buffer
             return max(q, decoded or stored) + (tile.num_stages - 1) * stored
@@ -168,7 +168,7 @@ class _Sizes:
 
 
 def _candidates(block_q: int, columns: int, target: Target, *, native: bool) -> list[MqaLogitsTile]:
-    """Tiles of so many query tokens, whose products have so many columns; most wanted first."""
+    """Return tiles of `block_q` query tokens for products of `columns` columns, most wanted first."""
     wide = columns >= COLUMNS
     if target.backend == "hip":
         return [MqaLogitsTile(block_q, block_n, 4, 2, RESIDENT) for block_n in (128, 64, 32, 16)]
@@ -182,7 +182,7 @@ def _candidates(block_q: int, columns: int, target: Target, *, native: bool) -> 
 
 
 def _choose(block_q: int, sizes: _Sizes, target: Target) -> MqaLogitsTile | None:
-    """The first candidate of which RESIDENT programs fit, or, where none does, one."""
+    """Return the first candidate that fits RESIDENT times, or else the first that fits once."""
     found = _candidates(block_q, block_q * sizes.heads, target, native=is_native(sizes.dtype, target))
     for resident in (RESIDENT, 1):
         limit = min(target.shared_limit, target.shared_per_sm // resident - target.shared_reserve)

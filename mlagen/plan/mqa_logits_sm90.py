@@ -15,17 +15,17 @@ BLOCK_N = 64  # keys of a product, a warpgroup's rows; keys of a page
 TILE_KEYS = 128  # flat keys of a tile: two products of a consumer
 HEAD_DIM = 128  # bytes of a row of shared memory that wgmma reads
 PRODUCT_DEPTH = 32  # columns that one wgmma of 8-bit operands multiplies
-MOST_COLUMNS = 128  # of a product over flat keys, of which a consumer holds two
+MOST_COLUMNS = 128  # of a product over flat keys; a consumer holds two
 MOST_PAGED_COLUMNS = 256  # of the one that it holds over pages
-MOST_TOKENS = 4  # of a consumer: with 8, what counts tiles spills under some Tritons
+MOST_TOKENS = 4  # of a consumer: with 8, the code that counts tiles spills under some Tritons
 HEADS = (16, 32, 64, 128)  # which are a product's columns with a power of two of tokens
 STAGES = 8  # 1 to 2 % faster than 4, and over pages than 16
 Q_STAGES = 2
 REGISTERS = (232, 40)  # of the second consumer and of a producer
 PRODUCERS = 4  # of pages: as many warps as Triton adds anyway, up to a warpgroup
-SCANNED_BLOCKS = 512  # query blocks whose tiles a program counts at a time: four a thread
+SCANNED_BLOCKS = 512  # query blocks; a program counts their tiles at a time: four a thread
 SCANNED_REQUESTS = 128  # likewise where they are requests: four a lane of each warp, so that warps exchange nothing
-BARRIER_BYTES = 4096  # for barriers and for what partitions pass
+BARRIER_BYTES = 4096  # for barriers and for the values that partitions pass
 
 
 def powers(most: int) -> tuple[int, ...]:
@@ -41,13 +41,13 @@ class MqaLogitsSm90Plan:
         num_heads, head_dim: of the indexer.
         block_n: keys of a product.
         tile_keys: flat keys of a tile.
-        tokens, paged_tokens: of a query block, of which either kernel is compiled, fewest first; none over pages of
-            another size.
+        tokens, paged_tokens: tokens of the query blocks that either kernel is compiled for, fewest first; none over
+            pages of another size.
         stages: tiles or pages in shared memory at once.
         q_stages: query blocks likewise.
         producers: warps that load pages.
-        num_warps: of the program's first warpgroup, which is what a launch asks for.
-        scanned_blocks, scanned_requests: query blocks whose tiles a program counts at a time, in either kernel.
+        num_warps: of the program's first warpgroup, for the launch.
+        scanned_blocks, scanned_requests: query blocks in one count of tiles, in either kernel.
         expected_products, expected_paged_products: wgmma instructions in the code of either.
     """
 
@@ -78,7 +78,7 @@ class MqaLogitsSm90Plan:
 
     @property
     def producer_numbers(self) -> tuple[int, ...]:
-        """By which the producers of pages are told apart."""
+        """Indices of the producer warps of pages."""
         return tuple(range(self.producers))
 
     @property

@@ -1,4 +1,4 @@
-"""Wrappers as operators of torch: what a wrapper's signature does not say of them."""
+"""Wrappers as operators of torch: facts that a wrapper's signature does not have."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NOTHING: Mapping[str, str | None] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Op:
-    """What an operator's schema says beyond the wrapper's signature.
+    """Facts of an operator's schema beyond the wrapper's signature.
 
     Attributes:
-        writes: arguments that the wrapper writes to wherever they are given, beside those that take a result.
-        results: what it returns, in order, each with the argument that takes it if there is one.
+        writes: arguments that the wrapper writes to if they are given, besides those that take a result.
+        results: the results in order, each with the argument that takes it if there is one.
         leaves_out: arguments that no operator takes: they settle how many results there are, or are no schema's type.
-        nested: the wrapper returns a pair in place of a result, of which its operator makes two.
+        nested: the wrapper returns a pair in place of a result. Its operator returns two results instead.
     """
 
     writes: tuple[str, ...] = ()
@@ -86,7 +86,7 @@ class OpsPlan:
     Attributes:
         namespace: `torch.ops.<namespace>`, the spec's name.
         constants: values of constants that stand in signatures, by their text there.
-        ops: what each wrapper's operator says, by the wrapper's name.
+        ops: the facts of each wrapper's operator, by the wrapper's name.
     """
 
     namespace: str

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-HALVES = (64, 128, 256)  # columns of half of O: whole swizzled runs, at most what a warpgroup's registers have room for
-TAILS = (0, 16, 32, 64, 128)  # columns of K behind both halves: what a swizzled run may have, and two of the longest
-GRANULE = 16  # columns: 32 bytes, in multiples of which rows and V end
+HALVES = (64, 128, 256)  # columns of half of O: whole swizzled runs, at most as many as fit a warpgroup's registers
+TAILS = (0, 16, 32, 64, 128)  # columns of K behind both halves: widths of a swizzled run, and two of the longest
+GRANULE = 16  # columns: 32 bytes; rows and V end at multiples of it
 LEAST_V = HALVES[0]
 MOST_V = 2 * HALVES[-1]
 
@@ -18,7 +18,7 @@ class RowPieces:
     Attributes:
         left, right: columns of K and of O that WG0 and WG1 hold; V's are the first of them.
         tail: columns of K behind both.
-        d_v, d_k: columns of V and of K that a row has; what the pieces have beyond d_k is zero.
+        d_v, d_k: columns of V and of K in a row. Columns of the pieces beyond d_k are zero.
     """
 
     left: int

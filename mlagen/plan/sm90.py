@@ -45,7 +45,7 @@ class Registers:
 SM90 = "sm90"
 BLOCK_H = 64  # rows of a warpgroup's product
 BLOCK_N = 64
-NARROW_BLOCK_N = 32  # for rows with which two blocks of BLOCK_N and Q do not fit shared memory
+NARROW_BLOCK_N = 32  # for rows that leave no room in shared memory for two blocks of BLOCK_N beside Q
 BARRIERS = 1024  # bytes for barriers, for values between partitions, and additionally for splits
 D_V = 512  # of the rows with measured costs, and of most quantised caches
 PRODUCT_DEPTH = 16  # columns that one wgmma of 16-bit operands multiplies
@@ -124,8 +124,8 @@ class Sm90Row:
     min_tokens: int | None
 
 
-# Defaults: sizes from which dsv32 over rows, dsv4_pro over its caches and dsv3's dense attention gain on an H200. Few
-# heads leave most of a tile over a cache empty; few tokens need many splits.
+# Defaults: sizes at which dsv32 over rows, dsv4_pro over its caches and dsv3's dense attention begin to gain on an
+# H200. Few heads leave most of a tile over a cache empty; few tokens need many splits.
 DEFAULT_ROWS = (Sm90Row(16, 16), Sm90Row(32, 16), Sm90Row(None, 3))
 OTHER_DIMS_ROWS = (Sm90Row(32, 16), Sm90Row(None, 1))  # as four of other columns than 512, and 0 or 64 behind, gain
 DEQUANTISING_ROWS = (Sm90Row(16, 33), Sm90Row(32, 4), Sm90Row(64, 2), Sm90Row(None, 1))
@@ -260,7 +260,7 @@ class DenseFwdSm90Plan:
         min_queries: fewest rows of the longest request of calls that run it.
         cached_bytes: bytes of K and V of heads that run at the same time.
         q_ahead: whether Q's memory is freed after the last scores and L2 prefetches the next tile's Q.
-        holds_wait_up_to: the last minor version of Triton with which the softmax overlaps its own PV; None: none.
+        holds_wait_up_to: the last minor version of Triton that overlaps the softmax with its own PV; None: none.
         expected_shared: expected bytes of shared memory per program.
         expected_products: wgmma instructions in its code.
     """

@@ -9,10 +9,10 @@ from mlagen.layout import CacheLayout
 from mlagen.plan.sm90 import D_V, SCALE_TILE, V4_SCALE_TILE, V4_SCALES, V41_RUNS
 from mlagen.spec import DenseAttention, Spec
 
-LOAD_BYTES = 16  # of a load, at which rows and what they hold begin
-SCALE_BYTES = 4  # of an fp32 scale: a row of fewer than four may begin at multiples of what they take
+LOAD_BYTES = 16  # of a load; rows and their fields begin at multiples of it
+SCALE_BYTES = 4  # of an fp32 scale: rows of fewer than four scales may begin at multiples of their scales' bytes
 # Columns behind V by those of V, of rows of e4m3: halves of V are whole scales, a warp shares out a row evenly, and two
-# blocks of 64 rows fit beside Q.
+# blocks of 64 rows fit together with Q.
 CACHED_COLUMNS = {256: (0, 32, 64, 128), D_V: (0, 32, 64)}
 PLANES_COLUMNS = {D_V: (0,)}  # likewise of V4's and V4.1's
 
@@ -76,12 +76,12 @@ def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
 
 
 def load_unit(layout: CacheLayout) -> int:
-    """Bytes, at most those of a load, at multiples of which rows of one plane and all that they hold begin."""
+    """Return the greatest unit in bytes, at most a load's, that divides the first plane's rows and fields' offsets."""
     return math.gcd(LOAD_BYTES, layout.plane_bytes[0], *(field.offset for field in layout.fields if field.plane == 0))
 
 
 def least_unit(layout: CacheLayout) -> int:
-    """Fewest such bytes with which the kernel reads a cache without planes: a row's scales are one load."""
+    """Return the least unit of a cache without planes that the kernel reads: a row's scales are one load."""
     scales = layout.scales_of(layout.data[0])
     return LOAD_BYTES if scales is None else min(LOAD_BYTES, SCALE_BYTES * layout.data[0].count // scales.tile)
 

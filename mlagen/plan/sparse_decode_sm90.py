@@ -25,7 +25,7 @@ def make_sparse_e4m3(
     Args:
         spec: the spec.
         layout, extra_layout: of its caches.
-        sm90: of the kernel that multiplies the model's dtype, in whose place it runs.
+        sm90: of the kernel that multiplies the model's dtype. This kernel runs in its place.
 
     Raises:
         LimitError: the spec asks for it, and it cannot be emitted.

@@ -25,7 +25,7 @@ class SparseFwdPlan(LatentFamily):
         topk: indices a token.
         row: a row as a program holds it.
         swap_ab: the sm90 kernel's of few heads, by how many it holds, fewest first; empty without.
-        union: those of the kernels in which neighbouring tokens share rows; None without.
+        union: those of the kernels for neighbouring tokens that share rows; None without.
     """
 
     NAME: ClassVar = fits.SPARSE_FWD

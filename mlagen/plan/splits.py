@@ -8,7 +8,7 @@ from mlagen.plan.chunks import next_power_of_2
 
 SPLIT_OVERHEAD = 2
 COMBINE_OVERHEAD = 4
-SM90_COMBINE = 1024  # in what MEASURED_ROW costs on its way out and in, 1.3 ns on an H100
+SM90_COMBINE = 1024  # time of one combine, in rows like MEASURED_ROW written and read, 1.3 ns each on an H100
 MAX_SPLITS = 128
 BATCH_INVARIANT_SPLIT = 512  # a multiple of every block_n
 WORKSPACE_BYTES = 256 << 20
@@ -47,7 +47,7 @@ class PartialRow:
 
     @property
     def stats(self) -> int:
-        """Floats of a row beside its accumulator: its maximum, its sum and, if it is scaled, its power of two."""
+        """Floats of a row besides its accumulator: its maximum, its sum and, if it is scaled, its power of two."""
         return 3 if self.scaled else 2
 
     @property
@@ -77,11 +77,11 @@ class PartialRow:
         return 4 * (self.floats + self.stats)
 
     def weighs(self, cost: int) -> int:
-        """A cost in rows like MEASURED_ROW, in rows like this one: a row costs what it moves."""
+        """Convert a cost from rows like MEASURED_ROW to rows like this one. A row costs the bytes that it moves."""
         return cost * MEASURED_ROW.bytes // self.bytes
 
 
-MEASURED_ROW = PartialRow("fp32", 512)  # of the kernels whose timings gave the costs that are told in rows
+MEASURED_ROW = PartialRow("fp32", 512)  # of the kernels that were timed for the costs, which are counted in rows
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,8 @@ class SplitsPlan:
         partials: a row of partials.
         sm90_combine: cost of a merge of the sm90 kernels' splits, in rows of partials.
         max_splits: most splits a call is cut into.
-        batch_invariant_split: indices a split where bounds depend on the row alone.
-        workspace_bytes: size from which a call goes through its workspace in pieces.
+        batch_invariant_split: indices of a split in batch-invariant mode.
+        workspace_bytes: largest workspace. A call that needs more goes through it in pieces.
         combine: tiles of the combine kernel; a call takes the first that holds all its splits, or the last.
         combine_masked: a row's last program of some tile is not full.
     """

@@ -1,4 +1,4 @@
-"""Where the sm90 kernel that dequantises finds what it loads of a cache's stored rows, and in which parts."""
+"""Places of a cache's stored rows for the sm90 kernel that dequantises: which parts it loads, and from where."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StoredRows:
 
     @property
     def unit(self) -> int:
-        """Bytes in which the kernel counts offsets, and at multiples of which all that it loads begins."""
+        """Bytes in which the kernel counts offsets. Everything that it loads begins at a multiple of them."""
         return load_unit(self.layout)
 
     @property
@@ -97,7 +97,7 @@ class StoredRows:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a row in the first plane, behind whose rows the second one begins."""
+        """Bytes of a row in the first plane. The second plane begins behind these rows."""
         return self.layout.plane_bytes[0]
 
     @property
@@ -117,7 +117,7 @@ class StoredRows:
 
     @property
     def scale_chunks(self) -> int:
-        """Threads of a row that is computed again in fp32 whose columns have one scale."""
+        """Threads that share one scale, in a row that is computed again in fp32."""
         return self.scales.tile // self.thread_columns
 
     @property

@@ -1,4 +1,4 @@
-"""GPU architectures: what a compiler needs to name one, and the limits that Triton does not check."""
+"""GPU architectures: names and options for a compiler, and the limits that Triton does not check."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Target:
         shared_per_sm: bytes of shared memory of a multiprocessor (compute unit).
         shared_reserve: bytes the driver takes from `shared_per_sm` for each resident program.
         threads_per_sm: resident threads of a multiprocessor.
-        dot: what tl.dot becomes for 64 rows and more: `mma` (mma.sync), `wgmma`, `tcgen05` or `mfma`; below 64, NVIDIA
-            runs mma.sync.
+        dot: instruction of tl.dot for 64 rows and more: `mma` (mma.sync), `wgmma`, `tcgen05` or `mfma`. Below 64,
+            NVIDIA runs mma.sync.
         has_e4m3: float8_e4m3fn converts in hardware, and tl.dot multiplies it.
         has_e4m3fnuz: tl.dot multiplies float8_e4m3fnuz.
         rounds_e4m3: fp32 becomes float8_e4m3fn in hardware and in one rounding, saturating, NaN as 0x7f. Triton goes by
@@ -52,7 +52,7 @@ class Target:
         """The most registers that a thread of a program can have; on AMD vector registers, of both kinds together."""
         if self.backend == "cuda":
             return min(MOST_REGISTERS, REGISTERS // (num_warps * self.warp_size) // 8 * 8)
-        return 512 // -(-num_warps // 4)  # of a lane of a SIMD, four of which share a program's wavefronts
+        return 512 // -(-num_warps // 4)  # of a lane of a SIMD; four SIMDs share a program's wavefronts
 
 
 def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "mma") -> Target:
@@ -75,7 +75,7 @@ def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "
 
 
 def _hip(name: str, lds: int, *, has_e4m3: bool) -> Target:
-    """CDNA 3 and CDNA 4 instruction set guides: LDS of a compute unit, all of which one workgroup may take."""
+    """CDNA 3 and CDNA 4 instruction set guides: LDS of a compute unit; one workgroup may take all of it."""
     fp8 = {"has_e4m3": has_e4m3, "has_e4m3fnuz": not has_e4m3}  # CDNA 3 has the one, CDNA 4 the other
     return Target(name, "hip", name, 64, lds, lds, 0, 2048, "mfma", **fp8)
 

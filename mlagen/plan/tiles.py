@@ -1,8 +1,8 @@
 """Tiles of the attention kernels: how many heads and indices a program holds, for each target and size of call.
 
 A tile is data. Untuned targets take the first candidate that fits; `specs/tuned/<spec>/<target>.yaml` overrides it with
-what a sweep on the device found. The shared-memory model is what Triton 3.6 and 3.7 allocate for these kernels,
-and on NVIDIA 3.8 and 3.9 too.
+the result of a sweep on the device. The shared-memory model follows the allocation of Triton 3.6 and 3.7 for these
+kernels, and on NVIDIA also of 3.8 and 3.9.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlagen.plan.targets import Target
 from mlagen.plan.tritons import TableRow
 from mlagen.work import ITEMSIZE
 
-WIDE_ROWS = 64  # rows from which wgmma and tcgen05 take a tile
+WIDE_ROWS = 64  # wgmma and tcgen05 take tiles of at least this many rows
 ACCUMULATOR_REGISTERS = {16: 80, 32: 80, 64: 128}  # fp32 accumulators a thread may hold, by heads; more of them spill
 
 
@@ -86,7 +86,7 @@ class DenseFwdTile:
 
 @dataclass(frozen=True)
 class DenseFwdRow(TableRow):
-    """The tile of calls whose longest request has at most so many rows; None: any number.
+    """The tile of calls that fit this many rows in their longest request; None: any number.
 
     Attributes:
         max_queries: rows of the longest request.
@@ -121,7 +121,7 @@ CANDIDATES: dict[tuple[int, str], tuple[Tile, ...]] = {
     (64, "tcgen05"): (Tile(64, 32, 8, 2, False), Tile(64, 16, 8, 2, False)),
 }
 ROWS = (16, 32, 64)
-# For calls whose rows or indices are not aligned: loads of single elements take many registers, so the tile is small.
+# For calls with unaligned rows or indices: loads of single elements take many registers, so the tile is small.
 UNALIGNED = (Tile(16, 16, 4, 2, False), Tile(16, 16, 8, 2, False))
 UNALIGNED_REASON = "small, for single-element loads"
 RESIDENT = 2  # programs a multiprocessor should hold where memory bounds the work: one loads while another computes
@@ -151,7 +151,7 @@ def expected_shared(tile: Tile, chunks: Sequence[Chunk], target: Target) -> int:
         return q + (tile.num_stages if tile.indices_ahead else 2) * k
     if tile.block_h >= WIDE_ROWS and target.dot == "tcgen05":
         return q + 2 * k + tile.block_n * v_bytes(chunks)
-    if tile.num_stages == 1:  # what no copy brings is stored for each product
+    if tile.num_stages == 1:  # tiles that no copy brings are stored for each product
         return q + k + tile.block_n * v_bytes(chunks) + p
     return q + (tile.num_stages - 1 if tile.indices_ahead else 1) * k + p
 
@@ -235,13 +235,13 @@ def default_rows(num_heads: int, chunks: Sequence[Chunk], target: Target) -> tup
 
 
 def unaligned_tile(chunks: Sequence[Chunk], target: Target) -> Tile:
-    """The tile for calls whose rows or indices are not aligned."""
+    """Return the tile for calls with unaligned rows or indices."""
     limit = ACCUMULATOR_REGISTERS[min(ROWS)]
     return next((tile for tile in UNALIGNED if accumulator_registers(tile, chunks, target) <= limit), UNALIGNED[-1])
 
 
 def unaligned_row(tile: Tile, chunks: Sequence[Chunk], target: Target, reason: str = UNALIGNED_REASON) -> TileRow:
-    """The row of such a tile; beside q it stages a tile of K, or the fp32 result.
+    """Return the row of such a tile. Besides q it stages a tile of K, or the fp32 result.
 
     Raises:
         LimitError: it does not fit.
@@ -272,7 +272,7 @@ class PlainRow:
         return default_rows(num_heads, self.chunks, target)
 
     def unaligned_tile(self, target: Target) -> Tile:
-        """The tile for calls whose rows or indices are not aligned."""
+        """Return the tile for calls with unaligned rows or indices."""
         return unaligned_tile(self.chunks, target)
 
     def unaligned_row(self, tile: Tile, target: Target, reason: str = UNALIGNED_REASON) -> TileRow:

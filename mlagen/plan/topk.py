@@ -23,7 +23,7 @@ class TopkTile:
 
     Attributes:
         reps: rows of COLUMNS that a warp holds.
-        spans: warps a program, each of which holds a span of the tile's columns.
+        spans: warps a program; each holds a span of the tile's columns.
         is_long: rows may be longer than the tile: candidates are collected first, in memory.
     """
 
@@ -38,7 +38,7 @@ class TopkTile:
 
     @property
     def most_k(self) -> int:
-        """The most that it can pick: what is kept of a long row and half a tile have to fit the tile."""
+        """The most that it can pick: the kept part of a long row has to fit the tile together with half a tile."""
         return self.columns // 2 if self.is_long else self.columns
 
 
@@ -109,8 +109,8 @@ class TopkPlan(Family):
 def make_topk_plan() -> TopkPlan:
     """The numbers, the same for every model.
 
-    A row that fits a tile is read once. Of a longer one, half a tile at a time is read, and what a threshold leaves of
-    it, which a sample of the row gives, is collected in memory; it seldom fills a tile.
+    A row that fits a tile is read once. A longer row is read half a tile at a time. Its keys above a threshold, which
+    a sample of the row gives, are collected in memory; they seldom fill a tile.
     """
     return TopkPlan(
         most_k=MOST_K,

@@ -64,7 +64,7 @@ class TopkSm90Plan:
 
     @property
     def found(self) -> int:
-        """The first word of what one thread publishes to all, behind the totals of warps, of two tiles in turn."""
+        """The first word that one thread publishes to all, behind the totals of warps, of two tiles in turn."""
         return 2 * LANES
 
     @property
@@ -74,7 +74,7 @@ class TopkSm90Plan:
 
     @property
     def bins(self) -> int:
-        """The first word of bins, of which a thread has four; keys are behind them."""
+        """The first word of bins. A thread has four; keys are behind them."""
         return self.found + FOUND_WORDS
 
     def shared_bytes(self, tile: TopkSm90Tile, *, is_long: bool) -> int:
@@ -93,8 +93,8 @@ def make_topk_sm90(spec: Spec, wrappers: Iterable[str]) -> TopkSm90Plan | None:
 def make_tiles() -> tuple[TopkSm90Row, ...]:
     """The tile table.
 
-    Few programs have many warps each, and very few rows are shared; many rows have programs of which six, or four,
-    fit a multiprocessor. A capacity of 8K keys holds what a sample lets through where a row is long against it.
+    Few programs have many warps each, and very few rows are shared. Many rows have smaller programs: six, or four, fit
+    a multiprocessor. A capacity of 8K keys holds all that a sample lets through of a comparatively long row.
     """
     held = TopkSm90Tile(16, 2, 8192)
     shared, most_shared = TopkSm90Tile(16, 2, 8192, parts=8), TopkSm90Tile(16, 1, 8192, parts=16)

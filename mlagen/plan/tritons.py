@@ -27,7 +27,7 @@ def minor_text(minor: Minor) -> str:
 
 
 def minors(versions: Iterable[str]) -> tuple[str, ...]:
-    """Versions without what follows their leading two numbers, each once: 3.8 of 3.8.0."""
+    """Return the leading two numbers of each version, each once: 3.8 of 3.8.0."""
     return tuple(dict.fromkeys(minor_text(minor(version)) for version in versions))
 
 
@@ -35,7 +35,7 @@ MINORS: tuple[Minor, ...] = tuple(minor(version) for version in TRITONS)
 
 
 def proved_for(installed: Minor) -> Minor:
-    """The minor version whose rows a package takes: the newest of MINORS that is not newer, or else the oldest."""
+    """Return the minor version with rows for the installed one: the newest of MINORS up to it, else the oldest."""
     return max((each for each in MINORS if each <= installed), default=MINORS[0])
 
 
@@ -60,7 +60,7 @@ def holds(row: TableRow, triton: Minor) -> bool:
 
 
 def span_of(run: Sequence[Minor]) -> Span | None:
-    """What a row names that holds for these neighbours in MINORS alone."""
+    """Return the span for a row that holds only for these neighbours in MINORS; None if it holds for all."""
     return None if tuple(run) == MINORS else (run[0], run[-1])
 
 
@@ -71,5 +71,5 @@ def rows_under(table: Table[Row], target: str, triton: Minor) -> tuple[Row, ...]
 
 
 def has_versions(table: Sequence[tuple[str, Sequence[TableRow]]]) -> bool:
-    """Whether a row of the table holds for some Tritons alone."""
+    """Return whether a row of the table holds only for some Tritons."""
     return any(row.tritons is not None for _, rows in table for row in rows)
