@@ -1,4 +1,4 @@
-"""Bench: how fast a generated package is, beside its peers and below its roof, and which tiles make it fast."""
+"""Bench: the speed of a generated package against its peers and its roof, and the search for the fastest tiles."""
 
 from mlagen.bench.families import FAMILIES, shapes_of
 from mlagen.bench.package import load_package

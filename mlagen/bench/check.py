@@ -38,7 +38,7 @@ def row_limit(dtype: torch.dtype, partials: str = "fp32") -> float:
 
 
 def one_line(error: BaseException) -> str:
-    """An exception's type and the first line of what it says."""
+    """Return an exception's type and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
 
@@ -79,7 +79,7 @@ def attention(
 
     Args:
         q: [tokens, heads, d_qk].
-        kv: rows [tokens or 1, keys, d_qk], whose leading columns are V.
+        kv: rows [tokens or 1, keys, d_qk]; V is their leading columns.
         seen: bool [tokens, keys].
         scale: factor of the logits.
         d_v: columns of V.
@@ -116,7 +116,7 @@ class Reference:
 
         Args:
             call: gives [..., num_heads, d_v], all tokens in order.
-            limit: what the whole is held to where a peer computes more coarsely; None: as everyone.
+            limit: the error limit where a peer computes more coarsely; None: the usual one.
 
         Returns:
             Relative Frobenius error of the whole; that of the worst row where it breaks the row's limit, and infinity

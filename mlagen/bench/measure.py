@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-_cuda: Any = torch.cuda  # whose classes torch types only in part
+_cuda: Any = torch.cuda  # torch types its classes only in part
 
 Call = Callable[[], object]
 Timer = Callable[[], float]
@@ -75,7 +75,7 @@ class GraphTimer:
         rotated = [*calls[1:], calls[0]] * math.ceil(GRAPH_CALLS / len(calls))
         self._graph, stream = _cuda.CUDAGraph(), _cuda.Stream()
         self._count = len(rotated)
-        rotated[-1]()  # what a first call compiles or allocates must not be captured
+        rotated[-1]()  # the capture must not hold compilation or allocation of a first call
         torch.cuda.synchronize()
         kept: list[object] = []  # until the capture ends; the graph keeps their memory
         with torch.cuda.stream(stream):
@@ -168,7 +168,7 @@ def event_time(call: Call, rounds: int = 9, *, flush: bool = True) -> float:
 def eager_timer(call: Call, loops: int = 200) -> Timer:
     """A timer that gives wall seconds a call of `loops` launches from Python and one synchronisation.
 
-    For a call that is shorter on the device than its launch, that is what the launch costs the host.
+    For a call that is shorter on the device than its launch, the time is the launch's cost for the host.
     """
 
     def once() -> float:
@@ -198,7 +198,7 @@ def after_pause(timer: Timer) -> float:
 
 @dataclass(frozen=True)
 class Interleaved:
-    """What rounds of several contenders gave.
+    """Results of rounds of several contenders.
 
     Attributes:
         seconds: median seconds a call, by contender.

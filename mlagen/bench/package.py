@@ -31,7 +31,7 @@ class BenchPackage:
     Attributes:
         folder: where it lies.
         root: the package.
-        facts: what its spec says.
+        facts: the facts of its spec.
         spec: the validated spec, `SPEC["spec"]`.
     """
 
@@ -64,7 +64,7 @@ class BenchPackage:
 
     @property
     def attention_spec(self) -> dict[str, Any]:
-        """What the spec says of attention; nothing without it."""
+        """The spec's `attention`; empty without it."""
         attention = self.spec["attention"] or {}
         assert isinstance(attention, dict)
         return attention

@@ -1,4 +1,4 @@
-"""Measures a generated package beside its peers: right first, then fast."""
+"""Measures a generated package and its peers: first whether they are right, then how fast they are."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def bench_package(
 
     Args:
         package_dir: folder of the generated package.
-        shapes: what to measure; None: `shapes_of` the package.
-        peers: measure peers too, as far as they are installed.
+        shapes: the shapes to measure; None: `shapes_of` the package.
+        peers: also measure peers, as far as they are installed.
         rounds: rounds of interleaved measurements.
         origin: of the run; None: as far as this machine says.
         on_row: given each row as it is done.
@@ -113,7 +113,7 @@ class _Bench:
                 for entrant in trial.entrants:
                     with suppress(Exception):
                         entrant.prepare(trial.inputs[0])()
-        self.trials = {}  # what a call that launched nothing left in caches is no input
+        self.trials = {}  # caches that a call left without a launch are no input
         with suppress(Exception):
             launch.compile_all(variants.values())
         check_device("compilation")
@@ -199,7 +199,7 @@ class _Bench:
                 error = max(error, trial.checked(entrant, timer.result))
         except WrongResultError as wrong:
             return Contender(entrant.name, error=wrong.error, absent=str(wrong))
-        except Exception as failure:  # whatever someone else's kernel raises, the others are still to be measured
+        except Exception as failure:  # after any error of someone else's kernel, the others are still measured
             check_device(f"{shape} with {entrant.name}")
             return Contender(entrant.name, absent=absence(failure))
         return _Ready(calls, error, timer, "graph" if isinstance(timer, GraphTimer) else "events")

@@ -11,7 +11,7 @@ import torch
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import encode, planes_of
 
-RANK_HEADS = (64, 16)  # heads a rank holds under tensor parallelism, beside the model's own
+RANK_HEADS = (64, 16)  # heads a rank holds under tensor parallelism, besides the model's own
 L2_MULTIPLE = 2  # rotating inputs touch this many times the L2, so that none is left there at its next turn
 MOST_SETS = 64
 MOST_BATCH_SETS = 1024  # so that even 128 tokens a call exceed L2 together
@@ -95,7 +95,7 @@ def shuffled_pages(*shape: int, device: torch.device) -> torch.Tensor:
 
 
 def slots_of(pages: torch.Tensor, tokens: int, block_size: int) -> torch.Tensor:
-    """Slots i64 [..., tokens] of the first tokens of requests whose pages are [..., any]."""
+    """Slots i64 [..., tokens] of the first tokens of requests with pages [..., any]."""
     position = torch.arange(tokens, device=pages.device)
     return pages[..., position // block_size].long() * block_size + position % block_size
 

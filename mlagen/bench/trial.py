@@ -1,4 +1,4 @@
-"""What is measured at one shape: input sets, the kernels that compete on them, and how their results are judged."""
+"""A measurement at one shape: input sets, the kernels that compete on them, and the check of their results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Call = Callable[[], Any]
 
 
 class Sizes(Protocol):
-    """Sizes of a call: a frozen dataclass, whose `str` names it in reports."""
+    """Sizes of a call: a frozen dataclass. Its `str` names it in reports."""
 
     @property
     def kind(self) -> str:
@@ -50,12 +50,12 @@ class Sizes(Protocol):
         """Tokens of the call."""
 
     def __hash__(self) -> int:
-        """Equal shapes share what was made of them."""
+        """Equal shapes share the objects made of them."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the trials of a run share.
+    """Settings that the trials of a run share.
 
     Attributes:
         package: the generated package.
@@ -84,7 +84,7 @@ class Entrant(Generic[Inputs]):
 
     Attributes:
         name: as reports show it.
-        prepare: makes a call of one input set; what engines do once (padding, plans) is done here. Raises ImportError
+        prepare: makes a call of one input set, with the work that engines do once (padding, plans). Raises ImportError
             where the kernel is not installed.
         unsupported: why it cannot run the shape, in one line; None if it can.
         error_limit: of its result, where its own arithmetic is coarser than the trial allows.
@@ -103,14 +103,14 @@ class Trial(Generic[Inputs]):
     Attributes:
         inputs: rotating input sets.
         entrants: ours; others' kernels may join them.
-        error_of: runs a call of the first set, after what it writes was poisoned, and gives the error of the whole
-            result; where entrants have limits of their own, it takes that limit behind the call.
+        error_of: poisons the memory that the call writes, runs a call of the first set, and returns the error of the
+            whole result; where entrants have limits of their own, it takes that limit behind the call.
         error_limit: error above which a result is wrong.
         flops, bytes_moved: the call's work, least.
         roof: the ceilings that hold for it.
         graph_only: it is timed by graph replay however long it takes, and no result takes the memory of another while
             that is still in L2.
-        launch_bound: its time from Python is of interest too.
+        launch_bound: its time from Python is also of interest.
     """
 
     inputs: Sequence[Inputs]

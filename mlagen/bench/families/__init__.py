@@ -29,10 +29,10 @@ class Family:
     """A family of kernels.
 
     Attributes:
-        shapes: what a package is measured at, for some head counts or, None, the usual ones; none if it has no wrapper
-            of the family.
-        trials: makes what readies shapes, for the trials of one run.
-        modules: of a package, whose wrappers are measured; it may lack some.
+        shapes: shapes that a package is measured at, for some head counts or, None, the usual ones; none if it has no
+            wrapper of the family.
+        trials: returns the function that readies shapes, for the trials of one run.
+        modules: modules of a package with the measured wrappers; it may lack some.
     """
 
     shapes: Callable[[BenchPackage, Sequence[int] | None], Sequence[Sizes]]

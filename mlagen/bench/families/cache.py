@@ -31,7 +31,7 @@ from mlagen.work import gather_bytes, write_bytes
 
 EXTRA = "extra_cache."  # module of the second cache's kernels, where they are not the first one's
 POISON = 255  # a byte that makes any row NaN or far from right
-WRITE_TOLERANCE = 1.1  # a writer whose scales follow another rule may have this many times the reference's error
+WRITE_TOLERANCE = 1.1  # times the reference's error that a writer with another rule of scales may have
 EAGER_TOKENS = 1
 
 
@@ -99,7 +99,7 @@ class CacheSide:
         return self.package.wrapper(self.prefix + name)
 
     def scale(self, scale: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A tensor's scale as an argument, of kernels whose signature has it only where the layout has one."""
+        """A tensor's scale as an argument. Kernels have this argument only if the layout has such a scale."""
         return {"scale": scale} if self.layout.tensor_scale else {}
 
     def rows(self, cache: torch.Tensor) -> torch.Tensor:
@@ -130,7 +130,7 @@ def sides_of(package: BenchPackage) -> dict[str, CacheSide]:
 
 
 def side_of(package: BenchPackage, kind: str) -> tuple[CacheSide, str]:
-    """Whose kernel the one of a batch's kind is, and its bare name."""
+    """Return the side that a batch's kind belongs to, and the kernel's bare name."""
     prefix, _, name = kind.rpartition(".")
     return sides_of(package)[f"{prefix}." if prefix else ""], name
 
@@ -239,14 +239,14 @@ def make_gather_inputs(
 
 
 def write_error(layout: CacheLayout, block_size: int, inputs: WriteInputs, call: Call) -> float:
-    """Relative error of what is read back after a call; NaN where a token was not written."""
+    """Relative error of the cache's contents after a call; NaN where a token was not written."""
     inputs.cache.fill_(POISON)
     call()
     return relative_error(read(layout, inputs.cache, block_size, inputs.slots, TENSOR_SCALE), inputs.rows)
 
 
 def write_limit(layout: CacheLayout, inputs: WriteInputs) -> float:
-    """Error from which a writer is wrong: what the reference's own quantisation loses, and a little."""
+    """Largest error of a correct writer: that of the reference's own quantisation, and a little."""
     kept = decode(layout, encode(layout, inputs.rows, TENSOR_SCALE), TENSOR_SCALE)
     return WRITE_TOLERANCE * relative_error(kept, inputs.rows)
 
@@ -293,7 +293,7 @@ def gather_trials(setting: Setting) -> Callable[[Batch], Trial[GatherInputs]]:
         side, name = side_of(package, batch.kind)
         layout, block_size = side.layout, side.block_size
         pages = batch.requests * batch.pages_each(block_size)
-        integers = batch.requests  # lengths; or where requests begin, and whose a token is
+        integers = batch.requests  # lengths; or where requests begin, and each token's request
         if name == "gather_and_maybe_dequant_cache":
             integers += 1 + batch.tokens
         moved = gather_bytes(batch.tokens, layout.columns, layout.row_bytes, pages, integers=integers)

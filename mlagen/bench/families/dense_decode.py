@@ -91,7 +91,7 @@ class DenseDecodeShape:
         return torch.randint(1, self.context + 1, (self.requests,), generator=generator)
 
     def flops(self, d_qk: int, d_v: int, window: int | None) -> int:
-        """FLOPs of a call whose query tokens see no key behind their own, and at most `window` of those before."""
+        """FLOPs of a call. Its query tokens see no key behind their own, and at most `window` of those before."""
         own = torch.arange(self.s_q) - self.s_q + 1  # [s_q]
         pairs = (self.cached_tokens()[:, None] + own).clamp(0, window)  # [requests, s_q]
         return flops(1, self.num_heads, int(pairs.sum()), d_qk, d_v)
@@ -120,7 +120,7 @@ class DenseDecodeInputs:
         d_v: columns of V.
         sm_scale: factor of the logits.
         window: keys that a query token sees; None: all.
-        k_scale: f32 [1], scale of a cache whose layout has one a tensor.
+        k_scale: f32 [1], the cache's scale, if its layout has one a tensor.
     """
 
     q: torch.Tensor
@@ -242,7 +242,7 @@ def call_of(package: BenchPackage, inputs: DenseDecodeInputs, *, batch_invariant
 
 
 def reference(inputs: DenseDecodeInputs, partials: str = "fp32") -> Reference:
-    """Float64 results of one input set, for a package whose splits are stored as `partials`."""
+    """Float64 results of one input set, for a package that stores its splits as `partials`."""
     return Reference(partial(_expected, inputs), row_limit(inputs.q.dtype, partials))
 
 

@@ -32,7 +32,7 @@ class DenseFwdShape:
     """Sizes of one call of multi-head attention, causal, each request without a context.
 
     Attributes:
-        lengths: what tokens of its requests, a key of LENGTHS.
+        lengths: name of its requests' lengths, a key of LENGTHS.
         num_heads: heads of q, and of k and v if they have heads of their own.
         num_kv_heads: heads of k and v.
     """

@@ -52,7 +52,7 @@ class KeyInputs:
         slots: i64 [T].
         block_table: i32 [R, pages of a request].
         starts: i32 [R + 1], where the keys of each request begin.
-        values, scales: u8 [T, bytes], what the gather gives.
+        values, scales: u8 [T, bytes], the gather's result.
     """
 
     k: torch.Tensor
@@ -181,7 +181,7 @@ def written_error(keys: Keys, inputs: KeyInputs, normalised: bool, call: Call) -
 
 
 def written_limit(keys: Keys, inputs: KeyInputs) -> float:
-    """Error from which a writer is wrong: what the reference's own quantisation loses, and a little."""
+    """Largest error of a correct writer: that of the reference's own quantisation, and a little."""
     return WRITE_TOLERANCE * relative_error(decode(keys.layout, encode(keys.layout, inputs.k)), inputs.k)
 
 

@@ -25,7 +25,7 @@ DECODES = tuple(
     (requests, keys << 10)
     for requests, keys in ((1, 32), (1, 64), (1, 128), (16, 32), (16, 64), (64, 32), (64, 64), (128, 32))
 )
-EAGER_TOKENS = 16  # up to which a call's time from Python is of interest
+EAGER_TOKENS = 16  # up to this many tokens, a call's time from Python is of interest
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def pick_call(shape: PickShape, package: BenchPackage, inputs: PickInputs) -> Ca
 
 
 def chain(inputs: PickInputs, logits: Call, select: Callable[[torch.Tensor, PickInputs], Any]) -> Call:
-    """Logits and then the top-k of what each token sees, by two calls."""
+    """Logits, then the top-k of the keys that each token sees, by two calls."""
 
     def call() -> torch.Tensor:
         select(logits(), inputs)
@@ -134,7 +134,7 @@ def two_calls(shape: PickShape, package: BenchPackage, inputs: PickInputs) -> Ca
 
 
 def pick_error(inputs: PickInputs, call: Call) -> float:
-    """Relative error of the float64 logits of what the worst token picks, in order of size, beside the best there are.
+    """Relative error of the worst token's picks: their float64 logits, in order of size, against the best there are.
 
     It is 1 or more where a token picks fewer keys than it sees, one twice, or one that it does not see.
     """

@@ -62,7 +62,7 @@ class CombineInputs:
         indices: i32 [T, topk].
         query_starts: i32 [R + 1].
         seq_lens, gather_lens: i32 [R].
-        window, ratio: sizes of the window, and of what a compressed row stands for.
+        window, ratio: size of the window, and tokens that a compressed row stands for.
         rows, compressed: rows a request has in the buffer that was gathered, and how many of them are compressed.
     """
 
@@ -116,7 +116,7 @@ def make_map_inputs(batch: Batch, block_size: int, device: torch.device, sets: i
 
 
 def make_combine_inputs(batch: Batch, window: int, device: torch.device, sets: int) -> list[CombineInputs]:
-    """Rotating input sets of a call that combines: requests whose context is long enough for full rows."""
+    """Rotating input sets of a call that combines. Requests have contexts that are long enough for full rows."""
     each = batch.tokens_each
     length = COMPRESS_RATIO * batch.topk + window + each
     gathered = each + window - 1
@@ -169,7 +169,7 @@ def _poison(result: object) -> None:
 
 
 def index_error(inputs: MapInputs | CombineInputs, call: Call) -> float:
-    """Share of a call's entries that are wrong; what a first call gave is poisoned, and its memory used again."""
+    """Share of a call's wrong entries. The results of a first call are poisoned, and their memory is reused."""
     _poison(call())
     got = _tensors(call())
     expected = inputs.expected if isinstance(inputs, MapInputs) else inputs.expected(got[0].shape[1])

@@ -234,7 +234,7 @@ def logits_call(
 
 
 def logits_error(inputs: LogitsInputs, call: Call) -> float:
-    """Relative error of the worst token's logits; what a first call gave is poisoned, and its memory used again."""
+    """Relative error of the worst token's logits. A first call's result is poisoned, and its memory is reused."""
     call().fill_(float("nan"))
     got = call()
     worst = 0.0

@@ -123,13 +123,13 @@ class SparseDecodeInputs:
     """Tensors of one call.
 
     Attributes:
-        q: [requests, s_q, num_heads, d_qk]; where the package takes e4m3 too, numbers of it times Q_SCALE.
+        q: [requests, s_q, num_heads, d_qk]; if the package also takes e4m3, e4m3 numbers times Q_SCALE.
         main, extra: the caches.
         d_v: columns of V.
         sm_scale: factor of the logits.
         attn_sink: f32 [num_heads] where the spec requires one.
         topk_length, extra_topk_length: i32 [requests] where the spec requires them: all of the indices.
-        k_scale: f32 [1], scale of a cache whose layout has one a tensor.
+        k_scale: f32 [1], the cache's scale, if its layout has one a tensor.
     """
 
     q: torch.Tensor
@@ -199,10 +199,10 @@ def call_of(
 
 
 class Pool:
-    """A cache of many contexts, pages in no order, from which input sets take indices.
+    """A cache of many contexts, pages in no order. Input sets take their indices from it.
 
     Args:
-        side: whose cache.
+        side: the cache's side.
         contexts: how many.
         tokens: cached tokens of each.
         device: where it lies.
@@ -285,7 +285,7 @@ class _Pools:
 
 
 def reference(inputs: SparseDecodeInputs, partials: str = "fp32") -> Reference:
-    """Float64 results of one input set, for a package whose splits are stored as `partials`."""
+    """Float64 results of one input set, for a package that stores its splits as `partials`."""
     return Reference(partial(_expected, inputs), row_limit(inputs.q.dtype, partials))
 
 

@@ -16,14 +16,14 @@ from mlagen.bench.trial import APART, BATCH_INVARIANT, OURS, Entrant, Setting, T
 from mlagen.verify.facts import Facts
 from mlagen.work import attention_bytes, distinct_rows, flops
 
-WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # the one that gives out alone first
-EAGER_TOKENS = 1  # a call of so few tokens is bound by its launch, which is what eager time shows
+WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # first the one that returns only out
+EAGER_TOKENS = 1  # a call of so few tokens is bound by its launch, and eager time shows the launch
 PREFILL_TOKENS = 4096
 PREFILL_S_KV = (8 << 10, 32 << 10, 128 << 10)
 DECODE_TOKENS = (1, 4, 16, 64, 128)
 DECODE_S_KV = 128 << 10
-SHARES = (0, 50, 75, 90)  # per cent of a token's indices that the next one names too
-CHAIN = 64  # tokens in a row of which each shares indices with the one before
+SHARES = (0, 50, 75, 90)  # per cent of a token's indices that the next one also names
+CHAIN = 64  # tokens in a row; each shares indices with the one before
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class SparseFwdShape:
 
 @dataclass(frozen=True)
 class SharedShape(SparseFwdShape):
-    """Sizes of a prefill whose neighbouring tokens name much the same rows.
+    """Sizes of a prefill with neighbouring tokens that name mostly the same rows.
 
     Attributes:
-        share: per cent of a token's indices that the next one names too.
+        share: per cent of a token's indices that the next one also names.
     """
 
     share: int
@@ -130,7 +130,7 @@ def shapes_of(kind: str, package: BenchPackage, heads: Sequence[int] | None) -> 
 
 
 def shared_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[SparseFwdShape]:
-    """Prefills whose neighbouring tokens share indices; none if the package's load each its own rows."""
+    """Prefills of neighbouring tokens that share indices; none if the package loads each token's own rows."""
     group = package.facts.shared_indices
     if group is None:
         return []
@@ -180,7 +180,7 @@ def call_apart(package: BenchPackage, inputs: SparseFwdInputs) -> Callable[[], t
 def make_neighbours(
     tokens: int, topk: int, s_kv: int, share: int, device: torch.device | str, generator: torch.Generator | None = None
 ) -> torch.Tensor:
-    """Random indices i32 [tokens, topk]: distinct rows in no order, `share` per cent of them in the next token's too.
+    """Random indices i32 [tokens, topk]: distinct rows in no order; the next token also has `share` per cent of them.
 
     Every CHAIN tokens rows are drawn anew. Of fewer than 2 * topk rows more are shared, as few as can be.
     """

@@ -24,7 +24,7 @@ DECODES = (
     (128, 32 << 10),
 )
 PICKS = (2048, 512)
-EAGER_ROWS = 16  # up to which a call's time from Python is of interest
+EAGER_ROWS = 16  # up to this many rows, a call's time from Python is of interest
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TopkInputs:
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """What vLLM's operators take behind the tensors."""
+        """Arguments of vLLM's operators behind the tensors."""
         return len(self.logits), self.logits.stride(0), self.logits.stride(1), self.indices.shape[1]
 
 

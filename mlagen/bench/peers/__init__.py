@@ -1,4 +1,4 @@
-"""Kernels that a package is measured against; none is required: what cannot be imported is absent, with a reason."""
+"""Peers: kernels to measure a package against. None is required: those that do not import are absent, with a reason."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from mlagen.bench.shapes import Batch, rows_of
 from mlagen.bench.trial import Call, Entrant
 from mlagen.layout import CacheLayout
 
-# What vLLM calls the layouts that its CUDA kernels know.
+# vLLM's names of the layouts that its CUDA kernels know.
 CUDA_DTYPES = {"bf16": "auto", "fp8_per_tensor": "fp8", "fp8_ds_mla": "fp8_ds_mla"}
 V4 = "ue8m0_v4"
 GATHERED_COLUMNS = (512 + 64, 256 + 64)  # rows that its CUDA gather knows
@@ -85,7 +85,7 @@ def gathers(kind: str, layout: CacheLayout, block_size: int, dtype: torch.dtype)
 
 
 def _has_rope(layout: CacheLayout) -> bool:
-    """Whether RoPE columns are stored, beside the latent or with it."""
+    """Whether RoPE columns are stored, apart from the latent or with it."""
     return any(field.name in ("rope", "row") for field in layout.data)
 
 

@@ -68,7 +68,7 @@ def _plain_rows(facts: Facts, inputs: DenseDecodeInputs) -> str | None:
 
 
 class FlashMlaDenseDecode:
-    """FlashMLA as vLLM ships it or alone; heads are padded, and the plan is made, outside the timing."""
+    """FlashMLA from vLLM or its own package; heads are padded, and the plan is made, outside the timing."""
 
     name = FLASH_MLA
 

@@ -11,7 +11,7 @@ from mlagen.bench.trial import Call, Entrant
 
 
 def flash_attention_3(inputs: DenseFwdInputs) -> Call:
-    """A call of FlashAttention-3's varlen prefill, which computes the LSE too and gives out alone."""
+    """A call of FlashAttention-3's varlen prefill. It also computes the LSE, and returns only out."""
     attention = flash_attention_3_interface().flash_attn_varlen_func
     arguments = {
         "q": inputs.q,

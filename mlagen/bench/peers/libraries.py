@@ -1,4 +1,4 @@
-"""What peers are found in: libraries of others, each imported where it is installed and unpacked where it is packed."""
+"""Libraries of peers. Each is imported if it is installed, and unpacked first if it is packed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DEEP_GEMM_MODULES = ("deep_gemm", "vllm.third_party.deep_gemm")
 FLASH_MLA_MODULES = ("flash_mla", "vllm.third_party.flashmla.flash_mla_interface")  # one by itself was chosen
 FA3_MODULES = ("vllm.vllm_flash_attn.flash_attn_interface",)
 FLASHINFER_MODULES = ("flashinfer.mla",)
-FLASHINFER_WORKSPACE = 128 << 20  # bytes; what its documentation starts with
+FLASHINFER_WORKSPACE = 128 << 20  # bytes; the size in its documentation's examples
 TRITON_OPS = "vllm.models.deepseek_v4.common.ops.cache_utils"
 CUDA_LIBRARIES = ("_C_stable_libtorch", "_C_sm90")  # vLLM's own, or its kernels of one architecture
 D_C, D_ROPE = 512, 64  # DeepSeek's rows, which FlashAttention-3 and FlashInfer know
@@ -42,7 +42,7 @@ def _unpack(packed: Path) -> Path:
 
 
 def _unpack_fa3() -> None:
-    """Makes FlashAttention-3's library importable where it lies packed with xz beside its Python half."""
+    """Makes FlashAttention-3's library importable from the xz file next to its Python half."""
     package: ModuleType = importlib.import_module("vllm.vllm_flash_attn")
     if len(package.__path__) > 1:  # it is unpacked
         return

@@ -1,4 +1,4 @@
-"""Peers of the lightning indexer's logits: DeepGEMM, whose signatures the wrappers have."""
+"""Peers of the lightning indexer's logits: DeepGEMM. The wrappers have its signatures."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SparseDecodePeer(Protocol):
 
 
 class FlashMlaSparseDecode:
-    """FlashMLA as vLLM ships it or alone; heads and indices are padded, and the plan is made, outside the timing."""
+    """FlashMLA from vLLM or its own package; heads and indices are padded, and the plan is made, outside the timing."""
 
     name = FLASH_MLA
 

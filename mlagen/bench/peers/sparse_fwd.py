@@ -38,7 +38,7 @@ class SparseFwdPeer(Protocol):
         """Why the peer cannot run a shape of a spec, in one line; None if it can."""
 
     def prepare(self, inputs: SparseFwdInputs) -> Call:
-        """A call that gives out [tokens, num_heads, d_v]; what engines do once (padding, plans) is done here.
+        """A call that returns [tokens, num_heads, d_v]. Work that engines do once (padding, plans) is done here.
 
         Raises:
             ImportError: the peer is not there.
@@ -66,7 +66,7 @@ class VllmTriton:
 
 
 class FlashMla:
-    """FlashMLA's sparse prefill kernel, as vLLM ships it or alone; heads are padded to 64 or 128 outside the timing."""
+    """FlashMLA's sparse prefill kernel, from vLLM or its own package. Heads are padded to 64 or 128 before timing."""
 
     name = FLASH_MLA
 
@@ -124,7 +124,7 @@ class FlashAttention3:
 class FlashInfer:
     """FlashInfer's paged MLA attention, with pages of one row as FlashAttention-3.
 
-    Its first plan compiles a kernel, for which it asks for nvcc and ninja.
+    Its first plan compiles a kernel, and requires nvcc and ninja.
     """
 
     name = "FlashInfer p1"

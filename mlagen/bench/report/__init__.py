@@ -1,1 +1,1 @@
-"""What becomes of a run: its rows, where they come from, and JSON, tables, a page and comparisons made of them."""
+"""Reports of a run: its rows, their origin, and JSON, tables, a page and comparisons made of them."""

@@ -1,7 +1,7 @@
 """A run against an earlier one, row by row.
 
-A card is held back by its power limit, so times of two runs differ where no kernel did: a row is judged by its ratio to
-a peer that ran beside it both times, and by its time only where there is none.
+A card is held back by its power limit, so times of two runs can differ where no kernel did. A row is judged by its
+ratio to a peer that ran in both reports, and by its time only if no peer did.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Change:
 
     @property
     def change(self) -> float | None:
-        """What the row is judged by: the ratio to the peer now over then, or else the speedup."""
+        """The row's figure of judgement: the ratio to the peer now over then, or else the speedup."""
         if (pair := self.peers()) is None:
             return self.speedup
         then, now = (each.ratio for each in pair)
@@ -102,7 +102,7 @@ class Comparison:
 
     @property
     def summary(self) -> str:
-        """What came of it, in one line."""
+        """The result of the comparison, in one line."""
         unjudged = sum(each.verdict == "not judged" for each in self.changes)
         parts = [f"{len(self.worse)} of {len(self.changes)} shapes slower than in {self.name}"]
         parts += [f"{unjudged} not judged, since neither run has the spread of its rounds"] * bool(unjudged)

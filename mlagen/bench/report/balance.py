@@ -1,6 +1,6 @@
 """`python -m mlagen.bench.report.balance --package generated/dsv3`: how evenly dense attention shares out real lengths.
 
-Arithmetic alone: loads count units of keys and what a program pays for each request that it has a part of. No GPU is
+Only arithmetic: loads count units of keys, and a program's overhead for each request that it has a part of. No GPU is
 asked, nothing is timed.
 """
 
@@ -108,7 +108,7 @@ def balance(lengths: Lengths, requests: int, schedule: Any) -> Balance:
     """Draws batches and shares them out.
 
     Args:
-        lengths: what to draw from.
+        lengths: the lengths to draw from.
         requests: of a batch.
         schedule: the package's Schedule of such a call.
     """
@@ -126,7 +126,7 @@ def balance(lengths: Lengths, requests: int, schedule: Any) -> Balance:
 
 
 def schedule_of(package: BenchPackage, requests: int, heads: int) -> Any:
-    """The Schedule by which the package runs a decode step of such a batch on an H200.
+    """The Schedule of a decode step of such a batch on an H200.
 
     Raises:
         UsageError: the package has no dense attention over all keys for its target.
@@ -143,7 +143,7 @@ def schedule_of(package: BenchPackage, requests: int, heads: int) -> Any:
 
 
 def markdown(package: BenchPackage) -> str:
-    """The table, behind a line that says by which numbers each count of heads is shared out."""
+    """The table, behind a line with the scheduler's numbers for each count of heads."""
     lines, rows = [], []
     for heads in HEADS:
         schedules = [schedule_of(package, requests, heads) for requests in REQUESTS]

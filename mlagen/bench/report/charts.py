@@ -48,7 +48,7 @@ _SETTINGS: Any = {
     "svg.hashsalt": "mlagen",
     "font.size": 9.5,
     "text.color": _INK,
-    "text.parse_math": False,  # names are text, whatever they hold
+    "text.parse_math": False,  # names are plain text
     "axes.edgecolor": _FAINT,
     "axes.labelcolor": _INK,
     "axes.spines.top": False,
@@ -71,7 +71,7 @@ TERA, GIGA = 1e12, 1e9
 
 @dataclass(frozen=True)
 class Style:
-    """How a kernel looks: never by colour alone.
+    """How a kernel looks: by colour and another sign.
 
     Attributes:
         colour: as matplotlib takes it.
@@ -117,7 +117,7 @@ def roofline(rows: Sequence[Row], styles: Mapping[str, Style], key: str) -> str:
     Args:
         rows: of one kind of shape and under one roof; something ran at each, and all have FLOPs.
         styles: of their kernels.
-        key: what the chart's ids begin with; unique in a page.
+        key: first part of the chart's ids; unique in a page.
     """
     roof = rows[0].roof
     top, ridge = roof.flops_per_s / TERA, roof.flops_per_s / roof.bytes_per_s
@@ -146,7 +146,7 @@ def roofline(rows: Sequence[Row], styles: Mapping[str, Style], key: str) -> str:
         titles, ours = {}, []
         names = list(dict.fromkeys(each.name for _, each, _ in points))
         line = [_box(axes, x, min(x * roof.bytes_per_s / TERA, top)) for x in np.geomspace(left, right, 150)]
-        taken = [(*box[:3], box[3] + 16) for box in line]  # the roof and what is written on it
+        taken = [(*box[:3], box[3] + 16) for box in line]  # the roof and the text on it
         for number, (row, each, y) in enumerate(points):
             titles[f"point{number}"] = (
                 f"{each.name}, {shape_name(row)}: {us(each.quoted_seconds)} us, {tera(row, each)} TFLOP/s, "
@@ -167,13 +167,13 @@ def roofline(rows: Sequence[Row], styles: Mapping[str, Style], key: str) -> str:
 
 
 def _box(axes: Axes, x: float, y: float, aside: float = 0.0) -> Box:
-    """What a marker covers, in pixels: left, bottom, right, top."""
+    """The box of a marker, in pixels: left, bottom, right, top."""
     at_x, at_y = axes.transData.transform((x, y))
     return at_x + aside - 4, at_y - 4, at_x + aside + 4, at_y + 4
 
 
 def _name_points(axes: Axes, points: Sequence[tuple[Row, Box]], taken: list[Box]) -> None:
-    """Names shapes beside their points, as near as there is room between what is taken already, left before right."""
+    """Names shapes near their points, as near as there is free room, left before right."""
     names, _ = labels([row for row, _ in points])
     words = [name.split(" ") for name in names]
     shared = len(list(takewhile(lambda each: len({*each}) == 1, zip(*(each[:-1] for each in words), strict=False))))
@@ -212,7 +212,7 @@ def bars(row: Row, styles: Mapping[str, Style], key: str) -> str:
     Args:
         row: the shape.
         styles: of its kernels.
-        key: what the chart's ids begin with; unique in a page.
+        key: first part of the chart's ids; unique in a page.
     """
     ran = [each for each in row.contenders if each.seconds is not None]
     best = row.best_peer
@@ -253,12 +253,12 @@ def _svg(figure: Figure, key: str, title: str, titles: Mapping[str, str] = Mappi
 
     Args:
         figure: the figure.
-        key: what its ids begin with.
-        title: what it shows, for those who do not see it.
+        key: first part of its ids.
+        title: a description for those who do not see it.
         titles: texts that show over the groups of these ids.
     """
     buffer = io.BytesIO()
-    canvas: Any = FigureCanvasSVG(figure)  # whose methods have no types
+    canvas: Any = FigureCanvasSVG(figure)  # its methods have no types
     canvas.print_svg(buffer, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     root = ElementTree.fromstring(buffer.getvalue())
     for element in root.iter():
@@ -276,7 +276,7 @@ def _svg(figure: Figure, key: str, title: str, titles: Mapping[str, str] = Mappi
 
 
 def _attribute(name: str, value: str, key: str) -> str:
-    """An attribute with the page's colours, and with ids of this chart alone."""
+    """An attribute with the page's colours, and with ids of only this chart."""
     if name == "id":
         return f"{key}-{value}"
     value = _REFERENCE.sub(rf"\g<0>{key}-", value)

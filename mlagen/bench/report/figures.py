@@ -2,7 +2,7 @@
 
 A block of a document begins with `<!-- figures: NAME ARGUMENTS -->` and ends with `<!-- end -->`. NAME is of BLOCKS.
 The block `picture NAME ARGUMENTS`, NAME of PICTURES, also writes an SVG into docs/pictures and shows it.
-A report is `CARD-PACKAGE.json`, or `CARD-PACKAGE-PART.json`, and the page beside it shows all of its rows as tables.
+A report is `CARD-PACKAGE.json`, or `CARD-PACKAGE-PART.json`. A page with the same name shows all of its rows as tables.
 `chosen.yaml` names the rows of the summaries.
 """
 
@@ -44,7 +44,7 @@ class Chosen(BaseModel):
         kernel: name, with a link from docs/performance.
         package: of the reports.
         shapes: rows of the reports.
-        readme: those that the chart of speed has too, and its names of the kernels.
+        readme: those that the chart of speed also has, and its names of the kernels.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -78,7 +78,7 @@ class Report:
         return self.rows[0].package
 
     def changed(self, generated: Path) -> dict[str, int]:
-        """How many rows of each kind were measured on kernels whose text is another one now."""
+        """How many rows of each kind were measured on kernels with another text than now."""
         found: dict[str, int] = {}
         places = {(row.package, row.shape.family) for row in self.rows}
         now = {place: kernels_digest(generated / place[0], FAMILIES[place[1]].modules) for place in places}
@@ -148,7 +148,7 @@ class Documents:
         return found
 
     def files(self) -> dict[Path, str]:
-        """What each document that holds figures, and each report's page, has to say."""
+        """The text of each document that holds figures, and of each report's page."""
         found = {report.path.with_suffix(".md"): _report_page(report) for report in self.reports}
         documents = [self.root / "README.md", *sorted((self.root / "docs").glob("*.md"))]
         for folder in ("decisions", "performance"):
@@ -187,7 +187,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _cells(row: Row | None, *, whole: bool) -> list[str]:
-    """A row's cells of one card: us, best peer, ratio, share of the roof; if `whole`, repeated calls and errors too."""
+    """A row's cells of one card: us, best peer, ratio, share of the roof; if `whole`, also repeated calls, errors."""
     if row is None:
         return [NONE] * (7 if whole else 4)
     best = row.best_peer

@@ -1,4 +1,4 @@
-"""Where and with what a run was measured: the driver, the day, the commit, and the packages of peers."""
+"""The origin of a measurement: the driver, the day, the commit, and the packages of peers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNKNOWN = "of unknown version"
 
 @dataclass(frozen=True)
 class Origin:
-    """What the rows of a run share beside the device and the libraries.
+    """The origin that all rows of a run share, besides the device and the libraries.
 
     Attributes:
         driver: version of the GPU's driver.
@@ -116,13 +116,13 @@ def _version(package: str) -> str | None:
         pass
     try:
         said = getattr(importlib.import_module(package), "__version__", None)
-    except Exception:  # whatever someone else's package raises; its kernels are absent then
+    except Exception:  # any error of someone else's package; its kernels are absent then
         return UNKNOWN
     return said if isinstance(said, str) else None
 
 
 def _said(command: Sequence[str], **environment: str) -> str | None:
-    """What a tool prints; None if it is not here, fails or prints nothing."""
+    """Return a tool's output; None if it is not here, fails or prints nothing."""
     try:
         done = subprocess.run(
             command,

@@ -59,7 +59,7 @@ class _Kind:
 
     Attributes:
         name: of the kind.
-        shared: what is the same in all of their shapes.
+        shared: the part that all of their shapes have in common.
         rooflines: a chart a roof; none where the kernels are credited no FLOPs.
         bars: name of a shape and its chart.
         tables: a row a shape.
@@ -84,7 +84,7 @@ class _Section:
         title: its heading.
         glance: cells of the summary: shapes, at how many ours is ahead, ranges of ×best and of the roof's share.
         styles: of the kernels that ran.
-        kinds: what it shows.
+        kinds: the kinds that it shows.
     """
 
     key: str
@@ -99,7 +99,7 @@ def page(rows: Sequence[Row], command: str, comparison: Comparison | None = None
     """The page, byte for byte the same for the same rows.
 
     Args:
-        rows: what was measured, at least one row.
+        rows: the measured rows, at least one.
         command: the command that makes the page.
         comparison: with an earlier run.
     """

@@ -1,4 +1,4 @@
-"""What a benchmark gives: a row a shape, and in it what each kernel did there."""
+"""Results of a benchmark: a row a shape, with a figure of each kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Key: TypeAlias = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Contender:
-    """What one kernel did at one shape.
+    """Results of one kernel at one shape.
 
     Attributes:
         name: `ours`, `ours, batch-invariant`, or the peer's.
@@ -101,7 +101,7 @@ class Row:
 
     @property
     def key(self) -> Key:
-        """What distinguishes the row from others: device, package, shape."""
+        """Key that tells the row from others: device, package, shape."""
         return self.device, self.package, str(self.shape)
 
     @property
@@ -116,7 +116,7 @@ class Row:
 
     @property
     def best_peer(self) -> Contender | None:
-        """The fastest of the peers that ran, by the ratio to ours where we ran too."""
+        """The fastest of the peers that ran: by the ratio to ours if ours ran, else by time."""
         ran = [each for each in self.contenders if each.is_peer and each.seconds is not None]
         return min(ran, key=lambda each: (each.quoted_ratio or math.inf, each.seconds), default=None)
 

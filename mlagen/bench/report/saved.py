@@ -39,7 +39,7 @@ _Spread = Annotated[float, Field(ge=0, lt=1e6)]
 _Rate = Annotated[float, Field(gt=1, lt=1e24)]
 
 _CONFIG = ConfigDict(strict=True, allow_inf_nan=False, extra="ignore")
-# What has further fields comes first.
+# Classes with more fields come first.
 _SHAPES: tuple[type[Any], ...] = (
     SharedShape,
     SparseFwdShape,
@@ -153,13 +153,13 @@ def _row(saved: _Row) -> Row:
 
 
 def _shape(given: Mapping[str, Any]) -> Sizes:
-    """The shape whose class has fields of the names given; a class's properties may be among them."""
+    """The shape of a class with fields of the given names; a class's properties may be among them."""
     given = {_RENAMED.get(name, name): value for name, value in given.items()}
     for kind in _SHAPES:
         names = {field.name for field in fields(kind)}
         if names - {field.name for field in fields(kind) if field.default is not MISSING} <= given.keys():
             try:
-                # As JSON, since strict Python would take a SparseFwdShape alone.
+                # As JSON, since strict Python would take only a SparseFwdShape.
                 text = json.dumps({name: given[name] for name in names & given.keys()})
                 shape: Sizes = TypeAdapter(kind).validate_json(text, strict=True)
             except Invalid as error:

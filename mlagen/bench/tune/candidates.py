@@ -70,7 +70,7 @@ def unfit_tiles(
     """Compiles the kernels of each tile without the GPU, a core each; gives the tiles that break a limit, and how.
 
     Args:
-        kernels, plan, target: whose tiles.
+        kernels, plan, target: those that the tiles belong to.
         tiles: the tiles.
         on_done: called when a tile is done.
         toolchain: the Triton that compiles; None: the installed one.

@@ -1,4 +1,4 @@
-"""What a sweep has measured, one JSON line a cell, so that an interrupted one goes on where it stopped."""
+"""Results of a sweep, one JSON line a cell, so that an interrupted sweep goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of a cell.
+    """The result of a cell.
 
     Attributes:
         seconds: of a call; None if the cell did not run or gave a wrong result.
@@ -35,12 +35,12 @@ class Measured:
 
 
 class CellLog:
-    """Measured cells of some kernels, with one Triton on one device; others in the same file are left alone.
+    """Measured cells of some kernels, with one Triton on one device; others in the same file are kept.
 
     Args:
         path: the file; None: nothing is kept.
-        key: what the measurements hold for: name and hash of the kernels, version of Triton, name of the device.
-        shape: makes a shape of what `asdict` gave of it.
+        key: the validity of the measurements: name and hash of the kernels, version of Triton, name of the device.
+        shape: makes a shape of the result of `asdict`.
     """
 
     def __init__(self, path: Path | None, key: dict[str, str], shape: Callable[..., Sizes]) -> None:
@@ -65,7 +65,7 @@ class CellLog:
         return len(self._cells)
 
     def get(self, cell: Cell) -> Measured | None:
-        """What is known of a cell."""
+        """Return the known result of a cell."""
         return self._cells.get(cell)
 
     def put(self, cell: Cell, measured: Measured) -> None:

@@ -1,5 +1,5 @@
-"""From measured times to tables: few tiles, each near the fastest where it is used, whose split rule picks well; and
-from how many tokens on the sm90 kernel is as fast as any of them.
+"""From measured times to tables: few tiles, each near the fastest where it is used and fit for the split rule, and the
+number of tokens from which on the sm90 kernel is as fast as any of them.
 
 Pure functions: times come in as data, or as a function that measures on demand.
 """
@@ -36,8 +36,8 @@ class Regime:
         return f"{self.tokens} x h{self.num_heads}"
 
 
-# Seconds of a call, at a regime and with a tile, whose splits the rule picks when it plans with so many programs a
-# multiprocessor, over the seconds with the best split count.
+# Seconds of a call, at a regime and with a tile, over the seconds with the best split count. The rule picks its splits
+# when it plans with so many programs a multiprocessor.
 Slowdown = Callable[[Regime, Tile, int], float]
 
 
@@ -101,7 +101,7 @@ def fit_resident(
     preferred: int,
     tolerance: float = SPLIT_TOLERANCE,
 ) -> list[tuple[list[Regime], int, float]]:
-    """Cuts neighbouring regimes of one tile into runs for which one `programs_per_sm` makes the split rule pick well.
+    """Cuts neighbouring regimes of one tile into runs. In each, one `programs_per_sm` makes the split rule pick well.
 
     Args:
         tile: the tile.
@@ -111,7 +111,7 @@ def fit_resident(
         tolerance: slowdown that counts as good.
 
     Returns:
-        (regimes, programs_per_sm, worst slowdown) of each run. A regime for which no value is good gets the best one.
+        (regimes, programs_per_sm, worst slowdown) of each run. A regime without a good value gets the best one.
     """
     runs: list[tuple[list[Regime], dict[int, float]]] = []
     for regime in regimes:
@@ -155,7 +155,7 @@ def make_choices(
 
 
 def _merge_classes(tables: Sequence[list[Choice]]) -> list[Choice]:
-    """Drops a class whose rows are those of the next one; the last class takes any number of heads."""
+    """Drops a class with the same rows as the next one; the last class takes any number of heads."""
     kept: list[list[Choice]] = []
     for rows in tables:
         if kept and [_without_heads(row) for row in kept[-1]] == [_without_heads(row) for row in rows]:
@@ -173,7 +173,7 @@ def fewest_tokens(rows: Sequence[Sm90Row], num_heads: int) -> int | None:
 
 
 def runs_sm90(rows: Sequence[Sm90Row], regime: Regime) -> bool:
-    """Whether the rows, of which there may be none, give a regime to the sm90 kernel."""
+    """Whether the rows, if there are any, give a regime to the sm90 kernel."""
     fewest = fewest_tokens(rows, regime.num_heads) if rows else None
     return fewest is not None and fewest <= regime.tokens
 

@@ -18,7 +18,7 @@ PORTABLE = "portable"
 MOST_SPLITS = 128
 CROWDED = 4  # splits that give every slot of the device more programs than this are not tried
 MOST_RESIDENT = 64  # that a tuned file may name
-LEAST_RESIDENT = 4  # programs a multiprocessor up to which dense attention is tried, whatever the model says of them
+LEAST_RESIDENT = 4  # programs a multiprocessor; dense attention is tried up to this many even if the model says fewer
 
 
 def split_counts(blocks: int, programs: int, slots: int) -> Iterator[int]:
@@ -72,7 +72,7 @@ class Driver:
         return self._module.schedule(facts, self._splits.ALIGNED, tokens, num_heads, *counts, **can_sm90)
 
     def _choices(self, tile: Tile, resident: int, num_heads: int) -> dict[str, Any]:
-        """What has calls of so many heads run a tile."""
+        """The forced choices that make calls of `num_heads` heads run a tile."""
         if tile != self.sm90:
             return {"kernel": PORTABLE, "tile": self._tiles.Tile(**asdict(tile), programs_per_sm=resident)}
         held = vars(self._module).get("SWAP_AB_HEADS") or vars(self._module).get("SWAP_AB_ROWS", (0,))
@@ -105,11 +105,11 @@ class Driver:
         return list(split_counts(blocks, programs, self.facts.multiprocessors * resident))[::-1]
 
     def residents(self, resident: int) -> range:
-        """Programs a multiprocessor that the rule may plan with for a tile of which so many fit one."""
+        """Programs a multiprocessor that the rule may plan with, for a tile that fits one `resident` times."""
         return RESIDENT
 
     def smallest(self, tile: Tile, counts: Sequence[int]) -> list[Any]:
-        """Schedules of one token and head with which every kernel that takes the tile is launched."""
+        """Schedules of one token and head that launch every kernel with the tile."""
         return [self.schedule(tile, 1, 1, 1, counts, splits) for splits in (1, 2)]
 
     def scheduled(self, schedule: Any, call: Call) -> Callable[[], Any]:
@@ -125,7 +125,7 @@ class Driver:
         return run
 
     def _held(self, schedule: Any) -> dict[str, Any]:
-        """What beside kernel and tile makes a call's schedule that one."""
+        """The settings besides kernel and tile that give a call this schedule."""
         return {"num_splits": schedule.num_splits}
 
 
@@ -148,8 +148,8 @@ class DenseDecodeDriver(Driver):
     ) -> Any:
         """The module's Schedule for a tile: with `resident` programs a multiprocessor, or as near to `splits`.
 
-        A tile whose BLOCK_N does not divide a page makes way for the small one, as in every call. The sm90 kernel's
-        programs follow from the sizes alone.
+        A tile makes way for the small one if its BLOCK_N does not divide a page, as in every call. The sm90 kernel's
+        programs follow from the sizes only.
         """
         sm90 = tile == self.sm90
         if splits and not sm90:
@@ -189,7 +189,7 @@ class DenseDecodeDriver(Driver):
         return range(1, max(LEAST_RESIDENT, 2 * resident) + 1)
 
     def smallest(self, tile: Tile, counts: Sequence[int]) -> list[Any]:
-        """A schedule of one request and row whose keys are shared out, so that the merge runs too."""
+        """A schedule of one request and row with shared-out keys, so that the merge also runs."""
         return [self.schedule(tile, 1, 1, 1, counts)]
 
 

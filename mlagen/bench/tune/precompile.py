@@ -41,7 +41,7 @@ def compile_tile(package_dir: Path, kernels: str, tile: Tile) -> str | None:
 
 
 def compile_tiles(package_dir: Path, kernels: str, tiles: Sequence[Tile]) -> dict[Tile, str | None]:
-    """Compiles tiles in parallel; gives what `compile_tile` says of each. Tiles of a pool that broke are left out."""
+    """Compiles tiles in parallel. Returns `compile_tile`'s result for each, without tiles of a pool that broke."""
     processes = max(1, min(len(tiles), MOST_PROCESSES, (os.cpu_count() or 2) - 1))
     said: dict[Tile, str | None] = {}
     context = multiprocessing.get_context("spawn")  # a forked process cannot use CUDA

@@ -1,4 +1,4 @@
-"""What a long run says while it runs: a bar on a terminal, plain lines elsewhere; always on stderr."""
+"""Progress of a long run: a bar on a terminal, plain lines elsewhere; always on stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Progress:
 
     @contextlib.contextmanager
     def steps(self, name: str, total: int) -> Iterator[Callable[[], None]]:
-        """Counts a stage's steps: each call of what it gives is one of `total`."""
+        """Counts a stage's steps: each call of the yielded function is one of `total`."""
         yield lambda: None
 
 

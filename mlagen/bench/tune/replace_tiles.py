@@ -54,7 +54,7 @@ class Search:
         self._toolchain: Toolchain = toolchain(version)
 
     def spilling(self) -> dict[Place, tuple[str, list[Resources]]]:
-        """What spills in loops, by the place of its tile; (what the place's table holds for, what was compiled)."""
+        """Variants that spill in loops, by the place of their tile: the name of its table, and their resources."""
         found: dict[Place, tuple[str, list[Resources]]] = {}
         with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
             plan, package, placed = self._listed(Path(temporary), self._replacements, self._targets)
@@ -110,7 +110,7 @@ class Search:
     def _listed(
         self, folder: Path, replacements: Sequence[Replacement], targets: Sequence[str]
     ) -> tuple[Plan, Path, list[tuple[CompileJob, Place]]]:
-        """The plan with these entries, its package, and the jobs on targets, none: all, whose tile is a table's."""
+        """The plan with these entries, its package, and the jobs with a table's tile on targets (none: on all)."""
         plan = load_plan(self._spec, replacements)
         package = folder / plan.spec.name
         apply(compare(render(plan), package))

@@ -41,13 +41,13 @@ ROUND_S = 1e-3
 
 @dataclass(frozen=True)
 class Figure:
-    """What tuning gave at one size of call.
+    """Result of tuning at one size of call.
 
     Attributes:
         kernels: name of the kernels.
         regime: the size.
         sm90: the new table gives it to the sm90 kernel.
-        tile, splits: what the new tables and the split rule take.
+        tile, splits: those that the new tables and the split rule take.
         seconds: their time; None if it was not measured.
         best_seconds: of the fastest tile and split count tried.
         before_seconds: of the tile and split count that the package takes as it is.
@@ -65,7 +65,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Swept:
-    """Tables of one kind of attention and what they were measured at.
+    """Tables of one kind of attention, and the sizes that they were measured at.
 
     Attributes:
         rows: the tile table.
@@ -99,7 +99,7 @@ class Sweep:
         kernels: which.
         plan: of the package's spec.
         package: the package.
-        log: JSON lines of what was measured, to go on from; None: nothing is kept.
+        log: JSON lines of earlier measurements, to go on from; None: nothing is kept.
         deadline: time.monotonic() after which no further tile is tried; None: never.
         allowed: portable candidates to keep to; None: all.
         report: shows progress.
@@ -333,7 +333,7 @@ class Sweep:
         return seconds / best if seconds is not None else float("inf")
 
     def _result(self, every: Sequence[Regime], swept: Sequence[Regime], *, complete: bool) -> Swept:
-        self.deadline = None  # what fits the rule is measured to the end
+        self.deadline = None  # measurements for the split rule run to the end
         best = {regime: self._portable(regime) for regime in swept}
         tiles = choose_tiles(
             {regime: {tile: each[0] for tile, each in found.items()} for regime, found in best.items()}
@@ -382,6 +382,6 @@ class Sweep:
         )
 
     def _taken(self, rows: Sequence[Sm90Row], regime: Regime, portable: tuple[Tile, int]) -> tuple[Tile, int]:
-        """What a regime takes by the rows and its portable tile, and the programs a multiprocessor."""
+        """The tile of a regime by the rows and its portable tile, and the programs a multiprocessor."""
         sm90 = self.driver.sm90
         return (sm90, self._resident(sm90)) if sm90 is not None and runs_sm90(rows, regime) else portable

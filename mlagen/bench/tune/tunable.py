@@ -1,4 +1,4 @@
-"""Attention kernels whose tiles are tuned: what a sweep asks of them that differs between them."""
+"""Attention kernels with tuned tiles: the parts of a sweep that differ between them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tunable:
     Attributes:
         name: under which results are kept and reported.
         family: the plan's.
-        module: generated module whose wrappers call them.
+        module: generated module with the wrappers that call them.
         shape: the class of their shapes.
         tokens: query tokens that are measured, most wanted first; of dense attention, requests.
         shape_of: the shape at which a regime of a package is measured.
@@ -88,13 +88,13 @@ class Tunable:
     def jobs(
         self, plan: Plan, tiles: Iterable[Tile], target: Target, folder: Path, toolchain: Toolchain | None = None
     ) -> dict[Tile, list[CompileJob]]:
-        """What to compile to know whether tiles hold on a target.
+        """List the compilations that show whether tiles hold on a target.
 
         Args:
-            plan: whose kernels take them.
+            plan: plan of the kernels that take them.
             tiles: the tiles.
             target: the target.
-            folder: where to write the package whose table has all these tiles, and which the jobs are of.
+            folder: where to write the package that the jobs are of. Its table has all these tiles.
             toolchain: the Triton that lists them; None: the installed one.
 
         Returns:

@@ -1,7 +1,7 @@
 """Sweeps a spec's attention kernels on the device at hand, and writes their tables: `specs/tuned/<spec>/<target>.yaml`.
 
-From the times of a sweep come few tiles (`choose`), the number of programs a multiprocessor with which the package's
-own rule picks the best split count, and the calls that run the sm90 kernel.
+The times of a sweep give few tiles (`choose`), the number of programs a multiprocessor that makes the package's own
+rule pick the best split count, and the calls that run the sm90 kernel.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Tuned:
     """The tuned tables of a spec on a target.
 
     Attributes:
-        spec_name, target, device, triton: what they hold for.
+        spec_name, target, device, triton: those that they hold for.
         sparse_fwd: tiles of attention over rows; none where the package has no such kernels.
         sparse_decode, dense_decode: tiles of attention over a cache and of dense attention, likewise.
         sparse_fwd_sm90, sparse_decode_sm90, dense_decode_sm90: which calls of each run the sm90 kernel, likewise.
-        figures: what each row was measured at.
+        figures: the measurement behind each row.
         complete: every size of call was swept; False where the budget ended before.
         fits: which kernels they hold for, by family, `Plan.fits`.
         heads: of the model.
@@ -104,11 +104,11 @@ def tune(
     Args:
         spec: the validated spec.
         package_dir: folder of the package generated from it.
-        budget: seconds after which no further tile is tried; the table is then made of what is known.
-        log: JSON lines of what was measured; a later call with the same file, package, Triton and device goes on there.
+        budget: seconds after which no further tile is tried; the table then follows from the cells measured so far.
+        log: JSON lines of measurements; a later call with the same file, package, Triton and device goes on there.
         heads, tokens: sweep only the sizes of call measured at these (of dense attention: rows a KV head, requests);
-            others keep what the package takes. Empty: all.
-        tiles: portable candidates to keep to, `read_tiles`: those that fit under other Tritons too; None: all.
+            others keep the package's rows. Empty: all.
+        tiles: portable candidates to keep to, `read_tiles`: those that also fit under other Tritons; None: all.
         report: shows progress.
 
     Raises:
@@ -155,7 +155,7 @@ def tune(
 
 
 def summary(tuned: Tuned) -> str:
-    """A Markdown table of what tuning gained."""
+    """A Markdown table of the gain from tuning."""
     lines = [
         "| call | back end | tile | splits | us | best found us | before us |",
         "| --- | --- | --- | ---: | ---: | ---: | ---: |",
