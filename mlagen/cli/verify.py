@@ -13,6 +13,7 @@ from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
 from mlagen.cli.random_calls import verify_at_random
 from mlagen.emit import apply, compare, render
+from mlagen.errors import UsageError
 from mlagen.plan import load_plan
 from mlagen.verify import CaseResult, mismatches, verify_markdown, verify_package, verify_table
 
@@ -29,14 +30,20 @@ GPU_PLACES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # device files of NVIDI
 
 
 def pick_device(device: str) -> str:
-    """Resolve `auto`: cuda if torch sees a GPU, else cpu."""
-    if device != "auto":
-        return device
-    if not any(Path(place).exists() for place in GPU_PLACES):
+    """Resolve `auto`: cuda if torch sees a GPU, else cpu.
+
+    Raises:
+        UsageError: cuda, and torch sees no GPU.
+    """
+    if device == "cpu" or (device == "auto" and not any(Path(place).exists() for place in GPU_PLACES)):
         return "cpu"  # saves the second of importing torch
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if torch.cuda.is_available():
+        return "cuda"
+    if device == "cuda":
+        raise UsageError("--device cuda: no CUDA or ROCm device; takes auto or cpu on this machine")
+    return "cpu"
 
 
 def _verify(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cli_specs import Run
 
 Rows = list[dict[str, Any]]
@@ -113,3 +114,11 @@ def test_a_measurement_needs_a_gpu(run: Run) -> None:
     if torch.cuda.is_available():
         pytest.skip("has a GPU")
     assert "benchmarks run on a GPU" in run("bench", "specs/small.yaml", "--no-peers").stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the kernels run")
+@pytest.mark.parametrize("command", ["verify", "build"])
+def test_kernels_run_on_a_gpu_only_where_there_is_one(run: Run, command: str) -> None:
+    done = run(command, "specs/small.yaml", "--device", "cuda")
+    assert done.exit_code == 2
+    assert done.stderr == "--device cuda: no CUDA or ROCm device; takes auto or cpu on this machine\n"
