@@ -1,4 +1,4 @@
-"""A model's attention without its indexer, whose functions have tests of their own."""
+"""A model's attention without its indexer. The indexer's functions have tests of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of all rooms share."""
+"""Fixtures that the tests of all rooms share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Before torch is imported: workers share the cores, on which the threads of each would wait for the others'.
+# Before torch is imported: workers share the cores, and the threads of each would wait for the others'.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # How long a machine that is busy takes to draw an input says nothing of the code.
@@ -18,7 +18,7 @@ settings.load_profile("house")
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for what was compiled, by content, which the workers of a run share; empty when the run begins."""
+    """A folder for compiled kernels, by content. The workers of a run share it; it is empty when the run begins."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
     folder.mkdir(exist_ok=True)

@@ -1,4 +1,4 @@
-"""Variants that a package lists, loaded into this process, and what holds of any such list."""
+"""Variants that a package lists, loaded into this process, and the facts of any such list."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mlagen.plan import TARGETS, Plan
 ROWS_KERNELS = ("_sparse_fwd_kernel", "_sparse_fwd_split_kernel")
 CACHE_KERNELS = ("_sparse_decode_kernel", "_sparse_decode_split_kernel")
 TILE = ("BLOCK_H", "BLOCK_N")
-# Strides for which this kernel has no more than 32 bits of a register: its wrapper refuses others, see `_reaches`.
+# Strides that this kernel holds in 32 bits of a register: its wrapper refuses others, see `_reaches`.
 NARROW = (
     ("_sparse_decode_sm90_kernel", "_sparse_decode_sm90_e4m3_kernel"),
     {"q_head_stride", "q_rope_head_stride", "indices_token_stride", "out_token_stride", "out_head_stride"},
@@ -70,7 +70,7 @@ def write_package(plan: Plan, parent: Path) -> Path:
 
 
 def enumerate_plan(plan: Plan, parent: Path) -> Enumerated:
-    """List the variants of a plan's package, which is written beside others."""
+    """List the variants of a plan's package, which is written near others."""
     return enumerate_package(write_package(plan, parent))
 
 
@@ -86,7 +86,7 @@ def kernels_in(found: Enumerated) -> set[tuple[str, str]]:
 
 
 def check_every_list(found: Enumerated) -> None:
-    """What holds of every package: each kernel is launched, none in a variant twice, and each argument is bound."""
+    """Facts of every package: each kernel is launched, none in a variant twice, and each argument is bound."""
     assert found.kernels == kernels_in(found)
     for target, variants in found.variants.items():
         jobs = found.jobs[target]

@@ -1,4 +1,4 @@
-"""What a run of the tests takes a part of: another part for each commit, so that all parts get their turn."""
+"""The part of slow tests that a run takes: another part for each commit, so that all parts get their turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes: what they answer, how long they may take, and that none is left."""
+"""Worker processes: their answers, their time limits, and that none is left."""
 
 from __future__ import annotations
 

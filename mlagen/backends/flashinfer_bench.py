@@ -18,7 +18,7 @@ from mlagen.spec.gpus import GPUS
 from mlagen.spec.targets import Target
 
 TEMPLATES = "flashinfer_bench"
-ENTRY = "main.py"  # the adapter, whose function `run` is the entry point
+ENTRY = "main.py"  # the adapter; its function `run` is the entry point
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ class Half:
         width: number of columns.
         columns: constant with the number.
         layout: layout of accumulators.
-        result: layout in which accumulators are stored.
+        result: layout of the stored accumulators.
         holder: warpgroup that holds them.
     """
 

@@ -84,7 +84,7 @@ def package(
     plan = load_plan(spec)
     if engine == FLASHINFER_BENCH:
         if targets:
-            raise UsageError("--compiled: takes none with --for flashinfer-bench, whose solutions hold sources only")
+            raise UsageError("--compiled: takes none with --for flashinfer-bench: its solutions hold only sources")
         write_data_set(plan, spec, Proofs(GENERATED), folder, as_json)
         return
     rendered, place = render(plan), repo_of(plan, repo)

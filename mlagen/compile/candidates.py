@@ -21,7 +21,7 @@ NUM_STAGES = (1, 2, 3)
 WEIGHTS = {"block_h": 8, "block_m": 8, "block_n": 4, "num_warps": 1, "num_stages": 2, "indices_ahead": 3}
 # Registers a thread of three warpgroups together: ptxas gives each 168, and setmaxnreg moves them in steps of 8.
 ALL_REGISTERS = 3 * 168
-FAR = 3  # most steps by which a candidate changes either number of registers
+FAR = 3  # most steps that a candidate changes either number of registers by
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def trace_set(plan: Plan, tritons: Sequence[str] = TRITONS) -> dict[str, bytes]:
 
 
 def write_trace_set(files: Mapping[str, bytes], folder: Path) -> None:
-    """Writes a data set into a folder, in which it replaces FOLDERS; others, such as `traces` with results, are kept.
+    """Writes a data set into a folder. It replaces FOLDERS there; others, such as `traces` with results, are kept.
 
     Raises:
         OSError: a file cannot be written; names the path.

@@ -40,7 +40,7 @@ class LayoutError(ValueError):
 
 @dataclass(frozen=True)
 class ScaleRule:
-    """Rule by which a writer computes a tile's scale from `amax`, the largest magnitude in it.
+    """Rule for a tile's scale: how a writer computes it from `amax`, the largest magnitude in the tile.
 
     Attributes:
         rounding: "power_of_two": up to the next power of two; "nearest": to the dtype that stores it.

@@ -42,7 +42,7 @@ class StoredRows:
 
     @property
     def unit(self) -> int:
-        """Bytes in which the kernel counts offsets. Everything that it loads begins at a multiple of them."""
+        """Unit of the kernel's offsets, in bytes. Everything that it loads begins at a multiple of it."""
         return load_unit(self.layout)
 
     @property

@@ -291,8 +291,8 @@ class Spec(Model):
     partials: Annotated[
         Literal["fp32", "bf16", "fp16"],
         Field(
-            description="dtype in which split-KV stores partial outputs; the combine kernel adds them in fp32. fp16 is "
-            "stored with a power-of-two scale per row"
+            description="dtype of the partial outputs that split-KV stores; the combine kernel adds them in fp32. fp16 "
+            "is stored with a power-of-two scale per row"
         ),
     ] = "fp32"
     ops: Annotated[bool, Field(description="register the wrappers as torch operators, torch.ops.<name>.*")] = False

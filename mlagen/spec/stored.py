@@ -55,7 +55,7 @@ FloorOn = Literal["amax", "scale"]
 
 
 class ScaleRule(Model):
-    """Rule by which writers compute a scale from amax, the largest magnitude in its tile."""
+    """Rule for scales: how writers compute one from amax, the largest magnitude in its tile."""
 
     rounding: Annotated[Rounding, Field(description=ROUNDING)]
     divisor: Annotated[Divisor, Field(description=DIVISOR)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-SHARED_INDICES = "cuda, shared indices"  # a target: the kernels in which neighbouring tokens share rows
-FEW_HEADS = "cuda, sm90 kernel of few heads"  # a target: that kernel; heads of sparse calls are cut to what it holds
+SHARED_INDICES = "cuda, shared indices"  # a target: the kernels of neighbouring tokens that share rows
+FEW_HEADS = "cuda, sm90 kernel of few heads"  # a target: that kernel; sparse calls have no more heads than it holds
 
 
 class CaseFailedError(Exception):
@@ -25,7 +25,7 @@ class Case:
         name: unique in a package, `sparse_fwd: sink is +inf`.
         promise: the promise of the case, in one sentence.
         check: the check, a key of its family's checks.
-        every_target: run on each target's tiles, not on the first target's alone.
+        every_target: run on each target's tiles, not only on the first target's.
         attends: it computes attention.
         of_few_heads: the kernel of few heads may run it: it computes attention over rows of the model's dtype.
         simulated: sm90 kernels may run it, also in numpy.

@@ -1,4 +1,4 @@
-"""Functions of a package one after the other: attention of parts of the keys, and merges of what it gives."""
+"""Functions of a package one after the other: attention of parts of the keys, and merges of the results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def merges_of(wrappers: Sequence[str]) -> list[str]:
 
 
 def chains(wrappers: Sequence[str], sink: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names of cases of attention in a package with merges, and what they change; "sink" is a pattern of sinks."""
+    """Names of cases of attention in a package with merges, and their changes; "sink" is a pattern of sinks."""
     if not merges_of(wrappers):
         return
     for name in CUTS:
@@ -55,7 +55,7 @@ def positions(cuts: Sequence[float], width: int) -> Iterator[tuple[int, int]]:
 
 
 def left_out(subject: Subject, heads: int) -> torch.Tensor | None:
-    """What attention of a part takes for a sink that the merge adds."""
+    """The sink for attention of a part, if the merge adds the model's sink."""
     required = Conventions.of(subject.package.SPEC["spec"]).sink == "required"
     return torch.full((heads,), float("-inf"), device=subject.device) if required else None
 
@@ -96,7 +96,7 @@ def with_sink(whole: Attention, sink: torch.Tensor | None, unit: float) -> Atten
 
 
 def quantised(run: Run[Any, Any]) -> list[Figure]:
-    """Attention with an output scale gives what its results are of that, in e4m3, in the buffer given for it."""
+    """With an output scale, attention writes its results divided by the scale, in e4m3, to the given buffer."""
     plain = run.call()["out"].double().nan_to_num(nan=0.0)  # rows of no request are 0 then
     scale = torch.full((1,), SCALE, device=run.subject.device)
     want = (plain / SCALE).clamp(-LARGEST, LARGEST)

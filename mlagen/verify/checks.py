@@ -116,7 +116,7 @@ def graph(renew: Callable[[AnyRun], Iterator[None]]) -> Check:
             results = run.call()
         figures = []
         for _ in renew(run):
-            run.inputs.placed.clear()  # from which the inputs now differ
+            run.inputs.placed.clear()  # the inputs now differ from it
             for tensor in results.values():
                 tensor.fill_(NAN if tensor.is_floating_point() else INT32.max)
             captured.replay()
@@ -139,7 +139,7 @@ def flip(*tensors: torch.Tensor) -> None:
 
 
 class Variant(NamedTuple):
-    """A call of which some results must have the bits that they have in another.
+    """A call with some results that must have the bits of another call's.
 
     Attributes:
         what: how it differs.
@@ -161,12 +161,12 @@ def invariance(
     alone: int = -1,
     crowd: Callable[[int, bool], Sequence[int]],
 ) -> Check:
-    """A row's bits are the same whatever other rows a call has.
+    """A row's bits are the same with any other rows in the call.
 
     Args:
         pick: the same call for some of its rows, in another order.
         variants: further calls.
-        alone: the row that is called alone.
+        alone: the row that a call by itself has.
         crowd: rows of a larger batch, from how many there are and whether a GPU runs it, before all of them.
     """
 
@@ -191,7 +191,7 @@ class Workspaces(NamedTuple):
     """The workspaces that a call may be given.
 
     Attributes:
-        floats: how long, by what for.
+        floats: floats of each workspace, by its purpose.
         is_used: whether a call wrote to all that it should of one that `place_workspace` made.
         too_small: floats of one that it must refuse; None: not asked.
     """

@@ -1,4 +1,4 @@
-"""What both families of attention over a paged cache share: query tokens by request, results, and metadata."""
+"""Parts of both families of attention over a paged cache: query tokens by request, results, and metadata."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def compare(
     """Figures of out [requests, s_q, heads, d_v] and lse [requests, heads, s_q] against attention of each token.
 
     Args:
-        run: whose inputs have `q`.
+        run: a run with `q` among its inputs.
         results: "out" and "lse".
         expected: by token.
         keys: the most that a token sees.
@@ -85,14 +85,14 @@ def by_token(results: Results) -> Results:
 
 
 def by_request(results: Results, requests: int) -> Results:
-    """What `by_token` gives, by request again."""
+    """The results of `by_token`, by request again."""
     out, lse = results["out"], results["lse"]
     s_q = out.shape[0] // requests
     return {"out": out.unflatten(0, (requests, s_q)), "lse": lse.T.unflatten(0, (requests, s_q)).transpose(1, 2)}  # type: ignore[no-untyped-call]
 
 
 def metadata(others: Callable[[Run[Any, Any]], Mapping[str, Inputs]]) -> Check:
-    """Metadata serves calls of the sizes of its first one; the error of each of the `others` names what differs."""
+    """Metadata serves calls of the sizes of its first one. The error of each of the `others` names the difference."""
 
     def check(run: Run[Any, Any]) -> list[Figure]:
         package = run.subject.package

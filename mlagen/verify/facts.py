@@ -28,7 +28,7 @@ class Facts:
         wrappers: names of the package's wrappers.
         shared_indices: neighbouring tokens that load rows together; None: each its own.
         partials: how splits store their accumulators, "fp32", "bf16" or "fp16".
-        softmax_scale: what None means in wrappers of attention over latent rows; None: the spec states none.
+        softmax_scale: meaning of None in wrappers of attention over latent rows; None: the spec states none.
     """
 
     num_heads: int

@@ -23,7 +23,7 @@ class Inputs:
     """The tensors of one call; families add their own.
 
     Attributes:
-        placed: every input's buffer by name, none of which the call may change.
+        placed: every input's buffer by name. The call may change none of them.
         given: every buffer that is handed over for a result, by the result's name.
     """
 
@@ -85,7 +85,7 @@ class Family:
         call: calls the wrapper, with further arguments by name.
         compare: results against the reference, within the tolerance.
         checks: checks of cases, by name.
-        valid: arguments of a call that is valid, of which a case of refusal makes one invalid.
+        valid: arguments of a valid call. A case of refusal makes one of them invalid.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Mends Triton's interpreter, whose narrow floats are wrong in every release from 3.4 to 3.9.
+"""Mends Triton's interpreter: its narrow floats are wrong in every release from 3.4 to 3.9.
 
 Unfixed, `tl.dot` multiplies the bit patterns of bf16, fp32 -> bf16 truncates, fp32 -> e4m3 gives other bytes than the
 hardware, subnormals and NaN do not survive a widening, arithmetic on bf16 adds bit patterns, and arguments annotated
@@ -104,7 +104,7 @@ def narrow(data: Any, dtype: tl.dtype, toward_zero: bool = False) -> Any:
     if torch_dtype.itemsize == 1:
         bits = torch.where(values.isnan(), 0x7F, bits)
     if toward_zero:
-        # One bit pattern less is the next value toward zero, from infinity too.
+        # One bit pattern less is the next value toward zero, also from infinity.
         bits = bits - (rounded.double().abs() > values.double().abs()).to(bits.dtype)
     return bits.numpy().view(np.float16 if dtype == tl.float16 else _NUMPY_BITS[torch_dtype.itemsize])
 
@@ -120,7 +120,7 @@ def _convert(src: TensorHandle, dst: tl.dtype, toward_zero: bool = False) -> Ten
 
 
 def _mask(mask: TensorHandle) -> TensorHandle:
-    """A mask as numpy's bool, which Triton 3.9 asks for: what a function was given as `True` is an int there."""
+    """A mask as numpy's bool, as Triton 3.9 requires: a function's argument `True` is an int there."""
     # Of a descriptor it is an array of bool already, in Triton 3.8 and older.
     return TensorHandle(mask.data.astype(bool), tl.int1) if isinstance(mask, TensorHandle) else mask
 
@@ -164,7 +164,7 @@ def _checked_assume(original: Any, self: Any, condition: TensorHandle) -> None:
 
 
 def _itemsize(ptrs: TensorHandle) -> int:
-    """Bytes of what a pointer points to."""
+    """Bytes of a pointer's element."""
     return int(np.dtype(interpreter._get_np_dtype(ptrs.get_element_ty())).itemsize)
 
 
@@ -278,7 +278,7 @@ def _fixed_lang_core(original: Any, lang: Any, scope: Any) -> None:
 
 
 def _to_ir_of(known: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """What names a dtype, and fp8e4b8 too, which the interpreter forgets."""
+    """The function that names a dtype, including fp8e4b8, which the interpreter forgets."""
 
     def to_ir(self: Any, builder: Any) -> Any:
         return builder.get_fp8e4b8_ty() if self.name == "fp8e4b8" else known(self, builder)
@@ -288,7 +288,7 @@ def _to_ir_of(known: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _checked_hint(believed: Any, check: Callable[..., None]) -> Any:
     def hint(input: Any, values: Any) -> Any:  # noqa: A002
-        """Checks what a GPU would take on trust."""
+        """Checks a claim that a GPU would take on trust."""
         claims = values if isinstance(values, (list, tuple, tl.tuple)) else [values]
         numbers = [int(claim.value if isinstance(claim, tl.constexpr) else claim) for claim in claims]
         if isinstance(input, tl.tensor):

@@ -26,7 +26,7 @@ class Invalid:
         says: further text of the error.
         like: the argument that `make` gets instead.
         changes: the argument that is replaced instead.
-        wrappers: whose argument it is; empty: of any wrapper that is asked.
+        wrappers: the wrappers that have the argument; empty: any wrapper that is asked.
     """
 
     argument: str
@@ -80,7 +80,7 @@ def check_refused(subject: Subject, case: RefusedCase, arguments: dict[str, Any]
     """Makes an argument of a valid call invalid and calls the wrapper.
 
     Raises:
-        CaseFailedError: the wrapper took it, its error does not name what it should, or the metadata recorded a call.
+        CaseFailedError: the wrapper took it, its error lacks the expected words, or the metadata recorded a call.
     """
     invalid = case.invalid
     invalid.apply(arguments)
@@ -99,7 +99,7 @@ def check_refused(subject: Subject, case: RefusedCase, arguments: dict[str, Any]
 
 
 def constant(value: Any) -> Callable[[Any], Any]:
-    """A `make` that gives the value, whatever the valid one is."""
+    """A `make` that gives the value, and ignores the valid one."""
     return lambda _: value
 
 
@@ -149,7 +149,7 @@ def scale(argument: str) -> Iterator[Invalid]:
 
 
 def flag(argument: str) -> Iterator[Invalid]:
-    """What is no bool, but another version's argument in its place."""
+    """Values that are no bool, but another version's argument in its place."""
     for value in (0, 1.0, None):
         yield Invalid(argument, repr(value), constant(value))
     yield Invalid(argument, "a tensor", lambda tensor: tensor.new_zeros((), dtype=torch.bool), like="q")
@@ -173,13 +173,13 @@ def tensor(
     strided: bool = True,
     word: str = "last dimension not contiguous",
 ) -> Iterator[Invalid]:
-    """What any tensor may be."""
+    """Invalid tensors of any argument."""
     yield from kind(argument, dtype)
     yield from memory(argument, first=first, strided=strided, word=word)
 
 
 def out(d_v: int, dtype: torch.dtype) -> Iterator[Invalid]:
-    """What `out` of two requests of two query tokens and four heads may be."""
+    """Invalid `out` tensors of two requests of two query tokens and four heads."""
     yield Invalid("out", "dtype float32", zeros(2, 2, 4, d_v), like="q")
     yield Invalid("out", "too wide", zeros(2, 2, 4, d_v + 8, dtype=dtype), like="q")
     apart = zeros(2, 3, 4, d_v, dtype=dtype)
@@ -187,14 +187,14 @@ def out(d_v: int, dtype: torch.dtype) -> Iterator[Invalid]:
 
 
 def output_scale() -> Iterator[Invalid]:
-    """What the scale of a quantised result may be; a package without merges takes none at all."""
+    """Invalid scales of a quantised result; a package without merges takes no scale."""
     yield Invalid("output_scale", "two of them", constant(torch.ones(2)))
     yield Invalid("output_scale", "a number", constant(1.0))
     yield Invalid("output_scale", "dtype float64", constant(torch.ones(1, dtype=torch.float64)))
 
 
 def pages(argument: str, layout: CacheLayout) -> Iterator[Invalid]:
-    """What a cache of the layout, given as pages, and its scale may be."""
+    """Invalid caches of the layout, given as pages, and invalid scales."""
 
     def sparser(cache: torch.Tensor) -> torch.Tensor:
         return cache.new_zeros(*cache.shape[:-1], cache.shape[-1] + 16)[..., : cache.shape[-1]]

@@ -1,4 +1,4 @@
-"""Calls that a package keeps: a later call like one that was checked launches with addresses alone.
+"""Calls that a package keeps: a later call like one that was checked launches with nothing but addresses.
 
 Elsewhere verification forces tiles and targets, and a call within `force` is checked each time. Here calls are kept. On
 a CPU the interpreter stands in for compiled kernels: it is launched with addresses, and finds the tensors there.
@@ -43,7 +43,7 @@ class _Kernel:
         self.kept = 0
 
     def run(self, programs: int, _y: int, _z: int, _stream: Any, _function: Any, _metadata: Any, *rest: Any) -> None:
-        """Launches with tensors, whose dtypes the kernel is then compiled for, or with addresses in their place."""
+        """Launches with tensors, and the kernel is then compiled for their dtypes, or with addresses in their place."""
         arguments = rest[3:]
         dtypes = [getattr(getattr(one, "base", one), "dtype", None) for one in arguments]
         if any(dtypes):

@@ -1,4 +1,4 @@
-"""Where tensors lie in memory: views in buffers whose other elements are poison, and caches of pages."""
+"""Where tensors lie in memory: views in buffers that are poison elsewhere, and caches of pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GUARD = 4096  # elements of poison before and after a buffer: a KV row or two of
 FAR_STRIDE = 2**30 + 8  # elements; twice this is past an int32, and it keeps 16-byte alignment
 ODD_STRIDE = 7
 TWICE_NAN = 0x7FC07FC0  # two NaN of bf16, which are one of fp32
-GARBAGE = 2_147_480_000  # what engines leave in entries of a block table that nobody reads
+GARBAGE = 2_147_480_000  # entries that engines leave in parts of a block table that nobody reads
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Layout:
     """Where a tensor's elements lie.
 
     Attributes:
-        offset: elements by which it begins off alignment.
+        offset: how many elements it begins off alignment.
         row_gap: poisoned elements after each run of the last dimension.
         page_gap: further ones after each entry of the first dimension.
         swapped: the first two dimensions are swapped in memory.
@@ -49,7 +49,7 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class Placed:
-    """A view and the buffer around it, whose other elements are poison.
+    """A view and the buffer around it. Elements outside the view are poison.
 
     Attributes:
         view: the tensor a wrapper gets.
@@ -66,7 +66,7 @@ class Placed:
         return self.before is not None and not torch.equal(bits(self.buffer), bits(self.before))
 
     def spilled(self) -> bool:
-        """Whether any element outside the view has other bits; the view's own are put back to what they were."""
+        """Whether any element outside the view has other bits; the view's own bits are restored."""
         if self.before is None:
             return False
         self.view.copy_(self.before.as_strided(self.view.shape, self.view.stride(), self.view.storage_offset()))
@@ -101,7 +101,7 @@ def allocate(elements: int, dtype: torch.dtype, device: str, fill: float | int |
 
 
 def place_workspace(floats: int, device: str) -> Placed:
-    """A workspace [1, 1, floats] whose bits are NaN in fp32 and in either half."""
+    """A workspace [1, 1, floats]. Its bits are NaN in fp32 and in either half."""
     values = torch.full((1, 1, floats), TWICE_NAN, dtype=torch.int32, device=device).view(torch.float32)
     return place(values, LAYOUTS["contiguous"], NAN)
 
@@ -175,12 +175,12 @@ def empty_pages(
             "idle" (odd strides of dimensions of one place) or "far".
         dtype: of an unquantised cache.
         poison: every byte.
-        device: whose memory.
+        device: device of the memory.
     """
     pages, size, heads = shape
     row = layout.row_bytes if layout.quantised else layout.columns
     unit = 1 if layout.quantised else layout.data[0].itemsize
-    least = max(one.itemsize for one in layout.fields) // unit  # elements at whose multiples rows may begin
+    least = max(one.itemsize for one in layout.fields) // unit  # elements; rows may begin at multiples of it
     odd = least if memory == "odd" and not layout.planar else 0
     head_stride = row + {"head gap": 16 * least}.get(memory, odd)
     row_stride = heads * head_stride + {"row gap": 48}.get(memory, 0)

@@ -155,8 +155,8 @@ def _share_memory(tensors: Sequence[torch.Tensor]) -> bool:
 def _opcheck(run: OpRun) -> list[Figure]:
     """Torch's own checks, which give an operator copies of its tensors, each in memory of its own without gaps.
 
-    Where that is another call, those of them run that take tensors as they are. Calls of e4m3 are left out, whose
-    values torch cannot compare.
+    If that is another call, only those checks run that take tensors as they are. Calls of e4m3 are left out, because
+    torch cannot compare their values.
     """
     with run.subject.planned_for(None):
         for op, arguments in _calls(run):
@@ -215,7 +215,7 @@ def _numbered(tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _wrapper_results(run: OpRun, op: Any, arguments: Arguments) -> list[torch.Tensor]:
-    """What the wrapper returns for an operator's arguments."""
+    """The wrapper's results for an operator's arguments."""
     given = dict(arguments)
     if "tile_scheduler_metadata" in run.inputs.arguments:
         given["tile_scheduler_metadata"] = run.subject.package.get_mla_metadata()[0]
@@ -236,7 +236,7 @@ def _short(arguments: Arguments) -> Arguments:
 
 
 def operators(families: Sequence[Family]) -> Family:
-    """The family of cases about operators, whose calls are valid ones of other families."""
+    """The family of cases about operators. Their calls are valid calls of other families."""
     by_name = {family.name: family for family in families}
 
     def cases(spec: Mapping[str, Any], device: str) -> list[Case]:

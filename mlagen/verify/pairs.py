@@ -16,7 +16,7 @@ from mlagen.verify.memory import LAYOUTS, NAN, Layout, Placed, place
 from mlagen.verify.results import Figure
 
 ALIGNMENT = 16  # bytes
-PLACES = {**LAYOUTS, "late": Layout(offset=1)}  # whose strides say nothing of where it begins
+PLACES = {**LAYOUTS, "late": Layout(offset=1)}  # their strides do not show where they begin
 # Where the two tensors lie, by the name of a case's check.
 LAYOUTS_OF_PAIRS: Mapping[str, tuple[tuple[str, str], ...]] = {
     "pair": (("contiguous", "contiguous"), ("transposed", "slice"), ("slice", "transposed"), ("odd", "odd")),
@@ -70,7 +70,7 @@ def check(query: Callable[[AnyRun], torch.Tensor], layouts: tuple[tuple[str, str
             latent, rope = (one.view for one in placed)
             results = run.call(q=(latent, rope))
             figures += run.compare(results)
-            # A row whose RoPE columns begin at no multiple of as many bytes has no kernel that claims it of them.
+            # If a row's RoPE columns begin at no multiple of ALIGNMENT, no kernel claims alignment for them.
             claims = [latent, *([rope] if d_v * q.element_size() % ALIGNMENT == 0 else [])]
             expected = whole(run, q, "contiguous" if all(map(_is_aligned, claims)) else "odd", found)
             if expected is not None:
@@ -88,14 +88,14 @@ def checks(query: Callable[[AnyRun], torch.Tensor]) -> dict[str, Check]:
 
 
 def cases(facts: Facts) -> Iterator[tuple[str, str, str]]:
-    """(name, promise, check) of the cases of each wrapper; none where packages take one tensor alone."""
+    """(name, promise, check) of the cases of each wrapper; none where packages take only one tensor."""
     if facts.takes_pair:
         for name, promise in PROMISES.items():
             yield f"query: {name}", promise, name
 
 
 def invalid(facts: Facts, dtype: torch.dtype) -> Iterator[Invalid]:
-    """What a pair may be that is refused; `dtype` is another than Q's."""
+    """Invalid pairs; `dtype` is another than Q's."""
     d_v = facts.d_v
 
     def pair(change: Callable[[torch.Tensor, torch.Tensor], Any]) -> Callable[[torch.Tensor], Any]:

@@ -153,7 +153,7 @@ INDEX_PATTERNS: dict[str, IndexPattern] = {
 }
 
 
-# What holds of the patterns that every family of index lists is held to.
+# Promises of the patterns for every family with index lists.
 INDEX_PROMISES = {
     "none": "lists whose indices are all -1 name nothing",
     "some rows none": "rows without a valid index stand between ordinary ones",
@@ -227,7 +227,7 @@ def named_rows(lists: IndexLists, generator: torch.Generator) -> torch.Tensor:
 
 
 def poison_index(pattern: str) -> int:
-    """What an entry that does not count names: row 0, whose values are poison, or none where that row has numbers."""
+    """The name in an entry that does not count: row 0, with poisoned values, or none where that row has numbers."""
     return -1 if pattern == "row zero" else 0
 
 

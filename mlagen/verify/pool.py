@@ -39,7 +39,7 @@ def verify_package(
     Args:
         package_dir: folder of the package.
         device: "cpu" runs the kernels in Triton's interpreter, "cuda" on a GPU.
-        targets: on a CPU, whose tiles to run: all cases with the first's, a few with each other's; None: the spec's.
+        targets: on a CPU, targets of the tiles: all cases run the first's, a few each other's; None: the spec's.
         workers: processes; None: 2 on a CPU, 4 on a GPU.
         only: shell patterns of names of cases; None: all.
         families: names of families to run; None: all.
@@ -52,7 +52,7 @@ def verify_package(
         timeout: seconds of CPU a case may take; on a GPU of time.
 
     Returns:
-        One result a case and target, in the order of the cases. A case in which its worker dies or hangs has failed.
+        One result a case and target, in the order of the cases. A case has failed if its worker dies or hangs.
 
     Raises:
         UsageError: an unknown device, or no case matches `only`.
@@ -154,7 +154,7 @@ class _Verifier(Worker):
         return self._tasks
 
     def verify(self, task: Task, package: str) -> CaseResult:
-        """Runs a case; one in which the worker dies, or that takes too long, has failed."""
+        """Runs a case. It has failed if the worker dies, or if it takes too long."""
         try:
             answer = self.ask({"case": task.number}, self._limit)
         except WorkerError as error:

@@ -26,7 +26,7 @@ class Noted:
     Attributes:
         flags: i32 [groups] after each launch, by the name of its kernel.
         calls: of FUNCTION.
-        watched: a kernel ran whose module has FUNCTION.
+        watched: a kernel of a module with FUNCTION ran.
     """
 
     flags: dict[str, list[torch.Tensor]] = field(default_factory=dict)

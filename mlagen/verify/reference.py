@@ -58,7 +58,7 @@ def sparse_attention(
         indices: i32 [tokens, topk]; a value outside [0, pages * page_size) counts as absent.
         sm_scale: factor of q.k.
         d_v: leading columns of a KV row that are V.
-        attn_sink: f32 [heads], natural logits in the denominator of `out` alone; None: no sink.
+        attn_sink: f32 [heads], natural logits in the denominator, but only of `out`; None: no sink.
         topk_length: i32 [tokens], how many leading indices count; None: all.
         lse_base: "e" or "2", of `lse` and `max_logits`.
         empty_row_lse: "+inf" or "-inf".

@@ -17,7 +17,7 @@ COLUMNS = ("cases", "run", "failed", "skipped", "worst error", "tolerance", "sha
 
 @dataclass(frozen=True)
 class Group:
-    """Results of cases whose names agree but for the last part.
+    """Results of cases with the same name but for the last part.
 
     Attributes:
         name: that common part, `sparse_fwd: layout`.

@@ -1,9 +1,9 @@
 """Faults that an interpreter does not notice: wrong addresses, false hints, races between programs.
 
 Each launch in the interpreter is watched. A load or store reaches nothing but tensors that the launch was given. Two
-programs never write different bytes to one address, nor does one read what another writes, since nothing orders the
-programs of a launch; addresses of atomics are left out. And what the text claims with `tl.multiple_of`,
-`tl.max_contiguous` and `tl.assume`, from which the compiler makes wide loads, is true of the values.
+programs never write different bytes to one address, nor does one read another's writes, since nothing orders the
+programs of a launch; addresses of atomics are left out. And the claims of the text with `tl.multiple_of`,
+`tl.max_contiguous` and `tl.assume`, which the compiler relies on for wide loads, are true of the values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 Addresses = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
 
-MOST_READS = 1 << 22  # addresses of a launch that are kept to be compared with what it writes
+MOST_READS = 1 << 22  # addresses of a launch that are kept, for comparison with its writes
 
 
 class SanitizerError(Exception):
@@ -76,7 +76,7 @@ class _Access:
     operation: int
     addresses: Addresses
     size: int
-    values: npt.NDArray[Any] | None = None  # what was stored, as unsigned integers of `size` bytes
+    values: npt.NDArray[Any] | None = None  # the stored values, as unsigned integers of `size` bytes
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Launch:
 
     Attributes:
         kernel: name of the kernel.
-        folder: of its package, whose lines are named.
+        folder: folder of its package; errors name lines of its files.
         extents: of its tensors that have elements, by their first address.
         written: which of them its launches have been seen to write; None: this is the first.
     """
@@ -174,14 +174,14 @@ class Launch:
         return [self.extents[place].name for place in np.unique(places).tolist()], addresses
 
     def _told(self, address: int, does: str, count: int, of: int) -> str:
-        """What is said of an address that is none of a tensor's: the nearest tensor, as whose element it was meant."""
+        """The message for an address outside every tensor: the nearest tensor, and the element that it would be."""
         if not self.extents:
             return f"{self.where()} {does} an address, but the launch was given no tensor with elements"
         nearest = min(self.extents, key=lambda one: max(one.begin - address, address - one.end + 1))
         return f"{self.where()} {does} {nearest.place(address)} ({count} of {of} addresses): {nearest.told()}"
 
     def where(self) -> str:
-        """Kernel and line of what runs now."""
+        """Kernel and line that run now."""
         frame: Any = sys._getframe(1)
         while frame is not None and not frame.f_code.co_filename.startswith(self.folder):
             frame = frame.f_back
@@ -189,7 +189,7 @@ class Launch:
         return f"{self.kernel}{line}"
 
     def ended(self) -> None:
-        """Compares what the programs did.
+        """Compares the accesses of the programs.
 
         Raises:
             SanitizerError: two of them race.
@@ -252,10 +252,10 @@ def _bytes_of(store: _Access) -> Iterator[_Access]:
 
 
 class _Owners:
-    """Which program writes what, of stores of one size.
+    """Which program writes each byte, of stores of one size.
 
     Attributes:
-        clash: two programs and an address to which they write different bytes, or one twice in one operation.
+        clash: two programs and an address where they write different bytes, or one program twice if one operation does.
     """
 
     def __init__(self, stores: Sequence[_Access]) -> None:
@@ -276,7 +276,7 @@ class _Owners:
                 self.clash = int(self.programs[at]), int(self.programs[at + 1]), int(self.addresses[at])
 
     def raced(self, read: _Access) -> tuple[int, int] | None:
-        """Another program that writes what a load reads, and where."""
+        """Another program that writes to an address that a load reads, and the address."""
         low, high = read.addresses.min(), read.addresses.max() + np.uint64(read.size)
         if high <= self.addresses[0] or low > self.addresses[-1]:
             return None
@@ -308,7 +308,7 @@ def watched(kernel: str, folder: str, arguments: Mapping[str, Any]) -> Iterator[
     Args:
         kernel: its name.
         folder: of the package that holds it.
-        arguments: what it was given, by name: of these the tensors, and those that descriptors stand for.
+        arguments: its arguments by name: the tensors among them, and those that descriptors stand for.
 
     Raises:
         SanitizerError: its programs race.
@@ -332,12 +332,12 @@ def begin_program() -> None:
 
 
 def check_multiple_of(data: npt.NDArray[Any], claims: Sequence[int], itemsize: int | None) -> None:
-    """Checks `tl.multiple_of`: along each dimension, runs of neighbours begin at multiples of what is claimed.
+    """Checks `tl.multiple_of`: along each dimension, runs of neighbours begin at multiples of the claimed number.
 
     Args:
         data: the values; addresses in bytes where they are pointers.
         claims: one for each dimension; one for all of a scalar or a row.
-        itemsize: bytes that neighbours of pointers lie apart; None: integers, of which neighbours are one apart.
+        itemsize: bytes that neighbours of pointers lie apart; None: integers, with neighbours one apart.
 
     Raises:
         SanitizerError: one does not.
@@ -376,7 +376,7 @@ def check_assume(condition: npt.NDArray[Any]) -> None:
     """Checks `tl.assume`.
 
     Raises:
-        SanitizerError: what it claims is false.
+        SanitizerError: the claim is false.
     """
     if not np.all(condition):
         raise SanitizerError(f"{_here()}tl.assume claims what is false")

@@ -18,7 +18,7 @@ from mlagen.verify.operators import Operators
 
 CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
 SM90_KERNELS = "cuda, sm90 kernels"
-# What calls are forced to run, by the target that stands for it.
+# The kernel that calls are forced to run, by the target that stands for it.
 FORCED = {SM90_KERNELS: "sm90", FEW_HEADS: "sm90_swap_ab", SHARED_INDICES: "sm90_shared"}
 # The same kernels on a CPU, where they run in numpy.
 SIMULATED = {f"{kernel}, simulated": kernel for kernel in FORCED.values()}
@@ -35,7 +35,7 @@ def sm90_modules(package: ModuleType) -> tuple[str, ...]:
 
 
 def targets_of(package: ModuleType, device: str = "cuda") -> list[str]:
-    """Those targets of FORCED, or of SIMULATED, whose kernels the package has."""
+    """Targets of FORCED or of SIMULATED that the package has kernels for."""
     modules = sm90_modules(package)
     there = {
         "sm90": bool(modules),
@@ -54,9 +54,9 @@ class Subject:
         package: the imported package.
         facts: further facts of the spec.
         device: "cpu" (the interpreter) or "cuda".
-        target: whose tiles the interpreter reads; on a GPU SM90_KERNELS gives every call that can to those, FEW_HEADS
-            to those of few heads, and SHARED_INDICES to those in which neighbouring tokens share rows; on a CPU those
-            of SIMULATED do the same.
+        target: target of the tiles in the interpreter. On a GPU, SM90_KERNELS gives every call that can to those
+            kernels, FEW_HEADS to those of few heads, and SHARED_INDICES to those of neighbours that share rows.
+            On a CPU, those of SIMULATED do the same.
         keeps: calls are kept by their signature, as those of a user are; see `mlagen.verify.kept`.
         operators: calls go through these; None: to the wrappers.
     """
@@ -114,7 +114,7 @@ class Subject:
     def call(
         self, wrapper: str, /, *arguments: Any, module: str = "", multiprocessors: int | None = None, **named: Any
     ) -> Any:
-        """Calls a wrapper of the package, or of one of its modules; what it leaves of its allocations is NaN."""
+        """Calls a wrapper of the package, or of one of its modules. Allocated memory that it does not write is NaN."""
         function = self.wrapper(wrapper, module)
         if self.operators is not None:
             function = self.operators.of(f"{module}_{wrapper}" if module else wrapper, function)
@@ -129,7 +129,7 @@ class Subject:
 
 @contextlib.contextmanager
 def poisoned_allocations() -> Iterator[None]:
-    """Within, torch.empty gives NaN: what a kernel leaves unwritten, or reads unwritten, shows."""
+    """Within, torch.empty gives NaN. So memory that a kernel leaves unwritten, or reads unwritten, shows."""
     before = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:

@@ -1,33 +1,33 @@
 """How far a kernel's result may lie from the reference, and why.
 
-Kernels multiply inputs exactly and accumulate in fp32; what is rounded to the model's dtype is the weights P before the
-second product, and the output. So an element of `out` carries two kinds of rounding error, each at most u times the
-rounded term (u: half an ulp of 1, 2^-8 for bf16, 2^-11 for fp16), with independent signs: their root sum of squares is
-`noise`, and the expected error 0.4 u * noise. Errors are measured in that unit, so that a row whose values cancel is
-not held to a precision that the format cannot give, and one whose values do not cancel is not excused.
+Kernels multiply inputs exactly and accumulate in fp32. They round twice to the model's dtype: P before the second
+product, and the output. So an element of `out` carries two kinds of rounding error, each at most u times the rounded
+term (u: half an ulp of 1, 2^-8 for bf16, 2^-11 for fp16), with independent signs. Their root sum of squares is
+`noise`, and the expected error is 0.4 u * noise. Errors are measured in that unit. So rows with heavy cancellation
+get the larger tolerance that the format implies, and other rows do not.
 
-Where splits store their accumulators in bf16, each is off by at most 2^-8 of itself, with a sign of its own, and the
-merge scales error and accumulator alike: so the error of an element is that of shares of it, rounded one by one. With
-values of one sign the squares of shares add up to no more than the element's square, whatever the cut; with values of
-either sign, in the mean, to the sum of the squared weighted values, a row named in several splits counted as one: in
-both cases to no more than noise squared. The two errors are independent, so that u becomes sqrt(u^2 + 2^-16). Calls in
-a single pass are held to the same. In fp16, with a power of two a row, it becomes sqrt(u^2 + 2^-22), and what a column
-far below its row's largest loses is less than `floor` has.
+Splits in bf16 store accumulators that are each off by at most 2^-8 of themselves, with a sign of their own. The merge
+scales error and accumulator alike. So the error of an element is that of shares of it, rounded one by one. With values
+of one sign, the squares of any shares add up to at most the element's square. With values of either sign, they add up
+in the mean to the sum of the squared weighted values, if a row named in several splits counts as one. Both are at most
+noise squared. The two errors are independent, so u becomes sqrt(u^2 + 2^-16). Calls in a single pass have the same
+limit. In fp16, with a power of two a row, u becomes sqrt(u^2 + 2^-22), and a column far below its row's largest loses
+less than `floor`.
 
-Logits are sums of d_qk exact products in fp32, 2^-24 a step relative to the sum of absolute products (`logit_size`);
-tensor cores truncate where IEEE rounds, which doubles a step, and take 16 products a step at the least. A kernel that
-rounds elements of K elsewhere than the reference may come to the value beside its: one unit of K.
+Logits are sums of d_qk exact products in fp32, with an error of 2^-24 a step relative to the sum of absolute products
+(`logit_size`). Tensor cores truncate where IEEE rounds, which doubles a step, and take at least 16 products a step. A
+kernel may round elements of K elsewhere than the reference, and then get the neighbouring value: one unit of K.
 
 Two limits are wider where sm90 multiplies fp8 on a GPU (`short`). Both came after cases had failed there: `lse` first,
-then `out`. The calls are those of the sm90 kernels of dense decode over `fp8_per_tensor`, and of sparse decode with a q
-of e4m3. No other call has them, nor have the same kernels in numpy, which adds exactly. Sums of logits keep about 14
-bits: `lse` is held to what a sum loses at most (`short_error`), whatever the signs. `out` is held to the root mean
-square of that (`short_noise`). To first order an error d of a key's logit moves `out` by d * weight * (value - out), so
-that a row with one large weight hardly moves: `spread` is the root of the sum of squares of all keys. It adds to the
-other errors as they do to each other, by squares. That covers logits that err independently of each other and of V, as
-those of random inputs do. It does not cover rows whose values follow their logits, nor logits of one sign whose errors
-grow with them: there the shifts add up, and `out` may differ by more. The 14 bits are seen on hardware and documented
-nowhere, so a GPU run decides whether they still hold, not a CPU.
+then `out`. The calls are those of the sm90 kernels of dense decode over `fp8_per_tensor`, and of sparse decode with a
+q of e4m3. All other calls have the usual limits, and so have the same kernels in numpy, which adds exactly. Sums of
+logits keep about 14 bits. The limit of `lse` is the most that a sum loses (`short_error`), for any signs. The limit of
+`out` is the root mean square of that (`short_noise`). To first order, an error d of a key's logit moves `out` by
+d * weight * (value - out), so a row with one large weight hardly moves: `spread` is the root of the sum of squares of
+all keys. It adds to the other errors as they do to each other, by squares. That covers logits with errors independent
+of each other and of V, like those of random inputs. It covers neither rows with values that follow their logits, nor
+logits of one sign with errors that grow with them. There the shifts add up, and `out` may differ by more. The 14 bits
+are seen on hardware and documented nowhere, so a GPU run decides whether they still hold, not a CPU.
 
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
@@ -45,7 +45,7 @@ UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float8_
 PARTIALS_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8, "fp16": 2.0**-11}  # of an fp32 accumulator
 SMALLEST = {torch.bfloat16: 2.0**-133, torch.float16: 2.0**-24, torch.float8_e4m3fn: 2.0**-9}  # spacing of subnormals
 FP32_STEP = 2.0**-24
-FP8_STEP = 2.0**-13  # of sm90's fp8 products, which keep about 14 bits of what they add, 32 products a step
+FP8_STEP = 2.0**-13  # of sm90's fp8 products, which keep about 14 bits of a sum, 32 products a step
 FP8_PRODUCTS = 32
 
 # Error (2-norm) of a tensor of many rows in units of u * noise: 0.4 expected.
@@ -59,12 +59,12 @@ SUBNORMAL_WEIGHTS = 2.0**-20
 
 
 def roundoff(dtype: torch.dtype, partials: str = "fp32") -> float:
-    """The u of results of `dtype` whose splits are stored as `partials`."""
+    """The u of results of `dtype`, with splits stored as `partials`."""
     return math.hypot(UNIT_ROUNDOFF[dtype], PARTIALS_ROUNDOFF[partials])
 
 
 def worst(name: str, error: torch.Tensor, tolerance: torch.Tensor) -> Figure:
-    """The entry whose error is the largest share of its tolerance; NaN errors count as infinite."""
+    """The entry with the largest error as a share of its tolerance; NaN errors count as infinite."""
     if not error.numel():
         return Figure(name, 0.0, 0.0)
     error = error.double().nan_to_num(nan=math.inf, posinf=math.inf).flatten()
@@ -93,18 +93,18 @@ def logit_tolerance(expected: Attention, d_qk: int, k_error: float = 0.0) -> tor
 
 
 def short_error(columns: int) -> float:
-    """What a logit of so many columns loses where sm90 multiplies fp8, relative to the sum of absolute products.
+    """Largest error of a logit of `columns` columns in sm90's fp8 products, relative to the sum of absolute products.
 
-    Each step truncates what it adds to FP8_STEP of the largest, which after j of n steps is no more than the sum of
-    j / n of the absolute products: (n + 1) / 2 steps in all.
+    Each step truncates the terms of its sum to FP8_STEP of the largest. After j of n steps that is no more than the sum
+    of j / n of the absolute products: (n + 1) / 2 steps in all.
     """
     return FP8_STEP * (-(-columns // FP8_PRODUCTS) + 1) / 2
 
 
 def short_noise(columns: int) -> float:
-    """The root mean square of what `short_error` bounds.
+    """Root mean square of the error that `short_error` bounds.
 
-    What a step truncates lies evenly below its unit, 1/3 of whose square is the mean; squares of n steps add to n / 3.
+    The part that a step truncates lies evenly below its unit: its mean square is 1/3. Squares of n steps add to n / 3.
     """
     return FP8_STEP * math.sqrt(-(-columns // FP8_PRODUCTS)) / 3
 

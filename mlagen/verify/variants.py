@@ -1,7 +1,7 @@
-"""Cases that reach what no other case does: small calls with each tile of a package's tables, and each combine kernel.
+"""Cases that no other cases cover: small calls with each tile of a package's tables, and each combine kernel.
 
-An interpreter runs a kernel's text with its constexprs. It sees no warps and no stages, and of the target only what the
-constexprs say. So of targets whose tiles agree in all else, one is enough.
+An interpreter runs a kernel's text with its constexprs. It sees no warps and no stages, and of the target only the
+constexprs. So one target is enough for those with tiles that agree in all else.
 """
 
 from __future__ import annotations

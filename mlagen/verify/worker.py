@@ -5,14 +5,14 @@
 The first request is the job:
     package_dir: folder of the package
     device: "cpu" (the interpreter) or "cuda"
-    targets: on a CPU, whose tiles to read: all cases with the first's, those marked `every_target` with the others'
-        too, and where sm90 is one of them those that its own kernels run, in numpy; null: the spec's targets
+    targets: on a CPU, targets with tiles to read: all cases with the first's, and those marked `every_target` also with
+        the others'; if sm90 is among them, also the cases of its own kernels, in numpy; null: the spec's targets
     only: shell patterns of case names, or null
-    families: names of the families whose cases to run, or null: all
+    families: names of the families to run, or null: all
     every: whether to run all of their cases, or a representative set
 
 Its answer is {"cases": [[case, target, family], ...], "of": {family: number of all its cases}}. Each request after it
-is {"case": number}, the place of one of them, and its answer is the result, with "broken" beside: whether the worker
+is {"case": number}, the place of one of them. Its answer is the result, and "broken": whether the worker
 can run no further case.
 """
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 def take_stdout() -> TextIO:
-    """Keeps stdout for answers; whatever else prints goes to stderr."""
+    """Keeps stdout for answers; all other prints go to stderr."""
     stream = os.fdopen(os.dup(1), "w", encoding="utf-8", buffering=1)
     os.dup2(2, 1)
     return stream
@@ -63,10 +63,10 @@ def import_package(folder: Path) -> ModuleType:
 
 
 def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) -> list[tuple[Case, str]]:
-    """Cases and targets of a job, in order: all cases on the first target, those for every target on the others too.
+    """Cases and targets of a job, in order: all cases on the first target, those for every target also on the others.
 
-    Another GPU target is another kernel: all cases that compute attention are for it, over rows alone or such as may
-    share them where that is what it does.
+    Another GPU target is another kernel: all cases that compute attention are for it, but only over rows, or only those
+    that may share rows if it shares them.
     """
     from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
     from mlagen.verify.kept import CHECK
@@ -77,7 +77,7 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
 
     def taken(case: Case, target: str, number: int) -> bool:
         if target in SIMULATED:
-            if case.check == CHECK:  # whose launches are the interpreter's
+            if case.check == CHECK:  # its launches are the interpreter's
                 return False
             return fits(case, SIMULATED[target], case.simulated)
         if case.only_sm90:
@@ -251,7 +251,7 @@ class Run:
 
 
 def cause(error: BaseException) -> str:
-    """What was raised first, in a line: the interpreter wraps what a kernel raises, once a call."""
+    """The exception that was raised first, in a line: the interpreter wraps a kernel's errors, once a call."""
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
@@ -269,7 +269,7 @@ def main() -> None:
         if run.device == "cuda" and not broken:
             import torch
 
-            torch.cuda.empty_cache()  # the other workers may need what a large case took
+            torch.cuda.empty_cache()  # the other workers may need a large case's memory
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Packages without kernels, whose wrappers a test writes in plain torch; and a peer's module in plain torch."""
+"""Packages without kernels; a test writes their wrappers in plain torch. And a peer's module in plain torch."""
 
 from __future__ import annotations
 

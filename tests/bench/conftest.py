@@ -79,5 +79,5 @@ def row() -> Row:
 
 @pytest.fixture
 def make_package(tmp_path: Path) -> MakePackage:
-    """Makes a package without kernels; takes what `package_in` takes after the folder."""
+    """Makes a package without kernels; takes the arguments of `package_in` after the folder."""
     return partial(package_in, tmp_path)

@@ -108,7 +108,7 @@ def written(tmp_path, pytestconfig):
     def write(name, old="", new="", shared=None, partials=None, dims=None, cache=None, rescaling="lagged"):
         """`dims`: latent columns, which are V's, and RoPE's, in place of the spec's; `cache`: a layout likewise.
 
-        `shared`: neighbouring tokens that share rows; the jobs are then those of the kernels in which they do.
+        `shared`: neighbouring tokens that share rows; the jobs are then those of the kernels for them.
 
         `partials`: how splits store their accumulators; the jobs are then those that store any.
         """
@@ -156,7 +156,7 @@ def written(tmp_path, pytestconfig):
 def test_they_fit(written, compiled, name):
     package = written(name)
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
-    # Barriers, and what partitions pass: arguments, of which two layouts have most.
+    # Barriers, and the arguments that partitions pass: two layouts have most of these.
     package.check(results, slack=640)
 
 

@@ -39,7 +39,7 @@ def make_spec(**changes: Any) -> Spec:
 
 
 def tuples(value: Any) -> Any:
-    """Lists as tuples, which is what the models take."""
+    """Lists as tuples, as the models take them."""
     if isinstance(value, list):
         return tuple(map(tuples, value))
     return {key: tuples(below) for key, below in value.items()} if isinstance(value, dict) else value
@@ -75,7 +75,7 @@ def attentions(draw: st.DrawFn) -> dict[str, Any] | None:
 
 @st.composite
 def multi_heads(draw: st.DrawFn) -> dict[str, Any]:
-    """Any dims of multi-head attention, whose heads have K and V of their own or share one."""
+    """Any dims of multi-head attention. Its heads have K and V of their own or share one."""
     return {
         "qk_head_dim": draw(st.sampled_from([192, 96, 40]) | st.integers(1, 512)),
         "v_head_dim": draw(st.sampled_from([128, 64, 72]) | st.integers(1, 512)),

@@ -1,4 +1,4 @@
-"""Whatever a spec says, its package is Python that linter and formatter leave alone, each name bound once."""
+"""The package of any spec is Python that linter and formatter accept unchanged, each name bound once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlagen.plan import make_plan
 from mlagen.spec import Spec
 
 WIDTH = 120
-# A table of which the rows for the Triton at hand are kept, under its own name.
+# A table that keeps only the rows for the installed Triton, under its own name.
 KEEPS_ROWS = re.compile(r"^(\w+) = .*_launch\.for_triton\(\1\)", re.MULTILINE)
 
 # Specs that few draws come upon: bf16 rows of two planes, and an indexer's writer that rotates nothing.
@@ -66,7 +66,7 @@ def written(packages, tmp_path_factory) -> Path:
 
 
 def ruff(root: Path, *arguments: str) -> str:
-    """What ruff has to say of the packages under `root`."""
+    """Ruff's findings in the packages under `root`."""
     command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "--config", str(ROOT / "pyproject.toml")]
     done = subprocess.run([*command, "generated"], cwd=root, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout[:4000] + done.stderr

@@ -19,7 +19,7 @@ from mlagen.emit import Package, apply, compare, render, replace
 from mlagen.emit.replace import replace_folder, tidy
 from mlagen.plan import make_plan
 
-# What Python tells an audit hook of, of the calls that change or open files.
+# Python's names of the audited calls that change or open files.
 STEPS = ("open", "os.", "shutil.", "tempfile.", "fcntl.", "ctypes.dlopen", "ctypes.dlsym")
 NOT_REACHED = 77
 MINE = {"mine.py": b"import torch\n", "notes/a.md": b"notes"}

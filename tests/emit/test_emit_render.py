@@ -66,7 +66,7 @@ def test_the_header_names_the_generator_and_the_hash_of_the_body(plan):
 
 
 def test_shared_text_is_the_same_bytes_in_every_package():
-    """`_launch.py` is one text; of which model a package is says `__init__.py` alone."""
+    """`_launch.py` is one text; only `__init__.py` names a package's model."""
     launches = set()
     for plan in PLANS.values():
         for file in render(plan).files:

@@ -1,4 +1,4 @@
-"""Templates of the sm90 kernels say what they take, and compute nothing."""
+"""Templates of the sm90 kernels name their context, and compute nothing."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def package() -> Package:
 
 @pytest.fixture(scope="module")
 def newer() -> Package:
-    """The package after a change that touches the sparse kernels and the package's SPEC alone."""
+    """The package after a change that touches only the sparse kernels and the package's SPEC."""
     return render(make_plan(make_spec(targets=("sm90",), lse_base="2")))
 
 
@@ -87,7 +87,7 @@ def test_only_a_lost_file_is_written_again(package, folder):
 
 
 def test_changes_of_a_newer_spec_are_written(newer, folder):
-    """What the package shares with others stays as it is."""
+    """The files that the package shares with others stay as they are."""
     assert kinds(newer, folder) == dict.fromkeys(("_splits.py", "sparse_fwd.py", "__init__.py"), "changed")
     apply(compare(newer, folder))
     assert compare(newer, folder) == []
@@ -188,7 +188,7 @@ def test_crlf_line_ends_are_reported_and_are_not_an_edit(package, folder):
 
 @pytest.mark.parametrize("at", [b"# Code generated", b"import torch"])
 def test_merge_conflict_markers_are_named(package, folder, at):
-    """In the header too, which is where two branches differ."""
+    """Also in the header, where two branches differ."""
     old = (folder / "cache.py").read_bytes()
     head, _, tail = old.partition(at)
     line, _, rest = tail.partition(b"\n")

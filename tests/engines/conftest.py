@@ -37,7 +37,7 @@ def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> WheelOf:
 
 @pytest.fixture(scope="session")
 def unpacked(wheel_of: WheelOf, tmp_path_factory: pytest.TempPathFactory) -> WheelOf:
-    """The folder that holds what is in a wheel, by the spec's name."""
+    """The folder with a wheel's files, by the spec's name."""
     folder = tmp_path_factory.mktemp("unpacked")
 
     def unpack(name: str) -> Path:

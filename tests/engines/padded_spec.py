@@ -1,4 +1,4 @@
-"""Specs by name: those that come with mlagen, and one whose rows are padded."""
+"""Specs by name: those that come with mlagen, and one with padded rows."""
 
 from __future__ import annotations
 

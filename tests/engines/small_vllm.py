@@ -42,7 +42,7 @@ class SamplingParams:
 
 
 class Engine:
-    """Computes prompts in chunks beside decodes, keeps whole pages, and drafts if it is told to."""
+    """Computes prompts in chunks together with decodes, keeps whole pages, and drafts if it is told to."""
 
     def __init__(self, budget: int, caches: bool, drafts: bool) -> None:
         self.budget, self.caches, self.drafts = budget, caches, drafts

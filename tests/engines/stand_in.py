@@ -1,4 +1,4 @@
-"""What a plugin takes of vLLM, in as little code as it needs: names, signatures and who calls whom, of 0.26 or of 0.33.
+"""vLLM's side of a plugin, in as little code as it needs: names, signatures and who calls whom, of 0.26 or of 0.33.
 
 Without vLLM the plugin runs over this; with it (MLAGEN_VLLM) the same probe runs over vLLM's own Python.
 """
@@ -199,7 +199,7 @@ def install(version: str, capability: Capability | None) -> None:
 
 
 def install_v4() -> types.SimpleNamespace:
-    """DeepSeek V4's modules over `install`; answers what a test sets: the metadata of a batch, and vLLM's own class."""
+    """DeepSeek V4's modules over `install`; returns the values that a test sets: metadata and vLLM's own class."""
     told = types.SimpleNamespace(attn_metadata=None)
 
     class Workspace:

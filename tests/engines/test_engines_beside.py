@@ -62,7 +62,7 @@ def beside(monkeypatch: pytest.MonkeyPatch, context: dict[str, SimpleNamespace])
 
 
 def attend(layer: Ours) -> tuple[torch.Tensor, torch.Tensor]:
-    """A layer's output of 8 tokens, and what vLLM's own would give."""
+    """A layer's output of 8 tokens, and the output that vLLM's own would give."""
     q = torch.rand((8, HEADS + 2, D), generator=torch.Generator().manual_seed(0)).bfloat16() + 1
     q[:, HEADS:] = 0
     output = torch.full_like(q, torch.nan)

@@ -1,4 +1,4 @@
-"""What `examples/vllm` does with an engine, and what it says of two runs."""
+"""How `examples/vllm` runs an engine, and how it compares two runs."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_every_mode_has_an_engine_and_those_that_measure_come_first(example: dic
 
 
 def place(folder: Path, fault: str = "") -> None:
-    """A wheel of a package without kernels, and of what stands for vLLM, whose next token comes after a fault."""
+    """A wheel of a package without kernels, and of a stand-in for vLLM with a fault before its next token."""
     vllm = Path(__file__).with_name("small_vllm.py").read_text()
     assert "# a fault stands here" in vllm
     files = {

@@ -1,4 +1,4 @@
-"""`examples/vllm/v4.py` and `calls.py`: what the tiny V4 gets beside random weights, what of its layers is counted."""
+"""`examples/vllm/v4.py` and `calls.py`: the tiny V4's parts besides random weights, and counts of calls."""
 
 from __future__ import annotations
 

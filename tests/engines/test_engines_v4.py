@@ -23,7 +23,7 @@ pytestmark = pytest.mark.interpreter
 
 @functools.cache
 def probe(folder: Path, engine: str, capability: str) -> dict[str, Any]:
-    """What the probe found."""
+    """The probe's findings."""
     command = [sys.executable, str(PROBE), str(folder), "mlagen_vllm_dsv4_flash", engine, capability]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

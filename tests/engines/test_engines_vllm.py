@@ -1,7 +1,7 @@
-"""vLLM's plugin of a package: it registers, says where it runs, and computes what vLLM asks for.
+"""vLLM's plugin of a package: it registers, names the GPUs that it runs on, and computes vLLM's calls.
 
-Over a stand-in for vLLM 0.26 and 0.33 everywhere; over vLLM's own Python where MLAGEN_VLLM names what to put on
-PYTHONPATH for `import vllm`.
+Over a stand-in for vLLM 0.26 and 0.33 everywhere; over vLLM's own Python where MLAGEN_VLLM is the PYTHONPATH for
+`import vllm`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ of_engine = pytest.mark.parametrize("engine", ENGINES)
 def probe(
     folder: Path, name: str, engine: str, capability: str = "8.6", what: str = "attention", said: str = ""
 ) -> dict[str, Any]:
-    """What the probe found, with what is said of the indexer in the environment."""
+    """The probe's findings, with the indexer's setting in the environment."""
     environment = {key: value for key, value in os.environ.items() if key not in SETTINGS}
     environment |= dict(word.split("=") for word in said.split())
     if engine == "vllm":

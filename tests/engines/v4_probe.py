@@ -28,7 +28,7 @@ DECODES = 2
 
 
 class Cache:
-    """Pages of random rows, and what readers find there in float64."""
+    """Pages of random rows, and the same rows as readers find them, in float64."""
 
     def __init__(self, layout: Any, block: int, seed: int) -> None:
         from mlagen.layout.codec import decode, encode
@@ -122,7 +122,7 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, sink: torch.Tensor) -> torch.Te
 
 
 def selected(plugin: Any, told: Any) -> dict[str, str]:
-    """The class that a model takes after two calls of `register`, by what `--attention-backend` says."""
+    """The class that a model takes after two calls of `register`, by the value of `--attention-backend`."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum as Names
 
     plugin.register()
@@ -146,7 +146,7 @@ def _select_dsv4_attn_cls(config):
 
 
 def imported(plugin: Any) -> dict[str, Any]:
-    """What becomes of vLLM's module where it is imported after plugins were loaded, as vLLM does it."""
+    """vLLM's module after an import that follows the load of plugins, as in vLLM."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "model.py").write_text(MODEL_TEXT, encoding="utf-8")
         del sys.modules[MODEL]
@@ -170,7 +170,7 @@ def imported(plugin: Any) -> dict[str, Any]:
 
 
 def main(folder: str, name: str, engine: str, told_capability: str) -> None:
-    """Prints what was found."""
+    """Prints the findings."""
     from mlagen.layout import layouts_of
     from mlagen.verify import interpreter
 

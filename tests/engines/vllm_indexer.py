@@ -1,4 +1,4 @@
-"""What vLLM's indexer finds under the names that it calls: logits against float64, top-k against a stable sort."""
+"""The functions that vLLM's indexer calls by their names: logits against float64, top-k against a stable sort."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _scored(q: torch.Tensor, weights: torch.Tensor, k: torch.Tensor, scales: tor
 
 
 def _largest(logits: torch.Tensor, wanted: list[tuple[int, torch.Tensor]]) -> float:
-    """The largest relative error of rows, each of which has columns from its first one on."""
+    """The largest relative error of rows. Each row has columns from its first one on."""
     pairs = [(row[first : first + len(to)].double(), to) for row, (first, to) in zip(logits, wanted, strict=True)]
     return max((float(((got - to).abs() / to.abs().max()).max()) for got, to in pairs if len(to)), default=0.0)
 

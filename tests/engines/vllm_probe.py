@@ -1,7 +1,7 @@
-"""Runs a plugin over vLLM's Python, or over its stand-in, in Triton's interpreter, and prints what it found as JSON.
+"""Runs a plugin over vLLM's Python, or over its stand-in, in Triton's interpreter, and prints its findings as JSON.
 
 Arguments: the folder that holds the plugin, its name, the engine ("vllm", or "0.26" or "0.33" for the stand-in's),
-the compute capability that the platform tells, such as 8.6, or "none", and what to look at: "attention" or "indexer".
+the platform's compute capability, such as 8.6, or "none", and the part to look at: "attention" or "indexer".
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _is(member: Any, plugin: Any) -> bool:
 
 
 def refusals(backend: Any, spec: dict[str, Any]) -> dict[str, list[str]]:
-    """What vLLM says of the backend for the spec's model, by capability."""
+    """vLLM's reasons against the backend for the spec's model, by capability."""
     import stand_in
 
     try:
@@ -105,7 +105,7 @@ def refusals(backend: Any, spec: dict[str, Any]) -> dict[str, list[str]]:
 
 
 class Cache:
-    """Pages of random rows as vLLM keeps them, and what readers find there in float64; the rest is NaN."""
+    """Pages of random rows as vLLM keeps them, and the same rows in float64 as readers find them; the rest is NaN."""
 
     def __init__(self, spec: dict[str, Any], apart: bool) -> None:
         from mlagen.layout import layouts_of
@@ -198,7 +198,7 @@ def reordered(backend: Any, spec: dict[str, Any]) -> bool:
 
 
 def ranks(backend: Any, spec: dict[str, Any], count: int) -> dict[str, Any]:
-    """The largest error of parts of a context on `count` ranks, merged as vLLM merges them, and what keyless rows have.
+    """The largest error of parts of a context on `count` ranks, merged as in vLLM, and the values of keyless rows.
 
     Token t of a request lies on rank t % count. Formula: `correct_attn_out` of vLLM's ops/common.py, and a sum.
     """
@@ -232,7 +232,7 @@ def ranks(backend: Any, spec: dict[str, Any], count: int) -> dict[str, Any]:
 
 
 def several_tokens(backend: Any, spec: dict[str, Any], tokens: int, shares: bool) -> str:
-    """What is said to several query tokens of two requests; whether ranks share a context."""
+    """The answer to several query tokens of two requests; whether ranks share a context."""
     cache = Cache(spec, apart=False)
     impl = make_impl(backend, spec["model"], cache, torch.zeros(0))
     impl.need_to_return_lse_for_decode = shares
@@ -246,7 +246,7 @@ def several_tokens(backend: Any, spec: dict[str, Any], tokens: int, shares: bool
 
 
 def conversion(backend: Any, engine: str) -> dict[str, Any]:
-    """Whose function finds the places of indices, and how many calls of it give other places or counts than vLLM's."""
+    """The module of the function that finds the places of indices, and how many of its calls differ from vLLM's."""
     module = sys.modules[backend.__module__]
     own = getattr(module, "triton_convert_req_index_to_global_index", None)
     if own is None:
@@ -259,7 +259,7 @@ def conversion(backend: Any, engine: str) -> dict[str, Any]:
             request = torch.randint(0, requests, (tokens,), generator=generator, dtype=torch.int32)
             positions = torch.randint(0, blocks * block_size, (tokens, TOPK), generator=generator, dtype=torch.int32)
             held = torch.randint(0, TOPK + 1, (tokens, 1), generator=generator)
-            positions[torch.arange(TOPK) >= held] = -1  # as the indexer leaves what it does not name
+            positions[torch.arange(TOPK) >= held] = -1  # as the indexer leaves entries without a name
             asked = {"BLOCK_SIZE": block_size, "NUM_TOPK_TOKENS": TOPK, "return_valid_counts": True}
             got, wanted = (one(request, table, positions, **asked) for one in (own, theirs))
             wrong += any(not torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
@@ -303,7 +303,7 @@ def make_impl(backend: Any, model: dict[str, Any], cache: Cache, positions: torc
 
 
 def main(folder: str, name: str, engine: str, told: str, what: str) -> None:
-    """Prints what was found."""
+    """Prints the findings."""
     from mlagen.verify import interpreter
 
     interpreter.install()

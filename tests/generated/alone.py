@@ -2,8 +2,8 @@
 
     python -I -W error alone.py {run|refuse} PACKAGE_DIR...
 
-`run` calls each wrapper on Triton's interpreter, checks what it gives and prints its name; `refuse` calls each with a
-wrong argument and on a CPU, and prints what it says. Lines begin with the package's name.
+`run` calls each wrapper on Triton's interpreter, checks its result and prints its name; `refuse` calls each with a
+wrong argument and on a CPU, and prints its errors. Lines begin with the package's name.
 """
 
 import importlib.abc
@@ -267,7 +267,7 @@ def dense_fwd_arguments(package):
 
 
 def check_heads(name, call, result):
-    """Compares results of the wrappers of multi-head attention with what plain torch gives."""
+    """Compares results of the wrappers of multi-head attention with those of plain torch."""
     import torch
 
     if name == "flash_attn_varlen_func":
@@ -281,7 +281,7 @@ def check_heads(name, call, result):
 
 
 def check_attention(call, out):
-    """Compares an output with what plain torch gives."""
+    """Compares an output with that of plain torch."""
     import torch
 
     q, rows = call["q"].double(), call["kv"].double().flatten(0, 1)
@@ -292,7 +292,7 @@ def check_attention(call, out):
 
 
 def run(package):
-    """Calls each wrapper on the interpreter, whose tensors lie on the CPU."""
+    """Calls each wrapper on the interpreter, with tensors on the CPU."""
     import torch
 
     facts = package._launch.DeviceFacts(package.SPEC["spec"]["targets"][0], 4)

@@ -59,7 +59,7 @@ def benchmark(kernel, repository: Path) -> None:
 
 
 def main() -> None:
-    """Runs a mode over repositories, all of which are loaded before the first call."""
+    """Runs a mode over repositories. All of them are loaded before the first call."""
     from mlagen.verify import interpreter
 
     interpreter.install()

@@ -19,7 +19,7 @@ ROWS, KEYS, PAGE, PAGES = 2, 300, 64, 8
 def write_package(folder: Path, layout: str) -> Path:
     """The example's package with the wrapper that it leaves out, and with this layout of the indexer's keys."""
     text = SPEC.read_text().replace(*NORMED).replace("layout: indexer_fp8", f"layout: {layout}")
-    if layout != "indexer_fp8":  # whose keys are no e4m3
+    if layout != "indexer_fp8":  # its keys are no e4m3
         text = text.replace("  - fp8_mqa_logits\n", "").replace("  - fp8_paged_mqa_logits\n", "")
     spec = folder / f"{layout}.yaml"
     spec.write_text(text.replace("name: dsv32_indexer", f"name: {layout}"))

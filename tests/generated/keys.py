@@ -1,4 +1,4 @@
-"""Prints the keys by which Triton's cache knows the kernels of a package, asked for in an order.
+"""Prints the keys of a package's kernels in Triton's cache, asked for in an order.
 
 python keys.py PACKAGE_DIR forward|backward
 """

@@ -1,4 +1,4 @@
-"""Prints what every package lists to compile for each of its targets under a Triton version, as JSON.
+"""Prints the compilations that every package lists for each of its targets under a Triton version, as JSON.
 
     python listing.py VERSION
 

@@ -1,4 +1,4 @@
-"""A device on which nothing runs but a list is kept of what is launched, and copies of calls for it."""
+"""A device that runs nothing but keeps a list of launches, and copies of calls for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEAST_ADDRESS = 1 << 32  # an argument below is a number
 
 
 class Launched(list[tuple[Any, ...]]):
-    """What was launched: a kernel's name, its programs, its stream, and its arguments, tensors as addresses.
+    """Launches: a kernel's name, its programs, its stream, and its arguments, tensors as addresses.
 
     It stands where a package keeps its compiled kernels, and has each that is asked for. A compiled kernel reads every
     tensor as one of the dtype that it was compiled for, so that a key has one list of dtypes.
@@ -46,14 +46,14 @@ class Launched(list[tuple[Any, ...]]):
         return SimpleNamespace(run=run, function=1, packed_metadata=None)
 
     def taken(self) -> list[tuple[Any, ...]]:
-        """What was launched since this was last asked."""
+        """The launches since this was last asked."""
         found = self[:]
         self.clear()
         return found
 
 
 def _address(argument: Any) -> Any:
-    """An argument as the driver has it: of a tensor its address, of a descriptor that and what it describes."""
+    """An argument as the driver has it: a tensor's address, or a descriptor's address and its tensor."""
     if isinstance(argument, torch.Tensor):
         return argument.data_ptr()
     if hasattr(argument, "base"):
@@ -63,7 +63,7 @@ def _address(argument: Any) -> Any:
 
 @contextlib.contextmanager
 def on_a_device(folder: Path, target: str = TARGET) -> Iterator[tuple[ModuleType, Launched]]:
-    """A package, imported afresh, whose calls on the CPU's tensors are planned for a target and launched nowhere."""
+    """A package, imported afresh. Its calls on the CPU's tensors are planned for a target and launched nowhere."""
     package, launched = import_package(folder), Launched()
     launch, calls = package._launch, sys.modules[f"{package.__name__}._calls"]
     driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: STREAM))
@@ -95,7 +95,7 @@ def tensors_in(values: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]
 
 
 def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """A call in other memory, what shared memory still sharing it; metadata that no call has seen."""
+    """A call in other memory; arguments that shared memory still share it. Metadata that no call has seen."""
     memory: dict[int, torch.UntypedStorage] = {}
 
     def copy(value: Any) -> Any:
@@ -112,7 +112,7 @@ def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(launches: list[tuple[Any, ...]], arguments: Mapping[str, Any], results: Any) -> list[tuple[Any, ...]]:
-    """Launches with the name of what an address is of in its place, and where in it; other memory has no name."""
+    """Launches with names for addresses: the tensor of each, and the place in it; other memory has no name."""
     named = [*tensors_in(arguments, "given"), *tensors_in(results, "returned")]
 
     def tell(argument: Any) -> Any:
@@ -131,7 +131,7 @@ def in_words(launches: list[tuple[Any, ...]], arguments: Mapping[str, Any], resu
 
 
 def checked_calls(wrapper: Any) -> dict[Any, Any]:
-    """What a wrapper keeps of its calls, by their signatures."""
+    """The calls that a wrapper keeps, by their signatures."""
     found = wrapper.checked
     assert isinstance(found, dict)
     return found

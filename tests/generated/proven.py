@@ -1,9 +1,9 @@
-"""Imports generated packages under versions of Triton; prints as JSON what each says of it and how it launches.
+"""Imports generated packages under versions of Triton; prints as JSON each one's warnings and how it launches.
 
     python -I -W error proven.py TRITON_DIR VERSIONS PACKAGE_DIR...
 
-TRITON_DIR: a folder to import Triton from; empty: the installed one. VERSIONS: what it is to call itself, one after the
-other, with commas between; empty: what it does.
+TRITON_DIR: a folder to import Triton from; empty: the installed one. VERSIONS: the versions that Triton is to claim,
+one after the other, with commas between; empty: its own.
 By version and package: `warnings`, the category, text and file of each; `public`, how many of three launches of one
 variant went through Triton's public call; `kept`, how many compiled kernels the package keeps to launch by itself.
 """
@@ -18,14 +18,14 @@ from types import SimpleNamespace
 
 
 class Kernel:
-    """Stands for a kernel: counts public launches, each of which gives a compiled kernel."""
+    """Stands for a kernel: counts public launches. Each gives a compiled kernel."""
 
     def __init__(self):
         self.launched = 0
 
     @staticmethod
     def fn(q_ptr, tokens):
-        """What is compiled."""
+        """The compiled function."""
 
     def __getitem__(self, grid):
         return self._launch
@@ -57,7 +57,7 @@ def launches(launch):
 
 
 def look(package):
-    """What a package says when it and all its modules are imported, and how it launches."""
+    """A package's warnings when it and all its modules are imported, and how it launches."""
     for name in [name for name in sys.modules if name.split(".")[0] == package.name]:
         del sys.modules[name]
     with warnings.catch_warnings(record=True) as caught:

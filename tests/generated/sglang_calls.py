@@ -1,4 +1,4 @@
-"""Calls SGLang's plugins with SGLang's shapes, in Triton's interpreter; prints what each gives as JSON.
+"""Calls SGLang's plugins with SGLang's shapes, in Triton's interpreter; prints the result of each as JSON.
 
     python sglang_calls.py FOLDER
 
@@ -176,7 +176,7 @@ def dense(spec: str) -> Iterator[tuple[str, float]]:
 
 
 def refusals() -> Iterator[tuple[str, str]]:
-    """What SGLang passes that a package cannot take."""
+    """Arguments of SGLang that a package cannot take."""
     q, cache = torch.zeros(1, 1, 4, 512).bfloat16(), torch.zeros(1, 64, 1, 584, dtype=torch.uint8)
     fp8_q, scale = torch.zeros(1, 1, 4, 576).to(torch.float8_e4m3fn), torch.ones(1)
     for spec, tensor, changed in (

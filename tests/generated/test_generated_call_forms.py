@@ -1,6 +1,6 @@
-"""What vLLM, SGLang, FlashMLA and FlashAttention declare and call binds to the wrappers, or a table says why not.
+"""Declarations and calls of vLLM, SGLang, FlashMLA and FlashAttention bind to the wrappers, or a table gives a reason.
 
-The table is call_forms.yaml, of which docs/signatures.md is made.
+The table is call_forms.yaml, the source of docs/signatures.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls that are checked once: what is done again, what is checked anew, what is kept and for how long."""
+"""Calls that are checked once: the work done again, the checks made anew, the calls kept and for how long."""
 
 from __future__ import annotations
 
@@ -407,7 +407,7 @@ def test_tensors_without_memory_are_left_to_the_wrapper(dsv32: tuple[ModuleType,
 def test_memory_that_begins_elsewhere_is_checked_anew(
     dsv32: tuple[ModuleType, Launched], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pluggable allocator may give what torch's own does not."""
+    """A pluggable allocator may give memory that torch's own does not."""
     package, launched = dsv32
     package.flash_mla_sparse_fwd(**sparse_call())
     launched.clear()
@@ -424,13 +424,13 @@ def test_memory_that_begins_elsewhere_is_checked_anew(
 
 
 class PyCUtensorMap(NamedTuple):
-    """What a launcher takes of a descriptor: here the address that was encoded."""
+    """A launcher's part of a descriptor: here the address that was encoded."""
 
     address: int
 
 
 class CudaLauncher:
-    """Triton's launcher by its name, with its own making of descriptors around a list of what is launched."""
+    """Triton's launcher by its name, with its own making of descriptors around a list of launches."""
 
     launch_cooperative_grid, launch_pdl, arg_annotations, kernel_signature = False, True, "annotations", "signature"
 
@@ -486,7 +486,7 @@ def test_descriptors_are_encoded_once_for_their_addresses(monkeypatch: pytest.Mo
 
 
 def passed_of(launched: tuple[Any, ...], call: Call, returned: Any) -> list[Any]:
-    """What a launcher was given, with the names of tensors in the place of addresses."""
+    """A launcher's arguments, with the names of tensors in the place of addresses."""
     *begin, passed = launched if INSTALLED >= (3, 7) else (*launched[:13], launched[13:])
     numbers = tuple(one.data_ptr() if isinstance(one, torch.Tensor) else one for one in passed)
     return in_words([(*begin, numbers)], call, returned)

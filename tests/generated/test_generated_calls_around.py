@@ -1,4 +1,4 @@
-"""What stands around a call that is kept: modes of torch, devices, streams, threads, and failures."""
+"""The surroundings of a call that is kept: modes of torch, devices, streams, threads, and failures."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def calls_module(package: ModuleType) -> ModuleType:
 
 
 class Dispatched(TorchDispatchMode):
-    """What torch's dispatcher runs."""
+    """Operators that torch's dispatcher runs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def test_tensors_of_a_transform_are_left_to_the_wrapper(transform: str, dsv32: t
 
 
 class Own(torch.Tensor):
-    """A tensor of a subclass, whose address may be no address."""
+    """A tensor of a subclass. Its address may be no address."""
 
 
 def test_tensors_of_a_subclass_are_checked_at_every_call(
@@ -167,7 +167,7 @@ def test_memory_is_of_the_mode_of_its_call(dsv32: tuple[ModuleType, Launched]) -
             assert [one.is_inference() for _, one in tensors_in(returned)] == [mode] * 3
 
 
-@pytest.mark.filterwarnings("ignore")  # dynamo's, of what it cannot trace: it calls the wrapper as it is
+@pytest.mark.filterwarnings("ignore")  # dynamo's, of code that it cannot trace: it calls the wrapper as it is
 def test_compiled_code_calls_with_its_own_tensors(dsv32: tuple[ModuleType, Launched]) -> None:
     package, launched = dsv32
     call = sparse_call()
@@ -203,7 +203,7 @@ def test_a_tensor_under_two_names_is_not_taken_for_one_of_them(
         assert other is ids
     with on_a_device(indexer_calls.write_package(tmp_path, "indexer_fp8")) as (indexer, _):
         scores, ids, out = torch.zeros(2, 64), *torch.zeros(2, 2, 64, dtype=torch.int32)
-        for given in (ids, out, ids, out):  # over what was read, and elsewhere
+        for given in (ids, out, ids, out):  # over memory that was read, and elsewhere
             assert indexer.topk_merge(scores, ids, 64, given)[0] is given
 
 

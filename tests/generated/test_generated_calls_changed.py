@@ -1,4 +1,4 @@
-"""Calls that differ in one argument from calls that were kept: each does what its wrapper's text does, or refuses."""
+"""Calls that differ in one argument from calls that were kept: each does the same as its wrapper's text, or refuses."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wider(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 
 
 def other_tensors(tensor: torch.Tensor) -> Iterator[Any]:
-    """What may stand in a tensor's place, some of it right."""
+    """Values for a tensor's place, some of them right."""
     yield from (None, True, 1, 1.0, "q", np.zeros(2), [tensor], (tensor, tensor), tensor.clone())
     for nbytes in (0, 1, 2, 4, 8, 16, 32):
         if nbytes % tensor.element_size() == 0:
@@ -83,7 +83,7 @@ NUMBERS = (
 
 
 def others(value: Any) -> Iterator[Any]:
-    """What may stand in the place of an argument."""
+    """Values for an argument's place."""
     if isinstance(value, torch.Tensor):
         yield from other_tensors(value)
     elif isinstance(value, tuple) and isinstance(value[0], torch.Tensor):
@@ -101,7 +101,7 @@ def others(value: Any) -> Iterator[Any]:
 
 
 class Outcome(NamedTuple):
-    """What a call did."""
+    """The outcome of a call."""
 
     launches: str  # which tells -0.0 from 0.0, and True from 1
     returned: Any
@@ -109,7 +109,7 @@ class Outcome(NamedTuple):
 
 
 def outcome(wrapper: Callable[..., Any], call: Call, launched: Launched) -> Outcome:
-    """What a wrapper makes of a call, launched, returned or raised, in words that stay the same in other memory."""
+    """A wrapper's launches, and its result or error, in words that stay the same in other memory."""
     launched.clear()
     states = {name: type(one)(one.config) for name, one in call.items() if hasattr(one, "config")}
     given = call | states
@@ -231,7 +231,7 @@ def test_the_end_of_scores_memory_is_looked_at_by_every_call(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("rows", [1, 16])
 def test_rows_that_programs_share_take_their_scratch_at_every_call(tmp_path: Path, rows: int) -> None:
-    """Of 32K columns, which sm90 gives several programs each, and a second kernel what they collected."""
+    """Of 32K columns: sm90 gives several programs to each row, and their candidates to a second kernel."""
     with on_a_device(indexer_calls.write_package(tmp_path, "indexer_fp8")) as (package, launched):
         columns, lens = 1 << 15, torch.full((rows,), 1 << 15, dtype=torch.int32)
         call = {"logits": torch.zeros(rows, columns), "next_n": 1, "seq_lens": lens, "num_rows": rows, "topk": 64}

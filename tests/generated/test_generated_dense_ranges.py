@@ -16,7 +16,7 @@ MODULES = (
     *(f"dsv3_fp8.{BASE}{kind}" for kind in ("", "_few", "_parts")),
     *(f"dsv3.{BASE}{kind}" for kind in ("", "_swap_ab")),
 )
-TABLE = 1 << 40  # address of what the combine is told of requests
+TABLE = 1 << 40  # address of the combine's data about requests
 
 
 class Tensor(np.ndarray):
@@ -33,7 +33,7 @@ def tensor(value: Any, dtype: Any = np.int32) -> Tensor:
 
 
 class Gluon:
-    """What the scheduler calls of Gluon, on numpy's vectors; memory is a list of lengths and what is stored."""
+    """The functions of Gluon that the scheduler calls, on numpy's vectors; memory is a list of lengths and stores."""
 
     int32, int64 = np.int32, np.int64
     minimum, maximum = np.minimum, np.maximum
@@ -100,7 +100,7 @@ def scheduler(module: ModuleType, gl: Gluon) -> SimpleNamespace:
 
 
 class Part(NamedTuple):
-    """What a program has of a request, in KV blocks, and whether it is the first and the last that has some."""
+    """A program's part of a request, in KV blocks, and whether it is the first and the last that has some."""
 
     program: int
     request: int

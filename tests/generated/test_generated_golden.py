@@ -1,4 +1,4 @@
-"""The checked-in packages are what their specs give, byte for byte, and formatted as the rest of the repository is."""
+"""The checked-in packages follow from their specs, byte for byte, and are formatted like the rest of the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only a GPU shows of a generated package: what is compiled, allocated and waited for."""
+"""Facts of a generated package that only a GPU shows: compilation, allocation and waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operators of torch that a package registers: once, beside those of others, with fakes of any sizes."""
+"""Operators of torch that a package registers: once, next to those of others, with fakes of any sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checked-in proofs are what the packages' content gives: rows of all that calls launch, and limits that hold."""
+"""The checked-in proofs follow from the packages' content: rows of all that calls launch, and limits that hold."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def key_of(folder: Path) -> str:
 
 @functools.cache
 def listed_under(version: str) -> dict[str, list[CompileJob]]:
-    """What each package lists under a version, for all its targets."""
+    """Each package's list under a version, for all its targets."""
     script = Path(__file__).with_name("listing.py")
     done = subprocess.run([sys.executable, str(script), version], capture_output=True, text=True, check=True)
     return {
@@ -105,7 +105,7 @@ def test_a_package_is_proved_under_the_triton_at_hand(folder: Path) -> None:
 
 
 def over(job: CompileJob, taken: Figures, products: dict[tuple[str, int | None], int]) -> Iterator[str]:
-    """What is wrong with a variant that holds its limits in the file: only its plan knows its products."""
+    """Faults of a variant that holds its limits in the file: only its plan knows its products."""
     expected = products.get((job.kernel, job.block_h))
     if expected is not None and job.target == "sm90" and taken.products != expected:
         yield f"{taken.products} warpgroup products, expected {expected}"
@@ -127,9 +127,9 @@ def test_every_variant_has_the_products_of_its_plan(folder: Path, version: str) 
 @by_package
 @by_version
 def test_attention_takes_no_more_shared_memory_than_the_plan_expects(folder: Path, version: str) -> None:
-    """Of rows that are quantised; of others a KB more at most, for what is exchanged between warps.
+    """Of rows that are quantised; of others a KB more at most, for exchanges between warps.
 
-    From 3.8 on Triton pads and stages what AMD's kernels load, which the plan's model, of 3.6 and 3.7, leaves out: at
+    From 3.8 on Triton pads and stages the loads of AMD's kernels. The plan's model, of 3.6 and 3.7, leaves that out: at
     most as much again.
     """
     plan = load_plan(SPECS / f"{folder.name}.yaml")

@@ -28,7 +28,7 @@ OUTSIDE = ("3.5.1", "3.10.0.dev20270101", "4.0", "main")
 
 
 def said(folder: Path | str = "", versions: Sequence[str] = ()) -> dict[str, dict[str, dict]]:
-    """By version and package, what it says and how it launches."""
+    """Warnings and launches by version and package."""
     arguments = [str(folder), ",".join(versions), *map(str, PACKAGES)]
     command = [sys.executable, "-I", "-B", "-W", "error", str(PROVEN), *arguments]
     env = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}

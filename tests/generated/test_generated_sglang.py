@@ -1,4 +1,4 @@
-"""SGLang's plugin has the signatures of SGLang's own functions, replaces them once, and computes what they compute."""
+"""SGLang's plugin has the signatures of SGLang's own functions, replaces them once, and computes the same."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TOLERANCE = 0.02  # of bf16 outputs up to 4
 
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of plugins with their packages, one of a spec whose LSE is of base 2."""
+    """A folder of plugins with their packages, one of a spec with LSE of base 2."""
     folder = tmp_path_factory.mktemp("plugins")
     other = folder / "base2.yaml"
     text = (ROOT / "specs" / "dsv32.yaml").read_text()

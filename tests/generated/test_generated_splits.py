@@ -31,7 +31,7 @@ MEASURED = {
     (64, 128): {1: 78.3, 2: 99.6},
     (128, 64): {1: 104.3, 2: 127.4},
 }
-# The same of the kernel that dequantises fp8_ds_mla, on an H200, with the kernel that does again what it could not.
+# The same of the kernel that dequantises fp8_ds_mla, on an H200, with the kernel that recomputes overflowed rows.
 MEASURED_CACHE = {
     (1, 64): {1: 81.6, 2: 46.1, 3: 37.5, 4: 28.2, 5: 28.3, 6: 24.0, 8: 19.3, 16: 15.4},
     (1, 128): {1: 83.5, 2: 46.6, 3: 37.9, 4: 28.5, 5: 28.4, 6: 24.9, 8: 19.9, 16: 16.1},
@@ -65,7 +65,7 @@ MEASURED_FEW = {
 
 @pytest.fixture(scope="module")
 def fp32() -> BenchPackage:
-    """A package whose partials are fp32, as those that were measured."""
+    """A package with fp32 partials, like those that were measured."""
     return load_package(ROOT / "generated" / "hyv4")
 
 

@@ -1,4 +1,4 @@
-"""What the checked-in packages list to compile: their calls are made on a CPU, and nothing is launched."""
+"""The lists of compilations of the checked-in packages: their calls are made on a CPU, and nothing is launched."""
 
 from __future__ import annotations
 

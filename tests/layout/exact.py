@@ -1,6 +1,6 @@
-"""A second encoder and decoder, in numpy's float64 over tables of exact values: what the codec is held to.
+"""A second encoder and decoder, in numpy's float64 over tables of exact values, to check the codec against.
 
-It shares no code with mlagen.layout.codec: values are found by searching the table of what a dtype can hold.
+It shares no code with mlagen.layout.codec: values are found by a search in the table of a dtype's values.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def codes(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def fp32(x: np.ndarray | float) -> np.ndarray:
-    """The nearest fp32 values, as float64. Of a quotient of two fp32 values too: float64 has bits enough."""
+    """The nearest fp32 values, as float64; also of a quotient of two fp32 values: float64 has bits enough."""
     with np.errstate(over="ignore"):
         return np.asarray(x, np.float64).astype(np.float32).astype(np.float64)
 
@@ -72,7 +72,7 @@ def _ceil_log2(s: float) -> int:
 
 
 def scale(amax: float, scales: ScalesField) -> tuple[bytes, float]:
-    """A tile's scale: its bytes, and what readers see."""
+    """A tile's scale: its bytes, and its value for readers."""
     rule = scales.rule
     floor, divisor = float(fp32(rule.floor)), float(fp32(rule.divisor))
     s = float(fp32(max(amax, floor) / divisor)) if rule.floor_on == "amax" else max(float(fp32(amax / divisor)), floor)

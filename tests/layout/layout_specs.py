@@ -65,7 +65,7 @@ def _scale(draw: st.DrawFn, of: str, dtype: str) -> dict[str, Any]:
 
 @st.composite
 def compositions(draw: st.DrawFn, rank: int, rope: int, dtype: str) -> dict[str, Any]:
-    """Any layout of rows of `rank` + `rope` columns whose unquantised columns are of `dtype`, as a spec says it."""
+    """Any layout of rows of `rank` + `rope` columns with unquantised columns of `dtype`, as a spec says it."""
     columns = {"latent": rank, "rope": rope, "row": rank + rope}
     kinds = draw(st.sampled_from([["row"], ["latent", "rope"], ["rope", "latent"]]))
     planes: list[list[dict[str, Any]]] = [[], []]
@@ -126,7 +126,7 @@ def _padded(plane: list[dict[str, Any]], columns: dict[str, int], widest: int) -
 
 
 def fitting(rank: int, rope: int, dtype: str) -> list[str]:
-    """The named layouts that such rows fit, and whose unquantised columns are of `dtype`."""
+    """The named layouts that such rows fit, with unquantised columns of `dtype`."""
     found = []
     for name, composition in NAMED_LAYOUTS.items():
         try:
@@ -154,7 +154,7 @@ def indexers(draw: st.DrawFn, topk: int | None, dtype: str) -> dict[str, Any]:
     """An indexer with the cache of its keys or without, as parts of a spec; or neither.
 
     Args:
-        draw: what draws.
+        draw: hypothesis's draw.
         topk: how many keys it picks; None: any number.
         dtype: of columns that are not quantised.
     """

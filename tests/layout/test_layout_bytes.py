@@ -409,12 +409,12 @@ def test_the_layout_needs_the_standard_library_alone():
 
 # The columns and bytes of known rows, which other code bases repeat as literals.
 ROW_SIZES = re.compile(r"\b(?:576|656|584|528|1152)\b")
-# What the peers' own kernels take is a fact of theirs.
+# The sizes in peers' own kernels are facts of theirs.
 PEERS = Path("mlagen/bench/peers")
 
 
 def without_comments(text: str) -> str:
-    """Python source without comments: what was measured on which dims may be told there."""
+    """Python source without comments: they may name the dims of a measurement."""
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
     return " ".join(token.string for token in tokens if token.type != tokenize.COMMENT)
 

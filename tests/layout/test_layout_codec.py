@@ -96,7 +96,7 @@ def test_a_scale_a_tensor_has_to_be_passed(call):
 
 
 def tiles_with(layout: CacheLayout, amax: float) -> torch.Tensor:
-    """Two rows: one whose largest magnitude is `amax`, at a random column of each tile; one of nothing but amax."""
+    """Two rows: one with the largest magnitude `amax`, at a random column of each tile; one of nothing but amax."""
     generator = torch.Generator().manual_seed(5)
     columns = torch.arange(layout.columns)
     x = torch.rand(2, layout.columns, generator=generator) * 2 - 1

@@ -1,4 +1,4 @@
-"""docs/layouts.md says of each layout what the code says."""
+"""docs/layouts.md says the same of each layout as the code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ targets: [sm90]
 
 
 def block(layout: CacheLayout, dims: tuple[int, int]) -> str:
-    """What `show layout` prints, but for hashes and warnings."""
+    """The output of `show layout`, but for hashes and warnings."""
     hidden = ("  fingerprint", "  golden", "  warning")
     return "".join(f"{line}\n" for line in as_text(layout, dims, 64) if not line.startswith(hidden))
 

@@ -1,4 +1,4 @@
-"""The plan as a value, what its package lists to compile, and the work of a call."""
+"""The plan as a value, its package's list of compilations, and the work of a call."""
 
 from __future__ import annotations
 
@@ -175,9 +175,9 @@ def test_rounded_partials_are_padded_so_that_all_rows_begin_at_16_bytes(dtype):
 def test_the_cost_of_a_row_of_partials_is_its_traffic():
     plain, rounded = PartialRow("fp32", 512), PartialRow("bf16", 512)
     assert [plain.weighs(cost) for cost in (1024, 2560, 40)] == [1024, 2560, 40]
-    # 2,056 bytes with a row's maximum and sum, and 1,032: what took 1,024 rows takes 2,040.
+    # 2,056 bytes with a row's maximum and sum, and 1,032: a cost of 1,024 rows is one of 2,040.
     assert rounded.weighs(1024) == 2040
-    assert PartialRow("fp16", 512).weighs(1024) == 2032  # a power of two beside them
+    assert PartialRow("fp16", 512).weighs(1024) == 2032  # with a power of two a row
     plan = make_plan(make_spec().model_copy(update={"partials": "bf16"}))
     assert (plan.splits.sm90_combine, plan.of(SparseFwdPlan).sm90.cost) == (2040, (5100, 79))
 

@@ -1,4 +1,4 @@
-"""Blocks of a row: together they are the row, whatever its dims."""
+"""Blocks of a row: together they are the row, with any dims."""
 
 from __future__ import annotations
 

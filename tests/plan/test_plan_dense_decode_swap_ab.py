@@ -1,4 +1,4 @@
-"""The swap-AB kernel of dense attention: which specs have it, which calls run it, what it takes."""
+"""The swap-AB kernel of dense attention: the specs that have it, the calls that run it, its resources."""
 
 import pytest
 from plan_specs import DENSE, ROOT, make_spec

@@ -1,4 +1,4 @@
-"""What tuned tables fit: a spec takes those of its own kernels, whatever it is called."""
+"""Specs that tuned tables fit: those with the same kernels, under any name."""
 
 from __future__ import annotations
 

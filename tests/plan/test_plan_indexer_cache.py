@@ -1,4 +1,4 @@
-"""The numbers around the indexer's keys: every variant once, no kernel too many, and what is refused."""
+"""The numbers around the indexer's keys: every variant once, no kernel too many, and the refused specs."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernels, tmp_pa
 def test_shared_memory_equals_the_plans(mapped, tmp_path):
     index = make_index_plan()
     expected = {(tile.block_n, tile.num_warps): tile.expected_shared for tile in every_tile(index)}
-    # Of each tile the variant that waits, or begins alone: what a program holds is the same.
+    # Of each tile the variant that waits, or begins by itself: a program holds the same.
     jobs = {
         (job.kernel, dict(job.constexprs).get("BLOCK_N"), job.num_warps): job for job in reversed(mapped.jobs["sm90"])
     }
@@ -97,7 +97,7 @@ def test_shared_memory_equals_the_plans(mapped, tmp_path):
         if taken.kernel == "_combine_indices_kernel":
             assert taken.shared == index.combine_expected_shared
         elif taken.kernel in (OPTIONS, "_combine_compact_kernel"):
-            assert 0 < taken.shared <= 4 * 32  # what the warps of a scan, or of a maximum, hand each other
+            assert 0 < taken.shared <= 4 * 32  # values that the warps of a scan, or of a maximum, hand each other
         else:
             assert taken.shared == expected[_block_n(taken), taken.num_warps]
 

@@ -19,7 +19,7 @@ FLAT_SM90, PAGED_SM90 = "_mqa_logits_sm90_kernel", "_paged_mqa_logits_sm90_kerne
 
 
 def logits_spec(heads: int = 64, columns: int = 128, layout: object = "indexer_fp8", **changes: object) -> Spec:
-    """A spec of the logits alone."""
+    """A spec of only the logits."""
     indexer = {"num_heads": heads, "head_dim": columns, "topk": 2048, "rope_head_dim": 0}
     wrappers = FP4 if layout == "indexer_mxfp4" else FP8
     parts = {"indexer": indexer, "indexer_cache": {"layout": layout}, "wrappers": wrappers}
@@ -27,7 +27,7 @@ def logits_spec(heads: int = 64, columns: int = 128, layout: object = "indexer_f
 
 
 def fp8_layout(tile: int, dtype: str = "e4m3", scales: str = "fp32") -> dict[str, object]:
-    """Keys beside their scales."""
+    """Keys and their scales."""
     rule = {"rounding": "power_of_two", "divisor": 224, "floor": 1e-4, "floor_on": "amax"}
     fields = ({"kind": "row", "dtype": dtype}, {"kind": "scales", "of": "row", "dtype": scales, "tile": tile, **rule})
     return {"name": "own", "fields": fields}

@@ -1,4 +1,4 @@
-"""Numbers of the sm90 kernels of the indexer's logits, which specs have them, and what their modules say."""
+"""Numbers of the sm90 kernels of the indexer's logits, the specs that have them, and their modules."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def spec_of(layout="indexer_fp8", wrappers=WRAPPERS, indexer=None, block_size=64
 
 
 def plan_of(spec):
-    """A plan without families, of which these kernels ask nothing yet."""
+    """A plan without families: these kernels ask nothing of it yet."""
     return Plan(spec, None, 0, 0, ())
 
 
@@ -41,7 +41,7 @@ def test_numbers_by_hand(heads, tokens, paged_tokens):
     # Columns of a product: a consumer holds two over flat keys, one over pages, in half of its registers.
     assert tokens[-1] // 2 * heads <= 128
     assert paged_tokens[-1] * heads <= 256
-    # 128 columns of 32 each; of two consumers, of which each multiplies two halves of a tile before its loop and in it.
+    # 128 columns of 32 each; of two consumers. Each multiplies two halves of a tile before its loop and in it.
     assert (sm90.expected_products, sm90.expected_paged_products) == (2 * 4 * 4, 2 * 4)
     # Two query blocks with an fp32 weight a row, and tiles of 128 keys with an fp32 scale each; barriers.
     assert sm90.expected_shared == (2 * tokens[-1] * heads + 8 * 128) * 132 + 4096

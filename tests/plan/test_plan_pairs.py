@@ -1,4 +1,4 @@
-"""Two caches of any named layouts: each pair has tiles on each target, or an error that says what is too much."""
+"""Two caches of any named layouts: each pair has tiles on each target, or an error that names the excess."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ TAKEN = {
     # The values of the first move as they are stored.
     (V4, "nvfp4_v41", "mxfp8_v41", "sm120", Tile(16, 32, 8, 2, True)): 75_776,
     (V4, "mxfp8_v41", "nvfp4_v41", "sm120", Tile(16, 32, 8, 2, True)): 59_392,
-    # wgmma takes q in one order, whatever K is.
+    # wgmma takes q in one order, with any K.
     (V32, "fp8_ds_mla", "bf16", "sm90", Tile(64, 64, 8, 2, False)): 221_440,
     (V4, "ue8m0_v4", "bf16", "sm90", Tile(64, 64, 8, 2, False)): 205_056,
     (V4, "mxfp8_v41", "bf16", "sm90", Tile(64, 64, 8, 2, False)): 196_864,

@@ -1,4 +1,4 @@
-"""Rows by version of Triton: which hold when, what is taken instead, and the tables that packages make of them."""
+"""Rows by version of Triton: when each holds, its replacement, and the tables that packages make of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers of the sm90 kernels: which specs have them, which calls run them, what they take."""
+"""Numbers of the sm90 kernels: the specs that have them, the calls that run them, their resources."""
 
 import re
 from dataclasses import replace
@@ -68,12 +68,12 @@ def test_dense_attention_over_e4m3_has_three_and_numbers_by_hand():
     # Q of 64 rows or of both parts of 32, four blocks of 64 keys, P of three in 16 bits, and vectors of fp32.
     assert wide.expected_shared == (64 + 4 * 64) * 576 + 3 * 64 * 64 * 2 + 7 * 64 * 4
     assert few.expected_shared == (2 * 32 + 4 * 64) * 576 + 3 * 32 * 64 * 2 + 8 * 32 * 4
-    # Both parts of 64 rows, four blocks of 64 keys, of whose RoPE two, and P of two.
+    # Both parts of 64 rows, four blocks of 64 keys, RoPE of two of them, and P of two.
     assert parts.expected_shared == (2 * 64 + 4 * 64) * 576 - 2 * 64 * 64 + 2 * 64 * 64 * 2 + 8 * 64 * 4
     assert parts.expected_products == 4 * 18 + 2 * 4 * 8
     # 576 columns 32 at a time of two blocks; then 128 keys 16 at a time, of 4 times 64 columns a warpgroup.
     assert few.expected_products == wide.expected_products == 2 * 18 + 2 * 4 * 8
-    for plan in (few, wide, parts):  # the third warpgroup has what is left of 168 registers a thread
+    for plan in (few, wide, parts):  # the third warpgroup has the rest of 168 registers a thread
         wg1, producer = plan.registers.split
         assert 208 <= 3 * 168 - wg1 - producer <= 240
 
@@ -197,7 +197,7 @@ def test_numbers_by_hand(rope, columns):
         (320, 64, (256, 64, 64), 64),
         (384, 32, (256, 128, 32), 64),
         (384, 128, (256, 128, 128), 64),
-        (400, 80, (256, 256, 0), 64),  # RoPE fills what V leaves of the right half, and zeros the rest
+        (400, 80, (256, 256, 0), 64),  # RoPE fills the right half behind V, and zeros the rest
         (448, 128, (256, 256, 64), 64),
         (512, 16, (256, 256, 16), 64),
         (512, 80, (256, 256, 128), 32),
@@ -428,7 +428,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     assert union.words_a_thread * 32 * union.num_warps == union.words
     assert union.expected_shared == 2 * 32768
     assert union.sm90 == replace(plan.of(SparseFwdPlan).sm90, registers=SHARED_REGISTERS[group])
-    # What they cannot share is done again with the tile of calls of so many heads.
+    # Groups that they cannot share are done again with the tile of calls of so many heads.
     found = enumerate_plan(plan, tmp_path)
     tiles = found.module("_tiles")
     table = tiles.SPARSE_FWD_TILES["sm90"]

@@ -1,4 +1,4 @@
-"""The plan of attention over a cache: blocks, tiles against what compilers took, tuned rows and the work of a call."""
+"""The plan of attention over a cache: blocks, tiles against compilers' figures, tuned rows and the work of a call."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def plan_of(changes: dict[str, Any], **more: Any) -> Plan:
 
 
 def some_layout(name: str, dims: dict[str, int]) -> CacheLayout:
-    """A named layout on dims of which not all suit it."""
+    """A named layout on dims that do not all suit it."""
     try:
         return compose(NAMED_LAYOUTS[name], dims["kv_lora_rank"] * 2, dims["qk_rope_head_dim"] * 2)
     except LayoutError:
@@ -324,7 +324,7 @@ def test_tuned_rows_replace_a_targets_own(tmp_path):
     [
         ("fp8_ds_mla", 512, 64, 16),
         ("fp8_ds_mla", 256, 64, 8),  # 392 bytes
-        ("fp8_ds_mla", 384, 64, 16),  # 524, of which loads of 4 bytes are no gain
+        ("fp8_ds_mla", 384, 64, 16),  # 524: loads of 4 bytes are no gain
         ("ue8m0_v4", 448, 64, 16),
         ("bf16", 96, 4, 8),
     ],

@@ -1,4 +1,4 @@
-"""Where the dequantising kernel finds what it loads, in the layouts that it reads."""
+"""Where the dequantising kernel finds its loads, in the layouts that it reads."""
 
 from __future__ import annotations
 

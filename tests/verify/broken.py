@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def check_mutants(script: str, *arguments: str | Path, more_than: int) -> None:
-    """Runs a script of this folder, whose JSON says how many cases of each mutant failed; null: no text to break."""
+    """Runs a script of this folder. Its JSON says how many cases of each mutant failed; null: no text to break."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)

@@ -29,7 +29,7 @@ SPECS = {
 
 
 def write_spec(name: str, folder: Path, **changes: object) -> Path:
-    """The YAML of one of SPECS; `changes` replace what TEXT asks for."""
+    """The YAML of one of SPECS; `changes` replace fields of TEXT."""
     fields = ("heads", "latent", "rope", "d_v", "dtype", "cache", "attention", "wrappers")
     path = folder / f"dense_{name}.yaml"
     path.write_text(TEXT.format(name=name, **(dict(zip(fields, SPECS[name], strict=True)) | changes)))

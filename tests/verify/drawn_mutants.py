@@ -35,7 +35,7 @@ import topk_mutants  # noqa: E402
 
 GENERATED = Path(__file__).resolve().parents[2] / "generated"
 CACHE = (*sparse_decode_mutants.CACHE_MUTANTS, *sparse_decode_mutants.SPLIT_MUTANTS)
-# By family: a checked-in package whose text most of its mutants fit, and the mutants.
+# By family: a checked-in package with the text of most of its mutants, and the mutants.
 FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
     "sparse_fwd": ("dsv32", ROWS),
     "cache": ("dsv4_flash", (*cache_mutants.ANY_LAYOUT, *cache_mutants.PLANAR)),
@@ -50,7 +50,7 @@ FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
     "indexer_select": ("dsv4_flash", indexer_select_mutants.MUTANTS),
     "ops": ("odd", ops_mutants.OPS_MUTANTS),
 }
-# Mutants that these packages have the text of, but whose fault only other packages of the slow tests show, or late.
+# Mutants that these packages have the text of, but show late, or only in other packages of the slow tests.
 ELSEWHERE = {
     "lengths may be too long",
     "requests after the first begin where it does",
@@ -64,7 +64,7 @@ TARGETS = {"cache": "sm80"}  # its kernels round by themselves; other families t
 
 
 def fitting(package: Path, found: Sequence[Mutant]) -> Iterator[Mutant]:
-    """Those of the mutants whose text the package has."""
+    """The mutants that the package has the text of."""
     for mutant in found:
         file = package / mutant.file
         fits = file.exists() and re.search(mutant.pattern, file.read_text())

@@ -80,7 +80,7 @@ OF_MODULE = {
         "mbarrier.wait(shared.k_r_ready.index(BLOCK), phase)",
         "columns = HALF * D_HALF +",
     ),
-    # The portable kernel computes results of NaN again, so these show in its flags alone.
+    # The portable kernel computes results of NaN again, so these show only in its flags.
     "_sparse_fwd_sm90_shared": (
         *_attention("_sparse_fwd_sm90_shared.py", SHARED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"),
         _literal(

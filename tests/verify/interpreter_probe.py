@@ -1,4 +1,4 @@
-"""Runs small kernels in Triton's interpreter, fixed or bare, and saves what they give; a process of its own.
+"""Runs small kernels in Triton's interpreter, fixed or bare, and saves their results; a process of its own.
 
 Usage: python interpreter_probe.py (fixed | bare) OUT.npz
 """
@@ -108,7 +108,7 @@ def dot(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def attempt(results: dict, name: str, run) -> None:
-    """Saves what `run` gives, or the name of what it raises."""
+    """Saves the result of `run`, or the name of its exception."""
     try:
         results[name] = run()
     except Exception as error:
@@ -151,7 +151,7 @@ def extrema() -> np.ndarray:
 
 
 def claim(offset: int) -> np.ndarray:
-    """What a kernel gives that calls its rows 16-byte aligned; they begin `offset` elements after such an address."""
+    """Result of a kernel that calls its rows 16-byte aligned; they begin `offset` elements after such an address."""
     out = torch.zeros(1)
     _claim[(1,)](torch.ones(48, dtype=torch.bfloat16)[offset:], out)
     return out.numpy()

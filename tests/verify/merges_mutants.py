@@ -1,4 +1,4 @@
-"""Merges beside attention whose LSE is base 2 and whose sink is required, broken on purpose.
+"""Merges with attention that has LSE of base 2 and a required sink, broken on purpose.
 
 Usage: python merges_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py.
 """

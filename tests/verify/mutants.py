@@ -276,7 +276,7 @@ def run_cases(package: Path, only: tuple[str, ...], out: Path, families: tuple[s
 
 
 def failed_of(out: Path) -> list[str]:
-    """Cases that failed, or in which the process died, from what `run_cases` wrote."""
+    """Names of cases that failed, or that killed the process, from the output of `run_cases`."""
     answers = [json.loads(line) for line in out.read_text().splitlines()]
     if not answers:
         raise RuntimeError(f"{out.stem}: no case ran")

@@ -9,7 +9,7 @@ import random
 import signal
 from pathlib import Path
 
-CASE_SECONDS = 60  # of a CPU, in which a case ends but for a loop without an end
+CASE_SECONDS = 60  # of a CPU; a case ends within them, unless it has a loop without an end
 
 
 class _TooLongError(BaseException):
@@ -28,7 +28,7 @@ def noticed_by(
     Args:
         folder: of the package.
         targets: of the interpreter: all cases with the first one's tiles, some with the others'.
-        families: whose cases run; None: those of all.
+        families: families of the cases to run; None: all.
         simulated: the sm90 kernel that cases run, in numpy; "": they run the portable kernels.
         seed: of the order.
     """

@@ -10,7 +10,7 @@ import mutants
 from mutants import ATTENTION, KERNELS, SPLITS, Mutant
 
 PAIR, ODD, FAR = "*query: pair", "*query: pair, one odd", "*query: pair, far"
-OF_WRAPPERS = {name: f"{name} (*" for name in (PAIR, ODD, FAR)}  # whose cases are one a wrapper
+OF_WRAPPERS = {name: f"{name} (*" for name in (PAIR, ODD, FAR)}  # their cases are one a wrapper
 CACHE, CACHE_KERNELS = "sparse_decode.py", "_sparse_decode_kernels.py"
 DENSE, DENSE_KERNELS = "dense_decode.py", "_dense_decode_kernels.py"
 

@@ -1,4 +1,4 @@
-"""Packages whose splits round their accumulators, broken on purpose; `mutants.py` runs verification on each.
+"""Packages with splits that round their accumulators, broken on purpose; `mutants.py` runs verification on each.
 
 Usage: python partials_mutants.py PACKAGE_DIR WORK_DIR {rows|sparse_decode|v4_fp16|dense}
 """

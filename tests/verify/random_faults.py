@@ -33,7 +33,7 @@ FEWEST_NOTICED = 0.97  # of those that change anything
 HARMLESS = Path(__file__).with_name("harmless_faults.yaml")
 PACKAGES = ("odd", "odd_fp8", "odd_prefill", "minicpm3", "dsv4_flash")
 TARGETS = ["sm80", "sm90", "gfx942"]  # all cases with the first one's tiles, some with the others'
-# The packages whose sm90 modules are broken, one text of each module.
+# The packages with broken sm90 modules, one text of each module.
 SM90 = {
     "_topk_sm90": "dsv32",
     "_mqa_logits_sm90": "dsv32",
@@ -171,7 +171,7 @@ def _of_function(module: str, function: ast.FunctionDef, source: str) -> Iterato
 
 
 def score(package: str, chosen: list[Fault], seed: int, work: Path) -> list[tuple[Fault, str | None]]:
-    """Puts faults into a package, each alone, and names the case that noticed each."""
+    """Puts faults into a package, one at a time, and names the case that noticed each."""
     results = []
     for number, fault in enumerate(chosen):
         folder = work / str(number) / package

@@ -3,10 +3,10 @@
 Usage: python reach.py PACKAGE_DIR
 
 Calls of all cases for all targets are made, and launches are recorded in place of being done. A variant is taken for
-reached if a case launches its text: the kernel with the same constexprs, dtypes and absent arguments, whatever the
-target. Warps, stages, registers and PDL do not count, as an interpreter does not see them.
+reached if a case launches its text: the kernel with the same constexprs, dtypes and absent arguments, on any target.
+Warps, stages, registers and PDL do not count, as an interpreter does not see them.
 
-Prints {"reached": [variant, ...], "missed": [variant, ...]} as JSON, a variant with what an interpreter sees of it.
+Prints {"reached": [variant, ...], "missed": [variant, ...]} as JSON, a variant as an interpreter sees it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNSEEN = ("PDL", "NUM_STAGES")  # constexprs
 
 
 def text_of(variant: Any) -> str:
-    """What an interpreter sees of a launch, as JSON."""
+    """An interpreter's view of a launch, as JSON."""
     names = list(inspect.signature(variant.kernel.fn).parameters)
     given = dict(zip(names, variant.arguments, strict=False))
     constexprs = dict(zip(names[len(given) :], variant.constexprs, strict=True))

@@ -2,7 +2,7 @@
 
 Usage: python replayed.py PACKAGE, the name of one in generated/
 
-Prints {case: largest share of a tolerance, or what went wrong} as JSON.
+Prints {case: largest share of a tolerance, or the error} as JSON.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from mlagen.verify.facts import Facts
 from mlagen.verify.families import FAMILIES
 from mlagen.verify.subject import Subject
 
-LENGTHS = (70, 3, 0, 40)  # of dense attention's requests, whose order a graph's check changes
+LENGTHS = (70, 3, 0, 40)  # of dense attention's requests; a graph's check changes their order
 
 
 class FakeCuda:
@@ -35,7 +35,7 @@ class FakeCuda:
         self.calls: list[Any] = []
 
     def noted(self, family: Any) -> Any:
-        """The family, whose calls are noted with their results."""
+        """The family. Its calls are noted with their results."""
 
         def call(run: Any, **given: Any) -> Any:
             self.calls.append((run, family.call(run, **given)))
@@ -44,7 +44,7 @@ class FakeCuda:
         return replace(family, call=call)
 
     def replay(self) -> None:
-        """Calls the last noted call's wrapper again, and puts what it gives where that one's results are."""
+        """Calls the last noted call's wrapper again, and puts the results where that call's results are."""
         run, results = self.calls[-1]
         again = run.call()
         self.calls.pop()

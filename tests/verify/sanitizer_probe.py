@@ -1,4 +1,4 @@
-"""Runs small kernels that a GPU would not forgive in the watched interpreter, and prints what it says of each as JSON.
+"""Runs small kernels that a GPU would not forgive in the watched interpreter, and prints its errors as JSON.
 
 Usage: python sanitizer_probe.py
 """
@@ -85,7 +85,7 @@ def _assumes(dst_ptr, count):
 def main() -> None:
     interpreter.install()
     i32 = {"dtype": torch.int32}
-    memory = torch.zeros(256, **i32)  # all tensors lie in it, so that what is reached beside one can be reached
+    memory = torch.zeros(256, **i32)  # all tensors lie in it, so that an access outside one can be made
     src, dst = memory[16:32], memory[64:128]
     calls = {
         "inside": lambda: _copy[(4,)](src, dst, 13, 4, True),

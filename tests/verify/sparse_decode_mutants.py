@@ -23,7 +23,7 @@ def _kernel(name: str, old: str, new: str, *only: str) -> Mutant:
 
 
 def _chosen(what: str, extra: str, main: str, *only: str) -> Mutant:
-    """What tells the second cache from the first, taken from the first."""
+    """A difference of the second cache from the first, taken from the first."""
     return _kernel(f"{what} is the first cache's", f"tl.where(in_extra, {extra}, {main})", main, *only)
 
 

@@ -34,7 +34,7 @@ SPECS = {
 
 
 def write_spec(name: str, folder: Path, **changes: object) -> Path:
-    """The YAML of one of SPECS; `changes` replace what TEXT asks for."""
+    """The YAML of one of SPECS; `changes` replace fields of TEXT."""
     fields = ("heads", "latent", "rope", "d_v", "dtype", "cache", "second", "topk", "attention")
     values = dict(zip(fields, SPECS[name], strict=True)) | {"name": f"kv_{name}"} | changes
     second = values.pop("second")

@@ -1,4 +1,4 @@
-"""Checks that all families share, on wrappers of one line: each passes one that is right and notices what is not."""
+"""Checks that all families share, on wrappers of one line: each passes a right one and notices a wrong one."""
 
 import importlib
 import json
@@ -26,7 +26,7 @@ SIZES = {"for all": 8, "for one": 4}
 
 @dataclass
 class Rows(Inputs):
-    """Some rows, of which a call gives the doubles."""
+    """Some rows. A call returns their doubles."""
 
     q: torch.Tensor
 
@@ -159,7 +159,7 @@ def test_refused_cases_are_made_for_the_wrappers_that_have_the_argument():
 
 
 def refusal(raised, metadata=None):
-    """Runs a refusal of a wrapper that raises this; `says` is asked for too."""
+    """Runs a refusal of a wrapper that raises this; `says` is also asked for."""
 
     def wrapper(**arguments):
         if raised:

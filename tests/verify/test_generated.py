@@ -40,12 +40,12 @@ def test_dsv32_holds_every_case_of_attention_in_the_interpreter(tmp_path):
 
 
 def modules_of(package: Path) -> str:
-    """What its modules say; which model it is for says `__init__.py` alone."""
+    """The texts of its modules; only `__init__.py` names the model."""
     modules = sorted(path for path in package.glob("*.py") if path.name != "__init__.py")
     return "\n".join(path.read_text() for path in modules)
 
 
-# Of packages that differ in nothing but the model's title, one. Small packages are held to every case beside this.
+# Of packages that differ in nothing but the model's title, one. Small packages also run every case elsewhere.
 DISTINCT = list({modules_of(path): path for path in PACKAGES if path.name not in ("dsv32", *PREFILL)}.values())
 SLOW = ("dsv41", "dsv4_pro", "hyv4", "odd", "odd_fp8")
 DRAWN = drawn([path.name for path in DISTINCT if path.name not in SLOW], 3)  # in every run

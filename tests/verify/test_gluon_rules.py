@@ -1,4 +1,4 @@
-"""Rules whose breach fails a kernel in numpy: races, barriers that do not fit, products that were not waited for."""
+"""Rules of kernels in numpy; a breach fails: races, barriers that do not fit, products that were not waited for."""
 
 import re
 

@@ -17,14 +17,14 @@ pytestmark = pytest.mark.interpreter
 
 PROBE = Path(__file__).with_name("interpreter_probe.py")
 ROOT = Path(__file__).parents[2]
-RIGHT_EXTREMES = minor(triton.__version__) >= (3, 9)  # whose own interpreter rounds an fma once and leaves NaN out
+RIGHT_EXTREMES = minor(triton.__version__) >= (3, 9)  # its own interpreter rounds an fma once and leaves NaN out
 DTYPES = {
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
     "e4m3": torch.float8_e4m3fn,
     "e5m2": torch.float8_e5m2,
 }
-# What Triton's own interpreter gets wrong. A name that turns right upstream can leave the shim.
+# Results that Triton's own interpreter gets wrong. A name that turns right upstream can leave the shim.
 WRONG_BARE = {
     "bf16 to fp32",
     "e4m3 to fp32",
@@ -88,7 +88,7 @@ def nearest(values: torch.Tensor, dtype: torch.dtype) -> np.ndarray:
 
 
 def right(results: dict[str, np.ndarray]) -> set[str]:
-    """Names of the probe's results that are what the hardware gives."""
+    """Names of the probe's results that equal the hardware's."""
     found = set()
     for name, dtype in DTYPES.items():
         if results[f"{name} to fp32"].dtype.kind != "U":

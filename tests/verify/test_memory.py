@@ -1,4 +1,4 @@
-"""What the cases hand to a wrapper: numbers where they count, poison everywhere else."""
+"""The tensors that the cases hand to a wrapper: numbers where they count, poison everywhere else."""
 
 import pytest
 import torch
@@ -55,7 +55,7 @@ def test_valid_indices_name_numbers_and_all_other_rows_are_nan(facts, pattern, l
     assert not rows[sorted(named)].isnan().any()
     assert rows.isnan().all(1).sum() >= len(rows) // 3 - 1
     assert (0 in named) == (pattern == "row zero")
-    if length:  # what follows a length names poison
+    if length:  # entries behind a length name poison
         follow = inputs.indices[1, 0]  # length 0
         assert rows[follow[follow >= 0].long()].isnan().all()
 

@@ -1,4 +1,4 @@
-"""Kernels hold under a Triton beside the pinned one: another one for each commit, all of them in the slow tests."""
+"""Kernels hold under a Triton besides the pinned one: another one for each commit, all of them in the slow tests."""
 
 from __future__ import annotations
 

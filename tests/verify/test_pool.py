@@ -1,4 +1,4 @@
-"""Worker processes: what they answer, and what becomes of those that die."""
+"""Worker processes: their answers, and the fate of those that die."""
 
 import json
 

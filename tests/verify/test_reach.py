@@ -23,7 +23,7 @@ UNREACHED = yaml.safe_load(Path(__file__).with_name("unreached.yaml").read_text(
 
 
 def values(variant: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """What tells a variant from its kernel's others, one by one."""
+    """The values that tell a variant from its kernel's others, one by one."""
     kernel = variant["kernel"]
     for part in ("constexprs", "dtypes"):
         yield from ((kernel, name, str(value)) for name, value in variant[part].items())

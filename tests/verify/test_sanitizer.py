@@ -1,4 +1,4 @@
-"""What the watched interpreter says of kernels that a GPU would not forgive, and that it lets others be."""
+"""Errors of the watched interpreter for kernels that a GPU would not forgive, and none for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tolerances: wide enough for what rounding does, too narrow for anything else."""
+"""Tolerances: wide enough for rounding, too narrow for anything else."""
 
 import math
 
@@ -33,7 +33,7 @@ def stored(share: torch.Tensor, partials: str) -> torch.Tensor:
 
 
 def rounded(q, kv, indices, scale, rounds: int = 1, splits: int = 1, partials: str = "bf16") -> torch.Tensor:
-    """What a kernel computes: P rounded to the dtype relative to the row's maximum, and the output rounded.
+    """A kernel's results: P rounded to the dtype relative to the row's maximum, and the output rounded.
 
     With more than one of `splits`, their shares are rounded to `partials` before they are added up.
     """
@@ -183,7 +183,7 @@ def test_lse_of_sums_with_fewer_bits_passes_where_they_are_said_and_nowhere_else
 @pytest.mark.parametrize("keys", [1, 2, 70, 1000])
 @pytest.mark.parametrize("magnitude", [2.0**-6, 1.0, 40 * 0.4375])
 def test_out_moves_with_such_sums_as_far_as_is_said(keys, magnitude):
-    """Scores whose softmax saturates too; without two keys in a softmax nothing moves."""
+    """Also scores of a softmax that saturates; without two keys in a softmax nothing moves."""
     generator = torch.Generator().manual_seed(keys)
     q = torch.randn(16, 576, generator=generator).to(torch.float8_e4m3fn).double()
     k = torch.randn(keys, 576, generator=generator).to(torch.float8_e4m3fn).double()

@@ -61,7 +61,7 @@ def build(folder: Path, name: str, cached: str, wrappers=WRAPPERS, extra: str = 
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory) -> dict[str, Path]:
-    """A page-planar cache, one whose scales are any fp32, and one of four bits."""
+    """A page-planar cache, one with scales of any fp32, and one of four bits."""
     folder = tmp_path_factory.mktemp("cache")
     return {
         "planar": build(folder, "planar", "ue8m0_v4", **V4),

@@ -121,7 +121,7 @@ def test_combined_rows_by_hand():
         50,
     )
     # Request 0, position 5 of 6: rows 4 and 9 of the request, positions 3 to 5 of 0 to 5.
-    # Request 2, positions 3 and 4 of 5, of which 1 to 4 are gathered: index -1 stays.
+    # Request 2, positions 3 and 4 of 5; 1 to 4 of them are gathered: index -1 stays.
     expected = [[4, 9, 53, 54, 55], [205, 206, 250, 251, 252], [207, -1, 251, 252, 253], []]
     assert [row[: len(want)] for row, want in zip(rows.tolist(), expected, strict=True)] == expected
     assert all(set(row[len(want) :]) == {-1} for row, want in zip(rows.tolist(), expected, strict=True))

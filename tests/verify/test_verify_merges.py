@@ -21,7 +21,7 @@ CHAINS = ["*merged*", "merge*: sink*", "merge*: lse: none", "refuses: attn_sink*
 
 
 def write_rows(folder: Path, name: str, spec: str, **changes: str) -> Path:
-    """A spec of attention over rows with merges; `changes` replace what stands behind a field's name."""
+    """A spec of attention over rows with merges; `changes` replace the text behind a field's name."""
     text = (ROOT / "specs" / f"{spec}.yaml").read_text()
     if "merge_attn_parts" not in text:
         text = text.replace("wrappers:\n", "wrappers:\n  - merge_attn_states\n  - merge_attn_parts\n")
@@ -37,7 +37,7 @@ def with_merges(path: Path, merges: str = MERGES) -> Path:
     return path
 
 
-# name: what writes the spec
+# name: the function that writes the spec
 SPECS = {
     "required": lambda folder: write_rows(folder, "required", "odd", attn_sink="required", empty_row_lse="+inf"),
     "sinkless": lambda folder: write_rows(folder, "sinkless", "odd", attn_sink="none"),

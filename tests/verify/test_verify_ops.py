@@ -13,7 +13,7 @@ from mlagen.verify import mismatches, verify_package
 pytestmark = pytest.mark.interpreter
 
 ROOT = Path(__file__).parents[2]
-# A spec whose wrappers the checked-in packages with operators lack, and the cases that are asked of it.
+# A spec with wrappers that the checked-in packages with operators lack, and the cases that are asked of it.
 OTHERS = {
     "dots3": ["ops: *decode_attention_fwd", "ops: fake: flash_mla_with_kvcache"],
     "minicpm3_prefill": ["ops: *flash_attn_varlen_func"],

@@ -17,8 +17,8 @@ from mlagen.verify.pairs import PROMISES
 pytestmark = pytest.mark.interpreter
 
 ROOT = Path(__file__).parents[2]
-# What writes the spec, and the number of cases: over rows, of which those of 17 columns leave RoPE at no multiple of 16
-# bytes; over caches; dense, of which one has a q of e4m3 too.
+# The function that writes the spec, and the number of cases: over rows (17 columns leave RoPE at no multiple of 16
+# bytes); over caches; dense, also with a q of e4m3.
 SPECS = {
     "rows": (lambda folder: ROOT / "specs" / "odd.yaml", 9),
     "rows_short": (lambda folder: write_rows("rows_short", folder), 9),
@@ -28,7 +28,7 @@ SPECS = {
     "dense_e4m3": (lambda folder: dense_decode_specs.write_spec("tensor", folder), 17),
 }
 SLOW = {*SPECS} - {*drawn(("rows", "cache", "dense_e4m3"), 1)}
-NO_PAIR = {"cache": "tensor", "dense": "odd"}  # whose V has the RoPE columns
+NO_PAIR = {"cache": "tensor", "dense": "odd"}  # V has the RoPE columns
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Packages whose splits round their accumulators, held to their cases whole and broken."""
+"""Packages with splits that round their accumulators, held to their cases whole and broken."""
 
 import re
 from pathlib import Path
@@ -20,7 +20,7 @@ FEW = "*few indices*"
 
 
 def write_rows(name: str, folder: Path) -> Path:
-    """A spec of sparse attention over unquantised rows, whose 17 columns of V leave rows of bf16 to be padded."""
+    """A spec of sparse attention over unquantised rows. 17 columns of V require padding of rows of bf16."""
     text = (ROOT / "specs" / "odd.yaml").read_text().replace("name: odd", f"name: {name}")
     path = folder / f"{name}.yaml"
     path.write_text(re.sub(r"(v_head_dim|kv_lora_rank): \d+", r"\1: 17", text))
@@ -28,7 +28,7 @@ def write_rows(name: str, folder: Path) -> Path:
 
 
 SPLIT, SHARES = ["*split*", "*workspace*", "*invariant*"], ["*shares: 7*", "*workspace*", "*invariant*"]
-# name: dtype of the partials, what writes the rest of the spec, and the cases that its package is held to
+# name: dtype of the partials, the function that writes the rest of the spec, and the package's cases
 SPECS = {
     "rows": ("bf16", lambda folder: write_rows("rows", folder), ["*splits: 3*", "*workspace*", FEW]),
     "sparse_decode": ("bf16", lambda folder: sparse_decode_specs.write_spec("plain", folder), SPLIT),

@@ -96,7 +96,7 @@ def test_names_are_unique_and_what_cases_name_exists(name, device, tmp_path):
     assert {listing.indices for listing in listings} <= set(INDEX_PATTERNS)
     layouts = {problem.q for problem in problems} | {problem.out for problem in problems if problem.out}
     assert layouts <= {*LAYOUTS, "by position"}
-    # What chains with merges is of packages that have some, a pair of those that take one.
+    # Cases of chains with merges belong to packages with merges, cases of a pair to those that take one.
     without = {"merged", "quantised"} | ({"stream", "graph"} if device == "cpu" else set())
     without |= set() if Facts.of(spec).takes_pair else {check for check in SPARSE_DECODE.checks if "pair" in check}
     assert {case.check for case in ran(found)} == set(SPARSE_DECODE.checks) - without

@@ -1,4 +1,4 @@
-"""Sparse attention over rows: its list of cases is complete, well-formed, and without what a spec lacks."""
+"""Sparse attention over rows: its list of cases is complete, well-formed, and without features that a spec lacks."""
 
 import pytest
 from verify_specs import spec

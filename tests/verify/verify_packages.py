@@ -1,10 +1,10 @@
-"""Tiny packages for tests of the worker processes: refusals alone, so that no kernel is needed."""
+"""Tiny packages for tests of the worker processes: only refusals, so that no kernel is needed."""
 
 from pathlib import Path
 
 from verify_specs import spec
 
-GENERATED = Path(__file__).parents[2] / "generated" / "odd"  # whose launches and facts it has
+GENERATED = Path(__file__).parents[2] / "generated" / "odd"  # it has this package's launches and facts
 INIT = """
 import os, sys, time
 from . import _launch
@@ -19,7 +19,7 @@ REFUSES_ALL = 'raise ValueError("kv_c, k_pe, kv_cache, slot_mapping, kv_cache_dt
 
 
 def write_package(folder: Path, body: str = REFUSES_ALL, extra: str = "") -> Path:
-    """A package `fake` whose one wrapper has this body."""
+    """A package `fake` with one wrapper of this body."""
     package = folder / "fake"
     package.mkdir()
     said = spec(wrappers=["concat_and_cache_mla"], kv_lora_rank=16, qk_rope_head_dim=8, v_head_dim=16)

@@ -1,4 +1,4 @@
-"""Specs as a package's SPEC holds them, for tests of the cases, and the YAML from which tests write their own."""
+"""Specs as a package's SPEC holds them, for tests of the cases, and the YAML that tests make their own from."""
 
 import re
 from pathlib import Path

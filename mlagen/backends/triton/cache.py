@@ -67,7 +67,7 @@ def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[
 
 
 def _loaded(one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the blocks in which a row is gathered. A thread loads at most as many columns as it can store at once."""
+    """Return the blocks of a row's gather. A thread loads at most as many columns as it can store at once."""
     found = []
     for chunk in chunks:
         most = layout.THREAD_COLUMNS * chunk["bits"] // 8

@@ -51,7 +51,7 @@ def _turn(rows: IndexerRows) -> dict[str, Any]:
 
 
 def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
-    """Return the pieces in which kernels load and rotate a row; empty if they load whole rows."""
+    """Return the pieces of a row that kernels load and rotate; empty if they load whole rows."""
     width, indexer, names = rows.piece, rows.indexer, indexer_layout.pieces_of(rows, name)
     if width is None:
         return []

@@ -392,7 +392,7 @@ def bytes_text(layout: CacheLayout, field: Field) -> tuple[str, str | None]:
 def bytes_context(
     plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads: bool, writes: bool
 ) -> dict[str, Any]:
-    """Template context for a layout's bytes, and the blocks in which rows are written."""
+    """Template context for a layout's bytes, and the blocks of a row's stores."""
     unit = unit_of(layout)
     unit_name = "bytes" if unit == 1 else "columns"
     values = [field for field in layout.fields if not isinstance(field, PadField)]

@@ -1,5 +1,5 @@
 """From measured times to tables: few tiles, each near the fastest where it is used and fit for the split rule, and the
-number of tokens from which on the sm90 kernel is as fast as any of them.
+least number of tokens for which the sm90 kernel is as fast as any of them.
 
 Pure functions: times come in as data, or as a function that measures on demand.
 """

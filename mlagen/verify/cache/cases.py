@@ -22,7 +22,7 @@ class Pages:
         form: "rows" [pages, block_size, row]; "pages" [pages, bytes of a page].
         dtype: torch's name of the dtype of a quantised cache.
         page_gap: further bytes a page.
-        row_gap: further bytes a row, of layouts whose rows may lie apart.
+        row_gap: further bytes a row, of layouts with rows that may lie apart.
         offset: by how many of a row's widest values it begins off 16 bytes.
         far: it is longer than 2^31 bytes, and only its last pages are used.
         single: it has one page.
@@ -44,7 +44,7 @@ class CacheCase(Case):
 
     Attributes:
         wrapper: the wrapper.
-        module: whose: MAIN or EXTRA.
+        module: module of the wrapper: MAIN or EXTRA.
         pages: how the cache lies in memory.
     """
 
@@ -86,7 +86,7 @@ class GatherCase(CacheCase):
         offset: where in the output a request's first token goes.
         table: pattern of the block table: "garbage", "short" or "outside", as mlagen.verify.cache.gather draws it.
         out, memory: layout in memory of the output and of the block table.
-        odd: what is odd about the integers: see mlagen.verify.cache.gather; or nothing.
+        odd: an oddity of the integers, see mlagen.verify.cache.gather; or nothing.
         expected: max_gather_len; None: not passed.
     """
 

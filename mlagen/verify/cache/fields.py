@@ -72,7 +72,7 @@ def cases(spec: Mapping[str, Any]) -> Iterator[FieldsCase]:
 
 
 def describe(spec: Mapping[str, Any], cache: str) -> Described:
-    """Where the fields of a cache are, from `SPEC["spec"]` alone."""
+    """Where the fields of a cache are, from nothing but `SPEC["spec"]`."""
     model, layout = spec["model"], spec[cache]["layout"]
     latent, rope = model["kv_lora_rank"], model["qk_rope_head_dim"]
     if cache == "indexer_cache":
@@ -119,7 +119,7 @@ def value(row: bytes, dtype: str, number: int) -> float:
 
 
 def rows_of(tokens: int, columns: int) -> list[list[float]]:
-    """Rows whose tiles of any width have scales apart from each other; every dtype of a model holds the values."""
+    """Rows with scales that differ between tiles of any width; every dtype of a model holds the values."""
 
     def drawn(*places: int) -> int:
         found = 1
@@ -146,7 +146,7 @@ class _Page:
         self.described, self.page = described, page
 
     def row(self, place: Place, token: int) -> bytes:
-        """What is stored from a field's first byte of a token on."""
+        """The stored bytes of a token from a field's first byte on."""
         begin = token * self.described.rows[0]
         if place.plane:
             begin = BLOCK_SIZE * self.described.rows[0] + token * self.described.rows[1]

@@ -17,7 +17,7 @@ from mlagen.verify.case import CaseFailedError
 from mlagen.verify.memory import GARBAGE, LAYOUTS, Placed, bits, place, place_vector, seeded
 from mlagen.verify.patterns import INT32
 
-UNWRITTEN = 77.0  # what an output holds
+UNWRITTEN = 77.0  # initial value of an output
 
 Index = tuple[int, ...]  # of a row of the output
 
@@ -31,7 +31,7 @@ class GatherInputs(family.Inputs):
         case: the case.
         arguments: by name.
         memory: the cache.
-        out: the output's buffer, and what it held before.
+        out: the output's buffer, and its contents before the call.
         rows: (index in the output, slot) of each row that is to be written.
     """
 
@@ -44,7 +44,7 @@ class GatherInputs(family.Inputs):
 
     @property
     def before(self) -> torch.Tensor:
-        """What the buffer of the output held."""
+        """The contents of the output's buffer before the call."""
         assert self.out.before is not None
         return self.out.before
 
@@ -73,7 +73,7 @@ class GatherInputs(family.Inputs):
 def _table(
     case: GatherCase, side: Side, pages: int, columns: int, requests: list[tuple[int, int]], generator: torch.Generator
 ) -> torch.Tensor:
-    """Block table i32 [requests, columns] whose entries that no token needs are garbage, after the case's pattern."""
+    """Block table i32 [requests, columns]. Entries that no token needs are garbage, after the case's pattern."""
     size = case.pages.block_size
     free = (pages - 1 - torch.randperm(min(pages, 4096), generator=generator)).tolist()
     pages_of = [[GARBAGE] * columns for _ in requests]
@@ -133,7 +133,7 @@ def _output(case: GatherCase, side: Side, shape: tuple[int, ...], device: str) -
 
 
 class Output(NamedTuple):
-    """A gather's output, the arguments that say what goes there, and (index, request, position) of each such token."""
+    """A gather's output, the arguments that select its tokens, and (index, request, position) of each such token."""
 
     out: Placed
     arguments: dict[str, Any]
@@ -201,7 +201,7 @@ def _by_token(case: GatherCase, side: Side, spans: list[tuple[int, int]], device
 def _slots(
     tokens: list[tuple[Index, int, int]], table: torch.Tensor, memory: CacheMemory, size: int
 ) -> Iterator[tuple[Index, int]]:
-    """(index, slot) of the tokens whose pages are in the block table and in the cache."""
+    """(index, slot) of the tokens with pages in the block table and in the cache."""
     pages_of = table.tolist()
     for index, request, position in tokens:
         if 0 <= position < table.shape[1] * size:

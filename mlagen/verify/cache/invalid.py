@@ -17,7 +17,7 @@ def _restrided(page: int | None, row: int, closer: int = 0) -> Callable[[torch.T
 
 
 def _invalid_pages(side: Side, wrapper: str) -> Iterator[Invalid]:
-    """What a cache may be; errors of its bytes name the layout."""
+    """Invalid caches; errors of a cache's bytes name the layout."""
     layout, unit, argument = side.layout, side.unit, CACHE_ARGUMENT[wrapper]
     row, page, name = layout.row_bytes // unit, layout.page_bytes(4) // unit, layout.name
     yield from invalid.tensor(argument, torch.float32)

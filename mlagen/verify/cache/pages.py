@@ -21,7 +21,7 @@ class CacheMemory:
     """A cache in its buffer.
 
     Attributes:
-        tensor: what a wrapper gets.
+        tensor: the tensor for a wrapper.
         buffer: uint8, all bytes between and around the pages.
         pages: how many there are.
     """
@@ -69,7 +69,7 @@ def random_pages(side: Side, pages: Pages, count: int, device: str, generator: t
 
 
 def alias(layout: CacheLayout) -> str:
-    """What vLLM's kv_cache_dtype says of a layout."""
+    """vLLM's kv_cache_dtype of a layout."""
     if not layout.quantised:
         return "auto"
     return {"fp8_per_tensor": "fp8"}.get(layout.name, layout.name)

@@ -15,14 +15,14 @@ NAME = "cache"
 CONCAT, INSERT = "concat_and_cache_mla", "quantize_and_insert_k_cache"
 REQUESTS, TOKENS = "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache"
 SHORT = {CONCAT: "concat", INSERT: "insert", REQUESTS: "requests", TOKENS: "tokens"}
-MAIN, EXTRA = "", "extra_cache"  # modules of the package whose wrappers are meant; the package itself
+MAIN, EXTRA = "", "extra_cache"  # modules of the package with wrappers; "" is the package itself
 CACHE_ARGUMENT = {CONCAT: "kv_cache", INSERT: "k_cache", REQUESTS: "k_cache", TOKENS: "src_cache"}
 WRITERS, GATHERS = (CONCAT, INSERT), (REQUESTS, TOKENS)
 
 
 @dataclass(frozen=True)
 class Side:
-    """One of the caches of a package, and what the model says of its rows."""
+    """One of the caches of a package, and the model's facts about its rows."""
 
     module: str
     layout: CacheLayout
@@ -52,7 +52,7 @@ class Side:
 
     @property
     def prefix(self) -> str:
-        """What names of its cases begin with."""
+        """The prefix of its cases' names."""
         return "extra " if self.module == EXTRA else ""
 
 

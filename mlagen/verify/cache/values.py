@@ -1,4 +1,4 @@
-"""Patterns of the rows that a writer takes: every bit pattern, scales at their edges, and what is no number."""
+"""Patterns of the rows that a writer takes: every bit pattern, scales at their edges, NaN and infinity."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from mlagen.verify.cache.sides import Side
 
-# Magnitudes of tiles about which a scale's rounding and its floor turn, and of which a sixth is an e4m3 number.
+# Magnitudes of tiles at which a scale's rounding and its floor change. A sixth of each is an e4m3 number.
 AMAX = (
     *(0.0, 1e-5, 1e-4, 0.0447, 0.0448, 447.0, 448.0, 449.0),
     *(448.0 * 2.0**k for k in range(-22, 7)),
@@ -44,7 +44,7 @@ def _tiles(side: Side) -> tuple[int, int]:
 
 
 def _tiled_rows(side: Side, patterns: list[torch.Tensor]) -> torch.Tensor:
-    """Rows each of whose tiles follows the next pattern: a vector that is cut or repeated."""
+    """Rows of tiles that follow the patterns in turn: a vector that is cut or repeated."""
     tile, each = _tiles(side)
     rows = torch.zeros(-(-len(patterns) // each), each * tile)
     for number, pattern in enumerate(patterns):
@@ -66,7 +66,7 @@ def _tiles_of_magnitudes(side: Side, tokens: int | None, generator: torch.Genera
 
 
 def _not_finite(side: Side, tokens: int | None, generator: torch.Generator) -> torch.Tensor:
-    """In each tile of a row, in one row or another, what is no number or a zero of either sign."""
+    """In each tile of a row, in one row or another, a value that is no number or a zero of either sign."""
     inf, nan = math.inf, math.nan
     patterns = [
         [nan],

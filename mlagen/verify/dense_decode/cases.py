@@ -36,7 +36,7 @@ class DenseDecodeProblem:
         scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
         q_scale: of a q of e4m3; None: it is of the model's dtype.
         k_scale: of a cache of one scale a tensor.
-        q_factor: what q is multiplied by.
+        q_factor: factor of q.
         q, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
         table: the same of the block table.
     """
@@ -206,7 +206,7 @@ def _lengths(suite: _Suite) -> Iterator[DenseDecodeCase]:
     long = (20_000, 1, 2, 3, 0, 5, 6) if suite.big else (700, 1, 0, 3)
     yield from suite.both("length: one long", promise, lengths=long, heads=3, multiprocessors=6)
     promise = "more requests than lengths are read at a time"
-    scale = 20 if suite.big else 1  # units of the requests of which no program has a whole number
+    scale = 20 if suite.big else 1  # units, so that some programs have no whole number of a request's
     counts = tuple(number * 37 % 101 * scale for number in range(600 if suite.big else 11))
     yield from suite.case("length: in blocks", promise, lengths=counts, heads=1, check="blocks", multiprocessors=20)
 

@@ -122,7 +122,7 @@ def _invariance(run: DenseDecodeRun) -> list[Figure]:
 
 
 def _schedule(run: DenseDecodeRun) -> Any:
-    """How the package schedules a call whose rows are aligned."""
+    """The package's schedule of a call with aligned rows."""
     package, inputs = run.subject.package, run.inputs
     module: Any = package.dense_decode
     requests, s_q, heads, _ = inputs.q.shape

@@ -34,7 +34,7 @@ class Inputs(family.Inputs):
         keys: of each request.
         scale: softmax_scale; None: not passed.
         default_scale: the scale of a call that passes None.
-        stated: the spec states it, so that decode_attention_fwd takes None too.
+        stated: the spec states it, so that decode_attention_fwd also takes None.
         k_scale: f32 [1] where the layout has one scale a tensor.
         window: keys that a query token sees; None: all.
     """
@@ -117,7 +117,7 @@ class Inputs(family.Inputs):
         )
 
     def last_tokens(self, s_q: int) -> Inputs:
-        """The same call for each request's last query tokens, which see what they saw, if the call is causal."""
+        """The same call for each request's last query tokens. They see the same keys, if the call is causal."""
         problem = replace(self.problem, s_q=s_q, causal=True)
         return replace(self, q=self.q[:, -s_q:].contiguous(), problem=problem, given={}, placed={})
 

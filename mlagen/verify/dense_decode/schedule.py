@@ -1,4 +1,4 @@
-"""How dense attention shares a batch out to programs, in plain Python: what the kernel has to do."""
+"""How dense attention shares a batch out to programs, in plain Python, to check the kernel against."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def share(
 
     Args:
         units: of each request, at least 1.
-        overhead: places for what a request costs besides.
-        combine_units: places for what it costs a program to share requests.
+        overhead: places for a request's overhead.
+        combine_units: places for a program's cost of sharing requests.
         num_programs: most programs.
         alike: the kernel may give each request as many programs, as those for sm90 do.
     """

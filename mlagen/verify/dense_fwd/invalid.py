@@ -13,7 +13,7 @@ from mlagen.verify.memory import NAN
 
 NAME = "dense_fwd"
 WRAPPER = "flash_attn_varlen_func"
-# Arguments of FlashAttention's function, with values that ask for what this one does not do.
+# Arguments of FlashAttention's function, with values that request features that this one does not have.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "dropout_p": (0.1, NAN),
     "window_size": ((5, 0), (-1, 0)),

@@ -49,14 +49,14 @@ def compare(run: DenseFwdRun, results: Results, expected: Attention) -> list[Fig
 
 
 class Part(NamedTuple):
-    """Attention over some of the keys: results, and what they must be."""
+    """Attention over some of the keys: results, and the expected ones."""
 
     results: Results
     expected: Attention
 
 
 def _part(run: DenseFwdRun, spans: Sequence[tuple[int, int]], causal: bool) -> Part:
-    """Attention over keys [first, last) of each request alone."""
+    """Attention over only keys [first, last) of each request."""
     inputs, given, device = run.inputs, run.inputs.arguments, run.inputs.q.device
     rows = [
         row
@@ -103,7 +103,7 @@ def chunks(run: DenseFwdRun) -> list[Figure]:
 
 
 def any_number(run: DenseFwdRun) -> list[Figure]:
-    """Keys that every row sees, in five parts, of which the second is empty."""
+    """Keys that every row sees, in five parts; the second part is empty."""
     inputs = replace(run.inputs, arguments={**run.inputs.arguments, "causal": False})
     s_k = [end - begin for begin, end in pairwise(inputs.cu_k)]
     parts = [

@@ -69,7 +69,7 @@ def dense_fwd(
 
 
 def merged(parts: list[Attention]) -> Attention:
-    """The whole of attention over parts of the keys, each of which is rounded before it is merged."""
+    """The whole of attention over parts of the keys. Each part is rounded before it is merged."""
     lse = torch.stack([part.lse for part in parts])
     whole = lse.logsumexp(0)
     weights = torch.where(lse == -math.inf, 0.0, (lse - torch.where(whole == -math.inf, 0.0, whole)).exp())[..., None]

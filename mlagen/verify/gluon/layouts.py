@@ -208,7 +208,7 @@ def spread(one_layout: Any, one: Array, other_layout: Any, other: Array) -> tupl
 
 
 def dealt(values: Array, layout: Any, shape: tuple[int, ...]) -> Array:
-    """A block whose elements are the values of the threads that hold them.
+    """A block of the values of the threads that hold its elements.
 
     Raises:
         LayoutError: threads that hold one element have different values.

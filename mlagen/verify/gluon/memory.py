@@ -50,7 +50,7 @@ class Memory:
         self.awaited = not self.early
 
     def require_awaited(self) -> None:
-        """Raises EarlyError if the kernel before may still write what the program touches."""
+        """Raises EarlyError if the kernel before may still write the bytes that the program touches."""
         if not self.awaited:
             raise EarlyError(f"memory is touched before gdc_wait, at {lines.at()}")
 

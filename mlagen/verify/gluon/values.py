@@ -162,7 +162,7 @@ def _single(tensor: Tensor) -> Array:
 
 def convert(array: Array, source: Any, dtype: Any) -> Array:
     """Values of one dtype as values of another."""
-    if source.name == dtype.name:  # pointers too, which have no numpy dtype
+    if source.name == dtype.name:  # also of pointers, which have no numpy dtype
         return array
     if dtype.name in NARROW:
         return rounded(array.astype("f4"), dtype)

@@ -31,7 +31,7 @@ class KeysCase(Case):
         tables: of NORMALISE, of the table of angles and of the norm's weight.
         positions: of NORMALISE: "random", "garbage" (among them), or "longer" (than the tokens).
         ratio: compress_ratio; None: not passed.
-        wide: what may be fp32 is.
+        wide: arguments that may be fp32 are fp32.
         named: optional arguments are passed.
     """
 
@@ -60,7 +60,7 @@ class QueryCase(Case):
         positions: "random", "zero", "garbage" (among them) or "longer" (than the tokens).
         q, weights, angles: layouts in memory of the query, of the weights and of the table, keys of
             mlagen.verify.memory.LAYOUTS.
-        wide: what may be fp32 is; or one of it, "angles" or "weights".
+        wide: arguments that may be fp32 are fp32; or only "angles" or "weights".
         named: optional arguments are passed.
     """
 

@@ -47,7 +47,7 @@ def _build(subject: Subject, case: IndexerCase, seed: int) -> Inputs:
 
 
 def _call(run: IndexerRun, **given: Any) -> Results:
-    """Calls by position, as engines do; what a writer or the gather gives is in the cache or in the outputs."""
+    """Calls by position, as engines do. Results of a writer or the gather are in the cache or in the outputs."""
     case, arguments = run.case, list({**run.inputs.arguments, **given}.values())
     if isinstance(case, QueryCase):
         q, weights = run.subject.call(QUERY, *arguments)

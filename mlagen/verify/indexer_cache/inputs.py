@@ -1,4 +1,4 @@
-"""The tensors of a call, and what they must become."""
+"""The tensors of a call, and their expected values after it."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class KeysInputs(Inputs):
                 wrong = off > 1 if float((off == 1).float().mean() if off.numel() else 0) <= MOST_OFF else off > 0
             elif self.case.wrapper != WRITE and field_ is scales and scales.dtype == "fp32":
                 one, other = left.view(torch.float32), right.view(torch.float32)
-                least = 2.0**-7 if scales.rule.rounding == "nearest" else 0.0  # what its dtype rounds amax off by
+                least = 2.0**-7 if scales.rule.rounding == "nearest" else 0.0  # rounding error of amax in its dtype
                 wrong = ((one - other).abs() > other.abs() * least) & (one != other)
             if bool(wrong.any()):
                 raise CaseFailedError(
@@ -172,7 +172,7 @@ class GatherInputs(Inputs):
 
 
 def _angles(side: IndexerSide, wide: bool, generator: torch.Generator) -> torch.Tensor:
-    """A table whose numbers the model's dtype holds: products with them are exact in fp32. Position 0 turns none."""
+    """A table of numbers in the model's dtype, so that products with them are exact in fp32. Position 0 turns none."""
     angle = 2 * torch.pi * torch.rand(POSITIONS, side.rope // 2, generator=generator)
     angle[0] = 0
     table = torch.cat([angle.cos(), angle.sin()], 1).to(side.dtype)
@@ -277,7 +277,7 @@ def build_query(case: QueryCase, side: IndexerSide, device: str, seed: int) -> I
 
 
 def _table(case: KeysGatherCase, pages: int, columns: int, generator: torch.Generator) -> torch.Tensor:
-    """Block table i64 [requests, columns] whose entries that no token needs are garbage, after the case's pattern."""
+    """Block table i64 [requests, columns]. Entries that no token needs are garbage, after the case's pattern."""
     size = case.pages.block_size
     free = (pages - 1 - torch.randperm(min(pages, 4096), generator=generator)).tolist()
     pages_of = [[GARBAGE] * columns for _ in range(len(case.requests) + case.rows)]

@@ -65,7 +65,7 @@ def normalised_keys(
 
 
 def codes(stored: torch.Tensor, packed: bool) -> torch.Tensor:
-    """Stored values as integers in the order of what they mean, those of both zeros alike; NaN is beyond all."""
+    """Stored values as integers in the order of their values, equal for both zeros; NaN is beyond all."""
     one = torch.stack((stored & 15, stored >> 4), -1).flatten(-2).int() if packed else stored.int()
     sign = 8 if packed else 128
     return torch.where(one >= sign, sign - one, one)

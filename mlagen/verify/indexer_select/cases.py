@@ -18,13 +18,13 @@ class PickCase(Case):
 
     Attributes:
         wrapper: the wrapper called.
-        scored: the same call for its logits alone.
+        scored: the same call for only its logits.
         k: how many are picked.
         gives: results besides indices that are asked for: "scores", "slots".
         out: layout in memory of the results, a key of mlagen.verify.memory.LAYOUTS; empty: the wrapper's own.
         own_table: slots go through a page table of their own, with pages of so many slots; 0: that of the keys.
         mapped: row_to_batch is passed.
-        room: tokens whose logits the call holds at once, or requests; None: as the package has it.
+        room: tokens, or requests, that the call holds logits of at once; None: as the package has it.
     """
 
     wrapper: str

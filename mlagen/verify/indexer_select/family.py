@@ -26,7 +26,7 @@ from mlagen.verify.subject import Subject, launch_of
 from mlagen.verify.topk.reference import slots, top_k
 
 PickRun = Run[PickCase, Inputs]
-ROW_FLOATS = 256  # a multiple of which a row of logits takes
+ROW_FLOATS = 256  # a row of logits takes a multiple of it
 FLAT_NAMES = ("q", "kv", "weights", "cu_seq_len_k_start", "cu_seq_len_k_end")
 PAGED_NAMES = ("q", "kv_cache", "weights", "context_lens", "block_table")
 

@@ -69,7 +69,7 @@ def build(case: PickCase, facts: LogitsFacts, device: str, seed: int) -> Inputs:
 
 
 def _pages(case: PickCase, placed: dict[str, Any], device: str, generator: torch.Generator) -> dict[str, Any]:
-    """What slots need beside."""
+    """The arguments for slots."""
     tokens, found = tokens_of(case), dict[str, Any]()
     requests = len(case.scored.lengths) if isinstance(case.scored, PagedCase) else BATCHES
     if case.own_table or case.wrapper != PAGED:

@@ -56,7 +56,7 @@ def _workspaces() -> Iterator[Invalid]:
 
 
 def refused(facts: LogitsFacts, wrappers: Sequence[str]) -> Iterator[RefusedCase]:
-    """A case for each invalid argument of the wrappers that are there, those of their logits too."""
+    """A case for each invalid argument of the wrappers that are there, including those of their logits."""
     there = {wrapper: SHORT[wrapper] for wrapper in wrappers}
     pairs = replace(facts, wrappers=tuple(SCORED[wrapper] for wrapper in wrappers))
     own = {scored: wrapper for wrapper, scored in SCORED.items()}

@@ -72,7 +72,7 @@ class CombineCase(Case):
         indices: pattern of the top-k indices: "random", "none", "edges" (of the compressed rows) or "int32 range".
         layout: layout in memory of topk_indices.
         compact: indices that name a row come first.
-        visible: pattern of what tokens see of images: "random" or "int32 range"; None: not passed.
+        visible: pattern of the image tokens that tokens see: "random" or "int32 range"; None: not passed.
         images: max_image_tokens.
         out: layout in memory of the tensors that take the results; None: the wrapper allocates them.
     """
@@ -96,11 +96,11 @@ class CombineCase(Case):
 
 @dataclass(frozen=True)
 class ChainCase(Case):
-    """A call whose indices and lengths go into the package's own attention.
+    """A call that feeds its indices and lengths to the package's own attention.
 
     Attributes:
         wrapper: the wrapper called.
-        holes: what stands between the indices that count: "holes" (-1) or "bounds" (indices past their bound).
+        holes: entries between the indices that count: "holes" (-1) or "bounds" (indices past their bound).
         compact: compact of the call.
         block_rows: rows from a block to the next, of attention over rows; None: attention over the cache.
     """

@@ -1,4 +1,4 @@
-"""Index kernels before attention: what their indices and lengths make of it, against the keys that count."""
+"""Index kernels before attention: attention over their indices and lengths, against the keys that count."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _over_cache(subject: Subject, seed: int) -> Attended:
 
 
 def _rows_attended(subject: Subject, rows: int, indices: torch.Tensor, seed: int) -> Attended:
-    """Attention over rows of which only those are numbers that the indices i32 [tokens, any] name."""
+    """Attention over rows. Only those that the indices i32 [tokens, any] name are numbers."""
     facts, device, generator = subject.facts, subject.device, torch.Generator().manual_seed(seed)
     dtype, size, heads = getattr(torch, facts.dtype), facts.block_size or 1, subject.fitting(HEADS)
     kv = torch.full((-(-rows // size), size, facts.d_qk), NAN, dtype=dtype, device=device)
@@ -115,7 +115,7 @@ def _mapped(case: ChainCase, subject: Subject, attended: Attended, seed: int) ->
 
 
 def _combined(case: ChainCase, subject: Subject, seed: int) -> Inputs:
-    """Three requests' compressed rows and windows, of which one is not gathered as far as it reaches."""
+    """Three requests' compressed rows and windows. One window is not gathered as far as it reaches."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([(2, 40, 8), (2, 30, 3), (2, 90, 12)], dtype=torch.int32)
     rows, window_row, topk = 24, 12, 10

@@ -35,7 +35,7 @@ def _build(subject: Subject, case: IndicesCase, seed: int) -> Inputs:
 
 
 def _expected(run: IndicesRun) -> Results:
-    """What the case's wrapper must return, on the CPU."""
+    """The expected results of the case's wrapper, on the CPU."""
     case = run.case
     here: dict[str, Any] = {
         name: one.cpu() if isinstance(one, torch.Tensor) else one for name, one in run.inputs.arguments.items()

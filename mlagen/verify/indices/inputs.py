@@ -33,7 +33,7 @@ class Attended:
 
 @dataclass
 class Inputs(family.Inputs):
-    """A call's arguments by name, in the order of its signature; what of its results goes into attention."""
+    """A call's arguments by name, in the order of its signature, and the results that go into attention."""
 
     arguments: dict[str, Any]
     attended: Attended | None = None
@@ -55,7 +55,7 @@ def _int32_range(edges: list[int], shape: tuple[int, ...], generator: torch.Gene
 
 
 def _index_pattern(case: MapCase, generator: torch.Generator) -> torch.Tensor:
-    """Indices i64 [tokens, topk]; what `limit` tokens the block table covers is theirs to name."""
+    """Indices i64 [tokens, topk]. A token may name the entries that the block table covers for `limit` tokens."""
     shape, size = (case.tokens, case.topk), case.block_size
     columns = case.columns // 2 if case.blocks == "garbage" else case.columns
     limit = min(columns * size, INT32_VALUES)

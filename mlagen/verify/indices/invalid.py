@@ -76,7 +76,7 @@ def _invalid_results() -> Iterator[Invalid]:
 
 
 def _invalid_options() -> Iterator[Invalid]:
-    """What newer versions of vLLM take besides."""
+    """Arguments that only newer versions of vLLM take."""
     for value in (1, None, "yes"):
         yield Invalid("compact", repr(value), invalid.constant(value))
     for rows in (63, 0, -64, 2**31, 64.0, True):

@@ -25,7 +25,7 @@ LSE_PROMISES = {
 
 @dataclass(frozen=True)
 class Conventions:
-    """What parts and their whole keep of a spec's attention; without, what multi-head attention does.
+    """Conventions of a spec's attention for parts and their whole; without one, those of multi-head attention.
 
     Attributes:
         lse_base: "e" or "2".
@@ -118,7 +118,7 @@ def value_dims(spec: Mapping[str, Any]) -> list[int]:
 
 
 def _shared_cases(case: Any, sink: str) -> Iterator[Any]:
-    """What holds of either merge."""
+    """Cases for either merge."""
     for pattern, promise in SINK_PROMISES.items() if sink != "none" else ():
         yield case(f"sink: {pattern}", promise, sink=pattern, lse="mixed" if pattern == "mixed" else "normal")
     for tokens in (3, 9):

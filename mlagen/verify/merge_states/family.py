@@ -57,7 +57,7 @@ def _compare(run: MergeRun, results: Results) -> list[Figure]:
 
 
 def _beside(run: MergeRun) -> list[Figure]:
-    """LSE whose heads take turns in one buffer share no element, and are taken."""
+    """LSE of heads that take turns in one buffer share no element, and are taken."""
     names = ("prefix_lse", "suffix_lse", "output_lse")
     heads, tokens = run.case.heads, run.case.tokens
     buffer = torch.full((heads, len(names), tokens), NAN, device=run.subject.device)

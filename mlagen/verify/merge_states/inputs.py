@@ -28,7 +28,7 @@ LSE_CYCLES: dict[str, list[float]] = {
 
 @dataclass
 class Inputs(family.Inputs):
-    """A call's tensors, and what it must give.
+    """A call's tensors, and the expected result.
 
     Attributes:
         arguments: of the wrapper, by name.

@@ -14,9 +14,9 @@ STATES, PARTS = "merge_attn_states", "merge_attn_parts"
 
 
 def _invalid_tensor(argument: str, *, first: bool = False) -> Iterator[Invalid]:
-    strided = "lse" not in argument  # whose elements may lie apart
+    strided = "lse" not in argument  # its elements may lie apart
     yield from invalid.tensor(argument, torch.float64, first=first, strided=strided, word="not contiguous")
-    if not first:  # which says what sizes the others must have
+    if not first:  # it sets the sizes of the others
         yield Invalid(argument, "two heads for one", lambda tensor: torch.cat([tensor, tensor], tensor.dim() - 2))
 
 
@@ -64,7 +64,7 @@ def _swapped(lse: torch.Tensor) -> torch.Tensor:
 
 
 def _invalid_shared(sink: str) -> Iterator[Invalid]:
-    """What either merge takes beside its tensors, in a spec whose attention has a sink or none."""
+    """Invalid arguments of either merge besides its tensors, for attention with a sink or without one."""
     for layout in ("hd", None, 3):
         yield Invalid("lse_layout", repr(layout), invalid.constant(layout))
     yield from invalid.output_scale()

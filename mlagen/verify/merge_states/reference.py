@@ -24,9 +24,9 @@ def merge(
     """The whole of parts, in plain torch and float64.
 
     Args:
-        outputs: [parts, tokens, heads, d_v], of which those of an empty part do not count.
+        outputs: [parts, tokens, heads, d_v]; values of an empty part do not count.
         lses: [parts, heads, tokens], natural; +inf and -inf: an empty part.
-        sink: f32 [heads], natural logits that join the sum of weights of `out` alone; None: no sink.
+        sink: f32 [heads], natural logits that join the sum of weights only for `out`; None: no sink.
         empty_row_lse: of a row without keys, "+inf" or "-inf".
 
     Returns:
@@ -62,7 +62,7 @@ def figures(
         expected: of `merge`.
         unit: natural logarithm of the LSE's base.
         sink: of the call.
-        scale: what `out` is in units of.
+        scale: unit of `out`.
     """
     want, want_lse, size = expected
     want, size = want / scale, size / scale

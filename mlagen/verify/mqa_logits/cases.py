@@ -37,7 +37,7 @@ class FlatCase(Case):
         compressed: max_seqlen_k; 0: not passed.
         bf16: bf16 logits.
         contents: of q and of the keys, "normal" or "codes".
-        nan: what a token sees has NaN.
+        nan: keys that a token sees have NaN.
         q, weights, k: where they lie in memory, keys of mlagen.verify.memory.LAYOUTS.
         words: scales are int32 of four bytes, where they can be.
         positional: arguments by position.

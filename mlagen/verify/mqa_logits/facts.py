@@ -104,7 +104,7 @@ class Rows:
         return cls(signs.float().to(DTYPES[keys.dtype]).view(torch.uint8), torch.exp2(powers.float()).view(torch.uint8))
 
     def decoded(self, facts: LogitsFacts) -> tuple[torch.Tensor, torch.Tensor]:
-        """Columns f64 [N, columns], and what a logit is multiplied by, f64 [N]."""
+        """Columns f64 [N, columns], and the factors of logits, f64 [N]."""
         keys, scales = facts.keys, facts.scales
         if not facts.packed:
             values = self.values.view(DTYPES[keys.dtype]).double()

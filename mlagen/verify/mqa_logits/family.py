@@ -24,7 +24,7 @@ from mlagen.verify.tolerance import worst
 
 LogitsCase = FlatCase | PagedCase | ScheduleCase
 LogitsRun = Run[LogitsCase, Inputs]
-ALIGNMENT = 1024  # bytes, to a multiple of which rows are rounded up
+ALIGNMENT = 1024  # bytes; rows are rounded up to a multiple of it
 UNIT = 64  # keys that requests are shared out in
 SAMPLED = 16  # tokens of a call that is too large to compare whole
 
@@ -87,7 +87,7 @@ def _compare(run: LogitsRun, results: Results) -> list[Figure]:
 
 
 def _check_rows(got: torch.Tensor) -> None:
-    """Rows begin at multiples of ALIGNMENT, and what fills them up is as it was allocated."""
+    """Rows begin at multiples of ALIGNMENT, and the padding behind them is as it was allocated."""
     stride, (count, columns) = got.stride(0), got.shape
     if not columns:
         return
@@ -100,7 +100,7 @@ def _check_rows(got: torch.Tensor) -> None:
 
 
 def _where(run: LogitsRun) -> torch.device:
-    """The device on which the reference computes: that on which the inputs were drawn."""
+    """The device of the reference: that of the inputs."""
     assert run.inputs.q is not None
     return run.inputs.q.device
 
@@ -138,14 +138,14 @@ def _compare_tokens(run: LogitsRun, got: torch.Tensor, tokens: list[int], all_ke
     limit = tolerance(expected, facts.heads, facts.columns, got.dtype, short=short)
     wanted = expected.values
     if isinstance(case, PagedCase) and case.blocks == "outside":
-        seen &= torch.arange(columns, device=_where(run))[None, :] >= case.block_size  # what its first page would hold
+        seen &= torch.arange(columns, device=_where(run))[None, :] >= case.block_size  # the keys of its first page
     same = (values == wanted) | (values.isnan() & wanted.isnan())
     error = torch.where(same, 0.0, (values - wanted).abs())
     return worst("logits", error[seen], limit.nan_to_num(nan=0.0)[seen])
 
 
 def _sampled(run: LogitsRun) -> list[Figure]:
-    """Some tokens of a call whose logits are too many to compare."""
+    """Some tokens of a call with too many logits to compare them all."""
     case, inputs = run.case, run.inputs
     assert isinstance(case, FlatCase)
     allocate(case.tokens * (case.keys + 256), torch.float32, run.subject.device, None)  # skips it where memory is short

@@ -177,7 +177,7 @@ def sees(case: PagedCase, context_lens: torch.Tensor) -> torch.Tensor:
 
 
 def _lengths(lengths: tuple[int, ...], tokens: int) -> torch.Tensor:
-    """Lengths i32 [B], or [B, tokens] of which the longest is any token's."""
+    """Lengths i32 [B], or [B, tokens] with the longest at any token."""
     found = torch.tensor(lengths, dtype=torch.int32)
     if not tokens:
         return found

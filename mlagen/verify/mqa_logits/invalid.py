@@ -18,7 +18,7 @@ ON_FLAT, ON_PAGED = (FLAT, FLAT_PAIR), (PAGED, PAGED_PAIR)
 
 
 def _of(pair: int) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
-    """What changes one of a pair, by what changes a tensor."""
+    """Turn a change of a tensor into a change of one of a pair."""
 
     def changing(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
         return lambda value: (make(value[0]), value[1]) if pair == 0 else (value[0], make(value[1]))
@@ -27,7 +27,7 @@ def _of(pair: int) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
 
 
 def _values(argument: str, wrappers: tuple[str, ...], pair: bool, first: bool) -> Iterator[Invalid]:
-    """What q and keys may be, alone or with their scales."""
+    """Invalid q and keys, by themselves or with their scales."""
     changing = _of(0) if pair else (lambda make: make)
     for one in invalid.tensor(argument, torch.float32, first=first, word="columns apart"):
         if one.how != "dtype float32":

@@ -31,7 +31,7 @@ class Listing:
         length: pattern of the lengths; None: not passed.
         cache: layout in memory, of mlagen.verify.memory.empty_pages.
         contents: "encoded": normal rows as writers encode them; "any": any code and any scale; "wide": rows of any code
-            and of scales that no fp16 tile holds beside each other.
+                and of scales that no fp16 tile holds together.
         poison: byte of irrelevant data.
         dtype: of a quantised cache's tensor.
     """
@@ -129,7 +129,7 @@ class _Suite:
         absent: bool = False,
         **settings: Any,
     ) -> Iterator[SparseDecodeCase]:
-        """One case; none if the spec lacks what it needs. `main` and `extra` are changes of the lists."""
+        """One case; none if the spec lacks a feature of it. `main` and `extra` are changes of the lists."""
         options = {key: settings.pop(key) for key in SparseDecodeCase.__dataclass_fields__.keys() & settings.keys()}
         if extra is not None and not self.has_extra:
             return
@@ -344,7 +344,7 @@ def _layouts(suite: _Suite) -> Iterator[SparseDecodeCase]:
 
 def _pairs(suite: _Suite) -> Iterator[SparseDecodeCase]:
     for name, promise, check in pairs.cases(suite.facts):
-        far = check == "pair, far"  # entries of the first dimension alone: requests of one token
+        far = check == "pair, far"  # only entries of the first dimension: requests of one token
         sizes = {"requests": 3, "s_q": 1} if far else {"requests": 2, "s_q": 2}
         settings: dict[str, Any] = {"check": check, "heads": suite.split_heads, **sizes}
         yield from suite.case(name, promise, every_target=check == "pair", main={"topk": 112}, **settings)

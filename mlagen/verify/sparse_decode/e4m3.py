@@ -1,4 +1,4 @@
-"""The cases of sparse attention over a paged cache whose q is of e4m3: what they change, as plain data."""
+"""Changes of the cases of sparse attention over a paged cache for a q of e4m3, as plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from mlagen.verify.patterns import INDEX_PROMISES
 from mlagen.verify.sparse_decode.facts import CacheFacts
 
-Setting = tuple[str, str, dict[str, Any]]  # a name, what is promised, and changes of the suite's usual problem
+Setting = tuple[str, str, dict[str, Any]]  # a name, the promise, and changes of the suite's usual problem
 
 
 def settings(known: CacheFacts, split_heads: int, *, big: bool) -> Iterator[Setting]:

@@ -19,7 +19,7 @@ def variant_cases(suite: _Suite) -> Iterator[SparseDecodeCase]:
     lengths = variants.choices(suite.facts.length, "random")
     sinks = variants.choices(suite.facts.sink, "random")
     seconds: list[str | None] = [ABSENT]
-    if suite.has_extra:  # for which the first one stands if it is absent, where they have one layout
+    if suite.has_extra:  # an absent second length means the first one, where both caches have one layout
         seconds = [*lengths, *([ABSENT] if len(set(suite.known.layouts)) > 1 else [])]
     for length, second, sink in itertools.product(lengths, seconds, sinks):
         yield from _cases(suite, length, second, sink, combines=(length, second) == (lengths[0], seconds[0]))

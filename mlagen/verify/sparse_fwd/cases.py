@@ -77,7 +77,7 @@ class SparseFwdCase(Case):
 
     @property
     def can_share(self) -> bool:
-        """True without splits, unless a row's bits must depend on that row alone."""
+        """True without splits, unless a row's bits must depend on nothing but that row."""
         return not self.batch_invariant and (self.splits or 0) <= 1
 
 
@@ -119,7 +119,7 @@ class _Suite:
     def sparse(
         self, name: str, promise: str, *, each_wrapper: bool = False, **settings: Any
     ) -> Iterator[SparseFwdCase]:
-        """One case, or one a wrapper; none if the spec lacks what it needs."""
+        """One case, or one a wrapper; none if the spec lacks a feature of it."""
         case_fields = {"check", "splits", "multiprocessors", "batch_invariant", "every_target", "only_sm90", "in_full"}
         options = {key: settings.pop(key) for key in case_fields & settings.keys()}
         problem = self.problem(**settings)
@@ -308,7 +308,7 @@ def _neighbours(suite: _Suite) -> Iterator[SparseFwdCase]:
     facts, big = suite.facts, suite.big
     if facts.shared_indices is None:
         return
-    # Not a multiple of the tokens that load rows together; and heads of which many such tokens fit a tile.
+    # Not a multiple of the tokens that load rows together; and few heads, so that many such tokens fit a tile.
     sizes: dict[str, Any] = {"tokens": 38 if big else 10, "heads": 13 if big else 5, "rows": 4 * suite.base.topk}
     for share in SHARES:
         promise = "tokens that name much the same rows have each its own result"

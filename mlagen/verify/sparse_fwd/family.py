@@ -144,7 +144,7 @@ def _workspaces(run: SparseFwdRun) -> Workspaces:
 
 
 def _rows_not_finite(run: SparseFwdRun) -> list[Figure]:
-    """Rows with values that are not finite, of which one token names one: it has no part in the others' results."""
+    """Rows with values that are not finite. Only one token names one; it has no part in the others' results."""
     inputs = run.inputs
     inputs.placed.clear()
     tokens, _, topk = inputs.indices.shape

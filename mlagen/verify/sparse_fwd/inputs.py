@@ -74,7 +74,7 @@ def _rows(problem: Problem, facts: Facts, named: torch.Tensor, device: str, gene
 
 
 def build(problem: Problem, facts: Facts, device: str, seed: int, stats: Sequence[str] = ()) -> Inputs:
-    """The tensors of a problem, the same for the same seed; buffers are given for the `stats` too.
+    """The tensors of a problem, the same for the same seed; also buffers for the `stats`.
 
     Raises:
         CaseSkippedError: the device has too little memory.

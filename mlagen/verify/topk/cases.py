@@ -87,7 +87,7 @@ class SelectCase(Case):
 
 @dataclass(frozen=True)
 class MergeCase(Case):
-    """A call of topk_merge on what ranks picked of one row.
+    """A call of topk_merge on the picks of ranks from one row.
 
     Attributes:
         rows, columns, k: sizes of the whole rows.
@@ -114,7 +114,7 @@ class MergeCase(Case):
 
 def _prefill_cases(big: bool) -> Iterator[SelectCase]:
     short: Tile | None = None if big else (2, 2, False)
-    small: Tile = (2, 2, True)  # 512 columns, of which a long row's are read 256 at a time
+    small: Tile = (2, 2, True)  # 512 columns; columns of a long row are read 256 at a time
     base = SelectCase("", "", PREFILL, 2, 500, 100, tile=short)
 
     def case(name: str, promise: str, **changes: Any) -> SelectCase:
@@ -188,7 +188,7 @@ def _tile_cases(case: Callable[..., SelectCase]) -> Iterator[SelectCase]:
 
 
 def _sm90_cases(base: SelectCase, big: bool) -> Iterator[SelectCase]:
-    """Rows longer than what the sm90 kernel holds, of few warps and of as many as there are."""
+    """Rows that are too long for the sm90 kernel's capacity, of few warps and of as many as there are."""
     base = replace(base, only_sm90=True)
     tiles = ((8, 1, 1024, None, 1), (32, 1, 4096, None, 1), (8, 1, 1024, None, 4))
     for tile in tiles if big else ((4, 1, 1024, None, 1), (4, 2, 1024, None, 3)):

@@ -34,7 +34,7 @@ def _build(subject: Subject, case: TopkCase, seed: int) -> Inputs:
 
 
 def _call(run: TopkRun, **given: Any) -> Results:
-    """Calls by position, as callers do, but for what wrappers take by name or may go without."""
+    """Calls by position, as callers do, but for arguments that wrappers take by name or that may be absent."""
     case, arguments = run.case, {**run.inputs.arguments, **given}
     wrapper = MERGE if isinstance(case, MergeCase) else case.wrapper
     named = BY_NAME - {"scores", "out"} if wrapper == MERGE else BY_NAME
@@ -131,7 +131,7 @@ def _compare(run: TopkRun, results: Results) -> list[Figure]:
 
 
 def _batch(run: TopkRun) -> list[Figure]:
-    """Rows called in another order, and alone, have the bits that they have together."""
+    """Rows called in another order, and one by one, have the bits that they have together."""
     case, arguments = run.case, run.inputs.arguments
     assert isinstance(case, SelectCase)
     whole = checks.copied(run.call())

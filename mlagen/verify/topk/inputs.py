@@ -16,12 +16,12 @@ from mlagen.verify.topk.invalid import DECODE, PERSISTENT, PREFILL
 from mlagen.verify.topk.reference import top_k
 
 ONE = 0x3F800000  # bits of 1.0
-MANY = 32  # rows from which on scores are drawn over all columns at once, not over each row's own
+MANY = 32  # with at least this many rows, scores are drawn over all columns at once, not over each row's own
 
 
 @dataclass
 class Inputs(family.Inputs):
-    """A call's arguments by name, in the order of its signature, and what it selects from.
+    """A call's arguments by name, in the order of its signature, and the scores that it selects from.
 
     Attributes:
         arguments: of the call.
@@ -189,7 +189,7 @@ def build_merge(case: MergeCase, device: str, seed: int) -> Inputs:
         there = indices >= 0
         if len(own):
             ids[:, at] = torch.where(there, own[indices.clamp(min=0).long()], -1).int()
-        scores[:, at] = torch.where(there, found, torch.inf)  # which counts nothing beside a negative id
+        scores[:, at] = torch.where(there, found, torch.inf)  # +inf counts nothing at a negative id
     if case.spread:
         order = torch.randperm(shape[1], generator=generator)
         ids, scores = ids[:, order], scores[:, order]

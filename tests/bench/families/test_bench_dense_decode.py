@@ -176,7 +176,7 @@ def test_a_window_that_is_not_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_one_wrong_token_among_many_is_told() -> None:
-    """A result of many keys is small beside one of few, and still counts."""
+    """A result of many keys is small against one of few, and still counts."""
     package = package_of("dsv3")
     (inputs,) = dense_decode.make_dense_decode_inputs(DenseDecodeShape(2, 1, 4, 512, "equal"), package, CPU, 1)
     inputs.lengths[0] = 1
@@ -374,7 +374,7 @@ def flash_mla(layout: CacheLayout) -> Any:
 
 
 def flash_attention(layout: CacheLayout) -> Any:
-    """FlashAttention-3's module, in plain torch, whose k and v are parts of one cache."""
+    """FlashAttention-3's module, in plain torch. Its k and v are parts of one cache."""
 
     def attention(**given: Any) -> torch.Tensor:
         assert given["scheduler_metadata"] == "metadata"

@@ -77,7 +77,7 @@ def test_the_command_knows_every_family() -> None:
 
 
 def test_packages_are_measured_where_specs_cannot_be_read(dsv32: BenchPackage) -> None:
-    """`python -m mlagen.bench --package` needs torch and Triton, but not what reads a spec."""
+    """`python -m mlagen.bench --package` needs torch and Triton, but no library that reads a spec."""
     missing = "import sys; sys.modules.update(dict.fromkeys('pydantic click yaml jinja2 matplotlib rich'.split())); "
     code = f"{missing}from mlagen.bench.__main__ import main; sys.exit(main(['--package', '{dsv32.folder}']))"
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)

@@ -52,7 +52,7 @@ def plain(inputs: LogitsInputs) -> torch.Tensor:
 
 
 def row(cache: torch.Tensor, page: int, place: int) -> torch.Tensor:
-    """A key of a page, whose values stand before all scales."""
+    """A key of a page. All values precede all scales in the page."""
     values = cache[page + place * 128 :][:128].view(torch.float8_e4m3fn).float()
     return values * cache[page + 64 * 128 + place * 4 :][:4].view(torch.float32)
 

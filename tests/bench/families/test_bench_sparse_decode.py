@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 class Attention:
-    """`flash_mla_with_kvcache` in plain torch, whose logits are wrong by a factor `scale`."""
+    """`flash_mla_with_kvcache` in plain torch. Its logits are wrong by a factor `scale`."""
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale

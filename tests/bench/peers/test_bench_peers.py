@@ -27,7 +27,7 @@ SPECS = Path(__file__).parents[3] / "specs"
 
 @pytest.fixture
 def without_peers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No peer can be imported, whatever is installed."""
+    """No peer can be imported, even if it is installed."""
     for name in ("seed_sparse", "vllm", "flash_mla", "flashinfer"):
         monkeypatch.setitem(sys.modules, name, None)
 
@@ -137,7 +137,7 @@ CACHE_KERNELS = {
     "dequantize_and_gather_k_cache": cache_peers.gathers,
     "gather_and_maybe_dequant_cache": cache_peers.gathers,
 }
-# Layout: the wrappers for which vLLM has a kernel that knows it.
+# Layout: the wrappers that vLLM has a kernel for that knows it.
 KNOWN = {
     "bf16": ["concat_and_cache_mla", "gather_and_maybe_dequant_cache"],
     "fp8_per_tensor": ["concat_and_cache_mla", "gather_and_maybe_dequant_cache"],

@@ -10,7 +10,7 @@ from mlagen.bench.report.tables import markdown
 
 
 def with_ratio(row: Row, ratio: float | None, seconds: float | None = 8e-6) -> Row:
-    """The row with a peer at that ratio, whose rounds lie 2 % apart, and ours 3 %."""
+    """The row with a peer at that ratio. The peer's rounds lie 2 % apart, and ours 3 %."""
     ours = replace(row.ours, seconds=seconds, spread=0.03)
     peer = Contender("FA3 p1", 9e-6, ratio, ratio_spread=0.02)
     return replace(row, contenders=(ours, peer) if ratio else (ours,))

@@ -1,4 +1,4 @@
-"""Where and with what a run was measured: found where it can be, shown in every report, never blank."""
+"""The origin of a run: found where it can be, shown in every report, never blank."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ JSON = st.recursive(
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_change_of_a_file_is_an_accident(data: st.DataObject, row: Row, tmp_path: Path) -> None:
-    """Whatever stands in place of a value, the file is read or refused."""
+    """With anything in place of a value, the file is read or refused."""
     document = [to_json(row)]
     holders = [document[0], document[0]["shape"], *document[0]["contenders"]]
     holder = data.draw(st.sampled_from(holders))

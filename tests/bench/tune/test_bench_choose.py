@@ -219,7 +219,7 @@ def test_rows_of_the_sm90_kernel_hold_what_was_measured_and_what_was_before(data
 
 
 def test_the_packages_own_rule_can_be_fitted(dsv32: BenchPackage) -> None:
-    """A device on which 3 programs a multiprocessor are best: the fit finds a value with which the rule says so too."""
+    """A device on which 3 programs a multiprocessor are best: the fit finds a value that makes the rule say so."""
     from mlagen.bench.tune.driver import Driver
 
     driver = Driver(dsv32, "sparse_fwd", dsv32.module("_launch").DeviceFacts("sm90", 132))

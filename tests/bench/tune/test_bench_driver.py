@@ -180,7 +180,7 @@ def test_every_kernel_of_dense_attention_is_launched_by_its_smallest_call(
 
 @pytest.fixture(scope="module")
 def dsv3_given(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
-    """DeepSeek V3's dense attention, of which a tuned file gives the sm90 kernel some calls."""
+    """DeepSeek V3's dense attention. A tuned file gives the sm90 kernel some of its calls."""
     folder = tmp_path_factory.mktemp("specs")
     (folder / "dsv3.yaml").write_text((SPECS / "dsv3.yaml").read_text())
     tuned = tuned_path("dsv3", "sm90", folder)

@@ -1,4 +1,4 @@
-"""The search for tiles in the place of those that spill: where a tile stands, what is tried, and what is printed."""
+"""The search for tiles in the place of those that spill: a tile's place, the tries, and the printed result."""
 
 from __future__ import annotations
 
