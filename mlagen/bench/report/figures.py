@@ -217,7 +217,8 @@ def rows_block(documents: Documents, packages: str, family: str, *like: str) -> 
 
     Args:
         documents: with the reports.
-        packages: a package, or several with commas between, which share one table.
+        packages: a package, or several with commas between, which share one table. In it, rows name their kind only
+            if their package has several.
         family: family of the rows.
         like: patterns of shapes, with `?` for a space; without one, all rows.
     """
@@ -232,8 +233,13 @@ def rows_block(documents: Documents, packages: str, family: str, *like: str) -> 
     cards = [card for card in documents.cards if any(card in row for _, _, row in found)]
     header = _header(cards, ("us", "best peer", "ratio", "repeated: us, ratio", "of the roof", "error", "the peer's"))
     if "," in packages:
-        lines = [[f"`{package}`, {shape}", *_cards(row, cards, whole=True)] for package, shape, row in found]
-        return _table(["package, shape", *header], lines)
+        kinds = list(dict.fromkeys((package, _any(row).shape.kind) for package, _, row in found))
+        alone = {package for package, _ in kinds if [each for each, _ in kinds].count(package) == 1}
+        lines = [
+            [f"`{package}`: {shape_name(_any(row)) if package in alone else shape}", *_cards(row, cards, whole=True)]
+            for package, shape, row in found
+        ]
+        return _table([f"package: {' or '.join(dict.fromkeys(kind for _, kind in kinds))}", *header], lines)
     tables = []
     for kind in dict.fromkeys(_any(row).shape.kind for _, _, row in found):
         own = [row for _, _, row in found if _any(row).shape.kind == kind]

@@ -110,10 +110,10 @@ def test_packages_share_a_table_of_the_rows_that_match(checkout: Path, rows: lis
     page.write_text(f"<!-- figures: rows dsv32,dsv3,dsv41 decode *?128?x* -->\n{END}\n")
     main(["--root", str(checkout)])
     table = [line for line in page.read_text().splitlines() if line.startswith("|")]
-    assert table[0].startswith("| package, shape | H100 us | best peer | ratio |")
+    assert table[0].startswith("| package: decode | H100 us | best peer | ratio |")
     assert [line.split(" | ")[0] for line in table[2:]] == [
-        "| `dsv32`, decode 128 x h16, kv 128K, topk 2048",
-        "| `dsv3`, decode 128 x h16, kv 128K, topk 2048",
+        "| `dsv32`: 128 x h16, kv 128K, topk 2048",
+        "| `dsv3`: 128 x h16, kv 128K, topk 2048",
     ]
 
 
