@@ -89,7 +89,7 @@ class Settings:
         seed: of all that is drawn.
         calls, seconds: most calls of a shape, and seconds of them.
         limit: seconds of a mutant in all.
-        hang: seconds in which a launched kernel does not end.
+        hang: a launched kernel that does not end within this many seconds hangs.
         processes: mutants side by side.
         delays: delays stand in front of the other syncs.
     """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mlagen.verify.random.syncs import sm90_files
 
-# For each module, the family and the forced kernel whose calls reach it.
+# For each module, the family and the forced kernel with calls that reach it.
 REACHED = {
     "_topk_sm90": ("topk", "sm90"),
     "_mqa_logits_sm90": ("mqa_logits", "sm90"),
