@@ -19,7 +19,7 @@ from mlagen.errors import UnprovedError, UsageError
 from mlagen.verify.random.syncs import sm90_files
 
 FILE = Path("proofs") / "gpu.json"  # in the folder of packages
-HERE = Path(__file__).resolve().parents[2] / "generated" / FILE
+MLAGEN = Path(__file__).resolve().parents[1]
 RECORD = "python -m mlagen.verify.random PACKAGES --report REPORT.json on a GPU, then mlagen record REPORT.json"
 
 
@@ -97,9 +97,9 @@ def read_records(path: Path) -> dict[str, Record]:
 
 
 def records_of(folder: Path) -> dict[str, Record]:
-    """The records for the packages of a folder: its own, else those that come with mlagen."""
-    own = folder / FILE
-    return read_records(own if own.is_file() else HERE)
+    """The records for the packages of a folder: its own, else those inside an installed mlagen or in its checkout."""
+    places = (folder / FILE, MLAGEN / "_proofs" / FILE.name, MLAGEN.parent / "generated" / FILE)
+    return read_records(next((place for place in places if place.is_file()), places[-1]))
 
 
 def unrecorded(folders: Iterable[Path], records: Mapping[str, Record]) -> list[Kernel]:

@@ -126,6 +126,12 @@ def test_installed_wheel_prints_a_known_spec_that_builds(installed: Path, tmp_pa
     assert (tmp_path / "generated" / "odd" / "__init__.py").exists()
 
 
+def test_installed_wheel_has_the_gpu_records_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    records = json.loads((ROOT / "generated" / "proofs" / "gpu.json").read_text())
+    script = "import pathlib, mlagen.verify.gpu_records as r; print(*r.records_of(pathlib.Path('generated')))"
+    assert run(installed, "-c", script, cwd=tmp_path).split() == list(records)
+
+
 def test_installed_wheel_renders_without_the_checkout(installed: Path, tmp_path: Path) -> None:
     spec = tmp_path / "odd.yaml"
     spec.write_bytes((ROOT / "specs" / "odd.yaml").read_bytes())
