@@ -171,21 +171,19 @@ class Proofs:
         self._own.cases[cases_key(row)] = row
 
     def save(self) -> list[Path]:
-        """Write the rows that the packages in the folder need, and return the files that changed."""
+        """Write the rows of the variants and cases of the packages in the folder, and return the files that changed.
+
+        A variant keeps its figures under every Triton, so that a later build under another one computes less.
+        """
         own = self._own
         for name in {name for row in own.packages.values() for name in row.names}:
             if not (self._out / name).is_dir():
                 self._forget(name)
-        needed = {(key, version) for row in own.packages.values() for version in row.keys for key in row.keys[version]}
-        compiled = {}
-        for key, row in own.compiled.items():
-            figures = {version: taken for version, taken in row.figures.items() if (key, version) in needed}
-            if figures:
-                compiled[key] = CompileRow(row.target, row.kernel, figures)
-        own.compiled = compiled
+        needed = {key for row in own.packages.values() for keys in row.keys.values() for key in keys}
+        own.compiled = {key: row for key, row in own.compiled.items() if key in needed}
         own.cases = {key: row for key, row in own.cases.items() if row.package in own.packages}
         rows: dict[str, dict[str, list[Any]]] = {
-            COMPILE: {key: row.to_json() for key, row in compiled.items()},
+            COMPILE: {key: row.to_json() for key, row in own.compiled.items()},
             PACKAGES: {key: row.to_json() for key, row in own.packages.items()},
             VERIFY: {key: row.to_json() for key, row in own.cases.items()},
         }

@@ -82,18 +82,27 @@ def test_a_package_with_a_variant_without_a_row_is_not_proved(out: Path) -> None
 
 def test_rows_that_no_package_needs_are_dropped(out: Path) -> None:
     proofs = opened(out)
-    proofs.add_compiled([replace(ONE, triton="3.8.0"), replace(ONE, key="00000000000000cc")])
+    proofs.add_compiled([replace(ONE, key="00000000000000cc")])
     proofs.add_package("other", "k3", {"3.7.1": [ONE.key]})
     proofs.save()
     proofs = opened(out)
     assert proofs.variant(OTHER.key) is None
     assert proofs.variant("00000000000000cc") is None
-    assert proofs.figures(ONE.key, "3.8.0") is None
     assert (proofs.package("k2"), proofs.tritons("k1"), proofs.tritons("k3")) == (None, ("3.7.1",), ("3.7.1",))
     for name in ("small", "other"):
         (out / name).rmdir()
     proofs.save()
     assert opened(out).variant(ONE.key) is None
+
+
+def test_figures_of_another_triton_outlive_a_build_without_it(out: Path) -> None:
+    proofs = opened(out)
+    proofs.add_compiled([replace(ONE, triton="3.9.0")])
+    proofs.add_package("other", "k2", {"3.7.1": [ONE.key, OTHER.key]})  # 3.9.0 lacks figures of the second
+    proofs.save()
+    proofs = opened(out)
+    assert proofs.figures(ONE.key, "3.9.0") == Figures(255, 4096, 8)
+    assert proofs.tritons("k2") == ("3.7.1",)
 
 
 def test_what_comes_with_mlagen_is_found_and_copied_where_it_is_needed(out: Path, tmp_path: Path) -> None:
