@@ -12,7 +12,8 @@ import click
 from mlagen.backends import expected_products
 from mlagen.cli.built import Built, report_all
 from mlagen.cli.complete import SpecPath
-from mlagen.cli.console import GENERATED, JSON, OUT, TargetName, err, numbered, out, print_json, spec_files, stage
+from mlagen.cli.console import GENERATED, JSON, OUT, TargetName, err, numbered, out, print_json, spec_files
+from mlagen.cli.progress import stage
 from mlagen.cli.prove import Prover
 from mlagen.cli.record import require_recorded, say_unrecorded
 from mlagen.cli.replaced import check_replaced
@@ -97,7 +98,8 @@ def build(
     if release and not check:
         raise UsageError("--release adds to the checks of --check: pass both")
     plans = _load_all(spec_files(specs))
-    built = [_begin(path, plan, folder, number, len(plans)) for number, (path, plan) in enumerate(plans, 1)]
+    with stage(f"render {len(plans)} package{'s' * (len(plans) > 1)}"):
+        built = [_begin(path, plan, folder, number, len(plans)) for number, (path, plan) in enumerate(plans, 1)]
     if check or diff:
         _compare_all(built, check, as_json, folder, every=not specs)
         if release:
@@ -263,7 +265,7 @@ def _settle(plan: Plan, one: Built, staged: Path, targets: Sequence[str], prover
         one.findings.append(line)
         err.print(line, markup=False, soft_wrap=True)
 
-    settler = Settler(one.path, plan, staged, check, say)
+    settler = Settler(one.path, plan, staged, check, say, stage)
     one.compiled = settler.settle(
         prover.versions, lambda version, judge: prover.compile(one.label, staged, targets, version, judge)
     )

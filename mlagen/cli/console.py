@@ -1,33 +1,18 @@
-"""Code that all commands share: the two consoles, JSON, errors and progress."""
+"""Code that all commands share: the two consoles, options, JSON and errors."""
 
 from __future__ import annotations
 
 import json
 import shlex
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 from click.core import ParameterSource
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Column
 from rich.text import Text
 
 from mlagen.cli.complete import SpecPath
-from mlagen.cli.estimate import Estimate, kind_of
 from mlagen.errors import MlagenError, SpecErrors, UsageError
 from mlagen.plan import TARGETS
 from mlagen.spec import instead
@@ -132,58 +117,3 @@ def spec_files(paths: tuple[Path, ...]) -> list[Path]:
 def numbered(name: str, number: int, total: int) -> str:
     """Return the label of a package in a progress bar, with its number if there are several."""
     return name if total == 1 else f"{name} ({number} of {total})"
-
-
-class Stage:
-    """A progress bar on stderr. Shows nothing if stderr is not a terminal."""
-
-    def __init__(self, progress: Progress, task: TaskID, title: str) -> None:
-        self._progress = progress
-        self._task = task
-        self._title = title
-        self._begin = time.monotonic()
-        self._estimate = Estimate(())
-
-    def expect(self, tasks: Sequence[Any]) -> None:
-        """Set the jobs or cases to do, once they are known."""
-        self._begin = time.monotonic()
-        self._estimate = Estimate(map(kind_of, tasks))
-        self._progress.update(self._task, total=len(tasks))
-
-    def step(self, result: Any) -> None:
-        """Count one task as done, given its result."""
-        self._estimate.done(kind_of(result), None if getattr(result, "cached", False) else result.seconds)
-        now = time.monotonic()
-        left = self._estimate.seconds_left(now - self._begin)
-        self._progress.update(self._task, advance=1, end=None if left is None else now + left)
-
-    def show(self, job: str) -> None:
-        """Show the current job behind the stage's title."""
-        self._progress.update(self._task, description=f"{self._title}: {job}")
-
-
-class _LeftColumn(ProgressColumn):
-    """The estimated time left, if there is an estimate."""
-
-    def render(self, task: Task) -> Text:
-        end = task.fields.get("end")
-        if end is None:
-            return Text()
-        minutes, seconds = divmod(max(int(end - time.monotonic()), 0), 60)
-        hours, minutes = divmod(minutes, 60)
-        return Text(f"{hours}:{minutes:02}:{seconds:02} left", style="progress.remaining")
-
-
-@contextmanager
-def stage(title: str) -> Iterator[Stage]:
-    """Show the progress of a stage. `Stage.expect` sets its steps."""
-    columns = (
-        BarColumn(bar_width=12),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        _LeftColumn(),
-        TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True)),  # cut where the line ends
-    )
-    off = not err.file.isatty()  # with FORCE_COLOR, is_terminal is true of a pipe as well
-    with Progress(*columns, console=err, expand=True, transient=True, disable=off) as progress:
-        yield Stage(progress, progress.add_task(title, total=None), title)

@@ -10,9 +10,10 @@ from pathlib import Path
 import click
 
 from mlagen.backends.hub import OWNER, repo_of
-from mlagen.cli.console import GENERATED, JSON, SPEC, TargetName, err, out, print_json, stage
+from mlagen.cli.console import GENERATED, JSON, SPEC, TargetName, err, out, print_json
 from mlagen.cli.flashinfer_bench import write_data_set
 from mlagen.cli.hub import write_hub
+from mlagen.cli.progress import stage
 from mlagen.compile import parse_tritons, toolchain, write_kernels
 from mlagen.emit import ENGINES, Package, apply, compare, render
 from mlagen.emit.wheel import engine_wheel, write_wheel

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mlagen.cli.console import stage
+from mlagen.cli.progress import stage
 from mlagen.compile import Judge, Resources, Toolchain, compile_jobs, content_keys, list_variants, toolchain
 from mlagen.plan.tritons import TRITONS
 from mlagen.proofs import CasesRow, Proofs, keep, proof_of, proved_before
-from mlagen.proofs.sample import Sample, note_sample, was_sampled
+from mlagen.proofs.sample import CASES, VARIANTS, Sample, note_sample, was_sampled
 from mlagen.proofs.sources import family_names
 from mlagen.verify import CaseResult, verify_package
 from mlagen.verify.pool import Task
@@ -64,8 +64,8 @@ class Prover:
         `judge` gets each result as it arrives.
         """
         title = f"{label}: compile with triton {version}"
-        with stage(f"{title}: list variants"):
-            chosen = toolchain(version)
+        with stage(f"{title}: list variants") as bar:
+            chosen = toolchain(version, on_fetch=lambda: bar.show("fetch this Triton"))
             jobs = list_variants(staged, targets, toolchain=chosen)
         with stage(title) as bar:
             bar.expect(jobs)
@@ -139,10 +139,12 @@ class Prover:
             return 0
         seed = random.SystemRandom().randrange(1 << 32) if self.seed is None else self.seed
         sample, number = Sample(staged, seed), 0
-        with stage(f"{label}: compute proofs again"):
+        with stage(f"{label}: compute proofs again") as bar:
             version = random.Random(seed).choice(self.versions)
             chosen = toolchain(version)
+            bar.show(f"{VARIANTS} variants with triton {version}")
             number += sample.compile(list_variants(staged, targets, toolchain=chosen), self.proofs, chosen)
+            bar.show(f"{CASES} case on {self.device}")
             number += sample.verify({family: cases.rows[family] for family in cases.before})
         note_sample(key, self.versions, self.device, seed)
         return number

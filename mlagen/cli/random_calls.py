@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from mlagen.cli.console import err, print_json, stage
+from mlagen.cli.console import err, print_json
+from mlagen.cli.progress import stage
 from mlagen.emit import apply, compare, render
 from mlagen.errors import MismatchError
 from mlagen.plan import load_plan

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from mlagen.cli.complete import SpecPath
-from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files, stage
+from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files
+from mlagen.cli.progress import stage
 from mlagen.cli.random_calls import verify_at_random
 from mlagen.emit import apply, compare, render
 from mlagen.errors import UsageError

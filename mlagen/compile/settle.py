@@ -6,6 +6,7 @@ within the limits becomes a finding, and the compilation starts again. Known var
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import tempfile
 from collections.abc import Callable, Sequence
@@ -34,6 +35,7 @@ Judge = Callable[[Resources], None]
 Prove = Callable[[str, Judge], list[Resources]]
 Check = Callable[[Resources], Sequence[LimitError]]
 JobsOf = Callable[[Plan, Path], Sequence[CompileJob]]
+Show = Callable[[str], contextlib.AbstractContextManager[object]]
 
 
 class NotHeldError(Exception):
@@ -90,16 +92,25 @@ class Settler:
         staged: folder of the package, which is written again with every finding.
         check: returns the limits that a variant exceeds.
         say: prints a line about a finding.
+        show: shows a title while its block runs.
 
     Attributes:
         plan: the plan with all findings.
         findings: those that the plan has.
     """
 
-    def __init__(self, path: Path, plan: Plan, staged: Path, check: Check, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        plan: Plan,
+        staged: Path,
+        check: Check,
+        say: Callable[[str], None],
+        show: Show = contextlib.nullcontext,
+    ) -> None:
         self.plan = plan
         self.findings = read_findings(findings_path(plan.spec.name, path.parent)).of(plan.fits.values())
-        self._path, self._staged, self._check, self._say = path, staged, check, say
+        self._path, self._staged, self._check, self._say, self._show = path, staged, check, say, show
         self._failed: set[tuple[CompileJob, str]] = set()
 
     def settle(self, versions: Sequence[str], prove: Prove) -> dict[str, list[Resources]]:
@@ -199,7 +210,9 @@ class Settler:
         for split in itertools.islice(splits_like(registers, triton) if registers else (), MOST_TRIES):
             tried += 1
             found = self.findings.with_split(RegisterSplit(family.fits, kernel.name, triton, split))
-            if self._holds(found, lambda *_: jobs, failure.version):
+            with self._show(f"{named}: other registers, {tried} of at most {MOST_TRIES}"):
+                holds = self._holds(found, lambda *_: jobs, failure.version)
+            if holds:
                 self._take(found, f"{named}: registers {split} {under}")
                 return
         left = LeftOut(family.fits, SCHEDULED.get(kernel.name, kernel.name), triton, failure.reason)
@@ -215,6 +228,7 @@ class Settler:
             LimitError, ToolError: all candidates exceed a limit.
         """
         family, triton = self._family(place.family), minor(failure.version)
+        named = f"{self.plan.spec.name}: {place.family} on {place.target}"
         table = (family.fits, place.table, place.target)
         known = [
             one
@@ -228,9 +242,9 @@ class Settler:
         for tile in (tile for tile in tiles_like(place.tile, place.target) if tile not in bad):
             entries = (Replacement(*table, one, (triton,), tile) for one in origins)
             found = replace(self.findings, replacements=(*kept, *entries))
-            holds = self._holds(found, self._jobs_at(replace(place, tile=tile), failure.version), failure.version)
+            with self._show(f"{named}: other tiles, {tried + 1} of at most {MOST_TRIES}"):
+                holds = self._holds(found, self._jobs_at(replace(place, tile=tile), failure.version), failure.version)
             if holds:
-                named = f"{self.plan.spec.name}: {place.family} on {place.target}"
                 self._take(found, f"{named}: tile {tile} instead of {place.tile} {under}")
                 return
             tried += holds is not None

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +97,12 @@ def parse_tritons(text: str | None) -> tuple[str, ...]:
     return tuple(version for version in TRITONS if version in chosen)
 
 
-def toolchain(version: str) -> Toolchain:
-    """A Triton of that version; fetched with pip into the cache where it is not there yet.
+def toolchain(version: str, on_fetch: Callable[[], None] = lambda: None) -> Toolchain:
+    """Return a Triton of that version. If the cache lacks it, pip fetches it there.
+
+    Args:
+        version: the version.
+        on_fetch: called before a fetch.
 
     Raises:
         ToolError: pip could not fetch it.
@@ -107,6 +112,7 @@ def toolchain(version: str) -> Toolchain:
         return here
     folder = tritons_dir() / version
     if not (folder / "triton" / "__init__.py").is_file():
+        on_fetch()
         _fetch(version, folder)
     return Toolchain(version, folder)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ def workspace(tmp_path: Path, compiled: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs" / "small.yaml").write_text(SPEC)
     monkeypatch.setenv("XDG_CACHE_HOME", str(compiled))
+    monkeypatch.setattr("mlagen.cli.progress.FIRST_LINE_S", threading.TIMEOUT_MAX / 2)  # a busy machine is slow
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
