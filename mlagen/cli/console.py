@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,28 @@ def report_error(error: MlagenError) -> None:
 def print_json(value: Any) -> None:
     """Print plain values as JSON on stdout. Parts of a spec are allowed among them."""
     click.echo(json.dumps(value, indent=2, default=lambda part: part.model_dump(mode="json")))
+
+
+def print_written(
+    path: Path, spec: Path, commands: Sequence[str], values: Mapping[str, Any], *, proved: bool, as_json: bool
+) -> None:
+    """Print the path of a packed package on stdout, and on stderr the next commands.
+
+    Args:
+        path: the written file or folder.
+        spec: file of the spec, for the command that proves the package.
+        commands: the next commands.
+        values: the same as plain values, for JSON in place of the path.
+        proved: whether the package is proved. If not, the command that proves it comes first.
+        as_json: print JSON.
+    """
+    if as_json:
+        print_json({**values, "proved": proved})
+    else:
+        out.print(str(path), markup=False, soft_wrap=True)
+    said = [] if proved else [f"not proved; fix with: mlagen build {shlex.quote(str(spec))}"]
+    for line in (*said, *commands):
+        err.print(line, markup=False, soft_wrap=True)
 
 
 def command_line(context: click.Context) -> str:

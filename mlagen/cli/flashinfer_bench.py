@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from mlagen.cli.console import err, out, print_json
+from mlagen.cli.console import print_written
 from mlagen.emit import render
 from mlagen.plan import Plan
 from mlagen.proofs import Proofs, rendered_key
@@ -30,11 +30,6 @@ def write_data_set(plan: Plan, spec: Path, proofs: Proofs, folder: Path, as_json
     files, root = trace_set(plan, tritons), folder / f"{plan.spec.name}-flashinfer-bench"
     write_trace_set(files, root)
     run = f"flashinfer-bench run --local {shlex.quote(str(root))}"
-    if as_json:
-        definitions = [Path(name).stem for name in files if name.startswith("definitions/")]
-        print_json({"folder": str(root), "definitions": definitions, "proved": bool(tritons), "run": run})
-    else:
-        out.print(str(root), markup=False, soft_wrap=True)
-    said = [] if tritons else [f"not proved; fix with: mlagen build {shlex.quote(str(spec))}"]
-    for line in (*said, run):
-        err.print(line, markup=False, soft_wrap=True)
+    definitions = [Path(name).stem for name in files if name.startswith("definitions/")]
+    values = {"folder": str(root), "definitions": definitions, "run": run}
+    print_written(root, spec, [run], values, proved=bool(tritons), as_json=as_json)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mlagen.backends.hub import Repo
-from mlagen.cli.console import err, out, print_json
+from mlagen.cli.console import print_written
 from mlagen.emit import render
 from mlagen.emit.hub import BENCHMARK, hub_repository, write_repository
 from mlagen.plan import Plan
@@ -38,10 +38,5 @@ def write_hub(
     if BENCHMARK in files:
         commands.append(f"kernels benchmark {quoted if path.is_absolute() else f'./{quoted}'}")
     commands.append(f"kernel-builder upload {quoted} --repo-id {repo.id}")
-    if as_json:
-        print_json({"repository": str(path), "repo": repo.id, "proved": bool(tritons), "next": commands})
-    else:
-        out.print(str(path), markup=False, soft_wrap=True)
-    said = [] if tritons else [f"not proved; fix with: mlagen build {shlex.quote(str(spec))}"]
-    for line in (*said, *commands):
-        err.print(line, markup=False, soft_wrap=True)
+    values = {"repository": str(path), "repo": repo.id, "next": commands}
+    print_written(path, spec, commands, values, proved=bool(tritons), as_json=as_json)

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from mlagen.backends.hub import OWNER, repo_of
-from mlagen.cli.console import GENERATED, JSON, SPEC, TargetName, err, out, print_json
+from mlagen.cli.console import GENERATED, JSON, SPEC, TargetName, print_written
 from mlagen.cli.flashinfer_bench import write_data_set
 from mlagen.cli.hub import write_hub
 from mlagen.cli.progress import stage
@@ -98,14 +98,9 @@ def package(
     tritons = Proofs(GENERATED).tritons(rendered_key(rendered))
     path = write_wheel(*engine_wheel(plan, engine, tritons, archives=archives), folder)
     serve = ENGINES[engine].serve_command(plan)
-    proved = bool(tritons)
-    if as_json:
-        print_json({"engine": engine, "wheel": str(path), "proved": proved, "serve": serve})
-    else:
-        out.print(str(path), markup=False, soft_wrap=True)
-    said = [] if proved else [f"package not proved; fix with: mlagen build {shlex.quote(str(spec))}"]
-    for line in (*said, f"pip install {shlex.quote(str(path))}", serve):
-        err.print(line, markup=False, soft_wrap=True)
+    values = {"engine": engine, "wheel": str(path), "serve": serve}
+    commands = [f"pip install {shlex.quote(str(path))}", serve]
+    print_written(path, spec, commands, values, proved=bool(tritons), as_json=as_json)
 
 
 def _compiled(plan: Plan, package: Package, targets: Sequence[str], versions: Sequence[str]) -> dict[str, bytes]:

@@ -47,7 +47,7 @@ def test_the_next_commands_are_printed(run: Run, spec: Path, engine: str) -> Non
     result = run("package", "my.yaml", "--for", engine)
     assert result.exit_code == 0
     assert re.fullmatch(rf"dist/mlagen_{engine}_r384-\S+\+g[0-9a-f]{{8}}-py3-none-any\.whl\n", result.stdout)
-    unproved = "package not proved; fix with: mlagen build my.yaml"
+    unproved = "not proved; fix with: mlagen build my.yaml"
     said = [unproved, f"pip install {result.stdout.strip()}", SERVED[engine]]
     assert result.stderr.splitlines() == said
     as_json = json.loads(run("package", "my.yaml", "--for", engine, "--json").stdout)

@@ -9,6 +9,7 @@ import pytest
 from cli_specs import Run
 
 from mlagen.cli import progress
+from mlagen.cli.console import err
 from mlagen.compile import installed
 
 TASK = SimpleNamespace(kernel="_sort", target="sm90", cached=True)
@@ -26,7 +27,7 @@ def test_a_line_has_the_phase_and_the_number_of_tasks_that_are_done(capsys: pyte
 
 def test_lines_come_after_the_first_seconds_and_then_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
-    monkeypatch.setattr(progress.err, "print", lambda line, **_: shown.append(line))
+    monkeypatch.setattr(err, "print", lambda line, **_: shown.append(line))
     pauses: list[float] = []
 
     def wait(seconds: float) -> bool:
