@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import random
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+Task = TypeVar("Task")
 
 
 def _seed() -> int:
@@ -20,4 +25,12 @@ def drawn(names: Iterable[str], number: int) -> list[str]:
     return random.Random(SEED).sample(sorted(names), number)
 
 
+def half(tasks: Sequence[Task]) -> list[Task]:
+    """Half of the cases of a package in their order, others for each commit."""
+    taken = set(random.Random(SEED).sample(range(len(tasks)), (len(tasks) + 1) // 2))
+    return [task for at, task in enumerate(tasks) if at in taken]
+
+
+# Every run takes half of the cases, and a slow one all.
+by_share = pytest.mark.parametrize("choose", [half, pytest.param(list, marks=pytest.mark.slow)], ids=["half", "every"])
 SEED = _seed()  # of this commit; outside of a checkout always the same

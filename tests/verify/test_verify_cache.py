@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from broken import check_mutants
+from rotation import by_share
 from verify_specs import dsv32_text, spec
 
 from mlagen.emit import apply, compare, render
@@ -130,8 +131,9 @@ def test_what_a_spec_lacks_is_left_out():
 @pytest.mark.parametrize(
     "name", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("planar", "quotients")), "four_bit"]
 )
-def test_a_package_of_each_kind_holds_every_case(packages, name):
-    assert messages(packages[name], targets=["sm80", "sm90"]) == []
+@by_share
+def test_a_package_of_each_kind_holds_its_cases(packages, name, choose):
+    assert messages(packages[name], targets=["sm80", "sm90"], choose=choose) == []
 
 
 MADE_UP = {
