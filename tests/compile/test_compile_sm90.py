@@ -10,10 +10,11 @@ import pytest
 from enumerated import enumerate_package, write_package
 
 from mlagen.backends import expected_products
-from mlagen.compile import CompileJob, Resources, check_limits, compile_jobs
+from mlagen.compile import CompileJob, Resources, check_limits, compile_jobs, installed
 from mlagen.compile.worker import load_module
 from mlagen.errors import ToolError
 from mlagen.plan import DenseDecodePlan, Plan, SparseFwdPlan, make_plan
+from mlagen.proofs import Proofs
 from mlagen.spec import Spec, load
 
 pytestmark = pytest.mark.compilation
@@ -153,9 +154,11 @@ def written(tmp_path, pytestconfig):
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm53_fp8", "glm53", "dsv41", "glm5_prefill")),
     ],
 )  # with columns behind V, and without, 528 bytes a token or two caches as well; dense; multi-head, 192/128 and 256/256
-def test_they_fit(written, compiled, name):
-    package = written(name)
-    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+def test_they_fit(written, compiled, name, pytestconfig):
+    """Figures of checked-in kernels are looked up. A sample of them is compiled again in every run."""
+    package, proofs = written(name), Proofs(pytestconfig.rootpath / "generated")
+    known = lambda key: proofs.measured(key, installed().version)  # noqa: E731
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
     # Barriers, and the arguments that partitions pass: two layouts have most of these.
     package.check(results, slack=640)
 
