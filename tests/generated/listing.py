@@ -1,6 +1,6 @@
-"""Prints the compilations that every package lists for each of its targets under a Triton version, as JSON.
+"""Prints the variants that packages list for each of their targets under a Triton version, as JSON.
 
-    python listing.py VERSION
+    python listing.py VERSION PACKAGE_DIR...
 
 A process of its own, since a package chooses the rows of its tables when it is imported.
 """
@@ -13,14 +13,12 @@ import triton
 
 from mlagen.compile.worker import describe, load_package
 
-GENERATED = Path(__file__).parents[2] / "generated"
 
-
-def main(version: str) -> None:
-    """List all packages as the compile worker lists one."""
+def main(version: str, folders: list[str]) -> None:
+    """List packages as the compile worker lists one."""
     triton.__version__ = version
     listed = {}
-    for folder in sorted(path.parent for path in GENERATED.glob("*/__init__.py")):
+    for folder in map(Path, folders):
         package = load_package(folder)
         targets = package.SPEC["spec"]["targets"]
         listed[folder.name] = {target: [describe(one) for one in package.variants(target)] for target in targets}
@@ -28,4 +26,4 @@ def main(version: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], sys.argv[2:])
