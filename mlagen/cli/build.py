@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -112,6 +113,7 @@ def build(
         _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
         return
     place = None if no_verify else pick_device(device)
+    random.Random(seed).choice(built).samples = True
     prover = Prover(Proofs(folder), versions, place, every=all_cases, fresh=fresh, seed=seed)
     for number, ((_, plan), one) in enumerate(zip(plans, built, strict=True)):
         try:
@@ -239,7 +241,8 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
                 return [*failed]
         one.proves = prover.proves and chosen == list(plan.spec.targets)
         if one.proves:
-            one.again = prover.sample(one.label, staged, one.key, chosen, one.cases)
+            if one.samples:
+                one.again = prover.sample(one.label, staged, one.key, chosen, one.cases)
             _take_in(one, prover, prover.held(one.label, staged, one.key, chosen))
     one.package = _as_proved(one, proofs)
     one.written = settler.write()

@@ -36,6 +36,7 @@ class Built:
         compiled: resources of every variant, by Triton version.
         cases: results of the cases.
         proves: whether the build adds proofs: it compiles for all targets and verifies.
+        samples: whether some looked-up proofs are computed again; true of one package of a build.
         again: number of proofs that were computed again with the same result.
         written: files that were written.
         failures: errors; nothing is written if there are any.
@@ -52,6 +53,7 @@ class Built:
     compiled: dict[str, list[Resources]] = field(default_factory=dict)
     cases: Cases = field(default_factory=Cases)
     proves: bool = False
+    samples: bool = False
     again: int = 0
     written: list[Path] = field(default_factory=list)
     failures: list[MlagenError] = field(default_factory=list)

@@ -152,6 +152,16 @@ def test_a_forged_figure_is_found_by_compiling_it_again(run: Run, proved: Path) 
 
 @pytest.mark.compilation
 @pytest.mark.interpreter
+def test_a_build_of_several_specs_computes_proofs_of_one_again(run: Run, writer: Path, proved: Path) -> None:
+    other = writer.with_name("other.yaml")
+    other.write_text(WRITER.replace("name: writer", "name: other"))
+    result = run("build", "--device", "cpu", "--seed", "7")
+    assert result.exit_code == 0
+    assert result.stderr.count(" proofs computed again, with the same results") == 1
+
+
+@pytest.mark.compilation
+@pytest.mark.interpreter
 def test_a_build_that_leaves_a_step_out_proves_nothing(run: Run, writer: Path) -> None:
     for left_out in (["--no-verify"], ["--no-compile"], ["--no-verify", "--no-compile"], ["--target", "sm80"]):
         result = run("build", "--device", "cpu", *left_out)
