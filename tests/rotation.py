@@ -6,7 +6,7 @@ import random
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -23,6 +23,13 @@ def _seed() -> int:
 def drawn(names: Iterable[str], number: int) -> list[str]:
     """A number of names, others for each commit."""
     return random.Random(SEED).sample(sorted(names), number)
+
+
+def some(names: Iterable[str], number: int) -> list[Any]:
+    """Parameters of a test: a number of names for each commit, and the others in the slow run."""
+    every = list(names)
+    taken = drawn(every, number)
+    return [pytest.param(name, marks=[] if name in taken else pytest.mark.slow) for name in every]
 
 
 def half(tasks: Sequence[Task]) -> list[Task]:
