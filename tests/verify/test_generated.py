@@ -7,7 +7,7 @@ import pytest
 import torch
 from attention_specs import attention_of
 from broken import check_mutants
-from rotation import drawn
+from rotation import by_share, drawn
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan, make_plan
@@ -62,25 +62,27 @@ MORE = {
     "package",
     [pytest.param(path, marks=[pytest.mark.slow] if path.name not in DRAWN else [], id=path.name) for path in DISTINCT],
 )
-def test_the_others_hold_what_their_specs_make_different(package):
+@by_share
+def test_the_others_hold_what_their_specs_make_different(package, choose):
     only = ["*typical*", "writer*every*", "*block size 53*", "refuses*", *MORE.get(package.name, ())]
     specified = load_plan(ROOT / "specs" / f"{package.name}.yaml").spec.targets
     targets = [target for target in ("sm90", "sm80") if target in specified]  # with e4m3 in hardware and without
-    assert messages(package, workers=1, targets=targets, only=only) == []
+    assert messages(package, workers=1, targets=targets, only=only, choose=choose) == []
 
 
 @pytest.mark.parametrize(
     ("latent", "rope", "d_v"),
     [(23, 8, 31), *(pytest.param(*dims, marks=pytest.mark.slow) for dims in ((31, 8, 31), (9, 0, 9)))],
 )
-def test_v_may_have_any_number_of_columns(tmp_path, latent, rope, d_v):
+@by_share
+def test_v_may_have_any_number_of_columns(tmp_path, latent, rope, d_v, choose):
     text = (ROOT / "specs" / "dsv32.yaml").read_text().replace("name: dsv32", "name: other")
     for name, columns in {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": d_v}.items():
         text = re.sub(rf"{name}: \d+", f"{name}: {columns}", text)
     (tmp_path / "other.yaml").write_text(re.sub(r"\n +shared_indices: .*", "", text))  # which takes d_v 512
     apply(compare(render(load_plan(tmp_path / "other.yaml")), tmp_path / "other"))
     only = ["*typical*", "*splits: 3*", "*sink*"]
-    assert messages(tmp_path / "other", workers=1, targets=["sm90"], only=only) == []
+    assert messages(tmp_path / "other", workers=1, targets=["sm90"], only=only, choose=choose) == []
 
 
 @pytest.mark.slow
