@@ -112,6 +112,7 @@ class Settler:
         self.findings = read_findings(findings_path(plan.spec.name, path.parent)).of(plan.fits.values())
         self._path, self._staged, self._check, self._say, self._show = path, staged, check, say, show
         self._failed: set[tuple[CompileJob, str]] = set()
+        self._computed: set[tuple[str, str]] = set()  # Triton and key of compiled variants
 
     def settle(self, versions: Sequence[str], prove: Prove) -> dict[str, list[Resources]]:
         """Compile, and add findings, until every variant that a call can launch holds.
@@ -132,7 +133,7 @@ class Settler:
             before = self.findings
             proofs = {version: self._settle(version, prove) for version in versions}
             if self.findings == before:
-                return proofs
+                return {version: list(map(self._as_computed, found)) for version, found in proofs.items()}
 
     def write(self) -> list[Path]:
         """Write new findings next to the spec, and return the written files."""
@@ -157,7 +158,13 @@ class Settler:
             self._find(failure)
             apply(compare(render(self.plan), self._staged), force=True)
 
+    def _as_computed(self, taken: Resources) -> Resources:
+        """Say of a variant that an earlier compilation of this settler computed that it was not known."""
+        return replace(taken, cached=False) if (taken.triton, taken.key) in self._computed else taken
+
     def _judge(self, taken: Resources) -> None:
+        if not taken.cached:
+            self._computed.add((taken.triton, taken.key))
         for error in self._check(taken):
             raise NotHeldError(taken, error)
 
