@@ -236,9 +236,15 @@ def _paged_cases(wrapper: str, facts: LogitsFacts, big: bool) -> Iterator[PagedC
 def _paged_variants(base: PagedCase) -> Iterator[PagedCase]:
     dtypes = (False, True) if base.wrapper == PAGED_PAIR else (False,)  # whether logits are bf16
     for next_n, layout, bf16 in itertools.product((1, 2, 4, 8, 16), ("contiguous", "odd"), dtypes):
-        options = {"next_n": next_n, "q": layout, "bf16": bf16, "check": variants.TARGETS, "in_full": True}
+        options: dict[str, Any] = {
+            "next_n": next_n,
+            "q": layout,
+            "bf16": bf16,
+            "check": variants.TARGETS,
+            "in_full": True,
+        }
         name = f"{SHORT[base.wrapper]}: variants: {layout}, next_n {next_n}{', bf16' if bf16 else ''}"
-        yield replace(base, name=name, promise=variants.PROMISES[variants.TARGETS], **options)  # type: ignore[arg-type]
+        yield replace(base, name=name, promise=variants.PROMISES[variants.TARGETS], **options)
 
 
 def _schedule_cases(big: bool) -> Iterator[ScheduleCase]:
