@@ -68,7 +68,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
     dims, attention = plan.spec.model, plan.spec.attention
     out.print(f"[bold]{plan.spec.name}[/]  {plan.spec.title}")
     rows = f"d_qk {plan.d_qk} = {dims.kv_lora_rank} latent + {dims.qk_rope_head_dim} RoPE, d_v {plan.d_v}, "
-    topk = f"topk {attention.topk}, " if isinstance(attention, SparseAttention) else ""
+    topk = f"topk {attention.topk} (sizes cases and benchmarks), " if isinstance(attention, SparseAttention) else ""
     out.print(f"{rows * bool(plan.d_qk)}{dims.num_heads} heads, {topk}{dims.dtype}")
     sparse_fwd, cache = plan.find(SparseFwdPlan), plan.find(CachePlan)
     for chunk in sparse_fwd.chunks if sparse_fwd else ():

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict
 
 Dtype = Literal["bf16", "fp16"]
+SIZES_ONLY = "it sizes cases and benchmarks; a call may have any other number"  # of a field without a place in kernels
 
 
 class Model(BaseModel):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from mlagen.layout import LayoutError, indexer_query_layout_of
-from mlagen.spec.base import Model
+from mlagen.spec.base import SIZES_ONLY, Model
 from mlagen.spec.rules import refused
 from mlagen.spec.stored import (
     Cache,
@@ -30,7 +30,7 @@ class Indexer(Model):
 
     num_heads: Annotated[int, Field(ge=1, le=128, description="heads of the indexer's query (index_n_heads)")]
     head_dim: Annotated[int, Field(ge=1, le=512, description="columns of a key (index_head_dim)")]
-    topk: Annotated[int, Field(ge=1, le=4096, description="keys picked per query token (index_topk)")]
+    topk: Annotated[int, Field(ge=1, le=4096, description=f"keys picked per query token (index_topk); {SIZES_ONLY}")]
     rope_head_dim: Annotated[
         int, Field(ge=0, le=256, multiple_of=2, description="columns of q and k that RoPE rotates; 0 for none")
     ]
@@ -39,7 +39,9 @@ class Indexer(Model):
         Field(description="pairs of columns that RoPE rotates; neox: i and i + half; gptj: 2i and 2i + 1"),
     ] = None
     rope_at: Annotated[RopeAt | None, Field(description="position of the rotated columns in a head")] = None
-    compress_ratio: Annotated[int, Field(ge=1, le=128, description="tokens per key; 1: each token has a key")] = 1
+    compress_ratio: Annotated[
+        int, Field(ge=1, le=128, description=f"tokens per key; 1: each token has a key; {SIZES_ONLY}")
+    ] = 1
     q_scale_rule: Annotated[
         ScaleRuleChanges | None, Field(description="changes to the keys' scale rule, for the query")
     ] = None

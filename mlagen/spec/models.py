@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from mlagen.spec.base import Dtype, Model
+from mlagen.spec.base import SIZES_ONLY, Dtype, Model
 from mlagen.spec.indexer import Indexer, IndexerCache, check_query
 from mlagen.spec.needs import NEEDS, at_odds, lacks, runs_alone
 from mlagen.spec.rules import free_name, free_namespace, refused, without_repeats
@@ -115,14 +115,14 @@ class SparseAttention(Model):
     """Sparse attention: each query token attends to the `topk` KV rows that its indices name."""
 
     kind: Annotated[Literal["sparse"], Field(description="which KV rows a query token attends to")]
-    topk: Annotated[int, Field(ge=1, le=65536, description="indices per query token (index_topk)")]
+    topk: Annotated[int, Field(ge=1, le=65536, description=f"indices per query token (index_topk); {SIZES_ONLY}")]
     window: Annotated[
         int | None,
         Field(
             ge=1,
             le=65536,
             description="additional indices per query token, for a sliding window; with a second cache, indices of "
-            "the first",
+            f"the first; {SIZES_ONLY}",
         ),
     ] = None
     attn_sink: Annotated[
@@ -204,7 +204,11 @@ class MultiHead(Model):
     v_head_dim: Annotated[int, Field(ge=1, le=512, description="columns of v per head")]
     num_kv_heads: Annotated[
         int | None,
-        Field(ge=1, le=128, description="heads of k and v, a divisor of model.num_heads; default: model.num_heads"),
+        Field(
+            ge=1,
+            le=128,
+            description="heads of k and v, a divisor of model.num_heads; default: model.num_heads; " + SIZES_ONLY,
+        ),
     ] = None
     addressing: Annotated[
         Literal["pointers", "descriptors"],
