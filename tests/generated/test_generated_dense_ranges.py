@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import random
+from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from listing import GENERATED
 
+GENERATED = Path(__file__).resolve().parents[2] / "generated"
 BASE = "_dense_decode_sm90"
 MODULES = (
     *(f"dsv3_fp8.{BASE}{kind}" for kind in ("", "_few", "_parts")),
