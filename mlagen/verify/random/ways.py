@@ -131,7 +131,7 @@ WAYS: dict[str, Callable[[AnyRun, Dice], int]] = {
 def way_of(family: Family, subject: Subject, case: Case, dice: Dice) -> str:
     """The way to make a call."""
     if subject.device == "cpu":
-        return dice.mostly("once", "twice")
+        return dice.mostly("once", "twice", "in a row")
     way = dice.pick("once", "once", "twice", "twice", "in a row", "in a row", "beside", "beside", "replayed")
     scored = case.scored if isinstance(case, PickCase) else case
     if isinstance(scored, PagedCase) and SCHEDULE not in subject.facts.wrappers and way == "replayed":
