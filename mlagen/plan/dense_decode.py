@@ -109,7 +109,7 @@ class DenseDecodePlan(CachedFamily):
         )
 
     def flops(self, tokens: int, num_heads: int, keys: int) -> int:
-        """FLOPs of one call in which each token sees `keys` keys."""
+        """FLOPs of one call, with `keys` keys for each token."""
         return work.flops(tokens, num_heads, keys, self.d_qk, self.d_v)
 
     def bytes(self, tokens: int, num_heads: int, keys: int) -> int:

@@ -152,7 +152,7 @@ class _LargeEmpty(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def large_allocations(device: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which torch.empty on a CPU gives large numbers. Top-k never picks NaN, but picks these."""
+    """Return a context: torch.empty on a CPU gives large numbers there. Top-k never picks NaN, but picks these."""
     if device != "cpu":
         return contextlib.nullcontext()
     return _LargeEmpty()  # type: ignore[no-untyped-call]

@@ -175,7 +175,7 @@ SCALED = (
     _literal("q_scale is left out", "(q.float() * q_scale)", "q.float()", *Q_SCALE),
     _literal("q_scale counts twice", "(q.float() * q_scale)", "(q.float() * q_scale * q_scale)", *Q_SCALE),
     _literal("q of e4m3 has the cache's scale", "(q.float() * q_scale)", "(q.float() * 0.4375)", *Q_SCALE),
-    _literal("q of e4m3 is read as bf16", "return (q.float() * q_scale).to(DTYPE), None", "return q, None", *Q_SCALE),
+    _literal("q of e4m3 loses its scale", "q = (q.float() * q_scale).to(DTYPE)", "q = q.to(DTYPE)", *Q_SCALE),
     _literal("a scale goes with q of bf16", "DTYPE if q_scale is None else torch.float8_e4m3fn", "DTYPE", *Q_SCALE),
 )
 

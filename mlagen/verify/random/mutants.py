@@ -380,7 +380,10 @@ def _run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, O
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs mutants, or prints the table of reports; 0 where at least 97 of 100 were noticed, else 1."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.resume and options.report is None:
+        parser.error("--resume takes --report, the report to go on with")
     if options.list:
         for module, folder in modules_of(options.packages, options.modules).items():
             for sync in syncs_of(folder / f"{module}.py"):
