@@ -39,6 +39,12 @@ KERNELS: tuple[Family, ...] = (
 FAMILIES: tuple[Family, ...] = (*KERNELS, operators(KERNELS))
 
 
+def cases_of(family: Family, spec: Mapping[str, Any], device: str) -> list[Case]:
+    """All cases of a family, with those of kept calls; `cases` says how they are made."""
+    found = list(family.cases(spec, device))
+    return [*found, *kept_cases(found)]
+
+
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package.
 
@@ -46,8 +52,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         spec: `SPEC["spec"]` of the package. A case about something that it lacks is left out.
         device: "cpu" gives sizes that the interpreter bears, "cuda" the model's own.
     """
-    found = [case for family in FAMILIES for case in family.cases(spec, device)]
-    return [*found, *kept_cases(found)]
+    return [case for family in FAMILIES for case in cases_of(family, spec, device)]
 
 
 def run(subject: Subject, case: Case) -> list[Figure]:

@@ -182,7 +182,7 @@ class Run:
         self.device = job["device"]
         prepare(self.device)
         from mlagen.verify.facts import Facts
-        from mlagen.verify.families import FAMILIES
+        from mlagen.verify.families import FAMILIES, cases_of
 
         self.package = import_package(Path(job["package_dir"]))
         if self.device == "cpu":
@@ -195,7 +195,7 @@ class Run:
         targets = self._targets(job)
         for family in FAMILIES:
             if job["families"] is None or family.name in job["families"]:
-                found = selected(family.cases(self.spec, self.device), targets, job["only"])
+                found = selected(cases_of(family, self.spec, self.device), targets, job["only"])
                 self.of[family.name] = len(found)
                 self.pairs += found if job["every"] else representative(found)
                 self.families += [family.name] * (len(self.pairs) - len(self.families))
