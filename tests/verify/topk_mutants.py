@@ -75,7 +75,9 @@ MUTANTS = (
     _literal(
         "a buffer overflows", "if count + (passing & 0xFFFF) > BLOCK:", "if count > 4 * BLOCK:", "prefill: long rows: *"
     ),
-    _literal("a cut keeps too little in view", "tl.where(passing >= k, low, floor)", "high", "prefill: long rows: *"),
+    _literal(
+        "a cut keeps too little in view", "tl.where(passing >= k, low, floor)", "high", "prefill: long rows: cuts"
+    ),
     _literal("a sample is believed", "(count < k) & (floor > 0)", "count < 0", "prefill: long rows: misleading"),
     _literal(
         "the last query token sees the least", "number % next_n + 1", "next_n - number % next_n", "decode: next_n: 2"
@@ -83,8 +85,8 @@ MUTANTS = (
     _literal("a token sees one too few", "number % next_n + 1", "number % next_n", "decode: next_n: *"),
     _literal(
         "lengths wrap round",
-        "tl.maximum(tl.load(lens_ptr + request), 0)",
-        "tl.load(lens_ptr + request)",
+        "tl.maximum(tl.load(lens_ptr + number // next_n), 0)",
+        "tl.load(lens_ptr + number // next_n)",
         "decode: lengths*",
     ),
     _literal("pages past the row are read", "page < pages.num_pages", "page >= 0", "pages: pages: few"),

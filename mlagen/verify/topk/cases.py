@@ -126,6 +126,8 @@ def _prefill_cases(big: bool) -> Iterator[SelectCase]:
         yield case(
             f"long rows: {pattern}", f"{promise}, in rows longer than a tile", **_LONG, scores=pattern, tile=small
         )
+    promise = "a score just above those that a cut kept is picked, though it comes later"
+    yield case("long rows: cuts", promise, **_LONG, scores="misleading", rows=32, tile=small)
     for k in (1, 99, 499, 500, 501, 512, 1000, 2048, 4096):
         yield case(f"k: {k}", "any number of picks, more than the row has too", k=k)
     for k in (1, 255, 256):

@@ -72,8 +72,8 @@ def scores_of(pattern: str, rows: int, columns: int, generator: torch.Generator)
             return torch.where(chance < 0.5, -torch.inf, normal)
         case "17 orders":
             return normal * torch.pow(10.0, 17 * torch.rand(shape, generator=generator) - 8)
-        case "misleading":  # the columns that a sample of 8 by 8 sees, fewer than k, are the largest
-            return torch.where(places % max(columns // 16, 8) < 8, normal + 100, normal)
+        case "misleading":  # half of the columns that a tile of 512 samples, fewer than k, are the largest
+            return torch.where(places % max(columns // 32 * 2, 8) < 8, normal + 100, normal)
     return normal
 
 
