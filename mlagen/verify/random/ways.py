@@ -22,6 +22,7 @@ from mlagen.verify.memory import NAN
 from mlagen.verify.mqa_logits.cases import RANGES, FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import SCHEDULE
 from mlagen.verify.patterns import INT32, LENGTH_PROMISES, SINK_PROMISES
+from mlagen.verify.random import late
 from mlagen.verify.random.dice import Dice
 from mlagen.verify.results import Figure
 from mlagen.verify.sparse_decode.cases import SparseDecodeCase
@@ -95,6 +96,22 @@ def _in_a_row(run: AnyRun, dice: Dice) -> int:
     return 2
 
 
+def _late(run: AnyRun, dice: Dice) -> int:
+    """A call right behind a kernel that lets it begin at once and then writes its inputs, which were 0 until then."""
+    memory = _memory(run.inputs)
+    if not late.begins_early() or sum(one.nbytes for one in memory) > late.MOST_BYTES:
+        return _in_a_row(run, dice)
+    written = [one.clone() for one in memory]
+    run.call()  # compiles
+    for one in memory:
+        one.zero_()
+    with late.unfilled_allocations():  # a fill between the two kernels would wait for the first
+        late.write(memory, written)
+        results = run.call()
+    _judge(run, results)
+    return 1
+
+
 def _replayed(run: AnyRun, dice: Dice) -> int:
     """A captured call replays on other inputs, lengths and tables, of the same sizes."""
     run.call()
@@ -124,6 +141,7 @@ WAYS: dict[str, Callable[[AnyRun, Dice], int]] = {
     "twice": _twice,
     "beside": _beside,
     "in a row": _in_a_row,
+    "late": _late,
     "replayed": _replayed,
 }
 
@@ -132,7 +150,7 @@ def way_of(family: Family, subject: Subject, case: Case, dice: Dice) -> str:
     """The way to make a call."""
     if subject.device == "cpu":
         return dice.mostly("once", "twice", "in a row")
-    way = dice.pick("once", "once", "twice", "twice", "in a row", "in a row", "beside", "beside", "replayed")
+    way = dice.pick("once", "once", "twice", "twice", "in a row", "late", "beside", "beside", "replayed")
     scored = case.scored if isinstance(case, PickCase) else case
     if isinstance(scored, PagedCase) and SCHEDULE not in subject.facts.wrappers and way == "replayed":
         return "twice"  # the reference's schedule is made on the host
