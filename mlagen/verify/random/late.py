@@ -16,13 +16,14 @@ from triton.language.extra.cuda import gdc_launch_dependents
 
 MOST_BYTES = 1 << 26
 PROGRAMS, BLOCK = 32, 4096
+SLEEPS = 2000  # of about 1 us, for a host that checks the next call before it launches it
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _write_late_kernel(table_ptr, count, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Copies bytes, after some 50 us. `table_ptr` i64 [count, 3]: destination, source and size of each piece."""
+def _write_late_kernel(table_ptr, count, sleeps, PROGRAMS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Copies bytes after a sleep. `table_ptr` i64 [count, 3]: destination, source and size of each piece."""
     gdc_launch_dependents()
-    for _ in range(50):
+    for _ in range(sleeps):
         tl.inline_asm_elementwise("mov.u32 $0, 0; nanosleep.u32 1000;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     for piece in range(count):
         into = tl.load(table_ptr + 3 * piece).to(tl.pointer_type(tl.uint8))
@@ -42,7 +43,7 @@ def write(memory: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> No
     """Launches the kernel that writes bytes to memory, uint8 tensors of a GPU, piece by piece of equal size."""
     rows = [(one.data_ptr(), other.data_ptr(), one.nbytes) for one, other in zip(memory, written, strict=True)]
     table = torch.tensor(rows, dtype=torch.int64).to(memory[0].device)
-    _write_late_kernel[(PROGRAMS,)](table, len(rows), PROGRAMS, BLOCK)
+    _write_late_kernel[(PROGRAMS,)](table, len(rows), SLEEPS, PROGRAMS, BLOCK)
 
 
 @contextlib.contextmanager
