@@ -138,6 +138,22 @@ def poisoned_allocations() -> Iterator[None]:
         torch.use_deterministic_algorithms(before)
 
 
+@contextlib.contextmanager
+def unfilled_allocations() -> Iterator[None]:
+    """Within, torch.empty fills no memory, also where algorithms have to be deterministic."""
+    before = fills_allocations()
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        torch.utils.deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]
+
+
+def fills_allocations() -> bool:
+    """Whether `poisoned_allocations` fills memory here."""
+    return bool(torch.utils.deterministic.fill_uninitialized_memory)  # type: ignore[attr-defined]
+
+
 LARGE_BYTE = 0x7F  # 3.4e38 in fp32, a large number in an integer
 
 

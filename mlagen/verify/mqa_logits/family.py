@@ -19,7 +19,7 @@ from mlagen.verify.mqa_logits.inputs import Inputs, build_flat, build_paged, bui
 from mlagen.verify.mqa_logits.invalid import NAME
 from mlagen.verify.mqa_logits.reference import Logits, mqa_logits, tolerance
 from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
+from mlagen.verify.subject import Subject, fills_allocations
 from mlagen.verify.tolerance import worst
 
 LogitsCase = FlatCase | PagedCase | ScheduleCase
@@ -65,7 +65,8 @@ def _call(run: LogitsRun, **given: Any) -> Results:
         positional, named = list(arguments.values()), {}
     planned = case.multiprocessors if isinstance(case, FlatCase) else None
     logits = run.subject.call(case.wrapper, *positional, multiprocessors=planned, **named, **given)
-    poisoned = not run.subject.keeps  # torch.empty_strided, which kept calls use, fills no gap between rows
+    # torch.empty_strided, which kept calls use, fills no gap between rows.
+    poisoned = not run.subject.keeps and fills_allocations()
     if poisoned and (run.subject.device == "cpu" or not torch.cuda.is_current_stream_capturing()):
         _check_rows(logits)
     return {"logits": logits}

@@ -6,8 +6,7 @@ wait before it reads them.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -44,14 +43,3 @@ def write(memory: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> No
     rows = [(one.data_ptr(), other.data_ptr(), one.nbytes) for one, other in zip(memory, written, strict=True)]
     table = torch.tensor(rows, dtype=torch.int64).to(memory[0].device)
     _write_late_kernel[(PROGRAMS,)](table, len(rows), SLEEPS, PROGRAMS, BLOCK)
-
-
-@contextlib.contextmanager
-def unfilled_allocations() -> Iterator[None]:
-    """Within, torch.empty fills no memory, also where algorithms have to be deterministic."""
-    before = torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.utils.deterministic.fill_uninitialized_memory = before  # type: ignore[attr-defined]

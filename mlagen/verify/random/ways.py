@@ -27,7 +27,7 @@ from mlagen.verify.random.dice import Dice
 from mlagen.verify.results import Figure
 from mlagen.verify.sparse_decode.cases import SparseDecodeCase
 from mlagen.verify.sparse_fwd.cases import SparseFwdCase
-from mlagen.verify.subject import Subject
+from mlagen.verify.subject import Subject, unfilled_allocations
 from mlagen.verify.topk.cases import SCORE_PROMISES, SelectCase
 
 
@@ -106,7 +106,7 @@ def _late(run: AnyRun, dice: Dice) -> int:
     run.call()  # compiles
     for own, new in _paired(run.inputs, built(run.family, run.subject, run.case, dice.seed()).inputs):
         own.copy_(new)
-    with late.unfilled_allocations():  # a fill between the two kernels would wait for the first
+    with unfilled_allocations():  # a fill between the two kernels would wait for the first
         late.write(memory, written)
         results = run.call()
     _judge(replace(run, subject=replace(run.subject, keeps=True)), results)  # as of kept calls, unpoisoned
