@@ -131,7 +131,7 @@ class GatherInputs(Inputs):
         case: the case.
         memory: the cache.
         out: buffers of values and scales.
-        slots: of each row that is to be written; -1: it becomes 0.
+        slots: of each row that is to be written; -1: it becomes 0. Further rows stay as they are.
     """
 
     case: KeysGatherCase
@@ -327,7 +327,7 @@ def build_gather(case: KeysGatherCase, side: IndexerSide, device: str, seed: int
         for place_ in range(count):
             page = pages_of[request][place_ // size] if place_ // size < columns else -1
             slots.append(page * size + place_ % size if 0 <= page < memory.pages else -1)
-    slots = (slots + [-1] * max(case.spare, 0))[: tokens + case.spare]
+    slots = slots[: tokens + case.spare]
     bounds = torch.tensor([0, *case.requests]).cumsum(0).int()
     placed = {
         "block_table": place(table.int().to(device), LAYOUTS[case.memory], GARBAGE),

@@ -83,14 +83,19 @@ def build_states(case: StatesCase, conventions: Conventions, dtype: torch.dtype,
     tokens, heads, d_v = case.tokens, case.heads, case.d_v
     lses = _lses(case.lse, (2, heads, tokens), generator)
     values = torch.randn(2, tokens, heads, d_v, generator=generator).to(dtype)
-    if case.prefixes is not None:
-        lses[0, :, case.prefixes :] = -math.inf
-    values[lses.isinf().transpose(1, 2)] = NAN
     arguments = _optional(case, conventions, device, generator)
     sink, unit = arguments.get("attn_sink"), math.log(2) if conventions.lse_base == "2" else 1.0
+    alone = slice(tokens if case.prefixes is None else case.prefixes, None)  # tokens without a prefix
+    lses[0, :, alone] = -math.inf
+    unread = lses.isinf().transpose(1, 2)
+    unread[1, alone] &= sink is not None  # without a sink they are copied
+    values[unread] = NAN
     expected = merge(values.to(device), unit * lses.double().to(device), sink, conventions.empty_row_lse)
-    if case.prefixes is not None:
-        lses[0, :, case.prefixes :] = NAN
+    if sink is None:
+        out, lse, size = expected
+        copied = values[1, alone].to(device).double()
+        out[alone], lse[:, alone], size[alone] = copied, unit * lses[1, :, alone].to(device).double(), copied.abs()
+    lses[0, :, alone] = NAN
     there = case.prefixes if case.short and case.prefixes is not None else tokens
     prefix_lse, suffix_lse, output_lse = case.lse_layouts
     placed = {
