@@ -123,7 +123,7 @@ def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
         "gathers_tokens": GATHER_TOKENS in wrappers,
         "d_c": plan.spec.model.kv_lora_rank,
         "rope": plan.spec.model.qk_rope_head_dim,
-        **{name: of_layout[name] for name in ("row_constant", "unit_name", "page_multiple", "row_alignment")},
+        **{name: of_layout[name] for name in ("row_constant", "unit_name", "row_alignment")},
         "cache_dtypes": ", ".join(f"torch.{name}" for name in dtypes) + ("," if len(dtypes) == 1 else ""),
         "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
         "kv_cache_dtypes": _texts(names[:-1], "LAYOUT"),

@@ -136,7 +136,7 @@ def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
         "family": family,
         "indexer": rows.indexer,
         "takes_pages": False,
-        **{name: of_keys[name] for name in ("row_constant", "unit_name", "page_multiple", "row_alignment", "element")},
+        **{name: of_keys[name] for name in ("row_constant", "unit_name", "row_alignment", "element")},
         "args": of_keys["args"],
         "pads": of_keys["pads"],
         "writes_keys": WRITE in wrappers,

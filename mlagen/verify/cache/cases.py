@@ -26,6 +26,7 @@ class Pages:
         offset: by how many of a row's widest values it begins off 16 bytes.
         far: it is longer than 2^31 bytes, and only its last pages are used.
         single: it has one page.
+        tight: pages lie end to end, also where the layout rounds them up.
     """
 
     block_size: int = 64
@@ -36,6 +37,7 @@ class Pages:
     offset: int = 0
     far: bool = False
     single: bool = False
+    tight: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def _pages_cases() -> Iterator[tuple[str, str, Pages, str]]:
     yield "odd cache", "a cache may begin off 16 bytes", Pages(53, page_gap=8, offset=1), "any"
     yield "int8 cache", "bytes may be given as int8", Pages(dtype="int8"), "quantised"
     yield "float8 cache", "bytes may be given as float8", Pages(dtype="float8"), "quantised"
+    yield "pages end to end", "nothing behind a page's rows is touched", Pages(54, tight=True), "any"
     yield "one page", "the stride of a single page means nothing", Pages(53, single=True), "any"
     yield "far pages", "page offsets are 64 bits wide", Pages(far=True), "any"
 

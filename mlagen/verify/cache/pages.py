@@ -53,7 +53,7 @@ def random_pages(side: Side, pages: Pages, count: int, device: str, generator: t
     """A cache of random bytes; one that is far, of memory as it is found."""
     layout, size = side.layout, pages.block_size
     row = layout.row_bytes + pages.row_gap
-    page = pages.page_gap + (size * row if pages.row_gap else layout.page_bytes(size))
+    page = pages.page_gap + (size * row if pages.row_gap or pages.tight else layout.page_bytes(size))
     count = _far_pages(page) if pages.far else 1 if pages.single else count
     offset = GUARD + pages.offset * side.alignment
     nbytes = -(-(offset + count * page + GUARD) // 8) * 8
