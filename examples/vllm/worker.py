@@ -10,6 +10,7 @@ import v4
 import vllm.model_executor.model_loader.dummy_loader as loader
 from calls import CALLS, watch
 
+ROW, FILLED = 576, 1 << 16  # columns of a row of the cache, and rows that are filled at a time
 SIZE = 0.08  # of the weights: with vLLM's 0.001 attention adds nothing that a token shows
 
 _initialize = loader.initialize_dummy_weights
@@ -65,6 +66,22 @@ class Look:
             return forward(*arguments, **options)
 
         self.model_runner._model_forward = counting
+
+    def fill_caches(self) -> None:
+        """Fills the caches with random rows, by vLLM's own writers."""
+        import torch
+        from vllm import _custom_ops as ops
+
+        for layer in self.vllm_config.compilation_config.static_forward_context.values():
+            cache = layer.kv_cache
+            for first in range(0, cache.shape[0] * cache.shape[1], FILLED):
+                slots = torch.arange(first, min(first + FILLED, cache.shape[0] * cache.shape[1]), device=cache.device)
+                rows = torch.randn(len(slots), ROW, dtype=torch.bfloat16, device=cache.device)
+                if hasattr(layer, "impl"):
+                    latent, rope = rows[:, :512].contiguous(), rows[:, 512:].contiguous()
+                    ops.concat_and_cache_mla(latent, rope, cache, slots, layer.kv_cache_dtype, layer._k_scale)
+                else:
+                    ops.indexer_k_quant_and_cache(rows[:, :128].contiguous(), cache, slots, 128, "ue8m0")
 
     def steps(self) -> dict[str, int] | None:
         """What `count_steps` has counted; None where it cannot."""
