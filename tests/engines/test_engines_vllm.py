@@ -134,9 +134,10 @@ def test_the_indexer_scores_and_picks_by_the_package_where_deep_gemm_has_no_kern
 @pytest.mark.parametrize(
     ("capability", "said", "scores", "picks"),
     [
-        ("9.0", "", False, False),
+        ("9.0", "", False, True),
+        ("10.0", "", False, False),
         ("9.0", "MLAGEN_INDEXER=1", True, True),
-        ("9.0", "VLLM_BATCH_INVARIANT=1", False, True),
+        ("10.0", "VLLM_BATCH_INVARIANT=1", False, True),
         ("9.0", "VLLM_BATCH_INVARIANT=1 MLAGEN_INDEXER=0", False, False),
         ("8.6", "MLAGEN_INDEXER=0", False, False),
         ("none", "", False, False),
