@@ -33,6 +33,7 @@ CACHE_WORDS = {
 }
 PLAIN = ("bf16", "fp16")  # layouts of unquantised rows
 PAGE = 64  # default page size, in tokens
+MOST_V_BY_DESCRIPTORS = 128  # columns of V; with 256, K and V by pointers were faster on sm90
 NEAREST = {"rounding": "nearest", "floor": 1.1754943508222875e-38, "floor_on": "scale"}  # the smallest normal fp32
 
 _CACHED = ("flash_mla_with_kvcache", "flash_mla_sparse_fwd")
@@ -207,6 +208,8 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
             )
         heads = model.heads
         data["multi_head"] = {"qk_head_dim": heads.qk, "v_head_dim": heads.v, "softmax_scale": scale.value}
+        if heads.v <= MOST_V_BY_DESCRIPTORS:
+            data["multi_head"]["addressing"] = "descriptors"
         kind, what = "heads", "multi-head prefill"
         words.append("prefill")
     else:
@@ -311,7 +314,10 @@ def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes,
             "multi_head:",
             f"  qk_head_dim: {qk} # {qk - model.rope} columns without RoPE + {model.rope} with RoPE",
         ]
-        lines += [f"  v_head_dim: {v} # {origin('v')}", _scale_line(scale)]
+        lines += [f"  v_head_dim: {v} # {origin('v')}"]
+        if "addressing" in data["multi_head"]:
+            lines += ["  addressing: descriptors # K and V by TMA on targets that have it"]
+        lines += [_scale_line(scale)]
     for part in ("cache", "extra_cache"):
         if part in data:
             lines += ["", f"{part}:", *_cache_lines(data[part])]

@@ -151,6 +151,10 @@ def test_a_config_gives_the_known_spec_of_its_model(init: Init, name: str) -> No
     for part in ("attention", "multi_head"):
         if known.get(part) and "softmax_scale" not in known[part]:
             del made[part]["softmax_scale"]  # of models that one spec has in common
+    heads = made.get("multi_head")
+    if heads:  # the fastest on sm90; by pointers in the checked-in specs, and by descriptors in dsv3_prefill_tma
+        assert heads.pop("addressing") == ("descriptors" if heads["v_head_dim"] <= 128 else "pointers")
+        known["multi_head"].pop("addressing")
     for part in ("model", "attention", "multi_head", "indexer", "indexer_cache"):
         assert made.get(part) == known.get(part)
     for part in ("cache", "extra_cache"):
