@@ -194,15 +194,15 @@ def _noticed(folder: Path, module: str, seed: int) -> str | None:
 
 
 def _compilation(folder: Path, module: str) -> str | None:
-    """The failure of a kernel of the module to compile for sm90."""
+    """The failure of a kernel of the module to compile for sm90, with each choice of absent tensors."""
     from mlagen.compile import compile_jobs, list_variants
     from mlagen.compile.job import KernelError
 
     with tempfile.TemporaryDirectory() as cache:
         jobs = [job for job in list_variants(folder, ["sm90"], cache_dir=Path(cache)) if job.module == module]
-        first = {job.kernel: job for job in reversed(jobs)}
+        chosen = {(job.kernel, *(name for name, _ in job.signature)): job for job in reversed(jobs)}
         try:
-            compile_jobs(folder, list(first.values()), workers=1, cache_dir=Path(cache))
+            compile_jobs(folder, list(chosen.values()), workers=1, cache_dir=Path(cache))
         except KernelError as error:
             return f"compilation: {' '.join(str(error).split())[:160]}"
     return None

@@ -300,6 +300,9 @@ def _e4m3(suite: _Suite) -> Iterator[DenseDecodeCase]:
     wide["promise"] = "a block table of many keys may take a kernel of more rows"
     yield from suite.case("e4m3: wide", **wide)
     yield from suite.case("e4m3: wide, q of e4m3", **wide, **e4m3)
+    apart = wide | {"lengths": (900, 40), "multiprocessors": 4, "promise": "such kernels also share requests"}
+    yield from suite.case("e4m3: wide, shared", **apart)
+    yield from suite.case("e4m3: wide, shared, q of e4m3", **apart, **e4m3)
     yield from suite.case("e4m3: q, page size 53", promise, heads=6, block_size=53, **e4m3)
     for layout in ("slice", "odd"):
         yield from suite.case(f"e4m3: q {layout}", promise, heads=6, q=layout, **e4m3)
