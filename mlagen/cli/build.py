@@ -20,6 +20,7 @@ from mlagen.cli.record import require_recorded, say_unrecorded
 from mlagen.cli.replaced import check_replaced
 from mlagen.cli.verify import DEVICE, pick_device
 from mlagen.compile import Resources, Settler, check_limits, parse_tritons, toolchain, write_kernels
+from mlagen.diffs import base_of, diff_of
 from mlagen.emit import (
     Drift,
     Package,
@@ -99,6 +100,7 @@ def build(
     if release and not check:
         raise UsageError("--release adds to the checks of --check: pass both")
     plans = _load_all(spec_files(specs))
+    plans.sort(key=lambda one: diff_of(folder / one[1].spec.name).is_file())  # diffs start from packages built now
     with stage(f"render {len(plans)} package{'s' * (len(plans) > 1)}"):
         built = [_begin(path, plan, folder, number, len(plans)) for number, (path, plan) in enumerate(plans, 1)]
     if check or diff:
@@ -220,7 +222,7 @@ def _mending_command(drifts: Sequence[Drift], specs: Sequence[Path], folder: Pat
 
 def _build_command(specs: Sequence[Path], folder: Path, *options: str) -> str:
     """Return the command that builds the specs into a folder. It leaves out their names if it builds all."""
-    specs = [] if len(specs) > 1 and list(specs) == spec_files(()) else specs
+    specs = [] if len(specs) > 1 and sorted(specs) == spec_files(()) else specs
     place = [] if folder == GENERATED else ["--out", str(folder)]
     return shlex.join(["mlagen", "build", *map(str, specs), *place, *options])
 
@@ -319,6 +321,11 @@ def _compile_ahead(
     written = []
     for (_, plan), one in zip(plans, built, strict=True):
         name = plan.spec.name
+        if base := base_of(diff_of(one.folder)):
+            raise UsageError(
+                f"{diff_of(one.folder)}: a diff from {base}, and kernels are compiled ahead from a package; "
+                "build it with --out FOLDER, then compile ahead with the same --out"
+            )
         drifts = compare(_as_proved(one, Proofs(one.folder.parent)), one.folder)
         if drifts:
             raise DriftError(

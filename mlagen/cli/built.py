@@ -13,6 +13,7 @@ from rich.table import Table
 from mlagen.cli.console import err, out, report_error
 from mlagen.cli.prove import Cases
 from mlagen.compile import Resources, check_limits, resource_table, target_table
+from mlagen.diffs import base_of, diff_of
 from mlagen.emit import Package
 from mlagen.errors import MlagenError
 from mlagen.plan import Plan
@@ -106,6 +107,9 @@ class Built:
             parts.append(f"{self.again} proofs computed again, with the same results")
         summary = f"{len(self.package.files)} files, {state}; {'; '.join(parts)}"
         err.print(f"{self.folder}: {summary}", markup=False, soft_wrap=True)
+        if (base := base_of(diff_of(self.folder))) and not self.failures:
+            kept = f"kept as a diff from {base}; --out FOLDER writes a whole package"
+            err.print(f"{diff_of(self.folder)}: {kept}", markup=False, soft_wrap=True)
         if any(row.cases < row.of for row in self.cases.rows.values()) and not self.failures:
             err.print(f"{self.folder}: `mlagen verify {self.path}` runs all cases", markup=False, soft_wrap=True)
         if not self.cases.rows and not self.cases.results and not self.failures:

@@ -101,7 +101,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
             f"\n{name} not used under Triton {minor_text(one.triton)}: {one.reason}; its calls run the portable kernel",
             markup=False,
         )
-    say_unrecorded([folder] if (folder := Path("generated") / plan.spec.name).is_dir() else [])
+    say_unrecorded([Path("generated") / plan.spec.name])
 
 
 def _print_indexer(rows: IndexerRows) -> None:

@@ -1,7 +1,11 @@
-"""Writer of packages: only changed files, all of a package or none, and never over a file edited by hand."""
+"""Writer of packages: only changed files, all of a package or none, and never over a file edited by hand.
+
+A package that is kept as a diff (`mlagen.diffs`) is compared and written in that form.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import itertools
 import re
@@ -9,9 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlagen import diffs
 from mlagen.emit.render import GENERATED, HEADER_LINES, Package, sha256
-from mlagen.emit.replace import replace_files
-from mlagen.errors import DriftError
+from mlagen.emit.replace import replace_files, write_atomically
+from mlagen.errors import DriftError, ToolError
 
 _BODY = re.compile(r"# (?:spec [0-9a-f]{16} template [0-9a-f]{16} )?body ([0-9a-f]{16})")  # two more until 0.1
 _CONFLICT = re.compile(r"<<<<<<< .*|\|\|\|\|\|\|\| .*|=======|>>>>>>> .*")
@@ -57,12 +62,17 @@ def has_header(text: str) -> bool:
 
 
 def compare(package: Package, folder: Path) -> list[Drift]:
-    """Return the drifts between a package and its folder; empty if they agree byte for byte.
+    """Return the drifts between a package and its folder, or its diff; empty if they agree byte for byte.
 
     Files in the folder that are neither the package's nor mlagen's are the user's, and no drift.
+
+    Raises:
+        UsageError: the package is kept as a diff from one that does not exist.
     """
     drifts = []
     wanted = {file.name: file.text for file in package.files}
+    if diffs.base_of(kept := diffs.diff_of(folder)) is not None:
+        return _diff_drifts(kept, package.name, wanted)
     for name, text in wanted.items():
         path = folder / name
         if not path.exists():
@@ -77,19 +87,39 @@ def compare(package: Package, folder: Path) -> list[Drift]:
     return drifts
 
 
+def _diff_drifts(path: Path, name: str, wanted: dict[str, str]) -> list[Drift]:
+    """Return the drift of a package that is kept as a diff, if it has one."""
+    base, old = diffs.base_of(path), _text(path)
+    assert base is not None
+    start = diffs.read_package(path.with_name(base))
+    with contextlib.suppress(ToolError):  # it does not fit the package it starts from, which has changed
+        if not is_hand_edited(old) and diffs.unpack(path) == wanted:
+            return []
+    return [_drift(path, old, diffs.diff_text(base, start, name, wanted))]
+
+
 def orphans(folder: Path, names: Iterable[str]) -> list[Drift]:
-    """Return a drift for each package without a spec.
+    """Return a drift for each package without a spec, and for each folder whose package is kept as a diff.
 
     Args:
         folder: of packages.
         names: of all specs.
     """
+    known = {*names}
+    kept = {path.stem: path for path in sorted(folder.glob(f"*{diffs.SUFFIX}")) if diffs.base_of(path)}
     found = [path.parent for path in sorted(folder.glob("*/__init__.py")) if has_header(_text(path))]
-    return [Drift(path, "orphan", None, None, "its spec is gone") for path in found if path.name not in {*names}]
+    gone = [path for path in (*found, *kept.values()) if path.stem not in known]
+    twice = [path for path in found if path.name in known & kept.keys()]
+    return [
+        *(Drift(path, "orphan", None, None, "its spec is gone") for path in gone),
+        *(Drift(path, "orphan", None, None, f"the package is kept as {kept[path.name].name}") for path in twice),
+    ]
 
 
 def removable(package: Path) -> list[Path]:
-    """Return the removable paths of a package without a spec: its folder, or its generated files."""
+    """Return the removable paths of a package without a spec: its diff, its folder, or its generated files."""
+    if package.suffix == diffs.SUFFIX:
+        return [package]
     entries = sorted(package.iterdir())
     generated = [path for path in entries if path.suffix == ".py" and has_header(_text(path))]
     others = {path.name for path in entries} - {path.name for path in generated}
@@ -142,6 +172,10 @@ def apply(drifts: Iterable[Drift], *, force: bool = False) -> list[Path]:
     """
     drifts = list(drifts)
     check_edits(drifts, force=force)
-    for folder, group in itertools.groupby(drifts, key=lambda drift: drift.path.parent):
+    for drift in drifts:
+        if drift.path.suffix == diffs.SUFFIX and drift.new is not None:
+            write_atomically(drift.path, drift.new)
+    modules = [drift for drift in drifts if drift.path.suffix != diffs.SUFFIX]
+    for folder, group in itertools.groupby(modules, key=lambda drift: drift.path.parent):
         replace_files(folder, {drift.path.name: drift.new for drift in group})
     return [drift.path for drift in drifts]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from mlagen.compile import Resources
 from mlagen.compile.binary import Measured
+from mlagen.diffs import diff_of
 from mlagen.emit.replace import write_atomically
 from mlagen.plan.tritons import TRITONS
 from mlagen.proofs.rows import CasesRow, CompileRow, Figures, PackageRow
@@ -177,7 +178,8 @@ class Proofs:
         """
         own = self._own
         for name in {name for row in own.packages.values() for name in row.names}:
-            if not (self._out / name).is_dir():
+            folder = self._out / name
+            if not folder.is_dir() and not diff_of(folder).is_file():
                 self._forget(name)
         needed = {key for row in own.packages.values() for keys in row.keys.values() for key in keys}
         own.compiled = {key: row for key, row in own.compiled.items() if key in needed}

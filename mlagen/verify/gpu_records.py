@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mlagen.diffs import SUFFIX, whole
 from mlagen.digest import SourceDigests, kernels_of
 from mlagen.errors import UnprovedError, UsageError
 from mlagen.verify.random.syncs import sm90_files
@@ -104,7 +105,11 @@ def records_of(folder: Path) -> dict[str, Record]:
 
 def unrecorded(folders: Iterable[Path], records: Mapping[str, Record]) -> list[Kernel]:
     """The sm90 kernels of packages that have no record for the text that they have."""
-    return [kernel for folder in folders for kernel in sm90_kernels(folder) if kernel.key not in records]
+    found = []
+    for folder in folders:
+        with whole(folder) as place:
+            found += [kernel for kernel in sm90_kernels(place) if kernel.key not in records]
+    return found
 
 
 def names_of(kernels: Iterable[Kernel]) -> str:
@@ -140,8 +145,10 @@ def add_report(report_path: Path, folder: Path) -> list[str]:
     records, digest = read_records(path), hashlib.sha256(raw).hexdigest()[:16]
     keys = []
     for name, package in packages.items():
-        _require_same(report_path, folder / name, package["files"])
-        for kernel in sm90_kernels(folder / name):
+        with whole(folder / name) as place:
+            _require_same(report_path, folder / name, place, package["files"])
+            kernels = sm90_kernels(place)
+        for kernel in kernels:
             counts = package["kernels"].get(f"{kernel.module}:{kernel.name}")
             if counts is None:
                 continue
@@ -163,16 +170,22 @@ def add_report(report_path: Path, folder: Path) -> list[str]:
             )
             records[kernel.key] = _together(records.get(kernel.key), new, kernel.key in keys, report_path)
             keys.append(kernel.key)
-    present = {kernel.key for one in sorted(folder.iterdir()) if sm90_files(one) for kernel in sm90_kernels(one)}
+    present = {kernel.key for one in sorted(folder.iterdir()) for kernel in _kernels_in(one)}
     kept = {key: asdict(record) for key, record in sorted(records.items()) if key in present}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return list(dict.fromkeys(keys))
 
 
-def _require_same(report: Path, folder: Path, files: Mapping[str, str]) -> None:
-    """Raises UnprovedError unless a package's files are those that a report is of."""
-    here = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
+def _kernels_in(path: Path) -> list[Kernel]:
+    """The sm90 kernels of a package's folder or diff; none of another path."""
+    with whole(path.with_suffix("") if path.suffix == SUFFIX else path) as place:
+        return sm90_kernels(place) if sm90_files(place) else []
+
+
+def _require_same(report: Path, folder: Path, place: Path, files: Mapping[str, str]) -> None:
+    """Raises UnprovedError unless a package's files, which are at a place, are those that a report is of."""
+    here = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in place.glob("*.py")}
     others = sorted(name for name in here.keys() | files.keys() if here.get(name) != files.get(name))
     if others:
         raise UnprovedError(f"{report}: is of another text of {folder}: {', '.join(others[:5])}")

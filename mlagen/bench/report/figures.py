@@ -27,6 +27,7 @@ from mlagen.bench.report import diagrams, pictures
 from mlagen.bench.report.rows import Contender, Row
 from mlagen.bench.report.saved import read_rows
 from mlagen.bench.report.tables import NONE, error, markdown, of_roof, ratio, shape_name, us
+from mlagen.diffs import whole
 from mlagen.errors import MlagenError, UsageError
 from mlagen.layout import compose
 from mlagen.spec.stored import LAYOUT_DIMS, NAMED_LAYOUTS
@@ -81,7 +82,10 @@ class Report:
         """How many rows of each kind were measured on kernels with another text than now."""
         found: dict[str, int] = {}
         places = {(row.package, row.shape.family) for row in self.rows}
-        now = {place: kernels_digest(generated / place[0], FAMILIES[place[1]].modules) for place in places}
+        now = {}
+        for name, family in places:
+            with whole(generated / name) as folder:
+                now[name, family] = kernels_digest(folder, FAMILIES[family].modules)
         for row in self.rows:
             if row.kernels != now[row.package, row.shape.family]:
                 found[row.shape.kind] = found.get(row.shape.kind, 0) + 1
