@@ -23,7 +23,7 @@ PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WRITES = re.compile(r" > (\S+)$")
 COMMAND = re.compile(r"^(?:\$ )?(?:\./dev )?mlagen (.+?)(?:\s+#.*)?$", re.MULTILINE)
 FIRST_CELL = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
-PACKAGE = re.compile(r"^\| \[(\w+)\]\(\1\) \| ([^|]+) \|", re.MULTILINE)
+PACKAGE = re.compile(r"^\| \[(\w+)\]\(\1(?:\.diff)?\) \| ([^|]+) \|", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
