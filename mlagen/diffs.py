@@ -1,6 +1,6 @@
 """A package that is kept as a diff from another one: OUT/NAME.diff in place of the folder OUT/NAME.
 
-The file is a unified diff without context, below the header of every generated file. `patch` applies it too.
+The file is a unified diff without context, below the header of every generated file. `patch` can also apply it.
 
     python -m mlagen.diffs dsv3 generated/kimi_k2     # the folder becomes generated/kimi_k2.diff
     python -m mlagen.diffs generated/kimi_k2.diff DIR # writes the package to DIR/kimi_k2
@@ -53,7 +53,7 @@ def read_package(folder: Path) -> dict[str, str]:
 
 
 def diff_text(base: str, old: Mapping[str, str], name: str, new: Mapping[str, str]) -> str:
-    """Return the text of NAME.diff: a header, and the lines in which `new` differs from `old`.
+    """Return the text of NAME.diff: a header, and the lines that differ between `old` and `new`.
 
     Args:
         base: name of the package with the texts `old`.

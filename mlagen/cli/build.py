@@ -99,8 +99,7 @@ def build(
         raise UsageError("got --check with --diff or --force; takes one of the three")
     if release and not check:
         raise UsageError("--release adds to the checks of --check: pass both")
-    plans = _load_all(spec_files(specs))
-    plans.sort(key=lambda one: diff_of(folder / one[1].spec.name).is_file())  # diffs start from packages built now
+    plans = _load_all(spec_files(specs), folder)
     with stage(f"render {len(plans)} package{'s' * (len(plans) > 1)}"):
         built = [_begin(path, plan, folder, number, len(plans)) for number, (path, plan) in enumerate(plans, 1)]
     if check or diff:
@@ -141,8 +140,8 @@ def _begin(path: Path, plan: Plan, folder: Path, number: int, of: int) -> Built:
     return Built(path, plan, package, rendered_key(package), folder / name, numbered(name, number, of))
 
 
-def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
-    """Return the plans of all specs.
+def _load_all(paths: list[Path], folder: Path) -> list[tuple[Path, Plan]]:
+    """Return the plans of all specs. Packages that are kept as diffs come last, behind those that they start from.
 
     Raises:
         SpecErrors: all errors of all specs.
@@ -165,7 +164,7 @@ def _load_all(paths: list[Path]) -> list[tuple[Path, Plan]]:
         other = first.setdefault(plan.spec.name, path)
         if other != path:
             raise UsageError(f"{path}: name: got '{plan.spec.name}', which is that of {other} too; takes another")
-    return plans
+    return sorted(plans, key=lambda one: diff_of(folder / one[1].spec.name).is_file())
 
 
 def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path, *, every: bool) -> None:

@@ -99,7 +99,7 @@ def _diff_drifts(path: Path, name: str, wanted: dict[str, str]) -> list[Drift]:
 
 
 def orphans(folder: Path, names: Iterable[str]) -> list[Drift]:
-    """Return a drift for each package without a spec, and for each folder whose package is kept as a diff.
+    """Return a drift for each package without a spec, and for each folder next to the package's diff.
 
     Args:
         folder: of packages.

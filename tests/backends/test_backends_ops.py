@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+from checked_in import SPECS
 
 from mlagen.backends import files
 from mlagen.backends.triton.ops import EITHER, OVER_LATENT, Operator, operators, read_arguments
@@ -19,7 +19,6 @@ from mlagen.errors import ToolError
 from mlagen.plan import OPS, Op, OpsPlan, load_plan, make_plan
 from mlagen.spec.models import WrapperName
 
-SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.yaml"))
 PLANS = {path.stem: make_plan(load_plan(path).spec.model_copy(update={"ops": True})) for path in SPECS}
 by_spec = pytest.mark.parametrize("name", PLANS)
 PLAN = OpsPlan("odd", {"D_V.value": 96, "WINDOW": None})

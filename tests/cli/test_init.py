@@ -118,14 +118,14 @@ def test_a_known_spec_takes_another_name_and_fewer_gpus(init: Init, name: str) -
 
 
 def test_the_output_of_init_builds(init: Init, run: Run, workspace: Path) -> None:
-    init("odd")
+    init("dsv3_prefill")
     assert run("build", "my.yaml", *TEXT_ONLY).exit_code == 0
-    assert (workspace / "generated" / "odd" / "sparse_fwd.py").exists()
+    assert (workspace / "generated" / "dsv3_prefill" / "dense_fwd.py").exists()
 
 
 def test_known_specs_are_those_of_the_repository() -> None:
     assert specs_dir() == Path(__file__).parents[2] / "specs"
-    assert {"dsv32", "dsv4_flash", "odd"} <= set(known_names())
+    assert {"dsv32", "dsv4_flash", "own_layout"} <= set(known_names())
     assert not {"schema", "tuned"} & set(known_names())
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checked_in import spec_of
 from rich.console import Console
 
 from mlagen.compile import Resources, check_limits, default_cache_dir, resource_markdown, resource_table, target_table
@@ -120,7 +121,7 @@ def test_the_file_that_a_hint_names_gives_a_spec_other_tiles_wherever_it_lies(tm
     (error,) = check_limits([replace(FITS, loop_spills=1, module=module)], spec=name)
     table, file, fits = re.search(r"in (\w+) of (\S+) next to the spec, with fits\.(\w+) as", error.hint).groups()
     spec = tmp_path / "mine.yaml"
-    spec.write_text((ROOT / "specs" / f"{name}.yaml").read_text())
+    spec.write_text(spec_of(name).read_text())
     tile = "{block_h: 16, block_n: 32, num_warps: 8, num_stages: 1, indices_ahead: true, programs_per_sm: 1}"
     text = f"fits: {{{fits}: '{load_plan(spec).fits[fits]}'}}\n{table}: [{tile}]\n"
     path = tmp_path / file
@@ -131,7 +132,7 @@ def test_the_file_that_a_hint_names_gives_a_spec_other_tiles_wherever_it_lies(tm
 
 @pytest.mark.parametrize("name", ["dsv32", "dsv3", "glm53_fp8", "dsv3_prefill_tma", "odd"])
 def test_a_spec_that_follows_its_hints_has_no_kernel_that_they_are_for(name):
-    said = load(ROOT / "specs" / f"{name}.yaml").model_dump()
+    said = load(spec_of(name)).model_dump()
     said["backend"] = "triton"
     if said["attention"]:
         said["attention"].pop("shared_indices", None)

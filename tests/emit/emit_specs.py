@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 MOST_BLOCKS = 5  # of V: as many as a latent is cut into at most; lines of dense attention are too wide for more
 KINDS = ("sparse", "dense", None)
 GENERATED = {name for family in FAMILIES for name in family.WRAPPERS}
-PATHS = sorted((ROOT / "specs").glob("*.yaml"))
 
 
 def make_spec(**changes: Any) -> Spec:

@@ -12,6 +12,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from checked_in import SPECS, spec_of
 from emit_specs import ROOT, make_spec
 
 from mlagen.backends.hub import LICENSE, repo_of, variants_of
@@ -19,8 +20,6 @@ from mlagen.emit import render
 from mlagen.emit.hub import BENCHMARK, CARD, hub_repository, write_repository
 from mlagen.errors import UsageError
 from mlagen.plan import Plan, load_plan, make_plan
-
-SPECS = sorted(path.stem for path in ROOT.glob("specs/*.yaml"))
 
 
 def repository(plan: Plan, text: str | None = None, **options: object) -> dict[str, bytes]:
@@ -41,7 +40,7 @@ def identity(files: dict[str, bytes], variant: str = "torch-cuda") -> str:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return load_plan(ROOT / "specs" / "odd.yaml")
+    return load_plan(spec_of("odd"))
 
 
 @pytest.fixture(scope="module")
@@ -179,9 +178,9 @@ def test_a_folder_with_other_files_is_left_alone(files: dict[str, bytes], folder
     assert on_disk(folder) == before
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [path.stem for path in SPECS])
 def test_benchmark_reads_as_written_by_hand(name: str, tmp_path: Path) -> None:
-    files = repository(load_plan(ROOT / "specs" / f"{name}.yaml"))
+    files = repository(load_plan(spec_of(name)))
     if name == "odd_fp8":  # two quantised caches with different writers
         assert BENCHMARK not in files
         return

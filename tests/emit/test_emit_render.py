@@ -11,7 +11,8 @@ import subprocess
 import sys
 
 import pytest
-from emit_specs import PATHS, ROOT, make_spec, specs
+from checked_in import SPECS
+from emit_specs import ROOT, make_spec, specs
 from hypothesis import given, settings
 
 from mlagen import __version__
@@ -23,7 +24,7 @@ from mlagen.plan import Plan, load_plan, make_plan
 from mlagen.plan.tritons import TRITONS
 from mlagen.spec import spec_digest
 
-PLANS = {path.stem: load_plan(path) for path in PATHS}
+PLANS = {path.stem: load_plan(path) for path in SPECS}
 by_spec = pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 RENDER_ALL = """
 import json, sys
@@ -47,9 +48,9 @@ def test_the_same_plan_renders_to_the_same_bytes(plan):
 @pytest.mark.parametrize("seed", ["0", "4242"])
 def test_hash_seed_and_working_directory_change_nothing(seed, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed, "TZ": "Asia/Kolkata", "LC_ALL": "C"}
-    command = [sys.executable, "-c", RENDER_ALL, *map(str, PATHS)]
+    command = [sys.executable, "-c", RENDER_ALL, *map(str, SPECS)]
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=True, encoding="utf-8")
-    assert json.loads(done.stdout) == {str(path): plain(render(PLANS[path.stem])) for path in PATHS}
+    assert json.loads(done.stdout) == {str(path): plain(render(PLANS[path.stem])) for path in SPECS}
 
 
 @by_spec

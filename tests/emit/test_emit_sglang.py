@@ -7,13 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from emit_specs import PATHS, ROOT, make_spec
+from checked_in import SPECS
+from emit_specs import ROOT, make_spec
 
 from mlagen.emit import render_plugin
 from mlagen.errors import UsageError
 from mlagen.plan import load_plan, make_plan
 
-PLANS = {path.stem: load_plan(path) for path in PATHS}
+PLANS = {path.stem: load_plan(path) for path in SPECS}
 REFUSED = {
     "dots3": "attention.window: got 512; a package for SGLang takes none",
     "dsv32_fp8_tensor": "cache.layout: got 'fp8_per_tensor'; a package for SGLang takes fp8_ds_mla, ue8m0_v4",

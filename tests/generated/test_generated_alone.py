@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from checked_in import PACKAGES
 
 ALONE = Path(__file__).with_name("alone.py")
-PACKAGES = sorted(path.parent for path in (Path(__file__).parents[2] / "generated").glob("*/__init__.py"))
 by_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)
 # Unmended, Triton's interpreter is right only for fp16; 3.6 takes no tensor as a loop bound under numpy 2.4,
 # and 3.9 no mask that joins a scalar and a block.

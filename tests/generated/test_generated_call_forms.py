@@ -11,7 +11,8 @@ from functools import cache
 
 import call_forms
 import pytest
-from call_forms import ROOT, Call, Form, Parameters, Wrapper
+from call_forms import Call, Form, Parameters, Wrapper
+from checked_in import PACKAGES, package_of
 
 from mlagen.compile.worker import load_package
 from mlagen.verify.facts import Facts
@@ -29,7 +30,7 @@ EITHER = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 def packages() -> dict[str, dict[str, inspect.Signature]]:
     """Signatures of every wrapper, by its name and its package's."""
     found: dict[str, dict[str, inspect.Signature]] = {}
-    for folder in sorted(path.parent for path in (ROOT / "generated").glob("*/__init__.py")):
+    for folder in PACKAGES:
         package = load_package(folder)
         for name in package.__all__:
             function = getattr(package, name)
@@ -47,7 +48,7 @@ def wrapper_of(form: Form) -> Wrapper:
 
 
 def takes_pair(package: str) -> bool:
-    return Facts.of(load_package(ROOT / "generated" / package).SPEC["spec"]).takes_pair
+    return Facts.of(load_package(package_of(package)).SPEC["spec"]).takes_pair
 
 
 def takes(signature: inspect.Signature, name: str) -> bool:

@@ -16,11 +16,11 @@ import pytest
 import torch
 import triton
 from alone import arguments
-from noted import GENERATED, Launched, checked_calls, copied, in_words, on_a_device, tensors_in
+from checked_in import PACKAGES, package_of
+from noted import Launched, checked_calls, copied, in_words, on_a_device, tensors_in
 from torch._subclasses import FakeTensorMode
 from triton.backends.nvidia import driver as nvidia
 
-PACKAGES = sorted(path.parent for path in GENERATED.glob("*/__init__.py"))
 TOKENS, HEADS, TOPK, ROWS = 2, 128, 256, 512
 Call = dict[str, Any]
 INSTALLED = tuple(map(int, triton.__version__.split(".")[:2]))
@@ -36,13 +36,13 @@ def calls_of(package: ModuleType) -> Iterator[tuple[str, Call]]:
 
 @pytest.fixture
 def dsv32() -> Iterator[tuple[ModuleType, Launched]]:
-    with on_a_device(GENERATED / "dsv32") as device:
+    with on_a_device(package_of("dsv32")) as device:
         yield device
 
 
 @pytest.fixture
 def dsv3() -> Iterator[tuple[ModuleType, Launched]]:
-    with on_a_device(GENERATED / "dsv3") as device:
+    with on_a_device(package_of("dsv3")) as device:
         yield device
 
 
@@ -355,7 +355,7 @@ def test_v_has_to_be_part_of_k_at_every_call(dsv3: tuple[ModuleType, Launched]) 
 
 
 def test_an_output_that_meets_an_input_is_refused_after_one_that_does_not() -> None:
-    with on_a_device(GENERATED / "dsv3_prefill") as (package, launched):
+    with on_a_device(package_of("dsv3_prefill")) as (package, launched):
         call = dict(calls_of(package))["merge_attn_states"]
         call["output_lse"] = torch.empty_like(call["prefix_lse"])
         for _ in range(2):
@@ -365,7 +365,7 @@ def test_an_output_that_meets_an_input_is_refused_after_one_that_does_not() -> N
         with pytest.raises(ValueError, match="output_lse: got an input's memory"):
             package.merge_attn_states(**{**met, "output_lse": met["suffix_lse"]})
         assert not launched
-    with on_a_device(GENERATED / "dsv32_fp8") as (package, launched):
+    with on_a_device(package_of("dsv32_fp8")) as (package, launched):
         wrapper = package.triton_convert_req_index_to_global_index
         call = dict(calls_of(package))["triton_convert_req_index_to_global_index"]
         call["out"] = torch.empty_like(call["token_indices"])
@@ -450,7 +450,7 @@ class CudaLauncher:
 
 
 def test_descriptors_are_encoded_once_for_their_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    with on_a_device(GENERATED / "dsv3_prefill_tma") as (package, _):
+    with on_a_device(package_of("dsv3_prefill_tma")) as (package, _):
         call = dict(calls_of(package))["flash_attn_varlen_func"]
         encoded: list[int] = []
         launched: list[Any] = []

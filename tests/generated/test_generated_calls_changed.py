@@ -13,7 +13,8 @@ import indexer_calls
 import numpy as np
 import pytest
 import torch
-from noted import GENERATED, Launched, checked_calls, copied, in_words, on_a_device, tensors_in
+from checked_in import package_of
+from noted import Launched, checked_calls, copied, in_words, on_a_device, tensors_in
 from test_generated_calls import calls_of
 
 PACKAGES = [
@@ -156,7 +157,7 @@ def differing(call: Call, as_is: Call) -> Call:
 
 @pytest.mark.parametrize("name", PACKAGES)
 def test_changed_calls_equal_the_wrapper(name: str) -> None:
-    with on_a_device(GENERATED / name) as (package, launched):
+    with on_a_device(package_of(name)) as (package, launched):
         check(package, launched, calls_of(package))
 
 
@@ -206,7 +207,7 @@ class Vague(float):
 
 
 def test_calls_without_a_signature_are_always_checked() -> None:
-    with on_a_device(GENERATED / "dsv32") as (package, launched):
+    with on_a_device(package_of("dsv32")) as (package, launched):
         call = dict(calls_of(package))["flash_mla_sparse_fwd"]
         wrapper = package.flash_mla_sparse_fwd
         for scale in (0.5, 0.25):

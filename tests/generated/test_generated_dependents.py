@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import triton
+from checked_in import package_of
 from enumerated import enumerate_package
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -29,7 +30,7 @@ MEMORY = re.compile(r"\b(?:ld|st|atom|red|cp\.async)\S*\.global")
 
 def ptx(spec: str, module: str, kernel: str, target: str) -> str:
     """PTX of the first of a kernel's variants that has most tensors, and waits if any does."""
-    found = enumerate_package(ROOT / "generated" / spec, (target,))
+    found = enumerate_package(package_of(spec), (target,))
     jobs = [job for job in found.of(target, kernel) if job.module == module]
     job = max(jobs, key=lambda job: (len(job.signature), dict(job.constexprs).get("PDL", False)))
     fn = getattr(found.module(module), kernel)

@@ -5,38 +5,45 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from checked_in import FOLDERS, PACKAGES, ROOT, SPECS
 
+from mlagen import diffs
 from mlagen.emit import compare, render
 from mlagen.plan import load_plan
 from mlagen.proofs import NAME, Proofs, rendered_key
 
-ROOT = Path(__file__).parents[2]
-SPECS = sorted((ROOT / "specs").glob("*.yaml"))
-GENERATED = ROOT / "generated"
-MODULES = sorted(GENERATED.glob("*/*.py"))
+MODULES = [path for package in PACKAGES for path in sorted(package.glob("*.py"))]
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_a_package_equals_the_rendering_of_its_spec_and_proofs(path):
-    plan = load_plan(path)
-    tritons = Proofs(GENERATED).tritons(rendered_key(render(plan)))
-    drifts = compare(render(plan, tritons), GENERATED / path.stem)
+    plan, folder = load_plan(path), FOLDERS[path.parent]
+    tritons = Proofs(folder).tritons(rendered_key(render(plan)))
+    drifts = compare(render(plan, tritons), folder / path.stem)
     told = "".join(f"{drift.path.relative_to(ROOT)}: {drift.kind}\n{drift.diff()[:2000]}" for drift in drifts)
-    assert not drifts, f"fix with: mlagen build {path.relative_to(ROOT)}\n{told}"
+    assert not drifts, f"fix with: mlagen build {path.relative_to(ROOT)} --out {folder.relative_to(ROOT)}\n{told}"
 
 
-def test_every_package_has_a_spec():
-    packages = {path.name for path in GENERATED.iterdir() if path.is_dir() and path.name not in ("__pycache__", NAME)}
-    assert packages == {path.stem for path in SPECS}
+@pytest.mark.parametrize("specs", FOLDERS, ids=lambda path: path.name)
+def test_every_package_has_a_spec_and_one_form(specs):
+    found = [path.stem for path in FOLDERS[specs].iterdir() if path.is_dir() or path.suffix == diffs.SUFFIX]
+    assert sorted(set(found) - {"__pycache__"}) == sorted([NAME, *(path.stem for path in specs.glob("*.yaml"))])
+    assert len(found) == len(set(found))
+
+
+@pytest.mark.parametrize("path", sorted(FOLDERS[ROOT / "specs"].glob("*.diff")), ids=lambda path: path.stem)
+def test_a_diff_is_less_than_an_eighth_of_its_package(path):
+    lines = sum(text.count("\n") for text in diffs.unpack(path).values())
+    assert 8 * path.read_text(encoding="utf-8").count("\n") < lines
 
 
 def test_packages_contain_only_python():
     strangers = [
         path
-        for path in GENERATED.glob("*/*")
+        for folder in FOLDERS.values()
+        for path in folder.glob("*/*")
         if path.suffix != ".py" and path.parent.name != NAME and path.name != "__pycache__"
     ]
     assert strangers == []
@@ -58,6 +65,7 @@ def test_a_module_imports_only_torch_triton_and_the_standard_library(path):
 @pytest.mark.parametrize("arguments", [["format", "--diff"], ["check", "--output-format=concise"]], ids=lambda a: a[0])
 def test_ruff_finds_no_fault(arguments):
     assert MODULES
-    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", "generated"]
+    folders = [str(folder.relative_to(ROOT)) for folder in FOLDERS.values()]
+    command = [sys.executable, "-m", "ruff", *arguments, "--no-cache", *folders]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[:4000] + done.stderr

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from attention_specs import ROOT
+from checked_in import SPECS, spec_of
 from kernels._rust import Digest, DigestAlgorithm, DigestValidationError, Metadata
 from kernels.archs import _supports_cuda_capability
 from kernels.backends import CUDA, ROCm
@@ -22,7 +23,6 @@ from mlagen.plan import load_plan
 from mlagen.spec.targets import runs
 
 CALLS = Path(__file__).with_name("hub_calls.py")
-SPECS = sorted(path.stem for path in ROOT.glob("specs/*.yaml"))
 CAPABILITIES = [(7, 5), (8, 0), (8, 6), (8, 7), (8, 9), (9, 0), (10, 0), (10, 3), (11, 0), (12, 0), (12, 1)]
 WINDOW = """\
 name: window
@@ -60,7 +60,7 @@ def in_kernels(mode: str, repositories: Sequence[Path], cwd: Path) -> list[str]:
 
 @pytest.mark.interpreter
 def test_kernels_loads_a_repository_and_its_functions_agree_with_plain_torch(tmp_path: Path) -> None:
-    specs = [ROOT / "specs" / f"{name}.yaml" for name in ("odd", "odd_prefill")]
+    specs = [spec_of(name) for name in ("odd", "odd_prefill")]
     other = tmp_path / "odd.yaml"  # a second version of a kernel, in the same process
     other.write_text(specs[0].read_text(encoding="utf-8").replace('lse_base: "2"', "lse_base: e"), encoding="utf-8")
     made = [*(repository(spec, tmp_path) for spec in specs), repository(other, tmp_path / "other")]
@@ -76,7 +76,7 @@ def test_kernels_loads_a_repository_and_its_functions_agree_with_plain_torch(tmp
 
 @pytest.mark.interpreter
 def test_benchmarks_agree_with_their_references(tmp_path: Path) -> None:
-    specs = [ROOT / "specs" / f"{name}.yaml" for name in ("odd", "odd_prefill")]
+    specs = [spec_of(name) for name in ("odd", "odd_prefill")]
     for name, text in (("window", WINDOW), ("quantised", QUANTISED)):
         specs.append(tmp_path / f"{name}.yaml")
         specs[-1].write_text(text)
@@ -84,9 +84,9 @@ def test_benchmarks_agree_with_their_references(tmp_path: Path) -> None:
     assert [line.partition(" ")[2] for line in lines] == ["decode", "prefill", "causal", "decode", "decode"]
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [path.stem for path in SPECS])
 def test_metadata_of_every_spec_is_valid_and_its_digests_are_those_of_the_files(name: str, tmp_path: Path) -> None:
-    path = repository(ROOT / "specs" / f"{name}.yaml", tmp_path)
+    path = repository(spec_of(name), tmp_path)
     folders = sorted((path / "build").glob("torch-*"))
     assert [one.name for one in folders] in (["torch-cuda"], ["torch-cuda", "torch-rocm"])
     for folder in folders:
@@ -104,7 +104,7 @@ def test_metadata_of_every_spec_is_valid_and_its_digests_are_those_of_the_files(
     ("backend", "wanted"), [(CUDA(Version("13.0")), "torch-cuda"), (ROCm(Version("7.2")), "torch-rocm")]
 )
 def test_kernels_chooses_the_variant_of_the_backend(backend: CUDA | ROCm, wanted: str, tmp_path: Path) -> None:
-    variants = get_variants_local(repository(ROOT / "specs/odd.yaml", tmp_path) / "build")
+    variants = get_variants_local(repository(spec_of("odd"), tmp_path) / "build")
     system = {"cpu": "x86_64", "os": "linux", "torch_version": Version("2.13"), "torch_cxx11_abi": True}
     found, _ = _resolve_variant_for_system(variants, backend, **system, tvm_ffi_version=None)
     assert [one.variant_str for one in found] == [wanted]
@@ -112,16 +112,16 @@ def test_kernels_chooses_the_variant_of_the_backend(backend: CUDA | ROCm, wanted
 
 @pytest.mark.parametrize("name", ["dsv3", "dsv32_fp8_tensor", "dsv3_prefill_tma"])
 def test_kernels_takes_the_gpus_that_the_targets_run_on(name: str, tmp_path: Path) -> None:
-    path = repository(ROOT / "specs" / f"{name}.yaml", tmp_path) / "build/torch-cuda/metadata.json"
+    path = repository(spec_of(name), tmp_path) / "build/torch-cuda/metadata.json"
     archs = Metadata.read_from_file(path).backend.archs
     assert archs is not None
-    targets = load_plan(ROOT / "specs" / f"{name}.yaml").spec.targets
+    targets = load_plan(spec_of(name)).spec.targets
     for major, minor in CAPABILITIES:
         assert _supports_cuda_capability(archs, (major, minor)) == (runs(f"sm{major}{minor}", targets) is not None)
 
 
 def test_older_kernels_load_it_by_its_own_name(tmp_path: Path) -> None:
-    path = repository(ROOT / "specs/odd.yaml", tmp_path) / "build/torch-cuda"
+    path = repository(spec_of("odd"), tmp_path) / "build/torch-cuda"
     code = (
         "import importlib.util, sys\n"
         "spec = importlib.util.spec_from_file_location('x1', sys.argv[1])\n"
@@ -135,7 +135,7 @@ def test_older_kernels_load_it_by_its_own_name(tmp_path: Path) -> None:
 
 
 def test_kernels_info_describes_it(tmp_path: Path) -> None:
-    path = repository(ROOT / "specs/odd.yaml", tmp_path)
+    path = repository(spec_of("odd"), tmp_path)
     command = [sys.executable, "-c", "import sys; from kernels.cli import main; sys.exit(main())", "info", str(path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())

@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from checked_in import package_of
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from mlagen.verify.worker import import_package
 
-GENERATED = Path(__file__).parents[2] / "generated"
 HEADS, TOPK = 4, 32
 
 
 @contextlib.contextmanager
 def imported(name: str) -> Iterator[ModuleType]:
     """A package, imported afresh."""
-    yield import_package(GENERATED / name)
+    yield import_package(package_of(name))
     for module in [module for module in sys.modules if module.split(".")[0] == name]:
         del sys.modules[module]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from checked_in import GOLDEN, PACKAGES, package_of, spec_of
 from enumerated import CACHE_KERNELS, ROWS_KERNELS, enumerate_package
 from rotation import SEED, drawn
 
@@ -28,8 +29,7 @@ from mlagen.proofs.cases import proved_before
 from mlagen.proofs.sample import Sample
 
 ROOT = Path(__file__).parents[2]
-SPECS, GENERATED = ROOT / "specs", ROOT / "generated"
-PACKAGES = sorted(path.parent for path in GENERATED.glob("*/__init__.py"))
+
 FIX = "fix with: mlagen build --triton all"
 OLDEST = TRITONS[0]
 by_package = pytest.mark.parametrize("folder", PACKAGES, ids=lambda path: path.name)
@@ -50,11 +50,11 @@ by_package_and_version = pytest.mark.parametrize(
 
 @functools.cache
 def proofs() -> Proofs:
-    return Proofs(GENERATED)
+    return Proofs(GOLDEN)  # which looks into generated/proofs next
 
 
 def key_of(folder: Path) -> str:
-    return rendered_key(render(load_plan(SPECS / f"{folder.name}.yaml")))
+    return rendered_key(render(load_plan(spec_of(folder.name))))
 
 
 @functools.cache
@@ -104,7 +104,7 @@ def test_every_allowance_is_of_a_variant_that_spills_as_many() -> None:
 
 
 def test_variants_are_listed_here_as_a_worker_lists_them(tmp_path: Path) -> None:
-    folder = GENERATED / "dsv32"
+    folder = package_of("dsv32")
     here = enumerate_package(folder).jobs
     assert list_variants(folder, list(here), cache_dir=tmp_path) == [job for jobs in here.values() for job in jobs]
 
@@ -123,7 +123,7 @@ def over(job: CompileJob, taken: Figures, products: dict[tuple[str, int | None],
 
 @by_package_and_version
 def test_every_variant_has_the_products_of_its_plan(folder: Path, version: str) -> None:
-    products = dict(expected_products(load_plan(SPECS / f"{folder.name}.yaml")))
+    products = dict(expected_products(load_plan(spec_of(folder.name))))
     told = [
         f"{job.kernel} [{job.variant}]: {why}"
         for job, taken in rows_of(folder, version)
@@ -140,7 +140,7 @@ def test_attention_takes_no_more_shared_memory_than_the_plan_expects(folder: Pat
     From 3.8 on Triton pads and stages the loads of AMD's kernels. The plan's model, of 3.6 and 3.7, leaves that out: at
     most as much again.
     """
-    plan = load_plan(SPECS / f"{folder.name}.yaml")
+    plan = load_plan(spec_of(folder.name))
     for job, taken in rows_of(folder, version):
         for kernels, named, slack in ((SPARSE_FWD, ROWS_KERNELS, 1024), (SPARSE_DECODE, CACHE_KERNELS, 0)):
             if job.kernel in named and taken is not None:
@@ -160,7 +160,7 @@ def test_attention_takes_no_more_shared_memory_than_the_plan_expects(folder: Pat
 @by_package_and_version
 def test_shared_memory_of_top_k_on_sm90_is_the_plans_to_the_byte(folder: Path, version: str) -> None:
     """Its kernels find their words from the begin on, so that no version may lay scratch of its own there."""
-    topk = load_plan(SPECS / f"{folder.name}.yaml").find(TopkPlan)
+    topk = load_plan(spec_of(folder.name)).find(TopkPlan)
     rows = [(job, taken) for job, taken in rows_of(folder, version) if job.module == "_topk_sm90"]
     assert bool(rows) == bool(topk and topk.sm90)
     for job, taken in rows:

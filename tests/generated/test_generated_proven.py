@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from checked_in import PACKAGES
 from rotation import drawn
 
 from mlagen.bench import load_package
@@ -19,7 +20,6 @@ from mlagen.compile import default_cache_dir
 from mlagen.plan.tritons import TRITONS, minor, minors
 
 PROVEN = Path(__file__).with_name("proven.py")
-PACKAGES = sorted(path.parent for path in (Path(__file__).parents[2] / "generated").glob("*/__init__.py"))
 OTHERS = [default_cache_dir() / "triton" / version for version in TRITONS]
 OLDEST_MINOR, NEWEST_MINOR = minor(TRITONS[0]), minor(TRITONS[-1])
 SOME = [folder for folder in PACKAGES if folder.name in drawn([folder.name for folder in PACKAGES], 5)]

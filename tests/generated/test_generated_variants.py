@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from checked_in import PACKAGES
 from enumerated import CACHE_KERNELS, ROWS_KERNELS, Enumerated, check_every_list, check_tiles, enumerate_package
 
 from mlagen.compile.process import job_of, request_of
 from mlagen.plan import TARGETS
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = sorted(path.parent for path in (ROOT / "generated").glob("*/__init__.py"))
 
 
 @pytest.fixture(scope="module", params=PACKAGES, ids=lambda path: path.name)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
+from checked_in import GOLDEN, spec_of
 from test_house_docs import parse
 
 import mlagen
@@ -120,7 +121,7 @@ def test_the_actions_check_tells_drift_without_torch(tmp_path: Path) -> None:
     command.chmod(0o755)
     (tmp_path / "specs").mkdir()
     for name in ("odd", "odd_fp8"):
-        (tmp_path / "specs" / f"{name}.yaml").write_bytes((ROOT / "specs" / f"{name}.yaml").read_bytes())
+        (tmp_path / "specs" / f"{name}.yaml").write_bytes(spec_of(name).read_bytes())
 
     def check(specs: str, out: Path) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -132,7 +133,7 @@ def test_the_actions_check_tells_drift_without_torch(tmp_path: Path) -> None:
             check=False,
         )
 
-    assert check("specs/odd.yaml specs/odd_f*.yaml", ROOT / "generated").returncode == 0
+    assert check("specs/odd.yaml specs/odd_f*.yaml", GOLDEN).returncode == 0
     drifted = check("", tmp_path / "generated")
     assert drifted.returncode == 1, drifted.stderr
     assert "fix with: mlagen build --out" in drifted.stderr

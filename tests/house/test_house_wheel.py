@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from checked_in import package_of, spec_of
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,9 +122,11 @@ def test_wheel_holds_every_known_spec(wheel: Path) -> None:
 
 
 def test_installed_wheel_prints_a_known_spec_that_builds(installed: Path, tmp_path: Path) -> None:
-    (tmp_path / "my.yaml").write_text(run(installed, "-m", "mlagen", "init", "odd", "--gpu", "all", cwd=tmp_path))
+    (tmp_path / "my.yaml").write_text(
+        run(installed, "-m", "mlagen", "init", "dsv3_prefill", "--gpu", "all", cwd=tmp_path)
+    )
     run(installed, "-m", "mlagen", "build", "my.yaml", "--no-compile", "--no-verify", cwd=tmp_path)
-    assert (tmp_path / "generated" / "odd" / "__init__.py").exists()
+    assert (tmp_path / "generated" / "dsv3_prefill" / "__init__.py").exists()
 
 
 def test_installed_wheel_has_the_gpu_records_of_the_checkout(installed: Path, tmp_path: Path) -> None:
@@ -134,7 +137,7 @@ def test_installed_wheel_has_the_gpu_records_of_the_checkout(installed: Path, tm
 
 def test_installed_wheel_renders_without_the_checkout(installed: Path, tmp_path: Path) -> None:
     spec = tmp_path / "odd.yaml"
-    spec.write_bytes((ROOT / "specs" / "odd.yaml").read_bytes())
+    spec.write_bytes(spec_of("odd").read_bytes())
     assert "sparse_fwd.py" in run(installed, "-c", RENDER, spec, cwd=tmp_path)
 
 
@@ -161,20 +164,20 @@ def text_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 
 
-@pytest.mark.parametrize("spec", ["dsv32", "odd", "own_layout"])
+@pytest.mark.parametrize("spec", ["dsv32", "own_layout"])
 def test_installed_wheel_builds_its_specs_to_the_same_bytes(
     installed: Path, known: Path, tmp_path: Path, spec: str
 ) -> None:
     assert known.is_relative_to(installed.parents[1])
     run(installed, "-m", "mlagen", "build", known / f"{spec}.yaml", *TEXT_ONLY, cwd=tmp_path)
-    assert text_of(tmp_path / "generated" / spec) == text_of(ROOT / "generated" / spec)
+    assert text_of(tmp_path / "generated" / spec) == text_of(package_of(spec))
     assert [path.name for path in tmp_path.iterdir()] == ["generated"]
 
 
 def test_a_spec_copied_out_of_the_wheel_gives_the_same_bytes(installed: Path, known: Path, tmp_path: Path) -> None:
-    shutil.copy(known / "odd.yaml", tmp_path)
-    run(installed, "-m", "mlagen", "build", "odd.yaml", *TEXT_ONLY, cwd=tmp_path)
-    assert text_of(tmp_path / "generated" / "odd") == text_of(ROOT / "generated" / "odd")
+    shutil.copy(known / "dsv3_prefill.yaml", tmp_path)
+    run(installed, "-m", "mlagen", "build", "dsv3_prefill.yaml", *TEXT_ONLY, cwd=tmp_path)
+    assert text_of(tmp_path / "generated" / "dsv3_prefill") == text_of(ROOT / "generated" / "dsv3_prefill")
 
 
 def test_a_tuned_spec_copied_out_of_the_wheel_gives_the_same_bytes(

@@ -6,17 +6,17 @@ import dataclasses
 import itertools
 
 import pytest
+from checked_in import SPECS
 from enumerated import ROWS_KERNELS, check_every_list, check_tiles, enumerate_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plan_specs import DENSE, ROOT, dims, make_spec
+from plan_specs import DENSE, dims, make_spec
 
 from mlagen.backends.triton import RENDERERS
 from mlagen.plan import FAMILIES, SparseFwdPlan, load_plan, make_plan
 from mlagen.plan.splits import PartialRow
 from mlagen.spec import NEEDS, load
 
-SPECS = sorted((ROOT / "specs").glob("*.yaml"))
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd", "concat_and_cache_mla")
 VARIANTS = [
     {"attention": {"kind": "dense"}, **DENSE},

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from checked_in import SPECS as CHECKED_IN
+from checked_in import spec_of
 
 from mlagen.errors import SpecErrors
 from mlagen.plan import Plan, load_plan, make_plan
@@ -26,7 +28,7 @@ def copied(folder: Path, name: str, as_name: str, **changes: str) -> Path:
     With changes it is without its indexer, so that each key has one line.
     """
     path = folder / f"{as_name}.yaml"
-    text = (SPECS / f"{name}.yaml").read_text().replace(f"name: {name}", f"name: {as_name}", 1)
+    text = spec_of(name).read_text().replace(f"name: {name}", f"name: {as_name}", 1)
     if changes:
         text = re.sub(r"^indexer(_cache)?:\n(  .*\n)+", "", text, flags=re.MULTILINE)
         indexing = "|".join(wrapper for wrapper, needs in NEEDS.items() if needs.indexer)
@@ -57,7 +59,7 @@ def test_specs_and_their_tuned_tables_are_those_of_the_checkout() -> None:
 
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in SPECS.glob("tuned/*/sm90.yaml")))
 def test_a_tuned_file_is_of_its_own_spec(name: str) -> None:
-    plan = load_plan(SPECS / f"{name}.yaml")
+    plan = load_plan(spec_of(name))
     files = TunedFiles(name, SPECS, plan.spec.model.num_heads)
     text = tuned_path(name, "sm90", SPECS).read_text()
     assert f"\nheads: {plan.spec.model.num_heads} #" in text
@@ -71,7 +73,7 @@ def test_a_tuned_file_is_of_its_own_spec(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["dsv32", "dsv3", "hyv4"])
 def test_a_renamed_spec_elsewhere_has_all_rows_of_the_one_that_was_tuned(tmp_path: Path, name: str) -> None:
-    tuned, mine = load_plan(SPECS / f"{name}.yaml"), load_plan(copied(tmp_path, name, "mine"))
+    tuned, mine = load_plan(spec_of(name)), load_plan(copied(tmp_path, name, "mine"))
     assert len(rows_of(tuned)) >= 6
     assert replace(mine, spec=tuned.spec) == tuned
     told = {row.reason for row in rows_of(mine) if not row.reason.startswith("instead of ")}
@@ -93,7 +95,7 @@ def test_a_renamed_spec_elsewhere_has_all_rows_of_the_one_that_was_tuned(tmp_pat
 def test_other_kernels_have_none_of_its_rows(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
     mine = load_plan(copied(tmp_path, name, "mine", **changes))
     assert mine == make_plan(mine.spec)
-    assert load_plan(SPECS / f"{name}.yaml").fits != mine.fits
+    assert load_plan(spec_of(name)).fits != mine.fits
 
 
 @pytest.mark.parametrize(
@@ -108,13 +110,13 @@ def test_other_kernels_have_none_of_its_rows(tmp_path: Path, name: str, changes:
 )
 def test_run_time_arguments_do_not_change_fits(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
     mine = load_plan(copied(tmp_path, name, "mine", **changes))
-    tuned = load_plan(SPECS / f"{name}.yaml")
+    tuned = load_plan(spec_of(name))
     assert mine.fits == tuned.fits
     assert rows_of(mine) != rows_of(make_plan(mine.spec))
 
 
 def test_fits_describe_kernels_by_family() -> None:
-    found = {path.stem: make_plan(load(path)).fits for path in SPECS.glob("*.yaml")}
+    found = {path.stem: make_plan(load(path)).fits for path in CHECKED_IN}
     assert found["dsv32"] == {"sparse_fwd": "sparse_fwd d512+64 v512 bf16 partials fp16"}
     assert found["odd"]["sparse_fwd"] == "sparse_fwd d64+32+32 v96 fp16 pages 53 partials fp32"
     assert found["dsv3_prefill_tma"] == {"dense_fwd": "dense_fwd d128+64 v128 bf16 descriptors"}

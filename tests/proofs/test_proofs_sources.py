@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from checked_in import spec_of
 
 from mlagen.digest import dump
 from mlagen.emit import render
@@ -31,7 +32,7 @@ def _omits() -> bool:
 
 
 def texts_of(**changes: object) -> dict[str, str]:
-    spec = load_plan(SPECS / "odd.yaml").spec
+    spec = load_plan(spec_of("odd")).spec
     return {file.name: file.text for file in render(make_plan(spec.model_copy(update=changes))).files}
 
 
@@ -40,7 +41,7 @@ def test_a_renamed_package_has_the_key_of_the_known_one() -> None:
 
 
 def test_a_key_does_not_depend_on_the_tritons_that_hold() -> None:
-    plan = load_plan(SPECS / "odd.yaml")
+    plan = load_plan(spec_of("odd"))
     packages = [render(plan), render(plan, ("3.7.1",)), render(plan, ("3.6.0", "3.9.0")), render(plan, ())]
     assert len({rendered_key(package) for package in packages}) == 1
     assert len({package.files[-1].text for package in packages}) == 4  # of __init__.py

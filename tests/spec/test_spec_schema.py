@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from checked_in import SPECS, spec_of
 
 from mlagen.spec import Spec, json_schema, load, spec_digest
 from mlagen.spec.base import Model
@@ -85,8 +86,8 @@ def test_schema_knows_every_model():
     assert {*leaves(Model), "Cache"} == {*json_schema()["$defs"], "Spec"}
 
 
-def test_every_spec_is_here(specs):
-    assert sorted(path.stem for path in specs.glob("*.yaml")) == NAMES
+def test_every_spec_is_here():
+    assert [path.stem for path in SPECS] == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,7 +116,7 @@ def test_spec_loads_and_fits_the_schemas_fields(name, specs):
 
 @pytest.mark.parametrize("name", PREFILL)
 def test_prefill_spec_has_its_models_numbers(name, specs):
-    spec = load(specs / f"{name}.yaml")
+    spec = load(spec_of(name))
     numbers = (spec.model.num_heads, spec.model.dtype, *spec.multi_head.model_dump().values(), len(spec.targets))
     assert numbers == PREFILL[name]
 
@@ -128,7 +129,7 @@ def test_the_digest_of_a_spec_without_multi_head_does_not_change(specs):
 
 @pytest.mark.parametrize("name", NUMBERS)
 def test_spec_has_its_models_numbers(name, specs):
-    spec = load(specs / f"{name}.yaml")
+    spec = load(spec_of(name))
     model, attention = spec.model, spec.attention
     row = (model.kv_lora_rank, model.qk_rope_head_dim, model.v_head_dim)
     caches = [cache and (cache.layout.name, cache.block_size) for cache in (spec.cache, spec.extra_cache)]
@@ -179,7 +180,7 @@ def test_schema_takes_a_layouts_name_or_its_fields(cache, names):
 
 
 def test_digest_is_of_canonical_json(specs):
-    spec = load(specs / "odd.yaml")
+    spec = load(spec_of("odd"))
     text = json.dumps(spec.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
     assert spec_digest(spec) == hashlib.sha256(text.encode()).hexdigest()
 

@@ -1,8 +1,7 @@
 """The target that a GPU runs, and the advice for other GPUs."""
 
-from pathlib import Path
-
 import pytest
+from checked_in import package_of
 
 from mlagen.compile.worker import load_package
 from mlagen.plan import TARGETS
@@ -63,5 +62,5 @@ def test_a_gpu_that_is_no_target_gets_advice(gpu, told):
 
 @pytest.mark.parametrize("gpu", ["sm100", "sm101", "sm103", "sm110", "sm120", "sm121", "gfx942", "gfx90a"])
 def test_packages_support_the_advised_target(gpu):
-    package = load_package(Path(__file__).parents[2] / "generated" / "odd")
+    package = load_package(package_of("odd"))
     assert package._launch.supports(gpu) == runs(gpu, NAMES)

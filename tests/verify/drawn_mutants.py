@@ -33,7 +33,9 @@ import ops_mutants  # noqa: E402
 import sparse_decode_mutants  # noqa: E402
 import topk_mutants  # noqa: E402
 
-GENERATED = Path(__file__).resolve().parents[2] / "generated"
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from checked_in import package_of  # noqa: E402
+
 CACHE = (*sparse_decode_mutants.CACHE_MUTANTS, *sparse_decode_mutants.SPLIT_MUTANTS)
 # By family: a checked-in package with the text of most of its mutants, and the mutants.
 FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
@@ -90,10 +92,10 @@ def noticed(family: str, mutant: Mutant, package: Path, folder: Path) -> list[st
 
 def main() -> None:
     folder, seed = Path(sys.argv[1]), int(sys.argv[2])
-    run_cases(GENERATED / "odd", (merges_mutants.TYPICAL,), folder / "warm.jsonl")  # imports all that cases need
+    run_cases(package_of("odd"), (merges_mutants.TYPICAL,), folder / "warm.jsonl")  # imports all that cases need
     found = {}
     for family, (name, all_mutants) in FAMILIES.items():
-        package = GENERATED / name
+        package = package_of(name)
         drawn = list(fitting(package, all_mutants))
         random.Random(seed).shuffle(drawn)
         for mutant in drawn:

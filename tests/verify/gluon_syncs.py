@@ -23,8 +23,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from checked_in import package_of  # noqa: E402
 from noticed import forked  # noqa: E402
 
 from mlagen.verify.random.mutants import Outcome, redundant_names, table  # noqa: E402
@@ -57,7 +58,7 @@ def mutants(modules: str, only: str) -> list[tuple[str, Sync]]:
         for package, names in MODULES.items()
         for name in names
         if fnmatch.fnmatchcase(f"{package}/{name}", modules)
-        for sync in syncs_of(ROOT / "generated" / package / f"{name}.py")
+        for sync in syncs_of(package_of(package) / f"{name}.py")
         if fnmatch.fnmatchcase(f"{package}/{sync.name}", only)
     ]
 
@@ -65,7 +66,7 @@ def mutants(modules: str, only: str) -> list[tuple[str, Sync]]:
 def outcome_of(package: str, sync: Sync, work: Path, seed: int) -> Outcome:
     """How the package fares without the statement."""
     folder = work / package
-    shutil.copytree(ROOT / "generated" / package, folder)
+    shutil.copytree(package_of(package), folder)
     path = folder / f"{sync.module}.py"
     path.write_text(without(path.read_text(), sync))
     family, kernel = REACHED[sync.module]

@@ -27,8 +27,10 @@ from pathlib import Path
 import yaml
 from noticed import forked
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+from checked_in import package_of
+
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = ROOT / "generated"
 FEWEST_NOTICED = 0.97  # of those that change anything
 HARMLESS = Path(__file__).with_name("harmless_faults.yaml")
 PACKAGES = ("odd", "odd_fp8", "odd_prefill", "minicpm3", "dsv4_flash")
@@ -175,7 +177,7 @@ def score(package: str, chosen: list[Fault], seed: int, work: Path) -> list[tupl
     results = []
     for number, fault in enumerate(chosen):
         folder = work / str(number) / package
-        shutil.copytree(GENERATED / package, folder)
+        shutil.copytree(package_of(package), folder)
         path = folder / f"{fault.module}.py"
         path.write_text(fault.apply(path.read_text()))
         results.append((fault, _noticed(folder, fault.module, seed)))
@@ -238,7 +240,7 @@ def main() -> None:
         for package, module in places:
             name = f"{package}/{module}" if module else package
             chosen = random.Random(f"{name} {options.seed}").sample(
-                faults_of(GENERATED / package, module), options.faults
+                faults_of(package_of(package), module), options.faults
             )
             results = score(package, chosen, options.seed, Path(work))
             survivors = [fault for fault, what in results if what is None]

@@ -1,6 +1,6 @@
 """Runs a package's checks of graphs and streams in the interpreter, where a replay is the same call once more.
 
-Usage: python replayed.py PACKAGE, the name of one in generated/
+Usage: python replayed.py PACKAGE_DIR
 
 Prints {case: largest share of a tolerance, or the error} as JSON.
 """
@@ -9,10 +9,10 @@ import contextlib
 import json
 import os
 import sys
+from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
 
-import importlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -24,6 +24,7 @@ from mlagen.verify import interpreter
 from mlagen.verify.facts import Facts
 from mlagen.verify.families import FAMILIES
 from mlagen.verify.subject import Subject
+from mlagen.verify.worker import import_package
 
 LENGTHS = (70, 3, 0, 40)  # of dense attention's requests; a graph's check changes their order
 
@@ -80,7 +81,7 @@ def main() -> None:
     interpreter.install()
     fake = FakeCuda()
     fake.install(torch.cuda)
-    package = importlib.import_module(f"generated.{sys.argv[1]}")
+    package = import_package(Path(sys.argv[1]))
     spec = package.SPEC["spec"]
     subject = Subject(package, Facts.of(spec), "cpu", spec["targets"][0])
     found: dict[str, Any] = {}

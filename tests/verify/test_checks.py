@@ -1,6 +1,5 @@
 """Checks that all families share, on wrappers of one line: each passes a right one and notices a wrong one."""
 
-import importlib
 import json
 import os
 import subprocess
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from checked_in import package_of
 
 from mlagen.verify import checks
 from mlagen.verify.case import Case, CaseFailedError
@@ -19,6 +19,7 @@ from mlagen.verify.family import Family, Inputs
 from mlagen.verify.invalid import Invalid, RefusedCase, check_refused, refused_cases
 from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector
 from mlagen.verify.subject import Subject, launch_of
+from mlagen.verify.worker import import_package
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"for all": 8, "for one": 4}
@@ -78,7 +79,7 @@ FAMILY = Family(
     },
     valid=lambda subject, case: {},
 )
-SUBJECT = Subject(importlib.import_module("generated.odd"), None, "cpu", "sm90")
+SUBJECT = Subject(import_package(package_of("odd")), None, "cpu", "sm90")
 
 
 def run(check, call):
@@ -201,7 +202,7 @@ def test_a_refusal_names_the_argument_and_what_else_it_must():
     ],
 )
 def test_graphs_and_streams_are_checked_where_a_replay_is_another_call(package, families):
-    command = [sys.executable, str(Path(__file__).with_name("replayed.py")), package]
+    command = [sys.executable, str(Path(__file__).with_name("replayed.py")), str(package_of(package))]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from broken import check_mutants
-from drawn_mutants import FAMILIES, GENERATED, fitting
+from checked_in import package_of
+from drawn_mutants import FAMILIES, fitting
 from rotation import SEED
 
 from mlagen.proofs.sources import family_names
@@ -13,7 +14,7 @@ from mlagen.proofs.sources import family_names
 def test_every_family_has_mutants_to_draw_from() -> None:
     assert set(FAMILIES) == set(family_names())
     for name, found in FAMILIES.values():
-        fit = [*fitting(GENERATED / name, found)]
+        fit = [*fitting(package_of(name), found)]
         assert 2 * len(fit) > len(found), f"{name} has the text of {len(fit)} of {len(found)}"
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from attention_specs import attention_of
 from broken import check_mutants
+from checked_in import PACKAGES, package_of, spec_of
 from rotation import by_share, drawn
 
 from mlagen.emit import apply, compare, render
@@ -17,11 +18,10 @@ from mlagen.verify import mismatches, verify_package
 pytestmark = pytest.mark.interpreter
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = sorted(path.parent for path in (ROOT / "generated").glob("*/__init__.py"))
 PREFILL = {
     path.name for path in PACKAGES if path.name.endswith(("_prefill", "_prefill_tma"))
 }  # test_verify_dense_fwd.py
-DSV32 = ROOT / "generated" / "dsv32"
+DSV32 = package_of("dsv32")
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
@@ -65,7 +65,7 @@ MORE = {
 @by_share
 def test_the_others_hold_what_their_specs_make_different(package, choose):
     only = ["*typical*", "writer*every*", "*block size 53*", "refuses*", *MORE.get(package.name, ())]
-    specified = load_plan(ROOT / "specs" / f"{package.name}.yaml").spec.targets
+    specified = load_plan(spec_of(package.name)).spec.targets
     targets = [target for target in ("sm90", "sm80") if target in specified]  # with e4m3 in hardware and without
     assert messages(package, workers=1, targets=targets, only=only, choose=choose) == []
 

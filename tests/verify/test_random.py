@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checked_in import package_of
 
 from mlagen.verify.random.__main__ import main
 from mlagen.verify.random.dice import Dice
@@ -15,7 +16,6 @@ from mlagen.verify.random.pool import Plan, random_calls
 from mlagen.verify.random.report import file_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
-GENERATED = ROOT / "generated"
 
 
 def _plan(folder: Path, **changes: object) -> Plan:
@@ -25,7 +25,7 @@ def _plan(folder: Path, **changes: object) -> Plan:
 
 def _broken(tmp_path: Path, file: str, old: str, new: str) -> Path:
     folder = tmp_path / "dsv32"
-    shutil.copytree(GENERATED / "dsv32", folder)
+    shutil.copytree(package_of("dsv32"), folder)
     text = (folder / file).read_text()
     assert old in text
     (folder / file).write_text(text.replace(old, new))
@@ -46,12 +46,12 @@ def test_sizes_are_log_uniform_and_the_same_for_the_same_name():
 
 @pytest.mark.interpreter
 def test_each_family_of_a_package_is_called_and_right():
-    report = random_calls(_plan(GENERATED / "dsv32", most_calls=40, seed=3), print)
+    report = random_calls(_plan(package_of("dsv32"), most_calls=40, seed=3), print)
     assert report.failures == []
     families = {name.split("/")[1] for name in report.stations}
     assert families == {"sparse_fwd", "cache", "topk", "indexer_cache", "mqa_logits", "indexer_select"}
     assert report.total.calls >= 40
-    assert report.packages["dsv32"] == file_hashes(GENERATED / "dsv32")
+    assert report.packages["dsv32"] == file_hashes(package_of("dsv32"))
     assert json.loads(json.dumps(report.to_json()))["wrong"] == 0
 
 
@@ -70,7 +70,7 @@ def test_a_broken_kernel_is_found_and_its_line_repeats_it(tmp_path):
     again = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True)
     assert again.returncode == 1
     assert said in again.stdout
-    right = [argument if argument != str(folder) else str(GENERATED / "dsv32") for argument in arguments]
+    right = [argument if argument != str(folder) else str(package_of("dsv32")) for argument in arguments]
     assert subprocess.run([sys.executable, *right], cwd=ROOT, capture_output=True).returncode == 0
 
 
@@ -93,14 +93,14 @@ def test_the_package_alone_needs_no_pydantic():
 
 
 def test_bad_usage_is_one_line(capsys):
-    arguments = [str(GENERATED / "dsv32"), "--device", "cpu", "--seconds", "1", "--only", "nothing/*"]
+    arguments = [str(package_of("dsv32")), "--device", "cpu", "--seconds", "1", "--only", "nothing/*"]
     assert main(arguments) == 2
     assert capsys.readouterr().err == "no family and kernel match nothing/*\n"
 
 
 @pytest.mark.interpreter
 def test_calls_through_operators_are_right():
-    report = random_calls(_plan(GENERATED / "odd", most_calls=30, seed=2), print)
+    report = random_calls(_plan(package_of("odd"), most_calls=30, seed=2), print)
     assert report.failures == []
     assert 0 < report.operator_calls < report.total.calls
     assert report.to_json()["operator_calls"] == report.operator_calls
@@ -109,7 +109,7 @@ def test_calls_through_operators_are_right():
 @pytest.mark.interpreter
 def test_a_wrong_call_of_an_operator_is_found_and_its_line_repeats_it(tmp_path):
     folder = tmp_path / "odd"
-    shutil.copytree(GENERATED / "odd", folder)
+    shutil.copytree(package_of("odd"), folder)
     text = (folder / "ops.py").read_text()
     old = "        wrapper(*args, **kwargs)\n"
     assert old in text

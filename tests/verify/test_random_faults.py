@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from random_faults import FEWEST_NOTICED, GENERATED, PACKAGES, SM90, faults_of, harmless
+from checked_in import package_of
+from random_faults import FEWEST_NOTICED, PACKAGES, SM90, faults_of, harmless
 
 from mlagen.verify.random.reached import REACHED
 
@@ -22,11 +23,11 @@ PLACES = [(package, None) for package in PACKAGES] + [(package, module) for modu
 
 @pytest.mark.parametrize(("package", "module"), PLACES)
 def test_a_fault_changes_one_line_and_leaves_a_module_that_can_be_read(package: str, module: str | None) -> None:
-    faults = faults_of(GENERATED / package, module)
+    faults = faults_of(package_of(package), module)
     assert len(faults) > (200 if module is None else 80)
     assert module is None or {fault.module for fault in faults} == {module}
     for fault in faults[::17]:
-        source = (GENERATED / package / f"{fault.module}.py").read_text()
+        source = (package_of(package) / f"{fault.module}.py").read_text()
         broken = fault.apply(source)
         ast.parse(broken)
         pairs = zip(source.splitlines(), broken.splitlines(), strict=True)
@@ -38,7 +39,7 @@ def test_every_sm90_module_is_broken() -> None:
 
 
 def test_a_harmless_fault_is_one_that_can_be_put_into_a_package() -> None:
-    known = {fault.key for package, module in PLACES for fault in faults_of(GENERATED / package, module)}
+    known = {fault.key for package, module in PLACES for fault in faults_of(package_of(package), module)}
     assert sorted(harmless().keys() - known) == []
 
 

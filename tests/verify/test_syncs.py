@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from checked_in import package_of
 
 from mlagen.digest import kernels_of
 from mlagen.verify.random.delays import HELPER, delayed, delayed_copies
@@ -64,9 +65,9 @@ def test_most_of_what_hopper_synchronises_by_is_found():
 
 
 def test_a_package_without_sm90_kernels_stays_as_it_is(tmp_path):
-    (copy,) = delayed_copies([GENERATED / "own_layout"], tmp_path)
+    (copy,) = delayed_copies([package_of("own_layout")], tmp_path)
     for path in copy.glob("*.py"):
-        assert path.read_text() == (GENERATED / "own_layout" / path.name).read_text()
+        assert path.read_text() == (package_of("own_layout") / path.name).read_text()
 
 
 def test_a_table_names_survivors_and_leaves_redundant_ones_out():
@@ -84,29 +85,29 @@ def test_a_table_names_survivors_and_leaves_redundant_ones_out():
 
 
 def test_names_of_mutants_are_listed_with_their_packages(capsys):
-    assert main([str(GENERATED / "dsv32"), "--list", "--modules", "_topk_sm90"]) == 0
+    assert main([str(package_of("dsv32")), "--list", "--modules", "_topk_sm90"]) == 0
     names = [line.partition("  #")[0] for line in capsys.readouterr().out.splitlines()]
-    assert names == [f"dsv32/{sync.name}" for sync in syncs_of(GENERATED / "dsv32" / "_topk_sm90.py")]
+    assert names == [f"dsv32/{sync.name}" for sync in syncs_of(package_of("dsv32") / "_topk_sm90.py")]
 
 
 def test_the_first_package_that_holds_a_module_is_taken(tmp_path):
     for name in ("one", "two"):
-        shutil.copytree(GENERATED / "dsv32", tmp_path / name)
+        shutil.copytree(package_of("dsv32"), tmp_path / name)
     found = modules_of([tmp_path / "one", tmp_path / "two"], "_topk*")
     assert found == {"_topk_sm90": tmp_path / "one"}
 
 
 def test_a_resumed_report_runs_only_what_it_lacks(tmp_path, capsys):
     report, redundant = tmp_path / "mutants.json", tmp_path / "redundant.yaml"
-    names = [sync.name for sync in syncs_of(GENERATED / "dsv32" / "_topk_sm90.py")]
+    names = [sync.name for sync in syncs_of(package_of("dsv32") / "_topk_sm90.py")]
     done = {f"dsv32/{name}": {"how": "wrong"} for name in names[1:]}
     report.write_text(json.dumps({"_topk_sm90: shapes": {"how": "shapes", "shapes": [0]}} | done))
     redundant.write_text(f"dsv32/{names[0]}: it orders nothing\n")
     options = ["--modules", "_topk_sm90", "--resume", "--report", str(report), "--redundant", str(redundant)]
-    assert main([str(GENERATED / "dsv32"), *options]) == 0
+    assert main([str(package_of("dsv32")), *options]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"{len(done)} of {len(done)} noticed: 100.0 %"
 
 
 def test_calls_of_a_module_that_a_package_lacks_are_refused(capsys):
-    assert make_calls([str(GENERATED / "dsv3"), "--module", "_topk_sm90"]) == 2
+    assert make_calls([str(package_of("dsv3")), "--module", "_topk_sm90"]) == 2
     assert capsys.readouterr().err.endswith("dsv3: no module _topk_sm90\n")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from broken import check_mutants
+from checked_in import package_of, spec_of
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
@@ -156,7 +157,7 @@ def test_a_package_by_descriptors_holds_every_case(heads):
 
 @pytest.mark.slow
 def test_the_odd_package_holds_every_case_by_pointers():
-    assert messages(ROOT / "generated" / "odd_prefill", targets=["sm80"]) == []
+    assert messages(package_of("odd_prefill"), targets=["sm80"]) == []
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_the_odd_package_holds_every_case_by_pointers():
 )
 def test_the_models_packages_hold_what_their_dims_make_different(name):
     only = ["*typical*", "dense_fwd: rows of*", "dense_fwd: merged*", "dense_fwd: lengths: tiles*"]
-    assert messages(ROOT / "generated" / name, targets=["sm90", "sm120"], only=only) == []
+    assert messages(package_of(name), targets=["sm90", "sm120"], only=only) == []
 
 
 @pytest.mark.parametrize("dims", [(48, 48), (24, 17), (1, 1), (7, 130)], ids=str)
@@ -202,7 +203,7 @@ def test_absorbed_and_decompressed_attention_of_one_model_agree(tmp_path):
     write_package(tmp_path, "plain", (48, 32), wrappers="[flash_attn_varlen_func]")
     rows = "{qk_head_dim: 80, v_head_dim: 64, num_kv_heads: 1}"
     write_package(tmp_path, "absorbed", (80, 64), multi_head=rows, wrappers="[flash_attn_varlen_func]")
-    latent = (ROOT / "specs" / "odd.yaml").read_text().replace("name: odd", "name: rows").replace("fp16", "bf16")
+    latent = spec_of("odd").read_text().replace("name: odd", "name: rows").replace("fp16", "bf16")
     latent = latent.replace("kv_lora_rank: 96", "kv_lora_rank: 64").replace("v_head_dim: 96", "v_head_dim: 64")
     latent = latent.replace("qk_rope_head_dim: 32", "qk_rope_head_dim: 16").replace("  block_size: 53", "  # flat")
     (tmp_path / "rows.yaml").write_text(latent.replace('lse_base: "2"', "lse_base: e"))

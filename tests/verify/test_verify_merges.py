@@ -7,6 +7,7 @@ import dense_decode_specs
 import pytest
 import sparse_decode_specs
 from broken import check_mutants
+from checked_in import spec_of
 from rotation import drawn
 
 from mlagen.emit import apply, compare, render
@@ -22,7 +23,7 @@ CHAINS = ["*merged*", "merge*: sink*", "merge*: lse: none", "refuses: attn_sink*
 
 def write_rows(folder: Path, name: str, spec: str, **changes: str) -> Path:
     """A spec of attention over rows with merges; `changes` replace the text behind a field's name."""
-    text = (ROOT / "specs" / f"{spec}.yaml").read_text()
+    text = spec_of(spec).read_text()
     if "merge_attn_parts" not in text:
         text = text.replace("wrappers:\n", "wrappers:\n  - merge_attn_states\n  - merge_attn_parts\n")
     for field, value in {"name": name, **changes}.items():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from broken import check_mutants
+from checked_in import package_of, spec_of
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
@@ -24,8 +25,8 @@ OTHERS = {
 
 @pytest.mark.parametrize("name", ["odd", pytest.param("odd_fp8", marks=pytest.mark.slow)])
 def test_operators_hold(name):
-    results = verify_package(ROOT / "generated" / name, workers=1, targets=["sm90"], only=["ops: *"])
-    wrappers = load_plan(ROOT / "specs" / f"{name}.yaml").spec.wrappers
+    results = verify_package(package_of(name), workers=1, targets=["sm90"], only=["ops: *"])
+    wrappers = load_plan(spec_of(name)).spec.wrappers
     asked = {result.case.rsplit(": ", 1)[1] for result in results}
     assert set(wrappers) <= asked
     assert [str(error) for error in mismatches(results)] == []
@@ -33,7 +34,7 @@ def test_operators_hold(name):
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_operators_of_other_wrappers_hold(name, tmp_path):
-    text = (ROOT / "specs" / f"{name}.yaml").read_text() + "\nops: true\n"
+    text = spec_of(name).read_text() + "\nops: true\n"
     path = tmp_path / f"{name}.yaml"
     path.write_text(re.sub(r"^targets: .*$", "targets: [sm90]", text, flags=re.MULTILINE))
     apply(compare(render(load_plan(path)), tmp_path / name))
@@ -45,4 +46,4 @@ def test_operators_of_other_wrappers_hold(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_is_reported(tmp_path):
-    check_mutants("ops_mutants.py", ROOT / "generated" / "odd", tmp_path, more_than=9)
+    check_mutants("ops_mutants.py", package_of("odd"), tmp_path, more_than=9)

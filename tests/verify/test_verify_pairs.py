@@ -6,6 +6,7 @@ import dense_decode_specs
 import pytest
 import sparse_decode_specs
 from broken import check_mutants
+from checked_in import spec_of
 from rotation import drawn
 from test_verify_partials import write_rows
 
@@ -20,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 # The function that writes the spec, and the number of cases: over rows (17 columns leave RoPE at no multiple of 16
 # bytes); over caches; dense, also with a q of e4m3.
 SPECS = {
-    "rows": (lambda folder: ROOT / "specs" / "odd.yaml", 9),
+    "rows": (lambda folder: spec_of("odd"), 9),
     "rows_short": (lambda folder: write_rows("rows_short", folder), 9),
     "cache": (lambda folder: sparse_decode_specs.write_spec("plain", folder), 6),
     "cache_eight": (lambda folder: sparse_decode_specs.write_spec("eight", folder), 6),

@@ -7,6 +7,7 @@ import dense_decode_specs
 import pytest
 import sparse_decode_specs
 from broken import check_mutants
+from checked_in import spec_of
 from rotation import drawn
 
 from mlagen.emit import apply, compare, render
@@ -21,7 +22,7 @@ FEW = "*few indices*"
 
 def write_rows(name: str, folder: Path) -> Path:
     """A spec of sparse attention over unquantised rows. 17 columns of V require padding of rows of bf16."""
-    text = (ROOT / "specs" / "odd.yaml").read_text().replace("name: odd", f"name: {name}")
+    text = spec_of("odd").read_text().replace("name: odd", f"name: {name}")
     path = folder / f"{name}.yaml"
     path.write_text(re.sub(r"(v_head_dim|kv_lora_rank): \d+", r"\1: 17", text))
     return path

@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
+from checked_in import package_of
 from verify_specs import spec
 
-GENERATED = Path(__file__).parents[2] / "generated" / "odd"  # it has this package's launches and facts
+GENERATED = package_of("odd")  # it has this package's launches and facts
 INIT = """
 import os, sys, time
 from . import _launch
@@ -24,6 +25,6 @@ def write_package(folder: Path, body: str = REFUSES_ALL, extra: str = "") -> Pat
     package.mkdir()
     said = spec(wrappers=["concat_and_cache_mla"], kv_lora_rank=16, qk_rope_head_dim=8, v_head_dim=16)
     for name in ("_launch.py", "_facts.py"):
-        (package / name).write_text((GENERATED / name).read_text())
+        (package / name).write_text(package_of(name).read_text())
     (package / "__init__.py").write_text(INIT.format(spec=said, body=body, extra=extra))
     return package

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from checked_in import spec_of
 
 from mlagen.bench.check import error_limit
 from mlagen.bench.families import dense_fwd, shapes_of
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 
 def package_of(name: str) -> BenchPackage:
     """A package of a checked-in spec, without kernels."""
-    spec: Spec = load(ROOT / "specs" / f"{name}.yaml")
+    spec: Spec = load(spec_of(name))
     said = spec.model_dump(mode="json")
     root = ModuleType(name)
     vars(root).update(SPEC={"spec": said})

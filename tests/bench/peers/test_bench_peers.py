@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench_packages import FlashInferModule, MakePackage
+from checked_in import spec_of
 
 from mlagen.bench.check import error_limit
 from mlagen.bench.families import FAMILIES
@@ -54,7 +55,7 @@ def test_peers_run_what_they_are_known_for(peer: SparseFwdPeer, dsv32: BenchPack
 
 @pytest.mark.parametrize("peer", PEERS, ids=NAMES)
 def test_peers_refuse_what_they_cannot_run(peer: SparseFwdPeer, dsv32: BenchPackage, shape: SparseFwdShape) -> None:
-    odd = Facts.of(load(SPECS / "odd.yaml").model_dump(mode="json"))
+    odd = Facts.of(load(spec_of("odd")).model_dump(mode="json"))
     assert peer.unsupported(default_shapes(odd)[0], odd)
     assert peer.unsupported(shape, replace(dsv32.facts, block_size=64))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from checked_in import package_of
 
 from mlagen.bench import load_package, shapes_of
 from mlagen.bench.package import kernels_digest
@@ -205,7 +206,7 @@ def test_the_documents_have_the_figures_of_the_reports(capsys: pytest.CaptureFix
 
 def test_every_chosen_row_is_one_that_bench_measures() -> None:
     chosen = Documents(ROOT).chosen
-    known = {each.package: set(map(str, shapes_of(load_package(ROOT / "generated" / each.package)))) for each in chosen}
+    known = {each.package: set(map(str, shapes_of(load_package(package_of(each.package))))) for each in chosen}
     for each in chosen:
         assert set(each.shapes) <= known[each.package], each.package
         assert set(each.readme) <= set(each.shapes)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from bench_packages import spec_in
+from checked_in import spec_of
 
 from mlagen.bench.package import BenchPackage, kernels_hash, load_package
 from mlagen.bench.tune.candidates import BLOCK_H, candidate_tiles, read_tiles, unfit_tiles
@@ -254,7 +255,7 @@ def test_programs_may_hold_fewer_rows_than_a_call_has(rows: int) -> None:
 @pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "gfx942"])
 def test_tiles_that_spill_beside_the_bounds_of_a_window_are_no_candidates(target: str) -> None:
     without, beside = (
-        candidate_tiles(DENSE_DECODE, make_plan(load(SPECS / f"{name}.yaml")), 128, TARGETS[target])
+        candidate_tiles(DENSE_DECODE, make_plan(load(spec_of(name))), 128, TARGETS[target])
         for name in ("dsv3", "dots3")
     )
     missing = set(without) - set(beside)
@@ -290,7 +291,7 @@ def test_candidates_fit_the_target(heads: int, target: Target) -> None:
 
 
 def test_both_attention_kernels_are_compiled_for_each_candidate(tmp_path: Path) -> None:
-    plan = make_plan(load(SPECS / "odd.yaml"))
+    plan = make_plan(load(spec_of("odd")))
     tiles = candidate_tiles(SPARSE_FWD, plan, 12, TARGETS["sm80"])[:3]
     found = SPARSE_FWD.jobs(plan, [*tiles, tiles[0]], TARGETS["sm80"], tmp_path / "odd")
     assert list(found) == tiles

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from checked_in import spec_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from mlagen.plan.tuned import COLUMNS, TunedFiles, dump_tuned, tuned_path
 from mlagen.spec import load
 
 DENSE_DECODE_SPEC = Path(__file__).parents[3] / "specs" / "minicpm3.yaml"
-PLAN = make_plan(load(Path(__file__).parents[3] / "specs" / "odd.yaml"))  # small rows: every tile fits
+PLAN = make_plan(load(spec_of("odd")))  # small rows: every tile fits
 CHUNKS = PLAN.of(SparseFwdPlan).chunks
 FITS = PLAN.fits["sparse_fwd"]
 EVERY_FITS = {"sparse_fwd": FITS, "sparse_decode": "sparse_decode some", "dense_decode": "dense_decode some"}
