@@ -6,15 +6,13 @@ that is the plan's. Every string is an enumeration or a pattern, so none can car
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
     Field,
-    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -62,11 +60,6 @@ WrapperName = Literal[
 
 
 _SCALE = "softmax scale for callers that pass None; default: {} ** -0.5"
-
-
-def _without(said: dict[str, Any], later: dict[str, Any]) -> dict[str, Any]:
-    """Drop fields that came later and have their defaults, so that hashes of older specs do not change."""
-    return {name: value for name, value in said.items() if name not in later or value != later[name]}
 
 
 class Dims(Model):
@@ -160,11 +153,6 @@ class SparseAttention(Model):
     ] = "model"
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
 
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        later = {"shared_indices": None, "rescaling": "lagged", "products": "model", "softmax_scale": None}
-        return _without(dump(self), later)
-
 
 class DenseAttention(Model):
     """Dense attention: each query token attends to all keys of its request, found by a block table."""
@@ -185,10 +173,6 @@ class DenseAttention(Model):
         Field(description="LSE of a token without keys, in flash_mla_with_kvcache; its output is 0"),
     ] = "+inf"
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(dump(self), {"softmax_scale": None})
 
 
 Attention: TypeAlias = Annotated[SparseAttention | DenseAttention, Field(discriminator="kind")]
@@ -218,10 +202,6 @@ class MultiHead(Model):
         ),
     ] = "pointers"
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("qk_head_dim"))] = None
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _without(dump(self), {"softmax_scale": None})
 
 
 class Spec(Model):
@@ -300,12 +280,6 @@ class Spec(Model):
         ),
     ] = "fp32"
     ops: Annotated[bool, Field(description="register the wrappers as torch operators, torch.ops.<name>.*")] = False
-
-    @model_serializer(mode="wrap")
-    def _without_what_is_new(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out later parts with default values, so that digests of older specs do not change."""
-        later = {"multi_head": None, "indexer": None, "indexer_cache": None, "partials": "fp32", "ops": False}
-        return _without(serialize(self), later)
 
     @property
     def attention_kind(self) -> str | None:
@@ -393,8 +367,8 @@ class Spec(Model):
     @classmethod
     def _partials_are_those_of_splits(cls, partials: str, info: ValidationInfo) -> str:
         wrappers = info.data.get("wrappers")  # absent if they are invalid themselves
-        if wrappers is not None and not any(NEEDS[name].attention for name in wrappers):
-            raise refused(f"got {partials}; takes no value, since no wrapper computes attention in splits")
+        if partials != "fp32" and wrappers is not None and not any(NEEDS[name].attention for name in wrappers):
+            raise refused(f"got {partials}; takes fp32, since no wrapper computes attention in splits")
         return partials
 
     @field_validator("ops")

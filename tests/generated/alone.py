@@ -184,7 +184,7 @@ def indexer_arguments(package, dtype):
     """Small arguments of the indexer's wrappers, of a package with one: two tokens, two keys, and a page of zeros."""
     import torch
 
-    if "indexer" not in package.SPEC["spec"]:
+    if not package.SPEC["spec"].get("indexer"):
         return {}
     indexer, tokens = package.SPEC["spec"]["indexer"], package.SPEC["spec"]["indexer_cache"]["block_size"]
     heads, columns, half = indexer["num_heads"], indexer["head_dim"], indexer["rope_head_dim"] // 2

@@ -82,7 +82,7 @@ def build(case: DenseFwdCase, spec: Mapping[str, Any], device: str, seed: int) -
     if case.hint is not None:
         arguments |= {"max_seqlen_q": case.hint, "max_seqlen_k": case.hint}
     unit = heads["qk_head_dim"] ** -0.5
-    scale = heads.get("softmax_scale", unit) if case.scale is None else case.scale * unit
+    scale = (heads.get("softmax_scale") or unit) if case.scale is None else case.scale * unit
     if case.scale is not None:
         arguments["softmax_scale"] = scale
     if case.out is not None:
