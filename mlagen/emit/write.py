@@ -18,7 +18,7 @@ from mlagen.emit.render import GENERATED, HEADER_LINES, Package, sha256
 from mlagen.emit.replace import replace_files, write_atomically
 from mlagen.errors import DriftError, ToolError
 
-_BODY = re.compile(r"# (?:spec [0-9a-f]{16} template [0-9a-f]{16} )?body ([0-9a-f]{16})")  # two more until 0.1
+_BODY = re.compile(r"# body ([0-9a-f]{16})")
 _CONFLICT = re.compile(r"<<<<<<< .*|\|\|\|\|\|\|\| .*|=======|>>>>>>> .*")
 
 
@@ -123,7 +123,7 @@ def removable(package: Path) -> list[Path]:
     entries = sorted(package.iterdir())
     generated = [path for path in entries if path.suffix == ".py" and has_header(_text(path))]
     others = {path.name for path in entries} - {path.name for path in generated}
-    return generated if others - {"__pycache__", "manifest.json"} else [package]  # the latter until 0.1
+    return generated if others - {"__pycache__"} else [package]
 
 
 def _text(path: Path) -> str:
