@@ -23,6 +23,10 @@ from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, RESCALE_THRESHOLD_LOG2, Regist
 from mlagen.plan.stored import StoredRows
 from mlagen.work import ITEMSIZE
 
+FACTS = (
+    *("layout", "d_v", "dtype", "takes_pair", "partials", "row_floats"),
+    *("has_sink", "has_topk_length", "length_required"),
+)
 FIRST_BARRIER = 4  # named barriers; Triton uses the lower ones
 # Shapes of the arguments of attention over a cache, except q and out.
 REST_OF_SHAPES = (
@@ -89,7 +93,7 @@ class Sm90Module:
         """Template context."""
         sm90 = required(self.plan_of(plan))
         return {
-            **attention_context(plan),
+            **attention_context(plan, *FACTS),
             "sm90": sm90,
             **row_context(sm90, takes_pair=plan.takes_pair),
             "kernel": self.kernel,
@@ -405,7 +409,7 @@ class UnionLists:
     def context(self, plan: Plan) -> dict[str, Any]:
         """Template context."""
         return {
-            **attention_context(plan),
+            **attention_context(plan, "has_topk_length", "length_required"),
             "kernel": "_index_union_kernel",
             **interface(self.arguments(plan)),
             "union": plan.union,

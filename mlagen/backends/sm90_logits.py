@@ -8,7 +8,7 @@ from typing import Any
 
 from mlagen.backends.grouped import interface, shared
 from mlagen.backends.sm90 import register_split
-from mlagen.backends.triton.common import Signature, common
+from mlagen.backends.triton.common import Signature
 from mlagen.plan import Plan
 from mlagen.plan.mqa_logits_sm90 import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90, sm90_modules_of
 
@@ -76,7 +76,6 @@ class LogitsModule:
         if sm90 is None:
             raise LookupError("the plan has no such part")
         return {
-            **common(plan),
             "sm90": sm90,
             "kernel": self.kernel,
             **interface(self.arguments(sm90), "TOKENS"),

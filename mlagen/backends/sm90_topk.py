@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlagen.backends.grouped import interface
-from mlagen.backends.triton.common import Signature, common
+from mlagen.backends.triton.common import Signature
 from mlagen.plan import Plan, TopkPlan
 from mlagen.plan.topk_sm90 import MODULE, SHARED_ROW, TopkSm90Plan
 
@@ -54,7 +54,6 @@ class TopkModule:
     def context(self, plan: Plan) -> dict[str, Any]:
         """Template context."""
         return {
-            **common(plan),
             "sm90": self._sm90(plan),
             "shared_row": SHARED_ROW,
             "kernel": f"{MODULE}_kernel",

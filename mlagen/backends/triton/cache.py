@@ -110,7 +110,7 @@ def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
     dtypes = bytes_dtypes if cached.quantised else (torch_dtype,)
     names = (*(KV_CACHE_DTYPES.get(cached.name, ()) if cached.quantised else ("auto", torch_dtype)), cached.name)
     return {
-        **common(plan),
+        **common(plan, "d_qk", "dtype", "torch_dtype"),
         "layout": cached,
         "module": side.module,
         "takes_pages": True,

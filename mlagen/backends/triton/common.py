@@ -21,8 +21,14 @@ def sm90_modules(plan: Plan) -> list[str]:
     return [module for family in ordered for module in family.sm90_modules]
 
 
-def common(plan: Plan) -> dict[str, Any]:
-    """Context that all templates of a package share."""
+def common(plan: Plan, *names: str) -> dict[str, Any]:
+    """Return the named facts among those that several families need."""
+    found = facts(plan)
+    return {name: found[name] for name in names}
+
+
+def facts(plan: Plan) -> dict[str, Any]:
+    """Return the facts that several families need, by name."""
     spec = plan.spec
     return {
         "wrappers": spec.wrappers,

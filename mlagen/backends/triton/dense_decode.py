@@ -11,6 +11,10 @@ from mlagen.backends.triton.splits import attention_context, kernel_names
 from mlagen.plan import DenseDecodePlan, Plan
 
 MODULE = "dense_decode"
+FACTS = (
+    *("layout", "d_qk", "d_v", "dtype", "takes_pair", "rope_aligned", "merges", "torch_dtype"),
+    *("partials", "has_rope", "window", "lse_base", "empty_row_lse", "stated_scale"),
+)
 FLASH, DECODE = "flash_mla_with_kvcache", "decode_attention_fwd"
 
 
@@ -18,7 +22,7 @@ def _context(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
     """Template context."""
     one = dense.caches.main.layout
     cache = cache_context(plan, dense.caches, dense.caches.main)
-    attention = attention_context(plan)
+    attention = attention_context(plan, *FACTS)
     return {
         **attention,
         **rows_context(dense),

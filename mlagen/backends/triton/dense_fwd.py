@@ -40,7 +40,7 @@ def context(plan: Plan) -> dict[str, Any]:
     v_chunks = accumulators(dense_fwd.v_chunks)
     described, multi_head = bool(dense_fwd.descriptor_targets), plan.spec.multi_head
     return {
-        **common(plan),
+        **common(plan, "dtype", "merges", "torch_dtype"),
         "d_qk": dense_fwd.d_qk,
         "d_v": dense_fwd.d_v,
         "dense_fwd": dense_fwd,

@@ -7,7 +7,7 @@ from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import indexer_layout, layout, tiles
-from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, common
+from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of
 from mlagen.layout import Field
 from mlagen.plan import IndexerCachePlan, IndexerRows, Plan
 from mlagen.plan.chunks import next_power_of_2
@@ -131,7 +131,7 @@ def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
     bytes_dtypes = ["uint8", "int8", *([float_dtype] if float_dtype else [])]
     turns = rows.indexer.rope_head_dim > 0
     return {
-        **common(plan),
+        "dtype": plan.spec.model.dtype,
         "layout": cached,
         "family": family,
         "indexer": rows.indexer,

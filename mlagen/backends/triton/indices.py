@@ -7,7 +7,6 @@ from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import tiles
-from mlagen.backends.triton.common import common
 from mlagen.plan import IndicesPlan, Plan
 
 MODULE = "indices"
@@ -30,7 +29,7 @@ def _context(plan: Plan, family: IndicesPlan) -> dict[str, Any]:
     wrappers = plan.spec.wrappers
     has_token_mask, maps_without = COUNTER in wrappers, CONVERTER in wrappers
     return {
-        **common(plan),
+        "wrappers": wrappers,
         "index": family,
         "maps": has_token_mask or maps_without,
         "combines": COMBINER in wrappers,

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile, generated
-from mlagen.backends.triton.common import FULL_ALIGNMENT, common
+from mlagen.backends.triton.common import FULL_ALIGNMENT
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
 from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, SparseDecodePlan, StoredCache
@@ -397,7 +397,7 @@ def bytes_context(
     unit_name = "bytes" if unit == 1 else "columns"
     values = [field for field in layout.fields if not isinstance(field, PadField)]
     return {
-        **common(plan),
+        "dtype": plan.spec.model.dtype,
         "layout": layout,
         "plane_sizes": [width // unit for width in layout.plane_bytes],
         "row_constant": f"ROW_{unit_name.upper()}",

@@ -20,7 +20,7 @@ def _context(plan: Plan, merge: MergeStatesPlan) -> dict[str, Any]:
     wrappers, attention, sink = plan.spec.wrappers, plan.spec.attention, presences(plan).attn_sink
     sparse = isinstance(attention, SparseAttention)
     return {
-        **common(plan),
+        **common(plan, "dtype", "torch_dtype"),
         "lse_base": attention.lse_base if attention else "e",
         "empty_lse": attention.empty_row_lse.lstrip("+") if attention else "-inf",
         "has_sink": sink != "none" or not sparse,  # attention without a sink argument may belong to a model with sinks

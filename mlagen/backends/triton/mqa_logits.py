@@ -7,7 +7,7 @@ from typing import Any
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.sm90_logits import MQA_LOGITS, PAGED_MQA_LOGITS
 from mlagen.backends.triton import tiles
-from mlagen.backends.triton.common import FULL_ALIGNMENT, common
+from mlagen.backends.triton.common import FULL_ALIGNMENT
 from mlagen.layout.layout import BITS
 from mlagen.plan import MqaLogitsPlan, Plan
 from mlagen.plan.chunks import MIN_BLOCK, next_power_of_2
@@ -70,7 +70,7 @@ def context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
     num_scales = family.scales.count
     name = "u8" if packed else dtype
     return {
-        **common(plan),
+        "wrappers": wrappers,
         **_places(family),
         "flat": [name for name in FLAT if name in wrappers],
         "paged": [name for name in PAGED if name in wrappers],

@@ -14,6 +14,11 @@ from mlagen.plan.sm90_caches import load_unit
 
 OFFSET_BITS = 32  # alignment of the sm90 kernel's rows
 MODULE, MODULE_OF_KERNELS = "sparse_decode", "_sparse_decode_kernels"
+FACTS = (
+    *("backend", "layout", "d_qk", "d_v", "dtype", "takes_pair", "rope_aligned", "merges", "torch_dtype", "partials"),
+    *("has_rope", "has_sink", "sink_required", "has_topk_length", "length_required"),
+    *("lse_base", "empty_row_lse", "stated_scale"),
+)
 
 
 def _prefixed(caches: Caches) -> list[tuple[str, CacheLayout]]:
@@ -117,7 +122,7 @@ def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
     sized = [cache["module"] for cache in caches if cache["layout"].quantised or cache["layout"].planar]
     merging = ["merge_states"] if plan.find(MergeStatesPlan) else []
     return {
-        **attention_context(plan),
+        **attention_context(plan, *FACTS),
         **rows,
         "queries": ", ".join(f"q_{chunk['name']}" for chunk in rows["chunks"]),
         "sm90": family.sm90,

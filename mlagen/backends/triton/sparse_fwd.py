@@ -11,6 +11,11 @@ from mlagen.backends.triton.splits import accumulators, attention_context, given
 from mlagen.plan import Plan, SparseFwdPlan
 
 MODULE = "sparse_fwd"
+FACTS = (
+    *("wrappers", "layout", "d_qk", "d_v", "dtype", "takes_pair", "rope_aligned", "merges", "torch_dtype", "partials"),
+    *("has_rope", "has_sink", "sink_required", "has_topk_length", "length_required"),
+    *("lse_base", "empty_row_lse", "stated_scale"),
+)
 
 
 def _given(plan: Plan) -> tuple[list[str], list[str]]:
@@ -27,7 +32,7 @@ def _context(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
     paged = plan.rows_block_size is not None
     lengths, sinks = _given(plan)
     return {
-        **attention_context(plan),
+        **attention_context(plan, *FACTS),
         "chunks": [chunk_of(chunk) for chunk in sparse.chunks],
         "v_chunks": accumulators(sparse.chunks),
         "optional": [f"{length}, {sink}" for length in lengths for sink in sinks],

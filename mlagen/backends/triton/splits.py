@@ -6,11 +6,16 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mlagen.backends.base import GeneratedFile, generated
-from mlagen.backends.triton.common import chunk_of, common, stated_scale
+from mlagen.backends.triton.common import chunk_of, facts, stated_scale
 from mlagen.plan import Chunk, DenseDecodePlan, Plan, SparseDecodePlan
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
+FACTS = (
+    *("backend", "shares", "d_qk", "d_v", "dtype", "takes_pair", "partials", "partial_type", "row_floats"),
+    *("has_sink", "sink_required", "has_topk_length", "length_required", "dense", "window", "table_width"),
+    *("lse_base", "empty_row_lse"),
+)
 
 
 def accumulators(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
@@ -40,12 +45,12 @@ def given(presence: Presence, name: str) -> list[str]:
     return {"none": ["None"], "optional": ["None", name], "required": [name]}[presence]
 
 
-def attention_context(plan: Plan) -> dict[str, Any]:
-    """Context of the templates of all attention families."""
+def attention_context(plan: Plan, *names: str) -> dict[str, Any]:
+    """Return the named facts among those that several families of attention need."""
     attention, (sink, length) = plan.attention, presences(plan)
     dense, partials = plan.find(DenseDecodePlan), plan.splits.partials
-    return {
-        **common(plan),
+    found = {
+        **facts(plan),
         "partials": partials,
         "partial_type": {"bf16": "tl.bfloat16", "fp16": "tl.float16"}.get(partials.dtype),
         "row_floats": "PARTIAL_FLOATS" if partials.rounds else "D_V",  # the constant's name
@@ -63,11 +68,12 @@ def attention_context(plan: Plan) -> dict[str, Any]:
         "empty_row_lse": attention.empty_row_lse.lstrip("+"),
         "stated_scale": stated_scale(attention.softmax_scale),
     }
+    return {name: found[name] for name in names}
 
 
 def _context(plan: Plan) -> dict[str, Any]:
     """Template context."""
-    shared = attention_context(plan)
+    shared = attention_context(plan, *FACTS)
     base_e = shared["lse_base"] == "e"
     dense, sparse_decode = shared["dense"], plan.find(SparseDecodePlan)
     return {

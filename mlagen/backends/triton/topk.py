@@ -6,7 +6,6 @@ from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import tiles
-from mlagen.backends.triton.common import common
 from mlagen.plan import Plan, TopkPlan
 
 MODULE = "topk"
@@ -16,7 +15,7 @@ def _context(plan: Plan, family: TopkPlan) -> dict[str, Any]:
     """Template context."""
     wrappers = plan.spec.wrappers
     return {
-        **common(plan),
+        "wrappers": wrappers,
         "topk": family,
         "selects": any(name in wrappers for name in family.SELECTS),
         "merges": family.MERGE in wrappers,
