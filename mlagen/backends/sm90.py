@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from mlagen.backends.grouped import interface, shared
 from mlagen.backends.sm90_columns import row_context
-from mlagen.backends.triton.common import Signature
+from mlagen.backends.triton.common import Signature, chunk_of
 from mlagen.backends.triton.splits import attention_context
 from mlagen.plan import (
     SM90,
@@ -437,11 +437,9 @@ class DenseFwdModule:
     """The generated module with the sm90 kernel of multi-head attention.
 
     Attributes:
-        context_of: returns the context of the family's template.
         signature: run-time arguments of the portable kernel with pointers, and their Triton types.
     """
 
-    context_of: Callable[[Plan], dict[str, Any]]
     signature: Callable[[Plan], Signature]
 
     MODULE = "_dense_fwd_sm90"
@@ -467,17 +465,21 @@ class DenseFwdModule:
 
     def context(self, plan: Plan) -> dict[str, Any]:
         """Template context."""
-        values = self.context_of(plan)
-        names = [chunk["name"] for chunk in values["k_chunks"]]
-        k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in values["k_chunks"]]
+        family = plan.of(DenseFwdPlan)
+        chunks = [chunk_of(chunk) for chunk in family.k_chunks]
+        names = [chunk["name"] for chunk in chunks]
+        k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in chunks]
         blocks = ", ".join(f"D_{name.upper()}.value" for name in names)
-        sm90 = required(plan.of(DenseFwdPlan).sm90)
+        sm90 = required(family.sm90)
         return {
-            **values,
+            "d_qk": family.d_qk,
+            "d_v": family.d_v,
+            "descriptors": bool(family.descriptor_targets),
+            "sm90": sm90,
             "kernel": self.KERNEL,
             **interface(self._arguments(plan)),
             "register_split": register_split(sm90.registers),
-            "result_columns": register_columns(values["d_v"]),
+            "result_columns": register_columns(family.d_v),
             **rescaling(RESCALE_THRESHOLD_LOG2),
             "itemsize": ITEMSIZE,
             "k_chunks": k_chunks,

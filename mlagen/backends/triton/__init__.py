@@ -99,9 +99,7 @@ RENDERERS = {
             sm90_dense_decode.DENSE_DECODE_E4M3_PARTS,
         ),
     ),
-    DenseFwdPlan.NAME: Renderer(
-        dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.context, dense_fwd.signature),)
-    ),
+    DenseFwdPlan.NAME: Renderer(dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.signature),)),
     IndexerCachePlan.NAME: Renderer(indexer_cache.shared, indexer_cache.modules),
     IndexerSelectPlan.NAME: Renderer(indexer_select.shared, indexer_select.modules),
     IndicesPlan.NAME: Renderer(indices.shared, indices.modules),

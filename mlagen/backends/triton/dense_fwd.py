@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import tiles
-from mlagen.backends.triton.common import FULL_ALIGNMENT, Signature, chunk_of, common, stated_scale
+from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, Signature, chunk_of, stated_scale
 from mlagen.backends.triton.splits import accumulators
-from mlagen.plan import DenseFwdPlan, Plan
+from mlagen.plan import DenseFwdPlan, MergeStatesPlan, Plan
+from mlagen.plan.sm90 import DenseFwdSm90Plan
 
 MODULE = "dense_fwd"
 
@@ -33,33 +36,93 @@ def signature(plan: Plan) -> Signature:
     )
 
 
-def context(plan: Plan) -> dict[str, Any]:
-    """Context of the templates."""
-    dense_fwd = plan.of(DenseFwdPlan)
-    k_chunks = [chunk_of(chunk) for chunk in dense_fwd.k_chunks]
-    v_chunks = accumulators(dense_fwd.v_chunks)
-    described, multi_head = bool(dense_fwd.descriptor_targets), plan.spec.multi_head
-    return {
-        **common(plan, "dtype", "merges", "torch_dtype"),
-        "d_qk": dense_fwd.d_qk,
-        "d_v": dense_fwd.d_v,
-        "dense_fwd": dense_fwd,
-        "descriptors": described,
-        "full_alignment": FULL_ALIGNMENT,
-        "sm90": dense_fwd.sm90,
-        "addressings": [True, False] if described else [False],  # by descriptors or by pointers
-        "chunks": [*k_chunks, *v_chunks],
-        "k_chunks": k_chunks,
-        "v_chunks": v_chunks,
-        "stated_scale": stated_scale(multi_head.softmax_scale if multi_head else None),
-    }
+@dataclass(frozen=True)
+class Heads:
+    """Facts of the heads, which all templates of the family take.
+
+    Attributes:
+        dtype: the model's dtype.
+        d_qk, d_v: columns of Q and K, and of V.
+        k_chunks, v_chunks: blocks of these columns.
+        descriptors: whether K and V can be loaded by tensor descriptors.
+    """
+
+    dtype: str
+    d_qk: int
+    d_v: int
+    k_chunks: Sequence[dict[str, Any]]
+    v_chunks: Sequence[dict[str, Any]]
+    descriptors: bool
+
+
+@dataclass(frozen=True)
+class Kernels(Heads):
+    """Context of the portable kernels' template.
+
+    Attributes:
+        chunks: all blocks of columns.
+        addressings: whether K and V are loaded by descriptors, for each kernel.
+        full_alignment: bytes of an aligned address.
+    """
+
+    chunks: Sequence[dict[str, Any]]
+    addressings: Sequence[bool]
+    full_alignment: int
+
+
+@dataclass(frozen=True)
+class Wrappers(Heads):
+    """Context of the wrapper's template.
+
+    Attributes:
+        dense_fwd: the family's plan.
+        sm90: the sm90 kernel's plan, or None.
+        merges: whether the package merges results.
+        stated_scale: softmax scale of the spec, as text; empty without one.
+        torch_dtype: name of the dtype in torch.
+    """
+
+    dense_fwd: DenseFwdPlan
+    sm90: DenseFwdSm90Plan | None
+    merges: bool
+    stated_scale: str
+    torch_dtype: str
+
+
+def heads(plan: Plan) -> Heads:
+    """Return the facts of the heads."""
+    family = plan.of(DenseFwdPlan)
+    return Heads(
+        dtype=plan.spec.model.dtype,
+        d_qk=family.d_qk,
+        d_v=family.d_v,
+        k_chunks=[chunk_of(chunk) for chunk in family.k_chunks],
+        v_chunks=accumulators(family.v_chunks),
+        descriptors=bool(family.descriptor_targets),
+    )
 
 
 def shared(plan: Plan, family: DenseFwdPlan) -> list[GeneratedFile]:
     """Files that the family's module and its sm90 kernel import."""
-    return [tiles.file(plan), generated("_dense_fwd_kernels", context(plan))]
+    of_heads = heads(plan)
+    context = Kernels(
+        **vars(of_heads),
+        chunks=[*of_heads.k_chunks, *of_heads.v_chunks],
+        addressings=[True, False] if of_heads.descriptors else [False],
+        full_alignment=FULL_ALIGNMENT,
+    )
+    return [tiles.file(plan), generated("_dense_fwd_kernels", vars(context))]
 
 
 def modules(plan: Plan, family: DenseFwdPlan) -> list[Module]:
     """The module of the family's wrappers."""
-    return [Module(generated(MODULE, context(plan)), family.WRAPPERS)]
+    multi_head = plan.spec.multi_head
+    context = Wrappers(
+        **vars(heads(plan)),
+        dense_fwd=family,
+        sm90=family.sm90,
+        merges=plan.find(MergeStatesPlan) is not None,
+        stated_scale=stated_scale(multi_head.softmax_scale if multi_head else None),
+        torch_dtype=TORCH_DTYPES[plan.spec.model.dtype],
+    )
+    return [Module(generated(MODULE, vars(context)), family.WRAPPERS)]

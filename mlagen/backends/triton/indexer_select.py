@@ -2,30 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import mqa_logits
+from mlagen.layout import CacheLayout
 from mlagen.plan import IndexerSelectPlan, MqaLogitsPlan, Plan
 
 MODULE = "indexer_select"
-PICKS = {"picks_flat": IndexerSelectPlan.FLAT, "picks_paged": IndexerSelectPlan.PAGED}
 BYTES_OF_A_WORD = 4  # byte scales that callers may pass as one int32
 
 
-def _context(plan: Plan, family: IndexerSelectPlan) -> dict[str, Any]:
-    """Template context."""
-    logits = mqa_logits.context(plan, plan.of(MqaLogitsPlan))
-    picks = {name: wrapper in plan.spec.wrappers for name, wrapper in PICKS.items()}
-    return {**logits, **picks, **_shapes(logits), "logits_mib": family.logits_bytes >> 20}
+@dataclass(frozen=True)
+class Wrappers:
+    """Context of the wrappers' template.
+
+    Attributes:
+        flat, paged: the logits' wrappers over flat keys and over pages.
+        picks_flat, picks_paged: whether the package has these wrappers of the family.
+        num_heads: heads of the indexer.
+        packed: whether a byte of a key holds two columns.
+        key_layout: layout of a cached key.
+        row_bytes: bytes of a cached key with its scales.
+        sm90_flat, sm90_paged: whether the package has these sm90 kernels.
+        q_flat, q_paged, kv_flat: descriptions of a query and of flat keys for docstrings.
+        logits_mib: workspace of logits, in MiB.
+    """
+
+    flat: Sequence[str]
+    paged: Sequence[str]
+    picks_flat: bool
+    picks_paged: bool
+    num_heads: int
+    packed: bool
+    key_layout: CacheLayout
+    row_bytes: int
+    sm90_flat: bool
+    sm90_paged: bool
+    q_flat: str
+    q_paged: str
+    kv_flat: str
+    logits_mib: int
 
 
-def _shapes(logits: Mapping[str, Any]) -> dict[str, str]:
+def _context(plan: Plan, family: IndexerSelectPlan) -> Wrappers:
+    logits = mqa_logits.wrappers_context(plan, plan.of(MqaLogitsPlan))
+    return Wrappers(
+        flat=logits.flat,
+        paged=logits.paged,
+        picks_flat=family.FLAT in plan.spec.wrappers,
+        picks_paged=family.PAGED in plan.spec.wrappers,
+        num_heads=logits.num_heads,
+        packed=logits.packed,
+        key_layout=logits.key_layout,
+        row_bytes=logits.row_bytes,
+        sm90_flat=logits.sm90_flat,
+        sm90_paged=logits.sm90_paged,
+        **_shapes(logits),
+        logits_mib=family.logits_bytes >> 20,
+    )
+
+
+def _shapes(logits: mqa_logits.Wrappers) -> dict[str, str]:
     """Return descriptions of a query and of flat keys for docstrings, from the context of the logits."""
-    heads, width, scales = logits["num_heads"], logits["width"], logits["num_scales"]
-    if not logits["packed"]:
-        name = logits["key_type"]
+    heads, width, scales = logits.num_heads, logits.width, logits.num_scales
+    if not logits.packed:
+        name = logits.key_type
         flat, paged = (f"{name} [{rows}, {heads}, {width}]" for rows in ("M", "B, next_n"))
         return {
             "q_flat": f"{flat}, any token and head stride, and None",
@@ -53,4 +96,4 @@ def shared(plan: Plan, family: IndexerSelectPlan) -> list[GeneratedFile]:
 def modules(plan: Plan, family: IndexerSelectPlan) -> list[Module]:
     """The module of the family's wrappers."""
     names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(generated(MODULE, _context(plan, family)), names)]
+    return [Module(generated(MODULE, vars(_context(plan, family))), names)]

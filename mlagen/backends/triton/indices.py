@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import tiles
@@ -24,27 +24,52 @@ def _optional_arguments(wrappers: Collection[str]) -> list[str]:
     return [*masked, '{"is_valid_token": None, "lens": none}', '{"is_valid_token": None, "lens": None}']
 
 
-def _context(plan: Plan, family: IndicesPlan) -> dict[str, Any]:
-    """Template context."""
+@dataclass(frozen=True)
+class Kernels:
+    """Context of the kernels' template.
+
+    Attributes:
+        index: the family's plan.
+        maps: whether the package maps a request's indices to rows of a paged cache.
+        combines: whether it joins top-k indices with those of a window.
+        has_token_mask: whether the map takes a mask of valid tokens.
+        maps_without: whether a map takes no mask, and counts only on request.
+    """
+
+    index: IndicesPlan
+    maps: bool
+    combines: bool
+    has_token_mask: bool
+    maps_without: bool
+
+
+@dataclass(frozen=True)
+class Wrappers(Kernels):
+    """Context of the wrappers' template.
+
+    Attributes:
+        optional: the optional arguments of each variant, as text.
+        wrappers: the package's wrappers.
+    """
+
+    optional: Sequence[str]
+    wrappers: Sequence[str]
+
+
+def _kernels(plan: Plan, family: IndicesPlan) -> Kernels:
     wrappers = plan.spec.wrappers
     has_token_mask, maps_without = COUNTER in wrappers, CONVERTER in wrappers
-    return {
-        "wrappers": wrappers,
-        "index": family,
-        "maps": has_token_mask or maps_without,
-        "combines": COMBINER in wrappers,
-        "has_token_mask": has_token_mask,
-        "maps_without": maps_without,  # without a token mask, and with counts only on request
-        "optional": _optional_arguments(wrappers),
-    }
+    return Kernels(family, has_token_mask or maps_without, COMBINER in wrappers, has_token_mask, maps_without)
 
 
 def shared(plan: Plan, family: IndicesPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
-    return [tiles.file(plan), generated(f"_{MODULE}_kernels", _context(plan, family))]
+    return [tiles.file(plan), generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))]
 
 
 def modules(plan: Plan, family: IndicesPlan) -> list[Module]:
     """The module of the family's wrappers."""
-    names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(generated(MODULE, _context(plan, family)), names)]
+    wrappers = plan.spec.wrappers
+    names = sorted(name for name in family.WRAPPERS if name in wrappers)
+    context = Wrappers(**vars(_kernels(plan, family)), optional=_optional_arguments(wrappers), wrappers=wrappers)
+    return [Module(generated(MODULE, vars(context)), names)]

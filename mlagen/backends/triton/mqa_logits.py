@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.sm90_logits import MQA_LOGITS, PAGED_MQA_LOGITS
 from mlagen.backends.triton import tiles
 from mlagen.backends.triton.common import FULL_ALIGNMENT
+from mlagen.layout import CacheLayout
 from mlagen.layout.layout import BITS
 from mlagen.plan import MqaLogitsPlan, Plan
-from mlagen.plan.chunks import MIN_BLOCK, next_power_of_2
+from mlagen.plan.chunks import next_power_of_2
 from mlagen.plan.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS, UNIT
 from mlagen.plan.mqa_logits_sm90 import BLOCK_N
 
@@ -47,77 +50,180 @@ def _chunks(family: MqaLogitsPlan) -> list[dict[str, Any]]:
     return found
 
 
-def _places(family: MqaLogitsPlan) -> dict[str, Any]:
-    """Template context for the position of a key and its scales in a page."""
-    keys, scales, planes = family.keys, family.scales, family.rows.layout.plane_bytes
-    before = f"block_kv * {planes[0]}" if scales.plane > 0 else ""
+@dataclass(frozen=True)
+class Facts:
+    """Facts that the templates of kernels and of wrappers both take.
+
+    Attributes:
+        flat, paged: the wrappers over flat keys and over pages.
+        schedules: whether the package has the scheduler of paged calls.
+        num_heads: heads of the indexer.
+        stored: dtype of the keys.
+        packed: whether a byte holds two columns.
+        num_scales, scale_tile: scales of a key, and columns of each.
+        key_bytes: bytes of a key in its plane.
+        unit: keys that the scheduler counts at once.
+    """
+
+    flat: Sequence[str]
+    paged: Sequence[str]
+    schedules: bool
+    num_heads: int
+    stored: str
+    packed: bool
+    num_scales: int
+    scale_tile: int
+    key_bytes: int
+    unit: int
+
+
+@dataclass(frozen=True)
+class Kernels(Facts):
+    """Context of the kernels' template.
+
+    Attributes:
+        heads_block: heads of a block, with padding; `masks_heads` if there is any.
+        chunks: blocks of a key's columns.
+        q_blocks: names of the blocks of Q.
+        native_type: Triton's name of the keys' e4m3, or None.
+        too_small, decoded: bits that an exponent lacks in fp16, and the factor that gives them back, or None.
+        scales_block: scales of a block, with padding; `masks_scales` if there is any.
+        key_offset, scale_bytes: position of a key in its plane, and bytes of its scales.
+        q_shape, q_paged_shape, k_shape, k_scale_shape: shapes for docstrings.
+    """
+
+    heads_block: int
+    masks_heads: bool
+    chunks: Sequence[dict[str, Any]]
+    q_blocks: str
+    native_type: str | None
+    too_small: int | None
+    decoded: str | None
+    scales_block: int
+    masks_scales: bool
+    key_offset: str
+    scale_bytes: int
+    q_shape: str
+    q_paged_shape: str
+    k_shape: str
+    k_scale_shape: str
+
+
+@dataclass(frozen=True)
+class Wrappers(Facts):
+    """Context of the wrappers' template.
+
+    Attributes:
+        wrappers: the package's wrappers.
+        head_dim, width: columns of a key, and elements of its row.
+        key_type: torch's name of the keys' dtype, or None.
+        key_layout: layout of a cached key.
+        row_bytes: bytes of a cached key with its scales.
+        page_alignment: bytes at which a page may begin.
+        scales_byte: position of a page's scales, as text.
+        native_targets: targets that multiply the keys' dtype.
+        sm90_flat, sm90_paged: whether the package has these sm90 kernels.
+        page_keys: keys of a page that the sm90 kernel takes.
+        bf16_logits: whether logits may be bf16.
+        schedule_rows, schedule_requests, schedule_warps: tile of the scheduler.
+    """
+
+    wrappers: Sequence[str]
+    head_dim: int
+    width: int
+    key_type: str | None
+    key_layout: CacheLayout
+    row_bytes: int
+    page_alignment: int
+    scales_byte: str
+    native_targets: Sequence[str]
+    sm90_flat: bool
+    sm90_paged: bool
+    page_keys: int
+    bf16_logits: bool
+    schedule_rows: int
+    schedule_requests: int
+    schedule_warps: int
+
+
+def _facts(plan: Plan, family: MqaLogitsPlan) -> Facts:
+    wrappers, keys = plan.spec.wrappers, family.keys
+    return Facts(
+        flat=[name for name in FLAT if name in wrappers],
+        paged=[name for name in PAGED if name in wrappers],
+        schedules=SCHEDULER in wrappers,
+        num_heads=family.rows.indexer.num_heads,
+        stored=keys.dtype,
+        packed=family.rows.packed,
+        num_scales=family.scales.count,
+        scale_tile=family.scales.tile,
+        key_bytes=family.rows.layout.plane_bytes[keys.plane],
+        unit=UNIT,
+    )
+
+
+def _width(family: MqaLogitsPlan) -> int:
+    return family.rows.indexer.head_dim // (2 if family.rows.packed else 1)
+
+
+def _kernels(plan: Plan, family: MqaLogitsPlan) -> Kernels:
+    keys, scales, num_heads = family.keys, family.scales, family.rows.indexer.num_heads
+    chunks, dtype, width = _chunks(family), keys.dtype, _width(family)
+    name, block = "u8" if family.rows.packed else dtype, next_power_of_2(scales.count)
+    return Kernels(
+        **vars(_facts(plan, family)),
+        heads_block=max(family.heads_block, 1),
+        masks_heads=family.heads_block > num_heads,
+        chunks=chunks,
+        q_blocks=", ".join(f"q{chunk['suffix']}" for chunk in chunks),
+        native_type=NATIVE_TYPES.get(dtype),
+        too_small=TOO_SMALL.get(dtype),
+        decoded=f"{2.0 ** (2 * TOO_SMALL[dtype]):.1f}" if dtype in TOO_SMALL else None,
+        scales_block=block,
+        masks_scales=block > scales.count,
+        key_offset=f" + {keys.offset}" if keys.offset else "",
+        scale_bytes=family.rows.layout.plane_bytes[scales.plane],
+        q_shape=f"{name} [num_tokens, heads, {width}]",
+        q_paged_shape=f"{name} [requests, next_n, heads, {width}]",
+        k_shape=f"{name} [num_keys, {width}]",
+        k_scale_shape=f"u8 [num_keys, {scales.count}]" if family.rows.packed else "f32 [num_keys]",
+    )
+
+
+def wrappers_context(plan: Plan, family: MqaLogitsPlan) -> Wrappers:
+    """Return the context of the wrappers' template."""
+    wrappers, scales, layout = plan.spec.wrappers, family.scales, family.rows.layout
+    before = f"block_kv * {layout.plane_bytes[0]}" if scales.plane > 0 else ""
     offset = str(scales.offset) if scales.offset or not before else ""
-    return {
-        "key_bytes": planes[keys.plane],
-        "key_offset": f" + {keys.offset}" if keys.offset else "",
-        "scale_bytes": planes[scales.plane],
-        "scales_byte": " + ".join(filter(None, (before, offset))),
-        "page_alignment": max(one.itemsize for one in family.rows.layout.fields),
-        "row_bytes": family.rows.layout.row_bytes,
-    }
-
-
-def context(plan: Plan, family: MqaLogitsPlan) -> dict[str, Any]:
-    """Context of the templates."""
-    wrappers, indexer, dtype = plan.spec.wrappers, family.rows.indexer, family.keys.dtype
-    chunks, packed = _chunks(family), family.rows.packed
-    width = indexer.head_dim // 2 if packed else indexer.head_dim
-    num_scales = family.scales.count
-    name = "u8" if packed else dtype
-    return {
-        "wrappers": wrappers,
-        **_places(family),
-        "flat": [name for name in FLAT if name in wrappers],
-        "paged": [name for name in PAGED if name in wrappers],
-        "schedules": SCHEDULER in wrappers,
-        "sm90_flat": MQA_LOGITS.present(plan),
-        "sm90_paged": PAGED_MQA_LOGITS.present(plan),
-        "page_keys": BLOCK_N,
-        "bf16_logits": FLAT[1] in wrappers or PAGED[1] in wrappers,
-        "num_heads": indexer.num_heads,
-        "heads_block": max(family.heads_block, 1),
-        "least_columns": MIN_BLOCK,
-        "masks_heads": family.heads_block > indexer.num_heads,
-        "head_dim": indexer.head_dim,
-        "width": width,
-        "chunks": chunks,
-        "q_blocks": ", ".join(f"q{chunk['suffix']}" for chunk in chunks),
-        "packed": packed,
-        "stored": dtype,
-        "native_type": NATIVE_TYPES.get(dtype),
-        "key_type": TORCH_TYPES.get(dtype),
-        "too_small": TOO_SMALL.get(dtype),
-        "decoded": f"{2.0 ** (2 * TOO_SMALL[dtype]):.1f}" if dtype in TOO_SMALL else None,
-        "native_targets": family.native,
-        "num_scales": num_scales,
-        "scales_block": next_power_of_2(num_scales),
-        "masks_scales": next_power_of_2(num_scales) > num_scales,
-        "scale_tile": family.scales.tile,
-        "unit": UNIT,
-        "schedule_rows": SCHEDULE_ROWS,
-        "schedule_requests": SCHEDULE_REQUESTS,
-        "schedule_warps": SCHEDULE_WARPS,
-        "key_layout": family.rows.layout,
-        "q_shape": f"{name} [num_tokens, heads, {width}]",
-        "q_paged_shape": f"{name} [requests, next_n, heads, {width}]",
-        "k_shape": f"{name} [num_keys, {width}]",
-        "k_scale_shape": f"u8 [num_keys, {num_scales}]" if packed else "f32 [num_keys]",
-    }
+    return Wrappers(
+        **vars(_facts(plan, family)),
+        wrappers=wrappers,
+        head_dim=family.rows.indexer.head_dim,
+        width=_width(family),
+        key_type=TORCH_TYPES.get(family.keys.dtype),
+        key_layout=layout,
+        row_bytes=layout.row_bytes,
+        page_alignment=max(one.itemsize for one in layout.fields),
+        scales_byte=" + ".join(filter(None, (before, offset))),
+        native_targets=family.native,
+        sm90_flat=MQA_LOGITS.present(plan),
+        sm90_paged=PAGED_MQA_LOGITS.present(plan),
+        page_keys=BLOCK_N,
+        bf16_logits=FLAT[1] in wrappers or PAGED[1] in wrappers,
+        schedule_rows=SCHEDULE_ROWS,
+        schedule_requests=SCHEDULE_REQUESTS,
+        schedule_warps=SCHEDULE_WARPS,
+    )
 
 
 def shared(plan: Plan, family: MqaLogitsPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
-    values = context(plan, family)
-    tables = [tiles.file(plan)] if values["flat"] or values["paged"] else []
-    return [*tables, generated(f"_{MODULE}_kernels", values)]
+    kernels = _kernels(plan, family)
+    tables = [tiles.file(plan)] if kernels.flat or kernels.paged else []
+    return [*tables, generated(f"_{MODULE}_kernels", vars(kernels))]
 
 
 def modules(plan: Plan, family: MqaLogitsPlan) -> list[Module]:
     """The module of the family's wrappers."""
     names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(generated(MODULE, context(plan, family)), names)]
+    return [Module(generated(MODULE, vars(wrappers_context(plan, family))), names)]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import tiles
@@ -11,23 +12,39 @@ from mlagen.plan import Plan, TopkPlan
 MODULE = "topk"
 
 
-def _context(plan: Plan, family: TopkPlan) -> dict[str, Any]:
-    """Template context."""
+@dataclass(frozen=True)
+class Kernels:
+    """Context of the kernels' template.
+
+    Attributes:
+        selects: whether the package has wrappers that select keys.
+        merges: whether it merges candidates of several ranks.
+    """
+
+    selects: bool
+    merges: bool
+
+
+@dataclass(frozen=True)
+class Wrappers(Kernels):
+    """Context of the wrappers' template."""
+
+    topk: TopkPlan
+    wrappers: Sequence[str]
+
+
+def _kernels(plan: Plan, family: TopkPlan) -> Kernels:
     wrappers = plan.spec.wrappers
-    return {
-        "wrappers": wrappers,
-        "topk": family,
-        "selects": any(name in wrappers for name in family.SELECTS),
-        "merges": family.MERGE in wrappers,
-    }
+    return Kernels(any(name in wrappers for name in family.SELECTS), family.MERGE in wrappers)
 
 
 def shared(plan: Plan, family: TopkPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
-    return [tiles.file(plan), generated(f"_{MODULE}_kernels", _context(plan, family))]
+    return [tiles.file(plan), generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))]
 
 
 def modules(plan: Plan, family: TopkPlan) -> list[Module]:
     """The module of the family's wrappers."""
     names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(generated(MODULE, _context(plan, family)), names)]
+    context = Wrappers(**vars(_kernels(plan, family)), topk=family, wrappers=plan.spec.wrappers)
+    return [Module(generated(MODULE, vars(context)), names)]
