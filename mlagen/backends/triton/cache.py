@@ -100,22 +100,13 @@ def _cache_doc(plan: Plan, side: Side) -> str:
     return f"8-bit [pages, block_size, {side.layout.row_bytes}], any block_size, {strides}."
 
 
-def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
-    """Template context of one of the spec's caches."""
-    cached = side.layout
-    wrappers, torch_dtype = set[str](plan.spec.wrappers), TORCH_DTYPES[plan.spec.model.dtype]
-    of_layout = layout.context(plan, family.caches, side.cache)
-    fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
-    bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
-    dtypes = bytes_dtypes if cached.quantised else (torch_dtype,)
-    names = (*(KV_CACHE_DTYPES.get(cached.name, ()) if cached.quantised else ("auto", torch_dtype)), cached.name)
+def _shared(plan: Plan, side: Side) -> dict[str, Any]:
+    """Return the context of both templates for one of the spec's caches."""
+    wrappers = set[str](plan.spec.wrappers)
     return {
-        **common(plan, "d_qk", "dtype", "torch_dtype"),
-        "layout": cached,
-        "module": side.module,
-        "takes_pages": True,
+        **common(plan, "d_qk", "dtype"),
+        "layout": side.layout,
         "layout_module": side.layout_module,
-        "what": _what(wrappers),
         "which": side.which,
         "concats": CONCAT in wrappers,
         "inserts": INSERT in wrappers,
@@ -123,7 +114,39 @@ def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
         "gathers_tokens": GATHER_TOKENS in wrappers,
         "d_c": plan.spec.model.kv_lora_rank,
         "rope": plan.spec.model.qk_rope_head_dim,
+        "needs_e4m3": layout.needs_e4m3(side.layout),
+    }
+
+
+def _kernels(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
+    """Context of the kernels' template."""
+    cached, of_layout = side.layout, layout.context(plan, family.caches, side.cache)
+    return {
+        **_shared(plan, side),
+        "unit_name": of_layout["unit_name"],
+        "module": side.module,
+        "args": layout.arguments(cached),
+        "stored": _stored(plan, cached, of_layout["stored"]),
+        "loaded": _loaded(cached, of_layout["loaded"]),
+        "pads": of_layout["pads"],
+        "cache": family,
+    }
+
+
+def _wrappers(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
+    """Context of the wrappers' template."""
+    cached, torch_dtype = side.layout, TORCH_DTYPES[plan.spec.model.dtype]
+    of_layout = layout.context(plan, family.caches, side.cache)
+    fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
+    bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
+    dtypes = bytes_dtypes if cached.quantised else (torch_dtype,)
+    names = (*(KV_CACHE_DTYPES.get(cached.name, ()) if cached.quantised else ("auto", torch_dtype)), cached.name)
+    return {
+        **_shared(plan, side),
         **{name: of_layout[name] for name in ("row_constant", "unit_name", "row_alignment")},
+        "torch_dtype": torch_dtype,
+        "takes_pages": True,
+        "what": _what(set(plan.spec.wrappers)),
         "cache_dtypes": ", ".join(f"torch.{name}" for name in dtypes) + ("," if len(dtypes) == 1 else ""),
         "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
         "kv_cache_dtypes": _texts(names[:-1], "LAYOUT"),
@@ -133,12 +156,6 @@ def _context(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
         "block_size": side.cache.block_size or 64,
         "is_fnuz": fnuz,
         "is_ue8m0": any(isinstance(field, ScalesField) and field.dtype == "ue8m0" for field in cached.fields),
-        "needs_e4m3": layout.needs_e4m3(cached),
-        "args": layout.arguments(cached),
-        "stored": _stored(plan, cached, of_layout["stored"]),
-        "loaded": _loaded(cached, of_layout["loaded"]),
-        "pads": of_layout["pads"],
-        "cache": family,
     }
 
 
@@ -153,7 +170,7 @@ def _sides(family: CachePlan) -> list[Side]:
 def shared(plan: Plan, family: CachePlan) -> list[GeneratedFile]:
     """Files that the family's modules import."""
     kernels = [
-        generated(f"_{side.module}_kernels", _context(plan, family, side), f"_{MODULE}_kernels")
+        generated(f"_{side.module}_kernels", _kernels(plan, family, side), f"_{MODULE}_kernels")
         for side in _sides(family)
     ]
     return [*layout.files(plan, family.caches), tiles.file(plan), *kernels]
@@ -163,6 +180,6 @@ def modules(plan: Plan, family: CachePlan) -> list[Module]:
     """Return the modules of the wrappers of the first and the second cache. Their wrappers have the same names."""
     wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
     return [
-        Module(generated(side.module, _context(plan, family, side), MODULE), wrappers if side.module == MODULE else ())
+        Module(generated(side.module, _wrappers(plan, family, side), MODULE), wrappers if side.module == MODULE else ())
         for side in _sides(family)
     ]

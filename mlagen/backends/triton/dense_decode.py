@@ -11,25 +11,36 @@ from mlagen.backends.triton.splits import attention_context, kernel_names
 from mlagen.plan import DenseDecodePlan, Plan
 
 MODULE = "dense_decode"
-FACTS = (
-    *("layout", "d_qk", "d_v", "dtype", "takes_pair", "rope_aligned", "merges", "torch_dtype"),
-    *("partials", "has_rope", "window", "lse_base", "empty_row_lse", "stated_scale"),
-)
+# Facts of attention in the templates of both, and of the wrappers.
+FACTS = ("layout", "d_qk", "d_v", "dtype", "takes_pair", "partials", "window")
+OF_WRAPPERS = ("rope_aligned", "merges", "torch_dtype", "has_rope", "lse_base", "empty_row_lse", "stated_scale")
 FLASH, DECODE = "flash_mla_with_kvcache", "decode_attention_fwd"
 
 
-def _context(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
-    """Template context."""
-    one = dense.caches.main.layout
-    cache = cache_context(plan, dense.caches, dense.caches.main)
-    attention = attention_context(plan, *FACTS)
+def _cache(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
+    """Return the context of both templates for the cache."""
+    return {**cache_context(plan, dense.caches, dense.caches.main), "module": "_layout"}
+
+
+def _kernels(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
+    """Context of the kernels' template."""
     return {
-        **attention,
+        **attention_context(plan, *FACTS),
         **rows_context(dense),
         "q_blocks": ", ".join(f"q_{chunk.name}" for chunk in dense.chunks),
+        "cache": _cache(plan, dense),
+    }
+
+
+def _wrappers(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
+    """Context of the wrappers' template."""
+    one, cache = dense.caches.main.layout, _cache(plan, dense)
+    attention = attention_context(plan, *FACTS, *OF_WRAPPERS)
+    return {
+        **attention,
         "plan": dense,
         "sm90": dense.sm90,
-        "cache": {**cache, "module": "_layout"},
+        "cache": cache,
         "has_tensor_scale": one.tensor_scale,
         "strides": cache["strides"] if one.planar else "any page, row and head stride",
         "flash": FLASH in plan.spec.wrappers,
@@ -41,7 +52,7 @@ def _context(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
 
 def shared(plan: Plan, family: DenseDecodePlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
-    kernels = generated("_dense_decode_kernels", _context(plan, family))
+    kernels = generated("_dense_decode_kernels", _kernels(plan, family))
     return [*layout.files(plan, family.caches), tiles.file(plan), splits.file(plan), kernels]
 
 
@@ -50,4 +61,4 @@ def modules(plan: Plan, family: DenseDecodePlan) -> list[Module]:
     wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
     flash = ["FlashMLASchedMeta", "get_mla_metadata"] if FLASH in wrappers else []
     names = sorted([*wrappers, *flash, "dense_workspace_size"])
-    return [Module(generated(MODULE, _context(plan, family)), names)]
+    return [Module(generated(MODULE, _wrappers(plan, family)), names)]

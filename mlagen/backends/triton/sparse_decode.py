@@ -14,9 +14,11 @@ from mlagen.plan.sm90_caches import load_unit
 
 OFFSET_BITS = 32  # alignment of the sm90 kernel's rows
 MODULE, MODULE_OF_KERNELS = "sparse_decode", "_sparse_decode_kernels"
-FACTS = (
-    *("backend", "layout", "d_qk", "d_v", "dtype", "takes_pair", "rope_aligned", "merges", "torch_dtype", "partials"),
-    *("has_rope", "has_sink", "sink_required", "has_topk_length", "length_required"),
+# Facts of attention in the templates of both, of the kernels and of the wrappers.
+FACTS = ("layout", "d_qk", "d_v", "dtype", "takes_pair", "has_sink", "sink_required")
+OF_KERNELS = ("partials", "has_topk_length", "length_required")
+OF_WRAPPERS = (
+    *("backend", "rope_aligned", "merges", "torch_dtype", "has_rope"),
     *("lse_base", "empty_row_lse", "stated_scale"),
 )
 
@@ -108,39 +110,53 @@ def rows_context(family: CachedFamily) -> dict[str, Any]:
     }
 
 
-def _context(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
-    """Template context."""
-    main = family.caches.main.layout
-    extra = family.caches.extra.layout if family.caches.extra else None
+def _caches(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
+    """Return the context of both templates for the caches."""
     caches = [cache_context(plan, family.caches, family.caches.main)]
     if family.caches.other:
         caches.append(cache_context(plan, family.caches, family.caches.other))
-    both = extra is not None and len(caches) == 1
-    rows = rows_context(family)
-    layouts = [cache["module"] for cache in caches]
+    extra = family.caches.extra.layout if family.caches.extra else None
+    return {
+        "extra": extra,
+        "caches": caches,
+        "both": extra is not None and len(caches) == 1,
+        "needs_e4m3": any(cache["needs_e4m3"] for cache in caches),
+        "has_tensor_scale": any(one.tensor_scale for _, one in _prefixed(family.caches)),
+    }
+
+
+def _kernels(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
+    """Context of the kernels' template."""
+    rows, caches = rows_context(family), _caches(plan, family)
+    return {
+        **attention_context(plan, *FACTS, *OF_KERNELS),
+        **rows,
+        **caches,
+        "queries": ", ".join(f"q_{chunk['name']}" for chunk in rows["chunks"]),
+        "operands": _operands(plan, family.caches),
+        "kernel_imports": sorted([*(cache["module"] for cache in caches["caches"]), "_launch", "_splits"]),
+        "main_first": "main_first" if caches["extra"] else "first",
+        "all_indices": "tl.cdiv(topk, BLOCK_N) * BLOCK_N + extra_topk" if caches["extra"] else "topk",
+    }
+
+
+def _wrappers(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
+    """Context of the wrappers' template."""
+    main, caches = family.caches.main.layout, _caches(plan, family)
+    extra, both = caches["extra"], caches["both"]
     # Sizes that get names: rows counted in bytes, pages with several planes.
-    sized = [cache["module"] for cache in caches if cache["layout"].quantised or cache["layout"].planar]
+    sized = [one["module"] for one in caches["caches"] if one["layout"].quantised or one["layout"].planar]
     merging = ["merge_states"] if plan.find(MergeStatesPlan) else []
     return {
-        **attention_context(plan, *FACTS),
-        **rows,
-        "queries": ", ".join(f"q_{chunk['name']}" for chunk in rows["chunks"]),
+        **attention_context(plan, *FACTS, *OF_WRAPPERS),
+        **caches,
         "sm90": family.sm90,
         "left_out": family.left_out,
         "e4m3": family.sm90_e4m3,
         "row_unit": load_unit(main),
         "loads_at": max(one.loads_at for _, one in _prefixed(family.caches)),
         "offset_bits": OFFSET_BITS + load_unit(main).bit_length() - 1,
-        "extra": extra,
-        "caches": caches,
-        "needs_e4m3": any(cache["needs_e4m3"] for cache in caches),
-        "operands": _operands(plan, family.caches),
         "imports": [*sorted([*sized, "_calls", "_launch", MODULE_OF_KERNELS, "_splits", "_tiles"]), *merging],
-        "kernel_imports": sorted([*layouts, "_launch", "_splits"]),
-        "both": both,
-        "main_first": "main_first" if extra else "first",
-        "all_indices": "tl.cdiv(topk, BLOCK_N) * BLOCK_N + extra_topk" if extra else "topk",
-        "has_tensor_scale": any(one.tensor_scale for _, one in _prefixed(family.caches)),
         "has_bytes": any(one.quantised for _, one in _prefixed(family.caches)),
         "tensors": ["q", *(["q_rope"] if plan.takes_pair else []), *_tensors(main, extra, family.sm90_e4m3)],
         **_variants(plan, extra, both=both),
@@ -179,11 +195,11 @@ def _variants(plan: Plan, extra: CacheLayout | None, *, both: bool) -> dict[str,
 
 def shared(plan: Plan, family: SparseDecodePlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
-    kernels = generated(MODULE_OF_KERNELS, _context(plan, family))
+    kernels = generated(MODULE_OF_KERNELS, _kernels(plan, family))
     return [*layout.files(plan, family.caches), tiles.file(plan), splits.file(plan), kernels]
 
 
 def modules(plan: Plan, family: SparseDecodePlan) -> list[Module]:
     """The module of the family's wrappers."""
     names = sorted([*family.WRAPPERS, "FlashMLASchedMeta", "get_mla_metadata", "kvcache_workspace_size"])
-    return [Module(generated(MODULE, _context(plan, family)), names)]
+    return [Module(generated(MODULE, _wrappers(plan, family)), names)]
