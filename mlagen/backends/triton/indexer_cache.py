@@ -117,58 +117,74 @@ def _parts_doc(rows: IndexerRows) -> dict[str, str]:
     }
 
 
-def _context(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
-    """Context of the templates."""
-    rows = family.rows
-    cached, query, scales = rows.layout, rows.query, rows.scales
+def _facts(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
+    """Return the context of both templates."""
+    rows, wrappers = family.rows, plan.spec.wrappers
+    scales, query_scales = rows.scales, rows.query.scales_of(rows.query.data[0])
     assert scales is not None  # checked by the plan
-    of_keys, of_query = indexer_layout.keys_context(plan, rows), indexer_layout.query_context(plan, rows)
-    wrappers = plan.spec.wrappers
-    query_scales = query.scales_of(query.data[0])
     assert query_scales is not None
-    dtype = rows.values.dtype
-    float_dtype = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}.get(dtype)
-    bytes_dtypes = ["uint8", "int8", *([float_dtype] if float_dtype else [])]
-    turns = rows.indexer.rope_head_dim > 0
     return {
         "dtype": plan.spec.model.dtype,
-        "layout": cached,
-        "family": family,
-        "indexer": rows.indexer,
-        "takes_pages": False,
-        **{name: of_keys[name] for name in ("row_constant", "unit_name", "row_alignment", "element")},
-        "args": of_keys["args"],
-        "pads": of_keys["pads"],
+        "layout": rows.layout,
         "writes_keys": WRITE in wrappers,
         "gathers": GATHER in wrappers,
         "quantises_query": QUERY in wrappers,
         "normalises": NORMALISE in wrappers,
         "writes": WRITE in wrappers or NORMALISE in wrappers,
-        "needs_e4m3": layout.needs_e4m3(cached),
-        "query_needs_e4m3": layout.needs_e4m3(query),
+        "needs_e4m3": layout.needs_e4m3(rows.layout),
+        "query_needs_e4m3": layout.needs_e4m3(rows.query),
         "packed": rows.packed,
-        "turns": turns,
+        "turns": rows.indexer.rope_head_dim > 0,
         "turn": _turn(rows),
+        "query_bytes": rows.query.data[0].nbytes,
+        "query_scale_bytes": query_scales.nbytes,
+        "key_bytes": rows.values.nbytes,
+        "key_scale_bytes": scales.nbytes,
+    }
+
+
+def _kernels(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
+    """Context of the kernels' template."""
+    rows = family.rows
+    cached, scales = rows.layout, rows.scales
+    assert scales is not None  # checked by the plan
+    of_keys, of_query = indexer_layout.keys_context(plan, rows), indexer_layout.query_context(plan, rows)
+    query = of_query["stored"][0]["name"]
+    return {
+        **_facts(plan, family),
+        **{name: of_keys[name] for name in ("element", "args", "pads")},
         "stored": _chunks(rows, of_keys["stored"], lambda name: layout.store_text(cached, name)),
         "query_stored": _chunks(
             rows,
             of_query["stored"],
             lambda name: indexer_layout.query_store_text(rows, indexer_layout.pieces_text(rows, name), "there"),
         ),
-        "pieces": _pieces(rows, of_query["stored"][0]["name"]),
+        "pieces": _pieces(rows, query),
         "piece_columns": rows.piece,
-        "binds_pieces": indexer_layout.binds_pieces(rows, of_query["stored"][0]["name"]),
-        "pieces_store": layout.store_text(cached, indexer_layout.pieces_text(rows, of_query["stored"][0]["name"])),
-        "query_bytes": query.data[0].nbytes,
-        "query_scale_bytes": query_scales.nbytes,
+        "binds_pieces": indexer_layout.binds_pieces(rows, query),
+        "pieces_store": layout.store_text(cached, indexer_layout.pieces_text(rows, query)),
+        "parts": [_part(rows, "values", rows.values), _part(rows, "scales", scales)],
+    }
+
+
+def _wrappers(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
+    """Context of the wrappers' template."""
+    rows = family.rows
+    cached, query, scales, dtype = rows.layout, rows.query, rows.scales, rows.values.dtype
+    assert scales is not None  # checked by the plan
+    of_keys = indexer_layout.keys_context(plan, rows)
+    float_dtype = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}.get(dtype)
+    bytes_dtypes = ["uint8", "int8", *([float_dtype] if float_dtype else [])]
+    return {
+        **_facts(plan, family),
+        **{name: of_keys[name] for name in ("row_constant", "unit_name", "row_alignment")},
+        "indexer": rows.indexer,
+        "takes_pages": False,
         "query_padded": query.plane_bytes[0] > query.data[0].nbytes,
-        "query_scales": query_scales,
-        "key_bytes": rows.values.nbytes,
-        "key_scale_bytes": scales.nbytes,
+        "query_scales": query.scales_of(query.data[0]),
         "scales": scales,
         "scale_alignment": math.gcd(scales.nbytes, FULL_ALIGNMENT),
         "one_scale": (scales.dtype, scales.count) == ("fp32", 1),
-        "parts": [_part(rows, "values", rows.values), _part(rows, "scales", scales)],
         "parts_doc": _parts_doc(rows),
         "cache_dtypes": ", ".join(f"torch.{name}" for name in bytes_dtypes),
         "values_dtype": float_dtype or "uint8",
@@ -183,10 +199,10 @@ def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
     found = [indexer_layout.keys_file(plan, family.rows)]
     if QUERY in plan.spec.wrappers:
         found.append(indexer_layout.query_file(plan, family.rows))
-    return [*found, tiles.file(plan), generated(f"_{MODULE}_kernels", _context(plan, family))]
+    return [*found, tiles.file(plan), generated(f"_{MODULE}_kernels", _kernels(plan, family))]
 
 
 def modules(plan: Plan, family: IndexerCachePlan) -> list[Module]:
     """The module of the family's wrappers."""
     names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
-    return [Module(generated(MODULE, _context(plan, family)), names)]
+    return [Module(generated(MODULE, _wrappers(plan, family)), names)]

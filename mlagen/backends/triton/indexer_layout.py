@@ -41,7 +41,7 @@ def query_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
     query = rows.query
     found = bytes_context(plan, query, tiled_chunks(query), reads=False, writes=True)
     return {
-        **found,
+        **{name: found[name] for name in ("dtype", "encodes", "decodes", "stored")},
         "dtype_name": query.data[0].dtype,
         "query_scales": query.scales_of(query.data[0]),
         "returns_scales": not rows.packed,
