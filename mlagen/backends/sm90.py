@@ -7,26 +7,21 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from mlagen.backends.grouped import interface, shared
-from mlagen.backends.sm90_columns import row_context
-from mlagen.backends.triton.common import Signature, chunk_of
+from mlagen.backends.sm90_columns import SEESAW, row_context
+from mlagen.backends.triton.common import Signature
 from mlagen.backends.triton.splits import attention_context
 from mlagen.plan import (
-    SM90,
     DenseDecodePlan,
-    DenseFwdPlan,
     Plan,
     Sm90Plan,
     SparseDecodePlan,
     SparseFwdPlan,
 )
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, RESCALE_THRESHOLD_LOG2, Registers, register_columns
+from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, Registers
 from mlagen.plan.stored import StoredRows
-from mlagen.work import ITEMSIZE
 
-FACTS = (
-    *("layout", "d_v", "dtype", "takes_pair", "partials", "row_floats"),
-    *("has_sink", "has_topk_length", "length_required"),
-)
+# Facts of attention that the templates over indices read.
+FACTS = ("d_v", "partials", "has_sink", "has_topk_length", "length_required")
 FIRST_BARRIER = 4  # named barriers; Triton uses the lower ones
 # Shapes of the arguments of attention over a cache, except q and out.
 REST_OF_SHAPES = (
@@ -70,6 +65,8 @@ class Sm90Module:
         plan_of: returns the kernel's plan, or None if the package has no such kernel.
         arguments: run-time arguments and their Triton types, with every optional tensor given.
         details: further context of the kernel's template.
+        facts: names of the facts of attention that the template reads.
+        columns: names of `row_context` that it reads.
         constexprs: names of the kernel's constexpr arguments.
     """
 
@@ -78,6 +75,8 @@ class Sm90Module:
     plan_of: Callable[[Plan], Sm90Plan | None]
     arguments: Callable[[Plan], Signature]
     details: Callable[[Plan], dict[str, Any]]
+    facts: tuple[str, ...]
+    columns: tuple[str, ...] = SEESAW
     constexprs: tuple[str, ...] = ()
 
     @property
@@ -92,10 +91,11 @@ class Sm90Module:
     def context(self, plan: Plan) -> dict[str, Any]:
         """Template context."""
         sm90 = required(self.plan_of(plan))
+        columns = row_context(sm90, takes_pair=plan.takes_pair)
         return {
-            **attention_context(plan, *FACTS),
+            **attention_context(plan, *self.facts),
             "sm90": sm90,
-            **row_context(sm90, takes_pair=plan.takes_pair),
+            **{name: columns[name] for name in self.columns},
             "kernel": self.kernel,
             **interface(self.arguments(plan), *self.constexprs),
             "register_split": register_split(sm90.registers),
@@ -208,6 +208,8 @@ SPARSE_FWD = Sm90Module(
     plan_of=lambda plan: sm90_of(plan, SparseFwdPlan),
     arguments=_sparse_fwd_arguments,
     details=_sparse_fwd_details,
+    facts=(*FACTS, "takes_pair"),
+    columns=(*SEESAW, "words"),
 )
 
 
@@ -265,6 +267,11 @@ SWAP_AB = SwapAbModule(
     plans_of=_sparse_swap_ab,
     arguments=_swap_ab_arguments,
     details=_swap_ab_details,
+    facts=(*FACTS, "takes_pair"),
+    columns=(
+        *("pieces", "left", "right", "halves", "plain", "columns_of_acc", "columns_of_like", "half_columns"),
+        *("tail_start", "tail_tile", "tail_swizzle", "v_end"),
+    ),
     constexprs=("BLOCK_H",),
 )
 
@@ -379,6 +386,7 @@ SHARED_FWD = Sm90Module(
     plan_of=lambda plan: plan.union.sm90 if plan.union else None,
     arguments=_union_arguments,
     details=_union_details,
+    facts=("takes_pair", "has_sink"),
 )
 
 
@@ -429,67 +437,9 @@ SPARSE_DECODE = Sm90Module(
     plan_of=lambda plan: sm90_of(plan, SparseDecodePlan),
     arguments=sparse_decode_arguments,
     details=_sparse_decode_details,
+    facts=(*FACTS, "layout", "takes_pair"),
+    columns=(
+        *("pieces", "left", "right", "halves", "acc_columns", "acc_layout", "half_columns"),
+        *("tail_tile", "tail_swizzle", "p_tile", "p_swizzle"),
+    ),
 )
-
-
-@dataclass(frozen=True)
-class DenseFwdModule:
-    """The generated module with the sm90 kernel of multi-head attention.
-
-    Attributes:
-        signature: run-time arguments of the portable kernel with pointers, and their Triton types.
-    """
-
-    signature: Callable[[Plan], Signature]
-
-    MODULE = "_dense_fwd_sm90"
-    TEMPLATE = "sm90/dense_fwd"
-    KERNEL = "_dense_fwd_sm90_kernel"
-
-    def present(self, plan: Plan) -> bool:
-        """Whether the package has the kernel."""
-        return bool(plan.of(DenseFwdPlan).sm90)
-
-    def _arguments(self, plan: Plan) -> Signature:
-        arguments = (*self.signature(plan), ("num_tiles", "i32"), ("causal", "i32"), ("tile_counter_ptr", "*i32"))
-        dense_fwd, dtype = plan.of(DenseFwdPlan), plan.spec.model.dtype
-        if SM90 not in dense_fwd.descriptor_targets:
-            return arguments
-        rows = required(dense_fwd.sm90).block_n
-        blocks = [
-            *((chunk.name, chunk.block) for chunk in dense_fwd.k_chunks),
-            ("v", dense_fwd.d_v),
-        ]
-        described = ((f"{name}_desc", f"tensordesc<{dtype}[{rows},{columns}],TILE>") for name, columns in blocks)
-        return (*arguments, ("described", "i32"), *described)
-
-    def context(self, plan: Plan) -> dict[str, Any]:
-        """Template context."""
-        family = plan.of(DenseFwdPlan)
-        chunks = [chunk_of(chunk) for chunk in family.k_chunks]
-        names = [chunk["name"] for chunk in chunks]
-        k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in chunks]
-        blocks = ", ".join(f"D_{name.upper()}.value" for name in names)
-        sm90 = required(family.sm90)
-        return {
-            "d_qk": family.d_qk,
-            "d_v": family.d_v,
-            "descriptors": bool(family.descriptor_targets),
-            "sm90": sm90,
-            "kernel": self.KERNEL,
-            **interface(self._arguments(plan)),
-            "register_split": register_split(sm90.registers),
-            "result_columns": register_columns(family.d_v),
-            **rescaling(RESCALE_THRESHOLD_LOG2),
-            "itemsize": ITEMSIZE,
-            "k_chunks": k_chunks,
-            "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",
-            **shared(
-                [*(f"q_{name}" for name in names), *names, "v"],
-                ("tile_coordinates", "tile_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
-            ),
-        }
-
-    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
-        """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
-        return {(self.KERNEL, None): required(plan.of(DenseFwdPlan).sm90).expected_products}

@@ -10,6 +10,11 @@ from mlagen.plan.row_pieces import RowPieces
 from mlagen.plan.sm90 import SWIZZLED_COLUMNS, register_columns
 from mlagen.work import ITEMSIZE
 
+# Names of `row_context` that the templates of a seesaw read.
+SEESAW = (
+    *("pieces", "left", "right", "halves", "plain", "acc_columns", "acc_layout", "half_columns", "result"),
+    *("tail_start", "tail_tile", "tail_swizzle", "p_tile", "p_swizzle", "v_end"),
+)
 WORDS = {32: ("index",), 64: ("low", "high")}  # names of a warp's indices, one per lane, by indices per block
 
 

@@ -18,13 +18,16 @@ from mlagen.backends.sm90 import (
     sm90_of,
     swap_ab_details,
 )
-from mlagen.backends.sm90_columns import row_context
+from mlagen.backends.sm90_columns import SEESAW, row_context
 from mlagen.backends.triton.common import Signature
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
 from mlagen.plan.sm90 import PRODUCT_DEPTH
 
 WARPGROUP = 128  # threads
 SPLIT_ROWS = 8  # rows of Q that a warpgroup splits at a time, to limit spills
+
+
+FACTS = ("takes_pair", "partials", "row_floats")  # of attention, which the templates read
 
 
 def _dense_decode_arguments(plan: Plan) -> Signature:
@@ -110,6 +113,7 @@ DENSE_DECODE = Sm90Module(
     plan_of=functools.partial(_dense_plan, quantised=False),
     arguments=_dense_decode_arguments,
     details=_dense_decode_details,
+    facts=FACTS,
 )
 
 DENSE_DECODE_E4M3 = Sm90Module(
@@ -118,6 +122,7 @@ DENSE_DECODE_E4M3 = Sm90Module(
     plan_of=functools.partial(_dense_plan, quantised=True),
     arguments=_dense_decode_arguments,
     details=_dense_e4m3_details,
+    facts=(*FACTS, "dtype"),
 )
 
 DENSE_DECODE_E4M3_FEW = Sm90Module(
@@ -126,6 +131,7 @@ DENSE_DECODE_E4M3_FEW = Sm90Module(
     plan_of=lambda plan: found.few_rows if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
     details=functools.partial(_dense_e4m3_details, few=True),
+    facts=(*FACTS, "dtype"),
 )
 
 DENSE_DECODE_E4M3_PARTS = Sm90Module(
@@ -134,6 +140,7 @@ DENSE_DECODE_E4M3_PARTS = Sm90Module(
     plan_of=lambda plan: found.parts if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
     details=functools.partial(_dense_e4m3_details, in_turn=True),
+    facts=(*FACTS, "dtype"),
 )
 
 DENSE_DECODE_SWAP_AB = SwapAbModule(
@@ -143,5 +150,7 @@ DENSE_DECODE_SWAP_AB = SwapAbModule(
     plans_of=_swap_ab,
     arguments=_dense_decode_arguments,
     details=_swap_ab_details,
+    facts=FACTS,
+    columns=(*SEESAW, "columns_of_acc", "columns_of_like"),
     constexprs=("BLOCK_H",),
 )

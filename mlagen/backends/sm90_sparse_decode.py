@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mlagen.backends.grouped import shared
-from mlagen.backends.sm90 import REST_OF_SHAPES, Sm90Module, required, sparse_decode_arguments
+from mlagen.backends.sm90 import FACTS, REST_OF_SHAPES, Sm90Module, required, sparse_decode_arguments
 from mlagen.backends.triton.common import Signature
 from mlagen.plan import Plan, SparseDecodePlan
 from mlagen.plan.sm90 import PRODUCT_DEPTH
@@ -45,4 +45,6 @@ SPARSE_DECODE_E4M3 = Sm90Module(
     plan_of=lambda plan: found.sm90_e4m3 if (found := plan.find(SparseDecodePlan)) else None,
     arguments=_arguments,
     details=_details,
+    facts=(*FACTS, "layout"),
+    columns=(),
 )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen import GENERATOR
-from mlagen.backends import sm90, sm90_dense_decode, sm90_logits, sm90_sparse_decode, sm90_topk
+from mlagen.backends import sm90, sm90_dense_decode, sm90_dense_fwd, sm90_logits, sm90_sparse_decode, sm90_topk
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import (
     cache,
@@ -59,7 +59,9 @@ LAUNCH = {
 CALLS = {"call_cache_size": 4096}
 INLINE_LENGTH = 70  # columns of a literal on the line of its key
 
-Sm90Kernels = sm90.Sm90Module | sm90.UnionLists | sm90.DenseFwdModule | sm90_logits.LogitsModule | sm90_topk.TopkModule
+Sm90Kernels = (
+    sm90.Sm90Module | sm90.UnionLists | sm90_dense_fwd.DenseFwdModule | sm90_logits.LogitsModule | sm90_topk.TopkModule
+)
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,9 @@ RENDERERS = {
             sm90_dense_decode.DENSE_DECODE_E4M3_PARTS,
         ),
     ),
-    DenseFwdPlan.NAME: Renderer(dense_fwd.shared, dense_fwd.modules, (sm90.DenseFwdModule(dense_fwd.signature),)),
+    DenseFwdPlan.NAME: Renderer(
+        dense_fwd.shared, dense_fwd.modules, (sm90_dense_fwd.DenseFwdModule(dense_fwd.signature),)
+    ),
     IndexerCachePlan.NAME: Renderer(indexer_cache.shared, indexer_cache.modules),
     IndexerSelectPlan.NAME: Renderer(indexer_select.shared, indexer_select.modules),
     IndicesPlan.NAME: Renderer(indices.shared, indices.modules),
