@@ -1,4 +1,4 @@
-"""A template is given what it names and nothing else."""
+"""A template names every key that it is given, and is given every name that it looks up."""
 
 from __future__ import annotations
 
