@@ -148,11 +148,9 @@ def test_a_config_gives_the_known_spec_of_its_model(init: Init, name: str) -> No
     config, more = SAME[name]
     known = load(specs_dir() / f"{name}.yaml").model_dump()
     made = load(init(*options(config), *more, *(["--indexer"] if known["indexer"] else []))).model_dump()
-    for part in ("attention", "multi_head"):
-        if known[part] and known[part]["softmax_scale"] is None:
-            made[part]["softmax_scale"] = None  # of models that one spec has in common
-    heads = made["multi_head"]
-    if heads:  # the fastest on sm90; by pointers in the checked-in specs, and by descriptors in dsv3_prefill_tma
+    for part in (one for one in ("attention", "multi_head") if known[one] and known[one]["softmax_scale"] is None):
+        made[part]["softmax_scale"] = None  # of models that one spec has in common
+    if heads := made["multi_head"]:  # the fastest on sm90; by pointers in the checked-in specs without tma in the name
         assert heads.pop("addressing") == ("descriptors" if heads["v_head_dim"] <= 128 else "pointers")
         known["multi_head"].pop("addressing")
     for part in ("model", "attention", "multi_head", "indexer", "indexer_cache"):
