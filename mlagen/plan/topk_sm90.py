@@ -14,7 +14,8 @@ FOUND_WORDS = 8
 SHARED_ROW = 64  # words as they are allocated; the first row ends before the bins
 SPARSITY = 24
 SHARED_SPARSITY = 64  # every program that shares a row draws its whole sample
-FEW_ROWS = 264  # two programs a multiprocessor
+MULTIPROCESSORS = 132  # of H100 and H200: so many programs at most share rows, but for very few rows
+FEW_ROWS = 2 * MULTIPROCESSORS
 MODULE = "_topk_sm90"
 
 
@@ -93,18 +94,21 @@ def make_topk_sm90(spec: Spec, wrappers: Iterable[str]) -> TopkSm90Plan | None:
 def make_tiles() -> tuple[TopkSm90Row, ...]:
     """The tile table.
 
-    Few programs have many warps each, and very few rows are shared. Many rows have smaller programs: six, or four, fit
-    a multiprocessor. A capacity of 8K keys holds all that a sample lets through of a comparatively long row.
+    Few programs have many warps each, and few rows are shared: more than 64K columns, of which each row may see others,
+    by as many programs as fit the device. Many rows have smaller programs: six, or four, fit a multiprocessor. A
+    capacity of 8K keys holds all that a sample lets through of a comparatively long row.
     """
-    held = TopkSm90Tile(16, 2, 8192)
-    shared, most_shared = TopkSm90Tile(16, 2, 8192, parts=8), TopkSm90Tile(16, 1, 8192, parts=16)
+    held, shared = TopkSm90Tile(16, 2, 8192), TopkSm90Tile(16, 2, 8192, parts=8)
+    wide = [
+        TopkSm90Row(MULTIPROCESSORS // parts, None, None, TopkSm90Tile(16, 2, 8192, parts=parts)) for parts in (8, 4, 2)
+    ]
     return (
         TopkSm90Row(FEW_ROWS, 4096, None, TopkSm90Tile(16, 2, 4096)),
         TopkSm90Row(FEW_ROWS, 8192, None, held),
         TopkSm90Row(16, 1 << 16, None, shared),
         TopkSm90Row(FEW_ROWS, 1 << 16, None, held),
-        TopkSm90Row(4, None, None, most_shared),
-        TopkSm90Row(32, None, None, shared),
+        TopkSm90Row(4, None, None, TopkSm90Tile(16, 1, 8192, parts=16)),
+        *wide,
         TopkSm90Row(FEW_ROWS, None, None, held),
         TopkSm90Row(None, 8192, None, TopkSm90Tile(8, 1, 8192, registers=40)),
         TopkSm90Row(None, 1 << 19, 2048, TopkSm90Tile(8, 2, 6144, registers=64)),

@@ -106,7 +106,7 @@ def test_variants_on_sm90_are_what_calls_of_some_size_launch(listed):
     topk, tiles = listed.module("topk"), listed.module("_tiles")
     facts = listed.module("_launch").facts_of("sm90")
     forms = set()
-    for rows in (1, 4, 5, 16, 17, 32, 33, 264, 265, 5000):
+    for rows in (1, 4, 5, 16, 17, 33, 34, 66, 67, 264, 265, 5000):
         for columns in (1, 4096, 4097, 6144, 6145, 8192, 8193, 65536, 65537, 1 << 19, (1 << 19) + 1, 1 << 30):
             for k in (1, 2048, 2049, 4096):
                 tile = topk.sm90_tile(facts, rows, columns, k)
@@ -122,7 +122,7 @@ def test_variants_on_sm90_are_what_calls_of_some_size_launch(listed):
         registers = None if is_long and size == 2 else tile.registers
         expected.add((size, is_long, few, (*tile[:3], registers, tile.parts if is_long else 1)))
     assert found == expected
-    assert len(listed.of("sm90", *(name for _, name in SM90))) == 20
+    assert len(listed.of("sm90", *(name for _, name in SM90))) == 28
 
 
 @pytest.mark.parametrize("wrapper", TopkPlan.WRAPPERS)
