@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+TEMPLATE_SUFFIX = ".jinja"
+
 
 @dataclass(frozen=True)
 class GeneratedFile:
@@ -13,7 +15,7 @@ class GeneratedFile:
 
     Attributes:
         name: file name.
-        template: template of the file.
+        template: template of the file, or a module of `mlagen/runtime` that is copied.
         context: context of the template.
         read: returns further context, from the texts of earlier files by name; None: no further context.
     """
@@ -26,6 +28,11 @@ class GeneratedFile:
     def filled(self, texts: Mapping[str, str]) -> GeneratedFile:
         """Return the file with its whole context, from the texts of earlier files."""
         return self if self.read is None else replace(self, context={**self.context, **self.read(texts)}, read=None)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether the file is a copy of a module of `mlagen/runtime`."""
+        return not self.template.endswith(TEMPLATE_SUFFIX)
 
     @property
     def module(self) -> str:
@@ -49,3 +56,8 @@ class Module:
 def generated(module: str, context: Mapping[str, Any], template: str | None = None) -> GeneratedFile:
     """Return the file of a module. By default its template has the module's name."""
     return GeneratedFile(f"{module}.py", f"{template or module}.py.jinja", context)
+
+
+def copied(module: str) -> GeneratedFile:
+    """Return the file of a module of `mlagen/runtime`, which packages contain verbatim."""
+    return GeneratedFile(f"{module}.py", f"{module}.py", {})

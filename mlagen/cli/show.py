@@ -21,7 +21,7 @@ from mlagen.cli.packages import fault, install, packages, said_spec, said_triton
 from mlagen.cli.record import say_unrecorded, unrecorded_of
 from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
-from mlagen.emit.render import RenderedFile, template_dir
+from mlagen.emit.render import RenderedFile, source_path, template_dir
 from mlagen.errors import ToolError, UnprovedError, UsageError
 from mlagen.layout import indexer_layout_of, layouts_of
 from mlagen.plan import (
@@ -337,7 +337,7 @@ def explain(line: str, specs: Path) -> None:
             f"{path}:{number}: is blank or part of the header, so no template line made it; takes another line"
         )
     template, at = origin.rsplit(":", 1)
-    shown = template_dir() / template
+    shown = source_path(template)
     text = shown.read_text(encoding="utf-8").split("\n")[int(at) - 1]
     if shown.is_relative_to(Path.cwd()):
         shown = shown.relative_to(Path.cwd())

@@ -14,6 +14,7 @@ import jinja2
 
 from mlagen import GENERATOR
 from mlagen.backends import GeneratedFile, files, sglang, vllm
+from mlagen.backends.base import TEMPLATE_SUFFIX
 from mlagen.errors import ToolError
 from mlagen.plan import Plan
 from mlagen.plan.tritons import TRITONS
@@ -31,6 +32,13 @@ def template_dir() -> Path:
     package = Path(__file__).resolve().parent.parent
     installed = package / "_templates"
     return installed if installed.is_dir() else package.parent / "templates"
+
+
+def source_path(template: str) -> Path:
+    """Return the path of a template, or of a module of `mlagen/runtime`."""
+    if template.endswith(TEMPLATE_SUFFIX):
+        return template_dir() / template
+    return Path(__file__).resolve().parent.parent / "runtime" / template
 
 
 class _MarkingLoader(jinja2.FileSystemLoader):
@@ -88,7 +96,8 @@ class RenderedFile:
     Attributes:
         name: file name in the package.
         text: its whole text, header included.
-        origins: `template:line` of each line of `text`; empty for the header and for blank lines.
+        origins: `template:line` of each line of `text`, with the name of a template or of a module of `mlagen/runtime`;
+            empty for the header and for blank lines.
     """
 
     name: str
@@ -111,6 +120,10 @@ def sha256(text: str) -> str:
 
 def _body(file: GeneratedFile) -> tuple[str, tuple[str, ...]]:
     """Text of the file below its header, and the origin of each line."""
+    if file.is_copied:
+        text = source_path(file.template).read_text(encoding="utf-8")
+        said = text.removesuffix("\n").split("\n")
+        return text, tuple(f"{file.template}:{number}" if line else "" for number, line in enumerate(said, 1))
     try:
         marked = _environment(True).get_template(file.template).render(**file.context)
     except jinja2.TemplateError as error:

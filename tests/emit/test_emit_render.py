@@ -18,7 +18,17 @@ from hypothesis import given, settings
 from mlagen import __version__
 from mlagen.backends import GeneratedFile, files
 from mlagen.emit import Package, render
-from mlagen.emit.render import HEADER_LINES, WIDTH, _body, _environment, bodies, sha256, template_dir, wrapped
+from mlagen.emit.render import (
+    HEADER_LINES,
+    WIDTH,
+    _body,
+    _environment,
+    bodies,
+    sha256,
+    source_path,
+    template_dir,
+    wrapped,
+)
 from mlagen.errors import ToolError
 from mlagen.plan import Plan, load_plan, make_plan
 from mlagen.plan.tritons import TRITONS
@@ -100,14 +110,17 @@ def test_no_file_tells_when_where_or_by_whom_it_was_made(plan):
 
 @functools.cache
 def template_lines(name: str) -> list[str]:
-    return (template_dir() / name).read_text(encoding="utf-8").split("\n")
+    return source_path(name).read_text(encoding="utf-8").split("\n")
 
 
 def check_marks_and_origins(plan: Plan) -> None:
     """The marks that tell lines' origins leave the text as it is, and each origin names the line it came from."""
     rendered = {file.name: file for file in render(plan).files}
     for file, body, _ in bodies(files(plan)):
-        assert body == _environment(False).get_template(file.template).render(**file.context)
+        if file.is_copied:
+            assert body == source_path(file.template).read_text(encoding="utf-8")
+        else:
+            assert body == _environment(False).get_template(file.template).render(**file.context)
         lines = rendered[file.name].text.removesuffix("\n").split("\n")
         assert lines[HEADER_LINES:] == body.removesuffix("\n").split("\n")
         assert len(lines) == len(rendered[file.name].origins)

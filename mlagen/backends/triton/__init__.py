@@ -13,7 +13,7 @@ from typing import Any
 
 from mlagen import GENERATOR
 from mlagen.backends import sm90, sm90_dense_decode, sm90_dense_fwd, sm90_logits, sm90_sparse_decode, sm90_topk
-from mlagen.backends.base import GeneratedFile, Module, generated
+from mlagen.backends.base import GeneratedFile, Module, copied, generated
 from mlagen.backends.triton import (
     cache,
     dense_decode,
@@ -45,12 +45,11 @@ from mlagen.plan import (
     TopkPlan,
 )
 from mlagen.plan.cache import PDL_MAX_PROGRAMS
-from mlagen.plan.tritons import MINORS, TRITONS, minors
+from mlagen.plan.tritons import TRITONS, minors
 from mlagen.spec import spec_digest
 
-# Context of the text that all packages share.
-LAUNCH = {
-    "minors": MINORS,
+# Facts that are equal in all packages.
+COMMON_FACTS = {
     "pdl_max_programs": PDL_MAX_PROGRAMS,
     "e4m3_targets": [name for name, target in TARGETS.items() if target.has_e4m3],
     "e4m3_rounding_targets": [name for name, target in TARGETS.items() if target.rounds_e4m3],
@@ -135,14 +134,14 @@ def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
     modules = [module for renderer, family in families for module in renderer.modules(plan, family)]
     modules.sort(key=lambda module: module.file.name)
     kernels = [*shared.values(), *(module.file for module in modules)]
-    facts = {
+    facts = COMMON_FACTS | {
         "targets": plan.spec.targets,
         "kernel_modules": ["_launch", *(file.module for file in kernels)],
         "sm90_modules_literal": _literal(sm90_modules(plan)),
     }
     package = _package(plan, modules, tritons)
     registered = [ops.file(plan, modules)] if plan.ops else []
-    first = [generated("_facts", facts), generated("_launch", LAUNCH), generated("_calls", CALLS)]
+    first = [generated("_facts", facts), copied("_launch"), generated("_calls", CALLS)]
     return [*first, *kernels, *registered, generated("__init__", package)]
 
 

@@ -17,8 +17,8 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import IO, Any, NamedTuple
 
 import torch
 import triton
@@ -27,29 +27,23 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITCallable, KernelInterface
 
-from ._facts import MODULES, SM90_MODULES, TARGETS
+from . import _facts
+from ._facts import MODULES, PDL_TARGETS, SM90_MODULES, TARGETS
 
 # The oldest and the newest minor version of Triton that mlagen makes packages for, and the one at hand.
-SUPPORTED = ({{ minors[0] }}, {{ minors[-1] }})
+SUPPORTED = ((3, 6), (3, 9))
 INSTALLED = tuple(int(number) for number in re.findall(r"\d+", triton.__version__)[:2])
 IN_RANGE = SUPPORTED[0] <= INSTALLED <= SUPPORTED[1]
 TRITON = min(max(INSTALLED, SUPPORTED[0]), SUPPORTED[1])  # entries of tables for this version are taken
 WAIT_SECONDS = 5.0  # after which a process that waits for another one's kernels says so
 LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**127  # of logits: in fp32 neither 0 nor inf, nor times log2(e)
 
-# Their hardware converts float8_e4m3fn; of the second, it rounds fp32 to it at once.
-E4M3_TARGETS = ({% for target in e4m3_targets %}"{{ target }}"{% if not loop.last %}, {% endif %}{% endfor %})
-E4M3_ROUNDING_TARGETS = ({% for target in e4m3_rounding_targets %}"{{ target }}"{% if not loop.last %}, {% endif %}{% endfor %})
-# A kernel can begin on them while the one before it still runs.
-PDL_TARGETS = ({% for target in pdl_targets %}"{{ target }}"{% if not loop.last %}, {% endif %}{% endfor %})
-PDL_MAX_PROGRAMS = {{ pdl_max_programs }}  # of a kernel on a multiprocessor that may begin while the one before it ends
-
 
 class Forced(NamedTuple):
     """Choices of `force` for calls of any family; None: as tables and sizes of a call have it."""
 
     kernel: str | None = None  # "portable", "sm90", ...: every call that the kernel can run
-    tile: tuple | None = None  # of portable kernels, of the family that is called
+    tile: tuple[Any, ...] | None = None  # of portable kernels, of the family that is called
     num_splits: int | None = None  # of calls that do not name a number of splits
     workspace_bytes: int | None = None  # from where calls go through the kernels in pieces
     combine_units: int | None = None  # of dense_decode: a program's cost of sharing requests
@@ -68,12 +62,12 @@ class DeviceFacts(NamedTuple):
     @property
     def has_e4m3(self) -> bool:
         """Whether its hardware converts float8_e4m3fn."""
-        return self.target in E4M3_TARGETS
+        return self.target in _facts.E4M3_TARGETS
 
     @property
     def rounds_e4m3(self) -> bool:
         """Whether its hardware rounds fp32 to float8_e4m3fn at once, to 0x7f from any NaN."""
-        return self.target in E4M3_ROUNDING_TARGETS
+        return self.target in _facts.E4M3_ROUNDING_TARGETS
 
 
 def supports(gpu: torch.device | str | tuple[int, int]) -> str | None:
@@ -149,11 +143,10 @@ def has_gluon() -> bool:
     return True
 
 
-def for_triton(table: dict[str, list[tuple]]) -> dict[str, list[tuple]]:
+def for_triton(table: dict[str, list[tuple[Any, ...]]]) -> dict[str, list[tuple[Any, ...]]]:
     """The rows of a table that hold for TRITON, without the versions that rows of some Tritons alone end with."""
-    chosen = {}
+    chosen: dict[str, list[tuple[Any, ...]]] = {target: [] for target in table}
     for target, rows in table.items():
-        chosen[target] = []
         for row in rows:
             *entries, first, last = row if type(row[-1]) is tuple else (*row, TRITON, TRITON)  # a Tile has its own type
             if first <= TRITON <= last:
@@ -183,17 +176,17 @@ class Variant(NamedTuple):
 
     kernel: KernelInterface
     programs: int
-    arguments: tuple
-    constexprs: tuple
-    options: dict
+    arguments: tuple[Any, ...]
+    constexprs: tuple[Any, ...]
+    options: dict[str, Any]
 
-    def compile(self):
+    def compile(self) -> Any:
         """Compiles the kernel for the current device, or takes it from Triton's cache; launches nothing."""
         hash_functions()
         return self.kernel.warmup(*self.arguments, *self.constexprs, grid=(self.programs,), **self.options)
 
 
-def kernel(function, jit=triton.jit):
+def kernel(function: Callable[..., Any], jit: Callable[..., Any] = triton.jit) -> Any:
     """Makes a kernel that does not specialise its run-time arguments, those that are no constexprs.
 
     Else Triton would compile it anew for each mix of divisible and other values. The compiler's assumptions about
@@ -202,14 +195,14 @@ def kernel(function, jit=triton.jit):
     return jit(function, do_not_specialize=_arguments_of(function))
 
 
-def _arguments_of(function) -> list[str]:
+def _arguments_of(function: Callable[..., Any]) -> list[str]:
     """The names of a kernel's run-time arguments."""
     parameters = inspect.signature(function).parameters.values()
     return [one.name for one in parameters if one.annotation is not tl.constexpr]
 
 
 @functools.cache
-def _taker(function) -> tuple[Callable, int]:
+def _taker(function: Callable[..., Any]) -> tuple[Callable[[Any], tuple[Any, ...]], int]:
     """Return a function that takes a kernel's run-time arguments from a call by their names: `q_ptr` is the call's `q`.
 
     Behind it stands how many come up to the last tensor: none behind is ever absent.
@@ -219,18 +212,18 @@ def _taker(function) -> tuple[Callable, int]:
     return operator.attrgetter(*(name.removesuffix("_ptr") for name in names)), tensors[-1]
 
 
-_COMPILED: dict = {}
-_planned = contextvars.ContextVar("planned", default=None)
-_forced = contextvars.ContextVar("forced", default=None)
-_recorded = contextvars.ContextVar("recorded", default=None)
-_noted = contextvars.ContextVar("noted", default=None)
+_COMPILED: dict[tuple[Any, ...], Any] = {}
+_planned: contextvars.ContextVar[DeviceFacts | None] = contextvars.ContextVar("planned", default=None)
+_forced: contextvars.ContextVar[Forced | None] = contextvars.ContextVar("forced", default=None)
+_recorded: contextvars.ContextVar[dict[Any, Variant] | None] = contextvars.ContextVar("recorded", default=None)
+_noted: contextvars.ContextVar[Any] = contextvars.ContextVar("noted", default=None)
 _steered = contextvars.ContextVar("steered", default=False)
 noted = _noted.get  # the note of the call that is done the first time, if one is
 is_steered = _steered.get  # whether calls are planned, forced, recorded or noted: then each is checked
 
 
 @contextlib.contextmanager
-def _set(variable, value):
+def _set(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
     token, steered = variable.set(value), _steered.set(True)  # of this thread only: others go on launching
     try:
         yield value
@@ -239,22 +232,22 @@ def _set(variable, value):
         _steered.reset(steered)
 
 
-def planned_for(facts: DeviceFacts):
+def planned_for(facts: DeviceFacts) -> contextlib.AbstractContextManager[Any]:
     """Inside, calls plan for a device of these facts, even if another device holds their tensors."""
     return _set(_planned, facts)
 
 
-def force(**choices):
+def force(**choices: Any) -> contextlib.AbstractContextManager[Any]:
     """Inside, calls run with these fields of `Forced`, and with those of an enclosing `force`."""
     return _set(_forced, (_forced.get() or Forced())._replace(**choices))
 
 
-def recording():
+def recording() -> contextlib.AbstractContextManager[Any]:
     """Inside, `launch` launches nothing that is not compiled yet, but notes its variant in the dict that this gives."""
     return _set(_recorded, {})
 
 
-def noting(note):
+def noting(note: Any) -> contextlib.AbstractContextManager[Any]:
     """Inside, `launch` tells `note` of each launch, so that the call can be done again without its checks."""
     return _set(_noted, note)
 
@@ -286,20 +279,20 @@ def _unpack(tar: tarfile.TarFile, folder: pathlib.Path) -> None:
             entry, name = pathlib.PurePosixPath(member.name).parts
             if (folder / entry).exists():
                 continue
-            data = tar.extractfile(member).read()
+            data = tar.extractfile(member).read()  # type: ignore[union-attr]
             if name.startswith("__grp__"):  # names the entry's files, which Triton takes by their paths
                 paths = {one: str(folder / entry / one) for one in json.loads(data)}
                 data = json.dumps({"child_paths": paths}).encode()
             path = pathlib.Path(temporary, entry, name)
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
-        for entry in pathlib.Path(temporary).iterdir():
+        for unpacked in pathlib.Path(temporary).iterdir():
             with contextlib.suppress(OSError):  # another process was first
-                entry.rename(folder / entry.name)
+                unpacked.rename(folder / unpacked.name)
 
 
 @contextlib.contextmanager
-def taking_turns(name: str):
+def taking_turns(name: str) -> Iterator[None]:
     """Inside, one process compiles this package's kernels for an architecture; others wait and find them in the cache.
 
     The lock is a file in Triton's cache folder. The system frees it when a process ends, however it ends: then those
@@ -314,22 +307,24 @@ def taking_turns(name: str):
         yield
 
 
-def _take_turn(file, path: pathlib.Path) -> None:
+def _take_turn(file: IO[str], path: pathlib.Path) -> None:
     """Locks a file for this process, or, if another one has it, for all that wait until that one is done."""
     fcntl = importlib.import_module("fcntl")
     with contextlib.suppress(BlockingIOError):
-        return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
     due = time.monotonic() + WAIT_SECONDS
     while True:
         with contextlib.suppress(BlockingIOError):
-            return fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return
         if time.monotonic() >= due:
             due = float("inf")
             logging.getLogger(__name__).warning("%s: waiting for a process that compiles; lock: %s", __package__, path)
         time.sleep(0.05)
 
 
-def compile_all(variants) -> None:
+def compile_all(variants: Iterable[Variant]) -> None:
     """Compiles variants for the current device, side by side on all cores."""
     with concurrent.futures.ThreadPoolExecutor() as pool, triton.AsyncCompileMode(pool):
         for variant in variants:
@@ -337,10 +332,10 @@ def compile_all(variants) -> None:
 
 
 def launch(
-    kernel,
+    kernel: Any,
     programs: int,
-    call,
-    constexprs: tuple,
+    call: Any,
+    constexprs: tuple[Any, ...],
     num_warps: int,
     num_stages: int,
     pdl: bool = False,
@@ -379,7 +374,7 @@ def launch(
         compiled.run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *constexprs)
         _tell(kernel, compiled, programs, arguments, constexprs)
         return
-    options = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
+    options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}
     if pdl:
         options["launch_pdl"] = True  # which the launcher keeps
     if registers is not None:
@@ -395,7 +390,7 @@ def launch(
     _tell(kernel, compiled if IN_RANGE else None, programs, arguments, constexprs)
 
 
-def _tell(kernel, compiled, programs, arguments, constexprs):
+def _tell(kernel: Any, compiled: Any, programs: int, arguments: tuple[Any, ...], constexprs: tuple[Any, ...]) -> None:
     """Tells of a launch, if someone notes the call."""
     note = _noted.get()
     if note is not None:
@@ -404,11 +399,11 @@ def _tell(kernel, compiled, programs, arguments, constexprs):
 
 def pdl_max_programs(facts: DeviceFacts) -> int:
     """Most programs of short kernels that launch so: to begin and to wait costs each program."""
-    return PDL_MAX_PROGRAMS * facts.multiprocessors
+    return _facts.PDL_MAX_PROGRAMS * facts.multiprocessors
 
 
-@triton.jit
-def pdl_wait(PDL: tl.constexpr):
+@triton.jit  # type: ignore[untyped-decorator]
+def pdl_wait(PDL: tl.constexpr):  # type: ignore[no-untyped-def]
     """Lets the next kernel begin, and waits for the end of the one before: with PDL a kernel touches no memory earlier.
 
     Every program of every such kernel waits, so the end of one is the end of all before it.
