@@ -53,9 +53,14 @@ class Module:
     exports: Sequence[str]
 
 
-def generated(module: str, context: Mapping[str, Any], template: str | None = None) -> GeneratedFile:
+def generated(
+    module: str,
+    context: Mapping[str, Any],
+    template: str | None = None,
+    read: Callable[[Mapping[str, str]], Mapping[str, Any]] | None = None,
+) -> GeneratedFile:
     """Return the file of a module. By default its template has the module's name."""
-    return GeneratedFile(f"{module}.py", f"{template or module}.py.jinja", context)
+    return GeneratedFile(f"{module}.py", f"{template or module}.py.jinja", context, read)
 
 
 def copied(module: str) -> GeneratedFile:

@@ -23,11 +23,8 @@ from typing import IO, Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-from triton.runtime import cache
-from triton.runtime.driver import driver
-from triton.runtime.jit import JITCallable, KernelInterface
 
-from . import _facts
+from . import _facts, _internals
 from ._facts import MODULES, PDL_TARGETS, SM90_MODULES, TARGETS
 
 # The oldest and the newest minor version of Triton that mlagen makes packages for, and the one at hand.
@@ -166,7 +163,9 @@ def hash_functions() -> None:
     would be another in each process, with the order of its first launches.
     """
     for module in (sys.modules.get(f"{__package__}.{name}") for name in MODULES):
-        functions = [] if module is None else [one for one in vars(module).values() if isinstance(one, JITCallable)]
+        functions = (
+            [] if module is None else [one for one in vars(module).values() if isinstance(one, _internals.JITCallable)]
+        )
         for function in functions:
             hash(function)  # which it keeps
 
@@ -174,7 +173,7 @@ def hash_functions() -> None:
 class Variant(NamedTuple):
     """A launch, as far as Triton's compilation depends on it: no run-time argument is specialised."""
 
-    kernel: KernelInterface
+    kernel: Any
     programs: int
     arguments: tuple[Any, ...]
     constexprs: tuple[Any, ...]
@@ -195,6 +194,7 @@ def kernel(function: Callable[..., Any], jit: Callable[..., Any] = triton.jit) -
     return jit(function, do_not_specialize=_arguments_of(function))
 
 
+@functools.cache
 def _arguments_of(function: Callable[..., Any]) -> list[str]:
     """The names of a kernel's run-time arguments."""
     parameters = inspect.signature(function).parameters.values()
@@ -220,14 +220,17 @@ _noted: contextvars.ContextVar[Any] = contextvars.ContextVar("noted", default=No
 _steered = contextvars.ContextVar("steered", default=False)
 noted = _noted.get  # the note of the call that is done the first time, if one is
 is_steered = _steered.get  # whether calls are planned, forced, recorded or noted: then each is checked
+steering: list[None] = []  # an entry for each such context of any thread: while there is none, no call is steered
 
 
 @contextlib.contextmanager
 def _set(variable: contextvars.ContextVar[Any], value: Any) -> Iterator[Any]:
     token, steered = variable.set(value), _steered.set(True)  # of this thread only: others go on launching
+    steering.append(None)
     try:
         yield value
     finally:
+        steering.pop()
         variable.reset(token)
         _steered.reset(steered)
 
@@ -265,7 +268,7 @@ def take_compiled(name: str) -> None:
     """
     folder, known = pathlib.Path(__file__).parent, None
     for archive in folder.glob(f"kernels-{name}-*.tar.xz"):
-        known = known or hashlib.sha256(cache.triton_key().encode()).hexdigest()[:16]
+        known = known or hashlib.sha256(_internals.triton_key().encode()).hexdigest()[:16]
         if archive.name.endswith(f"-{known}.tar.xz"):
             with tarfile.open(archive) as tar:
                 _unpack(tar, pathlib.Path(triton.knobs.cache.dir))
@@ -356,9 +359,7 @@ def launch(
     if pdl_max_programs is not None:
         if pdl and _recorded.get() is not None:
             for taken in (True, False):
-                launch(
-                    kernel, programs, call, (*constexprs, taken), num_warps, num_stages, taken, registers=registers
-                )  # fmt: skip
+                launch(kernel, programs, call, (*constexprs, taken), num_warps, num_stages, taken, None, registers)
             return
         pdl = pdl and programs <= pdl_max_programs
         constexprs = (*constexprs, pdl)
@@ -369,9 +370,7 @@ def launch(
     key = (kernel.fn, device, constexprs, absent, num_warps, num_stages, pdl, registers)
     compiled = _COMPILED.get(key)
     if compiled is not None:
-        stream = driver.active.get_current_stream(device.index)
-        function, metadata = compiled.function, compiled.packed_metadata
-        compiled.run(programs, 1, 1, stream, function, metadata, None, None, None, *arguments, *constexprs)
+        _internals.run(compiled, programs, _internals.stream_getter()(device.index), (*arguments, *constexprs))
         _tell(kernel, compiled, programs, arguments, constexprs)
         return
     options: dict[str, Any] = {"num_warps": num_warps, "num_stages": num_stages, "enable_fp_fusion": True}

@@ -107,11 +107,11 @@ def _forget(package: ModuleType) -> None:
 def _keeping(subject: Subject) -> Iterator[_Kernels]:
     """Within, the package's calls are kept; on a CPU their kernels are those of the dict that this gives."""
     launch, kernels = launch_of(subject.package), _Kernels()
-    calls = importlib.import_module(f"{subject.package.__name__}._calls")
-    patched: list[tuple[Any, str, Any]] = [(calls, "EMPTY_STRIDED", None)]  # so that memory comes poisoned
+    internals = importlib.import_module(f"{subject.package.__name__}._internals")
+    patched: list[tuple[Any, str, Any]] = [(internals, "empty_strided", None)]  # so that memory comes poisoned
     if subject.device == "cpu":
         driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda _index: 0))
-        patched += [(launch, "_COMPILED", kernels), (launch, "driver", driver), (calls, "driver", driver)]
+        patched += [(launch, "_COMPILED", kernels), (internals, "driver", driver)]
     before = [getattr(owner, name) for owner, name, _ in patched]
     _forget(subject.package)
     for owner, name, value in patched:

@@ -65,7 +65,7 @@ def _address(argument: Any) -> Any:
 def on_a_device(folder: Path, target: str = TARGET) -> Iterator[tuple[ModuleType, Launched]]:
     """A package, imported afresh. Its calls on the CPU's tensors are planned for a target and launched nowhere."""
     package, launched = import_package(folder), Launched()
-    launch, calls = package._launch, sys.modules[f"{package.__name__}._calls"]
+    launch, internals = package._launch, sys.modules[f"{package.__name__}._internals"]
     driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: STREAM))
     facts = launch.facts_of(target)._replace(multiprocessors=MULTIPROCESSORS)
 
@@ -75,8 +75,7 @@ def on_a_device(folder: Path, target: str = TARGET) -> Iterator[tuple[ModuleType
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(launch, "_COMPILED", launched)
-        patch.setattr(launch, "driver", driver)
-        patch.setattr(calls, "driver", driver)
+        patch.setattr(internals, "driver", driver)
         patch.setattr(launch, "device_facts", device_facts)
         yield package, launched
     assert not launched.mixed, f"two lists of dtypes under one key: {launched.mixed}"

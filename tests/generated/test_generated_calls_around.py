@@ -225,11 +225,12 @@ def test_another_current_device_or_stream_is_seen(
 ) -> None:
     package, launched = dsv32
     calls, now = calls_module(package), SimpleNamespace(device=0, stream=7)
+    internals = sys.modules[f"{package.__name__}._internals"]
     stream_of = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: now.stream))
     note = calls.Note
-    monkeypatch.setattr(calls, "CURRENT_DEVICE", lambda: now.device)
-    monkeypatch.setattr(calls, "driver", stream_of)
-    monkeypatch.setattr(package._launch, "driver", stream_of)
+    monkeypatch.setattr(internals, "current_device", lambda: now.device)
+    monkeypatch.setattr(internals, "device_count", lambda: 2)
+    monkeypatch.setattr(internals, "driver", stream_of)
     monkeypatch.setattr(calls, "Note", lambda tensors, sources, device: note(tensors, sources, 0))
     call = sparse_call()
     package.flash_mla_sparse_fwd(**call)
@@ -293,7 +294,7 @@ def test_a_call_with_an_unreadable_record_still_runs(
     def fail(*_: Any) -> None:
         raise AttributeError("a launcher of another make")
 
-    monkeypatch.setattr(calls_module(package), "_start", fail)
+    monkeypatch.setattr(sys.modules[f"{package.__name__}._internals"], "starter", fail)
     for _ in range(2):
         assert len(package.flash_mla_sparse_fwd(**sparse_call())) == 3
         assert len(launched.taken()) == 2

@@ -21,14 +21,14 @@ MUTANTS = (
         "return Place(number, offset or None)",
         "return Place(number, offset + 64)",
         "prefill: typical, kept",
-        file="_calls.py",
+        file="_notes.py",
     ),
     _literal(
         "kept calls launch with the first tensor's address",
         "return (self.numbers[found[0]],",
         "return (0,",
         "prefill: typical, kept",
-        file="_calls.py",
+        file="_notes.py",
     ),
     _literal(
         "zeros are told apart", "0 - bits, bits + 0x80000000)", "~bits, bits + 0x80000000)", "prefill: scores: z*"

@@ -24,6 +24,7 @@ from mlagen.backends.triton import (
     merge_states,
     mqa_logits,
     ops,
+    signatures,
     sparse_decode,
     sparse_fwd,
     topk,
@@ -55,7 +56,7 @@ COMMON_FACTS = {
     "e4m3_rounding_targets": [name for name, target in TARGETS.items() if target.rounds_e4m3],
     "pdl_targets": [name for name, target in TARGETS.items() if target.pdl],
 }
-CALLS = {"call_cache_size": 4096}
+RUNTIME = ("_internals", "_launch", "_notes", "_calls")  # modules that every package copies
 INLINE_LENGTH = 70  # columns of a literal on the line of its key
 
 Sm90Kernels = (
@@ -141,8 +142,8 @@ def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
     }
     package = _package(plan, modules, tritons)
     registered = [ops.file(plan, modules)] if plan.ops else []
-    first = [generated("_facts", facts), copied("_launch"), generated("_calls", CALLS)]
-    return [*first, *kernels, *registered, generated("__init__", package)]
+    first = [generated("_facts", facts), *map(copied, RUNTIME)]
+    return [*first, *kernels, signatures.file(), *registered, generated("__init__", package)]
 
 
 def _package(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> dict[str, Any]:

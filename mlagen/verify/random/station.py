@@ -104,8 +104,8 @@ class Tester:
         self._target = targets.get(station.kernel, device if device == "cuda" else station.kernel)
         self._launched = watched(launch_of(package))
         # Kept calls too take memory by torch.empty then, which is poisoned.
-        calls: Any = importlib.import_module(f"{package.__name__}._calls")
-        calls.EMPTY_STRIDED = None
+        internals: Any = importlib.import_module(f"{package.__name__}._internals")
+        internals.empty_strided = None
 
     def draw(self, shape: int, number: int) -> tuple[Subject, Case, Dice]:
         """The subject, the case of a call, and the dice for the rest of it."""

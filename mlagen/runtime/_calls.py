@@ -1,0 +1,161 @@
+"""Cache of checked calls, by signature.
+
+The wrapper's own code checks, schedules and launches the first call of a signature, and a note records its actions. A
+later call with that signature repeats only these actions, with its own tensors. Refused calls are not kept, and neither
+are tensors or values read from them. `_signatures` reads the signature of a call.
+"""
+
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, cast
+
+import torch
+
+from . import _launch, _signatures
+from ._notes import CallState, Note, Run, known_call
+
+__all__ = ["CallState", "validated"]
+
+CALL_CACHE_SIZE = 4096  # most signatures per wrapper
+PLAIN = frozenset((bool, int, str, type(None), torch.dtype, torch.device))  # types that a signature tells apart
+# Other tensors, for example without memory, are checked at every call.
+TENSOR, PARAMETER = torch.Tensor, torch.nn.Parameter
+
+
+def empty(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate memory of a call, like torch.empty."""
+    tensor = torch.empty(*shape, dtype=dtype, device=device)
+    note = _launch.noted()
+    if note is not None:
+        note.take(tensor)
+    return tensor
+
+
+def filled(*shape: int, value: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocate memory of a call and fill it with a value."""
+    tensor = empty(*shape, dtype=dtype, device=device)
+    fill(tensor, value)
+    return tensor
+
+
+def fill(tensor: torch.Tensor, value: float) -> None:
+    """Fill memory from `empty`, or columns of all its rows. The next equal call fills all of it."""
+    tensor.fill_(value)
+    note = _launch.noted()
+    if note is not None:
+        note.fill(tensor, value)
+
+
+def requires(condition: Callable[..., bool], *names: str) -> None:
+    """Add a condition on addresses of arguments, by name, that repeated calls must meet as well as the signature."""
+    note = _launch.noted()
+    if note is not None:
+        note.conditions.append((condition, names))
+
+
+def apart(nbytes: int, other_nbytes: int, address: int, other: int) -> bool:
+    """Whether two address ranges do not overlap."""
+    return address + nbytes <= other or other + other_nbytes <= address
+
+
+def remember(state: CallState, config: tuple[Any, ...]) -> None:
+    """Store the sizes of an accepted call in an argument. Repeated calls also do so."""
+    state.config = config
+    note = _launch.noted()
+    if note is not None:
+        note.config = config
+
+
+def not_kept() -> None:
+    """Mark a call as not repeatable, since it read a value outside its signature."""
+    note = _launch.noted()
+    if note is not None:
+        note.kept = False
+
+
+def _named(names: Iterable[str], arguments: Iterable[Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors among arguments with their names, in the order of their addresses."""
+    for name, one in zip(names, arguments, strict=False):
+        if isinstance(one, torch.Tensor):
+            yield name, one
+        elif isinstance(one, (tuple, list)):
+            yield from _named((f"{name}[{number}]" for number in range(len(one))), one)
+
+
+def _holds(signature: tuple[Any, ...], addresses: Sequence[int | None], arguments: Iterable[Any]) -> bool:
+    """Whether a signature distinguishes these arguments from all others with another effect."""
+    tensors = []
+    for one in _leaves(arguments):
+        kind = type(one)
+        if kind is TENSOR or kind is PARAMETER:
+            tensors.append(one.data_ptr())
+        elif kind is float:
+            if (one or repr(one)) not in signature:
+                return False  # 0.0 is equal to -0.0
+        elif isinstance(one, CallState):
+            if any(part is one for part in signature):
+                return False
+        elif kind not in PLAIN:
+            return False
+    return tensors == [address for address in addresses if address is not None]
+
+
+def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
+    """Yield the arguments, of tuples and lists the members."""
+    for one in arguments:
+        if type(one) is tuple or type(one) is list:
+            yield from _leaves(one)
+        else:
+            yield one
+
+
+def validated(**sources: str | tuple[str, ...]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a wrapper check its calls once per signature.
+
+    Args:
+        sources: wrapper arguments behind kernel arguments with other names. Of several, the first that is given and
+            contains the address is the source.
+    """
+    origins = {name: (source,) if isinstance(source, str) else source for name, source in sources.items()}
+
+    def decorate(wrapper: Any) -> Any:
+        checked: dict[tuple[Any, ...], Run] = {}
+        parameters, lock = inspect.signature(wrapper).parameters, threading.Lock()
+        names = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+        positional = len(parameters) - len(names)
+
+        def again(arguments: tuple[Any, ...]) -> Any:
+            """Run the wrapper."""
+            return wrapper(*arguments[:positional], **dict(zip(names, arguments[positional:], strict=True)))
+
+        def unkept(signature: tuple[Any, ...], addresses: list[Any], arguments: tuple[Any, ...]) -> Any:
+            """Run a call of a signature that is checked each time."""
+            return again(arguments)
+
+        def first(signature: tuple[Any, ...], addresses: list[Any], arguments: tuple[Any, ...]) -> Any:
+            """Run a call with an unknown signature, and keep its actions."""
+            tensors = dict(_named(parameters, arguments))
+            device = next((one.device for one in tensors.values()), None)
+            if device is None or not _holds(signature, addresses, arguments) or not _launch.is_current(device):
+                return again(arguments)
+            note, known = Note(tensors, origins, device.index), cast(Run, unkept)
+            with _launch.noting(note):
+                result = again(arguments)
+            with contextlib.suppress(Exception):  # NotKeptError, or an unknown launcher; the call itself has run
+                known = known_call(note, result, addresses, arguments, again)
+            with lock:
+                while len(checked) >= CALL_CACHE_SIZE:
+                    del checked[next(iter(checked))]
+                checked[signature] = known
+            return result
+
+        reader = getattr(_signatures, f"{wrapper.__module__.rpartition('.')[2]}_{wrapper.__name__}")
+        call: Any = functools.wraps(wrapper)(reader(again, checked.get, first))
+        call.__defaults__, call.__kwdefaults__ = wrapper.__defaults__, wrapper.__kwdefaults__
+        call.checked, call.unkept = checked, unkept
+        return call
+
+    return decorate
