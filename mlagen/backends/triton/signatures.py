@@ -97,7 +97,7 @@ class _Writer:
         declared = [*names[:positional], *["*"][: len(names) - positional], *names[positional:]]
         return Reader(
             f"{module}_{function.name}",
-            [_allowed(line) for line in _lines(declared, 2 * INDENT)],
+            list(_declared(declared)),
             _lines(names, 3 * INDENT),
             self.reads,
             list(_guards(self.required)),
@@ -141,9 +141,12 @@ class _Writer:
             self.parts.append(read)
 
 
-def _allowed(line: str) -> str:
-    """Return a line of declared arguments; the linter allows a builtin's name among them."""
-    return f"{line}  # noqa: A002" if {*line.split(", "), *line.rstrip(",").split(", ")} & {*dir(builtins)} else line
+def _declared(names: list[str]) -> Iterator[str]:
+    """Yield lines of declared arguments. The linter allows a builtin's name among them."""
+    known = set(dir(builtins))
+    comment = "  # noqa: A002" if known & set(names) else ""
+    for line in _lines(names, 2 * INDENT + len(comment)):
+        yield line + comment if known & set(line.rstrip(",").split(", ")) else line
 
 
 def _guards(names: list[str]) -> Iterator[tuple[str, str]]:

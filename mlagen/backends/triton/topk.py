@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlagen.backends.base import GeneratedFile, Module, generated
+from mlagen.backends.base import GeneratedFile, Module, copied, generated
 from mlagen.backends.triton import tiles
 from mlagen.plan import Plan, TopkPlan
 
@@ -40,7 +40,7 @@ def _kernels(plan: Plan, family: TopkPlan) -> Kernels:
 
 def shared(plan: Plan, family: TopkPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
-    return [tiles.file(plan), generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))]
+    return [tiles.file(plan), copied(f"_{MODULE}_kernels")]
 
 
 def modules(plan: Plan, family: TopkPlan) -> list[Module]:

@@ -1,9 +1,7 @@
 """Top-k kernels: `topk.py` describes and launches them."""
 
-{% if selects %}
 from typing import NamedTuple
 
-{% endif %}
 import triton
 import triton.language as tl
 
@@ -115,7 +113,6 @@ def _span_starts(keys, low, high, SPANS: tl.constexpr):
 def _number(flags, wanted):
     """How many are picked: all from high on, and the first `wanted` of those below."""
     return (flags & 0xFFFF) + tl.minimum((flags >> 16) & 0xFFFF, wanted)
-{% if selects %}
 
 
 class Row(NamedTuple):
@@ -382,8 +379,6 @@ def _topk_kernel(
         _fill(outputs, _number(total, k - above), k)
         if IS_LONG:
             tl.debug_barrier()  # candidates are read before the next row's overwrite them
-{% endif %}
-{% if merges %}
 
 
 @_launch.kernel
@@ -435,4 +430,3 @@ def _merge_kernel(
     if gives_scores != 0:
         taken = (pairs & 0xFFFFFFFF).to(tl.uint32).to(tl.float32, bitcast=True)
         tl.store(scores_row + ranks, tl.where(ranks < number, taken, float("-inf")), mask=ranks < k)  # [BLOCK_K]
-{% endif %}
