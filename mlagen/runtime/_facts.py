@@ -5,6 +5,9 @@
 
 TARGETS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx942", "gfx950")
 
+# Wrappers of the package.
+WRAPPERS: list[str] = []
+
 # Modules with Triton functions; callees come before their callers.
 MODULES: tuple[str, ...] = ("_launch",)
 SM90_MODULES: list[str] = []

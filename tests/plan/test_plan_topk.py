@@ -103,7 +103,7 @@ def test_variants_are_of_each_tile_dtype_and_alignment(listed):
 
 def test_variants_on_sm90_are_what_calls_of_some_size_launch(listed):
     assert listed.of("sm90", SELECT[1]) == []
-    topk, tiles = listed.module("topk"), listed.module("_tiles")
+    topk, tiles = listed.module("_topk"), listed.module("_tiles")
     facts = listed.module("_launch").facts_of("sm90")
     forms = set()
     for rows in (1, 4, 5, 16, 17, 33, 34, 66, 67, 264, 265, 5000):

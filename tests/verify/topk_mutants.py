@@ -98,7 +98,7 @@ MUTANTS = (
         "INT32_VALUES // call.page_size - 1",
         "INT32_VALUES - 1",
         "pages: blocks: limit, size 53",
-        file=TOPK,
+        file="_topk.py",
     ),
     _literal("the place in a page is lost", "pages.page_size + in_page", "pages.page_size", "pages: page size: 53"),
     _literal("page starts are left out", "page_table_stride + page_start", "page_table_stride", "pages: page starts"),
@@ -123,7 +123,7 @@ MUTANTS = (
     ),
     _literal(
         "strides are believed",
-        '_integer("stride0", stride0, logits.stride(0), logits.stride(0))',
+        'integer("stride0", stride0, logits.stride(0), logits.stride(0))',
         "stride0",
         "refuses: stride0*",
         file=TOPK,

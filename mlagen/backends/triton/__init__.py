@@ -137,6 +137,7 @@ def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
     kernels = [*shared.values(), *(module.file for module in modules)]
     facts = COMMON_FACTS | {
         "targets": plan.spec.targets,
+        "wrappers_literal": _literal(list(plan.spec.wrappers)),
         "kernel_modules": ["_launch", *(file.module for file in kernels)],
         "sm90_modules_literal": _literal(sm90_modules(plan)),
     }

@@ -123,8 +123,6 @@ def file(plan: Plan) -> GeneratedFile:
             "indices": plan.find(IndicesPlan),
             "merge_states": plan.find(MergeStatesPlan),
             "topk": plan.find(TopkPlan),
-            "selects_topk": any(name in plan.spec.wrappers for name in TopkPlan.SELECTS),
-            "merges_topk": TopkPlan.MERGE in plan.spec.wrappers,
             "mqa_logits": plan.find(MqaLogitsPlan),
             "merges_states": "merge_attn_states" in plan.spec.wrappers,
             "merges_parts": "merge_attn_parts" in plan.spec.wrappers,

@@ -1,0 +1,267 @@
+"""Top-k: schedules, launches and the checks that its wrappers share with those of the indexer."""
+
+import functools
+import importlib
+import itertools
+import numbers
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from . import _calls, _facts, _launch, _tiles, _topk_kernels
+from ._topk_kernels import COLUMNS
+
+INT32_VALUES = 1 << 31
+MOST_COLUMNS = 1 << 30
+MOST_K = 4096
+LONG_REGISTERS = 255  # most that a thread can have, ptxas's default before Triton 3.8
+MERGE = "topk_merge"
+SELECTS = ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk", "top_k_page_table_transform")
+
+
+def integer(name: str, value: Any, least: int, most: int) -> int:
+    """Return `value` as an int. Raises TypeError if it is not an integer, ValueError if it is not in [least, most]."""
+    if type(value) is not int:
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{name}: got {type(value).__name__}, takes an integer")
+        return integer(name, int(value), least, most)
+    number: int = value
+    if not least <= number <= most:
+        takes = f"{least} to {most}" if most > least else f"{least}"
+        raise ValueError(f"{name}: got {value}, takes {takes}")
+    return number
+
+
+def check_rows(
+    name: str, tensor: torch.Tensor, dtype: torch.dtype, rows: int, columns: int, device: torch.device
+) -> None:
+    """Check a tensor for rows of results: rows must not overlap."""
+    got, _ = _launch.check(name, tensor, dtype, (None, columns), device)
+    if got < rows:
+        raise ValueError(f"{name}: got {got} rows, takes {rows}, one a row of scores")
+    if rows > 1 and tensor.stride(0) < columns:
+        raise ValueError(f"{name}: got rows {tensor.stride(0)} elements apart, takes at least {columns}")
+
+
+def check_vector(name: str, tensor: torch.Tensor, entries: int, device: torch.device, *, exact: bool = False) -> None:
+    """Check an int32 tensor with an entry per row. It may have more entries unless `exact`."""
+    (got,) = _launch.check(name, tensor, torch.int32, (None,), device)
+    if got < entries or (exact and got > entries):
+        raise ValueError(f"{name}: got {got} entries, takes {entries}")
+
+
+@functools.lru_cache(maxsize=4096)
+def schedule(facts: _launch.DeviceFacts, plain: bool, columns: int, k: int) -> _tiles.TopkTile:
+    """Return the tile of a call.
+
+    Args:
+        facts: facts about the device; `_launch.force` overrides the tile.
+        plain: scores are fp32, in 16-byte aligned rows.
+        columns, k: sizes of the call.
+    """
+    if facts.forced.tile:
+        found: _tiles.TopkTile = facts.forced.tile
+        return found
+    rows = _tiles.TOPK_TILES
+    return next(
+        tile for max_columns, max_k, tile in rows if columns <= max_columns and k <= max_k and (plain or tile.is_long)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def sm90_tile(facts: _launch.DeviceFacts, rows: int, columns: int, k: int) -> _tiles.TopkSm90Tile | None:
+    """Return the sm90 kernel's tile of a call of these sizes; None: the portable kernel runs it."""
+    forced = facts.forced
+    table = _tiles.TOPK_SM90_TILES
+    if not table or not facts.sm90 or forced.kernel not in (None, "sm90") or isinstance(forced.tile, _tiles.TopkTile):
+        return None
+    if forced.tile:
+        found: _tiles.TopkSm90Tile = forced.tile
+        return found
+    return next(
+        tile for most, most_columns, most_k, tile in table if rows <= most and columns <= most_columns and k <= most_k
+    )
+
+
+def in_groups(logits: torch.Tensor) -> torch.Tensor | None:
+    """Return rows for reads in groups of 16 bytes; None if such groups would leave the tensor's memory."""
+    size, stride, (rows, columns) = logits.element_size(), logits.stride(0), logits.shape
+    if (logits.data_ptr() | size * stride) % 16:
+        return None
+    spare = -size * columns % 16 // size
+    if spare == 0:
+        return logits
+    _calls.not_kept()  # its signature does not contain the end of memory
+    end = logits.storage_offset() + (rows - 1) * stride + columns + spare
+    if size * end > logits.untyped_storage().nbytes():
+        return None
+    return logits.as_strided((rows, columns + spare), (stride, 1))
+
+
+def select(call: Any, tile: _tiles.TopkTile | None = None, sm90: _tiles.TopkSm90Tile | None = None) -> None:
+    """Select with the tile of `sm90_tile` and `schedule`, or with `tile`. The call has all arguments except sizes."""
+    logits = call.logits
+    if not _launch.is_current(logits.device):
+        with torch.cuda.device(logits.device):
+            select(call, tile, sm90)
+        return
+    if call.num_rows == 0:
+        return
+    call.num_columns, call.logits_stride = logits.shape[1], logits.stride(0)
+    call.out_stride = call.out.stride(0)
+    call.scores_stride, call.raw_stride = call.scores.stride(0), call.raw.stride(0)
+    call.page_multiplier, call.page_shift = _launch.divider(call.page_size)
+    call.page_limit = INT32_VALUES // call.page_size - 1
+    facts, size = _launch.device_facts(logits.device), logits.element_size()
+    sm90 = sm90 or (None if tile else sm90_tile(facts, call.num_rows, call.num_columns, call.k))
+    if sm90:
+        select_sm90(call, sm90, facts.pdl and call.num_rows <= _tiles.TOPK_SM90_FEW_ROWS)
+        return
+    grouped = in_groups(logits)
+    alignment = 1 if grouped is None else 16
+    call.logits = logits if grouped is None else grouped
+    tile = tile or schedule(facts, alignment == 16 and size == 4, call.num_columns, call.k)
+    call.programs = call.num_rows
+    call.candidates, call.candidate_ids = call.scores, call.lens
+    if tile.is_long:
+        call.programs = min(call.num_rows, tile.programs_per_sm * facts.multiprocessors)
+        room = (call.programs, 2, tile.reps * tile.spans * COLUMNS.value)
+        call.candidates = _calls.empty(*room, dtype=logits.dtype, device=logits.device)
+        call.candidate_ids = _calls.empty(*room, dtype=torch.int32, device=logits.device)
+    constexprs = (size, alignment, tile.is_long, tile.reps, tile.spans)
+    pdl = (facts.pdl, _launch.pdl_max_programs(facts))
+    bounded = tile.is_long and facts.target.startswith("sm") and _launch.TRITON >= (3, 8)
+    registers = LONG_REGISTERS if bounded else None
+    kernel = _topk_kernels._topk_kernel
+    _launch.launch(kernel, call.programs, call, constexprs, tile.spans, 1, *pdl, registers=registers)
+
+
+def select_sm90(call: Any, tile: _tiles.TopkSm90Tile, pdl: bool) -> None:
+    """Launch the sm90 kernel, after the collecting kernel if programs share rows."""
+    _topk_sm90 = importlib.import_module("._topk_sm90", __package__)  # not every Triton has this Gluon
+
+    is_long, device = call.num_columns > tile.capacity, call.logits.device
+    parts = tile.parts if is_long else 1
+    size = call.logits.element_size()
+    constexprs = (size, tile.capacity, parts, tile.warps, tile.halves, pdl)
+    registers = None if is_long and size == 2 else tile.registers  # long bf16 rows would spill
+    options: dict[str, Any] = {"pdl": pdl, "registers": registers}
+    call.candidates = call.scores
+    call.candidate_ids = call.counts = call.lens
+    if parts > 1:
+        room, programs = (call.num_rows, parts, tile.capacity), call.num_rows * parts
+        call.candidates = _calls.empty(*room, dtype=torch.float32, device=device)
+        call.candidate_ids = _calls.empty(*room, dtype=torch.int32, device=device)
+        call.counts = _calls.empty(call.num_rows, parts, 2, dtype=torch.int32, device=device)
+        kernel = _topk_sm90._topk_collect_sm90_kernel
+        _launch.launch(kernel, programs, call, constexprs, tile.warps, 1, **options)
+    kernel = _topk_sm90._topk_sm90_kernel
+    _launch.launch(kernel, call.num_rows, call, (is_long, *constexprs), tile.warps, 1, **options)
+
+
+def call_of(
+    logits: torch.Tensor,
+    lens: torch.Tensor,
+    out: torch.Tensor,
+    num_rows: int,
+    k: int,
+    scores: torch.Tensor | None,
+    *,
+    starts: torch.Tensor | None = None,
+    next_n: int = 1,
+    lens_are_ends: bool = False,
+) -> SimpleNamespace:
+    """Return the kernel arguments of a call without pages. Tensors of the same dtype stand in for absent ones."""
+    return SimpleNamespace(
+        logits=logits, lens=lens, starts=lens if starts is None else starts, out=out, num_rows=num_rows, k=k,
+        scores=lens.view(torch.float32) if scores is None else scores, raw=out, next_n=next_n,
+        has_starts=int(starts is not None), lens_are_ends=int(lens_are_ends),
+        gives_scores=int(scores is not None), gives_raw=0,
+        page_table=lens, row_to_batch=lens, page_starts=lens, has_pages=0, has_batches=0, has_page_starts=0,
+        num_batches=0, num_pages=0, page_size=1, page_table_stride=0,
+    )  # fmt: skip
+
+
+def merge(call: Any, tile: _tiles.TopkMergeTile | None = None) -> None:
+    """Merge candidates in as many levels as a row needs. The call has the kernel arguments by name."""
+    if not _launch.is_current(call.ids.device):
+        with torch.cuda.device(call.ids.device):
+            merge(call, tile)
+        return
+    rows, columns = call.ids.shape
+    if rows == 0:
+        return
+    facts, device = _launch.device_facts(call.ids.device), call.ids.device
+    tile = tile or facts.forced.tile or next(one for most, one in _tiles.TOPK_MERGE_TILES if call.k <= most)
+    block, final = tile.reps * tile.spans * COLUMNS.value, (call.out, call.out_scores)
+    pdl = (facts.pdl, _launch.pdl_max_programs(facts))
+    while True:
+        call.num_columns, call.num_groups = columns, max(-(-columns // block), 1)
+        call.group_columns = min(block, columns)
+        call.gives_scores = 1
+        if call.num_groups == 1:
+            call.out, call.out_scores = final
+        else:
+            columns = call.num_groups * call.k
+            call.out = _calls.empty(rows, columns, dtype=torch.int32, device=device)
+            call.out_scores = _calls.empty(rows, columns, dtype=torch.float32, device=device)
+        call.scores_stride, call.ids_stride = call.scores.stride(0), call.ids.stride(0)
+        call.out_stride, call.out_scores_stride = call.out.stride(0), call.out_scores.stride(0)
+        constexprs, programs = (tile.reps, tile.spans, tile.block_k), rows * call.num_groups
+        _launch.launch(_topk_kernels._merge_kernel, programs, call, constexprs, tile.spans, 1, *pdl)
+        if call.num_groups == 1:
+            return
+        call.scores, call.ids = call.out_scores, call.out
+
+
+def _portable_variants(device: torch.device) -> list[Callable[[], None]]:
+    calls: list[Callable[[], None]] = []
+    none = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    tiles = {tile for _, _, tile in _tiles.TOPK_TILES}
+    for dtype in (torch.float32, torch.bfloat16):
+        room = torch.zeros(32, dtype=dtype, device=device)
+        for first in (0, 1):  # aligned, and not
+            plain = dtype == torch.float32 and first == 0
+            for tile in sorted(tile for tile in tiles if plain or tile.is_long):
+                call = call_of(room[first : first + 16][None], none[0], none, 1, 1, none.view(torch.float32))
+                calls.append(functools.partial(select, call, tile))
+    return calls
+
+
+def _sm90_variants(device: torch.device) -> list[Callable[[], None]]:
+    """Return a call for each tile, and for each form of its kernel that some size runs."""
+    facts, table = _launch.device_facts(device), _tiles.TOPK_SM90_TILES
+    most_rows, most_k = {row[0] for row in table}, {row[2] for row in table}
+    most_columns = {row[1] for row in table} | {row[3].capacity for row in table}
+    sizes = [
+        [1, *(bound + 1 for bound in sorted(each) if bound < _tiles.ANY)] for each in (most_rows, most_columns, most_k)
+    ]
+    found: dict[tuple[_tiles.TopkSm90Tile, bool, bool], tuple[int, int]] = {}
+    for rows, columns, k in itertools.product(*sizes):
+        tile = sm90_tile(facts, rows, columns, min(k, MOST_K))
+        if tile is not None:
+            found.setdefault((tile, columns > tile.capacity, rows <= _tiles.TOPK_SM90_FEW_ROWS), (rows, columns))
+    calls: list[Callable[[], None]] = []
+    for (tile, *_), (rows, columns) in found.items():
+        out = torch.zeros((rows, 1), dtype=torch.int32, device=device)
+        for dtype in (torch.float32, torch.bfloat16):
+            row = torch.zeros((1, columns), dtype=dtype, device=device).expand(rows, columns)
+            calls.append(functools.partial(select, call_of(row, out[:, 0], out, rows, 1, None), None, tile))
+    return calls
+
+
+def variants(device: torch.device) -> list[Callable[[], None]]:
+    """Return tiny calls that launch every variant of the top-k kernels that a call on `device` can reach."""
+    calls: list[Callable[[], None]] = []
+    if not set(SELECTS).isdisjoint(_facts.WRAPPERS):
+        calls += _sm90_variants(device) if _launch.device_facts(device).sm90 else _portable_variants(device)
+    if MERGE not in _facts.WRAPPERS:
+        return calls
+    none = torch.zeros((1, 1), dtype=torch.int32, device=device)
+    for _, tile in _tiles.TOPK_MERGE_TILES:
+        scores = none.view(torch.float32)
+        call = SimpleNamespace(scores=scores, ids=none, k=1, out=none, out_scores=scores)
+        calls.append(functools.partial(merge, call, tile))
+    return calls
