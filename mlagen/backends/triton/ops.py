@@ -206,14 +206,13 @@ def _query(plan: Plan) -> dict[str, Any] | None:
 def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> dict[str, Any]:
     """Template context, from the texts of the package's modules by file name."""
     assert plan.ops is not None
-    found, used = [], []
+    found, used, wrappers = [], [], plan.spec.wrappers
     for module in modules:
         name = module.file.module
         for node in ast.parse(texts[module.file.name]).body:
-            if isinstance(node, ast.FunctionDef) and node.name in OPS:
+            if isinstance(node, ast.FunctionDef) and node.name in OPS and node.name in wrappers:
                 found += operators(node, name, plan.ops)
                 used.append(name)
-    wrappers = plan.spec.wrappers
     return {
         "namespace": plan.ops.namespace,
         "modules": list(dict.fromkeys(used)),
