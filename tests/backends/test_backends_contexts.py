@@ -53,7 +53,8 @@ def given() -> dict[str, set[str]]:
     found = defaultdict(set)
     for spec in SPECS:
         for file, _, _ in bodies(files(load_plan(spec))):
-            found[file.template] |= set(file.context)
+            if not file.is_copied:
+                found[file.template] |= set(file.context)
     return found
 
 

@@ -42,6 +42,19 @@ class Reader:
     addresses: str
 
 
+@dataclass(frozen=True)
+class Signatures:
+    """Template context.
+
+    Attributes:
+        readers: the readers.
+        imported: names that they need of `_notes`.
+    """
+
+    readers: list[Reader]
+    imported: str
+
+
 def file() -> GeneratedFile:
     """The file of the readers of all wrappers in earlier files."""
     return generated(MODULE, {}, read=_context)
@@ -51,7 +64,8 @@ def _context(texts: Mapping[str, str]) -> dict[str, Any]:
     """Template context, from the texts of the modules with wrappers."""
     found = list(readers(texts))
     whole = any("WHOLE" in line for reader in found for line in reader.reads)
-    return {"readers": found, "imported": ", ".join(["ADDRESS_BYTES", *["WHOLE"] * whole, "require_tensors"])}
+    names = ["ADDRESS_BYTES", *["WHOLE"] * whole, "require_tensors"]
+    return vars(Signatures(found, ", ".join(names)))
 
 
 def readers(texts: Mapping[str, str]) -> Iterator[Reader]:
