@@ -33,7 +33,9 @@ def import_package(folder):
 
 def page_bytes(package):
     """Bytes of a page of as many tokens as the spec says, or of one, in a quantised cache."""
-    return package.cache._page_size(package.SPEC["spec"]["cache"]["block_size"] or 1)
+    layout = package.cache._layout
+    rows = (package.SPEC["spec"]["cache"]["block_size"] or 1) * layout.ROW_BYTES
+    return -(-rows // getattr(layout, "PAGE_MULTIPLE", 1)) * getattr(layout, "PAGE_MULTIPLE", 1)
 
 
 def make_cache(package, pages):
