@@ -17,8 +17,7 @@ from mlagen.plan import (
     SparseDecodePlan,
     SparseFwdPlan,
 )
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, Registers
-from mlagen.plan.stored import StoredRows
+from mlagen.plan.sm90 import Registers
 
 # Facts of attention that the templates over indices read.
 FACTS = ("d_v", "partials", "has_sink", "has_topk_length", "length_required")
@@ -27,7 +26,6 @@ FIRST_BARRIER = 4  # named barriers; Triton uses the lower ones
 REST_OF_SHAPES = (
     "requests * s_q. indices i32 [requests, s_q, topk], lengths i32 [requests], lse f32 [tokens, num_heads]."
 )
-EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # one exponent bias for fp32, bf16 and ue8m0
 
 
 def register_split(registers: Registers) -> str:
@@ -313,43 +311,6 @@ def sparse_decode_arguments(plan: Plan) -> Signature:
     )
 
 
-def _power(exponent: int, mantissa: int) -> dict[str, Any]:
-    """Return a power of two and its bits in a format with 8 exponent bits, in hex if there is a mantissa."""
-    bits = exponent + EXPONENT_BIAS << mantissa
-    return {"exponent": exponent, "bits": f"0x{bits:04X}" if mantissa else str(bits)}
-
-
-def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
-    layout, extra_layout, dtype = required(plan.layout), plan.extra_layout, plan.spec.model.dtype
-    sm90, scaled = required(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
-    other = None if extra_layout == layout else extra_layout
-    stored = StoredRows(sm90, layout, other, dual=extra_layout is not None)
-    is_fp32 = stored.tensor_scale or stored.scales.dtype == "fp32"
-    staged = ("rope", "last") if layout.planar else ()
-    ready = ("ready",) if stored.copies_tail else ("q_ready", "k_ready")
-    scales = ("scales",) if sm90.scale_columns else ()
-    tables = ("overflowed", "offsets", *scales, *staged, "mask_bitmask")
-    return {
-        "q_ready": "shared.ready.index(2)" if stored.copies_tail else "shared.q_ready",
-        "p0": "_p0(shared)" if sm90.p0_in_tail else "shared.p0",
-        "splits_constants": "D_V, NEG_LARGE",
-        **shared(*seesaw_shared(sm90, scaled=scaled), tables, ready),
-        "planar": layout.planar,
-        "block_by_block": layout.planar,
-        "dual_cache": stored.dual,
-        "dual_layout": other is not None,
-        "extra_layout": extra_layout,
-        "stored": stored,
-        "scale_form": "its bits as fp32" if is_fp32 else "its biased exponent",
-        "scale_limits": [_power(exponent, FP32_MANTISSA if is_fp32 else 0) for exponent in FP16_SCALES],
-        "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
-        "shapes": [
-            f"q [requests, s_q, num_heads, {plan.d_qk}], out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is",
-            REST_OF_SHAPES,
-        ],
-    }
-
-
 def _union_arguments(plan: Plan) -> Signature:
     """Return the arguments of shared-index prefill: those over rows, with index unions and without splits."""
     left_out = {"topk_length_ptr", "partial_ptr", "s_kv", "topk", "num_splits", "split_size", "indices_token_stride"}
@@ -429,17 +390,3 @@ class UnionLists:
 
 
 INDEX_UNION = UnionLists()
-
-
-SPARSE_DECODE = Sm90Module(
-    MODULE="_sparse_decode_sm90",
-    TEMPLATE="sm90/sparse_decode",
-    plan_of=lambda plan: sm90_of(plan, SparseDecodePlan),
-    arguments=sparse_decode_arguments,
-    details=_sparse_decode_details,
-    facts=(*FACTS, "layout", "takes_pair"),
-    columns=(
-        *("pieces", "left", "right", "halves", "acc_columns", "acc_layout", "half_columns"),
-        *("tail_tile", "tail_swizzle", "p_tile", "p_swizzle"),
-    ),
-)

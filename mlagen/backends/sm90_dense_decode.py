@@ -18,12 +18,13 @@ from mlagen.backends.sm90 import (
     sm90_of,
     swap_ab_details,
 )
-from mlagen.backends.sm90_columns import SEESAW, row_context
+from mlagen.backends.sm90_columns import row_context
 from mlagen.backends.triton.common import Signature
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
 from mlagen.plan.sm90 import PRODUCT_DEPTH
 
 WARPGROUP = 128  # threads
+E4M3_COLUMNS = ("pieces", "acc_columns", "half_columns", "result", "v_end")
 SPLIT_ROWS = 8  # rows of Q that a warpgroup splits at a time, to limit spills
 
 
@@ -53,34 +54,34 @@ def _dense_decode_arguments(plan: Plan) -> Signature:
     )
 
 
+def _lengths(plan: Plan) -> dict[str, int]:
+    """Return the context of the scheduler's reads of lengths."""
+    block_b = plan.of(DenseDecodePlan).block_b
+    return {"block_b": block_b, "thread_lengths": block_b // WARPGROUP}
+
+
 def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     dense_decode, partials = plan.of(DenseDecodePlan), plan.splits.partials
     sm90 = required(dense_decode.sm90)
     d_v = "D_V, " if names_d_v(sm90) or not partials.rounds else ""
     return {
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
-        "block_b": dense_decode.block_b,
-        "thread_lengths": dense_decode.block_b // WARPGROUP,
+        **_lengths(plan),
         "by_rows": {"begin": "gl.convert_layout(", "end": f", {row_context(sm90)['result']})"},
         "p0": p0_place(sm90),
         **shared(*seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
     }
 
 
-def _dense_e4m3_details(plan: Plan, *, few: bool = False, in_turn: bool = False) -> dict[str, Any]:
+def _dense_e4m3_details(plan: Plan, *units: str) -> dict[str, Any]:
+    """Further context of the kernels over e4m3; `units` names shared memory for the units of rows of Q."""
     sm90 = required(plan.of(DenseDecodePlan).sm90)
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
-    statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1", *(("q_unit",) if few or in_turn else ()))
+    statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1", *units)
     partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
     return {
-        **_dense_decode_details(plan),
         "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
         "by_rows": {"begin": "_by_rows(", "end": ")"},
-        "packed": few,
-        "in_turn": in_turn,
-        "copies_tail": in_turn and sm90.d_tail,
-        "splits_q": few or in_turn,
-        "split_rows": SPLIT_ROWS,
         "product_keys": PRODUCT_DEPTH,
         "chunks": sm90.block_n // PRODUCT_DEPTH,
         "half_words": sm90.d_half // 4,
@@ -96,7 +97,6 @@ def _swap_ab(plan: Plan) -> tuple[Sm90Plan, ...]:
 def _swap_ab_details(plan: Plan) -> dict[str, Any]:
     plans = _swap_ab(plan)
     return {
-        **_dense_decode_details(plan),
         "splits_constants": "D_V, NEG_LARGE" if names_d_v(plans[0]) else "NEG_LARGE",
         **swap_ab_details(plans, ("m0", "l0", "m1", "l1"), scaled=plan.splits.partials.scaled),
     }
@@ -121,26 +121,29 @@ DENSE_DECODE_E4M3 = Sm90Module(
     TEMPLATE="sm90/dense_decode_e4m3",
     plan_of=functools.partial(_dense_plan, quantised=True),
     arguments=_dense_decode_arguments,
-    details=_dense_e4m3_details,
-    facts=(*FACTS, "dtype"),
+    details=lambda plan: {**_dense_e4m3_details(plan), **_lengths(plan)},
+    facts=FACTS,
+    columns=E4M3_COLUMNS,
 )
 
 DENSE_DECODE_E4M3_FEW = Sm90Module(
     MODULE="_dense_decode_sm90_few",
-    TEMPLATE="sm90/dense_decode_e4m3",
+    TEMPLATE="sm90/dense_decode_e4m3_rows32",
     plan_of=lambda plan: found.few_rows if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
-    details=functools.partial(_dense_e4m3_details, few=True),
+    details=lambda plan: _dense_e4m3_details(plan, "q_unit"),
     facts=(*FACTS, "dtype"),
+    columns=E4M3_COLUMNS,
 )
 
 DENSE_DECODE_E4M3_PARTS = Sm90Module(
     MODULE="_dense_decode_sm90_parts",
-    TEMPLATE="sm90/dense_decode_e4m3",
+    TEMPLATE="sm90/dense_decode_e4m3_q_in_parts",
     plan_of=lambda plan: found.parts if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
-    details=functools.partial(_dense_e4m3_details, in_turn=True),
+    details=lambda plan: {**_dense_e4m3_details(plan, "q_unit"), "split_rows": SPLIT_ROWS},
     facts=(*FACTS, "dtype"),
+    columns=E4M3_COLUMNS,
 )
 
 DENSE_DECODE_SWAP_AB = SwapAbModule(
@@ -150,7 +153,10 @@ DENSE_DECODE_SWAP_AB = SwapAbModule(
     plans_of=_swap_ab,
     arguments=_dense_decode_arguments,
     details=_swap_ab_details,
-    facts=FACTS,
-    columns=(*SEESAW, "columns_of_acc", "columns_of_like"),
+    facts=tuple(name for name in FACTS if name != "row_floats"),
+    columns=(
+        *("pieces", "left", "right", "halves", "plain", "columns_of_acc", "columns_of_like", "half_columns"),
+        *("tail_start", "tail_tile", "tail_swizzle", "v_end"),
+    ),
     constexprs=("BLOCK_H",),
 )

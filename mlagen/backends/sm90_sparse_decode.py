@@ -1,14 +1,94 @@
-"""The sm90 kernel of sparse decode for e4m3 Q and an e4m3 cache."""
+"""The sm90 kernels of sparse decode: one for each kind of row, and one for e4m3 Q over an e4m3 cache."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from mlagen.backends.grouped import shared
-from mlagen.backends.sm90 import FACTS, REST_OF_SHAPES, Sm90Module, required, sparse_decode_arguments
+from mlagen.backends.sm90 import (
+    FACTS,
+    REST_OF_SHAPES,
+    Sm90Module,
+    required,
+    seesaw_shared,
+    sm90_of,
+    sparse_decode_arguments,
+)
 from mlagen.backends.triton.common import Signature
-from mlagen.plan import Plan, SparseDecodePlan
-from mlagen.plan.sm90 import PRODUCT_DEPTH
+from mlagen.plan import Plan, Sm90Plan, SparseDecodePlan
+from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, PRODUCT_DEPTH
+from mlagen.plan.stored import StoredRows
+
+EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # one exponent bias for fp32, bf16 and ue8m0
+
+
+def _power(exponent: int, mantissa: int) -> dict[str, Any]:
+    """Return a power of two and its bits in a format with 8 exponent bits, in hex if there is a mantissa."""
+    bits = exponent + EXPONENT_BIAS << mantissa
+    return {"exponent": exponent, "bits": f"0x{bits:04X}" if mantissa else str(bits)}
+
+
+def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
+    layout, extra_layout, dtype = required(plan.layout), plan.extra_layout, plan.spec.model.dtype
+    sm90, scaled = required(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
+    other = None if extra_layout == layout else extra_layout
+    stored = StoredRows(sm90, layout, other, dual=extra_layout is not None)
+    is_fp32 = stored.tensor_scale or stored.scales.dtype == "fp32"
+    staged = ("rope", "last") if layout.planar else ()
+    ready = ("ready",) if stored.copies_tail else ("q_ready", "k_ready")
+    scales = ("scales",) if sm90.scale_columns else ()
+    tables = ("overflowed", "offsets", *scales, *staged, "mask_bitmask")
+    return {
+        "q_ready": "shared.ready.index(2)" if stored.copies_tail else "shared.q_ready",
+        "p0": "_p0(shared)" if sm90.p0_in_tail else "shared.p0",
+        "splits_constants": "D_V, NEG_LARGE",
+        **shared(*seesaw_shared(sm90, scaled=scaled), tables, ready),
+        "dual_cache": stored.dual,
+        **({"extra_layout": other} if other else {}),
+        "stored": stored,
+        "scale_form": "its bits as fp32" if is_fp32 else "its biased exponent",
+        "scale_limits": [_power(exponent, FP32_MANTISSA if is_fp32 else 0) for exponent in FP16_SCALES],
+        "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
+        "shapes": [
+            f"q [requests, s_q, num_heads, {plan.d_qk}], out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is",
+            REST_OF_SHAPES,
+        ],
+    }
+
+
+def _rows_of(plan: Plan) -> str:
+    """Return the kind of row that the caches hold: the suffix of its kernel's template."""
+    layout, extra_layout = required(plan.layout), plan.extra_layout
+    if layout.planar:
+        return "_two_planes"
+    if extra_layout not in (None, layout):
+        return "_two_layouts"
+    return "_tensor_scale" if layout.tensor_scale else ""
+
+
+def _module(rows: str) -> Sm90Module:
+    """Return the module with the kernel over these rows."""
+
+    def plan_of(plan: Plan) -> Sm90Plan | None:
+        sm90 = sm90_of(plan, SparseDecodePlan)
+        return sm90 if sm90 and _rows_of(plan) == rows else None
+
+    template = f"sm90/sparse_decode{rows}"
+    return Sm90Module(
+        MODULE="_sparse_decode_sm90",
+        TEMPLATE=template,
+        plan_of=plan_of,
+        arguments=sparse_decode_arguments,
+        details=_sparse_decode_details,
+        facts=(*FACTS, "layout", "takes_pair"),
+        columns=(
+            *("pieces", "left", "right", "halves", "acc_columns", "acc_layout", "half_columns"),
+            *("tail_tile", "tail_swizzle", "p_tile", "p_swizzle"),
+        ),
+    )
+
+
+SPARSE_DECODE = tuple(map(_module, ("", "_tensor_scale", "_two_layouts", "_two_planes")))
 
 
 def _arguments(plan: Plan) -> Signature:

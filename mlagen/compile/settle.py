@@ -28,7 +28,6 @@ from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.tritons import minor, minor_text
 
 MOST_TRIES = 12  # of candidates in the place of one
-SCHEDULED = {"sm90_few": "sm90", "sm90_parts": "sm90", "sm90_e4m3": "sm90"}  # kernels that schedules name by another's
 LISTS = "_index_union_sm90"  # makes the lists that the kernel of shared indices reads
 
 Judge = Callable[[Resources], None]
@@ -202,11 +201,11 @@ class Settler:
     def _kind(self, job: CompileJob, version: str) -> Place | Kernel | str:
         """The job's tile or sm90 kernel; the name of any other kernel, which nothing replaces."""
         for family in self.plan.tiled:
-            prefix = f"_{family.NAME}_sm90"
             if job.module == LISTS and "sm90_shared" in family.SM90_KERNELS:
                 return Kernel(family.NAME, "sm90_shared")
-            if job.module.startswith(prefix):
-                return Kernel(family.NAME, f"sm90{job.module.removeprefix(prefix)}")
+            for name, module in family.sm90_kernels.items():
+                if job.module == module:
+                    return Kernel(family.NAME, name)
         return place_of(job, self.plan, minor(version)) or f"{job.module}.{job.kernel}"
 
     def _find_registers(self, kernel: Kernel, jobs: list[CompileJob], failure: _Failure, under: str) -> None:
@@ -222,7 +221,7 @@ class Settler:
             if holds:
                 self._take(found, f"{named}: registers {split} {under}")
                 return
-        left = LeftOut(family.fits, SCHEDULED.get(kernel.name, kernel.name), triton, failure.reason)
+        left = LeftOut(family.fits, kernel.name, triton, failure.reason)
         found = replace(self.findings, left_out=(*self.findings.left_out, left))
         self._take(
             found, f"{named} not used {under}; {tried} other register splits tried; its calls run the portable kernel"

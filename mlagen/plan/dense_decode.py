@@ -57,7 +57,13 @@ class DenseDecodePlan(CachedFamily):
 
     NAME: ClassVar = fits.DENSE_DECODE
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
-    SM90_KERNELS: ClassVar = {"sm90": "sm90", "sm90_swap_ab": "swap_ab", "sm90_few": "few_rows", "sm90_parts": "parts"}
+    SM90_KERNELS: ClassVar = {
+        "sm90": "sm90",
+        "sm90_swap_ab": "swap_ab",
+        "sm90_rows32": "few_rows",
+        "sm90_q_in_parts": "parts",
+    }
+    MODULES: ClassVar = {"sm90_rows32": "_dense_decode_sm90_few", "sm90_q_in_parts": "_dense_decode_sm90_parts"}
 
     few_rows: Sm90Plan | None
     parts: Sm90Plan | None
@@ -69,12 +75,6 @@ class DenseDecodePlan(CachedFamily):
     sm90_combine_units: int = COMBINE_UNITS
     batch_invariant_split: int = BATCH_INVARIANT_SPLIT
     block_b: int = BLOCK_B
-
-    @property
-    def sm90_modules(self) -> tuple[str, ...]:
-        """Generated modules of its sm90 kernels."""
-        single = (("few", self.few_rows), ("parts", self.parts), ("swap_ab", self.swap_ab))
-        return (*super().sm90_modules, *(f"_{self.NAME}_sm90_{name}" for name, plans in single if plans))
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> DenseDecodePlan | None:

@@ -25,6 +25,7 @@ from mlagen.work import ITEMSIZE
 
 CACHED_BYTES = 24 << 20  # of K and V; programs that run side by side should find most of them in L2
 NARROW_ROWS = 64  # rows of a tile for short requests, such as the next tokens of sequences that are decoded
+DESCRIPTOR = "portable_descriptor"  # the portable kernel that copies k and v by tensor descriptor
 LOAD_COLUMNS = 8  # of 16 bytes, behind one address of two registers
 BARRIER_BYTES = 1024  # for barriers of copies by descriptor and of tcgen05, and for the tiles' alignment behind them
 
@@ -62,6 +63,12 @@ class DenseFwdPlan(TiledFamily[DenseFwdRow]):
         described = heads.addressing == "descriptors"
         dims, dtype = (heads.qk_head_dim, heads.v_head_dim), spec.model.dtype
         return make_dense_fwd_plan(*dims, dtype, targets, sm90, descriptors=described)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels that a call can run, as schedules and `_launch.force` have them."""
+        portable, *others = super().kernels
+        return (portable, *((DESCRIPTOR,) if self.descriptor_targets else ()), *others)
 
     def like(self, row: DenseFwdRow, tile: DenseFwdTile, target: Target, reason: str, *, aligned: bool) -> DenseFwdRow:
         """A row like another with this tile; see `TiledFamily`."""

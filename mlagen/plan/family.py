@@ -13,11 +13,13 @@ from mlagen.plan.findings import Findings, LeftOut
 from mlagen.plan.index_union import IndexUnionPlan
 from mlagen.plan.replacements import Replacement, Row, split_table
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import DenseFwdSm90Plan, Registers, Sm90Plan, Split
+from mlagen.plan.sm90 import SM90, DenseFwdSm90Plan, Registers, Sm90Plan, Split
 from mlagen.plan.targets import Target
 from mlagen.plan.tritons import Minor
 from mlagen.plan.tuned import Tuned
 from mlagen.spec import Spec
+
+PORTABLE = "portable"  # the kernel that every target has
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,11 @@ class Family(ABC):
         """Generated modules of its sm90 kernels."""
         return ()
 
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels that a call can run, as schedules and `_launch.force` have them."""
+        return (PORTABLE, *((SM90,) if self.sm90_modules else ()))
+
 
 @dataclass(frozen=True, kw_only=True)
 class TiledFamily(Family, Generic[Row]):
@@ -68,10 +75,12 @@ class TiledFamily(Family, Generic[Row]):
         unaligned: the same for unaligned calls: one row, or one per range of Tritons.
         sm90: plan of the sm90 kernel; None without one.
         left_out: sm90 kernels that are not used under some Tritons.
-        SM90_KERNELS: attribute with the plan of an sm90 kernel, by the kernel's name in the family.
+        SM90_KERNELS: attribute with the plan of an sm90 kernel, by the kernel's name.
+        MODULES: generated modules of sm90 kernels that have other names than their kernels.
     """
 
     SM90_KERNELS: ClassVar[Mapping[str, str]] = MappingProxyType({"sm90": "sm90"})
+    MODULES: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     fits: str
     tiles: tuple[tuple[str, tuple[Row, ...]], ...]
@@ -82,7 +91,18 @@ class TiledFamily(Family, Generic[Row]):
     @property
     def sm90_modules(self) -> tuple[str, ...]:
         """Generated modules of its sm90 kernels."""
-        return () if self.sm90 is None else (f"_{self.NAME}_sm90",)
+        return tuple(self.sm90_kernels.values())
+
+    @property
+    def sm90_kernels(self) -> dict[str, str]:
+        """Generated modules of its sm90 kernels, by the kernels' names."""
+        present = (name for name, attribute in self.SM90_KERNELS.items() if getattr(self, attribute))
+        return {name: self.MODULES.get(name, f"_{self.NAME}_{name}") for name in present}
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels that a call can run, as schedules and `_launch.force` have them."""
+        return (PORTABLE, *self.sm90_kernels)
 
     @abstractmethod
     def like(self, row: Row, tile: Any, target: Target, reason: str, *, aligned: bool) -> Row:

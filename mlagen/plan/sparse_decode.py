@@ -49,11 +49,6 @@ class SparseDecodePlan(CachedFamily):
     indexed: tuple[IndexedCache, ...]
     sm90_e4m3: Sm90Plan | None
 
-    @property
-    def sm90_modules(self) -> tuple[str, ...]:
-        """Generated modules of its sm90 kernels."""
-        return (*super().sm90_modules, *(() if self.sm90_e4m3 is None else (f"_{self.NAME}_sm90_e4m3",)))
-
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> SparseDecodePlan | None:
         """Derives the numbers; see `Family`."""

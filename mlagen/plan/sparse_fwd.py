@@ -69,9 +69,7 @@ class SparseFwdPlan(LatentFamily):
     @property
     def sm90_modules(self) -> tuple[str, ...]:
         """Generated modules of its sm90 kernels."""
-        swap_ab = ("_sparse_fwd_sm90_swap_ab",) if self.swap_ab else ()
-        union = ("_sparse_fwd_sm90_shared", "_index_union_sm90") if self.union else ()
-        return (*super().sm90_modules, *swap_ab, *union)
+        return (*super().sm90_modules, *(("_index_union_sm90",) if self.union else ()))
 
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""

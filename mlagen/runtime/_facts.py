@@ -11,6 +11,8 @@ WRAPPERS: list[str] = []
 # Modules with Triton functions; callees come before their callers.
 MODULES: tuple[str, ...] = ("_launch",)
 SM90_MODULES: list[str] = []
+# Kernels that a call can run, by the names that schedules and `_launch.force` have for them.
+KERNELS: tuple[str, ...] = ("portable",)
 
 # Targets with instructions that convert float8_e4m3fn, and those that also round fp32 to it in one instruction.
 E4M3_TARGETS = ("sm89", "sm90", "sm100", "sm120", "gfx950")

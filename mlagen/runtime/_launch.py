@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from . import _facts, _internals
-from ._facts import MODULES, PDL_TARGETS, SM90_MODULES, TARGETS
+from ._facts import KERNELS, MODULES, PDL_TARGETS, SM90_MODULES, TARGETS
 
 # The oldest and the newest minor version of Triton that mlagen makes packages for, and the one at hand.
 SUPPORTED = ((3, 6), (3, 9))
@@ -39,7 +39,7 @@ LEAST_SCALE, MOST_SCALE = 2.0**-126, 2.0**127  # of logits: in fp32 neither 0 no
 class Forced(NamedTuple):
     """Choices of `force` for calls of any family; None: as tables and sizes of a call have it."""
 
-    kernel: str | None = None  # "portable", "sm90", ...: every call that the kernel can run
+    kernel: str | None = None  # one of KERNELS; calls that it cannot run take a portable kernel
     tile: Any = None  # of portable kernels, of the family that is called
     num_splits: int | None = None  # of calls that do not name a number of splits
     workspace_bytes: int | None = None  # from where calls go through the kernels in pieces
@@ -138,6 +138,12 @@ def has_gluon() -> bool:
     except Exception:  # any error of a later Triton; the portable kernels still run
         return False
     return True
+
+
+@functools.cache
+def sm90_kernel(module: str) -> Any:
+    """The sm90 kernel of a module, which is imported when it first runs: not every Triton has its Gluon."""
+    return getattr(importlib.import_module(f".{module}", __package__), f"{module}_kernel")
 
 
 def for_triton(table: dict[str, list[tuple[Any, ...]]]) -> dict[str, list[tuple[Any, ...]]]:
@@ -241,7 +247,13 @@ def planned_for(facts: DeviceFacts) -> contextlib.AbstractContextManager[Any]:
 
 
 def force(**choices: Any) -> contextlib.AbstractContextManager[Any]:
-    """Inside, calls run with these fields of `Forced`, and with those of an enclosing `force`."""
+    """Inside, calls run with these fields of `Forced`, and with those of an enclosing `force`.
+
+    Raises:
+        ValueError: the package has no kernel of this name.
+    """
+    if choices.get("kernel") not in (None, *KERNELS):
+        raise ValueError(f"kernel: got {choices['kernel']!r}, takes one of {', '.join(KERNELS)}")
     return _set(_forced, (_forced.get() or Forced())._replace(**choices))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-SHARED_INDICES = "cuda, shared indices"  # a target: the kernels of neighbouring tokens that share rows
-FEW_HEADS = "cuda, sm90 kernel of few heads"  # a target: that kernel; sparse calls have no more heads than it holds
+# Names of sm90 kernels; a package has some of them.
+SM90, ROWS_32, Q_IN_PARTS, E4M3 = "sm90", "sm90_rows32", "sm90_q_in_parts", "sm90_e4m3"
+SWAP_AB, SHARED = "sm90_swap_ab", "sm90_shared"
+SM90_KERNELS = (SM90, ROWS_32, Q_IN_PARTS, E4M3, SWAP_AB, SHARED)
 
 
 class CaseFailedError(Exception):
@@ -27,8 +29,6 @@ class Case:
         check: the check, a key of its family's checks.
         every_target: run on each target's tiles, not only on the first target's.
         attends: it computes attention.
-        of_few_heads: the kernel of few heads may run it: it computes attention over rows of the model's dtype.
-        simulated: sm90 kernels may run it, also in numpy.
         only_sm90: no other kernel runs it.
         in_full: it is left out of the set that stands for all cases.
     """
@@ -40,10 +40,8 @@ class Case:
     only_sm90: bool = field(default=False, kw_only=True)
     in_full: bool = field(default=False, kw_only=True)
     attends: ClassVar[bool] = False
-    of_few_heads: ClassVar[bool] = False
-    simulated: ClassVar[bool] = False
 
     @property
-    def can_share(self) -> bool:
-        """Whether neighbouring tokens of its call may load rows together."""
-        return False
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the sm90 kernels that its call is forced to: those of packages that may run it."""
+        return ()

@@ -12,16 +12,15 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
+from mlagen.verify.case import SHARED, SM90_KERNELS, SWAP_AB
 from mlagen.verify.facts import Facts
 from mlagen.verify.operators import Operators
 
 CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
-SM90_KERNELS = "cuda, sm90 kernels"
 # The kernel that calls are forced to run, by the target that stands for it.
-FORCED = {SM90_KERNELS: "sm90", FEW_HEADS: "sm90_swap_ab", SHARED_INDICES: "sm90_shared"}
+FORCED = {f"cuda {kernel}": kernel for kernel in SM90_KERNELS}
 # The same kernels on a CPU, where they run in numpy.
-SIMULATED = {f"{kernel}, simulated": kernel for kernel in FORCED.values()}
+SIMULATED = {f"{kernel}, simulated": kernel for kernel in SM90_KERNELS}
 
 
 def launch_of(package: ModuleType) -> Any:
@@ -34,16 +33,15 @@ def sm90_modules(package: ModuleType) -> tuple[str, ...]:
     return tuple(launch_of(package).SM90_MODULES)
 
 
+def kernels_of(package: ModuleType) -> tuple[str, ...]:
+    """Names of the kernels that the package's calls can run."""
+    return tuple(launch_of(package).KERNELS)
+
+
 def targets_of(package: ModuleType, device: str = "cuda") -> list[str]:
     """Targets of FORCED or of SIMULATED that the package has kernels for."""
-    modules = sm90_modules(package)
-    there = {
-        "sm90": bool(modules),
-        "sm90_swap_ab": any(module.endswith("_swap_ab") for module in modules),
-        "sm90_shared": "_sparse_fwd_sm90_shared" in modules,
-    }
     targets = FORCED if device == "cuda" else SIMULATED
-    return [target for target, kernel in targets.items() if there[kernel]]
+    return [target for target, kernel in targets.items() if kernel in kernels_of(package)]
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,8 @@ class Subject:
         package: the imported package.
         facts: further facts of the spec.
         device: "cpu" (the interpreter) or "cuda".
-        target: target of the tiles in the interpreter. On a GPU, SM90_KERNELS gives every call that can to those
-            kernels, FEW_HEADS to those of few heads, and SHARED_INDICES to those of neighbours that share rows.
-            On a CPU, those of SIMULATED do the same.
+        target: target of the tiles in the interpreter. One of FORCED on a GPU, or of SIMULATED on a CPU, gives every
+            call that its kernel can run to that kernel.
         keeps: calls are kept by their signature, as those of a user are; see `mlagen.verify.kept`.
         operators: calls go through these; None: to the wrappers.
     """
@@ -105,9 +102,9 @@ class Subject:
     def fitting(self, heads: int) -> int:
         """As many of the heads as the kernels hold that are this subject's target."""
         most = [heads]
-        if self.kernel == "sm90_shared":
+        if self.kernel == SHARED:
             most.append(self.package.sparse_fwd.GROUP_HEADS)
-        elif self.kernel == "sm90_swap_ab":
+        elif self.kernel == SWAP_AB:
             most.append(self.package.sparse_fwd.SWAP_AB_HEADS[-1])
         return min(most)
 

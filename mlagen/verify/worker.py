@@ -65,29 +65,22 @@ def import_package(folder: Path) -> ModuleType:
 def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) -> list[tuple[Case, str]]:
     """Cases and targets of a job, in order: all cases on the first target, those for every target also on the others.
 
-    Another GPU target is another kernel: all cases that compute attention are for it, but only over rows, or only those
-    that may share rows if it shares them.
+    A target that forces an sm90 kernel has cases that the kernel may run: on a CPU all; on a GPU, which also runs them
+    without force, those that compute attention, those for every target and those for sm90 only.
     """
-    from mlagen.verify.case import FEW_HEADS, SHARED_INDICES
+    from mlagen.verify.case import SM90
     from mlagen.verify.kept import CHECK
     from mlagen.verify.subject import FORCED, SIMULATED
 
-    def fits(case: Case, kernel: str | None, other: bool) -> bool:
-        return {"sm90_swap_ab": case.of_few_heads, "sm90_shared": case.can_share}.get(kernel or "", other)
-
     def taken(case: Case, target: str, number: int) -> bool:
-        if target in SIMULATED:
-            if case.check == CHECK:  # its launches are the interpreter's
-                return False
-            return fits(case, SIMULATED[target], case.simulated)
+        if target in SIMULATED:  # launches of kept calls are the interpreter's
+            return SIMULATED[target] in case.kernels and case.check != CHECK
+        if target in FORCED:
+            more = case.every_target or case.only_sm90
+            return (case.attends or more) and FORCED[target] in (case.kernels or (SM90,))
         if case.only_sm90:
-            return target.startswith("cuda") and fits(case, FORCED.get(target), True)
-        if number == 0:
-            return True
-        if target == FEW_HEADS:
-            return case.of_few_heads
-        more = targets[0] == "cuda" and (case.can_share if target == SHARED_INDICES else case.attends)
-        return case.every_target or more
+            return target == "cuda"
+        return number == 0 or case.every_target
 
     pairs = [(case, target) for number, target in enumerate(targets) for case in found if taken(case, target, number)]
     if only is None:

@@ -13,6 +13,7 @@ from mlagen.compile.worker import load_package
 PACKAGE: Any = load_package(Path(__file__).parents[2] / "generated" / "dsv3_prefill_tma")
 LAUNCH, DENSE_FWD, TILES = PACKAGE._launch, PACKAGE.dense_fwd, PACKAGE.dense_fwd._tiles
 SM90 = LAUNCH.DeviceFacts("sm90", 132, sm90=True)
+DESCRIPTOR = "portable_descriptor"  # the kernel of aligned calls on targets with descriptors
 
 
 def forced(**choices: Any) -> Any:
@@ -24,27 +25,29 @@ def forced(**choices: Any) -> Any:
 @pytest.mark.parametrize("rows", [0, 1, 64, 65, 4096])
 def test_the_first_row_that_holds_a_call_is_taken(rows: int) -> None:
     tile = next(tile for most, tile in TILES.DENSE_FWD_TILES["sm90"] if rows <= most)
-    assert DENSE_FWD.schedule(SM90, True, rows) == ("portable", tile, True)
+    assert DENSE_FWD.schedule(SM90, True, rows) == (DESCRIPTOR, tile, True)
     assert DENSE_FWD.schedule(SM90, False, rows) == ("portable", TILES.DENSE_FWD_UNALIGNED_TILES["sm90"], False)
 
 
 def test_calls_run_the_sm90_kernel_from_the_tables_rows_on() -> None:
     fewest = TILES.DENSE_FWD_SM90_QUERIES
     assert DENSE_FWD.schedule(SM90, True, fewest, can_sm90=True) == ("sm90", DENSE_FWD.SM90_TILE, True)
-    assert DENSE_FWD.schedule(SM90, True, fewest - 1, can_sm90=True).kernel == "portable"
+    assert DENSE_FWD.schedule(SM90, True, fewest - 1, can_sm90=True).kernel == DESCRIPTOR
 
 
 @pytest.mark.parametrize("rows", [0, 4096])
 def test_a_forced_kernel_runs_every_call_that_it_can(rows: int) -> None:
-    for kernel in ("sm90", "portable"):
+    for kernel in ("sm90", "portable", DESCRIPTOR):
         assert DENSE_FWD.schedule(forced(kernel=kernel), True, rows, can_sm90=True).kernel == kernel
-        assert DENSE_FWD.schedule(forced(kernel=kernel), True, rows).kernel == "portable"
+        other = "portable" if kernel == "portable" else DESCRIPTOR
+        assert DENSE_FWD.schedule(forced(kernel=kernel), True, rows).kernel == other
+        assert DENSE_FWD.schedule(forced(kernel=kernel), False, rows).kernel == "portable"
 
 
 @pytest.mark.parametrize("aligned", [True, False])
 def test_a_forced_tile_is_the_portable_kernels(aligned: bool) -> None:
-    tile = TILES.DenseFwdTile(16, 16, 4, 1)
-    assert DENSE_FWD.schedule(forced(tile=tile), aligned, 4096) == ("portable", tile, aligned)
+    tile, kernel = TILES.DenseFwdTile(16, 16, 4, 1), DESCRIPTOR if aligned else "portable"
+    assert DENSE_FWD.schedule(forced(tile=tile), aligned, 4096) == (kernel, tile, aligned)
     assert DENSE_FWD.schedule(forced(tile=tile), aligned, 4096, can_sm90=True).tile == DENSE_FWD.SM90_TILE
 
 

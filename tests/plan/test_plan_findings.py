@@ -39,14 +39,13 @@ KERNELS = {
     "sparse_fwd": ("dsv32", "sm90", {"_sparse_fwd_sm90"}),
     "sparse_fwd, few heads": ("dsv32", "sm90_swap_ab", {"_sparse_fwd_sm90_swap_ab"}),
     "sparse_fwd, shared": ("glm5", "sm90_shared", {"_sparse_fwd_sm90_shared", "_index_union_sm90"}),
-    "sparse_decode": ("dsv32_fp8_tensor", "sm90", {"_sparse_decode_sm90", "_sparse_decode_sm90_e4m3"}),
+    "sparse_decode": ("dsv32_fp8_tensor", "sm90", {"_sparse_decode_sm90"}),
+    "sparse_decode, e4m3": ("dsv32_fp8_tensor", "sm90_e4m3", {"_sparse_decode_sm90_e4m3"}),
     "dense_decode": ("dsv2_lite", "sm90", {"_dense_decode_sm90"}),
     "dense_decode, few rows": ("dsv2_lite", "sm90_swap_ab", {"_dense_decode_sm90_swap_ab"}),
-    "dense_decode, e4m3": (
-        "dsv3_fp8",
-        "sm90",
-        {"_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts"},
-    ),
+    "dense_decode, e4m3": ("dsv3_fp8", "sm90", {"_dense_decode_sm90"}),
+    "dense_decode, e4m3, 32 rows": ("dsv3_fp8", "sm90_rows32", {"_dense_decode_sm90_few"}),
+    "dense_decode, e4m3, q in parts": ("dsv3_fp8", "sm90_q_in_parts", {"_dense_decode_sm90_parts"}),
     "dense_fwd": ("dsv3_prefill", "sm90", {"_dense_fwd_sm90"}),
 }
 

@@ -192,6 +192,8 @@ OF_MODULE = {
 }
 KERNELS = {"_sparse_fwd_sm90_swap_ab": "sm90_swap_ab", "_dense_decode_sm90_swap_ab": "sm90_swap_ab"}
 KERNELS |= {"_sparse_fwd_sm90_shared": "sm90_shared", "_index_union_sm90": "sm90_shared"}
+KERNELS |= {"_dense_decode_sm90_few": "sm90_rows32", "_dense_decode_sm90_parts": "sm90_q_in_parts"}
+KERNELS |= {"_sparse_decode_sm90_e4m3": "sm90_e4m3"}
 
 if __name__ == "__main__":
     module = sys.argv.pop()

@@ -24,7 +24,7 @@ from mlagen.verify.memory import LAYOUTS
 from mlagen.verify.merge_states.cases import value_dims
 from mlagen.verify.merge_states.family import MERGE_STATES
 from mlagen.verify.merge_states.reference import merge
-from mlagen.verify.subject import SM90_KERNELS, Subject, launch_of, sm90_modules
+from mlagen.verify.subject import FORCED, Subject, launch_of, sm90_modules, targets_of
 
 pytestmark = pytest.mark.interpreter
 
@@ -69,8 +69,9 @@ def test_calls_are_forced_onto_sm90_kernels_and_given_back(name):
     launch, device = launch_of(package), torch.device("cuda", 0)
     assert sm90_modules(package)
     with launch.planned_for(launch.DeviceFacts("sm90", 132, True, True)):
-        with Subject(package, None, "cuda", SM90_KERNELS).planned_for(None):
-            assert launch.device_facts(device).forced.kernel == "sm90"
+        for target in targets_of(package):
+            with Subject(package, None, "cuda", target).planned_for(None):
+                assert launch.device_facts(device).forced.kernel == FORCED[target]
         assert launch.device_facts(device).forced == launch.Forced()
 
 

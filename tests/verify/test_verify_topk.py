@@ -11,9 +11,8 @@ from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.plan.topk import COLUMNS
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.case import FEW_HEADS
 from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.subject import SM90_KERNELS
+from mlagen.verify.subject import FORCED
 from mlagen.verify.topk.cases import SCORE_PROMISES, MergeCase, cases
 from mlagen.verify.topk.family import TOPK
 from mlagen.verify.topk.invalid import SHORT
@@ -40,9 +39,8 @@ def package(tmp_path_factory) -> Path:
 
 def test_tiles_of_the_sm90_kernel_run_where_it_runs():
     found = cases(spec(wrappers=WRAPPERS), "cuda")
-    targets = ["cuda", SM90_KERNELS, FEW_HEADS]
-    pairs = selected(found, targets, None)
-    assert {target for case, target in pairs if case.only_sm90} == {"cuda", SM90_KERNELS}
+    pairs = selected(found, ["cuda", *FORCED], None)
+    assert {target for case, target in pairs if case.only_sm90} == {"cuda", "cuda sm90"}
 
 
 def test_the_reference_by_hand():

@@ -29,7 +29,7 @@ from mlagen.backends.triton import (
     sparse_fwd,
     topk,
 )
-from mlagen.backends.triton.common import imported, sm90_modules
+from mlagen.backends.triton.common import imported, kernels_of, sm90_modules
 from mlagen.plan import (
     TARGETS,
     CachePlan,
@@ -46,6 +46,7 @@ from mlagen.plan import (
     TopkPlan,
 )
 from mlagen.plan.cache import PDL_MAX_PROGRAMS
+from mlagen.plan.family import PORTABLE
 from mlagen.plan.tritons import TRITONS, minors
 from mlagen.spec import spec_digest
 
@@ -112,7 +113,9 @@ RENDERERS = {
         mqa_logits.shared, mqa_logits.modules, (sm90_logits.MQA_LOGITS, sm90_logits.PAGED_MQA_LOGITS)
     ),
     SparseDecodePlan.NAME: Renderer(
-        sparse_decode.shared, sparse_decode.modules, (sm90.SPARSE_DECODE, sm90_sparse_decode.SPARSE_DECODE_E4M3)
+        sparse_decode.shared,
+        sparse_decode.modules,
+        (*sm90_sparse_decode.SPARSE_DECODE, sm90_sparse_decode.SPARSE_DECODE_E4M3),
     ),
     SparseFwdPlan.NAME: Renderer(
         sparse_fwd.shared,
@@ -140,6 +143,7 @@ def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
         "wrappers_literal": _literal(list(plan.spec.wrappers)),
         "kernel_modules": ["_launch", *(file.module for file in kernels)],
         "sm90_modules_literal": _literal(sm90_modules(plan)),
+        "kernels": [PORTABLE, *(name for name in kernels_of(plan.families) if name != PORTABLE)],
     }
     package = _package(plan, modules, tritons)
     registered = [ops.file(plan, modules)] if plan.ops else []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
-from mlagen.plan import Chunk, LatentFamily, MergeStatesPlan, Plan
+from mlagen.plan import Chunk, Family, LatentFamily, MergeStatesPlan, Plan
 from mlagen.work import ITEMSIZE
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -19,6 +20,11 @@ def sm90_modules(plan: Plan) -> list[str]:
     """Return the modules of the package's sm90 kernels; attention over latent rows comes first."""
     ordered = sorted(plan.families, key=lambda family: not isinstance(family, LatentFamily))
     return [module for family in ordered for module in family.sm90_modules]
+
+
+def kernels_of(families: Iterable[Family]) -> list[str]:
+    """Return the names of the kernels that calls of these families can run, each once."""
+    return list(dict.fromkeys(name for family in families for name in family.kernels))
 
 
 def common(plan: Plan, *names: str) -> dict[str, Any]:
@@ -44,6 +50,11 @@ def facts(plan: Plan) -> dict[str, Any]:
         "merges": plan.find(MergeStatesPlan) is not None,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
     }
+
+
+def tuple_text(numbers: Iterable[int]) -> str:
+    """Format numbers as a tuple."""
+    return str(tuple(numbers))
 
 
 def imported(module: str, names: list[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from mlagen.backends.base import GeneratedFile, Module, generated
 from mlagen.backends.triton import tiles
 from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, Signature, chunk_of, stated_scale
-from mlagen.backends.triton.splits import accumulators
+from mlagen.backends.triton.splits import accumulators, kernel_names
 from mlagen.plan import DenseFwdPlan, MergeStatesPlan, Plan
 from mlagen.plan.sm90 import DenseFwdSm90Plan
 
@@ -76,6 +76,7 @@ class Wrappers(Heads):
 
     Attributes:
         dense_fwd: the family's plan.
+        kernel_names: kernels that a schedule names, as text.
         sm90: the sm90 kernel's plan, or None.
         merges: whether the package merges results.
         stated_scale: softmax scale of the spec, as text; empty without one.
@@ -83,6 +84,7 @@ class Wrappers(Heads):
     """
 
     dense_fwd: DenseFwdPlan
+    kernel_names: str
     sm90: DenseFwdSm90Plan | None
     merges: bool
     stated_scale: str
@@ -120,6 +122,7 @@ def modules(plan: Plan, family: DenseFwdPlan) -> list[Module]:
     context = Wrappers(
         **vars(heads(plan)),
         dense_fwd=family,
+        kernel_names=kernel_names([family]),
         sm90=family.sm90,
         merges=plan.find(MergeStatesPlan) is not None,
         stated_scale=stated_scale(multi_head.softmax_scale if multi_head else None),

@@ -18,8 +18,8 @@ MODULE, MODULE_OF_KERNELS = "sparse_decode", "_sparse_decode_kernels"
 FACTS = ("layout", "d_qk", "d_v", "dtype", "takes_pair", "has_sink", "sink_required")
 OF_KERNELS = ("partials", "has_topk_length", "length_required")
 OF_WRAPPERS = (
-    *("backend", "rope_aligned", "merges", "torch_dtype", "has_rope"),
-    *("lse_base", "empty_row_lse", "stated_scale"),
+    *("backend", "rope_aligned", "merges", "torch_dtype", "lse_base", "empty_row_lse"),
+    *("q", "q_type", "q_sources", "q_rope_address", "rope_said", "default_scale", "default_scale_said"),
 )
 
 
@@ -151,8 +151,11 @@ def _wrappers(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         **attention_context(plan, *FACTS, *OF_WRAPPERS),
         **caches,
         "sm90": family.sm90,
+        "sm90_kernels": list(family.sm90_kernels.items()),
         "left_out": family.left_out,
         "e4m3": family.sm90_e4m3,
+        "q_dtype": "_q_dtype(q_scale)" if family.sm90_e4m3 else "DTYPE",
+        "quantised_said": "quantised" if main.quantised else "not quantised",
         "row_unit": load_unit(main),
         "loads_at": max(one.loads_at for _, one in _prefixed(family.caches)),
         "offset_bits": OFFSET_BITS + load_unit(main).bit_length() - 1,

@@ -6,16 +6,15 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mlagen.backends.base import GeneratedFile, generated
-from mlagen.backends.triton.common import chunk_of, facts, stated_scale
-from mlagen.plan import Chunk, DenseDecodePlan, Plan, SparseDecodePlan
+from mlagen.backends.triton.common import chunk_of, facts, kernels_of, stated_scale
+from mlagen.plan import Chunk, DenseDecodePlan, Family, MergeStatesPlan, Plan, SparseDecodePlan
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
-FACTS = (
-    *("backend", "shares", "d_qk", "d_v", "dtype", "takes_pair", "partials", "partial_type", "row_floats"),
-    *("has_sink", "sink_required", "has_topk_length", "length_required", "dense", "window", "table_width"),
-    *("lse_base", "empty_row_lse"),
-)
+# Facts of attention in the templates of both, of splits of indices, and of ranges of KV blocks.
+FACTS = ("backend", "d_qk", "d_v", "dtype", "takes_pair", "partials", "partial_type", "row_floats", "lse_base")
+OF_SPLITS = ("shares", "has_sink", "sink_required", "has_topk_length", "length_required", "empty_row_lse")
+OF_RANGES = ("window", "table_width")
 
 
 def accumulators(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
@@ -67,25 +66,47 @@ def attention_context(plan: Plan, *names: str) -> dict[str, Any]:
         "lse_base": attention.lse_base,
         "empty_row_lse": attention.empty_row_lse.lstrip("+"),
         "stated_scale": stated_scale(attention.softmax_scale),
+        **wrapper_text(plan),
     }
     return {name: found[name] for name in names}
 
 
+def wrapper_text(plan: Plan) -> dict[str, str]:
+    """Text of wrappers: Q as one tensor or two, and the softmax scale, which a spec may state."""
+    scale, pair = stated_scale(plan.attention.softmax_scale), plan.takes_pair
+    said = f"{scale}, from the spec"
+    merges = plan.find(MergeStatesPlan) is not None
+    return {
+        "q": "q, q_rope" if pair else "q",
+        "q_type": "torch.Tensor | tuple[torch.Tensor, torch.Tensor]" if pair else "torch.Tensor",
+        "q_sources": "**_splits.QUERY, " if pair else "",
+        "q_rope_address": "q_rope.data_ptr() | " if facts(plan)["rope_aligned"] else "",
+        "rope_said": " + qk_rope_head_dim" if plan.spec.model.qk_rope_head_dim else "",
+        "scale_type": "float | None" if scale else "float",
+        "scale_said": f"; None: {said}" if scale else "",
+        "scale_else": f"{scale} if sm_scale is None else " if scale else "",
+        "default_scale": scale or "D_QK**-0.5",
+        "default_scale_said": said if scale else f"{plan.d_qk}**-0.5",
+        "merge_import": ", merge_states" if merges else "",
+        "merge_sources": ', prefix_lse="lse", suffix_lse="lse"' if merges else "",
+    }
+
+
 def _context(plan: Plan) -> dict[str, Any]:
     """Template context."""
-    shared = attention_context(plan, *FACTS)
+    dense, sparse_decode = plan.find(DenseDecodePlan), plan.find(SparseDecodePlan)
+    shared = attention_context(plan, *FACTS, *(OF_RANGES if dense else OF_SPLITS))
     base_e = shared["lse_base"] == "e"
-    dense, sparse_decode = shared["dense"], plan.find(SparseDecodePlan)
+    of_splits = {"to_base": " * LN2" if base_e else "", "kernel_names": kernel_names(plan.latent)}
     return {
         **shared,
+        **({} if dense else of_splits),
         "cached": dense is not None or sparse_decode is not None,
         "redoes": sparse_decode is not None and sparse_decode.sm90 is not None,
         "sm90_tile": next((family.sm90.tile for family in plan.latent if family.sm90), None),
         "splits": plan.splits,
-        "to_base": " * LN2" if base_e else "",
         "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
         "tile_names": ", ".join(_tile_names(plan)),
-        "kernel_names": ", ".join(f'"{name}"' for name in kernel_names(plan)),
     }
 
 
@@ -95,13 +116,11 @@ def _tile_names(plan: Plan) -> list[str]:
     return ["ANY", *(["Sm90Cost"] if costs else []), "Tile", "TileRow"]
 
 
-def kernel_names(plan: Plan) -> list[str]:
-    """Return the kernels that a schedule may name."""
-    names = ["portable", *(["sm90"] if any(family.sm90 for family in plan.latent) else [])]
-    names += ["sm90_swap_ab"] if any(getattr(family, "swap_ab", ()) for family in plan.latent) else []
-    return names + (["sm90_shared"] if plan.union else [])
+def kernel_names(families: Sequence[Family]) -> str:
+    """Return the names of the kernels that schedules of these families name, as text."""
+    return ", ".join(f'"{name}"' for name in kernels_of(families))
 
 
 def file(plan: Plan) -> GeneratedFile:
     """Return the module."""
-    return generated(MODULE, _context(plan))
+    return generated(MODULE, _context(plan), "_partition" if plan.find(DenseDecodePlan) else MODULE)

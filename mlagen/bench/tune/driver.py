@@ -71,13 +71,16 @@ class Driver:
         can_sm90 = {} if self.sm90 is None else {"can_sm90": True}  # which packages without the kernel do not take
         return self._module.schedule(facts, self._splits.ALIGNED, tokens, num_heads, *counts, **can_sm90)
 
-    def _choices(self, tile: Tile, resident: int, num_heads: int) -> dict[str, Any]:
-        """The forced choices that make calls of `num_heads` heads run a tile."""
+    def _choices(self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int]) -> dict[str, Any]:
+        """The forced choices that make calls of these sizes run a tile."""
         if tile != self.sm90:
             return {"kernel": PORTABLE, "tile": self._tiles.Tile(**asdict(tile), programs_per_sm=resident)}
-        held = vars(self._module).get("SWAP_AB_HEADS") or vars(self._module).get("SWAP_AB_ROWS", (0,))
-        swap_ab = num_heads <= max(held)
-        return {"kernel": "sm90_swap_ab" if swap_ab else SM90}
+        return {"kernel": self._sm90_kernel(tokens, num_heads, counts)}
+
+    def _sm90_kernel(self, tokens: int, num_heads: int, counts: Sequence[int]) -> str:
+        """The sm90 kernel of calls of these sizes."""
+        swap_ab = num_heads <= max(vars(self._module).get("SWAP_AB_HEADS", (0,)))
+        return "sm90_swap_ab" if swap_ab else SM90
 
     def schedule(
         self, tile: Tile, resident: int, tokens: int, num_heads: int, counts: Sequence[int], splits: int = 0
@@ -91,7 +94,7 @@ class Driver:
             counts: indices a token in each of its lists.
             splits: how many; 0: as the rule says.
         """
-        choices = {**self._choices(tile, resident, num_heads), "num_splits": splits}
+        choices = {**self._choices(tile, resident, tokens, num_heads, counts), "num_splits": splits}
         return self._made(choices, tokens, num_heads, counts)
 
     def splits_of(self, schedule: Any) -> int:
@@ -155,7 +158,7 @@ class DenseDecodeDriver(Driver):
         if splits and not sm90:
             found = [self.schedule(tile, each, tokens, num_heads, counts) for each in range(1, MOST_RESIDENT + 1)]
             return min(found, key=lambda schedule: abs(schedule.programs - splits))
-        return self._made(self._choices(tile, resident, num_heads), tokens, num_heads, counts)
+        return self._made(self._choices(tile, resident, tokens, num_heads, counts), tokens, num_heads, counts)
 
     @property
     def _lists(self) -> int:
@@ -166,10 +169,23 @@ class DenseDecodeDriver(Driver):
         """The same for rows of one query token."""
         facts = self.facts._replace(forced=self._launch.Forced(**choices))
         page_size, window = block_size_of(self.package), window_of(self.package)
-        sizes = (requests, 1, rows, 1, page_size, -(-max(counts) // page_size) * page_size)
+        sizes = (requests, 1, rows, 1, page_size, self._max_keys(counts))
         windows = () if window is None else (window,)
         can_sm90 = {} if self.sm90 is None else {"can_sm90": True}
         return self._module.schedule(facts, self._splits.ALIGNED, *sizes, *windows, False, **can_sm90)
+
+    def _max_keys(self, counts: Sequence[int]) -> int:
+        """The keys of a request's row of the block table."""
+        page_size = block_size_of(self.package)
+        return -(-max(counts) // page_size) * page_size
+
+    def _sm90_kernel(self, tokens: int, num_heads: int, counts: Sequence[int]) -> str:
+        """The sm90 kernel of calls of these sizes; over e4m3, with a q of the model's dtype."""
+        module = vars(self._module)
+        if "_sm90_kernel" in module:
+            return str(module["_sm90_kernel"](tokens * self._max_keys(counts), num_heads, False))
+        swap_ab = num_heads <= max(module.get("SWAP_AB_ROWS", (0,)))
+        return "sm90_swap_ab" if swap_ab else SM90
 
     def _held(self, schedule: Any) -> dict[str, Any]:
         """Nothing: how a batch is shared out follows from the tile."""

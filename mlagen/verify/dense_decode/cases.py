@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from mlagen.verify import chained, pairs, variants
-from mlagen.verify.case import Case
+from mlagen.verify.case import Q_IN_PARTS, ROWS_32, SM90, SWAP_AB, Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.dense_decode.invalid import DECODE, refused
@@ -87,6 +87,7 @@ class DenseDecodeCase(Case):
         multiprocessors: size of the device that the wrapper plans for; None: as it is.
         batch_invariant: enable_batch_invariant.
         sink: pattern of the sink that a merge adds; None: none.
+        tensor_scale: the cache's values have a scale per tensor.
     """
 
     problem: DenseDecodeProblem
@@ -94,9 +95,15 @@ class DenseDecodeCase(Case):
     multiprocessors: int | None = None
     batch_invariant: bool = False
     sink: str | None = None
+    tensor_scale: bool = False
     attends: ClassVar[bool] = True
-    of_few_heads: ClassVar[bool] = True
-    simulated: ClassVar[bool] = True
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The sm90 kernels for its q and cache."""
+        if not self.tensor_scale:
+            return (SM90, SWAP_AB)
+        return (Q_IN_PARTS if self.problem.q_scale is None else SM90, ROWS_32)
 
 
 class _Suite:
@@ -122,7 +129,8 @@ class _Suite:
         wrapper = options.setdefault("wrapper", FLASH if FLASH in self.facts.wrappers else DECODE)
         fits = wrapper == FLASH or problem.s_q == 1
         if wrapper in self.facts.wrappers and fits and not (self.planar and problem.kv_heads > 1):
-            yield DenseDecodeCase(f"dense_decode: {name}", promise, problem, **options)
+            tensor_scale = self.known.layout.tensor_scale
+            yield DenseDecodeCase(f"dense_decode: {name}", promise, problem, tensor_scale=tensor_scale, **options)
 
     def both(self, name: str, promise: str, **settings: Any) -> Iterator[DenseDecodeCase]:
         """A case of each wrapper."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mlagen.verify import chained, checks, decode, pairs, variants
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify.case import ROWS_32, CaseFailedError
 from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
 from mlagen.verify.decode import FLASH
 from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem, cases
@@ -24,7 +24,7 @@ from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.memory import GARBAGE, NAN
 from mlagen.verify.patterns import sinks
 from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject, launch_of, sm90_modules
+from mlagen.verify.subject import Subject, kernels_of, launch_of, sm90_modules
 
 LONGEST = 4  # query tokens a request where bits are compared
 
@@ -83,7 +83,7 @@ def _short(run: DenseDecodeRun) -> bool:
     inputs, subject = run.inputs, run.subject
     if subject.device == "cpu" or not inputs.layout.tensor_scale or not sm90_modules(subject.package):
         return False
-    return inputs.q.numel() > 0 and bool(_schedule(run).kernel == "sm90")
+    return inputs.q.numel() > 0 and bool(_schedule(run).kernel != "portable")
 
 
 def _view(token: slice) -> checks.View:
@@ -139,7 +139,7 @@ def _schedule(run: DenseDecodeRun) -> Any:
         sm90 = {}
         if "_dense_decode_sm90" in sm90_modules(package):
             sm90["can_sm90"] = module._can_sm90(facts, alignment, size)
-        if "_dense_decode_sm90_few" in sm90_modules(package):
+        if ROWS_32 in kernels_of(package):
             sm90["e4m3"] = inputs.problem.q_scale is not None
         return module.schedule(facts, alignment, *sizes, *window, run.case.batch_invariant, **sm90)
 

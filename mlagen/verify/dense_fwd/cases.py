@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from mlagen.verify import chained, variants
-from mlagen.verify.case import Case
+from mlagen.verify.case import SM90, Case
 from mlagen.verify.dense_fwd.invalid import WRAPPER, refused
 from mlagen.verify.merge_states.cases import Conventions
 from mlagen.verify.merge_states.invalid import PARTS, STATES
@@ -43,7 +43,11 @@ class DenseFwdCase(Case):
     out: str | None = None
     hint: int | None = None
     sink: str | None = None
-    simulated: ClassVar[bool] = True
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The sm90 kernel."""
+        return (SM90,)
 
 
 LENGTHS: dict[str, tuple[tuple[int, int], ...]] = {

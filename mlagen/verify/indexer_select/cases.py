@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
-from mlagen.verify.case import Case
+from mlagen.verify.case import SM90, Case
 from mlagen.verify.indexer_select.invalid import FLAT, PAGED, SHORT, refused
 from mlagen.verify.mqa_logits.cases import RANGES, FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import LogitsFacts
@@ -35,7 +35,11 @@ class PickCase(Case):
     own_table: int = 0
     mapped: bool = False
     room: int | None = None
-    simulated: ClassVar[bool] = True
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The sm90 kernel."""
+        return (SM90,)
 
 
 def _flat_cases(big: bool) -> Iterator[PickCase]:

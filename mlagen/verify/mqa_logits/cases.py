@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from mlagen.verify import variants
-from mlagen.verify.case import Case
+from mlagen.verify.case import SM90, Case
 from mlagen.verify.mqa_logits.facts import FLAT, FLAT_PAIR, PAGED, PAGED_PAIR, SCHEDULE, LogitsFacts
 from mlagen.verify.mqa_logits.invalid import SHORT, refused
 
@@ -59,7 +59,11 @@ class FlatCase(Case):
     words: bool = False
     positional: bool = False
     multiprocessors: int | None = None
-    simulated: ClassVar[bool] = True
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The sm90 kernel."""
+        return (SM90,)
 
 
 @dataclass(frozen=True)
@@ -102,7 +106,11 @@ class PagedCase(Case):
     weights: str = "contiguous"
     words: bool = False
     positional: bool = False
-    simulated: ClassVar[bool] = True
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The sm90 kernel."""
+        return (SM90,)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mlagen.verify.case import Case
+from mlagen.verify.case import E4M3, Q_IN_PARTS, SHARED, SM90, SWAP_AB, Case
 from mlagen.verify.decode import FLASH as DECODE_FLASH
 from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
@@ -94,7 +94,7 @@ def sparse_fwd(scene: Scene) -> Case:
         index_layout=shape.pick("slice", "contiguous", "odd"),
     )
     splits = shape.pick(None, None, 0, 1, 2, 3, 7) if wrapper == VLLM else None
-    invariant, shares = shape.chance(0.2), scene.shares
+    invariant, shares = shape.chance(0.2), scene.kernel == SHARED
     return SparseFwdCase(
         "", "", wrapper, problem,
         splits=None if shares else splits,
@@ -146,6 +146,8 @@ def sparse_decode(scene: Scene) -> Case:
     s_q = shape.pick(1, 1, 2, 3, 4)
     own_heads = heads(scene)
     e4m3 = known.e4m3 and shape.chance(0.5)
+    if known.e4m3 and scene.kernel is not None:
+        e4m3 = scene.kernel == E4M3
     contents = {one.contents for one in (main, extra) if one is not None}
     problem = CacheProblem(
         requests=-(-_tokens(scene, main.topk + (extra.topk if extra else 0), own_heads) // s_q),
@@ -185,8 +187,10 @@ def dense_decode(scene: Scene) -> Case:
     wrapper = shape.pick(*[name for name in (DECODE_FLASH, DECODE) if name in facts.wrappers])
     s_q = shape.pick(1, 1, 2, 3, 4) if wrapper == DECODE_FLASH else 1
     own_heads = heads(scene)
-    kv_heads = 1 if planar or scene.few_heads or not shape.chance(0.15) else 2
+    kv_heads = 1 if planar or scene.kernel == SWAP_AB or not shape.chance(0.15) else 2
     e4m3 = tensor_scale and wrapper == DECODE_FLASH and shape.chance(0.5)
+    if tensor_scale and scene.kernel in (SM90, Q_IN_PARTS):
+        e4m3 = wrapper == DECODE_FLASH and scene.kernel == SM90
     size = shape.mostly(64, 1, 16, 32, 53, 128, 256)
     lengths = _lengths(scene, 2**15 if scene.big else 200)
     columns = -(-max([0, *lengths]) // size) + call.pick(0, 2, 40, 4000 if scene.big else 3)

@@ -18,11 +18,11 @@ REACHED = {
     "_sparse_fwd_sm90_shared": ("sparse_fwd", "sm90_shared"),
     "_index_union_sm90": ("sparse_fwd", "sm90_shared"),
     "_sparse_decode_sm90": ("sparse_decode", "sm90"),
-    "_sparse_decode_sm90_e4m3": ("sparse_decode", "sm90"),
+    "_sparse_decode_sm90_e4m3": ("sparse_decode", "sm90_e4m3"),
     "_dense_decode_sm90": ("dense_decode", "sm90"),
     "_dense_decode_sm90_swap_ab": ("dense_decode", "sm90_swap_ab"),
-    "_dense_decode_sm90_few": ("dense_decode", "sm90"),
-    "_dense_decode_sm90_parts": ("dense_decode", "sm90"),
+    "_dense_decode_sm90_few": ("dense_decode", "sm90_rows32"),
+    "_dense_decode_sm90_parts": ("dense_decode", "sm90_q_in_parts"),
     "_dense_fwd_sm90": ("dense_fwd", "sm90"),
 }
 

@@ -20,8 +20,7 @@ class Scene:
         shape: decides all that a kernel is compiled for.
         call: decides the rest.
         big: a GPU runs it.
-        shares: the kernel of shared rows is forced.
-        few_heads: the kernel of few heads is forced.
+        kernel: the sm90 kernel that calls are forced to; None: none is.
     """
 
     spec: Mapping[str, Any]
@@ -29,5 +28,4 @@ class Scene:
     shape: Dice
     call: Dice
     big: bool
-    shares: bool = False
-    few_heads: bool = False
+    kernel: str | None = None

@@ -11,7 +11,17 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.case import FEW_HEADS, SHARED_INDICES, Case, CaseFailedError, CaseSkippedError
+from mlagen.verify.case import (
+    E4M3,
+    Q_IN_PARTS,
+    ROWS_32,
+    SHARED,
+    SM90,
+    SWAP_AB,
+    Case,
+    CaseFailedError,
+    CaseSkippedError,
+)
 from mlagen.verify.facts import Facts
 from mlagen.verify.families import KERNELS
 from mlagen.verify.operators import Operators
@@ -20,7 +30,7 @@ from mlagen.verify.random.dice import Dice
 from mlagen.verify.random.scene import Scene
 from mlagen.verify.random.tally import FREE, Station, Tally
 from mlagen.verify.random.ways import WAYS, built, way_of
-from mlagen.verify.subject import FORCED, SM90_KERNELS, Subject, launch_of, targets_of
+from mlagen.verify.subject import FORCED, Subject, kernels_of, launch_of
 from mlagen.verify.worker import cause
 
 DRAWS: dict[str, Callable[[Scene], Case]] = {
@@ -36,11 +46,14 @@ DRAWS: dict[str, Callable[[Scene], Case]] = {
     "indices": rows.indices,
     "merge_states": rows.merge_states,
 }
-# Families that a kind of kernel is forced in.
+# Families that a kernel is forced in.
 FORCED_IN = {
-    SM90_KERNELS: ("sparse_fwd", "sparse_decode", "dense_decode", "dense_fwd", "topk", "mqa_logits", "indexer_select"),
-    FEW_HEADS: ("sparse_fwd", "dense_decode"),
-    SHARED_INDICES: ("sparse_fwd",),
+    SM90: ("sparse_fwd", "sparse_decode", "dense_decode", "dense_fwd", "topk", "mqa_logits", "indexer_select"),
+    ROWS_32: ("dense_decode",),
+    Q_IN_PARTS: ("dense_decode",),
+    E4M3: ("sparse_decode",),
+    SWAP_AB: ("sparse_fwd", "dense_decode"),
+    SHARED: ("sparse_fwd",),
 }
 STEERED = ("multiprocessors", "tile", "sm90_tile", "room")  # of a case: with them its call is forced
 OPERATORS_SHARE = 0.5  # of the shapes of a package that registers operators: their calls go through these
@@ -56,7 +69,8 @@ def stations_of(folder: str, package: ModuleType, device: str, only: Sequence[st
             continue
         kernels = [spec["targets"][0]] if device == "cpu" else [FREE]
         if device == "cuda" and launch_of(package).device_facts(torch.device("cuda", 0)).sm90:
-            kernels += [FORCED[target] for target in targets_of(package) if family.name in FORCED_IN[target]]
+            there = kernels_of(package)
+            kernels += [kernel for kernel, families in FORCED_IN.items() if kernel in there and family.name in families]
         found += [Station(folder, family.name, kernel) for kernel in kernels]
     return [one for one in found if not only or any(fnmatch.fnmatchcase(f"{one.family}/{one.kernel}", o) for o in only)]
 
@@ -114,8 +128,7 @@ class Tester:
         keeps = of_shape.chance(0.5) and self.station.kernel == FREE
         scene = Scene(
             self._spec, self._facts, of_shape, of_call, self._device == "cuda",
-            shares=self._target == SHARED_INDICES,
-            few_heads=self._target == FEW_HEADS,
+            kernel=FORCED.get(self._target),
         )  # fmt: skip
         case = DRAWS[self.station.family](scene)
         keeps &= not any(getattr(case, name, None) is not None for name in STEERED)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 
 from mlagen.verify import chained, pairs
-from mlagen.verify.case import Case
+from mlagen.verify.case import E4M3, SM90, Case
 from mlagen.verify.decode import FLASH
 from mlagen.verify.facts import Facts
 from mlagen.verify.patterns import INDEX_PROMISES, LENGTH_PROMISES, SINK_PROMISES
@@ -100,7 +100,11 @@ class SparseDecodeCase(Case):
     multiprocessors: int | None = None
     batch_invariant: bool = False
     attends: ClassVar[bool] = True
-    simulated: ClassVar[bool] = True
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The sm90 kernel for its q."""
+        return (SM90,) if self.problem.q_scale is None else (E4M3,)
 
 
 class _Suite:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from mlagen.verify import chained, pairs, variants
-from mlagen.verify.case import Case
+from mlagen.verify.case import SHARED, SM90, SWAP_AB, Case
 from mlagen.verify.facts import Facts
 from mlagen.verify.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
 from mlagen.verify.sparse_fwd.invalid import FLASH, VLLM, refused
@@ -72,13 +72,12 @@ class SparseFwdCase(Case):
     multiprocessors: int | None = None
     batch_invariant: bool = False
     attends: ClassVar[bool] = True
-    of_few_heads: ClassVar[bool] = True
-    simulated: ClassVar[bool] = True
 
     @property
-    def can_share(self) -> bool:
-        """True without splits, unless a row's bits must depend on nothing but that row."""
-        return not self.batch_invariant and (self.splits or 0) <= 1
+    def kernels(self) -> tuple[str, ...]:
+        """The sm90 kernels; rows are shared without splits, unless bits must depend on nothing but their row."""
+        shares = not self.batch_invariant and (self.splits or 0) <= 1
+        return (SM90, SWAP_AB, SHARED) if shares else (SM90, SWAP_AB)
 
 
 class _Suite:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
-from mlagen.verify.case import Case
+from mlagen.verify.case import SM90, Case
 from mlagen.verify.topk.invalid import DECODE, MERGE, PAGES, PERSISTENT, PREFILL, SHORT, refused
 
 SCORE_PROMISES = {
@@ -82,7 +82,11 @@ class SelectCase(Case):
     most: int | None = None
     tile: Tile | None = None
     sm90_tile: Sm90Tile | None = None
-    simulated: ClassVar[bool] = True
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The sm90 kernel."""
+        return (SM90,)
 
 
 @dataclass(frozen=True)

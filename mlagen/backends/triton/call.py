@@ -1,0 +1,47 @@
+"""The table of a call: the attributes of a wrapper's `_Call`, which kernels take by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Field:
+    """An attribute of a call.
+
+    Attributes:
+        name: its name; or the attributes that are assigned together.
+        source: its value; "": the constructor's argument of its name.
+        part: the slice of it that a piece of the call takes; "": a piece takes it whole.
+        of_piece: its value for a piece where that is no slice.
+        said: its shape or its meaning.
+        when: calls of the package have it.
+    """
+
+    name: str
+    source: str = ""
+    part: str = ""
+    of_piece: str = ""
+    said: str = ""
+    when: bool = True
+
+    @property
+    def value(self) -> str:
+        """Its value."""
+        return self.source or self.name
+
+    @property
+    def comment(self) -> str:
+        """A comment at the end of its line."""
+        return f"  # {self.said}" if self.said else ""
+
+    @property
+    def piece(self) -> str:
+        """Its value for a piece of the call."""
+        return self.of_piece or (f"self.{self.name}[{self.part}]" if self.part else f"self.{self.name}")
+
+
+def given(fields: Iterable[Field]) -> list[Field]:
+    """Return the fields that calls of the package have."""
+    return [field for field in fields if field.when]
