@@ -172,7 +172,7 @@ def empty_pages(
         layout: of a row.
         shape: pages, tokens a page, and heads.
         memory: "end to end", "page gap", "row gap", "head gap", "heads first", "odd" (as little aligned as may be),
-            "idle" (odd strides of dimensions of one place) or "far".
+            "tight" (end to end, also where the layout rounds pages up), "idle" (odd strides of dimensions of one place) or "far".
         dtype: of an unquantised cache.
         poison: every byte.
         device: device of the memory.
@@ -186,7 +186,8 @@ def empty_pages(
     row_stride = heads * head_stride + {"row gap": 48}.get(memory, 0)
     if memory == "heads first":
         row_stride, head_stride = row, size * row
-    page_stride = -(-layout.page_bytes(size) // unit) if layout.planar else size * row_stride
+    rounded = layout.planar and memory != "tight"
+    page_stride = -(-layout.page_bytes(size) // unit) if rounded else size * row_stride
     if memory == "heads first":
         page_stride = heads * head_stride
     page_stride += {"page gap": 128, "odd": 3 * least}.get(memory, 0)
