@@ -172,7 +172,8 @@ def empty_pages(
         layout: of a row.
         shape: pages, tokens a page, and heads.
         memory: "end to end", "page gap", "row gap", "head gap", "heads first", "odd" (as little aligned as may be),
-            "tight" (end to end, also where the layout rounds pages up), "idle" (odd strides of dimensions of one place) or "far".
+            "tight" (end to end, also where the layout rounds pages up), "idle" (odd strides of dimensions of one
+            place) or "far".
         dtype: of an unquantised cache.
         poison: every byte.
         device: device of the memory.

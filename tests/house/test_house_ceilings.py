@@ -27,19 +27,16 @@ CONDITION = re.compile(r"\{%-?\+?\s*(?:if|elif|else|for)\b|\{\{(?:(?!\}\}).)*?\s
 
 # Larger files and functions, with their figures today. A change that makes one smaller lowers its number here.
 LARGER: dict[str, dict[str, int]] = {
-    "Python file": {},
+    "Python file": {"mlagen/runtime/_launch.py": 511},
     "function": {
         "mlagen/spec/hf_config.py read_model": 74,
         "tests/generated/alone.py arguments": 127,
     },
     "template": {
-        "templates/_calls.py.jinja": 632,
-        "templates/_launch.py.jinja": 517,
         "templates/indices.py.jinja": 559,
         "templates/mqa_logits.py.jinja": 695,
         "templates/sm90/dense_fwd.py.jinja": 582,
         "templates/sm90/topk.py.jinja": 699,
-        "templates/topk.py.jinja": 575,
     },
     "template's conditions": {
         "templates/_dense_decode_kernels.py.jinja": 46,
@@ -47,7 +44,7 @@ LARGER: dict[str, dict[str, int]] = {
         "templates/_mqa_logits_kernels.py.jinja": 45,
         "templates/_sparse_decode_kernels.py.jinja": 78,
         "templates/_sparse_fwd_kernels.py.jinja": 44,
-        "templates/_tiles.py.jinja": 67,
+        "templates/_tiles.py.jinja": 66,
         "templates/cache.py.jinja": 58,
         "templates/dense_fwd.py.jinja": 44,
         "templates/indexer_cache.py.jinja": 86,
@@ -58,6 +55,7 @@ LARGER: dict[str, dict[str, int]] = {
     },
     "page of performance": {},
     "generated file": {  # the longest of all packages, by the file's name
+        "_signatures.py": 1006,
         "_sparse_decode_sm90.py": 1401,
     },
 }
