@@ -191,7 +191,8 @@ class Variant(NamedTuple):
         return self.kernel.warmup(*self.arguments, *self.constexprs, grid=(self.programs,), **self.options)
 
 
-def kernel(function: Callable[..., Any], jit: Callable[..., Any] = triton.jit) -> Any:
+# Annotations of these two would be in the key of every kernel's compilation.
+def kernel(function, jit=triton.jit):  # type: ignore[no-untyped-def]
     """Makes a kernel that does not specialise its run-time arguments, those that are no constexprs.
 
     Else Triton would compile it anew for each mix of divisible and other values. The compiler's assumptions about
@@ -200,8 +201,7 @@ def kernel(function: Callable[..., Any], jit: Callable[..., Any] = triton.jit) -
     return jit(function, do_not_specialize=_arguments_of(function))
 
 
-@functools.cache
-def _arguments_of(function: Callable[..., Any]) -> list[str]:
+def _arguments_of(function) -> list[str]:  # type: ignore[no-untyped-def]
     """The names of a kernel's run-time arguments."""
     parameters = inspect.signature(function).parameters.values()
     return [one.name for one in parameters if one.annotation is not tl.constexpr]
@@ -218,6 +218,7 @@ def _taker(function: Callable[..., Any]) -> tuple[Callable[[Any], tuple[Any, ...
     return operator.attrgetter(*(name.removesuffix("_ptr") for name in names)), tensors[-1]
 
 
+_names_of = functools.cache(_arguments_of)
 _COMPILED: dict[tuple[Any, ...], Any] = {}
 _planned: contextvars.ContextVar[DeviceFacts | None] = contextvars.ContextVar("planned", default=None)
 _forced: contextvars.ContextVar[Forced | None] = contextvars.ContextVar("forced", default=None)
@@ -405,7 +406,7 @@ def _tell(kernel: Any, compiled: Any, programs: int, arguments: tuple[Any, ...],
     """Tells of a launch, if someone notes the call."""
     note = _noted.get()
     if note is not None:
-        note.launch(compiled, _arguments_of(kernel.fn), programs, arguments, constexprs)
+        note.launch(compiled, _names_of(kernel.fn), programs, arguments, constexprs)
 
 
 def pdl_max_programs(facts: DeviceFacts) -> int:
