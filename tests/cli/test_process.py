@@ -189,7 +189,7 @@ def test_a_reader_that_ends_is_no_error(workspace: Path, arguments: tuple[str, .
 def test_a_failed_check_is_one_whoever_reads_it(workspace: Path) -> None:
     code, err = unread("build", "--check")
     assert code == 1
-    assert err.startswith("8 generated files differ")
+    assert err.startswith("11 generated files differ")
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has a disk that is always full")

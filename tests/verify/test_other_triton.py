@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from checked_in import package_of
 from rotation import SEED
 
 from mlagen.compile import installed, toolchain
@@ -19,7 +20,7 @@ from mlagen.proofs.sources import OPS, family_names
 pytestmark = pytest.mark.interpreter
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = [ROOT / "generated" / name for name in ("dsv4_flash", "dsv3", "odd_prefill")]  # with kernels of all families
+PACKAGES = [package_of(name) for name in ("dsv4_flash", "dsv3", "odd_prefill")]  # with kernels of all families
 OTHERS = [version for version in TRITONS if version != installed().version]
 DRAWN = OTHERS[SEED % len(OTHERS)]
 

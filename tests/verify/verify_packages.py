@@ -24,7 +24,7 @@ def write_package(folder: Path, body: str = REFUSES_ALL, extra: str = "") -> Pat
     package = folder / "fake"
     package.mkdir()
     said = spec(wrappers=["concat_and_cache_mla"], kv_lora_rank=16, qk_rope_head_dim=8, v_head_dim=16)
-    for name in ("_launch.py", "_facts.py"):
-        (package / name).write_text(package_of(name).read_text())
+    for name in ("_launch.py", "_internals.py", "_facts.py"):
+        (package / name).write_text((GENERATED / name).read_text())
     (package / "__init__.py").write_text(INIT.format(spec=said, body=body, extra=extra))
     return package
