@@ -46,7 +46,6 @@ LARGER: dict[str, dict[str, int]] = {
         "templates/_sparse_fwd_kernels.py.jinja": 44,
         "templates/_tiles.py.jinja": 66,
         "templates/cache.py.jinja": 58,
-        "templates/dense_fwd.py.jinja": 44,
         "templates/indexer_cache.py.jinja": 86,
         "templates/mqa_logits.py.jinja": 87,
         "templates/ops.py.jinja": 43,

@@ -36,6 +36,9 @@ def signature(plan: Plan) -> Signature:
     )
 
 
+WIDTH = 120  # columns of a line
+
+
 @dataclass(frozen=True)
 class Heads:
     """Facts of the heads, which all templates of the family take.
@@ -81,6 +84,7 @@ class Wrappers(Heads):
         merges: whether the package merges results.
         stated_scale: softmax scale of the spec, as text; empty without one.
         torch_dtype: name of the dtype in torch.
+        validated: the wrapper's decorator, with the arguments behind descriptors.
     """
 
     dense_fwd: DenseFwdPlan
@@ -89,6 +93,19 @@ class Wrappers(Heads):
     merges: bool
     stated_scale: str
     torch_dtype: str
+    validated: str
+
+
+def _validated(of_heads: Heads) -> str:
+    """The wrapper's decorator, wrapped as a formatter does."""
+    named = [(chunk, "k") for chunk in of_heads.k_chunks] + [(chunk, "v") for chunk in of_heads.v_chunks]
+    sources = [f'{chunk["name"]}_desc="{name}"' for chunk, name in named] if of_heads.descriptors else []
+    line = ", ".join(sources)
+    if len(line) > WIDTH - 4:
+        line = "\n    " + ",\n    ".join(sources) + ",\n"
+    elif len(line) + len("@_calls.validated()") > WIDTH:
+        line = f"\n    {line}\n"
+    return f"@_calls.validated({line})"
 
 
 def heads(plan: Plan) -> Heads:
@@ -119,8 +136,10 @@ def shared(plan: Plan, family: DenseFwdPlan) -> list[GeneratedFile]:
 def modules(plan: Plan, family: DenseFwdPlan) -> list[Module]:
     """The module of the family's wrappers."""
     multi_head = plan.spec.multi_head
+    of_heads = heads(plan)
     context = Wrappers(
-        **vars(heads(plan)),
+        **vars(of_heads),
+        validated=_validated(of_heads),
         dense_fwd=family,
         kernel_names=kernel_names([family]),
         sm90=family.sm90,
