@@ -68,7 +68,7 @@ def serve(llm: Any, requests: list[Request], logprobs: int | None = 2) -> Served
         while coming and requests[coming[0]].arrives <= served.steps:
             number = coming.pop(0)
             lengths[number] = 0
-            _add(engine, number, requests[number], logprobs)
+            add(engine, number, requests[number], logprobs)
         while going and (requests[going[0]].aborted or 0) <= served.steps:
             number = going.pop(0)
             if number in lengths:
@@ -79,7 +79,7 @@ def serve(llm: Any, requests: list[Request], logprobs: int | None = 2) -> Served
         if engine.has_unfinished_requests():
             decode = len(lengths) == len(requests) and 0 not in lengths.values()
             began = time.perf_counter()
-            tokens = _step(engine, served, lengths)
+            tokens = step(engine, served, lengths)
             if decode:
                 served.decoded += tokens
                 served.decoding += time.perf_counter() - began
@@ -87,7 +87,8 @@ def serve(llm: Any, requests: list[Request], logprobs: int | None = 2) -> Served
     return served
 
 
-def _add(engine: Any, number: int, request: Request, logprobs: int | None) -> None:
+def add(engine: Any, number: int, request: Request, logprobs: int | None) -> None:
+    """Adds a request to the engine."""
     from vllm import SamplingParams
 
     options = {"temperature": 0, "ignore_eos": True, "detokenize": False, "logprobs": logprobs}
@@ -95,7 +96,8 @@ def _add(engine: Any, number: int, request: Request, logprobs: int | None) -> No
     engine.add_request(str(number), {"prompt_token_ids": request.prompt}, sampling)
 
 
-def _step(engine: Any, served: Served, lengths: dict[int, int]) -> int:
+def step(engine: Any, served: Served, lengths: dict[int, int]) -> int:
+    """Takes the engine a step on; the tokens that came of it."""
     tokens = 0
     for result in engine.step():
         number = int(result.request_id)

@@ -3,10 +3,10 @@
     step.py KIND WHO --state FOLDER --runs N --out REPORT.json   measures one engine
     step.py --table FOLDER   prints the table of the reports step-*.json in a folder
 
-64 requests of 32K tokens and one of 128K decode together, by the tiny models of `plan.py`, whose attention has the real
+64 requests of 32K tokens and one of 128K decode together, by the tiny models of `plan.py`, with attention of the real
 size. No prompt is computed: vLLM's DecodeBenchConnector says that all tokens but the last are in the cache, and
 `worker.py` fills the caches with random rows by vLLM's own writers. The profiler's trace gives the kernels that each of
-vLLM's three operators of attention launches. They may overlap, so the time of an operator is that in which any of its
+vLLM's three operators of attention launches. They may overlap. The time of an operator is the time while any of its
 kernels runs. Matrix products of the model inside these operators, the same in both engines, do not count.
 """
 
@@ -53,7 +53,7 @@ def union(spans: Iterable[Span]) -> float:
 
 
 def read(trace: dict[str, Any], steps: int) -> dict[str, Any]:
-    """us a layer and step in which kernels of each operator run, and us of each kernel by its name."""
+    """The us that kernels of each operator run, a layer and step, and the us of each kernel by its name."""
     events = trace["traceEvents"]
     launches = {
         one["args"]["correlation"]: one["ts"]
@@ -85,23 +85,23 @@ def read(trace: dict[str, Any], steps: int) -> dict[str, Any]:
 
 def profiled(llm: Any) -> dict[str, Any]:
     """The time of a step, of the round with the median sum."""
-    from loads import Request, Served, _add, _step, prompt
+    from loads import Request, Served, add, prompt, step
     from torch.profiler import ProfilerActivity, profile
 
     engine, served, lengths = llm.llm_engine, Served(), dict.fromkeys(range(len(LENGTHS)), 0)
     count = 40 + ROUNDS * STEPS + len(LENGTHS)
     for number, length in enumerate(LENGTHS):
-        _add(engine, number, Request(prompt(number, length), count), None)
+        add(engine, number, Request(prompt(number, length), count), None)
     while 0 in lengths.values():
-        _step(engine, served, lengths)
+        step(engine, served, lengths)
     llm.collective_rpc("fill_caches")
     for _ in range(WARM_STEPS):
-        _step(engine, served, lengths)
+        step(engine, served, lengths)
     rounds = []
     for _ in range(ROUNDS):
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
             for _ in range(STEPS):
-                _step(engine, served, lengths)
+                step(engine, served, lengths)
         path = Path(tempfile.mkdtemp()) / "trace.json"
         profiler.export_chrome_trace(str(path))
         rounds.append(read(json.loads(path.read_text(encoding="utf-8")), STEPS))
@@ -168,7 +168,7 @@ def main() -> int:
     parser.add_argument("kind", nargs="?", choices=("sparse", "sparse_fp8", "dense"))
     parser.add_argument("who", nargs="?", choices=("vllm", "mlagen"))
     parser.add_argument("--heads", type=int, default=16, help="query heads: those of a rank")
-    parser.add_argument("--state", type=Path, help="folder by which runs know of each other")
+    parser.add_argument("--state", type=Path, help="folder for files that runs tell each other by")
     parser.add_argument("--runs", type=int, default=1, help="runs to wait for")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="folder of reports")

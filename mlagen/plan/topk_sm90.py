@@ -94,9 +94,9 @@ def make_topk_sm90(spec: Spec, wrappers: Iterable[str]) -> TopkSm90Plan | None:
 def make_tiles() -> tuple[TopkSm90Row, ...]:
     """The tile table.
 
-    Few programs have many warps each, and few rows are shared: more than 64K columns, of which each row may see others,
-    by as many programs as fit the device. Many rows have smaller programs: six, or four, fit a multiprocessor. A
-    capacity of 8K keys holds all that a sample lets through of a comparatively long row.
+    Few programs have many warps each. As many programs as fit the device share few rows of more than 64K columns, since
+    the lengths of such rows may differ. Many rows have smaller programs: six, or four, fit a multiprocessor. A capacity
+    of 8K keys holds all that a sample lets through of a comparatively long row.
     """
     held, shared = TopkSm90Tile(16, 2, 8192), TopkSm90Tile(16, 2, 8192, parts=8)
     wide = [

@@ -2,7 +2,7 @@
 
 Usage: python forced.py PACKAGE_DIR
 
-Prints {"family/kernel": [what its case says, [function launched, ...]], ...} as JSON. An empty text: the case holds.
+Prints {"family/kernel": [the case's failure, [function launched, ...]], ...} as JSON. An empty text: the case holds.
 """
 
 from __future__ import annotations
