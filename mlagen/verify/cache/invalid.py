@@ -32,7 +32,7 @@ def _invalid_pages(side: Side, wrapper: str) -> Iterator[Invalid]:
     if side.alignment > unit:
         yield Invalid(argument, "a begin off its values", invalid.byte_late, name)
     if wrapper in (INSERT, REQUESTS):
-        yield Invalid(argument, "pages too small", lambda cache: cache.new_zeros(cache.shape[0], page - 1), name)
+        yield Invalid(argument, "pages too small", lambda cache: cache.new_zeros(cache.shape[0], 4 * row - 1), name)
         yield Invalid(argument, "another block size", lambda cache: cache.new_zeros(3, 5, row), "block_size")
 
 
