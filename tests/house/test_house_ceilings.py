@@ -36,13 +36,9 @@ LARGER: dict[str, dict[str, int]] = {
     "template's conditions": {
         "templates/_dense_decode_kernels.py.jinja": 46,
         "templates/_indexer_cache_kernels.py.jinja": 88,
-        "templates/_mqa_logits_kernels.py.jinja": 45,
         "templates/_sparse_decode_kernels.py.jinja": 78,
         "templates/_sparse_fwd_kernels.py.jinja": 44,
-        "templates/_tiles.py.jinja": 66,
-        "templates/cache.py.jinja": 58,
         "templates/indexer_cache.py.jinja": 86,
-        "templates/ops.py.jinja": 43,
         "templates/sparse_decode.py.jinja": 76,
     },
     "page of performance": {},
