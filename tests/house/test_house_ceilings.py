@@ -34,12 +34,8 @@ LARGER: dict[str, dict[str, int]] = {
     },
     "template": {},
     "template's conditions": {
-        "templates/_dense_decode_kernels.py.jinja": 46,
         "templates/_indexer_cache_kernels.py.jinja": 88,
-        "templates/_sparse_decode_kernels.py.jinja": 78,
-        "templates/_sparse_fwd_kernels.py.jinja": 44,
         "templates/indexer_cache.py.jinja": 86,
-        "templates/sparse_decode.py.jinja": 76,
     },
     "page of performance": {},
     "generated file": {  # the longest of all packages, by the file's name

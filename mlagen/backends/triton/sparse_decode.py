@@ -75,7 +75,6 @@ def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, A
         "module": module,
         "type": _type(prefix),
         "tokens": "the second cache" if prefix else "either cache" if shared else "the cache",
-        "lists": ["", "extra_"] if shared else [""],
         "needs_e4m3": layout.needs_e4m3(one),
         **layout.arguments(one, scale="scale" if shared else "tensor_scale", constants="config."),
         "row": row,
