@@ -17,7 +17,7 @@ from mlagen.plan import (
     SparseDecodePlan,
     SparseFwdPlan,
 )
-from mlagen.plan.sm90 import Registers
+from mlagen.plan.sm90.seesaw import Registers
 
 # Facts of attention that the templates over indices read.
 FACTS = ("d_v", "partials", "has_sink", "has_topk_length", "length_required")

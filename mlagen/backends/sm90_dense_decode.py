@@ -21,7 +21,7 @@ from mlagen.backends.sm90 import (
 from mlagen.backends.sm90_columns import row_context
 from mlagen.backends.triton.common import Signature
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
-from mlagen.plan.sm90 import PRODUCT_DEPTH
+from mlagen.plan.sm90.seesaw import PRODUCT_DEPTH
 
 WARPGROUP = 128  # threads
 E4M3_COLUMNS = ("pieces", "acc_columns", "half_columns", "result", "v_end")

@@ -10,7 +10,7 @@ from mlagen.backends.grouped import interface, shared
 from mlagen.backends.sm90 import register_split, required, rescaling
 from mlagen.backends.triton.common import Signature, chunk_of
 from mlagen.plan import SM90, DenseFwdPlan, Plan
-from mlagen.plan.sm90 import RESCALE_THRESHOLD_LOG2, register_columns
+from mlagen.plan.sm90.seesaw import RESCALE_THRESHOLD_LOG2, register_columns
 from mlagen.work import ITEMSIZE
 
 

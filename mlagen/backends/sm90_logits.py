@@ -10,7 +10,7 @@ from mlagen.backends.grouped import interface, shared
 from mlagen.backends.sm90 import register_split
 from mlagen.backends.triton.common import Signature
 from mlagen.plan import Plan
-from mlagen.plan.mqa_logits_sm90 import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90, sm90_modules_of
+from mlagen.plan.sm90.mqa_logits import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90, sm90_modules_of
 
 
 def _descriptors(q_rows: int, k_rows: int) -> Signature:

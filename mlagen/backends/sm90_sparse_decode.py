@@ -16,8 +16,8 @@ from mlagen.backends.sm90 import (
 )
 from mlagen.backends.triton.common import Signature
 from mlagen.plan import Plan, Sm90Plan, SparseDecodePlan
-from mlagen.plan.sm90 import FP16_Q, FP16_SCALES, PRODUCT_DEPTH
-from mlagen.plan.stored import StoredRows
+from mlagen.plan.sm90.seesaw import FP16_Q, FP16_SCALES, PRODUCT_DEPTH
+from mlagen.plan.sm90.stored import StoredRows
 
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # one exponent bias for fp32, bf16 and ue8m0
 

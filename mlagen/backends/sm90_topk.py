@@ -7,7 +7,7 @@ from typing import Any
 from mlagen.backends.grouped import interface
 from mlagen.backends.triton.common import Signature
 from mlagen.plan import Plan, TopkPlan
-from mlagen.plan.topk_sm90 import MODULE, SHARED_ROW, TopkSm90Plan
+from mlagen.plan.sm90.topk import MODULE, SHARED_ROW, TopkSm90Plan
 
 VECTORS = ("starts", "lens", "page_table", "row_to_batch", "page_starts", "out")
 SIZES = (

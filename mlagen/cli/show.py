@@ -26,6 +26,7 @@ from mlagen.errors import ToolError, UnprovedError, UsageError
 from mlagen.layout import indexer_layout_of, layouts_of
 from mlagen.plan import (
     FAMILIES,
+    SM90,
     CachePlan,
     DenseDecodePlan,
     IndexerRows,
@@ -40,11 +41,10 @@ from mlagen.plan import (
     load_plan,
     make_plan,
 )
-from mlagen.plan.replacements import read_replacements
-from mlagen.plan.sm90 import SM90, Registers, refusal
-from mlagen.plan.sm90_caches import cache_refusal
+from mlagen.plan.sm90.caches import cache_refusal
+from mlagen.plan.sm90.seesaw import Registers, refusal
+from mlagen.plan.tiles.tuned import TunedFiles
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
-from mlagen.plan.tuned import TunedFiles
 from mlagen.proofs import Proofs
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
@@ -359,7 +359,7 @@ def _rendered(path: Path, specs: Path) -> RenderedFile:
     plans = [] if spec is None else [load_plan(spec)]
     if said is not None:
         files = TunedFiles(said.name, specs, said.model.num_heads)
-        plans.append(make_plan(said, Tuned(files=files, replacements=read_replacements())))
+        plans.append(make_plan(said, Tuned(files=files)))
     tritons = said_tritons(path.parent)
     found = [file for plan in plans for file in render(plan, tritons).files if file.name == path.name]
     source = spec or "its spec"

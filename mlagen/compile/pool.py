@@ -19,8 +19,7 @@ from mlagen.compile.resources import Resources
 from mlagen.compile.toolchain import Toolchain, installed
 from mlagen.digest import SourceDigests
 from mlagen.errors import ToolError
-from mlagen.plan.sm90 import SM90
-from mlagen.plan.targets import TARGETS
+from mlagen.plan.targets import SM90, TARGETS
 from mlagen.workers import first_of_each, spread
 
 KEY_DIGITS = 16  # of a key as people and proofs see it

@@ -10,11 +10,10 @@ from typing import Any
 
 from mlagen.compile.job import CompileJob
 from mlagen.errors import LimitError
-from mlagen.plan.allowed import allowed_spills
-from mlagen.plan.sm90 import SM90
-from mlagen.plan.targets import TARGETS
+from mlagen.plan.targets import SM90, TARGETS
+from mlagen.plan.tiles.allowed import allowed_spills
+from mlagen.plan.tiles.tuned import tuned_path
 from mlagen.plan.tritons import minor, minors
-from mlagen.plan.tuned import tuned_path
 
 # PTX ISA, "Tensor Memory": 512 columns per multiprocessor. Triton checks this only at the first launch.
 TENSOR_MEMORY_COLUMNS = 512

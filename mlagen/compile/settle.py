@@ -23,8 +23,8 @@ from mlagen.emit import apply, compare, render
 from mlagen.emit.replace import write_atomically
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import Plan, TiledFamily, load_plan
-from mlagen.plan.findings import Findings, LeftOut, RegisterSplit, dump_findings, findings_path, read_findings
-from mlagen.plan.replacements import Replacement, read_replacements
+from mlagen.plan.tiles.findings import Findings, LeftOut, RegisterSplit, dump_findings, findings_path, read_findings
+from mlagen.plan.tiles.replacements import Replacement, read_replacements
 from mlagen.plan.tritons import minor, minor_text
 
 MOST_TRIES = 12  # of candidates in the place of one

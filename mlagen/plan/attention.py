@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from mlagen.plan.cached_row import CachedRow
-from mlagen.plan.chunks import Chunk
 from mlagen.plan.family import TiledFamily
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import Sm90Plan
+from mlagen.plan.sm90.seesaw import Sm90Plan
 from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS, Target
-from mlagen.plan.tiles import UNALIGNED_REASON, Tile, TileRow
+from mlagen.plan.tiles.cached_row import CachedRow
+from mlagen.plan.tiles.chunks import Chunk
+from mlagen.plan.tiles.tile import UNALIGNED_REASON, Tile, TileRow
 from mlagen.spec import Spec
 
 ANY = 1 << 30  # more rows than a token can name

@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from mlagen.plan.findings import Findings, LeftOut
-from mlagen.plan.index_union import IndexUnionPlan
-from mlagen.plan.replacements import Replacement, Row, split_table
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import SM90, DenseFwdSm90Plan, Registers, Sm90Plan, Split
-from mlagen.plan.targets import Target
+from mlagen.plan.sm90.index_union import IndexUnionPlan
+from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan, Registers, Sm90Plan, Split
+from mlagen.plan.targets import SM90, Target
+from mlagen.plan.tiles.findings import Findings, LeftOut
+from mlagen.plan.tiles.replacements import Replacement, Row, split_table
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.plan.tritons import Minor
-from mlagen.plan.tuned import Tuned
 from mlagen.spec import Spec
 
 PORTABLE = "portable"  # the kernel that every target has

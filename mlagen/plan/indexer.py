@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout, DataField, ScalesField, indexer_layout_of, indexer_query_layout_of
-from mlagen.plan.chunks import Chunk
 from mlagen.plan.rows import tiled_chunks
+from mlagen.plan.tiles.chunks import Chunk
 from mlagen.spec import Indexer, Spec
 
 LEAST_PIECE, MOST_PIECE = 16, 32  # columns

@@ -10,44 +10,22 @@ from typing import Any
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
 from mlagen.plan.attention import LatentFamily
-from mlagen.plan.cache import CachePlan
-from mlagen.plan.dense_decode import DenseDecodePlan
-from mlagen.plan.dense_fwd import DenseFwdPlan
+from mlagen.plan.families import FAMILIES
+from mlagen.plan.families.sparse_decode import SparseDecodePlan
+from mlagen.plan.families.sparse_fwd import SparseFwdPlan
 from mlagen.plan.family import AnyFamily, Family, TiledFamily
-from mlagen.plan.findings import Findings, findings_path, read_findings
-from mlagen.plan.index_union import IndexUnionPlan
-from mlagen.plan.index_union import refusal as union_refusal
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
-from mlagen.plan.indexer_cache import IndexerCachePlan
-from mlagen.plan.indexer_select import IndexerSelectPlan
-from mlagen.plan.indices import IndicesPlan
-from mlagen.plan.merge_states import MergeStatesPlan
-from mlagen.plan.mqa_logits import MqaLogitsPlan
 from mlagen.plan.ops import OpsPlan, make_ops
-from mlagen.plan.replacements import Replacement, read_replacements
 from mlagen.plan.rows import Caches, caches_of, rows_block_size
-from mlagen.plan.sm90 import RESCALE_THRESHOLD_LOG2, refusal
-from mlagen.plan.sparse_decode import SparseDecodePlan
-from mlagen.plan.sparse_decode_sm90 import multiplies_e4m3
-from mlagen.plan.sparse_fwd import SparseFwdPlan
+from mlagen.plan.sm90.index_union import IndexUnionPlan
+from mlagen.plan.sm90.index_union import refusal as union_refusal
+from mlagen.plan.sm90.seesaw import RESCALE_THRESHOLD_LOG2, refusal
+from mlagen.plan.sm90.sparse_decode import multiplies_e4m3
 from mlagen.plan.splits import SplitsPlan
-from mlagen.plan.topk import TopkPlan
-from mlagen.plan.tuned import Tuned, TunedFiles
+from mlagen.plan.tiles.findings import Findings, findings_path, read_findings
+from mlagen.plan.tiles.replacements import Replacement, read_replacements
+from mlagen.plan.tiles.tuned import Tuned, TunedFiles
 from mlagen.spec import DenseAttention, SparseAttention, Spec, load
-
-FAMILIES: tuple[type[Family], ...] = (
-    CachePlan,
-    DenseDecodePlan,
-    DenseFwdPlan,
-    IndexerCachePlan,
-    IndexerSelectPlan,
-    IndicesPlan,
-    MergeStatesPlan,
-    MqaLogitsPlan,
-    SparseDecodePlan,
-    SparseFwdPlan,
-    TopkPlan,
-)
 
 
 @dataclass(frozen=True)

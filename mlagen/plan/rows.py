@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mlagen.layout import CacheLayout, layouts_of
-from mlagen.plan.chunks import Chunk, make_chunks, split_columns
+from mlagen.plan.tiles.chunks import Chunk, make_chunks, split_columns
 from mlagen.spec import Spec
 
 PART_NAMES = {"latent": "nope", "rope": "rope", "row": "row"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlagen.plan.chunks import next_power_of_2
+from mlagen.plan.tiles.chunks import next_power_of_2
 
 SPLIT_OVERHEAD = 2
 COMBINE_OVERHEAD = 4

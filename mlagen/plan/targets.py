@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 KIB = 1024
+SM90 = "sm90"  # the only target with Gluon kernels
 REGISTERS = 65_536  # of a multiprocessor of any NVIDIA target
 MOST_REGISTERS = 255  # that a thread of one can name
 

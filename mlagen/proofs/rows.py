@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from mlagen.compile import Resources
 from mlagen.compile.binary import Measured
 from mlagen.compile.resources import SM90_MODULES, TENSOR_MEMORY_COLUMNS
-from mlagen.plan.allowed import allowed_spills
 from mlagen.plan.targets import TARGETS
+from mlagen.plan.tiles.allowed import allowed_spills
 from mlagen.plan.tritons import minor
 
 PRODUCTS = ("HGMMA", "QGMMA")  # warpgroup products of 16-bit and of 8-bit operands

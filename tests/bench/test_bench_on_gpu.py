@@ -16,7 +16,7 @@ from mlagen.bench.tune.driver import DenseDecodeDriver, Driver
 from mlagen.bench.tune.tuned import tune
 from mlagen.emit import apply, compare, render
 from mlagen.plan import DenseDecodePlan, SparseFwdPlan, Tile, load_plan, make_plan
-from mlagen.plan.tuned import TunedFiles
+from mlagen.plan.tiles.tuned import TunedFiles
 from mlagen.spec import load
 
 ROOT = Path(__file__).parents[2]

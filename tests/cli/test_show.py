@@ -16,8 +16,8 @@ from proof_rows import ONE
 
 from mlagen import GENERATOR
 from mlagen.plan import SparseFwdPlan, load_plan
-from mlagen.plan.findings import Findings, LeftOut, dump_findings, findings_path
-from mlagen.plan.replacements import Replacement
+from mlagen.plan.tiles.findings import Findings, LeftOut, dump_findings, findings_path
+from mlagen.plan.tiles.replacements import Replacement
 from mlagen.proofs import CasesRow, Proofs, package_key
 from mlagen.proofs.sources import family_names
 from mlagen.spec.known import specs_dir

@@ -15,7 +15,7 @@ from mlagen.compile import Resources, check_limits, default_cache_dir, resource_
 from mlagen.compile.resources import SM90_MODULES
 from mlagen.emit import render
 from mlagen.plan import DenseDecodePlan, SparseDecodePlan, SparseFwdPlan, Tile, load_plan, make_plan
-from mlagen.plan.allowed import allowed_spills, read_allowed
+from mlagen.plan.tiles.allowed import allowed_spills, read_allowed
 from mlagen.plan.tritons import TRITONS, minor
 from mlagen.spec import Spec, load
 

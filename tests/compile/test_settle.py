@@ -12,7 +12,7 @@ from mlagen.compile.job import KernelError
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import Plan, SparseFwdPlan, load_plan
-from mlagen.plan.findings import findings_path
+from mlagen.plan.tiles.findings import findings_path
 from mlagen.plan.tritons import minor, minor_text
 
 pytestmark = pytest.mark.compilation

@@ -13,7 +13,7 @@ from layout_specs import caches, indexers, keys_dtype
 
 from mlagen.errors import LimitError
 from mlagen.plan import FAMILIES, make_plan
-from mlagen.plan.chunks import split_columns
+from mlagen.plan.tiles.chunks import split_columns
 from mlagen.spec import NEEDS, SparseAttention, Spec
 from mlagen.spec.targets import Target
 

@@ -21,8 +21,8 @@ from mlagen.compile import CompileJob, content_keys, installed, list_variants
 from mlagen.compile.process import job_of
 from mlagen.emit import render
 from mlagen.plan import TARGETS, SparseDecodePlan, SparseFwdPlan, Tile, TopkPlan, load_plan
-from mlagen.plan.allowed import read_allowed
-from mlagen.plan.topk_sm90 import TopkSm90Tile
+from mlagen.plan.sm90.topk import TopkSm90Tile
+from mlagen.plan.tiles.allowed import read_allowed
 from mlagen.plan.tritons import TRITONS, minor, rows_under
 from mlagen.proofs import Figures, Proofs, rendered_key
 from mlagen.proofs.cases import proved_before

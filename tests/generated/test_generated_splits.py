@@ -8,7 +8,7 @@ import pytest
 
 from mlagen.bench import load_package
 from mlagen.bench.package import BenchPackage
-from mlagen.plan.sm90 import COST, DEQUANTISING_COST
+from mlagen.plan.sm90.seesaw import COST, DEQUANTISING_COST
 from mlagen.plan.splits import MAX_SPLITS
 
 ROOT = Path(__file__).parents[2]

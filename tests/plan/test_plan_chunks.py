@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from plan_specs import dims, make_spec
 
 from mlagen.plan import Chunk, make_plan
-from mlagen.plan.chunks import make_chunks, split_columns
 from mlagen.plan.rows import row_chunks
+from mlagen.plan.tiles.chunks import make_chunks, split_columns
 
 SETTINGS = settings(max_examples=200, deadline=None, derandomize=True)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from mlagen.errors import LimitError
 from mlagen.plan import TARGETS, DenseFwdPlan, MergeStatesPlan, make_plan
-from mlagen.plan.dense_fwd import REGISTERS, make_dense_fwd_plan, registers
-from mlagen.plan.merge_states import make_merge_states_plan
+from mlagen.plan.families.dense_fwd import REGISTERS, make_dense_fwd_plan, registers
+from mlagen.plan.families.merge_states import make_merge_states_plan
 from mlagen.spec import Spec
 
 WRAPPERS = ("flash_attn_varlen_func", "merge_attn_states", "merge_attn_parts")

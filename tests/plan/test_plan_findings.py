@@ -13,7 +13,7 @@ from mlagen.compile import installed
 from mlagen.emit import render
 from mlagen.errors import SpecErrors
 from mlagen.plan import Plan, SparseFwdPlan, Tile, Tuned, load_plan, make_plan
-from mlagen.plan.findings import (
+from mlagen.plan.tiles.findings import (
     Findings,
     LeftOut,
     RegisterSplit,
@@ -21,7 +21,7 @@ from mlagen.plan.findings import (
     findings_path,
     read_findings,
 )
-from mlagen.plan.replacements import Replacement
+from mlagen.plan.tiles.replacements import Replacement
 from mlagen.plan.tritons import MINORS, minor
 from mlagen.spec import load
 

@@ -13,8 +13,8 @@ from checked_in import spec_of
 
 from mlagen.errors import SpecErrors
 from mlagen.plan import Plan, load_plan, make_plan
-from mlagen.plan.fits import TILED, family_of
-from mlagen.plan.tuned import TunedFiles, tuned_path
+from mlagen.plan.tiles.fits import TILED, family_of
+from mlagen.plan.tiles.tuned import TunedFiles, tuned_path
 from mlagen.spec import NEEDS, load
 from mlagen.spec.known import specs_dir
 

@@ -8,7 +8,7 @@ from plan_specs import make_spec
 
 from mlagen.compile import check_limits, compile_jobs
 from mlagen.plan import make_plan
-from mlagen.plan.indices import make_index_plan
+from mlagen.plan.families.indices import make_index_plan
 
 WRAPPERS = (
     "compute_global_topk_indices_and_lens",

@@ -8,8 +8,8 @@ from plan_specs import make_spec
 
 from mlagen.errors import LimitError
 from mlagen.plan import TARGETS, MqaLogitsPlan, make_plan
-from mlagen.plan.chunks import next_power_of_2
-from mlagen.plan.mqa_logits import COLUMNS, MOST_BLOCK_Q, is_native
+from mlagen.plan.families.mqa_logits import COLUMNS, MOST_BLOCK_Q, is_native
+from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.spec import Spec
 
 FP8 = ("fp8_mqa_logits", "fp8_fp4_mqa_logits", "get_paged_mqa_logits_metadata", "fp8_paged_mqa_logits")

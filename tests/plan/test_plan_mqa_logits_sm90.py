@@ -11,8 +11,8 @@ from mlagen.backends.base import generated
 from mlagen.backends.sm90_logits import MQA_LOGITS, PAGED_MQA_LOGITS
 from mlagen.emit.render import _body
 from mlagen.plan import TARGETS
-from mlagen.plan.mqa_logits_sm90 import make_mqa_logits_sm90
 from mlagen.plan.plan import Plan
+from mlagen.plan.sm90.mqa_logits import make_mqa_logits_sm90
 from mlagen.spec import Spec
 
 INDEXER = {"num_heads": 64, "head_dim": 128, "topk": 2048, "rope_head_dim": 64, "rope": "neox", "rope_at": "first"}

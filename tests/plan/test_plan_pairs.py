@@ -10,8 +10,8 @@ from pairs import SLACK, V4, V32, Dims, all_pairs, make_pair
 
 from mlagen.errors import LimitError
 from mlagen.plan import TARGETS, SparseDecodePlan, Tile, make_plan
-from mlagen.plan.cached_row import CachedRow
-from mlagen.plan.chunks import make_chunks
+from mlagen.plan.tiles.cached_row import CachedRow
+from mlagen.plan.tiles.chunks import make_chunks
 from mlagen.plan.tritons import MINORS, rows_under
 from mlagen.spec.stored import NAMED_LAYOUTS
 

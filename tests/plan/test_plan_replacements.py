@@ -19,7 +19,7 @@ from mlagen.bench.package import load_package
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
 from mlagen.plan import DenseFwdTile, Plan, SparseFwdPlan, Tile, TileRow, Tuned, make_plan
-from mlagen.plan.replacements import PATH, Replacement, read_replacements
+from mlagen.plan.tiles.replacements import PATH, Replacement, read_replacements
 from mlagen.plan.tritons import MINORS, has_versions, minor, proved_for, rows_under
 from mlagen.spec import load
 
@@ -273,5 +273,5 @@ def test_entries_that_are_off_are_refused_at_their_place(
     assert any(complaint in str(error) for error in caught.value.errors), str(caught.value)
 
 
-def test_the_packaged_file_lies_beside_the_plan() -> None:
-    assert PATH.parent == Path(make_plan.__code__.co_filename).parent
+def test_the_packaged_file_lies_beside_its_reader() -> None:
+    assert PATH.parent == Path(read_replacements.__code__.co_filename).parent

@@ -12,21 +12,13 @@ from plan_specs import DENSE, ROOT, make_spec
 from mlagen.bench import load_package
 from mlagen.emit import render
 from mlagen.errors import LimitError, MlagenError
-from mlagen.plan import (
-    TARGETS,
-    DenseDecodePlan,
-    Sm90Row,
-    SparseDecodePlan,
-    SparseFwdPlan,
-    load_plan,
-    make_plan,
-    row_pieces,
-)
-from mlagen.plan.sm90 import BARRIERS, SHARED_REGISTERS
-from mlagen.plan.sm90_caches import least_unit, load_unit, reads_cache
-from mlagen.plan.stored import StoredRows
+from mlagen.plan import TARGETS, DenseDecodePlan, Sm90Row, SparseDecodePlan, SparseFwdPlan, load_plan, make_plan
+from mlagen.plan.sm90 import row_pieces
+from mlagen.plan.sm90.caches import least_unit, load_unit, reads_cache
+from mlagen.plan.sm90.seesaw import BARRIERS, SHARED_REGISTERS
+from mlagen.plan.sm90.stored import StoredRows
+from mlagen.plan.tiles.tuned import Tuned, dump_tuned
 from mlagen.plan.tritons import MINORS
-from mlagen.plan.tuned import Tuned, dump_tuned
 from mlagen.spec import load
 
 

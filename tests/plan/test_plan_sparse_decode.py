@@ -29,10 +29,10 @@ from mlagen.plan import (
     load_plan,
     make_plan,
 )
-from mlagen.plan.cached_row import CachedRow, cached_row, join_chunks
-from mlagen.plan.tiles import PlainRow
+from mlagen.plan.tiles.cached_row import CachedRow, cached_row, join_chunks
+from mlagen.plan.tiles.tile import PlainRow
+from mlagen.plan.tiles.tuned import Tuned, TunedFiles, dump_tuned, tuned_path
 from mlagen.plan.tritons import MINORS, rows_under
-from mlagen.plan.tuned import Tuned, TunedFiles, dump_tuned, tuned_path
 from mlagen.spec.stored import NAMED_LAYOUTS
 
 WRAPPER = "flash_mla_with_kvcache"

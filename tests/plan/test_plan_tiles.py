@@ -11,9 +11,9 @@ from plan_specs import dims, make_spec
 
 from mlagen.errors import LimitError
 from mlagen.plan import TARGETS, SparseFwdPlan, Tile, Tuned, make_plan
-from mlagen.plan.chunks import make_chunks
 from mlagen.plan.rows import row_chunks
-from mlagen.plan.tiles import default_rows, make_row
+from mlagen.plan.tiles.chunks import make_chunks
+from mlagen.plan.tiles.tile import default_rows, make_row
 
 # Bytes of shared memory that a program may take.
 LIMITS = {

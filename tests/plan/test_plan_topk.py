@@ -7,8 +7,8 @@ from enumerated import Enumerated, check_every_list, enumerate_plan, kernels_in
 from plan_specs import make_spec
 
 from mlagen.plan import TARGETS, make_plan
-from mlagen.plan.topk import COLUMNS, TopkPlan, make_topk_plan
-from mlagen.plan.topk_sm90 import BINS, LANES, SHARED_ROW, make_topk_sm90
+from mlagen.plan.families.topk import COLUMNS, TopkPlan, make_topk_plan
+from mlagen.plan.sm90.topk import BINS, LANES, SHARED_ROW, make_topk_sm90
 
 SELECT, MERGE = ("_topk_kernels", "_topk_kernel"), ("_topk_kernels", "_merge_kernel")
 SM90 = {("_topk_sm90", f"_topk{collect}_sm90_kernel") for collect in ("", "_collect")}

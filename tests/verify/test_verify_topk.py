@@ -9,7 +9,7 @@ from verify_specs import dsv32_text, spec
 
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
-from mlagen.plan.topk import COLUMNS
+from mlagen.plan.families.topk import COLUMNS
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.invalid import RefusedCase
 from mlagen.verify.subject import FORCED

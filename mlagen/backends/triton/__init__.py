@@ -45,7 +45,7 @@ from mlagen.plan import (
     SparseFwdPlan,
     TopkPlan,
 )
-from mlagen.plan.cache import PDL_MAX_PROGRAMS
+from mlagen.plan.families.cache import PDL_MAX_PROGRAMS
 from mlagen.plan.family import PORTABLE
 from mlagen.plan.tritons import TRITONS, minors
 from mlagen.spec import spec_digest

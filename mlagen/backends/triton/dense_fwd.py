@@ -11,7 +11,7 @@ from mlagen.backends.triton import tiles
 from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, Signature, chunk_of, stated_scale
 from mlagen.backends.triton.splits import accumulators, kernel_names
 from mlagen.plan import DenseFwdPlan, MergeStatesPlan, Plan
-from mlagen.plan.sm90 import DenseFwdSm90Plan
+from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan
 
 MODULE = "dense_fwd"
 

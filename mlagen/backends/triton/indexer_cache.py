@@ -10,7 +10,7 @@ from mlagen.backends.triton import indexer_layout, layout, tiles
 from mlagen.backends.triton.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of
 from mlagen.layout import Field
 from mlagen.plan import IndexerCachePlan, IndexerRows, Plan
-from mlagen.plan.chunks import next_power_of_2
+from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.work import ITEMSIZE
 
 MODULE = "indexer_cache"

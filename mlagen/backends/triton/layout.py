@@ -11,7 +11,6 @@ from mlagen.backends.triton.common import FULL_ALIGNMENT
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
 from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, SparseDecodePlan, StoredCache
-from mlagen.plan.chunks import next_power_of_2
 from mlagen.plan.conversions import (
     EIGHT_BIT_FLOATS,
     AmaxScale,
@@ -21,6 +20,7 @@ from mlagen.plan.conversions import (
     quotient_of,
     short_quotients,
 )
+from mlagen.plan.tiles.chunks import next_power_of_2
 
 MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
 

@@ -13,9 +13,9 @@ from mlagen.backends.triton.common import FULL_ALIGNMENT
 from mlagen.layout import CacheLayout
 from mlagen.layout.layout import BITS
 from mlagen.plan import MqaLogitsPlan, Plan
-from mlagen.plan.chunks import next_power_of_2
-from mlagen.plan.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS, UNIT
-from mlagen.plan.mqa_logits_sm90 import BLOCK_N
+from mlagen.plan.families.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS, UNIT
+from mlagen.plan.sm90.mqa_logits import BLOCK_N
+from mlagen.plan.tiles.chunks import next_power_of_2
 
 MODULE = "mqa_logits"
 FLAT = ("fp8_mqa_logits", "fp8_fp4_mqa_logits")

@@ -10,7 +10,7 @@ from mlagen.backends.triton.common import chunk_of, imported
 from mlagen.backends.triton.splits import accumulators, attention_context, given, presences
 from mlagen.layout import CacheLayout
 from mlagen.plan import CachedFamily, Caches, MergeStatesPlan, Plan, Sm90Plan, SparseDecodePlan, StoredCache
-from mlagen.plan.sm90_caches import load_unit
+from mlagen.plan.sm90.caches import load_unit
 
 OFFSET_BITS = 32  # alignment of the sm90 kernel's rows
 MODULE, MODULE_OF_KERNELS = "sparse_decode", "_sparse_decode_kernels"

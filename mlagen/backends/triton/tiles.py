@@ -20,9 +20,9 @@ from mlagen.plan import (
     TiledFamily,
     TopkPlan,
 )
-from mlagen.plan.dense_decode_sm90 import WideRow
-from mlagen.plan.sm90 import DenseFwdSm90Plan, Sm90Plan
-from mlagen.plan.tiles import DenseFwdRow, TileRow
+from mlagen.plan.sm90.dense_decode import WideRow
+from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan, Sm90Plan
+from mlagen.plan.tiles.tile import DenseFwdRow, TileRow
 from mlagen.plan.tritons import Minor, has_versions
 
 MODULE = "_tiles"

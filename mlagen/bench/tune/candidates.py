@@ -18,8 +18,8 @@ from mlagen.bench.tune.tunable import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, T
 from mlagen.compile import Toolchain, check_limits, compile_jobs
 from mlagen.errors import LimitError, MlagenError, ToolError, UsageError
 from mlagen.plan import TARGETS, Plan, Target, Tile, make_plan
-from mlagen.plan.chunks import next_power_of_2
-from mlagen.plan.tiles import ACCUMULATOR_REGISTERS, accumulator_registers
+from mlagen.plan.tiles.chunks import next_power_of_2
+from mlagen.plan.tiles.tile import ACCUMULATOR_REGISTERS, accumulator_registers
 from mlagen.spec import load
 
 BLOCK_H = (16, 32, 64)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from mlagen.bench.trial import Sizes
-from mlagen.plan.tiles import Tile
+from mlagen.plan.tiles.tile import Tile
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from mlagen.bench.package import load_package
 from mlagen.bench.trial import Setting
 from mlagen.bench.tune.choose import Regime
 from mlagen.bench.tune.tunable import tunables_of
-from mlagen.plan.tiles import Tile
+from mlagen.plan.tiles.tile import Tile
 
 MOST_PROCESSES = 12  # each holds half a GiB of the device
 

@@ -32,7 +32,7 @@ from mlagen.compile.candidates import Place, place_of, tiles_like
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import TARGETS, Plan, load_plan
-from mlagen.plan.replacements import Replacement, read_replacements
+from mlagen.plan.tiles.replacements import Replacement, read_replacements
 from mlagen.plan.tritons import minor, minor_text
 
 MOST_TRIES = 24  # of tiles in the place of one

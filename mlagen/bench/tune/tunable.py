@@ -23,7 +23,7 @@ from mlagen.compile import CompileJob, Toolchain, list_variants
 from mlagen.compile.candidates import tile_of
 from mlagen.emit import apply, compare, render
 from mlagen.plan import DenseDecodePlan, LatentFamily, Plan, SparseDecodePlan, SparseFwdPlan, Target, Tile, TileRow
-from mlagen.plan.dense_decode import MOST_ROWS, spills_with_window
+from mlagen.plan.families.dense_decode import MOST_ROWS, spills_with_window
 
 DECODE_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)  # where tables may change from one row to the next
 CLASSES = (16, 32, 64)  # heads, or rows of dense attention, that get rows of their own where a model has more

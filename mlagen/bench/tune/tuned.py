@@ -23,7 +23,7 @@ from mlagen.bench.tune.tunable import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, t
 from mlagen.emit.replace import write_atomically
 from mlagen.errors import UsageError
 from mlagen.plan import Sm90Row, Tile, TileRow, make_plan
-from mlagen.plan.tuned import dump_tuned, tuned_path
+from mlagen.plan.tiles.tuned import dump_tuned, tuned_path
 from mlagen.spec import Spec, spec_digest
 
 NOTHING = Swept((), (), (), complete=True)

@@ -13,7 +13,7 @@ from mlagen.bench.report.tables import line, markdown, to_json
 from mlagen.bench.tune.choose import Regime
 from mlagen.bench.tune.sweep import Figure
 from mlagen.bench.tune.tuned import Tuned, summary
-from mlagen.plan.tiles import Tile
+from mlagen.plan.tiles.tile import Tile
 
 
 def test_markdown_shows_rates_ratios_and_reasons(row: Row) -> None:

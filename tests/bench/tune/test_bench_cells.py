@@ -7,7 +7,7 @@ import pytest
 
 from mlagen.bench.families.sparse_fwd import SparseFwdShape
 from mlagen.bench.tune.cells import Cell, CellLog, Measured
-from mlagen.plan.tiles import Tile
+from mlagen.plan.tiles.tile import Tile
 
 KEY = {"kernels": "sparse", "package": "0123", "triton": "3.6.0", "device": "NVIDIA H200"}
 TILE = Tile(16, 32, 4, 2, True)

@@ -27,7 +27,7 @@ from mlagen.plan import (
     load_plan,
     make_plan,
 )
-from mlagen.plan.tuned import tuned_path
+from mlagen.plan.tiles.tuned import tuned_path
 from mlagen.spec import load
 
 SPECS = Path(__file__).parents[3] / "specs"

@@ -18,7 +18,7 @@ from mlagen.plan import (
     Tile,
     load_plan,
 )
-from mlagen.plan.replacements import Replacement, read_replacements
+from mlagen.plan.tiles.replacements import Replacement, read_replacements
 from mlagen.plan.tritons import minor, rows_under
 
 ROOT = Path(__file__).parents[3]

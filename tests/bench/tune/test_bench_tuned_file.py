@@ -14,8 +14,8 @@ from mlagen.bench.tune.tuned import Tuned
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError, SpecErrors
 from mlagen.plan import TARGETS, DenseDecodePlan, Sm90Row, SparseFwdPlan, load_plan, make_plan
-from mlagen.plan.tiles import PlainRow, Tile, TileRow, make_row
-from mlagen.plan.tuned import COLUMNS, TunedFiles, dump_tuned, tuned_path
+from mlagen.plan.tiles.tile import PlainRow, Tile, TileRow, make_row
+from mlagen.plan.tiles.tuned import COLUMNS, TunedFiles, dump_tuned, tuned_path
 from mlagen.spec import load
 
 DENSE_DECODE_SPEC = Path(__file__).parents[3] / "specs" / "minicpm3.yaml"

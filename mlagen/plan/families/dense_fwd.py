@@ -12,14 +12,14 @@ from typing import ClassVar
 
 from mlagen import work
 from mlagen.errors import LimitError
-from mlagen.plan import fits
-from mlagen.plan.chunks import Chunk, make_chunks
 from mlagen.plan.family import TiledFamily
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import SM90, DenseFwdSm90Plan, make_dense_fwd_sm90
-from mlagen.plan.targets import TARGETS, Target
-from mlagen.plan.tiles import UNALIGNED_REASON, DenseFwdRow, DenseFwdTile, row_bytes
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan, make_dense_fwd_sm90
+from mlagen.plan.targets import SM90, TARGETS, Target
+from mlagen.plan.tiles import fits
+from mlagen.plan.tiles.chunks import Chunk, make_chunks
+from mlagen.plan.tiles.tile import UNALIGNED_REASON, DenseFwdRow, DenseFwdTile, row_bytes
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mlagen.plan.family import Family
 from mlagen.plan.rows import Caches
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
 # 4096 tokens over 32K keys still go whole; in pieces of so much, 4096 over 128K take 2.4 % longer than whole on H200.

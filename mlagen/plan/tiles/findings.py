@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from mlagen.plan.files import place_at, read_checked
-from mlagen.plan.replacements import Entries, FitsText, MinorText, Replacement, ReplacementTable
+from mlagen.plan.tiles.replacements import Entries, FitsText, MinorText, Replacement, ReplacementTable
 from mlagen.plan.tritons import Minor, minor, minor_text
 from mlagen.spec.base import Model
 from mlagen.spec.rules import refused

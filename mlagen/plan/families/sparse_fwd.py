@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlagen import work
-from mlagen.plan import fits
 from mlagen.plan.attention import ANY, LatentFamily, Work, splits_of, unaligned_table
-from mlagen.plan.index_union import IndexUnionPlan, make_index_union
 from mlagen.plan.rows import Caches, row_chunks, rows_block_size
-from mlagen.plan.sm90 import Sm90Plan, make_sm90, make_swap_ab
+from mlagen.plan.sm90.index_union import IndexUnionPlan, make_index_union
+from mlagen.plan.sm90.seesaw import Sm90Plan, make_sm90, make_swap_ab
 from mlagen.plan.targets import TARGETS
-from mlagen.plan.tiles import PlainRow
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.tiles import fits
+from mlagen.plan.tiles.tile import PlainRow
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import SparseAttention, Spec
 
 

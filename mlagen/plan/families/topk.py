@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from mlagen.plan.family import Family
 from mlagen.plan.rows import Caches
-from mlagen.plan.topk_sm90 import MODULE, TopkSm90Plan, make_topk_sm90
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.sm90.topk import MODULE, TopkSm90Plan, make_topk_sm90
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
 MOST_K = 4096

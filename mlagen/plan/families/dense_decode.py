@@ -8,10 +8,9 @@ from typing import ClassVar
 
 from mlagen import work
 from mlagen.layout import CacheLayout
-from mlagen.plan import fits
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
-from mlagen.plan.cached_row import CachedRow, cached_row
-from mlagen.plan.dense_decode_sm90 import (
+from mlagen.plan.rows import Caches
+from mlagen.plan.sm90.dense_decode import (
     SM90_COMBINE_UNITS,
     WideRow,
     make_dense_e4m3,
@@ -21,11 +20,12 @@ from mlagen.plan.dense_decode_sm90 import (
     reads_e4m3,
     wide_calls,
 )
-from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import Sm90Plan, Sm90Row, make_sm90
+from mlagen.plan.sm90.seesaw import Sm90Plan, make_sm90
 from mlagen.plan.targets import TARGETS, Target
-from mlagen.plan.tiles import WIDE_ROWS, Tile, TileRow
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.tiles import fits
+from mlagen.plan.tiles.cached_row import CachedRow, cached_row
+from mlagen.plan.tiles.tile import WIDE_ROWS, Sm90Row, Tile, TileRow
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import DenseAttention, Spec
 
 # Query tokens of a request share a tile, so that calls have more rows than the model has heads.

@@ -18,13 +18,12 @@ from pydantic import AfterValidator, Field, model_validator
 
 from mlagen.errors import LimitError, Place, SpecError
 from mlagen.plan.files import place_at, read_checked
-from mlagen.plan.findings import NAME as FINDINGS
-from mlagen.plan.findings import Findings
-from mlagen.plan.fits import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, family_of
-from mlagen.plan.replacements import Replacement, read_replacements
-from mlagen.plan.sm90 import SM90, Sm90Row
-from mlagen.plan.targets import TARGETS
-from mlagen.plan.tiles import RowMaker, Tile, TileRow
+from mlagen.plan.targets import SM90, TARGETS
+from mlagen.plan.tiles.findings import NAME as FINDINGS
+from mlagen.plan.tiles.findings import Findings
+from mlagen.plan.tiles.fits import DENSE_DECODE, SPARSE_DECODE, SPARSE_FWD, family_of
+from mlagen.plan.tiles.replacements import Replacement, read_replacements
+from mlagen.plan.tiles.tile import RowMaker, Sm90Row, Tile, TileRow
 from mlagen.spec.base import Model
 from mlagen.spec.known import specs_dir
 from mlagen.spec.load import read_text

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlagen.plan.sm90 import (
+from mlagen.plan.sm90.seesaw import (
     BLOCK_H,
     BLOCK_N,
     OTHER_TAIL_REGISTERS,
     SHARED_REGISTERS,
     SHORT_REGISTERS,
     Sm90Plan,
-    Sm90Row,
     make_sm90,
 )
-from mlagen.plan.sm90 import refusal as sm90_refusal
+from mlagen.plan.sm90.seesaw import refusal as sm90_refusal
+from mlagen.plan.tiles.tile import Sm90Row
 from mlagen.spec import Spec
 
 ROW_BITS = 28  # of an entry; a bit for each token of the group follows

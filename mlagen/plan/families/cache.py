@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mlagen.plan.family import Family
 from mlagen.plan.rows import Caches
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
 NUM_WARPS = 1

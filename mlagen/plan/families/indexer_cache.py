@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlagen.plan.chunks import next_power_of_2
 from mlagen.plan.family import Family
 from mlagen.plan.indexer import IndexerRows, check_one_scale, check_scales, indexer_rows_of
 from mlagen.plan.rows import Caches
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.tiles.chunks import next_power_of_2
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
 QUERY = "fused_indexer_q_rope_quant"

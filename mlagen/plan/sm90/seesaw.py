@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from mlagen.layout import CacheLayout
 from mlagen.layout.layout import MOST_LOADED
-from mlagen.plan import row_pieces
-from mlagen.plan.row_pieces import HALVES, RowPieces, cut_row
+from mlagen.plan.sm90 import row_pieces
+from mlagen.plan.sm90.row_pieces import HALVES, RowPieces, cut_row
 from mlagen.plan.splits import PartialRow
-from mlagen.plan.targets import TARGETS
-from mlagen.plan.tiles import Tile
+from mlagen.plan.targets import SM90, TARGETS
+from mlagen.plan.tiles.tile import Sm90Row, Tile
 from mlagen.plan.tritons import Minor
 from mlagen.spec import DenseAttention, Spec
 from mlagen.work import ITEMSIZE
@@ -42,7 +42,6 @@ class Registers:
         return replace(self, under=tuple(sorted(others.items())))
 
 
-SM90 = "sm90"
 BLOCK_H = 64  # rows of a warpgroup's product
 BLOCK_N = 64
 NARROW_BLOCK_N = 32  # for rows that leave no room in shared memory for two blocks of BLOCK_N beside Q
@@ -111,17 +110,6 @@ V41_RUNS = (("e4m3", D_V, "ue8m0", 32), ("e2m1", D_V, "e4m3", 16))  # columns an
 def register_columns(columns: int) -> tuple[int, ...]:
     """Return powers of two from 16 on, below this many columns: column strides of a thread's accumulator registers."""
     return tuple(1 << bit for bit in range(4, (columns - 1).bit_length()))
-
-
-@dataclass(frozen=True)
-class Sm90Row:
-    """Calls with up to this many heads run the sm90 kernel from `min_tokens` tokens on; None: never.
-
-    For dense attention, heads are rows per KV head, and tokens are requests.
-    """
-
-    max_heads: int | None
-    min_tokens: int | None
 
 
 # Defaults: sizes at which dsv32 over rows, dsv4_pro over its caches and dsv3's dense attention begin to gain on an

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from mlagen.layout import CacheLayout
-from mlagen.plan.sm90 import D_V, SCALE_TILE, V4_SCALE_TILE, V4_SCALES, V41_RUNS
+from mlagen.plan.sm90.seesaw import D_V, SCALE_TILE, V4_SCALE_TILE, V4_SCALES, V41_RUNS
 from mlagen.spec import DenseAttention, Spec
 
 LOAD_BYTES = 16  # of a load; rows and their fields begin at multiples of it

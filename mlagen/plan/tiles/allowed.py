@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, model_validator
 
 from mlagen.plan.files import read_checked
-from mlagen.plan.replacements import MinorText
+from mlagen.plan.tiles.replacements import MinorText
 from mlagen.plan.tritons import Minor, minor
 from mlagen.spec.base import Model
 from mlagen.spec.rules import refused

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 from mlagen.errors import LimitError
 from mlagen.layout import DataField, ScalesField
-from mlagen.plan.chunks import MIN_BLOCK, Chunk, next_power_of_2
 from mlagen.plan.family import Family
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
-from mlagen.plan.mqa_logits_sm90 import sm90_modules_of
 from mlagen.plan.rows import Caches
+from mlagen.plan.sm90.mqa_logits import sm90_modules_of
 from mlagen.plan.targets import TARGETS, Target
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.tiles.chunks import MIN_BLOCK, Chunk, next_power_of_2
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
 COLUMNS = 128  # (query token, head) pairs of a program: a key that is loaded meets so many

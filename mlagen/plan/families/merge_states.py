@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlagen.plan.chunks import next_power_of_2
 from mlagen.plan.family import Family
 from mlagen.plan.rows import Caches
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.tiles.chunks import next_power_of_2
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
 FEW_ROWS = 8192  # (token, head) pairs; up to this many, a program takes few of them, so that all multiprocessors work

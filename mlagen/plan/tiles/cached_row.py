@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
-from mlagen.plan.chunks import Chunk
 from mlagen.plan.targets import Target
-from mlagen.plan.tiles import (
+from mlagen.plan.tiles.chunks import Chunk
+from mlagen.plan.tiles.tile import (
     ACCUMULATOR_REGISTERS,
     RESIDENT,
     UNALIGNED_REASON,
@@ -29,7 +29,7 @@ from mlagen.plan.tiles import (
     row_bytes,
     v_bytes,
 )
-from mlagen.plan.tiles import expected_shared as unquantised_shared
+from mlagen.plan.tiles.tile import expected_shared as unquantised_shared
 from mlagen.work import INDEX_BYTES, ITEMSIZE
 
 FEW_HEADS = 16

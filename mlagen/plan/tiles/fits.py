@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlagen.layout import CacheLayout
-from mlagen.plan.chunks import Chunk
+from mlagen.plan.tiles.chunks import Chunk
 from mlagen.spec import Spec
 
 SPARSE_FWD = "sparse_fwd"  # sparse attention over rows

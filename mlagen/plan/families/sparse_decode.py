@@ -8,15 +8,15 @@ from typing import ClassVar
 from mlagen import work
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
-from mlagen.plan import fits
 from mlagen.plan.attention import ANY, CachedFamily, Work, splits_of, unaligned_table
-from mlagen.plan.cached_row import cached_row
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90 import Sm90Plan, make_sm90, refusal
-from mlagen.plan.sm90_caches import cache_refusal
-from mlagen.plan.sparse_decode_sm90 import make_sparse_e4m3
+from mlagen.plan.sm90.caches import cache_refusal
+from mlagen.plan.sm90.seesaw import Sm90Plan, make_sm90, refusal
+from mlagen.plan.sm90.sparse_decode import make_sparse_e4m3
 from mlagen.plan.targets import TARGETS
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.tiles import fits
+from mlagen.plan.tiles.cached_row import cached_row
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import SparseAttention, Spec
 
 

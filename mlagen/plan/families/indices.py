@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from mlagen.plan.family import Family
 from mlagen.plan.rows import Caches
-from mlagen.plan.tuned import Tuned
+from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
 ROW_MULTIPLE = 128  # sparse prefill kernels require a multiple of this many indices

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout
 from mlagen.plan.indexer import indexer_rows_of
-from mlagen.plan.sm90 import SM90, WARPS, Registers
+from mlagen.plan.sm90.seesaw import WARPS, Registers
+from mlagen.plan.targets import SM90
 from mlagen.spec import Spec
 
 FLAT = frozenset({"fp8_mqa_logits", "fp8_fp4_mqa_logits"})

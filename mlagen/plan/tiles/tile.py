@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.errors import LimitError
-from mlagen.plan.chunks import Chunk
 from mlagen.plan.targets import Target
+from mlagen.plan.tiles.chunks import Chunk
 from mlagen.plan.tritons import TableRow
 from mlagen.work import ITEMSIZE
 
@@ -62,6 +62,17 @@ class TileRow(TableRow):
     programs_per_sm: int
     expected_shared: int
     reason: str
+
+
+@dataclass(frozen=True)
+class Sm90Row:
+    """Calls with up to this many heads run the sm90 kernel from `min_tokens` tokens on; None: never.
+
+    For dense attention, heads are rows per KV head, and tokens are requests.
+    """
+
+    max_heads: int | None
+    min_tokens: int | None
 
 
 @dataclass(frozen=True)

@@ -6,20 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.layout import CacheLayout
-from mlagen.plan.sm90 import (
-    BLOCK_H,
-    BLOCK_N,
-    D_V,
-    PRODUCT_DEPTH,
-    SM90,
-    Registers,
-    Sm90Plan,
-    Sm90Row,
-    make_sm90,
-    make_swap_ab,
-)
+from mlagen.plan.sm90.seesaw import BLOCK_H, BLOCK_N, D_V, PRODUCT_DEPTH, Registers, Sm90Plan, make_sm90, make_swap_ab
 from mlagen.plan.splits import PartialRow
-from mlagen.plan.targets import TARGETS
+from mlagen.plan.targets import SM90, TARGETS
+from mlagen.plan.tiles.tile import Sm90Row
 from mlagen.plan.tritons import TableRow
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE

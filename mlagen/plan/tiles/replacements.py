@@ -16,9 +16,9 @@ from pydantic import AfterValidator, Field, model_validator
 
 from mlagen.errors import LimitError, Place
 from mlagen.plan.files import place_at, read_checked
-from mlagen.plan.fits import DENSE_FWD, TILED, family_of
 from mlagen.plan.targets import TARGETS, Target
-from mlagen.plan.tiles import AnyTile, DenseFwdRow, DenseFwdTile, Tile, TileRow
+from mlagen.plan.tiles.fits import DENSE_FWD, TILED, family_of
+from mlagen.plan.tiles.tile import AnyTile, DenseFwdRow, DenseFwdTile, Tile, TileRow
 from mlagen.plan.tritons import MINORS, Minor, Table, holds, minor, minor_text, span_of
 from mlagen.spec.base import Model
 from mlagen.spec.rules import refused

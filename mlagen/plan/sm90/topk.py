@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mlagen.plan.sm90 import SM90
+from mlagen.plan.targets import SM90
 from mlagen.spec import Spec
 
 LANES = 32

@@ -1,0 +1,30 @@
+"""Plans of the families, one module per family, and the registry that lists them."""
+
+from __future__ import annotations
+
+from mlagen.plan.families.cache import CachePlan
+from mlagen.plan.families.dense_decode import DenseDecodePlan
+from mlagen.plan.families.dense_fwd import DenseFwdPlan
+from mlagen.plan.families.indexer_cache import IndexerCachePlan
+from mlagen.plan.families.indexer_select import IndexerSelectPlan
+from mlagen.plan.families.indices import IndicesPlan
+from mlagen.plan.families.merge_states import MergeStatesPlan
+from mlagen.plan.families.mqa_logits import MqaLogitsPlan
+from mlagen.plan.families.sparse_decode import SparseDecodePlan
+from mlagen.plan.families.sparse_fwd import SparseFwdPlan
+from mlagen.plan.families.topk import TopkPlan
+from mlagen.plan.family import Family
+
+FAMILIES: tuple[type[Family], ...] = (
+    CachePlan,
+    DenseDecodePlan,
+    DenseFwdPlan,
+    IndexerCachePlan,
+    IndexerSelectPlan,
+    IndicesPlan,
+    MergeStatesPlan,
+    MqaLogitsPlan,
+    SparseDecodePlan,
+    SparseFwdPlan,
+    TopkPlan,
+)
