@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from mlagen.backends.hub import Repo
+from mlagen.backends.engines.hub import Repo
 from mlagen.cli.console import print_written
 from mlagen.emit import render
 from mlagen.emit.hub import BENCHMARK, hub_repository, write_repository

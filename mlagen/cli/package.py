@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from mlagen.backends.hub import OWNER, repo_of
+from mlagen.backends.engines.hub import OWNER, repo_of
 from mlagen.cli.console import GENERATED, JSON, SPEC, TargetName, print_written
 from mlagen.cli.flashinfer_bench import write_data_set
 from mlagen.cli.hub import write_hub

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlagen.backends.triton.common import FULL_ALIGNMENT
+from mlagen.backends.parts.common import FULL_ALIGNMENT
 from mlagen.errors import Place, ToolError
 
 

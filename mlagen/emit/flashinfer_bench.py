@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlagen.backends import GeneratedFile
-from mlagen.backends.flashinfer_bench import ENTRY, Definition, adapter, definitions_of, target_hardware
+from mlagen.backends.engines.flashinfer_bench import ENTRY, Definition, adapter, definitions_of, target_hardware
 from mlagen.emit.render import Package, bodies, render
 from mlagen.emit.replace import write_atomically
 from mlagen.emit.workloads import safetensors, workloads_of

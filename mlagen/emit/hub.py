@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mlagen import GENERATOR
-from mlagen.backends.base import GeneratedFile
-from mlagen.backends.hub import LICENSE, Repo, Variant, alias_file, benchmark_file, card_file, variants_of
+from mlagen.backends.engines.hub import LICENSE, Repo, Variant, alias_file, benchmark_file, card_file, variants_of
+from mlagen.backends.parts.base import GeneratedFile
 from mlagen.emit.render import Package, bodies, render, render_files
 from mlagen.emit.replace import check_place, replace_folder
 from mlagen.errors import UsageError

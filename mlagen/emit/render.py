@@ -13,8 +13,9 @@ from types import ModuleType
 import jinja2
 
 from mlagen import GENERATOR
-from mlagen.backends import GeneratedFile, files, sglang, vllm
-from mlagen.backends.base import TEMPLATE_SUFFIX
+from mlagen.backends import GeneratedFile, files
+from mlagen.backends.engines import sglang, vllm
+from mlagen.backends.parts.base import TEMPLATE_SUFFIX
 from mlagen.errors import ToolError
 from mlagen.plan import Plan
 from mlagen.plan.tritons import TRITONS

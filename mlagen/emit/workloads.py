@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.random import RandomState  # its streams are the same in every numpy
 
-from mlagen.backends.flashinfer_bench import Definition
+from mlagen.backends.engines.flashinfer_bench import Definition
 
 INT32, INT8, FLOAT32 = "I32", "I8", "F32"  # dtypes of safetensors
 _NUMPY = {INT32: "<i4", INT8: "<i1", FLOAT32: "<f4"}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlagen.backends.grouped import WIDTH, interface, shared
+from mlagen.backends.parts.grouped import WIDTH, interface, shared
 
 STRIDES = [(f"tensor_{number}_stride", "i64") for number in range(12)]
 ARGUMENTS = (("q_ptr", "*bf16"), ("out_ptr", "*bf16"), ("topk", "i32"), ("sm_scale_log2", "fp32"), *STRIDES)

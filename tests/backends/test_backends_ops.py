@@ -12,7 +12,7 @@ import torch
 from checked_in import SPECS
 
 from mlagen.backends import files
-from mlagen.backends.triton.ops import EITHER, OVER_LATENT, Operator, operators, read_arguments
+from mlagen.backends.parts.ops import EITHER, OVER_LATENT, Operator, operators, read_arguments
 from mlagen.emit import render
 from mlagen.emit.render import bodies
 from mlagen.errors import ToolError

@@ -8,7 +8,7 @@ import pytest
 import torch
 from jinja2 import Environment, FileSystemLoader
 
-from mlagen.backends.triton.signatures import WIDTH, _context
+from mlagen.backends.parts.signatures import WIDTH, _context
 from mlagen.emit.render import template_dir
 from mlagen.runtime import _internals, _launch, _notes
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 import pytest
 from cli_specs import Run
 
-from mlagen.backends.vllm import INDEXER
+from mlagen.backends.engines.vllm import INDEXER
 from mlagen.errors import MlagenError
 from mlagen.plan import load_plan
 from mlagen.spec import Spec, load

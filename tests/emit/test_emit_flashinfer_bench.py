@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mlagen.backends.flashinfer_bench import definitions_of
+from mlagen.backends.engines.flashinfer_bench import definitions_of
 from mlagen.emit.flashinfer_bench import trace_set
 from mlagen.errors import UsageError
 from mlagen.plan import load_plan

@@ -15,7 +15,7 @@ import pytest
 from checked_in import SPECS, spec_of
 from emit_specs import ROOT, make_spec
 
-from mlagen.backends.hub import LICENSE, repo_of, variants_of
+from mlagen.backends.engines.hub import LICENSE, repo_of, variants_of
 from mlagen.emit import render
 from mlagen.emit.hub import BENCHMARK, CARD, hub_repository, write_repository
 from mlagen.errors import UsageError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from call_forms import ROOT
 
-from mlagen.backends.flashinfer_bench import DEFINITIONS
+from mlagen.backends.engines.flashinfer_bench import DEFINITIONS
 from mlagen.emit.flashinfer_bench import trace_set, write_trace_set
 from mlagen.plan import load_plan
 

@@ -17,7 +17,7 @@ from kernels.backends import CUDA, ROCm
 from kernels.variants import _resolve_variant_for_system, get_variants_local
 from packaging.version import Version
 
-from mlagen.backends.hub import repo_of
+from mlagen.backends.engines.hub import repo_of
 from mlagen.emit.hub import hub_repository, write_repository
 from mlagen.plan import load_plan
 from mlagen.spec.targets import runs

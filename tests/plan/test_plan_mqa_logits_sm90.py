@@ -7,8 +7,8 @@ import ast
 import pytest
 from plan_specs import make_spec
 
-from mlagen.backends.base import generated
-from mlagen.backends.sm90_logits import MQA_LOGITS, PAGED_MQA_LOGITS
+from mlagen.backends.mqa_logits.sm90 import MQA_LOGITS, PAGED_MQA_LOGITS
+from mlagen.backends.parts.base import generated
 from mlagen.emit.render import _body
 from mlagen.plan import TARGETS
 from mlagen.plan.plan import Plan
@@ -17,7 +17,7 @@ from mlagen.spec import Spec
 
 INDEXER = {"num_heads": 64, "head_dim": 128, "topk": 2048, "rope_head_dim": 64, "rope": "neox", "rope_at": "first"}
 WRAPPERS = ("fp8_mqa_logits", "fp8_paged_mqa_logits")
-modules = pytest.mark.parametrize("module", [MQA_LOGITS, PAGED_MQA_LOGITS], ids=lambda module: module.MODULE)
+modules = pytest.mark.parametrize("module", [MQA_LOGITS, PAGED_MQA_LOGITS], ids=lambda module: module.module)
 
 
 def spec_of(layout="indexer_fp8", wrappers=WRAPPERS, indexer=None, block_size=64, **changes):
@@ -82,7 +82,7 @@ def test_pages_of_another_size_have_none(keys, has):
 @modules
 def test_call_and_kernel_name_the_same_arguments(module):
     plan = plan_of(spec_of())
-    text, _ = _body(generated(module.MODULE, module.context(plan), module.TEMPLATE))
+    text, _ = _body(generated(module.module, module.context(plan), module.template))
     tree = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     fields = [node.target.id for node in tree["Call"].body if isinstance(node, ast.AnnAssign)]
     parameters = [argument.arg for argument in tree[module.kernel].args.args]

@@ -1,0 +1,1 @@
+"""Template contexts of dense attention over a paged cache."""

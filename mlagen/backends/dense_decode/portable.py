@@ -1,0 +1,161 @@
+"""Dense decode: a kernel that partitions a batch by its lengths, and the wrappers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlagen.backends.parts import layout, splits, tiles
+from mlagen.backends.parts.base import GeneratedFile, Module, generated
+from mlagen.backends.parts.cached import cache_context, rows_context
+from mlagen.backends.parts.call import Field, given
+from mlagen.backends.parts.common import tuple_text
+from mlagen.backends.parts.splits import attention_context, kernel_names
+from mlagen.plan import DenseDecodePlan, Plan
+
+MODULE = "dense_decode"
+# Facts of attention in the templates of both, and of the wrappers.
+FACTS = ("layout", "d_qk", "d_v", "dtype", "takes_pair", "window")
+OF_WRAPPERS = (
+    *("rope_aligned", "merges", "merge_import", "torch_dtype", "lse_base", "empty_row_lse"),
+    *("q", "q_type", "q_sources", "q_rope_address", "rope_said"),
+    *("default_scale", "default_scale_said", "scale_type", "scale_said", "scale_else"),
+)
+FLASH, DECODE = "flash_mla_with_kvcache", "decode_attention_fwd"
+
+
+def _cache(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
+    """Return the context of both templates for the cache."""
+    return {**cache_context(plan, dense.caches, dense.caches.main), "module": "_layout"}
+
+
+def _kernels(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
+    """Context of the kernels' template."""
+    return {
+        **attention_context(plan, *FACTS, "partials"),
+        **rows_context(dense),
+        "q_blocks": ", ".join(f"q_{chunk.name}" for chunk in dense.chunks),
+        "cache": _cache(plan, dense),
+    }
+
+
+def _wrappers(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
+    """Context of the wrappers' template."""
+    one, cache = dense.caches.main.layout, _cache(plan, dense)
+    attention = attention_context(plan, *FACTS, *OF_WRAPPERS)
+    return {
+        **attention,
+        "plan": dense,
+        "sm90": dense.sm90,
+        "cache": cache,
+        "has_tensor_scale": one.tensor_scale,
+        "strides": cache["strides"] if one.planar else "any page, row and head stride",
+        **_call(plan, dense),
+        **_text(dense),
+        "merges_when": "self.slots > 0" if plan.splits.partials.rounds else "self.programs > 1",
+        "options": given(
+            [
+                Field(
+                    "can_sm90",
+                    said="an sm90 kernel supports the call's addresses and page size.",
+                    when=bool(dense.sm90),
+                ),
+                Field("e4m3", said="q is e4m3.", when=bool(dense.few_rows)),
+            ]
+        ),
+        "q_dtypes": plan.spec.model.dtype + (" or float8_e4m3fn" if one.tensor_scale else ""),
+        "flash": FLASH in plan.spec.wrappers,
+        "decode": DECODE in plan.spec.wrappers,
+        "empty_lse": "-math.inf" if attention["empty_row_lse"] == "-inf" else "math.inf",
+        "kernel_names": kernel_names([dense]),
+        "sm90_kernels": list(dense.sm90_kernels.items()),
+    }
+
+
+def _call(plan: Plan, dense: DenseDecodePlan) -> dict[str, list[Field]]:
+    """Return the table of a call's attributes: the constructor's arguments, and sizes and strides."""
+    layout, pair, d_qk, d_v = dense.caches.main.layout, plan.takes_pair, dense.d_qk, dense.d_v
+    window, scale = dense.window is not None, layout.tensor_scale
+    row = layout.row_bytes if layout.quantised else layout.columns
+    q = f"[requests, s_q, num_heads, {d_qk}]"
+    inputs = (
+        Field("q", part="part", said=f"{q}, or only its latent columns" if pair else q),
+        Field("q_rope", part="part", said=f"[requests, s_q, num_heads, {d_qk - d_v}]", when=pair),
+        Field("k_cache", said=f"[pages, page_size, num_kv_heads, {row}]"),
+        Field("block_table", part="part"),
+        Field("cache_seqlens", part="part"),
+        Field("q_scale", when=scale),
+        Field("k_scale", when=scale),
+        Field("softmax_scale"),
+        Field("causal", "int(causal)"),
+        Field("max_keys"),
+        Field("window", when=window),
+        Field("empty_lse"),
+        Field("out", part="tokens", said=f"[tokens, num_heads, {d_v}]"),
+        Field("lse", part="tokens", said="[tokens, num_heads]"),
+        Field("partial", said="the workspace; None: allocated when the call runs"),
+    )
+    sizes = (
+        Field("self.sm_scale_log2", "softmax_scale * LOG2E.value"),
+        Field(
+            "self.combine_block_s",
+            "1 if schedule.overhead else schedule.combine.block_s",
+            said="batch invariant: at fixed places",
+            when=window,
+        ),
+        Field("self.num_requests, self.s_q, self.num_heads, _", "q.shape"),
+        Field("self.num_pages, self.page_size, self.num_kv_heads, _", "k_cache.shape"),
+        Field("self.tokens, self.request_rows", "self.num_requests * self.s_q, self.s_q * self.num_heads"),
+        Field("self.unit_keys, self.num_programs", "schedule.unit_keys, schedule.programs"),
+        Field("self.overhead, self.combine_units", "schedule.overhead, schedule.combine_units"),
+        Field("self.later_slots", "schedule.later_slots"),
+        Field("self.num_rows", "schedule.slots * self.request_rows"),
+        Field("self.q_request_stride, self.q_token_stride, self.q_head_stride, _", "q.stride()"),
+        Field(
+            "self.q_rope_request_stride, self.q_rope_token_stride, self.q_rope_head_stride, _",
+            "q_rope.stride()",
+            when=pair,
+        ),
+        Field(
+            f"self.page_stride, {'_' if layout.planar else 'self.row_stride'}, self.k_head_stride",
+            "_splits.cache_strides(k_cache)",
+        ),
+        Field("self.block_table_stride, self.lse_token_stride", "block_table.stride(0), lse.stride(0)"),
+        Field("self.out_token_stride, self.out_head_stride, _", "out.stride()"),
+    )
+    return {"call_inputs": given(inputs), "call_sizes": given(sizes)}
+
+
+def _text(dense: DenseDecodePlan) -> dict[str, str]:
+    """Text of the wrappers for a window, a tensor's scale and sm90 kernels."""
+    layout, window, sm90 = dense.caches.main.layout, dense.window is not None, dense.sm90 is not None
+    scale = layout.tensor_scale
+    rows, e4m3 = "rows, batch_invariant", dense.few_rows is not None
+    return {
+        "swap_ab_rows": tuple_text(one.block_h for one in dense.swap_ab),
+        "kernel_inputs": f"facts, requests, max_keys, {rows}, e4m3" if e4m3 else f"facts, requests, {rows}",
+        "tile_inputs": "kernel, rows" if dense.swap_ab else "kernel",
+        "window_passed": ", window" if window else "",
+        "window_block": " + 1" if window else "",
+        "kernel": "kernel" if sm90 else '"portable"',
+        "default_units": "default_units" if sm90 else "COMBINE_UNITS",
+        "pdl_passed": ", pdl" if sm90 else "",
+        "q_dtype": "_q_dtype(q_scale)" if scale else "DTYPE",
+        "q_bytes": "q.element_size()" if scale else "DTYPE.itemsize",
+        "scales_passed": ", q_scale, k_scale" if scale else "",
+        "kv_heads": "1" if layout.planar else "h_kv",
+        "quantised_said": "quantised" if layout.quantised else "not quantised",
+    }
+
+
+def shared(plan: Plan, family: DenseDecodePlan) -> list[GeneratedFile]:
+    """Files that the family's module imports."""
+    kernels = generated("_dense_decode_kernels", _kernels(plan, family))
+    return [*layout.files(plan, family.caches), tiles.file(plan), splits.file(plan), kernels]
+
+
+def modules(plan: Plan, family: DenseDecodePlan) -> list[Module]:
+    """The module of the family's wrappers."""
+    wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    flash = ["FlashMLASchedMeta", "get_mla_metadata"] if FLASH in wrappers else []
+    names = sorted([*wrappers, *flash, "dense_workspace_size"])
+    return [Module(generated(MODULE, _wrappers(plan, family)), names)]

@@ -1,0 +1,171 @@
+"""The sm90 kernels of dense decode: for caches of the model's dtype and of e4m3, and for few rows."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from mlagen.backends.parts.columns import row_context
+from mlagen.backends.parts.common import Signature
+from mlagen.backends.parts.gluon import (
+    Sm90Kernels,
+    Sm90Module,
+    SwapAbModule,
+    dividers,
+    names_d_v,
+    of_rope,
+    p0_place,
+    required,
+    seesaw_shared,
+    sm90_of,
+    swap_ab_details,
+)
+from mlagen.backends.parts.grouped import shared
+from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
+from mlagen.plan.sm90.seesaw import PRODUCT_DEPTH
+
+WARPGROUP = 128  # threads
+E4M3_COLUMNS = ("pieces", "acc_columns", "half_columns", "result", "v_end")
+SPLIT_ROWS = 8  # rows of Q that a warpgroup splits at a time, to limit spills
+
+
+FACTS = ("takes_pair", "partials", "row_floats")  # of attention, which the templates read
+
+
+def _dense_decode_arguments(plan: Plan) -> Signature:
+    """Return the arguments of the portable kernel without a window, with the divider of the page size."""
+    element = f"*{plan.spec.model.dtype}"
+    sizes = ("num_requests", "s_q", "num_heads", "num_kv_heads", "num_pages", "page_size")
+    scheduler = ("unit_keys", "overhead", "combine_units", "num_programs", "later_slots", "num_rows")
+    q_strides = tuple((f"{name}_stride", "i64") for name in ("q_request", "q_token", "q_head"))
+    strides = ("page", "row", "k_head", "block_table", "out_token", "out_head", "lse_token")
+    q = (("q_ptr", element),)
+    cache = required(plan.layout)
+    k_cache = (("k_cache_ptr", "*u8" if cache.quantised else element),)
+    scales = (("q_scale_ptr", "*fp32"), ("k_scale_ptr", "*fp32")) if cache.tensor_scale else ()
+    return (
+        *(*q, *of_rope(plan, q), *k_cache, ("block_table_ptr", "*i32"), ("cache_seqlens_ptr", "*i32"), *scales),
+        *(("out_ptr", element), ("lse_ptr", "*fp32"), ("partial_ptr", "*fp32")),
+        *((name, "i32") for name in sizes),
+        *dividers("page"),
+        *((name, "i32") for name in ("max_keys", "causal", *scheduler)),
+        *((name, "fp32") for name in ("sm_scale_log2", "empty_lse")),
+        *(*q_strides, *of_rope(plan, q_strides)),
+        *((f"{name}_stride", "i64") for name in strides),
+    )
+
+
+def _lengths(plan: Plan) -> dict[str, int]:
+    """Return the context of the scheduler's reads of lengths."""
+    block_b = plan.of(DenseDecodePlan).block_b
+    return {"block_b": block_b, "thread_lengths": block_b // WARPGROUP}
+
+
+def _dense_decode_details(plan: Plan) -> dict[str, Any]:
+    dense_decode, partials = plan.of(DenseDecodePlan), plan.splits.partials
+    sm90 = required(dense_decode.sm90)
+    d_v = "D_V, " if names_d_v(sm90) or not partials.rounds else ""
+    return {
+        "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
+        **_lengths(plan),
+        "by_rows": {"begin": "gl.convert_layout(", "end": f", {row_context(sm90)['result']})"},
+        "p0": p0_place(sm90),
+        **shared(*seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
+    }
+
+
+def _dense_e4m3_details(plan: Plan, *units: str) -> dict[str, Any]:
+    """Further context of the kernels over e4m3; `units` names shared memory for the units of rows of Q."""
+    sm90 = required(plan.of(DenseDecodePlan).sm90)
+    tails = ("q_tail", "k_tail") if sm90.d_tail else ()
+    statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1", *units)
+    partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
+    return {
+        "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
+        "by_rows": {"begin": "_by_rows(", "end": ")"},
+        "product_keys": PRODUCT_DEPTH,
+        "chunks": sm90.block_n // PRODUCT_DEPTH,
+        "half_words": sm90.d_half // 4,
+        **shared(("q_l", "q_r", "k_l", "k_r", *tails), statistics, ("k_ready",)),
+    }
+
+
+def _swap_ab(plan: Plan) -> tuple[Sm90Plan, ...]:
+    family = plan.find(DenseDecodePlan)
+    return family.swap_ab if family else ()
+
+
+def _swap_ab_details(plan: Plan) -> dict[str, Any]:
+    plans = _swap_ab(plan)
+    return {
+        "splits_constants": "D_V, NEG_LARGE" if names_d_v(plans[0]) else "NEG_LARGE",
+        **swap_ab_details(plans, ("m0", "l0", "m1", "l1"), scaled=plan.splits.partials.scaled),
+    }
+
+
+def _dense_plan(plan: Plan, *, quantised: bool) -> Sm90Plan | None:
+    layout = plan.layout
+    return sm90_of(plan, DenseDecodePlan) if layout is not None and layout.quantised == quantised else None
+
+
+DENSE_DECODE = Sm90Module(
+    module="_dense_decode_sm90",
+    template="sm90/dense_decode",
+    plan_of=functools.partial(_dense_plan, quantised=False),
+    arguments=_dense_decode_arguments,
+    details=_dense_decode_details,
+    facts=FACTS,
+)
+
+DENSE_DECODE_E4M3 = Sm90Module(
+    module="_dense_decode_sm90",
+    template="sm90/dense_decode_e4m3",
+    plan_of=functools.partial(_dense_plan, quantised=True),
+    arguments=_dense_decode_arguments,
+    details=lambda plan: {**_dense_e4m3_details(plan), **_lengths(plan)},
+    facts=FACTS,
+    columns=E4M3_COLUMNS,
+)
+
+DENSE_DECODE_E4M3_FEW = Sm90Module(
+    module="_dense_decode_sm90_few",
+    template="sm90/dense_decode_e4m3_rows32",
+    plan_of=lambda plan: found.few_rows if (found := plan.find(DenseDecodePlan)) else None,
+    arguments=_dense_decode_arguments,
+    details=lambda plan: _dense_e4m3_details(plan, "q_unit"),
+    facts=(*FACTS, "dtype"),
+    columns=E4M3_COLUMNS,
+)
+
+DENSE_DECODE_E4M3_PARTS = Sm90Module(
+    module="_dense_decode_sm90_parts",
+    template="sm90/dense_decode_e4m3_q_in_parts",
+    plan_of=lambda plan: found.parts if (found := plan.find(DenseDecodePlan)) else None,
+    arguments=_dense_decode_arguments,
+    details=lambda plan: {**_dense_e4m3_details(plan, "q_unit"), "split_rows": SPLIT_ROWS},
+    facts=(*FACTS, "dtype"),
+    columns=E4M3_COLUMNS,
+)
+
+DENSE_DECODE_SWAP_AB = SwapAbModule(
+    module="_dense_decode_sm90_swap_ab",
+    template="sm90/dense_decode_swap_ab",
+    plan_of=lambda plan: next(iter(_swap_ab(plan)), None),
+    plans_of=_swap_ab,
+    arguments=_dense_decode_arguments,
+    details=_swap_ab_details,
+    facts=tuple(name for name in FACTS if name != "row_floats"),
+    columns=(
+        *("pieces", "left", "right", "halves", "plain", "columns_of_acc", "columns_of_like", "half_columns"),
+        *("tail_start", "tail_tile", "tail_swizzle", "v_end"),
+    ),
+    constexprs=("BLOCK_H",),
+)
+
+KERNELS: tuple[Sm90Kernels, ...] = (
+    DENSE_DECODE,
+    DENSE_DECODE_SWAP_AB,
+    DENSE_DECODE_E4M3,
+    DENSE_DECODE_E4M3_FEW,
+    DENSE_DECODE_E4M3_PARTS,
+)

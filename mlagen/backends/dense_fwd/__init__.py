@@ -1,0 +1,1 @@
+"""Template contexts of multi-head attention before absorption."""

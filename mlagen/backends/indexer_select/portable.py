@@ -1,0 +1,100 @@
+"""Logits of the indexer and their top-k in one call: wrappers over the kernels of both families."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlagen.backends.parts.base import GeneratedFile, Module, generated
+from mlagen.backends.parts.logits import SM90_FLAT, SM90_PAGED, TORCH_TYPES, LogitsFacts, facts_of, width_of
+from mlagen.layout import CacheLayout
+from mlagen.plan import IndexerSelectPlan, MqaLogitsPlan, Plan
+
+MODULE = "indexer_select"
+BYTES_OF_A_WORD = 4  # byte scales that callers may pass as one int32
+
+
+@dataclass(frozen=True)
+class Wrappers:
+    """Context of the wrappers' template.
+
+    Attributes:
+        flat, paged: the logits' wrappers over flat keys and over pages.
+        picks_flat, picks_paged: whether the package has these wrappers of the family.
+        num_heads: heads of the indexer.
+        packed: whether a byte of a key holds two columns.
+        key_layout: layout of a cached key.
+        row_bytes: bytes of a cached key with its scales.
+        sm90_flat, sm90_paged: whether the package has these sm90 kernels.
+        q_flat, q_paged, kv_flat: descriptions of a query and of flat keys for docstrings.
+        logits_mib: workspace of logits, in MiB.
+    """
+
+    flat: Sequence[str]
+    paged: Sequence[str]
+    picks_flat: bool
+    picks_paged: bool
+    num_heads: int
+    packed: bool
+    key_layout: CacheLayout
+    row_bytes: int
+    sm90_flat: bool
+    sm90_paged: bool
+    q_flat: str
+    q_paged: str
+    kv_flat: str
+    logits_mib: int
+
+
+def _context(plan: Plan, family: IndexerSelectPlan) -> Wrappers:
+    of_logits = plan.of(MqaLogitsPlan)
+    logits, layout = facts_of(plan, of_logits), of_logits.rows.layout
+    return Wrappers(
+        flat=logits.flat,
+        paged=logits.paged,
+        picks_flat=family.FLAT in plan.spec.wrappers,
+        picks_paged=family.PAGED in plan.spec.wrappers,
+        num_heads=logits.num_heads,
+        packed=logits.packed,
+        key_layout=layout,
+        row_bytes=layout.row_bytes,
+        sm90_flat=SM90_FLAT in of_logits.sm90,
+        sm90_paged=SM90_PAGED in of_logits.sm90,
+        **_shapes(logits, width_of(of_logits)),
+        logits_mib=family.logits_bytes >> 20,
+    )
+
+
+def _shapes(logits: LogitsFacts, width: int) -> dict[str, str]:
+    """Return descriptions of a query and of flat keys for docstrings. A row has `width` elements."""
+    heads, scales = logits.num_heads, logits.num_scales
+    if not logits.packed:
+        name = TORCH_TYPES.get(logits.stored)
+        flat, paged = (f"{name} [{rows}, {heads}, {width}]" for rows in ("M", "B, next_n"))
+        return {
+            "q_flat": f"{flat}, any token and head stride, and None",
+            "q_paged": f"{paged}, any stride of requests, tokens and heads, and None",
+            "kv_flat": f"{name} [N, {width}], any row stride, and float32 [N], the keys and their scales",
+        }
+    words = scales == BYTES_OF_A_WORD
+
+    def pair(rows: str, more: str) -> str:
+        packed = f"int32 [{rows}{more}] or " if words else ""
+        return f"int8 or uint8 [{rows}{more}, {width}], e2m1, and {packed}uint8 [{rows}{more}, {scales}]"
+
+    return {
+        "q_flat": pair("M", f", {heads}"),
+        "q_paged": pair("B, next_n", f", {heads}"),
+        "kv_flat": f"{pair('N', '')}, the keys and their scales",
+    }
+
+
+def shared(plan: Plan, family: IndexerSelectPlan) -> list[GeneratedFile]:
+    """Return no files: its modules import those of the logits and of top-k."""
+    return []
+
+
+def modules(plan: Plan, family: IndexerSelectPlan) -> list[Module]:
+    """The module of the family's wrappers."""
+    names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
+    return [Module(generated(MODULE, vars(_context(plan, family))), names)]

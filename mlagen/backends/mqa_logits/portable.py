@@ -1,0 +1,187 @@
+"""The indexer's logits over flat keys and over pages, the schedule of paged calls, and their wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.backends.parts import tiles
+from mlagen.backends.parts.base import GeneratedFile, Module, generated
+from mlagen.backends.parts.common import FULL_ALIGNMENT
+from mlagen.backends.parts.logits import (
+    FLAT,
+    PAGED,
+    SM90_FLAT,
+    SM90_PAGED,
+    TORCH_TYPES,
+    LogitsFacts,
+    facts_of,
+    width_of,
+)
+from mlagen.layout import CacheLayout
+from mlagen.layout.layout import BITS
+from mlagen.plan import MqaLogitsPlan, Plan
+from mlagen.plan.families.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS
+from mlagen.plan.sm90.mqa_logits import BLOCK_N
+from mlagen.plan.tiles.chunks import next_power_of_2
+
+MODULE = "mqa_logits"
+TOO_SMALL = {"e4m3": 8, "e4m3fnuz": 7}  # the fp16 of the same bits has an exponent this much too small
+NATIVE_TYPES = {"e4m3": "float8e4nv", "e4m3fnuz": "float8e4b8"}
+LEAST_BLOCK = {"e4m3": 32, "e4m3fnuz": 32, "e2m1": 16}  # columns of the narrowest product
+
+
+def _chunks(family: MqaLogitsPlan) -> list[dict[str, Any]]:
+    """Template context of a key's blocks."""
+    found: list[dict[str, Any]] = []
+    dtype = family.keys.dtype
+    for chunk in family.rows.chunks:
+        suffix = f"_{len(found)}" if len(family.rows.chunks) > 1 else ""
+        block = f"D{suffix}"
+        arguments = f"{chunk.start}, {chunk.columns}, {block}"
+        if family.rows.packed:
+            tile = family.scales.tile
+            arguments = f"{chunk.start}, {block}, {chunk.columns // 2}, {max(1, chunk.block // tile)}, {tile}"
+        begin = chunk.start * BITS[dtype] // 8 + family.keys.offset
+        alignment = "config.ALIGNMENT" if begin % FULL_ALIGNMENT == 0 else "1"
+        one = {
+            "suffix": suffix,
+            "block": max(LEAST_BLOCK[dtype], chunk.block),
+            "start": chunk.start,
+            "end": chunk.start + chunk.columns,
+        }
+        found.append({**one, "arguments": arguments, "alignment": alignment})
+    return found
+
+
+@dataclass(frozen=True)
+class Kernels(LogitsFacts):
+    """Context of the kernels' template.
+
+    Attributes:
+        heads_block: heads of a block, with padding; `masks_heads` if there is any.
+        chunks: blocks of a key's columns.
+        q_blocks: names of the blocks of Q.
+        native_type: Triton's name of the keys' e4m3, or None.
+        too_small, decoded: bits that an exponent lacks in fp16, and the factor that gives them back, or None.
+        scales_block: scales of a block, with padding; `masks_scales` if there is any.
+        key_offset, scale_bytes: position of a key in its plane, and bytes of its scales.
+        q_shape, q_paged_shape, k_shape, k_scale_shape: shapes for docstrings.
+    """
+
+    heads_block: int
+    masks_heads: bool
+    chunks: Sequence[dict[str, Any]]
+    q_blocks: str
+    native_type: str | None
+    too_small: int | None
+    decoded: str | None
+    scales_block: int
+    masks_scales: bool
+    key_offset: str
+    scale_bytes: int
+    q_shape: str
+    q_paged_shape: str
+    k_shape: str
+    k_scale_shape: str
+
+
+@dataclass(frozen=True)
+class Wrappers(LogitsFacts):
+    """Context of the wrappers' template.
+
+    Attributes:
+        wrappers: the package's wrappers.
+        head_dim, width: columns of a key, and elements of its row.
+        key_type: torch's name of the keys' dtype, or None.
+        key_layout: layout of a cached key.
+        row_bytes: bytes of a cached key with its scales.
+        page_alignment: bytes at which a page may begin.
+        scales_byte: position of a page's scales, as text.
+        native_targets: targets that multiply the keys' dtype.
+        sm90_flat, sm90_paged: whether the package has these sm90 kernels.
+        page_keys: keys of a page that the sm90 kernel takes.
+        bf16_logits: whether logits may be bf16.
+        schedule_rows, schedule_requests, schedule_warps: tile of the scheduler.
+    """
+
+    wrappers: Sequence[str]
+    head_dim: int
+    width: int
+    key_type: str | None
+    key_layout: CacheLayout
+    row_bytes: int
+    page_alignment: int
+    scales_byte: str
+    native_targets: Sequence[str]
+    sm90_flat: bool
+    sm90_paged: bool
+    page_keys: int
+    bf16_logits: bool
+    schedule_rows: int
+    schedule_requests: int
+    schedule_warps: int
+
+
+def _kernels(plan: Plan, family: MqaLogitsPlan) -> Kernels:
+    keys, scales, num_heads = family.keys, family.scales, family.rows.indexer.num_heads
+    chunks, dtype, width = _chunks(family), keys.dtype, width_of(family)
+    name, block = "u8" if family.rows.packed else dtype, next_power_of_2(scales.count)
+    return Kernels(
+        **vars(facts_of(plan, family)),
+        heads_block=max(family.heads_block, 1),
+        masks_heads=family.heads_block > num_heads,
+        chunks=chunks,
+        q_blocks=", ".join(f"q{chunk['suffix']}" for chunk in chunks),
+        native_type=NATIVE_TYPES.get(dtype),
+        too_small=TOO_SMALL.get(dtype),
+        decoded=f"{2.0 ** (2 * TOO_SMALL[dtype]):.1f}" if dtype in TOO_SMALL else None,
+        scales_block=block,
+        masks_scales=block > scales.count,
+        key_offset=f" + {keys.offset}" if keys.offset else "",
+        scale_bytes=family.rows.layout.plane_bytes[scales.plane],
+        q_shape=f"{name} [num_tokens, heads, {width}]",
+        q_paged_shape=f"{name} [requests, next_n, heads, {width}]",
+        k_shape=f"{name} [num_keys, {width}]",
+        k_scale_shape=f"u8 [num_keys, {scales.count}]" if family.rows.packed else "f32 [num_keys]",
+    )
+
+
+def _wrappers(plan: Plan, family: MqaLogitsPlan) -> Wrappers:
+    """Return the context of the wrappers' template."""
+    wrappers, scales, layout = plan.spec.wrappers, family.scales, family.rows.layout
+    before = f"block_kv * {layout.plane_bytes[0]}" if scales.plane > 0 else ""
+    offset = str(scales.offset) if scales.offset or not before else ""
+    return Wrappers(
+        **vars(facts_of(plan, family)),
+        wrappers=wrappers,
+        head_dim=family.rows.indexer.head_dim,
+        width=width_of(family),
+        key_type=TORCH_TYPES.get(family.keys.dtype),
+        key_layout=layout,
+        row_bytes=layout.row_bytes,
+        page_alignment=max(one.itemsize for one in layout.fields),
+        scales_byte=" + ".join(filter(None, (before, offset))),
+        native_targets=family.native,
+        sm90_flat=SM90_FLAT in family.sm90,
+        sm90_paged=SM90_PAGED in family.sm90,
+        page_keys=BLOCK_N,
+        bf16_logits=FLAT[1] in wrappers or PAGED[1] in wrappers,
+        schedule_rows=SCHEDULE_ROWS,
+        schedule_requests=SCHEDULE_REQUESTS,
+        schedule_warps=SCHEDULE_WARPS,
+    )
+
+
+def shared(plan: Plan, family: MqaLogitsPlan) -> list[GeneratedFile]:
+    """Files that the family's module imports."""
+    kernels = _kernels(plan, family)
+    tables = [tiles.file(plan)] if kernels.flat or kernels.paged else []
+    return [*tables, generated(f"_{MODULE}_kernels", vars(kernels))]
+
+
+def modules(plan: Plan, family: MqaLogitsPlan) -> list[Module]:
+    """The module of the family's wrappers."""
+    names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
+    return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]

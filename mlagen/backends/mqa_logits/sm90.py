@@ -1,0 +1,120 @@
+"""The sm90 kernels of the indexer's logits, in Gluon: two modules next to the portable ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.backends.parts.common import Signature
+from mlagen.backends.parts.gluon import Sm90Kernels, register_split
+from mlagen.backends.parts.grouped import interface, shared
+from mlagen.backends.parts.logits import SM90_FLAT, SM90_PAGED
+from mlagen.plan import Plan
+from mlagen.plan.sm90.mqa_logits import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90, sm90_modules_of
+
+
+def _descriptors(q_rows: int, k_rows: int) -> Signature:
+    rows = {"q": q_rows, "k": k_rows}
+    return tuple((f"{name}_desc", f"tensordesc<fp8e4nv[{each},{HEAD_DIM}],TILE>") for name, each in rows.items())
+
+
+def _arguments(sm90: MqaLogitsSm90Plan) -> Signature:
+    """Return the portable kernel's arguments that the sm90 kernel over flat keys needs."""
+    return (
+        *(("k_scale_ptr", "*fp32"), ("weights_ptr", "*fp32"), ("start_ptr", "*i32"), ("end_ptr", "*i32")),
+        ("out_ptr", "*fp32"),
+        *((name, "i32") for name in ("num_tokens", "num_keys", "out_columns", "compressed")),
+        *((f"{name}_stride", "i64") for name in ("weights", "out")),
+        *_descriptors(sm90.tokens[-1] // 2 * sm90.num_heads, sm90.tile_keys),
+    )
+
+
+def _paged_arguments(sm90: MqaLogitsSm90Plan) -> Signature:
+    """Return the portable kernel's arguments that the sm90 kernel over pages needs."""
+    strides = ("page", "context_lens", "context_lens_token", "block_table", "weights", "out")
+    return (
+        *(("cache_ptr", "*u8"), ("weights_ptr", "*fp32"), ("context_lens_ptr", "*i32"), ("block_table_ptr", "*i32")),
+        ("out_ptr", "*fp32"),
+        *((name, "i32") for name in ("num_requests", "next_n", "query_blocks", "max_keys", "causal", "num_pages")),
+        *((f"{name}_stride", "i64") for name in strides),
+        *_descriptors(sm90.paged_tokens[-1] * sm90.num_heads, sm90.block_n),
+    )
+
+
+@dataclass(frozen=True)
+class LogitsModule:
+    """A generated module with an sm90 kernel of the indexer's logits.
+
+    Attributes:
+        module: name of the module.
+        template: name of the template, in `templates/`.
+        arguments: run-time arguments and their Triton types.
+        tokens: tokens per query block, a constexpr.
+        details: further context of the kernel's template.
+        expected_products: number of wgmma instructions in the kernel's code.
+    """
+
+    module: str
+    template: str
+    arguments: Callable[[MqaLogitsSm90Plan], Signature]
+    tokens: Callable[[MqaLogitsSm90Plan], tuple[int, ...]]
+    details: Callable[[MqaLogitsSm90Plan], dict[str, Any]]
+    expected_products: Callable[[MqaLogitsSm90Plan], int]
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel."""
+        return f"{self.module}_kernel"
+
+    def present(self, plan: Plan) -> bool:
+        """Whether the package has the kernel."""
+        return self.module in sm90_modules_of(plan.spec)
+
+    def context(self, plan: Plan) -> dict[str, Any]:
+        """Template context."""
+        sm90 = make_mqa_logits_sm90(plan.spec)
+        if sm90 is None:
+            raise LookupError("the plan has no such part")
+        return {
+            "sm90": sm90,
+            "kernel": self.kernel,
+            **interface(self.arguments(sm90), "TOKENS"),
+            **shared(("q", "k", "weights", "scales"), ("q_ready", "q_free", "k_ready", "k_free")),
+            "stages": sm90.stages,
+            "tokens": self.tokens(sm90),
+            **self.details(sm90),
+        }
+
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
+        sm90 = make_mqa_logits_sm90(plan.spec)
+        return {} if sm90 is None else {(self.kernel, None): self.expected_products(sm90)}
+
+
+def _details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
+    return {"register_split": register_split(sm90.registers), "producers": "the producer"}
+
+
+def _paged_details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
+    return {"register_split": list(sm90.paged_registers), "producers": "producers"}
+
+
+MQA_LOGITS = LogitsModule(
+    module=SM90_FLAT,
+    template="sm90/mqa_logits",
+    arguments=_arguments,
+    tokens=lambda sm90: sm90.tokens,
+    details=_details,
+    expected_products=lambda sm90: sm90.expected_products,
+)
+PAGED_MQA_LOGITS = LogitsModule(
+    module=SM90_PAGED,
+    template="sm90/paged_mqa_logits",
+    arguments=_paged_arguments,
+    tokens=lambda sm90: sm90.paged_tokens,
+    details=_paged_details,
+    expected_products=lambda sm90: sm90.expected_paged_products,
+)
+
+KERNELS: tuple[Sm90Kernels, ...] = (MQA_LOGITS, PAGED_MQA_LOGITS)

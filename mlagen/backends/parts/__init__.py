@@ -1,0 +1,1 @@
+"""Template contexts and files that several families share."""

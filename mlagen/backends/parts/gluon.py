@@ -1,0 +1,187 @@
+"""Modules with sm90 kernels (Gluon), and the contexts that several of them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from mlagen.backends.parts.columns import SEESAW, row_context
+from mlagen.backends.parts.common import Signature
+from mlagen.backends.parts.grouped import interface, shared
+from mlagen.backends.parts.splits import attention_context
+from mlagen.plan import LatentFamily, Plan, Sm90Plan
+from mlagen.plan.sm90.seesaw import Registers
+
+# Facts of attention that the templates over indices read.
+FACTS = ("d_v", "partials", "has_sink", "has_topk_length", "length_required")
+FIRST_BARRIER = 4  # named barriers; Triton uses the lower ones
+
+
+class Sm90Kernels(Protocol):
+    """A generated module with sm90 kernels. `KERNELS` of a family's module `sm90` lists them."""
+
+    @property
+    def module(self) -> str:
+        """Name of the module."""
+
+    @property
+    def template(self) -> str:
+        """Name of the template, in `templates/`."""
+
+    def present(self, plan: Plan) -> bool:
+        """Whether the package has the module."""
+
+    def context(self, plan: Plan) -> dict[str, Any]:
+        """Template context."""
+
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """Number of wgmma instructions in the code of its kernels, in the form of `expected_products`."""
+
+
+def register_split(registers: Registers) -> str:
+    """Return the text of a kernel's register split, with the splits of other Triton versions."""
+    split = str(list(registers.split))
+    if not registers.under:
+        return split
+    others = ", ".join(f"{minor}: {list(other)}" for minor, other in registers.under)
+    return f"{{{others}}}.get(TRITON, {split})"
+
+
+Part = TypeVar("Part")
+
+
+def required(part: Part | None) -> Part:
+    """Return a part of the plan that must exist, since its kernel is in the package."""
+    if part is None:
+        raise LookupError("the plan has no such part")
+    return part
+
+
+def sm90_of(plan: Plan, kind: type[LatentFamily]) -> Sm90Plan | None:
+    """Return the plan of a family's sm90 kernel, or None."""
+    family = plan.find(kind)
+    return family.sm90 if family else None
+
+
+@dataclass(frozen=True)
+class Sm90Module:
+    """A generated module with the sm90 kernel of one family.
+
+    Attributes:
+        module: name of the module.
+        template: name of the template, in `templates/`.
+        plan_of: returns the kernel's plan, or None if the package has no such kernel.
+        arguments: run-time arguments and their Triton types, with every optional tensor given.
+        details: further context of the kernel's template.
+        facts: names of the facts of attention that the template reads.
+        columns: names of `row_context` that it reads.
+        constexprs: names of the kernel's constexpr arguments.
+    """
+
+    module: str
+    template: str
+    plan_of: Callable[[Plan], Sm90Plan | None]
+    arguments: Callable[[Plan], Signature]
+    details: Callable[[Plan], dict[str, Any]]
+    facts: tuple[str, ...]
+    columns: tuple[str, ...] = SEESAW
+    constexprs: tuple[str, ...] = ()
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel."""
+        return f"{self.module}_kernel"
+
+    def present(self, plan: Plan) -> bool:
+        """Whether the package has the kernel."""
+        return self.plan_of(plan) is not None
+
+    def context(self, plan: Plan) -> dict[str, Any]:
+        """Template context."""
+        sm90 = required(self.plan_of(plan))
+        columns = row_context(sm90, takes_pair=plan.takes_pair)
+        return {
+            **attention_context(plan, *self.facts),
+            "sm90": sm90,
+            **{name: columns[name] for name in self.columns},
+            "kernel": self.kernel,
+            **interface(self.arguments(plan), *self.constexprs),
+            "register_split": register_split(sm90.registers),
+            "splits_constants": "D_V, NEG_LARGE" if names_d_v(sm90) else "NEG_LARGE",
+            **rescaling(plan.rescale_threshold_log2),
+            "scaled": plan.splits.partials.scaled,
+            **self.details(plan),
+        }
+
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
+        return {(self.kernel, None): required(self.plan_of(plan)).expected_products}
+
+
+def rescaling(threshold_log2: int) -> dict[str, int]:
+    """Return the threshold for rescaling O, and the upper bound of rounded P, which is twice the threshold."""
+    return {"rescale_threshold_log2": threshold_log2, "p_limit_log2": threshold_log2 + 1}
+
+
+def names_d_v(sm90: Sm90Plan) -> bool:
+    """Whether a kernel's text names V's columns, to bound stores or to find the tail."""
+    return sm90.pieces.pads_v or sm90.d_tail > 0
+
+
+def seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> list[tuple[str, ...]]:
+    """Return groups of names of a seesaw kernel's shared memory, including its `statistics`."""
+    tails = ("q_tail", "k0_tail", "k1_tail") if sm90.d_tail else ()
+    p0 = () if sm90.p0_in_tail else ("p0",)
+    halves = ("q_l", "q_r", "k0_l", "k0_r", "k1_l", "k1_r")
+    return [(*halves, *tails), (*p0, "p1", "m0", "m1", "l0", "l1", *statistics, *(("e0", "e1") if scaled else ()))]
+
+
+def p0_place(sm90: Sm90Plan) -> str:
+    """Return the shared memory of local P: that of block 0's tail, which is free by then, or its own."""
+    return "shared.k0_tail" if sm90.p0_in_tail else "shared.p0"
+
+
+def topk_lengths(plan: Plan) -> Signature:
+    """Return the argument for the lengths of index lists; empty if the spec has none."""
+    return (("topk_length_ptr", "*i32"),) if plan.sparse_attention.topk_length != "none" else ()
+
+
+def dividers(*names: str) -> Signature:
+    """Return the names of run-time divisors' multipliers and shifts, from `_launch.divider`."""
+    return tuple((f"{name}_{part}", "i32") for name in names for part in ("multiplier", "shift"))
+
+
+def of_rope(plan: Plan, arguments: Signature) -> Signature:
+    """Return the arguments for Q's RoPE columns, which follow those of Q; empty if Q is one tensor."""
+    return tuple((name.replace("q_", "q_rope_", 1), kind) for name, kind in arguments) if plan.takes_pair else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwapAbModule(Sm90Module):
+    """The generated module with a swap-AB kernel, for few heads.
+
+    Attributes:
+        plans_of: returns the kernel's plans by number of heads; empty if the package has no such kernel.
+    """
+
+    plans_of: Callable[[Plan], tuple[Sm90Plan, ...]]
+
+    def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
+        """Number of wgmma instructions, by number of heads per program."""
+        return {(self.kernel, one.block_h): one.expected_products for one in self.plans_of(plan)}
+
+
+def swap_ab_details(plans: tuple[Sm90Plan, ...], statistics: tuple[str, ...], *, scaled: bool) -> dict[str, Any]:
+    """Further context of a swap-AB kernel. Its consumers exchange `statistics`."""
+    sm90 = plans[0]
+    tails = ("q_tail", "k_tail") if sm90.d_tail else ()
+    exponents = ("exponents0", "exponents1") if scaled else ()
+    halves = ("q_l", "q_r", "k_l", "k_r")
+    return {
+        "most_heads": plans[-1].block_h,
+        "k_r_free": FIRST_BARRIER + sm90.k_l_stages,
+        "exchange_ready": FIRST_BARRIER + sm90.k_l_stages + 2,
+        "statistics": statistics,
+        **shared((*halves, *tails), (*statistics, *exponents), ("q_ready", "k_l_ready", "k_r_ready")),
+    }

@@ -1,0 +1,427 @@
+"""The module of a cache's layout: its template's context, and the arguments of its helpers in kernels."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from mlagen.backends.parts.base import GeneratedFile, generated
+from mlagen.backends.parts.common import FULL_ALIGNMENT
+from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
+from mlagen.layout.layout import BITS, LARGEST
+from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, SparseDecodePlan, StoredCache
+from mlagen.plan.conversions import (
+    EIGHT_BIT_FLOATS,
+    AmaxScale,
+    Quotient,
+    amax_scale_of,
+    by_reciprocal,
+    quotient_of,
+    short_quotients,
+)
+from mlagen.plan.tiles.chunks import next_power_of_2
+
+MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
+
+WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
+READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
+THREAD_COLUMNS = 8  # elements of the model's dtype in a thread's widest load or store
+SUM_LENGTH = 80  # most columns of a comment after a constant
+FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
+
+
+def unit_of(layout: CacheLayout) -> int:
+    """Return the bytes of an element of the cache tensor: 1, or a column's bytes if no column is quantised."""
+    return 1 if layout.quantised else layout.data[0].itemsize
+
+
+def needs_e4m3(layout: CacheLayout) -> bool:
+    """Whether reading and writing depend on the device's e4m3 support."""
+    return any(field.dtype == "e4m3" for field in layout.fields)
+
+
+def arguments(layout: CacheLayout, scale: str = "tensor_scale", constants: str = "") -> dict[str, str]:
+    """Return text for argument lists of a layout's helpers in kernels.
+
+    Args:
+        layout: the layout.
+        scale: name of the scale per tensor.
+        constants: `config.` if a tuple of that name holds the kernel's constexprs.
+
+    Returns:
+        row_strides: arguments of row_pointers after page_stride.
+        rows: results of row_pointers.
+        load: arguments of each load_...
+        store: arguments of each store_...
+    """
+    rows = rows_text(layout)
+    return {
+        "row_strides": "" if layout.planar else ", row_stride",
+        "rows": rows,
+        "load": load_text(layout, scale, f"{constants}ALIGNMENT", constants),
+        "store": store_text(layout),
+    }
+
+
+def rows_text(layout: CacheLayout) -> str:
+    """Return the results of row_pointers as text."""
+    return "rows, plane_rows" if layout.planar else "rows"
+
+
+def load_text(
+    layout: CacheLayout, scale: str = "tensor_scale", alignment: str = "ALIGNMENT", constants: str = ""
+) -> str:
+    """Return the arguments of each load_..., with these names of the tensor's scale and the alignment."""
+    scales = f", {scale}" if layout.tensor_scale else ""
+    return f"{rows_text(layout)}{scales}, valid{f', {constants}HAS_E4M3' if needs_e4m3(layout) else ''}, {alignment}"
+
+
+def store_text(layout: CacheLayout, columns: str = "x") -> str:
+    """Return the arguments of each store_..., with this name of the columns."""
+    scales = ", tensor_scale" if layout.tensor_scale else ""
+    e4m3 = ", ROUNDS_E4M3" if needs_e4m3(layout) else ""
+    return f"{rows_text(layout)}, {columns}{scales}, valid{e4m3}, ALIGNMENT"
+
+
+def typed(names: str) -> str:
+    """Return names as parameters of a function. Those in UPPER_CASE are constexprs."""
+    return ", ".join(f"{name}: tl.constexpr" if name.isupper() else name for name in names.split(", "))
+
+
+def _rows(layout: CacheLayout, field: Field, skipped: int = 0) -> str:
+    """Return the addresses `skipped` bytes into a field, one per row, as a column."""
+    rows = "plane_rows" if field.plane else "rows"
+    begin = (field.offset + skipped) // unit_of(layout)
+    if field.itemsize == unit_of(layout):
+        return f"{rows}[:, None] + {begin}" if begin else f"{rows}[:, None]"
+    rows = f"({rows} + {begin})" if begin else rows
+    return f"{rows}.to(tl.pointer_type({FLOATS[field.dtype]}))[:, None]"
+
+
+def _alignment(layout: CacheLayout, field: Field, skipped: int = 0, most: int = FULL_ALIGNMENT) -> str | None:
+    """Return the known alignment of such addresses beyond the element size, as a constexpr's text, or nothing.
+
+    A thread loads and stores aligned bytes at once; `most` is the wanted number.
+    """
+    known = math.gcd(most, field.offset + skipped, layout.loads_at)
+    if layout.planar:
+        known = math.gcd(known, *layout.plane_bytes[: field.plane + 1])
+    if known <= field.itemsize:
+        return None
+    return "ALIGNMENT" if known == FULL_ALIGNMENT else f"{known} if ALIGNMENT >= {known} else 1"
+
+
+def _values(dtype: str, stored: str, flag: str = "HAS_E4M3") -> str:
+    """Return the text that converts stored values to fp32."""
+    return f"_{dtype}_values({stored}, {flag})" if dtype == "e4m3" else f"_{dtype}_values({stored})"
+
+
+def _folded(field: DataField, scales: ScalesField | None) -> bool:
+    """Whether e4m3 scales take over the missing factor of decoded e2m1 values. They cannot overflow."""
+    return field.dtype == "e2m1" and scales is not None and scales.dtype == "e4m3"
+
+
+def _data_values(field: DataField, scales: ScalesField | None) -> str:
+    """Return the text that converts stored columns to fp32."""
+    text = _values(field.dtype, "stored")
+    return f"({text} * 16384.0)" if field.dtype == "e2m1" and not _folded(field, scales) else text
+
+
+def _scale_values(layout: CacheLayout, scales: ScalesField) -> str | None:
+    """Return the text that converts stored scales to fp32; None if they are stored as fp32."""
+    if scales.dtype == "fp32":
+        return None
+    text = _values(scales.dtype, "stored_scales")
+    folded = any(_folded(field, scales) for field in layout.data if field.name == scales.of)
+    return f"{text} * 16384.0  # which its columns come short of" if folded else text
+
+
+def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) -> dict[str, Any]:
+    """Template context for the scales of a chunk that begins `first` columns into its field."""
+    tile = first // scales.tile
+    count = (first + chunk.columns - 1) // scales.tile - tile + 1
+    block = max(1, chunk.block // scales.tile)
+    in_order = scales.interleave == 1
+    begin = tile if in_order else scales.position(tile) if count == 1 else 0
+    skipped = begin * scales.itemsize
+    end = scales.offset + skipped + block * scales.itemsize
+    return {
+        "tile": scales.tile,
+        "count": count,
+        "block": block,
+        "masked": count < block,
+        "one": count == 1,
+        "order": "in order" if in_order or count == 1 else "runs" if count == scales.count == block else "scattered",
+        "first": tile,
+        "interleave": scales.interleave,
+        "per_run": scales.count // scales.interleave,
+        "rows": _rows(layout, scales, skipped),
+        "alignment": _alignment(layout, scales, skipped),
+        # Bytes after the scales may also be loaded if they belong to the row.
+        "selected": count < block and end <= layout.plane_bytes[scales.plane],
+        "loaded": "scales" if scales.dtype == "fp32" else "stored_scales",
+        "decoded": _scale_values(layout, scales),
+    }
+
+
+def _field_of(layout: CacheLayout, chunk: Chunk) -> DataField:
+    """Return the field of a chunk's columns, the first one if there are several."""
+    return next(field for field in layout.data if chunk.start < field.first_column + field.count)
+
+
+def _placed(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
+    """Template context for a chunk's field, and the position of its columns."""
+    field = _field_of(layout, chunk)
+    first = chunk.start - field.first_column
+    scales = layout.scales_of(field)
+    return {
+        "name": chunk.name,
+        "start": chunk.start,
+        "end": chunk.start + chunk.columns,
+        "columns": chunk.columns,
+        "masked": chunk.masked,
+        "bits": BITS[field.dtype],
+        "quantised": field.quantised,
+        "mask": "mask" if chunk.masked else "valid[:, None]",
+        "tensor_scale": field.tensor_scale,
+        "decoded": _data_values(field, scales),
+        "scales": None if scales is None else _scales(layout, scales, first, chunk),
+    }
+
+
+def _skipped(layout: CacheLayout, chunk: Chunk) -> int:
+    """Return the bytes from the begin of a field to a chunk in it."""
+    field = _field_of(layout, chunk)
+    return (chunk.start - field.first_column) * BITS[field.dtype] // 8
+
+
+def _loaded(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
+    """Template context of a chunk that attention loads."""
+    field = _field_of(layout, chunk)
+    first = chunk.start - field.first_column
+    packed = field.dtype == "e2m1"
+    odd = bool(first % 2 or chunk.columns % 2)
+    return {
+        **_placed(layout, chunk),
+        "rows": _rows(layout, field, _skipped(layout, chunk)),
+        "alignment": _alignment(layout, field, _skipped(layout, chunk)),
+        "pairs": packed and not odd,
+        "nibbles": packed and odd,
+        "first_nibble": first % 2,
+    }
+
+
+def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
+    """Return the text of a tile's scale before rounding."""
+    rule, quick = scales.rule, by_reciprocal(scales)
+    match amax_scale_of(layout, scales):
+        case AmaxScale.FLOOR_ON_AMAX:
+            floored = f"tl.maximum(amax, {rule.floor!r})"
+            return f"{floored} * (1.0 / {rule.divisor!r})" if quick else f"tl.div_rn({floored}, {rule.divisor!r})"
+        case AmaxScale.SHORT:
+            most = LARGEST[scales.dtype]
+            return f"_short(tl.minimum(tl.maximum(amax * (1.0 / {rule.divisor!r}), {rule.floor!r}), {most!r}))"
+        case AmaxScale.DIVIDED:
+            quotient = f"amax * (1.0 / {rule.divisor!r})" if quick else f"tl.div_rn(amax, {rule.divisor!r})"
+            return f"tl.maximum({quotient}, {rule.floor!r})"
+
+
+# Quotients of columns x and their scales.
+SCALED_VALUES = {
+    Quotient.POWER_OF_TWO: "(x * _reciprocals(exponents)[:, :, None])",
+    Quotient.EXACT: "_quotients(x, scales[:, :, None])",
+    Quotient.DOUBLED: "(x * (2.0 / scales)[:, :, None])",
+    Quotient.DIVIDED: "tl.div_rn(x, scales[:, :, None])",
+}
+
+
+def _written_bytes(field: DataField) -> int:
+    """Return the bytes that a writer's thread stores at once. In small tiles, its widest load sets their number."""
+    return THREAD_COLUMNS * BITS[field.dtype] // 8 if field.dtype == "e2m1" else FULL_ALIGNMENT
+
+
+def _stored(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
+    """Template context of a chunk that writers store."""
+    field = _field_of(layout, chunk)
+    placed = _placed(layout, chunk)
+    scales = layout.scales_of(field)
+    packed = field.dtype == "e2m1"
+    quotient = quotient_of(layout, field, scales) if scales else None
+    doubled = quotient is Quotient.DOUBLED
+    encoded = {
+        "e4m3": "_e4m3_bytes(values, ROUNDS_E4M3)",
+        "e4m3fnuz": "_e4m3fnuz_bytes(values)",
+        "e2m1": "_e2m1_pairs(doubles)" if doubled else "_e2m1_pairs(2.0 * values)",
+    }
+    if scales and quotient:
+        power_of_two = scales.rule.rounding == "power_of_two"
+        powers = {"ue8m0": "exponents.to(tl.uint8)", "fp32": "(exponents << 23).to(tl.float32, bitcast=True)"}
+        placed["scales"] |= {
+            "power_of_two": power_of_two,
+            "rounded": scales.dtype == "e4m3",
+            "from_amax": _from_amax(layout, scales),
+            "from_exponents": powers.get(scales.dtype),
+            "quotients": SCALED_VALUES[quotient],
+        }
+    return {
+        **placed,
+        "block": chunk.block,
+        "places": chunk.block // 2 if packed else chunk.block,
+        "count": chunk.columns // 2 if packed else chunk.columns,
+        "rows": _rows(layout, field, _skipped(layout, chunk)),
+        "alignment": _alignment(layout, field, _skipped(layout, chunk), _written_bytes(field)),
+        "packed": packed,
+        "quotients": "doubles" if doubled else "values",
+        "limited": field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS,
+        "how": " and their scales" if scales else "",
+        "encoded": encoded.get(field.dtype, "x"),
+    }
+
+
+def _pads(layout: CacheLayout) -> list[Field]:
+    """Return runs of padding, in elements of the cache tensor."""
+    unit = unit_of(layout)
+    dtype = "u8" if unit == 1 else layout.data[0].dtype
+    runs: list[Field] = []
+    for field in layout.fields:
+        if isinstance(field, PadField):
+            begin, last = field.offset, runs[-1] if runs else None
+            if last is not None and (last.plane, last.offset + last.nbytes) == (field.plane, field.offset):
+                begin = runs.pop().offset
+            runs.append(Field("pad", dtype, (field.offset + field.nbytes - begin) // unit, field.plane, begin))
+    return runs
+
+
+def _filled(scales: ScalesField, block: int, pads: list[Field]) -> Field | None:
+    """Return the padding after the scales, if it has room for the extra columns of their block."""
+    end = scales.offset + scales.nbytes
+    for pad in pads:
+        if (pad.plane, pad.offset) == (scales.plane, end) and pad.nbytes >= (block - scales.count) * scales.itemsize:
+            return pad
+    return None
+
+
+def _writes(layout: CacheLayout, chunks: tuple[Chunk, ...]) -> dict[str, Any]:
+    """Return the chunks that writers store, and the remaining padding."""
+    found = [_stored(layout, chunk) for chunk in chunks]
+    pads = _pads(layout)
+    for chunk, one in zip(chunks, found, strict=True):
+        scales, place = layout.scales_of(_field_of(layout, chunk)), one["scales"]
+        if not scales:
+            continue
+        whole = place["masked"] and place["count"] == scales.count and place["order"] == "in order"
+        pad = _filled(scales, place["block"], pads) if whole else None
+        place["fills_pad"] = pad is not None
+        if pad is not None:
+            covered = (place["block"] - scales.count) * scales.itemsize
+            rest = [Field("pad", pad.dtype, pad.count - covered, pad.plane, pad.offset + covered)]
+            pads[pads.index(pad) : pads.index(pad) + 1] = rest if pad.count > covered else []
+    return {"stored": found, "pads": [_pad(layout, pad) for pad in pads if chunks]}
+
+
+def _pad(layout: CacheLayout, pad: Field) -> dict[str, Any]:
+    """Template context of padding."""
+    block = next_power_of_2(pad.count)
+    masked = f"valid[:, None] & (pad < {pad.count})[None, :]"
+    return {
+        "block": block,
+        "rows": _rows(layout, pad),
+        "alignment": _alignment(layout, pad),
+        "mask": masked if block > pad.count else "valid[:, None]",
+    }
+
+
+def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) -> dict[str, Any]:
+    """Return the helpers that a module needs to decode and encode its dtypes."""
+    scaled = [(field, scales) for field in layout.data if (scales := layout.scales_of(field))]
+    data = {field.dtype for field in layout.data}
+    stored_as = {scales.dtype for _, scales in scaled}
+    quotients = {quotient_of(layout, field, scales) for field, scales in scaled if writes}
+    exact = Quotient.EXACT in quotients or any(
+        field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS for field in layout.data if writes
+    )
+    powers = Quotient.POWER_OF_TWO in quotients
+    short = writes and short_quotients(layout)
+    short_scales = any(amax_scale_of(layout, scales) is AmaxScale.SHORT for _, scales in scaled)
+    halves = short and dtype == "bf16"  # fp16 is as wide as the fp16 columns themselves
+    return {
+        "decodes": {
+            name: (reads and name in data | stored_as) or (writes and name in stored_as and name == "e4m3")
+            for name in ("e4m3", "e4m3fnuz", "e2m1", "ue8m0")
+        },
+        "encodes": {
+            "e4m3": writes and "e4m3" in data | stored_as,
+            "e4m3fnuz": writes and "e4m3fnuz" in data,
+            "e2m1": writes and "e2m1" in data,
+            "e2m1_halves": halves,
+            "short": short and (not halves or short_scales),
+            "exponents": powers,
+            "reciprocals": powers or exact,
+            "quotients": exact,
+        },
+    }
+
+
+def _row_sum(layout: CacheLayout) -> str:
+    """Return the sum that gives a row's size, if it is short enough for a comment."""
+    unit = unit_of(layout)
+    text = " + ".join(f"{field.name} {field.nbytes // unit}" for field in layout.fields)
+    return text if len(text) <= SUM_LENGTH else "the fields above"
+
+
+def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
+    """Template context of one of the caches."""
+    reads = any(name in plan.spec.wrappers for name in READERS)
+    writes = any(name in plan.spec.wrappers for name in WRITERS)
+    return {
+        **bytes_context(plan, cache.layout, cache.tiled, reads=reads, writes=writes),
+        "stores": "a cached token",
+        "attends": plan.find(SparseDecodePlan) is not None,
+        "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in caches.chunks],
+        "loaded": [_loaded(cache.layout, chunk) for chunk in caches.chunks if reads],
+    }
+
+
+def bytes_text(layout: CacheLayout, field: Field) -> tuple[str, str | None]:
+    """Template context for the bytes of any field: their addresses as a column, and the alignment of these."""
+    run = Field(field.name, "u8", field.nbytes, field.plane, field.offset)
+    return _rows(layout, run), _alignment(layout, run)
+
+
+def bytes_context(
+    plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads: bool, writes: bool
+) -> dict[str, Any]:
+    """Template context for a layout's bytes, and the blocks of a row's stores."""
+    unit = unit_of(layout)
+    unit_name = "bytes" if unit == 1 else "columns"
+    values = [field for field in layout.fields if not isinstance(field, PadField)]
+    return {
+        "dtype": plan.spec.model.dtype,
+        "layout": layout,
+        "plane_sizes": [width // unit for width in layout.plane_bytes],
+        "row_constant": f"ROW_{unit_name.upper()}",
+        "row_sum": _row_sum(layout),
+        "row_size": layout.row_bytes // unit,
+        "row_alignment": max(field.itemsize for field in values) // unit,
+        "page_multiple": math.lcm(layout.page_multiple, unit) // unit,
+        "unit_name": unit_name,
+        "element": FLOATS[plan.spec.model.dtype],
+        "args": arguments(layout),
+        "load_parameters": typed(arguments(layout)["load"]),
+        "store_parameters": typed(arguments(layout)["store"]),
+        "pad_parameters": typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
+        "reads": reads,
+        "pieces": None,
+        "whole": True,
+        **_writes(layout, tiled if writes else ()),
+        **_conversions(layout, plan.spec.model.dtype, reads=reads, writes=writes),
+    }
+
+
+def files(plan: Plan, caches: Caches) -> list[GeneratedFile]:
+    """Return the modules of the layouts of the cache and, if it has another layout, of the second cache."""
+    found = [generated(MODULE, context(plan, caches, caches.main))]
+    if caches.other:
+        found.append(generated(EXTRA_MODULE, context(plan, caches, caches.other), MODULE))
+    return found

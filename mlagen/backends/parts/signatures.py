@@ -1,0 +1,186 @@
+"""Readers of calls' signatures: one function per wrapper, from the arguments that the wrapper declares."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mlagen.backends.parts.base import GeneratedFile, generated
+from mlagen.backends.parts.ops import EITHER, PAIR, TENSOR
+
+MODULE = "_signatures"
+DECORATOR = "_calls.validated"
+STATE = "_calls.CallState"
+WIDTH = 120
+INDENT = 4
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Template context of a reader.
+
+    Attributes:
+        name: name of the wrapper's module, then of the wrapper.
+        declared: lines of the arguments as they are declared.
+        passed: lines of the arguments.
+        reads: statements that bind the members of pairs and the addresses of tensors.
+        guards: required tensors, and the condition under which one of them has another type than torch.Tensor.
+        parts: lines of the signature.
+        addresses: the addresses.
+    """
+
+    name: str
+    declared: list[str]
+    passed: list[str]
+    reads: list[str]
+    guards: list[tuple[str, str]]
+    parts: list[str]
+    addresses: str
+
+
+@dataclass(frozen=True)
+class Signatures:
+    """Template context.
+
+    Attributes:
+        readers: the readers.
+        imported: names that they need of `_notes`.
+    """
+
+    readers: list[Reader]
+    imported: str
+
+
+def file() -> GeneratedFile:
+    """The file of the readers of all wrappers in earlier files."""
+    return generated(MODULE, {}, read=_context)
+
+
+def _context(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Template context, from the texts of the modules with wrappers."""
+    found = list(readers(texts))
+    whole = any("WHOLE" in line for reader in found for line in reader.reads)
+    names = ["ADDRESS_BYTES", *["WHOLE"] * whole, "require_tensors"]
+    return vars(Signatures(found, ", ".join(names)))
+
+
+def readers(texts: Mapping[str, str]) -> Iterator[Reader]:
+    """Yield the readers of the wrappers in a package's files, by name."""
+    trees = {name.removesuffix(".py"): ast.parse(text) for name, text in texts.items() if DECORATOR in text}
+    for module, tree in sorted(trees.items()):
+        states = [
+            node.name for node in tree.body if isinstance(node, ast.ClassDef) and STATE in map(ast.unparse, node.bases)
+        ]
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and any(map(_validates, node.decorator_list)):
+                yield _Writer(states).reader(module, node)
+
+
+def _validates(decorator: ast.expr) -> bool:
+    return isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == DECORATOR
+
+
+class _Writer:
+    """Collects the statements and the parts of a reader.
+
+    A loop over the arguments would cost as much as a launch. Annotations say which arguments may be tensors. A part of
+    a signature begins with a type, so a tensor in the place of another argument changes it.
+
+    Args:
+        states: classes of arguments that remember sizes.
+    """
+
+    def __init__(self, states: Iterable[str]) -> None:
+        self.states = set(states)
+        self.reads: list[str] = []
+        self.parts: list[str] = []
+        self.addresses: list[str] = []
+        self.required: list[str] = []
+
+    def reader(self, module: str, function: ast.FunctionDef) -> Reader:
+        """The reader of a wrapper."""
+        arguments = [*function.args.args, *function.args.kwonlyargs]
+        for one in arguments:
+            self._read(one.arg, "" if one.annotation is None else ast.unparse(one.annotation))
+        names = [one.arg for one in arguments]
+        positional = len(function.args.args)
+        declared = [*names[:positional], *["*"][: len(names) - positional], *names[positional:]]
+        return Reader(
+            f"{module}_{function.name}",
+            list(_declared(declared)),
+            _lines(names, 3 * INDENT),
+            self.reads,
+            list(_guards(self.required)),
+            _lines(self.parts, 4 * INDENT),
+            ", ".join(self.addresses),
+        )
+
+    def _read(self, name: str, annotation: str) -> None:
+        """Add an argument."""
+        is_pair = f"type({name}) is tuple or type({name}) is list"
+        if annotation in self.states:
+            self.parts += [f"type({name})", f"{name}.config"]
+        elif annotation == EITHER:
+            self.reads.append(f"{name}_0, {name}_1 = {name} if {is_pair} else ({name}, WHOLE)")
+            self._tensor(f"{name}_0")
+            self._tensor(f"{name}_1", absent="WHOLE")
+        elif annotation.startswith(PAIR.removesuffix("]")):
+            self.reads.append(f"{name}_0, {name}_1 = {name} if {is_pair} else (None, None)")
+            self.parts.append(f"type({name})")
+            self._tensor(f"{name}_0", absent="None")
+            self._tensor(f"{name}_1", absent="None")
+        elif TENSOR in annotation:
+            self._tensor(name, absent="" if annotation == TENSOR else "None")
+        elif annotation.startswith("tuple["):
+            self.parts += [f"type({name})", f"(*map(type, {name}), *{name}) if {is_pair} else {name}"]
+        else:
+            self.parts += [f"type({name})", f"{name} or repr({name})" if "float" in annotation else name]
+
+    def _tensor(self, name: str, *, absent: str = "") -> None:
+        """Add a tensor, or its stand-in if it can be absent."""
+        address = f"a{len(self.addresses)}"
+        self.addresses.append(address)
+        read = f"{name}.dtype, {name}.get_device(), {name}.shape, {name}.stride()"
+        read += f", {address} % ADDRESS_BYTES if {address} else {name}.device"
+        if absent:
+            self.reads.append(f"{address} = None if {name} is {absent} else {name}.data_ptr()")
+            self.parts.append(f"None if {name} is {absent} else (type({name}), {read})")
+        else:
+            self.required.append(name)
+            self.reads.append(f"{address} = {name}.data_ptr()")
+            self.parts.append(read)
+
+
+def _declared(names: list[str]) -> Iterator[str]:
+    """Yield lines of declared arguments. The linter allows a builtin's name among them."""
+    known = set(dir(builtins))
+    comment = "  # noqa: A002" if known & set(names) else ""
+    for line in _lines(names, 2 * INDENT + len(comment)):
+        yield line + comment if known & set(line.rstrip(",").split(", ")) else line
+
+
+def _guards(names: list[str]) -> Iterator[tuple[str, str]]:
+    """Yield names, as many as a line holds, and the condition that not all of them are tensors of torch's own type."""
+    while names:
+        count = len(names)
+        while len(condition := _differ(names[:count])) > WIDTH - 3 * INDENT - len("if :"):
+            count -= 1
+        yield ", ".join(names[:count]), condition
+        names = names[count:]
+
+
+def _differ(names: list[str]) -> str:
+    types = " is ".join(f"type({name})" for name in names)
+    return f"{types} is not Tensor" if len(names) == 1 else f"not ({types} is Tensor)"
+
+
+def _lines(items: Iterable[str], indent: int) -> list[str]:
+    """Set items with commas on lines of the width that generated files have."""
+    text = "".join(f"{one}, " for one in items).rstrip()
+    # Lines break only after commas.
+    words = text.replace(" ", "~").replace(",~", ", ")
+    return [line.replace("~", " ") for line in textwrap.wrap(words, WIDTH - indent, break_on_hyphens=False)]

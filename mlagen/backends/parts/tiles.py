@@ -1,0 +1,132 @@
+"""The module with the tables of all families: kernels and tiles of calls."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from typing import Any
+
+from mlagen.backends.parts.base import GeneratedFile, generated
+from mlagen.plan import (
+    CachePlan,
+    DenseDecodePlan,
+    DenseFwdPlan,
+    IndexerCachePlan,
+    IndicesPlan,
+    LatentFamily,
+    MergeStatesPlan,
+    MqaLogitsPlan,
+    Plan,
+    SparseFwdPlan,
+    TiledFamily,
+    TopkPlan,
+)
+from mlagen.plan.sm90.dense_decode import WideRow
+from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan, Sm90Plan
+from mlagen.plan.tiles.tile import DenseFwdRow, TileRow
+from mlagen.plan.tritons import Minor, has_versions
+
+MODULE = "_tiles"
+VERSIONED = (
+    "tiles_by_version",
+    "unaligned_by_version",
+    "wide_calls",
+    "left_out",
+)  # numbers that may differ between Tritons
+AT_16_BYTES = "rows do not begin at 16 bytes"
+
+
+def _text(values: tuple[Any, ...]) -> str:
+    return ", ".join("ANY" if value is None else str(value) for value in values)
+
+
+def _tile(row: TileRow | DenseFwdRow) -> str:
+    """Return the text of a row's tile and, if it does not hold for all, of its Tritons."""
+    if isinstance(row, TileRow):
+        tile = f"Tile({_text((*astuple(row.tile), row.programs_per_sm))})"
+    else:
+        tile = f"DenseFwdTile({_text(astuple(row.tile))})"
+    return f"{tile}, {_text(row.tritons)}" if row.tritons else tile
+
+
+def _row(row: TileRow | DenseFwdRow) -> str:
+    bounds = (row.max_heads, row.max_tokens) if isinstance(row, TileRow) else (row.max_queries,)
+    return f"{_text(bounds)}, {_tile(row)}"
+
+
+def _wide(row: WideRow) -> str:
+    fewest = ("ANY + 1" if keys is None else str(keys) for keys in (row.min_keys, row.min_keys_parts))
+    entries = ", ".join((str(row.max_rows or "ANY"), *fewest))
+    return f"{entries}, {_text(row.tritons)}" if row.tritons else entries
+
+
+def _context(family: TiledFamily[Any]) -> dict[str, Any]:
+    """Template context of one family's tables."""
+    dense_decode, dense_fwd = isinstance(family, DenseDecodePlan), isinstance(family, DenseFwdPlan)
+    sm90 = family.sm90 if isinstance(family.sm90, Sm90Plan) else None
+    swap_ab = family.swap_ab if isinstance(family, SparseFwdPlan | DenseDecodePlan) else ()
+    union = family.union if isinstance(family, SparseFwdPlan) else None
+    costs = [*((each.block_h, each.cost) for each in swap_ab), *([(None, sm90.cost)] if sm90 else [])]
+    where = f"{AT_16_BYTES}, or indices do not come in groups of 16"
+    columns, what = "most heads, most tokens", "tokens"
+    if dense_decode:
+        columns, what = "most rows, most requests", "requests"
+        where = f"{AT_16_BYTES}, or BLOCK_N of the table's does not divide a page"
+    elif dense_fwd:
+        columns, where = "most rows a request", AT_16_BYTES
+    return {
+        "prefix": family.NAME.upper(),
+        "type": "DenseFwdTile" if dense_fwd else "Tile",
+        "columns": columns,
+        "tiles": [(target, [_row(row) for row in rows]) for target, rows in family.tiles],
+        "tiles_by_version": has_versions(family.tiles),
+        "unaligned": [(target, [_tile(row) for row in rows]) for target, rows in family.unaligned],
+        "unaligned_by_version": has_versions(family.unaligned),
+        "unaligned_where": where,
+        "sm90_calls": sm90.rows if sm90 else None,
+        "sm90_columns": f"most {'rows' if dense_decode else 'heads'}, fewest {what}",
+        "wide_calls": [_wide(row) for row in family.wide_calls] if isinstance(family, DenseDecodePlan) else [],
+        "swap_ab": swap_ab,
+        "costs": [] if dense_decode else costs,
+        "union_calls": union.rows if union else None,
+        "left_out": left_out_text(family),
+        "min_queries": family.sm90.min_queries if isinstance(family.sm90, DenseFwdSm90Plan) else None,
+    }
+
+
+def left_out_text(family: TiledFamily[Any]) -> str | None:
+    """Return the unused sm90 kernels, by minor version of Triton; None if all are used."""
+    kernels: dict[Minor, set[str]] = {}
+    for one in family.left_out:
+        kernels.setdefault(one.triton, set()).add(one.kernel)
+    found = [f"{triton}: ({_names(names)})" for triton, names in sorted(kernels.items())]
+    return f"{{{', '.join(found)}}}" if found else None
+
+
+def _names(names: set[str]) -> str:
+    """Return the text of a tuple's entries."""
+    return ", ".join(f'"{name}"' for name in sorted(names)) + ("," if len(names) == 1 else "")
+
+
+def file(plan: Plan) -> GeneratedFile:
+    """Return the module."""
+    families = [_context(family) for family in plan.tiled]
+    return generated(
+        MODULE,
+        {
+            "wrappers": plan.spec.wrappers,
+            "families": families,
+            "latent": any(isinstance(family, LatentFamily) for family in plan.tiled),
+            "dense_decode": plan.find(DenseDecodePlan),
+            "dense_fwd": plan.find(DenseFwdPlan),
+            "cache": plan.find(CachePlan),
+            "indexer_cache": plan.find(IndexerCachePlan),
+            "indices": plan.find(IndicesPlan),
+            "merge_states": plan.find(MergeStatesPlan),
+            "topk": plan.find(TopkPlan),
+            "mqa_logits": plan.find(MqaLogitsPlan),
+            "merges_states": "merge_attn_states" in plan.spec.wrappers,
+            "merges_parts": "merge_attn_parts" in plan.spec.wrappers,
+            "by_version": any(one[name] for one in families for name in VERSIONED),
+            "sm90_costs": any(family["costs"] for family in families),
+        },
+    )

@@ -1,0 +1,150 @@
+"""Sparse decode over any cache layout: single-pass and split-KV kernels, and FlashMLA's wrapper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlagen.backends.parts import layout, splits, tiles
+from mlagen.backends.parts.base import GeneratedFile, Module, generated
+from mlagen.backends.parts.cached import cache_context, rows_context, type_of
+from mlagen.backends.parts.splits import attention_context, given, presences
+from mlagen.layout import CacheLayout
+from mlagen.plan import Caches, MergeStatesPlan, Plan, Sm90Plan, SparseDecodePlan
+from mlagen.plan.sm90.caches import load_unit
+
+OFFSET_BITS = 32  # alignment of the sm90 kernel's rows
+MODULE, MODULE_OF_KERNELS = "sparse_decode", "_sparse_decode_kernels"
+# Facts of attention in the templates of both, of the kernels and of the wrappers.
+FACTS = ("layout", "d_qk", "d_v", "dtype", "takes_pair", "has_sink", "sink_required")
+OF_KERNELS = ("partials", "has_topk_length", "length_required")
+OF_WRAPPERS = (
+    *("backend", "rope_aligned", "merges", "torch_dtype", "lse_base", "empty_row_lse"),
+    *("q", "q_type", "q_sources", "q_rope_address", "rope_said", "default_scale", "default_scale_said"),
+)
+
+
+def _prefixed(caches: Caches) -> list[tuple[str, CacheLayout]]:
+    """Return (prefix of argument names, layout) of each cache."""
+    extra = [("extra_", caches.extra.layout)] if caches.extra else []
+    return [("", caches.main.layout), *extra]
+
+
+def _operands(plan: Plan, caches: Caches) -> list[dict[str, Any]]:
+    """Return the run-time arguments for each list of indices and its cache."""
+    lengths, found = presences(plan).topk_length != "none", []
+    for prefix, one in _prefixed(caches):
+        tensors = ["k_cache_ptr", "indices_ptr"]
+        tensors += ["topk_length_ptr"] if lengths else []
+        tensors += ["k_scale_ptr"] if one.tensor_scale else []
+        names = {
+            "tensors": tensors,
+            "sizes": ["num_slots", "page_size", "topk"],
+            "cache_strides": ["page_stride"] if one.planar else ["page_stride", "row_stride"],
+            "index_strides": ["indices_request_stride", "indices_token_stride"],
+        }
+        found.append(
+            {
+                "variable": f"{prefix}cache",
+                "type": type_of(prefix if caches.other else ""),
+                **{kind: [prefix + name for name in listed] for kind, listed in names.items()},
+            }
+        )
+    return found
+
+
+def _caches(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
+    """Return the context of both templates for the caches."""
+    caches = [cache_context(plan, family.caches, family.caches.main)]
+    if family.caches.other:
+        caches.append(cache_context(plan, family.caches, family.caches.other))
+    extra = family.caches.extra.layout if family.caches.extra else None
+    return {
+        "extra": extra,
+        "caches": caches,
+        "both": extra is not None and len(caches) == 1,
+        "needs_e4m3": any(cache["needs_e4m3"] for cache in caches),
+        "has_tensor_scale": any(one.tensor_scale for _, one in _prefixed(family.caches)),
+    }
+
+
+def _kernels(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
+    """Context of the kernels' template."""
+    rows, caches = rows_context(family), _caches(plan, family)
+    return {
+        **attention_context(plan, *FACTS, *OF_KERNELS),
+        **rows,
+        **caches,
+        "queries": ", ".join(f"q_{chunk['name']}" for chunk in rows["chunks"]),
+        "operands": _operands(plan, family.caches),
+        "kernel_imports": sorted([*(cache["module"] for cache in caches["caches"]), "_launch", "_splits"]),
+        "main_first": "main_first" if caches["extra"] else "first",
+        "all_indices": "tl.cdiv(topk, BLOCK_N) * BLOCK_N + extra_topk" if caches["extra"] else "topk",
+    }
+
+
+def _wrappers(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
+    """Context of the wrappers' template."""
+    main, caches = family.caches.main.layout, _caches(plan, family)
+    extra, both = caches["extra"], caches["both"]
+    # Sizes that get names: rows counted in bytes, pages with several planes.
+    sized = [one["module"] for one in caches["caches"] if one["layout"].quantised or one["layout"].planar]
+    merging = ["merge_states"] if plan.find(MergeStatesPlan) else []
+    return {
+        **attention_context(plan, *FACTS, *OF_WRAPPERS),
+        **caches,
+        "sm90": family.sm90,
+        "sm90_kernels": list(family.sm90_kernels.items()),
+        "left_out": family.left_out,
+        "e4m3": family.sm90_e4m3,
+        "q_dtype": "_q_dtype(q_scale)" if family.sm90_e4m3 else "DTYPE",
+        "quantised_said": "quantised" if main.quantised else "not quantised",
+        "row_unit": load_unit(main),
+        "loads_at": max(one.loads_at for _, one in _prefixed(family.caches)),
+        "offset_bits": OFFSET_BITS + load_unit(main).bit_length() - 1,
+        "imports": [*sorted([*sized, "_calls", "_launch", MODULE_OF_KERNELS, "_splits", "_tiles"]), *merging],
+        "has_bytes": any(one.quantised for _, one in _prefixed(family.caches)),
+        "tensors": ["q", *(["q_rope"] if plan.takes_pair else []), *_tensors(main, extra, family.sm90_e4m3)],
+        **_variants(plan, extra, both=both),
+    }
+
+
+def _tensors(main: CacheLayout, extra: CacheLayout | None, e4m3: Sm90Plan | None) -> list[str]:
+    """Return the tensors of a call except Q, by the names of kernel arguments."""
+    scales = [*(["k_scale"] if main.tensor_scale else []), *(["q_scale"] if e4m3 else [])]
+    found = ["k_cache", "indices", "topk_length", *scales]
+    if extra is not None:
+        found += ["extra_k_cache", "extra_indices", "extra_topk_length"]
+        found += ["extra_k_scale"] if extra.tensor_scale else []
+    return [*found, "attn_sink", "out", "workspace"]
+
+
+def _variants(plan: Plan, extra: CacheLayout | None, *, both: bool) -> dict[str, Any]:
+    """Return the optional tensors of calls, and every choice of them that a kernel is compiled for."""
+    attention = plan.sparse_attention
+    lengths, sinks = given(attention.topk_length, "length"), given(attention.attn_sink, "sink")
+    names = ["topk_length"]
+    choices: list[tuple[str, ...]] = [(length,) for length in lengths]
+    if extra is not None:
+        names += ["extra_k_cache", "extra_indices", "extra_topk_length"]
+        # A kernel over one layout gets the first cache in place of an absent second one, without a length.
+        cache, absent = ("k_cache", "None") if both else ("extra_k_cache", None)
+        others = [(cache, "indices", length) for length in lengths if length != absent]
+        choices = [(*one, *other) for one in choices for other in [("None", "None", "None"), *others]]
+    return {
+        "warms_length": "length" in lengths,
+        "warms_sink": "sink" in sinks,
+        "optional_names": ", ".join(f'"{name}"' for name in (*names, "attn_sink")),
+        "optional": [", ".join((*one, sink)) for one in choices for sink in sinks],
+    }
+
+
+def shared(plan: Plan, family: SparseDecodePlan) -> list[GeneratedFile]:
+    """Files that the family's module imports."""
+    kernels = generated(MODULE_OF_KERNELS, _kernels(plan, family))
+    return [*layout.files(plan, family.caches), tiles.file(plan), splits.file(plan), kernels]
+
+
+def modules(plan: Plan, family: SparseDecodePlan) -> list[Module]:
+    """The module of the family's wrappers."""
+    names = sorted([*family.WRAPPERS, "FlashMLASchedMeta", "get_mla_metadata", "kvcache_workspace_size"])
+    return [Module(generated(MODULE, _wrappers(plan, family)), names)]

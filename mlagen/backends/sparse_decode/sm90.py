@@ -1,0 +1,177 @@
+"""The sm90 kernels of sparse decode: one for each kind of row, and one for e4m3 Q over an e4m3 cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlagen.backends.parts.common import Signature
+from mlagen.backends.parts.gluon import (
+    FACTS,
+    Sm90Kernels,
+    Sm90Module,
+    dividers,
+    of_rope,
+    required,
+    seesaw_shared,
+    sm90_of,
+    topk_lengths,
+)
+from mlagen.backends.parts.grouped import shared
+from mlagen.plan import Plan, Sm90Plan, SparseDecodePlan
+from mlagen.plan.sm90.seesaw import FP16_Q, FP16_SCALES, PRODUCT_DEPTH
+from mlagen.plan.sm90.stored import StoredRows
+
+EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # one exponent bias for fp32, bf16 and ue8m0
+
+
+def _power(exponent: int, mantissa: int) -> dict[str, Any]:
+    """Return a power of two and its bits in a format with 8 exponent bits, in hex if there is a mantissa."""
+    bits = exponent + EXPONENT_BIAS << mantissa
+    return {"exponent": exponent, "bits": f"0x{bits:04X}" if mantissa else str(bits)}
+
+
+# Shapes of the arguments of attention over a cache, except q and out.
+REST_OF_SHAPES = (
+    "requests * s_q. indices i32 [requests, s_q, topk], lengths i32 [requests], lse f32 [tokens, num_heads]."
+)
+
+
+def _arguments(plan: Plan) -> Signature:
+    """Return the arguments of the sm90 kernel of sparse decode."""
+    attention = plan.sparse_attention
+    element = f"*{plan.spec.model.dtype}"
+    sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
+    q = (("q_ptr", element),)
+    q_strides = (("q_request_stride", "i64"), ("q_token_stride", "i64"), ("q_head_stride", "i32"))
+    inputs: list[tuple[str, str]] = [*q, *of_rope(plan, q)]
+    sizes: list[tuple[str, str]] = []
+    strides = [*q_strides, *of_rope(plan, q_strides)]
+    second = [] if plan.extra_layout is None else [("extra_", plan.extra_layout)]
+    for prefix, one in (("", required(plan.layout)), *second):
+        inputs += [(f"{prefix}k_cache_ptr", "*u8"), (f"{prefix}indices_ptr", "*i32")]
+        inputs += [(f"{prefix}{name}", kind) for name, kind in topk_lengths(plan)]
+        inputs += [(f"{prefix}k_scale_ptr", "*fp32")] if one.tensor_scale else []
+        sizes += [(f"{prefix}{name}", "i32") for name in ("num_slots", "page_size", "topk")]
+        rows = () if one.planar else ("row_stride",)
+        strides += [(f"{prefix}{name}", "i64") for name in ("page_stride", *rows, "indices_request_stride")]
+        strides.append((f"{prefix}indices_token_stride", "i32"))
+    sizes += [(name, "i32") for name in ("s_q", "num_heads", "first_token", "num_splits", "split_size", "num_tiles")]
+    sizes.append(("head_blocks", "i32"))
+    pages = [f"{prefix}page" for prefix, _ in (("", plan.layout), *second)]
+    return (
+        *inputs,
+        *sink,
+        ("out_ptr", element),
+        ("lse_ptr", "*fp32"),
+        ("partial_ptr", "*fp32"),
+        *sizes,
+        *dividers("head_blocks", "splits", "s_q", *pages),
+        ("sm_scale_log2", "fp32"),
+        *strides,
+        ("out_token_stride", "i32"),
+        ("out_head_stride", "i32"),
+    )
+
+
+def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
+    layout, extra_layout, dtype = required(plan.layout), plan.extra_layout, plan.spec.model.dtype
+    sm90, scaled = required(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
+    other = None if extra_layout == layout else extra_layout
+    stored = StoredRows(sm90, layout, other, dual=extra_layout is not None)
+    is_fp32 = stored.tensor_scale or stored.scales.dtype == "fp32"
+    staged = ("rope", "last") if layout.planar else ()
+    ready = ("ready",) if stored.copies_tail else ("q_ready", "k_ready")
+    scales = ("scales",) if sm90.scale_columns else ()
+    tables = ("overflowed", "offsets", *scales, *staged, "mask_bitmask")
+    return {
+        "q_ready": "shared.ready.index(2)" if stored.copies_tail else "shared.q_ready",
+        "p0": "_p0(shared)" if sm90.p0_in_tail else "shared.p0",
+        "splits_constants": "D_V, NEG_LARGE",
+        **shared(*seesaw_shared(sm90, scaled=scaled), tables, ready),
+        "dual_cache": stored.dual,
+        **({"extra_layout": other} if other else {}),
+        "stored": stored,
+        "scale_form": "its bits as fp32" if is_fp32 else "its biased exponent",
+        "scale_limits": [_power(exponent, FP32_MANTISSA if is_fp32 else 0) for exponent in FP16_SCALES],
+        "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
+        "shapes": [
+            f"q [requests, s_q, num_heads, {plan.d_qk}], out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is",
+            REST_OF_SHAPES,
+        ],
+    }
+
+
+def _rows_of(plan: Plan) -> str:
+    """Return the kind of row that the caches hold: the suffix of its kernel's template."""
+    layout, extra_layout = required(plan.layout), plan.extra_layout
+    if layout.planar:
+        return "_two_planes"
+    if extra_layout not in (None, layout):
+        return "_two_layouts"
+    return "_tensor_scale" if layout.tensor_scale else ""
+
+
+def _module(rows: str) -> Sm90Module:
+    """Return the module with the kernel over these rows."""
+
+    def plan_of(plan: Plan) -> Sm90Plan | None:
+        sm90 = sm90_of(plan, SparseDecodePlan)
+        return sm90 if sm90 and _rows_of(plan) == rows else None
+
+    template = f"sm90/sparse_decode{rows}"
+    return Sm90Module(
+        module="_sparse_decode_sm90",
+        template=template,
+        plan_of=plan_of,
+        arguments=_arguments,
+        details=_sparse_decode_details,
+        facts=(*FACTS, "layout", "takes_pair"),
+        columns=(
+            *("pieces", "left", "right", "halves", "acc_columns", "acc_layout", "half_columns"),
+            *("tail_tile", "tail_swizzle", "p_tile", "p_swizzle"),
+        ),
+    )
+
+
+def _e4m3_arguments(plan: Plan) -> Signature:
+    """Return the arguments: those for a Q of the model's dtype, with Q's bytes and its scale."""
+    found: list[tuple[str, str]] = []
+    for name, kind in _arguments(plan):
+        found.append((name, "*u8" if name in ("q_ptr", "q_rope_ptr") else kind))
+        if name == "k_scale_ptr":
+            found.append(("q_scale_ptr", "*fp32"))
+    return tuple(found)
+
+
+def _details(plan: Plan) -> dict[str, Any]:
+    sm90 = required(plan.of(SparseDecodePlan).sm90_e4m3)
+    tiles = ("q_l", "q_r", "k_l", "k_r", "q_tail", "k_tail")
+    statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1")
+    return {
+        "splits_constants": "D_V, NEG_LARGE",
+        "product_keys": PRODUCT_DEPTH,
+        "chunks": sm90.block_n // PRODUCT_DEPTH,
+        "half_words": sm90.d_half // 4,
+        **shared(tiles, statistics, ("q_ready", "k_ready")),
+        "shapes": [
+            f"q e4m3 [requests, s_q, num_heads, {plan.d_qk}], q_scale f32 [1].",
+            f"out {plan.spec.model.dtype} [tokens, num_heads, {plan.d_v}], where tokens is",
+            REST_OF_SHAPES,
+        ],
+    }
+
+
+SPARSE_DECODE_E4M3 = Sm90Module(
+    module="_sparse_decode_sm90_e4m3",
+    template="sm90/sparse_decode_e4m3",
+    plan_of=lambda plan: found.sm90_e4m3 if (found := plan.find(SparseDecodePlan)) else None,
+    arguments=_e4m3_arguments,
+    details=_details,
+    facts=(*FACTS, "layout"),
+    columns=(),
+)
+
+KERNELS: tuple[Sm90Kernels, ...] = (
+    *map(_module, ("", "_tensor_scale", "_two_layouts", "_two_planes")),
+    SPARSE_DECODE_E4M3,
+)

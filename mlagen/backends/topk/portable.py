@@ -1,0 +1,20 @@
+"""Top-k: the same modules in every package that has it, and its tile tables."""
+
+from __future__ import annotations
+
+from mlagen.backends.parts import tiles
+from mlagen.backends.parts.base import GeneratedFile, Module, copied
+from mlagen.plan import Plan, TopkPlan
+
+MODULE = "topk"
+
+
+def shared(plan: Plan, family: TopkPlan) -> list[GeneratedFile]:
+    """Files that the family's module imports."""
+    return [tiles.file(plan), copied(f"_{MODULE}_kernels"), copied(f"_{MODULE}")]
+
+
+def modules(plan: Plan, family: TopkPlan) -> list[Module]:
+    """The module of the family's wrappers. `_facts` names those of the spec; the package exports no other."""
+    names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
+    return [Module(copied(MODULE), names)]
