@@ -15,6 +15,7 @@ from cli_specs import Run
 from proof_rows import ONE
 
 from mlagen import GENERATOR
+from mlagen.emit.render import HEADER_LINES
 from mlagen.plan import SparseFwdPlan, load_plan
 from mlagen.plan.tiles.findings import Findings, LeftOut, dump_findings, findings_path
 from mlagen.plan.tiles.replacements import Replacement
@@ -239,7 +240,7 @@ def test_a_package_in_any_folder_is_explained_by_the_spec_that_it_says_it_is_of(
         spec.unlink()
     for file in (workspace / "elsewhere" / "small").glob("*.py"):
         text = file.read_text().split("\n")
-        number = max(number for number, line in enumerate(text, 1) if line)
+        number = next(number for number, line in enumerate(text, 1) if number > HEADER_LINES and line)
         explained = run("explain", f"elsewhere/small/{file.name}:{number}")
         assert explained.exit_code == 0, explained.stderr
         assert re.search(rf"\b{file.name}(\.jinja)?:\d+: ", explained.stdout)

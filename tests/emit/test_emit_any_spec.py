@@ -18,6 +18,8 @@ from mlagen.emit import Package, render
 from mlagen.plan import make_plan
 from mlagen.spec import Spec
 
+pytestmark = pytest.mark.thorough
+
 WIDTH = 120
 # A table that keeps only the rows for the installed Triton, under its own name.
 KEEPS_ROWS = re.compile(r"^(\w+) = .*_launch\.for_triton\(\1\)", re.MULTILINE)

@@ -19,6 +19,8 @@ from mlagen.emit import Package, apply, compare, render, replace
 from mlagen.emit.replace import replace_folder, tidy
 from mlagen.plan import make_plan
 
+pytestmark = pytest.mark.thorough
+
 # Python's names of the audited calls that change or open files.
 STEPS = ("open", "os.", "shutil.", "tempfile.", "fcntl.", "ctypes.dlopen", "ctypes.dlsym")
 NOT_REACHED = 77

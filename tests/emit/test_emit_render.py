@@ -55,6 +55,7 @@ def test_the_same_plan_renders_to_the_same_bytes(plan):
     assert render(plan) == render(plan)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", ["0", "4242"])
 def test_hash_seed_and_working_directory_change_nothing(seed, tmp_path):
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": seed, "TZ": "Asia/Kolkata", "LC_ALL": "C"}
@@ -136,6 +137,7 @@ def test_marks_leave_the_text_as_it_is_and_origins_name_the_line(plan):
     check_marks_and_origins(plan)
 
 
+@pytest.mark.thorough
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(spec=specs())
 def test_marks_and_origins_hold_for_any_spec(spec):

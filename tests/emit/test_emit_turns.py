@@ -15,6 +15,8 @@ from mlagen.emit import apply, compare, render
 from mlagen.plan import make_plan
 from mlagen.spec import load
 
+pytestmark = pytest.mark.thorough
+
 TEXT = """\
 name: writer
 title: A small model

@@ -114,6 +114,7 @@ main(prog_name="mlagen")
 """
 
 
+@pytest.mark.thorough
 def test_the_actions_check_tells_drift_without_torch(tmp_path: Path) -> None:
     command = tmp_path / "bin" / "mlagen"
     command.parent.mkdir()

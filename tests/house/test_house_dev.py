@@ -220,7 +220,12 @@ def test_a_quick_test_runs_every_check_and_the_rooms_that_take_seconds(machine: 
     assert {path.split("/")[1] for path in paths} == {*rooms, "verify"}
     assert [path for path in paths if "/verify" in path] == ["tests/verify/test_gluon_smoke.py"]
     assert all((ROOT / path).exists() for path in paths)
-    assert words[-4:] == ["-m", "not (compilation or gpu or interpreter or mutants or slow)", "-k", "one or two"]
+    assert words[-4:] == [
+        "-m",
+        "not (compilation or gpu or interpreter or mutants or slow or thorough)",
+        "-k",
+        "one or two",
+    ]
     marks = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["markers"]
     assert words[-3] == f"not ({' or '.join(sorted(mark.partition(':')[0] for mark in marks))})"
 

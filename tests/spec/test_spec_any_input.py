@@ -20,6 +20,8 @@ from mlagen.spec.needs import NEEDS
 from mlagen.spec.rules import TAKEN_NAMES
 from mlagen.spec.targets import Target
 
+pytestmark = pytest.mark.thorough
+
 VALID = (Path(__file__).parents[2] / "specs" / "dsv32.yaml").read_text(encoding="utf-8")
 FILE = Path("specs/dsv32.yaml")  # where a spec is named as its file
 SETTINGS = settings(  # no clocks, so that a busy machine fails nothing
