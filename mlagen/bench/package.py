@@ -19,7 +19,7 @@ import torch
 from mlagen.digest import SourceDigests, kernels_of
 from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, layouts_of
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 _HEADER = re.compile(r"\A(# .*\n)+")
 

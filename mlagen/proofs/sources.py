@@ -16,6 +16,7 @@ from mlagen.emit import Package
 
 MLAGEN = Path(__file__).resolve().parents[1]
 VERIFY = "mlagen.verify"
+CALL = f"{VERIFY}.call"  # the cases of every family run through it
 SIMULATOR = f"{VERIFY}.gluon.functions"  # the worker imports it
 OPS = "ops"  # this family's cases call the wrappers of all others
 DIGITS = 16
@@ -84,35 +85,46 @@ def measuring_code() -> str:
     return digest_of([str(result_format()), *(digests.digest(*each) for each in _MEASURING)])
 
 
+@cache
 def family_names() -> tuple[str, ...]:
-    """The families of `mlagen.verify`, known by their folders and without importing them."""
-    return (*sorted(path.parent.name for path in (MLAGEN / "verify").glob("*/family.py")), OPS)
+    """The families of `mlagen.verify`, known by their files and without importing them."""
+    return (*sorted(_folders()), OPS)
+
+
+def _folders() -> dict[str, tuple[Path, ...]]:
+    """The modules of each family but OPS: those of its folder, or the one of a chain."""
+    verify = MLAGEN / "verify"
+    chains = [path for path in (verify / "chains").glob("*.py") if path.stem not in ("__init__", OPS)]
+    folders = [path.parent for path in (*verify.glob("*/cases.py"), *verify.glob("chains/*/cases.py"))]
+    return {path.stem: (path,) for path in chains} | {path.name: (*path.glob("*.py"),) for path in folders}
 
 
 @cache
 def family_code(family: str) -> str:
     """Hash the code that a family's cases run through.
 
-    That is the family's folder with its imports from `mlagen.verify`, the worker with its imports from that folder
-    itself, the simulator of sm90 kernels, `mlagen/layout` and `mlagen/workers.py`.
+    That is the family's modules with their imports from `mlagen.verify`, the worker with its imports from that folder
+    itself and from CALL, the simulator of sm90 kernels, `mlagen/layout` and `mlagen/workers.py`.
     """
-    folders = family_names()[:-1] if family == OPS else (family,)
-    own = {f"{VERIFY}.{folder}.{path.stem}" for folder in folders for path in (MLAGEN / "verify" / folder).glob("*.py")}
-    own |= {f"{VERIFY}.{OPS}"} if family == OPS else set()
+    folders = _folders()
+    paths = [path for name, found in folders.items() if family in (name, OPS) for path in found]
+    own = {".".join(("mlagen", *path.relative_to(MLAGEN).with_suffix("").parts)) for path in paths}
+    own |= {f"{VERIFY}.chains.{OPS}"} if family == OPS else set()
     modules = _closure({f"{VERIFY}.worker"}, deep=False) | _closure({*own, SIMULATOR}, deep=True)
     files = {*filter(None, map(_file, modules)), *(MLAGEN / "layout").glob("*.py"), MLAGEN / "workers.py"}
     return digest_of(f"{path.relative_to(MLAGEN).as_posix()} {_tree(path)}" for path in sorted(files))
 
 
 def _closure(start: set[str], *, deep: bool) -> set[str]:
-    """The modules of `mlagen.verify` that some import, but for the list of families; of folders only where deep."""
+    """Modules of `mlagen.verify` that some import, but for the list of families. If not deep, only CALL of folders."""
     seen: set[str] = set()
     pending = list(start)
     while pending:
         name = pending.pop()
         if name in seen or name == f"{VERIFY}.families" or _file(name) is None:
             continue
-        if name not in start and not deep and name.count(".") > VERIFY.count(".") + 1:
+        is_nested = name.count(".") > VERIFY.count(".") + 1 and not name.startswith(f"{CALL}.")
+        if name not in start and not deep and is_nested:
             continue
         seen.add(name)
         pending += _imports(name)

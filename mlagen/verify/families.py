@@ -1,41 +1,47 @@
-"""The families, their cases and the code that runs one."""
+"""The families, their cases and the code that runs one.
+
+A family's module is `mlagen.verify.<family>.family`, or stands in `mlagen.verify.chains`. It has the family under its
+name in capitals, for example SPARSE_FWD.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-from mlagen.verify.cache.family import CACHE
-from mlagen.verify.case import Case
-from mlagen.verify.dense_decode.family import DENSE_DECODE
-from mlagen.verify.dense_fwd.family import DENSE_FWD
-from mlagen.verify.family import Family
-from mlagen.verify.indexer_cache.family import INDEXER_CACHE
-from mlagen.verify.indexer_select.family import INDEXER_SELECT
-from mlagen.verify.indices.family import INDICES
-from mlagen.verify.kept import kept_cases
-from mlagen.verify.merge_states.family import MERGE_STATES
-from mlagen.verify.mqa_logits.family import MQA_LOGITS
-from mlagen.verify.ops import operators
-from mlagen.verify.results import Figure
-from mlagen.verify.sparse_decode.family import SPARSE_DECODE
-from mlagen.verify.sparse_fwd.family import SPARSE_FWD
-from mlagen.verify.subject import Subject
-from mlagen.verify.topk.family import TOPK
+from mlagen.verify.call.case import Case
+from mlagen.verify.call.family import Family
+from mlagen.verify.call.kept import kept_cases
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
+from mlagen.verify.chains.ops import operators
 
-KERNELS: tuple[Family, ...] = (
-    SPARSE_FWD,
-    CACHE,
-    DENSE_DECODE,
-    INDICES,
-    SPARSE_DECODE,
-    MERGE_STATES,
-    DENSE_FWD,
-    TOPK,
-    INDEXER_CACHE,
-    MQA_LOGITS,
-    INDEXER_SELECT,
+# Modules of families, in the order of their cases.
+MODULES = (
+    "sparse_fwd.family",
+    "cache.family",
+    "dense_decode.family",
+    "indices.family",
+    "chains.indices_attention",
+    "sparse_decode.family",
+    "merge_states.family",
+    "dense_fwd.family",
+    "topk.family",
+    "indexer_cache.family",
+    "mqa_logits.family",
+    "chains.indexer_select.family",
 )
+
+
+def _family(module: str) -> Family:
+    """Return the family of a module."""
+    name = module.removeprefix("chains.").removesuffix(".family").upper()
+    family: Family = getattr(import_module(f"{__package__}.{module}"), name)
+    return family
+
+
+KERNELS = tuple(map(_family, MODULES))
 FAMILIES: tuple[Family, ...] = (*KERNELS, operators(KERNELS))
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mlagen.errors import ToolError, UsageError
-from mlagen.verify.results import CaseResult
+from mlagen.verify.call.results import CaseResult
 from mlagen.workers import IDLE_SECONDS, Limit, Worker, WorkerError, first_of_each, spread
 
 DEFAULT_WORKERS = {"cpu": 2, "cuda": 4}  # on a GPU most of the time goes to compiling

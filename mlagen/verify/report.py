@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mlagen.errors import MismatchError
-from mlagen.verify.results import CaseResult, Figure
+from mlagen.verify.call.results import CaseResult, Figure
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -38,8 +38,8 @@ import math
 
 import torch
 
+from mlagen.verify.call.results import Figure
 from mlagen.verify.reference import Attention
-from mlagen.verify.results import Figure
 
 UNIT_ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float8_e4m3fn: 2.0**-4}
 PARTIALS_ROUNDOFF = {"fp32": 0.0, "bf16": 2.0**-8, "fp16": 2.0**-11}  # of an fp32 accumulator

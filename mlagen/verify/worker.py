@@ -31,8 +31,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
-    from mlagen.verify.case import Case
-    from mlagen.verify.results import CaseResult
+    from mlagen.verify.call.case import Case
+    from mlagen.verify.call.results import CaseResult
 
 
 def take_stdout() -> TextIO:
@@ -68,9 +68,9 @@ def selected(found: Iterable[Case], targets: list[str], only: list[str] | None) 
     A target that forces an sm90 kernel has cases that the kernel may run: on a CPU all; on a GPU, which also runs them
     without force, those that compute attention, those for every target and those for sm90 only.
     """
-    from mlagen.verify.case import SM90
-    from mlagen.verify.kept import CHECK
-    from mlagen.verify.subject import FORCED, SIMULATED
+    from mlagen.verify.call.case import SM90
+    from mlagen.verify.call.kept import CHECK
+    from mlagen.verify.call.subject import FORCED, SIMULATED
 
     def taken(case: Case, target: str, number: int) -> bool:
         if target in SIMULATED:  # launches of kept calls are the interpreter's
@@ -96,8 +96,8 @@ def representative(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
     simulated target `selected` has left few already, and all of them stay. Cases that only the full set has are left
     out.
     """
-    from mlagen.verify.invalid import RefusedCase
-    from mlagen.verify.subject import SIMULATED
+    from mlagen.verify.call.invalid import RefusedCase
+    from mlagen.verify.call.subject import SIMULATED
 
     groups: dict[tuple[str, ...], list[int]] = {}
     for number, (case, target) in enumerate(pairs):
@@ -119,7 +119,7 @@ def representative(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
 
 def _without_most_simulated(pairs: Sequence[tuple[Case, str]]) -> list[tuple[Case, str]]:
     """The pairs without most simulated ones: cases for every target stay, and of others with names alike the first."""
-    from mlagen.verify.subject import SIMULATED
+    from mlagen.verify.call.subject import SIMULATED
 
     kept: dict[tuple[str, ...], tuple[Case, str]] = {}
     for number, (case, target) in enumerate(pairs):
@@ -151,7 +151,7 @@ def prepare(device: str) -> None:
 
 def _simulate(package: ModuleType) -> None:
     """Has the package's sm90 kernels run in numpy, if it has any."""
-    from mlagen.verify.subject import sm90_modules
+    from mlagen.verify.call.subject import sm90_modules
 
     if sm90_modules(package):
         from mlagen.verify.gluon.functions import install
@@ -174,7 +174,7 @@ class Run:
     def __init__(self, job: Mapping[str, Any]) -> None:
         self.device = job["device"]
         prepare(self.device)
-        from mlagen.verify.facts import Facts
+        from mlagen.verify.call.facts import Facts
         from mlagen.verify.families import FAMILIES, cases_of
 
         self.package = import_package(Path(job["package_dir"]))
@@ -197,7 +197,7 @@ class Run:
         """On a CPU names of targets; on a GPU the kinds of kernels that the package has for it."""
         import torch
 
-        from mlagen.verify.subject import launch_of, targets_of
+        from mlagen.verify.call.subject import launch_of, targets_of
 
         if self.device == "cpu":
             targets = list(job["targets"] or self.spec["targets"])
@@ -209,10 +209,10 @@ class Run:
 
     def result(self, number: int) -> tuple[CaseResult, bool]:
         """Runs the case of that number in `pairs`; its result, and whether the device's context is lost."""
-        from mlagen.verify.case import CaseFailedError, CaseSkippedError
+        from mlagen.verify.call.case import CaseFailedError, CaseSkippedError
+        from mlagen.verify.call.results import CaseResult
+        from mlagen.verify.call.subject import Subject
         from mlagen.verify.families import run
-        from mlagen.verify.results import CaseResult
-        from mlagen.verify.subject import Subject
 
         case, target = self.pairs[number]
         begin = time.perf_counter()

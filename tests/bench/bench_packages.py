@@ -12,7 +12,7 @@ import yaml
 
 from mlagen.bench.package import BenchPackage
 from mlagen.spec import Spec, load
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 MakePackage = Callable[..., BenchPackage]
 

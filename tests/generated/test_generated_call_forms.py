@@ -15,7 +15,7 @@ from call_forms import Call, Form, Parameters, Wrapper
 from checked_in import PACKAGES, package_of
 
 from mlagen.compile.worker import load_package
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 WRAPPERS = {wrapper.name: wrapper for wrapper in call_forms.load()}
 FORMS = [form for wrapper in WRAPPERS.values() for form in wrapper.forms]

@@ -14,7 +14,7 @@ from mlagen.layout import codec
 from mlagen.layout import layout as module
 from mlagen.spec.stored import INDEXER_DIMS, INDEXER_LAYOUTS, LAYOUT_DIMS, NAMED_LAYOUTS
 from mlagen.verify.cache.fields import CACHES, cases, check_fields
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify.call.case import CaseFailedError
 
 SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
 NAMED = {**NAMED_LAYOUTS, OWN["name"]: OWN, FNUZ["name"]: FNUZ}

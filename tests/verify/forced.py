@@ -17,9 +17,9 @@ from mlagen.verify.worker import Run, cause
 
 def _cases(run: Run) -> Iterator[tuple[str, str, Any]]:
     """A small case for each kernel of each family: family, kernel, case."""
-    from mlagen.verify.case import SM90_KERNELS
+    from mlagen.verify.call.case import SM90_KERNELS
+    from mlagen.verify.call.subject import kernels_of
     from mlagen.verify.families import KERNELS, cases_of
-    from mlagen.verify.subject import kernels_of
 
     for family in KERNELS:
         found = [case for case in cases_of(family, run.spec, "cpu") if case.check == "reference" and not case.in_full]
@@ -34,7 +34,7 @@ def main() -> None:
     job = {"package_dir": sys.argv[1], "device": "cpu", "targets": ["sm90"], "only": [], "families": None}
     run = Run({**job, "every": True})
     from mlagen.verify import families
-    from mlagen.verify.subject import Subject, launch_of, targets_of
+    from mlagen.verify.call.subject import Subject, launch_of, targets_of
 
     class Forced(Subject):
         """A subject on a simulated sm90, whose calls are forced to any kernel."""

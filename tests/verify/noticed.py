@@ -32,7 +32,7 @@ def noticed_by(
         simulated: the sm90 kernel that cases run, in numpy; "": they run the portable kernels.
         seed: of the order.
     """
-    from mlagen.verify.subject import SIMULATED
+    from mlagen.verify.call.subject import SIMULATED
     from mlagen.verify.worker import Run
 
     signal.signal(signal.SIGPROF, _stop)

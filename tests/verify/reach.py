@@ -43,10 +43,10 @@ def main() -> None:
     run = Run(job)
     import torch
 
+    from mlagen.verify.call.invalid import RefusedCase
+    from mlagen.verify.call.kept import CHECK
+    from mlagen.verify.call.subject import Subject, launch_of
     from mlagen.verify.families import KERNELS
-    from mlagen.verify.invalid import RefusedCase
-    from mlagen.verify.kept import CHECK
-    from mlagen.verify.subject import Subject, launch_of
 
     launch = launch_of(run.package)
     listed: dict[str, None] = {}

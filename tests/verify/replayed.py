@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from mlagen.verify import interpreter
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.subject import Subject
 from mlagen.verify.families import FAMILIES
-from mlagen.verify.subject import Subject
 from mlagen.verify.worker import import_package
 
 LENGTHS = (70, 3, 0, 40)  # of dense attention's requests; a graph's check changes their order

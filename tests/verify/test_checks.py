@@ -13,12 +13,12 @@ import torch
 from checked_in import package_of
 
 from mlagen.verify import checks
-from mlagen.verify.case import Case, CaseFailedError
+from mlagen.verify.call.case import Case, CaseFailedError
+from mlagen.verify.call.family import Family, Inputs
+from mlagen.verify.call.invalid import Invalid, RefusedCase, check_refused, refused_cases
+from mlagen.verify.call.memory import LAYOUTS, NAN, place, place_vector
+from mlagen.verify.call.subject import Subject, launch_of
 from mlagen.verify.checks import Variant, Workspaces
-from mlagen.verify.family import Family, Inputs
-from mlagen.verify.invalid import Invalid, RefusedCase, check_refused, refused_cases
-from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector
-from mlagen.verify.subject import Subject, launch_of
 from mlagen.verify.worker import import_package
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mlagen.verify.case import SM90_KERNELS
-from mlagen.verify.subject import kernels_of
+from mlagen.verify.call.case import SM90_KERNELS
+from mlagen.verify.call.subject import kernels_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("forced.py")

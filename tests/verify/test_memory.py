@@ -4,9 +4,9 @@ import pytest
 import torch
 from verify_specs import spec
 
-from mlagen.verify.facts import Facts
-from mlagen.verify.memory import LAYOUTS, bits, place
-from mlagen.verify.patterns import INDEX_PATTERNS
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.memory import LAYOUTS, bits, place
+from mlagen.verify.call.patterns import INDEX_PATTERNS
 from mlagen.verify.reference import valid_indices
 from mlagen.verify.sparse_fwd.cases import Problem
 from mlagen.verify.sparse_fwd.inputs import build

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.recomputed import note_call, note_launch, noted, require_calls, require_flags
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.checks.recomputed import note_call, note_launch, noted, require_calls, require_flags
 
 YES, NO = torch.tensor([True]), torch.tensor([False])
 

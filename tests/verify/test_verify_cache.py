@@ -14,9 +14,9 @@ from mlagen.verify import mismatches, verify_package
 from mlagen.verify.cache.cases import GatherCase, WriteCase, cases
 from mlagen.verify.cache.fields import FieldsCase
 from mlagen.verify.cache.sides import GATHERS, INSERT, REQUESTS, SHORT, WRITERS
-from mlagen.verify.cache.values import AMAX, VALUES
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import LAYOUTS
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import LAYOUTS
+from mlagen.verify.paged.values import AMAX, VALUES
 
 pytestmark = pytest.mark.interpreter
 

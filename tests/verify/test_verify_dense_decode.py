@@ -14,13 +14,13 @@ from rotation import by_share
 from mlagen.layout import compose
 from mlagen.spec import load
 from mlagen.verify import mismatches, verify_package
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.memory import GARBAGE
 from mlagen.verify.dense_decode.cases import TOO_LONG, DenseDecodeCase, DenseDecodeProblem, cases
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.dense_decode.family import DENSE_DECODE
 from mlagen.verify.dense_decode.inputs import Inputs, attend, build
 from mlagen.verify.dense_decode.schedule import Part, share, splits_of
-from mlagen.verify.facts import Facts
-from mlagen.verify.memory import GARBAGE
 
 pytestmark = pytest.mark.interpreter
 

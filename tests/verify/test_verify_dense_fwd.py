@@ -16,15 +16,15 @@ from checked_in import package_of, spec_of
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import LAYOUTS
+from mlagen.verify.call.subject import FORCED, Subject, launch_of, sm90_modules, targets_of
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
 from mlagen.verify.dense_fwd.family import DENSE_FWD
 from mlagen.verify.dense_fwd.reference import dense_fwd, merged
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import LAYOUTS
 from mlagen.verify.merge_states.cases import value_dims
 from mlagen.verify.merge_states.family import MERGE_STATES
 from mlagen.verify.merge_states.reference import merge
-from mlagen.verify.subject import FORCED, Subject, launch_of, sm90_modules, targets_of
 
 pytestmark = pytest.mark.interpreter
 

@@ -9,7 +9,7 @@ from gluon_mutants import OF_MODULE
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.subject import SIMULATED
+from mlagen.verify.call.subject import SIMULATED
 
 pytestmark = pytest.mark.interpreter
 

@@ -14,12 +14,12 @@ from mlagen.emit import apply, compare, render
 from mlagen.plan import make_plan
 from mlagen.spec import Spec
 from mlagen.verify import mismatches, verify_package
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import LAYOUTS
 from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase, cases
 from mlagen.verify.indexer_cache.family import INDEXER_CACHE
 from mlagen.verify.indexer_cache.reference import codes, normalised_keys, quantise_query, rotate
 from mlagen.verify.indexer_cache.side import SHORT, IndexerSide, side_of
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import LAYOUTS
 
 pytestmark = pytest.mark.interpreter
 

@@ -10,10 +10,10 @@ from test_verify_mqa_logits import FNUZ, PACKED, package_of
 from mlagen.errors import SpecErrors
 from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.indexer_select.cases import cases
-from mlagen.verify.indexer_select.family import INDEXER_SELECT
-from mlagen.verify.indexer_select.invalid import FLAT, PAGED
-from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.chains.indexer_select.cases import cases
+from mlagen.verify.chains.indexer_select.family import INDEXER_SELECT
+from mlagen.verify.chains.indexer_select.invalid import FLAT, PAGED
 from mlagen.verify.mqa_logits.facts import WRAPPERS
 
 pytestmark = pytest.mark.interpreter

@@ -14,12 +14,13 @@ from verify_specs import dsv32_text, spec
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.indices.cases import ChainCase, CombineCase, MapCase, cases
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import LAYOUTS
+from mlagen.verify.chains import indices_attention
+from mlagen.verify.indices.cases import CombineCase, MapCase, cases
 from mlagen.verify.indices.family import INDICES
 from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL
 from mlagen.verify.indices.reference import combine_indices, map_indices
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import LAYOUTS
 
 pytestmark = pytest.mark.interpreter
 
@@ -148,14 +149,15 @@ def test_cases_have_names_and_patterns_of_their_own(device):
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
     assert {type(case) for case in found} == {MapCase, CombineCase, RefusedCase}
-    with_attention = cases(spec(wrappers=[*WRAPPERS, "flash_mla_with_kvcache", "flash_mla_sparse_fwd"]), device)
-    assert {type(case) for case in with_attention} == {*INDICES.kinds, RefusedCase}
-    assert {case.wrapper for case in with_attention if isinstance(case, ChainCase)} == {*WRAPPERS}
+    attention = ["flash_mla_with_kvcache", "flash_mla_sparse_fwd"]
+    chained = indices_attention.cases(spec(wrappers=[*WRAPPERS, *attention]), device)
+    assert {case.wrapper for case in chained} == {*WRAPPERS}
+    assert indices_attention.cases(spec(wrappers=WRAPPERS), device) == []
     mapped = [case for case in found if isinstance(case, MapCase)]
     combined = [case for case in found if isinstance(case, CombineCase)]
     assert {case.layout for case in (*mapped, *combined)} | {case.table for case in mapped} <= set(LAYOUTS)
     checks = {case.check for case in (*mapped, *combined)}
-    assert checks == set(INDICES.checks) - {"chained"} - ({"graph", "repeated"} if device == "cpu" else set())
+    assert checks == set(INDICES.checks) - ({"graph", "repeated"} if device == "cpu" else set())
     for case in found:
         assert case.promise[-1] not in " ."
 

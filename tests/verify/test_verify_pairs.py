@@ -13,7 +13,7 @@ from test_verify_partials import write_rows
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.pairs import PROMISES
+from mlagen.verify.checks.pairs import PROMISES
 
 pytestmark = pytest.mark.interpreter
 

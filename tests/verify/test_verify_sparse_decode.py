@@ -12,10 +12,10 @@ from sparse_decode_specs import SPECS, write_package, write_spec
 from mlagen.layout import compose
 from mlagen.spec import load
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.facts import Facts
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import LAYOUTS
-from mlagen.verify.patterns import INDEX_PATTERNS
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import LAYOUTS
+from mlagen.verify.call.patterns import INDEX_PATTERNS
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase, cases
 from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.family import SPARSE_DECODE

@@ -3,10 +3,10 @@
 import pytest
 from verify_specs import spec
 
-from mlagen.verify.case import Case
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import LAYOUTS
-from mlagen.verify.patterns import INDEX_PATTERNS
+from mlagen.verify.call.case import Case
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import LAYOUTS
+from mlagen.verify.call.patterns import INDEX_PATTERNS
 from mlagen.verify.sparse_fwd.cases import SparseFwdCase, cases
 from mlagen.verify.sparse_fwd.family import SPARSE_FWD
 from mlagen.verify.worker import selected

@@ -11,8 +11,8 @@ from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 from mlagen.plan.families.topk import COLUMNS
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.subject import FORCED
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.subject import FORCED
 from mlagen.verify.topk.cases import SCORE_PROMISES, MergeCase, cases
 from mlagen.verify.topk.family import TOPK
 from mlagen.verify.topk.invalid import SHORT

@@ -25,7 +25,7 @@ from mlagen.bench.shapes import (
 from mlagen.bench.trial import BATCH_INVARIANT, OURS, Entrant, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 from mlagen.work import attention_bytes, flops
 
 WRAPPER = "flash_mla_with_kvcache"

@@ -13,7 +13,7 @@ from mlagen.bench.check import Reference, attention, error_limit, in_chunks, row
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import L2_MULTIPLE, default_heads, make_indices, sets_needed
 from mlagen.bench.trial import APART, BATCH_INVARIANT, OURS, Entrant, Setting, Trial
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 from mlagen.work import attention_bytes, distinct_rows, flops
 
 WRAPPERS = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")  # first the one that returns only out

@@ -25,7 +25,7 @@ from mlagen.bench.peers.libraries import (
     pad_heads,
 )
 from mlagen.bench.trial import Call, Entrant
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 TRITON_MODULES = ("vllm.v1.attention.ops.triton_decode_attention",)
 FLASH_MLA_BLOCK = 64  # tokens a page

@@ -14,7 +14,7 @@ from mlagen.bench.shapes import TENSOR_SCALE
 from mlagen.bench.trial import Call, Entrant
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 KNOWN = {"fp8_ds_mla": D_C + D_ROPE, "ue8m0_v4": D_C}  # layouts, and the columns of a row
 INDEX_MULTIPLE = 64  # FlashMLA takes so many indices at a time

@@ -22,7 +22,7 @@ from mlagen.bench.peers.libraries import (
     pad_heads,
 )
 from mlagen.bench.trial import Call, Entrant
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 
 class SparseFwdPeer(Protocol):

@@ -9,35 +9,10 @@ from typing import Any
 from mlagen.layout import CacheLayout
 from mlagen.verify.cache import fields
 from mlagen.verify.cache.invalid import refused
-from mlagen.verify.cache.sides import CONCAT, GATHERS, INSERT, REQUESTS, SHORT, WRITERS, Side, sides_of
-from mlagen.verify.case import Case
-
-
-@dataclass(frozen=True)
-class Pages:
-    """How a cache lies in memory.
-
-    Attributes:
-        block_size: tokens a page.
-        form: "rows" [pages, block_size, row]; "pages" [pages, bytes of a page].
-        dtype: torch's name of the dtype of a quantised cache.
-        page_gap: further bytes a page.
-        row_gap: further bytes a row, of layouts with rows that may lie apart.
-        offset: by how many of a row's widest values it begins off 16 bytes.
-        far: it is longer than 2^31 bytes, and only its last pages are used.
-        single: it has one page.
-        tight: pages lie end to end, also where the layout rounds them up.
-    """
-
-    block_size: int = 64
-    form: str = "rows"
-    dtype: str = "uint8"
-    page_gap: int = 0
-    row_gap: int = 0
-    offset: int = 0
-    far: bool = False
-    single: bool = False
-    tight: bool = False
+from mlagen.verify.cache.sides import CONCAT, GATHERS, INSERT, REQUESTS, SHORT, WRITERS, sides_of
+from mlagen.verify.call.case import Case
+from mlagen.verify.paged.pages import PAGES, Pages
+from mlagen.verify.paged.side import Side
 
 
 @dataclass(frozen=True)
@@ -52,7 +27,7 @@ class CacheCase(Case):
 
     wrapper: str
     module: str
-    pages: Pages = Pages()
+    pages: Pages = PAGES
 
 
 @dataclass(frozen=True)
@@ -61,9 +36,9 @@ class WriteCase(CacheCase):
 
     Attributes:
         tokens: rows of the source; None: as many as `values` needs.
-        values: pattern of the rows, a key of mlagen.verify.cache.values.VALUES.
+        values: pattern of the rows, a key of mlagen.verify.paged.values.VALUES.
         slots: pattern of slot_mapping, as mlagen.verify.cache.inputs draws them.
-        source: layout in memory of the rows, a key of mlagen.verify.memory.LAYOUTS.
+        source: layout in memory of the rows, a key of mlagen.verify.call.memory.LAYOUTS.
         k_pe: form of k_pe: "2d", "3d", "none" or "empty".
         newer: with the arguments that newer versions of vLLM pass.
     """

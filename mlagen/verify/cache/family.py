@@ -7,15 +7,17 @@ from typing import Any
 
 from mlagen.verify import checks
 from mlagen.verify.cache import fields
-from mlagen.verify.cache.cases import CacheCase, GatherCase, Pages, WriteCase, cases
+from mlagen.verify.cache.cases import CacheCase, GatherCase, WriteCase, cases
 from mlagen.verify.cache.fields import FieldsCase
 from mlagen.verify.cache.gather import GatherInputs, build_gather
-from mlagen.verify.cache.sides import INSERT, NAME, WRITERS, Side, sides_of
+from mlagen.verify.cache.sides import INSERT, NAME, WRITERS, sides_of
 from mlagen.verify.cache.write import WriteInputs, build_write
-from mlagen.verify.family import Family, Inputs, Results, Run
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject, launch_of
+from mlagen.verify.call.family import Family, Inputs, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject, launch_of
+from mlagen.verify.paged.pages import Pages
+from mlagen.verify.paged.side import Side
 
 CacheRun = Run[CacheCase, WriteInputs | GatherInputs]
 

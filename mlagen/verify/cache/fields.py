@@ -16,8 +16,8 @@ import torch
 
 from mlagen.layout import CacheLayout, indexer_layout_of, layouts_of
 from mlagen.layout.codec import write
-from mlagen.verify.case import Case, CaseFailedError
-from mlagen.verify.results import Figure
+from mlagen.verify.call.case import Case, CaseFailedError
+from mlagen.verify.call.results import Figure
 
 CHECK = "fields"
 CACHES = {"cache": "the cache", "extra_cache": "the second cache", "indexer_cache": "the indexer's cache"}

@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from mlagen.layout.codec import planes_of, read
-from mlagen.verify import family
 from mlagen.verify.cache.cases import GatherCase
-from mlagen.verify.cache.pages import TENSOR_SCALE, CacheMemory, alias, random_pages, scale_argument
-from mlagen.verify.cache.sides import CACHE_ARGUMENT, REQUESTS, Side
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.memory import GARBAGE, LAYOUTS, Placed, bits, place, place_vector, seeded
-from mlagen.verify.patterns import INT32
+from mlagen.verify.cache.sides import CACHE_ARGUMENT, REQUESTS
+from mlagen.verify.call import family
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.memory import GARBAGE, LAYOUTS, Placed, bits, place, place_vector, seeded
+from mlagen.verify.call.patterns import INT32
+from mlagen.verify.paged.pages import TENSOR_SCALE, CacheMemory, alias, random_pages, scale_argument
+from mlagen.verify.paged.side import Side
 
 UNWRITTEN = 77.0  # initial value of an output
 

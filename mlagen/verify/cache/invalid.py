@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from mlagen.verify import invalid
-from mlagen.verify.cache.sides import CACHE_ARGUMENT, CONCAT, INSERT, NAME, REQUESTS, SHORT, TOKENS, Side
-from mlagen.verify.invalid import Invalid, RefusedCase
+from mlagen.verify.cache.sides import CACHE_ARGUMENT, CONCAT, INSERT, NAME, REQUESTS, SHORT, TOKENS
+from mlagen.verify.call import invalid
+from mlagen.verify.call.invalid import Invalid, RefusedCase
+from mlagen.verify.paged.side import Side
 
 
 def _restrided(page: int | None, row: int, closer: int = 0) -> Callable[[torch.Tensor], torch.Tensor]:

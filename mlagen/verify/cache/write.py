@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from mlagen.layout.codec import planes_of, read, write
-from mlagen.verify import family
-from mlagen.verify.cache.cases import Pages, WriteCase
-from mlagen.verify.cache.pages import TENSOR_SCALE, CacheMemory, alias, random_pages, scale_argument
-from mlagen.verify.cache.sides import CACHE_ARGUMENT, INSERT, Side
-from mlagen.verify.cache.values import VALUES
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.memory import LAYOUTS, Placed, bits, place, seeded, unplaced
-from mlagen.verify.patterns import INT64
+from mlagen.verify.cache.cases import WriteCase
+from mlagen.verify.cache.sides import CACHE_ARGUMENT, INSERT
+from mlagen.verify.call import family
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.memory import LAYOUTS, Placed, bits, place, seeded, unplaced
+from mlagen.verify.paged.pages import TENSOR_SCALE, CacheMemory, alias, draw_slots, random_pages, scale_argument
+from mlagen.verify.paged.side import Side
+from mlagen.verify.paged.values import VALUES
 
 
 @dataclass
@@ -79,38 +79,6 @@ class WriteInputs(family.Inputs):
             source.copy_(source.flip(0))
         self.rows = self.rows.flip(0)
         yield
-
-
-class HasSlots(Protocol):
-    """A case with a cache and a pattern of slots."""
-
-    @property
-    def pages(self) -> Pages:
-        """How the cache lies in memory."""
-
-    @property
-    def slots(self) -> str:
-        """The pattern."""
-
-
-def draw_slots(case: HasSlots, tokens: int, count: int, generator: torch.Generator) -> torch.Tensor:
-    """slot_mapping i64 of a pattern: different slots, in no order; of a far cache its last."""
-    slots = torch.randperm(min(count, 2 * tokens + 64), generator=generator)[:tokens]
-    if case.pages.far:
-        slots = count - 1 - slots
-        slots[::3] = torch.arange(len(slots[::3]))
-    if case.slots == "negative":
-        slots[::3] = -1
-        slots[1::6] = INT64.min
-    elif case.slots == "beyond":
-        slots[::3] = count
-        slots[1::6] = INT64.max
-        slots[4::12] = 2**32 + torch.arange(len(slots[4::12]))
-    elif case.slots == "shorter":
-        slots = slots[: tokens // 2]
-    elif case.slots == "none":
-        slots = slots[:0]
-    return slots
 
 
 def _sources(

@@ -8,12 +8,12 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlagen.verify import chained, pairs, variants
-from mlagen.verify.case import Q_IN_PARTS, ROWS_32, SM90, SWAP_AB, Case
-from mlagen.verify.decode import FLASH
+from mlagen.verify.call.case import Q_IN_PARTS, ROWS_32, SM90, SWAP_AB, Case
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.checks import merges, pairs, variants
+from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.dense_decode.invalid import DECODE, refused
-from mlagen.verify.facts import Facts
 
 TOO_LONG = 2**31 - 1
 TENSOR_SCALE = 0.4375
@@ -30,14 +30,14 @@ class DenseDecodeProblem:
         block_size: tokens a page.
         causal: a query token sees no key behind its own.
         window: "spec": the spec's; else given to the wrapper, None meaning all keys.
-        cache: layout in memory, of mlagen.verify.memory.empty_pages.
+        cache: layout in memory, of mlagen.verify.call.memory.empty_pages.
         poison: byte of irrelevant data.
         dtype: of a quantised cache's tensor.
         scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
         q_scale: of a q of e4m3; None: it is of the model's dtype.
         k_scale: of a cache of one scale a tensor.
         q_factor: factor of q.
-        q, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
+        q, out: layout in memory, a key of mlagen.verify.call.memory.LAYOUTS; `out` None: the wrapper allocates it.
         table: the same of the block table.
     """
 
@@ -414,9 +414,9 @@ def _merged(suite: _Suite) -> Iterator[DenseDecodeCase]:
     lengths = (2000, 129, 0, 3, 700) if suite.big else (300, 129, 0, 3)
     sizes: dict[str, Any] = {"lengths": lengths, "heads": suite.split_heads, "block_size": 16}
     sizes |= {} if suite.known.window is None else {"window": None}  # parts see all of their keys
-    for name, changes in chained.chains(suite.facts.wrappers, "optional"):
+    for name, changes in merges.chains(suite.facts.wrappers, "optional"):
         options = {"check": changes["check"], "sink": changes["sink"], **sizes}
-        yield from suite.both(name, chained.PROMISES[changes["check"]], **options)
+        yield from suite.both(name, merges.PROMISES[changes["check"]], **options)
 
 
 def _variants(suite: _Suite) -> Iterator[DenseDecodeCase]:

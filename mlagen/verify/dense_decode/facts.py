@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen.layout import CacheLayout, layouts_of
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, decode, pairs, variants
-from mlagen.verify.case import ROWS_32, CaseFailedError
-from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
-from mlagen.verify.decode import FLASH
+from mlagen.verify import checks
+from mlagen.verify.call.case import ROWS_32, CaseFailedError
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import GARBAGE, NAN
+from mlagen.verify.call.patterns import sinks
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject, kernels_of, launch_of, sm90_modules
+from mlagen.verify.checks import Variant, Workspaces, copied, decode, merges, pairs, require_bits, variants
+from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem, cases
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.dense_decode.inputs import Inputs, attend, build
 from mlagen.verify.dense_decode.invalid import DECODE, NAME
 from mlagen.verify.dense_decode.schedule import share, splits_of
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import GARBAGE, NAN
-from mlagen.verify.patterns import sinks
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject, kernels_of, launch_of, sm90_modules
 
 LONGEST = 4  # query tokens a request where bits are compared
 
@@ -63,7 +63,7 @@ def _call(run: DenseDecodeRun, **given: Any) -> Results:
             out, lse = subject.call(FLASH, **options, **arguments)
             return {"out": out, "lse": lse}
         shape = (*inputs.q.shape[:3], subject.facts.d_v)
-        dtype = chained.QUANTISED if "output_scale" in given else inputs.q.dtype
+        dtype = merges.QUANTISED if "output_scale" in given else inputs.q.dtype
         out = torch.full(shape, NAN, dtype=dtype, device=subject.device)
         out = arguments.pop("out", out)
         out = inputs.given["out"].view if "out" in inputs.given else out
@@ -200,7 +200,7 @@ def _others(run: DenseDecodeRun) -> Mapping[str, Inputs]:
 def _merged(run: DenseDecodeRun) -> list[Figure]:
     inputs, facts, size = run.inputs, run.subject.facts, run.inputs.problem.block_size
     parts, (requests, width) = [], inputs.block_table.shape
-    for first, last in chained.positions(chained.cuts_of(run.case.name), width):
+    for first, last in merges.positions(merges.cuts_of(run.case.name), width):
         lengths = (inputs.lengths - first * size).clamp(0, (last - first) * size)
         table = inputs.block_table[:, first : max(last, first + 1)].contiguous()
         keys = lengths.tolist()
@@ -210,9 +210,9 @@ def _merged(run: DenseDecodeRun) -> list[Figure]:
     if run.case.sink is not None:
         sink = sinks(run.case.sink, heads, 64, torch.Generator().manual_seed(1)).to(inputs.q.device)
     unit = math.log(2) if facts.lse_base == "2" else 1.0
-    expected = chained.with_sink(attend(inputs, facts, facts.empty_row_lse), sink, unit)
+    expected = merges.with_sink(attend(inputs, facts, facts.empty_row_lse), sink, unit)
     figures = []
-    for whole in chained.merged(run, parts, sink):
+    for whole in merges.merged(run, parts, sink):
         figures += decode.compare(
             run, decode.by_request(whole, requests), expected, max(inputs.keys), short=_short(run)
         )
@@ -263,7 +263,7 @@ DENSE_DECODE = Family(
         "metadata": decode.metadata(_others),
         "graph": checks.graph(_renew),
         "merged": _merged,
-        "quantised": chained.quantised,
+        "quantised": merges.quantised,
         **pairs.checks(lambda run: run.inputs.arguments(run.case.wrapper)["q"]),
     },
     valid=_valid,

@@ -10,13 +10,13 @@ import torch
 
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read, write
-from mlagen.verify import family
 from mlagen.verify.batched import sparse_attention
-from mlagen.verify.decode import FLASH, as_e4m3, place_out, place_tokens
+from mlagen.verify.call import family
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.memory import GARBAGE, LAYOUTS, NAN, empty_pages, place, seeded, unplaced
+from mlagen.verify.checks.decode import FLASH, as_e4m3, place_out, place_tokens
 from mlagen.verify.dense_decode.cases import TENSOR_SCALE, DenseDecodeProblem
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
-from mlagen.verify.facts import Facts
-from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, empty_pages, place, seeded, unplaced
 from mlagen.verify.reference import Attention
 
 

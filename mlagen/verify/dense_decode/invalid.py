@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import torch
 
-from mlagen.verify import invalid, pairs
-from mlagen.verify.decode import FLASH
+from mlagen.verify.call import invalid
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.invalid import Invalid, RefusedCase
+from mlagen.verify.checks import pairs
+from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
-from mlagen.verify.facts import Facts
-from mlagen.verify.invalid import Invalid, RefusedCase
 
 NAME = "dense_decode"
 DECODE = "decode_attention_fwd"

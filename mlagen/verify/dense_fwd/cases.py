@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlagen.verify import chained, variants
-from mlagen.verify.case import SM90, Case
+from mlagen.verify.call.case import SM90, Case
+from mlagen.verify.checks import merges, variants
+from mlagen.verify.checks.merges import PARTS, STATES, Conventions
 from mlagen.verify.dense_fwd.invalid import WRAPPER, refused
-from mlagen.verify.merge_states.cases import Conventions
-from mlagen.verify.merge_states.invalid import PARTS, STATES
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class DenseFwdCase(Case):
         scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
         before, after: rows of no request, of q and of k and v each, before the first and past the last.
         beyond: cu_seqlens end at the last int32, past the rows.
-        q, k, v, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
+        q, k, v, out: layout in memory, a key of LAYOUTS in call.memory; `out` None: the wrapper allocates it.
         hint: max_seqlen_q and max_seqlen_k; None: the longest request's.
         sink: pattern of the sink that a merge adds; None: none.
     """
@@ -145,9 +144,9 @@ def _contract(wrappers: list[str], sink: str, big: bool) -> Iterator[DenseFwdCas
         yield _case(
             "merged: any number of parts", "keys in parts, one of them empty, merge to the whole", check="parts"
         )
-    for name, changes in chained.chains(wrappers, "none" if sink == "none" else "optional"):
+    for name, changes in merges.chains(wrappers, "none" if sink == "none" else "optional"):
         options = {"check": changes["check"], "sink": changes["sink"], "before": 2, "after": 3}
-        yield _case(name, chained.PROMISES[changes["check"]], causal=changes["check"] == "quantised", **options)
+        yield _case(name, merges.PROMISES[changes["check"]], causal=changes["check"] == "quantised", **options)
     if big:
         yield _case("contract: graph", "a captured call replays on new inputs", check="graph")
         yield _case("large: one request", "a long prefill", requests=((5000, 9000),), heads=4, kv_heads=4)

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, variants
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.checks import require_bits
+from mlagen.verify import checks
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import NAN
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
+from mlagen.verify.checks import merges, require_bits, variants
 from mlagen.verify.dense_fwd import parts
 from mlagen.verify.dense_fwd.cases import DenseFwdCase, cases
 from mlagen.verify.dense_fwd.inputs import Inputs, build
 from mlagen.verify.dense_fwd.invalid import NAME, WRAPPER
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import NAN
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
 
 DenseFwdRun = Run[DenseFwdCase, Inputs]
 
@@ -94,7 +94,7 @@ DENSE_FWD = Family(
         "cascade": parts.cascade,
         "parts": parts.any_number,
         "merged": parts.with_sink,
-        "quantised": chained.quantised,
+        "quantised": merges.quantised,
         "graph": checks.graph(_renew),
     },
     valid=_valid,

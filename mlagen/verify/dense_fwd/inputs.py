@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import batched, family
+from mlagen.verify import batched
+from mlagen.verify.call import family
+from mlagen.verify.call.memory import LAYOUTS, NAN, place, seeded, unplaced
+from mlagen.verify.call.patterns import INT32
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
 from mlagen.verify.dense_fwd.reference import dense_fwd
-from mlagen.verify.memory import LAYOUTS, NAN, place, seeded, unplaced
-from mlagen.verify.patterns import INT32
 from mlagen.verify.reference import Attention
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

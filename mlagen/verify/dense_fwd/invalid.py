@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import invalid
-from mlagen.verify.invalid import Invalid, RefusedCase
-from mlagen.verify.memory import NAN
+from mlagen.verify.call import invalid
+from mlagen.verify.call.invalid import Invalid, RefusedCase
+from mlagen.verify.call.memory import NAN
 
 NAME = "dense_fwd"
 WRAPPER = "flash_attn_varlen_func"

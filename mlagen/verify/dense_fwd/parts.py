@@ -9,19 +9,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mlagen.verify import chained, tolerance
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.checks import require_tensors
+from mlagen.verify import tolerance
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Results, Run
+from mlagen.verify.call.memory import NAN
+from mlagen.verify.call.patterns import sinks
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
+from mlagen.verify.checks import merges, require_tensors
+from mlagen.verify.checks.merges import PARTS, STATES
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
 from mlagen.verify.dense_fwd.inputs import Inputs, starts
 from mlagen.verify.dense_fwd.reference import dense_fwd, merged
-from mlagen.verify.family import Results, Run
-from mlagen.verify.memory import NAN
-from mlagen.verify.merge_states.invalid import PARTS, STATES
-from mlagen.verify.patterns import sinks
 from mlagen.verify.reference import Attention
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
 
 DenseFwdRun = Run[DenseFwdCase, Inputs]
 
@@ -120,14 +120,14 @@ def with_sink(run: DenseFwdRun) -> list[Figure]:
     """Keys that every row sees, in the parts of the case, with a sink if it has one, by each merge."""
     inputs, heads = run.inputs, run.inputs.q.shape[1]
     every = replace(inputs, arguments={**inputs.arguments, "causal": False})
-    s_k, cuts = [end - begin for begin, end in pairwise(inputs.cu_k)], chained.cuts_of(run.case.name)
-    spans = zip(*(chained.positions(cuts, keys) for keys in s_k), strict=True)
+    s_k, cuts = [end - begin for begin, end in pairwise(inputs.cu_k)], merges.cuts_of(run.case.name)
+    spans = zip(*(merges.positions(cuts, keys) for keys in s_k), strict=True)
     parts = [_part(run, own, causal=False).results for own in spans]
     sink = None
     if run.case.sink is not None:
         sink = sinks(run.case.sink, heads, 64, torch.Generator().manual_seed(1)).to(inputs.q.device)
-    expected = chained.with_sink(every.expected(), sink, 1.0)
-    return [figure for whole in chained.merged(run, parts, sink) for figure in compare(run, whole, expected)]
+    expected = merges.with_sink(every.expected(), sink, 1.0)
+    return [figure for whole in merges.merged(run, parts, sink) for figure in compare(run, whole, expected)]
 
 
 def cascade(run: DenseFwdRun) -> list[Figure]:

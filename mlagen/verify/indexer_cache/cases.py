@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlagen.verify import variants
-from mlagen.verify.cache.cases import Pages
-from mlagen.verify.case import Case
+from mlagen.verify.call.case import Case
+from mlagen.verify.checks import variants
 from mlagen.verify.indexer_cache.invalid import refused
 from mlagen.verify.indexer_cache.side import GATHER, NORMALISE, QUERY, SHORT, WRITE, IndexerSide, side_of
-
-PAGES = Pages()
+from mlagen.verify.paged.pages import PAGES, Pages
 
 
 @dataclass(frozen=True)
@@ -25,9 +23,9 @@ class KeysCase(Case):
         pages: how the cache lies in memory.
         heads: the cache has a dimension of heads.
         tokens: rows of the source; None: as many as `values` needs.
-        values: pattern of the rows, a key of mlagen.verify.cache.values.VALUES.
+        values: pattern of the rows, a key of mlagen.verify.paged.values.VALUES.
         slots: pattern of the slots, as mlagen.verify.cache.write draws them.
-        source: layout in memory of the rows, a key of mlagen.verify.memory.LAYOUTS.
+        source: layout in memory of the rows, a key of mlagen.verify.call.memory.LAYOUTS.
         tables: of NORMALISE, of the table of angles and of the norm's weight.
         positions: of NORMALISE: "random", "garbage" (among them), or "longer" (than the tokens).
         ratio: compress_ratio; None: not passed.
@@ -56,10 +54,10 @@ class QueryCase(Case):
     Attributes:
         tokens: of the query; None: as many as `values` needs.
         heads: of it.
-        values: pattern of its rows, a key of mlagen.verify.cache.values.VALUES.
+        values: pattern of its rows, a key of mlagen.verify.paged.values.VALUES.
         positions: "random", "zero", "garbage" (among them) or "longer" (than the tokens).
         q, weights, angles: layouts in memory of the query, of the weights and of the table, keys of
-            mlagen.verify.memory.LAYOUTS.
+            mlagen.verify.call.memory.LAYOUTS.
         wide: arguments that may be fp32 are fp32; or only "angles" or "weights".
         named: optional arguments are passed.
     """

@@ -7,10 +7,14 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import checks, variants
-from mlagen.verify.cache.cases import Pages
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.family import Family, Results, Run
+from mlagen.verify import checks
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import bits
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
+from mlagen.verify.checks import variants
 from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase, cases
 from mlagen.verify.indexer_cache.inputs import (
     GatherInputs,
@@ -22,10 +26,7 @@ from mlagen.verify.indexer_cache.inputs import (
 )
 from mlagen.verify.indexer_cache.reference import quantise_query
 from mlagen.verify.indexer_cache.side import GATHER, NAME, QUERY, IndexerSide, side_of
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import bits
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
+from mlagen.verify.paged.pages import Pages
 
 IndexerCase = KeysCase | KeysGatherCase | QueryCase
 IndexerRun = Run[IndexerCase, Inputs]

@@ -9,16 +9,15 @@ from typing import Any
 import torch
 
 from mlagen.layout.codec import planes_of, write
-from mlagen.verify import family
-from mlagen.verify.cache.pages import CacheMemory, random_pages
-from mlagen.verify.cache.values import VALUES
-from mlagen.verify.cache.write import draw_slots
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify.call import family
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.memory import GARBAGE, LAYOUTS, Placed, place, place_vector, seeded
+from mlagen.verify.call.patterns import INT32, INT64
 from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase
 from mlagen.verify.indexer_cache.reference import codes, normalised_keys
 from mlagen.verify.indexer_cache.side import CACHE_ARGUMENT, SLOTS_ARGUMENT, WRITE, IndexerSide
-from mlagen.verify.memory import GARBAGE, LAYOUTS, Placed, place, place_vector, seeded
-from mlagen.verify.patterns import INT32, INT64
+from mlagen.verify.paged.pages import CacheMemory, draw_slots, random_pages
+from mlagen.verify.paged.values import VALUES
 
 POSITIONS = 300  # of a table of angles
 EPS = 1e-6

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from mlagen.verify import invalid
+from mlagen.verify.call import invalid
+from mlagen.verify.call.invalid import Invalid, RefusedCase
 from mlagen.verify.indexer_cache.side import (
     CACHE_ARGUMENT,
     GATHER,
@@ -18,7 +19,6 @@ from mlagen.verify.indexer_cache.side import (
     WRITE,
     IndexerSide,
 )
-from mlagen.verify.invalid import Invalid, RefusedCase
 
 
 def _restrided(page: int | None, row: int) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from mlagen.layout.codec import encode
+from mlagen.verify.call.patterns import INT32
 from mlagen.verify.indexer_cache.side import IndexerSide
-from mlagen.verify.patterns import INT32
 
 
 def rotate(side: IndexerSide, rows: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen.layout import CacheLayout, DataField, ScalesField, indexer_layout_of, indexer_query_layout_of
-from mlagen.verify.cache.sides import MAIN, Side
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.paged.side import MAIN, Side
 
 NAME = "indexer_cache"
 WRITE, GATHER, QUERY, NORMALISE = (

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlagen.verify.case import Case
-from mlagen.verify.decode import FLASH as CACHE
+from mlagen.verify.call.case import Case
 from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL, SHORT, refused
 from mlagen.verify.indices.reference import INT32_VALUES
-from mlagen.verify.sparse_fwd.invalid import FLASH as ROWS
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ class MapCase(Case):
         mask: pattern of is_valid_token: "mixed", "all" or "none".
         counts: return_valid_counts.
         repeat: how often the tokens come, without memory of their own but for the results.
-        layout, table: layout in memory of the indices and of the block table, a key of mlagen.verify.memory.LAYOUTS.
+        layout, table: layout in memory of the indices and of the block table, a key of LAYOUTS in call.memory.
         compact: slots come first.
         newer: the request of each token goes by the name that newer versions of vLLM give it.
         block_rows: rows from a block to the next; None: not passed.
@@ -92,23 +89,6 @@ class CombineCase(Case):
     visible: str | None = None
     images: int = 0
     out: str | None = None
-
-
-@dataclass(frozen=True)
-class ChainCase(Case):
-    """A call that feeds its indices and lengths to the package's own attention.
-
-    Attributes:
-        wrapper: the wrapper called.
-        holes: entries between the indices that count: "holes" (-1) or "bounds" (indices past their bound).
-        compact: compact of the call.
-        block_rows: rows from a block to the next, of attention over rows; None: attention over the cache.
-    """
-
-    wrapper: str
-    holes: str
-    compact: bool
-    block_rows: int | None = None
 
 
 def _map_cases(wrapper: str, big: bool) -> Iterator[MapCase]:
@@ -321,19 +301,6 @@ def _bounded_cases(case: Callable[..., CombineCase]) -> Iterator[CombineCase]:
             yield case(f"out: {layout}{how}", promise, out=layout, compact=compact)
 
 
-def _chain_cases(wrappers: Collection[str]) -> Iterator[ChainCase]:
-    for wrapper in (GLOBAL, CONVERT, COMBINE):
-        attention = ROWS if wrapper == COMBINE else CACHE
-        for holes, compact in itertools.product(("holes", "bounds"), (False, True)):
-            name = f"{SHORT[wrapper]}: attention, {holes}{', compact' if compact else ''}"
-            promise = "its lengths are topk_length of the package's attention: no key is dropped, none is added"
-            if {wrapper, attention} <= {*wrappers}:
-                yield ChainCase(name, promise, wrapper, holes, compact, check="chained")
-            if wrapper == CONVERT and {wrapper, ROWS} <= {*wrappers}:
-                name = name.replace("attention", "attention over blocks apart")
-                yield ChainCase(name, promise, wrapper, holes, compact, 14, check="chained")
-
-
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package's index kernels; see mlagen.verify.families."""
     wrappers, attention, big = spec["wrappers"], spec["attention"] or {}, device == "cuda"
@@ -343,4 +310,4 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
             found += _map_cases(wrapper, big)
     if COMBINE in wrappers:
         found += _combine_cases(attention.get("topk") or 2048, attention.get("window") or 128, big)
-    return [*found, *_chain_cases(wrappers), *refused(wrappers)]
+    return [*found, *refused(wrappers)]

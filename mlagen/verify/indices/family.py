@@ -8,27 +8,24 @@ from typing import Any
 import torch
 
 from mlagen.verify import checks
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import allocate
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
 from mlagen.verify.checks import require_tensors
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.indices.cases import ChainCase, CombineCase, MapCase, cases
-from mlagen.verify.indices.chained import build_chain, chained
+from mlagen.verify.indices.cases import CombineCase, MapCase, cases
 from mlagen.verify.indices.inputs import Inputs, build_combine, build_map
 from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL, NAME
 from mlagen.verify.indices.reference import combine_indices, map_indices
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import allocate
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
 
-IndicesCase = MapCase | CombineCase | ChainCase
+IndicesCase = MapCase | CombineCase
 IndicesRun = Run[IndicesCase, Inputs]
 POSITIONS = {GLOBAL: 5, COMBINE: 9, CONVERT: 4}  # that all versions of vLLM's signatures share
 
 
 def _build(subject: Subject, case: IndicesCase, seed: int) -> Inputs:
-    if isinstance(case, ChainCase):
-        return build_chain(case, subject, seed)
     if isinstance(case, CombineCase):
         return build_combine(case, subject.device, seed)
     return build_map(case, subject.device, seed)
@@ -118,7 +115,7 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
 
 INDICES = Family(
     name=NAME,
-    kinds=(MapCase, CombineCase, ChainCase),
+    kinds=(MapCase, CombineCase),
     cases=cases,
     build=_build,
     call=_call,
@@ -128,7 +125,6 @@ INDICES = Family(
         "defaults": checks.defaults,
         "graph": checks.graph(_renew),
         "repeated": _repeated,
-        "chained": chained,
     },
     valid=_valid,
 )

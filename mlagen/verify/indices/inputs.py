@@ -7,28 +7,12 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import family
-from mlagen.verify.case import Case
+from mlagen.verify.call import family
+from mlagen.verify.call.memory import GARBAGE, LAYOUTS, Layout, place, place_vector, seeded
+from mlagen.verify.call.patterns import INT32
 from mlagen.verify.indices.cases import CombineCase, MapCase
 from mlagen.verify.indices.invalid import CONVERT
 from mlagen.verify.indices.reference import INT32_VALUES, ROW_MULTIPLE
-from mlagen.verify.memory import GARBAGE, LAYOUTS, Layout, place, place_vector, seeded
-from mlagen.verify.patterns import INT32
-
-
-@dataclass
-class Attended:
-    """Attention that an index kernel's results go into.
-
-    Attributes:
-        family: its family.
-        case: of that family, how it is called.
-        inputs: with the indices that count, where they stand, and no lengths.
-    """
-
-    family: family.Family
-    case: Case
-    inputs: Any
 
 
 @dataclass
@@ -36,7 +20,6 @@ class Inputs(family.Inputs):
     """A call's arguments by name, in the order of its signature, and the results that go into attention."""
 
     arguments: dict[str, Any]
-    attended: Attended | None = None
 
 
 def _randint(low: int, high: int, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from mlagen.verify import invalid
-from mlagen.verify.invalid import Invalid, RefusedCase
+from mlagen.verify.call import invalid
+from mlagen.verify.call.invalid import Invalid, RefusedCase
 
 NAME = "indices"
 GLOBAL = "compute_global_topk_indices_and_lens"

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlagen.verify.case import Case
-from mlagen.verify.merge_states.invalid import PARTS, STATES, refused
-from mlagen.verify.patterns import SINK_PROMISES
+from mlagen.verify.call.case import Case
+from mlagen.verify.call.patterns import SINK_PROMISES
+from mlagen.verify.checks.merges import PARTS, STATES, Conventions
+from mlagen.verify.merge_states.invalid import refused
 
 LSE_PROMISES = {
     "normal": "both parts count",
@@ -24,29 +25,6 @@ LSE_PROMISES = {
 
 
 @dataclass(frozen=True)
-class Conventions:
-    """Conventions of a spec's attention for parts and their whole; without one, those of multi-head attention.
-
-    Attributes:
-        lse_base: "e" or "2".
-        empty_row_lse: "+inf" or "-inf".
-        sink: "none", "optional" or "required".
-    """
-
-    lse_base: str = "e"
-    empty_row_lse: str = "-inf"
-    sink: str = "optional"
-
-    @classmethod
-    def of(cls, spec: Mapping[str, Any]) -> Conventions:
-        """Those of `SPEC["spec"]`."""
-        attention = spec["attention"]
-        if attention is None:
-            return cls()
-        return cls(attention["lse_base"], attention["empty_row_lse"], attention.get("attn_sink", "optional"))
-
-
-@dataclass(frozen=True)
 class StatesCase(Case):
     """A call of merge_attn_states.
 
@@ -56,12 +34,12 @@ class StatesCase(Case):
         lse: pattern of both parts' LSE, a key of LSE_PATTERNS.
         prefixes: prefill_tokens_with_context; None: not passed.
         short: the prefix holds no more tokens than that.
-        prefix, suffix, output: layout in memory of values, a key of mlagen.verify.memory.LAYOUTS.
+        prefix, suffix, output: layout in memory of values, a key of mlagen.verify.call.memory.LAYOUTS.
         lse_layouts: likewise of the LSE of the prefix, of the suffix and of the output.
         output_lse: it is asked for.
         in_place: output is "prefix" or "suffix"; None: its own.
         lse_layout: of all LSE.
-        sink: pattern of attn_sink, a key of mlagen.verify.patterns.SINK_PROMISES; None: not passed.
+        sink: pattern of attn_sink, a key of mlagen.verify.call.patterns.SINK_PROMISES; None: not passed.
         scale: output_scale; None: not passed.
     """
 

@@ -8,16 +8,17 @@ from typing import Any
 import torch
 
 from mlagen.verify import checks
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import NAN
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
 from mlagen.verify.checks import require_none, require_tensors
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import NAN
-from mlagen.verify.merge_states.cases import Conventions, PartsCase, StatesCase, cases, value_dims
+from mlagen.verify.checks.merges import PARTS, STATES, Conventions
+from mlagen.verify.merge_states.cases import PartsCase, StatesCase, cases, value_dims
 from mlagen.verify.merge_states.inputs import Inputs, build_parts, build_states
-from mlagen.verify.merge_states.invalid import NAME, PARTS, STATES
+from mlagen.verify.merge_states.invalid import NAME
 from mlagen.verify.merge_states.reference import figures
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
 
 MergeRun = Run[StatesCase | PartsCase, Inputs]
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import family
-from mlagen.verify.memory import LAYOUTS, NAN, Placed, place, seeded
-from mlagen.verify.merge_states.cases import Conventions, PartsCase, StatesCase
+from mlagen.verify.call import family
+from mlagen.verify.call.memory import LAYOUTS, NAN, Placed, place, seeded
+from mlagen.verify.call.patterns import sinks
+from mlagen.verify.checks.merges import Conventions
+from mlagen.verify.merge_states.cases import PartsCase, StatesCase
 from mlagen.verify.merge_states.reference import Merged, merge
-from mlagen.verify.patterns import sinks
 
 # Each cycles through the (token, head) pairs of all parts; an odd number of entries, so that parts differ.
 LSE_CYCLES: dict[str, list[float]] = {

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from mlagen.verify import invalid
-from mlagen.verify.invalid import Invalid, RefusedCase
+from mlagen.verify.call import invalid
+from mlagen.verify.call.invalid import Invalid, RefusedCase
+from mlagen.verify.checks.merges import PARTS, STATES
 
 NAME = "merge_states"
-STATES, PARTS = "merge_attn_states", "merge_attn_parts"
 
 
 def _invalid_tensor(argument: str, *, first: bool = False) -> Iterator[Invalid]:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from mlagen.verify.results import Figure
+from mlagen.verify.call.results import Figure
 from mlagen.verify.tolerance import FP32_STEP, SMALLEST, UNIT_ROUNDOFF, worst
 
 WEIGHT_STEPS = 32  # fp32 roundings of a weight: of a difference of LSE, its product, exp2, the sum, and of a term

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlagen.verify import variants
-from mlagen.verify.case import SM90, Case
+from mlagen.verify.call.case import SM90, Case
+from mlagen.verify.checks import variants
 from mlagen.verify.mqa_logits.facts import FLAT, FLAT_PAIR, PAGED, PAGED_PAIR, SCHEDULE, LogitsFacts
 from mlagen.verify.mqa_logits.invalid import SHORT, refused
 
@@ -38,7 +38,7 @@ class FlatCase(Case):
         bf16: bf16 logits.
         contents: of q and of the keys, "normal" or "codes".
         nan: keys that a token sees have NaN.
-        q, weights, k: where they lie in memory, keys of mlagen.verify.memory.LAYOUTS.
+        q, weights, k: where they lie in memory, keys of mlagen.verify.call.memory.LAYOUTS.
         words: scales are int32 of four bytes, where they can be.
         positional: arguments by position.
         multiprocessors: that the call plans for; None: as many as there are.
@@ -77,8 +77,8 @@ class PagedCase(Case):
         next_n: query tokens a request.
         tokenwise: lengths of tokens, [B, next_n], not of requests.
         block_size: keys a page.
-        memory: where pages lie, see mlagen.verify.memory.empty_pages.
-        table: where the block table lies, and q, keys of mlagen.verify.memory.LAYOUTS.
+        memory: where pages lie, see mlagen.verify.call.memory.empty_pages.
+        table: where the block table lies, and q, keys of mlagen.verify.call.memory.LAYOUTS.
         blocks: pattern of the block table: "garbage" past the keys, or "outside" the cache within them.
         columns: max_context_len beyond the longest request.
         ranges: num_sms.

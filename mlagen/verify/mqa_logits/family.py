@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import checks, variants
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.checks import require_bits, require_tensors
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import allocate
+from mlagen.verify import checks
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import allocate
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject, fills_allocations
+from mlagen.verify.checks import require_bits, require_tensors, variants
 from mlagen.verify.mqa_logits.cases import FlatCase, PagedCase, ScheduleCase, cases
 from mlagen.verify.mqa_logits.facts import FLAT, FLAT_PAIR, SCHEDULE, LogitsFacts
 from mlagen.verify.mqa_logits.inputs import Inputs, build_flat, build_paged, build_schedule, schedule, sees
 from mlagen.verify.mqa_logits.invalid import NAME
 from mlagen.verify.mqa_logits.reference import Logits, mqa_logits, tolerance
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject, fills_allocations
 from mlagen.verify.tolerance import worst
 
 LogitsCase = FlatCase | PagedCase | ScheduleCase

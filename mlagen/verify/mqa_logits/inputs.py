@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from mlagen.layout.codec import planes_of
-from mlagen.verify import family
-from mlagen.verify.memory import GARBAGE, LAYOUTS, NAN, Placed, empty_pages, place, place_vector, seeded, unplaced
+from mlagen.verify.call import family
+from mlagen.verify.call.memory import GARBAGE, LAYOUTS, NAN, Placed, empty_pages, place, place_vector, seeded, unplaced
+from mlagen.verify.call.patterns import INT32
 from mlagen.verify.mqa_logits.cases import FlatCase, PagedCase, ScheduleCase
 from mlagen.verify.mqa_logits.facts import DTYPES, FLAT_PAIR, PAGED, LogitsFacts, Rows, poison_byte
 from mlagen.verify.mqa_logits.reference import Logits, mqa_logits
-from mlagen.verify.patterns import INT32
 
 MOST_KEYS = 2**31 - 2**12  # that a request has
 NAN_KEY, NAN_SCALE, NAN_TOKEN = 3, 5, 1

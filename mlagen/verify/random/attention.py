@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from mlagen.verify.case import E4M3, Q_IN_PARTS, SHARED, SM90, SWAP_AB, Case
-from mlagen.verify.decode import FLASH as DECODE_FLASH
+from mlagen.verify.call.case import E4M3, Q_IN_PARTS, SHARED, SM90, SWAP_AB, Case
+from mlagen.verify.call.memory import LAYOUTS
+from mlagen.verify.call.patterns import INDEX_PATTERNS, LENGTH_PROMISES, SINK_PROMISES
+from mlagen.verify.checks.decode import FLASH as DECODE_FLASH
 from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.dense_decode.invalid import DECODE
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
-from mlagen.verify.memory import LAYOUTS
-from mlagen.verify.patterns import INDEX_PATTERNS, LENGTH_PROMISES, SINK_PROMISES
 from mlagen.verify.random.dice import Dice
 from mlagen.verify.random.scene import Scene
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlagen.verify.case import Case
+from mlagen.verify.call.case import Case
+from mlagen.verify.chains.indexer_select.cases import PickCase
+from mlagen.verify.chains.indexer_select.invalid import FLAT as PICK_FLAT
+from mlagen.verify.chains.indexer_select.invalid import PAGED as PICK_PAGED
 from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase
 from mlagen.verify.indexer_cache.side import GATHER, NORMALISE, QUERY, WRITE, IndexerSide, side_of
-from mlagen.verify.indexer_select.cases import PickCase
-from mlagen.verify.indexer_select.invalid import FLAT as PICK_FLAT
-from mlagen.verify.indexer_select.invalid import PAGED as PICK_PAGED
 from mlagen.verify.mqa_logits.cases import RANGES, FlatCase, PagedCase, ScheduleCase
 from mlagen.verify.mqa_logits.facts import FLAT, FLAT_PAIR, PAGED, PAGED_PAIR, SCHEDULE, LogitsFacts
 from mlagen.verify.random.attention import LARGEST

@@ -155,8 +155,8 @@ class Watch(threading.Thread):
 
 def perform(task: Task, settings: Settings, work: Path) -> Outcome:
     """Does a task, in a process of its own."""
+    from mlagen.verify.call.subject import launch_of
     from mlagen.verify.random.station import Tester
-    from mlagen.verify.subject import launch_of
 
     package = import_package(mutated(task, work, settings.delays))
     station = Station(task.package.name, *REACHED[task.module])

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlagen.verify.cache.cases import GatherCase, Pages, WriteCase
+from mlagen.verify.cache.cases import GatherCase, WriteCase
 from mlagen.verify.cache.sides import CONCAT, GATHERS, INSERT, REQUESTS, WRITERS, sides_of
-from mlagen.verify.case import Case
+from mlagen.verify.call.case import Case
+from mlagen.verify.call.patterns import SINK_PROMISES
+from mlagen.verify.checks.merges import PARTS, STATES, Conventions
 from mlagen.verify.indices.cases import CombineCase, MapCase
 from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL
-from mlagen.verify.merge_states.cases import LSE_PROMISES, Conventions, PartsCase, StatesCase, value_dims
-from mlagen.verify.merge_states.invalid import PARTS, STATES
-from mlagen.verify.patterns import SINK_PROMISES
+from mlagen.verify.merge_states.cases import LSE_PROMISES, PartsCase, StatesCase, value_dims
+from mlagen.verify.paged.pages import Pages
 from mlagen.verify.random.scene import Scene
 
 ODD_REQUESTS = (-(2**31), 2**31 - 1, -1, 0, 1)

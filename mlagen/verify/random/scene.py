@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 from mlagen.verify.random.dice import Dice
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.case import (
+from mlagen.verify.call.case import (
     E4M3,
     Q_IN_PARTS,
     ROWS_32,
@@ -22,15 +22,15 @@ from mlagen.verify.case import (
     CaseFailedError,
     CaseSkippedError,
 )
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.operators import Operators
+from mlagen.verify.call.subject import FORCED, Subject, kernels_of, launch_of
 from mlagen.verify.families import KERNELS
-from mlagen.verify.operators import Operators
 from mlagen.verify.random import attention, indexer, rows
 from mlagen.verify.random.dice import Dice
 from mlagen.verify.random.scene import Scene
 from mlagen.verify.random.tally import FREE, Station, Tally
 from mlagen.verify.random.ways import WAYS, built, way_of
-from mlagen.verify.subject import FORCED, Subject, kernels_of, launch_of
 from mlagen.verify.worker import cause
 
 DRAWS: dict[str, Callable[[Scene], Case]] = {

@@ -16,7 +16,7 @@ class Station:
     Attributes:
         package: its folder.
         family: the family's word.
-        kernel: FREE, or the kernel that calls are forced to (mlagen.verify.subject.FORCED); on a CPU a target.
+        kernel: FREE, or the kernel that calls are forced to (mlagen.verify.call.subject.FORCED); on a CPU a target.
     """
 
     package: str

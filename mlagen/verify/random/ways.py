@@ -11,23 +11,23 @@ import torch
 
 from mlagen.verify import checks
 from mlagen.verify.cache.cases import GatherCase
-from mlagen.verify.case import Case, CaseFailedError
+from mlagen.verify.call.case import Case, CaseFailedError
+from mlagen.verify.call.family import Family, Inputs, Run
+from mlagen.verify.call.memory import NAN
+from mlagen.verify.call.patterns import INT32, LENGTH_PROMISES, SINK_PROMISES
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject, unfilled_allocations
+from mlagen.verify.chains.indexer_select.cases import PickCase
 from mlagen.verify.checks import AnyRun, copied, require_bits
 from mlagen.verify.dense_decode.cases import DenseDecodeCase
 from mlagen.verify.dense_fwd.cases import DenseFwdCase
-from mlagen.verify.family import Family, Inputs, Run
 from mlagen.verify.indexer_cache.cases import KeysGatherCase
-from mlagen.verify.indexer_select.cases import PickCase
-from mlagen.verify.memory import NAN
 from mlagen.verify.mqa_logits.cases import RANGES, FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import SCHEDULE
-from mlagen.verify.patterns import INT32, LENGTH_PROMISES, SINK_PROMISES
 from mlagen.verify.random import late
 from mlagen.verify.random.dice import Dice
-from mlagen.verify.results import Figure
 from mlagen.verify.sparse_decode.cases import SparseDecodeCase
 from mlagen.verify.sparse_fwd.cases import SparseFwdCase
-from mlagen.verify.subject import Subject, unfilled_allocations
 from mlagen.verify.topk.cases import SCORE_PROMISES, SelectCase
 
 

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlagen.verify import chained, pairs
-from mlagen.verify.case import E4M3, SM90, Case
-from mlagen.verify.decode import FLASH
-from mlagen.verify.facts import Facts
-from mlagen.verify.patterns import INDEX_PROMISES, LENGTH_PROMISES, SINK_PROMISES
+from mlagen.verify.call.case import E4M3, SM90, Case
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.patterns import INDEX_PROMISES, LENGTH_PROMISES, SINK_PROMISES
+from mlagen.verify.checks import merges, pairs
+from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.sparse_decode import e4m3
 from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.invalid import refused
@@ -27,9 +27,9 @@ class Listing:
         topk: indices a token.
         rows: tokens of the cache, rounded up to whole pages.
         block_size: tokens a page.
-        indices: pattern of the indices, a key of mlagen.verify.patterns.INDEX_PATTERNS.
+        indices: pattern of the indices, a key of mlagen.verify.call.patterns.INDEX_PATTERNS.
         length: pattern of the lengths; None: not passed.
-        cache: layout in memory, of mlagen.verify.memory.empty_pages.
+        cache: layout in memory, of mlagen.verify.call.memory.empty_pages.
         contents: "encoded": normal rows as writers encode them; "any": any code and any scale; "wide": rows of any code
                 and of scales that no fp16 tile holds together.
         poison: byte of irrelevant data.
@@ -58,7 +58,7 @@ class CacheProblem:
         scale: softmax_scale as a multiple of d_qk ** -0.5; None: not passed.
         q_scale: of a q of e4m3; None: it is of the model's dtype.
         wide_q: heads of q are larger and smaller than fp16 holds.
-        q, out, index_layout: layout in memory, a key of mlagen.verify.memory.LAYOUTS, or, for inputs, "by position",
+        q, out, index_layout: layout in memory, a key of LAYOUTS in call.memory, or, for inputs, "by position",
             where requests are innermost; `out` None: the wrapper allocates it.
     """
 
@@ -446,13 +446,13 @@ def _e4m3(suite: _Suite) -> Iterator[SparseDecodeCase]:
 
 
 def _merged(suite: _Suite) -> Iterator[SparseDecodeCase]:
-    for name, changes in chained.chains(suite.facts.wrappers, suite.facts.sink):
+    for name, changes in merges.chains(suite.facts.wrappers, suite.facts.sink):
         lists = {
             "main": {"indices": "some rows none"},
             "extra": {"indices": "some rows none"} if suite.has_extra else None,
         }
         sizes: dict[str, Any] = {"requests": 2, "s_q": 2, "heads": suite.split_heads, **lists}
-        yield from suite.case(name, chained.PROMISES[changes["check"]], **sizes, **changes)
+        yield from suite.case(name, merges.PROMISES[changes["check"]], **sizes, **changes)
 
 
 PARTS = (

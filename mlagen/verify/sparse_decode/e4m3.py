@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mlagen.verify.patterns import INDEX_PROMISES
+from mlagen.verify.call.patterns import INDEX_PROMISES
 from mlagen.verify.sparse_decode.facts import CacheFacts
 
 Setting = tuple[str, str, dict[str, Any]]  # a name, the promise, and changes of the suite's usual problem

@@ -9,19 +9,19 @@ from typing import Any
 import torch
 
 from mlagen.layout import ScalesField
-from mlagen.verify import chained, checks, decode, pairs, recomputed, tolerance, variants
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.checks import Variant, Workspaces, copied, require_bits
-from mlagen.verify.decode import FLASH
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.invalid import RefusedCase, check_refused
-from mlagen.verify.memory import NAN, is_wholly_used
-from mlagen.verify.results import Figure
+from mlagen.verify import checks, tolerance
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase, check_refused
+from mlagen.verify.call.memory import NAN, is_wholly_used
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject, sm90_modules
+from mlagen.verify.checks import Variant, Workspaces, copied, decode, merges, pairs, recomputed, require_bits, variants
+from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase, cases
 from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.inputs import Inputs, ListInputs, attend, build
 from mlagen.verify.sparse_decode.invalid import NAME, refused
-from mlagen.verify.subject import Subject, sm90_modules
 
 SparseDecodeRun = Run[SparseDecodeCase, Inputs]
 
@@ -134,19 +134,19 @@ def _workspaces(run: SparseDecodeRun) -> Workspaces:
 
 
 def _merged(run: SparseDecodeRun) -> list[Figure]:
-    inputs, cuts = run.inputs, chained.cuts_of(run.case.name)
-    sink, parts = chained.left_out(run.subject, inputs.q.shape[2]), []
+    inputs, cuts = run.inputs, merges.cuts_of(run.case.name)
+    sink, parts = merges.left_out(run.subject, inputs.q.shape[2]), []
     for part in range(len(cuts) - 1):
         lists = []
         for one in inputs.lists:
             position = torch.arange(one.indices.shape[2], device=one.indices.device)
-            first, last = list(chained.positions(cuts, len(position)))[part]
+            first, last = list(merges.positions(cuts, len(position)))[part]
             own = (position >= first) & (position < last)
             lists.append(replace(one, indices=torch.where(own, one.indices, -1)))
         results = copied(run.on(replace(inputs, lists=lists, sink=sink, given={}, placed={})).call())
         parts.append(decode.by_token(results))
     figures = []
-    for whole in chained.merged(run, parts, inputs.sink):
+    for whole in merges.merged(run, parts, inputs.sink):
         figures += run.compare(decode.by_request(whole, inputs.q.shape[0]))
     return figures
 
@@ -215,7 +215,7 @@ SPARSE_DECODE = Family(
         "stream": checks.stream,
         "graph": checks.graph(_renew),
         "merged": _merged,
-        "quantised": chained.quantised,
+        "quantised": merges.quantised,
         variants.TILES: variants.each_tile("SPARSE_DECODE_TILES", splits=(1, 2), by_e4m3=True),
         variants.SMALL: variants.each_tile("SPARSE_DECODE_UNALIGNED_TILES", splits=(1, 2), by_e4m3=True),
         variants.SPLITS: variants.each_combine,

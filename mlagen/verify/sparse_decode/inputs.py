@@ -10,12 +10,12 @@ import torch
 
 from mlagen.layout import CacheLayout, DataField, ScalesField
 from mlagen.layout.codec import planes_of, read, write
-from mlagen.verify import family
 from mlagen.verify.batched import sparse_attention
-from mlagen.verify.decode import as_e4m3, place_out, place_tokens
-from mlagen.verify.facts import Facts
-from mlagen.verify.memory import NAN, Placed, empty_pages, seeded, unplaced
-from mlagen.verify.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
+from mlagen.verify.call import family
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.memory import NAN, Placed, empty_pages, seeded, unplaced
+from mlagen.verify.call.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
+from mlagen.verify.checks.decode import as_e4m3, place_out, place_tokens
 from mlagen.verify.reference import Attention
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing
 from mlagen.verify.sparse_decode.facts import CacheFacts

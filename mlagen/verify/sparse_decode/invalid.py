@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from mlagen.verify import invalid, pairs
-from mlagen.verify.decode import FLASH
-from mlagen.verify.invalid import Invalid, RefusedCase
+from mlagen.verify.call import invalid
+from mlagen.verify.call.invalid import Invalid, RefusedCase
+from mlagen.verify.checks import pairs
+from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.sparse_decode.facts import CacheFacts
 
 NAME = "sparse_decode"

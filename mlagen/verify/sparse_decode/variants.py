@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from mlagen.verify import variants
+from mlagen.verify.checks import variants
 
 if TYPE_CHECKING:
     from mlagen.verify.sparse_decode.cases import SparseDecodeCase, _Suite

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from mlagen.verify import chained, pairs, variants
-from mlagen.verify.case import SHARED, SM90, SWAP_AB, Case
-from mlagen.verify.facts import Facts
-from mlagen.verify.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
+from mlagen.verify.call.case import SHARED, SM90, SWAP_AB, Case
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
+from mlagen.verify.checks import merges, pairs, variants
 from mlagen.verify.sparse_fwd.invalid import FLASH, VLLM, refused
 
 WRAPPERS = (FLASH, VLLM)
@@ -30,12 +30,12 @@ class Problem:
     Attributes:
         tokens, heads, topk: sizes of q and indices.
         rows: rows of kv, rounded up to whole pages where the cache has pages.
-        indices: pattern of the indices, a key of mlagen.verify.patterns.INDEX_PATTERNS.
+        indices: pattern of the indices, a key of mlagen.verify.call.patterns.INDEX_PATTERNS.
         length: pattern of topk_length; None: not passed.
         sink: pattern of attn_sink; None: not passed.
         scale: sm_scale as a multiple of d_qk ** -0.5; None: passed as None, which means the spec's.
         q_size: factor of Q's values.
-        q, kv, out: layout in memory, a key of mlagen.verify.memory.LAYOUTS; `out` None: the wrapper allocates it.
+        q, kv, out: layout in memory, a key of mlagen.verify.call.memory.LAYOUTS; `out` None: the wrapper allocates it.
         index_layout: likewise of indices.
     """
 
@@ -393,8 +393,8 @@ def _contract(suite: _Suite) -> Iterator[SparseFwdCase]:
 
 
 def _merged(suite: _Suite) -> Iterator[SparseFwdCase]:
-    for name, changes in chained.chains(suite.facts.wrappers, suite.facts.sink):
-        promise = chained.PROMISES[changes["check"]]
+    for name, changes in merges.chains(suite.facts.wrappers, suite.facts.sink):
+        promise = merges.PROMISES[changes["check"]]
         sizes = {"heads": suite.split_heads, "indices": "some rows none"}
         yield from suite.sparse(name, promise, each_wrapper=True, **sizes, **changes)
 

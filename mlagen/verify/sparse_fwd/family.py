@@ -8,19 +8,30 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import chained, checks, pairs, recomputed, tolerance, variants
+from mlagen.verify import checks, tolerance
 from mlagen.verify.batched import sparse_attention
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.checks import Variant, Workspaces, copied, mapped, picked, require_tensors
-from mlagen.verify.facts import Facts
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import NAN, is_wholly_used
-from mlagen.verify.results import Figure
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import NAN, is_wholly_used
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject, launch_of
+from mlagen.verify.checks import (
+    Variant,
+    Workspaces,
+    copied,
+    mapped,
+    merges,
+    pairs,
+    picked,
+    recomputed,
+    require_tensors,
+    variants,
+)
 from mlagen.verify.sparse_fwd.cases import Problem, SparseFwdCase, cases
 from mlagen.verify.sparse_fwd.inputs import Inputs, build
 from mlagen.verify.sparse_fwd.invalid import FLASH, NAME
-from mlagen.verify.subject import Subject, launch_of
 
 SparseFwdRun = Run[SparseFwdCase, Inputs]
 
@@ -198,13 +209,13 @@ def _one_by_one(run: SparseFwdRun) -> list[Figure]:
 def _merged(run: SparseFwdRun) -> list[Figure]:
     inputs = run.inputs
     position = torch.arange(inputs.indices.shape[2], device=inputs.indices.device)
-    sink, parts = chained.left_out(run.subject, inputs.q.shape[1]), []
-    for first, last in chained.positions(chained.cuts_of(run.case.name), len(position)):
+    sink, parts = merges.left_out(run.subject, inputs.q.shape[1]), []
+    for first, last in merges.positions(merges.cuts_of(run.case.name), len(position)):
         indices = torch.where((position >= first) & (position < last), inputs.indices, -1)
         results = copied(run.on(replace(inputs, indices=indices, sink=sink, given={}, placed={})).call())
         parts.append({"out": results["out"], "lse": results["lse"].T})
     figures = []
-    for whole in chained.merged(run, parts, inputs.sink):
+    for whole in merges.merged(run, parts, inputs.sink):
         figures += run.compare({"out": whole["out"], "lse": whole["lse"].T})
     return figures
 
@@ -243,7 +254,7 @@ SPARSE_FWD = Family(
         "not finite": _rows_not_finite,
         "one by one": _one_by_one,
         "merged": _merged,
-        "quantised": chained.quantised,
+        "quantised": merges.quantised,
         variants.TILES: variants.each_tile("SPARSE_FWD_TILES", splits=(1, 2)),
         variants.SMALL: variants.each_tile("SPARSE_FWD_UNALIGNED_TILES", splits=(1, 2)),
         variants.SPLITS: variants.each_combine,

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import family
-from mlagen.verify.facts import Facts
-from mlagen.verify.memory import LAYOUTS, NAN, Placed, allocate, place, seeded, unplaced
-from mlagen.verify.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
+from mlagen.verify.call import family
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.memory import LAYOUTS, NAN, Placed, allocate, place, seeded, unplaced
+from mlagen.verify.call.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
 from mlagen.verify.sparse_fwd.cases import Problem
 
 

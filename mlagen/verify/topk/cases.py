@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlagen.verify.case import SM90, Case
+from mlagen.verify.call.case import SM90, Case
 from mlagen.verify.topk.invalid import DECODE, MERGE, PAGES, PERSISTENT, PREFILL, SHORT, refused
 
 SCORE_PROMISES = {
@@ -49,7 +49,7 @@ class SelectCase(Case):
         starts: the rows' first columns in turn; None: 0, or not passed where a wrapper can do without.
         next_n: query tokens a request.
         by_token: lengths are given a query token.
-        layout, out: layout in memory of the scores and of the results, a key of mlagen.verify.memory.LAYOUTS.
+        layout, out: layout in memory of the scores and of the results, a key of mlagen.verify.call.memory.LAYOUTS.
         dtype: of the scores.
         gives: results besides indices that are asked for: "scores", "raw".
         page_size, pages: slots a page, and columns of the page table.

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from mlagen.verify import checks
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import bits
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import SIMULATED, Subject, large_allocations, launch_of, sm90_modules
 from mlagen.verify.checks import require_none, require_tensors
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import bits
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import SIMULATED, Subject, large_allocations, launch_of, sm90_modules
 from mlagen.verify.topk.cases import MergeCase, SelectCase, cases
 from mlagen.verify.topk.inputs import Inputs, build_merge, build_select
 from mlagen.verify.topk.invalid import DECODE, MERGE, NAME, PAGES

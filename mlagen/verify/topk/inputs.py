@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import family
-from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector, seeded
-from mlagen.verify.patterns import INT32
+from mlagen.verify.call import family
+from mlagen.verify.call.memory import LAYOUTS, NAN, place, place_vector, seeded
+from mlagen.verify.call.patterns import INT32
 from mlagen.verify.topk.cases import MergeCase, SelectCase
 from mlagen.verify.topk.invalid import DECODE, PERSISTENT, PREFILL
 from mlagen.verify.topk.reference import top_k

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from mlagen.verify import invalid
-from mlagen.verify.invalid import Invalid, RefusedCase
+from mlagen.verify.call import invalid
+from mlagen.verify.call.invalid import Invalid, RefusedCase
 
 NAME = "topk"
 PREFILL, DECODE = "top_k_per_row_prefill", "top_k_per_row_decode"

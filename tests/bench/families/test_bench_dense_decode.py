@@ -38,7 +38,7 @@ from mlagen.bench.trial import BATCH_INVARIANT, OURS, Setting
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
 from mlagen.spec import Spec, load
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")

@@ -19,7 +19,7 @@ from mlagen.bench.families.merge_states import STATES, MergeStatesShape
 from mlagen.bench.package import BenchPackage
 from mlagen.compile.worker import load_package
 from mlagen.spec import Spec, load
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")

@@ -20,7 +20,7 @@ from mlagen.bench.peers import libraries
 from mlagen.bench.peers.libraries import absence
 from mlagen.bench.peers.sparse_fwd import PEERS, FlashInfer, SparseFwdPeer
 from mlagen.spec import load
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
 
 NAMES = [peer.name for peer in PEERS]
 SPECS = Path(__file__).parents[3] / "specs"

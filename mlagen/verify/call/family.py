@@ -8,12 +8,12 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from mlagen.verify.case import Case, CaseFailedError
-from mlagen.verify.invalid import RefusedCase, check_refused
-from mlagen.verify.kept import CHECK, kept
-from mlagen.verify.memory import Placed
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
+from mlagen.verify.call.case import Case, CaseFailedError
+from mlagen.verify.call.invalid import RefusedCase, check_refused
+from mlagen.verify.call.kept import CHECK, kept
+from mlagen.verify.call.memory import Placed
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
 
 Results = dict[str, torch.Tensor]  # results of a call, by name
 

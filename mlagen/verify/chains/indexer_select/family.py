@@ -9,20 +9,20 @@ from typing import Any
 import torch
 
 from mlagen.verify import checks
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import TWICE_NAN, bits
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject, launch_of
+from mlagen.verify.chains.indexer_select.cases import PickCase, cases
+from mlagen.verify.chains.indexer_select.inputs import Inputs, build, tokens_of
+from mlagen.verify.chains.indexer_select.invalid import NAME, PAGED
 from mlagen.verify.checks import Workspaces, require_tensors
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.indexer_select.cases import PickCase, cases
-from mlagen.verify.indexer_select.inputs import Inputs, build, tokens_of
-from mlagen.verify.indexer_select.invalid import NAME, PAGED
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import TWICE_NAN, bits
 from mlagen.verify.mqa_logits.cases import FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import FLAT, FLAT_PAIR, PAGED_PAIR, SCHEDULE, LogitsFacts
 from mlagen.verify.mqa_logits.facts import PAGED as PAGED_ALONE
 from mlagen.verify.mqa_logits.inputs import sees
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject, launch_of
 from mlagen.verify.topk.reference import slots, top_k
 
 PickRun = Run[PickCase, Inputs]

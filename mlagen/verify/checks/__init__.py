@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.family import Check, Inputs, Results, Run
-from mlagen.verify.memory import NAN, bits, place_workspace
-from mlagen.verify.patterns import INT32
-from mlagen.verify.results import Figure
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Check, Inputs, Results, Run
+from mlagen.verify.call.memory import NAN, bits, place_workspace
+from mlagen.verify.call.patterns import INT32
+from mlagen.verify.call.results import Figure
 
 AnyRun = Run[Any, Any]
 View = Callable[[Results], Results]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from mlagen.verify.family import Run
-from mlagen.verify.indices.cases import ChainCase
-from mlagen.verify.indices.inputs import Attended, Inputs
-from mlagen.verify.indices.invalid import COMBINE, CONVERT
+from mlagen.verify.call.case import Case
+from mlagen.verify.call.family import Family, Run
+from mlagen.verify.call.memory import NAN
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
+from mlagen.verify.checks.decode import FLASH as CACHE
+from mlagen.verify.indices import inputs as indices_inputs
+from mlagen.verify.indices.family import INDICES
+from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL, SHORT
 from mlagen.verify.indices.reference import combine_indices
-from mlagen.verify.memory import NAN
-from mlagen.verify.results import Figure
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase
 from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.family import SPARSE_DECODE
@@ -22,23 +27,77 @@ from mlagen.verify.sparse_fwd.cases import Problem, SparseFwdCase
 from mlagen.verify.sparse_fwd.family import SPARSE_FWD
 from mlagen.verify.sparse_fwd.inputs import Inputs as RowInputs
 from mlagen.verify.sparse_fwd.invalid import FLASH as ROWS
-from mlagen.verify.subject import Subject
 
+NAME = "indices_attention"
 TOKENS, TOPK, HEADS, BLOCK_SIZE = 5, 40, 3, 7
 OUTSIDE = (9999, 2**31 - 1)  # indices past any block table and any request's rows
 
 
-def build_chain(case: ChainCase, subject: Subject, seed: int) -> Inputs:
+@dataclass
+class Attended:
+    """Attention that an index kernel's results go into.
+
+    Attributes:
+        family: its family.
+        case: of that family, how it is called.
+        inputs: with the indices that count, where they stand, and no lengths.
+    """
+
+    family: Family
+    case: Case
+    inputs: Any
+
+
+@dataclass(kw_only=True)
+class Inputs(indices_inputs.Inputs):
+    """An index kernel's arguments, and the attention over its results."""
+
+    attended: Attended
+
+
+@dataclass(frozen=True)
+class ChainCase(Case):
+    """A call that feeds its indices and lengths to the package's own attention.
+
+    Attributes:
+        wrapper: the wrapper called.
+        holes: entries between the indices that count: "holes" (-1) or "bounds" (indices past their bound).
+        compact: compact of the call.
+        block_rows: rows from a block to the next, of attention over rows; None: attention over the cache.
+    """
+
+    wrapper: str
+    holes: str
+    compact: bool
+    block_rows: int | None = None
+
+
+def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
+    """All cases of a package that has index kernels and attention; see mlagen.verify.families."""
+    wrappers, found = spec["wrappers"], list[Case]()
+    for wrapper in (GLOBAL, CONVERT, COMBINE):
+        attention = ROWS if wrapper == COMBINE else CACHE
+        for holes, compact in itertools.product(("holes", "bounds"), (False, True)):
+            name = f"{SHORT[wrapper]}: attention, {holes}{', compact' if compact else ''}"
+            promise = "its lengths are topk_length of the package's attention: no key is dropped, none is added"
+            if {wrapper, attention} <= {*wrappers}:
+                found.append(ChainCase(name, promise, wrapper, holes, compact, check="chained"))
+            if wrapper == CONVERT and {wrapper, ROWS} <= {*wrappers}:
+                name = name.replace("attention", "attention over blocks apart")
+                found.append(ChainCase(name, promise, wrapper, holes, compact, 14, check="chained"))
+    return found
+
+
+def _build(subject: Subject, case: ChainCase, seed: int) -> Inputs:
     """An index kernel's arguments, and attention over the keys that its indices should name."""
     if case.wrapper == COMBINE:
         return _combined(case, subject, seed)
     return _mapped(case, subject, _over_rows(subject, seed) if case.block_rows else _over_cache(subject, seed), seed)
 
 
-def chained(run: Run[Any, Inputs]) -> list[Figure]:
+def _attention(run: Run[ChainCase, Inputs]) -> list[Figure]:
     """Attention with the kernel's indices and lengths, as attention over the keys that count."""
     attended, found = run.inputs.attended, run.call()
-    assert attended is not None
     family, inputs = attended.family, attended.inputs
     slots, lens = found["indices"][:, None], found["lens"]
     if family is SPARSE_DECODE:
@@ -138,3 +197,15 @@ def _combined(case: ChainCase, subject: Subject, seed: int) -> Inputs:
     attended = _rows_attended(subject, len(lengths) * rows, named, seed)
     given = {name: one.to(subject.device) if isinstance(one, torch.Tensor) else one for name, one in arguments.items()}
     return Inputs({**given, "compact": case.compact}, attended=attended)
+
+
+INDICES_ATTENTION = Family(
+    name=NAME,
+    kinds=(ChainCase,),
+    cases=cases,
+    build=_build,
+    call=INDICES.call,
+    compare=INDICES.compare,
+    checks={"chained": _attention},
+    valid=INDICES.valid,
+)

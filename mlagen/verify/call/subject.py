@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mlagen.verify.case import SHARED, SM90_KERNELS, SWAP_AB
-from mlagen.verify.facts import Facts
-from mlagen.verify.operators import Operators
+from mlagen.verify.call.case import SHARED, SM90_KERNELS, SWAP_AB
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.operators import Operators
 
 CPU_MULTIPROCESSORS = 8  # of the device that the interpreter stands for
 # The kernel that calls are forced to run, by the target that stands for it.
@@ -54,7 +54,7 @@ class Subject:
         device: "cpu" (the interpreter) or "cuda".
         target: target of the tiles in the interpreter. One of FORCED on a GPU, or of SIMULATED on a CPU, gives every
             call that its kernel can run to that kernel.
-        keeps: calls are kept by their signature, as those of a user are; see `mlagen.verify.kept`.
+        keeps: calls are kept by their signature, as those of a user are; see `mlagen.verify.call.kept`.
         operators: calls go through these; None: to the wrappers.
     """
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from mlagen.layout import CacheLayout
-from mlagen.verify.case import Case, CaseFailedError
-from mlagen.verify.subject import Subject
+from mlagen.verify.call.case import Case, CaseFailedError
+from mlagen.verify.call.subject import Subject
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from mlagen.verify import tolerance
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Check, Inputs, Results, Run
+from mlagen.verify.call.memory import LAYOUTS, NAN, Placed, place
+from mlagen.verify.call.results import Figure
 from mlagen.verify.checks import copied, require_bits, require_tensors
-from mlagen.verify.family import Check, Inputs, Results, Run
-from mlagen.verify.memory import LAYOUTS, NAN, Placed, place
 from mlagen.verify.reference import Attention
-from mlagen.verify.results import Figure
 
 FLASH = "flash_mla_with_kvcache"
 ALIGNMENT = 16  # bytes

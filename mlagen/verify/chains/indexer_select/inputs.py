@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from mlagen.verify import family
-from mlagen.verify.indexer_select.cases import PickCase
-from mlagen.verify.indexer_select.invalid import PAGED
-from mlagen.verify.memory import LAYOUTS, NAN, place, place_vector, seeded, unplaced
+from mlagen.verify.call import family
+from mlagen.verify.call.memory import LAYOUTS, NAN, place, place_vector, seeded, unplaced
+from mlagen.verify.call.patterns import INT32
+from mlagen.verify.chains.indexer_select.cases import PickCase
+from mlagen.verify.chains.indexer_select.invalid import PAGED
 from mlagen.verify.mqa_logits import inputs as logits
 from mlagen.verify.mqa_logits.cases import FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import FLAT_PAIR, PAGED_PAIR, LogitsFacts
-from mlagen.verify.patterns import INT32
 
 BATCHES = 3  # rows of a page table that tokens share
 

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mlagen.verify.case import Case, CaseFailedError
-from mlagen.verify.subject import Subject, launch_of
+from mlagen.verify.call.case import Case, CaseFailedError
+from mlagen.verify.call.subject import Subject, launch_of
 
 if TYPE_CHECKING:
-    from mlagen.verify.family import Run
-    from mlagen.verify.results import Figure
+    from mlagen.verify.call.family import Run
+    from mlagen.verify.call.results import Figure
 
 CHECK = "kept"
 OTHER_SEED = 1

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlagen.verify.case import SM90, Case
-from mlagen.verify.indexer_select.invalid import FLAT, PAGED, SHORT, refused
+from mlagen.verify.call.case import SM90, Case
+from mlagen.verify.chains.indexer_select.invalid import FLAT, PAGED, SHORT, refused
 from mlagen.verify.mqa_logits.cases import RANGES, FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import LogitsFacts
 
@@ -21,7 +21,7 @@ class PickCase(Case):
         scored: the same call for only its logits.
         k: how many are picked.
         gives: results besides indices that are asked for: "scores", "slots".
-        out: layout in memory of the results, a key of mlagen.verify.memory.LAYOUTS; empty: the wrapper's own.
+        out: layout in memory of the results, a key of mlagen.verify.call.memory.LAYOUTS; empty: the wrapper's own.
         own_table: slots go through a page table of their own, with pages of so many slots; 0: that of the keys.
         mapped: row_to_batch is passed.
         room: tokens, or requests, that the call holds logits of at once; None: as the package has it.

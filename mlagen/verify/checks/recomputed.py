@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify.call.case import CaseFailedError
 
 ARGUMENT = "recompute_ptr"  # of kernels that flag groups of tokens for a later launch
 FUNCTION = "_recompute_heads"  # computes some heads of a token again, in the same launch

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from mlagen.verify import tolerance
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.family import Results, Run
-from mlagen.verify.memory import NAN
-from mlagen.verify.merge_states.cases import Conventions
-from mlagen.verify.merge_states.invalid import PARTS, STATES
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Results, Run
+from mlagen.verify.call.memory import NAN
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
 from mlagen.verify.reference import Attention
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
 
+STATES, PARTS = "merge_attn_states", "merge_attn_parts"
 # Shares of the keys at which parts begin and end, by the name of a case: the second of eight parts is empty.
 CUTS = {"two parts": (0.0, 0.93, 1.0), "eight parts": (0.0, 0.1, 0.1, 0.2, 0.45, 0.5, 0.7, 0.9, 1.0)}
 QUANTISED, LARGEST, SCALE = torch.float8_e4m3fn, 448.0, 0.0173  # dtype of an output with a scale, and such a scale
@@ -26,6 +26,29 @@ PROMISES = {
     "merged": "attention of parts of the keys merges to attention of all, with a sink that enters once",
     "quantised": "an output with a scale is e4m3",
 }
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """Conventions of a spec's attention for parts and their whole; without one, those of multi-head attention.
+
+    Attributes:
+        lse_base: "e" or "2".
+        empty_row_lse: "+inf" or "-inf".
+        sink: "none", "optional" or "required".
+    """
+
+    lse_base: str = "e"
+    empty_row_lse: str = "-inf"
+    sink: str = "optional"
+
+    @classmethod
+    def of(cls, spec: Mapping[str, Any]) -> Conventions:
+        """Those of `SPEC["spec"]`."""
+        attention = spec["attention"]
+        if attention is None:
+            return cls()
+        return cls(attention["lse_base"], attention["empty_row_lse"], attention.get("attn_sink", "optional"))
 
 
 def merges_of(wrappers: Sequence[str]) -> list[str]:

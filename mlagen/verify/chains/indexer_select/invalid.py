@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from mlagen.verify import invalid
-from mlagen.verify.invalid import Invalid, RefusedCase
+from mlagen.verify.call import invalid
+from mlagen.verify.call.invalid import Invalid, RefusedCase
 from mlagen.verify.mqa_logits.facts import FLAT_PAIR, PAGED_PAIR, LogitsFacts
 from mlagen.verify.mqa_logits.invalid import refused as refused_logits
 

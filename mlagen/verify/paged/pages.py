@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
 from mlagen.layout import CacheLayout
-from mlagen.verify.cache.cases import Pages
-from mlagen.verify.cache.sides import Side
-from mlagen.verify.memory import GUARD, allocate
+from mlagen.verify.call.memory import GUARD, allocate
+from mlagen.verify.call.patterns import INT64
+from mlagen.verify.paged.side import Side
 
 TENSOR_SCALE = 0.37
 FAR_PAGES = 60_000
 POISON = 0xA5  # bytes around a cache
+
+
+@dataclass(frozen=True)
+class Pages:
+    """How a cache lies in memory.
+
+    Attributes:
+        block_size: tokens a page.
+        form: "rows" [pages, block_size, row]; "pages" [pages, bytes of a page].
+        dtype: torch's name of the dtype of a quantised cache.
+        page_gap: further bytes a page.
+        row_gap: further bytes a row, of layouts with rows that may lie apart.
+        offset: by how many of a row's widest values it begins off 16 bytes.
+        far: it is longer than 2^31 bytes, and only its last pages are used.
+        single: it has one page.
+        tight: pages lie end to end, also where the layout rounds them up.
+    """
+
+    block_size: int = 64
+    form: str = "rows"
+    dtype: str = "uint8"
+    page_gap: int = 0
+    row_gap: int = 0
+    offset: int = 0
+    far: bool = False
+    single: bool = False
+    tight: bool = False
+
+
+PAGES = Pages()
 
 
 @dataclass(frozen=True)
@@ -66,6 +97,38 @@ def random_pages(side: Side, pages: Pages, count: int, device: str, generator: t
     tensor = buffer if layout.quantised else buffer.view(side.dtype)
     tensor = tensor.as_strided(shape, stride, offset // unit).view(_torch_dtype(side, pages.dtype))
     return CacheMemory(tensor, buffer, count)
+
+
+class HasSlots(Protocol):
+    """A case with a cache and a pattern of slots."""
+
+    @property
+    def pages(self) -> Pages:
+        """How the cache lies in memory."""
+
+    @property
+    def slots(self) -> str:
+        """The pattern."""
+
+
+def draw_slots(case: HasSlots, tokens: int, count: int, generator: torch.Generator) -> torch.Tensor:
+    """slot_mapping i64 of a pattern: different slots, in no order; of a far cache its last."""
+    slots = torch.randperm(min(count, 2 * tokens + 64), generator=generator)[:tokens]
+    if case.pages.far:
+        slots = count - 1 - slots
+        slots[::3] = torch.arange(len(slots[::3]))
+    if case.slots == "negative":
+        slots[::3] = -1
+        slots[1::6] = INT64.min
+    elif case.slots == "beyond":
+        slots[::3] = count
+        slots[1::6] = INT64.max
+        slots[4::12] = 2**32 + torch.arange(len(slots[4::12]))
+    elif case.slots == "shorter":
+        slots = slots[: tokens // 2]
+    elif case.slots == "none":
+        slots = slots[:0]
+    return slots
 
 
 def alias(layout: CacheLayout) -> str:

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.call.family import Check, Results
+from mlagen.verify.call.invalid import Invalid, elsewhere, every_other
+from mlagen.verify.call.memory import LAYOUTS, NAN, Layout, Placed, place
+from mlagen.verify.call.results import Figure
 from mlagen.verify.checks import AnyRun, copied, require_bits
-from mlagen.verify.facts import Facts
-from mlagen.verify.family import Check, Results
-from mlagen.verify.invalid import Invalid, elsewhere, every_other
-from mlagen.verify.memory import LAYOUTS, NAN, Layout, Placed, place
-from mlagen.verify.results import Figure
 
 ALIGNMENT = 16  # bytes
 PLACES = {**LAYOUTS, "late": Layout(offset=1)}  # their strides do not show where they begin

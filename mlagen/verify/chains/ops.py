@@ -12,12 +12,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch._subclasses.schema_check_mode import SchemaCheckMode
 from torch.utils import _pytree
 
-from mlagen.verify.case import Case, CaseFailedError
+from mlagen.verify.call.case import Case, CaseFailedError
+from mlagen.verify.call.family import Family, Inputs, Run
+from mlagen.verify.call.invalid import Invalid, RefusedCase
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
 from mlagen.verify.checks import require_bits
-from mlagen.verify.family import Family, Inputs, Run
-from mlagen.verify.invalid import Invalid, RefusedCase
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
 
 NAME = "ops"
 KEYS = 70  # of a row at most: calls of the families' own cases have more, for splits

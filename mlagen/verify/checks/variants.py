@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.family import Check, Run
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import launch_of
+from mlagen.verify.call.family import Check, Run
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import launch_of
 
 TILES, SMALL, SPLITS, TARGETS = "each tile", "each small tile", "each combine", "each target"
 PROMISES = {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from mlagen.verify.cache.sides import Side
+from mlagen.verify.paged.side import Side
 
 # Magnitudes of tiles at which a scale's rounding and its floor change. A sixth of each is an e4m3 number.
 AMAX = (

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from mlagen.layout import CacheLayout
-from mlagen.verify.case import CaseSkippedError
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.case import CaseSkippedError
+from mlagen.verify.call.facts import Facts
 
 NAN = float("nan")
 GUARD = 4096  # elements of poison before and after a buffer: a KV row or two of it is read where a mask is missing

@@ -1,0 +1,1 @@
+"""Families with cases that run the kernels of several families one after the other."""
