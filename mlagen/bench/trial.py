@@ -134,3 +134,19 @@ class Trial(Generic[Inputs]):
         if not error <= (self.error_limit if own is None else own):
             raise WrongResultError(error)
         return error
+
+
+@dataclass(frozen=True)
+class Family:
+    """A benchmark of a family of kernels.
+
+    Attributes:
+        shapes: shapes that a package is measured at, for some head counts or, None, the usual ones; none if it has no
+            wrapper of the family.
+        trials: returns the function that readies shapes, for the trials of one run.
+        modules: modules of a package with the measured wrappers; it may lack some.
+    """
+
+    shapes: Callable[[BenchPackage, Sequence[int] | None], Sequence[Sizes]]
+    trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
+    modules: tuple[str, ...]

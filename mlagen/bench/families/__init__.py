@@ -1,62 +1,29 @@
-"""The families of kernels that can be measured: which shapes of a package, and how a shape is made ready."""
+"""The families of kernels that can be measured. BENCHMARKS of a family's module has its benchmarks by name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from importlib import import_module
 
-from mlagen.bench.families import (
-    cache,
-    dense_decode,
-    dense_fwd,
-    indexer_cache,
-    indexer_select,
-    indices,
-    merge_states,
-    mqa_logits,
-    sparse_decode,
-    sparse_fwd,
-    topk,
-)
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.trial import Setting, Sizes, Trial
+from mlagen.bench.trial import Family, Sizes
 
-
-@dataclass(frozen=True)
-class Family:
-    """A family of kernels.
-
-    Attributes:
-        shapes: shapes that a package is measured at, for some head counts or, None, the usual ones; none if it has no
-            wrapper of the family.
-        trials: returns the function that readies shapes, for the trials of one run.
-        modules: modules of a package with the measured wrappers; it may lack some.
-    """
-
-    shapes: Callable[[BenchPackage, Sequence[int] | None], Sequence[Sizes]]
-    trials: Callable[[Setting], Callable[[Any], Trial[Any]]]
-    modules: tuple[str, ...]
-
-
-CACHES = ("cache", "extra_cache")
-
-FAMILIES = {
-    "prefill": Family(partial(sparse_fwd.shapes_of, "prefill"), sparse_fwd.trials, ("sparse_fwd",)),
-    "decode": Family(partial(sparse_fwd.shapes_of, "decode"), sparse_fwd.trials, ("sparse_fwd",)),
-    "shared": Family(sparse_fwd.shared_shapes, sparse_fwd.trials, ("sparse_fwd",)),
-    "cache": Family(cache.writer_shapes, cache.writer_trials, CACHES),
-    "gather": Family(cache.gather_shapes, cache.gather_trials, CACHES),
-    "indexer_cache": Family(indexer_cache.indexer_cache_shapes, indexer_cache.indexer_cache_trials, ("indexer_cache",)),
-    "indices": Family(indices.indices_shapes, indices.indices_trials, ("indices",)),
-    "sparse_decode": Family(sparse_decode.sparse_decode_shapes, sparse_decode.sparse_decode_trials, ("sparse_decode",)),
-    "dense_decode": Family(dense_decode.dense_decode_shapes, dense_decode.dense_decode_trials, ("dense_decode",)),
-    "dense_fwd": Family(dense_fwd.dense_fwd_shapes, dense_fwd.dense_fwd_trials, ("dense_fwd",)),
-    "merge_states": Family(merge_states.merge_states_shapes, merge_states.merge_states_trials, ("merge_states",)),
-    "mqa_logits": Family(mqa_logits.logits_shapes, mqa_logits.logits_trials, ("mqa_logits",)),
-    "topk": Family(topk.topk_shapes, topk.topk_trials, ("topk",)),
-    "indexer_select": Family(indexer_select.pick_shapes, indexer_select.pick_trials, ("indexer_select",)),
+# In the order of reports.
+MODULES = (
+    "sparse_fwd",
+    "cache",
+    "indexer_cache",
+    "indices",
+    "sparse_decode",
+    "dense_decode",
+    "dense_fwd",
+    "merge_states",
+    "mqa_logits",
+    "topk",
+    "indexer_select",
+)
+FAMILIES: dict[str, Family] = {
+    name: family for module in MODULES for name, family in import_module(f"{__package__}.{module}").BENCHMARKS.items()
 }
 
 

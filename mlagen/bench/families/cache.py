@@ -24,7 +24,7 @@ from mlagen.bench.shapes import (
     shuffled_pages,
     slots_of,
 )
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.layout import CacheLayout, ScalesField
 from mlagen.layout.codec import decode, encode, read
 from mlagen.work import gather_bytes, write_bytes
@@ -312,3 +312,10 @@ def gather_trials(setting: Setting) -> Callable[[Batch], Trial[GatherInputs]]:
         )
 
     return trial
+
+
+MODULES = ("cache", "extra_cache")
+BENCHMARKS = {
+    "cache": Family(writer_shapes, writer_trials, MODULES),
+    "gather": Family(gather_shapes, gather_trials, MODULES),
+}

@@ -15,7 +15,7 @@ from mlagen.bench.measure import GRAPH_BELOW_S
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.roofline import Roof
 from mlagen.bench.shapes import TENSOR_SCALE, default_heads, empty_cache, rows_of, sets_needed, shuffled_pages, slots_of
-from mlagen.bench.trial import BATCH_INVARIANT, OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import BATCH_INVARIANT, OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
 from mlagen.work import INDEX_BYTES, attention_bytes, flops
@@ -287,3 +287,6 @@ def dense_decode_trials(setting: Setting) -> Callable[[DenseDecodeShape], Trial[
         )
 
     return trial
+
+
+BENCHMARKS = {"dense_decode": Family(dense_decode_shapes, dense_decode_trials, ("dense_decode",))}

@@ -13,7 +13,7 @@ import torch
 from mlagen.bench.check import Reference, error_limit, in_chunks, row_limit
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import default_heads, sets_needed
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.work import ITEMSIZE
 
 WRAPPER = "flash_attn_varlen_func"
@@ -170,3 +170,6 @@ def dense_fwd_trials(setting: Setting) -> Callable[[DenseFwdShape], Trial[DenseF
         )
 
     return trial
+
+
+BENCHMARKS = {"dense_fwd": Family(dense_fwd_shapes, dense_fwd_trials, ("dense_fwd",))}

@@ -23,7 +23,7 @@ from mlagen.bench.shapes import (
     shuffled_pages,
     slots_of,
 )
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import decode, encode, planes_of, read
 from mlagen.verify.indexer_cache.reference import normalised_keys, quantise_query
@@ -252,3 +252,6 @@ def indexer_cache_trials(setting: Setting) -> Callable[[Batch], Trial[KeyInputs]
         )
 
     return trial
+
+
+BENCHMARKS = {"indexer_cache": Family(indexer_cache_shapes, indexer_cache_trials, ("indexer_cache",))}

@@ -15,7 +15,7 @@ from mlagen.bench.families.mqa_logits import LogitsInputs, LogitsShape
 from mlagen.bench.families.topk import DECODE, PREFILL
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import BLOCK_SIZE, sets_needed
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.work import logits_bytes, logits_flops, topk_bytes
 
 FLAT, PAGED = "indexer_topk", "paged_indexer_topk"
@@ -189,3 +189,6 @@ def pick_trials(setting: Setting) -> Callable[[PickShape], Trial[PickInputs]]:
         )
 
     return trial
+
+
+BENCHMARKS = {"indexer_select": Family(pick_shapes, pick_trials, ("indexer_select",))}

@@ -13,7 +13,7 @@ from mlagen.bench.check import wrong_share
 from mlagen.bench.families.cache import EAGER_TOKENS, block_size_of
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import Batch, batches, rotation, shuffled_pages
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.work import combine_bytes, map_bytes
 
 CONTEXT = 128 << 10  # tokens of a request that indices may name
@@ -211,3 +211,6 @@ def indices_trials(setting: Setting) -> Callable[[Batch], Trial[Any]]:
         )
 
     return trial
+
+
+BENCHMARKS = {"indices": Family(indices_shapes, indices_trials, ("indices",))}

@@ -13,7 +13,7 @@ from mlagen.bench.check import Reference, error_limit, in_chunks, row_limit
 from mlagen.bench.families.dense_fwd import LSE_BYTES
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import rotation
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.work import ITEMSIZE
 
 STATES, PARTS = "merge_attn_states", "merge_attn_parts"
@@ -139,3 +139,6 @@ def merge_states_trials(setting: Setting) -> Callable[[MergeStatesShape], Trial[
         )
 
     return trial
+
+
+BENCHMARKS = {"merge_states": Family(merge_states_shapes, merge_states_trials, ("merge_states",))}

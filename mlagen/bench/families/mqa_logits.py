@@ -13,7 +13,7 @@ from mlagen.bench.check import in_chunks
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.roofline import Roof
 from mlagen.bench.shapes import BLOCK_SIZE, empty_cache, fill, rows_of, sets_needed, shuffled_pages, slots_of
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.layout import CacheLayout, indexer_layout_of
 from mlagen.layout.codec import decode, encode, read
 from mlagen.work import logits_bytes, logits_flops
@@ -284,3 +284,6 @@ def logits_trials(setting: Setting) -> Callable[[LogitsShape], Trial[LogitsInput
         )
 
     return trial
+
+
+BENCHMARKS = {"mqa_logits": Family(logits_shapes, logits_trials, ("mqa_logits",))}

@@ -22,7 +22,7 @@ from mlagen.bench.shapes import (
     sets_needed,
     shuffled_pages,
 )
-from mlagen.bench.trial import BATCH_INVARIANT, OURS, Entrant, Setting, Trial
+from mlagen.bench.trial import BATCH_INVARIANT, OURS, Entrant, Family, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
 from mlagen.verify.call.facts import Facts
@@ -331,3 +331,6 @@ def sparse_decode_trials(
         )
 
     return trial
+
+
+BENCHMARKS = {"sparse_decode": Family(sparse_decode_shapes, sparse_decode_trials, ("sparse_decode",))}

@@ -12,7 +12,7 @@ import torch
 from mlagen.bench.check import Reference, attention, error_limit, in_chunks, row_limit
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import L2_MULTIPLE, default_heads, make_indices, sets_needed
-from mlagen.bench.trial import APART, BATCH_INVARIANT, OURS, Entrant, Setting, Trial
+from mlagen.bench.trial import APART, BATCH_INVARIANT, OURS, Entrant, Family, Setting, Trial
 from mlagen.verify.call.facts import Facts
 from mlagen.work import attention_bytes, distinct_rows, flops
 
@@ -277,3 +277,10 @@ def trials(setting: Setting) -> Callable[[SparseFwdShape], Trial[SparseFwdInputs
         )
 
     return trial
+
+
+BENCHMARKS = {
+    "prefill": Family(partial(shapes_of, "prefill"), trials, ("sparse_fwd",)),
+    "decode": Family(partial(shapes_of, "decode"), trials, ("sparse_fwd",)),
+    "shared": Family(shared_shapes, trials, ("sparse_fwd",)),
+}

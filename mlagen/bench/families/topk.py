@@ -12,7 +12,7 @@ import torch
 from mlagen.bench.check import wrong_share
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import rotation
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.work import topk_bytes
 
 PREFILL, DECODE = "top_k_per_row_prefill", "top_k_per_row_decode"
@@ -145,3 +145,6 @@ def topk_trials(setting: Setting) -> Callable[[TopkShape], Trial[Any]]:
         )
 
     return trial
+
+
+BENCHMARKS = {"topk": Family(topk_shapes, topk_trials, ("topk",))}

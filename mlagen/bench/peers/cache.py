@@ -101,3 +101,6 @@ def gather_peers(
     """Others' kernels at a batch of the family `gather`."""
     side, name = side_of(package, batch.kind)
     return gathers(name, side.layout, side.block_size, package.dtype)
+
+
+BENCHMARKS = {"cache": writer_peers, "gather": gather_peers}

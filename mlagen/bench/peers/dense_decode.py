@@ -231,3 +231,6 @@ def dense_decode_peers(
     for peer in PEERS:
         limit = FP8_ERROR_LIMITS[shape.q] if isinstance(peer, FlashMlaFp8DenseDecode) else None
         yield Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, inputs[0]), limit)
+
+
+BENCHMARKS = {"dense_decode": dense_decode_peers}

@@ -33,3 +33,6 @@ def dense_fwd_peers(
 ) -> Iterator[Entrant[DenseFwdInputs]]:
     """Others' kernels at a shape of the family."""
     yield Entrant(FLASH_ATTENTION_3, flash_attention_3)
+
+
+BENCHMARKS = {"dense_fwd": dense_fwd_peers}

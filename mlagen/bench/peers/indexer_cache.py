@@ -45,3 +45,6 @@ def indexer_cache_peers(
         return CALLS[kind](_op(kind), keys, given)
 
     yield Entrant(VLLM_CUDA if kind in (WRITE, GATHER) else VLLM_TRITON, prepare, _unknown(kind, keys))
+
+
+BENCHMARKS = {"indexer_cache": indexer_cache_peers}

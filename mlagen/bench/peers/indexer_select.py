@@ -44,3 +44,6 @@ def indexer_select_peers(
     yield Entrant(f"{DEEP_GEMM}, vLLM persistent", partial(_with_workspace, "persistent_topk", shape), off or picks)
     few = picks or (None if shape.tokens <= COOPERATIVE_ROWS else f"{COOPERATIVE_ROWS} rows at most")
     yield Entrant(f"{DEEP_GEMM}, vLLM cooperative", partial(_with_workspace, "cooperative_topk", shape), off or few)
+
+
+BENCHMARKS = {"indexer_select": indexer_select_peers}

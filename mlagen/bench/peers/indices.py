@@ -23,3 +23,6 @@ def prepare(kind: str, inputs: Any) -> Call:
 def indices_peers(package: BenchPackage, batch: Batch, inputs: Sequence[Any]) -> Iterator[Entrant[Any]]:
     """Others' kernels at a batch of the family."""
     yield Entrant(VLLM_TRITON, partial(prepare, batch.kind))
+
+
+BENCHMARKS = {"indices": indices_peers}

@@ -40,3 +40,6 @@ def merge_states_peers(
     if shape.kind == STATES:
         yield Entrant(VLLM_TRITON, lambda each: merge_call(STATES, triton_merge(), each))
         yield Entrant(VLLM_CUDA, lambda each: merge_call(STATES, cuda_merge(), each))
+
+
+BENCHMARKS = {"merge_states": merge_states_peers}

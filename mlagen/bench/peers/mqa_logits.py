@@ -37,3 +37,6 @@ def mqa_logits_peers(
 ) -> Iterator[Entrant[LogitsInputs]]:
     """Others' kernels at a shape of the family."""
     yield Entrant(DEEP_GEMM, partial(prepare, shape.kind), unsupported(shape, inputs[0]))
+
+
+BENCHMARKS = {"mqa_logits": mqa_logits_peers}

@@ -125,3 +125,6 @@ def sparse_decode_peers(
     """Others' kernels at a shape of the family."""
     for peer in PEERS:
         yield Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, *package.cached))
+
+
+BENCHMARKS = {"sparse_decode": sparse_decode_peers}

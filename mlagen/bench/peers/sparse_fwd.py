@@ -148,3 +148,6 @@ def sparse_fwd_peers(
     """Others' kernels at a shape of the family."""
     for peer in PEERS:
         yield Entrant(peer.name, peer.prepare, peer.unsupported(shape, package.facts))
+
+
+BENCHMARKS = {"prefill": sparse_fwd_peers, "decode": sparse_fwd_peers, "shared": sparse_fwd_peers}

@@ -54,3 +54,6 @@ def topk_peers(package: BenchPackage, shape: TopkShape, inputs: Sequence[Any]) -
     few = picks or (None if shape.tokens <= COOPERATIVE_ROWS else f"{COOPERATIVE_ROWS} rows at most")
     yield Entrant("vLLM cooperative", partial(_with_workspace, "cooperative_topk"), few)
     yield Entrant("torch.topk", _torch)
+
+
+BENCHMARKS = {"topk": topk_peers}
