@@ -47,7 +47,7 @@ STDIN = "-"
 @click.option(
     "--indexer", is_flag=True, help="Also generate the lightning indexer, which picks the keys of sparse attention."
 )
-@click.option("--layers", type=click.Choice(LAYERS), help="Layers to generate for, if some have a sliding window.")
+@click.option("--layers", type=click.Choice(LAYERS), help="Layers to generate for, if the model has two kinds.")
 @click.option("--dtype", type=click.Choice(["bf16", "fp16"]), help="Dtype of the model, in place of the config's.")
 @click.option("--softmax-scale", type=click.FloatRange(1e-6, 1e6), help="Softmax scale, in place of the config's.")
 @click.option("--block-size", type=click.IntRange(min=1), help="Page size of the cache, in tokens.")

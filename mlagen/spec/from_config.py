@@ -156,8 +156,11 @@ def spec_from_config(text: str, file: Path, wishes: Wishes) -> MadeSpec:
     written = _yaml(data, config, model, wishes, scale)
     if parse(written, Path(f"{spec.name}.yaml")) != spec:
         raise RuntimeError(f"the YAML of {spec.name} describes another spec than the one it was made from")
-    notes = [f"before attention the caller {line}" for line in left_to_the_caller(config)]
+    notes = [f"before attention the caller {line}" for line in _left_to_the_caller(config, model)]
     notes += [f"for {model.hybrid}"] if model.hybrid else []
+    if model.layers:
+        notes.append(f"for {model.layers}; for the others, run init again with --layers {model.layers.other}")
+    notes += _other_caches(model, wishes)
     notes += [] if wishes.name else [f"named {spec.name}; for another name, pass --name NAME"]
     return MadeSpec(written, tuple(notes))
 
@@ -169,9 +172,24 @@ def _scale(config: Config, model: Model, wishes: Wishes) -> Scale:
         return Scale(wishes.softmax_scale, f"[{OPTION}]")
     if model.kin.caches is not None:
         return row_scale(model.v)
-    without_rope = model.origins["qk"].partition(" + ")[0]
-    columns = config.required(without_rope, why=", and the softmax scale needs it") + model.rope
-    return head_scale(config, columns, model.origins["qk"], model.layers)
+    without_rope, rope = model.origins["qk"].split(" + ")
+    columns = config.required(without_rope, why=", and the softmax scale needs it") + config.required(rope, least=0)
+    return head_scale(config, columns, model.origins["qk"], model.layers.kind if model.layers else None)
+
+
+def _left_to_the_caller(config: Config, model: Model) -> list[str]:
+    """Return the caller's work on q and on the latent before attention, a line each."""
+    return [*left_to_the_caller(config), *([model.kin.caller] if model.kin.caller else [])]
+
+
+def _other_caches(model: Model, wishes: Wishes) -> list[str]:
+    """Return a note if engines use other caches on some of the targets."""
+    targets = set(wishes.targets or TARGETS)
+    if model.kin.caches_off_sm100 is None or wishes.kv_cache_dtype != "auto":
+        return []
+    if "sm100" not in targets or len(targets) == 1:
+        return []
+    return ["engines use these caches on sm100 only; for other GPUs, run init again with --kv-cache-dtype fp8"]
 
 
 def _blame(finding: Finding, config: Config, model: Model) -> NoReturn:
@@ -196,11 +214,11 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
     """Return the spec as plain values."""
     dims: dict[str, Any] = {"num_heads": model.num_heads}
     data: dict[str, Any] = {"name": "", "title": "", "model": dims}
-    words = [model.layers] if model.layers else []
+    words = [model.layers.kind] if model.layers else []
     sink = "sink" if model.kin.sink else sink_of(config)
     if model.heads is not None:
         _refuse_cache_options(wishes)
-        if model.layers == "sliding":
+        if model.layers and model.layers.kind == "sliding":
             raise UsageError("--layers: got sliding; takes full, since attention before absorption has no window")
         if sink is not None:
             raise UsageError(
@@ -217,7 +235,7 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
         if model.topk is None and sink is not None:
             config.refuse(sink, "gives each head a sink, which kernels of dense attention do not support")
         data["attention"] = {**_attention(model, sink is not None), "softmax_scale": scale.value}
-        layouts, asked = _layouts(model, wishes.kv_cache_dtype)
+        layouts, asked = _layouts(model, wishes.kv_cache_dtype, tuple(wishes.targets) or TARGETS)
         kind = _kind(model, layouts[0], wishes.block_size)
         size = {} if kind == "rows" else {"block_size": wishes.block_size or PAGE}
         rule = {"scale_rule": NEAREST} if layouts[0] == "fp8_ds_mla" and model.kin.nearest_scales else {}
@@ -233,7 +251,7 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
     if wishes.name is None and called is None:
         raise UsageError("the config has no model_type to name the spec after; pass --name NAME")
     data["name"] = wishes.name or "_".join([str(called), *words])
-    layers = f", {model.layers} layers" if model.layers else ""
+    layers = f", {model.layers.kind} layers" if model.layers else ""
     data["title"] = f"{model.kin.title or f'{model.num_heads} heads'} {what}{layers}"
     return data
 
@@ -257,14 +275,14 @@ def _attention(model: Model, has_sink: bool) -> dict[str, Any]:
     }
 
 
-def _layouts(model: Model, word: str) -> tuple[tuple[str, ...], str]:
+def _layouts(model: Model, word: str, targets: Sequence[str]) -> tuple[tuple[str, ...], str]:
     """Return the layouts of a model's caches for a word of vLLM's, and the suffix of the spec's name."""
     meant = CACHE_WORDS[word]
     found: dict[str, tuple[str, ...]]
     if model.kin.caches is not None:
-        found = {"auto": model.kin.caches, model.dtype: (model.dtype,) * 2}
-        if len(set(model.kin.caches)) == 1:  # names of its layout in V4's engines
-            found |= {"fp8": model.kin.caches, "fp8_ds_mla": model.kin.caches}
+        rows = model.kin.caches_off_sm100 or model.kin.caches
+        found = {"auto": model.kin.caches if "sm100" in targets else rows, model.dtype: (model.dtype,) * 2}
+        found |= {"fp8": rows, "fp8_ds_mla": rows}  # names of this layout in V4's engines
     else:
         fp8 = "fp8_per_tensor" if model.topk is None else "fp8_ds_mla"
         found = {"auto": (model.dtype,), model.dtype: (model.dtype,), "fp8": (fp8,), "fp8_ds_mla": ("fp8_ds_mla",)}
@@ -344,9 +362,10 @@ def _head(config: Config, model: Model) -> list[str]:
         lines.append("# mlagen does not know this model type, so check the values: fields were found by name only.")
     if model.hybrid:
         lines.append(f"# For {model.hybrid}.")
-    lines += [f"# Before attention the caller {line}." for line in left_to_the_caller(config)]
+    lines += [f"# Before attention the caller {line}." for line in _left_to_the_caller(config, model)]
     if model.layers:
-        lines.append(f"# For its {model.layers} layers. The other layers need their own spec.")
+        lines.append(f"# For {model.layers}.")
+        lines.append(f"# The other layers need their own spec: --layers {model.layers.other}.")
     if model.heads is not None and model.topk is not None:
         lines.append(f"# Attends to all keys, as the model does up to {model.topk} keys [index_topk].")
     return lines

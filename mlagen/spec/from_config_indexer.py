@@ -60,7 +60,7 @@ def read_indexer(config: Config, model: Model, engine: str | None, block_size: i
         raise UsageError(
             f"{OPTION}: got --for {engine}, which calls no indexer; takes --for vllm, --for sglang or no --for"
         )
-    if model.layers == "sliding":
+    if model.layers is not None and model.layers.kind == "sliding":
         raise UsageError(f"{OPTION}: got --layers sliding, which have no indexer; takes --layers full")
     if model.topk is None:
         config.refuse("index_topk", f"missing, so the model has no indexer; leave out {OPTION}")

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from mlagen.errors import Place, SpecError, UsageError
-from mlagen.spec.hf_layers import Hybrid, read_hybrid
+from mlagen.spec.hf_layers import KINDS, SLIDING, Hybrid, KindOfLayers, read_hybrid, read_kind
 from mlagen.spec.load import FileKind
 from mlagen.spec.marked import clip
 
 CONFIG_FILE = FileKind("a model's config.json", "config.json", 4 << 20)
-LAYERS = ("full", "sliding")
+LAYERS = tuple(kind for pair in KINDS for kind in pair)
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 DIMS = ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 INDEXER_DIMS = ("index_n_heads", "index_head_dim")
@@ -54,6 +54,9 @@ class Kin(NamedTuple):
         sparse: its attention is sparse, so its config must have index_topk.
         sink: its softmax has a sink logit per head.
         caches: layouts of the two caches, if one of them holds a sliding window. V is the whole row then.
+        caches_off_sm100: layouts that engines use on GPUs other than sm100, if they differ.
+        nope: its layers without RoPE have no RoPE columns in their cache.
+        caller: work on q before attention that the class does and no field of the config tells.
         nearest_scales: scales of fp8_ds_mla are rounded to fp32 instead of up to powers of two.
         indexer: facts about its indexer; None if unknown or if it has none.
     """
@@ -62,6 +65,9 @@ class Kin(NamedTuple):
     sparse: bool = False
     sink: bool = False
     caches: tuple[str, str] | None = None
+    caches_off_sm100: tuple[str, str] | None = None
+    nope: bool = False
+    caller: str = ""
     nearest_scales: bool = False
     indexer: IndexerKin | None = None
 
@@ -69,27 +75,40 @@ class Kin(NamedTuple):
 _V4 = IndexerKin("gptj", "last", compress_ratio=4)
 _V41 = IndexerKin("gptj", "last", normed=True)
 _HY = IndexerKin("gptj", "last")
+_V4_ROWS = ("ue8m0_v4", "ue8m0_v4")
+_V32 = IndexerKin("neox", "first", styled=True)
+_GLM = IndexerKin("gptj", "first", styled=True)
+_BY_POSITION = (
+    "scales q and the indexer's query by a * ln(position + 1) + b, with a and b of each head from the checkpoint "
+    "[softmax_scaling]"
+)
 KIN = {
     "deepseek_v2": Kin("DeepSeek V2"),
     "deepseek_v3": Kin("DeepSeek V3"),
-    "deepseek_v32": Kin("DeepSeek V3.2", sparse=True, indexer=IndexerKin("neox", "first", styled=True)),
-    "deepseek_v4": Kin("DeepSeek V4", sparse=True, caches=("ue8m0_v4", "ue8m0_v4"), indexer=_V4),
-    "deepseek_v41": Kin("DeepSeek V4.1", sparse=True, caches=("mxfp8_v41", "nvfp4_v41"), indexer=_V41),
+    "deepseek_v32": Kin("DeepSeek V3.2", sparse=True, indexer=_V32),
+    "deepseek_v4": Kin("DeepSeek V4", sparse=True, caches=_V4_ROWS, indexer=_V4),
+    "deepseek_v41": Kin(
+        "DeepSeek V4.1", sparse=True, caches=("mxfp8_v41", "nvfp4_v41"), caches_off_sm100=_V4_ROWS, indexer=_V41
+    ),
     "kimi_k2": Kin("Kimi K2"),
     "kimi_k25": Kin("Kimi K2.5"),
     "kimi_k3": Kin("Kimi K3"),
     "kimi_linear": Kin("Kimi Linear"),
     "glm4_moe_lite": Kin("GLM-4.7-Flash"),
-    "glm_moe_dsa": Kin("GLM-5", sparse=True, nearest_scales=True, indexer=IndexerKin("gptj", "first", styled=True)),
+    "glm_moe_dsa": Kin("GLM-5", sparse=True, nearest_scales=True, indexer=_GLM),
     "glm5_next": Kin("GLM-5.3-Flash", sparse=True),
     "hy_v4": Kin("HY V4", sparse=True, sink=True, indexer=_HY),
     "hy_v4_vl": Kin("HY V4 VL", sparse=True, sink=True, indexer=_HY),
     "minicpm3": Kin("MiniCPM3"),
-    "dots3_note": Kin("dots3", sparse=True),
+    "dots3_note": Kin("dots3 note", sparse=True, indexer=_GLM),
     "longcat_flash": Kin("LongCat-Flash"),
     "longcat_flash_ngram": Kin("LongCat-Flash-Lite"),
     "mistral4": Kin("Mistral 4"),
-    "mistral_large4": Kin("Mistral Large 4", sparse=True),
+    "mistral_large4": Kin(
+        "Mistral Large 4", sparse=True, nope=True, caller=_BY_POSITION, indexer=IndexerKin("gptj", "first")
+    ),
+    "axk2": Kin("A.X-K2", sparse=True, indexer=_V32),
+    "bailing_hybrid": Kin("Ling"),
 }
 
 
@@ -114,7 +133,7 @@ class Model:
         heads: columns per head before absorption; None if not wanted.
         topk: indices per query token; None: attention is dense.
         window: sparse: additional indices; dense: keys that a token sees in some layers; or None.
-        layers: one of LAYERS, if the model has both and the dims belong to one.
+        layers: the layers that the dims belong to, if others have other ones; None: all layers.
         hybrid: the layers with MLA, if others have linear attention; None: all layers.
         dtype: dtype of q and the output, in a spec's word.
         origins: the config's field behind each field of the spec.
@@ -130,7 +149,7 @@ class Model:
     heads: HeadDims | None
     topk: int | None
     window: int | None
-    layers: str | None
+    layers: KindOfLayers | None
     hybrid: Hybrid | None
     dtype: str
     origins: Mapping[str, str]
@@ -298,19 +317,12 @@ class Config:
         if "sliding_window" in self.values:
             return one
         kinds = self.get("layer_types")
-        if self.get("use_sliding_window") is False or (isinstance(kinds, list) and not set(_text(kinds)) & _SLIDING):
+        if self.get("use_sliding_window") is False or (isinstance(kinds, list) and SLIDING not in kinds):
             return None
         if one is not None and other is not None and one != other:
             found = f"got {one}, but sliding_window_size is {other}; pass --set sliding_window=N"
             self.refuse("sliding_window", f"{found}, the number of keys that a token sees, including its own")
         return one or other
-
-
-_SLIDING = {"sliding_attention"}
-
-
-def _text(entries: list[Any]) -> list[str]:
-    return [entry for entry in entries if isinstance(entry, str)]
 
 
 def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: bool) -> Model:
@@ -319,7 +331,7 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
     Args:
         config: the config's fields.
         dtype: a spec's word, in place of the config's dtype.
-        layers: one of LAYERS, if the model has both.
+        layers: one of LAYERS, if the model has two kinds.
         heads: also read the columns before absorption.
 
     Raises:
@@ -363,14 +375,15 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
         if kin.sparse
         else config.integer("index_topk")
     )
+    if kin.nope or layers in KINDS[1]:
+        _check_rope_layers(config, kin, layers, heads=heads)
     window = config.window()
     own_dims = any(config.has(f"swa_{dim}") for dim in DIMS) or config.has("per_layer_config")
     if own_dims or (window is not None and topk is not None):
         if layers is None:
             differ = " and other dims" if own_dims else " and no indexer"
-            options = " or ".join(f"--layers {name}" for name in LAYERS)
-            config.refuse("sliding_window", f"some layers have a sliding window{differ}; pass {options}")
-    elif window is None:
+            config.refuse("sliding_window", f"some layers have a sliding window{differ}; pass {_options(KINDS[0])}")
+    elif window is None and layers in KINDS[0]:
         _refuse_layers(layers, "the model")
     prefix = ""
     if layers == "sliding":
@@ -383,6 +396,9 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
     origins["qk"] = f"{prefix}qk_nope_head_dim + {prefix}qk_rope_head_dim"
     num_heads = config.required(origins["num_heads"])
     latent, rope = config.required(origins["latent"]), config.required(origins["rope"], least=0)
+    head_dims = _head_dims(config, prefix, rope, num_heads) if heads else None
+    if layers == "nope":
+        rope, origins["rope"] = 0, "no_rope_layers"
     return Model(
         name,
         kin,
@@ -391,14 +407,30 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
         latent,
         rope,
         latent,
-        _head_dims(config, prefix, rope, num_heads) if heads else None,
+        head_dims,
         topk,
         window,
-        layers,
+        read_kind(config, layers),
         hybrid,
         dtype or config.dtype(),
         origins,
     )
+
+
+def _options(kinds: Sequence[str]) -> str:
+    return " or ".join(f"--layers {kind}" for kind in kinds)
+
+
+def _check_rope_layers(config: Config, kin: Kin, layers: str | None, *, heads: bool) -> None:
+    """Refuse layers without RoPE of a model that has none, and a model that has them without a kind of layers.
+
+    Before absorption, heads with and without RoPE have the same columns.
+    """
+    if not kin.nope or (layers is not None and layers not in KINDS[1]):
+        takes = _options(KINDS[1]) if kin.nope else "--layers full or --layers sliding if it has a sliding window"
+        raise UsageError(f"--layers: got {layers}; {kin.title or 'the model'} takes {takes}")
+    if layers is None and not heads:
+        config.refuse("no_rope_layers", f"some layers have no RoPE columns; pass {_options(KINDS[1])}")
 
 
 def _refuse_layers(layers: str | None, title: str) -> None:

@@ -1,10 +1,13 @@
-"""The layers with MLA of a hybrid model, from its config.json."""
+"""The layers with MLA of a hybrid model, and the kinds of such layers, from a config.json."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+KINDS = (("full", "sliding"), ("rope", "nope"))  # kinds of layers that differ in one model
+SLIDING = "sliding_attention"  # in layer_types
 SHOWN = 6  # most layers that are listed by number
 _OTHER = re.compile("linear|mamba|conv|recurrent|delta|kda|lightning|rwkv|ssm")  # kinds of layers without MLA
 
@@ -32,10 +35,65 @@ class Hybrid(NamedTuple):
     def __str__(self) -> str:
         if self.layers is None:
             return f"its layers with MLA; others have linear attention [{self.field}]"
-        named = ", ".join(map(str, self.layers[:SHOWN])) + (", ..." if len(self.layers) > SHOWN else "")
-        plural = "" if (self.of or len(self.layers)) == 1 else "s"
-        count = f"{len(self.layers)}{f' of {self.of}' if self.of else ''} layer{plural}"
-        return f"{count} with MLA, {named} counted from 0 [{self.field}]; the others do not read this cache"
+        count = _count(self.layers, self.of)
+        named = f"{count} with MLA, {_numbers(self.layers)} counted from 0 [{self.field}]"
+        return f"{named}; the others do not read this cache"
+
+
+class KindOfLayers(NamedTuple):
+    """The layers of one kind, in a model with two kinds of layers with MLA.
+
+    Attributes:
+        kind, other: words of KINDS: these layers, and the other ones.
+        layers: their numbers, from 0; None if the config does not list them.
+        of: number of all layers.
+        field: the config's field that lists them.
+        shared: number of these layers that read the cache of an earlier layer.
+    """
+
+    kind: str
+    other: str
+    layers: tuple[int, ...] | None
+    of: int
+    field: str
+    shared: int
+
+    def __str__(self) -> str:
+        if self.layers is None:
+            return f"its {self.kind} layers"
+        named = f"its {self.kind} layers, {_count(self.layers, self.of)}"
+        named += f": {_numbers(self.layers)} counted from 0 [{self.field}]" if self.layers else f" [{self.field}]"
+        return named + (f"; {self.shared} of them read an earlier layer's cache [{SHARING}]" if self.shared else "")
+
+
+SHARING = "kv_source_layers"
+
+
+def _count(layers: Sequence[int], of: int | None) -> str:
+    plural = "" if (of or len(layers)) == 1 else "s"
+    return f"{len(layers)}{f' of {of}' if of else ''} layer{plural}"
+
+
+def _numbers(layers: Sequence[int]) -> str:
+    return ", ".join(map(str, layers[:SHOWN])) + (", ..." if len(layers) > SHOWN else "")
+
+
+def read_kind(config: Fields, kind: str | None) -> KindOfLayers | None:
+    """Return the layers of a kind, a word of KINDS; None without one."""
+    pair = next((pair for pair in KINDS if kind in pair), None)
+    if kind is None or pair is None:
+        return None
+    other = pair[1 - pair.index(kind)]
+    field = "layer_types" if kind in KINDS[0] else "no_rope_layers"  # which has a 1 for each layer with RoPE
+    entries = config.get(field)
+    if not isinstance(entries, list) or not entries:
+        return KindOfLayers(kind, other, None, 0, field, 0)
+    seconds = [entry == SLIDING if field == "layer_types" else entry == 0 for entry in entries]
+    layers = tuple(n for n, second in enumerate(seconds) if second == (kind == pair[1]))
+    sources = config.get(SHARING)
+    listed = isinstance(sources, list) and len(sources) == len(entries)
+    shared = sum(sources[n] != n for n in layers) if listed else 0
+    return KindOfLayers(kind, other, layers, len(entries), field, shared)
 
 
 def read_hybrid(config: Fields) -> Hybrid | None:

@@ -39,6 +39,9 @@ SCORES: dict[str, ScoreField] = {
     "attention_sink": ScoreField("sink", "gives each head a sink"),
     "mla_scale_q_lora": ScoreField("caller", "scales q by (hidden_size / q_lora_rank)**0.5"),  # LongCat
     "mla_scale_kv_lora": ScoreField("caller", "scales the latent by (hidden_size / kv_lora_rank)**0.5"),  # LongCat
+    "apply_mla_qkv_lora_rescale": ScoreField(  # dots3
+        "caller", "scales q by (hidden_size / q_lora_rank)**0.5 and the latent by (hidden_size / kv_lora_rank)**0.5"
+    ),
     "llama_4_scaling": ScoreField("caller", "scales q by its position"),  # Mistral Large 3, params.json
     "llama_4_scaling_beta": ScoreField("caller", "scales q by its position"),  # Mistral 4, in rope_parameters
     "attn_temperature_tuning": ScoreField("caller", "scales q by its position"),  # Llama 4
