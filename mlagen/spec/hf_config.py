@@ -341,31 +341,13 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
     name = config.model_type
     kin = KIN.get(name or "", Kin(name or ""))
     origins = {"num_heads": "num_attention_heads", "topk": "index_topk", "window": "sliding_window"}
-    hybrid = read_hybrid(config)
     if kin.caches is not None:
         if heads:
             raise UsageError(
                 f"{kin.title} has one row of K and V for all heads; leave out --prefill and --for transformers"
             )
         _refuse_layers(layers, kin.title)
-        row = config.required("head_dim")
-        rope = _rope_of_the_row(config, row)
-        return Model(
-            name,
-            kin,
-            True,
-            config.required("num_attention_heads"),
-            row - rope,
-            rope,
-            row,
-            None,
-            config.required("index_topk"),
-            config.required("sliding_window"),
-            None,
-            hybrid,
-            dtype or config.dtype(),
-            origins | {"latent": "head_dim", "rope": "qk_rope_head_dim"},
-        )
+        return _model_of_two_caches(config, kin, dtype, origins)
     if config.get("use_mla") is False:
         config.refuse("use_mla", "got false, so the model has no MLA; mlagen generates kernels only for MLA")
     if not config.has("kv_lora_rank"):
@@ -411,9 +393,31 @@ def read_model(config: Config, *, dtype: str | None, layers: str | None, heads: 
         topk,
         window,
         read_kind(config, layers),
-        hybrid,
+        read_hybrid(config),
         dtype or config.dtype(),
         origins,
+    )
+
+
+def _model_of_two_caches(config: Config, kin: Kin, dtype: str | None, origins: Mapping[str, str]) -> Model:
+    """Read the attention of a model with a sliding window in a cache of its own."""
+    row = config.required("head_dim")
+    rope = _rope_of_the_row(config, row)
+    return Model(
+        config.model_type,
+        kin,
+        True,
+        config.required("num_attention_heads"),
+        row - rope,
+        rope,
+        row,
+        None,
+        config.required("index_topk"),
+        config.required("sliding_window"),
+        None,
+        read_hybrid(config),
+        dtype or config.dtype(),
+        {**origins, "latent": "head_dim", "rope": "qk_rope_head_dim"},
     )
 
 

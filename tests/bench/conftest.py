@@ -38,9 +38,9 @@ def dsv3(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
 
 
 @pytest.fixture(scope="session")
-def dots3(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
+def dots3_sliding(tmp_path_factory: pytest.TempPathFactory) -> BenchPackage:
     """Another, with a window."""
-    return generated(tmp_path_factory, "dots3")
+    return generated(tmp_path_factory, "dots3_sliding")
 
 
 def generated(tmp_path_factory: pytest.TempPathFactory, spec: str) -> BenchPackage:

@@ -64,7 +64,7 @@ def test_a_sweep_tunes_both_kinds_of_attention(tmp_path: Path) -> None:
     assert tuned.sparse_decode
 
 
-@pytest.mark.parametrize("name", ["dsv3", "dots3", "dsv3_fp8", "dsv2_lite"])
+@pytest.mark.parametrize("name", ["dsv3", "dots3_sliding", "dsv3_fp8", "dsv2_lite"])
 def test_a_sweep_tunes_dense_attention(tmp_path: Path, name: str) -> None:
     """At 32 rows: of one query token, or of two of 16 heads; by tiles of as many rows and of fewer."""
     folder = tmp_path / f"{name}_swept"

@@ -137,6 +137,96 @@ def test_a_model_with_mla_in_all_layers_names_no_layers(kinds: Any) -> None:
     assert "layers with MLA" not in made(V3 | {"layer_types": kinds}).text
 
 
+KINDS = {
+    ("dots3", "full"): ("13 of 46 layers: 0, 1, 5, 9, 13, 17, ... counted from 0 [layer_types]", "sliding"),
+    ("dots3", "sliding"): ("33 of 46 layers: 2, 3, 4, 6, 7, 8, ... counted from 0 [layer_types]", "full"),
+    ("mistral_large4", "rope"): ("54 of 72 layers: 0, 1, 2, 4, 5, 6, ... counted from 0 [no_rope_layers]", "nope"),
+    ("mistral_large4", "nope"): ("18 of 72 layers: 3, 7, 11, 15, 19, 23, ... counted from 0 [no_rope_layers]", "rope"),
+}
+
+
+@pytest.mark.parametrize(("config", "kind"), KINDS)
+def test_the_spec_of_one_kind_of_layers_names_them_and_the_other_spec(config: str, kind: str) -> None:
+    said, other = KINDS[config, kind]
+    spec = made(json.loads((CONFIGS / f"{config}.json").read_text()), layers=kind)
+    assert f"# For its {kind} layers, {said}.\n# The other layers need their own spec: --layers {other}.\n" in spec.text
+    assert f"for its {kind} layers, {said}; for the others, run init again with --layers {other}" in spec.notes
+
+
+LARGE4 = json.loads((CONFIGS / "mistral_large4.json").read_text())
+
+
+def test_layers_that_read_the_cache_of_an_earlier_layer_are_counted() -> None:
+    sources = [layer - layer % 8 + layer % 4 for layer in range(72)]  # of each eight layers, the last four share
+    spec = made(LARGE4 | {"text_config": LARGE4["text_config"] | {"kv_source_layers": sources}}, layers="nope")
+    assert "counted from 0 [no_rope_layers]; 9 of them read an earlier layer's cache [kv_source_layers].\n" in spec.text
+
+
+def test_layers_that_a_config_does_not_list_are_not_numbered() -> None:
+    text_config = {name: value for name, value in LARGE4["text_config"].items() if name != "no_rope_layers"}
+    assert "# For its rope layers.\n" in made(LARGE4 | {"text_config": text_config}, layers="rope").text
+
+
+def test_heads_before_absorption_are_the_same_with_and_without_rope() -> None:
+    specs = [
+        parse(made(LARGE4, prefill=True, name="mine", layers=kind).text, Path("my.yaml")) for kind in KINDS_OF_ROPE
+    ]
+    assert [(spec.multi_head.qk_head_dim, spec.multi_head.v_head_dim) for spec in specs if spec.multi_head] == [
+        (128, 128)
+    ] * 3
+
+
+KINDS_OF_ROPE = (None, "rope", "nope")
+WRONG_KINDS = {
+    "none": (
+        LARGE4,
+        None,
+        "config.json: text_config.no_rope_layers: some layers have no RoPE columns; pass --layers rope or "
+        "--layers nope",
+    ),
+    "sliding": (LARGE4, "sliding", "--layers: got sliding; Mistral Large 4 takes --layers rope or --layers nope"),
+    "no RoPE": (
+        V3,
+        "nope",
+        "--layers: got nope; DeepSeek V3 takes --layers full or --layers sliding if it has a sliding window",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG_KINDS)
+def test_a_kind_of_layers_that_a_model_lacks_is_refused(case: str) -> None:
+    fields, layers, line = WRONG_KINDS[case]
+    with pytest.raises(MlagenError) as caught:
+        made(fields, layers=layers)
+    assert (str(caught.value), caught.value.exit_code) == (line, 2)
+
+
+V41 = json.loads((CONFIGS / "deepseek_v41.json").read_text())
+V4_ROWS = ["ue8m0_v4", "ue8m0_v4"]
+SM100_ROWS = ["mxfp8_v41", "nvfp4_v41"]
+
+
+@pytest.mark.parametrize(
+    ("targets", "word", "layouts", "noted"),
+    [
+        (["sm90"], "auto", V4_ROWS, False),
+        (["sm80", "gfx942"], "auto", V4_ROWS, False),
+        (["sm100"], "auto", SM100_ROWS, False),
+        (["sm90", "sm100"], "auto", SM100_ROWS, True),
+        (["sm90", "sm100"], "fp8", V4_ROWS, False),
+        (["sm100"], "fp8_ds_mla", V4_ROWS, False),
+    ],
+)
+def test_v41_has_the_caches_that_engines_use_on_its_gpus(
+    targets: list[str], word: str, layouts: list[str], noted: bool
+) -> None:
+    result = made(V41, targets=targets, kv_cache_dtype=word)
+    spec = parse(result.text, Path("my.yaml"))
+    assert [cache.layout.name for cache in (spec.cache, spec.extra_cache) if cache] == layouts
+    note = "engines use these caches on sm100 only; for other GPUs, run init again with --kv-cache-dtype fp8"
+    assert (note in result.notes) == noted
+
+
 @pytest.mark.parametrize(
     ("config", "options", "line"),
     [

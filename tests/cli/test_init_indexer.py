@@ -35,7 +35,12 @@ FOUND = {
     "deepseek_v4_saved": (64, 128, 512, "gptj", "last", 4),
     "deepseek_v41": (32, 128, 512, "gptj", "last", 1),
     "hy_v4": (16, 128, 2048, "gptj", "last", 1),
+    "dots3": (64, 128, 2048, "gptj", "first", 1),
+    "mistral_large4": (32, 128, 2048, "gptj", "first", 1),
+    "axk2_light": (16, 128, 2048, "neox", "first", 1),
 }
+ROPE_COLUMNS = {"axk2_light": 32}  # of the others: 64
+LAYERS = {"dots3": "full", "mistral_large4": "rope"}
 KNOWN = ", ".join(name for name, kin in KIN.items() if kin.indexer is not None)
 UNKNOWN = f"an indexer with unknown RoPE; takes {KNOWN}"
 NEEDED = "missing, and --indexer needs it; pass --set"
@@ -67,14 +72,15 @@ def refusal(fields: dict[str, Any], **wishes: Any) -> str:
 def test_a_config_gives_the_indexer_of_its_model_and_a_spec_that_plans(
     name: str, engine: str | None, tmp_path: Path
 ) -> None:
-    (tmp_path / "my.yaml").write_text(text_of(config(name), engine=engine))
+    (tmp_path / "my.yaml").write_text(text_of(config(name), engine=engine, layers=LAYERS.get(name)))
     spec = load_plan(tmp_path / "my.yaml").spec
     indexer, cache = spec.indexer, spec.indexer_cache
     assert indexer is not None
     assert cache is not None
     numbers = (indexer.num_heads, indexer.head_dim, indexer.topk, indexer.rope, indexer.rope_at, indexer.compress_ratio)
     assert numbers == FOUND[name]
-    assert (indexer.rope_head_dim, cache.layout.name, cache.block_size) == (64, "indexer_fp8", 64)
+    assert indexer.rope_head_dim == ROPE_COLUMNS.get(name, 64)
+    assert (cache.layout.name, cache.block_size) == ("indexer_fp8", 64)
     assert set(INDEXER_WRAPPERS[engine]) <= set(spec.wrappers)
     assert (NORMED in spec.wrappers) == (name == "deepseek_v41" and engine != "sglang")
 
@@ -94,7 +100,7 @@ def test_the_known_spec_of_v32_over_rows_has_the_same_indexer() -> None:
 
 
 @pytest.mark.parametrize(("said", "rope"), [(True, "gptj"), (False, "neox"), (None, None)])
-@pytest.mark.parametrize(("name", "own"), [("glm5", "gptj"), ("deepseek_v32", "neox")])
+@pytest.mark.parametrize(("name", "own"), [("glm5", "gptj"), ("deepseek_v32", "neox"), ("axk2_light", "neox")])
 def test_the_style_of_rope_is_the_configs_where_it_says_one(
     name: str, own: str, said: bool | None, rope: str | None
 ) -> None:
@@ -105,6 +111,12 @@ def test_the_style_of_rope_is_the_configs_where_it_says_one(
 
 def test_a_style_that_no_engine_reads_changes_nothing() -> None:
     assert made(config("hy_v4", indexer_rope_interleave=False)) == made(config("hy_v4"))
+
+
+def test_layers_without_rope_have_an_indexer_without_rope() -> None:
+    spec = made(config("mistral_large4"), layers="nope")
+    assert spec.indexer is not None
+    assert (spec.model.qk_rope_head_dim, spec.indexer.rope_head_dim, spec.indexer.rope) == (0, 0, None)
 
 
 def test_every_engine_has_wrappers_that_there_are() -> None:

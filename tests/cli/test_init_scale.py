@@ -47,6 +47,9 @@ SCALES = {
     "glm53_flash": 1 / 16,
     "minicpm3": 96**-0.5,
     "longcat_flash": PLAIN,
+    "kimi_linear": PLAIN,
+    "ling3_flash": PLAIN,
+    "axk2_light": 96**-0.5,
     "mistral_large3_params": PLAIN,
 }
 
@@ -133,6 +136,11 @@ def test_rope_of_each_kind_of_layers_gives_each_its_own_scale() -> None:
     assert scale_of(dots, layers="sliding") == (192 + 64) ** -0.5
 
 
+@pytest.mark.parametrize("layers", ["rope", "nope"])
+def test_layers_with_and_without_rope_have_the_scale_of_equal_heads(layers: str) -> None:
+    assert scale_of(fields_of("mistral_large4"), layers=layers) == 128**-0.5
+
+
 REFUSED = {
     "no factor": (
         {"rope_parameters": {"rope_type": "yarn", "mscale_all_dim": 1.0}},
@@ -197,11 +205,21 @@ def test_a_sink_is_taken_where_kernels_have_one() -> None:
     [
         ("longcat_flash", "scales the latent by (hidden_size / kv_lora_rank)**0.5 [mla_scale_kv_lora]"),
         ("longcat_flash", "scales q by (hidden_size / q_lora_rank)**0.5 [mla_scale_q_lora]"),
+        (
+            "dots3",
+            "scales q by (hidden_size / q_lora_rank)**0.5 and the latent by (hidden_size / kv_lora_rank)**0.5 "
+            "[apply_mla_qkv_lora_rescale]",
+        ),
+        (
+            "mistral_large4",
+            "scales q and the indexer's query by a * ln(position + 1) + b, with a and b of each head from the "
+            "checkpoint [softmax_scaling]",
+        ),
         ("mistral_large3_params", "scales q by its position [llama_4_scaling]"),
     ],
 )
 def test_work_left_to_the_caller_is_named_in_the_spec_and_on_stderr(name: str, said: str) -> None:
-    spec = made(fields_of(name))
+    spec = made(fields_of(name), layers={"dots3": "full", "mistral_large4": "rope"}.get(name))
     assert f"# Before attention the caller {said}.\n" in spec.text
     assert f"before attention the caller {said}" in spec.notes
 

@@ -18,7 +18,7 @@ from test_generated_calls import calls_of
 
 PACKAGES = [
     *("dsv32", "dsv32_fp8", "dsv32_nvfp4", "dsv3", "dsv3_fp8", "dsv3_prefill_tma", "glm5_prefill", "dsv4_flash"),
-    *("dsv41", "odd_fp8", "own_layout", "dots3"),
+    *("dsv41", "odd_fp8", "own_layout", "dots3_sliding"),
 ]  # of each form of every wrapper one
 LAYOUTS = ("indexer_fp8", "indexer_mxfp4")
 Call = dict[str, Any]

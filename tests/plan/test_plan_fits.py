@@ -121,8 +121,8 @@ def test_fits_describe_kernels_by_family() -> None:
     assert found["odd"]["sparse_fwd"] == "sparse_fwd d64+32+32 v96 fp16 pages 53 partials fp32"
     assert found["dsv3_prefill_tma"] == {"dense_fwd": "dense_fwd d128+64 v128 bf16 descriptors"}
     assert found["dsv3_prefill"]["dense_fwd"] == "dense_fwd d128+64 v128 bf16 pointers"
-    assert found["dots3"]["dense_decode"].endswith(" pages 64 window partials fp32")
-    assert found["dots3"] != found["kimi_k2"] == found["dsv3"] == found["mistral_large3"]
+    assert found["dots3_sliding"]["dense_decode"].endswith(" pages 64 window partials fp32")
+    assert found["dots3_sliding"] != found["kimi_k2"] == found["dsv3"] == found["mistral_large3"]
     assert found["dsv4_pro"]["sparse_decode"].count("ue8m0_v4:") == 2
     for each in found.values():
         assert all(family_of(text) == family for family, text in each.items())

@@ -25,7 +25,12 @@ from mlagen.spec import load
 
 ROOT = Path(__file__).parents[2]
 SPECS = ROOT / "specs"
-SPEC_OF = {"sparse_fwd": "dsv32", "sparse_decode": "glm5", "dense_decode": "dots3", "dense_fwd": "dsv3_prefill_tma"}
+SPEC_OF = {
+    "sparse_fwd": "dsv32",
+    "sparse_decode": "glm5",
+    "dense_decode": "dots3_sliding",
+    "dense_fwd": "dsv3_prefill_tma",
+}
 SPLIT = {"tiles": ((3, 8), (3, 9)), "unaligned": ((3, 7),)}  # versions that the made-up entries are of
 
 

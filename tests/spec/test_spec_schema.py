@@ -17,7 +17,9 @@ from mlagen.spec.stored import INDEXER_DIMS, INDEXER_LAYOUTS, LAYOUT_DIMS, NAMED
 # Heads, kv_lora_rank, qk_rope_head_dim and v_head_dim, dtype, topk, window, sink; of each cache: layout, tokens a page.
 # Dense attention has neither topk nor a sink.
 NUMBERS = {
-    "dots3": (64, (512, 64, 512), "bf16", None, 512, None, ("bf16", 64), None),
+    "axk2_light": (32, (128, 32, 128), "bf16", 2048, None, "optional", ("bf16", None), None),
+    "dots3": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("bf16", None), None),
+    "dots3_sliding": (64, (1024, 64, 1024), "bf16", None, 513, None, ("bf16", 64), None),
     "dsv2_lite": (16, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
     "dsv32": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("bf16", None), None),
     "dsv32_fp8": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("fp8_ds_mla", 64), None),
@@ -26,6 +28,7 @@ NUMBERS = {
     "dsv3": (128, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
     "dsv3_fp8": (128, (512, 64, 512), "bf16", None, None, None, ("fp8_per_tensor", 64), None),
     "dsv41": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("mxfp8_v41", 64), ("nvfp4_v41", 64)),
+    "dsv41_fp8": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
     "dsv4_flash": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
     "dsv4_pro": (128, (448, 64, 512), "bf16", 1024, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
     "glm47_flash": (20, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
@@ -35,8 +38,10 @@ NUMBERS = {
     "hyv4": (32, (512, 64, 512), "bf16", 2048, None, "required", ("bf16", None), None),
     "kimi_k2": (64, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
     "kimi_k3": (96, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
+    "kimi_linear": (32, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
     "minicpm3": (40, (256, 32, 256), "bf16", None, None, None, ("bf16", 64), None),
     "mistral_large3": (128, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
+    "mistral_large4": (64, (512, 64, 512), "bf16", 2048, None, "optional", ("bf16", None), None),
     "odd": (12, (96, 32, 96), "fp16", 100, None, "optional", ("fp16", 53), None),
     "odd_fp8": (12, (96, 32, 128), "fp16", 100, 37, "optional", ("odd_planar", 53), ("fp8_per_tensor", 7)),
     "own_layout": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("nvfp4_bf16_rope", 64), None),
@@ -136,7 +141,7 @@ def test_spec_has_its_models_numbers(name, specs):
     caches = [cache and (cache.layout.name, cache.block_size) for cache in (spec.cache, spec.extra_cache)]
     numbers = (getattr(attention, "topk", None), attention.window, getattr(attention, "attn_sink", None))
     assert (model.num_heads, row, model.dtype, *numbers, *caches) == NUMBERS[name]
-    assert len(spec.targets) == (1 if name == "dsv32_fp8_tensor" else 8)
+    assert len(spec.targets) == {"dsv32_fp8_tensor": 1, "dsv41_fp8": 7}.get(name, 8)
 
 
 def test_glm5_takes_any_fp32_for_a_scale(specs):

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.interpreter
 ROOT = Path(__file__).parents[2]
 # A spec with wrappers that the checked-in packages with operators lack, and the cases that are asked of it.
 OTHERS = {
-    "dots3": ["ops: *decode_attention_fwd", "ops: fake: flash_mla_with_kvcache"],
+    "dots3_sliding": ["ops: *decode_attention_fwd", "ops: fake: flash_mla_with_kvcache"],
     "minicpm3_prefill": ["ops: *flash_attn_varlen_func"],
     "dsv4_flash": ["ops: *indices*"],
     "dsv32_fp8": ["ops: *convert*"],

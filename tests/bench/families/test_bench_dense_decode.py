@@ -143,14 +143,14 @@ def inputs_of(name: str, shape: DenseDecodeShape) -> DenseDecodeInputs:
     return dense_decode.make_dense_decode_inputs(shape, package_of(name), CPU, 1)[0]
 
 
-PACKAGES = ("dsv3", "dsv3_fp8", "minicpm3", "dots3")
+PACKAGES = ("dsv3", "dsv3_fp8", "minicpm3", "dots3_sliding")
 
 
 @pytest.mark.parametrize("name", PACKAGES)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_right_results_pass(name: str, shape: DenseDecodeShape, monkeypatch: pytest.MonkeyPatch) -> None:
     package = package_of(name)
-    if name == "dots3":
+    if name == "dots3_sliding":
         monkeypatch.setitem(package.spec["attention"], "window", 70)
         vars(package.root)["flash_mla_with_kvcache"].window = 70
     trial = dense_decode_trials(setting_of(package))(shape)
@@ -169,8 +169,8 @@ def test_wrong_results_do_not(fault: str, shape: DenseDecodeShape) -> None:
 
 
 def test_a_window_that_is_not_kept_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    package = package_of("dots3")
-    monkeypatch.setitem(package.spec["attention"], "window", 70)  # the wrapper's is 512
+    package = package_of("dots3_sliding")
+    monkeypatch.setitem(package.spec["attention"], "window", 70)  # the wrapper's is 513
     trial = dense_decode_trials(setting_of(package))(SHAPES[0])
     assert trial.error_of(trial.entrants[0].prepare(trial.inputs[0])) > trial.error_limit
 
@@ -238,7 +238,7 @@ def test_lengths_are_drawn_alike_in_every_run() -> None:
         ("dsv3", 1, 16, DenseDecodeShape(1, 1, 16, 4096, "equal")),
         ("dsv3", 64, 128, DenseDecodeShape(64, 1, 128, 4096, "equal")),
         ("dsv3", 128, 32, DenseDecodeShape(128, 1, 32, 32768, "equal")),
-        ("dots3", 128, 128, DenseDecodeShape(128, 2, 64, 32768, "equal")),  # of 64 heads
+        ("dots3_sliding", 128, 128, DenseDecodeShape(128, 2, 64, 32768, "equal")),  # of 64 heads
         ("dsv2_lite", 16, 32, DenseDecodeShape(16, 2, 16, 4096, "equal")),  # of 16 heads
     ],
 )
@@ -329,7 +329,7 @@ UNSUPPORTED = {
     "glm47_flash": (None, FP8_ONLY, None, None, None),
     "dsv3_fp8": ("unquantised rows only", None, *["unquantised rows only"] * 2, None),
     "minicpm3": ("bf16 rows of 512 + 64 columns only", FP8_ONLY, *["bf16 rows of 512 + 64 columns only"] * 2, None),
-    "dots3": ("no sliding window", FP8_ONLY, None, "no sliding window", "no sliding window"),
+    "dots3_sliding": ("no sliding window", FP8_ONLY, None, "no sliding window", "no sliding window"),
 }
 
 

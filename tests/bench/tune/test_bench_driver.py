@@ -28,7 +28,7 @@ from mlagen.plan import (
     make_plan,
 )
 from mlagen.plan.tiles.tuned import tuned_path
-from mlagen.spec import load
+from mlagen.spec import Spec, load
 
 SPECS = Path(__file__).parents[3] / "specs"
 
@@ -119,7 +119,7 @@ def test_a_call_runs_by_the_schedule_it_is_given(sm90_driver: Driver, splits: in
         assert made() == own
 
 
-@pytest.fixture(params=["dsv3", "dots3"])
+@pytest.fixture(params=["dsv3", "dots3_sliding"])
 def dense_decode_driver(request: pytest.FixtureRequest) -> DenseDecodeDriver:
     package: BenchPackage = request.getfixturevalue(request.param)
     return DenseDecodeDriver(package, "dense_decode", package.module("_launch").DeviceFacts("sm90", 132))
@@ -240,8 +240,8 @@ def test_pages_that_the_sm90_kernel_does_not_take_are_tuned_without_it(dsv3: Ben
     assert driver.sm90_rows  # which stay
 
 
-def test_a_window_knows_no_sm90_kernel(dots3: BenchPackage) -> None:
-    driver = DenseDecodeDriver(dots3, "dense_decode", dots3.module("_launch").DeviceFacts("sm90", 132))
+def test_a_window_knows_no_sm90_kernel(dots3_sliding: BenchPackage) -> None:
+    driver = DenseDecodeDriver(dots3_sliding, "dense_decode", dots3_sliding.module("_launch").DeviceFacts("sm90", 132))
     assert (driver.sm90, driver.sm90_rows) == (None, ())
 
 
@@ -254,9 +254,10 @@ def test_programs_may_hold_fewer_rows_than_a_call_has(rows: int) -> None:
 
 @pytest.mark.parametrize("target", ["sm80", "sm90", "sm100", "gfx942"])
 def test_tiles_that_spill_beside_the_bounds_of_a_window_are_no_candidates(target: str) -> None:
+    spec = load(spec_of("dsv3"))
+    windowed = Spec.model_validate(spec.model_dump() | {"attention": {"kind": "dense", "window": 512}})
     without, beside = (
-        candidate_tiles(DENSE_DECODE, make_plan(load(spec_of(name))), 128, TARGETS[target])
-        for name in ("dsv3", "dots3")
+        candidate_tiles(DENSE_DECODE, make_plan(each), 128, TARGETS[target]) for each in (spec, windowed)
     )
     missing = set(without) - set(beside)
     assert set(beside) <= set(without)

@@ -33,7 +33,7 @@ targets: [sm80]
 """
 
 
-@pytest.mark.parametrize("name", ["dsv32", "dsv41", "dots3", "dsv3_prefill_tma"])
+@pytest.mark.parametrize("name", ["dsv32", "dsv41", "dots3_sliding", "dsv3_prefill_tma"])
 def test_every_tile_of_the_tables_is_found_where_it_stands(name: str) -> None:
     plan = load_plan(ROOT / "specs" / f"{name}.yaml")
     triton = minor(installed().version)

@@ -173,7 +173,7 @@ def test_a_package_takes_what_a_sweep_of_dense_attention_wrote(dense_decode_spec
     ]
 
 
-@pytest.mark.parametrize("spec", ["dsv3", "dsv3_fp8", "dots3"])
+@pytest.mark.parametrize("spec", ["dsv3", "dsv3_fp8", "dots3_sliding"])
 def test_a_package_with_a_sm90_kernel_of_dense_attention_runs_the_calls_that_a_sweep_gave_it(
     tmp_path: Path, spec: str
 ) -> None:
@@ -186,7 +186,7 @@ def test_a_package_with_a_sm90_kernel_of_dense_attention_runs_the_calls_that_a_s
     tables = (*[()] * 5, calls)
     Tuned(spec, "sm90", *H200.values(), *tables, (), complete=True, fits=plan.fits, heads=128).write(tmp_path)
     plan = load_plan(path)
-    if spec != "dots3":
+    if spec != "dots3_sliding":
         sm90 = plan.of(DenseDecodePlan).sm90
         assert sm90 is not None
         assert sm90.rows == calls
