@@ -218,14 +218,14 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
     sink = "sink" if model.kin.sink else sink_of(config)
     if model.heads is not None:
         _refuse_cache_options(wishes)
-        if model.layers and model.layers.kind == "sliding":
-            raise UsageError("--layers: got sliding; takes full, since attention before absorption has no window")
         if sink is not None:
             raise UsageError(
                 "--prefill, --for transformers: the model has sinks, which kernels before absorption do not support"
             )
         heads = model.heads
         data["multi_head"] = {"qk_head_dim": heads.qk, "v_head_dim": heads.v, "softmax_scale": scale.value}
+        if model.window is not None:
+            data["multi_head"]["window"] = model.window
         if heads.v <= MOST_V_BY_DESCRIPTORS:
             data["multi_head"]["addressing"] = "descriptors"
         kind, what = "heads", "multi-head prefill"
@@ -333,6 +333,9 @@ def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes,
             f"  qk_head_dim: {qk} # {qk - model.rope} columns without RoPE + {model.rope} with RoPE",
         ]
         lines += [f"  v_head_dim: {v} # {origin('v')}"]
+        if "window" in data["multi_head"]:
+            window = data["multi_head"]["window"]
+            lines += [f"  window: {window} # {origin('window')}; callers pass window_size ({window - 1}, 0)"]
         if "addressing" in data["multi_head"]:
             lines += ["  addressing: descriptors # K and V by TMA on targets that have it"]
         lines += [_scale_line(scale)]

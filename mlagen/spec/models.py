@@ -194,6 +194,15 @@ class MultiHead(Model):
             description="heads of k and v, a divisor of model.num_heads; default: model.num_heads; " + SIZES_ONLY,
         ),
     ] = None
+    window: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=1 << 20,
+            description="sliding window: most keys that a row sees, including its own; callers pass window_size. "
+            "Portable kernels only; default: none, and a window_size is refused",
+        ),
+    ] = None
     addressing: Annotated[
         Literal["pointers", "descriptors"],
         Field(

@@ -117,6 +117,7 @@ def dense_fwd(
     cu_seqlens_k: list[int],
     softmax_scale: float,
     causal: bool,
+    window: int | None = None,
 ) -> Attention:
     """Attention of each request's rows over its own keys; see mlagen.verify.dense_fwd.reference.dense_fwd."""
     (total, heads, _), d_v, device = q.shape, v.shape[2], q.device
@@ -136,6 +137,8 @@ def dense_fwd(
             visible = torch.ones(s_q, s_k, dtype=torch.bool, device=device)
             if causal:
                 visible = visible.tril(s_k - s_q)
+            if window is not None:
+                visible = visible.triu(s_k - s_q - window + 1)
             logits = torch.where(visible, softmax_scale * (query @ key.mT), -math.inf)
             lse = logits.logsumexp(-1)
             finite = torch.where(visible.any(1), lse, 0.0)

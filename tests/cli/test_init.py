@@ -179,6 +179,13 @@ def test_layers_with_a_window_have_a_spec_of_their_own(init: Init) -> None:
     assert (spec.name, spec.attention.kind, spec.attention.window) == ("dots3_sliding", "dense", 513)
 
 
+def test_layers_with_a_window_have_one_before_absorption_too(init: Init) -> None:
+    spec = load_plan(init("--from", str(CONFIGS / "dots3.json"), "--layers", "sliding", "--prefill")).spec
+    assert spec.multi_head is not None
+    heads = spec.multi_head
+    assert (heads.qk_head_dim, heads.v_head_dim, heads.window, heads.softmax_scale) == (256, 128, 513, 1 / 16)
+
+
 @pytest.mark.parametrize("engine", [None, *ENGINES])
 @pytest.mark.parametrize("config", ["deepseek_v3", "deepseek_v32", "deepseek_v4_flash"])
 def test_every_engine_and_cache_gives_a_spec_that_plans_or_a_line(
@@ -386,11 +393,6 @@ LINES = {
         V4,
         {"prefill": True},
         "DeepSeek V4 has one row of K and V for all heads; leave out --prefill and --for transformers",
-    ),
-    "window before absorption": (
-        DOTS3,
-        {"prefill": True, "layers": "sliding"},
-        "--layers: got sliding; takes full, since attention before absorption has no window",
     ),
 }
 

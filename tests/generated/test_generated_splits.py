@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from checked_in import package_of
 
 from mlagen.bench import load_package
 from mlagen.bench.package import BenchPackage
@@ -66,7 +67,7 @@ MEASURED_FEW = {
 @pytest.fixture(scope="module")
 def fp32() -> BenchPackage:
     """A package with fp32 partials, like those that were measured."""
-    return load_package(ROOT / "generated" / "hyv4")
+    return load_package(package_of("hyv4"))
 
 
 def sm90_schedule(

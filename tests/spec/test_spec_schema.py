@@ -46,14 +46,14 @@ NUMBERS = {
     "odd_fp8": (12, (96, 32, 128), "fp16", 100, 37, "optional", ("odd_planar", 53), ("fp8_per_tensor", 7)),
     "own_layout": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("nvfp4_bf16_rope", 64), None),
 }
-# Heads, dtype, columns of k and of v, heads of k and v, addressing, and how many targets.
+# Heads, dtype, columns of k and of v, heads of k and v, window, addressing, and how many targets.
 V3_SCALE = 0.1352337788608801  # 192**-0.5 * (0.1 ln 40 + 1)**2
 PREFILL = {
-    "dsv3_prefill": (128, "bf16", 192, 128, None, "pointers", V3_SCALE, 8),
-    "dsv3_prefill_tma": (128, "bf16", 192, 128, None, "descriptors", V3_SCALE, 3),
-    "glm5_prefill": (64, "bf16", 256, 256, None, "pointers", 1 / 16, 8),
-    "minicpm3_prefill": (40, "bf16", 96, 64, None, "pointers", 96**-0.5, 8),
-    "odd_prefill": (12, "fp16", 40, 72, 3, "pointers", None, 8),
+    "dsv3_prefill": (128, "bf16", 192, 128, None, None, "pointers", V3_SCALE, 8),
+    "dsv3_prefill_tma": (128, "bf16", 192, 128, None, None, "descriptors", V3_SCALE, 3),
+    "glm5_prefill": (64, "bf16", 256, 256, None, None, "pointers", 1 / 16, 8),
+    "minicpm3_prefill": (40, "bf16", 96, 64, None, None, "pointers", 96**-0.5, 8),
+    "odd_prefill": (12, "fp16", 40, 72, 3, None, "pointers", None, 8),
 }
 NAMES = sorted(NUMBERS | PREFILL)
 

@@ -89,6 +89,16 @@ def test_causal_attention_by_hand():
     assert dense_fwd(v, k[:1], v[:1], [0, 3], [0, 1], 1.0, False).out.flatten().tolist() == [3, 3, 3]
 
 
+def test_a_window_by_hand():
+    # Three rows and four keys: each row sees its own key and the one before; logits are 0, so each counts alike.
+    q, k, v = torch.zeros(3, 1, 1), torch.zeros(4, 1, 1), torch.tensor([2.0, 4.0, 8.0, 16.0]).view(4, 1, 1)
+    found = dense_fwd(q, k, v, [0, 3], [0, 4], 1.0, True, 2)
+    assert found.out.flatten().tolist() == pytest.approx([3.0, 6.0, 12.0])
+    assert found.lse.flatten().tolist() == pytest.approx([math.log(2)] * 3)
+    # Keys behind a row count unless the mask is causal.
+    assert dense_fwd(q, k, v, [0, 3], [0, 4], 1.0, False, 1).out.flatten().tolist() == pytest.approx([28 / 3, 12, 16])
+
+
 def test_groups_of_heads_and_requests_by_hand():
     q, k = torch.zeros(2, 4, 1), torch.zeros(3, 2, 1)
     v = torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]]).view(3, 2, 1)
@@ -191,6 +201,25 @@ def test_a_package_merges_values_of_two_lengths(tmp_path):
     package = write_package(tmp_path, "two", (48, 40), model=model)
     only = ["merge 40: typical", "merge 96: typical", "merge parts 40: typical", "merge parts 96: typical", "refuses*"]
     assert messages(package, targets=["sm90"], only=only) == []
+
+
+@pytest.fixture(scope="module")
+def windows(tmp_path_factory) -> Path:
+    """Heads with a window, K and V by descriptor, and by pointers where rows are not aligned."""
+    dims = "{qk_head_dim: 40, v_head_dim: 72, num_kv_heads: 2, window: 37, addressing: descriptors}"
+    return write_package(tmp_path_factory.mktemp("windows"), "windows", (40, 72), multi_head=dims, targets="[sm90]")
+
+
+def test_a_package_with_a_window_holds_its_cases(windows):
+    assert (
+        messages(windows, targets=["sm90"], only=["dense_fwd: window: *", "*typical*", "refuses: window_size*"]) == []
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.mutants
+def test_every_mutant_of_a_window_is_reported(windows, tmp_path):
+    check_mutants("dense_fwd_window_mutants.py", windows, tmp_path, more_than=8)
 
 
 @pytest.mark.slow

@@ -16,6 +16,20 @@ from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan
 MODULE = "dense_fwd"
 
 
+WITHOUT_WINDOW: dict[str, Any] = {
+    "steps": (("0", "whole", False), ("whole", "end", True)),
+    "bounds": "visible",
+    "visible": "Each row sees `visible` [BLOCK_M] of them.",
+    "seen": "keys[None, :] < visible[:, None]",
+    "window_given": "",
+}
+OF_A_WINDOW: dict[str, Any] = {
+    "steps": (("begin", "tl.minimum(inside, end)", True), ("inside", "whole", False), ("whole", "end", True)),
+    "bounds": "least, visible",
+    "visible": "A row sees keys [`least`, `visible`) [BLOCK_M].",
+    "seen": "(keys[None, :] < visible[:, None]) & (keys[None, :] >= least[:, None])",
+    "window_given": "window, ",
+}
 WIDTH = 120  # columns of a line
 
 
@@ -28,6 +42,7 @@ class Heads:
         d_qk, d_v: columns of Q and K, and of V.
         k_chunks, v_chunks: blocks of these columns.
         descriptors: whether K and V can be loaded by tensor descriptors.
+        window: keys that a row of the model sees, including its own; None: all.
     """
 
     dtype: str
@@ -36,6 +51,7 @@ class Heads:
     k_chunks: Sequence[dict[str, Any]]
     v_chunks: Sequence[dict[str, Any]]
     descriptors: bool
+    window: int | None
 
 
 @dataclass(frozen=True)
@@ -46,11 +62,19 @@ class Kernels(Heads):
         chunks: all blocks of columns.
         addressings: whether K and V are loaded by descriptors, for each kernel.
         full_alignment: bytes of an aligned address.
+        steps: ranges of keys that a program attends to: first, end, and whether a row may not see some.
+        bounds, visible, seen: the keys that a row sees: arguments, a sentence, and the mask, as text.
+        window_given: the window as an argument, as text; empty without one.
     """
 
     chunks: Sequence[dict[str, Any]]
     addressings: Sequence[bool]
     full_alignment: int
+    steps: Sequence[tuple[str, str, bool]]
+    bounds: str
+    visible: str
+    seen: str
+    window_given: str
 
 
 @dataclass(frozen=True)
@@ -65,6 +89,7 @@ class Wrappers(Heads):
         stated_scale: softmax scale of the spec, as text; empty without one.
         torch_dtype: name of the dtype in torch.
         validated: the wrapper's decorator, with the arguments behind descriptors.
+        window_passed: the window behind other arguments, as text; empty without one.
     """
 
     dense_fwd: DenseFwdPlan
@@ -74,6 +99,7 @@ class Wrappers(Heads):
     stated_scale: str
     torch_dtype: str
     validated: str
+    window_passed: str
 
 
 def _validated(of_heads: Heads) -> str:
@@ -98,6 +124,7 @@ def heads(plan: Plan) -> Heads:
         k_chunks=[chunk_of(chunk) for chunk in family.k_chunks],
         v_chunks=accumulators(family.v_chunks),
         descriptors=bool(family.descriptor_targets),
+        window=family.window,
     )
 
 
@@ -109,6 +136,7 @@ def shared(plan: Plan, family: DenseFwdPlan) -> list[GeneratedFile]:
         chunks=[*of_heads.k_chunks, *of_heads.v_chunks],
         addressings=[True, False] if of_heads.descriptors else [False],
         full_alignment=FULL_ALIGNMENT,
+        **(OF_A_WINDOW if family.window else WITHOUT_WINDOW),
     )
     return [tiles.file(plan), generated("_dense_fwd_kernels", vars(context))]
 
@@ -126,5 +154,6 @@ def modules(plan: Plan, family: DenseFwdPlan) -> list[Module]:
         merges=plan.find(MergeStatesPlan) is not None,
         stated_scale=stated_scale(multi_head.softmax_scale if multi_head else None),
         torch_dtype=TORCH_DTYPES[plan.spec.model.dtype],
+        window_passed=", window" if family.window else "",
     )
     return [Module(generated(MODULE, vars(context)), family.WRAPPERS)]

@@ -39,6 +39,8 @@ class DenseFwdPlan(TiledFamily[DenseFwdRow]):
         k_chunks, v_chunks: blocks of a row of k (q is cut likewise) and of v, in column order.
         descriptor_targets: targets that copy blocks of k and v by tensor descriptor; the others load them by pointers.
         cached_bytes: bytes of K and V of the heads that run side by side.
+        window: keys that a row sees, including its own; None: all.
+        sm90: the sm90 kernel's numbers; None without one. It has no window.
     """
 
     NAME: ClassVar = fits.DENSE_FWD
@@ -50,6 +52,7 @@ class DenseFwdPlan(TiledFamily[DenseFwdRow]):
     v_chunks: tuple[Chunk, ...]
     descriptor_targets: tuple[str, ...]
     cached_bytes: int
+    window: int | None
     sm90: DenseFwdSm90Plan | None
 
     @classmethod
@@ -62,7 +65,7 @@ class DenseFwdPlan(TiledFamily[DenseFwdRow]):
         sm90 = make_dense_fwd_sm90(spec, TARGETS[SM90].shared_limit)
         described = heads.addressing == "descriptors"
         dims, dtype = (heads.qk_head_dim, heads.v_head_dim), spec.model.dtype
-        return make_dense_fwd_plan(*dims, dtype, targets, sm90, descriptors=described)
+        return make_dense_fwd_plan(*dims, dtype, targets, sm90, descriptors=described, window=heads.window)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -195,6 +198,7 @@ def make_dense_fwd_plan(
     sm90: DenseFwdSm90Plan | None = None,
     *,
     descriptors: bool,
+    window: int | None = None,
 ) -> DenseFwdPlan:
     """The numbers for heads of `d_qk` and `d_v` columns.
 
@@ -204,6 +208,7 @@ def make_dense_fwd_plan(
         targets: the spec's.
         sm90: the sm90 kernel's numbers; None without one.
         descriptors: targets with hardware for it copy blocks of k and v by tensor descriptor.
+        window: keys that a row sees, including its own; None: all.
 
     Raises:
         LimitError: a target cannot hold any tile of these dims.
@@ -213,7 +218,7 @@ def make_dense_fwd_plan(
     described = tuple(target.name for target in targets if descriptors and target.copies_tensors)
     rows = {target.name: make_rows(k, v, target, descriptors=target.name in described) for target in targets}
     return DenseFwdPlan(
-        fits=fits.dense_fwd(dtype, k, v, descriptors=descriptors),
+        fits=fits.dense_fwd(dtype, k, v, descriptors=descriptors, window=window is not None),
         d_qk=d_qk,
         d_v=d_v,
         k_chunks=k,
@@ -222,5 +227,6 @@ def make_dense_fwd_plan(
         tiles=tuple((name, table) for name, (table, _) in rows.items()),
         unaligned=tuple((name, (small,)) for name, (_, small) in rows.items()),
         cached_bytes=CACHED_BYTES,
+        window=window,
         sm90=sm90,
     )

@@ -277,12 +277,12 @@ class DenseFwdSm90Plan:
 
 
 def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | None:
-    """Return the plan of the sm90 kernel of dense_fwd; None if the back end or the dims exclude it.
+    """Return the plan of the sm90 kernel of dense_fwd; None if the back end, the dims or a window exclude it.
 
     Columns come in shared memory's swizzled runs of 64, and V's as one accumulator.
     """
     heads = spec.multi_head
-    if heads is None or spec.backend == "triton" or SM90 not in spec.targets:
+    if heads is None or heads.window is not None or spec.backend == "triton" or SM90 not in spec.targets:
         return None
     d_qk, d_v = heads.qk_head_dim, heads.v_head_dim
     if d_qk % SWIZZLED_COLUMNS or (d_v, heads.addressing) not in DENSE_FWD_REGISTERS:

@@ -65,6 +65,7 @@ def dense_decode(
     return _latent(DENSE_DECODE, spec, chunks, "cache", _cache(layout), *pages, *windowed)
 
 
-def dense_fwd(dtype: str, k: Sequence[Chunk], v: Sequence[Chunk], *, descriptors: bool) -> str:
+def dense_fwd(dtype: str, k: Sequence[Chunk], v: Sequence[Chunk], *, descriptors: bool, window: bool) -> str:
     """Return the text of dense_fwd with these blocks of k and v, loaded by descriptors or pointers."""
-    return f"{DENSE_FWD} d{_columns(k)} v{_columns(v)} {dtype} {'descriptors' if descriptors else 'pointers'}"
+    words = ("descriptors" if descriptors else "pointers", *(("window",) if window else ()))
+    return " ".join((DENSE_FWD, f"d{_columns(k)}", f"v{_columns(v)}", dtype, *words))

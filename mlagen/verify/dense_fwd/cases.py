@@ -25,6 +25,7 @@ class DenseFwdCase(Case):
         beyond: cu_seqlens end at the last int32, past the rows.
         q, k, v, out: layout in memory, a key of LAYOUTS in call.memory; `out` None: the wrapper allocates it.
         hint: max_seqlen_q and max_seqlen_k; None: the longest request's.
+        window: window_size; None: not passed.
         sink: pattern of the sink that a merge adds; None: none.
     """
 
@@ -41,6 +42,7 @@ class DenseFwdCase(Case):
     v: str = "contiguous"
     out: str | None = None
     hint: int | None = None
+    window: tuple[int, int] | None = None
     sink: str | None = None
 
     @property
@@ -112,6 +114,25 @@ def _layouts() -> Iterator[DenseFwdCase]:
         yield _case(f"hint: {hint}", "max_seqlen_q and max_seqlen_k change no result", hint=hint)
 
 
+def _windows(window: int) -> Iterator[DenseFwdCase]:
+    for left in (0, 4, 63, 64, 99):
+        few: dict[str, Any] = {"requests": ((150, 300), (5, 70), (3, 0), (40, 21)), "window": (left, 0)}
+        promise = "a row sees the last keys up to its own"
+        yield _case(f"window: {left}", promise, every_target=left == 63, **few)
+        yield _case(f"window: {left}, by its right side", "a right side of 0 is causal", causal=False, **few)
+        few["window"] = (left, -1)
+        yield _case(f"window: {left}, keys behind", "a row sees all keys behind its own", causal=False, **few)
+    promise = "a left side of -1 has no bound"
+    yield _case("window: none, causal by its right side", promise, window=(-1, 0), causal=False)
+    yield _case("window: the largest", "a window of more keys than there are", window=(2**31 - 1, 0))
+    promise = "a window with loads of single elements"
+    yield _case("window: all odd", promise, window=(37, 0), q="odd", k="odd", v="odd", out="odd", every_target=True)
+    for name in ("no keys", "no rows", "many of one row", "fewer keys"):
+        yield _case(f"window: {name}", "any lengths on either side", requests=LENGTHS[name], window=(7, 0))
+    long = ((5, window + 97), (70, window + 3), (1, 3))
+    yield _case("window: the model's own", "the model's own window", requests=long, window=(window - 1, 0))
+
+
 def _variants() -> Iterator[DenseFwdCase]:
     for causal in (True, False):
         few: dict[str, Any] = {"requests": ((5, 40),), "causal": causal, "in_full": True}
@@ -160,4 +181,6 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         return []
     big = device == "cuda"
     contract = _contract(spec["wrappers"], Conventions.of(spec).sink, big)
-    return [*_lengths(spec, big), *_layouts(), *_variants(), *contract, *refused()]
+    window = spec["multi_head"].get("window")
+    windows = _windows(window) if window else ()
+    return [*_lengths(spec, big), *_layouts(), *_variants(), *windows, *contract, *refused(has_window=bool(window))]

@@ -43,8 +43,10 @@ class Inputs(family.Inputs):
     def expected(self) -> Attention:
         """The reference results of the call."""
         q, k, v, causal = (self.arguments[name] for name in ("q", "k", "v", "causal"))
+        left, right = self.arguments.get("window_size") or (-1, -1)
         attend = batched.dense_fwd if q.is_cuda else dense_fwd
-        return attend(q, k, v, self.cu_q, self.cu_k, self.scale, causal)
+        window = None if left < 0 else left + 1
+        return attend(q, k, v, self.cu_q, self.cu_k, self.scale, causal or right == 0, window)
 
 
 def starts(lengths: list[int], before: int = 0) -> list[int]:
@@ -80,6 +82,8 @@ def build(case: DenseFwdCase, spec: Mapping[str, Any], device: str, seed: int) -
     arguments: dict[str, Any] = {name: one.view for name, one in placed.items()}
     longest = [max((request[side] for request in case.requests), default=0) for side in (0, 1)]
     arguments |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "causal": case.causal}
+    if case.window is not None:
+        arguments["window_size"] = case.window
     if case.hint is not None:
         arguments |= {"max_seqlen_q": case.hint, "max_seqlen_k": case.hint}
     unit = heads["qk_head_dim"] ** -0.5

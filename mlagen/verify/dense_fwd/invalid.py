@@ -16,7 +16,6 @@ WRAPPER = "flash_attn_varlen_func"
 # Arguments of FlashAttention's function, with values that request features that this one does not have.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "dropout_p": (0.1, NAN),
-    "window_size": ((5, 0), (-1, 0)),
     "softcap": (30.0,),
     "num_splits": (2,),
     "alibi_slopes": (torch.ones(2),),
@@ -25,9 +24,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "q_v": (torch.ones(2),),
     "s_aux": (torch.ones(2),),
 }
+# The same of packages with and without a window.
+WINDOWS = {True: ((5, 1), (-2, 0), (5,), (5.0, 0), (5, True)), False: ((5, 0), (-1, 0))}
 
 
-def _invalid() -> Iterator[Invalid]:
+def _invalid(has_window: bool) -> Iterator[Invalid]:
     for argument in ("q", "k", "v"):
         yield from invalid.kind(argument, torch.float32)
         yield Invalid(argument, "twice as wide", lambda tensor: torch.cat([tensor, tensor], 2))
@@ -50,11 +51,11 @@ def _invalid() -> Iterator[Invalid]:
     yield from invalid.output_scale()
     yield Invalid("out", "dtype float32", invalid.constant(torch.zeros(3, 2, 2)))
     yield Invalid("out", "another shape", invalid.constant(torch.zeros(1, 1, 1, dtype=torch.bfloat16)))
-    for argument, values in UNSUPPORTED.items():
+    for argument, values in {**UNSUPPORTED, "window_size": WINDOWS[has_window]}.items():
         for one in values:
             yield Invalid(argument, "given" if isinstance(one, torch.Tensor) else str(one), invalid.constant(one))
 
 
-def refused() -> Iterator[RefusedCase]:
-    """A case for each invalid argument."""
-    return invalid.refused_cases(NAME, {WRAPPER: NAME}, _invalid())
+def refused(*, has_window: bool) -> Iterator[RefusedCase]:
+    """A case for each invalid argument of a package with or without a window."""
+    return invalid.refused_cases(NAME, {WRAPPER: NAME}, _invalid(has_window))

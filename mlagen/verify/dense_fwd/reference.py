@@ -18,6 +18,7 @@ def dense_fwd(
     cu_seqlens_k: list[int],
     softmax_scale: float,
     causal: bool,
+    window: int | None = None,
 ) -> Attention:
     """Attention of each request's rows over its own keys, in plain torch and float64, a request and a head at a time.
 
@@ -26,6 +27,7 @@ def dense_fwd(
         cu_seqlens_q, cu_seqlens_k: where each request begins, and the last one ends.
         softmax_scale: factor of the logits.
         causal: row i of s_q sees key j of s_k if and only if j <= i + s_k - s_q.
+        window: row i sees key j only if j > i + s_k - s_q - window; None: no bound.
 
     Returns:
         Results by row; a row that sees no key has 0 and -inf, and so have rows of no request.
@@ -51,6 +53,8 @@ def dense_fwd(
         visible = torch.ones(s_q, s_k, dtype=torch.bool, device=device)
         if causal:
             visible = visible.tril(s_k - s_q)
+        if window is not None:
+            visible = visible.triu(s_k - s_q - window + 1)
         for head in range(heads):
             query, key = q[q_begin:q_end, head].double(), k[k_begin:k_end, head // group].double()
             value = v[k_begin:k_end, head // group].double()
