@@ -22,6 +22,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 FORMS = Path(__file__).with_suffix(".yaml")
+NOT_GENERATED = "not_generated"
 DOCS = ROOT / "docs" / "signatures.md"
 BEGIN, END = "<!-- of tests/generated/call_forms.yaml -->", "<!-- end -->"
 Parameters = dict[str, inspect.Parameter]
@@ -111,6 +112,17 @@ class Wrapper:
         return form.refused
 
 
+@dataclass(frozen=True)
+class NotGenerated:
+    """A function of another project that no package has, and the reason."""
+
+    name: str
+    of: str
+    versions: tuple[str, ...]
+    source: str
+    why: str
+
+
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split(", ")) if text else ()
 
@@ -136,6 +148,8 @@ def load() -> tuple[Wrapper, ...]:
     """Return the content of call_forms.yaml."""
     wrappers = []
     for name, data in yaml.safe_load(FORMS.read_text()).items():
+        if name == NOT_GENERATED:
+            continue
         forms = tuple(_form(name, one) for one in data.pop("forms"))
         refused = tuple(
             Refused(_words(one["names"]), one["why"], _words(one.get("packages", "")))
@@ -143,6 +157,13 @@ def load() -> tuple[Wrapper, ...]:
         )
         wrappers.append(Wrapper(name, forms, refused, **data))
     return tuple(wrappers)
+
+
+@cache
+def not_generated() -> tuple[NotGenerated, ...]:
+    """Return the functions of call_forms.yaml that no package has."""
+    found = yaml.safe_load(FORMS.read_text())[NOT_GENERATED]
+    return tuple(NotGenerated(name, **{**one, "versions": tuple(one["versions"])}) for name, one in found.items())
 
 
 def _cell(text: str) -> str:
@@ -201,6 +222,9 @@ def tables(signatures: dict[str, Parameters]) -> str:
             lines += [f"| {name} | {_cell(why)} |" for name, why in others] + [""]
         if wrapper.beyond:
             lines += [f"`{name}` may also be {value}." for name, value in wrapper.beyond.items()] + [""]
+    lines += ["### Functions without a wrapper", "", "| function | upstream | versions | reason |", "|---|---|---|---|"]
+    lines += [f"| {one.name} | {one.of} | {', '.join(one.versions)} | {_cell(one.why)} |" for one in not_generated()]
+    lines += [""]
     return "\n".join(lines)
 
 

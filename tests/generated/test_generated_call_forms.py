@@ -60,6 +60,14 @@ def test_every_wrapper_has_forms():
     assert set(packages()) - OWN == set(WRAPPERS)
 
 
+def test_no_package_has_a_function_that_is_not_generated():
+    names = [one.name for one in call_forms.not_generated()]
+    assert names
+    assert not set(names) & set(packages())
+    assert not set(names) & {form.function for form in FORMS}
+    assert all(one.of and one.source and one.versions and len(one.why) > 60 for one in call_forms.not_generated())
+
+
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_each_name_is_taken_or_refused_for_a_reason(form):
     for package, signature in ours(form):
