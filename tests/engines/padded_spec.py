@@ -1,4 +1,4 @@
-"""Specs by name: those that come with mlagen, and one with padded rows."""
+"""Specs by name: those that come with mlagen, one with padded rows, and one for ranks with a common context."""
 
 from __future__ import annotations
 
@@ -18,9 +18,17 @@ PADDED_LAYOUT = """
       - {kind: pad, bytes: 128}
 """
 
+SHARED = "dsv32_shared"  # over bf16 rows, with the owner filter of indices
+
 
 def spec_of(name: str, folder: Path) -> Path:
-    """The file of a spec; the padded one is written into the folder."""
+    """The file of a spec; those that do not come with mlagen are written into the folder."""
+    if name == SHARED:
+        text = (ROOT / "specs" / "dsv32.yaml").read_text(encoding="utf-8").replace("name: dsv32 ", f"name: {SHARED} ")
+        wrapper = "  - concat_and_cache_mla "
+        path = folder / f"{SHARED}.yaml"
+        path.write_text(text.replace(wrapper, f"  - triton_convert_req_index_to_global_index\n{wrapper}", 1), "utf-8")
+        return path
     if name != PADDED:
         return ROOT / "specs" / f"{name}.yaml"
     text = (ROOT / "specs" / "glm53_fp8.yaml").read_text(encoding="utf-8")

@@ -88,11 +88,20 @@ class Builder:
         self.device = device
         self.reorder_batch_threshold = 1
 
-    def _init_reorder_batch_threshold(self, threshold: int, supports_spec_as_decode: bool = False) -> None:
+    def _init_reorder_batch_threshold(
+        self, threshold: int, supports_spec_as_decode: bool = False, supports_dcp_with_varlen: bool = False
+    ) -> None:
         self.reorder_batch_threshold = threshold
 
 
+class NewBuilder(Builder):
+    """As 0.33 has it: a batch's metadata tell whether the tokens of a request see each other."""
+
+    supports_non_causal_multi_token_decode = False
+
+
 class Impl:
+    dcp_world_size = 1
     need_to_return_lse_for_decode = False  # vLLM sets it where ranks share a context and the class can
 
     def __init__(self, num_heads: int, head_size: int, scale: float, **options: Any) -> None:
@@ -177,7 +186,8 @@ def install(version: str, capability: Capability | None) -> None:
     _module("vllm.model_executor.layers.attention")
     _module("vllm.model_executor.layers.attention.sparse_mla_attention", **sparse)
     uniform = types.SimpleNamespace(UNIFORM="uniform")
-    common = {"MLACommonBackend": CommonBackend, "MLACommonImpl": Impl, "MLACommonMetadataBuilder": Builder}
+    builder = NewBuilder if new else Builder
+    common = {"MLACommonBackend": CommonBackend, "MLACommonImpl": Impl, "MLACommonMetadataBuilder": builder}
     _module("vllm.model_executor.layers.attention.mla_attention", QueryLenSupport=uniform, **common)
     _module("vllm.v1.attention")
     multiple = type("MultipleOf", (int,), {})

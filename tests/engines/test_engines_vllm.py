@@ -91,6 +91,37 @@ def test_ranks_that_share_a_context_merge_to_the_whole(name: str, engine: str, u
     assert found["uneven tokens"] == "q: got 5 tokens of 2 requests, takes as many of each"
 
 
+@pytest.mark.parametrize("name", ["dsv32_fp8", "glm53_fp8_vllm", "dsv32_shared"])
+@of_engine
+def test_ranks_that_share_a_context_of_sparse_attention_merge_to_the_whole(name: str, engine: str, unpacked) -> None:
+    found = probe(unpacked(name), name, engine)
+    assert found["can share a context"]
+    for one in found["ranks"]:
+        assert one["error"] < 0.01
+        assert one["empty"]  # 0 and -inf
+        assert one["keyless"]
+
+
+@of_engine
+def test_without_an_owner_filter_no_ranks_share_a_context(engine: str, unpacked) -> None:
+    assert not probe(unpacked("dsv32"), "dsv32", engine)["can share a context"]
+
+
+@pytest.mark.parametrize("name", ["dsv3", "dsv3_fp8"])
+@pytest.mark.parametrize(("engine", "declared"), [("0.26", False), ("0.33", True)])
+def test_tokens_that_see_each_other_are_offered_where_vllm_tells_them(
+    name: str, engine: str, declared: bool, unpacked
+) -> None:
+    found = probe(unpacked(name), name, engine)["non causal"]
+    assert found["error"] < MOST[name]
+    assert (found["declared"], found["built"]) == (declared, True)
+
+
+def test_logits_on_sm100_are_refused_at_start(unpacked) -> None:
+    with pytest.raises(AssertionError, match="MLAGEN_INDEXER: got 1 on sm100, takes 0 or no value there"):
+        probe(unpacked("dsv32"), "dsv32", "0.33", "10.0", "indexer", "MLAGEN_INDEXER=1")
+
+
 @pytest.mark.parametrize(("name", "whose"), [("dsv32", "vLLM's"), ("dsv32_fp8", "mlagen_vllm_dsv32_fp8.dsv32_fp8")])
 @of_engine
 def test_places_of_indices_are_vllms_by_the_packages_function_if_it_has_one(

@@ -231,6 +231,70 @@ def ranks(backend: Any, spec: dict[str, Any], count: int) -> dict[str, Any]:
     return {"error": (merged - wanted).abs().max().item(), "empty": torch.cat(empty).abs().max().item()}
 
 
+def sparse_ranks(backend: Any, spec: dict[str, Any], count: int, interleave: int) -> dict[str, Any]:
+    """The same of sparse attention: `interleave` neighbouring tokens of a request lie on one rank.
+
+    Also whether every token without a key on a rank has 0 and -inf there, and how many such tokens there are.
+    """
+    d_v, requests = spec["model"]["kv_lora_rank"], len(LENGTHS)
+    cache = Cache(spec, apart=False)
+    generator = torch.Generator().manual_seed(2)
+    q = torch.randn(requests, HEADS, cache.rows.shape[1], generator=generator).bfloat16()
+    table = torch.tensor([[2, 0], [1, 2], [0, 1], [1, 0], [0, 2]], dtype=torch.int32)
+    positions = torch.full((requests, TOPK), -1, dtype=torch.int32)
+    for request, length in enumerate(LENGTHS):
+        positions[request, :length] = torch.randperm(2 * PAGE * count, generator=generator)[:length].int()
+    owner = positions // interleave % count
+    local = (positions // (count * interleave) * interleave + positions % interleave).long()
+    rows = torch.stack([table.roll(rank, 0) for rank in range(count)])  # [rank, request, block]
+    outs, lses, empty, keyless = [], [], [], 0
+    for rank in range(count):
+        impl = make_impl(backend, spec["model"], cache, positions)
+        vars(impl).update(dcp_world_size=count, dcp_rank=rank, need_to_return_lse_for_decode=True)
+        metadata = types.SimpleNamespace(
+            req_id_per_token=torch.arange(requests, dtype=torch.int32),
+            block_table=rows[rank].contiguous(),
+            block_size=PAGE,
+            num_decode_tokens=requests,
+            cp_kv_cache_interleave_size=interleave,
+        )
+        out, lse = impl.forward_mqa(q, cache.pages, metadata, types.SimpleNamespace(_k_scale=cache.scale))
+        assert (lse.shape, lse.dtype) == ((requests, HEADS), torch.float32)
+        none = ((owner == rank) & (positions >= 0)).sum(1) == 0
+        empty.append(bool((out[none] == 0).all() and (lse[none] == -torch.inf).all() and lse[~none].isfinite().all()))
+        keyless += int(none.sum())
+        outs.append(out.double())
+        lses.append(lse.double())
+    total = torch.stack(lses).logsumexp(0)
+    factors = [(lse - total).nan_to_num(nan=-torch.inf).exp() for lse in lses]
+    merged = sum(out * factor[..., None] for out, factor in zip(outs, factors, strict=True))
+    wanted = torch.zeros(requests, HEADS, d_v, dtype=torch.float64)
+    for request, length in enumerate(LENGTHS):
+        of, at = owner[request, :length].long(), local[request, :length]
+        if length:
+            pages = rows[of, request, at // PAGE].long()
+            wanted[request] = attend(q[request], cache.rows[pages * PAGE + at % PAGE], d_v)
+    return {"error": (merged - wanted).abs().max().item(), "empty": all(empty), "keyless": keyless}
+
+
+def non_causal(backend: Any, spec: dict[str, Any]) -> float:
+    """The largest error of two query tokens of a request that both see all of its keys."""
+    d_v, requests = spec["model"]["kv_lora_rank"], 2
+    cache = Cache(spec, apart=False)
+    q = torch.randn(2 * requests, HEADS, cache.rows.shape[1], generator=torch.Generator().manual_seed(2)).bfloat16()
+    table, lengths = torch.tensor([[2, 0], [1, 2]], dtype=torch.int32), (70, 2)
+    decode = types.SimpleNamespace(block_table=table, seq_lens=torch.tensor(lengths, dtype=torch.int32))
+    metadata = types.SimpleNamespace(num_decode_tokens=len(q), num_decodes=requests, decode=decode, causal=False)
+    impl = make_impl(backend, spec["model"], cache, torch.zeros(0))
+    out, _ = impl.forward_mqa(q, cache.pages, metadata, types.SimpleNamespace(_k_scale=cache.scale))
+    errors = []
+    for token in range(len(q)):
+        at = torch.arange(lengths[token // 2])
+        keys = cache.rows[table[token // 2, at // PAGE].long() * PAGE + at % PAGE]
+        errors.append((out[token].double() - attend(q[token], keys, d_v)).abs().max().item())
+    return max(errors)
+
+
 def several_tokens(backend: Any, spec: dict[str, Any], tokens: int, shares: bool) -> str:
     """The answer to several query tokens of two requests; whether ranks share a context."""
     cache = Cache(spec, apart=False)
@@ -330,11 +394,19 @@ def main(folder: str, name: str, engine: str, told: str, what: str) -> None:
             found["conversion"] = conversion(backend.Backend, engine)
             if engine != "vllm":  # 0.33's own method needs an engine
                 found["reordered"] = reordered(backend.Backend, spec)
+        if spec["attention"]["kind"] == "sparse":
+            found["can share a context"] = backend.Impl.supports_dcp
+            if backend.Impl.supports_dcp:
+                sizes = ((2, 1), (2, 64), (4, 16), (8, 1), (8, 64))  # ranks, and neighbours on one
+                found["ranks"] = [sparse_ranks(backend.Backend, spec, *size) for size in sizes]
         if spec["attention"]["kind"] == "dense":
             found["ranks"] = [ranks(backend.Backend, spec, count) for count in (2, 3)]
             found["several tokens"] = several_tokens(backend.Backend, spec, 4, shares=True)
             found["uneven tokens"] = several_tokens(backend.Backend, spec, 5, shares=False)
             found["can share a context"] = backend.Impl.can_return_lse_for_decode
+            found["non causal"] = {"error": non_causal(backend.Backend, spec)}
+            found["non causal"]["declared"] = backend.Backend.supports_non_causal()
+            found["non causal"]["built"] = backend.MetadataBuilder.supports_non_causal_multi_token_decode
         if engine != "0.26" and not (engine == "vllm" and not hasattr(backend.Impl, "prepare_for_batch")):
             found["apart"] = forward(backend.Backend, spec, apart=True)
     print(json.dumps(found))

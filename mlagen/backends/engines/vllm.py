@@ -182,11 +182,19 @@ def _refused(plan: Plan, field: str, got: str, takes: str) -> UsageError:
     return UsageError(f"{plan.spec.name}: {field}: got {got}; a package for vLLM takes {takes}")
 
 
+def _why_not_shared(plan: Plan) -> str:
+    """Return why ranks cannot share a context of sparse attention, in words; empty if they can."""
+    if CONVERTER not in plan.spec.wrappers:
+        return f"the package lacks {CONVERTER}, which leaves a rank its own indices"
+    return "" if plan.sparse_attention.lse_base == "e" else "ranks merge parts by an LSE of base e"
+
+
 def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
     """Context of the templates."""
     attention = plan.attention
     assert plan.layout is not None  # checked by _kind
     dense = isinstance(attention, DenseAttention)
+    why_not_shared = "" if dense else _why_not_shared(plan)
     block_size = plan.spec.cache.block_size if dense and plan.spec.cache is not None else INDEXER_BLOCK_SIZE
     return {
         "name": plan.spec.name,
@@ -205,6 +213,8 @@ def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
         "takes_length": not dense and plan.sparse_attention.topk_length != "none",
         "unserved": kind.unserved,
         "converts": CONVERTER in plan.spec.wrappers,
+        "shares": not why_not_shared,
+        "why_not_shared": why_not_shared,
         "selects": kind.template == "v4",
         "indexes": set(INDEXER) <= set(plan.spec.wrappers),
         "picks": not dense and set(TOPK) <= set(plan.spec.wrappers),
