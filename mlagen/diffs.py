@@ -142,6 +142,8 @@ def main(arguments: Sequence[str]) -> int:
         if first.endswith(SUFFIX):
             print(write_whole(Path(first), Path(second)))
             return 0
+        if Path(first).name != first:
+            raise UsageError(f"BASE: got {first}, takes the name of a package in the folder of {second}")
         folder = Path(second)
         texts = read_package(folder)
         diff_of(folder).write_text(diff_text(first, read_package(folder.with_name(first)), folder.name, texts))
