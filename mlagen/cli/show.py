@@ -42,7 +42,7 @@ from mlagen.plan import (
     make_plan,
 )
 from mlagen.plan.sm90.caches import cache_refusal
-from mlagen.plan.sm90.seesaw import Registers, refusal
+from mlagen.plan.sm90.kernel import Registers, refusal
 from mlagen.plan.tiles.tuned import TunedFiles
 from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
 from mlagen.proofs import Proofs

@@ -10,7 +10,7 @@ from typing import Any
 
 from mlagen.compile.job import CompileJob
 from mlagen.plan import TARGETS, DenseFwdPlan, DenseFwdTile, Plan, Tile
-from mlagen.plan.sm90.seesaw import Registers, Split
+from mlagen.plan.sm90.kernel import Registers, Split
 from mlagen.plan.tiles.findings import REGISTERS
 from mlagen.plan.tiles.tile import AnyTile
 from mlagen.plan.tritons import Minor, rows_under

@@ -19,7 +19,7 @@ from mlagen.plan.ops import OPS, Op, OpsPlan
 from mlagen.plan.plan import Plan, load_plan, make_plan
 from mlagen.plan.rows import Caches, StoredCache, layout_chunks
 from mlagen.plan.sm90.index_union import IndexUnionPlan
-from mlagen.plan.sm90.seesaw import Sm90Plan
+from mlagen.plan.sm90.kernel import Sm90Plan
 from mlagen.plan.splits import CombineTile, SplitsPlan
 from mlagen.plan.targets import SM90, TARGETS, Target
 from mlagen.plan.tiles.chunks import Chunk

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from mlagen.plan.family import TiledFamily
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90.seesaw import Sm90Plan
+from mlagen.plan.sm90.kernel import Sm90Plan
 from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles.cached_row import CachedRow

@@ -10,8 +10,9 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from mlagen.plan.rows import Caches
+from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan
 from mlagen.plan.sm90.index_union import IndexUnionPlan
-from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan, Registers, Sm90Plan, Split
+from mlagen.plan.sm90.kernel import Registers, Sm90Plan, Split
 from mlagen.plan.targets import SM90, Target
 from mlagen.plan.tiles.findings import Findings, LeftOut
 from mlagen.plan.tiles.replacements import Replacement, Row, split_table

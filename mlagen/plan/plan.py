@@ -19,7 +19,7 @@ from mlagen.plan.ops import OpsPlan, make_ops
 from mlagen.plan.rows import Caches, caches_of, rows_block_size
 from mlagen.plan.sm90.index_union import IndexUnionPlan
 from mlagen.plan.sm90.index_union import refusal as union_refusal
-from mlagen.plan.sm90.seesaw import RESCALE_THRESHOLD_LOG2, refusal
+from mlagen.plan.sm90.kernel import RESCALE_THRESHOLD_LOG2, refusal
 from mlagen.plan.sm90.sparse_decode import multiplies_e4m3
 from mlagen.plan.splits import SplitsPlan
 from mlagen.plan.tiles.findings import Findings, findings_path, read_findings

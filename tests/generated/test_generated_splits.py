@@ -9,7 +9,7 @@ from checked_in import package_of
 
 from mlagen.bench import load_package
 from mlagen.bench.package import BenchPackage
-from mlagen.plan.sm90.seesaw import COST, DEQUANTISING_COST
+from mlagen.plan.sm90.seesaw import SPARSE_DECODE, SPARSE_FWD
 from mlagen.plan.splits import MAX_SPLITS
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +76,7 @@ def sm90_schedule(
     heads: int,
     *,
     batch_invariant: bool = False,
-    cost: tuple[int, int] = COST,
+    cost: tuple[int, int] = SPARSE_FWD.cost,
 ):
     splits = package.module("_splits")
     facts = package.module("_launch").DeviceFacts("sm90", 132)
@@ -95,7 +95,7 @@ def test_the_rule_picks_the_fastest_splits_of_the_sm90_kernel(fp32: BenchPackage
 @pytest.mark.parametrize(("tokens", "heads"), MEASURED_CACHE)
 def test_the_rule_picks_the_fastest_splits_of_the_dequantising_kernel(fp32: BenchPackage, tokens: int, heads: int):
     times = MEASURED_CACHE[tokens, heads]
-    picked = sm90_schedule(fp32, tokens, heads, cost=DEQUANTISING_COST).num_splits
+    picked = sm90_schedule(fp32, tokens, heads, cost=SPARSE_DECODE.cost).num_splits
     assert times[picked] <= SLOWER * min(times.values())
 
 

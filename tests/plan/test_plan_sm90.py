@@ -15,7 +15,8 @@ from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import TARGETS, DenseDecodePlan, Sm90Row, SparseDecodePlan, SparseFwdPlan, load_plan, make_plan
 from mlagen.plan.sm90 import row_pieces
 from mlagen.plan.sm90.caches import least_unit, load_unit, reads_cache
-from mlagen.plan.sm90.seesaw import BARRIERS, SHARED_REGISTERS
+from mlagen.plan.sm90.index_union import REGISTERS
+from mlagen.plan.sm90.kernel import BARRIERS
 from mlagen.plan.sm90.stored import StoredRows
 from mlagen.plan.tiles.tuned import Tuned, dump_tuned
 from mlagen.plan.tritons import MINORS
@@ -420,7 +421,7 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     assert union.words * union.fields == union.staged  # each row of a word may be named
     assert union.words_a_thread * 32 * union.num_warps == union.words
     assert union.expected_shared == 2 * 32768
-    assert union.sm90 == replace(plan.of(SparseFwdPlan).sm90, registers=SHARED_REGISTERS[group])
+    assert union.sm90 == replace(plan.of(SparseFwdPlan).sm90, registers=REGISTERS[group])
     # Groups that they cannot share are done again with the tile of calls of so many heads.
     found = enumerate_plan(plan, tmp_path)
     tiles = found.module("_tiles")

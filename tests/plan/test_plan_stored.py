@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlagen.plan import SparseDecodePlan, load_plan
-from mlagen.plan.sm90.seesaw import register_columns
+from mlagen.plan.sm90.kernel import register_columns
 from mlagen.plan.sm90.stored import StoredRows
 
 SPECS = Path(__file__).parents[2] / "specs"

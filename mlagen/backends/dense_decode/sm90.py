@@ -22,7 +22,7 @@ from mlagen.backends.parts.gluon import (
 )
 from mlagen.backends.parts.grouped import shared
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
-from mlagen.plan.sm90.seesaw import PRODUCT_DEPTH
+from mlagen.plan.sm90.kernel import PRODUCT_DEPTH
 
 WARPGROUP = 128  # threads
 E4M3_COLUMNS = ("pieces", "acc_columns", "half_columns", "result", "v_end")

@@ -11,7 +11,7 @@ from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, chunk_of, stated_scale
 from mlagen.backends.parts.splits import accumulators, kernel_names
 from mlagen.plan import DenseFwdPlan, MergeStatesPlan, Plan
-from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan
+from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan
 
 MODULE = "dense_fwd"
 

@@ -8,7 +8,7 @@ from mlagen.backends.parts.common import Signature, chunk_of
 from mlagen.backends.parts.gluon import Sm90Kernels, register_split, required, rescaling
 from mlagen.backends.parts.grouped import interface, shared
 from mlagen.plan import SM90, DenseFwdPlan, Plan
-from mlagen.plan.sm90.seesaw import RESCALE_THRESHOLD_LOG2, register_columns
+from mlagen.plan.sm90.kernel import RESCALE_THRESHOLD_LOG2, register_columns
 from mlagen.work import ITEMSIZE
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen.plan import Sm90Plan
+from mlagen.plan.sm90.kernel import SWIZZLED_COLUMNS, register_columns
 from mlagen.plan.sm90.row_pieces import RowPieces
-from mlagen.plan.sm90.seesaw import SWIZZLED_COLUMNS, register_columns
 from mlagen.work import ITEMSIZE
 
 # Names of `row_context` that the templates of a seesaw read.

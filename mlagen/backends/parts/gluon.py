@@ -11,7 +11,7 @@ from mlagen.backends.parts.common import Signature
 from mlagen.backends.parts.grouped import interface, shared
 from mlagen.backends.parts.splits import attention_context
 from mlagen.plan import LatentFamily, Plan, Sm90Plan
-from mlagen.plan.sm90.seesaw import Registers
+from mlagen.plan.sm90.kernel import Registers
 
 # Facts of attention that the templates over indices read.
 FACTS = ("d_v", "partials", "has_sink", "has_topk_length", "length_required")

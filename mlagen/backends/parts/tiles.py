@@ -21,7 +21,8 @@ from mlagen.plan import (
     TopkPlan,
 )
 from mlagen.plan.sm90.dense_decode import WideRow
-from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan, Sm90Plan
+from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan
+from mlagen.plan.sm90.kernel import Sm90Plan
 from mlagen.plan.tiles.tile import DenseFwdRow, TileRow
 from mlagen.plan.tritons import Minor, has_versions
 

@@ -18,7 +18,8 @@ from mlagen.backends.parts.gluon import (
 )
 from mlagen.backends.parts.grouped import shared
 from mlagen.plan import Plan, Sm90Plan, SparseDecodePlan
-from mlagen.plan.sm90.seesaw import FP16_Q, FP16_SCALES, PRODUCT_DEPTH
+from mlagen.plan.sm90.kernel import PRODUCT_DEPTH
+from mlagen.plan.sm90.seesaw import FP16_Q, FP16_SCALES
 from mlagen.plan.sm90.stored import StoredRows
 
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # one exponent bias for fp32, bf16 and ue8m0

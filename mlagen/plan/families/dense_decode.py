@@ -17,10 +17,11 @@ from mlagen.plan.sm90.dense_decode import (
     make_dense_e4m3_few,
     make_dense_e4m3_parts,
     make_dense_swap_ab,
-    reads_e4m3,
     wide_calls,
 )
-from mlagen.plan.sm90.seesaw import Sm90Plan, make_sm90
+from mlagen.plan.sm90.e4m3 import reads_e4m3
+from mlagen.plan.sm90.kernel import Sm90Plan
+from mlagen.plan.sm90.seesaw import DENSE_DECODE, make_sm90
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles import fits
 from mlagen.plan.tiles.cached_row import CachedRow, cached_row
@@ -125,7 +126,7 @@ class DenseDecodePlan(CachedFamily):
 def _make_sm90(spec: Spec, layout: CacheLayout, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
     """The sm90 kernel's numbers; None without one."""
     if not layout.quantised:
-        return make_sm90(spec, rows)
+        return make_sm90(spec, DENSE_DECODE, rows)
     return make_dense_e4m3(spec, rows) if reads_e4m3(layout) else None
 
 

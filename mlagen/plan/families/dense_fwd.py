@@ -14,7 +14,7 @@ from mlagen import work
 from mlagen.errors import LimitError
 from mlagen.plan.family import TiledFamily
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90.seesaw import DenseFwdSm90Plan, make_dense_fwd_sm90
+from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan, make_dense_fwd_sm90
 from mlagen.plan.targets import SM90, TARGETS, Target
 from mlagen.plan.tiles import fits
 from mlagen.plan.tiles.chunks import Chunk, make_chunks

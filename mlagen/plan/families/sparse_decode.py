@@ -11,7 +11,8 @@ from mlagen.layout import CacheLayout
 from mlagen.plan.attention import ANY, CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90.caches import cache_refusal
-from mlagen.plan.sm90.seesaw import Sm90Plan, make_sm90, refusal
+from mlagen.plan.sm90.kernel import Sm90Plan, refusal
+from mlagen.plan.sm90.seesaw import cached_kernel, make_sm90
 from mlagen.plan.sm90.sparse_decode import make_sparse_e4m3
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import fits
@@ -105,7 +106,7 @@ def _make_sm90(spec: Spec, layout: CacheLayout, extra: CacheLayout | None, text:
     """The sm90 kernel's numbers; None without one."""
     reason = refusal(spec) or cache_refusal(spec, layout, extra)
     if reason is None:
-        return make_sm90(spec, tuned.sm90_rows(text), layout, extra)
+        return make_sm90(spec, cached_kernel(layout, extra), tuned.sm90_rows(text), layout)
     if spec.backend == "gluon":
         raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
     return None

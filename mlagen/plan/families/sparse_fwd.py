@@ -9,7 +9,10 @@ from mlagen import work
 from mlagen.plan.attention import ANY, LatentFamily, Work, splits_of, unaligned_table
 from mlagen.plan.rows import Caches, row_chunks, rows_block_size
 from mlagen.plan.sm90.index_union import IndexUnionPlan, make_index_union
-from mlagen.plan.sm90.seesaw import Sm90Plan, make_sm90, make_swap_ab
+from mlagen.plan.sm90.kernel import Sm90Plan
+from mlagen.plan.sm90.seesaw import SPARSE_FWD, make_sm90
+from mlagen.plan.sm90.swap_ab import SPARSE_FWD as SWAP_AB
+from mlagen.plan.sm90.swap_ab import make_swap_ab
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import fits
 from mlagen.plan.tiles.tile import PlainRow
@@ -46,7 +49,7 @@ class SparseFwdPlan(LatentFamily):
         row, splits, group = PlainRow(row_chunks(spec)), splits_of(spec), attention.shared_indices
         text = fits.sparse_fwd(spec, row.chunks, rows_block_size(caches))
         found = tuned.rows(text, spec.targets, row.row)
-        sm90 = make_sm90(spec, tuned.sm90_rows(text))
+        sm90 = make_sm90(spec, SPARSE_FWD, tuned.sm90_rows(text))
         return cls(
             fits=text,
             tiles=tuple((name, found.get(name) or row.untuned(dims.num_heads, TARGETS[name])) for name in spec.targets),
@@ -57,7 +60,7 @@ class SparseFwdPlan(LatentFamily):
             sm90=sm90,
             topk=attention.topk,
             row=row,
-            swap_ab=() if sm90 is None else make_swap_ab(sm90, splits.partials, true_maxima=True),
+            swap_ab=() if sm90 is None else make_swap_ab(SWAP_AB, sm90, splits.partials),
             union=None if sm90 is None or group is None else make_index_union(group, sm90),
         )
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 
 from mlagen.layout import CacheLayout
-from mlagen.plan.sm90.seesaw import D_V, SCALE_TILE, V4_SCALE_TILE, V4_SCALES, V41_RUNS
+from mlagen.plan.sm90.kernel import D_V
+from mlagen.plan.sm90.seesaw import SCALE_TILE, V4_SCALE_TILE, V41_SCALE_TILE
 from mlagen.spec import DenseAttention, Spec
 
 LOAD_BYTES = 16  # of a load; rows and their fields begin at multiples of it
@@ -15,6 +16,9 @@ SCALE_BYTES = 4  # of an fp32 scale: rows of fewer than four scales may begin at
 # blocks of 64 rows fit together with Q.
 CACHED_COLUMNS = {256: (0, 32, 64, 128), D_V: (0, 32, 64)}
 PLANES_COLUMNS = {D_V: (0,)}  # likewise of V4's and V4.1's
+V4_SCALES = 8  # bytes of a token in the second plane: seven scales and a pad
+# Columns and scales of a row of V4.1, of the first and of the second cache.
+V41_RUNS = (("e4m3", D_V, "ue8m0", 32), ("e2m1", D_V, "e4m3", V41_SCALE_TILE))
 
 
 def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None) -> str | None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlagen.layout import CacheLayout
-from mlagen.plan.sm90.seesaw import BLOCK_H, BLOCK_N, D_V, PRODUCT_DEPTH, Registers, Sm90Plan, make_sm90, make_swap_ab
+from mlagen.plan.sm90.e4m3 import PRODUCT_DEPTH, of_e4m3, shared_bytes
+from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, D_V, Registers, Sm90Plan
+from mlagen.plan.sm90.seesaw import DENSE_DECODE, make_sm90
+from mlagen.plan.sm90.swap_ab import DENSE_DECODE as SWAP_AB
+from mlagen.plan.sm90.swap_ab import make_swap_ab
 from mlagen.plan.splits import PartialRow
 from mlagen.plan.targets import SM90, TARGETS
 from mlagen.plan.tiles.tile import Sm90Row
@@ -17,8 +20,6 @@ from mlagen.work import ITEMSIZE
 REGISTERS = Registers((232, 32))
 FEW_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
-SWAP_AB_REGISTERS = Registers((224, 224))
-E4M3_PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
 E4M3_TAILS = (0, 32, 64)  # columns behind V; with 128 no Triton compiles the kernel of few rows
 PASSED = 640  # bytes for barriers, and for the values that a program passes to its partitions
 FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
@@ -59,37 +60,17 @@ def wide_calls(parts: Sm90Plan | None) -> tuple[WideRow, ...]:
     return WIDE_CALLS if parts else tuple(replace(row, min_keys_parts=None) for row in WIDE_CALLS)
 
 
-def reads_e4m3(layout: CacheLayout) -> bool:
-    """Whether the kernel of dense attention over e4m3 reads a cache: a row is K's columns in order, of one scale."""
-    runs = [(field.dtype, field.tensor_scale, field.offset - field.first_column) for field in layout.data]
-    return set(runs) == {("e4m3", True, 0)} and layout.row_bytes == layout.columns and not layout.planar
-
-
 def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
     """The plan of the sm90 kernel of dense attention over e4m3.
 
     None where one over the model's dtype would be none, and for other dims than its text is written for.
     """
-    sm90 = make_sm90(spec, rows or ROWS)
+    sm90 = make_sm90(spec, DENSE_DECODE, rows or ROWS)
     if sm90 is None or PartialRow(spec.partials, D_V).scaled:
         return None
     if sm90.pieces.d_v != D_V or sm90.pieces.pads_k or sm90.d_tail not in E4M3_TAILS:
         return None
     return of_e4m3(sm90, REGISTERS)
-
-
-def of_e4m3(sm90: Sm90Plan, registers: Registers) -> Sm90Plan:
-    """The plan of a kernel of 64 rows that multiplies K as it is stored, of one that multiplies the model's dtype."""
-    scores = 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
-    values = 2 * (D_V // 2 // BLOCK_H) * sm90.step // PRODUCT_DEPTH
-    return replace(
-        sm90,
-        registers=registers,
-        scale_columns=0,
-        expected_shared=_shared(sm90, BLOCK_H, BLOCK_H, 7),
-        expected_products=scores + values,
-        k_itemsize=1,
-    )
 
 
 def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
@@ -98,7 +79,7 @@ def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
         sm90,
         block_h=FEW_ROWS,
         registers=FEW_REGISTERS,
-        expected_shared=_shared(sm90, FEW_ROWS, 2 * FEW_ROWS, 8),
+        expected_shared=shared_bytes(sm90, FEW_ROWS, 2 * FEW_ROWS, 8),
     )
 
 
@@ -108,14 +89,14 @@ def make_dense_e4m3_parts(sm90: Sm90Plan) -> Sm90Plan | None:
     It then has one P of each warpgroup, and only two blocks of K of the columns behind V.
     """
     spared = BLOCK_H * BLOCK_N * ITEMSIZE + 2 * BLOCK_N * sm90.d_tail
-    shared = _shared(sm90, BLOCK_H, 2 * BLOCK_H, 8) - spared
+    shared = shared_bytes(sm90, BLOCK_H, 2 * BLOCK_H, 8) - spared
     if shared + PASSED > TARGETS[SM90].shared_limit:
         return None
-    values = sm90.expected_products - 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
+    values = sm90.expected_products - 2 * sm90.d_k // PRODUCT_DEPTH
     return replace(
         sm90,
         expected_shared=shared,
-        expected_products=values + 4 * sm90.d_k // E4M3_PRODUCT_DEPTH,
+        expected_products=values + 4 * sm90.d_k // PRODUCT_DEPTH,
     )
 
 
@@ -126,9 +107,4 @@ def make_dense_swap_ab(sm90: Sm90Plan, partials: PartialRow) -> tuple[Sm90Plan, 
     """
     if sm90.block_n < BLOCK_N:
         return ()
-    return make_swap_ab(sm90, partials, SWAP_AB_REGISTERS, true_maxima=False)
-
-
-def _shared(sm90: Sm90Plan, rows: int, q_rows: int, vectors: int) -> int:
-    """Bytes of Q, of four blocks of K, of P of three, and of so many vectors of rows."""
-    return (q_rows + 4 * BLOCK_N) * sm90.d_k + 3 * rows * BLOCK_N * ITEMSIZE + vectors * rows * 4
+    return make_swap_ab(SWAP_AB, sm90, partials)

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from mlagen.plan.sm90.seesaw import (
-    BLOCK_H,
-    BLOCK_N,
-    OTHER_TAIL_REGISTERS,
-    SHARED_REGISTERS,
-    SHORT_REGISTERS,
-    Sm90Plan,
-    make_sm90,
-)
-from mlagen.plan.sm90.seesaw import refusal as sm90_refusal
+from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, Registers, Sm90Plan
+from mlagen.plan.sm90.kernel import refusal as sm90_refusal
+from mlagen.plan.sm90.seesaw import SPARSE_FWD, Form, form_of, make_sm90
 from mlagen.plan.tiles.tile import Sm90Row
 from mlagen.spec import Spec
 
@@ -26,6 +19,10 @@ STAGED = 1 << 13  # entries put in order at a time; a list's program has as much
 INDICES = 2048  # a step of a list's program
 LIST_WARPS = 8
 WARP_SIZE = 32
+REGISTERS = {  # of the attending kernel, by tokens per group; docs/tritons.md lists spills by Triton
+    2: Registers((208, 56), (((3, 9), (216, 56)),)),
+    4: Registers((208, 56), (((3, 9), (208, 48)),)),
+}
 
 
 @dataclass(frozen=True)
@@ -107,20 +104,20 @@ def refusal(spec: Spec, *, over_rows: bool) -> str | None:
     if not over_rows:
         return "no wrapper computes attention over unquantised rows, the only kind that it supports"
     reason = sm90_refusal(spec)
-    sm90 = make_sm90(spec) if reason is None else None
+    sm90 = make_sm90(spec, SPARSE_FWD) if reason is None else None
     if sm90 is not None and sm90.block_n != BLOCK_N:
         return f"a row has {sm90.d_k} columns, and with Q two blocks of {BLOCK_N} do not fit shared memory"
-    if sm90 is not None and sm90.registers == OTHER_TAIL_REGISTERS:
+    if sm90 is not None and form_of(sm90.pieces) is Form.OTHER_TAIL:
         return f"V has {sm90.pieces.d_v} columns and {sm90.d_tail} follow, which leaves too few registers for its loop"
     return reason
 
 
 def make_index_union(group: int, sm90: Sm90Plan) -> IndexUnionPlan:
     """The plan for groups of `group` tokens, 2 or 4: as many heads fit as fill a tile."""
-    widest = sm90.registers != SHORT_REGISTERS
+    widest = form_of(sm90.pieces) is not Form.SHORT
     return IndexUnionPlan(
         group=group,
-        sm90=replace(sm90, registers=SHARED_REGISTERS[group] if widest else sm90.registers),
+        sm90=replace(sm90, registers=REGISTERS[group] if widest else sm90.registers),
         rows=(Sm90Row(BLOCK_H // group, MIN_TOKENS), Sm90Row(None, None)),
         most_rows=MOST_ROWS,
         row_bits=ROW_BITS,

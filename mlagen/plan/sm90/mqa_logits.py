@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout
 from mlagen.plan.indexer import indexer_rows_of
-from mlagen.plan.sm90.seesaw import WARPS, Registers
+from mlagen.plan.sm90.kernel import WARPS, Registers
 from mlagen.plan.targets import SM90
 from mlagen.spec import Spec
 

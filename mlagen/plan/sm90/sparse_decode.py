@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
-from mlagen.plan.sm90.dense_decode import of_e4m3, reads_e4m3
-from mlagen.plan.sm90.seesaw import D_V, SWIZZLED_COLUMNS, Registers, Sm90Plan, refusal
+from mlagen.plan.sm90.e4m3 import of_e4m3, reads_e4m3
+from mlagen.plan.sm90.kernel import D_V, SWIZZLED_COLUMNS, Registers, Sm90Plan, refusal
 from mlagen.plan.splits import PartialRow
 from mlagen.spec import SparseAttention, Spec
 

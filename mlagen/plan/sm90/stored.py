@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout, DataField, ScalesField
 from mlagen.plan.sm90.caches import load_unit
-from mlagen.plan.sm90.seesaw import Sm90Plan
+from mlagen.plan.sm90.kernel import Sm90Plan
 
 WORD = 4  # bytes
 WARP_SIZE = 32
