@@ -139,19 +139,23 @@ def _print_tiles(family: LatentFamily, num_heads: int) -> None:
     out.print(table)
     if family.sm90 is not None:
         _print_sm90(family.sm90)
-    if isinstance(family, DenseDecodePlan) and family.few_rows is not None:
+    if isinstance(family, DenseDecodePlan) and family.sm90_rows32 is not None:
         _print_few_rows(family)
     if isinstance(family, SparseDecodePlan) and family.sm90_e4m3 is not None:
         _print_e4m3(family.sm90_e4m3)
     if isinstance(family, SparseFwdPlan | DenseDecodePlan):
-        for swap_ab in family.swap_ab:
+        for swap_ab in family.sm90_swap_ab:
             _print_swap_ab(swap_ab)
-    if isinstance(family, DenseDecodePlan) and family.sm90 is not None and not (family.swap_ab or family.few_rows):
+    if (
+        isinstance(family, DenseDecodePlan)
+        and family.sm90 is not None
+        and not (family.sm90_swap_ab or family.sm90_rows32)
+    ):
         out.print(
             f"calls with few rows also run it: its blocks have {family.sm90.block_n} keys, swap-AB needs pages of 64"
         )
-    if isinstance(family, SparseFwdPlan) and family.union is not None:
-        _print_union(family.union)
+    if isinstance(family, SparseFwdPlan) and family.sm90_shared is not None:
+        _print_union(family.sm90_shared)
 
 
 def _print_no_sm90(plan: Plan, family: LatentFamily) -> None:
@@ -182,14 +186,14 @@ def _print_rescaling(threshold_log2: int) -> None:
 
 def _print_few_rows(family: DenseDecodePlan) -> None:
     """Print the numbers of the other sm90 kernels over e4m3, and the calls that run the 64-row kernel."""
-    for plan, q in ((family.few_rows, "q of either dtype"), (family.parts, "q of 2-byte values")):
+    for plan, q in ((family.sm90_rows32, "q of either dtype"), (family.sm90_q_in_parts, "q of 2-byte values")):
         if plan is not None:
             out.print(
                 f"{plan.block_h}-row kernel, {q}: registers {_registers(plan.registers)}; "
                 f"{plan.expected_shared:,} bytes of shared memory; {plan.expected_products} wgmma"
             )
     kinds = [("e4m3", [row.min_keys for row in family.wide_calls])]
-    if family.parts is not None:
+    if family.sm90_q_in_parts is not None:
         kinds.append(("2-byte values", [row.min_keys_parts for row in family.wide_calls]))
     for q, fewest in kinds:
         calls = (

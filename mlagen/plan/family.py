@@ -76,11 +76,11 @@ class TiledFamily(Family, Generic[Row]):
         unaligned: the same for unaligned calls: one row, or one per range of Tritons.
         sm90: plan of the sm90 kernel; None without one.
         left_out: sm90 kernels that are not used under some Tritons.
-        SM90_KERNELS: attribute with the plan of an sm90 kernel, by the kernel's name.
+        SM90_KERNELS: names of its sm90 kernels, which are the attributes with their plans.
         MODULES: generated modules of sm90 kernels that have other names than their kernels.
     """
 
-    SM90_KERNELS: ClassVar[Mapping[str, str]] = MappingProxyType({"sm90": "sm90"})
+    SM90_KERNELS: ClassVar[tuple[str, ...]] = ("sm90",)
     MODULES: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     fits: str
@@ -97,7 +97,7 @@ class TiledFamily(Family, Generic[Row]):
     @property
     def sm90_kernels(self) -> dict[str, str]:
         """Generated modules of its sm90 kernels, by the kernels' names."""
-        present = (name for name, attribute in self.SM90_KERNELS.items() if getattr(self, attribute))
+        present = (name for name in self.SM90_KERNELS if getattr(self, name))
         return {name: self.MODULES.get(name, f"_{self.NAME}_{name}") for name in present}
 
     @property
@@ -128,7 +128,7 @@ class TiledFamily(Family, Generic[Row]):
 
     def registers(self, kernel: str) -> Registers | None:
         """The split of registers of an sm90 kernel, by the kernel's name in the family; None without one."""
-        numbers = getattr(self, self.SM90_KERNELS.get(kernel, ""), None)
+        numbers = getattr(self, kernel) if kernel in self.SM90_KERNELS else None
         numbers = numbers[0] if isinstance(numbers, tuple) and numbers else numbers
         numbers = numbers.sm90 if isinstance(numbers, IndexUnionPlan) else numbers
         return numbers.registers if isinstance(numbers, Sm90Plan | DenseFwdSm90Plan) else None
@@ -138,9 +138,8 @@ class TiledFamily(Family, Generic[Row]):
         family = self
         for one in findings.registers:
             if one.fits == self.fits and one.kernel in self.SM90_KERNELS:
-                name = self.SM90_KERNELS[one.kernel]
-                numbers = with_registers(getattr(family, name), one.triton, one.split)
-                family = replace(family, **{name: numbers})
+                numbers = with_registers(getattr(family, one.kernel), one.triton, one.split)
+                family = replace(family, **{one.kernel: numbers})
         return replace(family, left_out=tuple(one for one in findings.left_out if one.fits == self.fits))
 
 

@@ -105,7 +105,7 @@ class Plan:
     def union(self) -> IndexUnionPlan | None:
         """Numbers of the kernels of shared indices; None without."""
         sparse_fwd = self.find(SparseFwdPlan)
-        return sparse_fwd.union if sparse_fwd else None
+        return sparse_fwd.sm90_shared if sparse_fwd else None
 
     @property
     def rows_block_size(self) -> int | None:

@@ -86,15 +86,15 @@ def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[
             shared[f"_{family.NAME}_sm90_kernel", None] = family.sm90.expected_shared
             split[f"_{family.NAME}_sm90_kernel", None] = getattr(family.sm90, "split_shared", 0)
     dense_decode = plan.find(DenseDecodePlan)
-    if dense_decode and dense_decode.few_rows:
-        shared["_dense_decode_sm90_few_kernel", None] = dense_decode.few_rows.expected_shared
-    if dense_decode and dense_decode.parts:
-        shared["_dense_decode_sm90_parts_kernel", None] = dense_decode.parts.expected_shared
-    for one in dense_decode.swap_ab if dense_decode else ():
+    if dense_decode and dense_decode.sm90_rows32:
+        shared["_dense_decode_sm90_few_kernel", None] = dense_decode.sm90_rows32.expected_shared
+    if dense_decode and dense_decode.sm90_q_in_parts:
+        shared["_dense_decode_sm90_parts_kernel", None] = dense_decode.sm90_q_in_parts.expected_shared
+    for one in dense_decode.sm90_swap_ab if dense_decode else ():
         shared["_dense_decode_sm90_swap_ab_kernel", one.block_h] = one.expected_shared
         split["_dense_decode_sm90_swap_ab_kernel", one.block_h] = one.split_shared
     sparse_fwd = plan.find(SparseFwdPlan)
-    for one in sparse_fwd.swap_ab if sparse_fwd else ():
+    for one in sparse_fwd.sm90_swap_ab if sparse_fwd else ():
         shared["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.expected_shared
         split["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.split_shared
     if plan.union:

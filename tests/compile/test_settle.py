@@ -96,13 +96,13 @@ def test_a_kernel_that_no_split_of_registers_frees_is_left_out_and_the_rest_is_b
 def test_another_split_of_registers_is_taken_that_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
     build = Build(tmp_path, "sm90")
-    before = load_plan(build.spec).of(SparseFwdPlan).swap_ab[0].registers.at(minor(VERSION))
+    before = load_plan(build.spec).of(SparseFwdPlan).sm90_swap_ab[0].registers.at(minor(VERSION))
     settler = build.settler(FirstKeys(1))
     (taken,) = settler.settle([VERSION], build.prove(SWAP_AB))[VERSION]
     (split,) = settler.findings.registers
     assert taken.module == SWAP_AB
     assert not taken.cached  # the search compiled it
-    assert split.split == settler.plan.of(SparseFwdPlan).swap_ab[0].registers.at(minor(VERSION)) != before
+    assert split.split == settler.plan.of(SparseFwdPlan).sm90_swap_ab[0].registers.at(minor(VERSION)) != before
     assert [line.partition(" (")[0] for line in build.lines] == ["small: sparse_fwd sm90_swap_ab: registers"]
     assert settler.findings.left_out == ()
 

@@ -10,8 +10,8 @@ from mlagen.plan import DenseDecodePlan, Sm90Row, make_plan
 def test_dense_attention_of_few_rows_has_one_by_swap_ab_and_numbers_by_hand():
     dense = make_plan(make_spec(attention={"kind": "dense"}, **DENSE)).of(DenseDecodePlan)
     assert dense.sm90_modules == ("_dense_decode_sm90", "_dense_decode_sm90_swap_ab")
-    assert [one.block_h for one in dense.swap_ab] == [16, 32]
-    for one in dense.swap_ab:
+    assert [one.block_h for one in dense.sm90_swap_ab] == [16, 32]
+    for one in dense.sm90_swap_ab:
         # Q, two blocks of K and a third left half, both consumers' P, and of each row four maxima, m and l of both.
         tiles = (one.block_h + 2 * 64) * 576 + 64 * 256 + 2 * 64 * one.block_h
         assert one.expected_shared == 2 * tiles + 2 * (4 + 2) * one.block_h * 4
@@ -21,7 +21,7 @@ def test_dense_attention_of_few_rows_has_one_by_swap_ab_and_numbers_by_hand():
 
 def test_dense_attention_whose_blocks_are_narrow_has_no_swap_ab_kernel():
     dense = make_plan(make_spec(attention={"kind": "dense"}, **{**DENSE, "qk_rope_head_dim": 128})).of(DenseDecodePlan)
-    assert (dense.sm90.block_n, dense.swap_ab) == (32, ())
+    assert (dense.sm90.block_n, dense.sm90_swap_ab) == (32, ())
     assert dense.sm90.rows == (Sm90Row(32, 5), Sm90Row(None, 1))
     assert dense.sm90_modules == ("_dense_decode_sm90",)
 

@@ -116,7 +116,7 @@ def test_a_register_split_applies_only_under_its_triton() -> None:
     before = plan_of("dsv32", Findings())
     split = RegisterSplit(before.fits["sparse_fwd"], "sm90_swap_ab", HERE, (216, 216))
     found = plan_of("dsv32", Findings((split,))).of(SparseFwdPlan)
-    for one, was in zip(found.swap_ab, before.of(SparseFwdPlan).swap_ab, strict=True):
+    for one, was in zip(found.sm90_swap_ab, before.of(SparseFwdPlan).sm90_swap_ab, strict=True):
         assert one.registers.at(HERE) == (216, 216)
         assert all(one.registers.at(triton) == was.registers.at(triton) for triton in MINORS if triton != HERE)
     assert found.sm90 == before.of(SparseFwdPlan).sm90

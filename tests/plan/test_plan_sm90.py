@@ -53,7 +53,7 @@ def test_dense_attention_has_one_that_calls_of_few_rows_and_requests_do_not_run(
 
 def test_dense_attention_over_e4m3_has_three_and_numbers_by_hand():
     dense = load_plan(ROOT / "specs" / "dsv3_fp8.yaml").of(DenseDecodePlan)
-    few, wide, parts = dense.few_rows, dense.sm90, dense.parts
+    few, wide, parts = dense.sm90_rows32, dense.sm90, dense.sm90_q_in_parts
     names = ("_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts")
     assert dense.sm90_modules == names
     assert (few.block_h, wide.block_h, parts.block_h) == (32, 64, 64)
@@ -75,8 +75,8 @@ def test_dense_attention_over_e4m3_has_three_and_numbers_by_hand():
 def test_dense_attention_over_e4m3_has_one_of_q_in_two_parts(rope):
     spec = make_spec(attention={"kind": "dense"}, layout="fp8_per_tensor", qk_rope_head_dim=rope, **DENSE)
     dense = make_plan(spec).of(DenseDecodePlan)
-    assert dense.few_rows is not None
-    assert dense.parts is not None
+    assert dense.sm90_rows32 is not None
+    assert dense.sm90_q_in_parts is not None
     assert any(row.min_keys_parts for row in dense.wide_calls)
 
 
@@ -84,14 +84,14 @@ def test_dense_attention_over_e4m3_has_one_of_q_in_two_parts(rope):
 def test_dense_attention_over_e4m3_of_other_dims_has_no_sm90_kernel(latent, rope):
     dims = {**DENSE, "kv_lora_rank": latent, "v_head_dim": latent, "qk_rope_head_dim": rope}
     dense = make_plan(make_spec(attention={"kind": "dense"}, layout="fp8_per_tensor", **dims)).of(DenseDecodePlan)
-    assert (dense.sm90, dense.few_rows, dense.parts) == (None, None, None)
+    assert (dense.sm90, dense.sm90_rows32, dense.sm90_q_in_parts) == (None, None, None)
 
 
 def test_dense_attention_over_other_quantised_rows_or_a_window_has_none_of_e4m3():
     for changes in ({"layout": "fp8_ds_mla"}, {"attention": {"kind": "dense", "window": 512}}):
         spec = make_spec(**{"attention": {"kind": "dense"}, "layout": "fp8_per_tensor", **DENSE, **changes})
         dense = make_plan(spec).of(DenseDecodePlan)
-        assert (dense.sm90, dense.few_rows, dense.wide_calls) == (None, None, ())
+        assert (dense.sm90, dense.sm90_rows32, dense.wide_calls) == (None, None, ())
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_attention_over_a_cache_needs_no_kernel_over_rows():
 @pytest.mark.parametrize(("partials", "split_shared"), [("fp32", (0, 0)), ("bf16", (0, 0)), ("fp16", (640, 1280))])
 def test_numbers_of_few_heads_by_hand(rope, columns, partials, split_shared):
     spec = make_spec(qk_rope_head_dim=rope).model_copy(update={"partials": partials})
-    plans = make_plan(spec).of(SparseFwdPlan).swap_ab
+    plans = make_plan(spec).of(SparseFwdPlan).sm90_swap_ab
     assert tuple(plan.block_h for plan in plans) == (16, 32)
     assert tuple(plan.split_shared for plan in plans) == split_shared
     for plan in plans:
@@ -412,7 +412,7 @@ def test_gluon_alone_is_had_over_a_cache_that_a_kernel_reads(tmp_path, pytestcon
 @pytest.mark.parametrize(("group", "heads", "rows"), [(2, 32, 131072), (4, 16, 65536)])
 def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
     plan = make_plan(make_spec(shared_indices=group))
-    union = plan.of(SparseFwdPlan).union
+    union = plan.of(SparseFwdPlan).sm90_shared
     assert (union.group * union.heads, union.heads) == (64, heads)
     assert union.rows == (Sm90Row(heads, 512), Sm90Row(None, None))
     assert (union.window_rows * group, union.window_rows) == (32 * union.window, rows)
@@ -468,9 +468,9 @@ def sm90_registers(plan):
     """The split of registers of each sm90 kernel's module."""
     found = {f"_{family.NAME}_sm90": family.sm90 for family in plan.tiled}
     if "_dense_decode_sm90" in found:
-        found["_dense_decode_sm90_swap_ab"] = next(iter(plan.of(DenseDecodePlan).swap_ab), None)
+        found["_dense_decode_sm90_swap_ab"] = next(iter(plan.of(DenseDecodePlan).sm90_swap_ab), None)
     if "_sparse_fwd_sm90" in found:
-        found["_sparse_fwd_sm90_swap_ab"] = next(iter(plan.of(SparseFwdPlan).swap_ab), None)
+        found["_sparse_fwd_sm90_swap_ab"] = next(iter(plan.of(SparseFwdPlan).sm90_swap_ab), None)
         found["_sparse_fwd_sm90_shared"] = plan.union and plan.union.sm90
     return {module: one.registers for module, one in found.items() if one is not None}
 

@@ -59,7 +59,7 @@ def _wrappers(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
                     said="an sm90 kernel supports the call's addresses and page size.",
                     when=bool(dense.sm90),
                 ),
-                Field("e4m3", said="q is e4m3.", when=bool(dense.few_rows)),
+                Field("e4m3", said="q is e4m3.", when=bool(dense.sm90_rows32)),
             ]
         ),
         "q_dtypes": plan.spec.model.dtype + (" or float8_e4m3fn" if one.tensor_scale else ""),
@@ -129,11 +129,11 @@ def _text(dense: DenseDecodePlan) -> dict[str, str]:
     """Text of the wrappers for a window, a tensor's scale and sm90 kernels."""
     layout, window, sm90 = dense.caches.main.layout, dense.window is not None, dense.sm90 is not None
     scale = layout.tensor_scale
-    rows, e4m3 = "rows, batch_invariant", dense.few_rows is not None
+    rows, e4m3 = "rows, batch_invariant", dense.sm90_rows32 is not None
     return {
-        "swap_ab_rows": tuple_text(one.block_h for one in dense.swap_ab),
+        "swap_ab_rows": tuple_text(one.block_h for one in dense.sm90_swap_ab),
         "kernel_inputs": f"facts, requests, max_keys, {rows}, e4m3" if e4m3 else f"facts, requests, {rows}",
-        "tile_inputs": "kernel, rows" if dense.swap_ab else "kernel",
+        "tile_inputs": "kernel, rows" if dense.sm90_swap_ab else "kernel",
         "window_passed": ", window" if window else "",
         "window_block": " + 1" if window else "",
         "kernel": "kernel" if sm90 else '"portable"',

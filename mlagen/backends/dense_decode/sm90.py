@@ -92,7 +92,7 @@ def _dense_e4m3_details(plan: Plan, *units: str) -> dict[str, Any]:
 
 def _swap_ab(plan: Plan) -> tuple[Sm90Plan, ...]:
     family = plan.find(DenseDecodePlan)
-    return family.swap_ab if family else ()
+    return family.sm90_swap_ab if family else ()
 
 
 def _swap_ab_details(plan: Plan) -> dict[str, Any]:
@@ -127,20 +127,20 @@ DENSE_DECODE_E4M3 = Sm90Module(
     columns=E4M3_COLUMNS,
 )
 
-DENSE_DECODE_E4M3_FEW = Sm90Module(
+DENSE_DECODE_ROWS32 = Sm90Module(
     module="_dense_decode_sm90_few",
     template="sm90/dense_decode_e4m3_rows32",
-    plan_of=lambda plan: found.few_rows if (found := plan.find(DenseDecodePlan)) else None,
+    plan_of=lambda plan: found.sm90_rows32 if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
     details=lambda plan: _dense_e4m3_details(plan, "q_unit"),
     facts=(*FACTS, "dtype"),
     columns=E4M3_COLUMNS,
 )
 
-DENSE_DECODE_E4M3_PARTS = Sm90Module(
+DENSE_DECODE_Q_IN_PARTS = Sm90Module(
     module="_dense_decode_sm90_parts",
     template="sm90/dense_decode_e4m3_q_in_parts",
-    plan_of=lambda plan: found.parts if (found := plan.find(DenseDecodePlan)) else None,
+    plan_of=lambda plan: found.sm90_q_in_parts if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
     details=lambda plan: {**_dense_e4m3_details(plan, "q_unit"), "split_rows": SPLIT_ROWS},
     facts=(*FACTS, "dtype"),
@@ -166,6 +166,6 @@ KERNELS: tuple[Sm90Kernels, ...] = (
     DENSE_DECODE,
     DENSE_DECODE_SWAP_AB,
     DENSE_DECODE_E4M3,
-    DENSE_DECODE_E4M3_FEW,
-    DENSE_DECODE_E4M3_PARTS,
+    DENSE_DECODE_ROWS32,
+    DENSE_DECODE_Q_IN_PARTS,
 )

@@ -64,8 +64,8 @@ def _context(family: TiledFamily[Any]) -> dict[str, Any]:
     """Template context of one family's tables."""
     dense_decode, dense_fwd = isinstance(family, DenseDecodePlan), isinstance(family, DenseFwdPlan)
     sm90 = family.sm90 if isinstance(family.sm90, Sm90Plan) else None
-    swap_ab = family.swap_ab if isinstance(family, SparseFwdPlan | DenseDecodePlan) else ()
-    union = family.union if isinstance(family, SparseFwdPlan) else None
+    swap_ab = family.sm90_swap_ab if isinstance(family, SparseFwdPlan | DenseDecodePlan) else ()
+    union = family.sm90_shared if isinstance(family, SparseFwdPlan) else None
     costs = [*((each.block_h, each.cost) for each in swap_ab), *([(None, sm90.cost)] if sm90 else [])]
     where = f"{AT_16_BYTES}, or indices do not come in groups of 16"
     columns, what = "most heads, most tokens", "tokens"

@@ -50,7 +50,7 @@ def _kernels(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
         **_pages(plan),
         "chunks": [chunk_of(chunk) for chunk in sparse.chunks],
         "v_chunks": accumulators(sparse.chunks),
-        "union": sparse.union,
+        "union": sparse.sm90_shared,
     }
 
 
@@ -66,7 +66,7 @@ def _wrappers(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
         "sparse": sparse,
         "sm90": sparse.sm90,
         "sm90_kernels": list(sparse.sm90_kernels.items()),
-        "union": sparse.union,
+        "union": sparse.sm90_shared,
         "kv_shape": shape,
         **_call(plan, paged=pages["paged"]),
         **_text(plan, sparse, paged=pages["paged"]),
@@ -75,7 +75,9 @@ def _wrappers(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
                 Field(
                     "can_sm90", said="the sm90 kernels support the call's addresses and scale.", when=bool(sparse.sm90)
                 ),
-                Field("can_share", said="the index-union kernels support the call's kv.", when=bool(sparse.union)),
+                Field(
+                    "can_share", said="the index-union kernels support the call's kv.", when=bool(sparse.sm90_shared)
+                ),
             ]
         ),
     }
@@ -117,12 +119,12 @@ def _text(plan: Plan, sparse: SparseFwdPlan, *, paged: bool) -> dict[str, str]:
     """Text of the wrappers for pages, a separate RoPE and sm90 kernels."""
     shared_runs = '"sm90_shared" not in _tiles.SPARSE_FWD_LEFT_OUT' if sparse.left_out else ""
     return {
-        "swap_ab_heads": tuple_text(one.block_h for one in sparse.swap_ab),
+        "swap_ab_heads": tuple_text(one.block_h for one in sparse.sm90_swap_ab),
         "shared_runs_and": f"{shared_runs} and " if shared_runs else "",
         "and_shared_runs": f" and {shared_runs}" if shared_runs else "",
-        "over_unions": "over index unions or " if sparse.union else "",
+        "over_unions": "over index unions or " if sparse.sm90_shared else "",
         "warm_heads": "(1, *(heads + 1 for heads in SWAP_AB_HEADS))" if sparse.sm90 else "(1,)",
-        "can_run": "can_sm90, can_share" if sparse.union else "can_sm90",
+        "can_run": "can_sm90, can_share" if sparse.sm90_shared else "can_sm90",
         "per_page": " * PAGE_SIZE" if paged else "",
         "kv_rows": "PAGE_SIZE" if paged else "1",
         "kv_strides": "kv_page, kv_row, _" if paged else "kv_row, _, _",

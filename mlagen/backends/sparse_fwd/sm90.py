@@ -93,7 +93,7 @@ SPARSE_FWD = Sm90Module(
 
 def _sparse_swap_ab(plan: Plan) -> tuple[Sm90Plan, ...]:
     family = plan.find(SparseFwdPlan)
-    return family.swap_ab if family else ()
+    return family.sm90_swap_ab if family else ()
 
 
 def _swap_ab_details(plan: Plan) -> dict[str, Any]:

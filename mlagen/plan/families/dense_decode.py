@@ -14,9 +14,9 @@ from mlagen.plan.sm90.dense_decode import (
     SM90_COMBINE_UNITS,
     WideRow,
     make_dense_e4m3,
-    make_dense_e4m3_few,
-    make_dense_e4m3_parts,
     make_dense_swap_ab,
+    make_q_in_parts,
+    make_rows32,
     wide_calls,
 )
 from mlagen.plan.sm90.e4m3 import reads_e4m3
@@ -44,9 +44,9 @@ class DenseDecodePlan(CachedFamily):
     """Numbers of the kernel of dense attention; its tiles hold rows, a head of a query token each.
 
     Attributes:
-        few_rows: the numbers of the sm90 kernel of few rows over e4m3; None without one.
-        parts: those of the one of 64 rows of a q that is two values of e4m3; None without one.
-        swap_ab: those of few rows over the model's dtype, by how many it holds, fewest first; empty without.
+        sm90_rows32: the numbers of the sm90 kernel of few rows over e4m3; None without one.
+        sm90_q_in_parts: those of the one of 64 rows of a q that is two values of e4m3; None without one.
+        sm90_swap_ab: those of few rows over the model's dtype, by how many it holds, fewest first; empty without.
         wide_calls: which calls run a kernel of 64 rows in place of that of few, by q's dtype.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
@@ -58,17 +58,12 @@ class DenseDecodePlan(CachedFamily):
 
     NAME: ClassVar = fits.DENSE_DECODE
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
-    SM90_KERNELS: ClassVar = {
-        "sm90": "sm90",
-        "sm90_swap_ab": "swap_ab",
-        "sm90_rows32": "few_rows",
-        "sm90_q_in_parts": "parts",
-    }
+    SM90_KERNELS: ClassVar = ("sm90", "sm90_swap_ab", "sm90_rows32", "sm90_q_in_parts")
     MODULES: ClassVar = {"sm90_rows32": "_dense_decode_sm90_few", "sm90_q_in_parts": "_dense_decode_sm90_parts"}
 
-    few_rows: Sm90Plan | None
-    parts: Sm90Plan | None
-    swap_ab: tuple[Sm90Plan, ...]
+    sm90_rows32: Sm90Plan | None
+    sm90_q_in_parts: Sm90Plan | None
+    sm90_swap_ab: tuple[Sm90Plan, ...]
     wide_calls: tuple[WideRow, ...]
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
@@ -88,8 +83,8 @@ class DenseDecodePlan(CachedFamily):
         text = fits.dense_decode(spec, cached.chunks, layout, caches.main.block_size, window)
         found = tuned.rows(text, spec.targets, cached.row)
         sm90 = _make_sm90(spec, layout, tuned.sm90_rows(text))
-        few_rows = make_dense_e4m3_few(sm90) if sm90 and layout.quantised else None
-        parts = make_dense_e4m3_parts(sm90) if sm90 and few_rows else None
+        rows32 = make_rows32(sm90) if sm90 and layout.quantised else None
+        q_in_parts = make_q_in_parts(sm90) if sm90 and rows32 else None
         swap_ab = make_dense_swap_ab(sm90, splits.partials) if sm90 and not layout.quantised else ()
         return cls(
             fits=text,
@@ -99,10 +94,10 @@ class DenseDecodePlan(CachedFamily):
             d_v=dims.v_head_dim,
             splits=splits,
             sm90=sm90,
-            few_rows=few_rows,
-            parts=parts,
-            swap_ab=swap_ab,
-            wide_calls=wide_calls(parts) if few_rows else (),
+            sm90_rows32=rows32,
+            sm90_q_in_parts=q_in_parts,
+            sm90_swap_ab=swap_ab,
+            wide_calls=wide_calls(q_in_parts) if rows32 else (),
             sm90_combine_units=SM90_COMBINE_UNITS if sm90 else COMBINE_UNITS,
             caches=caches,
             cached=cached,

@@ -45,7 +45,7 @@ class SparseDecodePlan(CachedFamily):
 
     NAME: ClassVar = fits.SPARSE_DECODE
     WRAPPERS: ClassVar = ("flash_mla_with_kvcache",)
-    SM90_KERNELS: ClassVar = {"sm90": "sm90", "sm90_e4m3": "sm90_e4m3"}
+    SM90_KERNELS: ClassVar = ("sm90", "sm90_e4m3")
 
     indexed: tuple[IndexedCache, ...]
     sm90_e4m3: Sm90Plan | None

@@ -27,18 +27,18 @@ class SparseFwdPlan(LatentFamily):
     Attributes:
         topk: indices a token.
         row: a row as a program holds it.
-        swap_ab: the sm90 kernel's of few heads, by how many it holds, fewest first; empty without.
-        union: those of the kernels for neighbouring tokens that share rows; None without.
+        sm90_swap_ab: the sm90 kernel's of few heads, by how many it holds, fewest first; empty without.
+        sm90_shared: those of the kernels for neighbouring tokens that share rows; None without.
     """
 
     NAME: ClassVar = fits.SPARSE_FWD
     WRAPPERS: ClassVar = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")
-    SM90_KERNELS: ClassVar = {"sm90": "sm90", "sm90_swap_ab": "swap_ab", "sm90_shared": "union"}
+    SM90_KERNELS: ClassVar = ("sm90", "sm90_swap_ab", "sm90_shared")
 
     topk: int
     row: PlainRow
-    swap_ab: tuple[Sm90Plan, ...]
-    union: IndexUnionPlan | None
+    sm90_swap_ab: tuple[Sm90Plan, ...]
+    sm90_shared: IndexUnionPlan | None
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> SparseFwdPlan | None:
@@ -60,8 +60,8 @@ class SparseFwdPlan(LatentFamily):
             sm90=sm90,
             topk=attention.topk,
             row=row,
-            swap_ab=() if sm90 is None else make_swap_ab(SWAP_AB, sm90, splits.partials),
-            union=None if sm90 is None or group is None else make_index_union(group, sm90),
+            sm90_swap_ab=() if sm90 is None else make_swap_ab(SWAP_AB, sm90, splits.partials),
+            sm90_shared=None if sm90 is None or group is None else make_index_union(group, sm90),
         )
 
     @property
@@ -72,7 +72,7 @@ class SparseFwdPlan(LatentFamily):
     @property
     def sm90_modules(self) -> tuple[str, ...]:
         """Generated modules of its sm90 kernels."""
-        return (*super().sm90_modules, *(("_index_union_sm90",) if self.union else ()))
+        return (*super().sm90_modules, *(("_index_union_sm90",) if self.sm90_shared else ()))
 
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""

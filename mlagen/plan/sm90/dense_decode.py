@@ -18,11 +18,11 @@ from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
 
 REGISTERS = Registers((232, 32))
-FEW_REGISTERS = Registers((224, 56))
+ROWS_32_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 E4M3_TAILS = (0, 32, 64)  # columns behind V; with 128 no Triton compiles the kernel of few rows
-PASSED = 640  # bytes for barriers, and for the values that a program passes to its partitions
-FEW_ROWS = 32  # of a program; both parts of their Q fill the rows of a product
+BARRIERS = 640  # bytes for barriers, and for the values that a program passes to its partitions
+ROWS_32 = 32  # of a program; both parts of their Q fill the rows of a product
 WIDE_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
 
 
@@ -44,7 +44,7 @@ class WideRow(TableRow):
 # From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 80K with a
 # q of e4m3, and 256K where a program begins by splitting it.
 WIDE_CALLS = (
-    WideRow(FEW_ROWS, None, None),
+    WideRow(ROWS_32, None, None),
     WideRow(64, 80 * 1024, 256 * 1024, tritons=WIDE_TRITONS),
     WideRow(128, 40 * 1024, 128 * 1024, tritons=WIDE_TRITONS),
     WideRow(None, 20 * 1024, 64 * 1024, tritons=WIDE_TRITONS),
@@ -55,9 +55,9 @@ WIDE_CALLS = (
 SM90_COMBINE_UNITS = 3  # with 6 a program takes a request of 512 keys whole: 6 us more on an H200
 
 
-def wide_calls(parts: Sm90Plan | None) -> tuple[WideRow, ...]:
+def wide_calls(q_in_parts: Sm90Plan | None) -> tuple[WideRow, ...]:
     """WIDE_CALLS of a spec's kernels, by the numbers of the one of a q that is two values of e4m3, if any."""
-    return WIDE_CALLS if parts else tuple(replace(row, min_keys_parts=None) for row in WIDE_CALLS)
+    return WIDE_CALLS if q_in_parts else tuple(replace(row, min_keys_parts=None) for row in WIDE_CALLS)
 
 
 def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
@@ -73,24 +73,24 @@ def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | No
     return of_e4m3(sm90, REGISTERS)
 
 
-def make_dense_e4m3_few(sm90: Sm90Plan) -> Sm90Plan:
+def make_rows32(sm90: Sm90Plan) -> Sm90Plan:
     """Plan of the 32-row kernel. A Q that is no e4m3 becomes two e4m3 values, which together fill a product's rows."""
     return replace(
         sm90,
-        block_h=FEW_ROWS,
-        registers=FEW_REGISTERS,
-        expected_shared=shared_bytes(sm90, FEW_ROWS, 2 * FEW_ROWS, 8),
+        block_h=ROWS_32,
+        registers=ROWS_32_REGISTERS,
+        expected_shared=shared_bytes(sm90, ROWS_32, 2 * ROWS_32, 8),
     )
 
 
-def make_dense_e4m3_parts(sm90: Sm90Plan) -> Sm90Plan | None:
+def make_q_in_parts(sm90: Sm90Plan) -> Sm90Plan | None:
     """The same of Q that is two values of e4m3, of as many rows; None where shared memory has no room for both.
 
     It then has one P of each warpgroup, and only two blocks of K of the columns behind V.
     """
     spared = BLOCK_H * BLOCK_N * ITEMSIZE + 2 * BLOCK_N * sm90.d_tail
     shared = shared_bytes(sm90, BLOCK_H, 2 * BLOCK_H, 8) - spared
-    if shared + PASSED > TARGETS[SM90].shared_limit:
+    if shared + BARRIERS > TARGETS[SM90].shared_limit:
         return None
     values = sm90.expected_products - 2 * sm90.d_k // PRODUCT_DEPTH
     return replace(
