@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from broken import check_mutants
+from checked_in import spec_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from verify_specs import dsv32_text, spec
@@ -204,6 +205,52 @@ def test_each_wrapper_alone_holds_its_cases(package, tmp_path, wrapper):
     )
     assert len(results) > 10
     assert [str(error) for error in mismatches(results)] == []
+
+
+SHARED = {  # text of a spec, by the attention that its ranks run
+    "rows": ("dsv32", {"- triton_mla_sparse_attention #": f"- {CONVERT} #"}),
+    "rows in base 2": ("dsv32", {"- triton_mla_sparse_attention #": f"- {CONVERT} #", "lse_base: e": 'lse_base: "2"'}),
+    "pages": ("dsv32_fp8", {}),
+}
+
+
+def shared_package(folder: Path, which: str) -> Path:
+    """A package with an owner filter and attention."""
+    name, changes = SHARED[which]
+    text = spec_of(name).read_text().replace(f"name: {name}", "name: shared", 1)
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    (folder / "shared.yaml").write_text(text)
+    apply(compare(render(load_plan(folder / "shared.yaml")), folder / "shared"))
+    return folder / "shared"
+
+
+@pytest.mark.parametrize("which", SHARED)
+def test_ranks_that_share_a_context_merge_to_the_whole(tmp_path, which):
+    only = [f"convert: attention of {ranks} ranks by {each}" for ranks, each in ((2, 1), (4, 16), (8, 64))]
+    results = verify_package(shared_package(tmp_path, which), workers=1, targets=["sm80"], only=only)
+    assert len(results) == 3
+    assert [str(error) for error in mismatches(results)] == []
+
+
+@pytest.mark.mutants
+def test_a_rank_that_leaves_slots_out_is_reported(tmp_path):
+    package = shared_package(tmp_path, "pages")
+    kernels = package / "_indices_kernels.py"
+    text = kernels.read_text()
+    old = "own = group - turn * ranks == rank\n"
+    assert old in text
+    kernels.write_text(text.replace(old, old.replace("== rank", "== rank + 1")))
+    results = verify_package(package, workers=1, targets=["sm80"], only=["convert: attention of 2 ranks by 1"])
+    assert len(mismatches(results)) == 1
+
+
+def test_a_required_sink_has_no_cases_of_ranks():
+    wrappers = [CONVERT, "flash_mla_with_kvcache"]
+    for sink, count in (("optional", 9), ("required", 0)):
+        of = spec(wrappers=wrappers) | {"attention": {"topk": 64, "attn_sink": sink}}
+        assert sum(case.check == "ranks" for case in indices_attention.cases(of, "cpu")) == count
 
 
 @pytest.mark.slow

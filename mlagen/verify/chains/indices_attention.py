@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from mlagen.verify.call.case import Case
-from mlagen.verify.call.family import Family, Run
+from mlagen.verify.call.case import Case, CaseFailedError
+from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.memory import NAN
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
@@ -64,12 +65,14 @@ class ChainCase(Case):
         holes: entries between the indices that count: "holes" (-1) or "bounds" (indices past their bound).
         compact: compact of the call.
         block_rows: rows from a block to the next, of attention over rows; None: attention over the cache.
+        ranks: number of ranks that share the requests' tokens, and of neighbouring tokens on one; None: no ranks.
     """
 
     wrapper: str
     holes: str
     compact: bool
     block_rows: int | None = None
+    ranks: tuple[int, int] | None = None
 
 
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
@@ -85,7 +88,21 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
             if wrapper == CONVERT and {wrapper, ROWS} <= {*wrappers}:
                 name = name.replace("attention", "attention over blocks apart")
                 found.append(ChainCase(name, promise, wrapper, holes, compact, 14, check="chained"))
-    return found
+    return [*found, *_rank_cases(wrappers, (spec["attention"] or {}).get("attn_sink"))]
+
+
+def _rank_cases(wrappers: Collection[str], sink: str | None) -> Iterator[ChainCase]:
+    """Cases of ranks that share a context. A sink would have to enter once, in the merge."""
+    if CONVERT not in wrappers or sink == "required":
+        return
+    for count, interleave in itertools.product((2, 4, 8), (1, 16, 64)):
+        name = f"{SHORT[CONVERT]}: attention of {count} ranks by {interleave}"
+        promise = "attention of each rank over its own slots merges to attention of all, with 0 where a rank has none"
+        ranks = (count, interleave)
+        if CACHE in wrappers:
+            yield ChainCase(name, promise, CONVERT, "holes", True, ranks=ranks, check="ranks")
+        elif ROWS in wrappers:
+            yield ChainCase(name, promise, CONVERT, "holes", True, 14, ranks, check="ranks")
 
 
 def _build(subject: Subject, case: ChainCase, seed: int) -> Inputs:
@@ -97,15 +114,51 @@ def _build(subject: Subject, case: ChainCase, seed: int) -> Inputs:
 
 def _attention(run: Run[ChainCase, Inputs]) -> list[Figure]:
     """Attention with the kernel's indices and lengths, as attention over the keys that count."""
-    attended, found = run.inputs.attended, run.call()
-    family, inputs = attended.family, attended.inputs
+    attended = run.inputs.attended
+    attention: Run[Any, Any] = Run(attended.family, run.subject, attended.case, attended.inputs)
+    return attention.compare(attention.on(_given(attended, run.call())).call())
+
+
+def _given(attended: Attended, found: Results) -> Any:
+    """The inputs of attention with a kernel's indices and lengths."""
     slots, lens = found["indices"][:, None], found["lens"]
-    if family is SPARSE_DECODE:
-        given = replace(inputs, lists=[replace(inputs.lists[0], indices=slots, length=lens)])
-    else:
-        given = replace(inputs, indices=slots, length=lens)
-    attention: Run[Any, Any] = Run(family, run.subject, attended.case, inputs)
-    return attention.compare(attention.on(given).call())
+    if attended.family is SPARSE_DECODE:
+        return replace(attended.inputs, lists=[replace(attended.inputs.lists[0], indices=slots, length=lens)])
+    return replace(attended.inputs, indices=slots, length=lens)
+
+
+def _ranks(run: Run[ChainCase, Inputs]) -> list[Figure]:
+    """Attention of each rank over its own slots, merged by the LSE as engines do, as attention over all slots."""
+    attended, shared = run.inputs.attended, run.case.ranks
+    assert shared is not None
+    attention: Run[Any, Any] = Run(attended.family, run.subject, attended.case, attended.inputs)
+    parts = []
+    for rank in range(shared[0]):
+        found = run.call(dcp_size=shared[0], dcp_rank=rank, cp_kv_cache_interleave_size=shared[1])
+        part = attention.on(_given(attended, found)).call()
+        none = found["lens"] == 0
+        if not none.any() or part["out"][none].any() or part["lse"][none].isfinite().any():
+            raise CaseFailedError("a token without a slot on a rank has another out than 0, or a finite LSE")
+        parts.append(part)
+    return attention.compare(_merged(parts, run.subject.facts.lse_base))
+
+
+def _merged(parts: list[Results], base: str) -> Results:
+    """The whole of attention over parts of the keys, merged in float64."""
+    unit = math.log(2) if base == "2" else 1.0
+    lses = torch.stack([part["lse"].double() * unit for part in parts])
+    lses = torch.where(lses.isfinite(), lses, -math.inf)
+    lse = lses.logsumexp(0)
+    weights = (lses - lse).nan_to_num(nan=-math.inf).exp()
+    if weights.dim() == 4:  # of pages: [rank, request, head, token]
+        weights = weights.transpose(2, 3)
+    outs = torch.stack([part["out"].double() for part in parts])
+    whole = dict(parts[0])
+    whole["out"] = (weights[..., None] * outs).sum(0).to(parts[0]["out"].dtype)
+    whole["lse"] = torch.where(lse.isfinite(), (lse / unit).float(), parts[0]["lse"])
+    if "max_logits" in whole:
+        whole["max_logits"] = torch.stack([part["max_logits"] for part in parts]).amax(0)
+    return whole
 
 
 def _over_cache(subject: Subject, seed: int) -> Attended:
@@ -161,7 +214,10 @@ def _mapped(case: ChainCase, subject: Subject, attended: Attended, seed: int) ->
     column = table.argsort(1)[request[:, None], (slots // whole).clamp(0)]
     outside = torch.tensor(OUTSIDE)[torch.arange(slots.numel()) % len(OUTSIDE)].view(slots.shape)
     hole = outside if case.holes == "bounds" else torch.full_like(slots, -1)
-    indices = torch.where(slots >= 0, column * BLOCK_SIZE + slots % whole, hole).int().to(subject.device)
+    own = column * BLOCK_SIZE + slots % whole
+    if case.ranks is not None:
+        own = _shared_among(case.ranks, own, generator)
+    indices = torch.where(slots >= 0, own, hole).int().to(subject.device)
     request, table = request.int().to(subject.device), table.int().to(subject.device)
     if case.wrapper == CONVERT:
         arguments: dict[str, Any] = {"req_id": request, "block_table": table, "token_indices": indices}
@@ -171,6 +227,14 @@ def _mapped(case: ChainCase, subject: Subject, attended: Attended, seed: int) ->
         arguments = {"topk_indices": indices, "token_to_req": request, "block_table": table, "block_size": BLOCK_SIZE}
         arguments |= {"is_valid_token": torch.ones(TOKENS, dtype=torch.bool, device=subject.device)}
     return Inputs(arguments | {"compact": case.compact}, attended=attended)
+
+
+def _shared_among(ranks: tuple[int, int], local: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Indices within a request, from indices within a rank. Each query token has no slot on one of the ranks."""
+    count, interleave = ranks
+    owner = torch.randint(0, count - 1, local.shape, generator=generator)
+    owner = (owner + 1 + torch.arange(len(local))[:, None]) % count  # token i has no slot on rank i
+    return local // interleave * count * interleave + owner * interleave + local % interleave
 
 
 def _combined(case: ChainCase, subject: Subject, seed: int) -> Inputs:
@@ -206,6 +270,6 @@ INDICES_ATTENTION = Family(
     build=_build,
     call=INDICES.call,
     compare=INDICES.compare,
-    checks={"chained": _attention},
+    checks={"chained": _attention, "ranks": _ranks},
     valid=INDICES.valid,
 )
