@@ -46,7 +46,7 @@ def test_only_the_last_block_is_padded_by_at_most_an_eighth_or_it_is_the_smalles
     for columns in range(1, 1281):
         *full, (width, block) = split_columns(columns)
         assert sum(width for width, _ in full) + width == columns
-        assert all(width == block for width, block in full)
+        assert all(width == block <= 512 for width, block in full)
         assert block == 16 or block - width <= block / 8
 
 
@@ -58,6 +58,9 @@ def test_only_the_last_block_is_padded_by_at_most_an_eighth_or_it_is_the_smalles
         (17, [(16, 16), (1, 16)]),
         (96, [(64, 64), (32, 32)]),
         (120, [(120, 128)]),
+        (500, [(500, 512)]),
+        (1024, [(512, 512), (512, 512)]),
+        (1088, [(512, 512), (512, 512), (64, 64)]),
         (192, [(128, 128), (64, 64)]),
         (448, [(448, 512)]),
         (512, [(512, 512)]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIN_BLOCK = 16  # the smallest K that tl.dot takes
+MAX_BLOCK = 512  # with wider blocks of V, addresses and accumulators spill
 MAX_WASTE = 1 / 8  # padded columns, as a share of a block, that cost less than one more dot
 
 
@@ -40,11 +41,16 @@ def next_power_of_2(n: int) -> int:
 def split_columns(columns: int) -> list[tuple[int, int]]:
     """(columns, block) of each chunk of `columns` columns, largest first.
 
-    A rest that nearly fills a power of two becomes one padded block; otherwise the largest power of two is cut off.
+    A rest that nearly fills a power of two becomes one padded block; otherwise the largest power of two is cut off. No
+    block is wider than MAX_BLOCK.
     """
     chunks = []
     while columns:
         block = max(MIN_BLOCK, next_power_of_2(columns))
+        if block > MAX_BLOCK:
+            chunks.append((MAX_BLOCK, MAX_BLOCK))
+            columns -= MAX_BLOCK
+            continue
         if block == MIN_BLOCK or block - columns <= MAX_WASTE * block:
             chunks.append((columns, block))
             break
