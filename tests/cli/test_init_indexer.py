@@ -10,6 +10,7 @@ import pytest
 from cli_specs import Run
 
 from mlagen.backends.engines.vllm import INDEXER
+from mlagen.emit import apply, compare, render
 from mlagen.errors import MlagenError
 from mlagen.plan import load_plan
 from mlagen.spec import Spec, load
@@ -21,6 +22,7 @@ from mlagen.spec.hf_config import KIN
 from mlagen.spec.known import specs_dir
 from mlagen.spec.load import parse
 from mlagen.spec.models import WrapperName
+from mlagen.verify import mismatches, verify_package
 
 CONFIGS = Path(__file__).parent / "configs"
 FILE = Path("config.json")
@@ -117,6 +119,16 @@ def test_layers_without_rope_have_an_indexer_without_rope() -> None:
     spec = made(config("mistral_large4"), layers="nope")
     assert spec.indexer is not None
     assert (spec.model.qk_rope_head_dim, spec.indexer.rope_head_dim, spec.indexer.rope) == (0, 0, None)
+
+
+@pytest.mark.interpreter
+def test_the_package_of_layers_without_rope_holds_typical_cases(tmp_path: Path) -> None:
+    (tmp_path / "nope.yaml").write_text(text_of(config("mistral_large4"), layers="nope", name="nope", targets=["sm80"]))
+    apply(compare(render(load_plan(tmp_path / "nope.yaml")), tmp_path / "nope"))
+    only = ["sparse_fwd: typical (flash_mla_sparse_fwd)", "writer: typical*", "write: typical", "query: typical"]
+    results = verify_package(tmp_path / "nope", workers=1, targets=["sm80"], only=only)
+    assert len({result.case for result in results}) == len(only)
+    assert [str(error) for error in mismatches(results)] == []
 
 
 def test_every_engine_has_wrappers_that_there_are() -> None:
