@@ -9,7 +9,6 @@ import platform
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -24,27 +23,10 @@ from mlagen.emit import render
 from mlagen.emit.render import RenderedFile, source_path, template_dir
 from mlagen.errors import ToolError, UnprovedError, UsageError
 from mlagen.layout import indexer_layout_of, layouts_of
-from mlagen.plan import (
-    FAMILIES,
-    SM90,
-    CachePlan,
-    DenseDecodePlan,
-    IndexerRows,
-    IndexUnionPlan,
-    LatentFamily,
-    Plan,
-    Sm90Plan,
-    Sm90Row,
-    SparseDecodePlan,
-    SparseFwdPlan,
-    Tuned,
-    load_plan,
-    make_plan,
-)
-from mlagen.plan.sm90.caches import cache_refusal
-from mlagen.plan.sm90.kernel import Registers, refusal
+from mlagen.plan import FAMILIES, IndexerRows, LatentFamily, Plan, Tuned, load_plan, make_plan
+from mlagen.plan.tiles.tile import most_text
 from mlagen.plan.tiles.tuned import TunedFiles
-from mlagen.plan.tritons import TRITONS, Span, has_versions, minor_text, minors
+from mlagen.plan.tritons import TRITONS, has_versions, minor_text, minors, span_text
 from mlagen.proofs import Proofs
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
@@ -70,11 +52,8 @@ def show_plan(spec: Path, as_json: bool) -> None:
     rows = f"d_qk {plan.d_qk} = {dims.kv_lora_rank} latent + {dims.qk_rope_head_dim} RoPE, d_v {plan.d_v}, "
     topk = f"topk {attention.topk} (sizes cases and benchmarks), " if isinstance(attention, SparseAttention) else ""
     out.print(f"{rows * bool(plan.d_qk)}{dims.num_heads} heads, {topk}{dims.dtype}")
-    sparse_fwd, cache = plan.find(SparseFwdPlan), plan.find(CachePlan)
-    for chunk in sparse_fwd.chunks if sparse_fwd else ():
-        columns = f"columns [{chunk.start}, {chunk.start + chunk.columns}) in a block of {chunk.block}"
-        out.print(f"{chunk.name}: {columns}{', part of V' if chunk.in_v else ''}", markup=False)
-    launches = [f"cache writer: {cache.block_t} tokens per program"] if cache else []
+    for line in (line for family in plan.families for line in family.describe()):
+        out.print(line, markup=False)
     if plan.latent:
         splits = plan.splits
         out.print(
@@ -82,10 +61,7 @@ def show_plan(spec: Path, as_json: bool) -> None:
             f"{splits.combine_overhead}; batch-invariant splits of {splits.batch_invariant_split} indices; "
             f"workspace {splits.workspace_bytes >> 20} MiB, partials in {splits.partials.dtype}"
         )
-        combine = f"combine: {', '.join(f'{tile.block_s} splits x {tile.block_d} columns' for tile in splits.combine)}"
-        launches = [combine, *launches]
-    if launches:
-        out.print("; ".join(launches))
+        out.print(f"combine: {', '.join(f'{tile.block_s} splits x {tile.block_d} columns' for tile in splits.combine)}")
     if plan.indexer_rows is not None:
         _print_indexer(plan.indexer_rows)
     for text in plan.fits.values():
@@ -94,7 +70,9 @@ def show_plan(spec: Path, as_json: bool) -> None:
         _print_tiles(family, dims.num_heads)
         if family.sm90 is not None:
             _print_rescaling(plan.rescale_threshold_log2)
-        _print_no_sm90(plan, family)
+        reason = plan.no_sm90(family)
+        if reason is not None:
+            out.print(f"\nsm90 runs the portable kernel: {reason}", markup=False)
     for one in (one for each in plan.tiled for one in each.left_out):
         name = f"{one.fits.partition(' ')[0]} {one.kernel}"
         out.print(
@@ -128,132 +106,23 @@ def _print_tiles(family: LatentFamily, num_heads: int) -> None:
         for row in rows:
             table.add_row(
                 target,
-                _most(row.max_heads),
-                _most(row.max_tokens),
-                *((_versions(row.tritons),) if by_version else ()),
+                most_text(row.max_heads),
+                most_text(row.max_tokens),
+                *((span_text(row.tritons),) if by_version else ()),
                 str(row.tile),
                 str(row.programs_per_sm),
                 f"{row.expected_shared:,}",
                 row.reason,
             )
     out.print(table)
-    if family.sm90 is not None:
-        _print_sm90(family.sm90)
-    if isinstance(family, DenseDecodePlan) and family.sm90_rows32 is not None:
-        _print_few_rows(family)
-    if isinstance(family, SparseDecodePlan) and family.sm90_e4m3 is not None:
-        _print_e4m3(family.sm90_e4m3)
-    if isinstance(family, SparseFwdPlan | DenseDecodePlan):
-        for swap_ab in family.sm90_swap_ab:
-            _print_swap_ab(swap_ab)
-    if (
-        isinstance(family, DenseDecodePlan)
-        and family.sm90 is not None
-        and not (family.sm90_swap_ab or family.sm90_rows32)
-    ):
-        out.print(
-            f"calls with few rows also run it: its blocks have {family.sm90.block_n} keys, swap-AB needs pages of 64"
-        )
-    if isinstance(family, SparseFwdPlan) and family.sm90_shared is not None:
-        _print_union(family.sm90_shared)
-
-
-def _print_no_sm90(plan: Plan, family: LatentFamily) -> None:
-    """Print the reason why a family has no sm90 kernel, if sm90 is a target."""
-    if family.sm90 is not None or SM90 not in plan.spec.targets:
-        return
-    reason = "backend is triton" if plan.spec.backend == "triton" else refusal(plan.spec)
-    if reason is None and plan.layout is not None:
-        reason = cache_refusal(plan.spec, plan.layout, plan.extra_layout)
-    out.print(f"\nsm90 runs the portable kernel: {reason}", markup=False)
-
-
-def _print_sm90(sm90: Sm90Plan) -> None:
-    """Print the numbers of an sm90 kernel and the calls that run it."""
-    out.print(
-        f"\nsm90 kernel: {sm90.block_h} heads and {sm90.step} indices per step; registers per thread of WG1 and the "
-        f"producer: {_registers(sm90.registers)}; {sm90.expected_shared:,} bytes of shared memory; "
-        f"{sm90.expected_products} wgmma"
-    )
-    out.print(f"calls that run it, by heads: {_calls(sm90.rows)}")
+    for line in family.describe_sm90():
+        out.print(line, markup=False)
 
 
 def _print_rescaling(threshold_log2: int) -> None:
     """Print the rule of sm90 kernels that rescales O."""
     lagged, exact = f"when a row's maximum rises by more than 2^{threshold_log2}", "whenever a row's maximum rises"
     out.print(f"sm90 rescales O {lagged if threshold_log2 else exact}", markup=False)
-
-
-def _print_few_rows(family: DenseDecodePlan) -> None:
-    """Print the numbers of the other sm90 kernels over e4m3, and the calls that run the 64-row kernel."""
-    for plan, q in ((family.sm90_rows32, "q of either dtype"), (family.sm90_q_in_parts, "q of 2-byte values")):
-        if plan is not None:
-            out.print(
-                f"{plan.block_h}-row kernel, {q}: registers {_registers(plan.registers)}; "
-                f"{plan.expected_shared:,} bytes of shared memory; {plan.expected_products} wgmma"
-            )
-    kinds = [("e4m3", [row.min_keys for row in family.wide_calls])]
-    if family.sm90_q_in_parts is not None:
-        kinds.append(("2-byte values", [row.min_keys_parts for row in family.wide_calls]))
-    for q, fewest in kinds:
-        calls = (
-            f"{_most(row.max_rows)}: {'none' if keys is None else f'from {keys:,}'}"
-            f"{f' under {_versions(row.tritons)}' if row.tritons else ''}"
-            for row, keys in zip(family.wide_calls, fewest, strict=True)
-        )
-        out.print(
-            f"calls with q of {q} that run the 64-row kernel, by rows and by keys of all requests: {'; '.join(calls)}"
-        )
-
-
-def _print_e4m3(sm90: Sm90Plan) -> None:
-    """Print the numbers of the sm90 kernel for a q of e4m3."""
-    out.print(
-        f"with q of e4m3, instead: {sm90.step} indices per step; registers {_registers(sm90.registers)}; "
-        f"{sm90.expected_shared:,} bytes of shared memory; {sm90.expected_products} wgmma"
-    )
-
-
-def _print_swap_ab(swap_ab: Sm90Plan) -> None:
-    """Print the numbers of the swap-AB kernel, which runs calls with few heads."""
-    out.print(
-        f"swap-AB, up to {swap_ab.block_h} heads: {swap_ab.step} indices per step; registers per thread of WG0 and "
-        f"WG1: {_registers(swap_ab.registers)}; {swap_ab.expected_shared:,} bytes of shared memory; "
-        f"{swap_ab.expected_products} wgmma"
-    )
-
-
-def _registers(registers: Registers) -> str:
-    """Return a split of registers, and the splits under other Tritons."""
-    others = (f", under Triton {minor_text(triton)} {one} and {two}" for triton, (one, two) in registers.under)
-    return " and ".join(map(str, registers.split)) + "".join(others)
-
-
-def _print_union(union: IndexUnionPlan) -> None:
-    """Print the numbers of shared-index prefill, and the calls that run it."""
-    out.print(
-        f"\nshared-index prefill: {union.group} neighbouring tokens, up to {union.heads} heads per tile; index union "
-        f"from a bitmap of {union.window_rows:,} rows, {union.expected_shared:,} bytes of shared memory"
-    )
-    out.print(f"calls that run it, by heads, with up to {union.most_rows:,} rows: {_calls(union.rows)}")
-
-
-def _calls(rows: Sequence[Sm90Row]) -> str:
-    """Return the calls that run an sm90 kernel, by heads."""
-    return "; ".join(
-        f"{_most(row.max_heads)}: {'none' if row.min_tokens is None else f'from {row.min_tokens} tokens'}"
-        for row in rows
-    )
-
-
-def _versions(tritons: Span | None) -> str:
-    """Return the Triton versions of a table row."""
-    return "any" if tritons is None else " to ".join(dict.fromkeys(map(minor_text, tritons)))
-
-
-def _most(number: int | None) -> str:
-    """Return the upper bound of a table row."""
-    return "any" if number is None else f"up to {number}"
 
 
 def _plan_json(plan: Plan) -> dict[str, object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +81,11 @@ class LatentFamily(TiledFamily[TileRow]):
     @abstractmethod
     def one_token(self, num_heads: int) -> Work:
         """The work of a call of one token."""
+
+    def describe_sm90(self) -> Iterator[str]:
+        """Yield lines about its sm90 kernels, for readers of `show plan`."""
+        if self.sm90 is not None:
+            yield from self.sm90.describe()
 
     @property
     def chunks(self) -> tuple[Chunk, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -54,6 +54,10 @@ class Family(ABC):
     def wanted(cls, spec: Spec) -> bool:
         """Whether the spec names a wrapper of the family, so that its package has the kernels."""
         return any(name in spec.wrappers for name in cls.WRAPPERS)
+
+    def describe(self) -> Iterator[str]:
+        """Yield lines about its numbers, for readers of `show plan`."""
+        yield from ()
 
     @property
     def sm90_modules(self) -> tuple[str, ...]:

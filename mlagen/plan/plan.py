@@ -17,11 +17,13 @@ from mlagen.plan.family import AnyFamily, Family, TiledFamily
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
 from mlagen.plan.ops import OpsPlan, make_ops
 from mlagen.plan.rows import Caches, caches_of, rows_block_size
+from mlagen.plan.sm90.caches import cache_refusal
 from mlagen.plan.sm90.index_union import IndexUnionPlan
 from mlagen.plan.sm90.index_union import refusal as union_refusal
 from mlagen.plan.sm90.kernel import RESCALE_THRESHOLD_LOG2, refusal
 from mlagen.plan.sm90.sparse_decode import multiplies_e4m3
 from mlagen.plan.splits import SplitsPlan
+from mlagen.plan.targets import SM90
 from mlagen.plan.tiles.findings import Findings, findings_path, read_findings
 from mlagen.plan.tiles.replacements import Replacement, read_replacements
 from mlagen.plan.tiles.tuned import Tuned, TunedFiles
@@ -95,6 +97,15 @@ class Plan:
         attention = self.spec.attention
         exact = isinstance(attention, SparseAttention) and attention.rescaling == "exact"
         return 0 if exact else RESCALE_THRESHOLD_LOG2
+
+    def no_sm90(self, family: LatentFamily) -> str | None:
+        """Return the reason why a family has no sm90 kernel; None if it has one, or sm90 is no target."""
+        if family.sm90 is not None or SM90 not in self.spec.targets:
+            return None
+        reason = "backend is triton" if self.spec.backend == "triton" else refusal(self.spec)
+        if reason is None and self.layout is not None:
+            reason = cache_refusal(self.spec, self.layout, self.extra_layout)
+        return reason
 
     @property
     def indexer_rows(self) -> IndexerRows | None:

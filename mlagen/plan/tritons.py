@@ -64,6 +64,11 @@ def span_of(run: Sequence[Minor]) -> Span | None:
     return None if tuple(run) == MINORS else (run[0], run[-1])
 
 
+def span_text(span: Span | None) -> str:
+    """Return the minor versions of a span, or any."""
+    return "any" if span is None else " to ".join(dict.fromkeys(map(minor_text, span)))
+
+
 def rows_under(table: Table[Row], target: str, triton: Minor) -> tuple[Row, ...]:
     """The rows that a table has for a target under a Triton; of these, the first that holds a call is taken."""
     proved = proved_for(triton)

@@ -208,7 +208,7 @@ def test_a_row_is_cut_into_powers_of_two_by_hand(latent, rope, pieces, block_n):
     probs = 64 * block_n * (1 if pieces[2] == block_n == 64 else 2)
     assert plan.sm90.expected_shared == 2 * ((64 + 2 * block_n) * sum(pieces) + probs) + 6 * 64 * 4
     assert plan.sm90.expected_products == 3 * sum(pieces) // 16 + 3 * 2 * block_n // 16
-    assert [one.block_h for one in plan.swap_ab] == ([16] if block_n == 32 else [16, 32])
+    assert [one.block_h for one in plan.sm90_swap_ab] == ([16] if block_n == 32 else [16, 32])
 
 
 @given(d_v=st.integers(1, 600), behind=st.integers(0, 200))

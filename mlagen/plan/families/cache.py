@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -80,3 +81,7 @@ class CachePlan(Family):
             gather_programs=GATHER_PROGRAMS,
             lookup_t=LOOKUP_T,
         )
+
+    def describe(self) -> Iterator[str]:
+        """Yield lines about its numbers; see `Family`."""
+        yield f"cache writer: {self.block_t} tokens per program"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,6 +10,7 @@ from mlagen import work
 from mlagen.layout import CacheLayout
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
 from mlagen.plan.rows import Caches
+from mlagen.plan.sm90 import swap_ab
 from mlagen.plan.sm90.dense_decode import (
     SM90_COMBINE_UNITS,
     WideRow,
@@ -17,6 +18,7 @@ from mlagen.plan.sm90.dense_decode import (
     make_dense_swap_ab,
     make_q_in_parts,
     make_rows32,
+    rows64_text,
     wide_calls,
 )
 from mlagen.plan.sm90.e4m3 import reads_e4m3
@@ -85,7 +87,7 @@ class DenseDecodePlan(CachedFamily):
         sm90 = _make_sm90(spec, layout, tuned.sm90_rows(text))
         rows32 = make_rows32(sm90) if sm90 and layout.quantised else None
         q_in_parts = make_q_in_parts(sm90) if sm90 and rows32 else None
-        swap_ab = make_dense_swap_ab(sm90, splits.partials) if sm90 and not layout.quantised else ()
+        few_heads = make_dense_swap_ab(sm90, splits.partials) if sm90 and not layout.quantised else ()
         return cls(
             fits=text,
             tiles=tuple((name, found.get(name) or _untuned(cached, window, TARGETS[name])) for name in spec.targets),
@@ -96,13 +98,25 @@ class DenseDecodePlan(CachedFamily):
             sm90=sm90,
             sm90_rows32=rows32,
             sm90_q_in_parts=q_in_parts,
-            sm90_swap_ab=swap_ab,
+            sm90_swap_ab=few_heads,
             wide_calls=wide_calls(q_in_parts) if rows32 else (),
             sm90_combine_units=SM90_COMBINE_UNITS if sm90 else COMBINE_UNITS,
             caches=caches,
             cached=cached,
             window=window,
         )
+
+    def describe_sm90(self) -> Iterator[str]:
+        """Yield lines about its sm90 kernels; see `LatentFamily`."""
+        yield from super().describe_sm90()
+        kernels = ((self.sm90_rows32, "q of either dtype"), (self.sm90_q_in_parts, "q of 2-byte values"))
+        yield from (f"{plan.block_h}-row kernel, {q}: registers {plan.resources}" for plan, q in kernels if plan)
+        if self.sm90_rows32 is not None:
+            yield from rows64_text(self.wide_calls, q_in_parts=self.sm90_q_in_parts is not None)
+        yield from swap_ab.describe(self.sm90_swap_ab)
+        if self.sm90 is not None and not (self.sm90_swap_ab or self.sm90_rows32):
+            keys = self.sm90.block_n
+            yield f"calls with few rows also run it: its blocks have {keys} keys, swap-AB needs pages of 64"
 
     def flops(self, tokens: int, num_heads: int, keys: int) -> int:
         """FLOPs of one call, with `keys` keys for each token."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -76,6 +77,13 @@ class SparseDecodePlan(CachedFamily):
             sm90_e4m3=make_sparse_e4m3(spec, layout, extra, sm90),
             cached=cached,
         )
+
+    def describe_sm90(self) -> Iterator[str]:
+        """Yield lines about its sm90 kernels; see `LatentFamily`."""
+        yield from super().describe_sm90()
+        if self.sm90_e4m3 is not None:
+            plan = self.sm90_e4m3
+            yield f"with q of e4m3, instead: {plan.step} indices per step; registers {plan.resources}"
 
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mlagen import work
 from mlagen.plan.attention import ANY, LatentFamily, Work, splits_of, unaligned_table
 from mlagen.plan.rows import Caches, row_chunks, rows_block_size
+from mlagen.plan.sm90 import swap_ab
 from mlagen.plan.sm90.index_union import IndexUnionPlan, make_index_union
 from mlagen.plan.sm90.kernel import Sm90Plan
 from mlagen.plan.sm90.seesaw import SPARSE_FWD, make_sm90
-from mlagen.plan.sm90.swap_ab import SPARSE_FWD as SWAP_AB
-from mlagen.plan.sm90.swap_ab import make_swap_ab
 from mlagen.plan.targets import TARGETS
 from mlagen.plan.tiles import fits
 from mlagen.plan.tiles.tile import PlainRow
@@ -60,9 +60,22 @@ class SparseFwdPlan(LatentFamily):
             sm90=sm90,
             topk=attention.topk,
             row=row,
-            sm90_swap_ab=() if sm90 is None else make_swap_ab(SWAP_AB, sm90, splits.partials),
+            sm90_swap_ab=() if sm90 is None else swap_ab.make_swap_ab(swap_ab.SPARSE_FWD, sm90, splits.partials),
             sm90_shared=None if sm90 is None or group is None else make_index_union(group, sm90),
         )
+
+    def describe(self) -> Iterator[str]:
+        """Yield lines about the blocks of a row; see `Family`."""
+        for chunk in self.chunks:
+            columns = f"columns [{chunk.start}, {chunk.start + chunk.columns}) in a block of {chunk.block}"
+            yield f"{chunk.name}: {columns}{', part of V' if chunk.in_v else ''}"
+
+    def describe_sm90(self) -> Iterator[str]:
+        """Yield lines about its sm90 kernels; see `LatentFamily`."""
+        yield from super().describe_sm90()
+        yield from swap_ab.describe(self.sm90_swap_ab)
+        if self.sm90_shared is not None:
+            yield from self.sm90_shared.describe()
 
     @property
     def held(self) -> PlainRow:

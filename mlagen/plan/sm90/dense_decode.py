@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.plan.sm90.e4m3 import PRODUCT_DEPTH, of_e4m3, shared_bytes
@@ -12,8 +12,8 @@ from mlagen.plan.sm90.swap_ab import DENSE_DECODE as SWAP_AB
 from mlagen.plan.sm90.swap_ab import make_swap_ab
 from mlagen.plan.splits import PartialRow
 from mlagen.plan.targets import SM90, TARGETS
-from mlagen.plan.tiles.tile import Sm90Row
-from mlagen.plan.tritons import TableRow
+from mlagen.plan.tiles.tile import Sm90Row, most_text
+from mlagen.plan.tritons import TableRow, span_text
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
 
@@ -58,6 +58,19 @@ SM90_COMBINE_UNITS = 3  # with 6 a program takes a request of 512 keys whole: 6 
 def wide_calls(q_in_parts: Sm90Plan | None) -> tuple[WideRow, ...]:
     """WIDE_CALLS of a spec's kernels, by the numbers of the one of a q that is two values of e4m3, if any."""
     return WIDE_CALLS if q_in_parts else tuple(replace(row, min_keys_parts=None) for row in WIDE_CALLS)
+
+
+def rows64_text(calls: Sequence[WideRow], *, q_in_parts: bool) -> Iterator[str]:
+    """Yield lines about the calls that run a 64-row kernel, for either dtype of q."""
+    kinds = [("e4m3", [row.min_keys for row in calls])]
+    kinds += [("2-byte values", [row.min_keys_parts for row in calls])] if q_in_parts else []
+    for q, fewest in kinds:
+        said = (
+            f"{most_text(row.max_rows)}: {'none' if keys is None else f'from {keys:,}'}"
+            f"{f' under {span_text(row.tritons)}' if row.tritons else ''}"
+            for row, keys in zip(calls, fewest, strict=True)
+        )
+        yield f"calls with q of {q} that run the 64-row kernel, by rows and by keys of all requests: {'; '.join(said)}"
 
 
 def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, Registers, Sm90Plan
 from mlagen.plan.sm90.kernel import refusal as sm90_refusal
 from mlagen.plan.sm90.seesaw import SPARSE_FWD, Form, form_of, make_sm90
-from mlagen.plan.tiles.tile import Sm90Row
+from mlagen.plan.tiles.tile import Sm90Row, calls_text
 from mlagen.spec import Spec
 
 ROW_BITS = 28  # of an entry; a bit for each token of the group follows
@@ -90,6 +91,14 @@ class IndexUnionPlan:
     def expected_shared(self) -> int:
         """Expected bytes of shared memory of the list's program: its bitmap, and the rows that it puts in order."""
         return self.staged_byte + 4 * self.staged
+
+    def describe(self) -> Iterator[str]:
+        """Yield lines about the kernels and the calls that run them."""
+        yield (
+            f"\nshared-index prefill: {self.group} neighbouring tokens, up to {self.heads} heads per tile; index union "
+            f"from a bitmap of {self.window_rows:,} rows, {self.expected_shared:,} bytes of shared memory"
+        )
+        yield f"calls that run it, by heads, with up to {self.most_rows:,} rows: {calls_text(self.rows)}"
 
 
 def refusal(spec: Spec, *, over_rows: bool) -> str | None:

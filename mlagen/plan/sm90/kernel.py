@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mlagen.plan.sm90 import row_pieces
 from mlagen.plan.sm90.row_pieces import RowPieces
 from mlagen.plan.splits import PartialRow
 from mlagen.plan.targets import SM90
-from mlagen.plan.tiles.tile import Sm90Row, Tile
-from mlagen.plan.tritons import Minor
+from mlagen.plan.tiles.tile import Sm90Row, Tile, calls_text
+from mlagen.plan.tritons import Minor, minor_text
 from mlagen.spec import DenseAttention, Spec
 from mlagen.work import ITEMSIZE
 
@@ -41,6 +42,12 @@ class Registers:
     def at(self, triton: Minor) -> Split:
         """Return the split under a minor version."""
         return dict(self.under).get(triton, self.split)
+
+    @property
+    def text(self) -> str:
+        """The split and the splits under other Tritons in words."""
+        others = (f", under Triton {minor_text(triton)} {one} and {two}" for triton, (one, two) in self.under)
+        return " and ".join(map(str, self.split)) + "".join(others)
 
     def instead(self, triton: Minor, split: Split) -> Registers:
         """Return the registers with another split under a minor version."""
@@ -119,6 +126,17 @@ class Sm90Plan:
     def block_bytes(self) -> int:
         """Bytes of a block of K."""
         return self.block_n * self.d_k * self.k_itemsize
+
+    @property
+    def resources(self) -> str:
+        """Its registers, shared memory and products in words."""
+        return f"{self.registers.text}; {self.expected_shared:,} bytes of shared memory; {self.expected_products} wgmma"
+
+    def describe(self) -> Iterator[str]:
+        """Yield lines about the kernel and the calls that run it."""
+        sizes = f"{self.block_h} heads and {self.step} indices per step"
+        yield f"\nsm90 kernel: {sizes}; registers per thread of WG1 and the producer: {self.resources}"
+        yield f"calls that run it, by heads: {calls_text(self.rows)}"
 
     @property
     def tile(self) -> Tile:

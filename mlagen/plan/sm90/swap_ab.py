@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.plan.sm90.kernel import BARRIERS, BLOCK_H, BLOCK_N, PRODUCT_DEPTH, WARPS, Registers, Sm90Plan, weighed
@@ -65,3 +66,10 @@ def make_swap_ab(kernel: SwapAb, sm90: Sm90Plan, partials: PartialRow) -> tuple[
             )
         )
     return tuple(plans)
+
+
+def describe(plans: Sequence[Sm90Plan]) -> Iterator[str]:
+    """Yield lines about the plans of a swap-AB kernel."""
+    for one in plans:
+        sizes = f"swap-AB, up to {one.block_h} heads: {one.step} indices per step"
+        yield f"{sizes}; registers per thread of WG0 and WG1: {one.resources}"

@@ -75,6 +75,19 @@ class Sm90Row:
     min_tokens: int | None
 
 
+def most_text(number: int | None) -> str:
+    """Return the upper bound of a table row in words."""
+    return "any" if number is None else f"up to {number}"
+
+
+def calls_text(rows: Sequence[Sm90Row]) -> str:
+    """Return the calls that run an sm90 kernel in words, by heads."""
+    return "; ".join(
+        f"{most_text(row.max_heads)}: {'none' if row.min_tokens is None else f'from {row.min_tokens} tokens'}"
+        for row in rows
+    )
+
+
 @dataclass(frozen=True)
 class DenseFwdTile:
     """Launch parameters.
