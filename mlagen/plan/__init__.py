@@ -1,7 +1,7 @@
 """The plan: every number that follows from a spec, computed once."""
 
 from mlagen.plan.attention import CachedFamily, LatentFamily, Work
-from mlagen.plan.families import FAMILIES
+from mlagen.plan.families import FAMILIES, OPS
 from mlagen.plan.families.cache import CachePlan
 from mlagen.plan.families.dense_decode import DenseDecodePlan
 from mlagen.plan.families.dense_fwd import DenseFwdPlan
@@ -15,7 +15,7 @@ from mlagen.plan.families.sparse_fwd import SparseFwdPlan
 from mlagen.plan.families.topk import TopkPlan
 from mlagen.plan.family import Family, TiledFamily
 from mlagen.plan.indexer import IndexerRows
-from mlagen.plan.ops import OPS, Op, OpsPlan
+from mlagen.plan.ops import Op, OpsPlan
 from mlagen.plan.plan import Plan, load_plan, make_plan
 from mlagen.plan.rows import Caches, StoredCache, layout_chunks
 from mlagen.plan.sm90.index_union import IndexUnionPlan

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan
 from mlagen.plan.sm90.index_union import IndexUnionPlan
@@ -29,11 +30,11 @@ class Family(ABC):
 
     Attributes:
         NAME: the family's word in every room, for example `sparse_fwd`.
-        WRAPPERS: its public functions.
+        WRAPPERS: its public functions, each with its facts as an operator of torch.
     """
 
     NAME: ClassVar[str]
-    WRAPPERS: ClassVar[tuple[str, ...]]
+    WRAPPERS: ClassVar[Mapping[str, Op]]
 
     @classmethod
     @abstractmethod

@@ -10,7 +10,7 @@ from typing import Any
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
 from mlagen.plan.attention import LatentFamily
-from mlagen.plan.families import FAMILIES
+from mlagen.plan.families import FAMILIES, OPS
 from mlagen.plan.families.sparse_decode import SparseDecodePlan
 from mlagen.plan.families.sparse_fwd import SparseFwdPlan
 from mlagen.plan.family import AnyFamily, Family, TiledFamily
@@ -186,7 +186,7 @@ def make_plan(spec: Spec, tuned: Tuned | None = None) -> Plan:
         families += [family] if family is not None else []
     dims = spec.model
     d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim
-    return Plan(spec, caches, d_qk, dims.v_head_dim, tuple(families), make_ops(spec))
+    return Plan(spec, caches, d_qk, dims.v_head_dim, tuple(families), make_ops(spec, OPS))
 
 
 def _check(spec: Spec) -> None:

@@ -21,7 +21,7 @@ from mlagen.spec.models import WrapperName
 
 PLANS = {path.stem: make_plan(load_plan(path).spec.model_copy(update={"ops": True})) for path in SPECS}
 by_spec = pytest.mark.parametrize("name", PLANS)
-PLAN = OpsPlan("odd", {"D_V.value": 96, "WINDOW": None})
+PLAN = OpsPlan("odd", {"D_V.value": 96, "WINDOW": None}, OPS)
 
 
 def wrappers(name: str) -> Iterator[tuple[str, ast.FunctionDef, list[Operator]]]:

@@ -14,6 +14,7 @@ from mlagen.plan.families.sparse_decode import SparseDecodePlan
 from mlagen.plan.families.sparse_fwd import SparseFwdPlan
 from mlagen.plan.families.topk import TopkPlan
 from mlagen.plan.family import Family
+from mlagen.plan.ops import Op
 
 FAMILIES: tuple[type[Family], ...] = (
     CachePlan,
@@ -28,3 +29,5 @@ FAMILIES: tuple[type[Family], ...] = (
     SparseFwdPlan,
     TopkPlan,
 )
+# Facts of every wrapper as an operator of torch.
+OPS: dict[str, Op] = {name: op for family in FAMILIES for name, op in family.WRAPPERS.items()}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlagen.plan.family import Family
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
@@ -50,12 +51,12 @@ class CachePlan(Family):
     """
 
     NAME: ClassVar = "cache"
-    WRAPPERS: ClassVar = (
-        "concat_and_cache_mla",
-        "quantize_and_insert_k_cache",
-        "dequantize_and_gather_k_cache",
-        "gather_and_maybe_dequant_cache",
-    )
+    WRAPPERS: ClassVar = {
+        "concat_and_cache_mla": Op(("kv_cache",)),
+        "quantize_and_insert_k_cache": Op(("k_cache",)),
+        "dequantize_and_gather_k_cache": Op(("out",)),
+        "gather_and_maybe_dequant_cache": Op(("dst",)),
+    }
 
     caches: Caches
     block_t: int

@@ -9,6 +9,7 @@ from typing import ClassVar
 from mlagen import work
 from mlagen.layout import CacheLayout
 from mlagen.plan.attention import CachedFamily, Work, splits_of, unaligned_table
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import swap_ab
 from mlagen.plan.sm90.dense_decode import (
@@ -59,7 +60,12 @@ class DenseDecodePlan(CachedFamily):
     """
 
     NAME: ClassVar = fits.DENSE_DECODE
-    WRAPPERS: ClassVar = ("flash_mla_with_kvcache", "decode_attention_fwd")
+    WRAPPERS: ClassVar = {
+        "flash_mla_with_kvcache": Op(
+            ("workspace",), {"out": "out", "lse": None}, ("tile_scheduler_metadata", "num_splits")
+        ),
+        "decode_attention_fwd": Op(("o", "lse", "workspace")),
+    }
     SM90_KERNELS: ClassVar = ("sm90", "sm90_swap_ab", "sm90_rows32", "sm90_q_in_parts")
     MODULES: ClassVar = {"sm90_rows32": "_dense_decode_sm90_few", "sm90_q_in_parts": "_dense_decode_sm90_parts"}
 

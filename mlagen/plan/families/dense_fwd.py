@@ -13,6 +13,7 @@ from typing import ClassVar
 from mlagen import work
 from mlagen.errors import LimitError
 from mlagen.plan.family import TiledFamily
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan, make_dense_fwd_sm90
 from mlagen.plan.targets import SM90, TARGETS, Target
@@ -44,7 +45,11 @@ class DenseFwdPlan(TiledFamily[DenseFwdRow]):
     """
 
     NAME: ClassVar = fits.DENSE_FWD
-    WRAPPERS: ClassVar = ("flash_attn_varlen_func",)
+    WRAPPERS: ClassVar = {
+        "flash_attn_varlen_func": Op(
+            (), {"out": "out", "lse": None}, ("return_softmax_lse", "return_attn_probs", "window_size")
+        ),
+    }
 
     d_qk: int
     d_v: int

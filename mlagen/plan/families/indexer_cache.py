@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mlagen.plan.family import Family
 from mlagen.plan.indexer import IndexerRows, check_one_scale, check_scales, indexer_rows_of
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.plan.tiles.tuned import Tuned
@@ -42,12 +43,12 @@ class IndexerCachePlan(Family):
     """
 
     NAME: ClassVar = "indexer_cache"
-    WRAPPERS: ClassVar = (
-        "indexer_k_quant_and_cache",
-        "cp_gather_indexer_k_quant_cache",
-        "fused_indexer_q_rope_quant",
-        "indexer_k_norm_rope_store",
-    )
+    WRAPPERS: ClassVar = {
+        "indexer_k_quant_and_cache": Op(("kv_cache",)),
+        "cp_gather_indexer_k_quant_cache": Op(("dst_k", "dst_scale")),
+        "fused_indexer_q_rope_quant": Op((), {"q": None, "weights": None}, ("use_fp4", "weights_out_dtype")),
+        "indexer_k_norm_rope_store": Op(("k_cache",), leaves_out=("use_fp4_cache",)),
+    }
 
     rows: IndexerRows
     write_tile: RowsTile

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlagen.plan.family import Family
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
@@ -25,7 +26,10 @@ class IndexerSelectPlan(Family):
     NAME: ClassVar = "indexer_select"
     FLAT: ClassVar = "indexer_topk"
     PAGED: ClassVar = "paged_indexer_topk"
-    WRAPPERS: ClassVar = (FLAT, PAGED)
+    WRAPPERS: ClassVar = {
+        FLAT: Op(("scores", "slots", "workspace"), {"indices": "out"}),
+        PAGED: Op(("scores", "slots", "workspace"), {"indices": "out"}),
+    }
 
     logits_bytes: int
 

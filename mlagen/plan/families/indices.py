@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlagen.plan.family import Family
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
@@ -63,11 +64,13 @@ class IndicesPlan(Family):
     """
 
     NAME: ClassVar = "indices"
-    WRAPPERS: ClassVar = (
-        "compute_global_topk_indices_and_lens",
-        "combine_topk_swa_indices",
-        "triton_convert_req_index_to_global_index",
-    )
+    WRAPPERS: ClassVar = {
+        "compute_global_topk_indices_and_lens": Op((), {"slots": None, "lens": None}),
+        "combine_topk_swa_indices": Op((), {"indices": "out", "lens": "out"}),
+        "triton_convert_req_index_to_global_index": Op(
+            ("valid_counts_out",), {"slots": "out"}, ("return_valid_counts",)
+        ),
+    }
 
     tiles: tuple[IndicesTileRow, ...]
     unaligned: IndicesTile

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlagen.plan.family import Family
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.plan.tiles.tuned import Tuned
@@ -63,7 +64,10 @@ class MergeStatesPlan(Family):
     """
 
     NAME: ClassVar = "merge_states"
-    WRAPPERS: ClassVar = ("merge_attn_states", "merge_attn_parts")
+    WRAPPERS: ClassVar = {
+        "merge_attn_states": Op(("output", "output_lse")),
+        "merge_attn_parts": Op((), {"out": "out", "output_lse": "output_lse"}),
+    }
 
     rows: tuple[MergeStatesRow, ...]
     few_rows: int

@@ -9,6 +9,7 @@ from mlagen.errors import LimitError
 from mlagen.layout import DataField, ScalesField
 from mlagen.plan.family import Family
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90.mqa_logits import sm90_modules_of
 from mlagen.plan.targets import TARGETS, Target
@@ -76,13 +77,13 @@ class MqaLogitsPlan(Family):
     """
 
     NAME: ClassVar = "mqa_logits"
-    WRAPPERS: ClassVar = (
-        "fp8_mqa_logits",
-        "fp8_fp4_mqa_logits",
-        "get_paged_mqa_logits_metadata",
-        "fp8_paged_mqa_logits",
-        "fp8_fp4_paged_mqa_logits",
-    )
+    WRAPPERS: ClassVar = {
+        "fp8_mqa_logits": Op((), {"logits": None}),
+        "fp8_fp4_mqa_logits": Op((), {"logits": None}, ("logits_dtype",)),
+        "get_paged_mqa_logits_metadata": Op((), {"schedule": None}),
+        "fp8_paged_mqa_logits": Op((), {"logits": None}),
+        "fp8_fp4_paged_mqa_logits": Op((), {"logits": None}, ("logits_dtype",)),
+    }
 
     rows: IndexerRows
     keys: DataField

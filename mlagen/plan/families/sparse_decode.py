@@ -10,6 +10,7 @@ from mlagen import work
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
 from mlagen.plan.attention import ANY, CachedFamily, Work, splits_of, unaligned_table
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90.caches import cache_refusal
 from mlagen.plan.sm90.kernel import Sm90Plan, refusal
@@ -45,7 +46,11 @@ class SparseDecodePlan(CachedFamily):
     """
 
     NAME: ClassVar = fits.SPARSE_DECODE
-    WRAPPERS: ClassVar = ("flash_mla_with_kvcache",)
+    WRAPPERS: ClassVar = {
+        "flash_mla_with_kvcache": Op(
+            ("workspace",), {"out": "out", "lse": None}, ("tile_scheduler_metadata", "num_splits")
+        ),
+    }
     SM90_KERNELS: ClassVar = ("sm90", "sm90_e4m3")
 
     indexed: tuple[IndexedCache, ...]

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from mlagen import work
 from mlagen.plan.attention import ANY, LatentFamily, Work, splits_of, unaligned_table
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches, row_chunks, rows_block_size
 from mlagen.plan.sm90 import swap_ab
 from mlagen.plan.sm90.index_union import IndexUnionPlan, make_index_union
@@ -32,7 +33,10 @@ class SparseFwdPlan(LatentFamily):
     """
 
     NAME: ClassVar = fits.SPARSE_FWD
-    WRAPPERS: ClassVar = ("triton_mla_sparse_attention", "flash_mla_sparse_fwd")
+    WRAPPERS: ClassVar = {
+        "triton_mla_sparse_attention": Op(("lse", "workspace"), {"out": "out"}),
+        "flash_mla_sparse_fwd": Op(("workspace",), {"out": "out", "max_logits": "max_logits", "lse": "lse"}),
+    }
     SM90_KERNELS: ClassVar = ("sm90", "sm90_swap_ab", "sm90_shared")
 
     topk: int

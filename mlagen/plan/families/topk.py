@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from mlagen.plan.family import Family
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90.topk import MODULE, TopkSm90Plan, make_topk_sm90
 from mlagen.plan.tiles.tuned import Tuned
@@ -79,14 +80,14 @@ class TopkPlan(Family):
     """
 
     NAME: ClassVar = "topk"
-    SELECTS: ClassVar = (
-        "top_k_per_row_prefill",
-        "top_k_per_row_decode",
-        "persistent_topk",
-        "top_k_page_table_transform",
-    )
+    SELECTS: ClassVar = {
+        "top_k_per_row_prefill": Op(("indices", "scores")),
+        "top_k_per_row_decode": Op(("indices", "scores")),
+        "persistent_topk": Op(("indices", "scores")),
+        "top_k_page_table_transform": Op(("out_raw_indices", "scores"), {"slots": "out"}),
+    }
     MERGE: ClassVar = "topk_merge"
-    WRAPPERS: ClassVar = (*SELECTS, MERGE)
+    WRAPPERS: ClassVar = {**SELECTS, MERGE: Op((), {"ids": "out", "scores": "out_scores"})}
 
     most_k: int
     tiles: tuple[TopkTileRow, ...]
