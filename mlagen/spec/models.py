@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from mlagen.spec.base import SIZES_ONLY, Dtype, Model
-from mlagen.spec.indexer import Indexer, IndexerCache, check_query
+from mlagen.spec.indexer import Indexer, IndexerCache, Rope, check_query
 from mlagen.spec.needs import NEEDS, at_odds, lacks, runs_alone
 from mlagen.spec.rules import free_name, free_namespace, refused, without_repeats
 from mlagen.spec.stored import Cache, check_layout
@@ -37,6 +37,9 @@ WrapperName = Literal[
     "quantize_and_insert_k_cache",
     "dequantize_and_gather_k_cache",
     "gather_and_maybe_dequant_cache",
+    "fused_deepseek_v4_qnorm_rope_kv_insert",
+    "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert",
+    "concat_and_cache_mla_rope_fused",
     "compute_global_topk_indices_and_lens",
     "combine_topk_swa_indices",
     "triton_convert_req_index_to_global_index",
@@ -83,7 +86,21 @@ class Dims(Model):
         int,
         Field(ge=0, le=1280, description="columns of V (D_V): kv_lora_rank, or kv_lora_rank + qk_rope_head_dim"),
     ] = 0
+    rope: Annotated[
+        Rope | None,
+        Field(
+            description="pairs of the row's RoPE columns that RoPE rotates, for wrappers that rotate; neox: i and i + "
+            "half; gptj: 2i and 2i + 1"
+        ),
+    ] = None
     dtype: Annotated[Dtype, Field(description="dtype of q, of an unquantised cache and of the output")]
+
+    @model_validator(mode="after")
+    def _rotates_pairs_of_columns(self) -> Dims:
+        if self.rope is not None and (self.qk_rope_head_dim == 0 or self.qk_rope_head_dim % 2):
+            even = f"an even qk_rope_head_dim, but it is {self.qk_rope_head_dim}"
+            raise refused(f"got {self.rope}; takes a value only with {even}", "rope")
+        return self
 
     @model_validator(mode="after")
     def _v_is_the_latent_or_the_row(self) -> Dims:

@@ -13,6 +13,7 @@ class Needs(NamedTuple):
         attention: kinds of attention that it computes; empty if it computes none.
         rows: needs latent rows: model.kv_lora_rank and model.v_head_dim.
         cache: needs the layout of the cache.
+        rope: needs the pairs of columns that RoPE rotates.
         multi_head: needs the dims of multi-head attention.
         values: needs the columns of V, of multi-head attention or of latent rows.
         indexer: needs the indexer's dims.
@@ -23,6 +24,7 @@ class Needs(NamedTuple):
     attention: tuple[str, ...] = ()
     rows: bool = False
     cache: bool = False
+    rope: bool = False
     multi_head: bool = False
     values: bool = False
     indexer: bool = False
@@ -48,6 +50,9 @@ NEEDS: dict[str, Needs] = {
     "quantize_and_insert_k_cache": Needs(rows=True, cache=True),
     "dequantize_and_gather_k_cache": Needs(rows=True, cache=True),
     "gather_and_maybe_dequant_cache": Needs(rows=True, cache=True),
+    "fused_deepseek_v4_qnorm_rope_kv_insert": Needs(rows=True, cache=True, rope=True),
+    "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert": Needs(rows=True, cache=True, rope=True),
+    "concat_and_cache_mla_rope_fused": Needs(rows=True, cache=True, rope=True),
     "compute_global_topk_indices_and_lens": Needs(),
     "combine_topk_swa_indices": Needs(),
     "triton_convert_req_index_to_global_index": Needs(),
@@ -83,6 +88,8 @@ def lacks(name: str, parts: Mapping[str, Any]) -> str | None:
 def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
     if needs.rows and "model" in parts and not parts["model"].kv_lora_rank:
         return "latent rows; the spec has no model.kv_lora_rank"
+    if needs.rope and "model" in parts and parts["model"].rope is None:
+        return "model.rope, the pairs of columns that RoPE rotates; the spec has none"
     if "multi_head" in parts and parts["multi_head"] is None:
         if needs.multi_head:
             return "multi_head; the spec has none"

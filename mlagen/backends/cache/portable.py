@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from mlagen.backends.parts import layout, tiles
+from mlagen.backends.parts import cache_argument, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, common
 from mlagen.layout import CacheLayout, ScalesField
@@ -15,10 +15,6 @@ from mlagen.plan import CachePlan, Plan, StoredCache
 MODULE, EXTRA_MODULE = "cache", "extra_cache"
 CONCAT, INSERT = "concat_and_cache_mla", "quantize_and_insert_k_cache"
 GATHER_REQUESTS, GATHER_TOKENS = "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache"
-
-# Values of vLLM's kv_cache_dtype for a layout, in addition to the layout's name.
-KV_CACHE_DTYPES = {"fp8_per_tensor": ("fp8", "fp8_e4m3")}
-
 
 @dataclasses.dataclass(frozen=True)
 class Side:
@@ -77,11 +73,6 @@ def _loaded(one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, An
     return found
 
 
-def _texts(strings: tuple[str, ...], name: str) -> str:
-    """Return strings and the name of one more as entries of a tuple."""
-    return ", ".join([*(f'"{string}"' for string in strings), name]) + ("" if strings else ",")
-
-
 def _what(wrappers: set[str]) -> str:
     """Return the module's content, for its docstring."""
     parts = [
@@ -89,15 +80,6 @@ def _what(wrappers: set[str]) -> str:
         ("gathers" if {GATHER_REQUESTS, GATHER_TOKENS} <= wrappers else "gather", {GATHER_REQUESTS, GATHER_TOKENS}),
     ]
     return " and ".join(text for text, any_of in parts if any_of & wrappers)
-
-
-def _cache_doc(plan: Plan, side: Side) -> str:
-    """Return the text of the cache argument, for docstrings."""
-    if not side.layout.quantised:
-        row = side.layout.row_bytes // layout.unit_of(side.layout)
-        return f"{plan.spec.model.dtype} [pages, block_size, {row}], any block_size, any page and row stride."
-    strides = "rows end to end, any page stride" if side.layout.planar else "any page and row stride"
-    return f"8-bit [pages, block_size, {side.layout.row_bytes}], any block_size, {strides}."
 
 
 def _shared(plan: Plan, side: Side) -> dict[str, Any]:
@@ -135,26 +117,13 @@ def _kernels(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
 
 def _wrappers(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
     """Context of the wrappers' template."""
-    cached, torch_dtype = side.layout, TORCH_DTYPES[plan.spec.model.dtype]
-    of_layout = layout.context(plan, family.caches, side.cache)
-    fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
-    bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
-    dtypes = bytes_dtypes if cached.quantised else (torch_dtype,)
-    names = (*(KV_CACHE_DTYPES.get(cached.name, ()) if cached.quantised else ("auto", torch_dtype)), cached.name)
+    cached = side.layout
     return {
         **_shared(plan, side),
-        **{name: of_layout[name] for name in ("row_constant", "unit_name", "row_alignment")},
-        "torch_dtype": torch_dtype,
-        "takes_pages": True,
+        **cache_argument.context(plan, family.caches, side.cache),
+        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
         "what": _what(set(plan.spec.wrappers)),
-        "cache_dtypes": ", ".join(f"torch.{name}" for name in dtypes) + ("," if len(dtypes) == 1 else ""),
-        "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
-        "kv_cache_dtypes": _texts(names[:-1], "LAYOUT"),
-        "kv_cache_dtypes_doc": " or ".join(f'"{name}"' for name in names),
-        "default_kv_cache_dtype": f'"{names[0]}"',
-        "cache_doc": _cache_doc(plan, side),
-        "block_size": side.cache.block_size or 64,
-        "is_fnuz": fnuz,
+        "is_fnuz": any(field.dtype == "e4m3fnuz" for field in cached.data),
         "is_ue8m0": any(isinstance(field, ScalesField) and field.dtype == "ue8m0" for field in cached.fields),
     }
 

@@ -10,7 +10,7 @@ from mlagen.backends.parts.base import GeneratedFile, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
-from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, SparseDecodePlan, StoredCache
+from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, ProloguePlan, SparseDecodePlan, StoredCache
 from mlagen.plan.conversions import (
     EIGHT_BIT_FLOATS,
     AmaxScale,
@@ -24,7 +24,7 @@ from mlagen.plan.tiles.chunks import next_power_of_2
 
 MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
 
-WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache")
+WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache", *ProloguePlan.WRAPPERS)
 READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_COLUMNS = 8  # elements of the model's dtype in a thread's widest load or store
 SUM_LENGTH = 80  # most columns of a comment after a constant

@@ -10,6 +10,7 @@ from mlagen.plan.families.indexer_select import IndexerSelectPlan
 from mlagen.plan.families.indices import IndicesPlan
 from mlagen.plan.families.merge_states import MergeStatesPlan
 from mlagen.plan.families.mqa_logits import MqaLogitsPlan
+from mlagen.plan.families.prologue import ProloguePlan
 from mlagen.plan.families.sparse_decode import SparseDecodePlan
 from mlagen.plan.families.sparse_fwd import SparseFwdPlan
 from mlagen.plan.families.topk import TopkPlan
@@ -25,6 +26,7 @@ FAMILIES: tuple[type[Family], ...] = (
     IndicesPlan,
     MergeStatesPlan,
     MqaLogitsPlan,
+    ProloguePlan,
     SparseDecodePlan,
     SparseFwdPlan,
     TopkPlan,
