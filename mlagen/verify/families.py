@@ -21,6 +21,7 @@ from mlagen.verify.chains.ops import operators
 MODULES = (
     "sparse_fwd.family",
     "cache.family",
+    "prologue.family",
     "dense_decode.family",
     "indices.family",
     "chains.indices_attention",

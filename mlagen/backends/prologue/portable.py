@@ -27,25 +27,20 @@ def _row(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dic
         turns, both = end > d_c, start < d_c < end
         latent_ptrs = f"kv_c_rows[:, None] + {columns}[None, :]"
         rope_ptrs = f"k_pe_rows[:, None] + ({columns} - ROPE_START)[None, :]"
-        either_ptrs = f"tl.where(({columns} < ROPE_START)[None, :], {latent_ptrs}, {rope_ptrs})"
+        changed = "(has_weight != 0)" if not turns else f"(({columns} >= ROPE_START)[None, :] | (has_weight != 0))"
         found.append(
             {
                 **chunk,
                 "columns_text": f"{start} + {block}" if start else block,
                 "turns": turns,
                 "both": both,
-                "whole_ptrs": f"kv_rows[:, None] + {columns}[None, :]",
-                "ptrs": either_ptrs if both else rope_ptrs if turns else latent_ptrs,
+                "ptrs": rope_ptrs if turns else latent_ptrs,
                 "whole_alignment": alignment_of(start),
                 "alignment": alignment_of(math.gcd(start, d_c) if both else start - d_c if turns else start),
                 "there": f"there[:, None]{f' & ({columns} < {end})[None, :]' if chunk['masked'] else ''}",
                 "whole_weighs": f"(has_weight != 0) & ({columns} < {end})",
                 "weighs": f"(has_weight != 0) & ({columns} < {min(end, d_c)})",
-                "changed": f" & (({columns} >= ROPE_START)[None, :] | (has_weight != 0))"
-                if both
-                else ""
-                if turns
-                else " & (has_weight != 0)",
+                "changed": f"valid[:, None] & {changed}" if both or not turns else "valid[:, None]",
                 "store": layout.store_text(one, name),
             }
         )
@@ -71,8 +66,8 @@ def _columns(neox: bool, start: str, first: int, half: int) -> dict[str, str]:
     """Template context for the columns that RoPE rotates, from number `first` on, which `start` adds to theirs."""
     columns = "pairs" if neox else "columns"
     return {
-        "first": f"({start}{columns})" if start else columns,
-        "second": f"({start}D_HALF + pairs)",
+        "first": f"({columns}{start})" if start else columns,
+        "second": f"(pairs{start} + D_HALF)",
         "first_alignment": alignment_of(first),
         "second_alignment": alignment_of(first + half),
     }
@@ -95,7 +90,7 @@ def _rope(plan: Plan) -> dict[str, Any]:
         "written": f"written[:, None] & {inside}" if masked else "written[:, None]",
         "turned": f"known[:, None]{' & (pairs < D_HALF)[None, :]' if masked else ''}",
         "weighs": "(has_weight != 0) & (pairs < D_HALF)" if masked else "has_weight != 0",
-        "in_head": _columns(neox, "ROPE_START + ", dims.kv_lora_rank, half),
+        "in_head": _columns(neox, " + ROPE_START", dims.kv_lora_rank, half),
         "alone": _columns(neox, "", 0, half),
         "angles_aligned": half * ITEMSIZE % FULL_ALIGNMENT == 0,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 
 from mlagen.layout.codec import encode
@@ -9,8 +11,24 @@ from mlagen.verify.call.patterns import INT32
 from mlagen.verify.indexer_cache.side import IndexerSide
 
 
-def rotate(side: IndexerSide, rows: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
-    """fp32 rows [..., columns] with RoPE's columns rotated by angles fp32 [..., rope], cosines then sines."""
+class Rotates(Protocol):
+    """Facts about RoPE: the columns that it rotates, whether in pairs i and i + half, and the first of them."""
+
+    @property
+    def rope(self) -> int:
+        """Columns that it rotates."""
+
+    @property
+    def neox(self) -> bool:
+        """Whether it rotates i and i + rope / 2 together."""
+
+    @property
+    def first(self) -> int:
+        """The first column that it rotates."""
+
+
+def rotate(side: Rotates, rows: torch.Tensor, angles: torch.Tensor) -> torch.Tensor:
+    """Rows [..., columns] with RoPE's columns rotated by angles [..., rope], cosines then sines, of one dtype."""
     if not side.rope:
         return rows
     half, last = side.rope // 2, side.first + side.rope

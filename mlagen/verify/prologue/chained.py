@@ -1,0 +1,87 @@
+"""A prologue, a gather and attention one after the other, against plain torch from the tensors before the prologue."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mlagen.layout.codec import decode, encode, read
+from mlagen.verify import tolerance
+from mlagen.verify.cache.pages import TENSOR_SCALE, alias
+from mlagen.verify.cache.sides import REQUESTS, TOKENS
+from mlagen.verify.case import CaseFailedError
+from mlagen.verify.family import Run
+from mlagen.verify.memory import bits
+from mlagen.verify.prologue.cases import PrologueCase
+from mlagen.verify.prologue.inputs import PrologueInputs
+from mlagen.verify.prologue.side import CONCAT
+from mlagen.verify.reference import sparse_attention
+from mlagen.verify.results import Figure
+from mlagen.verify.subject import Subject
+
+ATTENTION = "flash_mla_sparse_fwd"
+
+
+def chained(run: Run[PrologueCase, PrologueInputs]) -> list[Figure]:
+    """The cache's rows as the package gathers them are the codec's; attention over them is plain torch's."""
+    results, inputs, side = run.call(), run.inputs, run.inputs.side
+    figures = inputs.compare(results)
+    rows, slots = inputs.rows()
+    wanted = decode(side.layout, encode(side.layout, rows[: len(slots)], TENSOR_SCALE), TENSOR_SCALE).to(side.dtype)
+    gathered = _gather(run.subject, inputs, slots)
+    if not torch.equal(bits(gathered.cpu()), bits(wanted)):
+        raise CaseFailedError("gathered rows are not those of plain torch")
+    return figures if ATTENTION not in run.subject.facts.wrappers else [*figures, *_attend(run, results["q"], gathered)]
+
+
+def _gather(subject: Subject, inputs: PrologueInputs, slots: torch.Tensor) -> torch.Tensor:
+    """The rows of one request that the package gathers from the cache; without a gather, as the codec reads them."""
+    side, size, device = inputs.side, inputs.case.pages.block_size, inputs.memory.buffer.device
+    tensor, wrappers = inputs.memory.tensor, subject.facts.wrappers
+    out = torch.zeros(1, inputs.memory.pages * size, side.layout.columns, dtype=side.dtype, device=device)
+    table = torch.arange(inputs.memory.pages, dtype=torch.int32, device=device)[None]
+    count = torch.tensor([out.shape[1]], dtype=torch.int32, device=device)
+    scale = torch.tensor([TENSOR_SCALE], device=device) if side.layout.tensor_scale else None
+    named: dict[str, Any] = {} if scale is None else {"scale": scale}
+    if REQUESTS in wrappers:
+        subject.call(REQUESTS, out, tensor, count, None, table, size, 0, **named)
+    elif TOKENS in wrappers:
+        bounds = torch.cat([torch.zeros_like(count), count])
+        tokens = torch.zeros(out.shape[1], dtype=torch.int32, device=device)
+        subject.call(TOKENS, tensor, out[0], table, bounds, tokens, out.shape[1], alias(side.layout), scale)
+    else:
+        every = torch.arange(out.shape[1], device=device)
+        out = read(side.layout, inputs.memory.in_buffer(inputs.memory.buffer), size, every, TENSOR_SCALE)[None]
+    return out[0, slots.to(device)].to(side.dtype)
+
+
+def _attend(run: Run[PrologueCase, PrologueInputs], q: torch.Tensor, rows: torch.Tensor) -> list[Figure]:
+    """Errors of attention over gathered rows, with Q from the prologue, beside that of float64 from before it."""
+    inputs, facts = run.inputs, run.subject.facts
+    want, _ = inputs.queries()
+    heads = want.shape[1]
+    want, q = want.to(q.device), q[:, :heads]
+    if inputs.case.wrapper == CONCAT:  # Q's latent columns are another projection's
+        shape, generator = (len(q), heads, inputs.side.first), torch.Generator().manual_seed(1)
+        latent = torch.randn(shape, generator=generator).to(q.dtype).to(q.device)
+        want, q = torch.cat([latent.double(), want], 2), torch.cat([latent, q], 2)
+    indices = torch.arange(len(rows), dtype=torch.int32, device=q.device).expand(len(q), 1, -1).contiguous()
+    sink = torch.zeros(heads, device=q.device) if facts.sink == "required" else None
+    size = facts.block_size or 1
+    kv = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % size)).view(-1, size, 1, rows.shape[1])
+    given = (q.contiguous(), kv.squeeze(1) if size == 1 else kv, indices, facts.default_scale, facts.d_v, sink)
+    out = run.subject.call(ATTENTION, *given)[0]
+    expected = sparse_attention(
+        want,
+        kv[:, :, 0],
+        indices[:, 0],
+        facts.default_scale,
+        facts.d_v,
+        sink,
+        None,
+        facts.lse_base,
+        facts.empty_row_lse,
+    )
+    # Q is rounded once, which moves a logit as a rounding of K does.
+    return tolerance.out_errors(out, expected, facts.d_qk, tolerance.UNIT_ROUNDOFF[q.dtype])
