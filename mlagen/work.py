@@ -94,3 +94,17 @@ def logits_flops(heads: int, pairs: int, columns: int) -> int:
 def logits_bytes(read: int, weights: int, pairs: int) -> int:
     """Fewest bytes of the lightning indexer's logits: q and keys, `read` bytes, weights, and a logit a pair in fp32."""
     return read + 4 * (weights + pairs)
+
+
+def prologue_bytes(tokens: int, heads: int, turned: int, columns: int, row_bytes: int, table_bytes: int) -> int:
+    """Bytes of a prologue of attention: Q in and out, a row as computed and as stored, its slot, position and angles.
+
+    Args:
+        tokens, heads: sizes of Q.
+        turned: columns of a head that are read and written.
+        columns: of a row.
+        row_bytes: of a row as it is stored.
+        table_bytes: of a position's angles.
+    """
+    q = 2 * heads * turned * ITEMSIZE
+    return write_bytes(tokens, columns, row_bytes) + tokens * (q + SLOT_BYTES + table_bytes)

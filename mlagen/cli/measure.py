@@ -108,6 +108,7 @@ def _measured(
             "shared",
             "cache",
             "gather",
+            "prologue",
             "indexer_cache",
             "indices",
             "sparse_decode",

@@ -16,6 +16,7 @@ MODULE, EXTRA_MODULE = "cache", "extra_cache"
 CONCAT, INSERT = "concat_and_cache_mla", "quantize_and_insert_k_cache"
 GATHER_REQUESTS, GATHER_TOKENS = "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache"
 
+
 @dataclasses.dataclass(frozen=True)
 class Side:
     """One cache of a spec, with its own kernels.

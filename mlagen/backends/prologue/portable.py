@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts import cache_argument, layout, tiles
+from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, common
 from mlagen.layout import CacheLayout
 from mlagen.plan import Chunk, Plan, ProloguePlan
-from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.plan.families.prologue import OVER_HEADS, OVER_ROPE
+from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.work import ITEMSIZE
 
 MODULE = "prologue"

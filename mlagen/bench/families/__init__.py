@@ -12,6 +12,7 @@ from mlagen.bench.trial import Family, Sizes
 MODULES = (
     "sparse_fwd",
     "cache",
+    "prologue",
     "indexer_cache",
     "indices",
     "sparse_decode",

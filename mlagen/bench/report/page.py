@@ -41,6 +41,7 @@ TITLES = {
     "merge_states": "Merges of parts by their LSE",
     "cache": "Cache writers",
     "gather": "Cache gathers",
+    "prologue": "Norms, RoPE and insertion of rows",
     "indexer_cache": "The indexer's keys and query",
     "indices": "Index kernels",
     "topk": "Top-k of rows of scores",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlagen.plan.families.cache import BLOCK_T
 from mlagen.plan.family import Family
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.chunks import Chunk, make_chunks, next_power_of_2
@@ -15,6 +14,7 @@ from mlagen.work import ITEMSIZE
 
 OVER_HEADS = ("fused_deepseek_v4_qnorm_rope_kv_insert", "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert")
 OVER_ROPE = "concat_and_cache_mla_rope_fused"
+BLOCK_T = 2  # rows that a program takes, as the writers of the cache
 HEADS_BYTES = 4096  # of Q that a program of one warp takes
 MOST_HEADS = 16
 

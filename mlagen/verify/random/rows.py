@@ -13,6 +13,10 @@ from mlagen.verify.indices.cases import CombineCase, MapCase
 from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL
 from mlagen.verify.merge_states.cases import LSE_PROMISES, PartsCase, StatesCase, value_dims
 from mlagen.verify.paged.pages import Pages
+from mlagen.verify.prologue.cases import PrologueCase
+from mlagen.verify.prologue.side import CONCAT as ROPE_FUSED
+from mlagen.verify.prologue.side import PADDED, SHORT
+from mlagen.verify.prologue.side import side_of as prologue_side
 from mlagen.verify.random.scene import Scene
 
 ODD_REQUESTS = (-(2**31), 2**31 - 1, -1, 0, 1)
@@ -57,6 +61,29 @@ def cache(scene: Scene) -> Case:
         out=shape.mostly("contiguous", "slice", "odd"),
         memory=shape.mostly("slice", "odd"),
         expected=call.pick(None, 0, 14, 2**31 - 1) if wrapper == REQUESTS else None,
+    )  # fmt: skip
+
+
+def prologue(scene: Scene) -> Case:
+    """A call of a prologue of attention."""
+    shape, call, side = scene.shape, scene.call, prologue_side(scene.spec)
+    assert side is not None
+    wrapper = shape.pick(*[name for name in SHORT if name in scene.spec["wrappers"]])
+    eight = ("uint8", "int8", "float8") if side.layout.quantised else ("uint8",)
+    return PrologueCase(
+        "", "", wrapper, cache_memory(scene, eight, planar=side.layout.planar),
+        tokens=call.size(0, 400 if scene.big else 12),
+        heads=shape.pick(side.facts.num_heads, call.size(0, 64)) if scene.big else call.size(0, 4),
+        padded=shape.pick(0, 3, 16) if wrapper == PADDED else 0,
+        given=shape.mostly("", "contiguous", "slice", "odd") if wrapper == PADDED else "",
+        slots=call.pick("shuffled", "shuffled", "negative", "beyond", "shorter", "none"),
+        positions=call.pick("random", "zero", "garbage", "longer"),
+        q=shape.mostly("contiguous", "slice", "odd", "transposed"),
+        rows=shape.mostly("contiguous", "slice", "odd"),
+        tables=shape.mostly("contiguous", "slice", "odd"),
+        k_pe=shape.pick("2d", "3d") if wrapper == ROPE_FUSED else "2d",
+        weights=shape.pick("", "kv") if wrapper == ROPE_FUSED else shape.pick("", "q", "kv", "q, kv"),
+        wide=shape.chance(0.6),
     )  # fmt: skip
 
 

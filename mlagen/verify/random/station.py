@@ -43,6 +43,7 @@ DRAWS: dict[str, Callable[[Scene], Case]] = {
     "indexer_select": indexer.indexer_select,
     "indexer_cache": indexer.indexer_cache,
     "cache": rows.cache,
+    "prologue": rows.prologue,
     "indices": rows.indices,
     "merge_states": rows.merge_states,
 }
