@@ -20,7 +20,7 @@ from typing import Any
 from mlagen import GENERATOR
 from mlagen.backends.parts import ops, signatures
 from mlagen.backends.parts.base import GeneratedFile, Module, copied, generated
-from mlagen.backends.parts.common import imported, kernels_of, sm90_modules
+from mlagen.backends.parts.common import LINE_LENGTH, imported, kernels_of, sm90_modules
 from mlagen.backends.parts.gluon import Sm90Kernels
 from mlagen.plan import TARGETS, Family, Plan
 from mlagen.plan.families.cache import PDL_MAX_PROGRAMS
@@ -99,6 +99,7 @@ def _package(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> dict[
     return {
         "title": plan.spec.title,
         "modules": exports,
+        "modules_tuple": _tuple([module for module, _ in exports], "    modules = "),
         "submodules": imported("", sorted(["_launch", *operators, *(module for module, _ in exports)])),
         "imports": [
             (module, imported(module, sorted(taken, key=_export_order)))
@@ -143,6 +144,15 @@ def _spec(plan: Plan, tritons: Sequence[str]) -> dict[str, Any]:
 def _export_order(name: str) -> tuple[bool, bool, str]:
     """Sort key of exports: constants, then classes, then functions."""
     return not name.isupper(), name[0].islower(), name
+
+
+def _tuple(names: Sequence[str], before: str) -> str:
+    """Format a tuple of names behind the text `before`: one per line if they do not fit one line."""
+    line = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+    if len(before) + len(line) <= LINE_LENGTH:
+        return line
+    indent = len(before) - len(before.lstrip())
+    return "(\n" + "".join(f"{' ' * (indent + 4)}{name},\n" for name in names) + f"{' ' * indent})"
 
 
 def _literal(value: Any, indent: int = 0) -> str:

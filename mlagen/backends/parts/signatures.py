@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ MODULE = "_signatures"
 DECORATOR = "_calls.validated"
 STATE = "_calls.CallState"
 WIDTH = 120
+TOGETHER = 3  # reads of addresses in a line
 INDENT = 4
 
 
@@ -113,7 +115,7 @@ class _Writer:
             f"{module}_{function.name}",
             list(_declared(declared)),
             _lines(names, 3 * INDENT),
-            self.reads,
+            list(_together(self.reads)),
             list(_guards(self.required)),
             _lines(self.parts, 4 * INDENT),
             ", ".join(self.addresses),
@@ -161,6 +163,17 @@ def _declared(names: list[str]) -> Iterator[str]:
     comment = "  # noqa: A002" if known & set(names) else ""
     for line in _lines(names, 2 * INDENT + len(comment)):
         yield line + comment if known & set(line.rstrip(",").split(", ")) else line
+
+
+def _together(reads: list[str]) -> Iterator[str]:
+    """Yield reads of addresses, up to three in a line: Python assigns so many without a tuple between."""
+    simple = re.compile(r"a\d+ = \w+\.data_ptr\(\)")
+    while reads:
+        count = next((number for number, one in enumerate(reads[:TOGETHER]) if not simple.fullmatch(one)), TOGETHER)
+        taken = [one.split(" = ") for one in reads[: max(count, 1)]]
+        line = reads[0] if count < 2 else " = ".join(", ".join(side) for side in zip(*taken, strict=True))
+        yield line
+        reads = reads[max(count, 1) :]
 
 
 def _guards(names: list[str]) -> Iterator[tuple[str, str]]:

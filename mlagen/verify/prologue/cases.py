@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,12 +62,21 @@ def _pages_cases(side: PrologueSide) -> Iterator[tuple[str, str, Pages]]:
     yield "far pages", "page offsets are 64 bits wide", Pages(far=True)
 
 
-def _cases(side: PrologueSide, wrapper: str, full: bool, big: bool) -> Iterator[PrologueCase]:
+Make = Callable[..., PrologueCase]
+
+
+def _make(side: PrologueSide, wrapper: str, big: bool) -> Make:
+    """The function that makes a case of a name and a promise, with changes to an ordinary one."""
     base = PrologueCase("", "", wrapper=wrapper, tokens=1000 if big else 20, heads=side.facts.num_heads if big else 2)
 
     def case(name: str, promise: str, **changes: Any) -> PrologueCase:
         return replace(base, name=f"prologue: {name} ({SHORT[wrapper]})", promise=promise, **changes)
 
+    return case
+
+
+def _cases(side: PrologueSide, wrapper: str, case: Make) -> Iterator[PrologueCase]:
+    """Cases of each wrapper."""
     both = "kv" if wrapper == CONCAT else "q, kv"
     yield case("typical", "an ordinary call writes the reference's bytes and Q", every_target=True)
     yield case("norm of rows", "a weight normalises rows in front of RoPE", weights="kv", every_target=True)
@@ -91,12 +100,14 @@ def _cases(side: PrologueSide, wrapper: str, full: bool, big: bool) -> Iterator[
         for size in (2, 53):
             pages = Pages(size, "pages", page_gap=32)
             yield case(f"pages of bytes, block size {size}", "a page is a run of bytes", pages=pages)
-    if not full:
-        return
+
+
+def _kernel_cases(side: PrologueSide, wrapper: str, big: bool, case: Make) -> Iterator[PrologueCase]:
+    """Cases of a kernel, for one of its wrappers."""
     yield case("exact norm", "rows with a norm that is exact have the reference's bytes", values="powers", weights="kv")
     yield case("bf16 angles", "angles may be in the model's dtype", wide=False, every_target=True)
     for name, promise, pages in _pages_cases(side):
-        yield case(name, promise, pages=pages, tokens=6 if pages.far else base.tokens)
+        yield case(name, promise, pages=pages, **({"tokens": 6} if pages.far else {}))
     if side.layout.quantised:
         yield case("tiles", "scales at their floors and about powers of two", values="tiles", tokens=None)
     for layout in ("slice", "odd", "transposed", "far"):
@@ -138,5 +149,8 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         assert side is not None
         full = (wrapper == CONCAT) not in kernels  # wrappers of whole heads have one kernel, so one takes all cases
         kernels.add(wrapper == CONCAT)
-        found += [*_cases(side, wrapper, full, device == "cuda"), *refused(side, wrapper)]
+        case = _make(side, wrapper, device == "cuda")
+        found += _cases(side, wrapper, case)
+        found += _kernel_cases(side, wrapper, device == "cuda", case) if full else ()
+        found += refused(side, wrapper)
     return found
