@@ -17,7 +17,8 @@ class Op:
     """Facts of an operator's schema beyond the wrapper's signature.
 
     Attributes:
-        writes: arguments that the wrapper writes to if they are given, besides those that take a result.
+        writes: arguments that the wrapper writes to if they are given, besides those that take a result. An operator
+            with results takes only those without a default beside them.
         results: the results in order, each with the argument that takes it if there is one.
         leaves_out: arguments that no operator takes: they settle how many results there are, or are no schema's type.
         nested: the wrapper returns a pair in place of a result. Its operator returns two results instead.

@@ -166,12 +166,17 @@ def _overloads(
     if not op.results:
         kept = {one.name: one.text(aliases.get(one.name, "")) for one in taken}
         return [Operator(_schema(name, _listed(arguments, kept, ()), ()), run, "_nothing")]
-    kept = {one.name: one.text() for one in taken if one.name not in aliases}
+    required = {one.name for one in taken if one.name in op.writes and one.default is None}
+    kept = {
+        one.name: one.text(aliases.get(one.name, ""))
+        for one in taken
+        if one.name not in aliases or one.name in required
+    }
     fake = f"_fake_{wrapper}"
     found = [Operator(_schema(name, _listed(arguments, kept, ()), list(op.results)), run, fake)]
-    if aliases:
+    if aliases.keys() - required:
         takers = set(op.results.values())
-        ordered = [one for one in arguments if one.name in aliases]
+        ordered = [one for one in arguments if one.name in aliases and one.name not in required]
         last = [one.text(aliases[one.name], required=one.name in takers) for one in ordered]
         returned = [result for result, taker in op.results.items() if taker is None]
         own = RUNS_INTO.get(wrapper)

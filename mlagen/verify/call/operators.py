@@ -81,7 +81,12 @@ def _results(op: Any, plain: Any, given: dict[str, Any], results: list[torch.Ten
     if len(results) == len(plain._schema.returns):
         found = results
     else:
-        written = [one.name for one in op._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+        every = {one.name for one in plain._schema.arguments}
+        written = [
+            one.name
+            for one in op._schema.arguments
+            if one.alias_info is not None and one.alias_info.is_write and one.name not in every
+        ]
         rest = iter(results)
         names = [one.name or written[0] for one in plain._schema.returns]
         found = [given[name] if name in written else next(rest) for name in names]

@@ -104,11 +104,12 @@ def _calls(run: OpRun) -> Iterator[tuple[Any, Arguments]]:
                 results: Any = op(**copy.deepcopy(_taken(run, op, arguments)))
                 results = results if isinstance(results, tuple) else (results,)
                 names = [one.name for one in op._schema.returns]
+                every = {one.name for one in op._schema.arguments}
                 yield op, _taken(run, op, arguments)
                 continue
             given = _taken(run, op, arguments)
             for one in op._schema.arguments:
-                if one.alias_info is None or not one.alias_info.is_write:
+                if one.alias_info is None or not one.alias_info.is_write or one.name in every:
                     continue
                 if isinstance(one.type, torch.ListType):
                     given[one.name] = [_like(result) for result in results]
