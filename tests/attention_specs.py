@@ -1,4 +1,4 @@
-"""A model's attention without its indexer. The indexer's functions have tests of their own."""
+"""A model's attention without its indexer and prologue. Their functions have tests of their own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def attention_of(name: str) -> dict[str, Any]:
-    """The values of a spec of specs/, but for its indexer's parts and wrappers."""
+    """The values of a spec of specs/, but for the parts and wrappers of its indexer and its prologue."""
     data: dict[str, Any] = load(ROOT / "specs" / f"{name}.yaml").model_dump(exclude={"indexer", "indexer_cache"})
-    return data | {"wrappers": tuple(one for one in data["wrappers"] if NEEDS[one].rows)}
+    wrappers = tuple(one for one in data["wrappers"] if NEEDS[one].rows and not NEEDS[one].rope)
+    return data | {"model": data["model"] | {"rope": None}, "wrappers": wrappers}

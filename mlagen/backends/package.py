@@ -98,7 +98,6 @@ def _package(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> dict[
     exported = [*names, *operators, *(name for module, taken in exports for name in taken or [module])]
     return {
         "title": plan.spec.title,
-        "modules": exports,
         "modules_tuple": _tuple([module for module, _ in exports], "    modules = "),
         "submodules": imported("", sorted(["_launch", *operators, *(module for module, _ in exports)])),
         "imports": [

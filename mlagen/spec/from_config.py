@@ -13,6 +13,7 @@ from mlagen.spec.from_config_indexer import fields_of, indexer_lines, read_index
 from mlagen.spec.gpus import TARGETS
 from mlagen.spec.hf_config import Config, Model, read_config, read_model
 from mlagen.spec.hf_name import told_by
+from mlagen.spec.hf_rope import ROPE
 from mlagen.spec.hf_scores import OPTION, Scale, head_scale, left_to_the_caller, refuse_caps, row_scale, sink_of
 from mlagen.spec.load import check, parse
 from mlagen.spec.prose import Finding
@@ -232,6 +233,8 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
         words.append("prefill")
     else:
         dims |= {"kv_lora_rank": model.latent, "qk_rope_head_dim": model.rope, "v_head_dim": model.v}
+        if model.rope and model.model_type in ROPE:
+            dims["rope"] = ROPE[model.model_type]
         if model.topk is None and sink is not None:
             config.refuse(sink, "gives each head a sink, which kernels of dense attention do not support")
         data["attention"] = {**_attention(model, sink is not None), "softmax_scale": scale.value}
@@ -320,6 +323,8 @@ def _yaml(data: Mapping[str, Any], config: Config, model: Model, wishes: Wishes,
         latent = of(field) if field in config.values else f"[{config.path}{field}]"
         lines.append(f"  kv_lora_rank: {dims['kv_lora_rank']} # {latent}{less}")
         lines.append(f"  qk_rope_head_dim: {dims['qk_rope_head_dim']} # {origin('rope')}")
+        if "rope" in dims:
+            lines.append(f"  rope: {dims['rope']} # RoPE rotates adjacent columns, as in {model.kin.title}")
         v = "the whole row" if model.kin.caches else "the latent; the config's v_head_dim is the one before absorption"
         lines.append(f"  v_head_dim: {dims['v_head_dim']} # V is {v}")
     lines.append(f"  dtype: {dims['dtype']}{' # [--dtype]' if wishes.dtype else ''}")
