@@ -8,7 +8,7 @@ from mlagen.spec import NEEDS
 
 
 def dsv32_text() -> str:
-    """specs/dsv32.yaml without its indexer, prologue, shared indices and partials, which few wrappers and dims can have."""
+    """specs/dsv32.yaml without its indexer, prologue, shared indices and partials, which few dims can have."""
     text = (Path(__file__).parents[2] / "specs" / "dsv32.yaml").read_text()
     text = re.sub(r"^(indexer|indexer_cache):\n(  .*\n)*", "", text, flags=re.MULTILINE)
     others = "|".join(name for name, needs in NEEDS.items() if needs.rope or not needs.rows)
