@@ -88,6 +88,7 @@ def specs(draw: st.DrawFn) -> Spec:
     """Any spec."""
     any_dims = st.tuples(st.integers(1, 1024), st.just(0) | st.integers(0, 256))
     rank, rope = draw(st.sampled_from([(512, 64), (512, 0), (448, 64)]) | any_dims)
+    style = draw(st.sampled_from([None, "neox", "gptj"])) if rope and rope % 2 == 0 else None
     blocks = len(split_columns(rank)) + len(split_columns(rope) if rope else ())
     dtype = draw(st.sampled_from(["bf16", "fp16"]))
     attention = draw(attentions())
@@ -104,6 +105,7 @@ def specs(draw: st.DrawFn) -> Spec:
         and (not needs.attention or kind in needs.attention)
         and ((multi_head is not None and alike) or not needs.multi_head)
         and ("indexer" in indexed or not needs.indexer)
+        and (style is not None or not needs.rope)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
     ]
     wrappers = list(draw(some_of(fitting)))
@@ -115,6 +117,7 @@ def specs(draw: st.DrawFn) -> Spec:
         num_heads=draw(st.integers(1, 128)),
         kv_lora_rank=rank,
         qk_rope_head_dim=rope,
+        rope=style,
         v_head_dim=draw(st.sampled_from([rank, rank + rope] if blocks <= MOST_BLOCKS else [rank])),
         dtype=dtype,
         attention=attention,
