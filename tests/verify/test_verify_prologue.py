@@ -14,8 +14,8 @@ from mlagen.emit import apply, compare, render
 from mlagen.plan import make_plan
 from mlagen.spec import Spec
 from mlagen.verify import mismatches, verify_package
-from mlagen.verify.invalid import RefusedCase
-from mlagen.verify.memory import LAYOUTS
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.memory import LAYOUTS
 from mlagen.verify.prologue.cases import PrologueCase, cases
 from mlagen.verify.prologue.family import PROLOGUE
 from mlagen.verify.prologue.reference import normalise, turned_queries, turned_rows

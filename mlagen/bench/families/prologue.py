@@ -22,7 +22,7 @@ from mlagen.bench.shapes import (
     shuffled_pages,
     slots_of,
 )
-from mlagen.bench.trial import OURS, Call, Entrant, Setting, Trial
+from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.layout.codec import decode, encode, read
 from mlagen.verify.cache.sides import CONCAT as WRITE_PARTS
 from mlagen.verify.cache.sides import INSERT as WRITE_ROWS
@@ -215,3 +215,6 @@ def prologue_trials(setting: Setting) -> Callable[[Batch], Trial[PrologueInputs]
         )
 
     return trial
+
+
+BENCHMARKS = {"prologue": Family(prologue_shapes, prologue_trials, ("prologue",))}

@@ -37,3 +37,6 @@ def prologue_peers(
     elif not whole and layout.name not in CUDA_DTYPES:
         unknown = f"layout {' or '.join(CUDA_DTYPES)} only"
     yield Entrant(VLLM_CUDA, prepare, unknown)
+
+
+BENCHMARKS = {"prologue": prologue_peers}

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlagen.verify.cache.cases import Pages
-from mlagen.verify.case import Case
+from mlagen.verify.call.case import Case
+from mlagen.verify.paged.pages import Pages
 from mlagen.verify.prologue.invalid import refused
 from mlagen.verify.prologue.side import CONCAT, PADDED, SHORT, PrologueSide, side_of
 

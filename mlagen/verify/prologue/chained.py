@@ -8,17 +8,17 @@ import torch
 
 from mlagen.layout.codec import decode, encode, read
 from mlagen.verify import tolerance
-from mlagen.verify.cache.pages import TENSOR_SCALE, alias
 from mlagen.verify.cache.sides import REQUESTS, TOKENS
-from mlagen.verify.case import CaseFailedError
-from mlagen.verify.family import Run
-from mlagen.verify.memory import bits
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.family import Run
+from mlagen.verify.call.memory import bits
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
+from mlagen.verify.paged.pages import TENSOR_SCALE, alias
 from mlagen.verify.prologue.cases import PrologueCase
 from mlagen.verify.prologue.inputs import PrologueInputs
 from mlagen.verify.prologue.side import CONCAT
 from mlagen.verify.reference import sparse_attention
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
 
 ATTENTION = "flash_mla_sparse_fwd"
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from mlagen.verify import checks
-from mlagen.verify.cache.cases import Pages
-from mlagen.verify.family import Family, Results, Run
-from mlagen.verify.invalid import RefusedCase
+from mlagen.verify.call.family import Family, Results, Run
+from mlagen.verify.call.invalid import RefusedCase
+from mlagen.verify.call.results import Figure
+from mlagen.verify.call.subject import Subject
+from mlagen.verify.paged.pages import Pages
 from mlagen.verify.prologue.cases import CHAIN, PrologueCase, cases
 from mlagen.verify.prologue.chained import chained
 from mlagen.verify.prologue.inputs import PrologueInputs, build
 from mlagen.verify.prologue.side import CONCAT, NAME, PADDED, Q_ARGUMENT, PrologueSide, side_of
-from mlagen.verify.results import Figure
-from mlagen.verify.subject import Subject
 
 PrologueRun = Run[PrologueCase, PrologueInputs]
 

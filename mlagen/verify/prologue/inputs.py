@@ -10,15 +10,16 @@ import torch
 
 from mlagen.layout import DataField, Field, ScalesField
 from mlagen.layout.codec import planes_of, write
-from mlagen.verify import family, tolerance
-from mlagen.verify.cache.pages import TENSOR_SCALE, CacheMemory, alias, random_pages
-from mlagen.verify.cache.values import VALUES
-from mlagen.verify.cache.write import draw_slots
-from mlagen.verify.case import CaseFailedError
+from mlagen.verify import tolerance
+from mlagen.verify.call import family
+from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.memory import GARBAGE, LAYOUTS, Placed, place, place_vector, seeded
+from mlagen.verify.call.patterns import INT64
+from mlagen.verify.call.results import Figure
 from mlagen.verify.indexer_cache.inputs import MOST_OFF
 from mlagen.verify.indexer_cache.reference import codes
-from mlagen.verify.memory import GARBAGE, LAYOUTS, Placed, place, place_vector, seeded
-from mlagen.verify.patterns import INT64
+from mlagen.verify.paged.pages import TENSOR_SCALE, CacheMemory, alias, draw_slots, random_pages
+from mlagen.verify.paged.values import VALUES
 from mlagen.verify.prologue.cases import PrologueCase
 from mlagen.verify.prologue.reference import normalise, turned_queries, turned_rows
 from mlagen.verify.prologue.side import (
@@ -29,7 +30,6 @@ from mlagen.verify.prologue.side import (
     Q_ARGUMENT,
     PrologueSide,
 )
-from mlagen.verify.results import Figure
 
 POSITIONS = 300  # of a table of angles
 EPS = 0.5  # which shows in Q and in rows

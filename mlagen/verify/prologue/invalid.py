@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from mlagen.verify import invalid
-from mlagen.verify.invalid import Invalid, RefusedCase
+from mlagen.verify.call import invalid
+from mlagen.verify.call.invalid import Invalid, RefusedCase
 from mlagen.verify.prologue.side import (
     CACHE_ARGUMENT,
     CONCAT,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlagen.layout import layouts_of
-from mlagen.verify.cache.sides import MAIN, Side
-from mlagen.verify.facts import Facts
+from mlagen.verify.call.facts import Facts
+from mlagen.verify.paged.side import MAIN, Side
 
 NAME = "prologue"
 INSERT = "fused_deepseek_v4_qnorm_rope_kv_insert"
