@@ -30,6 +30,7 @@ import indices_mutants  # noqa: E402
 import merges_mutants  # noqa: E402
 import mqa_logits_mutants  # noqa: E402
 import ops_mutants  # noqa: E402
+import prologue_mutants  # noqa: E402
 import sparse_decode_mutants  # noqa: E402
 import topk_mutants  # noqa: E402
 
@@ -41,6 +42,7 @@ CACHE = (*sparse_decode_mutants.CACHE_MUTANTS, *sparse_decode_mutants.SPLIT_MUTA
 FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
     "sparse_fwd": ("dsv32", ROWS),
     "cache": ("dsv4_flash", (*cache_mutants.ANY_LAYOUT, *cache_mutants.PLANAR)),
+    "prologue": ("dsv4_flash", (*prologue_mutants.ANY, *prologue_mutants.HEADS)),
     "dense_decode": ("dsv3", DENSE),
     "indices": ("dsv4_flash", (*indices_mutants.MAP_MUTANTS, *indices_mutants.COMBINE_MUTANTS)),
     "sparse_decode": ("dsv4_flash", (*CACHE, *sparse_decode_mutants.CALL_MUTANTS)),

@@ -18,8 +18,9 @@ from mlagen.verify.call.invalid import RefusedCase
 from mlagen.verify.call.memory import LAYOUTS
 from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase, cases
 from mlagen.verify.indexer_cache.family import INDEXER_CACHE
-from mlagen.verify.indexer_cache.reference import codes, normalised_keys, quantise_query, rotate
+from mlagen.verify.indexer_cache.reference import normalised_keys, quantise_query
 from mlagen.verify.indexer_cache.side import SHORT, IndexerSide, side_of
+from mlagen.verify.paged.rope import codes, rotate
 
 pytestmark = pytest.mark.interpreter
 

@@ -14,15 +14,15 @@ from mlagen.verify.call.case import CaseFailedError
 from mlagen.verify.call.memory import GARBAGE, LAYOUTS, Placed, place, place_vector, seeded
 from mlagen.verify.call.patterns import INT32, INT64
 from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase
-from mlagen.verify.indexer_cache.reference import codes, normalised_keys
+from mlagen.verify.indexer_cache.reference import normalised_keys
 from mlagen.verify.indexer_cache.side import CACHE_ARGUMENT, SLOTS_ARGUMENT, WRITE, IndexerSide
 from mlagen.verify.paged.pages import CacheMemory, draw_slots, random_pages
+from mlagen.verify.paged.rope import MOST_OFF, codes
 from mlagen.verify.paged.values import VALUES
 
 POSITIONS = 300  # of a table of angles
 EPS = 1e-6
 SCALES = (0.0883, 0.125)  # softmax_scale and head_scale
-MOST_OFF = 0.01  # of a normalised row's columns, which other roundings may turn to the next code
 
 
 @dataclass

@@ -8,7 +8,6 @@ import torch
 
 from mlagen.layout.codec import decode, encode, read
 from mlagen.verify import tolerance
-from mlagen.verify.cache.sides import REQUESTS, TOKENS
 from mlagen.verify.call.case import CaseFailedError
 from mlagen.verify.call.family import Run
 from mlagen.verify.call.memory import bits
@@ -21,6 +20,7 @@ from mlagen.verify.prologue.side import CONCAT
 from mlagen.verify.reference import sparse_attention
 
 ATTENTION = "flash_mla_sparse_fwd"
+REQUESTS, TOKENS = "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache"
 
 
 def chained(run: Run[PrologueCase, PrologueInputs]) -> list[Figure]:

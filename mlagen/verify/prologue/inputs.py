@@ -16,9 +16,8 @@ from mlagen.verify.call.case import CaseFailedError
 from mlagen.verify.call.memory import GARBAGE, LAYOUTS, Placed, place, place_vector, seeded
 from mlagen.verify.call.patterns import INT64
 from mlagen.verify.call.results import Figure
-from mlagen.verify.indexer_cache.inputs import MOST_OFF
-from mlagen.verify.indexer_cache.reference import codes
 from mlagen.verify.paged.pages import TENSOR_SCALE, CacheMemory, alias, draw_slots, random_pages
+from mlagen.verify.paged.rope import MOST_OFF, codes
 from mlagen.verify.paged.values import VALUES
 from mlagen.verify.prologue.cases import PrologueCase
 from mlagen.verify.prologue.reference import normalise, turned_queries, turned_rows

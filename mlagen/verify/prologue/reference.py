@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mlagen.verify.indexer_cache.reference import rotate
+from mlagen.verify.paged.rope import rotate
 from mlagen.verify.prologue.side import PrologueSide
 
 
