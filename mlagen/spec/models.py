@@ -40,6 +40,8 @@ WrapperName = Literal[
     "fused_deepseek_v4_qnorm_rope_kv_insert",
     "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert",
     "concat_and_cache_mla_rope_fused",
+    "save_partial_states",
+    "compress_norm_rope_store",
     "compute_global_topk_indices_and_lens",
     "combine_topk_swa_indices",
     "triton_convert_req_index_to_global_index",

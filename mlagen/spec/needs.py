@@ -14,6 +14,7 @@ class Needs(NamedTuple):
         rows: needs latent rows: model.kv_lora_rank and model.v_head_dim.
         cache: needs the layout of the cache.
         rope: needs the pairs of columns that RoPE rotates.
+        gptj: needs pairs of neighbours, 2i and 2i + 1, also of the row.
         multi_head: needs the dims of multi-head attention.
         values: needs the columns of V, of multi-head attention or of latent rows.
         indexer: needs the indexer's dims.
@@ -25,6 +26,7 @@ class Needs(NamedTuple):
     rows: bool = False
     cache: bool = False
     rope: bool = False
+    gptj: bool = False
     multi_head: bool = False
     values: bool = False
     indexer: bool = False
@@ -53,6 +55,8 @@ NEEDS: dict[str, Needs] = {
     "fused_deepseek_v4_qnorm_rope_kv_insert": Needs(rows=True, cache=True, rope=True),
     "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert": Needs(rows=True, cache=True, rope=True),
     "concat_and_cache_mla_rope_fused": Needs(rows=True, cache=True, rope=True),
+    "save_partial_states": Needs(rows=True, cache=True, rope=True, gptj=True),
+    "compress_norm_rope_store": Needs(rows=True, cache=True, rope=True, gptj=True),
     "compute_global_topk_indices_and_lens": Needs(),
     "combine_topk_swa_indices": Needs(),
     "triton_convert_req_index_to_global_index": Needs(),
@@ -90,6 +94,9 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
         return "latent rows; the spec has no model.kv_lora_rank"
     if needs.rope and "model" in parts and parts["model"].rope is None:
         return "model.rope, the pairs of columns that RoPE rotates; the spec has none"
+    if needs.gptj and "model" in parts and (parts["model"].rope != "gptj" or parts["model"].kv_lora_rank % 2):
+        found = f"{parts['model'].rope} and {parts['model'].kv_lora_rank}"
+        return f"model.rope gptj and an even model.kv_lora_rank; the spec has {found}"
     if "multi_head" in parts and parts["multi_head"] is None:
         if needs.multi_head:
             return "multi_head; the spec has none"

@@ -85,7 +85,8 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
     fitting = [
         name
         for name, needs in NEEDS.items()
-        if (not needs.attention or kind in needs.attention)
+        if not needs.rope
+        and (not needs.attention or kind in needs.attention)
         and ((multi_head is not None and alike) or not needs.multi_head)
         and ("indexer" in indexed or not needs.indexer)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)

@@ -29,21 +29,28 @@ def _cache_doc(plan: Plan, cached: CacheLayout) -> str:
 
 
 def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
-    """Template context of a cache as wrappers check and describe it."""
-    cached, torch_dtype = cache.layout, TORCH_DTYPES[plan.spec.model.dtype]
-    of_layout = layout.context(plan, caches, cache)
-    fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
-    bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
-    dtypes = bytes_dtypes if cached.quantised else (torch_dtype,)
-    names = (*(KV_CACHE_DTYPES.get(cached.name, ()) if cached.quantised else ("auto", torch_dtype)), cached.name)
+    """Template context of a cache of attention as wrappers check and describe it, by name of its layout too."""
+    cached = cache.layout
+    auto = ("auto", TORCH_DTYPES[plan.spec.model.dtype])
+    names = (*(KV_CACHE_DTYPES.get(cached.name, ()) if cached.quantised else auto), cached.name)
     return {
-        **{name: of_layout[name] for name in ("row_constant", "unit_name", "row_alignment")},
+        **described(plan, cached, layout.context(plan, caches, cache)),
         "takes_pages": True,
-        "cache_dtypes": ", ".join(f"torch.{name}" for name in dtypes) + ("," if len(dtypes) == 1 else ""),
-        "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
         "kv_cache_dtypes": _texts(names[:-1], "LAYOUT"),
         "kv_cache_dtypes_doc": " or ".join(f'"{name}"' for name in names),
         "default_kv_cache_dtype": f'"{names[0]}"',
-        "cache_doc": _cache_doc(plan, cached),
         "block_size": cache.block_size or BLOCK_SIZE,
+    }
+
+
+def described(plan: Plan, cached: CacheLayout, of_layout: dict[str, Any]) -> dict[str, Any]:
+    """Template context of any cache as wrappers check and describe it; `of_layout` is that of its layout's module."""
+    fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
+    bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
+    dtypes = bytes_dtypes if cached.quantised else (TORCH_DTYPES[plan.spec.model.dtype],)
+    return {
+        **{name: of_layout[name] for name in ("row_constant", "unit_name", "row_alignment")},
+        "cache_dtypes": ", ".join(f"torch.{name}" for name in dtypes) + ("," if len(dtypes) == 1 else ""),
+        "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
+        "cache_doc": _cache_doc(plan, cached),
     }

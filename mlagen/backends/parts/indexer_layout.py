@@ -11,17 +11,20 @@ from mlagen.backends.parts.base import GeneratedFile, generated
 from mlagen.backends.parts.layout import MODULE, bytes_context, needs_e4m3, store_text, typed
 from mlagen.layout import CacheLayout
 from mlagen.plan import IndexerRows, Plan
+from mlagen.plan.families.compressor import COMPRESS
 from mlagen.plan.rows import tiled_chunks
 
 KEYS_MODULE, QUERY_MODULE = "_indexer_layout", "_indexer_query"
 WRITE, NORMALISE = "indexer_k_quant_and_cache", "indexer_k_norm_rope_store"
+WHOLE_WRITERS = (WRITE, COMPRESS)
 # Most names in a line of 120 columns, next to other arguments and joined.
 PIECES_A_LINE, SCALES_A_LINE = 6, 4
 
 
 def keys_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
     """Context of the layout's template for keys. No kernel reads them as rows of the model's dtype."""
-    writes = WRITE in plan.spec.wrappers or NORMALISE in plan.spec.wrappers
+    whole = any(name in plan.spec.wrappers for name in WHOLE_WRITERS)
+    writes = whole or NORMALISE in plan.spec.wrappers
     found = bytes_context(plan, rows.layout, rows.chunks, reads=False, writes=writes)
     pieces = _pieces(rows, rows.layout) if NORMALISE in plan.spec.wrappers else None
     return {
@@ -31,7 +34,7 @@ def keys_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
         "chunks": [],
         "loaded": [],
         "pieces": pieces,
-        "whole": pieces is None or WRITE in plan.spec.wrappers,
+        "whole": pieces is None or whole,
         "pieces_parameters": typed(store_text(rows.layout, "pieces")),
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 from mlagen.backends.parts.base import GeneratedFile, generated
 from mlagen.plan import (
     CachePlan,
+    CompressorPlan,
     DenseDecodePlan,
     DenseFwdPlan,
     IndexerCachePlan,
@@ -127,6 +128,7 @@ def file(plan: Plan) -> GeneratedFile:
             "topk": plan.find(TopkPlan),
             "mqa_logits": plan.find(MqaLogitsPlan),
             "prologue": plan.find(ProloguePlan),
+            "compressor": plan.find(CompressorPlan),
             "merges_states": "merge_attn_states" in plan.spec.wrappers,
             "merges_parts": "merge_attn_parts" in plan.spec.wrappers,
             "by_version": any(one[name] for one in families for name in VERSIONED),

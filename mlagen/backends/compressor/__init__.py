@@ -1,0 +1,1 @@
+"""Template contexts of the compressor."""

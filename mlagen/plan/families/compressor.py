@@ -1,0 +1,91 @@
+"""Numbers of the compressor: the states of tokens, and the rows made of windows of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlagen.plan.family import Family
+from mlagen.plan.indexer import IndexerRows, indexer_rows_of
+from mlagen.plan.rows import Caches, StoredCache
+from mlagen.plan.tiles.tuned import Tuned
+from mlagen.spec import Spec
+
+SAVE, COMPRESS = "save_partial_states", "compress_norm_rope_store"
+THREAD_COLUMNS = 4  # of fp32 that a thread loads at once
+WARP = 32
+
+
+@dataclass(frozen=True)
+class SaveTile:
+    """Launch parameters of the kernel that saves states. A program is one warp.
+
+    Attributes:
+        block_t: tokens that a program takes.
+        block_c: columns of their states.
+    """
+
+    block_t: int
+    block_c: int
+
+
+@dataclass(frozen=True)
+class CompressTile:
+    """Launch parameters of a kernel that compresses. A program takes the window of a token.
+
+    Attributes:
+        block_w: tokens of the window that it loads at once.
+        num_warps: warps a program.
+    """
+
+    block_w: int
+    num_warps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressorPlan(Family):
+    """Numbers of the compressor's kernels.
+
+    Attributes:
+        caches: the caches of attention.
+        keys: the indexer's keys, which may be compressed rows, too; None without, or with RoPE of other pairs.
+        save_tile: the tile of states.
+        row_tile, key_tile: the tiles of rows of attention's cache and of the indexer's.
+    """
+
+    NAME: ClassVar = "compressor"
+    WRAPPERS: ClassVar = (SAVE, COMPRESS)
+
+    caches: Caches
+    keys: IndexerRows | None
+    save_tile: SaveTile
+    row_tile: CompressTile
+    key_tile: CompressTile
+
+    @property
+    def cache(self) -> StoredCache:
+        """The cache of attention that compressed rows go to: the second one if there is one."""
+        return self.caches.extra or self.caches.main
+
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> CompressorPlan | None:
+        """Derives the numbers; see `Family`."""
+        if caches is None or not cls.wanted(spec):
+            return None
+        keys = indexer_rows_of(spec)
+        if keys is not None and (keys.indexer.rope != "gptj" or keys.rope_start % 2 or keys.scales is None):
+            keys = None
+        dims = spec.model
+        return cls(
+            caches=caches,
+            keys=keys,
+            save_tile=SaveTile(4, 256),
+            row_tile=_tile(dims.kv_lora_rank + dims.qk_rope_head_dim),
+            key_tile=_tile(keys.indexer.head_dim if keys else 0),
+        )
+
+
+def _tile(columns: int) -> CompressTile:
+    """The tile of rows of so many columns: a thread has the whole window of four of them, or more."""
+    warps = columns // (THREAD_COLUMNS * WARP)
+    return CompressTile(8, 4 if warps >= 4 else 2 if warps >= 2 else 1)
