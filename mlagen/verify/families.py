@@ -22,6 +22,7 @@ MODULES = (
     "sparse_fwd.family",
     "cache.family",
     "prologue.family",
+    "compressor.family",
     "dense_decode.family",
     "indices.family",
     "chains.indices_attention",

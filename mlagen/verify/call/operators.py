@@ -12,6 +12,7 @@ import torch
 
 PAIRS = ("pair", "pair_out")  # overloads that take Q as a list of two tensors
 METADATA = "tile_scheduler_metadata"  # which no operator takes
+LAUNCHER = "pdl_kwargs"  # of another launcher, which is ignored
 
 
 class Operators:
@@ -40,7 +41,7 @@ class Operators:
         given = {
             name: value
             for name, value in signature.bind(*arguments, **named).arguments.items()
-            if name != METADATA and not _is_default(value, signature.parameters[name].default)
+            if name not in (METADATA, LAUNCHER) and not _is_default(value, signature.parameters[name].default)
         }
         op = next((one for one in self._overloads(name) if _takes(one, given)), None)
         if op is None:

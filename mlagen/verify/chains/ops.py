@@ -15,6 +15,7 @@ from torch.utils import _pytree
 from mlagen.verify.call.case import Case, CaseFailedError
 from mlagen.verify.call.family import Family, Inputs, Run
 from mlagen.verify.call.invalid import Invalid, RefusedCase
+from mlagen.verify.call.operators import LAUNCHER
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
 from mlagen.verify.checks import require_bits
@@ -220,6 +221,8 @@ def _wrapper_results(run: OpRun, op: Any, arguments: Arguments) -> list[torch.Te
     given = dict(arguments)
     if "tile_scheduler_metadata" in run.inputs.arguments:
         given["tile_scheduler_metadata"] = run.subject.package.get_mla_metadata()[0]
+    if LAUNCHER in run.inputs.arguments:
+        given[LAUNCHER] = None
     if "valid_counts_out" in given:
         given["return_valid_counts"] = True
     return _tensors(run.subject.wrapper(run.case.wrapper, run.case.module)(**given))

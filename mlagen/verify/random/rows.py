@@ -9,6 +9,9 @@ from mlagen.verify.cache.sides import CONCAT, GATHERS, INSERT, REQUESTS, WRITERS
 from mlagen.verify.call.case import Case
 from mlagen.verify.call.patterns import SINK_PROMISES
 from mlagen.verify.checks.merges import PARTS, STATES, Conventions
+from mlagen.verify.compressor.cases import CompressCase, SaveCase
+from mlagen.verify.compressor.side import COMPRESS, SAVE
+from mlagen.verify.compressor.side import sides_of as compressed_sides
 from mlagen.verify.indices.cases import CombineCase, MapCase
 from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL
 from mlagen.verify.merge_states.cases import LSE_PROMISES, PartsCase, StatesCase, value_dims
@@ -83,6 +86,37 @@ def prologue(scene: Scene) -> Case:
         tables=shape.mostly("contiguous", "slice", "odd"),
         k_pe=shape.pick("2d", "3d") if wrapper == ROPE_FUSED else "2d",
         weights=shape.pick("", "kv") if wrapper == ROPE_FUSED else shape.pick("", "q", "kv", "q, kv"),
+        wide=shape.chance(0.6),
+    )  # fmt: skip
+
+
+def compressor(scene: Scene) -> Case:
+    """A call that saves states, or that compresses them."""
+    shape, call = scene.shape, scene.call
+    wrapper = shape.pick(*[name for name in (SAVE, COMPRESS) if name in scene.spec["wrappers"]])
+    ratio, overlap = call.pick((4, True), (128, False), (1, False), (2, True), (call.size(1, 40), call.chance(0.5)))
+    block, states = call.pick(1, 4, 8, call.size(1, 70)), shape.mostly("contiguous", "slice", "odd")
+    slots = call.pick("shuffled", "shuffled", "negative", "beyond", "shorter", "none")
+    if wrapper == SAVE:
+        return SaveCase(
+            "", "", columns=call.pick(0, 1, 2), ratio=ratio, tokens=call.size(0, 400 if scene.big else 20), block=block,
+            wide=shape.chance(0.6), rows=shape.mostly("contiguous", "slice", "odd"), states=states,
+            further=shape.pick(0, 24), slots=slots, positions=call.pick("random", "zero", "garbage", "longer"),
+        )  # fmt: skip
+    side = shape.pick(*compressed_sides(scene.spec))
+    eight = ("uint8", "int8", "float8") if side.layout.quantised and side.layout.data[0].dtype != "e2m1" else ("uint8",)
+    chunks = tuple((call.size(0, 200), call.size(0, 150)) for _ in range(call.size(0, 3)))
+    return CompressCase(
+        "", "", side.short, chunks, ratio, overlap, block, cache_memory(scene, eight, planar=side.layout.planar),
+        states=states,
+        tables=shape.mostly("contiguous", "slice", "odd"),
+        further=shape.pick(0, 24),
+        slots=slots,
+        state_slots=call.pick("own", "own", "skipped", "shorter"),
+        positions=call.pick("own", "own", "garbage", "longer", "past"),
+        requests=call.pick("own", "own", "garbage"),
+        table=call.pick("whole", "whole", "holes", "narrow", "garbage"),
+        scores=call.pick("random", "equal", "large", "infinite"),
         wide=shape.chance(0.6),
     )  # fmt: skip
 

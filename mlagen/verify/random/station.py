@@ -44,6 +44,7 @@ DRAWS: dict[str, Callable[[Scene], Case]] = {
     "indexer_cache": indexer.indexer_cache,
     "cache": rows.cache,
     "prologue": rows.prologue,
+    "compressor": rows.compressor,
     "indices": rows.indices,
     "merge_states": rows.merge_states,
 }
