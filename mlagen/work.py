@@ -96,6 +96,25 @@ def logits_bytes(read: int, weights: int, pairs: int) -> int:
     return read + 4 * (weights + pairs)
 
 
+def states_bytes(tokens: int, width: int) -> int:
+    """Bytes of saving states: kv and scores of `width` columns in fp32 and as stored, slots and positions."""
+    return tokens * (4 * width * 4 + 2 * SLOT_BYTES)
+
+
+def compress_bytes(tokens: int, rows: int, window: int, columns: int, row_bytes: int, table_bytes: int) -> int:
+    """Bytes of compressing: kv and scores of windows in fp32, rows as stored, angles, and integers of all tokens.
+
+    Args:
+        tokens: of the call.
+        rows: that it makes.
+        window: tokens of a row.
+        columns: of a row.
+        row_bytes: of a row as it is stored.
+        table_bytes: of a position's angles.
+    """
+    return rows * (window * columns * 2 * 4 + row_bytes + table_bytes) + tokens * (3 * SLOT_BYTES + INDEX_BYTES)
+
+
 def prologue_bytes(tokens: int, heads: int, turned: int, columns: int, row_bytes: int, table_bytes: int) -> int:
     """Bytes of a prologue of attention: Q in and out, a row as computed and as stored, its slot, position and angles.
 

@@ -109,6 +109,7 @@ def _measured(
             "cache",
             "gather",
             "prologue",
+            "compressor",
             "indexer_cache",
             "indices",
             "sparse_decode",

@@ -13,6 +13,7 @@ MODULES = (
     "sparse_fwd",
     "cache",
     "prologue",
+    "compressor",
     "indexer_cache",
     "indices",
     "sparse_decode",

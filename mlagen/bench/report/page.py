@@ -42,6 +42,7 @@ TITLES = {
     "cache": "Cache writers",
     "gather": "Cache gathers",
     "prologue": "Norms, RoPE and insertion of rows",
+    "compressor": "Compressor: states, and rows of windows of them",
     "indexer_cache": "The indexer's keys and query",
     "indices": "Index kernels",
     "topk": "Top-k of rows of scores",
