@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,12 +134,22 @@ def _pages_cases(side: CompressorSide) -> Iterator[tuple[str, str, Pages]]:
     yield "far pages", "page offsets are 64 bits wide", Pages(far=True)
 
 
-def _compress_cases(side: CompressorSide, saves: bool, big: bool) -> Iterator[CompressCase]:
+Make = Callable[..., CompressCase]
+
+
+def _make(side: CompressorSide) -> Make:
+    """The function that makes a case of a name and a promise, with changes to an ordinary one."""
     base = CompressCase("", "", short=side.short)
 
     def case(name: str, promise: str, **changes: Any) -> CompressCase:
         return replace(base, name=f"compressor: {name} ({side.short})", promise=promise, **changes)
 
+    return case
+
+
+def _compress_cases(side: CompressorSide, case: Make) -> Iterator[CompressCase]:
+    """Cases of windows, of memory and of scores."""
+    base = CompressCase("", "", short=side.short)
     yield case("typical", "an ordinary call writes the reference's rows", every_target=True)
     long = ((0, 140), (250, 9))
     yield case(
@@ -169,6 +179,10 @@ def _compress_cases(side: CompressorSide, saves: bool, big: bool) -> Iterator[Co
         yield case(f"scores: {scores}", promise, scores=scores)
         changes: dict[str, Any] = {"ratio": 128, "overlap": False, "block": 8, "chunks": ((0, 140),)}
         yield case(f"scores: {scores}, 128", promise, scores=scores, **changes)
+
+
+def _token_cases(case: Make, saves: bool, big: bool) -> Iterator[CompressCase]:
+    """Cases of tokens outside, and of requests cut into calls."""
     for slots, promise in {
         "negative": "a row with a negative slot is skipped, INT64_MIN too",
         "beyond": "a row with a slot past the last page is skipped, 2^32 and INT64_MAX too",
@@ -197,7 +211,7 @@ def _compress_cases(side: CompressorSide, saves: bool, big: bool) -> Iterator[Co
         for steps in ("chunks", "single", "drafts"):
             promise = "states and rows do not depend on how a request is cut into calls"
             yield case(f"chain, {steps}", promise, check=CHAIN, steps=steps, chunks=((0, 27), (0, 14)))
-            changes = {"ratio": 16, "overlap": False, "block": 8, "chunks": ((0, 50),)}
+            changes: dict[str, Any] = {"ratio": 16, "overlap": False, "block": 8, "chunks": ((0, 50),)}
             yield case(f"chain of 16, {steps}", promise, check=CHAIN, steps=steps, **changes)
     if big:
         yield case("graph", "a captured call replays on new inputs", check="graph")
@@ -213,5 +227,10 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         found += [*_states_cases(big), *refused(sides[0], SAVE)]
     if COMPRESS in wrappers:
         for side in sides:
-            found += [*_compress_cases(side, SAVE in wrappers, big), *refused(side, COMPRESS)]
+            case = _make(side)
+            found += [
+                *_compress_cases(side, case),
+                *_token_cases(case, SAVE in wrappers, big),
+                *refused(side, COMPRESS),
+            ]
     return found
