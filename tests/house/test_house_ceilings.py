@@ -38,7 +38,7 @@ LARGER: dict[str, dict[str, int]] = {
     },
     "page of performance": {},
     "generated file": {  # the longest of all packages, by the file's name
-        "_signatures.py": 1004,
+        "_signatures.py": 977,
         "_sparse_decode_sm90.py": 1401,
     },
 }

@@ -27,8 +27,8 @@ class Reader:
 
     Attributes:
         name: name of the wrapper's module, then of the wrapper.
-        declared: lines of the arguments as they are declared.
-        passed: lines of the arguments.
+        declared: lines of the reader's declaration.
+        passed: lines that bind the arguments as a tuple.
         reads: statements that bind the members of pairs and the addresses of tensors.
         guards: required tensors, and the condition under which one of them has another type than torch.Tensor.
         parts: lines of the signature.
@@ -113,8 +113,8 @@ class _Writer:
         declared = [*names[:positional], *["*"][: len(names) - positional], *names[positional:]]
         return Reader(
             f"{module}_{function.name}",
-            list(_declared(declared)),
-            _lines(names, 3 * INDENT),
+            _declaration(declared),
+            _tuple(names),
             list(_together(self.reads)),
             list(_guards(self.required)),
             _lines(self.parts, 4 * INDENT),
@@ -157,12 +157,26 @@ class _Writer:
             self.parts.append(read)
 
 
-def _declared(names: list[str]) -> Iterator[str]:
-    """Yield lines of declared arguments. The linter allows a builtin's name among them."""
+def _declaration(names: list[str]) -> list[str]:
+    """Return lines that declare a function of arguments. The linter allows a builtin's name among them."""
     known = set(dir(builtins))
     comment = "  # noqa: A002" if known & set(names) else ""
-    for line in _lines(names, 2 * INDENT + len(comment)):
-        yield line + comment if known & set(line.rstrip(",").split(", ")) else line
+    line = f"def call({', '.join(names)}):{comment}"
+    if len(line) + INDENT <= WIDTH:
+        return [line]
+    lines = [
+        line + comment if known & set(line.rstrip(",").split(", ")) else line
+        for line in _lines(names, 2 * INDENT + len(comment))
+    ]
+    return ["def call(", *(" " * INDENT + line for line in lines), "):  # fmt: skip"]
+
+
+def _tuple(names: list[str]) -> list[str]:
+    """Return lines that bind arguments as a tuple."""
+    line = f"arguments = ({', '.join(names)})" if len(names) > 1 else f"arguments = ({names[0]},)"
+    if len(line) + 2 * INDENT <= WIDTH:
+        return [line]
+    return ["arguments = (", *(" " * INDENT + line for line in _lines(names, 3 * INDENT)), ")  # fmt: skip"]
 
 
 def _together(reads: list[str]) -> Iterator[str]:

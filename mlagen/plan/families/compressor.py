@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mlagen.plan.family import Family
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches, StoredCache
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
@@ -54,7 +55,7 @@ class CompressorPlan(Family):
     """
 
     NAME: ClassVar = "compressor"
-    WRAPPERS: ClassVar = (SAVE, COMPRESS)
+    WRAPPERS: ClassVar = {SAVE: Op(("state_cache",)), COMPRESS: Op(("kv_cache",))}
 
     caches: Caches
     keys: IndexerRows | None

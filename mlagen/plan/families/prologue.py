@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlagen.plan.family import Family
+from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.chunks import Chunk, make_chunks, next_power_of_2
 from mlagen.plan.tiles.tuned import Tuned
@@ -44,7 +45,11 @@ class ProloguePlan(Family):
     """
 
     NAME: ClassVar = "prologue"
-    WRAPPERS: ClassVar = (*OVER_HEADS, OVER_ROPE)
+    WRAPPERS: ClassVar = {
+        OVER_HEADS[0]: Op(("q", "k_cache")),
+        OVER_HEADS[1]: Op(("k_cache",), {"q": "out"}),
+        OVER_ROPE: Op(("q_pe", "k_pe", "kv_c", "kv_cache")),
+    }
 
     caches: Caches
     latent: tuple[Chunk, ...]
