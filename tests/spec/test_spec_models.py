@@ -61,7 +61,7 @@ def test_v_is_the_latent_or_the_whole_row(spec):
         with pytest.raises(ValidationError, match=f"got {columns}; takes 512, or 576 if V includes the RoPE columns"):
             changed(spec, model={**dims, "v_head_dim": columns})
     with pytest.raises(ValidationError, match="got 128; takes 512: after absorption"):
-        changed(spec, model={**dims, "qk_rope_head_dim": 0, "v_head_dim": 128})
+        changed(spec, model={**dims, "qk_rope_head_dim": 0, "rope": None, "v_head_dim": 128})
 
 
 def test_name_is_the_files_in_a_folder_specs_and_any_elsewhere(valid, tmp_path, monkeypatch):
