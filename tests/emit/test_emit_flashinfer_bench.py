@@ -15,6 +15,7 @@ from mlagen.plan import load_plan
 ROOT = Path(__file__).resolve().parents[2]
 PAGED, RAGGED, SPARSE, INDEXER = "mla_paged", "mla_ragged", "dsa_sparse", "dsa_topk"
 SERVED = {
+    "dots3": {SPARSE: 2, INDEXER: 1},
     "dsv2_lite": {PAGED: 8},
     "dsv3": {PAGED: 8},
     "dsv3_prefill": {RAGGED: 2},
@@ -24,7 +25,9 @@ SERVED = {
     "glm5": {SPARSE: 2},  # 32 heads of the indexer, not 64
     "kimi_k2": {PAGED: 8},
     "kimi_k3": {PAGED: 8},
+    "kimi_linear": {PAGED: 8},
     "mistral_large3": {PAGED: 8},
+    "mistral_large4": {SPARSE: 2},  # 32 heads of the indexer
 }
 
 

@@ -14,7 +14,7 @@ from mlagen.spec import Spec
 KEYS = {"num_heads": 4, "head_dim": 128, "topk": 64, "rope_head_dim": 64, "rope": "gptj", "rope_at": "last"}
 
 
-def compressing(wrappers: tuple[str, ...] = CompressorPlan.WRAPPERS, rope: str = "gptj", **dims: Any) -> Spec:
+def compressing(wrappers: tuple[str, ...] = tuple(CompressorPlan.WRAPPERS), rope: str = "gptj", **dims: Any) -> Spec:
     """A spec with caches and a compressor, and nothing else."""
     model = {"num_heads": 64, "kv_lora_rank": 448, "qk_rope_head_dim": 64, "rope": "gptj", "v_head_dim": 512}
     return Spec.model_validate(

@@ -12,7 +12,7 @@ from mlagen.plan.families.prologue import OVER_HEADS, OVER_ROPE
 from mlagen.spec import Spec
 
 
-def fused(wrappers: tuple[str, ...] = ProloguePlan.WRAPPERS, **dims: Any) -> Spec:
+def fused(wrappers: tuple[str, ...] = tuple(ProloguePlan.WRAPPERS), **dims: Any) -> Spec:
     """A spec with a cache and prologues, and nothing else."""
     model = {"num_heads": 64, "kv_lora_rank": 448, "qk_rope_head_dim": 64, "rope": "gptj", "v_head_dim": 512}
     return Spec.model_validate(

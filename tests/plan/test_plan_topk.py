@@ -44,7 +44,7 @@ def test_a_merge_of_parts_that_are_full_has_fewer_candidates():
 
 
 def sm90_plan():
-    plan = make_topk_sm90(make_spec(wrappers=TopkPlan.SELECTS, targets=("sm90",)), TopkPlan.SELECTS)
+    plan = make_topk_sm90(make_spec(wrappers=tuple(TopkPlan.SELECTS), targets=("sm90",)), TopkPlan.SELECTS)
     assert plan is not None
     return plan
 
@@ -73,14 +73,14 @@ def test_words_of_shared_memory_lie_apart_and_fit():
 
 @pytest.mark.parametrize("changes", [{"backend": "triton"}, {"targets": ("sm80", "sm100")}])
 def test_a_spec_may_leave_the_sm90_kernel_out(changes):
-    spec = make_spec(wrappers=TopkPlan.SELECTS, **changes)
+    spec = make_spec(wrappers=tuple(TopkPlan.SELECTS), **changes)
     assert make_topk_sm90(spec, TopkPlan.SELECTS) is None
     assert make_plan(spec).find(TopkPlan).sm90_modules == ()
 
 
 @pytest.fixture(scope="module")
 def listed(tmp_path_factory: pytest.TempPathFactory) -> Enumerated:
-    plan = make_plan(make_spec(wrappers=TopkPlan.WRAPPERS, targets=("sm90", "gfx942")))
+    plan = make_plan(make_spec(wrappers=tuple(TopkPlan.WRAPPERS), targets=("sm90", "gfx942")))
     return enumerate_plan(plan, tmp_path_factory.mktemp("topk"))
 
 

@@ -329,7 +329,12 @@ UNSUPPORTED = {
     "glm47_flash": (None, FP8_ONLY, None, None, None),
     "dsv3_fp8": ("unquantised rows only", None, *["unquantised rows only"] * 2, None),
     "minicpm3": ("bf16 rows of 512 + 64 columns only", FP8_ONLY, *["bf16 rows of 512 + 64 columns only"] * 2, None),
-    "dots3_sliding": ("no sliding window", FP8_ONLY, None, "no sliding window", "no sliding window"),
+    "dots3_sliding": (
+        "no sliding window",
+        FP8_ONLY,
+        "bf16 rows of 512 + 64 columns only",
+        *["no sliding window"] * 2,
+    ),
 }
 
 
