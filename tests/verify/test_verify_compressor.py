@@ -45,7 +45,7 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "halves": {"layout": "fp16", "dtype": "fp16"},
     "wide": {"layout": "fp8_ds_mla", "dims": (512, 64, 512)},
 }
-FIRST = drawn(("v4", "v41", "odd")  # which every run holds to their cases, 1)  # in every run
+FIRST = drawn(("v4", "v41", "odd"), 1)  # which a run holds to its cases, another for each commit
 
 
 def made(name: str, wrappers: tuple[str, ...] = (SAVE, COMPRESS), **changes: Any) -> Spec:

@@ -47,7 +47,7 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "odd": {"dims": (90, 30, 90), "rope": "neox", "layout": FNUZ, "dtype": "fp16"},
     "thin": {"dims": (67, 6, 67), "rope": "gptj", "layout": THIN},
 }
-FIRST = drawn(("v4", "packed", "odd")  # which every run holds to their cases, 1)  # in every run
+FIRST = drawn(("v4", "packed", "odd"), 1)  # which a run holds to its cases, another for each commit
 
 
 def made(name: str, wrappers: tuple[str, ...] = tuple(SHORT)) -> Spec:
