@@ -52,6 +52,86 @@ def make_cache(package, pages):
     return torch.zeros(pages * page, dtype=torch.uint8).as_strided((pages, tokens, row), (page, row, 1))
 
 
+def front_arguments(package, dtype):
+    """Small arguments of prologues and of the compressor, over caches of their own."""
+    import torch
+
+    said = package.SPEC["spec"]
+    model, tokens = said["model"], said["cache"]["block_size"] or 1
+    d_c, d_rope = model["kv_lora_rank"], model["qk_rope_head_dim"]
+    heads, kv = torch.randn(2, 3, d_c + d_rope).to(dtype), torch.randn(2, d_c + d_rope).to(dtype)
+    slots, positions, angles = torch.tensor([5, -1]), torch.tensor([3, 4]), torch.randn(8, max(d_rope, 1))
+    quantised = package.SPEC["layout"] not in ("bf16", "fp16")
+    states = torch.zeros(2, 4, 4 * (d_c + d_rope))
+    one = torch.zeros(2, dtype=torch.int32)
+    return {
+        "fused_deepseek_v4_qnorm_rope_kv_insert": {
+            "q": heads.clone(),
+            "kv": kv,
+            "k_cache": make_cache(package, 12),
+            "slot_mapping": slots,
+            "positions": positions,
+            "cos_sin_cache": angles,
+            "eps": 1e-6,
+            "block_size": tokens,
+        },
+        "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert": {
+            "q_in": heads,
+            "kv": kv,
+            "k_cache": make_cache(package, 12),
+            "slot_mapping": slots,
+            "position_ids": positions,
+            "cos_sin_cache": angles,
+            "q_head_padded": 4,
+            "eps": 1e-6,
+            "cache_block_size": tokens,
+        },
+        "concat_and_cache_mla_rope_fused": {
+            "positions": positions,
+            "q_pe": heads[..., d_c:].clone(),
+            "k_pe": kv[:, d_c:].clone(),
+            "kv_c": kv[:, :d_c].clone(),
+            "cos_sin_cache": angles,
+            "is_neox": model["rope"] == "neox",
+            "slot_mapping": slots,
+            "kv_cache": make_cache(package, 12),
+            "kv_cache_dtype": package.SPEC["layout"] if quantised else "auto",
+        },
+        "save_partial_states": {
+            "kv": torch.randn(2, 2 * (d_c + d_rope)),
+            "score": torch.randn(2, 2 * (d_c + d_rope)),
+            "ape": torch.randn(4, 2 * (d_c + d_rope)),
+            "positions": positions,
+            "state_cache": states,
+            "slot_mapping": slots,
+            "block_size": 4,
+            "state_width": 2 * (d_c + d_rope),
+            "compress_ratio": 4,
+        },
+        "compress_norm_rope_store": {
+            "state_cache": states,
+            "num_actual": 2,
+            "token_to_req_indices": one,
+            "positions": positions,
+            "slot_mapping": slots,
+            "block_table": torch.zeros(1, 2, dtype=torch.int32),
+            "block_size": 4,
+            "state_width": 2 * (d_c + d_rope),
+            "cos_sin_cache": angles,
+            "kv_cache": make_cache(package, 12),
+            "k_cache_metadata": slots,
+            "pdl_kwargs": None,
+            "head_dim": d_c + d_rope,
+            "rope_head_dim": d_rope,
+            "compress_ratio": 4,
+            "overlap": True,
+            "use_fp4_cache": False,
+            "rms_norm_weight": torch.ones(d_c + d_rope, dtype=dtype),
+            "rms_norm_eps": 1e-6,
+        },
+    }
+
+
 def arguments(package):
     """Small arguments of each wrapper, by name: two tokens, and unquantised rows that are NaN past the first page."""
     import torch
@@ -98,7 +178,11 @@ def arguments(package):
         if sparse.get("topk_length") == "required":
             call["topk_length"] = torch.full((2,), 4, dtype=torch.int32)
     table, one = torch.arange(12, dtype=torch.int32)[None], torch.ones(1, dtype=torch.int32)
-    calls = indexer_arguments(package, dtype) | merge_arguments(dtype, model["v_head_dim"])
+    calls = (
+        indexer_arguments(package, dtype)
+        | merge_arguments(dtype, model["v_head_dim"])
+        | front_arguments(package, dtype)
+    )
     calls |= {
         "flash_mla_sparse_fwd": attention,
         "triton_mla_sparse_attention": attention,

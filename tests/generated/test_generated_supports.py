@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checked_in import PACKAGES
+from checked_in import PACKAGES, package_of
 
 from mlagen.bench import load_package
 from mlagen.spec import runs
@@ -27,7 +27,7 @@ def test_a_package_answers_by_the_rule_of_the_generator(folder: Path) -> None:
 
 
 def test_the_answers_are_those_that_people_ask_for() -> None:
-    supports = load_package(PACKAGES[0].with_name("dsv32")).root.supports
+    supports = load_package(package_of("dsv32")).root.supports
     asked = ("sm103", "sm121", "sm87", "sm110", "gfx90a", "gfx942")
     assert [supports(gpu) for gpu in asked] == ["sm100", "sm120", "sm86", None, None, "gfx942"]
 
@@ -52,7 +52,7 @@ def test_a_device_runs_the_target_of_its_capability(
 ) -> None:
     properties = types.SimpleNamespace(major=capability[0], minor=capability[1], multi_processor_count=7)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
-    package, device = load_package(PACKAGES[0].with_name("dsv32")), torch.device("cuda", index)
+    package, device = load_package(package_of("dsv32")), torch.device("cuda", index)
     assert package.root.supports(device) == target
     if target is None:
         with pytest.raises(ValueError, match=r"device: got sm110, takes one of sm80, "):
@@ -66,7 +66,7 @@ def test_a_rocm_device_runs_the_kernels_of_its_own_name(monkeypatch: pytest.Monk
     properties = types.SimpleNamespace(gcnArchName="gfx942:sramecc+:xnack-", major=9, minor=4, multi_processor_count=7)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    package, device = load_package(PACKAGES[0].with_name("dsv32")), torch.device("cuda", 93)
+    package, device = load_package(package_of("dsv32")), torch.device("cuda", 93)
     assert package.root.supports(device) == package.device_facts(device).target == "gfx942"
     with pytest.raises(ValueError, match="takes a device or a name"):  # (9, 4) is none of sm90's kin
         package.root.supports((9, 4))
