@@ -106,6 +106,7 @@ def specs(draw: st.DrawFn) -> Spec:
         and ((multi_head is not None and alike) or not needs.multi_head)
         and ("indexer" in indexed or not needs.indexer)
         and (style is not None or not needs.rope)
+        and ((style == "gptj" and rank % 2 == 0) or not needs.gptj)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
     ]
     wrappers = list(draw(some_of(fitting)))

@@ -52,8 +52,8 @@ def make_cache(package, pages):
     return torch.zeros(pages * page, dtype=torch.uint8).as_strided((pages, tokens, row), (page, row, 1))
 
 
-def front_arguments(package, dtype):
-    """Small arguments of prologues and of the compressor, over caches of their own."""
+def prologue_arguments(package, dtype):
+    """Small arguments of prologues, over caches of their own."""
     import torch
 
     said = package.SPEC["spec"]
@@ -62,8 +62,6 @@ def front_arguments(package, dtype):
     heads, kv = torch.randn(2, 3, d_c + d_rope).to(dtype), torch.randn(2, d_c + d_rope).to(dtype)
     slots, positions, angles = torch.tensor([5, -1]), torch.tensor([3, 4]), torch.randn(8, max(d_rope, 1))
     quantised = package.SPEC["layout"] not in ("bf16", "fp16")
-    states = torch.zeros(2, 4, 4 * (d_c + d_rope))
-    one = torch.zeros(2, dtype=torch.int32)
     return {
         "fused_deepseek_v4_qnorm_rope_kv_insert": {
             "q": heads.clone(),
@@ -97,36 +95,49 @@ def front_arguments(package, dtype):
             "kv_cache": make_cache(package, 12),
             "kv_cache_dtype": package.SPEC["layout"] if quantised else "auto",
         },
+    }
+
+
+def compressor_arguments(package, dtype):
+    """Small arguments of the compressor: of two tokens, of which the first ends its four."""
+    import torch
+
+    model = package.SPEC["spec"]["model"]
+    d_rope = model["qk_rope_head_dim"]
+    columns = model["kv_lora_rank"] + d_rope
+    positions, slots = torch.tensor([3, 4]), torch.tensor([5, -1])
+    states = torch.zeros(2, 4, 4 * columns)
+    return {
         "save_partial_states": {
-            "kv": torch.randn(2, 2 * (d_c + d_rope)),
-            "score": torch.randn(2, 2 * (d_c + d_rope)),
-            "ape": torch.randn(4, 2 * (d_c + d_rope)),
+            "kv": torch.randn(2, 2 * columns),
+            "score": torch.randn(2, 2 * columns),
+            "ape": torch.randn(4, 2 * columns),
             "positions": positions,
             "state_cache": states,
             "slot_mapping": slots,
             "block_size": 4,
-            "state_width": 2 * (d_c + d_rope),
+            "state_width": 2 * columns,
             "compress_ratio": 4,
         },
         "compress_norm_rope_store": {
             "state_cache": states,
             "num_actual": 2,
-            "token_to_req_indices": one,
+            "token_to_req_indices": torch.zeros(2, dtype=torch.int32),
             "positions": positions,
             "slot_mapping": slots,
             "block_table": torch.zeros(1, 2, dtype=torch.int32),
             "block_size": 4,
-            "state_width": 2 * (d_c + d_rope),
-            "cos_sin_cache": angles,
+            "state_width": 2 * columns,
+            "cos_sin_cache": torch.randn(8, max(d_rope, 1)),
             "kv_cache": make_cache(package, 12),
             "k_cache_metadata": slots,
             "pdl_kwargs": None,
-            "head_dim": d_c + d_rope,
+            "head_dim": columns,
             "rope_head_dim": d_rope,
             "compress_ratio": 4,
             "overlap": True,
             "use_fp4_cache": False,
-            "rms_norm_weight": torch.ones(d_c + d_rope, dtype=dtype),
+            "rms_norm_weight": torch.ones(columns, dtype=dtype),
             "rms_norm_eps": 1e-6,
         },
     }
@@ -181,7 +192,8 @@ def arguments(package):
     calls = (
         indexer_arguments(package, dtype)
         | merge_arguments(dtype, model["v_head_dim"])
-        | front_arguments(package, dtype)
+        | prologue_arguments(package, dtype)
+        | compressor_arguments(package, dtype)
     )
     calls |= {
         "flash_mla_sparse_fwd": attention,
@@ -246,24 +258,31 @@ def arguments(package):
             "NUM_TOPK_TOKENS": 4,
         },
     }
-    calls["decode_attention_fwd"] = {
-        "q": attention["q"],
-        "k_buffer": written[:, :, None],
-        "v_buffer": written[:, :, None, : model["v_head_dim"]],
-        "o": torch.empty(2, 3, model["v_head_dim"], dtype=dtype),
-        "lse": torch.empty(2, 3),
-        "req_to_token": torch.zeros(2, 12, dtype=torch.int32),
-        "b_seq_len": torch.tensor([3, 0], dtype=torch.int32),
-        "attn_logits": torch.empty(2, 3, 1, model["v_head_dim"] + 1),
-        "num_kv_splits": 1,
-        "sm_scale": 0.25,
-        "page_size": tokens,
-        "is_mla": True,
-    }
+    calls["decode_attention_fwd"] = decode_arguments(attention["q"], written, model["v_head_dim"])
     if package.SPEC["layout"] == "fp8_per_tensor":
         for name in ("flash_mla_with_kvcache", "decode_attention_fwd"):
             calls[name]["k_scale"] = torch.ones(1)
     return {name: calls[name] for name in said["wrappers"]}
+
+
+def decode_arguments(q, written, columns):
+    """Small arguments of decode over pages, with V of so many columns: one request has 3 keys, the other none."""
+    import torch
+
+    return {
+        "q": q,
+        "k_buffer": written[:, :, None],
+        "v_buffer": written[:, :, None, :columns],
+        "o": torch.empty(2, 3, columns, dtype=q.dtype),
+        "lse": torch.empty(2, 3),
+        "req_to_token": torch.zeros(2, 12, dtype=torch.int32),
+        "b_seq_len": torch.tensor([3, 0], dtype=torch.int32),
+        "attn_logits": torch.empty(2, 3, 1, columns + 1),
+        "num_kv_splits": 1,
+        "sm_scale": 0.25,
+        "page_size": written.shape[1],
+        "is_mla": True,
+    }
 
 
 def indexer_arguments(package, dtype):

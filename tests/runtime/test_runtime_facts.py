@@ -56,7 +56,7 @@ def test_top_k_has_the_numbers_of_the_plan() -> None:
     family = PLANS["dsv32"].find(TopkPlan)
     assert family is not None
     assert (family.most_k, family.long_registers) == (_topk.MOST_K, _topk.LONG_REGISTERS)
-    assert (*_topk.SELECTS, _topk.MERGE) == family.WRAPPERS
+    assert (*_topk.SELECTS, _topk.MERGE) == (*family.WRAPPERS,)
 
 
 def test_the_interface_has_the_tables_of_a_package() -> None:

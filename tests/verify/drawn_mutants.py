@@ -20,6 +20,7 @@ from mutants import LONGEST, Mutant, failed_of, mutated, run_cases
 
 ROWS = mutants.MUTANTS
 import cache_mutants  # noqa: E402
+import compressor_mutants  # noqa: E402
 import dense_decode_mutants  # noqa: E402, F401
 
 DENSE = mutants.MUTANTS  # as that import leaves it
@@ -43,8 +44,10 @@ FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
     "sparse_fwd": ("dsv32", ROWS),
     "cache": ("dsv4_flash", (*cache_mutants.ANY_LAYOUT, *cache_mutants.PLANAR)),
     "prologue": ("dsv4_flash", (*prologue_mutants.ANY, *prologue_mutants.HEADS)),
+    "compressor": ("dsv4_flash", compressor_mutants.MUTANTS),
     "dense_decode": ("dsv3", DENSE),
     "indices": ("dsv4_flash", (*indices_mutants.MAP_MUTANTS, *indices_mutants.COMBINE_MUTANTS)),
+    "indices_attention": ("dsv32_fp8", indices_mutants.CHAIN_MUTANTS),
     "sparse_decode": ("dsv4_flash", (*CACHE, *sparse_decode_mutants.CALL_MUTANTS)),
     "merge_states": ("odd", merges_mutants.MERGES_MUTANTS),
     "dense_fwd": ("odd_prefill", dense_fwd_mutants.DENSE_FWD_MUTANTS),

@@ -1,9 +1,11 @@
 """Index kernels broken on purpose; `mutants.py` runs verification on each of them.
 
-Usage: python indices_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py.
+Usage: python indices_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py. With attention: CHAIN_MUTANTS alone.
 """
 
 import re
+import sys
+from pathlib import Path
 
 import mutants
 from mutants import Mutant
@@ -292,7 +294,20 @@ COMBINE_MUTANTS = (
     ),
 )
 
+# Noticed by the attention that the results go into.
+CHAIN_MUTANTS = (
+    _literal("other ranks' keys count", "mask=own & (index < limit)", "mask=index < limit", "convert: attention of*"),
+    _literal("slots lie a place on", "slot = (index + ", "slot = (index + 1 + ", "convert: attention*"),
+    _literal(
+        "lengths leave the last key out",
+        "(named, columns + 1, lengths)",
+        "(named, columns, lengths)",
+        "convert: attention, holes",
+    ),
+)
+
 if __name__ == "__main__":
-    mutants.MUTANTS = (*MAP_MUTANTS, *COMBINE_MUTANTS)
-    mutants.TYPICAL = "global: typical"
+    chained = (Path(sys.argv[1]) / "sparse_decode.py").exists()
+    mutants.MUTANTS = CHAIN_MUTANTS if chained else (*MAP_MUTANTS, *COMBINE_MUTANTS)
+    mutants.TYPICAL = "convert: typical" if chained else "global: typical"
     mutants.main()

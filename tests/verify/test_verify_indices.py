@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from broken import check_mutants
-from checked_in import spec_of
+from checked_in import package_of, spec_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from verify_specs import dsv32_text, spec
@@ -257,6 +257,12 @@ def test_a_required_sink_has_no_cases_of_ranks():
 @pytest.mark.mutants
 def test_every_mutant_is_reported(package, tmp_path):
     check_mutants("indices_mutants.py", package, tmp_path, more_than=30)
+
+
+@pytest.mark.slow
+@pytest.mark.mutants
+def test_attention_reports_every_mutant_of_the_chain(tmp_path):
+    check_mutants("indices_mutants.py", package_of("dsv32_fp8"), tmp_path, more_than=2)
 
 
 @settings(max_examples=500, deadline=None, derandomize=True)
