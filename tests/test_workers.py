@@ -122,9 +122,10 @@ def test_a_process_that_waits_for_a_cpu_is_not_late(worker):
 
 
 PARENT = """
-import os, sys, threading
+import os, signal, sys, threading
 sys.path.insert(0, {here!r})
 from test_workers import LIMIT, make
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
 worker = make()
 print(worker.ask({{}}, LIMIT)["pid"], flush=True)
 worker.ask({{"run": "while True: pass"}}, LIMIT)
