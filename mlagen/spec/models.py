@@ -49,6 +49,7 @@ WrapperName = Literal[
     "cp_gather_indexer_k_quant_cache",
     "fused_indexer_q_rope_quant",
     "indexer_k_norm_rope_store",
+    "indexer_qk_rope_quant_and_cache",
     "fp8_mqa_logits",
     "fp8_fp4_mqa_logits",
     "get_paged_mqa_logits_metadata",

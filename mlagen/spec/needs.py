@@ -18,6 +18,7 @@ class Needs(NamedTuple):
         multi_head: needs the dims of multi-head attention.
         values: needs the columns of V, of multi-head attention or of latent rows.
         indexer: needs the indexer's dims.
+        indexer_rope: needs columns of the indexer that RoPE rotates.
         indexer_cache: dtypes of the indexer's keys that it supports; empty if it reads no keys.
         beside: groups of wrappers. It launches the kernels of one of each group, which the spec must name.
     """
@@ -30,6 +31,7 @@ class Needs(NamedTuple):
     multi_head: bool = False
     values: bool = False
     indexer: bool = False
+    indexer_rope: bool = False
     indexer_cache: tuple[str, ...] = ()
     beside: tuple[tuple[str, ...], ...] = ()
 
@@ -64,6 +66,7 @@ NEEDS: dict[str, Needs] = {
     "cp_gather_indexer_k_quant_cache": Needs(indexer=True, indexer_cache=QUANTISED),
     "fused_indexer_q_rope_quant": Needs(indexer=True, indexer_cache=QUANTISED),
     "indexer_k_norm_rope_store": Needs(indexer=True, indexer_cache=QUANTISED),
+    "indexer_qk_rope_quant_and_cache": Needs(indexer=True, indexer_rope=True, indexer_cache=QUANTISED),
     "fp8_mqa_logits": Needs(indexer=True, indexer_cache=FP8),
     "fp8_fp4_mqa_logits": Needs(indexer=True, indexer_cache=QUANTISED),
     "get_paged_mqa_logits_metadata": Needs(indexer=True, indexer_cache=QUANTISED),
@@ -111,6 +114,8 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
         return "a cache; the spec has none"
     if needs.indexer and "indexer" in parts and parts["indexer"] is None:
         return "indexer; the spec has none"
+    if needs.indexer_rope and parts.get("indexer") and not parts["indexer"].rope_head_dim:
+        return "indexer.rope_head_dim above 0; the spec has 0"
     if needs.indexer_cache and "indexer_cache" in parts:
         return _missing_keys(needs.indexer_cache, parts["indexer_cache"])
     return None

@@ -14,11 +14,12 @@ from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.work import ITEMSIZE
 
 MODULE = "indexer_cache"
-WRITE, GATHER, QUERY, NORMALISE = (
+WRITE, GATHER, QUERY, NORMALISE, BOTH = (
     "indexer_k_quant_and_cache",
     "cp_gather_indexer_k_quant_cache",
     "fused_indexer_q_rope_quant",
     "indexer_k_norm_rope_store",
+    "indexer_qk_rope_quant_and_cache",
 )
 
 
@@ -130,7 +131,9 @@ def _facts(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
         "gathers": GATHER in wrappers,
         "quantises_query": QUERY in wrappers,
         "normalises": NORMALISE in wrappers,
-        "writes": WRITE in wrappers or NORMALISE in wrappers,
+        "both": BOTH in wrappers,
+        "groups": NORMALISE in wrappers or family.rows.indexer.compress_ratio > 1,
+        "writes": not {WRITE, NORMALISE, BOTH}.isdisjoint(wrappers),
         "needs_e4m3": layout.needs_e4m3(rows.layout),
         "query_needs_e4m3": layout.needs_e4m3(rows.query),
         "packed": rows.packed,
@@ -197,7 +200,7 @@ def _wrappers(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
 def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     found = [indexer_layout.keys_file(plan, family.rows)]
-    if QUERY in plan.spec.wrappers:
+    if not {QUERY, BOTH}.isdisjoint(plan.spec.wrappers):
         found.append(indexer_layout.query_file(plan, family.rows))
     return [*found, tiles.file(plan), generated(f"_{MODULE}_kernels", _kernels(plan, family))]
 

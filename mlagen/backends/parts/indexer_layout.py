@@ -15,7 +15,8 @@ from mlagen.plan.families.compressor import COMPRESS
 from mlagen.plan.rows import tiled_chunks
 
 KEYS_MODULE, QUERY_MODULE = "_indexer_layout", "_indexer_query"
-WRITE, NORMALISE = "indexer_k_quant_and_cache", "indexer_k_norm_rope_store"
+WRITE = "indexer_k_quant_and_cache"
+NORMALISE, BOTH = PIECE_WRITERS = ("indexer_k_norm_rope_store", "indexer_qk_rope_quant_and_cache")
 WHOLE_WRITERS = (WRITE, COMPRESS)
 # Most names in a line of 120 columns, next to other arguments and joined.
 PIECES_A_LINE, SCALES_A_LINE = 6, 4
@@ -24,9 +25,9 @@ PIECES_A_LINE, SCALES_A_LINE = 6, 4
 def keys_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
     """Context of the layout's template for keys. No kernel reads them as rows of the model's dtype."""
     whole = any(name in plan.spec.wrappers for name in WHOLE_WRITERS)
-    writes = whole or NORMALISE in plan.spec.wrappers
-    found = bytes_context(plan, rows.layout, rows.chunks, reads=False, writes=writes)
-    pieces = _pieces(rows, rows.layout) if NORMALISE in plan.spec.wrappers else None
+    turned = not set(PIECE_WRITERS).isdisjoint(plan.spec.wrappers)
+    found = bytes_context(plan, rows.layout, rows.chunks, reads=False, writes=whole or turned)
+    pieces = _pieces(rows, rows.layout) if turned else None
     return {
         **found,
         "stores": "a cached key of the indexer",

@@ -13,7 +13,7 @@ from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
-QUERY = "fused_indexer_q_rope_quant"
+QUERY, BOTH = "fused_indexer_q_rope_quant", "indexer_qk_rope_quant_and_cache"
 QUERY_HEADS = 16  # a program
 
 
@@ -30,6 +30,21 @@ class RowsTile:
     num_warps: int
 
 
+@dataclass(frozen=True)
+class KeysQueryTile:
+    """Launch parameters of the kernel that takes keys and the query.
+
+    Attributes:
+        keys: tokens of a program that takes keys.
+        heads: of a token, of a program that takes the query.
+        num_warps: warps a program.
+    """
+
+    keys: int
+    heads: int
+    num_warps: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class IndexerCachePlan(Family):
     """Numbers of the kernels around the cache of the indexer's keys.
@@ -40,6 +55,7 @@ class IndexerCachePlan(Family):
         normalise_tile: tokens of the writer that normalises.
         gather_tile: tokens of the gather.
         query_tile: heads of a token.
+        both_tile: of programs of either kind.
     """
 
     NAME: ClassVar = "indexer_cache"
@@ -48,6 +64,7 @@ class IndexerCachePlan(Family):
         "cp_gather_indexer_k_quant_cache": Op(("dst_k", "dst_scale")),
         "fused_indexer_q_rope_quant": Op((), {"q": None, "weights": None}, ("use_fp4", "weights_out_dtype")),
         "indexer_k_norm_rope_store": Op(("k_cache",), leaves_out=("use_fp4_cache",)),
+        BOTH: Op(("q_out", "weights_out", "kv_cache"), leaves_out=("preshuffle", "is_neox")),
     }
 
     rows: IndexerRows
@@ -55,6 +72,7 @@ class IndexerCachePlan(Family):
     normalise_tile: RowsTile
     gather_tile: RowsTile
     query_tile: RowsTile
+    both_tile: KeysQueryTile
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> IndexerCachePlan | None:
@@ -63,12 +81,15 @@ class IndexerCachePlan(Family):
         if rows is None or not cls.wanted(spec):
             return None
         check_scales(spec, rows)
-        if QUERY in spec.wrappers:
-            check_one_scale(spec, rows, QUERY)
+        for name in (QUERY, BOTH):
+            if name in spec.wrappers:
+                check_one_scale(spec, rows, name)
+        heads, warps = min(QUERY_HEADS, next_power_of_2(rows.indexer.num_heads)), 2 if rows.piece else 4
         return cls(
             rows=rows,
             write_tile=RowsTile(16, 4),
             normalise_tile=RowsTile(8, 2),
             gather_tile=RowsTile(32, 1),
-            query_tile=RowsTile(min(QUERY_HEADS, next_power_of_2(rows.indexer.num_heads)), 2 if rows.piece else 4),
+            query_tile=RowsTile(heads, warps),
+            both_tile=KeysQueryTile(4 * warps, heads, warps),
         )
