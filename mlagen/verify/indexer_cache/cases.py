@@ -5,13 +5,26 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from mlagen.verify.call.case import Case
 from mlagen.verify.checks import variants
 from mlagen.verify.indexer_cache.invalid import refused
-from mlagen.verify.indexer_cache.side import GATHER, NORMALISE, QUERY, SHORT, WRITE, IndexerSide, side_of
+from mlagen.verify.indexer_cache.side import (
+    BOTH,
+    GATHER,
+    NORMALISE,
+    QUERY,
+    SHORT,
+    WRITE,
+    IndexerSide,
+    side_of,
+    takes_ratio,
+)
 from mlagen.verify.paged.pages import PAGES, Pages
+
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,30 @@ class KeysGatherCase(Case):
     out: str = "contiguous"
     form: str = "bytes"
     rows: int = 0
+
+
+@dataclass(frozen=True)
+class BothCase(Case):
+    """A call of indexer_qk_rope_quant_and_cache.
+
+    Attributes:
+        keys: how the keys, slots, positions, tables and the cache are drawn. Its ratio is passed where one is taken.
+        heads: of the query.
+        values: pattern of the query's rows, a key of mlagen.verify.paged.values.VALUES.
+        layer: the norm has a bias: it is a LayerNorm.
+        q, weights: layouts in memory, keys of mlagen.verify.call.memory.LAYOUTS.
+        wide: arguments that are fp32, of "angles", "norm" and "weights".
+        spread: the tables have a dimension of size 1 between theirs.
+    """
+
+    keys: KeysCase
+    heads: int = 4
+    values: str = "random"
+    layer: bool = True
+    q: str = "contiguous"
+    weights: str = "contiguous"
+    wide: tuple[str, ...] = ()
+    spread: bool = False
 
 
 def _pages_cases(layout_planar: bool) -> Iterator[tuple[str, str, Pages]]:
@@ -231,6 +268,66 @@ def _gather_cases(side: IndexerSide, big: bool) -> Iterator[KeysGatherCase]:
         yield case("graph", "a captured call replays on new inputs", check="graph")
 
 
+def _both_cases(side: IndexerSide, wrappers: tuple[str, ...], big: bool) -> Iterator[BothCase]:
+    keys = KeysCase("", "", wrapper=NORMALISE, tokens=300 if big else 11)
+    base = BothCase("", "", keys, heads=side.num_heads if big else 4)
+
+    def case(name: str, promise: str, of_keys: Mapping[str, Any] = NOTHING, **changes: Any) -> BothCase:
+        return replace(base, name=f"both: {name}", promise=promise, keys=replace(keys, **of_keys), **changes)
+
+    yield case("typical", "an ordinary call gives the reference's bytes and weights", every_target=True)
+    yield case("RMSNorm", "without a bias the norm is an RMSNorm", layer=False, every_target=True)
+    if {QUERY, NORMALISE} & {*wrappers}:
+        promise = "the bytes and weights are those of the separate functions"
+        for name, values in (("beside", "random"), ("beside, not finite", "not finite")):
+            yield case(name, promise, layer=False, values=values, check="beside", every_target=True)
+    for name, promise, pages in _pages_cases(side.layout.planar):
+        yield case(name, promise, {"pages": pages, "tokens": 6 if pages.far else keys.tokens})
+    yield case("a dimension of heads", "a cache may have a dimension of one head", {"heads": True})
+    for heads in (0, 1, 3, 16, 17, 64):
+        yield case(f"heads: {heads}", "any number of heads", {"tokens": 3}, heads=heads)
+    for tokens in (0, 1, 7, 9):
+        yield case(f"tokens: {tokens}", "any number of tokens", {"tokens": tokens})
+    for slots, promise in {
+        "negative": "a negative slot is skipped, and its query is not",
+        "beyond": "a slot past the last page is skipped, 2^32 and INT64_MAX too",
+        "shorter": "slot_mapping's length counts, and queries of all tokens are written",
+        "none": "an empty slot_mapping writes no key",
+    }.items():
+        yield case(f"slots: {slots}", promise, {"slots": slots})
+    for positions, promise in {
+        "garbage": "a position without angles has no key, and its query is not rotated",
+        "longer": "positions past the last token are not looked at",
+    }.items():
+        yield case(f"positions: {positions}", promise, {"positions": positions})
+    for values in ("tiles", "not finite"):
+        yield case(f"query: {values}", "scales at their floors, NaN and infinities", values=values)
+    for layer in (True, False):
+        promise = "keys of values at the edges of scales"
+        yield case(
+            f"keys: tiles{'' if layer else ', RMSNorm'}", promise, {"values": "tiles", "tokens": None}, layer=layer
+        )
+    for layout in ("slice", "odd"):
+        yield case(f"keys {layout}", "keys may be slices of a wider projection", {"source": layout})
+        yield case(f"tables {layout}", "rows of tables may lie apart", {"tables": layout})
+        yield case(f"weights {layout}", "tokens of the weights may lie apart", weights=layout)
+    for layout in ("slice", "odd", "transposed"):
+        yield case(f"query {layout}", "heads and tokens of the query may lie apart", q=layout)
+    yield case("tables spread", "tables may have a dimension of size 1 between theirs", spread=True)
+    names = ("angles", "norm", "weights")
+    for count, layout in itertools.product(range(len(names) + 1), ("contiguous", "odd")):
+        for wide in itertools.combinations(names, count):
+            options = {"wide": wide, "q": layout, "check": variants.TARGETS, "in_full": True}
+            name = f"variants: {layout}, fp32: {' and '.join(wide) or 'none'}"
+            yield case(name, variants.PROMISES[variants.TARGETS], {"tokens": 2}, **options)
+    if takes_ratio(side, wrappers):
+        for ratio in (1, 2, 4):
+            yield case(f"ratio {ratio}", "the last token of a group writes its key", {"ratio": ratio, "tokens": 30})
+    if big:
+        yield case("graph", "a captured call replays on new inputs", check="graph")
+    yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
+
+
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of a package; see mlagen.verify.families."""
     side, wrappers, big = side_of(spec), tuple(spec["wrappers"]), device == "cuda"
@@ -241,8 +338,9 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         NORMALISE: lambda: _keys_cases(side, NORMALISE, big),
         QUERY: lambda: _query_cases(side, big),
         GATHER: lambda: _gather_cases(side, big),
+        BOTH: lambda: _both_cases(side, wrappers, big),
     }
     found: list[Case] = []
     for wrapper in [name for name in SHORT if name in wrappers]:
-        found += [*made[wrapper](), *refused(side, wrapper)]
+        found += [*made[wrapper](), *refused(side, wrapper, wrappers)]
     return found

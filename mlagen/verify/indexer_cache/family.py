@@ -15,7 +15,8 @@ from mlagen.verify.call.memory import bits
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
 from mlagen.verify.checks import variants
-from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase, cases
+from mlagen.verify.indexer_cache.both import BothInputs, beside, build_both, call_both, expected_of
+from mlagen.verify.indexer_cache.cases import BothCase, KeysCase, KeysGatherCase, QueryCase, cases
 from mlagen.verify.indexer_cache.inputs import (
     GatherInputs,
     Inputs,
@@ -25,10 +26,10 @@ from mlagen.verify.indexer_cache.inputs import (
     build_query,
 )
 from mlagen.verify.indexer_cache.reference import quantise_query
-from mlagen.verify.indexer_cache.side import GATHER, NAME, QUERY, IndexerSide, side_of
+from mlagen.verify.indexer_cache.side import BOTH, GATHER, NAME, NORMALISE, QUERY, IndexerSide, side_of
 from mlagen.verify.paged.pages import Pages
 
-IndexerCase = KeysCase | KeysGatherCase | QueryCase
+IndexerCase = KeysCase | KeysGatherCase | QueryCase | BothCase
 IndexerRun = Run[IndexerCase, Inputs]
 
 
@@ -44,11 +45,15 @@ def _build(subject: Subject, case: IndexerCase, seed: int) -> Inputs:
         return build_keys(case, side, subject.device, seed)
     if isinstance(case, QueryCase):
         return build_query(case, side, subject.device, seed)
+    if isinstance(case, BothCase):
+        return build_both(subject, case, side, seed)
     return build_gather(case, side, subject.device, seed)
 
 
 def _call(run: IndexerRun, **given: Any) -> Results:
     """Calls by position, as engines do. Results of a writer or the gather are in the cache or in the outputs."""
+    if isinstance(run.case, BothCase):
+        return call_both(run, **given)
     case, arguments = run.case, list({**run.inputs.arguments, **given}.values())
     if isinstance(case, QueryCase):
         q, weights = run.subject.call(QUERY, *arguments)
@@ -67,15 +72,30 @@ def _compare(run: IndexerRun, results: Results) -> list[Figure]:
     if isinstance(inputs, KeysInputs | GatherInputs):
         inputs.compare()
         return []
-    side, q = inputs.side, inputs.tensor("index_q")
-    positions = inputs.tensor("positions")[: len(q)]
-    angles = inputs.tensor("index_q_cos_sin_cache") if side.rope else torch.zeros(1, 0)
-    scales = [inputs.arguments[f"index_weights_{name}_scale"] for name in ("softmax", "head")]
-    wanted = quantise_query(side, q, positions, angles, inputs.tensor("index_weights"), *scales)
-    expected = dict(zip(("values", "scales", "weights"), wanted, strict=True))
-    dtypes = {"e4m3": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
-    expected["values"] = expected["values"].view(dtypes.get(side.values.dtype, torch.uint8))
-    if not side.packed:
+    side = inputs.side
+    if isinstance(inputs, BothInputs):
+        inputs.keys.compare()
+        expected = _expected(side, *expected_of(inputs))
+    else:
+        q = inputs.tensor("index_q")
+        positions = inputs.tensor("positions")[: len(q)]
+        angles = inputs.tensor("index_q_cos_sin_cache") if side.rope else torch.zeros(1, 0)
+        scales = [inputs.arguments[f"index_weights_{name}_scale"] for name in ("softmax", "head")]
+        expected = _expected(side, q, positions, angles, inputs.tensor("index_weights"), *scales)
+        dtypes = {"e4m3": torch.float8_e4m3fn, "e4m3fnuz": torch.float8_e4m3fnuz}
+        expected["values"] = expected["values"].view(dtypes.get(side.values.dtype, torch.uint8))
+    _compare_query(run, results, expected)
+    return []
+
+
+def _expected(side: IndexerSide, *query: Any) -> Results:
+    """The reference's results for a query, by name; values as bytes."""
+    return dict(zip(("values", "scales", "weights"), quantise_query(side, *query), strict=True))
+
+
+def _compare_query(run: IndexerRun, results: Results, expected: Results) -> None:
+    """Raises CaseFailedError unless results of a query have the expected bits."""
+    if not run.inputs.side.packed:
         del expected["scales"]
     if results.keys() != expected.keys():
         raise CaseFailedError(f"returned {sorted(results)} instead of {sorted(expected)}")
@@ -88,12 +108,11 @@ def _compare(run: IndexerRun, results: Results) -> list[Figure]:
             wrong &= ~(got.isnan() & want.isnan())
         if bool(wrong.any()):
             raise CaseFailedError(f"{int(wrong.sum())} of {wrong.numel()} {name} differ from the reference's")
-    return []
 
 
 def _renew(run: IndexerRun) -> Iterator[None]:
     inputs = run.inputs
-    if isinstance(inputs, KeysInputs | GatherInputs):
+    if isinstance(inputs, KeysInputs | GatherInputs | BothInputs):
         return inputs.renew()
     checks.flip(inputs.arguments["index_q"], inputs.arguments["positions"])
     return iter((None,))
@@ -102,6 +121,9 @@ def _renew(run: IndexerRun) -> Iterator[None]:
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     if case.wrapper == QUERY:
         return _build(subject, QueryCase("", ""), 0).arguments
+    if case.wrapper == BOTH:
+        keys = KeysCase("", "", wrapper=NORMALISE, pages=Pages(4), tokens=4)
+        return _build(subject, BothCase("", "", keys), 0).arguments
     if case.wrapper == GATHER:
         return _build(subject, KeysGatherCase("", "", pages=Pages(4), requests=(3, 5)), 0).arguments
     return _build(subject, KeysCase("", "", wrapper=case.wrapper, pages=Pages(4), tokens=4), 0).arguments
@@ -109,7 +131,7 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
 
 INDEXER_CACHE = Family(
     name=NAME,
-    kinds=(KeysCase, KeysGatherCase, QueryCase),
+    kinds=(KeysCase, KeysGatherCase, QueryCase, BothCase),
     cases=cases,
     build=_build,
     call=_call,
@@ -118,6 +140,7 @@ INDEXER_CACHE = Family(
         "reference": checks.reference,
         variants.TARGETS: variants.each_target,
         "defaults": checks.defaults,
+        "beside": beside,
         "graph": checks.graph(_renew),
     },
     valid=_valid,

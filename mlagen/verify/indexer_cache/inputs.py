@@ -61,8 +61,8 @@ class KeysInputs(Inputs):
         ratio = self.arguments.get("compress_ratio", self.side.compress_ratio)
         angles = self.tensor("cos_sin_cache") if self.side.rope else torch.zeros(1, 0)
         positions, weight = self.tensor("positions"), self.tensor("rms_norm_weight")
-        k = self.tensor("k_pre")
-        rows, ends = normalised_keys(self.side, k, positions[: len(k)], angles, weight, EPS, ratio)
+        k, bias = self.tensor("k_pre"), self.tensor("norm_bias") if "norm_bias" in self.arguments else None
+        rows, ends = normalised_keys(self.side, k, positions[: len(k)], angles, weight, EPS, ratio, bias)
         return rows, torch.where(ends[: len(slots)], slots, -1)
 
     def compare(self) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 
 import torch
 
 from mlagen.verify.call import invalid
 from mlagen.verify.call.invalid import Invalid, RefusedCase
 from mlagen.verify.indexer_cache.side import (
+    BOTH,
     CACHE_ARGUMENT,
     GATHER,
     NAME,
@@ -18,6 +19,7 @@ from mlagen.verify.indexer_cache.side import (
     SLOTS_ARGUMENT,
     WRITE,
     IndexerSide,
+    takes_ratio,
 )
 
 
@@ -51,12 +53,17 @@ def _slots(wrapper: str) -> Iterator[Invalid]:
 def _write(side: IndexerSide) -> Iterator[Invalid]:
     yield from invalid.tensor("k", torch.float32, first=True)
     yield Invalid("k", "wider than a key", invalid.wider(16))
+    yield from _scaling(side)
+    yield from _slots(WRITE)
+
+
+def _scaling(side: IndexerSide) -> Iterator[Invalid]:
+    """Descriptions of another layout's scales."""
     tile = side.scales.tile if side.scales.count > 1 else side.layout.columns
     for size in (tile + 1, 0, None):
         yield Invalid("quant_block_size", str(size), invalid.constant(size), side.layout.name)
     rounds = side.scales.rule.rounding == "power_of_two"
     yield Invalid("scale_fmt", "the other", invalid.constant(None if rounds else "ue8m0"), side.layout.name)
-    yield from _slots(WRITE)
 
 
 def _angles(argument: str, rope: int) -> Iterator[Invalid]:
@@ -79,8 +86,6 @@ def _normalise(side: IndexerSide) -> Iterator[Invalid]:
     yield Invalid("rms_norm_weight", "longer than a key", invalid.longer)
     for value in ("1", None, True):
         yield Invalid("rms_norm_eps", repr(value), invalid.constant(value))
-    for ratio in (0, -1, 2.5, None, True, 2**31):
-        yield Invalid("compress_ratio", str(ratio), invalid.constant(ratio))
     yield Invalid("use_fp4_cache", "the other", invalid.constant(not side.packed), side.layout.name)
     yield from _slots(NORMALISE)
 
@@ -115,8 +120,51 @@ def _gather(side: IndexerSide) -> Iterator[Invalid]:
     yield Invalid("cu_seq_lens", "no entry", lambda bounds: bounds[:0])
 
 
-def refused(side: IndexerSide, wrapper: str) -> Iterator[RefusedCase]:
-    """A case for each invalid argument of a wrapper."""
-    own = {WRITE: _write, NORMALISE: _normalise, QUERY: _query, GATHER: _gather}[wrapper]
+def _both(side: IndexerSide) -> Iterator[Invalid]:
+    yield from invalid.tensor("q", torch.float32, first=True)
+    yield Invalid("q", "wider than a head", invalid.wider(16))
+    outputs = ["q_out", *(["q_scale_out"] if side.packed else [])]
+    for argument in (*outputs, "weights_out"):
+        yield from invalid.tensor(argument, torch.float64)
+        yield Invalid(argument, "a token short", lambda out: out[1:])
+        yield Invalid(argument, "wider", invalid.wider(1))
+        yield Invalid(argument, "not contiguous", lambda out: torch.cat([out, out], -1)[..., ::2])
+        yield Invalid(argument, "tokens apart", lambda out: torch.cat([out, out], 1)[:, : out.shape[1]])
+    yield from invalid.tensor("weights", torch.float64)
+    yield Invalid("weights", "a head too many", invalid.wider(1))
+    yield from invalid.tensor("k", torch.float32)
+    yield Invalid("k", "a token short", lambda k: k[1:])
+    yield Invalid("k", "wider than a key", invalid.wider(16))
+    yield from _slots(BOTH)
+    for argument in ("norm_weight", "norm_bias"):
+        yield from invalid.tensor(argument, torch.float64)
+        yield Invalid(argument, "longer than a key", invalid.longer)
+    yield Invalid("norm_weight", "None", invalid.constant(None))
+    yield Invalid("norm_bias", "of another dtype", lambda bias: bias.float())
+    yield from invalid.tensor("positions", torch.int32)
+    yield Invalid("positions", "one short", lambda positions: positions[:3])
+    for argument in ("cos_cache", "sin_cache"):
+        yield from _angles(argument, side.rope)
+        yield Invalid(argument, "two tables", lambda table: torch.stack([table, table], 1))
+    yield Invalid("sin_cache", "a position short", lambda table: table[1:])
+    yield Invalid("sin_cache", "of another dtype", lambda table: table.float())
+    for argument in ("epsilon", "weights_scale"):
+        for value in ("1", None, True):
+            yield Invalid(argument, repr(value), invalid.constant(value))
+    yield from _scaling(side)
+    yield Invalid("preshuffle", "True", invalid.constant(True))
+    yield Invalid("is_neox", "the other", invalid.constant(not side.neox))
+
+
+def _ratios() -> Iterator[Invalid]:
+    for ratio in (0, -1, 2.5, None, True, 2**31):
+        yield Invalid("compress_ratio", str(ratio), invalid.constant(ratio))
+
+
+def refused(side: IndexerSide, wrapper: str, wrappers: Collection[str]) -> Iterator[RefusedCase]:
+    """A case for each invalid argument of a wrapper, in a package with these wrappers."""
+    own = {WRITE: _write, NORMALISE: _normalise, QUERY: _query, GATHER: _gather, BOTH: _both}[wrapper]
     found = [*own(side), *(_pages(side, wrapper) if wrapper in CACHE_ARGUMENT else ())]
+    if wrapper == NORMALISE or (wrapper == BOTH and takes_ratio(side, wrappers)):
+        found += _ratios()
     return invalid.refused_cases(NAME, {wrapper: SHORT[wrapper]}, found)

@@ -43,10 +43,15 @@ def normalised_keys(
     weight: torch.Tensor,
     eps: float,
     ratio: int,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys [T, columns] in k's dtype, and which tokens write theirs: those that end a group of `ratio` tokens."""
+    """Keys [T, columns] in k's dtype, and which tokens write theirs: those that end a group of `ratio` tokens.
+
+    A LayerNorm with a bias, else an RMSNorm.
+    """
     known = (positions >= 0) & (positions < (len(angles) if side.rope else INT32.max))
-    x = k.float()
-    rows = (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()).to(k.dtype)
+    x = k.float() if bias is None else k.float() - k.float().mean(-1, keepdim=True)
+    scaled = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight.float()
+    rows = (scaled if bias is None else scaled + bias.float()).to(k.dtype)
     table = angles.float()[torch.where(known, positions, 0) // ratio * ratio] if side.rope else angles
     return rotate(side, rows.float(), table).to(k.dtype), known & ((positions + 1) % ratio == 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,15 +11,16 @@ from mlagen.verify.call.facts import Facts
 from mlagen.verify.paged.side import MAIN, Side
 
 NAME = "indexer_cache"
-WRITE, GATHER, QUERY, NORMALISE = (
+WRITE, GATHER, QUERY, NORMALISE, BOTH = (
     "indexer_k_quant_and_cache",
     "cp_gather_indexer_k_quant_cache",
     "fused_indexer_q_rope_quant",
     "indexer_k_norm_rope_store",
+    "indexer_qk_rope_quant_and_cache",
 )
-SHORT = {WRITE: "write", GATHER: "gather", QUERY: "query", NORMALISE: "normalise"}
-CACHE_ARGUMENT = {WRITE: "kv_cache", GATHER: "kv_cache", NORMALISE: "k_cache"}
-SLOTS_ARGUMENT = {WRITE: "slot_mapping", NORMALISE: "kv_slot_mapping"}
+SHORT = {WRITE: "write", GATHER: "gather", QUERY: "query", NORMALISE: "normalise", BOTH: "both"}
+CACHE_ARGUMENT = {WRITE: "kv_cache", GATHER: "kv_cache", NORMALISE: "k_cache", BOTH: "kv_cache"}
+SLOTS_ARGUMENT = {WRITE: "slot_mapping", NORMALISE: "kv_slot_mapping", BOTH: "slot_mapping"}
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,8 @@ def side_of(spec: Mapping[str, Any]) -> IndexerSide | None:
         first=indexer["head_dim"] - rope if indexer["rope_at"] == "last" else 0,
         compress_ratio=indexer["compress_ratio"],
     )
+
+
+def takes_ratio(side: IndexerSide, wrappers: Collection[str]) -> bool:
+    """Whether BOTH has an argument compress_ratio, in a package with these wrappers."""
+    return side.compress_ratio > 1 or NORMALISE in wrappers
