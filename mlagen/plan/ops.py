@@ -36,11 +36,12 @@ class Op:
         return (*takers, *self.writes)
 
 
-# Of wrappers that return a pair in place of a tensor where two columns share a byte.
+# Of wrappers that return a pair in place of a tensor, or write one, where two columns share a byte.
 PACKED_OPS: Mapping[str, Op] = {
     "fused_indexer_q_rope_quant": Op(
         (), {"q": None, "q_scale": None, "weights": None}, ("use_fp4", "weights_out_dtype"), nested=True
     ),
+    "indexer_qk_rope_quant_and_cache": Op(("q_out", "weights_out", "kv_cache", "q_scale_out")),
 }
 
 

@@ -308,11 +308,16 @@ def indexer_arguments(package, dtype):
     rotated = {"positions": positions, "index_q": q.to(dtype), "index_q_cos_sin_cache": angles}
     rotated |= {"index_weights": weights, "index_weights_softmax_scale": 1.0, "index_weights_head_scale": 1.0}
     normed = {"k_pre": k, "positions": positions, "cos_sin_cache": angles, "rms_norm_weight": torch.ones(columns)}
+    both = {"q": q.to(dtype), "q_out": q.clone(), "weights": weights, "weights_out": torch.zeros(2, heads), "k": k}
+    both |= {"kv_cache": cache, "slot_mapping": slots, "norm_weight": torch.ones(columns), "norm_bias": None}
+    both |= {"positions": positions, "cos_cache": angles[:, :half], "sin_cache": angles[:, half:], "epsilon": 1e-6}
+    both |= {"quant_block_size": columns, "scale_fmt": "ue8m0", "weights_scale": 1.0}
     gathered = {"dst_k": stored.view(torch.uint8), "dst_scale": torch.zeros(2, 4, dtype=torch.uint8)}
     return {
         "indexer_k_quant_and_cache": {"k": k, "kv_cache": cache, "slot_mapping": slots},
         "indexer_k_norm_rope_store": {**normed, "rms_norm_eps": 1e-6, "k_cache": cache, "kv_slot_mapping": slots},
         "fused_indexer_q_rope_quant": rotated,
+        "indexer_qk_rope_quant_and_cache": {**both, "is_neox": indexer["rope"] == "neox"},
         "cp_gather_indexer_k_quant_cache": {
             "kv_cache": cache,
             **gathered,

@@ -12,12 +12,13 @@ from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 
 SPEC = Path(__file__).parents[2] / "examples" / "indexer" / "dsv32_indexer.yaml"
-NORMED = ("  - fused_indexer_q_rope_quant\n", "  - fused_indexer_q_rope_quant\n  - indexer_k_norm_rope_store\n")
+QUERY = "  - fused_indexer_q_rope_quant\n"
+NORMED = (QUERY, f"{QUERY}  - indexer_k_norm_rope_store\n  - indexer_qk_rope_quant_and_cache\n")
 ROWS, KEYS, PAGE, PAGES = 2, 300, 64, 8
 
 
 def write_package(folder: Path, layout: str) -> Path:
-    """The example's package with the wrapper that it leaves out, and with this layout of the indexer's keys."""
+    """The example's package with the wrappers that it leaves out, and with this layout of the indexer's keys."""
     text = SPEC.read_text().replace(*NORMED).replace("layout: indexer_fp8", f"layout: {layout}")
     if layout != "indexer_fp8":  # its keys are no e4m3
         text = text.replace("  - fp8_mqa_logits\n", "").replace("  - fp8_paged_mqa_logits\n", "")
@@ -60,6 +61,25 @@ def cache_calls(heads: int, packed: bool) -> dict[str, dict[str, Any]]:
             "rms_norm_eps": 1e-6,
             "k_cache": cache,
             "kv_slot_mapping": slots,
+        },
+        "indexer_qk_rope_quant_and_cache": {
+            "q": torch.zeros(ROWS, heads, 128, dtype=torch.bfloat16),
+            "q_out": torch.zeros(ROWS, heads, 64 if packed else 128, dtype=torch.uint8),
+            "weights": torch.zeros(ROWS, heads),
+            "weights_out": torch.zeros(ROWS, heads),
+            "k": k,
+            "kv_cache": cache,
+            "slot_mapping": slots,
+            "norm_weight": torch.zeros(128),
+            "norm_bias": torch.zeros(128),
+            "positions": positions,
+            "cos_cache": angles[:, :32],
+            "sin_cache": angles[:, 32:],
+            "epsilon": 1e-6,
+            "quant_block_size": 32 if packed else 128,
+            "scale_fmt": "ue8m0",
+            "weights_scale": 0.5,
+            **({"q_scale_out": torch.zeros(ROWS, heads, 4, dtype=torch.uint8)} if packed else {}),
         },
         "cp_gather_indexer_k_quant_cache": {
             "kv_cache": cache,

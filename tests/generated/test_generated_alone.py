@@ -59,6 +59,7 @@ FIRST_ARGUMENT = {
     "indexer_k_quant_and_cache": "k",
     "indexer_k_norm_rope_store": "k_pre",
     "fused_indexer_q_rope_quant": "positions",
+    "indexer_qk_rope_quant_and_cache": "q",
     "cp_gather_indexer_k_quant_cache": "kv_cache",
     "fp8_mqa_logits": "weights",
     "fp8_fp4_mqa_logits": "weights",

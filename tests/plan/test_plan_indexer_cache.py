@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from mlagen.plan import IndexerCachePlan, make_plan
 from mlagen.plan.indexer import check_one_scale
 from mlagen.spec import Spec
 
-WRITE, GATHER, QUERY, NORMALISE = WRAPPERS = (
+WRITE, GATHER, QUERY, NORMALISE, BOTH = WRAPPERS = (
     "indexer_k_quant_and_cache",
     "cp_gather_indexer_k_quant_cache",
     "fused_indexer_q_rope_quant",
     "indexer_k_norm_rope_store",
+    "indexer_qk_rope_quant_and_cache",
 )
 SCALES = {"kind": "scales", "of": "row", "dtype": "fp32", "tile": 128, "rounding": "nearest"}
 SCALES |= {"divisor": 6.0, "floor": 1e-4, "floor_on": "amax"}
@@ -60,7 +62,10 @@ def test_variants_are_of_both_alignments_and_of_each_dtype_that_may_be_given(eve
                 (dict(job.constexprs)["FP32_ANGLES"], dict(job.constexprs)[weights]) for job in every.of(target, kernel)
             }
             assert given == {(one, other) for one in (True, False) for other in (True, False)}
-        assert len(jobs) == (30 if target == "sm90" else 20)
+        both = every.of(target, "_keys_and_query_kernel")
+        wide = {tuple(dict(job.constexprs)[f"FP32_{name}"] for name in ("ANGLES", "NORM", "WEIGHTS")) for job in both}
+        assert wide == {*itertools.product((True, False), repeat=3)}
+        assert len(jobs) == (54 if target == "sm90" else 36)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +75,7 @@ def test_variants_are_of_both_alignments_and_of_each_dtype_that_may_be_given(eve
         (GATHER, "_gather_keys_kernel", {"_indexer_layout.py"}),
         (QUERY, "_quantise_query_kernel", {"_indexer_layout.py", "_indexer_query.py"}),
         (NORMALISE, "_normalise_keys_kernel", {"_indexer_layout.py"}),
+        (BOTH, "_keys_and_query_kernel", {"_indexer_layout.py", "_indexer_query.py"}),
     ],
 )
 def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernel, files, tmp_path) -> None:
@@ -77,7 +83,7 @@ def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernel, files, 
     assert found.kernels == kernels_in(found) == {("_indexer_cache_kernels", kernel)}
     assert {path.name for path in found.folder.glob("_indexer_[lq]*.py")} == files
     text = (found.folder / "_indexer_layout.py").read_text()
-    assert ("store_row" in text) == (wrapper in (WRITE, NORMALISE))
+    assert ("store_row" in text) == (wrapper in (WRITE, NORMALISE, BOTH))
 
 
 def test_an_indexer_without_rope_leaves_no_trace_of_it(tmp_path) -> None:

@@ -64,7 +64,7 @@ class IndexerCachePlan(Family):
         "cp_gather_indexer_k_quant_cache": Op(("dst_k", "dst_scale")),
         "fused_indexer_q_rope_quant": Op((), {"q": None, "weights": None}, ("use_fp4", "weights_out_dtype")),
         "indexer_k_norm_rope_store": Op(("k_cache",), leaves_out=("use_fp4_cache",)),
-        BOTH: Op(("q_out", "weights_out", "kv_cache"), leaves_out=("preshuffle", "is_neox")),
+        BOTH: Op(("q_out", "weights_out", "kv_cache")),
     }
 
     rows: IndexerRows
