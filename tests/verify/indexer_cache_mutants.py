@@ -73,11 +73,11 @@ ANY = (
     ),
     _literal("weights of tokens follow each other", "* weights_stride", "* num_heads", "query: layout: weights *"),
     _literal(
-        "rows of the table follow each other", "* angles_stride", "* (2 * D_HALF)", "*angles slice", "*tables slice"
+        "rows of the table follow each other", "* angles.cos_stride", "* (2 * D_HALF)", "*angles slice", "*tables slice"
     ),
     _literal(
         "positions past the table are taken",
-        "positions < num_positions",
+        "positions < angles.num_positions",
         "positions < 0x7FFFFFFFFFFFFFF",
         "*positions: garbage",
     ),
@@ -104,11 +104,11 @@ ANY = (
     _literal(
         "the mean square lacks a piece", "squares += row_1 * row_1", "squares += row_0 * row_0", "normalise: typ*"
     ),
-    _literal("the norm has no weight", "factors * weight)", "factors)", "normalise: typical"),
+    _literal("the norm has no weight", "x * factors * weight", "x * factors", "normalise: typical"),
     _literal("pieces are weighted alike", "(weight_ptrs + 96,", "(weight_ptrs + 64,", "normalise: typical"),
     _literal(
         "the norm is not rounded",
-        "row_3 = (row_3 * factors * weight).to(tl.bfloat16)",
+        "row_3 = _normalise(row_3, factors, weight, bias, has_bias)",
         "row_3 = row_3 * (factors * 1.02) * weight",
         "normalise: typical",
     ),
@@ -144,6 +144,37 @@ ANY = (
     ),
     _literal(
         "cos and sin change places", "return cos.to(tl.float32), sin", "return sin.to(tl.float32), cos", "query: typ*"
+    ),
+)
+IN_ONE = (
+    _literal("the mean stays", "row_1 -= mean", "row_1 -= 0.0 * mean", "both: typical"),
+    _literal(
+        "an RMSNorm subtracts the mean", "has_bias != 0, tl.sum(total", "has_bias >= 0, tl.sum(total", "both: RMS*"
+    ),
+    _literal("the mean lacks a piece", "total += row_2", "total += row_1", "both: typical"),
+    _literal("the bias is left out", "scaled + bias, scaled", "scaled, scaled", "both: typical"),
+    _literal("pieces have the same bias", "(bias_ptrs + 96,", "(bias_ptrs + 64,", "both: typical"),
+    _literal("a program of the query takes keys", "block < key_programs", "block <= key_programs", "both: typical"),
+    _literal("the query begins where the keys do", "block - key_programs", "block", "both: typical"),
+    _literal("sines are cosines", "angles.sin_ptr + place", "angles.cos_ptr + place", "both: typical"),
+    _literal("sines lie as cosines do", "* angles.sin_stride", "* angles.cos_stride", "both: tables slice"),
+    _literal("weights lack their factor", "weights_scale, 1.0, q_token", "1.0, 1.0, q_token", "both: typical"),
+    _literal(
+        "keys of all tokens are written",
+        "call.num_tokens = call.slot_mapping.shape[0]\n    call.key",
+        "call.num_tokens = call.k.shape[0]\n    call.key",
+        "both: slots: shorter",
+        file=WRAPPERS,
+    ),
+    _literal(
+        "any style is taken", "if is_neox is not", "if False and is_neox is not", "refuses: is_neox*", file=WRAPPERS
+    ),
+    _literal(
+        "results may have gaps",
+        "if not out.is_contig",
+        "if False and out.is_contig",
+        "refuses: q_out, tok*",
+        file=WRAPPERS,
     ),
 )
 IN_HALVES = (
@@ -192,12 +223,10 @@ IN_BLOCKS = (
         "the last columns turn", "ROPE_START = tl.constexpr(0)", "ROPE_START = tl.constexpr(56)", "query: typical"
     ),
     _literal("halves turn the other way", "x * cos - ahead * sin", "x * cos + ahead * sin", "query: typical"),
-    _literal(
-        "halves are weighted alike", "* factors * first_weight)", "* factors * second_weight)", "normalise: typical"
-    ),
+    _literal("halves are weighted alike", "factors, first_weight", "factors, second_weight", "normalise: typical"),
     _literal("the mean square lacks the mean", "squares / D_K", "squares", "normalise: typical"),
 )
-NAMED = {"halves": (*ANY, *IN_HALVES), "pairs": (*ANY, *IN_PAIRS), "blocks": IN_BLOCKS}
+NAMED = {"halves": (*ANY, *IN_ONE, *IN_HALVES), "pairs": (*ANY, *IN_ONE, *IN_PAIRS), "blocks": IN_BLOCKS}
 
 if __name__ == "__main__":
     mutants.MUTANTS = NAMED[Path(sys.argv[1]).name]

@@ -19,7 +19,7 @@ from mlagen.verify.call.memory import LAYOUTS
 from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase, cases
 from mlagen.verify.indexer_cache.family import INDEXER_CACHE
 from mlagen.verify.indexer_cache.reference import normalised_keys, quantise_query
-from mlagen.verify.indexer_cache.side import SHORT, IndexerSide, side_of
+from mlagen.verify.indexer_cache.side import BOTH, SHORT, IndexerSide, side_of
 from mlagen.verify.paged.rope import codes, rotate
 
 pytestmark = pytest.mark.interpreter
@@ -60,7 +60,8 @@ TILES = {
         },
     ),
 }
-# Keys in halves and in pairs, of both dtypes; head dims that are no power of two; pairs that begin at an odd column.
+# Keys in halves and in pairs, of both dtypes; head dims that are no power of two; pairs that begin at an odd column;
+# keys and the query in kernels of their own only.
 PACKAGES: dict[str, dict[str, Any]] = {
     "halves": {"indexer": {"head_dim": 128, "rope_head_dim": 64, **NEOX}, "layout": "indexer_fp8"},
     "pairs": {"indexer": {"head_dim": 128, "rope_head_dim": 64, **GPTJ}, "layout": "indexer_mxfp4"},
@@ -72,14 +73,16 @@ PACKAGES: dict[str, dict[str, Any]] = {
     "blocks": {"indexer": {"head_dim": 96, "rope_head_dim": 40, **NEOX}, "layout": "indexer_mxfp4"},
     "odd": {"indexer": {"head_dim": 97, "rope_head_dim": 30, **GPTJ}, "layout": ODD},
     "tiles": {"indexer": {"head_dim": 128, "rope_head_dim": 32, **NEOX, "rope_at": "last"}, "layout": TILES},
+    "apart": {"indexer": {"head_dim": 97, "rope_head_dim": 30, **GPTJ}, "layout": ODD, "apart": True},
     "still": {"indexer": {"head_dim": 64, "rope_head_dim": 0}, "layout": "indexer_fp8"},
 }
 FIRST = ("halves", "pairs")  # which every run holds to all of their cases
 
 
-def indexed(name: str, wrappers: tuple[str, ...] = tuple(SHORT), **changes: Any) -> Spec:
+def indexed(name: str, wrappers: tuple[str, ...] | None = None, **changes: Any) -> Spec:
     """A spec with an indexer and nothing else."""
     given = PACKAGES[name]
+    lacks_both = given.get("apart") or not given["indexer"]["rope_head_dim"]
     return Spec.model_validate(
         {
             "name": name,
@@ -87,7 +90,7 @@ def indexed(name: str, wrappers: tuple[str, ...] = tuple(SHORT), **changes: Any)
             "model": {"num_heads": 12, "dtype": given.get("dtype", "bf16")},
             "indexer": {"num_heads": 6, "topk": 64, **given["indexer"], **changes},
             "indexer_cache": {"layout": given["layout"], "block_size": 64},
-            "wrappers": wrappers,
+            "wrappers": wrappers or tuple(one for one in SHORT if one != BOTH or not lacks_both),
             "targets": ("sm80", "sm90", "gfx942"),
         }
     )
