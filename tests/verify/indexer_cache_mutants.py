@@ -129,7 +129,7 @@ ANY = (
         "(begin <= tokens)",
         "gather: s*",
     ),
-    _literal("keys that are not there stay", "mask=there)", "mask=there & valid)", "gather: spare rows"),
+    _literal("keys that are not there stay", "mask=there)", "mask=there & valid)", "gather: pages out*"),
     _literal("rows of values follow each other", "* values_stride", "* 1 * values.shape[0]", "gather: out slice"),
     _literal(
         "any rounding is taken", "if scale_fmt !=", "if False and scale_fmt !=", "refuses: scale_fmt*", file=WRAPPERS

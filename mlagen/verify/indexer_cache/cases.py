@@ -258,7 +258,7 @@ def _gather_cases(side: IndexerSide, big: bool) -> Iterator[KeysGatherCase]:
         yield case(f"requests: {name}", "a token is its own request's, whatever the others are", requests=requests)
     yield case("more rows than requests", "cu_seq_lens says how many requests there are", rows=2)
     yield case("nothing", "an output without rows takes nothing", requests=(), spare=0)
-    yield case("spare rows", "rows past the last request become 0", spare=40)
+    yield case("spare rows", "rows past the last request stay", spare=40)
     yield case("fewer rows than tokens", "dst_k says how many tokens are gathered", spare=-6)
     yield case("single token", "one token", requests=(1,), spare=0)
     for layout in ("slice", "odd"):
