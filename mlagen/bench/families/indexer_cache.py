@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -27,14 +27,16 @@ from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import decode, encode, planes_of, read
 from mlagen.verify.indexer_cache.reference import normalised_keys, quantise_query
-from mlagen.verify.indexer_cache.side import GATHER, NORMALISE, QUERY, WRITE, IndexerSide, side_of
+from mlagen.verify.indexer_cache.side import BOTH, GATHER, NORMALISE, QUERY, WRITE, IndexerSide, side_of, takes_ratio
+from mlagen.verify.paged.rope import rotate
 from mlagen.work import keys_bytes, normalise_bytes, query_bytes, write_bytes
 
 POSITIONS = 1 << 16  # of a table of angles
 EPS = 1e-6
 CHECKED = 1 << 17  # rows of a query that are compared at a time
 QUERY_LIMIT = 1e-3  # share of the query's bytes that another order of the same roundings may turn
-KINDS = (WRITE, GATHER, QUERY, NORMALISE)
+SEPARATE = "separate launches"
+KINDS = (WRITE, GATHER, QUERY, NORMALISE, BOTH)
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,14 @@ class KeyInputs:
         positions: i64 [T].
         angles: f32 [positions, RoPE's columns], cosines then sines.
         weights: f32 [T, heads].
-        norm_weight: [columns].
+        norm_weight, norm_bias: [columns].
+        weights_out: f32 [T, heads], a result of a call for keys and the query.
         cache: uint8 [pages, page_bytes], which all sets share.
         slots: i64 [T].
         block_table: i32 [R, pages of a request].
         starts: i32 [R + 1], where the keys of each request begin.
         values, scales: u8 [T, bytes], the gather's result.
+        q_values, q_scales: u8 [T, heads, bytes], results of a call for keys and the query.
     """
 
     k: torch.Tensor
@@ -61,12 +65,16 @@ class KeyInputs:
     angles: torch.Tensor
     weights: torch.Tensor
     norm_weight: torch.Tensor
+    norm_bias: torch.Tensor
     cache: torch.Tensor
     slots: torch.Tensor
     block_table: torch.Tensor
     starts: torch.Tensor
     values: torch.Tensor
     scales: torch.Tensor
+    weights_out: torch.Tensor
+    q_values: torch.Tensor
+    q_scales: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -129,11 +137,50 @@ def normalise_call(function: Callable[..., Any], keys: Keys, inputs: KeyInputs) 
     return lambda: function(*arguments)
 
 
+def both_call(function: Callable[..., Any], keys: Keys, inputs: KeyInputs) -> Call:
+    """A call of `indexer_qk_rope_quant_and_cache`, with a LayerNorm, or an RMSNorm where the model's keys have one."""
+    side, half = keys.side, keys.side.rope // 2
+    query = (inputs.q, inputs.q_values, inputs.weights, inputs.weights_out)
+    norm = (inputs.norm_weight, None if normed(keys) else inputs.norm_bias)
+    table = (inputs.positions, inputs.angles[:, :half], inputs.angles[:, half:], EPS)
+    tile = side.scales.tile if side.scales.count > 1 else keys.layout.columns
+    rounding = "ue8m0" if side.scales.rule.rounding == "power_of_two" else None
+    named: dict[str, Any] = {"q_scale_out": inputs.q_scales} if side.packed else {}
+    if takes_ratio(side, keys.package.spec["wrappers"]):
+        named["compress_ratio"] = 1
+    numbers = (tile, rounding, (keys.layout.columns * side.num_heads) ** -0.5, False, side.neox)
+    arguments = (*query, inputs.k, keys.rows(inputs.cache), inputs.slots, *norm, *table, *numbers)
+    return lambda: function(*arguments, **named)
+
+
+def normed(keys: Keys) -> bool:
+    """Whether the package writes keys with an RMSNorm in front, in a launch of their own."""
+    return keys.package.has(NORMALISE)
+
+
+def separate_call(keys: Keys, inputs: KeyInputs) -> Call:
+    """The same by functions of keys and of the query: two launches, or torch's LayerNorm and RoPE in front of them."""
+    package, columns = keys.package, keys.layout.columns
+    query = query_call(package.wrapper(QUERY), keys, inputs)
+    if normed(keys):
+        first = normalise_call(package.wrapper(NORMALISE), keys, inputs)
+        return lambda: (first(), query())
+    write = package.wrapper(WRITE)
+
+    def call() -> tuple[Any, Any]:
+        k = torch.nn.functional.layer_norm(inputs.k, (columns,), inputs.norm_weight, inputs.norm_bias, EPS)
+        k = rotate(keys.side, k.float(), inputs.angles[inputs.positions]).to(k.dtype)
+        return write_call(write, keys, replace(inputs, k=k))(), query()
+
+    return call
+
+
 CALLS: Mapping[str, Callable[[Callable[..., Any], Keys, KeyInputs], Call]] = {
     WRITE: write_call,
     GATHER: gather_call,
     QUERY: query_call,
     NORMALISE: normalise_call,
+    BOTH: both_call,
 }
 
 
@@ -151,32 +198,39 @@ def make_key_inputs(batch: Batch, keys: Keys, device: torch.device, sets: int) -
         fill(layout, cache, keys.block_size)
     slots = slots_of(pages, batch.tokens_each, keys.block_size).view(sets, batch.tokens)
     k = torch.randn(sets, batch.tokens, layout.columns, dtype=dtype, device=device)
-    tokens = batch.tokens if batch.kind == QUERY else 0
+    tokens = batch.tokens if batch.kind in (QUERY, BOTH) else 0
     q = torch.randn(sets, tokens, side.num_heads, layout.columns, dtype=dtype, device=device)
     weights = torch.randn(tokens, side.num_heads, device=device)
     angle = torch.rand(POSITIONS, side.rope // 2, device=device) * 6.28
     angles = torch.cat([angle.cos(), angle.sin()], 1)
     positions = torch.randint(0, POSITIONS, (batch.tokens,), device=device)
-    norm_weight = torch.randn(layout.columns, dtype=dtype, device=device)
+    norm_weight, norm_bias = torch.randn(2, layout.columns, dtype=dtype, device=device)
     starts = torch.arange(batch.requests + 1, dtype=torch.int32, device=device) * batch.tokens_each
     values, scales = (
         torch.empty(sets, batch.tokens, one.nbytes, dtype=torch.uint8, device=device)
         for one in (side.values, side.scales)
     )
-    table = (positions, angles, weights, norm_weight, cache)
+    weights_out = torch.empty(sets, tokens, side.num_heads, device=device)
+    q_values, q_scales = (
+        torch.empty(sets, tokens, side.num_heads, nbytes, dtype=torch.uint8, device=device)
+        for nbytes in (side.query.data[0].nbytes, side.query.plane_bytes[1])
+    )
+    table = (positions, angles, weights, norm_weight, norm_bias, cache)
+    results = zip(values, scales, weights_out, q_values, q_scales, strict=True)
     return [
-        KeyInputs(k[one], q[one], *table, slots[one], pages[one], starts, values[one], scales[one])
-        for one in range(sets)
+        KeyInputs(k[one], q[one], *table, slots[one], pages[one], starts, *result) for one, result in enumerate(results)
     ]
 
 
-def written_error(keys: Keys, inputs: KeyInputs, normalised: bool, call: Call) -> float:
+def written_error(
+    keys: Keys, inputs: KeyInputs, normalised: bool, call: Call, bias: torch.Tensor | None = None
+) -> float:
     """Relative error of the keys that are read back after a call; NaN where one was not written."""
     inputs.cache.fill_(POISON)
     call()
     rows = inputs.k
     if normalised:
-        rows, _ = normalised_keys(keys.side, rows, inputs.positions, inputs.angles, inputs.norm_weight, EPS, 1)
+        rows, _ = normalised_keys(keys.side, rows, inputs.positions, inputs.angles, inputs.norm_weight, EPS, 1, bias)
     return relative_error(read(keys.layout, inputs.cache, keys.block_size, inputs.slots), rows)
 
 
@@ -212,6 +266,15 @@ def query_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
     return wrong / len(values)
 
 
+def both_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
+    """Error of the keys that are read back after a call, or the wrong share of the query, over its limit."""
+    bias = None if normed(keys) else inputs.norm_bias
+    written = written_error(keys, inputs, True, call, bias) / written_limit(keys, inputs)
+    returned = call()
+    query = returned[-1] if isinstance(returned, tuple) else (inputs.q_values, inputs.weights_out)
+    return max(written, query_error(keys, inputs, lambda: query) / QUERY_LIMIT)
+
+
 def indexer_cache_trials(setting: Setting) -> Callable[[Batch], Trial[KeyInputs]]:
     """Makes batches of the functions around the indexer's keys ready."""
     package, device = setting.package, setting.device
@@ -221,11 +284,13 @@ def indexer_cache_trials(setting: Setting) -> Callable[[Batch], Trial[KeyInputs]
     def moved_by(batch: Batch) -> int:
         tokens, columns, rope = batch.tokens, layout.columns, side.rope
         pages = batch.requests * batch.pages_each(keys.block_size)
+        query = query_bytes(tokens, side.num_heads, columns, rope, side.query.row_bytes if side.packed else columns)
         return {
             WRITE: write_bytes(tokens, columns, layout.row_bytes),
             GATHER: keys_bytes(tokens, layout.row_bytes, pages, batch.requests),
-            QUERY: query_bytes(tokens, side.num_heads, columns, rope, side.query.row_bytes if side.packed else columns),
+            QUERY: query,
             NORMALISE: normalise_bytes(tokens, columns, rope, layout.row_bytes),
+            BOTH: write_bytes(tokens, columns, layout.row_bytes) + query,
         }[batch.kind]
 
     def trial(batch: Batch) -> Trial[KeyInputs]:
@@ -237,11 +302,15 @@ def indexer_cache_trials(setting: Setting) -> Callable[[Batch], Trial[KeyInputs]
             NORMALISE: (partial(written_error, keys, first, True), partial(written_limit, keys, first)),
             GATHER: (partial(gathered_error, keys, first), lambda: 0.0),
             QUERY: (partial(query_error, keys, first), lambda: QUERY_LIMIT),
+            BOTH: (partial(both_error, keys, first), lambda: 1.0),
         }
         error_of, limit = errors[batch.kind]
+        entrants = [Entrant(OURS, partial(CALLS[batch.kind], package.wrapper(batch.kind), keys))]
+        if batch.kind == BOTH and package.has(QUERY) and (package.has(WRITE) or normed(keys)):
+            entrants.append(Entrant(SEPARATE, partial(separate_call, keys)))
         return Trial(
             inputs=inputs,
-            entrants=[Entrant(OURS, partial(CALLS[batch.kind], package.wrapper(batch.kind), keys))],
+            entrants=entrants,
             error_of=error_of,
             error_limit=limit(),
             flops=0,
