@@ -32,12 +32,14 @@ def some(names: Iterable[str], number: int) -> list[Any]:
     return [pytest.param(name, marks=[] if name in taken else pytest.mark.slow) for name in every]
 
 
-def half(tasks: Sequence[Task]) -> list[Task]:
-    """Half of the cases of a package in their order, others for each commit."""
-    taken = set(random.Random(SEED).sample(range(len(tasks)), (len(tasks) + 1) // 2))
+def third(tasks: Sequence[Task]) -> list[Task]:
+    """A third of the cases of a package in their order, others for each commit."""
+    taken = set(random.Random(SEED).sample(range(len(tasks)), (len(tasks) + 2) // 3))
     return [task for at, task in enumerate(tasks) if at in taken]
 
 
-# Every run takes half of the cases, and a slow one all.
-by_share = pytest.mark.parametrize("choose", [half, pytest.param(list, marks=pytest.mark.slow)], ids=["half", "every"])
+# Every run takes a third of the cases, and a slow one all.
+by_share = pytest.mark.parametrize(
+    "choose", [third, pytest.param(list, marks=pytest.mark.slow)], ids=["third", "every"]
+)
 SEED = _seed()  # of this commit; outside of a checkout always the same

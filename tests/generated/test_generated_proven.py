@@ -22,7 +22,7 @@ from mlagen.plan.tritons import TRITONS, minor, minors
 PROVEN = Path(__file__).with_name("proven.py")
 OTHERS = [default_cache_dir() / "triton" / version for version in TRITONS]
 OLDEST_MINOR, NEWEST_MINOR = minor(TRITONS[0]), minor(TRITONS[-1])
-SOME = [folder for folder in PACKAGES if folder.name in drawn([folder.name for folder in PACKAGES], 5)]
+SOME = [folder for folder in PACKAGES if folder.name in drawn([folder.name for folder in PACKAGES], 3)]
 TRITONS_OF = {folder.name: load_package(folder).root.SPEC["triton"] for folder in PACKAGES}
 
 WITHIN = ("3.6.0", "3.8.0+git123", "3.9.7", "3.9.0rc1")

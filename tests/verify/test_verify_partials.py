@@ -45,7 +45,7 @@ SPECS = {
     "v4_fp16": ("fp16", lambda folder: sparse_decode_specs.write_spec("v4", folder), ["*far apart*"]),
     "dense_decode_fp16": ("fp16", lambda folder: dense_decode_specs.write_spec("plain", folder), SHARES),
 }
-SLOW = {*SPECS} - {*drawn({*SPECS} - {"rows", "sparse_decode", "dense_decode_fp16"}, 2)}
+SLOW = {*SPECS} - {*drawn({*SPECS} - {"rows", "sparse_decode", "dense_decode_fp16"}, 1)}
 
 
 @pytest.fixture(scope="module")
