@@ -10,6 +10,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from checked_in import SPECS
+from rotation import some
 
 from mlagen.backends import files
 from mlagen.backends.parts.ops import EITHER, OVER_LATENT, Operator, operators, read_arguments
@@ -20,7 +21,7 @@ from mlagen.plan import OPS, Op, OpsPlan, load_plan, make_plan
 from mlagen.spec.models import WrapperName
 
 PLANS = {path.stem: make_plan(load_plan(path).spec.model_copy(update={"ops": True})) for path in SPECS}
-by_spec = pytest.mark.parametrize("name", PLANS)
+by_spec = pytest.mark.parametrize("name", some(PLANS, 12))
 PLAN = OpsPlan("odd", {"D_V.value": 96, "WINDOW": None}, OPS)
 
 

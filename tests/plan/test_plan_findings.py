@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from enumerated import Enumerated, enumerate_plan
+from rotation import some
 
 from mlagen.compile import installed
 from mlagen.emit import render
@@ -122,10 +123,9 @@ def test_a_register_split_applies_only_under_its_triton() -> None:
     assert found.sm90 == before.of(SparseFwdPlan).sm90
 
 
-@pytest.mark.parametrize(("name", "kernel", "modules"), KERNELS.values(), ids=KERNELS)
-def test_no_call_launches_a_kernel_that_is_left_out_under_the_triton_at_hand(
-    tmp_path: Path, name: str, kernel: str, modules: set[str]
-) -> None:
+@pytest.mark.parametrize("which", some(KERNELS, 4))
+def test_no_call_launches_a_kernel_that_is_left_out_under_the_triton_at_hand(tmp_path: Path, which: str) -> None:
+    name, kernel, modules = KERNELS[which]
     changes = {"shared_indices": 2} if kernel == "sm90_shared" else {}
     before = plan_of(name, Findings(), **changes)
     family = kernel_family(modules)
