@@ -52,7 +52,7 @@ FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
     "merge_states": ("odd", merges_mutants.MERGES_MUTANTS),
     "dense_fwd": ("odd_prefill", dense_fwd_mutants.DENSE_FWD_MUTANTS),
     "topk": ("dsv4_flash", topk_mutants.MUTANTS),
-    "indexer_cache": ("dsv41", (*indexer_cache_mutants.ANY, *indexer_cache_mutants.IN_ONE)),
+    "indexer_cache": ("dsv32", (*indexer_cache_mutants.ANY, *indexer_cache_mutants.IN_ONE)),
     "mqa_logits": ("dsv4_flash", mqa_logits_mutants.LOGITS_MUTANTS),
     "indexer_select": ("dsv4_flash", indexer_select_mutants.MUTANTS),
     "ops": ("odd", ops_mutants.OPS_MUTANTS),
