@@ -9,4 +9,5 @@ ROPE = {
     "deepseek_v32": "gptj",
     "deepseek_v4": "gptj",
     "deepseek_v41": "gptj",
+    "axk2": "gptj",  # transformers' class: interleaved, unlike its indexer
 }
