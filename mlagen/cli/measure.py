@@ -110,6 +110,7 @@ def _measured(
             "gather",
             "prologue",
             "compressor",
+            "kpool",
             "indexer_cache",
             "indices",
             "sparse_decode",

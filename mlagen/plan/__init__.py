@@ -9,6 +9,7 @@ from mlagen.plan.families.dense_fwd import DenseFwdPlan
 from mlagen.plan.families.indexer_cache import IndexerCachePlan
 from mlagen.plan.families.indexer_select import IndexerSelectPlan
 from mlagen.plan.families.indices import IndicesPlan
+from mlagen.plan.families.kpool import KpoolPlan
 from mlagen.plan.families.merge_states import MergeStatesPlan
 from mlagen.plan.families.mqa_logits import MqaLogitsPlan
 from mlagen.plan.families.prologue import ProloguePlan
@@ -49,6 +50,7 @@ __all__ = [
     "IndexerRows",
     "IndexerSelectPlan",
     "IndicesPlan",
+    "KpoolPlan",
     "LatentFamily",
     "MergeStatesPlan",
     "MqaLogitsPlan",

@@ -20,6 +20,7 @@ class Needs(NamedTuple):
         indexer: needs the indexer's dims.
         indexer_rope: needs columns of the indexer that RoPE rotates.
         indexer_cache: dtypes of the indexer's keys that it supports; empty if it reads no keys.
+        hadamard: needs keys of 128 columns without RoPE, which a Hadamard transform mixes.
         beside: groups of wrappers. It launches the kernels of one of each group, which the spec must name.
     """
 
@@ -33,6 +34,7 @@ class Needs(NamedTuple):
     indexer: bool = False
     indexer_rope: bool = False
     indexer_cache: tuple[str, ...] = ()
+    hadamard: bool = False
     beside: tuple[tuple[str, ...], ...] = ()
 
 
@@ -42,6 +44,7 @@ FLAT_LOGITS = ("fp8_fp4_mqa_logits", "fp8_mqa_logits")
 PAGED_LOGITS = ("fp8_fp4_paged_mqa_logits", "fp8_paged_mqa_logits")
 SCHEDULE = ("get_paged_mqa_logits_metadata",)
 SELECTS = ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk", "top_k_page_table_transform")
+POOLED = Needs(indexer=True, indexer_cache=FP8, hadamard=True)
 NEEDS: dict[str, Needs] = {
     "triton_mla_sparse_attention": Needs(("sparse",), rows=True, cache=True),
     "flash_mla_sparse_fwd": Needs(("sparse",), rows=True, cache=True),
@@ -67,6 +70,11 @@ NEEDS: dict[str, Needs] = {
     "fused_indexer_q_rope_quant": Needs(indexer=True, indexer_cache=QUANTISED),
     "indexer_k_norm_rope_store": Needs(indexer=True, indexer_cache=QUANTISED),
     "indexer_qk_rope_quant_and_cache": Needs(indexer=True, indexer_rope=True, indexer_cache=QUANTISED),
+    "fwht128_quant_fp8": POOLED,
+    "kpool_compress_and_write_cache": POOLED,
+    "kpool_seed_tail_cache": POOLED,
+    "kpool_decode_update_and_maybe_write_cache_batched": POOLED,
+    "expand_pools_and_append_tail": Needs(),
     "fp8_mqa_logits": Needs(indexer=True, indexer_cache=FP8),
     "fp8_fp4_mqa_logits": Needs(indexer=True, indexer_cache=QUANTISED),
     "get_paged_mqa_logits_metadata": Needs(indexer=True, indexer_cache=QUANTISED),
@@ -116,6 +124,10 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
         return "indexer; the spec has none"
     if needs.indexer_rope and parts.get("indexer") and not parts["indexer"].rope_head_dim:
         return "indexer.rope_head_dim above 0; the spec has 0"
+    if needs.hadamard and parts.get("indexer"):
+        columns, rope = parts["indexer"].head_dim, parts["indexer"].rope_head_dim
+        if (columns, rope) != (128, 0):
+            return f"keys of 128 columns without RoPE; indexer.head_dim is {columns} and indexer.rope_head_dim {rope}"
     if needs.indexer_cache and "indexer_cache" in parts:
         return _missing_keys(needs.indexer_cache, parts["indexer_cache"])
     return None

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from attention_specs import attention_of
 from hypothesis import assume
 from hypothesis import strategies as st
-from layout_specs import caches, indexers, keys_dtype
+from layout_specs import caches, has_hadamard, indexers, keys_dtype
 
 from mlagen.errors import LimitError
 from mlagen.plan import FAMILIES, make_plan
@@ -108,6 +108,7 @@ def specs(draw: st.DrawFn) -> Spec:
         and (style is not None or not needs.rope)
         and ((style == "gptj" and rank % 2 == 0) or not needs.gptj)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
+        and (has_hadamard(indexed) or not needs.hadamard)
     ]
     wrappers = list(draw(some_of(fitting)))
     for group in [group for name in wrappers for group in NEEDS[name].beside]:

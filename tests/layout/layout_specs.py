@@ -194,6 +194,12 @@ def keys_dtype(parts: dict[str, Any]) -> str | None:
     return next(entry["dtype"] for entry in entries if entry["kind"] in ("row", "latent"))
 
 
+def has_hadamard(parts: dict[str, Any]) -> bool:
+    """Whether a Hadamard transform fits the indexer of a spec's parts: keys of 128 columns without RoPE."""
+    indexer = parts.get("indexer", {})
+    return (indexer.get("head_dim"), indexer.get("rope_head_dim")) == (128, 0)
+
+
 @st.composite
 def rows(draw: st.DrawFn) -> tuple[dict[str, Any], int, int]:
     """A composition, kv_lora_rank and qk_rope_head_dim."""

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from layout_specs import caches, indexers, keys_dtype
+from layout_specs import caches, has_hadamard, indexers, keys_dtype
 from pydantic import ValidationError
 
 from mlagen.errors import SpecErrors
@@ -90,6 +90,7 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         and ((multi_head is not None and alike) or not needs.multi_head)
         and ("indexer" in indexed or not needs.indexer)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
+        and (has_hadamard(indexed) or not needs.hadamard)
     ]
     wrappers = list(draw(unique(fitting, 10)))
     for group in [group for name in wrappers for group in NEEDS[name].beside]:

@@ -12,7 +12,7 @@ from typing import Any
 from mlagen.backends.parts.base import GeneratedFile, Module
 from mlagen.backends.parts.common import TORCH_DTYPES
 from mlagen.errors import ToolError
-from mlagen.plan import OPS, IndexerCachePlan, MergeStatesPlan, Op, OpsPlan, Plan
+from mlagen.plan import OPS, IndexerCachePlan, KpoolPlan, MergeStatesPlan, Op, OpsPlan, Plan
 
 MODULE = "ops"
 EXTRA_CACHE = "extra_cache"  # module of the second cache, with the wrapper names of the first
@@ -195,8 +195,8 @@ def _required(function: ast.FunctionDef, name: str) -> bool:
 
 def _query(plan: Plan) -> dict[str, Any] | None:
     """Return the results of the operator that quantises the indexer's query, or None."""
-    family = plan.find(IndexerCachePlan)
-    if family is None:
+    family = plan.find(IndexerCachePlan) or plan.find(KpoolPlan)
+    if family is None or family.rows is None:
         return None
     query = family.rows.query
     dtype = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}.get(query.data[0].dtype, "uint8")

@@ -13,6 +13,7 @@ from mlagen.plan import (
     DenseFwdPlan,
     IndexerCachePlan,
     IndicesPlan,
+    KpoolPlan,
     LatentFamily,
     MergeStatesPlan,
     MqaLogitsPlan,
@@ -112,7 +113,7 @@ def _names(names: set[str]) -> str:
 
 def file(plan: Plan) -> GeneratedFile:
     """Return the module."""
-    families = [_context(family) for family in plan.tiled]
+    families, kpool = [_context(family) for family in plan.tiled], plan.find(KpoolPlan)
     return generated(
         MODULE,
         {
@@ -129,6 +130,7 @@ def file(plan: Plan) -> GeneratedFile:
             "mqa_logits": plan.find(MqaLogitsPlan),
             "prologue": plan.find(ProloguePlan),
             "compressor": plan.find(CompressorPlan),
+            "kpool": kpool.tiles if kpool else (),
             "merges_states": "merge_attn_states" in plan.spec.wrappers,
             "merges_parts": "merge_attn_parts" in plan.spec.wrappers,
             "by_version": any(one[name] for one in families for name in VERSIONED),

@@ -1,0 +1,1 @@
+"""The indexer that scores pools of keys."""
