@@ -31,6 +31,7 @@ MODULES = (
     "dense_fwd.family",
     "topk.family",
     "indexer_cache.family",
+    "kpool.family",
     "mqa_logits.family",
     "chains.indexer_select.family",
 )

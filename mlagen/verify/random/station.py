@@ -26,7 +26,7 @@ from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.operators import Operators
 from mlagen.verify.call.subject import FORCED, Subject, kernels_of, launch_of
 from mlagen.verify.families import KERNELS
-from mlagen.verify.random import attention, indexer, rows
+from mlagen.verify.random import attention, indexer, pools, rows
 from mlagen.verify.random.dice import Dice
 from mlagen.verify.random.scene import Scene
 from mlagen.verify.random.tally import FREE, Station, Tally
@@ -45,6 +45,7 @@ DRAWS: dict[str, Callable[[Scene], Case]] = {
     "cache": rows.cache,
     "prologue": rows.prologue,
     "compressor": rows.compressor,
+    "kpool": pools.kpool,
     "indices": rows.indices,
     "merge_states": rows.merge_states,
 }
