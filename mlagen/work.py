@@ -115,6 +115,26 @@ def compress_bytes(tokens: int, rows: int, window: int, columns: int, row_bytes:
     return rows * (window * columns * 2 * 4 + row_bytes + table_bytes) + tokens * (3 * SLOT_BYTES + INDEX_BYTES)
 
 
+def rotate_bytes(rows: int, columns: int, row_bytes: int) -> int:
+    """Bytes of transforming and quantising rows of the indexer's query: rows as computed and as stored."""
+    return rows * (columns * ITEMSIZE + row_bytes)
+
+
+def pools_bytes(pools: int, size: int, columns: int, row_bytes: int) -> int:
+    """Bytes of compressing pools of `size` tokens: keys and scores of these, ape, stored keys and their slots."""
+    return pools * (2 * size * columns * ITEMSIZE + row_bytes + SLOT_BYTES) + size * columns * FLOAT_BYTES
+
+
+def tail_bytes(tokens: int, columns: int) -> int:
+    """Bytes of storing tokens in their rings: keys and scores, read and written, and a slot."""
+    return tokens * (4 * columns * ITEMSIZE + SLOT_BYTES)
+
+
+def expand_bytes(rows: int, picked: int, size: int) -> int:
+    """Bytes of expanding pools to tokens: picked pools, tokens with those of the last pool, and a length a row."""
+    return rows * (picked + (picked + 1) * size) * INDEX_BYTES
+
+
 def prologue_bytes(tokens: int, heads: int, turned: int, columns: int, row_bytes: int, table_bytes: int) -> int:
     """Bytes of a prologue of attention: Q in and out, a row as computed and as stored, its slot, position and angles.
 

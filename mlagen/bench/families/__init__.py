@@ -14,6 +14,7 @@ MODULES = (
     "cache",
     "prologue",
     "compressor",
+    "kpool",
     "indexer_cache",
     "indices",
     "sparse_decode",

@@ -43,6 +43,7 @@ TITLES = {
     "gather": "Cache gathers",
     "prologue": "Norms, RoPE and insertion of rows",
     "compressor": "Compressor: states, and rows of windows of them",
+    "kpool": "Pools of the indexer's keys",
     "indexer_cache": "The indexer's keys and query",
     "indices": "Index kernels",
     "topk": "Top-k of rows of scores",
