@@ -148,7 +148,8 @@ def test_page_of_the_indexer_names_each_package_with_one_as_its_spec_does() -> N
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 4 and cells[1].isdigit():
             names, topks = cells[0].split(", "), cells[2].split(", ")
-            style, place, *_ = re.split(r"[,;] ", cells[3])
+            unrotated = cells[3].startswith("none; ")
+            style, place = (None, None) if unrotated else re.split(r"[,;] ", cells[3])[:2]
             ratio = 4 if cells[3].endswith("a key stands for 4 tokens") else 1
             for name, topk in zip(names, topks * len(names) if len(topks) == 1 else topks, strict=True):
                 said.add((name, int(cells[1]), int(topk), style, place, ratio))

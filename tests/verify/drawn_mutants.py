@@ -28,6 +28,7 @@ import dense_fwd_mutants  # noqa: E402
 import indexer_cache_mutants  # noqa: E402
 import indexer_select_mutants  # noqa: E402
 import indices_mutants  # noqa: E402
+import kpool_mutants  # noqa: E402
 import merges_mutants  # noqa: E402
 import mqa_logits_mutants  # noqa: E402
 import ops_mutants  # noqa: E402
@@ -52,6 +53,7 @@ FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
     "merge_states": ("odd", merges_mutants.MERGES_MUTANTS),
     "dense_fwd": ("odd_prefill", dense_fwd_mutants.DENSE_FWD_MUTANTS),
     "topk": ("dsv4_flash", topk_mutants.MUTANTS),
+    "kpool": ("glm53", kpool_mutants.MUTANTS),
     "indexer_cache": ("dsv32", (*indexer_cache_mutants.ANY, *indexer_cache_mutants.IN_ONE)),
     "mqa_logits": ("dsv4_flash", mqa_logits_mutants.LOGITS_MUTANTS),
     "indexer_select": ("dsv4_flash", indexer_select_mutants.MUTANTS),
