@@ -336,6 +336,47 @@ def indexer_arguments(package, dtype):
         "topk_merge": {"scores": logits, "ids": torch.zeros(2, 8, dtype=torch.int32), "k": 4},
         "indexer_topk": {**flat, "q": (q, None), "topk": 4},
         "paged_indexer_topk": {**paged, "q": (q[:, None], None), "topk": 4},
+        **kpool_arguments(cache, dtype),
+    }
+
+
+def kpool_arguments(cache, dtype):
+    """Small arguments of the functions around pools of keys: two pools of four tokens, and rings of one request."""
+    import torch
+
+    tail, slots = torch.zeros(1, 2, 4, 128, dtype=dtype), torch.tensor([3, -1])
+    tokens = torch.randn(2, 4, 128).to(dtype)
+    step = {"key": tokens[:1, :2], "slot_score": tokens[1:, :2], "ape": torch.zeros(4, 128)}
+    integers = {"tail_slot_mapping": slots[None], "slot_mapping": slots[None], "positions": slots[None].int()}
+    return {
+        "fwht128_quant_fp8": {"q": tokens[0]},
+        "kpool_compress_and_write_cache": {
+            "slot_k": tokens,
+            "kv_cache": cache,
+            "slot_score": tokens.clone(),
+            "ape": torch.zeros(4, 128),
+            "loc": slots,
+            "pool_size": 4,
+        },
+        "kpool_seed_tail_cache": {
+            "key": tokens[0, :2],
+            "tail_kv_cache": tail,
+            "gate_score": tokens[1, :2],
+            "tslot": slots,
+            "kpool": 4,
+        },
+        "kpool_decode_update_and_maybe_write_cache_batched": {
+            **step,
+            "kv_cache": cache,
+            "tail_kv_cache": tail,
+            **integers,
+            "pool_size": 4,
+        },
+        "expand_pools_and_append_tail": {
+            "pool_ids": torch.tensor([[1, -1]]),
+            "seq_lens": torch.tensor([9], dtype=torch.int32),
+            "pool_size": 4,
+        },
     }
 
 
