@@ -42,6 +42,7 @@ def test_a_layer_without_one_agrees_with_plain_torch() -> None:
     assert len(agreeing(package_of("dsv4_flash").parent, *SHORT[:3], "124", "--ratio", "128")) == 12
 
 
+@pytest.mark.slow
 @pytest.mark.interpreter
 def test_rows_at_a_wrong_position_are_noticed(tmp_path: Path) -> None:
     shutil.copytree(package_of("dsv4_flash"), tmp_path / "dsv4_flash")

@@ -73,7 +73,7 @@ def packages(tmp_path_factory) -> dict[str, Path]:
 
 def messages(package: Path, **options) -> list[str]:
     results = verify_package(package, workers=1, **options)
-    assert len(results) > 10
+    assert len(results) > 6
     return [str(error) for error in mismatches(results)]
 
 
@@ -199,7 +199,7 @@ MADE_UP = {
 }
 
 
-@pytest.mark.parametrize("name", some(MADE_UP, 3))
+@pytest.mark.parametrize("name", some(MADE_UP, 2))
 def test_any_layout_holds_what_its_bytes_make_different(tmp_path, name):
     cached, dims = MADE_UP[name]
     dims = {"kv_lora_rank": 48, "qk_rope_head_dim": 16, "v_head_dim": 48, **dims}

@@ -215,7 +215,7 @@ def test_what_a_spec_lacks_is_left_out(tmp_path):
 @by_share
 def test_small_packages_hold_their_cases(packages, name, target, choose):
     results = verify_package(packages[name], workers=1, targets=[target], choose=choose)
-    assert len(results) > 40
+    assert len(results) > 25
     assert [str(error) for error in mismatches(results)] == []
 
 
@@ -231,7 +231,7 @@ def test_plain_rows_hold_the_cases_without_a_window(packages):
 def test_the_others_hold_what_their_layouts_make_different(packages, name):
     only = ["*typical", "*size: 53", "*poison*", "*int8", "*past 2^31 b*", "*heads: 20", "*refuses*"]
     results = verify_package(packages[name], workers=1, targets=["gfx942"], only=only)
-    assert len(results) > 30
+    assert len(results) > 20
     assert [str(error) for error in mismatches(results)] == []
 
 

@@ -191,7 +191,7 @@ def test_heads_of_any_columns_hold_their_cases(tmp_path, dims):
     assert messages(package, targets=["sm90", "gfx942"], only=only) == []
 
 
-@pytest.mark.parametrize("wrapper", WRAPPERS)
+@pytest.mark.parametrize("wrapper", some(WRAPPERS, 1))
 def test_each_wrapper_alone_holds_its_cases(tmp_path, wrapper):
     package = write_package(tmp_path, "one", (48, 48), wrappers=f"[{wrapper}]")
     assert messages(package, targets=["sm90"], only=["*typical*", "*defaults", "refuses*"]) == []

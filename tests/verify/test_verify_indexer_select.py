@@ -64,7 +64,7 @@ def test_packages_hold_the_cases_that_differ_most(package, choose):
     only = ["* picks: typical", "*: exact", "*pieces: 3", "*next_n: 2, *pieces"]
     only += ["* picks: slots*", "paged picks: workspace", "refuses: workspace*picks)", "refuses: out*picks)"]
     results = verify_package(package, workers=1, targets=["sm90"], only=only, choose=choose)
-    assert len(results) > 7
+    assert len(results) > 4
     assert [str(error) for error in mismatches(results)] == []
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from broken import check_mutants
-from rotation import by_share
+from rotation import by_share, some
 from verify_specs import spec
 
 from mlagen.emit import apply, compare, render
@@ -150,7 +150,7 @@ def test_a_package_holds_its_cases(name, tmp_path, choose):
     held(write(tmp_path, name), targets=["sm80", "sm90"] if name == "fp8" else ["sm90"], choose=choose)
 
 
-@pytest.mark.parametrize("wrapper", [QUERY, COMPRESS, SEED, UPDATE, EXPAND])
+@pytest.mark.parametrize("wrapper", some([QUERY, COMPRESS, SEED, UPDATE, EXPAND], 2))
 def test_each_wrapper_alone_holds_its_cases(wrapper, tmp_path):
     short = SHORT[wrapper]
     held(write(tmp_path, "fp8", (wrapper,)), targets=["sm90"], only=[f"kpool: typical*({short})", "kpool refuses: *"])

