@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAME = "dsv4_flash"
-HIDDEN, HEADS, DIM, NOPE, ROPE = 256, 8, 512, 448, 64
+HIDDEN, Q_RANK, HEADS, DIM, NOPE, ROPE = 256, 64, 8, 512, 448, 64
 INDEX_HEADS, INDEX_DIM = 64, 128
 GROUPS, RANK = 2, 32  # of the output's projection: heads of a group go to RANK columns
 WINDOW, PAGE, EPS = 128, 64, 1e-6
@@ -54,19 +54,20 @@ class Layer:
 
     Attributes:
         ratio: tokens that a compressed row stands for: 4, of overlapping windows of 8, or 128.
-        q, row: to the query [HEADS, DIM], absorbed, and to the window's row [DIM].
+        q_down, row: to the queries' latent [Q_RANK] and to the window's row [DIM].
         kv, score: to the compressor's columns, twice as many as a row's with overlap.
         key_kv, key_score: the same for the indexer's keys.
         ape, key_ape: fp32 [ratio, columns], added to scores by a token's place.
-        norms: of the window's row, of a compressed row and of a key, each [columns of it].
-        index_q, index_w: to the indexer's query and its weights.
+        norms: of the window's row, of a compressed row, of a key and of the latent, each [columns of it].
+        q, index_q: from the latent [Q_RANK] to the query [HEADS, DIM] and to the indexer's query.
+        index_w: to the weights of the indexer's heads.
         sink: fp32 [HEADS].
         down, up: the output's projection, [GROUPS, HEADS / GROUPS * DIM, RANK] and [GROUPS * RANK, HIDDEN].
         cos_sin: fp32 [positions, ROPE], cosines before sines.
     """
 
     ratio: int
-    q: Tensor
+    q_down: Tensor
     row: Tensor
     kv: Tensor
     score: Tensor
@@ -74,7 +75,8 @@ class Layer:
     key_score: Tensor
     ape: Tensor
     key_ape: Tensor
-    norms: tuple[Tensor, Tensor, Tensor]
+    norms: tuple[Tensor, Tensor, Tensor, Tensor]
+    q: Tensor
     index_q: Tensor
     index_w: Tensor
     sink: Tensor
@@ -93,14 +95,15 @@ class Layer:
         halves = 2 if ratio == 4 else 1
         steps = 10000.0 ** (-torch.arange(0, ROPE, 2, device=device) / ROPE)
         angles = torch.arange(positions, device=device)[:, None] * steps
-        columns = (HEADS * DIM, DIM, halves * DIM, halves * DIM, halves * INDEX_DIM, halves * INDEX_DIM)
+        columns = (Q_RANK, DIM, halves * DIM, halves * DIM, halves * INDEX_DIM, halves * INDEX_DIM)
         return cls(
             ratio,
             *(weight(HIDDEN, one) for one in columns),
             ape=torch.randn(ratio, halves * DIM, device=device),
             key_ape=torch.randn(ratio, halves * INDEX_DIM, device=device),
-            norms=tuple(1 + 0.1 * torch.randn(one, device=device).bfloat16() for one in (DIM, DIM, INDEX_DIM)),
-            index_q=weight(HIDDEN, INDEX_HEADS * INDEX_DIM),
+            norms=tuple(1 + 0.1 * torch.randn(one, device=device).bfloat16() for one in (DIM, DIM, INDEX_DIM, Q_RANK)),
+            q=weight(Q_RANK, HEADS * DIM),
+            index_q=weight(Q_RANK, INDEX_HEADS * INDEX_DIM),
             index_w=weight(HIDDEN, INDEX_HEADS),
             sink=torch.randn(HEADS, device=device),
             down=weight(GROUPS, HEADS // GROUPS * DIM, RANK),
@@ -117,6 +120,11 @@ class Layer:
         sin = -sin if back else sin
         pairs = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
         return torch.cat([x.float()[..., :-ROPE], pairs], -1)
+
+    def queries(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The query [T, HEADS, DIM] and the indexer's [T, INDEX_HEADS, INDEX_DIM], neither normalised nor rotated."""
+        latent = normed((hidden @ self.q_down).float(), self.norms[3].float()).bfloat16()
+        return (latent @ self.q).view(-1, HEADS, DIM), (latent @ self.index_q).view(-1, INDEX_HEADS, INDEX_DIM)
 
     def output(self, out: Tensor, positions: Tensor) -> Tensor:
         """Hidden states [T, HIDDEN] of attention's output [T, HEADS, DIM]. Its V has RoPE, which is turned back."""
@@ -192,7 +200,7 @@ def step(
     requests = torch.arange(count, dtype=torch.int32, device=device).repeat_interleave(n)
     positions = torch.arange(first, first + n, device=device).repeat(count)
     # The window's row: norm of each head and of the row, RoPE of both, quantisation and insertion.
-    q, row = (flat @ layer.q).view(-1, HEADS, DIM), flat @ layer.row
+    (q, index_q), row = layer.queries(flat), flat @ layer.row
     slots = slots_of(caches.table, PAGE, requests.long(), positions)
     package.fused_deepseek_v4_qnorm_rope_kv_insert(
         q, row, caches.window, slots, positions, layer.cos_sin, EPS, PAGE, kv_norm_weight=layer.norms[0]
@@ -218,9 +226,8 @@ def step(
     seen = (positions.view(count, n) + 1) // layer.ratio
     if layer.ratio == 4:
         index_q, weights = package.fused_indexer_q_rope_quant(
-            positions, (flat @ layer.index_q).view(-1, INDEX_HEADS, INDEX_DIM), layer.cos_sin, flat @ layer.index_w,
-            INDEX_DIM**-0.5, INDEX_HEADS**-0.5,
-        )  # fmt: skip
+            positions, index_q, layer.cos_sin, flat @ layer.index_w, INDEX_DIM**-0.5, INDEX_HEADS**-0.5
+        )
         sms = torch.cuda.get_device_properties(0).multi_processor_count if flat.is_cuda else 108
         lengths, extra = seen.int(), torch.empty(count * n, topk, dtype=torch.int32, device=device)
         picked = package.paged_indexer_topk(
@@ -301,7 +308,8 @@ class Reference:
 
         layer, hidden = self.layer, self.hidden
         positions, wide = torch.arange(len(hidden), device=hidden.device), hidden.float()
-        self.q = layer.turned(normed((hidden @ layer.q).view(-1, HEADS, DIM).float()), positions).bfloat16().float()
+        q, index_q = layer.queries(hidden)
+        self.q = layer.turned(normed(q.float()), positions).bfloat16().float()
         row = normed((hidden @ layer.row).float(), layer.norms[0].float()).bfloat16()
         self.row = rounded(layer.turned(row, positions), 64, NOPE)
         kv, score = wide @ layer.kv.float(), wide @ layer.score.float()
@@ -311,8 +319,8 @@ class Reference:
         if layer.ratio == 4:
             kv, score = wide @ layer.key_kv.float(), wide @ layer.key_score.float()
             keys = rounded(compressed(layer, kv, score, layer.key_ape, layer.norms[2]), INDEX_DIM, INDEX_DIM)
-            index_q = layer.turned((hidden @ layer.index_q).view(-1, INDEX_HEADS, INDEX_DIM), positions)
-            products = torch.einsum("thd,sd->ths", rounded(index_q, INDEX_DIM, INDEX_DIM), keys).relu()
+            turned = layer.turned(index_q, positions)
+            products = torch.einsum("thd,sd->ths", rounded(turned, INDEX_DIM, INDEX_DIM), keys).relu()
             weights = (hidden @ layer.index_w).float() * (INDEX_DIM * INDEX_HEADS) ** -0.5
             self.scores = self.scores + torch.einsum("ths,th->ts", products, weights)
 

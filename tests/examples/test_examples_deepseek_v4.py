@@ -52,7 +52,8 @@ def test_rows_at_a_wrong_position_are_noticed(tmp_path: Path) -> None:
     assert right in text
     kernels.write_text(text.replace(right, "position"))
     done = run(tmp_path, *SHORT)
-    assert done.returncode == 1, done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert "output off by" in done.stdout
 
 
 @needs_gpu
