@@ -29,7 +29,7 @@ INDEX_HEADS, INDEX_DIM = 64, 128
 GROUPS, RANK = 2, 32  # of the output's projection: heads of a group go to RANK columns
 WINDOW, PAGE, EPS = 128, 64, 1e-6
 STATES = {4: 4, 128: 8}  # states a page, by ratio
-TIE = 1e-2  # of the largest score, by which the sum of a token's scores may fall short: torch adds in another order
+TIE = 1e-2  # of the largest score: a token's sum of scores may be that much less, since torch adds in another order
 OFF = 0.03  # of the largest output: bf16 outputs of rows in e4m3
 
 

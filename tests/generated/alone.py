@@ -99,7 +99,7 @@ def prologue_arguments(package, dtype):
 
 
 def compressor_arguments(package, dtype):
-    """Small arguments of the compressor: of two tokens, of which the first ends its four."""
+    """Small arguments of the compressor: two tokens, and the first one ends its four."""
     import torch
 
     model = package.SPEC["spec"]["model"]

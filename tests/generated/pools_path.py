@@ -38,7 +38,7 @@ def rounded(x: torch.Tensor) -> torch.Tensor:
 
 
 class Tokens:
-    """Keys, gates, rows and queries of all tokens of a request, and what plain torch makes of them."""
+    """Keys, gates, rows and queries of all tokens of a request, and the scores of its pools in plain torch."""
 
     def __init__(self, count: int, index_heads: int, columns: int) -> None:
         self.key, self.gate = torch.randn(2, count, 128).bfloat16()
@@ -54,7 +54,7 @@ class Tokens:
         self.scores = torch.einsum("thp,th->tp", products, self.weights)
 
     def check(self, token: int, seen: torch.Tensor, out: torch.Tensor, scale: float) -> str:
-        """What is wrong with the tokens that a token attends to, or with its output; empty if nothing is."""
+        """The fault of a token: it attends to wrong tokens, or has a wrong output. Empty if there is none."""
         here = seen[seen >= 0].sort().values
         pools = (token + 1) // POOL
         picked = (here[here < pools * POOL] // POOL).unique()
