@@ -11,7 +11,6 @@ import torch
 from mlagen.verify.call.case import CaseFailedError
 from mlagen.verify.call.family import Check, Inputs, Results, Run
 from mlagen.verify.call.memory import NAN, bits, place_workspace
-from mlagen.verify.call.patterns import INT32
 from mlagen.verify.call.results import Figure
 
 AnyRun = Run[Any, Any]
@@ -118,7 +117,7 @@ def graph(renew: Callable[[AnyRun], Iterator[None]]) -> Check:
         for _ in renew(run):
             run.inputs.placed.clear()  # the inputs now differ from it
             for tensor in results.values():
-                tensor.fill_(NAN if tensor.is_floating_point() else INT32.max)
+                tensor.fill_(NAN if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max)
             captured.replay()
             torch.cuda.synchronize()
             figures += run.compare(results)

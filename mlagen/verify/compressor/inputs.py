@@ -37,7 +37,7 @@ class CompressInputs(family.Inputs):
         case: the case.
         arguments: by name, in the order of the wrapper's signature.
         memory: the cache.
-        before: its bytes before the call, on the CPU; of a far cache nothing.
+        before: its bytes before the call; of a far cache nothing.
     """
 
     side: CompressorSide
@@ -94,7 +94,7 @@ class CompressInputs(family.Inputs):
                 raise CaseFailedError(f"{int(wrong.sum())} of {wrong.numel()} {field.name} differ from the reference's")
         if self.case.pages.far:
             return []
-        expected, size = self.before.clone(), self.case.pages.block_size
+        expected, size = self.before.cpu().clone(), self.case.pages.block_size
         for plane, found in zip(planes_of(layout, self.memory.in_buffer(expected), size), got, strict=True):
             plane[slots // size, slots % size] = found
         if not torch.equal(self.memory.buffer.cpu(), expected):
@@ -257,7 +257,7 @@ def build(case: CompressCase, side: CompressorSide, device: str, seed: int) -> C
     }
     views = {name: one.view for name, one in placed.items()}
     arguments = arguments_of(side, case, views, memory.tensor, count, width)
-    before = memory.buffer[:0] if case.pages.far else memory.buffer.cpu().clone()
+    before = memory.buffer[:0] if case.pages.far else memory.buffer.clone()
     return CompressInputs(side, case, arguments, memory, before, placed=placed)
 
 

@@ -15,12 +15,12 @@ from mlagen.verify.call.memory import GARBAGE, LAYOUTS, NAN, Placed, bits, place
 from mlagen.verify.call.patterns import INT32, INT64
 from mlagen.verify.call.results import Figure
 from mlagen.verify.kpool.cases import ExpandCase, PoolsCase, RowsCase, SeedCase, UpdateCase
-from mlagen.verify.kpool.reference import Step, check_rows, expanded, pooled, seeded_tail, transformed
+from mlagen.verify.kpool.reference import Pooled, Step, check_rows, expanded, pooled, seeded_tail, transformed
 from mlagen.verify.kpool.side import COLUMNS, KpoolSide
 from mlagen.verify.paged.pages import CacheMemory, draw_slots, random_pages
 
 WRITTEN = ("kv_cache", "tail_kv_cache")
-Keys = dict[int, torch.Tensor]  # keys [128] by their slots
+Keys = dict[int, Pooled]  # by their slots
 
 
 @dataclass
@@ -32,7 +32,7 @@ class KpoolInputs(family.Inputs):
         case: the case.
         arguments: by name, in the order of the wrapper's signature.
         memory: the cache, if the call writes one.
-        before: its bytes before the call, on the CPU; of a far cache nothing.
+        before: its bytes before the call; of a far cache nothing.
         tail: the tails in their buffer, if the call writes them.
     """
 
@@ -87,7 +87,7 @@ class KpoolInputs(family.Inputs):
         rows = transformed(self.arguments["q"].cpu(), self.side.dtype)
         if q.dtype != self.side.values_dtype or q.shape != rows.shape or scales.shape != (len(rows), 1):
             raise CaseFailedError(f"returned {q.dtype} {list(q.shape)} and {list(scales.shape)}")
-        check_rows(self.side.query, [bits(q.cpu()), scales.cpu().view(torch.uint8)], rows)
+        check_rows(self.side.query, [bits(q.cpu()), scales.cpu().view(torch.uint8)], rows, torch.zeros(len(rows)))
 
     def _run(self) -> Keys:
         """The keys that the call writes; checks the tails."""
@@ -124,14 +124,16 @@ class KpoolInputs(family.Inputs):
         assert self.memory is not None
         layout, size = self.side.layout, self.case.pages.block_size
         slots = torch.tensor([*keys], dtype=torch.int64)
-        rows = torch.stack([*keys.values()]) if keys else torch.zeros(0, COLUMNS, dtype=self.side.dtype)
+        none = torch.zeros(0, COLUMNS, dtype=self.side.dtype)
+        rows = torch.stack([key.row for key in keys.values()]) if keys else none
+        turned = torch.tensor([key.turned for key in keys.values()], dtype=torch.float64)
         where = slots.to(self.memory.buffer.device)
         planes = planes_of(layout, self.memory.in_buffer(self.memory.buffer), size)
         got = [plane[where // size, where % size].cpu() for plane in planes]
-        check_rows(layout, got, rows)
+        check_rows(layout, got, rows, turned)
         if self.case.pages.far:
             return
-        expected = self.before.clone()
+        expected = self.before.cpu().clone()
         for plane, found in zip(planes_of(layout, self.memory.in_buffer(expected), size), got, strict=True):
             plane[slots // size, slots % size] = found
         if not torch.equal(self.memory.buffer.cpu(), expected):
@@ -183,7 +185,7 @@ def _cache(case: Any, side: KpoolSide, count: int, device: str, generator: torch
 
 
 def _before(case: Any, memory: CacheMemory) -> torch.Tensor:
-    return memory.buffer[:0].cpu() if case.pages.far else memory.buffer.cpu().clone()
+    return memory.buffer[:0] if case.pages.far else memory.buffer.clone()
 
 
 def build_pools(case: PoolsCase, side: KpoolSide, device: str, seed: int) -> KpoolInputs:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -15,6 +16,7 @@ from mlagen.verify.paged.rope import MOST_OFF
 
 FEW_OFF = 4  # values that may be off in however few rows
 ULP = 2.0**-7  # of bf16, relative: by how much a value before quantisation may be off
+MEAN_OFF = 2.0**-18  # of its terms' sizes: by how much a mean in fp32 may be off, whose exponentials are approximate
 E4M3_STEP, SUBNORMAL_STEP = 2.0**-3, 2.0**-9  # of e4m3: relative, and absolute below its normal numbers
 
 
@@ -31,11 +33,25 @@ def transformed(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return (rows.double() @ hadamard()).to(dtype)
 
 
-def pooled(k: torch.Tensor, score: torch.Tensor, ape: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Keys [128] of a pool's tokens [pool_size, 128], as they are before they are quantised."""
+class Pooled(NamedTuple):
+    """The key of a pool before it is quantised.
+
+    Attributes:
+        row: [128], in the model's dtype.
+        turned: by how much each column may be off, since fp32 rounds a mean next to a border to the other side.
+    """
+
+    row: torch.Tensor
+    turned: float
+
+
+def pooled(k: torch.Tensor, score: torch.Tensor, ape: torch.Tensor, dtype: torch.dtype) -> Pooled:
+    """The key of a pool's tokens [pool_size, 128]."""
     weights = torch.softmax((score.float() + ape).double(), 0)
-    mean = (weights * k.double()).sum(0).to(dtype)
-    return transformed(mean[None], dtype)[0]
+    mean = (weights * k.double()).sum(0)
+    off = MEAN_OFF * (weights * k.double().abs()).sum(0)
+    apart = (mean + off).to(dtype).double() - (mean - off).to(dtype).double()
+    return Pooled(transformed(mean.to(dtype)[None], dtype)[0], float(apart.abs().nan_to_num().sum() / COLUMNS**0.5))
 
 
 def seeded_tail(tail: torch.Tensor, key: torch.Tensor, score: torch.Tensor, tslot: list[int], kpool: int) -> None:
@@ -67,7 +83,7 @@ class Step:
     slots: list[list[int]]
     positions: list[list[int]]
 
-    def run(self, tail: torch.Tensor, num_slots: int) -> Iterator[tuple[int, torch.Tensor]]:
+    def run(self, tail: torch.Tensor, num_slots: int) -> Iterator[tuple[int, Pooled]]:
         """Change the tails token by token; yield the slot and the key of each pool that is completed."""
         ring, size = tail.shape[2], len(self.ape)
         for request, positions in enumerate(self.positions):
@@ -98,8 +114,11 @@ def expanded(ids: torch.Tensor, lens: torch.Tensor, size: int) -> torch.Tensor:
     return found.int()
 
 
-def check_rows(layout: CacheLayout, got: list[torch.Tensor], rows: torch.Tensor) -> None:
-    """Raises CaseFailedError unless bytes by plane are those of rows [N, 128], but for few neighbouring codes."""
+def check_rows(layout: CacheLayout, got: list[torch.Tensor], rows: torch.Tensor, turned: torch.Tensor) -> None:
+    """Raises CaseFailedError unless bytes by plane are those of rows [N, 128], but for few neighbouring codes.
+
+    turned: [N], see `Pooled`
+    """
     (values,) = layout.data
     scales = layout.scales_of(values)
     assert isinstance(scales, ScalesField)
@@ -112,18 +131,18 @@ def check_rows(layout: CacheLayout, got: list[torch.Tensor], rows: torch.Tensor)
     one, other = (each[scales.plane][:, place].contiguous().view(torch.float32)[:, 0] for each in (got, want))
     amax = rows.float().abs().amax(1) if len(rows) else torch.zeros(0)
     if scales.rule.rounding == "power_of_two":
-        # A last bit of the largest column turns a scale to the next power only at the border.
-        exponent = torch.log2(amax / scales.rule.divisor)
-        border = (exponent - exponent.round()).abs() <= 2 * ULP
+        # The largest column may be off by a last bit, which turns its scale only if a power lies in between.
+        low, high = (torch.log2((amax + sign * (ULP * amax + turned)) / scales.rule.divisor).ceil() for sign in (-1, 1))
+        border = low != high
         wrong = (one != other) & ~(border & ((one == 2 * other) | (other == 2 * one)))
     else:
-        wrong = ~((one - other).abs() <= ULP * other)
+        wrong = ~((one - other).abs() <= ULP * other + turned / scales.rule.divisor)
     if bool(wrong.any()):
         raise CaseFailedError(f"{int(wrong.sum())} of {len(wrong)} scales differ from the reference's")
     same = (one == other)[:, None]
     have, need = decode(layout, tuple(got)), decode(layout, want)
     step = torch.maximum(need.abs() * E4M3_STEP, torch.maximum(one, other)[:, None] * SUBNORMAL_STEP)
-    step = torch.where(same, step, step + ULP * need.abs())
+    step = torch.where(same, step, step + ULP * need.abs()) + turned[:, None]
     off = (have != need) & ~(have.isnan() & need.isnan())
     far = off & ~((have - need).abs() <= step)
     near = off & same
