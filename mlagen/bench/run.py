@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from mlagen.bench.trial import OURS, Call, Entrant, Setting, Sizes, Trial, Wrong
 from mlagen.errors import UsageError
 
 ROUNDS = 11
+RESULTS_OF_L2 = 8  # a call that moves so many times L2 leaves little of its result there
 SHORT_S = 100e-6  # where a call is shorter than this, all are timed behind another kernel too
 
 
@@ -119,12 +121,14 @@ class _Bench:
         check_device("compilation")
 
     def measure(self, shape: Sizes) -> Row:
+        gc.collect()  # the graphs of the shape before hold memory, and a failed call's traceback does
+        torch.cuda.empty_cache()
         trial = self.trial(shape)
         others = peers_of(self.setting.package, shape, trial.inputs) if self.peers else ()
         prepared = {each.name: self._ready(each, trial, shape) for each in (*trial.entrants, *others)}
         ready = {name: each for name, each in prepared.items() if isinstance(each, _Ready)}
         times = interleave({name: each.timer for name, each in ready.items()}, self.rounds)
-        behind = self._behind(ready, times, keep_results=trial.graph_only)
+        behind = self._behind(ready, times, keep_results=trial.graph_only and self._keeps_results(trial))
         held_back = trial.roof.products_bound(trial.flops, trial.bytes_moved)  # by the card's power limit, once hot
         cool = {name: after_pause(ready[name].timer) for name in self._leaders(times)} if held_back else {}
         contenders = []
@@ -149,6 +153,10 @@ class _Bench:
                 )
             )
         return self._row(shape, trial, tuple(contenders))
+
+    def _keeps_results(self, trial: Trial[Any]) -> bool:
+        """Whether a result could still be in L2 when another call writes over it; larger ones would fill the memory."""
+        return trial.bytes_moved < RESULTS_OF_L2 * self.setting.l2_bytes
 
     def _leaders(self, times: Interleaved) -> list[str]:
         """Ours and the fastest of the peers, as far as they ran."""
@@ -192,7 +200,7 @@ class _Bench:
             error = trial.checked(entrant, calls[0])
             if trial.graph_only:
                 warm_up(calls[0])
-                timer: Timer = GraphTimer(calls, keep_results=True)
+                timer: Timer = GraphTimer(calls, keep_results=self._keeps_results(trial))
             else:
                 timer = device_timer(calls, self.flush)
             if isinstance(timer, GraphTimer):

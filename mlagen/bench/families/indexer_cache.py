@@ -228,15 +228,19 @@ def written_error(
     """Relative error of the keys that are read back after a call; NaN where one was not written."""
     inputs.cache.fill_(POISON)
     call()
-    rows = inputs.k
-    if normalised:
-        rows, _ = normalised_keys(keys.side, rows, inputs.positions, inputs.angles, inputs.norm_weight, EPS, 1, bias)
+    rows = rows_written(keys, inputs, normalised, bias)
     return relative_error(read(keys.layout, inputs.cache, keys.block_size, inputs.slots), rows)
 
 
-def written_limit(keys: Keys, inputs: KeyInputs) -> float:
+def rows_written(keys: Keys, inputs: KeyInputs, normalised: bool, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """Keys [T, columns] that a call quantises."""
+    table = (inputs.positions, inputs.angles, inputs.norm_weight)
+    return normalised_keys(keys.side, inputs.k, *table, EPS, 1, bias)[0] if normalised else inputs.k
+
+
+def written_limit(keys: Keys, rows: torch.Tensor) -> float:
     """Largest error of a correct writer: that of the reference's own quantisation, and a little."""
-    return WRITE_TOLERANCE * relative_error(decode(keys.layout, encode(keys.layout, inputs.k)), inputs.k)
+    return WRITE_TOLERANCE * relative_error(decode(keys.layout, encode(keys.layout, rows)), rows)
 
 
 def gathered_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
@@ -269,7 +273,9 @@ def query_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
 def both_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
     """Error of the keys that are read back after a call, or the wrong share of the query, over its limit."""
     bias = None if normed(keys) else inputs.norm_bias
-    written = written_error(keys, inputs, True, call, bias) / written_limit(keys, inputs)
+    written = written_error(keys, inputs, True, call, bias) / written_limit(
+        keys, rows_written(keys, inputs, True, bias)
+    )
     returned = call()
     query = returned[-1] if isinstance(returned, tuple) else (inputs.q_values, inputs.weights_out)
     return max(written, query_error(keys, inputs, lambda: query) / QUERY_LIMIT)
@@ -298,8 +304,11 @@ def indexer_cache_trials(setting: Setting) -> Callable[[Batch], Trial[KeyInputs]
         inputs = make_key_inputs(batch, keys, device, rotation(moved, setting.l2_bytes))
         first = inputs[0]
         errors: dict[str, tuple[Callable[[Call], float], Callable[[], float]]] = {
-            WRITE: (partial(written_error, keys, first, False), partial(written_limit, keys, first)),
-            NORMALISE: (partial(written_error, keys, first, True), partial(written_limit, keys, first)),
+            WRITE: (partial(written_error, keys, first, False), lambda: written_limit(keys, first.k)),
+            NORMALISE: (
+                partial(written_error, keys, first, True),
+                lambda: written_limit(keys, rows_written(keys, first, True)),
+            ),
             GATHER: (partial(gathered_error, keys, first), lambda: 0.0),
             QUERY: (partial(query_error, keys, first), lambda: QUERY_LIMIT),
             BOTH: (partial(both_error, keys, first), lambda: 1.0),

@@ -225,7 +225,7 @@ def _keys_error(pools: Pools, inputs: KpoolInputs, call: Call) -> float:
     k, score, slots = _tokens(inputs.arguments)
     call()
     ape, dtype = inputs.arguments["ape"].cpu(), pools.package.dtype
-    rows = torch.stack([pooled(one, other, ape, dtype) for one, other in zip(k, score, strict=True)])
+    rows = torch.stack([pooled(one, other, ape, dtype).row for one, other in zip(k, score, strict=True)])
     return _rows_error(pools.layout, read(pools.layout, inputs.cache, pools.block_size, slots), rows.float())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mlagen.bench.check import relative_error
+from mlagen.bench.measure import GRAPH_CALLS
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.shapes import (
     BLOCK_SIZE,
@@ -197,7 +198,9 @@ def prologue_trials(setting: Setting) -> Callable[[Batch], Trial[PrologueInputs]
         whole = batch.kind == PADDED
         turned, item = (layout.columns, 4) if whole else (rope, 2)
         moved = prologue_bytes(batch.tokens, heads, turned, layout.columns, layout.row_bytes, rope * item)
-        inputs = make_prologue_inputs(batch, rows, heads, device, rotation(moved, setting.l2_bytes))
+        sets = rotation(moved, setting.l2_bytes)
+        # A call that rotates Q in place would, in a graph, rotate a set of inputs again where there are fewer sets.
+        inputs = make_prologue_inputs(batch, rows, heads, device, sets if whole else max(sets, GRAPH_CALLS))
         separate = package.has(WRITE_ROWS if whole else WRITE_PARTS)
         return Trial(
             inputs=inputs,

@@ -80,7 +80,7 @@ def test_a_writer_is_checked_by_what_is_read_back(keys: Keys) -> None:
     def wrong(k: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, *rest: object) -> None:
         write(layout, cache, 16, slots, k.flip(0))
 
-    limit = written_limit(keys, inputs)
+    limit = written_limit(keys, inputs.k)
     assert 0 < written_error(keys, inputs, False, write_call(right, keys, inputs)) <= limit
     assert not written_error(keys, inputs, False, write_call(wrong, keys, inputs)) <= limit
 

@@ -39,7 +39,7 @@ POOLS = pools_of(PACKAGE)
 
 
 def compress(kv_cache: Any, slot_k: Any, slot_score: Any, ape: Any, loc: Any, pool_size: int) -> None:
-    rows = [pooled(k, score, ape, torch.bfloat16) for k, score in zip(slot_k, slot_score, strict=True)]
+    rows = [pooled(k, score, ape, torch.bfloat16).row for k, score in zip(slot_k, slot_score, strict=True)]
     write(POOLS.layout, kv_cache, 16, loc, torch.stack(rows))
 
 
@@ -47,7 +47,7 @@ def update(kv_cache: Any, tail_kv_cache: Any, pool_size: int, **given: Any) -> N
     integers = [given[name].tolist() for name in ("tail_slot_mapping", "slot_mapping", "positions")]
     step = Step(given["key"], given["slot_score"], given["ape"], *integers)
     for slot, key in step.run(tail_kv_cache, 2**31):
-        write(POOLS.layout, kv_cache, 16, torch.tensor([slot]), key[None])
+        write(POOLS.layout, kv_cache, 16, torch.tensor([slot]), key.row[None])
 
 
 def quantise(q: Any) -> tuple[torch.Tensor, torch.Tensor]:
