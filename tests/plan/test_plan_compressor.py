@@ -67,5 +67,8 @@ def test_a_package_has_the_kernels_of_its_wrappers(tmp_path) -> None:
 
 def test_a_thread_has_the_window_of_its_columns() -> None:
     family = make_plan(compressing()).of(CompressorPlan)
-    assert (family.row_tile.num_warps, family.key_tile.num_warps) == (4, 1)
-    assert family.row_tile.block_w == family.key_tile.block_w == 8
+    for tiles, warps in ((family.row_tiles, 4), (family.key_tiles, 1)):
+        (few, many), (long, long_many) = tiles
+        assert (few.num_warps, many.num_warps, long.num_warps) == (warps, warps, 2 * warps)
+        assert (few.block_w, long.block_w) == (8, 16)
+        assert (few.block_t, long.block_t) == (1, 1) < (many.block_t, long_many.block_t)

@@ -20,9 +20,9 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> 
 
 MUTANTS = (
     _literal("a stage of the transform is missing", "static_range(7)", "static_range(6)", ROWS),
-    _literal("the transform has one sign", "tl.join(one + other, one - other)", "tl.join(one + other, one)", ROWS),
-    _literal("columns are reversed", "tl.join(one + other, one - other)", "tl.join(one - other, one + other)", ROWS),
-    _literal("the norm is left out", "x * 0.08838834764831845", "x * 0.0625", ROWS),
+    _literal("the transform has one sign", "(total - second * pairs)", "(total + second * pairs)", ROWS),
+    _literal("columns are reversed", "2.0 * tl.arange(0, 2)", "2.0 * (1 - tl.arange(0, 2))", ROWS),
+    _literal("the norm is left out", "x * 11.313708498984761", "x * 8.0", ROWS),
     _literal("scales of other rows", "tl.store(scales_ptr + index", "tl.store(scales_ptr + index // 2", ROWS),
     _literal("rows past the query are stored", "there = index < num_rows", "there = index <= num_rows", "*rows 17*"),
     _literal("rows lie end to end", "q_ptr + index * q_stride", "q_ptr + index * COLUMNS", "*q slice*"),

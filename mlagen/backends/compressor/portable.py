@@ -56,24 +56,34 @@ def _sides(plan: Plan, family: CompressorPlan) -> list[Side]:
     return found
 
 
+def _block(side: Side, chunk: dict[str, Any]) -> dict[str, Any]:
+    """Return a block of a row's columns as the kernel computes it."""
+    first, end = side.rope_start, side.rope_start + side.rope
+    block, masked = f"tl.arange(0, {chunk['block']})", chunk["masked"]
+    return {
+        **chunk,
+        "columns_text": f"{chunk['start']} + {block}" if chunk["start"] else block,
+        "alignment": alignment_of(chunk["start"]),
+        "there": f"there[:, None] & (columns < {chunk['end']})[None, :]" if masked else "there[:, None]",
+        "inside": f"columns < {chunk['end']}" if masked else "",
+        "turns": chunk["start"] < end and first < chunk["end"],
+        "first_pair": (chunk["start"] - first) // 2,
+    }
+
+
 def _stored(side: Side) -> list[dict[str, Any]]:
-    """Return the blocks of a row as the kernel computes and stores them."""
-    found, first, end = [], side.rope_start, side.rope_start + side.rope
-    for chunk in side.of_layout["stored"]:
-        block, masked = f"tl.arange(0, {chunk['block']})", chunk["masked"]
-        found.append(
-            {
-                **chunk,
-                "columns_text": f"{chunk['start']} + {block}" if chunk["start"] else block,
-                "alignment": alignment_of(chunk["start"]),
-                "there": f"there[:, None] & (columns < {chunk['end']})[None, :]" if masked else "there[:, None]",
-                "inside": f"columns < {chunk['end']}" if masked else "",
-                "turns": chunk["start"] < end and first < chunk["end"],
-                "first_pair": (chunk["start"] - first) // 2,
-                "store": layout.store_text(side.layout, chunk["name"]),
-            }
-        )
-    return found
+    """Return the blocks of a row as the layout stores them."""
+    chunks = side.of_layout["stored"]
+    return [{**_block(side, one), "store": layout.store_text(side.layout, one["name"])} for one in chunks]
+
+
+def _whole(side: Side, stored: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return one block of all columns, if the first stored one has room for them and the others are parts of it."""
+    first, columns = stored[0], side.layout.columns
+    fits = len(stored) > 1 and columns <= first["block"] and not any(one["start"] % one["block"] for one in stored)
+    if not fits:
+        return None
+    return _block(side, {**first, "name": "row", "end": columns, "masked": columns < first["block"]})
 
 
 def _shared(plan: Plan, side: Side) -> dict[str, Any]:
@@ -95,10 +105,13 @@ def _shared(plan: Plan, side: Side) -> dict[str, Any]:
 def _kernels(plan: Plan, side: Side) -> dict[str, Any]:
     """Context of the kernels' template."""
     stored = _stored(side)
+    whole = _whole(side, stored)
     return {
         **_shared(plan, side),
         **{name: side.of_layout[name] for name in ("unit_name", "element", "args", "pads")},
         "stored": stored,
+        "whole": whole,
+        "blocks": [whole] if whole else stored,
         "turns": any(chunk["turns"] for chunk in stored),
     }
 

@@ -15,32 +15,41 @@ from mlagen.spec import Spec
 SAVE, COMPRESS = "save_partial_states", "compress_norm_rope_store"
 THREAD_COLUMNS = 4  # of fp32 that a thread loads at once
 WARP = 32
+LONG_WINDOW = 16
+MANY_TOKENS = 2048
 
 
 @dataclass(frozen=True)
 class SaveTile:
-    """Launch parameters of the kernel that saves states. A program is one warp.
+    """Launch parameters of the kernel that saves states.
 
     Attributes:
         block_t: tokens that a program takes.
         block_c: columns of their states.
+        num_warps: warps a program.
     """
 
     block_t: int
     block_c: int
+    num_warps: int
 
 
 @dataclass(frozen=True)
 class CompressTile:
-    """Launch parameters of a kernel that compresses. A program takes the window of a token.
+    """Launch parameters of a kernel that compresses.
 
     Attributes:
-        block_w: tokens of the window that it loads at once.
+        block_t: tokens whose windows a program takes, one after another.
+        block_w: tokens of a window that it loads at once.
         num_warps: warps a program.
     """
 
+    block_t: int
     block_w: int
     num_warps: int
+
+
+Tiles = tuple[tuple[CompressTile, CompressTile], tuple[CompressTile, CompressTile]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +59,11 @@ class CompressorPlan(Family):
     Attributes:
         caches: the caches of attention.
         keys: the indexer's keys, which may be compressed rows, too; None without, or with RoPE of other pairs.
-        save_tile: the tile of states.
-        row_tile, key_tile: the tiles of rows of attention's cache and of the indexer's.
+        save_tiles: the tiles of states: for few tokens, then for many.
+        row_tiles, key_tiles: the tiles of rows of attention's cache and of the indexer's: of short windows, then of
+            long ones; each for few tokens, then for many.
+        long_window: most tokens of a short window.
+        many_tokens: most tokens of a call that has few.
     """
 
     NAME: ClassVar = "compressor"
@@ -59,9 +71,11 @@ class CompressorPlan(Family):
 
     caches: Caches
     keys: IndexerRows | None
-    save_tile: SaveTile
-    row_tile: CompressTile
-    key_tile: CompressTile
+    save_tiles: tuple[SaveTile, SaveTile]
+    row_tiles: Tiles
+    key_tiles: Tiles
+    long_window: int
+    many_tokens: int
 
     @property
     def cache(self) -> StoredCache:
@@ -80,13 +94,22 @@ class CompressorPlan(Family):
         return cls(
             caches=caches,
             keys=keys,
-            save_tile=SaveTile(4, 256),
-            row_tile=_tile(dims.kv_lora_rank + dims.qk_rope_head_dim),
-            key_tile=_tile(keys.indexer.head_dim if keys else 0),
+            save_tiles=(SaveTile(1, 256, 1), SaveTile(4, 256, 2)),
+            row_tiles=_tiles(dims.kv_lora_rank + dims.qk_rope_head_dim),
+            key_tiles=_tiles(keys.indexer.head_dim if keys else 0),
+            long_window=LONG_WINDOW,
+            many_tokens=MANY_TOKENS,
         )
 
 
-def _tile(columns: int) -> CompressTile:
-    """The tile of rows of so many columns: a thread has the whole window of four of them, or more."""
+def _tiles(columns: int) -> Tiles:
+    """The tiles of rows of so many columns: a thread has eight tokens of four of them, or more.
+
+    Of many tokens, as in a prefill, about one in a program's has a window that ends at it.
+    """
     warps = columns // (THREAD_COLUMNS * WARP)
-    return CompressTile(8, 4 if warps >= 4 else 2 if warps >= 2 else 1)
+    warps = 4 if warps >= 4 else 2 if warps >= 2 else 1
+    block = 8 if warps == 1 else 4  # of many windows; where a program has more warps, fewer registers let more run
+    long = (16, 2 * warps)
+    short = CompressTile(1, 8, warps), CompressTile(32 // block, block, warps)
+    return short, (CompressTile(1, *long), CompressTile(32, *long))

@@ -36,10 +36,10 @@ class KpoolTile:
 
 # A program that takes pools is one warp: it changes a ring that it reads, and one warp needs no barrier for that.
 TILES = (
-    KpoolTile("QUERY", (QUERY,), 16, 4),
+    KpoolTile("QUERY", (QUERY,), 8, 2),
     KpoolTile("POOL", (COMPRESS, UPDATE), 4, 1),
     KpoolTile("SEED", (SEED,), 8, 1),
-    KpoolTile("EXPAND", (EXPAND,), 512, 4),
+    KpoolTile("EXPAND", (EXPAND,), 256, 2),
 )
 
 

@@ -15,7 +15,7 @@ from mlagen.work import ITEMSIZE
 
 OVER_HEADS = ("fused_deepseek_v4_qnorm_rope_kv_insert", "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert")
 OVER_ROPE = "concat_and_cache_mla_rope_fused"
-BLOCK_T = 2  # rows that a program takes, as the writers of the cache
+ROPE_BLOCK_T = 2  # rows of the cache that a program takes beside programs of RoPE columns
 HEADS_BYTES = 4096  # of Q that a program of one warp takes
 MOST_HEADS = 16
 
@@ -63,13 +63,13 @@ class ProloguePlan(Family):
             return None
         dims = spec.model
 
-        def tile(columns: int) -> PrologueTile:
+        def tile(columns: int, block_t: int) -> PrologueTile:
             fitting = max(1, HEADS_BYTES // ITEMSIZE // next_power_of_2(columns))
-            return PrologueTile(BLOCK_T, min(fitting, MOST_HEADS, next_power_of_2(dims.num_heads)))
+            return PrologueTile(block_t, min(fitting, MOST_HEADS, next_power_of_2(dims.num_heads)))
 
         return cls(
             caches=caches,
             latent=make_chunks([("nope", dims.kv_lora_rank)], 0),
-            heads_tile=tile(dims.kv_lora_rank + dims.qk_rope_head_dim) if {*OVER_HEADS} & {*spec.wrappers} else None,
-            rope_tile=tile(dims.qk_rope_head_dim) if OVER_ROPE in spec.wrappers else None,
+            heads_tile=tile(dims.kv_lora_rank + dims.qk_rope_head_dim, 1) if {*OVER_HEADS} & {*spec.wrappers} else None,
+            rope_tile=tile(dims.qk_rope_head_dim, ROPE_BLOCK_T) if OVER_ROPE in spec.wrappers else None,
         )

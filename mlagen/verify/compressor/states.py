@@ -11,7 +11,7 @@ import torch
 from mlagen.verify.call import family
 from mlagen.verify.call.case import CaseFailedError
 from mlagen.verify.call.memory import GARBAGE, LAYOUTS, NAN, Placed, bits, place, place_vector, seeded
-from mlagen.verify.call.patterns import INT64
+from mlagen.verify.call.patterns import INT32, INT64
 from mlagen.verify.call.results import Figure
 from mlagen.verify.compressor.cases import SaveCase
 from mlagen.verify.compressor.side import CompressorSide
@@ -55,7 +55,7 @@ class StatesInputs(family.Inputs):
         view, got = self.states.view, given["state_cache"]
         for token, slot in enumerate(given["slot_mapping"].tolist()):
             position = int(given["positions"][token])
-            if not 0 <= slot < pages * size or position < 0:
+            if not 0 <= slot < pages * size or not 0 <= position <= INT32.max:
                 continue
             state = torch.cat(
                 [given["kv"][token].float(), given["score"][token].float() + given["ape"][position % ratio]]
@@ -79,7 +79,7 @@ def _positions(case: SaveCase, generator: torch.Generator) -> torch.Tensor:
     if case.positions == "zero":
         found.zero_()
     elif case.positions == "garbage":
-        wrong = torch.tensor([-1, INT64.min, INT64.max, 2**32 + 1, -(2**32)])
+        wrong = torch.tensor([-1, INT64.min, INT64.max, 2**32 + 1, -(2**32), INT32.max, INT32.max + 1])
         found[::3] = wrong[torch.arange(len(found[::3])) % len(wrong)]
     elif case.positions == "longer":
         found[case.tokens :] = GARBAGE
