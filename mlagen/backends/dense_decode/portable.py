@@ -53,14 +53,10 @@ def _wrappers(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
         **_text(dense),
         "merges_when": "self.slots > 0" if plan.splits.partials.rounds else "self.programs > 1",
         "options": given(
-            [
-                Field(
-                    "can_sm90",
-                    said="an sm90 kernel supports the call's addresses and page size.",
-                    when=bool(dense.sm90),
-                ),
-                Field("e4m3", said="q is e4m3.", when=bool(dense.sm90_rows32)),
-            ]
+            Field("can_sm90", said="an sm90 kernel supports the call's addresses and page size.")
+            if dense.sm90
+            else None,
+            Field("e4m3", said="q is e4m3.") if dense.sm90_rows32 else None,
         ),
         "q_dtypes": plan.spec.model.dtype + (" or float8_e4m3fn" if one.tensor_scale else ""),
         "flash": FLASH in plan.spec.wrappers,
@@ -79,16 +75,16 @@ def _call(plan: Plan, dense: DenseDecodePlan) -> dict[str, list[Field]]:
     q = f"[requests, s_q, num_heads, {d_qk}]"
     inputs = (
         Field("q", part="part", said=f"{q}, or only its latent columns" if pair else q),
-        Field("q_rope", part="part", said=f"[requests, s_q, num_heads, {d_qk - d_v}]", when=pair),
+        Field("q_rope", part="part", said=f"[requests, s_q, num_heads, {d_qk - d_v}]") if pair else None,
         Field("k_cache", said=f"[pages, page_size, num_kv_heads, {row}]"),
         Field("block_table", part="part"),
         Field("cache_seqlens", part="part"),
-        Field("q_scale", when=scale),
-        Field("k_scale", when=scale),
+        Field("q_scale") if scale else None,
+        Field("k_scale") if scale else None,
         Field("softmax_scale"),
         Field("causal", "int(causal)"),
         Field("max_keys"),
-        Field("window", when=window),
+        Field("window") if window else None,
         Field("empty_lse"),
         Field("out", part="tokens", said=f"[tokens, num_heads, {d_v}]"),
         Field("lse", part="tokens", said="[tokens, num_heads]"),
@@ -100,8 +96,9 @@ def _call(plan: Plan, dense: DenseDecodePlan) -> dict[str, list[Field]]:
             "self.combine_block_s",
             "1 if schedule.overhead else schedule.combine.block_s",
             said="batch invariant: at fixed places",
-            when=window,
-        ),
+        )
+        if window
+        else None,
         Field("self.num_requests, self.s_q, self.num_heads, _", "q.shape"),
         Field("self.num_pages, self.page_size, self.num_kv_heads, _", "k_cache.shape"),
         Field("self.tokens, self.request_rows", "self.num_requests * self.s_q, self.s_q * self.num_heads"),
@@ -110,11 +107,9 @@ def _call(plan: Plan, dense: DenseDecodePlan) -> dict[str, list[Field]]:
         Field("self.later_slots", "schedule.later_slots"),
         Field("self.num_rows", "schedule.slots * self.request_rows"),
         Field("self.q_request_stride, self.q_token_stride, self.q_head_stride, _", "q.stride()"),
-        Field(
-            "self.q_rope_request_stride, self.q_rope_token_stride, self.q_rope_head_stride, _",
-            "q_rope.stride()",
-            when=pair,
-        ),
+        Field("self.q_rope_request_stride, self.q_rope_token_stride, self.q_rope_head_stride, _", "q_rope.stride()")
+        if pair
+        else None,
         Field(
             f"self.page_stride, {'_' if layout.planar else 'self.row_stride'}, self.k_head_stride",
             "_splits.cache_strides(k_cache)",
@@ -122,7 +117,7 @@ def _call(plan: Plan, dense: DenseDecodePlan) -> dict[str, list[Field]]:
         Field("self.block_table_stride, self.lse_token_stride", "block_table.stride(0), lse.stride(0)"),
         Field("self.out_token_stride, self.out_head_stride, _", "out.stride()"),
     )
-    return {"call_inputs": given(inputs), "call_sizes": given(sizes)}
+    return {"call_inputs": given(*inputs), "call_sizes": given(*sizes)}
 
 
 def _text(dense: DenseDecodePlan) -> dict[str, str]:

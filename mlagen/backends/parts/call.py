@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -16,7 +15,6 @@ class Field:
         part: the slice of it that a piece of the call takes; "": a piece takes it whole.
         of_piece: its value for a piece where that is no slice.
         said: its shape or its meaning.
-        when: calls of the package have it.
     """
 
     name: str
@@ -24,7 +22,6 @@ class Field:
     part: str = ""
     of_piece: str = ""
     said: str = ""
-    when: bool = True
 
     @property
     def value(self) -> str:
@@ -42,6 +39,6 @@ class Field:
         return self.of_piece or (f"self.{self.name}[{self.part}]" if self.part else f"self.{self.name}")
 
 
-def given(fields: Iterable[Field]) -> list[Field]:
-    """Return the fields that calls of the package have."""
-    return [field for field in fields if field.when]
+def given(*fields: Field | None) -> list[Field]:
+    """Return the fields that calls of the package have. The others are None."""
+    return [field for field in fields if field is not None]

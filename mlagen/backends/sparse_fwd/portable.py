@@ -71,14 +71,8 @@ def _wrappers(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
         **_call(plan, paged=pages["paged"]),
         **_text(plan, sparse, paged=pages["paged"]),
         "options": given(
-            [
-                Field(
-                    "can_sm90", said="the sm90 kernels support the call's addresses and scale.", when=bool(sparse.sm90)
-                ),
-                Field(
-                    "can_share", said="the index-union kernels support the call's kv.", when=bool(sparse.sm90_shared)
-                ),
-            ]
+            Field("can_sm90", said="the sm90 kernels support the call's addresses and scale.") if sparse.sm90 else None,
+            Field("can_share", said="the index-union kernels support the call's kv.") if sparse.sm90_shared else None,
         ),
     }
 
@@ -88,7 +82,7 @@ def _call(plan: Plan, *, paged: bool) -> dict[str, list[Field]]:
     pair, heads = plan.takes_pair, "self.tokens, self.num_heads, self.q_token_stride, self.q_head_stride"
     inputs = (
         Field("q", part="part"),
-        Field("q_rope", part="part", when=pair),
+        Field("q_rope", part="part") if pair else None,
         Field("kv"),
         Field("indices", part="part"),
         Field("sm_scale"),
@@ -101,18 +95,18 @@ def _call(plan: Plan, *, paged: bool) -> dict[str, list[Field]]:
     )
     sizes = (
         Field("self.partial", "None", said="the splits' partials"),
-        Field("self.q_rope_token_stride, self.q_rope_head_stride, _", "q_rope.stride()", when=pair),
+        Field("self.q_rope_token_stride, self.q_rope_head_stride, _", "q_rope.stride()") if pair else None,
         Field("self.sm_scale_log2", "sm_scale * LOG2E.value"),
         Field(heads, "*q.shape[:2], *q.stride()[:2]"),
         Field("self.s_kv, self.topk", f"kv.shape[0]{' * PAGE_SIZE' if paged else ''}, indices.shape[2]"),
-        Field("self.kv_page_stride, self.kv_row_stride, _", "kv.stride()", when=paged),
-        Field("self.kv_row_stride", "kv.stride(0)", when=not paged),
+        Field("self.kv_page_stride, self.kv_row_stride, _", "kv.stride()") if paged else None,
+        None if paged else Field("self.kv_row_stride", "kv.stride(0)"),
         Field("self.indices_token_stride", "indices.stride(0)"),
         Field("self.out_token_stride, self.out_head_stride, _", "out.stride()"),
         Field("self.num_splits, self.split_size", "schedule.num_splits, schedule.split_size"),
         Field("self.num_rows", "self.tokens * self.num_heads * self.num_splits"),
     )
-    return {"call_inputs": given(inputs), "call_sizes": given(sizes)}
+    return {"call_inputs": given(*inputs), "call_sizes": given(*sizes)}
 
 
 def _text(plan: Plan, sparse: SparseFwdPlan, *, paged: bool) -> dict[str, str]:
