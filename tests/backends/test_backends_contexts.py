@@ -1,9 +1,15 @@
-"""A template names every key that it is given, and is given every name that it looks up."""
+"""A template names every key that it is given, and is given every name that it looks up.
+
+Templates also read every field of the dataclasses of back ends in their contexts.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from typing import Any, ClassVar
 
 import jinja2
 import pytest
@@ -11,13 +17,38 @@ from checked_in import SPECS
 from jinja2 import meta, nodes
 
 from mlagen.backends import files
-from mlagen.emit.render import bodies, template_dir, wrapped
+from mlagen.emit.render import source_path, template_dir, wrapped
 from mlagen.plan import load_plan
+
+
+class Reading(jinja2.Environment):
+    """An environment that notes the fields that its templates read, by class."""
+
+    read: ClassVar[dict[type, set[str]]] = defaultdict(set)
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        self.read[type(obj)].add(attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """For the attributes that filters take."""
+        if isinstance(argument, str):
+            self.read[type(obj)].add(argument)
+        return super().getitem(obj, argument)
+
 
 # Without globals, which `meta` takes for known: a key may have the name of one, for example `namespace`.
 ENVIRONMENT = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
 ENVIRONMENT.globals.clear()
 ENVIRONMENT.filters["wrapped"] = wrapped
+
+READING = Reading(
+    loader=jinja2.FileSystemLoader(template_dir()),
+    undefined=jinja2.StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+READING.filters["wrapped"] = wrapped
 
 
 @cache
@@ -48,19 +79,61 @@ def named(template: str) -> set[str]:
 
 
 @cache
-def given() -> dict[str, set[str]]:
-    """The keys that each template is given, of all specs."""
-    found = defaultdict(set)
+def given() -> dict[str, dict[str, list[Any]]]:
+    """The values that each template is given, of all specs, by key. Rendering them notes the fields that are read."""
+    found: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for spec in SPECS:
-        for file, _, _ in bodies(files(load_plan(spec))):
-            if not file.is_copied:
-                found[file.template] |= set(file.context)
+        texts: dict[str, str] = {}
+        for unfilled in files(load_plan(spec)):
+            file = unfilled.filled(texts)
+            if file.is_copied:
+                texts[file.name] = source_path(file.template).read_text(encoding="utf-8")
+                continue
+            texts[file.name] = READING.get_template(file.template).render(**file.context)
+            for key, value in file.context.items():
+                found[file.template][key].append(value)
     return found
+
+
+def inner(value: Any) -> Iterator[Any]:
+    """The dataclasses of back ends in a value."""
+    children: Sequence[Any] = ()
+    if dataclasses.is_dataclass(value):
+        if type(value).__module__.startswith("mlagen.backends."):
+            yield value
+            children = [getattr(value, field.name) for field in dataclasses.fields(value)]
+    elif isinstance(value, Mapping):
+        children = list(value.values())
+    elif isinstance(value, Sequence) and not isinstance(value, str):
+        children = value
+    for child in children:
+        yield from inner(child)
+
+
+def read_of(nested: type) -> set[str]:
+    """The attributes that templates read of a dataclass, with those that its properties read in turn."""
+    read = READING.read[nested]
+    properties = [one for name in read if isinstance(one := getattr(nested, name, None), property)]
+    return read.union(*(one.fget.__code__.co_names for one in properties if one.fget))
+
+
+@cache
+def nested() -> dict[str, type]:
+    """The dataclasses of back ends in the contexts of all templates, by name."""
+    values = [value for keys in given().values() for several in keys.values() for value in several]
+    found = {type(one) for value in values for one in inner(value)}
+    return {f"{one.__module__}.{one.__qualname__}": one for one in found}
 
 
 @pytest.mark.parametrize("template", sorted(given()))
 def test_each_key_that_a_template_is_given_is_named(template: str) -> None:
-    assert sorted(given()[template] - named(template)) == []
+    assert sorted(set(given()[template]) - named(template)) == []
+
+
+@pytest.mark.parametrize("name", sorted(nested()))
+def test_each_field_of_a_nested_dataclass_is_read(name: str) -> None:
+    fields = {field.name for field in dataclasses.fields(nested()[name])}
+    assert sorted(fields - read_of(nested()[name])) == []
 
 
 @pytest.mark.parametrize("template", sorted({one for template in given() for one in joined(template)}))
