@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 
 import jinja2
 import pytest
+from attention_specs import attention_of
 from checked_in import SPECS
 from jinja2 import meta, nodes
 
 from mlagen.backends import files
 from mlagen.emit.render import source_path, template_dir, wrapped
-from mlagen.plan import load_plan
+from mlagen.plan import Plan, load_plan, make_plan
+from mlagen.spec import Spec
 
 
 class Reading(jinja2.Environment):
@@ -78,13 +80,36 @@ def named(template: str) -> set[str]:
     return {name for one in joined(template) for name in meta.find_undeclared_variables(tree(one))}
 
 
+# Layouts that no checked-in spec has: scales that no block holds in order, and bytes with columns of two chunks.
+SCALES = {"kind": "scales", "of": "latent", "dtype": "e4m3", "tile": 16, "interleave": 3} | {
+    "rounding": "nearest",
+    "divisor": 6,
+    "floor": 0.001953125,
+    "floor_on": "scale",
+}
+FURTHER = {
+    (96, 16): ({"kind": "latent", "dtype": "e2m1"}, SCALES, {"kind": "rope", "dtype": "bf16"}),
+    (33, 15): ({"kind": "row", "dtype": "e2m1"},),
+}
+
+
+def plans() -> Iterator[Plan]:
+    """The plans of all specs, and of FURTHER layouts by their latent and RoPE columns."""
+    yield from map(load_plan, SPECS)
+    for (latent, rope), fields in FURTHER.items():
+        spec = attention_of("dsv32_fp8")
+        spec["model"] |= {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": latent}
+        spec["cache"]["layout"] = {"name": "own", "fields": fields}
+        yield make_plan(Spec.model_validate(spec))
+
+
 @cache
 def given() -> dict[str, dict[str, list[Any]]]:
     """The values that each template is given, of all specs, by key. Rendering them notes the fields that are read."""
     found: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
-    for spec in SPECS:
+    for plan in plans():
         texts: dict[str, str] = {}
-        for unfilled in files(load_plan(spec)):
+        for unfilled in files(plan):
             file = unfilled.filled(texts)
             if file.is_copied:
                 texts[file.name] = source_path(file.template).read_text(encoding="utf-8")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mlagen.backends.parts import cache_argument, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, common
+from mlagen.backends.parts.layout_module import StoredColumns
 from mlagen.layout import CacheLayout, ScalesField
-from mlagen.plan import CachePlan, Plan, StoredCache
+from mlagen.layout.layout import BITS
+from mlagen.plan import CachePlan, Chunk, Plan, StoredCache
 
 MODULE, EXTRA_MODULE = "cache", "extra_cache"
 CONCAT, INSERT = "concat_and_cache_mla", "quantize_and_insert_k_cache"
@@ -39,38 +42,45 @@ class Side:
         return self.cache.layout
 
 
-def _stored(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _stored(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> list[dict[str, Any]]:
     """Return a row's blocks, as they are written, each with the argument of its columns."""
     d_c, rope = plan.spec.model.kv_lora_rank, plan.spec.model.qk_rope_head_dim
     found = []
     for chunk in chunks:
-        both = chunk["start"] < d_c < chunk["end"]
-        behind = d_c if rope and chunk["start"] >= d_c else 0
-        start = chunk["start"] - behind
+        both = chunk.start < d_c < chunk.end
+        behind = d_c if rope and chunk.start >= d_c else 0
+        start = chunk.start - behind
         found.append(
             {
-                **chunk,
+                **vars(chunk),
                 "source": "k_pe" if behind else "kv_c",
                 "both": both,
-                "source_columns": f"{start} + tl.arange(0, {chunk['block']})"
-                if start
-                else f"tl.arange(0, {chunk['block']})",
-                "source_end": chunk["end"] - behind,
+                "source_columns": f"{start} + tl.arange(0, {chunk.block})" if start else f"tl.arange(0, {chunk.block})",
+                "source_end": chunk.end - behind,
                 "source_alignment": alignment_of(math.gcd(start, d_c if both else 0)),
-                "store": layout.store_text(one, chunk["name"]),
+                "store": layout.store_text(one, chunk.name),
             }
         )
     return found
 
 
-def _loaded(one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _loaded(one: CacheLayout, chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
     """Return the blocks of a row's gather. A thread loads at most as many columns as it can store at once."""
     found = []
     for chunk in chunks:
-        most = layout.THREAD_COLUMNS * chunk["bits"] // 8
+        most = layout.THREAD_COLUMNS * BITS[layout.field_of(one, chunk).dtype] // 8
         claim = "ALIGNMENT" if most == FULL_ALIGNMENT else f"{most} if ALIGNMENT == {FULL_ALIGNMENT} else 1"
         text = layout.load_text(one, alignment=claim)
-        found.append({**chunk, "load": text, "row_alignment": alignment_of(chunk["start"])})
+        end = chunk.start + chunk.columns
+        found.append(
+            {
+                **vars(chunk),
+                "end": end,
+                "masked": chunk.masked,
+                "load": text,
+                "row_alignment": alignment_of(chunk.start),
+            }
+        )
     return found
 
 
@@ -106,12 +116,12 @@ def _kernels(plan: Plan, family: CachePlan, side: Side) -> dict[str, Any]:
     cached, of_layout = side.layout, layout.context(plan, family.caches, side.cache)
     return {
         **_shared(plan, side),
-        "unit_name": of_layout["unit_name"],
+        "unit_name": of_layout.unit_name,
         "module": side.module,
         "args": layout.arguments(cached),
-        "stored": _stored(plan, cached, of_layout["stored"]),
-        "loaded": _loaded(cached, of_layout["loaded"]),
-        "pads": of_layout["pads"],
+        "stored": _stored(plan, cached, of_layout.stored),
+        "loaded": _loaded(cached, family.caches.chunks),
+        "pads": of_layout.pads,
         "cache": family,
     }
 

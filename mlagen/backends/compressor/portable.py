@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlagen.backends.parts import cache_argument, indexer_layout, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of
+from mlagen.backends.parts.layout_module import LayoutModule, StoredColumns
 from mlagen.layout import CacheLayout
 from mlagen.plan import CompressorPlan, Plan
 from mlagen.plan.families.compressor import COMPRESS, SAVE
@@ -31,7 +32,7 @@ class Side:
     layout: CacheLayout
     module: str
     layout_module: str
-    of_layout: dict[str, Any]
+    of_layout: LayoutModule
     rope_start: int
     rope: int
 
@@ -56,34 +57,32 @@ def _sides(plan: Plan, family: CompressorPlan) -> list[Side]:
     return found
 
 
-def _block(side: Side, chunk: dict[str, Any]) -> dict[str, Any]:
+def _block(side: Side, chunk: StoredColumns) -> dict[str, Any]:
     """Return a block of a row's columns as the kernel computes it."""
     first, end = side.rope_start, side.rope_start + side.rope
-    block, masked = f"tl.arange(0, {chunk['block']})", chunk["masked"]
+    block = f"tl.arange(0, {chunk.block})"
     return {
-        **chunk,
-        "columns_text": f"{chunk['start']} + {block}" if chunk["start"] else block,
-        "alignment": alignment_of(chunk["start"]),
-        "there": f"there[:, None] & (columns < {chunk['end']})[None, :]" if masked else "there[:, None]",
-        "inside": f"columns < {chunk['end']}" if masked else "",
-        "turns": chunk["start"] < end and first < chunk["end"],
-        "first_pair": (chunk["start"] - first) // 2,
+        **vars(chunk),
+        "columns_text": f"{chunk.start} + {block}" if chunk.start else block,
+        "alignment": alignment_of(chunk.start),
+        "there": f"there[:, None] & (columns < {chunk.end})[None, :]" if chunk.masked else "there[:, None]",
+        "inside": f"columns < {chunk.end}" if chunk.masked else "",
+        "turns": chunk.start < end and first < chunk.end,
+        "first_pair": (chunk.start - first) // 2,
     }
 
 
 def _stored(side: Side) -> list[dict[str, Any]]:
     """Return the blocks of a row as the layout stores them."""
-    chunks = side.of_layout["stored"]
-    return [{**_block(side, one), "store": layout.store_text(side.layout, one["name"])} for one in chunks]
+    return [{**_block(side, one), "store": layout.store_text(side.layout, one.name)} for one in side.of_layout.stored]
 
 
-def _whole(side: Side, stored: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _whole(side: Side) -> dict[str, Any] | None:
     """Return one block of all columns, if the first stored one has room for them and the others are parts of it."""
-    first, columns = stored[0], side.layout.columns
-    fits = len(stored) > 1 and columns <= first["block"] and not any(one["start"] % one["block"] for one in stored)
-    if not fits:
-        return None
-    return _block(side, {**first, "name": "row", "end": columns, "masked": columns < first["block"]})
+    stored, columns = side.of_layout.stored, side.layout.columns
+    first = stored[0]
+    fits = len(stored) > 1 and columns <= first.block and not any(one.start % one.block for one in stored)
+    return _block(side, replace(first, name="row", end=columns, masked=columns < first.block)) if fits else None
 
 
 def _shared(plan: Plan, side: Side) -> dict[str, Any]:
@@ -105,10 +104,10 @@ def _shared(plan: Plan, side: Side) -> dict[str, Any]:
 def _kernels(plan: Plan, side: Side) -> dict[str, Any]:
     """Context of the kernels' template."""
     stored = _stored(side)
-    whole = _whole(side, stored)
+    whole = _whole(side)
     return {
         **_shared(plan, side),
-        **{name: side.of_layout[name] for name in ("unit_name", "element", "args", "pads")},
+        **{name: getattr(side.of_layout, name) for name in ("unit_name", "element", "args", "pads")},
         "stored": stored,
         "whole": whole,
         "blocks": [whole] if whole else stored,

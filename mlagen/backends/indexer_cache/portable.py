@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mlagen.backends.parts import indexer_layout, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of
+from mlagen.backends.parts.layout_module import StoredColumns
 from mlagen.layout import Field
 from mlagen.plan import IndexerCachePlan, IndexerRows, Plan
 from mlagen.plan.tiles.chunks import next_power_of_2
@@ -68,22 +70,22 @@ def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
     return found
 
 
-def _chunks(rows: IndexerRows, chunks: list[dict[str, Any]], store: Any) -> list[dict[str, Any]]:
+def _chunks(rows: IndexerRows, chunks: Sequence[StoredColumns], store: Any) -> list[dict[str, Any]]:
     """Return a row's blocks, as kernels load and store them."""
     start, end = rows.rope_start, rows.rope_start + rows.indexer.rope_head_dim
     found = []
     for chunk in chunks:
-        block = f"tl.arange(0, {chunk['block']})"
-        there, inside = "there[:, None]", f"< {chunk['end']})[None, :]"
+        block = f"tl.arange(0, {chunk.block})"
+        there, inside = "there[:, None]", f"< {chunk.end})[None, :]"
         found.append(
             {
-                **chunk,
-                "columns_text": f"{chunk['start']} + {block}" if chunk["start"] else block,
-                "there": f"{there} & (columns {inside}" if chunk["masked"] else there,
-                "there_named": f"{there} & ({chunk['name']}_columns {inside}" if chunk["masked"] else there,
-                "source_alignment": alignment_of(chunk["start"]),
-                "turns": bool(end > start and chunk["start"] < end and start < chunk["end"]),
-                "store": store(chunk["name"]),
+                **vars(chunk),
+                "columns_text": f"{chunk.start} + {block}" if chunk.start else block,
+                "there": f"{there} & (columns {inside}" if chunk.masked else there,
+                "there_named": f"{there} & ({chunk.name}_columns {inside}" if chunk.masked else there,
+                "source_alignment": alignment_of(chunk.start),
+                "turns": bool(end > start and chunk.start < end and start < chunk.end),
+                "store": store(chunk.name),
             }
         )
     return found
@@ -152,14 +154,14 @@ def _kernels(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
     cached, scales = rows.layout, rows.scales
     assert scales is not None  # checked by the plan
     of_keys, of_query = indexer_layout.keys_context(plan, rows), indexer_layout.query_context(plan, rows)
-    query = of_query["stored"][0]["name"]
+    query = of_query.stored[0].name
     return {
         **_facts(plan, family),
-        **{name: of_keys[name] for name in ("element", "args", "pads")},
-        "stored": _chunks(rows, of_keys["stored"], lambda name: layout.store_text(cached, name)),
+        **{name: getattr(of_keys, name) for name in ("element", "args", "pads")},
+        "stored": _chunks(rows, of_keys.stored, lambda name: layout.store_text(cached, name)),
         "query_stored": _chunks(
             rows,
-            of_query["stored"],
+            of_query.stored,
             lambda name: indexer_layout.query_store_text(rows, indexer_layout.pieces_text(rows, name), "there"),
         ),
         "pieces": _pieces(rows, query),
@@ -180,7 +182,7 @@ def _wrappers(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
     bytes_dtypes = ["uint8", "int8", *([float_dtype] if float_dtype else [])]
     return {
         **_facts(plan, family),
-        **{name: of_keys[name] for name in ("row_constant", "unit_name", "row_alignment")},
+        **{name: getattr(of_keys, name) for name in ("row_constant", "unit_name", "row_alignment")},
         "indexer": rows.indexer,
         "takes_pages": False,
         "query_padded": query.plane_bytes[0] > query.data[0].nbytes,

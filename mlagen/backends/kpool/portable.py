@@ -39,7 +39,7 @@ def _kernels(plan: Plan, family: KpoolPlan) -> dict[str, Any]:
         return found
     of_keys = indexer_layout.keys_context(plan, rows)
     return found | {
-        **{name: of_keys[name] for name in ("args", "pads", "element")},
+        **{name: getattr(of_keys, name) for name in ("args", "pads", "element")},
         "store": layout.store_text(rows.layout),
         "query_store": indexer_layout.query_store_text(rows, valid="there"),
     }

@@ -6,6 +6,7 @@ from typing import Any
 
 from mlagen.backends.parts import layout
 from mlagen.backends.parts.common import TORCH_DTYPES
+from mlagen.backends.parts.layout_module import LayoutModule
 from mlagen.layout import CacheLayout
 from mlagen.plan import Caches, Plan, StoredCache
 
@@ -43,13 +44,13 @@ def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
     }
 
 
-def described(plan: Plan, cached: CacheLayout, of_layout: dict[str, Any]) -> dict[str, Any]:
+def described(plan: Plan, cached: CacheLayout, of_layout: LayoutModule) -> dict[str, Any]:
     """Template context of any cache as wrappers check and describe it; `of_layout` is that of its layout's module."""
     fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
     bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
     dtypes = bytes_dtypes if cached.quantised else (TORCH_DTYPES[plan.spec.model.dtype],)
     return {
-        **{name: of_layout[name] for name in ("row_constant", "unit_name", "row_alignment")},
+        **{name: getattr(of_layout, name) for name in ("row_constant", "unit_name", "row_alignment")},
         "cache_dtypes": ", ".join(f"torch.{name}" for name in dtypes) + ("," if len(dtypes) == 1 else ""),
         "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
         "cache_doc": _cache_doc(plan, cached),

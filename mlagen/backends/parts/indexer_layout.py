@@ -5,11 +5,21 @@ Writers take whole rows, or pieces if RoPE rotates them (`IndexerRows.piece`).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from mlagen.backends.parts.base import GeneratedFile, generated
-from mlagen.backends.parts.layout import MODULE, bytes_context, needs_e4m3, store_text, typed
-from mlagen.layout import CacheLayout
+from mlagen.backends.parts.layout import (
+    MODULE,
+    bytes_context,
+    decodes,
+    encodes,
+    needs_e4m3,
+    typed,
+    writes_of,
+)
+from mlagen.backends.parts.layout_module import Decodes, Encodes, LayoutModule, Pieces, StoredColumns
+from mlagen.layout import CacheLayout, ScalesField
 from mlagen.plan import IndexerRows, Plan
 from mlagen.plan.families.compressor import COMPRESS
 from mlagen.plan.families.kpool import COMPRESS as POOLS
@@ -24,36 +34,58 @@ WHOLE_WRITERS = (WRITE, COMPRESS, POOLS, UPDATE)
 PIECES_A_LINE, SCALES_A_LINE = 6, 4
 
 
-def keys_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
+@dataclass(frozen=True)
+class QueryModule:
+    """Context of the template of the query's quantisation.
+
+    Attributes:
+        dtype, dtype_name: the model's dtype, and the query's.
+        query_scales: scales of a head.
+        returns_scales: whether scales are returned, not stored behind the columns.
+        stored: chunks of a head.
+        pieces: how a head is quantised from its pieces; None: not from pieces.
+        store_parameters: parameters of each store_..., as text.
+        decodes, encodes: helpers for its dtypes.
+    """
+
+    dtype: str
+    dtype_name: str
+    query_scales: ScalesField | None
+    returns_scales: bool
+    stored: Sequence[StoredColumns]
+    pieces: Pieces | None
+    store_parameters: str
+    decodes: Decodes
+    encodes: Encodes
+
+
+def keys_context(plan: Plan, rows: IndexerRows) -> LayoutModule:
     """Context of the layout's template for keys. No kernel reads them as rows of the model's dtype."""
     whole = any(name in plan.spec.wrappers for name in WHOLE_WRITERS)
     turned = not set(PIECE_WRITERS).isdisjoint(plan.spec.wrappers)
-    found = bytes_context(plan, rows.layout, rows.chunks, reads=False, writes=whole or turned)
     pieces = _pieces(rows, rows.layout) if turned else None
-    return {
-        **found,
-        "stores": "a cached key of the indexer",
-        "attends": False,
-        "chunks": [],
-        "loaded": [],
-        "pieces": pieces,
-        "whole": pieces is None or whole,
-        "pieces_parameters": typed(store_text(rows.layout, "pieces")),
-    }
+    return replace(
+        bytes_context(plan, rows.layout, rows.chunks, reads=False, writes=whole or turned),
+        stores="a cached key of the indexer",
+        pieces=pieces,
+        whole=pieces is None or whole,
+    )
 
 
-def query_context(plan: Plan, rows: IndexerRows) -> dict[str, Any]:
+def query_context(plan: Plan, rows: IndexerRows) -> QueryModule:
     """Context of the template of the query's quantisation."""
-    query = rows.query
-    found = bytes_context(plan, query, tiled_chunks(query), reads=False, writes=True)
-    return {
-        **{name: found[name] for name in ("dtype", "encodes", "decodes", "stored")},
-        "dtype_name": query.data[0].dtype,
-        "query_scales": query.scales_of(query.data[0]),
-        "returns_scales": not rows.packed,
-        "pieces": _pieces(rows, query),
-        "store_parameters": typed(query_store_text(rows, "pieces" if rows.piece else "x")),
-    }
+    query, dtype = rows.query, plan.spec.model.dtype
+    return QueryModule(
+        dtype=dtype,
+        dtype_name=query.data[0].dtype,
+        query_scales=query.scales_of(query.data[0]),
+        returns_scales=not rows.packed,
+        stored=writes_of(query, tiled_chunks(query))[0],
+        pieces=_pieces(rows, query),
+        store_parameters=typed(query_store_text(rows, "pieces" if rows.piece else "x")),
+        decodes=decodes(query, reads=False, writes=True),
+        encodes=encodes(query, dtype, writes=True),
+    )
 
 
 def query_store_text(rows: IndexerRows, columns: str = "x", valid: str = "valid") -> str:
@@ -94,7 +126,7 @@ def _joined(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
 
 
-def _pieces(rows: IndexerRows, layout: CacheLayout) -> dict[str, Any] | None:
+def _pieces(rows: IndexerRows, layout: CacheLayout) -> Pieces | None:
     """Template context for quantising a row from its pieces; None for whole rows."""
     width, scales = rows.piece, layout.scales_of(layout.data[0])
     if width is None or scales is None:
@@ -105,27 +137,27 @@ def _pieces(rows: IndexerRows, layout: CacheLayout) -> dict[str, Any] | None:
         first = number * each
         tile = tuple_text([f"pieces[{piece}]" for piece in range(first, first + each)])
         begin = f"rows + {first * places}" if first else "rows"
-        tiles.append({"scales": f"scales_{number}", "arguments": f"{begin}, {tile}, valid{_constants(layout)}"})
+        tiles.append((f"scales_{number}", f"{begin}, {tile}, valid{_constants(layout)}"))
     if scales.count == 1:
-        tiles = [{"scales": "stored_scales", "arguments": f"rows, pieces, valid{_constants(layout)}"}]
-    names = [tile["scales"] for tile in tiles]
+        tiles = [("stored_scales", f"rows, pieces, valid{_constants(layout)}")]
+    names = [name for name, _ in tiles]
     halves = {"even": _joined(names[::2]), "odd": _joined(names[1::2])} if len(names) > SCALES_A_LINE else {}
-    return {
-        "width": width,
-        "places": places,
-        "each": each,
-        "tile_parameters": typed(f"rows, pieces, valid{_constants(layout)}"),
-        "tiles": tiles,
-        "halves": halves,
-        "joined": _joined(list(halves) or names) if len(names) > 1 else None,
-    }
+    return Pieces(
+        width=width,
+        places=places,
+        each=each,
+        tile_parameters=typed(f"rows, pieces, valid{_constants(layout)}"),
+        tiles=tiles,
+        halves=halves,
+        joined=_joined(list(halves) or names) if len(names) > 1 else None,
+    )
 
 
 def keys_file(plan: Plan, rows: IndexerRows) -> GeneratedFile:
     """Return the module of the layout of the indexer's keys."""
-    return generated(KEYS_MODULE, keys_context(plan, rows), MODULE)
+    return generated(KEYS_MODULE, vars(keys_context(plan, rows)), MODULE)
 
 
 def query_file(plan: Plan, rows: IndexerRows) -> GeneratedFile:
     """Return the module that quantises the indexer's query."""
-    return generated(QUERY_MODULE, query_context(plan, rows))
+    return generated(QUERY_MODULE, vars(query_context(plan, rows)))

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
 from mlagen.backends.parts.base import GeneratedFile, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT
+from mlagen.backends.parts.layout_module import (
+    Arguments,
+    Columns,
+    Decodes,
+    Encodes,
+    LayoutModule,
+    LoadedColumns,
+    LoadedScales,
+    Pad,
+    Scales,
+    StoredColumns,
+    StoredScales,
+)
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
 from mlagen.plan import Caches, Chunk, DenseDecodePlan, Plan, ProloguePlan, SparseDecodePlan, StoredCache
@@ -42,38 +55,27 @@ def needs_e4m3(layout: CacheLayout) -> bool:
     return any(field.dtype == "e4m3" for field in layout.fields)
 
 
-def arguments(layout: CacheLayout, scale: str = "tensor_scale", constants: str = "") -> dict[str, str]:
-    """Return text for argument lists of a layout's helpers in kernels.
-
-    Args:
-        layout: the layout.
-        scale: name of the scale per tensor.
-        constants: `config.` if a tuple of that name holds the kernel's constexprs.
-
-    Returns:
-        row_strides: arguments of row_pointers after page_stride.
-        rows: results of row_pointers.
-        load: arguments of each load_...
-        store: arguments of each store_...
-    """
-    rows = rows_text(layout)
-    return {
-        "row_strides": "" if layout.planar else ", row_stride",
-        "rows": rows,
-        "load": load_text(layout, scale, f"{constants}ALIGNMENT", constants),
-        "store": store_text(layout),
-    }
-
-
 def rows_text(layout: CacheLayout) -> str:
     """Return the results of row_pointers as text."""
     return "rows, plane_rows" if layout.planar else "rows"
 
 
+def arguments(layout: CacheLayout) -> Arguments:
+    """Return text for argument lists of a layout's helpers in kernels."""
+    return Arguments(rows=rows_text(layout), row_strides="" if layout.planar else ", row_stride")
+
+
 def load_text(
     layout: CacheLayout, scale: str = "tensor_scale", alignment: str = "ALIGNMENT", constants: str = ""
 ) -> str:
-    """Return the arguments of each load_..., with these names of the tensor's scale and the alignment."""
+    """Return the arguments of each load_...
+
+    Args:
+        layout: the layout.
+        scale: name of the scale per tensor.
+        alignment: name of the alignment.
+        constants: `config.` if a tuple of that name holds the kernel's constexprs.
+    """
     scales = f", {scale}" if layout.tensor_scale else ""
     return f"{rows_text(layout)}{scales}, valid{f', {constants}HAS_E4M3' if needs_e4m3(layout) else ''}, {alignment}"
 
@@ -138,79 +140,80 @@ def _scale_values(layout: CacheLayout, scales: ScalesField) -> str | None:
     return f"{text} * 16384.0  # which its columns come short of" if folded else text
 
 
-def _scales(layout: CacheLayout, scales: ScalesField, first: int, chunk: Chunk) -> dict[str, Any]:
-    """Template context for the scales of a chunk that begins `first` columns into its field."""
+def _scales(layout: CacheLayout, scales: ScalesField, chunk: Chunk) -> tuple[Scales, int]:
+    """Template context for the scales of a chunk, and the end of their block in a row, in bytes."""
+    first = chunk.start - field_of(layout, chunk).first_column
     tile = first // scales.tile
     count = (first + chunk.columns - 1) // scales.tile - tile + 1
     block = max(1, chunk.block // scales.tile)
     in_order = scales.interleave == 1
     begin = tile if in_order else scales.position(tile) if count == 1 else 0
     skipped = begin * scales.itemsize
-    end = scales.offset + skipped + block * scales.itemsize
-    return {
-        "tile": scales.tile,
-        "count": count,
-        "block": block,
-        "masked": count < block,
-        "one": count == 1,
-        "order": "in order" if in_order or count == 1 else "runs" if count == scales.count == block else "scattered",
-        "first": tile,
-        "interleave": scales.interleave,
-        "per_run": scales.count // scales.interleave,
-        "rows": _rows(layout, scales, skipped),
-        "alignment": _alignment(layout, scales, skipped),
+    found = Scales(
+        tile=scales.tile,
+        count=count,
+        block=block,
+        masked=count < block,
+        order="in order" if in_order or count == 1 else "runs" if count == scales.count == block else "scattered",
+        first=tile,
+        interleave=scales.interleave,
+        per_run=scales.count // scales.interleave,
+        rows=_rows(layout, scales, skipped),
+        alignment=_alignment(layout, scales, skipped),
+    )
+    return found, scales.offset + skipped + block * scales.itemsize
+
+
+def _loaded_scales(layout: CacheLayout, scales: ScalesField, chunk: Chunk) -> LoadedScales:
+    """Template context for the scales of a chunk that attention loads."""
+    found, end = _scales(layout, scales, chunk)
+    return LoadedScales(
+        **vars(found),
+        one=found.count == 1,
         # Bytes after the scales may also be loaded if they belong to the row.
-        "selected": count < block and end <= layout.plane_bytes[scales.plane],
-        "loaded": "scales" if scales.dtype == "fp32" else "stored_scales",
-        "decoded": _scale_values(layout, scales),
-    }
+        selected=found.masked and end <= layout.plane_bytes[scales.plane],
+        loaded="scales" if scales.dtype == "fp32" else "stored_scales",
+        decoded=_scale_values(layout, scales),
+    )
 
 
-def _field_of(layout: CacheLayout, chunk: Chunk) -> DataField:
+def field_of(layout: CacheLayout, chunk: Chunk) -> DataField:
     """Return the field of a chunk's columns, the first one if there are several."""
     return next(field for field in layout.data if chunk.start < field.first_column + field.count)
 
 
-def _placed(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
-    """Template context for a chunk's field, and the position of its columns."""
-    field = _field_of(layout, chunk)
-    first = chunk.start - field.first_column
-    scales = layout.scales_of(field)
-    return {
-        "name": chunk.name,
-        "start": chunk.start,
-        "end": chunk.start + chunk.columns,
-        "columns": chunk.columns,
-        "masked": chunk.masked,
-        "bits": BITS[field.dtype],
-        "quantised": field.quantised,
-        "mask": "mask" if chunk.masked else "valid[:, None]",
-        "tensor_scale": field.tensor_scale,
-        "decoded": _data_values(field, scales),
-        "scales": None if scales is None else _scales(layout, scales, first, chunk),
-    }
+def _columns(layout: CacheLayout, chunk: Chunk, most: int = FULL_ALIGNMENT) -> Columns:
+    """Template context for a chunk's columns. A thread loads or stores `most` bytes of them at once."""
+    field = field_of(layout, chunk)
+    skipped = (chunk.start - field.first_column) * BITS[field.dtype] // 8
+    return Columns(
+        name=chunk.name,
+        start=chunk.start,
+        end=chunk.start + chunk.columns,
+        masked=chunk.masked,
+        quantised=field.quantised,
+        mask="mask" if chunk.masked else "valid[:, None]",
+        tensor_scale=field.tensor_scale,
+        rows=_rows(layout, field, skipped),
+        alignment=_alignment(layout, field, skipped, most),
+    )
 
 
-def _skipped(layout: CacheLayout, chunk: Chunk) -> int:
-    """Return the bytes from the begin of a field to a chunk in it."""
-    field = _field_of(layout, chunk)
-    return (chunk.start - field.first_column) * BITS[field.dtype] // 8
-
-
-def _loaded(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
+def _loaded(layout: CacheLayout, chunk: Chunk) -> LoadedColumns:
     """Template context of a chunk that attention loads."""
-    field = _field_of(layout, chunk)
-    first = chunk.start - field.first_column
+    field = field_of(layout, chunk)
+    first, scales = chunk.start - field.first_column, layout.scales_of(field)
     packed = field.dtype == "e2m1"
     odd = bool(first % 2 or chunk.columns % 2)
-    return {
-        **_placed(layout, chunk),
-        "rows": _rows(layout, field, _skipped(layout, chunk)),
-        "alignment": _alignment(layout, field, _skipped(layout, chunk)),
-        "pairs": packed and not odd,
-        "nibbles": packed and odd,
-        "first_nibble": first % 2,
-    }
+    return LoadedColumns(
+        **vars(_columns(layout, chunk)),
+        columns=chunk.columns,
+        decoded=_data_values(field, scales),
+        scales=_loaded_scales(layout, scales, chunk) if scales else None,
+        pairs=packed and not odd,
+        nibbles=packed and odd,
+        first_nibble=first % 2,
+    )
 
 
 def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
@@ -242,42 +245,43 @@ def _written_bytes(field: DataField) -> int:
     return THREAD_COLUMNS * BITS[field.dtype] // 8 if field.dtype == "e2m1" else FULL_ALIGNMENT
 
 
-def _stored(layout: CacheLayout, chunk: Chunk) -> dict[str, Any]:
-    """Template context of a chunk that writers store."""
-    field = _field_of(layout, chunk)
-    placed = _placed(layout, chunk)
+def _stored_scales(layout: CacheLayout, scales: ScalesField, chunk: Chunk, pads: list[Field]) -> StoredScales:
+    """Template context for the scales of a chunk that writers store. They take padding behind them from `pads`."""
+    found, _ = _scales(layout, scales, chunk)
+    powers = {"ue8m0": "exponents.to(tl.uint8)", "fp32": "(exponents << 23).to(tl.float32, bitcast=True)"}
+    return StoredScales(
+        **vars(found),
+        power_of_two=scales.rule.rounding == "power_of_two",
+        rounded=scales.dtype == "e4m3",
+        from_amax=_from_amax(layout, scales),
+        from_exponents=powers.get(scales.dtype),
+        quotients=SCALED_VALUES[quotient_of(layout, field_of(layout, chunk), scales)],
+        fills_pad=_fills_pad(scales, found, pads),
+    )
+
+
+def _stored(layout: CacheLayout, chunk: Chunk, pads: list[Field]) -> StoredColumns:
+    """Template context of a chunk that writers store. Its scales take padding behind them from `pads`."""
+    field = field_of(layout, chunk)
     scales = layout.scales_of(field)
     packed = field.dtype == "e2m1"
-    quotient = quotient_of(layout, field, scales) if scales else None
-    doubled = quotient is Quotient.DOUBLED
+    doubled = scales is not None and quotient_of(layout, field, scales) is Quotient.DOUBLED
     encoded = {
         "e4m3": "_e4m3_bytes(values, ROUNDS_E4M3)",
         "e4m3fnuz": "_e4m3fnuz_bytes(values)",
         "e2m1": "_e2m1_pairs(doubles)" if doubled else "_e2m1_pairs(2.0 * values)",
     }
-    if scales and quotient:
-        power_of_two = scales.rule.rounding == "power_of_two"
-        powers = {"ue8m0": "exponents.to(tl.uint8)", "fp32": "(exponents << 23).to(tl.float32, bitcast=True)"}
-        placed["scales"] |= {
-            "power_of_two": power_of_two,
-            "rounded": scales.dtype == "e4m3",
-            "from_amax": _from_amax(layout, scales),
-            "from_exponents": powers.get(scales.dtype),
-            "quotients": SCALED_VALUES[quotient],
-        }
-    return {
-        **placed,
-        "block": chunk.block,
-        "places": chunk.block // 2 if packed else chunk.block,
-        "count": chunk.columns // 2 if packed else chunk.columns,
-        "rows": _rows(layout, field, _skipped(layout, chunk)),
-        "alignment": _alignment(layout, field, _skipped(layout, chunk), _written_bytes(field)),
-        "packed": packed,
-        "quotients": "doubles" if doubled else "values",
-        "limited": field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS,
-        "how": " and their scales" if scales else "",
-        "encoded": encoded.get(field.dtype, "x"),
-    }
+    return StoredColumns(
+        **vars(_columns(layout, chunk, _written_bytes(field))),
+        scales=_stored_scales(layout, scales, chunk, pads) if scales else None,
+        block=chunk.block,
+        places=chunk.block // 2 if packed else chunk.block,
+        count=chunk.columns // 2 if packed else chunk.columns,
+        quotients="doubles" if doubled else "values",
+        limited=field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS,
+        how=" and their scales" if scales else "",
+        encoded=encoded.get(field.dtype, "x"),
+    )
 
 
 def _pads(layout: CacheLayout) -> list[Field]:
@@ -294,74 +298,73 @@ def _pads(layout: CacheLayout) -> list[Field]:
     return runs
 
 
-def _filled(scales: ScalesField, block: int, pads: list[Field]) -> Field | None:
-    """Return the padding after the scales, if it has room for the extra columns of their block."""
-    end = scales.offset + scales.nbytes
-    for pad in pads:
-        if (pad.plane, pad.offset) == (scales.plane, end) and pad.nbytes >= (block - scales.count) * scales.itemsize:
-            return pad
-    return None
+def _fills_pad(scales: ScalesField, stored: Scales, pads: list[Field]) -> bool:
+    """Whether the padding after the scales has room for the padding of their block, which it then takes from `pads`."""
+    end, extra = scales.offset + scales.nbytes, (stored.block - scales.count) * scales.itemsize
+    if not stored.masked or stored.count != scales.count or stored.order != "in order":
+        return False
+    for number, pad in enumerate(pads):
+        if (pad.plane, pad.offset) == (scales.plane, end) and pad.nbytes >= extra:
+            rest = Field("pad", pad.dtype, pad.count - extra, pad.plane, pad.offset + extra)
+            pads[number : number + 1] = [rest] if pad.count > extra else []
+            return True
+    return False
 
 
-def _writes(layout: CacheLayout, chunks: tuple[Chunk, ...]) -> dict[str, Any]:
+def writes_of(layout: CacheLayout, chunks: Sequence[Chunk]) -> tuple[list[StoredColumns], list[Pad]]:
     """Return the chunks that writers store, and the remaining padding."""
-    found = [_stored(layout, chunk) for chunk in chunks]
-    pads = _pads(layout)
-    for chunk, one in zip(chunks, found, strict=True):
-        scales, place = layout.scales_of(_field_of(layout, chunk)), one["scales"]
-        if not scales:
-            continue
-        whole = place["masked"] and place["count"] == scales.count and place["order"] == "in order"
-        pad = _filled(scales, place["block"], pads) if whole else None
-        place["fills_pad"] = pad is not None
-        if pad is not None:
-            covered = (place["block"] - scales.count) * scales.itemsize
-            rest = [Field("pad", pad.dtype, pad.count - covered, pad.plane, pad.offset + covered)]
-            pads[pads.index(pad) : pads.index(pad) + 1] = rest if pad.count > covered else []
-    return {"stored": found, "pads": [_pad(layout, pad) for pad in pads if chunks]}
+    pads = _pads(layout) if chunks else []
+    return [_stored(layout, chunk, pads) for chunk in chunks], [_pad(layout, pad) for pad in pads]
 
 
-def _pad(layout: CacheLayout, pad: Field) -> dict[str, Any]:
+def _pad(layout: CacheLayout, pad: Field) -> Pad:
     """Template context of padding."""
     block = next_power_of_2(pad.count)
     masked = f"valid[:, None] & (pad < {pad.count})[None, :]"
-    return {
-        "block": block,
-        "rows": _rows(layout, pad),
-        "alignment": _alignment(layout, pad),
-        "mask": masked if block > pad.count else "valid[:, None]",
-    }
+    return Pad(
+        block=block,
+        rows=_rows(layout, pad),
+        alignment=_alignment(layout, pad),
+        mask=masked if block > pad.count else "valid[:, None]",
+    )
 
 
-def _conversions(layout: CacheLayout, dtype: str, *, reads: bool, writes: bool) -> dict[str, Any]:
-    """Return the helpers that a module needs to decode and encode its dtypes."""
+def decodes(layout: CacheLayout, *, reads: bool, writes: bool) -> Decodes:
+    """Return the dtypes that a module decodes. Writers decode the e4m3 scales that they round."""
+    scales = {scales.dtype for field in layout.data if (scales := layout.scales_of(field))}
+    found = {field.dtype for field in layout.data} | scales if reads else set()
+    return Decodes(
+        e4m3="e4m3" in found or (writes and "e4m3" in scales),
+        e4m3fnuz="e4m3fnuz" in found,
+        e2m1="e2m1" in found,
+        ue8m0="ue8m0" in found,
+    )
+
+
+def encodes(layout: CacheLayout, dtype: str, *, writes: bool) -> Encodes:
+    """Return the helpers that a module encodes columns of a dtype of the model with."""
+    if not writes:
+        return Encodes()
     scaled = [(field, scales) for field in layout.data if (scales := layout.scales_of(field))]
     data = {field.dtype for field in layout.data}
-    stored_as = {scales.dtype for _, scales in scaled}
-    quotients = {quotient_of(layout, field, scales) for field, scales in scaled if writes}
+    quotients = {quotient_of(layout, field, scales) for field, scales in scaled}
     exact = Quotient.EXACT in quotients or any(
-        field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS for field in layout.data if writes
+        field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS for field in layout.data
     )
     powers = Quotient.POWER_OF_TWO in quotients
-    short = writes and short_quotients(layout)
+    short = short_quotients(layout)
     short_scales = any(amax_scale_of(layout, scales) is AmaxScale.SHORT for _, scales in scaled)
     halves = short and dtype == "bf16"  # fp16 is as wide as the fp16 columns themselves
-    return {
-        "decodes": {
-            name: (reads and name in data | stored_as) or (writes and name in stored_as and name == "e4m3")
-            for name in ("e4m3", "e4m3fnuz", "e2m1", "ue8m0")
-        },
-        "encodes": {
-            "e4m3": writes and "e4m3" in data | stored_as,
-            "e4m3fnuz": writes and "e4m3fnuz" in data,
-            "e2m1": writes and "e2m1" in data,
-            "e2m1_halves": halves,
-            "short": short and (not halves or short_scales),
-            "exponents": powers,
-            "reciprocals": powers or exact,
-            "quotients": exact,
-        },
-    }
+    return Encodes(
+        e4m3="e4m3" in data | {scales.dtype for _, scales in scaled},
+        e4m3fnuz="e4m3fnuz" in data,
+        e2m1="e2m1" in data,
+        e2m1_halves=halves,
+        short=short and (not halves or short_scales),
+        exponents=powers,
+        reciprocals=powers or exact,
+        quotients=exact,
+    )
 
 
 def _row_sum(layout: CacheLayout) -> str:
@@ -371,58 +374,58 @@ def _row_sum(layout: CacheLayout) -> str:
     return text if len(text) <= SUM_LENGTH else "the fields above"
 
 
-def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
+def context(plan: Plan, caches: Caches, cache: StoredCache) -> LayoutModule:
     """Template context of one of the caches."""
     reads = any(name in plan.spec.wrappers for name in READERS)
     writes = any(name in plan.spec.wrappers for name in WRITERS)
-    return {
-        **bytes_context(plan, cache.layout, cache.tiled, reads=reads, writes=writes),
-        "stores": "a cached token",
-        "attends": plan.find(SparseDecodePlan) is not None,
-        "chunks": [dataclasses.asdict(chunk) | {"masked": chunk.masked} for chunk in caches.chunks],
-        "loaded": [_loaded(cache.layout, chunk) for chunk in caches.chunks if reads],
-    }
+    return replace(
+        bytes_context(plan, cache.layout, cache.tiled, reads=reads, writes=writes),
+        attends=plan.find(SparseDecodePlan) is not None,
+        chunks=caches.chunks,
+        loaded=[_loaded(cache.layout, chunk) for chunk in caches.chunks if reads],
+    )
 
 
 def bytes_text(layout: CacheLayout, field: Field) -> tuple[str, str | None]:
-    """Template context for the bytes of any field: their addresses as a column, and the alignment of these."""
+    """Return text for the bytes of any field: their addresses as a column, and the alignment of these."""
     run = Field(field.name, "u8", field.nbytes, field.plane, field.offset)
     return _rows(layout, run), _alignment(layout, run)
 
 
 def bytes_context(
     plan: Plan, layout: CacheLayout, tiled: tuple[Chunk, ...], *, reads: bool, writes: bool
-) -> dict[str, Any]:
+) -> LayoutModule:
     """Template context for a layout's bytes, and the blocks of a row's stores."""
-    unit = unit_of(layout)
+    unit, dtype = unit_of(layout), plan.spec.model.dtype
     unit_name = "bytes" if unit == 1 else "columns"
-    values = [field for field in layout.fields if not isinstance(field, PadField)]
-    return {
-        "dtype": plan.spec.model.dtype,
-        "layout": layout,
-        "plane_sizes": [width // unit for width in layout.plane_bytes],
-        "row_constant": f"ROW_{unit_name.upper()}",
-        "row_sum": _row_sum(layout),
-        "row_size": layout.row_bytes // unit,
-        "row_alignment": max(field.itemsize for field in values) // unit,
-        "page_multiple": math.lcm(layout.page_multiple, unit) // unit,
-        "unit_name": unit_name,
-        "element": FLOATS[plan.spec.model.dtype],
-        "args": arguments(layout),
-        "load_parameters": typed(arguments(layout)["load"]),
-        "store_parameters": typed(arguments(layout)["store"]),
-        "pad_parameters": typed(f"{arguments(layout)['rows']}, valid, ALIGNMENT"),
-        "reads": reads,
-        "pieces": None,
-        "whole": True,
-        **_writes(layout, tiled if writes else ()),
-        **_conversions(layout, plan.spec.model.dtype, reads=reads, writes=writes),
-    }
+    stored, pads = writes_of(layout, tiled if writes else ())
+    return LayoutModule(
+        dtype=dtype,
+        layout=layout,
+        plane_sizes=[width // unit for width in layout.plane_bytes],
+        row_constant=f"ROW_{unit_name.upper()}",
+        row_sum=_row_sum(layout),
+        row_size=layout.row_bytes // unit,
+        row_alignment=max(field.itemsize for field in layout.fields if not isinstance(field, PadField)) // unit,
+        page_multiple=math.lcm(layout.page_multiple, unit) // unit,
+        unit_name=unit_name,
+        element=FLOATS[dtype],
+        args=arguments(layout),
+        load_parameters=typed(load_text(layout)),
+        store_parameters=typed(store_text(layout)),
+        pad_parameters=typed(f"{rows_text(layout)}, valid, ALIGNMENT"),
+        pieces_parameters=typed(store_text(layout, "pieces")),
+        reads=reads,
+        stored=stored,
+        pads=pads,
+        decodes=decodes(layout, reads=reads, writes=writes),
+        encodes=encodes(layout, dtype, writes=writes),
+    )
 
 
 def files(plan: Plan, caches: Caches) -> list[GeneratedFile]:
     """Return the modules of the layouts of the cache and, if it has another layout, of the second cache."""
-    found = [generated(MODULE, context(plan, caches, caches.main))]
+    found = [generated(MODULE, vars(context(plan, caches, caches.main)))]
     if caches.other:
-        found.append(generated(EXTRA_MODULE, context(plan, caches, caches.other), MODULE))
+        found.append(generated(EXTRA_MODULE, vars(context(plan, caches, caches.other)), MODULE))
     return found

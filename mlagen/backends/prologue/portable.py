@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from mlagen.backends.parts import cache_argument, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, common
+from mlagen.backends.parts.layout_module import StoredColumns
 from mlagen.layout import CacheLayout
 from mlagen.plan import Chunk, Plan, ProloguePlan
 from mlagen.plan.families.prologue import OVER_HEADS, OVER_ROPE
@@ -18,26 +20,26 @@ MODULE = "prologue"
 INSERT, INSERT_PADDED = OVER_HEADS
 
 
-def _row(plan: Plan, one: CacheLayout, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _row(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> list[dict[str, Any]]:
     """Return the blocks of a row as the cache stores it, each with its source in one tensor or in two."""
     d_c, found = plan.spec.model.kv_lora_rank, []
     for chunk in chunks:
-        name, start, end = chunk["name"], chunk["start"], chunk["end"]
-        block, columns = f"tl.arange(0, {chunk['block']})", f"{name}_columns"
+        name, start, end = chunk.name, chunk.start, chunk.end
+        block, columns = f"tl.arange(0, {chunk.block})", f"{name}_columns"
         turns, both = end > d_c, start < d_c < end
         latent_ptrs = f"kv_c_rows[:, None] + {columns}[None, :]"
         rope_ptrs = f"k_pe_rows[:, None] + ({columns} - ROPE_START)[None, :]"
         changed = "(has_weight != 0)" if not turns else f"(({columns} >= ROPE_START)[None, :] | (has_weight != 0))"
         found.append(
             {
-                **chunk,
+                **vars(chunk),
                 "columns_text": f"{start} + {block}" if start else block,
                 "turns": turns,
                 "both": both,
                 "ptrs": rope_ptrs if turns else latent_ptrs,
                 "whole_alignment": alignment_of(start),
                 "alignment": alignment_of(math.gcd(start, d_c) if both else start - d_c if turns else start),
-                "there": f"there[:, None]{f' & ({columns} < {end})[None, :]' if chunk['masked'] else ''}",
+                "there": f"there[:, None]{f' & ({columns} < {end})[None, :]' if chunk.masked else ''}",
                 "whole_weighs": f"(has_weight != 0) & ({columns} < {end})",
                 "weighs": f"(has_weight != 0) & ({columns} < {min(end, d_c)})",
                 "changed": f"valid[:, None] & {changed}" if both or not turns else "valid[:, None]",
@@ -116,8 +118,8 @@ def _kernels(plan: Plan, family: ProloguePlan) -> dict[str, Any]:
     of_layout = layout.context(plan, family.caches, family.caches.main)
     return {
         **_shared(plan),
-        **{name: of_layout[name] for name in ("unit_name", "element", "args", "pads")},
-        "stored": _row(plan, family.caches.main.layout, of_layout["stored"]),
+        **{name: getattr(of_layout, name) for name in ("unit_name", "element", "args", "pads")},
+        "stored": _row(plan, family.caches.main.layout, of_layout.stored),
         "latent": [_latent(chunk) for chunk in family.latent],
     }
 
