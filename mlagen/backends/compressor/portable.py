@@ -119,9 +119,8 @@ def _wrappers(plan: Plan, side: Side, keys: Side | None) -> dict[str, Any]:
     """Context of the wrappers' template."""
     return {
         **_shared(plan, side),
-        **cache_argument.described(plan, side.layout, side.of_layout),
+        **vars(cache_argument.described(plan, side.layout, side.of_layout)),
         "rope_start": side.rope_start,
-        "takes_pages": False,
         "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
         "keys_module": keys and keys.module,
         "keys_columns": keys and keys.layout.columns,

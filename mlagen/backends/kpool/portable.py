@@ -56,7 +56,7 @@ def _wrappers(plan: Plan, family: KpoolPlan) -> dict[str, Any]:
     assert scales is not None  # checked by the plan
     assert query_scales is not None
     return found | {
-        **cache_argument.described(plan, rows.layout, indexer_layout.keys_context(plan, rows)),
+        **vars(cache_argument.described(plan, rows.layout, indexer_layout.keys_context(plan, rows))),
         "values_dtype": VALUES_DTYPES[rows.values.dtype],
         "is_ue8m0": scales.rule.rounding == "power_of_two",
         "query_formula": query_scales.formula,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 from mlagen.backends.parts import layout
 from mlagen.backends.parts.common import TORCH_DTYPES
@@ -13,6 +13,46 @@ from mlagen.plan import Caches, Plan, StoredCache
 # Values of vLLM's kv_cache_dtype for a layout, in addition to the layout's name.
 KV_CACHE_DTYPES = {"fp8_per_tensor": ("fp8", "fp8_e4m3")}
 BLOCK_SIZE = 64  # tokens a page by default, if the spec does not say it
+
+
+@dataclass(frozen=True)
+class CacheArgument:
+    """Template context of a cache as wrappers check and describe it.
+
+    Attributes:
+        row_constant: name of the constant with a row's elements.
+        unit_name: "bytes" or "columns", the elements of the cache tensor.
+        row_alignment: rows begin at multiples of this many elements.
+        cache_dtypes: accepted dtypes, as entries of a tuple.
+        cache_strides: the strides, joined by |, as text.
+        cache_doc: text of the argument, for docstrings.
+        takes_pages: whether a page may also be one row of bytes.
+    """
+
+    row_constant: str
+    unit_name: str
+    row_alignment: int
+    cache_dtypes: str
+    cache_strides: str
+    cache_doc: str
+    takes_pages: bool
+
+
+@dataclass(frozen=True)
+class NamedArgument(CacheArgument):
+    """Template context of a cache that wrappers also know by vLLM's name of its layout.
+
+    Attributes:
+        kv_cache_dtypes: accepted values of kv_cache_dtype, as entries of a tuple.
+        kv_cache_dtypes_doc: the same for docstrings.
+        default_kv_cache_dtype: its default, as text.
+        block_size: tokens per page by default.
+    """
+
+    kv_cache_dtypes: str
+    kv_cache_dtypes_doc: str
+    default_kv_cache_dtype: str
+    block_size: int
 
 
 def _texts(strings: tuple[str, ...], name: str) -> str:
@@ -29,29 +69,31 @@ def _cache_doc(plan: Plan, cached: CacheLayout) -> str:
     return f"8-bit [pages, block_size, {cached.row_bytes}], any block_size, {strides}."
 
 
-def context(plan: Plan, caches: Caches, cache: StoredCache) -> dict[str, Any]:
-    """Template context of a cache of attention as wrappers check and describe it, by name of its layout too."""
+def context(plan: Plan, caches: Caches, cache: StoredCache) -> NamedArgument:
+    """Template context of a cache of attention as wrappers check and describe it."""
     cached = cache.layout
     auto = ("auto", TORCH_DTYPES[plan.spec.model.dtype])
     names = (*(KV_CACHE_DTYPES.get(cached.name, ()) if cached.quantised else auto), cached.name)
-    return {
-        **described(plan, cached, layout.context(plan, caches, cache)),
-        "takes_pages": True,
-        "kv_cache_dtypes": _texts(names[:-1], "LAYOUT"),
-        "kv_cache_dtypes_doc": " or ".join(f'"{name}"' for name in names),
-        "default_kv_cache_dtype": f'"{names[0]}"',
-        "block_size": cache.block_size or BLOCK_SIZE,
-    }
+    return NamedArgument(
+        **vars(described(plan, cached, layout.context(plan, caches, cache), takes_pages=True)),
+        kv_cache_dtypes=_texts(names[:-1], "LAYOUT"),
+        kv_cache_dtypes_doc=" or ".join(f'"{name}"' for name in names),
+        default_kv_cache_dtype=f'"{names[0]}"',
+        block_size=cache.block_size or BLOCK_SIZE,
+    )
 
 
-def described(plan: Plan, cached: CacheLayout, of_layout: LayoutModule) -> dict[str, Any]:
+def described(plan: Plan, cached: CacheLayout, of_layout: LayoutModule, *, takes_pages: bool = False) -> CacheArgument:
     """Template context of any cache as wrappers check and describe it; `of_layout` is that of its layout's module."""
     fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
     bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
     dtypes = bytes_dtypes if cached.quantised else (TORCH_DTYPES[plan.spec.model.dtype],)
-    return {
-        **{name: getattr(of_layout, name) for name in ("row_constant", "unit_name", "row_alignment")},
-        "cache_dtypes": ", ".join(f"torch.{name}" for name in dtypes) + ("," if len(dtypes) == 1 else ""),
-        "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
-        "cache_doc": _cache_doc(plan, cached),
-    }
+    return CacheArgument(
+        row_constant=of_layout.row_constant,
+        unit_name=of_layout.unit_name,
+        row_alignment=of_layout.row_alignment,
+        cache_dtypes=", ".join(f"torch.{name}" for name in dtypes) + ("," if len(dtypes) == 1 else ""),
+        cache_strides="call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
+        cache_doc=_cache_doc(plan, cached),
+        takes_pages=takes_pages,
+    )

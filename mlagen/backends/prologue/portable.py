@@ -128,7 +128,7 @@ def _wrappers(plan: Plan, family: ProloguePlan) -> dict[str, Any]:
     """Context of the wrappers' template."""
     return {
         **_shared(plan),
-        **cache_argument.context(plan, family.caches, family.caches.main),
+        **vars(cache_argument.context(plan, family.caches, family.caches.main)),
         "inserts": INSERT in plan.spec.wrappers,
         "inserts_padded": INSERT_PADDED in plan.spec.wrappers,
         "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
