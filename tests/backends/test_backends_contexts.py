@@ -19,7 +19,7 @@ from jinja2 import meta, nodes
 
 from mlagen.backends import files
 from mlagen.emit.render import source_path, template_dir, wrapped
-from mlagen.plan import Plan, load_plan, make_plan
+from mlagen.plan import IndexerCachePlan, Plan, load_plan, make_plan
 from mlagen.spec import Spec
 
 
@@ -80,27 +80,37 @@ def named(template: str) -> set[str]:
     return {name for one in joined(template) for name in meta.find_undeclared_variables(tree(one))}
 
 
-# Layouts that no checked-in spec has: scales that no block holds in order, and bytes with columns of two chunks.
-SCALES = {"kind": "scales", "of": "latent", "dtype": "e4m3", "tile": 16, "interleave": 3} | {
-    "rounding": "nearest",
-    "divisor": 6,
-    "floor": 0.001953125,
-    "floor_on": "scale",
-}
-FURTHER = {
-    (96, 16): ({"kind": "latent", "dtype": "e2m1"}, SCALES, {"kind": "rope", "dtype": "bf16"}),
+# Caches of no checked-in spec. Rows: no block holds the scales in order, or a byte has columns of two chunks. Keys of
+# the indexer: blocks have padding and, with RoPE at the last columns, only one column of some pairs.
+RULE = {"kind": "scales", "rounding": "nearest", "divisor": 6, "floor": 0.01, "floor_on": "scale"}
+SCATTERED = {**RULE, "of": "latent", "dtype": "e4m3", "tile": 16, "interleave": 3}
+ROWS = {
+    (96, 16): ({"kind": "latent", "dtype": "e2m1"}, SCATTERED, {"kind": "rope", "dtype": "bf16"}),
     (33, 15): ({"kind": "row", "dtype": "e2m1"},),
+}
+KEYS = {"topk": 2048, "num_heads": 6, "head_dim": 97, "rope_head_dim": 30, "rope": "gptj"}
+KEYS_LAYOUT = {
+    "name": "own",
+    "fields": (
+        {"kind": "row", "dtype": "e4m3"},
+        {"kind": "pad", "bytes": 3},
+        {**RULE, "of": "row", "dtype": "fp32", "tile": 128},
+    ),
 }
 
 
 def plans() -> Iterator[Plan]:
-    """The plans of all specs, and of FURTHER layouts by their latent and RoPE columns."""
+    """The plans of all specs, and of ROWS and KEYS."""
     yield from map(load_plan, SPECS)
-    for (latent, rope), fields in FURTHER.items():
-        spec = attention_of("dsv32_fp8")
-        spec["model"] |= {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": latent}
-        spec["cache"]["layout"] = {"name": "own", "fields": fields}
-        yield make_plan(Spec.model_validate(spec))
+    data = attention_of("dsv32_fp8")
+    for (latent, rope), fields in ROWS.items():
+        model = data["model"] | {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": latent}
+        cache = {"layout": {"name": "own", "fields": fields}}
+        yield make_plan(Spec.model_validate(data | {"model": model, "cache": cache}))
+    wrappers = (*data["wrappers"], *IndexerCachePlan.WRAPPERS)
+    for rope_at in ("first", "last"):
+        indexer = {"indexer": {**KEYS, "rope_at": rope_at}, "indexer_cache": {"layout": KEYS_LAYOUT, "block_size": 64}}
+        yield make_plan(Spec.model_validate(data | indexer | {"wrappers": wrappers}))
 
 
 @cache

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from mlagen.backends.parts import indexer_layout, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of
-from mlagen.backends.parts.layout_module import StoredColumns
-from mlagen.layout import Field
+from mlagen.backends.parts.layout_module import Arguments, Pad, StoredColumns
+from mlagen.layout import CacheLayout, Field, ScalesField
 from mlagen.plan import IndexerCachePlan, IndexerRows, Plan
 from mlagen.plan.tiles.chunks import next_power_of_2
+from mlagen.spec import Indexer
 from mlagen.work import ITEMSIZE
 
 MODULE = "indexer_cache"
@@ -25,6 +26,219 @@ WRITE, GATHER, QUERY, NORMALISE, BOTH = (
 )
 
 
+@dataclass(frozen=True)
+class Rope:
+    """Template context for RoPE.
+
+    Attributes:
+        columns: number of rotated columns.
+        start, end: these columns.
+        half: number of their pairs.
+        neox: whether a pair's columns are `half` apart, not neighbours.
+        in_registers: whether both columns of a pair are always in one block.
+        step: columns from one of a pair to the other.
+        step_aligned, angles_aligned: whether that step and the angles of a block begin at aligned addresses.
+    """
+
+    columns: int
+    start: int
+    end: int
+    half: int
+    neox: bool
+    in_registers: bool
+    step: int
+    step_aligned: bool
+    angles_aligned: bool
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of a row.
+
+    Attributes:
+        name: its variable.
+        start: its first column.
+        turns: whether it has the first columns of rotated pairs.
+        other: the piece with the second columns; None if they are in the same one.
+        angle: number of its first angle.
+    """
+
+    name: str
+    start: int
+    turns: bool
+    other: str | None
+    angle: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a row as kernels load and store it.
+
+    Attributes:
+        name: suffix of its variables.
+        start, end: its columns.
+        block: its width.
+        masked: whether it has padding.
+        columns_text: its columns, as text.
+        there, there_named: masks of its loads, as text, with columns in a variable `columns` or of the block's name.
+        source_alignment: known alignment of its addresses, as text.
+        turns: whether it has rotated columns.
+        store: arguments of its store_..., as text.
+    """
+
+    name: str
+    start: int
+    end: int
+    block: int
+    masked: bool
+    columns_text: str
+    there: str
+    there_named: str
+    source_alignment: str
+    turns: bool
+    store: str
+
+
+@dataclass(frozen=True)
+class CopiedField:
+    """A field that the gather copies.
+
+    Attributes:
+        name: suffix of its variables, "values" or "scales".
+        bytes: its bytes.
+        block: bytes of its block, with padding if `masked`.
+        rows: addresses in each row, as text.
+        alignment, out_alignment: known alignment of these and of the addresses in the output, as text.
+    """
+
+    name: str
+    bytes: int
+    block: int
+    masked: bool
+    rows: str
+    alignment: str | None
+    out_alignment: str
+
+
+@dataclass(frozen=True)
+class PartsDoc:
+    """Descriptions of a gathered key's parts, for docstrings.
+
+    Attributes:
+        values, scales: the parts.
+        takes_scales: accepted tensors for scales.
+    """
+
+    values: str
+    takes_scales: str
+    scales: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts that both templates take.
+
+    Attributes:
+        dtype: the model's dtype.
+        layout: layout of the keys.
+        writes_keys, gathers, quantises_query, normalises, both: the wrappers of the package.
+        groups: whether keys may be those of groups of tokens.
+        writes: whether a wrapper writes keys.
+        needs_e4m3, query_needs_e4m3: whether keys and the query depend on the device's e4m3 support.
+        packed: whether a byte holds two columns.
+        turns: whether RoPE rotates columns.
+        turn: RoPE.
+        query_bytes, query_scale_bytes, key_bytes, key_scale_bytes: bytes of values and of scales.
+    """
+
+    dtype: str
+    layout: CacheLayout
+    writes_keys: bool
+    gathers: bool
+    quantises_query: bool
+    normalises: bool
+    both: bool
+    groups: bool
+    writes: bool
+    needs_e4m3: bool
+    query_needs_e4m3: bool
+    packed: bool
+    turns: bool
+    turn: Rope
+    query_bytes: int
+    query_scale_bytes: int
+    key_bytes: int
+    key_scale_bytes: int
+
+
+@dataclass(frozen=True)
+class Kernels(Facts):
+    """Context of the kernels' template.
+
+    Attributes:
+        element: Triton's name of the model's dtype.
+        args: text for argument lists of the layout's helpers.
+        pads: padding that writers store.
+        stored, query_stored: blocks of a key and of a head of the query.
+        pieces: pieces of a row that kernels load and rotate; empty if they load whole rows.
+        piece_columns: columns of a piece; None for whole rows.
+        binds_pieces: whether a variable holds the tuple of the pieces.
+        pieces_store: arguments of store_pieces, as text.
+        parts: fields that the gather copies.
+    """
+
+    element: str
+    args: Arguments
+    pads: Sequence[Pad]
+    stored: Sequence[Block]
+    query_stored: Sequence[Block]
+    pieces: Sequence[Piece]
+    piece_columns: int | None
+    binds_pieces: bool
+    pieces_store: str
+    parts: Sequence[CopiedField]
+
+
+@dataclass(frozen=True)
+class Wrappers(Facts):
+    """Context of the wrappers' template.
+
+    Attributes:
+        indexer: the spec's indexer.
+        row_constant: name of the constant with a row's elements.
+        unit_name: "bytes" or "columns", the elements of the cache tensor.
+        row_alignment: rows begin at multiples of this many elements.
+        takes_pages: whether a page may also be one row of bytes.
+        query_padded: whether the query's bytes have padding.
+        scales, query_scales: scales of a key and of a head of the query.
+        scale_alignment: known alignment of a row of gathered scales, in bytes.
+        one_scale: whether a key has one scale, in fp32.
+        parts_doc: the outputs of the gather.
+        cache_dtypes: accepted dtypes, as entries of a tuple.
+        values_dtype: torch's name of the dtype of values.
+        cache_strides: the strides, joined by |.
+        is_ue8m0: whether scales are powers of two.
+        torch_dtype: torch's name of the model's dtype.
+    """
+
+    indexer: Indexer
+    row_constant: str
+    unit_name: str
+    row_alignment: int
+    takes_pages: bool
+    query_padded: bool
+    scales: ScalesField
+    query_scales: ScalesField | None
+    scale_alignment: int
+    one_scale: bool
+    parts_doc: PartsDoc
+    cache_dtypes: str
+    values_dtype: str
+    cache_strides: str
+    is_ue8m0: bool
+    torch_dtype: str
+
+
 def _aligned(nbytes: int) -> str:
     """Return the known alignment of addresses this many bytes from an aligned one, as a constexpr's text."""
     known = math.gcd(nbytes, FULL_ALIGNMENT)
@@ -33,27 +247,27 @@ def _aligned(nbytes: int) -> str:
     return f"{known} if ALIGNMENT == {FULL_ALIGNMENT} else 1" if known > 1 else "1"
 
 
-def _turn(rows: IndexerRows) -> dict[str, Any]:
+def _turn(rows: IndexerRows) -> Rope:
     """Template context for RoPE: rotated columns, and how pairs are joined."""
     width, start, neox = rows.indexer.rope_head_dim, rows.rope_start, rows.indexer.rope == "neox"
     half = width // 2
     step = half if neox else 1
     # Position of the angles of a block's first pair in a row of the table. A block has an even number of columns.
     first = start if neox else start // 2
-    return {
-        "columns": width,
-        "start": start,
-        "end": start + width,
-        "half": half,
-        "neox": neox,
-        "in_registers": not neox and start % 2 == 0,  # else the columns of a pair may be in different blocks
-        "step": step,
-        "step_aligned": step * ITEMSIZE % FULL_ALIGNMENT == 0,
-        "angles_aligned": math.gcd(half, first) * ITEMSIZE % FULL_ALIGNMENT == 0,
-    }
+    return Rope(
+        columns=width,
+        start=start,
+        end=start + width,
+        half=half,
+        neox=neox,
+        in_registers=not neox and start % 2 == 0,  # else the columns of a pair may be in different blocks
+        step=step,
+        step_aligned=step * ITEMSIZE % FULL_ALIGNMENT == 0,
+        angles_aligned=math.gcd(half, first) * ITEMSIZE % FULL_ALIGNMENT == 0,
+    )
 
 
-def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
+def _pieces(rows: IndexerRows, name: str) -> list[Piece]:
     """Return the pieces of a row that kernels load and rotate; empty if they load whole rows."""
     width, indexer, names = rows.piece, rows.indexer, indexer_layout.pieces_of(rows, name)
     if width is None:
@@ -66,113 +280,119 @@ def _pieces(rows: IndexerRows, name: str) -> list[dict[str, Any]]:
         turns = 0 <= inside < (span // 2 if neox else span)
         other = names[number + span // 2 // width] if turns and neox else None
         angle = inside if neox else inside // 2
-        found.append({"name": piece, "start": start, "turns": turns, "other": other, "angle": angle})
+        found.append(Piece(piece, start, turns, other, angle))
     return found
 
 
-def _chunks(rows: IndexerRows, chunks: Sequence[StoredColumns], store: Any) -> list[dict[str, Any]]:
-    """Return a row's blocks, as kernels load and store them."""
+def _chunks(rows: IndexerRows, chunks: Sequence[StoredColumns], store: Callable[[str], str]) -> list[Block]:
+    """Return a row's blocks, as kernels load and store them. `store` returns the arguments of a block's store_..."""
     start, end = rows.rope_start, rows.rope_start + rows.indexer.rope_head_dim
     found = []
     for chunk in chunks:
         block = f"tl.arange(0, {chunk.block})"
         there, inside = "there[:, None]", f"< {chunk.end})[None, :]"
         found.append(
-            {
-                **vars(chunk),
-                "columns_text": f"{chunk.start} + {block}" if chunk.start else block,
-                "there": f"{there} & (columns {inside}" if chunk.masked else there,
-                "there_named": f"{there} & ({chunk.name}_columns {inside}" if chunk.masked else there,
-                "source_alignment": alignment_of(chunk.start),
-                "turns": bool(end > start and chunk.start < end and start < chunk.end),
-                "store": store(chunk.name),
-            }
+            Block(
+                name=chunk.name,
+                start=chunk.start,
+                end=chunk.end,
+                block=chunk.block,
+                masked=chunk.masked,
+                columns_text=f"{chunk.start} + {block}" if chunk.start else block,
+                there=f"{there} & (columns {inside}" if chunk.masked else there,
+                there_named=f"{there} & ({chunk.name}_columns {inside}" if chunk.masked else there,
+                source_alignment=alignment_of(chunk.start),
+                turns=end > start and chunk.start < end and start < chunk.end,
+                store=store(chunk.name),
+            )
         )
     return found
 
 
-def _part(rows: IndexerRows, name: str, field: Field) -> dict[str, Any]:
+def _part(rows: IndexerRows, name: str, field: Field) -> CopiedField:
     """Template context of a field that the gather copies."""
     pointers, alignment = layout.bytes_text(rows.layout, field)
     block = next_power_of_2(field.nbytes)
-    return {
-        "name": name,
-        "bytes": field.nbytes,
-        "block": block,
-        "masked": block > field.nbytes,
-        "rows": pointers,
-        "alignment": alignment,
-        "out_alignment": "ALIGNMENT" if name == "values" else _aligned(field.nbytes),
-    }
+    return CopiedField(
+        name=name,
+        bytes=field.nbytes,
+        block=block,
+        masked=block > field.nbytes,
+        rows=pointers,
+        alignment=alignment,
+        out_alignment="ALIGNMENT" if name == "values" else _aligned(field.nbytes),
+    )
 
 
-def _parts_doc(rows: IndexerRows) -> dict[str, str]:
-    """Return descriptions of a gathered key's parts, for docstrings."""
+def _parts_doc(rows: IndexerRows) -> PartsDoc:
+    """Return descriptions of a gathered key's parts."""
     scales = rows.scales
     assert scales is not None
     taken = f"8-bit [N, {scales.nbytes}]"
     if scales.dtype == "fp32":
         taken += f" or float32 [N{'' if scales.count == 1 else f', {scales.count}'}]"
-    return {
-        "values": f"{rows.values.dtype}, two a byte" if rows.packed else rows.values.dtype,
-        "takes_scales": f"{taken}, any token stride",
-        "scales": f"{scales.count} x {scales.dtype}",
-    }
+    return PartsDoc(
+        values=f"{rows.values.dtype}, two a byte" if rows.packed else rows.values.dtype,
+        takes_scales=f"{taken}, any token stride",
+        scales=f"{scales.count} x {scales.dtype}",
+    )
 
 
-def _facts(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
-    """Return the context of both templates."""
+def _facts(plan: Plan, family: IndexerCachePlan) -> Facts:
+    """Return the facts that both templates take."""
     rows, wrappers = family.rows, plan.spec.wrappers
     scales, query_scales = rows.scales, rows.query.scales_of(rows.query.data[0])
     assert scales is not None  # checked by the plan
     assert query_scales is not None
-    return {
-        "dtype": plan.spec.model.dtype,
-        "layout": rows.layout,
-        "writes_keys": WRITE in wrappers,
-        "gathers": GATHER in wrappers,
-        "quantises_query": QUERY in wrappers,
-        "normalises": NORMALISE in wrappers,
-        "both": BOTH in wrappers,
-        "groups": NORMALISE in wrappers or family.rows.indexer.compress_ratio > 1,
-        "writes": not {WRITE, NORMALISE, BOTH}.isdisjoint(wrappers),
-        "needs_e4m3": layout.needs_e4m3(rows.layout),
-        "query_needs_e4m3": layout.needs_e4m3(rows.query),
-        "packed": rows.packed,
-        "turns": rows.indexer.rope_head_dim > 0,
-        "turn": _turn(rows),
-        "query_bytes": rows.query.data[0].nbytes,
-        "query_scale_bytes": query_scales.nbytes,
-        "key_bytes": rows.values.nbytes,
-        "key_scale_bytes": scales.nbytes,
-    }
+    return Facts(
+        dtype=plan.spec.model.dtype,
+        layout=rows.layout,
+        writes_keys=WRITE in wrappers,
+        gathers=GATHER in wrappers,
+        quantises_query=QUERY in wrappers,
+        normalises=NORMALISE in wrappers,
+        both=BOTH in wrappers,
+        groups=NORMALISE in wrappers or family.rows.indexer.compress_ratio > 1,
+        writes=not {WRITE, NORMALISE, BOTH}.isdisjoint(wrappers),
+        needs_e4m3=layout.needs_e4m3(rows.layout),
+        query_needs_e4m3=layout.needs_e4m3(rows.query),
+        packed=rows.packed,
+        turns=rows.indexer.rope_head_dim > 0,
+        turn=_turn(rows),
+        query_bytes=rows.query.data[0].nbytes,
+        query_scale_bytes=query_scales.nbytes,
+        key_bytes=rows.values.nbytes,
+        key_scale_bytes=scales.nbytes,
+    )
 
 
-def _kernels(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
+def _kernels(plan: Plan, family: IndexerCachePlan) -> Kernels:
     """Context of the kernels' template."""
     rows = family.rows
     cached, scales = rows.layout, rows.scales
     assert scales is not None  # checked by the plan
     of_keys, of_query = indexer_layout.keys_context(plan, rows), indexer_layout.query_context(plan, rows)
     query = of_query.stored[0].name
-    return {
-        **_facts(plan, family),
-        **{name: getattr(of_keys, name) for name in ("element", "args", "pads")},
-        "stored": _chunks(rows, of_keys.stored, lambda name: layout.store_text(cached, name)),
-        "query_stored": _chunks(
+    return Kernels(
+        **vars(_facts(plan, family)),
+        element=of_keys.element,
+        args=of_keys.args,
+        pads=of_keys.pads,
+        stored=_chunks(rows, of_keys.stored, lambda name: layout.store_text(cached, name)),
+        query_stored=_chunks(
             rows,
             of_query.stored,
             lambda name: indexer_layout.query_store_text(rows, indexer_layout.pieces_text(rows, name), "there"),
         ),
-        "pieces": _pieces(rows, query),
-        "piece_columns": rows.piece,
-        "binds_pieces": indexer_layout.binds_pieces(rows, query),
-        "pieces_store": layout.store_text(cached, indexer_layout.pieces_text(rows, query)),
-        "parts": [_part(rows, "values", rows.values), _part(rows, "scales", scales)],
-    }
+        pieces=_pieces(rows, query),
+        piece_columns=rows.piece,
+        binds_pieces=indexer_layout.binds_pieces(rows, query),
+        pieces_store=layout.store_text(cached, indexer_layout.pieces_text(rows, query)),
+        parts=[_part(rows, "values", rows.values), _part(rows, "scales", scales)],
+    )
 
 
-def _wrappers(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
+def _wrappers(plan: Plan, family: IndexerCachePlan) -> Wrappers:
     """Context of the wrappers' template."""
     rows = family.rows
     cached, query, scales, dtype = rows.layout, rows.query, rows.scales, rows.values.dtype
@@ -180,23 +400,25 @@ def _wrappers(plan: Plan, family: IndexerCachePlan) -> dict[str, Any]:
     of_keys = indexer_layout.keys_context(plan, rows)
     float_dtype = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}.get(dtype)
     bytes_dtypes = ["uint8", "int8", *([float_dtype] if float_dtype else [])]
-    return {
-        **_facts(plan, family),
-        **{name: getattr(of_keys, name) for name in ("row_constant", "unit_name", "row_alignment")},
-        "indexer": rows.indexer,
-        "takes_pages": False,
-        "query_padded": query.plane_bytes[0] > query.data[0].nbytes,
-        "query_scales": query.scales_of(query.data[0]),
-        "scales": scales,
-        "scale_alignment": math.gcd(scales.nbytes, FULL_ALIGNMENT),
-        "one_scale": (scales.dtype, scales.count) == ("fp32", 1),
-        "parts_doc": _parts_doc(rows),
-        "cache_dtypes": ", ".join(f"torch.{name}" for name in bytes_dtypes),
-        "values_dtype": float_dtype or "uint8",
-        "cache_strides": "call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
-        "is_ue8m0": scales.rule.rounding == "power_of_two",
-        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
-    }
+    return Wrappers(
+        **vars(_facts(plan, family)),
+        indexer=rows.indexer,
+        row_constant=of_keys.row_constant,
+        unit_name=of_keys.unit_name,
+        row_alignment=of_keys.row_alignment,
+        takes_pages=False,
+        query_padded=query.plane_bytes[0] > query.data[0].nbytes,
+        scales=scales,
+        query_scales=query.scales_of(query.data[0]),
+        scale_alignment=math.gcd(scales.nbytes, FULL_ALIGNMENT),
+        one_scale=(scales.dtype, scales.count) == ("fp32", 1),
+        parts_doc=_parts_doc(rows),
+        cache_dtypes=", ".join(f"torch.{name}" for name in bytes_dtypes),
+        values_dtype=float_dtype or "uint8",
+        cache_strides="call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
+        is_ue8m0=scales.rule.rounding == "power_of_two",
+        torch_dtype=TORCH_DTYPES[plan.spec.model.dtype],
+    )
 
 
 def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
@@ -204,10 +426,10 @@ def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
     found = [indexer_layout.keys_file(plan, family.rows)]
     if not {QUERY, BOTH}.isdisjoint(plan.spec.wrappers):
         found.append(indexer_layout.query_file(plan, family.rows))
-    return [*found, tiles.file(plan), generated(f"_{MODULE}_kernels", _kernels(plan, family))]
+    return [*found, tiles.file(plan), generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))]
 
 
 def modules(plan: Plan, family: IndexerCachePlan) -> list[Module]:
     """The module of the family's wrappers."""
     names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
-    return [Module(generated(MODULE, _wrappers(plan, family)), names)]
+    return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]
