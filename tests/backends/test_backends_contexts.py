@@ -19,7 +19,7 @@ from jinja2 import meta, nodes
 
 from mlagen.backends import files
 from mlagen.emit.render import source_path, template_dir, wrapped
-from mlagen.plan import IndexerCachePlan, Plan, load_plan, make_plan
+from mlagen.plan import IndexerCachePlan, Plan, ProloguePlan, load_plan, make_plan
 from mlagen.spec import Spec
 
 
@@ -100,14 +100,16 @@ KEYS_LAYOUT = {
 
 
 def plans() -> Iterator[Plan]:
-    """The plans of all specs, and of ROWS and KEYS."""
+    """The plans of all specs, of ROWS and KEYS, and of a prologue with neox pairs."""
     yield from map(load_plan, SPECS)
     data = attention_of("dsv32_fp8")
     for (latent, rope), fields in ROWS.items():
-        model = data["model"] | {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": latent}
+        columns = {"kv_lora_rank": latent, "qk_rope_head_dim": rope, "v_head_dim": latent}
         cache = {"layout": {"name": "own", "fields": fields}}
-        yield make_plan(Spec.model_validate(data | {"model": model, "cache": cache}))
+        yield make_plan(Spec.model_validate(data | {"model": data["model"] | columns, "cache": cache}))
     wrappers = (*data["wrappers"], *IndexerCachePlan.WRAPPERS)
+    neox = {"model": data["model"] | {"rope": "neox"}, "wrappers": (*data["wrappers"], *ProloguePlan.WRAPPERS)}
+    yield make_plan(Spec.model_validate(data | neox))
     for rope_at in ("first", "last"):
         indexer = {"indexer": {**KEYS, "rope_at": rope_at}, "indexer_cache": {"layout": KEYS_LAYOUT, "block_size": 64}}
         yield make_plan(Spec.model_validate(data | indexer | {"wrappers": wrappers}))
