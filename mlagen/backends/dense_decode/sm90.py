@@ -70,7 +70,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
         **_lengths(plan),
         "by_rows": {"begin": "gl.convert_layout(", "end": f", {row_context(sm90)['result']})"},
         "p0": p0_place(sm90),
-        **shared(*seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready")),
+        **vars(shared(*seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready"))),
     }
 
 
@@ -86,7 +86,7 @@ def _dense_e4m3_details(plan: Plan, *units: str) -> dict[str, Any]:
         "product_keys": PRODUCT_DEPTH,
         "chunks": sm90.block_n // PRODUCT_DEPTH,
         "half_words": sm90.d_half // 4,
-        **shared(("q_l", "q_r", "k_l", "k_r", *tails), statistics, ("k_ready",)),
+        **vars(shared(("q_l", "q_r", "k_l", "k_r", *tails), statistics, ("k_ready",))),
     }
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from mlagen.backends.parts.common import Signature, chunk_of
-from mlagen.backends.parts.gluon import Sm90Kernels, register_split, required, rescaling
-from mlagen.backends.parts.grouped import interface, shared
-from mlagen.plan import SM90, DenseFwdPlan, Plan
+from mlagen.backends.parts.common import Signature
+from mlagen.backends.parts.gluon import Rescaling, Sm90Kernels, register_split, required, rescaling
+from mlagen.backends.parts.grouped import Interface, SharedMemory, interface, shared
+from mlagen.plan import SM90, Chunk, DenseFwdPlan, Plan
+from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan
 from mlagen.plan.sm90.kernel import RESCALE_THRESHOLD_LOG2, register_columns
 from mlagen.work import ITEMSIZE
 
@@ -30,6 +32,34 @@ def _portable_arguments(plan: Plan) -> Signature:
         ("scale_log2", "fp32"),
         *((name, "i64") for name in strides),
     )
+
+
+@dataclass(frozen=True)
+class Kernel(Interface, SharedMemory, Rescaling):
+    """Context of the kernel's template.
+
+    Attributes:
+        d_qk, d_v: columns of Q and K, and of V.
+        descriptors: whether K and V can be loaded by tensor descriptors.
+        sm90: the kernel's plan.
+        kernel: name of the kernel.
+        register_split: registers of each warpgroup, as text.
+        result_columns: column strides between the registers of a thread in the stored accumulator, from 16 on.
+        itemsize: bytes of a column.
+        k_chunks: blocks of K's columns.
+        k_blocks: their widths, as text.
+    """
+
+    d_qk: int
+    d_v: int
+    descriptors: bool
+    sm90: DenseFwdSm90Plan
+    kernel: str
+    register_split: str
+    result_columns: Sequence[int]
+    itemsize: int
+    k_chunks: Sequence[Chunk]
+    k_blocks: str
 
 
 class DenseFwdModule:
@@ -56,32 +86,29 @@ class DenseFwdModule:
         described = ((f"{name}_desc", f"tensordesc<{dtype}[{rows},{columns}],TILE>") for name, columns in blocks)
         return (*arguments, ("described", "i32"), *described)
 
-    def context(self, plan: Plan) -> dict[str, Any]:
+    def context(self, plan: Plan) -> Mapping[str, object]:
         """Template context."""
         family = plan.of(DenseFwdPlan)
-        chunks = [chunk_of(chunk) for chunk in family.k_chunks]
-        names = [chunk["name"] for chunk in chunks]
-        k_chunks = [{**chunk, "constant": chunk["name"].upper()} for chunk in chunks]
+        names = [chunk.name for chunk in family.k_chunks]
         blocks = ", ".join(f"D_{name.upper()}.value" for name in names)
         sm90 = required(family.sm90)
-        return {
-            "d_qk": family.d_qk,
-            "d_v": family.d_v,
-            "descriptors": bool(family.descriptor_targets),
-            "sm90": sm90,
-            "kernel": self.KERNEL,
-            **interface(self._arguments(plan)),
-            "register_split": register_split(sm90.registers),
-            "result_columns": register_columns(family.d_v),
-            **rescaling(RESCALE_THRESHOLD_LOG2),
-            "itemsize": ITEMSIZE,
-            "k_chunks": k_chunks,
-            "k_blocks": f"({blocks})" if len(names) > 1 else f"({blocks},)",
-            **shared(
-                [*(f"q_{name}" for name in names), *names, "v"],
-                ("tile_coordinates", "tile_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free"),
-            ),
-        }
+        barriers = ("tile_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free")
+        context = Kernel(
+            **vars(interface(self._arguments(plan))),
+            **vars(shared([*(f"q_{name}" for name in names), *names, "v"], ("tile_coordinates", *barriers))),
+            **vars(rescaling(RESCALE_THRESHOLD_LOG2)),
+            d_qk=family.d_qk,
+            d_v=family.d_v,
+            descriptors=bool(family.descriptor_targets),
+            sm90=sm90,
+            kernel=self.KERNEL,
+            register_split=register_split(sm90.registers),
+            result_columns=register_columns(family.d_v),
+            itemsize=ITEMSIZE,
+            k_chunks=family.k_chunks,
+            k_blocks=f"({blocks})" if len(names) > 1 else f"({blocks},)",
+        )
+        return vars(context)
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mlagen.backends.parts import tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
@@ -32,9 +31,29 @@ NATIVE_TYPES = {"e4m3": "float8e4nv", "e4m3fnuz": "float8e4b8"}
 LEAST_BLOCK = {"e4m3": 32, "e4m3fnuz": 32, "e2m1": 16}  # columns of the narrowest product
 
 
-def _chunks(family: MqaLogitsPlan) -> list[dict[str, Any]]:
-    """Template context of a key's blocks."""
-    found: list[dict[str, Any]] = []
+@dataclass(frozen=True)
+class KeyBlock:
+    """A block of a key's columns.
+
+    Attributes:
+        suffix: suffix of its variables.
+        start, end: its columns.
+        block: its width.
+        arguments: arguments of its loads, as text.
+        alignment: known alignment of its addresses, as text.
+    """
+
+    suffix: str
+    start: int
+    end: int
+    block: int
+    arguments: str
+    alignment: str
+
+
+def _chunks(family: MqaLogitsPlan) -> list[KeyBlock]:
+    """Return a key's blocks."""
+    found: list[KeyBlock] = []
     dtype = family.keys.dtype
     for chunk in family.rows.chunks:
         suffix = f"_{len(found)}" if len(family.rows.chunks) > 1 else ""
@@ -44,14 +63,16 @@ def _chunks(family: MqaLogitsPlan) -> list[dict[str, Any]]:
             tile = family.scales.tile
             arguments = f"{chunk.start}, {block}, {chunk.columns // 2}, {max(1, chunk.block // tile)}, {tile}"
         begin = chunk.start * BITS[dtype] // 8 + family.keys.offset
-        alignment = "config.ALIGNMENT" if begin % FULL_ALIGNMENT == 0 else "1"
-        one = {
-            "suffix": suffix,
-            "block": max(LEAST_BLOCK[dtype], chunk.block),
-            "start": chunk.start,
-            "end": chunk.start + chunk.columns,
-        }
-        found.append({**one, "arguments": arguments, "alignment": alignment})
+        found.append(
+            KeyBlock(
+                suffix=suffix,
+                start=chunk.start,
+                end=chunk.start + chunk.columns,
+                block=max(LEAST_BLOCK[dtype], chunk.block),
+                arguments=arguments,
+                alignment="config.ALIGNMENT" if begin % FULL_ALIGNMENT == 0 else "1",
+            )
+        )
     return found
 
 
@@ -72,7 +93,7 @@ class Kernels(LogitsFacts):
 
     heads_block: int
     masks_heads: bool
-    chunks: Sequence[dict[str, Any]]
+    chunks: Sequence[KeyBlock]
     q_blocks: str
     native_type: str | None
     too_small: int | None
@@ -133,7 +154,7 @@ def _kernels(plan: Plan, family: MqaLogitsPlan) -> Kernels:
         heads_block=max(family.heads_block, 1),
         masks_heads=family.heads_block > num_heads,
         chunks=chunks,
-        q_blocks=", ".join(f"q{chunk['suffix']}" for chunk in chunks),
+        q_blocks=", ".join(f"q{chunk.suffix}" for chunk in chunks),
         native_type=NATIVE_TYPES.get(dtype),
         too_small=TOO_SMALL.get(dtype),
         decoded=f"{2.0 ** (2 * TOO_SMALL[dtype]):.1f}" if dtype in TOO_SMALL else None,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mlagen.backends.parts.common import Signature
 from mlagen.backends.parts.gluon import Sm90Kernels, register_split
-from mlagen.backends.parts.grouped import interface, shared
+from mlagen.backends.parts.grouped import Interface, SharedMemory, interface, shared
 from mlagen.backends.parts.logits import SM90_FLAT, SM90_PAGED
 from mlagen.plan import Plan
 from mlagen.plan.sm90.mqa_logits import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90, sm90_modules_of
@@ -43,6 +42,27 @@ def _paged_arguments(sm90: MqaLogitsSm90Plan) -> Signature:
 
 
 @dataclass(frozen=True)
+class Kernel(Interface, SharedMemory):
+    """Context of a kernel's template.
+
+    Attributes:
+        sm90: the kernel's plan.
+        kernel: name of the kernel.
+        stages: stages of keys in shared memory.
+        tokens: tokens per query block.
+        register_split: registers of each warpgroup, as text.
+        producers: the warps that load keys, as text.
+    """
+
+    sm90: MqaLogitsSm90Plan
+    kernel: str
+    stages: int
+    tokens: Sequence[int]
+    register_split: str
+    producers: str
+
+
+@dataclass(frozen=True)
 class LogitsModule:
     """A generated module with an sm90 kernel of the indexer's logits.
 
@@ -51,7 +71,8 @@ class LogitsModule:
         template: name of the template, in `templates/`.
         arguments: run-time arguments and their Triton types.
         tokens: tokens per query block, a constexpr.
-        details: further context of the kernel's template.
+        register_split: registers of each warpgroup, as text.
+        producers: the warps that load keys, as text.
         expected_products: number of wgmma instructions in the kernel's code.
     """
 
@@ -59,7 +80,8 @@ class LogitsModule:
     template: str
     arguments: Callable[[MqaLogitsSm90Plan], Signature]
     tokens: Callable[[MqaLogitsSm90Plan], tuple[int, ...]]
-    details: Callable[[MqaLogitsSm90Plan], dict[str, Any]]
+    register_split: Callable[[MqaLogitsSm90Plan], str]
+    producers: str
     expected_products: Callable[[MqaLogitsSm90Plan], int]
 
     @property
@@ -71,20 +93,22 @@ class LogitsModule:
         """Whether the package has the kernel."""
         return self.module in sm90_modules_of(plan.spec)
 
-    def context(self, plan: Plan) -> dict[str, Any]:
+    def context(self, plan: Plan) -> Mapping[str, object]:
         """Template context."""
         sm90 = make_mqa_logits_sm90(plan.spec)
         if sm90 is None:
             raise LookupError("the plan has no such part")
-        return {
-            "sm90": sm90,
-            "kernel": self.kernel,
-            **interface(self.arguments(sm90), "TOKENS"),
-            **shared(("q", "k", "weights", "scales"), ("q_ready", "q_free", "k_ready", "k_free")),
-            "stages": sm90.stages,
-            "tokens": self.tokens(sm90),
-            **self.details(sm90),
-        }
+        context = Kernel(
+            **vars(interface(self.arguments(sm90), "TOKENS")),
+            **vars(shared(("q", "k", "weights", "scales"), ("q_ready", "q_free", "k_ready", "k_free"))),
+            sm90=sm90,
+            kernel=self.kernel,
+            stages=sm90.stages,
+            tokens=self.tokens(sm90),
+            register_split=self.register_split(sm90),
+            producers=self.producers,
+        )
+        return vars(context)
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
@@ -92,20 +116,13 @@ class LogitsModule:
         return {} if sm90 is None else {(self.kernel, None): self.expected_products(sm90)}
 
 
-def _details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
-    return {"register_split": register_split(sm90.registers), "producers": "the producer"}
-
-
-def _paged_details(sm90: MqaLogitsSm90Plan) -> dict[str, Any]:
-    return {"register_split": list(sm90.paged_registers), "producers": "producers"}
-
-
 MQA_LOGITS = LogitsModule(
     module=SM90_FLAT,
     template="sm90/mqa_logits",
     arguments=_arguments,
     tokens=lambda sm90: sm90.tokens,
-    details=_details,
+    register_split=lambda sm90: register_split(sm90.registers),
+    producers="the producer",
     expected_products=lambda sm90: sm90.expected_products,
 )
 PAGED_MQA_LOGITS = LogitsModule(
@@ -113,7 +130,8 @@ PAGED_MQA_LOGITS = LogitsModule(
     template="sm90/paged_mqa_logits",
     arguments=_paged_arguments,
     tokens=lambda sm90: sm90.paged_tokens,
-    details=_paged_details,
+    register_split=lambda sm90: str(list(sm90.paged_registers)),
+    producers="producers",
     expected_products=lambda sm90: sm90.expected_paged_products,
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -32,7 +32,7 @@ class Sm90Kernels(Protocol):
     def present(self, plan: Plan) -> bool:
         """Whether the package has the module."""
 
-    def context(self, plan: Plan) -> dict[str, Any]:
+    def context(self, plan: Plan) -> Mapping[str, object]:
         """Template context."""
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
@@ -106,10 +106,10 @@ class Sm90Module:
             "sm90": sm90,
             **{name: columns[name] for name in self.columns},
             "kernel": self.kernel,
-            **interface(self.arguments(plan), *self.constexprs),
+            **vars(interface(self.arguments(plan), *self.constexprs)),
             "register_split": register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if names_d_v(sm90) else "NEG_LARGE",
-            **rescaling(plan.rescale_threshold_log2),
+            **vars(rescaling(plan.rescale_threshold_log2)),
             "scaled": plan.splits.partials.scaled,
             **self.details(plan),
         }
@@ -119,9 +119,22 @@ class Sm90Module:
         return {(self.kernel, None): required(self.plan_of(plan)).expected_products}
 
 
-def rescaling(threshold_log2: int) -> dict[str, int]:
-    """Return the threshold for rescaling O, and the upper bound of rounded P, which is twice the threshold."""
-    return {"rescale_threshold_log2": threshold_log2, "p_limit_log2": threshold_log2 + 1}
+@dataclass(frozen=True)
+class Rescaling:
+    """Bounds of the online softmax, base 2.
+
+    Attributes:
+        rescale_threshold_log2: the threshold for rescaling O.
+        p_limit_log2: the upper bound of rounded P, which is twice the threshold.
+    """
+
+    rescale_threshold_log2: int
+    p_limit_log2: int
+
+
+def rescaling(threshold_log2: int) -> Rescaling:
+    """Return the bounds for a threshold for rescaling O."""
+    return Rescaling(threshold_log2, threshold_log2 + 1)
 
 
 def names_d_v(sm90: Sm90Plan) -> bool:
@@ -183,5 +196,5 @@ def swap_ab_details(plans: tuple[Sm90Plan, ...], statistics: tuple[str, ...], *,
         "k_r_free": FIRST_BARRIER + sm90.k_l_stages,
         "exchange_ready": FIRST_BARRIER + sm90.k_l_stages + 2,
         "statistics": statistics,
-        **shared((*halves, *tails), (*statistics, *exponents), ("q_ready", "k_l_ready", "k_r_ready")),
+        **vars(shared((*halves, *tails), (*statistics, *exponents), ("q_ready", "k_l_ready", "k_r_ready"))),
     }

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from textwrap import wrap
-from typing import Any
 
 from mlagen.backends.parts.common import Signature
 
@@ -13,11 +13,55 @@ WIDTH = 112  # columns of a line of names, after an indent of eight
 NO_BREAK = "\u00a0"  # a space where `wrap` does not break lines
 
 
+@dataclass(frozen=True)
+class Parameters:
+    """Text of a kernel's parameters.
+
+    Attributes:
+        num_arguments: number of run-time arguments.
+        parameter_lines: the parameters, as lines of a list.
+    """
+
+    num_arguments: int
+    parameter_lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Interface(Parameters):
+    """Text of a kernel's parameters, and of its run-time arguments.
+
+    Attributes:
+        argument_lines: the arguments by name, as lines of a list.
+        call_fields: the arguments as fields of `Call`.
+    """
+
+    argument_lines: Sequence[str]
+    call_fields: Sequence[str]
+
+
+@dataclass(frozen=True)
+class SharedMemory:
+    """Text of a kernel's shared memory.
+
+    Attributes:
+        shared: the fields of `Shared`.
+        shared_lines: the same as lines of a list, to pack them.
+    """
+
+    shared: Sequence[str]
+    shared_lines: Sequence[str]
+
+
 def _group_of(name: str, kind: str) -> str:
     """Return the group of a kernel argument."""
     if kind.startswith("tensordesc"):
         return "descriptors"
     return next((suffix for suffix in ("ptr", "stride") if name.endswith(f"_{suffix}")), "sizes")
+
+
+def _groups(arguments: Signature) -> list[list[str]]:
+    """Return the names of arguments by group."""
+    return [[name for name, _ in group] for _, group in groupby(arguments, lambda argument: _group_of(*argument))]
 
 
 def _lines(groups: Iterable[Iterable[str]]) -> list[str]:
@@ -29,26 +73,28 @@ def _lines(groups: Iterable[Iterable[str]]) -> list[str]:
     return lines
 
 
-def interface(arguments: Signature, *constexprs: str) -> dict[str, Any]:
-    """Return the text of a kernel's run-time arguments: as parameters, as fields of `Call`, and by name.
+def parameters(arguments: Signature, *constexprs: str) -> Parameters:
+    """Return the text of a kernel's parameters.
 
     Args:
         arguments: names and Triton types.
         constexprs: constexpr arguments, which follow them.
     """
-    groups = [list(group) for _, group in groupby(arguments, lambda argument: _group_of(*argument))]
-    parameters = [[f"{name}: gl.int64" if kind == "i64" else name for name, kind in group] for group in groups]
+    wide = {name for name, kind in arguments if kind == "i64"}
+    groups = [[f"{name}: gl.int64" if name in wide else name for name in group] for group in _groups(arguments)]
+    return Parameters(len(arguments), _lines([*groups, [f"{name}: gl.constexpr" for name in constexprs]]))
+
+
+def interface(arguments: Signature, *constexprs: str) -> Interface:
+    """Return the text of a kernel's parameters and run-time arguments; see `parameters`."""
     descriptor, tensor = "tma.tensor_descriptor", "gl.tensor"
-    return {
-        "num_arguments": len(arguments),
-        "argument_lines": _lines([name for name, _ in group] for group in groups),
-        "parameter_lines": _lines([*parameters, [f"{name}: gl.constexpr" for name in constexprs]]),
-        "call_fields": [
-            f"{name}: {descriptor if kind.startswith('tensordesc') else tensor}" for name, kind in arguments
-        ],
-    }
+    return Interface(
+        **vars(parameters(arguments, *constexprs)),
+        argument_lines=_lines(_groups(arguments)),
+        call_fields=[f"{name}: {descriptor if kind.startswith('tensordesc') else tensor}" for name, kind in arguments],
+    )
 
 
-def shared(*groups: Sequence[str]) -> dict[str, Any]:
-    """Return the text of a kernel's shared memory: the fields of `Shared`, and the lines that pack them."""
-    return {"shared": [name for group in groups for name in group], "shared_lines": _lines(groups)}
+def shared(*groups: Sequence[str]) -> SharedMemory:
+    """Return the text of a kernel's shared memory."""
+    return SharedMemory(shared=[name for group in groups for name in group], shared_lines=_lines(groups))

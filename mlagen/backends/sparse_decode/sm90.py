@@ -88,7 +88,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
         "q_ready": "shared.ready.index(2)" if stored.copies_tail else "shared.q_ready",
         "p0": "_p0(shared)" if sm90.p0_in_tail else "shared.p0",
         "splits_constants": "D_V, NEG_LARGE",
-        **shared(*seesaw_shared(sm90, scaled=scaled), tables, ready),
+        **vars(shared(*seesaw_shared(sm90, scaled=scaled), tables, ready)),
         "dual_cache": stored.dual,
         **({"extra_layout": other} if other else {}),
         "stored": stored,
@@ -153,7 +153,7 @@ def _details(plan: Plan) -> dict[str, Any]:
         "product_keys": PRODUCT_DEPTH,
         "chunks": sm90.block_n // PRODUCT_DEPTH,
         "half_words": sm90.d_half // 4,
-        **shared(tiles, statistics, ("q_ready", "k_ready")),
+        **vars(shared(tiles, statistics, ("q_ready", "k_ready"))),
         "shapes": [
             f"q e4m3 [requests, s_q, num_heads, {plan.d_qk}], q_scale f32 [1].",
             f"out {plan.spec.model.dtype} [tokens, num_heads, {plan.d_v}], where tokens is",

@@ -76,7 +76,7 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
     return {
         **_rows_details(plan),
         "p0": p0_place(sm90),
-        **shared(*seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), ("q_ready", "k_ready")),
+        **vars(shared(*seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), ("q_ready", "k_ready"))),
     }
 
 
@@ -145,7 +145,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
         "union": union,
         "scaled": False,  # it has no partials
         "p0": p0_place(union.sm90),
-        **shared(*seesaw_shared(union.sm90, "true_max0", "true_max1"), ("q_ready", "k_ready")),
+        **vars(shared(*seesaw_shared(union.sm90, "true_max0", "true_max1"), ("q_ready", "k_ready"))),
         "shapes": [
             *details["shapes"][:2],
             f"union i32 [num_tiles, {union.group} * topk], of which union_length i32 [num_tiles] entries count.",
@@ -193,7 +193,7 @@ class UnionLists:
         return {
             **attention_context(plan, "has_topk_length", "length_required"),
             "kernel": "_index_union_kernel",
-            **interface(self.arguments(plan)),
+            **vars(interface(self.arguments(plan))),
             "union": plan.union,
         }
 

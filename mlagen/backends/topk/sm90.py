@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from mlagen.backends.parts.common import Signature
-from mlagen.backends.parts.gluon import Sm90Kernels
-from mlagen.backends.parts.grouped import interface
+from mlagen.backends.parts.gluon import Sm90Kernels, required
+from mlagen.backends.parts.grouped import Interface, Parameters, interface, parameters
 from mlagen.plan import Plan, TopkPlan
 from mlagen.plan.sm90.topk import MODULE, SHARED_ROW, TopkSm90Plan
 
@@ -25,6 +26,23 @@ COLLECT_ARGUMENTS = (
     ("logits_stride", "i64"),
 )
 CONSTEXPRS = ("ITEMSIZE", "CAPACITY", "PARTS", "WARPS", "HALVES", "PDL")
+
+
+@dataclass(frozen=True)
+class Kernel(Interface):
+    """Context of the kernel's template.
+
+    Attributes:
+        sm90: the kernel's plan.
+        shared_row: words of a row in shared memory.
+        kernel: name of the kernel.
+        collect: parameters of the kernel that collects candidates.
+    """
+
+    sm90: TopkSm90Plan
+    shared_row: int
+    kernel: str
+    collect: Parameters
 
 
 class TopkModule:
@@ -52,15 +70,16 @@ class TopkModule:
             *((f"{name}_stride", "i64") for name in STRIDES),
         )
 
-    def context(self, plan: Plan) -> dict[str, Any]:
+    def context(self, plan: Plan) -> Mapping[str, object]:
         """Template context."""
-        return {
-            "sm90": self._sm90(plan),
-            "shared_row": SHARED_ROW,
-            "kernel": f"{MODULE}_kernel",
-            "collect": interface(COLLECT_ARGUMENTS, *CONSTEXPRS),
-            **interface(self.arguments(), "IS_LONG", *CONSTEXPRS),
-        }
+        context = Kernel(
+            **vars(interface(self.arguments(), "IS_LONG", *CONSTEXPRS)),
+            sm90=required(self._sm90(plan)),
+            shared_row=SHARED_ROW,
+            kernel=f"{MODULE}_kernel",
+            collect=parameters(COLLECT_ARGUMENTS, *CONSTEXPRS),
+        )
+        return vars(context)
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """None: the kernel has no matrix products."""
