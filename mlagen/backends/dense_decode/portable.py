@@ -6,7 +6,7 @@ from typing import Any
 
 from mlagen.backends.parts import layout, splits, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
-from mlagen.backends.parts.cached import cache_context, rows_context
+from mlagen.backends.parts.cached import Cache, cache_context, rows_context
 from mlagen.backends.parts.call import Field, given
 from mlagen.backends.parts.common import tuple_text
 from mlagen.backends.parts.splits import attention_context, kernel_names
@@ -23,16 +23,16 @@ OF_WRAPPERS = (
 FLASH, DECODE = "flash_mla_with_kvcache", "decode_attention_fwd"
 
 
-def _cache(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
+def _cache(plan: Plan, dense: DenseDecodePlan) -> Cache:
     """Return the context of both templates for the cache."""
-    return {**cache_context(plan, dense.caches, dense.caches.main), "module": "_layout"}
+    return cache_context(plan, dense.caches, dense.caches.main)
 
 
 def _kernels(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
     """Context of the kernels' template."""
     return {
         **attention_context(plan, *FACTS, "partials"),
-        **rows_context(dense),
+        **vars(rows_context(dense)),
         "q_blocks": ", ".join(f"q_{chunk.name}" for chunk in dense.chunks),
         "cache": _cache(plan, dense),
     }
@@ -48,7 +48,7 @@ def _wrappers(plan: Plan, dense: DenseDecodePlan) -> dict[str, Any]:
         "sm90": dense.sm90,
         "cache": cache,
         "has_tensor_scale": one.tensor_scale,
-        "strides": cache["strides"] if one.planar else "any page, row and head stride",
+        "strides": cache.strides if one.planar else "any page, row and head stride",
         **_call(plan, dense),
         **_text(dense),
         "merges_when": "self.slots > 0" if plan.splits.partials.rounds else "self.programs > 1",

@@ -8,8 +8,8 @@ from typing import Any
 
 from mlagen.backends.parts import tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
-from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, chunk_of, stated_scale
-from mlagen.backends.parts.splits import accumulators, kernel_names
+from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, Block, blocks_of, stated_scale
+from mlagen.backends.parts.splits import kernel_names
 from mlagen.plan import DenseFwdPlan, MergeStatesPlan, Plan
 from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan
 
@@ -48,8 +48,8 @@ class Heads:
     dtype: str
     d_qk: int
     d_v: int
-    k_chunks: Sequence[dict[str, Any]]
-    v_chunks: Sequence[dict[str, Any]]
+    k_chunks: Sequence[Block]
+    v_chunks: Sequence[Block]
     descriptors: bool
     window: int | None
 
@@ -67,7 +67,7 @@ class Kernels(Heads):
         window_given: the window as an argument, as text; empty without one.
     """
 
-    chunks: Sequence[dict[str, Any]]
+    chunks: Sequence[Block]
     addressings: Sequence[bool]
     full_alignment: int
     steps: Sequence[tuple[str, str, bool]]
@@ -105,7 +105,7 @@ class Wrappers(Heads):
 def _validated(of_heads: Heads) -> str:
     """The wrapper's decorator, wrapped as a formatter does."""
     named = [(chunk, "k") for chunk in of_heads.k_chunks] + [(chunk, "v") for chunk in of_heads.v_chunks]
-    sources = [f'{chunk["name"]}_desc="{name}"' for chunk, name in named] if of_heads.descriptors else []
+    sources = [f'{chunk.name}_desc="{name}"' for chunk, name in named] if of_heads.descriptors else []
     line = ", ".join(sources)
     if len(line) > WIDTH - 4:
         line = "\n    " + ",\n    ".join(sources) + ",\n"
@@ -121,8 +121,8 @@ def heads(plan: Plan) -> Heads:
         dtype=plan.spec.model.dtype,
         d_qk=family.d_qk,
         d_v=family.d_v,
-        k_chunks=[chunk_of(chunk) for chunk in family.k_chunks],
-        v_chunks=accumulators(family.v_chunks),
+        k_chunks=blocks_of(family.k_chunks),
+        v_chunks=blocks_of(family.v_chunks),
         descriptors=bool(family.descriptor_targets),
         window=family.window,
     )

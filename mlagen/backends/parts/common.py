@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from mlagen.plan import Chunk, Family, LatentFamily, MergeStatesPlan, Plan
@@ -14,6 +14,30 @@ LINE_LENGTH = 120
 FULL_ALIGNMENT = 16
 
 Signature = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of a row's columns as attention takes it.
+
+    Attributes:
+        name: suffix of its variables.
+        start: its first column.
+        columns: number of columns; the block's others are masked.
+        block: its width.
+        masked: whether it is wider than its columns.
+        acc: name of its accumulator; empty if it is not part of V.
+        alignment, aligned: known alignment of its addresses, as text: the constexpr by name, and as one of `config`.
+    """
+
+    name: str
+    start: int
+    columns: int
+    block: int
+    masked: bool
+    acc: str
+    alignment: str
+    aligned: str
 
 
 def sm90_modules(plan: Plan) -> list[str]:
@@ -75,8 +99,24 @@ def alignment_of(column: int) -> str:
     return "ALIGNMENT" if column * ITEMSIZE % FULL_ALIGNMENT == 0 else "1"
 
 
-def chunk_of(chunk: Chunk) -> dict[str, Any]:
-    """Template context of a chunk."""
-    alignment = alignment_of(chunk.start)
-    aligned = f"config.{alignment}" if alignment == "ALIGNMENT" else alignment
-    return {**dataclasses.asdict(chunk), "masked": chunk.masked, "alignment": alignment, "aligned": aligned}
+def blocks_of(chunks: Iterable[Chunk]) -> list[Block]:
+    """Return the blocks of a row's chunks."""
+    chunks = list(chunks)
+    in_v = [chunk for chunk in chunks if chunk.in_v]
+    found = []
+    for chunk in chunks:
+        number = f"_{in_v.index(chunk)}" if chunk.in_v and len(in_v) > 1 else ""
+        alignment = alignment_of(chunk.start)
+        found.append(
+            Block(
+                name=chunk.name,
+                start=chunk.start,
+                columns=chunk.columns,
+                block=chunk.block,
+                masked=chunk.masked,
+                acc=f"acc{number}" if chunk.in_v else "",
+                alignment=alignment,
+                aligned=f"config.{alignment}" if alignment == "ALIGNMENT" else alignment,
+            )
+        )
+    return found

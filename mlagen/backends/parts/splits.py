@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mlagen.backends.parts.base import GeneratedFile, generated
-from mlagen.backends.parts.common import chunk_of, facts, kernels_of, stated_scale
-from mlagen.plan import Chunk, DenseDecodePlan, Family, MergeStatesPlan, Plan, SparseDecodePlan
+from mlagen.backends.parts.common import facts, kernels_of, stated_scale
+from mlagen.plan import DenseDecodePlan, Family, MergeStatesPlan, Plan, SparseDecodePlan
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
@@ -15,13 +15,6 @@ MODULE = "_splits"
 FACTS = ("backend", "d_qk", "d_v", "dtype", "takes_pair", "partials", "partial_type", "row_floats", "lse_base")
 OF_SPLITS = ("shares", "has_sink", "sink_required", "has_topk_length", "length_required", "empty_row_lse")
 OF_RANGES = ("window", "table_width")
-
-
-def accumulators(chunks: Sequence[Chunk]) -> list[dict[str, Any]]:
-    """Template context of V's chunks, each with the name of its accumulator."""
-    in_v = [chunk_of(chunk) for chunk in chunks if chunk.in_v]
-    names = ["acc"] if len(in_v) == 1 else [f"acc_{number}" for number in range(len(in_v))]
-    return [{**chunk, "acc": acc} for chunk, acc in zip(in_v, names, strict=True)]
 
 
 class Presences(NamedTuple):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from mlagen.backends.parts import layout, splits, tiles
@@ -29,7 +31,24 @@ def _prefixed(caches: Caches) -> list[tuple[str, CacheLayout]]:
     return [("", caches.main.layout), *extra]
 
 
-def _operands(plan: Plan, caches: Caches) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Operands:
+    """Run-time arguments for a list of indices and its cache.
+
+    Attributes:
+        variable, type: variable that holds them, and its class.
+        tensors, sizes, cache_strides, index_strides: names of the arguments.
+    """
+
+    variable: str
+    type: str
+    tensors: Sequence[str]
+    sizes: Sequence[str]
+    cache_strides: Sequence[str]
+    index_strides: Sequence[str]
+
+
+def _operands(plan: Plan, caches: Caches) -> list[Operands]:
     """Return the run-time arguments for each list of indices and its cache."""
     lengths, found = presences(plan).topk_length != "none", []
     for prefix, one in _prefixed(caches):
@@ -42,13 +61,8 @@ def _operands(plan: Plan, caches: Caches) -> list[dict[str, Any]]:
             "cache_strides": ["page_stride"] if one.planar else ["page_stride", "row_stride"],
             "index_strides": ["indices_request_stride", "indices_token_stride"],
         }
-        found.append(
-            {
-                "variable": f"{prefix}cache",
-                "type": type_of(prefix if caches.other else ""),
-                **{kind: [prefix + name for name in listed] for kind, listed in names.items()},
-            }
-        )
+        of_kind = {kind: [prefix + name for name in listed] for kind, listed in names.items()}
+        found.append(Operands(f"{prefix}cache", type_of(prefix if caches.other else ""), **of_kind))
     return found
 
 
@@ -62,7 +76,7 @@ def _caches(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
         "extra": extra,
         "caches": caches,
         "both": extra is not None and len(caches) == 1,
-        "needs_e4m3": any(cache["needs_e4m3"] for cache in caches),
+        "needs_e4m3": any(cache.needs_e4m3 for cache in caches),
         "has_tensor_scale": any(one.tensor_scale for _, one in _prefixed(family.caches)),
     }
 
@@ -72,11 +86,11 @@ def _kernels(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
     rows, caches = rows_context(family), _caches(plan, family)
     return {
         **attention_context(plan, *FACTS, *OF_KERNELS),
-        **rows,
+        **vars(rows),
         **caches,
-        "queries": ", ".join(f"q_{chunk['name']}" for chunk in rows["chunks"]),
+        "queries": ", ".join(f"q_{chunk.name}" for chunk in rows.chunks),
         "operands": _operands(plan, family.caches),
-        "kernel_imports": sorted([*(cache["module"] for cache in caches["caches"]), "_launch", "_splits"]),
+        "kernel_imports": sorted([*(cache.module for cache in caches["caches"]), "_launch", "_splits"]),
         "main_first": "main_first" if caches["extra"] else "first",
         "all_indices": "tl.cdiv(topk, BLOCK_N) * BLOCK_N + extra_topk" if caches["extra"] else "topk",
     }
@@ -87,7 +101,7 @@ def _wrappers(plan: Plan, family: SparseDecodePlan) -> dict[str, Any]:
     main, caches = family.caches.main.layout, _caches(plan, family)
     extra, both = caches["extra"], caches["both"]
     # Sizes that get names: rows counted in bytes, pages with several planes.
-    sized = [one["module"] for one in caches["caches"] if one["layout"].quantised or one["layout"].planar]
+    sized = [one.module for one in caches["caches"] if one.layout.quantised or one.layout.planar]
     merging = ["merge_states"] if plan.find(MergeStatesPlan) else []
     return {
         **attention_context(plan, *FACTS, *OF_WRAPPERS),

@@ -7,8 +7,8 @@ from typing import Any
 from mlagen.backends.parts import splits, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.call import Field, given
-from mlagen.backends.parts.common import chunk_of, facts, tuple_text
-from mlagen.backends.parts.splits import accumulators, attention_context
+from mlagen.backends.parts.common import blocks_of, facts, tuple_text
+from mlagen.backends.parts.splits import attention_context
 from mlagen.backends.parts.splits import given as values_of
 from mlagen.plan import Plan, SparseFwdPlan
 
@@ -48,8 +48,8 @@ def _kernels(plan: Plan, sparse: SparseFwdPlan) -> dict[str, Any]:
     return {
         **attention_context(plan, *FACTS, *OF_KERNELS),
         **_pages(plan),
-        "chunks": [chunk_of(chunk) for chunk in sparse.chunks],
-        "v_chunks": accumulators(sparse.chunks),
+        "chunks": blocks_of(sparse.chunks),
+        "v_chunks": [block for block in blocks_of(sparse.chunks) if block.acc],
         "union": sparse.sm90_shared,
     }
 
