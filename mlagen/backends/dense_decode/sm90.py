@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
-from mlagen.backends.parts.columns import row_context
+from mlagen.backends.parts.columns import PaddedSeesaw, row_context
 from mlagen.backends.parts.common import Signature
 from mlagen.backends.parts.gluon import (
+    Sm90Kernel,
     Sm90Kernels,
     Sm90Module,
+    SwapAbKernel,
     SwapAbModule,
     dividers,
     names_d_v,
@@ -23,13 +26,94 @@ from mlagen.backends.parts.gluon import (
 from mlagen.backends.parts.grouped import shared
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
 from mlagen.plan.sm90.kernel import PRODUCT_DEPTH
+from mlagen.plan.sm90.row_pieces import RowPieces
+from mlagen.plan.splits import PartialRow
 
 WARPGROUP = 128  # threads
-E4M3_COLUMNS = ("pieces", "acc_columns", "half_columns", "result", "v_end")
 SPLIT_ROWS = 8  # rows of Q that a warpgroup splits at a time, to limit spills
 
 
-FACTS = ("takes_pair", "partials", "row_floats")  # of attention, which the templates read
+@dataclass(frozen=True)
+class ByRows:
+    """Text around an accumulator that gives it whole rows."""
+
+    begin: str
+    end: str
+
+
+@dataclass(frozen=True)
+class Partitioned(Sm90Kernel):
+    """Facts that the templates of the kernels with whole rows take.
+
+    Attributes:
+        takes_pair: whether Q's RoPE columns are in another tensor.
+        partials, row_floats: a row of a range's results, and the constant with its floats.
+        by_rows: text around an accumulator.
+    """
+
+    takes_pair: bool
+    partials: PartialRow
+    row_floats: str
+    by_rows: ByRows
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The scheduler's reads of lengths.
+
+    Attributes:
+        block_b: lengths of a block.
+        thread_lengths: lengths of a thread.
+    """
+
+    block_b: int
+    thread_lengths: int
+
+
+@dataclass(frozen=True)
+class Kernel(Partitioned, PaddedSeesaw, Lengths):
+    """Context of the template of the kernel over a cache of the model's dtype."""
+
+
+@dataclass(frozen=True)
+class OverE4m3(Partitioned):
+    """Facts that the templates of the kernels over an e4m3 cache take.
+
+    Attributes:
+        pieces: widths of the row's parts.
+        acc_columns, half_columns, result, v_end: see PaddedSeesaw.
+        product_keys: keys of a product of P and V.
+        chunks: products of a block.
+        half_words: words of a half of a row.
+    """
+
+    pieces: RowPieces
+    acc_columns: str
+    half_columns: str
+    result: str
+    v_end: str
+    product_keys: int
+    chunks: int
+    half_words: int
+
+
+@dataclass(frozen=True)
+class E4m3Kernel(OverE4m3, Lengths):
+    """Context of the template of the kernel for 64 rows of an e4m3 Q."""
+
+
+@dataclass(frozen=True)
+class Rows32Kernel(OverE4m3):
+    """Context of the template of the 32-row kernel. `dtype` is the model's."""
+
+    dtype: str
+
+
+@dataclass(frozen=True)
+class QInPartsKernel(Rows32Kernel):
+    """Context of the template of the kernel for a Q in parts. `split_rows` is SPLIT_ROWS."""
+
+    split_rows: int
 
 
 def _dense_decode_arguments(plan: Plan) -> Signature:
@@ -55,10 +139,10 @@ def _dense_decode_arguments(plan: Plan) -> Signature:
     )
 
 
-def _lengths(plan: Plan) -> dict[str, int]:
+def _lengths(plan: Plan) -> Lengths:
     """Return the context of the scheduler's reads of lengths."""
     block_b = plan.of(DenseDecodePlan).block_b
-    return {"block_b": block_b, "thread_lengths": block_b // WARPGROUP}
+    return Lengths(block_b, block_b // WARPGROUP)
 
 
 def _dense_decode_details(plan: Plan) -> dict[str, Any]:
@@ -67,8 +151,8 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     d_v = "D_V, " if names_d_v(sm90) or not partials.rounds else ""
     return {
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
-        **_lengths(plan),
-        "by_rows": {"begin": "gl.convert_layout(", "end": f", {row_context(sm90)['result']})"},
+        **vars(_lengths(plan)),
+        "by_rows": ByRows("gl.convert_layout(", f", {row_context(sm90)['result']})"),
         "p0": p0_place(sm90),
         **vars(shared(*seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready"))),
     }
@@ -82,7 +166,7 @@ def _dense_e4m3_details(plan: Plan, *units: str) -> dict[str, Any]:
     partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
     return {
         "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
-        "by_rows": {"begin": "_by_rows(", "end": ")"},
+        "by_rows": ByRows("_by_rows(", ")"),
         "product_keys": PRODUCT_DEPTH,
         "chunks": sm90.block_n // PRODUCT_DEPTH,
         "half_words": sm90.d_half // 4,
@@ -114,7 +198,7 @@ DENSE_DECODE = Sm90Module(
     plan_of=functools.partial(_dense_plan, quantised=False),
     arguments=_dense_decode_arguments,
     details=_dense_decode_details,
-    facts=FACTS,
+    kind=Kernel,
 )
 
 DENSE_DECODE_E4M3 = Sm90Module(
@@ -122,9 +206,8 @@ DENSE_DECODE_E4M3 = Sm90Module(
     template="sm90/dense_decode_e4m3",
     plan_of=functools.partial(_dense_plan, quantised=True),
     arguments=_dense_decode_arguments,
-    details=lambda plan: {**_dense_e4m3_details(plan), **_lengths(plan)},
-    facts=FACTS,
-    columns=E4M3_COLUMNS,
+    details=lambda plan: {**_dense_e4m3_details(plan), **vars(_lengths(plan))},
+    kind=E4m3Kernel,
 )
 
 DENSE_DECODE_ROWS32 = Sm90Module(
@@ -133,8 +216,7 @@ DENSE_DECODE_ROWS32 = Sm90Module(
     plan_of=lambda plan: found.sm90_rows32 if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
     details=lambda plan: _dense_e4m3_details(plan, "q_unit"),
-    facts=(*FACTS, "dtype"),
-    columns=E4M3_COLUMNS,
+    kind=Rows32Kernel,
 )
 
 DENSE_DECODE_Q_IN_PARTS = Sm90Module(
@@ -143,8 +225,7 @@ DENSE_DECODE_Q_IN_PARTS = Sm90Module(
     plan_of=lambda plan: found.sm90_q_in_parts if (found := plan.find(DenseDecodePlan)) else None,
     arguments=_dense_decode_arguments,
     details=lambda plan: {**_dense_e4m3_details(plan, "q_unit"), "split_rows": SPLIT_ROWS},
-    facts=(*FACTS, "dtype"),
-    columns=E4M3_COLUMNS,
+    kind=QInPartsKernel,
 )
 
 DENSE_DECODE_SWAP_AB = SwapAbModule(
@@ -154,11 +235,7 @@ DENSE_DECODE_SWAP_AB = SwapAbModule(
     plans_of=_swap_ab,
     arguments=_dense_decode_arguments,
     details=_swap_ab_details,
-    facts=tuple(name for name in FACTS if name != "row_floats"),
-    columns=(
-        *("pieces", "left", "right", "halves", "plain", "columns_of_acc", "columns_of_like", "half_columns"),
-        *("tail_start", "tail_tile", "tail_swizzle", "v_end"),
-    ),
+    kind=SwapAbKernel,
     constexprs=("BLOCK_H",),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -37,6 +38,19 @@ class Field:
     def piece(self) -> str:
         """Its value for a piece of the call."""
         return self.of_piece or (f"self.{self.name}[{self.part}]" if self.part else f"self.{self.name}")
+
+
+@dataclass(frozen=True)
+class CallTable:
+    """The table of a call.
+
+    Attributes:
+        call_inputs: the constructor's arguments.
+        call_sizes: sizes and strides.
+    """
+
+    call_inputs: Sequence[Field]
+    call_sizes: Sequence[Field]
 
 
 def given(*fields: Field | None) -> list[Field]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from typing import Any
 
-from mlagen.plan import Chunk, Family, LatentFamily, MergeStatesPlan, Plan
+from mlagen.plan import Chunk, Family, LatentFamily, Plan
 from mlagen.work import ITEMSIZE
 
 TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -51,29 +51,9 @@ def kernels_of(families: Iterable[Family]) -> list[str]:
     return list(dict.fromkeys(name for family in families for name in family.kernels))
 
 
-def common(plan: Plan, *names: str) -> dict[str, Any]:
-    """Return the named facts among those that several families need."""
-    found = facts(plan)
-    return {name: found[name] for name in names}
-
-
-def facts(plan: Plan) -> dict[str, Any]:
-    """Return the facts that several families need, by name."""
-    spec = plan.spec
-    return {
-        "wrappers": spec.wrappers,
-        "targets": spec.targets,
-        "backend": spec.backend,
-        "shares": plan.union is not None,
-        "layout": plan.layout,
-        "d_qk": plan.d_qk,
-        "d_v": plan.d_v,
-        "dtype": spec.model.dtype,
-        "takes_pair": plan.takes_pair,
-        "rope_aligned": plan.takes_pair and alignment_of(plan.d_v) == "ALIGNMENT",
-        "merges": plan.find(MergeStatesPlan) is not None,
-        "torch_dtype": TORCH_DTYPES[spec.model.dtype],
-    }
+def fields_of(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries of `found` that are fields of a context's class."""
+    return {field.name: found[field.name] for field in fields(kind) if field.name in found}
 
 
 def tuple_text(numbers: Iterable[int]) -> str:

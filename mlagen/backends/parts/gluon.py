@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from mlagen.backends.parts.columns import SEESAW, row_context
-from mlagen.backends.parts.common import Signature
-from mlagen.backends.parts.grouped import interface, shared
+from mlagen.backends.parts.columns import SwapAbRow, row_context
+from mlagen.backends.parts.common import Signature, fields_of
+from mlagen.backends.parts.grouped import Interface, SharedMemory, interface, shared
 from mlagen.backends.parts.splits import attention_context
 from mlagen.plan import LatentFamily, Plan, Sm90Plan
 from mlagen.plan.sm90.kernel import Registers
+from mlagen.plan.splits import PartialRow
 
-# Facts of attention that the templates over indices read.
-FACTS = ("d_v", "partials", "has_sink", "has_topk_length", "length_required")
 FIRST_BARRIER = 4  # named barriers; Triton uses the lower ones
 
 
@@ -65,6 +64,58 @@ def sm90_of(plan: Plan, kind: type[LatentFamily]) -> Sm90Plan | None:
 
 
 @dataclass(frozen=True)
+class Rescaling:
+    """Bounds of the online softmax, base 2.
+
+    Attributes:
+        rescale_threshold_log2: the threshold for rescaling O.
+        p_limit_log2: the upper bound of rounded P, which is twice the threshold.
+    """
+
+    rescale_threshold_log2: int
+    p_limit_log2: int
+
+
+@dataclass(frozen=True)
+class Sm90Kernel(Interface, SharedMemory, Rescaling):
+    """Context of the template of an sm90 kernel of attention.
+
+    Attributes:
+        sm90: the kernel's plan.
+        kernel: name of the kernel.
+        register_split: registers of each warpgroup, as text.
+        splits_constants: constants that the kernel imports from `_splits`, as text.
+        scaled: whether partials have exponents of their own.
+    """
+
+    sm90: Sm90Plan
+    kernel: str
+    register_split: str
+    splits_constants: str
+    scaled: bool
+
+
+@dataclass(frozen=True)
+class SwapAbKernel(Sm90Kernel, SwapAbRow):
+    """Context of the template of a swap-AB kernel.
+
+    Attributes:
+        most_heads: most heads of a program.
+        k_r_free, exchange_ready: numbers of named barriers.
+        statistics: values of rows that consumers exchange.
+        partials: a row of a split's results.
+        takes_pair: whether Q's RoPE columns are in another tensor.
+    """
+
+    most_heads: int
+    k_r_free: int
+    exchange_ready: int
+    statistics: Sequence[str]
+    partials: PartialRow
+    takes_pair: bool
+
+
+@dataclass(frozen=True)
 class Sm90Module:
     """A generated module with the sm90 kernel of one family.
 
@@ -73,9 +124,8 @@ class Sm90Module:
         template: name of the template, in `templates/`.
         plan_of: returns the kernel's plan, or None if the package has no such kernel.
         arguments: run-time arguments and their Triton types, with every optional tensor given.
-        details: further context of the kernel's template.
-        facts: names of the facts of attention that the template reads.
-        columns: names of `row_context` that it reads.
+        kind: class of the template's context.
+        details: fields of it that no other kernel has in the same way.
         constexprs: names of the kernel's constexpr arguments.
     """
 
@@ -83,9 +133,8 @@ class Sm90Module:
     template: str
     plan_of: Callable[[Plan], Sm90Plan | None]
     arguments: Callable[[Plan], Signature]
+    kind: type[Sm90Kernel]
     details: Callable[[Plan], dict[str, Any]]
-    facts: tuple[str, ...]
-    columns: tuple[str, ...] = SEESAW
     constexprs: tuple[str, ...] = ()
 
     @property
@@ -97,39 +146,25 @@ class Sm90Module:
         """Whether the package has the kernel."""
         return self.plan_of(plan) is not None
 
-    def context(self, plan: Plan) -> dict[str, Any]:
+    def context(self, plan: Plan) -> Mapping[str, object]:
         """Template context."""
         sm90 = required(self.plan_of(plan))
-        columns = row_context(sm90, takes_pair=plan.takes_pair)
-        return {
-            **attention_context(plan, *self.facts),
-            "sm90": sm90,
-            **{name: columns[name] for name in self.columns},
-            "kernel": self.kernel,
+        found = {
+            **attention_context(plan, self.kind),
+            **fields_of(self.kind, row_context(sm90, takes_pair=plan.takes_pair)),
             **vars(interface(self.arguments(plan), *self.constexprs)),
+            **vars(rescaling(plan.rescale_threshold_log2)),
+            "sm90": sm90,
+            "kernel": self.kernel,
             "register_split": register_split(sm90.registers),
             "splits_constants": "D_V, NEG_LARGE" if names_d_v(sm90) else "NEG_LARGE",
-            **vars(rescaling(plan.rescale_threshold_log2)),
             "scaled": plan.splits.partials.scaled,
-            **self.details(plan),
         }
+        return vars(self.kind(**found | self.details(plan)))
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
         return {(self.kernel, None): required(self.plan_of(plan)).expected_products}
-
-
-@dataclass(frozen=True)
-class Rescaling:
-    """Bounds of the online softmax, base 2.
-
-    Attributes:
-        rescale_threshold_log2: the threshold for rescaling O.
-        p_limit_log2: the upper bound of rounded P, which is twice the threshold.
-    """
-
-    rescale_threshold_log2: int
-    p_limit_log2: int
 
 
 def rescaling(threshold_log2: int) -> Rescaling:

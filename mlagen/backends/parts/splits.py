@@ -3,18 +3,127 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mlagen.backends.parts.base import GeneratedFile, generated
-from mlagen.backends.parts.common import facts, kernels_of, stated_scale
-from mlagen.plan import DenseDecodePlan, Family, MergeStatesPlan, Plan, SparseDecodePlan
+from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of, fields_of, kernels_of, stated_scale
+from mlagen.layout import CacheLayout
+from mlagen.plan import DenseDecodePlan, Family, MergeStatesPlan, Plan, SparseDecodePlan, SplitsPlan, Tile
+from mlagen.plan.splits import PartialRow
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
-# Facts of attention in the templates of both, of splits of indices, and of ranges of KV blocks.
-FACTS = ("backend", "d_qk", "d_v", "dtype", "takes_pair", "partials", "partial_type", "row_floats", "lse_base")
-OF_SPLITS = ("shares", "has_sink", "sink_required", "has_topk_length", "length_required", "empty_row_lse")
-OF_RANGES = ("window", "table_width")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Facts of attention that the templates of its kernels and wrappers take.
+
+    Attributes:
+        d_qk, d_v: columns of Q and K, and of V.
+        dtype: the model's dtype.
+        takes_pair: whether Q's RoPE columns are in another tensor.
+    """
+
+    d_qk: int
+    d_v: int
+    dtype: str
+    takes_pair: bool
+
+
+@dataclass(frozen=True)
+class AttentionWrappers(Attention):
+    """Facts of attention that the templates of its wrappers take.
+
+    Attributes:
+        layout: the cache's layout; None without a cache.
+        rope_aligned: whether Q's RoPE columns in another tensor are as aligned as in one.
+        merges: whether the package merges results.
+        torch_dtype: torch's name of the model's dtype.
+        lse_base: base of the LSE.
+        empty_row_lse: LSE of a row without keys, as text.
+        q, q_type, q_sources, q_rope_address, rope_said: text for Q as one tensor or two.
+    """
+
+    layout: CacheLayout | None
+    rope_aligned: bool
+    merges: bool
+    torch_dtype: str
+    lse_base: str
+    empty_row_lse: str
+    q: str
+    q_type: str
+    q_sources: str
+    q_rope_address: str
+    rope_said: str
+
+
+@dataclass(frozen=True)
+class SplitsFacts(Attention):
+    """Facts that both templates of the module take.
+
+    Attributes:
+        backend: the spec's back end.
+        partials: a row of a split's results.
+        partial_type: Triton's name of its dtype; None for fp32.
+        row_floats: the constant with the floats of such a row.
+        lse_base: base of the LSE.
+        lse_text: the LSE, as text.
+        cached: whether attention reads a cache.
+        redoes: whether a call may run again with the portable kernel.
+        sm90_tile: tile of the sm90 kernel; None without one.
+        splits: the plan of splits.
+        tile_names: names that the module imports from `_tiles`, as text.
+    """
+
+    backend: str
+    partials: PartialRow
+    partial_type: str | None
+    row_floats: str
+    lse_base: str
+    lse_text: str
+    cached: bool
+    redoes: bool
+    sm90_tile: Tile | None
+    splits: SplitsPlan
+    tile_names: str
+
+
+@dataclass(frozen=True)
+class Partition(SplitsFacts):
+    """Context of the template for ranges of KV blocks.
+
+    Attributes:
+        window: keys that a row of the model sees, including its own; None: all.
+        table_width: fields that the combine kernel reads of a request.
+    """
+
+    window: int | None
+    table_width: int
+
+
+@dataclass(frozen=True)
+class Splits(SplitsFacts):
+    """Context of the template for splits of indices.
+
+    Attributes:
+        shares: whether tokens share indices.
+        has_sink, sink_required: whether attention may take a sink, and whether it must.
+        has_topk_length, length_required: whether it may take lengths of index lists, and whether it must.
+        empty_row_lse: LSE of a row without keys, as text.
+        to_base: factor from base 2 to the LSE's, as text; empty for base 2.
+        kernel_names: kernels that a schedule names, as text.
+    """
+
+    shares: bool
+    has_sink: bool
+    sink_required: bool
+    has_topk_length: bool
+    length_required: bool
+    empty_row_lse: str
+    to_base: str
+    kernel_names: str
 
 
 class Presences(NamedTuple):
@@ -37,31 +146,41 @@ def given(presence: Presence, name: str) -> list[str]:
     return {"none": ["None"], "optional": ["None", name], "required": [name]}[presence]
 
 
-def attention_context(plan: Plan, *names: str) -> dict[str, Any]:
-    """Return the named facts among those that several families of attention need."""
-    attention, (sink, length) = plan.attention, presences(plan)
+def rope_aligned(plan: Plan) -> bool:
+    """Whether Q's RoPE columns in another tensor are as aligned as in one."""
+    return plan.takes_pair and alignment_of(plan.d_v) == "ALIGNMENT"
+
+
+def attention_context(plan: Plan, kind: type[Any]) -> dict[str, Any]:
+    """Return the facts of attention that are fields of a context's class."""
+    spec, attention, (sink, length) = plan.spec, plan.attention, presences(plan)
     dense, partials = plan.find(DenseDecodePlan), plan.splits.partials
     found = {
-        **facts(plan),
+        "wrappers": spec.wrappers,
+        "backend": spec.backend,
+        "shares": plan.union is not None,
+        "layout": plan.layout,
+        "d_qk": plan.d_qk,
+        "d_v": plan.d_v,
+        "dtype": spec.model.dtype,
+        "takes_pair": plan.takes_pair,
+        "rope_aligned": rope_aligned(plan),
+        "merges": plan.find(MergeStatesPlan) is not None,
+        "torch_dtype": TORCH_DTYPES[spec.model.dtype],
         "partials": partials,
         "partial_type": {"bf16": "tl.bfloat16", "fp16": "tl.float16"}.get(partials.dtype),
-        "row_floats": "PARTIAL_FLOATS" if partials.rounds else "D_V",  # the constant's name
-        "has_rope": plan.spec.model.qk_rope_head_dim > 0,
+        "row_floats": "PARTIAL_FLOATS" if partials.rounds else "D_V",
         "has_sink": sink != "none",
         "sink_required": sink == "required",
         "has_topk_length": length != "none",
         "length_required": length == "required",
-        "dense": dense,
         "window": dense.window if dense else None,
-        "table_width": 3
-        if attention.window
-        else 2,  # fields that the combine kernel reads of a request of dense decode
+        "table_width": 3 if attention.window else 2,
         "lse_base": attention.lse_base,
         "empty_row_lse": attention.empty_row_lse.lstrip("+"),
-        "stated_scale": stated_scale(attention.softmax_scale),
         **wrapper_text(plan),
     }
-    return {name: found[name] for name in names}
+    return fields_of(kind, found)
 
 
 def wrapper_text(plan: Plan) -> dict[str, str]:
@@ -73,7 +192,7 @@ def wrapper_text(plan: Plan) -> dict[str, str]:
         "q": "q, q_rope" if pair else "q",
         "q_type": "torch.Tensor | tuple[torch.Tensor, torch.Tensor]" if pair else "torch.Tensor",
         "q_sources": "**_splits.QUERY, " if pair else "",
-        "q_rope_address": "q_rope.data_ptr() | " if facts(plan)["rope_aligned"] else "",
+        "q_rope_address": "q_rope.data_ptr() | " if rope_aligned(plan) else "",
         "rope_said": " + qk_rope_head_dim" if plan.spec.model.qk_rope_head_dim else "",
         "scale_type": "float | None" if scale else "float",
         "scale_said": f"; None: {said}" if scale else "",
@@ -85,22 +204,22 @@ def wrapper_text(plan: Plan) -> dict[str, str]:
     }
 
 
-def _context(plan: Plan) -> dict[str, Any]:
+def _context(plan: Plan) -> SplitsFacts:
     """Template context."""
     dense, sparse_decode = plan.find(DenseDecodePlan), plan.find(SparseDecodePlan)
-    shared = attention_context(plan, *FACTS, *(OF_RANGES if dense else OF_SPLITS))
-    base_e = shared["lse_base"] == "e"
-    of_splits = {"to_base": " * LN2" if base_e else "", "kernel_names": kernel_names(plan.latent)}
-    return {
-        **shared,
-        **({} if dense else of_splits),
+    kind = Partition if dense else Splits
+    base_e = plan.attention.lse_base == "e"
+    found = {
         "cached": dense is not None or sparse_decode is not None,
         "redoes": sparse_decode is not None and sparse_decode.sm90 is not None,
         "sm90_tile": next((family.sm90.tile for family in plan.latent if family.sm90), None),
         "splits": plan.splits,
         "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
+        "to_base": " * LN2" if base_e else "",
+        "kernel_names": kernel_names(plan.latent),
         "tile_names": ", ".join(_tile_names(plan)),
     }
+    return kind(**attention_context(plan, kind), **fields_of(kind, found))
 
 
 def _tile_names(plan: Plan) -> list[str]:
@@ -116,4 +235,4 @@ def kernel_names(families: Sequence[Family]) -> str:
 
 def file(plan: Plan) -> GeneratedFile:
     """Return the module."""
-    return generated(MODULE, _context(plan), "_partition" if plan.find(DenseDecodePlan) else MODULE)
+    return generated(MODULE, vars(_context(plan)), "_partition" if plan.find(DenseDecodePlan) else MODULE)

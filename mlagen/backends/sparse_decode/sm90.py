@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from mlagen.backends.parts.columns import Seesaw
 from mlagen.backends.parts.common import Signature
 from mlagen.backends.parts.gluon import (
-    FACTS,
+    Sm90Kernel,
     Sm90Kernels,
     Sm90Module,
     dividers,
@@ -17,18 +20,99 @@ from mlagen.backends.parts.gluon import (
     topk_lengths,
 )
 from mlagen.backends.parts.grouped import shared
+from mlagen.layout import CacheLayout
 from mlagen.plan import Plan, Sm90Plan, SparseDecodePlan
 from mlagen.plan.sm90.kernel import PRODUCT_DEPTH
 from mlagen.plan.sm90.seesaw import FP16_Q, FP16_SCALES
 from mlagen.plan.sm90.stored import StoredRows
+from mlagen.plan.splits import PartialRow
 
 EXPONENT_BIAS, BF16_MANTISSA, FP32_MANTISSA = 127, 7, 23  # one exponent bias for fp32, bf16 and ue8m0
 
 
-def _power(exponent: int, mantissa: int) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Power:
+    """A power of two.
+
+    Attributes:
+        exponent: its exponent.
+        bits: its bits in a format with 8 exponent bits, as text.
+    """
+
+    exponent: int
+    bits: str
+
+
+@dataclass(frozen=True)
+class OverCache(Sm90Kernel):
+    """Facts that the templates of all kernels take.
+
+    Attributes:
+        d_v: columns of V.
+        layout: the cache's layout.
+        partials: a row of a split's results.
+        has_sink: whether attention may take a sink.
+        has_topk_length, length_required: whether it may take lengths of index lists, and whether it must.
+        shapes: shapes of the arguments, for docstrings.
+    """
+
+    d_v: int
+    layout: CacheLayout
+    partials: PartialRow
+    has_sink: bool
+    has_topk_length: bool
+    length_required: bool
+    shapes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Kernel(OverCache, Seesaw):
+    """Context of the template of a kernel for a Q of the model's dtype.
+
+    Attributes:
+        takes_pair: whether Q's RoPE columns are in another tensor.
+        q_ready: barrier of Q, as text.
+        dual_cache: whether there is a second cache.
+        stored: the cache's rows.
+        scale_form: form of a scale in shared memory, in comments.
+        scale_limits, q_limits: the least and the largest scale and value of Q for products in fp16.
+    """
+
+    takes_pair: bool
+    q_ready: str
+    dual_cache: bool
+    stored: StoredRows
+    scale_form: str
+    scale_limits: Sequence[Power]
+    q_limits: Sequence[Power]
+
+
+@dataclass(frozen=True)
+class TwoLayoutsKernel(Kernel):
+    """Context of the template of the kernel over two layouts. `extra_layout` is that of the second cache."""
+
+    extra_layout: CacheLayout
+
+
+@dataclass(frozen=True)
+class E4m3Kernel(OverCache):
+    """Context of the template of the kernel for an e4m3 Q.
+
+    Attributes:
+        product_keys: keys of a product of P and V.
+        chunks: products of a block.
+        half_words: words of a half of a row.
+    """
+
+    product_keys: int
+    chunks: int
+    half_words: int
+
+
+def _power(exponent: int, mantissa: int) -> Power:
     """Return a power of two and its bits in a format with 8 exponent bits, in hex if there is a mantissa."""
     bits = exponent + EXPONENT_BIAS << mantissa
-    return {"exponent": exponent, "bits": f"0x{bits:04X}" if mantissa else str(bits)}
+    return Power(exponent, f"0x{bits:04X}" if mantissa else str(bits))
 
 
 # Shapes of the arguments of attention over a cache, except q and out.
@@ -126,11 +210,7 @@ def _module(rows: str) -> Sm90Module:
         plan_of=plan_of,
         arguments=_arguments,
         details=_sparse_decode_details,
-        facts=(*FACTS, "layout", "takes_pair"),
-        columns=(
-            *("pieces", "left", "right", "halves", "acc_columns", "acc_layout", "half_columns"),
-            *("tail_tile", "tail_swizzle", "p_tile", "p_swizzle"),
-        ),
+        kind=TwoLayoutsKernel if rows == "_two_layouts" else Kernel,
     )
 
 
@@ -168,8 +248,7 @@ SPARSE_DECODE_E4M3 = Sm90Module(
     plan_of=lambda plan: found.sm90_e4m3 if (found := plan.find(SparseDecodePlan)) else None,
     arguments=_e4m3_arguments,
     details=_details,
-    facts=(*FACTS, "layout"),
-    columns=(),
+    kind=E4m3Kernel,
 )
 
 KERNELS: tuple[Sm90Kernels, ...] = (

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from mlagen.backends.parts.columns import SEESAW
+from mlagen.backends.parts.columns import PaddedSeesaw
 from mlagen.backends.parts.common import Signature
 from mlagen.backends.parts.gluon import (
-    FACTS,
+    Sm90Kernel,
     Sm90Kernels,
     Sm90Module,
+    SwapAbKernel,
     SwapAbModule,
     dividers,
     of_rope,
@@ -20,9 +23,79 @@ from mlagen.backends.parts.gluon import (
     swap_ab_details,
     topk_lengths,
 )
-from mlagen.backends.parts.grouped import interface, shared
+from mlagen.backends.parts.grouped import Interface, interface, shared
 from mlagen.backends.parts.splits import attention_context
-from mlagen.plan import Plan, Sm90Plan, SparseFwdPlan
+from mlagen.plan import IndexUnionPlan, Plan, Sm90Plan, SparseFwdPlan
+from mlagen.plan.splits import PartialRow
+
+
+@dataclass(frozen=True)
+class OverRows:
+    """Facts that the templates of the kernels over rows take.
+
+    Attributes:
+        takes_pair: whether Q's RoPE columns are in another tensor.
+        has_sink: whether attention may take a sink.
+        paged, page_rows: whether rows lie in pages, and rows of a page; None: rows lie in no pages.
+        shapes: shapes of the arguments, for docstrings.
+    """
+
+    takes_pair: bool
+    has_sink: bool
+    paged: bool
+    page_rows: int | None
+    shapes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class OverIndices:
+    """Facts that the templates of the kernels over splits of indices take.
+
+    Attributes:
+        d_v: columns of V.
+        partials: a row of a split's results.
+        has_topk_length, length_required: whether attention may take lengths of index lists, and whether it must.
+    """
+
+    d_v: int
+    partials: PartialRow
+    has_topk_length: bool
+    length_required: bool
+
+
+@dataclass(frozen=True)
+class Kernel(Sm90Kernel, PaddedSeesaw, OverRows, OverIndices):
+    """Context of the template of the kernel with one row a token. `words` are names of a warp's indices."""
+
+    words: Sequence[str]
+
+
+@dataclass(frozen=True)
+class FewHeadsKernel(SwapAbKernel, OverRows, OverIndices):
+    """Context of the template of the swap-AB kernel."""
+
+
+@dataclass(frozen=True)
+class SharedIndicesKernel(Sm90Kernel, PaddedSeesaw, OverRows):
+    """Context of the template of the kernel with shared indices. `union` is the plan of index unions."""
+
+    union: IndexUnionPlan
+
+
+@dataclass(frozen=True)
+class UnionKernel(Interface):
+    """Context of the template of the kernel that builds index unions.
+
+    Attributes:
+        has_topk_length, length_required: whether attention may take lengths of index lists, and whether it must.
+        kernel: name of the kernel.
+        union: the plan of index unions.
+    """
+
+    has_topk_length: bool
+    length_required: bool
+    kernel: str
+    union: IndexUnionPlan
 
 
 def _sparse_fwd_arguments(plan: Plan) -> Signature:
@@ -86,8 +159,7 @@ SPARSE_FWD = Sm90Module(
     plan_of=lambda plan: sm90_of(plan, SparseFwdPlan),
     arguments=_sparse_fwd_arguments,
     details=_sparse_fwd_details,
-    facts=(*FACTS, "takes_pair"),
-    columns=(*SEESAW, "words"),
+    kind=Kernel,
 )
 
 
@@ -115,11 +187,7 @@ SWAP_AB = SwapAbModule(
     plans_of=_sparse_swap_ab,
     arguments=_swap_ab_arguments,
     details=_swap_ab_details,
-    facts=(*FACTS, "takes_pair"),
-    columns=(
-        *("pieces", "left", "right", "halves", "plain", "columns_of_acc", "columns_of_like", "half_columns"),
-        *("tail_start", "tail_tile", "tail_swizzle", "v_end"),
-    ),
+    kind=FewHeadsKernel,
     constexprs=("BLOCK_H",),
 )
 
@@ -160,7 +228,7 @@ SHARED_FWD = Sm90Module(
     plan_of=lambda plan: plan.union.sm90 if plan.union else None,
     arguments=_union_arguments,
     details=_union_details,
-    facts=("takes_pair", "has_sink"),
+    kind=SharedIndicesKernel,
 )
 
 
@@ -188,14 +256,15 @@ class UnionLists:
             ("indices_token_stride", "i64"),
         )
 
-    def context(self, plan: Plan) -> dict[str, Any]:
+    def context(self, plan: Plan) -> Mapping[str, object]:
         """Template context."""
-        return {
-            **attention_context(plan, "has_topk_length", "length_required"),
-            "kernel": "_index_union_kernel",
+        context = UnionKernel(
             **vars(interface(self.arguments(plan))),
-            "union": plan.union,
-        }
+            **attention_context(plan, UnionKernel),
+            kernel="_index_union_kernel",
+            union=required(plan.union),
+        )
+        return vars(context)
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """None: the kernel has no matrix products."""
