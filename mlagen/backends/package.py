@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -28,15 +29,53 @@ from mlagen.plan.family import PORTABLE
 from mlagen.plan.tritons import TRITONS, minors
 from mlagen.spec import spec_digest
 
-# Facts that are equal in all packages.
-COMMON_FACTS = {
-    "pdl_max_programs": PDL_MAX_PROGRAMS,
-    "e4m3_targets": [name for name, target in TARGETS.items() if target.has_e4m3],
-    "e4m3_rounding_targets": [name for name, target in TARGETS.items() if target.rounds_e4m3],
-    "pdl_targets": [name for name, target in TARGETS.items() if target.pdl],
-}
 RUNTIME = ("_internals", "_launch", "_notes", "_calls")  # modules that every package copies
 INLINE_LENGTH = 70  # columns of a literal on the line of its key
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Context of the template of `_facts.py`. The facts with defaults are equal in all packages.
+
+    Attributes:
+        targets: the spec's targets.
+        wrappers_literal, sm90_modules_literal: wrappers, and modules of sm90 kernels, as text of lists.
+        kernel_modules: modules with kernels.
+        kernels: names of the kernels that calls can run.
+        pdl_max_programs: most programs per multiprocessor of a kernel that overlaps with the kernel before.
+        e4m3_targets, e4m3_rounding_targets, pdl_targets: targets that convert e4m3, round to it, and overlap launches.
+    """
+
+    targets: Sequence[str]
+    wrappers_literal: str
+    kernel_modules: Sequence[str]
+    sm90_modules_literal: str
+    kernels: Sequence[str]
+    pdl_max_programs: int = PDL_MAX_PROGRAMS
+    e4m3_targets: Sequence[str] = tuple(name for name, target in TARGETS.items() if target.has_e4m3)
+    e4m3_rounding_targets: Sequence[str] = tuple(name for name, target in TARGETS.items() if target.rounds_e4m3)
+    pdl_targets: Sequence[str] = tuple(name for name, target in TARGETS.items() if target.pdl)
+
+
+@dataclass(frozen=True)
+class Init:
+    """Context of the template of `__init__.py`.
+
+    Attributes:
+        title: the spec's title.
+        modules_tuple: the public modules, as text of a tuple.
+        submodules: modules that it imports, as text.
+        imports: modules and the names that it imports from each, as text.
+        exported: names that it exports.
+        spec_literal: SPEC, as text.
+    """
+
+    title: str
+    modules_tuple: str
+    submodules: str
+    imports: Sequence[tuple[str, str]]
+    exported: Sequence[str]
+    spec_literal: str
 
 
 @cache
@@ -77,37 +116,37 @@ def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
     ]
     modules.sort(key=lambda module: module.file.name)
     kernels = [*shared.values(), *(module.file for module in modules)]
-    facts = COMMON_FACTS | {
-        "targets": plan.spec.targets,
-        "wrappers_literal": _literal(list(plan.spec.wrappers)),
-        "kernel_modules": ["_launch", *(file.module for file in kernels)],
-        "sm90_modules_literal": _literal(sm90_modules(plan)),
-        "kernels": [PORTABLE, *(name for name in kernels_of(plan.families) if name != PORTABLE)],
-    }
-    package = _package(plan, modules, tritons)
+    facts = Facts(
+        targets=plan.spec.targets,
+        wrappers_literal=_literal(list(plan.spec.wrappers)),
+        kernel_modules=["_launch", *(file.module for file in kernels)],
+        sm90_modules_literal=_literal(sm90_modules(plan)),
+        kernels=[PORTABLE, *(name for name in kernels_of(plan.families) if name != PORTABLE)],
+    )
     registered = [ops.file(plan, modules)] if plan.ops else []
-    first = [generated("_facts", facts), *map(copied, RUNTIME)]
-    return [*first, *kernels, signatures.file(), *registered, generated("__init__", package)]
+    first = [generated("_facts", vars(facts)), *map(copied, RUNTIME)]
+    init = generated("__init__", vars(_init(plan, modules, tritons)))
+    return [*first, *kernels, signatures.file(), *registered, init]
 
 
-def _package(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> dict[str, Any]:
+def _init(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> Init:
     """Context of the template of `__init__.py`."""
     exports = [(module.file.module, list(module.exports)) for module in modules]
     names = ["SPEC", "supports", "variants", "warmup"]
     operators = [ops.MODULE] if plan.ops else []
     exported = [*names, *operators, *(name for module, taken in exports for name in taken or [module])]
-    return {
-        "title": plan.spec.title,
-        "modules_tuple": _tuple([module for module, _ in exports], "    modules = "),
-        "submodules": imported("", sorted(["_launch", *operators, *(module for module, _ in exports)])),
-        "imports": [
+    return Init(
+        title=plan.spec.title,
+        modules_tuple=_tuple([module for module, _ in exports], "    modules = "),
+        submodules=imported("", sorted(["_launch", *operators, *(module for module, _ in exports)])),
+        imports=[
             (module, imported(module, sorted(taken, key=_export_order)))
             for module, taken in [("_launch", ["supports"]), *exports]
             if taken
         ],
-        "exported": sorted(exported, key=_export_order),
-        "spec_literal": _literal(_spec(plan, tritons)),
-    }
+        exported=sorted(exported, key=_export_order),
+        spec_literal=_literal(_spec(plan, tritons)),
+    )
 
 
 def _spec(plan: Plan, tritons: Sequence[str]) -> dict[str, Any]:

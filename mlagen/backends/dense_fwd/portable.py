@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mlagen.backends.parts import tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
@@ -14,22 +13,6 @@ from mlagen.plan import DenseFwdPlan, MergeStatesPlan, Plan
 from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan
 
 MODULE = "dense_fwd"
-
-
-WITHOUT_WINDOW: dict[str, Any] = {
-    "steps": (("0", "whole", False), ("whole", "end", True)),
-    "bounds": "visible",
-    "visible": "Each row sees `visible` [BLOCK_M] of them.",
-    "seen": "keys[None, :] < visible[:, None]",
-    "window_given": "",
-}
-OF_A_WINDOW: dict[str, Any] = {
-    "steps": (("begin", "tl.minimum(inside, end)", True), ("inside", "whole", False), ("whole", "end", True)),
-    "bounds": "least, visible",
-    "visible": "A row sees keys [`least`, `visible`) [BLOCK_M].",
-    "seen": "(keys[None, :] < visible[:, None]) & (keys[None, :] >= least[:, None])",
-    "window_given": "window, ",
-}
 WIDTH = 120  # columns of a line
 
 
@@ -55,26 +38,51 @@ class Heads:
 
 
 @dataclass(frozen=True)
-class Kernels(Heads):
+class Visible:
+    """The keys that a row sees.
+
+    Attributes:
+        steps: ranges of keys that a program attends to: first, end, and whether a row may not see some.
+        bounds, visible, seen: arguments, a sentence, and the mask, as text.
+        window_given: the window as an argument, as text; empty without one.
+    """
+
+    steps: Sequence[tuple[str, str, bool]]
+    bounds: str
+    visible: str
+    seen: str
+    window_given: str
+
+
+WITHOUT_WINDOW = Visible(
+    steps=(("0", "whole", False), ("whole", "end", True)),
+    bounds="visible",
+    visible="Each row sees `visible` [BLOCK_M] of them.",
+    seen="keys[None, :] < visible[:, None]",
+    window_given="",
+)
+OF_A_WINDOW = Visible(
+    steps=(("begin", "tl.minimum(inside, end)", True), ("inside", "whole", False), ("whole", "end", True)),
+    bounds="least, visible",
+    visible="A row sees keys [`least`, `visible`) [BLOCK_M].",
+    seen="(keys[None, :] < visible[:, None]) & (keys[None, :] >= least[:, None])",
+    window_given="window, ",
+)
+
+
+@dataclass(frozen=True)
+class Kernels(Heads, Visible):
     """Context of the portable kernels' template.
 
     Attributes:
         chunks: all blocks of columns.
         addressings: whether K and V are loaded by descriptors, for each kernel.
         full_alignment: bytes of an aligned address.
-        steps: ranges of keys that a program attends to: first, end, and whether a row may not see some.
-        bounds, visible, seen: the keys that a row sees: arguments, a sentence, and the mask, as text.
-        window_given: the window as an argument, as text; empty without one.
     """
 
     chunks: Sequence[Block]
     addressings: Sequence[bool]
     full_alignment: int
-    steps: Sequence[tuple[str, str, bool]]
-    bounds: str
-    visible: str
-    seen: str
-    window_given: str
 
 
 @dataclass(frozen=True)
@@ -136,7 +144,7 @@ def shared(plan: Plan, family: DenseFwdPlan) -> list[GeneratedFile]:
         chunks=[*of_heads.k_chunks, *of_heads.v_chunks],
         addressings=[True, False] if of_heads.descriptors else [False],
         full_alignment=FULL_ALIGNMENT,
-        **(OF_A_WINDOW if family.window else WITHOUT_WINDOW),
+        **vars(OF_A_WINDOW if family.window else WITHOUT_WINDOW),
     )
     return [tiles.file(plan), generated("_dense_fwd_kernels", vars(context))]
 

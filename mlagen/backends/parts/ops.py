@@ -7,7 +7,6 @@ import string
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mlagen.backends.parts.base import GeneratedFile, Module
 from mlagen.backends.parts.common import TORCH_DTYPES
@@ -193,23 +192,71 @@ def _required(function: ast.FunctionDef, name: str) -> bool:
     return name in [one.arg for one in given.args[: len(given.args) - len(given.defaults)]]
 
 
-def _query(plan: Plan) -> dict[str, Any] | None:
+@dataclass(frozen=True)
+class Query:
+    """Results of the operator that quantises the indexer's query.
+
+    Attributes:
+        columns: bytes of a head.
+        dtype: torch's name of their dtype.
+        scales: bytes of a head's scales.
+        packed: whether a byte holds two columns.
+    """
+
+    columns: int
+    dtype: str
+    scales: int
+    packed: bool
+
+
+@dataclass(frozen=True)
+class Operators:
+    """Context of the template.
+
+    Attributes:
+        namespace: namespace of the operators.
+        modules: modules of their wrappers.
+        wrappers: the package's wrappers.
+        takes_pair: whether an operator takes Q as a pair.
+        operators: the operators.
+        d_v: columns of V.
+        torch_dtype: torch's name of the model's dtype.
+        merges: whether the package merges results.
+        query: results of the quantisation of the indexer's query; None without.
+        decode: module of decode; None without.
+        over_latent, values, stats: whether wrappers attend over latent rows, return values, and return statistics.
+        uses_into, uses_lse_of: whether operators need these functions of the template.
+    """
+
+    namespace: str
+    modules: Sequence[str]
+    wrappers: Sequence[str]
+    takes_pair: bool
+    operators: Sequence[Operator]
+    d_v: int
+    torch_dtype: str
+    merges: bool
+    query: Query | None
+    decode: str | None
+    over_latent: bool
+    values: bool
+    stats: bool
+    uses_into: bool
+    uses_lse_of: bool
+
+
+def _query(plan: Plan) -> Query | None:
     """Return the results of the operator that quantises the indexer's query, or None."""
     family = plan.find(IndexerCachePlan) or plan.find(KpoolPlan)
     if family is None or family.rows is None:
         return None
     query = family.rows.query
     dtype = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}.get(query.data[0].dtype, "uint8")
-    return {
-        "columns": query.data[0].nbytes,
-        "dtype": dtype,
-        "scales": query.plane_bytes[1],
-        "packed": family.rows.packed,
-    }
+    return Query(query.data[0].nbytes, dtype, query.plane_bytes[1], family.rows.packed)
 
 
-def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> dict[str, Any]:
-    """Template context, from the texts of the package's modules by file name."""
+def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> Operators:
+    """Return the template context, from the texts of the package's modules by file name."""
     assert plan.ops is not None
     found, used, wrappers = [], [], plan.spec.wrappers
     for module in modules:
@@ -218,25 +265,25 @@ def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> 
             if isinstance(node, ast.FunctionDef) and node.name in OPS and node.name in wrappers:
                 found += operators(node, name, plan.ops)
                 used.append(name)
-    return {
-        "namespace": plan.ops.namespace,
-        "modules": list(dict.fromkeys(used)),
-        "wrappers": wrappers,
-        "takes_pair": plan.takes_pair and bool(OVER_LATENT & {*wrappers}),
-        "operators": found,
-        "d_v": plan.d_v,
-        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
-        "merges": plan.find(MergeStatesPlan) is not None,
-        "query": _query(plan),
-        "decode": next((module for module in used if module.endswith("_decode")), None),
-        "over_latent": bool(OVER_LATENT & {*wrappers}),
-        "values": bool(VALUES & {*wrappers}),
-        "stats": bool(STATS & {*wrappers}),
-        "uses_into": any(one.run.startswith("_into") for one in found),
-        "uses_lse_of": any(one.run.startswith("_lse_of") for one in found),
-    }
+    return Operators(
+        namespace=plan.ops.namespace,
+        modules=list(dict.fromkeys(used)),
+        wrappers=wrappers,
+        takes_pair=plan.takes_pair and bool(OVER_LATENT & {*wrappers}),
+        operators=found,
+        d_v=plan.d_v,
+        torch_dtype=TORCH_DTYPES[plan.spec.model.dtype],
+        merges=plan.find(MergeStatesPlan) is not None,
+        query=_query(plan),
+        decode=next((module for module in used if module.endswith("_decode")), None),
+        over_latent=bool(OVER_LATENT & {*wrappers}),
+        values=bool(VALUES & {*wrappers}),
+        stats=bool(STATS & {*wrappers}),
+        uses_into=any(one.run.startswith("_into") for one in found),
+        uses_lse_of=any(one.run.startswith("_lse_of") for one in found),
+    )
 
 
 def file(plan: Plan, modules: Sequence[Module]) -> GeneratedFile:
     """Return the module of operators. It reads the signatures in the texts of the public modules."""
-    return GeneratedFile(f"{MODULE}.py", f"{MODULE}.py.jinja", {}, lambda texts: context(plan, modules, texts))
+    return GeneratedFile(f"{MODULE}.py", f"{MODULE}.py.jinja", {}, lambda texts: vars(context(plan, modules, texts)))
