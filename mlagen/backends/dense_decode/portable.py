@@ -84,7 +84,7 @@ class Wrappers(AttentionWrappers, CallTable, Text):
         cache: the cache.
         has_tensor_scale: whether the cache has one scale.
         strides: accepted strides of the cache, for docstrings.
-        merges_when: the condition that a call combines partials, as text.
+        merges_when: the condition that several programs may share a request, as text.
         options: options of a call.
         q_dtypes: accepted dtypes of Q, for docstrings.
         flash, decode: the wrappers of the package.

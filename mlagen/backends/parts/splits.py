@@ -71,7 +71,7 @@ class SplitsFacts(Attention):
         lse_base: base of the LSE.
         lse_text: the LSE, as text.
         cached: whether attention reads a cache.
-        redoes: whether a call may run again with the portable kernel.
+        redoes: whether the sm90 kernel may recompute splits, and so reads their sums.
         sm90_tile: tile of the sm90 kernel; None without one.
         splits: the plan of splits.
         tile_names: names that the module imports from `_tiles`, as text.

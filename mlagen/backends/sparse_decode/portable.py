@@ -121,7 +121,7 @@ class Wrappers(AttentionWrappers, CachesFacts, Variants):
         quantised_said: whether the cache is quantised, in docstrings.
         row_unit: bytes of a unit that the sm90 kernel loads.
         loads_at: rows begin at multiples of this many bytes.
-        offset_bits: bits of an offset in the cache.
+        offset_bits: bits of a byte offset in the sm90 kernel.
         imports: modules that the wrappers import.
         has_bytes: whether a cache is quantised.
         tensors: tensors of a call, by the names of kernel arguments.

@@ -74,7 +74,7 @@ class Kernel(OverCache, Seesaw):
         q_ready: barrier of Q, as text.
         dual_cache: whether there is a second cache.
         stored: the cache's rows.
-        scale_form: form of a scale in shared memory, in comments.
+        scale_form: form of a token's largest scale, in comments.
         scale_limits, q_limits: the least and the largest scale and value of Q for products in fp16.
     """
 
