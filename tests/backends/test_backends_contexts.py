@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar
 
@@ -17,8 +18,9 @@ from attention_specs import attention_of
 from checked_in import SPECS
 from jinja2 import meta, nodes
 
-from mlagen.backends import files
-from mlagen.emit.render import source_path, template_dir, wrapped
+from mlagen.backends import GeneratedFile, files
+from mlagen.emit.render import ENGINES, source_path, template_dir, wrapped
+from mlagen.errors import UsageError
 from mlagen.plan import IndexerCachePlan, Plan, ProloguePlan, load_plan, make_plan
 from mlagen.spec import Spec
 
@@ -115,13 +117,20 @@ def plans() -> Iterator[Plan]:
         yield make_plan(Spec.model_validate(data | indexer | {"wrappers": wrappers}))
 
 
+def plugins(plan: Plan) -> Iterator[GeneratedFile]:
+    """The files of the plugins that a plan has."""
+    for engine in ENGINES.values():
+        with suppress(UsageError):
+            yield from engine.plugin_files(plan)
+
+
 @cache
 def given() -> dict[str, dict[str, list[Any]]]:
     """The values that each template is given, of all specs, by key. Rendering them notes the fields that are read."""
     found: dict[str, dict[str, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for plan in plans():
         texts: dict[str, str] = {}
-        for unfilled in files(plan):
+        for unfilled in [*files(plan), *plugins(plan)]:
             file = unfilled.filled(texts)
             if file.is_copied:
                 texts[file.name] = source_path(file.template).read_text(encoding="utf-8")

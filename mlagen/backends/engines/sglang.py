@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from mlagen.backends.parts.base import GeneratedFile
-from mlagen.backends.parts.common import TORCH_DTYPES
 from mlagen.errors import UsageError
 from mlagen.plan import Plan
 
@@ -26,6 +25,29 @@ class Cache:
 
     legacy: bool = True
     kv_format: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Init:
+    """Context of the plugin's template.
+
+    Attributes:
+        name, title: the spec's.
+        hooks: functions that the package replaces.
+        natural_lse: whether the LSE is of base e.
+        layout_name: name of the cache's layout; empty without a cache.
+        legacy, kv_format: see Cache.
+        tensor_scale: whether the cache has one scale.
+    """
+
+    name: str
+    title: str
+    hooks: Sequence[str]
+    natural_lse: bool
+    layout_name: str
+    legacy: bool
+    kv_format: str | None
+    tensor_scale: bool
 
 
 # By kind of attention and layout of the cache.
@@ -70,7 +92,7 @@ def plugin_files(plan: Plan) -> list[GeneratedFile]:
     Raises:
         UsageError: SGLang calls no attention of the spec's kind.
     """
-    return [GeneratedFile("__init__.py", "sglang/__init__.py.jinja", _context(plan))]
+    return [GeneratedFile("__init__.py", "sglang/__init__.py.jinja", vars(_context(plan)))]
 
 
 def _hooks(plan: Plan) -> list[str]:
@@ -97,19 +119,17 @@ def _refused(plan: Plan, field: str, got: str, takes: str) -> UsageError:
     return UsageError(f"{plan.spec.name}: {field}: got {got}; a package for SGLang takes {takes}")
 
 
-def _context(plan: Plan) -> dict[str, Any]:
+def _context(plan: Plan) -> Init:
     """Template context."""
     hooks, attention, layout = _hooks(plan), plan.attention, plan.layout
     cache = CACHES.get((plan.spec.attention.kind, layout.name), Cache()) if plan.spec.attention and layout else Cache()
-    return {
-        "name": plan.spec.name,
-        "title": plan.spec.title,
-        "hooks": hooks,
-        "d_v": plan.d_v,
-        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
-        "natural_lse": attention.lse_base == "e",
-        "layout_name": layout.name if layout else "",
-        "legacy": cache.legacy,
-        "kv_format": cache.kv_format[plan.spec.model.qk_rope_head_dim > 0] if cache.kv_format else None,
-        "tensor_scale": layout is not None and layout.tensor_scale,
-    }
+    return Init(
+        name=plan.spec.name,
+        title=plan.spec.title,
+        hooks=hooks,
+        natural_lse=attention.lse_base == "e",
+        layout_name=layout.name if layout else "",
+        legacy=cache.legacy,
+        kv_format=cache.kv_format[plan.spec.model.qk_rope_head_dim > 0] if cache.kv_format else None,
+        tensor_scale=layout is not None and layout.tensor_scale,
+    )

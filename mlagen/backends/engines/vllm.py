@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from mlagen.backends.parts.base import GeneratedFile
-from mlagen.backends.parts.common import TORCH_DTYPES
+from mlagen.backends.parts.common import TORCH_DTYPES, fields_of
 from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, PadField, compose
 from mlagen.plan import Plan
@@ -72,6 +73,114 @@ KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class Init:
+    """Context of the template of `__init__.py`.
+
+    Attributes:
+        title: the spec's.
+        plugin: name of the plugin's Python package.
+        backend_name: the backend's name.
+        unserved: see Kind.
+        selects: whether the backend takes the place of vLLM's for V4.
+        indexes, picks: whether the package replaces functions of vLLM's indexer and of its top-k.
+    """
+
+    title: str
+    plugin: str
+    backend_name: str
+    unserved: Sequence[tuple[int, Sequence[str]]]
+    selects: bool
+    indexes: bool
+    picks: bool
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Context of the template that takes the place of vLLM's backend for V4. `name` is the spec's."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Indexing:
+    """Context of the template that replaces functions of vLLM's indexer.
+
+    Attributes:
+        name: the spec's.
+        indexes, picks: whether the package replaces functions of the indexer and of its top-k.
+    """
+
+    name: str
+    indexes: bool
+    picks: bool
+
+
+@dataclass(frozen=True)
+class V4Backend:
+    """Context of the template of V4's backend.
+
+    Attributes:
+        name: the spec's.
+        backend_name: the backend's name.
+        d_qk: columns of Q.
+    """
+
+    name: str
+    backend_name: str
+    d_qk: int
+
+
+@dataclass(frozen=True)
+class Backend(V4Backend):
+    """Facts that the templates of the other backends take.
+
+    Attributes:
+        d_v: columns of V.
+        torch_dtype: torch's name of the model's dtype.
+        cache_dtypes, packed: see Kind.
+        block_size: pages have a multiple of this many tokens.
+        row_bytes: bytes of a row of the cache.
+        takes_pair: whether Q's RoPE columns are in another tensor.
+    """
+
+    d_v: int
+    torch_dtype: str
+    cache_dtypes: Sequence[str]
+    packed: bool
+    block_size: int
+    row_bytes: int
+    takes_pair: bool
+
+
+@dataclass(frozen=True)
+class DenseBackend(Backend):
+    """Context of the template of dense attention. `tensor_scale`: whether the cache has one scale."""
+
+    tensor_scale: bool
+
+
+@dataclass(frozen=True)
+class SparseBackend(Backend):
+    """Context of the template of sparse attention.
+
+    Attributes:
+        takes_length: whether attention may take lengths of index lists.
+        converts: whether the package converts indices.
+        shares, why_not_shared: whether ranks can share a context, and the reason why not, in words.
+        picks: whether the package replaces functions of vLLM's top-k.
+    """
+
+    takes_length: bool
+    converts: bool
+    shares: bool
+    why_not_shared: str
+    picks: bool
+
+
+BACKENDS = {"v4": V4Backend, "dense": DenseBackend, "sparse": SparseBackend}  # contexts by template
+
+
 def plugin_name(plan: Plan) -> str:
     """Return the name of the plugin's Python package. It contains the generated package under the spec's name."""
     return f"mlagen_vllm_{plan.spec.name}"
@@ -98,16 +207,15 @@ def plugin_files(plan: Plan) -> list[GeneratedFile]:
         UsageError: vLLM calls no attention of the spec's kind.
     """
     kind = _kind(plan)
-    context = _context(plan, kind)
-    has_indexer = context["indexes"] or context["picks"]
-    indexer = [GeneratedFile("indexer.py", "vllm/indexer.py.jinja", context)] if has_indexer else []
-    selector = [GeneratedFile("selector.py", "vllm/selector.py.jinja", context)] if context["selects"] else []
-    return [
-        GeneratedFile("backend.py", f"vllm/{kind.template}.py.jinja", context),
-        *indexer,
-        *selector,
-        GeneratedFile("__init__.py", "vllm/__init__.py.jinja", context),
-    ]
+    facts = _facts(plan, kind)
+
+    def file(name: str, template: str, context: type[Any]) -> GeneratedFile:
+        return GeneratedFile(name, f"vllm/{template}.py.jinja", vars(context(**fields_of(context, facts))))
+
+    indexer = [file("indexer.py", "indexer", Indexing)] if facts["indexes"] or facts["picks"] else []
+    selector = [file("selector.py", "selector", Selector)] if facts["selects"] else []
+    backend = file("backend.py", kind.template, BACKENDS[kind.template])
+    return [backend, *indexer, *selector, file("__init__.py", "__init__", Init)]
 
 
 def _kind(plan: Plan) -> Kind:
@@ -189,8 +297,8 @@ def _why_not_shared(plan: Plan) -> str:
     return "" if plan.sparse_attention.lse_base == "e" else "ranks merge parts by an LSE of base e"
 
 
-def _context(plan: Plan, kind: Kind) -> dict[str, Any]:
-    """Context of the templates."""
+def _facts(plan: Plan, kind: Kind) -> dict[str, Any]:
+    """Return the facts of all contexts."""
     attention = plan.attention
     assert plan.layout is not None  # checked by _kind
     dense = isinstance(attention, DenseAttention)
