@@ -153,7 +153,7 @@ def _targets(gpus: tuple[str, ...]) -> tuple[str, ...]:
 def _check_plugin(text: str, engine: str) -> None:
     """Refuse a spec with a cache that the engine's plugin does not support."""
     spec = parse(text, Path("spec.yaml"))
-    if spec.attention is None:  # attention before absorption has wrappers for the engine but no plugin
+    if spec.attention is None:  # attention before absorption has wrappers for the engine, with or without a plugin
         return
     with contextlib.suppress(LimitError):  # of a target; `build` reports it
         try:

@@ -1,4 +1,7 @@
-"""Specs by name: those that come with mlagen, one with padded rows, and one for ranks with a common context."""
+"""Specs by name: those that come with mlagen, and three others.
+
+One has padded rows, one is for ranks with a common context, and one has a cache and prefills before absorption.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,17 @@ PADDED_LAYOUT = """
 
 SHARED = "dsv32_shared"  # over bf16 rows, with the owner filter of indices
 
+BOTH = "dsv3_both"  # decodes over a cache, and prefills before absorption
+HEADS = """
+multi_head:
+  qk_head_dim: 192
+  v_head_dim: 128
+  softmax_scale: 0.1352337788608801
+
+wrappers:
+  - flash_attn_varlen_func
+"""
+
 
 def spec_of(name: str, folder: Path) -> Path:
     """The file of a spec; those that do not come with mlagen are written into the folder."""
@@ -28,6 +42,11 @@ def spec_of(name: str, folder: Path) -> Path:
         wrapper = "  - concat_and_cache_mla "
         path = folder / f"{SHARED}.yaml"
         path.write_text(text.replace(wrapper, f"  - triton_convert_req_index_to_global_index\n{wrapper}", 1), "utf-8")
+        return path
+    if name == BOTH:
+        text = (ROOT / "specs" / "dsv3.yaml").read_text(encoding="utf-8").replace("name: dsv3\n", f"name: {BOTH}\n", 1)
+        path = folder / f"{BOTH}.yaml"
+        path.write_text(text.replace("\nwrappers:\n", HEADS, 1), "utf-8")
         return path
     if name != PADDED:
         return ROOT / "specs" / f"{name}.yaml"

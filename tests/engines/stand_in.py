@@ -83,6 +83,43 @@ class CommonBackend(Backend):
     is_mla = classmethod(lambda cls: True)
 
 
+class PrefillNames(_Names):
+    FLASH_ATTN = "vllm.FlashAttnPrefill"
+    CUSTOM = None
+
+
+class PrefillBackend:
+    supported_dtypes = (torch.float16, torch.bfloat16)
+
+    def __init__(self, **options: Any) -> None:
+        vars(self).update(options)
+
+    @classmethod
+    def validate_configuration(cls, device_capability: Capability | None, selector_config: Any) -> list[str]:
+        checks = {
+            "compute capability": cls.supports_compute_capability(device_capability),  # type: ignore[attr-defined]
+            "dtype": selector_config.dtype in cls.supported_dtypes,
+            "MLA dimensions": cls.supports_mla_dimensions(selector_config.mla_dimensions),  # type: ignore[attr-defined]
+        }
+        return [f"{name} not supported" for name, fits in checks.items() if not fits]
+
+    def supports_quant_output(self, quant_key: Any) -> bool:
+        return False
+
+    def prepare_metadata(self, metadata: Any) -> None:
+        self._prefill_metadata = metadata
+
+    def run_prefill_context_chunk(self, chunk_idx: int, q: Any, k: Any, v: Any) -> Any:
+        raise NotImplementedError
+
+
+class NewPrefillBackend(PrefillBackend):
+    """As 0.33 has it: a chunk tells its own requests, and a caller gives memory for the output."""
+
+    def run_prefill_context_chunk(self, chunk: Any, q: Any, k: Any, v: Any, out: Any = None) -> Any:
+        raise NotImplementedError
+
+
 class Builder:
     def __init__(self, kv_cache_spec: Any, layer_names: Any, vllm_config: Any, device: torch.device) -> None:
         self.device = device
@@ -161,6 +198,17 @@ def _indexer() -> None:
     _module("vllm.v1.attention.backends.mla.indexer", **metadata)
 
 
+def _prefill(base: type) -> None:
+    """Modules of the MLA prefill backends."""
+    _module("vllm.v1.attention.backends.mla.prefill")
+    _module("vllm.v1.attention.backends.mla.prefill.base", MLAPrefillBackend=base)
+    parts = {
+        "MLAPrefillBackendEnum": PrefillNames,
+        "register_mla_prefill_backend": lambda member, path: OVERRIDES.update({member: path}),
+    }
+    _module("vllm.v1.attention.backends.mla.prefill.registry", **parts)
+
+
 def install(version: str, capability: Capability | None) -> None:
     """Puts the stand-in for "0.26" or "0.33" where vLLM would be imported from, on a GPU of a capability or none."""
     new = version == "0.33"
@@ -202,6 +250,7 @@ def install(version: str, capability: Capability | None) -> None:
     _module("vllm.v1.attention.backends.mla")
     own = {"triton_convert_req_index_to_global_index": global_index}
     _module("vllm.v1.attention.backends.mla.sparse_utils", align_blocks_to_rows=lambda spec: spec, **own)
+    _prefill(NewPrefillBackend if new else PrefillBackend)
     _indexer()
     _module("vllm.v1.worker")
     absent = {"is_workspace_manager_initialized": lambda: False, "current_workspace_manager": lambda: None}

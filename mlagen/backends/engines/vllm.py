@@ -1,4 +1,4 @@
-"""The vLLM attention backend of a package: the supported specs, and the templates' contexts."""
+"""The vLLM attention backends of a package: the supported specs, and the templates' contexts."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ INDEXER = (
     "get_paged_mqa_logits_metadata",
 )  # functions that its indexer calls
 TOPK = ("top_k_per_row_prefill", "top_k_per_row_decode")  # functions of its top-k
+PREFILL = "flash_attn_varlen_func"  # function of an MLA prefill backend
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Init:
         title: the spec's.
         plugin: name of the plugin's Python package.
         backend_name: the backend's name.
+        has_backend, has_prefill: whether the plugin has an attention backend, and an MLA prefill backend.
         unserved: see Kind.
         selects: whether the backend takes the place of vLLM's for V4.
         indexes, picks: whether the package replaces functions of vLLM's indexer and of its top-k.
@@ -89,6 +91,8 @@ class Init:
     title: str
     plugin: str
     backend_name: str
+    has_backend: bool
+    has_prefill: bool
     unserved: Sequence[tuple[int, Sequence[str]]]
     selects: bool
     indexes: bool
@@ -178,7 +182,26 @@ class SparseBackend(Backend):
     picks: bool
 
 
+@dataclass(frozen=True)
+class PrefillBackend:
+    """Context of the template of the MLA prefill backend.
+
+    Attributes:
+        name: the spec's.
+        backend_name: the backend's name.
+        torch_dtype: torch's name of the model's dtype.
+        qk_head_dim, v_head_dim: columns of a head before absorption.
+    """
+
+    name: str
+    backend_name: str
+    torch_dtype: str
+    qk_head_dim: int
+    v_head_dim: int
+
+
 BACKENDS = {"v4": V4Backend, "dense": DenseBackend, "sparse": SparseBackend}  # contexts by template
+NO_BACKEND = {"unserved": (), "indexes": False, "picks": False, "selects": False}  # facts of a plugin without one
 
 
 def plugin_name(plan: Plan) -> str:
@@ -197,7 +220,12 @@ def serve_command(plan: Plan) -> str:
     Raises:
         UsageError: vLLM calls no attention of the spec's kind.
     """
-    return f"vllm serve MODEL --attention-backend {backend_name(plan)} --kv-cache-dtype {_kind(plan).cache_dtypes[0]}"
+    kind, options = _kind(plan), ""
+    if kind is not None:
+        options += f" --attention-backend {backend_name(plan)} --kv-cache-dtype {kind.cache_dtypes[0]}"
+    if _has_prefill(plan):
+        options += """ --attention-config '{"mla_prefill_backend": "CUSTOM"}'"""
+    return f"vllm serve MODEL{options}"
 
 
 def plugin_files(plan: Plan) -> list[GeneratedFile]:
@@ -207,22 +235,29 @@ def plugin_files(plan: Plan) -> list[GeneratedFile]:
         UsageError: vLLM calls no attention of the spec's kind.
     """
     kind = _kind(plan)
-    facts = _facts(plan, kind)
+    facts = _facts(plan, kind) | (NO_BACKEND if kind is None else _backend_facts(plan, kind))
 
     def file(name: str, template: str, context: type[Any]) -> GeneratedFile:
         return GeneratedFile(name, f"vllm/{template}.py.jinja", vars(context(**fields_of(context, facts))))
 
     indexer = [file("indexer.py", "indexer", Indexing)] if facts["indexes"] or facts["picks"] else []
     selector = [file("selector.py", "selector", Selector)] if facts["selects"] else []
-    backend = file("backend.py", kind.template, BACKENDS[kind.template])
-    return [backend, *indexer, *selector, file("__init__.py", "__init__", Init)]
+    backend = [] if kind is None else [file("backend.py", kind.template, BACKENDS[kind.template])]
+    prefill = [file("prefill.py", "prefill", PrefillBackend)] if facts["has_prefill"] else []
+    return [*backend, *prefill, *indexer, *selector, file("__init__.py", "__init__", Init)]
 
 
-def _kind(plan: Plan) -> Kind:
-    """Return the kind of the spec's attention. Raises UsageError that names the allowed values."""
+def _kind(plan: Plan) -> Kind | None:
+    """Return the kind of the spec's attention over a cache; None if it has only prefill before absorption.
+
+    Raises:
+        UsageError: vLLM calls no attention of that kind; the message names the allowed values.
+    """
     spec = plan.spec
+    if spec.attention is None and PREFILL in spec.wrappers:
+        return None
     if spec.attention is None or plan.layout is None:
-        takes = ", ".join(f"{kind} over {layout}" for kind, layout in KINDS)
+        takes = f"{', '.join(f'{kind} over {layout}' for kind, layout in KINDS)}, or {PREFILL} among the wrappers"
         raise _refused(plan, "attention", "none over a cache", takes)
     kind = KINDS.get((spec.attention.kind, PACKED if _is_packed(plan.layout) else plan.layout.name))
     if kind is None:
@@ -242,6 +277,16 @@ def _kind(plan: Plan) -> Kind:
     if isinstance(spec.attention, SparseAttention):
         _check_sparse(plan, spec.attention, kind)
     return kind
+
+
+def _has_prefill(plan: Plan) -> bool:
+    """Whether the package computes prefills before absorption. Raises UsageError if the spec has a window for them."""
+    heads = plan.spec.multi_head
+    if heads is None or PREFILL not in plan.spec.wrappers:
+        return False
+    if heads.window is not None:
+        raise _refused(plan, "multi_head.window", str(heads.window), "none: vLLM's prefill calls name none")
+    return True
 
 
 def _check_v4(plan: Plan) -> None:
@@ -297,21 +342,32 @@ def _why_not_shared(plan: Plan) -> str:
     return "" if plan.sparse_attention.lse_base == "e" else "ranks merge parts by an LSE of base e"
 
 
-def _facts(plan: Plan, kind: Kind) -> dict[str, Any]:
-    """Return the facts of all contexts."""
+def _facts(plan: Plan, kind: Kind | None) -> dict[str, Any]:
+    """Return the facts of every plugin."""
+    heads = plan.spec.multi_head
+    return {
+        "name": plan.spec.name,
+        "title": plan.spec.title,
+        "plugin": plugin_name(plan),
+        "backend_name": backend_name(plan),
+        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
+        "has_backend": kind is not None,
+        "has_prefill": _has_prefill(plan),
+        "qk_head_dim": heads and heads.qk_head_dim,
+        "v_head_dim": heads and heads.v_head_dim,
+    }
+
+
+def _backend_facts(plan: Plan, kind: Kind) -> dict[str, Any]:
+    """Return the facts of an attention backend and of the indexer."""
     attention = plan.attention
     assert plan.layout is not None  # checked by _kind
     dense = isinstance(attention, DenseAttention)
     why_not_shared = "" if dense else _why_not_shared(plan)
     block_size = plan.spec.cache.block_size if dense and plan.spec.cache is not None else INDEXER_BLOCK_SIZE
     return {
-        "name": plan.spec.name,
-        "title": plan.spec.title,
-        "plugin": plugin_name(plan),
-        "backend_name": backend_name(plan),
         "d_qk": plan.d_qk,
         "d_v": plan.d_v,
-        "torch_dtype": TORCH_DTYPES[plan.spec.model.dtype],
         "cache_dtypes": kind.cache_dtypes,
         "block_size": block_size or 1,
         "row_bytes": plan.layout.row_bytes,
