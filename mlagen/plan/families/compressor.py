@@ -36,15 +36,13 @@ class SaveTile:
 
 @dataclass(frozen=True)
 class CompressTile:
-    """Launch parameters of a kernel that compresses.
+    """Launch parameters of a kernel that compresses. A program takes the window of a token.
 
     Attributes:
-        block_t: tokens whose windows a program takes, one after another.
-        block_w: tokens of a window that it loads at once.
+        block_w: tokens of the window that it loads at once.
         num_warps: warps a program.
     """
 
-    block_t: int
     block_w: int
     num_warps: int
 
@@ -103,13 +101,11 @@ class CompressorPlan(Family):
 
 
 def _tiles(columns: int) -> Tiles:
-    """The tiles of rows of so many columns: a thread has eight tokens of four of them, or more.
+    """The tiles of rows of so many columns, of which a thread has four or more.
 
-    Of many tokens, as in a prefill, about one in a program's has a window that ends at it.
+    Where tokens are many, as in a prefill, a thread has fewer tokens of a window, so that more programs fit.
     """
     warps = columns // (THREAD_COLUMNS * WARP)
     warps = 4 if warps >= 4 else 2 if warps >= 2 else 1
-    block = 8 if warps == 1 else 4  # of many windows; where a program has more warps, fewer registers let more run
-    long = (16, 2 * warps)
-    short = CompressTile(1, 8, warps), CompressTile(32 // block, block, warps)
-    return short, (CompressTile(1, *long), CompressTile(32, *long))
+    short = CompressTile(8, warps), CompressTile(8 if warps == 1 else 4, warps)
+    return short, (CompressTile(16, 4 * warps), CompressTile(8, warps))

@@ -102,7 +102,7 @@ def _states_cases(big: bool) -> Iterator[SaveCase]:
     for columns, ratio, block in ((1, 128, 8), (0, 1, 1), (1, 2, 53)):
         promise = "any columns, ratio and block size"
         yield case(f"columns {columns}, ratio {ratio}", promise, columns=columns, ratio=ratio, block=block, tokens=7)
-    yield case("many tokens", "of many tokens, a program takes several", columns=0, tokens=2100)
+    yield case("many tokens", "calls of many tokens run a tile of their own", columns=0, tokens=2100)
     for layout in ("slice", "odd"):
         yield case(f"rows {layout}", "kv, score and ape may be slices", rows=layout)
         yield case(f"states {layout}", "states may lie apart; the bytes between them stay", states=layout, wide=False)
@@ -159,7 +159,7 @@ def _compress_cases(side: CompressorSide, case: Make) -> Iterator[CompressCase]:
     for ratio, overlap in ((1, False), (2, False), (2, True), (3, True), (128, True)):
         name, chunks = f"ratio {ratio}{', overlap' if overlap else ''}", long if ratio == 128 else base.chunks
         yield case(name, "any ratio, with overlap or without", ratio=ratio, overlap=overlap, chunks=chunks)
-    many = "of many tokens, a program takes several windows"
+    many = "calls of many tokens run a tile of their own"
     yield case("many tokens", many, chunks=((3, 40), (1000, 2030)))
     yield case("many tokens of 128", many, ratio=128, overlap=False, block=8, chunks=((0, 400), (1000, 1700)))
     for block in (1, 3, 64):
