@@ -36,6 +36,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--heads", type=int, default=16, help="query heads of all ranks")
     parser.add_argument("--tp", type=int, default=1, help="tensor parallel ranks")
     parser.add_argument("--dcp", type=int, default=1, help="decode context parallel ranks")
+    parser.add_argument("--prefill", default="", help="a package whose plugin is the MLA prefill backend")
     parser.add_argument("--state", type=Path, required=True, help="folder by which runs know of each other")
     parser.add_argument("--runs", type=int, default=1, help="runs that measure, to wait for")
     parser.add_argument("--out", type=Path, required=True)
@@ -75,11 +76,11 @@ class Report:
         )
 
 
-def prepare(kind: str, who: str, engine: str) -> None:
+def prepare(kind: str, who: str, engine: str, prefill: str = "") -> None:
     """What vLLM reads of the environment before it is imported: which plugins it loads, among others."""
     package, _, _ = KINDS[kind]
     os.environ |= {
-        "VLLM_PLUGINS": f"mlagen_{package}" if who == "mlagen" else "none",
+        "VLLM_PLUGINS": ",".join(f"mlagen_{one}" for one in (package, prefill) if one) if who == "mlagen" else "none",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
@@ -141,7 +142,11 @@ def make_engine(asked: argparse.Namespace) -> Any:
         "attention_backend": backend,
         "kv_cache_dtype": cache_dtype,
     }
-    return LLM(model=str(folder), **(common | ENGINES[asked.engine]))
+    settings = common | ENGINES[asked.engine]
+    if asked.prefill and asked.who == "mlagen":
+        chosen = {"mla_prefill_backend": "CUSTOM"}
+        settings["attention_config"] = settings.get("attention_config", {}) | chosen
+    return LLM(model=str(folder), **settings)
 
 
 @contextlib.contextmanager
@@ -223,7 +228,7 @@ def start(asked: argparse.Namespace, report: Report) -> Any:
 def main() -> int:
     """Runs the engine and writes what came out."""
     asked = options()
-    prepare(asked.kind, asked.who, asked.engine)
+    prepare(asked.kind, asked.who, asked.engine, asked.prefill)
     name = f"{asked.kind}-{asked.engine}-{asked.who}"
     about = {"kind": asked.kind, "who": asked.who, "heads": asked.heads, "tp": asked.tp, "dcp": asked.dcp}
     report = Report(asked.out, about)

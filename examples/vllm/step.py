@@ -172,7 +172,7 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1, help="runs to wait for")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="folder of reports")
-    parser.set_defaults(tp=1, dcp=1)
+    parser.set_defaults(tp=1, dcp=1, prefill="")
     asked = parser.parse_args()
     if asked.table:
         print("\n".join(table(asked.table)))
