@@ -8,6 +8,7 @@ requests of many lengths a long one's values are too small to count in either.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from functools import cached_property
 
@@ -22,6 +23,7 @@ ELEMENT_RELATIVE = 2.01 / 128
 ROW_ROUNDOFFS = 2  # relative error that each row of a right result stays below, in units of the dtype's roundoff
 COARSE_ROWS = 4  # largest error of a row, over that of the whole, where a peer's own arithmetic sets the limit
 CHUNK_BYTES = 1 << 30  # of float64 that a reference holds at a time
+FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/]+/)+")  # of a path in a message
 
 
 def error_limit(dtype: torch.dtype, partials: str = "fp32") -> float:
@@ -38,9 +40,9 @@ def row_limit(dtype: torch.dtype, partials: str = "fp32") -> float:
 
 
 def one_line(error: BaseException) -> str:
-    """Return an exception's type and the first line of its message."""
+    """Return an exception's type and the first line of its message, files without the folders of this machine."""
     lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:160]}" if lines else type(error).__name__
+    return f"{type(error).__name__}: {FOLDERS.sub('', lines[0])[:160]}" if lines else type(error).__name__
 
 
 def check_device(after: str) -> None:
