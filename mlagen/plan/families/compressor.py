@@ -15,8 +15,8 @@ from mlagen.spec import Spec
 SAVE, COMPRESS = "save_partial_states", "compress_norm_rope_store"
 THREAD_COLUMNS = 4  # of fp32 that a thread loads at once
 WARP = 32
-LONG_WINDOW = 16
-MANY_TOKENS = 2048
+LONG_WINDOW = 16  # most tokens of a window that few warps take
+MANY_TOKENS = 2048  # most tokens of a call that is bound by the latency of a program
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class CompressorPlan(Family):
 
 
 def _tiles(columns: int) -> Tiles:
-    """The tiles of rows of so many columns, of which a thread has four or more.
+    """The tiles of rows of so many columns. A thread has four of them, or more.
 
     Where tokens are many, as in a prefill, a thread has fewer tokens of a window, so that more programs fit.
     """

@@ -16,7 +16,7 @@ from mlagen.verify.paged.rope import MOST_OFF
 
 FEW_OFF = 4  # values that may be off in however few rows
 ULP = 2.0**-7  # of bf16, relative: by how much a value before quantisation may be off
-MEAN_OFF = 2.0**-18  # of its terms' sizes: by how much a mean in fp32 may be off, whose exponentials are approximate
+MEAN_OFF = 2.0**-18  # of its terms' sizes: how far a mean in fp32 may be off, with approximate exponentials
 E4M3_STEP, SUBNORMAL_STEP = 2.0**-3, 2.0**-9  # of e4m3: relative, and absolute below its normal numbers
 
 
