@@ -17,7 +17,7 @@ from mlagen.plan.tritons import TableRow, span_text
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
 
-REGISTERS = Registers((232, 32))
+REGISTERS = Registers((232, 32), under=(((3, 7), (232, 40)),))
 ROWS_32_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 E4M3_TAILS = (0, 32, 64)  # columns behind V; with 128 no Triton compiles the kernel of few rows
