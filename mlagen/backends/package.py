@@ -126,7 +126,7 @@ def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
     registered = [ops.file(plan, modules)] if plan.ops else []
     first = [generated("_facts", vars(facts)), *map(copied, RUNTIME)]
     init = generated("__init__", vars(_init(plan, modules, tritons)))
-    return [*first, *kernels, signatures.file(), *registered, init]
+    return [*first, *kernels, *signatures.files(plan), *registered, init]
 
 
 def _init(plan: Plan, modules: list[Module], tritons: Sequence[str]) -> Init:

@@ -3,6 +3,7 @@
 from mlagen.plan.attention import CachedFamily, LatentFamily, Work
 from mlagen.plan.families import FAMILIES, OPS
 from mlagen.plan.families.cache import CachePlan
+from mlagen.plan.families.candidates import CandidatesPlan
 from mlagen.plan.families.compressor import CompressorPlan
 from mlagen.plan.families.dense_decode import DenseDecodePlan
 from mlagen.plan.families.dense_fwd import DenseFwdPlan
@@ -37,6 +38,7 @@ __all__ = [
     "CachePlan",
     "CachedFamily",
     "Caches",
+    "CandidatesPlan",
     "Chunk",
     "CombineTile",
     "CompressorPlan",

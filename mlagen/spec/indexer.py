@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    model_serializer,
+    model_validator,
+)
 
 from mlagen.layout import LayoutError, indexer_query_layout_of
 from mlagen.spec.base import SIZES_ONLY, Model
@@ -20,6 +27,17 @@ from mlagen.spec.stored import (
 
 Rope = Literal["neox", "gptj"]
 RopeAt = Literal["first", "last"]
+
+
+class Candidates(Model):
+    """Candidate blocks of keys (DeepSeek V4.1): one layer keeps the best blocks, and later layers pick keys of them."""
+
+    block: Annotated[
+        Literal[4, 8, 16, 32, 64], Field(description="neighbouring keys of a block (candidate_block_size)")
+    ]
+    count: Annotated[
+        int, Field(ge=1, le=4096, description=f"blocks kept per query token (candidate_topk_blocks); {SIZES_ONLY}")
+    ]
 
 
 class Indexer(Model):
@@ -42,6 +60,10 @@ class Indexer(Model):
     compress_ratio: Annotated[
         int, Field(ge=1, le=128, description=f"tokens per key; 1: each token has a key; {SIZES_ONLY}")
     ] = 1
+    candidates: Annotated[
+        Candidates | None,
+        Field(description="blocks of keys that a first level keeps; leave it out for an indexer of one level"),
+    ] = None
     q_scale_rule: Annotated[
         ScaleRuleChanges | None, Field(description="changes to the keys' scale rule, for the query")
     ] = None
@@ -58,6 +80,19 @@ class Indexer(Model):
         if self.rope_head_dim > self.head_dim:
             raise refused(f"got {self.rope_head_dim}; takes at most head_dim, {self.head_dim}", "rope_head_dim")
         return self
+
+    @model_validator(mode="after")
+    def _candidates_hold_its_picks(self) -> Indexer:
+        if self.candidates is not None and self.candidates.block * self.candidates.count < self.topk:
+            keys = f"{self.candidates.count} blocks of {self.candidates.block} keys"
+            raise refused(f"got {keys}; takes at least topk, {self.topk} keys", "candidates")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _without_absent_candidates(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Return the fields. Specs without candidates keep the digest that they had before the field."""
+        fields: dict[str, Any] = handler(self)
+        return {name: value for name, value in fields.items() if name != "candidates" or value is not None}
 
 
 class IndexerCache(Cache):

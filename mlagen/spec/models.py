@@ -67,6 +67,11 @@ WrapperName = Literal[
     "topk_merge",
     "indexer_topk",
     "paged_indexer_topk",
+    "select_candidate_blocks",
+    "candidate_mqa_logits",
+    "paged_candidate_mqa_logits",
+    "candidate_indexer_topk",
+    "paged_candidate_indexer_topk",
 ]
 
 

@@ -20,6 +20,7 @@ class Needs(NamedTuple):
         indexer: needs the indexer's dims.
         indexer_rope: needs columns of the indexer that RoPE rotates.
         indexer_cache: dtypes of the indexer's keys that it supports; empty if it reads no keys.
+        candidates: needs the size of candidate blocks.
         hadamard: needs keys of 128 columns without RoPE, which a Hadamard transform mixes.
         beside: groups of wrappers. It launches the kernels of one of each group, which the spec must name.
     """
@@ -34,6 +35,7 @@ class Needs(NamedTuple):
     indexer: bool = False
     indexer_rope: bool = False
     indexer_cache: tuple[str, ...] = ()
+    candidates: bool = False
     hadamard: bool = False
     beside: tuple[tuple[str, ...], ...] = ()
 
@@ -44,6 +46,8 @@ FLAT_LOGITS = ("fp8_fp4_mqa_logits", "fp8_mqa_logits")
 PAGED_LOGITS = ("fp8_fp4_paged_mqa_logits", "fp8_paged_mqa_logits")
 SCHEDULE = ("get_paged_mqa_logits_metadata",)
 SELECTS = ("top_k_per_row_prefill", "top_k_per_row_decode", "persistent_topk", "top_k_page_table_transform")
+FLAT_PICKS, PAGED_PICKS = ("indexer_topk",), ("paged_indexer_topk",)
+CANDIDATES = Needs(indexer=True, candidates=True, indexer_cache=QUANTISED)
 POOLED = Needs(indexer=True, indexer_cache=FP8, hadamard=True)
 NEEDS: dict[str, Needs] = {
     "triton_mla_sparse_attention": Needs(("sparse",), rows=True, cache=True),
@@ -87,6 +91,11 @@ NEEDS: dict[str, Needs] = {
     "topk_merge": Needs(),
     "indexer_topk": Needs(indexer=True, indexer_cache=QUANTISED, beside=(FLAT_LOGITS, SELECTS)),
     "paged_indexer_topk": Needs(indexer=True, indexer_cache=QUANTISED, beside=(PAGED_LOGITS, SCHEDULE, SELECTS)),
+    "select_candidate_blocks": Needs(indexer=True, candidates=True, beside=(SELECTS,)),
+    "candidate_mqa_logits": CANDIDATES._replace(beside=(FLAT_LOGITS,)),
+    "paged_candidate_mqa_logits": CANDIDATES._replace(beside=(PAGED_LOGITS,)),
+    "candidate_indexer_topk": CANDIDATES._replace(beside=(FLAT_LOGITS, FLAT_PICKS, SELECTS)),
+    "paged_candidate_indexer_topk": CANDIDATES._replace(beside=(PAGED_LOGITS, PAGED_PICKS, SELECTS)),
 }
 
 # Like FlashAttention's function, these always return a natural LSE and take no sink.
@@ -124,6 +133,8 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
         return "indexer; the spec has none"
     if needs.indexer_rope and parts.get("indexer") and not parts["indexer"].rope_head_dim:
         return "indexer.rope_head_dim above 0; the spec has 0"
+    if needs.candidates and parts.get("indexer") and parts["indexer"].candidates is None:
+        return "indexer.candidates; the spec has none"
     if needs.hadamard and parts.get("indexer"):
         columns, rope = parts["indexer"].head_dim, parts["indexer"].rope_head_dim
         if (columns, rope) != (128, 0):

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
-from mlagen.backends.parts.logits import SM90_FLAT, SM90_PAGED, TORCH_TYPES, LogitsFacts, facts_of, width_of
+from mlagen.backends.parts.logits import SM90_FLAT, SM90_PAGED, facts_of, shapes_of, width_of
 from mlagen.layout import CacheLayout
 from mlagen.plan import IndexerSelectPlan, MqaLogitsPlan, Plan
+from mlagen.plan.families.candidates import SELECT as SELECT_BLOCKS
 
 MODULE = "indexer_select"
-BYTES_OF_A_WORD = 4  # byte scales that callers may pass as one int32
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Wrappers:
         sm90_flat, sm90_paged: whether the package has these sm90 kernels.
         q_flat, q_paged, kv_flat: descriptions of a query and of flat keys for docstrings.
         logits_mib: workspace of logits, in MiB.
+        selects_blocks: whether calls also select candidate blocks.
     """
 
     flat: Sequence[str]
@@ -44,6 +45,7 @@ class Wrappers:
     q_paged: str
     kv_flat: str
     logits_mib: int
+    selects_blocks: bool
 
 
 def _context(plan: Plan, family: IndexerSelectPlan) -> Wrappers:
@@ -60,33 +62,10 @@ def _context(plan: Plan, family: IndexerSelectPlan) -> Wrappers:
         row_bytes=layout.row_bytes,
         sm90_flat=SM90_FLAT in of_logits.sm90,
         sm90_paged=SM90_PAGED in of_logits.sm90,
-        **_shapes(logits, width_of(of_logits)),
+        **shapes_of(logits, width_of(of_logits)),
         logits_mib=family.logits_bytes >> 20,
+        selects_blocks=SELECT_BLOCKS in plan.spec.wrappers,
     )
-
-
-def _shapes(logits: LogitsFacts, width: int) -> dict[str, str]:
-    """Return descriptions of a query and of flat keys for docstrings. A row has `width` elements."""
-    heads, scales = logits.num_heads, logits.num_scales
-    if not logits.packed:
-        name = TORCH_TYPES.get(logits.stored)
-        flat, paged = (f"{name} [{rows}, {heads}, {width}]" for rows in ("M", "B, next_n"))
-        return {
-            "q_flat": f"{flat}, any token and head stride, and None",
-            "q_paged": f"{paged}, any stride of requests, tokens and heads, and None",
-            "kv_flat": f"{name} [N, {width}], any row stride, and float32 [N], the keys and their scales",
-        }
-    words = scales == BYTES_OF_A_WORD
-
-    def pair(rows: str, more: str) -> str:
-        packed = f"int32 [{rows}{more}] or " if words else ""
-        return f"int8 or uint8 [{rows}{more}, {width}], e2m1, and {packed}uint8 [{rows}{more}, {scales}]"
-
-    return {
-        "q_flat": pair("M", f", {heads}"),
-        "q_paged": pair("B, next_n", f", {heads}"),
-        "kv_flat": f"{pair('N', '')}, the keys and their scales",
-    }
 
 
 def shared(plan: Plan, family: IndexerSelectPlan) -> list[GeneratedFile]:

@@ -16,6 +16,7 @@ from mlagen.backends.parts.logits import (
     TORCH_TYPES,
     LogitsFacts,
     facts_of,
+    q_blocks_of,
     width_of,
 )
 from mlagen.layout import CacheLayout
@@ -154,7 +155,7 @@ def _kernels(plan: Plan, family: MqaLogitsPlan) -> Kernels:
         heads_block=max(family.heads_block, 1),
         masks_heads=family.heads_block > num_heads,
         chunks=chunks,
-        q_blocks=", ".join(f"q{chunk.suffix}" for chunk in chunks),
+        q_blocks=q_blocks_of(family),
         native_type=NATIVE_TYPES.get(dtype),
         too_small=TOO_SMALL.get(dtype),
         decoded=f"{2.0 ** (2 * TOO_SMALL[dtype]):.1f}" if dtype in TOO_SMALL else None,

@@ -12,6 +12,7 @@ FLAT = ("fp8_mqa_logits", "fp8_fp4_mqa_logits")
 PAGED = ("fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits")
 SM90_FLAT, SM90_PAGED = "_mqa_logits_sm90", "_paged_mqa_logits_sm90"  # modules of the sm90 kernels
 SCHEDULER = "get_paged_mqa_logits_metadata"
+BYTES_OF_A_WORD = 4  # byte scales that callers may pass as one int32
 TORCH_TYPES = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}
 
 
@@ -62,3 +63,33 @@ def facts_of(plan: Plan, family: MqaLogitsPlan) -> LogitsFacts:
 def width_of(family: MqaLogitsPlan) -> int:
     """Return the elements of a key's row."""
     return family.rows.indexer.head_dim // (2 if family.rows.packed else 1)
+
+
+def q_blocks_of(family: MqaLogitsPlan) -> str:
+    """Return the names of the blocks of Q, as text."""
+    blocks = len(family.rows.chunks)
+    return ", ".join(f"q_{number}" for number in range(blocks)) if blocks > 1 else "q"
+
+
+def shapes_of(logits: LogitsFacts, width: int) -> dict[str, str]:
+    """Return descriptions of a query and of flat keys for docstrings. A row has `width` elements."""
+    heads, scales = logits.num_heads, logits.num_scales
+    if not logits.packed:
+        name = TORCH_TYPES.get(logits.stored)
+        flat, paged = (f"{name} [{rows}, {heads}, {width}]" for rows in ("M", "B, next_n"))
+        return {
+            "q_flat": f"{flat}, any token and head stride, and None",
+            "q_paged": f"{paged}, any stride of requests, tokens and heads, and None",
+            "kv_flat": f"{name} [N, {width}], any row stride, and float32 [N], the keys and their scales",
+        }
+    words = scales == BYTES_OF_A_WORD
+
+    def pair(rows: str, more: str) -> str:
+        packed = f"int32 [{rows}{more}] or " if words else ""
+        return f"int8 or uint8 [{rows}{more}, {width}], e2m1, and {packed}uint8 [{rows}{more}, {scales}]"
+
+    return {
+        "q_flat": pair("M", f", {heads}"),
+        "q_paged": pair("B, next_n", f", {heads}"),
+        "kv_flat": f"{pair('N', '')}, the keys and their scales",
+    }

@@ -8,12 +8,15 @@ import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlagen.backends.parts.base import GeneratedFile, generated
 from mlagen.backends.parts.ops import EITHER, PAIR, TENSOR
+from mlagen.plan import CandidatesPlan, Plan
 
-MODULE = "_signatures"
+MODULE, INDEXER_MODULE = "_signatures", "_signatures_indexer"
+INDEXER_MODULES = ("candidates", "indexer_cache", "indexer_select", "mqa_logits", "topk")  # modules of wrappers
 DECORATOR = "_calls.validated"
 STATE = "_calls.CallState"
 WIDTH = 120
@@ -51,23 +54,37 @@ class Signatures:
     Attributes:
         readers: the readers.
         imported: names that they need of `_notes`.
+        apart: names of the readers that another module has; `_calls` finds them in this one.
     """
 
     readers: list[Reader]
     imported: str
+    apart: list[str]
 
 
-def file() -> GeneratedFile:
-    """The file of the readers of all wrappers in earlier files."""
-    return generated(MODULE, {}, read=_context)
+def files(plan: Plan) -> list[GeneratedFile]:
+    """The files of the readers of all wrappers in earlier files. Readers of an indexer with two levels are apart."""
+    if plan.find(CandidatesPlan) is None:
+        return [generated(MODULE, {}, read=_context)]
+    apart, rest = (partial(_context, of_indexer=of_indexer) for of_indexer in (True, False))
+    return [generated(INDEXER_MODULE, {}, MODULE, apart), generated(MODULE, {}, read=rest)]
 
 
-def _context(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Template context, from the texts of the modules with wrappers."""
-    found = list(readers(texts))
+def _context(texts: Mapping[str, str], *, of_indexer: bool | None = None) -> dict[str, Any]:
+    """Template context, from the texts of the modules with wrappers.
+
+    Args:
+        texts: the texts, by file.
+        of_indexer: whether the file has only the readers of the indexer's modules, or only the others and the names of
+            those. None: all readers.
+    """
+    everything = list(readers(texts))
+    of_modules = tuple(f"{module}_" for module in INDEXER_MODULES)
+    apart = [reader for reader in everything if of_indexer is not None and reader.name.startswith(of_modules)]
+    found = apart if of_indexer else [reader for reader in everything if reader not in apart]
     whole = any("WHOLE" in line for reader in found for line in reader.reads)
     names = ["ADDRESS_BYTES", *["WHOLE"] * whole, "require_tensors"]
-    return vars(Signatures(found, ", ".join(names)))
+    return vars(Signatures(found, ", ".join(names), [] if of_indexer else sorted(reader.name for reader in apart)))
 
 
 def readers(texts: Mapping[str, str]) -> Iterator[Reader]:

@@ -9,6 +9,7 @@ from typing import Any
 from mlagen.backends.parts.base import GeneratedFile, generated
 from mlagen.plan import (
     CachePlan,
+    CandidatesPlan,
     CompressorPlan,
     DenseDecodePlan,
     DenseFwdPlan,
@@ -106,6 +107,7 @@ class TilesModule:
     prologue: ProloguePlan | None
     compressor: CompressorPlan | None
     kpool: Sequence[KpoolTile]
+    candidates: CandidatesPlan | None
     merges_states: bool
     merges_parts: bool
     by_version: bool
@@ -202,6 +204,7 @@ def file(plan: Plan) -> GeneratedFile:
         prologue=plan.find(ProloguePlan),
         compressor=plan.find(CompressorPlan),
         kpool=kpool.tiles if kpool else (),
+        candidates=plan.find(CandidatesPlan),
         merges_states="merge_attn_states" in plan.spec.wrappers,
         merges_parts="merge_attn_parts" in plan.spec.wrappers,
         by_version=any(family.by_version for family in families),

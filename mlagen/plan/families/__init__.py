@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mlagen.plan.families.cache import CachePlan
+from mlagen.plan.families.candidates import CandidatesPlan
 from mlagen.plan.families.compressor import CompressorPlan
 from mlagen.plan.families.dense_decode import DenseDecodePlan
 from mlagen.plan.families.dense_fwd import DenseFwdPlan
@@ -21,6 +22,7 @@ from mlagen.plan.ops import Op
 
 FAMILIES: tuple[type[Family], ...] = (
     CachePlan,
+    CandidatesPlan,
     CompressorPlan,
     DenseDecodePlan,
     DenseFwdPlan,

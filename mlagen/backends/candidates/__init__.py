@@ -1,0 +1,1 @@
+"""Template contexts of candidate blocks."""
