@@ -120,6 +120,7 @@ def _measured(
             "mqa_logits",
             "topk",
             "indexer_select",
+            "candidates",
         ]
     ),
     help="Only this family of kernels; repeatable.",

@@ -34,6 +34,7 @@ MODULES = (
     "kpool.family",
     "mqa_logits.family",
     "chains.indexer_select.family",
+    "chains.candidates.family",
 )
 
 

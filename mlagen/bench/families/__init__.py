@@ -24,6 +24,7 @@ MODULES = (
     "mqa_logits",
     "topk",
     "indexer_select",
+    "candidates",
 )
 FAMILIES: dict[str, Family] = {
     name: family for module in MODULES for name, family in import_module(f"{__package__}.{module}").BENCHMARKS.items()

@@ -90,16 +90,16 @@ def pick_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[Pick
     return found
 
 
-def pick_call(shape: PickShape, package: BenchPackage, inputs: PickInputs) -> Call:
-    """A call of our wrapper; the schedule is made outside, as engines do."""
+def pick_call(shape: PickShape, package: BenchPackage, inputs: PickInputs, **more: torch.Tensor) -> Call:
+    """A call of our wrapper, with further results by name; the schedule is made outside, as engines do."""
     one, out, function = inputs.logits, inputs.indices, package.wrapper(shape.kind)
     if one.block_table is None:
-        return lambda: function(one.q, one.keys, one.weights, one.start, one.end, shape.topk, out=out)
+        return lambda: function(one.q, one.keys, one.weights, one.start, one.end, shape.topk, out=out, **more)
     sms = torch.cuda.get_device_properties(out.device).multi_processor_count
     schedule = package.wrapper(scored.SCHEDULE)(one.end, one.size, sms)
     values, scales = (None if part is None else part.view(*one.end.shape, *part.shape[1:]) for part in one.q)
     pages = (one.cache, one.weights, one.end, one.block_table, schedule, one.context)
-    return lambda: function((values, scales), *pages, shape.topk, out=out)
+    return lambda: function((values, scales), *pages, shape.topk, out=out, **more)
 
 
 def chain(inputs: PickInputs, logits: Call, select: Callable[[torch.Tensor, PickInputs], Any]) -> Call:

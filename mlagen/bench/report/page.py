@@ -49,6 +49,7 @@ TITLES = {
     "topk": "Top-k of rows of scores",
     "mqa_logits": "Logits of the lightning indexer",
     "indexer_select": "Logits of the lightning indexer and their top-k",
+    "candidates": "Candidate blocks, and the top-k of the keys in them",
 }
 DETAILS = (
     *("shape", "kernel", "us", "spread", "by", "TFLOP/s", "GB/s", "of the roof", "×", "after a pause us"),

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, TypeAdapter
 from pydantic import ValidationError as Invalid
 
+from mlagen.bench.families.candidates import CandidateShape
 from mlagen.bench.families.dense_decode import DenseDecodeShape
 from mlagen.bench.families.dense_fwd import DenseFwdShape
 from mlagen.bench.families.indexer_select import PickShape
@@ -47,6 +48,7 @@ _SHAPES: tuple[type[Any], ...] = (
     DenseDecodeShape,
     MergeStatesShape,
     DenseFwdShape,
+    CandidateShape,
     TopkShape,
     PickShape,
     LogitsShape,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlagen.verify.call.case import SM90, Case
-from mlagen.verify.chains.indexer_select.invalid import FLAT, PAGED, SHORT, refused
+from mlagen.verify.chains.indexer_select.invalid import BLOCKS, FLAT, PAGED, SHORT, refused
 from mlagen.verify.mqa_logits.cases import RANGES, FlatCase, PagedCase
 from mlagen.verify.mqa_logits.facts import LogitsFacts
 
@@ -25,6 +25,7 @@ class PickCase(Case):
         own_table: slots go through a page table of their own, with pages of so many slots; 0: that of the keys.
         mapped: row_to_batch is passed.
         room: tokens, or requests, that the call holds logits of at once; None: as the package has it.
+        kept: candidate blocks that the call keeps as well; 0: not asked for.
     """
 
     wrapper: str
@@ -35,6 +36,7 @@ class PickCase(Case):
     own_table: int = 0
     mapped: bool = False
     room: int | None = None
+    kept: int = 0
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -137,6 +139,35 @@ def _paged_cases(big: bool) -> Iterator[PickCase]:
         yield case("large", "long requests", {"lengths": (131072, 70001, 5), "contents": "whole"}, k=2048)
 
 
+def _block_cases(wrapper: str, big: bool) -> Iterator[PickCase]:
+    """Cases of calls that keep candidate blocks as well."""
+    scored: FlatCase | PagedCase = FlatCase("", "", "", 130, 5000) if big else FlatCase("", "", "", 5, 300)
+    scored = replace(scored, ranges="odd", clean=False)
+    if wrapper == PAGED:
+        scored = PagedCase("", "", "", (1300, 1, 9000, 64, 0, 4097) if big else (130, 1, 300, 0))
+    base = PickCase("", "", wrapper, scored, 512 if big else 40, kept=300 if big else 12)
+
+    def case(name: str, promise: str, more: Mapping[str, Any] | None = None, **changes: Any) -> PickCase:
+        call = replace(scored, **(more or {}))
+        return replace(base, name=f"{SHORT[wrapper]}: blocks: {name}", promise=promise, scored=call, **changes)
+
+    yield case("typical", "a call keeps the best blocks of its logits", every_target=True)
+    yield case("ties", "of equal blocks the first are kept", {"contents": "whole"}, kept=7)
+    yield case("more than there are", "rows of few blocks keep them all", kept=2000)
+    yield case("NaN", "NaN never counts", {"nan": True})
+    for room in (1, 3):
+        yield case(f"pieces: {room}", "in pieces a call keeps what it keeps at once", room=room)
+    for layout in ("slice", "odd"):
+        yield case(f"out: {layout}", "blocks go where they are told, and nowhere else", out=layout, room=2)
+    if wrapper == PAGED:
+        for next_n, tokenwise in ((3, False), (6, False), (2, True)):
+            how = {"next_n": next_n, "tokenwise": tokenwise}
+            promise = "a token keeps blocks of its own keys"
+            yield case(f"next_n: {next_n}{', tokenwise' if tokenwise else ''}", promise, how, room=1)
+    if big:
+        yield case("graph", "a captured call replays on other ranges", check="graph")
+
+
 def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
     """All cases of the family; see `mlagen.verify.families.cases`."""
     facts, big, found = LogitsFacts.of(spec), device == "cuda", list[Case]()
@@ -147,4 +178,6 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         found += _flat_cases(big)
     if PAGED in wrappers:
         found += _paged_cases(big)
-    return [*found, *refused(facts, wrappers)]
+    if BLOCKS in spec["wrappers"]:
+        found += [case for wrapper in wrappers for case in _block_cases(wrapper, big)]
+    return [*found, *refused(facts, wrappers, keeps_blocks=BLOCKS in spec["wrappers"])]

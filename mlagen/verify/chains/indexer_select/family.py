@@ -15,6 +15,7 @@ from mlagen.verify.call.invalid import RefusedCase
 from mlagen.verify.call.memory import TWICE_NAN, bits
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject, launch_of
+from mlagen.verify.chains.candidates.reference import best_blocks
 from mlagen.verify.chains.indexer_select.cases import PickCase, cases
 from mlagen.verify.chains.indexer_select.inputs import Inputs, build, tokens_of
 from mlagen.verify.chains.indexer_select.invalid import NAME, PAGED
@@ -123,8 +124,11 @@ def _expected(run: PickRun) -> Results:
     results = {"out": [one for one, _ in found], "scores": [one for _, one in found]}
     if "slots" in case.gives:
         results["slots"] = [_slots(run, token, one) for token, (one, _) in enumerate(found)]
+    if case.kept:
+        block, ranges = run.subject.package.SPEC["spec"]["indexer"]["candidates"]["block"], enumerate(_ranges(run))
+        results["candidate_blocks"] = [best_blocks(logits[token, a:b], case.kept, block) for token, (a, b) in ranges]
     empty = {"out": torch.int32, "slots": torch.int32, "scores": torch.float32}
-    kept = {"out", *case.gives}
+    kept = {"out", *case.gives, "candidate_blocks"}
     return {
         name: torch.stack(rows) if rows else torch.empty((0, case.k), dtype=empty[name], device=logits.device)
         for name, rows in results.items()

@@ -63,6 +63,10 @@ def build(case: PickCase, facts: LogitsFacts, device: str, seed: int) -> Inputs:
             values = torch.full((tokens_of(case), case.k), fill, dtype=dtype, device=device)
             given[name] = place(values, LAYOUTS[case.out], fill)
             arguments[name] = given[name].view
+    if case.kept:
+        values = torch.full((tokens_of(case), case.kept), 7, dtype=torch.int32, device=device)
+        given["candidate_blocks"] = place(values, LAYOUTS[case.out], INT32.max)
+        arguments["candidate_blocks"] = given["candidate_blocks"].view
     if "slots" in case.gives:
         arguments |= _pages(case, placed, device, seeded(seed + 1))
     return Inputs(scored=scored, arguments=arguments, placed=placed, given=given)

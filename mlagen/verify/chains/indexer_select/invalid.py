@@ -14,6 +14,7 @@ from mlagen.verify.mqa_logits.invalid import refused as refused_logits
 
 NAME = "indexer_select"
 FLAT, PAGED = "indexer_topk", "paged_indexer_topk"
+BLOCKS = "select_candidate_blocks"  # in packages whose calls also keep blocks
 SHORT = {FLAT: "flat picks", PAGED: "paged picks"}
 SCORED = {FLAT: FLAT_PAIR, PAGED: PAGED_PAIR}
 OF_LOGITS_ALONE = {"clean_logits", "max_seqlen_k", "logits_dtype", "indices"}
@@ -40,7 +41,8 @@ def _pages() -> Iterator[Invalid]:
         yield Invalid("page_size", str(value), invalid.constant(value))
 
 
-def _workspaces() -> Iterator[Invalid]:
+def invalid_workspaces() -> Iterator[Invalid]:
+    """Invalid workspaces of calls that score and select."""
     yield Invalid("workspace", "a number", invalid.constant(1), like="weights")
     yield Invalid("workspace", "another device", lambda one: invalid.elsewhere(one.new_zeros(1 << 14)), like="weights")
     changes = {
@@ -55,7 +57,23 @@ def _workspaces() -> Iterator[Invalid]:
         yield Invalid("workspace", how, make, like="weights")
 
 
-def refused(facts: LogitsFacts, wrappers: Sequence[str]) -> Iterator[RefusedCase]:
+def _blocks() -> Iterator[Invalid]:
+    """Invalid tensors for candidate blocks."""
+    rows = {
+        "dtype int64": lambda one: one.new_zeros(6, 5, dtype=torch.int64),
+        "not a tensor": invalid.constant([1, 2]),
+        "one dimension": lambda one: one.new_zeros(6, dtype=torch.int32),
+        "no columns": lambda one: one.new_zeros(6, 0, dtype=torch.int32),
+        "too many columns": lambda one: one.new_zeros(6, MOST_K + 1, dtype=torch.int32),
+        "a row": lambda one: one.new_zeros(1, 5, dtype=torch.int32),
+        "another device": lambda one: invalid.elsewhere(one.new_zeros(6, 5, dtype=torch.int32)),
+        "rows that overlap": lambda one: one.new_zeros(1, 5, dtype=torch.int32).expand(6, -1),
+    }
+    for how, make in rows.items():
+        yield Invalid("candidate_blocks", how, make, like="weights")
+
+
+def refused(facts: LogitsFacts, wrappers: Sequence[str], *, keeps_blocks: bool = False) -> Iterator[RefusedCase]:
     """A case for each invalid argument of the wrappers that are there, including those of their logits."""
     there = {wrapper: SHORT[wrapper] for wrapper in wrappers}
     pairs = replace(facts, wrappers=tuple(SCORED[wrapper] for wrapper in wrappers))
@@ -71,4 +89,5 @@ def refused(facts: LogitsFacts, wrappers: Sequence[str]) -> Iterator[RefusedCase
             "context_lens", "of tokens, rows apart", lambda one: one[:, None].repeat(1, 3)[:, :2], wrappers=(PAGED,)
         ),
     ]
-    yield from invalid.refused_cases(NAME, there, [*shared, *apart, *_results(), *_pages(), *_workspaces()])
+    own_results = [*_results(), *_pages(), *invalid_workspaces(), *(_blocks() if keeps_blocks else ())]
+    yield from invalid.refused_cases(NAME, there, [*shared, *apart, *own_results])
