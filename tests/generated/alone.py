@@ -336,7 +336,27 @@ def indexer_arguments(package, dtype):
         "topk_merge": {"scores": logits, "ids": torch.zeros(2, 8, dtype=torch.int32), "k": 4},
         "indexer_topk": {**flat, "q": (q, None), "topk": 4},
         "paged_indexer_topk": {**paged, "q": (q[:, None], None), "topk": 4},
+        **candidate_arguments(flat, paged, q, logits),
         **kpool_arguments(cache, dtype),
+    }
+
+
+def candidate_arguments(flat, paged, q, logits):
+    """Small arguments of the functions around candidate blocks: a block a token."""
+    import torch
+
+    blocks, pages = torch.zeros(2, 1, dtype=torch.int32), dict(paged)
+    for name in ("schedule_meta", "max_context_len"):
+        del pages[name]
+    flat = {**flat, "q": (q, None), "candidate_blocks": blocks}
+    pages |= {"q": (q[:, None], None), "candidate_blocks": blocks}
+    rows = {"logits": logits, "row_ks": None, "row_ke": paged["context_lens"], "topk_blocks": 1, "block_size": 8}
+    return {
+        "select_candidate_blocks": {**rows, "out": blocks.clone()},
+        "candidate_mqa_logits": flat,
+        "paged_candidate_mqa_logits": pages,
+        "candidate_indexer_topk": {**flat, "topk": 4},
+        "paged_candidate_indexer_topk": {**pages, "topk": 4},
     }
 
 

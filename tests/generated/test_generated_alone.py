@@ -78,6 +78,11 @@ FIRST_ARGUMENT = {
     "topk_merge": "scores",
     "indexer_topk": "weights",
     "paged_indexer_topk": "weights",
+    "select_candidate_blocks": "logits",
+    "candidate_mqa_logits": "weights",
+    "paged_candidate_mqa_logits": "weights",
+    "candidate_indexer_topk": "weights",
+    "paged_candidate_indexer_topk": "weights",
 }
 
 

@@ -22,6 +22,8 @@ FORMS = [form for wrapper in WRAPPERS.values() for form in wrapper.forms]
 CALLS = [(form, call) for form in FORMS for call in form.calls]
 # Public functions that no other project has.
 OWN = {"dense_workspace_size", "kvcache_workspace_size", "merge_attn_parts", "supports", "variants", "warmup"}
+OWN |= {"candidate_mqa_logits", "paged_candidate_mqa_logits"}
+OWN |= {"candidate_indexer_topk", "paged_candidate_indexer_topk"}
 OWN |= {"indexer_topk", "paged_indexer_topk", "topk_merge", "workspace_size"}
 EITHER = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 

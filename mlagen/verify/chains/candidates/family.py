@@ -244,7 +244,7 @@ def _workspaces(run: AnyRun) -> Workspaces:
 
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     if case.wrapper == SELECT:
-        return _build(subject, BlocksCase("", "", starts=(0,), repeat=3, by_name=False), 0).arguments
+        return _build(subject, BlocksCase("", "", rows=6, starts=(0,), repeat=3, by_name=False), 0).arguments
     scored: FlatCase | PagedCase = FlatCase("", "", "", 3, 16, clean=False)
     if case.wrapper in OVER_PAGES:
         scored = PagedCase("", "", "", (30, 70), next_n=2)
