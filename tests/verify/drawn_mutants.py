@@ -24,6 +24,7 @@ import compressor_mutants  # noqa: E402
 import dense_decode_mutants  # noqa: E402, F401
 
 DENSE = mutants.MUTANTS  # as that import leaves it
+import candidates_mutants  # noqa: E402
 import dense_fwd_mutants  # noqa: E402
 import indexer_cache_mutants  # noqa: E402
 import indexer_select_mutants  # noqa: E402
@@ -57,6 +58,7 @@ FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
     "indexer_cache": ("dsv32", (*indexer_cache_mutants.ANY, *indexer_cache_mutants.IN_ONE)),
     "mqa_logits": ("dsv4_flash", mqa_logits_mutants.LOGITS_MUTANTS),
     "indexer_select": ("dsv4_flash", indexer_select_mutants.MUTANTS),
+    "candidates": ("dsv41", candidates_mutants.MUTANTS),
     "ops": ("odd", ops_mutants.OPS_MUTANTS),
 }
 # Mutants that these packages have the text of, but show late, or only in other packages of the slow tests.

@@ -24,6 +24,8 @@ LAUNCHED = {
     "dense_fwd/portable_descriptor": "_dense_fwd_descriptor_kernel",
     "dense_decode/sm90_rows32": "_dense_decode_sm90_few_kernel",
     "dense_decode/sm90_q_in_parts": "_dense_decode_sm90_parts_kernel",
+    "candidates/portable": "_topk_kernel",
+    "candidates/sm90": "_topk_sm90_kernel",
     "indexer_select/portable": "_topk_kernel",
     "indexer_select/sm90": "_topk_sm90_kernel",
 }

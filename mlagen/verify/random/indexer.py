@@ -107,7 +107,7 @@ def _with_pages(scene: Scene, case: SelectCase) -> SelectCase:
     )
 
 
-def _flat(scene: Scene, wrapper: str, most: int) -> FlatCase:
+def draw_flat(scene: Scene, wrapper: str, most: int) -> FlatCase:
     """A call over flat keys of at most so many logits."""
     shape, call = scene.shape, scene.call
     tokens = call.size(0, 300 if scene.big else 5)
@@ -127,7 +127,7 @@ def _flat(scene: Scene, wrapper: str, most: int) -> FlatCase:
     )  # fmt: skip
 
 
-def _paged(scene: Scene, wrapper: str, most: int) -> PagedCase:
+def draw_paged(scene: Scene, wrapper: str, most: int) -> PagedCase:
     """A call over pages of at most so many logits."""
     shape, call = scene.shape, scene.call
     next_n = shape.pick(1, 1, 2, 3, 4)
@@ -154,7 +154,7 @@ def _paged(scene: Scene, wrapper: str, most: int) -> PagedCase:
     )  # fmt: skip
 
 
-def _most_logits(facts: LogitsFacts) -> int:
+def most_logits(facts: LogitsFacts) -> int:
     """Logits of a call that the float64 reference bears."""
     return 2**25 // facts.heads
 
@@ -171,9 +171,9 @@ def mqa_logits(scene: Scene) -> Case:
             lengths = tuple(call.pick(length, -9, -(2**31), 0) for length in lengths)
         return ScheduleCase("", "", lengths, shape.pick(0, 1, 3), call.pick(132, call.size(1, 400)))
     if wrapper in (FLAT, FLAT_PAIR):
-        case: FlatCase | PagedCase = _flat(scene, wrapper, _most_logits(facts))
+        case: FlatCase | PagedCase = draw_flat(scene, wrapper, most_logits(facts))
     else:
-        case = _paged(scene, wrapper, _most_logits(facts))
+        case = draw_paged(scene, wrapper, most_logits(facts))
     words = facts.packed and facts.scales.count == 4 and shape.chance(0.3)
     return replace(case, words=words, q="contiguous" if words else case.q)
 
@@ -186,10 +186,10 @@ def indexer_select(scene: Scene) -> Case:
     wrapper = shape.pick(*[name for name in (PICK_FLAT, PICK_PAGED) if name in scene.spec["wrappers"]])
     scored: FlatCase | PagedCase
     if wrapper == PICK_FLAT:
-        scored = replace(_flat(scene, FLAT, _most_logits(facts)), clean=False, compressed=0, multiprocessors=None)
+        scored = replace(draw_flat(scene, FLAT, most_logits(facts)), clean=False, compressed=0, multiprocessors=None)
         scored = replace(scored, tokens=min(scored.tokens, 64))
     else:
-        scored = replace(_paged(scene, PAGED, _most_logits(facts)), clean=False, blocks="garbage")
+        scored = replace(draw_paged(scene, PAGED, most_logits(facts)), clean=False, blocks="garbage")
     scored = replace(scored, bf16=False)
     gives = shape.pick((), ("scores",), ("slots",), ("scores", "slots"))
     own_table = shape.pick(0, 7, 16, 64) if "slots" in gives and wrapper == PICK_PAGED else 16

@@ -26,7 +26,7 @@ from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.operators import Operators
 from mlagen.verify.call.subject import FORCED, Subject, kernels_of, launch_of
 from mlagen.verify.families import KERNELS
-from mlagen.verify.random import attention, indexer, pools, rows
+from mlagen.verify.random import attention, candidates, indexer, pools, rows
 from mlagen.verify.random.dice import Dice
 from mlagen.verify.random.scene import Scene
 from mlagen.verify.random.tally import FREE, Station, Tally
@@ -41,6 +41,7 @@ DRAWS: dict[str, Callable[[Scene], Case]] = {
     "topk": indexer.topk,
     "mqa_logits": indexer.mqa_logits,
     "indexer_select": indexer.indexer_select,
+    "candidates": candidates.candidates,
     "indexer_cache": indexer.indexer_cache,
     "cache": rows.cache,
     "prologue": rows.prologue,
@@ -51,7 +52,10 @@ DRAWS: dict[str, Callable[[Scene], Case]] = {
 }
 # Families that a kernel is forced in.
 FORCED_IN = {
-    SM90: ("sparse_fwd", "sparse_decode", "dense_decode", "dense_fwd", "topk", "mqa_logits", "indexer_select"),
+    SM90: (
+        *("sparse_fwd", "sparse_decode", "dense_decode", "dense_fwd"),
+        *("topk", "mqa_logits", "indexer_select", "candidates"),
+    ),
     ROWS_32: ("dense_decode",),
     Q_IN_PARTS: ("dense_decode",),
     E4M3: ("sparse_decode",),

@@ -17,6 +17,7 @@ from mlagen.verify.call.memory import NAN
 from mlagen.verify.call.patterns import INT32, LENGTH_PROMISES, SINK_PROMISES
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject, unfilled_allocations
+from mlagen.verify.chains.candidates.cases import BlocksCase, CandidateCase
 from mlagen.verify.chains.indexer_select.cases import PickCase
 from mlagen.verify.checks import AnyRun, copied, require_bits
 from mlagen.verify.dense_decode.cases import DenseDecodeCase
@@ -181,7 +182,10 @@ def renewed(case: Any, dice: Dice) -> Any:
             return replace(case, ranges=dice.pick(*RANGES) if case.keys > 2 else case.ranges)
         case PagedCase():
             return replace(case, lengths=dice.shuffled(case.lengths))
-        case PickCase():
+        case BlocksCase():
+            ends = None if case.ends is None else dice.shuffled(case.ends)
+            return replace(case, ends=ends, scores=dice.pick(*SCORE_PROMISES))
+        case PickCase() | CandidateCase():
             return replace(case, scored=renewed(case.scored, dice))
     return case
 

@@ -225,7 +225,9 @@ def _paged_cases(wrapper: str, big: bool, contents: str) -> Iterator[CandidateCa
         yield case(f"pages: {memory}", "pages may lie apart", memory=memory)
     yield case("blocks: outside", "keys of pages outside the cache are no keys", blocks="outside", lengths=(130, 65))
     long = (2**31 - 1, NEGATIVE, LEAST, 10**6)
-    yield case("lengths: beyond", "keys past the block table are left out", lengths=(128, 64, 192, 64), context_lens=long)
+    yield case(
+        "lengths: beyond", "keys past the block table are left out", lengths=(128, 64, 192, 64), context_lens=long
+    )
     yield case("requests: 0", "any number of requests", lengths=())
     yield case("three dimensions", "the cache may have three dimensions", three=True)
     if big:
