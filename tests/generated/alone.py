@@ -336,23 +336,19 @@ def indexer_arguments(package, dtype):
         "topk_merge": {"scores": logits, "ids": torch.zeros(2, 8, dtype=torch.int32), "k": 4},
         "indexer_topk": {**flat, "q": (q, None), "topk": 4},
         "paged_indexer_topk": {**paged, "q": (q[:, None], None), "topk": 4},
-        **candidate_arguments(flat, paged, q, logits),
+        **candidate_arguments(flat, paged, q, 0 * two[:, None], logits),
         **kpool_arguments(cache, dtype),
     }
 
 
-def candidate_arguments(flat, paged, q, logits):
+def candidate_arguments(flat, paged, q, blocks, logits):
     """Small arguments of the functions around candidate blocks: a block a token."""
-    import torch
-
-    blocks, pages = torch.zeros(2, 1, dtype=torch.int32), dict(paged)
-    for name in ("schedule_meta", "max_context_len"):
-        del pages[name]
-    flat = {**flat, "q": (q, None), "candidate_blocks": blocks}
-    pages |= {"q": (q[:, None], None), "candidate_blocks": blocks}
+    flat, unused = {**flat, "q": (q, None), "candidate_blocks": blocks}, {"schedule_meta", "max_context_len"}
+    pages = {**paged, "q": (q[:, None], None), "candidate_blocks": blocks}
+    pages = {name: one for name, one in pages.items() if name not in unused}
     rows = {"logits": logits, "row_ks": None, "row_ke": paged["context_lens"], "topk_blocks": 1, "block_size": 8}
     return {
-        "select_candidate_blocks": {**rows, "out": blocks.clone()},
+        "select_candidate_blocks": {**rows, "out": blocks},
         "candidate_mqa_logits": flat,
         "paged_candidate_mqa_logits": pages,
         "candidate_indexer_topk": {**flat, "topk": 4},
@@ -367,6 +363,8 @@ def kpool_arguments(cache, dtype):
     tail, slots = torch.zeros(1, 2, 4, 128, dtype=dtype), torch.tensor([3, -1])
     tokens = torch.randn(2, 4, 128).to(dtype)
     step = {"key": tokens[:1, :2], "slot_score": tokens[1:, :2], "ape": torch.zeros(4, 128)}
+    seed = {"key": tokens[0, :2], "tail_kv_cache": tail, "gate_score": tokens[1, :2], "tslot": slots, "kpool": 4}
+    ids, lens = torch.tensor([[1, -1]]), torch.tensor([9], dtype=torch.int32)
     integers = {"tail_slot_mapping": slots[None], "slot_mapping": slots[None], "positions": slots[None].int()}
     return {
         "fwht128_quant_fp8": {"q": tokens[0]},
@@ -378,13 +376,7 @@ def kpool_arguments(cache, dtype):
             "loc": slots,
             "pool_size": 4,
         },
-        "kpool_seed_tail_cache": {
-            "key": tokens[0, :2],
-            "tail_kv_cache": tail,
-            "gate_score": tokens[1, :2],
-            "tslot": slots,
-            "kpool": 4,
-        },
+        "kpool_seed_tail_cache": seed,
         "kpool_decode_update_and_maybe_write_cache_batched": {
             **step,
             "kv_cache": cache,
@@ -392,11 +384,7 @@ def kpool_arguments(cache, dtype):
             **integers,
             "pool_size": 4,
         },
-        "expand_pools_and_append_tail": {
-            "pool_ids": torch.tensor([[1, -1]]),
-            "seq_lens": torch.tensor([9], dtype=torch.int32),
-            "pool_size": 4,
-        },
+        "expand_pools_and_append_tail": {"pool_ids": ids, "seq_lens": lens, "pool_size": 4},
     }
 
 

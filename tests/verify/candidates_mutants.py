@@ -91,27 +91,15 @@ LOGITS = (
     ),
     _literal(
         "keys are counted from the first of all",
-        "k_ptr + start.to(tl.int64) * k_stride",
-        "k_ptr",
+        "k_ptr + key * k_stride",
+        "k_ptr + keys * k_stride",
         "flat candidates: ranges: odd",
     ),
     _literal(
         "scales are counted from the first of all",
-        "k_scale_ptr + start.to(tl.int64) * k_scale_stride",
-        "k_scale_ptr",
+        "k_scale_ptr + key * k_scale_stride",
+        "k_scale_ptr + keys * k_scale_stride",
         "flat candidates: ranges: odd",
-    ),
-    _literal(
-        "a later step has the blocks of the first",
-        "columns + splits * BLOCK_N, num_columns, limit",
-        "columns, num_columns, limit",
-        "*candidates: splits: 1",
-    ),
-    _literal(
-        "a program goes only one step",
-        "num_columns, splits * BLOCK_N, num_stages",
-        "num_columns, num_columns, num_stages",
-        "*candidates: splits: 1",
     ),
     _literal(
         "all tokens see what the last sees",

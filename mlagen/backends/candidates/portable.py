@@ -71,7 +71,7 @@ class Wrappers(Facts):
         num_heads: heads of the indexer.
         q_flat, q_paged, kv_flat: descriptions of a query and of flat keys for docstrings.
         key_layout: layout of a cached key.
-        row_bytes, key_bytes: bytes of a cached key with its scales, and of its plane alone.
+        row_bytes, key_bytes: bytes of a cached key with its scales, and of only its plane.
         logits_mib: workspace of logits, in MiB.
     """
 
@@ -133,11 +133,13 @@ def _wrappers(plan: Plan, family: CandidatesPlan) -> Wrappers:
         return Wrappers(**common)
     logits = plan.of(MqaLogitsPlan)
     layout, shapes = logits.rows.layout, facts_of(plan, logits)
-    of_picks = plan.find(IndexerSelectPlan)
+    of_picks, texts = plan.find(IndexerSelectPlan), shapes_of(shapes, width_of(logits))
     return Wrappers(
         **common,
         num_heads=shapes.num_heads,
-        **shapes_of(shapes, width_of(logits)),
+        q_flat=texts["q_flat"],
+        q_paged=texts["q_paged"],
+        kv_flat=texts["kv_flat"],
         key_layout=layout,
         row_bytes=layout.row_bytes,
         key_bytes=shapes.key_bytes,

@@ -139,7 +139,7 @@ def select_error(inputs: CandidateInputs, call: Call) -> float:
     columns, worst = torch.arange(logits.shape[1], device=got.device), 0.0
     for row in range(len(got)):
         end = int(inputs.ends[row])
-        scores = logits[row].masked_fill(columns >= end, -torch.inf).unflatten(0, (-1, inputs.block)).amax(1)
+        scores = logits[row].masked_fill(columns >= end, -torch.inf).view(-1, inputs.block).amax(1)
         scores[(end - 1) // inputs.block] = torch.inf
         best = scores.topk(min(got.shape[1], len(scores))).values
         named = got[row].long().sort(descending=True).values[: len(best)]

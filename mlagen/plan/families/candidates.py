@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlagen.plan.families.mqa_logits import MqaLogitsPlan, MqaLogitsTile
 from mlagen.plan.family import Family
 from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
@@ -28,7 +27,7 @@ class CandidatesPlan(Family):
         count: blocks that a query token keeps, for docstrings.
         score_blocks: blocks that a program scores at a time.
         score_warps: warps of such a program.
-        tiles: by target, tiles of logits for rows that begin at 16 bytes and for others; a program has one query token.
+        scores_keys: whether a wrapper scores keys in blocks, with the logits' tile of fewest query tokens.
     """
 
     NAME: ClassVar = "candidates"
@@ -44,7 +43,7 @@ class CandidatesPlan(Family):
     count: int
     score_blocks: int
     score_warps: int
-    tiles: tuple[tuple[str, MqaLogitsTile, MqaLogitsTile], ...]
+    scores_keys: bool
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> CandidatesPlan | None:
@@ -54,13 +53,10 @@ class CandidatesPlan(Family):
         assert spec.indexer is not None
         assert spec.indexer.candidates is not None  # the wrappers need them
         block = spec.indexer.candidates.block
-        scores_keys = any(name in spec.wrappers for name in cls.WRAPPERS if name != SELECT)
-        of_logits = MqaLogitsPlan.make(spec, caches, tuned) if scores_keys else None
-        tiles = of_logits.tiles if of_logits else ()
         return cls(
             block=block,
             count=spec.indexer.candidates.count,
             score_blocks=COLUMNS // block,
             score_warps=SCORE_WARPS,
-            tiles=tuple((target, found.paged[0], found.unaligned[0]) for target, found in tiles),
+            scores_keys=any(name in spec.wrappers for name in cls.WRAPPERS if name != SELECT),
         )

@@ -79,7 +79,6 @@ class CandidateCase(Case):
         pattern: which blocks a token has, a key of PATTERNS.
         k, gives, out, room: of a call for top-k, as of PickCase.
         memory: layout in memory of candidate_blocks.
-        splits: programs that share a query token; None: as the package has it.
     """
 
     wrapper: str
@@ -91,7 +90,6 @@ class CandidateCase(Case):
     out: str = "contiguous"
     room: int | None = None
     memory: str = "contiguous"
-    splits: int | None = None
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -160,8 +158,6 @@ def _candidate_cases(wrapper: str, scored: FlatCase | PagedCase, big: bool) -> I
     for layout in ("slice", "odd"):
         yield case(f"layout: q {layout}", "rows of q may lie apart", {"q": layout, "weights": layout})
         yield case(f"layout: blocks {layout}", "rows of blocks may lie apart", memory=layout)
-    for splits in (1, 3):
-        yield case(f"splits: {splits}", "any number of programs share a token", blocks=100, splits=splits)
     yield case("again", "two calls give the same bits", check="determinism")
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
     if big:

@@ -66,7 +66,7 @@ def _step(case: CandidateCase) -> int:
 def _forced(run: AnyRun) -> Any:
     """Choices that a case forces."""
     case, choices = run.case, dict[str, Any]()
-    if case.splits is not None:
+    if isinstance(case, BlocksCase) and case.splits is not None:
         choices["num_splits"] = case.splits
     if isinstance(case, CandidateCase) and case.room is not None:
         choices["workspace_bytes"] = 4 * _row_floats(run) * case.room * _step(case)
@@ -204,7 +204,7 @@ def _expected_picks(run: AnyRun, case: CandidateCase) -> Results:
 
 
 def _one_level(run: AnyRun) -> list[Figure]:
-    """With all their blocks, tokens pick what they pick of all keys. Sums are exact."""
+    """Check that tokens with all their blocks pick the best of all keys. Sums are exact."""
     results, case, inputs = run.call(), run.case, run.inputs
     figures = run.compare(results)
     assert isinstance(case, CandidateCase)

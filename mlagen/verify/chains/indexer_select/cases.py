@@ -141,8 +141,8 @@ def _paged_cases(big: bool) -> Iterator[PickCase]:
 
 def _block_cases(wrapper: str, big: bool) -> Iterator[PickCase]:
     """Cases of calls that keep candidate blocks as well."""
-    scored: FlatCase | PagedCase = FlatCase("", "", "", 130, 5000) if big else FlatCase("", "", "", 5, 300)
-    scored = replace(scored, ranges="odd", clean=False)
+    tokens, keys = (130, 5000) if big else (5, 300)
+    scored: FlatCase | PagedCase = FlatCase("", "", "", tokens, keys, "odd", clean=False)
     if wrapper == PAGED:
         scored = PagedCase("", "", "", (1300, 1, 9000, 64, 0, 4097) if big else (130, 1, 300, 0))
     base = PickCase("", "", wrapper, scored, 512 if big else 40, kept=300 if big else 12)
