@@ -343,9 +343,9 @@ def indexer_arguments(package, dtype):
 
 def candidate_arguments(flat, paged, q, blocks, logits):
     """Small arguments of the functions around candidate blocks: a block a token."""
-    flat, unused = {**flat, "q": (q, None), "candidate_blocks": blocks}, {"schedule_meta", "max_context_len"}
-    pages = {**paged, "q": (q[:, None], None), "candidate_blocks": blocks}
-    pages = {name: one for name, one in pages.items() if name not in unused}
+    flat = {**flat, "q": (q, None), "candidate_blocks": blocks}
+    pages = {name: paged[name] for name in ("kv_cache", "weights", "context_lens", "block_table")}
+    pages |= {"q": (q[:, None], None), "candidate_blocks": blocks}
     rows = {"logits": logits, "row_ks": None, "row_ke": paged["context_lens"], "topk_blocks": 1, "block_size": 8}
     return {
         "select_candidate_blocks": {**rows, "out": blocks},
@@ -362,9 +362,10 @@ def kpool_arguments(cache, dtype):
 
     tail, slots = torch.zeros(1, 2, 4, 128, dtype=dtype), torch.tensor([3, -1])
     tokens = torch.randn(2, 4, 128).to(dtype)
+    caches = {"kv_cache": cache, "tail_kv_cache": tail}
     step = {"key": tokens[:1, :2], "slot_score": tokens[1:, :2], "ape": torch.zeros(4, 128)}
     seed = {"key": tokens[0, :2], "tail_kv_cache": tail, "gate_score": tokens[1, :2], "tslot": slots, "kpool": 4}
-    ids, lens = torch.tensor([[1, -1]]), torch.tensor([9], dtype=torch.int32)
+    picked = {"pool_ids": torch.tensor([[1, -1]]), "seq_lens": torch.tensor([9], dtype=torch.int32), "pool_size": 4}
     integers = {"tail_slot_mapping": slots[None], "slot_mapping": slots[None], "positions": slots[None].int()}
     return {
         "fwht128_quant_fp8": {"q": tokens[0]},
@@ -377,14 +378,8 @@ def kpool_arguments(cache, dtype):
             "pool_size": 4,
         },
         "kpool_seed_tail_cache": seed,
-        "kpool_decode_update_and_maybe_write_cache_batched": {
-            **step,
-            "kv_cache": cache,
-            "tail_kv_cache": tail,
-            **integers,
-            "pool_size": 4,
-        },
-        "expand_pools_and_append_tail": {"pool_ids": ids, "seq_lens": lens, "pool_size": 4},
+        "kpool_decode_update_and_maybe_write_cache_batched": {**step, **caches, **integers, "pool_size": 4},
+        "expand_pools_and_append_tail": picked,
     }
 
 

@@ -55,7 +55,7 @@ def spec_of(wrappers) -> dict:
 
 
 def test_blocks_by_hand():
-    # Largest logits of blocks of two: 1; 5; 2 beside NaN; 5; -inf; and 0 in the newest, which has one key.
+    # Largest logits of blocks of two: 1, 5, 2 (next to NaN), 5, -inf, and 0 in the newest block of one key.
     logits = torch.tensor([0.0, 1, 5, -3, float("nan"), 2, 5, 4, -torch.inf, -torch.inf, 0])
     assert best_blocks(logits, 2, 2).tolist() == [1, 5]
     assert best_blocks(logits, 3, 2).tolist() == [1, 3, 5]

@@ -54,7 +54,7 @@ def _build(subject: Subject, case: AnyCase, seed: int) -> Inputs:
 
 
 def _row_floats(run: AnyRun) -> int:
-    columns = run.inputs.arguments["candidate_blocks"].shape[1] * _block_of(run.subject)
+    columns: int = run.inputs.arguments["candidate_blocks"].shape[1] * _block_of(run.subject)
     return -(-max(columns, 1) // ROW_FLOATS) * ROW_FLOATS
 
 
