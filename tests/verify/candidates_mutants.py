@@ -18,6 +18,7 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> 
 BLOCKS, FLAT, PAGED = "blocks: typical", "flat candidates: exact", "paged candidates: exact"
 FLAT_PICKS, PAGED_PICKS = "flat candidate picks: ", "paged candidate picks: "
 SELECTION = (
+    _literal("the last block is left out", "counts_ptr + wide, count,", "counts_ptr + wide, count - 1,", BLOCKS),
     _literal("the newest block is not kept", "blocks == count - 1", "blocks == count", "blocks: ends", BLOCKS),
     _literal(
         "other blocks may be as good as the newest",
@@ -25,9 +26,7 @@ SELECTION = (
         "scores",
         "blocks: logits: infinite",
     ),
-    _literal("NaN counts", "tl.where(logits == logits, logits, ", "tl.where(True, logits, ", "blocks: logits: special"),
     _literal("a block is worth its least logit", "tl.max(tl.where(", "tl.min(tl.where(", BLOCKS),
-    _literal("columns past the end count", "mask=columns < length", "mask=columns >= 0", "blocks: ends"),
     _literal(
         "starts may be below 0",
         "first = tl.minimum(tl.maximum(first, 0), num_columns)",
@@ -49,7 +48,6 @@ SELECTION = (
         "paged picks: blocks: next_n: 3",
     ),
     _literal("a program goes only one step", "count, splits * BLOCKS", "count, count", "blocks: splits: 1"),
-    _literal("the second program writes the number", "mask=split == 0", "mask=split == 1", BLOCKS),
     _literal("blocks are counted from column 0", "logits_stride + first", "logits_stride", "blocks: starts"),
     _literal(
         "pieces keep blocks of the first tokens",
@@ -143,9 +141,14 @@ LOGITS = (
 )
 PICKS = (
     _literal(
+        "top-k sees half of the columns",
+        "lens_ptr + token, num_columns",
+        "lens_ptr + token, num_columns // 2",
+        f"{FLAT_PICKS}exact",
+    ),
+    _literal(
         "columns are keys", "select.has_pages, select", "select.has_raw, select", f"{FLAT_PICKS}exact", file=LAUNCHES
     ),
-    _literal("top-k has no lengths", "call.gives_lens = 1", "call.gives_lens = 0", f"{FLAT_PICKS}exact", file=LAUNCHES),
     _literal(
         "pages are of one column",
         "columns // BLOCK, BLOCK",

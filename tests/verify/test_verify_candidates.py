@@ -135,4 +135,4 @@ def test_a_package_without_its_logits_compares_exact_picks():
 @pytest.mark.slow
 @pytest.mark.mutants
 def test_every_mutant_is_reported(package, tmp_path):
-    check_mutants("candidates_mutants.py", package, tmp_path, more_than=35)
+    check_mutants("candidates_mutants.py", package, tmp_path, more_than=30)
