@@ -40,7 +40,7 @@ class Forced(NamedTuple):
     """Choices of `force` for calls of any family; None: as tables and sizes of a call have it."""
 
     kernel: str | None = None  # one of KERNELS; calls that it cannot run take a portable kernel
-    tile: Any = None  # of portable kernels, of the family that is called
+    tile: Any = None  # of portable kernels, of the family that is called; of top-k's forced kernel
     num_splits: int | None = None  # of calls that do not name a number of splits
     workspace_bytes: int | None = None  # from where calls go through the kernels in pieces
     combine_units: int | None = None  # of dense_decode: a program's cost of sharing requests

@@ -4,9 +4,10 @@ import functools
 import importlib
 import itertools
 import numbers
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -52,37 +53,46 @@ def check_vector(name: str, tensor: torch.Tensor, entries: int, device: torch.de
         raise ValueError(f"{name}: got {got} entries, takes {entries}")
 
 
+class Schedule(NamedTuple):
+    """The kernel of a call, by its name for `_launch.force`, and its tile.
+
+    Kernels are "portable", "sm90", and "sm90_collect": programs share a longer row and collect its candidates, from
+    which the kernel of "sm90" then selects.
+    """
+
+    kernel: str
+    tile: Any  # TopkTile of the portable kernel, else TopkSm90Tile
+
+
+def runs_sm90(facts: _launch.DeviceFacts) -> bool:
+    """Whether calls on the device may run the sm90 kernels."""
+    return facts.sm90 and bool(_tiles.TOPK_SM90_TILES) and facts.forced.kernel != "portable"
+
+
 @functools.lru_cache(maxsize=4096)
-def schedule(facts: _launch.DeviceFacts, plain: bool, columns: int, k: int) -> _tiles.TopkTile:
-    """Return the tile of a call.
+def schedule(facts: _launch.DeviceFacts, rows: int, columns: int, k: int, plain: bool = False) -> Schedule:
+    """Return the kernel and tile of a call.
 
     Args:
-        facts: facts about the device; `_launch.force` overrides the tile.
-        plain: scores are fp32, in 16-byte aligned rows.
-        columns, k: sizes of the call.
+        facts: facts about the device; `_launch.force` overrides the kernel and its tile.
+        rows, columns, k: sizes of the call.
+        plain: scores are fp32, in 16-byte aligned rows. Only calls of the portable kernel depend on it.
     """
-    if facts.forced.tile:
-        found: _tiles.TopkTile = facts.forced.tile
-        return found
-    rows = _tiles.TOPK_TILES
-    return next(
-        tile for max_columns, max_k, tile in rows if columns <= max_columns and k <= max_k and (plain or tile.is_long)
-    )
+    kernel, tile = facts.forced.kernel, facts.forced.tile
+    if runs_sm90(facts):
+        chosen = (kernel and tile) or _found(_tiles.TOPK_SM90_TILES, rows, columns, k)
+        shares = chosen.parts > 1 and columns > chosen.capacity
+        if shares and kernel in (None, "sm90_collect"):
+            return Schedule("sm90_collect", chosen)
+        if kernel in (None, "sm90"):
+            return Schedule("sm90", chosen)
+    tiles = [row for row in _tiles.TOPK_TILES if plain or row[-1].is_long]
+    return Schedule("portable", (kernel in (None, "portable") and tile) or _found(tiles, columns, k))
 
 
-@functools.lru_cache(maxsize=4096)
-def sm90_tile(facts: _launch.DeviceFacts, rows: int, columns: int, k: int) -> _tiles.TopkSm90Tile | None:
-    """Return the sm90 kernel's tile of a call of these sizes; None: the portable kernel runs it."""
-    forced = facts.forced
-    table = _tiles.TOPK_SM90_TILES
-    if not table or not facts.sm90 or forced.kernel not in (None, "sm90") or isinstance(forced.tile, _tiles.TopkTile):
-        return None
-    if forced.tile:
-        found: _tiles.TopkSm90Tile = forced.tile
-        return found
-    return next(
-        tile for most, most_columns, most_k, tile in table if rows <= most and columns <= most_columns and k <= most_k
-    )
+def _found(table: Sequence[tuple[Any, ...]], *sizes: int) -> Any:
+    """Return the tile of a table's first row that holds these sizes."""
+    return next(tile for *most, tile in table if all(map(operator.le, sizes, most)))
 
 
 def in_groups(logits: torch.Tensor) -> torch.Tensor | None:
@@ -100,12 +110,12 @@ def in_groups(logits: torch.Tensor) -> torch.Tensor | None:
     return logits.as_strided((rows, columns + spare), (stride, 1))
 
 
-def select(call: Any, tile: _tiles.TopkTile | None = None, sm90: _tiles.TopkSm90Tile | None = None) -> None:
-    """Select with the tile of `sm90_tile` and `schedule`, or with `tile`. The call has all arguments except sizes."""
+def select(call: Any, how: Schedule | None = None) -> None:
+    """Select with the schedule of `schedule`, or with `how`. The call has all arguments except sizes."""
     logits = call.logits
     if not _launch.is_current(logits.device):
         with torch.cuda.device(logits.device):
-            select(call, tile, sm90)
+            select(call, how)
         return
     if call.num_rows == 0:
         return
@@ -114,22 +124,28 @@ def select(call: Any, tile: _tiles.TopkTile | None = None, sm90: _tiles.TopkSm90
     call.scores_stride, call.raw_stride = call.scores.stride(0), call.raw.stride(0)
     call.page_multiplier, call.page_shift = _launch.divider(call.page_size)
     call.page_limit = INT32_VALUES // call.page_size - 1
-    facts, size = _launch.device_facts(logits.device), logits.element_size()
-    sm90 = sm90 or (None if tile else sm90_tile(facts, call.num_rows, call.num_columns, call.k))
-    if sm90:
-        select_sm90(call, sm90, facts.pdl and call.num_rows <= _tiles.TOPK_SM90_FEW_ROWS)
+    facts = _launch.device_facts(logits.device)
+    grouped = None if runs_sm90(facts) else in_groups(logits)
+    how = how or schedule(
+        facts, call.num_rows, call.num_columns, call.k, grouped is not None and logits.dtype == torch.float32
+    )
+    if how.kernel != "portable":
+        _select_sm90(call, facts, how)
         return
-    grouped = in_groups(logits)
-    alignment = 1 if grouped is None else 16
     call.logits = logits if grouped is None else grouped
-    tile = tile or schedule(facts, alignment == 16 and size == 4, call.num_columns, call.k)
+    _select_portable(call, facts, how.tile, 1 if grouped is None else 16)
+
+
+def _select_portable(call: Any, facts: _launch.DeviceFacts, tile: _tiles.TopkTile, alignment: int) -> None:
+    """Launch the portable kernel for rows that are read in groups of `alignment` bytes."""
+    size = call.logits.element_size()
     call.programs = call.num_rows
     call.candidates, call.candidate_ids = call.scores, call.lens
     if tile.is_long:
         call.programs = min(call.num_rows, tile.programs_per_sm * facts.multiprocessors)
         room = (call.programs, 2, tile.reps * tile.spans * COLUMNS.value)
-        call.candidates = _calls.empty(*room, dtype=logits.dtype, device=logits.device)
-        call.candidate_ids = _calls.empty(*room, dtype=torch.int32, device=logits.device)
+        call.candidates = _calls.empty(*room, dtype=call.logits.dtype, device=call.logits.device)
+        call.candidate_ids = _calls.empty(*room, dtype=torch.int32, device=call.logits.device)
     constexprs = (size, alignment, tile.is_long, tile.reps, tile.spans)
     pdl = (facts.pdl, _launch.pdl_max_programs(facts))
     bounded = tile.is_long and facts.target.startswith("sm") and _launch.TRITON >= (3, 8)
@@ -138,19 +154,20 @@ def select(call: Any, tile: _tiles.TopkTile | None = None, sm90: _tiles.TopkSm90
     _launch.launch(kernel, call.programs, call, constexprs, tile.spans, 1, *pdl, registers=registers)
 
 
-def select_sm90(call: Any, tile: _tiles.TopkSm90Tile, pdl: bool) -> None:
-    """Launch the sm90 kernel, after the collecting kernel if programs share rows."""
+def _select_sm90(call: Any, facts: _launch.DeviceFacts, how: Schedule) -> None:
+    """Launch the sm90 kernel, after the collecting kernel where the schedule has it."""
     _topk_sm90 = importlib.import_module("._topk_sm90", __package__)  # not every Triton has this Gluon
 
-    is_long, device = call.num_columns > tile.capacity, call.logits.device
-    parts = tile.parts if is_long else 1
-    size = call.logits.element_size()
+    tile, device = how.tile, call.logits.device
+    parts = tile.parts if how.kernel == "sm90_collect" else 1
+    size, is_long = call.logits.element_size(), call.num_columns > tile.capacity
+    pdl = facts.pdl and call.num_rows <= _tiles.TOPK_SM90_FEW_ROWS
     constexprs = (size, tile.capacity, parts, tile.warps, tile.halves, pdl)
     registers = None if is_long and size == 2 else tile.registers  # long bf16 rows would spill
     options: dict[str, Any] = {"pdl": pdl, "registers": registers}
     call.candidates = call.scores
     call.candidate_ids = call.counts = call.lens
-    if parts > 1:
+    if how.kernel == "sm90_collect":
         room, programs = (call.num_rows, parts, tile.capacity), call.num_rows * parts
         call.candidates = _calls.empty(*room, dtype=torch.float32, device=device)
         call.candidate_ids = _calls.empty(*room, dtype=torch.int32, device=device)
@@ -194,7 +211,7 @@ def merge(call: Any, tile: _tiles.TopkMergeTile | None = None) -> None:
     if rows == 0:
         return
     facts, device = _launch.device_facts(call.ids.device), call.ids.device
-    tile = tile or facts.forced.tile or next(one for most, one in _tiles.TOPK_MERGE_TILES if call.k <= most)
+    tile = tile or facts.forced.tile or _found(_tiles.TOPK_MERGE_TILES, call.k)
     block, final = tile.reps * tile.spans * COLUMNS.value, (call.out, call.out_scores)
     pdl = (facts.pdl, _launch.pdl_max_programs(facts))
     while True:
@@ -226,29 +243,28 @@ def _portable_variants(device: torch.device) -> list[Callable[[], None]]:
             plain = dtype == torch.float32 and first == 0
             for tile in sorted(tile for tile in tiles if plain or tile.is_long):
                 call = call_of(room[first : first + 16][None], none[0], none, 1, 1, none.view(torch.float32))
-                calls.append(functools.partial(select, call, tile))
+                calls.append(functools.partial(select, call, Schedule("portable", tile)))
     return calls
 
 
 def _sm90_variants(device: torch.device) -> list[Callable[[], None]]:
-    """Return a call for each tile, and for each form of its kernel that some size runs."""
+    """Return a call for each schedule, and for each form of its kernel that some size runs."""
     facts, table = _launch.device_facts(device), _tiles.TOPK_SM90_TILES
     most_rows, most_k = {row[0] for row in table}, {row[2] for row in table}
     most_columns = {row[1] for row in table} | {row[3].capacity for row in table}
     sizes = [
         [1, *(bound + 1 for bound in sorted(each) if bound < _tiles.ANY)] for each in (most_rows, most_columns, most_k)
     ]
-    found: dict[tuple[_tiles.TopkSm90Tile, bool, bool], tuple[int, int]] = {}
+    found: dict[tuple[Schedule, bool, bool], tuple[int, int]] = {}
     for rows, columns, k in itertools.product(*sizes):
-        tile = sm90_tile(facts, rows, columns, min(k, MOST_K))
-        if tile is not None:
-            found.setdefault((tile, columns > tile.capacity, rows <= _tiles.TOPK_SM90_FEW_ROWS), (rows, columns))
+        how = schedule(facts, rows, columns, min(k, MOST_K))
+        found.setdefault((how, columns > how.tile.capacity, rows <= _tiles.TOPK_SM90_FEW_ROWS), (rows, columns))
     calls: list[Callable[[], None]] = []
-    for (tile, *_), (rows, columns) in found.items():
+    for (how, *_), (rows, columns) in found.items():
         out = torch.zeros((rows, 1), dtype=torch.int32, device=device)
         for dtype in (torch.float32, torch.bfloat16):
             row = torch.zeros((1, columns), dtype=dtype, device=device).expand(rows, columns)
-            calls.append(functools.partial(select, call_of(row, out[:, 0], out, rows, 1, None), None, tile))
+            calls.append(functools.partial(select, call_of(row, out[:, 0], out, rows, 1, None), how))
     return calls
 
 

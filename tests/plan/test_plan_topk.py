@@ -109,8 +109,10 @@ def test_variants_on_sm90_are_what_calls_of_some_size_launch(listed):
     for rows in (1, 4, 5, 16, 17, 33, 34, 66, 67, 264, 265, 5000):
         for columns in (1, 4096, 4097, 6144, 6145, 8192, 8193, 65536, 65537, 1 << 19, (1 << 19) + 1, 1 << 30):
             for k in (1, 2048, 2049, 4096):
-                tile = topk.sm90_tile(facts, rows, columns, k)
-                forms.add((columns > tile.capacity, rows <= tiles.TOPK_SM90_FEW_ROWS, tile))
+                kernel, tile = topk.schedule(facts, rows, columns, k)
+                is_long = columns > tile.capacity
+                assert kernel == ("sm90_collect" if is_long and tile.parts > 1 else "sm90")
+                forms.add((is_long, rows <= tiles.TOPK_SM90_FEW_ROWS, tile))
     found = set()
     for job in listed.of("sm90", "_topk_sm90_kernel"):
         given = dict(job.constexprs)

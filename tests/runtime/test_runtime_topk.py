@@ -13,21 +13,49 @@ CPU = torch.device("cpu")
 
 @pytest.mark.parametrize("columns", [1, 4096, 4097, 16384, 16385, 1 << 30])
 def test_a_tile_holds_its_row_or_takes_long_ones(columns: int) -> None:
-    tile = _topk.schedule(SM80, True, columns, 64)
+    kernel, tile = _topk.schedule(SM80, 1, columns, 64, plain=True)
+    assert kernel == "portable"
     assert tile.is_long or columns <= tile.reps * tile.spans * 128
-    assert _topk.schedule(SM80, False, columns, 64).is_long
+    assert _topk.schedule(SM80, 1, columns, 64).tile.is_long
 
 
 def test_only_devices_with_the_sm90_kernels_run_them() -> None:
-    assert _topk.sm90_tile(SM80, 1, 4096, 64) is None
-    assert _topk.sm90_tile(SM90, 1, 4096, 64) == _tiles.TOPK_SM90_TILES[0][3]
-    portable = SM90._replace(forced=_launch.Forced(kernel="portable"))
-    assert _topk.sm90_tile(portable, 1, 4096, 64) is None
+    assert _topk.schedule(SM80, 1, 4096, 64).kernel == "portable"
+    assert _topk.schedule(SM90, 1, 4096, 64) == ("sm90", _tiles.TOPK_SM90_TILES[0][3])
+
+
+@pytest.mark.parametrize(
+    ("columns", "forced", "kernel"),
+    [
+        (8192, None, "sm90"),
+        (8193, None, "sm90_collect"),
+        (8193, "sm90", "sm90"),
+        (8193, "sm90_collect", "sm90_collect"),
+        (8192, "sm90_collect", "portable"),
+        (8193, "portable", "portable"),
+        (8193, "sm90_swap_ab", "portable"),
+    ],
+)
+def test_a_kernel_forced_by_name_runs_the_calls_that_it_can_run(columns: int, forced: str | None, kernel: str) -> None:
+    found = _topk.schedule(SM90._replace(forced=_launch.Forced(kernel=forced)), 1, columns, 64)
+    assert (found.kernel, type(found.tile)) == (
+        kernel,
+        _tiles.TopkTile if kernel == "portable" else _tiles.TopkSm90Tile,
+    )
+
+
+PORTABLE_TILE, SM90_TILE = _tiles.TopkTile(2, 2, True, 2), _tiles.TopkSm90Tile(4, 1, 1024, None, 1)
+
+
+@pytest.mark.parametrize(("kernel", "tile"), [("portable", PORTABLE_TILE), ("sm90", SM90_TILE)])
+def test_a_forced_tile_is_of_the_forced_kernel(kernel: str, tile: object) -> None:
+    facts = SM90._replace(forced=_launch.Forced(kernel=kernel, tile=tile))
+    assert _topk.schedule(facts, 1, 70000, 64) == (kernel, tile)
 
 
 def test_a_package_without_the_sm90_table_runs_the_portable_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_tiles, "TOPK_SM90_TILES", [])
-    assert _topk.sm90_tile.__wrapped__(SM90, 1, 4096, 64) is None
+    assert _topk.schedule.__wrapped__(SM90, 1, 4096, 64).kernel == "portable"
 
 
 @pytest.mark.parametrize(

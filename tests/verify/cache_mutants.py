@@ -162,5 +162,5 @@ if __name__ == "__main__":
     own = OF_PACKAGE[Path(sys.argv[1]).name]
     mutants.MUTANTS = (*ANY_LAYOUT, *own) if own is PLANAR else own
     mutants.TYPICAL = "gather: typical (tokens)"
-    mutants.TARGET = "sm80"  # without e4m3 in hardware, so that the kernels' own rounding is at work
+    mutants.TARGETS = ["sm80"]  # without e4m3 in hardware, so that the kernels' own rounding is at work
     mutants.main()

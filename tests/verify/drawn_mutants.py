@@ -69,7 +69,7 @@ ELSEWHERE = {
     "rows of results may overlap",
     "targets are 32 bits wide",
 }
-TARGETS = {"cache": "sm80"}  # its kernels round by themselves; other families take the target of mutants.py
+TARGETS = {"cache": ["sm80"]}  # its kernels round by themselves; other families take the target of mutants.py
 
 
 def fitting(package: Path, found: Sequence[Mutant]) -> Iterator[Mutant]:
@@ -90,7 +90,7 @@ def noticed(family: str, mutant: Mutant, package: Path, folder: Path) -> list[st
     if not child:
         signal.alarm(LONGEST)
         try:
-            mutants.TARGET = TARGETS.get(family, mutants.TARGET)
+            mutants.TARGETS = TARGETS.get(family, mutants.TARGETS)
             run_cases(broken, mutant.only, out, (family,))
         finally:
             os._exit(0)

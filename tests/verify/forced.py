@@ -25,9 +25,9 @@ def _cases(run: Run) -> Iterator[tuple[str, str, Any]]:
         found = [case for case in cases_of(family, run.spec, "cpu") if case.check == "reference" and not case.in_full]
         for kernel in kernels_of(run.package):
             run_by = SM90_KERNELS[:1] if kernel not in SM90_KERNELS else (kernel,)
-            fits = [case for case in found if {*run_by} & {*case.kernels} and not case.only_sm90]
+            fits = [case for case in found if {*run_by} & {*case.kernels} and (kernel in run_by or not case.only_sm90)]
             if fits:
-                yield family.name, kernel, fits[0]
+                yield family.name, kernel, min(fits, key=lambda case: case.only_sm90)
 
 
 def main() -> None:

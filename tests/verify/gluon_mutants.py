@@ -194,10 +194,11 @@ KERNELS = {"_sparse_fwd_sm90_swap_ab": "sm90_swap_ab", "_dense_decode_sm90_swap_
 KERNELS |= {"_sparse_fwd_sm90_shared": "sm90_shared", "_index_union_sm90": "sm90_shared"}
 KERNELS |= {"_dense_decode_sm90_few": "sm90_rows32", "_dense_decode_sm90_parts": "sm90_q_in_parts"}
 KERNELS |= {"_sparse_decode_sm90_e4m3": "sm90_e4m3"}
+ALSO = {"_topk_sm90": ["sm90_collect, simulated"]}  # targets of modules with several kernels
 
 if __name__ == "__main__":
     module = sys.argv.pop()
     mutants.MUTANTS = OF_MODULE[module]
     mutants.TYPICAL = mutants.MUTANTS[0].only[0]
-    mutants.TARGET = f"{KERNELS.get(module, 'sm90')}, simulated"
+    mutants.TARGETS = [f"{KERNELS.get(module, 'sm90')}, simulated", *ALSO.get(module, [])]
     mutants.main()

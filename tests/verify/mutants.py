@@ -20,7 +20,7 @@ from pathlib import Path
 ATTENTION, KERNELS, SPLITS, CACHE = "sparse_fwd.py", "_sparse_fwd_kernels.py", "_splits.py", "cache.py"
 TYPICAL = "sparse_fwd: typical (flash_mla_sparse_fwd)"
 ONE_BY_ONE = "sparse_fwd: neighbours: one by one"
-TARGET = "sm90"
+TARGETS = ["sm90"]
 LONGEST = 30  # seconds that a mutant may take
 
 
@@ -255,14 +255,14 @@ def mutated(mutant: Mutant, package: Path, folder: Path) -> Path | None:
 
 
 def run_cases(package: Path, only: tuple[str, ...], out: Path, families: tuple[str, ...] | None = None) -> None:
-    """Runs the cases on TARGET; each case's name goes to `out` before it begins, its result after it."""
+    """Runs the cases on TARGETS; each case's name goes to `out` before it begins, its result after it."""
     from mlagen.verify.worker import Run
 
     run = Run(
         {
             "package_dir": str(package),
             "device": "cpu",
-            "targets": [TARGET],
+            "targets": TARGETS,
             "only": only,
             "families": families,
             "every": True,

@@ -29,10 +29,11 @@ def noticed_by(
         folder: of the package.
         targets: of the interpreter: all cases with the first one's tiles, some with the others'.
         families: families of the cases to run; None: all.
-        simulated: the sm90 kernel that cases run, in numpy; "": they run the portable kernels.
+        simulated: the sm90 kernel that cases run, in numpy; FREE: any; "": they run the portable kernels.
         seed: of the order.
     """
     from mlagen.verify.call.subject import SIMULATED
+    from mlagen.verify.random.tally import FREE
     from mlagen.verify.worker import Run
 
     signal.signal(signal.SIGPROF, _stop)
@@ -42,7 +43,8 @@ def noticed_by(
     except Exception as error:
         return f"import: {type(error).__name__}"
     numbers = [number for number, (case, _) in enumerate(run.pairs) if "refuses" not in case.name]
-    numbers = [number for number in numbers if SIMULATED.get(run.pairs[number][1], "") == simulated]
+    wanted = (*SIMULATED.values(),) if simulated == FREE else (simulated,)
+    numbers = [number for number in numbers if SIMULATED.get(run.pairs[number][1], "") in wanted]
     assert numbers, f"no case of {simulated} for {folder}"
     random.Random(seed).shuffle(numbers)
     for number in numbers:

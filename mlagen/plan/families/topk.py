@@ -8,7 +8,7 @@ from typing import ClassVar
 from mlagen.plan.family import Family
 from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90.topk import MODULE, TopkSm90Plan, make_topk_sm90
+from mlagen.plan.sm90.topk import COLLECT, MODULE, TopkSm90Plan, make_topk_sm90
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
@@ -95,6 +95,11 @@ class TopkPlan(Family):
     long_registers: int
     merge_tiles: tuple[tuple[int, TopkMergeTile], ...]
     sm90: TopkSm90Plan | None = None
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """Names of the kernels that a call can run, as schedules and `_launch.force` have them."""
+        return (*super().kernels, *((COLLECT,) if self.sm90 else ()))
 
     @property
     def sm90_modules(self) -> tuple[str, ...]:

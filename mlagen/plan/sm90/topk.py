@@ -17,6 +17,7 @@ SHARED_SPARSITY = 64  # every program that shares a row draws its whole sample
 MULTIPROCESSORS = 132  # of H100 and H200: so many programs at most share rows, but for very few rows
 FEW_ROWS = 2 * MULTIPROCESSORS
 MODULE = "_topk_sm90"
+COLLECT = "sm90_collect"  # programs share a row and collect its candidates, from which another program selects
 
 
 @dataclass(frozen=True)

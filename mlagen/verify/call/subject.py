@@ -91,7 +91,7 @@ class Subject:
             planned = launch.device_facts(device)._replace(multiprocessors=multiprocessors)
         with (
             contextlib.nullcontext() if planned is None else launch.planned_for(planned),
-            launch.force(kernel=self.kernel),
+            launch.force(**({"kernel": self.kernel} if self.kernel else {})),
         ):
             token = launch._steered.set(not self.keeps)
             try:

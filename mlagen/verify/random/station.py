@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mlagen.verify.call.case import (
+    COLLECT,
     E4M3,
     Q_IN_PARTS,
     ROWS_32,
@@ -61,6 +62,7 @@ FORCED_IN = {
     E4M3: ("sparse_decode",),
     SWAP_AB: ("sparse_fwd", "dense_decode"),
     SHARED: ("sparse_fwd",),
+    COLLECT: ("topk",),
 }
 STEERED = ("multiprocessors", "tile", "sm90_tile", "room")  # of a case: with them its call is forced
 OPERATORS_SHARE = 0.5  # of the shapes of a package that registers operators: their calls go through these

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlagen.verify.call.case import SM90, Case
+from mlagen.verify.call.case import COLLECT, SM90, Case
 from mlagen.verify.topk.invalid import DECODE, MERGE, PAGES, PERSISTENT, PREFILL, SHORT, refused
 
 SCORE_PROMISES = {
@@ -85,8 +85,11 @@ class SelectCase(Case):
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The sm90 kernel."""
-        return (SM90,)
+        """The sm90 kernel: with a tile of several parts, the one whose programs share a row that is too long for it."""
+        if self.sm90_tile is None:
+            return (SM90,)
+        *_, capacity, _, parts = self.sm90_tile
+        return (COLLECT if parts > 1 and self.columns > capacity else SM90,)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.invalid import RefusedCase
 from mlagen.verify.call.memory import bits
 from mlagen.verify.call.results import Figure
-from mlagen.verify.call.subject import SIMULATED, Subject, large_allocations, launch_of, sm90_modules
+from mlagen.verify.call.subject import Subject, large_allocations, launch_of, sm90_modules
 from mlagen.verify.checks import require_none, require_tensors
 from mlagen.verify.topk.cases import MergeCase, SelectCase, cases
 from mlagen.verify.topk.inputs import Inputs, build_merge, build_select
@@ -42,8 +42,8 @@ def _call(run: TopkRun, **given: Any) -> Results:
         named = named - {"row_starts"}
     positional = [value for name, value in arguments.items() if name not in named]
     launch = launch_of(run.subject.package)
-    tile = _tile(run)
-    forced = launch.force(tile=tile) if tile else contextlib.nullcontext()
+    choices = _choices(run)
+    forced = launch.force(**choices) if choices else contextlib.nullcontext()
     # Within a mode of torch every call is checked anew.
     large = contextlib.nullcontext() if run.subject.keeps else large_allocations(run.subject.device)
     with forced, large:
@@ -59,14 +59,17 @@ def _call(run: TopkRun, **given: Any) -> Results:
     return results
 
 
-def _tile(run: TopkRun) -> Any:
-    """The tile that a case is forced to, as the package has it; None where it is not, or not here."""
+def _choices(run: TopkRun) -> dict[str, Any]:
+    """The kernel and the tile that a case is forced to, as the package has it; empty where it is not, or not here."""
     tiles, case = importlib.import_module(f"{run.subject.package.__name__}._tiles"), run.case
-    if isinstance(case, SelectCase) and case.sm90_tile:
-        return tiles.TopkSm90Tile(*case.sm90_tile) if _has_sm90(run.subject) else None
-    if case.tile is None or (isinstance(case, SelectCase) and run.subject.target in SIMULATED):
-        return None
-    return tiles.TopkMergeTile(*case.tile) if isinstance(case, MergeCase) else tiles.TopkTile(*case.tile, 2)
+    if isinstance(case, MergeCase):
+        return {"tile": tiles.TopkMergeTile(*case.tile)} if case.tile else {}
+    if case.sm90_tile:
+        choices = {"kernel": case.kernels[0], "tile": tiles.TopkSm90Tile(*case.sm90_tile)}
+        return choices if _has_sm90(run.subject) else {}
+    if case.tile is None or run.subject.kernel is not None:
+        return {}
+    return {"kernel": "portable", "tile": tiles.TopkTile(*case.tile, 2)}
 
 
 def _has_sm90(subject: Subject) -> bool:
