@@ -1,8 +1,9 @@
 """Cache of checked calls, by signature.
 
-The wrapper's own code checks, schedules and launches the first call of a signature, and a note records its actions. A
-later call with that signature repeats only these actions, with its own tensors. Refused calls are not kept, and neither
-are tensors or values read from them. `_signatures` reads the signature of a call.
+The wrapper's own code checks, schedules and launches the first calls of a signature. A note records the actions of the
+second, and later calls with that signature repeat only these, with their own tensors. So a signature that never comes
+again costs no record. Refused calls are not kept, and neither are tensors or values read from them. `_signatures` reads
+the signature of a call.
 """
 
 import contextlib
@@ -19,7 +20,8 @@ from ._notes import CallState, Note, Run, known_call
 
 __all__ = ["CallState", "validated"]
 
-CALL_CACHE_SIZE = 4096  # most signatures per wrapper
+CALL_CACHE_SIZE = 4096  # most signatures per wrapper, of recorded calls and of calls that were only checked
+CHECKED_CALLS = 1  # calls of a signature that are only checked; the next one is recorded
 PLAIN = frozenset((bool, int, str, type(None), torch.dtype, torch.device))  # types that a signature tells apart
 # Other tensors, for example without memory, are checked at every call.
 TENSOR, PARAMETER = torch.Tensor, torch.nn.Parameter
@@ -123,6 +125,7 @@ def validated(**sources: str | tuple[str, ...]) -> Callable[[Callable[..., Any]]
 
     def decorate(wrapper: Any) -> Any:
         checked: dict[tuple[Any, ...], Run] = {}
+        counts: dict[int, int] = {}  # calls that were only checked, by the hash of their signature
         parameters, lock = inspect.signature(wrapper).parameters, threading.Lock()
         names = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
         positional = len(parameters) - len(names)
@@ -135,8 +138,21 @@ def validated(**sources: str | tuple[str, ...]) -> Callable[[Callable[..., Any]]
             """Run a call of a signature that is checked each time."""
             return again(arguments)
 
+        def put(calls: dict[Any, Any], key: Any, value: Any) -> None:
+            """Add an entry. The oldest makes room for it."""
+            with lock:
+                while len(calls) >= CALL_CACHE_SIZE:
+                    del calls[next(iter(calls))]
+                calls[key] = value
+
         def first(signature: tuple[Any, ...], addresses: list[Any], arguments: tuple[Any, ...]) -> Any:
-            """Run a call with an unknown signature, and keep its actions."""
+            """Run a call with an unknown signature; keep its actions if there was one like it before."""
+            key = hash(signature)
+            count = counts.get(key, 0)
+            if count < CHECKED_CALLS:
+                result = again(arguments)
+                put(counts, key, count + 1)
+                return result
             tensors = dict(_named(parameters, arguments))
             device = next((one.device for one in tensors.values()), None)
             if device is None or not _holds(signature, addresses, arguments) or not _launch.is_current(device):
@@ -146,16 +162,13 @@ def validated(**sources: str | tuple[str, ...]) -> Callable[[Callable[..., Any]]
                 result = again(arguments)
             with contextlib.suppress(Exception):  # NotKeptError, or an unknown launcher; the call itself has run
                 known = known_call(note, result, addresses, arguments, again)
-            with lock:
-                while len(checked) >= CALL_CACHE_SIZE:
-                    del checked[next(iter(checked))]
-                checked[signature] = known
+            put(checked, signature, known)
             return result
 
         reader = getattr(_signatures, f"{wrapper.__module__.rpartition('.')[2]}_{wrapper.__name__}")
         call: Any = functools.wraps(wrapper)(reader(again, checked.get, first))
         call.__defaults__, call.__kwdefaults__ = wrapper.__defaults__, wrapper.__kwdefaults__
-        call.checked, call.unkept = checked, unkept
+        call.checked, call.counts, call.unkept = checked, counts, unkept
         return call
 
     return decorate

@@ -78,7 +78,7 @@ def _span(tensor: torch.Tensor) -> int:
 
 
 class Note:
-    """Record of a call's actions, made at the first call.
+    """Record of a call's actions, made while it is checked.
 
     Args:
         tensors: tensors of the call in the order of its arguments, by the wrapper's argument names; `q[0]` is the first

@@ -62,10 +62,16 @@ def _address(argument: Any) -> Any:
 
 
 @contextlib.contextmanager
-def on_a_device(folder: Path, target: str = TARGET) -> Iterator[tuple[ModuleType, Launched]]:
-    """A package, imported afresh. Its calls on the CPU's tensors are planned for a target and launched nowhere."""
+def on_a_device(folder: Path, target: str = TARGET, *, checked_calls: int = 0) -> Iterator[tuple[ModuleType, Launched]]:
+    """A package, imported afresh. Its calls on the CPU's tensors are planned for a target and launched nowhere.
+
+    Args:
+        folder, target: of the package, and of its calls.
+        checked_calls: calls of a signature before the one that is recorded.
+    """
     package, launched = import_package(folder), Launched()
     launch, internals = package._launch, sys.modules[f"{package.__name__}._internals"]
+    calls = sys.modules[f"{package.__name__}._calls"]
     driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda index: STREAM))
     facts = launch.facts_of(target)._replace(multiprocessors=MULTIPROCESSORS)
 
@@ -77,6 +83,7 @@ def on_a_device(folder: Path, target: str = TARGET) -> Iterator[tuple[ModuleType
         patch.setattr(launch, "_COMPILED", launched)
         patch.setattr(internals, "driver", driver)
         patch.setattr(launch, "device_facts", device_facts)
+        patch.setattr(calls, "CHECKED_CALLS", checked_calls)
         yield package, launched
     assert not launched.mixed, f"two lists of dtypes under one key: {launched.mixed}"
     for module in [module for module in sys.modules if module.split(".")[0] == package.__name__]:

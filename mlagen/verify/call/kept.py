@@ -107,8 +107,11 @@ def _forget(package: ModuleType) -> None:
 def _keeping(subject: Subject) -> Iterator[_Kernels]:
     """Within, the package's calls are kept; on a CPU their kernels are those of the dict that this gives."""
     launch, kernels = launch_of(subject.package), _Kernels()
-    internals = importlib.import_module(f"{subject.package.__name__}._internals")
+    internals, calls = (
+        importlib.import_module(f"{subject.package.__name__}.{one}") for one in ("_internals", "_calls")
+    )
     patched: list[tuple[Any, str, Any]] = [(internals, "empty_strided", None)]  # so that memory comes poisoned
+    patched.append((calls, "CHECKED_CALLS", 0))  # the first call is recorded
     if subject.device == "cpu":
         driver = SimpleNamespace(active=SimpleNamespace(get_current_stream=lambda _index: 0))
         patched += [(launch, "_COMPILED", kernels), (internals, "driver", driver)]
