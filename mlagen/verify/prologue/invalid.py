@@ -66,7 +66,7 @@ def _heads(side: PrologueSide, wrapper: str) -> Iterator[Invalid]:
     yield Invalid(argument, "pages too small", lambda cache: cache.new_zeros(cache.shape[0], 4 * row - 1), "layout")
     yield Invalid(argument, "another block size", lambda cache: cache.new_zeros(3, 5, row), "block_size")
     if wrapper == PADDED:
-        for padded in (1, -1, 2.5, None):
+        for padded in (1, -1, 2.5, None, 1 << 31):
             yield Invalid("q_head_padded", str(padded), invalid.constant(padded))
         yield Invalid("out", "another number of heads", lambda q: q.new_zeros(len(q), 5, q.shape[2]), like="q_in")
         yield Invalid("out", "heads that overlap", lambda q: q[:, :1].expand(-1, 2, -1), like="q_in")
