@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from enum import Enum, auto
+from enum import StrEnum
 
 from mlagen.layout import CacheLayout, DataField, ScalesField
 
@@ -12,21 +12,21 @@ SHORT_BITS = 8  # of a mantissa
 ROUNDED_OFF = 1e-6  # more than two roundings in fp32 turn a power of two by
 
 
-class Quotient(Enum):
+class Quotient(StrEnum):
     """How values are divided by their scale."""
 
-    POWER_OF_TWO = auto()  # a product with its reciprocal, which is exact
-    EXACT = auto()  # rounded as a division, by a product with the reciprocal and a correction
-    DOUBLED = auto()  # twice the quotient, of few bits, which is as much as e2m1 tells apart
-    DIVIDED = auto()
+    POWER_OF_TWO = "power of two"  # a product with its reciprocal, which is exact
+    EXACT = "exact"  # rounded as a division, by a product with the reciprocal and a correction
+    DOUBLED = "doubled"  # twice the quotient, of few bits, which is as much as e2m1 tells apart
+    DIVIDED = "divided"
 
 
-class AmaxScale(Enum):
+class AmaxScale(StrEnum):
     """How a tile's largest value becomes its scale, before that is rounded."""
 
-    FLOOR_ON_AMAX = auto()
-    SHORT = auto()  # few bits, by a product with the divisor's reciprocal
-    DIVIDED = auto()
+    FLOOR_ON_AMAX = "floor on amax"
+    SHORT = "short"  # few bits, by a product with the divisor's reciprocal
+    DIVIDED = "divided"
 
 
 def short_quotients(layout: CacheLayout) -> bool:

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from mlagen.backends.parts.columns import PaddedSeesaw, row_context
+from mlagen.backends.parts.columns import PaddedSeesaw
 from mlagen.backends.parts.common import Signature
 from mlagen.backends.parts.gluon import (
     Sm90Kernel,
@@ -34,27 +34,17 @@ SPLIT_ROWS = 8  # rows of Q that a warpgroup splits at a time, to limit spills
 
 
 @dataclass(frozen=True)
-class ByRows:
-    """Text around an accumulator that gives it whole rows."""
-
-    begin: str
-    end: str
-
-
-@dataclass(frozen=True)
 class Partitioned(Sm90Kernel):
     """Facts that the templates of the kernels with whole rows take.
 
     Attributes:
         takes_pair: whether Q's RoPE columns are in another tensor.
         partials, row_floats: a row of a range's results, and the constant with its floats.
-        by_rows: text around an accumulator.
     """
 
     takes_pair: bool
     partials: PartialRow
     row_floats: str
-    by_rows: ByRows
 
 
 @dataclass(frozen=True)
@@ -152,7 +142,6 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     return {
         "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
         **vars(_lengths(plan)),
-        "by_rows": ByRows("gl.convert_layout(", f", {row_context(sm90)['result']})"),
         "p0": p0_place(sm90),
         **vars(shared(*seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready"))),
     }
@@ -166,7 +155,6 @@ def _dense_e4m3_details(plan: Plan, *units: str) -> dict[str, Any]:
     partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
     return {
         "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
-        "by_rows": ByRows("_by_rows(", ")"),
         "product_keys": PRODUCT_DEPTH,
         "chunks": sm90.block_n // PRODUCT_DEPTH,
         "half_words": sm90.d_half // 4,

@@ -115,29 +115,9 @@ def _alignment(layout: CacheLayout, field: Field, skipped: int = 0, most: int = 
     return "ALIGNMENT" if known == FULL_ALIGNMENT else f"{known} if ALIGNMENT >= {known} else 1"
 
 
-def _values(dtype: str, stored: str, flag: str = "HAS_E4M3") -> str:
-    """Return the text that converts stored values to fp32."""
-    return f"_{dtype}_values({stored}, {flag})" if dtype == "e4m3" else f"_{dtype}_values({stored})"
-
-
 def _folded(field: DataField, scales: ScalesField | None) -> bool:
     """Whether e4m3 scales take over the missing factor of decoded e2m1 values. They cannot overflow."""
     return field.dtype == "e2m1" and scales is not None and scales.dtype == "e4m3"
-
-
-def _data_values(field: DataField, scales: ScalesField | None) -> str:
-    """Return the text that converts stored columns to fp32."""
-    text = _values(field.dtype, "stored")
-    return f"({text} * 16384.0)" if field.dtype == "e2m1" and not _folded(field, scales) else text
-
-
-def _scale_values(layout: CacheLayout, scales: ScalesField) -> str | None:
-    """Return the text that converts stored scales to fp32; None if they are stored as fp32."""
-    if scales.dtype == "fp32":
-        return None
-    text = _values(scales.dtype, "stored_scales")
-    folded = any(_folded(field, scales) for field in layout.data if field.name == scales.of)
-    return f"{text} * 16384.0  # which its columns come short of" if folded else text
 
 
 def _scales(layout: CacheLayout, scales: ScalesField, chunk: Chunk) -> tuple[Scales, int]:
@@ -160,6 +140,7 @@ def _scales(layout: CacheLayout, scales: ScalesField, chunk: Chunk) -> tuple[Sca
         per_run=scales.count // scales.interleave,
         rows=_rows(layout, scales, skipped),
         alignment=_alignment(layout, scales, skipped),
+        dtype=scales.dtype,
     )
     return found, scales.offset + skipped + block * scales.itemsize
 
@@ -173,7 +154,7 @@ def _loaded_scales(layout: CacheLayout, scales: ScalesField, chunk: Chunk) -> Lo
         # Bytes after the scales may also be loaded if they belong to the row.
         selected=found.masked and end <= layout.plane_bytes[scales.plane],
         loaded="scales" if scales.dtype == "fp32" else "stored_scales",
-        decoded=_scale_values(layout, scales),
+        adds_factor=any(_folded(field, scales) for field in layout.data if field.name == scales.of),
     )
 
 
@@ -196,6 +177,7 @@ def _columns(layout: CacheLayout, chunk: Chunk, most: int = FULL_ALIGNMENT) -> C
         tensor_scale=field.tensor_scale,
         rows=_rows(layout, field, skipped),
         alignment=_alignment(layout, field, skipped, most),
+        dtype=field.dtype,
     )
 
 
@@ -208,36 +190,12 @@ def _loaded(layout: CacheLayout, chunk: Chunk) -> LoadedColumns:
     return LoadedColumns(
         **vars(_columns(layout, chunk)),
         columns=chunk.columns,
-        decoded=_data_values(field, scales),
+        lacks_factor=packed and not _folded(field, scales),
         scales=_loaded_scales(layout, scales, chunk) if scales else None,
         pairs=packed and not odd,
         nibbles=packed and odd,
         first_nibble=first % 2,
     )
-
-
-def _from_amax(layout: CacheLayout, scales: ScalesField) -> str:
-    """Return the text of a tile's scale before rounding."""
-    rule, quick = scales.rule, by_reciprocal(scales)
-    match amax_scale_of(layout, scales):
-        case AmaxScale.FLOOR_ON_AMAX:
-            floored = f"tl.maximum(amax, {rule.floor!r})"
-            return f"{floored} * (1.0 / {rule.divisor!r})" if quick else f"tl.div_rn({floored}, {rule.divisor!r})"
-        case AmaxScale.SHORT:
-            most = LARGEST[scales.dtype]
-            return f"_short(tl.minimum(tl.maximum(amax * (1.0 / {rule.divisor!r}), {rule.floor!r}), {most!r}))"
-        case AmaxScale.DIVIDED:
-            quotient = f"amax * (1.0 / {rule.divisor!r})" if quick else f"tl.div_rn(amax, {rule.divisor!r})"
-            return f"tl.maximum({quotient}, {rule.floor!r})"
-
-
-# Quotients of columns x and their scales.
-SCALED_VALUES = {
-    Quotient.POWER_OF_TWO: "(x * _reciprocals(exponents)[:, :, None])",
-    Quotient.EXACT: "_quotients(x, scales[:, :, None])",
-    Quotient.DOUBLED: "(x * (2.0 / scales)[:, :, None])",
-    Quotient.DIVIDED: "tl.div_rn(x, scales[:, :, None])",
-}
 
 
 def _written_bytes(field: DataField) -> int:
@@ -248,14 +206,16 @@ def _written_bytes(field: DataField) -> int:
 def _stored_scales(layout: CacheLayout, scales: ScalesField, chunk: Chunk, pads: list[Field]) -> StoredScales:
     """Template context for the scales of a chunk that writers store. They take padding behind them from `pads`."""
     found, _ = _scales(layout, scales, chunk)
-    powers = {"ue8m0": "exponents.to(tl.uint8)", "fp32": "(exponents << 23).to(tl.float32, bitcast=True)"}
     return StoredScales(
         **vars(found),
         power_of_two=scales.rule.rounding == "power_of_two",
         rounded=scales.dtype == "e4m3",
-        from_amax=_from_amax(layout, scales),
-        from_exponents=powers.get(scales.dtype),
-        quotients=SCALED_VALUES[quotient_of(layout, field_of(layout, chunk), scales)],
+        of_amax=amax_scale_of(layout, scales),
+        by_reciprocal=by_reciprocal(scales),
+        divisor=scales.rule.divisor,
+        floor=scales.rule.floor,
+        largest=LARGEST.get(scales.dtype),
+        quotient=quotient_of(layout, field_of(layout, chunk), scales),
         fills_pad=_fills_pad(scales, found, pads),
     )
 
@@ -266,11 +226,6 @@ def _stored(layout: CacheLayout, chunk: Chunk, pads: list[Field]) -> StoredColum
     scales = layout.scales_of(field)
     packed = field.dtype == "e2m1"
     doubled = scales is not None and quotient_of(layout, field, scales) is Quotient.DOUBLED
-    encoded = {
-        "e4m3": "_e4m3_bytes(values, ROUNDS_E4M3)",
-        "e4m3fnuz": "_e4m3fnuz_bytes(values)",
-        "e2m1": "_e2m1_pairs(doubles)" if doubled else "_e2m1_pairs(2.0 * values)",
-    }
     return StoredColumns(
         **vars(_columns(layout, chunk, _written_bytes(field))),
         scales=_stored_scales(layout, scales, chunk, pads) if scales else None,
@@ -280,7 +235,6 @@ def _stored(layout: CacheLayout, chunk: Chunk, pads: list[Field]) -> StoredColum
         quotients="doubles" if doubled else "values",
         limited=field.tensor_scale and field.dtype in EIGHT_BIT_FLOATS,
         how=" and their scales" if scales else "",
-        encoded=encoded.get(field.dtype, "x"),
     )
 
 

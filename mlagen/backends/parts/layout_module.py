@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout
 from mlagen.plan import Chunk
+from mlagen.plan.conversions import AmaxScale, Quotient
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class Scales:
         per_run: scales of a run.
         rows: addresses of the scales of each row, as text.
         alignment: known alignment of these, as text; None: not beyond the element size.
+        dtype: of the field.
     """
 
     tile: int
@@ -36,6 +38,7 @@ class Scales:
     per_run: int
     rows: str
     alignment: str | None
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,13 @@ class LoadedScales(Scales):
         one: whether there is one, of a whole chunk.
         selected: whether the padding is loaded as well and then replaced.
         loaded: variable that takes the loaded scales.
-        decoded: their fp32 values, as text; None if they are stored as fp32.
+        adds_factor: whether they take over the factor that decoded columns lack.
     """
 
     one: bool
     selected: bool
     loaded: str
-    decoded: str | None
+    adds_factor: bool
 
 
 @dataclass(frozen=True)
@@ -62,17 +65,22 @@ class StoredScales(Scales):
     Attributes:
         power_of_two: whether they are powers of two.
         rounded: whether they are rounded to e4m3.
-        from_amax: a scale before rounding, as text.
-        from_exponents: the stored scales of exponents, as text; None if no scale is made from an exponent.
-        quotients: columns divided by their scales, as text.
+        of_amax: how a tile's largest value becomes a scale before rounding.
+        by_reciprocal: whether that is a product with the divisor's reciprocal.
+        divisor, floor: of the rule.
+        largest: largest value of their dtype; None if that is fp32's.
+        quotient: how columns are divided by their scales.
         fills_pad: whether the padding behind the scales takes the padding of their block.
     """
 
     power_of_two: bool
     rounded: bool
-    from_amax: str
-    from_exponents: str | None
-    quotients: str
+    of_amax: AmaxScale
+    by_reciprocal: bool
+    divisor: float
+    floor: float
+    largest: float | None
+    quotient: Quotient
     fills_pad: bool
 
 
@@ -89,6 +97,7 @@ class Columns:
         tensor_scale: whether they have the tensor's scale.
         rows: addresses of the columns of each row, as text.
         alignment: known alignment of these, as text; None: not beyond the element size.
+        dtype: of the field.
     """
 
     name: str
@@ -100,6 +109,7 @@ class Columns:
     tensor_scale: bool
     rows: str
     alignment: str | None
+    dtype: str
 
 
 @dataclass(frozen=True)
@@ -108,7 +118,7 @@ class LoadedColumns(Columns):
 
     Attributes:
         columns: number of columns.
-        decoded: their fp32 values without scales, as text.
+        lacks_factor: whether decoded columns lack a factor that no scale takes over.
         scales: their scales, or None.
         pairs: whether they are stored two a byte, and a block has both columns of every byte.
         nibbles: whether they are stored two a byte, and a block has one column of some bytes.
@@ -116,7 +126,7 @@ class LoadedColumns(Columns):
     """
 
     columns: int
-    decoded: str
+    lacks_factor: bool
     scales: LoadedScales | None
     pairs: bool
     nibbles: bool
@@ -134,7 +144,6 @@ class StoredColumns(Columns):
         quotients: variable of the columns divided by their scales.
         limited: whether columns are clamped before they are divided by the tensor's scale.
         how: text behind the columns, for docstrings.
-        encoded: the stored columns, as text.
     """
 
     scales: StoredScales | None
@@ -144,7 +153,6 @@ class StoredColumns(Columns):
     quotients: str
     limited: bool
     how: str
-    encoded: str
 
 
 @dataclass(frozen=True)
