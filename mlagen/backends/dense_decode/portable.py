@@ -84,7 +84,7 @@ class Wrappers(AttentionWrappers, CallTable, Text):
         cache: the cache.
         has_tensor_scale: whether the cache has one scale.
         strides: accepted strides of the cache, for docstrings.
-        merges_when: the condition that several programs may share a request, as text.
+        rounds_partials: whether partials are stored in bf16 or fp16.
         options: options of a call.
         q_dtypes: accepted dtypes of Q, for docstrings.
         flash, decode: the wrappers of the package.
@@ -105,7 +105,7 @@ class Wrappers(AttentionWrappers, CallTable, Text):
     cache: Cache
     has_tensor_scale: bool
     strides: str
-    merges_when: str
+    rounds_partials: bool
     options: Sequence[Field]
     q_dtypes: str
     flash: bool
@@ -138,7 +138,7 @@ def _wrappers(plan: Plan, dense: DenseDecodePlan) -> Wrappers:
         cache=cache,
         has_tensor_scale=one.tensor_scale,
         strides=cache.strides if one.planar else "any page, row and head stride",
-        merges_when="self.slots > 0" if plan.splits.partials.rounds else "self.programs > 1",
+        rounds_partials=plan.splits.partials.rounds,
         options=given(
             Field("can_sm90", said=said_sm90) if dense.sm90 else None,
             Field("e4m3", said="q is e4m3.") if dense.sm90_rows32 else None,

@@ -69,7 +69,6 @@ class SplitsFacts(Attention):
         partial_type: Triton's name of its dtype; None for fp32.
         row_floats: the constant with the floats of such a row.
         lse_base: base of the LSE.
-        lse_text: the LSE, as text.
         cached: whether attention reads a cache.
         redoes: whether the sm90 kernel may recompute splits, and so reads their sums.
         sm90_tile: tile of the sm90 kernel; None without one.
@@ -82,7 +81,6 @@ class SplitsFacts(Attention):
     partial_type: str | None
     row_floats: str
     lse_base: str
-    lse_text: str
     cached: bool
     redoes: bool
     sm90_tile: Tile | None
@@ -112,7 +110,6 @@ class Splits(SplitsFacts):
         has_sink, sink_required: whether attention may take a sink, and whether it must.
         has_topk_length, length_required: whether it may take lengths of index lists, and whether it must.
         empty_row_lse: LSE of a row without keys, as text.
-        to_base: factor from base 2 to the LSE's, as text; empty for base 2.
         kernel_names: kernels that a schedule names, as text.
     """
 
@@ -122,7 +119,6 @@ class Splits(SplitsFacts):
     has_topk_length: bool
     length_required: bool
     empty_row_lse: str
-    to_base: str
     kernel_names: str
 
 
@@ -208,14 +204,11 @@ def _context(plan: Plan) -> SplitsFacts:
     """Template context."""
     dense, sparse_decode = plan.find(DenseDecodePlan), plan.find(SparseDecodePlan)
     kind = Partition if dense else Splits
-    base_e = plan.attention.lse_base == "e"
     found = {
         "cached": dense is not None or sparse_decode is not None,
         "redoes": sparse_decode is not None and sparse_decode.sm90 is not None,
         "sm90_tile": next((family.sm90.tile for family in plan.latent if family.sm90), None),
         "splits": plan.splits,
-        "lse_text": "(m + tl.log2(l)) * LN2" if base_e else "m + tl.log2(l)",
-        "to_base": " * LN2" if base_e else "",
         "kernel_names": kernel_names(plan.latent),
         "tile_names": ", ".join(_tile_names(plan)),
     }

@@ -73,8 +73,6 @@ class Kernels(Attention, CachesFacts, Rows):
         queries: names of the blocks of Q, as text.
         operands: run-time arguments for each list of indices.
         kernel_imports: modules that the kernels import.
-        main_first: the first index of a split in the first list, as text.
-        all_indices: number of all indices, as text.
     """
 
     layout: CacheLayout
@@ -86,8 +84,6 @@ class Kernels(Attention, CachesFacts, Rows):
     queries: str
     operands: Sequence[Operands]
     kernel_imports: Sequence[str]
-    main_first: str
-    all_indices: str
 
 
 @dataclass(frozen=True)
@@ -189,8 +185,6 @@ def _kernels(plan: Plan, family: SparseDecodePlan) -> Kernels:
         queries=", ".join(f"q_{chunk.name}" for chunk in rows.chunks),
         operands=_operands(plan, family.caches),
         kernel_imports=sorted([*(cache.module for cache in of_caches.caches), "_launch", "_splits"]),
-        main_first="main_first" if of_caches.extra else "first",
-        all_indices="tl.cdiv(topk, BLOCK_N) * BLOCK_N + extra_topk" if of_caches.extra else "topk",
     )
 
 
