@@ -29,7 +29,7 @@ def make_spec(**changes: Any) -> Spec:
     data["attention"]["shared_indices"] = None  # which few dims and targets can have
     data.pop("partials", None)  # which wrappers without attention have not
     for name, value in changes.items():
-        if name in ("multi_head", "indexer", "indexer_cache"):  # which a spec without leaves out
+        if name in ("multi_head", "indexer", "indexer_cache", "partials"):  # which a spec without leaves out
             data[name] = value
             continue
         (part,) = [part for part in (data, *data.values()) if isinstance(part, dict) and name in part]

@@ -24,15 +24,24 @@ WIDTH = 120
 # A table that keeps only the rows for the installed Triton, under its own name.
 KEEPS_ROWS = re.compile(r"^(\w+) = .*_launch\.for_triton\(\1\)", re.MULTILINE)
 
-# Specs that few draws come upon: bf16 rows of two planes, and an indexer's writer that rotates nothing.
+# Specs that few draws come upon: bf16 rows of two planes, e4m3 rows without RoPE with rounded partials, and an indexer's
+# writer that rotates nothing.
 TURNS = {"rope_head_dim": 64, "rope": "neox", "rope_at": "first"}
 PLANES = {
     "name": "planes",
     "fields": ({"kind": "latent", "dtype": "bf16"},),
     "planar_fields": ({"kind": "rope", "dtype": "bf16"},),
 }
+E4M3 = {"name": "e4m3", "fields": ({"kind": "row", "dtype": "e4m3"}, {"kind": "tensor_scale", "of": "row"})}
 RARE: tuple[dict[str, Any], ...] = (
     {"attention": {"kind": "dense"}, "cache": {"layout": PLANES}, "wrappers": ("flash_mla_with_kvcache",)},
+    {
+        "attention": {"kind": "dense"},
+        "qk_rope_head_dim": 0,
+        "partials": "bf16",
+        "cache": {"layout": E4M3},
+        "wrappers": ("flash_mla_with_kvcache",),
+    },
     {
         "indexer": {"num_heads": 2, "head_dim": 128, "topk": 2048, **TURNS},
         "indexer_cache": {"layout": "indexer_fp8"},

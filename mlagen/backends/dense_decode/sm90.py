@@ -135,12 +135,18 @@ def _lengths(plan: Plan) -> Lengths:
     return Lengths(block_b, block_b // WARPGROUP)
 
 
+def _splits_constants(plan: Plan, sm90: Sm90Plan) -> str:
+    """Return the constants of `_splits` that a kernel's text names."""
+    rounds = plan.splits.partials.rounds
+    d_v = "D_V, " if names_d_v(sm90) or not rounds else ""
+    return f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if rounds else ''}"
+
+
 def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     dense_decode, partials = plan.of(DenseDecodePlan), plan.splits.partials
     sm90 = required(dense_decode.sm90)
-    d_v = "D_V, " if names_d_v(sm90) or not partials.rounds else ""
     return {
-        "splits_constants": f"{d_v}NEG_LARGE{', PARTIAL_FLOATS' if partials.rounds else ''}",
+        "splits_constants": _splits_constants(plan, sm90),
         **vars(_lengths(plan)),
         "p0": p0_place(sm90),
         **vars(shared(*seesaw_shared(sm90, scaled=partials.scaled), ("q_ready", "k_ready"))),
@@ -152,9 +158,8 @@ def _dense_e4m3_details(plan: Plan, *units: str) -> dict[str, Any]:
     sm90 = required(plan.of(DenseDecodePlan).sm90)
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
     statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1", *units)
-    partial_floats = ", PARTIAL_FLOATS" if plan.splits.partials.rounds else ""
     return {
-        "splits_constants": f"D_V, NEG_LARGE{partial_floats}",
+        "splits_constants": _splits_constants(plan, sm90),
         "product_keys": PRODUCT_DEPTH,
         "chunks": sm90.block_n // PRODUCT_DEPTH,
         "half_words": sm90.d_half // 4,
