@@ -24,7 +24,7 @@ WIDTH = 120
 # A table that keeps only the rows for the installed Triton, under its own name.
 KEEPS_ROWS = re.compile(r"^(\w+) = .*_launch\.for_triton\(\1\)", re.MULTILINE)
 
-# Specs that few draws come upon: bf16 rows of two planes, e4m3 rows without RoPE with rounded partials, and an indexer's
+# Specs that few draws come upon: bf16 rows of two planes, e4m3 rows without RoPE and rounded partials, and an indexer's
 # writer that rotates nothing.
 TURNS = {"rope_head_dim": 64, "rope": "neox", "rope_at": "first"}
 PLANES = {
