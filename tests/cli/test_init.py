@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from mlagen.cli import main
 from mlagen.plan import CompressorPlan, KpoolPlan, ProloguePlan, load_plan
-from mlagen.plan.families.indexer_cache import BOTH
+from mlagen.plan.families.indexer_cache import KEYS_QUERY
 from mlagen.spec import load
 from mlagen.spec.from_config import CACHE_WORDS, ENGINES
 from mlagen.spec.gpus import TARGETS
@@ -174,7 +174,13 @@ def test_a_config_gives_the_known_spec_of_its_model(init: Init, name: str) -> No
         assert (made[part] or {}).get("scale_rule") == (known[part] or {}).get("scale_rule")
     more_wrappers = {"triton_convert_req_index_to_global_index", "flash_mla_sparse_fwd", "merge_attn_parts"}
     # Engines call no plugin for these.
-    more_wrappers |= {"merge_attn_states", *ProloguePlan.WRAPPERS, *CompressorPlan.WRAPPERS, *KpoolPlan.WRAPPERS, BOTH}
+    more_wrappers |= {
+        "merge_attn_states",
+        *ProloguePlan.WRAPPERS,
+        *CompressorPlan.WRAPPERS,
+        *KpoolPlan.WRAPPERS,
+        KEYS_QUERY,
+    }
     assert set(made["wrappers"]) ^ set(known["wrappers"]) <= more_wrappers
 
 

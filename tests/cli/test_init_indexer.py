@@ -13,7 +13,7 @@ from mlagen.backends.engines.vllm import INDEXER
 from mlagen.emit import apply, compare, render
 from mlagen.errors import MlagenError
 from mlagen.plan import ProloguePlan, load_plan
-from mlagen.plan.families.indexer_cache import BOTH
+from mlagen.plan.families.indexer_cache import KEYS_QUERY
 from mlagen.spec import Spec, load
 from mlagen.spec.from_config import ENGINES, WRAPPERS, Wishes, spec_from_config
 from mlagen.spec.from_config_indexer import NORMED
@@ -99,7 +99,7 @@ def test_without_the_option_a_config_gives_only_attention() -> None:
 def test_the_known_spec_of_v32_over_rows_has_the_same_indexer() -> None:
     spec, known = made(config("deepseek_v32")), load(specs_dir() / "dsv32.yaml")
     assert (spec.indexer, spec.indexer_cache) == (known.indexer, known.indexer_cache)
-    assert set(known.wrappers) - {*ProloguePlan.WRAPPERS, BOTH} <= set(spec.wrappers)
+    assert set(known.wrappers) - {*ProloguePlan.WRAPPERS, KEYS_QUERY} <= set(spec.wrappers)
 
 
 @pytest.mark.parametrize(("said", "rope"), [(True, "gptj"), (False, "neox"), (None, None)])

@@ -13,7 +13,7 @@ from mlagen.plan import IndexerCachePlan, make_plan
 from mlagen.plan.indexer import check_one_scale
 from mlagen.spec import Spec
 
-WRITE, GATHER, QUERY, NORMALISE, BOTH = WRAPPERS = (
+WRITE, GATHER, QUERY, NORMALISE, KEYS_QUERY = WRAPPERS = (
     "indexer_k_quant_and_cache",
     "cp_gather_indexer_k_quant_cache",
     "fused_indexer_q_rope_quant",
@@ -75,7 +75,7 @@ def test_variants_are_of_both_alignments_and_of_each_dtype_that_may_be_given(eve
         (GATHER, "_gather_keys_kernel", {"_indexer_layout.py"}),
         (QUERY, "_quantise_query_kernel", {"_indexer_layout.py", "_indexer_query.py"}),
         (NORMALISE, "_normalise_keys_kernel", {"_indexer_layout.py"}),
-        (BOTH, "_keys_and_query_kernel", {"_indexer_layout.py", "_indexer_query.py"}),
+        (KEYS_QUERY, "_keys_and_query_kernel", {"_indexer_layout.py", "_indexer_query.py"}),
     ],
 )
 def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernel, files, tmp_path) -> None:
@@ -83,7 +83,7 @@ def test_a_kernel_that_no_wrapper_launches_is_not_there(wrapper, kernel, files, 
     assert found.kernels == kernels_in(found) == {("_indexer_cache_kernels", kernel)}
     assert {path.name for path in found.folder.glob("_indexer_[lq]*.py")} == files
     text = (found.folder / "_indexer_layout.py").read_text()
-    assert ("store_row" in text) == (wrapper in (WRITE, NORMALISE, BOTH))
+    assert ("store_row" in text) == (wrapper in (WRITE, NORMALISE, KEYS_QUERY))
 
 
 def test_an_indexer_without_rope_leaves_no_trace_of_it(tmp_path) -> None:

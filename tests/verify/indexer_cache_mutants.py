@@ -147,23 +147,28 @@ ANY = (
     ),
 )
 IN_ONE = (
-    _literal("the mean stays", "row_1 -= mean", "row_1 -= 0.0 * mean", "both: typical"),
+    _literal("the mean stays", "row_1 -= mean", "row_1 -= 0.0 * mean", "keys, query: typical"),
     _literal(
-        "an RMSNorm subtracts the mean", "has_bias != 0, tl.sum(total", "has_bias >= 0, tl.sum(total", "both: RMS*"
+        "an RMSNorm subtracts the mean",
+        "has_bias != 0, tl.sum(total",
+        "has_bias >= 0, tl.sum(total",
+        "keys, query: RMS*",
     ),
-    _literal("the mean lacks a piece", "total += row_2", "total += row_1", "both: typical"),
-    _literal("the bias is left out", "scaled + bias, scaled", "scaled, scaled", "both: typical"),
-    _literal("pieces have the same bias", "(bias_ptrs + 96,", "(bias_ptrs + 64,", "both: typical"),
-    _literal("a program of the query takes keys", "block < key_programs", "block <= key_programs", "both: typical"),
-    _literal("the query begins where the keys do", "block - key_programs", "block", "both: typical"),
-    _literal("sines are cosines", "angles.sin_ptr + place", "angles.cos_ptr + place", "both: typical"),
-    _literal("sines lie as cosines do", "* angles.sin_stride", "* angles.cos_stride", "both: tables slice"),
-    _literal("weights lack their factor", "weights_scale, 1.0, q_token", "1.0, 1.0, q_token", "both: typical"),
+    _literal("the mean lacks a piece", "total += row_2", "total += row_1", "keys, query: typical"),
+    _literal("the bias is left out", "scaled + bias, scaled", "scaled, scaled", "keys, query: typical"),
+    _literal("pieces have the same bias", "(bias_ptrs + 96,", "(bias_ptrs + 64,", "keys, query: typical"),
+    _literal(
+        "a program of the query takes keys", "block < key_programs", "block <= key_programs", "keys, query: typical"
+    ),
+    _literal("the query begins where the keys do", "block - key_programs", "block", "keys, query: typical"),
+    _literal("sines are cosines", "angles.sin_ptr + place", "angles.cos_ptr + place", "keys, query: typical"),
+    _literal("sines lie as cosines do", "* angles.sin_stride", "* angles.cos_stride", "keys, query: tables slice"),
+    _literal("weights lack their factor", "weights_scale, 1.0, q_token", "1.0, 1.0, q_token", "keys, query: typical"),
     _literal(
         "keys of all tokens are written",
         "call.num_tokens = call.slot_mapping.shape[0]\n    call.key",
         "call.num_tokens = call.k.shape[0]\n    call.key",
-        "both: slots: shorter",
+        "keys, query: slots: shorter",
         file=WRAPPERS,
     ),
     _literal(

@@ -16,10 +16,10 @@ from mlagen.spec import Spec
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.call.invalid import RefusedCase
 from mlagen.verify.call.memory import LAYOUTS
-from mlagen.verify.indexer_cache.cases import BothCase, KeysCase, KeysGatherCase, QueryCase, cases
+from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, KeysQueryCase, QueryCase, cases
 from mlagen.verify.indexer_cache.family import INDEXER_CACHE
 from mlagen.verify.indexer_cache.reference import normalised_keys, quantise_query
-from mlagen.verify.indexer_cache.side import BOTH, SHORT, IndexerSide, side_of
+from mlagen.verify.indexer_cache.side import KEYS_QUERY, SHORT, IndexerSide, side_of
 from mlagen.verify.paged.rope import codes, rotate
 
 pytestmark = pytest.mark.interpreter
@@ -82,7 +82,7 @@ FIRST = drawn(("halves", "pairs"), 1)  # which a run holds to its cases, another
 def indexed(name: str, wrappers: tuple[str, ...] | None = None, **changes: Any) -> Spec:
     """A spec with an indexer and nothing else."""
     given = PACKAGES[name]
-    lacks_both = given.get("apart") or not given["indexer"]["rope_head_dim"]
+    lacks_keys_query = given.get("apart") or not given["indexer"]["rope_head_dim"]
     return Spec.model_validate(
         {
             "name": name,
@@ -90,7 +90,7 @@ def indexed(name: str, wrappers: tuple[str, ...] | None = None, **changes: Any) 
             "model": {"num_heads": 12, "dtype": given.get("dtype", "bf16")},
             "indexer": {"num_heads": 6, "topk": 64, **given["indexer"], **changes},
             "indexer_cache": {"layout": given["layout"], "block_size": 64},
-            "wrappers": wrappers or tuple(one for one in SHORT if one != BOTH or not lacks_both),
+            "wrappers": wrappers or tuple(one for one in SHORT if one != KEYS_QUERY or not lacks_keys_query),
             "targets": ("sm80", "sm90", "gfx942"),
         }
     )
@@ -158,10 +158,12 @@ def test_codes_are_in_the_order_of_their_values():
 @pytest.mark.parametrize("name", PACKAGES)
 def test_cases_have_names_and_patterns_of_their_own(name, device):
     of = indexed(name)
-    found, both = cases(of.model_dump(mode="json"), device), BOTH in of.wrappers
+    found, both = cases(of.model_dump(mode="json"), device), KEYS_QUERY in of.wrappers
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
-    assert {type(case) for case in found} == {*INDEXER_CACHE.kinds, RefusedCase} - ({BothCase} if not both else set())
+    assert {type(case) for case in found} == {*INDEXER_CACHE.kinds, RefusedCase} - (
+        {KeysQueryCase} if not both else set()
+    )
     checks = {case.check for case in found if not isinstance(case, RefusedCase)}
     assert checks == set(INDEXER_CACHE.checks) - ({"graph"} if device == "cpu" else set()) - (
         {"beside"} if not both else set()

@@ -51,7 +51,7 @@ class SourceBlock:
         block: its width.
         masked: whether it has padding.
         source: the argument of its columns, "kv_c" or "k_pe".
-        both: whether it has columns of both arguments.
+        straddles: whether it has columns of both arguments.
         source_columns: its columns in that argument, as text.
         source_end: end of these columns.
         source_alignment: known alignment of their addresses, as text.
@@ -62,7 +62,7 @@ class SourceBlock:
     block: int
     masked: bool
     source: str
-    both: bool
+    straddles: bool
     source_columns: str
     source_end: int
     source_alignment: str
@@ -160,7 +160,7 @@ def _stored(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> li
     d_c, rope = plan.spec.model.kv_lora_rank, plan.spec.model.qk_rope_head_dim
     found = []
     for chunk in chunks:
-        both = chunk.start < d_c < chunk.end
+        straddles = chunk.start < d_c < chunk.end
         behind = d_c if rope and chunk.start >= d_c else 0
         start, block = chunk.start - behind, f"tl.arange(0, {chunk.block})"
         found.append(
@@ -169,10 +169,10 @@ def _stored(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> li
                 block=chunk.block,
                 masked=chunk.masked,
                 source="k_pe" if behind else "kv_c",
-                both=both,
+                straddles=straddles,
                 source_columns=f"{start} + {block}" if start else block,
                 source_end=chunk.end - behind,
-                source_alignment=alignment_of(math.gcd(start, d_c if both else 0)),
+                source_alignment=alignment_of(math.gcd(start, d_c if straddles else 0)),
                 store=layout.store_text(one, chunk.name),
             )
         )

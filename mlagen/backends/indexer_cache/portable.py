@@ -17,7 +17,7 @@ from mlagen.spec import Indexer
 from mlagen.work import ITEMSIZE
 
 MODULE = "indexer_cache"
-WRITE, GATHER, QUERY, NORMALISE, BOTH = (
+WRITE, GATHER, QUERY, NORMALISE, KEYS_QUERY = (
     "indexer_k_quant_and_cache",
     "cp_gather_indexer_k_quant_cache",
     "fused_indexer_q_rope_quant",
@@ -141,7 +141,7 @@ class Facts:
     Attributes:
         dtype: the model's dtype.
         layout: layout of the keys.
-        writes_keys, gathers, quantises_query, normalises, both: the wrappers of the package.
+        writes_keys, gathers, quantises_query, normalises, keys_query: the wrappers of the package.
         groups: whether keys may be those of groups of tokens.
         writes: whether a wrapper writes keys.
         needs_e4m3, query_needs_e4m3: whether keys and the query depend on the device's e4m3 support.
@@ -157,7 +157,7 @@ class Facts:
     gathers: bool
     quantises_query: bool
     normalises: bool
-    both: bool
+    keys_query: bool
     groups: bool
     writes: bool
     needs_e4m3: bool
@@ -351,9 +351,9 @@ def _facts(plan: Plan, family: IndexerCachePlan) -> Facts:
         gathers=GATHER in wrappers,
         quantises_query=QUERY in wrappers,
         normalises=NORMALISE in wrappers,
-        both=BOTH in wrappers,
+        keys_query=KEYS_QUERY in wrappers,
         groups=NORMALISE in wrappers or family.rows.indexer.compress_ratio > 1,
-        writes=not {WRITE, NORMALISE, BOTH}.isdisjoint(wrappers),
+        writes=not {WRITE, NORMALISE, KEYS_QUERY}.isdisjoint(wrappers),
         needs_e4m3=layout.needs_e4m3(rows.layout),
         query_needs_e4m3=layout.needs_e4m3(rows.query),
         packed=rows.packed,
@@ -424,7 +424,7 @@ def _wrappers(plan: Plan, family: IndexerCachePlan) -> Wrappers:
 def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     found = [indexer_layout.keys_file(plan, family.rows)]
-    if not {QUERY, BOTH}.isdisjoint(plan.spec.wrappers):
+    if not {QUERY, KEYS_QUERY}.isdisjoint(plan.spec.wrappers):
         found.append(indexer_layout.query_file(plan, family.rows))
     return [*found, tiles.file(plan), generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))]
 

@@ -28,7 +28,7 @@ from mlagen.plan.rows import tiled_chunks
 
 KEYS_MODULE, QUERY_MODULE = "_indexer_layout", "_indexer_query"
 WRITE = "indexer_k_quant_and_cache"
-NORMALISE, BOTH = PIECE_WRITERS = ("indexer_k_norm_rope_store", "indexer_qk_rope_quant_and_cache")
+NORMALISE, KEYS_QUERY = PIECE_WRITERS = ("indexer_k_norm_rope_store", "indexer_qk_rope_quant_and_cache")
 WHOLE_WRITERS = (WRITE, COMPRESS, POOLS, UPDATE)
 # Most names in a line of 120 columns, next to other arguments and joined.
 PIECES_A_LINE, SCALES_A_LINE = 6, 4

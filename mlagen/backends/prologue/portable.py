@@ -30,7 +30,7 @@ class RowBlock:
         block: its width.
         columns_text: its columns, as text.
         turns: whether it has columns that RoPE rotates.
-        both: whether it has columns of the latent and of RoPE.
+        straddles: whether it has columns of the latent and of RoPE.
         ptrs: addresses of its columns in two tensors, as text.
         alignment, whole_alignment: known alignment of its addresses in two tensors and in one, as text.
         there: the mask of its loads, as text.
@@ -43,7 +43,7 @@ class RowBlock:
     block: int
     columns_text: str
     turns: bool
-    both: bool
+    straddles: bool
     ptrs: str
     alignment: str
     whole_alignment: str
@@ -185,7 +185,7 @@ def _row(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> list[
     for chunk in chunks:
         name, start, end = chunk.name, chunk.start, chunk.end
         block, columns = f"tl.arange(0, {chunk.block})", f"{name}_columns"
-        turns, both = end > d_c, start < d_c < end
+        turns, straddles = end > d_c, start < d_c < end
         latent_ptrs = f"kv_c_rows[:, None] + {columns}[None, :]"
         rope_ptrs = f"k_pe_rows[:, None] + ({columns} - ROPE_START)[None, :]"
         changed = "(has_weight != 0)" if not turns else f"(({columns} >= ROPE_START)[None, :] | (has_weight != 0))"
@@ -195,14 +195,14 @@ def _row(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> list[
                 block=chunk.block,
                 columns_text=f"{start} + {block}" if start else block,
                 turns=turns,
-                both=both,
+                straddles=straddles,
                 ptrs=rope_ptrs if turns else latent_ptrs,
-                alignment=alignment_of(math.gcd(start, d_c) if both else start - d_c if turns else start),
+                alignment=alignment_of(math.gcd(start, d_c) if straddles else start - d_c if turns else start),
                 whole_alignment=alignment_of(start),
                 there=f"there[:, None]{f' & ({columns} < {end})[None, :]' if chunk.masked else ''}",
                 weighs=f"(has_weight != 0) & ({columns} < {min(end, d_c)})",
                 whole_weighs=f"(has_weight != 0) & ({columns} < {end})",
-                changed=f"valid[:, None] & {changed}" if both or not turns else "valid[:, None]",
+                changed=f"valid[:, None] & {changed}" if straddles or not turns else "valid[:, None]",
                 store=layout.store_text(one, name),
             )
         )

@@ -27,7 +27,16 @@ from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import decode, encode, planes_of, read
 from mlagen.verify.indexer_cache.reference import normalised_keys, quantise_query
-from mlagen.verify.indexer_cache.side import BOTH, GATHER, NORMALISE, QUERY, WRITE, IndexerSide, side_of, takes_ratio
+from mlagen.verify.indexer_cache.side import (
+    GATHER,
+    KEYS_QUERY,
+    NORMALISE,
+    QUERY,
+    WRITE,
+    IndexerSide,
+    side_of,
+    takes_ratio,
+)
 from mlagen.verify.paged.rope import rotate
 from mlagen.work import keys_bytes, normalise_bytes, query_bytes, write_bytes
 
@@ -36,7 +45,7 @@ EPS = 1e-6
 CHECKED = 1 << 17  # rows of a query that are compared at a time
 QUERY_LIMIT = 1e-3  # share of the query's bytes that another order of the same roundings may turn
 SEPARATE = "separate launches"
-KINDS = (WRITE, GATHER, QUERY, NORMALISE, BOTH)
+KINDS = (WRITE, GATHER, QUERY, NORMALISE, KEYS_QUERY)
 
 
 @dataclass(frozen=True)
@@ -137,7 +146,7 @@ def normalise_call(function: Callable[..., Any], keys: Keys, inputs: KeyInputs) 
     return lambda: function(*arguments)
 
 
-def both_call(function: Callable[..., Any], keys: Keys, inputs: KeyInputs) -> Call:
+def keys_query_call(function: Callable[..., Any], keys: Keys, inputs: KeyInputs) -> Call:
     """A call of `indexer_qk_rope_quant_and_cache`, with a LayerNorm, or an RMSNorm where the model's keys have one."""
     side, half = keys.side, keys.side.rope // 2
     query = (inputs.q, inputs.q_values, inputs.weights, inputs.weights_out)
@@ -180,7 +189,7 @@ CALLS: Mapping[str, Callable[[Callable[..., Any], Keys, KeyInputs], Call]] = {
     GATHER: gather_call,
     QUERY: query_call,
     NORMALISE: normalise_call,
-    BOTH: both_call,
+    KEYS_QUERY: keys_query_call,
 }
 
 
@@ -198,7 +207,7 @@ def make_key_inputs(batch: Batch, keys: Keys, device: torch.device, sets: int) -
         fill(layout, cache, keys.block_size)
     slots = slots_of(pages, batch.tokens_each, keys.block_size).view(sets, batch.tokens)
     k = torch.randn(sets, batch.tokens, layout.columns, dtype=dtype, device=device)
-    tokens = batch.tokens if batch.kind in (QUERY, BOTH) else 0
+    tokens = batch.tokens if batch.kind in (QUERY, KEYS_QUERY) else 0
     q = torch.randn(sets, tokens, side.num_heads, layout.columns, dtype=dtype, device=device)
     weights = torch.randn(tokens, side.num_heads, device=device)
     angle = torch.rand(POSITIONS, side.rope // 2, device=device) * 6.28
@@ -270,7 +279,7 @@ def query_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
     return wrong / len(values)
 
 
-def both_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
+def keys_query_error(keys: Keys, inputs: KeyInputs, call: Call) -> float:
     """Error of the keys that are read back after a call, or the wrong share of the query, over its limit."""
     bias = None if normed(keys) else inputs.norm_bias
     written = written_error(keys, inputs, True, call, bias) / written_limit(
@@ -296,7 +305,7 @@ def indexer_cache_trials(setting: Setting) -> Callable[[Batch], Trial[KeyInputs]
             GATHER: keys_bytes(tokens, layout.row_bytes, pages, batch.requests),
             QUERY: query,
             NORMALISE: normalise_bytes(tokens, columns, rope, layout.row_bytes),
-            BOTH: write_bytes(tokens, columns, layout.row_bytes) + query,
+            KEYS_QUERY: write_bytes(tokens, columns, layout.row_bytes) + query,
         }[batch.kind]
 
     def trial(batch: Batch) -> Trial[KeyInputs]:
@@ -311,11 +320,11 @@ def indexer_cache_trials(setting: Setting) -> Callable[[Batch], Trial[KeyInputs]
             ),
             GATHER: (partial(gathered_error, keys, first), lambda: 0.0),
             QUERY: (partial(query_error, keys, first), lambda: QUERY_LIMIT),
-            BOTH: (partial(both_error, keys, first), lambda: 1.0),
+            KEYS_QUERY: (partial(keys_query_error, keys, first), lambda: 1.0),
         }
         error_of, limit = errors[batch.kind]
         entrants = [Entrant(OURS, partial(CALLS[batch.kind], package.wrapper(batch.kind), keys))]
-        if batch.kind == BOTH and package.has(QUERY) and (package.has(WRITE) or normed(keys)):
+        if batch.kind == KEYS_QUERY and package.has(QUERY) and (package.has(WRITE) or normed(keys)):
             entrants.append(Entrant(SEPARATE, partial(separate_call, keys)))
         return Trial(
             inputs=inputs,

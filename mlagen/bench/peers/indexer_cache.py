@@ -12,7 +12,7 @@ from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers.libraries import VLLM_CUDA, VLLM_TRITON, load_vllm_operators, triton_op
 from mlagen.bench.shapes import Batch
 from mlagen.bench.trial import Call, Entrant
-from mlagen.verify.indexer_cache.side import BOTH, GATHER, QUERY, WRITE
+from mlagen.verify.indexer_cache.side import GATHER, KEYS_QUERY, QUERY, WRITE
 
 V4_OPS, V41_OPS = "vllm.models.deepseek_v4.common.ops", "vllm.models.deepseek_v41.common.ops"
 
@@ -40,7 +40,7 @@ def indexer_cache_peers(
 ) -> Iterator[Entrant[KeyInputs]]:
     """Others' functions at a batch of the family."""
     keys, kind = keys_of(package), batch.kind
-    if kind == BOTH:  # AITER's, which has AMD's order of bytes
+    if kind == KEYS_QUERY:  # AITER's, which has AMD's order of bytes
         return
 
     def prepare(given: KeyInputs) -> Call:

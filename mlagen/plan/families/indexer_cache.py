@@ -13,7 +13,7 @@ from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
-QUERY, BOTH = "fused_indexer_q_rope_quant", "indexer_qk_rope_quant_and_cache"
+QUERY, KEYS_QUERY = "fused_indexer_q_rope_quant", "indexer_qk_rope_quant_and_cache"
 QUERY_HEADS = 16  # a program
 
 
@@ -55,7 +55,7 @@ class IndexerCachePlan(Family):
         normalise_tile: tokens of the writer that normalises.
         gather_tile: tokens of the gather.
         query_tile: heads of a token.
-        both_tile: of programs of either kind.
+        keys_query_tile: of programs of either kind.
     """
 
     NAME: ClassVar = "indexer_cache"
@@ -64,7 +64,7 @@ class IndexerCachePlan(Family):
         "cp_gather_indexer_k_quant_cache": Op(("dst_k", "dst_scale")),
         "fused_indexer_q_rope_quant": Op((), {"q": None, "weights": None}, ("use_fp4", "weights_out_dtype")),
         "indexer_k_norm_rope_store": Op(("k_cache",), leaves_out=("use_fp4_cache",)),
-        BOTH: Op(("q_out", "weights_out", "kv_cache")),
+        KEYS_QUERY: Op(("q_out", "weights_out", "kv_cache")),
     }
 
     rows: IndexerRows
@@ -72,7 +72,7 @@ class IndexerCachePlan(Family):
     normalise_tile: RowsTile
     gather_tile: RowsTile
     query_tile: RowsTile
-    both_tile: KeysQueryTile
+    keys_query_tile: KeysQueryTile
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> IndexerCachePlan | None:
@@ -81,7 +81,7 @@ class IndexerCachePlan(Family):
         if rows is None or not cls.wanted(spec):
             return None
         check_scales(spec, rows)
-        for name in (QUERY, BOTH):
+        for name in (QUERY, KEYS_QUERY):
             if name in spec.wrappers:
                 check_one_scale(spec, rows, name)
         heads, warps = min(QUERY_HEADS, next_power_of_2(rows.indexer.num_heads)), 2 if rows.piece else 4
@@ -91,5 +91,5 @@ class IndexerCachePlan(Family):
             normalise_tile=RowsTile(8, 2),
             gather_tile=RowsTile(32, 1),
             query_tile=RowsTile(heads, warps),
-            both_tile=KeysQueryTile(4 * warps, heads, warps),
+            keys_query_tile=KeysQueryTile(4 * warps, heads, warps),
         )

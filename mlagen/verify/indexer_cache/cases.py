@@ -12,8 +12,8 @@ from mlagen.verify.call.case import Case
 from mlagen.verify.checks import variants
 from mlagen.verify.indexer_cache.invalid import refused
 from mlagen.verify.indexer_cache.side import (
-    BOTH,
     GATHER,
+    KEYS_QUERY,
     NORMALISE,
     QUERY,
     SHORT,
@@ -114,7 +114,7 @@ class KeysGatherCase(Case):
 
 
 @dataclass(frozen=True)
-class BothCase(Case):
+class KeysQueryCase(Case):
     """A call of indexer_qk_rope_quant_and_cache.
 
     Attributes:
@@ -268,12 +268,12 @@ def _gather_cases(side: IndexerSide, big: bool) -> Iterator[KeysGatherCase]:
         yield case("graph", "a captured call replays on new inputs", check="graph")
 
 
-def _both_cases(side: IndexerSide, wrappers: tuple[str, ...], big: bool) -> Iterator[BothCase]:
+def _keys_query_cases(side: IndexerSide, wrappers: tuple[str, ...], big: bool) -> Iterator[KeysQueryCase]:
     keys = KeysCase("", "", wrapper=NORMALISE, tokens=300 if big else 11)
-    base = BothCase("", "", keys, heads=side.num_heads if big else 4)
+    base = KeysQueryCase("", "", keys, heads=side.num_heads if big else 4)
 
-    def case(name: str, promise: str, of_keys: Mapping[str, Any] = NOTHING, **changes: Any) -> BothCase:
-        return replace(base, name=f"both: {name}", promise=promise, keys=replace(keys, **of_keys), **changes)
+    def case(name: str, promise: str, of_keys: Mapping[str, Any] = NOTHING, **changes: Any) -> KeysQueryCase:
+        return replace(base, name=f"keys, query: {name}", promise=promise, keys=replace(keys, **of_keys), **changes)
 
     yield case("typical", "an ordinary call gives the reference's bytes and weights", every_target=True)
     yield case("RMSNorm", "without a bias the norm is an RMSNorm", layer=False, every_target=True)
@@ -338,7 +338,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         NORMALISE: lambda: _keys_cases(side, NORMALISE, big),
         QUERY: lambda: _query_cases(side, big),
         GATHER: lambda: _gather_cases(side, big),
-        BOTH: lambda: _both_cases(side, wrappers, big),
+        KEYS_QUERY: lambda: _keys_query_cases(side, wrappers, big),
     }
     found: list[Case] = []
     for wrapper in [name for name in SHORT if name in wrappers]:

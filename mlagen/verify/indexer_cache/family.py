@@ -15,8 +15,7 @@ from mlagen.verify.call.memory import bits
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
 from mlagen.verify.checks import variants
-from mlagen.verify.indexer_cache.both import BothInputs, beside, build_both, call_both, expected_of
-from mlagen.verify.indexer_cache.cases import BothCase, KeysCase, KeysGatherCase, QueryCase, cases
+from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, KeysQueryCase, QueryCase, cases
 from mlagen.verify.indexer_cache.inputs import (
     GatherInputs,
     Inputs,
@@ -25,11 +24,18 @@ from mlagen.verify.indexer_cache.inputs import (
     build_keys,
     build_query,
 )
+from mlagen.verify.indexer_cache.keys_query import (
+    KeysQueryInputs,
+    beside,
+    build_keys_query,
+    call_keys_query,
+    expected_of,
+)
 from mlagen.verify.indexer_cache.reference import quantise_query
-from mlagen.verify.indexer_cache.side import BOTH, GATHER, NAME, NORMALISE, QUERY, IndexerSide, side_of
+from mlagen.verify.indexer_cache.side import GATHER, KEYS_QUERY, NAME, NORMALISE, QUERY, IndexerSide, side_of
 from mlagen.verify.paged.pages import Pages
 
-IndexerCase = KeysCase | KeysGatherCase | QueryCase | BothCase
+IndexerCase = KeysCase | KeysGatherCase | QueryCase | KeysQueryCase
 IndexerRun = Run[IndexerCase, Inputs]
 
 
@@ -45,15 +51,15 @@ def _build(subject: Subject, case: IndexerCase, seed: int) -> Inputs:
         return build_keys(case, side, subject.device, seed)
     if isinstance(case, QueryCase):
         return build_query(case, side, subject.device, seed)
-    if isinstance(case, BothCase):
-        return build_both(subject, case, side, seed)
+    if isinstance(case, KeysQueryCase):
+        return build_keys_query(subject, case, side, seed)
     return build_gather(case, side, subject.device, seed)
 
 
 def _call(run: IndexerRun, **given: Any) -> Results:
     """Calls by position, as engines do. Results of a writer or the gather are in the cache or in the outputs."""
-    if isinstance(run.case, BothCase):
-        return call_both(run, **given)
+    if isinstance(run.case, KeysQueryCase):
+        return call_keys_query(run, **given)
     case, arguments = run.case, list({**run.inputs.arguments, **given}.values())
     if isinstance(case, QueryCase):
         q, weights = run.subject.call(QUERY, *arguments)
@@ -73,7 +79,7 @@ def _compare(run: IndexerRun, results: Results) -> list[Figure]:
         inputs.compare()
         return []
     side = inputs.side
-    if isinstance(inputs, BothInputs):
+    if isinstance(inputs, KeysQueryInputs):
         inputs.keys.compare()
         expected = _expected(side, *expected_of(inputs))
     else:
@@ -112,7 +118,7 @@ def _compare_query(run: IndexerRun, results: Results, expected: Results) -> None
 
 def _renew(run: IndexerRun) -> Iterator[None]:
     inputs = run.inputs
-    if isinstance(inputs, KeysInputs | GatherInputs | BothInputs):
+    if isinstance(inputs, KeysInputs | GatherInputs | KeysQueryInputs):
         return inputs.renew()
     checks.flip(inputs.arguments["index_q"], inputs.arguments["positions"])
     return iter((None,))
@@ -121,9 +127,9 @@ def _renew(run: IndexerRun) -> Iterator[None]:
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     if case.wrapper == QUERY:
         return _build(subject, QueryCase("", ""), 0).arguments
-    if case.wrapper == BOTH:
+    if case.wrapper == KEYS_QUERY:
         keys = KeysCase("", "", wrapper=NORMALISE, pages=Pages(4), tokens=4)
-        return _build(subject, BothCase("", "", keys), 0).arguments
+        return _build(subject, KeysQueryCase("", "", keys), 0).arguments
     if case.wrapper == GATHER:
         return _build(subject, KeysGatherCase("", "", pages=Pages(4), requests=(3, 5)), 0).arguments
     return _build(subject, KeysCase("", "", wrapper=case.wrapper, pages=Pages(4), tokens=4), 0).arguments
@@ -131,7 +137,7 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
 
 INDEXER_CACHE = Family(
     name=NAME,
-    kinds=(KeysCase, KeysGatherCase, QueryCase, BothCase),
+    kinds=(KeysCase, KeysGatherCase, QueryCase, KeysQueryCase),
     cases=cases,
     build=_build,
     call=_call,

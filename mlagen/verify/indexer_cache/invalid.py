@@ -9,9 +9,9 @@ import torch
 from mlagen.verify.call import invalid
 from mlagen.verify.call.invalid import Invalid, RefusedCase
 from mlagen.verify.indexer_cache.side import (
-    BOTH,
     CACHE_ARGUMENT,
     GATHER,
+    KEYS_QUERY,
     NAME,
     NORMALISE,
     QUERY,
@@ -135,7 +135,7 @@ def _both(side: IndexerSide) -> Iterator[Invalid]:
     yield from invalid.tensor("k", torch.float32)
     yield Invalid("k", "a token short", lambda k: k[1:])
     yield Invalid("k", "wider than a key", invalid.wider(16))
-    yield from _slots(BOTH)
+    yield from _slots(KEYS_QUERY)
     for argument in ("norm_weight", "norm_bias"):
         yield from invalid.tensor(argument, torch.float64)
         yield Invalid(argument, "longer than a key", invalid.longer)
@@ -163,8 +163,8 @@ def _ratios() -> Iterator[Invalid]:
 
 def refused(side: IndexerSide, wrapper: str, wrappers: Collection[str]) -> Iterator[RefusedCase]:
     """A case for each invalid argument of a wrapper, in a package with these wrappers."""
-    own = {WRITE: _write, NORMALISE: _normalise, QUERY: _query, GATHER: _gather, BOTH: _both}[wrapper]
+    own = {WRITE: _write, NORMALISE: _normalise, QUERY: _query, GATHER: _gather, KEYS_QUERY: _both}[wrapper]
     found = [*own(side), *(_pages(side, wrapper) if wrapper in CACHE_ARGUMENT else ())]
-    if wrapper == NORMALISE or (wrapper == BOTH and takes_ratio(side, wrappers)):
+    if wrapper == NORMALISE or (wrapper == KEYS_QUERY and takes_ratio(side, wrappers)):
         found += _ratios()
     return invalid.refused_cases(NAME, {wrapper: SHORT[wrapper]}, found)

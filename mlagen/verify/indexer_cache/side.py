@@ -11,16 +11,16 @@ from mlagen.verify.call.facts import Facts
 from mlagen.verify.paged.side import MAIN, Side
 
 NAME = "indexer_cache"
-WRITE, GATHER, QUERY, NORMALISE, BOTH = (
+WRITE, GATHER, QUERY, NORMALISE, KEYS_QUERY = (
     "indexer_k_quant_and_cache",
     "cp_gather_indexer_k_quant_cache",
     "fused_indexer_q_rope_quant",
     "indexer_k_norm_rope_store",
     "indexer_qk_rope_quant_and_cache",
 )
-SHORT = {WRITE: "write", GATHER: "gather", QUERY: "query", NORMALISE: "normalise", BOTH: "both"}
-CACHE_ARGUMENT = {WRITE: "kv_cache", GATHER: "kv_cache", NORMALISE: "k_cache", BOTH: "kv_cache"}
-SLOTS_ARGUMENT = {WRITE: "slot_mapping", NORMALISE: "kv_slot_mapping", BOTH: "slot_mapping"}
+SHORT = {WRITE: "write", GATHER: "gather", QUERY: "query", NORMALISE: "normalise", KEYS_QUERY: "keys, query"}
+CACHE_ARGUMENT = {WRITE: "kv_cache", GATHER: "kv_cache", NORMALISE: "k_cache", KEYS_QUERY: "kv_cache"}
+SLOTS_ARGUMENT = {WRITE: "slot_mapping", NORMALISE: "kv_slot_mapping", KEYS_QUERY: "slot_mapping"}
 
 
 @dataclass(frozen=True)
@@ -81,5 +81,5 @@ def side_of(spec: Mapping[str, Any]) -> IndexerSide | None:
 
 
 def takes_ratio(side: IndexerSide, wrappers: Collection[str]) -> bool:
-    """Whether BOTH has an argument compress_ratio, in a package with these wrappers."""
+    """Whether KEYS_QUERY has an argument compress_ratio, in a package with these wrappers."""
     return side.compress_ratio > 1 or NORMALISE in wrappers

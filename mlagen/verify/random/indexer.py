@@ -8,8 +8,8 @@ from mlagen.verify.call.case import Case
 from mlagen.verify.chains.indexer_select.cases import PickCase
 from mlagen.verify.chains.indexer_select.invalid import FLAT as PICK_FLAT
 from mlagen.verify.chains.indexer_select.invalid import PAGED as PICK_PAGED
-from mlagen.verify.indexer_cache.cases import BothCase, KeysCase, KeysGatherCase, QueryCase
-from mlagen.verify.indexer_cache.side import BOTH, GATHER, NORMALISE, QUERY, WRITE, IndexerSide, side_of
+from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, KeysQueryCase, QueryCase
+from mlagen.verify.indexer_cache.side import GATHER, KEYS_QUERY, NORMALISE, QUERY, WRITE, IndexerSide, side_of
 from mlagen.verify.mqa_logits.cases import RANGES, FlatCase, PagedCase, ScheduleCase
 from mlagen.verify.mqa_logits.facts import FLAT, FLAT_PAIR, PAGED, PAGED_PAIR, SCHEDULE, LogitsFacts
 from mlagen.verify.random.attention import LARGEST
@@ -214,7 +214,9 @@ def _side(scene: Scene) -> IndexerSide:
 def indexer_cache(scene: Scene) -> Case:
     """A call of a kernel around the indexer's keys."""
     shape, call, side = scene.shape, scene.call, _side(scene)
-    wrapper = shape.pick(*[name for name in (WRITE, NORMALISE, QUERY, GATHER, BOTH) if name in scene.spec["wrappers"]])
+    wrapper = shape.pick(
+        *[name for name in (WRITE, NORMALISE, QUERY, GATHER, KEYS_QUERY) if name in scene.spec["wrappers"]]
+    )
     if wrapper == QUERY:
         return QueryCase(
             "", "",
@@ -244,7 +246,7 @@ def indexer_cache(scene: Scene) -> Case:
             rows=call.pick(0, 2),
         )  # fmt: skip
     keys = KeysCase(
-        "", "", NORMALISE if wrapper == BOTH else wrapper, pages,
+        "", "", NORMALISE if wrapper == KEYS_QUERY else wrapper, pages,
         heads=shape.chance(0.3),
         tokens=call.size(0, 500 if scene.big else 20),
         slots=call.pick("shuffled", "shuffled", "negative", "beyond", "shorter", "none"),
@@ -252,12 +254,12 @@ def indexer_cache(scene: Scene) -> Case:
         tables=shape.mostly("contiguous", "slice", "odd"),
         positions=call.pick("random", "garbage", "longer"),
         ratio=shape.pick(None, 1, 2, 4) if wrapper == NORMALISE else None,
-        wide=wrapper != BOTH and shape.chance(0.4),
+        wide=wrapper != KEYS_QUERY and shape.chance(0.4),
         named=wrapper == WRITE and shape.chance(0.4),
     )  # fmt: skip
-    if wrapper != BOTH:
+    if wrapper != KEYS_QUERY:
         return keys
-    return BothCase(
+    return KeysQueryCase(
         "", "", keys,
         heads=shape.pick(side.num_heads, call.size(0, 64)) if scene.big else call.size(0, 5),
         layer=call.chance(0.5),

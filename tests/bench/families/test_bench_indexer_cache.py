@@ -12,11 +12,11 @@ from mlagen.bench.families.indexer_cache import (
     KINDS,
     KeyInputs,
     Keys,
-    both_call,
-    both_error,
     gather_call,
     gathered_error,
     indexer_cache_shapes,
+    keys_query_call,
+    keys_query_error,
     make_key_inputs,
     query_call,
     query_error,
@@ -29,7 +29,7 @@ from mlagen.layout import indexer_layout_of
 from mlagen.layout.codec import write
 from mlagen.spec.stored import INDEXER_LAYOUTS
 from mlagen.verify.indexer_cache.reference import normalised_keys, quantise_query
-from mlagen.verify.indexer_cache.side import BOTH, GATHER, QUERY, WRITE, side_of
+from mlagen.verify.indexer_cache.side import GATHER, KEYS_QUERY, QUERY, WRITE, side_of
 from mlagen.work import keys_bytes, normalise_bytes, query_bytes, write_bytes
 
 CPU = torch.device("cpu")
@@ -86,7 +86,7 @@ def test_a_writer_is_checked_by_what_is_read_back(keys: Keys) -> None:
 
 
 def test_keys_and_the_query_are_checked_together(keys: Keys) -> None:
-    inputs = inputs_of(keys, BOTH)
+    inputs = inputs_of(keys, KEYS_QUERY)
 
     def right(q: torch.Tensor, q_out: torch.Tensor, weights: torch.Tensor, *rest: Any, compress_ratio: int) -> None:
         _, k, cache, slots, norm, bias, positions, cos, sin, eps, *_ = rest
@@ -95,14 +95,14 @@ def test_keys_and_the_query_are_checked_together(keys: Keys) -> None:
         write(keys.layout, cache.as_strided((cache.shape[0], 16 * 132), (cache.stride(0), 1)), 16, slots, rows)
         q_out.copy_(quantise_query(keys.side, q, positions, table, weights, 1.0, 1.0)[0])
 
-    assert both_error(keys, inputs, both_call(right, keys, inputs)) <= 1
+    assert keys_query_error(keys, inputs, keys_query_call(right, keys, inputs)) <= 1
 
     def same(q: torch.Tensor, *rest: Any, **named: Any) -> None:
         right(q.flip(0), *rest, **named)
 
-    assert not both_error(keys, inputs, both_call(same, keys, inputs)) <= 1
+    assert not keys_query_error(keys, inputs, keys_query_call(same, keys, inputs)) <= 1
     inputs.cache.zero_()
-    assert not both_error(keys, inputs, lambda: None) <= 1
+    assert not keys_query_error(keys, inputs, lambda: None) <= 1
 
 
 def test_a_gather_is_checked_byte_by_byte(keys: Keys) -> None:

@@ -12,16 +12,16 @@ from mlagen.verify.call.memory import LAYOUTS, Placed, place, seeded
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
 from mlagen.verify.checks import require_bits, require_none
-from mlagen.verify.indexer_cache.cases import BothCase
+from mlagen.verify.indexer_cache.cases import KeysQueryCase
 from mlagen.verify.indexer_cache.inputs import EPS, SCALES, Inputs, KeysInputs, build_keys
-from mlagen.verify.indexer_cache.side import BOTH, NORMALISE, QUERY, IndexerSide, takes_ratio
+from mlagen.verify.indexer_cache.side import KEYS_QUERY, NORMALISE, QUERY, IndexerSide, takes_ratio
 from mlagen.verify.paged.values import VALUES
 
 POISON = 0x5A
 
 
 @dataclass
-class BothInputs(Inputs):
+class KeysQueryInputs(Inputs):
     """A call for keys and the query.
 
     Attributes:
@@ -41,7 +41,7 @@ class BothInputs(Inputs):
             yield
 
 
-def _placed(case: BothCase, side: IndexerSide, device: str, seed: int, keys: KeysInputs) -> dict[str, Placed]:
+def _placed(case: KeysQueryCase, side: IndexerSide, device: str, seed: int, keys: KeysInputs) -> dict[str, Placed]:
     """The query, its weights, the norm's tensors and the tables."""
     generator, tokens = seeded(seed + 1), len(keys.arguments["k_pre"])
     values = VALUES[case.values](side, max(tokens * case.heads, 1), generator)
@@ -64,7 +64,7 @@ def _placed(case: BothCase, side: IndexerSide, device: str, seed: int, keys: Key
     }
 
 
-def build_both(subject: Subject, case: BothCase, side: IndexerSide, seed: int) -> BothInputs:
+def build_keys_query(subject: Subject, case: KeysQueryCase, side: IndexerSide, seed: int) -> KeysQueryInputs:
     """The inputs of a call. Raises CaseSkippedError: the device has too little memory."""
     keys = build_keys(case.keys, side, subject.device, seed)
     placed, device = _placed(case, side, subject.device, seed, keys), subject.device
@@ -108,7 +108,7 @@ def build_both(subject: Subject, case: BothCase, side: IndexerSide, seed: int) -
     if case.keys.ratio is not None and takes_ratio(side, subject.package.SPEC["spec"]["wrappers"]):
         arguments["compress_ratio"] = case.keys.ratio
     del keys.placed["weight"], keys.placed["angles"]
-    return BothInputs(
+    return KeysQueryInputs(
         side,
         arguments,
         keys,
@@ -119,17 +119,17 @@ def build_both(subject: Subject, case: BothCase, side: IndexerSide, seed: int) -
     )
 
 
-def call_both(run: Any, **changes: Any) -> dict[str, torch.Tensor]:
+def call_keys_query(run: Any, **changes: Any) -> dict[str, torch.Tensor]:
     """Calls by position, as engines do."""
     arguments = {**run.inputs.arguments, **changes}
     named = {name: arguments.pop(name) for name in ("q_scale_out", "compress_ratio") if name in arguments}
-    require_none(run.subject.call(BOTH, *arguments.values(), **named))
+    require_none(run.subject.call(KEYS_QUERY, *arguments.values(), **named))
     return dict(run.inputs.outputs)
 
 
 def beside(run: Any) -> list[Figure]:
     """The bits are those of the separate functions."""
-    inputs: BothInputs = run.inputs
+    inputs: KeysQueryInputs = run.inputs
     wrappers = run.subject.package.SPEC["spec"]["wrappers"]
     results = run.call()
     run.compare(results)
@@ -147,7 +147,7 @@ def beside(run: Any) -> list[Figure]:
     return []
 
 
-def expected_of(inputs: BothInputs) -> tuple[Any, ...]:
+def expected_of(inputs: KeysQueryInputs) -> tuple[Any, ...]:
     """Arguments of the query's reference but its side."""
     q = inputs.tensor("q")
     scales = (inputs.arguments["weights_scale"], 1.0)
