@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from mlagen.backends.parts import cache_argument, indexer_layout, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.cache_argument import CacheArgument
-from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of
-from mlagen.backends.parts.layout_module import Arguments, LayoutModule, Pad, StoredColumns
+from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of, fields_of
+from mlagen.backends.parts.layout_module import LayoutModule, RowWriter, StoredColumns
 from mlagen.layout import CacheLayout
 from mlagen.plan import CompressorPlan, Plan
 from mlagen.plan.families.compressor import COMPRESS, SAVE
@@ -87,23 +87,15 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Kernels(Facts):
+class Kernels(Facts, RowWriter):
     """Context of the kernels' template.
 
     Attributes:
-        unit_name: "bytes" or "columns", the elements of the cache tensor.
-        element: Triton's name of the model's dtype.
-        args: text for argument lists of the layout's helpers.
-        pads: padding that is stored.
         stored, blocks: blocks of a row as the layout stores it, and as the kernel computes it.
         whole: whether the kernel computes it as one block; the layout then stores parts of it.
         turns: whether RoPE rotates columns.
     """
 
-    unit_name: str
-    element: str
-    args: Arguments
-    pads: Sequence[Pad]
     stored: Sequence[StoredBlock]
     blocks: Sequence[Block]
     whole: bool
@@ -216,10 +208,7 @@ def _kernels(plan: Plan, side: Side) -> Kernels:
     blocks = [whole] if whole else [_block(side, one) for one in of_layout.stored]
     return Kernels(
         **vars(_facts(plan, side)),
-        unit_name=of_layout.unit_name,
-        element=of_layout.element,
-        args=of_layout.args,
-        pads=of_layout.pads,
+        **fields_of(RowWriter, vars(of_layout)),
         stored=[
             StoredBlock(one.name, one.start, one.end, one.block, layout.store_text(side.layout, one.name))
             for one in of_layout.stored

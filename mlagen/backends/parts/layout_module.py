@@ -242,7 +242,24 @@ class Arguments:
 
 
 @dataclass(frozen=True)
-class LayoutModule:
+class RowWriter:
+    """Facts of a layout that templates of kernels take which write rows.
+
+    Attributes:
+        unit_name: "bytes" or "columns", the elements of the cache tensor.
+        element: Triton's name of the model's dtype.
+        args: text for argument lists of the layout's helpers.
+        pads: padding that they store.
+    """
+
+    unit_name: str
+    element: str
+    args: Arguments
+    pads: Sequence[Pad]
+
+
+@dataclass(frozen=True)
+class LayoutModule(RowWriter):
     """Context of a layout's template.
 
     Attributes:
@@ -253,13 +270,9 @@ class LayoutModule:
         row_sum, row_size: that number, as a sum of fields and as one.
         row_alignment: rows begin at multiples of this many elements.
         page_multiple: pages are rounded up to multiples of this many elements.
-        unit_name: "bytes" or "columns", the elements of the cache tensor.
-        element: Triton's name of the model's dtype.
-        args: text for argument lists of its helpers.
         load_parameters, store_parameters, pad_parameters, pieces_parameters: parameters of these functions, as text.
         reads: whether a kernel loads rows.
         stored: chunks that writers store.
-        pads: padding that they store.
         decodes, encodes: helpers for its dtypes.
         stores: rows of the cache, as text.
         attends: whether attention reads the cache by indices.
@@ -277,16 +290,12 @@ class LayoutModule:
     row_size: int
     row_alignment: int
     page_multiple: int
-    unit_name: str
-    element: str
-    args: Arguments
     load_parameters: str
     store_parameters: str
     pad_parameters: str
     pieces_parameters: str
     reads: bool
     stored: Sequence[StoredColumns]
-    pads: Sequence[Pad]
     decodes: Decodes
     encodes: Encodes
     stores: str = "a cached token"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from mlagen.backends.parts import cache_argument, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.cache_argument import NamedArgument
-from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of
-from mlagen.backends.parts.layout_module import Arguments, Pad, StoredColumns
+from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, fields_of
+from mlagen.backends.parts.layout_module import RowWriter, StoredColumns
 from mlagen.layout import CacheLayout
 from mlagen.plan import Chunk, Plan, ProloguePlan
 from mlagen.plan.families.prologue import OVER_HEADS, OVER_ROPE
@@ -145,22 +145,14 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Kernels(Facts):
+class Kernels(Facts, RowWriter):
     """Context of the kernels' template.
 
     Attributes:
-        unit_name: "bytes" or "columns", the elements of the cache tensor.
-        element: Triton's name of the model's dtype.
-        args: text for argument lists of the layout's helpers.
-        pads: padding that is stored.
         stored: blocks of a row.
         latent: blocks of Q's columns without RoPE.
     """
 
-    unit_name: str
-    element: str
-    args: Arguments
-    pads: Sequence[Pad]
     stored: Sequence[RowBlock]
     latent: Sequence[LatentBlock]
 
@@ -278,10 +270,7 @@ def _kernels(plan: Plan, family: ProloguePlan) -> Kernels:
     of_layout = layout.context(plan, family.caches, family.caches.main)
     return Kernels(
         **vars(_facts(plan, family)),
-        unit_name=of_layout.unit_name,
-        element=of_layout.element,
-        args=of_layout.args,
-        pads=of_layout.pads,
+        **fields_of(RowWriter, vars(of_layout)),
         stored=_row(plan, family.caches.main.layout, of_layout.stored),
         latent=[_latent(chunk) for chunk in family.latent],
     )

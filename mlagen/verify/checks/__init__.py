@@ -126,6 +126,29 @@ def graph(renew: Callable[[AnyRun], Iterator[None]]) -> Check:
     return check
 
 
+def replays(call: Callable[[AnyRun], Results]) -> Check:
+    """A captured call that changes its tensors replays on other inputs, those of `run.inputs.renew`.
+
+    Args:
+        call: runs the wrapper on memory as it is; `run.call` does so on memory as it was before any call.
+    """
+
+    def check(run: AnyRun) -> list[Figure]:
+        run.call()
+        captured, figures = torch.cuda.CUDAGraph(), []
+        with torch.cuda.graph(captured):
+            results = call(run)
+        for _ in run.inputs.renew():
+            run.inputs.placed.clear()  # the inputs now differ from it
+            run.inputs.given.clear()
+            captured.replay()
+            torch.cuda.synchronize()
+            figures += run.compare(results)
+        return figures
+
+    return check
+
+
 def moved(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous copy that begins an element behind where memory begins."""
     return torch.cat([tensor.new_zeros(1), tensor.flatten()])[1:].view(tensor.shape)

@@ -9,7 +9,7 @@ from typing import Any
 from mlagen.verify.call.case import Case
 from mlagen.verify.compressor.invalid import refused
 from mlagen.verify.compressor.side import COMPRESS, SAVE, CompressorSide, sides_of
-from mlagen.verify.paged.pages import Pages
+from mlagen.verify.paged.pages import Pages, page_cases
 
 CHAIN = "chain"
 PAGES = Pages()
@@ -125,16 +125,6 @@ def _states_cases(big: bool) -> Iterator[SaveCase]:
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
 
 
-def _pages_cases(side: CompressorSide) -> Iterator[tuple[str, str, Pages]]:
-    for size in (1, 53, 256):
-        yield f"block size {size}", "any page size", Pages(size)
-    yield "page stride", "pages may lie apart; the bytes between them stay", Pages(53, page_gap=160)
-    if not side.layout.planar:
-        yield "row stride", "rows may lie apart; the bytes between them stay", Pages(53, row_gap=48)
-    yield "odd cache", "a cache may begin off 16 bytes", Pages(53, page_gap=8, offset=1)
-    yield "far pages", "page offsets are 64 bits wide", Pages(far=True)
-
-
 Make = Callable[..., CompressCase]
 
 
@@ -168,7 +158,7 @@ def _compress_cases(side: CompressorSide, case: Make) -> Iterator[CompressCase]:
     yield case("no boundary", "tokens within a window write nothing", chunks=((0, 3), (4, 3)))
     yield case("no tokens", "an empty batch writes nothing", chunks=())
     yield case("model's dtype of angles", "angles may be in the model's dtype", wide=False, every_target=True)
-    for name, promise, pages in _pages_cases(side):
+    for name, promise, pages in page_cases(side.layout):
         yield case(name, promise, pages=pages)
     for layout in ("slice", "odd"):
         yield case(f"states {layout}", "states may lie apart", states=layout)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from mlagen.verify import checks
 from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.invalid import RefusedCase
-from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
 from mlagen.verify.compressor import inputs as compress_inputs
 from mlagen.verify.compressor import states
@@ -47,20 +44,6 @@ def _call(run: CompressorRun, **given: Any) -> Results:
     return _run(run, **given)
 
 
-def _graph(run: CompressorRun) -> list[Figure]:
-    """A captured call replays on other inputs."""
-    _call(run)
-    captured, figures = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(captured):
-        results = _run(run)
-    for _ in run.inputs.renew():
-        run.inputs.placed.clear()  # the inputs now differ from it
-        captured.replay()
-        torch.cuda.synchronize()
-        figures += run.inputs.compare(results)
-    return figures
-
-
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     if case.wrapper == SAVE:
         return _build(subject, SaveCase("", "", tokens=4), 0).arguments
@@ -78,7 +61,7 @@ COMPRESSOR = Family(
     checks={
         "reference": checks.reference,
         "defaults": checks.defaults,
-        "graph": _graph,
+        "graph": checks.replays(_run),
         CHAIN: chained,
     },
     valid=_valid,

@@ -13,15 +13,15 @@ from mlagen.verify import tolerance
 from mlagen.verify.call import family
 from mlagen.verify.call.case import CaseFailedError
 from mlagen.verify.call.memory import GARBAGE, LAYOUTS, Placed, place, place_vector, seeded
-from mlagen.verify.call.patterns import INT32, INT64
+from mlagen.verify.call.patterns import INT32
 from mlagen.verify.indexer_cache.cases import KeysCase, KeysGatherCase, QueryCase
 from mlagen.verify.indexer_cache.reference import normalised_keys
 from mlagen.verify.indexer_cache.side import CACHE_ARGUMENT, SLOTS_ARGUMENT, WRITE, IndexerSide
+from mlagen.verify.paged.angles import draw_angles, draw_positions
 from mlagen.verify.paged.pages import CacheMemory, draw_slots, random_pages
 from mlagen.verify.paged.rope import MOST_OFF, codes
 from mlagen.verify.paged.values import VALUES
 
-POSITIONS = 300  # of a table of angles
 EPS = 1e-6
 SCALES = (0.0883, 0.125)  # softmax_scale and head_scale
 
@@ -180,27 +180,6 @@ class GatherInputs(Inputs):
         yield
 
 
-def _angles(side: IndexerSide, wide: bool, generator: torch.Generator) -> torch.Tensor:
-    """A table of numbers in the model's dtype, so that products with them are exact in fp32. Position 0 turns none."""
-    angle = 2 * torch.pi * torch.rand(POSITIONS, side.rope // 2, generator=generator)
-    angle[0] = 0
-    table = torch.cat([angle.cos(), angle.sin()], 1).to(side.dtype)
-    return table.float() if wide else table
-
-
-def _positions(pattern: str, tokens: int, generator: torch.Generator) -> torch.Tensor:
-    """Positions i64 of a pattern."""
-    found = torch.randint(0, POSITIONS, (tokens + (5 if pattern == "longer" else 0),), generator=generator)
-    if pattern == "zero":
-        found.zero_()
-    elif pattern == "garbage":
-        wrong = torch.tensor([-1, POSITIONS, INT64.min, INT64.max, 2**32, -(2**32)])
-        found[::3] = wrong[torch.arange(len(found[::3])) % len(wrong)]
-    elif pattern == "longer":
-        found[tokens:] = GARBAGE
-    return found
-
-
 def _cache(side: IndexerSide, memory: CacheMemory, heads: bool) -> torch.Tensor:
     return memory.tensor[:, :, None] if heads else memory.tensor
 
@@ -222,14 +201,14 @@ def build_keys(case: KeysCase, side: IndexerSide, device: str, seed: int) -> Key
             tile = side.scales.tile if side.scales.count > 1 else side.layout.columns
             arguments |= {"quant_block_size": tile, "scale_fmt": "ue8m0" if rounding else None}
     else:
-        positions = _positions(case.positions, tokens, generator)
+        positions = draw_positions(case.positions, tokens, generator)
         weight = torch.randn(side.layout.columns, generator=generator).to(side.dtype)
         placed["positions"] = place_vector(positions.to(device), 0)
         tables = LAYOUTS[case.tables]
         placed["weight"] = place((weight.float() if case.wide else weight)[None].to(device), tables, 0.0)
         table = None
         if side.rope:
-            placed["angles"] = place(_angles(side, case.wide, generator).to(device), tables, 0.0)
+            placed["angles"] = place(draw_angles(side, case.wide, generator).to(device), tables, 0.0)
             table = placed["angles"].view
         arguments = {
             "k_pre": rows.view,
@@ -264,12 +243,12 @@ def build_query(case: QueryCase, side: IndexerSide, device: str, seed: int) -> I
         "weights": place(
             (weights.float() if case.wide in (True, "weights") else weights).to(device), LAYOUTS[case.weights], 0.0
         ),
-        "positions": place_vector(_positions(case.positions, tokens, generator).to(device), 0),
+        "positions": place_vector(draw_positions(case.positions, tokens, generator).to(device), 0),
     }
     table = None
     if side.rope:
         placed["angles"] = place(
-            _angles(side, case.wide in (True, "angles"), generator).to(device), LAYOUTS[case.angles], 0.0
+            draw_angles(side, case.wide in (True, "angles"), generator).to(device), LAYOUTS[case.angles], 0.0
         )
         table = placed["angles"].view
     arguments: dict[str, Any] = {

@@ -9,7 +9,7 @@ from typing import Any
 from mlagen.verify.call.case import Case
 from mlagen.verify.kpool.invalid import refused
 from mlagen.verify.kpool.side import COMPRESS, EXPAND, QUERY, SEED, UPDATE, KpoolSide, side_of
-from mlagen.verify.paged.pages import Pages
+from mlagen.verify.paged.pages import Pages, page_cases
 
 CHAIN = "chain"
 PAGES = Pages()
@@ -156,16 +156,6 @@ def _rows_cases(big: bool) -> Iterator[Case]:
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
 
 
-def _pages_cases(side: KpoolSide) -> Iterator[tuple[str, str, Pages]]:
-    for size in (1, 53, 256):
-        yield f"block size {size}", "any page size", Pages(size)
-    yield "page stride", "pages may lie apart; the bytes between them stay", Pages(53, page_gap=160)
-    if not side.layout.planar:
-        yield "row stride", "rows may lie apart; the bytes between them stay", Pages(53, row_gap=48)
-    yield "odd cache", "a cache may begin off 16 bytes", Pages(53, page_gap=8, offset=1)
-    yield "far pages", "page offsets are 64 bits wide", Pages(far=True)
-
-
 SLOTS = {
     "negative": "a negative slot is skipped, INT64_MIN too",
     "beyond": "a slot past the last page is skipped, 2^32 and INT64_MAX too",
@@ -183,7 +173,7 @@ def _pools_cases(side: KpoolSide, big: bool) -> Iterator[Case]:
     for pool in (1, 2, 3, 7, 64):
         yield case(f"pools of {pool}", "a pool has any number of tokens", pool=pool)
     yield case("no pools", "an empty batch writes nothing", pools=0)
-    for name, promise, pages in _pages_cases(side):
+    for name, promise, pages in page_cases(side.layout):
         yield case(name, promise, pages=pages)
     for layout in (*LAYOUTS, "transposed"):
         yield case(f"rows {layout}", "keys and scores may be slices", rows=layout)
@@ -254,7 +244,7 @@ def _update_cases(side: KpoolSide, wrappers: tuple[str, ...], big: bool) -> Iter
     yield case("last positions", "positions up to 2^31 - 1", first=(2**31 - 4, 2**31 - 5), next_n=4, wide="positions")
     yield case("no requests", "an empty batch writes nothing", first=())
     yield case("no tokens", "requests without tokens write nothing", next_n=0)
-    for name, promise, pages in _pages_cases(side):
+    for name, promise, pages in page_cases(side.layout):
         yield case(name, promise, pages=pages, next_n=2)
     for layout in LAYOUTS:
         yield case(f"rows {layout}", "keys, scores and ape may be slices", rows=layout, next_n=3)

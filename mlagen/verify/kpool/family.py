@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from mlagen.verify import checks
 from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.invalid import RefusedCase
-from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
 from mlagen.verify.kpool import inputs
 from mlagen.verify.kpool.cases import CHAIN, ExpandCase, PoolsCase, RowsCase, SeedCase, UpdateCase, cases
@@ -52,20 +49,6 @@ def _call(run: KpoolRun, **given: Any) -> Results:
     return _run(run, **given)
 
 
-def _graph(run: KpoolRun) -> list[Figure]:
-    """A captured call replays on other inputs."""
-    _call(run)
-    captured, figures = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(captured):
-        results = _run(run)
-    for _ in run.inputs.renew():
-        run.inputs.placed.clear()  # the inputs now differ from it
-        captured.replay()
-        torch.cuda.synchronize()
-        figures += run.inputs.compare(results)
-    return figures
-
-
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     ordinary: dict[str, KpoolCase] = {
         QUERY: RowsCase("", "", 3),
@@ -87,7 +70,7 @@ KPOOL = Family(
     checks={
         "reference": checks.reference,
         "defaults": checks.defaults,
-        "graph": _graph,
+        "graph": checks.replays(_run),
         CHAIN: chained,
     },
     valid=_valid,

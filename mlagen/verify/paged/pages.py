@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,17 @@ class Pages:
 
 
 PAGES = Pages()
+
+
+def page_cases(layout: CacheLayout) -> Iterator[tuple[str, str, Pages]]:
+    """Yield ways in which a cache lies in memory that a writer of rows must hold for: name, promise, pages."""
+    for size in (1, 53, 256):
+        yield f"block size {size}", "any page size", Pages(size)
+    yield "page stride", "pages may lie apart; the bytes between them stay", Pages(53, page_gap=160)
+    if not layout.planar:
+        yield "row stride", "rows may lie apart; the bytes between them stay", Pages(53, row_gap=48)
+    yield "odd cache", "a cache may begin off 16 bytes", Pages(53, page_gap=8, offset=1)
+    yield "far pages", "page offsets are 64 bits wide", Pages(far=True)
 
 
 @dataclass(frozen=True)

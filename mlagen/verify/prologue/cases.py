@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mlagen.verify.call.case import Case
-from mlagen.verify.paged.pages import Pages
+from mlagen.verify.paged.pages import Pages, page_cases
 from mlagen.verify.prologue.invalid import refused
 from mlagen.verify.prologue.side import CONCAT, PADDED, SHORT, PrologueSide, side_of
 
@@ -50,16 +50,6 @@ class PrologueCase(Case):
     k_pe: str = "2d"
     weights: str = ""
     wide: bool = True
-
-
-def _pages_cases(side: PrologueSide) -> Iterator[tuple[str, str, Pages]]:
-    for size in (1, 53, 256):
-        yield f"block size {size}", "any page size", Pages(size)
-    yield "page stride", "pages may lie apart; the bytes between them stay", Pages(53, page_gap=160)
-    if not side.layout.planar:
-        yield "row stride", "rows may lie apart; the bytes between them stay", Pages(53, row_gap=48)
-    yield "odd cache", "a cache may begin off 16 bytes", Pages(53, page_gap=8, offset=1)
-    yield "far pages", "page offsets are 64 bits wide", Pages(far=True)
 
 
 Make = Callable[..., PrologueCase]
@@ -106,7 +96,7 @@ def _kernel_cases(side: PrologueSide, wrapper: str, big: bool, case: Make) -> It
     """Cases of a kernel, for one of its wrappers."""
     yield case("exact norm", "rows with a norm that is exact have the reference's bytes", values="powers", weights="kv")
     yield case("bf16 angles", "angles may be in the model's dtype", wide=False, every_target=True)
-    for name, promise, pages in _pages_cases(side):
+    for name, promise, pages in page_cases(side.layout):
         yield case(name, promise, pages=pages, **({"tokens": 6} if pages.far else {}))
     if side.layout.quantised:
         yield case("tiles", "scales at their floors and about powers of two", values="tiles", tokens=None)

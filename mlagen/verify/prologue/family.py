@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from mlagen.verify import checks
 from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.invalid import RefusedCase
-from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
 from mlagen.verify.paged.pages import Pages
 from mlagen.verify.prologue.cases import CHAIN, PrologueCase, cases
@@ -50,21 +47,6 @@ def _call(run: PrologueRun, **given: Any) -> Results:
     return _run(run, **given)
 
 
-def _graph(run: PrologueRun) -> list[Figure]:
-    """A captured call replays on other inputs."""
-    _call(run)
-    captured, figures = torch.cuda.CUDAGraph(), []
-    with torch.cuda.graph(captured):
-        results = _run(run)
-    for _ in run.inputs.renew():
-        run.inputs.placed.clear()  # the inputs now differ from it
-        run.inputs.given.clear()
-        captured.replay()
-        torch.cuda.synchronize()
-        figures += run.inputs.compare(results)
-    return figures
-
-
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     valid = PrologueCase("", "", wrapper=case.wrapper, pages=Pages(4), tokens=4, weights="q, kv")
     arguments = _build(subject, valid, 0).arguments
@@ -83,7 +65,7 @@ PROLOGUE = Family(
     checks={
         "reference": checks.reference,
         "defaults": checks.defaults,
-        "graph": _graph,
+        "graph": checks.replays(_run),
         CHAIN: chained,
     },
     valid=_valid,

@@ -13,9 +13,9 @@ from mlagen.layout.codec import planes_of, write
 from mlagen.verify import tolerance
 from mlagen.verify.call import family
 from mlagen.verify.call.case import CaseFailedError
-from mlagen.verify.call.memory import GARBAGE, LAYOUTS, Placed, place, place_vector, seeded
-from mlagen.verify.call.patterns import INT64
+from mlagen.verify.call.memory import LAYOUTS, Placed, place, place_vector, seeded
 from mlagen.verify.call.results import Figure
+from mlagen.verify.paged.angles import draw_angles, draw_positions
 from mlagen.verify.paged.pages import TENSOR_SCALE, CacheMemory, alias, draw_slots, random_pages
 from mlagen.verify.paged.rope import MOST_OFF, codes
 from mlagen.verify.paged.values import VALUES
@@ -30,7 +30,6 @@ from mlagen.verify.prologue.side import (
     PrologueSide,
 )
 
-POSITIONS = 300  # of a table of angles
 EPS = 0.5  # which shows in Q and in rows
 POWERS = "powers"  # rows with a norm that is exact, if eps is 0
 HALVES = ("bf16", "fp16")
@@ -207,27 +206,6 @@ def _steps(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
     return (ordered(got) - ordered(want)).abs()
 
 
-def _angles(side: PrologueSide, wide: bool, generator: torch.Generator) -> torch.Tensor:
-    """A table of numbers in the model's dtype, so that products with them are exact in fp32. Position 0 turns none."""
-    angle = 2 * torch.pi * torch.rand(POSITIONS, side.rope // 2, generator=generator)
-    angle[0] = 0
-    table = torch.cat([angle.cos(), angle.sin()], 1).to(side.dtype)
-    return table.float() if wide else table
-
-
-def _positions(pattern: str, tokens: int, generator: torch.Generator) -> torch.Tensor:
-    """Positions i64 of a pattern."""
-    found = torch.randint(0, POSITIONS, (tokens + (5 if pattern == "longer" else 0),), generator=generator)
-    if pattern == "zero":
-        found.zero_()
-    elif pattern == "garbage":
-        wrong = torch.tensor([-1, POSITIONS, INT64.min, INT64.max, 2**32, -(2**32)])
-        found[::3] = wrong[torch.arange(len(found[::3])) % len(wrong)]
-    elif pattern == "longer":
-        found[tokens:] = GARBAGE
-    return found
-
-
 def _rows(case: PrologueCase, side: PrologueSide, generator: torch.Generator) -> torch.Tensor:
     """Rows [T, columns] of a pattern."""
     shape = (case.tokens or 0, side.layout.columns)
@@ -253,11 +231,11 @@ def build(case: PrologueCase, side: PrologueSide, device: str, seed: int) -> Pro
     slots = draw_slots(case, tokens, memory.pages * size, generator)
     columns = side.rope if concat else side.layout.columns
     q = (3 * torch.randn(tokens, case.heads, columns, generator=generator)).to(side.dtype)
-    table = _angles(side, case.wide, generator)
+    table = draw_angles(side, case.wide, generator)
     weights = {name: torch.randn(side.layout.columns, generator=generator).to(side.dtype) for name in ("q", "kv")}
     placed: dict[str, Placed] = {
         "slots": place_vector(slots.to(device), 0),
-        "positions": place_vector(_positions(case.positions, tokens, generator).to(device), 0),
+        "positions": place_vector(draw_positions(case.positions, tokens, generator).to(device), 0),
         "angles": place(table.to(device), LAYOUTS[case.tables], 0.0),
         "q": place(q.to(device), LAYOUTS[case.q], 0.0),
     }
