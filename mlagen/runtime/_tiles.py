@@ -50,7 +50,7 @@ TOPK_TILES: list[tuple[int, int, TopkTile]] = [
     (ANY, ANY, TopkTile(8, 8, True, 2)),
 ]
 # Calls of the sm90 kernel with up to this many rows use programmatic dependent launch.
-TOPK_SM90_FEW_ROWS = 264
+TOPK_SM90_PDL_ROWS = 264
 # (most rows, most columns, most picks, TopkSm90Tile): calls of the sm90 kernel.
 TOPK_SM90_TILES: list[tuple[int, int, int, TopkSm90Tile]] = [
     (264, 4096, ANY, TopkSm90Tile(16, 2, 4096, None, 1)),

@@ -161,7 +161,7 @@ def _select_sm90(call: Any, facts: _launch.DeviceFacts, how: Schedule) -> None:
     tile, device = how.tile, call.logits.device
     parts = tile.parts if how.kernel == "sm90_collect" else 1
     size, is_long = call.logits.element_size(), call.num_columns > tile.capacity
-    pdl = facts.pdl and call.num_rows <= _tiles.TOPK_SM90_FEW_ROWS
+    pdl = facts.pdl and call.num_rows <= _tiles.TOPK_SM90_PDL_ROWS
     constexprs = (size, tile.capacity, parts, tile.warps, tile.halves, pdl)
     registers = None if is_long and size == 2 else tile.registers  # long bf16 rows would spill
     options: dict[str, Any] = {"pdl": pdl, "registers": registers}
@@ -258,7 +258,7 @@ def _sm90_variants(device: torch.device) -> list[Callable[[], None]]:
     found: dict[tuple[Schedule, bool, bool], tuple[int, int]] = {}
     for rows, columns, k in itertools.product(*sizes):
         how = schedule(facts, rows, columns, min(k, MOST_K))
-        found.setdefault((how, columns > how.tile.capacity, rows <= _tiles.TOPK_SM90_FEW_ROWS), (rows, columns))
+        found.setdefault((how, columns > how.tile.capacity, rows <= _tiles.TOPK_SM90_PDL_ROWS), (rows, columns))
     calls: list[Callable[[], None]] = []
     for (how, *_), (rows, columns) in found.items():
         out = torch.zeros((rows, 1), dtype=torch.int32, device=device)

@@ -12,7 +12,7 @@ from mlagen.spec.from_config_indexer import SAID as INDEXER_SAID
 from mlagen.spec.from_config_indexer import fields_of, indexer_lines, read_indexer
 from mlagen.spec.gpus import TARGETS
 from mlagen.spec.hf_config import Config, Model, read_config, read_model
-from mlagen.spec.hf_name import told_by
+from mlagen.spec.hf_name import named_by
 from mlagen.spec.hf_rope import ROPE
 from mlagen.spec.hf_scores import OPTION, Scale, head_scale, left_to_the_caller, refuse_caps, row_scale, sink_of
 from mlagen.spec.load import check, parse
@@ -250,7 +250,7 @@ def _data(config: Config, model: Model, wishes: Wishes, scale: Scale) -> dict[st
     dims["dtype"] = model.dtype
     data["wrappers"] = WRAPPERS[wishes.engine or "vllm"][kind]
     data["targets"] = tuple(wishes.targets) or TARGETS
-    called = told_by(config.file, config.types) or next(iter(config.types), None)
+    called = named_by(config.file, config.types) or next(iter(config.types), None)
     if wishes.name is None and called is None:
         raise UsageError("the config has no model_type to name the spec after; pass --name NAME")
     data["name"] = wishes.name or "_".join([str(called), *words])

@@ -29,7 +29,7 @@ def slug(text: str) -> str:
     return re.sub(r"^[0-9_]+", "", plain)[:MAX_NAME].strip("_")
 
 
-def told_by(file: Path, types: list[str]) -> str | None:
+def named_by(file: Path, types: list[str]) -> str | None:
     """Return the name in the path of a config, or None.
 
     The name is that of a repository in the Hub's cache, or that of the file or its folder if it has a size, for example

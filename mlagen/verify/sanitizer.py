@@ -170,10 +170,12 @@ class Launch:
         ends = np.array(self._ends, np.uint64)[np.maximum(places, 0)]
         outside = (places < 0) | (addresses + np.uint64(size) > ends)
         if outside.any():
-            raise SanitizerError(self._told(int(addresses[outside.argmax()]), does, int(outside.sum()), addresses.size))
+            raise SanitizerError(
+                self._message(int(addresses[outside.argmax()]), does, int(outside.sum()), addresses.size)
+            )
         return [self.extents[place].name for place in np.unique(places).tolist()], addresses
 
-    def _told(self, address: int, does: str, count: int, of: int) -> str:
+    def _message(self, address: int, does: str, count: int, of: int) -> str:
         """The message for an address outside every tensor: the nearest tensor, and the element that it would be."""
         if not self.extents:
             return f"{self.where()} {does} an address, but the launch was given no tensor with elements"

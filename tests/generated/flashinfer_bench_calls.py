@@ -53,7 +53,7 @@ def with_edges(inputs: dict) -> dict:
     return changed
 
 
-def with_few_rows(inputs: dict) -> dict:
+def with_repeated_rows(inputs: dict) -> dict:
     """Inputs of sparse attention with fewer rows in the cache than indices, so that rows repeat."""
     page_size = inputs["ckv_cache"].shape[1]
     indices = inputs["sparse_indices"]
@@ -86,7 +86,7 @@ def calls(root: Path) -> Iterator[dict]:
         inputs = dict(zip(definition.inputs, given, strict=True))
         cases = {"workload": inputs, "edges": with_edges(inputs)}
         if "sparse_indices" in inputs:
-            cases["few rows"] = with_few_rows(inputs)
+            cases["few rows"] = with_repeated_rows(inputs)
         for case, called in cases.items():
             yield {"definition": name, "case": case, "errors": errors(definition, solution, reference, called)}
 

@@ -103,20 +103,20 @@ def test_a_list_has_each_row_once_in_order_and_flags_repeats(
         length[2] = TOPK
     groups = -(-tokens // group)
     found = torch.full((groups * (group * TOPK + 2),), -1, dtype=torch.int32, device="cuda")
-    redo, counts, lists = found[:groups], found[groups : 2 * groups], found[2 * groups :].view(groups, -1)
+    recompute, counts, lists = found[:groups], found[groups : 2 * groups], found[2 * groups :].view(groups, -1)
     call = SimpleNamespace(
         indices=indices,
         topk_length=length,
         union=lists,
         union_length=counts,
-        recompute=redo,
+        recompute=recompute,
         tokens=tokens,
         topk=TOPK,
         s_kv=s_kv,
         indices_token_stride=TOPK,
     )
     dsv32._launch.launch(lists_of._index_union_kernel, groups, call, (), 8, 1)
-    assert redo.tolist() == [1] + [0] * (groups - 1)
+    assert recompute.tolist() == [1] + [0] * (groups - 1)
     assert counts[0] == 0
     for number in range(1, groups):
         named: dict[int, int] = {}

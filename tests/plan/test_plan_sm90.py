@@ -77,7 +77,7 @@ def test_dense_attention_over_e4m3_has_one_of_q_in_two_parts(rope):
     dense = make_plan(spec).of(DenseDecodePlan)
     assert dense.sm90_rows32 is not None
     assert dense.sm90_q_in_parts is not None
-    assert any(row.min_keys_parts for row in dense.wide_calls)
+    assert any(row.min_keys_parts for row in dense.rows64_calls)
 
 
 @pytest.mark.parametrize(("latent", "rope"), [(256, 32), (384, 64), (512, 16), (512, 48), (512, 128)])
@@ -91,7 +91,7 @@ def test_dense_attention_over_other_quantised_rows_or_a_window_has_none_of_e4m3(
     for changes in ({"layout": "fp8_ds_mla"}, {"attention": {"kind": "dense", "window": 512}}):
         spec = make_spec(**{"attention": {"kind": "dense"}, "layout": "fp8_per_tensor", **DENSE, **changes})
         dense = make_plan(spec).of(DenseDecodePlan)
-        assert (dense.sm90, dense.sm90_rows32, dense.wide_calls) == (None, None, ())
+        assert (dense.sm90, dense.sm90_rows32, dense.rows64_calls) == (None, None, ())
 
 
 @pytest.mark.parametrize(

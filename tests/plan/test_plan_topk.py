@@ -59,7 +59,7 @@ def test_every_call_has_an_sm90_tile_whose_candidates_fit():
                 assert tile.capacity % (threads * 4 * tile.halves) == 0
                 assert columns <= tile.capacity or 2 * k <= tile.capacity
                 assert threads % SHARED_ROW == 0
-                assert tile.parts == 1 or rows * tile.parts <= plan.few_rows
+                assert tile.parts == 1 or rows * tile.parts <= plan.pdl_rows
 
 
 def test_words_of_shared_memory_lie_apart_and_fit():
@@ -112,7 +112,7 @@ def test_variants_on_sm90_are_what_calls_of_some_size_launch(listed):
                 kernel, tile = topk.schedule(facts, rows, columns, k)
                 is_long = columns > tile.capacity
                 assert kernel == ("sm90_collect" if is_long and tile.parts > 1 else "sm90")
-                forms.add((is_long, rows <= tiles.TOPK_SM90_FEW_ROWS, tile))
+                forms.add((is_long, rows <= tiles.TOPK_SM90_PDL_ROWS, tile))
     found = set()
     for job in listed.of("sm90", "_topk_sm90_kernel"):
         given = dict(job.constexprs)

@@ -70,7 +70,7 @@ class SplitsFacts(Attention):
         row_floats: the constant with the floats of such a row.
         lse_base: base of the LSE.
         cached: whether attention reads a cache.
-        redoes: whether the sm90 kernel may recompute splits, and so reads their sums.
+        recomputes: whether the sm90 kernel may recompute splits, and so reads their sums.
         sm90_tile: tile of the sm90 kernel; None without one.
         splits: the plan of splits.
         tile_names: names that the module imports from `_tiles`, as text.
@@ -82,7 +82,7 @@ class SplitsFacts(Attention):
     row_floats: str
     lse_base: str
     cached: bool
-    redoes: bool
+    recomputes: bool
     sm90_tile: Tile | None
     splits: SplitsPlan
     tile_names: str
@@ -206,7 +206,7 @@ def _context(plan: Plan) -> SplitsFacts:
     kind = Partition if dense else Splits
     found = {
         "cached": dense is not None or sparse_decode is not None,
-        "redoes": sparse_decode is not None and sparse_decode.sm90 is not None,
+        "recomputes": sparse_decode is not None and sparse_decode.sm90 is not None,
         "sm90_tile": next((family.sm90.tile for family in plan.latent if family.sm90), None),
         "splits": plan.splits,
         "kernel_names": kernel_names(plan.latent),

@@ -26,7 +26,7 @@ from mlagen.plan import (
     TopkPlan,
 )
 from mlagen.plan.families.kpool import KpoolTile
-from mlagen.plan.sm90.dense_decode import WideRow
+from mlagen.plan.sm90.dense_decode import Rows64Row
 from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan
 from mlagen.plan.sm90.kernel import Sm90Plan
 from mlagen.plan.tiles.tile import DenseFwdRow, Sm90Row, TileRow
@@ -49,7 +49,7 @@ class Tables:
         unaligned_where: calls that take a row of `unaligned`, in comments.
         sm90_calls: calls that run the sm90 kernel; None without.
         sm90_columns: bounds of a row of `sm90_calls`, in comments.
-        wide_calls: calls that run the kernel for all rows, as text.
+        rows64_calls: calls that run the kernel for all rows, as text.
         swap_ab: plans of the swap-AB kernels.
         costs: costs of the sm90 kernels by number of heads; None: any number.
         union_calls: calls that run the index-union kernels; None without.
@@ -67,7 +67,7 @@ class Tables:
     unaligned_where: str
     sm90_calls: Sequence[Sm90Row] | None
     sm90_columns: str
-    wide_calls: Sequence[str]
+    rows64_calls: Sequence[str]
     swap_ab: Sequence[Sm90Plan]
     costs: Sequence[tuple[int | None, tuple[int, int]]]
     union_calls: Sequence[Sm90Row] | None
@@ -77,7 +77,7 @@ class Tables:
     @property
     def by_version(self) -> bool:
         """Whether a table differs between Tritons."""
-        return bool(self.tiles_by_version or self.unaligned_by_version or self.wide_calls or self.left_out)
+        return bool(self.tiles_by_version or self.unaligned_by_version or self.rows64_calls or self.left_out)
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def _row(row: TileRow | DenseFwdRow) -> str:
     return f"{_text(bounds)}, {_tile(row)}"
 
 
-def _wide(row: WideRow) -> str:
+def _rows64(row: Rows64Row) -> str:
     fewest = ("ANY + 1" if keys is None else str(keys) for keys in (row.min_keys, row.min_keys_parts))
     entries = ", ".join((str(row.max_rows or "ANY"), *fewest))
     return f"{entries}, {_text(row.tritons)}" if row.tritons else entries
@@ -163,7 +163,7 @@ def _tables(family: TiledFamily[Any]) -> Tables:
         unaligned_where=where,
         sm90_calls=sm90.rows if sm90 else None,
         sm90_columns=f"most {'rows' if dense_decode else 'heads'}, fewest {what}",
-        wide_calls=[_wide(row) for row in family.wide_calls] if isinstance(family, DenseDecodePlan) else [],
+        rows64_calls=[_rows64(row) for row in family.rows64_calls] if isinstance(family, DenseDecodePlan) else [],
         swap_ab=swap_ab,
         costs=[] if dense_decode else costs,
         union_calls=union.rows if union else None,

@@ -74,7 +74,7 @@ def shared(units: Sequence[int], overhead: int, combine_units: int, programs: in
     return [sum(overhead + part.end - part.first for part in own) for own in parts]
 
 
-def in_turn(loads: Iterable[int], programs: int) -> list[int]:
+def next_free(loads: Iterable[int], programs: int) -> list[int]:
     """Load of each of `programs` places that take pieces of work in order, the one that is free first the next."""
     busy = [0] * programs
     for load in loads:
@@ -120,8 +120,8 @@ def balance(lengths: Lengths, requests: int, schedule: Any) -> Balance:
         mean = (sum(units) + overhead * requests) / programs
         alike = schedule.kernel != "portable"
         found.shared.append(max(shared(units, overhead, schedule.combine_units, programs, alike=alike)) / mean)
-        found.fixed.append(max(in_turn(cut(units, overhead, found.splits), programs)) / mean)
-        found.whole.append(max(in_turn(cut(units, overhead, 1), programs)) / mean)
+        found.fixed.append(max(next_free(cut(units, overhead, found.splits), programs)) / mean)
+        found.whole.append(max(next_free(cut(units, overhead, 1), programs)) / mean)
     return found
 
 

@@ -14,13 +14,13 @@ from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import swap_ab
 from mlagen.plan.sm90.dense_decode import (
     SM90_COMBINE_UNITS,
-    WideRow,
+    Rows64Row,
     make_dense_e4m3,
     make_dense_swap_ab,
     make_q_in_parts,
     make_rows32,
+    rows64_calls,
     rows64_text,
-    wide_calls,
 )
 from mlagen.plan.sm90.e4m3 import reads_e4m3
 from mlagen.plan.sm90.kernel import Sm90Plan
@@ -50,7 +50,7 @@ class DenseDecodePlan(CachedFamily):
         sm90_rows32: the numbers of the sm90 kernel of few rows over e4m3; None without one.
         sm90_q_in_parts: those of the one of 64 rows of a q that is two values of e4m3; None without one.
         sm90_swap_ab: those of few rows over the model's dtype, by how many it holds, fewest first; empty without.
-        wide_calls: which calls run a kernel of 64 rows in place of that of few, by q's dtype.
+        rows64_calls: which calls run a kernel of 64 rows in place of that of few, by q's dtype.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: cost of sharing a request, partials and their merge, in steps of BLOCK_N keys of a program.
@@ -72,7 +72,7 @@ class DenseDecodePlan(CachedFamily):
     sm90_rows32: Sm90Plan | None
     sm90_q_in_parts: Sm90Plan | None
     sm90_swap_ab: tuple[Sm90Plan, ...]
-    wide_calls: tuple[WideRow, ...]
+    rows64_calls: tuple[Rows64Row, ...]
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS
@@ -105,7 +105,7 @@ class DenseDecodePlan(CachedFamily):
             sm90_rows32=rows32,
             sm90_q_in_parts=q_in_parts,
             sm90_swap_ab=few_heads,
-            wide_calls=wide_calls(q_in_parts) if rows32 else (),
+            rows64_calls=rows64_calls(q_in_parts) if rows32 else (),
             sm90_combine_units=SM90_COMBINE_UNITS if sm90 else COMBINE_UNITS,
             caches=caches,
             cached=cached,
@@ -118,7 +118,7 @@ class DenseDecodePlan(CachedFamily):
         kernels = ((self.sm90_rows32, "q of either dtype"), (self.sm90_q_in_parts, "q of 2-byte values"))
         yield from (f"{plan.block_h}-row kernel, {q}: registers {plan.resources}" for plan, q in kernels if plan)
         if self.sm90_rows32 is not None:
-            yield from rows64_text(self.wide_calls, q_in_parts=self.sm90_q_in_parts is not None)
+            yield from rows64_text(self.rows64_calls, q_in_parts=self.sm90_q_in_parts is not None)
         yield from swap_ab.describe(self.sm90_swap_ab)
         if self.sm90 is not None and not (self.sm90_swap_ab or self.sm90_rows32):
             keys = self.sm90.block_n
@@ -150,7 +150,7 @@ def spills_with_window(tile: Tile, target: Target) -> bool:
     return (tile.block_h, target.dot) == (WIDE_ROWS, "wgmma") and tile.block_n > WINDOW_BLOCK_N
 
 
-def _spared(row: TileRow, cached: CachedRow, target: Target) -> TileRow:
+def _with_registers(row: TileRow, cached: CachedRow, target: Target) -> TileRow:
     """The row with a tile that leaves registers for the bounds of a window."""
     if not spills_with_window(row.tile, target):
         return row
@@ -161,4 +161,4 @@ def _spared(row: TileRow, cached: CachedRow, target: Target) -> TileRow:
 def _untuned(cached: CachedRow, window: int | None, target: Target) -> tuple[TileRow, ...]:
     """Rows of an untuned target."""
     rows = cached.untuned(MOST_ROWS, target)
-    return rows if window is None else tuple(_spared(row, cached, target) for row in rows)
+    return rows if window is None else tuple(_with_registers(row, cached, target) for row in rows)

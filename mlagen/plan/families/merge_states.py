@@ -13,7 +13,7 @@ from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
-FEW_ROWS = 8192  # (token, head) pairs; up to this many, a program takes few of them, so that all multiprocessors work
+FEW_UP_TO = 8192  # (token, head) pairs; up to this many, a program takes few of them, so that all multiprocessors work
 FEW_ELEMENTS = 1024  # of one part that a program takes at a time: 16 bytes a thread in bf16
 MANY_ELEMENTS = 4096
 LSE_TOKENS = 8  # tokens of a head; their LSE fill a sector of memory, 32 bytes
@@ -38,7 +38,7 @@ class MergeStatesRow:
     Attributes:
         d_v: columns of a value.
         block_d: width of the block that holds them, a power of two.
-        few, many: tiles of the merge of two parts, for calls of at most FEW_ROWS rows and of more.
+        few, many: tiles of the merge of two parts, for calls of at most FEW_UP_TO rows and of more.
         parts: tile of the merge of any number of parts.
     """
 
@@ -60,7 +60,7 @@ class MergeStatesPlan(Family):
 
     Attributes:
         rows: by length of a value, ascending.
-        few_rows: (token, head) pairs of the largest call that takes the tile for few.
+        few_up_to: (token, head) pairs of the largest call that takes the tile for few.
     """
 
     NAME: ClassVar = "merge_states"
@@ -70,7 +70,7 @@ class MergeStatesPlan(Family):
     }
 
     rows: tuple[MergeStatesRow, ...]
-    few_rows: int
+    few_up_to: int
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> MergeStatesPlan | None:
@@ -107,4 +107,4 @@ def make_merge_states_plan(value_dims: Iterable[int]) -> MergeStatesPlan:
                 parts=_tile(block_d, MANY_ELEMENTS, LSE_TOKENS, PARTS),
             )
         )
-    return MergeStatesPlan(rows=tuple(rows), few_rows=FEW_ROWS)
+    return MergeStatesPlan(rows=tuple(rows), few_up_to=FEW_UP_TO)

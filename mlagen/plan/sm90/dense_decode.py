@@ -23,11 +23,11 @@ ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can
 E4M3_TAILS = (0, 32, 64)  # columns behind V; with 128 no Triton compiles the kernel of few rows
 BARRIERS = 640  # bytes for barriers, and for the values that a program passes to its partitions
 ROWS_32 = 32  # of a program; both parts of their Q fill the rows of a product
-WIDE_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
+ROWS64_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
 
 
 @dataclass(frozen=True)
-class WideRow(TableRow):
+class Rows64Row(TableRow):
     """Which calls of up to so many rows run a kernel of 64 rows, under the Tritons it holds for.
 
     Attributes:
@@ -43,24 +43,24 @@ class WideRow(TableRow):
 
 # From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 80K with a
 # q of e4m3, and 256K where a program begins by splitting it.
-WIDE_CALLS = (
-    WideRow(ROWS_32, None, None),
-    WideRow(64, 80 * 1024, 256 * 1024, tritons=WIDE_TRITONS),
-    WideRow(128, 40 * 1024, 128 * 1024, tritons=WIDE_TRITONS),
-    WideRow(None, 20 * 1024, 64 * 1024, tritons=WIDE_TRITONS),
-    WideRow(None, None, None),
+ROWS64_CALLS = (
+    Rows64Row(ROWS_32, None, None),
+    Rows64Row(64, 80 * 1024, 256 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(128, 40 * 1024, 128 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(None, 20 * 1024, 64 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(None, None, None),
 )
 
 
 SM90_COMBINE_UNITS = 3  # with 6 a program takes a request of 512 keys whole: 6 us more on an H200
 
 
-def wide_calls(q_in_parts: Sm90Plan | None) -> tuple[WideRow, ...]:
-    """WIDE_CALLS of a spec's kernels, by the numbers of the one of a q that is two values of e4m3, if any."""
-    return WIDE_CALLS if q_in_parts else tuple(replace(row, min_keys_parts=None) for row in WIDE_CALLS)
+def rows64_calls(q_in_parts: Sm90Plan | None) -> tuple[Rows64Row, ...]:
+    """ROWS64_CALLS of a spec's kernels, by the numbers of the one of a q that is two values of e4m3, if any."""
+    return ROWS64_CALLS if q_in_parts else tuple(replace(row, min_keys_parts=None) for row in ROWS64_CALLS)
 
 
-def rows64_text(calls: Sequence[WideRow], *, q_in_parts: bool) -> Iterator[str]:
+def rows64_text(calls: Sequence[Rows64Row], *, q_in_parts: bool) -> Iterator[str]:
     """Yield lines about the calls that run a 64-row kernel, for either dtype of q."""
     kinds = [("e4m3", [row.min_keys for row in calls])]
     kinds += [("2-byte values", [row.min_keys_parts for row in calls])] if q_in_parts else []
@@ -101,8 +101,8 @@ def make_q_in_parts(sm90: Sm90Plan) -> Sm90Plan | None:
 
     It then has one P of each warpgroup, and only two blocks of K of the columns behind V.
     """
-    spared = BLOCK_H * BLOCK_N * ITEMSIZE + 2 * BLOCK_N * sm90.d_tail
-    shared = shared_bytes(sm90, BLOCK_H, 2 * BLOCK_H, 8) - spared
+    unused = BLOCK_H * BLOCK_N * ITEMSIZE + 2 * BLOCK_N * sm90.d_tail
+    shared = shared_bytes(sm90, BLOCK_H, 2 * BLOCK_H, 8) - unused
     if shared + BARRIERS > TARGETS[SM90].shared_limit:
         return None
     values = sm90.expected_products - 2 * sm90.d_k // PRODUCT_DEPTH

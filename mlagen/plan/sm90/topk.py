@@ -15,7 +15,7 @@ SHARED_ROW = 64  # words as they are allocated; the first row ends before the bi
 SPARSITY = 24
 SHARED_SPARSITY = 64  # every program that shares a row draws its whole sample
 MULTIPROCESSORS = 132  # of H100 and H200: so many programs at most share rows, but for very few rows
-FEW_ROWS = 2 * MULTIPROCESSORS
+PDL_ROWS = 2 * MULTIPROCESSORS
 MODULE = "_topk_sm90"
 COLLECT = "sm90_collect"  # programs share a row and collect its candidates, from which another program selects
 
@@ -55,13 +55,13 @@ class TopkSm90Plan:
 
     Attributes:
         sparsity, shared_sparsity: of so many scores of a long row, one is in its sample; of one that programs share.
-        few_rows: calls of up to so many rows begin while the kernel before them ends.
+        pdl_rows: calls of up to so many rows begin while the kernel before them ends.
         tiles: the tile table; the last row holds any call.
     """
 
     sparsity: int
     shared_sparsity: int
-    few_rows: int
+    pdl_rows: int
     tiles: tuple[TopkSm90Row, ...]
 
     @property
@@ -89,7 +89,7 @@ def make_topk_sm90(spec: Spec, wrappers: Iterable[str]) -> TopkSm90Plan | None:
     """The plan of the sm90 kernel of a spec's selections by these wrappers; None where its back end leaves it out."""
     if spec.backend == "triton" or SM90 not in spec.targets or not any(name in spec.wrappers for name in wrappers):
         return None
-    return TopkSm90Plan(sparsity=SPARSITY, shared_sparsity=SHARED_SPARSITY, few_rows=FEW_ROWS, tiles=make_tiles())
+    return TopkSm90Plan(sparsity=SPARSITY, shared_sparsity=SHARED_SPARSITY, pdl_rows=PDL_ROWS, tiles=make_tiles())
 
 
 def make_tiles() -> tuple[TopkSm90Row, ...]:
@@ -104,13 +104,13 @@ def make_tiles() -> tuple[TopkSm90Row, ...]:
         TopkSm90Row(MULTIPROCESSORS // parts, None, None, TopkSm90Tile(16, 2, 8192, parts=parts)) for parts in (8, 4, 2)
     ]
     return (
-        TopkSm90Row(FEW_ROWS, 4096, None, TopkSm90Tile(16, 2, 4096)),
-        TopkSm90Row(FEW_ROWS, 8192, None, held),
+        TopkSm90Row(PDL_ROWS, 4096, None, TopkSm90Tile(16, 2, 4096)),
+        TopkSm90Row(PDL_ROWS, 8192, None, held),
         TopkSm90Row(16, 1 << 16, None, shared),
-        TopkSm90Row(FEW_ROWS, 1 << 16, None, held),
+        TopkSm90Row(PDL_ROWS, 1 << 16, None, held),
         TopkSm90Row(4, None, None, TopkSm90Tile(16, 1, 8192, parts=16)),
         *wide,
-        TopkSm90Row(FEW_ROWS, None, None, held),
+        TopkSm90Row(PDL_ROWS, None, None, held),
         TopkSm90Row(None, 8192, None, TopkSm90Tile(8, 1, 8192, registers=40)),
         TopkSm90Row(None, 1 << 19, 2048, TopkSm90Tile(8, 2, 6144, registers=64)),
         TopkSm90Row(None, None, None, held),

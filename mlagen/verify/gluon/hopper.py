@@ -466,13 +466,13 @@ class _Call:
         found[active] = words_of[words]
         ufunc = alu.REDUCE[action]
         if len(np.unique(words)) != len(words) and kind == "atomic":
-            found[active] = _in_turn(words_of, words, values, ufunc)
+            found[active] = _one_by_one(words_of, words, values, ufunc)
         else:
             ufunc.at(words_of, words, values)
         return found
 
 
-def _in_turn(memory_words: Array, words: Array, values: Array, ufunc: Any) -> Array:
+def _one_by_one(memory_words: Array, words: Array, values: Array, ufunc: Any) -> Array:
     """Atomics of one instruction, one after the other; the words that each found."""
     order = np.argsort(words, kind="stable")
     found = np.empty(len(words), "u4")

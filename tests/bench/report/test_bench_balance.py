@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlagen.bench import load_package
-from mlagen.bench.report.balance import TRACES, cut, in_turn, main, markdown, shared
+from mlagen.bench.report.balance import TRACES, cut, main, markdown, next_free, shared
 
 ROOT = Path(__file__).parents[3]
 
@@ -19,7 +19,7 @@ def test_loads_are_as_by_hand() -> None:
     assert shared([2], 2, 4, 3) == [4, 0, 0]
     assert cut([3, 1, 5], 1, 2) == [2, 3, 2, 3, 4]
     assert cut([3, 1, 5], 1, 1) == [4, 2, 6]
-    assert sorted(in_turn([4, 2, 6], 2)) == [4, 8]
+    assert sorted(next_free([4, 2, 6], 2)) == [4, 8]
 
 
 def test_draws_stay_within_the_trace_and_meet_its_median() -> None:
