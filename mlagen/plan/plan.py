@@ -113,6 +113,13 @@ class Plan:
         return indexer_rows_of(self.spec)
 
     @property
+    def out_rope(self) -> int:
+        """RoPE columns of the output, the last ones, that attention rotates back; 0: none."""
+        attention = self.spec.attention
+        rotates = isinstance(attention, SparseAttention) and attention.out_rope is not None
+        return self.spec.model.qk_rope_head_dim if rotates else 0
+
+    @property
     def union(self) -> IndexUnionPlan | None:
         """Numbers of the kernels of shared indices; None without."""
         sparse_fwd = self.find(SparseFwdPlan)

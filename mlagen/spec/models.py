@@ -6,13 +6,15 @@ that is the plan's. Every string is an enumeration or a pattern, so none can car
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
     Field,
+    SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
@@ -181,7 +183,30 @@ class SparseAttention(Model):
             "and PV in fp16, if q is e4m3 with a q_scale and the cache is e4m3 with one scale per tensor"
         ),
     ] = "model"
+    out_rope: Annotated[
+        Literal["inverse"] | None,
+        Field(
+            description="rotation of the output's RoPE columns in the kernels. inverse: by minus the position of the "
+            "query token, which callers pass with the table of cosines and sines; default: none"
+        ),
+    ] = None
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
+
+    @field_validator("out_rope")
+    @classmethod
+    def _rotates_a_token_at_a_time(cls, out_rope: str | None, info: ValidationInfo) -> str | None:
+        group = info.data.get("shared_indices")
+        if out_rope is not None and group is not None:
+            raise refused(f"got {out_rope}; takes none with shared_indices, which is {group}")
+        return out_rope
+
+    @model_serializer(mode="wrap")
+    def _names_a_rotation_that_is_there(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an absent `out_rope`: the specs of packages without one, and their digests, are older than it."""
+        found: dict[str, Any] = handler(self)
+        if self.out_rope is None:
+            found.pop("out_rope", None)
+        return found
 
 
 class DenseAttention(Model):
@@ -324,6 +349,22 @@ class Spec(Model):
     def attention_kind(self) -> str | None:
         """The kind of attention: sparse, dense, or None."""
         return None if self.attention is None else self.attention.kind
+
+    @field_validator("attention")
+    @classmethod
+    def _rotates_columns_of_v(cls, attention: Attention | None, info: ValidationInfo) -> Attention | None:
+        model = info.data.get("model")  # absent if `model` itself is invalid
+        if model is None or not isinstance(attention, SparseAttention) or attention.out_rope is None:
+            return attention
+        got = f"got {attention.out_rope}; takes a value only with"
+        if model.rope != "gptj" or model.kv_lora_rank % 2:
+            found = f"{model.rope or 'none'} and {model.kv_lora_rank}"
+            raise refused(f"{got} model.rope gptj and an even model.kv_lora_rank, but they are {found}", "out_rope")
+        row = model.kv_lora_rank + model.qk_rope_head_dim
+        if model.v_head_dim != row:
+            found = f"model.v_head_dim is {model.v_head_dim}"
+            raise refused(f"{got} RoPE columns in V, a row of {row} columns, but {found}", "out_rope")
+        return attention
 
     @field_validator("cache", "extra_cache")  # a field validator also runs if other fields are invalid
     @classmethod

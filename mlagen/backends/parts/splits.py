@@ -7,13 +7,28 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mlagen.backends.parts.base import GeneratedFile, generated
-from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of, fields_of, kernels_of, stated_scale
+from mlagen.backends.parts.common import TORCH_DTYPES, Block, alignment_of, fields_of, kernels_of, stated_scale
 from mlagen.layout import CacheLayout
 from mlagen.plan import DenseDecodePlan, Family, MergeStatesPlan, Plan, SparseDecodePlan, SplitsPlan, Tile
 from mlagen.plan.splits import PartialRow
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
+
+
+@dataclass(frozen=True)
+class OutRope:
+    """Template context for the rotation of the output.
+
+    Attributes:
+        start: the first column that it rotates; the others follow to the end of V.
+        columns: number of these columns.
+        half: number of their pairs.
+    """
+
+    start: int
+    columns: int
+    half: int
 
 
 @dataclass(frozen=True)
@@ -109,6 +124,7 @@ class Splits(SplitsFacts):
         shares: whether tokens share indices.
         has_sink, sink_required: whether attention may take a sink, and whether it must.
         has_topk_length, length_required: whether it may take lengths of index lists, and whether it must.
+        out_rope: the rotation of the output; None without.
         empty_row_lse: LSE of a row without keys, as text.
         kernel_names: kernels that a schedule names, as text.
     """
@@ -118,6 +134,7 @@ class Splits(SplitsFacts):
     sink_required: bool
     has_topk_length: bool
     length_required: bool
+    out_rope: OutRope | None
     empty_row_lse: str
     kernel_names: str
 
@@ -147,6 +164,16 @@ def rope_aligned(plan: Plan) -> bool:
     return plan.takes_pair and alignment_of(plan.d_v) == "ALIGNMENT"
 
 
+def out_rope(plan: Plan) -> OutRope | None:
+    """Return the rotation of the output, or None."""
+    return OutRope(plan.d_v - plan.out_rope, plan.out_rope, plan.out_rope // 2) if plan.out_rope else None
+
+
+def rotated(plan: Plan, v_chunks: Sequence[Block]) -> list[Block]:
+    """Return the blocks of V with columns that the epilogue rotates."""
+    return [chunk for chunk in v_chunks if plan.out_rope and chunk.start + chunk.columns > plan.d_v - plan.out_rope]
+
+
 def attention_context(plan: Plan, kind: type[Any]) -> dict[str, Any]:
     """Return the facts of attention that are fields of a context's class."""
     spec, attention, (sink, length) = plan.spec, plan.attention, presences(plan)
@@ -160,6 +187,7 @@ def attention_context(plan: Plan, kind: type[Any]) -> dict[str, Any]:
         "d_v": plan.d_v,
         "dtype": spec.model.dtype,
         "takes_pair": plan.takes_pair,
+        "out_rope": out_rope(plan),
         "rope_aligned": rope_aligned(plan),
         "merges": plan.find(MergeStatesPlan) is not None,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 from mlagen.backends.parts import layout, splits, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.cached import Cache, Rows, cache_context, rows_context, type_of
-from mlagen.backends.parts.splits import Attention, AttentionWrappers, attention_context, given, presences
+from mlagen.backends.parts.common import Block
+from mlagen.backends.parts.splits import (
+    Attention,
+    AttentionWrappers,
+    OutRope,
+    attention_context,
+    given,
+    presences,
+    rotated,
+)
 from mlagen.layout import CacheLayout
 from mlagen.plan import Caches, MergeStatesPlan, Plan, Sm90Plan, SparseDecodePlan
 from mlagen.plan.sm90.caches import load_unit
@@ -73,6 +82,8 @@ class Kernels(Attention, CachesFacts, Rows):
         queries: names of the blocks of Q, as text.
         operands: run-time arguments for each list of indices.
         kernel_imports: modules that the kernels import.
+        out_rope: the rotation of the output; None without.
+        rotated: blocks of V with columns that the epilogue rotates.
     """
 
     layout: CacheLayout
@@ -84,6 +95,8 @@ class Kernels(Attention, CachesFacts, Rows):
     queries: str
     operands: Sequence[Operands]
     kernel_imports: Sequence[str]
+    out_rope: OutRope | None
+    rotated: Sequence[Block]
 
 
 @dataclass(frozen=True)
@@ -110,6 +123,7 @@ class Wrappers(AttentionWrappers, CachesFacts, Variants):
         backend: the spec's back end.
         has_sink, sink_required: whether attention may take a sink, and whether it must.
         default_scale, default_scale_said: text for the softmax scale.
+        out_rope: the rotation of the output; None without.
         sm90, e4m3: plans of the sm90 kernels for a Q of the model's dtype and for an e4m3 Q; None without.
         sm90_kernels: names and modules of the sm90 kernels.
         left_out: kernels that the tile table leaves out.
@@ -128,6 +142,7 @@ class Wrappers(AttentionWrappers, CachesFacts, Variants):
     sink_required: bool
     default_scale: str
     default_scale_said: str
+    out_rope: OutRope | None
     sm90: Sm90Plan | None
     e4m3: Sm90Plan | None
     sm90_kernels: Sequence[tuple[str, str]]
@@ -185,6 +200,7 @@ def _kernels(plan: Plan, family: SparseDecodePlan) -> Kernels:
         queries=", ".join(f"q_{chunk.name}" for chunk in rows.chunks),
         operands=_operands(plan, family.caches),
         kernel_imports=sorted([*(cache.module for cache in of_caches.caches), "_launch", "_splits"]),
+        rotated=rotated(plan, rows.v_chunks),
     )
 
 
@@ -209,18 +225,23 @@ def _wrappers(plan: Plan, family: SparseDecodePlan) -> Wrappers:
         offset_bits=OFFSET_BITS + load_unit(main).bit_length() - 1,
         imports=[*sorted([*sized, "_calls", "_launch", MODULE_OF_KERNELS, "_splits", "_tiles"]), *merging],
         has_bytes=any(one.quantised for _, one in _prefixed(family.caches)),
-        tensors=["q", *(["q_rope"] if plan.takes_pair else []), *_tensors(main, of_caches.extra, family.sm90_e4m3)],
+        tensors=[
+            "q",
+            *(["q_rope"] if plan.takes_pair else []),
+            *_tensors(plan, main, of_caches.extra, family.sm90_e4m3),
+        ],
     )
 
 
-def _tensors(main: CacheLayout, extra: CacheLayout | None, e4m3: Sm90Plan | None) -> list[str]:
+def _tensors(plan: Plan, main: CacheLayout, extra: CacheLayout | None, e4m3: Sm90Plan | None) -> list[str]:
     """Return the tensors of a call except Q, by the names of kernel arguments."""
     scales = [*(["k_scale"] if main.tensor_scale else []), *(["q_scale"] if e4m3 else [])]
     found = ["k_cache", "indices", "topk_length", *scales]
     if extra is not None:
         found += ["extra_k_cache", "extra_indices", "extra_topk_length"]
         found += ["extra_k_scale"] if extra.tensor_scale else []
-    return [*found, "attn_sink", "out", "workspace"]
+    rotation = ["positions", "cos_sin_cache"] if plan.out_rope else []
+    return [*found, "attn_sink", *rotation, "out", "workspace"]
 
 
 def _variants(plan: Plan, caches: CachesFacts) -> Variants:

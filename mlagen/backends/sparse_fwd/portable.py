@@ -9,7 +9,7 @@ from mlagen.backends.parts import splits, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.call import CallTable, Field, given
 from mlagen.backends.parts.common import Block, blocks_of, tuple_text
-from mlagen.backends.parts.splits import Attention, AttentionWrappers, attention_context, rope_aligned
+from mlagen.backends.parts.splits import Attention, AttentionWrappers, OutRope, attention_context, rope_aligned, rotated
 from mlagen.backends.parts.splits import given as values_of
 from mlagen.plan import IndexUnionPlan, Plan, Sm90Plan, SparseFwdPlan
 from mlagen.plan.splits import PartialRow
@@ -32,6 +32,8 @@ class Kernels(Attention):
         partials: a row of a split's results.
         paged, page_rows: whether rows lie in pages, and rows of a page.
         chunks, v_chunks: blocks of K and of V.
+        out_rope: the rotation of the output; None without.
+        rotated: blocks of V with columns that the epilogue rotates.
         union: the plan of index unions; None without.
     """
 
@@ -44,6 +46,8 @@ class Kernels(Attention):
     page_rows: int
     chunks: Sequence[Block]
     v_chunks: Sequence[Block]
+    out_rope: OutRope | None
+    rotated: Sequence[Block]
     union: IndexUnionPlan | None
 
 
@@ -90,6 +94,7 @@ class Wrappers(AttentionWrappers, CallTable, Text):
         optional: every choice of optional tensors that a kernel is compiled for, as text.
         warm_tensors: definitions of the optional tensors of the calls that launch every variant.
         sparse: the family's plan.
+        out_rope: the rotation of the output; None without.
         sm90, union: plans of the sm90 kernel and of index unions; None without.
         sm90_kernels: names and modules of the sm90 kernels.
         kv_shape: shape of kv, for docstrings.
@@ -110,6 +115,7 @@ class Wrappers(AttentionWrappers, CallTable, Text):
     optional: Sequence[str]
     warm_tensors: Sequence[str]
     sparse: SparseFwdPlan
+    out_rope: OutRope | None
     sm90: Sm90Plan | None
     sm90_kernels: Sequence[tuple[str, str]]
     union: IndexUnionPlan | None
@@ -129,12 +135,14 @@ def _given(plan: Plan) -> tuple[list[str], list[str]]:
 def _kernels(plan: Plan, sparse: SparseFwdPlan) -> Kernels:
     """Context of the kernels' template."""
     chunks = blocks_of(sparse.chunks)
+    v_chunks = [chunk for chunk in chunks if chunk.acc]
     return Kernels(
         **attention_context(plan, Kernels),
         paged=plan.rows_block_size is not None,
         page_rows=plan.rows_block_size or 1,
         chunks=chunks,
-        v_chunks=[chunk for chunk in chunks if chunk.acc],
+        v_chunks=v_chunks,
+        rotated=rotated(plan, v_chunks),
         union=sparse.sm90_shared,
     )
 
@@ -174,6 +182,8 @@ def _call(plan: Plan, *, paged: bool) -> CallTable:
         Field("sm_scale"),
         Field("topk_length", of_piece="length"),
         Field("attn_sink"),
+        Field("positions", part="part") if plan.out_rope else None,
+        Field("cos_sin_cache") if plan.out_rope else None,
         Field("out", part="part"),
         Field("max_logits", part="part"),
         Field("lse", part="part"),
@@ -189,6 +199,9 @@ def _call(plan: Plan, *, paged: bool) -> CallTable:
         None if paged else Field("self.kv_row_stride", "kv.stride(0)"),
         Field("self.indices_token_stride", "indices.stride(0)"),
         Field("self.out_token_stride, self.out_head_stride, _", "out.stride()"),
+        Field("self.num_positions, self.cos_sin_stride", "cos_sin_cache.shape[0], cos_sin_cache.stride(0)")
+        if plan.out_rope
+        else None,
         Field("self.num_splits, self.split_size", "schedule.num_splits, schedule.split_size"),
         Field("self.num_rows", "self.tokens * self.num_heads * self.num_splits"),
     )

@@ -29,6 +29,7 @@ class Facts:
         shared_indices: neighbouring tokens that load rows together; None: each its own.
         partials: how splits store their accumulators, "fp32", "bf16" or "fp16".
         softmax_scale: meaning of None in wrappers of attention over latent rows; None: the spec states none.
+        out_rope: RoPE columns of the output that attention rotates back; 0: none.
     """
 
     num_heads: int
@@ -47,6 +48,7 @@ class Facts:
     shared_indices: int | None = None
     partials: str = "fp32"
     softmax_scale: float | None = None
+    out_rope: int = 0
 
     @property
     def d_qk(self) -> int:
@@ -85,4 +87,5 @@ class Facts:
             shared_indices=attention.get("shared_indices"),
             partials=spec.get("partials", "fp32"),
             softmax_scale=attention.get("softmax_scale"),
+            out_rope=model["qk_rope_head_dim"] if attention.get("out_rope") else 0,
         )

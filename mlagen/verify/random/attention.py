@@ -6,6 +6,7 @@ import torch
 
 from mlagen.verify.call.case import E4M3, Q_IN_PARTS, SHARED, SM90, SWAP_AB, Case
 from mlagen.verify.call.memory import LAYOUTS
+from mlagen.verify.call.out_rope import PATTERNS
 from mlagen.verify.call.patterns import INDEX_PATTERNS, LENGTH_PROMISES, SINK_PROMISES
 from mlagen.verify.checks.decode import FLASH as DECODE_FLASH
 from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem
@@ -92,6 +93,7 @@ def sparse_fwd(scene: Scene) -> Case:
         kv=shape.mostly("contiguous", "slice", "odd"),
         out=shape.pick(None, "contiguous", "slice", "transposed", "odd"),
         index_layout=shape.pick("slice", "contiguous", "odd"),
+        positions=_positions(scene),
     )
     splits = shape.pick(None, None, 0, 1, 2, 3, 7) if wrapper == VLLM else None
     invariant, shares = shape.chance(0.2), scene.kernel == SHARED
@@ -101,6 +103,11 @@ def sparse_fwd(scene: Scene) -> Case:
         multiprocessors=None if shares else shape.mostly(None, 1, 1000),
         batch_invariant=invariant and not shares,
     )  # fmt: skip
+
+
+def _positions(scene: Scene) -> str:
+    """A pattern of positions, where attention rotates its output; other specs draw nothing."""
+    return scene.call.pick(*PATTERNS) if scene.facts.out_rope else "any"
 
 
 def _listing(scene: Scene, number: int, known: CacheFacts, length: bool, sink: bool) -> Listing:
@@ -161,6 +168,7 @@ def sparse_decode(scene: Scene) -> Case:
         q=shape.mostly("contiguous", *PLACES, "by position"),
         out=shape.pick(None, "contiguous", "slice", "transposed", "odd"),
         index_layout=shape.pick("slice", "contiguous", "odd", "by position"),
+        positions=_positions(scene),
     )
     plan = shape.mostly(None, 1, 20, 1000) if scene.big else shape.mostly(1, 7)
     return SparseDecodeCase("", "", problem, multiprocessors=plan, batch_invariant=shape.chance(0.2))

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from mlagen.verify.call import out_rope
 from mlagen.verify.call.case import E4M3, SM90, Case
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.patterns import INDEX_PROMISES, LENGTH_PROMISES, SINK_PROMISES
@@ -60,6 +61,7 @@ class CacheProblem:
         wide_q: heads of q are larger and smaller than fp16 holds.
         q, out, index_layout: layout in memory, a key of LAYOUTS in call.memory, or, for inputs, "by position",
             where requests are innermost; `out` None: the wrapper allocates it.
+        positions: pattern of positions, a key of mlagen.verify.call.out_rope.PATTERNS; for specs that rotate out.
     """
 
     requests: int = 3
@@ -74,6 +76,7 @@ class CacheProblem:
     q: str = "contiguous"
     out: str | None = None
     index_layout: str = "slice"
+    positions: str = "any"
 
     @property
     def tokens(self) -> int:
@@ -403,6 +406,20 @@ def _batch_invariant(suite: _Suite) -> Iterator[SparseDecodeCase]:
         yield from suite.case(name, promise, requests=4, main={**wide, **lists}, extra=extra, **invariant)
 
 
+def _positions(suite: _Suite) -> Iterator[SparseDecodeCase]:
+    if not suite.facts.out_rope:
+        return
+    for pattern, (_, promise) in out_rope.PATTERNS.items():
+        sizes: dict[str, Any] = {"positions": pattern, "requests": 4, "s_q": 2, "heads": suite.split_heads}
+        name, every = f"positions: {pattern}", pattern in ("any", "outside")
+        yield from suite.case(name, promise, every_target=every, **sizes)
+        yield from suite.case(f"{name}, many heads", promise, **{**sizes, "requests": 1, "heads": 70})
+        split: dict[str, Any] = {**sizes, "main": {"topk": 304}, "multiprocessors": 1000}
+        yield from suite.case(f"{name}, split", promise, every_target=every, **split)
+        none = {"indices": "some rows none"}
+        yield from suite.case(f"{name}, empty rows", promise, main=none, extra=none, **sizes)
+
+
 def _contract(suite: _Suite) -> Iterator[SparseDecodeCase]:
     heads = suite.split_heads
     split: dict[str, Any] = {"heads": heads, "main": {"topk": 304}, "multiprocessors": 1000}
@@ -465,6 +482,7 @@ PARTS = (
     _pairs,
     _splits,
     _batch_invariant,
+    _positions,
     _contract,
     _e4m3,
     _merged,

@@ -161,6 +161,8 @@ def _others(run: SparseDecodeRun) -> Mapping[str, Inputs]:
 
 def _renew(run: SparseDecodeRun) -> Iterator[None]:
     checks.flip(run.inputs.q, *(one.indices for one in run.inputs.lists))
+    if run.inputs.rotation is not None:
+        run.inputs.rotation.renew()
     yield
 
 

@@ -11,9 +11,10 @@ import torch
 from mlagen.layout import CacheLayout, DataField, ScalesField
 from mlagen.layout.codec import planes_of, read, write
 from mlagen.verify.batched import sparse_attention
-from mlagen.verify.call import family
+from mlagen.verify.call import family, out_rope
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.memory import NAN, Placed, empty_pages, seeded, unplaced
+from mlagen.verify.call.out_rope import Rotation
 from mlagen.verify.call.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
 from mlagen.verify.checks.decode import as_e4m3, place_out, place_tokens
 from mlagen.verify.reference import Attention
@@ -65,6 +66,7 @@ class Inputs(family.Inputs):
         scale: softmax_scale; None: not passed.
         sink: f32 [heads] or None.
         q_scale: q is passed as e4m3, in multiples of this; None: as it is.
+        rotation: positions and angles; None where attention does not rotate its output.
     """
 
     q: torch.Tensor
@@ -72,6 +74,7 @@ class Inputs(family.Inputs):
     scale: float | None
     sink: torch.Tensor | None
     q_scale: float | None = None
+    rotation: Rotation | None = None
 
     def arguments(self) -> dict[str, Any]:
         """Arguments of the wrapper but for metadata."""
@@ -92,6 +95,7 @@ class Inputs(family.Inputs):
         for one in extra:
             found |= {"extra_k_cache": one.cache, "extra_indices_in_kvcache": one.indices}
             optional |= {"extra_topk_length": one.length, "extra_k_scale": one.scale}
+        found |= self.rotation.arguments() if self.rotation else {}
         return found | {name: value for name, value in optional.items() if value is not None}
 
     def pick(self, requests: Sequence[int]) -> Inputs:
@@ -104,7 +108,10 @@ class Inputs(family.Inputs):
             replace(one, indices=take(one.indices), length=None if one.length is None else take(one.length))
             for one in self.lists
         ]
-        return replace(self, q=take(self.q), lists=lists, given={}, placed={})
+        s_q = self.q.shape[1]
+        tokens = [request * s_q + token for request in requests for token in range(s_q)]
+        rotation = self.rotation and self.rotation.pick(tokens)
+        return replace(self, q=take(self.q), lists=lists, rotation=rotation, given={}, placed={})
 
 
 def _code(
@@ -215,6 +222,8 @@ def build(problem: CacheProblem, known: CacheFacts, device: str, seed: int) -> I
         inputs.placed["attn_sink"] = unplaced(inputs.sink)
     if problem.out is not None:
         inputs.given["out"] = place_out(q, facts.d_v, problem.out)
+    inputs.rotation, angles = out_rope.draw(facts, problem.positions, problem.tokens, device, generator)
+    inputs.placed |= angles
     return inputs
 
 
@@ -238,4 +247,6 @@ def attend(inputs: Inputs, facts: Facts) -> Attention:
     scale = facts.default_scale if inputs.scale is None else inputs.scale
     q = inputs.q.reshape(requests * s_q, *inputs.q.shape[2:])
     indices = torch.cat(columns, 1)
-    return sparse_attention(q, kv, indices, scale, facts.d_v, inputs.sink, None, facts.lse_base, facts.empty_row_lse)
+    options = (inputs.sink, None, facts.lse_base, facts.empty_row_lse)
+    found = sparse_attention(q, kv, indices, scale, facts.d_v, *options)
+    return found if inputs.rotation is None else inputs.rotation.turned(found)

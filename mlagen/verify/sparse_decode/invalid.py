@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from mlagen.verify.call import invalid
+from mlagen.verify.call import invalid, out_rope
 from mlagen.verify.call.invalid import Invalid, RefusedCase
 from mlagen.verify.checks import pairs
 from mlagen.verify.checks.decode import FLASH
@@ -58,6 +58,7 @@ def _invalid(known: CacheFacts) -> Iterator[Invalid]:
     yield Invalid("tile_scheduler_metadata", "None", invalid.constant(None))
     yield from invalid.scale("softmax_scale")
     yield from _invalid_optional(known)
+    yield from out_rope.invalid(facts)
     yield from invalid.out(facts.d_v, getattr(torch, facts.dtype))
     yield Invalid("workspace", "too small", invalid.zeros(16), like="q")
     yield from invalid.output_scale()

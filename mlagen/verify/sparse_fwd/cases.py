@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from mlagen.verify.call import out_rope
 from mlagen.verify.call.case import SHARED, SM90, SWAP_AB, Case
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
@@ -37,6 +38,7 @@ class Problem:
         q_size: factor of Q's values.
         q, kv, out: layout in memory, a key of mlagen.verify.call.memory.LAYOUTS; `out` None: the wrapper allocates it.
         index_layout: likewise of indices.
+        positions: pattern of positions, a key of mlagen.verify.call.out_rope.PATTERNS; for specs that rotate out.
     """
 
     tokens: int
@@ -52,6 +54,7 @@ class Problem:
     kv: str = "contiguous"
     out: str | None = None
     index_layout: str = "slice"
+    positions: str = "any"
 
 
 @dataclass(frozen=True)
@@ -355,6 +358,19 @@ def _neighbours(suite: _Suite) -> Iterator[SparseFwdCase]:
         )
 
 
+def _positions(suite: _Suite) -> Iterator[SparseFwdCase]:
+    if not suite.facts.out_rope:
+        return
+    for pattern, (_, promise) in out_rope.PATTERNS.items():
+        sizes: dict[str, Any] = {"positions": pattern, "tokens": 9, "heads": suite.split_heads}
+        name, every = f"positions: {pattern}", pattern in ("any", "outside")
+        yield from suite.sparse(name, promise, each_wrapper=True, every_target=every, **sizes)
+        yield from suite.sparse(f"{name}, many heads", promise, every_target=every, **{**sizes, "heads": 70})
+        split: dict[str, Any] = {**sizes, "tokens": 3, "topk": 304, "multiprocessors": 1000}
+        yield from suite.sparse(f"{name}, split", promise, every_target=every, **split)
+        yield from suite.sparse(f"{name}, empty rows", promise, indices="some rows none", **sizes)
+
+
 def _contract(suite: _Suite) -> Iterator[SparseFwdCase]:
     facts, heads = suite.facts, suite.split_heads
     promise = "given buffers are filled wholly and returned"
@@ -449,6 +465,7 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
         _pairs,
         _splits,
         _neighbours,
+        _positions,
         _contract,
         _merged,
         _variants,

@@ -103,6 +103,8 @@ def _compare(run: SparseFwdRun, results: Results) -> list[Figure]:
         facts.lse_base,
         facts.empty_row_lse,
     )
+    if inputs.rotation is not None:
+        expected = inputs.rotation.turned(expected)
     figures = tolerance.out_errors(results["out"], expected, d_qk, partials=facts.partials)
     if "max_logits" in results:
         figures.append(tolerance.max_logits_error(results["max_logits"], expected, d_qk, facts.lse_base))
@@ -118,6 +120,8 @@ def _out_alone(run: SparseFwdRun) -> list[Figure]:
 
 def _renew(run: SparseFwdRun) -> Iterator[None]:
     checks.flip(run.inputs.q, run.inputs.indices)
+    if run.inputs.rotation is not None:
+        run.inputs.rotation.renew()
     yield
 
 

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.call import family
+from mlagen.verify.call import family, out_rope
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.memory import LAYOUTS, NAN, Placed, allocate, place, seeded, unplaced
+from mlagen.verify.call.out_rope import Rotation
 from mlagen.verify.call.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
 from mlagen.verify.sparse_fwd.cases import Problem
 
@@ -27,6 +28,7 @@ class Inputs(family.Inputs):
         passed_scale: sm_scale, or None, which the call passes for the spec's.
         length: i32 [tokens] or None.
         sink: f32 [heads] or None.
+        rotation: positions and angles; None where attention does not rotate its output.
     """
 
     q: torch.Tensor
@@ -36,11 +38,13 @@ class Inputs(family.Inputs):
     passed_scale: float | None
     length: torch.Tensor | None
     sink: torch.Tensor | None
+    rotation: Rotation | None = None
 
     def optional(self) -> dict[str, Any]:
         """Arguments of either wrapper that a call may leave out, by name."""
         found = {"attn_sink": self.sink, "topk_length": self.length}
         passed = {name: tensor for name, tensor in found.items() if tensor is not None}
+        passed |= self.rotation.arguments() if self.rotation else {}
         return passed | {name: one.view for name, one in self.given.items()}
 
     def pick(self, rows: Sequence[int]) -> Inputs:
@@ -51,6 +55,7 @@ class Inputs(family.Inputs):
             q=self.q[at].contiguous(),
             indices=self.indices[at].contiguous(),
             length=None if self.length is None else self.length[at].contiguous(),
+            rotation=None if self.rotation is None else self.rotation.pick(rows),
             given={},
             placed={},
         )
@@ -105,4 +110,6 @@ def build(problem: Problem, facts: Facts, device: str, seed: int, stats: Sequenc
         given[name] = place(torch.full((tokens, heads), NAN, device=device), LAYOUTS["contiguous"], NAN)
     passed = None if problem.scale is None else problem.scale * facts.d_qk**-0.5
     scale = facts.default_scale if passed is None else passed
-    return Inputs(q.view, kv.view, index.view, scale, passed, length, sink, placed=placed, given=given)
+    rotation, angles = out_rope.draw(facts, problem.positions, tokens, device, generator)
+    tensors = (q.view, kv.view, index.view, scale, passed, length, sink, rotation)
+    return Inputs(*tensors, placed=placed | angles, given=given)

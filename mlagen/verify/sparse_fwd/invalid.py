@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.call import invalid
+from mlagen.verify.call import invalid, out_rope
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.invalid import Invalid, RefusedCase
 from mlagen.verify.checks import pairs
@@ -88,6 +88,7 @@ def _invalid(facts: Facts) -> Iterator[Invalid]:
         "dtype int64": lambda q: q.new_ones(q.shape[0], dtype=torch.int64),
     }
     yield from _invalid_optional("topk_length", facts.length, tokens)
+    yield from out_rope.invalid(facts)
     yield from _invalid_results(facts)
     yield from invalid.output_scale()
 
