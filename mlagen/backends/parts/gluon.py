@@ -14,6 +14,7 @@ from mlagen.plan import LatentFamily, Plan, Sm90Plan
 from mlagen.plan.sm90.kernel import Registers
 from mlagen.plan.splits import PartialRow
 
+LANES = 32  # threads of a warp
 FIRST_BARRIER = 4  # named barriers; Triton uses the lower ones
 
 
@@ -61,6 +62,53 @@ def sm90_of(plan: Plan, kind: type[LatentFamily]) -> Sm90Plan | None:
     """Return the plan of a family's sm90 kernel, or None."""
     family = plan.find(kind)
     return family.sm90 if family else None
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """Text for the rotation of RoPE's columns, the last ones of O_R.
+
+    Attributes:
+        pairs: number of their pairs.
+        halvings: numbers of the halvings that lead from O_R to RoPE's columns.
+        steps: distances of a thread's pairs in a product of [heads, columns], from 4 on.
+        rows: distances of its columns in a product of [columns, heads], from 64 on.
+        thread_pairs, thread_mask: pairs of a row that a thread recomputes, and the mask of their numbers.
+        first_pair: RoPE's first pair among those of a row.
+    """
+
+    pairs: int
+    halvings: Sequence[int]
+    steps: Sequence[int]
+    rows: Sequence[int]
+    thread_pairs: int
+    thread_mask: int
+    first_pair: int
+
+
+def rotation_of(plan: Plan, sm90: Sm90Plan) -> Rotation | None:
+    """Return the rotation of a kernel's output, or None."""
+    columns = plan.out_rope
+    if not columns:
+        return None
+    thread_pairs = plan.d_v // LANES // 2
+    return Rotation(
+        pairs=columns // 2,
+        halvings=range((sm90.d_half // columns).bit_length() - 1),
+        steps=[1 << bit for bit in range(2, (columns // 2).bit_length() - 1)],
+        rows=[1 << bit for bit in range(6, columns.bit_length() - 1)],
+        thread_pairs=thread_pairs,
+        thread_mask=thread_pairs - 1,
+        first_pair=(plan.d_v - columns) // 2,
+    )
+
+
+def rotation_arguments(plan: Plan) -> tuple[Signature, Signature, Signature]:
+    """Return the pointers, sizes and strides of positions and angles; empty if the output is not rotated."""
+    if not plan.out_rope:
+        return (), (), ()
+    pointers = (("positions_ptr", "*i64"), ("cos_sin_cache_ptr", "*fp32"))
+    return pointers, (("num_positions", "i32"),), (("cos_sin_stride", "i64"),)
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,15 @@ from typing import Any
 from mlagen.backends.parts.columns import Seesaw
 from mlagen.backends.parts.common import Signature
 from mlagen.backends.parts.gluon import (
+    Rotation,
     Sm90Kernel,
     Sm90Kernels,
     Sm90Module,
     dividers,
     of_rope,
     required,
+    rotation_arguments,
+    rotation_of,
     seesaw_shared,
     sm90_of,
     topk_lengths,
@@ -76,6 +79,7 @@ class Kernel(OverCache, Seesaw):
         stored: the cache's rows.
         scale_form: form of a token's largest scale, in comments.
         scale_limits, q_limits: the least and the largest scale and value of Q for products in fp16.
+        rotation: the rotation of the output; None without.
     """
 
     takes_pair: bool
@@ -85,6 +89,7 @@ class Kernel(OverCache, Seesaw):
     scale_form: str
     scale_limits: Sequence[Power]
     q_limits: Sequence[Power]
+    rotation: Rotation | None
 
 
 @dataclass(frozen=True)
@@ -142,17 +147,21 @@ def _arguments(plan: Plan) -> Signature:
         strides.append((f"{prefix}indices_token_stride", "i32"))
     sizes += [(name, "i32") for name in ("s_q", "num_heads", "first_token", "num_splits", "split_size", "num_tiles")]
     sizes.append(("head_blocks", "i32"))
+    angles, num_positions, angle_strides = rotation_arguments(plan)
     pages = [f"{prefix}page" for prefix, _ in (("", plan.layout), *second)]
     return (
         *inputs,
         *sink,
+        *angles,
         ("out_ptr", element),
         ("lse_ptr", "*fp32"),
         ("partial_ptr", "*fp32"),
+        *num_positions,
         *sizes,
         *dividers("head_blocks", "splits", "s_q", *pages),
         ("sm_scale_log2", "fp32"),
         *strides,
+        *angle_strides,
         ("out_token_stride", "i32"),
         ("out_head_stride", "i32"),
     )
@@ -176,6 +185,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
         "dual_cache": stored.dual,
         **({"extra_layout": other} if other else {}),
         "stored": stored,
+        "rotation": rotation_of(plan, sm90),
         "scale_form": "its bits as fp32" if is_fp32 else "its biased exponent",
         "scale_limits": [_power(exponent, FP32_MANTISSA if is_fp32 else 0) for exponent in FP16_SCALES],
         "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],

@@ -9,6 +9,7 @@ from typing import Any
 from mlagen.backends.parts.columns import PaddedSeesaw
 from mlagen.backends.parts.common import Signature
 from mlagen.backends.parts.gluon import (
+    Rotation,
     Sm90Kernel,
     Sm90Kernels,
     Sm90Module,
@@ -18,6 +19,8 @@ from mlagen.backends.parts.gluon import (
     of_rope,
     p0_place,
     required,
+    rotation_arguments,
+    rotation_of,
     seesaw_shared,
     sm90_of,
     swap_ab_details,
@@ -55,12 +58,14 @@ class OverIndices:
         d_v: columns of V.
         partials: a row of a split's results.
         has_topk_length, length_required: whether attention may take lengths of index lists, and whether it must.
+        rotation: the rotation of the output; None without.
     """
 
     d_v: int
     partials: PartialRow
     has_topk_length: bool
     length_required: bool
+    rotation: Rotation | None
 
 
 @dataclass(frozen=True)
@@ -104,6 +109,7 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
     sink = (("attn_sink_ptr", "*fp32"),) if attention.attn_sink != "none" else ()
     page = (("kv_page_stride", "i64"),) if plan.rows_block_size is not None else ()
     sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_tiles", "head_blocks")
+    angles, num_positions, angle_strides = rotation_arguments(plan)
     q, q_strides = (("q_ptr", element),), (("q_token_stride", "i64"), ("q_head_stride", "i64"))
     return (
         *q,
@@ -112,10 +118,12 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
         ("indices_ptr", "*i32"),
         *topk_lengths(plan),
         *sink,
+        *angles,
         ("out_ptr", element),
         ("max_logits_ptr", "*fp32"),
         ("lse_ptr", "*fp32"),
         ("partial_ptr", "*fp32"),
+        *num_positions,
         *((name, "i32") for name in sizes),
         *dividers("head_blocks", "splits"),
         ("sm_scale_log2", "fp32"),
@@ -124,6 +132,7 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
         *page,
         ("kv_row_stride", "i64"),
         ("indices_token_stride", "i64"),
+        *angle_strides,
         ("out_token_stride", "i64"),
         ("out_head_stride", "i64"),
     )
@@ -148,6 +157,7 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
     sm90, scaled = required(plan.of(SparseFwdPlan).sm90), plan.splits.partials.scaled
     return {
         **_rows_details(plan),
+        "rotation": rotation_of(plan, sm90),
         "p0": p0_place(sm90),
         **vars(shared(*seesaw_shared(sm90, "true_max0", "true_max1", scaled=scaled), ("q_ready", "k_ready"))),
     }
@@ -171,7 +181,12 @@ def _sparse_swap_ab(plan: Plan) -> tuple[Sm90Plan, ...]:
 def _swap_ab_details(plan: Plan) -> dict[str, Any]:
     statistics = ("m0", "l0", "true_max0", "m1", "l1", "true_max1")
     scaled = plan.splits.partials.scaled
-    return {**_rows_details(plan), **swap_ab_details(_sparse_swap_ab(plan), statistics, scaled=scaled)}
+    plans = _sparse_swap_ab(plan)
+    return {
+        **_rows_details(plan),
+        "rotation": rotation_of(plan, plans[0]),
+        **swap_ab_details(plans, statistics, scaled=scaled),
+    }
 
 
 def _swap_ab_arguments(plan: Plan) -> Signature:

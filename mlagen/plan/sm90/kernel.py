@@ -11,7 +11,7 @@ from mlagen.plan.splits import PartialRow
 from mlagen.plan.targets import SM90
 from mlagen.plan.tiles.tile import Sm90Row, Tile, calls_text
 from mlagen.plan.tritons import Minor, minor_text
-from mlagen.spec import DenseAttention, Spec
+from mlagen.spec import DenseAttention, SparseAttention, Spec
 from mlagen.work import ITEMSIZE
 
 BLOCK_H = 64  # rows of a warpgroup's product
@@ -153,7 +153,22 @@ def refusal(spec: Spec) -> str | None:
     if SM90 not in spec.targets:
         return f"targets lack {SM90}, the only target that runs it"
     dims = spec.model
-    return row_pieces.refuses(dims.v_head_dim, dims.kv_lora_rank + dims.qk_rope_head_dim)
+    reason = row_pieces.refuses(dims.v_head_dim, dims.kv_lora_rank + dims.qk_rope_head_dim)
+    if reason is None and isinstance(spec.attention, SparseAttention) and spec.attention.out_rope is not None:
+        return _rotation_refusal(dims.v_head_dim, dims.qk_rope_head_dim)
+    return reason
+
+
+def _rotation_refusal(d_v: int, d_rope: int) -> str | None:
+    """Return the reason why the kernels do not rotate so many RoPE columns of an output, or None."""
+    halves = [half for half in row_pieces.HALVES if 2 * half == d_v]
+    if halves and d_rope in row_pieces.HALVES and d_rope <= halves[0]:
+        return None
+    takes = ", ".join(str(2 * half) for half in row_pieces.HALVES)
+    return (
+        f"attention.out_rope is set for {d_rope} RoPE columns of {d_v}, and it supports 64, 128 or 256 of {takes} in "
+        "the right half"
+    )
 
 
 def weighed(measured: tuple[int, int], pieces: RowPieces, partials: PartialRow) -> tuple[int, int]:
