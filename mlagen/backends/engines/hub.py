@@ -171,7 +171,7 @@ def _benchmark(plan: Plan) -> tuple[str, dict[str, Any]] | None:
     if heads is not None and "flash_attn_varlen_func" in spec.wrappers:
         kv_heads = heads.num_kv_heads or spec.model.num_heads
         return "dense_fwd", {"d_qk": heads.qk_head_dim, "d_v": heads.v_head_dim, "kv_heads": kv_heads}
-    if attention is None:
+    if attention is None or plan.out_rope:
         return None
     context: dict[str, Any] = {"d_qk": plan.d_qk, "d_v": plan.d_v, "sparse": False, "sink": False}
     if isinstance(attention, DenseAttention):

@@ -102,6 +102,8 @@ def _hooks(plan: Plan) -> list[str]:
     if not hooks:
         raise _refused(plan, "wrappers", ", ".join(spec.wrappers), f"{' or '.join(HOOKED)} among them")
     assert spec.attention is not None  # needed by those wrappers
+    if plan.out_rope:
+        raise _refused(plan, "attention.out_rope", "'inverse'", "none: SGLang's layers rotate the output themselves")
     if "flash_mla_sparse_fwd" in hooks and plan.rows_block_size is not None:
         raise _refused(plan, "cache.block_size", str(plan.rows_block_size), "none: SGLang's indices name flat rows")
     if "flash_mla_with_kvcache" in hooks:

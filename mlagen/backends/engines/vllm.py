@@ -267,6 +267,8 @@ def _kind(plan: Plan) -> Kind | None:
     if missing:
         takes = f"{', '.join(missing)} among them, which vLLM's calls run"
         raise _refused(plan, "wrappers", ", ".join(spec.wrappers), takes)
+    if plan.out_rope:
+        raise _refused(plan, "attention.out_rope", "'inverse'", "none: vLLM's layers rotate the output themselves")
     if kind.template == "v4":
         _check_v4(plan)
         return kind

@@ -19,10 +19,10 @@ Draw = Callable[[int, torch.Generator], torch.Tensor]
 
 
 def _any(tokens: int, generator: torch.Generator) -> torch.Tensor:
-    """Positions in any order; among them the first and the last one, and, of three tokens, one that repeats."""
+    """Positions in any order; among them the first and the last one, and repeated ones."""
     found = torch.randint(0, TABLE, (tokens,), generator=generator)
     found[:2] = torch.tensor([TABLE - 1, 0])[:tokens]
-    found[2::5] = TABLE - 1
+    found[3::5] = TABLE - 1
     return found
 
 

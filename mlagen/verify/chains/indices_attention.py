@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mlagen.verify.call import out_rope
 from mlagen.verify.call.case import Case, CaseFailedError
 from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.memory import NAN
@@ -182,7 +183,8 @@ def _rows_attended(subject: Subject, rows: int, indices: torch.Tensor, seed: int
     q = torch.randn(len(indices), heads, facts.d_qk, generator=generator).to(dtype).to(device)
     sink = torch.randn(heads, generator=generator).to(device) if facts.sink == "required" else None
     scale = facts.d_qk**-0.5
-    inputs = RowInputs(q, kv, indices[:, None].to(device), scale, scale, None, sink)
+    rotation, _ = out_rope.draw(facts, "any", len(indices), device, generator)
+    inputs = RowInputs(q, kv, indices[:, None].to(device), scale, scale, None, sink, rotation)
     problem = Problem(len(indices), heads, indices.shape[1], rows)
     return Attended(SPARSE_FWD, SparseFwdCase("", "", ROWS, problem, multiprocessors=1), inputs)
 

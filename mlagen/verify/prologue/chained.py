@@ -9,6 +9,7 @@ import torch
 from mlagen.layout.codec import decode, encode, read
 from mlagen.verify import tolerance
 from mlagen.verify.call.case import CaseFailedError
+from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.family import Run
 from mlagen.verify.call.memory import bits
 from mlagen.verify.call.results import Figure
@@ -16,8 +17,8 @@ from mlagen.verify.call.subject import Subject
 from mlagen.verify.paged.pages import TENSOR_SCALE, alias
 from mlagen.verify.prologue.cases import PrologueCase
 from mlagen.verify.prologue.inputs import PrologueInputs
-from mlagen.verify.prologue.side import CONCAT
-from mlagen.verify.reference import sparse_attention
+from mlagen.verify.prologue.side import CONCAT, POSITIONS_ARGUMENT
+from mlagen.verify.reference import Attention, sparse_attention
 
 ATTENTION = "flash_mla_sparse_fwd"
 REQUESTS, TOKENS = "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache"
@@ -71,6 +72,12 @@ def _attend(run: Run[PrologueCase, PrologueInputs], q: torch.Tensor, rows: torch
     size = facts.block_size or 1
     kv = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % size)).view(-1, size, 1, rows.shape[1])
     given = (q.contiguous(), kv.squeeze(1) if size == 1 else kv, indices, facts.default_scale, facts.d_v, sink)
+    if facts.out_rope:
+        angles = {"positions": inputs.arguments[POSITIONS_ARGUMENT[inputs.case.wrapper]]}
+        angles["cos_sin_cache"] = inputs.arguments["cos_sin_cache"]
+        out = run.subject.call(ATTENTION, *given, **angles)[0]
+        expected = _relative(inputs, rows, sink, facts)
+        return tolerance.out_errors(out, expected, facts.d_qk, tolerance.UNIT_ROUNDOFF[q.dtype])
     out = run.subject.call(ATTENTION, *given)[0]
     expected = sparse_attention(
         want,
@@ -85,3 +92,24 @@ def _attend(run: Run[PrologueCase, PrologueInputs], q: torch.Tensor, rows: torch
     )
     # Q is rounded once, which moves a logit as a rounding of K does.
     return tolerance.out_errors(out, expected, facts.d_qk, tolerance.UNIT_ROUNDOFF[q.dtype])
+
+
+def _relative(inputs: PrologueInputs, rows: torch.Tensor, sink: torch.Tensor | None, facts: Facts) -> Attention:
+    """Attention whose output is rotated back: Q before RoPE over rows that are rotated by differences of positions.
+
+    As complex numbers: a row of position j is rotated back by j, and for a token of position t by j - t.
+    """
+    first, half = inputs.side.first, inputs.side.rope // 2
+    table = inputs.arguments["cos_sin_cache"].double()[inputs.positions.to(rows.device)]
+    turn = torch.complex(table[:, :half], table[:, half:])  # [T, half]
+    pairs = torch.view_as_complex(rows[:, first:].double().unflatten(1, (-1, 2)).contiguous())  # type: ignore[no-untyped-call]
+    pairs = pairs / turn
+    q = inputs.unrotated().to(rows.device)
+    indices = torch.arange(len(rows), device=rows.device)[None]
+    found = []
+    for token in range(len(q)):
+        relative = torch.view_as_real(pairs * turn * turn[token].conj()).flatten(1)
+        kv = torch.cat([rows[:, :first].double(), relative], 1)[:, None]
+        options = (facts.default_scale, facts.d_v, sink, None, facts.lse_base, facts.empty_row_lse)
+        found.append(sparse_attention(q[token : token + 1], kv, indices, *options))
+    return Attention(*map(torch.cat, zip(*found, strict=True)))

@@ -95,11 +95,15 @@ class PrologueInputs(family.Inputs):
 
     def queries(self, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
         """Q [T, H, columns] after the call, computed in a dtype, and the sizes of its terms."""
+        return turned_queries(self.side, self.unrotated(dtype), self._original("cos_sin_cache"), self.positions)
+
+    def unrotated(self, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+        """Q [T, H, columns] in front of RoPE, computed in a dtype."""
         q = self._original(Q_ARGUMENT[self.case.wrapper]).to(dtype)
         if self.case.wrapper != CONCAT:
             weight = self.arguments.get("q_norm_weight")
             q = normalise(q, None if weight is None else weight.cpu(), self.eps)
-        return turned_queries(self.side, q, self._original("cos_sin_cache"), self.positions)
+        return q
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows [T, columns] as they are quantised, and their slots; -1 where a row is skipped."""
