@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAME = "dsv4_flash"
+NAMES = ("dsv4_flash", "dsv4_flash_out_rope")  # packages; the second one turns RoPE of the output back
 HIDDEN, Q_RANK, HEADS, DIM, NOPE, ROPE = 256, 64, 8, 512, 448, 64
 INDEX_HEADS, INDEX_DIM = 64, 128
 GROUPS, RANK = 2, 32  # of the output's projection: heads of a group go to RANK columns
@@ -33,12 +33,12 @@ TIE = 1e-2  # of the largest score: a token's sum of scores may be that much les
 OFF = 0.03  # of the largest output: bf16 outputs of rows in e4m3
 
 
-def prepare(device: str, packages: Path) -> ModuleType:
+def prepare(device: str, packages: Path, name: str) -> ModuleType:
     """The package; on a CPU, with Triton's interpreter mended and the tiles of a GPU without e4m3."""
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
     sys.path.insert(0, str(packages))
-    package = importlib.import_module(NAME)
+    package = importlib.import_module(name)
     if device == "cpu":
         from mlagen.verify import interpreter
 
@@ -126,11 +126,15 @@ class Layer:
         latent = normed((hidden @ self.q_down).float(), self.norms[3].float()).bfloat16()
         return (latent @ self.q).view(-1, HEADS, DIM), (latent @ self.index_q).view(-1, INDEX_HEADS, INDEX_DIM)
 
-    def output(self, out: Tensor, positions: Tensor) -> Tensor:
-        """Hidden states [T, HIDDEN] of attention's output [T, HEADS, DIM]. Its V has RoPE, which is turned back."""
+    def output(self, out: Tensor, positions: Tensor | None) -> Tensor:
+        """Hidden states [T, HIDDEN] of attention's output [T, HEADS, DIM].
+
+        Its V has RoPE, which is turned back by `positions`; None: attention has done that.
+        """
         import torch
 
-        plain = self.turned(out, positions, back=True).view(len(out), GROUPS, -1)
+        plain = out.float() if positions is None else self.turned(out, positions, back=True)
+        plain = plain.view(len(out), GROUPS, -1)
         return torch.einsum("tgd,gdr->tgr", plain, self.down.float()).flatten(1) @ self.up.float()
 
 
@@ -244,12 +248,14 @@ def step(
     last = positions.view(count, n, 1) - torch.arange(WINDOW - 1, -1, -1, device=device)
     window = slots_of(caches.table, PAGE, torch.arange(count, device=device), last).int()
     meta, _ = package.get_mla_metadata()
+    # Some packages turn RoPE of the output back in attention itself. For the others torch does that.
+    turns_back = package.SPEC["spec"]["attention"].get("out_rope") == "inverse"
+    angles = {"positions": positions, "cos_sin_cache": layer.cos_sin} if turns_back else {}
     out, _ = package.flash_mla_with_kvcache(
         q.view(count, n, HEADS, DIM), caches.window[:, :, None], None, None, DIM, meta, None, None, False, True, window,
-        attn_sink=layer.sink, extra_k_cache=caches.rows[:, :, None], extra_indices_in_kvcache=extra,
+        attn_sink=layer.sink, extra_k_cache=caches.rows[:, :, None], extra_indices_in_kvcache=extra, **angles,
     )  # fmt: skip
-    # No package has RoPE turned back as attention's epilogue yet, so torch does that.
-    return layer.output(out.flatten(0, 1), positions).view(count, n, HIDDEN), picked
+    return layer.output(out.flatten(0, 1), None if turns_back else positions).view(count, n, HIDDEN), picked
 
 
 def rounded(x: Tensor, tile: int, columns: int) -> Tensor:
@@ -376,8 +382,9 @@ def main() -> int:
     parser.add_argument("--tokens", default=300, type=int, help="of each prompt")
     parser.add_argument("--topk", default=512, type=int, help="compressed rows that a token attends to")
     parser.add_argument("--packages", default="generated", type=Path, help="folder of the generated package")
+    parser.add_argument("--package", default=NAMES[0], choices=NAMES, help="the generated package")
     chosen = parser.parse_args()
-    package = prepare(chosen.device, chosen.packages)
+    package = prepare(chosen.device, chosen.packages, chosen.package)
     import torch
 
     torch.manual_seed(0)

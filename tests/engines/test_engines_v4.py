@@ -67,6 +67,7 @@ def test_a_layer_is_attention_over_both_caches(ratio: str, unpacked) -> None:
     [
         (("attn_sink: optional", "attn_sink: none"), "attention.attn_sink: got 'none'"),
         (("  - combine_topk_swa_indices", "#"), "wrappers: got "),
+        (("  window: 128", "  out_rope: inverse\n  window: 128"), "attention.out_rope: got 'inverse'"),
     ],
 )
 def test_other_attention_than_v4s_is_refused_in_one_line(change: tuple[str, str], said: str, tmp_path: Path) -> None:

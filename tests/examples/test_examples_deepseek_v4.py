@@ -36,6 +36,12 @@ def test_a_layer_with_an_indexer_agrees_with_plain_torch() -> None:
     assert [line.split(":")[0] for line in lines] == [f"request {one}, {step}" for step in steps for one in (0, 1)]
 
 
+@pytest.mark.interpreter
+def test_attention_may_turn_rope_of_the_output_back() -> None:
+    name = "dsv4_flash_out_rope"
+    assert len(agreeing(package_of(name).parent, *SHORT, "--package", name)) == 12
+
+
 @pytest.mark.slow
 @pytest.mark.interpreter
 def test_a_layer_without_one_agrees_with_plain_torch() -> None:

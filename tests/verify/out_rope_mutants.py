@@ -16,7 +16,7 @@ ANY, MANY, DECODED = (
     "sparse_fwd: positions: any, many heads",
     "sparse_decode: pos*any",
 )
-OUTSIDE = "*: positions: outside"
+OUTSIDE = "sparse_decode: positions: outside"
 CHAIN = "prologue: chain*"
 
 
@@ -85,7 +85,7 @@ PORTABLE = (
 )
 
 
-def _sm90(file: str, case: str, side: str, more: tuple[Mutant, ...] = ()) -> tuple[Mutant, ...]:
+def _sm90(file: str, case: str, outside: str, side: str, more: tuple[Mutant, ...] = ()) -> tuple[Mutant, ...]:
     """Signs, positions, angles and columns of an sm90 kernel's rotation. `side` is its name of other columns."""
     return (
         _literal("O turns forwards", file, "first * cos + second * sin", "first * cos - second * sin", case),
@@ -93,18 +93,19 @@ def _sm90(file: str, case: str, side: str, more: tuple[Mutant, ...] = ()) -> tup
         _literal("sines are cosines", file, "pointers + ROPE_PAIRS", "pointers", case),
         _literal("all tokens turn by the first's", file, "positions_ptr + token)", "positions_ptr + token * 0)", case),
         _literal("columns in front of RoPE's turn", file, f"{side}_1, acc = _halves", f"acc, {side}_1 = _halves", case),
-        _literal("a position past the table is read", file, "< call.num_positions", "<= call.num_positions", OUTSIDE),
+        _literal("a position past the table is read", file, "< call.num_positions", "<= call.num_positions", outside),
         *more,
     )
 
 
 OF_KERNEL = {
     "portable": PORTABLE,
-    "rows": _sm90(ROWS, MANY, "left"),
-    "few_heads": _sm90(FEW, ANY, "upper"),
+    "rows": _sm90(ROWS, MANY, "sparse_fwd: positions: outside, many heads", "left"),
+    "few_heads": _sm90(FEW, ANY, "sparse_fwd: positions: outside (f*", "upper"),
     "cache": _sm90(
         CACHE,
         DECODED,
+        OUTSIDE,
         "left",
         (
             _literal(
@@ -112,7 +113,7 @@ OF_KERNEL = {
                 CACHE,
                 "acc = _rotate_rows_back(",
                 "_rotate_rows_back(",
-                "sparse_decode: cache: scales far apart",
+                "sparse_decode: cache: scales far apart, in splits",
             ),
             _literal(
                 "pieces turn by the first tokens'",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from mlagen.bench.check import Reference, attention, error_limit, in_chunks, row_limit
 from mlagen.bench.families.cache import CacheSide, fill_with, second_side, sides_of
 from mlagen.bench.package import BenchPackage
+from mlagen.bench.rotation import ROTATED_APART, Angles, make_angles, rotate
 from mlagen.bench.shapes import (
     L2_MULTIPLE,
     TENSOR_SCALE,
@@ -130,6 +131,7 @@ class SparseDecodeInputs:
         attn_sink: f32 [num_heads] where the spec requires one.
         topk_length, extra_topk_length: i32 [requests] where the spec requires them: all of the indices.
         k_scale: f32 [1], the cache's scale, if its layout has one a tensor.
+        angles: positions and angles where attention rotates its output.
     """
 
     q: torch.Tensor
@@ -141,6 +143,7 @@ class SparseDecodeInputs:
     topk_length: torch.Tensor | None
     extra_topk_length: torch.Tensor | None
     k_scale: torch.Tensor
+    angles: Angles | None = None
 
 
 def shape_at(package: BenchPackage, requests: int, s_q: int, num_heads: int) -> SparseDecodeShape:
@@ -190,12 +193,22 @@ def call_of(
     for name in ("attn_sink", "topk_length", "extra_topk_length"):
         if getattr(inputs, name) is not None:
             options[name] = getattr(inputs, name)
+    if inputs.angles is not None:
+        options |= inputs.angles.arguments
     q = inputs.q
     if e4m3:
         q = (q / Q_SCALE).to(torch.float8_e4m3fn)
         options["q_scale"] = torch.full((1,), Q_SCALE, device=q.device)
     arguments = (q, main.view(inputs.q.dtype), None, None, inputs.d_v, metadata)
     return lambda: attention(*arguments, **options)[0]
+
+
+def call_rotated_apart(package: BenchPackage, inputs: SparseDecodeInputs) -> Callable[[], Any]:
+    """As `call_of` of an output that attention does not rotate, and a launch that does."""
+    angles = inputs.angles
+    assert angles is not None
+    call = call_of(package, replace(inputs, angles=angles.nowhere))
+    return lambda: rotate(call(), angles)
 
 
 class Pool:
@@ -281,6 +294,7 @@ class _Pools:
             topk_length=lengths(main_count),
             extra_topk_length=lengths(extra_count),
             k_scale=torch.full((1,), TENSOR_SCALE, device=device),
+            angles=make_angles(facts, shape.tokens, device),
         )
 
 
@@ -299,7 +313,7 @@ def _expected(inputs: SparseDecodeInputs) -> torch.Tensor:
         kv = [cached.rows(each[some]) for cached, each in zip(caches, slots, strict=True)]
         seen = torch.cat([each[some] >= 0 for each in slots], 1)
         expected[some] = attention(q[some], torch.cat(kv, 1), seen, inputs.sm_scale, inputs.d_v, inputs.attn_sink)
-    return expected
+    return expected if inputs.angles is None else inputs.angles.turned(expected)
 
 
 def sparse_decode_trials(
@@ -313,6 +327,7 @@ def sparse_decode_trials(
         moved = shape.bytes_moved(package.facts, *package.cached)
         sets = sets_needed(moved, setting.l2_bytes)
         inputs = [pools.inputs(shape, number) for number in range(sets)]
+        apart = [Entrant(ROTATED_APART, partial(call_rotated_apart, package))] if package.facts.out_rope else []
         e4m3 = [Entrant(OURS_E4M3, partial(call_of, package, e4m3=True))] if takes_e4m3(package) else []
         return Trial(
             inputs=inputs,
@@ -320,6 +335,7 @@ def sparse_decode_trials(
                 Entrant(OURS, partial(call_of, package)),
                 Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True)),
                 *e4m3,
+                *apart,
             ],
             error_of=reference(inputs[0], package.facts.partials).error_of,
             error_limit=error_limit(package.dtype, package.facts.partials),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 
 from mlagen.bench.check import Reference, attention, error_limit, in_chunks, row_limit
 from mlagen.bench.package import BenchPackage
+from mlagen.bench.rotation import ROTATED_APART, Angles, make_angles, rotate
 from mlagen.bench.shapes import L2_MULTIPLE, default_heads, make_indices, sets_needed
 from mlagen.bench.trial import APART, BATCH_INVARIANT, OURS, Entrant, Family, Setting, Trial
 from mlagen.verify.call.facts import Facts
@@ -112,6 +113,7 @@ class SparseFwdInputs:
         sm_scale: factor of the logits.
         attn_sink: f32 [num_heads] where the spec requires one.
         topk_length: i32 [tokens] where the spec requires one: all of topk.
+        angles: positions and angles where attention rotates its output.
     """
 
     q: torch.Tensor
@@ -120,6 +122,7 @@ class SparseFwdInputs:
     sm_scale: float
     attn_sink: torch.Tensor | None
     topk_length: torch.Tensor | None
+    angles: Angles | None = None
 
 
 def shapes_of(kind: str, package: BenchPackage, heads: Sequence[int] | None) -> list[SparseFwdShape]:
@@ -153,6 +156,8 @@ def call_of(
         options["attn_sink"] = inputs.attn_sink
     if inputs.topk_length is not None:
         options["topk_length"] = inputs.topk_length
+    if inputs.angles is not None:
+        options |= inputs.angles.arguments
 
     def call() -> torch.Tensor:
         result = attention(inputs.q, inputs.kv, inputs.indices, inputs.sm_scale, **options)
@@ -161,6 +166,14 @@ def call_of(
         return out
 
     return call
+
+
+def call_rotated_apart(package: BenchPackage, inputs: SparseFwdInputs) -> Callable[[], torch.Tensor]:
+    """As `call_of` of an output that attention does not rotate, and a launch that does."""
+    angles = inputs.angles
+    assert angles is not None
+    call = call_of(package, replace(inputs, angles=angles.nowhere))
+    return lambda: rotate(call(), angles)
 
 
 def call_apart(package: BenchPackage, inputs: SparseFwdInputs) -> Callable[[], torch.Tensor]:
@@ -225,7 +238,8 @@ def make_inputs(
     for number in range(sets):
         kv = inputs[0].kv if inputs and shared else _normal((pages, page, facts.d_qk), dtype, device)
         q = _normal((shape.tokens, shape.num_heads, facts.d_qk), dtype, device)
-        inputs.append(SparseFwdInputs(q, kv, indices[number], facts.d_qk**-0.5, sink, length))
+        angles = make_angles(facts, shape.tokens, device)
+        inputs.append(SparseFwdInputs(q, kv, indices[number], facts.d_qk**-0.5, sink, length, angles))
     return inputs
 
 
@@ -249,7 +263,7 @@ def _expected(inputs: SparseFwdInputs, facts: Facts) -> torch.Tensor:
             seen &= torch.arange(topk, device=q.device) < inputs.topk_length[some, None]
         kv = rows[indices[some].long().where(seen, 0)]
         expected[some] = attention(q[some], kv, seen, inputs.sm_scale, facts.d_v, inputs.attn_sink)
-    return expected
+    return expected if inputs.angles is None else inputs.angles.turned(expected)
 
 
 def trials(setting: Setting) -> Callable[[SparseFwdShape], Trial[SparseFwdInputs]]:
@@ -265,6 +279,8 @@ def trials(setting: Setting) -> Callable[[SparseFwdShape], Trial[SparseFwdInputs
             if isinstance(shape, SharedShape)
             else Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True)),
         ]
+        if facts.out_rope:
+            entrants.append(Entrant(ROTATED_APART, partial(call_rotated_apart, package)))
         return Trial(
             inputs=inputs,
             entrants=entrants,

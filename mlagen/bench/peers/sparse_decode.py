@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -10,6 +12,7 @@ import torch
 from mlagen.bench.families.sparse_decode import Cached, SparseDecodeInputs, SparseDecodeShape
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers.libraries import D_C, D_ROPE, FLASH_MLA, FLASH_MLA_MODULES, first_module, pad_heads
+from mlagen.bench.rotation import rotated_after
 from mlagen.bench.shapes import TENSOR_SCALE
 from mlagen.bench.trial import Call, Entrant
 from mlagen.layout import CacheLayout
@@ -122,9 +125,10 @@ PEERS: tuple[SparseDecodePeer, ...] = (FlashMlaSparseDecode(), FlashMlaRows())
 def sparse_decode_peers(
     package: BenchPackage, shape: SparseDecodeShape, inputs: Sequence[SparseDecodeInputs]
 ) -> Iterator[Entrant[SparseDecodeInputs]]:
-    """Others' kernels at a shape of the family."""
+    """Others' kernels at a shape of the family; the rotation of the output is a launch behind them."""
     for peer in PEERS:
-        yield Entrant(peer.name, peer.prepare, peer.unsupported(package.facts, *package.cached))
+        prepare = partial(rotated_after, peer.prepare, attrgetter("angles"))
+        yield Entrant(peer.name, prepare, peer.unsupported(package.facts, *package.cached))
 
 
 BENCHMARKS = {"sparse_decode": sparse_decode_peers}

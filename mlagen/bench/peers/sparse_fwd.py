@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 import torch
@@ -21,6 +23,7 @@ from mlagen.bench.peers.libraries import (
     flashinfer_call,
     pad_heads,
 )
+from mlagen.bench.rotation import rotated_after
 from mlagen.bench.trial import Call, Entrant
 from mlagen.verify.call.facts import Facts
 
@@ -145,9 +148,10 @@ PEERS: tuple[SparseFwdPeer, ...] = (VllmTriton(), FlashMla(), FlashAttention3(),
 def sparse_fwd_peers(
     package: BenchPackage, shape: SparseFwdShape, inputs: Sequence[SparseFwdInputs]
 ) -> Iterator[Entrant[SparseFwdInputs]]:
-    """Others' kernels at a shape of the family."""
+    """Others' kernels at a shape of the family; the rotation of the output is a launch behind them."""
     for peer in PEERS:
-        yield Entrant(peer.name, peer.prepare, peer.unsupported(shape, package.facts))
+        prepare = partial(rotated_after, peer.prepare, attrgetter("angles"))
+        yield Entrant(peer.name, prepare, peer.unsupported(shape, package.facts))
 
 
 BENCHMARKS = {"prefill": sparse_fwd_peers, "decode": sparse_fwd_peers, "shared": sparse_fwd_peers}
