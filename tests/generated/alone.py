@@ -188,6 +188,8 @@ def arguments(package):
             call["attn_sink"] = torch.zeros(3)
         if sparse.get("topk_length") == "required":
             call["topk_length"] = torch.full((2,), 4, dtype=torch.int32)
+        if sparse.get("out_rope"):
+            call |= {"positions": torch.tensor([3, 4]), "cos_sin_cache": torch.randn(8, d_rope)}
     table, one = torch.arange(12, dtype=torch.int32)[None], torch.ones(1, dtype=torch.int32)
     calls = (
         indexer_arguments(package, dtype)

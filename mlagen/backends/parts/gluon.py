@@ -72,7 +72,8 @@ class Rotation:
         pairs: number of their pairs.
         halvings: numbers of the halvings that lead from O_R to RoPE's columns.
         steps: distances of a thread's pairs in a product of [heads, columns], from 4 on.
-        rows: distances of its columns in a product of [columns, heads], from 64 on.
+        rows, pair_rows: distances of its columns in a product of [columns, heads], from 64 on, and of their pairs.
+        lane_mask: the mask of a thread's pairs without the lane's part.
         thread_pairs, thread_mask: pairs of a row that a thread recomputes, and the mask of their numbers.
         first_pair: RoPE's first pair among those of a row.
     """
@@ -81,6 +82,8 @@ class Rotation:
     halvings: Sequence[int]
     steps: Sequence[int]
     rows: Sequence[int]
+    pair_rows: Sequence[int]
+    lane_mask: int
     thread_pairs: int
     thread_mask: int
     first_pair: int
@@ -97,6 +100,8 @@ def rotation_of(plan: Plan, sm90: Sm90Plan) -> Rotation | None:
         halvings=range((sm90.d_half // columns).bit_length() - 1),
         steps=[1 << bit for bit in range(2, (columns // 2).bit_length() - 1)],
         rows=[1 << bit for bit in range(6, columns.bit_length() - 1)],
+        pair_rows=[1 << bit for bit in range(5, columns.bit_length() - 2)],
+        lane_mask=columns // 2 - 4,
         thread_pairs=thread_pairs,
         thread_mask=thread_pairs - 1,
         first_pair=(plan.d_v - columns) // 2,

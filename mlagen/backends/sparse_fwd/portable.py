@@ -9,7 +9,15 @@ from mlagen.backends.parts import splits, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.call import CallTable, Field, given
 from mlagen.backends.parts.common import Block, blocks_of, tuple_text
-from mlagen.backends.parts.splits import Attention, AttentionWrappers, OutRope, attention_context, rope_aligned, rotated
+from mlagen.backends.parts.splits import (
+    ANGLE_ARGUMENTS,
+    Attention,
+    AttentionWrappers,
+    OutRope,
+    attention_context,
+    rope_aligned,
+    rotated,
+)
 from mlagen.backends.parts.splits import given as values_of
 from mlagen.plan import IndexUnionPlan, Plan, Sm90Plan, SparseFwdPlan
 from mlagen.plan.splits import PartialRow
@@ -34,6 +42,7 @@ class Kernels(Attention):
         chunks, v_chunks: blocks of K and of V.
         out_rope: the rotation of the output; None without.
         rotated: blocks of V with columns that the epilogue rotates.
+        angle_arguments: arguments of kernels for positions and angles, as lines.
         union: the plan of index unions; None without.
     """
 
@@ -48,6 +57,7 @@ class Kernels(Attention):
     v_chunks: Sequence[Block]
     out_rope: OutRope | None
     rotated: Sequence[Block]
+    angle_arguments: Sequence[str]
     union: IndexUnionPlan | None
 
 
@@ -142,6 +152,7 @@ def _kernels(plan: Plan, sparse: SparseFwdPlan) -> Kernels:
         page_rows=plan.rows_block_size or 1,
         chunks=chunks,
         v_chunks=v_chunks,
+        angle_arguments=ANGLE_ARGUMENTS if plan.out_rope else (),
         rotated=rotated(plan, v_chunks),
         union=sparse.sm90_shared,
     )

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlagen.verify.call import out_rope
 from mlagen.verify.call.case import E4M3, SM90, Case
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.patterns import INDEX_PROMISES, LENGTH_PROMISES, SINK_PROMISES
@@ -17,7 +16,7 @@ from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.sparse_decode import e4m3
 from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.invalid import refused
-from mlagen.verify.sparse_decode.variants import variant_cases
+from mlagen.verify.sparse_decode.variants import position_cases, variant_cases
 
 
 @dataclass(frozen=True)
@@ -406,20 +405,6 @@ def _batch_invariant(suite: _Suite) -> Iterator[SparseDecodeCase]:
         yield from suite.case(name, promise, requests=4, main={**wide, **lists}, extra=extra, **invariant)
 
 
-def _positions(suite: _Suite) -> Iterator[SparseDecodeCase]:
-    if not suite.facts.out_rope:
-        return
-    for pattern, (_, promise) in out_rope.PATTERNS.items():
-        sizes: dict[str, Any] = {"positions": pattern, "requests": 4, "s_q": 2, "heads": suite.split_heads}
-        name, every = f"positions: {pattern}", pattern in ("any", "outside")
-        yield from suite.case(name, promise, every_target=every, **sizes)
-        yield from suite.case(f"{name}, many heads", promise, **{**sizes, "requests": 1, "heads": 70})
-        split: dict[str, Any] = {**sizes, "main": {"topk": 304}, "multiprocessors": 1000}
-        yield from suite.case(f"{name}, split", promise, every_target=every, **split)
-        none = {"indices": "some rows none"}
-        yield from suite.case(f"{name}, empty rows", promise, main=none, extra=none, **sizes)
-
-
 def _contract(suite: _Suite) -> Iterator[SparseDecodeCase]:
     heads = suite.split_heads
     split: dict[str, Any] = {"heads": heads, "main": {"topk": 304}, "multiprocessors": 1000}
@@ -482,7 +467,7 @@ PARTS = (
     _pairs,
     _splits,
     _batch_invariant,
-    _positions,
+    position_cases,
     _contract,
     _e4m3,
     _merged,

@@ -1,4 +1,4 @@
-"""Cases of sparse attention over a paged cache that reach the compiled variants that no other case does."""
+"""Cases of sparse attention over a paged cache: compiled variants that no other case reaches, and positions."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from mlagen.verify.call import out_rope
 from mlagen.verify.checks import variants
 
 if TYPE_CHECKING:
     from mlagen.verify.sparse_decode.cases import SparseDecodeCase, _Suite
 
 ABSENT = "absent"
+
+
+def position_cases(suite: _Suite) -> Iterator[SparseDecodeCase]:
+    """Patterns of positions; none where attention does not rotate its output."""
+    if not suite.facts.out_rope:
+        return
+    for pattern, (_, promise) in out_rope.PATTERNS.items():
+        sizes: dict[str, Any] = {"positions": pattern, "requests": 4, "s_q": 2, "heads": suite.split_heads}
+        name, every = f"positions: {pattern}", pattern in ("any", "outside")
+        yield from suite.case(name, promise, every_target=every, **sizes)
+        yield from suite.case(f"{name}, many heads", promise, **{**sizes, "requests": 1, "heads": 70})
+        split: dict[str, Any] = {**sizes, "main": {"topk": 304}, "multiprocessors": 1000}
+        yield from suite.case(f"{name}, split", promise, every_target=every, **split)
+        none = {"indices": "some rows none"}
+        yield from suite.case(f"{name}, empty rows", promise, main=none, extra=none, **sizes)
 
 
 def variant_cases(suite: _Suite) -> Iterator[SparseDecodeCase]:
