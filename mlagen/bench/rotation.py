@@ -60,8 +60,8 @@ def make_angles(facts: Facts, tokens: int, device: torch.device) -> Angles | Non
     return Angles(torch.randint(0, POSITIONS, (tokens,), device=device), table)
 
 
-@triton.jit
-def _rotate_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _rotate_kernel(  # type: ignore[no-untyped-def]
     out_ptr, positions_ptr, table_ptr, num_heads, token_stride, head_stride,
     START: tl.constexpr, HALF: tl.constexpr, BLOCK_H: tl.constexpr,
 ):  # fmt: skip

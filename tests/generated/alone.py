@@ -143,6 +143,16 @@ def compressor_arguments(package, dtype):
     }
 
 
+def required_arguments(attention, d_rope):
+    """Arguments of attention of two tokens and three heads that some specs require."""
+    import torch
+
+    found = {"attn_sink": torch.zeros(3), "topk_length": torch.full((2,), 4, dtype=torch.int32)}
+    angles = {"positions": torch.tensor([3, 4]), "cos_sin_cache": torch.randn(8, max(d_rope, 1))}
+    found = {name: one for name, one in found.items() if attention.get(name) == "required"}
+    return found | (angles if attention.get("out_rope") else {})
+
+
 def arguments(package):
     """Small arguments of each wrapper, by name: two tokens, and unquantised rows that are NaN past the first page."""
     import torch
@@ -183,13 +193,8 @@ def arguments(package):
             "block_table": torch.zeros(2, 12, dtype=torch.int32),
             "cache_seqlens": torch.tensor([3, 0], dtype=torch.int32),
         }
-    for call in (attention, over_cache):
-        if sparse.get("attn_sink") == "required":
-            call["attn_sink"] = torch.zeros(3)
-        if sparse.get("topk_length") == "required":
-            call["topk_length"] = torch.full((2,), 4, dtype=torch.int32)
-        if sparse.get("out_rope"):
-            call |= {"positions": torch.tensor([3, 4]), "cos_sin_cache": torch.randn(8, d_rope)}
+    attention |= (required := required_arguments(sparse, d_rope))
+    over_cache |= required
     table, one = torch.arange(12, dtype=torch.int32)[None], torch.ones(1, dtype=torch.int32)
     calls = (
         indexer_arguments(package, dtype)

@@ -14,7 +14,7 @@ from mlagen.plan import load_plan, make_plan
 from mlagen.spec import Spec
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.call.facts import Facts
-from mlagen.verify.call.out_rope import PATTERNS, TABLE, Rotation, draw
+from mlagen.verify.checks.out_rope import PATTERNS, TABLE, Rotation, draw
 from mlagen.verify.reference import Attention
 from mlagen.verify.sparse_decode.cases import cases as cached_cases
 from mlagen.verify.sparse_fwd.cases import cases as row_cases

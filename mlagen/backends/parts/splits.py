@@ -14,7 +14,7 @@ from mlagen.plan.splits import PartialRow
 from mlagen.spec import Presence, SparseAttention
 
 MODULE = "_splits"
-ANGLE_ARGUMENTS = ("positions_ptr, cos_sin_cache_ptr, num_positions, cos_sin_stride: tl.int64,",)
+ANGLE_ARGUMENTS = "\n    positions_ptr, cos_sin_cache_ptr, num_positions, cos_sin_stride: tl.int64,"
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Kernels(Attention, CachesFacts, Rows):
         kernel_imports: modules that the kernels import.
         out_rope: the rotation of the output; None without.
         rotated: blocks of V with columns that the epilogue rotates.
-        angle_arguments: arguments of kernels for positions and angles, as lines.
+        angle_arguments: a further line of kernels' arguments, for positions and angles; empty without.
     """
 
     layout: CacheLayout
@@ -99,7 +99,7 @@ class Kernels(Attention, CachesFacts, Rows):
     kernel_imports: Sequence[str]
     out_rope: OutRope | None
     rotated: Sequence[Block]
-    angle_arguments: Sequence[str]
+    angle_arguments: str
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def _kernels(plan: Plan, family: SparseDecodePlan) -> Kernels:
         queries=", ".join(f"q_{chunk.name}" for chunk in rows.chunks),
         operands=_operands(plan, family.caches),
         kernel_imports=sorted([*(cache.module for cache in of_caches.caches), "_launch", "_splits"]),
-        angle_arguments=ANGLE_ARGUMENTS if plan.out_rope else (),
+        angle_arguments=ANGLE_ARGUMENTS if plan.out_rope else "",
         rotated=rotated(plan, rows.v_chunks),
     )
 

@@ -42,7 +42,7 @@ class Kernels(Attention):
         chunks, v_chunks: blocks of K and of V.
         out_rope: the rotation of the output; None without.
         rotated: blocks of V with columns that the epilogue rotates.
-        angle_arguments: arguments of kernels for positions and angles, as lines.
+        angle_arguments: a further line of kernels' arguments, for positions and angles; empty without.
         union: the plan of index unions; None without.
     """
 
@@ -57,7 +57,7 @@ class Kernels(Attention):
     v_chunks: Sequence[Block]
     out_rope: OutRope | None
     rotated: Sequence[Block]
-    angle_arguments: Sequence[str]
+    angle_arguments: str
     union: IndexUnionPlan | None
 
 
@@ -152,7 +152,7 @@ def _kernels(plan: Plan, sparse: SparseFwdPlan) -> Kernels:
         page_rows=plan.rows_block_size or 1,
         chunks=chunks,
         v_chunks=v_chunks,
-        angle_arguments=ANGLE_ARGUMENTS if plan.out_rope else (),
+        angle_arguments=ANGLE_ARGUMENTS if plan.out_rope else "",
         rotated=rotated(plan, v_chunks),
         union=sparse.sm90_shared,
     )

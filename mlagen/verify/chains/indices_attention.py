@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.call import out_rope
 from mlagen.verify.call.case import Case, CaseFailedError
 from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.memory import NAN
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
+from mlagen.verify.checks import out_rope
 from mlagen.verify.checks.decode import FLASH as CACHE
 from mlagen.verify.indices import inputs as indices_inputs
 from mlagen.verify.indices.family import INDICES

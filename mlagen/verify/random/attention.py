@@ -6,9 +6,9 @@ import torch
 
 from mlagen.verify.call.case import E4M3, Q_IN_PARTS, SHARED, SM90, SWAP_AB, Case
 from mlagen.verify.call.memory import LAYOUTS
-from mlagen.verify.call.out_rope import PATTERNS
 from mlagen.verify.call.patterns import INDEX_PATTERNS, LENGTH_PROMISES, SINK_PROMISES
 from mlagen.verify.checks.decode import FLASH as DECODE_FLASH
+from mlagen.verify.checks.out_rope import PATTERNS
 from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
 from mlagen.verify.dense_decode.invalid import DECODE

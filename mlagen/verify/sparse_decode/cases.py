@@ -60,7 +60,7 @@ class CacheProblem:
         wide_q: heads of q are larger and smaller than fp16 holds.
         q, out, index_layout: layout in memory, a key of LAYOUTS in call.memory, or, for inputs, "by position",
             where requests are innermost; `out` None: the wrapper allocates it.
-        positions: pattern of positions, a key of mlagen.verify.call.out_rope.PATTERNS; for specs that rotate out.
+        positions: pattern of positions, a key of mlagen.verify.checks.out_rope.PATTERNS; for specs that rotate out.
     """
 
     requests: int = 3

@@ -11,12 +11,13 @@ import torch
 from mlagen.layout import CacheLayout, DataField, ScalesField
 from mlagen.layout.codec import planes_of, read, write
 from mlagen.verify.batched import sparse_attention
-from mlagen.verify.call import family, out_rope
+from mlagen.verify.call import family
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.memory import NAN, Placed, empty_pages, seeded, unplaced
-from mlagen.verify.call.out_rope import Rotation
 from mlagen.verify.call.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
+from mlagen.verify.checks import out_rope
 from mlagen.verify.checks.decode import as_e4m3, place_out, place_tokens
+from mlagen.verify.checks.out_rope import Rotation
 from mlagen.verify.reference import Attention
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing
 from mlagen.verify.sparse_decode.facts import CacheFacts
@@ -248,5 +249,5 @@ def attend(inputs: Inputs, facts: Facts) -> Attention:
     q = inputs.q.reshape(requests * s_q, *inputs.q.shape[2:])
     indices = torch.cat(columns, 1)
     options = (inputs.sink, None, facts.lse_base, facts.empty_row_lse)
-    found = sparse_attention(q, kv, indices, scale, facts.d_v, *options)
-    return found if inputs.rotation is None else inputs.rotation.turned(found)
+    whole = sparse_attention(q, kv, indices, scale, facts.d_v, *options)
+    return whole if inputs.rotation is None else inputs.rotation.turned(whole)

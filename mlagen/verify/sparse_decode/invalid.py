@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import torch
 
-from mlagen.verify.call import invalid, out_rope
+from mlagen.verify.call import invalid
 from mlagen.verify.call.invalid import Invalid, RefusedCase
-from mlagen.verify.checks import pairs
+from mlagen.verify.checks import out_rope, pairs
 from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.sparse_decode.facts import CacheFacts
 

@@ -6,8 +6,7 @@ import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from mlagen.verify.call import out_rope
-from mlagen.verify.checks import variants
+from mlagen.verify.checks import out_rope, variants
 
 if TYPE_CHECKING:
     from mlagen.verify.sparse_decode.cases import SparseDecodeCase, _Suite

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from mlagen.verify.call import out_rope
 from mlagen.verify.call.case import SHARED, SM90, SWAP_AB, Case
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.patterns import INDEX_PROMISES, SHARES, SINK_PROMISES
-from mlagen.verify.checks import merges, pairs, variants
+from mlagen.verify.checks import merges, out_rope, pairs, variants
 from mlagen.verify.sparse_fwd.invalid import FLASH, VLLM, refused
 
 WRAPPERS = (FLASH, VLLM)
@@ -38,7 +37,7 @@ class Problem:
         q_size: factor of Q's values.
         q, kv, out: layout in memory, a key of mlagen.verify.call.memory.LAYOUTS; `out` None: the wrapper allocates it.
         index_layout: likewise of indices.
-        positions: pattern of positions, a key of mlagen.verify.call.out_rope.PATTERNS; for specs that rotate out.
+        positions: pattern of positions, a key of mlagen.verify.checks.out_rope.PATTERNS; for specs that rotate out.
     """
 
     tokens: int

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.call import family, out_rope
+from mlagen.verify.call import family
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.memory import LAYOUTS, NAN, Placed, allocate, place, seeded, unplaced
-from mlagen.verify.call.out_rope import Rotation
 from mlagen.verify.call.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
+from mlagen.verify.checks import out_rope
+from mlagen.verify.checks.out_rope import Rotation
 from mlagen.verify.sparse_fwd.cases import Problem
 
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from mlagen.verify.call import invalid, out_rope
+from mlagen.verify.call import invalid
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.invalid import Invalid, RefusedCase
-from mlagen.verify.checks import pairs
+from mlagen.verify.checks import out_rope, pairs
 
 FLASH, VLLM = "flash_mla_sparse_fwd", "triton_mla_sparse_attention"
 SHORT = {FLASH: "flash", VLLM: "triton"}

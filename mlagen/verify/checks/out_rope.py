@@ -85,13 +85,13 @@ class Rotation:
         angles = torch.where(known[:, None], angles, ones)
         factor = torch.complex(angles[:, :half], -angles[:, half:])[:, None]  # conjugate
         out = found.out.clone()
-        pairs = out[..., self.start :].unflatten(-1, (-1, 2)).contiguous()
+        pairs = out[..., self.start :].unflatten(-1, (-1, 2)).contiguous()  # type: ignore[no-untyped-call]
         out[..., self.start :] = torch.view_as_real(torch.view_as_complex(pairs) * factor).flatten(-2)
         cos, sin = factor.real.abs(), factor.imag.abs()
 
         def mixed(sizes: torch.Tensor) -> torch.Tensor:
             sizes = sizes.clone()
-            first, second = sizes[..., self.start :].unflatten(-1, (-1, 2)).unbind(-1)
+            first, second = sizes[..., self.start :].unflatten(-1, (-1, 2)).unbind(-1)  # type: ignore[no-untyped-call]
             both = (cos * first + sin * second, sin * first + cos * second)
             sizes[..., self.start :] = torch.stack(both, -1).flatten(-2)
             return sizes
