@@ -47,13 +47,24 @@ def on_a_gpu(folder: Path) -> Iterator[ModuleType]:
     yield import_package(folder)
 
 
-def moved(value: Any, device: str) -> Any:
-    """An argument on a device."""
-    if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).copy_(value)
-    if isinstance(value, (tuple, list)):
-        return type(value)(moved(one, device) for one in value)
-    return value
+def moved(call: dict[str, Any], device: str) -> dict[str, Any]:
+    """A call on a device; arguments that shared memory still share it."""
+    memory: dict[int, torch.UntypedStorage] = {}
+
+    def move(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            storage = value.untyped_storage()
+            if storage.data_ptr() not in memory:
+                held = torch.empty(0, dtype=torch.uint8).set_(storage).to(device, copy=True)  # type: ignore[call-overload]
+                memory[storage.data_ptr()] = held.untyped_storage()
+            place = (value.storage_offset(), value.shape, value.stride())
+            new = torch.empty(0, dtype=value.dtype, device=device)
+            return new.set_(memory[storage.data_ptr()], *place)  # type: ignore[call-overload]
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(move, value))
+        return value
+
+    return {name: move(value) for name, value in call.items()}
 
 
 def timed(call: Callable[[], Any]) -> float:
@@ -91,8 +102,9 @@ def main() -> None:
             wrapper = getattr(package, name)
             if not fnmatch.fnmatchcase(name, options.only) or not hasattr(wrapper, "checked"):
                 continue
-            on_device = {key: moved(value, options.device) for key, value in call.items()}
-            row = measure(wrapper, on_device, options.rounds, torch.cuda.synchronize if is_gpu else _nothing)
+            row = measure(
+                wrapper, moved(call, options.device), options.rounds, torch.cuda.synchronize if is_gpu else _nothing
+            )
             print(f"{name:45}", *(f"{one:8.1f}" for one in row), f"{row[1] / row[0]:10.2f}", flush=True)
 
 
