@@ -109,6 +109,7 @@ def specs(draw: st.DrawFn) -> Spec:
         and ((style == "gptj" and rank % 2 == 0) or not needs.gptj)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
         and (has_hadamard(indexed) or not needs.hadamard)
+        and ("candidates" in indexed.get("indexer", {}) or not needs.candidates)
     ]
     wrappers = list(draw(some_of(fitting)))
     for group in [group for name in wrappers for group in NEEDS[name].beside]:

@@ -172,6 +172,10 @@ def indexers(draw: st.DrawFn, topk: int | None, dtype: str) -> dict[str, Any]:
         "compress_ratio": draw(st.sampled_from([1, 2, 128])),
         "q_scale_rule": None,
     }
+    block = draw(st.sampled_from([4, 8, 16, 32, 64]))
+    fewest = -(-indexer["topk"] // block)
+    if fewest <= 4096 and draw(st.booleans()):
+        indexer["candidates"] = {"block": block, "count": draw(st.integers(fewest, 4096))}
     own = compositions(columns, 0, dtype)
     fits = {"indexer_mxfp4": 2, "indexer_fp8": 4}  # of columns, where a byte or a scale ends
     named = [name for name in INDEXER_LAYOUTS if columns % fits[name] == 0]

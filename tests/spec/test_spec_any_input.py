@@ -91,6 +91,7 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         and ("indexer" in indexed or not needs.indexer)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
         and (has_hadamard(indexed) or not needs.hadamard)
+        and ("candidates" in indexed.get("indexer", {}) or not needs.candidates)
     ]
     wrappers = list(draw(unique(fitting, 10)))
     for group in [group for name in wrappers for group in NEEDS[name].beside]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.backends.parts.base import GeneratedFile, Module
-from mlagen.backends.parts.common import TORCH_DTYPES
+from mlagen.backends.parts.common import TORCH_DTYPES, imported
 from mlagen.errors import ToolError
 from mlagen.plan import OPS, IndexerCachePlan, KpoolPlan, MergeStatesPlan, Op, OpsPlan, Plan
 
@@ -215,7 +215,7 @@ class Operators:
 
     Attributes:
         namespace: namespace of the operators.
-        modules: modules of their wrappers.
+        modules: modules of their wrappers, as text.
         wrappers: the package's wrappers.
         takes_pair: whether an operator takes Q as a pair.
         operators: the operators.
@@ -229,7 +229,7 @@ class Operators:
     """
 
     namespace: str
-    modules: Sequence[str]
+    modules: str
     wrappers: Sequence[str]
     takes_pair: bool
     operators: Sequence[Operator]
@@ -267,7 +267,7 @@ def context(plan: Plan, modules: Sequence[Module], texts: Mapping[str, str]) -> 
                 used.append(name)
     return Operators(
         namespace=plan.ops.namespace,
-        modules=list(dict.fromkeys(used)),
+        modules=imported("", list(dict.fromkeys(used))),
         wrappers=wrappers,
         takes_pair=plan.takes_pair and bool(OVER_LATENT & {*wrappers}),
         operators=found,
