@@ -24,6 +24,15 @@ WRAPPERS: dict[str | None, tuple[str, ...]] = {
     "vllm": (*_PATH, *_LOGITS, *_TOPK),
     "sglang": (*_LEGACY, "top_k_page_table_transform"),
 }
+# Of an indexer of two levels, where no engine limits the functions.
+CANDIDATES = (
+    "select_candidate_blocks",
+    "candidate_mqa_logits",
+    "paged_candidate_mqa_logits",
+    "candidate_indexer_topk",
+    "paged_candidate_indexer_topk",
+)
+BLOCK, BLOCKS = "candidate_block_size", "candidate_topk_blocks"
 NORMED = "indexer_k_norm_rope_store"  # for models that normalise, rotate and store keys in one function
 SAID = {
     "indexer_k_quant_and_cache": "writes keys into the indexer's cache",
@@ -38,6 +47,8 @@ SAID = {
     "top_k_page_table_transform": "FlashInfer's signature: top-k as cache slots",
     "topk_merge": "merges the top-k of ranks that share a context",
     "indexer_topk": "logits and top-k in one call",
+    "select_candidate_blocks": "vLLM's signature: the best blocks of keys",
+    "candidate_mqa_logits": "the second level: only keys of these blocks",
 }
 
 
@@ -81,9 +92,13 @@ def read_indexer(config: Config, model: Model, engine: str | None, block_size: i
         indexer |= {"rope": kin.rope if said is None else _style(config, said), "rope_at": kin.rope_at}
     if kin.compress_ratio > 1:
         indexer["compress_ratio"] = kin.compress_ratio
+    if config.get(BLOCK) is not None:
+        why = f", and {BLOCK} needs it"
+        indexer["candidates"] = {"block": config.required(BLOCK), "count": config.required(BLOCKS, why=why)}
+    candidates = CANDIDATES if "candidates" in indexer and engine is None else ()
     normed = (NORMED,) if kin.normed and "indexer_k_quant_and_cache" in WRAPPERS[engine] else ()
     cache = {"layout": "indexer_fp8", "block_size": block_size}
-    return {"indexer": indexer, "indexer_cache": cache, "wrappers": (*WRAPPERS[engine], *normed)}
+    return {"indexer": indexer, "indexer_cache": cache, "wrappers": (*WRAPPERS[engine], *candidates, *normed)}
 
 
 def _style(config: Config, said: Any) -> str:
@@ -117,5 +132,9 @@ def indexer_lines(data: Mapping[str, Any], model: Model, origin: Callable[[str],
         lines.append(f"  rope_at: {indexer['rope_at']}")
     if "compress_ratio" in indexer:
         lines.append(f"  compress_ratio: {indexer['compress_ratio']} # tokens per key")
+    if candidates := indexer.get("candidates"):
+        lines.append(
+            f"  candidates: {{ block: {candidates['block']}, count: {candidates['count']} }} # [{BLOCK}, {BLOCKS}]"
+        )
     lines += ["", "indexer_cache:", f"  layout: {cache['layout']}", f"  block_size: {cache['block_size']}"]
     return lines
