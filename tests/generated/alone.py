@@ -147,10 +147,10 @@ def required_arguments(attention, d_rope):
     """Arguments of attention of two tokens and three heads that some specs require."""
     import torch
 
-    found = {"attn_sink": torch.zeros(3), "topk_length": torch.full((2,), 4, dtype=torch.int32)}
+    vectors = {"attn_sink": torch.zeros(3), "topk_length": torch.full((2,), 4, dtype=torch.int32)}
     angles = {"positions": torch.tensor([3, 4]), "cos_sin_cache": torch.randn(8, max(d_rope, 1))}
-    found = {name: one for name, one in found.items() if attention.get(name) == "required"}
-    return found | (angles if attention.get("out_rope") else {})
+    required = {name: one for name, one in vectors.items() if attention.get(name) == "required"}
+    return required | (angles if attention.get("out_rope") else {})
 
 
 def arguments(package):
@@ -189,10 +189,7 @@ def arguments(package):
     }
     if sparse["kind"] == "dense":
         del over_cache["indices"]
-        over_cache |= {
-            "block_table": torch.zeros(2, 12, dtype=torch.int32),
-            "cache_seqlens": torch.tensor([3, 0], dtype=torch.int32),
-        }
+        over_cache |= {"block_table": torch.zeros(2, 12).int(), "cache_seqlens": torch.tensor([3, 0]).int()}
     attention |= (required := required_arguments(sparse, d_rope))
     over_cache |= required
     table, one = torch.arange(12, dtype=torch.int32)[None], torch.ones(1, dtype=torch.int32)
