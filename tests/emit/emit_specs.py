@@ -112,9 +112,10 @@ def specs(draw: st.DrawFn) -> Spec:
         and ("candidates" in indexed.get("indexer", {}) or not needs.candidates)
     ]
     wrappers = list(draw(some_of(fitting)))
-    for group in [group for name in wrappers for group in NEEDS[name].beside]:
-        if not set(group) & set(wrappers):
-            wrappers.append(next(name for name in group if name in fitting))
+    for name in wrappers:  # those that are added, too
+        for group in NEEDS[name].beside:
+            if not set(group) & set(wrappers):
+                wrappers.append(next(one for one in group if one in fitting))
     spec = make_spec(
         title=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9 ()+,./:;_-]{0,78}", fullmatch=True)),
         num_heads=draw(st.integers(1, 128)),

@@ -94,9 +94,10 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         and ("candidates" in indexed.get("indexer", {}) or not needs.candidates)
     ]
     wrappers = list(draw(unique(fitting, 10)))
-    for group in [group for name in wrappers for group in NEEDS[name].beside]:
-        if not set(group) & set(wrappers):
-            wrappers.append(next(name for name in group if name in fitting))
+    for name in wrappers:  # those that are added, too
+        for group in NEEDS[name].beside:
+            if not set(group) & set(wrappers):
+                wrappers.append(next(one for one in group if one in fitting))
     splits = any(NEEDS[name].attention for name in wrappers)
     return {
         "name": draw(st.from_regex(r"[a-z][a-z0-9_]{0,62}", fullmatch=True).filter(is_free)),

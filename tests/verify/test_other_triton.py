@@ -20,7 +20,7 @@ from mlagen.proofs.sources import OPS, family_names
 pytestmark = pytest.mark.interpreter
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = [package_of(name) for name in ("dsv4_flash", "dsv3", "glm53", "odd_prefill")]  # with kernels of all families
+PACKAGES = [package_of(name) for name in ("dsv4_flash", "dsv41", "dsv3", "glm53", "odd_prefill")]  # of all families
 OTHERS = [version for version in TRITONS if version != installed().version]
 DRAWN = OTHERS[SEED % len(OTHERS)]
 
