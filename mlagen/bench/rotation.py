@@ -1,4 +1,4 @@
-"""Attention whose output is rotated back: positions and angles of calls, and the rotation in a launch of its own."""
+"""Attention that rotates its output back: positions and angles of calls, and the rotation in a launch of its own."""
 
 from __future__ import annotations
 

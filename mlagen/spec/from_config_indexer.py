@@ -92,10 +92,10 @@ def read_indexer(config: Config, model: Model, engine: str | None, block_size: i
         indexer |= {"rope": kin.rope if said is None else _style(config, said), "rope_at": kin.rope_at}
     if kin.compress_ratio > 1:
         indexer["compress_ratio"] = kin.compress_ratio
-    if config.get(BLOCK) is not None:
-        why = f", and {BLOCK} needs it"
+    candidates: tuple[str, ...] = ()
+    if engine is None and config.get(BLOCK) is not None:  # no plugin replaces these functions
+        candidates, why = CANDIDATES, f", and {BLOCK} needs it"
         indexer["candidates"] = {"block": config.required(BLOCK), "count": config.required(BLOCKS, why=why)}
-    candidates = CANDIDATES if "candidates" in indexer and engine is None else ()
     normed = (NORMED,) if kin.normed and "indexer_k_quant_and_cache" in WRAPPERS[engine] else ()
     cache = {"layout": "indexer_fp8", "block_size": block_size}
     return {"indexer": indexer, "indexer_cache": cache, "wrappers": (*WRAPPERS[engine], *candidates, *normed)}

@@ -49,7 +49,7 @@ PAGES = Pages()
 
 
 def page_cases(layout: CacheLayout) -> Iterator[tuple[str, str, Pages]]:
-    """Yield ways in which a cache lies in memory that a writer of rows must hold for: name, promise, pages."""
+    """Yield places of a cache in memory that a writer of rows must handle: name, promise, pages."""
     for size in (1, 53, 256):
         yield f"block size {size}", "any page size", Pages(size)
     yield "page stride", "pages may lie apart; the bytes between them stay", Pages(53, page_gap=160)

@@ -95,7 +95,7 @@ def _attend(run: Run[PrologueCase, PrologueInputs], q: torch.Tensor, rows: torch
 
 
 def _relative(inputs: PrologueInputs, rows: torch.Tensor, sink: torch.Tensor | None, facts: Facts) -> Attention:
-    """Attention whose output is rotated back: Q before RoPE over rows that are rotated by differences of positions.
+    """Attention that rotates its output back: Q before RoPE over rows that are rotated by differences of positions.
 
     As complex numbers: a row of position j is rotated back by j, and for a token of position t by j - t.
     """

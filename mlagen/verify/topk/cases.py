@@ -85,7 +85,7 @@ class SelectCase(Case):
 
     @property
     def kernels(self) -> tuple[str, ...]:
-        """The sm90 kernel: with a tile of several parts, the one whose programs share a row that is too long for it."""
+        """The sm90 kernel: the collecting one if a tile has several parts and the row is too long for one program."""
         if self.sm90_tile is None:
             return (SM90,)
         *_, capacity, _, parts = self.sm90_tile

@@ -14,7 +14,7 @@ from mlagen.verify.mqa_logits.invalid import refused as refused_logits
 
 NAME = "indexer_select"
 FLAT, PAGED = "indexer_topk", "paged_indexer_topk"
-BLOCKS = "select_candidate_blocks"  # in packages whose calls also keep blocks
+BLOCKS = "select_candidate_blocks"  # in packages with calls that also keep blocks
 SHORT = {FLAT: "flat picks", PAGED: "paged picks"}
 SCORED = {FLAT: FLAT_PAIR, PAGED: PAGED_PAIR}
 OF_LOGITS_ALONE = {"clean_logits", "max_seqlen_k", "logits_dtype", "indices"}
