@@ -16,7 +16,7 @@ from mlagen.plan.families.sparse_fwd import SparseFwdPlan
 from mlagen.plan.family import AnyFamily, Family, TiledFamily
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
 from mlagen.plan.ops import OpsPlan, make_ops
-from mlagen.plan.rows import Caches, caches_of, rows_block_size
+from mlagen.plan.rows import Caches, caches_of, out_rope_columns, rows_block_size
 from mlagen.plan.sm90.caches import cache_refusal
 from mlagen.plan.sm90.index_union import IndexUnionPlan
 from mlagen.plan.sm90.index_union import refusal as union_refusal
@@ -115,9 +115,7 @@ class Plan:
     @property
     def out_rope(self) -> int:
         """RoPE columns of the output, the last ones, that attention rotates back; 0: none."""
-        attention = self.spec.attention
-        rotates = isinstance(attention, SparseAttention) and attention.out_rope is not None
-        return self.spec.model.qk_rope_head_dim if rotates else 0
+        return out_rope_columns(self.spec)
 
     @property
     def union(self) -> IndexUnionPlan | None:

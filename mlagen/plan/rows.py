@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.plan.tiles.chunks import Chunk, make_chunks, split_columns
-from mlagen.spec import Spec
+from mlagen.spec import SparseAttention, Spec
 
 PART_NAMES = {"latent": "nope", "rope": "rope", "row": "row"}
 
@@ -62,12 +62,19 @@ def caches_of(spec: Spec) -> Caches | None:
     if extra_layout is not None and spec.extra_cache is not None:
         extra = StoredCache(extra_layout, tiled_chunks(extra_layout), spec.extra_cache.block_size)
     main = StoredCache(layout, tiled_chunks(layout), spec.cache.block_size)
-    return Caches(main, extra, layout_chunks(layout, spec.model.v_head_dim, extra_layout))
+    return Caches(main, extra, _rotated(layout_chunks(layout, spec.model.v_head_dim, extra_layout), spec))
 
 
 def rows_block_size(caches: Caches | None) -> int | None:
     """Tokens a page of the unquantised rows that attention reads; None: flat rows."""
     return None if caches is None or caches.main.layout.quantised else caches.main.block_size
+
+
+def out_rope_columns(spec: Spec) -> int:
+    """RoPE columns of the output, the last ones, that attention rotates back; 0: none."""
+    attention = spec.attention
+    rotates = isinstance(attention, SparseAttention) and attention.out_rope is not None
+    return spec.model.qk_rope_head_dim if rotates else 0
 
 
 def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
@@ -77,9 +84,15 @@ def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
     """
     dims = spec.model
     if dims.v_head_dim > dims.kv_lora_rank:
-        return make_chunks([("kv", dims.kv_lora_rank + dims.qk_rope_head_dim)], dims.v_head_dim)
+        return _rotated(make_chunks([("kv", dims.kv_lora_rank + dims.qk_rope_head_dim)], dims.v_head_dim), spec)
     rope = [("rope", dims.qk_rope_head_dim)] if dims.qk_rope_head_dim else []
     return make_chunks([("nope", dims.kv_lora_rank), *rope], dims.v_head_dim)
+
+
+def _rotated(chunks: tuple[Chunk, ...], spec: Spec) -> tuple[Chunk, ...]:
+    """The blocks, those that reach into output columns that attention rotates back marked."""
+    start = spec.model.v_head_dim - out_rope_columns(spec)
+    return tuple(replace(chunk, rotated=chunk.in_v and chunk.start + chunk.columns > start) for chunk in chunks)
 
 
 @dataclass(frozen=True)

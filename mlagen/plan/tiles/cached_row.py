@@ -104,7 +104,7 @@ def join_chunks(loaded: Sequence[Chunk]) -> tuple[Chunk, ...]:
     first, last = loaded
     if last.masked or first.columns % last.columns or first.columns + last.columns != first.block:
         return tuple(loaded)
-    return (Chunk("kv", first.start, first.block, first.block, True),)
+    return (Chunk("kv", first.start, first.block, first.block, True, first.rotated or last.rotated),)
 
 
 def bytes_of_row(layout: CacheLayout, loaded: Sequence[Chunk], joined: bool) -> RowBytes:

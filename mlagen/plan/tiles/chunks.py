@@ -19,6 +19,7 @@ class Chunk:
         columns: columns that are there; the block's others are masked.
         block: the block's width, a power of two, at least 16.
         in_v: whether the chunk is also part of V.
+        rotated: whether attention rotates output columns of it back.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Chunk:
     columns: int
     block: int
     in_v: bool
+    rotated: bool = False
 
     @property
     def masked(self) -> bool:

@@ -165,12 +165,15 @@ def expected_shared(tile: Tile, chunks: Sequence[Chunk], target: Target) -> int:
     """Bytes of shared memory that a program is expected to need.
 
     mma.sync keeps q, P and the K tiles that are on their way; wgmma keeps q and two K tiles or more and takes P from
-    registers; tcgen05 keeps K twice and V once more; CDNA stages either q or K, whichever is larger.
+    registers; tcgen05 keeps K twice and V once more; CDNA stages either q or K, whichever is larger, and later the fp32
+    columns of an output that is rotated back.
     """
     q, k = tile.block_h * row_bytes(chunks), tile.block_n * row_bytes(chunks)
     p = tile.block_h * tile.block_n * ITEMSIZE
     if target.backend == "hip":
-        return max(tile.block_h * max(chunk.block for chunk in chunks) * ITEMSIZE, k * max(1, tile.num_stages - 1))
+        rotated = max((chunk.block for chunk in chunks if chunk.rotated), default=0)
+        q = tile.block_h * max(chunk.block for chunk in chunks) * ITEMSIZE
+        return max(q, k * max(1, tile.num_stages - 1), 4 * tile.block_h * rotated)
     if tile.block_h >= WIDE_ROWS and target.dot == "wgmma":
         return q + (tile.num_stages if tile.indices_ahead else 2) * k
     if tile.block_h >= WIDE_ROWS and target.dot == "tcgen05":
