@@ -25,6 +25,7 @@ MODULES = (
     "topk",
     "indexer_select",
     "candidates",
+    "layer",
 )
 FAMILIES: dict[str, Family] = {
     name: family for module in MODULES for name, family in import_module(f"{__package__}.{module}").BENCHMARKS.items()

@@ -132,10 +132,14 @@ def gather_call(function: Callable[..., Any], keys: Keys, inputs: KeyInputs) -> 
     return lambda: function(*arguments)
 
 
+def query_arguments(keys: Keys, *tensors: torch.Tensor) -> tuple[Any, ...]:
+    """Arguments of `fused_indexer_q_rope_quant`, behind its tensors: positions, q, angles and weights."""
+    return (*tensors, keys.layout.columns**-0.5, keys.side.num_heads**-0.5, keys.side.packed)
+
+
 def query_call(function: Callable[..., Any], keys: Keys, inputs: KeyInputs) -> Call:
     """A call of `fused_indexer_q_rope_quant`, ours or a peer's."""
-    scale = keys.layout.columns**-0.5, keys.side.num_heads**-0.5
-    arguments = (inputs.positions, inputs.q, inputs.angles, inputs.weights, *scale, keys.side.packed)
+    arguments = query_arguments(keys, inputs.positions, inputs.q, inputs.angles, inputs.weights)
     return lambda: function(*arguments)
 
 

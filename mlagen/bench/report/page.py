@@ -50,6 +50,7 @@ TITLES = {
     "mqa_logits": "Logits of the lightning indexer",
     "indexer_select": "Logits of the lightning indexer and their top-k",
     "candidates": "Candidate blocks, and the top-k of the keys in them",
+    "layer": "Attention of a DeepSeek V4 layer, without its matrix products",
 }
 DETAILS = (
     *("shape", "kernel", "us", "spread", "by", "TFLOP/s", "GB/s", "of the roof", "×", "after a pause us"),

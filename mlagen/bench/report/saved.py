@@ -17,6 +17,7 @@ from mlagen.bench.families.candidates import CandidateShape
 from mlagen.bench.families.dense_decode import DenseDecodeShape
 from mlagen.bench.families.dense_fwd import DenseFwdShape
 from mlagen.bench.families.indexer_select import PickShape
+from mlagen.bench.families.layer import LayerShape
 from mlagen.bench.families.merge_states import MergeStatesShape
 from mlagen.bench.families.mqa_logits import LogitsShape
 from mlagen.bench.families.sparse_decode import SparseDecodeShape
@@ -49,6 +50,7 @@ _SHAPES: tuple[type[Any], ...] = (
     MergeStatesShape,
     DenseFwdShape,
     CandidateShape,
+    LayerShape,
     TopkShape,
     PickShape,
     LogitsShape,
