@@ -11,6 +11,7 @@ from mutants import Mutant
 WRAPPERS, KERNELS = "compressor.py", "_compressor_kernels.py"
 SAVED, ROWS = "compressor: typical (save)", "compressor: typical (rows)"
 LONG, FIRST = "compressor: typical of 128 (rows)", "compressor: first windows (rows)"
+MANY, INFINITE = "compressor: many tokens (rows)", "compressor: scores: infinite, 128 (rows)"
 
 
 def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> Mutant:
@@ -51,15 +52,21 @@ MUTANTS = (
     _literal("the halves are split a token late", "tokens >= compress_ratio,", "tokens > compress_ratio,"),
     _literal("kv weighs itself", "kv_rows + states.state_width", "kv_rows"),
     _literal("scores lie right behind kv", "kv_rows + states.state_width", "kv_rows + 2 * COLUMNS", "*further*(rows)"),
-    _literal("absent tokens have a score", 'tl.where(there[:, None], row_scores, float("-inf"))', "row_scores", FIRST),
-    _literal("a sum is not rescaled", "total * kept + tl.sum(weights, 0)", "total + tl.sum(weights, 0)", LONG),
-    _literal("kv is not rescaled", "weighted * kept + tl", "weighted + tl", LONG),
+    _literal("absent tokens have a score", 'other=float("-inf")', "other=0.0", FIRST),
+    _literal("a sum is not rescaled", "total * kept + tl.sum(weights, 0)", "total + tl.sum(weights, 0)", MANY),
+    _literal("kv is not rescaled", "weighted * kept + tl", "weighted + tl", MANY),
+    _literal("apart: a sum is not rescaled", "total * kept + weights", "total + weights", LONG),
+    _literal("apart: kv is not rescaled", "weighted * kept + weights", "weighted + weights", LONG),
+    _literal("apart: larger scores have no weight", "tl.where(newer, 1.0, smaller)", "smaller", LONG),
+    _literal("apart: the first tokens' -inf is NaN", 'tl.where(scores == float("-inf"), 0.0, ', "(", INFINITE),
+    _literal("apart: threads are not joined", "tl.sum(total * kept, 0)", "tl.max(total * kept, 0)", LONG),
+    _literal("apart: tokens are added twice", "tokens += BLOCK_W\n        there", "tokens += 0\n        there", LONG),
     _literal("scores are not taken relative", "tl.exp(scores - shift[None, :])", "tl.exp(scores)", "*large (rows)"),
     _literal(
         "the first tokens' -inf is NaN",
         'tl.where(top == float("-inf"), 0.0, top)',
         "top",
-        "compressor: scores: infinite, 128 (rows)",
+        "compressor: many tokens, scores: infinite (rows)",
     ),
     _literal("eps is left out", "COLUMNS + eps)", "COLUMNS)"),
     _literal("the mean is over other columns", "squares / COLUMNS", "squares / 64"),

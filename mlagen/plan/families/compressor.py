@@ -41,10 +41,12 @@ class CompressTile:
     Attributes:
         block_w: tokens of the window that it loads at once.
         num_warps: warps a program.
+        apart: threads add up tokens of their own, and are joined behind the window.
     """
 
     block_w: int
     num_warps: int
+    apart: bool = False
 
 
 Tiles = tuple[tuple[CompressTile, CompressTile], tuple[CompressTile, CompressTile]]
@@ -92,7 +94,7 @@ class CompressorPlan(Family):
         return cls(
             caches=caches,
             keys=keys,
-            save_tiles=(SaveTile(1, 256, 1), SaveTile(4, 256, 2)),
+            save_tiles=(SaveTile(1, 256, 1), SaveTile(8, 256, 4)),
             row_tiles=_tiles(dims.kv_lora_rank + dims.qk_rope_head_dim),
             key_tiles=_tiles(keys.indexer.head_dim if keys else 0),
             long_window=LONG_WINDOW,
@@ -107,5 +109,5 @@ def _tiles(columns: int) -> Tiles:
     """
     warps = columns // (THREAD_COLUMNS * WARP)
     warps = 4 if warps >= 4 else 2 if warps >= 2 else 1
-    short = CompressTile(8, warps), CompressTile(8 if warps == 1 else 4, warps)
-    return short, (CompressTile(16, 4 * warps), CompressTile(8, warps))
+    short = CompressTile(8, max(warps, 2)), CompressTile(2 if warps == 4 else 4, warps)
+    return short, (CompressTile(8, 4 * warps, apart=True), CompressTile(8, warps))

@@ -147,10 +147,12 @@ def _compress_cases(side: CompressorSide, case: Make) -> Iterator[CompressCase]:
         "typical of 128", "windows of 128 tokens", chunks=long, ratio=128, overlap=False, block=8, every_target=True
     )
     for ratio, overlap in ((1, False), (2, False), (2, True), (3, True), (128, True)):
-        name, chunks = f"ratio {ratio}{', overlap' if overlap else ''}", long if ratio == 128 else base.chunks
-        yield case(name, "any ratio, with overlap or without", ratio=ratio, overlap=overlap, chunks=chunks)
+        name, given = f"ratio {ratio}{', overlap' if overlap else ''}", long if ratio == 128 else base.chunks
+        yield case(name, "any ratio, with overlap or without", ratio=ratio, overlap=overlap, chunks=given)
     many = "calls of many tokens run a tile of their own"
-    yield case("many tokens", many, chunks=((3, 40), (1000, 2030)))
+    chunks = ((3, 40), (1000, 2030))
+    yield case("many tokens", many, chunks=chunks)
+    yield case("many tokens, scores: infinite", "a score of -inf has no weight", scores="infinite", chunks=chunks)
     yield case("many tokens of 128", many, ratio=128, overlap=False, block=8, chunks=((0, 400), (1000, 1700)))
     for block in (1, 3, 64):
         yield case(f"states a page: {block}", "windows cross pages of states", block=block)
