@@ -132,9 +132,10 @@ def test_calls_over_e4m3_run_the_kernel_that_fits_them(requests, keys, heads, e4
     found = dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, True, e4m3)
     kernel = "sm90_rows32" if rows == 32 else "sm90" if e4m3 else "sm90_q_in_parts"
     assert (found.kernel, found.tile.block_h) == (kernel, rows)
-    assert found.combine_units == (0 if batch_invariant else 3)
+    assert (found.overhead, found.combine_units) == ((0, 0) if batch_invariant else (3, 3))
     portable = dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, False, e4m3)
-    assert (portable.kernel, portable.combine_units) == ("portable", 0 if batch_invariant else 6)
+    assert (portable.kernel, portable.overhead) == ("portable", 0 if batch_invariant else 1)
+    assert portable.combine_units == (0 if batch_invariant else 6)
 
 
 def test_dense_attention_with_a_window_has_none():

@@ -47,7 +47,7 @@ class Text:
         kernel_inputs, tile_inputs: inputs that the kernel and the tile of a call depend on.
         window_passed, window_block: the window as an argument, and the further KV block that it may touch.
         kernel: the kernel of a call.
-        default_units, pdl_passed: units of the combine kernel by default, and the argument for dependent launches.
+        pdl_passed: the argument for dependent launches.
         q_dtype, q_bytes: dtype of Q and bytes of its elements.
         scales_passed: the scales as arguments.
         kv_heads: number of KV heads.
@@ -60,7 +60,6 @@ class Text:
     window_passed: str
     window_block: str
     kernel: str
-    default_units: str
     pdl_passed: str
     q_dtype: str
     q_bytes: str
@@ -215,7 +214,6 @@ def _text(dense: DenseDecodePlan) -> Text:
         window_passed=", window" if window else "",
         window_block=" + 1" if window else "",
         kernel="kernel" if sm90 else '"portable"',
-        default_units="default_units" if sm90 else "COMBINE_UNITS",
         pdl_passed=", pdl" if sm90 else "",
         q_dtype="_q_dtype(q_scale)" if scale else "DTYPE",
         q_bytes="q.element_size()" if scale else "DTYPE.itemsize",

@@ -13,7 +13,9 @@ from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.sm90 import swap_ab
 from mlagen.plan.sm90.dense_decode import (
+    E4M3_REQUEST_OVERHEAD,
     SM90_COMBINE_UNITS,
+    SM90_REQUEST_OVERHEAD,
     Rows64Row,
     make_dense_e4m3,
     make_dense_swap_ab,
@@ -54,7 +56,7 @@ class DenseDecodePlan(CachedFamily):
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: cost of sharing a request, partials and their merge, in steps of BLOCK_N keys of a program.
-        sm90_combine_units: likewise with an sm90 kernel.
+        sm90_request_overhead, sm90_combine_units: likewise with an sm90 kernel.
         batch_invariant_split: keys of a split in batch-invariant mode.
         block_b: requests per read of lengths.
     """
@@ -76,6 +78,7 @@ class DenseDecodePlan(CachedFamily):
     window: int | None
     request_overhead: int = REQUEST_OVERHEAD
     combine_units: int = COMBINE_UNITS
+    sm90_request_overhead: int
     sm90_combine_units: int = COMBINE_UNITS
     batch_invariant_split: int = BATCH_INVARIANT_SPLIT
     block_b: int = BLOCK_B
@@ -106,6 +109,7 @@ class DenseDecodePlan(CachedFamily):
             sm90_q_in_parts=q_in_parts,
             sm90_swap_ab=few_heads,
             rows64_calls=rows64_calls(q_in_parts) if rows32 else (),
+            sm90_request_overhead=E4M3_REQUEST_OVERHEAD if rows32 else SM90_REQUEST_OVERHEAD,
             sm90_combine_units=SM90_COMBINE_UNITS if sm90 else COMBINE_UNITS,
             caches=caches,
             cached=cached,

@@ -52,6 +52,8 @@ ROWS64_CALLS = (
 )
 
 
+# 16 requests of 1 to 4K keys and 128 heads take 36.0 us over e4m3 on an H100, with 1 step 40.6.
+SM90_REQUEST_OVERHEAD, E4M3_REQUEST_OVERHEAD = 2, 3
 SM90_COMBINE_UNITS = 3  # with 6 a program takes a request of 512 keys whole: 6 us more on an H200
 
 
