@@ -21,6 +21,7 @@ FLOAT = {
 }
 NAN_BYTE = {"e4m3": 0x7F, "e4m3fnuz": 0x80}
 E2M1_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+Pages = torch.Tensor | tuple[torch.Tensor, ...]  # of a cache, or of each of its tensors
 GOLDEN_TENSOR_SCALE = 0.4375  # of golden pages: 7 / 16, so that divisions round
 
 
@@ -85,14 +86,14 @@ def decode(
     return torch.cat(found, 1)
 
 
-def planes_of(layout: CacheLayout, pages: torch.Tensor, block_size: int) -> tuple[torch.Tensor, ...]:
+def planes_of(layout: CacheLayout, pages: Pages, block_size: int) -> tuple[torch.Tensor, ...]:
     """Return views of a cache, one per plane.
 
     Args:
         layout: where each byte is.
         pages: [num_pages, at least page_bytes] uint8, any page stride; or [num_pages, block_size, row] of any dtype,
             with row_bytes per row. Rows may have any stride; in a page-planar layout they are end to end, and the
-            tensor's rows are not the layout's.
+            tensor's rows are not the layout's. Of a layout with several tensors, a tuple of such pages of each.
         block_size: tokens per page.
 
     Returns:
@@ -101,6 +102,9 @@ def planes_of(layout: CacheLayout, pages: torch.Tensor, block_size: int) -> tupl
     Raises:
         ValueError: `pages` cannot hold such pages.
     """
+    if isinstance(pages, tuple):
+        parts = zip(layout.parts, pages, strict=True)
+        return tuple(view for part, one in parts for view in planes_of(part, one, block_size))
     cache = pages.view(torch.uint8)
     if cache.dim() == 3:
         if cache.shape[1] != block_size or cache.shape[2] != layout.row_bytes:
@@ -126,7 +130,7 @@ def planes_of(layout: CacheLayout, pages: torch.Tensor, block_size: int) -> tupl
 
 def write(
     layout: CacheLayout,
-    cache: torch.Tensor,
+    cache: Pages,
     block_size: int,
     slot_mapping: torch.Tensor,
     rows: torch.Tensor,
@@ -145,16 +149,16 @@ def write(
     """
     views = planes_of(layout, cache, block_size)
     slots = slot_mapping.tolist()
-    last = {slot: token for token, slot in enumerate(slots) if 0 <= slot < cache.shape[0] * block_size}
-    where = torch.tensor(list(last), dtype=torch.int64, device=cache.device)
+    last = {slot: token for token, slot in enumerate(slots) if 0 <= slot < len(views[0]) * block_size}
+    where = torch.tensor(list(last), dtype=torch.int64, device=views[0].device)
     tokens = torch.tensor(list(last.values()), dtype=torch.int64, device=rows.device)
     for view, plane in zip(views, encode(layout, rows[tokens], tensor_scale), strict=True):
-        view[where // block_size, where % block_size] = plane.to(cache.device)
+        view[where // block_size, where % block_size] = plane.to(view.device)
 
 
 def read(
     layout: CacheLayout,
-    cache: torch.Tensor,
+    cache: Pages,
     block_size: int,
     slots: torch.Tensor,
     tensor_scale: float | torch.Tensor | None = None,
@@ -175,10 +179,10 @@ def read(
         IndexError: a slot lies outside the cache.
     """
     where = slots.to(torch.int64)
-    end = cache.shape[0] * block_size
+    views = planes_of(layout, cache, block_size)
+    end = len(views[0]) * block_size
     if bool(((where < 0) | (where >= end)).any()):
         raise IndexError(f"slots: got one outside the cache's {end} tokens")
-    views = planes_of(layout, cache, block_size)
     return decode(layout, tuple(view[where // block_size, where % block_size] for view in views), tensor_scale)
 
 
@@ -207,11 +211,12 @@ def golden_page(layout: CacheLayout, block_size: int = 64) -> torch.Tensor:
     """A page of `golden_rows`, token t at position t; a scale a tensor is GOLDEN_TENSOR_SCALE.
 
     Returns:
-        [page_bytes] uint8; bytes that hold nothing are 0.
+        [page_bytes] uint8; bytes that hold nothing are 0. Of a layout with several tensors, a page of each in turn.
     """
     page = torch.zeros(1, layout.page_bytes(block_size), dtype=torch.uint8)
     rows = golden_rows(block_size, layout.columns)
-    write(layout, page, block_size, torch.arange(block_size), rows, GOLDEN_TENSOR_SCALE)
+    pages = page.split([part.page_bytes(block_size) for part in layout.parts], 1)
+    write(layout, pages if layout.tensors else page, block_size, torch.arange(block_size), rows, GOLDEN_TENSOR_SCALE)
     return page[0]
 
 

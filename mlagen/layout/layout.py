@@ -63,7 +63,7 @@ class Field:
         name: unique in the layout: `latent`, `rope`, `row`, `latent_scales`, `pad` ...
         dtype: storage dtype, a key of BITS.
         count: values a token.
-        plane: 0: the token's row; 1: its row in the second plane.
+        plane: 0: the token's row; 1: its row in the second plane; with several tensors, the number of its tensor.
         offset: byte of that row at which the field begins.
     """
 
@@ -145,17 +145,20 @@ class CacheLayout:
     """Byte layout of a KV cache.
 
     Token p of a page of B tokens has its row at `page + p * plane_bytes[0]`, and in a page-planar layout a second one
-    at `page + B * plane_bytes[0] + p * plane_bytes[1]`.
+    at `page + B * plane_bytes[0] + p * plane_bytes[1]`. If fields lie in tensors of their own, each tensor is a plane with
+    pages and strides of its own.
 
     Attributes:
         name: the layout's name in specs and fingerprints.
         fields: all fields, by plane, in byte order.
         page_multiple: a page's bytes are rounded up to a multiple of this.
+        tensors: names of the tensors of the planes behind the first; empty if all fields lie in the cache tensor.
     """
 
     name: str
     fields: tuple[Field, ...]
     page_multiple: int
+    tensors: tuple[str, ...] = ()
 
     @property
     def data(self) -> tuple[DataField, ...]:
@@ -177,7 +180,33 @@ class CacheLayout:
     @property
     def planar(self) -> bool:
         """Whether a page has a second plane."""
-        return len(self.plane_bytes) > 1
+        return len(self.plane_bytes) > 1 and not self.tensors
+
+    @property
+    def takes_heads(self) -> bool:
+        """Whether a page may hold rows of several KV heads: all fields lie in one plane."""
+        return len(self.plane_bytes) == 1
+
+    @property
+    def parts(self) -> tuple[CacheLayout, ...]:
+        """The layout of each tensor: only this one if there is one tensor."""
+        if not self.tensors:
+            return (self,)
+        return tuple(
+            CacheLayout(name, tuple(dataclasses.replace(one, plane=0) for one in self.fields if one.plane == number), 1)
+            for number, name in enumerate((self.name, *self.tensors))
+        )
+
+    @property
+    def widest(self) -> int:
+        """Bytes of the widest value, at multiples of which rows begin."""
+        return max((one.itemsize for one in self.fields if not isinstance(one, PadField)), default=1)
+
+    @property
+    def element(self) -> str:
+        """Dtype of a tensor of only these fields: theirs if it is one of 16 or 32 bits, otherwise `u8`."""
+        dtypes = {field.dtype for field in self.fields}
+        return dtypes.pop() if len(dtypes) == 1 and self.fields[0].itemsize > 1 else "u8"
 
     @property
     def row_bytes(self) -> int:
@@ -193,7 +222,7 @@ class CacheLayout:
     def loads_at(self) -> int:
         """Alignment of rows, in bytes, that kernels need to load several elements at once."""
         known = math.gcd(MOST_LOADED, self.row_bytes)
-        return MOST_LOADED if self.planar or known < LEAST_LOADED else known
+        return MOST_LOADED if not self.takes_heads or known < LEAST_LOADED else known
 
     @property
     def tensor_scale(self) -> bool:
@@ -206,7 +235,7 @@ class CacheLayout:
         return found[0] if found else None
 
     def page_bytes(self, block_size: int) -> int:
-        """Bytes of a page of `block_size` tokens, the rounding up included."""
+        """Bytes of a page of `block_size` tokens in all tensors, the rounding up included."""
         return -(-block_size * self.row_bytes // self.page_multiple) * self.page_multiple
 
     @property
@@ -220,7 +249,8 @@ class CacheLayout:
         name_width = max(6, *(len(field.name) for field in self.fields))
         for span, field in zip(spans, self.fields, strict=True):
             if field.plane and field.offset == 0:
-                yield "behind the rows of all tokens of the page, for each token:"
+                place = f"in the tensor {self.tensors[field.plane - 1]}" if self.tensors else "behind the rows of all tokens of the page"
+                yield f"{place}, for each token:"
             yield f"{span:<{span_width}}  {field.name:<{name_width}}  {_contents(field)}"
         if self.page_multiple > 1:
             yield f"a page is rounded up to a multiple of {self.page_multiple} bytes"
@@ -229,14 +259,16 @@ class CacheLayout:
     def fingerprint(self) -> str:
         """Sixteen hex digits of the meaning of the bytes. They tell apart layouts with equal byte counts.
 
-        From a SHA-256 of the name, the page's multiple and the fields without scale rules, which only writers use.
+        From a SHA-256 of the name, the page's multiple, the fields without scale rules, which only writers use, and
+        the names of further tensors.
         """
         fields = [{**dataclasses.asdict(field), "kind": type(field).__name__} for field in self.fields]
         for field in fields:
             field.pop("rule", None)
             if "first_column" in field:
                 field["first_lane"] = field.pop("first_column")  # its name when caches in use were fingerprinted
-        text = json.dumps([self.name, self.page_multiple, fields], sort_keys=True)
+        tensors = [list(self.tensors)] if self.tensors else []
+        text = json.dumps([self.name, self.page_multiple, fields, *tensors], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -273,24 +305,19 @@ def compose(
     """
     columns = {"latent": kv_lora_rank, "rope": qk_rope_head_dim, "row": kv_lora_rank + qk_rope_head_dim}
     first = {"latent": 0, "rope": kv_lora_rank, "row": 0}
-    keys = ("fields", "planar_fields")
-    entries = [
-        (plane, (key, index), item)
-        for plane, key in enumerate(keys)
-        for index, item in enumerate(composition.get(key, ()))
-    ]
+    entries, tensors = _entries(composition, columns)
     stored = _stored(entries, columns)
     by_tensor = _scaled(entries, stored)
     fields: list[Field] = []
-    offsets = [0, 0]
+    offsets = [0, 0, *(0 for _ in tensors[1:])]
     pads = 0
     for plane, at, item in entries:
         kind = item["kind"]
-        of = kind if kind in columns else item.get("of")
-        if kind == "tensor_scale" or (of and not columns[of]):
+        if kind == "tensor_scale" or _absent(item, columns):
             continue
         field: Field
         if kind == "scales":
+            of = item["of"]
             field = _scales(item, stored[of], columns[of], (plane, offsets[plane]), rule or {}, at)
         elif kind == "pad":
             field = PadField(f"pad_{pads}" if pads else "pad", "u8", item["bytes"], plane, offsets[plane])
@@ -307,8 +334,35 @@ def compose(
         offsets[plane] += field.nbytes
         fields.append(field)
     multiple = composition.get("page_multiple", 1)
-    _check_pages(fields, offsets, multiple)
-    return CacheLayout(composition["name"], tuple(fields), offsets[0] if multiple == "row" else multiple)
+    fields.sort(key=lambda field: field.plane)
+    if tensors and multiple != 1:
+        raise LayoutError(f"got {multiple}; takes 1, since fields lie in {tensors[0]}, a tensor of its own", "page_multiple")
+    _check_pages(fields, offsets, multiple, bool(tensors))
+    return CacheLayout(composition["name"], tuple(fields), offsets[0] if multiple == "row" else multiple, tensors)
+
+
+def _absent(item: Mapping[str, Any], columns: Mapping[str, int]) -> bool:
+    """Whether a field is of columns that the model lacks."""
+    of = item["kind"] if item["kind"] in columns else item.get("of")
+    return bool(of) and not columns[of]
+
+
+def _entries(composition: Mapping[str, Any], columns: Mapping[str, int]) -> tuple[list[Entry], tuple[str, ...]]:
+    """The entries of a composition with their planes, and the tensors of the planes behind the first."""
+    entries: list[Entry] = []
+    tensors: list[str] = []
+    for number, key in enumerate(("fields", "planar_fields")):
+        for index, item in enumerate(composition.get(key, ())):
+            plane, name = number, item.get("tensor")
+            if name is not None and not _absent(item, columns):
+                if composition.get("planar_fields"):
+                    message = f"got {name}; takes none with planar_fields, whose rows lie in the cache tensor"
+                    raise LayoutError(message, key, index, "tensor")
+                if name not in tensors:
+                    tensors.append(name)
+                plane = 1 + tensors.index(name)
+            entries.append((plane, (key, index), item))
+    return entries, tuple(tensors)
 
 
 def _stored(entries: list[Entry], columns: Mapping[str, int]) -> dict[str, str]:
@@ -382,13 +436,16 @@ def _fp32(x: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", x))[0])
 
 
-def _check_pages(fields: list[Field], row_bytes: list[int], multiple: int | str) -> None:
-    """Rows and pages stand end to end, so each has to keep the alignment of the widest value."""
+def _check_pages(fields: list[Field], row_bytes: list[int], multiple: int | str, in_tensors: bool) -> None:
+    """Rows and pages stand end to end, so each has to keep the alignment of the widest value of its tensor."""
     if not row_bytes[0]:
-        raise LayoutError("hold no byte of this model's rows; takes a field that does", "fields")
-    widest = max(fields, key=lambda field: field.itemsize)
-    need = f"a multiple of {widest.itemsize}, the bytes of {widest.dtype}"
-    for key, nbytes in zip(("fields", "planar_fields"), row_bytes, strict=True):
+        where = " in the cache tensor" if in_tensors else ""
+        raise LayoutError(f"hold no byte of this model's rows{where}; takes a field that does", "fields")
+    for plane, nbytes in enumerate(row_bytes):
+        own = [field for field in fields if field.plane == plane or not in_tensors]
+        widest = max(own, key=lambda field: field.itemsize, default=fields[0])
+        need = f"a multiple of {widest.itemsize}, the bytes of {widest.dtype}"
+        key = "planar_fields" if plane and not in_tensors else "fields"
         if nbytes % widest.itemsize:
             raise LayoutError(f"make rows of {nbytes} bytes; takes {need}; a field of kind pad can fill them up", key)
     if multiple not in ("row", 1) and int(multiple) % widest.itemsize:

@@ -22,7 +22,7 @@ from mlagen.spec.base import SIZES_ONLY, Dtype, Model
 from mlagen.spec.indexer import Indexer, IndexerCache, Rope, check_query
 from mlagen.spec.needs import NEEDS, at_odds, lacks, runs_alone
 from mlagen.spec.rules import free_name, free_namespace, refused, without_repeats
-from mlagen.spec.stored import Cache, check_layout
+from mlagen.spec.stored import Cache, check_layout, check_one_tensor
 from mlagen.spec.targets import Target
 
 Presence = Literal["none", "optional", "required"]
@@ -386,6 +386,10 @@ class Spec(Model):
             raise refused("got a second cache; takes one only with attention of kind sparse")
         if attention.window is None:
             raise refused("got a second cache; takes one only with attention.window, the indices of the first cache")
+        check_one_tensor(cache)
+        first = info.data.get("cache")
+        if first is not None and first.layout.tensors:
+            raise refused(f"got a second cache; takes none with cache.layout in {' and '.join(first.layout.tensors)}")
         return cache
 
     @field_validator("multi_head")
@@ -430,6 +434,7 @@ class Spec(Model):
             return cache
         if indexer is None:
             raise refused("got a cache; takes none without indexer")
+        check_one_tensor(cache)
         check_layout(cache, (indexer.head_dim, 0), model.dtype)
         check_query(indexer, cache)
         return cache

@@ -13,6 +13,7 @@ class Needs(NamedTuple):
         attention: kinds of attention that it computes; empty if it computes none.
         rows: needs latent rows: model.kv_lora_rank and model.v_head_dim.
         cache: needs the layout of the cache.
+        tensors: also takes a cache whose fields lie in several tensors.
         rope: needs the pairs of columns that RoPE rotates.
         gptj: needs pairs of neighbours, 2i and 2i + 1, also of the row.
         multi_head: needs the dims of multi-head attention.
@@ -28,6 +29,7 @@ class Needs(NamedTuple):
     attention: tuple[str, ...] = ()
     rows: bool = False
     cache: bool = False
+    tensors: bool = False
     rope: bool = False
     gptj: bool = False
     multi_head: bool = False
@@ -52,15 +54,15 @@ POOLED = Needs(indexer=True, indexer_cache=FP8, hadamard=True)
 NEEDS: dict[str, Needs] = {
     "triton_mla_sparse_attention": Needs(("sparse",), rows=True, cache=True),
     "flash_mla_sparse_fwd": Needs(("sparse",), rows=True, cache=True),
-    "flash_mla_with_kvcache": Needs(("sparse", "dense"), rows=True, cache=True),
-    "decode_attention_fwd": Needs(("dense",), rows=True, cache=True),
+    "flash_mla_with_kvcache": Needs(("sparse", "dense"), rows=True, cache=True, tensors=True),
+    "decode_attention_fwd": Needs(("dense",), rows=True, cache=True, tensors=True),
     "flash_attn_varlen_func": Needs(multi_head=True),
     "merge_attn_states": Needs(values=True),
     "merge_attn_parts": Needs(values=True),
-    "concat_and_cache_mla": Needs(rows=True, cache=True),
+    "concat_and_cache_mla": Needs(rows=True, cache=True, tensors=True),
     "quantize_and_insert_k_cache": Needs(rows=True, cache=True),
     "dequantize_and_gather_k_cache": Needs(rows=True, cache=True),
-    "gather_and_maybe_dequant_cache": Needs(rows=True, cache=True),
+    "gather_and_maybe_dequant_cache": Needs(rows=True, cache=True, tensors=True),
     "fused_deepseek_v4_qnorm_rope_kv_insert": Needs(rows=True, cache=True, rope=True),
     "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert": Needs(rows=True, cache=True, rope=True),
     "concat_and_cache_mla_rope_fused": Needs(rows=True, cache=True, rope=True),
@@ -129,6 +131,8 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
             return f"attention of kind {' or '.join(needs.attention)}; the spec has {got}"
     if needs.cache and "cache" in parts and parts["cache"] is None:
         return "a cache; the spec has none"
+    if needs.cache and not needs.tensors and parts.get("cache") and parts["cache"].layout.tensors:
+        return f"a cache in one tensor; cache.layout has fields in {' and '.join(parts['cache'].layout.tensors)}"
     if needs.indexer and "indexer" in parts and parts["indexer"] is None:
         return "indexer; the spec has none"
     if needs.indexer_rope and parts.get("indexer") and not parts["indexer"].rope_head_dim:

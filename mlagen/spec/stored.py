@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
 from mlagen.layout import LayoutError, compose
 from mlagen.spec.base import Dtype, Model
@@ -15,9 +15,27 @@ from mlagen.spec.rules import refused
 
 DataDtype = Literal["bf16", "fp16", "e4m3", "e4m3fnuz", "e2m1"]
 DataKind = Literal["latent", "rope", "row"]
+TensorName = Literal["kpe_cache", "ckv_scale_arr"]  # FlashInfer's names
+TENSORS: tuple[str, ...] = get_args(TensorName)
 
 
-class LatentField(Model):
+class StoredField(Model):
+    """A field with bytes of its own."""
+
+    tensor: Annotated[
+        TensorName | None,
+        Field(description="tensor of its own that holds the field, an argument of wrappers; default: the cache tensor"),
+    ] = None
+
+    @model_serializer(mode="wrap")
+    def _names_a_tensor_that_is_there(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out an absent `tensor`: the specs of packages without one, and their digests, are older than it."""
+        found: dict[str, Any] = handler(self)
+        found.pop("tensor", None)
+        return found if self.tensor is None else {**found, "tensor": self.tensor}
+
+
+class LatentField(StoredField):
     """The latent columns of a KV row."""
 
     kind: Annotated[Literal["latent"], Field(description="content of the field")]
@@ -26,7 +44,7 @@ class LatentField(Model):
     ]
 
 
-class RopeField(Model):
+class RopeField(StoredField):
     """The RoPE columns of a KV row; left out if the model has none."""
 
     kind: Annotated[Literal["rope"], Field(description="content of the field")]
@@ -35,7 +53,7 @@ class RopeField(Model):
     ]
 
 
-class RowField(Model):
+class RowField(StoredField):
     """Latent and RoPE columns, end to end."""
 
     kind: Annotated[Literal["row"], Field(description="content of the field")]
@@ -72,7 +90,7 @@ class ScaleRuleChanges(Model):
     floor_on: Annotated[FloorOn | None, Field(description=FLOOR_ON)] = None
 
 
-class ScalesField(ScaleRule):
+class ScalesField(StoredField, ScaleRule):
     """Scales of another field, one per tile of columns."""
 
     kind: Annotated[Literal["scales"], Field(description="content of the field")]
@@ -96,7 +114,7 @@ class TensorScaleField(Model):
     of: Annotated[DataKind, Field(description="kind of the scaled field")]
 
 
-class PadField(Model):
+class PadField(StoredField):
     """Unused bytes, which writers set to 0."""
 
     kind: Annotated[Literal["pad"], Field(description="content of the field")]
@@ -136,6 +154,12 @@ class Layout(Model):
         Literal["row"] | Annotated[int, Field(ge=1, le=1 << 20)],
         Field(description="bytes of a page are rounded up to a multiple of this; row: the bytes of `fields`"),
     ] = 1
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The tensors besides the cache tensor that fields lie in."""
+        named = (getattr(field, "tensor", None) for field in self.fields)
+        return tuple(dict.fromkeys(name for name in named if name is not None))
 
 
 def _read_layouts(folder: Path) -> dict[str, Any]:
@@ -199,6 +223,13 @@ class Cache(Model):
     scale_rule: Annotated[
         ScaleRuleChanges | None, Field(description="changes to the layout's scale rule, for writers")
     ] = None
+
+
+def check_one_tensor(cache: Cache) -> None:
+    """Refuse fields in tensors of their own, for caches that kernels read as one tensor."""
+    for index, field in enumerate(cache.layout.fields):
+        if name := getattr(field, "tensor", None):
+            raise refused(f"got {name}; takes none here: only `cache` may lie in several tensors", *("layout", "fields", index, "tensor"))
 
 
 def check_layout(cache: Cache, dims: tuple[int, int], dtype: Dtype) -> None:

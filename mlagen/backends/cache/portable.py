@@ -101,6 +101,7 @@ class Facts:
         which: the cache's name in docstrings.
         concats, inserts, gathers_requests, gathers_tokens: the wrappers of the package.
         needs_e4m3: whether kernels depend on the device's e4m3 support.
+        args: text for argument lists of the layout's helpers.
     """
 
     dtype: str
@@ -115,6 +116,7 @@ class Facts:
     gathers_requests: bool
     gathers_tokens: bool
     needs_e4m3: bool
+    args: Arguments
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,6 @@ class Kernels(Facts):
         cache: the family's plan.
         module: module of the wrappers.
         unit_name: "bytes" or "columns", the elements of the cache tensor.
-        args: text for argument lists of the layout's helpers.
         stored, loaded: blocks of a row that the writer and the gather take.
         pads: padding that the writer stores.
     """
@@ -133,7 +134,6 @@ class Kernels(Facts):
     cache: CachePlan
     module: str
     unit_name: str
-    args: Arguments
     stored: Sequence[SourceBlock]
     loaded: Sequence[GatheredBlock]
     pads: Sequence[Pad]
@@ -223,6 +223,7 @@ def _facts(plan: Plan, side: Side) -> Facts:
         gathers_requests=GATHER_REQUESTS in wrappers,
         gathers_tokens=GATHER_TOKENS in wrappers,
         needs_e4m3=layout.needs_e4m3(side.layout),
+        args=layout.arguments(side.layout),
     )
 
 
@@ -234,7 +235,6 @@ def _kernels(plan: Plan, family: CachePlan, side: Side) -> Kernels:
         cache=family,
         module=side.module,
         unit_name=of_layout.unit_name,
-        args=of_layout.args,
         stored=_stored(plan, side.layout, of_layout.stored),
         loaded=_loaded(side.layout, family.caches.chunks),
         pads=of_layout.pads,

@@ -136,7 +136,7 @@ def _wrappers(plan: Plan, dense: DenseDecodePlan) -> Wrappers:
         kernel_names=kernel_names([dense]),
         cache=cache,
         has_tensor_scale=one.tensor_scale,
-        strides=cache.strides if one.planar else "any page, row and head stride",
+        strides="any page, row and head stride" if one.takes_heads else cache.strides,
         rounds_partials=plan.splits.partials.rounds,
         options=given(
             Field("can_sm90", said=said_sm90) if dense.sm90 else None,
@@ -153,12 +153,14 @@ def _call(plan: Plan, dense: DenseDecodePlan) -> CallTable:
     """Return the table of a call's attributes: the constructor's arguments, and sizes and strides."""
     layout, pair, d_qk, d_v = dense.caches.main.layout, plan.takes_pair, dense.d_qk, dense.d_v
     window, scale = dense.window is not None, layout.tensor_scale
-    row = layout.row_bytes if layout.quantised else layout.columns
+    main = layout.parts[0]
+    row = main.row_bytes if layout.quantised else main.columns
     q = f"[requests, s_q, num_heads, {d_qk}]"
     inputs = (
         Field("q", part="part", said=f"{q}, or only its latent columns" if pair else q),
         Field("q_rope", part="part", said=f"[requests, s_q, num_heads, {d_qk - d_v}]") if pair else None,
         Field("k_cache", said=f"[pages, page_size, num_kv_heads, {row}]"),
+        *(Field(name, said="[pages, page_size, columns]") for name in layout.tensors),
         Field("block_table", part="part"),
         Field("cache_seqlens", part="part"),
         Field("q_scale") if scale else None,
@@ -196,6 +198,10 @@ def _call(plan: Plan, dense: DenseDecodePlan) -> CallTable:
             f"self.page_stride, {'_' if layout.planar else 'self.row_stride'}, self.k_head_stride",
             "_splits.cache_strides(k_cache)",
         ),
+        *(
+            Field(f"self.{name}_page_stride, self.{name}_row_stride", f"_tensor_strides({name})")
+            for name in layout.tensors
+        ),
         Field("self.block_table_stride, self.lse_token_stride", "block_table.stride(0), lse.stride(0)"),
         Field("self.out_token_stride, self.out_head_stride, _", "out.stride()"),
     )
@@ -218,7 +224,7 @@ def _text(dense: DenseDecodePlan) -> Text:
         q_dtype="_q_dtype(q_scale)" if scale else "DTYPE",
         q_bytes="q.element_size()" if scale else "DTYPE.itemsize",
         scales_passed=", q_scale, k_scale" if scale else "",
-        kv_heads="1" if layout.planar else "h_kv",
+        kv_heads="h_kv" if layout.takes_heads else "1",
         quantised_said="quantised" if layout.quantised else "not quantised",
     )
 

@@ -62,11 +62,12 @@ def _texts(strings: tuple[str, ...], name: str) -> str:
 
 def _cache_doc(plan: Plan, cached: CacheLayout) -> str:
     """Return the text of the cache argument, for docstrings."""
+    main = cached.parts[0]
     if not cached.quantised:
-        row = cached.row_bytes // layout.unit_of(cached)
+        row = main.row_bytes // layout.unit_of(cached)
         return f"{plan.spec.model.dtype} [pages, block_size, {row}], any block_size, any page and row stride."
     strides = "rows end to end, any page stride" if cached.planar else "any page and row stride"
-    return f"8-bit [pages, block_size, {cached.row_bytes}], any block_size, {strides}."
+    return f"8-bit [pages, block_size, {main.row_bytes}], any block_size, {strides}."
 
 
 def context(plan: Plan, caches: Caches, cache: StoredCache) -> NamedArgument:

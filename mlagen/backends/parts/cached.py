@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mlagen.backends.parts import layout
 from mlagen.backends.parts.common import Block, blocks_of, imported
+from mlagen.backends.parts.layout_module import Arguments
 from mlagen.layout import CacheLayout
 from mlagen.plan import CachedFamily, Caches, Chunk, Plan, StoredCache
 
@@ -25,6 +26,7 @@ class Cache:
         needs_e4m3: whether kernels depend on the device's e4m3 support.
         rows: results of row_pointers, as text.
         load: arguments of each load_..., as text.
+        args: text for argument lists of the layout's helpers.
         row: elements of a row.
         row_constant: the constant with that number, as text.
         unit_name: "bytes" or "columns", the elements of the cache tensor.
@@ -43,6 +45,7 @@ class Cache:
     needs_e4m3: bool
     rows: str
     load: str
+    args: Arguments
     row: int
     row_constant: str
     unit_name: str
@@ -98,9 +101,11 @@ def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> Cache:
     """Template context of a cache."""
     one, prefix = cache.layout, "extra_" if cache is caches.other else ""
     shared = caches.extra is not None and caches.other is None  # one kernel reads both caches
-    row = one.row_bytes if one.quantised else one.columns
+    main = one.parts[0]
+    row = main.row_bytes if one.quantised else main.columns
     module = layout.EXTRA_MODULE if prefix else layout.MODULE
-    alignment = max(field.itemsize for field in one.fields)
+    alignment = max(field.itemsize for field in main.fields)
+    row_constant = "D_QK" if main is one else f"{module}.ROW_COLUMNS"
     dtype = "uint8, int8 or float8_e4m3fn" if one.quantised else plan.spec.model.dtype
     strides = "any page and row stride"
     if one.planar:
@@ -115,8 +120,9 @@ def cache_context(plan: Plan, caches: Caches, cache: StoredCache) -> Cache:
         needs_e4m3=layout.needs_e4m3(one),
         rows=layout.rows_text(one),
         load=layout.load_text(one, "scale" if shared else "tensor_scale", "config.ALIGNMENT", "config."),
+        args=layout.arguments(one),
         row=row,
-        row_constant=f"{module}.ROW_BYTES" if one.quantised else "D_QK",
+        row_constant=f"{module}.ROW_BYTES" if one.quantised else row_constant,
         unit_name="bytes" if one.quantised else "columns",
         torch_dtype="torch.uint8" if one.quantised else "DTYPE",
         alignment=alignment,

@@ -20,6 +20,7 @@ from mlagen.backends.parts.layout_module import (
     Scales,
     StoredColumns,
     StoredScales,
+    TensorArgument,
 )
 from mlagen.layout import CacheLayout, DataField, Field, PadField, ScalesField
 from mlagen.layout.layout import BITS, LARGEST
@@ -42,12 +43,28 @@ WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache", *ProloguePlan.
 READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_COLUMNS = 8  # elements of the model's dtype in a thread's widest load or store
 SUM_LENGTH = 80  # most columns of a comment after a constant
+TORCH_ELEMENTS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "u8": "uint8"}
 FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 
 
-def unit_of(layout: CacheLayout) -> int:
-    """Return the bytes of an element of the cache tensor: 1, or a column's bytes if no column is quantised."""
+def unit_of(layout: CacheLayout, plane: int = 0) -> int:
+    """Return the bytes of an element of a plane's tensor: 1, or a column's bytes if no column is quantised."""
+    if plane and layout.tensors:
+        return max(1, BITS[layout.parts[plane].element] // 8)
     return 1 if layout.quantised else layout.data[0].itemsize
+
+
+def planes(layout: CacheLayout) -> tuple[str, ...]:
+    """Return the names of the addresses of a token's rows in each plane."""
+    if layout.tensors:
+        return ("rows", *(f"{name}_rows" for name in layout.tensors))
+    return ("rows", "plane_rows") if layout.planar else ("rows",)
+
+
+def places(layout: CacheLayout) -> tuple[str, ...]:
+    """Return the arguments of page_pointers after page_stride, as kernels name them."""
+    own = [f"{name}_{what}" for name in layout.tensors for what in ("ptr", "page_stride", "row_stride")]
+    return () if layout.planar else ("row_stride", *own)
 
 
 def needs_e4m3(layout: CacheLayout) -> bool:
@@ -57,12 +74,33 @@ def needs_e4m3(layout: CacheLayout) -> bool:
 
 def rows_text(layout: CacheLayout) -> str:
     """Return the results of row_pointers as text."""
-    return "rows, plane_rows" if layout.planar else "rows"
+    return ", ".join(planes(layout))
 
 
 def arguments(layout: CacheLayout) -> Arguments:
     """Return text for argument lists of a layout's helpers in kernels."""
-    return Arguments(rows=rows_text(layout), row_strides="" if layout.planar else ", row_stride")
+    after = places(layout)
+    return Arguments(
+        rows=rows_text(layout),
+        row_strides="".join(f", {name}" for name in after),
+        places=after,
+        passed="".join(f", {name}={name}" for name in layout.tensors),
+        declared=" row_stride: tl.int64," * (not layout.planar) + "".join(map(_declared, layout.tensors)),
+        tensors=[_tensor_argument(layout, number) for number in range(1, len(layout.parts))],
+    )
+
+
+def _declared(name: str) -> str:
+    """Return a tensor and its strides as a further line of a kernel's parameters."""
+    return f"\n    {name}_ptr, {name}_page_stride: tl.int64, {name}_row_stride: tl.int64,"
+
+
+def _tensor_argument(layout: CacheLayout, number: int) -> TensorArgument:
+    """Template context of a tensor of fields besides the cache tensor."""
+    part = layout.parts[number]
+    width = part.row_bytes // unit_of(layout, number)
+    contents = " and ".join(field.name for field in part.fields)
+    return TensorArgument(part.name, planes(layout)[number], width, TORCH_ELEMENTS[part.element], contents)
 
 
 def load_text(
@@ -94,9 +132,9 @@ def typed(names: str) -> str:
 
 def _rows(layout: CacheLayout, field: Field, skipped: int = 0) -> str:
     """Return the addresses `skipped` bytes into a field, one per row, as a column."""
-    rows = "plane_rows" if field.plane else "rows"
-    begin = (field.offset + skipped) // unit_of(layout)
-    if field.itemsize == unit_of(layout):
+    rows, unit = planes(layout)[field.plane], unit_of(layout, field.plane)
+    begin = (field.offset + skipped) // unit
+    if field.itemsize == unit:
         return f"{rows}[:, None] + {begin}" if begin else f"{rows}[:, None]"
     rows = f"({rows} + {begin})" if begin else rows
     return f"{rows}.to(tl.pointer_type({FLOATS[field.dtype]}))[:, None]"
@@ -240,11 +278,11 @@ def _stored(layout: CacheLayout, chunk: Chunk, pads: list[Field]) -> StoredColum
 
 def _pads(layout: CacheLayout) -> list[Field]:
     """Return runs of padding, in elements of the cache tensor."""
-    unit = unit_of(layout)
-    dtype = "u8" if unit == 1 else layout.data[0].dtype
     runs: list[Field] = []
     for field in layout.fields:
         if isinstance(field, PadField):
+            unit = unit_of(layout, field.plane)
+            dtype = "u8" if unit == 1 else layout.data[0].dtype
             begin, last = field.offset, runs[-1] if runs else None
             if last is not None and (last.plane, last.offset + last.nbytes) == (field.plane, field.offset):
                 begin = runs.pop().offset
@@ -324,7 +362,7 @@ def encodes(layout: CacheLayout, dtype: str, *, writes: bool) -> Encodes:
 def _row_sum(layout: CacheLayout) -> str:
     """Return the sum that gives a row's size, if it is short enough for a comment."""
     unit = unit_of(layout)
-    text = " + ".join(f"{field.name} {field.nbytes // unit}" for field in layout.fields)
+    text = " + ".join(f"{field.name} {field.nbytes // unit}" for field in layout.parts[0].fields)
     return text if len(text) <= SUM_LENGTH else "the fields above"
 
 
@@ -359,8 +397,8 @@ def bytes_context(
         plane_sizes=[width // unit for width in layout.plane_bytes],
         row_constant=f"ROW_{unit_name.upper()}",
         row_sum=_row_sum(layout),
-        row_size=layout.row_bytes // unit,
-        row_alignment=max(field.itemsize for field in layout.fields if not isinstance(field, PadField)) // unit,
+        row_size=layout.parts[0].row_bytes // unit,
+        row_alignment=layout.parts[0].widest // unit,
         page_multiple=math.lcm(layout.page_multiple, unit) // unit,
         unit_name=unit_name,
         element=FLOATS[dtype],

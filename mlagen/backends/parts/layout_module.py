@@ -229,16 +229,43 @@ class Pieces:
 
 
 @dataclass(frozen=True)
+class TensorArgument:
+    """Template context of a tensor of fields besides the cache tensor.
+
+    Attributes:
+        name: its argument of wrappers.
+        rows: addresses of tokens' rows in it.
+        columns: elements of a row.
+        dtype: torch's name of its dtype.
+        contents: its fields, for docstrings.
+    """
+
+    name: str
+    rows: str
+    columns: int
+    dtype: str
+    contents: str
+
+
+@dataclass(frozen=True)
 class Arguments:
     """Text for argument lists of a layout's helpers in kernels.
 
     Attributes:
         rows: results of row_pointers.
         row_strides: arguments of row_pointers after page_stride.
+        places: the same as names.
+        declared: the same as parameters of a kernel.
+        passed: the tensors as keyword arguments.
+        tensors: tensors of fields besides the cache tensor.
     """
 
     rows: str
     row_strides: str
+    places: Sequence[str] = ()
+    declared: str = ""
+    passed: str = ""
+    tensors: Sequence[TensorArgument] = ()
 
 
 @dataclass(frozen=True)

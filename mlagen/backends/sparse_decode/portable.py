@@ -167,10 +167,12 @@ def _operands(plan: Plan, caches: Caches) -> list[Operands]:
         tensors = ["k_cache_ptr", "indices_ptr"]
         tensors += ["topk_length_ptr"] if lengths else []
         tensors += ["k_scale_ptr"] if one.tensor_scale else []
+        own = [f"{name}_ptr" for name in one.tensors]
+        tensors += own
         names = {
             "tensors": tensors,
             "sizes": ["num_slots", "page_size", "topk"],
-            "cache_strides": ["page_stride"] if one.planar else ["page_stride", "row_stride"],
+            "cache_strides": ["page_stride", *(name for name in layout.places(one) if name not in own)],
             "index_strides": ["indices_request_stride", "indices_token_stride"],
         }
         of_kind = {kind: [prefix + name for name in listed] for kind, listed in names.items()}
@@ -240,7 +242,7 @@ def _wrappers(plan: Plan, family: SparseDecodePlan) -> Wrappers:
 def _tensors(plan: Plan, main: CacheLayout, extra: CacheLayout | None, e4m3: Sm90Plan | None) -> list[str]:
     """Return the tensors of a call except Q, by the names of kernel arguments."""
     scales = [*(["k_scale"] if main.tensor_scale else []), *(["q_scale"] if e4m3 else [])]
-    found = ["k_cache", "indices", "topk_length", *scales]
+    found = ["k_cache", "indices", "topk_length", *scales, *main.tensors]
     if extra is not None:
         found += ["extra_k_cache", "extra_indices", "extra_topk_length"]
         found += ["extra_k_scale"] if extra.tensor_scale else []

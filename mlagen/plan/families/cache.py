@@ -11,6 +11,7 @@ from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
+from mlagen.spec.stored import TENSORS
 
 NUM_WARPS = 1
 BLOCK_T = 2  # more of the small programs are under way at once, and none waits for another of its warps
@@ -52,7 +53,7 @@ class CachePlan(Family):
 
     NAME: ClassVar = "cache"
     WRAPPERS: ClassVar = {
-        "concat_and_cache_mla": Op(("kv_cache",)),
+        "concat_and_cache_mla": Op(("kv_cache", *TENSORS)),
         "quantize_and_insert_k_cache": Op(("k_cache",)),
         "dequantize_and_gather_k_cache": Op(("out",)),
         "gather_and_maybe_dequant_cache": Op(("dst",)),
