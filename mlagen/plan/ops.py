@@ -67,4 +67,7 @@ def make_ops(spec: Spec, ops: Mapping[str, Op]) -> OpsPlan | None:
     window = spec.attention.window if isinstance(spec.attention, DenseAttention) else None
     rows = indexer_rows_of(spec)
     packed = PACKED_OPS if rows and rows.packed else {}
-    return OpsPlan(spec.name, {"D_V.value": spec.model.v_head_dim, "WINDOW": window}, {**ops, **packed})
+    tensors = spec.cache.layout.tensors if spec.cache else ()
+    writers = {"concat_and_cache_mla": Op(("kv_cache", *tensors))} if tensors else {}
+    constants = {"D_V.value": spec.model.v_head_dim, "WINDOW": window}
+    return OpsPlan(spec.name, constants, {**ops, **packed, **writers})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -16,7 +16,6 @@ from mlagen.spec.rules import refused
 DataDtype = Literal["bf16", "fp16", "e4m3", "e4m3fnuz", "e2m1"]
 DataKind = Literal["latent", "rope", "row"]
 TensorName = Literal["kpe_cache", "ckv_scale_arr"]  # FlashInfer's names
-TENSORS: tuple[str, ...] = get_args(TensorName)
 
 
 class StoredField(Model):

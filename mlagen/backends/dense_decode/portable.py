@@ -199,7 +199,7 @@ def _call(plan: Plan, dense: DenseDecodePlan) -> CallTable:
             "_splits.cache_strides(k_cache)",
         ),
         *(
-            Field(f"self.{name}_page_stride, self.{name}_row_stride", f"_tensor_strides({name})")
+            Field(f"self.{name}_page_stride, self.{name}_row_stride", f"_layout.tensor_strides({name})")
             for name in layout.tensors
         ),
         Field("self.block_table_stride, self.lse_token_stride", "block_table.stride(0), lse.stride(0)"),

@@ -214,7 +214,7 @@ def _wrappers(plan: Plan, family: SparseDecodePlan) -> Wrappers:
     """Context of the wrappers' template."""
     main, of_caches = family.caches.main.layout, _caches(plan, family)
     # Sizes that get names: rows counted in bytes, pages with several planes.
-    sized = [one.module for one in of_caches.caches if one.layout.quantised or one.layout.planar]
+    sized = [one.module for one in of_caches.caches if one.layout.quantised or not one.layout.takes_heads]
     merging = ["merge_states"] if plan.find(MergeStatesPlan) else []
     return Wrappers(
         **attention_context(plan, Wrappers),

@@ -11,7 +11,6 @@ from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
-from mlagen.spec.stored import TENSORS
 
 NUM_WARPS = 1
 BLOCK_T = 2  # more of the small programs are under way at once, and none waits for another of its warps
@@ -53,7 +52,7 @@ class CachePlan(Family):
 
     NAME: ClassVar = "cache"
     WRAPPERS: ClassVar = {
-        "concat_and_cache_mla": Op(("kv_cache", *TENSORS)),
+        "concat_and_cache_mla": Op(("kv_cache",)),
         "quantize_and_insert_k_cache": Op(("k_cache",)),
         "dequantize_and_gather_k_cache": Op(("out",)),
         "gather_and_maybe_dequant_cache": Op(("dst",)),
