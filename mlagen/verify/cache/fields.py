@@ -78,9 +78,14 @@ def describe(spec: Mapping[str, Any], cache: str) -> Described:
     if cache == "indexer_cache":
         latent, rope = spec["indexer"]["head_dim"], 0
     columns = {"latent": (0, latent), "rope": (latent, rope), "row": (0, latent + rope)}
-    places, rows = [], [0, 0]
-    for plane, key in enumerate(("fields", "planar_fields")):
+    places, rows, tensors = [], [0, 0], [None]
+    for number, key in enumerate(("fields", "planar_fields")):
         for entry in layout.get(key) or ():
+            plane = number
+            if entry.get("tensor"):  # a page of each tensor, one behind the other
+                tensors += [entry["tensor"]] if entry["tensor"] not in tensors else []
+                plane = tensors.index(entry["tensor"])
+                rows += [0] * (plane + 1 - len(rows))
             places.append(Place(entry, plane, rows[plane]))
             rows[plane] += _nbytes(entry, columns)
     multiple = layout.get("page_multiple", 1)
@@ -147,9 +152,8 @@ class _Page:
 
     def row(self, place: Place, token: int) -> bytes:
         """The stored bytes of a token from a field's first byte on."""
-        begin = token * self.described.rows[0]
-        if place.plane:
-            begin = BLOCK_SIZE * self.described.rows[0] + token * self.described.rows[1]
+        rows = self.described.rows
+        begin = BLOCK_SIZE * sum(rows[: place.plane]) + token * rows[place.plane]
         return self.page[begin + place.first :]
 
     def check(self, token: int, row: list[float]) -> None:
@@ -229,7 +233,8 @@ def check_fields(spec: Mapping[str, Any], cache: str) -> list[Figure]:
         raise CaseFailedError(f"bytes of a page, bytes of a row, columns: got {sizes}; the spec's fields make {wanted}")
     # A page more takes the bytes that go astray.
     pages = torch.full((PAGES + 1, described.page), POISON, dtype=torch.uint8)[:PAGES]
-    write(layout, pages, BLOCK_SIZE, torch.arange(len(rows)), torch.tensor(rows), TENSOR_SCALE)
+    parts = pages.split([BLOCK_SIZE * nbytes for nbytes in described.rows], 1) if layout.tensors else pages
+    write(layout, parts, BLOCK_SIZE, torch.arange(len(rows)), torch.tensor(rows), TENSOR_SCALE)
     for number, page in enumerate(pages):
         read = _Page(described, bytes(page.tolist()))
         for token in range(BLOCK_SIZE):

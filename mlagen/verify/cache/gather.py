@@ -54,8 +54,8 @@ class GatherInputs(family.Inputs):
         expected = self.before.cpu().clone()
         view = expected.as_strided(self.out.view.shape, self.out.view.stride(), self.out.view.storage_offset())
         if self.rows:
-            pages = self.memory.in_buffer(self.memory.buffer)
-            slots = torch.tensor([slot for _, slot in self.rows], device=pages.device)
+            pages = self.memory.pages_in(self.memory.buffer)
+            slots = torch.tensor([slot for _, slot in self.rows], device=self.memory.buffer.device)
             values = read(self.side.layout, pages, self.case.pages.block_size, slots, TENSOR_SCALE)
             for (index, _), row in zip(self.rows, values.to(self.side.dtype).cpu(), strict=True):
                 view[index] = row
@@ -105,7 +105,7 @@ def _spans(case: GatherCase) -> list[tuple[int, int]]:
 
 def _randomise(side: Side, memory: CacheMemory, size: int, table: torch.Tensor, generator: torch.Generator) -> None:
     """Gives the pages that a table names random bytes."""
-    planes = planes_of(side.layout, memory.in_buffer(memory.buffer), size)
+    planes = planes_of(side.layout, memory.pages_in(memory.buffer), size)
     for page in table[(table >= 0) & (table < memory.pages)].tolist():
         for plane in planes:
             values = torch.randint(0, 256, plane[page].shape, generator=generator, dtype=torch.uint8)
@@ -238,6 +238,7 @@ def build_gather(case: GatherCase, side: Side, device: str, seed: int) -> Gather
         output = _by_token(case, side, spans, device)
     arguments = {
         CACHE_ARGUMENT[case.wrapper]: memory.tensor,
+        **memory.others,
         "block_table": placed["block_table"].view,
         **scale_argument(side, device),
         **output.arguments,

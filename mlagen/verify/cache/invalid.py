@@ -20,7 +20,8 @@ def _restrided(page: int | None, row: int, closer: int = 0) -> Callable[[torch.T
 def _invalid_pages(side: Side, wrapper: str) -> Iterator[Invalid]:
     """Invalid caches; errors of a cache's bytes name the layout."""
     layout, unit, argument = side.layout, side.unit, CACHE_ARGUMENT[wrapper]
-    row, page, name = layout.row_bytes // unit, layout.page_bytes(4) // unit, layout.name
+    main = layout.parts[0]
+    row, page, name = main.row_bytes // unit, main.page_bytes(4) // unit, layout.name
     yield from invalid.tensor(argument, torch.float32)
     yield Invalid(argument, "wider rows", invalid.wider(16), name)
     yield Invalid(argument, "narrower rows", lambda cache: cache[..., :-1].contiguous(), name)
@@ -102,6 +103,7 @@ def _invalid(side: Side, wrapper: str) -> Iterator[Invalid]:
         yield Invalid("scale", "two of them", lambda scale: scale.repeat(2))
         yield Invalid("scale", "dtype float64", torch.Tensor.double)
     yield from _invalid_pages(side, wrapper)
+    yield from invalid.tensors(side.layout)
 
 
 def refused(side: Side, wrapper: str) -> Iterator[RefusedCase]:

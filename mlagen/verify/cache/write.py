@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.layout.codec import planes_of, read, write
+from mlagen.layout.codec import Pages, planes_of, read, write
 from mlagen.verify.cache.cases import WriteCase
 from mlagen.verify.cache.sides import CACHE_ARGUMENT, INSERT
 from mlagen.verify.call import family
@@ -45,21 +45,22 @@ class WriteInputs(family.Inputs):
         slots = self.arguments["slot_mapping"].cpu()
         if self.case.pages.far:
             count, number = len(slots), torch.arange(len(slots))
-            got = read(layout, memory.in_buffer(memory.buffer), size, slots.to(memory.buffer.device), TENSOR_SCALE)
+            got = read(layout, memory.pages_in(memory.buffer), size, slots.to(memory.buffer.device), TENSOR_SCALE)
             page = torch.zeros(1, layout.page_bytes(count), dtype=torch.uint8)
-            write(layout, page, count, number, self.rows[:count], TENSOR_SCALE)
-            want = read(layout, page, count, number, TENSOR_SCALE)
+            whole = page.split([part.page_bytes(count) for part in layout.parts], 1) if layout.tensors else page
+            write(layout, whole, count, number, self.rows[:count], TENSOR_SCALE)
+            want = read(layout, whole, count, number, TENSOR_SCALE)
             if not torch.equal(bits(got.cpu().nan_to_num(nan=1e9)), bits(want.nan_to_num(nan=1e9))):
                 raise CaseFailedError("rows past 2^31 bytes differ from the reference")
             return
         expected = self.before.clone()
         if bool(((slots >= 0) & (slots < memory.pages * size)).any()):
-            write(layout, memory.in_buffer(expected), size, slots, self.rows, TENSOR_SCALE)
+            write(layout, memory.pages_in(expected), size, slots, self.rows, TENSOR_SCALE)
         got = memory.buffer.cpu()
         if not torch.equal(got, expected):
-            self._say_where(memory.in_buffer(got), memory.in_buffer(expected))
+            self._say_where(memory.pages_in(got), memory.pages_in(expected))
 
-    def _say_where(self, got: torch.Tensor, want: torch.Tensor) -> None:
+    def _say_where(self, got: Pages, want: Pages) -> None:
         layout, size = self.side.layout, self.case.pages.block_size
         found = []
         planes = zip(planes_of(layout, got, size), planes_of(layout, want, size), strict=True)
@@ -116,6 +117,7 @@ def build_write(case: WriteCase, side: Side, device: str, seed: int) -> WriteInp
     slots = draw_slots(case, tokens, memory.pages * size, generator).to(device)
     arguments, placed = _sources(case, side, values, device)
     arguments |= {"slot_mapping": slots, **scale_argument(side, device), CACHE_ARGUMENT[case.wrapper]: memory.tensor}
+    arguments |= memory.others
     if case.wrapper == INSERT:
         arguments["block_size"] = size
     else:

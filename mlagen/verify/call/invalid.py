@@ -216,3 +216,14 @@ def pages(argument: str, layout: CacheLayout) -> Iterator[Invalid]:
         yield Invalid(scale, "missing", constant(None))
         yield Invalid(scale, "a number", constant(1.0))
         yield Invalid(scale, "two of them", zeros(2), like="q")
+
+
+def tensors(layout: CacheLayout) -> Iterator[Invalid]:
+    """Invalid tensors of fields besides the cache tensor."""
+    for name in layout.tensors:
+        yield from tensor(name, torch.float64)
+        yield Invalid(name, "wider rows", wider(16))
+        yield Invalid(name, "a page too many", lambda pages: torch.cat([pages, pages[:1]]))
+        yield Invalid(name, "other pages than the cache's", lambda pages: torch.cat([pages, pages], 1))
+        yield Invalid(name, "pages of stride 0", lambda pages: pages[:1].expand(pages.shape))
+        yield Invalid(name, "missing", constant(None))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
-from mlagen.layout import CacheLayout
+from mlagen.layout import CacheLayout, codec
 from mlagen.verify.call.case import CaseSkippedError
 from mlagen.verify.call.facts import Facts
 
 NAN = float("nan")
+ELEMENTS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "u8": torch.uint8}
 GUARD = 4096  # elements of poison before and after a buffer: a KV row or two of it is read where a mask is missing
 FAR_STRIDE = 2**30 + 8  # elements; twice this is past an int32, and it keeps 16-byte alignment
 ODD_STRIDE = 7
@@ -173,14 +174,14 @@ def empty_pages(
         shape: pages, tokens a page, and heads.
         memory: "end to end", "page gap", "row gap", "head gap", "heads first", "odd" (as little aligned as may be),
             "tight" (end to end, also where the layout rounds pages up), "idle" (odd strides of dimensions of one
-            place) or "far".
+            place), "odd beside" (only tensors besides the cache tensor are "odd") or "far".
         dtype: of an unquantised cache.
         poison: every byte.
         device: device of the memory.
     """
     pages, size, heads = shape
-    row = layout.row_bytes if layout.quantised else layout.columns
-    unit = 1 if layout.quantised else layout.data[0].itemsize
+    unit = 1 if layout.quantised else dtype.itemsize
+    row = layout.row_bytes if layout.quantised else layout.columns or layout.row_bytes // unit
     least = max(one.itemsize for one in layout.fields) // unit  # elements; rows may begin at multiples of it
     odd = least if memory == "odd" and not layout.planar else 0
     head_stride = row + {"head gap": 16 * least}.get(memory, odd)
@@ -206,3 +207,21 @@ def empty_pages(
     if lazy:
         view.view(torch.uint8).fill_(poison)
     return Placed(view, buffer, None)
+
+
+def empty_tensors(
+    layout: CacheLayout, shape: tuple[int, int], memory: str, poison: int, device: str
+) -> dict[str, Placed]:
+    """The tensors [pages, block_size, row] of poison besides the cache tensor, by name; see `empty_pages`."""
+    found = {}
+    for part in layout.parts[1:]:
+        dtype = ELEMENTS[part.element]
+        placed = empty_pages(part, (*shape, 1), "odd" if memory == "odd beside" else memory, dtype, poison, device)
+        found[part.name] = replace(placed, view=placed.view[:, :, 0])
+    return found
+
+
+def every_tensor(cache: torch.Tensor, others: Mapping[str, torch.Tensor]) -> codec.Pages:
+    """A cache [pages, block_size, row] in bytes, as the codec takes it: with its further tensors if there are any."""
+    own = cache.view(torch.uint8)
+    return (own, *(one.view(torch.uint8) for one in others.values())) if others else own

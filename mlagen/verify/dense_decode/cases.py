@@ -112,7 +112,7 @@ class _Suite:
     def __init__(self, known: DenseDecodeFacts, device: str) -> None:
         self.known, self.facts = known, known.facts
         self.big = device == "cuda"
-        self.planar = known.layout.planar
+        self.planar, self.takes_heads = known.layout.planar, known.layout.takes_heads
         self.base = DenseDecodeProblem()
         # A merge runs a program a row: fewer where a call is split.
         self.split_heads = self.facts.num_heads if self.big else 3
@@ -128,7 +128,7 @@ class _Suite:
         problem = replace(self.base, **settings)
         wrapper = options.setdefault("wrapper", FLASH if FLASH in self.facts.wrappers else DECODE)
         fits = wrapper == FLASH or problem.s_q == 1
-        if wrapper in self.facts.wrappers and fits and not (self.planar and problem.kv_heads > 1):
+        if wrapper in self.facts.wrappers and fits and (self.takes_heads or problem.kv_heads == 1):
             tensor_scale = self.known.layout.tensor_scale
             yield DenseDecodeCase(f"dense_decode: {name}", promise, problem, tensor_scale=tensor_scale, **options)
 
@@ -260,6 +260,9 @@ def _caches(suite: _Suite) -> Iterator[DenseDecodeCase]:
     for kind, promise in kinds.items():
         heads = 2 if "head" in kind else 1
         yield from suite.both(f"cache: {kind}", promise, cache=kind, block_size=53, heads=6, kv_heads=heads)
+    if suite.known.layout.tensors:
+        promise = "each tensor of the cache may begin at any multiple of its values"
+        yield from suite.both("cache: odd beside", promise, cache="odd beside", block_size=53, heads=6)
     promise = "the stride of a dimension of one place leads nowhere, so any will do"
     for what, size in (("page", 64), ("key a page", 1)):
         name = f"cache: one {what}, odd stride"

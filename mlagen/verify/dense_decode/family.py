@@ -134,7 +134,8 @@ def _schedule(run: DenseDecodeRun) -> Any:
         d_v = run.subject.facts.d_v
         q = inputs.called_q
         rope = [q[..., d_v:]] if run.subject.facts.takes_pair else []
-        alignment = module._alignment(q, *rope, inputs.cache, inputs.q[:, 0, :, :d_v])
+        tensors = (inputs.cache, *inputs.others.values())
+        alignment = module._alignment(q, *rope, *tensors, inputs.q[:, 0, :, :d_v])
         sizes = (requests, s_q, heads, kv_heads, size, keys)
         sm90 = {}
         if "_dense_decode_sm90" in sm90_modules(package):
@@ -232,7 +233,7 @@ def _renew(run: DenseDecodeRun) -> Iterator[None]:
 
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     flash, known = case.wrapper == FLASH, _known(subject)
-    kv_heads = 1 if known.layout.planar else 2
+    kv_heads = 2 if known.layout.takes_heads else 1
     problem = DenseDecodeProblem((1100, 200), s_q=2 if flash else 1, heads=4, kv_heads=kv_heads)
     inputs = build(problem, known, subject.device, 0)
     arguments = inputs.arguments(case.wrapper) | {"enable_batch_invariant": True}

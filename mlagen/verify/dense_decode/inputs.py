@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,17 @@ from mlagen.layout.codec import read, write
 from mlagen.verify.batched import sparse_attention
 from mlagen.verify.call import family
 from mlagen.verify.call.facts import Facts
-from mlagen.verify.call.memory import GARBAGE, LAYOUTS, NAN, empty_pages, place, seeded, unplaced
+from mlagen.verify.call.memory import (
+    GARBAGE,
+    LAYOUTS,
+    NAN,
+    empty_pages,
+    empty_tensors,
+    every_tensor,
+    place,
+    seeded,
+    unplaced,
+)
 from mlagen.verify.checks.decode import FLASH, as_e4m3, place_out, place_tokens
 from mlagen.verify.dense_decode.cases import TENSOR_SCALE, DenseDecodeProblem
 from mlagen.verify.dense_decode.facts import DenseDecodeFacts
@@ -29,6 +39,7 @@ class Inputs(family.Inputs):
         layout: the cache's.
         q: [requests, s_q, heads, d_qk].
         cache: [pages, block_size, kv_heads, row].
+        others: tensors [pages, block_size, row] besides the cache tensor, by name.
         block_table: i32 [requests, width].
         lengths: i32 [requests].
         keys: of each request.
@@ -51,6 +62,7 @@ class Inputs(family.Inputs):
     stated: bool
     k_scale: torch.Tensor | None
     window: int | None
+    others: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def sm_scale(self) -> float:
@@ -70,6 +82,7 @@ class Inputs(family.Inputs):
         optional = {name: value for name, value in optional.items() if value is not None}
         if self.problem.window is None:
             optional["window"] = None
+        optional |= self.others
         if wrapper == FLASH:
             found: dict[str, Any] = {
                 "q": self.called_q,
@@ -150,7 +163,7 @@ def _write_rows(inputs: Inputs, table: torch.Tensor, cache: torch.Tensor, genera
     for head in range(inputs.problem.kv_heads if len(slots) else 0):
         rows = torch.randn(len(slots), layout.columns, generator=generator)
         rows = (rows * (inputs.problem.k_scale / TENSOR_SCALE)).to(dtype)
-        pages = cache[:, :, head].view(torch.uint8)
+        pages = every_tensor(cache[:, :, head], inputs.others)
         write(layout, pages, size, slots.to(cache.device), rows.to(cache.device), inputs.k_scale)
 
 
@@ -189,10 +202,13 @@ def build(problem: DenseDecodeProblem, known: DenseDecodeFacts, device: str, see
     )
     table, pages = _block_table(inputs, generator)
     cache_shape = (pages, problem.block_size, problem.kv_heads)
-    empty = empty_pages(layout, cache_shape, problem.cache, dtype, problem.poison, device)
+    empty = empty_pages(layout.parts[0], cache_shape, problem.cache, dtype, problem.poison, device)
+    others = empty_tensors(layout, cache_shape[:2], problem.cache, problem.poison, device)
+    inputs.others = {name: one.view for name, one in others.items()}
     _write_rows(inputs, table, empty.view, generator)
     if problem.cache != "far":
-        inputs.placed["cache"] = replace(empty, before=empty.buffer.clone())
+        every = {"cache": empty, **others}
+        inputs.placed |= {name: replace(one, before=one.buffer.clone()) for name, one in every.items()}
     inputs.cache = empty.view.view(problem.dtype) if layout.quantised else empty.view
     placed_table = place(table[:, None].to(device), LAYOUTS[problem.table], GARBAGE)
     inputs.block_table = placed_table.view[:, 0]
@@ -227,7 +243,8 @@ def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
     for head in range(kv_heads):
         rows = torch.zeros(1, d_qk, device=device)
         if len(slots):
-            rows = read(inputs.layout, inputs.cache[:, :, head].view(torch.uint8), size, slots, inputs.k_scale)
+            pages = every_tensor(inputs.cache[:, :, head], inputs.others)
+            rows = read(inputs.layout, pages, size, slots, inputs.k_scale)
         q = inputs.q[:, :, head * group : (head + 1) * group].flatten(0, 1)
         args = (indices, inputs.sm_scale, facts.d_v, None, None, facts.lse_base, empty_row_lse)
         found.append(sparse_attention(q, rows.to(q.dtype)[:, None], *args))

@@ -53,7 +53,7 @@ def _invalid(known: DenseDecodeFacts, wrapper: str) -> Iterator[Invalid]:
     yield from invalid.tensor("q", other, first=True)
     yield Invalid("q", "wider than a row", invalid.wider(8))
     yield from pairs.invalid(known.facts, other)
-    if not layout.planar:
+    if layout.takes_heads:
         yield Invalid("q", "heads that do not fall to KV heads", lambda q: q[..., :3, :])
     if flash:
         yield from invalid.pages("k_cache", layout)
@@ -62,6 +62,7 @@ def _invalid(known: DenseDecodeFacts, wrapper: str) -> Iterator[Invalid]:
         yield Invalid("k_buffer", "two dimensions", lambda k_buffer: k_buffer[0, 0])
         if layout.tensor_scale:
             yield Invalid("k_scale", "a number", invalid.constant(1.0))
+    yield from invalid.tensors(layout)
     for name in ("block_table", "cache_seqlens") if flash else ("req_to_token", "b_seq_len"):
         yield from invalid.tensor(name, torch.int64)
         yield Invalid(name, "a request too many", invalid.longer)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
-from mlagen.layout import CacheLayout
-from mlagen.verify.call.memory import GUARD, allocate
+from mlagen.layout import CacheLayout, codec
+from mlagen.verify.call.memory import ELEMENTS, GUARD, allocate
 from mlagen.verify.call.patterns import INT64
 from mlagen.verify.paged.side import Side
 
@@ -67,16 +68,28 @@ class CacheMemory:
         tensor: the tensor for a wrapper.
         buffer: uint8, all bytes between and around the pages.
         pages: how many there are.
+        others: tensors besides the cache tensor, by name, in the same buffer.
     """
 
     tensor: torch.Tensor
     buffer: torch.Tensor
     pages: int
+    others: Mapping[str, torch.Tensor] = dataclasses.field(default_factory=dict)
 
     def in_buffer(self, buffer: torch.Tensor) -> torch.Tensor:
-        """The same cache, of bytes or of the model's dtype, in another buffer of this size."""
-        dtype = self.tensor.dtype if self.tensor.dtype.itemsize > 1 else torch.uint8
-        return buffer.view(dtype).as_strided(self.tensor.shape, self.tensor.stride(), self.tensor.storage_offset())
+        """The same cache tensor, of bytes or of the model's dtype, in another buffer of this size."""
+        return _in_buffer(self.tensor, buffer)
+
+    def pages_in(self, buffer: torch.Tensor) -> codec.Pages:
+        """The same pages in another buffer of this size, as the codec takes them."""
+        if not self.others:
+            return self.in_buffer(buffer)
+        return tuple(_in_buffer(one, buffer) for one in (self.tensor, *self.others.values()))
+
+
+def _in_buffer(tensor: torch.Tensor, buffer: torch.Tensor) -> torch.Tensor:
+    dtype = tensor.dtype if tensor.dtype.itemsize > 1 else torch.uint8
+    return buffer.view(dtype).as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def _torch_dtype(side: Side, name: str) -> torch.dtype:
@@ -94,21 +107,39 @@ def _far_pages(page: int) -> int:
 
 def random_pages(side: Side, pages: Pages, count: int, device: str, generator: torch.Generator) -> CacheMemory:
     """A cache of random bytes; one that is far, of memory as it is found."""
-    layout, size = side.layout, pages.block_size
+    layout, size = side.layout.parts[0], pages.block_size
     row = layout.row_bytes + pages.row_gap
     page = pages.page_gap + (size * row if pages.row_gap or pages.tight else layout.page_bytes(size))
     count = _far_pages(page) if pages.far else 1 if pages.single else count
     offset = GUARD + pages.offset * side.alignment
-    nbytes = -(-(offset + count * page + GUARD) // 8) * 8
+    end = offset + count * page
+    begins = []
+    for part in side.layout.parts[1:]:  # further tensors follow, with pages of their own
+        begins.append(-(-(end + GUARD) // 16) * 16 + pages.offset * part.widest)
+        end = begins[-1] + count * _page_bytes(part, pages, page)
+    nbytes = -(-(end + GUARD) // 8) * 8
     buffer = allocate(nbytes, torch.uint8, device, None if pages.far else POISON)
     if not pages.far:
         buffer.copy_(torch.randint(0, 256, (nbytes,), generator=generator, dtype=torch.uint8))
     unit = side.unit
     shape = (count, page // unit) if pages.form == "pages" else (count, size, layout.row_bytes // unit)
     stride = (page // unit, 1) if pages.form == "pages" else (7 if pages.single else page // unit, row // unit, 1)
-    tensor = buffer if layout.quantised else buffer.view(side.dtype)
+    tensor = buffer if side.layout.quantised else buffer.view(side.dtype)
     tensor = tensor.as_strided(shape, stride, offset // unit).view(_torch_dtype(side, pages.dtype))
-    return CacheMemory(tensor, buffer, count)
+    others = {}
+    for part, begin in zip(side.layout.parts[1:], begins, strict=True):
+        elements = buffer.view(ELEMENTS[part.element])
+        unit, strides = elements.element_size(), (_page_bytes(part, pages, page), part.row_bytes + pages.row_gap)
+        shape = (count, size, part.row_bytes // unit)
+        others[part.name] = elements.as_strided(shape, (strides[0] // unit, strides[1] // unit, 1), begin // unit)
+    return CacheMemory(tensor, buffer, count, others)
+
+
+def _page_bytes(part: CacheLayout, pages: Pages, page: int) -> int:
+    """Bytes from page to page of a tensor besides the cache tensor, whose pages are `page` bytes apart."""
+    if pages.far:
+        return page
+    return pages.page_gap + pages.block_size * (part.row_bytes + pages.row_gap)
 
 
 class HasSlots(Protocol):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mlagen.layout import CacheLayout, PadField
+from mlagen.layout import CacheLayout
 from mlagen.verify.call.facts import Facts
 
 MAIN, EXTRA = "", "extra_cache"  # modules of the package with wrappers; "" is the package itself
@@ -35,7 +35,7 @@ class Side:
     @property
     def alignment(self) -> int:
         """Bytes of the widest value of a row."""
-        return max(1 if isinstance(field, PadField) else field.itemsize for field in self.layout.fields)
+        return self.layout.parts[0].widest
 
     @property
     def fnuz(self) -> bool:

@@ -195,7 +195,7 @@ def dense_decode(scene: Scene) -> Case:
     wrapper = shape.pick(*[name for name in (DECODE_FLASH, DECODE) if name in facts.wrappers])
     s_q = shape.pick(1, 1, 2, 3, 4) if wrapper == DECODE_FLASH else 1
     own_heads = heads(scene)
-    kv_heads = 1 if planar or scene.kernel == SWAP_AB or not shape.chance(0.15) else 2
+    kv_heads = 1 if not known.layout.takes_heads or scene.kernel == SWAP_AB or not shape.chance(0.15) else 2
     e4m3 = tensor_scale and wrapper == DECODE_FLASH and shape.chance(0.5)
     if tensor_scale and scene.kernel in (SM90, Q_IN_PARTS):
         e4m3 = wrapper == DECODE_FLASH and scene.kernel == SM90

@@ -218,6 +218,9 @@ def _caches(suite: _Suite) -> Iterator[SparseDecodeCase]:
         "odd": "pages and rows may begin at any multiple of a stored value",
     }.items():
         yield from suite.each_list(f"cache: {layout}", promise, {"cache": layout, "block_size": 53}, requests=2)
+    if suite.known.layouts[0].tensors:
+        promise = "each tensor of the cache may begin at any multiple of its values"
+        yield from suite.case("cache: odd beside", promise, main={"cache": "odd beside", "block_size": 53}, requests=2)
     promise = "pages may follow without the bytes that round them up"
     yield from suite.each_list("cache: tight", promise, {"cache": "tight", "block_size": 54}, requests=2)
     promise = "rows may lie apart; the bytes between them are not read"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from mlagen.layout.codec import planes_of, read, write
 from mlagen.verify.batched import sparse_attention
 from mlagen.verify.call import family
 from mlagen.verify.call.facts import Facts
-from mlagen.verify.call.memory import NAN, Placed, empty_pages, seeded, unplaced
+from mlagen.verify.call.memory import NAN, Placed, empty_pages, empty_tensors, every_tensor, seeded, unplaced
 from mlagen.verify.call.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
 from mlagen.verify.checks import out_rope
 from mlagen.verify.checks.decode import as_e4m3, place_out, place_tokens
@@ -37,6 +37,7 @@ class ListInputs:
         length: i32 [requests] or None.
         scale: f32 [1] where the layout has one scale a tensor.
         any_scales: its scales are no powers of two.
+        others: tensors [pages, block_size, row] besides the cache tensor, by name.
     """
 
     layout: CacheLayout
@@ -45,6 +46,7 @@ class ListInputs:
     length: torch.Tensor | None
     scale: torch.Tensor | None
     any_scales: bool = False
+    others: dict[str, torch.Tensor] = field(default_factory=dict)
 
     @property
     def slots(self) -> int:
@@ -54,7 +56,8 @@ class ListInputs:
     def rows(self, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows [n, d_qk] of slots i64 [n], as attention multiplies them."""
         block_size = self.cache.shape[1]
-        return read(self.layout, self.cache[:, :, 0].view(torch.uint8), block_size, slots, self.scale).to(dtype)
+        pages = every_tensor(self.cache[:, :, 0], self.others)
+        return read(self.layout, pages, block_size, slots, self.scale).to(dtype)
 
 
 @dataclass
@@ -87,6 +90,7 @@ class Inputs(family.Inputs):
             "cache_seqlens": None,
             "is_fp8_kvcache": main.layout.quantised,
             "indices": main.indices,
+            **main.others,
         }
         optional = {"softmax_scale": self.scale, "attn_sink": self.sink, "topk_length": main.length}
         optional |= {"k_scale": main.scale, **{name: one.view for name, one in self.given.items()}}
@@ -148,9 +152,9 @@ def _fill(
 ) -> None:
     """Writes rows to the `named` slots of a cache."""
     layout, size = one.layout, listing.block_size
-    pages = one.cache[:, :, 0].view(torch.uint8)
-    named = named.to(pages.device)
-    values = torch.randn(len(named), layout.columns, generator=generator).to(dtype).to(pages.device)
+    pages, device = every_tensor(one.cache[:, :, 0], one.others), one.cache.device
+    named = named.to(device)
+    values = torch.randn(len(named), layout.columns, generator=generator).to(dtype).to(device)
     write(layout, pages, size, named, values, one.scale)
     if listing.contents != "encoded":
         for part in layout.fields:
@@ -158,7 +162,7 @@ def _fill(
                 scaled = isinstance(part, DataField) and layout.scales_of(part) is not None
                 view = planes_of(layout, pages, size)[part.plane]
                 codes = _code(part, (len(named), part.count), scaled, listing.contents == "wide", generator)
-                codes = codes.to(pages.device)
+                codes = codes.to(device)
                 view[named // size, named % size, part.offset : part.offset + part.nbytes] = codes
 
 
@@ -174,15 +178,18 @@ def _build_list(
     listing, layout = problem.listings[number], known.layouts[number]
     dtype = getattr(torch, known.facts.dtype)
     pages = (-(-listing.rows // listing.block_size), listing.block_size, 1)
-    empty = empty_pages(layout, pages, listing.cache, dtype, listing.poison, device)
+    empty = empty_pages(layout.parts[0], pages, listing.cache, dtype, listing.poison, device)
+    others = empty_tensors(layout, pages[:2], listing.cache, listing.poison, device)
     lists = IndexLists(problem.tokens, listing.topk, pages[0] * pages[1], listing.indices)
     named = named_rows(lists, generator)
     scale = torch.full((1,), TENSOR_SCALES[number], device=device) if layout.tensor_scale else None
     any_scales = listing.contents != "encoded" or _rounds(layout)
-    one = ListInputs(layout, empty.view, torch.empty(0), None, scale, any_scales)
+    views = {name: placed.view for name, placed in others.items()}
+    one = ListInputs(layout, empty.view, torch.empty(0), None, scale, any_scales, views)
     if len(named):
         _fill(one, listing, named, dtype, generator)
-    placed = {} if listing.cache == "far" else {f"cache {number}": replace(empty, before=empty.buffer.clone())}
+    placed = {} if listing.cache == "far" else {f"cache {number}": empty, **others}
+    placed = {name: replace(memory, before=memory.buffer.clone()) for name, memory in placed.items()}
     if layout.quantised:
         one.cache = one.cache.view(listing.dtype)
     shape, poison = (problem.requests, problem.s_q), poison_index(listing.indices)

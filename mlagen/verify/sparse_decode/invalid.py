@@ -44,6 +44,7 @@ def _invalid(known: CacheFacts) -> Iterator[Invalid]:
         yield Invalid("q", "with a scale of one of e4m3", invalid.zeros(1), like="q", changes="q_scale")
     yield from pairs.invalid(facts, other)
     yield from invalid.pages("k_cache", layout)
+    yield from invalid.tensors(layout)
     yield Invalid("k_cache", "two heads", lambda cache: cache.repeat(1, 1, 2, 1))
     yield Invalid("indices", "missing", invalid.constant(None), "dense")
     yield from invalid.tensor("indices", torch.int64)
