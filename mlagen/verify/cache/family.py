@@ -63,12 +63,17 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
     side = _side(subject, case.module)
     options: dict[str, Any] = {"wrapper": case.wrapper, "module": case.module, "pages": Pages(4)}
     if case.wrapper not in WRITERS:
-        return _built(subject, GatherCase("", "", requests=((0, 3), (2, 4)), **options), 0).arguments
+        return _apart(side, _built(subject, GatherCase("", "", requests=((0, 3), (2, 4)), **options), 0).arguments)
     k_pe = "2d" if side.facts.d_rope else "none"
     arguments = _built(subject, WriteCase("", "", tokens=4, k_pe=k_pe, **options), 0).arguments
     if case.wrapper == INSERT:
         arguments["is_ue8m0"] = any(field.dtype == "ue8m0" for field in side.layout.fields)
-    return arguments
+    return _apart(side, arguments)
+
+
+def _apart(side: Side, arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments with each further tensor of the cache in memory of its own: a graph takes no two dtypes in one."""
+    return arguments | {name: arguments[name].clone() for name in side.layout.tensors}
 
 
 CACHE = Family(

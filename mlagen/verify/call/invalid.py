@@ -209,7 +209,7 @@ def pages(argument: str, layout: CacheLayout) -> Iterator[Invalid]:
     if layout.planar:
         yield Invalid(argument, "rows apart", sparser, name)
         yield Invalid(argument, "pages too close", crowded, name)
-    if layout.quantised and max(one.itemsize for one in layout.fields) > 1:
+    if layout.quantised and layout.parts[0].widest > 1:
         yield Invalid(argument, "begins at an odd byte", byte_late, name)
     if layout.tensor_scale:
         scale = argument.replace("k_cache", "k_scale")
