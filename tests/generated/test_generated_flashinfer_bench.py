@@ -15,7 +15,7 @@ from mlagen.backends.engines.flashinfer_bench import DEFINITIONS
 from mlagen.emit.flashinfer_bench import trace_set, write_trace_set
 from mlagen.plan import load_plan
 
-SPECS = ("dsv3", "dsv3_prefill", "dsv32")  # together they serve every definition
+SPECS = ("dsv3", "dsv3_prefill", "dsv32", "ckv_kpe")  # the first three serve every definition
 TOLERANCES = {"output": 0.02, "lse": 1e-4, "topk_indices": 0}  # of bf16 outputs up to 4
 PROBE = Path(__file__).with_name("flashinfer_bench_calls.py")
 NAMES = [one.name for one in DEFINITIONS]

@@ -136,6 +136,7 @@ def adapter(plan: Plan, definition: Definition) -> GeneratedFile:
         "name": plan.spec.name,
         "kind": definition.form.kind,
         "arguments": ", ".join((*definition.inputs, *definition.form.outputs)),
+        "two_tensors": _has_two_tensors(plan),
         "lse_base": attention.lse_base if attention else "e",
         "empty_row_lse": attention.empty_row_lse if attention else "-inf",
     }
@@ -172,9 +173,17 @@ def _serves_paged(plan: Plan, constants: dict[str, int]) -> bool:
         and attention.window is None
         and "flash_mla_with_kvcache" in plan.spec.wrappers
         and layout is not None
-        and layout.name == "bf16"
+        and (layout.name == "bf16" or _has_two_tensors(plan))
         and _latent_dims(plan, constants)
     )
+
+
+def _has_two_tensors(plan: Plan) -> bool:
+    """Whether a package reads latent and RoPE columns in bf16 from two tensors, as the definitions keep them."""
+    if plan.layout is None:
+        return False
+    fields = [(field.name, field.dtype, field.plane) for field in plan.layout.fields]
+    return plan.layout.tensors == ("kpe_cache",) and fields == [("latent", "bf16", 0), ("rope", "bf16", 1)]
 
 
 def _serves_ragged(plan: Plan, constants: dict[str, int]) -> bool:
@@ -249,8 +258,8 @@ _INDPTR = {
     "qo_indptr": Tensor(("len_indptr",), "int32", "Where each request's query tokens begin."),
 }
 _NEEDS_PAGED = (
-    "flash_mla_with_kvcache, dense without a window, over bf16 rows of {head_dim_ckv} + {head_dim_kpe} columns and "
-    "a multiple of 8 heads"
+    "flash_mla_with_kvcache, dense without a window, over bf16 rows of {head_dim_ckv} + {head_dim_kpe} columns, in one "
+    "tensor or with kpe_cache, and a multiple of 8 heads"
 )
 _PAGED_NAME = "h{num_qo_heads}_ckv{head_dim_ckv}_kpe{head_dim_kpe}_ps{page_size}"
 PAGED_DECODE = Form(
