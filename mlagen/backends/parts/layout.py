@@ -57,7 +57,7 @@ def unit_of(layout: CacheLayout, plane: int = 0) -> int:
 def planes(layout: CacheLayout) -> tuple[str, ...]:
     """Return the names of the addresses of a token's rows in each plane."""
     if layout.tensors:
-        return ("rows", *(f"{name}_rows" for name in layout.tensors))
+        return ("rows", *(f"{name.removesuffix('_cache').removesuffix('_arr')}_rows" for name in layout.tensors))
     return ("rows", "plane_rows") if layout.planar else ("rows",)
 
 
@@ -84,7 +84,6 @@ def arguments(layout: CacheLayout) -> Arguments:
         rows=rows_text(layout),
         row_strides="".join(f", {name}" for name in after),
         places=after,
-        passed="".join(f", {name}={name}" for name in layout.tensors),
         declared=" row_stride: tl.int64," * (not layout.planar) + "".join(map(_declared, layout.tensors)),
         tensors=[_tensor_argument(layout, number) for number in range(1, len(layout.parts))],
     )

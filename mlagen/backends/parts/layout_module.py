@@ -256,7 +256,6 @@ class Arguments:
         row_strides: arguments of row_pointers after page_stride.
         places: the same as names.
         declared: the same as parameters of a kernel.
-        passed: the tensors as keyword arguments.
         tensors: tensors of fields besides the cache tensor.
     """
 
@@ -264,7 +263,6 @@ class Arguments:
     row_strides: str
     places: Sequence[str] = ()
     declared: str = ""
-    passed: str = ""
     tensors: Sequence[TensorArgument] = ()
 
 

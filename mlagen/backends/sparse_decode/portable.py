@@ -167,12 +167,11 @@ def _operands(plan: Plan, caches: Caches) -> list[Operands]:
         tensors = ["k_cache_ptr", "indices_ptr"]
         tensors += ["topk_length_ptr"] if lengths else []
         tensors += ["k_scale_ptr"] if one.tensor_scale else []
-        own = [f"{name}_ptr" for name in one.tensors]
-        tensors += own
+        tensors += [f"{name}_ptr" for name in one.tensors]
         names = {
             "tensors": tensors,
             "sizes": ["num_slots", "page_size", "topk"],
-            "cache_strides": ["page_stride", *(name for name in layout.places(one) if name not in own)],
+            "cache_strides": ["page_stride"] if one.planar else ["page_stride", "row_stride"],
             "index_strides": ["indices_request_stride", "indices_token_stride"],
         }
         of_kind = {kind: [prefix + name for name in listed] for kind, listed in names.items()}
