@@ -10,7 +10,7 @@ import yaml
 from layout_specs import KEYS, NINE, OWN, ROOT, make
 
 from mlagen.cli.layouts import as_text, named_layouts
-from mlagen.layout import CacheLayout
+from mlagen.layout import CacheLayout, compose
 from mlagen.spec.load import parse
 
 TEXT = (ROOT / "docs" / "layouts.md").read_text(encoding="utf-8")
@@ -21,7 +21,7 @@ name: dsv32
 title: From the documentation
 model: {num_heads: 128, kv_lora_rank: RANK, qk_rope_head_dim: 64, v_head_dim: RANK, dtype: bf16}
 attention: {kind: sparse, topk: 2048}
-wrappers: [flash_mla_sparse_fwd]
+wrappers: [concat_and_cache_mla]
 targets: [sm90]
 """
 
@@ -34,7 +34,9 @@ def block(layout: CacheLayout, dims: tuple[int, int]) -> str:
 
 def test_every_layout_is_documented_with_its_bytes():
     named = {block(layout, dims) for layout, dims in named_layouts() if layout.name != "fp16"}
-    assert named | {block(make(OWN["name"]), (512, 64))} == SHOWN
+    (text,) = [text for text in SPECS if "ckv_kpe" in text]
+    tensors = compose(yaml.safe_load(text)["cache"]["layout"], 512, 64)
+    assert named | {block(make(OWN["name"]), (512, 64)), block(tensors, (512, 64))} == SHOWN
     assert all(f"`{name}`" in TEXT or f" {name}\n" in TEXT for name in (*NINE, *KEYS))
 
 

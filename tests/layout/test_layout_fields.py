@@ -72,7 +72,7 @@ FAULTS: dict[str, tuple[Any, str, str, str, Any]] = {
     "RoPE columns are the first ones": (module, "compose", '"rope": kv_lora_rank', '"rope": 0', said(OWN)),
     "the planes change places": (
         module,
-        "compose",
+        "_entries",
         '("fields", "planar_fields")',
         '("planar_fields", "fields")',
         PLANAR,

@@ -18,6 +18,7 @@ from mlagen.spec.stored import INDEXER_DIMS, INDEXER_LAYOUTS, LAYOUT_DIMS, NAMED
 # Dense attention has neither topk nor a sink.
 NUMBERS = {
     "axk2_light": (32, (128, 32, 128), "bf16", 2048, None, "optional", ("bf16", None), None),
+    "ckv_kpe": (128, (512, 64, 512), "bf16", None, None, None, ("ckv_kpe", 64), None),
     "dots3": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("bf16", None), None),
     "dots3_sliding": (64, (1024, 64, 1024), "bf16", None, 513, None, ("bf16", 64), None),
     "dsv2_lite": (16, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),

@@ -9,30 +9,59 @@ import sys
 import mutants
 from mutants import Mutant
 
-LAYOUT = "_layout.py"
-KPE, SCALES = "kpe_cache", "ckv_scale_arr"
+LAYOUT, CACHE = "_layout.py", "cache.py"
+ALIGNED = "addresses |= _layout.tensor_addresses("
+DENSE, SPARSE = "dense_decode", "sparse_decode"
 
 
 def _literal(name: str, file: str, old: str, new: str, *only: str) -> Mutant:
     return Mutant(name, file, re.escape(old), new, only)
 
 
-def _read(case: str, file: str, alignment: str, sizes: str) -> tuple[Mutant, ...]:
-    """Mutants of attention: `case` is a pattern of its cases, and the others are its module and two lines of it."""
+def _layout(name: str, old: str, new: str, *only: str) -> Mutant:
+    return _literal(name, LAYOUT, old, new, *only)
+
+
+def _strides(who: str, case: str, far: str) -> tuple[Mutant, ...]:
+    """Addresses of rows in each tensor. `who` calls, `case` notices, and `far` has offsets past 2^31."""
+    kpe = "page * kpe_cache_page_stride"
     return (
-        _literal("pages of RoPE are as far apart as the latent's", LAYOUT, f"page * {KPE}_page", "page * page", case),
-        _literal("pages of the latent are as far apart as RoPE's", LAYOUT, "page * page", f"page * {KPE}_page", case),
-        _literal("rows of RoPE are as far apart as the latent's", LAYOUT, f"position * {KPE}_row", "position * row", case),
-        _literal("offsets are 32 bits wide", LAYOUT, "page, position = page.to(tl.int64)", "page, position = page", far(case)),
-        _literal("only the first tensor is aligned", file, alignment, "", f"{case.partition(':')[0]}: cache: odd beside"),
-        _literal("strides of a single page count", LAYOUT, "page_stride if pages > 1 else 0", "page_stride", "*one page, odd*"),
-        _literal("any dtype will do", LAYOUT, "tensor, dtype, (", "tensor, tensor.dtype, (", f"refuses: {KPE}*dtype*"),
-        _literal("pages may overlap", LAYOUT, "size > 1 and stride < extent", "False", f"refuses: {KPE}*stride 0*"),
-        _literal("pages of another number will do", LAYOUT, "(pages, page_size, columns)", "(None, page_size, columns)", f"refuses: {KPE}*page too*"),
-        _literal("a size is not checked", file, sizes, "", f"refuses: {KPE}*"),
+        _layout(f"{who}: RoPE has the latent's page stride", kpe, "page * page_stride", case),
+        _layout(f"{who}: the latent has RoPE's page stride", "page * page_stride", kpe, case),
+        _layout(f"{who}: RoPE has the latent's row stride", "position * kpe_cache_row", "position * row", case),
+        _layout(f"{who}: page offsets are 32 bits wide", kpe, f"({kpe}).to(tl.int32)", far),
+        _layout(f"{who}: RoPE begins where the latent does", "kpe_rows = kpe_cache_ptr", "kpe_rows = cache_ptr", case),
     )
 
 
-def far(case: str) -> str:
-    """The cases of far caches."""
-    return f"{case.partition(':')[0]}: offsets*"
+REFUSED = (
+    _layout("any dtype will do", "tensor, dtype, (", "tensor, tensor.dtype, (", "refuses: kpe_cache, dtype*"),
+    _layout(
+        "any number of pages will do", "(pages, page_size, columns)", "(None, None, columns)", "refuses: kpe_*page*"
+    ),
+    _layout("pages may overlap", "if size > 1 and stride < extent:", "if False:", "refuses: kpe_cache, pages of s*"),
+)
+OF_KIND = {
+    "dense": (
+        *_strides("attention", f"{DENSE}: typical*", f"{DENSE}: offsets: cache*"),
+        _literal("only the latent's alignment counts", "dense_decode.py", ALIGNED, "(", f"{DENSE}: cache: odd beside*"),
+        *REFUSED,
+    ),
+    "sparse": (
+        *_strides("attention", f"{SPARSE}: typical*", f"{SPARSE}: offsets: cache*"),
+        *_strides("writer", "writer: typical*", "writer: far pages*"),
+        *_strides("gather", "gather: typical*", "gather: far pages*"),
+        _layout("scales have RoPE's page stride", "page * ckv_scale_arr_page", "page * kpe_cache_page", "*: typical*"),
+        _literal(
+            f"only the latent's alignment counts in {SPARSE}", "sparse_decode.py", ALIGNED, "(", f"{SPARSE}: typical"
+        ),
+        _literal("only the latent's alignment counts in the cache", CACHE, ALIGNED, "(", "*: typical (*"),
+        *REFUSED,
+    ),
+}
+
+if __name__ == "__main__":
+    kind = sys.argv.pop()
+    mutants.MUTANTS = OF_KIND[kind]
+    mutants.TYPICAL = mutants.MUTANTS[0].only[0]
+    mutants.main()

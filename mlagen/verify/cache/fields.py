@@ -82,7 +82,7 @@ def describe(spec: Mapping[str, Any], cache: str) -> Described:
     for number, key in enumerate(("fields", "planar_fields")):
         for entry in layout.get(key) or ():
             plane = number
-            if entry.get("tensor"):  # a page of each tensor, one behind the other
+            if entry.get("tensor") and _nbytes(entry, columns):  # a page of each tensor, one behind the other
                 tensors += [entry["tensor"]] if entry["tensor"] not in tensors else []
                 plane = tensors.index(entry["tensor"])
                 rows += [0] * (plane + 1 - len(rows))
