@@ -128,6 +128,14 @@ def planes_of(layout: CacheLayout, pages: Pages, block_size: int) -> tuple[torch
     return tuple(views)
 
 
+def parts_of(layout: CacheLayout, pages: torch.Tensor, block_size: int) -> Pages:
+    """Return views of pages [num_pages, page_bytes] that hold a page of each tensor in turn, one per tensor."""
+    if not layout.tensors:
+        return pages
+    sizes = [part.page_bytes(block_size) for part in layout.parts]
+    return tuple(pages[:, end - nbytes : end] for nbytes, end in zip(sizes, itertools.accumulate(sizes), strict=True))
+
+
 def write(
     layout: CacheLayout,
     cache: Pages,
@@ -215,8 +223,7 @@ def golden_page(layout: CacheLayout, block_size: int = 64) -> torch.Tensor:
     """
     page = torch.zeros(1, layout.page_bytes(block_size), dtype=torch.uint8)
     rows = golden_rows(block_size, layout.columns)
-    pages = page.split([part.page_bytes(block_size) for part in layout.parts], 1)
-    write(layout, pages if layout.tensors else page, block_size, torch.arange(block_size), rows, GOLDEN_TENSOR_SCALE)
+    write(layout, parts_of(layout, page, block_size), block_size, torch.arange(block_size), rows, GOLDEN_TENSOR_SCALE)
     return page[0]
 
 

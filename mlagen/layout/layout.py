@@ -145,8 +145,8 @@ class CacheLayout:
     """Byte layout of a KV cache.
 
     Token p of a page of B tokens has its row at `page + p * plane_bytes[0]`, and in a page-planar layout a second one
-    at `page + B * plane_bytes[0] + p * plane_bytes[1]`. If fields lie in tensors of their own, each tensor is a plane with
-    pages and strides of its own.
+    at `page + B * plane_bytes[0] + p * plane_bytes[1]`. If fields lie in tensors of their own, each tensor is a plane
+    with pages and strides of its own.
 
     Attributes:
         name: the layout's name in specs and fingerprints.
@@ -199,7 +199,7 @@ class CacheLayout:
 
     @property
     def widest(self) -> int:
-        """Bytes of the widest value, at multiples of which rows begin."""
+        """Bytes of the widest value. Rows begin at multiples of it."""
         return max((one.itemsize for one in self.fields if not isinstance(one, PadField)), default=1)
 
     @property
@@ -249,7 +249,11 @@ class CacheLayout:
         name_width = max(6, *(len(field.name) for field in self.fields))
         for span, field in zip(spans, self.fields, strict=True):
             if field.plane and field.offset == 0:
-                place = f"in the tensor {self.tensors[field.plane - 1]}" if self.tensors else "behind the rows of all tokens of the page"
+                place = (
+                    f"in the tensor {self.tensors[field.plane - 1]}"
+                    if self.tensors
+                    else "behind the rows of all tokens of the page"
+                )
                 yield f"{place}, for each token:"
             yield f"{span:<{span_width}}  {field.name:<{name_width}}  {_contents(field)}"
         if self.page_multiple > 1:
@@ -336,7 +340,9 @@ def compose(
     multiple = composition.get("page_multiple", 1)
     fields.sort(key=lambda field: field.plane)
     if tensors and multiple != 1:
-        raise LayoutError(f"got {multiple}; takes 1, since fields lie in {tensors[0]}, a tensor of its own", "page_multiple")
+        raise LayoutError(
+            f"got {multiple}; takes 1, since fields lie in {tensors[0]}, a tensor of its own", "page_multiple"
+        )
     _check_pages(fields, offsets, multiple, bool(tensors))
     return CacheLayout(composition["name"], tuple(fields), offsets[0] if multiple == "row" else multiple, tensors)
 
@@ -344,7 +350,7 @@ def compose(
 def _absent(item: Mapping[str, Any], columns: Mapping[str, int]) -> bool:
     """Whether a field is of columns that the model lacks."""
     of = item["kind"] if item["kind"] in columns else item.get("of")
-    return bool(of) and not columns[of]
+    return of is not None and not columns[of]
 
 
 def _entries(composition: Mapping[str, Any], columns: Mapping[str, int]) -> tuple[list[Entry], tuple[str, ...]]:

@@ -228,7 +228,10 @@ def check_one_tensor(cache: Cache) -> None:
     """Refuse fields in tensors of their own, for caches that kernels read as one tensor."""
     for index, field in enumerate(cache.layout.fields):
         if name := getattr(field, "tensor", None):
-            raise refused(f"got {name}; takes none here: only `cache` may lie in several tensors", *("layout", "fields", index, "tensor"))
+            raise refused(
+                f"got {name}; takes none here: only `cache` may lie in several tensors",
+                *("layout", "fields", index, "tensor"),
+            )
 
 
 def check_layout(cache: Cache, dims: tuple[int, int], dtype: Dtype) -> None:

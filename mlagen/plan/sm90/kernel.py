@@ -153,7 +153,9 @@ def refusal(spec: Spec) -> str | None:
     if SM90 not in spec.targets:
         return f"targets lack {SM90}, the only target that runs it"
     if spec.cache is not None and spec.cache.layout.tensors:
-        return f"cache.layout has fields in {' and '.join(spec.cache.layout.tensors)}, and it reads caches of one tensor"
+        return (
+            f"cache.layout has fields in {' and '.join(spec.cache.layout.tensors)}, and it reads caches of one tensor"
+        )
     dims = spec.model
     reason = row_pieces.refuses(dims.v_head_dim, dims.kv_lora_rank + dims.qk_rope_head_dim)
     if reason is None and isinstance(spec.attention, SparseAttention) and spec.attention.out_rope is not None:

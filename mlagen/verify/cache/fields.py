@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from mlagen.layout import CacheLayout, indexer_layout_of, layouts_of
-from mlagen.layout.codec import write
+from mlagen.layout.codec import parts_of, write
 from mlagen.verify.call.case import Case, CaseFailedError
 from mlagen.verify.call.results import Figure
 
@@ -233,8 +233,14 @@ def check_fields(spec: Mapping[str, Any], cache: str) -> list[Figure]:
         raise CaseFailedError(f"bytes of a page, bytes of a row, columns: got {sizes}; the spec's fields make {wanted}")
     # A page more takes the bytes that go astray.
     pages = torch.full((PAGES + 1, described.page), POISON, dtype=torch.uint8)[:PAGES]
-    parts = pages.split([BLOCK_SIZE * nbytes for nbytes in described.rows], 1) if layout.tensors else pages
-    write(layout, parts, BLOCK_SIZE, torch.arange(len(rows)), torch.tensor(rows), TENSOR_SCALE)
+    write(
+        layout,
+        parts_of(layout, pages, BLOCK_SIZE),
+        BLOCK_SIZE,
+        torch.arange(len(rows)),
+        torch.tensor(rows),
+        TENSOR_SCALE,
+    )
     for number, page in enumerate(pages):
         read = _Page(described, bytes(page.tolist()))
         for token in range(BLOCK_SIZE):

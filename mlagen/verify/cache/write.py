@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from mlagen.layout.codec import Pages, planes_of, read, write
+from mlagen.layout.codec import Pages, parts_of, planes_of, read, write
 from mlagen.verify.cache.cases import WriteCase
 from mlagen.verify.cache.sides import CACHE_ARGUMENT, INSERT
 from mlagen.verify.call import family
@@ -47,7 +47,7 @@ class WriteInputs(family.Inputs):
             count, number = len(slots), torch.arange(len(slots))
             got = read(layout, memory.pages_in(memory.buffer), size, slots.to(memory.buffer.device), TENSOR_SCALE)
             page = torch.zeros(1, layout.page_bytes(count), dtype=torch.uint8)
-            whole = page.split([part.page_bytes(count) for part in layout.parts], 1) if layout.tensors else page
+            whole = parts_of(layout, page, count)
             write(layout, whole, count, number, self.rows[:count], TENSOR_SCALE)
             want = read(layout, whole, count, number, TENSOR_SCALE)
             if not torch.equal(bits(got.cpu().nan_to_num(nan=1e9)), bits(want.nan_to_num(nan=1e9))):

@@ -243,8 +243,8 @@ def attend(inputs: Inputs, facts: Facts, empty_row_lse: str) -> Attention:
     for head in range(kv_heads):
         rows = torch.zeros(1, d_qk, device=device)
         if len(slots):
-            pages = every_tensor(inputs.cache[:, :, head], inputs.others)
-            rows = read(inputs.layout, pages, size, slots, inputs.k_scale)
+            every = every_tensor(inputs.cache[:, :, head], inputs.others)
+            rows = read(inputs.layout, every, size, slots, inputs.k_scale)
         q = inputs.q[:, :, head * group : (head + 1) * group].flatten(0, 1)
         args = (indices, inputs.sm_scale, facts.d_v, None, None, facts.lse_base, empty_row_lse)
         found.append(sparse_attention(q, rows.to(q.dtype)[:, None], *args))

@@ -136,7 +136,7 @@ def random_pages(side: Side, pages: Pages, count: int, device: str, generator: t
 
 
 def _page_bytes(part: CacheLayout, pages: Pages, page: int) -> int:
-    """Bytes from page to page of a tensor besides the cache tensor, whose pages are `page` bytes apart."""
+    """Bytes from page to page of a tensor besides the cache tensor. The cache tensor's lie `page` bytes apart."""
     if pages.far:  # past 2^31 elements
         return page * ELEMENTS[part.element].itemsize
     return pages.page_gap + pages.block_size * (part.row_bytes + pages.row_gap)
