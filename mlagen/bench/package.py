@@ -71,9 +71,15 @@ class BenchPackage:
 
     @property
     def cached(self) -> tuple[CacheLayout, CacheLayout | None]:
-        """The same of a package that has a cache."""
+        """The same of a package that has a cache.
+
+        Raises:
+            UsageError: its fields lie in several tensors.
+        """
         main, extra = self.layouts
         assert main is not None
+        if main.tensors:
+            raise UsageError(f"{self.name}: got a cache with {' and '.join(main.tensors)}; benchmarks take one tensor")
         return main, extra
 
     def has(self, wrapper: str) -> bool:

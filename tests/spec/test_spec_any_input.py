@@ -90,6 +90,7 @@ def valid_data(draw: st.DrawFn) -> dict[str, Any]:
         and ((multi_head is not None and alike) or not needs.multi_head)
         and ("indexer" in indexed or not needs.indexer)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
+        and (indexed.get("indexer", {}).get("rope_head_dim") or not needs.indexer_rope)
         and (has_hadamard(indexed) or not needs.hadamard)
         and ("candidates" in indexed.get("indexer", {}) or not needs.candidates)
     ]
