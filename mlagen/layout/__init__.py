@@ -9,10 +9,8 @@ from mlagen.layout.layout import (
     ScaleRule,
     ScalesField,
     compose,
-    indexer_layout_of,
-    indexer_query_layout_of,
-    layouts_of,
 )
+from mlagen.layout.of_spec import indexer_layout_of, indexer_query_layout_of, layouts_of
 
 __all__ = [
     "CacheLayout",

@@ -1,4 +1,4 @@
-"""Layouts whose fields lie in several tensors: where bytes are, how rows are stored, and what is refused."""
+"""Layouts with fields in several tensors: positions of bytes, stored rows, and refusals."""
 
 import pytest
 import torch

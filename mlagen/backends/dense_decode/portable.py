@@ -52,6 +52,7 @@ class Text:
         scales_passed: the scales as arguments.
         kv_heads: number of KV heads.
         quantised_said: whether the cache is quantised, in docstrings.
+        tensor_addresses: statements that add the addresses of further tensors.
     """
 
     swap_ab_rows: str
@@ -66,6 +67,7 @@ class Text:
     scales_passed: str
     kv_heads: str
     quantised_said: str
+    tensor_addresses: str
 
 
 @dataclass(frozen=True)
@@ -226,6 +228,7 @@ def _text(dense: DenseDecodePlan) -> Text:
         scales_passed=", q_scale, k_scale" if scale else "",
         kv_heads="h_kv" if layout.takes_heads else "1",
         quantised_said="quantised" if layout.quantised else "not quantised",
+        tensor_addresses="".join(f"\n    addresses |= _layout.tensor_addresses({name})" for name in layout.tensors),
     )
 
 

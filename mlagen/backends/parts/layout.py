@@ -85,6 +85,7 @@ def arguments(layout: CacheLayout) -> Arguments:
         row_strides="".join(f", {name}" for name in after),
         places=after,
         declared=" row_stride: tl.int64," * (not layout.planar) + "".join(map(_declared, layout.tensors)),
+        passed=", row_stride" * (not layout.planar) + "".join(map(_passed, layout.tensors)),
         tensors=[_tensor_argument(layout, number) for number in range(1, len(layout.parts))],
     )
 
@@ -92,6 +93,11 @@ def arguments(layout: CacheLayout) -> Arguments:
 def _declared(name: str) -> str:
     """Return a tensor and its strides as a further line of a kernel's parameters."""
     return f"\n    {name}_ptr, {name}_page_stride: tl.int64, {name}_row_stride: tl.int64,"
+
+
+def _passed(name: str) -> str:
+    """Return a tensor and its strides as a further line of arguments."""
+    return f",\n        {name}_ptr, {name}_page_stride, {name}_row_stride"
 
 
 def _tensor_argument(layout: CacheLayout, number: int) -> TensorArgument:
@@ -362,7 +368,8 @@ def _row_sum(layout: CacheLayout) -> str:
     """Return the sum that gives a row's size, if it is short enough for a comment."""
     unit = unit_of(layout)
     text = " + ".join(f"{field.name} {field.nbytes // unit}" for field in layout.parts[0].fields)
-    return text if len(text) <= SUM_LENGTH else "the fields above"
+    text = text if len(text) <= SUM_LENGTH else "the fields above"
+    return f"{text}, in the cache tensor" if layout.tensors else text
 
 
 def context(plan: Plan, caches: Caches, cache: StoredCache) -> LayoutModule:

@@ -255,7 +255,7 @@ class Arguments:
         rows: results of row_pointers.
         row_strides: arguments of row_pointers after page_stride.
         places: the same as names.
-        declared: the same as parameters of a kernel.
+        declared, passed: the same as parameters of a kernel, and as its arguments, with a line for each tensor.
         tensors: tensors of fields besides the cache tensor.
     """
 
@@ -263,6 +263,7 @@ class Arguments:
     row_strides: str
     places: Sequence[str] = ()
     declared: str = ""
+    passed: str = ""
     tensors: Sequence[TensorArgument] = ()
 
 

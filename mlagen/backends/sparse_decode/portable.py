@@ -42,6 +42,7 @@ class Operands:
     Attributes:
         variable, type: variable that holds them, and its class.
         tensors, sizes, cache_strides, index_strides: names of the arguments.
+        cache_parameters: strides of the cache and of its further tensors, as parameters.
     """
 
     variable: str
@@ -50,6 +51,7 @@ class Operands:
     sizes: Sequence[str]
     cache_strides: Sequence[str]
     index_strides: Sequence[str]
+    cache_parameters: str
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,10 @@ def _operands(plan: Plan, caches: Caches) -> list[Operands]:
             "index_strides": ["indices_request_stride", "indices_token_stride"],
         }
         of_kind = {kind: [prefix + name for name in listed] for kind, listed in names.items()}
-        found.append(Operands(f"{prefix}cache", type_of(prefix if caches.other else ""), **of_kind))
+        lines = [of_kind["cache_strides"], *([f"{name}_page_stride", f"{name}_row_stride"] for name in one.tensors)]
+        parameters = "\n    ".join(" ".join(f"{name}: tl.int64," for name in line) for line in lines)
+        kind = type_of(prefix if caches.other else "")
+        found.append(Operands(f"{prefix}cache", kind, cache_parameters=parameters, **of_kind))
     return found
 
 
