@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from mlagen.layout.layout import CacheLayout, compose
+from mlagen.layout import layout as layouts
+from mlagen.layout.layout import CacheLayout
 
 
 def layouts_of(spec: Mapping[str, Any]) -> tuple[CacheLayout | None, CacheLayout | None]:
@@ -20,7 +21,7 @@ def layouts_of(spec: Mapping[str, Any]) -> tuple[CacheLayout | None, CacheLayout
     def layout(cache: Mapping[str, Any] | None) -> CacheLayout | None:
         if cache is None:
             return None
-        return compose(cache["layout"], dims["kv_lora_rank"], dims["qk_rope_head_dim"], cache.get("scale_rule"))
+        return layouts.compose(cache["layout"], dims["kv_lora_rank"], dims["qk_rope_head_dim"], cache.get("scale_rule"))
 
     return layout(spec.get("cache")), layout(spec.get("extra_cache"))
 
@@ -34,7 +35,7 @@ def indexer_layout_of(spec: Mapping[str, Any]) -> CacheLayout | None:
     cache, indexer = spec.get("indexer_cache"), spec.get("indexer")
     if cache is None or indexer is None:
         return None
-    return compose(cache["layout"], indexer["head_dim"], 0, cache.get("scale_rule"))
+    return layouts.compose(cache["layout"], indexer["head_dim"], 0, cache.get("scale_rule"))
 
 
 def indexer_query_layout_of(spec: Mapping[str, Any]) -> CacheLayout | None:
@@ -57,4 +58,4 @@ def indexer_query_layout_of(spec: Mapping[str, Any]) -> CacheLayout | None:
         rule = {name: value for name, value in (spec["indexer"].get("q_scale_rule") or {}).items() if value is not None}
         stored = {"kind": "scales", "of": "row", "dtype": scales.dtype, "tile": scales.tile}
         planes["planar_fields"] = [stored | dataclasses.asdict(scales.rule) | rule]
-    return compose({"name": keys.name, **planes}, keys.columns, 0)
+    return layouts.compose({"name": keys.name, **planes}, keys.columns, 0)
