@@ -18,6 +18,7 @@ from mlagen.verify.call.patterns import INT32
 from mlagen.verify.paged.pages import TENSOR_SCALE, CacheMemory, alias, random_pages, scale_argument
 from mlagen.verify.paged.side import Side
 
+FAR_LAST = 900  # pages of a far cache, which has at least 1,000 past 2^31 bytes
 UNWRITTEN = 77.0  # initial value of an output
 
 Index = tuple[int, ...]  # of a row of the output
@@ -76,7 +77,8 @@ def _table(
 ) -> torch.Tensor:
     """Block table i32 [requests, columns]. Entries that no token needs are garbage, after the case's pattern."""
     size = case.pages.block_size
-    free = (pages - 1 - torch.randperm(min(pages, 4096), generator=generator)).tolist()
+    last = FAR_LAST if case.pages.far else 4096  # only pages past 2^31 bytes
+    free = (pages - 1 - torch.randperm(min(pages, last), generator=generator)).tolist()
     pages_of = [[GARBAGE] * columns for _ in requests]
     for number, (first, count) in enumerate(requests):
         for column in range(first // size, min(columns, -(-(first + count) // size)) if count > 0 else 0):
