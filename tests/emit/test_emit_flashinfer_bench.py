@@ -15,6 +15,7 @@ from mlagen.plan import load_plan
 ROOT = Path(__file__).resolve().parents[2]
 PAGED, RAGGED, SPARSE, INDEXER = "mla_paged", "mla_ragged", "dsa_sparse", "dsa_topk"
 SERVED = {
+    "ckv_kpe": {PAGED: 8},
     "dots3": {SPARSE: 2, INDEXER: 1},
     "dsv2_lite": {PAGED: 8},
     "dsv3": {PAGED: 8},

@@ -22,6 +22,7 @@ REFUSED = {
     "dsv32_nvfp4": "cache.layout: got 'nvfp4_ds_mla'; a package for SGLang takes fp8_ds_mla, ue8m0_v4, mxfp8_v41 with",
     "odd": "cache.block_size: got 53; a package for SGLang takes none",
     "odd_fp8": "cache.layout: got 'odd_planar'",
+    "ckv_kpe": "cache.layout: got 'ckv_kpe'",
     "own_layout": "cache.layout: got 'nvfp4_bf16_rope'",
     **{name: "wrappers: got flash_attn_varlen_func" for name in PLANS if "_prefill" in name},
 }
