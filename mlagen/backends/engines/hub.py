@@ -182,7 +182,7 @@ def _benchmark(plan: Plan) -> tuple[str, dict[str, Any]] | None:
     if "flash_mla_sparse_fwd" in spec.wrappers:
         return "sparse_fwd", context | {"block_size": plan.rows_block_size or 1}
     written = {"flash_mla_with_kvcache", "concat_and_cache_mla"} <= {*spec.wrappers}
-    if not written or layout is None or plan.extra_layout is not None:
+    if not written or layout is None or layout.tensors or plan.extra_layout is not None:
         return None
     block_size = (spec.cache.block_size if spec.cache else None) or BLOCK_SIZE
     return "decode", context | {
