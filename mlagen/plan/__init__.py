@@ -11,6 +11,7 @@ from mlagen.plan.families.indexer_cache import IndexerCachePlan
 from mlagen.plan.families.indexer_select import IndexerSelectPlan
 from mlagen.plan.families.indices import IndicesPlan
 from mlagen.plan.families.kpool import KpoolPlan
+from mlagen.plan.families.latents import LatentsPlan
 from mlagen.plan.families.merge_states import MergeStatesPlan
 from mlagen.plan.families.mqa_logits import MqaLogitsPlan
 from mlagen.plan.families.prologue import ProloguePlan
@@ -54,6 +55,7 @@ __all__ = [
     "IndicesPlan",
     "KpoolPlan",
     "LatentFamily",
+    "LatentsPlan",
     "MergeStatesPlan",
     "MqaLogitsPlan",
     "Op",

@@ -44,6 +44,8 @@ WrapperName = Literal[
     "concat_and_cache_mla_rope_fused",
     "save_partial_states",
     "compress_norm_rope_store",
+    "fused_save_compress_norm",
+    "rope_quant_insert",
     "compute_global_topk_indices_and_lens",
     "combine_topk_swa_indices",
     "triton_convert_req_index_to_global_index",

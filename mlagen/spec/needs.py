@@ -68,6 +68,8 @@ NEEDS: dict[str, Needs] = {
     "concat_and_cache_mla_rope_fused": Needs(rows=True, cache=True, rope=True),
     "save_partial_states": Needs(rows=True, cache=True, rope=True, gptj=True),
     "compress_norm_rope_store": Needs(rows=True, cache=True, rope=True, gptj=True),
+    "fused_save_compress_norm": Needs(rows=True),
+    "rope_quant_insert": Needs(rows=True, cache=True, rope=True),
     "compute_global_topk_indices_and_lens": Needs(),
     "combine_topk_swa_indices": Needs(),
     "triton_convert_req_index_to_global_index": Needs(),

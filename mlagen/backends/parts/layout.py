@@ -35,11 +35,12 @@ from mlagen.plan.conversions import (
     short_quotients,
 )
 from mlagen.plan.families.compressor import COMPRESS
+from mlagen.plan.families.latents import INSERT
 from mlagen.plan.tiles.chunks import next_power_of_2
 
 MODULE, EXTRA_MODULE = "_layout", "_extra_layout"
 
-WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache", *ProloguePlan.WRAPPERS, COMPRESS)
+WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache", *ProloguePlan.WRAPPERS, COMPRESS, INSERT)
 READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_COLUMNS = 8  # elements of the model's dtype in a thread's widest load or store
 SUM_LENGTH = 80  # most columns of a comment after a constant

@@ -17,6 +17,7 @@ from mlagen.plan import (
     IndicesPlan,
     KpoolPlan,
     LatentFamily,
+    LatentsPlan,
     MergeStatesPlan,
     MqaLogitsPlan,
     Plan,
@@ -107,6 +108,7 @@ class TilesModule:
     prologue: ProloguePlan | None
     compressor: CompressorPlan | None
     kpool: Sequence[KpoolTile]
+    latents: LatentsPlan | None
     candidates: CandidatesPlan | None
     merges_states: bool
     merges_parts: bool
@@ -204,6 +206,7 @@ def file(plan: Plan) -> GeneratedFile:
         prologue=plan.find(ProloguePlan),
         compressor=plan.find(CompressorPlan),
         kpool=kpool.tiles if kpool else (),
+        latents=plan.find(LatentsPlan),
         candidates=plan.find(CandidatesPlan),
         merges_states="merge_attn_states" in plan.spec.wrappers,
         merges_parts="merge_attn_parts" in plan.spec.wrappers,

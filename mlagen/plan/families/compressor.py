@@ -102,12 +102,17 @@ class CompressorPlan(Family):
         )
 
 
+def warps_of(columns: int) -> int:
+    """Warps of a program that takes so many columns: at most 4."""
+    warps = columns // (THREAD_COLUMNS * WARP)
+    return 4 if warps >= 4 else 2 if warps >= 2 else 1
+
+
 def _tiles(columns: int) -> Tiles:
     """The tiles of rows of so many columns. A thread has four of them, or more.
 
     Where tokens are many, as in a prefill, a thread has fewer tokens of a window, so that more programs fit.
     """
-    warps = columns // (THREAD_COLUMNS * WARP)
-    warps = 4 if warps >= 4 else 2 if warps >= 2 else 1
+    warps = warps_of(columns)
     short = CompressTile(8, max(warps, 2)), CompressTile(2 if warps == 4 else 4, warps)
     return short, (CompressTile(8, 4 * warps, apart=True), CompressTile(8, warps))

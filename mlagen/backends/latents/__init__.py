@@ -1,0 +1,1 @@
+"""Latents of groups of tokens, and their insertion."""

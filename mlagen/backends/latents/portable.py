@@ -1,0 +1,217 @@
+"""Latents of groups of tokens, V4.1's compressed rows before RoPE, and their insertion into attention's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mlagen.backends.parts import cache_argument, layout, tiles
+from mlagen.backends.parts.base import GeneratedFile, Module, generated
+from mlagen.backends.parts.cache_argument import CacheArgument
+from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, fields_of
+from mlagen.backends.parts.layout_module import LayoutModule, RowWriter
+from mlagen.layout import CacheLayout
+from mlagen.plan import Chunk, LatentsPlan, Plan
+from mlagen.plan.families.latents import INSERT, POOL
+from mlagen.work import ITEMSIZE
+
+MODULE = "latents"
+FP32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class LatentColumns:
+    """A block of a latent's columns as the kernel that makes latents computes it.
+
+    Attributes:
+        name: suffix of its variables.
+        block: its width.
+        columns_text: its columns, as text.
+        alignment: known alignment of its addresses, as text.
+        there: the mask of loads from rows of tokens, as text.
+        inside: the mask of its columns as arguments of a load or store, as text; empty without padding.
+    """
+
+    name: str
+    block: int
+    columns_text: str
+    alignment: str
+    there: str
+    inside: str
+
+
+@dataclass(frozen=True)
+class InsertedColumns:
+    """A block of a row's columns as the cache stores it.
+
+    Attributes:
+        name: suffix of its variables.
+        block: its width.
+        columns_text: its columns, as text.
+        whole_alignment: known alignment of its addresses in a latent, as text.
+        there: the mask of its loads, as text.
+        turns: whether it has columns that RoPE rotates.
+        store: arguments of its store_..., as text.
+    """
+
+    name: str
+    block: int
+    columns_text: str
+    whole_alignment: str
+    there: str
+    turns: bool
+    store: str
+
+
+@dataclass(frozen=True)
+class LatentRope:
+    """Facts about RoPE.
+
+    Attributes:
+        columns, half: rotated columns, and their pairs.
+        neox: whether a pair's columns are `half` apart, not neighbours.
+        angles_aligned: whether the sines of a row begin at an aligned address.
+    """
+
+    columns: int
+    half: int
+    neox: bool
+    angles_aligned: bool
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts that both templates take.
+
+    Attributes:
+        dtype: the model's dtype.
+        layout: bytes of a row.
+        layout_module: module of its layout.
+        columns, d_c: columns of a latent, and the first one that RoPE rotates.
+        rope: RoPE.
+        pools, inserts: the wrappers of the module.
+        needs_e4m3: whether kernels depend on the device's e4m3 support.
+    """
+
+    dtype: str
+    layout: CacheLayout
+    layout_module: str
+    columns: int
+    d_c: int
+    rope: LatentRope
+    pools: bool
+    inserts: bool
+    needs_e4m3: bool
+
+
+@dataclass(frozen=True)
+class Kernels(Facts, RowWriter):
+    """Context of the kernels' template.
+
+    Attributes:
+        blocks, stored: blocks of a latent as it is made, and of a row as the layout stores it.
+    """
+
+    blocks: Sequence[LatentColumns]
+    stored: Sequence[InsertedColumns]
+
+
+@dataclass(frozen=True)
+class Wrappers(Facts, CacheArgument):
+    """Context of the wrappers' template.
+
+    Attributes:
+        torch_dtype: torch's name of the model's dtype.
+        halves_aligned: whether both halves of a state are aligned.
+    """
+
+    torch_dtype: str
+    halves_aligned: bool
+
+
+def _block(chunk: Chunk) -> LatentColumns:
+    """Return a block of a latent's columns."""
+    end, block = chunk.start + chunk.columns, f"tl.arange(0, {chunk.block})"
+    return LatentColumns(
+        name=chunk.name,
+        block=chunk.block,
+        columns_text=f"{chunk.start} + {block}" if chunk.start else block,
+        alignment=alignment_of(chunk.start),
+        there=f"there[:, None] & (columns < {end})[None, :]" if chunk.masked else "there[:, None]",
+        inside=f", mask=columns < {end}" if chunk.masked else "",
+    )
+
+
+def _stored(plan: Plan, one: CacheLayout, of_layout: LayoutModule) -> list[InsertedColumns]:
+    """Return the blocks of a row as the cache stores it."""
+    found = []
+    for chunk in of_layout.stored:
+        block = f"tl.arange(0, {chunk.block})"
+        found.append(
+            InsertedColumns(
+                name=chunk.name,
+                block=chunk.block,
+                columns_text=f"{chunk.start} + {block}" if chunk.start else block,
+                whole_alignment=alignment_of(chunk.start),
+                there="valid[:, None]" + (f" & ({chunk.name}_columns < {chunk.end})[None, :]" if chunk.masked else ""),
+                turns=chunk.end > plan.spec.model.kv_lora_rank,
+                store=layout.store_text(one, chunk.name),
+            )
+        )
+    return found
+
+
+def _of_layout(plan: Plan, family: LatentsPlan) -> LayoutModule:
+    """Return the context of the layout that rows have."""
+    return layout.context(plan, family.caches, family.cache)
+
+
+def _facts(plan: Plan, family: LatentsPlan) -> Facts:
+    """Return the facts that both templates take."""
+    dims, wrappers, one = plan.spec.model, plan.spec.wrappers, family.cache.layout
+    half = dims.qk_rope_head_dim // 2
+    return Facts(
+        dtype=dims.dtype,
+        layout=one,
+        layout_module=layout.EXTRA_MODULE if family.caches.other else layout.MODULE,
+        columns=one.columns,
+        d_c=dims.kv_lora_rank,
+        rope=LatentRope(dims.qk_rope_head_dim, half, dims.rope == "neox", half * ITEMSIZE % FULL_ALIGNMENT == 0),
+        pools=POOL in wrappers,
+        inserts=INSERT in wrappers,
+        needs_e4m3=layout.needs_e4m3(one),
+    )
+
+
+def _kernels(plan: Plan, family: LatentsPlan) -> Kernels:
+    """Context of the kernels' template."""
+    of_layout = _of_layout(plan, family)
+    return Kernels(
+        **vars(_facts(plan, family)),
+        **fields_of(RowWriter, vars(of_layout)),
+        blocks=[_block(chunk) for chunk in family.blocks],
+        stored=_stored(plan, family.cache.layout, of_layout),
+    )
+
+
+def _wrappers(plan: Plan, family: LatentsPlan) -> Wrappers:
+    """Context of the wrappers' template."""
+    one = family.cache.layout
+    return Wrappers(
+        **vars(_facts(plan, family)),
+        **vars(cache_argument.described(plan, one, _of_layout(plan, family))),
+        torch_dtype=TORCH_DTYPES[plan.spec.model.dtype],
+        halves_aligned=one.columns * FP32_BYTES % FULL_ALIGNMENT == 0,
+    )
+
+
+def shared(plan: Plan, family: LatentsPlan) -> list[GeneratedFile]:
+    """Files that the family's module imports."""
+    kernels = generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))
+    return [*layout.files(plan, family.caches), tiles.file(plan), kernels]
+
+
+def modules(plan: Plan, family: LatentsPlan) -> list[Module]:
+    """The module of the family's wrappers."""
+    names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]

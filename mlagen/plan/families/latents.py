@@ -1,0 +1,54 @@
+"""Numbers of V4.1's compressor: latents of groups of tokens, and their insertion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlagen.plan.families.compressor import CompressTile, warps_of
+from mlagen.plan.family import Family
+from mlagen.plan.ops import Op
+from mlagen.plan.rows import Caches, StoredCache
+from mlagen.plan.tiles.chunks import Chunk, make_chunks
+from mlagen.plan.tiles.tuned import Tuned
+from mlagen.spec import Spec
+
+POOL, INSERT = "fused_save_compress_norm", "rope_quant_insert"
+INSERT_TILE = (1, 1)  # a latent and a warp, of which many programs run at once
+BLOCK_W = 2  # tokens of a group that are loaded at once: V4.1's groups have one or two
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentsPlan(Family):
+    """Numbers of the kernels of latents.
+
+    Attributes:
+        caches: the caches of attention.
+        blocks: blocks of a latent's columns.
+        tile: of the kernel that makes latents.
+        block_t, num_warps: latents that a program inserts, and its warps.
+    """
+
+    NAME: ClassVar = "latents"
+    WRAPPERS: ClassVar = {POOL: Op(("state_cache", "latent_out")), INSERT: Op(("kv_cache",))}
+
+    caches: Caches
+    blocks: tuple[Chunk, ...]
+    tile: CompressTile
+    block_t: int
+    num_warps: int
+
+    @property
+    def cache(self) -> StoredCache:
+        """The cache of attention that latents go to: the second one if there is one."""
+        return self.caches.extra or self.caches.main
+
+    @classmethod
+    def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> LatentsPlan | None:
+        """Derives the numbers; see `Family`."""
+        if caches is None or not cls.wanted(spec):
+            return None
+        columns = spec.model.kv_lora_rank + spec.model.qk_rope_head_dim
+        tile, (block_t, num_warps) = CompressTile(BLOCK_W, warps_of(columns)), INSERT_TILE
+        blocks = make_chunks([("row", columns)], 0)
+        return cls(caches=caches, blocks=blocks, tile=tile, block_t=block_t, num_warps=num_warps)
