@@ -32,6 +32,7 @@ MODULES = (
     "topk.family",
     "indexer_cache.family",
     "kpool.family",
+    "latents.family",
     "mqa_logits.family",
     "chains.indexer_select.family",
     "chains.candidates.family",
