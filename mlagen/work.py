@@ -115,6 +115,25 @@ def compress_bytes(tokens: int, rows: int, window: int, columns: int, row_bytes:
     return rows * (window * columns * 2 * 4 + row_bytes + table_bytes) + tokens * (3 * SLOT_BYTES + INDEX_BYTES)
 
 
+def latents_bytes(tokens: int, groups: int, ratio: int, columns: int, saved: int) -> int:
+    """Bytes of making latents: kv and scores of groups in fp32, latents, states that are saved, and integers.
+
+    Args:
+        tokens: of the call.
+        groups: that end in it.
+        ratio: tokens of a group. A group of one token has no scores.
+        columns: of a latent.
+        saved: states that the call stores.
+    """
+    width = columns * (2 if ratio > 1 else 1) * FLOAT_BYTES
+    return groups * (ratio * width + columns * ITEMSIZE) + 2 * saved * width + tokens * (2 * SLOT_BYTES + INDEX_BYTES)
+
+
+def insert_bytes(tokens: int, groups: int, columns: int, row_bytes: int, table_bytes: int) -> int:
+    """Bytes of inserting latents: latents of groups, rows as stored, angles, and integers of all tokens."""
+    return groups * (columns * ITEMSIZE + row_bytes + table_bytes) + tokens * 2 * SLOT_BYTES
+
+
 def rotate_bytes(rows: int, columns: int, row_bytes: int) -> int:
     """Bytes of transforming and quantising rows of the indexer's query: rows as computed and as stored."""
     return rows * (columns * ITEMSIZE + row_bytes)

@@ -110,6 +110,7 @@ def _measured(
             "gather",
             "prologue",
             "compressor",
+            "latents",
             "kpool",
             "indexer_cache",
             "indices",

@@ -14,6 +14,7 @@ MODULES = (
     "cache",
     "prologue",
     "compressor",
+    "latents",
     "kpool",
     "indexer_cache",
     "indices",

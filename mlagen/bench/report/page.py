@@ -43,6 +43,7 @@ TITLES = {
     "gather": "Cache gathers",
     "prologue": "Norms, RoPE and insertion of rows",
     "compressor": "Compressor: states, and rows of windows of them",
+    "latents": "Latents of groups of tokens, and their insertion",
     "kpool": "Pools of the indexer's keys",
     "indexer_cache": "The indexer's keys and query",
     "indices": "Index kernels",

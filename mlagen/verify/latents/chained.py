@@ -67,7 +67,8 @@ class _Requests:
         """Makes latents of tokens, drafts being wrong, their rows, and keys of a projection of them."""
         ratio, case, call = self.case.ratio, self.case, self.run.subject.call
         tokens = [(request, first + number, number) for request, first, count in step for number in range(count)]
-        values = torch.stack([self.values[request, at] + WRONG * (drafting and number > 0) for request, at, number in tokens])
+        wrong = [WRONG if drafting and number else 0.0 for _, _, number in tokens]
+        values = torch.stack([self.values[request, at] for request, at, _ in tokens]) + torch.tensor(wrong)[:, None]
         requests = [row for row, (_, _, count) in enumerate(step) for _ in range(count)]
         positions = torch.tensor([at for _, at, _ in tokens], device=self.device)
         slots = [request * self.rows + at // ratio if (at + 1) % ratio == 0 else -1 for request, at, _ in tokens]
@@ -90,16 +91,14 @@ class _Requests:
             latent_out=made,
             **given,
         )
-        layout = self.side.layout
-        scale = {"fp8_scale": torch.tensor([TENSOR_SCALE], device=self.device)} if layout.tensor_scale else {}
-        call(INSERT, made, positions, self.angles, self.cache, where, ratio, **scale)
+        scale = torch.tensor([TENSOR_SCALE], device=self.device) if self.side.layout.tensor_scale else None
+        call(INSERT, made, positions, self.angles, self.cache, where, ratio, scale)
         if self.side.keys is not None:  # the first columns of a latent stand for its projection
-            columns, rope = self.side.keys.columns, self.side.key_rope
-            angles = self.angles[:, : rope // 2], self.angles[:, self.side.rope // 2 :][:, : rope // 2]
+            columns, half = self.side.keys.columns, self.side.key_rope // 2
+            turns = self.angles[:, :half], self.angles[:, self.side.rope // 2 :][:, :half]
             packed = self.side.keys.data[0].dtype == "e2m1"
-            weight, angles = self.weight[:columns].contiguous(), torch.cat(angles, 1).contiguous()
-            key = made[:, :columns].nan_to_num().contiguous()
-            call(KEYS, key, positions, angles, weight, EPS, self.keys, where, ratio, packed)
+            key, angles = made[:, :columns].nan_to_num().contiguous(), torch.cat(turns, 1).contiguous()
+            call(KEYS, key, positions, angles, self.weight[:columns].contiguous(), EPS, self.keys, where, ratio, packed)
         for row, (request, at, _) in enumerate(tokens):
             self.latents[request, at] = made[row]
 

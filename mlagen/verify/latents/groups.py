@@ -108,9 +108,10 @@ def _scores(case: PoolCase, shape: tuple[int, ...], generator: torch.Generator) 
 def _tokens(case: PoolCase, generator: torch.Generator) -> dict[str, torch.Tensor]:
     """Positions, requests and slots of the tokens, and the first token of each request."""
     rings = torch.randperm(len(case.chunks) + OTHERS, generator=generator).tolist()
-    rows = [(request, begin + number) for request, (begin, length) in enumerate(case.chunks) for number in range(length)]
+    chunks = case.chunks
     if case.positions == "last":
-        rows = [(request, LAST_POSITION - 41 + at % 40) for request, at in rows]
+        chunks = tuple((LAST_POSITION - 160 + begin % 40, length) for begin, length in chunks)
+    rows = [(request, begin + number) for request, (begin, length) in enumerate(chunks) for number in range(length)]
     slots = [rings[request] * case.capacity + at % case.capacity for request, at in rows]
     found = {
         "positions": torch.tensor([at for _, at in rows], dtype=torch.int64),
@@ -148,11 +149,15 @@ def _broken(case: PoolCase, found: dict[str, torch.Tensor], num_states: int) -> 
         found["requests"][1::3] = wrong[torch.arange(len(found["requests"][1::3])) % len(wrong)]
 
 
-def _rings(case: PoolCase, side: LatentsSide, found: dict[str, torch.Tensor], generator: torch.Generator) -> torch.Tensor:
+def _rings(
+    case: PoolCase, side: LatentsSide, found: dict[str, torch.Tensor], generator: torch.Generator
+) -> torch.Tensor:
     """States of earlier tokens that groups of the call have; each other float is NaN."""
     states = torch.full((len(case.chunks) + OTHERS, case.capacity, 2 * side.columns), NAN)
-    for start, end in zip(found["starts"][:-1].tolist(), found["starts"][1:].tolist(), strict=True):
-        first, ring = (int(found["positions"][start]), int(found["slots"][start]) // case.capacity) if start < end else (0, 0)
+    for start, (_, length) in zip(found["starts"].tolist(), case.chunks, strict=False):
+        if length == 0:
+            continue
+        first, ring = int(found["positions"][start]), int(found["slots"][start]) // case.capacity
         for at in range(first - first % case.ratio, first):
             kv = torch.randn(side.columns, generator=generator)
             scores = _scores(case, (side.columns,), generator)

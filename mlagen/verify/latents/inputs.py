@@ -52,7 +52,8 @@ class InsertInputs(family.Inputs):
 
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows [N, columns] that the call writes, in the model's dtype, and their slots."""
-        given, ratio = {name: self.arguments[name].cpu() for name in ("latent", "positions", "slot_mapping")}, self.case.ratio
+        given = {name: self.arguments[name].cpu() for name in ("latent", "positions", "slot_mapping")}
+        ratio = self.case.ratio
         angles, slots = self.arguments["cos_sin_cache"].cpu().float(), given["slot_mapping"]
         positions = given["positions"][: len(slots)]
         works = (positions >= 0) & (positions < len(angles)) & ((positions + 1) % ratio == 0)
@@ -75,9 +76,8 @@ class InsertInputs(family.Inputs):
         count = max(len(rows), 1)
         page = torch.zeros(1, layout.page_bytes(count), dtype=torch.uint8)
         write(layout, page, count, torch.arange(len(rows)), rows, TENSOR_SCALE)
-        for got, want in zip(
-            planes_of(layout, self.memory.in_buffer(self.memory.buffer), size), planes_of(layout, page, count), strict=True
-        ):
+        found = planes_of(layout, self.memory.in_buffer(self.memory.buffer), size)
+        for got, want in zip(found, planes_of(layout, page, count), strict=True):
             where = slots.to(got.device)
             if not torch.equal(got[where // size, where % size].cpu(), want[0, : len(rows)]):
                 raise CaseFailedError("a row of the far cache differs from the reference's")

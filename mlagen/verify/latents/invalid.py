@@ -43,6 +43,8 @@ def _pools() -> Iterator[Invalid]:
     yield Invalid("latent_out", "wider", invalid.wider(8))
     yield Invalid("latent_out", "rows that overlap", lambda latents: latents[:1].expand(len(latents), -1))
     yield Invalid("rms_norm_eps", "'1'", invalid.constant("1"))
+    yield Invalid("prev_rows", "given", lambda rows: rows, like="kv_score")
+    yield Invalid("prev_row_indices", "given", lambda starts: starts, like="query_start_loc")
 
 
 def _inserts(side: LatentsSide) -> Iterator[Invalid]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,7 @@ class Groups:
     def _inside(self, token: int) -> bool:
         """Whether a token's slot is in the states; for groups of one token whether it is a slot."""
         slot = self.slots[token]
-        return 0 <= slot and (self.states is None or slot < self.states.shape[0] * self.states.shape[1])
+        return slot >= 0 and (self.states is None or slot < self.states.shape[0] * self.states.shape[1])
 
     def _ends(self, token: int) -> bool:
         position = self.positions[token]
@@ -57,7 +58,7 @@ class Groups:
     def _ranges(self) -> Iterator[tuple[int, int, int]]:
         """Request, first token and end of each request that has tokens."""
         bounds = [min(max(start, 0), len(self.slots)) for start in self.starts]
-        for request, (start, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for request, (start, end) in enumerate(itertools.pairwise(bounds)):
             if start < end:
                 yield request, start, end
 

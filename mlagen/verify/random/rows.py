@@ -14,6 +14,10 @@ from mlagen.verify.compressor.side import COMPRESS, SAVE
 from mlagen.verify.compressor.side import sides_of as compressed_sides
 from mlagen.verify.indices.cases import CombineCase, MapCase
 from mlagen.verify.indices.invalid import COMBINE, CONVERT, GLOBAL
+from mlagen.verify.latents.cases import InsertCase, PoolCase
+from mlagen.verify.latents.side import INSERT as INSERT_LATENTS
+from mlagen.verify.latents.side import POOL
+from mlagen.verify.latents.side import side_of as latents_side
 from mlagen.verify.merge_states.cases import LSE_PROMISES, PartsCase, StatesCase, value_dims
 from mlagen.verify.paged.pages import Pages
 from mlagen.verify.prologue.cases import PrologueCase
@@ -117,6 +121,34 @@ def compressor(scene: Scene) -> Case:
         requests=call.pick("own", "own", "garbage"),
         table=call.pick("whole", "whole", "holes", "narrow", "garbage"),
         scores=call.pick("random", "equal", "large", "infinite"),
+        wide=shape.chance(0.6),
+    )  # fmt: skip
+
+
+def latents(scene: Scene) -> Case:
+    """A call that makes latents, or that inserts them."""
+    shape, call, side = scene.shape, scene.call, latents_side(scene.spec)
+    assert side is not None
+    wrapper = shape.pick(*[name for name in (POOL, INSERT_LATENTS) if name in scene.spec["wrappers"]])
+    ratio, rows = call.pick(1, 2, 2, call.size(1, 9)), shape.mostly("contiguous", "slice", "odd")
+    slots = call.pick("own", "own", "negative", "beyond", "shorter", "none")
+    if wrapper == POOL:
+        most = 120 if scene.big else 12
+        chunks = tuple((call.size(0, 3000), call.size(0, most)) for _ in range(call.size(0, 60 if scene.big else 4)))
+        return PoolCase(
+            "", "", chunks, ratio, ratio + call.size(0, 9), shape.mostly("contiguous", "slice", "odd"), rows,
+            slots="own" if ratio == 1 and slots == "beyond" else slots,
+            positions=call.pick("own", "own", "garbage", "longer", "last"),
+            requests=call.pick("own", "own", "garbage"),
+            scores=call.pick("random", "equal", "large", "infinite"),
+        )  # fmt: skip
+    eight = ("uint8", "int8", "float8") if side.layout.quantised else ("uint8",)
+    pages = cache_memory(scene, eight, planar=side.layout.planar)
+    return InsertCase(
+        "", "", call.size(0, 400 if scene.big else 12), ratio, pages, rows,
+        tables=shape.mostly("contiguous", "slice", "odd"),
+        slots="shuffled" if slots == "own" else slots,
+        positions=call.pick("random", "zero", "garbage", "longer"),
         wide=shape.chance(0.6),
     )  # fmt: skip
 

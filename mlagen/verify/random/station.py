@@ -47,6 +47,7 @@ DRAWS: dict[str, Callable[[Scene], Case]] = {
     "cache": rows.cache,
     "prologue": rows.prologue,
     "compressor": rows.compressor,
+    "latents": rows.latents,
     "kpool": pools.kpool,
     "indices": rows.indices,
     "merge_states": rows.merge_states,
