@@ -30,6 +30,7 @@ import indexer_cache_mutants  # noqa: E402
 import indexer_select_mutants  # noqa: E402
 import indices_mutants  # noqa: E402
 import kpool_mutants  # noqa: E402
+import latents_mutants  # noqa: E402
 import merges_mutants  # noqa: E402
 import mqa_logits_mutants  # noqa: E402
 import ops_mutants  # noqa: E402
@@ -55,6 +56,7 @@ FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
     "dense_fwd": ("odd_prefill", dense_fwd_mutants.DENSE_FWD_MUTANTS),
     "topk": ("dsv4_flash", topk_mutants.MUTANTS),
     "kpool": ("glm53", kpool_mutants.MUTANTS),
+    "latents": ("dsv41", latents_mutants.MUTANTS),
     "indexer_cache": ("dsv32", (*indexer_cache_mutants.ANY, *indexer_cache_mutants.IN_ONE)),
     "mqa_logits": ("dsv4_flash", mqa_logits_mutants.LOGITS_MUTANTS),
     "indexer_select": ("dsv4_flash", indexer_select_mutants.MUTANTS),

@@ -1,0 +1,126 @@
+"""V4.1's compressor broken on purpose; `mutants.py` runs verification on each mutant.
+
+Usage: python latents_mutants.py PACKAGE_DIR WORK_DIR [NAMES], as mutants.py.
+"""
+
+import re
+
+import mutants
+from mutants import Mutant
+
+WRAPPERS, KERNELS = "latents.py", "_latents_kernels.py"
+MADE, ROWS = "latents: typical (latents)", "latents: typical (rows)"
+ONE, DECODE = "latents: ratio 1 (latents)", "latents: decode (latents)"
+LONG = "latents: chunks longer than rings (latents)"
+
+
+def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> Mutant:
+    return Mutant(name, file, re.escape(old), new.replace("\\", r"\\"), only or (MADE,))
+
+
+MUTANTS = (
+    _literal("groups begin a token late", "numbers - (compress_ratio - 1)", "numbers - (compress_ratio - 2)"),
+    _literal("longer groups are cut", "range(0, compress_ratio, BLOCK_W)", "range(0, BLOCK_W, BLOCK_W)", "*ratio 5,*"),
+    _literal("tokens past a group count", "numbers < compress_ratio,", "numbers < 8 * compress_ratio,", "*ratio 3,*"),
+    _literal("the ring is not read", "numbers < before, ring_rows", "numbers < 0, ring_rows", DECODE),
+    _literal("the ring is a place off", "(position + later) % capacity", "(position + later + 1) % capacity", DECODE),
+    _literal("a ring has no end", "(position + later) % capacity", "(position + later) % 4096", DECODE),
+    _literal("kv weighs itself", "kv_ptrs + COLUMNS", "kv_ptrs"),
+    _literal("scores have no maximum", "tl.exp(scores - shift[None, :])", "tl.exp(scores)", "*scores: large (latents)"),
+    _literal(
+        "columns of -inf are NaN", 'tl.where(top == float("-inf"), 0.0, top)', "top", "*scores: infinite, ratio 5*"
+    ),
+    _literal("eps is left out", "COLUMNS + eps)", "COLUMNS)"),
+    _literal("the norm's weight is left out", "row * factor * weight", "row * factor"),
+    _literal("groups of one are not normalised", "factor = tl.rsqrt(squares / COLUMNS + eps)", "factor = 1.0", ONE),
+    _literal("the mean is over other columns", "squares / COLUMNS", "squares / 64"),
+    _literal("scores are not saved", "tl.static_range(2)", "tl.static_range(1)"),
+    _literal("a state is not saved", "end - capacity), end)", "end - capacity), end - 1)"),
+    _literal(
+        "the oldest state is saved last",
+        "first_saved = tl.maximum(begin, end",
+        "first_saved = tl.maximum(0 * begin, end",
+        LONG,
+    ),
+    _literal("states are a place off", "place * state_row_stride", "0 * state_row_stride"),
+    _literal(
+        "a token saves the next one's state",
+        "            saved_ptr += kv_score_stride",
+        "            saved_ptr += 0 * kv_score_stride",
+    ),
+    _literal(
+        "negative slots are in the states", "(slots >= 0) & (slots < num_states)", "(slots < num_states)", "*negative*"
+    ),
+    _literal("a slot past the states is in them", "(slots < num_states)", "(slots <= num_states)", "*beyond (latents)"),
+    _literal(
+        "slots are cut to 32 bits", "(slots < num_states)", "(slots.to(tl.int32) < num_states)", "*beyond (latents)"
+    ),
+    _literal(
+        "negative slots of groups of one work",
+        "slot >= 0, kv_score_ptr",
+        "slot > -2, kv_score_ptr",
+        "*negative, ratio 1*",
+    ),
+    _literal("negative positions work", "(position >= 0) & (position <=", "(position <=", "*positions: garbage*"),
+    _literal("positions past 2^31 work", " & (position <= 0x7FFFFFFF)", "", "*positions: garbage*"),
+    _literal("tokens within a group end one", "position % compress_ratio == compress_ratio - 1", "position > -1"),
+    _literal("requests begin where the first does", "starts_ptr + request,", "starts_ptr + 0 * request,", DECODE),
+    _literal(
+        "a request past the others works",
+        "request < num_requests)",
+        "request < 1 + num_requests)",
+        "*requests: garbage*",
+    ),
+    _literal("negative requests work", "(request >= 0) & (request", "(request", "*requests: garbage*"),
+    _literal("groups of two calls are dropped", "works = (before > 0) & (token < end)", "works = before > 999", DECODE),
+    _literal(
+        "a group past the call's tokens ends",
+        "(before > 0) & (token < end)",
+        "before > 0",
+        "latents: decode, ratio 4 (latents)",
+    ),
+    _literal("rows turn by the last position", "to(tl.int32) + 1 - compress_ratio", "to(tl.int32)", ROWS),
+    _literal("rows of all tokens", " & (first % compress_ratio == 0)", "", ROWS),
+    _literal("sines are cosines", "sin_ptrs = cos_ptrs + D_HALF", "sin_ptrs = cos_ptrs", ROWS),
+    _literal("rows turn backwards", "x * cos + row_signs", "x * cos - row_signs", ROWS),
+    _literal(
+        "negative positions make rows", "(positions >= 0) & (positions < num", "(positions < num", "*garbage (rows)"
+    ),
+    _literal(
+        "a position past the angles works", "positions < num_positions", "positions <= num_positions", "*garbage (rows)"
+    ),
+    _literal(
+        "rows with negative slots are written",
+        "(slots >= 0) & (slots < num_slots)",
+        "(slots < num_slots)",
+        "*negative (rows)",
+    ),
+    _literal("a row past the cache is written", "slots < num_slots)", "slots <= num_slots)", "*beyond (rows)"),
+    _literal(
+        "rows are off by a slot",
+        "index = slots.to(tl.uint32)\n    pages",
+        "index = (slots + 1).to(tl.uint32)\n    pages",
+        ROWS,
+    ),
+    _literal("tokens are dropped", '"num_tokens": num_tokens,', '"num_tokens": num_tokens // 2,', file=WRAPPERS),
+    _literal("rows are dropped", '"num_rows": slots,', '"num_rows": slots // 2,', ROWS, file=WRAPPERS),
+    _literal(
+        "unaligned calls claim 16 bytes",
+        "alignment = 1 if (addresses | strides) % 16",
+        "alignment = 16 if (addresses | strides) % 16",
+        "*odd* (rows)",
+        file=WRAPPERS,
+    ),
+    _literal(
+        "unaligned latents claim 16 bytes",
+        "alignment = 1 if (addresses | 4",
+        "alignment = 16 if (addresses | 4",
+        "*odd (latents)",
+        file=WRAPPERS,
+    ),
+)
+
+if __name__ == "__main__":
+    mutants.MUTANTS = MUTANTS
+    mutants.TYPICAL = MADE
+    mutants.main()
