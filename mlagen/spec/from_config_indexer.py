@@ -32,6 +32,16 @@ CANDIDATES = (
     "candidate_indexer_topk",
     "paged_candidate_indexer_topk",
 )
+# Of an indexer over pools of keys, in place of the functions that write keys and quantise the query.
+POOLS = (
+    "fwht128_quant_fp8",
+    "kpool_compress_and_write_cache",
+    "kpool_seed_tail_cache",
+    "kpool_decode_update_and_maybe_write_cache_batched",
+    "expand_pools_and_append_tail",
+)
+# Functions that it has none of.
+TOKENS = ("indexer_k_quant_and_cache", "fused_indexer_q_rope_quant", "top_k_page_table_transform", "topk_merge")
 BLOCK, BLOCKS = "candidate_block_size", "candidate_topk_blocks"
 NORMED = "indexer_k_norm_rope_store"  # for models that normalise, rotate and store keys in one function
 SAID = {
@@ -47,6 +57,7 @@ SAID = {
     "top_k_page_table_transform": "FlashInfer's signature: top-k as cache slots",
     "topk_merge": "merges the top-k of ranks that share a context",
     "indexer_topk": "logits and top-k in one call",
+    "fwht128_quant_fp8": "vLLM's signatures: the query, keys of pools, and picked pools to tokens",
     "select_candidate_blocks": "vLLM's signature: the best blocks of keys",
     "candidate_mqa_logits": "the second level: only keys of these blocks",
 }
@@ -90,15 +101,24 @@ def read_indexer(config: Config, model: Model, engine: str | None, block_size: i
     if model.rope:
         said = config.get(STYLE) if kin.styled else None
         indexer |= {"rope": kin.rope if said is None else _style(config, said), "rope_at": kin.rope_at}
-    if kin.compress_ratio > 1:
+    if kin.pools is not None:
+        for name, got, takes in (("index_head_dim", indexer["head_dim"], 128), ("qk_rope_head_dim", model.rope, 0)):
+            if got != takes:
+                config.refuse(name, f"got {got}; keys of pools take {takes}")
+        indexer["compress_ratio"] = config.required(kin.pools, why=why)
+    elif kin.compress_ratio > 1:
         indexer["compress_ratio"] = kin.compress_ratio
     candidates: tuple[str, ...] = ()
-    if engine is None and config.get(BLOCK) is not None:  # no plugin replaces these functions
+    # No plugin replaces these functions: V4.1's layers call them, and plugins know V4's.
+    if engine is None and config.get(BLOCK) is not None:
         candidates, why = CANDIDATES, f", and {BLOCK} needs it"
         indexer["candidates"] = {"block": config.required(BLOCK), "count": config.required(BLOCKS, why=why)}
-    normed = (NORMED,) if kin.normed and "indexer_k_quant_and_cache" in WRAPPERS[engine] else ()
+    wrappers = WRAPPERS[engine]
+    if kin.pools is not None:
+        wrappers = (*POOLS[:-1], *(name for name in wrappers if name not in TOKENS), POOLS[-1])
+    normed = (NORMED,) if kin.normed and "indexer_k_quant_and_cache" in wrappers else ()
     cache = {"layout": "indexer_fp8", "block_size": block_size}
-    return {"indexer": indexer, "indexer_cache": cache, "wrappers": (*WRAPPERS[engine], *candidates, *normed)}
+    return {"indexer": indexer, "indexer_cache": cache, "wrappers": (*wrappers, *candidates, *normed)}
 
 
 def _style(config: Config, said: Any) -> str:
@@ -115,6 +135,7 @@ def fields_of(model: Model) -> dict[tuple[str, str], str]:
         ("indexer", "head_dim"): "index_head_dim",
         ("indexer", "topk"): model.origins["topk"],
         ("indexer", "rope_head_dim"): model.origins["rope"],
+        **({("indexer", "compress_ratio"): pools} if (pools := model.kin.indexer and model.kin.indexer.pools) else {}),
         ("indexer_cache", "layout"): "index_head_dim",
     }
 
@@ -131,7 +152,9 @@ def indexer_lines(data: Mapping[str, Any], model: Model, origin: Callable[[str],
         lines.append(f"  rope: {indexer['rope']} # RoPE rotates {which}, as in {model.kin.title}")
         lines.append(f"  rope_at: {indexer['rope_at']}")
     if "compress_ratio" in indexer:
-        lines.append(f"  compress_ratio: {indexer['compress_ratio']} # tokens per key")
+        pools = model.kin.indexer and model.kin.indexer.pools
+        of = f"{origin(pools)}, tokens per pool, which has one key" if pools else "tokens per key"
+        lines.append(f"  compress_ratio: {indexer['compress_ratio']} # {of}")
     if candidates := indexer.get("candidates"):
         lines.append(
             f"  candidates: {{ block: {candidates['block']}, count: {candidates['count']} }} # [{BLOCK}, {BLOCKS}]"

@@ -23,7 +23,7 @@ CONFIG_FILE = FileKind("a model's config.json", "config.json", 4 << 20)
 LAYERS = tuple(kind for pair in KINDS for kind in pair)
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 DIMS = ("num_attention_heads", "kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-INDEXER_DIMS = ("index_n_heads", "index_head_dim")
+INDEXER_DIMS = ("index_n_heads", "index_head_dim", "index_kpool")
 FIELDS = (*DIMS, "head_dim", "index_topk", *INDEXER_DIMS, "sliding_window", *(f"swa_{name}" for name in DIMS))
 NESTED = ("text_config", "language_config", "llm_config")  # the language model's fields in configs of multimodal models
 _ASK_DTYPE = "pass --dtype bf16 or --dtype fp16"
@@ -37,6 +37,7 @@ class IndexerKin(NamedTuple):
         styled: the config's indexer_rope_interleave, if present, overrides `rope`: true is gptj, false is neox.
         compress_ratio: tokens per key.
         normed: one function normalises, rotates and stores keys.
+        pools: the config's field with the tokens of a pool, if keys are of pools; else None.
     """
 
     rope: str
@@ -44,6 +45,7 @@ class IndexerKin(NamedTuple):
     styled: bool = False
     compress_ratio: int = 1
     normed: bool = False
+    pools: str | None = None
 
 
 class Kin(NamedTuple):
@@ -75,6 +77,7 @@ class Kin(NamedTuple):
 _V4 = IndexerKin("gptj", "last", compress_ratio=4)
 _V41 = IndexerKin("gptj", "last", normed=True)
 _HY = IndexerKin("gptj", "last")
+_KPOOL = IndexerKin("neox", "first", pools="index_kpool")  # without RoPE columns
 _V4_ROWS = ("ue8m0_v4", "ue8m0_v4")
 _V32 = IndexerKin("neox", "first", styled=True)
 _GLM = IndexerKin("gptj", "first", styled=True)
@@ -96,7 +99,7 @@ KIN = {
     "kimi_linear": Kin("Kimi Linear"),
     "glm4_moe_lite": Kin("GLM-4.7-Flash"),
     "glm_moe_dsa": Kin("GLM-5", sparse=True, nearest_scales=True, indexer=_GLM),
-    "glm5_next": Kin("GLM-5.3-Flash", sparse=True),
+    "glm5_next": Kin("GLM-5.3-Flash", sparse=True, indexer=_KPOOL),
     "hy_v4": Kin("HY V4", sparse=True, sink=True, indexer=_HY),
     "hy_v4_vl": Kin("HY V4 VL", sparse=True, sink=True, indexer=_HY),
     "minicpm3": Kin("MiniCPM3"),

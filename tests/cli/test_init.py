@@ -12,11 +12,10 @@ from cli_specs import Run, written
 from click.testing import CliRunner
 
 from mlagen.cli import main
-from mlagen.plan import CompressorPlan, KpoolPlan, ProloguePlan, load_plan
+from mlagen.plan import CompressorPlan, LatentsPlan, ProloguePlan, load_plan
 from mlagen.plan.families.indexer_cache import KEYS_QUERY
 from mlagen.spec import load
 from mlagen.spec.from_config import CACHE_WORDS, ENGINES
-from mlagen.spec.from_config_indexer import CANDIDATES
 from mlagen.spec.gpus import TARGETS
 from mlagen.spec.known import known_names, specs_dir
 from mlagen.spec.load import parse
@@ -92,8 +91,6 @@ SAME = {
     "minicpm3_prefill": ("minicpm3", ("--for", "transformers")),
 }
 
-KPOOL = ("glm53",)  # init only gives their attention: no engine calls a plugin for pools of keys
-
 Init = Callable[..., Path]
 
 
@@ -158,8 +155,6 @@ def test_a_config_gives_a_spec_of_its_dims_that_plans(init: Init, config: str) -
 def test_a_config_gives_the_known_spec_of_its_model(init: Init, name: str) -> None:
     config, more = SAME[name]
     known = load(specs_dir() / f"{name}.yaml").model_dump()
-    if name in KPOOL:
-        known |= {"indexer": None, "indexer_cache": None}
     made = load(init(*options(config), *more, *(["--indexer"] if known["indexer"] else []))).model_dump()
     for part in (one for one in ("attention", "multi_head") if known[one] and known[one]["softmax_scale"] is None):
         made[part]["softmax_scale"] = None  # of models that one spec has in common
@@ -168,9 +163,6 @@ def test_a_config_gives_the_known_spec_of_its_model(init: Init, name: str) -> No
     if heads := made["multi_head"]:  # the fastest on sm90; by pointers in the checked-in specs without tma in the name
         assert heads.pop("addressing") == ("descriptors" if heads["v_head_dim"] <= 128 else "pointers")
         known["multi_head"].pop("addressing")
-    if name == "dsv41_fp8":  # it keeps to one level
-        made["indexer"].pop("candidates")
-        made["wrappers"] = [one for one in made["wrappers"] if one not in CANDIDATES]
     for part in ("model", "attention", "multi_head", "indexer", "indexer_cache"):
         assert made[part] == known[part]
     for part in ("cache", "extra_cache"):
@@ -182,7 +174,7 @@ def test_a_config_gives_the_known_spec_of_its_model(init: Init, name: str) -> No
         "merge_attn_states",
         *ProloguePlan.WRAPPERS,
         *CompressorPlan.WRAPPERS,
-        *KpoolPlan.WRAPPERS,
+        *LatentsPlan.WRAPPERS,
         KEYS_QUERY,
     }
     assert set(made["wrappers"]) ^ set(known["wrappers"]) <= more_wrappers

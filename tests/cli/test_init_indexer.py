@@ -16,7 +16,7 @@ from mlagen.plan import ProloguePlan, load_plan
 from mlagen.plan.families.indexer_cache import KEYS_QUERY
 from mlagen.spec import Spec, load
 from mlagen.spec.from_config import ENGINES, WRAPPERS, Wishes, spec_from_config
-from mlagen.spec.from_config_indexer import NORMED
+from mlagen.spec.from_config_indexer import NORMED, POOLS, TOKENS
 from mlagen.spec.from_config_indexer import SAID as INDEXER_SAID
 from mlagen.spec.from_config_indexer import WRAPPERS as INDEXER_WRAPPERS
 from mlagen.spec.hf_config import KIN
@@ -41,8 +41,9 @@ FOUND = {
     "dots3": (64, 128, 2048, "gptj", "first", 1),
     "mistral_large4": (32, 128, 2048, "gptj", "first", 1),
     "axk2_light": (16, 128, 2048, "neox", "first", 1),
+    "glm53_flash": (32, 128, 2048, None, None, 4),
 }
-ROPE_COLUMNS = {"axk2_light": 32}  # of the others: 64
+ROPE_COLUMNS = {"axk2_light": 32, "glm53_flash": 0}  # of the others: 64
 LAYERS = {"dots3": "full", "mistral_large4": "rope"}
 KNOWN = ", ".join(name for name, kin in KIN.items() if kin.indexer is not None)
 UNKNOWN = f"an indexer with unknown RoPE; takes {KNOWN}"
@@ -84,7 +85,9 @@ def test_a_config_gives_the_indexer_of_its_model_and_a_spec_that_plans(
     assert numbers == FOUND[name]
     assert indexer.rope_head_dim == ROPE_COLUMNS.get(name, 64)
     assert (cache.layout.name, cache.block_size) == ("indexer_fp8", 64)
-    assert set(INDEXER_WRAPPERS[engine]) <= set(spec.wrappers)
+    pooled = name == "glm53_flash"  # functions over pools in place of those that write keys of tokens
+    assert set(INDEXER_WRAPPERS[engine]) - set(spec.wrappers) <= (set(TOKENS) if pooled else set())
+    assert (set(POOLS) <= set(spec.wrappers)) == pooled
     assert (NORMED in spec.wrappers) == (name == "deepseek_v41" and engine != "sglang")
 
 
@@ -162,9 +165,10 @@ def test_the_command_line_has_it(run: Run, workspace: Path) -> None:
         ("kimi_k2", {}, "config.json: index_topk: missing, so the model has no indexer; leave out --indexer"),
         (
             "glm53_flash",
-            {},
-            f"--indexer: got model type glm5_next, {UNKNOWN}",
+            {"values": {"index_kpool": None}},
+            f"--set index_kpool: {NEEDED} index_kpool=N",
         ),
+        ("glm53_flash", {"values": {"index_head_dim": 64}}, "--set index_head_dim: got 64; keys of pools take 128"),
         ("dots3", {"layers": "sliding"}, "--indexer: got --layers sliding, which have no indexer; takes --layers full"),
         (
             "deepseek_v32",

@@ -35,7 +35,7 @@ MUTANTS = (
     _literal("groups of one are not normalised", "factor = tl.rsqrt(squares / COLUMNS + eps)", "factor = 1.0", ONE),
     _literal("the mean is over other columns", "squares / COLUMNS", "squares / 64"),
     _literal("scores are not saved", "tl.static_range(2)", "tl.static_range(1)"),
-    _literal("a state is not saved", "end - capacity), end)", "end - capacity), end - 1)"),
+    _literal("a state is not saved", "in range(first_saved, end)", "in range(first_saved, end - 1)"),
     _literal(
         "the oldest state is saved last",
         "first_saved = tl.maximum(begin, end",
@@ -82,7 +82,7 @@ MUTANTS = (
     _literal("rows turn by the last position", "to(tl.int32) + 1 - compress_ratio", "to(tl.int32)", ROWS),
     _literal("rows of all tokens", " & (first % compress_ratio == 0)", "", ROWS),
     _literal("sines are cosines", "sin_ptrs = cos_ptrs + D_HALF", "sin_ptrs = cos_ptrs", ROWS),
-    _literal("rows turn backwards", "x * cos + row_signs", "x * cos - row_signs", ROWS),
+    _literal("rows turn backwards", "x * cos + ", "x * cos - ", ROWS),
     _literal(
         "negative positions make rows", "(positions >= 0) & (positions < num", "(positions < num", "*garbage (rows)"
     ),
