@@ -102,9 +102,9 @@ def read_indexer(config: Config, model: Model, engine: str | None, block_size: i
         said = config.get(STYLE) if kin.styled else None
         indexer |= {"rope": kin.rope if said is None else _style(config, said), "rope_at": kin.rope_at}
     if kin.pools is not None:
-        for name, got, takes in (("index_head_dim", indexer["head_dim"], 128), ("qk_rope_head_dim", model.rope, 0)):
-            if got != takes:
-                config.refuse(name, f"got {got}; keys of pools take {takes}")
+        for name, found, columns in (("index_head_dim", indexer["head_dim"], 128), ("qk_rope_head_dim", model.rope, 0)):
+            if found != columns:
+                config.refuse(name, f"got {found}; keys of pools take {columns}")
         indexer["compress_ratio"] = config.required(kin.pools, why=why)
     elif kin.compress_ratio > 1:
         indexer["compress_ratio"] = kin.compress_ratio

@@ -8,10 +8,10 @@ from typing import Any
 
 from mlagen.verify.call.case import Case
 from mlagen.verify.kpool.invalid import refused
-from mlagen.verify.kpool.side import COMPRESS, EXPAND, QUERY, SEED, UPDATE, KpoolSide, side_of
+from mlagen.verify.kpool.side import COMPRESS, EXPAND, NEEDED, QUERY, SEED, UPDATE, KpoolSide, side_of
 from mlagen.verify.paged.pages import Pages, page_cases
 
-CHAIN = "chain"
+CHAIN, SELECT = "chain", "select"
 PAGES = Pages()
 LAYOUTS = ("slice", "odd")  # of memory: keys of mlagen.verify.call.memory.LAYOUTS
 
@@ -130,6 +130,21 @@ class ExpandCase(Case):
     ids: str = "random"
     lens: str = "random"
     memory: str = "contiguous"
+
+
+@dataclass(frozen=True)
+class SelectCase(Case):
+    """Calls from keys of pools to the tokens of the best ones, of the last token of each request.
+
+    Attributes:
+        pool: tokens of a pool.
+        lengths: of the requests.
+        picked: pools that are picked.
+    """
+
+    pool: int = 4
+    lengths: tuple[int, ...] = (571, 38, 140)
+    picked: int = 16
 
 
 def _rows_cases(big: bool) -> Iterator[Case]:
@@ -309,4 +324,8 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
             (UPDATE, _update_cases(side, wrappers, big)),
         ):
             found += [*made, *refused(side, wrapper)] if wrapper in wrappers else []
+    if side is not None and set(NEEDED) <= set(wrappers):
+        for pool in (4, 16):
+            name, promise = f"kpool: selection, pools of {pool}", "picked pools are the best, and become their tokens"
+            found.append(SelectCase(name, promise, check=SELECT, pool=pool))
     return [*found, *_expand_cases(big), *refused(side, EXPAND)] if EXPAND in wrappers else found

@@ -9,12 +9,23 @@ from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.invalid import RefusedCase
 from mlagen.verify.call.subject import Subject
 from mlagen.verify.kpool import inputs
-from mlagen.verify.kpool.cases import CHAIN, ExpandCase, PoolsCase, RowsCase, SeedCase, UpdateCase, cases
+from mlagen.verify.kpool.cases import (
+    CHAIN,
+    SELECT,
+    ExpandCase,
+    PoolsCase,
+    RowsCase,
+    SeedCase,
+    SelectCase,
+    UpdateCase,
+    cases,
+)
 from mlagen.verify.kpool.chained import chained
 from mlagen.verify.kpool.inputs import KpoolInputs
+from mlagen.verify.kpool.selected import selected
 from mlagen.verify.kpool.side import COMPRESS, EXPAND, NAME, QUERY, SEED, UPDATE, side_of
 
-KpoolCase = RowsCase | PoolsCase | SeedCase | UpdateCase | ExpandCase
+KpoolCase = RowsCase | PoolsCase | SeedCase | UpdateCase | ExpandCase | SelectCase
 KpoolRun = Run[Any, KpoolInputs]
 WRAPPERS = {RowsCase: QUERY, PoolsCase: COMPRESS, SeedCase: SEED, UpdateCase: UPDATE, ExpandCase: EXPAND}
 BUILD: dict[type, Any] = {
@@ -28,6 +39,8 @@ BUILD: dict[type, Any] = {
 
 def _build(subject: Subject, case: KpoolCase, seed: int) -> KpoolInputs:
     side = side_of(subject.package.SPEC["spec"])
+    if isinstance(case, SelectCase):
+        return KpoolInputs(side, case, {})
     found: KpoolInputs = BUILD[type(case)](case, side, subject.device, seed)
     return found
 
@@ -62,7 +75,7 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
 
 KPOOL = Family(
     name=NAME,
-    kinds=(RowsCase, PoolsCase, SeedCase, UpdateCase, ExpandCase),
+    kinds=(RowsCase, PoolsCase, SeedCase, UpdateCase, ExpandCase, SelectCase),
     cases=cases,
     build=_build,
     call=_call,
@@ -72,6 +85,7 @@ KPOOL = Family(
         "defaults": checks.defaults,
         "graph": checks.replays(_run),
         CHAIN: chained,
+        SELECT: selected,
     },
     valid=_valid,
 )
