@@ -109,7 +109,7 @@ def read_indexer(config: Config, model: Model, engine: str | None, block_size: i
     elif kin.compress_ratio > 1:
         indexer["compress_ratio"] = kin.compress_ratio
     candidates: tuple[str, ...] = ()
-    # No plugin replaces these functions: V4.1's layers call them, and plugins know V4's.
+    # Engines call only the first of these, and no plugin knows the layers with such an indexer.
     if engine is None and config.get(BLOCK) is not None:
         candidates, why = CANDIDATES, f", and {BLOCK} needs it"
         indexer["candidates"] = {"block": config.required(BLOCK), "count": config.required(BLOCKS, why=why)}

@@ -143,37 +143,6 @@ def compressor_arguments(package, dtype):
     }
 
 
-def latents_arguments(package, dtype):
-    """Small arguments of V4.1's compressor: a request of two tokens, of which the second ends a group."""
-    import torch
-
-    model = package.SPEC["spec"]["model"]
-    d_rope = model["qk_rope_head_dim"]
-    columns = model["kv_lora_rank"] + d_rope
-    return {
-        "fused_save_compress_norm": {
-            "kv_score": torch.randn(2, 2 * columns),
-            "positions": torch.tensor([2, 3]),
-            "state_cache": torch.zeros(2, 8, 2 * columns),
-            "slot_mapping": torch.tensor([10, 11]),
-            "query_start_loc": torch.tensor([0, 2], dtype=torch.int32),
-            "token_to_req_indices": torch.zeros(2, dtype=torch.int32),
-            "rms_norm_weight": torch.ones(columns, dtype=dtype),
-            "rms_norm_eps": 1e-6,
-            "compress_ratio": 2,
-            "latent_out": torch.zeros(2, columns, dtype=dtype),
-        },
-        "rope_quant_insert": {
-            "latent": torch.randn(2, columns).to(dtype),
-            "positions": torch.tensor([2, 3]),
-            "cos_sin_cache": torch.randn(8, max(d_rope, 1)),
-            "kv_cache": make_cache(package, 12),
-            "slot_mapping": torch.tensor([-1, 5]),
-            "compress_ratio": 2,
-        },
-    }
-
-
 def required_arguments(attention, d_rope):
     """Arguments of attention of two tokens and three heads that some specs require."""
     import torch
@@ -229,7 +198,6 @@ def arguments(package):
         | merge_arguments(dtype, model["v_head_dim"])
         | prologue_arguments(package, dtype)
         | compressor_arguments(package, dtype)
-        | latents_arguments(package, dtype)
     )
     calls |= {
         "flash_mla_sparse_fwd": attention,

@@ -12,7 +12,6 @@ from checked_in import spec_of
 from mlagen.emit import apply, compare, render
 from mlagen.plan import load_plan
 
-MORE = ("fp8_fp4_paged_mqa_logits", "get_paged_mqa_logits_metadata", "top_k_per_row_decode")
 PATH = Path(__file__).with_name("pools_path.py")
 
 
@@ -22,9 +21,8 @@ def run(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """The package with the logits and top-k between the functions around pools."""
+    """The package for one target."""
     text = spec_of("glm53").read_text().replace("name: glm53", "name: pools", 1)
-    text = text.replace("wrappers:\n", "wrappers:\n" + "".join(f"  - {name}\n" for name in MORE), 1)
     start, _, rest = text.partition("targets:")
     text = f"{start}targets: [sm80]{rest[rest.index(chr(10)) :]}"
     (tmp_path / "pools.yaml").write_text(text)

@@ -10,11 +10,10 @@ from mlagen.plan.indexer import IndexerRows, indexer_rows_of
 from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches, StoredCache
 from mlagen.plan.tiles.tuned import Tuned
+from mlagen.plan.tiles.windows import CompressTile, warps_of
 from mlagen.spec import Spec
 
 SAVE, COMPRESS = "save_partial_states", "compress_norm_rope_store"
-THREAD_COLUMNS = 4  # of fp32 that a thread loads at once
-WARP = 32
 LONG_WINDOW = 16  # most tokens of a window that few warps take
 MANY_TOKENS = 2048  # most tokens of a call that is bound by the latency of a program
 
@@ -32,21 +31,6 @@ class SaveTile:
     block_t: int
     block_c: int
     num_warps: int
-
-
-@dataclass(frozen=True)
-class CompressTile:
-    """Launch parameters of a kernel that compresses. A program takes the window of a token.
-
-    Attributes:
-        block_w: tokens of the window that it loads at once.
-        num_warps: warps a program.
-        apart: threads add up tokens of their own, and are joined behind the window.
-    """
-
-    block_w: int
-    num_warps: int
-    apart: bool = False
 
 
 Tiles = tuple[tuple[CompressTile, CompressTile], tuple[CompressTile, CompressTile]]
@@ -100,12 +84,6 @@ class CompressorPlan(Family):
             long_window=LONG_WINDOW,
             many_tokens=MANY_TOKENS,
         )
-
-
-def warps_of(columns: int) -> int:
-    """Warps of a program that takes so many columns: at most 4."""
-    warps = columns // (THREAD_COLUMNS * WARP)
-    return 4 if warps >= 4 else 2 if warps >= 2 else 1
 
 
 def _tiles(columns: int) -> Tiles:

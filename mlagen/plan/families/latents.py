@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlagen.plan.families.compressor import CompressTile, warps_of
 from mlagen.plan.family import Family
 from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches, StoredCache
 from mlagen.plan.tiles.chunks import Chunk, make_chunks
 from mlagen.plan.tiles.tuned import Tuned
+from mlagen.plan.tiles.windows import CompressTile, warps_of
 from mlagen.spec import Spec
 
 POOL, INSERT = "fused_save_compress_norm", "rope_quant_insert"

@@ -14,8 +14,19 @@ from mlagen.verify.call.results import Figure
 from mlagen.verify.kpool.cases import SelectCase
 from mlagen.verify.kpool.inputs import KpoolInputs
 from mlagen.verify.kpool.reference import expanded, pooled, transformed
-from mlagen.verify.kpool.side import COLUMNS, COMPRESS, DECODE, EXPAND, GATHER, PREFILL, QUERY, KpoolSide
-from mlagen.verify.mqa_logits.facts import FLAT_PAIR, PAGED_PAIR, SCHEDULE
+from mlagen.verify.kpool.side import (
+    COLUMNS,
+    COMPRESS,
+    DECODE,
+    EXPAND,
+    FLAT_PAIR,
+    GATHER,
+    PAGED_PAIR,
+    PREFILL,
+    QUERY,
+    SCHEDULE,
+    KpoolSide,
+)
 
 SIZE = 64  # keys of a page
 RANGES = 4  # of a schedule

@@ -10,13 +10,13 @@ import torch
 
 from mlagen.layout import CacheLayout, indexer_layout_of, indexer_query_layout_of
 from mlagen.verify.call.facts import Facts
-from mlagen.verify.mqa_logits.facts import FLAT_PAIR, PAGED_PAIR, SCHEDULE
 from mlagen.verify.paged.side import MAIN, Side
 
 NAME = "kpool"
 QUERY, COMPRESS, SEED = "fwht128_quant_fp8", "kpool_compress_and_write_cache", "kpool_seed_tail_cache"
 UPDATE, EXPAND = "kpool_decode_update_and_maybe_write_cache_batched", "expand_pools_and_append_tail"
 SHORT = {QUERY: "query", COMPRESS: "pools", SEED: "seed", UPDATE: "update", EXPAND: "expand"}
+SCHEDULE, FLAT_PAIR, PAGED_PAIR = "get_paged_mqa_logits_metadata", "fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"
 GATHER, PREFILL, DECODE = "cp_gather_indexer_k_quant_cache", "top_k_per_row_prefill", "top_k_per_row_decode"
 # From keys of pools to the tokens of the best ones.
 NEEDED = (QUERY, COMPRESS, EXPAND, SCHEDULE, PAGED_PAIR, DECODE, FLAT_PAIR, GATHER, PREFILL)

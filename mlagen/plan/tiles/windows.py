@@ -1,0 +1,29 @@
+"""Launch parameters of kernels whose programs take a window of tokens each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+THREAD_COLUMNS = 4  # of fp32 that a thread loads at once
+WARP = 32
+
+
+@dataclass(frozen=True)
+class CompressTile:
+    """Launch parameters of a kernel that compresses. A program takes the window of a token.
+
+    Attributes:
+        block_w: tokens of the window that it loads at once.
+        num_warps: warps a program.
+        apart: threads add up tokens of their own, and are joined behind the window.
+    """
+
+    block_w: int
+    num_warps: int
+    apart: bool = False
+
+
+def warps_of(columns: int) -> int:
+    """Warps of a program that takes so many columns: at most 4."""
+    warps = columns // (THREAD_COLUMNS * WARP)
+    return 4 if warps >= 4 else 2 if warps >= 2 else 1
