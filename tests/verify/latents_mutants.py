@@ -11,7 +11,6 @@ from mutants import Mutant
 WRAPPERS, KERNELS = "latents.py", "_latents_kernels.py"
 MADE, ROWS = "latents: typical (latents)", "latents: typical (rows)"
 ONE, DECODE = "latents: ratio 1 (latents)", "latents: decode (latents)"
-LONG = "latents: chunks longer than rings (latents)"
 
 
 def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> Mutant:
@@ -36,12 +35,7 @@ MUTANTS = (
     _literal("the mean is over other columns", "squares / COLUMNS", "squares / 64"),
     _literal("scores are not saved", "tl.static_range(2)", "tl.static_range(1)"),
     _literal("a state is not saved", "in range(first_saved, end)", "in range(first_saved, end - 1)"),
-    _literal(
-        "the oldest state is saved last",
-        "first_saved = tl.maximum(begin, end",
-        "first_saved = tl.maximum(0 * begin, end",
-        LONG,
-    ),
+    _literal("only the last state is saved", "tl.maximum(begin, end - capacity)", "tl.maximum(begin, end - 1)"),
     _literal("states are a place off", "place * state_row_stride", "0 * state_row_stride"),
     _literal(
         "a token saves the next one's state",
@@ -68,7 +62,7 @@ MUTANTS = (
     _literal(
         "a request past the others works",
         "request < num_requests)",
-        "request < 1 + num_requests)",
+        "request < 9 + num_requests)",
         "*requests: garbage*",
     ),
     _literal("negative requests work", "(request >= 0) & (request", "(request", "*requests: garbage*"),

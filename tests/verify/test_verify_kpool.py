@@ -16,10 +16,10 @@ from mlagen.plan import make_plan
 from mlagen.spec import Spec
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.call.invalid import RefusedCase
-from mlagen.verify.kpool.cases import PoolsCase, UpdateCase, cases
+from mlagen.verify.kpool.cases import PoolsCase, SelectCase, UpdateCase, cases
 from mlagen.verify.kpool.family import KPOOL
 from mlagen.verify.kpool.reference import Step, expanded, hadamard, pooled, seeded_tail
-from mlagen.verify.kpool.side import COMPRESS, EXPAND, QUERY, SEED, SHORT, UPDATE
+from mlagen.verify.kpool.side import COMPRESS, EXPAND, NEEDED, QUERY, SEED, SHORT, UPDATE
 
 pytestmark = pytest.mark.interpreter
 
@@ -116,9 +116,9 @@ def test_cases_have_names_and_patterns_of_their_own(name, device):
     found = cases(made(name).model_dump(mode="json"), device)
     names = [case.name for case in found]
     assert len(set(names)) == len(names)
-    assert {type(case) for case in found} == {*KPOOL.kinds, RefusedCase}
+    assert {type(case) for case in found} == {*KPOOL.kinds, RefusedCase} - {SelectCase}  # without logits
     checks = {case.check for case in found if not isinstance(case, RefusedCase)}
-    assert checks == set(KPOOL.checks) - ({"graph"} if device == "cpu" else set())
+    assert checks == set(KPOOL.checks) - {"select"} - ({"graph"} if device == "cpu" else set())
     assert all(case.promise[-1] not in " ." for case in found)
 
 
@@ -131,6 +131,14 @@ def test_the_values_that_break_kernels_are_there():
     assert {case.steps for case in steps if case.check == "chain"} == {"chunks", "single", "accepted", "drafts"}
     assert {"", "tail", "slots", "positions", "padding"} == {case.garbage for case in steps}
     assert any(case.next_n > case.pool * case.rings for case in steps)
+
+
+def test_a_package_with_logits_and_top_k_goes_from_keys_to_tokens():
+    found = cases(made("fp8", tuple(dict.fromkeys((*SHORT, *NEEDED)))).model_dump(mode="json"), "cpu")
+    assert {(case.pool, case.check) for case in found if isinstance(case, SelectCase)} == {
+        (4, "select"),
+        (16, "select"),
+    }
 
 
 def test_a_spec_without_the_wrappers_has_no_cases():

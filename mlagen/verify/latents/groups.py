@@ -145,7 +145,7 @@ def _broken(case: PoolCase, found: dict[str, torch.Tensor], num_states: int) -> 
     elif case.positions == "longer":
         found["positions"] = torch.cat([positions, torch.full((5,), GARBAGE)])
     if case.requests == "garbage":
-        wrong = torch.tensor([-1, INT32.min, INT32.max, len(case.chunks), -2], dtype=torch.int32)
+        wrong = torch.tensor([-1, len(case.chunks) + 1, INT32.min, INT32.max, len(case.chunks)], dtype=torch.int32)
         found["requests"][1::3] = wrong[torch.arange(len(found["requests"][1::3])) % len(wrong)]
 
 
