@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from mlagen.diffs import check_whole
 from mlagen.digest import SourceDigests, kernels_of
 from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout, layouts_of
@@ -114,6 +115,7 @@ def load_package(package_dir: Path) -> BenchPackage:
     Raises:
         UsageError: the folder holds no generated package, or one of its name from elsewhere is already imported.
     """
+    check_whole(package_dir)
     folder = package_dir.resolve()
     root = sys.modules.get(folder.name)
     if root is None:

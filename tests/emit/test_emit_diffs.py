@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -64,6 +65,26 @@ def test_the_folder_is_gone_and_the_diff_is_short(out: Path) -> None:
     assert len((out / "second.diff").read_text().splitlines()) < 200
 
 
+def test_a_file_that_the_package_lacks_is_only_named(tmp_path: Path) -> None:
+    for name, texts in (("first", {"a.py": "1\n2\n", "b.py": "3\n"}), ("second", {"b.py": "3\n", "c.py": "4\n"})):
+        (tmp_path / name).mkdir()
+        for file, text in texts.items():
+            (tmp_path / name / file).write_text(text)
+    assert diffs.main(["first", str(tmp_path / "second")]) == 0
+    path = tmp_path / "second.diff"
+    assert path.read_text().splitlines()[4:] == [
+        "Only in first: a.py",
+        "--- /dev/null",
+        "+++ second/c.py",
+        "@@ -0,0 +1 @@",
+        "+4",
+    ]
+    assert diffs.unpack(path) == {"b.py": "3\n", "c.py": "4\n"}
+    (tmp_path / "first" / "a.py").unlink()
+    with pytest.raises(ToolError, match=r"second\.diff: does not fit .*first/a\.py"):
+        diffs.unpack(path)
+
+
 @pytest.mark.skipif(shutil.which("patch") is None, reason="no patch")
 def test_patch_applies_a_diff(out: Path) -> None:
     command = ["patch", "-s", "-p1", "-i", str(out / "second.diff")]
@@ -112,6 +133,19 @@ def test_a_diff_edited_by_hand_is_found_and_not_overwritten(out: Path) -> None:
         check_edits(drifts)
     apply(drifts, force=True)
     assert compare(SECOND, out / "second") == []
+
+
+def test_a_command_that_needs_the_folder_names_the_one_that_writes_it(out: Path) -> None:
+    kept = out / "second.diff"
+    said = (
+        f"{out / 'second'}: the package is kept as a diff; `python -m mlagen.diffs {kept} FOLDER` writes FOLDER/second"
+    )
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}$"):
+        diffs.check_whole(out / "second")
+    for there in ("first", "neither"):
+        diffs.check_whole(out / there)
+    diffs.write_whole(kept, out)
+    diffs.check_whole(out / "second")
 
 
 def test_a_diff_without_its_base_is_one_line(out: Path, capsys: pytest.CaptureFixture[str]) -> None:

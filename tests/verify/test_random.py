@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checked_in import package_of
+from checked_in import GENERATED, package_of
 
 from mlagen.verify.random.__main__ import main
 from mlagen.verify.random.dice import Dice
@@ -96,6 +96,8 @@ def test_bad_usage_is_one_line(capsys):
     arguments = [str(package_of("dsv32")), "--device", "cpu", "--seconds", "1", "--only", "nothing/*"]
     assert main(arguments) == 2
     assert capsys.readouterr().err == "no family and kernel match nothing/*\n"
+    assert main([str(GENERATED / "hyv4"), "--device", "cpu"]) == 2
+    assert capsys.readouterr().err.startswith(f"{GENERATED / 'hyv4'}: the package is kept as a diff; ")
 
 
 @pytest.mark.interpreter

@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+from mlagen.diffs import check_whole
 from mlagen.errors import MlagenError, UsageError
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.random.delays import delayed_copies
@@ -44,8 +45,10 @@ def _packages(paths: list[Path]) -> list[Path]:
     """The packages among paths: generated/* names other files as well.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is none, or a package is kept as a diff.
     """
+    for path in paths:
+        check_whole(path)
     found = [path for path in paths if (path / "__init__.py").is_file()]
     if not found:
         raise UsageError(f"no package: {', '.join(map(str, paths))}; takes folders that hold an __init__.py")

@@ -402,3 +402,5 @@ def test_measurements_do_not_outlive_a_new_module_of_device_code(
 def test_a_folder_without_a_package_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no generated package"):
         load_package(tmp_path)
+    with pytest.raises(UsageError, match="hyv4: the package is kept as a diff"):
+        load_package(SPECS.parent / "generated" / "hyv4")

@@ -7,6 +7,7 @@ import itertools
 from pathlib import Path
 
 import pytest
+from checked_in import package_of
 from enumerated import enumerate_package
 
 from mlagen.bench.tune.replace_tiles import Search, main, text_of
@@ -37,7 +38,7 @@ targets: [sm80]
 def test_every_tile_of_the_tables_is_found_where_it_stands(name: str) -> None:
     plan = load_plan(ROOT / "specs" / f"{name}.yaml")
     triton = minor(installed().version)
-    jobs = enumerate_package(ROOT / "generated" / name, ("sm90",)).jobs["sm90"]
+    jobs = enumerate_package(package_of(name), ("sm90",)).jobs["sm90"]
     found = {place for job in jobs if (place := place_of(job, plan, triton)) is not None}
     parts = {family.NAME: family for family in plan.tiled}
     for family, table in itertools.product(plan.fits, ("tiles", "unaligned")):
