@@ -1,7 +1,7 @@
 """Whether a timed call is right, and the device still works: errors of whole results, in the same run.
 
-Results of attention are held to the tolerance of FlashMLA's own tests: the whole tensor by its cosine difference, each
-element by an absolute or a relative error. Beyond that each row is held to a limit of its own, since in a batch of
+Attention's results must be within the tolerance of FlashMLA's own tests: the whole tensor by its cosine difference,
+each element by an absolute or a relative error. Beyond that each row has a limit of its own, since in a batch of
 requests of many lengths a long one's values are too small to count in either.
 """
 
@@ -29,7 +29,7 @@ FOLDERS = re.compile(r"(?<![\w.])/(?:[^\s/]+/)+")  # of a path in a message
 def error_limit(dtype: torch.dtype, partials: str = "fp32") -> float:
     """Relative Frobenius error that a right result does not exceed.
 
-    `partials` are those of the package under test: a peer's result is held to no less.
+    `partials` are those of the package under test: a peer's result has the same limits.
     """
     return min(math.sqrt(2 * COSINE_DIFFERENCE), row_limit(dtype, partials))
 

@@ -28,7 +28,7 @@ ROUND_S = 2e-3  # least GPU time that one round of a timer covers
 WARM_UP_S = 0.05
 FOREIGN_NUMBERS = 4096  # which the kernel before a call adds to: one that is launched as everyone's are, and is short
 SHORTEST_S = 1e-8
-PAUSE_S = 0.5  # of idling, after which a card is not held back by its power limit
+PAUSE_S = 0.5  # of idling, after which a card is not slowed by its power limit
 
 
 def flush_l2(device: torch.device) -> Call:

@@ -37,7 +37,7 @@ class Roof:
         return flops / self.flops_per_s > moved / self.bytes_per_s
 
 
-# A warm H200 is held back by its power limit: 690 T in a run of 8192³ products, 818 T after idling. 4,445 G is a read.
+# A warm H200 slows down at its power limit: 690 T in a run of 8192³ products, 818 T after idling. 4,445 G is a read.
 ROOFS = {"NVIDIA H200": Roof(690e12, 4.445e12, "690 TFLOP/s, 4,445 GB/s: a warm H200, measured")}
 
 

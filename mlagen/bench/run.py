@@ -129,8 +129,8 @@ class _Bench:
         ready = {name: each for name, each in prepared.items() if isinstance(each, _Ready)}
         times = interleave({name: each.timer for name, each in ready.items()}, self.rounds)
         behind = self._behind(ready, times, keep_results=trial.graph_only and self._keeps_results(trial))
-        held_back = trial.roof.products_bound(trial.flops, trial.bytes_moved)  # by the card's power limit, once hot
-        cool = {name: after_pause(ready[name].timer) for name in self._leaders(times)} if held_back else {}
+        throttled = trial.roof.products_bound(trial.flops, trial.bytes_moved)  # by the card's power limit, once hot
+        cool = {name: after_pause(ready[name].timer) for name in self._leaders(times)} if throttled else {}
         contenders = []
         for name, each in prepared.items():
             if isinstance(each, Contender):

@@ -244,7 +244,7 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
         if one.proves:
             if one.samples:
                 one.again = prover.sample(one.label, staged, one.key, chosen, one.cases)
-            _take_in(one, prover, prover.held(one.label, staged, one.key, chosen))
+            _take_in(one, prover, prover.proved_keys(one.label, staged, one.key, chosen))
     one.package = _as_proved(one, proofs)
     one.written = settler.write()
     one.written += apply(compare(one.package, one.folder), force=force)  # compares again, with edits made meanwhile
@@ -262,8 +262,8 @@ def _settle(plan: Plan, one: Built, staged: Path, targets: Sequence[str], prover
     spec = plan.spec
 
     def check(taken: Resources) -> list[LimitError]:
-        held = _holds_under(prover.proofs, [taken])
-        return check_limits([taken], one.products, holds_under=held, spec=spec.name, targets=spec.targets)
+        within = _holds_under(prover.proofs, [taken])
+        return check_limits([taken], one.products, holds_under=within, spec=spec.name, targets=spec.targets)
 
     def say(line: str) -> None:
         one.findings.append(line)
@@ -289,14 +289,14 @@ def _holds_under(proofs: Proofs, resources: list[Resources]) -> dict[str, list[s
     }
 
 
-def _take_in(one: Built, prover: Prover, held: dict[str, list[str]]) -> None:
+def _take_in(one: Built, prover: Prover, proved: dict[str, list[str]]) -> None:
     """Add the results of a build to the proofs, and name the Tritons that no longer prove the package."""
     proofs, name = prover.proofs, one.package.name
     before = proofs.tritons_of(name)
     for taken in one.compiled.values():
         proofs.add_compiled(taken)
     keys = {version: [each.key for each in taken] for version, taken in one.compiled.items()}
-    proofs.add_package(name, one.key, {**held, **keys})
+    proofs.add_package(name, one.key, {**proved, **keys})
     for row in one.cases.rows.values():
         proofs.add_cases(row)
     lost = [version for version in before if version not in proofs.tritons(one.key)]

@@ -130,8 +130,8 @@ class Built:
         ran, of = totals(rows)
         known, _ = totals({family: rows[family] for family in self.cases.before})
         unproved = sum(one.family not in rows for one in results)
-        told = f"{ran + unproved:,}{f' of {of:,}' * (of > ran)} cases: {known:,} {self._before} before"
-        return f"{told}, {failed:,} failed" if failed else told
+        counts = f"{ran + unproved:,}{f' of {of:,}' * (of > ran)} cases: {known:,} {self._before} before"
+        return f"{counts}, {failed:,} failed" if failed else counts
 
     @property
     def _before(self) -> str:

@@ -149,7 +149,7 @@ class Prover:
         note_sample(key, self.versions, self.device, seed)
         return number
 
-    def held(self, label: str, staged: Path, key: str, targets: Sequence[str]) -> dict[str, list[str]]:
+    def proved_keys(self, label: str, staged: Path, key: str, targets: Sequence[str]) -> dict[str, list[str]]:
         """Return the keys of a package's variants under each other Triton that is proved for all of them."""
         row, found = self.proofs.package(key), {}
         for version in TRITONS:

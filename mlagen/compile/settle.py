@@ -37,7 +37,7 @@ JobsOf = Callable[[Plan, Path], Sequence[CompileJob]]
 Show = Callable[[str], contextlib.AbstractContextManager[object]]
 
 
-class NotHeldError(Exception):
+class BrokenLimitError(Exception):
     """A variant that breaks a limit; ends a compilation.
 
     Attributes:
@@ -147,7 +147,7 @@ class Settler:
         while True:
             try:
                 return prove(version, self._judge)
-            except NotHeldError as broken:
+            except BrokenLimitError as broken:
                 taken = broken.taken
                 fits = taken.shared <= taken.shared_limit
                 failure = _Failure(self._job_of(taken, version), version, short_reason(taken), fits, broken.error)
@@ -165,7 +165,7 @@ class Settler:
         if not taken.cached:
             self._computed.add((taken.triton, taken.key))
         for error in self._check(taken):
-            raise NotHeldError(taken, error)
+            raise BrokenLimitError(taken, error)
 
     def _variants(self, target: str, version: str) -> list[CompileJob]:
         return list_variants(self._staged, [target], toolchain=toolchain(version))
@@ -272,7 +272,7 @@ class Settler:
                 return None
             try:
                 compile_jobs(package, jobs, toolchain=toolchain(version), on_done=self._judge)
-            except (NotHeldError, KernelError):
+            except (BrokenLimitError, KernelError):
                 return False
         return True
 

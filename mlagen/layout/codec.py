@@ -1,4 +1,4 @@
-"""Encodes and decodes cached tokens in plain torch: the reference that writers, gathers and attention are held to.
+"""Encodes and decodes cached tokens in plain torch: the reference of writers, gathers and attention.
 
 No tiling, no kernel, one step of the maths a line. Needs torch and nothing else besides the layout.
 """

@@ -377,9 +377,11 @@ def _stored(entries: list[Entry], columns: Mapping[str, int]) -> dict[str, str]:
     for _, at, item in entries:
         kind = item["kind"]
         if kind in columns:
-            held = [other for other in stored if kind == "row" or other in (kind, "row")]
-            if held:
-                raise LayoutError(f"got {kind}, columns that {held[0]} holds already; takes each once", *at, "kind")
+            overlapping = [other for other in stored if kind == "row" or other in (kind, "row")]
+            if overlapping:
+                raise LayoutError(
+                    f"got {kind}, columns that {overlapping[0]} holds already; takes each once", *at, "kind"
+                )
             stored[kind] = item["dtype"]
     for kind in ("latent", "rope"):
         if columns[kind] and kind not in stored and "row" not in stored:

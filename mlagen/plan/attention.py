@@ -22,7 +22,7 @@ ANY = 1 << 30  # more rows than a token can name
 Table = tuple[tuple[str, tuple[TileRow, ...]], ...]
 
 
-class HeldRow(Protocol):
+class KvRowPlan(Protocol):
     """A KV row as a program holds it. It decides which tiles fit."""
 
     @property
@@ -75,7 +75,7 @@ class LatentFamily(TiledFamily[TileRow]):
 
     @property
     @abstractmethod
-    def held(self) -> HeldRow:
+    def kv_row(self) -> KvRowPlan:
         """A row as a program holds it."""
 
     @abstractmethod
@@ -90,13 +90,13 @@ class LatentFamily(TiledFamily[TileRow]):
     @property
     def chunks(self) -> tuple[Chunk, ...]:
         """Blocks of a row as it is multiplied, in column order."""
-        return self.held.chunks
+        return self.kv_row.chunks
 
     def like(self, row: TileRow, tile: Tile, target: Target, reason: str, *, aligned: bool) -> TileRow:
         """A row like another with this tile; see `TiledFamily`."""
         if aligned:
-            return self.held.row(tile, target, reason, row.max_heads, row.max_tokens)
-        return self.held.unaligned_row(tile, target, reason)
+            return self.kv_row.row(tile, target, reason, row.max_heads, row.max_tokens)
+        return self.kv_row.unaligned_row(tile, target, reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class CachedFamily(LatentFamily):
     cached: CachedRow
 
     @property
-    def held(self) -> CachedRow:
+    def kv_row(self) -> CachedRow:
         """A row as a program holds it."""
         return self.cached
 
@@ -122,10 +122,10 @@ class CachedFamily(LatentFamily):
         return len(self.chunks) < len(self.caches.chunks)
 
 
-def unaligned_table(held: HeldRow, targets: Sequence[str]) -> Table:
+def unaligned_table(kv_row: KvRowPlan, targets: Sequence[str]) -> Table:
     """The rows for calls that are not aligned, by target."""
-    found = {name: held.unaligned_tile(TARGETS[name]) for name in targets}
-    return tuple((name, (held.unaligned_row(tile, TARGETS[name]),)) for name, tile in found.items())
+    found = {name: kv_row.unaligned_tile(TARGETS[name]) for name in targets}
+    return tuple((name, (kv_row.unaligned_row(tile, TARGETS[name]),)) for name, tile in found.items())
 
 
 def splits_of(spec: Spec) -> SplitsPlan:

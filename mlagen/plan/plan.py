@@ -164,9 +164,9 @@ def load_plan(path: Path, replacements: Sequence[Replacement] | None = None, fin
     """
     spec = load(path)
     files = TunedFiles(spec.name, path.parent, spec.model.num_heads)
-    held = read_replacements() if replacements is None else replacements
+    replaced = read_replacements() if replacements is None else replacements
     found = read_findings(findings_path(spec.name, path.parent)) if findings is None else findings
-    return make_plan(spec, Tuned(files=files, replacements=held, findings=found))
+    return make_plan(spec, Tuned(files=files, replacements=replaced, findings=found))
 
 
 def make_plan(spec: Spec, tuned: Tuned | None = None) -> Plan:

@@ -126,7 +126,7 @@ class Proofs:
         return self._own.cases.get(key) or self._behind.cases.get(key)
 
     def verified(self, key: str) -> bool:
-        """Whether cases of each family held with a package's text and the present code, in any environment."""
+        """Whether cases of each family passed with a package's text and the present code, in any environment."""
         folders = (self._own, self._behind)
         rows = [(key, row) for folder in folders for key, row in folder.cases.items()]
         found = {row.family for one, row in rows if row.package == key and one == cases_key(row)}

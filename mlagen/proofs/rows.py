@@ -145,7 +145,7 @@ class PackageRow:
 
 @dataclass(frozen=True)
 class CasesRow:
-    """Cases of a family that held.
+    """Cases of a family that passed.
 
     Attributes:
         package: the key of the package.
@@ -171,7 +171,7 @@ class CasesRow:
 
     def __post_init__(self) -> None:
         if not (0 <= self.skipped <= self.cases <= self.of and 0 <= self.share <= 1):
-            raise ValueError("no proof: not all cases held")
+            raise ValueError("no proof: not all cases passed")
 
     @classmethod
     def from_json(cls, row: Sequence[Any]) -> CasesRow:

@@ -42,8 +42,10 @@ class Sample:
             ToolError: one does not compile.
         """
         keyed = zip(jobs, content_keys(self.folder, jobs), strict=True)
-        held = [(job, figures) for job, key in keyed if (figures := proofs.figures(key, toolchain.version)) is not None]
-        chosen = random.Random(self.seed).sample(held, min(number, len(held)))
+        proved = [
+            (job, figures) for job, key in keyed if (figures := proofs.figures(key, toolchain.version)) is not None
+        ]
+        chosen = random.Random(self.seed).sample(proved, min(number, len(proved)))
         taken = compile_jobs(self.folder, [job for job, _ in chosen], toolchain=toolchain, workers=1, fresh=True)
         for one, (_, expected) in zip(taken, chosen, strict=True):
             self._compare(one, expected)
@@ -64,8 +66,8 @@ class Sample:
             ProofError: a case does not hold, errs by more than its proof says, or is one of another number of cases.
         """
         chance = random.Random(self.seed)
-        held = sorted(family for family, row in rows.items() if row.cases)
-        chosen = chance.sample(held, min(number, len(held)))
+        families = sorted(family for family, row in rows.items() if row.cases)
+        chosen = chance.sample(families, min(number, len(families)))
         for family in chosen:
             row = rows[family]
             listed: list[int] = []

@@ -213,25 +213,25 @@ class Config:
         self.values, self.file = values, file
         self._outer, self.path = data, ""
         self._paths: dict[str, str] = {}
-        held = self._held()
-        self.path = "".join(f"{name}." for name in held)
+        nested = self._nested_path()
+        self.path = "".join(f"{name}." for name in nested)
         levels = [data]
-        for name in held:
+        for name in nested:
             levels.append(levels[-1][name])
         self._fields = dict(levels[-1])
         self._paths = dict.fromkeys(self._fields, self.path)
-        if held[-1:] and held[-1] not in NESTED:  # an object of attention: outer ones have the model's fields
+        if nested[-1:] and nested[-1] not in NESTED:  # an object of attention: outer ones have the model's fields
             for depth in range(len(levels) - 2, -1, -1):
                 for name in levels[depth].keys() - self._fields.keys():
                     self._fields[name] = levels[depth][name]
-                    self._paths[name] = "".join(f"{one}." for one in held[:depth])
+                    self._paths[name] = "".join(f"{one}." for one in nested[:depth])
         if "n_heads" in self._fields:  # Mistral's params.json
             self._fields.setdefault("num_attention_heads", self._fields["n_heads"])
         self.types = list(dict.fromkeys(found for found in map(self._type, levels) if found))
         known = [found for found in self.types if found in KIN]
         self.model_type: str | None = next(iter(known or self.types), None)
 
-    def _held(self) -> tuple[str, ...]:
+    def _nested_path(self) -> tuple[str, ...]:
         """Return the path of the object with the model's fields: the outermost one with kv_lora_rank."""
         if self._outer.get("kv_lora_rank") is not None:
             return ()

@@ -60,7 +60,7 @@ class Extent:
         """An address in elements from the tensor's first."""
         return f"{self.name}[{(address - self.begin) // self.itemsize}]"
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Its size, for a message."""
         elements = (self.end - self.begin) // self.itemsize
         return (
@@ -180,7 +180,7 @@ class Launch:
         if not self.extents:
             return f"{self.where()} {does} an address, but the launch was given no tensor with elements"
         nearest = min(self.extents, key=lambda one: max(one.begin - address, address - one.end + 1))
-        return f"{self.where()} {does} {nearest.place(address)} ({count} of {of} addresses): {nearest.told()}"
+        return f"{self.where()} {does} {nearest.place(address)} ({count} of {of} addresses): {nearest.describe()}"
 
     def where(self) -> str:
         """Kernel and line that run now."""

@@ -112,7 +112,7 @@ def test_a_sweep_of_one_size_writes_a_table_and_goes_on_from_its_log(tmp_path: P
         cells = [json.loads(line) for line in log.read_text().splitlines()]
         assert any(cell["tile"] == list(astuple(driver.sm90)) and cell["seconds"] for cell in cells)
         assert files.sm90_rows(fits, tuned.target) == tuned.sparse_fwd_sm90
-    assert files.rows(fits, [tuned.target], make_plan(spec).of(SparseFwdPlan).held.row)[tuned.target]
+    assert files.rows(fits, [tuned.target], make_plan(spec).of(SparseFwdPlan).kv_row.row)[tuned.target]
     lines = log.read_text().count("\n")
     again = tune(spec, dsv32.folder, log=log, heads=[16], tokens=[4], tiles=[current], budget=0)
     assert (again.sparse_fwd, again.sparse_fwd_sm90) == (tuned.sparse_fwd, tuned.sparse_fwd_sm90)

@@ -300,13 +300,13 @@ def test_bad_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("command", ["build", "verify"])
 @pytest.mark.parametrize(
-    ("gpu", "told"),
+    ("gpu", "advice"),
     [("sm103", "sm103 runs sm100's portable kernels; name sm100"), ("sm110", "sm110 (Thor) runs no target's kernels")],
 )
-def test_a_gpu_that_is_no_target_is_told_what_to_name(run: Run, command: str, gpu: str, told: str) -> None:
+def test_a_gpu_that_is_no_target_is_told_what_to_name(run: Run, command: str, gpu: str, advice: str) -> None:
     result = run(command, "--target", gpu)
     assert result.exit_code == 2
-    assert told in result.stderr
+    assert advice in result.stderr
 
 
 def test_a_target_the_spec_does_not_name_is_refused(run: Run) -> None:

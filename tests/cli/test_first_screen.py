@@ -78,8 +78,8 @@ def test_a_failed_case_shows_in_its_family_and_in_a_line_of_its_own(
 ) -> None:
     figures = (Figure("out", 2.0, 0.5),)
     off = CaseResult("writer", "writer: bits", "sm80", False, None, figures, 0.1, "out is off by 2", "cache")
-    held = CaseResult("writer", "refuses: k", "sm80", True, None, (), 0.1, "", "cache")
-    monkeypatch.setattr("mlagen.cli.prove.Prover.verify", lambda *_: Cases(results=[off, held]))
+    passed = CaseResult("writer", "refuses: k", "sm80", True, None, (), 0.1, "", "cache")
+    monkeypatch.setattr("mlagen.cli.prove.Prover.verify", lambda *_: Cases(results=[off, passed]))
     result = run("build", "--no-compile", "--device", "cpu")
     assert result.exit_code == 1
     assert [" ".join(row.split()) for row in result.stdout.splitlines()[2:]] == ["cache 2 1 0 400%"]

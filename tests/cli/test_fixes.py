@@ -168,10 +168,10 @@ def test_doctors_fix_mends_what_it_found(shell, what: str) -> None:
 
 
 def test_a_build_that_ran_no_kernel_says_so_and_its_command_runs_them(shell) -> None:
-    told = shell(f"mlagen build {' '.join(TEXT)}").stderr
-    command = told.rpartition("verify with: ")[2]
+    errors = shell(f"mlagen build {' '.join(TEXT)}").stderr
+    command = errors.rpartition("verify with: ")[2]
     assert command == "mlagen verify specs/writer.yaml\n"
-    assert "not verified" in told
+    assert "not verified" in errors
     assert shell(command).returncode == 0
 
 

@@ -96,7 +96,7 @@ Init = Callable[..., Path]
 
 @pytest.fixture
 def init(run: Run, workspace: Path) -> Init:
-    """Calls `mlagen init`, for all targets unless it is told some, and gives the file that its output went to."""
+    """Calls `mlagen init`, for all targets unless arguments name some, and returns the file with its output."""
 
     def call(*arguments: str) -> Path:
         result = run("init", *map(str, arguments), *([] if "--gpu" in arguments else ["--gpu", "all"]))
@@ -202,8 +202,10 @@ def test_every_engine_and_cache_gives_a_spec_that_plans_or_a_line(
 ) -> None:
     made = 0
     for word in CACHE_WORDS:
-        text, told = written(json.loads((CONFIGS / f"{config}.json").read_text()), engine=engine, kv_cache_dtype=word)
-        assert (told is None) != (text is None)
+        text, refusal = written(
+            json.loads((CONFIGS / f"{config}.json").read_text()), engine=engine, kv_cache_dtype=word
+        )
+        assert (refusal is None) != (text is None)
         if text is not None:
             (tmp_path / "my.yaml").write_text(text)
             load_plan(tmp_path / "my.yaml")

@@ -70,16 +70,16 @@ def test_any_text_is_refused_in_one_line(text: str, wishes: dict[str, Any]) -> N
 def test_any_change_of_a_config_gives_a_spec_or_one_line(
     config: dict[str, Any], changes: dict[str, Any], wishes: dict[str, Any]
 ) -> None:
-    text, told = written(config | changes, **wishes)
+    text, refusal = written(config | changes, **wishes)
     if text is not None:
         parse(text, FILE)
         assert text.isascii()
     else:
-        assert told
+        assert refusal
 
 
 @pytest.mark.parametrize("text", ["x\nname: y", "{{ 7 * 7 }}", "\u202e", "a" * 500, "${HOME}", "# ", "ä"])
 def test_no_text_of_a_config_reaches_the_spec(text: str) -> None:
-    made, told = written(V32 | {"model_type": text, "architectures": [text], text: text}, name="mine")
-    assert told is None
+    made, refusal = written(V32 | {"model_type": text, "architectures": [text], text: text}, name="mine")
+    assert refusal is None
     assert made == written({name: value for name, value in V32.items() if name != "model_type"}, name="mine")[0]

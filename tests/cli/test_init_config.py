@@ -119,7 +119,7 @@ HYBRIDS = {
         {"layer_group_size": 8, "num_hidden_layers": 20},
         "6 of 20 layers with MLA, 7, 15, 16, 17, 18, 19 counted from 0 [layer_group_size]",
     ),
-    "not told": ({"linear_attn_config": {"num_heads": 32}}, "its layers with MLA; others have linear attention"),
+    "not given": ({"linear_attn_config": {"num_heads": 32}}, "its layers with MLA; others have linear attention"),
 }
 
 

@@ -173,7 +173,7 @@ def test_only_spills_inside_a_loop_are_refused(package, make_job, cache, target,
 
 
 @pytest.mark.parametrize(
-    ("constexprs", "told"),
+    ("constexprs", "shown"),
     [
         ((("BLOCK_M", 64), ("bias_ptr", None)), "BLOCK_M=64, no bias"),
         (
@@ -182,12 +182,12 @@ def test_only_spills_inside_a_loop_are_refused(package, make_job, cache, target,
         ),
     ],
 )
-def test_arguments_of_another_kernel_are_named(package, make_job, cache, constexprs, told):
+def test_arguments_of_another_kernel_are_named(package, make_job, cache, constexprs, shown):
     with pytest.raises(ToolError) as caught:
         compile_jobs(package, [make_job("_tiny_kernel", "sm90", constexprs=constexprs)], cache_dir=cache)
     names = ", ".join([*(name for name, _ in constexprs), "a_ptr", "b_ptr", "out_ptr", "rows"])
     assert str(caught.value) == (
-        f"tiny._tiny_kernel [{told}] for sm90: the kernel takes "
+        f"tiny._tiny_kernel [{shown}] for sm90: the kernel takes "
         f"(a_ptr, b_ptr, bias_ptr, out_ptr, rows, BLOCK_M, SCALE), but the job names ({names})"
     )
 

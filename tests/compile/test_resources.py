@@ -208,7 +208,7 @@ def test_cache_lies_where_the_desktop_specification_says(monkeypatch, value, exp
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "expected"),
     [
         ({}, ["12 wgmma instructions in the code - expected 13"]),
         ({"instructions": {}}, ["0 wgmma instructions in the code - expected 13"]),
@@ -219,9 +219,9 @@ def test_cache_lies_where_the_desktop_specification_says(monkeypatch, value, exp
     ],
     ids=str,
 )
-def test_unexpected_products_of_listed_kernels_are_reported(changes, told):
+def test_unexpected_products_of_listed_kernels_are_reported(changes, expected):
     errors = check_limits([replace(FITS, **changes)], {("_sparse_fwd_kernel", 16): 13})
-    assert [error.message.partition("Triton 3.7.1: ")[2].partition(": ")[0] for error in errors] == told
+    assert [error.message.partition("Triton 3.7.1: ")[2].partition(": ")[0] for error in errors] == expected
 
 
 def test_a_hint_does_not_ask_for_a_spec_without_targets():

@@ -1,4 +1,4 @@
-"""Packages that are kept as diffs: every byte is held, and a build writes the form that it finds."""
+"""Packages that are kept as diffs: no byte is lost, and a build writes the form that it finds."""
 
 from __future__ import annotations
 

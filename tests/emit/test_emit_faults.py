@@ -102,9 +102,9 @@ def leftovers(folder: Path) -> list[str]:
 def test_a_signal_at_any_step_leaves_one_package_whole(old, new, folder, number):
     seen = set()
     for step in every_step(lambda: apply(compare(new, folder)), number):
-        held = [package for package in (old, new) if holds(package, folder)]
-        assert held, step
-        seen.add(held[0] is new)
+        whole = [package for package in (old, new) if holds(package, folder)]
+        assert whole, step
+        seen.add(whole[0] is new)
         if number != signal.SIGKILL:
             assert leftovers(folder) == [], step
         apply(compare(old, folder))
@@ -120,15 +120,15 @@ def test_a_signal_at_any_step_leaves_one_folder_of_folders_whole(tmp_path, numbe
     one = {"a/b/c.py": b"one", "a/d.py": b"one", "e.json": b"one"}
     other = {"a/b/c.py": b"other", "f/g.py": b"other", "e.json": b"other"}
 
-    def held() -> dict[str, bytes]:
+    def contents() -> dict[str, bytes]:
         return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
     replace_folder(folder, one)
     for step in every_step(lambda: replace_folder(folder, other), number):
-        assert held() in (one, other), step
-        seen.append(held() == other)
+        assert contents() in (one, other), step
+        seen.append(contents() == other)
         replace_folder(folder, one)
-        assert held() == one, step
+        assert contents() == one, step
         assert leftovers(folder) == [], step
     assert set(seen) == {False, True}
 

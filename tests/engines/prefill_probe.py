@@ -205,7 +205,7 @@ def invariance(backend: Any, qk: int, v: int) -> bool:
     return bool(torch.equal(alone, beside[70:]) and torch.equal(lse, beside_lse[:, 70:]))
 
 
-def main(folder: str, name: str, engine: str, told: str, what: str) -> None:
+def main(folder: str, name: str, engine: str, capability_name: str, what: str) -> None:
     """Prints the findings."""
     from mlagen.verify import interpreter
 
@@ -214,7 +214,7 @@ def main(folder: str, name: str, engine: str, told: str, what: str) -> None:
     if engine == "vllm":  # its modules ask for CUDA's libraries once the platform says that it is CUDA
         importlib.import_module(f"{name}.prefill")
         importlib.import_module("vllm.model_executor.layers.attention.mla_attention")
-    vllm_probe.place(engine, told)
+    vllm_probe.place(engine, capability_name)
     plugin = importlib.import_module(name)
     if what == "registry":
         print(json.dumps(registry(plugin)))

@@ -42,7 +42,7 @@ class SamplingParams:
 
 
 class Engine:
-    """Computes prompts in chunks together with decodes, keeps whole pages, and drafts if it is told to."""
+    """Computes prompts in chunks together with decodes, keeps whole pages, and drafts if it is asked to."""
 
     def __init__(self, budget: int, caches: bool, drafts: bool) -> None:
         self.budget, self.caches, self.drafts = budget, caches, drafts
@@ -92,11 +92,11 @@ def _next(tokens: list[int], allowed: list[int] | None) -> int:
 
 
 class LLM:
-    def __init__(self, **told: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         plugin = os.environ["VLLM_PLUGINS"] != "none"
         if os.environ["VLLM_BATCH_INVARIANT"] == "1" and not plugin:
             raise ValueError("batch invariance not supported")
-        module, _, name = told["worker_extension_cls"].rpartition(".")
+        module, _, name = options["worker_extension_cls"].rpartition(".")
         look = getattr(importlib.import_module(module), name)
         owner = f"{os.environ['VLLM_PLUGINS'].replace('mlagen_', 'mlagen_vllm_')}.backend" if plugin else "vllm.own"
         backend = importlib.import_module(owner) if plugin else None  # as layers load it, before they get weights
@@ -108,7 +108,7 @@ class LLM:
         runner = self.worker.model_runner = Space(model=Space(parameters=lambda: [weight]), _model_forward=forward)
         self.worker.vllm_config = Space(compilation_config=Space(static_forward_context={"layer": layer}))
         self.llm_engine = Engine(
-            told["max_num_batched_tokens"], told["enable_prefix_caching"], "speculative_config" in told
+            options["max_num_batched_tokens"], options["enable_prefix_caching"], "speculative_config" in options
         )
         self.llm_engine.runner = runner
 

@@ -259,7 +259,7 @@ def install(version: str, capability: Capability | None) -> None:
 
 def install_v4() -> types.SimpleNamespace:
     """DeepSeek V4's modules over `install`; returns the values that a test sets: metadata and vLLM's own class."""
-    told = types.SimpleNamespace(attn_metadata=None)
+    context = types.SimpleNamespace(attn_metadata=None)
 
     class Workspace:
         @staticmethod
@@ -268,12 +268,12 @@ def install_v4() -> types.SimpleNamespace:
             sizes = [(shape, dtype, int(torch.tensor(shape).prod()) * dtype.itemsize) for shape, dtype in parts]
             return [torch.full((n,), 0xFF, dtype=torch.uint8).view(dtype).view(shape) for shape, dtype, n in sizes]
 
-    told.own = type("DeepseekV4FlashMLAAttention", (), {})
+    context.own = type("DeepseekV4FlashMLAAttention", (), {})
     for package in ("vllm.models", "vllm.models.deepseek_v4", "vllm.models.deepseek_v4.nvidia"):
         _module(package)
-    _module("vllm.forward_context", get_forward_context=lambda: told)
-    _module("vllm.models.deepseek_v4.nvidia.flashmla", DeepseekV4FlashMLAAttention=told.own)
+    _module("vllm.forward_context", get_forward_context=lambda: context)
+    _module("vllm.models.deepseek_v4.nvidia.flashmla", DeepseekV4FlashMLAAttention=context.own)
     _module("vllm.models.deepseek_v4.sparse_mla", DeepseekV4FlashMLABackend=Backend)
-    _module("vllm.models.deepseek_v4.nvidia.model", _select_dsv4_attn_cls=lambda config: told.own)
+    _module("vllm.models.deepseek_v4.nvidia.model", _select_dsv4_attn_cls=lambda config: context.own)
     sys.modules["vllm.v1.worker.workspace"].current_workspace_manager = Workspace  # type: ignore[attr-defined]
-    return told
+    return context

@@ -90,7 +90,7 @@ def batch(ratio: int, near: Cache, far: Cache) -> tuple[Any, Any, torch.Tensor, 
     return window, compressed, buffer, keys
 
 
-def forward(module: Any, layout: Any, told: Any, ratio: int) -> dict[str, float]:
+def forward(module: Any, layout: Any, context: Any, ratio: int) -> dict[str, float]:
     """The largest errors of decodes and of prefills of a layer with that many tokens a compressed row; 1: none."""
     near, far = Cache(layout, BLOCK, 1), Cache(layout, 2 if ratio == 128 else BLOCK, 2)
     window, compressed, buffer, keys = batch(ratio, near, far)
@@ -103,11 +103,11 @@ def forward(module: Any, layout: Any, told: Any, ratio: int) -> dict[str, float]
     )  # fmt: skip
     q = torch.randn(len(keys), HEADS, D, generator=torch.Generator().manual_seed(3)).bfloat16()
     out = torch.full_like(q, torch.nan)
-    told.attn_metadata = {"window": window} | ({"layer": compressed} if ratio > 1 else {})
+    context.attn_metadata = {"window": window} | ({"layer": compressed} if ratio > 1 else {})
     layer.forward_mqa(q, None, None, out)
     wanted = torch.stack([_attend(one, of, sink) for one, of in zip(q, keys, strict=True)])
     errors = (out.double() - wanted).abs().amax((1, 2)).nan_to_num(nan=torch.inf)
-    told.attn_metadata = None
+    context.attn_metadata = None
     layer.forward_mqa(q, None, None, out)
     return {
         "decode": errors[:DECODES].max().item(),
@@ -121,7 +121,7 @@ def _attend(q: torch.Tensor, keys: torch.Tensor, sink: torch.Tensor) -> torch.Te
     return scores.softmax(1)[:, :-1] @ keys
 
 
-def selected(plugin: Any, told: Any) -> dict[str, str]:
+def selected(plugin: Any, context: Any) -> dict[str, str]:
     """The class that a model takes after two calls of `register`, by the value of `--attention-backend`."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum as Names
 
@@ -169,25 +169,25 @@ def imported(plugin: Any) -> dict[str, Any]:
     }
 
 
-def main(folder: str, name: str, engine: str, told_capability: str) -> None:
+def main(folder: str, name: str, engine: str, capability_name: str) -> None:
     """Prints the findings."""
     from mlagen.layout import layouts_of
     from mlagen.verify import interpreter
 
     interpreter.install()
     sys.path.insert(0, folder)
-    capability = None if told_capability == "none" else stand_in.Capability(*map(int, told_capability.split(".")))
+    capability = None if capability_name == "none" else stand_in.Capability(*map(int, capability_name.split(".")))
     stand_in.install(engine, capability)
-    told = stand_in.install_v4()
+    context = stand_in.install_v4()
     plugin = importlib.import_module(name)
     package = importlib.import_module(f"{name}.{name.removeprefix('mlagen_vllm_')}")
     module = importlib.import_module(f"{name}.backend")
-    found: dict[str, Any] = {"selected": selected(plugin, told) if capability else {}}
+    found: dict[str, Any] = {"selected": selected(plugin, context) if capability else {}}
     found["heads"] = [module.Attention.get_padded_num_q_heads(heads) for heads in (1, 8, 12, 16, 64, 65, 128)]
     layout, _ = layouts_of(package.SPEC["spec"])
-    if told_capability == "8.6":
+    if capability_name == "8.6":
         with package._launch.planned_for(package._launch.facts_of("sm80")):
-            found["forward"] = {str(ratio): forward(module, layout, told, ratio) for ratio in (1, 4, 128)}
+            found["forward"] = {str(ratio): forward(module, layout, context, ratio) for ratio in (1, 4, 128)}
     found["imported"] = imported(plugin) if capability else {}
     print(json.dumps(found))
 

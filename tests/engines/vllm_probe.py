@@ -28,11 +28,11 @@ CAPABILITIES = ((7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (10, 3), (12, 0
 SCALE = 0.0723
 
 
-def place(engine: str, told: str) -> None:
+def place(engine: str, capability_name: str) -> None:
     """Makes the engine importable, on a platform that tells the capability."""
     import stand_in
 
-    capability = None if told == "none" else stand_in.Capability(*map(int, told.split(".")))
+    capability = None if capability_name == "none" else stand_in.Capability(*map(int, capability_name.split(".")))
     if engine != "vllm":
         stand_in.install(engine, capability)
         return
@@ -322,8 +322,8 @@ def conversion(backend: Any, engine: str) -> dict[str, Any]:
             table = torch.randint(0, 1000, (requests, blocks), generator=generator, dtype=torch.int32)
             request = torch.randint(0, requests, (tokens,), generator=generator, dtype=torch.int32)
             positions = torch.randint(0, blocks * block_size, (tokens, TOPK), generator=generator, dtype=torch.int32)
-            held = torch.randint(0, TOPK + 1, (tokens, 1), generator=generator)
-            positions[torch.arange(TOPK) >= held] = -1  # as the indexer leaves entries without a name
+            lengths = torch.randint(0, TOPK + 1, (tokens, 1), generator=generator)
+            positions[torch.arange(TOPK) >= lengths] = -1  # as the indexer leaves entries without a name
             asked = {"BLOCK_SIZE": block_size, "NUM_TOPK_TOKENS": TOPK, "return_valid_counts": True}
             got, wanted = (one(request, table, positions, **asked) for one in (own, theirs))
             wrong += any(not torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
@@ -366,7 +366,7 @@ def make_impl(backend: Any, model: dict[str, Any], cache: Cache, positions: torc
     return impl
 
 
-def main(folder: str, name: str, engine: str, told: str, what: str) -> None:
+def main(folder: str, name: str, engine: str, capability_name: str, what: str) -> None:
     """Prints the findings."""
     from mlagen.verify import interpreter
 
@@ -375,7 +375,7 @@ def main(folder: str, name: str, engine: str, told: str, what: str) -> None:
     if engine == "vllm":  # its modules ask for CUDA's libraries once the platform says that it is CUDA
         importlib.import_module(f"{name}.backend")
         importlib.import_module(vllm_indexer.LAYER)
-    place(engine, told)
+    place(engine, capability_name)
     plugin = importlib.import_module(name)
     found = {"registered": registered(plugin)}
     if what == "indexer":

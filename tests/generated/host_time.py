@@ -55,8 +55,8 @@ def moved(call: dict[str, Any], device: str) -> dict[str, Any]:
         if isinstance(value, torch.Tensor):
             storage = value.untyped_storage()
             if storage.data_ptr() not in memory:
-                held = torch.empty(0, dtype=torch.uint8).set_(storage).to(device, copy=True)  # type: ignore[call-overload]
-                memory[storage.data_ptr()] = held.untyped_storage()
+                copied = torch.empty(0, dtype=torch.uint8).set_(storage).to(device, copy=True)  # type: ignore[call-overload]
+                memory[storage.data_ptr()] = copied.untyped_storage()
             place = (value.storage_offset(), value.shape, value.stride())
             new = torch.empty(0, dtype=value.dtype, device=device)
             return new.set_(memory[storage.data_ptr()], *place)  # type: ignore[call-overload]

@@ -107,9 +107,9 @@ def copied(arguments: Mapping[str, Any]) -> dict[str, Any]:
     def copy(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             storage = value.untyped_storage()
-            held = memory.setdefault(storage.data_ptr(), storage.clone())
+            kept = memory.setdefault(storage.data_ptr(), storage.clone())
             place = (value.storage_offset(), value.shape, value.stride())
-            return torch.empty(0, dtype=value.dtype).set_(held, *place)  # type: ignore[call-overload]
+            return torch.empty(0, dtype=value.dtype).set_(kept, *place)  # type: ignore[call-overload]
         if isinstance(value, (tuple, list)):
             return type(value)(map(copy, value))
         return type(value)() if hasattr(value, "config") else value

@@ -41,8 +41,8 @@ def moved(tensor: torch.Tensor, nbytes: int) -> torch.Tensor:
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
     memory = torch.zeros(reach * tensor.element_size() + 128, dtype=torch.uint8)
     first = -memory.data_ptr() % 64 + nbytes
-    held = memory[first : first + reach * tensor.element_size()].view(tensor.dtype)
-    return held.as_strided(tensor.shape, tensor.stride())
+    elements = memory[first : first + reach * tensor.element_size()].view(tensor.dtype)
+    return elements.as_strided(tensor.shape, tensor.stride())
 
 
 def wider(tensor: torch.Tensor, dim: int) -> torch.Tensor:

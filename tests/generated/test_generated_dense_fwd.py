@@ -65,10 +65,10 @@ def test_heads_run_side_by_side_as_far_as_l2_holds_their_keys_in_groups_of_one_s
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 5, 7, 16, 24, 64, 97, 128])
-@pytest.mark.parametrize("held", [1, 2, 3, 9, 19, 200])
-def test_even_groups_fill_more_than_half_of_l2(num_kv_heads: int, held: int) -> None:
-    count = DENSE_FWD._head_group(held * ROW_BYTES, 1, num_kv_heads, 1)
-    most = min(held, num_kv_heads)
+@pytest.mark.parametrize("rows_in_l2", [1, 2, 3, 9, 19, 200])
+def test_even_groups_fill_more_than_half_of_l2(num_kv_heads: int, rows_in_l2: int) -> None:
+    count = DENSE_FWD._head_group(rows_in_l2 * ROW_BYTES, 1, num_kv_heads, 1)
+    most = min(rows_in_l2, num_kv_heads)
     divisors = [number for number in range(most, most // 2, -1) if num_kv_heads % number == 0]
     assert most // 2 < count <= most
     assert count == divisors[0] if divisors else num_kv_heads % count

@@ -112,13 +112,13 @@ class Part(NamedTuple):
 
 
 def share_out(
-    module: ModuleType, lengths: list[int], num_programs: int, heads: int = 16, unit: int = 128, **sizes: int
+    module: ModuleType, lengths: list[int], num_programs: int, heads: int = 16, block_keys: int = 128, **sizes: int
 ) -> tuple[list[Part], dict[int, int]]:
     """All parts of a batch of one query token a request, and the stored table."""
     gl = Gluon(lengths)
     run = scheduler(module, gl)
     facts: dict[str, Any] = {"s_q": 1, "num_heads": heads, "num_kv_heads": 1, "max_keys": 1 << 30, "overhead": 1}
-    facts |= {"combine_units": 6, "causal": 0, "unit_keys": unit, "cache_seqlens_ptr": 0, "block_table_stride": 1}
+    facts |= {"combine_units": 6, "causal": 0, "unit_keys": block_keys, "cache_seqlens_ptr": 0, "block_table_stride": 1}
     facts |= {
         "num_rows": tensor(0),
         "partial_ptr": tensor(TABLE, np.int64),
@@ -134,7 +134,7 @@ def share_out(
             keys = run._request_range(call, work, tensor(request), start)
             start = keys.next_offset
             run._store_programs(call, work, keys, tensor(request))
-            begin, end = int(keys.begin[0]) // unit, -(-int(keys.end[0]) // unit)
+            begin, end = int(keys.begin[0]) // block_keys, -(-int(keys.end[0]) // block_keys)
             parts.append(
                 Part(
                     gl.program // blocks,
@@ -148,11 +148,11 @@ def share_out(
     return parts, gl.stored
 
 
-def check(parts: list[Part], table: dict[int, int], lengths: list[int], unit: int = 128) -> None:
+def check(parts: list[Part], table: dict[int, int], lengths: list[int], block_keys: int = 128) -> None:
     """Each block once, programs of a request end to end, the first and the last named, and the table theirs."""
     for request, length in enumerate(lengths):
         own = sorted(part for part in parts if part.request == request)
-        blocks = max(-(-length // unit), 1)
+        blocks = max(-(-length // block_keys), 1)
         assert [part.begin for part in own] == [0, *(part.end for part in own[:-1])]
         assert own[-1].end == blocks
         assert [part.program for part in own] == list(range(own[0].program, own[0].program + len(own)))
@@ -204,7 +204,7 @@ def test_no_range_is_longer_than_an_equal_one_by_more_than_a_request_begun(modul
 
 def test_batch_invariant_bits_depend_only_on_the_row(module: ModuleType) -> None:
     for lengths in ([4096] * 4, [1, 0, 5000, 1024, 1025]):
-        parts, table = share_out(module, lengths, 5 * len(lengths), unit=1024, overhead=0, combine_units=0)
+        parts, table = share_out(module, lengths, 5 * len(lengths), block_keys=1024, overhead=0, combine_units=0)
         check(parts, table, lengths, 1024)
         assert all(part.end - part.begin == 1 for part in parts)
 

@@ -22,8 +22,8 @@ def test_a_package_equals_the_rendering_of_its_spec_and_proofs(path):
     plan, folder = load_plan(path), FOLDERS[path.parent]
     tritons = Proofs(folder).tritons(rendered_key(render(plan)))
     drifts = compare(render(plan, tritons), folder / path.stem)
-    told = "".join(f"{drift.path.relative_to(ROOT)}: {drift.kind}\n{drift.diff()[:2000]}" for drift in drifts)
-    assert not drifts, f"fix with: mlagen build {path.relative_to(ROOT)} --out {folder.relative_to(ROOT)}\n{told}"
+    report = "".join(f"{drift.path.relative_to(ROOT)}: {drift.kind}\n{drift.diff()[:2000]}" for drift in drifts)
+    assert not drifts, f"fix with: mlagen build {path.relative_to(ROOT)} --out {folder.relative_to(ROOT)}\n{report}"
 
 
 @pytest.mark.parametrize("specs", FOLDERS, ids=lambda path: path.name)

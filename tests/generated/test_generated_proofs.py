@@ -124,13 +124,13 @@ def over(job: CompileJob, taken: Figures, products: dict[tuple[str, int | None],
 @by_package_and_version
 def test_every_variant_has_the_products_of_its_plan(folder: Path, version: str) -> None:
     products = dict(expected_products(load_plan(spec_of(folder.name))))
-    told = [
+    reported = [
         f"{job.kernel} [{job.variant}]: {why}"
         for job, taken in rows_of(folder, version)
         if taken is not None
         for why in over(job, taken, products)
     ]
-    assert told == []
+    assert reported == []
 
 
 @by_package_and_version
@@ -184,8 +184,8 @@ def test_a_variant_compiled_again_equals_its_proof(number: int, tmp_path: Path) 
 @pytest.mark.interpreter
 def test_a_case_run_again_equals_its_proof(number: int) -> None:
     proved = {folder: proved_before(proofs(), key_of(folder), "cpu", every=False) for folder in PACKAGES}
-    held = [folder for folder, rows in proved.items() if rows]
-    if not held:
+    with_rows = [folder for folder, rows in proved.items() if rows]
+    if not with_rows:
         pytest.skip("no cases are proved with these versions; they are with those of constraints.txt")
-    folder = random.Random(SEED + number).choice(held)
+    folder = random.Random(SEED + number).choice(with_rows)
     assert Sample(folder, SEED + number).verify(proved[folder]) == 1

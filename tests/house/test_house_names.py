@@ -23,12 +23,19 @@ GONE = {
     "redoes": "recomputes",
     "spared": "unused",
     "spoilt": "overflowed",
-    "told_by": "named_by",
+    "told": "the value's name: advice, refusal, offsets",
+    "held": "the value's name: kv_row, proved, contents; kept",
     "wide_calls": "rows64_calls",
     "wide_row": "rows64_row",
     "write_both": "write_keys_query",
     "run_both": "run_keys_query",
     "both_tile": "keys_query_tile",
+}
+# In kernels with a GPU record of their text, which a new name would end.
+RECORDED = {
+    "mlagen/runtime/_topk_kernels.py": {"held"},
+    "templates/sm90/mqa_logits.py.jinja": {"held"},
+    "templates/sm90/topk.py.jinja": {"_select_held"},
 }
 # A kernel is FAMILY_sm90_VARIANT.
 TURNED_NAME = re.compile(r"(?:^|_)sm90_(?:topk|mqa_logits|dense_decode|dense_fwd|sparse_fwd|sparse_decode)(?:_|$)")
@@ -67,15 +74,16 @@ def faults(names: set[str]) -> Iterator[str]:
 
 def test_identifiers_have_no_word_that_is_gone() -> None:
     assert len(FILES) > 500
-    found = {
-        f"{path.relative_to(ROOT)}: {fault}"
-        for path in FILES
-        for fault in faults(identifiers(path.read_text(encoding="utf-8"), is_python=path.suffix == ".py"))
-    }
-    assert sorted(found) == []
+    found = []
+    for path in FILES:
+        name = path.relative_to(ROOT).as_posix()
+        names = identifiers(path.read_text(encoding="utf-8"), is_python=path.suffix == ".py")
+        assert RECORDED.get(name, set()) <= names
+        found += [f"{name}: {fault}" for fault in faults(names - RECORDED.get(name, set()))]
+    assert found == []
 
 
-@pytest.mark.parametrize("name", ["_in_turn", "WideRow", "SPARED", "sm90_topk", "DENSE_WIDE_CALLS"])
+@pytest.mark.parametrize("name", ["_in_turn", "WideRow", "SPARED", "sm90_topk", "DENSE_WIDE_CALLS", "HeldRow", "told"])
 def test_a_word_that_is_gone_is_found(name: str) -> None:
     assert list(faults({name}))
 

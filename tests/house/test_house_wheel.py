@@ -90,8 +90,8 @@ def test_wheel_holds_the_code_the_templates_the_specs_and_the_proofs_and_nothing
         "mlagen/_proofs/compile.json",
         "mlagen/_specs/tuned/dsv32/sm90.yaml",
     } <= expected
-    held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert held == expected
+    contents = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert contents == expected
 
 
 def test_the_wheels_metadata_names_its_version_and_requirements(wheel: Path) -> None:

@@ -41,7 +41,7 @@ KEYS = tuple(sorted(INDEXER_LAYOUTS))  # of an indexer's keys
 
 
 def make(name: str, rank: int | None = None, rope: int | None = None, **rule: Any) -> CacheLayout:
-    """A layout of NINE or KEYS, or FNUZ, on the dims of its first model unless told; `rule` changes its scale rule."""
+    """A layout of NINE or KEYS, or FNUZ, by default on the dims of its first model; `rule` changes its scale rule."""
     own = {OWN["name"]: OWN, FNUZ["name"]: FNUZ}
     dims = (LAYOUT_DIMS | INDEXER_DIMS).get(name, ((512, 64),))[0]
     composition = own.get(name) or (NAMED_LAYOUTS | INDEXER_LAYOUTS)[name]

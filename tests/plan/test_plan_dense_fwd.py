@@ -46,10 +46,10 @@ def test_every_target_has_tiles_that_fit(dims, descriptors):
         assert [row.max_queries for row in rows[:-1]] == sorted(row.max_queries for row in rows[:-1])
         for row in (*rows, *unaligned[name]):
             assert 0 < row.expected_shared <= target.shared_limit
-            held = registers(
+            needed = registers(
                 row.tile, plan.k_chunks, plan.v_chunks, target, descriptors=name in plan.descriptor_targets
             )
-            assert held <= REGISTERS[target.dot]
+            assert needed <= REGISTERS[target.dot]
 
 
 def test_tiles_of_the_models_are_those_that_were_compiled():

@@ -76,8 +76,8 @@ def test_a_renamed_spec_elsewhere_has_all_rows_of_the_one_that_was_tuned(tmp_pat
     tuned, mine = load_plan(spec_of(name)), load_plan(copied(tmp_path, name, "mine"))
     assert len(rows_of(tuned)) >= 6
     assert replace(mine, spec=tuned.spec) == tuned
-    told = {row.reason for row in rows_of(mine) if not row.reason.startswith("instead of ")}
-    assert told == {f"tuned: {name} on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
+    reasons = {row.reason for row in rows_of(mine) if not row.reason.startswith("instead of ")}
+    assert reasons == {f"tuned: {name} on sm90 (measured on NVIDIA H200, triton 3.6.0)"}
 
 
 @pytest.mark.parametrize(

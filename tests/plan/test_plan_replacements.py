@@ -215,7 +215,7 @@ HEADS = {"fits": "dense_fwd d128+64 v128 bf16 pointers"}
 DENSE_FWD_TILE = "{block_m: 128, block_n: 128, num_warps: 8, num_stages: 2}"
 
 
-def held_text(*entries: dict[str, str]) -> str:
+def replacements_text(*entries: dict[str, str]) -> str:
     lines = [", ".join(f"{key}: {value}" for key, value in {**ENTRY, **each}.items()) for each in entries]
     return "replacements:\n" + "".join(f"  - {{{line}}}\n" for line in lines)
 
@@ -223,7 +223,7 @@ def held_text(*entries: dict[str, str]) -> str:
 def test_entries_are_read(tmp_path: Path) -> None:
     path = tmp_path / "replacements.yaml"
     small = DENSE_FWD_TILE.replace("n: 128", "n: 64")
-    path.write_text(held_text({}, {**HEADS, "table": "unaligned", "tile": DENSE_FWD_TILE, "instead": small}))
+    path.write_text(replacements_text({}, {**HEADS, "table": "unaligned", "tile": DENSE_FWD_TILE, "instead": small}))
     first, second = read_replacements(path)
     assert replace(first, place=None) == Replacement(
         ENTRY["fits"],
@@ -272,7 +272,7 @@ def test_entries_that_are_off_are_refused_at_their_place(
     tmp_path: Path, entries: list[dict[str, str]], complaint: str
 ) -> None:
     path = tmp_path / "replacements.yaml"
-    path.write_text(held_text(*entries))
+    path.write_text(replacements_text(*entries))
     with pytest.raises(SpecErrors) as caught:
         read_replacements(path)
     assert any(complaint in str(error) for error in caught.value.errors), str(caught.value)

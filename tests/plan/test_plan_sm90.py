@@ -253,7 +253,7 @@ def test_tuned_rows_select_the_calls_of_sm90_kernels(tmp_path, pytestconfig):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("sparse_fwd_sm90:\n  - {max_heads: 16}\n", "sm90.yaml:2:"),
         (
@@ -264,11 +264,11 @@ def test_tuned_rows_select_the_calls_of_sm90_kernels(tmp_path, pytestconfig):
         ("sparse_fwd_sm90:\n  - {min_tokens: 1, backend: triton}\n", "backend"),
     ],
 )
-def test_invalid_tuned_rows_are_reported_at_their_place(tmp_path, pytestconfig, text, told):
+def test_invalid_tuned_rows_are_reported_at_their_place(tmp_path, pytestconfig, text, message):
     text += "fits: {sparse_fwd: sparse_fwd some}\n"
     with pytest.raises(MlagenError) as error:
         load_plan(tuned_spec(tmp_path, pytestconfig.rootpath, text))
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 def test_the_gluon_back_end_is_refused_without_a_kernel_for_the_cache(tmp_path, pytestconfig):
@@ -450,8 +450,8 @@ def test_neighbours_share_a_tile_and_a_bitmap(group, heads, rows, tmp_path):
 )
 def test_shared_indices_that_cannot_be_had_are_refused_with_the_reason(changes, reason):
     assert make_plan(make_spec(**changes)).union is None
-    told = f"attention.shared_indices: got 4, which cannot be emitted: {reason}"
-    with pytest.raises(LimitError, match=told):
+    message = f"attention.shared_indices: got 4, which cannot be emitted: {reason}"
+    with pytest.raises(LimitError, match=message):
         make_plan(make_spec(shared_indices=4, **changes))
 
 

@@ -162,13 +162,13 @@ def test_any_dims_have_tiles_that_fit_or_are_told_why_not(dims, name, target, he
     layout = some_layout(name, dims)
     loaded = layout_chunks(layout, dims["v_head_dim"])
     cached, facts = cached_row(layout, None, loaded), TARGETS[target]
-    rows, told = (), ""
+    rows, refusal = (), ""
     try:
         rows = cached.untuned(heads, facts)
     except LimitError as error:
-        told = error.message
+        refusal = error.message
     assert all(0 < row.expected_shared <= facts.shared_limit for row in rows)
-    assert rows or re.match(rf"{target}: (V of .*, more than |tile .* a program gets)", told)
+    assert rows or re.match(rf"{target}: (V of .*, more than |tile .* a program gets)", refusal)
 
 
 def test_one_request_of_few_heads_leaves_room_for_a_second_program():

@@ -41,7 +41,7 @@ def test_only_the_targets_at_hand_count():
 
 
 @pytest.mark.parametrize(
-    ("gpu", "told"),
+    ("gpu", "advice"),
     [
         ("sm103", "sm103 runs sm100's portable kernels; name sm100"),
         ("sm_103a", "sm103 runs sm100's portable kernels; name sm100"),
@@ -56,8 +56,8 @@ def test_only_the_targets_at_hand_count():
         ("turing", None),
     ],
 )
-def test_a_gpu_that_is_no_target_gets_advice(gpu, told):
-    assert instead(gpu) == told
+def test_a_gpu_that_is_no_target_gets_advice(gpu, advice):
+    assert instead(gpu) == advice
 
 
 @pytest.mark.parametrize("gpu", ["sm100", "sm101", "sm103", "sm110", "sm120", "sm121", "gfx942", "gfx90a"])

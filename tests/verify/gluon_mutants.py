@@ -40,7 +40,7 @@ TOPK_VALUES = {  # texts, and the pattern of scores that shows them
 }
 
 
-def _held(scores: str) -> tuple[str, ...]:
+def _cases_over(scores: str) -> tuple[str, ...]:
     """Cases of top-k over these scores, in rows that fit and in longer ones; or those that are searched in memory."""
     if scores == "searched":
         return (SEARCHED,)
@@ -117,7 +117,7 @@ OF_MODULE = {
             "(ties_before < wanted)",
             "(ties_before <= wanted)",
             SEARCHED,
-            *_held("ties"),
+            *_cases_over("ties"),
         ),
         *(
             Mutant(
@@ -125,11 +125,11 @@ OF_MODULE = {
                 TOPK,
                 rf"(?ms)\A((?:.*?^ +_barrier\(\w+\)$){{{number}}}.*?)^( +)_barrier\(\w+\)$",
                 r"\1\2pass",
-                ("prefill: 4 warps of ?: *", *_held("ties")),
+                ("prefill: 4 warps of ?: *", *_cases_over("ties")),
             )
             for number in range(7)
         ),
-        *(_literal(name, TOPK, old, new, *_held(scores)) for name, (old, new, scores) in TOPK_VALUES.items()),
+        *(_literal(name, TOPK, old, new, *_cases_over(scores)) for name, (old, new, scores) in TOPK_VALUES.items()),
     ),
     "_mqa_logits_sm90": (
         _literal("the relu is negated", "_mqa_logits_sm90.py", "dots + gl.abs", "dots - gl.abs", "flat: typical"),

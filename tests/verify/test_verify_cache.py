@@ -1,4 +1,4 @@
-"""Writers and gathers: their cases, and packages of every kind of layout held to them."""
+"""Writers and gathers: their cases, and packages of every kind of layout run on them."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Candidate blocks: the reference by hand, its cases, and packages held to them."""
+"""Candidate blocks: the reference by hand, its cases, and packages run on them."""
 
 from pathlib import Path
 

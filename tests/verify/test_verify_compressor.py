@@ -1,4 +1,4 @@
-"""The compressor: its reference against loops, its cases, and packages held to them."""
+"""The compressor: its reference against loops, its cases, and packages run on them."""
 
 import math
 from pathlib import Path
@@ -82,7 +82,7 @@ def sides(name: str) -> list[CompressorSide]:
     return sides_of(made(name).model_dump(mode="json"))
 
 
-def held(package: Path, **choices: Any) -> None:
+def check_cases(package: Path, **choices: Any) -> None:
     results = verify_package(package, workers=1, **choices)
     assert len(results) > 6
     assert [str(error) for error in mismatches(results)] == []
@@ -181,13 +181,13 @@ def test_pairs_of_other_columns_are_refused():
 @by_share
 def test_a_package_holds_its_cases(name, tmp_path, choose):
     # Of targets one without e4m3 and one that rounds to it.
-    held(write(tmp_path, name), targets=["sm80", "sm90"] if name == "v4" else ["sm90"], choose=choose)
+    check_cases(write(tmp_path, name), targets=["sm80", "sm90"] if name == "v4" else ["sm90"], choose=choose)
 
 
 @pytest.mark.parametrize("wrapper", some([SAVE, COMPRESS], 1))
 def test_each_wrapper_alone_holds_its_cases(wrapper, tmp_path):
     only = ["compressor: typical*", "compressor: states*", "compressor refuses: state_width*"]
-    held(write(tmp_path, "v4", (wrapper,)), targets=["sm90"], only=only)
+    check_cases(write(tmp_path, "v4", (wrapper,)), targets=["sm90"], only=only)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Dense attention over a paged cache: the scheduler's twin, its reference by hand, and packages held to the cases."""
+"""Dense attention over a paged cache: the scheduler's twin, its reference by hand, and packages run on the cases."""
 
 import math
 from pathlib import Path
@@ -49,27 +49,27 @@ BATCHES = st.tuples(
 
 @settings(max_examples=300, deadline=None)
 @given(BATCHES, st.booleans())
-def test_every_unit_is_covered_once_and_in_order(batch, alike):
-    units, overhead, merge, programs = batch
-    parts = [part for own in share(units, overhead, merge, programs, alike=alike) for part in own]
-    covered = [(part.request, unit) for part in parts for unit in range(part.first, part.end)]
-    assert covered == [(request, unit) for request, count in enumerate(units) for unit in range(count)]
+def test_every_kv_block_is_covered_once_and_in_order(batch, alike):
+    kv_blocks, overhead, merge, programs = batch
+    parts = [part for own in share(kv_blocks, overhead, merge, programs, alike=alike) for part in own]
+    covered = [(part.request, kv_block) for part in parts for kv_block in range(part.first, part.end)]
+    assert covered == [(request, kv_block) for request, count in enumerate(kv_blocks) for kv_block in range(count)]
 
 
 @settings(max_examples=300, deadline=None)
 @given(BATCHES)
 def test_programs_take_equal_parts_but_for_a_place_and_what_a_merge_costs(batch):
-    units, overhead, merge, num_programs = batch
-    parts = share(units, overhead, merge, num_programs)
-    total = sum(units) + overhead * len(units)
+    kv_blocks, overhead, merge, num_programs = batch
+    parts = share(kv_blocks, overhead, merge, num_programs)
+    total = sum(kv_blocks) + overhead * len(kv_blocks)
     programs = max(min(total, num_programs), 1)
     assert not any(parts[programs:])
-    if not units:
+    if not kv_blocks:
         return
-    shared = any(count > 1 for _, count in splits_of(parts, len(units)))
+    shared = any(count > 1 for _, count in splits_of(parts, len(kv_blocks)))
     even = -(-total // programs) + (0 if shared else merge)
     for own in parts[:programs]:
-        # A request's overhead may stand in the part before the one with its first unit.
+        # A request's overhead may stand in the part before the one with its first KV block.
         begun = sum(part.first == 0 for part in own)
         work = sum(part.end - part.first for part in own)
         assert work <= even
@@ -79,33 +79,33 @@ def test_programs_take_equal_parts_but_for_a_place_and_what_a_merge_costs(batch)
 @settings(max_examples=300, deadline=None)
 @given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 5), st.integers(0, 9), st.integers(1, 300))
 def test_requests_of_one_length_are_whole_where_programs_leave_that_many_places(
-    requests, units, overhead, merge, num_programs
+    requests, kv_blocks, overhead, merge, num_programs
 ):
-    splits = splits_of(share([units] * requests, overhead, merge, num_programs), requests)
-    total = requests * (units + overhead)
+    splits = splits_of(share([kv_blocks] * requests, overhead, merge, num_programs), requests)
+    total = requests * (kv_blocks + overhead)
     programs = min(total, num_programs)
     each = -(-requests // programs)
-    if each * (units + overhead) * programs <= total + merge * programs:
+    if each * (kv_blocks + overhead) * programs <= total + merge * programs:
         assert all(count == 1 for _, count in splits)
 
 
 @settings(max_examples=300, deadline=None)
 @given(BATCHES)
 def test_a_program_shares_at_most_the_requests_at_its_ends(batch):
-    units, overhead, merge, num_programs = batch
-    parts = share(units, overhead, merge, num_programs)
+    kv_blocks, overhead, merge, num_programs = batch
+    parts = share(kv_blocks, overhead, merge, num_programs)
     for own in parts:
-        begun = [part for part in own if part.first == 0 and part.end < units[part.request]]
+        begun = [part for part in own if part.first == 0 and part.end < kv_blocks[part.request]]
         continued = [part for part in own if part.first > 0]
         assert len(begun) <= 1
         assert len(continued) <= 1
     # Programs of a request have numbers in a row, so that its later splits' slots follow the first.
-    for request, (first, count) in enumerate(splits_of(parts, len(units))):
+    for request, (first, count) in enumerate(splits_of(parts, len(kv_blocks))):
         assert all(any(part.request == request for part in own) for own in parts[first : first + count])
 
 
 def test_a_batch_is_shared_out_as_by_hand():
-    # Places: overhead, 3 units, overhead, 1 unit, overhead, 5 units; three programs of 4 places.
+    # Places: overhead, 3 KV blocks, overhead, 1 KV block, overhead, 5 KV blocks; three programs of 4 places.
     assert share([3, 1, 5], 1, 1, 3) == [
         [Part(0, 0, 3)],
         [Part(1, 0, 1), Part(2, 0, 1)],

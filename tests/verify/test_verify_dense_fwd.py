@@ -1,4 +1,4 @@
-"""Multi-head attention and merges: references by hand, cases, packages held to them, and absorbed attention."""
+"""Multi-head attention and merges: references by hand, cases, packages run on them, and absorbed attention."""
 
 import importlib
 import json

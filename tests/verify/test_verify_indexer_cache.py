@@ -1,4 +1,4 @@
-"""The kernels around the indexer's keys: their reference against loops, their cases, and packages held to them."""
+"""The kernels around the indexer's keys: their reference against loops, their cases, and packages run on them."""
 
 import math
 from pathlib import Path

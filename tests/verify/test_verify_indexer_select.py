@@ -1,4 +1,4 @@
-"""Wrappers that score and select: their cases, and packages held to them."""
+"""Wrappers that score and select: their cases, and packages run on them."""
 
 from pathlib import Path
 

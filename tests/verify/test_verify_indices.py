@@ -1,4 +1,4 @@
-"""The index kernels: their reference against small loops and by hand, their cases, and packages held to them."""
+"""The index kernels: their reference against small loops and by hand, their cases, and packages run on them."""
 
 import importlib
 import sys

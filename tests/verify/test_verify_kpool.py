@@ -1,4 +1,4 @@
-"""Pools of keys: the reference against loops, its cases, and packages held to them."""
+"""Pools of keys: the reference against loops, its cases, and packages run on them."""
 
 import math
 from pathlib import Path
@@ -60,7 +60,7 @@ def write(parent: Path, name: str, *args: Any) -> Path:
     return parent / name
 
 
-def held(package: Path, **choices: Any) -> None:
+def check_cases(package: Path, **choices: Any) -> None:
     results = verify_package(package, workers=1, **choices)
     assert len(results) > 5
     assert [str(error) for error in mismatches(results)] == []
@@ -155,13 +155,15 @@ def test_other_keys_are_refused():
 @by_share
 def test_a_package_holds_its_cases(name, tmp_path, choose):
     # Of targets one without e4m3 and one that rounds to it.
-    held(write(tmp_path, name), targets=["sm80", "sm90"] if name == "fp8" else ["sm90"], choose=choose)
+    check_cases(write(tmp_path, name), targets=["sm80", "sm90"] if name == "fp8" else ["sm90"], choose=choose)
 
 
 @pytest.mark.parametrize("wrapper", some([QUERY, COMPRESS, SEED, UPDATE, EXPAND], 2))
 def test_each_wrapper_alone_holds_its_cases(wrapper, tmp_path):
     short = SHORT[wrapper]
-    held(write(tmp_path, "fp8", (wrapper,)), targets=["sm90"], only=[f"kpool: typical*({short})", "kpool refuses: *"])
+    check_cases(
+        write(tmp_path, "fp8", (wrapper,)), targets=["sm90"], only=[f"kpool: typical*({short})", "kpool refuses: *"]
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The indexer's logits: their reference by hand, their cases, and packages held to them."""
+"""The indexer's logits: their reference by hand, their cases, and packages run on them."""
 
 import itertools
 from pathlib import Path
@@ -59,12 +59,16 @@ def test_logits_by_hand():
 
 
 @pytest.mark.parametrize("ranges", [1, 3, 7, 132])
-def test_a_schedule_has_every_unit_once_and_ranges_differ_by_one(ranges):
+def test_a_schedule_has_every_kv_block_once_and_ranges_differ_by_one(ranges):
     lengths = torch.tensor([130, 0, 1, 700, -4, 64, 0])
-    units = [(request, unit) for request, length in enumerate(lengths.tolist()) for unit in range(-(-length // 64))]
+    kv_blocks = [
+        (request, kv_block) for request, length in enumerate(lengths.tolist()) for kv_block in range(-(-length // 64))
+    ]
     bounds = [tuple(row) for row in schedule(lengths, ranges, 64).tolist()]
-    shared = [[unit for unit in units if first <= unit < last] for first, last in itertools.pairwise(bounds)]
-    assert list(itertools.chain(*shared)) == units
+    shared = [
+        [kv_block for kv_block in kv_blocks if first <= kv_block < last] for first, last in itertools.pairwise(bounds)
+    ]
+    assert list(itertools.chain(*shared)) == kv_blocks
     assert max(map(len, shared)) - min(map(len, shared)) <= 1
 
 

@@ -1,4 +1,4 @@
-"""Attention that rotates its output back: its reference, its cases, and packages held to them whole and broken."""
+"""Attention that rotates its output back: its reference, its cases, and packages run on them whole and broken."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Packages that take Q as a pair, held to the cases of pairs, whole and broken."""
+"""Packages that take Q as a pair, run on the cases of pairs, whole and broken."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Packages with splits that round their accumulators, held to their cases whole and broken."""
+"""Packages with splits that round their accumulators, run on their cases whole and broken."""
 
 import re
 from pathlib import Path

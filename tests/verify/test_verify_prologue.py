@@ -1,4 +1,4 @@
-"""Attention's prologue: its reference against loops, its cases, and packages held to them."""
+"""Attention's prologue: its reference against loops, its cases, and packages run on them."""
 
 import math
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Attention over a cache: its reference by hand, its cases, and packages held to them, whole and broken."""
+"""Attention over a cache: its reference by hand, its cases, and packages run on them, whole and broken."""
 
 import math
 from pathlib import Path

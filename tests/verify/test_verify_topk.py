@@ -1,4 +1,4 @@
-"""The top-k kernels: their reference by hand, their cases, and a package held to them."""
+"""The top-k kernels: their reference by hand, their cases, and a package run on them."""
 
 from pathlib import Path
 

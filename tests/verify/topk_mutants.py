@@ -61,7 +61,7 @@ MUTANTS = (
     _literal("nothing is filled", "range(number, k, COLUMNS)", "range(k, k, COLUMNS)", "prefill: ends"),
     _literal("the start is counted twice", "columns - row.first\n", "columns - 2 * row.first\n", "prefill: ranges"),
     _literal("the start is not taken off", "index = columns - row.first\n", "index = columns\n", "prefill: ranges"),
-    _literal("held columns count from 0", "held - row.first, index", "held, index", "prefill: long rows: ranges"),
+    _literal("buffered columns count from 0", "held - row.first, index", "held, index", "prefill: long rows: ranges"),
     _literal(
         "what is outside a row counts",
         "(columns >= row.first) & (columns < row.end), _key",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlagen.plan import MqaLogitsPlan, Plan
-from mlagen.plan.families.mqa_logits import UNIT
+from mlagen.plan.families.mqa_logits import SCHEDULE_KEYS
 
 FLAT = ("fp8_mqa_logits", "fp8_fp4_mqa_logits")
 PAGED = ("fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits")
@@ -28,7 +28,7 @@ class LogitsFacts:
         packed: whether a byte holds two columns.
         num_scales, scale_tile: scales of a key, and columns of each.
         key_bytes: bytes of a key in its plane.
-        unit: keys that the scheduler counts at once.
+        schedule_keys: keys in a KV block of the schedule.
     """
 
     flat: Sequence[str]
@@ -40,7 +40,7 @@ class LogitsFacts:
     num_scales: int
     scale_tile: int
     key_bytes: int
-    unit: int
+    schedule_keys: int
 
 
 def facts_of(plan: Plan, family: MqaLogitsPlan) -> LogitsFacts:
@@ -56,7 +56,7 @@ def facts_of(plan: Plan, family: MqaLogitsPlan) -> LogitsFacts:
         num_scales=family.scales.count,
         scale_tile=family.scales.tile,
         key_bytes=family.rows.layout.plane_bytes[keys.plane],
-        unit=UNIT,
+        schedule_keys=SCHEDULE_KEYS,
     )
 
 

@@ -1,6 +1,6 @@
 """A run against an earlier one, row by row.
 
-A card is held back by its power limit, so times of two runs can differ where no kernel did. A row is judged by its
+A card slows down at its power limit, so times of two runs can differ where no kernel did. A row is judged by its
 ratio to a peer that ran in both reports, and by its time only if no peer did.
 """
 

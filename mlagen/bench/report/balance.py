@@ -1,6 +1,6 @@
 """`python -m mlagen.bench.report.balance --package generated/dsv3`: how evenly dense attention shares out real lengths.
 
-Only arithmetic: loads count units of keys, and a program's overhead for each request that it has a part of. No GPU is
+Only arithmetic: loads count KV blocks, and a program's overhead for each request that it has a part of. No GPU is
 asked, nothing is timed.
 """
 
@@ -68,9 +68,11 @@ TRACES = (
 )
 
 
-def shared(units: Sequence[int], overhead: int, combine_units: int, programs: int, *, alike: bool = False) -> list[int]:
-    """Load of each program where programs share the batch out among them: its units, and the overhead of each part."""
-    parts = share(units, overhead, combine_units, programs, alike=alike)
+def shared(
+    kv_blocks: Sequence[int], overhead: int, combine_units: int, programs: int, *, alike: bool = False
+) -> list[int]:
+    """Load of each program where all programs share the batch: its KV blocks, and the overhead of each part."""
+    parts = share(kv_blocks, overhead, combine_units, programs, alike=alike)
     return [sum(overhead + part.end - part.first for part in own) for own in parts]
 
 
@@ -82,11 +84,11 @@ def next_free(loads: Iterable[int], programs: int) -> list[int]:
     return busy
 
 
-def cut(units: Sequence[int], overhead: int, splits: int) -> list[int]:
-    """Loads of the pieces of requests that are all cut into so many splits, even but for a unit; none is empty."""
+def cut(kv_blocks: Sequence[int], overhead: int, splits: int) -> list[int]:
+    """Loads of the pieces of requests that are all cut into so many splits, even but for a KV block; none is empty."""
     return [
         overhead + (split + 1) * count // pieces - split * count // pieces
-        for count in units
+        for count in kv_blocks
         for pieces in [min(splits, count)]
         for split in range(pieces)
     ]
@@ -116,12 +118,12 @@ def balance(lengths: Lengths, requests: int, schedule: Any) -> Balance:
     overhead, programs = schedule.overhead, schedule.programs
     found = Balance([], [], [], max(1, programs // requests))
     for _ in range(DRAWS):
-        units = [max(1, -(-length // schedule.unit_keys)) for length in lengths.draw(requests, source)]
-        mean = (sum(units) + overhead * requests) / programs
+        kv_blocks = [max(1, -(-length // schedule.unit_keys)) for length in lengths.draw(requests, source)]
+        mean = (sum(kv_blocks) + overhead * requests) / programs
         alike = schedule.kernel != "portable"
-        found.shared.append(max(shared(units, overhead, schedule.combine_units, programs, alike=alike)) / mean)
-        found.fixed.append(max(next_free(cut(units, overhead, found.splits), programs)) / mean)
-        found.whole.append(max(next_free(cut(units, overhead, 1), programs)) / mean)
+        found.shared.append(max(shared(kv_blocks, overhead, schedule.combine_units, programs, alike=alike)) / mean)
+        found.fixed.append(max(next_free(cut(kv_blocks, overhead, found.splits), programs)) / mean)
+        found.whole.append(max(next_free(cut(kv_blocks, overhead, 1), programs)) / mean)
     return found
 
 
@@ -148,7 +150,7 @@ def markdown(package: BenchPackage) -> str:
     for heads in HEADS:
         schedules = [schedule_of(package, requests, heads) for requests in REQUESTS]
         first = schedules[0]
-        numbers = f"{first.unit_keys} keys a unit, overhead {first.overhead}, merges {first.combine_units}"
+        numbers = f"{first.unit_keys} keys a KV block, overhead {first.overhead}, merges {first.combine_units}"
         lines.append(f"- h{heads}: {numbers} a program, {first.programs} programs of {first.tile.block_h} rows.")
         for lengths in TRACES:
             for requests, schedule in zip(REQUESTS, schedules, strict=True):

@@ -117,7 +117,7 @@ class Driver:
 
     def scheduled(self, schedule: Any, call: Call) -> Callable[[], Any]:
         """A call of one of the module's wrappers that runs by that schedule instead of its own."""
-        choices = {"kernel": schedule.kernel, **self._held(schedule)}
+        choices = {"kernel": schedule.kernel, **self._forced(schedule)}
         if schedule.kernel == PORTABLE:
             choices["tile"] = schedule.tile
 
@@ -127,7 +127,7 @@ class Driver:
 
         return run
 
-    def _held(self, schedule: Any) -> dict[str, Any]:
+    def _forced(self, schedule: Any) -> dict[str, Any]:
         """The settings besides kernel and tile that give a call this schedule."""
         return {"num_splits": schedule.num_splits}
 
@@ -187,7 +187,7 @@ class DenseDecodeDriver(Driver):
         swap_ab = num_heads <= max(module.get("SWAP_AB_ROWS", (0,)))
         return "sm90_swap_ab" if swap_ab else SM90
 
-    def _held(self, schedule: Any) -> dict[str, Any]:
+    def _forced(self, schedule: Any) -> dict[str, Any]:
         """Nothing: how a batch is shared out follows from the tile."""
         return {}
 

@@ -77,7 +77,7 @@ class Tunable:
         max_tokens: int | None = None,
     ) -> TileRow:
         """A row for the tile. Raises LimitError: it needs more shared memory than the target gives a program."""
-        return plan.of(self.family).held.row(tile, target, reason, max_heads, max_tokens)
+        return plan.of(self.family).kv_row.row(tile, target, reason, max_heads, max_tokens)
 
     def with_rows(self, plan: Plan, target: str, rows: Sequence[TileRow]) -> Plan:
         """The plan with these rows of one target as the family's tile table."""

@@ -180,10 +180,10 @@ def make_rows(
     if wide is None or small is None:
         smallest = UNALIGNED[-1]
         shared = expected_shared(smallest, k, v, target, descriptors=False)
-        held = registers(smallest, k, v, target, descriptors=False)
+        needed = registers(smallest, k, v, target, descriptors=False)
         raise LimitError(
             f"{target.name}: head dims {k[-1].start + k[-1].columns} and {v[-1].start + v[-1].columns} take {shared:,} "
-            f"bytes of shared memory and {held:.0f} registers a thread for operands in tile {smallest}; "
+            f"bytes of shared memory and {needed:.0f} registers a thread for operands in tile {smallest}; "
             f"there are {target.shared_limit:,} and {REGISTERS[target.dot]}"
         )
     reason = f"the first of {len(CANDIDATES[target.dot])} that fits {target.shared_limit:,} bytes and the registers"

@@ -20,7 +20,7 @@ from mlagen.spec import Spec
 COLUMNS = 128  # (query token, head) pairs of a program: a key that is loaded meets so many
 MOST_BLOCK_Q = 16  # query tokens of a program, however few heads there are
 UNALIGNED_BLOCK_N = 16  # loads of single bytes take many registers
-UNIT = 64  # keys: the schedule of paged calls shares requests out in such units
+SCHEDULE_KEYS = 64  # keys: the schedule of paged calls cuts requests into blocks of them
 SCHEDULE_ROWS = 16  # of the schedule that a program finds
 SCHEDULE_REQUESTS = 256  # a program takes the lengths of this many at a time
 SCHEDULE_WARPS = 4

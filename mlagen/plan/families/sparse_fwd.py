@@ -82,7 +82,7 @@ class SparseFwdPlan(LatentFamily):
             yield from self.sm90_shared.describe()
 
     @property
-    def held(self) -> PlainRow:
+    def kv_row(self) -> PlainRow:
         """A row as a program holds it."""
         return self.row
 

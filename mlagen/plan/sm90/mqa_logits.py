@@ -109,7 +109,7 @@ def make_mqa_logits_sm90(spec: Spec) -> MqaLogitsSm90Plan | None:
         head_dim=head_dim,
         block_n=BLOCK_N,
         tile_keys=TILE_KEYS,
-        tokens=tuple(2 * held for held in powers(min(MOST_COLUMNS // num_heads, MOST_TOKENS))),
+        tokens=tuple(2 * per_consumer for per_consumer in powers(min(MOST_COLUMNS // num_heads, MOST_TOKENS))),
         paged_tokens=powers(min(MOST_PAGED_COLUMNS // num_heads, MOST_TOKENS)) if fits else (),
         stages=STAGES,
         q_stages=Q_STAGES,

@@ -99,19 +99,19 @@ def make_tiles() -> tuple[TopkSm90Row, ...]:
     the lengths of such rows may differ. Many rows have smaller programs: six, or four, fit a multiprocessor. A capacity
     of 8K keys holds all that a sample lets through of a comparatively long row.
     """
-    held, shared = TopkSm90Tile(16, 2, 8192), TopkSm90Tile(16, 2, 8192, parts=8)
+    one_program, shared = TopkSm90Tile(16, 2, 8192), TopkSm90Tile(16, 2, 8192, parts=8)
     wide = [
         TopkSm90Row(MULTIPROCESSORS // parts, None, None, TopkSm90Tile(16, 2, 8192, parts=parts)) for parts in (8, 4, 2)
     ]
     return (
         TopkSm90Row(PDL_ROWS, 4096, None, TopkSm90Tile(16, 2, 4096)),
-        TopkSm90Row(PDL_ROWS, 8192, None, held),
+        TopkSm90Row(PDL_ROWS, 8192, None, one_program),
         TopkSm90Row(16, 1 << 16, None, shared),
-        TopkSm90Row(PDL_ROWS, 1 << 16, None, held),
+        TopkSm90Row(PDL_ROWS, 1 << 16, None, one_program),
         TopkSm90Row(4, None, None, TopkSm90Tile(16, 1, 8192, parts=16)),
         *wide,
-        TopkSm90Row(PDL_ROWS, None, None, held),
+        TopkSm90Row(PDL_ROWS, None, None, one_program),
         TopkSm90Row(None, 8192, None, TopkSm90Tile(8, 1, 8192, registers=40)),
         TopkSm90Row(None, 1 << 19, 2048, TopkSm90Tile(8, 2, 6144, registers=64)),
-        TopkSm90Row(None, None, None, held),
+        TopkSm90Row(None, None, None, one_program),
     )

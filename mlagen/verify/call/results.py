@@ -38,7 +38,7 @@ class CaseResult:
         package: name of the generated package.
         case: the case's name, `sparse_fwd: sink is +inf`.
         target: target of the tile table, `sm90`.
-        ok: the case held, or was skipped.
+        ok: the case passed, or was skipped.
         skipped: why it was not run; None if it was.
         figures: errors against tolerances; none where a case compares bits.
         seconds: wall time, inputs and reference included.

@@ -71,8 +71,8 @@ def _by_tile(run: AnyRun, tables: tuple[str, ...], by_e4m3: bool) -> Iterator[tu
             facts = launch.device_facts(torch.device(one.subject.device, 0))
         for table in tables:
             for tile in tiles_of(run, table, facts.target):
-                told = {name: value for name, value in tile._asdict().items() if name not in UNSEEN}
-                text = (*told.items(), *((facts.has_e4m3, facts.rounds_e4m3) if by_e4m3 else ()))
+                values = {name: value for name, value in tile._asdict().items() if name not in UNSEEN}
+                text = (*values.items(), *((facts.has_e4m3, facts.rounds_e4m3) if by_e4m3 else ()))
                 if text not in seen:
                     seen.add(text)
                     yield one, tile

@@ -67,7 +67,7 @@ class CompressCase(Case):
         table: "whole", "holes" (pages that are none), "narrow" (fewer columns) or "garbage" (pages beyond the states).
         scores: "random", "equal", "large" or "infinite".
         wide: the table of angles is fp32.
-        held: slots are passed in an object.
+        in_metadata: slots are passed in an object.
         steps: how CHAIN cuts a request: "chunks", "single" tokens, or with "drafts" that are replaced.
     """
 
@@ -87,7 +87,7 @@ class CompressCase(Case):
     table: str = "whole"
     scores: str = "random"
     wide: bool = True
-    held: bool = False
+    in_metadata: bool = False
     steps: str = "chunks"
 
 
@@ -202,7 +202,7 @@ def _token_cases(case: Make, saves: bool, big: bool) -> Iterator[CompressCase]:
     }.items():
         yield case(f"table: {table}", promise, table=table)
         yield case(f"table: {table}, 16", promise, table=table, ratio=16, chunks=((0, 40), (20, 30)), overlap=False)
-    yield case("slots in an object", "slots may be passed as vLLM's metadata", held=True)
+    yield case("slots in an object", "slots may be passed as vLLM's metadata", in_metadata=True)
     if saves:
         for steps in ("chunks", "single", "drafts"):
             promise = "states and rows do not depend on how a request is cut into calls"

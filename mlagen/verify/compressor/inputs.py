@@ -283,7 +283,7 @@ def arguments_of(
         "state_width": width,
         "cos_sin_cache": views["angles"],
         "kv_cache": cache,
-        "k_cache_metadata": SimpleNamespace(slot_mapping=slots) if case.held else slots,
+        "k_cache_metadata": SimpleNamespace(slot_mapping=slots) if case.in_metadata else slots,
         "pdl_kwargs": None,
         "head_dim": side.columns,
         "rope_head_dim": side.rope,

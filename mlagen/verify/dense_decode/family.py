@@ -149,12 +149,12 @@ def _shares(run: DenseDecodeRun) -> list[Figure]:
     inputs, schedule = run.inputs, _schedule(run)
     workspace = torch.zeros(schedule.floats, device=run.subject.device)
     results = run.call(workspace=workspace)
-    requests, unit = inputs.q.shape[0], schedule.unit_keys
+    requests, block = inputs.q.shape[0], schedule.unit_keys
     width = 2 if run.subject.package.dense_decode.__dict__.get("WINDOW") is None else 3
     found = workspace[-width * requests :].view(torch.int32).view(requests, width).tolist()
-    units = [max(1, -(-keys // unit) - inputs.first_key(index) // unit) for index, keys in enumerate(inputs.keys)]
+    kv_blocks = [max(1, -(-keys // block) - inputs.first_key(index) // block) for index, keys in enumerate(inputs.keys)]
     alike = schedule.kernel != "portable"
-    parts = share(units, schedule.overhead, schedule.combine_units, schedule.programs, alike=alike)
+    parts = share(kv_blocks, schedule.overhead, schedule.combine_units, schedule.programs, alike=alike)
     wanted = splits_of(parts, requests)
     if [tuple(row[:2]) for row in found] != wanted:
         raise CaseFailedError(f"requests have (first program, programs) {found}, and should have {wanted}")

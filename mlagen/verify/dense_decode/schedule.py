@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Part(NamedTuple):
-    """Units [first, end) of a request's keys."""
+    """KV blocks [first, end) of a request."""
 
     request: int
     first: int
@@ -15,48 +15,48 @@ class Part(NamedTuple):
 
 
 def share(
-    units: Sequence[int], overhead: int, combine_units: int, num_programs: int, *, alike: bool = False
+    kv_blocks: Sequence[int], overhead: int, combine_units: int, num_programs: int, *, alike: bool = False
 ) -> list[list[Part]]:
     """The parts of each program.
 
-    The requests stand on a line, one behind the other, each with `overhead` places and one for each of its units.
-    Programs take parts of the line that are equal but for a place, or whole requests, as many each, where those parts
-    are at most `combine_units` places longer.
+    The KV blocks of all requests are concatenated, with `overhead` blocks of padding before each request. Programs get
+    equal parts of them, but for one block. Or each gets the same number of whole requests, if that takes it at most
+    `combine_units` blocks longer.
 
-    Where `alike`, as many parts of each request, and no place besides, where those are a place longer at most.
+    Where `alike`, each request gets the same number of parts, without padding, if those are at most one block longer.
 
     Args:
-        units: of each request, at least 1.
-        overhead: places for a request's overhead.
-        combine_units: places for a program's cost of sharing requests.
+        kv_blocks: of each request, at least 1.
+        overhead: a request's overhead, in KV blocks.
+        combine_units: a program's cost of sharing requests, in KV blocks.
         num_programs: most programs.
         alike: the kernel may give each request as many programs, as those for sm90 do.
     """
-    places = [overhead + count for count in units]
-    total = sum(places)
+    padded_blocks = [overhead + count for count in kv_blocks]
+    total = sum(padded_blocks)
     programs = max(min(total, num_programs), 1)
-    if units:
-        each = -(-len(units) // programs)
-        if programs * each * max(places) <= total + programs * combine_units:
-            programs = -(-len(units) // each)
-            places = [max(places)] * len(units)
-            total = programs * each * places[0]
-        elif alike and 1 < len(units) <= num_programs and overhead:
-            parts_each = num_programs // len(units)
-            longest = -(-max(units) // parts_each)
+    if kv_blocks:
+        each = -(-len(kv_blocks) // programs)
+        if programs * each * max(padded_blocks) <= total + programs * combine_units:
+            programs = -(-len(kv_blocks) // each)
+            padded_blocks = [max(padded_blocks)] * len(kv_blocks)
+            total = programs * each * padded_blocks[0]
+        elif alike and 1 < len(kv_blocks) <= num_programs and overhead:
+            parts_each = num_programs // len(kv_blocks)
+            longest = -(-max(kv_blocks) // parts_each)
             if longest * programs <= total + programs:
-                programs, overhead = len(units) * parts_each, 0
-                places = [parts_each * longest] * len(units)
-                total = sum(places)
+                programs, overhead = len(kv_blocks) * parts_each, 0
+                padded_blocks = [parts_each * longest] * len(kv_blocks)
+                total = sum(padded_blocks)
     found: list[list[Part]] = []
     for program in range(num_programs):
         lo, hi = program * total // programs, min((program + 1) * total // programs, total)
-        parts, place = [], 0
-        for request, count in enumerate(units):
-            first, end = max(lo - place - overhead, 0), min(hi - place - overhead, count)
+        parts, offset = [], 0
+        for request, count in enumerate(kv_blocks):
+            first, end = max(lo - offset - overhead, 0), min(hi - offset - overhead, count)
             if first < end:
                 parts.append(Part(request, first, end))
-            place += places[request]
+            offset += padded_blocks[request]
         found.append(parts)
     return found
 

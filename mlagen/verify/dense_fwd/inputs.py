@@ -77,8 +77,8 @@ def build(case: DenseFwdCase, spec: Mapping[str, Any], device: str, seed: int) -
         values[cu[0] : cu[-1]] = torch.randn(cu[-1] - cu[0], count, columns, generator=generator).to(dtype)
         placed[name] = place(values.to(device), LAYOUTS[getattr(case, name)], NAN)
     for name, cu in (("cu_seqlens_q", cu_q), ("cu_seqlens_k", cu_k)):
-        told = [*cu[:-1], INT32.max] if case.beyond else cu
-        placed[name] = unplaced(torch.tensor(told, dtype=torch.int32, device=device))
+        offsets = [*cu[:-1], INT32.max] if case.beyond else cu
+        placed[name] = unplaced(torch.tensor(offsets, dtype=torch.int32, device=device))
     arguments: dict[str, Any] = {name: one.view for name, one in placed.items()}
     longest = [max((request[side] for request in case.requests), default=0) for side in (0, 1)]
     arguments |= {"max_seqlen_q": longest[0], "max_seqlen_k": longest[1], "causal": case.causal}

@@ -1,6 +1,6 @@
 """Tensors of a kernel as numpy arrays, with Triton's dtypes and the arithmetic of its scalars and blocks.
 
-bf16 and fp8 values are held as fp32; each result is rounded to its dtype. Pointers are addresses in bytes. An integer
+bf16 and fp8 values are kept as fp32; each result is rounded to its dtype. Pointers are addresses in bytes. An integer
 wraps as on a GPU, and its division truncates.
 """
 

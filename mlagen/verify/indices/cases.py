@@ -183,7 +183,7 @@ def _convert_cases(case: Callable[..., MapCase]) -> Iterator[MapCase]:
         everything = {"ranks": (2, 1, 3), "block_rows": 80, "topk": 2049, "tokens": 2}
         yield case(f"ranks: blocks apart{how}", "both at once", **everything, compact=compact)
         for layout in ("contiguous", "slice", "odd"):
-            promise = "results go where they are told, and nowhere else"
+            promise = "results go to the tensors that are passed, and nowhere else"
             yield case(f"out: {layout}{how}", promise, out=layout, topk=512, compact=compact)
 
 
@@ -297,7 +297,7 @@ def _bounded_cases(case: Callable[..., CombineCase]) -> Iterator[CombineCase]:
             yield case(f"images: {pattern}{how}", promise, **changes, compact=compact)
         yield case(f"images: none{how}", "rows are as wide as images may need", images=100, compact=compact)
         for layout in ("contiguous", "apart"):
-            promise = "results go where they are told, and nowhere else"
+            promise = "results go to the tensors that are passed, and nowhere else"
             yield case(f"out: {layout}{how}", promise, out=layout, compact=compact)
 
 

@@ -259,7 +259,7 @@ def _schedule_cases(big: bool) -> Iterator[ScheduleCase]:
     base = ScheduleCase("", "")
 
     def case(name: str, **changes: Any) -> ScheduleCase:
-        promise = "ranges are equal to a unit, and together they are every request's keys"
+        promise = "ranges are equal to a KV block, and together they are every request's keys"
         return replace(base, name=f"{SHORT[SCHEDULE]}: {name}", promise=promise, **changes)
 
     yield case("typical")

@@ -25,7 +25,7 @@ from mlagen.verify.tolerance import worst
 LogitsCase = FlatCase | PagedCase | ScheduleCase
 LogitsRun = Run[LogitsCase, Inputs]
 ALIGNMENT = 1024  # bytes; rows are rounded up to a multiple of it
-UNIT = 64  # keys that requests are shared out in
+SCHEDULE_KEYS = 64  # in a KV block of the schedule
 SAMPLED = 16  # tokens of a call that is too large to compare whole
 
 
@@ -51,7 +51,7 @@ def _scheduled(run: LogitsRun) -> torch.Tensor:
     if SCHEDULE in run.inputs.facts.wrappers:
         made: torch.Tensor = run.subject.call(SCHEDULE, lens, case.block_size, case.ranges)
         return made
-    return schedule(lens.cpu(), case.ranges, UNIT).to(lens.device)
+    return schedule(lens.cpu(), case.ranges, SCHEDULE_KEYS).to(lens.device)
 
 
 def _call(run: LogitsRun, **given: Any) -> Results:
@@ -75,7 +75,7 @@ def _call(run: LogitsRun, **given: Any) -> Results:
 def _compare(run: LogitsRun, results: Results) -> list[Figure]:
     case = run.case
     if isinstance(case, ScheduleCase):
-        expected = schedule(run.inputs.arguments["context_lens"].cpu(), case.ranges, UNIT)
+        expected = schedule(run.inputs.arguments["context_lens"].cpu(), case.ranges, SCHEDULE_KEYS)
         require_tensors(run, results, {"schedule": (torch.int32, (case.ranges + 1, 2))})
         require_bits("the schedule", {"schedule": expected}, {"schedule": results["schedule"].cpu()})
         return []
@@ -176,7 +176,7 @@ def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:
         return _build(subject, FlatCase("", "", case.wrapper, 3, 16), 0).arguments
     arguments = _build(subject, PagedCase("", "", case.wrapper, (30, 70), next_n=2, clean=True), 0).arguments
     lens = arguments["context_lens"]
-    return arguments | {"schedule_meta": schedule(lens.cpu(), 4, UNIT).to(lens.device)}
+    return arguments | {"schedule_meta": schedule(lens.cpu(), 4, SCHEDULE_KEYS).to(lens.device)}
 
 
 MQA_LOGITS = Family(

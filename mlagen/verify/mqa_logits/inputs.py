@@ -269,18 +269,18 @@ def build_schedule(case: ScheduleCase, facts: LogitsFacts, device: str) -> Input
     return Inputs(facts, arguments, placed={"context_lens": placed})
 
 
-def schedule(context_lens: torch.Tensor, ranges: int, unit: int) -> torch.Tensor:
+def schedule(context_lens: torch.Tensor, ranges: int, block: int) -> torch.Tensor:
     """The schedule of lengths, i32 [ranges + 1, 2], a range at a time."""
     longest = context_lens.amax(1) if context_lens.dim() == 2 and len(context_lens) else context_lens.flatten()
-    units = [-(-min(max(length, 0), MOST_KEYS) // unit) for length in longest.tolist()]
+    kv_blocks = [-(-min(max(length, 0), MOST_KEYS) // block) for length in longest.tolist()]
     starts, total = [], 0
-    for count in units:
+    for count in kv_blocks:
         starts.append(total)
         total += count
     rows = []
     for number in range(ranges + 1):
         target = number * total // ranges
         inside = min(target, total - 1)
-        found = [at for at, count in enumerate(units) if starts[at] <= inside < starts[at] + count]
+        found = [at for at, count in enumerate(kv_blocks) if starts[at] <= inside < starts[at] + count]
         rows.append((found[0], target - starts[found[0]]) if found else (0, 0))
     return torch.tensor(rows, dtype=torch.int32)

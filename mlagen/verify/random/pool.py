@@ -154,7 +154,7 @@ class Run:
 
     Args:
         plan: of the run.
-        say: is told each line of a failure, and how it goes on.
+        say: is called with each line of a failure, and how it goes on.
     """
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
@@ -276,7 +276,7 @@ def random_calls(plan: Plan, say: Callable[[str], None]) -> Report:
 
     Args:
         plan: of the run.
-        say: is told each line of a failure.
+        say: is called with each line of a failure.
 
     Raises:
         ToolError: a process broke outside any call.

@@ -192,7 +192,7 @@ class Tester:
     ) -> Tally:
         """Makes up to `most` calls of a shape from the number `first` on, as many as begin within so many seconds.
 
-        `begins` is told of each before it begins. With `stop` a wrong one is the last.
+        `begins` is called with each before it begins. With `stop` a wrong one is the last.
         """
         tally, number = Tally(), first
         start = time.monotonic()

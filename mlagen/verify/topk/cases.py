@@ -169,7 +169,7 @@ def _prefill_cases(big: bool) -> Iterator[SelectCase]:
         yield case(f"layout: {layout}", "rows may lie apart, 2^30 elements too", layout=layout, tile=small)
         yield case(f"layout: long rows {layout}", "rows may lie apart", **_LONG, layout=layout, tile=small)
     for layout in ("slice", "odd"):
-        yield case(f"out: {layout}", "results go where they are told, and nowhere else", out=layout, k=77)
+        yield case(f"out: {layout}", "results go to the tensors that are passed, and nowhere else", out=layout, k=77)
     yield case("rows: none", "no rows, no results", rows=0)
     yield case("columns: none", "rows without columns pick nothing", columns=0)
     yield case("again", "two calls give the same bits", check="determinism", **_TIED, tile=small)
@@ -284,7 +284,7 @@ def _page_cases(big: bool) -> Iterator[SelectCase]:
     yield case("pages: none", "a page table without columns names nothing", pages=0)
     for batches in ("mapped", "outside"):
         yield case(f"batches: {batches}", "a row of a batch that is not there names nothing", batches=batches)
-    promise = "a row's page table begins where it is told, else where its columns do"
+    promise = "a row's page table begins at the given column, else at the row's first"
     yield case("row starts", promise, starts=(0, 7, 100, 299), lens=(300, 60, 250, 5))
     yield case("page starts", promise, page_starts=(0, 3, 280, NEGATIVE))
     yield case(
@@ -326,7 +326,7 @@ def _merge_cases(big: bool) -> Iterator[MergeCase]:
     for layout in ("slice", "odd", "far"):
         yield case(f"layout: {layout}", "rows may lie apart", layout=layout)
     for layout in ("slice", "odd"):
-        yield case(f"out: {layout}", "results go where they are told, and nowhere else", out=layout, k=77)
+        yield case(f"out: {layout}", "results go to the tensors that are passed, and nowhere else", out=layout, k=77)
     yield case("own results", "tensors of the wrapper's own", given=False)
     yield case("rows: none", "no rows, no results", rows=0)
     yield case("again", "two calls give the same bits", check="determinism", scores="ties")

@@ -73,7 +73,7 @@ def test_flashmlas_fp8_kernel_is_a_peer_with_q_of_either_dtype(
     error = trial.checked(peer, call)
     assert 0.005 < error < (0.015 if shape.q == "e4m3" else 0.05)
     with pytest.raises(WrongResultError, match="wrong result: error"):
-        trial.checked(trial.entrants[0], call)  # that is held to more
+        trial.checked(trial.entrants[0], call)  # which has a tighter limit
     with pytest.raises(WrongResultError, match="wrong result: error"):
         trial.checked(peer, lambda: call() * 1.1)
 

@@ -176,7 +176,9 @@ def _candidate_cases(wrapper: str, scored: FlatCase | PagedCase, big: bool) -> I
         promise = "in pieces a call picks what it picks at once"
         yield case(f"pieces: {room}", promise, room=room)
     for layout in ("slice", "odd"):
-        yield case(f"out: {layout}", "results go where they are told, and nowhere else", out=layout, k=33, room=2)
+        yield case(
+            f"out: {layout}", "results go to the tensors that are passed, and nowhere else", out=layout, k=33, room=2
+        )
     yield case("own results", "a tensor of the wrapper's own", out="", gives=())
     yield case("workspace", "logits go through a given workspace, whose size changes no bit", check="workspace")
 

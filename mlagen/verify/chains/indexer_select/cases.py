@@ -72,7 +72,7 @@ def _flat_cases(big: bool) -> Iterator[PickCase]:
     yield case("slots: page of one", "of any page size", gives=("slots", "scores"), own_table=1)
     for layout in ("slice", "odd"):
         yield case(f"layout: q {layout}", "rows of q may lie apart", {"q": layout}, room=2)
-        promise = "results go where they are told, and nowhere else"
+        promise = "results go to the tensors that are passed, and nowhere else"
         yield case(f"out: {layout}", promise, out=layout, gives=("scores", "slots"), own_table=7, k=33, room=2)
     yield case("own results", "a tensor of the wrapper's own", out="", gives=())
     yield case("workspace", "logits go through a given workspace, whose size changes no bit", check="workspace")
@@ -127,7 +127,7 @@ def _paged_cases(big: bool) -> Iterator[PickCase]:
     yield case("slots: own table", "slots by another page table", gives=("slots",), own_table=7)
     yield case("slots: mapped", "of the request that row_to_batch names", gives=("slots",), mapped=True, room=2)
     for layout in ("slice", "odd"):
-        promise = "results go where they are told, and nowhere else"
+        promise = "results go to the tensors that are passed, and nowhere else"
         yield case(f"out: {layout}", promise, out=layout, gives=("scores", "slots"), k=33, room=2)
     yield case("own results", "a tensor of the wrapper's own", out="", gives=())
     yield case("workspace", "logits go through a given workspace, whose size changes no bit", check="workspace")
@@ -158,7 +158,7 @@ def _block_cases(wrapper: str, big: bool) -> Iterator[PickCase]:
     for room in (1, 3):
         yield case(f"pieces: {room}", "in pieces a call keeps what it keeps at once", room=room)
     for layout in ("slice", "odd"):
-        yield case(f"out: {layout}", "blocks go where they are told, and nowhere else", out=layout, room=2)
+        yield case(f"out: {layout}", "blocks go to the tensors that are passed, and nowhere else", out=layout, room=2)
     if wrapper == PAGED:
         for next_n, tokenwise in ((3, False), (6, False), (2, True)):
             how = {"next_n": next_n, "tokenwise": tokenwise}
