@@ -17,9 +17,17 @@ settings.load_profile("house")
 
 
 @pytest.fixture(scope="session")
-def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder for compiled kernels, by content. The workers of a run share it; it is empty when the run begins."""
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the workers of a run share, for `once.once`. It is empty when the run begins."""
     base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "compiled"
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def compiled(shared: Path) -> Path:
+    """A folder for compiled kernels, by content. The workers of a run share it; it is empty when the run begins."""
+    folder = shared / "compiled"
     folder.mkdir(exist_ok=True)
     return folder

@@ -1,4 +1,4 @@
-"""Wheels of specs, each written once."""
+"""Wheels of specs, each written once by the workers of a run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from once import once
 from padded_spec import spec_of
 
 from mlagen.emit import render
@@ -20,29 +21,27 @@ WheelOf = Callable[[str], Path]
 
 
 @pytest.fixture(scope="session")
-def wheel_of(tmp_path_factory: pytest.TempPathFactory) -> WheelOf:
+def wheel_of(shared: Path) -> WheelOf:
     """The wheel of one of the specs that come with mlagen, or of the padded one, by the spec's name."""
-    folder = tmp_path_factory.mktemp("wheels")
-    made: dict[str, Path] = {}
+    folder = shared / "wheels"
+    folder.mkdir(exist_ok=True)
 
-    def wheel(name: str) -> Path:
-        if name not in made:
-            plan = load_plan(spec_of(name, folder))
-            proved = Proofs(ROOT / "generated").tritons(rendered_key(render(plan)))
-            made[name] = write_wheel(*engine_wheel(plan, "vllm", proved or TRITONS), folder)
-        return made[name]
+    def make(name: str) -> str:
+        plan = load_plan(spec_of(name, folder))
+        proved = Proofs(ROOT / "generated").tritons(rendered_key(render(plan)))
+        return str(write_wheel(*engine_wheel(plan, "vllm", proved or TRITONS), folder))
 
-    return wheel
+    return lambda name: Path(once(folder / f"{name}.json", lambda: make(name)))
 
 
 @pytest.fixture(scope="session")
-def unpacked(wheel_of: WheelOf, tmp_path_factory: pytest.TempPathFactory) -> WheelOf:
+def unpacked(wheel_of: WheelOf, shared: Path) -> WheelOf:
     """The folder with a wheel's files, by the spec's name."""
-    folder = tmp_path_factory.mktemp("unpacked")
+    folder = shared / "unpacked"
+    folder.mkdir(exist_ok=True)
 
-    def unpack(name: str) -> Path:
-        if not (folder / name).exists():
-            zipfile.ZipFile(wheel_of(name)).extractall(folder / name)
-        return folder / name
+    def make(name: str) -> str:
+        zipfile.ZipFile(wheel_of(name)).extractall(folder / name)
+        return str(folder / name)
 
-    return unpack
+    return lambda name: Path(once(folder / f"{name}.json", lambda: make(name)))

@@ -6,16 +6,13 @@ Over a stand-in for vLLM 0.26 and 0.33 everywhere; over vLLM's own Python where 
 
 from __future__ import annotations
 
-import functools
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from once import findings
 from padded_spec import BOTH, spec_of
 from rotation import some
 
@@ -37,8 +34,7 @@ of_package = pytest.mark.parametrize("name", some(NAMES, 3))
 of_engine = pytest.mark.parametrize("engine", ["0.26", "0.33", "vllm"])
 
 
-@functools.cache
-def probe(folder: Path, name: str, engine: str, what: str, invariant: str = "0") -> dict[str, Any]:
+def probe(folder: Path, name: str, engine: str, what: str, invariant: str = "0") -> Any:
     """The probe's findings."""
     environment = dict(os.environ) | {"VLLM_BATCH_INVARIANT": invariant}
     if engine == "vllm":
@@ -46,11 +42,8 @@ def probe(folder: Path, name: str, engine: str, what: str, invariant: str = "0")
             pytest.skip("MLAGEN_VLLM names no vLLM")
         environment["PYTHONPATH"] = environment["MLAGEN_VLLM"]
     capability = "9.0" if name == "dsv3_prefill_tma" else "8.6"
-    command = [sys.executable, str(PROBE), str(folder), f"mlagen_vllm_{name}", engine, capability, what]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    command = [str(PROBE), str(folder), f"mlagen_vllm_{name}", engine, capability, what]
+    return findings(folder, command, environment, invariant)
 
 
 @of_package

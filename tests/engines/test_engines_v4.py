@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from once import findings
 
 from mlagen.cli import main
 
@@ -21,14 +18,9 @@ OWN = "DeepseekV4FlashMLAAttention"
 pytestmark = pytest.mark.interpreter
 
 
-@functools.cache
 def probe(folder: Path, engine: str, capability: str) -> dict[str, Any]:
     """The probe's findings."""
-    command = [sys.executable, str(PROBE), str(folder), "mlagen_vllm_dsv4_flash", engine, capability]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return findings(folder, [str(PROBE), str(folder), "mlagen_vllm_dsv4_flash", engine, capability])
 
 
 @pytest.mark.parametrize("engine", ["0.26", "0.33"])

@@ -6,15 +6,12 @@ Over a stand-in for vLLM 0.26 and 0.33 everywhere; over vLLM's own Python where 
 
 from __future__ import annotations
 
-import functools
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from once import findings
 from rotation import some
 
 PROBE = Path(__file__).with_name("vllm_probe.py")
@@ -30,7 +27,6 @@ of_package = pytest.mark.parametrize("name", some(NAMES, 3))
 of_engine = pytest.mark.parametrize("engine", ENGINES)
 
 
-@functools.cache
 def probe(
     folder: Path, name: str, engine: str, capability: str = "8.6", what: str = "attention", said: str = ""
 ) -> dict[str, Any]:
@@ -41,10 +37,8 @@ def probe(
         if "MLAGEN_VLLM" not in environment:
             pytest.skip("MLAGEN_VLLM names no vLLM")
         environment["PYTHONPATH"] = environment["MLAGEN_VLLM"]
-    command = [sys.executable, str(PROBE), str(folder), f"mlagen_vllm_{name}", engine, capability, what]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    command = [str(PROBE), str(folder), f"mlagen_vllm_{name}", engine, capability, what]
+    found: dict[str, Any] = findings(folder, command, environment, said)
     return found
 
 
@@ -148,7 +142,7 @@ def test_places_of_indices_are_vllms_by_the_packages_function_if_it_has_one(
 def test_the_platforms_own_list_is_joined_where_vllm_has_no_backend(
     name: str, capability: str, taken: list[str], unpacked
 ) -> None:
-    names = probe(unpacked(name), name, "0.33", capability)["registered"]["names"]
+    names = probe(unpacked(name), name, "0.33", capability, "registration")["registered"]["names"]
     assert [one for one in names if not one.startswith("MLAGEN")] == taken
 
 

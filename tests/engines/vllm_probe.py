@@ -383,6 +383,9 @@ def main(folder: str, name: str, engine: str, capability_name: str, what: str) -
         with package._launch.planned_for(package._launch.facts_of("sm80")):
             print(json.dumps(vllm_indexer.look(package.SPEC["spec"])))
         return
+    if what == "registration":
+        print(json.dumps(found))
+        return
     backend = importlib.import_module(f"{name}.backend")
     package = importlib.import_module(f"{name}.{name.removeprefix('mlagen_vllm_')}")
     spec = package.SPEC["spec"]
