@@ -10,7 +10,12 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from once import once
+
 from mlagen import diffs
+from mlagen.emit import render
+from mlagen.plan import load_plan
+from mlagen.proofs import rendered_key
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "generated"
@@ -33,6 +38,11 @@ def package_of(name: str) -> Path:
     folder = FOLDERS[spec_of(name).parent] / name
     kept = diffs.diff_of(folder)
     return diffs.write_whole(kept, Path(_unpacked.name)) if kept.exists() else folder
+
+
+def key_of(name: str, shared: Path) -> str:
+    """The proofs' key of a spec's package, which the workers of a run compute once."""
+    return str(once(shared / f"key-{name}.json", lambda: rendered_key(render(load_plan(spec_of(name))))))
 
 
 PACKAGES = [package_of(path.stem) for path in SPECS]

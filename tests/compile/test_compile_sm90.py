@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from enumerated import enumerate_package, write_package
@@ -27,6 +29,16 @@ TAIL = (
     "is_async=True)\n"
 )
 SHARED_MODULES = ("_index_union_sm90", "_sparse_fwd_sm90_shared")
+
+
+@functools.cache
+def proofs() -> Proofs:
+    return Proofs(Path(__file__).parents[2] / "generated")
+
+
+def known(key: str) -> Any:
+    """Figures of a checked-in kernel, if it is one. A sample of them is compiled again in every run."""
+    return proofs().measured(key, installed().version)
 
 
 def products(taken: Resources) -> int:
@@ -154,10 +166,8 @@ def written(tmp_path, pytestconfig):
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("glm53_fp8", "glm53", "dsv41", "glm5_prefill")),
     ],
 )  # with columns behind V, and without, 528 bytes a token or two caches as well; dense; multi-head, 192/128 and 256/256
-def test_they_fit(written, compiled, name, pytestconfig):
-    """Figures of checked-in kernels are looked up. A sample of them is compiled again in every run."""
-    package, proofs = written(name), Proofs(pytestconfig.rootpath / "generated")
-    known = lambda key: proofs.measured(key, installed().version)  # noqa: E731
+def test_they_fit(written, compiled, name):
+    package = written(name)
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
     # Barriers, and the arguments that partitions pass: two layouts have most of these.
     package.check(results, slack=640)
@@ -167,7 +177,7 @@ def test_scores_over_e4m3_are_products_of_e4m3(written, compiled):
     package = written("dsv3_fp8")
     names = ("_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts")
     assert {job.module for job in package.jobs} == set(names)
-    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
     package.check(results, slack=832)  # barriers and arguments, and scratch of Triton's
     taken = {(one.kernel, one.instructions["QGMMA"], one.instructions["HGMMA"]) for one in results}
     assert taken == {(f"{name}_kernel", qgmma, 64) for name, qgmma in zip(names, (36, 36, 72), strict=True)}
@@ -176,7 +186,7 @@ def test_scores_over_e4m3_are_products_of_e4m3(written, compiled):
 def test_sparse_decode_kernels_for_e4m3_q_fit(written, compiled):
     package = written("dsv32_fp8_tensor")
     jobs = [job for job in package.jobs if job.module == "_sparse_decode_sm90_e4m3"]
-    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled)
+    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled, known=known)
     replace(package, jobs=jobs).check(results, slack=832)  # some may spill around the loop of steps
     assert {(taken.instructions["QGMMA"], taken.instructions["HGMMA"]) for taken in results} == {(36, 64)}
 
@@ -192,7 +202,7 @@ def test_sparse_decode_kernels_for_e4m3_q_fit(written, compiled):
 )  # halves that differ, blocks of 32, columns of V and K that a row has not, a short tail
 def test_those_of_other_dims_fit(written, compiled, name, dims):
     package = written(name, dims=dims)
-    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
     package.check(results, slack=640)
 
 
@@ -207,7 +217,7 @@ def test_those_of_other_dims_fit(written, compiled, name, dims):
 )  # rows at 8 bytes, and of one scale a tensor
 def test_those_over_rows_of_e4m3_of_other_dims_fit(written, compiled, cache, dims):
     package = written("dsv32_fp8", dims=dims, cache=cache)
-    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
     package.check(results, slack=640)
 
 
@@ -222,7 +232,7 @@ def test_those_over_rows_of_e4m3_of_other_dims_fit(written, compiled, cache, dim
 )
 def test_those_that_store_other_partials_fit(written, compiled, name, partials):
     package = written(name, partials=partials)
-    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
     package.check(results, slack=640)
 
 
@@ -237,7 +247,7 @@ def test_shared_index_prefill_fits(written, compiled, name, group):
         "_index_union_kernel",
         "_sparse_fwd_recompute_kernel",
     }
-    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
     package.check(results, slack=512)
 
 
@@ -256,7 +266,7 @@ def test_kernels_with_exact_rescaling_fit(written, compiled, name, group, kernel
         found for text in texts for found in re.findall(r"RESCALE_THRESHOLD_LOG2 = gl.constexpr\((\d+)\)", text)
     ]
     assert thresholds == ["0"] * kernels
-    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
     package.check(results, slack=640)
 
 

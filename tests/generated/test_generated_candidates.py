@@ -42,6 +42,8 @@ def test_a_decode_step_attends_to_the_best_keys_of_the_best_blocks(package: Path
         ("+ columns % CANDIDATE_BLOCK", "+ (columns + 1) % CANDIDATE_BLOCK", "picks"),
     ],
 )
+@pytest.mark.slow
+@pytest.mark.mutants
 def test_broken_kernels_are_noticed(package: Path, old: str, new: str, fault: str) -> None:
     kernels = package / "_candidates_kernels.py"
     text = kernels.read_text()

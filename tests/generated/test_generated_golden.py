@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 
 import pytest
-from checked_in import FOLDERS, PACKAGES, ROOT, SPECS
+from checked_in import FOLDERS, PACKAGES, ROOT, SPECS, key_of
 
 from mlagen import diffs
 from mlagen.emit import compare, render
 from mlagen.plan import load_plan
-from mlagen.proofs import NAME, Proofs, rendered_key
+from mlagen.proofs import NAME, Proofs
 
 MODULES = [path for package in PACKAGES for path in sorted(package.glob("*.py"))]
 
 
+proofs = functools.cache(Proofs)
+
+
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
-def test_a_package_equals_the_rendering_of_its_spec_and_proofs(path):
+def test_a_package_equals_the_rendering_of_its_spec_and_proofs(path, shared):
     plan, folder = load_plan(path), FOLDERS[path.parent]
-    tritons = Proofs(folder).tritons(rendered_key(render(plan)))
+    tritons = proofs(folder).tritons(key_of(path.stem, shared))
     drifts = compare(render(plan, tritons), folder / path.stem)
     report = "".join(f"{drift.path.relative_to(ROOT)}: {drift.kind}\n{drift.diff()[:2000]}" for drift in drifts)
     assert not drifts, f"fix with: mlagen build {path.relative_to(ROOT)} --out {folder.relative_to(ROOT)}\n{report}"

@@ -37,6 +37,8 @@ def test_prefill_and_decode_attend_to_the_tokens_of_the_best_pools(package: Path
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["prefill", "decode", "decode", "three drafts"]
 
 
+@pytest.mark.slow
+@pytest.mark.mutants
 @pytest.mark.interpreter
 def test_another_transform_of_the_query_is_noticed(package: Path) -> None:
     kernels = package / "_kpool_kernels.py"
