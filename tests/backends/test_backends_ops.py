@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, get_args
 
 import pytest
 import torch
-from checked_in import SPECS
+from checked_in import SPECS, spec_of
 from rotation import some
 
 from mlagen.backends import files
@@ -17,17 +18,22 @@ from mlagen.backends.parts.ops import EITHER, OVER_LATENT, Operator, operators, 
 from mlagen.emit import render
 from mlagen.emit.render import bodies
 from mlagen.errors import ToolError
-from mlagen.plan import OPS, Op, OpsPlan, load_plan, make_plan
+from mlagen.plan import OPS, Op, OpsPlan, Plan, load_plan, make_plan
 from mlagen.spec.models import WrapperName
 
-PLANS = {path.stem: make_plan(load_plan(path).spec.model_copy(update={"ops": True})) for path in SPECS}
-by_spec = pytest.mark.parametrize("name", some(PLANS, 12))
+by_spec = pytest.mark.parametrize("name", some([path.stem for path in SPECS], 12))
 PLAN = OpsPlan("odd", {"D_V.value": 96, "WINDOW": None}, OPS)
+
+
+@cache
+def plan_of(name: str) -> Plan:
+    """The plan of a spec with operators."""
+    return make_plan(load_plan(spec_of(name)).spec.model_copy(update={"ops": True}))
 
 
 def wrappers(name: str) -> Iterator[tuple[str, ast.FunctionDef, list[Operator]]]:
     """Every wrapper of a package, its module, and its operators."""
-    plan = PLANS[name]
+    plan = plan_of(name)
     assert plan.ops is not None
     for file, body, _ in bodies(files(plan)):
         for node in ast.parse(body).body if not file.name.startswith("_") else ():
@@ -56,10 +62,10 @@ def takes_pair(argument: ast.arg) -> bool:
 @by_spec
 def test_every_wrapper_has_an_operator_that_torch_reads(name: str) -> None:
     found = {(module, node.name): [parsed(one) for one in ops] for module, node, ops in wrappers(name)}
-    assert {wrapper for _, wrapper in found} == set(PLANS[name].spec.wrappers)
+    assert {wrapper for _, wrapper in found} == set(plan_of(name).spec.wrappers)
     pairs = {node.name for _, node, _ in wrappers(name) if any(map(takes_pair, node.args.args))}
     assert bool(pairs) is (
-        PLANS[name].takes_pair and bool((OVER_LATENT | {"decode_attention_fwd"}) & {*PLANS[name].spec.wrappers})
+        plan_of(name).takes_pair and bool((OVER_LATENT | {"decode_attention_fwd"}) & {*plan_of(name).spec.wrappers})
     )
     for (_, wrapper), schemas in found.items():
         takers = [taker for taker in OPS[wrapper].results.values() if taker]
@@ -147,8 +153,8 @@ def test_a_written_argument_that_a_wrapper_does_not_take_is_named() -> None:
 
 @by_spec
 def test_without_ops_a_package_has_no_trace_of_them(name: str) -> None:
-    with_ops = {file.name: file.text for file in render(PLANS[name]).files}
-    plan = make_plan(PLANS[name].spec.model_copy(update={"ops": False}))
+    with_ops = {file.name: file.text for file in render(plan_of(name)).files}
+    plan = make_plan(plan_of(name).spec.model_copy(update={"ops": False}))
     without = {file.name: file.text for file in render(plan).files}
     assert set(with_ops) - set(without) == {"ops.py"}
     assert {file for file in without if without[file] != with_ops[file]} == {"__init__.py"}

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from checked_in import package_of
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from mlagen.verify.worker import import_package
 
@@ -137,6 +135,8 @@ def test_meta_tensors_give_shapes_dtypes_and_strides() -> None:
 
 
 def test_sizes_may_be_symbols() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx  # slow to import
+
     """A trace of 3 tokens holds for any number, and so do the sizes that fakes give."""
     with imported("odd"):
         operators = torch.ops.odd
@@ -152,6 +152,8 @@ def test_sizes_may_be_symbols() -> None:
 
 
 def test_a_compiled_call_is_one_graph_for_any_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.testing import CompileCounterWithBackend  # slow to import
+
     with imported("odd") as package, without_kernels(package, monkeypatch):
         torch._dynamo.reset()
         counter = CompileCounterWithBackend("aot_eager")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from checked_in import PACKAGES
+from checked_in import PACKAGES, package_of
 from rotation import drawn
 
 from mlagen.bench import load_package
@@ -23,7 +23,6 @@ PROVEN = Path(__file__).with_name("proven.py")
 OTHERS = [default_cache_dir() / "triton" / version for version in TRITONS]
 OLDEST_MINOR, NEWEST_MINOR = minor(TRITONS[0]), minor(TRITONS[-1])
 SOME = [folder for folder in PACKAGES if folder.name in drawn([folder.name for folder in PACKAGES], 3)]
-TRITONS_OF = {folder.name: load_package(folder).root.SPEC["triton"] for folder in PACKAGES}
 
 WITHIN = ("3.6.0", "3.8.0+git123", "3.9.7", "3.9.0rc1")
 OUTSIDE = ("3.5.1", "3.10.0.dev20270101", "4.0", "main")
@@ -46,7 +45,7 @@ def said(
 
 def warnings_of(name: str, version: str) -> list[list[str]]:
     """The warnings of a package under a Triton: one, of the line that imports it, unless SPEC names the version."""
-    known = TRITONS_OF[name]
+    known = load_package(package_of(name)).root.SPEC["triton"]
     if set(minors([version])) <= set(known):
         return []
     slower = "" if OLDEST_MINOR <= minor(version) <= NEWEST_MINOR else ", and each launch takes the host longer"
