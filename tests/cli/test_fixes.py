@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from cli_specs import WRITER, Run
+from rotation import some
 
 from mlagen import GENERATOR
 from mlagen.emit.render import GENERATED
@@ -136,7 +137,7 @@ def fix_of(done: subprocess.CompletedProcess) -> str:
     return found[-1]
 
 
-@pytest.mark.parametrize("what", CHECKED)
+@pytest.mark.parametrize("what", some(CHECKED, 4))
 def test_a_checks_fix_mends_what_it_found(shell, what: str) -> None:
     happen, command, words = CHECKED[what]
     happen()

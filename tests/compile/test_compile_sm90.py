@@ -177,7 +177,7 @@ def test_scores_over_e4m3_are_products_of_e4m3(written, compiled):
     package = written("dsv3_fp8")
     names = ("_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts")
     assert {job.module for job in package.jobs} == set(names)
-    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
+    results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled)
     package.check(results, slack=832)  # barriers and arguments, and scratch of Triton's
     taken = {(one.kernel, one.instructions["QGMMA"], one.instructions["HGMMA"]) for one in results}
     assert taken == {(f"{name}_kernel", qgmma, 64) for name, qgmma in zip(names, (36, 36, 72), strict=True)}
@@ -186,7 +186,7 @@ def test_scores_over_e4m3_are_products_of_e4m3(written, compiled):
 def test_sparse_decode_kernels_for_e4m3_q_fit(written, compiled):
     package = written("dsv32_fp8_tensor")
     jobs = [job for job in package.jobs if job.module == "_sparse_decode_sm90_e4m3"]
-    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled, known=known)
+    results = compile_jobs(package.folder, jobs, workers=1, cache_dir=compiled)
     replace(package, jobs=jobs).check(results, slack=832)  # some may spill around the loop of steps
     assert {(taken.instructions["QGMMA"], taken.instructions["HGMMA"]) for taken in results} == {(36, 64)}
 
