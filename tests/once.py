@@ -31,7 +31,7 @@ def findings(folder: Path, command: Sequence[str], env: Mapping[str, str] | None
     """The last line that a Python script prints, as JSON. It runs once for each command and setting.
 
     Args:
-        folder: whose neighbour keeps the findings.
+        folder: of the files that the script takes; the findings are kept next to it.
         command: the script and its arguments.
         env: the script's environment; None: this process's.
         setting: the part of the environment that differs between runs.
