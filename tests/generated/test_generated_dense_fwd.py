@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checked_in import package_of
 
 from mlagen.compile.worker import load_package
 
-PACKAGE: Any = load_package(Path(__file__).parents[2] / "generated" / "dsv3_prefill_tma")
+PACKAGE: Any = load_package(package_of("dsv3_prefill_tma"))
 LAUNCH, DENSE_FWD, TILES = PACKAGE._launch, PACKAGE.dense_fwd, PACKAGE.dense_fwd._tiles
 SM90 = LAUNCH.DeviceFacts("sm90", 132, sm90=True)
 DESCRIPTOR = "portable_descriptor"  # the kernel of aligned calls on targets with descriptors
