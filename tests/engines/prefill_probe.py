@@ -226,14 +226,14 @@ def main(folder: str, name: str, engine: str, capability_name: str, what: str) -
     targets = package.SPEC["spec"]["targets"]
     target = "sm90" if what == "invariance" else "sm80" if "sm80" in targets else "sm100"
     backend, qk, v = module.PrefillBackend, sizes["qk_head_dim"], sizes["v_head_dim"]
-    if what == "refusals":
-        found: Any = refusals(backend, engine, qk, v)
-    else:
-        with package._launch.planned_for(package._launch.facts_of(target)):
-            found = invariance(backend, qk, v) if what == "invariance" else attention(backend, qk, v)
-            if engine == "vllm" and what == "attention":
-                found["forward"] = prefill_forward.forward(make(backend, qk, v), attend)
-    print(json.dumps(found))
+    with package._launch.planned_for(package._launch.facts_of(target)):
+        if what == "invariance":
+            print(json.dumps(invariance(backend, qk, v)))
+            return
+        found = attention(backend, qk, v)
+        if engine == "vllm":
+            found["forward"] = prefill_forward.forward(make(backend, qk, v), attend)
+    print(json.dumps({"attention": found, "refusals": refusals(backend, engine, qk, v)}))
 
 
 if __name__ == "__main__":

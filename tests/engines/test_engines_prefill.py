@@ -61,7 +61,7 @@ def test_custom_stands_for_the_backend_unless_another_plugin_took_it(name: str, 
 @of_package
 @of_engine
 def test_every_gpu_with_kernels_and_every_model_with_such_heads_is_taken(name: str, engine: str, unpacked) -> None:
-    found = probe(unpacked(name), name, engine, "refusals")
+    found = probe(unpacked(name), name, engine, "calls")["refusals"]
     lacking = {"7.5"} | (WITHOUT_DESCRIPTORS if name == "dsv3_prefill_tma" else set())
     taken = {capability for capability, reasons in found.items() if capability[0].isdigit() and not reasons}
     assert taken == {"8.0", "8.6", "8.9", "9.0", "10.0", "10.3", "12.0", "12.1"} - lacking
@@ -80,7 +80,7 @@ def test_every_gpu_with_kernels_and_every_model_with_such_heads_is_taken(name: s
 @of_package
 @of_engine
 def test_new_tokens_and_chunks_of_a_context_are_attention(name: str, engine: str, unpacked) -> None:
-    found = probe(unpacked(name), name, engine, "attention")
+    found = probe(unpacked(name), name, engine, "calls")["attention"]
     for error, lse_error in (found["new"], found["chunks"][:2], found["chunks"][2:]):
         assert error < MOST
         assert lse_error < MOST_LSE

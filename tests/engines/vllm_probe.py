@@ -389,6 +389,10 @@ def main(folder: str, name: str, engine: str, capability_name: str, what: str) -
     backend = importlib.import_module(f"{name}.backend")
     package = importlib.import_module(f"{name}.{name.removeprefix('mlagen_vllm_')}")
     spec = package.SPEC["spec"]
+    if what == "order":
+        with package._launch.planned_for(package._launch.facts_of("sm80")):
+            print(json.dumps({"reordered": reordered(backend.Backend, spec)}))
+        return
     found["refusals"] = refusals(backend.Backend, spec)
     found["graphs"] = str(backend.MetadataBuilder._cudagraph_support)
     with package._launch.planned_for(package._launch.facts_of("sm80")):
