@@ -122,6 +122,7 @@ def _measured(
             "topk",
             "indexer_select",
             "candidates",
+            "layer",
         ]
     ),
     help="Only this family of kernels; repeatable.",

@@ -41,8 +41,8 @@ def test_variants_are_of_both_alignments_and_of_each_dtype(every: Enumerated) ->
     check_every_list(every)
     assert {module for module, _ in every.kernels} == {"_compressor_kernels", "_indexer_compressor_kernels"}
     for target in every.jobs:
-        # Two tiles of states; three of rows and two of keys, and one of each without aligned loads.
-        kernels = (("_save_states_kernel", "FP32", 2, 2), ("_compress_kernel", "FP32_ANGLES", 5, 2))
+        # Two tiles of states; three of rows and four of keys, and one of each without aligned loads.
+        kernels = (("_save_states_kernel", "FP32", 2, 2), ("_compress_kernel", "FP32_ANGLES", 7, 2))
         for kernel, flag, tiles, unaligned in kernels:
             names = (flag, "ALIGNMENT", "PDL")
             given = [tuple(dict(job.constexprs)[name] for name in names) for job in every.of(target, kernel)]
@@ -68,10 +68,16 @@ def test_a_package_has_the_kernels_of_its_wrappers(tmp_path) -> None:
         assert {one for _, one in found} == {kernel}
 
 
-def test_a_thread_has_the_window_of_its_columns() -> None:
+def test_tiles_follow_the_width_of_a_row() -> None:
     family = make_plan(compressing()).of(CompressorPlan)
-    for tiles, warps in ((family.row_tiles, 4), (family.key_tiles, 1)):
+    for tiles, widest, fewest in ((family.row_tiles, 4, 4), (family.key_tiles, 2, 1)):
         (few, many), (long, long_many) = tiles
-        assert (few.num_warps, many.num_warps, long.num_warps) == (warps, warps, 4 * warps)
-        assert (few.block_w, long.block_w) == (8, 16)
-        assert long_many == few
+        assert (few.num_warps, many.num_warps, long.num_warps, long_many.num_warps) == (
+            widest,
+            fewest,
+            4 * fewest,
+            fewest,
+        )
+        assert (few.block_w, long.block_w, long_many.block_w) == (8, 8, 8)
+        assert many.block_w < few.block_w
+        assert [tile.apart for tile in (few, many, long, long_many)] == [False, False, True, False]

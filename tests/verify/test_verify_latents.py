@@ -1,4 +1,4 @@
-"""Latents: their reference against loops, their cases, and packages held to them."""
+"""Latents: their reference against loops, their cases, and packages that they check."""
 
 import math
 from pathlib import Path
@@ -66,7 +66,7 @@ def write(parent: Path, name: str, *args: Any) -> Path:
     return parent / name
 
 
-def held(package: Path, **choices: Any) -> None:
+def check_cases(package: Path, **choices: Any) -> None:
     results = verify_package(package, workers=1, **choices)
     assert len(results) > 6
     assert [str(error) for error in mismatches(results)] == []
@@ -135,13 +135,13 @@ def test_a_spec_without_the_wrappers_has_no_cases():
 @by_share
 def test_a_package_holds_its_cases(name, tmp_path, choose):
     # Of targets one without e4m3 and one that rounds to it.
-    held(write(tmp_path, name), targets=["sm80", "sm90"] if name == "v41" else ["sm90"], choose=choose)
+    check_cases(write(tmp_path, name), targets=["sm80", "sm90"] if name == "v41" else ["sm90"], choose=choose)
 
 
 @pytest.mark.parametrize("wrapper", some([POOL, INSERT], 1))
 def test_each_wrapper_alone_holds_its_cases(wrapper, tmp_path):
     only = ["latents: typical*", "latents: rows*", "latents: latents*", "latents refuses: compress_ratio*"]
-    held(write(tmp_path, "mixed", (wrapper,)), targets=["sm90"], only=only)
+    check_cases(write(tmp_path, "mixed", (wrapper,)), targets=["sm90"], only=only)
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from mlagen.bench.peers.dense_decode import (
 from mlagen.bench.roofline import ROOFS, Roof
 from mlagen.bench.shapes import TENSOR_SCALE
 from mlagen.bench.trial import BATCH_INVARIANT, OURS, Setting
+from mlagen.errors import UsageError
 from mlagen.layout import CacheLayout
 from mlagen.layout.codec import read
 from mlagen.spec import Spec, load
@@ -287,6 +288,10 @@ def test_packages_with_dense_decode_attention_alone_are_measured(path: Path) -> 
     said = load(path).model_dump(mode="json")
     facts = Facts.of(said)
     package = BenchPackage(ROOT / "generated" / path.stem, ModuleType(path.stem), facts, said)
+    if said["cache"] and any(field.get("tensor") for field in said["cache"]["layout"]["fields"]):
+        with pytest.raises(UsageError, match="benchmarks take one tensor"):
+            shapes_of(package, ["dense_decode"])
+        return
     measured = facts.kind == "dense" and "flash_mla_with_kvcache" in facts.wrappers
     assert bool(shapes_of(package, ["dense_decode"])) == measured
     assert not (measured and shapes_of(package, ["sparse_decode", "decode", "prefill"]))
