@@ -27,7 +27,7 @@ def drawn(names: Iterable[str], number: int) -> list[str]:
 
 def some(names: Iterable[str], number: int) -> list[Any]:
     """Parameters of a test: a number of names for each commit, and the others in the slow run."""
-    every = list(names)
+    every = sorted(names)
     taken = drawn(every, number)
     return [pytest.param(name, marks=[] if name in taken else pytest.mark.slow) for name in every]
 
