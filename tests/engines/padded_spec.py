@@ -1,6 +1,6 @@
 """Specs by name: those that come with mlagen, and three others.
 
-One has padded rows, one is for ranks with a common context, and one has a cache and prefills before absorption.
+One has padded rows, one cannot share a context among ranks, and one has a cache and prefills before absorption.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PADDED_LAYOUT = """
       - {kind: pad, bytes: 128}
 """
 
-SHARED = "dsv32_shared"  # over bf16 rows, with the owner filter of indices
+UNSHARED = "dsv32_unshared"  # without the owner filter of indices
 
 BOTH = "dsv3_both"  # decodes over a cache, and prefills before absorption
 HEADS = """
@@ -37,11 +37,10 @@ wrappers:
 
 def spec_of(name: str, folder: Path) -> Path:
     """The file of a spec; those that do not come with mlagen are written into the folder."""
-    if name == SHARED:
-        text = (ROOT / "specs" / "dsv32.yaml").read_text(encoding="utf-8").replace("name: dsv32 ", f"name: {SHARED} ")
-        wrapper = "  - concat_and_cache_mla "
-        path = folder / f"{SHARED}.yaml"
-        path.write_text(text.replace(wrapper, f"  - triton_convert_req_index_to_global_index\n{wrapper}", 1), "utf-8")
+    if name == UNSHARED:
+        text = (ROOT / "specs" / "dsv32.yaml").read_text(encoding="utf-8").replace("name: dsv32 ", f"name: {UNSHARED} ")
+        path = folder / f"{UNSHARED}.yaml"
+        path.write_text(text.replace("  - triton_convert_req_index_to_global_index\n", "", 1), "utf-8")
         return path
     if name == BOTH:
         text = (ROOT / "specs" / "dsv3.yaml").read_text(encoding="utf-8").replace("name: dsv3\n", f"name: {BOTH}\n", 1)

@@ -87,7 +87,7 @@ def test_ranks_that_share_a_context_merge_to_the_whole(name: str, engine: str, u
     assert found["uneven tokens"] == "q: got 5 tokens of 2 requests, takes as many of each"
 
 
-@pytest.mark.parametrize("name", ["dsv32_fp8", "glm53_fp8_vllm", "dsv32_shared"])
+@pytest.mark.parametrize("name", ["dsv32_fp8", "glm53_fp8_vllm", "dsv32"])
 @of_one_engine
 def test_ranks_that_share_a_context_of_sparse_attention_merge_to_the_whole(name: str, engine: str, unpacked) -> None:
     found = probe(unpacked(name), name, engine)
@@ -100,7 +100,7 @@ def test_ranks_that_share_a_context_of_sparse_attention_merge_to_the_whole(name:
 
 @of_engine
 def test_without_an_owner_filter_no_ranks_share_a_context(engine: str, unpacked) -> None:
-    assert not probe(unpacked("dsv32"), "dsv32", engine)["can share a context"]
+    assert not probe(unpacked("dsv32_unshared"), "dsv32_unshared", engine)["can share a context"]
 
 
 @pytest.mark.parametrize("name", ["dsv3", "dsv3_fp8"])
@@ -118,7 +118,9 @@ def test_logits_on_sm100_are_refused_at_start(unpacked) -> None:
         probe(unpacked("dsv32"), "dsv32", "0.33", "10.0", "indexer", "MLAGEN_INDEXER=1")
 
 
-@pytest.mark.parametrize(("name", "whose"), [("dsv32", "vLLM's"), ("dsv32_fp8", "mlagen_vllm_dsv32_fp8.dsv32_fp8")])
+@pytest.mark.parametrize(
+    ("name", "whose"), [("dsv32_unshared", "vLLM's"), ("dsv32_fp8", "mlagen_vllm_dsv32_fp8.dsv32_fp8")]
+)
 @of_engine
 def test_places_of_indices_are_vllms_by_the_packages_function_if_it_has_one(
     name: str, whose: str, engine: str, unpacked

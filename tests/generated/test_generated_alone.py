@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from checked_in import PACKAGES
+from checked_in import ONE_TENSOR as PACKAGES
 
 ALONE = Path(__file__).with_name("alone.py")
 by_package = pytest.mark.parametrize("package", PACKAGES, ids=lambda path: path.name)

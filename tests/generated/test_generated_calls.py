@@ -15,7 +15,8 @@ import pytest
 import torch
 import triton
 from alone import arguments
-from checked_in import PACKAGES, package_of
+from checked_in import ONE_TENSOR as PACKAGES
+from checked_in import package_of
 from noted import Launched, checked_calls, copied, in_words, on_a_device, tensors_in
 from rotation import some
 from torch._subclasses import FakeTensorMode

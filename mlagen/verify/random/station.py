@@ -75,7 +75,7 @@ def stations_of(folder: str, package: ModuleType, device: str, only: Sequence[st
     spec = package.SPEC["spec"]
     found = []
     for family in KERNELS:
-        if not family.cases(spec, "cpu"):
+        if family.name not in DRAWS or not family.cases(spec, "cpu"):
             continue
         kernels = [spec["targets"][0]] if device == "cpu" else [FREE]
         if device == "cuda" and launch_of(package).device_facts(torch.device("cuda", 0)).sm90:
