@@ -18,7 +18,7 @@ from mlagen.verify.call.subject import kernels_of
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("forced.py")
-# Those that are kept whole, and one whose kernels no other has.
+# The whole packages, and dsv3_prefill_tma with its own kernels.
 PACKAGES = sorted(["dsv3_prefill_tma", *(path.parent.name for path in (ROOT / "generated").glob("*/__init__.py"))])
 QUICK = ("dsv3_fp8", "dsv32_fp8_tensor", "dsv32")  # which have most kernels between them
 PORTABLE = ("portable", "portable_descriptor")

@@ -1,4 +1,4 @@
-"""Latents: their reference against loops, their cases, and packages that they check."""
+"""Latents: their reference against loops, their cases, and the cases of packages."""
 
 import math
 from pathlib import Path
