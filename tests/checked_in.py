@@ -46,4 +46,3 @@ def key_of(name: str, shared: Path) -> str:
 
 
 PACKAGES = [package_of(path.stem) for path in SPECS]
-ONE_TENSOR = [folder for folder in PACKAGES if folder.name != "ckv_kpe"]  # its calls take a tensor more than upstream's

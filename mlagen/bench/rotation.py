@@ -50,13 +50,18 @@ class Angles:
         return torch.cat([left, torch.view_as_real(pairs * factor).flatten(-2)], -1)
 
 
+def angle_table(positions: int, columns: int, device: torch.device) -> torch.Tensor:
+    """Angles of positions, f32 [positions, columns]: cosines, then sines."""
+    half = columns // 2
+    angle = torch.arange(positions, device=device)[:, None] * 1e4 ** (-torch.arange(half, device=device) / half)
+    return torch.cat([angle.cos(), angle.sin()], 1).float()
+
+
 def make_angles(facts: Facts, tokens: int, device: torch.device) -> Angles | None:
     """Random positions and a table; None where attention does not rotate its output."""
     if not facts.out_rope:
         return None
-    half = facts.out_rope // 2
-    angle = torch.arange(POSITIONS, device=device)[:, None] * 1e4 ** (-torch.arange(half, device=device) / half)
-    table = torch.cat([angle.cos(), angle.sin()], 1).float()
+    table = angle_table(POSITIONS, facts.out_rope, device)
     return Angles(torch.randint(0, POSITIONS, (tokens,), device=device), table)
 
 

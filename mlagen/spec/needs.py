@@ -13,7 +13,7 @@ class Needs(NamedTuple):
         attention: kinds of attention that it computes; empty if it computes none.
         rows: needs latent rows: model.kv_lora_rank and model.v_head_dim.
         cache: needs the layout of the cache.
-        tensors: also takes a cache whose fields lie in several tensors.
+        tensors: also takes a cache with fields in several tensors.
         rope: needs the pairs of columns that RoPE rotates.
         gptj: needs pairs of neighbours, 2i and 2i + 1, also of the row.
         multi_head: needs the dims of multi-head attention.

@@ -259,7 +259,7 @@ def differences(wheel: Path) -> Iterator[str]:
 def signatures() -> dict[str, Parameters]:
     """Return the parameters of each wrapper, from the first package that has it."""
     sys.path.append(str(ROOT / "tests"))
-    from checked_in import ONE_TENSOR as PACKAGES
+    from checked_in import PACKAGES
 
     from mlagen.compile.worker import load_package
 

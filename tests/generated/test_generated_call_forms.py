@@ -12,8 +12,7 @@ from functools import cache
 import call_forms
 import pytest
 from call_forms import Call, Form, Parameters, Wrapper
-from checked_in import ONE_TENSOR as PACKAGES
-from checked_in import package_of
+from checked_in import PACKAGES, package_of
 
 from mlagen.compile.worker import load_package
 from mlagen.verify.call.facts import Facts

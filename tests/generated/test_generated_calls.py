@@ -14,25 +14,16 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import triton
-from alone import arguments
-from checked_in import ONE_TENSOR as PACKAGES
-from checked_in import package_of
+from checked_in import PACKAGES, package_of
 from noted import Launched, checked_calls, copied, in_words, on_a_device, tensors_in
 from rotation import some
 from torch._subclasses import FakeTensorMode
 from triton.backends.nvidia import driver as nvidia
+from valid_calls import calls_of
 
 TOKENS, HEADS, TOPK, ROWS = 2, 128, 256, 512
 Call = dict[str, Any]
 INSTALLED = tuple(map(int, triton.__version__.split(".")[:2]))
-
-
-def calls_of(package: ModuleType) -> Iterator[tuple[str, Call]]:
-    """A valid call of each wrapper, by name."""
-    for name, call in arguments(package).items():
-        if package.SPEC.get("layout") == "fp8_per_tensor" and "cache" in name and "with" not in name:
-            call["scale"] = torch.ones(1)
-        yield name, call
 
 
 @pytest.fixture

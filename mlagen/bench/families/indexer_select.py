@@ -95,8 +95,7 @@ def pick_call(shape: PickShape, package: BenchPackage, inputs: PickInputs, **mor
     one, out, function = inputs.logits, inputs.indices, package.wrapper(shape.kind)
     if one.block_table is None:
         return lambda: function(one.q, one.keys, one.weights, one.start, one.end, shape.topk, out=out, **more)
-    sms = torch.cuda.get_device_properties(out.device).multi_processor_count
-    schedule = package.wrapper(scored.SCHEDULE)(one.end, one.size, sms)
+    schedule = scored.schedule_of(package.wrapper(scored.SCHEDULE), one.end, one.size)
     values, scales = (None if part is None else part.view(*one.end.shape, *part.shape[1:]) for part in one.q)
     pages = (one.cache, one.weights, one.end, one.block_table, schedule, one.context)
     return lambda: function((values, scales), *pages, shape.topk, out=out, **more)

@@ -19,7 +19,7 @@ from mlagen.bench.families.indexer_select import PAGED
 from mlagen.bench.families.sparse_decode import WRAPPER as ATTEND
 from mlagen.bench.families.sparse_decode import Cached, SparseDecodeInputs, contexts_needed, reference
 from mlagen.bench.package import BenchPackage
-from mlagen.bench.rotation import Angles
+from mlagen.bench.rotation import Angles, angle_table
 from mlagen.bench.shapes import default_heads, empty_cache, fill, sets_needed, shuffled_pages, slots_of
 from mlagen.bench.trial import OURS, Call, Entrant, Family, Setting, Trial
 from mlagen.layout.codec import planes_of
@@ -89,7 +89,7 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class Scored:
-    """What the indexer of a layer reads besides keys.
+    """Inputs of a layer's indexer besides keys.
 
     Attributes:
         q: bf16 [T, heads, columns].
@@ -121,7 +121,7 @@ class LayerInputs:
         made: the inputs of the compressor's calls for rows.
         rows: the second cache and room for the slots of the rows that each token attends to, i32 [T, 1, picked].
         table: i32 [T, pages] of the rows and of keys.
-        scored: what the indexer reads; None: tokens attend to every row, whose slots are in `rows`.
+        scored: inputs of the indexer; None: tokens attend to every row, and `rows` has the slots.
         angles: positions, and the table of angles.
         sink: f32 [num_heads].
     """
@@ -178,11 +178,6 @@ def compressor_calls(
     return calls
 
 
-def schedule_of(make: Callable[..., Any], lengths: torch.Tensor, size: int) -> Any:
-    """The schedule of paged logits, which engines make once for all layers of a step."""
-    return make(lengths, size, torch.cuda.get_device_properties(lengths.device).multi_processor_count)
-
-
 def ours(shape: LayerShape, package: BenchPackage, inputs: LayerInputs) -> Call:
     """The step by the package's functions."""
     insert, query, pick, attend = (package.wrapper(name) for name in (PADDED, QUERY, PAGED, ATTEND))
@@ -204,7 +199,7 @@ def ours(shape: LayerShape, package: BenchPackage, inputs: LayerInputs) -> Call:
     main = inputs.window.view(dtype)
     if indexed is not None:
         keys = keys_of(package)
-        schedule = schedule_of(package.wrapper(scored.SCHEDULE), indexed.lengths, keys.block_size)
+        schedule = scored.schedule_of(package.wrapper(scored.SCHEDULE), indexed.lengths, keys.block_size)
         asked = query_arguments(keys, angles.positions, indexed.q, angles.table, indexed.weights)
         pages = keys.rows(indexed.pages)[:, :, None]
         room = {"out": indexed.picks, "slots": rows.indices[:, 0], "row_to_batch": inputs.requests}
@@ -223,7 +218,7 @@ def ours(shape: LayerShape, package: BenchPackage, inputs: LayerInputs) -> Call:
 
 
 class _Caches:
-    """The caches of many requests, whose pages are in no order. Input sets are runs of requests."""
+    """The caches of many requests, with pages in no order. Input sets are runs of requests."""
 
     def __init__(self, setting: Setting, shape: LayerShape) -> None:
         self.setting, self.shape, self.package = setting, shape, setting.package
@@ -244,10 +239,7 @@ class _Caches:
         self.window_table = shuffled_pages(self.count, self.last, device=self.device)
         self.window = empty_cache(self.main.layout, self.window_table.numel(), self.main.block_size, self.device)
         fill_with(self.main, self.window)
-        rope = self.package.facts.d_rope
-        steps = 1e4 ** (-torch.arange(rope // 2, device=self.device) / (rope // 2))
-        angle = torch.arange(shape.context, device=self.device)[:, None] * steps
-        self.angles = torch.cat([angle.cos(), angle.sin()], 1).float()
+        self.angles = angle_table(shape.context, self.package.facts.d_rope, self.device)
 
     @property
     def sets(self) -> int:
@@ -255,7 +247,7 @@ class _Caches:
         return max(2, self.count // self.shape.requests)
 
     def _window_slots(self, contexts: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Slots of positions [T, any] in the window's cache, whose tables begin at a request's last pages."""
+        """Slots of positions [T, any] in the window's cache. Its tables begin at a request's last pages."""
         size = self.main.block_size
         first = self.shape.context // size - self.last
         pages = self.window_table[contexts[:, None], positions // size - first].long()
@@ -335,7 +327,8 @@ class _Caches:
 def layer_error(shape: LayerShape, package: BenchPackage, inputs: LayerInputs, call: Call) -> float:
     """Error of attention's output over rows as they are stored and picked; infinity for too few picks.
 
-    Rows that the step writes are NaN before. What its functions write is compared in benchmarks of their own.
+    Rows that the step writes are NaN before. The values of these rows, and the choice of picks, are compared in the
+    benchmarks of each function.
     """
     written = [(inputs.window, inputs.slots), (inputs.rows, inputs.made.slots[inputs.made.slots >= 0])]
     for cached, slots in written:

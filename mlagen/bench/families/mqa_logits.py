@@ -215,6 +215,11 @@ def make_paged_inputs(
     return found
 
 
+def schedule_of(make: Callable[..., Any], lengths: torch.Tensor, size: int) -> Any:
+    """The schedule of paged logits, which engines make once for all layers of a step."""
+    return make(lengths, size, torch.cuda.get_device_properties(lengths.device).multi_processor_count)
+
+
 def logits_call(
     kind: str, function: Callable[..., Any], schedule: Callable[..., Any] | None, inputs: LogitsInputs
 ) -> Call:
@@ -227,8 +232,7 @@ def logits_call(
     shape = inputs.end.shape
     values, scales = (None if part is None else part.view(*shape, *part.shape[1:]) for part in inputs.q)
     q = values if kind in FP8 else (values, scales)
-    sms = torch.cuda.get_device_properties(inputs.end.device).multi_processor_count
-    metadata = schedule(inputs.end, inputs.size, sms)
+    metadata = schedule_of(schedule, inputs.end, inputs.size)
     pages = (inputs.cache, inputs.weights, inputs.end, inputs.block_table, metadata, inputs.context)
     return lambda: function(q, *pages, clean_logits=False)
 

@@ -10,8 +10,8 @@ import torch
 
 from mlagen.bench.families.compressor import EPS, compress_call
 from mlagen.bench.families.indexer_cache import keys_of, query_arguments
-from mlagen.bench.families.layer import LayerInputs, LayerShape, compressor_calls, schedule_of
-from mlagen.bench.families.mqa_logits import SCHEDULE
+from mlagen.bench.families.layer import LayerInputs, LayerShape, compressor_calls
+from mlagen.bench.families.mqa_logits import SCHEDULE, schedule_of
 from mlagen.bench.package import BenchPackage
 from mlagen.bench.peers.compressor import OPS, SIZES
 from mlagen.bench.peers.libraries import (

@@ -14,7 +14,7 @@ from mlagen.plan.tiles.windows import CompressTile, warps_of
 from mlagen.spec import Spec
 
 POOL, INSERT = "fused_save_compress_norm", "rope_quant_insert"
-INSERT_TILE = (1, 1)  # a latent and a warp, of which many programs run at once
+INSERT_TILE = (1, 1)  # a latent and a warp: many such programs run at once
 BLOCK_W = 2  # tokens of a group that are loaded at once: V4.1's groups have one or two
 
 

@@ -1,4 +1,4 @@
-"""Launch parameters of kernels whose programs take a window of tokens each."""
+"""Launch parameters of kernels with a window of tokens for each program."""
 
 from __future__ import annotations
 

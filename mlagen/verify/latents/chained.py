@@ -17,7 +17,7 @@ from mlagen.verify.latents.groups import EPS, PoolInputs
 from mlagen.verify.latents.side import INSERT, KEYS, POOL
 from mlagen.verify.paged.pages import TENSOR_SCALE
 
-DRAFTS = 3  # tokens of a step, of which the first is kept
+DRAFTS = 3  # tokens of a step; the first one is kept
 SIZE = 16  # rows of a page
 WRONG = 3.0  # added to kv and scores of a draft
 
@@ -38,7 +38,7 @@ def _steps(case: PoolCase) -> Iterator[Step]:
 
 
 class _Requests:
-    """Requests with the kv and scores of their tokens, and caches for what is made of them."""
+    """Requests with the kv and scores of their tokens, and caches for latents, rows and keys."""
 
     def __init__(self, run: Run[PoolCase, PoolInputs]) -> None:
         self.run, self.case, self.side = run, run.case, run.inputs.side
