@@ -362,7 +362,7 @@ def _entries(composition: Mapping[str, Any], columns: Mapping[str, int]) -> tupl
             plane, name = number, item.get("tensor")
             if name is not None and not _absent(item, columns):
                 if composition.get("planar_fields"):
-                    message = f"got {name}; takes none with planar_fields, whose rows lie in the cache tensor"
+                    message = f"got {name}; takes none with planar_fields: their bytes lie in the cache tensor"
                     raise LayoutError(message, key, index, "tensor")
                 if name not in tensors:
                     tensors.append(name)

@@ -48,12 +48,13 @@ class Forced(NamedTuple):
 
 
 class DeviceFacts(NamedTuple):
-    """A device as the tile tables know it: the row to read, and its number of multiprocessors."""
+    """A device as the tile tables know it: the row to read, and what else they ask."""
 
     target: str
     multiprocessors: int
     pdl: bool = False  # whether a kernel can begin while the one before it still runs
     sm90: bool = False  # whether it runs the sm90 kernels
+    memory_rate: int = 0  # GB/s of its memory; 0: not known
     forced: Forced = Forced()
 
     @property
@@ -121,10 +122,15 @@ def _read_facts(device: torch.device) -> DeviceFacts:
     target = supports(name)
     if target is None:
         raise ValueError(f"device: got {name}, takes one of {', '.join(TARGETS)}")
-    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    properties = torch.cuda.get_device_properties(device)
     compiles = not triton.knobs.runtime.interpret  # the interpreter knows neither of these two
     pdl, sm90 = compiles and target in PDL_TARGETS, compiles and name == "sm90" and has_gluon()
-    return DeviceFacts(target, multiprocessors, pdl, sm90)
+    return DeviceFacts(target, properties.multi_processor_count, pdl, sm90, _memory_rate(properties))
+
+
+def _memory_rate(properties: Any) -> int:
+    """GB/s of a device's memory, which sends twice a cycle; 0 where torch tells no clock (kHz) and bus (bits)."""
+    return 2 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0) // 8_000_000
 
 
 @functools.cache

@@ -244,13 +244,13 @@ def _cut(
     """(number, floor): the k largest of a row's candidates go to the other half; later ones have to exceed `floor`."""
     BLOCK: tl.constexpr = REPS * SPANS * COLUMNS
     tl.debug_barrier()  # other warps' writes are read
-    held = Row(buffer_ptr + offset, count * 0, count)
-    keys = _load_keys(held, 0, GROUP, REPS, SPANS)
+    kept = Row(buffer_ptr + offset, count * 0, count)
+    keys = _load_keys(kept, 0, GROUP, REPS, SPANS)
     low, high, above, passing = _search(keys, floor, k, 0)
     starts, total = _span_starts(keys, low, high, SPANS)
     other = BLOCK - offset
     _append(
-        held, 0, ids_ptr + offset, buffer_ptr + other, ids_ptr + other, starts, low, high, k - above,
+        kept, 0, ids_ptr + offset, buffer_ptr + other, ids_ptr + other, starts, low, high, k - above,
         True, GROUP, REPS, SPANS,
     )  # fmt: skip
     return _number(total, k - above), tl.where(passing >= k, low, floor)
@@ -372,8 +372,8 @@ def _topk_kernel(
             )  # fmt: skip
             index = columns - row.first
             if IS_LONG:
-                held = tl.load(ids_ptr + offset + columns, mask=picked & buffered, other=0)  # [SPANS, COLUMNS]
-                index = tl.where(buffered, held - row.first, index)
+                stored = tl.load(ids_ptr + offset + columns, mask=picked & buffered, other=0)  # [SPANS, COLUMNS]
+                index = tl.where(buffered, stored - row.first, index)
             _write(outputs, pages, place, index, picks, picked)
             starts += flags
         _fill(outputs, _number(total, k - above), k)

@@ -31,12 +31,6 @@ GONE = {
     "run_both": "run_keys_query",
     "both_tile": "keys_query_tile",
 }
-# In kernels with a GPU record of their text, which a new name would end.
-RECORDED = {
-    "mlagen/runtime/_topk_kernels.py": {"held"},
-    "templates/sm90/mqa_logits.py.jinja": {"held"},
-    "templates/sm90/topk.py.jinja": {"_select_held"},
-}
 # A kernel is FAMILY_sm90_VARIANT.
 TURNED_NAME = re.compile(r"(?:^|_)sm90_(?:topk|mqa_logits|dense_decode|dense_fwd|sparse_fwd|sparse_decode)(?:_|$)")
 FILES = (
@@ -78,8 +72,7 @@ def test_identifiers_have_no_word_that_is_gone() -> None:
     for path in FILES:
         name = path.relative_to(ROOT).as_posix()
         names = identifiers(path.read_text(encoding="utf-8"), is_python=path.suffix == ".py")
-        assert RECORDED.get(name, set()) <= names
-        found += [f"{name}: {fault}" for fault in faults(names - RECORDED.get(name, set()))]
+        found += [f"{name}: {fault}" for fault in faults(names)]
     assert found == []
 
 

@@ -183,7 +183,7 @@ class DenseDecodeDriver(Driver):
         """The sm90 kernel of calls of these sizes; over e4m3, with a q of the model's dtype."""
         module = vars(self._module)
         if "_sm90_kernel" in module:
-            return str(module["_sm90_kernel"](tokens * self._max_keys(counts), num_heads, False))
+            return str(module["_sm90_kernel"](self.facts, tokens * self._max_keys(counts), num_heads, False))
         swap_ab = num_heads <= max(module.get("SWAP_AB_ROWS", (0,)))
         return "sm90_swap_ab" if swap_ab else SM90
 

@@ -32,23 +32,30 @@ class Rows64Row(TableRow):
 
     Attributes:
         max_rows: heads of query tokens of a KV head; None: any.
+        max_rate: GB/s of the device's memory; None: any.
         min_keys: keys that the block tables of all requests of such a call name, with a q of e4m3; None: none does.
         min_keys_parts: likewise with a q that is two values of e4m3.
     """
 
     max_rows: int | None
+    max_rate: int | None
     min_keys: int | None
     min_keys_parts: int | None
 
 
-# From where programs of 64 rows have enough to do on an H200: keys, times a request's blocks of 64 rows, are 80K with a
-# q of e4m3, and 256K where a program begins by splitting it.
+# From where programs of 64 rows have enough to do. Two programs of 32 rows read the same keys, one of them from L2, so
+# they wait less for memory: the slower it is, the later 64 rows win. Measured on an H100 (3,352 GB/s) and on an H200
+# (4,800). More than 128 rows have half of its keys, for at least twice as many blocks of 64.
+SLOW_MEMORY = 4000
 ROWS64_CALLS = (
-    Rows64Row(ROWS_32, None, None),
-    Rows64Row(64, 80 * 1024, 256 * 1024, tritons=ROWS64_TRITONS),
-    Rows64Row(128, 40 * 1024, 128 * 1024, tritons=ROWS64_TRITONS),
-    Rows64Row(None, 20 * 1024, 64 * 1024, tritons=ROWS64_TRITONS),
-    Rows64Row(None, None, None),
+    Rows64Row(ROWS_32, None, None, None),
+    Rows64Row(64, SLOW_MEMORY, 192 * 1024, 384 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(64, None, 80 * 1024, 256 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(128, SLOW_MEMORY, 48 * 1024, 112 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(128, None, 40 * 1024, 128 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(None, SLOW_MEMORY, 24 * 1024, 56 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(None, None, 20 * 1024, 64 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(None, None, None, None),
 )
 
 
@@ -68,11 +75,12 @@ def rows64_text(calls: Sequence[Rows64Row], *, q_in_parts: bool) -> Iterator[str
     kinds += [("2-byte values", [row.min_keys_parts for row in calls])] if q_in_parts else []
     for q, fewest in kinds:
         said = (
-            f"{most_text(row.max_rows)}: {'none' if keys is None else f'from {keys:,}'}"
+            f"{most_text(row.max_rows)}{'' if row.max_rate is None else f' and {row.max_rate:,} GB/s'}: "
+            f"{'none' if keys is None else f'from {keys:,}'}"
             f"{f' under {span_text(row.tritons)}' if row.tritons else ''}"
             for row, keys in zip(calls, fewest, strict=True)
         )
-        yield f"calls with q of {q} that run the 64-row kernel, by rows and by keys of all requests: {'; '.join(said)}"
+        yield f"calls with q of {q} of the 64-row kernel, by rows, memory and keys of all requests: {'; '.join(said)}"
 
 
 def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:
