@@ -54,7 +54,7 @@ def test_calls_over_e4m3_run_the_kernel_that_fits_them(requests, keys, heads, e4
 
 @pytest.mark.parametrize(
     ("heads", "e4m3", "slow", "fast"),
-    [(64, True, 192, 80), (128, True, 48, 40), (256, True, 24, 20), (64, False, 384, 256), (128, False, 112, 128)],
+    [(64, True, 160, 80), (128, True, 48, 40), (256, True, 24, 20), (64, False, 384, 256), (128, False, 112, 128)],
 )
 def test_slow_memory_moves_the_crossing_to_the_kernel_of_64_rows(heads, e4m3, slow, fast):
     package = load_package(ROOT / "generated" / "dsv3_fp8")

@@ -36,18 +36,18 @@ def test_variants_are_of_both_alignments_and_of_each_dtype_of_angles(every: Enum
     check_every_list(every)
     assert {module for module, _ in every.kernels} == {"_prologue_kernels"}
     for target in every.jobs:
-        for kernel in ("_prologue_heads_kernel", "_prologue_rope_kernel"):
+        for kernel, tiles in (("_prologue_heads_kernel", 2), ("_prologue_rope_kernel", 1)):
             names = ("FP32_ANGLES", "ALIGNMENT", "PDL")
             given = [tuple(dict(job.constexprs)[name] for name in names) for job in every.of(target, kernel)]
             early = [(wide, 16, True) for wide in (False, True)] if target == "sm90" else []
             plain = [(wide, alignment, False) for wide in (False, True) for alignment in (1, 16)]
-            assert sorted(given) == sorted([*plain, *early])
+            assert sorted(given) == sorted([*plain, *early] * tiles)
 
 
 def test_a_package_has_the_kernel_of_its_wrappers() -> None:
     for name in ProloguePlan.WRAPPERS:
         family = make_plan(fused((name,))).of(ProloguePlan)
-        assert (family.heads_tile is not None, family.rope_tile is not None) == (name in OVER_HEADS, name == OVER_ROPE)
+        assert (family.heads_tiles is not None, family.rope_tile is not None) == (name in OVER_HEADS, name == OVER_ROPE)
     assert make_plan(fused(("concat_and_cache_mla",))).find(ProloguePlan) is None
 
 
@@ -56,6 +56,6 @@ def test_a_program_takes_4_kib_of_q_and_no_more_heads_than_the_model_has(
     dims: dict[str, int], heads: int, rope: int
 ) -> None:
     family = make_plan(fused(**dims)).of(ProloguePlan)
-    assert family.heads_tile is not None
+    assert family.heads_tiles is not None
     assert family.rope_tile is not None
-    assert (family.heads_tile.block_h, family.rope_tile.block_h) == (heads, rope)
+    assert [tile.block_h for tile in (*family.heads_tiles, family.rope_tile)] == [1, heads, rope]

@@ -66,6 +66,12 @@ MUTANTS = (
         "*requests: garbage*",
     ),
     _literal("negative requests work", "(request >= 0) & (request", "(request", "*requests: garbage*"),
+    _literal(
+        "a group that began before the call counts as whole",
+        "known & (token - start >=",
+        "known & (token + start >=",
+        DECODE,
+    ),
     _literal("groups of two calls are dropped", "works = (before > 0) & (token < end)", "works = before > 999", DECODE),
     _literal(
         "a group past the call's tokens ends",

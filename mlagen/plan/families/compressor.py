@@ -43,7 +43,7 @@ class CompressorPlan(Family):
     Attributes:
         caches: the caches of attention.
         keys: the indexer's keys, which may be compressed rows, too; None without, or with RoPE of other pairs.
-        save_tiles: the tiles of states: for few tokens, then for many.
+        save_tile: the tile of states.
         row_tiles, key_tiles: the tiles of rows of attention's cache and of the indexer's: of short windows, then of
             long ones; each for few tokens, then for many.
         long_window: most tokens of a short window.
@@ -55,7 +55,7 @@ class CompressorPlan(Family):
 
     caches: Caches
     keys: IndexerRows | None
-    save_tiles: tuple[SaveTile, SaveTile]
+    save_tile: SaveTile
     row_tiles: Tiles
     key_tiles: Tiles
     long_window: int
@@ -78,7 +78,7 @@ class CompressorPlan(Family):
         return cls(
             caches=caches,
             keys=keys,
-            save_tiles=(SaveTile(1, 256, 1), SaveTile(8, 256, 4)),
+            save_tile=SaveTile(4, 128, 2),
             row_tiles=_tiles(dims.kv_lora_rank + dims.qk_rope_head_dim),
             key_tiles=_tiles(keys.indexer.head_dim if keys else 0),
             long_window=LONG_WINDOW,

@@ -14,7 +14,8 @@ from mlagen.plan.tiles.windows import CompressTile, warps_of
 from mlagen.spec import Spec
 
 POOL, INSERT = "fused_save_compress_norm", "rope_quant_insert"
-INSERT_TILE = (1, 1)  # a latent and a warp: many such programs run at once
+INSERT_TILES = (1, 1), (4, 1)  # latents and warps of a program: for few tokens, and for many
+MANY_TOKENS = 8192  # most tokens of a call that has few
 BLOCK_W = 2  # tokens of a group that are loaded at once: V4.1's groups have one or two
 
 
@@ -25,8 +26,10 @@ class LatentsPlan(Family):
     Attributes:
         caches: the caches of attention.
         blocks: blocks of a latent's columns.
-        tile: of the kernel that makes latents.
-        block_t, num_warps: latents that a program inserts, and its warps.
+        one_tile: of the kernel that makes latents, for groups of one token.
+        tiles: for longer groups: for few tokens, then for many.
+        insert_tiles: latents that a program inserts, and its warps; likewise.
+        many_tokens: most tokens of a call that has few.
     """
 
     NAME: ClassVar = "latents"
@@ -34,9 +37,10 @@ class LatentsPlan(Family):
 
     caches: Caches
     blocks: tuple[Chunk, ...]
-    tile: CompressTile
-    block_t: int
-    num_warps: int
+    one_tile: CompressTile
+    tiles: tuple[CompressTile, CompressTile]
+    insert_tiles: tuple[tuple[int, int], tuple[int, int]]
+    many_tokens: int
 
     @property
     def cache(self) -> StoredCache:
@@ -49,6 +53,14 @@ class LatentsPlan(Family):
         if caches is None or not cls.wanted(spec):
             return None
         columns = spec.model.kv_lora_rank + spec.model.qk_rope_head_dim
-        tile, (block_t, num_warps) = CompressTile(BLOCK_W, warps_of(columns)), INSERT_TILE
+        warps = warps_of(columns)
+        one, many, few = (CompressTile(BLOCK_W, max(1, warps // part)) for part in (4, 2, 1))
         blocks = make_chunks([("row", columns)], 0)
-        return cls(caches=caches, blocks=blocks, tile=tile, block_t=block_t, num_warps=num_warps)
+        return cls(
+            caches=caches,
+            blocks=blocks,
+            one_tile=one,
+            tiles=(few, many),
+            insert_tiles=INSERT_TILES,
+            many_tokens=MANY_TOKENS,
+        )

@@ -18,6 +18,7 @@ OVER_ROPE = "concat_and_cache_mla_rope_fused"
 ROPE_BLOCK_T = 2  # rows of the cache that a program takes beside programs of RoPE columns
 HEADS_BYTES = 4096  # of Q that a program of one warp takes
 MOST_HEADS = 16
+FEW_TOKENS = 16  # most tokens of a call that is bound by the latency of a program
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class ProloguePlan(Family):
     Attributes:
         caches: the caches; rows go to the first.
         latent: blocks of Q's columns that RoPE leaves as they are.
-        heads_tile: the tile of calls that take whole heads; None without a wrapper of them.
+        heads_tiles: the tiles of calls that take whole heads, few tokens and then many; None without a wrapper of them.
         rope_tile: the tile of calls that take Q's RoPE columns only; None likewise.
+        few_tokens: most tokens of a call that has few.
     """
 
     NAME: ClassVar = "prologue"
@@ -53,15 +55,16 @@ class ProloguePlan(Family):
 
     caches: Caches
     latent: tuple[Chunk, ...]
-    heads_tile: PrologueTile | None
+    heads_tiles: tuple[PrologueTile, PrologueTile] | None
     rope_tile: PrologueTile | None
+    few_tokens: int
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> ProloguePlan | None:
         """Derives the numbers; see `Family`."""
         if caches is None or not cls.wanted(spec):
             return None
-        dims = spec.model
+        dims, columns = spec.model, spec.model.kv_lora_rank + spec.model.qk_rope_head_dim
 
         def tile(columns: int, block_t: int) -> PrologueTile:
             fitting = max(1, HEADS_BYTES // ITEMSIZE // next_power_of_2(columns))
@@ -70,6 +73,7 @@ class ProloguePlan(Family):
         return cls(
             caches=caches,
             latent=make_chunks([("nope", dims.kv_lora_rank)], 0),
-            heads_tile=tile(dims.kv_lora_rank + dims.qk_rope_head_dim, 1) if {*OVER_HEADS} & {*spec.wrappers} else None,
+            heads_tiles=(PrologueTile(1, 1), tile(columns, 1)) if {*OVER_HEADS} & {*spec.wrappers} else None,
             rope_tile=tile(dims.qk_rope_head_dim, ROPE_BLOCK_T) if OVER_ROPE in spec.wrappers else None,
+            few_tokens=FEW_TOKENS,
         )

@@ -49,7 +49,7 @@ class Rows64Row(TableRow):
 SLOW_MEMORY = 4000
 ROWS64_CALLS = (
     Rows64Row(ROWS_32, None, None, None),
-    Rows64Row(64, SLOW_MEMORY, 192 * 1024, 384 * 1024, tritons=ROWS64_TRITONS),
+    Rows64Row(64, SLOW_MEMORY, 160 * 1024, 384 * 1024, tritons=ROWS64_TRITONS),
     Rows64Row(64, None, 80 * 1024, 256 * 1024, tritons=ROWS64_TRITONS),
     Rows64Row(128, SLOW_MEMORY, 48 * 1024, 112 * 1024, tritons=ROWS64_TRITONS),
     Rows64Row(128, None, 40 * 1024, 128 * 1024, tritons=ROWS64_TRITONS),

@@ -73,7 +73,7 @@ def _cases(side: PrologueSide, wrapper: str, case: Make) -> Iterator[PrologueCas
     yield case("norms", "norms may have weights", weights=both)
     yield case("model's own heads", "the model's number of heads", heads=side.facts.num_heads, tokens=3)
     for heads in (1, 3, 17):
-        yield case(f"heads: {heads}", "any number of heads", heads=heads, tokens=3)
+        yield case(f"heads: {heads}", "any number of heads", heads=heads)
     yield case(
         "chain",
         "rows that are gathered, and attention over them, are plain torch's",
