@@ -122,15 +122,11 @@ def _read_facts(device: torch.device) -> DeviceFacts:
     target = supports(name)
     if target is None:
         raise ValueError(f"device: got {name}, takes one of {', '.join(TARGETS)}")
-    properties = torch.cuda.get_device_properties(device)
+    gpu = torch.cuda.get_device_properties(device)
     compiles = not triton.knobs.runtime.interpret  # the interpreter knows neither of these two
     pdl, sm90 = compiles and target in PDL_TARGETS, compiles and name == "sm90" and has_gluon()
-    return DeviceFacts(target, properties.multi_processor_count, pdl, sm90, _memory_rate(properties))
-
-
-def _memory_rate(properties: Any) -> int:
-    """GB/s of a device's memory, which sends twice a cycle; 0 where torch tells no clock (kHz) and bus (bits)."""
-    return 2 * getattr(properties, "memory_clock_rate", 0) * getattr(properties, "memory_bus_width", 0) // 8_000_000
+    rate = 2 * getattr(gpu, "memory_clock_rate", 0) * getattr(gpu, "memory_bus_width", 0) // 8_000_000  # by kHz, bits
+    return DeviceFacts(target, gpu.multi_processor_count, pdl, sm90, rate)
 
 
 @functools.cache
@@ -175,11 +171,9 @@ def hash_functions() -> None:
     would be another in each process, with the order of its first launches.
     """
     for module in (sys.modules.get(f"{__package__}.{name}") for name in MODULES):
-        functions = (
-            [] if module is None else [one for one in vars(module).values() if isinstance(one, _internals.JITCallable)]
-        )
-        for function in functions:
-            hash(function)  # which it keeps
+        for one in [] if module is None else list(vars(module).values()):
+            if isinstance(one, _internals.JITCallable):
+                hash(one)  # which it keeps
 
 
 class Variant(NamedTuple):
@@ -209,8 +203,7 @@ def kernel(function, jit=triton.jit):  # type: ignore[no-untyped-def]
 
 def _arguments_of(function) -> list[str]:  # type: ignore[no-untyped-def]
     """The names of a kernel's run-time arguments."""
-    parameters = inspect.signature(function).parameters.values()
-    return [one.name for one in parameters if one.annotation is not tl.constexpr]
+    return [one.name for one in inspect.signature(function).parameters.values() if one.annotation is not tl.constexpr]
 
 
 @functools.cache

@@ -1,7 +1,5 @@
 """Which kernel a call of dense attention over e4m3 runs, by its sizes and the device's memory."""
 
-from types import SimpleNamespace
-
 import pytest
 from plan_specs import ROOT
 
@@ -65,9 +63,3 @@ def test_slow_memory_moves_the_crossing_to_the_kernel_of_64_rows(heads, e4m3, sl
         for keys, rows in ((thousands * 1024 - 64, 32), (thousands * 1024, 64)):
             found = dense.schedule(facts, 16, 1, 1, heads, 1, 64, keys, False, True, e4m3)
             assert found.tile.block_h == rows, (rate, keys)
-
-
-def test_the_memory_rate_of_a_device_is_that_of_its_clock_and_bus():
-    rate = load_package(ROOT / "generated" / "dsv3_fp8").root._launch._memory_rate
-    assert rate(SimpleNamespace(memory_clock_rate=2619000, memory_bus_width=5120)) == 3352  # an H100 SXM's, by CUDA
-    assert rate(SimpleNamespace()) == 0

@@ -30,6 +30,7 @@ class LatentColumns:
         alignment: known alignment of its addresses, as text.
         there: the mask of loads from rows of tokens, as text.
         inside: the mask of its columns as arguments of a load or store, as text; empty without padding.
+        stored: likewise of the store of a latent, which not every program makes.
     """
 
     name: str
@@ -38,6 +39,7 @@ class LatentColumns:
     alignment: str
     there: str
     inside: str
+    stored: str
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ def _block(chunk: Chunk) -> LatentColumns:
         alignment=alignment_of(chunk.start),
         there=f"there[:, None] & (columns < {end})[None, :]" if chunk.masked else "there[:, None]",
         inside=f", mask=columns < {end}" if chunk.masked else "",
+        stored=f", mask=stored & (columns < {end})" if chunk.masked else ", mask=stored",
     )
 
 
