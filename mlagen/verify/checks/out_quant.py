@@ -60,7 +60,7 @@ def quantised(rotated: torch.Tensor, heads_per_group: int, packed: bool) -> Quan
     values = codes.reshape(tokens, groups, d).transpose(0, 1).contiguous().view(torch.float8_e4m3fn).transpose(0, 1)
     stored = (exponents << 23).reshape(tokens, groups, d // GROUP)
     if packed:
-        parts = exponents.reshape(tokens, groups, -1, 4).long()
+        parts = exponents.reshape(tokens, groups, d // (4 * GROUP), 4).long()
         stored = (parts << torch.tensor([0, 8, 16, 24], device=parts.device)).sum(-1).int()
     rows = -(-tokens // PAD) * PAD
     memory = torch.zeros(groups, stored.shape[2], rows, dtype=torch.int32, device=rotated.device)
