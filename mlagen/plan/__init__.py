@@ -14,6 +14,7 @@ from mlagen.plan.families.kpool import KpoolPlan
 from mlagen.plan.families.latents import LatentsPlan
 from mlagen.plan.families.merge_states import MergeStatesPlan
 from mlagen.plan.families.mqa_logits import MqaLogitsPlan
+from mlagen.plan.families.out_quant import OutQuantPlan
 from mlagen.plan.families.prologue import ProloguePlan
 from mlagen.plan.families.sparse_decode import SparseDecodePlan
 from mlagen.plan.families.sparse_fwd import SparseFwdPlan
@@ -59,6 +60,7 @@ __all__ = [
     "MergeStatesPlan",
     "MqaLogitsPlan",
     "Op",
+    "OutQuantPlan",
     "OpsPlan",
     "Plan",
     "ProloguePlan",

@@ -46,6 +46,7 @@ WrapperName = Literal[
     "compress_norm_rope_store",
     "fused_save_compress_norm",
     "rope_quant_insert",
+    "fused_inv_rope_fp8_quant",
     "compute_global_topk_indices_and_lens",
     "combine_topk_swa_indices",
     "triton_convert_req_index_to_global_index",

@@ -18,6 +18,7 @@ class Needs(NamedTuple):
         gptj: needs pairs of neighbours, 2i and 2i + 1, also of the row.
         multi_head: needs the dims of multi-head attention.
         values: needs the columns of V, of multi-head attention or of latent rows.
+        whole_values: needs a V of all columns of a row, a power of two from 128 on.
         indexer: needs the indexer's dims.
         indexer_rope: needs columns of the indexer that RoPE rotates.
         indexer_cache: dtypes of the indexer's keys that it supports; empty if it reads no keys.
@@ -34,6 +35,7 @@ class Needs(NamedTuple):
     gptj: bool = False
     multi_head: bool = False
     values: bool = False
+    whole_values: bool = False
     indexer: bool = False
     indexer_rope: bool = False
     indexer_cache: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ NEEDS: dict[str, Needs] = {
     "compress_norm_rope_store": Needs(rows=True, cache=True, rope=True, gptj=True),
     "fused_save_compress_norm": Needs(rows=True),
     "rope_quant_insert": Needs(rows=True, cache=True, rope=True),
+    "fused_inv_rope_fp8_quant": Needs(rows=True, rope=True, gptj=True, whole_values=True),
     "compute_global_topk_indices_and_lens": Needs(),
     "combine_topk_swa_indices": Needs(),
     "triton_convert_req_index_to_global_index": Needs(),
@@ -126,6 +129,10 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
             return "multi_head; the spec has none"
         if needs.values and "model" in parts and not parts["model"].kv_lora_rank:
             return "columns of V; the spec has neither multi_head nor model.kv_lora_rank"
+    if needs.whole_values and "model" in parts:
+        found = _missing_columns(parts["model"])
+        if found:
+            return found
     if needs.attention and "attention" in parts:
         attention = parts["attention"]
         if attention is None or attention.kind not in needs.attention:
@@ -148,6 +155,14 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
     if needs.indexer_cache and "indexer_cache" in parts:
         return _missing_keys(needs.indexer_cache, parts["indexer_cache"])
     return None
+
+
+def _missing_columns(model: Any) -> str | None:
+    """Return the requirement on V's columns that a model does not meet, or None."""
+    v, row = model.v_head_dim, model.kv_lora_rank + model.qk_rope_head_dim
+    if v == row and v >= 128 and v & (v - 1) == 0:
+        return None
+    return f"a V of all columns of a row, a power of two from 128 on; V has {v} of {row}"
 
 
 def _missing_keys(dtypes: Sequence[str], cache: Any) -> str | None:

@@ -20,6 +20,7 @@ from mlagen.plan import (
     LatentsPlan,
     MergeStatesPlan,
     MqaLogitsPlan,
+    OutQuantPlan,
     Plan,
     ProloguePlan,
     SparseFwdPlan,
@@ -109,6 +110,7 @@ class TilesModule:
     compressor: CompressorPlan | None
     kpool: Sequence[KpoolTile]
     latents: LatentsPlan | None
+    out_quant: OutQuantPlan | None
     candidates: CandidatesPlan | None
     merges_states: bool
     merges_parts: bool
@@ -207,6 +209,7 @@ def file(plan: Plan) -> GeneratedFile:
         compressor=plan.find(CompressorPlan),
         kpool=kpool.tiles if kpool else (),
         latents=plan.find(LatentsPlan),
+        out_quant=plan.find(OutQuantPlan),
         candidates=plan.find(CandidatesPlan),
         merges_states="merge_attn_states" in plan.spec.wrappers,
         merges_parts="merge_attn_parts" in plan.spec.wrappers,

@@ -14,6 +14,7 @@ from mlagen.plan.families.kpool import KpoolPlan
 from mlagen.plan.families.latents import LatentsPlan
 from mlagen.plan.families.merge_states import MergeStatesPlan
 from mlagen.plan.families.mqa_logits import MqaLogitsPlan
+from mlagen.plan.families.out_quant import OutQuantPlan
 from mlagen.plan.families.prologue import ProloguePlan
 from mlagen.plan.families.sparse_decode import SparseDecodePlan
 from mlagen.plan.families.sparse_fwd import SparseFwdPlan
@@ -34,6 +35,7 @@ FAMILIES: tuple[type[Family], ...] = (
     LatentsPlan,
     MergeStatesPlan,
     MqaLogitsPlan,
+    OutQuantPlan,
     ProloguePlan,
     SparseDecodePlan,
     SparseFwdPlan,

@@ -1,0 +1,1 @@
+"""Attention's output, rotated back and quantised."""
