@@ -33,6 +33,7 @@ MODULES = (
     "indexer_cache.family",
     "kpool.family",
     "latents.family",
+    "out_quant.family",
     "mqa_logits.family",
     "chains.indexer_select.family",
     "chains.candidates.family",

@@ -33,8 +33,9 @@ class OutQuantTile:
     num_warps: int
 
 
-# Few rows: a program a row. Many: tokens fill a sector of scales, whose memory has tokens side by side.
-TILES = (OutQuantTile(512, 1, 1, 1), OutQuantTile(None, 8, 1, 4))
+# A warp with two rows reaches the rate of memory. A call of few rows has a program for each. Of very few, programs with
+# two tokens save some of those for the tokens that scales are rounded up to.
+TILES = (OutQuantTile(128, 2, 1, 1), OutQuantTile(2048, 1, 1, 1), OutQuantTile(None, 1, 2, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
