@@ -166,3 +166,8 @@ def prologue_bytes(tokens: int, heads: int, turned: int, columns: int, row_bytes
     """
     q = 2 * heads * turned * ITEMSIZE
     return write_bytes(tokens, columns, row_bytes) + tokens * (q + SLOT_BYTES + table_bytes)
+
+
+def out_quant_bytes(tokens: int, heads: int, columns: int, table_bytes: int, scale_bytes: int) -> int:
+    """Bytes of quantising an output: rows as read and in e4m3, a scale for 128 columns, angles and positions."""
+    return tokens * (heads * (columns * (ITEMSIZE + 1) + columns // 128 * scale_bytes) + table_bytes + SLOT_BYTES)

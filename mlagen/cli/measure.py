@@ -111,6 +111,7 @@ def _measured(
             "prologue",
             "compressor",
             "latents",
+            "out_quant",
             "kpool",
             "indexer_cache",
             "indices",

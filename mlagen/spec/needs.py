@@ -129,10 +129,8 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
             return "multi_head; the spec has none"
         if needs.values and "model" in parts and not parts["model"].kv_lora_rank:
             return "columns of V; the spec has neither multi_head nor model.kv_lora_rank"
-    if needs.whole_values and "model" in parts:
-        found = _missing_columns(parts["model"])
-        if found:
-            return found
+    if needs.whole_values and "model" in parts and (lacking := _missing_columns(parts["model"])):
+        return lacking
     if needs.attention and "attention" in parts:
         attention = parts["attention"]
         if attention is None or attention.kind not in needs.attention:

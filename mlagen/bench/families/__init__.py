@@ -15,6 +15,7 @@ MODULES = (
     "prologue",
     "compressor",
     "latents",
+    "out_quant",
     "kpool",
     "indexer_cache",
     "indices",

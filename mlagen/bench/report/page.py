@@ -44,6 +44,7 @@ TITLES = {
     "prologue": "Norms, RoPE and insertion of rows",
     "compressor": "Compressor: states, and rows of windows of them",
     "latents": "Latents of groups of tokens, and their insertion",
+    "out_quant": "Attention's output, rotated back and quantised",
     "kpool": "Pools of the indexer's keys",
     "indexer_cache": "The indexer's keys and query",
     "indices": "Index kernels",

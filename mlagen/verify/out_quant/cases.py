@@ -77,17 +77,18 @@ def _cases(side: OutSide, base: OutQuantCase, big: bool) -> Iterator[OutQuantCas
         yield case(f"positions: {positions}", promise, positions=positions)
         yield case(f"positions: {positions}, not quantised", promise, positions=positions, scales=WIDE)
     for rows in ("slice", "odd", "transposed", "far", "same"):
-        tokens = {"tokens": 3} if rows == "far" else {}
-        yield case(f"output {rows}", "tokens and heads of the output may lie apart", rows=rows, **tokens)
+        few = 3 if rows == "far" else base.tokens
+        yield case(f"output {rows}", "tokens and heads of the output may lie apart", rows=rows, tokens=few)
     for tables in ("slice", "odd"):
         yield case(f"angles {tables}", "rows of the table may lie apart", tables=tables)
     yield case("dims named", "the spec's dims may be given", named=True)
-    many = {"tokens": 130, "groups": 4, "width": 4, "rows": "same"}
-    yield case("many rows", "a call of many rows, each of them the same but for its angles", **many)
+    promise = "calls of more rows run other tiles; each row is the same but for its angles"
+    for tokens in (50, 130):
+        yield case(f"{16 * tokens} rows", promise, tokens=tokens, groups=4, width=4, rows="same", every_target=True)
     if big:
-        heads = {"groups": side.heads, "width": 1, "rows": "same"}
-        tokens = 2**31 // (side.columns * side.heads) + 5
-        yield case("far results", "offsets of results are 64 bits wide", tokens=tokens, **heads)
+        tokens, heads = 2**31 // (side.columns * side.heads) + 5, side.heads
+        promise = "offsets of results are 64 bits wide"
+        yield case("far results", promise, tokens=tokens, groups=heads, width=1, rows="same")
         yield case("graph", "a captured call replays on new inputs", check="graph")
     yield case("contract: torch's defaults", "torch's default device is neither read nor changed", check="defaults")
 

@@ -28,7 +28,7 @@ def _powers(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     `draw` gives the tokens angles by which a last column of 448 becomes an ulp of fp32 more, less or neither.
     """
     rows = rows.clamp(-1.0, 1.0)
-    groups = rows.unflatten(-1, (-1, GROUP))  # type: ignore[no-untyped-call]
+    groups = rows.reshape(*rows.shape[:-1], rows.shape[-1] // GROUP, GROUP)
     power = 2.0 ** torch.randint(-60, 100, groups.shape[:-1], generator=generator).double()
     ulp = torch.finfo(rows.dtype).eps * 256.0
     most = LARGEST + ulp * torch.randint(-1, 2, groups.shape[:-1], generator=generator)

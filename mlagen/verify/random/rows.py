@@ -19,6 +19,9 @@ from mlagen.verify.latents.side import INSERT as INSERT_LATENTS
 from mlagen.verify.latents.side import POOL
 from mlagen.verify.latents.side import side_of as latents_side
 from mlagen.verify.merge_states.cases import LSE_PROMISES, PartsCase, StatesCase, value_dims
+from mlagen.verify.out_quant.cases import FP32, PACKED, WIDE, OutQuantCase
+from mlagen.verify.out_quant.inputs import VALUES
+from mlagen.verify.out_quant.side import side_of as out_side
 from mlagen.verify.paged.pages import Pages
 from mlagen.verify.prologue.cases import PrologueCase
 from mlagen.verify.prologue.side import CONCAT as ROPE_FUSED
@@ -150,6 +153,22 @@ def latents(scene: Scene) -> Case:
         slots="shuffled" if slots == "own" else slots,
         positions=call.pick("random", "zero", "garbage", "longer"),
         wide=shape.chance(0.6),
+    )  # fmt: skip
+
+
+def out_quant(scene: Scene) -> Case:
+    """A call that quantises attention's output."""
+    shape, call, side = scene.shape, scene.call, out_side(scene.spec)
+    assert side is not None
+    return OutQuantCase(
+        "", "", call.size(0, 700 if scene.big else 9), call.size(1, 16 if scene.big else 3),
+        call.size(1, 12 if scene.big else 3),
+        scales=shape.pick(FP32, FP32, WIDE, *([PACKED, PACKED] if side.packs else [])),
+        values=call.pick("random", *VALUES),
+        positions=call.pick("random", "zero", "garbage", "longer") if shape.chance(0.7) else "",
+        rows=shape.mostly("contiguous", "slice", "odd", "transposed", "same"),
+        tables=shape.mostly("contiguous", "slice", "odd"),
+        named=call.chance(0.3),
     )  # fmt: skip
 
 

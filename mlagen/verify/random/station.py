@@ -48,6 +48,7 @@ DRAWS: dict[str, Callable[[Scene], Case]] = {
     "prologue": rows.prologue,
     "compressor": rows.compressor,
     "latents": rows.latents,
+    "out_quant": rows.out_quant,
     "kpool": pools.kpool,
     "indices": rows.indices,
     "merge_states": rows.merge_states,
