@@ -33,9 +33,8 @@ class OutQuantTile:
     num_warps: int
 
 
-# A warp with two rows reaches the rate of memory. A call of few rows has a program for each. Of very few, programs with
-# two tokens save some of those for the tokens that scales are rounded up to.
-TILES = (OutQuantTile(128, 2, 1, 1), OutQuantTile(2048, 1, 1, 1), OutQuantTile(None, 1, 2, 1))
+# A warp with two rows reaches the rate of memory. A call of few rows has a program for each.
+TILES = (OutQuantTile(2048, 1, 1, 1), OutQuantTile(None, 2, 1, 1))
 
 
 @dataclass(frozen=True, kw_only=True)
