@@ -99,7 +99,7 @@ def prologue_arguments(package, dtype):
 
 
 def compressor_arguments(package, dtype):
-    """Small arguments of the compressor: two tokens, and the first one ends its four."""
+    """Small arguments of the compressor, whose first token of two ends its four, and of the output's quantisation."""
     import torch
 
     model = package.SPEC["spec"]["model"]
@@ -107,7 +107,10 @@ def compressor_arguments(package, dtype):
     columns = model["kv_lora_rank"] + d_rope
     positions, slots = torch.tensor([3, 4]), torch.tensor([5, -1])
     states = torch.zeros(2, 4, 4 * columns)
+    angles = torch.randn(8, max(d_rope, 1))
+    output = {"o": torch.randn(2, 4, model["v_head_dim"]).to(dtype), "positions": positions, "cos_sin_cache": angles}
     return {
+        "fused_inv_rope_fp8_quant": {**output, "n_groups": 2, "heads_per_group": 2},
         "save_partial_states": {
             "kv": torch.randn(2, 2 * columns),
             "score": torch.randn(2, 2 * columns),
@@ -128,7 +131,7 @@ def compressor_arguments(package, dtype):
             "block_table": torch.zeros(1, 2, dtype=torch.int32),
             "block_size": 4,
             "state_width": 2 * columns,
-            "cos_sin_cache": torch.randn(8, max(d_rope, 1)),
+            "cos_sin_cache": angles,
             "kv_cache": make_cache(package, 12),
             "k_cache_metadata": slots,
             "pdl_kwargs": None,

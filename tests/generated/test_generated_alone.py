@@ -58,6 +58,7 @@ FIRST_ARGUMENT = {
     "compute_global_topk_indices_and_lens": "topk_indices",
     "combine_topk_swa_indices": "topk_indices",
     "triton_convert_req_index_to_global_index": "req_id",
+    "fused_inv_rope_fp8_quant": "o",
     "indexer_k_quant_and_cache": "k",
     "indexer_k_norm_rope_store": "k_pre",
     "fused_indexer_q_rope_quant": "positions",

@@ -34,6 +34,7 @@ import latents_mutants  # noqa: E402
 import merges_mutants  # noqa: E402
 import mqa_logits_mutants  # noqa: E402
 import ops_mutants  # noqa: E402
+import out_quant_mutants  # noqa: E402
 import prologue_mutants  # noqa: E402
 import sparse_decode_mutants  # noqa: E402
 import topk_mutants  # noqa: E402
@@ -57,6 +58,7 @@ FAMILIES: dict[str, tuple[str, Sequence[Mutant]]] = {
     "topk": ("dsv4_flash", topk_mutants.MUTANTS),
     "kpool": ("glm53", kpool_mutants.MUTANTS),
     "latents": ("dsv41", latents_mutants.MUTANTS),
+    "out_quant": ("dsv4_flash", out_quant_mutants.MUTANTS),
     "indexer_cache": ("dsv32", (*indexer_cache_mutants.ANY, *indexer_cache_mutants.IN_ONE)),
     "mqa_logits": ("dsv4_flash", mqa_logits_mutants.LOGITS_MUTANTS),
     "indexer_select": ("dsv4_flash", indexer_select_mutants.MUTANTS),
