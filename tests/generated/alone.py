@@ -103,14 +103,12 @@ def compressor_arguments(package, dtype):
     import torch
 
     model = package.SPEC["spec"]["model"]
-    d_rope = model["qk_rope_head_dim"]
-    columns = model["kv_lora_rank"] + d_rope
+    columns = model["kv_lora_rank"] + (d_rope := model["qk_rope_head_dim"])
     positions, slots = torch.tensor([3, 4]), torch.tensor([5, -1])
-    states = torch.zeros(2, 4, 4 * columns)
-    angles = torch.randn(8, max(d_rope, 1))
-    output = {"o": torch.randn(2, 4, model["v_head_dim"]).to(dtype), "positions": positions, "cos_sin_cache": angles}
+    states, angles = torch.zeros(2, 4, 4 * columns), torch.randn(8, max(d_rope, 1))
+    output = {"o": torch.randn(2, 4, model["v_head_dim"]).to(dtype), "n_groups": 2, "heads_per_group": 2}
     return {
-        "fused_inv_rope_fp8_quant": {**output, "n_groups": 2, "heads_per_group": 2},
+        "fused_inv_rope_fp8_quant": output | {"positions": positions, "cos_sin_cache": angles},
         "save_partial_states": {
             "kv": torch.randn(2, 2 * columns),
             "score": torch.randn(2, 2 * columns),
@@ -135,8 +133,7 @@ def compressor_arguments(package, dtype):
             "kv_cache": make_cache(package, 12),
             "k_cache_metadata": slots,
             "pdl_kwargs": None,
-            "head_dim": columns,
-            "rope_head_dim": d_rope,
+            **{"head_dim": columns, "rope_head_dim": d_rope},
             "compress_ratio": 4,
             "overlap": True,
             "use_fp4_cache": False,

@@ -19,13 +19,13 @@ from mlagen.verify.paged.angles import draw_angles, draw_positions
 from mlagen.verify.paged.rope import rotate
 
 CHECKED = 64  # tokens at either end that are compared
-NEARLY_ONE = 2.0**-7  # a sine beside a cosine of 1, by which a rotated column is an ulp from its largest
+NEARLY_ONE = 2.0**-7  # a sine with a cosine of 1: it moves a rotated 448 by an ulp of fp32
 
 
 def _powers(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Groups whose largest magnitude is 448 times a power of two, the next number of the dtype, or almost it in fp32.
+    """Groups with a largest magnitude of 448 times a power of two, or the next number on either side.
 
-    `draw` gives the tokens angles by which a last column of 448 becomes an ulp of fp32 more, less or neither.
+    In a head's last group the rotation by NEARLY_ONE adds an ulp of fp32 to 448, takes one off, or neither.
     """
     rows = rows.clamp(-1.0, 1.0)
     groups = rows.reshape(*rows.shape[:-1], rows.shape[-1] // GROUP, GROUP)
