@@ -90,6 +90,8 @@ def specs(draw: st.DrawFn) -> Spec:
     rank, rope = draw(st.sampled_from([(512, 64), (512, 0), (448, 64)]) | any_dims)
     style = draw(st.sampled_from([None, "neox", "gptj"])) if rope and rope % 2 == 0 else None
     blocks = len(split_columns(rank)) + len(split_columns(rope) if rope else ())
+    values = draw(st.sampled_from([rank, rank + rope] if blocks <= MOST_BLOCKS else [rank]))
+    is_whole = values == rank + rope and values >= 128 and values.bit_count() == 1
     dtype = draw(st.sampled_from(["bf16", "fp16"]))
     attention = draw(attentions())
     kind = attention and attention["kind"]
@@ -107,6 +109,7 @@ def specs(draw: st.DrawFn) -> Spec:
         and ("indexer" in indexed or not needs.indexer)
         and (style is not None or not needs.rope)
         and ((style == "gptj" and rank % 2 == 0) or not needs.gptj)
+        and (is_whole or not needs.whole_values)
         and (keys_dtype(indexed) in needs.indexer_cache or not needs.indexer_cache)
         and (has_hadamard(indexed) or not needs.hadamard)
         and ("candidates" in indexed.get("indexer", {}) or not needs.candidates)
@@ -122,7 +125,7 @@ def specs(draw: st.DrawFn) -> Spec:
         kv_lora_rank=rank,
         qk_rope_head_dim=rope,
         rope=style,
-        v_head_dim=draw(st.sampled_from([rank, rank + rope] if blocks <= MOST_BLOCKS else [rank])),
+        v_head_dim=values,
         dtype=dtype,
         attention=attention,
         cache=draw(caches(rank, rope, dtype)),

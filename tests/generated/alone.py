@@ -102,9 +102,8 @@ def compressor_arguments(package, dtype):
     """Small arguments of the compressor, whose first token of two ends its four, and of the output's quantisation."""
     import torch
 
-    model = package.SPEC["spec"]["model"]
-    columns = model["kv_lora_rank"] + (d_rope := model["qk_rope_head_dim"])
-    positions, slots = torch.tensor([3, 4]), torch.tensor([5, -1])
+    model, d_rope = package.SPEC["spec"]["model"], package.SPEC["spec"]["model"]["qk_rope_head_dim"]
+    columns, positions, slots = model["kv_lora_rank"] + d_rope, torch.tensor([3, 4]), torch.tensor([5, -1])
     states, angles = torch.zeros(2, 4, 4 * columns), torch.randn(8, max(d_rope, 1))
     output = {"o": torch.randn(2, 4, model["v_head_dim"]).to(dtype), "n_groups": 2, "heads_per_group": 2}
     return {
@@ -133,7 +132,8 @@ def compressor_arguments(package, dtype):
             "kv_cache": make_cache(package, 12),
             "k_cache_metadata": slots,
             "pdl_kwargs": None,
-            **{"head_dim": columns, "rope_head_dim": d_rope},
+            "head_dim": columns,
+            "rope_head_dim": d_rope,
             "compress_ratio": 4,
             "overlap": True,
             "use_fp4_cache": False,

@@ -73,7 +73,10 @@ ELSEWHERE = {
     "rows of results may overlap",
     "targets are 32 bits wide",
 }
-TARGETS = {"cache": ["sm80"]}  # its kernels round by themselves; other families take the target of mutants.py
+TARGETS = {
+    "cache": ["sm80"],
+    "out_quant": ["sm80"],
+}  # its kernels round by themselves; other families take the target of mutants.py
 
 
 def fitting(package: Path, found: Sequence[Mutant]) -> Iterator[Mutant]:

@@ -74,8 +74,8 @@ def _cases(side: OutSide, base: OutQuantCase, big: bool) -> Iterator[OutQuantCas
         "garbage": "a token whose position is outside the table is not rotated, INT64_MIN and INT64_MAX too",
         "longer": "positions past the last token are not looked at",
     }.items():
-        yield case(f"positions: {positions}", promise, positions=positions)
-        yield case(f"positions: {positions}, not quantised", promise, positions=positions, scales=WIDE)
+        for scales, name in ((FP32, ""), (WIDE, ", not quantised")):
+            yield case(f"positions: {positions}{name}", promise, tokens=20, positions=positions, scales=scales)
     for rows in ("slice", "odd", "transposed", "far", "same"):
         few = 3 if rows == "far" else base.tokens
         yield case(f"output {rows}", "tokens and heads of the output may lie apart", rows=rows, tokens=few)
