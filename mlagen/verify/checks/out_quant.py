@@ -8,7 +8,7 @@ import torch
 
 GROUP = 128  # columns of a scale
 LARGEST = 448.0  # of e4m3
-LEAST = 1e-10  # what a group's largest magnitude counts as if it is less
+LEAST = 1e-10  # least amax of a group: smaller ones count as this
 PAD = 4  # tokens that a column of scales is rounded up to
 NAN_CODE, INFINITE = 0x7F, 0xFF  # bytes of NaN in e4m3, and of an infinite scale in ue8m0
 
@@ -39,7 +39,7 @@ def padded(scales: torch.Tensor) -> torch.Tensor:
 def scale_exponents(rows: torch.Tensor) -> torch.Tensor:
     """Biased exponents of the scales of fp32 rows [..., columns]: int32 [..., columns / 128], 255 of an infinity.
 
-    NaN does not count. The scale is the least power of two with which no other value exceeds 448.
+    NaN does not count. Divided by its scale, the least such power of two, no other value exceeds 448.
     """
     amax = torch.where(rows.isnan(), 0.0, rows.abs()).unflatten(-1, (-1, GROUP)).amax(-1)  # type: ignore[no-untyped-call]
     mantissa, exponent = torch.frexp(amax.double().clamp(min=LEAST) / LARGEST)
