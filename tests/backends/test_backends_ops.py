@@ -37,7 +37,7 @@ def wrappers(name: str) -> Iterator[tuple[str, ast.FunctionDef, list[Operator]]]
     assert plan.ops is not None
     for file, body, _ in bodies(files(plan)):
         for node in ast.parse(body).body if not file.name.startswith("_") else ():
-            if isinstance(node, ast.FunctionDef) and node.name in OPS:
+            if isinstance(node, ast.FunctionDef) and node.name in plan.spec.wrappers:  # copied modules may have more
                 yield file.module, node, operators(node, file.module, plan.ops)
 
 

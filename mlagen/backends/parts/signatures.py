@@ -13,9 +13,10 @@ from typing import Any
 
 from mlagen.backends.parts.base import GeneratedFile, generated
 from mlagen.backends.parts.ops import EITHER, PAIR, TENSOR
-from mlagen.plan import CandidatesPlan, Plan
+from mlagen.plan import Plan
 
 MODULE, INDEXER_MODULE = "_signatures", "_signatures_indexer"
+MOST_READERS = 22  # of a file: about 900 lines
 INDEXER_MODULES = ("candidates", "indexer_cache", "indexer_select", "mqa_logits", "topk")  # modules of wrappers
 DECORATOR = "_calls.validated"
 STATE = "_calls.CallState"
@@ -63,8 +64,8 @@ class Signatures:
 
 
 def files(plan: Plan) -> list[GeneratedFile]:
-    """The files of the readers of all wrappers in earlier files. Readers of an indexer with two levels are apart."""
-    if plan.find(CandidatesPlan) is None:
+    """The files of the readers of all wrappers in earlier files; the indexer's are apart where there are many."""
+    if len(plan.spec.wrappers) <= MOST_READERS:
         return [generated(MODULE, {}, read=_context)]
     apart, rest = (partial(_context, of_indexer=of_indexer) for of_indexer in (True, False))
     return [generated(INDEXER_MODULE, {}, MODULE, apart), generated(MODULE, {}, read=rest)]
