@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from mlagen.plan.family import TiledFamily
-from mlagen.plan.rows import Caches
+from mlagen.plan.rows import Caches, out_quant_of
 from mlagen.plan.sm90.kernel import Sm90Plan
 from mlagen.plan.splits import PartialRow, SplitsPlan, make_splits
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles.cached_row import CachedRow
 from mlagen.plan.tiles.chunks import Chunk
 from mlagen.plan.tiles.tile import UNALIGNED_REASON, Tile, TileRow
-from mlagen.spec import Spec
+from mlagen.spec import QUANT_BLOCK, Spec
 
 ANY = 1 << 30  # more rows than a token can name
 
@@ -130,4 +130,5 @@ def unaligned_table(kv_row: KvRowPlan, targets: Sequence[str]) -> Table:
 
 def splits_of(spec: Spec) -> SplitsPlan:
     """The numbers of the splits of a spec's attention."""
-    return make_splits(PartialRow(spec.partials, spec.model.v_head_dim))
+    partials = PartialRow(spec.partials, spec.model.v_head_dim)
+    return make_splits(partials, QUANT_BLOCK if out_quant_of(spec) else 1)

@@ -16,7 +16,7 @@ from mlagen.plan.families.sparse_fwd import SparseFwdPlan
 from mlagen.plan.family import AnyFamily, Family, TiledFamily
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
 from mlagen.plan.ops import OpsPlan, make_ops
-from mlagen.plan.rows import Caches, caches_of, out_rope_columns, rows_block_size
+from mlagen.plan.rows import Caches, caches_of, out_quant_of, out_rope_columns, rows_block_size
 from mlagen.plan.sm90.caches import cache_refusal
 from mlagen.plan.sm90.index_union import IndexUnionPlan
 from mlagen.plan.sm90.index_union import refusal as union_refusal
@@ -27,7 +27,7 @@ from mlagen.plan.targets import SM90
 from mlagen.plan.tiles.findings import Findings, findings_path, read_findings
 from mlagen.plan.tiles.replacements import Replacement, read_replacements
 from mlagen.plan.tiles.tuned import Tuned, TunedFiles
-from mlagen.spec import DenseAttention, SparseAttention, Spec, load
+from mlagen.spec import QUANT_BLOCK, DenseAttention, OutQuant, SparseAttention, Spec, load
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,11 @@ class Plan:
         return out_rope_columns(self.spec)
 
     @property
+    def out_quant(self) -> OutQuant | None:
+        """Quantisation of attention's output; None without."""
+        return out_quant_of(self.spec)
+
+    @property
     def union(self) -> IndexUnionPlan | None:
         """Numbers of the kernels of shared indices; None without."""
         sparse_fwd = self.find(SparseFwdPlan)
@@ -191,7 +196,20 @@ def make_plan(spec: Spec, tuned: Tuned | None = None) -> Plan:
         families += [family] if family is not None else []
     dims = spec.model
     d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim
-    return Plan(spec, caches, d_qk, dims.v_head_dim, tuple(families), make_ops(spec, OPS))
+    plan = Plan(spec, caches, d_qk, dims.v_head_dim, tuple(families), make_ops(spec, OPS))
+    _check_blocks(plan)
+    return plan
+
+
+def _check_blocks(plan: Plan) -> None:
+    """Raises LimitError: a block of V of a portable kernel has parts of the blocks that its output is quantised in."""
+    for family in plan.latent if plan.out_quant else ():
+        widths = [chunk.columns for chunk in family.chunks if chunk.in_v]
+        if any(width % QUANT_BLOCK for width in widths):
+            listed = ", ".join(map(str, widths))
+            takes = f"multiples of {QUANT_BLOCK} columns, but it has {listed}"
+            message = f"attention.out_quant: got a group of heads; {family.NAME} takes one with blocks of V of {takes}"
+            raise LimitError(f"specs/{plan.spec.name}.yaml: {message}")
 
 
 def _check(spec: Spec) -> None:

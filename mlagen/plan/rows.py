@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from mlagen.layout import CacheLayout, layouts_of
 from mlagen.plan.tiles.chunks import Chunk, make_chunks, split_columns
-from mlagen.spec import SparseAttention, Spec
+from mlagen.spec import OutQuant, SparseAttention, Spec
 
 PART_NAMES = {"latent": "nope", "rope": "rope", "row": "row"}
 
@@ -75,6 +75,11 @@ def out_rope_columns(spec: Spec) -> int:
     attention = spec.attention
     rotates = isinstance(attention, SparseAttention) and attention.out_rope is not None
     return spec.model.qk_rope_head_dim if rotates else 0
+
+
+def out_quant_of(spec: Spec) -> OutQuant | None:
+    """Quantisation of attention's output; None without."""
+    return spec.attention.out_quant if isinstance(spec.attention, SparseAttention) else None
 
 
 def row_chunks(spec: Spec) -> tuple[Chunk, ...]:

@@ -138,9 +138,10 @@ def make_combine_tile(partials: PartialRow, block_s: int) -> CombineTile:
     )
 
 
-def make_splits(partials: PartialRow) -> SplitsPlan:
-    """The numbers for such rows of partials."""
-    combine = tuple(make_combine_tile(partials, block_s) for block_s in COMBINE_SPLITS)
+def make_splits(partials: PartialRow, fewest_columns: int = 1) -> SplitsPlan:
+    """The numbers for such rows of partials. A program of the merge holds at least `fewest_columns`."""
+    every = (make_combine_tile(partials, block_s) for block_s in COMBINE_SPLITS)
+    combine = tuple(tile for tile in every if tile.block_d >= fewest_columns)
     return SplitsPlan(
         partials=partials,
         split_overhead=SPLIT_OVERHEAD,

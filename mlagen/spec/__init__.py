@@ -1,5 +1,6 @@
 """The validated spec."""
 
+from mlagen.spec.epilogues import QUANT_BLOCK, OutQuant
 from mlagen.spec.indexer import Indexer
 from mlagen.spec.load import json_schema, load, spec_digest
 from mlagen.spec.models import DenseAttention, Presence, SparseAttention, Spec
@@ -8,8 +9,10 @@ from mlagen.spec.targets import instead, runs
 
 __all__ = [
     "NEEDS",
+    "QUANT_BLOCK",
     "DenseAttention",
     "Indexer",
+    "OutQuant",
     "Presence",
     "SparseAttention",
     "Spec",

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from mlagen.spec.base import SIZES_ONLY, Dtype, Model
+from mlagen.spec.epilogues import EPILOGUES, OutQuant, check_quant
 from mlagen.spec.indexer import Indexer, IndexerCache, Rope, check_query
 from mlagen.spec.needs import NEEDS, at_odds, lacks, runs_alone
 from mlagen.spec.rules import free_name, free_namespace, refused, without_repeats
@@ -193,6 +194,10 @@ class SparseAttention(Model):
             "query token, which callers pass with the table of cosines and sines; default: none"
         ),
     ] = None
+    out_quant: Annotated[
+        OutQuant | None,
+        Field(description="quantisation of the rotated output in the kernels, by groups of heads; default: none"),
+    ] = None
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
 
     @field_validator("out_rope")
@@ -203,13 +208,18 @@ class SparseAttention(Model):
             raise refused(f"got {out_rope}; takes none with shared_indices, which is {group}")
         return out_rope
 
+    @field_validator("out_quant")
+    @classmethod
+    def _quantises_a_rotated_output(cls, out_quant: OutQuant | None, info: ValidationInfo) -> OutQuant | None:
+        if out_quant is not None and info.data.get("out_rope", "") is None:
+            raise refused("got a group of heads; takes none without out_rope")
+        return out_quant
+
     @model_serializer(mode="wrap")
-    def _names_a_rotation_that_is_there(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out an absent `out_rope`: the specs of packages without one, and their digests, are older than it."""
+    def _names_epilogues_that_are_there(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out absent epilogues: the specs of packages without one, and their digests, are older than these."""
         found: dict[str, Any] = handler(self)
-        if self.out_rope is None:
-            found.pop("out_rope", None)
-        return found
+        return {name: value for name, value in found.items() if value is not None or name not in EPILOGUES}
 
 
 class DenseAttention(Model):
@@ -369,6 +379,15 @@ class Spec(Model):
             raise refused(f"{got} RoPE columns in V, a row of {row} columns, but {found}", "out_rope")
         return attention
 
+    @field_validator("attention")
+    @classmethod
+    def _quantises_whole_blocks_of_v(cls, attention: Attention | None, info: ValidationInfo) -> Attention | None:
+        model = info.data.get("model")
+        if model is None or not isinstance(attention, SparseAttention) or attention.out_quant is None:
+            return attention
+        check_quant(attention.out_quant, model.num_heads, model.v_head_dim)
+        return attention
+
     @field_validator("cache", "extra_cache")  # a field validator also runs if other fields are invalid
     @classmethod
     def _cache_holds_the_models_columns(cls, cache: Cache | None, info: ValidationInfo) -> Cache | None:
@@ -462,4 +481,6 @@ class Spec(Model):
     @field_validator("ops")
     @classmethod
     def _the_name_is_a_namespace(cls, ops: bool, info: ValidationInfo) -> bool:
+        if ops and getattr(info.data.get("attention"), "out_quant", None) is not None:
+            raise refused("got True; takes False with attention.out_quant")
         return free_namespace(ops, info.data.get("name"))

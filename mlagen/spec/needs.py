@@ -188,6 +188,8 @@ def at_odds(name: str, wrappers: Sequence[str], parts: Mapping[str, Any]) -> str
     The LSE of an empty row is not checked: merges take either infinity.
     """
     attention = parts.get("attention")
+    if name in MERGES and getattr(attention, "out_quant", None) is not None:
+        return "merges results of model.dtype, but attention.out_quant quantises them"
     if attention is None or name not in NATURAL:
         return None
     if attention.lse_base != "e":

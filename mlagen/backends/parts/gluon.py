@@ -116,6 +116,15 @@ def rotation_arguments(plan: Plan) -> tuple[Signature, Signature, Signature]:
     return pointers, (("num_positions", "i32"),), (("cos_sin_stride", "i64"),)
 
 
+def out_arguments(plan: Plan) -> tuple[Signature, Signature, str]:
+    """Return the pointers of the output, sizes that it needs, and the name of the stride of its rows."""
+    quant = plan.out_quant
+    if quant is None:
+        return (("out_ptr", f"*{plan.spec.model.dtype}"),), (), "out_head_stride"
+    scales = "*fp32" if quant.scales == "fp32" else "*i32"
+    return (("out_ptr", "*u8"), ("out_scales_ptr", scales)), (("num_tokens", "i32"),), "out_group_stride"
+
+
 @dataclass(frozen=True)
 class Rescaling:
     """Bounds of the online softmax, base 2.
@@ -210,7 +219,7 @@ class Sm90Module:
             "sm90": sm90,
             "kernel": self.kernel,
             "register_split": register_split(sm90.registers),
-            "splits_constants": "D_V, NEG_LARGE" if names_d_v(sm90) else "NEG_LARGE",
+            "splits_constants": constants_of_splits(plan, d_v=names_d_v(sm90)),
             "scaled": plan.splits.partials.scaled,
         }
         return vars(self.kind(**found | self.details(plan)))
@@ -228,6 +237,11 @@ def rescaling(threshold_log2: int) -> Rescaling:
 def names_d_v(sm90: Sm90Plan) -> bool:
     """Whether a kernel's text names V's columns, to bound stores or to find the tail."""
     return sm90.pieces.pads_v or sm90.d_tail > 0
+
+
+def constants_of_splits(plan: Plan, *, d_v: bool) -> str:
+    """Return the constants that a kernel imports from `_splits`, as text."""
+    return ", ".join([*(["D_V"] if d_v else []), "NEG_LARGE", *(["QUANT_BLOCK"] if plan.out_quant else [])])
 
 
 def seesaw_shared(sm90: Sm90Plan, *statistics: str, scaled: bool = False) -> list[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from mlagen.backends.parts.common import TORCH_DTYPES, Block, alignment_of, fiel
 from mlagen.layout import CacheLayout
 from mlagen.plan import DenseDecodePlan, Family, MergeStatesPlan, Plan, SparseDecodePlan, SplitsPlan, Tile
 from mlagen.plan.splits import PartialRow
-from mlagen.spec import Presence, SparseAttention
+from mlagen.spec import QUANT_BLOCK, Presence, SparseAttention
 
 MODULE = "_splits"
 ANGLE_ARGUMENTS = "\n    positions_ptr, cos_sin_cache_ptr, num_positions, cos_sin_stride: tl.int64,"
@@ -30,6 +30,30 @@ class OutRope:
     start: int
     columns: int
     half: int
+
+
+@dataclass(frozen=True)
+class QuantisedOut:
+    """Template context for the quantisation of the output.
+
+    Attributes:
+        heads: heads of a group.
+        columns: columns of a group.
+        block, blocks: columns with one scale, and such blocks of a head.
+        packed: whether a word holds the scales of a head.
+        words: elements of the tensor of scales for a group.
+        torch_dtype: torch's name of their dtype.
+        contents: the elements, in docstrings.
+    """
+
+    heads: int
+    columns: int
+    block: int
+    blocks: int
+    packed: bool
+    words: int
+    torch_dtype: str
+    contents: str
 
 
 @dataclass(frozen=True)
@@ -125,7 +149,7 @@ class Splits(SplitsFacts):
         shares: whether tokens share indices.
         has_sink, sink_required: whether attention may take a sink, and whether it must.
         has_topk_length, length_required: whether it may take lengths of index lists, and whether it must.
-        out_rope: the rotation of the output; None without.
+        out_rope, out_quant: the rotation and the quantisation of the output; None without.
         empty_row_lse: LSE of a row without keys, as text.
         kernel_names: kernels that a schedule names, as text.
     """
@@ -136,6 +160,7 @@ class Splits(SplitsFacts):
     has_topk_length: bool
     length_required: bool
     out_rope: OutRope | None
+    out_quant: QuantisedOut | None
     empty_row_lse: str
     kernel_names: str
 
@@ -170,6 +195,25 @@ def out_rope(plan: Plan) -> OutRope | None:
     return OutRope(plan.d_v - plan.out_rope, plan.out_rope, plan.out_rope // 2) if plan.out_rope else None
 
 
+def out_quant(plan: Plan) -> QuantisedOut | None:
+    """Return the quantisation of the output, or None."""
+    quant, blocks = plan.out_quant, plan.d_v // QUANT_BLOCK
+    if quant is None:
+        return None
+    packed = quant.scales == "ue8m0"
+    one = f"a power of two for each {QUANT_BLOCK} columns"
+    return QuantisedOut(
+        heads=quant.heads_per_group,
+        columns=quant.heads_per_group * plan.d_v,
+        block=QUANT_BLOCK,
+        blocks=blocks,
+        packed=packed,
+        words=quant.heads_per_group * (1 if packed else blocks),
+        torch_dtype="int32" if packed else "float32",
+        contents=f"{one}, the ue8m0 bytes of a head in a word" if packed else one,
+    )
+
+
 def rotated(plan: Plan, v_chunks: Sequence[Block]) -> list[Block]:
     """Return the blocks of V with columns that the epilogue rotates."""
     return [chunk for chunk in v_chunks if plan.out_rope and chunk.start + chunk.columns > plan.d_v - plan.out_rope]
@@ -189,6 +233,7 @@ def attention_context(plan: Plan, kind: type[Any]) -> dict[str, Any]:
         "dtype": spec.model.dtype,
         "takes_pair": plan.takes_pair,
         "out_rope": out_rope(plan),
+        "out_quant": out_quant(plan),
         "rope_aligned": rope_aligned(plan),
         "merges": plan.find(MergeStatesPlan) is not None,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],

@@ -14,6 +14,7 @@ from mlagen.backends.parts.splits import (
     Attention,
     AttentionWrappers,
     OutRope,
+    QuantisedOut,
     attention_context,
     given,
     presences,
@@ -85,7 +86,7 @@ class Kernels(Attention, CachesFacts, Rows):
         queries: names of the blocks of Q, as text.
         operands: run-time arguments for each list of indices.
         kernel_imports: modules that the kernels import.
-        out_rope: the rotation of the output; None without.
+        out_rope, out_quant: the rotation and the quantisation of the output; None without.
         rotated: blocks of V with columns that the epilogue rotates.
         angle_arguments: a further line of kernels' arguments, for positions and angles; empty without.
     """
@@ -100,6 +101,7 @@ class Kernels(Attention, CachesFacts, Rows):
     operands: Sequence[Operands]
     kernel_imports: Sequence[str]
     out_rope: OutRope | None
+    out_quant: QuantisedOut | None
     rotated: Sequence[Block]
     angle_arguments: str
 
@@ -128,7 +130,7 @@ class Wrappers(AttentionWrappers, CachesFacts, Variants):
         backend: the spec's back end.
         has_sink, sink_required: whether attention may take a sink, and whether it must.
         default_scale, default_scale_said: text for the softmax scale.
-        out_rope: the rotation of the output; None without.
+        out_rope, out_quant: the rotation and the quantisation of the output; None without.
         sm90, e4m3: plans of the sm90 kernels for a Q of the model's dtype and for an e4m3 Q; None without.
         sm90_kernels: names and modules of the sm90 kernels.
         left_out: kernels that the tile table leaves out.
@@ -148,6 +150,7 @@ class Wrappers(AttentionWrappers, CachesFacts, Variants):
     default_scale: str
     default_scale_said: str
     out_rope: OutRope | None
+    out_quant: QuantisedOut | None
     sm90: Sm90Plan | None
     e4m3: Sm90Plan | None
     sm90_kernels: Sequence[tuple[str, str]]
@@ -251,7 +254,7 @@ def _tensors(plan: Plan, main: CacheLayout, extra: CacheLayout | None, e4m3: Sm9
         found += ["extra_k_cache", "extra_indices", "extra_topk_length"]
         found += ["extra_k_scale"] if extra.tensor_scale else []
     rotation = ["positions", "cos_sin_cache"] if plan.out_rope else []
-    return [*found, "attn_sink", *rotation, "out", "workspace"]
+    return [*found, "attn_sink", *rotation, "out", *(["out_scales"] if plan.out_quant else []), "workspace"]
 
 
 def _variants(plan: Plan, caches: CachesFacts) -> Variants:

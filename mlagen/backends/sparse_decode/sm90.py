@@ -13,8 +13,10 @@ from mlagen.backends.parts.gluon import (
     Sm90Kernel,
     Sm90Kernels,
     Sm90Module,
+    constants_of_splits,
     dividers,
     of_rope,
+    out_arguments,
     required,
     rotation_arguments,
     rotation_of,
@@ -23,6 +25,7 @@ from mlagen.backends.parts.gluon import (
     topk_lengths,
 )
 from mlagen.backends.parts.grouped import shared
+from mlagen.backends.parts.splits import QuantisedOut
 from mlagen.layout import CacheLayout
 from mlagen.plan import Plan, Sm90Plan, SparseDecodePlan
 from mlagen.plan.sm90.kernel import PRODUCT_DEPTH
@@ -79,7 +82,7 @@ class Kernel(OverCache, Seesaw):
         stored: the cache's rows.
         scale_form: form of a token's largest scale, in comments.
         scale_limits, q_limits: the least and the largest scale and value of Q for products in fp16.
-        rotation: the rotation of the output; None without.
+        rotation, out_quant: the rotation and the quantisation of the output; None without.
     """
 
     takes_pair: bool
@@ -90,6 +93,7 @@ class Kernel(OverCache, Seesaw):
     scale_limits: Sequence[Power]
     q_limits: Sequence[Power]
     rotation: Rotation | None
+    out_quant: QuantisedOut | None
 
 
 @dataclass(frozen=True)
@@ -148,22 +152,24 @@ def _arguments(plan: Plan) -> Signature:
     sizes += [(name, "i32") for name in ("s_q", "num_heads", "first_token", "num_splits", "split_size", "num_tiles")]
     sizes.append(("head_blocks", "i32"))
     angles, num_positions, angle_strides = rotation_arguments(plan)
+    out, num_tokens, out_row = out_arguments(plan)
     pages = [f"{prefix}page" for prefix, _ in (("", plan.layout), *second)]
     return (
         *inputs,
         *sink,
         *angles,
-        ("out_ptr", element),
+        *out,
         ("lse_ptr", "*fp32"),
         ("partial_ptr", "*fp32"),
         *num_positions,
         *sizes,
+        *num_tokens,
         *dividers("head_blocks", "splits", "s_q", *pages),
         ("sm_scale_log2", "fp32"),
         *strides,
         *angle_strides,
         ("out_token_stride", "i32"),
-        ("out_head_stride", "i32"),
+        (out_row, "i32"),
     )
 
 
@@ -180,7 +186,7 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
     return {
         "q_ready": "shared.ready.index(2)" if stored.copies_tail else "shared.q_ready",
         "p0": "_p0(shared)" if sm90.p0_in_tail else "shared.p0",
-        "splits_constants": "D_V, NEG_LARGE",
+        "splits_constants": constants_of_splits(plan, d_v=True),
         **vars(shared(*seesaw_shared(sm90, scaled=scaled), tables, ready)),
         "dual_cache": stored.dual,
         **({"extra_layout": other} if other else {}),
@@ -190,10 +196,18 @@ def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
         "scale_limits": [_power(exponent, FP32_MANTISSA if is_fp32 else 0) for exponent in FP16_SCALES],
         "q_limits": [_power(exponent, BF16_MANTISSA) for exponent in FP16_Q],
         "shapes": [
-            f"q [requests, s_q, num_heads, {plan.d_qk}], out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is",
+            *_said_q_and_out(plan),
             REST_OF_SHAPES,
         ],
     }
+
+
+def _said_q_and_out(plan: Plan) -> list[str]:
+    """Return the shapes of q and out, for docstrings."""
+    q, dtype = f"q [requests, s_q, num_heads, {plan.d_qk}]", plan.spec.model.dtype
+    if plan.out_quant:
+        return [f"q {dtype} {q[2:]}. out and out_scales: see `_splits.quantised_output`. tokens is"]
+    return [f"{q}, out [tokens, num_heads, {plan.d_v}]: {dtype}, where tokens is"]
 
 
 def _rows_of(plan: Plan) -> str:

@@ -14,6 +14,7 @@ from mlagen.backends.parts.splits import (
     Attention,
     AttentionWrappers,
     OutRope,
+    QuantisedOut,
     attention_context,
     rope_aligned,
     rotated,
@@ -40,7 +41,7 @@ class Kernels(Attention):
         partials: a row of a split's results.
         paged, page_rows: whether rows lie in pages, and rows of a page.
         chunks, v_chunks: blocks of K and of V.
-        out_rope: the rotation of the output; None without.
+        out_rope, out_quant: the rotation and the quantisation of the output; None without.
         rotated: blocks of V with columns that the epilogue rotates.
         angle_arguments: a further line of kernels' arguments, for positions and angles; empty without.
         union: the plan of index unions; None without.
@@ -56,6 +57,7 @@ class Kernels(Attention):
     chunks: Sequence[Block]
     v_chunks: Sequence[Block]
     out_rope: OutRope | None
+    out_quant: QuantisedOut | None
     rotated: Sequence[Block]
     angle_arguments: str
     union: IndexUnionPlan | None
@@ -104,7 +106,7 @@ class Wrappers(AttentionWrappers, CallTable, Text):
         optional: every choice of optional tensors that a kernel is compiled for, as text.
         warm_tensors: definitions of the optional tensors of the calls that launch every variant.
         sparse: the family's plan.
-        out_rope: the rotation of the output; None without.
+        out_rope, out_quant: the rotation and the quantisation of the output; None without.
         sm90, union: plans of the sm90 kernel and of index unions; None without.
         sm90_kernels: names and modules of the sm90 kernels.
         kv_shape: shape of kv, for docstrings.
@@ -126,6 +128,7 @@ class Wrappers(AttentionWrappers, CallTable, Text):
     warm_tensors: Sequence[str]
     sparse: SparseFwdPlan
     out_rope: OutRope | None
+    out_quant: QuantisedOut | None
     sm90: Sm90Plan | None
     sm90_kernels: Sequence[tuple[str, str]]
     union: IndexUnionPlan | None
@@ -184,6 +187,7 @@ def _wrappers(plan: Plan, sparse: SparseFwdPlan) -> Wrappers:
 
 def _call(plan: Plan, *, paged: bool) -> CallTable:
     """Return the table of a call's attributes: the constructor's arguments, and sizes and strides."""
+    quant = plan.out_quant
     pair, heads = plan.takes_pair, "self.tokens, self.num_heads, self.q_token_stride, self.q_head_stride"
     inputs = (
         Field("q", part="part"),
@@ -195,7 +199,8 @@ def _call(plan: Plan, *, paged: bool) -> CallTable:
         Field("attn_sink"),
         Field("positions", part="part") if plan.out_rope else None,
         Field("cos_sin_cache") if plan.out_rope else None,
-        Field("out", part="part"),
+        Field("out", part="part") if quant is None else Field("out", "out.view(torch.uint8)", part="part"),
+        None if quant is None else Field("out_scales"),
         Field("max_logits", part="part"),
         Field("lse", part="part"),
         Field("workspace", said="the caller's"),
@@ -209,7 +214,8 @@ def _call(plan: Plan, *, paged: bool) -> CallTable:
         Field("self.kv_page_stride, self.kv_row_stride, _", "kv.stride()") if paged else None,
         None if paged else Field("self.kv_row_stride", "kv.stride(0)"),
         Field("self.indices_token_stride", "indices.stride(0)"),
-        Field("self.out_token_stride, self.out_head_stride, _", "out.stride()"),
+        Field(f"self.out_token_stride, self.out_{'head' if quant is None else 'group'}_stride, _", "out.stride()"),
+        None if quant is None else Field("self.num_tokens", "out_scales.shape[0]"),
         Field("self.num_positions, self.cos_sin_stride", "cos_sin_cache.shape[0], cos_sin_cache.stride(0)")
         if plan.out_rope
         else None,

@@ -17,6 +17,7 @@ from mlagen.backends.parts.gluon import (
     SwapAbModule,
     dividers,
     of_rope,
+    out_arguments,
     p0_place,
     required,
     rotation_arguments,
@@ -27,7 +28,7 @@ from mlagen.backends.parts.gluon import (
     topk_lengths,
 )
 from mlagen.backends.parts.grouped import Interface, interface, shared
-from mlagen.backends.parts.splits import attention_context
+from mlagen.backends.parts.splits import QuantisedOut, attention_context
 from mlagen.plan import IndexUnionPlan, Plan, Sm90Plan, SparseFwdPlan
 from mlagen.plan.splits import PartialRow
 
@@ -58,7 +59,7 @@ class OverIndices:
         d_v: columns of V.
         partials: a row of a split's results.
         has_topk_length, length_required: whether attention may take lengths of index lists, and whether it must.
-        rotation: the rotation of the output; None without.
+        rotation, out_quant: the rotation and the quantisation of the output; None without.
     """
 
     d_v: int
@@ -66,6 +67,7 @@ class OverIndices:
     has_topk_length: bool
     length_required: bool
     rotation: Rotation | None
+    out_quant: QuantisedOut | None
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,7 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
     page = (("kv_page_stride", "i64"),) if plan.rows_block_size is not None else ()
     sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_tiles", "head_blocks")
     angles, num_positions, angle_strides = rotation_arguments(plan)
+    out, num_tokens, out_row = out_arguments(plan)
     q, q_strides = (("q_ptr", element),), (("q_token_stride", "i64"), ("q_head_stride", "i64"))
     return (
         *q,
@@ -119,12 +122,13 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
         *topk_lengths(plan),
         *sink,
         *angles,
-        ("out_ptr", element),
+        *out,
         ("max_logits_ptr", "*fp32"),
         ("lse_ptr", "*fp32"),
         ("partial_ptr", "*fp32"),
         *num_positions,
         *((name, "i32") for name in sizes),
+        *num_tokens,
         *dividers("head_blocks", "splits"),
         ("sm_scale_log2", "fp32"),
         *q_strides,
@@ -134,7 +138,7 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
         ("indices_token_stride", "i64"),
         *angle_strides,
         ("out_token_stride", "i64"),
-        ("out_head_stride", "i64"),
+        (out_row, "i64"),
     )
 
 
@@ -147,7 +151,9 @@ def _rows_details(plan: Plan) -> dict[str, Any]:
         "page_rows": page_rows,
         "shapes": [
             f"q [tokens, num_heads, {plan.d_qk}], {rows} of {plan.d_qk} columns: {dtype}.",
-            f"out [tokens, num_heads, {plan.d_v}] likewise.",
+            f"out [tokens, num_heads, {plan.d_v}] likewise."
+            if plan.out_quant is None
+            else "out and out_scales: see `_splits.quantised_output`.",
             "indices i32 [tokens, topk]. max_logits, lse f32 [tokens, num_heads].",
         ],
     }
