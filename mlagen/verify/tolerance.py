@@ -150,6 +150,29 @@ def out_errors(
     ]
 
 
+def element_limits(
+    dtype: torch.dtype, expected: Attention, d_qk: int, k_error: float = 0.0, partials: str = "fp32"
+) -> torch.Tensor:
+    """Largest error of each element of an output before it is rounded. [tokens, heads, d_v]"""
+    logits = 2 * logit_tolerance(expected, d_qk, k_error)[..., None]
+    return ELEMENT_LIMIT * expected.noise * (roundoff(dtype, partials) + logits) + _floor(dtype, expected)
+
+
+def mean_limits(
+    dtype: torch.dtype, expected: Attention, d_qk: int, k_error: float = 0.0, partials: str = "fp32"
+) -> torch.Tensor:
+    """Root mean square of these errors at most, over all elements. [tokens, heads, d_v]"""
+    logits, (tokens, heads, d_v) = 2 * logit_tolerance(expected, d_qk, k_error)[..., None], expected.noise.shape
+    limit = _whole_limit(max(1, tokens * heads), d_v)
+    return expected.noise * (limit * roundoff(dtype, partials) + logits) + _floor(dtype, expected)
+
+
+def _floor(dtype: torch.dtype, expected: Attention) -> torch.Tensor:
+    """Absolute error of elements of a row. [tokens, heads, 1]"""
+    row_noise = expected.noise.norm(dim=2, keepdim=True)
+    return row_noise * SUBNORMAL_WEIGHTS + (row_noise > 0) * SMALLEST[dtype]
+
+
 def _stat_error(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor) -> Figure:
     """Absolute error of a statistic [tokens, heads] in units of its log base; infinities must be the same."""
     got = got.double()

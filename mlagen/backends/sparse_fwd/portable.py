@@ -200,7 +200,7 @@ def _call(plan: Plan, *, paged: bool) -> CallTable:
         Field("positions", part="part") if plan.out_rope else None,
         Field("cos_sin_cache") if plan.out_rope else None,
         Field("out", part="part") if quant is None else Field("out", "out.view(torch.uint8)", part="part"),
-        None if quant is None else Field("out_scales"),
+        None if quant is None else Field("out_scales", "_splits.with_padding(out_scales)"),
         Field("max_logits", part="part"),
         Field("lse", part="part"),
         Field("workspace", said="the caller's"),

@@ -30,6 +30,8 @@ class Facts:
         partials: how splits store their accumulators, "fp32", "bf16" or "fp16".
         softmax_scale: meaning of None in wrappers of attention over latent rows; None: the spec states none.
         out_rope: RoPE columns of the output that attention rotates back; 0: none.
+        out_heads: heads of a group of the output that attention quantises; 0: it does not.
+        out_packed: whether scales of the output are bytes in words.
     """
 
     num_heads: int
@@ -49,11 +51,17 @@ class Facts:
     partials: str = "fp32"
     softmax_scale: float | None = None
     out_rope: int = 0
+    out_heads: int = 0
+    out_packed: bool = False
 
     @property
     def d_qk(self) -> int:
         """Columns of a KV row."""
         return self.d_c + self.d_rope
+
+    def whole_groups(self, heads: int) -> int:
+        """So many heads, or the next number of whole groups where attention quantises its output."""
+        return -(-heads // self.out_heads) * self.out_heads if self.out_heads else heads
 
     @property
     def default_scale(self) -> float:
@@ -88,4 +96,6 @@ class Facts:
             partials=spec.get("partials", "fp32"),
             softmax_scale=attention.get("softmax_scale"),
             out_rope=model["qk_rope_head_dim"] if attention.get("out_rope") else 0,
+            out_heads=(attention.get("out_quant") or {}).get("heads_per_group", 0),
+            out_packed=(attention.get("out_quant") or {}).get("scales") == "ue8m0",
         )

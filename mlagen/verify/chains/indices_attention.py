@@ -89,7 +89,10 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
             if wrapper == CONVERT and {wrapper, ROWS} <= {*wrappers}:
                 name = name.replace("attention", "attention over blocks apart")
                 found.append(ChainCase(name, promise, wrapper, holes, compact, 14, check="chained"))
-    return [*found, *_rank_cases(wrappers, (spec["attention"] or {}).get("attn_sink"))]
+    attention = spec["attention"] or {}
+    if attention.get("out_quant"):  # parts of a quantised output do not merge
+        return [*found]
+    return [*found, *_rank_cases(wrappers, attention.get("attn_sink"))]
 
 
 def _rank_cases(wrappers: Collection[str], sink: str | None) -> Iterator[ChainCase]:
@@ -165,7 +168,8 @@ def _merged(parts: list[Results], base: str) -> Results:
 def _over_cache(subject: Subject, seed: int) -> Attended:
     known = CacheFacts.of(subject.package.SPEC["spec"])
     sink = "random" if known.facts.sink == "required" else None
-    problem = CacheProblem(TOKENS, 1, subject.fitting(HEADS), Listing(TOPK, 60, BLOCK_SIZE), None, sink)
+    heads = subject.fitting(known.facts.whole_groups(HEADS))
+    problem = CacheProblem(TOKENS, 1, heads, Listing(TOPK, 60, BLOCK_SIZE), None, sink)
     inputs = build_decode(problem, known, subject.device, seed)
     _punch(inputs.lists[0].indices[:, 0])
     inputs.placed.clear()
@@ -175,7 +179,7 @@ def _over_cache(subject: Subject, seed: int) -> Attended:
 def _rows_attended(subject: Subject, rows: int, indices: torch.Tensor, seed: int) -> Attended:
     """Attention over rows. Only those that the indices i32 [tokens, any] name are numbers."""
     facts, device, generator = subject.facts, subject.device, torch.Generator().manual_seed(seed)
-    dtype, size, heads = getattr(torch, facts.dtype), facts.block_size or 1, subject.fitting(HEADS)
+    dtype, size, heads = getattr(torch, facts.dtype), facts.block_size or 1, subject.fitting(facts.whole_groups(HEADS))
     kv = torch.full((-(-rows // size), size, facts.d_qk), NAN, dtype=dtype, device=device)
     named = torch.unique(indices[indices >= 0].long())
     values = torch.randn(len(named), facts.d_qk, generator=generator).to(dtype).to(device)

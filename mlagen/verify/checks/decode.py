@@ -13,7 +13,7 @@ from mlagen.verify.call.case import CaseFailedError
 from mlagen.verify.call.family import Check, Inputs, Results, Run
 from mlagen.verify.call.memory import LAYOUTS, NAN, Placed, place
 from mlagen.verify.call.results import Figure
-from mlagen.verify.checks import copied, require_bits, require_tensors
+from mlagen.verify.checks import copied, quantised, require_bits, require_tensors
 from mlagen.verify.reference import Attention
 
 FLASH = "flash_mla_with_kvcache"
@@ -72,9 +72,15 @@ def compare(
     """
     facts = run.subject.facts
     requests, s_q, heads, d_qk = run.inputs.q.shape
-    out = (getattr(torch, facts.dtype), (requests, s_q, heads, facts.d_v))
-    require_tensors(run, results, {"out": out, "lse": (torch.float32, (requests, heads, s_q))})
-    figures = tolerance.out_errors(results["out"].flatten(0, 1), expected, d_qk, k_error, facts.partials, short=short)
+    outs = quantised.shapes(facts, requests * s_q, heads)
+    outs = {name: (dtype, (requests, s_q, *shape[1:])) for name, (dtype, shape) in outs.items()}
+    require_tensors(run, results, {**outs, "lse": (torch.float32, (requests, heads, s_q))})
+    out = results["out"].flatten(0, 1)
+    if facts.out_heads:
+        scales = results["out_scales"].flatten(0, 1)
+        figures = quantised.errors(facts, out, scales, expected, d_qk, k_error)
+    else:
+        figures = tolerance.out_errors(out, expected, d_qk, k_error, facts.partials, short=short)
     lse = results["lse"].transpose(1, 2).reshape(requests * s_q, heads)
     return [*figures, tolerance.lse_error(lse, expected, d_qk, keys, facts.lse_base, k_error, short=short)]
 

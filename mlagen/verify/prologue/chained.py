@@ -14,6 +14,7 @@ from mlagen.verify.call.family import Run
 from mlagen.verify.call.memory import bits
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject
+from mlagen.verify.checks import quantised
 from mlagen.verify.paged.pages import TENSOR_SCALE, alias
 from mlagen.verify.prologue.cases import PrologueCase
 from mlagen.verify.prologue.inputs import PrologueInputs
@@ -75,8 +76,10 @@ def _attend(run: Run[PrologueCase, PrologueInputs], q: torch.Tensor, rows: torch
     if facts.out_rope:
         angles = {"positions": inputs.arguments[POSITIONS_ARGUMENT[inputs.case.wrapper]]}
         angles["cos_sin_cache"] = inputs.arguments["cos_sin_cache"]
-        out = run.subject.call(ATTENTION, *given, **angles)[0]
         expected = _relative(inputs, rows, sink, facts)
+        if facts.out_heads:
+            return _quantised(run.subject, given, angles, expected)
+        out = run.subject.call(ATTENTION, *given, **angles)[0]
         return tolerance.out_errors(out, expected, facts.d_qk, tolerance.UNIT_ROUNDOFF[q.dtype])
     out = run.subject.call(ATTENTION, *given)[0]
     expected = sparse_attention(
@@ -92,6 +95,18 @@ def _attend(run: Run[PrologueCase, PrologueInputs], q: torch.Tensor, rows: torch
     )
     # Q is rounded once, which moves a logit as a rounding of K does.
     return tolerance.out_errors(out, expected, facts.d_qk, tolerance.UNIT_ROUNDOFF[q.dtype])
+
+
+def _quantised(
+    subject: Subject, given: tuple[Any, ...], angles: dict[str, torch.Tensor], expected: Attention
+) -> list[Figure]:
+    """Errors of a quantised output. The first head fills the last group of heads."""
+    facts, (q, kv, indices, scale, d_v, sink) = subject.facts, given
+    heads = [head if head < q.shape[1] else 0 for head in range(facts.whole_groups(q.shape[1]))]
+    sink = sink if sink is None else sink[heads]
+    out, scales = subject.call(ATTENTION, q[:, heads], kv, indices, scale, d_v, sink, **angles)[0]
+    whole = Attention(*(one[:, heads] for one in expected))
+    return quantised.errors(facts, out, scales, whole, facts.d_qk, tolerance.UNIT_ROUNDOFF[q.dtype])
 
 
 def _relative(inputs: PrologueInputs, rows: torch.Tensor, sink: torch.Tensor | None, facts: Facts) -> Attention:

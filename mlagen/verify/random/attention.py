@@ -32,7 +32,8 @@ LARGEST = 2**31 - 1
 def heads(scene: Scene) -> int:
     """Heads of a call, of a shape."""
     own = scene.facts.num_heads
-    return scene.shape.pick(own, max(1, own // 8), scene.shape.size(1, 128)) if scene.big else scene.shape.size(1, 6)
+    found = scene.shape.pick(own, max(1, own // 8), scene.shape.size(1, 128)) if scene.big else scene.shape.size(1, 6)
+    return scene.facts.whole_groups(found)
 
 
 def _indices(scene: Scene, topk: int, rows: int) -> tuple[str, int]:

@@ -142,6 +142,7 @@ class _Suite:
         if not self.big:  # in one pass, unless a case is about splits: merges take the interpreter long
             options.setdefault("multiprocessors", 1)
         problem = replace(self.base, main=replace(self.base.main, **(main or {})), **settings)
+        problem = replace(problem, heads=self.facts.whole_groups(problem.heads))
         if problem.extra is not None:
             problem = replace(problem, extra=None if absent else replace(problem.extra, **(extra or {})))
         if self.facts.sink == "required" and problem.sink is None:

@@ -13,10 +13,21 @@ from mlagen.verify import checks, tolerance
 from mlagen.verify.call.case import CaseFailedError
 from mlagen.verify.call.family import Family, Results, Run
 from mlagen.verify.call.invalid import RefusedCase, check_refused
-from mlagen.verify.call.memory import NAN, is_wholly_used
+from mlagen.verify.call.memory import NAN, bits, is_wholly_used
 from mlagen.verify.call.results import Figure
 from mlagen.verify.call.subject import Subject, sm90_modules
-from mlagen.verify.checks import Variant, Workspaces, copied, decode, merges, pairs, recomputed, require_bits, variants
+from mlagen.verify.checks import (
+    Variant,
+    Workspaces,
+    copied,
+    decode,
+    merges,
+    pairs,
+    quantised,
+    recomputed,
+    require_bits,
+    variants,
+)
 from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.sparse_decode.cases import CacheProblem, Listing, SparseDecodeCase, cases
 from mlagen.verify.sparse_decode.facts import CacheFacts
@@ -54,7 +65,11 @@ def _call(run: SparseDecodeRun, **given: Any) -> Results:
         lists = zip(run.inputs.lists, case.problem.listings, strict=True)
         wide = any(listing.contents == "wide" and _leaves_fp16(one) for one, listing in lists)
         recomputed.require_calls(found, wide or case.problem.wide_q)
-    return {"out": out, "lse": lse}
+    shape = run.inputs.q.shape[:2] if "q" not in given else given["q"].shape[:2]
+    outs = quantised.named(subject.facts, out)
+    if subject.facts.out_heads:
+        outs = {name: one.unflatten(0, shape) for name, one in outs.items()}  # type: ignore[no-untyped-call]
+    return {**outs, "lse": lse}
 
 
 def _compare(run: SparseDecodeRun, results: Results) -> list[Figure]:
@@ -63,7 +78,7 @@ def _compare(run: SparseDecodeRun, results: Results) -> list[Figure]:
     may_round = subject.runs_sm90 and "_sparse_decode_sm90" in sm90_modules(subject.package)
     k_error = 0.0
     if may_round and any(one.any_scales for one in inputs.lists):
-        k_error = 2 * tolerance.UNIT_ROUNDOFF[results["out"].dtype]
+        k_error = 2 * tolerance.UNIT_ROUNDOFF[inputs.q.dtype]
     topk = sum(one.indices.shape[2] for one in inputs.lists)
     # sm90 adds products of fp8 where rows are aligned; of others q is made the model's dtype first. Numpy adds exactly.
     short = subject.device == "cuda" and inputs.q_scale is not None
@@ -71,7 +86,7 @@ def _compare(run: SparseDecodeRun, results: Results) -> list[Figure]:
 
 
 def _nan(run: SparseDecodeRun) -> list[Figure]:
-    inputs = run.inputs
+    subject, inputs = run.subject, run.inputs
     first = copied(run.call())
     figures = run.compare(first)
     inputs.placed.clear()
@@ -80,12 +95,14 @@ def _nan(run: SparseDecodeRun) -> list[Figure]:
     results = run.call()
     reached = inputs.q.isnan().any(3) & ~first["lse"].transpose(1, 2).isinf()  # [requests, s_q, heads]
     lse_reached = reached.transpose(1, 2)
-    for name, rows in (("out", results["out"][reached]), ("lse", results["lse"][lse_reached])):
+    facts = subject.facts
+    outs = [quantised.by_head(facts, one["out"]) for one in (first, results)]
+    for name, rows in (("out", outs[1][reached].float()), ("lse", results["lse"][lse_reached])):
         if not bool(rows.isnan().all()):
             raise CaseFailedError(f"{name}: {int((~rows.isnan()).sum())} elements of heads with NaN in q are numbers")
-    out = torch.where(reached[..., None], first["out"], results["out"])
+    out = torch.where(reached[..., None], *(bits(one) for one in outs))
     lse = torch.where(lse_reached, first["lse"], results["lse"])
-    require_bits("beside NaN", first, {"out": out, "lse": lse})
+    require_bits("beside NaN", {"out": outs[0], "lse": first["lse"]}, {"out": out, "lse": lse})
     return figures
 
 
@@ -115,7 +132,8 @@ def _variants(run: SparseDecodeRun) -> Iterator[Variant]:
 
 def _by_request(results: Results) -> Results:
     """Results of the tokens of one request as those of requests of one token."""
-    return {"out": results["out"].transpose(0, 1), "lse": results["lse"].permute(2, 1, 0)}
+    outs = {name: one.transpose(0, 1) for name, one in results.items() if name != "lse"}
+    return {**outs, "lse": results["lse"].permute(2, 1, 0)}
 
 
 def _workspaces(run: SparseDecodeRun) -> Workspaces:
@@ -153,7 +171,8 @@ def _merged(run: SparseDecodeRun) -> list[Figure]:
 
 def _others(run: SparseDecodeRun) -> Mapping[str, Inputs]:
     inputs = run.inputs
-    fewer = replace(inputs, q=inputs.q[:, :, :-1], sink=None if inputs.sink is None else inputs.sink[:-1])
+    heads = inputs.q.shape[2] - run.subject.facts.whole_groups(1)
+    fewer = replace(inputs, q=inputs.q[:, :, :heads], sink=None if inputs.sink is None else inputs.sink[:heads])
     narrower = inputs.pick(range(len(inputs.q)))
     narrower.lists[-1].indices = narrower.lists[-1].indices[:, :, :-1]
     return {"h_q": fewer, "b": inputs.pick([0]), "topk": narrower}
@@ -172,7 +191,7 @@ def _valid_arguments(subject: Subject) -> dict[str, Any]:
     length = "full" if known.facts.length == "required" else None
     extra = Listing(32, 60, 7, length=length) if len(known.layouts) > 1 else None
     sink = "random" if known.facts.sink == "required" else None
-    problem = CacheProblem(2, 2, 4, Listing(1100, 200, length=length), extra, sink)
+    problem = CacheProblem(2, 2, known.facts.whole_groups(4), Listing(1100, 200, length=length), extra, sink)
     arguments = build(problem, known, subject.device, 0).arguments()
     return arguments | {"head_dim_v": known.facts.d_v, "enable_batch_invariant": True}
 

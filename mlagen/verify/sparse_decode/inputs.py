@@ -15,7 +15,7 @@ from mlagen.verify.call import family
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.memory import NAN, Placed, empty_pages, empty_tensors, every_tensor, seeded, unplaced
 from mlagen.verify.call.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
-from mlagen.verify.checks import out_rope
+from mlagen.verify.checks import out_rope, quantised
 from mlagen.verify.checks.decode import as_e4m3, place_out, place_tokens
 from mlagen.verify.checks.out_rope import Rotation
 from mlagen.verify.reference import Attention
@@ -93,7 +93,8 @@ class Inputs(family.Inputs):
             **main.others,
         }
         optional = {"softmax_scale": self.scale, "attn_sink": self.sink, "topk_length": main.length}
-        optional |= {"k_scale": main.scale, **{name: one.view for name, one in self.given.items()}}
+        tokens = self.q.shape[0] * self.q.shape[1]
+        optional |= {"k_scale": main.scale, **quantised.given(self.given, tokens)}
         if self.q_scale is not None:
             found["q"] = as_e4m3(self.q, self.q_scale)
             found["q_scale"] = torch.full((1,), self.q_scale, device=self.q.device)
@@ -228,7 +229,11 @@ def build(problem: CacheProblem, known: CacheFacts, device: str, seed: int) -> I
         topk = max(1, sum(listing.topk for listing in problem.listings))
         inputs.sink = sinks(problem.sink, problem.heads, topk, generator).to(device)
         inputs.placed["attn_sink"] = unplaced(inputs.sink)
-    if problem.out is not None:
+    if problem.out is not None and facts.out_heads:
+        sizes = (facts, problem.tokens, problem.heads)
+        inputs.given["out"] = quantised.place_given(*sizes, problem.out, device)
+        inputs.given["out_scales"] = quantised.place_scales(*sizes, device)
+    elif problem.out is not None:
         inputs.given["out"] = place_out(q, facts.d_v, problem.out)
     inputs.rotation, angles = out_rope.draw(facts, problem.positions, problem.tokens, device, generator)
     inputs.placed |= angles

@@ -8,7 +8,7 @@ import torch
 
 from mlagen.verify.call import invalid
 from mlagen.verify.call.invalid import Invalid, RefusedCase
-from mlagen.verify.checks import out_rope, pairs
+from mlagen.verify.checks import out_rope, pairs, quantised
 from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.sparse_decode.facts import CacheFacts
 
@@ -20,8 +20,9 @@ def _invalid_optional(known: CacheFacts) -> Iterator[Invalid]:
     if facts.sink == "none":
         yield Invalid("attn_sink", "given to a spec without", invalid.zeros(4), like="q")
     else:
-        yield Invalid("attn_sink", "a head too many", invalid.zeros(5), like="q")
-        yield Invalid("attn_sink", "dtype float64", invalid.zeros(4, dtype=torch.float64), like="q")
+        heads = facts.whole_groups(4)
+        yield Invalid("attn_sink", "a head too many", invalid.zeros(heads + 1), like="q")
+        yield Invalid("attn_sink", "dtype float64", invalid.zeros(heads, dtype=torch.float64), like="q")
     if facts.sink == "required":
         yield Invalid("attn_sink", "missing", invalid.constant(None))
     for name in ("topk_length", "extra_topk_length")[: len(known.layouts)]:
@@ -60,7 +61,11 @@ def _invalid(known: CacheFacts) -> Iterator[Invalid]:
     yield from invalid.scale("softmax_scale")
     yield from _invalid_optional(known)
     yield from out_rope.invalid(facts)
-    yield from invalid.out(facts.d_v, getattr(torch, facts.dtype))
+    yield from quantised.invalid(facts)
+    if facts.out_heads:
+        yield from quantised.invalid_out(facts)
+    else:
+        yield from invalid.out(facts.d_v, getattr(torch, facts.dtype))
     yield Invalid("workspace", "too small", invalid.zeros(16), like="q")
     yield from invalid.output_scale()
     yield Invalid("workspace", "no tensor", invalid.constant([0.0]))

@@ -97,6 +97,7 @@ class _Suite:
 
     def problem(self, **changes: Any) -> Problem:
         problem = replace(self.base, **changes)
+        problem = replace(problem, heads=self.facts.whole_groups(problem.heads))
         if self.facts.sink == "required" and problem.sink is None:
             problem = replace(problem, sink="random")
         if self.facts.length == "required" and problem.length is None:

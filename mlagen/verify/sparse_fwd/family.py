@@ -25,6 +25,7 @@ from mlagen.verify.checks import (
     merges,
     pairs,
     picked,
+    quantised,
     recomputed,
     require_tensors,
     variants,
@@ -78,11 +79,11 @@ def _results(run: SparseFwdRun, **given: Any) -> Results:
     plan = case.multiprocessors
     if case.wrapper == FLASH:
         out, max_logits, lse = subject.call(FLASH, *arguments, multiprocessors=plan, d_v=subject.facts.d_v, **named)
-        found = {"out": out, "max_logits": max_logits, "lse": lse}
+        found = {**quantised.named(subject.facts, out), "max_logits": max_logits, "lse": lse}
     else:
         named = {"lse": torch.full(inputs.q.shape[:2], NAN, dtype=torch.float32, device=subject.device), **named}
         out = subject.call(case.wrapper, *arguments, case.splits, plan, multiprocessors=plan, **named)
-        found = {"out": out, "lse": named["lse"]}
+        found = {**quantised.named(subject.facts, out), "lse": named["lse"]}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
@@ -90,8 +91,8 @@ def _compare(run: SparseFwdRun, results: Results) -> list[Figure]:
     facts, inputs = run.subject.facts, run.inputs
     tokens, heads, d_qk = inputs.q.shape
     stat = (torch.float32, (tokens, heads))
-    out = (getattr(torch, facts.dtype), (tokens, heads, facts.d_v))
-    require_tensors(run, results, {"out": out, "max_logits": stat, "lse": stat})
+    outs = quantised.shapes(facts, tokens, heads)
+    require_tensors(run, results, {**outs, "max_logits": stat, "lse": stat})
     expected = sparse_attention(
         inputs.q,
         inputs.kv,
@@ -105,7 +106,10 @@ def _compare(run: SparseFwdRun, results: Results) -> list[Figure]:
     )
     if inputs.rotation is not None:
         expected = inputs.rotation.turned(expected)
-    figures = tolerance.out_errors(results["out"], expected, d_qk, partials=facts.partials)
+    if facts.out_heads:
+        figures = quantised.errors(facts, results["out"], results["out_scales"], expected, d_qk)
+    else:
+        figures = tolerance.out_errors(results["out"], expected, d_qk, partials=facts.partials)
     if "max_logits" in results:
         figures.append(tolerance.max_logits_error(results["max_logits"], expected, d_qk, facts.lse_base))
     if "lse" in results:
@@ -227,7 +231,7 @@ def _merged(run: SparseFwdRun) -> list[Figure]:
 def valid_problem(facts: Facts) -> Problem:
     """So wide a call runs in splits in batch-invariant mode, and so needs a workspace."""
     sink = "random" if facts.sink == "required" else None
-    return Problem(2, 4, 1100, 60, sink=sink, length="full" if facts.length == "required" else None)
+    return Problem(2, facts.whole_groups(4), 1100, 60, sink=sink, length="full" if facts.length == "required" else None)
 
 
 def _valid(subject: Subject, case: RefusedCase) -> dict[str, Any]:

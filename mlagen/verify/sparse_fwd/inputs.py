@@ -12,7 +12,7 @@ from mlagen.verify.call import family
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.memory import LAYOUTS, NAN, Placed, allocate, place, seeded, unplaced
 from mlagen.verify.call.patterns import IndexLists, draw_indices, named_rows, poison_index, sinks
-from mlagen.verify.checks import out_rope
+from mlagen.verify.checks import out_rope, quantised
 from mlagen.verify.checks.out_rope import Rotation
 from mlagen.verify.sparse_fwd.cases import Problem
 
@@ -46,7 +46,7 @@ class Inputs(family.Inputs):
         found = {"attn_sink": self.sink, "topk_length": self.length}
         passed = {name: tensor for name, tensor in found.items() if tensor is not None}
         passed |= self.rotation.arguments() if self.rotation else {}
-        return passed | {name: one.view for name, one in self.given.items()}
+        return passed | quantised.given(self.given, len(self.q))
 
     def pick(self, rows: Sequence[int]) -> Inputs:
         """The same call for some of its tokens, in another order."""
@@ -104,9 +104,13 @@ def build(problem: Problem, facts: Facts, device: str, seed: int, stats: Sequenc
     if sink is not None:
         placed["attn_sink"] = unplaced(sink)
     given = {}
-    if problem.out is not None:
+    if problem.out is not None and facts.out_heads:
+        given["out"] = quantised.place_given(facts, tokens, heads, problem.out, device)
+    elif problem.out is not None:
         empty = torch.full((tokens, heads, facts.d_v), NAN, dtype=dtype, device=device)
         given["out"] = place(empty, LAYOUTS[problem.out], NAN)
+    if stats and facts.out_heads:
+        given["out_scales"] = quantised.place_scales(facts, tokens, heads, device)
     for name in stats:
         given[name] = place(torch.full((tokens, heads), NAN, device=device), LAYOUTS["contiguous"], NAN)
     passed = None if problem.scale is None else problem.scale * facts.d_qk**-0.5

@@ -10,7 +10,7 @@ import torch
 from mlagen.verify.call import invalid
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.call.invalid import Invalid, RefusedCase
-from mlagen.verify.checks import out_rope, pairs
+from mlagen.verify.checks import out_rope, pairs, quantised
 
 FLASH, VLLM = "flash_mla_sparse_fwd", "triton_mla_sparse_attention"
 SHORT = {FLASH: "flash", VLLM: "triton"}
@@ -66,10 +66,13 @@ def _invalid_optional(
 
 
 def _invalid_results(facts: Facts) -> Iterator[Invalid]:
-    yield Invalid("out", "dtype float32", _out(facts.d_v, torch.float32), like="q")
-    yield Invalid("out", "too wide", _out(facts.d_v + 8), like="q")
-    if facts.d_v > 1:
-        yield Invalid("out", "last dimension not contiguous", _out(facts.d_v, step=2), like="q")
+    if facts.out_heads:
+        yield from quantised.invalid_out(facts)
+    else:
+        yield Invalid("out", "dtype float32", _out(facts.d_v, torch.float32), like="q")
+        yield Invalid("out", "too wide", _out(facts.d_v + 8), like="q")
+        if facts.d_v > 1:
+            yield Invalid("out", "last dimension not contiguous", _out(facts.d_v, step=2), like="q")
     for name, wrappers in (("lse", ()), ("max_logits", (FLASH,))):
         yield Invalid(name, "a token too many", _of_sizes(1, 0), like="q", wrappers=wrappers)
         yield Invalid(name, "dtype float64", _of_sizes(0, 0, dtype=torch.float64), like="q", wrappers=wrappers)
@@ -89,6 +92,7 @@ def _invalid(facts: Facts) -> Iterator[Invalid]:
     }
     yield from _invalid_optional("topk_length", facts.length, tokens)
     yield from out_rope.invalid(facts)
+    yield from quantised.invalid(facts)
     yield from _invalid_results(facts)
     yield from invalid.output_scale()
 
