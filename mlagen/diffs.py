@@ -42,12 +42,20 @@ def base_of(path: Path) -> str | None:
     return found[1] if found else None
 
 
+def steps_of(path: Path) -> int:
+    """Return the number of diffs from a whole package to this one; 0 without such a file."""
+    base = base_of(path)
+    return 0 if base is None else 1 + steps_of(path.with_name(base + SUFFIX))
+
+
 def read_package(folder: Path) -> dict[str, str]:
-    """Return the text of each module of a package, by file name.
+    """Return the text of each module of a package, by file name. It may be kept as a diff itself.
 
     Raises:
-        UsageError: the folder does not exist.
+        UsageError: there is neither the folder nor a diff in its place.
     """
+    if not folder.is_dir() and diff_of(folder).is_file():
+        return unpack(diff_of(folder))
     if not folder.is_dir():
         raise UsageError(f"{folder}: no such package, and a diff starts from it; build it first")
     return {path.name: path.read_bytes().decode("utf-8", errors="replace") for path in sorted(folder.glob("*.py"))}

@@ -20,7 +20,7 @@ from mlagen.cli.record import require_recorded, say_unrecorded
 from mlagen.cli.replaced import check_replaced
 from mlagen.cli.verify import DEVICE, pick_device
 from mlagen.compile import Resources, Settler, check_limits, parse_tritons, toolchain, write_kernels
-from mlagen.diffs import base_of, diff_of
+from mlagen.diffs import base_of, diff_of, steps_of
 from mlagen.emit import (
     Drift,
     Package,
@@ -164,7 +164,7 @@ def _load_all(paths: list[Path], folder: Path) -> list[tuple[Path, Plan]]:
         other = first.setdefault(plan.spec.name, path)
         if other != path:
             raise UsageError(f"{path}: name: got '{plan.spec.name}', which is that of {other} too; takes another")
-    return sorted(plans, key=lambda one: diff_of(folder / one[1].spec.name).is_file())
+    return sorted(plans, key=lambda one: steps_of(diff_of(folder / one[1].spec.name)))
 
 
 def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path, *, every: bool) -> None:

@@ -18,6 +18,7 @@ PLANS = {path.stem: load_plan(path) for path in SPECS}
 REFUSED = {
     "dots3_sliding": "attention.window: got 513; a package for SGLang takes none",
     "dsv32_fp8_tensor": "cache.layout: got 'fp8_per_tensor'; a package for SGLang takes fp8_ds_mla, ue8m0_v4",
+    "dsv4_flash_out_fp8": "attention.out_rope: got 'inverse'; a package for SGLang takes none",
     "dsv4_flash_out_rope": "attention.out_rope: got 'inverse'; a package for SGLang takes none",
     "dsv32_nvfp4": "cache.layout: got 'nvfp4_ds_mla'; a package for SGLang takes fp8_ds_mla, ue8m0_v4, mxfp8_v41 with",
     "odd": "cache.block_size: got 53; a package for SGLang takes none",

@@ -31,6 +31,7 @@ NUMBERS = {
     "dsv41": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("mxfp8_v41", 64), ("nvfp4_v41", 64)),
     "dsv41_fp8": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
     "dsv4_flash": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
+    "dsv4_flash_out_fp8": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
     "dsv4_flash_out_rope": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
     "dsv4_pro": (128, (448, 64, 512), "bf16", 1024, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
     "glm47_flash": (20, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),

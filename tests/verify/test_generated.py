@@ -47,7 +47,7 @@ def modules_of(package: Path) -> str:
 
 # Of packages that differ in nothing but the model's title, one. Small packages also run every case elsewhere.
 DISTINCT = list({modules_of(path): path for path in PACKAGES if path.name not in ("dsv32", *PREFILL)}.values())
-SLOW = ("dsv41", "dsv41_fp8", "dsv4_flash_out_rope", "dsv4_pro", "hyv4", "odd", "odd_fp8")
+SLOW = ("dsv41", "dsv41_fp8", "dsv4_flash_out_fp8", "dsv4_flash_out_rope", "dsv4_pro", "hyv4", "odd", "odd_fp8")
 DRAWN = drawn([path.name for path in DISTINCT if path.name not in SLOW], 2)  # in every run
 MORE = {
     "glm53": ["*sink*", "*splits*"],

@@ -116,13 +116,13 @@ def rotation_arguments(plan: Plan) -> tuple[Signature, Signature, Signature]:
     return pointers, (("num_positions", "i32"),), (("cos_sin_stride", "i64"),)
 
 
-def out_arguments(plan: Plan) -> tuple[Signature, Signature, str]:
-    """Return the pointers of the output, sizes that it needs, and the name of the stride of its rows."""
-    quant = plan.out_quant
+def out_arguments(plan: Plan, stride: str) -> tuple[Signature, Signature]:
+    """Return the pointer of the output, and the last arguments: its strides, of this type, and what its scales need."""
+    quant, strides = plan.out_quant, ("out_token_stride", "out_head_stride")
     if quant is None:
-        return (("out_ptr", f"*{plan.spec.model.dtype}"),), (), "out_head_stride"
-    scales = "*fp32" if quant.scales == "fp32" else "*i32"
-    return (("out_ptr", "*u8"), ("out_scales_ptr", scales)), (("num_tokens", "i32"),), "out_group_stride"
+        return (("out_ptr", f"*{plan.spec.model.dtype}"),), tuple((name, stride) for name in strides)
+    scales = ("out_scales_ptr", "*fp32" if quant.scales == "fp32" else "*i32")
+    return (("out_ptr", "*u8"),), (*((name, stride) for name in (*strides, "out_group_stride")), scales)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from mlagen.plan.splits import PartialRow
 from mlagen.spec import QUANT_BLOCK, Presence, SparseAttention
 
 MODULE = "_splits"
+QUANT_ARGUMENTS = "\n    out_scales_ptr, num_tokens, out_group_stride: tl.int64,"
 ANGLE_ARGUMENTS = "\n    positions_ptr, cos_sin_cache_ptr, num_positions, cos_sin_stride: tl.int64,"
 
 

@@ -11,6 +11,7 @@ from mlagen.backends.parts.cached import Cache, Rows, cache_context, rows_contex
 from mlagen.backends.parts.common import Block
 from mlagen.backends.parts.splits import (
     ANGLE_ARGUMENTS,
+    QUANT_ARGUMENTS,
     Attention,
     AttentionWrappers,
     OutRope,
@@ -88,7 +89,8 @@ class Kernels(Attention, CachesFacts, Rows):
         kernel_imports: modules that the kernels import.
         out_rope, out_quant: the rotation and the quantisation of the output; None without.
         rotated: blocks of V with columns that the epilogue rotates.
-        angle_arguments: a further line of kernels' arguments, for positions and angles; empty without.
+        angle_arguments, quant_arguments: a further line of kernels' arguments, for positions and angles and for a
+            quantised output; empty without.
     """
 
     layout: CacheLayout
@@ -104,6 +106,7 @@ class Kernels(Attention, CachesFacts, Rows):
     out_quant: QuantisedOut | None
     rotated: Sequence[Block]
     angle_arguments: str
+    quant_arguments: str
 
 
 @dataclass(frozen=True)
@@ -213,6 +216,7 @@ def _kernels(plan: Plan, family: SparseDecodePlan) -> Kernels:
         operands=_operands(plan, family.caches),
         kernel_imports=sorted([*(cache.module for cache in of_caches.caches), "_launch", "_splits"]),
         angle_arguments=ANGLE_ARGUMENTS if plan.out_rope else "",
+        quant_arguments=QUANT_ARGUMENTS if plan.out_quant else "",
         rotated=rotated(plan, rows.v_chunks),
     )
 
@@ -254,7 +258,7 @@ def _tensors(plan: Plan, main: CacheLayout, extra: CacheLayout | None, e4m3: Sm9
         found += ["extra_k_cache", "extra_indices", "extra_topk_length"]
         found += ["extra_k_scale"] if extra.tensor_scale else []
     rotation = ["positions", "cos_sin_cache"] if plan.out_rope else []
-    return [*found, "attn_sink", *rotation, "out", *(["out_scales"] if plan.out_quant else []), "workspace"]
+    return [*found, "attn_sink", *rotation, "out", "workspace"]
 
 
 def _variants(plan: Plan, caches: CachesFacts) -> Variants:

@@ -152,7 +152,7 @@ def _arguments(plan: Plan) -> Signature:
     sizes += [(name, "i32") for name in ("s_q", "num_heads", "first_token", "num_splits", "split_size", "num_tiles")]
     sizes.append(("head_blocks", "i32"))
     angles, num_positions, angle_strides = rotation_arguments(plan)
-    out, num_tokens, out_row = out_arguments(plan)
+    out, last = out_arguments(plan, "i32")
     pages = [f"{prefix}page" for prefix, _ in (("", plan.layout), *second)]
     return (
         *inputs,
@@ -163,18 +163,16 @@ def _arguments(plan: Plan) -> Signature:
         ("partial_ptr", "*fp32"),
         *num_positions,
         *sizes,
-        *num_tokens,
         *dividers("head_blocks", "splits", "s_q", *pages),
         ("sm_scale_log2", "fp32"),
         *strides,
         *angle_strides,
-        ("out_token_stride", "i32"),
-        (out_row, "i32"),
+        *last,
     )
 
 
 def _sparse_decode_details(plan: Plan) -> dict[str, Any]:
-    layout, extra_layout, dtype = required(plan.layout), plan.extra_layout, plan.spec.model.dtype
+    layout, extra_layout = required(plan.layout), plan.extra_layout
     sm90, scaled = required(plan.of(SparseDecodePlan).sm90), plan.splits.partials.scaled
     other = None if extra_layout == layout else extra_layout
     stored = StoredRows(sm90, layout, other, dual=extra_layout is not None)

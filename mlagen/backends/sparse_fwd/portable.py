@@ -11,6 +11,7 @@ from mlagen.backends.parts.call import CallTable, Field, given
 from mlagen.backends.parts.common import Block, blocks_of, tuple_text
 from mlagen.backends.parts.splits import (
     ANGLE_ARGUMENTS,
+    QUANT_ARGUMENTS,
     Attention,
     AttentionWrappers,
     OutRope,
@@ -43,7 +44,8 @@ class Kernels(Attention):
         chunks, v_chunks: blocks of K and of V.
         out_rope, out_quant: the rotation and the quantisation of the output; None without.
         rotated: blocks of V with columns that the epilogue rotates.
-        angle_arguments: a further line of kernels' arguments, for positions and angles; empty without.
+        angle_arguments, quant_arguments: a further line of kernels' arguments, for positions and angles and for a
+            quantised output; empty without.
         union: the plan of index unions; None without.
     """
 
@@ -60,6 +62,7 @@ class Kernels(Attention):
     out_quant: QuantisedOut | None
     rotated: Sequence[Block]
     angle_arguments: str
+    quant_arguments: str
     union: IndexUnionPlan | None
 
 
@@ -156,6 +159,7 @@ def _kernels(plan: Plan, sparse: SparseFwdPlan) -> Kernels:
         chunks=chunks,
         v_chunks=v_chunks,
         angle_arguments=ANGLE_ARGUMENTS if plan.out_rope else "",
+        quant_arguments=QUANT_ARGUMENTS if plan.out_quant else "",
         rotated=rotated(plan, v_chunks),
         union=sparse.sm90_shared,
     )
@@ -199,8 +203,8 @@ def _call(plan: Plan, *, paged: bool) -> CallTable:
         Field("attn_sink"),
         Field("positions", part="part") if plan.out_rope else None,
         Field("cos_sin_cache") if plan.out_rope else None,
-        Field("out", part="part") if quant is None else Field("out", "out.view(torch.uint8)", part="part"),
-        None if quant is None else Field("out_scales", "_splits.with_padding(out_scales)"),
+        Field("out", part="part"),
+        None if quant is None else Field("out_scales"),
         Field("max_logits", part="part"),
         Field("lse", part="part"),
         Field("workspace", said="the caller's"),
@@ -214,8 +218,11 @@ def _call(plan: Plan, *, paged: bool) -> CallTable:
         Field("self.kv_page_stride, self.kv_row_stride, _", "kv.stride()") if paged else None,
         None if paged else Field("self.kv_row_stride", "kv.stride(0)"),
         Field("self.indices_token_stride", "indices.stride(0)"),
-        Field(f"self.out_token_stride, self.out_{'head' if quant is None else 'group'}_stride, _", "out.stride()"),
-        None if quant is None else Field("self.num_tokens", "out_scales.shape[0]"),
+        Field("self.out_token_stride, self.out_head_stride, _", "out.stride()") if quant is None else None,
+        None
+        if quant is None
+        else Field("self.out_token_stride, self.out_group_stride, self.out_head_stride, _", "out.stride()"),
+        None if quant is None else Field("self.num_tokens", "self.tokens", said="of a whole call"),
         Field("self.num_positions, self.cos_sin_stride", "cos_sin_cache.shape[0], cos_sin_cache.stride(0)")
         if plan.out_rope
         else None,

@@ -112,7 +112,7 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
     page = (("kv_page_stride", "i64"),) if plan.rows_block_size is not None else ()
     sizes = ("s_kv", "topk", "num_heads", "num_splits", "split_size", "num_tiles", "head_blocks")
     angles, num_positions, angle_strides = rotation_arguments(plan)
-    out, num_tokens, out_row = out_arguments(plan)
+    out, last = out_arguments(plan, "i64")
     q, q_strides = (("q_ptr", element),), (("q_token_stride", "i64"), ("q_head_stride", "i64"))
     return (
         *q,
@@ -128,7 +128,6 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
         ("partial_ptr", "*fp32"),
         *num_positions,
         *((name, "i32") for name in sizes),
-        *num_tokens,
         *dividers("head_blocks", "splits"),
         ("sm_scale_log2", "fp32"),
         *q_strides,
@@ -137,8 +136,7 @@ def _sparse_fwd_arguments(plan: Plan) -> Signature:
         ("kv_row_stride", "i64"),
         ("indices_token_stride", "i64"),
         *angle_strides,
-        ("out_token_stride", "i64"),
-        (out_row, "i64"),
+        *last,
     )
 
 

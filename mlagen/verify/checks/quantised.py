@@ -1,7 +1,7 @@
 """Attention's output in e4m3 with a scale for each block of columns, against the reference.
 
-A kernel's fp32 result x' lies within the tolerance t of the reference's x, as `tolerance.element_limits` has it. Rounding
-keeps order. So the scale must lie between those of the block with each magnitude t less and t more, and a code between
+A kernel's fp32 result x' lies within the tolerance t of the reference's x, as `tolerance.element_limits` has it.
+Rounding keeps order. So the scale must lie between those of the block with each magnitude t less and t more, and a code between
 the codes of x - t and of x + t. A code may only be another than that of x where a border of rounding lies within t.
 
 That many elements have a border so near says little about small errors of all. So they are also counted: an error with
@@ -20,10 +20,10 @@ import torch
 from mlagen.verify import tolerance
 from mlagen.verify.call.case import CaseFailedError
 from mlagen.verify.call.facts import Facts
-from mlagen.verify.call.invalid import Invalid, constant
+from mlagen.verify.call.invalid import Invalid
 from mlagen.verify.call.memory import LAYOUTS, NAN, Placed, place
 from mlagen.verify.call.results import Figure
-from mlagen.verify.checks.out_quant import GROUP, LARGEST, NAN_CODE, PAD, padded, scale_exponents
+from mlagen.verify.checks.out_quant import GROUP, LARGEST, NAN_CODE, padded, scale_exponents
 from mlagen.verify.reference import Attention
 
 SLACK = 2.0**-20  # relative, of this module's own arithmetic
@@ -78,19 +78,6 @@ def place_given(facts: Facts, tokens: int, heads: int, layout: str, device: str)
     return place(torch.full(shape, NAN, device=device).to(dtype), LAYOUTS[layout], NAN)
 
 
-def place_scales(facts: Facts, tokens: int, heads: int, device: str) -> Placed:
-    """A buffer for `out_scales` with its padding [padded tokens, groups, columns]; a call gets the first `tokens`."""
-    shape = (heads // facts.out_heads, scale_columns(facts), -(-tokens // PAD) * PAD)
-    values = torch.full(shape, -1, dtype=torch.int32, device=device).view(scales_dtype(facts))  # as fp32 NaN
-    placed = place(values, LAYOUTS["contiguous"], -1 if facts.out_packed else NAN)
-    return Placed(placed.view.permute(2, 0, 1), placed.buffer, placed.before)
-
-
-def given(placed: dict[str, Placed], tokens: int) -> dict[str, torch.Tensor]:
-    """Tensors that a call writes to, by name."""
-    return {name: one.view[:tokens] if name == "out_scales" else one.view for name, one in placed.items()}
-
-
 def exponents_of(facts: Facts, scales: torch.Tensor) -> torch.Tensor:
     """Biased exponents of the scales of blocks, [tokens, heads, blocks].
 
@@ -104,7 +91,7 @@ def exponents_of(facts: Facts, scales: torch.Tensor) -> torch.Tensor:
         raise CaseFailedError("out_scales: a scale is no power of two")
     else:
         stored = stored >> 23
-    return stored.reshape(len(scales), -1, facts.d_v // GROUP)
+    return stored.reshape(len(scales), scales.shape[1] * facts.out_heads, facts.d_v // GROUP)
 
 
 def _places(codes: torch.Tensor) -> torch.Tensor:
@@ -168,20 +155,9 @@ def _changed(
 
 
 def invalid(facts: Facts) -> Iterator[Invalid]:
-    """Outputs and scales that wrappers must refuse."""
-    if not facts.out_heads:
-        return
-    group = facts.out_heads
-    yield Invalid("q", "heads of no whole groups", lambda q: q[..., :-1, :], "heads")
-    yield Invalid("out_scales", "not a tensor", constant([1.0]))
-    yield Invalid("out_scales", "dtype float64", lambda q: q.new_zeros(1, dtype=torch.float64), like="q")
-
-    def scales(q: torch.Tensor) -> torch.Tensor:
-        tokens, groups = q[..., 0, 0].numel(), q.shape[-2] // group
-        return torch.zeros(tokens, groups, scale_columns(facts), dtype=scales_dtype(facts), device=q.device)
-
-    yield Invalid("out_scales", "contiguous", scales, like="q")
-    yield Invalid("out_scales", "a column too many", lambda q: torch.cat([scales(q), scales(q)], 2), like="q")
+    """Heads that wrappers must refuse."""
+    if facts.out_heads:
+        yield Invalid("q", "heads of no whole groups", lambda q: q[..., :-1, :], "heads")
 
 
 def invalid_out(facts: Facts) -> Iterator[Invalid]:

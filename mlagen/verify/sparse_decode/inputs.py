@@ -93,8 +93,7 @@ class Inputs(family.Inputs):
             **main.others,
         }
         optional = {"softmax_scale": self.scale, "attn_sink": self.sink, "topk_length": main.length}
-        tokens = self.q.shape[0] * self.q.shape[1]
-        optional |= {"k_scale": main.scale, **quantised.given(self.given, tokens)}
+        optional |= {"k_scale": main.scale, **{name: one.view for name, one in self.given.items()}}
         if self.q_scale is not None:
             found["q"] = as_e4m3(self.q, self.q_scale)
             found["q_scale"] = torch.full((1,), self.q_scale, device=self.q.device)
@@ -230,9 +229,7 @@ def build(problem: CacheProblem, known: CacheFacts, device: str, seed: int) -> I
         inputs.sink = sinks(problem.sink, problem.heads, topk, generator).to(device)
         inputs.placed["attn_sink"] = unplaced(inputs.sink)
     if problem.out is not None and facts.out_heads:
-        sizes = (facts, problem.tokens, problem.heads)
-        inputs.given["out"] = quantised.place_given(*sizes, problem.out, device)
-        inputs.given["out_scales"] = quantised.place_scales(*sizes, device)
+        inputs.given["out"] = quantised.place_given(facts, problem.tokens, problem.heads, problem.out, device)
     elif problem.out is not None:
         inputs.given["out"] = place_out(q, facts.d_v, problem.out)
     inputs.rotation, angles = out_rope.draw(facts, problem.positions, problem.tokens, device, generator)

@@ -46,7 +46,7 @@ class Inputs(family.Inputs):
         found = {"attn_sink": self.sink, "topk_length": self.length}
         passed = {name: tensor for name, tensor in found.items() if tensor is not None}
         passed |= self.rotation.arguments() if self.rotation else {}
-        return passed | quantised.given(self.given, len(self.q))
+        return passed | {name: one.view for name, one in self.given.items()}
 
     def pick(self, rows: Sequence[int]) -> Inputs:
         """The same call for some of its tokens, in another order."""
@@ -109,8 +109,6 @@ def build(problem: Problem, facts: Facts, device: str, seed: int, stats: Sequenc
     elif problem.out is not None:
         empty = torch.full((tokens, heads, facts.d_v), NAN, dtype=dtype, device=device)
         given["out"] = place(empty, LAYOUTS[problem.out], NAN)
-    if stats and facts.out_heads:
-        given["out_scales"] = quantised.place_scales(facts, tokens, heads, device)
     for name in stats:
         given[name] = place(torch.full((tokens, heads), NAN, device=device), LAYOUTS["contiguous"], NAN)
     passed = None if problem.scale is None else problem.scale * facts.d_qk**-0.5
