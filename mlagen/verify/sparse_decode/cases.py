@@ -16,7 +16,7 @@ from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.sparse_decode import e4m3
 from mlagen.verify.sparse_decode.facts import CacheFacts
 from mlagen.verify.sparse_decode.invalid import refused
-from mlagen.verify.sparse_decode.variants import position_cases, variant_cases
+from mlagen.verify.sparse_decode.variants import position_cases, quantised_cases, variant_cases
 
 
 @dataclass(frozen=True)
@@ -472,6 +472,7 @@ PARTS = (
     _splits,
     _batch_invariant,
     position_cases,
+    quantised_cases,
     _contract,
     _e4m3,
     _merged,

@@ -29,6 +29,15 @@ def position_cases(suite: _Suite) -> Iterator[SparseDecodeCase]:
         yield from suite.case(f"{name}, empty rows", promise, main=none, extra=none, **sizes)
 
 
+def quantised_cases(suite: _Suite) -> Iterator[SparseDecodeCase]:
+    """Rows that sm90 kernels recompute in a single pass, with small tolerances; none without a quantised output."""
+    if suite.facts.out_heads and suite.facts.dtype == "bfloat16":
+        promise = "rows whose values are far apart are quantised as others are, logits all alike"
+        wide: dict[str, Any] = {"contents": "wide", "indices": "full"}
+        options: dict[str, Any] = {"scale": 2.0**-60, "requests": 2, "every_target": True}
+        yield from suite.each_list("cache: scales far apart, logits alike", promise, wide, **options)
+
+
 def variant_cases(suite: _Suite) -> Iterator[SparseDecodeCase]:
     """Small calls with and without each optional argument."""
     lengths = variants.choices(suite.facts.length, "random")
