@@ -170,7 +170,8 @@ def mean_limits(
 def _floor(dtype: torch.dtype, expected: Attention) -> torch.Tensor:
     """Absolute error of elements of a row. [tokens, heads, 1]"""
     row_noise = expected.noise.norm(dim=2, keepdim=True)
-    return row_noise * SUBNORMAL_WEIGHTS + (row_noise > 0) * SMALLEST[dtype]
+    found: torch.Tensor = row_noise * SUBNORMAL_WEIGHTS + (row_noise > 0) * SMALLEST[dtype]
+    return found
 
 
 def _stat_error(name: str, got: torch.Tensor, expected: torch.Tensor, tolerance: torch.Tensor) -> Figure:

@@ -145,8 +145,8 @@ class LayerInputs:
 
 
 def layer_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[LayerShape]:
-    """Steps that a package is measured at, if it has the whole path and rotates attention's output back."""
-    if not package.facts.out_rope or not all(map(package.has, NEEDED)):
+    """Steps that a package is measured at, if it has the whole path and rotates attention's output back, in bf16."""
+    if not package.facts.out_rope or package.facts.out_heads or not all(map(package.has, NEEDED)):
         return []
     found = []
     for ratio, calls in RATIOS.items():

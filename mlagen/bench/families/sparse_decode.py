@@ -153,8 +153,8 @@ def shape_at(package: BenchPackage, requests: int, s_q: int, num_heads: int) -> 
 
 
 def sparse_decode_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[SparseDecodeShape]:
-    """Shapes that a package's attention over a cache is measured at."""
-    if not package.has(WRAPPER) or package.facts.kind != "sparse":
+    """Shapes that a package's attention over a cache is measured at; none if it quantises its output."""
+    if package.facts.out_heads or not package.has(WRAPPER) or package.facts.kind != "sparse":
         return []
     facts = package.facts
     if heads is None:

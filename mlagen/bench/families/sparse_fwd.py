@@ -126,8 +126,8 @@ class SparseFwdInputs:
 
 
 def shapes_of(kind: str, package: BenchPackage, heads: Sequence[int] | None) -> list[SparseFwdShape]:
-    """Shapes that a package's sparse attention is measured at."""
-    if not any(package.has(wrapper) for wrapper in WRAPPERS):
+    """Shapes that a package's sparse attention is measured at; none if it quantises its output, as no peer does."""
+    if package.facts.out_heads or not any(package.has(wrapper) for wrapper in WRAPPERS):
         return []
     return default_shapes(package.facts, (kind,), heads)
 

@@ -106,7 +106,7 @@ class Subject:
             most.append(self.package.sparse_fwd.GROUP_HEADS)
         elif self.kernel == SWAP_AB:
             most.append(self.package.sparse_fwd.SWAP_AB_HEADS[-1])
-        return min(most)
+        return min(most) // max(1, self.facts.out_heads) * max(1, self.facts.out_heads)
 
     def call(
         self, wrapper: str, /, *arguments: Any, module: str = "", multiprocessors: int | None = None, **named: Any

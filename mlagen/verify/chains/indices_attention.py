@@ -89,10 +89,9 @@ def cases(spec: Mapping[str, Any], device: str) -> list[Case]:
             if wrapper == CONVERT and {wrapper, ROWS} <= {*wrappers}:
                 name = name.replace("attention", "attention over blocks apart")
                 found.append(ChainCase(name, promise, wrapper, holes, compact, 14, check="chained"))
-    attention = spec["attention"] or {}
-    if attention.get("out_quant"):  # parts of a quantised output do not merge
-        return [*found]
-    return [*found, *_rank_cases(wrappers, attention.get("attn_sink"))]
+    said = spec["attention"] or {}
+    ranks = [] if said.get("out_quant") else _rank_cases(wrappers, said.get("attn_sink"))  # parts in e4m3 do not merge
+    return [*found, *ranks]
 
 
 def _rank_cases(wrappers: Collection[str], sink: str | None) -> Iterator[ChainCase]:

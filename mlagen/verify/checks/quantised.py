@@ -1,8 +1,9 @@
 """Attention's output in e4m3 with a scale for each block of columns, against the reference.
 
 A kernel's fp32 result x' lies within the tolerance t of the reference's x, as `tolerance.element_limits` has it.
-Rounding keeps order. So the scale must lie between those of the block with each magnitude t less and t more, and a code between
-the codes of x - t and of x + t. A code may only be another than that of x where a border of rounding lies within t.
+Rounding keeps order. So the scale must lie between those of the block with each magnitude t less and t more, and a
+code between the codes of x - t and of x + t. A code may only be another than that of x where a border of rounding
+lies within t.
 
 That many elements have a border so near says little about small errors of all. So they are also counted: an error with
 the root mean square r crosses a border with probability r / step at most. Values that lie on a border, such as those of
@@ -69,7 +70,8 @@ def by_head(facts: Facts, out: torch.Tensor) -> torch.Tensor:
     """An output [..., groups, columns] as [..., heads, d_v]; one that is not quantised as it is."""
     if not facts.out_heads:
         return out
-    return out.unflatten(-1, (facts.out_heads, facts.d_v)).flatten(-3, -2)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = out.unflatten(-1, (facts.out_heads, facts.d_v)).flatten(-3, -2)  # type: ignore[no-untyped-call]
+    return found
 
 
 def place_given(facts: Facts, tokens: int, heads: int, layout: str, device: str) -> Placed:
@@ -156,7 +158,7 @@ def _changed(
 
 def invalid(facts: Facts) -> Iterator[Invalid]:
     """Heads that wrappers must refuse."""
-    if facts.out_heads:
+    if facts.out_heads and facts.sink != "required":  # whose sinks would be too many
         yield Invalid("q", "heads of no whole groups", lambda q: q[..., :-1, :], "heads")
 
 

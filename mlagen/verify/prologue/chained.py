@@ -97,9 +97,7 @@ def _attend(run: Run[PrologueCase, PrologueInputs], q: torch.Tensor, rows: torch
     return tolerance.out_errors(out, expected, facts.d_qk, tolerance.UNIT_ROUNDOFF[q.dtype])
 
 
-def _quantised(
-    subject: Subject, given: tuple[Any, ...], angles: dict[str, torch.Tensor], expected: Attention
-) -> list[Figure]:
+def _quantised(subject: Subject, given: tuple[Any, ...], angles: dict[str, Any], expected: Attention) -> list[Figure]:
     """Errors of a quantised output. The first head fills the last group of heads."""
     facts, (q, kv, indices, scale, d_v, sink) = subject.facts, given
     heads = [head if head < q.shape[1] else 0 for head in range(facts.whole_groups(q.shape[1]))]

@@ -100,7 +100,7 @@ def _nan(run: SparseDecodeRun) -> list[Figure]:
     for name, rows in (("out", outs[1][reached].float()), ("lse", results["lse"][lse_reached])):
         if not bool(rows.isnan().all()):
             raise CaseFailedError(f"{name}: {int((~rows.isnan()).sum())} elements of heads with NaN in q are numbers")
-    out = torch.where(reached[..., None], *(bits(one) for one in outs))
+    out = torch.where(reached[..., None], bits(outs[0]), bits(outs[1]))
     lse = torch.where(lse_reached, first["lse"], results["lse"])
     require_bits("beside NaN", {"out": outs[0], "lse": first["lse"]}, {"out": out, "lse": lse})
     return figures
