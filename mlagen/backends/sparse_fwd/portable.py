@@ -176,7 +176,10 @@ def _wrappers(plan: Plan, sparse: SparseFwdPlan) -> Wrappers:
         paged=rows is not None,
         page_rows=rows or 1,
         optional=[f"{length}, {sink}" for length in lengths for sink in sinks],
-        warm_tensors=[text for name, text in WARM_TENSORS.items() if name in (*lengths, *sinks)],
+        warm_tensors=[
+            *(["given = (positions, cos_sin_cache, out, scales)"] if plan.out_quant else []),
+            *(text for name, text in WARM_TENSORS.items() if name in (*lengths, *sinks)),
+        ],
         sparse=sparse,
         sm90=sparse.sm90,
         sm90_kernels=list(sparse.sm90_kernels.items()),
