@@ -13,7 +13,7 @@ from verify_specs import spec
 from mlagen.emit import apply, compare, render
 from mlagen.errors import LimitError
 from mlagen.plan import load_plan, make_plan
-from mlagen.spec import Spec
+from mlagen.spec import Spec, load
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.checks import quantised
@@ -108,12 +108,12 @@ def test_a_wrong_code_and_a_wrong_scale_are_reported(change):
 def test_only_specs_that_quantise_have_whole_groups_and_the_refusal():
     plain = spec(wrappers=list(WRAPPERS))
     assert not [case.name for case in row_cases(plain, "cpu") if "whole groups" in case.name]
-    words = Spec.model_validate(WORDS).model_dump(mode="json")
-    for found in (row_cases(words, "cpu"), cached_cases(words, "cpu")):
+    groups = load(SPECS / "dsv4_flash_out_fp8.yaml").model_dump(mode="json")
+    for found in (row_cases(groups, "cpu"), cached_cases(groups, "cpu")):
         assert any("heads of no whole groups" in case.name for case in found)
         heads = {case.problem.heads for case in found if hasattr(case, "problem")}
         assert heads
-        assert all(count % 3 == 0 for count in heads)
+        assert all(count % 8 == 0 for count in heads)
 
 
 def test_blocks_of_v_that_cut_a_scale_are_refused():
