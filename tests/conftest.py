@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from hypothesis import HealthCheck, settings
 
 # Before torch is imported: workers share the cores, and the threads of each would wait for the others'.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Rendering makes millions of nodes of syntax trees, few of them in cycles. At the default of 700 the collector looks
+# through them so often that some files take twice the CPU time.
+gc.set_threshold(50_000, 10, 10)
 
 # How long a machine that is busy takes to draw an input says nothing of the code.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
