@@ -203,7 +203,8 @@ def kernel(function, jit=triton.jit):  # type: ignore[no-untyped-def]
 
 def _arguments_of(function) -> list[str]:  # type: ignore[no-untyped-def]
     """The names of a kernel's run-time arguments."""
-    return [one.name for one in inspect.signature(function).parameters.values() if one.annotation is not tl.constexpr]
+    parameters = inspect.signature(function).parameters.values()
+    return [one.name for one in parameters if one.annotation is not tl.constexpr]
 
 
 @functools.cache
