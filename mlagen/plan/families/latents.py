@@ -14,7 +14,7 @@ from mlagen.plan.tiles.windows import CompressTile, warps_of
 from mlagen.spec import Spec
 
 POOL, INSERT = "fused_save_compress_norm", "rope_quant_insert"
-INSERT_TILES = (1, 1), (4, 1)  # latents and warps of a program: for few tokens, and for many
+INSERT_TILE = (1, 1)  # a latent and a warp: many such programs run at once
 MANY_TOKENS = 8192  # most tokens of a call that has few
 BLOCK_W = 2  # tokens of a group that are loaded at once: V4.1's groups have one or two
 
@@ -28,7 +28,7 @@ class LatentsPlan(Family):
         blocks: blocks of a latent's columns.
         one_tile: of the kernel that makes latents, for groups of one token.
         tiles: for longer groups: for few tokens, then for many.
-        insert_tiles: latents that a program inserts, and its warps; likewise.
+        insert_tile: latents that a program inserts, and its warps.
         many_tokens: most tokens of a call that has few.
     """
 
@@ -39,7 +39,7 @@ class LatentsPlan(Family):
     blocks: tuple[Chunk, ...]
     one_tile: CompressTile
     tiles: tuple[CompressTile, CompressTile]
-    insert_tiles: tuple[tuple[int, int], tuple[int, int]]
+    insert_tile: tuple[int, int]
     many_tokens: int
 
     @property
@@ -61,6 +61,6 @@ class LatentsPlan(Family):
             blocks=blocks,
             one_tile=one,
             tiles=(few, many),
-            insert_tiles=INSERT_TILES,
+            insert_tile=INSERT_TILE,
             many_tokens=MANY_TOKENS,
         )
