@@ -65,9 +65,9 @@ def _call(run: SparseDecodeRun, **given: Any) -> Results:
         lists = zip(run.inputs.lists, case.problem.listings, strict=True)
         wide = any(listing.contents == "wide" and _leaves_fp16(one) for one, listing in lists)
         recomputed.require_calls(found, wide or case.problem.wide_q)
-    shape = run.inputs.q.shape[:2] if "q" not in given else given["q"].shape[:2]
     outs = quantised.named(subject.facts, out)
     if subject.facts.out_heads:
+        shape = given.get("q", run.inputs.q).shape[:2]
         outs = {name: one.unflatten(0, shape) for name, one in outs.items()}  # type: ignore[no-untyped-call]
     return {**outs, "lse": lse}
 
