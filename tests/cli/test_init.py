@@ -12,7 +12,7 @@ from cli_specs import Run, written
 from click.testing import CliRunner
 
 from mlagen.cli import main
-from mlagen.plan import CompressorPlan, LatentsPlan, ProloguePlan, load_plan
+from mlagen.plan import CompressorPlan, LatentsPlan, OutQuantPlan, ProloguePlan, load_plan
 from mlagen.plan.families.indexer_cache import KEYS_QUERY
 from mlagen.spec import load
 from mlagen.spec.from_config import CACHE_WORDS, ENGINES
@@ -175,6 +175,7 @@ def test_a_config_gives_the_known_spec_of_its_model(init: Init, name: str) -> No
         *ProloguePlan.WRAPPERS,
         *CompressorPlan.WRAPPERS,
         *LatentsPlan.WRAPPERS,
+        *OutQuantPlan.WRAPPERS,
         KEYS_QUERY,
     }
     assert set(made["wrappers"]) ^ set(known["wrappers"]) <= more_wrappers
