@@ -23,7 +23,8 @@ TILE = ("BLOCK_H", "BLOCK_N")
 # Strides that this kernel holds in 32 bits of a register: its wrapper refuses others, see `_reaches`.
 NARROW = (
     ("_sparse_decode_sm90_kernel", "_sparse_decode_sm90_e4m3_kernel"),
-    {"q_head_stride", "q_rope_head_stride", "indices_token_stride", "out_token_stride", "out_head_stride"},
+    {"q_head_stride", "q_rope_head_stride", "indices_token_stride", "out_token_stride", "out_head_stride"}
+    | {"out_group_stride"},
 )
 
 _numbers = itertools.count()

@@ -143,11 +143,11 @@ def compressor_arguments(package, dtype):
     }
 
 
-def required_arguments(attention, d_rope):
-    """Arguments of attention of two tokens and three heads that some specs require."""
+def required_arguments(attention, heads, d_rope):
+    """Arguments of attention of two tokens that some specs require."""
     import torch
 
-    vectors = {"attn_sink": torch.zeros(3), "topk_length": torch.full((2,), 4, dtype=torch.int32)}
+    vectors = {"attn_sink": torch.zeros(heads), "topk_length": torch.full((2,), 4, dtype=torch.int32)}
     angles = {"positions": torch.tensor([3, 4]), "cos_sin_cache": torch.randn(8, max(d_rope, 1))}
     required = {name: one for name, one in vectors.items() if attention.get(name) == "required"}
     return required | (angles if attention.get("out_rope") else {})
@@ -164,12 +164,12 @@ def arguments(package):
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[model["dtype"]]
     d_c, d_rope = model["kv_lora_rank"], model["qk_rope_head_dim"]
     quantised = package.SPEC["layout"] not in ("bf16", "fp16")
-    page = 1 if quantised else cache["block_size"] or 1
+    page, heads = 1 if quantised else cache["block_size"] or 1, sparse.get("out_quant", {}).get("heads_per_group", 3)
     torch.manual_seed(0)
     kv = torch.full((64 // page + 2, page, d_c + d_rope), float("nan")).to(dtype)
     kv.view(-1, d_c + d_rope)[:8] = torch.randn(8, d_c + d_rope).to(dtype)
     attention = {
-        "q": torch.randn(2, 3, d_c + d_rope).to(dtype),
+        "q": torch.randn(2, heads, d_c + d_rope).to(dtype),
         "kv": kv,
         "indices": torch.tensor([[[0, 7, -1, 3]], [[5, 5, 1 << 30, -9]]], dtype=torch.int32),
         "sm_scale": 0.25,
@@ -190,7 +190,7 @@ def arguments(package):
     if sparse["kind"] == "dense":
         del over_cache["indices"]
         over_cache |= {"block_table": torch.zeros(2, 12).int(), "cache_seqlens": torch.tensor([3, 0]).int()}
-    attention |= (required := required_arguments(sparse, d_rope))
+    attention |= (required := required_arguments(sparse, heads, d_rope))
     over_cache |= required
     table, one = torch.arange(12, dtype=torch.int32)[None], torch.ones(1, dtype=torch.int32)
     calls = (
