@@ -48,7 +48,7 @@ class Forced(NamedTuple):
 
 
 class DeviceFacts(NamedTuple):
-    """A device as the tile tables know it: the row to read, and what else they ask."""
+    """A device as the tile tables know it: the row to read, and its other facts."""
 
     target: str
     multiprocessors: int

@@ -117,7 +117,7 @@ def rotation_arguments(plan: Plan) -> tuple[Signature, Signature, Signature]:
 
 
 def out_arguments(plan: Plan, stride: str) -> tuple[Signature, Signature]:
-    """Return the pointer of the output, and the last arguments: its strides, of this type, and what its scales need."""
+    """Return the pointer of the output, and the last arguments: its strides, of this type, and those of its scales."""
     quant, strides = plan.out_quant, ("out_token_stride", "out_head_stride")
     if quant is None:
         return (("out_ptr", f"*{plan.spec.model.dtype}"),), tuple((name, stride) for name in strides)

@@ -53,7 +53,7 @@ def shapes(facts: Facts, tokens: int, heads: int) -> dict[str, tuple[torch.dtype
 
 
 def named(facts: Facts, returned: Any) -> dict[str, torch.Tensor]:
-    """What a wrapper returns in place of its output, by name.
+    """The results that a wrapper returns in place of its output, by name.
 
     Raises:
         CaseFailedError: padding of scales is not 0.
@@ -158,7 +158,7 @@ def _changed(
 
 def invalid(facts: Facts) -> Iterator[Invalid]:
     """Heads that wrappers must refuse."""
-    if facts.out_heads and facts.sink != "required":  # whose sinks would be too many
+    if facts.out_heads and facts.sink != "required":  # one for each head would be too many
         yield Invalid("q", "heads of no whole groups", lambda q: q[..., :-1, :], "heads")
 
 
