@@ -8,7 +8,7 @@ from mlagen.backends.parts import tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES
 from mlagen.plan import OutQuantPlan, Plan
-from mlagen.plan.families.out_quant import GROUP
+from mlagen.spec import QUANT_BLOCK
 from mlagen.work import FLOAT_BYTES
 
 MODULE = "out_quant"
@@ -56,7 +56,7 @@ class Wrappers(Facts):
 
 def _facts(plan: Plan, family: OutQuantPlan) -> Facts:
     """Return the facts that both templates take."""
-    return Facts(plan.spec.model.dtype, family.columns, family.rope, GROUP)
+    return Facts(plan.spec.model.dtype, family.columns, family.rope, QUANT_BLOCK)
 
 
 def shared(plan: Plan, family: OutQuantPlan) -> list[GeneratedFile]:

@@ -9,10 +9,9 @@ from mlagen.plan.family import Family
 from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.tuned import Tuned
-from mlagen.spec import Spec
+from mlagen.spec import QUANT_BLOCK, Spec
 
 OUT_QUANT = "fused_inv_rope_fp8_quant"
-GROUP = 128  # columns of a scale
 WORD = 4  # scales of a packed word
 
 
@@ -57,7 +56,7 @@ class OutQuantPlan(Family):
     @property
     def packs(self) -> bool:
         """Whether the scales of a head fill words."""
-        return self.columns % (WORD * GROUP) == 0
+        return self.columns % (WORD * QUANT_BLOCK) == 0
 
     @classmethod
     def make(cls, spec: Spec, caches: Caches | None, tuned: Tuned) -> OutQuantPlan | None:
