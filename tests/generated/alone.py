@@ -99,7 +99,7 @@ def prologue_arguments(package, dtype):
 
 
 def compressor_arguments(package, dtype):
-    """Small arguments of the compressor, where the first token of two ends its four, and of the output's quantisation."""
+    """Small arguments of the compressor, and of the output's quantisation. The first token of two ends its four."""
     import torch
 
     model, d_rope = package.SPEC["spec"]["model"], package.SPEC["spec"]["model"]["qk_rope_head_dim"]

@@ -77,7 +77,6 @@ class Kernel(OverCache, Seesaw):
 
     Attributes:
         takes_pair: whether Q's RoPE columns are in another tensor.
-        result: layout of the stored accumulator.
         q_ready: barrier of Q, as text.
         dual_cache: whether there is a second cache.
         stored: the cache's rows.
@@ -87,7 +86,6 @@ class Kernel(OverCache, Seesaw):
     """
 
     takes_pair: bool
-    result: str
     q_ready: str
     dual_cache: bool
     stored: StoredRows
