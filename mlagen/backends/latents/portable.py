@@ -111,10 +111,14 @@ class Kernels(Facts, RowWriter):
     """Context of the kernels' template.
 
     Attributes:
-        blocks, stored: blocks of a latent as it is made, and of a row as the layout stores it.
+        blocks, states: blocks of a latent as it is made, and of a token's state.
+        stored: blocks of a row as the layout stores it.
+        saved_rows: states that a program loads at once.
     """
 
     blocks: Sequence[LatentColumns]
+    states: Sequence[LatentColumns]
+    saved_rows: int
     stored: Sequence[InsertedColumns]
 
 
@@ -193,6 +197,8 @@ def _kernels(plan: Plan, family: LatentsPlan) -> Kernels:
         **vars(_facts(plan, family)),
         **fields_of(RowWriter, vars(of_layout)),
         blocks=[_block(chunk) for chunk in family.blocks],
+        states=[_block(chunk) for chunk in family.states],
+        saved_rows=family.saved_rows,
         stored=_stored(plan, family.cache.layout, of_layout),
     )
 

@@ -16,6 +16,7 @@ from mlagen.spec import Spec
 POOL, INSERT = "fused_save_compress_norm", "rope_quant_insert"
 INSERT_TILE = (1, 1)  # a latent and a warp: many such programs run at once
 MANY_TOKENS = 8192  # most tokens of a call that has few
+SAVED_ROWS = 4  # states that a request's program loads at once
 BLOCK_W = 2  # tokens of a group that are loaded at once: V4.1's groups have one or two
 
 
@@ -25,7 +26,8 @@ class LatentsPlan(Family):
 
     Attributes:
         caches: the caches of attention.
-        blocks: blocks of a latent's columns.
+        blocks, states: blocks of a latent's columns, and of a state's.
+        saved_rows: states that a program loads at once.
         one_tile: of the kernel that makes latents, for groups of one token.
         tiles: for longer groups: for few tokens, then for many.
         insert_tile: latents that a program inserts, and its warps.
@@ -37,6 +39,8 @@ class LatentsPlan(Family):
 
     caches: Caches
     blocks: tuple[Chunk, ...]
+    states: tuple[Chunk, ...]
+    saved_rows: int
     one_tile: CompressTile
     tiles: tuple[CompressTile, CompressTile]
     insert_tile: tuple[int, int]
@@ -59,6 +63,8 @@ class LatentsPlan(Family):
         return cls(
             caches=caches,
             blocks=blocks,
+            states=make_chunks([("state", 2 * columns)], 0),
+            saved_rows=SAVED_ROWS,
             one_tile=one,
             tiles=(few, many),
             insert_tile=INSERT_TILE,
