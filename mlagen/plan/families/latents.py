@@ -15,7 +15,6 @@ from mlagen.spec import Spec
 
 POOL, INSERT = "fused_save_compress_norm", "rope_quant_insert"
 INSERT_TILE = (1, 1)  # a latent and a warp: many such programs run at once
-MANY_TOKENS = 8192  # most tokens of a call that has few
 SAVED_ROWS = 4  # states that a request's program loads at once
 BLOCK_W = 2  # tokens of a group that are loaded at once: V4.1's groups have one or two
 
@@ -29,9 +28,8 @@ class LatentsPlan(Family):
         blocks, states: blocks of a latent's columns, and of a state's.
         saved_rows: states that a program loads at once.
         one_tile: of the kernel that makes latents, for groups of one token.
-        tiles: for longer groups: for few tokens, then for many.
+        tile: of the same kernel for longer groups.
         insert_tile: latents that a program inserts, and its warps.
-        many_tokens: most tokens of a call that has few.
     """
 
     NAME: ClassVar = "latents"
@@ -42,9 +40,8 @@ class LatentsPlan(Family):
     states: tuple[Chunk, ...]
     saved_rows: int
     one_tile: CompressTile
-    tiles: tuple[CompressTile, CompressTile]
+    tile: CompressTile
     insert_tile: tuple[int, int]
-    many_tokens: int
 
     @property
     def cache(self) -> StoredCache:
@@ -58,7 +55,7 @@ class LatentsPlan(Family):
             return None
         columns = spec.model.kv_lora_rank + spec.model.qk_rope_head_dim
         warps = warps_of(columns)
-        one, many, few = (CompressTile(BLOCK_W, max(1, warps // part)) for part in (4, 2, 1))
+        one, more = (CompressTile(BLOCK_W, max(1, warps // part)) for part in (4, 1))
         blocks = make_chunks([("row", columns)], 0)
         return cls(
             caches=caches,
@@ -66,7 +63,6 @@ class LatentsPlan(Family):
             states=make_chunks([("state", 2 * columns)], 0),
             saved_rows=SAVED_ROWS,
             one_tile=one,
-            tiles=(few, many),
+            tile=more,
             insert_tile=INSERT_TILE,
-            many_tokens=MANY_TOKENS,
         )
