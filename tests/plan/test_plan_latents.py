@@ -33,9 +33,8 @@ def test_variants_are_of_both_alignments_and_of_each_kind_of_call(tmp_path) -> N
     for target in every.jobs:
         for kernel, flag in (("_latents_kernel", "POOLS"), ("_insert_kernel", "FP32_ANGLES")):
             names = (flag, "ALIGNMENT", "PDL")
-            # A call that pools has a tile for few tokens and one for many.
             given = {tuple(dict(job.constexprs)[name] for name in names) for job in every.of(target, kernel)}
-            assert len(every.of(target, kernel)) == {"_latents_kernel": 1.5, "_insert_kernel": 1}[kernel] * len(given)
+            assert len(every.of(target, kernel)) == len(given)
             early = [(one, 16, True) for one in (False, True)] if target == "sm90" else []
             assert sorted(given) == sorted([*early, *((one, at, False) for one in (False, True) for at in (1, 16))])
 
@@ -54,7 +53,7 @@ def test_a_package_has_the_kernels_of_its_wrappers(tmp_path) -> None:
 
 def test_wide_latents_have_four_warps_and_narrow_ones_one() -> None:
     family = make_plan(storing()).of(LatentsPlan)
-    assert [(tile.block_w, tile.num_warps) for tile in (family.one_tile, *family.tiles)] == [(2, 1), (2, 4), (2, 2)]
+    assert [(tile.block_w, tile.num_warps) for tile in (family.one_tile, family.tile)] == [(2, 1), (2, 4)]
     narrow = {"num_heads": 4, "kv_lora_rank": 90, "qk_rope_head_dim": 30, "rope": "neox", "v_head_dim": 90}
     small = storing(model={**narrow, "dtype": "bf16"}, cache={"layout": "bf16"}, extra_cache=None)
-    assert {tile.num_warps for tile in make_plan(small).of(LatentsPlan).tiles} == {1}
+    assert make_plan(small).of(LatentsPlan).tile.num_warps == 1

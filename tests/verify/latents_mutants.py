@@ -20,7 +20,7 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> 
 MUTANTS = (
     _literal("groups begin a token late", "numbers - (compress_ratio - 1)", "numbers - (compress_ratio - 2)"),
     _literal("longer groups are cut", "range(0, compress_ratio, BLOCK_W)", "range(0, BLOCK_W, BLOCK_W)", "*ratio 5,*"),
-    _literal("tokens past a group count", "numbers < compress_ratio,", "numbers < 8 * compress_ratio,", "*ratio 3,*"),
+    _literal("tokens past a group count", "(numbers < compress_ratio)", "(numbers < 8 * compress_ratio)", "*ratio 3,*"),
     _literal("the ring is not read", "numbers < before, ring_rows", "numbers < 0, ring_rows", DECODE),
     _literal("the ring is a place off", "(position + later) % capacity", "(position + later + 1) % capacity", DECODE),
     _literal("a ring has no end", "(position + later) % capacity", "(position + later) % 4096", DECODE),
@@ -30,18 +30,14 @@ MUTANTS = (
         "columns of -inf are NaN", 'tl.where(top == float("-inf"), 0.0, top)', "top", "*scores: infinite, ratio 5*"
     ),
     _literal("eps is left out", "COLUMNS + eps)", "COLUMNS)"),
-    _literal("the norm's weight is left out", "row * factor * weight", "row * factor"),
+    _literal("the norm's weight is left out", "row * factor * row_weight", "row * factor"),
     _literal("groups of one are not normalised", "factor = tl.rsqrt(squares / COLUMNS + eps)", "factor = 1.0", ONE),
     _literal("the mean is over other columns", "squares / COLUMNS", "squares / 64"),
-    _literal("scores are not saved", "tl.static_range(2)", "tl.static_range(1)"),
-    _literal("a state is not saved", "in range(first_saved, end)", "in range(first_saved, end - 1)"),
+    _literal("scores are not saved", "tl.store(state_ptrs, state_1,", "tl.store(state_ptrs, state_0,"),
+    _literal("a state is not saved", "there = tokens < end\n", "there = tokens < end - 1\n"),
     _literal("only the last state is saved", "tl.maximum(begin, end - capacity)", "tl.maximum(begin, end - 1)"),
-    _literal("states are a place off", "place * state_row_stride", "0 * state_row_stride"),
-    _literal(
-        "a token saves the next one's state",
-        "            saved_ptr += kv_score_stride",
-        "            saved_ptr += 0 * kv_score_stride",
-    ),
+    _literal("states are a place off", "places * row_stride", "0 * row_stride"),
+    _literal("a token saves the first one's state", "tokens.to(tl.int64) * kv_score", "first * kv_score"),
     _literal(
         "negative slots are in the states", "(slots >= 0) & (slots < num_states)", "(slots < num_states)", "*negative*"
     ),
@@ -51,13 +47,22 @@ MUTANTS = (
     ),
     _literal(
         "negative slots of groups of one work",
-        "slot >= 0, kv_score_ptr",
-        "slot > -2, kv_score_ptr",
+        "stored = (slot >= 0) & (position",
+        "stored = (slot > -2) & (position",
         "*negative, ratio 1*",
     ),
     _literal("negative positions work", "(position >= 0) & (position <=", "(position <=", "*positions: garbage*"),
+    _literal("negative positions end groups", "works = (first >= 0) & ", "works = ", "*positions: garbage*"),
     _literal("positions past 2^31 work", " & (position <= 0x7FFFFFFF)", "", "*positions: garbage*"),
-    _literal("tokens within a group end one", "position % compress_ratio == compress_ratio - 1", "position > -1"),
+    _literal(
+        "a block ends where its group does",
+        "(first % compress_ratio).to(tl.int32)\n            works = (f",
+        "0\n            works = (f",
+        "*ratio 3,*",
+    ),
+    _literal("a group begins before the call", "(token >= compress_ratio - 1) & ", "", "*positions: last (latents)"),
+    _literal("negative slots make latents", "(slot >= 0) & (slot < num_states)", "(slot < num_states)", "*negative*"),
+    _literal("slots past the states make latents", " & (slot < num_states)", "", "*beyond (latents)"),
     _literal("requests begin where the first does", "starts_ptr + request,", "starts_ptr + 0 * request,", DECODE),
     _literal(
         "a request past the others works",
