@@ -193,6 +193,7 @@ def _indexer() -> None:
     _module("vllm._custom_ops", **{name: per_row(name) for name in names})
     logits = dict.fromkeys(("fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"), deep_gemm)
     layer = {"has_deep_gemm": lambda: False, "ops": sys.modules["vllm._custom_ops"], **logits}
+    layer |= {"has_cutedsl": lambda: False, "get_dcp_group": lambda: None, "_merge_dcp_topk_global": deep_gemm}
     _module("vllm.model_executor.layers.sparse_attn_indexer", **layer)
     metadata = {"has_deep_gemm": lambda: False, "get_paged_mqa_logits_metadata": deep_gemm}
     _module("vllm.v1.attention.backends.mla.indexer", **metadata)

@@ -158,6 +158,7 @@ def test_the_indexer_scores_and_picks_by_the_package_where_deep_gemm_has_no_kern
     assert found["flat"] < 1e-5
     assert found["paged"] < 1e-5
     assert found["picks"] == PICKED
+    assert found["merges"]
 
 
 @pytest.mark.parametrize(
@@ -178,3 +179,4 @@ def test_who_scores_and_who_picks_is_as_one_says(
     found = probe(unpacked("dsv32"), "dsv32", "0.33", capability, "indexer", said)
     assert (found["flat"] is not None, found["paged"] is not None) == (scores, scores)
     assert found["picks"] == (PICKED if picks else [])
+    assert found["merges"] == picks

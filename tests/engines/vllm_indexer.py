@@ -15,6 +15,8 @@ RANGES = ((0, 40), (7, 90), (30, 30), (100, 128))  # of the query tokens of a pr
 LENGTHS = (100, 3, 0)  # of the requests of a decode
 TABLE = ((2, 0), (1, 2), (0, 1))
 COLUMNS, WIDTH = 60, 50  # of scores, and the most that a row has
+RANKS = ((2, 1), (2, 16), (4, 1), (8, 1))  # that share a context, and neighbours on one of them
+CONTEXTS = ((0, 0), (0, 1), (0, 60), (60, 33), (93, 3))  # of query tokens: the request's first column, tokens seen
 
 
 def look(spec: dict[str, Any]) -> dict[str, Any]:
@@ -118,3 +120,66 @@ def picks(call: Callable[..., None]) -> bool:
         order = row[start : start + length].sort(descending=True, stable=True).indices[:TOPK].sort().values
         assert found.tolist() == order.tolist() + [-1] * (TOPK - len(order))
     return True
+
+
+class Shared:
+    """The ranks that share a context, one after another: each is heard first, then each hears all."""
+
+    def __init__(self) -> None:
+        self.heard: list[torch.Tensor] = []
+        self.hears = False
+
+    def all_gather(self, one: torch.Tensor, dim: int) -> torch.Tensor:
+        if not self.hears:
+            self.heard.append(one)
+        return torch.cat(self.heard if self.hears else [one] * 2, dim)
+
+
+def merges(share: Callable[[], None]) -> bool:
+    """Whether ranks' picks become those of all tokens, of equal scores the smallest; False where vLLM's own merges."""
+    layer = importlib.import_module(LAYER)
+    own = layer._merge_dcp_topk_global
+    share()
+    if layer._merge_dcp_topk_global is own:
+        return False
+    for ranks, interleave in RANKS:
+        for starts in (True, False):
+            _check_merge(layer, ranks, interleave, starts)
+    return True
+
+
+def _check_merge(layer: Any, ranks: int, interleave: int, starts: bool) -> None:
+    """A prefill's rows lie side by side (`starts`), those of a decode begin at 0; a rank may have no column at all."""
+    contexts = CONTEXTS if starts else [(0, seen) for _, seen in CONTEXTS[:2]]
+    columns = max(first + seen for first, seen in contexts)
+    scores = torch.randint(0, 9, (len(contexts), columns), generator=torch.Generator().manual_seed(ranks)).float()
+    scores[-1, -1] = -1e30
+    shared, wanted, parts = Shared(), [], []
+    for row, (first, seen) in zip(scores, contexts, strict=True):
+        wanted.append(row[first : first + seen].sort(descending=True, stable=True).indices[:TOPK].sort().values)
+    for rank in range(ranks):
+        owned = [[at for at in range(seen) if at // interleave % ranks == rank] for _, seen in contexts]
+        begins = [0] * len(contexts)
+        if starts:  # the rank's columns of requests one after another
+            requests = sorted({first for first, _ in contexts})
+            held = {first: max((own for (of, _), own in zip(contexts, owned, strict=True) if of == first), key=len)
+                    for first in requests}  # fmt: skip
+            places = torch.tensor([0, *(len(held[first]) for first in requests)]).cumsum(0).tolist()
+            begins = [places[requests.index(first)] for first, _ in contexts]
+        width = max(begin + len(own) for begin, own in zip(begins, owned, strict=True))
+        logits = torch.full((len(contexts), width), torch.nan)
+        picks = torch.full((len(contexts), TOPK), -1, dtype=torch.int32)
+        for row, ((first, _), own, begin) in enumerate(zip(contexts, owned, begins, strict=True)):
+            values = scores[row, [first + at for at in own]]
+            logits[row, begin : begin + len(own)] = values
+            local = values.sort(descending=True, stable=True).indices[:TOPK].sort().values
+            picks[row, : len(local)] = local
+        parts.append((logits, picks, torch.tensor(begins, dtype=torch.int32) if starts else None))
+    layer.get_dcp_group = lambda: shared
+    for shared.hears in (False, True):
+        for rank, (logits, picks, row_starts) in enumerate(parts):
+            given = picks if shared.hears else picks.clone()
+            layer._merge_dcp_topk_global(logits, given, TOPK, rank, ranks, interleave, row_starts=row_starts)
+    for _, picks, _ in parts:
+        for found, of in zip(picks, wanted, strict=True):
+            assert found.tolist() == of.tolist() + [-1] * (TOPK - len(of))

@@ -381,7 +381,9 @@ def main(folder: str, name: str, engine: str, capability_name: str, what: str) -
     if what == "indexer":
         package = importlib.import_module(f"{name}.{name.removeprefix('mlagen_vllm_')}")
         with package._launch.planned_for(package._launch.facts_of("sm80")):
-            print(json.dumps(vllm_indexer.look(package.SPEC["spec"])))
+            indexer = importlib.import_module(f"{name}.indexer")
+            share = getattr(indexer, "share", lambda: None)
+            print(json.dumps(vllm_indexer.look(package.SPEC["spec"]) | {"merges": vllm_indexer.merges(share)}))
         return
     if what == "registration":
         print(json.dumps(found))

@@ -35,6 +35,7 @@ INDEXER = (
     "get_paged_mqa_logits_metadata",
 )  # functions that its indexer calls
 TOPK = ("top_k_per_row_prefill", "top_k_per_row_decode")  # functions of its top-k
+MERGER = "topk_merge"  # merges the picks of ranks that share a context
 PREFILL = "flash_attn_varlen_func"  # function of an MLA prefill backend
 
 
@@ -113,11 +114,13 @@ class Indexing:
     Attributes:
         name: the spec's.
         indexes, picks: whether the package replaces functions of the indexer and of its top-k.
+        merges: whether the package can merge the picks of ranks that share a context.
     """
 
     name: str
     indexes: bool
     picks: bool
+    merges: bool
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ class SparseBackend(Backend):
         takes_length: whether attention may take lengths of index lists.
         converts: whether the package converts indices.
         shares, why_not_shared: whether ranks can share a context, and the reason why not, in words.
-        picks: whether the package replaces functions of vLLM's top-k.
+        picks, merges: see Indexing.
     """
 
     takes_length: bool
@@ -180,6 +183,7 @@ class SparseBackend(Backend):
     shares: bool
     why_not_shared: str
     picks: bool
+    merges: bool
 
 
 @dataclass(frozen=True)
@@ -201,7 +205,7 @@ class PrefillBackend:
 
 
 BACKENDS = {"v4": V4Backend, "dense": DenseBackend, "sparse": SparseBackend}  # contexts by template
-NO_BACKEND = {"unserved": (), "indexes": False, "picks": False, "selects": False}  # facts of a plugin without one
+NO_BACKEND = {"unserved": (), "indexes": False, "picks": False, "merges": False, "selects": False}  # facts of a plugin without one
 
 
 def plugin_name(plan: Plan) -> str:
@@ -366,6 +370,7 @@ def _backend_facts(plan: Plan, kind: Kind) -> dict[str, Any]:
     assert plan.layout is not None  # checked by _kind
     dense = isinstance(attention, DenseAttention)
     why_not_shared = "" if dense else _why_not_shared(plan)
+    picks = not dense and set(TOPK) <= set(plan.spec.wrappers)
     block_size = plan.spec.cache.block_size if dense and plan.spec.cache is not None else INDEXER_BLOCK_SIZE
     return {
         "d_qk": plan.d_qk,
@@ -383,5 +388,6 @@ def _backend_facts(plan: Plan, kind: Kind) -> dict[str, Any]:
         "why_not_shared": why_not_shared,
         "selects": kind.template == "v4",
         "indexes": set(INDEXER) <= set(plan.spec.wrappers),
-        "picks": not dense and set(TOPK) <= set(plan.spec.wrappers),
+        "picks": picks,
+        "merges": picks and kind.template == "sparse" and not why_not_shared and MERGER in plan.spec.wrappers,
     }
