@@ -26,6 +26,20 @@ def watch(backend: ModuleType) -> None:
             setattr(backend, name, _counted(getattr(backend, name)))
 
 
+def watch_merges(layer: ModuleType) -> None:
+    """Has a package's merges of ranks' picks counted ("merged"), if its plugin put one into vLLM's indexer."""
+    merge = getattr(layer, "_merge_dcp_topk_global", None)
+    if not getattr(merge, "__module__", "").startswith("mlagen_vllm_"):
+        return
+
+    @functools.wraps(merge)
+    def counted(*arguments: Any, **options: Any) -> Any:
+        count("merged")
+        return merge(*arguments, **options)
+
+    layer._merge_dcp_topk_global = counted  # type: ignore[attr-defined]
+
+
 def _counted(attention: Any) -> Any:
     @functools.wraps(attention)
     def counted(q: Any, *arguments: Any, **options: Any) -> Any:

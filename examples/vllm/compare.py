@@ -100,8 +100,11 @@ def called(run: dict[str, Any], kind: str) -> tuple[list[str], bool]:
     if run["who"] == "vllm":
         return [], True
     (pairs, captured), (others, _) = (calls.get(name, [0, 0]) for name in ("pair", "whole"))
-    words = f"q in two parts in {pairs:,} of {pairs + others:,} calls, {captured} into graphs"
-    return [words], (others > 0 if run["dcp"] > 1 else pairs > 0 and others == 0)
+    words = [f"q in two parts in {pairs:,} of {pairs + others:,} calls, {captured} into graphs"]
+    if "merged" in calls:
+        merged, captured = calls["merged"]
+        words.append(f"picks of ranks merged by the package {merged:,} times, {captured} into graphs")
+    return words, (others > 0 if run["dcp"] > 1 else pairs > 0 and others == 0)
 
 
 def whole(one: dict[str, Any] | None) -> bool:
@@ -189,6 +192,15 @@ def results(folder: Path, kinds: list[str], modes: list[str]) -> tuple[dict[str,
     return found, failed, runs
 
 
+def sharing(runs: list[dict[str, Any]]) -> str:
+    """How many parts of a context ranks share, in words, and with which backends they do not."""
+    parts = max(run["dcp"] for run in runs)
+    if parts == 1:
+        return ""
+    alone = {f"{run['kind']} by {run['who']}" for run in runs if run["dcp"] == 1}
+    return f" that share {parts} parts of a context" + (f", but not in {', '.join(sorted(alone))}" if alone else "")
+
+
 def main(folder: Path, kinds: list[str], modes: list[str]) -> int:
     """Writes and prints the report; 1 if a run failed or does not hold."""
     found, failed, runs = results(folder, kinds, modes)
@@ -198,7 +210,7 @@ def main(folder: Path, kinds: list[str], modes: list[str]) -> int:
         one = ready[0]
         versions = ", ".join(f"{name} {version}" for name, version in one["versions"].items())
         ranks = f", {one['tp']} ranks" if one["tp"] > 1 else ""
-        ranks += f" that share {one['dcp']} parts of a context" if one["dcp"] > 1 else ""
+        ranks += sharing(ready)
         slowest = max(run["ready"] for run in ready)
         head += [f"{one['device']}; {versions}; {one['heads']} heads{ranks}; ready within {slowest:.0f} s", ""]
     text = "\n".join([*head, *table(found), *(f"\nFailed: {name}: {why}" for name, why in failed.items())]) + "\n"

@@ -113,6 +113,20 @@ def warm_up(kind: str) -> dict[str, Any]:
     return found
 
 
+def shared(asked: argparse.Namespace) -> int:
+    """How many ranks share a context: as asked, but 1 where vLLM's own backend cannot.
+
+    Its sparse MLA needs an LSE of the backend, and CuTe DSL for the indexer's picks.
+    """
+    if asked.who == "mlagen" or asked.dcp == 1 or asked.kind == "dense":
+        return int(asked.dcp)
+    from vllm.utils.import_utils import has_cutedsl
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    own = AttentionBackendEnum[KINDS[asked.kind][1]].get_class().get_impl_cls()
+    return int(asked.dcp) if own.can_return_lse_for_decode and has_cutedsl() else 1
+
+
 def make_engine(asked: argparse.Namespace) -> Any:
     """vLLM with the model, on the backend that is asked for."""
     from vllm import LLM
@@ -210,7 +224,8 @@ def start(asked: argparse.Namespace, report: Report) -> Any:
         import vllm
 
         versions = {"vllm": vllm.__version__, "torch": torch.__version__, "triton": triton.__version__}
-        report.found |= {"versions": versions}
+        asked.dcp = shared(asked)
+        report.found |= {"versions": versions, "dcp": asked.dcp}
         if asked.who == "mlagen":
             report.found |= {"warmup": warm_up(asked.kind)}
         made.append(make_engine(asked))

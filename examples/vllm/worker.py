@@ -8,9 +8,10 @@ from typing import Any
 
 import v4
 import vllm.model_executor.model_loader.dummy_loader as loader
-from calls import CALLS, watch
+from calls import CALLS, watch, watch_merges
 
 ROW, FILLED = 576, 1 << 16  # columns of a row of the cache, and rows that are filled at a time
+INDEXER = "vllm.model_executor.layers.sparse_attn_indexer"
 SIZE = 0.08  # of the weights: with vLLM's 0.001 attention adds nothing that a token shows
 
 _initialize = loader.initialize_dummy_weights
@@ -29,6 +30,8 @@ def _watch() -> None:
     """Has the calls of plugins counted, before a graph is captured: layers, which exist by now, have loaded theirs."""
     for name in [name for name in sys.modules if name.startswith("mlagen_vllm_") and name.endswith(".backend")]:
         watch(sys.modules[name])
+    if INDEXER in sys.modules:
+        watch_merges(sys.modules[INDEXER])
 
 
 loader.initialize_dummy_weights = _initialize_larger
@@ -106,5 +109,5 @@ class Look:
 
     def logits_module(self) -> str | None:
         """The module whose function scores the indexer's keys; None: vLLM has loaded no indexer."""
-        indexer = sys.modules.get("vllm.model_executor.layers.sparse_attn_indexer")
+        indexer = sys.modules.get(INDEXER)
         return getattr(getattr(indexer, "fp8_fp4_mqa_logits", None), "__module__", None)

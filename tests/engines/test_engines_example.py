@@ -46,7 +46,7 @@ def run(
 ) -> dict[str, Any]:
     backend = "mlagen_vllm_dsv32.backend.Backend" if plugin else "vllm.Own"
     versions = {"vllm": "0", "torch": "0", "triton": "0"}
-    found = {"device": "a GPU", "heads": 4, "tp": 1, "dcp": 1, "ready": 1.0, "versions": versions}
+    found = {"device": "a GPU", "heads": 4, "tp": 1, "dcp": 1, "ready": 1.0, "versions": versions, "kind": "sparse"}
     about = {"decides": "1 of 1", "rates": {"decode": 1.0, "prefill": 2.0}} if mode == "eager" else {}
     kept = {"sequences": [sequence(tokens, shift=shift, lead=lead)]} | about | more
     found |= {"who": "mlagen" if plugin else "vllm", "calls": {"pair": [7, 2]} if plugin else {}}
@@ -128,6 +128,7 @@ def test_report_tells_how_far_attention_itself_is_apart(comparison: ModuleType) 
         ("sparse", {"pair": [7, 0], "whole": [1, 0]}, 1, "q in two parts in 7 of 8 calls, 0 into graphs", False),
         ("sparse", {}, 1, "q in two parts in 0 of 0 calls, 0 into graphs", False),
         ("dense", {"whole": [7, 0]}, 2, "q in two parts in 0 of 7 calls, 0 into graphs", True),
+        ("sparse", {"whole": [7, 0], "merged": [1200, 8]}, 2, "merged by the package 1,200 times, 8 into graphs", True),
         ("v4", {"whole": [7, 0], "projected": [9, 3]}, 1, "output projected in float32 9 times, 3 into graphs", True),
         ("v4", {"whole": [7, 0]}, 1, "output projected in float32 0 times, 0 into graphs", False),
     ],
@@ -136,7 +137,8 @@ def test_calls_of_layers_match_their_model(
     comparison: ModuleType, kind: str, calls: dict[str, Any], dcp: int, said: str, holds: bool
 ) -> None:
     ours = run([1, 2], plugin=True) | {"calls": calls, "dcp": dcp}
-    assert comparison.called(ours, kind) == ([said], holds)
+    words, right = comparison.called(ours, kind)
+    assert (words[-1].endswith(said), right) == (True, holds)
     theirs = run([1, 2]) | {"calls": {"projected": [9, 3]}}
     found = comparison.compare("eager", ours | {"backends": [f"mlagen_vllm_{PACKAGES[kind]}.b.C"]}, theirs, kind)
     assert said in found["seen"]
@@ -159,6 +161,19 @@ def test_report_tells_a_run_that_failed(tmp_path: Path, failed: bool) -> None:
     assert done.returncode == int(failed), done.stderr
     assert done.stdout.rstrip("\n") == (tmp_path / "report.md").read_text().rstrip("\n")
     assert ("Failed: sparse, eager: mlagen: no result" in done.stdout) is failed
+
+
+@pytest.mark.parametrize(
+    ("theirs", "said"),
+    [(2, "2 ranks that share 2 parts of a context; ready"), (1, "of a context, but not in sparse by vllm; ready")],
+)
+def test_report_tells_which_ranks_share_a_context(tmp_path: Path, theirs: int, said: str) -> None:
+    for who, plugin, dcp in (("vllm", False, theirs), ("mlagen", True, 2)):
+        found = run([1, 2], plugin=plugin) | {"tp": 2, "dcp": dcp, "calls": {"whole": [7, 0]}}
+        (tmp_path / f"sparse-eager-{who}.json").write_text(json.dumps(found))
+    done = report(tmp_path, "eager")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert said in done.stdout
 
 
 def test_report_names_the_part_that_failed_and_keeps_the_others(tmp_path: Path) -> None:
@@ -247,7 +262,7 @@ def test_differing_tokens_set_the_exit_code(tmp_path: Path) -> None:
 def test_wrong_options_of_a_run_give_one_line(tmp_path: Path) -> None:
     for kinds, chosen, said in (
         (["dense"], {"MODES": "fast"}, "MODES: got fast; takes eager graphs load"),
-        (["sparse"], {"DCP": "2"}, "DCP: got sparse; takes dense"),
+        (["v4", "dense"], {"DCP": "2"}, "DCP: got v4 dense; takes sparse, sparse_fp8 and dense: V4's"),
     ):
         done = start(tmp_path, *kinds, **chosen)
         assert done.returncode == 2
