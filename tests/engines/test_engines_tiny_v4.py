@@ -125,3 +125,18 @@ def test_calls_are_counted_by_how_q_comes(example: dict[str, ModuleType], monkey
     backend.flash_mla_sparse_fwd(1, 3, sm_scale=4)
     assert calls.CALLS == {"pair": [2, 1], "whole": [1, 1]}
     assert not hasattr(backend, "flash_mla_with_kvcache")
+
+
+def test_merges_of_picks_are_counted_if_a_package_does_them(example: dict[str, ModuleType]) -> None:
+    def merge(logits: torch.Tensor, *, row_starts: object = None) -> object:
+        return row_starts
+
+    calls, layer = example["calls"], ModuleType("layer")
+    calls.watch_merges(layer)  # of a vLLM without such a function
+    layer._merge_dcp_topk_global = merge  # type: ignore[attr-defined]
+    calls.watch_merges(layer)
+    assert layer._merge_dcp_topk_global is merge  # vLLM's own
+    merge.__module__ = "mlagen_vllm_dsv32.indexer"
+    calls.watch_merges(layer)
+    assert layer._merge_dcp_topk_global(torch.zeros(1), row_starts=7) == 7
+    assert calls.CALLS["merged"] == [1, 0]

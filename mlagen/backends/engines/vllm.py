@@ -205,7 +205,8 @@ class PrefillBackend:
 
 
 BACKENDS = {"v4": V4Backend, "dense": DenseBackend, "sparse": SparseBackend}  # contexts by template
-NO_BACKEND = {"unserved": (), "indexes": False, "picks": False, "merges": False, "selects": False}  # facts of a plugin without one
+# Facts of a plugin without one.
+NO_BACKEND = {"unserved": (), "indexes": False, "picks": False, "merges": False, "selects": False}
 
 
 def plugin_name(plan: Plan) -> str:
