@@ -98,6 +98,25 @@ def test_ranks_that_share_a_context_of_sparse_attention_merge_to_the_whole(name:
         assert one["keyless"]
 
 
+@pytest.mark.parametrize("name", ["dsv32", "dsv3", "dsv3_fp8"])
+@of_engine
+def test_ranks_of_a_context_are_offered_and_ranks_of_a_prefill_are_not(name: str, engine: str, unpacked) -> None:
+    found = probe(unpacked(name), name, engine, what="declared")
+    assert (found["supports_dcp"], found["supports_pcp"]) == (True, False)
+    if name != "dsv32":  # of equal numbers of query tokens, by the host's plan
+        assert not found["supports_device_cpu_query_lens_mismatch"]
+
+
+@pytest.mark.parametrize("name", ["dsv32", "dsv32_fp8", "dsv3"])
+def test_a_backend_named_for_one_kind_of_layer_leaves_the_others_to_vllm(name: str, unpacked) -> None:
+    found = probe(unpacked(name), name, "vllm", "9.0", "kinds")["kinds"]
+    assert found["mla"] == f"mlagen_vllm_{name}.backend.Backend"
+    assert found["full"].startswith("vllm.v1.attention.backends.")
+    assert "is not valid for this configuration" in found["window"]
+    assert "'sliding window not supported'" in found["window"]
+    assert "Unknown KV cache group kind 'mla'" in found["unknown"]
+
+
 @of_engine
 def test_without_an_owner_filter_no_ranks_share_a_context(engine: str, unpacked) -> None:
     assert not probe(unpacked("dsv32_unshared"), "dsv32_unshared", engine)["can share a context"]

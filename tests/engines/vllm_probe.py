@@ -1,7 +1,7 @@
 """Runs a plugin over vLLM's Python, or over its stand-in, in Triton's interpreter, and prints its findings as JSON.
 
 Arguments: the folder that holds the plugin, its name, the engine ("vllm", or "0.26" or "0.33" for the stand-in's),
-the platform's compute capability, such as 8.6, or "none", and the part to look at: "attention" or "indexer".
+the platform's compute capability, such as 8.6, or "none", and the part to look at, such as "attention" or "indexer".
 """
 
 from __future__ import annotations
@@ -366,6 +366,57 @@ def make_impl(backend: Any, model: dict[str, Any], cache: Cache, positions: torc
     return impl
 
 
+def declared(backend: Any) -> dict[str, bool]:
+    """What vLLM hears of ranks and of query lengths, by the methods of its class where it has them."""
+    asked = {name: getattr(backend.Impl, name) for name in ("supports_dcp", "supports_pcp")}
+    named = ("supports_dcp", "supports_pcp", "supports_device_cpu_query_lens_mismatch")
+    heard = {name: getattr(backend.Backend, name)() for name in named if hasattr(backend.Backend, name)}
+    assert all(heard.get(name, value) == value for name, value in asked.items())
+    return asked | heard
+
+
+def kinds(plugin: Any, backend: Any) -> dict[str, str]:
+    """The backends of layers by vLLM's own selector on sm90, where the package is named for MLA and nothing for others.
+
+    Beside them what a wrong kind is told, and a kind that the package does not serve.
+    """
+    from vllm.config.attention import AttentionConfig
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    sys.modules.setdefault("vllm._C_stable_libtorch", types.ModuleType("compiled"))
+    from vllm import platforms
+    from vllm.config import VllmConfig, set_current_vllm_config
+    from vllm.platforms import cuda
+    from vllm.platforms.interface import DeviceCapability
+    from vllm.v1.attention import selector
+
+    class Hopper(cuda.CudaPlatformBase):
+        get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(9, 0))  # type: ignore[assignment]
+        get_device_name = classmethod(lambda cls, device_id=0: "a GPU")  # type: ignore[assignment]
+
+    platforms._current_platform = Hopper()
+
+    def chosen(named: dict[str, str], **asked: Any) -> str:
+        selector._cached_get_attn_backend.cache_clear()
+        try:
+            with set_current_vllm_config(VllmConfig(attention_config=AttentionConfig(backend_per_kind=named))):
+                found = selector.get_attn_backend(dtype=torch.bfloat16, **asked)
+        except ValueError as error:
+            return str(error)
+        return f"{found.__module__}.{found.__qualname__}"
+
+    of_package = {"kv_cache_dtype": backend.supported_kv_cache_dtypes[0], "use_sparse": backend.is_sparse()}
+    of_package |= {"head_size": backend.get_supported_head_sizes()[0], "use_mla": True}
+    name = plugin.NAME if hasattr(AttentionBackendEnum, "register") else "CUSTOM"
+    named = {"mla_attention": name}
+    return {
+        "mla": chosen(named, **of_package),
+        "full": chosen(named, kv_cache_dtype="auto", head_size=128),
+        "window": chosen({"sliding_window_mla": name}, has_sliding_window=True, **of_package),
+        "unknown": chosen({"mla": name}, **of_package),
+    }
+
+
 def main(folder: str, name: str, engine: str, capability_name: str, what: str) -> None:
     """Prints the findings."""
     from mlagen.verify import interpreter
@@ -389,6 +440,12 @@ def main(folder: str, name: str, engine: str, capability_name: str, what: str) -
         print(json.dumps(found))
         return
     backend = importlib.import_module(f"{name}.backend")
+    if what == "kinds":
+        print(json.dumps({"kinds": kinds(plugin, backend.Backend)}))
+        return
+    if what == "declared":
+        print(json.dumps(declared(backend)))
+        return
     package = importlib.import_module(f"{name}.{name.removeprefix('mlagen_vllm_')}")
     spec = package.SPEC["spec"]
     if what == "order":
