@@ -162,10 +162,9 @@ def _check_merge(layer: Any, ranks: int, interleave: int, starts: bool) -> None:
         begins = [0] * len(contexts)
         if starts:  # the rank's columns of requests one after another
             requests = sorted({first for first, _ in contexts})
-            held = {first: max((own for (of, _), own in zip(contexts, owned, strict=True) if of == first), key=len)
-                    for first in requests}  # fmt: skip
-            places = torch.tensor([0, *(len(held[first]) for first in requests)]).cumsum(0).tolist()
-            begins = [places[requests.index(first)] for first, _ in contexts]
+            pairs = list(zip(contexts, owned, strict=True))
+            sizes = [max(len(own) for (of, _), own in pairs if of == first) for first in requests]
+            begins = [sum(sizes[: requests.index(first)]) for first, _ in contexts]
         width = max(begin + len(own) for begin, own in zip(begins, owned, strict=True))
         logits = torch.full((len(contexts), width), torch.nan)
         picks = torch.full((len(contexts), TOPK), -1, dtype=torch.int32)
