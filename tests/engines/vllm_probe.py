@@ -367,7 +367,7 @@ def make_impl(backend: Any, model: dict[str, Any], cache: Cache, positions: torc
 
 
 def declared(backend: Any) -> dict[str, bool]:
-    """What vLLM hears of ranks and of query lengths, by the methods of its class where it has them."""
+    """Capabilities that vLLM reads: ranks and query lengths, by the methods of its class where it has them."""
     asked = {name: getattr(backend.Impl, name) for name in ("supports_dcp", "supports_pcp")}
     named = ("supports_dcp", "supports_pcp", "supports_device_cpu_query_lens_mismatch")
     heard = {name: getattr(backend.Backend, name)() for name in named if hasattr(backend.Backend, name)}
@@ -376,9 +376,9 @@ def declared(backend: Any) -> dict[str, bool]:
 
 
 def kinds(plugin: Any, backend: Any) -> dict[str, str]:
-    """The backends of layers by vLLM's own selector on sm90, where the package is named for MLA and nothing for others.
+    """The backends that vLLM's own selector gives layers on sm90: the package is named for MLA, nothing for others.
 
-    Beside them what a wrong kind is told, and a kind that the package does not serve.
+    Two more entries have its errors for a kind that the package does not serve, and for an unknown one.
     """
     from vllm.config.attention import AttentionConfig
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
