@@ -1,7 +1,7 @@
 """Records of sm90 kernels: the text that ran on a GPU, the card, the date and the calls that it passed.
 
 A record stands under the kernel's content: the function, all that it calls and every constant that they read. Packages
-with equal kernels share it. A change of the text leaves the kernel without one.
+with equal kernels share it. A change of the text leaves the kernel without one. The file has a line per record.
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def add_report(report_path: Path, folder: Path) -> list[str]:
     present = {kernel.key for one in sorted(folder.iterdir()) for kernel in _kernels_in(one)}
     kept = {key: asdict(record) for key, record in sorted(records.items()) if key in present}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    lines = ",\n".join(f" {json.dumps(key)}: {json.dumps(record)}" for key, record in kept.items())
+    path.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
     return list(dict.fromkeys(keys))
 
 

@@ -48,6 +48,8 @@ _NAMES = ("_topk_sm90_kernel", "_topk_collect_sm90_kernel")
 def test_a_report_is_recorded_under_the_content_of_its_kernels(folder):
     assert len(add_report(_report(folder), folder)) == 2
     records = read_records(folder / FILE)
+    lines = (folder / FILE).read_text(encoding="utf-8").splitlines()[1:-1]
+    assert [json.loads(f"{{{line.rstrip(',')}}}").popitem()[0] for line in lines] == sorted(records)
     kernels = {kernel.name: kernel for kernel in sm90_kernels(folder / "dsv32")}
     found = records[kernels["_topk_sm90_kernel"].key]
     assert (found.card, found.date, found.cases, found.calls, found.delayed_calls) == (
