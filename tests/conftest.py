@@ -6,6 +6,7 @@ import gc
 import os
 from pathlib import Path
 
+import forked
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -19,6 +20,8 @@ gc.set_threshold(50_000, 10, 10)
 # How long a machine that is busy takes to draw an input says nothing of the code.
 settings.register_profile("house", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("house")
+
+forked.install()
 
 
 @pytest.fixture(scope="session")
