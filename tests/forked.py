@@ -1,9 +1,9 @@
-"""Workers that are forked from a process with torch and Triton, in place of started: each saves a second of CPU.
+"""Workers and scripts that are forked from a process with torch and Triton, in place of started: each saves a second.
 
-A process per kind of worker imports once the modules that every such worker imports. A fork of it runs the worker's own
-main module, with the environment, the folder and the pipes that `mlagen.workers` gives. It becomes a child of the test
-process, so time limits and signals work as for a started one. Other commands start as they are, and so does the first
-worker of each kind and environment.
+A process per kind imports once the modules that every such worker imports. A fork of it runs the worker's own main
+module, with the environment, the folder and the pipes that it would start with. It becomes a child of the test process,
+so time limits and signals work as for a started one. Other commands start as they are, and so does the first worker of
+each kind and environment, and all of them where there is a GPU or no Linux.
 """
 
 from __future__ import annotations
@@ -33,11 +33,12 @@ COMPILER = ROOT / "mlagen" / "compile" / "worker.py"
 VERIFIER = "mlagen.verify.worker"
 # Modules by kind of worker, and the environment that they are imported in.
 PRELOADED = {
+    "script": ("torch",),
     "compile": ("torch", "triton.compiler", "triton.backends.compiler", "triton.experimental.gluon.language"),
     "verify": ("torch", "mlagen.verify.families", "mlagen.verify.interpreter", "mlagen.verify.gluon.functions"),
 }
 _TIED = 5  # words before the command of a worker, see `mlagen.workers`
-READY = {"compile": {}, "verify": {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}}
+READY = {"verify": {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}}
 # Variables that these modules read when they are imported: forks have the same, but for those read later.
 _STEERING = ("PYTHON", "TRITON_", "TORCH", "OMP_", "MKL_", "OPENBLAS_", "CUDA_", "HIP_", "LD_", "LLVM_", "MLIR_")
 _PER_TEST = ("TRITON_CACHE_DIR",)
@@ -46,22 +47,46 @@ _START_SECONDS = 60.0
 
 
 def install() -> None:
-    """Have the workers of this process forked, on Linux without a GPU."""
-    if sys.platform == "linux" and not Path("/dev/nvidiactl").exists():
-        workers = importlib.import_module("mlagen.workers")
-        workers.subprocess = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)  # type: ignore[attr-defined]
+    """Have the workers of this process forked."""
+    workers = importlib.import_module("mlagen.workers")
+    workers.subprocess = SimpleNamespace(Popen=start, PIPE=subprocess.PIPE)  # type: ignore[attr-defined]
 
 
 def start(arguments: Sequence[str], *, env: Mapping[str, str], stderr: IO[bytes], **options: Any) -> Any:
-    """Start a worker, or fork it if one of its kind and environment was started before."""
+    """Start or fork a worker, as a `subprocess.Popen` whose stdin and stdout are pipes."""
     kind = _kind(arguments[_TIED:])
-    if kind is not None:
-        steering = {name for name in env if name.startswith(_STEERING)} - {*_PER_TEST}
-        key = (kind, *((name, env[name]) for name in sorted(steering)))
-        if key in _sources:
-            return _sources[key].fork(arguments[_TIED + 1 :], env, stderr)
+    source = None if kind is None else _source(kind, env)
+    if source is None:
+        return subprocess.Popen(arguments, env=env, stderr=stderr, **options)
+    (stdin, to), (of, stdout) = os.pipe(), os.pipe()
+    pid = source.fork(arguments[_TIED + 1 :], env, (stdin, stdout, stderr.fileno()))
+    os.close(stdin)
+    os.close(stdout)
+    return Forked(pid, to, of)
+
+
+def run(command: Sequence[str], env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a Python script with its arguments, in this process's environment unless one is given."""
+    env = dict(os.environ if env is None else env)
+    source = _source("script", env)
+    if source is None:
+        return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
+    with open(os.devnull) as nothing, tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
+        pid = source.fork(command, env, (nothing.fileno(), stdout.fileno(), stderr.fileno()))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        for file in (stdout, stderr):
+            file.seek(0)
+        return subprocess.CompletedProcess([*command], code, stdout.read(), stderr.read())
+
+
+def _source(kind: str, env: Mapping[str, str]) -> _Source | None:
+    """The process to fork from; None for the first of a kind and environment."""
+    steering = {name for name in env if name.startswith(_STEERING)} - {*_PER_TEST}
+    key = (kind, *((name, env[name]) for name in sorted(steering)))
+    known = _sources.get(key)
+    if known is None and sys.platform == "linux" and not Path("/dev/nvidiactl").exists():
         _sources[key] = _Source(kind, env)
-    return subprocess.Popen(arguments, env=env, stderr=stderr, **options)
+    return known
 
 
 def _kind(command: Sequence[str]) -> str | None:
@@ -89,7 +114,7 @@ class _Source:
     """The process that workers of a kind are forked from. It starts with the first of them, and ends with this one."""
 
     def __init__(self, kind: str, env: Mapping[str, str]) -> None:
-        self._modules, self._env = PRELOADED[kind], {**env, **READY[kind]}
+        self._modules, self._env = PRELOADED[kind], {**env, **READY.get(kind, {})}
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
 
@@ -108,22 +133,19 @@ class _Source:
             atexit.register(self._connection.close)  # called first
         return self._connection
 
-    def fork(self, arguments: Sequence[str], env: Mapping[str, str], stderr: IO[bytes]) -> Forked:
-        """Fork a worker that is a child of this process."""
-        (stdin, to), (of, stdout) = os.pipe(), os.pipe()
+    def fork(self, arguments: Sequence[str], env: Mapping[str, str], files: Sequence[int]) -> int:
+        """Fork a child of this process with these arguments of Python and standard files, and return its id."""
         job = {"arguments": list(arguments), "env": dict(env), "cwd": os.getcwd(), "parent": os.getpid()}
         with self._lock:
             connection = self._connected()
             _prctl(_SUBREAPER, 1)  # until the fork has lost its parent
             try:
-                socket.send_fds(connection, [json.dumps(job).encode()], [stdin, stdout, stderr.fileno()])
+                socket.send_fds(connection, [json.dumps(job).encode()], files)
                 pid = int(connection.recv(64))
                 connection.recv(64)
             finally:
                 _prctl(_SUBREAPER, 0)
-        os.close(stdin)
-        os.close(stdout)
-        return Forked(pid, to, of)
+        return pid
 
 
 _sources: dict[tuple[object, ...], _Source] = {}
@@ -157,7 +179,7 @@ def serve(connection: socket.socket) -> dict[str, Any] | None:
 
 
 def work(job: Mapping[str, Any]) -> None:
-    """Run the main module of a worker as a process of its own would."""
+    """Run a main module as a process of its own would."""
     os.setsid()
     until = time.monotonic() + _START_SECONDS
     while os.getppid() != job["parent"] and time.monotonic() < until:
@@ -170,13 +192,15 @@ def work(job: Mapping[str, Any]) -> None:
     os.chdir(job["cwd"])
     tempfile.tempdir = None  # of the new environment
     sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in os.environ
-    option, name, *rest = job["arguments"]
-    sys.argv = [name, *rest]
-    if option == "-m":
-        sys.path.insert(0, job["cwd"])
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-    else:
-        runpy.run_path(name, run_name="__main__")
+    first, *rest = job["arguments"]
+    if first == "-m":
+        sys.argv, sys.path[:0] = rest, [job["cwd"]]
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+        return
+    if first != "-P":
+        sys.path.insert(0, str(Path(first).resolve().parent))
+    sys.argv = rest if first == "-P" else [first, *rest]
+    runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def main(descriptor: int, modules: Sequence[str]) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import forked
 
 
 def once(path: Path, make: Callable[[], Any]) -> Any:
@@ -38,7 +38,7 @@ def findings(folder: Path, command: Sequence[str], env: Mapping[str, str] | None
     """
 
     def run() -> Any:
-        done = subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
+        done = forked.run(command, env)
         assert done.returncode == 0, done.stderr[-4000:]
         return json.loads(done.stdout.splitlines()[-1])
 

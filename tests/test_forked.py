@@ -86,3 +86,17 @@ def test_workers_of_another_environment_are_started(worker):
     other.ask({}, LIMIT)
     assert not isinstance(other._process, forked.Forked)
     other.close()
+
+
+def test_a_forked_script_prints_as_a_started_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(forked, "_sources", {})
+    monkeypatch.setattr(forked, "PRELOADED", {"script": ()})
+    (tmp_path / "beside.py").write_text("import os\nNAME = os.environ['NAME']\n")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, beside; print(beside.NAME, sys.argv[1:], file=sys.stderr); sys.exit(f'end: {__name__}')"
+    )
+    started, fork = (forked.run([str(script), "argument"], {**os.environ, "NAME": "a name"}) for _ in range(2))
+    assert len(forked._sources) == 1
+    assert (fork.returncode, fork.stdout, fork.stderr) == (started.returncode, started.stdout, started.stderr)
+    assert (fork.returncode, fork.stderr) == (1, "a name ['argument']\nend: __main__\n")
