@@ -53,7 +53,7 @@ def install() -> None:
 
 
 def start(arguments: Sequence[str], *, env: Mapping[str, str], stderr: IO[bytes], **options: Any) -> Any:
-    """Start or fork a worker, as a `subprocess.Popen` whose stdin and stdout are pipes."""
+    """Start or fork a worker, in place of `subprocess.Popen` in `mlagen.workers`. Its stdin and stdout are pipes."""
     kind = _kind(arguments[_TIED:])
     source = None if kind is None else _source(kind, env)
     if source is None:
