@@ -33,6 +33,12 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers of the test start, since it depends on the second that this takes."""
+    monkeypatch.setattr(forked, "_source", lambda kind, env: None)
+
+
 @pytest.fixture(scope="session")
 def compiled(shared: Path) -> Path:
     """A folder for compiled kernels, by content. The workers of a run share it; it is empty when the run begins."""

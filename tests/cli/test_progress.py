@@ -42,7 +42,7 @@ def test_lines_come_after_the_first_seconds_and_then_seldom(monkeypatch: pytest.
 
 
 @pytest.mark.compilation
-@pytest.mark.usefixtures("writer")
+@pytest.mark.usefixtures("writer", "started")
 def test_a_build_into_a_pipe_names_its_phases(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))  # else there is nothing to compile
     monkeypatch.setattr(progress, "FIRST_LINE_S", 0.0)

@@ -49,6 +49,7 @@ def test_variants_are_listed_by_target_as_jobs_that_say_all(package, cache):
     assert list_variants(package, TARGETS[::-1], cache_dir=cache) == [*jobs[1:], jobs[0]]
 
 
+@pytest.mark.usefixtures("started")
 def test_a_list_is_cached_by_content(package, copied, cache, monkeypatch):
     jobs = list_variants(package, TARGETS, cache_dir=cache)
     monkeypatch.setattr(process, "TIMEOUT_S", 0.0)  # no worker answers in time
