@@ -30,7 +30,7 @@ from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[1]
 COMPILER = ROOT / "mlagen" / "compile" / "worker.py"
-VERIFIER = "mlagen.verify.worker"
+VERIFIERS = ("mlagen.verify.worker", "mlagen.verify.random.worker")
 # Modules by kind of worker, and the environment that they are imported in.
 PRELOADED = {
     "script": ("torch",),
@@ -41,7 +41,7 @@ _TIED = 5  # words before the command of a worker, see `mlagen.workers`
 READY = {"verify": {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}}
 # Variables that these modules read when they are imported: forks have the same, but for those read later.
 _STEERING = ("PYTHON", "TRITON_", "TORCH", "OMP_", "MKL_", "OPENBLAS_", "CUDA_", "HIP_", "LD_", "LLVM_", "MLIR_")
-_PER_TEST = ("TRITON_CACHE_DIR",)
+_PER_TEST = ("TRITON_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
 _SUBREAPER, _DEATH_SIGNAL = 36, 1  # of prctl
 _START_SECONDS = 60.0
 
@@ -90,7 +90,7 @@ def _source(kind: str, env: Mapping[str, str]) -> _Source | None:
 
 
 def _kind(command: Sequence[str]) -> str | None:
-    if list(command[1:]) == ["-m", VERIFIER]:
+    if command[1] == "-m" and command[2] in VERIFIERS:
         return "verify"
     return "compile" if list(command[1:3]) == ["-P", str(COMPILER)] else None
 
