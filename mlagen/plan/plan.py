@@ -11,6 +11,7 @@ from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
 from mlagen.plan.attention import LatentFamily
 from mlagen.plan.families import FAMILIES, OPS
+from mlagen.plan.families.dense_decode import DenseDecodePlan
 from mlagen.plan.families.sparse_decode import SparseDecodePlan
 from mlagen.plan.families.sparse_fwd import SparseFwdPlan
 from mlagen.plan.family import AnyFamily, Family, TiledFamily
@@ -18,6 +19,7 @@ from mlagen.plan.indexer import IndexerRows, indexer_rows_of
 from mlagen.plan.ops import OpsPlan, make_ops
 from mlagen.plan.rows import Caches, caches_of, out_quant_of, out_rope_columns, rows_block_size
 from mlagen.plan.sm90.caches import cache_refusal
+from mlagen.plan.sm90.dense_decode import check_e4m3_p
 from mlagen.plan.sm90.index_union import IndexUnionPlan
 from mlagen.plan.sm90.index_union import refusal as union_refusal
 from mlagen.plan.sm90.kernel import RESCALE_THRESHOLD_LOG2, refusal
@@ -225,3 +227,5 @@ def _check(spec: Spec) -> None:
     if multiplies_e4m3(spec) and not SparseDecodePlan.wanted(spec):
         message = "attention.products: got mixed, which cannot be emitted: no wrapper computes attention over a cache"
         raise LimitError(f"specs/{spec.name}.yaml: {message}")
+    if not DenseDecodePlan.wanted(spec):
+        check_e4m3_p(spec, None, None)

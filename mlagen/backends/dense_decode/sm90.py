@@ -25,6 +25,7 @@ from mlagen.backends.parts.gluon import (
 )
 from mlagen.backends.parts.grouped import shared
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
+from mlagen.plan.sm90 import e4m3
 from mlagen.plan.sm90.kernel import PRODUCT_DEPTH
 from mlagen.plan.sm90.row_pieces import RowPieces
 from mlagen.plan.splits import PartialRow
@@ -75,6 +76,9 @@ class OverE4m3(Partitioned):
         product_keys: keys of a product of P and V.
         chunks: products of a block.
         half_words: words of a half of a row.
+        p_dtype, p_type, p_bits: dtype of P in words and in Gluon, and its size.
+        p_most_log2, p_log2: bounds of P in e4m3: at most, and of a row's maximum when O is rescaled.
+        v_said: how much of a block's V is in registers before its P in e4m3.
     """
 
     pieces: RowPieces
@@ -85,6 +89,12 @@ class OverE4m3(Partitioned):
     product_keys: int
     chunks: int
     half_words: int
+    p_dtype: str
+    p_type: str
+    p_bits: int
+    p_most_log2: float
+    p_log2: int
+    v_said: str
 
 
 @dataclass(frozen=True)
@@ -153,16 +163,25 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _dense_e4m3_details(plan: Plan, *units: str) -> dict[str, Any]:
-    """Further context of the kernels over e4m3; `units` names shared memory for the units of rows of Q."""
-    sm90 = required(plan.of(DenseDecodePlan).sm90)
+def _dense_e4m3_details(plan: Plan, sm90: Sm90Plan | None, *units: str) -> dict[str, Any]:
+    """Further context of a kernel over e4m3; `units` names shared memory for the units of rows of Q."""
+    sm90 = required(sm90)
+    depth = e4m3.PRODUCT_DEPTH if sm90.v_ahead else PRODUCT_DEPTH
+    chunks = sm90.block_n // depth
+    p_dtype, p_type, p_bits = ("e4m3", "float8e4nv", 8) if sm90.v_ahead else ("fp16", "float16", 16)
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
     statistics = ("p0", "p1", "m0", "m1", "alpha0", "alpha1", "l0", "l1", *units)
     return {
         "splits_constants": _splits_constants(plan, sm90),
-        "product_keys": PRODUCT_DEPTH,
-        "chunks": sm90.block_n // PRODUCT_DEPTH,
+        "product_keys": depth,
+        "chunks": chunks,
         "half_words": sm90.d_half // 4,
+        "p_dtype": p_dtype,
+        "p_type": p_type,
+        "p_bits": p_bits,
+        "p_most_log2": e4m3.P_MOST_LOG2,
+        "p_log2": e4m3.P_LOG2,
+        "v_said": "all" if sm90.v_ahead == chunks else "half of a block",
         **vars(shared(("q_l", "q_r", "k_l", "k_r", *tails), statistics, ("k_ready",))),
     }
 
@@ -185,6 +204,14 @@ def _dense_plan(plan: Plan, *, quantised: bool) -> Sm90Plan | None:
     return sm90_of(plan, DenseDecodePlan) if layout is not None and layout.quantised == quantised else None
 
 
+def _rows32_plan(plan: Plan) -> Sm90Plan | None:
+    return found.sm90_rows32 if (found := plan.find(DenseDecodePlan)) else None
+
+
+def _q_in_parts_plan(plan: Plan) -> Sm90Plan | None:
+    return found.sm90_q_in_parts if (found := plan.find(DenseDecodePlan)) else None
+
+
 DENSE_DECODE = Sm90Module(
     module="_dense_decode_sm90",
     template="sm90/dense_decode",
@@ -199,25 +226,25 @@ DENSE_DECODE_E4M3 = Sm90Module(
     template="sm90/dense_decode_e4m3",
     plan_of=functools.partial(_dense_plan, quantised=True),
     arguments=_dense_decode_arguments,
-    details=lambda plan: {**_dense_e4m3_details(plan), **vars(_lengths(plan))},
+    details=lambda plan: {**_dense_e4m3_details(plan, _dense_plan(plan, quantised=True)), **vars(_lengths(plan))},
     kind=E4m3Kernel,
 )
 
 DENSE_DECODE_ROWS32 = Sm90Module(
     module="_dense_decode_sm90_few",
     template="sm90/dense_decode_e4m3_rows32",
-    plan_of=lambda plan: found.sm90_rows32 if (found := plan.find(DenseDecodePlan)) else None,
+    plan_of=_rows32_plan,
     arguments=_dense_decode_arguments,
-    details=lambda plan: _dense_e4m3_details(plan, "q_unit"),
+    details=lambda plan: _dense_e4m3_details(plan, _rows32_plan(plan), "q_unit"),
     kind=Rows32Kernel,
 )
 
 DENSE_DECODE_Q_IN_PARTS = Sm90Module(
     module="_dense_decode_sm90_parts",
     template="sm90/dense_decode_e4m3_q_in_parts",
-    plan_of=lambda plan: found.sm90_q_in_parts if (found := plan.find(DenseDecodePlan)) else None,
+    plan_of=_q_in_parts_plan,
     arguments=_dense_decode_arguments,
-    details=lambda plan: {**_dense_e4m3_details(plan, "q_unit"), "split_rows": SPLIT_ROWS},
+    details=lambda plan: {**_dense_e4m3_details(plan, _q_in_parts_plan(plan), "q_unit"), "split_rows": SPLIT_ROWS},
     kind=QInPartsKernel,
 )
 

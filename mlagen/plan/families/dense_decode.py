@@ -17,6 +17,8 @@ from mlagen.plan.sm90.dense_decode import (
     SM90_COMBINE_UNITS,
     SM90_REQUEST_OVERHEAD,
     Rows64Row,
+    check_e4m3_p,
+    has_e4m3_p,
     make_dense_e4m3,
     make_dense_swap_ab,
     make_q_in_parts,
@@ -24,7 +26,7 @@ from mlagen.plan.sm90.dense_decode import (
     rows64_calls,
     rows64_text,
 )
-from mlagen.plan.sm90.e4m3 import reads_e4m3
+from mlagen.plan.sm90.e4m3 import reads_e4m3, with_e4m3_p
 from mlagen.plan.sm90.kernel import Sm90Plan
 from mlagen.plan.sm90.seesaw import DENSE_DECODE, make_sm90
 from mlagen.plan.targets import TARGETS, Target
@@ -96,6 +98,9 @@ class DenseDecodePlan(CachedFamily):
         sm90 = _make_sm90(spec, layout, tuned.sm90_rows(text))
         rows32 = make_rows32(sm90) if sm90 and layout.quantised else None
         q_in_parts = make_q_in_parts(sm90) if sm90 and rows32 else None
+        check_e4m3_p(spec, layout, sm90)
+        if has_e4m3_p(spec) and sm90 and rows32:
+            sm90, rows32 = with_e4m3_p(sm90), with_e4m3_p(rows32)
         few_heads = make_dense_swap_ab(sm90, splits.partials) if sm90 and not layout.quantised else ()
         return cls(
             fits=text,
@@ -108,7 +113,7 @@ class DenseDecodePlan(CachedFamily):
             sm90_rows32=rows32,
             sm90_q_in_parts=q_in_parts,
             sm90_swap_ab=few_heads,
-            rows64_calls=rows64_calls(q_in_parts) if rows32 else (),
+            rows64_calls=rows64_calls(q_in_parts, e4m3_p=has_e4m3_p(spec)) if rows32 else (),
             sm90_request_overhead=E4M3_REQUEST_OVERHEAD if rows32 else SM90_REQUEST_OVERHEAD,
             sm90_combine_units=SM90_COMBINE_UNITS if sm90 else COMBINE_UNITS,
             caches=caches,

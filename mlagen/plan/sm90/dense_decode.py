@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from mlagen.plan.sm90.e4m3 import PRODUCT_DEPTH, of_e4m3, shared_bytes
-from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, D_V, Registers, Sm90Plan
+from mlagen.errors import LimitError
+from mlagen.layout import CacheLayout
+from mlagen.plan.sm90.e4m3 import PRODUCT_DEPTH, of_e4m3, reads_e4m3, shared_bytes
+from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, D_V, Registers, Sm90Plan, refusal
 from mlagen.plan.sm90.seesaw import DENSE_DECODE, make_sm90
 from mlagen.plan.sm90.swap_ab import DENSE_DECODE as SWAP_AB
 from mlagen.plan.sm90.swap_ab import make_swap_ab
@@ -14,7 +16,7 @@ from mlagen.plan.splits import PartialRow
 from mlagen.plan.targets import SM90, TARGETS
 from mlagen.plan.tiles.tile import Sm90Row, most_text
 from mlagen.plan.tritons import TableRow, span_text
-from mlagen.spec import Spec
+from mlagen.spec import DenseAttention, Spec
 from mlagen.work import ITEMSIZE
 
 REGISTERS = Registers((232, 32), under=(((3, 7), (232, 40)),))
@@ -58,15 +60,22 @@ ROWS64_CALLS = (
     Rows64Row(None, None, None, None),
 )
 
+# With P in e4m3, 32 rows have all of V ahead and 64 rows half of it, so 32 rows gain more. For 256K keys of 64 heads an
+# H100 takes 77 us with 32 rows and 85 with 64, for 4096K 1,107 and 887: with the logarithm of keys, the ratios meet 1 at
+# 640K. For 64K keys of 128 heads 64 rows win where requests are equally long (41.8 and 44.5 us), and 32 rows where they
+# are not (34.3 and 32.6). Other counts and memories are not measured.
+_CROSSING_E4M3_P = replace(ROWS64_CALLS[1], min_keys=640 * 1024)
+ROWS64_CALLS_E4M3_P = (ROWS64_CALLS[0], _CROSSING_E4M3_P, *ROWS64_CALLS[2:])
 
 # 16 requests of 1 to 4K keys and 128 heads take 36.0 us over e4m3 on an H100, with 1 step 40.6.
 SM90_REQUEST_OVERHEAD, E4M3_REQUEST_OVERHEAD = 2, 3
 SM90_COMBINE_UNITS = 3  # with 6 a program takes a request of 512 keys whole: 6 us more on an H200
 
 
-def rows64_calls(q_in_parts: Sm90Plan | None) -> tuple[Rows64Row, ...]:
+def rows64_calls(q_in_parts: Sm90Plan | None, *, e4m3_p: bool) -> tuple[Rows64Row, ...]:
     """ROWS64_CALLS of a spec's kernels, by the numbers of the one of a q that is two values of e4m3, if any."""
-    return ROWS64_CALLS if q_in_parts else tuple(replace(row, min_keys_parts=None) for row in ROWS64_CALLS)
+    calls = ROWS64_CALLS_E4M3_P if e4m3_p else ROWS64_CALLS
+    return calls if q_in_parts else tuple(replace(row, min_keys_parts=None) for row in calls)
 
 
 def rows64_text(calls: Sequence[Rows64Row], *, q_in_parts: bool) -> Iterator[str]:
@@ -81,6 +90,35 @@ def rows64_text(calls: Sequence[Rows64Row], *, q_in_parts: bool) -> Iterator[str
             for row, keys in zip(calls, fewest, strict=True)
         )
         yield f"calls with q of {q} of the 64-row kernel, by rows, memory and keys of all requests: {'; '.join(said)}"
+
+
+def has_e4m3_p(spec: Spec) -> bool:
+    """Whether a spec asks for P in e4m3."""
+    return isinstance(spec.attention, DenseAttention) and spec.attention.products == "fp8"
+
+
+def check_e4m3_p(spec: Spec, layout: CacheLayout | None, sm90: Sm90Plan | None) -> None:
+    """Raise LimitError if a spec asks for P in e4m3, and it cannot be emitted.
+
+    Args:
+        spec: the spec.
+        layout: of its cache; None if no wrapper computes attention over it.
+        sm90: of the kernel that would have such a P; None without one.
+    """
+    if not has_e4m3_p(spec) or (sm90 is not None and layout is not None and reads_e4m3(layout)):
+        return
+    if layout is None:
+        reason = "no wrapper computes attention over a cache"
+    elif spec.backend == "triton":
+        reason = "backend is triton"
+    elif not reads_e4m3(layout):
+        reason = f"it needs e4m3 rows with one scale per tensor, and the cache has layout {layout.name}"
+    else:
+        tails = ", ".join(map(str, E4M3_TAILS))
+        takes = f"it supports {D_V} columns of V, {tails} after them, and partials of fp32 or bf16"
+        reason = refusal(spec) or takes
+    message = f"attention.products: got fp8, which cannot be emitted: {reason}"
+    raise LimitError(f"specs/{spec.name}.yaml: {message}")
 
 
 def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:

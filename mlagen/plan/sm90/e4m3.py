@@ -10,6 +10,9 @@ from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, D_V, Registers, Sm90Plan
 from mlagen.work import ITEMSIZE
 
 PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
+# Bounds of P in e4m3. The format holds 448 at most, and 2^8.75 is rounded to 416. It has all its bits from 2^-6 on, so
+# that weights down to 2^-11 of a row's maximum have them where that is 2^5. It may rise 13-fold before O is rescaled.
+P_MOST_LOG2, P_LOG2 = 8.75, 5
 
 
 def reads_e4m3(layout: CacheLayout) -> bool:
@@ -29,6 +32,20 @@ def of_e4m3(sm90: Sm90Plan, registers: Registers) -> Sm90Plan:
         expected_shared=shared_bytes(sm90, BLOCK_H, BLOCK_H, 7),
         expected_products=scores + values,
         k_itemsize=1,
+    )
+
+
+def with_e4m3_p(sm90: Sm90Plan) -> Sm90Plan:
+    """The plan of such a kernel with P in e4m3: half of its bytes, and of the products with V.
+
+    V is loaded and transposed before its P is there: both chunks of a block with 32 rows, one with 64, as registers allow.
+    """
+    scores = 2 * sm90.d_k // PRODUCT_DEPTH
+    return replace(
+        sm90,
+        expected_shared=sm90.expected_shared - 3 * sm90.block_h * BLOCK_N * (ITEMSIZE - 1),
+        expected_products=scores + (sm90.expected_products - scores) * kernel.PRODUCT_DEPTH // PRODUCT_DEPTH,
+        v_ahead=BLOCK_H // sm90.block_h,
     )
 
 

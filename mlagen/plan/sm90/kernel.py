@@ -77,6 +77,7 @@ class Sm90Plan:
         expected_products: wgmma instructions in its code.
         k_l_stages: number of left halves of K blocks in shared memory.
         k_itemsize: bytes of a column of K in shared memory.
+        v_ahead: chunks of a block's V, 32 keys each, that are in registers before their P in e4m3; 0: P is of 16 bits.
     """
 
     block_h: int
@@ -91,6 +92,7 @@ class Sm90Plan:
     expected_products: int
     k_l_stages: int = 2
     k_itemsize: int = ITEMSIZE
+    v_ahead: int = 0
 
     @property
     def step(self) -> int:
