@@ -29,6 +29,15 @@ of each other and of V, like those of random inputs. It covers neither rows with
 logits of one sign with errors that grow with them. There the shifts add up, and `out` may differ by more. The 14 bits
 are seen on hardware and documented nowhere, so a GPU run decides whether they still hold, not a CPU.
 
+P is e4m3 in the sm90 kernels of dense decode with `products: fp8` (`p_keys`). Its u is 2^-4, and only weighted values
+carry it: sqrt(noise^2 - out^2). A kernel keeps a row's largest P between 2^5 and 2^8.75. A P below 2^-6 has an absolute
+error of up to 2^-10, so 2^-15 of the row's largest weight, with a sign of its own: sqrt(keys) of them add up. On a GPU
+the sums with V keep about 14 bits too, of an accumulator over all keys of a program. A step truncates each product to
+FP8_STEP of the accumulator. For V without a common sign the losses of all keys have signs of their own, and their root
+mean square is at most FP8_STEP * sqrt(keys / 3) of `noise` (`short_sums`). Where values of a column have one sign, the
+losses add up: 0.4 % of `out` after 512 keys in a program, 5 % after 4096 and 18 % after 16K, as counted with such sums.
+These limits do not cover that.
+
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
 """
 
@@ -56,6 +65,7 @@ ROW_LIMIT = 1.0
 ELEMENT_LIMIT = 4.0
 # Weights far below the row's maximum are subnormal in fp16, with an absolute error; relative to the row's noise.
 SUBNORMAL_WEIGHTS = 2.0**-20
+SUBNORMAL_E4M3_P = 2.0**-15  # of one weight, likewise; the square root of the number of keys adds up
 
 
 def roundoff(dtype: torch.dtype, partials: str = "fp32") -> float:
@@ -109,6 +119,11 @@ def short_noise(columns: int) -> float:
     return FP8_STEP * math.sqrt(-(-columns // FP8_PRODUCTS)) / 3
 
 
+def short_sums(keys: int) -> float:
+    """Root mean square of the error of sums of e4m3 P and V in sm90's fp8 products, relative to `noise`."""
+    return FP8_STEP * math.sqrt(keys / 3)
+
+
 def out_errors(
     out: torch.Tensor,
     expected: Attention,
@@ -117,10 +132,12 @@ def out_errors(
     partials: str = "fp32",
     *,
     short: bool = False,
+    p_keys: int | None = None,
 ) -> list[Figure]:
     """Errors of `out` [tokens, heads, d_v]: of the whole, of rows and of elements, each relative to its noise.
 
     short: logits are products of fp8 that sm90 adds.
+    p_keys: the most keys that a token sees, where P is e4m3; None: it has the dtype of `out`.
 
     Where the reference is 0 because a row is empty or its sink infinite, only 0 is right.
     """
@@ -132,15 +149,22 @@ def out_errors(
     # An error of the logits moves each weight by that share, and so each term of the sum.
     logits = 2 * logit_tolerance(expected, d_qk, k_error)  # [tokens, heads]
     tokens, heads, d_v = out.shape
-    floor = row_noise * SUBNORMAL_WEIGHTS + (row_noise > 0) * SMALLEST[out.dtype]
+    subnormal, rounding = SUBNORMAL_WEIGHTS, noise * unit  # rounding: [tokens, heads, d_v]
+    if p_keys is not None:
+        weighted = (noise.square() - expected.out.square()).clamp(min=0.0).sqrt()
+        rounding = torch.hypot(rounding, weighted * UNIT_ROUNDOFF[torch.float8_e4m3fn])
+        rounding = torch.hypot(rounding, noise * short_sums(p_keys)) if short else rounding
+        subnormal = SUBNORMAL_E4M3_P * math.sqrt(p_keys)
+    row_rounding = rounding.norm(dim=2)
+    floor = row_noise * subnormal + (row_noise > 0) * SMALLEST[out.dtype]
     # [tokens, heads, d_v]; columns of a row share the errors of its logits, so that a row has the tail of an element.
     moved = expected.spread * (short_noise(d_qk) * expected.logit_size)[..., None] if short else torch.zeros_like(noise)
     row_moved, count = moved.norm(dim=2), max(1, tokens * heads)
-    rows = torch.hypot(row_noise * _row_limit(d_v) * unit, ELEMENT_LIMIT * row_moved)
+    rows = torch.hypot(row_rounding * _row_limit(d_v), ELEMENT_LIMIT * row_moved)
     rows = rows + row_noise * logits + floor * math.sqrt(d_v)
-    elements = ELEMENT_LIMIT * (torch.hypot(noise * unit, moved) + noise * logits[..., None]) + floor[..., None]
+    elements = ELEMENT_LIMIT * (torch.hypot(rounding, moved) + noise * logits[..., None]) + floor[..., None]
     tail = 1 + (ELEMENT_LIMIT - 1) / math.sqrt(count)
-    whole = torch.hypot(row_noise * _whole_limit(count, d_v) * unit, tail * row_moved)
+    whole = torch.hypot(row_rounding * _whole_limit(count, d_v), tail * row_moved)
     whole = (whole + row_noise * logits + floor * math.sqrt(d_v)).norm()
     total = noise.norm() if row_noise.any() else whole + 1
     return [

@@ -181,7 +181,7 @@ def _dense_e4m3_details(plan: Plan, sm90: Sm90Plan | None, *units: str) -> dict[
         "p_bits": p_bits,
         "p_most_log2": e4m3.P_MOST_LOG2,
         "p_log2": e4m3.P_LOG2,
-        "v_said": "all" if sm90.v_ahead == chunks else "half of a block",
+        "v_said": "all of a block" if sm90.v_ahead == chunks else "half of a block",
         **vars(shared(("q_l", "q_r", "k_l", "k_r", *tails), statistics, ("k_ready",))),
     }
 

@@ -39,6 +39,8 @@ MANY_REQUESTS = 64
 TUNED_CACHES = 8  # that a device must have room for: two input sets of two shapes, as much again besides
 SEED = 0  # of random lengths, which every run draws alike
 EAGER_TOKENS = 1
+# P of e4m3 costs 0.5e-2 to 1.4e-2 over some thousand keys, and more over few.
+E4M3_P_ERROR_LIMIT = 3.2e-2
 Q_SCALE = 2.0**-5  # of a q of e4m3
 
 
@@ -272,11 +274,12 @@ def dense_decode_trials(setting: Setting) -> Callable[[DenseDecodeShape], Trial[
         moved = shape.bytes_moved(facts.d_qk, facts.d_v, window, layout, block_size_of(package))
         sets = input_sets(work, moved, setting.roof, setting.l2_bytes)
         inputs = make_dense_decode_inputs(shape, package, setting.device, sets)
+        limit = E4M3_P_ERROR_LIMIT if package.attention_spec.get("products") == "fp8" else None
         return Trial(
             inputs=inputs,
             entrants=[
-                Entrant(OURS, partial(call_of, package)),
-                Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True)),
+                Entrant(OURS, partial(call_of, package), error_limit=limit),
+                Entrant(BATCH_INVARIANT, partial(call_of, package, batch_invariant=True), error_limit=limit),
             ],
             error_of=reference(inputs[0], package.facts.partials).error_of,
             error_limit=error_limit(package.dtype, package.facts.partials),

@@ -38,7 +38,7 @@ def of_e4m3(sm90: Sm90Plan, registers: Registers) -> Sm90Plan:
 def with_e4m3_p(sm90: Sm90Plan) -> Sm90Plan:
     """The plan of such a kernel with P in e4m3: half of its bytes, and of the products with V.
 
-    V is loaded and transposed before its P is there: both chunks of a block with 32 rows, one with 64, as registers allow.
+    V is loaded and transposed before its P is there: with 32 rows both chunks of a block, with 64 one, for registers.
     """
     scores = 2 * sm90.d_k // PRODUCT_DEPTH
     return replace(

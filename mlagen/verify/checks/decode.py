@@ -59,6 +59,7 @@ def compare(
     k_error: float = 0.0,
     *,
     short: bool = False,
+    e4m3_p: bool = False,
 ) -> list[Figure]:
     """Figures of out [requests, s_q, heads, d_v] and lse [requests, heads, s_q] against attention of each token.
 
@@ -69,6 +70,7 @@ def compare(
         keys: the most that a token sees.
         k_error: relative error of elements of K.
         short: logits are products of fp8 that sm90 adds.
+        e4m3_p: P is e4m3.
     """
     facts = run.subject.facts
     requests, s_q, heads, d_qk = run.inputs.q.shape
@@ -80,7 +82,8 @@ def compare(
         scales = results["out_scales"].flatten(0, 1)
         figures = quantised.errors(facts, out, scales, expected, d_qk, k_error)
     else:
-        figures = tolerance.out_errors(out, expected, d_qk, k_error, facts.partials, short=short)
+        p_keys = keys if e4m3_p else None
+        figures = tolerance.out_errors(out, expected, d_qk, k_error, facts.partials, short=short, p_keys=p_keys)
     lse = results["lse"].transpose(1, 2).reshape(requests * s_q, heads)
     return [*figures, tolerance.lse_error(lse, expected, d_qk, keys, facts.lse_base, k_error, short=short)]
 

@@ -21,7 +21,7 @@ from mlagen.verify.call.subject import Subject, kernels_of, launch_of, sm90_modu
 from mlagen.verify.checks import Variant, Workspaces, copied, decode, merges, pairs, require_bits, variants
 from mlagen.verify.checks.decode import FLASH
 from mlagen.verify.dense_decode.cases import DenseDecodeCase, DenseDecodeProblem, cases
-from mlagen.verify.dense_decode.facts import DenseDecodeFacts
+from mlagen.verify.dense_decode.facts import E4M3_P, DenseDecodeFacts
 from mlagen.verify.dense_decode.inputs import Inputs, attend, build
 from mlagen.verify.dense_decode.invalid import DECODE, NAME
 from mlagen.verify.dense_decode.schedule import share, splits_of
@@ -75,7 +75,7 @@ def _compare(run: DenseDecodeRun, results: Results) -> list[Figure]:
     facts = run.subject.facts
     empty_row_lse = facts.empty_row_lse if run.case.wrapper == FLASH else "-inf"
     expected, keys = attend(run.inputs, facts, empty_row_lse), max([1, *run.inputs.keys])
-    return decode.compare(run, results, expected, keys, short=_short(run))
+    return decode.compare(run, results, expected, keys, short=_short(run), e4m3_p=_e4m3_p(run))
 
 
 def _short(run: DenseDecodeRun) -> bool:
@@ -84,6 +84,11 @@ def _short(run: DenseDecodeRun) -> bool:
     if subject.device == "cpu" or not inputs.layout.tensor_scale or not sm90_modules(subject.package):
         return False
     return inputs.q.numel() > 0 and bool(_schedule(run).kernel != "portable")
+
+
+def _e4m3_p(run: DenseDecodeRun) -> bool:
+    """Whether P of a call is e4m3."""
+    return _known(run.subject).e4m3_p and run.inputs.q.numel() > 0 and _schedule(run).kernel in E4M3_P
 
 
 def _view(token: slice) -> checks.View:
@@ -215,7 +220,12 @@ def _merged(run: DenseDecodeRun) -> list[Figure]:
     figures = []
     for whole in merges.merged(run, parts, sink):
         figures += decode.compare(
-            run, decode.by_request(whole, requests), expected, max(inputs.keys), short=_short(run)
+            run,
+            decode.by_request(whole, requests),
+            expected,
+            max(inputs.keys),
+            short=_short(run),
+            e4m3_p=_e4m3_p(run),
         )
     return figures
 
