@@ -1,9 +1,14 @@
 """Which kernel a call of dense attention over e4m3 runs, by its sizes and the device's memory."""
 
 import pytest
+import torch
 from plan_specs import ROOT
 
 from mlagen.bench import load_package
+from mlagen.errors import LimitError
+from mlagen.plan import DenseDecodePlan, load_plan
+from mlagen.plan.sm90.dense_decode import ROWS64_CALLS, ROWS64_CALLS_E4M3_P
+from mlagen.plan.sm90.e4m3 import P_LOG2, P_MOST_LOG2
 
 
 @pytest.mark.parametrize(
@@ -63,3 +68,62 @@ def test_slow_memory_moves_the_crossing_to_the_kernel_of_64_rows(heads, e4m3, sl
         for keys, rows in ((thousands * 1024 - 64, 32), (thousands * 1024, 64)):
             found = dense.schedule(facts, 16, 1, 1, heads, 1, 64, keys, False, True, e4m3)
             assert found.tile.block_h == rows, (rate, keys)
+
+
+def dense(name: str) -> DenseDecodePlan:
+    return load_plan(ROOT / "specs" / f"{name}.yaml").of(DenseDecodePlan)
+
+
+def test_p_of_e4m3_halves_its_bytes_and_the_products_with_v():
+    plain, coarse = dense("dsv3_fp8"), dense("dsv3_fp8_products")
+    assert coarse.sm90.expected_shared == (64 + 4 * 64) * 576 + 3 * 64 * 64 + 7 * 64 * 4
+    assert coarse.sm90_rows32.expected_shared == (64 + 4 * 64) * 576 + 3 * 32 * 64 + 8 * 32 * 4
+    assert coarse.sm90.expected_products == coarse.sm90_rows32.expected_products == 2 * 18 + 2 * 4 * 4
+    assert (coarse.sm90.v_ahead, coarse.sm90_rows32.v_ahead) == (1, 2)
+    assert coarse.sm90_q_in_parts == plain.sm90_q_in_parts
+    assert (plain.sm90.v_ahead, plain.sm90_rows32.v_ahead) == (0, 0)
+
+
+def test_bounds_of_p_are_within_what_e4m3_holds():
+    largest = torch.tensor([2.0**P_MOST_LOG2, 2.0**P_LOG2])
+    assert torch.equal(largest.to(torch.float8_e4m3fn).float(), torch.tensor([416.0, 32.0]))
+    assert torch.finfo(torch.float8_e4m3fn).max > 2.0**P_MOST_LOG2
+
+
+def test_p_of_e4m3_moves_the_crossing_where_it_was_measured_and_no_other():
+    assert dense("dsv3_fp8_products").rows64_calls == ROWS64_CALLS_E4M3_P
+    assert dense("dsv3_fp8").rows64_calls == ROWS64_CALLS
+    changed = [(old, new) for old, new in zip(ROWS64_CALLS, ROWS64_CALLS_E4M3_P, strict=True) if old != new]
+    (old, new), *others = changed
+    assert not others
+    assert (old.max_rows, old.max_rate, old.min_keys_parts) == (new.max_rows, new.max_rate, new.min_keys_parts)
+    assert 64 * 4096 < new.min_keys <= 128 * 32768
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        (
+            "layout: fp8_per_tensor",
+            "layout: bf16",
+            "needs e4m3 rows with one scale per tensor, and the cache has",
+        ),
+        ("layout: fp8_per_tensor", "layout: fp8_ds_mla", "and the cache has layout fp8_ds_mla"),
+        ("sm86, sm89, sm90, sm100", "sm86, sm89, sm100", "targets lack sm90, the only target that runs it"),
+        ("targets:", "backend: triton\ntargets:", "backend is triton"),
+        ("kind: dense", "kind: dense\n  window: 100", "attention.window is set"),
+        ("qk_rope_head_dim: 64", "qk_rope_head_dim: 128", "it supports 512 columns of V, 0, 32, 64 after them"),
+        ("  - flash_mla_with_kvcache # FlashMLA's signature\n  - decode_attention_fwd", "  #", "no wrapper computes"),
+    ],
+)
+def test_p_of_e4m3_that_cannot_be_emitted_is_refused_in_one_line(tmp_path, old, new, reason):
+    text = (ROOT / "specs" / "dsv3_fp8_products.yaml").read_text()
+    assert old in text
+    path = tmp_path / "dsv3_fp8_products.yaml"
+    path.write_text(text.replace(old, new))
+    with pytest.raises(LimitError) as caught:
+        load_plan(path)
+    message = str(caught.value)
+    assert "specs/dsv3_fp8_products.yaml: attention.products: got fp8, which cannot be emitted: " in message
+    assert reason in message
+    assert "\n" not in message

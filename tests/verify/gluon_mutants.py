@@ -69,6 +69,21 @@ def _attention(
     )
 
 
+def _e4m3_p(file: str, case: str) -> tuple[Mutant, ...]:
+    """P in e4m3: its order of keys, that of V, its bounds, an arrive and a wait."""
+    return (
+        _literal("P has its keys in order", file, "[1, 0, 2, 4, 3, 5]", "[1, 0, 2, 3, 4, 5]", case),
+        _literal("words of V are exchanged", file, "first1, 0x5410", "first1, 0x1054", case),
+        _literal("a new P passes 448", file, "P_LOG2 = gl.constexpr(5)", "P_LOG2 = gl.constexpr(9.5)", case),
+        _literal(
+            "a later P passes 448", file, "P_MOST_LOG2 = gl.constexpr(8.75)", "P_MOST_LOG2 = gl.constexpr(12)", case
+        ),
+        _literal("the second chunk of V is the first", file, "tile.slice(CHUNK, CHUNK,", "tile.slice(0, CHUNK,", case),
+        _dropped("an arrive is dropped", file, '_k_free(2 * stage, "arrive")', case),
+        _dropped("a wait is dropped", file, "mbarrier.wait(shared.k_ready.index(2 * stage + 1)", case),
+    )
+
+
 OF_MODULE = {
     "_sparse_fwd_sm90": _attention(
         "_sparse_fwd_sm90.py", SPARSE, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"
@@ -171,6 +186,8 @@ OF_MODULE = {
         '_k_free(place, "arrive")',
         "mbarrier.wait(shared.k_ready.index(place)",
     ),
+    "_dense_decode_sm90 of e4m3 P": _e4m3_p("_dense_decode_sm90.py", "dense_decode: e4m3: wide*, q of e4m3"),
+    "_dense_decode_sm90_few of e4m3 P": _e4m3_p("_dense_decode_sm90_few.py", "dense_decode: e4m3: wide*, q of e4m3"),
     "_sparse_decode_sm90": (
         *_attention("_sparse_decode_sm90.py", STORED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"),
         _literal(
@@ -193,7 +210,7 @@ OF_MODULE = {
 KERNELS = {"_sparse_fwd_sm90_swap_ab": "sm90_swap_ab", "_dense_decode_sm90_swap_ab": "sm90_swap_ab"}
 KERNELS |= {"_sparse_fwd_sm90_shared": "sm90_shared", "_index_union_sm90": "sm90_shared"}
 KERNELS |= {"_dense_decode_sm90_few": "sm90_rows32", "_dense_decode_sm90_parts": "sm90_q_in_parts"}
-KERNELS |= {"_sparse_decode_sm90_e4m3": "sm90_e4m3"}
+KERNELS |= {"_sparse_decode_sm90_e4m3": "sm90_e4m3", "_dense_decode_sm90_few of e4m3 P": "sm90_rows32"}
 ALSO = {"_topk_sm90": ["sm90_collect, simulated"]}  # targets of modules with several kernels
 
 if __name__ == "__main__":

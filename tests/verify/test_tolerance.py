@@ -203,6 +203,37 @@ def test_out_moves_with_such_sums_as_far_as_is_said(keys, magnitude):
         assert worst(out_errors(wrong, expected, 576, short=True)) > 1
 
 
+def short_sums_of(p, v):
+    """p [rows, keys] times v [keys, columns] as sm90 adds products of fp8."""
+    return short_scores(p, v.T)
+
+
+def coarse(q, k, scale, *, short=False, shift=0):
+    """Results with P in e4m3, its largest value 2^5, as a kernel of sm90 has them; `shift` exchanges its keys."""
+    logits = q @ k.T * scale
+    p = (logits - logits.amax(1, keepdim=True)).exp() * 2.0**5
+    rounded_p = p.float().to(torch.float8_e4m3fn).double().roll(shift, 1)
+    out = short_sums_of(rounded_p, k[:, :512]) if short else rounded_p @ k[:, :512]
+    return (out / p.sum(1, keepdim=True)).bfloat16()[None]
+
+
+@pytest.mark.parametrize("short", [False, True])
+@pytest.mark.parametrize("keys", [1, 2, 70, 1000])
+@pytest.mark.parametrize("magnitude", [2.0**-6, 1.0, 8.0])
+def test_p_of_e4m3_passes_where_it_is_said_and_nowhere_else(keys, magnitude, short):
+    generator = torch.Generator().manual_seed(keys)
+    q = torch.randn(16, 576, generator=generator).to(torch.float8_e4m3fn).double()
+    k = torch.randn(keys, 576, generator=generator).to(torch.float8_e4m3fn).double()
+    indices = torch.arange(keys).int().expand(1, keys)
+    expected = sparse_attention(q[None], k[:, None], indices, magnitude / 24, 512, None, None, "e", "+inf")
+    figures = out_errors(coarse(q, k, magnitude / 24, short=short), expected, 576, short=short, p_keys=keys)
+    assert worst(figures) < 0.9
+    if keys > 2:
+        assert worst(out_errors(coarse(q, k, magnitude / 24), expected, 576)) > 1
+        wrong = coarse(q, k, magnitude / 24, short=short, shift=1)
+        assert worst(out_errors(wrong, expected, 576, short=short, p_keys=keys)) > 1
+
+
 def test_no_tokens_pass():
     expected = expected_of(torch.ones(0, 4, D_QK), torch.ones(3, 1, D_QK), torch.ones(0, 7).int(), 1.0)
     assert worst(out_errors(torch.ones(0, 4, D_V).bfloat16(), expected, D_QK)) == 0

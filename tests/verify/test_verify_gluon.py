@@ -27,6 +27,7 @@ CASES = {
     "dsv41": ("sparse_decode: typical",),
     "dsv3": ("dense_decode: typical", "dense_decode: typical, shared"),
     "dsv3_fp8": ("dense_decode: typical", "dense_decode: e4m3: wide*"),
+    "dsv3_fp8_products": ("dense_decode: typical", "dense_decode: e4m3: wide*"),
     "dsv3_prefill": ("dense_fwd: typical, causal",),
     "dsv3_prefill_tma": ("dense_fwd: typical, causal", "dense_fwd: typical, all keys"),
 }  # fmt: skip
@@ -39,6 +40,8 @@ SPEC_OF = {
     "_dense_decode_sm90 of e4m3": "dsv3_fp8",
     "_dense_decode_sm90_few": "dsv3_fp8",
     "_dense_decode_sm90_parts": "dsv3_fp8",
+    "_dense_decode_sm90 of e4m3 P": "dsv3_fp8_products",
+    "_dense_decode_sm90_few of e4m3 P": "dsv3_fp8_products",
 }
 QUICK = drawn(("_topk_sm90", "_sparse_fwd_sm90"), 1)  # its mutants are in each run
 

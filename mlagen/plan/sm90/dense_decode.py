@@ -62,8 +62,8 @@ ROWS64_CALLS = (
 
 # With P in e4m3, 32 rows have all of V ahead and 64 rows half of it, so 32 rows gain more. For 256K keys of 64 heads an
 # H100 takes 77 us with 32 rows and 85 with 64, and for 4096K 1,107 and 887. By the logarithm of keys the ratio is 1 at
-# 640K. For 64K keys of 128 heads 64 rows win if requests are equally long (41.8 and 44.5 us), and 32 rows if they are not
-# (32.6 and 34.3). Other counts and memories are not measured.
+# 640K. For 64K keys of 128 heads 64 rows win where requests are equally long (41.8 to 44.5 us), and 32 rows where they
+# are not (32.6 to 34.3). Other counts and memories are not measured.
 _CROSSING_E4M3_P = replace(ROWS64_CALLS[1], min_keys=640 * 1024)
 ROWS64_CALLS_E4M3_P = (ROWS64_CALLS[0], _CROSSING_E4M3_P, *ROWS64_CALLS[2:])
 
