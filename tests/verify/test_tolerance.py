@@ -230,6 +230,7 @@ def test_p_of_e4m3_passes_where_it_is_said_and_nowhere_else(keys, magnitude, sho
     assert worst(figures) < 0.9
     if keys > 2:
         assert worst(out_errors(coarse(q, k, magnitude / 24), expected, 576)) > 1
+    if keys > 2 and magnitude >= 1:  # else all keys weigh alike
         wrong = coarse(q, k, magnitude / 24, short=short, shift=1)
         assert worst(out_errors(wrong, expected, 576, short=short, p_keys=keys)) > 1
 
