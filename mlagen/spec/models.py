@@ -245,7 +245,8 @@ class DenseAttention(Model):
         Field(
             description="dtypes of the matrix products over a cache of e4m3 with one scale per tensor, on sm90. model: "
             "QK in e4m3, PV in fp16; fp8: both in e4m3, faster in calls with many heads and requests, with an error of "
-            "out of 0.5 % to 1.4 % instead of 0.1 % to 0.3 %. Portable kernels multiply in the model's dtype"
+            "out of 0.5 % to 1.4 % instead of 0.1 % to 0.3 %, and more over long requests whose columns of V have one "
+            "sign. Portable kernels multiply in the model's dtype"
         ),
     ] = "model"
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
