@@ -37,7 +37,7 @@ SPECS = sorted(path.stem for path in ROOT.glob("specs/*.yaml"))
 TAKEN = {
     *("dsv2_lite", "dsv3", "dsv3_fp8", "dsv32", "dsv32_fp8", "glm47_flash", "glm5", "glm53", "kimi_k2", "kimi_k3"),
     *("minicpm3", "mistral_large3", "mistral_large4", "kimi_linear", "axk2_light", "dots3"),
-    *("dsv41_fp8", "dsv4_flash", "dsv4_pro"),
+    *("dsv3_fp8_products", "dsv41_fp8", "dsv4_flash", "dsv4_pro"),
     *("dsv3_prefill", "dsv3_prefill_tma", "glm5_prefill", "minicpm3_prefill"),
 }
 FIND = """

@@ -28,6 +28,7 @@ NUMBERS = {
     "dsv32_nvfp4": (128, (512, 64, 512), "bf16", 2048, None, "optional", ("nvfp4_ds_mla", 64), None),
     "dsv3": (128, (512, 64, 512), "bf16", None, None, None, ("bf16", 64), None),
     "dsv3_fp8": (128, (512, 64, 512), "bf16", None, None, None, ("fp8_per_tensor", 64), None),
+    "dsv3_fp8_products": (128, (512, 64, 512), "bf16", None, None, None, ("fp8_per_tensor", 64), None),
     "dsv41": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("mxfp8_v41", 64), ("nvfp4_v41", 64)),
     "dsv41_fp8": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
     "dsv4_flash": (64, (448, 64, 512), "bf16", 512, 128, "optional", ("ue8m0_v4", 64), ("ue8m0_v4", 64)),
