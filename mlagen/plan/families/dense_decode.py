@@ -26,7 +26,7 @@ from mlagen.plan.sm90.dense_decode import (
     rows64_calls,
     rows64_text,
 )
-from mlagen.plan.sm90.e4m3 import reads_e4m3, with_e4m3_p
+from mlagen.plan.sm90.e4m3 import P_MOST_LOG2, reads_e4m3, with_e4m3_p
 from mlagen.plan.sm90.kernel import Sm90Plan
 from mlagen.plan.sm90.seesaw import DENSE_DECODE, make_sm90
 from mlagen.plan.targets import TARGETS, Target
@@ -128,6 +128,9 @@ class DenseDecodePlan(CachedFamily):
         yield from (f"{plan.block_h}-row kernel, {q}: registers {plan.resources}" for plan, q in kernels if plan)
         if self.sm90_rows32 is not None:
             yield from rows64_text(self.rows64_calls, q_in_parts=self.sm90_q_in_parts is not None)
+        if self.sm90 is not None and self.sm90.v_ahead:
+            rule = f"O is rescaled before a P passes 2^{P_MOST_LOG2}"
+            yield f"P is e4m3 in the 32-row kernel, and with 64 rows for q of e4m3; there {rule}"
         yield from swap_ab.describe(self.sm90_swap_ab)
         if self.sm90 is not None and not (self.sm90_swap_ab or self.sm90_rows32):
             keys = self.sm90.block_n
