@@ -243,10 +243,9 @@ class DenseAttention(Model):
     products: Annotated[
         Literal["model", "fp8"],
         Field(
-            description="dtypes of the matrix products over a cache of e4m3 with one scale per tensor, on sm90. model: "
-            "QK in e4m3, PV in fp16; fp8: both in e4m3, faster in calls with many heads and requests, with an error of "
-            "out of 0.5 % to 1.4 % instead of 0.1 % to 0.3 %, and more over long requests whose columns of V have one "
-            "sign. Portable kernels multiply in the model's dtype"
+            description="dtypes of the matrix products on sm90 over e4m3 rows with one scale per tensor. model: QK in "
+            "e4m3, PV in fp16; fp8: both in e4m3, faster with many heads and requests; out then errs by 0.5 % to 1.4 % "
+            "instead of 0.2 %, and by more over long requests where columns of V have one sign"
         ),
     ] = "model"
     softmax_scale: Annotated[SoftmaxScale, Field(description=_SCALE.format("(kv_lora_rank + qk_rope_head_dim)"))] = None
