@@ -109,7 +109,7 @@ def test_p_of_e4m3_moves_the_crossing_where_it_was_measured_and_no_other():
             "needs e4m3 rows with one scale per tensor, and the cache has",
         ),
         ("layout: fp8_per_tensor", "layout: fp8_ds_mla", "and the cache has layout fp8_ds_mla"),
-        ("sm86, sm89, sm90, sm100", "sm86, sm89, sm100", "targets lack sm90, the only target that runs it"),
+        ("targets: [sm90]", "targets: [sm80, sm100]", "targets lack sm90, the only target that runs it"),
         ("targets:", "backend: triton\ntargets:", "backend is triton"),
         ("kind: dense", "kind: dense\n  window: 100", "attention.window is set"),
         ("qk_rope_head_dim: 64", "qk_rope_head_dim: 128", "it supports 512 columns of V, 0, 32, 64 after them"),

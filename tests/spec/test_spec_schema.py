@@ -145,7 +145,7 @@ def test_spec_has_its_models_numbers(name, specs):
     caches = [cache and (cache.layout.name, cache.block_size) for cache in (spec.cache, spec.extra_cache)]
     numbers = (getattr(attention, "topk", None), attention.window, getattr(attention, "attn_sink", None))
     assert (model.num_heads, row, model.dtype, *numbers, *caches) == NUMBERS[name]
-    assert len(spec.targets) == {"dsv32_fp8_tensor": 1, "dsv41_fp8": 7}.get(name, 8)
+    assert len(spec.targets) == {"dsv32_fp8_tensor": 1, "dsv3_fp8_products": 1, "dsv41_fp8": 7}.get(name, 8)
 
 
 def test_glm5_takes_any_fp32_for_a_scale(specs):
