@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +22,7 @@ COMPILE, PACKAGES, VERIFY = "compile.json", "packages.json", "verify.json"
 _COLUMNS = {
     COMPILE: ["target", "kernel", list(Figures._fields)],
     PACKAGES: ["names", "variants by Triton"],
-    VERIFY: ["package", "family", "device", "set", "environment", "cases", "of", "skipped", "share"],
+    VERIFY: ["package", "families", "device", "set", "environment", "cases", "of", "skipped", "share"],
 }
 
 Row = TypeVar("Row", CompileRow, PackageRow, CasesRow)
@@ -37,6 +39,33 @@ def cases_key(row: CasesRow) -> str:
     return digest_of([*map(str, row.place), family_code(row.family)])
 
 
+def _joined(cases: Mapping[str, CasesRow]) -> dict[str, list[Any]]:
+    """The rows of the file: families without cases share one, since every package lacks most of them."""
+    rows, without = {}, defaultdict[CasesRow, list[str]](list)
+    for key, row in cases.items():
+        if row.of:
+            rows[key] = row.to_json()
+        else:
+            without[replace(row, family="")].append(row.family)
+    for row, families in without.items():
+        together = [replace(row, family=family) for family in sorted(families)]
+        shared = replace(row, family=" ".join(one.family for one in together))
+        rows[digest_of(map(cases_key, together))] = shared.to_json()
+    return rows
+
+
+def _apart(rows: Mapping[str, CasesRow]) -> dict[str, CasesRow]:
+    """The proofs of each family from the rows of the file; none where the code of a family that shares one is new."""
+    found = {}
+    for key, row in rows.items():
+        together = [replace(row, family=family) for family in row.family.split() if family in family_names()]
+        if row.of:
+            found[key] = row
+        elif digest_of(map(cases_key, together)) == key:
+            found |= {cases_key(one): one for one in together}
+    return found
+
+
 class _Folder:
     """The three files of a folder."""
 
@@ -46,7 +75,7 @@ class _Folder:
         self.stale = self.tables[COMPILE].header.get("code", measuring_code()) != measuring_code()
         self.compiled = {} if self.stale else self._rows(COMPILE, CompileRow.from_json)
         self.packages = self._rows(PACKAGES, PackageRow.from_json)
-        self.cases = self._rows(VERIFY, CasesRow.from_json)
+        self.cases = _apart(self._rows(VERIFY, CasesRow.from_json))
 
     def _rows(self, name: str, read: Callable[[Sequence[Any]], Row]) -> dict[str, Row]:
         found = {}
@@ -187,7 +216,7 @@ class Proofs:
         rows: dict[str, dict[str, list[Any]]] = {
             COMPILE: {key: row.to_json() for key, row in own.compiled.items()},
             PACKAGES: {key: row.to_json() for key, row in own.packages.items()},
-            VERIFY: {key: row.to_json() for key, row in own.cases.items()},
+            VERIFY: _joined(own.cases),
         }
         written = []
         for name, found in rows.items():

@@ -75,7 +75,7 @@ def test_a_build_writes_its_proofs_and_a_second_looks_them_up(run: Run, proved: 
         assert shared <= TARGETS[row[0]].shared_limit
     names, listed, _ = proof_rows("packages")[package]
     assert (names, listed) == (["writer"], {version: " ".join(compiled)})
-    assert {row[1] for row in cases.values()} == set(family_names())
+    assert sorted(name for row in cases.values() for name in row[1].split()) == sorted(family_names())
     init = Path("generated", "writer", "__init__.py").read_text()
     assert f'"triton": ["{minors([version])[0]}"]' in init
     assert run("build", "--check").exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from proof_rows import ONE
 
 from mlagen.plan.tritons import TRITONS
-from mlagen.proofs import CasesRow, Figures, Proofs, carry_over
+from mlagen.proofs import CasesRow, Figures, Proofs, carry_over, folder
 from mlagen.proofs.cases import keep, proof_of, proved_before
 from mlagen.proofs.rows import CompileRow
 from mlagen.proofs.sources import family_names
@@ -170,6 +171,25 @@ def test_a_proof_of_cases_holds_their_number_and_the_largest_share(out: Path) ->
     assert opened(out).cases(row()) == row()
     assert opened(out).cases(row(every=True)) is None
     assert opened(out).cases(row(device="cuda")) is None
+
+
+def test_families_without_cases_share_a_row(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proofs, none = opened(out), {"cases": 0, "of": 0, "skipped": 0, "share": 0.0}
+    proofs.add_cases(row())
+    for family in ("topk", "kpool"):
+        proofs.add_cases(row(family=family, **none))
+        proofs.add_cases(row(family=family, package="k2", **none))
+    proofs.save()
+    lines = (out / "proofs" / "verify.json").read_text().splitlines()
+    assert sorted(re.findall(r'\["(k\d)", "([^"]+)"', "\n".join(lines))) == [
+        ("k1", "cache"),
+        ("k1", "kpool topk"),
+        ("k2", "kpool topk"),
+    ]
+    assert set(proved_before(opened(out), "k1", "cpu", every=False)) == {"cache", "kpool", "topk"}
+    code = folder.family_code
+    monkeypatch.setattr(folder, "family_code", lambda family: "new" if family == "topk" else code(family))
+    assert set(proved_before(opened(out), "k1", "cpu", every=False)) == {"cache"}
 
 
 def test_a_case_that_fails_is_no_proof() -> None:
