@@ -199,7 +199,8 @@ def dense_decode(scene: Scene) -> Case:
     kv_heads = 1 if not known.layout.takes_heads or scene.kernel == SWAP_AB or not shape.chance(0.15) else 2
     e4m3 = tensor_scale and wrapper == DECODE_FLASH and shape.chance(0.5)
     if tensor_scale and scene.kernel in (SM90, Q_IN_PARTS):
-        e4m3 = wrapper == DECODE_FLASH and scene.kernel == SM90
+        e4m3 = scene.kernel == SM90 and DECODE_FLASH in facts.wrappers  # the other wrapper takes no such q
+        wrapper = DECODE_FLASH if e4m3 else wrapper
     size = shape.mostly(64, 1, 16, 32, 53, 128, 256)
     lengths = _lengths(scene, 2**15 if scene.big else 200)
     columns = -(-max([0, *lengths]) // size) + call.pick(0, 2, 40, 4000 if scene.big else 3)
