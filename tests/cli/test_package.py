@@ -125,6 +125,7 @@ def test_compiled_kernels_are_refused_for_flashinfer_bench(run: Run, spec: Path)
     assert "--compiled: takes none with --for flashinfer-bench" in done.stderr
 
 
+@pytest.mark.thorough
 def test_pip_replaces_the_earlier_wheel(run: Run, spec: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "fresh", symlinks=True, with_pip=False)
     python = tmp_path / "fresh" / "bin" / "python"

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from rotation import some
 
+pytestmark = pytest.mark.thorough
+
 BUILD = ("build", "--no-compile", "--device", "cpu")
 MLAGEN = [sys.executable, "-m", "mlagen"]
 
