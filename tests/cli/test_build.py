@@ -315,6 +315,7 @@ def test_a_target_the_spec_does_not_name_is_refused(run: Run) -> None:
     assert "none of its targets (sm80, gfx942) is sm90" in result.stderr
 
 
+@pytest.mark.thorough
 def test_the_module_runs_as_a_command(workspace: Path) -> None:
     command = [sys.executable, "-m", "mlagen", "build", *TEXT_ONLY]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

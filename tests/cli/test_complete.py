@@ -82,6 +82,7 @@ def test_targets_are_offered(command: str) -> None:
     assert completed(f"mlagen {command} --target gfx") == [name for name in TARGETS if name.startswith("gfx")]
 
 
+@pytest.mark.thorough
 def test_bash_itself_completes(workspace: Path) -> None:
     bash = shutil.which("bash")
     if bash is None:

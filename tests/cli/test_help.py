@@ -67,6 +67,7 @@ def test_a_pipe_gets_one_line_a_message_however_long(workspace: Path, colours: s
     assert f"{LONG}/absent.yaml: no such file" in line
 
 
+@pytest.mark.thorough
 def test_a_pipe_gets_one_line_a_path_however_long(workspace: Path) -> None:
     done = piped(workspace, "build", "--no-compile", "--no-verify", "--out", LONG)
     assert done.returncode == 0

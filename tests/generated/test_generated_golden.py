@@ -67,6 +67,7 @@ def roots_of(text):
     return found
 
 
+@pytest.mark.thorough
 def test_modules_import_only_torch_triton_and_the_standard_library():
     wrong = {}
     for text, path in {path.read_text(encoding="utf-8"): path for path in MODULES}.items():

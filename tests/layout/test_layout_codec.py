@@ -361,6 +361,7 @@ def test_rows_of_other_columns_are_refused():
         encode(make("bf16"), torch.zeros(1, 575))
 
 
+@pytest.mark.thorough
 def test_the_codec_needs_torch_and_nothing_else_of_ours():
     others = {"pydantic", "yaml", "triton", "mlagen.spec"}
     code = f"import mlagen.layout.codec, sys; print(sorted({others} & set(sys.modules)))"
