@@ -105,6 +105,7 @@ def _measured(
         [
             "prefill",
             "decode",
+            "ordered",
             "shared",
             "cache",
             "gather",

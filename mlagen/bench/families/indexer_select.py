@@ -21,9 +21,11 @@ from mlagen.work import logits_bytes, logits_flops, topk_bytes
 FLAT, PAGED = "indexer_topk", "paged_indexer_topk"
 TWO_CALLS = "ours, two calls"
 # Requests of one query token, keys of each.
-DECODES = tuple(
-    (requests, keys << 10)
-    for requests, keys in ((1, 32), (1, 64), (1, 128), (16, 32), (16, 64), (64, 32), (64, 64), (128, 32))
+DECODES = (
+    *((1, keys << 10) for keys in (32, 64, 128)),
+    *((16, keys << 10) for keys in (4, 32, 64)),
+    *((64, keys << 10) for keys in (4, 32, 64)),
+    (128, 32 << 10),
 )
 EAGER_TOKENS = 16  # up to this many tokens, a call's time from Python is of interest
 

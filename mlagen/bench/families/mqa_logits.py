@@ -26,6 +26,7 @@ PREFILL_KEYS = (8 << 10, 32 << 10, 128 << 10)
 # Requests, query tokens of each, keys of each.
 DECODES = (
     *((1, 1, keys << 10) for keys in (4, 32, 128)),
+    (4, 1, 32 << 10),
     *((16, 1, keys << 10) for keys in (4, 32)),
     *((64, 1, keys << 10) for keys in (4, 32, 64)),
     (128, 1, 32 << 10),

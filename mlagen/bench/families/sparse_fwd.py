@@ -1,4 +1,4 @@
-"""Sparse attention over rows as the model computes them: the families `prefill`, `decode` and `shared`."""
+"""Sparse attention over rows as the model computes them: the families `prefill`, `decode`, `ordered` and `shared`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class SparseFwdShape:
     """Sizes of one call.
 
     Attributes:
-        kind: `prefill` (the tokens share one context) or `decode` (each is a request of its own).
+        kind: `prefill` (the tokens share one context), `ordered` (the same with ascending indices, as a package's
+            top-k gives them) or `decode` (each token is a request of its own).
         tokens: query tokens.
         num_heads: query heads.
         s_kv: rows of kv.
@@ -67,7 +68,10 @@ class SparseFwdShape:
 
     def draw_indices(self, sets: int, device: torch.device) -> torch.Tensor:
         """Random indices i32 [sets, tokens, topk]."""
-        return make_indices(sets * self.tokens, self.topk, self.s_kv, device).view(sets, self.tokens, self.topk)
+        indices = make_indices(sets * self.tokens, self.topk, self.s_kv, device)
+        if self.kind == "ordered":
+            indices = indices.sort(1).values
+        return indices.view(sets, self.tokens, self.topk)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,12 @@ def shapes_of(kind: str, package: BenchPackage, heads: Sequence[int] | None) -> 
     if package.facts.out_heads or not any(package.has(wrapper) for wrapper in WRAPPERS):
         return []
     return default_shapes(package.facts, (kind,), heads)
+
+
+def ordered_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[SparseFwdShape]:
+    """Prefills of ascending indices; none where a token names all rows."""
+    prefills = shapes_of("prefill", package, heads)
+    return [replace(each, kind="ordered") for each in prefills if each.topk < each.s_kv]
 
 
 def shared_shapes(package: BenchPackage, heads: Sequence[int] | None) -> list[SparseFwdShape]:
@@ -298,5 +308,6 @@ def trials(setting: Setting) -> Callable[[SparseFwdShape], Trial[SparseFwdInputs
 BENCHMARKS = {
     "prefill": Family(partial(shapes_of, "prefill"), trials, ("sparse_fwd",)),
     "decode": Family(partial(shapes_of, "decode"), trials, ("sparse_fwd",)),
+    "ordered": Family(ordered_shapes, trials, ("sparse_fwd",)),
     "shared": Family(shared_shapes, trials, ("sparse_fwd",)),
 }

@@ -154,4 +154,4 @@ def sparse_fwd_peers(
         yield Entrant(peer.name, prepare, peer.unsupported(shape, package.facts))
 
 
-BENCHMARKS = {"prefill": sparse_fwd_peers, "decode": sparse_fwd_peers, "shared": sparse_fwd_peers}
+BENCHMARKS = dict.fromkeys(("prefill", "decode", "ordered", "shared"), sparse_fwd_peers)

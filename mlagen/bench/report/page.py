@@ -34,6 +34,7 @@ from mlagen.bench.report.tables import (
 TITLES = {
     "prefill": "Prefill",
     "decode": "Decode",
+    "ordered": "Prefill of picks in ascending order",
     "shared": "Prefill of neighbours that share indices",
     "sparse_decode": "Decode over a paged cache",
     "dense_decode": "Dense decode over a paged cache",

@@ -51,6 +51,16 @@ def test_neighbours_of_a_small_context_share_what_they_must() -> None:
     assert [len(one & next_one) for one, next_one in itertools.pairwise(rows)] == [150] * 4
 
 
+def test_ordered_shapes_draw_the_same_rows_in_ascending_order() -> None:
+    shape = SparseFwdShape("ordered", 4, 16, 512, 64)
+    torch.manual_seed(3)
+    ordered = shape.draw_indices(2, CPU)
+    torch.manual_seed(3)
+    drawn = replace(shape, kind="prefill").draw_indices(2, CPU)
+    assert torch.equal(ordered, drawn.sort(-1).values)
+    assert not torch.equal(ordered, drawn)
+
+
 def test_shared_shapes_draw_them(dsv32: BenchPackage) -> None:
     shape = SharedShape("shared", 4, 16, 512, 64, 50)
     inputs = make_inputs(shape, dsv32.facts, CPU, l2_bytes=0, sets=2)
