@@ -35,7 +35,7 @@ error of up to 2^-10, so 2^-15 of the row's largest weight, with a sign of its o
 the sums with V keep about 14 bits too, of an accumulator over all keys of a program. A step truncates each product to
 FP8_STEP of the accumulator. For V without a common sign the losses of all keys have signs of their own, and their root
 mean square is at most FP8_STEP * sqrt(keys / 3) of `noise` (`short_sums`). Where values of a column have one sign, the
-losses add up: 0.4 % of `out` after 512 keys in a program, 5 % after 4096 and 18 % after 16K, as counted with such sums.
+losses add up: 0.4 % of `out` after 512 keys in a program, 5 % after 4096 and 18 % after 16K, counted and on an H100.
 These limits do not cover that.
 
 A NaN never passes, an infinity must be met exactly, and an empty row or one under an infinite sink must be exactly 0.
