@@ -13,9 +13,8 @@ from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
-FEW_UP_TO = 8192  # (token, head) pairs; up to this many, a program takes few of them, so that all multiprocessors work
-FEW_ELEMENTS = 1024  # of one part that a program takes at a time: 16 bytes a thread in bf16
-MANY_ELEMENTS = 4096
+FEW_UP_TO = 8192  # (token, head) pairs; up to this many, a program's are heads of one token, so that all have rows
+ELEMENTS = 1024  # of one part that a program takes at a time: 16 bytes a thread in bf16
 LSE_TOKENS = 8  # tokens of a head; their LSE fill a sector of memory, 32 bytes
 PARTS = 4  # parts that a program takes at a time where there are any number
 NUM_WARPS = 4
@@ -86,9 +85,9 @@ class MergeStatesPlan(Family):
         return any(row.masked for row in self.rows)
 
 
-def _tile(block_d: int, elements: int, tokens: int, parts: int) -> PartsTile:
-    """The tile of so many elements at a time, at most `tokens` tokens of them."""
-    rows = max(1, elements // (block_d * parts))
+def _tile(block_d: int, tokens: int, parts: int) -> PartsTile:
+    """The tile of ELEMENTS of each part at a time, of at most `tokens` tokens."""
+    rows = max(1, ELEMENTS // block_d)
     block_t = min(tokens, rows)
     return PartsTile(block_t, rows // block_t, parts, NUM_WARPS)
 
@@ -102,9 +101,9 @@ def make_merge_states_plan(value_dims: Iterable[int]) -> MergeStatesPlan:
             MergeStatesRow(
                 d_v,
                 block_d,
-                few=_tile(block_d, FEW_ELEMENTS, 1, 1),
-                many=_tile(block_d, MANY_ELEMENTS, LSE_TOKENS, 1),
-                parts=_tile(block_d, MANY_ELEMENTS, LSE_TOKENS, PARTS),
+                few=_tile(block_d, 1, 1),
+                many=_tile(block_d, LSE_TOKENS, 1),
+                parts=_tile(block_d, LSE_TOKENS, PARTS),
             )
         )
     return MergeStatesPlan(rows=tuple(rows), few_up_to=FEW_UP_TO)

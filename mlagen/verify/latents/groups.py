@@ -153,7 +153,7 @@ def _rings(
     case: PoolCase, side: LatentsSide, found: dict[str, torch.Tensor], generator: torch.Generator
 ) -> torch.Tensor:
     """States of earlier tokens that groups of the call have; each other float is NaN."""
-    states = torch.full((len(case.chunks) + OTHERS, case.capacity, 2 * side.columns), NAN)
+    states = torch.full((len(case.chunks) + OTHERS, case.capacity, 2 * side.columns), NAN, device="cpu")
     for start, (_, length) in zip(found["starts"].tolist(), case.chunks, strict=False):
         if length == 0:
             continue
