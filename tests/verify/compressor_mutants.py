@@ -31,9 +31,12 @@ MUTANTS = (
     ),
     _literal(
         "columns of other rows are saved",
-        "inside = (offsets < columns)",
-        "inside = (offsets < columns + 9)",
+        "inside = (offsets < columns //",
+        "inside = (offsets < (columns + 9) //",
         "*columns 0*",
+    ),
+    _literal(
+        "the last columns are cut off", "strides | call.columns)", "strides)", "*4 columns short (save)", file=WRAPPERS
     ),
     _literal("blocks of columns are dropped", "column_blocks * BLOCK_C", "column_blocks * 0", SAVED),
     _literal(

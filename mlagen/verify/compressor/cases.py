@@ -21,6 +21,7 @@ class SaveCase(Case):
 
     Attributes:
         columns: of kv, as a multiple of the attention row's: 1 or 2; 0: of fewer, an odd number.
+        without: how many of them are missing at the end.
         ratio: tokens a row.
         tokens: of the call.
         block: states a page.
@@ -32,6 +33,7 @@ class SaveCase(Case):
     """
 
     columns: int = 2
+    without: int = 0
     ratio: int = 4
     tokens: int = 20
     block: int = 4
@@ -102,6 +104,7 @@ def _states_cases(big: bool) -> Iterator[SaveCase]:
     for columns, ratio, block in ((1, 128, 8), (0, 1, 1), (1, 2, 53)):
         promise = "any columns, ratio and block size"
         yield case(f"columns {columns}, ratio {ratio}", promise, columns=columns, ratio=ratio, block=block, tokens=7)
+    yield case("4 columns short", "any columns, where all rows begin at 16 bytes", without=4)
     yield case("many tokens", "calls of many tokens run a tile of their own", columns=0, tokens=2100)
     for layout in ("slice", "odd"):
         yield case(f"rows {layout}", "kv, score and ape may be slices", rows=layout)

@@ -93,7 +93,7 @@ def build(case: SaveCase, side: CompressorSide, device: str, seed: int) -> State
         CaseSkippedError: the device has too little memory.
     """
     generator = seeded(seed)
-    columns = case.columns * side.columns or 37
+    columns = case.columns * side.columns - case.without or 37
     width, pages = columns + case.further, 2 if case.states == "far" else max(3, -(-2 * case.tokens // case.block))
     dtype = torch.float32 if case.wide else side.dtype
     states = place(torch.full((pages, case.block, 2 * width), NAN, device=device), LAYOUTS[case.states], NAN)
