@@ -41,8 +41,8 @@ def test_variants_are_of_both_alignments_and_of_each_dtype(every: Enumerated) ->
     check_every_list(every)
     assert {module for module, _ in every.kernels} == {"_compressor_kernels", "_indexer_compressor_kernels"}
     for target in every.jobs:
-        # One tile of states; three of rows and four of keys, and one of each without aligned loads.
-        kernels = (("_save_states_kernel", "FP32", 1, 1), ("_compress_kernel", "FP32_ANGLES", 7, 2))
+        # One tile of states; four of rows and four of keys, and one of each without aligned loads.
+        kernels = (("_save_states_kernel", "FP32", 1, 1), ("_compress_kernel", "FP32_ANGLES", 8, 2))
         for kernel, flag, tiles, unaligned in kernels:
             names = (flag, "ALIGNMENT", "PDL")
             given = [tuple(dict(job.constexprs)[name] for name in names) for job in every.of(target, kernel)]
@@ -81,3 +81,4 @@ def test_tiles_follow_the_width_of_a_row() -> None:
         assert (few.block_w, long.block_w, long_many.block_w) == (8, 8, 8)
         assert many.block_w < few.block_w
         assert [tile.apart for tile in (few, many, long, long_many)] == [False, False, True, False]
+        assert [tile.block_t for tile in (few, many, long, long_many)] == [1, 1, 1, 128]

@@ -11,6 +11,7 @@ from mutants import Mutant
 WRAPPERS, KERNELS = "compressor.py", "_compressor_kernels.py"
 SAVED, ROWS = "compressor: typical (save)", "compressor: typical (rows)"
 LONG, FIRST = "compressor: typical of 128 (rows)", "compressor: first windows (rows)"
+MANY_LONG = "compressor: many tokens of 128 (rows)"
 MANY, INFINITE = "compressor: many tokens (rows)", "compressor: scores: infinite, 128 (rows)"
 
 
@@ -47,6 +48,9 @@ MUTANTS = (
     ),
     _literal("rows of all tokens", "if works & ((position + 1) % compress_ratio == 0)", "if works"),
     _literal("rows a token early", "(position + 1) % compress_ratio == 0", "position % compress_ratio == 0"),
+    _literal("a program's later windows are left out", "ends & (tokens > token)", "ends & (tokens < 0)", MANY_LONG),
+    _literal("a program's first window is left out", "tl.where(ends, tokens,", "tl.where(ends, tokens + 1,", MANY_LONG),
+    _literal("programs overlap", "first = tl.program_id(0) * block_tokens", "first = tl.program_id(0)", MANY_LONG),
     _literal("windows are a token short", "first in range(0, window,", "first in range(1, window,"),
     _literal("windows begin a token late", "position + 1 - window + tokens", "position + 2 - window + tokens"),
     _literal("longer windows are cut", "range(0, window, BLOCK_W)", "range(0, BLOCK_W, BLOCK_W)", LONG),

@@ -16,6 +16,8 @@ from mlagen.spec import Spec
 SAVE, COMPRESS = "save_partial_states", "compress_norm_rope_store"
 LONG_WINDOW = 16  # most tokens of a window that few warps take
 MANY_TOKENS = 2048  # most tokens of a call that is bound by the latency of a program
+LONG_TOKENS = 128  # V4's longer windows: one of them ends in so many tokens
+LONG_PROGRAMS = 2  # per multiprocessor: as many take long windows at the same time
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class CompressorPlan(Family):
             long ones; each for few tokens, then for many.
         long_window: most tokens of a short window.
         many_tokens: most tokens of a call that has few.
+        programs: per multiprocessor, where programs take several tokens.
     """
 
     NAME: ClassVar = "compressor"
@@ -60,6 +63,7 @@ class CompressorPlan(Family):
     key_tiles: Tiles
     long_window: int
     many_tokens: int
+    programs: int
 
     @property
     def cache(self) -> StoredCache:
@@ -83,6 +87,7 @@ class CompressorPlan(Family):
             key_tiles=_tiles(keys.indexer.head_dim if keys else 0),
             long_window=LONG_WINDOW,
             many_tokens=MANY_TOKENS,
+            programs=LONG_PROGRAMS,
         )
 
 
@@ -93,4 +98,4 @@ def _tiles(columns: int) -> Tiles:
     """
     warps = warps_of(columns)
     short = CompressTile(8, max(warps, 2)), CompressTile(2 if warps == 4 else 4, warps)
-    return short, (CompressTile(8, 4 * warps, apart=True), CompressTile(8, warps))
+    return short, (CompressTile(8, 4 * warps, apart=True), CompressTile(8, warps, block_t=LONG_TOKENS))

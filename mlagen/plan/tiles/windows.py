@@ -16,11 +16,13 @@ class CompressTile:
         block_w: tokens of the window that it loads at once.
         num_warps: warps a program.
         apart: threads add up tokens of their own, and are joined behind the window.
+        block_t: it takes the windows that end at up to so many tokens.
     """
 
     block_w: int
     num_warps: int
     apart: bool = False
+    block_t: int = 1
 
 
 def warps_of(columns: int) -> int:
