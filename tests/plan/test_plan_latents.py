@@ -31,12 +31,14 @@ def test_variants_are_of_both_alignments_and_of_each_kind_of_call(tmp_path) -> N
     check_every_list(every)
     assert {module for module, _ in every.kernels} == {"_latents_kernels"}
     for target in every.jobs:
-        for kernel, flag in (("_latents_kernel", "POOLS"), ("_insert_kernel", "FP32_ANGLES")):
-            names = (flag, "ALIGNMENT", "PDL")
+        kernels = (("_latents_kernel", ("POOLS",)), ("_pairs_kernel", ()), ("_insert_kernel", ("FP32_ANGLES",)))
+        for kernel, flags in kernels:
+            names = (*flags, "ALIGNMENT", "PDL")
             given = {tuple(dict(job.constexprs)[name] for name in names) for job in every.of(target, kernel)}
             assert len(every.of(target, kernel)) == len(given)
-            early = [(one, 16, True) for one in (False, True)] if target == "sm90" else []
-            assert sorted(given) == sorted([*early, *((one, at, False) for one in (False, True) for at in (1, 16))])
+            kinds = [(one,) for one in (False, True)] if flags else [()]
+            early = [(*kind, 16, True) for kind in kinds] if target == "sm90" else []
+            assert sorted(given) == sorted([*early, *((*kind, at, False) for kind in kinds for at in (1, 16))])
 
 
 def test_latents_go_to_the_second_cache() -> None:
@@ -46,9 +48,9 @@ def test_latents_go_to_the_second_cache() -> None:
 
 
 def test_a_package_has_the_kernels_of_its_wrappers(tmp_path) -> None:
-    for name, kernel in ((POOL, "_latents_kernel"), (INSERT, "_insert_kernel")):
+    for name, kernels in ((POOL, {"_latents_kernel", "_pairs_kernel"}), (INSERT, {"_insert_kernel"})):
         found = enumerate_plan(make_plan(storing((name,))), tmp_path / name).kernels
-        assert {one for _, one in found} == {kernel}
+        assert {one for _, one in found} == kernels
 
 
 def test_wide_latents_have_four_warps_and_narrow_ones_one() -> None:

@@ -11,6 +11,7 @@ from mutants import Mutant
 WRAPPERS, KERNELS = "latents.py", "_latents_kernels.py"
 MADE, ROWS = "latents: typical (latents)", "latents: typical (rows)"
 ONE, DECODE = "latents: ratio 1 (latents)", "latents: decode (latents)"
+LONGER, DECODE_4 = "*ratio 3,*", "latents: decode, ratio 4 (latents)"
 
 
 def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> Mutant:
@@ -18,14 +19,28 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> 
 
 
 MUTANTS = (
-    _literal("groups begin a token late", "numbers - (compress_ratio - 1)", "numbers - (compress_ratio - 2)"),
+    _literal("groups begin a token late", "numbers - (compress_ratio - 1)", "numbers - (compress_ratio - 2)", LONGER),
     _literal("longer groups are cut", "range(0, compress_ratio, BLOCK_W)", "range(0, BLOCK_W, BLOCK_W)", "*ratio 5,*"),
     _literal("tokens past a group count", "(numbers < compress_ratio)", "(numbers < 8 * compress_ratio)", "*ratio 3,*"),
-    _literal("the ring is not read", "numbers < before, ring_rows", "numbers < 0, ring_rows", DECODE),
-    _literal("the ring is a place off", "(position + later) % capacity", "(position + later + 1) % capacity", DECODE),
-    _literal("a ring has no end", "(position + later) % capacity", "(position + later) % 4096", DECODE),
+    _literal("the ring is not read", "numbers < before, ring_rows", "numbers < 0, ring_rows", DECODE_4),
+    _literal("the ring is a place off", "(position + later) % capacity", "(position + later + 1) % capacity", DECODE_4),
+    _literal("a ring has no end", "(position + later) % capacity", "(position + later) % 4096", DECODE_4),
     _literal("kv weighs itself", "kv_ptrs + COLUMNS", "kv_ptrs"),
-    _literal("scores have no maximum", "tl.exp(scores - shift[None, :])", "tl.exp(scores)", "*scores: large (latents)"),
+    _literal("pairs: scores have no maximum", "tl.exp(scores - top)", "tl.exp(scores)", "*scores: large (latents)"),
+    _literal("pairs: the other token has no weight", "other_share * kv)", "0.0 * kv)"),
+    _literal("pairs: the first token is the second", "(first & 1) != 0", "(first & 1) == 0"),
+    _literal("pairs: the ring is a place off", "to(tl.int32) - 1) % capacity", "to(tl.int32)) % capacity", DECODE),
+    _literal("pairs: a ring has no end", "to(tl.int32) - 1) % capacity", "to(tl.int32) - 1) % 4096", DECODE),
+    _literal("pairs: groups of two calls are dropped", "works & is_second & inside", "works & (first < 0)", DECODE),
+    _literal("pairs: groups of the call are taken from the ring", "works & is_second & inside", "works & inside"),
+    _literal("pairs: a group begins before the call", "(other >= 0) & ", "", "*positions: last (latents)"),
+    _literal("pairs: a group that began earlier is whole", "token > start", "token >= start", DECODE),
+    _literal("pairs: a single token's state is not saved", "mask=inside)", "mask=inside & (begin < 0))", DECODE),
+    _literal("pairs: a state has another's slot", "slot, next_slot)", "next_slot, slot)", "*negative (latents)"),
+    _literal(
+        "pairs: negative positions end groups", "there & (first >= 0) & ", "there & ", "latents: positions: garbage*"
+    ),
+    _literal("scores have no maximum", "tl.exp(scores - shift[None, :])", "tl.exp(scores)", "*scores: large, ratio 5*"),
     _literal(
         "columns of -inf are NaN", 'tl.where(top == float("-inf"), 0.0, top)', "top", "*scores: infinite, ratio 5*"
     ),
@@ -52,7 +67,7 @@ MUTANTS = (
         "*negative, ratio 1*",
     ),
     _literal("negative positions work", "(position >= 0) & (position <=", "(position <=", "*positions: garbage*"),
-    _literal("negative positions end groups", "works = (first >= 0) & ", "works = ", "*positions: garbage*"),
+    _literal("negative positions end groups", "works = (first >= 0) & ", "works = ", "*positions: garbage, ratio 3*"),
     _literal("positions past 2^31 work", " & (position <= 0x7FFFFFFF)", "", "*positions: garbage*"),
     _literal(
         "a block ends where its group does",
@@ -60,7 +75,9 @@ MUTANTS = (
         "0\n            works = (f",
         "*ratio 3,*",
     ),
-    _literal("a group begins before the call", "(token >= compress_ratio - 1) & ", "", "*positions: last (latents)"),
+    _literal(
+        "a group begins before the call", "(token >= compress_ratio - 1) & ", "", "latents: positions: last, ratio 3*"
+    ),
     _literal("negative slots make latents", "(slot >= 0) & (slot < num_states)", "(slot < num_states)", "*negative*"),
     _literal("slots past the states make latents", " & (slot < num_states)", "", "*beyond (latents)"),
     _literal("requests begin where the first does", "starts_ptr + request,", "starts_ptr + 0 * request,", DECODE),
@@ -75,9 +92,11 @@ MUTANTS = (
         "a group that began before the call counts as whole",
         "known & (token - start >=",
         "known & (token + start >=",
-        DECODE,
+        DECODE_4,
     ),
-    _literal("groups of two calls are dropped", "works = (before > 0) & (token < end)", "works = before > 999", DECODE),
+    _literal(
+        "groups of two calls are dropped", "works = (before > 0) & (token < end)", "works = before > 999", DECODE_4
+    ),
     _literal(
         "a group past the call's tokens ends",
         "(before > 0) & (token < end)",

@@ -31,6 +31,7 @@ class LatentColumns:
         there: the mask of loads from rows of tokens, as text.
         inside: the mask of its columns as arguments of a load or store, as text; empty without padding.
         stored: likewise of the store of a latent, which not every program makes.
+        of_token, of_other, of_state: masks of a token's row, of the other one's of its group, and of its state, as text.
     """
 
     name: str
@@ -40,6 +41,9 @@ class LatentColumns:
     there: str
     inside: str
     stored: str
+    of_token: str
+    of_other: str
+    of_state: str
 
 
 @dataclass(frozen=True)
@@ -146,6 +150,9 @@ def _block(chunk: Chunk) -> LatentColumns:
         there=f"there[:, None] & (columns < {end})[None, :]" if chunk.masked else "there[:, None]",
         inside=f", mask=columns < {end}" if chunk.masked else "",
         stored=f", mask=stored & (columns < {end})" if chunk.masked else ", mask=stored",
+        of_token=f"there & (columns < {end})" if chunk.masked else "there",
+        of_other=f"works & (columns < {end})" if chunk.masked else "works",
+        of_state=f"inside & (columns < {end})" if chunk.masked else "inside",
     )
 
 

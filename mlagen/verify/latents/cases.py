@@ -90,6 +90,7 @@ def _pool_cases(case: Make, inserts: bool, big: bool) -> Iterator[PoolCase]:
         yield case(f"states {layout}", "states may lie apart; the bytes between them stay", states=layout)
         yield case(f"rows {layout}", "kv, scores and latents may be slices", rows=layout)
         yield case(f"rows {layout}, ratio 1", "kv and latents may be slices", rows=layout, ratio=1)
+        yield case(f"rows {layout}, ratio 3", "kv, scores and latents may be slices", rows=layout, ratio=3)
     yield case("states far", "offsets of rings are 64 bits wide", states="far", chunks=((5, 3), (1, 1)))
     for scores, promise in {
         "equal": "equal scores give the mean",
@@ -105,6 +106,7 @@ def _pool_cases(case: Make, inserts: bool, big: bool) -> Iterator[PoolCase]:
         "none": "an empty slot_mapping writes nothing",
     }.items():
         yield case(f"slots: {slots}", promise, slots=slots)
+        yield case(f"slots: {slots}, ratio 3", promise, slots=slots, ratio=3)
         if slots != "beyond":  # of groups of one token every slot from 0 on works
             yield case(f"slots: {slots}, ratio 1", promise, slots=slots, ratio=1)
     for positions, promise in {
@@ -113,8 +115,11 @@ def _pool_cases(case: Make, inserts: bool, big: bool) -> Iterator[PoolCase]:
         "last": "positions may be near 2^31",
     }.items():
         yield case(f"positions: {positions}", promise, positions=positions)
-        yield case(f"positions: {positions}, ratio 1", promise, positions=positions, ratio=1)
-    yield case("requests: garbage", "a token of no request ends no group of the call", requests="garbage")
+        for ratio in (1, 3):
+            yield case(f"positions: {positions}, ratio {ratio}", promise, positions=positions, ratio=ratio)
+    for name, ratio in (("", 2), (", ratio 3", 3)):
+        promise = "a token of no request ends no group of the call"
+        yield case(f"requests: garbage{name}", promise, requests="garbage", ratio=ratio)
     for steps in ("chunks", "single", "drafts") if inserts else ():
         promise = "latents, rows and keys do not depend on how a request is cut into calls"
         for ratio in (1, 2, 3):
