@@ -41,8 +41,8 @@ def test_variants_are_of_both_alignments_and_of_each_dtype(every: Enumerated) ->
     check_every_list(every)
     assert {module for module, _ in every.kernels} == {"_compressor_kernels", "_indexer_compressor_kernels"}
     for target in every.jobs:
-        # One tile of states; four of rows and four of keys, and one of each without aligned loads.
-        kernels = (("_save_states_kernel", "FP32", 1, 1), ("_compress_kernel", "FP32_ANGLES", 8, 2))
+        # One tile of states; five of rows and five of keys, and one of each without aligned loads.
+        kernels = (("_save_states_kernel", "FP32", 1, 1), ("_compress_kernel", "FP32_ANGLES", 10, 2))
         for kernel, flag, tiles, unaligned in kernels:
             names = (flag, "ALIGNMENT", "PDL")
             given = [tuple(dict(job.constexprs)[name] for name in names) for job in every.of(target, kernel)]
@@ -71,14 +71,10 @@ def test_a_package_has_the_kernels_of_its_wrappers(tmp_path) -> None:
 def test_tiles_follow_the_width_of_a_row() -> None:
     family = make_plan(compressing()).of(CompressorPlan)
     for tiles, widest, fewest in ((family.row_tiles, 4, 4), (family.key_tiles, 2, 1)):
-        (few, many), (long, long_many) = tiles
-        assert (few.num_warps, many.num_warps, long.num_warps, long_many.num_warps) == (
-            widest,
-            fewest,
-            4 * fewest,
-            fewest,
-        )
-        assert (few.block_w, long.block_w, long_many.block_w) == (8, 8, 8)
-        assert many.block_w < few.block_w
-        assert [tile.apart for tile in (few, many, long, long_many)] == [False, False, True, False]
-        assert [tile.block_t for tile in (few, many, long, long_many)] == [1, 1, 1, 128]
+        (few, many), (long, long_some, long_many) = ([tile for _, tile in rows] for rows in tiles)
+        warps = [tile.num_warps for tile in (few, many, long, long_some, long_many)]
+        assert warps == [widest, fewest, 4 * fewest, 4 * fewest, fewest]
+        assert many.block_w < few.block_w == long.block_w == long_some.block_w == long_many.block_w == 8
+        assert [tile.apart for tile in (few, many, long, long_some, long_many)] == [False, False, True, True, False]
+        assert [tile.block_t for tile in (few, many, long, long_some, long_many)] == [1, 1, 1, 128, 128]
+        assert [[most for most, _ in rows] for rows in tiles] == [[2048, None], [256, 16384, None]]

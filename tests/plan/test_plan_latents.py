@@ -53,9 +53,9 @@ def test_a_package_has_the_kernels_of_its_wrappers(tmp_path) -> None:
         assert {one for _, one in found} == kernels
 
 
-def test_wide_latents_have_four_warps_and_narrow_ones_one() -> None:
+def test_wide_latents_have_eight_warps_and_narrow_ones_two() -> None:
     family = make_plan(storing()).of(LatentsPlan)
-    assert [(tile.block_w, tile.num_warps) for tile in (family.one_tile, family.tile)] == [(2, 1), (2, 4)]
+    assert [(tile.block_w, tile.num_warps) for tile in (family.one_tile, family.tile)] == [(2, 1), (2, 8)]
     narrow = {"num_heads": 4, "kv_lora_rank": 90, "qk_rope_head_dim": 30, "rope": "neox", "v_head_dim": 90}
     small = storing(model={**narrow, "dtype": "bf16"}, cache={"layout": "bf16"}, extra_cache=None)
-    assert make_plan(small).of(LatentsPlan).tile.num_warps == 1
+    assert make_plan(small).of(LatentsPlan).tile.num_warps == 2

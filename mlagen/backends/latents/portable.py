@@ -31,7 +31,7 @@ class LatentColumns:
         there: the mask of loads from rows of tokens, as text.
         inside: the mask of its columns as arguments of a load or store, as text; empty without padding.
         stored: likewise of the store of a latent, which not every program makes.
-        of_token, of_other, of_state: masks of a token's row, of the other one's of its group, and of its state, as text.
+        of_token, of_other, of_state: masks of a token's row, of the other one of its group, and of its state, as text.
     """
 
     name: str

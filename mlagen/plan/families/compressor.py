@@ -15,7 +15,8 @@ from mlagen.spec import Spec
 
 SAVE, COMPRESS = "save_partial_states", "compress_norm_rope_store"
 LONG_WINDOW = 16  # most tokens of a window that few warps take
-MANY_TOKENS = 2048  # most tokens of a call that is bound by the latency of a program
+SHORT_FEW = 2048  # most tokens of a call of short windows that is bound by the latency of a program
+LONG_FEW, LONG_SOME = 256, 16384  # most tokens of long windows that are: with a program a token, and with one of many
 LONG_TOKENS = 128  # V4's longer windows: one of them ends in so many tokens
 LONG_PROGRAMS = 2  # per multiprocessor: as many take long windows at the same time
 
@@ -35,7 +36,8 @@ class SaveTile:
     num_warps: int
 
 
-Tiles = tuple[tuple[CompressTile, CompressTile], tuple[CompressTile, CompressTile]]
+TokenTiles = tuple[tuple[int | None, CompressTile], ...]  # (most tokens of a call, tile); None: any number
+Tiles = tuple[TokenTiles, TokenTiles]  # of short windows, and of long ones
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +48,8 @@ class CompressorPlan(Family):
         caches: the caches of attention.
         keys: the indexer's keys, which may be compressed rows, too; None without, or with RoPE of other pairs.
         save_tile: the tile of states.
-        row_tiles, key_tiles: the tiles of rows of attention's cache and of the indexer's: of short windows, then of
-            long ones; each for few tokens, then for many.
+        row_tiles, key_tiles: the tiles of rows of attention's cache and of the indexer's.
         long_window: most tokens of a short window.
-        many_tokens: most tokens of a call that has few.
         programs: per multiprocessor, where programs take several tokens.
     """
 
@@ -62,7 +62,6 @@ class CompressorPlan(Family):
     row_tiles: Tiles
     key_tiles: Tiles
     long_window: int
-    many_tokens: int
     programs: int
 
     @property
@@ -82,11 +81,10 @@ class CompressorPlan(Family):
         return cls(
             caches=caches,
             keys=keys,
-            save_tile=SaveTile(4, 128, 2),
+            save_tile=SaveTile(1, 512, 4),
             row_tiles=_tiles(dims.kv_lora_rank + dims.qk_rope_head_dim),
             key_tiles=_tiles(keys.indexer.head_dim if keys else 0),
             long_window=LONG_WINDOW,
-            many_tokens=MANY_TOKENS,
             programs=LONG_PROGRAMS,
         )
 
@@ -97,5 +95,10 @@ def _tiles(columns: int) -> Tiles:
     Where tokens are many, as in a prefill, a thread has fewer tokens of a window, so that more programs fit.
     """
     warps = warps_of(columns)
-    short = CompressTile(8, max(warps, 2)), CompressTile(2 if warps == 4 else 4, warps)
-    return short, (CompressTile(8, 4 * warps, apart=True), CompressTile(8, warps, block_t=LONG_TOKENS))
+    short = ((SHORT_FEW, CompressTile(8, max(warps, 2))), (None, CompressTile(2 if warps == 4 else 4, warps)))
+    long = (
+        (LONG_FEW, CompressTile(8, 4 * warps, apart=True)),
+        (LONG_SOME, CompressTile(8, 4 * warps, apart=True, block_t=LONG_TOKENS)),
+        (None, CompressTile(8, warps, block_t=LONG_TOKENS)),
+    )
+    return short, long

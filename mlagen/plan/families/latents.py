@@ -15,7 +15,7 @@ from mlagen.spec import Spec
 
 POOL, INSERT = "fused_save_compress_norm", "rope_quant_insert"
 INSERT_TILE = (1, 1)  # a latent and a warp: many such programs run at once
-SAVED_ROWS = 4  # states that a request's program loads at once
+SAVED_ROWS = 2  # states that a request's program loads at once
 BLOCK_W = 2  # tokens of a group that are loaded at once: V4.1's groups have one or two
 
 
@@ -55,7 +55,7 @@ class LatentsPlan(Family):
             return None
         columns = spec.model.kv_lora_rank + spec.model.qk_rope_head_dim
         warps = warps_of(columns)
-        one, more = (CompressTile(BLOCK_W, max(1, warps // part)) for part in (4, 1))
+        one, more = (CompressTile(BLOCK_W, count) for count in (max(1, warps // 4), 2 * warps))
         blocks = make_chunks([("row", columns)], 0)
         return cls(
             caches=caches,
