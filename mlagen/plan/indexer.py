@@ -78,25 +78,24 @@ def indexer_rows_of(spec: Spec) -> IndexerRows | None:
     return IndexerRows(spec.indexer, layout, query, tiled_chunks(layout), spec.indexer_cache.block_size)
 
 
-def check_scales(spec: Spec, rows: IndexerRows) -> None:
-    """Raises LimitError: a key has no scales of its own, which alone the indexer's functions hand on."""
+def check_scales(rows: IndexerRows) -> None:
+    """Raise LimitError if a key has no scales of its own: the indexer's functions pass on no others."""
     if rows.scales is None:
         message = f"indexer_cache.layout: got {rows.layout.name}, a layout without tile scales"
-        raise LimitError(f"specs/{spec.name}.yaml: {message}; takes a layout with a field of kind scales")
+        raise LimitError(f"{message}; takes a layout with a field of kind scales")
 
 
-def check_one_scale(spec: Spec, rows: IndexerRows, wrapper: str) -> None:
-    """Raises LimitError: 8-bit keys have another scale than one of fp32 each, which a sum over columns leaves out.
+def check_one_scale(rows: IndexerRows, wrapper: str) -> None:
+    """Raise LimitError if 8-bit keys have other scales than one of fp32 each. It multiplies a sum over all columns.
 
     Args:
-        spec: the spec.
-        rows: its indexer's rows.
+        rows: the indexer's rows.
         wrapper: the wrapper that needs such a scale.
     """
-    check_scales(spec, rows)
+    check_scales(rows)
     scales = rows.scales
     if scales is None or rows.packed or (scales.dtype, scales.count) == ("fp32", 1):
         return
     found = f"{rows.values.dtype} keys with {scales.count} x {scales.dtype}"
     message = f"indexer_cache.layout: got {rows.layout.name}, {found}; takes one fp32 scale per key with {wrapper}"
-    raise LimitError(f"specs/{spec.name}.yaml: {message}")
+    raise LimitError(message)

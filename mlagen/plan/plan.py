@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mlagen.errors import LimitError
+from mlagen.errors import LimitError, Place
 from mlagen.layout import CacheLayout
 from mlagen.plan.attention import LatentFamily
 from mlagen.plan.families import FAMILIES, OPS
@@ -167,13 +167,16 @@ def load_plan(path: Path, replacements: Sequence[Replacement] | None = None, fin
 
     Raises:
         SpecErrors: the spec, or a tuned file, is invalid.
-        LimitError: a target cannot hold any tile of these dims.
+        LimitError: as in `make_plan`. It names the place in a tuned file, or the spec's file.
     """
     spec = load(path)
     files = TunedFiles(spec.name, path.parent, spec.model.num_heads)
     replaced = read_replacements() if replacements is None else replacements
     found = read_findings(findings_path(spec.name, path.parent)) if findings is None else findings
-    return make_plan(spec, Tuned(files=files, replacements=replaced, findings=found))
+    try:
+        return make_plan(spec, Tuned(files=files, replacements=replaced, findings=found))
+    except LimitError as error:
+        raise LimitError(error.message, place=error.place or Place(path), hint=error.hint) from None
 
 
 def make_plan(spec: Spec, tuned: Tuned | None = None) -> Plan:
@@ -211,21 +214,20 @@ def _check_blocks(plan: Plan) -> None:
             listed = ", ".join(map(str, widths))
             takes = f"multiples of {QUANT_BLOCK} columns, but it has {listed}"
             message = f"attention.out_quant: got a group of heads; {family.NAME} takes one with blocks of V of {takes}"
-            raise LimitError(f"specs/{plan.spec.name}.yaml: {message}")
+            raise LimitError(message)
 
 
 def _check(spec: Spec) -> None:
     """Raises LimitError: the spec asks for kernels that cannot be emitted for it."""
     reason = refusal(spec)
     if spec.backend == "gluon" and reason is not None:
-        raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
+        raise LimitError(f"backend: got gluon, which cannot be emitted: {reason}")
     group = spec.attention.shared_indices if isinstance(spec.attention, SparseAttention) else None
     reason = union_refusal(spec, over_rows=SparseFwdPlan.wanted(spec))
     if group is not None and reason is not None:
-        message = f"attention.shared_indices: got {group}, which cannot be emitted: {reason}"
-        raise LimitError(f"specs/{spec.name}.yaml: {message}")
+        raise LimitError(f"attention.shared_indices: got {group}, which cannot be emitted: {reason}")
     if multiplies_e4m3(spec) and not SparseDecodePlan.wanted(spec):
         message = "attention.products: got mixed, which cannot be emitted: no wrapper computes attention over a cache"
-        raise LimitError(f"specs/{spec.name}.yaml: {message}")
+        raise LimitError(message)
     if not DenseDecodePlan.wanted(spec):
         check_e4m3_p(spec, None, None)

@@ -80,10 +80,10 @@ class IndexerCachePlan(Family):
         rows = indexer_rows_of(spec)
         if rows is None or not cls.wanted(spec):
             return None
-        check_scales(spec, rows)
+        check_scales(rows)
         for name in (QUERY, KEYS_QUERY):
             if name in spec.wrappers:
-                check_one_scale(spec, rows, name)
+                check_one_scale(rows, name)
         heads, warps = min(QUERY_HEADS, next_power_of_2(rows.indexer.num_heads)), 2 if rows.piece else 4
         return cls(
             rows=rows,

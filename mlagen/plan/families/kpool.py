@@ -72,6 +72,6 @@ class KpoolPlan(Family):
         rows = indexer_rows_of(spec) if set(OVER_KEYS) & set(spec.wrappers) else None
         for name in OVER_KEYS:
             if rows is not None and name in spec.wrappers:
-                check_one_scale(spec, rows, name)
+                check_one_scale(rows, name)
         tiles = tuple(tile for tile in TILES if set(tile.wrappers) & set(spec.wrappers))
         return cls(rows=rows, tiles=tiles)

@@ -108,7 +108,7 @@ class MqaLogitsPlan(Family):
         heads_block = next_power_of_2(rows.indexer.num_heads)
         native = tuple(name for name in spec.targets if is_native(keys.dtype, TARGETS[name]))
         sizes = _Sizes(rows.chunks, keys.dtype, heads_block)
-        tiles = tuple((name, _tiles_of(spec, sizes, TARGETS[name])) for name in spec.targets)
+        tiles = tuple((name, _tiles_of(sizes, TARGETS[name])) for name in spec.targets)
         return cls(
             rows=rows,
             keys=keys,
@@ -139,7 +139,7 @@ def _fields(spec: Spec, rows: IndexerRows) -> tuple[DataField, ScalesField]:
     if scales is None or not known:
         name = next(name for name in MqaLogitsPlan.WRAPPERS if name in spec.wrappers)
         message = f"indexer_cache.layout: got {keys.dtype} keys with {got}; {name} takes {takes}"
-        raise LimitError(f"specs/{spec.name}.yaml: {message}")
+        raise LimitError(message)
     return keys, scales
 
 
@@ -193,7 +193,7 @@ def _choose(block_q: int, sizes: _Sizes, target: Target) -> MqaLogitsTile | None
     return None
 
 
-def _tiles_of(spec: Spec, sizes: _Sizes, target: Target) -> MqaLogitsTiles:
+def _tiles_of(sizes: _Sizes, target: Target) -> MqaLogitsTiles:
     """The tiles of a target. Raises LimitError where none fits."""
     most = min(MOST_BLOCK_Q, max(1, COLUMNS // sizes.heads))
     least = max(1, MIN_BLOCK // sizes.heads)
@@ -203,7 +203,7 @@ def _tiles_of(spec: Spec, sizes: _Sizes, target: Target) -> MqaLogitsTiles:
         message = (
             f"shared memory has no room for a query token of {sizes.heads} heads of {sizes.columns} columns and 16 keys"
         )
-        raise LimitError(f"specs/{spec.name}.yaml: {target.name}: {message}")
+        raise LimitError(f"{target.name}: {message}")
     unaligned = [
         replace(
             tile,

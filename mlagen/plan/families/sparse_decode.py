@@ -121,5 +121,5 @@ def _make_sm90(spec: Spec, layout: CacheLayout, extra: CacheLayout | None, text:
     if reason is None:
         return make_sm90(spec, cached_kernel(layout, extra), tuned.sm90_rows(text), layout)
     if spec.backend == "gluon":
-        raise LimitError(f"specs/{spec.name}.yaml: backend: got gluon, which cannot be emitted: {reason}")
+        raise LimitError(f"backend: got gluon, which cannot be emitted: {reason}")
     return None

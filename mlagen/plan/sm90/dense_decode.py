@@ -117,8 +117,7 @@ def check_e4m3_p(spec: Spec, layout: CacheLayout | None, sm90: Sm90Plan | None) 
         tails = ", ".join(map(str, E4M3_TAILS))
         takes = f"it supports {D_V} columns of V, {tails} after them, and partials of fp32 or bf16"
         reason = refusal(spec) or takes
-    message = f"attention.products: got fp8, which cannot be emitted: {reason}"
-    raise LimitError(f"specs/{spec.name}.yaml: {message}")
+    raise LimitError(f"attention.products: got fp8, which cannot be emitted: {reason}")
 
 
 def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | None:

@@ -35,7 +35,7 @@ def make_sparse_e4m3(
     reason = _refusal(spec, layout, extra_layout)
     if reason is not None or sm90 is None:
         message = f"got mixed, which cannot be emitted: {reason or 'the spec has no sm90 kernel'}"
-        raise LimitError(f"specs/{spec.name}.yaml: attention.products: {message}")
+        raise LimitError(f"attention.products: {message}")
     return of_e4m3(sm90, REGISTERS)
 
 
