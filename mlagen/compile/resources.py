@@ -10,7 +10,7 @@ from typing import Any
 
 from mlagen.compile.job import CompileJob
 from mlagen.errors import LimitError
-from mlagen.plan.targets import SM90, TARGETS
+from mlagen.plan import SM90, SM90_MODULES, TARGETS
 from mlagen.plan.tiles.allowed import allowed_spills
 from mlagen.plan.tiles.tuned import tuned_path
 from mlagen.plan.tritons import minor, minors
@@ -25,23 +25,6 @@ TUNED_TABLES = {
     "_sparse_decode_kernels": "sparse_decode",
     "_dense_decode_kernels": "dense_decode",
 }
-# Modules that the Gluon back end adds for sm90.
-SM90_MODULES = (
-    "_dense_decode_sm90",
-    "_dense_decode_sm90_few",
-    "_dense_decode_sm90_parts",
-    "_dense_decode_sm90_swap_ab",
-    "_sparse_decode_sm90",
-    "_sparse_decode_sm90_e4m3",
-    "_sparse_fwd_sm90",
-    "_sparse_fwd_sm90_swap_ab",
-    "_sparse_fwd_sm90_shared",
-    "_index_union_sm90",
-    "_dense_fwd_sm90",
-    "_mqa_logits_sm90",
-    "_paged_mqa_logits_sm90",
-    "_topk_sm90",
-)
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from mlagen.emit import apply, compare, render
 from mlagen.emit.replace import write_atomically
 from mlagen.errors import LimitError, MlagenError
 from mlagen.plan import Plan, TiledFamily, load_plan
+from mlagen.plan.sm90.index_union import MODULE as UNION_MODULE
 from mlagen.plan.tiles.findings import Findings, LeftOut, RegisterSplit, dump_findings, findings_path, read_findings
 from mlagen.plan.tiles.replacements import Replacement, read_replacements
 from mlagen.plan.tritons import minor, minor_text
 
 MOST_TRIES = 12  # of candidates in the place of one
-LISTS = "_index_union_sm90"  # makes the lists that the kernel of shared indices reads
 
 Judge = Callable[[Resources], None]
 Prove = Callable[[str, Judge], list[Resources]]
@@ -201,7 +201,7 @@ class Settler:
     def _kind(self, job: CompileJob, version: str) -> Place | Kernel | str:
         """The job's tile or sm90 kernel; the name of any other kernel, which nothing replaces."""
         for family in self.plan.tiled:
-            if job.module == LISTS and "sm90_shared" in family.SM90_KERNELS:
+            if job.module == UNION_MODULE and "sm90_shared" in family.SM90_KERNELS:
                 return Kernel(family.NAME, "sm90_shared")
             for name, module in family.sm90_kernels.items():
                 if job.module == module:
@@ -211,7 +211,8 @@ class Settler:
     def _find_registers(self, kernel: Kernel, jobs: list[CompileJob], failure: _Failure, under: str) -> None:
         """Find another split of registers, or leave the kernel out."""
         family, triton = self._family(kernel.family), minor(failure.version)
-        registers = family.registers(kernel.name) if failure.by_registers and failure.job.module != LISTS else None
+        splits = failure.by_registers and failure.job.module != UNION_MODULE
+        registers = family.registers(kernel.name) if splits else None
         named, tried = f"{self.plan.spec.name}: {kernel.family} {kernel.name}", 0
         for split in itertools.islice(splits_like(registers, triton) if registers else (), MOST_TRIES):
             tried += 1

@@ -1,7 +1,7 @@
 """The plan: every number that follows from a spec, computed once."""
 
 from mlagen.plan.attention import CachedFamily, LatentFamily, Work
-from mlagen.plan.families import FAMILIES, OPS
+from mlagen.plan.families import FAMILIES, OPS, SM90_MODULES
 from mlagen.plan.families.cache import CachePlan
 from mlagen.plan.families.candidates import CandidatesPlan
 from mlagen.plan.families.compressor import CompressorPlan
@@ -36,6 +36,7 @@ __all__ = [
     "FAMILIES",
     "OPS",
     "SM90",
+    "SM90_MODULES",
     "TARGETS",
     "CachePlan",
     "CachedFamily",

@@ -6,7 +6,6 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from mlagen.plan.ops import Op
@@ -60,9 +59,14 @@ class Family(ABC):
         """Yield lines about its numbers, for readers of `show plan`."""
         yield from ()
 
+    @classmethod
+    def all_sm90_modules(cls) -> tuple[str, ...]:
+        """Generated modules of the sm90 kernels of any spec."""
+        return ()
+
     @property
     def sm90_modules(self) -> tuple[str, ...]:
-        """Generated modules of its sm90 kernels."""
+        """Those of the spec's package."""
         return ()
 
     @property
@@ -81,12 +85,11 @@ class TiledFamily(Family, Generic[Row]):
         unaligned: the same for unaligned calls: one row, or one per range of Tritons.
         sm90: plan of the sm90 kernel; None without one.
         left_out: sm90 kernels that are not used under some Tritons.
-        SM90_KERNELS: names of its sm90 kernels, which are the attributes with their plans.
-        MODULES: generated modules of sm90 kernels that have other names than their kernels.
+        SM90_KERNELS: generated modules of the sm90 kernels, by the kernels' names, which are the attributes with their
+            plans.
     """
 
-    SM90_KERNELS: ClassVar[tuple[str, ...]] = ("sm90",)
-    MODULES: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    SM90_KERNELS: ClassVar[Mapping[str, str]]
 
     fits: str
     tiles: tuple[tuple[str, tuple[Row, ...]], ...]
@@ -94,16 +97,20 @@ class TiledFamily(Family, Generic[Row]):
     sm90: Sm90Plan | DenseFwdSm90Plan | None
     left_out: tuple[LeftOut, ...] = ()
 
+    @classmethod
+    def all_sm90_modules(cls) -> tuple[str, ...]:
+        """Generated modules of the sm90 kernels of any spec."""
+        return tuple(cls.SM90_KERNELS.values())
+
     @property
     def sm90_modules(self) -> tuple[str, ...]:
-        """Generated modules of its sm90 kernels."""
+        """Those of the spec's package."""
         return tuple(self.sm90_kernels.values())
 
     @property
     def sm90_kernels(self) -> dict[str, str]:
-        """Generated modules of its sm90 kernels, by the kernels' names."""
-        present = (name for name in self.SM90_KERNELS if getattr(self, name))
-        return {name: self.MODULES.get(name, f"_{self.NAME}_{name}") for name in present}
+        """Those of SM90_KERNELS that the spec's package has."""
+        return {name: module for name, module in self.SM90_KERNELS.items() if getattr(self, name)}
 
     @property
     def kernels(self) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from mlagen.compile import Resources
 from mlagen.compile.binary import Measured
-from mlagen.compile.resources import SM90_MODULES, TENSOR_MEMORY_COLUMNS
-from mlagen.plan.targets import TARGETS
+from mlagen.compile.resources import TENSOR_MEMORY_COLUMNS
+from mlagen.plan import SM90_MODULES, TARGETS
 from mlagen.plan.tiles.allowed import allowed_spills
 from mlagen.plan.tritons import minor
 

@@ -213,7 +213,7 @@ def _q_in_parts_plan(plan: Plan) -> Sm90Plan | None:
 
 
 DENSE_DECODE = Sm90Module(
-    module="_dense_decode_sm90",
+    module=DenseDecodePlan.SM90_KERNELS["sm90"],
     template="sm90/dense_decode",
     plan_of=functools.partial(_dense_plan, quantised=False),
     arguments=_dense_decode_arguments,
@@ -222,7 +222,7 @@ DENSE_DECODE = Sm90Module(
 )
 
 DENSE_DECODE_E4M3 = Sm90Module(
-    module="_dense_decode_sm90",
+    module=DenseDecodePlan.SM90_KERNELS["sm90"],
     template="sm90/dense_decode_e4m3",
     plan_of=functools.partial(_dense_plan, quantised=True),
     arguments=_dense_decode_arguments,
@@ -231,7 +231,7 @@ DENSE_DECODE_E4M3 = Sm90Module(
 )
 
 DENSE_DECODE_ROWS32 = Sm90Module(
-    module="_dense_decode_sm90_few",
+    module=DenseDecodePlan.SM90_KERNELS["sm90_rows32"],
     template="sm90/dense_decode_e4m3_rows32",
     plan_of=_rows32_plan,
     arguments=_dense_decode_arguments,
@@ -240,7 +240,7 @@ DENSE_DECODE_ROWS32 = Sm90Module(
 )
 
 DENSE_DECODE_Q_IN_PARTS = Sm90Module(
-    module="_dense_decode_sm90_parts",
+    module=DenseDecodePlan.SM90_KERNELS["sm90_q_in_parts"],
     template="sm90/dense_decode_e4m3_q_in_parts",
     plan_of=_q_in_parts_plan,
     arguments=_dense_decode_arguments,
@@ -249,7 +249,7 @@ DENSE_DECODE_Q_IN_PARTS = Sm90Module(
 )
 
 DENSE_DECODE_SWAP_AB = SwapAbModule(
-    module="_dense_decode_sm90_swap_ab",
+    module=DenseDecodePlan.SM90_KERNELS["sm90_swap_ab"],
     template="sm90/dense_decode_swap_ab",
     plan_of=lambda plan: next(iter(_swap_ab(plan)), None),
     plans_of=_swap_ab,

@@ -65,9 +65,9 @@ class Kernel(Interface, SharedMemory, Rescaling):
 class DenseFwdModule:
     """The generated module with the sm90 kernel of multi-head attention."""
 
-    module = "_dense_fwd_sm90"
+    module = DenseFwdPlan.SM90_KERNELS["sm90"]
     template = "sm90/dense_fwd"
-    KERNEL = "_dense_fwd_sm90_kernel"
+    KERNEL = f"{module}_kernel"
 
     def present(self, plan: Plan) -> bool:
         """Whether the package has the kernel."""

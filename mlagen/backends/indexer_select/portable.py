@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
-from mlagen.backends.parts.logits import SM90_FLAT, SM90_PAGED, facts_of, shapes_of, width_of
+from mlagen.backends.parts.logits import facts_of, shapes_of, width_of
 from mlagen.layout import CacheLayout
 from mlagen.plan import IndexerSelectPlan, MqaLogitsPlan, Plan
 from mlagen.plan.families.candidates import SELECT as SELECT_BLOCKS
+from mlagen.plan.sm90.mqa_logits import FLAT_MODULE, PAGED_MODULE
 
 MODULE = "indexer_select"
 
@@ -60,8 +61,8 @@ def _context(plan: Plan, family: IndexerSelectPlan) -> Wrappers:
         packed=logits.packed,
         key_layout=layout,
         row_bytes=layout.row_bytes,
-        sm90_flat=SM90_FLAT in of_logits.sm90,
-        sm90_paged=SM90_PAGED in of_logits.sm90,
+        sm90_flat=FLAT_MODULE in of_logits.sm90,
+        sm90_paged=PAGED_MODULE in of_logits.sm90,
         **shapes_of(logits, width_of(of_logits)),
         logits_mib=family.logits_bytes >> 20,
         selects_blocks=SELECT_BLOCKS in plan.spec.wrappers,

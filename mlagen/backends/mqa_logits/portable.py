@@ -9,10 +9,6 @@ from mlagen.backends.parts import tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.common import FULL_ALIGNMENT
 from mlagen.backends.parts.logits import (
-    FLAT,
-    PAGED,
-    SM90_FLAT,
-    SM90_PAGED,
     TORCH_TYPES,
     LogitsFacts,
     facts_of,
@@ -23,7 +19,7 @@ from mlagen.layout import CacheLayout
 from mlagen.layout.layout import BITS
 from mlagen.plan import MqaLogitsPlan, Plan
 from mlagen.plan.families.mqa_logits import SCHEDULE_REQUESTS, SCHEDULE_ROWS, SCHEDULE_WARPS
-from mlagen.plan.sm90.mqa_logits import BLOCK_N
+from mlagen.plan.sm90.mqa_logits import BLOCK_N, FLAT, FLAT_MODULE, PAGED, PAGED_MODULE
 from mlagen.plan.tiles.chunks import next_power_of_2
 
 MODULE = "mqa_logits"
@@ -186,8 +182,8 @@ def _wrappers(plan: Plan, family: MqaLogitsPlan) -> Wrappers:
         page_alignment=max(one.itemsize for one in layout.fields),
         scales_byte=" + ".join(filter(None, (before, offset))),
         native_targets=family.native,
-        sm90_flat=SM90_FLAT in family.sm90,
-        sm90_paged=SM90_PAGED in family.sm90,
+        sm90_flat=FLAT_MODULE in family.sm90,
+        sm90_paged=PAGED_MODULE in family.sm90,
         page_keys=BLOCK_N,
         bf16_logits=FLAT[1] in wrappers or PAGED[1] in wrappers,
         schedule_rows=SCHEDULE_ROWS,

@@ -8,9 +8,15 @@ from dataclasses import dataclass
 from mlagen.backends.parts.common import Signature
 from mlagen.backends.parts.gluon import Sm90Kernels, register_split
 from mlagen.backends.parts.grouped import Interface, SharedMemory, interface, shared
-from mlagen.backends.parts.logits import SM90_FLAT, SM90_PAGED
 from mlagen.plan import Plan
-from mlagen.plan.sm90.mqa_logits import HEAD_DIM, MqaLogitsSm90Plan, make_mqa_logits_sm90, sm90_modules_of
+from mlagen.plan.sm90.mqa_logits import (
+    FLAT_MODULE,
+    HEAD_DIM,
+    PAGED_MODULE,
+    MqaLogitsSm90Plan,
+    make_mqa_logits_sm90,
+    sm90_modules_of,
+)
 
 
 def _descriptors(q_rows: int, k_rows: int) -> Signature:
@@ -117,7 +123,7 @@ class LogitsModule:
 
 
 MQA_LOGITS = LogitsModule(
-    module=SM90_FLAT,
+    module=FLAT_MODULE,
     template="sm90/mqa_logits",
     arguments=_arguments,
     tokens=lambda sm90: sm90.tokens,
@@ -126,7 +132,7 @@ MQA_LOGITS = LogitsModule(
     expected_products=lambda sm90: sm90.expected_products,
 )
 PAGED_MQA_LOGITS = LogitsModule(
-    module=SM90_PAGED,
+    module=PAGED_MODULE,
     template="sm90/paged_mqa_logits",
     arguments=_paged_arguments,
     tokens=lambda sm90: sm90.paged_tokens,

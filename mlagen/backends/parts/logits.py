@@ -6,12 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlagen.plan import MqaLogitsPlan, Plan
-from mlagen.plan.families.mqa_logits import SCHEDULE_KEYS
+from mlagen.plan.families.mqa_logits import SCHEDULE_KEYS, SCHEDULER
+from mlagen.plan.sm90.mqa_logits import FLAT, PAGED
 
-FLAT = ("fp8_mqa_logits", "fp8_fp4_mqa_logits")
-PAGED = ("fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits")
-SM90_FLAT, SM90_PAGED = "_mqa_logits_sm90", "_paged_mqa_logits_sm90"  # modules of the sm90 kernels
-SCHEDULER = "get_paged_mqa_logits_metadata"
 BYTES_OF_A_WORD = 4  # byte scales that callers may pass as one int32
 TORCH_TYPES = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}
 

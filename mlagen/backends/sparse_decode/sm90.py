@@ -227,7 +227,7 @@ def _module(rows: str) -> Sm90Module:
 
     template = f"sm90/sparse_decode{rows}"
     return Sm90Module(
-        module="_sparse_decode_sm90",
+        module=SparseDecodePlan.SM90_KERNELS["sm90"],
         template=template,
         plan_of=plan_of,
         arguments=_arguments,
@@ -265,7 +265,7 @@ def _details(plan: Plan) -> dict[str, Any]:
 
 
 SPARSE_DECODE_E4M3 = Sm90Module(
-    module="_sparse_decode_sm90_e4m3",
+    module=SparseDecodePlan.SM90_KERNELS["sm90_e4m3"],
     template="sm90/sparse_decode_e4m3",
     plan_of=lambda plan: found.sm90_e4m3 if (found := plan.find(SparseDecodePlan)) else None,
     arguments=_e4m3_arguments,

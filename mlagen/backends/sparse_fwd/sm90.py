@@ -30,6 +30,7 @@ from mlagen.backends.parts.gluon import (
 from mlagen.backends.parts.grouped import Interface, interface, shared
 from mlagen.backends.parts.splits import QuantisedOut, attention_context
 from mlagen.plan import IndexUnionPlan, Plan, Sm90Plan, SparseFwdPlan
+from mlagen.plan.sm90.index_union import MODULE as UNION_MODULE
 from mlagen.plan.splits import PartialRow
 
 
@@ -168,7 +169,7 @@ def _sparse_fwd_details(plan: Plan) -> dict[str, Any]:
 
 
 SPARSE_FWD = Sm90Module(
-    module="_sparse_fwd_sm90",
+    module=SparseFwdPlan.SM90_KERNELS["sm90"],
     template="sm90/sparse_fwd",
     plan_of=lambda plan: sm90_of(plan, SparseFwdPlan),
     arguments=_sparse_fwd_arguments,
@@ -200,7 +201,7 @@ def _swap_ab_arguments(plan: Plan) -> Signature:
 
 
 SWAP_AB = SwapAbModule(
-    module="_sparse_fwd_sm90_swap_ab",
+    module=SparseFwdPlan.SM90_KERNELS["sm90_swap_ab"],
     template="sm90/sparse_fwd_swap_ab",
     plan_of=lambda plan: next(iter(_sparse_swap_ab(plan)), None),
     plans_of=_sparse_swap_ab,
@@ -242,7 +243,7 @@ def _union_details(plan: Plan) -> dict[str, Any]:
 
 
 SHARED_FWD = Sm90Module(
-    module="_sparse_fwd_sm90_shared",
+    module=SparseFwdPlan.SM90_KERNELS["sm90_shared"],
     template="sm90/sparse_fwd_shared",
     plan_of=lambda plan: plan.union.sm90 if plan.union else None,
     arguments=_union_arguments,
@@ -254,7 +255,7 @@ SHARED_FWD = Sm90Module(
 class UnionLists:
     """The generated module with the kernel that builds index unions."""
 
-    module = "_index_union_sm90"
+    module = UNION_MODULE
     template = "sm90/index_union"
 
     def present(self, plan: Plan) -> bool:

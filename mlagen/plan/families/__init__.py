@@ -41,5 +41,7 @@ FAMILIES: tuple[type[Family], ...] = (
     SparseFwdPlan,
     TopkPlan,
 )
+# Generated modules of the sm90 kernels of any package.
+SM90_MODULES: tuple[str, ...] = tuple(module for family in FAMILIES for module in family.all_sm90_modules())
 # Facts of every wrapper as an operator of torch.
 OPS: dict[str, Op] = {name: op for family in FAMILIES for name, op in family.WRAPPERS.items()}

@@ -70,8 +70,12 @@ class DenseDecodePlan(CachedFamily):
         ),
         "decode_attention_fwd": Op(("o", "lse", "workspace")),
     }
-    SM90_KERNELS: ClassVar = ("sm90", "sm90_swap_ab", "sm90_rows32", "sm90_q_in_parts")
-    MODULES: ClassVar = {"sm90_rows32": "_dense_decode_sm90_few", "sm90_q_in_parts": "_dense_decode_sm90_parts"}
+    SM90_KERNELS: ClassVar = {
+        "sm90": "_dense_decode_sm90",
+        "sm90_swap_ab": "_dense_decode_sm90_swap_ab",
+        "sm90_rows32": "_dense_decode_sm90_few",
+        "sm90_q_in_parts": "_dense_decode_sm90_parts",
+    }
 
     sm90_rows32: Sm90Plan | None
     sm90_q_in_parts: Sm90Plan | None

@@ -51,6 +51,8 @@ class DenseFwdPlan(TiledFamily[DenseFwdRow]):
         ),
     }
 
+    SM90_KERNELS: ClassVar = {"sm90": "_dense_fwd_sm90"}
+
     d_qk: int
     d_v: int
     k_chunks: tuple[Chunk, ...]

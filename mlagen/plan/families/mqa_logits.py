@@ -11,12 +11,13 @@ from mlagen.plan.family import Family
 from mlagen.plan.indexer import IndexerRows, indexer_rows_of
 from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches
-from mlagen.plan.sm90.mqa_logits import sm90_modules_of
+from mlagen.plan.sm90.mqa_logits import FLAT, FLAT_MODULE, PAGED, PAGED_MODULE, sm90_modules_of
 from mlagen.plan.targets import TARGETS, Target
 from mlagen.plan.tiles.chunks import MIN_BLOCK, Chunk, next_power_of_2
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
+SCHEDULER = "get_paged_mqa_logits_metadata"
 COLUMNS = 128  # (query token, head) pairs of a program: a key that is loaded meets so many
 MOST_BLOCK_Q = 16  # query tokens of a program, however few heads there are
 UNALIGNED_BLOCK_N = 16  # loads of single bytes take many registers
@@ -78,11 +79,11 @@ class MqaLogitsPlan(Family):
 
     NAME: ClassVar = "mqa_logits"
     WRAPPERS: ClassVar = {
-        "fp8_mqa_logits": Op((), {"logits": None}),
-        "fp8_fp4_mqa_logits": Op((), {"logits": None}, ("logits_dtype",)),
-        "get_paged_mqa_logits_metadata": Op((), {"schedule": None}),
-        "fp8_paged_mqa_logits": Op((), {"logits": None}),
-        "fp8_fp4_paged_mqa_logits": Op((), {"logits": None}, ("logits_dtype",)),
+        FLAT[0]: Op((), {"logits": None}),
+        FLAT[1]: Op((), {"logits": None}, ("logits_dtype",)),
+        SCHEDULER: Op((), {"schedule": None}),
+        PAGED[0]: Op((), {"logits": None}),
+        PAGED[1]: Op((), {"logits": None}, ("logits_dtype",)),
     }
 
     rows: IndexerRows
@@ -93,9 +94,14 @@ class MqaLogitsPlan(Family):
     native: tuple[str, ...]
     sm90: tuple[str, ...]
 
+    @classmethod
+    def all_sm90_modules(cls) -> tuple[str, ...]:
+        """Generated modules of the sm90 kernels of any spec."""
+        return FLAT_MODULE, PAGED_MODULE
+
     @property
     def sm90_modules(self) -> tuple[str, ...]:
-        """Generated modules of its sm90 kernels."""
+        """Those of the spec's package."""
         return self.sm90
 
     @classmethod

@@ -51,7 +51,7 @@ class SparseDecodePlan(CachedFamily):
             ("workspace",), {"out": "out", "lse": None}, ("tile_scheduler_metadata", "num_splits")
         ),
     }
-    SM90_KERNELS: ClassVar = ("sm90", "sm90_e4m3")
+    SM90_KERNELS: ClassVar = {"sm90": "_sparse_decode_sm90", "sm90_e4m3": "_sparse_decode_sm90_e4m3"}
 
     indexed: tuple[IndexedCache, ...]
     sm90_e4m3: Sm90Plan | None

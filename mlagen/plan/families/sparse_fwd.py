@@ -11,6 +11,7 @@ from mlagen.plan.attention import ANY, LatentFamily, Work, splits_of, unaligned_
 from mlagen.plan.ops import Op
 from mlagen.plan.rows import Caches, row_chunks, rows_block_size
 from mlagen.plan.sm90 import swap_ab
+from mlagen.plan.sm90.index_union import MODULE as UNION_MODULE
 from mlagen.plan.sm90.index_union import IndexUnionPlan, make_index_union
 from mlagen.plan.sm90.kernel import Sm90Plan
 from mlagen.plan.sm90.seesaw import SPARSE_FWD, make_sm90
@@ -37,7 +38,11 @@ class SparseFwdPlan(LatentFamily):
         "triton_mla_sparse_attention": Op(("lse", "workspace"), {"out": "out"}),
         "flash_mla_sparse_fwd": Op(("workspace",), {"out": "out", "max_logits": "max_logits", "lse": "lse"}),
     }
-    SM90_KERNELS: ClassVar = ("sm90", "sm90_swap_ab", "sm90_shared")
+    SM90_KERNELS: ClassVar = {
+        "sm90": "_sparse_fwd_sm90",
+        "sm90_swap_ab": "_sparse_fwd_sm90_swap_ab",
+        "sm90_shared": "_sparse_fwd_sm90_shared",
+    }
 
     topk: int
     row: PlainRow
@@ -86,10 +91,15 @@ class SparseFwdPlan(LatentFamily):
         """A row as a program holds it."""
         return self.row
 
+    @classmethod
+    def all_sm90_modules(cls) -> tuple[str, ...]:
+        """Generated modules of the sm90 kernels of any spec."""
+        return (*super().all_sm90_modules(), UNION_MODULE)
+
     @property
     def sm90_modules(self) -> tuple[str, ...]:
-        """Generated modules of its sm90 kernels."""
-        return (*super().sm90_modules, *(("_index_union_sm90",) if self.sm90_shared else ()))
+        """Those of the spec's package."""
+        return (*super().sm90_modules, *((UNION_MODULE,) if self.sm90_shared else ()))
 
     def flops(self, tokens: int, num_heads: int) -> int:
         """FLOPs of one call with full rows: QKᵀ and PV, two a multiply-add."""

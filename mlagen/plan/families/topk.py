@@ -101,9 +101,14 @@ class TopkPlan(Family):
         """Names of the kernels that a call can run, as schedules and `_launch.force` have them."""
         return (*super().kernels, *((COLLECT,) if self.sm90 else ()))
 
+    @classmethod
+    def all_sm90_modules(cls) -> tuple[str, ...]:
+        """The generated module of its sm90 kernels."""
+        return (MODULE,)
+
     @property
     def sm90_modules(self) -> tuple[str, ...]:
-        """Generated modules of its sm90 kernel."""
+        """The same if the spec's package has it."""
         return () if self.sm90 is None else (MODULE,)
 
     @classmethod

@@ -11,6 +11,7 @@ from mlagen.plan.sm90.seesaw import SPARSE_FWD, Form, form_of, make_sm90
 from mlagen.plan.tiles.tile import Sm90Row, calls_text
 from mlagen.spec import Spec
 
+MODULE = "_index_union_sm90"  # of the kernel that makes the lists
 ROW_BITS = 28  # of an entry; a bit for each token of the group follows
 MIN_TOKENS = 512  # a tile of four a multiprocessor
 MOST_ROWS = 1 << 17  # of kv that were measured; each window of them is a pass over the indices

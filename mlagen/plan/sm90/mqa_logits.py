@@ -10,8 +10,10 @@ from mlagen.plan.sm90.kernel import WARPS, Registers
 from mlagen.plan.targets import SM90
 from mlagen.spec import Spec
 
-FLAT = frozenset({"fp8_mqa_logits", "fp8_fp4_mqa_logits"})
-PAGED = frozenset({"fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits"})
+# Wrappers over flat keys and over pages: of e4m3 keys, and of pairs of values and scales.
+FLAT = ("fp8_mqa_logits", "fp8_fp4_mqa_logits")
+PAGED = ("fp8_paged_mqa_logits", "fp8_fp4_paged_mqa_logits")
+FLAT_MODULE, PAGED_MODULE = "_mqa_logits_sm90", "_paged_mqa_logits_sm90"
 BLOCK_N = 64  # keys of a product, a warpgroup's rows; keys of a page
 TILE_KEYS = 128  # flat keys of a tile: two products of a consumer
 HEAD_DIM = 128  # bytes of a row of shared memory that wgmma reads
@@ -139,5 +141,5 @@ def sm90_modules_of(spec: Spec) -> tuple[str, ...]:
     sm90 = make_mqa_logits_sm90(spec)
     if sm90 is None:
         return ()
-    kernels = (("_mqa_logits_sm90", FLAT, sm90.tokens), ("_paged_mqa_logits_sm90", PAGED, sm90.paged_tokens))
-    return tuple(module for module, wrappers, tokens in kernels if tokens and not wrappers.isdisjoint(spec.wrappers))
+    kernels = ((FLAT_MODULE, FLAT, sm90.tokens), (PAGED_MODULE, PAGED, sm90.paged_tokens))
+    return tuple(module for module, wrappers, tokens in kernels if tokens and {*wrappers} & {*spec.wrappers})
