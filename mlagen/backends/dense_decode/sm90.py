@@ -25,8 +25,8 @@ from mlagen.backends.parts.gluon import (
 )
 from mlagen.backends.parts.grouped import shared
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
-from mlagen.plan.sm90 import e4m3
-from mlagen.plan.sm90.kernel import PRODUCT_DEPTH
+from mlagen.plan.sm90.e4m3 import P_LOG2, P_MOST_LOG2
+from mlagen.plan.sm90.kernel import E4M3_PRODUCT_DEPTH, PRODUCT_DEPTH
 from mlagen.plan.sm90.row_pieces import RowPieces
 from mlagen.plan.splits import PartialRow
 
@@ -166,7 +166,7 @@ def _dense_decode_details(plan: Plan) -> dict[str, Any]:
 def _dense_e4m3_details(plan: Plan, sm90: Sm90Plan | None, *units: str) -> dict[str, Any]:
     """Further context of a kernel over e4m3; `units` names shared memory for the units of rows of Q."""
     sm90 = required(sm90)
-    depth = e4m3.PRODUCT_DEPTH if sm90.v_ahead else PRODUCT_DEPTH
+    depth = E4M3_PRODUCT_DEPTH if sm90.v_ahead else PRODUCT_DEPTH
     chunks = sm90.block_n // depth
     p_dtype, p_type, p_bits = ("e4m3", "float8e4nv", 8) if sm90.v_ahead else ("fp16", "float16", 16)
     tails = ("q_tail", "k_tail") if sm90.d_tail else ()
@@ -179,8 +179,8 @@ def _dense_e4m3_details(plan: Plan, sm90: Sm90Plan | None, *units: str) -> dict[
         "p_dtype": p_dtype,
         "p_type": p_type,
         "p_bits": p_bits,
-        "p_most_log2": e4m3.P_MOST_LOG2,
-        "p_log2": e4m3.P_LOG2,
+        "p_most_log2": P_MOST_LOG2,
+        "p_log2": P_LOG2,
         "v_said": "all of a block" if sm90.v_ahead == chunks else "half of a block",
         **vars(shared(("q_l", "q_r", "k_l", "k_r", *tails), statistics, ("k_ready",))),
     }

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 
 from mlagen.layout import CacheLayout
+from mlagen.plan.sm90.e4m3 import is_plain_e4m3
 from mlagen.plan.sm90.kernel import D_V
 from mlagen.plan.sm90.seesaw import SCALE_TILE, V4_SCALE_TILE, V41_SCALE_TILE
 from mlagen.spec import DenseAttention, Spec
@@ -62,7 +63,7 @@ def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
     if extra_layout not in (None, layout):
         return (_run(layout), _run(extra_layout)) == V41_RUNS
     if layout.tensor_scale:
-        return extra_layout is None and _is_plain_e4m3(layout)
+        return extra_layout is None and is_plain_e4m3(layout)
     latent, *tail = layout.data
     scales = layout.scales_of(latent)
     if scales is None or latent.dtype != "e4m3" or latent.offset != 0:
@@ -88,12 +89,6 @@ def least_unit(layout: CacheLayout) -> int:
     """Return the least unit of a cache without planes that the kernel reads: a row's scales are one load."""
     scales = layout.scales_of(layout.data[0])
     return LOAD_BYTES if scales is None else min(LOAD_BYTES, SCALE_BYTES * layout.data[0].count // scales.tile)
-
-
-def _is_plain_e4m3(layout: CacheLayout) -> bool:
-    """Whether a row is K's columns in order, a byte each, and the scale is the tensor's."""
-    runs = {(field.dtype, field.tensor_scale, field.offset - field.first_column) for field in layout.data}
-    return runs == {("e4m3", True, 0)} and not layout.planar
 
 
 def _run(layout: CacheLayout) -> tuple[str, int, str, int] | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
-from mlagen.plan.sm90.e4m3 import PRODUCT_DEPTH, of_e4m3, reads_e4m3, shared_bytes
-from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, D_V, Registers, Sm90Plan, refusal
+from mlagen.plan.sm90.e4m3 import of_e4m3, reads_e4m3, shared_bytes
+from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, D_V, E4M3_PRODUCT_DEPTH, Registers, Sm90Plan, refusal
 from mlagen.plan.sm90.seesaw import DENSE_DECODE, make_sm90
 from mlagen.plan.sm90.swap_ab import DENSE_DECODE as SWAP_AB
 from mlagen.plan.sm90.swap_ab import make_swap_ab
@@ -152,11 +152,11 @@ def make_q_in_parts(sm90: Sm90Plan) -> Sm90Plan | None:
     shared = shared_bytes(sm90, BLOCK_H, 2 * BLOCK_H, 8) - unused
     if shared + BARRIERS > TARGETS[SM90].shared_limit:
         return None
-    values = sm90.expected_products - 2 * sm90.d_k // PRODUCT_DEPTH
+    values = sm90.expected_products - 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
     return replace(
         sm90,
         expected_shared=shared,
-        expected_products=values + 4 * sm90.d_k // PRODUCT_DEPTH,
+        expected_products=values + 4 * sm90.d_k // E4M3_PRODUCT_DEPTH,
     )
 
 

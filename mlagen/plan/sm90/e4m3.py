@@ -5,26 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlagen.layout import CacheLayout
-from mlagen.plan.sm90 import kernel
-from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, D_V, Registers, Sm90Plan
+from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, D_V, E4M3_PRODUCT_DEPTH, PRODUCT_DEPTH, Registers, Sm90Plan
 from mlagen.work import ITEMSIZE
 
-PRODUCT_DEPTH = 32  # columns that one wgmma of e4m3 operands multiplies
 # Bounds of P in e4m3. The format holds 448 at most, and 2^8.75 is rounded to 416. It has all its bits from 2^-6 on, so
 # that weights down to 2^-11 of a row's maximum have them where that is 2^5. It may rise 13-fold before O is rescaled.
 P_MOST_LOG2, P_LOG2 = 8.75, 5
 
 
+def is_plain_e4m3(layout: CacheLayout) -> bool:
+    """Whether a row is K's columns in order, a byte each, and the scale is the tensor's. Padding may follow them."""
+    runs = {(field.dtype, field.tensor_scale, field.offset - field.first_column) for field in layout.data}
+    return runs == {("e4m3", True, 0)} and not layout.planar
+
+
 def reads_e4m3(layout: CacheLayout) -> bool:
-    """Whether the kernel of dense attention over e4m3 reads a cache: a row is K's columns in order, of one scale."""
-    runs = [(field.dtype, field.tensor_scale, field.offset - field.first_column) for field in layout.data]
-    return set(runs) == {("e4m3", True, 0)} and layout.row_bytes == layout.columns and not layout.planar
+    """Whether the kernels that multiply K as e4m3 read a cache: rows like `is_plain_e4m3` without padding."""
+    return is_plain_e4m3(layout) and layout.row_bytes == layout.columns
 
 
 def of_e4m3(sm90: Sm90Plan, registers: Registers) -> Sm90Plan:
     """The plan of a kernel of 64 rows that multiplies K as it is stored, of one that multiplies the model's dtype."""
-    scores = 2 * sm90.d_k // PRODUCT_DEPTH
-    values = 2 * (D_V // 2 // BLOCK_H) * sm90.step // kernel.PRODUCT_DEPTH
+    scores = 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
+    values = 2 * (D_V // 2 // BLOCK_H) * sm90.step // PRODUCT_DEPTH
     return replace(
         sm90,
         registers=registers,
@@ -40,11 +43,11 @@ def with_e4m3_p(sm90: Sm90Plan) -> Sm90Plan:
 
     V is loaded and transposed before its P is there: with 32 rows both chunks of a block, with 64 one, for registers.
     """
-    scores = 2 * sm90.d_k // PRODUCT_DEPTH
+    scores = 2 * sm90.d_k // E4M3_PRODUCT_DEPTH
     return replace(
         sm90,
         expected_shared=sm90.expected_shared - 3 * sm90.block_h * BLOCK_N * (ITEMSIZE - 1),
-        expected_products=scores + (sm90.expected_products - scores) * kernel.PRODUCT_DEPTH // PRODUCT_DEPTH,
+        expected_products=scores + (sm90.expected_products - scores) * PRODUCT_DEPTH // E4M3_PRODUCT_DEPTH,
         v_ahead=BLOCK_H // sm90.block_h,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlagen.layout import CacheLayout
 from mlagen.plan.indexer import indexer_rows_of
-from mlagen.plan.sm90.kernel import WARPS, Registers
+from mlagen.plan.sm90.kernel import E4M3_PRODUCT_DEPTH, WARPS, Registers
 from mlagen.plan.targets import SM90
 from mlagen.spec import Spec
 
@@ -17,7 +17,6 @@ FLAT_MODULE, PAGED_MODULE = "_mqa_logits_sm90", "_paged_mqa_logits_sm90"
 BLOCK_N = 64  # keys of a product, a warpgroup's rows; keys of a page
 TILE_KEYS = 128  # flat keys of a tile: two products of a consumer
 HEAD_DIM = 128  # bytes of a row of shared memory that wgmma reads
-PRODUCT_DEPTH = 32  # columns that one wgmma of 8-bit operands multiplies
 MOST_COLUMNS = 128  # of a product over flat keys; a consumer holds two
 MOST_PAGED_COLUMNS = 256  # of the one that it holds over pages
 MOST_TOKENS = 4  # of a consumer: with 8, the code that counts tiles spills under some Tritons
@@ -105,7 +104,7 @@ def make_mqa_logits_sm90(spec: Spec) -> MqaLogitsSm90Plan | None:
     num_heads, head_dim = rows.indexer.num_heads, rows.indexer.head_dim
     if num_heads not in HEADS or head_dim != HEAD_DIM or not reads_keys(rows.layout):
         return None
-    products, fits = HEAD_DIM // PRODUCT_DEPTH, rows.block_size in (None, BLOCK_N)
+    products, fits = HEAD_DIM // E4M3_PRODUCT_DEPTH, rows.block_size in (None, BLOCK_N)
     return MqaLogitsSm90Plan(
         num_heads=num_heads,
         head_dim=head_dim,
