@@ -39,15 +39,12 @@ class Plan:
     Attributes:
         spec: the spec.
         caches: bytes of a token of its caches, and blocks of a row; None without.
-        d_qk, d_v: columns of a KV row, and of V; 0 without latent rows.
         families: families with a wrapper in the spec, in the order of FAMILIES.
         ops: the wrappers as torch operators; None: the package registers none.
     """
 
     spec: Spec
     caches: Caches | None
-    d_qk: int
-    d_v: int
     families: tuple[Family, ...]
     ops: OpsPlan | None = None
 
@@ -61,6 +58,16 @@ class Plan:
         if found is None:
             raise LookupError(f"{self.spec.name} has no {kind.__name__}")
         return found
+
+    @property
+    def d_qk(self) -> int:
+        """Columns of a KV row; 0 without latent rows."""
+        return self.spec.model.d_qk
+
+    @property
+    def d_v(self) -> int:
+        """Columns of V, the first ones of a KV row; 0 without latent rows."""
+        return self.spec.model.v_head_dim
 
     @property
     def latent(self) -> tuple[LatentFamily, ...]:
@@ -199,9 +206,7 @@ def make_plan(spec: Spec, tuned: Tuned | None = None) -> Plan:
         if isinstance(family, TiledFamily):
             family = family.replaced((*tuned.replacements, *tuned.findings.replacements)).found(tuned.findings)
         families += [family] if family is not None else []
-    dims = spec.model
-    d_qk = dims.kv_lora_rank + dims.qk_rope_head_dim
-    plan = Plan(spec, caches, d_qk, dims.v_head_dim, tuple(families), make_ops(spec, OPS))
+    plan = Plan(spec, caches, tuple(families), make_ops(spec, OPS))
     _check_blocks(plan)
     return plan
 

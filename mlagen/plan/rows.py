@@ -89,7 +89,7 @@ def row_chunks(spec: Spec) -> tuple[Chunk, ...]:
     """
     dims = spec.model
     if dims.v_head_dim > dims.kv_lora_rank:
-        return _rotated(make_chunks([("kv", dims.kv_lora_rank + dims.qk_rope_head_dim)], dims.v_head_dim), spec)
+        return _rotated(make_chunks([("kv", dims.d_qk)], dims.v_head_dim), spec)
     rope = [("rope", dims.qk_rope_head_dim)] if dims.qk_rope_head_dim else []
     return make_chunks([("nope", dims.kv_lora_rank), *rope], dims.v_head_dim)
 

@@ -157,7 +157,7 @@ def _missing(needs: Needs, parts: Mapping[str, Any]) -> str | None:
 
 def _missing_columns(model: Any) -> str | None:
     """Return the requirement on V's columns that a model does not meet, or None."""
-    v, row = model.v_head_dim, model.kv_lora_rank + model.qk_rope_head_dim
+    v, row = model.v_head_dim, model.d_qk
     if v == row and v >= 128 and v & (v - 1) == 0:
         return None
     return f"a V of all columns of a row, a power of two from 128 on; V has {v} of {row}"

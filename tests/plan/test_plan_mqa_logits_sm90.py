@@ -28,7 +28,7 @@ def spec_of(layout="indexer_fp8", wrappers=WRAPPERS, indexer=None, block_size=64
 
 def plan_of(spec):
     """A plan without families: these kernels ask nothing of it yet."""
-    return Plan(spec, None, 0, 0, ())
+    return Plan(spec, None, ())
 
 
 @pytest.mark.parametrize(

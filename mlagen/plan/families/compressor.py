@@ -82,7 +82,7 @@ class CompressorPlan(Family):
             caches=caches,
             keys=keys,
             save_tile=SaveTile(1, 512, 4),
-            row_tiles=_tiles(dims.kv_lora_rank + dims.qk_rope_head_dim),
+            row_tiles=_tiles(dims.d_qk),
             key_tiles=_tiles(keys.indexer.head_dim if keys else 0),
             long_window=LONG_WINDOW,
             programs=LONG_PROGRAMS,

@@ -110,7 +110,7 @@ class DenseDecodePlan(CachedFamily):
             fits=text,
             tiles=tuple((name, found.get(name) or _untuned(cached, window, TARGETS[name])) for name in spec.targets),
             unaligned=unaligned_table(cached, spec.targets),
-            d_qk=dims.kv_lora_rank + dims.qk_rope_head_dim,
+            d_qk=dims.d_qk,
             d_v=dims.v_head_dim,
             splits=splits,
             sm90=sm90,

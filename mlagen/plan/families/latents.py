@@ -53,7 +53,7 @@ class LatentsPlan(Family):
         """Derives the numbers; see `Family`."""
         if caches is None or not cls.wanted(spec):
             return None
-        columns = spec.model.kv_lora_rank + spec.model.qk_rope_head_dim
+        columns = spec.model.d_qk
         warps = warps_of(columns)
         one, more = (CompressTile(BLOCK_W, count) for count in (max(1, warps // 4), 2 * warps))
         blocks = make_chunks([("row", columns)], 0)

@@ -64,7 +64,7 @@ class ProloguePlan(Family):
         """Derives the numbers; see `Family`."""
         if caches is None or not cls.wanted(spec):
             return None
-        dims, columns = spec.model, spec.model.kv_lora_rank + spec.model.qk_rope_head_dim
+        dims, columns = spec.model, spec.model.d_qk
 
         def tile(columns: int, block_t: int) -> PrologueTile:
             fitting = max(1, HEADS_BYTES // ITEMSIZE // next_power_of_2(columns))

@@ -73,7 +73,7 @@ class SparseDecodePlan(CachedFamily):
                 (name, found.get(name) or cached.untuned(dims.num_heads, TARGETS[name])) for name in spec.targets
             ),
             unaligned=unaligned_table(cached, spec.targets),
-            d_qk=dims.kv_lora_rank + dims.qk_rope_head_dim,
+            d_qk=dims.d_qk,
             d_v=dims.v_head_dim,
             splits=splits_of(spec),
             sm90=sm90,

@@ -63,7 +63,7 @@ class SparseFwdPlan(LatentFamily):
             fits=text,
             tiles=tuple((name, found.get(name) or row.untuned(dims.num_heads, TARGETS[name])) for name in spec.targets),
             unaligned=unaligned_table(row, spec.targets),
-            d_qk=dims.kv_lora_rank + dims.qk_rope_head_dim,
+            d_qk=dims.d_qk,
             d_v=dims.v_head_dim,
             splits=splits,
             sm90=sm90,

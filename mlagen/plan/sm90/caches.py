@@ -46,7 +46,7 @@ def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | N
 def _dims_refusal(spec: Spec, wanted: Mapping[int, tuple[int, ...]]) -> str | None:
     """Why the kernel takes no rows of a spec's columns, others than are wanted of V and behind; None if it does."""
     d_v = spec.model.v_head_dim
-    tail = spec.model.kv_lora_rank + spec.model.qk_rope_head_dim - d_v
+    tail = spec.model.d_qk - d_v
     if tail in wanted.get(d_v, ()):
         return None
     takes = ", or ".join(f"{columns} and {' or '.join(map(str, tails))}" for columns, tails in wanted.items())

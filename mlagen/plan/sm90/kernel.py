@@ -160,7 +160,7 @@ def refusal(spec: Spec) -> str | None:
             f"cache.layout has fields in {' and '.join(spec.cache.layout.tensors)}, and it reads caches of one tensor"
         )
     dims = spec.model
-    reason = row_pieces.refuses(dims.v_head_dim, dims.kv_lora_rank + dims.qk_rope_head_dim)
+    reason = row_pieces.refuses(dims.v_head_dim, dims.d_qk)
     if reason is None and isinstance(spec.attention, SparseAttention) and spec.attention.out_rope is not None:
         return _rotation_refusal(dims.v_head_dim, dims.qk_rope_head_dim)
     return reason

@@ -158,7 +158,7 @@ def make_sm90(
     if spec.backend == "triton" or refusal(spec) is not None:
         return None
     dims = spec.model
-    pieces = cut_row(dims.v_head_dim, dims.kv_lora_rank + dims.qk_rope_head_dim)
+    pieces = cut_row(dims.v_head_dim, dims.d_qk)
     if spec.backend == "gluon":
         rows = (Sm90Row(None, 1),)
     partials = PartialRow(spec.partials, dims.v_head_dim)

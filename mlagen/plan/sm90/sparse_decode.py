@@ -48,7 +48,7 @@ def _refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None) 
     if not reads_e4m3(layout):
         return f"it needs e4m3 rows with one scale per tensor, and the cache has layout {layout.name}"
     dims = spec.model
-    tail = dims.kv_lora_rank + dims.qk_rope_head_dim - dims.v_head_dim
+    tail = dims.d_qk - dims.v_head_dim
     if (dims.v_head_dim, tail) != (D_V, SWIZZLED_COLUMNS):
         return (
             f"a row has {dims.v_head_dim} columns of V and {tail} after them, and it supports {D_V} and "
