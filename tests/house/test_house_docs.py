@@ -25,6 +25,7 @@ COMMAND = re.compile(r"^(?:\$ )?(?:\./dev )?mlagen (.+?)(?:\s+#.*)?$", re.MULTIL
 FIRST_CELL = re.compile(r"^\| `([^`]+)` \|", re.MULTILINE)
 PACKAGE = re.compile(r"^\| \[(\w+)\]\(\1(?:\.diff)?\) \| ([^|]+) \|", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
+PLACED = re.compile(r"`(\w+)`\s+(?:of|in)\s+`((?:mlagen|tests)/[\w/]+\.py)`")
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -101,6 +102,19 @@ def test_documented_imports_are_exported(document: str, modules: set[str]) -> No
 def test_documented_python_can_be_parsed(document: Path) -> None:
     for snippet in PYTHON.findall(document.read_text(encoding="utf-8")):
         ast.parse(snippet)
+
+
+def test_names_that_documents_find_in_a_module_are_defined_there() -> None:
+    """An import does not count: who follows the document wants to change the definition. History keeps old places."""
+    documents = (one for one in DOCUMENTS if one.parent.name != "decisions" and one.name != "log.md")
+    texts = (one.read_text(encoding="utf-8") for one in documents)
+    found = {placed for text in texts for placed in PLACED.findall(text)}
+    assert ("Target", "mlagen/spec/targets.py") in found
+    for name, module in sorted(found):
+        defined = re.search(
+            rf"^(?:class |def )?{name}\b(?!\.)", (ROOT / module).read_text(encoding="utf-8"), re.MULTILINE
+        )
+        assert defined, f"{name} of {module}"
 
 
 def test_every_command_is_in_the_readme() -> None:
