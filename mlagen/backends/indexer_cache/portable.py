@@ -398,7 +398,7 @@ def _wrappers(plan: Plan, family: IndexerCachePlan) -> Wrappers:
     cached, query, scales, dtype = rows.layout, rows.query, rows.scales, rows.values.dtype
     assert scales is not None  # checked by the plan
     of_keys = indexer_layout.keys_context(plan, rows)
-    float_dtype = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}.get(dtype)
+    float_dtype = TORCH_DTYPES.get(dtype)
     bytes_dtypes = ["uint8", "int8", *([float_dtype] if float_dtype else [])]
     return Wrappers(
         **vars(_facts(plan, family)),

@@ -14,7 +14,6 @@ from mlagen.plan import IndexerRows, KpoolPlan, Plan
 from mlagen.plan.families.kpool import COMPRESS, EXPAND, QUERY, SEED, UPDATE
 
 MODULE = "kpool"
-VALUES_DTYPES = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,7 @@ def _wrappers(plan: Plan, family: KpoolPlan) -> Wrappers:
     return replace(
         found,
         **vars(cache_argument.described(plan, rows.layout, indexer_layout.keys_context(plan, rows))),
-        values_dtype=VALUES_DTYPES[rows.values.dtype],
+        values_dtype=TORCH_DTYPES[rows.values.dtype],
         is_ue8m0=scales.rule.rounding == "power_of_two",
         query_formula=query_scales.formula,
         key_formula=scales.formula,

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from mlagen.backends.parts import tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
-from mlagen.backends.parts.common import FULL_ALIGNMENT
+from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES
 from mlagen.backends.parts.logits import (
-    TORCH_TYPES,
     LogitsFacts,
     facts_of,
     q_blocks_of,
@@ -176,7 +175,7 @@ def _wrappers(plan: Plan, family: MqaLogitsPlan) -> Wrappers:
         wrappers=wrappers,
         head_dim=family.rows.indexer.head_dim,
         width=width_of(family),
-        key_type=TORCH_TYPES.get(family.keys.dtype),
+        key_type=TORCH_DTYPES.get(family.keys.dtype),
         key_layout=layout,
         row_bytes=layout.row_bytes,
         page_alignment=max(one.itemsize for one in layout.fields),

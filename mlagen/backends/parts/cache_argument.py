@@ -87,7 +87,7 @@ def context(plan: Plan, caches: Caches, cache: StoredCache) -> NamedArgument:
 def described(plan: Plan, cached: CacheLayout, of_layout: LayoutModule, *, takes_pages: bool = False) -> CacheArgument:
     """Template context of any cache as wrappers check and describe it; `of_layout` is that of its layout's module."""
     fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
-    bytes_dtypes = ("uint8", "int8", "float8_e4m3fnuz" if fnuz else "float8_e4m3fn")
+    bytes_dtypes = ("uint8", "int8", TORCH_DTYPES["e4m3fnuz" if fnuz else "e4m3"])
     dtypes = bytes_dtypes if cached.quantised else (TORCH_DTYPES[plan.spec.model.dtype],)
     return CacheArgument(
         row_constant=of_layout.row_constant,

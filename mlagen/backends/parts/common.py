@@ -9,7 +9,15 @@ from typing import Any
 from mlagen.plan import Chunk, Family, LatentFamily, Plan
 from mlagen.work import ITEMSIZE
 
-TORCH_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+# Torch's and Triton's names of dtypes. e2m1 has none, nor have bytes of several fields: their tensors are of uint8.
+TORCH_DTYPES = {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "fp32": "float32",
+    "e4m3": "float8_e4m3fn",
+    "e4m3fnuz": "float8_e4m3fnuz",
+}
+TRITON_FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 LINE_LENGTH = 120
 FULL_ALIGNMENT = 16
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlagen.backends.parts.base import GeneratedFile, generated
-from mlagen.backends.parts.common import FULL_ALIGNMENT
+from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, TRITON_FLOATS
 from mlagen.backends.parts.layout_module import (
     Arguments,
     Columns,
@@ -44,8 +44,6 @@ WRITERS = ("concat_and_cache_mla", "quantize_and_insert_k_cache", *ProloguePlan.
 READERS = (*DenseDecodePlan.WRAPPERS, "dequantize_and_gather_k_cache", "gather_and_maybe_dequant_cache")
 THREAD_COLUMNS = 8  # elements of the model's dtype in a thread's widest load or store
 SUM_LENGTH = 80  # most columns of a comment after a constant
-TORCH_ELEMENTS = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "u8": "uint8"}
-FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 
 
 def unit_of(layout: CacheLayout, plane: int = 0) -> int:
@@ -106,7 +104,7 @@ def _tensor_argument(layout: CacheLayout, number: int) -> TensorArgument:
     part = layout.parts[number]
     width = part.row_bytes // unit_of(layout, number)
     contents = " and ".join(field.name for field in part.fields)
-    return TensorArgument(part.name, planes(layout)[number], width, TORCH_ELEMENTS[part.element], contents)
+    return TensorArgument(part.name, planes(layout)[number], width, TORCH_DTYPES.get(part.element, "uint8"), contents)
 
 
 def load_text(
@@ -143,7 +141,7 @@ def _rows(layout: CacheLayout, field: Field, skipped: int = 0) -> str:
     if field.itemsize == unit:
         return f"{rows}[:, None] + {begin}" if begin else f"{rows}[:, None]"
     rows = f"({rows} + {begin})" if begin else rows
-    return f"{rows}.to(tl.pointer_type({FLOATS[field.dtype]}))[:, None]"
+    return f"{rows}.to(tl.pointer_type({TRITON_FLOATS[field.dtype]}))[:, None]"
 
 
 def _alignment(layout: CacheLayout, field: Field, skipped: int = 0, most: int = FULL_ALIGNMENT) -> str | None:
@@ -408,7 +406,7 @@ def bytes_context(
         row_alignment=layout.parts[0].widest // unit,
         page_multiple=math.lcm(layout.page_multiple, unit) // unit,
         unit_name=unit_name,
-        element=FLOATS[dtype],
+        element=TRITON_FLOATS[dtype],
         args=arguments(layout),
         load_parameters=typed(load_text(layout)),
         store_parameters=typed(store_text(layout)),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlagen.backends.parts.common import TORCH_DTYPES
 from mlagen.plan import MqaLogitsPlan, Plan
 from mlagen.plan.families.mqa_logits import SCHEDULE_KEYS, SCHEDULER
 from mlagen.plan.sm90.mqa_logits import FLAT, PAGED
 
 BYTES_OF_A_WORD = 4  # byte scales that callers may pass as one int32
-TORCH_TYPES = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def shapes_of(logits: LogitsFacts, width: int) -> dict[str, str]:
     """Return descriptions of a query and of flat keys for docstrings. A row has `width` elements."""
     heads, scales = logits.num_heads, logits.num_scales
     if not logits.packed:
-        name = TORCH_TYPES.get(logits.stored)
+        name = TORCH_DTYPES.get(logits.stored)
         flat, paged = (f"{name} [{rows}, {heads}, {width}]" for rows in ("M", "B, next_n"))
         return {
             "q_flat": f"{flat}, any token and head stride, and None",

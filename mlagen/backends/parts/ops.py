@@ -251,7 +251,7 @@ def _query(plan: Plan) -> Query | None:
     if family is None or family.rows is None:
         return None
     query = family.rows.query
-    dtype = {"e4m3": "float8_e4m3fn", "e4m3fnuz": "float8_e4m3fnuz"}.get(query.data[0].dtype, "uint8")
+    dtype = TORCH_DTYPES.get(query.data[0].dtype, "uint8")
     return Query(query.data[0].nbytes, dtype, query.plane_bytes[1], family.rows.packed)
 
 

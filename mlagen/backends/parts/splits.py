@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from mlagen.backends.parts.base import GeneratedFile, generated
-from mlagen.backends.parts.common import TORCH_DTYPES, Block, alignment_of, fields_of, kernels_of, stated_scale
+from mlagen.backends.parts.common import (
+    TORCH_DTYPES,
+    TRITON_FLOATS,
+    Block,
+    alignment_of,
+    fields_of,
+    kernels_of,
+    stated_scale,
+)
 from mlagen.layout import CacheLayout
 from mlagen.plan import DenseDecodePlan, Family, MergeStatesPlan, Plan, SparseDecodePlan, SplitsPlan, Tile
 from mlagen.plan.splits import PartialRow
@@ -239,7 +247,7 @@ def attention_context(plan: Plan, kind: type[Any]) -> dict[str, Any]:
         "merges": plan.find(MergeStatesPlan) is not None,
         "torch_dtype": TORCH_DTYPES[spec.model.dtype],
         "partials": partials,
-        "partial_type": {"bf16": "tl.bfloat16", "fp16": "tl.float16"}.get(partials.dtype),
+        "partial_type": TRITON_FLOATS[partials.dtype] if partials.rounds else None,
         "row_floats": "PARTIAL_FLOATS" if partials.rounds else "D_V",
         "has_sink": sink != "none",
         "sink_required": sink == "required",
