@@ -21,7 +21,7 @@ from typing import Any
 from mlagen import GENERATOR
 from mlagen.backends.parts import ops, signatures
 from mlagen.backends.parts.base import GeneratedFile, Module, copied, generated
-from mlagen.backends.parts.common import LINE_LENGTH, imported, kernels_of, sm90_modules
+from mlagen.backends.parts.common import LINE_LENGTH, imported, kernels_of, sm90_modules, tuple_text
 from mlagen.backends.parts.gluon import Sm90Kernels
 from mlagen.plan import TARGETS, Family, Plan
 from mlagen.plan.families.cache import PDL_MAX_PROGRAMS
@@ -186,7 +186,7 @@ def _export_order(name: str) -> tuple[bool, bool, str]:
 
 def _tuple(names: Sequence[str], before: str) -> str:
     """Format a tuple of names behind the text `before`: one per line if they do not fit one line."""
-    line = f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+    line = tuple_text(names)
     if len(before) + len(line) <= LINE_LENGTH:
         return line
     indent = len(before) - len(before.lstrip())

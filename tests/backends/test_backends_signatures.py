@@ -8,7 +8,8 @@ import pytest
 import torch
 from jinja2 import Environment, FileSystemLoader
 
-from mlagen.backends.parts.signatures import WIDTH, _context
+from mlagen.backends.parts.common import LINE_LENGTH
+from mlagen.backends.parts.signatures import _context
 from mlagen.emit.render import template_dir
 from mlagen.runtime import _internals, _launch, _notes
 
@@ -40,7 +41,7 @@ def read(*given: Any, **named: Any) -> tuple[Any, ...]:
     annotated = WRAPPERS.replace("sizes: Sizes | None", "sizes: Sizes")
     environment = Environment(loader=FileSystemLoader(template_dir()), trim_blocks=True, lstrip_blocks=True)
     text = environment.get_template("_signatures.py.jinja").render(**_context({"attention.py": annotated}))
-    assert max(map(len, text.split("\n"))) <= WIDTH
+    assert max(map(len, text.split("\n"))) <= LINE_LENGTH
     space: dict[str, Any] = {"__name__": "mlagen.runtime._signatures", "__package__": "mlagen.runtime"}
     exec(text, space)
     assert [name for name in space if name.startswith("attention_")] == ["attention_attend"]

@@ -18,10 +18,10 @@ from rotation import some
 
 from mlagen import __version__
 from mlagen.backends import GeneratedFile, files
+from mlagen.backends.parts.common import LINE_LENGTH
 from mlagen.emit import Package, render
 from mlagen.emit.render import (
     HEADER_LINES,
-    WIDTH,
     _body,
     _environment,
     bodies,
@@ -192,6 +192,6 @@ def test_a_call_is_broken_as_the_formatter_breaks_it(line: str, indent: int, cou
     call = line.format(", ".join(f"accumulator_{number}" for number in range(count)))
     text = " " * indent + wrapped(call, indent) + "\n"
     text = "if True:\n" + text if indent else text + "    pass\n"
-    command = [sys.executable, "-m", "ruff", "format", "--line-length", str(WIDTH), "-"]
+    command = [sys.executable, "-m", "ruff", "format", "--line-length", str(LINE_LENGTH), "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     assert done.stdout == text

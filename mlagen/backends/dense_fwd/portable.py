@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from mlagen.backends.parts import tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
-from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, Block, blocks_of, stated_scale
+from mlagen.backends.parts.common import FULL_ALIGNMENT, LINE_LENGTH, TORCH_DTYPES, Block, blocks_of, stated_scale
 from mlagen.backends.parts.splits import kernel_names
 from mlagen.plan import DenseFwdPlan, MergeStatesPlan, Plan
 from mlagen.plan.sm90.dense_fwd import DenseFwdSm90Plan
 
 MODULE = "dense_fwd"
-WIDTH = 120  # columns of a line
 
 
 @dataclass(frozen=True)
@@ -115,9 +114,9 @@ def _validated(of_heads: Heads) -> str:
     named = [(chunk, "k") for chunk in of_heads.k_chunks] + [(chunk, "v") for chunk in of_heads.v_chunks]
     sources = [f'{chunk.name}_desc="{name}"' for chunk, name in named] if of_heads.descriptors else []
     line = ", ".join(sources)
-    if len(line) > WIDTH - 4:
+    if len(line) > LINE_LENGTH - 4:
         line = "\n    " + ",\n    ".join(sources) + ",\n"
-    elif len(line) + len("@_calls.validated()") > WIDTH:
+    elif len(line) + len("@_calls.validated()") > LINE_LENGTH:
         line = f"\n    {line}\n"
     return f"@_calls.validated({line})"
 

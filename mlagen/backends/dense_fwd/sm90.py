@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from mlagen.backends.parts.common import Signature
+from mlagen.backends.parts.common import Signature, tuple_text
 from mlagen.backends.parts.gluon import Rescaling, Sm90Kernels, register_split, required, rescaling
 from mlagen.backends.parts.grouped import Interface, SharedMemory, interface, shared
 from mlagen.plan import SM90, Chunk, DenseFwdPlan, Plan
@@ -90,7 +90,6 @@ class DenseFwdModule:
         """Template context."""
         family = plan.of(DenseFwdPlan)
         names = [chunk.name for chunk in family.k_chunks]
-        blocks = ", ".join(f"D_{name.upper()}.value" for name in names)
         sm90 = required(family.sm90)
         barriers = ("tile_ready", "q_ready", "q_free", "k_ready", "k_free", "v_ready", "v_free")
         context = Kernel(
@@ -106,7 +105,7 @@ class DenseFwdModule:
             result_columns=register_columns(family.d_v),
             itemsize=ITEMSIZE,
             k_chunks=family.k_chunks,
-            k_blocks=f"({blocks})" if len(names) > 1 else f"({blocks},)",
+            k_blocks=tuple_text(f"D_{name.upper()}.value" for name in names),
         )
         return vars(context)
 

@@ -18,7 +18,7 @@ TORCH_DTYPES = {
     "e4m3fnuz": "float8_e4m3fnuz",
 }
 TRITON_FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
-LINE_LENGTH = 120
+LINE_LENGTH = 120  # as pyproject.toml asks of generated files
 FULL_ALIGNMENT = 16
 
 Signature = tuple[tuple[str, str], ...]
@@ -64,9 +64,10 @@ def fields_of(kind: type[Any], found: Mapping[str, Any]) -> dict[str, Any]:
     return {field.name: found[field.name] for field in fields(kind) if field.name in found}
 
 
-def tuple_text(numbers: Iterable[int]) -> str:
-    """Format numbers as a tuple."""
-    return str(tuple(numbers))
+def tuple_text(entries: Iterable[object]) -> str:
+    """Format a tuple, in one line, of entries that are text or numbers."""
+    texts = [str(entry) for entry in entries]
+    return f"({', '.join(texts)}{',' if len(texts) == 1 else ''})"
 
 
 def imported(module: str, names: list[str]) -> str:

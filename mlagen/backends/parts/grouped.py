@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from textwrap import wrap
 
-from mlagen.backends.parts.common import Signature
+from mlagen.backends.parts.common import LINE_LENGTH, Signature
 
-WIDTH = 112  # columns of a line of names, after an indent of eight
+WIDTH = LINE_LENGTH - 8  # columns of a line of names, after their indent
 NO_BREAK = "\u00a0"  # a space where `wrap` does not break lines
 
 

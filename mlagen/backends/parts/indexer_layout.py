@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.backends.parts.base import GeneratedFile, generated
+from mlagen.backends.parts.common import tuple_text
 from mlagen.backends.parts.layout import (
     MODULE,
     bytes_context,
@@ -109,11 +110,6 @@ def pieces_text(rows: IndexerRows, name: str) -> str:
     if binds_pieces(rows, name):
         return "pieces"
     return tuple_text(pieces_of(rows, name)) if rows.piece else name
-
-
-def tuple_text(names: list[str]) -> str:
-    """Return the text of a tuple of names."""
-    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
 def _constants(layout: CacheLayout) -> str:

@@ -9,13 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlagen.backends.parts.base import GeneratedFile, Module
-from mlagen.backends.parts.common import TORCH_DTYPES, imported
+from mlagen.backends.parts.common import LINE_LENGTH, TORCH_DTYPES, imported
 from mlagen.errors import ToolError
 from mlagen.plan import OPS, IndexerCachePlan, KpoolPlan, MergeStatesPlan, Op, OpsPlan, Plan
 
 MODULE = "ops"
 EXTRA_CACHE = "extra_cache"  # module of the second cache, with the wrapper names of the first
-SCHEMA_WIDTH = 108  # columns of a line of a schema, without the template's indent
+SCHEMA_WIDTH = LINE_LENGTH - 12  # columns of a line of a schema, without the template's indent and quotes
 TENSOR = "torch.Tensor"
 PAIR = f"tuple[{TENSOR}, {TENSOR}]"
 EITHER = f"{TENSOR} | {PAIR}"  # one tensor or a pair; overloads take the pair

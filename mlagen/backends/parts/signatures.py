@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from mlagen.backends.parts.base import GeneratedFile, generated
+from mlagen.backends.parts.common import LINE_LENGTH, tuple_text
 from mlagen.backends.parts.ops import EITHER, PAIR, TENSOR
 from mlagen.plan import Plan
 
@@ -20,7 +21,6 @@ MOST_READERS = 22  # of a file: about 900 lines
 INDEXER_MODULES = ("candidates", "indexer_cache", "indexer_select", "mqa_logits", "topk")  # modules of wrappers
 DECORATOR = "_calls.validated"
 STATE = "_calls.CallState"
-WIDTH = 120
 TOGETHER = 3  # reads of addresses in a line
 INDENT = 4
 
@@ -180,7 +180,7 @@ def _declaration(names: list[str]) -> list[str]:
     known = set(dir(builtins))
     comment = "  # noqa: A002" if known & set(names) else ""
     line = f"def call({', '.join(names)}):{comment}"
-    if len(line) + INDENT <= WIDTH:
+    if len(line) + INDENT <= LINE_LENGTH:
         return [line]
     lines = [
         line + comment if known & set(line.rstrip(",").split(", ")) else line
@@ -191,8 +191,8 @@ def _declaration(names: list[str]) -> list[str]:
 
 def _tuple(names: list[str]) -> list[str]:
     """Return lines that bind arguments as a tuple."""
-    line = f"arguments = ({', '.join(names)})" if len(names) > 1 else f"arguments = ({names[0]},)"
-    if len(line) + 2 * INDENT <= WIDTH:
+    line = f"arguments = {tuple_text(names)}"
+    if len(line) + 2 * INDENT <= LINE_LENGTH:
         return [line]
     return ["arguments = (", *(" " * INDENT + line for line in _lines(names, 3 * INDENT)), ")  # fmt: skip"]
 
@@ -212,7 +212,7 @@ def _guards(names: list[str]) -> Iterator[tuple[str, str]]:
     """Yield names, as many as a line holds, and the condition that not all of them are tensors of torch's own type."""
     while names:
         count = len(names)
-        while len(condition := _differ(names[:count])) > WIDTH - 3 * INDENT - len("if :"):
+        while len(condition := _differ(names[:count])) > LINE_LENGTH - 3 * INDENT - len("if :"):
             count -= 1
         yield ", ".join(names[:count]), condition
         names = names[count:]
@@ -228,4 +228,4 @@ def _lines(items: Iterable[str], indent: int) -> list[str]:
     text = "".join(f"{one}, " for one in items).rstrip()
     # Lines break only after commas.
     words = text.replace(" ", "~").replace(",~", ", ")
-    return [line.replace("~", " ") for line in textwrap.wrap(words, WIDTH - indent, break_on_hyphens=False)]
+    return [line.replace("~", " ") for line in textwrap.wrap(words, LINE_LENGTH - indent, break_on_hyphens=False)]

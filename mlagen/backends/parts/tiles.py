@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from mlagen.backends.parts.base import GeneratedFile, generated
+from mlagen.backends.parts.common import tuple_text
 from mlagen.plan import (
     CachePlan,
     CandidatesPlan,
@@ -181,13 +182,13 @@ def left_out_text(family: TiledFamily[Any]) -> str | None:
     kernels: dict[Minor, set[str]] = {}
     for one in family.left_out:
         kernels.setdefault(one.triton, set()).add(one.kernel)
-    found = [f"{triton}: ({_names(names)})" for triton, names in sorted(kernels.items())]
+    found = [f"{triton}: {_names(names)}" for triton, names in sorted(kernels.items())]
     return f"{{{', '.join(found)}}}" if found else None
 
 
 def _names(names: set[str]) -> str:
-    """Return the text of a tuple's entries."""
-    return ", ".join(f'"{name}"' for name in sorted(names)) + ("," if len(names) == 1 else "")
+    """Format names as a tuple of strings."""
+    return tuple_text(f'"{name}"' for name in sorted(names))
 
 
 def file(plan: Plan) -> GeneratedFile:
