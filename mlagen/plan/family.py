@@ -51,9 +51,9 @@ class Family(ABC):
         """
 
     @classmethod
-    def wanted(cls, spec: Spec) -> bool:
-        """Whether the spec names a wrapper of the family, so that its package has the kernels."""
-        return any(name in spec.wrappers for name in cls.WRAPPERS)
+    def wanted(cls, spec: Spec) -> tuple[str, ...]:
+        """Return the family's wrappers that the spec names. Without one, its package has no kernels of the family."""
+        return tuple(name for name in cls.WRAPPERS if name in spec.wrappers)
 
     def describe(self) -> Iterator[str]:
         """Yield lines about its numbers, for readers of `show plan`."""

@@ -228,7 +228,7 @@ def _check(spec: Spec) -> None:
     if spec.backend == "gluon" and reason is not None:
         raise LimitError(f"backend: got gluon, which cannot be emitted: {reason}")
     group = spec.attention.shared_indices if isinstance(spec.attention, SparseAttention) else None
-    reason = union_refusal(spec, over_rows=SparseFwdPlan.wanted(spec))
+    reason = union_refusal(spec, over_rows=bool(SparseFwdPlan.wanted(spec)))
     if group is not None and reason is not None:
         raise LimitError(f"attention.shared_indices: got {group}, which cannot be emitted: {reason}")
     if multiplies_e4m3(spec) and not SparseDecodePlan.wanted(spec):

@@ -273,7 +273,7 @@ def shared(plan: Plan, family: CachePlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: CachePlan) -> list[Module]:
     """Return the modules of the wrappers of the first and the second cache. Their wrappers have the same names."""
-    wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    wrappers = family.wanted(plan.spec)
     return [
         Module(
             generated(side.module, vars(_wrappers(plan, family, side)), MODULE),

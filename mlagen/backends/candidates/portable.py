@@ -155,5 +155,4 @@ def shared(plan: Plan, family: CandidatesPlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: CandidatesPlan) -> list[Module]:
     """The module of the family's wrappers."""
-    names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]
+    return [Module(generated(MODULE, vars(_wrappers(plan, family))), family.wanted(plan.spec))]

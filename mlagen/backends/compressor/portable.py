@@ -247,7 +247,7 @@ def shared(plan: Plan, family: CompressorPlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: CompressorPlan) -> list[Module]:
     """The modules of the wrappers; wrappers of the first call those of the one for the indexer's keys."""
-    names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    names = family.wanted(plan.spec)
     sides = _sides(plan, family)
     keys = sides[1] if len(sides) > 1 else None
     contexts = [(one, _wrappers(plan, one, keys if one.is_main else None)) for one in sides]

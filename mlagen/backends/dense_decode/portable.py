@@ -240,7 +240,7 @@ def shared(plan: Plan, family: DenseDecodePlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: DenseDecodePlan) -> list[Module]:
     """The module of the family's wrappers."""
-    wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    wrappers = family.wanted(plan.spec)
     flash = ["FlashMLASchedMeta", "get_mla_metadata"] if FLASH in wrappers else []
     names = sorted([*wrappers, *flash, "dense_workspace_size"])
     return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]

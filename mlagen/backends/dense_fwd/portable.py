@@ -163,4 +163,4 @@ def modules(plan: Plan, family: DenseFwdPlan) -> list[Module]:
         torch_dtype=TORCH_DTYPES[plan.spec.model.dtype],
         window_passed=", window" if family.window else "",
     )
-    return [Module(generated(MODULE, vars(context)), tuple(family.WRAPPERS))]
+    return [Module(generated(MODULE, vars(context)), family.wanted(plan.spec))]

@@ -431,5 +431,4 @@ def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: IndexerCachePlan) -> list[Module]:
     """The module of the family's wrappers."""
-    names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
-    return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]
+    return [Module(generated(MODULE, vars(_wrappers(plan, family))), family.wanted(plan.spec))]

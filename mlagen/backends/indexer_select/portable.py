@@ -76,5 +76,4 @@ def shared(plan: Plan, family: IndexerSelectPlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: IndexerSelectPlan) -> list[Module]:
     """The module of the family's wrappers."""
-    names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(generated(MODULE, vars(_context(plan, family))), names)]
+    return [Module(generated(MODULE, vars(_context(plan, family))), family.wanted(plan.spec))]

@@ -70,6 +70,5 @@ def shared(plan: Plan, family: IndicesPlan) -> list[GeneratedFile]:
 def modules(plan: Plan, family: IndicesPlan) -> list[Module]:
     """The module of the family's wrappers."""
     wrappers = plan.spec.wrappers
-    names = sorted(name for name in family.WRAPPERS if name in wrappers)
     context = Wrappers(**vars(_kernels(plan, family)), optional=_optional_arguments(wrappers), wrappers=wrappers)
-    return [Module(generated(MODULE, vars(context)), names)]
+    return [Module(generated(MODULE, vars(context)), family.wanted(plan.spec))]

@@ -152,5 +152,4 @@ def shared(plan: Plan, family: KpoolPlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: KpoolPlan) -> list[Module]:
     """The module of the family's wrappers."""
-    names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
-    return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]
+    return [Module(generated(MODULE, vars(_wrappers(plan, family))), family.wanted(plan.spec))]

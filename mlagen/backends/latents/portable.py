@@ -229,5 +229,4 @@ def shared(plan: Plan, family: LatentsPlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: LatentsPlan) -> list[Module]:
     """The module of the family's wrappers."""
-    names = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
-    return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]
+    return [Module(generated(MODULE, vars(_wrappers(plan, family))), family.wanted(plan.spec))]

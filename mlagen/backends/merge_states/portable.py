@@ -102,5 +102,4 @@ def modules(plan: Plan, family: MergeStatesPlan) -> list[Module]:
         merges_parts=PARTS in wrappers,
         table=f"MERGE_{'STATES' if STATES in wrappers else 'PARTS'}_TILES",
     )
-    names = [name for name in family.WRAPPERS if name in wrappers]
-    return [Module(generated(MODULE, vars(context)), names)]
+    return [Module(generated(MODULE, vars(context)), family.wanted(plan.spec))]

@@ -200,5 +200,4 @@ def shared(plan: Plan, family: MqaLogitsPlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: MqaLogitsPlan) -> list[Module]:
     """The module of the family's wrappers."""
-    names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]
+    return [Module(generated(MODULE, vars(_wrappers(plan, family))), family.wanted(plan.spec))]

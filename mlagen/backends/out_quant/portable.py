@@ -70,4 +70,4 @@ def modules(plan: Plan, family: OutQuantPlan) -> list[Module]:
     """The module of the family's wrapper."""
     torch_dtype = TORCH_DTYPES[plan.spec.model.dtype]
     context = Wrappers(**vars(_facts(plan, family)), torch_dtype=torch_dtype, packs=family.packs)
-    return [Module(generated(MODULE, vars(context)), list(family.WRAPPERS))]
+    return [Module(generated(MODULE, vars(context)), family.wanted(plan.spec))]

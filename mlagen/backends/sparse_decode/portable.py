@@ -289,5 +289,5 @@ def shared(plan: Plan, family: SparseDecodePlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: SparseDecodePlan) -> list[Module]:
     """The module of the family's wrappers."""
-    names = sorted([*family.WRAPPERS, "FlashMLASchedMeta", "get_mla_metadata", "kvcache_workspace_size"])
+    names = [*family.wanted(plan.spec), "FlashMLASchedMeta", "get_mla_metadata", "kvcache_workspace_size"]
     return [Module(generated(MODULE, vars(_wrappers(plan, family))), names)]

@@ -261,5 +261,5 @@ def shared(plan: Plan, family: SparseFwdPlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: SparseFwdPlan) -> list[Module]:
     """The module of the family's wrappers."""
-    wrappers = [name for name in family.WRAPPERS if name in plan.spec.wrappers]
+    wrappers = family.wanted(plan.spec)
     return [Module(generated(MODULE, vars(_wrappers(plan, family))), sorted([*wrappers, "workspace_size"]))]

@@ -16,5 +16,4 @@ def shared(plan: Plan, family: TopkPlan) -> list[GeneratedFile]:
 
 def modules(plan: Plan, family: TopkPlan) -> list[Module]:
     """The module of the family's wrappers. `_facts` names those of the spec; the package exports no other."""
-    names = sorted(name for name in family.WRAPPERS if name in plan.spec.wrappers)
-    return [Module(copied(MODULE), names)]
+    return [Module(copied(MODULE), family.wanted(plan.spec))]

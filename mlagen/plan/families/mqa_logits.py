@@ -143,7 +143,7 @@ def _fields(spec: Spec, rows: IndexerRows) -> tuple[DataField, ScalesField]:
         takes = f"ue8m0 scales in order, of {', '.join(map(str, SCALE_TILES[:-1]))} or {SCALE_TILES[-1]} columns"
         known = scales is not None and scales.dtype == "ue8m0" and scales.tile in SCALE_TILES and scales.interleave == 1
     if scales is None or not known:
-        name = next(name for name in MqaLogitsPlan.WRAPPERS if name in spec.wrappers)
+        name = MqaLogitsPlan.wanted(spec)[0]
         message = f"indexer_cache.layout: got {keys.dtype} keys with {got}; {name} takes {takes}"
         raise LimitError(message)
     return keys, scales
