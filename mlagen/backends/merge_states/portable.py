@@ -47,7 +47,6 @@ class Wrappers:
         has_sink: whether merges take a sink. Attention without one may belong to a model with sinks.
         sink_required: whether they require it.
         attends: whether the package computes attention.
-        has_tensor_scale: whether the output may have one scale.
         values: numbers of V's columns, as text.
         merges_states, merges_parts: the wrappers of the package.
         table: name of the tile table.
@@ -60,7 +59,6 @@ class Wrappers:
     has_sink: bool
     sink_required: bool
     attends: bool
-    has_tensor_scale: bool
     values: str
     merges_states: bool
     merges_parts: bool
@@ -96,7 +94,6 @@ def modules(plan: Plan, family: MergeStatesPlan) -> list[Module]:
         has_sink=sink != "none" or not isinstance(attention, SparseAttention),
         sink_required=sink == "required",
         attends=bool(plan.tiled),
-        has_tensor_scale=True,
         values=" or ".join(str(row.d_v) for row in family.rows),
         merges_states=STATES in wrappers,
         merges_parts=PARTS in wrappers,
