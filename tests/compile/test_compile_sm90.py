@@ -12,10 +12,11 @@ import pytest
 from enumerated import enumerate_package, write_package
 
 from mlagen.backends import expected_products
-from mlagen.compile import CompileJob, Resources, check_limits, compile_jobs, installed
+from mlagen.compile import CompileJob, Resources, check_limits, compile_jobs, content_keys, installed
 from mlagen.compile.worker import load_module
 from mlagen.errors import ToolError
 from mlagen.plan import DenseDecodePlan, Plan, SparseFwdPlan, make_plan
+from mlagen.plan.tiles.allowed import read_allowed
 from mlagen.proofs import Proofs
 from mlagen.spec import Spec, load
 
@@ -234,6 +235,16 @@ def test_those_that_store_other_partials_fit(written, compiled, name, partials):
     package = written(name, partials=partials)
     results = compile_jobs(package.folder, package.jobs, workers=1, cache_dir=compiled, known=known)
     package.check(results, slack=640)
+
+
+def test_allowances_of_no_package_are_of_kernels_that_are_compiled_here(written):
+    keys: set[str] = set()
+    for changes in ({"partials": "bf16"}, {"partials": "fp16"}, {"dims": (400, 80)}):
+        package = written("dsv3", **changes)
+        keys |= {*content_keys(package.folder, package.jobs)}
+    allowed = {one.key for one in read_allowed() if one.reason.startswith("of no package")}
+    assert allowed
+    assert allowed <= keys
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def test_every_allowance_is_of_a_variant_that_spills_as_many() -> None:
         row = proofs().variant(one.key)
         version = next(version for version in TRITONS if minor(version) == one.triton)
         figures = None if row is None else row.figures.get(version)
-        if figures is not None and (row and row.kernel, figures.loop_spills) != (one.kernel, one.spills):
-            wrong.append(one.key)
+        if row is None or figures is None or (row.kernel, figures.loop_spills) != (one.kernel, one.spills):
+            wrong.append((one.key, version))
     assert wrong == []
 
 
