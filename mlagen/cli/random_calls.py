@@ -13,7 +13,7 @@ from mlagen.cli.progress import stage
 from mlagen.emit import apply, compare, render
 from mlagen.errors import MismatchError
 from mlagen.plan import load_plan
-from mlagen.verify.random.pool import Plan, random_calls
+from mlagen.verify.random.pool import Settings, random_calls
 
 
 def verify_at_random(
@@ -39,7 +39,7 @@ def verify_at_random(
         for package in packages:
             folders.append(Path(temporary) / package.name)
             apply(compare(package, folders[-1]))
-        plan = Plan(
+        settings = Settings(
             folders=tuple(str(folder) for folder in folders),
             sources=tuple(f"generated/{package.name}" for package in packages),
             device=device,
@@ -49,7 +49,7 @@ def verify_at_random(
             only=tuple(only),
         )
         with stage(f"{len(packages)} packages: random calls on {device}"):
-            report = random_calls(plan, lambda line: err.print(line, markup=False, soft_wrap=True))
+            report = random_calls(settings, lambda line: err.print(line, markup=False, soft_wrap=True))
     if as_json:
         print_json(report.to_json())
     else:

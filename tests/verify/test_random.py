@@ -12,15 +12,15 @@ from checked_in import GENERATED, package_of
 
 from mlagen.verify.random.__main__ import main
 from mlagen.verify.random.dice import Dice
-from mlagen.verify.random.pool import Plan, random_calls
+from mlagen.verify.random.pool import Settings, random_calls
 from mlagen.verify.random.report import file_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def _plan(folder: Path, **changes: object) -> Plan:
+def _settings(folder: Path, **changes: object) -> Settings:
     settings = {"device": "cpu", "seconds": 60.0, "processes": 1, "batch": 3, "batch_seconds": 60.0, "limit": 60.0}
-    return Plan((str(folder),), **{**settings, **changes})  # type: ignore[arg-type]
+    return Settings((str(folder),), **{**settings, **changes})  # type: ignore[arg-type]
 
 
 def _broken(tmp_path: Path, file: str, old: str, new: str) -> Path:
@@ -46,7 +46,7 @@ def test_sizes_are_log_uniform_and_the_same_for_the_same_name():
 
 @pytest.mark.interpreter
 def test_each_family_of_a_package_is_called_and_right():
-    report = random_calls(_plan(package_of("dsv32"), most_calls=40, seed=3), print)
+    report = random_calls(_settings(package_of("dsv32"), most_calls=40, seed=3), print)
     assert report.failures == []
     families = {name.split("/")[1] for name in report.stations}
     around = {"cache", "prologue", "indices", "indexer_cache"}
@@ -62,7 +62,7 @@ def test_a_broken_kernel_is_found_and_its_line_repeats_it(tmp_path):
         tmp_path, "_topk_kernels.py", "0 - bits, bits + 0x80000000)", "bits - 0x80000000, bits + 0x80000000)"
     )
     lines: list[str] = []
-    report = random_calls(_plan(folder, only=("topk/*",), most_wrong=1), lines.append)
+    report = random_calls(_settings(folder, only=("topk/*",), most_wrong=1), lines.append)
     assert report.total.wrong >= 1
     command, _, said = lines[0].partition("  # ")
     assert "differ" in said
@@ -80,7 +80,7 @@ def test_a_call_that_hangs_is_wrong_and_the_process_is_replaced(tmp_path):
     folder = _broken(tmp_path, "topk.py", "    _launch.device_facts(logits.device)\n", "    while True: pass\n")
     lines: list[str] = []
     report = random_calls(
-        _plan(folder, only=("topk/*", "cache/*"), most_wrong=2, limit=3.0, batch_seconds=0.5), lines.append
+        _settings(folder, only=("topk/*", "cache/*"), most_wrong=2, limit=3.0, batch_seconds=0.5), lines.append
     )
     assert report.hangs == 2
     assert all("hang: " in line for line in lines)
@@ -103,7 +103,7 @@ def test_bad_usage_is_one_line(capsys):
 
 @pytest.mark.interpreter
 def test_calls_through_operators_are_right():
-    report = random_calls(_plan(package_of("odd"), most_calls=30, seed=2), print)
+    report = random_calls(_settings(package_of("odd"), most_calls=30, seed=2), print)
     assert report.failures == []
     assert 0 < report.operator_calls < report.total.calls
     assert report.to_json()["operator_calls"] == report.operator_calls
@@ -118,8 +118,8 @@ def test_a_wrong_call_of_an_operator_is_found_and_its_line_repeats_it(tmp_path):
     assert old in text
     (folder / "ops.py").write_text(text.replace(old, "        pass\n"))
     lines: list[str] = []
-    plan = _plan(folder, only=("sparse_fwd/*", "merge_states/*"), most_wrong=1)
-    assert random_calls(plan, lines.append).total.wrong >= 1
+    settings = _settings(folder, only=("sparse_fwd/*", "merge_states/*"), most_wrong=1)
+    assert random_calls(settings, lines.append).total.wrong >= 1
     command, _, said = lines[0].partition("  # ")
     assert ", operator: " in said
     _, *arguments = shlex.split(command)

@@ -16,7 +16,7 @@ from mlagen.diffs import check_whole
 from mlagen.errors import MlagenError, UsageError
 from mlagen.verify import mismatches, verify_package
 from mlagen.verify.random.delays import delayed_copies
-from mlagen.verify.random.pool import Plan, random_calls, repeat_call
+from mlagen.verify.random.pool import Settings, random_calls, repeat_call
 from mlagen.verify.random.report import Report
 
 
@@ -55,8 +55,8 @@ def _packages(paths: list[Path]) -> list[Path]:
     return found
 
 
-def _plan(options: argparse.Namespace, folders: list[Path]) -> Plan:
-    return Plan(
+def _settings(options: argparse.Namespace, folders: list[Path]) -> Settings:
+    return Settings(
         folders=tuple(str(folder) for folder in folders),
         device=options.device,
         seconds=options.seconds,
@@ -70,9 +70,9 @@ def _plan(options: argparse.Namespace, folders: list[Path]) -> Plan:
     )
 
 
-def _repeat(plan: Plan, place: str) -> int:
+def _repeat(settings: Settings, place: str) -> int:
     shape, call = (int(part) for part in place.split("."))
-    case, tally = repeat_call(plan, shape, call)
+    case, tally = repeat_call(settings, shape, call)
     print(case)
     for _, way, detail in tally.failures:
         print(f"{way}: {detail}")
@@ -111,13 +111,13 @@ def main(arguments: list[str] | None = None) -> int:
             if options.delays:
                 temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-delays-"))
                 folders = delayed_copies(folders, Path(temporary))
-            plan = _plan(options, folders)
+            settings = _settings(options, folders)
             if options.call:
-                return _repeat(plan, options.call)
+                return _repeat(settings, options.call)
             named = tuple(str(folder) for folder in options.packages)
-            plan = replace(plan, sources=named, originals=named)
+            settings = replace(settings, sources=named, originals=named)
             cases = {folder.name: _cases(folder, options) for folder in folders} if options.cases else {}
-            report = random_calls(plan, lambda line: print(line, file=sys.stderr, flush=True))
+            report = random_calls(settings, lambda line: print(line, file=sys.stderr, flush=True))
     except MlagenError as error:
         print(error, file=sys.stderr)
         return error.exit_code

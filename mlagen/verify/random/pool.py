@@ -28,7 +28,7 @@ MOST_LINES = 200  # of failures that a report holds
 
 
 @dataclass(frozen=True)
-class Plan:
+class Settings:
     """Settings of a run.
 
     Attributes:
@@ -77,21 +77,21 @@ class Caller(Worker):
     """A process that makes random calls.
 
     Args:
-        plan: of the run.
+        settings: of the run.
         progress: file that names the present call.
     """
 
-    def __init__(self, plan: Plan, progress: Path) -> None:
+    def __init__(self, settings: Settings, progress: Path) -> None:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         env = {**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
         super().__init__([sys.executable, "-m", "mlagen.verify.random.worker"], env)
         self._progress = progress
-        self._limit = plan.limit
+        self._limit = settings.limit
         self._job = {
-            "device": plan.device,
-            "seed": plan.seed,
-            "folders": list(plan.folders),
-            "only": list(plan.only),
+            "device": settings.device,
+            "seed": settings.seed,
+            "folders": list(settings.folders),
+            "only": list(settings.only),
             "progress": str(progress),
         }
         self._ready: dict[str, Any] | None = None
@@ -153,12 +153,12 @@ class Run:
     """A run of random calls.
 
     Args:
-        plan: of the run.
+        settings: of the run.
         say: is called with each line of a failure, and how it goes on.
     """
 
-    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
-        self._plan, self._say = plan, say
+    def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
+        self._settings, self._say = settings, say
         self._lock = threading.Lock()
         self._stations: list[Station] = []
         self._errors: list[BaseException] = []
@@ -171,16 +171,16 @@ class Run:
             ToolError: a process broke outside any call.
             UsageError: no station is left.
         """
-        plan = self._plan
+        settings = self._settings
         with contextlib.ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-random-")))
-            callers = [Caller(plan, folder / f"call{number}") for number in range(plan.processes)]
+            callers = [Caller(settings, folder / f"call{number}") for number in range(settings.processes)]
             for caller in callers:
                 stack.callback(caller.close)
                 caller.begin()
             self._stations = [Station(**one) for one in callers[0].open()["stations"]]
             if not self._stations:
-                raise UsageError(f"no family and kernel match {', '.join(plan.only)}")
+                raise UsageError(f"no family and kernel match {', '.join(settings.only)}")
             for caller in callers:
                 caller.open()
             self._begin(callers[0].open()["machine"])
@@ -199,21 +199,21 @@ class Run:
         return self.report
 
     def _begin(self, machine: dict[str, str]) -> None:
-        plan = self._plan
+        settings = self._settings
         self.report.run = {
             **machine,
-            "seed": plan.seed,
-            "processes": plan.processes,
-            "delays": plan.delays,
-            "only": list(plan.only),
+            "seed": settings.seed,
+            "processes": settings.processes,
+            "delays": settings.delays,
+            "only": list(settings.only),
         }
-        for folder in plan.originals or plan.folders:
+        for folder in settings.originals or settings.folders:
             self.report.packages[Path(folder).name] = file_hashes(Path(folder))
 
     def _over(self, end: float) -> bool:
         total = self.report.total
-        most = self._plan.most_calls
-        return time.monotonic() > end or total.wrong >= self._plan.most_wrong or bool(most and total.calls >= most)
+        most = self._settings.most_calls
+        return time.monotonic() > end or total.wrong >= self._settings.most_wrong or bool(most and total.calls >= most)
 
     def _serve(self, number: int, caller: Caller) -> None:
         try:
@@ -223,35 +223,35 @@ class Run:
 
     def _make_calls(self, number: int, caller: Caller) -> None:
         """Batches of a process: its own share of the stations in turn, shapes of its own, new ones while time bears."""
-        plan = self._plan
-        chance = random.Random(f"{plan.seed}/{number}")
-        own = [index for index in range(len(self._stations)) if index % plan.processes == number]
-        if len(self._stations) < 2 * plan.processes:
+        settings = self._settings
+        chance = random.Random(f"{settings.seed}/{number}")
+        own = [index for index in range(len(self._stations)) if index % settings.processes == number]
+        if len(self._stations) < 2 * settings.processes:
             own = [(index + number) % len(self._stations) for index in range(len(self._stations))]
         else:
             chance.shuffle(own)
         known: dict[int, list[int]] = defaultdict(list)
         after: dict[tuple[int, int], int] = defaultdict(int)  # the number of a shape's next call
         start, first_seconds = time.monotonic(), 0.0
-        end = start + plan.seconds
+        end = start + settings.seconds
         turn = 0
         while not self._over(end):
             index = own[turn % len(own)]
             turn += 1
             spent = time.monotonic() - start
             if not known[index] or first_seconds < COMPILE_SHARE * spent:
-                known[index].append(number + plan.processes * len(known[index]))
+                known[index].append(number + settings.processes * len(known[index]))
                 shape = known[index][-1]
             else:
                 shape = chance.choice(known[index])
             first = after[index, shape]
             weight = FORCED_WEIGHT if self._stations[index].kernel.startswith("sm90") else 1
-            seconds = max(0.1, min(weight * plan.batch_seconds, end - time.monotonic()))
+            seconds = max(0.1, min(weight * settings.batch_seconds, end - time.monotonic()))
             request = {
                 "station": index,
                 "shape": shape,
                 "first": first,
-                "most": weight * plan.batch,
+                "most": weight * settings.batch,
                 "seconds": seconds,
             }
             tally = caller.batch(request)
@@ -265,40 +265,40 @@ class Run:
         self.report.add(station, tally)
         for call, way, detail in tally.failures:
             self.report.hangs += way == "hang"
-            line = f"{self._plan.repeat(station, shape, call)}  # {way}: {detail}"
+            line = f"{self._settings.repeat(station, shape, call)}  # {way}: {detail}"
             if len(self.report.failures) < MOST_LINES:
                 self.report.failures.append(line)
                 self._say(line)
 
 
-def random_calls(plan: Plan, say: Callable[[str], None]) -> Report:
+def random_calls(settings: Settings, say: Callable[[str], None]) -> Report:
     """Makes random calls of packages; the report of them.
 
     Args:
-        plan: of the run.
+        settings: of the run.
         say: is called with each line of a failure.
 
     Raises:
         ToolError: a process broke outside any call.
-        UsageError: the plan leaves nothing to call.
+        UsageError: no family and kernel match the settings.
     """
-    return Run(plan, say).run()
+    return Run(settings, say).run()
 
 
-def repeat_call(plan: Plan, shape: int, call: int) -> tuple[str, Tally]:
-    """Makes one call of the plan's only station again: the case in words, and the tally.
+def repeat_call(settings: Settings, shape: int, call: int) -> tuple[str, Tally]:
+    """Make one call of the only station again. Return the case in words, and the tally.
 
     Raises:
-        UsageError: the plan has not one station.
+        UsageError: the settings name more or fewer than one station.
     """
     with tempfile.TemporaryDirectory(prefix="mlagen-random-") as folder:
-        caller = Caller(plan, Path(folder) / "call")
+        caller = Caller(settings, Path(folder) / "call")
         try:
             stations: Sequence[Any] = caller.open()["stations"]
             if len(stations) != 1:
                 raise UsageError(f"--call takes one package, family and kernel, got {len(stations)}")
-            case = caller.ask({"station": 0, "shape": shape, "describe": call}, _within(plan.limit))["case"]
-            request = {"station": 0, "shape": shape, "first": call, "most": 1, "seconds": plan.seconds}
+            case = caller.ask({"station": 0, "shape": shape, "describe": call}, _within(settings.limit))["case"]
+            request = {"station": 0, "shape": shape, "first": call, "most": 1, "seconds": settings.seconds}
             return case, caller.batch(request)
         finally:
             caller.close()
