@@ -189,7 +189,7 @@ def presences(plan: Plan) -> Presences:
     return Presences(attention.attn_sink, attention.topk_length)
 
 
-def given(presence: Presence, name: str) -> list[str]:
+def values_of(presence: Presence, name: str) -> list[str]:
     """Return the possible values of an argument as text: None if it is optional, and its name."""
     return {"none": ["None"], "optional": ["None", name], "required": [name]}[presence]
 

@@ -17,9 +17,9 @@ from mlagen.backends.parts.splits import (
     OutRope,
     QuantisedOut,
     attention_context,
-    given,
     presences,
     rotated,
+    values_of,
 )
 from mlagen.layout import CacheLayout
 from mlagen.plan import Caches, MergeStatesPlan, Plan, Sm90Plan, SparseDecodePlan
@@ -264,7 +264,7 @@ def _tensors(plan: Plan, main: CacheLayout, extra: CacheLayout | None, e4m3: Sm9
 def _variants(plan: Plan, caches: CachesFacts) -> Variants:
     """Return the optional tensors of calls, and every choice of them that a kernel is compiled for."""
     attention = plan.sparse_attention
-    lengths, sinks = given(attention.topk_length, "length"), given(attention.attn_sink, "sink")
+    lengths, sinks = values_of(attention.topk_length, "length"), values_of(attention.attn_sink, "sink")
     names = ["topk_length"]
     choices: list[tuple[str, ...]] = [(length,) for length in lengths]
     if caches.extra is not None:

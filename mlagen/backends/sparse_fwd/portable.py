@@ -19,8 +19,8 @@ from mlagen.backends.parts.splits import (
     attention_context,
     rope_aligned,
     rotated,
+    values_of,
 )
-from mlagen.backends.parts.splits import given as values_of
 from mlagen.plan import IndexUnionPlan, Plan, Sm90Plan, SparseFwdPlan
 from mlagen.plan.splits import PartialRow
 

@@ -79,7 +79,7 @@ class Kernel(Sm90Kernel, PaddedSeesaw, OverRows, OverIndices):
 
 
 @dataclass(frozen=True)
-class FewHeadsKernel(SwapAbKernel, OverRows, OverIndices):
+class SwapAbOverRows(SwapAbKernel, OverRows, OverIndices):
     """Context of the template of the swap-AB kernel."""
 
 
@@ -207,7 +207,7 @@ SWAP_AB = SwapAbModule(
     plans_of=_sparse_swap_ab,
     arguments=_swap_ab_arguments,
     details=_swap_ab_details,
-    kind=FewHeadsKernel,
+    kind=SwapAbOverRows,
     constexprs=("BLOCK_H",),
 )
 

@@ -105,7 +105,7 @@ class DenseDecodePlan(CachedFamily):
         check_e4m3_p(spec, layout, sm90)
         if has_e4m3_p(spec) and sm90 and rows32:
             sm90, rows32 = with_e4m3_p(sm90), with_e4m3_p(rows32)
-        few_heads = make_dense_swap_ab(sm90, splits.partials) if sm90 and not layout.quantised else ()
+        of_swap_ab = make_dense_swap_ab(sm90, splits.partials) if sm90 and not layout.quantised else ()
         return cls(
             fits=text,
             tiles=tuple((name, found.get(name) or _untuned(cached, window, TARGETS[name])) for name in spec.targets),
@@ -116,7 +116,7 @@ class DenseDecodePlan(CachedFamily):
             sm90=sm90,
             sm90_rows32=rows32,
             sm90_q_in_parts=q_in_parts,
-            sm90_swap_ab=few_heads,
+            sm90_swap_ab=of_swap_ab,
             rows64_calls=rows64_calls(q_in_parts, e4m3_p=has_e4m3_p(spec)) if rows32 else (),
             sm90_request_overhead=E4M3_REQUEST_OVERHEAD if rows32 else SM90_REQUEST_OVERHEAD,
             sm90_combine_units=SM90_COMBINE_UNITS if sm90 else COMBINE_UNITS,
