@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlagen.layout.layout import MOST_LOADED
 from mlagen.plan.tiles.chunks import next_power_of_2
 
 SPLIT_OVERHEAD = 2
@@ -14,7 +15,6 @@ BATCH_INVARIANT_SPLIT = 512  # a multiple of every block_n
 WORKSPACE_BYTES = 256 << 20
 COMBINE_SPLITS = (2, 4, 8, 16, 32)
 COMBINE_FLOATS = 2048  # of partials that a program of the merge holds at a time
-LOAD_BYTES = 16  # of a thread
 COMBINE_WARP_SIZE = 32  # of the warps it is cut for: each has all splits of its columns, so that no sum crosses warps
 
 
@@ -53,7 +53,7 @@ class PartialRow:
     @property
     def columns(self) -> int:
         """Columns from a row to the next: rounded rows are padded: all begin at 16 bytes, and statistics at 4."""
-        group = LOAD_BYTES // self.itemsize if self.rounds else 1
+        group = MOST_LOADED // self.itemsize if self.rounds else 1
         return -(-self.d_v // group) * group
 
     @property
@@ -64,12 +64,12 @@ class PartialRow:
     @property
     def alignment(self) -> int:
         """Bytes at which every row begins."""
-        return LOAD_BYTES if self.floats % 4 == 0 else 4
+        return MOST_LOADED if self.floats % 4 == 0 else 4
 
     @property
     def thread_columns(self) -> int:
         """Columns that a thread loads at a time."""
-        return LOAD_BYTES // self.itemsize
+        return MOST_LOADED // self.itemsize
 
     @property
     def bytes(self) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from mlagen.backends.parts import cache_argument, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.cache_argument import NamedArgument
-from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of
+from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, columns_text
 from mlagen.backends.parts.layout_module import Arguments, Pad, StoredColumns
 from mlagen.layout import CacheLayout, ScalesField
 from mlagen.layout.layout import BITS
@@ -162,7 +162,7 @@ def _stored(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> li
     for chunk in chunks:
         straddles = chunk.start < d_c < chunk.end
         behind = d_c if rope and chunk.start >= d_c else 0
-        start, block = chunk.start - behind, f"tl.arange(0, {chunk.block})"
+        start = chunk.start - behind
         found.append(
             SourceBlock(
                 name=chunk.name,
@@ -170,7 +170,7 @@ def _stored(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> li
                 masked=chunk.masked,
                 source="k_pe" if behind else "kv_c",
                 straddles=straddles,
-                source_columns=f"{start} + {block}" if start else block,
+                source_columns=columns_text(start, chunk.block),
                 source_end=chunk.end - behind,
                 source_alignment=alignment_of(math.gcd(start, d_c if straddles else 0)),
                 store=layout.store_text(one, chunk.name),

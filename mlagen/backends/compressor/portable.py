@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from mlagen.backends.parts import cache_argument, indexer_layout, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.cache_argument import CacheArgument
-from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of, fields_of
+from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of, columns_text, fields_of, is_aligned
 from mlagen.backends.parts.layout_module import LayoutModule, RowWriter, StoredColumns
 from mlagen.layout import CacheLayout
 from mlagen.plan import CompressorPlan, Plan
 from mlagen.plan.families.compressor import COMPRESS, SAVE
+from mlagen.work import FLOAT_BYTES
 
 MODULE, KEYS_MODULE = "compressor", "indexer_compressor"
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,10 @@ def _sides(plan: Plan, family: CompressorPlan) -> list[Side]:
 def _block(side: Side, chunk: StoredColumns) -> Block:
     """Return a block of a row's columns as the kernel computes it."""
     first, end = side.rope_start, side.rope_start + side.rope
-    block = f"tl.arange(0, {chunk.block})"
     return Block(
         name=chunk.name,
         block=chunk.block,
-        columns_text=f"{chunk.start} + {block}" if chunk.start else block,
+        columns_text=columns_text(chunk.start, chunk.block),
         alignment=alignment_of(chunk.start),
         there=f"there[:, None] & (columns < {chunk.end})[None, :]" if chunk.masked else "there[:, None]",
         inside=f"columns < {chunk.end}" if chunk.masked else "",
@@ -229,7 +228,7 @@ def _wrappers(plan: Plan, side: Side, keys: Side | None) -> Wrappers:
         keys_module=keys.module if keys else None,
         keys_columns=keys.layout.columns if keys else None,
         packed=side.layout.data[0].dtype == "e2m1" and not side.is_main,
-        halves_aligned=side.layout.columns * FP32_BYTES % 16 == 0,
+        halves_aligned=is_aligned(side.layout.columns, FLOAT_BYTES),
     )
 
 

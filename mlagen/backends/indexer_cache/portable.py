@@ -8,13 +8,12 @@ from dataclasses import dataclass
 
 from mlagen.backends.parts import indexer_layout, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
-from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of
+from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, columns_text, is_aligned
 from mlagen.backends.parts.layout_module import Arguments, Pad, StoredColumns
 from mlagen.layout import CacheLayout, Field, ScalesField
 from mlagen.plan import IndexerCachePlan, IndexerRows, Plan
 from mlagen.plan.tiles.chunks import next_power_of_2
 from mlagen.spec import Indexer
-from mlagen.work import ITEMSIZE
 
 MODULE = "indexer_cache"
 WRITE, GATHER, QUERY, NORMALISE, KEYS_QUERY = (
@@ -262,8 +261,8 @@ def _turn(rows: IndexerRows) -> Rope:
         neox=neox,
         in_registers=not neox and start % 2 == 0,  # else the columns of a pair may be in different blocks
         step=step,
-        step_aligned=step * ITEMSIZE % FULL_ALIGNMENT == 0,
-        angles_aligned=math.gcd(half, first) * ITEMSIZE % FULL_ALIGNMENT == 0,
+        step_aligned=is_aligned(step),
+        angles_aligned=is_aligned(math.gcd(half, first)),
     )
 
 
@@ -289,7 +288,6 @@ def _chunks(rows: IndexerRows, chunks: Sequence[StoredColumns], store: Callable[
     start, end = rows.rope_start, rows.rope_start + rows.indexer.rope_head_dim
     found = []
     for chunk in chunks:
-        block = f"tl.arange(0, {chunk.block})"
         there, inside = "there[:, None]", f"< {chunk.end})[None, :]"
         found.append(
             Block(
@@ -298,7 +296,7 @@ def _chunks(rows: IndexerRows, chunks: Sequence[StoredColumns], store: Callable[
                 end=chunk.end,
                 block=chunk.block,
                 masked=chunk.masked,
-                columns_text=f"{chunk.start} + {block}" if chunk.start else block,
+                columns_text=columns_text(chunk.start, chunk.block),
                 there=f"{there} & (columns {inside}" if chunk.masked else there,
                 there_named=f"{there} & ({chunk.name}_columns {inside}" if chunk.masked else there,
                 source_alignment=alignment_of(chunk.start),

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from mlagen.backends.parts import cache_argument, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.cache_argument import CacheArgument
-from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, fields_of
+from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of, columns_text, fields_of, is_aligned
 from mlagen.backends.parts.layout_module import LayoutModule, RowWriter
 from mlagen.layout import CacheLayout
 from mlagen.plan import Chunk, LatentsPlan, Plan
 from mlagen.plan.families.latents import INSERT, POOL
-from mlagen.work import ITEMSIZE
+from mlagen.work import FLOAT_BYTES
 
 MODULE = "latents"
-FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -141,11 +140,11 @@ class Wrappers(Facts, CacheArgument):
 
 def _block(chunk: Chunk) -> LatentColumns:
     """Return a block of a latent's columns."""
-    end, block = chunk.start + chunk.columns, f"tl.arange(0, {chunk.block})"
+    end = chunk.start + chunk.columns
     return LatentColumns(
         name=chunk.name,
         block=chunk.block,
-        columns_text=f"{chunk.start} + {block}" if chunk.start else block,
+        columns_text=columns_text(chunk.start, chunk.block),
         alignment=alignment_of(chunk.start),
         there=f"there[:, None] & (columns < {end})[None, :]" if chunk.masked else "there[:, None]",
         inside=f", mask=columns < {end}" if chunk.masked else "",
@@ -160,12 +159,11 @@ def _stored(plan: Plan, one: CacheLayout, of_layout: LayoutModule) -> list[Inser
     """Return the blocks of a row as the cache stores it."""
     found = []
     for chunk in of_layout.stored:
-        block = f"tl.arange(0, {chunk.block})"
         found.append(
             InsertedColumns(
                 name=chunk.name,
                 block=chunk.block,
-                columns_text=f"{chunk.start} + {block}" if chunk.start else block,
+                columns_text=columns_text(chunk.start, chunk.block),
                 whole_alignment=alignment_of(chunk.start),
                 there="valid[:, None]" + (f" & ({chunk.name}_columns < {chunk.end})[None, :]" if chunk.masked else ""),
                 turns=chunk.end > plan.spec.model.kv_lora_rank,
@@ -190,7 +188,7 @@ def _facts(plan: Plan, family: LatentsPlan) -> Facts:
         layout_module=layout.EXTRA_MODULE if family.caches.other else layout.MODULE,
         columns=one.columns,
         d_c=dims.kv_lora_rank,
-        rope=LatentRope(dims.qk_rope_head_dim, half, dims.rope == "neox", half * ITEMSIZE % FULL_ALIGNMENT == 0),
+        rope=LatentRope(dims.qk_rope_head_dim, half, dims.rope == "neox", is_aligned(half)),
         pools=POOL in wrappers,
         inserts=INSERT in wrappers,
         needs_e4m3=layout.needs_e4m3(one),
@@ -217,7 +215,7 @@ def _wrappers(plan: Plan, family: LatentsPlan) -> Wrappers:
         **vars(_facts(plan, family)),
         **vars(cache_argument.described(plan, one, _of_layout(plan, family))),
         torch_dtype=TORCH_DTYPES[plan.spec.model.dtype],
-        halves_aligned=one.columns * FP32_BYTES % FULL_ALIGNMENT == 0,
+        halves_aligned=is_aligned(one.columns, FLOAT_BYTES),
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlagen.backends.parts import tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
-from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES
+from mlagen.backends.parts.common import TORCH_DTYPES, is_aligned
 from mlagen.plan import OutQuantPlan, Plan
 from mlagen.spec import QUANT_BLOCK
 from mlagen.work import FLOAT_BYTES
@@ -61,7 +61,7 @@ def _facts(plan: Plan, family: OutQuantPlan) -> Facts:
 
 def shared(plan: Plan, family: OutQuantPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
-    aligned = family.rope // 2 * FLOAT_BYTES % FULL_ALIGNMENT == 0
+    aligned = is_aligned(family.rope // 2, FLOAT_BYTES)
     context = Kernels(**vars(_facts(plan, family)), angles_aligned=aligned)
     return [tiles.file(plan), generated(f"_{MODULE}_kernels", vars(context))]
 

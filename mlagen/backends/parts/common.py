@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from mlagen.layout.layout import MOST_LOADED
 from mlagen.plan import Chunk, Family, LatentFamily, Plan
 from mlagen.work import ITEMSIZE
 
@@ -19,7 +20,7 @@ TORCH_DTYPES = {
 }
 TRITON_FLOATS = {"bf16": "tl.bfloat16", "fp16": "tl.float16", "fp32": "tl.float32"}
 LINE_LENGTH = 120  # as pyproject.toml asks of generated files
-FULL_ALIGNMENT = 16
+FULL_ALIGNMENT = MOST_LOADED  # of addresses in bytes, so that a thread loads as many at once as it can
 
 Signature = tuple[tuple[str, str], ...]
 
@@ -83,9 +84,19 @@ def stated_scale(scale: float | None) -> str:
     return "" if scale is None else repr(scale)
 
 
+def is_aligned(columns: int, itemsize: int = ITEMSIZE) -> bool:
+    """Whether an address this many columns into an aligned row is aligned. A column has `itemsize` bytes."""
+    return columns * itemsize % FULL_ALIGNMENT == 0
+
+
 def alignment_of(column: int) -> str:
     """Return the known alignment of addresses `column` columns into an aligned row: ALIGNMENT or 1."""
-    return "ALIGNMENT" if column * ITEMSIZE % FULL_ALIGNMENT == 0 else "1"
+    return "ALIGNMENT" if is_aligned(column) else "1"
+
+
+def columns_text(start: int, block: int) -> str:
+    """Return the numbers of a block's columns, from `start` on, as text."""
+    return f"{start} + tl.arange(0, {block})" if start else f"tl.arange(0, {block})"
 
 
 def blocks_of(chunks: Iterable[Chunk]) -> list[Block]:

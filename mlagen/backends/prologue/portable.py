@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from mlagen.backends.parts import cache_argument, layout, tiles
 from mlagen.backends.parts.base import GeneratedFile, Module, generated
 from mlagen.backends.parts.cache_argument import NamedArgument
-from mlagen.backends.parts.common import FULL_ALIGNMENT, TORCH_DTYPES, alignment_of, fields_of
+from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of, columns_text, fields_of, is_aligned
 from mlagen.backends.parts.layout_module import RowWriter, StoredColumns
 from mlagen.layout import CacheLayout
 from mlagen.plan import Chunk, Plan, ProloguePlan
 from mlagen.plan.families.prologue import OVER_HEADS, OVER_ROPE
 from mlagen.plan.tiles.chunks import next_power_of_2
-from mlagen.work import ITEMSIZE
 
 MODULE = "prologue"
 INSERT, INSERT_PADDED = OVER_HEADS
@@ -176,8 +175,7 @@ def _row(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> list[
     d_c, found = plan.spec.model.kv_lora_rank, []
     for chunk in chunks:
         name, start, end = chunk.name, chunk.start, chunk.end
-        block, columns = f"tl.arange(0, {chunk.block})", f"{name}_columns"
-        turns, straddles = end > d_c, start < d_c < end
+        columns, turns, straddles = f"{name}_columns", end > d_c, start < d_c < end
         latent_ptrs = f"kv_c_rows[:, None] + {columns}[None, :]"
         rope_ptrs = f"k_pe_rows[:, None] + ({columns} - ROPE_START)[None, :]"
         changed = "(has_weight != 0)" if not turns else f"(({columns} >= ROPE_START)[None, :] | (has_weight != 0))"
@@ -185,7 +183,7 @@ def _row(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> list[
             RowBlock(
                 name=name,
                 block=chunk.block,
-                columns_text=f"{start} + {block}" if start else block,
+                columns_text=columns_text(start, chunk.block),
                 turns=turns,
                 straddles=straddles,
                 ptrs=rope_ptrs if turns else latent_ptrs,
@@ -203,12 +201,12 @@ def _row(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> list[
 
 def _latent(chunk: Chunk) -> LatentBlock:
     """Return a block of Q's columns that RoPE leaves as they are."""
-    block, end = f"tl.arange(0, {chunk.block})", chunk.start + chunk.columns
+    end = chunk.start + chunk.columns
     inside = f" & (columns < {end})[None, :]" if chunk.masked else ""
     return LatentBlock(
         name=chunk.name,
         block=chunk.block,
-        columns_text=f"{chunk.start} + {block}" if chunk.start else block,
+        columns_text=columns_text(chunk.start, chunk.block),
         alignment=alignment_of(chunk.start),
         there=f"there[:, None]{inside}",
         written=f"written[:, None]{inside}",
@@ -246,7 +244,7 @@ def _rope(plan: Plan) -> Rope:
         weighs="(has_weight != 0) & (pairs < D_HALF)" if masked else "has_weight != 0",
         in_head=_pairs(neox, " + ROPE_START", dims.kv_lora_rank, half),
         apart=_pairs(neox, "", 0, half),
-        angles_aligned=half * ITEMSIZE % FULL_ALIGNMENT == 0,
+        angles_aligned=is_aligned(half),
     )
 
 

@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping
 
 from mlagen.layout import CacheLayout
+from mlagen.layout.layout import MOST_LOADED
 from mlagen.plan.sm90.e4m3 import is_plain_e4m3
 from mlagen.plan.sm90.kernel import D_V
 from mlagen.plan.sm90.seesaw import SCALE_TILE, V4_SCALE_TILE, V41_SCALE_TILE
 from mlagen.spec import DenseAttention, Spec
 
-LOAD_BYTES = 16  # of a load; rows and their fields begin at multiples of it
 SCALE_BYTES = 4  # of an fp32 scale: rows of fewer than four scales may begin at multiples of their scales' bytes
 # Columns behind V by those of V, of rows of e4m3: halves of V are whole scales, a warp shares out a row evenly, and two
 # blocks of 64 rows fit together with Q.
@@ -82,13 +82,13 @@ def reads_cache(layout: CacheLayout, extra_layout: CacheLayout | None) -> bool:
 
 def load_unit(layout: CacheLayout) -> int:
     """Return the greatest unit in bytes, at most a load's, that divides the first plane's rows and fields' offsets."""
-    return math.gcd(LOAD_BYTES, layout.plane_bytes[0], *(field.offset for field in layout.fields if field.plane == 0))
+    return math.gcd(MOST_LOADED, layout.plane_bytes[0], *(field.offset for field in layout.fields if field.plane == 0))
 
 
 def least_unit(layout: CacheLayout) -> int:
     """Return the least unit of a cache without planes that the kernel reads: a row's scales are one load."""
     scales = layout.scales_of(layout.data[0])
-    return LOAD_BYTES if scales is None else min(LOAD_BYTES, SCALE_BYTES * layout.data[0].count // scales.tile)
+    return MOST_LOADED if scales is None else min(MOST_LOADED, SCALE_BYTES * layout.data[0].count // scales.tile)
 
 
 def _run(layout: CacheLayout) -> tuple[str, int, str, int] | None:
@@ -97,6 +97,6 @@ def _run(layout: CacheLayout) -> tuple[str, int, str, int] | None:
     scales = layout.scales_of(row)
     if others or scales is None or layout.planar or scales.interleave != 1:
         return None
-    if row.offset != 0 or scales.offset % LOAD_BYTES or layout.row_bytes % LOAD_BYTES:
+    if row.offset != 0 or scales.offset % MOST_LOADED or layout.row_bytes % MOST_LOADED:
         return None
     return row.dtype, row.count, scales.dtype, scales.tile
