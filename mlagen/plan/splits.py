@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlagen.layout.layout import MOST_LOADED
+from mlagen.plan.targets import WARP_SIZE
 from mlagen.plan.tiles.chunks import next_power_of_2
 
 SPLIT_OVERHEAD = 2
@@ -15,7 +16,6 @@ BATCH_INVARIANT_SPLIT = 512  # a multiple of every block_n
 WORKSPACE_BYTES = 256 << 20
 COMBINE_SPLITS = (2, 4, 8, 16, 32)
 COMBINE_FLOATS = 2048  # of partials that a program of the merge holds at a time
-COMBINE_WARP_SIZE = 32  # of the warps it is cut for: each has all splits of its columns, so that no sum crosses warps
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,8 @@ def make_combine_tile(partials: PartialRow, block_s: int) -> CombineTile:
         block_s=block_s,
         block_d=block_d,
         d_blocks=-(-partials.d_v // block_d),
-        num_warps=max(1, block_d // (partials.thread_columns * COMBINE_WARP_SIZE)),
+        # Each of these warps has all splits of its columns, so that no sum crosses warps.
+        num_warps=max(1, block_d // (partials.thread_columns * WARP_SIZE)),
     )
 
 

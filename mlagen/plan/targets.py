@@ -6,8 +6,11 @@ from dataclasses import dataclass
 
 KIB = 1024
 SM90 = "sm90"  # the only target with Gluon kernels
+WARP_SIZE = 32  # threads, of NVIDIA targets
 REGISTERS = 65_536  # of a multiprocessor of any NVIDIA target
-MOST_REGISTERS = 255  # that a thread of one can name
+MOST_REGISTERS = 256  # of one of its threads, of which it can name all but one
+SIMDS = 4  # of a compute unit, which share the wavefronts of a program
+SIMD_REGISTERS = 512  # of a lane of a SIMD, for all of its wavefronts
 
 
 @dataclass(frozen=True)
@@ -49,11 +52,21 @@ class Target:
     copies_tensors: bool = False
     pdl: bool = False
 
+    @property
+    def most_registers(self) -> int:
+        """The most registers that a thread takes."""
+        return MOST_REGISTERS if self.backend == "cuda" else SIMD_REGISTERS
+
+    @property
+    def registers_per_sm(self) -> int:
+        """Registers of a multiprocessor (compute unit)."""
+        return REGISTERS if self.backend == "cuda" else SIMDS * SIMD_REGISTERS * self.warp_size
+
     def register_limit(self, num_warps: int) -> int:
         """The most registers that a thread of a program can have; on AMD vector registers, of both kinds together."""
         if self.backend == "cuda":
-            return min(MOST_REGISTERS, REGISTERS // (num_warps * self.warp_size) // 8 * 8)
-        return 512 // -(-num_warps // 4)  # of a lane of a SIMD; four SIMDs share a program's wavefronts
+            return min(MOST_REGISTERS - 1, REGISTERS // (num_warps * self.warp_size) // 8 * 8)
+        return SIMD_REGISTERS // -(-num_warps // SIMDS)
 
 
 def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "mma") -> Target:
@@ -62,7 +75,7 @@ def _cuda(major: int, minor: int, shared_per_sm: int, threads: int, dot: str = "
         name=f"sm{major}{minor}",
         backend="cuda",
         arch=10 * major + minor,
-        warp_size=32,
+        warp_size=WARP_SIZE,
         shared_limit=shared_per_sm - KIB,
         shared_per_sm=shared_per_sm,
         shared_reserve=KIB,

@@ -8,7 +8,8 @@ from plan_specs import make_spec
 
 from mlagen.plan import TARGETS, make_plan
 from mlagen.plan.families.topk import COLUMNS, TopkPlan, make_topk_plan
-from mlagen.plan.sm90.topk import BINS, LANES, SHARED_ROW, make_topk_sm90
+from mlagen.plan.sm90.topk import BINS, SHARED_ROW, make_topk_sm90
+from mlagen.plan.targets import WARP_SIZE
 
 SELECT, MERGE = ("_topk_kernels", "_topk_kernel"), ("_topk_kernels", "_merge_kernel")
 SM90 = {("_topk_sm90", f"_topk{collect}_sm90_kernel") for collect in ("", "_collect")}
@@ -55,7 +56,7 @@ def test_every_call_has_an_sm90_tile_whose_candidates_fit():
         for columns in (0, 1, 4096, 4097, 8192, 8193, 1 << 16, 1 << 17, 1 << 19, 1 << 30):
             for k in (1, 512, 2048, 4096):
                 tile = next(row.tile for row in plan.tiles if holds(row, columns, k) and rows <= (row.max_rows or rows))
-                threads = tile.warps * LANES
+                threads = tile.warps * WARP_SIZE
                 assert tile.capacity % (threads * 4 * tile.halves) == 0
                 assert columns <= tile.capacity or 2 * k <= tile.capacity
                 assert threads % SHARED_ROW == 0
@@ -64,9 +65,9 @@ def test_every_call_has_an_sm90_tile_whose_candidates_fit():
 
 def test_words_of_shared_memory_lie_apart_and_fit():
     plan = sm90_plan()
-    assert 2 * LANES <= plan.found < plan.bins
+    assert 2 * WARP_SIZE <= plan.found < plan.bins
     for tile in (row.tile for row in plan.tiles):
-        words = plan.bins + BINS * LANES * tile.warps + 2 * tile.capacity
+        words = plan.bins + BINS * WARP_SIZE * tile.warps + 2 * tile.capacity
         assert 4 * words <= plan.shared_bytes(tile, is_long=True) <= TARGETS["sm90"].shared_limit
         assert plan.bins % 4 == 0  # bins are read by 16 bytes
 

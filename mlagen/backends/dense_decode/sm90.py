@@ -26,11 +26,12 @@ from mlagen.backends.parts.gluon import (
 from mlagen.backends.parts.grouped import shared
 from mlagen.plan import DenseDecodePlan, Plan, Sm90Plan
 from mlagen.plan.sm90.e4m3 import P_LOG2, P_MOST_LOG2
-from mlagen.plan.sm90.kernel import E4M3_PRODUCT_DEPTH, PRODUCT_DEPTH
+from mlagen.plan.sm90.kernel import E4M3_PRODUCT_DEPTH, PRODUCT_DEPTH, WARPS
 from mlagen.plan.sm90.row_pieces import RowPieces
 from mlagen.plan.splits import PartialRow
+from mlagen.plan.targets import WARP_SIZE
 
-WARPGROUP = 128  # threads
+WARPGROUP = WARPS * WARP_SIZE  # threads
 SPLIT_ROWS = 8  # rows of Q that a warpgroup splits at a time, to limit spills
 
 

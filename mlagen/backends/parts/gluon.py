@@ -13,8 +13,8 @@ from mlagen.backends.parts.splits import attention_context
 from mlagen.plan import LatentFamily, Plan, Sm90Plan
 from mlagen.plan.sm90.kernel import Registers
 from mlagen.plan.splits import PartialRow
+from mlagen.plan.targets import WARP_SIZE
 
-LANES = 32  # threads of a warp
 FIRST_BARRIER = 4  # named barriers; Triton uses the lower ones
 
 
@@ -94,7 +94,7 @@ def rotation_of(plan: Plan, sm90: Sm90Plan) -> Rotation | None:
     columns = plan.out_rope
     if not columns:
         return None
-    thread_pairs = plan.d_v // LANES // 2
+    thread_pairs = plan.d_v // WARP_SIZE // 2
     return Rotation(
         pairs=columns // 2,
         halvings=range((sm90.d_half // columns).bit_length() - 1),

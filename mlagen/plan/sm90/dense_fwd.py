@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlagen.plan.sm90.kernel import BLOCK_H, PRODUCT_DEPTH, SWIZZLED_COLUMNS, WARPS, Registers
-from mlagen.plan.targets import SM90
+from mlagen.plan.targets import SM90, WARP_SIZE
 from mlagen.plan.tritons import Minor
 from mlagen.spec import Spec
 from mlagen.work import ITEMSIZE
@@ -103,7 +103,7 @@ def make_dense_fwd_sm90(spec: Spec, shared_limit: int) -> DenseFwdSm90Plan | Non
     for block_n in BLOCK_N:
         keys = STAGES * block_n * (d_qk + d_v)
         shared = (2 * BLOCK_H * d_qk + keys) * ITEMSIZE
-        accumulators = (d_v + 1.5 * block_n) * BLOCK_H / 128  # and scores, with half as many for P
+        accumulators = (d_v + 1.5 * block_n) * BLOCK_H / (WARPS * WARP_SIZE)  # and scores, with half as many for P
         if shared + BARRIERS <= shared_limit and accumulators <= ACCUMULATORS:
             # Scores: before the loop and in it; V: in it and behind it; of both warpgroups.
             products = 2 * 2 * (d_qk // PRODUCT_DEPTH + block_n // PRODUCT_DEPTH)

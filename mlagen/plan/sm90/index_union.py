@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from mlagen.plan.sm90.kernel import BLOCK_H, BLOCK_N, Registers, Sm90Plan
 from mlagen.plan.sm90.kernel import refusal as sm90_refusal
 from mlagen.plan.sm90.seesaw import SPARSE_FWD, Form, form_of, make_sm90
+from mlagen.plan.targets import WARP_SIZE
 from mlagen.plan.tiles.tile import Sm90Row, calls_text
 from mlagen.spec import Spec
 
@@ -20,7 +21,6 @@ WINDOW_WORDS = 1 << 13  # of the bitmap in shared memory
 STAGED = 1 << 13  # entries put in order at a time; a list's program has as much shared memory again for them
 INDICES = 2048  # a step of a list's program
 LIST_WARPS = 8
-WARP_SIZE = 32
 REGISTERS = {  # of the attending kernel, by tokens per group; docs/tritons.md lists spills by Triton
     2: Registers((208, 56), (((3, 9), (216, 56)),)),
     4: Registers((208, 56), (((3, 9), (208, 48)),)),

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from mlagen.layout import CacheLayout, DataField, ScalesField
 from mlagen.plan.sm90.caches import load_unit
 from mlagen.plan.sm90.kernel import Sm90Plan
+from mlagen.plan.targets import WARP_SIZE
 
 WORD = 4  # bytes
-WARP_SIZE = 32
 # Layouts of a block's columns behind V in words, by how many: bases of registers and of lanes, [row, word] each. Where
 # they are copied, a thread has the rows that it has of V's columns.
 COPIED_TAILS = {

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mlagen.plan.targets import SM90
+from mlagen.plan.targets import SM90, WARP_SIZE
 from mlagen.spec import Spec
 
-LANES = 32
 BINS = 4  # of a thread
 FOUND_WORDS = 8
 SHARED_ROW = 64  # words as they are allocated; the first row ends before the bins
@@ -67,7 +66,7 @@ class TopkSm90Plan:
     @property
     def found(self) -> int:
         """The first word that one thread publishes to all, behind the totals of warps, of two tiles in turn."""
-        return 2 * LANES
+        return 2 * WARP_SIZE
 
     @property
     def published(self) -> tuple[int, ...]:
@@ -81,7 +80,7 @@ class TopkSm90Plan:
 
     def shared_bytes(self, tile: TopkSm90Tile, *, is_long: bool) -> int:
         """Shared memory of a program."""
-        words = self.bins + BINS * LANES * tile.warps + tile.capacity * (2 if is_long else 1)
+        words = self.bins + BINS * WARP_SIZE * tile.warps + tile.capacity * (2 if is_long else 1)
         return 4 * (-(-words // SHARED_ROW) * SHARED_ROW)
 
 

@@ -34,9 +34,7 @@ from mlagen.work import INDEX_BYTES, ITEMSIZE
 
 FEW_HEADS = 16
 BARRIER_BYTES = 1024  # of tcgen05, including the scales of a tile
-REGISTERS_PER_SM = {"cuda": 1 << 16, "hip": 1 << 17}
 BITS = 8  # of a byte
-REGISTERS = {"cuda": 256, "hip": 512}  # a thread takes, up to the most that it can
 
 # Preferred first, by heads and by the instruction of tl.dot. A packed layout skips tiles of 4 warps on NVIDIA, and so
 # do two layouts with a wide V. Tiles of one stage are for two layouts that fit no other tile.
@@ -240,7 +238,7 @@ class CachedRow:
         if shared > target.shared_limit:
             raise LimitError(f"{target.name}: {self._too_much_shared(tile, target)}", hint=_remedies(target))
         threads = tile.num_warps * target.warp_size
-        by_registers = REGISTERS_PER_SM[target.backend] // (REGISTERS[target.backend] * threads)
+        by_registers = target.registers_per_sm // (target.most_registers * threads)  # if each takes the most it can
         resident = max(1, min(programs_per_sm(tile, shared, target), by_registers))
         return TileRow(max_heads, max_tokens, tile, resident, shared, reason)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlagen.plan.targets import WARP_SIZE
+
 THREAD_COLUMNS = 4  # of fp32 that a thread loads at once
-WARP = 32
 
 
 @dataclass(frozen=True)
@@ -27,5 +28,5 @@ class CompressTile:
 
 def warps_of(columns: int) -> int:
     """Warps of a program that takes so many columns: at most 4."""
-    warps = columns // (THREAD_COLUMNS * WARP)
+    warps = columns // (THREAD_COLUMNS * WARP_SIZE)
     return 4 if warps >= 4 else 2 if warps >= 2 else 1
