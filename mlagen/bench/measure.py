@@ -151,13 +151,6 @@ def device_timer(calls: Sequence[Call], flush: Call) -> Timer:
     return by_events
 
 
-def graph_time(calls: Sequence[Call], rounds: int = 9) -> float:
-    """Median seconds of a call by graph replay over `calls`, the same work on one input set each."""
-    warm_up(calls[0])
-    timer = GraphTimer(calls)
-    return statistics.median(timer() for _ in range(rounds))
-
-
 def event_time(call: Call, rounds: int = 9, *, flush: bool = True) -> float:
     """Median seconds of a call between events, with L2 overwritten before each if `flush`."""
     warm_up(call)

@@ -55,11 +55,6 @@ class Contender:
         return self.ratio if self.behind_ratio is None else self.behind_ratio
 
     @property
-    def quoted_spread(self) -> float | None:
-        """Spread of the same ratio."""
-        return self.ratio_spread if self.behind_ratio is None else self.behind_spread
-
-    @property
     def is_peer(self) -> bool:
         """Whether the kernel is someone else's."""
         return self.name.partition(",")[0] != OURS
