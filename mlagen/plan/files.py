@@ -21,7 +21,7 @@ def read_checked(path: Path, model: type[Checked]) -> tuple[Checked, Document]:
     """A file's data as `model` has it, and where each value stands.
 
     Raises:
-        SpecErrors: the file is off: every error of it, at its line and column.
+        SpecErrors: the file is invalid: all its errors, each with its line and column.
     """
     return _check(read_text(path), path, model)
 

@@ -242,7 +242,7 @@ def test_entries_are_read(tmp_path: Path) -> None:
     [
         (
             [{"fits": "sparse d512"}],
-            "2:12: replacements[0].fits: got 'sparse d512'; takes what begins with one of sparse_fwd,",
+            "2:12: replacements[0].fits: got 'sparse d512'; takes a text that begins with a family: sparse_fwd,",
         ),
         ([{"target": "sm70"}], "replacements[0].target: got 'sm70'; takes a target: sm80,"),
         ([{"tritons": '["3.5"]'}], "replacements[0].tritons[0]: got '3.5'; takes minor versions: 3.6, 3.7, 3.8, 3.9"),

@@ -75,7 +75,7 @@ def read_allowed(path: Path = PATH) -> tuple[Allowance, ...]:
     """The entries of the file, one for each key.
 
     Raises:
-        SpecErrors: the file is off: every error of it, at its line and column.
+        SpecErrors: the file is invalid: all its errors, each with its line and column.
     """
     table, _ = read_checked(path, _AllowedTable)
     return tuple(

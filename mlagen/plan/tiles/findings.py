@@ -126,7 +126,7 @@ class _LeftOut(Model):
     fits: FitsText
     kernel: Kernel
     triton: Annotated[MinorText, Field(description="minor version of Triton under which no call runs it")]
-    reason: Annotated[str, Field(description="why")]
+    reason: Annotated[str, Field(description="the reason, for readers")]
 
 
 class _Table(ReplacementTable):
@@ -144,7 +144,7 @@ def read_findings(path: Path) -> Findings:
     """The findings in a file; none where there is no file.
 
     Raises:
-        SpecErrors: the file is off: every error of it, at its line and column.
+        SpecErrors: the file is invalid: all its errors, each with its line and column.
     """
     if not path.is_file():
         return Findings()

@@ -64,12 +64,12 @@ def _known(kind: str, names: Iterable[str]) -> Callable[[str], str]:
 
 def _of_a_family(fits: str) -> str:
     if family_of(fits) not in TILED:
-        raise refused(f"got '{fits}'; takes what begins with one of {', '.join(TILED)}")
+        raise refused(f"got '{fits}'; takes a text that begins with a family: {', '.join(TILED)}")
     return fits
 
 
 FitsText = Annotated[
-    str, AfterValidator(_of_a_family), Field(description="of which kernels, as `mlagen show plan` prints it")
+    str, AfterValidator(_of_a_family), Field(description="the kernels, as `mlagen show plan` prints them")
 ]
 MinorText = Annotated[str, AfterValidator(_known("minor versions", map(minor_text, MINORS)))]
 
@@ -101,13 +101,13 @@ class _TileEntry(Model):
 class _Entry(Model):
     fits: FitsText
     table: Annotated[Literal["tiles", "unaligned"], Field(description="the table that has the tile")] = "tiles"
-    target: Annotated[str, AfterValidator(_known("a target", TARGETS)), Field(description="on which target")]
-    tile: Annotated[_TileEntry, Field(description="the tile that does not hold")]
+    target: Annotated[str, AfterValidator(_known("a target", TARGETS)), Field(description="the target")]
+    tile: Annotated[_TileEntry, Field(description="the tile that is replaced")]
     tritons: Annotated[
         tuple[MinorText, ...],
-        Field(min_length=1, description="minor versions of Triton under which it does not"),
+        Field(min_length=1, description="minor versions of Triton under which the tile exceeds a limit"),
     ]
-    instead: Annotated[_TileEntry, Field(description="what calls take under these")]
+    instead: Annotated[_TileEntry, Field(description="the tile that calls take under these versions")]
 
     @model_validator(mode="after")
     def _tiles_are_the_familys(self) -> _Entry:
@@ -125,7 +125,7 @@ class _Entry(Model):
         return Replacement(self.fits, self.table, self.target, self.tile.tile(), tritons, self.instead.tile(), place)
 
 
-Entries = Annotated[tuple[_Entry, ...], Field(description="tiles that hold under some Tritons alone")]
+Entries = Annotated[tuple[_Entry, ...], Field(description="tiles that exceed a limit under some Tritons")]
 
 
 class ReplacementTable(Model):
@@ -153,7 +153,7 @@ def read_replacements(path: Path = PATH) -> tuple[Replacement, ...]:
     """The entries of the file.
 
     Raises:
-        SpecErrors: the file is off: every error of it, at its line and column.
+        SpecErrors: the file is invalid: all its errors, each with its line and column.
     """
     table, document = read_checked(path, ReplacementTable)
     return tuple(

@@ -148,16 +148,16 @@ class TunedDenseDecodeSm90Row(Model):
 class TunedFits(Model):
     """Kernels that the tables of a file are valid for."""
 
-    sparse_fwd: Annotated[str | None, Field(description="those of attention over rows")] = None
-    sparse_decode: Annotated[str | None, Field(description="those of attention over a cache")] = None
-    dense_decode: Annotated[str | None, Field(description="those of dense attention")] = None
+    sparse_fwd: Annotated[str | None, Field(description="kernels of attention over rows")] = None
+    sparse_decode: Annotated[str | None, Field(description="kernels of attention over a cache")] = None
+    dense_decode: Annotated[str | None, Field(description="kernels of dense attention")] = None
 
 
 class TunedTable(Model):
     """Tile tables of one spec on one target. The first row that covers a call is used."""
 
     fits: Annotated[
-        TunedFits, Field(description="which kernels the tables hold for, as `mlagen show plan` prints it")
+        TunedFits, Field(description="kernels that the tables are valid for, as `mlagen show plan` prints them")
     ] = TunedFits()
     heads: Annotated[
         int | None, Field(ge=1, le=128, description="of the model that was swept; of two tables, the nearer is taken")
