@@ -91,7 +91,9 @@ def test_the_plugin_replaces_the_indexer_functions_that_the_package_has(
 
 def test_package_in_the_wheel_is_the_one_that_build_writes(wheel_of) -> None:
     archive = zipfile.ZipFile(wheel_of("dsv32_fp8"))
-    for path in (ROOT / "generated" / "dsv32_fp8").glob("*.py"):
+    paths = [*(ROOT / "generated" / "dsv32_fp8").glob("*.py")]
+    assert paths
+    for path in paths:
         assert archive.read(f"mlagen_vllm_dsv32_fp8/dsv32_fp8/{path.name}") == path.read_bytes()
 
 

@@ -34,8 +34,12 @@ def test_a_family_is_found_by_its_name_in_every_room(room: str, name: str) -> No
     assert any((ROOT / place.format(name)).is_file() for place in PLACES[room])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if not (ROOT / "mlagen" / "verify" / "chains" / name).is_dir()]
+)
 def test_a_family_of_verify_imports_no_other(name: str) -> None:
     strangers = {"chains", "families", "worker", *NAMES} - {name}
-    for path in (ROOT / "mlagen" / "verify" / name).glob("*.py"):
+    paths = [*(ROOT / "mlagen" / "verify" / name).glob("*.py")]
+    assert paths
+    for path in paths:
         assert not strangers & set(IMPORTED.findall(path.read_text(encoding="utf-8"))), path
