@@ -84,6 +84,17 @@ def test_p_of_e4m3_halves_its_bytes_and_the_products_with_v():
     assert (plain.sm90.v_ahead, plain.sm90_rows32.v_ahead) == (0, 0)
 
 
+def test_other_dims_over_e4m3_say_which_have_an_sm90_kernel(tmp_path):
+    path = tmp_path / "dsv3_fp8.yaml"
+    text = (ROOT / "specs" / path.name).read_text()
+    assert text.count(": 512") == 2  # the latent, and V
+    path.write_text(text.replace(": 512", ": 256"))
+    plan = load_plan(path)
+    reason = plan.no_sm90(plan.of(DenseDecodePlan))
+    assert reason is not None
+    assert reason.startswith("over a cache of fp8_per_tensor it supports 512 columns of V, 0, 32, 64 after them")
+
+
 def test_bounds_of_p_are_within_what_e4m3_holds():
     largest = torch.tensor([2.0**P_MOST_LOG2, 2.0**P_LOG2])
     assert torch.equal(largest.to(torch.float8_e4m3fn).float(), torch.tensor([416.0, 32.0]))

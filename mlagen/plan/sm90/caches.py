@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 from mlagen.layout import CacheLayout
 from mlagen.layout.layout import MOST_LOADED
-from mlagen.plan.sm90.e4m3 import is_plain_e4m3
+from mlagen.plan.sm90.dense_decode import E4M3_TAKES
+from mlagen.plan.sm90.e4m3 import is_plain_e4m3, reads_e4m3
 from mlagen.plan.sm90.kernel import D_V
 from mlagen.plan.sm90.seesaw import SCALE_TILE, V4_SCALE_TILE, V41_SCALE_TILE
 from mlagen.spec import DenseAttention, Spec
@@ -23,9 +24,14 @@ V41_RUNS = (("e4m3", D_V, "ue8m0", 32), ("e2m1", D_V, "e4m3", V41_SCALE_TILE))
 
 
 def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None) -> str | None:
-    """Why no sm90 kernel reads quantised caches of a spec that `refusal` lets pass; None if one does."""
+    """Why no sm90 kernel reads quantised caches of a spec that `refusal` lets pass; None if one does.
+
+    For dense attention over e4m3 that is why it has none: the call does not ask whether it has one.
+    """
     dims = spec.model
     if isinstance(spec.attention, DenseAttention):
+        if reads_e4m3(layout):
+            return f"over a cache of {layout.name} {E4M3_TAKES}"
         return f"no sm90 kernel of dense attention reads a cache of {layout.name}" if layout.quantised else None
     if not reads_cache(layout, extra_layout) or dims.dtype != "bf16":  # as which the kernel takes Q apart
         names = layout.name if extra_layout is None else f"{layout.name} with a second one of {extra_layout.name}"

@@ -24,6 +24,9 @@ ROWS_32_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 E4M3_TAILS = (0, 32, 64)  # columns behind V; with 128 no Triton compiles the kernel of few rows
 BARRIERS = 640  # bytes for barriers, and for the values that a program passes to its partitions
+E4M3_TAKES = (  # what the kernels over e4m3 support
+    f"it supports {D_V} columns of V, {', '.join(map(str, E4M3_TAILS))} after them, and partials of fp32 or bf16"
+)
 ROWS_32 = 32  # of a program; both parts of their Q fill the rows of a product
 ROWS64_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
 
@@ -114,9 +117,7 @@ def check_e4m3_p(spec: Spec, layout: CacheLayout | None, sm90: Sm90Plan | None) 
     elif not reads_e4m3(layout):
         reason = f"it needs e4m3 rows with one scale per tensor, and the cache has layout {layout.name}"
     else:
-        tails = ", ".join(map(str, E4M3_TAILS))
-        takes = f"it supports {D_V} columns of V, {tails} after them, and partials of fp32 or bf16"
-        reason = refusal(spec) or takes
+        reason = refusal(spec) or E4M3_TAKES
     raise LimitError(f"attention.products: got fp8, which cannot be emitted: {reason}")
 
 
