@@ -36,7 +36,10 @@ def products_spec(partials="fp32", **changes):
             {"extra_cache": {"layout": "fp8_per_tensor", "block_size": 64}, "window": 64},
             "reads one cache, and the spec",
         ),
-        ({"qk_rope_head_dim": 32}, "a row has 512 columns of V and 32 after them, and it supports 512 and 64"),
+        (
+            {"qk_rope_head_dim": 32},
+            "a row has 512 columns of V and 32 after them, and over such a cache it supports 512 and 64",
+        ),
         ({"kv_lora_rank": 256, "v_head_dim": 256}, "a row has 256 columns of V and 64 after them"),
         ({"partials": "fp16"}, "partials are fp16, and it supports fp32 and bf16"),
         ({"wrappers": ("concat_and_cache_mla",)}, "no wrapper computes attention over a cache"),

@@ -37,8 +37,8 @@ def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | N
         names = layout.name if extra_layout is None else f"{layout.name} with a second one of {extra_layout.name}"
         return f"no sm90 kernel reads a cache of {names} for {dims.dtype}"
     if layout.planar or extra_layout is not None:
-        return _dims_refusal(spec, PLANES_COLUMNS)
-    reason = _dims_refusal(spec, CACHED_COLUMNS)
+        return dims_refusal(spec, PLANES_COLUMNS)
+    reason = dims_refusal(spec, CACHED_COLUMNS)
     if reason is None and not layout.tensor_scale and layout.data[0].count != dims.v_head_dim:
         reason = f"{layout.data[0].count} columns of a row have scales, and it supports scales of V's {dims.v_head_dim}"
     begins, least = load_unit(layout), least_unit(layout)
@@ -49,8 +49,13 @@ def cache_refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | N
     return reason
 
 
-def _dims_refusal(spec: Spec, wanted: Mapping[int, tuple[int, ...]]) -> str | None:
-    """Why the kernel takes no rows of a spec's columns, others than are wanted of V and behind; None if it does."""
+def dims_refusal(spec: Spec, wanted: Mapping[int, tuple[int, ...]]) -> str | None:
+    """Return why a kernel over a cache does not take a spec's rows, or None.
+
+    Args:
+        spec: the spec.
+        wanted: numbers of columns behind V, by columns of V.
+    """
     d_v = spec.model.v_head_dim
     tail = spec.model.d_qk - d_v
     if tail in wanted.get(d_v, ()):

@@ -61,6 +61,11 @@ def register_columns(columns: int) -> tuple[int, ...]:
     return tuple(1 << bit for bit in range(4, (columns - 1).bit_length()))
 
 
+def p0_fits_tail(pieces: RowPieces, block_n: int) -> bool:
+    """Whether WG0's P has the size of block 0's tail, whose memory it then uses."""
+    return pieces.tail == block_n == BLOCK_N
+
+
 @dataclass(frozen=True)
 class Sm90Plan:
     """Numbers of an sm90 kernel.
@@ -117,8 +122,8 @@ class Sm90Plan:
 
     @property
     def p0_in_tail(self) -> bool:
-        """Whether WG0's P has the size of block 0's tail and uses its memory."""
-        return self.d_tail == self.block_n == BLOCK_N
+        """Whether WG0's P uses the memory of block 0's tail."""
+        return p0_fits_tail(self.pieces, self.block_n)
 
     @property
     def most_page(self) -> int:

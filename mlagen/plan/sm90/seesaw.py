@@ -17,6 +17,7 @@ from mlagen.plan.sm90.kernel import (
     SWIZZLED_COLUMNS,
     Registers,
     Sm90Plan,
+    p0_fits_tail,
     refusal,
     weighed,
 )
@@ -199,5 +200,5 @@ def _default_calls(
 
 def _tile_bytes(pieces: RowPieces, block_n: int) -> int:
     """Return the bytes of Q, two blocks of K, and P of both warpgroups, unless WG0's P uses the memory of a tail."""
-    probs = BLOCK_H * block_n * (1 if pieces.tail == block_n == BLOCK_N else 2)
+    probs = BLOCK_H * block_n * (1 if p0_fits_tail(pieces, block_n) else 2)
     return ((BLOCK_H + 2 * block_n) * pieces.columns + probs) * ITEMSIZE

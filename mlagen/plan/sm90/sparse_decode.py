@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mlagen.errors import LimitError
 from mlagen.layout import CacheLayout
+from mlagen.plan.sm90.caches import dims_refusal
 from mlagen.plan.sm90.e4m3 import of_e4m3, reads_e4m3
 from mlagen.plan.sm90.kernel import D_V, SWIZZLED_COLUMNS, Registers, Sm90Plan, refusal
 from mlagen.plan.splits import PartialRow
@@ -47,13 +48,9 @@ def _refusal(spec: Spec, layout: CacheLayout, extra_layout: CacheLayout | None) 
         return "it reads one cache, and the spec has two"
     if not reads_e4m3(layout):
         return f"it needs e4m3 rows with one scale per tensor, and the cache has layout {layout.name}"
-    dims = spec.model
-    tail = dims.d_qk - dims.v_head_dim
-    if (dims.v_head_dim, tail) != (D_V, SWIZZLED_COLUMNS):
-        return (
-            f"a row has {dims.v_head_dim} columns of V and {tail} after them, and it supports {D_V} and "
-            f"{SWIZZLED_COLUMNS}"
-        )
+    reason = dims_refusal(spec, {D_V: (SWIZZLED_COLUMNS,)})
+    if reason is not None:
+        return reason
     if PartialRow(spec.partials, D_V).scaled:
         return f"partials are {spec.partials}, and it supports fp32 and bf16"
     return refusal(spec)
