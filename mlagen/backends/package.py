@@ -2,8 +2,8 @@
 
 A family's folder has a module `portable`, and a module `sm90` if it has sm90 kernels:
 
-- `portable.shared(plan, family)` returns the files that its modules import, `portable.modules(plan, family)` its public
-  modules.
+- `portable.private_files(plan, family)` returns the files that its modules import, `portable.modules(plan, family)` its
+  public modules.
 - `sm90.KERNELS` lists the modules of its sm90 kernels.
 """
 
@@ -100,7 +100,7 @@ def _present(plan: Plan, family: Family) -> list[Sm90Kernels]:
 def _imported(plan: Plan, family: Family) -> list[GeneratedFile]:
     """Return all files that a family's modules import."""
     kernels = [generated(one.module, one.context(plan), one.template) for one in _present(plan, family)]
-    return [*_portable(family.NAME).shared(plan, family), *kernels]
+    return [*_portable(family.NAME).private_files(plan, family), *kernels]
 
 
 def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
@@ -110,12 +110,12 @@ def files(plan: Plan, tritons: Sequence[str] = TRITONS) -> list[GeneratedFile]:
         plan: the plan.
         tritons: the versions under which all kernels of the package are known to compile within their limits.
     """
-    shared = {file.name: file for family in plan.families for file in _imported(plan, family)}
+    private = {file.name: file for family in plan.families for file in _imported(plan, family)}
     modules: list[Module] = [
         module for family in plan.families for module in _portable(family.NAME).modules(plan, family)
     ]
     modules.sort(key=lambda module: module.file.name)
-    kernels = [*shared.values(), *(module.file for module in modules)]
+    kernels = [*private.values(), *(module.file for module in modules)]
     facts = Facts(
         targets=plan.spec.targets,
         wrappers_literal=_literal(list(plan.spec.wrappers)),

@@ -262,7 +262,7 @@ def _sides(family: CachePlan) -> list[Side]:
     return sides
 
 
-def shared(plan: Plan, family: CachePlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: CachePlan) -> list[GeneratedFile]:
     """Files that the family's modules import."""
     kernels = [
         generated(f"_{side.module}_kernels", vars(_kernels(plan, family, side)), f"_{MODULE}_kernels")

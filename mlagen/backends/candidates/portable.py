@@ -147,7 +147,7 @@ def _wrappers(plan: Plan, family: CandidatesPlan) -> Wrappers:
     )
 
 
-def shared(plan: Plan, family: CandidatesPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: CandidatesPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     kernels = generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))
     return [tiles.file(plan), kernels, generated(f"_{MODULE}", vars(_launches(plan, family)))]

@@ -232,7 +232,7 @@ def _wrappers(plan: Plan, side: Side, keys: Side | None) -> Wrappers:
     )
 
 
-def shared(plan: Plan, family: CompressorPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: CompressorPlan) -> list[GeneratedFile]:
     """Files that the family's modules import."""
     found = [*layout.files(plan, family.caches), tiles.file(plan)]
     sides = _sides(plan, family)

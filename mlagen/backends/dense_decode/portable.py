@@ -232,7 +232,7 @@ def _text(dense: DenseDecodePlan) -> Text:
     )
 
 
-def shared(plan: Plan, family: DenseDecodePlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: DenseDecodePlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     kernels = generated("_dense_decode_kernels", vars(_kernels(plan, family)))
     return [*layout.files(plan, family.caches), tiles.file(plan), splits.file(plan), kernels]

@@ -135,7 +135,7 @@ def heads(plan: Plan) -> Heads:
     )
 
 
-def shared(plan: Plan, family: DenseFwdPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: DenseFwdPlan) -> list[GeneratedFile]:
     """Files that the family's module and its sm90 kernel import."""
     of_heads = heads(plan)
     context = Kernels(

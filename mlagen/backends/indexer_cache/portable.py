@@ -419,7 +419,7 @@ def _wrappers(plan: Plan, family: IndexerCachePlan) -> Wrappers:
     )
 
 
-def shared(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: IndexerCachePlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     found = [indexer_layout.keys_file(plan, family.rows)]
     if not {QUERY, KEYS_QUERY}.isdisjoint(plan.spec.wrappers):

@@ -69,7 +69,7 @@ def _context(plan: Plan, family: IndexerSelectPlan) -> Wrappers:
     )
 
 
-def shared(plan: Plan, family: IndexerSelectPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: IndexerSelectPlan) -> list[GeneratedFile]:
     """Return no files: its modules import those of the logits and of top-k."""
     return []
 

@@ -62,7 +62,7 @@ def _kernels(plan: Plan, family: IndicesPlan) -> Kernels:
     return Kernels(family, has_token_mask or maps_without, COMBINER in wrappers, has_token_mask, maps_without)
 
 
-def shared(plan: Plan, family: IndicesPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: IndicesPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     return [tiles.file(plan), generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))]
 

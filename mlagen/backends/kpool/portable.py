@@ -144,7 +144,7 @@ def _layouts(plan: Plan, rows: IndexerRows | None) -> list[GeneratedFile]:
     return found
 
 
-def shared(plan: Plan, family: KpoolPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: KpoolPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     kernels = generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))
     return [*_layouts(plan, family.rows), tiles.file(plan), kernels]

@@ -219,7 +219,7 @@ def _wrappers(plan: Plan, family: LatentsPlan) -> Wrappers:
     )
 
 
-def shared(plan: Plan, family: LatentsPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: LatentsPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     kernels = generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))
     return [*layout.files(plan, family.caches), tiles.file(plan), kernels]

@@ -69,7 +69,7 @@ def _empty_lse(plan: Plan) -> str:
     return plan.spec.attention.empty_row_lse.lstrip("+") if plan.spec.attention else "-inf"
 
 
-def shared(plan: Plan, family: MergeStatesPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: MergeStatesPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     wrappers = plan.spec.wrappers
     context = Kernels(

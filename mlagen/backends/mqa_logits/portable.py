@@ -191,7 +191,7 @@ def _wrappers(plan: Plan, family: MqaLogitsPlan) -> Wrappers:
     )
 
 
-def shared(plan: Plan, family: MqaLogitsPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: MqaLogitsPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     kernels = _kernels(plan, family)
     tables = [tiles.file(plan)] if kernels.flat or kernels.paged else []

@@ -59,7 +59,7 @@ def _facts(plan: Plan, family: OutQuantPlan) -> Facts:
     return Facts(plan.spec.model.dtype, family.columns, family.rope, QUANT_BLOCK)
 
 
-def shared(plan: Plan, family: OutQuantPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: OutQuantPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     aligned = is_aligned(family.rope // 2, FLOAT_BYTES)
     context = Kernels(**vars(_facts(plan, family)), angles_aligned=aligned)

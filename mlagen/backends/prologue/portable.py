@@ -285,7 +285,7 @@ def _wrappers(plan: Plan, family: ProloguePlan) -> Wrappers:
     )
 
 
-def shared(plan: Plan, family: ProloguePlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: ProloguePlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     kernels = generated(f"_{MODULE}_kernels", vars(_kernels(plan, family)))
     return [*layout.files(plan, family.caches), tiles.file(plan), kernels]

@@ -281,7 +281,7 @@ def _variants(plan: Plan, caches: CachesFacts) -> Variants:
     )
 
 
-def shared(plan: Plan, family: SparseDecodePlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: SparseDecodePlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     kernels = generated(MODULE_OF_KERNELS, vars(_kernels(plan, family)))
     return [*layout.files(plan, family.caches), tiles.file(plan), splits.file(plan), kernels]

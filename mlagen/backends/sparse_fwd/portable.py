@@ -254,7 +254,7 @@ def _text(plan: Plan, sparse: SparseFwdPlan, *, paged: bool) -> Text:
     )
 
 
-def shared(plan: Plan, family: SparseFwdPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: SparseFwdPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     return [tiles.file(plan), splits.file(plan), generated("_sparse_fwd_kernels", vars(_kernels(plan, family)))]
 

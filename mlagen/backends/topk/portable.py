@@ -9,7 +9,7 @@ from mlagen.plan import Plan, TopkPlan
 MODULE = "topk"
 
 
-def shared(plan: Plan, family: TopkPlan) -> list[GeneratedFile]:
+def private_files(plan: Plan, family: TopkPlan) -> list[GeneratedFile]:
     """Files that the family's module imports."""
     return [tiles.file(plan), copied(f"_{MODULE}_kernels"), copied(f"_{MODULE}")]
 
