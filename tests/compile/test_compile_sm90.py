@@ -15,7 +15,7 @@ from mlagen.backends import expected_products
 from mlagen.compile import CompileJob, Resources, check_limits, compile_jobs, content_keys, installed
 from mlagen.compile.worker import load_module
 from mlagen.errors import ToolError
-from mlagen.plan import DenseDecodePlan, Plan, SparseFwdPlan, make_plan
+from mlagen.plan import IndexUnionPlan, Plan, make_plan
 from mlagen.plan.tiles.allowed import read_allowed
 from mlagen.proofs import Proofs
 from mlagen.spec import Spec, load
@@ -95,21 +95,13 @@ def expected(plan: Plan) -> tuple[dict[tuple[str, int | None], int], dict[tuple[
     shared: dict[tuple[str, int | None], int] = {}
     split: dict[tuple[str, int | None], int] = {}
     for family in plan.tiled:
-        if family.sm90 is not None:
-            shared[f"_{family.NAME}_sm90_kernel", None] = family.sm90.expected_shared
-            split[f"_{family.NAME}_sm90_kernel", None] = getattr(family.sm90, "split_shared", 0)
-    dense_decode = plan.find(DenseDecodePlan)
-    if dense_decode and dense_decode.sm90_rows32:
-        shared["_dense_decode_sm90_few_kernel", None] = dense_decode.sm90_rows32.expected_shared
-    if dense_decode and dense_decode.sm90_q_in_parts:
-        shared["_dense_decode_sm90_parts_kernel", None] = dense_decode.sm90_q_in_parts.expected_shared
-    for one in dense_decode.sm90_swap_ab if dense_decode else ():
-        shared["_dense_decode_sm90_swap_ab_kernel", one.block_h] = one.expected_shared
-        split["_dense_decode_sm90_swap_ab_kernel", one.block_h] = one.split_shared
-    sparse_fwd = plan.find(SparseFwdPlan)
-    for one in sparse_fwd.sm90_swap_ab if sparse_fwd else ():
-        shared["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.expected_shared
-        split["_sparse_fwd_sm90_swap_ab_kernel", one.block_h] = one.split_shared
+        for name, module in family.sm90_kernels.items():
+            numbers = getattr(family, name)
+            numbers = numbers.sm90 if isinstance(numbers, IndexUnionPlan) else numbers
+            of_sizes = isinstance(numbers, tuple)
+            for one in numbers if of_sizes else (numbers,):
+                kernel = (f"{module}_kernel", one.block_h if of_sizes else None)
+                shared[kernel], split[kernel] = one.expected_shared, getattr(one, "split_shared", 0)
     if plan.union:
         shared["_index_union_kernel", None] = plan.union.expected_shared
     return shared, split
