@@ -159,7 +159,7 @@ def _check_plugin(text: str, engine: str) -> None:
         try:
             PLUGINS[engine].plugin_files(make_plan(spec))
         except UsageError as error:
-            raise UsageError(f"--for {engine}: {str(error).partition(': ')[2]}") from None
+            raise UsageError(f"--for {engine}: {error.message}") from None
 
 
 def _read(config: str) -> tuple[str, Path]:

@@ -17,7 +17,7 @@ from mlagen.cli.progress import stage
 from mlagen.compile import parse_tritons, toolchain, write_kernels
 from mlagen.emit import ENGINES, Package, apply, compare, render
 from mlagen.emit.wheel import engine_wheel, write_wheel
-from mlagen.errors import UsageError
+from mlagen.errors import Place, UsageError
 from mlagen.plan import Plan, load_plan
 from mlagen.proofs import Proofs, rendered_key
 
@@ -90,7 +90,10 @@ def package(
         return
     rendered, place = render(plan), repo_of(plan, repo)
     if engine != HUB:
-        engine_wheel(plan, engine)  # refuses a spec of another kind before anything is compiled
+        try:
+            engine_wheel(plan, engine)  # refuses a spec of another kind before anything is compiled
+        except UsageError as error:
+            raise UsageError(error.message, place=Place(spec)) from None
     archives = _compiled(plan, rendered, targets, parse_tritons(triton)) if targets else {}
     if engine == HUB:
         write_hub(plan, spec, place, archives, Proofs(GENERATED), folder, as_json)

@@ -188,7 +188,7 @@ def test_a_spec_has_a_package_for_vllm_or_one_line_that_says_why_not(name: str, 
     else:
         assert done.exit_code == 2
         (line,) = done.stderr.splitlines()
-        assert line.startswith(f"{name}: ")
+        assert line.startswith(f"{ROOT / 'specs' / f'{name}.yaml'}: ")
         assert "; a package for vLLM takes " in line
         assert not list(tmp_path.iterdir())
 

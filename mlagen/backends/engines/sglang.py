@@ -100,25 +100,25 @@ def _hooks(plan: Plan) -> list[str]:
     spec = plan.spec
     hooks: list[str] = [name for name in HOOKED if name in spec.wrappers]
     if not hooks:
-        raise _refused(plan, "wrappers", ", ".join(spec.wrappers), f"{' or '.join(HOOKED)} among them")
+        raise _refused("wrappers", ", ".join(spec.wrappers), f"{' or '.join(HOOKED)} among them")
     assert spec.attention is not None  # needed by those wrappers
     if plan.out_rope:
-        raise _refused(plan, "attention.out_rope", "'inverse'", "none: SGLang's layers rotate the output themselves")
+        raise _refused("attention.out_rope", "'inverse'", "none: SGLang's layers rotate the output themselves")
     if "flash_mla_sparse_fwd" in hooks and plan.rows_block_size is not None:
-        raise _refused(plan, "cache.block_size", str(plan.rows_block_size), "none: SGLang's indices name flat rows")
+        raise _refused("cache.block_size", str(plan.rows_block_size), "none: SGLang's indices name flat rows")
     if "flash_mla_with_kvcache" in hooks:
         assert plan.layout is not None
         kind = spec.attention.kind
         if (kind, plan.layout.name) not in CACHES:
             layouts = ", ".join(layout for of, layout in CACHES if of == kind)
-            raise _refused(plan, "cache.layout", f"'{plan.layout.name}'", f"{layouts} with {kind} attention")
+            raise _refused("cache.layout", f"'{plan.layout.name}'", f"{layouts} with {kind} attention")
         if kind == "dense" and spec.attention.window is not None:
-            raise _refused(plan, "attention.window", str(spec.attention.window), "none: SGLang's calls name no window")
+            raise _refused("attention.window", str(spec.attention.window), "none: SGLang's calls name no window")
     return hooks
 
 
-def _refused(plan: Plan, field: str, got: str, takes: str) -> UsageError:
-    return UsageError(f"{plan.spec.name}: {field}: got {got}; a package for SGLang takes {takes}")
+def _refused(field: str, got: str, takes: str) -> UsageError:
+    return UsageError(f"{field}: got {got}; a package for SGLang takes {takes}")
 
 
 def _context(plan: Plan) -> Init:

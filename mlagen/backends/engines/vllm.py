@@ -263,24 +263,24 @@ def _kind(plan: Plan) -> Kind | None:
         return None
     if spec.attention is None or plan.layout is None:
         takes = f"{', '.join(f'{kind} over {layout}' for kind, layout in KINDS)}, or {PREFILL} among the wrappers"
-        raise _refused(plan, "attention", "none over a cache", takes)
+        raise _refused("attention", "none over a cache", takes)
     kind = KINDS.get((spec.attention.kind, PACKED if _is_packed(plan.layout) else plan.layout.name))
     if kind is None:
         layouts = ", ".join(layout for of, layout in KINDS if of == spec.attention.kind)
-        raise _refused(plan, "cache.layout", f"'{plan.layout.name}'", f"{layouts} with {spec.attention.kind} attention")
+        raise _refused("cache.layout", f"'{plan.layout.name}'", f"{layouts} with {spec.attention.kind} attention")
     missing = [wrapper for wrapper in kind.wrappers if wrapper not in spec.wrappers]
     if missing:
         takes = f"{', '.join(missing)} among them, which vLLM's calls run"
-        raise _refused(plan, "wrappers", ", ".join(spec.wrappers), takes)
+        raise _refused("wrappers", ", ".join(spec.wrappers), takes)
     if plan.out_rope:
-        raise _refused(plan, "attention.out_rope", "'inverse'", "none: vLLM's layers rotate the output themselves")
+        raise _refused("attention.out_rope", "'inverse'", "none: vLLM's layers rotate the output themselves")
     if kind.template == "v4":
         _check_v4(plan)
         return kind
     if spec.extra_cache is not None:
-        raise _refused(plan, "extra_cache", "a second cache", "none")
+        raise _refused("extra_cache", "a second cache", "none")
     if spec.attention.window is not None:
-        raise _refused(plan, "attention.window", str(spec.attention.window), "none")
+        raise _refused("attention.window", str(spec.attention.window), "none")
     if isinstance(spec.attention, SparseAttention):
         _check_sparse(plan, spec.attention, kind)
     return kind
@@ -292,7 +292,7 @@ def _has_prefill(plan: Plan) -> bool:
     if heads is None or PREFILL not in plan.spec.wrappers:
         return False
     if heads.window is not None:
-        raise _refused(plan, "multi_head.window", str(heads.window), "none: vLLM's prefill calls name none")
+        raise _refused("multi_head.window", str(heads.window), "none: vLLM's prefill calls name none")
     return True
 
 
@@ -303,13 +303,13 @@ def _check_v4(plan: Plan) -> None:
     for field, layout in (("cache.layout", plan.layout), ("extra_cache", plan.extra_layout)):
         if layout is None or _read(layout) != _read(rows):
             got = "none" if layout is None else f"rows of {layout.row_bytes} bytes"
-            raise _refused(plan, field, got, f"the {rows.row_bytes} of '{V4}' that vLLM writes of {V4_DIMS[0]} columns")
+            raise _refused(field, got, f"the {rows.row_bytes} of '{V4}' that vLLM writes of {V4_DIMS[0]} columns")
     if spec.attention.topk_length == "none":
-        raise _refused(plan, "attention.topk_length", "'none'", "'optional' or 'required': V4's layers pass one")
+        raise _refused("attention.topk_length", "'none'", "'optional' or 'required': V4's layers pass one")
     if spec.attention.attn_sink == "none":
-        raise _refused(plan, "attention.attn_sink", "'none'", "'optional' or 'required': V4's layers pass one")
+        raise _refused("attention.attn_sink", "'none'", "'optional' or 'required': V4's layers pass one")
     if plan.d_v != plan.d_qk:
-        raise _refused(plan, "model.v_head_dim", str(plan.d_v), f"{plan.d_qk}: V4's V is the whole row")
+        raise _refused("model.v_head_dim", str(plan.d_v), f"{plan.d_qk}: V4's V is the whole row")
 
 
 def _is_packed(layout: CacheLayout) -> bool:
@@ -328,18 +328,18 @@ def _read(layout: CacheLayout) -> list[dict[str, Any]]:
 
 def _check_sparse(plan: Plan, attention: SparseAttention, kind: Kind) -> None:
     if attention.attn_sink == "required":
-        raise _refused(plan, "attention.attn_sink", "'required'", "'none' or 'optional': vLLM's sparse MLA passes none")
+        raise _refused("attention.attn_sink", "'required'", "'none' or 'optional': vLLM's sparse MLA passes none")
     if plan.rows_block_size is not None:
-        raise _refused(plan, "cache.block_size", str(plan.rows_block_size), "none: vLLM's indices name flat rows")
+        raise _refused("cache.block_size", str(plan.rows_block_size), "none: vLLM's indices name flat rows")
     assert plan.layout is not None  # checked by _kind
     if kind.packed and not _is_packed(plan.layout):
         size = compose(NAMED_LAYOUTS[PACKED], *PACKED_DIMS).row_bytes
         takes = f"the {size} that vLLM writes as {PACKED}; without RoPE the rest is a field of kind pad"
-        raise _refused(plan, "cache.layout", f"rows of {plan.layout.row_bytes} bytes", takes)
+        raise _refused("cache.layout", f"rows of {plan.layout.row_bytes} bytes", takes)
 
 
-def _refused(plan: Plan, field: str, got: str, takes: str) -> UsageError:
-    return UsageError(f"{plan.spec.name}: {field}: got {got}; a package for vLLM takes {takes}")
+def _refused(field: str, got: str, takes: str) -> UsageError:
+    return UsageError(f"{field}: got {got}; a package for vLLM takes {takes}")
 
 
 def _why_not_shared(plan: Plan) -> str:
