@@ -274,14 +274,42 @@ def test_copies_end_before_scratch_memory_is_taken(waits):
 @pytest.mark.parametrize("waits", [True, False])
 def test_memory_is_touched_behind_the_wait_for_the_kernel_before(waits):
     source = torch.ones(1, dtype=torch.float32)
-    found = hopper.memory.Memory.current = hopper.memory.Memory([source], early=True)
-    found.begin_program()
+    hopper.memory.Memory.current = hopper.memory.Memory([source], early=True)
+    Program.current = Program(0, 1, 4, 0)
     if waits:
         hopper.gdc_wait()
         hopper.memory.load(Tensor(np.int64(source.data_ptr()), tl.pointer_type(tl.float32)))
     else:
         with pytest.raises(hopper.memory.EarlyError, match="touched before gdc_wait"):
             hopper.memory.load(Tensor(np.int64(source.data_ptr()), tl.pointer_type(tl.float32)))
+
+
+@pytest.mark.parametrize("waits", ["one", "one before a barrier", "both"])
+def test_each_partition_is_ordered_behind_the_kernel_before(waits):
+    source = torch.ones(1, dtype=torch.float32)
+    hopper.memory.Memory.current = hopper.memory.Memory([source], early=True)
+
+    def waiting():
+        hopper.gdc_wait()
+        if waits == "one before a barrier":
+            asm("bar.arrive 5, 256")
+
+    def touching():
+        if waits == "one before a barrier":
+            asm("bar.sync 5, 256")
+        if waits == "both":
+            hopper.gdc_wait()
+        hopper.memory.load(Tensor(np.int64(source.data_ptr()), tl.pointer_type(tl.float32)))
+
+    if waits == "one":
+        with pytest.raises(hopper.memory.EarlyError, match="touched before gdc_wait"):
+            run(lambda: pair(waiting, touching))
+    else:
+        run(lambda: pair(waiting, touching))
+
+
+def test_a_descriptor_is_fetched_ahead_by_its_parameter():
+    run(lambda: asm("prefetch.param.tensormap [kernel_param_17]"))
 
 
 def test_a_grid_has_one_dimension():

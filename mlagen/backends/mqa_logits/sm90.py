@@ -76,8 +76,10 @@ class LogitsModule:
         module: name of the module.
         template: name of the template, in `templates/`.
         arguments: run-time arguments and their Triton types.
+        stages: stages of keys in shared memory.
         tokens: tokens per query block, a constexpr.
-        register_split: registers of each warpgroup, as text.
+        barriers: names of the mbarriers.
+        register_split: registers of each warpgroup, as text; empty where a program is one.
         producers: the warps that load keys, as text.
         expected_products: number of wgmma instructions in the kernel's code.
     """
@@ -85,7 +87,9 @@ class LogitsModule:
     module: str
     template: str
     arguments: Callable[[MqaLogitsSm90Plan], Signature]
+    stages: Callable[[MqaLogitsSm90Plan], int]
     tokens: Callable[[MqaLogitsSm90Plan], tuple[int, ...]]
+    barriers: Sequence[str]
     register_split: Callable[[MqaLogitsSm90Plan], str]
     producers: str
     expected_products: Callable[[MqaLogitsSm90Plan], int]
@@ -106,10 +110,10 @@ class LogitsModule:
             raise LookupError("the plan has no such part")
         context = Kernel(
             **vars(interface(self.arguments(sm90), "TOKENS")),
-            **vars(shared(("q", "k", "weights", "scales"), ("q_ready", "q_free", "k_ready", "k_free"))),
+            **vars(shared(("q", "k", "weights", "scales"), self.barriers)),
             sm90=sm90,
             kernel=self.kernel,
-            stages=sm90.stages,
+            stages=self.stages(sm90),
             tokens=self.tokens(sm90),
             register_split=self.register_split(sm90),
             producers=self.producers,
@@ -126,7 +130,9 @@ MQA_LOGITS = LogitsModule(
     module=FLAT_MODULE,
     template="sm90/mqa_logits",
     arguments=_arguments,
+    stages=lambda sm90: sm90.stages,
     tokens=lambda sm90: sm90.tokens,
+    barriers=("q_ready", "q_free", "k_ready", "k_free"),
     register_split=lambda sm90: register_split(sm90.registers),
     producers="the producer",
     expected_products=lambda sm90: sm90.expected_products,
@@ -135,9 +141,11 @@ PAGED_MQA_LOGITS = LogitsModule(
     module=PAGED_MODULE,
     template="sm90/paged_mqa_logits",
     arguments=_paged_arguments,
+    stages=lambda sm90: sm90.paged_stages,
     tokens=lambda sm90: sm90.paged_tokens,
-    register_split=lambda sm90: str(list(sm90.paged_registers)),
-    producers="producers",
+    barriers=("q_ready", "k_ready"),
+    register_split=lambda sm90: "",
+    producers="",
     expected_products=lambda sm90: sm90.expected_paged_products,
 )
 

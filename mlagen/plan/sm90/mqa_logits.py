@@ -21,12 +21,15 @@ MOST_COLUMNS = 128  # of a product over flat keys; a consumer holds two
 MOST_PAGED_COLUMNS = 256  # of the one that it holds over pages
 MOST_TOKENS = 4  # of a consumer: with 8, the code that counts tiles spills under some Tritons
 HEADS = (16, 32, 64, 128)  # which are a product's columns with a power of two of tokens
-STAGES = 8  # 1 to 2 % faster than 4, and over pages than 16
+STAGES = 8  # 1 to 2 % faster than 4
+PAGED_STAGES = 4  # of a program, which shares its multiprocessor
+# Programs of a multiprocessor over pages, by the most columns of their products: as many as registers suffice for.
+PROGRAMS = ((64, 4), (128, 3), (256, 2))
 Q_STAGES = 2
-REGISTERS = (232, 40)  # of the second consumer and of a producer
-PRODUCERS = 4  # of pages: as many warps as Triton adds anyway, up to a warpgroup
+REGISTERS = (232, 40)  # of the second consumer and of the producer
 SCANNED_BLOCKS = 512  # query blocks; a program counts their tiles at a time: four a thread
-SCANNED_REQUESTS = 128  # likewise where they are requests: four a lane of each warp, so that warps exchange nothing
+SCANNED_TOKENS = 128  # of query blocks over pages: four a lane of each warp, so that warps exchange nothing
+LINE_PAGES = 32  # which 128 bytes of a block table name
 BARRIER_BYTES = 4096  # for barriers and for the values that partitions pass
 
 
@@ -45,11 +48,12 @@ class MqaLogitsSm90Plan:
         tile_keys: flat keys of a tile.
         tokens, paged_tokens: tokens of the query blocks that either kernel is compiled for, fewest first; none over
             pages of another size.
-        stages: tiles or pages in shared memory at once.
-        q_stages: query blocks likewise.
-        producers: warps that load pages.
+        stages, paged_stages: tiles or pages in shared memory at once.
+        q_stages: query blocks likewise, over flat keys.
+        programs: of a multiprocessor over pages, by tokens of a query block.
         num_warps: of the program's first warpgroup, for the launch.
-        scanned_blocks, scanned_requests: query blocks in one count of tiles, in either kernel.
+        scanned_blocks: query blocks in one count of tiles over flat keys.
+        scanned_tokens: tokens of query blocks in one over pages.
         expected_products, expected_paged_products: wgmma instructions in the code of either.
     """
 
@@ -60,11 +64,12 @@ class MqaLogitsSm90Plan:
     tokens: tuple[int, ...]
     paged_tokens: tuple[int, ...]
     stages: int
+    paged_stages: int
     q_stages: int
-    producers: int
+    programs: dict[int, int]
     num_warps: int
     scanned_blocks: int
-    scanned_requests: int
+    scanned_tokens: int
     expected_products: int
     expected_paged_products: int
 
@@ -74,14 +79,9 @@ class MqaLogitsSm90Plan:
         return Registers(REGISTERS)
 
     @property
-    def paged_registers(self) -> tuple[int, ...]:
-        """The same over pages, of every producer."""
-        return (REGISTERS[0], *(REGISTERS[1:] * self.producers))
-
-    @property
-    def producer_numbers(self) -> tuple[int, ...]:
-        """Indices of the producer warps of pages."""
-        return tuple(range(self.producers))
+    def line_pages(self) -> int:
+        """Pages that a line of L2 of a block table names."""
+        return LINE_PAGES
 
     @property
     def no_key(self) -> int:
@@ -105,21 +105,23 @@ def make_mqa_logits_sm90(spec: Spec) -> MqaLogitsSm90Plan | None:
     if num_heads not in HEADS or head_dim != HEAD_DIM or not reads_keys(rows.layout):
         return None
     products, fits = HEAD_DIM // E4M3_PRODUCT_DEPTH, rows.block_size in (None, BLOCK_N)
+    paged_tokens = powers(min(MOST_PAGED_COLUMNS // num_heads, MOST_TOKENS)) if fits else ()
     return MqaLogitsSm90Plan(
         num_heads=num_heads,
         head_dim=head_dim,
         block_n=BLOCK_N,
         tile_keys=TILE_KEYS,
         tokens=tuple(2 * per_consumer for per_consumer in powers(min(MOST_COLUMNS // num_heads, MOST_TOKENS))),
-        paged_tokens=powers(min(MOST_PAGED_COLUMNS // num_heads, MOST_TOKENS)) if fits else (),
+        paged_tokens=paged_tokens,
         stages=STAGES,
+        paged_stages=PAGED_STAGES,
         q_stages=Q_STAGES,
-        producers=PRODUCERS,
+        programs={one: next(many for most, many in PROGRAMS if one * num_heads <= most) for one in paged_tokens},
         num_warps=WARPS,
         scanned_blocks=SCANNED_BLOCKS,
-        scanned_requests=SCANNED_REQUESTS,
+        scanned_tokens=SCANNED_TOKENS,
         expected_products=2 * 4 * products,  # of two consumers, each two before its loop and two in it
-        expected_paged_products=2 * products,
+        expected_paged_products=products,
     )
 
 

@@ -146,7 +146,6 @@ def _launch(kernel: Function, grid: Any, *arguments: Any, **named: Any) -> None:
         for number in range(programs):
             sanitizer.begin_program()
             Memory.current = memory
-            memory.begin_program()
             program = Program.current = Program(number, programs, options["num_warps"], SEED)
             if watches:
                 program.arena.hand = Warps(len(program.arena.words))

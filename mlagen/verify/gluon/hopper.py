@@ -48,8 +48,7 @@ def fence_async_shared(cluster: bool = False) -> None:
 
 def gdc_wait(**_: Any) -> None:
     """Waits for the end of the kernel before; one that the interpreter runs begins after it."""
-    if hasattr(memory.Memory, "current"):
-        memory.Memory.current.awaited = True
+    partition().clock[Program.current.before] = 1
 
 
 def gdc_launch_dependents(**_: Any) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mlagen.verify import sanitizer
 from mlagen.verify.gluon import lines
+from mlagen.verify.gluon.program import Program
 from mlagen.verify.gluon.values import Array, Tensor, decode, encode, itemsize, raw_dtype
 
 
@@ -26,13 +27,14 @@ class Memory:
 
     Args:
         tensors: the tensors that it was given.
-        early: the kernel may begin before the one before it ends; each program waits for that, then touches memory.
+        early: the kernel may begin before the one before it ends. A partition waits for that, or for one that did, and
+            then touches memory.
     """
 
     current: Memory
 
     def __init__(self, tensors: list[Any], early: bool = False) -> None:
-        self.early, self.awaited = early, not early
+        self.early = early
         self._kept = tensors
         found = {}
         for tensor in tensors:
@@ -45,13 +47,10 @@ class Memory:
         ]
         self._views: dict[tuple[int, str], Array] = {}
 
-    def begin_program(self) -> None:
-        """A program begins, which has waited for nothing."""
-        self.awaited = not self.early
-
     def require_awaited(self) -> None:
-        """Raises EarlyError if the kernel before may still write the bytes that the program touches."""
-        if not self.awaited:
+        """Raises EarlyError if the kernel before may still write the bytes that the partition touches."""
+        program = Program.current
+        if self.early and not program.partition.clock[program.before]:
             raise EarlyError(f"memory is touched before gdc_wait, at {lines.at()}")
 
     def at(self, addresses: Array, dtype: Any) -> tuple[Array, Array]:

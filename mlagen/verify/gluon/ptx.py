@@ -182,6 +182,8 @@ class Threads:
 
     def _access(self, one: Instruction, mask: Any) -> None:
         parts, operands = one.parts, one.operands
+        if parts == ("prefetch", "param", "tensormap"):  # of a descriptor, which lies among the kernel's parameters
+            return
         place = next(operand for operand in operands if operand.startswith("["))
         base, _, offset = place[1:-1].partition("+")
         address = self.value(base.strip(), "u64").astype(np.int64) + int(offset or 0)
