@@ -16,7 +16,7 @@ from rich.text import Text
 from mlagen.cli.complete import SpecPath
 from mlagen.errors import MlagenError, SpecErrors, UsageError
 from mlagen.plan import TARGETS
-from mlagen.spec import instead
+from mlagen.spec import name_instead
 
 WIDE = 1 << 20  # columns of a file or a pipe, so that no line is folded
 
@@ -52,7 +52,7 @@ class TargetName(click.Choice[str]):
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Return the name. Fails with the target to name instead."""
-        other = instead(value)
+        other = name_instead(value)
         if other is not None:
             self.fail(f"got '{value}'; takes {', '.join(TARGETS)}; {other}", param, ctx)
         return super().convert(value, param, ctx)

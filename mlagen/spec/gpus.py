@@ -57,6 +57,27 @@ _BY_KEY = {_key(name): target for target, names in GPUS.items() for name in name
 _OTHER_BY_KEY = {_key(name): arch for arch, names in OTHERS.items() for name in names if not name.startswith("quadro")}
 
 
+def name_instead(gpu: str) -> str | None:
+    """Return the advice for the name of a GPU or of an architecture where a target is expected.
+
+    None for a target, and for text that names neither.
+    """
+    architecture = instead(gpu)
+    if architecture is not None or gpu in TARGETS:
+        return architecture
+    target = _named(gpu)
+    if target is not None:
+        return f"{gpu} runs {target}'s kernels; name {target}"
+    other = _OTHER_BY_KEY.get(_key(gpu))
+    return instead(other) if other is not None else None
+
+
+def _named(gpu: str) -> str | None:
+    """Return the target of a GPU's own name, or None."""
+    key = _key(gpu)
+    return _BY_KEY.get(key) or _BY_KEY.get(f"{key}x")  # MI325 of MI325X
+
+
 def target_of(gpu: str) -> str:
     """Return the target that a GPU runs.
 
@@ -71,10 +92,9 @@ def target_of(gpu: str) -> str:
     name = re.sub(r"[ _-]+", "", gpu.strip().lower())
     found = runs(name.removesuffix("a") if name.startswith("sm") else name, TARGETS)
     if found is None and not name.startswith(("sm", "gfx")):
-        key = _key(gpu)
-        found = _BY_KEY.get(key) or _BY_KEY.get(f"{key}x")  # MI325 of MI325X
+        found = _named(gpu)
         if found is None:
-            name = _OTHER_BY_KEY.get(key, name)
+            name = _OTHER_BY_KEY.get(_key(gpu), name)
     if found is not None:
         return found
     known = ", ".join(names[0] for names in GPUS.values())

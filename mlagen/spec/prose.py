@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from pydantic_core import ErrorDetails
 
+from mlagen.spec.gpus import TARGETS, name_instead
 from mlagen.spec.marked import Loc, clip, dotted, resolve
-from mlagen.spec.targets import TARGETS, instead
 
 Schema = dict[str, Any]
 
@@ -192,7 +192,7 @@ class Guide:
                 return "write plain decimal digits"
             return None
         if isinstance(value, str) and choices:
-            if choices == list(TARGETS) and (other := instead(value.strip().lower())):
+            if choices == list(TARGETS) and (other := name_instead(clip(value.strip().lower()))):
                 return other
             close = difflib.get_close_matches(value.strip().lower(), choices, n=1)
             return f"did you mean {_spelled(close[0])}?" if close else None

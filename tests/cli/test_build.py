@@ -301,7 +301,11 @@ def test_bad_usage_is_exit_code_2(run: Run, arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("command", ["build", "verify"])
 @pytest.mark.parametrize(
     ("gpu", "advice"),
-    [("sm103", "sm103 runs sm100's portable kernels; name sm100"), ("sm110", "sm110 (Thor) runs no target's kernels")],
+    [
+        ("sm103", "sm103 runs sm100's portable kernels; name sm100"),
+        ("sm110", "sm110 (Thor) runs no target's kernels"),
+        ("h100", "h100 runs sm90's kernels; name sm90"),
+    ],
 )
 def test_a_gpu_that_is_no_target_is_told_what_to_name(run: Run, command: str, gpu: str, advice: str) -> None:
     result = run(command, "--target", gpu)

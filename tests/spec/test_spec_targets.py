@@ -5,7 +5,7 @@ from checked_in import package_of
 
 from mlagen.compile.worker import load_package
 from mlagen.plan import TARGETS
-from mlagen.spec import instead, runs
+from mlagen.spec import name_instead, runs
 from mlagen.spec.targets import TARGETS as NAMES
 
 RUNS = {
@@ -54,10 +54,16 @@ def test_only_the_targets_at_hand_count():
         ("sm90", None),
         ("sm_90a", None),
         ("turing", None),
+        ("h100", "h100 runs sm90's kernels; name sm90"),
+        ("NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-80GB runs sm80's kernels; name sm80"),
+        ("mi325", "mi325 runs gfx942's kernels; name gfx942"),
+        ("v100", "sm70 (Volta) runs no target's kernels: no target has compute capability 7.0 or an earlier 7.x"),
+        ("h1000", None),
+        ("", None),
     ],
 )
 def test_a_gpu_that_is_no_target_gets_advice(gpu, advice):
-    assert instead(gpu) == advice
+    assert name_instead(gpu) == advice
 
 
 @pytest.mark.parametrize("gpu", ["sm100", "sm101", "sm103", "sm110", "sm120", "sm121", "gfx942", "gfx90a"])
