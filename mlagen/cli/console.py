@@ -15,7 +15,7 @@ from rich.text import Text
 
 from mlagen.cli.complete import SpecPath
 from mlagen.errors import MlagenError, SpecErrors, UsageError
-from mlagen.plan import TARGETS
+from mlagen.plan import TARGETS, Plan
 from mlagen.spec import name_instead
 
 WIDE = 1 << 20  # columns of a file or a pipe, so that no line is folded
@@ -135,6 +135,19 @@ def spec_files(paths: tuple[Path, ...]) -> list[Path]:
     if not found:
         raise UsageError("got no spec, and no specs/*.yaml is here; to write one, run: mlagen init dsv32 > dsv32.yaml")
     return found
+
+
+def chosen_targets(plan: Plan, targets: Sequence[str]) -> list[str]:
+    """Return the spec's targets that the user chose; all of them if none was.
+
+    Raises:
+        UsageError: the spec has none of them.
+    """
+    chosen: list[str] = [target for target in plan.spec.targets if not targets or target in targets]
+    if not chosen:
+        has = ", ".join(plan.spec.targets)
+        raise UsageError(f"{plan.spec.name}: none of its targets ({has}) is {', '.join(targets)}")
+    return chosen
 
 
 def numbered(name: str, number: int, total: int) -> str:

@@ -1,13 +1,40 @@
-"""The GPUs of this machine, as the drivers report them. Does not import torch."""
+"""This machine: its GPUs, as the drivers report them, and the libraries that run kernels. Imports none of them."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import re
+import shlex
 import subprocess
 from pathlib import Path
 
+from mlagen.errors import ToolError
+
 KFD = Path("/sys/class/kfd/kfd/topology/nodes")  # list of devices of the ROCm driver
+LIBRARIES = ("torch", "triton", "numpy")  # for compiling and running kernels; rendering needs none
 SECONDS = 10  # limit for a call of the driver's tool
+
+
+def require_libraries() -> None:
+    """Check that the libraries for compiling and running kernels are installed.
+
+    Raises:
+        ToolError: one is missing.
+    """
+    missing = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ToolError(f"not installed: {', '.join(missing)}", hint=f"fix with: {pip_install(*missing)}")
+
+
+def pip_install(*libraries: str) -> str:
+    """Return the command that installs libraries in versions that mlagen accepts."""
+    try:
+        wanted = importlib.metadata.requires("mlagen") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout that is only on the path
+        wanted = []
+    ranges = {re.match(r"[\w.-]+", each)[0]: each for each in wanted if ";" not in each}  # type: ignore[index]
+    return shlex.join(["pip", "install", *(ranges.get(name, name) for name in libraries)])
 
 
 def gpus_of_machine() -> list[str]:

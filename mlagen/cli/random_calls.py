@@ -48,7 +48,8 @@ def verify_at_random(
             processes=processes,
             only=tuple(only),
         )
-        with stage(f"{len(packages)} packages: random calls on {device}"):
+        names = packages[0].name if len(packages) == 1 else f"{len(packages)} packages"
+        with stage(f"{names}: random calls on {device}"):
             report = random_calls(settings, lambda line: err.print(line, markup=False, soft_wrap=True))
     if as_json:
         print_json(report.to_json())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fnmatch
+import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any
 import click
 
 from mlagen.cli.complete import SpecPath
-from mlagen.cli.console import JSON, TargetName, err, numbered, out, print_json, spec_files
+from mlagen.cli.console import JSON, TargetName, chosen_targets, err, numbered, out, print_json, spec_files
+from mlagen.cli.machine import require_libraries
 from mlagen.cli.progress import stage
 from mlagen.cli.random_calls import verify_at_random
 from mlagen.emit import apply, compare, render
@@ -54,17 +57,54 @@ def _verify(
     targets: Sequence[str] | None = None,
     only: Sequence[str] | None = None,
 ) -> list[CaseResult]:
-    """Run cases of a package, with a progress bar."""
+    """Run cases of a package, with a progress bar. Return no result if no case matches `only`."""
+    matching: list[Any] = []
+
+    def choose(tasks: list[Any]) -> list[Any]:
+        matching.extend(tasks)
+        return tasks
+
     with stage(f"{label}: verify on {device}") as bar:
-        return verify_package(
-            folder,
-            device=device,
-            targets=targets,
-            only=only,
-            on_tasks=bar.expect,
-            on_start=lambda case, target: bar.show(f"{target} {case}"),
-            on_done=bar.step,
-        )
+        try:
+            return verify_package(
+                folder,
+                device=device,
+                targets=targets,
+                only=only,
+                choose=choose,
+                on_tasks=bar.expect,
+                on_start=lambda case, target: bar.show(f"{target} {case}"),
+                on_done=bar.step,
+            )
+        except UsageError:
+            if matching or not only:
+                raise
+            return []
+
+
+def _unmatched(only: Sequence[str], specs: Sequence[Path], device: str) -> UsageError:
+    """Return the error for patterns that no case of the specs matches."""
+    names: list[str] = []
+
+    def note(tasks: list[Any]) -> list[Any]:
+        names.extend(task.case for task in tasks)
+        return []
+
+    with stage("list cases"):
+        for spec in specs:
+            package = render(load_plan(spec))
+            with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
+                staged = Path(temporary) / package.name
+                apply(compare(package, staged))
+                verify_package(staged, device=device, choose=note)
+    wider = [f"*{pattern}*" for pattern in only if fnmatch.filter(names, f"*{pattern}*")]
+    hint = f"; did you mean {shlex.join(wider)}?" if wider else ""
+    begin = ", ".join(sorted({name.partition(":")[0] for name in names}))
+    found = shlex.join(only)
+    return UsageError(
+        f"--only: got {found}, which matches no case on {device}; takes patterns of whole names, which begin with "
+        f"{begin}{hint}"
+    )
 
 
 @click.command()
@@ -80,7 +120,10 @@ def _verify(
 )
 @click.option("--markdown", is_flag=True, help="Print a Markdown table.")
 @click.option(
-    "--random", "seconds", type=float, help="Make random calls for this many seconds instead of running the cases."
+    "--random",
+    "seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="Make random calls for this many seconds instead of running the cases.",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="With --random: seed of the calls.")
 @click.option(
@@ -108,20 +151,27 @@ def verify(
     On a GPU kernels run compiled, on a CPU in Triton's interpreter. With --random, --only takes patterns of
     family/kernel, for example 'topk/*' or '*/sm90'. A wrong call prints a line that repeats it.
     """
+    require_libraries()
     place = pick_device(device)
     if seconds is not None:
+        if targets or markdown:
+            raise UsageError("--random takes no --target and no --markdown")
         verify_at_random(spec_files(specs), place, seconds, seed, processes, only, as_json)
         return
     failed = []
     everything: list[CaseResult] = []
     paths = spec_files(specs)
-    for number, path in enumerate(paths, 1):
-        package = render(load_plan(path))
+    plans = [load_plan(path) for path in paths]
+    chosen = [chosen_targets(plan, targets) if targets else None for plan in plans]
+    for number, (plan, tiles) in enumerate(zip(plans, chosen, strict=True), 1):
+        package = render(plan)
         with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
             staged = Path(temporary) / package.name
             apply(compare(package, staged))
             label = numbered(package.name, number, len(paths))
-            results = _verify(staged, place, label, targets or None, only or None)
+            results = _verify(staged, place, label, tiles, only or None)
+        if not results and only:
+            continue
         everything.extend(results)
         failed.extend(mismatches(results))
         if not as_json:
@@ -130,6 +180,8 @@ def verify(
             else:
                 err.print(f"{package.name} on {place}", markup=False)
                 out.print(verify_table(results))
+    if only and not everything:
+        raise _unmatched(only, paths, place)
     if as_json:
         print_json([result.to_json() for result in everything])
     for error in failed[:-1]:
