@@ -13,7 +13,20 @@ import click
 from mlagen.backends import expected_products
 from mlagen.cli.built import Built, report_all
 from mlagen.cli.complete import SpecPath
-from mlagen.cli.console import GENERATED, JSON, OUT, TargetName, err, numbered, out, print_json, spec_files
+from mlagen.cli.console import (
+    GENERATED,
+    JSON,
+    OUT,
+    TargetName,
+    chosen_targets,
+    err,
+    numbered,
+    out,
+    print_json,
+    spec_files,
+)
+from mlagen.cli.machine import require_libraries
+from mlagen.cli.packages import install, unsupported
 from mlagen.cli.progress import stage
 from mlagen.cli.prove import Prover
 from mlagen.cli.record import require_recorded, say_unrecorded
@@ -109,7 +122,15 @@ def build(
         return
     for one in built:  # before minutes of compilation
         check_place(one.folder if cache_dir is None else cache_dir / one.package.name)
+    if not (no_compile and no_verify):
+        require_libraries()
     versions = () if no_compile else parse_tritons(triton)  # only here, since --check needs no Triton
+    if triton is None and versions and (found := unsupported(versions[0])):
+        err.print(
+            f"triton {found}, so this build proves no package; pass --triton, or run: {install(versions[0])}",
+            markup=False,
+            soft_wrap=True,
+        )
     if cache_dir is not None:
         _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
         return
@@ -230,7 +251,7 @@ def _build_one(plan: Plan, one: Built, targets: tuple[str, ...], force: bool, pr
     """Prove and write a package. On a failed check, return the errors and write nothing."""
     check_edits(compare(one.package, one.folder), force=force)
     check_replaced(one.folder, plan.spec, one.path, force=force)
-    name, proofs, chosen = plan.spec.name, prover.proofs, _chosen(plan, targets)
+    name, proofs, chosen = plan.spec.name, prover.proofs, chosen_targets(plan, targets)
     with tempfile.TemporaryDirectory(prefix="mlagen-") as temporary:
         staged = Path(temporary) / name
         apply(compare(one.package, staged))
@@ -331,7 +352,7 @@ def _compile_ahead(
                 f"{drifts[0].path}: {drifts[0].kind}: kernels are compiled ahead from the text that is imported",
                 hint=f"fix with: {_build_command([one.path], one.folder.parent)}",
             )
-        for target in _chosen(plan, targets):
+        for target in chosen_targets(plan, targets):
             for version in versions:
                 title = f"{one.label}: compile ahead for {target} with triton {version}"
                 with stage(title) as bar:
@@ -350,16 +371,3 @@ def _compile_ahead(
                     out.print(str(path), markup=False)
     if as_json:
         print_json([str(path) for path in written])
-
-
-def _chosen(plan: Plan, targets: tuple[str, ...]) -> list[str]:
-    """Return the spec's targets that the user chose.
-
-    Raises:
-        UsageError: the spec has none of them.
-    """
-    chosen: list[str] = [target for target in plan.spec.targets if not targets or target in targets]
-    if not chosen:
-        has = ", ".join(plan.spec.targets)
-        raise UsageError(f"{plan.spec.name}: none of its targets ({has}) is {', '.join(targets)}")
-    return chosen

@@ -13,6 +13,7 @@ import click
 
 from mlagen.cli.complete import SpecPath
 from mlagen.cli.console import JSON, SPEC, command_line, err, print_json
+from mlagen.cli.machine import require_libraries
 from mlagen.emit import apply, compare, render
 from mlagen.emit.replace import write_atomically
 from mlagen.errors import UsageError
@@ -61,6 +62,7 @@ def tune(
     (dense attention: requests) at which the sm90 kernel is faster. Every result is checked against the reference
     before its time counts.
     """
+    require_libraries()
     # torch and Triton are slow to import, and most commands need neither
     from mlagen.bench.tune.candidates import read_tiles
     from mlagen.bench.tune.progress import progress
@@ -187,6 +189,7 @@ def bench(
         raise UsageError("bench takes SPEC, to measure it, or --from JSON, to show a saved run; pass one of them")
     if saved and (heads or rounds or commit or versions or not peers):
         raise UsageError("--heads, --rounds, --commit, --peer and --no-peers need SPEC; --from measures nothing")
+    require_libraries()
     from mlagen.bench import markdown, to_json
     from mlagen.bench.report.against import compare
     from mlagen.bench.report.origin import origin

@@ -85,6 +85,14 @@ def spec_path(name: str, folders: Iterable[Path]) -> Path | None:
     return None
 
 
+def unsupported(installed: str) -> str | None:
+    """Return the finding about an installed Triton that mlagen does not support; None if it does."""
+    if set(minors([installed])) <= set(minors(TRITONS)):
+        return None
+    oldest, *_, newest = minors(TRITONS)
+    return f"{installed}; mlagen supports {oldest} to {newest}"
+
+
 def install(installed: str) -> str:
     """Return the command that installs the supported Triton nearest to an unsupported one."""
     nearest = TRITONS[-1] if minor(installed) > minor(TRITONS[-1]) else TRITONS[0]

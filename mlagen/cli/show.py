@@ -16,7 +16,8 @@ from rich.table import Table
 
 from mlagen.cli import layouts
 from mlagen.cli.console import JSON, OUT, SPEC, Group, out, print_json
-from mlagen.cli.packages import fault, install, packages, said_spec, said_tritons, spec_path
+from mlagen.cli.machine import pip_install
+from mlagen.cli.packages import fault, install, packages, said_spec, said_tritons, spec_path, unsupported
 from mlagen.cli.record import say_unrecorded, unrecorded_of
 from mlagen.compile import cached_tritons, default_cache_dir, tritons_dir
 from mlagen.emit import render
@@ -26,7 +27,7 @@ from mlagen.layout import indexer_layout_of, layouts_of
 from mlagen.plan import FAMILIES, IndexerRows, LatentFamily, Plan, Tuned, load_plan, make_plan
 from mlagen.plan.tiles.tile import most_text
 from mlagen.plan.tiles.tuned import TunedFiles
-from mlagen.plan.tritons import TRITONS, has_versions, minor_text, minors, span_text
+from mlagen.plan.tritons import TRITONS, has_versions, minor_text, span_text
 from mlagen.proofs import Proofs
 from mlagen.spec import SparseAttention
 from mlagen.spec.load import load, schema_text
@@ -317,7 +318,7 @@ def _installed(library: str) -> str | None:
 
 def _library(name: str) -> Check:
     version = _installed(name)
-    fix = None if version else f"pip install {name}"
+    fix = None if version else pip_install(name)
     return Check(name, version is not None, version or "not installed", fix, tool=True)
 
 
@@ -325,10 +326,8 @@ def _triton() -> Check:
     version = _installed("triton")
     if version is None:
         return Check("triton", False, "not installed", f"pip install 'triton=={TRITONS[-1]}'", tool=True)
-    if set(minors([version])) <= set(minors(TRITONS)):
-        return Check("triton", True, version)
-    oldest, *_, newest = minors(TRITONS)
-    return Check("triton", False, f"{version}; mlagen supports {oldest} to {newest}", install(version))
+    found = unsupported(version)
+    return Check("triton", found is None, found or version, install(version) if found else None)
 
 
 def _packages(folder: Path) -> list[Check]:

@@ -313,10 +313,40 @@ def test_a_gpu_that_is_no_target_is_told_what_to_name(run: Run, command: str, gp
     assert advice in result.stderr
 
 
-def test_a_target_the_spec_does_not_name_is_refused(run: Run) -> None:
-    result = run("build", "--no-verify", "--target", "sm90")
+@pytest.mark.parametrize("command", [("build", "--no-verify"), ("verify",)])
+def test_a_target_the_spec_does_not_name_is_refused(run: Run, command: tuple[str, ...]) -> None:
+    result = run(*command, "--target", "sm90")
     assert result.exit_code == 2
-    assert "none of its targets (sm80, gfx942) is sm90" in result.stderr
+    assert "small: none of its targets (sm80, gfx942) is sm90" in result.stderr
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize(
+    "command", [("build", "--no-verify"), ("build", "--no-compile"), ("verify",), ("tune",), ("bench",)]
+)
+def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(
+    run: Run, workspace: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as if it were not installed
+    result = run(*command, "specs/small.yaml")
+    assert result.exit_code == 3
+    first, fix = result.stderr.splitlines()
+    assert first == "not installed: torch"
+    assert re.fullmatch(r"fix with: pip install ('torch<[\d.]+,>=[\d.]+'|torch)", fix)
+    assert not (workspace / "generated").exists()
+    assert run("build", *TEXT_ONLY).exit_code == 0  # rendering needs no library
+
+
+@pytest.mark.compilation
+def test_a_build_with_a_triton_that_is_not_supported_says_that_it_proves_nothing(
+    run: Run, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"triton {installed().version}; mlagen supports"
+    assert said not in run("build", "--no-verify", "--target", "sm80").stderr
+    monkeypatch.setattr("mlagen.cli.packages.TRITONS", ("3.4.0", "3.5.1"))
+    result = run("build", "--no-verify", "--target", "sm80")
+    assert result.exit_code == 0
+    assert f"{said} 3.4 to 3.5, so this build proves no package; pass --triton, or run: pip install" in result.stderr
 
 
 @pytest.mark.thorough
