@@ -12,7 +12,7 @@ class SpecPath(click.Path):
     """A spec's path. The shell offers the *.yaml files of the typed folder and of its subfolders."""
 
     def __init__(self) -> None:
-        super().__init__(path_type=Path)
+        super().__init__(path_type=Path, readable=False)  # reading the spec reports the error
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
         """Return the specs that start with the typed text, or the shell's own completion if there are none."""

@@ -168,6 +168,8 @@ def _read(config: str) -> tuple[str, Path]:
         return decode(sys.stdin.buffer.read(CONFIG_FILE.max_bytes + 1), Path("stdin"), CONFIG_FILE), Path("stdin")
     path = Path(config)
     with contextlib.suppress(ValueError):  # an impossible path; reading it reports the error
+        if "\0" not in config and not path.exists():
+            raise UsageError(f"{path}: no such file; takes the path of a config.json or of its folder, no repository")
         path = path / "config.json" if path.is_dir() else path
     return read_text(path, CONFIG_FILE), path
 

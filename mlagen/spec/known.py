@@ -25,6 +25,17 @@ def known_names() -> list[str]:
     return sorted(path.stem for path in specs_dir().glob("*.yaml"))
 
 
+def _meant(typed: str, names: Sequence[str]) -> list[str]:
+    """Return the known names that a wrong name may mean: a similar one, or else up to three by their titles."""
+    typed = typed.lower().rpartition("/")[2]  # without the owner of a repository
+    close = difflib.get_close_matches(typed, names, n=1)
+    word = re.sub(r"[^a-z0-9]", "", typed)
+    if close or not word:
+        return close
+    titles = {name: re.search(r"(?m)^title: (.*)$", read_text(specs_dir() / f"{name}.yaml")) for name in names}
+    return [name for name, title in titles.items() if title and word in re.sub(r"[^a-z0-9]", "", title[1].lower())][:3]
+
+
 def known_text(known: str, *, name: str | None = None, targets: Sequence[str] = ()) -> str:
     """Return the text of a known spec, with its comments.
 
@@ -38,8 +49,8 @@ def known_text(known: str, *, name: str | None = None, targets: Sequence[str] = 
     """
     names = known_names()
     if known not in names:
-        close = difflib.get_close_matches(known, names, n=1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        meant = _meant(known, names)
+        hint = f"; did you mean {' or '.join(meant)}?" if meant else ""
         raise UsageError(f"NAME: got {known!r}; takes one of {', '.join(names)}{hint}")
     path = specs_dir() / f"{known}.yaml"
     text = read_text(path).removeprefix(_SCHEMA_LINE)

@@ -419,6 +419,13 @@ NAMES = ", ".join(known_names())
 USAGE = {
     "nothing": ((), f"got neither NAME nor --from; takes --from CONFIG or one NAME: {NAMES}"),
     "both": (("dsv32", "--from", "."), f"got both NAME and --from; takes --from CONFIG or one NAME: {NAMES}"),
+    "upper case": (("DSV32",), f"NAME: got 'DSV32'; takes one of {NAMES}; did you mean dsv32?"),
+    "a repository": (
+        ("deepseek-ai/DeepSeek-V3.2",),
+        f"NAME: got 'deepseek-ai/DeepSeek-V3.2'; takes one of {NAMES}; did you mean dsv32 or dsv32_fp8 or "
+        "dsv32_fp8_tensor?",
+    ),
+    "nothing like it": (("llama",), f"NAME: got 'llama'; takes one of {NAMES}"),
     "unknown": (("dsv4_flahs",), f"NAME: got 'dsv4_flahs'; takes one of {NAMES}; did you mean dsv4_flash?"),
     "path": (("../../specs/mine",), f"NAME: got '../../specs/mine'; takes one of {NAMES}"),
     "engine": (("dsv32", "--for", "vllm"), "--for needs --from CONFIG; the spec of dsv32 has its own value"),
@@ -430,7 +437,10 @@ USAGE = {
         ("dsv3_prefill_tma", "--gpu", "a100"),
         "--gpu: got a GPU of sm80; dsv3_prefill_tma takes GPUs of sm90, sm100, sm120",
     ),
-    "no file": (("--from", "none.json"), "none.json: no such file"),
+    "no file": (
+        ("--from", "none.json"),
+        "none.json: no such file; takes the path of a config.json or of its folder, no repository",
+    ),
     "no path": (("--from", "a\0b"), "a\0b: cannot be read: embedded null byte"),
 }
 
