@@ -19,6 +19,7 @@ from mlagen.cli.console import (
     OUT,
     TargetName,
     chosen_targets,
+    counted,
     err,
     numbered,
     out,
@@ -50,6 +51,8 @@ from mlagen.plan import Plan, load_plan
 from mlagen.plan.tritons import TRITONS
 from mlagen.proofs import NAME, Proofs, rendered_key
 from mlagen.verify import mismatches
+
+UNPROVED = "not proved"  # kind of a drift: the package is as its spec makes it, and no proof lists its text
 
 
 @click.command()
@@ -113,7 +116,7 @@ def build(
     if release and not check:
         raise UsageError("--release adds to the checks of --check: pass both")
     plans = _load_all(spec_files(specs), folder)
-    with stage(f"render {len(plans)} package{'s' * (len(plans) > 1)}"):
+    with stage(f"render {counted(len(plans), 'package')}"):
         built = [_begin(path, plan, folder, number, len(plans)) for number, (path, plan) in enumerate(plans, 1)]
     if check or diff:
         _compare_all(built, check, as_json, folder, every=not specs)
@@ -196,7 +199,7 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path, *
     for one in built:
         found = compare(_as_proved(one, proofs), one.folder)
         if not found and not proofs.tritons(one.key):
-            found = [Drift(one.folder, "not proved", None, None)]
+            found = [Drift(one.folder, UNPROVED, None, None)]
         unverified += [one.path] if not found and not proofs.verified(one.key) else []
         drifts += found
         drifted += [one.path] if found else []
@@ -215,12 +218,19 @@ def _compare_all(built: list[Built], check: bool, as_json: bool, folder: Path, *
     else:
         for drift in drifts:
             out.print(f"{drift.path}: {drift.kind}{drift.note and f', {drift.note}'}", markup=False)
-            click.echo(drift.diff(), nl=False)
+            if not check or drift.old is not None:  # the whole text of a file that is missing shows no difference
+                click.echo(drift.diff(), nl=False)
         for path, reason in faults:
             out.print(f"{path}: {reason}", markup=False)
     if check and (drifts or faults):
+        unproved = sum(drift.kind == UNPROVED for drift in drifts)
+        files = len(drifts) - unproved + len({path for path, _ in faults})
+        differ = "differs from its spec" if files == 1 else "differ from their specs"
+        are = "is" if unproved == 1 else "are"
+        said = [f"{counted(files, 'generated file')} {differ}"] * bool(files)
+        said += [f"{counted(unproved, 'package')} {are} not proved"] * bool(unproved)
         raise DriftError(
-            f"{len(drifts) + len({path for path, _ in faults})} generated files differ from their specs",
+            "; ".join(said),
             hint=f"fix with: {_mending_command(drifts, [one.path for one in built] if faults else drifted, folder)}",
         )
 

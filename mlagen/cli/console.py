@@ -18,6 +18,7 @@ from mlagen.errors import MlagenError, SpecErrors, UsageError
 from mlagen.plan import TARGETS, Plan
 from mlagen.spec import name_instead
 
+MOST_ERRORS = 20  # lines of a spec's errors; one mistake, for example an anchor, can cause many
 WIDE = 1 << 20  # columns of a file or a pipe, so that no line is folded
 
 
@@ -73,11 +74,14 @@ class Group(click.Group):
 
 
 def report_error(error: MlagenError) -> None:
-    """Print an error and its hint on stderr, a line each; for SpecErrors, all of them."""
-    for one in error.errors if isinstance(error, SpecErrors) else (error,):
+    """Print an error and its hint on stderr, a line each; of SpecErrors, the first ones."""
+    errors = error.errors if isinstance(error, SpecErrors) else (error,)
+    for one in errors[:MOST_ERRORS]:
         err.print(Text(str(one), style="red"), soft_wrap=True)
         if one.hint:
             err.print(Text(one.hint), soft_wrap=True)
+    if len(errors) > MOST_ERRORS:
+        err.print(f"and {counted(len(errors) - MOST_ERRORS, 'more error')}")
 
 
 def print_json(value: Any) -> None:
@@ -131,10 +135,18 @@ def spec_files(paths: tuple[Path, ...]) -> list[Path]:
     Raises:
         UsageError: no spec was given, and `specs` is empty or does not exist.
     """
-    found = list(paths) or sorted(Path("specs").glob("*.yaml"))
+    found = list(dict.fromkeys(paths)) or sorted(Path("specs").glob("*.yaml"))
     if not found:
-        raise UsageError("got no spec, and no specs/*.yaml is here; to write one, run: mlagen init dsv32 > dsv32.yaml")
+        raise UsageError(
+            "got no spec, and no specs/*.yaml is here; pass the path of a spec, or write one: "
+            "mkdir -p specs && mlagen init dsv32 --gpu all > specs/dsv32.yaml"
+        )
     return found
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun: 1 file, 2 files."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def chosen_targets(plan: Plan, targets: Sequence[str]) -> list[str]:

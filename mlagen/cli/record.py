@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mlagen.cli.console import OUT, err, out
+from mlagen.cli.console import OUT, counted, err, out
 from mlagen.errors import UnprovedError
 from mlagen.verify.gpu_records import FILE, RECORD, Kernel, add_report, names_of, records_of, unrecorded
 
@@ -27,7 +27,7 @@ def require_recorded(folders: Iterable[Path]) -> None:
     """Raise UnprovedError unless each sm90 kernel of the packages has a record for its text."""
     if kernels := unrecorded_of(folders):
         raise UnprovedError(
-            f"{len(kernels)} sm90 kernels have no GPU record for their text: {names_of(kernels)}",
+            f"{counted(len(kernels), 'sm90 kernel')} without a GPU record for the present text: {names_of(kernels)}",
             hint=f"fix with: {RECORD}",
         )
 
@@ -43,4 +43,6 @@ def record(reports: tuple[Path, ...], folder: Path) -> None:
     """
     for report in reports:
         keys = add_report(report, folder)
-        out.print(f"{report}: {len(keys)} sm90 kernels recorded in {folder / FILE}", markup=False, soft_wrap=True)
+        out.print(
+            f"{report}: {counted(len(keys), 'sm90 kernel')} recorded in {folder / FILE}", markup=False, soft_wrap=True
+        )

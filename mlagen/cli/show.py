@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 
 from mlagen.cli import layouts
-from mlagen.cli.console import JSON, OUT, SPEC, Group, out, print_json
+from mlagen.cli.console import JSON, OUT, SPEC, Group, counted, out, print_json
 from mlagen.cli.machine import pip_install
 from mlagen.cli.packages import fault, install, packages, said_spec, said_tritons, spec_path, unsupported
 from mlagen.cli.record import say_unrecorded, unrecorded_of
@@ -227,8 +227,10 @@ def _rendered(path: Path, specs: Path) -> RenderedFile:
     name, said = path.resolve().parent.name, said_spec(path.parent)
     spec = spec_path(name, [specs])
     if spec is None and said is None:
+        lies = "is not a generated file" if path.exists() else "no such file"
         raise UsageError(
-            f"{path}: no spec in {specs} is named '{name}'; pass the folder of its package's spec: --specs FOLDER"
+            f"{path}: {lies}, and no spec in {specs} is named '{name}'; pass the folder of its package's spec: "
+            "--specs FOLDER"
         )
     plans = [] if spec is None else [load_plan(spec)]
     if said is not None:
@@ -344,11 +346,16 @@ def _packages(folder: Path) -> list[Check]:
 
 def _gpu_records(folder: Path) -> Check:
     """Check that the sm90 kernels of a folder's packages have a GPU record for their text."""
-    kernels = unrecorded_of(packages(folder))
+    found = packages(folder)
+    kernels = unrecorded_of(found)
+    if not found:
+        return Check("gpu records", None, f"no packages in {folder}")
     if not kernels:
         return Check("gpu records", True, "every sm90 kernel has a GPU record for its text")
     return Check(
-        "gpu records", None, f"{len(kernels)} sm90 kernels have no GPU record for their text: {names_of(kernels)}"
+        "gpu records",
+        None,
+        f"{counted(len(kernels), 'sm90 kernel')} without a GPU record for the present text: {names_of(kernels)}",
     )
 
 

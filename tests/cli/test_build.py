@@ -313,6 +313,34 @@ def test_a_gpu_that_is_no_target_is_told_what_to_name(run: Run, command: str, gp
     assert advice in result.stderr
 
 
+def test_a_check_names_missing_files_and_a_diff_also_prints_their_text(run: Run, workspace: Path) -> None:
+    result = run("build", "--check")
+    assert (result.exit_code, len(result.stdout.splitlines())) == (1, 11)
+    assert result.stderr == "11 generated files differ from their specs\nfix with: mlagen build specs/small.yaml\n"
+    assert len(run("build", "--diff").stdout.splitlines()) > 1000
+
+
+def test_a_check_counts_files_and_unproved_packages_apart(run: Run, workspace: Path) -> None:
+    run("build", *TEXT_ONLY)
+    assert run("build", "--check").stderr.splitlines()[0] == "1 package is not proved"
+    Path("generated", "small", "_facts.py").unlink()
+    assert run("build", "--check").stderr.splitlines()[0] == "1 generated file differs from its spec"
+
+
+def test_a_spec_that_is_named_twice_is_built_once(run: Run, workspace: Path) -> None:
+    result = run("build", *TEXT_ONLY, "specs/small.yaml", "specs/small.yaml")
+    assert result.exit_code == 0
+    assert result.stderr.count("not verified") == 1
+
+
+def test_of_many_errors_of_a_spec_the_first_are_printed(run: Run, workspace: Path) -> None:
+    (workspace / "bad.yaml").write_text("".join(f"field{number}: 1\n" for number in range(40)))
+    result = run("build", "bad.yaml")
+    lines = result.stderr.splitlines()
+    assert (result.exit_code, len(lines)) == (2, 21)
+    assert lines[-1] == "and 25 more errors"
+
+
 @pytest.mark.parametrize("command", [("build", "--no-verify"), ("verify",)])
 def test_a_target_the_spec_does_not_name_is_refused(run: Run, command: tuple[str, ...]) -> None:
     result = run(*command, "--target", "sm90")

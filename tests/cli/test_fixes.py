@@ -155,6 +155,17 @@ def test_a_checks_fix_mends_what_it_found(shell, what: str) -> None:
         assert [path.name for path in Path("generated", "gone").iterdir()] == ["mine.py"]
 
 
+def test_without_a_spec_the_command_that_writes_one_is_enough(shell) -> None:
+    Path("specs", "writer.yaml").unlink()
+    Path("specs").rmdir()
+    before = shell(CHECK)
+    assert before.returncode == 2
+    assert shell(before.stderr.rpartition("write one: ")[2]).returncode == 0
+    after = shell(CHECK)
+    assert after.returncode == 1
+    assert after.stderr.endswith("mlagen build specs/dsv32.yaml\n")
+
+
 @pytest.mark.parametrize("what", DOCTORED)
 def test_doctors_fix_mends_what_it_found(shell, what: str) -> None:
     happen, words = DOCTORED[what]

@@ -228,6 +228,9 @@ def test_a_spec_outside_of_a_folder_specs_is_found_by_its_name(run: Run, workspa
     missing = run("explain", "generated/small/sparse_fwd.py:10")
     assert missing.exit_code == 2
     assert "no spec in specs is named 'small'" in missing.stderr
+    assert "no such file" in run("explain", "elsewhere/cache.py:10").stderr
+    Path("elsewhere.yaml").touch()
+    assert "is not a generated file" in run("explain", "elsewhere.yaml:1").stderr
 
 
 @pytest.mark.parametrize("kept", [True, False])

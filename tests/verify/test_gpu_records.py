@@ -109,7 +109,7 @@ def test_the_commands_name_kernels_without_a_record(folder, monkeypatch):
     done = run(main, ["record", str(report), "--out", str(folder)])
     assert done.exit_code == 0, done.output
     assert "2 sm90 kernels recorded" in done.output.replace("\n", " ")
-    with pytest.raises(UnprovedError, match="have no GPU record for their text") as missing:
+    with pytest.raises(UnprovedError, match="without a GPU record for the present text") as missing:
         require_recorded([folder / "dsv32"])
     assert "_topk_sm90" not in str(missing.value)
     assert run(main, ["build", str(SPEC), "--release"]).exit_code == 2
