@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from checked_in import GENERATED, package_of
 
+from mlagen.verify.random import mutants
 from mlagen.verify.random.__main__ import main
 from mlagen.verify.random.dice import Dice
 from mlagen.verify.random.pool import Settings, random_calls
@@ -99,6 +101,18 @@ def test_bad_usage_is_one_line(capsys):
     assert capsys.readouterr().err == "no family and kernel match nothing/*\n"
     assert main([str(GENERATED / "hyv4"), "--device", "cpu"]) == 2
     assert capsys.readouterr().err.startswith(f"{GENERATED / 'hyv4'}: the package is kept as a diff; ")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="on a GPU the calls run")
+def test_random_calls_and_mutants_without_a_gpu_are_refused(capsys):
+    assert main([str(package_of("dsv32"))]) == 2
+    assert capsys.readouterr().err == "--device cuda: no CUDA or ROCm device; takes cpu on this machine\n"
+    with pytest.raises(SystemExit) as ended:
+        mutants.main([str(package_of("dsv32"))])
+    assert ended.value.code == 2
+    done = capsys.readouterr()
+    assert "noticed" not in done.out  # it said that 100 % of no mutant were
+    assert done.err.endswith("error: mutants run on a GPU, and torch sees none; --list and --read need none\n")
 
 
 @pytest.mark.interpreter

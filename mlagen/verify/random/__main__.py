@@ -55,6 +55,19 @@ def _packages(paths: list[Path]) -> list[Path]:
     return found
 
 
+def _require_device(device: str) -> None:
+    """Check that the device is there.
+
+    Raises:
+        UsageError: a GPU is asked for, and torch sees none.
+    """
+    if device == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise UsageError("--device cuda: no CUDA or ROCm device; takes cpu on this machine")
+
+
 def _settings(options: argparse.Namespace, folders: list[Path]) -> Settings:
     return Settings(
         folders=tuple(str(folder) for folder in folders),
@@ -108,6 +121,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         with contextlib.ExitStack() as stack:
             options.packages = folders = _packages(options.packages)
+            _require_device(options.device)
             if options.delays:
                 temporary = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlagen-delays-"))
                 folders = delayed_copies(folders, Path(temporary))

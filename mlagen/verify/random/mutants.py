@@ -392,6 +392,8 @@ def main(arguments: list[str] | None = None) -> int:
     if options.read:
         outcomes = _read(options.read)
     else:
+        if not torch.cuda.is_available():
+            parser.error("mutants run on a GPU, and torch sees none; --list and --read need none")
         outcomes = _run(options, lambda line: print(line, file=sys.stderr, flush=True))
     lines = list(table(outcomes, redundant_names(options.redundant)))
     print("\n".join(lines))
