@@ -359,7 +359,8 @@ def _compile_ahead(
         drifts = compare(_as_proved(one, Proofs(one.folder.parent)), one.folder)
         if drifts:
             raise DriftError(
-                f"{drifts[0].path}: {drifts[0].kind}: kernels are compiled ahead from the text that is imported",
+                f"{drifts[0].path}: {drifts[0].kind}: kernels are compiled ahead from the text that is imported; "
+                "for a package in another folder, pass its --out",
                 hint=f"fix with: {_build_command([one.path], one.folder.parent)}",
             )
         for target in chosen_targets(plan, targets):

@@ -103,7 +103,7 @@ CHECKED: dict[str, tuple[Callable[[], object], str, str]] = {
     "kernels are compiled ahead of text that is not there": (
         MODULE.unlink,
         "mlagen build --cache kernels --target sm80",
-        "kernels are compiled ahead from the text that is imported",
+        "kernels are compiled ahead from the text that is imported; for a package in another folder, pass its --out",
     ),
 }
 DOCTORED: dict[str, tuple[Callable[[], object], str]] = {
