@@ -111,10 +111,7 @@ def build(
         raise UsageError(
             "--cache writes compiled kernels, not a package: leave out --check, --diff, --force and --no-compile"
         )
-    if check and (diff or force):
-        raise UsageError("got --check with --diff or --force; takes one of the three")
-    if release and not check:
-        raise UsageError("--release adds to the checks of --check: pass both")
+    _check_options(check=check, release=release, diff=diff, force=force)
     plans = _load_all(spec_files(specs), folder)
     with stage(f"render {counted(len(plans), 'package')}"):
         built = [_begin(path, plan, folder, number, len(plans)) for number, (path, plan) in enumerate(plans, 1)]
@@ -125,15 +122,9 @@ def build(
         return
     for one in built:  # before minutes of compilation
         check_place(one.folder if cache_dir is None else cache_dir / one.package.name)
-    if not (no_compile and no_verify):
+    if not (no_compile and no_verify):  # only here, since --check needs no library
         require_libraries()
-    versions = () if no_compile else parse_tritons(triton)  # only here, since --check needs no Triton
-    if triton is None and versions and (found := unsupported(versions[0])):
-        err.print(
-            f"triton {found}, so this build proves no package; pass --triton, or run: {install(versions[0])}",
-            markup=False,
-            soft_wrap=True,
-        )
+    versions = () if no_compile else _chosen_tritons(triton)
     if cache_dir is not None:
         _compile_ahead(plans, built, targets, versions, cache_dir, as_json)
         return
@@ -156,6 +147,22 @@ def build(
         print_json([one.to_json() for one in built])
     if any(one.failures for one in built):
         raise SystemExit(max(error.exit_code for one in built for error in one.failures))
+
+
+def _check_options(*, check: bool, release: bool, diff: bool, force: bool) -> None:
+    if check and (diff or force):
+        raise UsageError("got --check with --diff or --force; takes one of the three")
+    if release and not check:
+        raise UsageError("--release adds to the checks of --check: pass both")
+
+
+def _chosen_tritons(option: str | None) -> tuple[str, ...]:
+    """Return the Tritons that compile. Say so if it is the installed one, and mlagen does not support it."""
+    versions = parse_tritons(option)
+    if option is None and (found := unsupported(versions[0])):
+        fix = f"pass --triton, or run: {install(versions[0])}"
+        err.print(f"triton {found}, so this build proves no package; {fix}", markup=False, soft_wrap=True)
+    return versions
 
 
 def _begin(path: Path, plan: Plan, folder: Path, number: int, of: int) -> Built:
