@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from mlagen.cli.console import err, out, report_error
+from mlagen.cli.console import counted, err, out, report_error
 from mlagen.cli.prove import Cases
 from mlagen.compile import Resources, check_limits, resource_table, target_table
 from mlagen.diffs import base_of, diff_of
@@ -104,7 +104,7 @@ class Built:
         parts = [*map(self._compiled, self.compiled)] or ["not compiled"]
         parts.append(self._verified())
         if self.again:
-            parts.append(f"{self.again} proofs computed again, with the same results")
+            parts.append(f"{counted(self.again, 'proof')} computed again, with the same results")
         summary = f"{len(self.package.files)} files, {state}; {'; '.join(parts)}"
         err.print(f"{self.folder}: {summary}", markup=False, soft_wrap=True)
         if (base := base_of(diff_of(self.folder))) and not self.failures:

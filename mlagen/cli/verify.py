@@ -60,7 +60,7 @@ def _verify(
     """Run cases of a package, with a progress bar. Return no result if no case matches `only`."""
     matching: list[Any] = []
 
-    def choose(tasks: list[Any]) -> list[Any]:
+    def choose(tasks: Sequence[Any]) -> Sequence[Any]:
         matching.extend(tasks)
         return tasks
 
@@ -86,7 +86,7 @@ def _unmatched(only: Sequence[str], specs: Sequence[Path], device: str) -> Usage
     """Return the error for patterns that no case of the specs matches."""
     names: list[str] = []
 
-    def note(tasks: list[Any]) -> list[Any]:
+    def note(tasks: Sequence[Any]) -> Sequence[Any]:
         names.extend(task.case for task in tasks)
         return []
 

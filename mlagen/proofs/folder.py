@@ -223,7 +223,7 @@ class Proofs:
             header = {"columns": _COLUMNS[name], **({"code": measuring_code()} if name == COMPILE else {})}
             own.tables[name] = Table(header, found)
             text, path = own.tables[name].text(), own.path / name
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
+            if not path.exists() or path.read_bytes() != text.encode():
                 write_atomically(path, text)
                 written.append(path)
         own.stale = False

@@ -64,8 +64,8 @@ def read_table(path: Path) -> Table:
     digest, written_as = header.pop("digest", None), header.pop("format", None)
     if written_as != FORMAT:
         return Table({}, faults=["is of another format"])
-    faults = [f"{changed} rows were changed by hand"] if changed else []
-    faults += [f"{strange} lines are no rows"] if strange else []
+    faults = [f"{changed} {'row was' if changed == 1 else 'rows were'} changed by hand"] if changed else []
+    faults += [f"{strange} {'line is no row' if strange == 1 else 'lines are no rows'}"] if strange else []
     if not faults and digest != _file_digest(header, rows):
         faults.append("rows were added or deleted by hand")
     return Table(header, {key: row[:-1] for key, row in _entry(",".join(rows)).items()}, faults)

@@ -81,6 +81,19 @@ def test_a_package_with_a_variant_without_a_row_is_not_proved(out: Path) -> None
     assert proofs.faults() == [(path, "rows were added or deleted by hand")]
 
 
+def test_a_file_that_is_no_text_is_a_fault_until_the_next_build_replaces_it(out: Path) -> None:
+    path = out / "proofs" / "compile.json"
+    text = path.read_bytes()
+    path.write_bytes(b"\xff\x00")
+    proofs = opened(out)
+    ((found, fault),) = proofs.faults()
+    assert found == path
+    assert fault.startswith("cannot be read: ")
+    proofs.add_compiled([ONE, OTHER])
+    assert path in proofs.save()
+    assert path.read_bytes() == text
+
+
 def test_rows_that_no_package_needs_are_dropped(out: Path) -> None:
     proofs = opened(out)
     proofs.add_compiled([replace(ONE, key="00000000000000cc")])

@@ -39,7 +39,7 @@ def changed(path: Path, old: str, new: str) -> list[str]:
 
 
 def test_a_changed_figure_is_not_believed(path: Path) -> None:
-    assert changed(path, "168", "167") == ["1 rows were changed by hand"]
+    assert changed(path, "168", "167") == ["1 row was changed by hand"]
     assert sorted(read_table(path).rows) == ["aa", "cc"]
 
 
