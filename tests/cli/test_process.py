@@ -188,6 +188,16 @@ def test_a_reader_that_ends_is_no_error(workspace: Path, arguments: tuple[str, .
     assert unread(*arguments) == (0, "")
 
 
+def test_ctrl_c_while_modules_are_imported_prints_no_traceback(workspace: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "mlagen", "build"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(line.endswith("mlagen.errors\n") for line in process.stderr)  # the first of mlagen's modules
+        process.send_signal(signal.SIGINT)
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode in (-signal.SIGINT, 128 + signal.SIGINT)  # a shell shows 130 for both
+
+
 def test_a_failed_check_is_one_whoever_reads_it(workspace: Path) -> None:
     code, err = unread("build", "--check")
     assert code == 1
