@@ -156,8 +156,8 @@ def _compress_cases(side: CompressorSide, case: Make) -> Iterator[CompressCase]:
     chunks = ((3, 40), (1000, 2030))
     yield case("many tokens", many, chunks=chunks)
     yield case("many tokens, scores: infinite", "a score of -inf has no weight", scores="infinite", chunks=chunks)
-    chunks = ((127, 1), (255, 1), (383, 1), (0, 400), (1000, 1700))
-    yield case("many tokens of 128", many, ratio=128, overlap=False, block=8, chunks=chunks)
+    ends = ((127, 1), (255, 1), (383, 1), (0, 400), (1000, 1700))  # three of them side by side
+    yield case("many tokens of 128", many, ratio=128, overlap=False, block=8, chunks=ends)
     for block in (1, 3, 64):
         yield case(f"states a page: {block}", "windows cross pages of states", block=block)
     yield case("first windows", "tokens before position 0 are left out", chunks=((0, 4), (0, 8), (3, 1), (2, 2)))
