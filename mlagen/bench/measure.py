@@ -146,7 +146,7 @@ def device_timer(calls: Sequence[Call], flush: Call) -> Timer:
     """The timer that suits the calls' length: by graph replay, or by events."""
     warm_up(calls[0])
     by_events = event_timer(calls[0], flush)
-    if by_events() < GRAPH_BELOW_S:
+    if min(by_events() for _ in range(3)) < GRAPH_BELOW_S:  # one may be disturbed
         return GraphTimer(calls)
     return by_events
 

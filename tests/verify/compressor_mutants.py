@@ -48,7 +48,12 @@ MUTANTS = (
     ),
     _literal("rows of all tokens", "if works & ((position + 1) % compress_ratio == 0)", "if works"),
     _literal("rows a token early", "(position + 1) % compress_ratio == 0", "position % compress_ratio == 0"),
-    _literal("a program's later windows are left out", "ends & (tokens > token)", "ends & (tokens < 0)", MANY_LONG),
+    _literal(
+        "a program's later windows are left out",
+        "                token + 1, end, positions",
+        "                end, end, positions",
+        MANY_LONG,
+    ),
     _literal("a program's first window is left out", "tl.where(ends, tokens,", "tl.where(ends, tokens + 1,", MANY_LONG),
     _literal("programs overlap", "first = tl.program_id(0) * block_tokens", "first = tl.program_id(0)", MANY_LONG),
     _literal("windows are a token short", "first in range(0, window,", "first in range(1, window,"),

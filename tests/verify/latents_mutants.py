@@ -75,9 +75,6 @@ MUTANTS = (
         "0\n            works = (f",
         "*ratio 3,*",
     ),
-    _literal(
-        "a group begins before the call", "(token >= compress_ratio - 1) & ", "", "latents: positions: last, ratio 3*"
-    ),
     _literal("negative slots make latents", "(slot >= 0) & (slot < num_states)", "(slot < num_states)", "*negative*"),
     _literal("slots past the states make latents", " & (slot < num_states)", "", "*beyond (latents)"),
     _literal("requests begin where the first does", "starts_ptr + request,", "starts_ptr + 0 * request,", DECODE),
