@@ -18,6 +18,9 @@ from mlagen.plan.sm90.mqa_logits import (
     sm90_modules_of,
 )
 
+DESCRIPTORS = 2  # of q and of k, the last arguments
+DESCRIPTOR_PARAMS = 5  # in PTX: a descriptor of two dimensions, its sizes and its strides
+
 
 def _descriptors(q_rows: int, k_rows: int) -> Signature:
     rows = {"q": q_rows, "k": k_rows}
@@ -69,6 +72,17 @@ class Kernel(Interface, SharedMemory):
 
 
 @dataclass(frozen=True)
+class PagedKernel(Kernel):
+    """Context of the template of the kernel over pages.
+
+    Attributes:
+        descriptor_params: PTX parameters of the kernel that hold the descriptors of q and k.
+    """
+
+    descriptor_params: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class LogitsModule:
     """A generated module with an sm90 kernel of the indexer's logits.
 
@@ -108,8 +122,9 @@ class LogitsModule:
         sm90 = make_mqa_logits_sm90(plan.spec)
         if sm90 is None:
             raise LookupError("the plan has no such part")
+        arguments = self.arguments(sm90)
         context = Kernel(
-            **vars(interface(self.arguments(sm90), "TOKENS")),
+            **vars(interface(arguments, "TOKENS")),
             **vars(shared(("q", "k", "weights", "scales"), self.barriers)),
             sm90=sm90,
             kernel=self.kernel,
@@ -118,7 +133,10 @@ class LogitsModule:
             register_split=self.register_split(sm90),
             producers=self.producers,
         )
-        return vars(context)
+        if self.module != PAGED_MODULE:
+            return vars(context)
+        first = len(arguments) - DESCRIPTORS
+        return vars(PagedKernel(**vars(context), descriptor_params=(first, first + DESCRIPTOR_PARAMS)))
 
     def products(self, plan: Plan) -> dict[tuple[str, int | None], int]:
         """Number of wgmma instructions in the kernel's code, in the form of `expected_products`."""
