@@ -29,6 +29,7 @@ from typing import Any
 
 import torch
 
+from mlagen.errors import UsageError
 from mlagen.verify.random.delays import delayed
 from mlagen.verify.random.reached import REACHED, modules_of
 from mlagen.verify.random.syncs import Sync, sm90_files, syncs_of, without
@@ -363,6 +364,8 @@ def _run(options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, O
     def run(tasks: Sequence[Task], settings: Settings) -> None:
         again = [task for task in tasks if task.name in outcomes and outcomes[task.name].how in ("survived", *VOID)]
         left = [task for task in tasks if task.name not in outcomes] + again
+        if left and not torch.cuda.is_available():
+            raise UsageError("mutants run on a GPU, and torch sees none; --list and --read need none")
         for number, (task, outcome) in enumerate(run_all(left, settings, Path(root)), 1):
             outcomes[task.name] = outcome
             found = outcome.shapes if task.sync is None else outcome.detail[:150]
@@ -392,9 +395,10 @@ def main(arguments: list[str] | None = None) -> int:
     if options.read:
         outcomes = _read(options.read)
     else:
-        if not torch.cuda.is_available():
-            parser.error("mutants run on a GPU, and torch sees none; --list and --read need none")
-        outcomes = _run(options, lambda line: print(line, file=sys.stderr, flush=True))
+        try:
+            outcomes = _run(options, lambda line: print(line, file=sys.stderr, flush=True))
+        except UsageError as error:
+            parser.error(str(error))
     lines = list(table(outcomes, redundant_names(options.redundant)))
     print("\n".join(lines))
     return 0 if float(lines[-1].rpartition(": ")[2].removesuffix(" %")) >= 97 else 1
