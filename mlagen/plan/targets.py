@@ -8,7 +8,7 @@ KIB = 1024
 SM90 = "sm90"  # the only target with Gluon kernels
 WARP_SIZE = 32  # threads, of NVIDIA targets
 REGISTERS = 65_536  # of a multiprocessor of any NVIDIA target
-MOST_REGISTERS = 256  # of one of its threads, of which it can name all but one
+MOST_REGISTERS = 256  # of a thread, which can name all but one of them
 SIMDS = 4  # of a compute unit, which share the wavefronts of a program
 SIMD_REGISTERS = 512  # of a lane of a SIMD, for all of its wavefronts
 

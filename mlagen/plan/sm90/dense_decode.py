@@ -24,7 +24,7 @@ ROWS_32_REGISTERS = Registers((224, 56))
 ROWS = (Sm90Row(None, 1),)  # calls that run the kernels, of those that they can run
 E4M3_TAILS = (0, 32, 64)  # columns behind V; with 128 no Triton compiles the kernel of few rows
 BARRIERS = 640  # bytes for barriers, and for the values that a program passes to its partitions
-E4M3_TAKES = (  # what the kernels over e4m3 support
+E4M3_TAKES = (  # limits of the kernels over e4m3
     f"it supports {D_V} columns of V, {', '.join(map(str, E4M3_TAILS))} after them, and partials of fp32 or bf16"
 )
 ROWS_32 = 32  # of a program; both parts of their Q fill the rows of a product

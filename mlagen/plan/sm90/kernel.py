@@ -62,7 +62,7 @@ def register_columns(columns: int) -> tuple[int, ...]:
 
 
 def p0_fits_tail(pieces: RowPieces, block_n: int) -> bool:
-    """Whether WG0's P has the size of block 0's tail, whose memory it then uses."""
+    """Whether WG0's P fits the tail of block 0 exactly, and is stored there."""
     return pieces.tail == block_n == BLOCK_N
 
 

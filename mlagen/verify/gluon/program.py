@@ -129,7 +129,7 @@ class Program:
         self.main = Partition(self, "the program", warps, 0)
         self.partition = self.main
         self.partitions = [self.main]
-        self.before = self.actor()  # the kernel before, whose end is an event
+        self.before = self.actor()  # the kernel before: its end is an event
         self.arena = Arena()
         self.named = NamedBarriers()
         self.loads: list[deque[Callable[[], None]]] = []  # copies by descriptor, each of its own
