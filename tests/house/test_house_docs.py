@@ -1,6 +1,7 @@
 """Commands, options and paths in the documents exist."""
 
 import ast
+import json
 import re
 import shlex
 from pathlib import Path
@@ -169,3 +170,18 @@ def test_page_of_the_indexer_names_each_package_with_one_as_its_spec_does() -> N
                 said.add((name, int(cells[1]), int(topk), style, place, ratio))
     found = {(name, of) for name, of in specs.items() if of is not None}
     assert said == {(name, of.num_heads, of.topk, of.rope, of.rope_at, of.compress_ratio) for name, of in found}
+
+
+def test_page_of_random_calls_counts_as_its_reports_do() -> None:
+    page = ROOT / "docs" / "random-calls" / "README.md"
+    total = 0
+    for line in page.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        names = [link for link, _ in LINK.findall(line) if link.endswith(".json")]
+        if len(cells) == 5 and names:
+            reports = [json.loads((page.parent / name).read_text(encoding="utf-8")) for name in names]
+            sums = [sum(report[key] for report in reports) for key in ("calls", "wrong", "hangs")]
+            assert cells[2:] == [f"{count:,}" for count in sums], line
+            total += sums[0]
+    assert f"| all | | {total:,} | 0 | 0 |" in page.read_text(encoding="utf-8")
+    assert f"{total:,} random calls" in (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
