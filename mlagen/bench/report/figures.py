@@ -276,7 +276,7 @@ def summary_block(documents: Documents) -> str:
 
 
 def slower_block(documents: Documents) -> str:
-    """All rows that are slower than their best peer, a line each card, package and kind."""
+    """How many rows are slower than their best peer, a table each card, a line each package and kind."""
     lines = []
     for card in documents.cards:
         rows = [row for report in documents.reports if report.card == card for row in report.rows]
@@ -285,11 +285,13 @@ def slower_block(documents: Documents) -> str:
         lines.append(
             f"On an {card}, {len(slower)} of {len(judged)} rows with a peer are slower than the best of them.\n"
         )
+        table = []
         for kind in dict.fromkeys((row.package, row.shape.kind) for row, _ in slower):
-            own = [(row, value) for row, value in slower if (row.package, row.shape.kind) == kind]
-            said = "; ".join(f"{shape_name(row)}: {ratio(value)}" for row, value in own)
-            lines.append(f"- `{kind[0]}`, {kind[1]}: {said}")
-        lines.append("")
+            own = [(row, value) for row, value in judged if (row.package, row.shape.kind) == kind]
+            found = sorted(((value, shape_name(row)) for row, value in own if value < pictures.LEVEL))
+            ratios = " to ".join(dict.fromkeys(ratio(value) for value, _ in (found[0], found[-1])))
+            table.append([f"`{kind[0]}`, {kind[1]}", f"{len(found)} of {len(own)}", ratios, found[0][1]])
+        lines.append(_table(["package, kernel", "slower rows", "ratios", "the slowest"], table) if table else "")
     return "\n".join(lines) if lines else NO_ROWS
 
 
@@ -305,11 +307,11 @@ def reports_block(documents: Documents) -> str:
         row, stem = report.rows[0], report.path.stem
         changed = report.changed(documents.root / "generated")
         said = ", ".join(f"{count} {kind}" for kind, count in changed.items()) or NONE
-        commit = ", ".join(dict.fromkeys(each.commit or "" for each in report.rows))
+        commit = ", ".join(dict.fromkeys((each.commit or "")[:8] for each in report.rows))
         name = f"[{stem.partition('-')[2]}]({stem}.md)"
         cells = [row.device, name, f"[JSON]({stem}.json)", str(len(report.rows)), row.date or "", commit, said]
         lines.append(cells)
-    header = ["card", "report", "rows as", "rows", "day", "commit", "rows of kernels that changed since"]
+    header = ["card", "report", "data", "rows", "day", "commit", "rows of kernels that changed since"]
     return _table(header, lines) if lines else NO_ROWS
 
 

@@ -88,7 +88,7 @@ def test_the_time_behind_another_kernel_is_quoted_and_the_other_shown(checkout: 
     assert "| 128 x h16, kv 128K, topk 2048 | 300 | FlashMLA 270 | **0.90** | – |" in shown
     summary = text(checkout, "docs/performance/README.md")
     assert "On an H100, 1 of 2 rows with a peer are slower" in summary
-    assert "- `dsv32`, decode: 128 x h16, kv 128K, topk 2048: 0.90" in summary
+    assert "| `dsv32`, decode | 1 of 2 | 0.90 | 128 x h16, kv 128K, topk 2048 |" in summary
 
 
 def test_cards_stand_side_by_side(checkout: Path, rows: list[Row]) -> None:
@@ -151,7 +151,7 @@ def test_every_picture_is_drawn_by_a_block() -> None:
 def test_rows_of_kernels_that_changed_are_listed(checkout: Path, rows: list[Row]) -> None:
     save(checkout, "h100-dsv32.json", rows)
     main(["--root", str(checkout)])
-    assert "| 2026-11-26 | 0123456789ab | – |" in text(checkout, "docs/benchmarks/README.md")
+    assert "| 2026-11-26 | 01234567 | – |" in text(checkout, "docs/benchmarks/README.md")
     kernels = checkout / "generated/dsv32/_kernels.py"
     kernels.write_text("# A comment.\n\n" + kernels.read_text())
     (checkout / "generated/dsv32/sparse_fwd.py").write_text("from . import _kernels, _launch\n")
@@ -159,7 +159,7 @@ def test_rows_of_kernels_that_changed_are_listed(checkout: Path, rows: list[Row]
     kernels.write_text(kernels.read_text().replace("pass", "return"))
     assert main(["--root", str(checkout), "--check"]) == 1
     main(["--root", str(checkout)])
-    assert "| 2026-11-26 | 0123456789ab | 2 decode |" in text(checkout, "docs/benchmarks/README.md")
+    assert "| 2026-11-26 | 01234567 | 2 decode |" in text(checkout, "docs/benchmarks/README.md")
 
 
 @pytest.mark.parametrize("missing", ["driver", "date", "commit", "peers", "kernels", "torch"])
