@@ -185,3 +185,13 @@ def test_page_of_random_calls_counts_as_its_reports_do() -> None:
             total += sums[0]
     assert f"| all | | {total:,} | 0 | 0 |" in page.read_text(encoding="utf-8")
     assert f"{total:,} random calls" in (ROOT / "docs" / "verification.md").read_text(encoding="utf-8")
+
+
+def test_readme_claims_the_speeds_of_its_chart() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (chart,) = re.findall(r"!\[Speed against the best peer on H100, 1\.0 is equal: (.*?)\]", readme)
+    speeds = dict(bar.rsplit(" ", 1) for bar in chart.split("; "))
+    words = " ".join(readme.split())
+    assert f"takes {speeds['sparse prefill, bf16 rows']} times as long in sparse prefill" in words
+    assert f"{speeds['sparse decode over fp8_ds_mla']} times in sparse decode over `fp8_ds_mla`" in words
+    assert f"{speeds['dense decode, long requests']} times in dense decode of long requests" in words
