@@ -13,7 +13,8 @@ from mlagen.errors import ToolError, UsageError
 from mlagen.verify.call.results import CaseResult
 from mlagen.workers import IDLE_SECONDS, Limit, Worker, WorkerError, first_of_each, spread
 
-DEFAULT_WORKERS = {"cpu": 2, "cuda": 4}  # on a GPU most of the time goes to compiling
+LEAST_WORKERS = {"cpu": 2, "cuda": 4}  # by device; on a GPU most of the time goes to compiling
+MOST_WORKERS = 8  # they share one memory, and a case that does not get enough of it is skipped
 START_SECONDS = 120.0  # of CPU, that importing torch and Triton may take
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -40,7 +41,7 @@ def verify_package(
         package_dir: folder of the package.
         device: "cpu" runs the kernels in Triton's interpreter, "cuda" on a GPU.
         targets: on a CPU, targets of the tiles: all cases run the first's, a few each other's; None: the spec's.
-        workers: processes; None: 2 on a CPU, 4 on a GPU.
+        workers: processes; None: one a core, at least LEAST_WORKERS and at most MOST_WORKERS.
         only: shell patterns of names of cases; None: all.
         families: names of families to run; None: all.
         every: run all cases of these families; off: a representative set, see `mlagen.verify.worker`.
@@ -58,8 +59,10 @@ def verify_package(
         UsageError: an unknown device, or no case matches `only`.
         ToolError: a worker broke outside any case; the message ends with its last words.
     """
-    if device not in DEFAULT_WORKERS:
-        raise UsageError(f"device is {device!r}, takes one of {', '.join(DEFAULT_WORKERS)}")
+    if device not in LEAST_WORKERS:
+        raise UsageError(f"device is {device!r}, takes one of {', '.join(LEAST_WORKERS)}")
+    if workers is None:
+        workers = min(max(os.cpu_count() or 1, LEAST_WORKERS[device]), MOST_WORKERS)
     job = {
         "package_dir": str(package_dir),
         "device": device,
@@ -77,7 +80,7 @@ def verify_package(
 
     results: dict[int, CaseResult] = {}
     with contextlib.ExitStack() as stack:
-        pool = [_Verifier(job, timeout) for _ in range(workers or DEFAULT_WORKERS[device])]
+        pool = [_Verifier(job, timeout) for _ in range(workers)]
         for worker in pool:
             stack.callback(worker.close)
             worker.start()
