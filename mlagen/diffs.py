@@ -3,6 +3,8 @@
 The file is a unified diff without context, below the header of every generated file. A line `Only in BASE: FILE` names
 a file that the package does not have. `patch` can also apply the diff, but leaves these files in place.
 
+BASE is relative to OUT: a name, or a path such as ../goldens/dsv3.
+
     python -m mlagen.diffs dsv3 generated/kimi_k2     # the folder becomes generated/kimi_k2.diff
     python -m mlagen.diffs generated/kimi_k2.diff DIR # writes the package to DIR/kimi_k2
 """
@@ -23,7 +25,7 @@ from mlagen import GENERATOR
 from mlagen.errors import MlagenError, ToolError, UsageError
 
 SUFFIX = ".diff"
-_BASE = re.compile(r"^The package \S+, as a diff from ([^\s.]+)\.", re.MULTILINE)
+_BASE = re.compile(r"^The package \S+, as a diff from (\S+)\. ", re.MULTILINE)
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+\d+(?:,(\d+))? @@\n")
 _NONE, _ONLY = "/dev/null", "Only in "
 _HEADER_LINES = 4  # with the sentence that names the packages
@@ -35,7 +37,7 @@ def diff_of(folder: Path) -> Path:
 
 
 def base_of(path: Path) -> str | None:
-    """Return the name of the package that a diff starts from; None without such a file."""
+    """Return the package that a diff starts from, relative to the diff's folder; None without such a file."""
     if not path.is_file():
         return None
     found = _BASE.search(path.read_bytes().decode("utf-8", errors="replace"))
@@ -45,7 +47,7 @@ def base_of(path: Path) -> str | None:
 def steps_of(path: Path) -> int:
     """Return the number of diffs from a whole package to this one; 0 without such a file."""
     base = base_of(path)
-    return 0 if base is None else 1 + steps_of(path.with_name(base + SUFFIX))
+    return 0 if base is None else 1 + steps_of(diff_of(path.parent / base))
 
 
 def read_package(folder: Path) -> dict[str, str]:
@@ -65,11 +67,12 @@ def diff_text(base: str, old: Mapping[str, str], name: str, new: Mapping[str, st
     """Return the text of NAME.diff: a header, and the lines that differ between `old` and `new`.
 
     Args:
-        base: name of the package with the texts `old`.
+        base: the package with the texts `old`, relative to the folder of the diff: a name, if both share a folder.
         name: name of the package with the texts `new`.
         old, new: texts by file name.
     """
     lines = [f"The package {name}, as a diff from {base}. `mlagen build --out FOLDER` with its spec writes it whole.\n"]
+    base = Path(base).name
     for file in sorted({*old, *new}):
         if file not in new:
             lines.append(f"{_ONLY}{base}: {file}\n")
@@ -92,7 +95,7 @@ def unpack(path: Path) -> dict[str, str]:
     base = base_of(path)
     if base is None:
         raise ToolError(f"{path}: no diff of a package")
-    texts = read_package(path.with_name(base))
+    texts = read_package(path.parent / base)
     lines = path.read_bytes().decode("utf-8", errors="replace").splitlines(keepends=True)[_HEADER_LINES:]
     while lines:
         if lines[0].startswith(_ONLY):
@@ -104,7 +107,7 @@ def unpack(path: Path) -> dict[str, str]:
             fits, (new, lines) = patched is not None, patched or ([], [])
             texts[file] = "".join(new)
         if not fits:
-            raise ToolError(f"{path}: does not fit {path.with_name(base) / file}")
+            raise ToolError(f"{path}: does not fit {path.parent / base / file}")
     return texts
 
 
@@ -168,11 +171,9 @@ def main(arguments: Sequence[str]) -> int:
         if first.endswith(SUFFIX):
             print(write_whole(Path(first), Path(second)))
             return 0
-        if Path(first).name != first:
-            raise UsageError(f"BASE: got {first}, takes the name of a package in the folder of {second}")
         folder = Path(second)
         texts = read_package(folder)
-        diff_of(folder).write_text(diff_text(first, read_package(folder.with_name(first)), folder.name, texts))
+        diff_of(folder).write_text(diff_text(first, read_package(folder.parent / first), folder.name, texts))
         shutil.rmtree(folder)
         print(diff_of(folder))
     except (MlagenError, OSError) as error:

@@ -91,7 +91,7 @@ def _diff_drifts(path: Path, name: str, wanted: dict[str, str]) -> list[Drift]:
     """Return the drift of a package that is kept as a diff, if it has one."""
     base, old = diffs.base_of(path), _text(path)
     assert base is not None
-    start = diffs.read_package(path.with_name(base))
+    start = diffs.read_package(path.parent / base)
     with contextlib.suppress(ToolError):  # it does not fit the package it starts from, which has changed
         if not is_hand_edited(old) and diffs.unpack(path) == wanted:
             return []

@@ -133,7 +133,7 @@ def test_the_output_of_init_builds(init: Init, run: Run, workspace: Path) -> Non
 
 def test_known_specs_are_those_of_the_repository() -> None:
     assert specs_dir() == Path(__file__).parents[2] / "specs"
-    assert {"dsv32", "dsv4_flash", "own_layout"} <= set(known_names())
+    assert {"dsv32", "dsv4_flash", "ckv_kpe"} <= set(known_names())
     assert not {"schema", "tuned"} & set(known_names())
 
 

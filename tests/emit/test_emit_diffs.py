@@ -101,6 +101,16 @@ def test_a_diff_is_written_as_a_package_and_read_as_one(out: Path, tmp_path: Pat
             assert diffs.read_package(folder) == texts_of(one)
 
 
+def test_a_diff_may_start_from_a_package_of_another_folder(out: Path) -> None:
+    other = out / "other"
+    apply(compare(SECOND, other / "second"))
+    assert diffs.main(["../first", str(other / "second")]) == 0
+    assert diffs.base_of(other / "second.diff") == "../first"
+    assert (other / "second.diff").read_text().splitlines()[4].startswith("--- first/")
+    assert compare(SECOND, other / "second") == []
+    assert diffs.main(["nowhere/first", str(other / "second")]) == 2
+
+
 def test_an_equal_package_is_no_drift_in_either_form(out: Path) -> None:
     assert [*compare(FIRST, out / "first"), *compare(SECOND, out / "second")] == []
     assert orphans(out, ["first", "second"]) == []

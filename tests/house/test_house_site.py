@@ -126,7 +126,7 @@ def test_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert "enable_batch_invariant" in reference
     # A link to a file of the repository leads there.
     layouts = (site / "layouts" / "index.html").read_text(encoding="utf-8")
-    assert f'href="{SITE["repo_url"]}/blob/main/specs/own_layout.yaml"' in layouts
+    assert f'href="{SITE["repo_url"]}/blob/main/tests/generated/golden/own_layout.yaml"' in layouts
 
 
 def small_site(folder: Path, text: str) -> subprocess.CompletedProcess[str]:

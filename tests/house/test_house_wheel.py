@@ -164,7 +164,7 @@ def text_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.glob("*.py")}
 
 
-@pytest.mark.parametrize("spec", ["dsv32", "own_layout"])
+@pytest.mark.parametrize("spec", ["dsv32", "ckv_kpe"])
 def test_installed_wheel_builds_its_specs_to_the_same_bytes(
     installed: Path, known: Path, tmp_path: Path, spec: str
 ) -> None:
