@@ -37,7 +37,9 @@ def test_every_package_has_a_spec_and_one_form(specs):
     assert len(found) == len(set(found))
 
 
-@pytest.mark.parametrize("path", [path for folder in FOLDERS.values() for path in sorted(folder.glob("*.diff"))], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for folder in FOLDERS.values() for path in sorted(folder.glob("*.diff"))], ids=lambda path: path.stem
+)
 def test_a_diff_is_less_than_a_fourth_of_its_package(path):
     lines = sum(text.count("\n") for text in diffs.unpack(path).values())
     assert 4 * path.read_text(encoding="utf-8").count("\n") < lines
