@@ -107,6 +107,7 @@ def specs(draw: st.DrawFn) -> Spec:
         and (not needs.attention or kind in needs.attention)
         and ((multi_head is not None and alike) or not needs.multi_head)
         and ("indexer" in indexed or not needs.indexer)
+        and (indexed.get("indexer", {}).get("rope_head_dim") or not needs.indexer_rope)
         and (style is not None or not needs.rope)
         and ((style == "gptj" and rank % 2 == 0) or not needs.gptj)
         and (is_whole or not needs.whole_values)
