@@ -171,6 +171,8 @@ def main(arguments: Sequence[str]) -> int:
         if first.endswith(SUFFIX):
             print(write_whole(Path(first), Path(second)))
             return 0
+        if Path(first).is_absolute():
+            raise UsageError(f"BASE: got {first}, takes a path relative to the folder of {second}")
         folder = Path(second)
         texts = read_package(folder)
         diff_of(folder).write_text(diff_text(first, read_package(folder.parent / first), folder.name, texts))

@@ -61,8 +61,7 @@ def verify_package(
     """
     if device not in LEAST_WORKERS:
         raise UsageError(f"device is {device!r}, takes one of {', '.join(LEAST_WORKERS)}")
-    if workers is None:
-        workers = min(max(os.cpu_count() or 1, LEAST_WORKERS[device]), MOST_WORKERS)
+    workers = workers or min(max(len(os.sched_getaffinity(0)), LEAST_WORKERS[device]), MOST_WORKERS)
     job = {
         "package_dir": str(package_dir),
         "device": device,
