@@ -11,20 +11,52 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 
 from . import _launch, _signatures
-from ._notes import CallState, Note, Run, known_call
+from ._internals import likeness
+from ._notes import PARAMETER, TENSOR, CallState, Known, Note, Run, known_call, signature_of
 
 __all__ = ["CallState", "validated"]
 
 CALL_CACHE_SIZE = 4096  # most signatures per wrapper, of recorded calls and of calls that were only checked
+LATEST_CALLS = 4  # repeated calls that a call is first compared with
 CHECKED_CALLS = 1  # calls of a signature that are only checked; the next one is recorded
 PLAIN = frozenset((bool, int, str, type(None), torch.dtype, torch.device))  # types that a signature tells apart
-# Other tensors, for example without memory, are checked at every call.
-TENSOR, PARAMETER = torch.Tensor, torch.nn.Parameter
+
+
+class KnownCalls(dict[tuple[Any, ...], Known]):
+    """Calls by signature.
+
+    Attributes:
+        latest: the latest repeated calls: `values`, the part of a signature that `is_alike` does not compare, and the
+            fields of Known.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.latest: tuple[Any, ...] = ()
+
+    def repeating(self, signature: tuple[Any, ...], values: tuple[Any, ...], tensors: Sequence[Any]) -> Run | None:
+        """Return the function for a call, which becomes the latest. Return None for an unknown signature."""
+        known = self.get(signature)
+        if known is None:
+            return None
+        present, is_alike, run = known
+        if present is not None and is_alike is not None:
+            for _, _, _, other in self.latest:
+                if other is run:  # compared and refused: it was recorded in another mode of autograd
+                    is_alike = likeness(present(tensors)) or is_alike
+                    break
+            self.latest = ((values, present, is_alike, run), *self.latest[: LATEST_CALLS - 1])
+        return run
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        super().clear()
+        self.latest = ()
 
 
 def empty(*shape: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -124,7 +156,7 @@ def validated(**sources: str | tuple[str, ...]) -> Callable[[Callable[..., Any]]
     origins = {name: (source,) if isinstance(source, str) else source for name, source in sources.items()}
 
     def decorate(wrapper: Any) -> Any:
-        checked: dict[tuple[Any, ...], Run] = {}
+        checked = KnownCalls()
         counts: dict[int, int] = {}  # calls that were only checked, by the hash of their signature
         parameters, lock = inspect.signature(wrapper).parameters, threading.Lock()
         names = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
@@ -134,7 +166,7 @@ def validated(**sources: str | tuple[str, ...]) -> Callable[[Callable[..., Any]]
             """Run the wrapper."""
             return wrapper(*arguments[:positional], **dict(zip(names, arguments[positional:], strict=True)))
 
-        def unkept(signature: tuple[Any, ...], addresses: list[Any], arguments: tuple[Any, ...]) -> Any:
+        def unkept(addresses: list[Any], arguments: tuple[Any, ...]) -> Any:
             """Run a call of a signature that is checked each time."""
             return again(arguments)
 
@@ -157,7 +189,7 @@ def validated(**sources: str | tuple[str, ...]) -> Callable[[Callable[..., Any]]
             device = next((one.device for one in tensors.values()), None)
             if device is None or not _holds(signature, addresses, arguments) or not _launch.is_current(device):
                 return again(arguments)
-            note, known = Note(tensors, origins, device.index), cast(Run, unkept)
+            note, known = Note(tensors, origins, device.index), Known(None, None, unkept)
             with _launch.noting(note):
                 result = again(arguments)
             with contextlib.suppress(Exception):  # NotKeptError, or an unknown launcher; the call itself has run
@@ -165,8 +197,13 @@ def validated(**sources: str | tuple[str, ...]) -> Callable[[Callable[..., Any]]
             put(checked, signature, known)
             return result
 
+        def find(values: tuple[Any, ...], tensors: tuple[Any, ...]) -> Run:
+            """Return the function for a call that is none of the latest. Raises NotKeptError if it has no signature."""
+            signature = signature_of(values, tensors)
+            return checked.repeating(signature, values, tensors) or functools.partial(first, signature)
+
         reader = getattr(_signatures, f"{wrapper.__module__.rpartition('.')[2]}_{wrapper.__name__}")
-        call: Any = functools.wraps(wrapper)(reader(again, checked.get, first))
+        call: Any = functools.wraps(wrapper)(reader(again, checked, find))
         call.__defaults__, call.__kwdefaults__ = wrapper.__defaults__, wrapper.__kwdefaults__
         call.checked, call.counts, call.unkept = checked, counts, unkept
         return call

@@ -27,8 +27,8 @@ LAUNCHER = "CudaLauncher"  # type of the launcher with a known C function
 
 Values = list[Any]  # addresses and numbers of a call; each launch picks its arguments there
 Start = Callable[[int, Values], Any]  # launches a kernel on a stream
-Pick = Callable[[Values], tuple[Any, ...]]
-Take = tuple[Callable[..., torch.Tensor], tuple[int, ...], tuple[int, ...], torch.dtype]  # allocates memory
+Pick = Callable[[Sequence[Any]], tuple[Any, ...]]
+Take = Callable[[], torch.Tensor]  # allocates memory
 
 
 def found(path: str, fallback: Any) -> Any:
@@ -41,12 +41,16 @@ def found(path: str, fallback: Any) -> Any:
 
 # Allocates on the current GPU past torch's dispatcher, as torch.compile's code does, at half the cost of torch.empty.
 empty_strided: Callable[..., torch.Tensor] | None = found("_dynamo.guards._empty_strided_cuda", None)
+# Makes a tensor with these sizes, strides and offset of another's memory, also past torch's dispatcher.
+reinterpret: Callable[..., torch.Tensor] = found("_dynamo.guards._reinterpret_tensor", torch.as_strided)
 current_device: Callable[[], int] = found("_cuda_getDevice", torch.cuda.current_device)
 device_count: Callable[[], int] = torch.cuda.device_count
 # Number of active modes of torch's dispatcher and of its functions. A torch that does not report it may have one.
 one_mode = functools.partial(int, 1)
 dispatch_modes: Callable[[], int] = found("_len_torch_dispatch_stack", one_mode)
 function_modes: Callable[[], int] = found("_len_torch_function_stack", one_mode)
+# Compares tensors with those of a call in one C function, as torch.compile's code does at each of its calls.
+tensor_guards: Callable[..., Any] | None = found("_dynamo.guards.TensorGuards", None)
 
 
 def is_watched() -> bool:
@@ -60,21 +64,44 @@ def is_watched() -> bool:
         return True
 
 
+def likeness(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+    """Return a function that compares tensors with these: type, dtype, device, sizes and strides.
+
+    It also compares states of autograd and of torch's dispatcher, so it may refuse tensors that are alike. Return None
+    if this torch has no such function, or if it refuses these tensors, for example one that is given twice.
+    """
+    if tensor_guards is None or not is_exact(tensor_guards):
+        return None
+    is_alike = _guard(tensor_guards, tensors)
+    return is_alike if is_alike(*tensors) else None
+
+
+def _guard(guards: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Callable[..., bool]:
+    sizes, strides = [list(one.shape) for one in tensors], [list(one.stride()) for one in tensors]
+    check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
+@functools.cache
+def is_exact(guards: Callable[..., Any]) -> bool:
+    """Whether guards of this torch tell tensors apart by all that `likeness` names, tried on a few."""
+    with contextlib.suppress(Exception):
+        one = torch.empty((1, 2, 2), dtype=torch.int32, device="cpu")
+        others = [one[:, :1], one[0], one.mT, one.as_strided((1, 2, 2), (8, 2, 1)), one.float(), one.to("meta")]
+        others += [torch.nn.Parameter(one, requires_grad=False), one.expand(2, 2, 2)]
+        is_alike = _guard(guards, [one])
+        return bool(is_alike(one) and is_alike(one.clone())) and not any(map(is_alike, others))
+    return False
+
+
 def allocator(tensor: torch.Tensor) -> Take:
-    """Return a function that allocates memory on the current device, and its arguments for memory like a tensor."""
-    sizes, strides = tuple(tensor.shape), tensor.stride()
+    """Return a function that allocates memory like a tensor on the current device."""
+    sizes, strides, dtype, device = tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device
     if empty_strided is not None and tensor.is_cuda:
-        return empty_strided, sizes, strides, tensor.dtype
-    device = tensor.device
+        return functools.partial(empty_strided, sizes, strides, dtype)
     if strides == torch.empty(sizes, device="meta").stride():  # with one entry, strides say more than is_contiguous
-        return lambda sizes, _, dtype: torch.empty(sizes, dtype=dtype, device=device), sizes, strides, tensor.dtype
-    return functools.partial(_strided, device), sizes, strides, tensor.dtype
-
-
-def _strided(
-    device: torch.device, sizes: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype
-) -> torch.Tensor:
-    return torch.empty_strided(sizes, strides, dtype=dtype, device=device)
+        return lambda: torch.empty(sizes, dtype=dtype, device=device)
+    return lambda: torch.empty_strided(sizes, strides, dtype=dtype, device=device)
 
 
 def stream_getter() -> Callable[[int | None], int]:

@@ -34,8 +34,9 @@ class Reader:
         declared: lines of the reader's declaration.
         passed: lines that bind the arguments as a tuple.
         reads: statements that bind the members of pairs and the addresses of tensors.
-        guards: required tensors, and the condition under which one of them has another type than torch.Tensor.
-        parts: lines of the signature.
+        values: lines that bind the part of the signature that is no property of a tensor but its alignment.
+        tensors: lines that bind all tensors that the wrapper may take.
+        optional: whether some of them may be absent.
         addresses: the addresses.
     """
 
@@ -43,8 +44,9 @@ class Reader:
     declared: list[str]
     passed: list[str]
     reads: list[str]
-    guards: list[tuple[str, str]]
-    parts: list[str]
+    values: list[str]
+    tensors: list[str]
+    optional: bool
     addresses: str
 
 
@@ -84,7 +86,7 @@ def _context(texts: Mapping[str, str], *, of_indexer: bool | None = None) -> dic
     apart = [reader for reader in everything if of_indexer is not None and reader.name.startswith(of_modules)]
     found = apart if of_indexer else [reader for reader in everything if reader not in apart]
     whole = any("WHOLE" in line for reader in found for line in reader.reads)
-    names = ["ADDRESS_BYTES", *["WHOLE"] * whole, "require_tensors"]
+    names = ["ADDRESS_BYTES", *["WHOLE"] * whole]
     return vars(Signatures(found, ", ".join(names), [] if of_indexer else sorted(reader.name for reader in apart)))
 
 
@@ -117,9 +119,10 @@ class _Writer:
     def __init__(self, states: Iterable[str]) -> None:
         self.states = set(states)
         self.reads: list[str] = []
-        self.parts: list[str] = []
         self.addresses: list[str] = []
-        self.required: list[str] = []
+        self.values: list[str] = []
+        self.tensors: list[str] = []
+        self.optional = False
 
     def reader(self, module: str, function: ast.FunctionDef) -> Reader:
         """The reader of a wrapper."""
@@ -132,10 +135,11 @@ class _Writer:
         return Reader(
             f"{module}_{function.name}",
             _declaration(declared),
-            _tuple(names),
+            _bound("arguments", names, 2 * INDENT),
             list(_together(self.reads)),
-            list(_guards(self.required)),
-            _lines(self.parts, 4 * INDENT),
+            _bound("values", self.values, 3 * INDENT),
+            _bound("tensors", self.tensors, 3 * INDENT),
+            self.optional,
             ", ".join(self.addresses),
         )
 
@@ -143,36 +147,36 @@ class _Writer:
         """Add an argument."""
         is_pair = f"type({name}) is tuple or type({name}) is list"
         if annotation in self.states:
-            self.parts += [f"type({name})", f"{name}.config"]
+            self.values += [f"type({name})", f"{name}.config"]
         elif annotation == EITHER:
             self.reads.append(f"{name}_0, {name}_1 = {name} if {is_pair} else ({name}, WHOLE)")
             self._tensor(f"{name}_0")
             self._tensor(f"{name}_1", absent="WHOLE")
         elif annotation.startswith(PAIR.removesuffix("]")):
             self.reads.append(f"{name}_0, {name}_1 = {name} if {is_pair} else (None, None)")
-            self.parts.append(f"type({name})")
+            self.values.append(f"type({name})")
             self._tensor(f"{name}_0", absent="None")
             self._tensor(f"{name}_1", absent="None")
         elif TENSOR in annotation:
             self._tensor(name, absent="" if annotation == TENSOR else "None")
         elif annotation.startswith("tuple["):
-            self.parts += [f"type({name})", f"(*map(type, {name}), *{name}) if {is_pair} else {name}"]
+            self.values += [f"type({name})", f"(*map(type, {name}), *{name}) if {is_pair} else {name}"]
         else:
-            self.parts += [f"type({name})", f"{name} or repr({name})" if "float" in annotation else name]
+            self.values += [f"type({name})", f"{name} or repr({name})" if "float" in annotation else name]
 
     def _tensor(self, name: str, *, absent: str = "") -> None:
         """Add a tensor, or its stand-in if it can be absent."""
         address = f"a{len(self.addresses)}"
         self.addresses.append(address)
-        read = f"{name}.dtype, {name}.get_device(), {name}.shape, {name}.stride()"
-        read += f", {address} % ADDRESS_BYTES if {address} else {name}.device"
+        self.tensors.append(name)
+        alignment = f"{address} % ADDRESS_BYTES if {address} else {name}.device"
         if absent:
+            self.optional = True
+            self.values.append(f"None if {address} is None else {alignment}")
             self.reads.append(f"{address} = None if {name} is {absent} else {name}.data_ptr()")
-            self.parts.append(f"None if {name} is {absent} else (type({name}), {read})")
         else:
-            self.required.append(name)
+            self.values.append(alignment)
             self.reads.append(f"{address} = {name}.data_ptr()")
-            self.parts.append(read)
 
 
 def _declaration(names: list[str]) -> list[str]:
@@ -189,12 +193,12 @@ def _declaration(names: list[str]) -> list[str]:
     return ["def call(", *(" " * INDENT + line for line in lines), "):  # fmt: skip"]
 
 
-def _tuple(names: list[str]) -> list[str]:
-    """Return lines that bind arguments as a tuple."""
-    line = f"arguments = {tuple_text(names)}"
-    if len(line) + 2 * INDENT <= LINE_LENGTH:
+def _bound(name: str, items: list[str], indent: int) -> list[str]:
+    """Return lines that bind a tuple of items to a name, for a place with an indent."""
+    line = f"{name} = {tuple_text(items)}"
+    if len(line) + indent <= LINE_LENGTH:
         return [line]
-    return ["arguments = (", *(" " * INDENT + line for line in _lines(names, 3 * INDENT)), ")  # fmt: skip"]
+    return [f"{name} = (", *(" " * INDENT + line for line in _lines(items, indent + INDENT)), ")  # fmt: skip"]
 
 
 def _together(reads: list[str]) -> Iterator[str]:
@@ -206,21 +210,6 @@ def _together(reads: list[str]) -> Iterator[str]:
         line = reads[0] if count < 2 else " = ".join(", ".join(side) for side in zip(*taken, strict=True))
         yield line
         reads = reads[max(count, 1) :]
-
-
-def _guards(names: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield names, as many as a line holds, and the condition that not all of them are tensors of torch's own type."""
-    while names:
-        count = len(names)
-        while len(condition := _differ(names[:count])) > LINE_LENGTH - 3 * INDENT - len("if :"):
-            count -= 1
-        yield ", ".join(names[:count]), condition
-        names = names[count:]
-
-
-def _differ(names: list[str]) -> str:
-    types = " is ".join(f"type({name})" for name in names)
-    return f"{types} is not Tensor" if len(names) == 1 else f"not ({types} is Tensor)"
 
 
 def _lines(items: Iterable[str], indent: int) -> list[str]:
