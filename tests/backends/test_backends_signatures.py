@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from jinja2 import Environment, FileSystemLoader
 from mlagen.backends.parts.common import LINE_LENGTH
 from mlagen.backends.parts.signatures import _context
 from mlagen.emit.render import template_dir
-from mlagen.runtime import _internals, _launch, _notes
+from mlagen.runtime import _calls, _internals, _launch, _notes
 
 WRAPPERS = '''
 class Sizes(_calls.CallState):
@@ -36,8 +37,8 @@ def other(q: torch.Tensor) -> None: ...
 '''
 
 
-def read(*given: Any, **named: Any) -> tuple[Any, ...]:
-    """The signature, the addresses and the arguments of a call; the arguments alone if it has no signature."""
+def reader(find: Callable[..., Any], known: _calls.KnownCalls) -> Any:
+    """The reader of `attend`."""
     annotated = WRAPPERS.replace("sizes: Sizes | None", "sizes: Sizes")
     environment = Environment(loader=FileSystemLoader(template_dir()), trim_blocks=True, lstrip_blocks=True)
     text = environment.get_template("_signatures.py.jinja").render(**_context({"attention.py": annotated}))
@@ -45,16 +46,21 @@ def read(*given: Any, **named: Any) -> tuple[Any, ...]:
     space: dict[str, Any] = {"__name__": "mlagen.runtime._signatures", "__package__": "mlagen.runtime"}
     exec(text, space)
     assert [name for name in space if name.startswith("attention_")] == ["attention_attend"]
-
-    def run(*found: Any) -> tuple[Any, ...]:
-        return found
-
-    call = space["attention_attend"](
-        lambda arguments: (arguments,), lambda signature, first: hash(signature) and run, None
-    )
+    call = space["attention_attend"](lambda arguments: (arguments,), known, find)
     call.__defaults__ = (None, None)
     call.__kwdefaults__ = {"out": None, "sizes": _notes.CallState(), "causal": False}
-    found = call(*given, **named)
+    return call
+
+
+def read(*given: Any, **named: Any) -> tuple[Any, ...]:
+    """The signature, the addresses and the arguments of a call; the arguments alone if it has no signature."""
+
+    def find(values: tuple[Any, ...], tensors: tuple[Any, ...]) -> Any:
+        found = _notes.signature_of(values, tensors)
+        assert isinstance(hash(found), int)
+        return lambda addresses, arguments: (found, addresses, arguments)
+
+    found = reader(find, _calls.KnownCalls())(*given, **named)
     assert isinstance(found, tuple)
     return found
 

@@ -140,7 +140,7 @@ def check(package: ModuleType, launched: Launched, calls: Iterator[tuple[str, Ca
                 assert outcome(wrapper, one, launched) == expected, (name, differing(one, call))
                 assert outcome(wrapper, copied(call), launched).launches == as_is.launches, name
             changed, text = changed[::-1], text[::-1]
-        assert any(known is not wrapper.unkept for known in checked_calls(wrapper).values()), name
+        assert any(known.run is not wrapper.unkept for known in checked_calls(wrapper).values()), name
 
 
 def parameters(wrapper: Any) -> dict[str, Any]:
@@ -190,7 +190,7 @@ def test_memory_in_a_gap_of_another_argument_is_attributed_correctly(name: str, 
         for given in ({"workspace": between}, {}, {}):
             changed = call | {"slots": slots} | given
             assert outcome(wrapper, changed, launched) == outcome(wrapper.__wrapped__, changed, launched)
-        assert [run for run in checked_calls(wrapper).values() if run is not wrapper.unkept]
+        assert [one for one in checked_calls(wrapper).values() if one.run is not wrapper.unkept]
 
 
 class Vague(float):
@@ -241,4 +241,4 @@ def test_rows_that_programs_share_take_their_scratch_at_every_call(tmp_path: Pat
         assert "_topk_collect_sm90_kernel" in want.launches
         for _ in range(3):
             assert outcome(wrapper, copied(call), launched).launches == want.launches
-        assert [run for run in checked_calls(wrapper).values() if run is not wrapper.unkept]
+        assert [one for one in checked_calls(wrapper).values() if one.run is not wrapper.unkept]

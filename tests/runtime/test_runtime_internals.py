@@ -42,9 +42,37 @@ def test_a_missing_name_gives_the_fallback() -> None:
 @pytest.mark.parametrize("strides", [(4, 1), (1, 2), (8, 1)])
 def test_memory_has_the_dtype_sizes_and_strides_of_the_first_calls(strides: tuple[int, int]) -> None:
     like = torch.empty_strided((2, 4), strides, dtype=torch.int32)
-    take, *arguments = _internals.allocator(like)
-    taken = take(*arguments)
+    taken = _internals.allocator(like)()
     assert (taken.dtype, taken.shape, taken.stride()) == (like.dtype, like.shape, like.stride())
+
+
+def like() -> list[torch.Tensor]:
+    return [torch.zeros(2, 4, dtype=torch.int32), torch.zeros(1, 2, 2)]
+
+
+def test_likeness_is_of_dtype_device_sizes_and_strides() -> None:
+    is_alike, (one, other) = _internals.likeness(like()), like()
+    assert is_alike is not None
+    assert is_alike(one, other)
+    changed = [one.long(), one.to("meta"), one[:, :2], one[None], one.mT.contiguous().mT]
+    for each in [*changed, one.as_strided((2, 4), (1, 1)), torch.nn.Parameter(one, requires_grad=False)]:
+        assert not is_alike(each, other)
+    assert not is_alike(one, other.as_strided((1, 2, 2), (8, 2, 1)))  # the stride of a single entry
+
+
+def test_likeness_needs_guards_that_tell_tensors_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _ = like()
+    assert _internals.likeness([one, one]) is None  # guards refuse one tensor in two places
+
+    def careless(*_: Any, **__: Any) -> SimpleNamespace:
+        return SimpleNamespace(check=lambda *tensors: True)
+
+    def other_arguments(tensors: Any) -> None:
+        """Take no sizes."""
+
+    for guards in (None, careless, other_arguments):
+        monkeypatch.setattr(_internals, "tensor_guards", guards)
+        assert _internals.likeness(like()) is None
 
 
 def test_without_a_count_of_modes_a_mode_may_be_active() -> None:
