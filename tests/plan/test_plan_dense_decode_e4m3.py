@@ -47,7 +47,7 @@ def test_calls_over_e4m3_run_the_kernel_that_fits_them(requests, keys, heads, e4
     dense, launch = package.root.dense_decode, package.root._launch
     facts = launch.DeviceFacts("sm90", 132, memory_rate=4800)
     found = dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, True, e4m3)
-    kernel = "sm90_rows32" if rows == 32 else "sm90" if e4m3 else "sm90_q_in_parts"
+    kernel = "sm90_rows32" if rows == 32 else "sm90" if e4m3 else "sm90_q_halves"
     assert (found.kernel, found.tile.block_h) == (kernel, rows)
     assert (found.overhead, found.combine_units) == ((0, 0) if batch_invariant else (3, 3))
     portable = dense.schedule(facts, 16, requests, 1, heads, 1, 64, keys, batch_invariant, False, e4m3)
@@ -80,7 +80,7 @@ def test_p_of_e4m3_halves_its_bytes_and_the_products_with_v():
     assert coarse.sm90_rows32.expected_shared == (64 + 4 * 64) * 576 + 3 * 32 * 64 + 8 * 32 * 4
     assert coarse.sm90.expected_products == coarse.sm90_rows32.expected_products == 2 * 18 + 2 * 4 * 4
     assert (coarse.sm90.v_ahead, coarse.sm90_rows32.v_ahead) == (1, 2)
-    assert coarse.sm90_q_in_parts == plain.sm90_q_in_parts
+    assert coarse.sm90_q_halves == plain.sm90_q_halves
     assert (plain.sm90.v_ahead, plain.sm90_rows32.v_ahead) == (0, 0)
 
 
@@ -107,7 +107,7 @@ def test_p_of_e4m3_moves_the_crossing_where_it_was_measured_and_no_other():
     changed = [(old, new) for old, new in zip(ROWS64_CALLS, ROWS64_CALLS_E4M3_P, strict=True) if old != new]
     (old, new), *others = changed
     assert not others
-    assert (old.max_rows, old.max_rate, old.min_keys_parts) == (new.max_rows, new.max_rate, new.min_keys_parts)
+    assert (old.max_rows, old.max_rate, old.min_keys_q_halves) == (new.max_rows, new.max_rate, new.min_keys_q_halves)
     assert 64 * 4096 < new.min_keys <= 128 * 32768
 
 

@@ -45,8 +45,8 @@ KERNELS = {
     "dense_decode": ("dsv2_lite", "sm90", {"_dense_decode_sm90"}),
     "dense_decode, few rows": ("dsv2_lite", "sm90_swap_ab", {"_dense_decode_sm90_swap_ab"}),
     "dense_decode, e4m3": ("dsv3_fp8", "sm90", {"_dense_decode_sm90"}),
-    "dense_decode, e4m3, 32 rows": ("dsv3_fp8", "sm90_rows32", {"_dense_decode_sm90_few"}),
-    "dense_decode, e4m3, q in parts": ("dsv3_fp8", "sm90_q_in_parts", {"_dense_decode_sm90_parts"}),
+    "dense_decode, e4m3, 32 rows": ("dsv3_fp8", "sm90_rows32", {"_dense_decode_sm90_rows32"}),
+    "dense_decode, e4m3, q in halves": ("dsv3_fp8", "sm90_q_halves", {"_dense_decode_sm90_q_halves"}),
     "dense_fwd": ("dsv3_prefill", "sm90", {"_dense_fwd_sm90"}),
 }
 

@@ -52,38 +52,38 @@ def test_dense_attention_has_one_that_calls_of_few_rows_and_requests_do_not_run(
 
 def test_dense_attention_over_e4m3_has_three_and_numbers_by_hand():
     dense = load_plan(ROOT / "specs" / "dsv3_fp8.yaml").of(DenseDecodePlan)
-    few, wide, parts = dense.sm90_rows32, dense.sm90, dense.sm90_q_in_parts
-    names = ("_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts")
+    rows32, rows64, q_halves = dense.sm90_rows32, dense.sm90, dense.sm90_q_halves
+    names = ("_dense_decode_sm90", "_dense_decode_sm90_rows32", "_dense_decode_sm90_q_halves")
     assert dense.sm90_modules == names
-    assert (few.block_h, wide.block_h, parts.block_h) == (32, 64, 64)
-    assert wide.rows == (Sm90Row(None, 1),)
-    # Q of 64 rows or of both parts of 32, four blocks of 64 keys, P of three in 16 bits, and vectors of fp32.
-    assert wide.expected_shared == (64 + 4 * 64) * 576 + 3 * 64 * 64 * 2 + 7 * 64 * 4
-    assert few.expected_shared == (2 * 32 + 4 * 64) * 576 + 3 * 32 * 64 * 2 + 8 * 32 * 4
-    # Both parts of 64 rows, four blocks of 64 keys, RoPE of two of them, and P of two.
-    assert parts.expected_shared == (2 * 64 + 4 * 64) * 576 - 2 * 64 * 64 + 2 * 64 * 64 * 2 + 8 * 64 * 4
-    assert parts.expected_products == 4 * 18 + 2 * 4 * 8
+    assert (rows32.block_h, rows64.block_h, q_halves.block_h) == (32, 64, 64)
+    assert rows64.rows == (Sm90Row(None, 1),)
+    # Q of 64 rows or of both halves of 32, four blocks of 64 keys, P of three in 16 bits, and vectors of fp32.
+    assert rows64.expected_shared == (64 + 4 * 64) * 576 + 3 * 64 * 64 * 2 + 7 * 64 * 4
+    assert rows32.expected_shared == (2 * 32 + 4 * 64) * 576 + 3 * 32 * 64 * 2 + 8 * 32 * 4
+    # Both halves of 64 rows, four blocks of 64 keys, RoPE of two of them, and P of two.
+    assert q_halves.expected_shared == (2 * 64 + 4 * 64) * 576 - 2 * 64 * 64 + 2 * 64 * 64 * 2 + 8 * 64 * 4
+    assert q_halves.expected_products == 4 * 18 + 2 * 4 * 8
     # 576 columns 32 at a time of two blocks; then 128 keys 16 at a time, of 4 times 64 columns a warpgroup.
-    assert few.expected_products == wide.expected_products == 2 * 18 + 2 * 4 * 8
-    for plan in (few, wide, parts):  # the third warpgroup has the rest of 168 registers a thread
+    assert rows32.expected_products == rows64.expected_products == 2 * 18 + 2 * 4 * 8
+    for plan in (rows32, rows64, q_halves):  # the third warpgroup has the rest of 168 registers a thread
         wg1, producer = plan.registers.split
         assert 208 <= 3 * 168 - wg1 - producer <= 240
 
 
 @pytest.mark.parametrize("rope", [0, 32, 64])
-def test_dense_attention_over_e4m3_has_one_of_q_in_two_parts(rope):
+def test_dense_attention_over_e4m3_has_one_of_q_in_two_halves(rope):
     spec = make_spec(attention={"kind": "dense"}, layout="fp8_per_tensor", qk_rope_head_dim=rope, **DENSE)
     dense = make_plan(spec).of(DenseDecodePlan)
     assert dense.sm90_rows32 is not None
-    assert dense.sm90_q_in_parts is not None
-    assert any(row.min_keys_parts for row in dense.rows64_calls)
+    assert dense.sm90_q_halves is not None
+    assert any(row.min_keys_q_halves for row in dense.rows64_calls)
 
 
 @pytest.mark.parametrize(("latent", "rope"), [(256, 32), (384, 64), (512, 16), (512, 48), (512, 128)])
 def test_dense_attention_over_e4m3_of_other_dims_has_no_sm90_kernel(latent, rope):
     dims = {**DENSE, "kv_lora_rank": latent, "v_head_dim": latent, "qk_rope_head_dim": rope}
     dense = make_plan(make_spec(attention={"kind": "dense"}, layout="fp8_per_tensor", **dims)).of(DenseDecodePlan)
-    assert (dense.sm90, dense.sm90_rows32, dense.sm90_q_in_parts) == (None, None, None)
+    assert (dense.sm90, dense.sm90_rows32, dense.sm90_q_halves) == (None, None, None)
 
 
 def test_dense_attention_over_other_quantised_rows_or_a_window_has_none_of_e4m3():

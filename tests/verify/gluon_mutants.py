@@ -174,20 +174,22 @@ OF_MODULE = {
         '_k_free(place, "arrive")',
         "mbarrier.wait(shared.k_ready.index(place)",
     ),
-    "_dense_decode_sm90_few": _attention(
-        "_dense_decode_sm90_few.py",
+    "_dense_decode_sm90_rows32": _attention(
+        "_dense_decode_sm90_rows32.py",
         DENSE,
         '_k_free(place, "arrive")',
         "mbarrier.wait(shared.k_ready.index(place)",
     ),
-    "_dense_decode_sm90_parts": _attention(
-        "_dense_decode_sm90_parts.py",
+    "_dense_decode_sm90_q_halves": _attention(
+        "_dense_decode_sm90_q_halves.py",
         "dense_decode: e4m3: wide",
         '_k_free(place, "arrive")',
         "mbarrier.wait(shared.k_ready.index(place)",
     ),
     "_dense_decode_sm90 of e4m3 P": _e4m3_p("_dense_decode_sm90.py", "dense_decode: e4m3: wide*, q of e4m3"),
-    "_dense_decode_sm90_few of e4m3 P": _e4m3_p("_dense_decode_sm90_few.py", "dense_decode: e4m3: wide*, q of e4m3"),
+    "_dense_decode_sm90_rows32 of e4m3 P": _e4m3_p(
+        "_dense_decode_sm90_rows32.py", "dense_decode: e4m3: wide*, q of e4m3"
+    ),
     "_sparse_decode_sm90": (
         *_attention("_sparse_decode_sm90.py", STORED, "_bar_arrive(P1_READY, zero)", "_bar_sync(P0_READY, zero)"),
         _literal(
@@ -209,8 +211,8 @@ OF_MODULE = {
 }
 KERNELS = {"_sparse_fwd_sm90_swap_ab": "sm90_swap_ab", "_dense_decode_sm90_swap_ab": "sm90_swap_ab"}
 KERNELS |= {"_sparse_fwd_sm90_shared": "sm90_shared", "_index_union_sm90": "sm90_shared"}
-KERNELS |= {"_dense_decode_sm90_few": "sm90_rows32", "_dense_decode_sm90_parts": "sm90_q_in_parts"}
-KERNELS |= {"_sparse_decode_sm90_e4m3": "sm90_e4m3", "_dense_decode_sm90_few of e4m3 P": "sm90_rows32"}
+KERNELS |= {"_dense_decode_sm90_rows32": "sm90_rows32", "_dense_decode_sm90_q_halves": "sm90_q_halves"}
+KERNELS |= {"_sparse_decode_sm90_e4m3": "sm90_e4m3", "_dense_decode_sm90_rows32 of e4m3 P": "sm90_rows32"}
 ALSO = {"_topk_sm90": ["sm90_collect, simulated"]}  # targets of modules with several kernels
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ MODULES = {
     "dsv4_flash": ("_sparse_decode_sm90",),
     "dsv41": ("_sparse_decode_sm90",),
     "dsv3": ("_dense_decode_sm90", "_dense_decode_sm90_swap_ab"),
-    "dsv3_fp8": ("_dense_decode_sm90", "_dense_decode_sm90_few", "_dense_decode_sm90_parts"),
+    "dsv3_fp8": ("_dense_decode_sm90", "_dense_decode_sm90_rows32", "_dense_decode_sm90_q_halves"),
     "dsv3_prefill": ("_dense_fwd_sm90",),
     "dsv3_prefill_tma": ("_dense_fwd_sm90",),
 }  # fmt: skip

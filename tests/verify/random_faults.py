@@ -48,8 +48,8 @@ SM90 = {
     "_sparse_decode_sm90_e4m3": "dsv32_fp8_tensor",
     "_dense_decode_sm90": "dsv3",
     "_dense_decode_sm90_swap_ab": "dsv3",
-    "_dense_decode_sm90_few": "dsv3_fp8",
-    "_dense_decode_sm90_parts": "dsv3_fp8",
+    "_dense_decode_sm90_rows32": "dsv3_fp8",
+    "_dense_decode_sm90_q_halves": "dsv3_fp8",
     "_dense_fwd_sm90": "dsv3_prefill",
 }
 # Which families' cases run a module's functions; of other modules all do.

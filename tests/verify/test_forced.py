@@ -25,8 +25,8 @@ PORTABLE = ("portable", "portable_descriptor")
 # The kernels that a call launches, by the first one's name; a kernel of its own where no other name is given.
 LAUNCHED = {
     "dense_fwd/portable_descriptor": "_dense_fwd_descriptor_kernel",
-    "dense_decode/sm90_rows32": "_dense_decode_sm90_few_kernel",
-    "dense_decode/sm90_q_in_parts": "_dense_decode_sm90_parts_kernel",
+    "dense_decode/sm90_rows32": "_dense_decode_sm90_rows32_kernel",
+    "dense_decode/sm90_q_halves": "_dense_decode_sm90_q_halves_kernel",
     "candidates/portable": "_topk_kernel",
     "candidates/sm90": "_topk_sm90_kernel",
     "topk/sm90_collect": "_topk_collect_sm90_kernel",

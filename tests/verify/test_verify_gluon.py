@@ -38,10 +38,10 @@ SPEC_OF = {
     "_dense_decode_sm90": "dsv3",
     "_dense_decode_sm90_swap_ab": "dsv3",
     "_dense_decode_sm90 of e4m3": "dsv3_fp8",
-    "_dense_decode_sm90_few": "dsv3_fp8",
-    "_dense_decode_sm90_parts": "dsv3_fp8",
+    "_dense_decode_sm90_rows32": "dsv3_fp8",
+    "_dense_decode_sm90_q_halves": "dsv3_fp8",
     "_dense_decode_sm90 of e4m3 P": "dsv3_fp8_products",
-    "_dense_decode_sm90_few of e4m3 P": "dsv3_fp8_products",
+    "_dense_decode_sm90_rows32 of e4m3 P": "dsv3_fp8_products",
 }
 QUICK = drawn(("_topk_sm90", "_sparse_fwd_sm90"), 1)  # its mutants are in each run
 

@@ -111,8 +111,8 @@ class Rows32Kernel(OverE4m3):
 
 
 @dataclass(frozen=True)
-class QInPartsKernel(Rows32Kernel):
-    """Context of the template of the kernel for a Q in parts. `split_rows` is SPLIT_ROWS."""
+class QHalvesKernel(Rows32Kernel):
+    """Context of the template of the kernel for a Q in two e4m3 halves. `split_rows` is SPLIT_ROWS."""
 
     split_rows: int
 
@@ -209,8 +209,8 @@ def _rows32_plan(plan: Plan) -> Sm90Plan | None:
     return found.sm90_rows32 if (found := plan.find(DenseDecodePlan)) else None
 
 
-def _q_in_parts_plan(plan: Plan) -> Sm90Plan | None:
-    return found.sm90_q_in_parts if (found := plan.find(DenseDecodePlan)) else None
+def _q_halves_plan(plan: Plan) -> Sm90Plan | None:
+    return found.sm90_q_halves if (found := plan.find(DenseDecodePlan)) else None
 
 
 DENSE_DECODE = Sm90Module(
@@ -240,13 +240,13 @@ DENSE_DECODE_ROWS32 = Sm90Module(
     kind=Rows32Kernel,
 )
 
-DENSE_DECODE_Q_IN_PARTS = Sm90Module(
-    module=DenseDecodePlan.SM90_KERNELS["sm90_q_in_parts"],
-    template="sm90/dense_decode_e4m3_q_in_parts",
-    plan_of=_q_in_parts_plan,
+DENSE_DECODE_Q_HALVES = Sm90Module(
+    module=DenseDecodePlan.SM90_KERNELS["sm90_q_halves"],
+    template="sm90/dense_decode_e4m3_q_halves",
+    plan_of=_q_halves_plan,
     arguments=_dense_decode_arguments,
-    details=lambda plan: {**_dense_e4m3_details(plan, _q_in_parts_plan(plan), "q_unit"), "split_rows": SPLIT_ROWS},
-    kind=QInPartsKernel,
+    details=lambda plan: {**_dense_e4m3_details(plan, _q_halves_plan(plan), "q_unit"), "split_rows": SPLIT_ROWS},
+    kind=QHalvesKernel,
 )
 
 DENSE_DECODE_SWAP_AB = SwapAbModule(
@@ -265,5 +265,5 @@ KERNELS: tuple[Sm90Kernels, ...] = (
     DENSE_DECODE_SWAP_AB,
     DENSE_DECODE_E4M3,
     DENSE_DECODE_ROWS32,
-    DENSE_DECODE_Q_IN_PARTS,
+    DENSE_DECODE_Q_HALVES,
 )

@@ -138,7 +138,7 @@ def _row(row: TileRow | DenseFwdRow) -> str:
 
 
 def _rows64(row: Rows64Row) -> str:
-    fewest = ("ANY + 1" if keys is None else str(keys) for keys in (row.min_keys, row.min_keys_parts))
+    fewest = ("ANY + 1" if keys is None else str(keys) for keys in (row.min_keys, row.min_keys_q_halves))
     entries = ", ".join((str(row.max_rows or "ANY"), str(row.max_rate or "ANY"), *fewest))
     return f"{entries}, {_text(row.tritons)}" if row.tritons else entries
 

@@ -21,7 +21,7 @@ from mlagen.plan.sm90.dense_decode import (
     has_e4m3_p,
     make_dense_e4m3,
     make_dense_swap_ab,
-    make_q_in_parts,
+    make_q_halves,
     make_rows32,
     rows64_calls,
     rows64_text,
@@ -51,10 +51,10 @@ class DenseDecodePlan(CachedFamily):
     """Numbers of the kernel of dense attention; its tiles hold rows, a head of a query token each.
 
     Attributes:
-        sm90_rows32: the numbers of the sm90 kernel of few rows over e4m3; None without one.
-        sm90_q_in_parts: those of the one of 64 rows of a q that is two values of e4m3; None without one.
-        sm90_swap_ab: those of few rows over the model's dtype, by how many it holds, fewest first; empty without.
-        rows64_calls: which calls run a kernel of 64 rows in place of that of few, by q's dtype.
+        sm90_rows32: plan of the 32-row kernel over e4m3; None without one.
+        sm90_q_halves: plan of the 64-row kernel of a q in two e4m3 halves; None without one.
+        sm90_swap_ab: plans of the swap-AB kernel over the model's dtype, by its rows, fewest first; empty without.
+        rows64_calls: which calls run a 64-row kernel in place of the 32-row one, by q's dtype.
         window: last keys that a query token sees; None: all.
         request_overhead: fixed cost of a request in a program, in steps of BLOCK_N keys.
         combine_units: cost of sharing a request, partials and their merge, in steps of BLOCK_N keys of a program.
@@ -73,12 +73,12 @@ class DenseDecodePlan(CachedFamily):
     SM90_KERNELS: ClassVar = {
         "sm90": "_dense_decode_sm90",
         "sm90_swap_ab": "_dense_decode_sm90_swap_ab",
-        "sm90_rows32": "_dense_decode_sm90_few",
-        "sm90_q_in_parts": "_dense_decode_sm90_parts",
+        "sm90_rows32": "_dense_decode_sm90_rows32",
+        "sm90_q_halves": "_dense_decode_sm90_q_halves",
     }
 
     sm90_rows32: Sm90Plan | None
-    sm90_q_in_parts: Sm90Plan | None
+    sm90_q_halves: Sm90Plan | None
     sm90_swap_ab: tuple[Sm90Plan, ...]
     rows64_calls: tuple[Rows64Row, ...]
     window: int | None
@@ -101,7 +101,7 @@ class DenseDecodePlan(CachedFamily):
         found = tuned.rows(text, spec.targets, cached.row)
         sm90 = _make_sm90(spec, layout, tuned.sm90_rows(text))
         rows32 = make_rows32(sm90) if sm90 and layout.quantised else None
-        q_in_parts = make_q_in_parts(sm90) if sm90 and rows32 else None
+        q_halves = make_q_halves(sm90) if sm90 and rows32 else None
         check_e4m3_p(spec, layout, sm90)
         if has_e4m3_p(spec) and sm90 and rows32:
             sm90, rows32 = with_e4m3_p(sm90), with_e4m3_p(rows32)
@@ -115,9 +115,9 @@ class DenseDecodePlan(CachedFamily):
             splits=splits,
             sm90=sm90,
             sm90_rows32=rows32,
-            sm90_q_in_parts=q_in_parts,
+            sm90_q_halves=q_halves,
             sm90_swap_ab=of_swap_ab,
-            rows64_calls=rows64_calls(q_in_parts, e4m3_p=has_e4m3_p(spec)) if rows32 else (),
+            rows64_calls=rows64_calls(q_halves, e4m3_p=has_e4m3_p(spec)) if rows32 else (),
             sm90_request_overhead=E4M3_REQUEST_OVERHEAD if rows32 else SM90_REQUEST_OVERHEAD,
             sm90_combine_units=SM90_COMBINE_UNITS if sm90 else COMBINE_UNITS,
             caches=caches,
@@ -128,10 +128,10 @@ class DenseDecodePlan(CachedFamily):
     def describe_sm90(self) -> Iterator[str]:
         """Yield lines about its sm90 kernels; see `LatentFamily`."""
         yield from super().describe_sm90()
-        kernels = ((self.sm90_rows32, "q of either dtype"), (self.sm90_q_in_parts, "q of 2-byte values"))
+        kernels = ((self.sm90_rows32, "q of either dtype"), (self.sm90_q_halves, "q of 2-byte values"))
         yield from (f"{plan.block_h}-row kernel, {q}: registers {plan.resources}" for plan, q in kernels if plan)
         if self.sm90_rows32 is not None:
-            yield from rows64_text(self.rows64_calls, q_in_parts=self.sm90_q_in_parts is not None)
+            yield from rows64_text(self.rows64_calls, q_halves=self.sm90_q_halves is not None)
         if self.sm90 is not None and self.sm90.v_ahead:
             rule = f"O is rescaled before a P passes 2^{P_MOST_LOG2}"
             yield f"P is e4m3 in the 32-row kernel, and with 64 rows for q of e4m3; there {rule}"

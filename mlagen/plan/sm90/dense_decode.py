@@ -27,7 +27,7 @@ BARRIERS = 640  # bytes for barriers, and for the values that a program passes t
 E4M3_TAKES = (  # limits of the kernels over e4m3
     f"it supports {D_V} columns of V, {', '.join(map(str, E4M3_TAILS))} after them, and partials of fp32 or bf16"
 )
-ROWS_32 = 32  # of a program; both parts of their Q fill the rows of a product
+ROWS_32 = 32  # of a program; both e4m3 halves of their Q fill the rows of a product
 ROWS64_TRITONS = ((3, 6), (3, 7))  # under which the kernel of 64 rows spills in no loop
 
 
@@ -39,13 +39,13 @@ class Rows64Row(TableRow):
         max_rows: heads of query tokens of a KV head; None: any.
         max_rate: GB/s of the device's memory; None: any.
         min_keys: keys that the block tables of all requests of such a call name, with a q of e4m3; None: none does.
-        min_keys_parts: likewise with a q that is two values of e4m3.
+        min_keys_q_halves: likewise with a q in two e4m3 halves.
     """
 
     max_rows: int | None
     max_rate: int | None
     min_keys: int | None
-    min_keys_parts: int | None
+    min_keys_q_halves: int | None
 
 
 # From where programs of 64 rows have enough to do. Two programs of 32 rows read the same keys, one of them from L2, so
@@ -75,16 +75,16 @@ SM90_REQUEST_OVERHEAD, E4M3_REQUEST_OVERHEAD = 2, 3
 SM90_COMBINE_UNITS = 3  # with 6 a program takes a request of 512 keys whole: 6 us more on an H200
 
 
-def rows64_calls(q_in_parts: Sm90Plan | None, *, e4m3_p: bool) -> tuple[Rows64Row, ...]:
-    """ROWS64_CALLS of a spec's kernels, by the numbers of the one of a q that is two values of e4m3, if any."""
+def rows64_calls(q_halves: Sm90Plan | None, *, e4m3_p: bool) -> tuple[Rows64Row, ...]:
+    """ROWS64_CALLS of a spec's kernels, by the plan of the kernel of a q in two e4m3 halves, if any."""
     calls = ROWS64_CALLS_E4M3_P if e4m3_p else ROWS64_CALLS
-    return calls if q_in_parts else tuple(replace(row, min_keys_parts=None) for row in calls)
+    return calls if q_halves else tuple(replace(row, min_keys_q_halves=None) for row in calls)
 
 
-def rows64_text(calls: Sequence[Rows64Row], *, q_in_parts: bool) -> Iterator[str]:
+def rows64_text(calls: Sequence[Rows64Row], *, q_halves: bool) -> Iterator[str]:
     """Yield lines about the calls that run a 64-row kernel, for either dtype of q."""
     kinds = [("e4m3", [row.min_keys for row in calls])]
-    kinds += [("2-byte values", [row.min_keys_parts for row in calls])] if q_in_parts else []
+    kinds += [("2-byte values", [row.min_keys_q_halves for row in calls])] if q_halves else []
     for q, fewest in kinds:
         said = (
             f"{most_text(row.max_rows)}{'' if row.max_rate is None else f' and {row.max_rate:,} GB/s'}: "
@@ -135,7 +135,7 @@ def make_dense_e4m3(spec: Spec, rows: Sequence[Sm90Row] | None) -> Sm90Plan | No
 
 
 def make_rows32(sm90: Sm90Plan) -> Sm90Plan:
-    """Plan of the 32-row kernel. A Q that is no e4m3 becomes two e4m3 values, which together fill a product's rows."""
+    """Plan of the 32-row kernel. A Q that is no e4m3 becomes two e4m3 halves, which together fill a product's rows."""
     return replace(
         sm90,
         block_h=ROWS_32,
@@ -144,10 +144,10 @@ def make_rows32(sm90: Sm90Plan) -> Sm90Plan:
     )
 
 
-def make_q_in_parts(sm90: Sm90Plan) -> Sm90Plan | None:
-    """The same of Q that is two values of e4m3, of as many rows; None where shared memory has no room for both.
+def make_q_halves(sm90: Sm90Plan) -> Sm90Plan | None:
+    """Plan of the 64-row kernel of a Q in two e4m3 halves; None where shared memory has no room for both.
 
-    It then has one P of each warpgroup, and only two blocks of K of the columns behind V.
+    The kernel has one P of each warpgroup, and only two blocks of K of the columns behind V.
     """
     unused = BLOCK_H * BLOCK_N * ITEMSIZE + 2 * BLOCK_N * sm90.d_tail
     shared = shared_bytes(sm90, BLOCK_H, 2 * BLOCK_H, 8) - unused

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 # Names of sm90 kernels; a package has some of them.
-SM90, ROWS_32, Q_IN_PARTS, E4M3 = "sm90", "sm90_rows32", "sm90_q_in_parts", "sm90_e4m3"
+SM90, ROWS_32, Q_HALVES, E4M3 = "sm90", "sm90_rows32", "sm90_q_halves", "sm90_e4m3"
 SWAP_AB, SHARED, COLLECT = "sm90_swap_ab", "sm90_shared", "sm90_collect"
-SM90_KERNELS = (SM90, ROWS_32, Q_IN_PARTS, E4M3, SWAP_AB, SHARED, COLLECT)
+SM90_KERNELS = (SM90, ROWS_32, Q_HALVES, E4M3, SWAP_AB, SHARED, COLLECT)
 
 
 class CaseFailedError(Exception):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mlagen.verify.call.case import Q_IN_PARTS, ROWS_32, SM90, SWAP_AB, Case
+from mlagen.verify.call.case import Q_HALVES, ROWS_32, SM90, SWAP_AB, Case
 from mlagen.verify.call.facts import Facts
 from mlagen.verify.checks import merges, pairs, variants
 from mlagen.verify.checks.decode import FLASH
@@ -103,7 +103,7 @@ class DenseDecodeCase(Case):
         """The sm90 kernels for its q and cache."""
         if not self.tensor_scale:
             return (SM90, SWAP_AB)
-        return (Q_IN_PARTS if self.problem.q_scale is None else SM90, ROWS_32)
+        return (Q_HALVES if self.problem.q_scale is None else SM90, ROWS_32)
 
 
 class _Suite:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from mlagen.verify.call.case import E4M3, Q_IN_PARTS, SHARED, SM90, SWAP_AB, Case
+from mlagen.verify.call.case import E4M3, Q_HALVES, SHARED, SM90, SWAP_AB, Case
 from mlagen.verify.call.memory import LAYOUTS
 from mlagen.verify.call.patterns import INDEX_PATTERNS, LENGTH_PROMISES, SINK_PROMISES
 from mlagen.verify.checks.decode import FLASH as DECODE_FLASH
@@ -198,7 +198,7 @@ def dense_decode(scene: Scene) -> Case:
     own_heads = heads(scene)
     kv_heads = 1 if not known.layout.takes_heads or scene.kernel == SWAP_AB or not shape.chance(0.15) else 2
     e4m3 = tensor_scale and wrapper == DECODE_FLASH and shape.chance(0.5)
-    if tensor_scale and scene.kernel in (SM90, Q_IN_PARTS):
+    if tensor_scale and scene.kernel in (SM90, Q_HALVES):
         e4m3 = scene.kernel == SM90 and DECODE_FLASH in facts.wrappers  # the other wrapper takes no such q
         wrapper = DECODE_FLASH if e4m3 else wrapper
     size = shape.mostly(64, 1, 16, 32, 53, 128, 256)

@@ -23,8 +23,8 @@ REACHED = {
     "_sparse_decode_sm90_e4m3": ("sparse_decode", "sm90_e4m3"),
     "_dense_decode_sm90": ("dense_decode", "sm90"),
     "_dense_decode_sm90_swap_ab": ("dense_decode", "sm90_swap_ab"),
-    "_dense_decode_sm90_few": ("dense_decode", "sm90_rows32"),
-    "_dense_decode_sm90_parts": ("dense_decode", "sm90_q_in_parts"),
+    "_dense_decode_sm90_rows32": ("dense_decode", "sm90_rows32"),
+    "_dense_decode_sm90_q_halves": ("dense_decode", "sm90_q_halves"),
     "_dense_fwd_sm90": ("dense_fwd", "sm90"),
 }
 

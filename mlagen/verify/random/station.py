@@ -14,7 +14,7 @@ import torch
 from mlagen.verify.call.case import (
     COLLECT,
     E4M3,
-    Q_IN_PARTS,
+    Q_HALVES,
     ROWS_32,
     SHARED,
     SM90,
@@ -60,7 +60,7 @@ FORCED_IN = {
         *("topk", "mqa_logits", "indexer_select", "candidates"),
     ),
     ROWS_32: ("dense_decode",),
-    Q_IN_PARTS: ("dense_decode",),
+    Q_HALVES: ("dense_decode",),
     E4M3: ("sparse_decode",),
     SWAP_AB: ("sparse_fwd", "dense_decode"),
     SHARED: ("sparse_fwd",),
