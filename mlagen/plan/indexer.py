@@ -11,8 +11,8 @@ from mlagen.plan.rows import tiled_chunks
 from mlagen.plan.tiles.chunks import Chunk
 from mlagen.spec import Indexer, Spec
 
-LEAST_PIECE, MOST_PIECE = 16, 32  # columns
-MOST_PIECES = 8  # of a row
+LEAST_SLICE, MOST_SLICE = 16, 32  # columns
+MOST_SLICES = 8  # of a row
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ class IndexerRows:
         return self.indexer.head_dim - self.indexer.rope_head_dim if self.indexer.rope_at == "last" else 0
 
     @property
-    def piece(self) -> int | None:
-        """Columns of the pieces that rows which RoPE rotates are taken in; None: such rows are taken whole.
+    def slice_columns(self) -> int | None:
+        """Columns of the slices that rows which RoPE rotates are taken in; None: such rows are taken whole.
 
-        RoPE rotates a piece within itself or with another, or not at all, and no piece is in two tiles of scales.
+        RoPE rotates a slice within itself or with another, or not at all, and no slice is in two tiles of scales.
         """
         columns, width = self.indexer.head_dim, self.indexer.rope_head_dim
         scales = [layout.scales_of(layout.data[0]) for layout in (self.layout, self.query)]
@@ -65,8 +65,8 @@ class IndexerRows:
             return None
         span = width // 2 if self.indexer.rope == "neox" else width
         known = math.gcd(columns, self.rope_start, span, *(one.tile for one in scales if one))
-        piece = min(known & -known, MOST_PIECE)
-        return piece if piece >= LEAST_PIECE and columns // piece <= MOST_PIECES else None
+        width = min(known & -known, MOST_SLICE)
+        return width if width >= LEAST_SLICE and columns // width <= MOST_SLICES else None
 
 
 def indexer_rows_of(spec: Spec) -> IndexerRows | None:

@@ -111,7 +111,7 @@ def test_a_program_has_no_more_heads_than_there_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("piece", "layout", "changes"),
+    ("width", "layout", "changes"),
     [
         (32, "indexer_fp8", {}),
         (32, "indexer_fp8", {"rope": "gptj", "rope_at": "last"}),
@@ -124,18 +124,18 @@ def test_a_program_has_no_more_heads_than_there_are() -> None:
         (None, "indexer_fp8", {"rope_head_dim": 16}),  # halves of 8
         (None, "indexer_fp8", {"rope_head_dim": 40, "rope": "gptj", "rope_at": "last"}),  # begins at column 88
         (None, "indexer_fp8", {"rope_head_dim": 0, "rope": None, "rope_at": None}),
-        (None, "indexer_mxfp4", {"head_dim": 512}),  # 16 pieces
+        (None, "indexer_mxfp4", {"head_dim": 512}),  # 16 slices
         (None, "indexer_mxfp4", {"head_dim": 96}),  # no power of two
     ],
 )
-def test_rows_are_taken_in_pieces_that_nothing_divides(piece, layout, changes) -> None:
+def test_rows_are_taken_in_slices_that_nothing_divides(width, layout, changes) -> None:
     rows = make_plan(indexed(layout, WRAPPERS[:-1], **changes)).of(IndexerCachePlan).rows
-    assert rows.piece == piece
-    if piece:
+    assert rows.slice_columns == width
+    if width:
         indexer, scales = rows.indexer, rows.layout.scales_of(rows.values)
         span = indexer.rope_head_dim // (2 if indexer.rope == "neox" else 1)
         for edge in (rows.rope_start, span, indexer.head_dim, min(scales.tile, indexer.head_dim)):
-            assert edge % piece == 0
+            assert edge % width == 0
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,10 @@ def _layout(name: str, old: str, new: str, *only: str) -> Mutant:
 
 ANY_LAYOUT = (
     _kernel(
-        "slots are off by one", "places = index - pages *", "places = index + 1 - pages *", "writer: typical (insert)"
+        "slots are off by one",
+        "page_offsets = index - pages *",
+        "page_offsets = index + 1 - pages *",
+        "writer: typical (insert)",
     ),
     _kernel("a slot past the cache is written", "(slots < num_slots)", "(slots <= num_slots)", "writer: slots past *"),
     _kernel("negative slots are written", "(slots >= 0) & ", "", "writer: negative slots *"),
@@ -80,10 +83,17 @@ ANY_LAYOUT = (
     _kernel("requests share what 32 have", "num_requests > LOOKUP_T", "num_requests < 0", "gather: many requests *"),
     _kernel("gather_lens are not looked at", "first = end - count", "first = 0", "gather: typical (requests)"),
     _cache("the offset is not looked at", "out[:, offset:]", "out", "gather: offset *"),
-    _kernel("a request runs into the next", "(tokens < end), place", "(tokens <= end), place", "gather: tokens past *"),
+    _kernel(
+        "a request runs into the next",
+        "(tokens < end), positions",
+        "(tokens <= end), positions",
+        "gather: tokens past *",
+    ),
     _kernel("requests have no end", "(request < num_requests)", "(request < (1 << 30))", "gather: requests that *"),
     _kernel("negative requests are there", "(request >= 0) & ", "", "gather: requests that *"),
-    _kernel("seq_starts are not looked at", "place += skipped", "place += 0 * skipped", "gather: typical (tokens)"),
+    _kernel(
+        "seq_starts are not looked at", "positions += skipped", "positions += 0 * skipped", "gather: typical (tokens)"
+    ),
     _kernel("seq_starts are needed", "if seq_starts_ptr is not None", "if True", "gather: without seq_starts *"),
     _cache("a layout's name does not count", "if kv_cache_dtype not in KV_CACHE_DTYPES", "if False", "refuses: kv_c*"),
     _layout(

@@ -73,14 +73,14 @@ SELECTION = (
     _literal("rows need not be whole groups", "if rest:", "if False:", "refuses: row_repeat, 4*", file=WRAPPERS),
 )
 LOGITS = (
-    _literal("blocks below 0 are keys", "there = (block >= 0) & (", "there = (", "flat candidates: pattern: holes"),
+    _literal("blocks below 0 are keys", "exists = (block >= 0) & (", "exists = (", "flat candidates: pattern: holes"),
     _literal(
         "blocks past the keys are keys",
         "& (block < tl.cdiv(limit, CANDIDATE_BLOCK))",
         "",
         "*candidates: pattern: beyond",
     ),
-    _literal("the newest block is whole", "there & (keys < limit)", "there", FLAT, PAGED),
+    _literal("the newest block is whole", "exists & (keys < limit)", "exists", FLAT, PAGED),
     _literal(
         "columns are keys of other blocks", "+ columns % CANDIDATE_BLOCK", "+ (columns + 1) % CANDIDATE_BLOCK", FLAT
     ),

@@ -23,12 +23,14 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> 
 
 
 ANY = (
-    _literal("slots are off by one", "places = index - pages *", "places = index + 1 - pages *", "write: typical"),
+    _literal(
+        "slots are off by one", "page_offsets = index - pages *", "page_offsets = index + 1 - pages *", "write: typical"
+    ),
     _literal("a slot past the cache is written", "(slots < num_slots)", "(slots <= num_slots)", "write: slots past *"),
     _literal("negative slots are written", "(slots >= 0) & ", "", "write: negative slots"),
     _literal("slots are cut to 32 bits", "slots < num_slots", "slots.to(tl.int32) < num_slots", "write: slots past *"),
     _literal(
-        "the last token is dropped", "there = tokens < num_tokens\n", "there = tokens < num_tokens - 1\n", "write: s*"
+        "the last token is dropped", "exists = tokens < num_tokens\n", "exists = tokens < num_tokens - 1\n", "write: s*"
     ),
     _literal(
         "a page's stride is its rows'",
@@ -84,7 +86,9 @@ ANY = (
     _literal(
         "positions are off by one", "tl.where(known, positions, 0)", "tl.where(known, positions + 1, 0)", "query*"
     ),
-    _literal("a head too many is written", "there = heads < num_heads", "there = heads <= num_heads", "query: heads*"),
+    _literal(
+        "a head too many is written", "exists = heads < num_heads", "exists = heads <= num_heads", "query: heads*"
+    ),
     _literal(
         "every token has a key", "((position + 1) % compress_ratio == 0)", "(position >= 0)", "normalise: ratio *"
     ),
@@ -102,10 +106,10 @@ ANY = (
     ),
     _literal("the mean square lacks the mean", "tl.sum(squares, 1) / D_K", "tl.sum(squares, 1)", "normalise: typical"),
     _literal(
-        "the mean square lacks a piece", "squares += row_1 * row_1", "squares += row_0 * row_0", "normalise: typ*"
+        "the mean square lacks a slice", "squares += row_1 * row_1", "squares += row_0 * row_0", "normalise: typ*"
     ),
     _literal("the norm has no weight", "x * factors * weight", "x * factors", "normalise: typical"),
-    _literal("pieces are weighted alike", "(weight_ptrs + 96,", "(weight_ptrs + 64,", "normalise: typical"),
+    _literal("slices are weighted alike", "(weight_ptrs + 96,", "(weight_ptrs + 64,", "normalise: typical"),
     _literal(
         "the norm is not rounded",
         "row_3 = _normalise(row_3, factors, weight, bias, has_bias)",
@@ -118,7 +122,7 @@ ANY = (
     ),
     _literal("the search stops early", "(begin <= tokens), probe", "(begin < tokens), probe", "gather: requests: *"),
     _literal(
-        "a request's first token has no key", "there & (begin <= tokens)", "there & (begin < tokens)", "gather: t*"
+        "a request's first token has no key", "exists & (begin <= tokens)", "exists & (begin < tokens)", "gather: t*"
     ),
     _literal(
         "the search is a step short", "0).bit_length()", "0).bit_length() - 1", "gather: requests: m*", file=WRAPPERS
@@ -129,7 +133,7 @@ ANY = (
         "(begin <= tokens)",
         "gather: s*",
     ),
-    _literal("keys that are not there stay", "mask=there)", "mask=there & valid)", "gather: pages out*"),
+    _literal("keys that are not there stay", "mask=exists)", "mask=exists & valid)", "gather: pages out*"),
     _literal("rows of values follow each other", "* values_stride", "* 1 * values.shape[0]", "gather: out slice"),
     _literal(
         "any rounding is taken", "if scale_fmt !=", "if False and scale_fmt !=", "refuses: scale_fmt*", file=WRAPPERS
@@ -154,14 +158,14 @@ IN_ONE = (
         "has_bias >= 0, tl.sum(total",
         "keys, query: RMS*",
     ),
-    _literal("the mean lacks a piece", "total += row_2", "total += row_1", "keys, query: typical"),
+    _literal("the mean lacks a slice", "total += row_2", "total += row_1", "keys, query: typical"),
     _literal("the bias is left out", "scaled + bias, scaled", "scaled, scaled", "keys, query: typical"),
-    _literal("pieces have the same bias", "(bias_ptrs + 96,", "(bias_ptrs + 64,", "keys, query: typical"),
+    _literal("slices have the same bias", "(bias_ptrs + 96,", "(bias_ptrs + 64,", "keys, query: typical"),
     _literal(
         "a program of the query takes keys", "block < key_programs", "block <= key_programs", "keys, query: typical"
     ),
     _literal("the query begins where the keys do", "block - key_programs", "block", "keys, query: typical"),
-    _literal("sines are cosines", "angles.sin_ptr + place", "angles.cos_ptr + place", "keys, query: typical"),
+    _literal("sines are cosines", "angles.sin_ptr + angle_row", "angles.cos_ptr + angle_row", "keys, query: typical"),
     _literal("sines lie as cosines do", "* angles.sin_stride", "* angles.cos_stride", "keys, query: tables slice"),
     _literal("weights lack their factor", "weights_scale, 1.0, q_token", "1.0, 1.0, q_token", "keys, query: typical"),
     _literal(
@@ -183,18 +187,18 @@ IN_ONE = (
     ),
 )
 IN_HALVES = (
-    _literal("halves turn as pairs", "_rotate_pieces(row_0, row_1,", "_rotate_pieces(row_0, row_0,", "query: typical"),
+    _literal("halves turn as pairs", "_rotate_slices(row_0, row_1,", "_rotate_slices(row_0, row_0,", "query: typical"),
     _literal(
         "the last columns turn",
-        "row_0, row_1 = _rotate_pieces(row_0, row_1,",
-        "row_2, row_3 = _rotate_pieces(row_2, row_3,",
+        "row_0, row_1 = _rotate_slices(row_0, row_1,",
+        "row_2, row_3 = _rotate_slices(row_2, row_3,",
         "query: typical",
     ),
     _literal("halves turn the other way", "x * cos - y * sin", "x * cos + y * sin", "query: typical"),
-    _literal("a piece is stored twice", "x = pieces[number]", "x = pieces[0]", "normalise: typical", file=LAYOUT),
+    _literal("a slice is stored twice", "x = slices[number]", "x = slices[0]", "normalise: typical", file=LAYOUT),
     _literal("weights lack the heads' scales", "weights *= scale", "weights *= 1.0", "query: typical"),
     _literal(
-        "a tile's amax lacks a piece",
+        "a tile's amax lacks a slice",
         "tl.static_range(1, 4)",
         "tl.static_range(1, 3)",
         "query: heads: 128",
@@ -203,17 +207,17 @@ IN_HALVES = (
 )
 IN_PAIRS = (
     _literal(
-        "the first columns turn", "row_2 = _rotate_piece(row_2,", "row_0 = _rotate_piece(row_0,", "query: typical"
+        "the first columns turn", "row_2 = _rotate_slice(row_2,", "row_0 = _rotate_slice(row_0,", "query: typical"
     ),
-    _literal("pieces turn by the same angles", "known, 16, ALIGNMENT", "known, 0, ALIGNMENT", "query: typical"),
+    _literal("slices turn by the same angles", "known, 16, ALIGNMENT", "known, 0, ALIGNMENT", "query: typical"),
     _literal("pairs turn the other way", "even * cos - odd * sin", "even * cos + odd * sin", "query: typical"),
     _literal(
         "pairs turn as halves",
-        "tl.split(piece.to(tl.float32).reshape(piece.shape[0], D_PIECE // 2, 2))",
-        "tl.split(tl.permute(piece.to(tl.float32).reshape(piece.shape[0], 2, D_PIECE // 2), 0, 2, 1))",
+        "tl.split(slice.to(tl.float32).reshape(slice.shape[0], D_SLICE // 2, 2))",
+        "tl.split(tl.permute(slice.to(tl.float32).reshape(slice.shape[0], 2, D_SLICE // 2), 0, 2, 1))",
         "query: typical",
     ),
-    _literal("pairs are put back as halves", "tl.interleave(turned_even, turned_odd)", "piece", "query: typical"),
+    _literal("pairs are put back as halves", "tl.interleave(rotated_even, rotated_odd)", "x", "query: typical"),
     _literal(
         "scales change places",
         "tl.join(tl.join(scales_0, scales_2), tl.join(scales_1, scales_3))",

@@ -266,8 +266,8 @@ COMBINE_MUTANTS = (
     ),
     _literal(
         "the row is not filled up",
-        "tl.where(named, row, -1), mask=there",
-        "row, mask=there & named",
+        "tl.where(named, row, -1), mask=exists",
+        "row, mask=exists & named",
         "combine: typical",
     ),
     _literal(

@@ -24,20 +24,22 @@ MUTANTS = (
     _literal("columns are reversed", "2.0 * tl.arange(0, 2)", "2.0 * (1 - tl.arange(0, 2))", ROWS),
     _literal("the norm is left out", "x * 11.313708498984761", "x * 8.0", ROWS),
     _literal("scales of other rows", "tl.store(scales_ptr + index", "tl.store(scales_ptr + index // 2", ROWS),
-    _literal("rows past the query are stored", "there = index < num_rows", "there = index <= num_rows", "*rows 17*"),
+    _literal("rows past the query are stored", "exists = index < num_rows", "exists = index <= num_rows", "*rows 17*"),
     _literal("rows lie end to end", "q_ptr + index * q_stride", "q_ptr + index * COLUMNS", "*q slice*"),
-    _literal("ape is left out", "scores += tl.load(ape_ptrs, mask=there, other=0.0)", "scores += 0.0"),
+    _literal("ape is left out", "scores += tl.load(ape_ptrs, mask=exists, other=0.0)", "scores += 0.0"),
     _literal("ape of the next token", "ape_ptr + tokens * ape_stride", "ape_ptr + (tokens ^ 1) * ape_stride"),
-    _literal("a pool is a token short", "there = (tokens < pool_size)", "there = (tokens < pool_size - 1)"),
+    _literal("a pool is a token short", "exists = (tokens < pool_size)", "exists = (tokens < pool_size - 1)"),
     _literal("longer pools are cut", "range(0, pool_size, BLOCK_W)", "range(0, BLOCK_W, BLOCK_W)", LONG),
     _literal("tokens past the pool count", "(tokens < pool_size)[", "(tokens < pool_size + 1)[", "*pools of 3 (pools)"),
-    _literal("a sum is not rescaled", "total * kept + tl.sum(weights, 0)", "total + tl.sum(weights, 0)", LONG),
-    _literal("keys are not rescaled", "weighted * kept + tl", "weighted + tl", LONG),
+    _literal("a sum is not rescaled", "l * alpha + tl.sum(p, 0)", "l + tl.sum(p, 0)", LONG),
+    _literal("keys are not rescaled", "acc * alpha + tl", "acc + tl", LONG),
     _literal(
         "scores are not taken relative", "tl.exp(scores - shift[None, :])", "tl.exp(scores)", "*large, 16 (pools)"
     ),
-    _literal("-inf of first tokens is NaN", 'tl.where(top == float("-inf"), 0.0, top)', "top", "*infinite, 16 (pools)"),
-    _literal("a pool's key is a sum", "weighted / total, slot", "weighted, slot"),
+    _literal(
+        "-inf of first tokens is NaN", 'tl.where(m_new == float("-inf"), 0.0, m_new)', "m_new", "*infinite, 16 (pools)"
+    ),
+    _literal("a pool's key is a sum", "acc / l, slot", "acc, slot"),
     _literal("the mean is not rounded", "x = mean.to(tl.bfloat16).to(tl.float32)[None", "x = (2 * mean)[None"),
     _literal("keys are off by a slot", "index = (slot + one)", "index = (slot + 1 + one)"),
     _literal(
@@ -57,7 +59,7 @@ MUTANTS = (
     ),
     _literal("masked pools are written", " & (written != 0)", "", "*mask: mixed (pools)"),
     _literal("scores of another pool", "score_ptr + pool * score_pool_stride", "score_ptr + 0 * score_pool_stride"),
-    _literal("all tokens are seeded", "there = there & (continues == 0)", "there = there", SEEDED),
+    _literal("all tokens are seeded", "exists = exists & (continues == 0)", "exists = exists", SEEDED),
     _literal(
         "a token fewer is seeded",
         "(slots < num_tail_slots)\n    blocks",
@@ -78,8 +80,8 @@ MUTANTS = (
     ),
     _literal(
         "a tail slot past the rings is seeded",
-        "there = (slots >= 0) & (slots < num_tail_slots)",
-        "there = slots >= 0",
+        "exists = (slots >= 0) & (slots < num_tail_slots)",
+        "exists = slots >= 0",
         "*beyond (seed)",
     ),
     _literal(
@@ -92,30 +94,33 @@ MUTANTS = (
     ),
     _literal(
         "the ring is not read",
-        "before = there[:, None] & (here == 0)",
-        "before = there[:, None] & (here != here)",
+        "before = exists[:, None] & (here == 0)",
+        "before = exists[:, None] & (here != here)",
         STEP,
     ),
     _literal(
-        "tokens of the call are not read", "near = there & (sources >= 0)", "near = there & (sources >= next_n)", STEPS
+        "tokens of the call are not read",
+        "near = exists & (sources >= 0)",
+        "near = exists & (sources >= next_n)",
+        STEPS,
     ),
     _literal(
         "tokens of another position count",
-        "(stored & (source_at == at) & ",
+        "(stored & (source_positions == positions) & ",
         "(stored & ",
         "*garbage: positions, int64 (update)",
         "*garbage: positions, int32 (update)",
     ),
     _literal(
         "tokens without a ring count",
-        "here = (stored & (source_at == at) & (source_blocks == block))",
-        "here = (near & (source_at == at))",
+        "here = (stored & (source_positions == positions) & (source_blocks == block))",
+        "here = (near & (source_positions == positions))",
         "*garbage: tail, * (update)",
     ),
     _literal(
         "the ring begins with the pool",
-        "(tl.where(there, at, 0) % ring)",
-        "(tl.where(there, places, 0) % ring)",
+        "(tl.where(exists, positions, 0) % ring)",
+        "(tl.where(exists, number, 0) % ring)",
         "*4, 2 in a ring, 6*",
     ),
     _literal(

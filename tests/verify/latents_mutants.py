@@ -26,8 +26,8 @@ MUTANTS = (
     _literal("the ring is a place off", "(position + later) % capacity", "(position + later + 1) % capacity", DECODE_4),
     _literal("a ring has no end", "(position + later) % capacity", "(position + later) % 4096", DECODE_4),
     _literal("kv weighs itself", "kv_ptrs + COLUMNS", "kv_ptrs"),
-    _literal("pairs: scores have no maximum", "tl.exp(scores - top)", "tl.exp(scores)", "*scores: large (latents)"),
-    _literal("pairs: the other token has no weight", "other_share * kv)", "0.0 * kv)"),
+    _literal("pairs: scores have no maximum", "tl.exp(scores - m)", "tl.exp(scores)", "*scores: large (latents)"),
+    _literal("pairs: the other token has no weight", "other_p * kv)", "0.0 * kv)"),
     _literal("pairs: the first token is the second", "(first & 1) != 0", "(first & 1) == 0"),
     _literal("pairs: the ring is a place off", "to(tl.int32) - 1) % capacity", "to(tl.int32)) % capacity", DECODE),
     _literal("pairs: a ring has no end", "to(tl.int32) - 1) % capacity", "to(tl.int32) - 1) % 4096", DECODE),
@@ -38,20 +38,23 @@ MUTANTS = (
     _literal("pairs: a single token's state is not saved", "mask=inside)", "mask=inside & (begin < 0))", DECODE),
     _literal("pairs: a state has another's slot", "slot, next_slot)", "next_slot, slot)", "*negative (latents)"),
     _literal(
-        "pairs: negative positions end groups", "there & (first >= 0) & ", "there & ", "latents: positions: garbage*"
+        "pairs: negative positions end groups", "exists & (first >= 0) & ", "exists & ", "latents: positions: garbage*"
     ),
     _literal("scores have no maximum", "tl.exp(scores - shift[None, :])", "tl.exp(scores)", "*scores: large, ratio 5*"),
     _literal(
-        "columns of -inf are NaN", 'tl.where(top == float("-inf"), 0.0, top)', "top", "*scores: infinite, ratio 5*"
+        "columns of -inf are NaN",
+        'tl.where(m_new == float("-inf"), 0.0, m_new)',
+        "m_new",
+        "*scores: infinite, ratio 5*",
     ),
     _literal("eps is left out", "COLUMNS + eps)", "COLUMNS)"),
     _literal("the norm's weight is left out", "row * factor * row_weight", "row * factor"),
     _literal("groups of one are not normalised", "factor = tl.rsqrt(squares / COLUMNS + eps)", "factor = 1.0", ONE),
     _literal("the mean is over other columns", "squares / COLUMNS", "squares / 64"),
     _literal("scores are not saved", "tl.store(state_ptrs, state_1,", "tl.store(state_ptrs, state_0,"),
-    _literal("a state is not saved", "there = tokens < end\n", "there = tokens < end - 1\n"),
+    _literal("a state is not saved", "exists = tokens < end\n", "exists = tokens < end - 1\n"),
     _literal("only the last state is saved", "tl.maximum(begin, end - capacity)", "tl.maximum(begin, end - 1)"),
-    _literal("states are a place off", "places * row_stride", "0 * row_stride"),
+    _literal("states are a place off", "ring_offsets * row_stride", "0 * row_stride"),
     _literal("a token saves the first one's state", "tokens.to(tl.int64) * kv_score", "first * kv_score"),
     _literal(
         "negative slots are in the states", "(slots >= 0) & (slots < num_states)", "(slots < num_states)", "*negative*"

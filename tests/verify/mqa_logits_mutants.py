@@ -86,7 +86,10 @@ PAGED_MUTANTS = (
     _literal("requests have the weights of the first", "(wide_request * next_n + token)", "token"),
     _literal("a program takes every step", "% programs_per_range * BLOCK_N", "% 1 * BLOCK_N", "paged: ranges: 1"),
     _literal(
-        "ranges end with their request's keys", "last_unit * UNIT", "(last_unit - 1) * UNIT", "paged: requests: one"
+        "ranges end with their request's keys",
+        "last_block * KV_BLOCK",
+        "(last_block - 1) * KV_BLOCK",
+        "paged: requests: one",
     ),
     _literal("the first request alone", "tl.minimum(last_request + 1,", "tl.minimum(first_request + 1,"),
     _literal(
@@ -98,10 +101,12 @@ PAGED_MUTANTS = (
     ),
 )
 SCHEDULE_MUTANTS = (
-    _literal("units are rounded down", "tl.cdiv(length, UNIT)", "length // UNIT", "schedule*"),
+    _literal("units are rounded down", "tl.cdiv(length, KV_BLOCK)", "length // KV_BLOCK", "schedule*"),
     _literal("lengths are of the first token", "range(columns)", "range(1)", "schedule: tokenwise"),
     _literal("the end is no request's", "tl.minimum(target, total - 1)", "target", "schedule*"),
-    _literal("requests after the first block count from 0", "before += tl.sum(units, 0)", "before += 0", "schedule*"),
+    _literal(
+        "requests after the first block count from 0", "before += tl.sum(kv_blocks, 0)", "before += 0", "schedule*"
+    ),
     _literal(
         "targets are 32 bits wide",
         "total = tl.zeros([BLOCK_B], tl.int64)",

@@ -29,7 +29,7 @@ MUTANTS = (
     ),
     _literal(
         "rows that do not turn are multiplied",
-        "tl.where(turned, first * cos + second * sin, first)",
+        "tl.where(rotates, first * cos + second * sin, first)",
         "first * cos + second * sin",
         "out_quant: values: infinite",
     ),
@@ -45,7 +45,7 @@ MUTANTS = (
     _literal("NaN is a number", "values == values, code, 0x7F", "values == values, code, 0x7E", "*values: NaN*"),
     _literal("heads lie one after another", "groups * out_group_stride", "groups * group_width"),
     _literal("heads of a group share columns", "+ inner * D", "+ 0 * inner"),
-    _literal("tokens share rows", "+ places * group_width", "+ 0 * places"),
+    _literal("tokens share rows", "+ wide_tokens * group_width", "+ 0 * wide_tokens"),
     _literal("scales of groups share memory", "groups * scales_group_stride", "groups * 0"),
     _literal("scales of heads share columns", "inner[:, None] * SCALES", "inner[:, None] * 0"),
     _literal("columns of scales are a token long", ".to(tl.int64) * scale_rows", ".to(tl.int64)"),

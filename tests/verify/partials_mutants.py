@@ -22,7 +22,7 @@ OF_PACKAGE = {
         _literal(
             "one split of a row is not rounded",
             SPLITS,
-            "self.num_splits > 1 or self.merge_all_alike",
+            "self.num_splits > 1 or self.batch_invariant",
             "self.num_splits > 1",
             FEW,
         ),
@@ -47,7 +47,7 @@ OF_PACKAGE = {
         _literal(
             "one split over a cache is not rounded",
             SPLITS,
-            "self.num_splits > 1 or self.merge_all_alike",
+            "self.num_splits > 1 or self.batch_invariant",
             "self.num_splits > 1",
             FEW,
         ),

@@ -19,12 +19,12 @@ def _literal(name: str, old: str, new: str, *only: str, file: str = KERNELS) -> 
 
 TYPICAL, NORMED, GARBAGE = "prologue: typical*", "prologue: norm*", "prologue: positions: garbage*"
 ANY = (
-    _literal("rows are off by a slot", "places = index - pages *", "places = index + 1 - pages *", TYPICAL),
+    _literal("rows are off by a slot", "page_offsets = index - pages *", "page_offsets = index + 1 - pages *", TYPICAL),
     _literal("a slot past the cache is written", "(slots < cache.num_slots)", "(slots <= cache.num_slots)", "*beyond*"),
     _literal("negative slots are written", "known & (slots >= 0) & ", "known & ", "*negative*"),
     _literal("slots are cut to 32 bits", "slots < cache.num_slots", "slots.to(tl.int32) < cache.num_slots", "*beyond*"),
     _literal("rows without angles are written", "valid = known & ", "valid = ", GARBAGE),
-    _literal("the last row is dropped", "there = tokens < num_rows\n", "there = tokens < num_rows - 1\n", TYPICAL),
+    _literal("the last row is dropped", "exists = tokens < num_rows\n", "exists = tokens < num_rows - 1\n", TYPICAL),
     _literal(
         "rows turn by the first position",
         "tl.load(angles.positions_ptr + tokens",
@@ -54,7 +54,7 @@ ANY = (
         "squares = 0.5 * tl.sum(nope.to(tl.float32)",
         NORMED,
     ),
-    _literal("heads of Q are off by one", "there = heads < num_heads\n", "there = heads < num_heads - 1\n", TYPICAL),
+    _literal("heads of Q are off by one", "exists = heads < num_heads\n", "exists = heads < num_heads - 1\n", TYPICAL),
     _literal(
         "blocks of heads are dropped",
         "heads = block % head_blocks * BLOCK_H",
@@ -90,7 +90,7 @@ ANY = (
         "changed = valid[:, None] & (has_weight == 0)",
         "prologue: * (concat)",
     ),
-    _literal("keys of skipped rows turn", "changed = valid[:, None]\n", "changed = there[:, None]\n", "*negative*"),
+    _literal("keys of skipped rows turn", "changed = valid[:, None]\n", "changed = exists[:, None]\n", "*negative*"),
     _literal(
         "the fp32 table is not told apart",
         "is_fp32 = isinstance(angles, torch.Tensor) and",
@@ -118,7 +118,7 @@ HEADS = (
         "tl.load(weight_ptr + rope_columns",
         "prologue: norm* (insert)",
     ),
-    _literal("heads that pad are left", "written[:, None]", "there[:, None]", "prologue: padded*"),
+    _literal("heads that pad are left", "written[:, None]", "exists[:, None]", "prologue: padded*"),
     _literal(
         "a head's norm leaves RoPE out",
         "squares = tl.sum(first * first + second * second, 1)",

@@ -47,7 +47,7 @@ CACHE_MUTANTS = (
     ),
     _kernel("offsets go on in the second list", "start - tl.where(in_extra, extra_start, 0)", "start"),
     _kernel("RoPE columns are not joined", "tl.where(in_first[None, :, None], first, last)", "first"),
-    _kernel("RoPE columns are joined a part early", "tl.arange(0, PARTS) < ", "1 + tl.arange(0, PARTS) < "),
+    _kernel("RoPE columns are joined a slice early", "tl.arange(0, SLICES) < ", "1 + tl.arange(0, SLICES) < "),
     _kernel(
         "indices past a length count",
         "valid &= offsets < tl.where",

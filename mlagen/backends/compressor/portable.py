@@ -27,7 +27,7 @@ class Block:
         block: its width.
         columns_text: its columns, as text.
         alignment: known alignment of its addresses, as text.
-        there: the mask of its loads, as text.
+        exists: the mask of its loads, as text.
         inside: the mask of its columns, as text; empty without padding.
         turns: whether RoPE rotates some of its columns.
         first_pair: number of its first pair.
@@ -37,7 +37,7 @@ class Block:
     block: int
     columns_text: str
     alignment: str
-    there: str
+    exists: str
     inside: str
     turns: bool
     first_pair: int
@@ -170,7 +170,7 @@ def _block(side: Side, chunk: StoredColumns) -> Block:
         block=chunk.block,
         columns_text=columns_text(chunk.start, chunk.block),
         alignment=alignment_of(chunk.start),
-        there=f"there[:, None] & (columns < {chunk.end})[None, :]" if chunk.masked else "there[:, None]",
+        exists=f"exists[:, None] & (columns < {chunk.end})[None, :]" if chunk.masked else "exists[:, None]",
         inside=f"columns < {chunk.end}" if chunk.masked else "",
         turns=chunk.start < end and first < chunk.end,
         first_pair=(chunk.start - first) // 2,

@@ -159,12 +159,12 @@ def _call(plan: Plan, dense: DenseDecodePlan) -> CallTable:
     row = main.row_bytes if layout.quantised else main.columns
     q = f"[requests, s_q, num_heads, {d_qk}]"
     inputs = (
-        Field("q", part="part", said=f"{q}, or only its latent columns" if pair else q),
-        Field("q_rope", part="part", said=f"[requests, s_q, num_heads, {d_qk - d_v}]") if pair else None,
+        Field("q", rows="requests", said=f"{q}, or only its latent columns" if pair else q),
+        Field("q_rope", rows="requests", said=f"[requests, s_q, num_heads, {d_qk - d_v}]") if pair else None,
         Field("k_cache", said=f"[pages, page_size, num_kv_heads, {row}]"),
         *(Field(name, said="[pages, page_size, columns]") for name in layout.tensors),
-        Field("block_table", part="part"),
-        Field("cache_seqlens", part="part"),
+        Field("block_table", rows="requests"),
+        Field("cache_seqlens", rows="requests"),
         Field("q_scale") if scale else None,
         Field("k_scale") if scale else None,
         Field("softmax_scale"),
@@ -172,8 +172,8 @@ def _call(plan: Plan, dense: DenseDecodePlan) -> CallTable:
         Field("max_keys"),
         Field("window") if window else None,
         Field("empty_lse"),
-        Field("out", part="tokens", said=f"[tokens, num_heads, {d_v}]"),
-        Field("lse", part="tokens", said="[tokens, num_heads]"),
+        Field("out", rows="tokens", said=f"[tokens, num_heads, {d_v}]"),
+        Field("lse", rows="tokens", said="[tokens, num_heads]"),
         Field("partial", said="the workspace; None: allocated when the call runs"),
     )
     sizes = (

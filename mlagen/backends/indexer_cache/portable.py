@@ -51,14 +51,14 @@ class Rope:
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A piece of a row.
+class Slice:
+    """A slice of a row.
 
     Attributes:
         name: its variable.
         start: its first column.
         turns: whether it has the first columns of rotated pairs.
-        other: the piece with the second columns; None if they are in the same one.
+        other: the slice with the second columns; None if they are in the same one.
         angle: number of its first angle.
     """
 
@@ -79,7 +79,7 @@ class Block:
         block: its width.
         masked: whether it has padding.
         columns_text: its columns, as text.
-        there, there_named: masks of its loads, as text, with columns in a variable `columns` or of the block's name.
+        exists, exists_named: masks of its loads, as text, with columns in a variable `columns` or of the block's name.
         source_alignment: known alignment of its addresses, as text.
         turns: whether it has rotated columns.
         store: arguments of its store_..., as text.
@@ -91,8 +91,8 @@ class Block:
     block: int
     masked: bool
     columns_text: str
-    there: str
-    there_named: str
+    exists: str
+    exists_named: str
     source_alignment: str
     turns: bool
     store: str
@@ -179,10 +179,10 @@ class Kernels(Facts):
         args: text for argument lists of the layout's helpers.
         pads: padding that writers store.
         stored, query_stored: blocks of a key and of a head of the query.
-        pieces: pieces of a row that kernels load and rotate; empty if they load whole rows.
-        piece_columns: columns of a piece; None for whole rows.
-        binds_pieces: whether a variable holds the tuple of the pieces.
-        pieces_store: arguments of store_pieces, as text.
+        slices: slices of a row that kernels load and rotate; empty if they load whole rows.
+        slice_columns: columns of a slice; None for whole rows.
+        binds_slices: whether a variable holds the tuple of the slices.
+        slices_store: arguments of store_slices, as text.
         parts: fields that the gather copies.
     """
 
@@ -191,10 +191,10 @@ class Kernels(Facts):
     pads: Sequence[Pad]
     stored: Sequence[Block]
     query_stored: Sequence[Block]
-    pieces: Sequence[Piece]
-    piece_columns: int | None
-    binds_pieces: bool
-    pieces_store: str
+    slices: Sequence[Slice]
+    slice_columns: int | None
+    binds_slices: bool
+    slices_store: str
     parts: Sequence[CopiedField]
 
 
@@ -266,20 +266,20 @@ def _turn(rows: IndexerRows) -> Rope:
     )
 
 
-def _pieces(rows: IndexerRows, name: str) -> list[Piece]:
-    """Return the pieces of a row that kernels load and rotate; empty if they load whole rows."""
-    width, indexer, names = rows.piece, rows.indexer, indexer_layout.pieces_of(rows, name)
+def _slices(rows: IndexerRows, name: str) -> list[Slice]:
+    """Return the slices of a row that kernels load and rotate; empty if they load whole rows."""
+    width, indexer, names = rows.slice_columns, rows.indexer, indexer_layout.slices_of(rows, name)
     if width is None:
         return []
     neox, span = indexer.rope == "neox", indexer.rope_head_dim
     found = []
-    for number, piece in enumerate(names):
+    for number, found_name in enumerate(names):
         start = number * width
         inside = start - rows.rope_start  # columns from the first rotated one on
         turns = 0 <= inside < (span // 2 if neox else span)
         other = names[number + span // 2 // width] if turns and neox else None
         angle = inside if neox else inside // 2
-        found.append(Piece(piece, start, turns, other, angle))
+        found.append(Slice(found_name, start, turns, other, angle))
     return found
 
 
@@ -288,7 +288,7 @@ def _chunks(rows: IndexerRows, chunks: Sequence[StoredColumns], store: Callable[
     start, end = rows.rope_start, rows.rope_start + rows.indexer.rope_head_dim
     found = []
     for chunk in chunks:
-        there, inside = "there[:, None]", f"< {chunk.end})[None, :]"
+        exists, inside = "exists[:, None]", f"< {chunk.end})[None, :]"
         found.append(
             Block(
                 name=chunk.name,
@@ -297,8 +297,8 @@ def _chunks(rows: IndexerRows, chunks: Sequence[StoredColumns], store: Callable[
                 block=chunk.block,
                 masked=chunk.masked,
                 columns_text=columns_text(chunk.start, chunk.block),
-                there=f"{there} & (columns {inside}" if chunk.masked else there,
-                there_named=f"{there} & ({chunk.name}_columns {inside}" if chunk.masked else there,
+                exists=f"{exists} & (columns {inside}" if chunk.masked else exists,
+                exists_named=f"{exists} & ({chunk.name}_columns {inside}" if chunk.masked else exists,
                 source_alignment=alignment_of(chunk.start),
                 turns=end > start and chunk.start < end and start < chunk.end,
                 store=store(chunk.name),
@@ -380,12 +380,12 @@ def _kernels(plan: Plan, family: IndexerCachePlan) -> Kernels:
         query_stored=_chunks(
             rows,
             of_query.stored,
-            lambda name: indexer_layout.query_store_text(rows, indexer_layout.pieces_text(rows, name), "there"),
+            lambda name: indexer_layout.query_store_text(rows, indexer_layout.slices_text(rows, name), "exists"),
         ),
-        pieces=_pieces(rows, query),
-        piece_columns=rows.piece,
-        binds_pieces=indexer_layout.binds_pieces(rows, query),
-        pieces_store=layout.store_text(cached, indexer_layout.pieces_text(rows, query)),
+        slices=_slices(rows, query),
+        slice_columns=rows.slice_columns,
+        binds_slices=indexer_layout.binds_slices(rows, query),
+        slices_store=layout.store_text(cached, indexer_layout.slices_text(rows, query)),
         parts=[_part(rows, "values", rows.values), _part(rows, "scales", scales)],
     )
 

@@ -111,7 +111,7 @@ def _kernels(plan: Plan, family: KpoolPlan) -> Kernels:
         pads=of_keys.pads,
         element=of_keys.element,
         store=layout.store_text(rows.layout),
-        query_store=indexer_layout.query_store_text(rows, valid="there"),
+        query_store=indexer_layout.query_store_text(rows, valid="exists"),
     )
 
 

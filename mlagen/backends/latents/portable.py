@@ -27,7 +27,7 @@ class LatentColumns:
         block: its width.
         columns_text: its columns, as text.
         alignment: known alignment of its addresses, as text.
-        there: the mask of loads from rows of tokens, as text.
+        exists: the mask of loads from rows of tokens, as text.
         inside: the mask of its columns as arguments of a load or store, as text; empty without padding.
         stored: likewise of the store of a latent, which not every program makes.
         of_token, of_other, of_state: masks of a token's row, of the other one of its group, and of its state, as text.
@@ -37,7 +37,7 @@ class LatentColumns:
     block: int
     columns_text: str
     alignment: str
-    there: str
+    exists: str
     inside: str
     stored: str
     of_token: str
@@ -54,7 +54,7 @@ class InsertedColumns:
         block: its width.
         columns_text: its columns, as text.
         whole_alignment: known alignment of its addresses in a latent, as text.
-        there: the mask of its loads, as text.
+        exists: the mask of its loads, as text.
         turns: whether it has columns that RoPE rotates.
         store: arguments of its store_..., as text.
     """
@@ -63,7 +63,7 @@ class InsertedColumns:
     block: int
     columns_text: str
     whole_alignment: str
-    there: str
+    exists: str
     turns: bool
     store: str
 
@@ -146,10 +146,10 @@ def _block(chunk: Chunk) -> LatentColumns:
         block=chunk.block,
         columns_text=columns_text(chunk.start, chunk.block),
         alignment=alignment_of(chunk.start),
-        there=f"there[:, None] & (columns < {end})[None, :]" if chunk.masked else "there[:, None]",
+        exists=f"exists[:, None] & (columns < {end})[None, :]" if chunk.masked else "exists[:, None]",
         inside=f", mask=columns < {end}" if chunk.masked else "",
         stored=f", mask=stored & (columns < {end})" if chunk.masked else ", mask=stored",
-        of_token=f"there & (columns < {end})" if chunk.masked else "there",
+        of_token=f"exists & (columns < {end})" if chunk.masked else "exists",
         of_other=f"works & (columns < {end})" if chunk.masked else "works",
         of_state=f"inside & (columns < {end})" if chunk.masked else "inside",
     )
@@ -165,7 +165,7 @@ def _stored(plan: Plan, one: CacheLayout, of_layout: LayoutModule) -> list[Inser
                 block=chunk.block,
                 columns_text=columns_text(chunk.start, chunk.block),
                 whole_alignment=alignment_of(chunk.start),
-                there="valid[:, None]" + (f" & ({chunk.name}_columns < {chunk.end})[None, :]" if chunk.masked else ""),
+                exists="valid[:, None]" + (f" & ({chunk.name}_columns < {chunk.end})[None, :]" if chunk.masked else ""),
                 turns=chunk.end > plan.spec.model.kv_lora_rank,
                 store=layout.store_text(one, chunk.name),
             )

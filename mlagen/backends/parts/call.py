@@ -13,15 +13,15 @@ class Field:
     Attributes:
         name: its name; or the attributes that are assigned together.
         source: its value; "": the constructor's argument of its name.
-        part: the slice of it that a piece of the call takes; "": a piece takes it whole.
-        of_piece: its value for a piece where that is no slice.
+        rows: the slice of it that a batch of the call takes; "": a batch takes it whole.
+        of_batch: its value for a batch where that is no slice.
         said: its shape or its meaning.
     """
 
     name: str
     source: str = ""
-    part: str = ""
-    of_piece: str = ""
+    rows: str = ""
+    of_batch: str = ""
     said: str = ""
 
     @property
@@ -35,9 +35,9 @@ class Field:
         return f"  # {self.said}" if self.said else ""
 
     @property
-    def piece(self) -> str:
-        """Its value for a piece of the call."""
-        return self.of_piece or (f"self.{self.name}[{self.part}]" if self.part else f"self.{self.name}")
+    def batch(self) -> str:
+        """Its value for a batch of the call."""
+        return self.of_batch or (f"self.{self.name}[{self.rows}]" if self.rows else f"self.{self.name}")
 
 
 @dataclass(frozen=True)

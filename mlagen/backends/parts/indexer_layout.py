@@ -1,6 +1,6 @@
 """Contexts of the modules with the layouts of the indexer's keys and query.
 
-Writers take whole rows, or pieces if RoPE rotates them (`IndexerRows.piece`).
+Writers take whole rows, or slices if RoPE rotates them (`IndexerRows.slice_columns`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mlagen.backends.parts.layout import (
     typed,
     writes_of,
 )
-from mlagen.backends.parts.layout_module import Decodes, Encodes, LayoutModule, Pieces, StoredColumns
+from mlagen.backends.parts.layout_module import Decodes, Encodes, LayoutModule, Slices, StoredColumns
 from mlagen.layout import CacheLayout, ScalesField
 from mlagen.plan import IndexerRows, Plan
 from mlagen.plan.families.compressor import COMPRESS
@@ -29,10 +29,10 @@ from mlagen.plan.rows import tiled_chunks
 
 KEYS_MODULE, QUERY_MODULE = "_indexer_layout", "_indexer_query"
 WRITE = "indexer_k_quant_and_cache"
-NORMALISE, KEYS_QUERY = PIECE_WRITERS = ("indexer_k_norm_rope_store", "indexer_qk_rope_quant_and_cache")
+NORMALISE, KEYS_QUERY = SLICE_WRITERS = ("indexer_k_norm_rope_store", "indexer_qk_rope_quant_and_cache")
 WHOLE_WRITERS = (WRITE, COMPRESS, POOLS, UPDATE)
 # Most names in a line of 120 columns, next to other arguments and joined.
-PIECES_A_LINE, SCALES_A_LINE = 6, 4
+SLICES_A_LINE, SCALES_A_LINE = 6, 4
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class QueryModule:
         query_scales: scales of a head.
         returns_scales: whether scales are returned, not stored behind the columns.
         stored: chunks of a head.
-        pieces: how a head is quantised from its pieces; None: not from pieces.
+        slices: how a head is quantised from its slices; None: not from slices.
         store_parameters: parameters of each store_..., as text.
         decodes, encodes: helpers for its dtypes.
     """
@@ -54,7 +54,7 @@ class QueryModule:
     query_scales: ScalesField | None
     returns_scales: bool
     stored: Sequence[StoredColumns]
-    pieces: Pieces | None
+    slices: Slices | None
     store_parameters: str
     decodes: Decodes
     encodes: Encodes
@@ -63,13 +63,13 @@ class QueryModule:
 def keys_context(plan: Plan, rows: IndexerRows) -> LayoutModule:
     """Context of the layout's template for keys. No kernel reads them as rows of the model's dtype."""
     whole = any(name in plan.spec.wrappers for name in WHOLE_WRITERS)
-    turned = not set(PIECE_WRITERS).isdisjoint(plan.spec.wrappers)
-    pieces = _pieces(rows, rows.layout) if turned else None
+    turned = not set(SLICE_WRITERS).isdisjoint(plan.spec.wrappers)
+    slices = _slices(rows, rows.layout) if turned else None
     return replace(
         bytes_context(plan, rows.layout, rows.chunks, reads=False, writes=whole or turned),
         stores="a cached key of the indexer",
-        pieces=pieces,
-        whole=pieces is None or whole,
+        slices=slices,
+        whole=slices is None or whole,
     )
 
 
@@ -82,8 +82,8 @@ def query_context(plan: Plan, rows: IndexerRows) -> QueryModule:
         query_scales=query.scales_of(query.data[0]),
         returns_scales=not rows.packed,
         stored=writes_of(query, tiled_chunks(query))[0],
-        pieces=_pieces(rows, query),
-        store_parameters=typed(query_store_text(rows, "pieces" if rows.piece else "x")),
+        slices=_slices(rows, query),
+        store_parameters=typed(query_store_text(rows, "slices" if rows.slice_columns else "x")),
         decodes=decodes(query, reads=False, writes=True),
         encodes=encodes(query, dtype, writes=True),
     )
@@ -95,21 +95,22 @@ def query_store_text(rows: IndexerRows, columns: str = "x", valid: str = "valid"
     return f"{pointers}, {columns}, {valid}{_constants(rows.query)}"
 
 
-def pieces_of(rows: IndexerRows, name: str) -> list[str]:
-    """Return the names of a row's pieces, derived from the name of the whole row."""
-    return [f"{name}_{number}" for number in range(rows.indexer.head_dim // rows.piece)] if rows.piece else []
+def slices_of(rows: IndexerRows, name: str) -> list[str]:
+    """Return the names of a row's slices, derived from the name of the whole row."""
+    width = rows.slice_columns
+    return [f"{name}_{number}" for number in range(rows.indexer.head_dim // width)] if width else []
 
 
-def binds_pieces(rows: IndexerRows, name: str) -> bool:
+def binds_slices(rows: IndexerRows, name: str) -> bool:
     """Whether there are too many names for one line, so that they are passed as a tuple."""
-    return len(pieces_of(rows, name)) > PIECES_A_LINE if rows.piece else False
+    return len(slices_of(rows, name)) > SLICES_A_LINE if rows.slice_columns else False
 
 
-def pieces_text(rows: IndexerRows, name: str) -> str:
-    """Return the pieces as one argument; for whole rows, the name."""
-    if binds_pieces(rows, name):
-        return "pieces"
-    return tuple_text(pieces_of(rows, name)) if rows.piece else name
+def slices_text(rows: IndexerRows, name: str) -> str:
+    """Return the slices as one argument; for whole rows, the name."""
+    if binds_slices(rows, name):
+        return "slices"
+    return tuple_text(slices_of(rows, name)) if rows.slice_columns else name
 
 
 def _constants(layout: CacheLayout) -> str:
@@ -122,27 +123,27 @@ def _joined(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"tl.join({_joined(names[::2])}, {_joined(names[1::2])})"
 
 
-def _pieces(rows: IndexerRows, layout: CacheLayout) -> Pieces | None:
-    """Template context for quantising a row from its pieces; None for whole rows."""
-    width, scales = rows.piece, layout.scales_of(layout.data[0])
+def _slices(rows: IndexerRows, layout: CacheLayout) -> Slices | None:
+    """Template context for quantising a row from its slices; None for whole rows."""
+    width, scales = rows.slice_columns, layout.scales_of(layout.data[0])
     if width is None or scales is None:
         return None
     each, places = min(scales.tile, layout.columns) // width, width // 2 if rows.packed else width
     tiles = []
     for number in range(scales.count):
         first = number * each
-        tile = tuple_text([f"pieces[{piece}]" for piece in range(first, first + each)])
+        tile = tuple_text([f"slices[{number}]" for number in range(first, first + each)])
         begin = f"rows + {first * places}" if first else "rows"
         tiles.append((f"scales_{number}", f"{begin}, {tile}, valid{_constants(layout)}"))
     if scales.count == 1:
-        tiles = [("stored_scales", f"rows, pieces, valid{_constants(layout)}")]
+        tiles = [("stored_scales", f"rows, slices, valid{_constants(layout)}")]
     names = [name for name, _ in tiles]
     halves = {"even": _joined(names[::2]), "odd": _joined(names[1::2])} if len(names) > SCALES_A_LINE else {}
-    return Pieces(
+    return Slices(
         width=width,
         places=places,
         each=each,
-        tile_parameters=typed(f"rows, pieces, valid{_constants(layout)}"),
+        tile_parameters=typed(f"rows, slices, valid{_constants(layout)}"),
         tiles=tiles,
         halves=halves,
         joined=_joined(list(halves) or names) if len(names) > 1 else None,

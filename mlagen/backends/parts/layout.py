@@ -411,7 +411,7 @@ def bytes_context(
         load_parameters=typed(load_text(layout)),
         store_parameters=typed(store_text(layout)),
         pad_parameters=typed(f"{rows_text(layout)}, valid, ALIGNMENT"),
-        pieces_parameters=typed(store_text(layout, "pieces")),
+        slices_parameters=typed(store_text(layout, "slices")),
         reads=reads,
         stored=stored,
         pads=pads,

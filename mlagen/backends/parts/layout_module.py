@@ -206,13 +206,13 @@ class Encodes:
 
 
 @dataclass(frozen=True)
-class Pieces:
-    """Template context for quantising a row from its pieces.
+class Slices:
+    """Template context for quantising a row from its slices.
 
     Attributes:
-        width: columns of a piece.
-        places: stored elements of a piece.
-        each: pieces of a tile.
+        width: columns of a slice.
+        places: stored elements of a slice.
+        each: slices of a tile.
         tile_parameters: parameters of the function that stores a tile, as text.
         tiles: scales and arguments of each call of that function, as text.
         halves: scales at even and at odd positions, joined, as text; empty if all are joined at once.
@@ -296,7 +296,7 @@ class LayoutModule(RowWriter):
         row_sum, row_size: that number, as a sum of fields and as one.
         row_alignment: rows begin at multiples of this many elements.
         page_multiple: pages are rounded up to multiples of this many elements.
-        load_parameters, store_parameters, pad_parameters, pieces_parameters: parameters of these functions, as text.
+        load_parameters, store_parameters, pad_parameters, slices_parameters: parameters of these functions, as text.
         reads: whether a kernel loads rows.
         stored: chunks that writers store.
         decodes, encodes: helpers for its dtypes.
@@ -304,7 +304,7 @@ class LayoutModule(RowWriter):
         attends: whether attention reads the cache by indices.
         chunks: blocks of a row's loads.
         loaded: chunks that attention loads.
-        pieces: how a row is quantised from its pieces; None: not from pieces.
+        slices: how a row is quantised from its slices; None: not from slices.
         whole: whether rows are stored whole.
     """
 
@@ -319,7 +319,7 @@ class LayoutModule(RowWriter):
     load_parameters: str
     store_parameters: str
     pad_parameters: str
-    pieces_parameters: str
+    slices_parameters: str
     reads: bool
     stored: Sequence[StoredColumns]
     decodes: Decodes
@@ -328,5 +328,5 @@ class LayoutModule(RowWriter):
     attends: bool = False
     chunks: Sequence[Chunk] = ()
     loaded: Sequence[LoadedColumns] = ()
-    pieces: Pieces | None = None
+    slices: Slices | None = None
     whole: bool = True

@@ -32,7 +32,7 @@ class RowBlock:
         straddles: whether it has columns of the latent and of RoPE.
         ptrs: addresses of its columns in two tensors, as text.
         alignment, whole_alignment: known alignment of its addresses in two tensors and in one, as text.
-        there: the mask of its loads, as text.
+        exists: the mask of its loads, as text.
         weighs, whole_weighs: masks of the norm's weights for two tensors and for one, as text.
         changed: the mask of the columns that a norm or RoPE changes, as text.
         store: arguments of its store_..., as text.
@@ -46,7 +46,7 @@ class RowBlock:
     ptrs: str
     alignment: str
     whole_alignment: str
-    there: str
+    exists: str
     weighs: str
     whole_weighs: str
     changed: str
@@ -62,14 +62,14 @@ class LatentBlock:
         block: its width.
         columns_text: its columns, as text.
         alignment: known alignment of its addresses, as text.
-        there, written, weighs: masks of its loads, of its stores and of the norm's weights, as text.
+        exists, written, weighs: masks of its loads, of its stores and of the norm's weights, as text.
     """
 
     name: str
     block: int
     columns_text: str
     alignment: str
-    there: str
+    exists: str
     written: str
     weighs: str
 
@@ -98,8 +98,8 @@ class Rope:
         half: number of their pairs.
         block, half_block: blocks of columns and of pairs.
         neox: whether a pair's columns are `half` apart, not neighbours.
-        there, written: masks of loads and of stores, as text.
-        turned: the mask of the angles, as text.
+        exists, written: masks of loads and of stores, as text.
+        rotates: the mask of the angles, as text.
         weighs: the mask of the norm's weights, as text.
         in_head: the columns in whole heads.
         apart: the columns in a separate tensor.
@@ -111,9 +111,9 @@ class Rope:
     block: int
     half_block: int
     neox: bool
-    there: str
+    exists: str
     written: str
-    turned: str
+    rotates: str
     weighs: str
     in_head: Pairs
     apart: Pairs
@@ -189,7 +189,7 @@ def _row(plan: Plan, one: CacheLayout, chunks: Sequence[StoredColumns]) -> list[
                 ptrs=rope_ptrs if turns else latent_ptrs,
                 alignment=alignment_of(math.gcd(start, d_c) if straddles else start - d_c if turns else start),
                 whole_alignment=alignment_of(start),
-                there=f"there[:, None]{f' & ({columns} < {end})[None, :]' if chunk.masked else ''}",
+                exists=f"exists[:, None]{f' & ({columns} < {end})[None, :]' if chunk.masked else ''}",
                 weighs=f"(has_weight != 0) & ({columns} < {min(end, d_c)})",
                 whole_weighs=f"(has_weight != 0) & ({columns} < {end})",
                 changed=f"valid[:, None] & {changed}" if straddles or not turns else "valid[:, None]",
@@ -208,7 +208,7 @@ def _latent(chunk: Chunk) -> LatentBlock:
         block=chunk.block,
         columns_text=columns_text(chunk.start, chunk.block),
         alignment=alignment_of(chunk.start),
-        there=f"there[:, None]{inside}",
+        exists=f"exists[:, None]{inside}",
         written=f"written[:, None]{inside}",
         weighs=f"(has_weight != 0) & (columns < {end})" if chunk.masked else "has_weight != 0",
     )
@@ -238,9 +238,9 @@ def _rope(plan: Plan) -> Rope:
         block=2 * half_block,
         half_block=half_block,
         neox=neox,
-        there=f"there[:, None] & {inside}" if masked else "there[:, None]",
+        exists=f"exists[:, None] & {inside}" if masked else "exists[:, None]",
         written=f"written[:, None] & {inside}" if masked else "written[:, None]",
-        turned=f"known[:, None]{' & (pairs < D_HALF)[None, :]' if masked else ''}",
+        rotates=f"known[:, None]{' & (pairs < D_HALF)[None, :]' if masked else ''}",
         weighs="(has_weight != 0) & (pairs < D_HALF)" if masked else "has_weight != 0",
         in_head=_pairs(neox, " + ROPE_START", dims.kv_lora_rank, half),
         apart=_pairs(neox, "", 0, half),

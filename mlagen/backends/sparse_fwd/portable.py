@@ -197,19 +197,19 @@ def _call(plan: Plan, *, paged: bool) -> CallTable:
     quant = plan.out_quant
     pair, heads = plan.takes_pair, "self.tokens, self.num_heads, self.q_token_stride, self.q_head_stride"
     inputs = (
-        Field("q", part="part"),
-        Field("q_rope", part="part") if pair else None,
+        Field("q", rows="tokens"),
+        Field("q_rope", rows="tokens") if pair else None,
         Field("kv"),
-        Field("indices", part="part"),
+        Field("indices", rows="tokens"),
         Field("sm_scale"),
-        Field("topk_length", of_piece="length"),
+        Field("topk_length", of_batch="length"),
         Field("attn_sink"),
-        Field("positions", part="part") if plan.out_rope else None,
+        Field("positions", rows="tokens") if plan.out_rope else None,
         Field("cos_sin_cache") if plan.out_rope else None,
-        Field("out", part="part"),
+        Field("out", rows="tokens"),
         None if quant is None else Field("out_scales"),
-        Field("max_logits", part="part"),
-        Field("lse", part="part"),
+        Field("max_logits", rows="tokens"),
+        Field("lse", rows="tokens"),
         Field("workspace", said="the caller's"),
     )
     sizes = (

@@ -84,7 +84,7 @@ class IndexerCachePlan(Family):
         for name in (QUERY, KEYS_QUERY):
             if name in spec.wrappers:
                 check_one_scale(rows, name)
-        heads, warps = min(QUERY_HEADS, next_power_of_2(rows.indexer.num_heads)), 2 if rows.piece else 4
+        heads, warps = min(QUERY_HEADS, next_power_of_2(rows.indexer.num_heads)), 2 if rows.slice_columns else 4
         return cls(
             rows=rows,
             write_tile=RowsTile(16, 4),
