@@ -220,9 +220,10 @@ def _kernels(plan: Plan, side: Side) -> Kernels:
 
 def _wrappers(plan: Plan, side: Side, keys: Side | None) -> Wrappers:
     """Context of the wrappers' template."""
+    checked_in = None if side.is_main else indexer_layout.checking_module(plan)
     return Wrappers(
         **vars(_facts(plan, side)),
-        **vars(cache_argument.described(plan, side.layout, side.of_layout)),
+        **vars(cache_argument.described(plan, side.layout, side.of_layout, checked_in)),
         rope_start=side.rope_start,
         torch_dtype=TORCH_DTYPES[plan.spec.model.dtype],
         keys_module=keys.module if keys else None,

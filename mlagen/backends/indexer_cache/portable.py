@@ -208,6 +208,7 @@ class Wrappers(Facts):
         unit_name: "bytes" or "columns", the elements of the cache tensor.
         row_alignment: rows begin at multiples of this many elements.
         takes_pages: whether a page may also be one row of bytes.
+        checked_in: None; this module has the check of the cache.
         query_padded: whether the query's bytes have padding.
         scales, query_scales: scales of a key and of a head of the query.
         scale_alignment: known alignment of a row of gathered scales, in bytes.
@@ -225,6 +226,7 @@ class Wrappers(Facts):
     unit_name: str
     row_alignment: int
     takes_pages: bool
+    checked_in: None
     query_padded: bool
     scales: ScalesField
     query_scales: ScalesField | None
@@ -405,6 +407,7 @@ def _wrappers(plan: Plan, family: IndexerCachePlan) -> Wrappers:
         unit_name=of_keys.unit_name,
         row_alignment=of_keys.row_alignment,
         takes_pages=False,
+        checked_in=None,
         query_padded=query.plane_bytes[0] > query.data[0].nbytes,
         scales=scales,
         query_scales=query.scales_of(query.data[0]),

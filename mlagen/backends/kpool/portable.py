@@ -63,7 +63,8 @@ class Wrappers(Facts):
 
     Attributes:
         torch_dtype: torch's name of the model's dtype.
-        row_constant, unit_name, row_alignment, cache_dtypes, cache_strides, cache_doc, takes_pages: see CacheArgument.
+        row_constant, unit_name, row_alignment, cache_dtypes, cache_strides, cache_doc, takes_pages, checked_in: see
+            CacheArgument.
         values_dtype: torch's name of the dtype of values.
         is_ue8m0: whether scales are powers of two.
         query_formula, key_formula: formulas of the scales, for docstrings.
@@ -77,6 +78,7 @@ class Wrappers(Facts):
     cache_strides: str | None = None
     cache_doc: str | None = None
     takes_pages: bool = False
+    checked_in: str | None = None
     values_dtype: str | None = None
     is_ue8m0: bool | None = None
     query_formula: str | None = None
@@ -124,9 +126,10 @@ def _wrappers(plan: Plan, family: KpoolPlan) -> Wrappers:
     scales, query_scales = rows.scales, rows.query.scales_of(rows.query.data[0])
     assert scales is not None  # checked by the plan
     assert query_scales is not None
+    checked_in = indexer_layout.checking_module(plan)
     return replace(
         found,
-        **vars(cache_argument.described(plan, rows.layout, indexer_layout.keys_context(plan, rows))),
+        **vars(cache_argument.described(plan, rows.layout, indexer_layout.keys_context(plan, rows), checked_in)),
         values_dtype=TORCH_DTYPES[rows.values.dtype],
         is_ue8m0=scales.rule.rounding == "power_of_two",
         query_formula=query_scales.formula,

@@ -27,6 +27,7 @@ class CacheArgument:
         cache_strides: the strides, joined by |, as text.
         cache_doc: text of the argument, for docstrings.
         takes_pages: whether a page may also be one row of bytes.
+        checked_in: the module with the check of the cache, which others import; None: the wrappers' own.
     """
 
     row_constant: str
@@ -36,6 +37,7 @@ class CacheArgument:
     cache_strides: str
     cache_doc: str
     takes_pages: bool
+    checked_in: str | None
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,13 @@ def _cache_doc(plan: Plan, cached: CacheLayout) -> str:
     return f"8-bit [pages, block_size, {main.row_bytes}], any block_size, {strides}."
 
 
-def context(plan: Plan, caches: Caches, cache: StoredCache) -> NamedArgument:
-    """Template context of a cache of attention as wrappers check and describe it."""
+def context(plan: Plan, caches: Caches, cache: StoredCache, checked_in: str | None = None) -> NamedArgument:
+    """Template context of a cache of attention as wrappers check and describe it; see CacheArgument.checked_in."""
     cached = cache.layout
     auto = ("auto", TORCH_DTYPES[plan.spec.model.dtype])
     names = (*(KV_CACHE_DTYPES.get(cached.name, ()) if cached.quantised else auto), cached.name)
     return NamedArgument(
-        **vars(described(plan, cached, layout.context(plan, caches, cache), takes_pages=True)),
+        **vars(described(plan, cached, layout.context(plan, caches, cache), checked_in, takes_pages=True)),
         kv_cache_dtypes=_texts(names[:-1], "LAYOUT"),
         kv_cache_dtypes_doc=" or ".join(f'"{name}"' for name in names),
         default_kv_cache_dtype=f'"{names[0]}"',
@@ -84,7 +86,14 @@ def context(plan: Plan, caches: Caches, cache: StoredCache) -> NamedArgument:
     )
 
 
-def described(plan: Plan, cached: CacheLayout, of_layout: LayoutModule, *, takes_pages: bool = False) -> CacheArgument:
+def described(
+    plan: Plan,
+    cached: CacheLayout,
+    of_layout: LayoutModule,
+    checked_in: str | None = None,
+    *,
+    takes_pages: bool = False,
+) -> CacheArgument:
     """Template context of any cache as wrappers check and describe it; `of_layout` is that of its layout's module."""
     fnuz = any(field.dtype == "e4m3fnuz" for field in cached.data)
     bytes_dtypes = ("uint8", "int8", TORCH_DTYPES["e4m3fnuz" if fnuz else "e4m3"])
@@ -97,4 +106,5 @@ def described(plan: Plan, cached: CacheLayout, of_layout: LayoutModule, *, takes
         cache_strides="call.page_stride" if cached.planar else "call.page_stride | call.row_stride",
         cache_doc=_cache_doc(plan, cached),
         takes_pages=takes_pages,
+        checked_in=checked_in,
     )

@@ -21,7 +21,7 @@ from mlagen.backends.parts.layout import (
 )
 from mlagen.backends.parts.layout_module import Decodes, Encodes, LayoutModule, Slices, StoredColumns
 from mlagen.layout import CacheLayout, ScalesField
-from mlagen.plan import IndexerRows, Plan
+from mlagen.plan import IndexerCachePlan, IndexerRows, Plan
 from mlagen.plan.families.compressor import COMPRESS
 from mlagen.plan.families.kpool import COMPRESS as POOLS
 from mlagen.plan.families.kpool import UPDATE
@@ -31,6 +31,7 @@ KEYS_MODULE, QUERY_MODULE = "_indexer_layout", "_indexer_query"
 WRITE = "indexer_k_quant_and_cache"
 NORMALISE, KEYS_QUERY = SLICE_WRITERS = ("indexer_k_norm_rope_store", "indexer_qk_rope_quant_and_cache")
 WHOLE_WRITERS = (WRITE, COMPRESS, POOLS, UPDATE)
+CHECKING_WRAPPERS = {WRITE, NORMALISE, KEYS_QUERY, "cp_gather_indexer_k_quant_cache"}  # of indexer_cache.py
 # Most names in a line of 120 columns, next to other arguments and joined.
 SLICES_A_LINE, SCALES_A_LINE = 6, 4
 
@@ -58,6 +59,11 @@ class QueryModule:
     store_parameters: str
     decodes: Decodes
     encodes: Encodes
+
+
+def checking_module(plan: Plan) -> str | None:
+    """Return the module with the check of the indexer's cache, which other modules import; None without one."""
+    return None if CHECKING_WRAPPERS.isdisjoint(plan.spec.wrappers) else IndexerCachePlan.NAME
 
 
 def keys_context(plan: Plan, rows: IndexerRows) -> LayoutModule:

@@ -12,7 +12,7 @@ from mlagen.backends.parts.cache_argument import NamedArgument
 from mlagen.backends.parts.common import TORCH_DTYPES, alignment_of, columns_text, fields_of, is_aligned
 from mlagen.backends.parts.layout_module import RowWriter, StoredColumns
 from mlagen.layout import CacheLayout
-from mlagen.plan import Chunk, Plan, ProloguePlan
+from mlagen.plan import CachePlan, Chunk, Plan, ProloguePlan
 from mlagen.plan.families.prologue import OVER_HEADS, OVER_ROPE
 from mlagen.plan.tiles.chunks import next_power_of_2
 
@@ -276,9 +276,10 @@ def _kernels(plan: Plan, family: ProloguePlan) -> Kernels:
 
 def _wrappers(plan: Plan, family: ProloguePlan) -> Wrappers:
     """Context of the wrappers' template."""
+    checked_in = CachePlan.NAME if plan.find(CachePlan) else None
     return Wrappers(
         **vars(_facts(plan, family)),
-        **vars(cache_argument.context(plan, family.caches, family.caches.main)),
+        **vars(cache_argument.context(plan, family.caches, family.caches.main, checked_in)),
         inserts=INSERT in plan.spec.wrappers,
         inserts_padded=INSERT_PADDED in plan.spec.wrappers,
         torch_dtype=TORCH_DTYPES[plan.spec.model.dtype],
