@@ -236,7 +236,7 @@ DENSE_DECODE_ROWS32 = Sm90Module(
     template="sm90/dense_decode_e4m3_rows32",
     plan_of=_rows32_plan,
     arguments=_dense_decode_arguments,
-    details=lambda plan: _dense_e4m3_details(plan, _rows32_plan(plan), "q_unit"),
+    details=lambda plan: _dense_e4m3_details(plan, _rows32_plan(plan), "q_row_scale"),
     kind=Rows32Kernel,
 )
 
@@ -245,7 +245,7 @@ DENSE_DECODE_Q_HALVES = Sm90Module(
     template="sm90/dense_decode_e4m3_q_halves",
     plan_of=_q_halves_plan,
     arguments=_dense_decode_arguments,
-    details=lambda plan: {**_dense_e4m3_details(plan, _q_halves_plan(plan), "q_unit"), "split_rows": SPLIT_ROWS},
+    details=lambda plan: {**_dense_e4m3_details(plan, _q_halves_plan(plan), "q_row_scale"), "split_rows": SPLIT_ROWS},
     kind=QHalvesKernel,
 )
 
