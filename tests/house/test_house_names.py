@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 GONE = {
     "crossed": "interleaved, block by block",
     "few_rows": "rows_32, pdl_rows: the number or its use",
+    "in_parts": "q_halves: Q in two e4m3 halves",
     "in_turn": "block_by_block, next_free",
     "manners": "contract",
     "redo": "recompute",
