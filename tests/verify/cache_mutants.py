@@ -37,7 +37,7 @@ ANY_LAYOUT = (
     _kernel("slots are cut to 32 bits", "slots < num_slots", "slots.to(tl.int32) < num_slots", "writer: slots past *"),
     _cache("the token count is the rows'", "= call.slot_mapping.shape[0]", "= call.kv_c.shape[0]", "writer: fewer *"),
     _kernel(
-        "the last token is dropped", "there = tokens < num_tokens", "there = tokens < num_tokens - 1", "writer: s*"
+        "the last token is dropped", "exists = tokens < num_tokens", "exists = tokens < num_tokens - 1", "writer: s*"
     ),
     _cache("rows are always called aligned", "1 if (addresses | strides) % 16 else 16", "16", "writer: sources odd *"),
     _kernel("RoPE comes from the latent", "ptrs = k_pe_ptr +", "ptrs = kv_c_ptr +", "writer: typical (insert)"),

@@ -69,7 +69,7 @@ MUTANTS = (
     _literal("kv is not rescaled", "acc * alpha + tl", "acc + tl", MANY),
     _literal("apart: a sum is not rescaled", "l * alpha + p,", "l + p,", LONG),
     _literal("apart: kv is not rescaled", "acc * alpha + p *", "acc + p *", LONG),
-    _literal("apart: larger scores have no weight", "tl.where(newer, 1.0, smaller)", "smaller", LONG),
+    _literal("apart: larger scores have no weight", "tl.where(raises, 1.0, smaller)", "smaller", LONG),
     _literal("apart: the first tokens' -inf is NaN", 'tl.where(scores == float("-inf"), 0.0, ', "(", INFINITE),
     _literal("apart: threads are not joined", "tl.sum(l * alpha, 0)", "tl.max(l * alpha, 0)", LONG),
     _literal("apart: tokens are added twice", "tokens += BLOCK_W\n        exists", "tokens += 0\n        exists", LONG),

@@ -213,8 +213,8 @@ IN_PAIRS = (
     _literal("pairs turn the other way", "even * cos - odd * sin", "even * cos + odd * sin", "query: typical"),
     _literal(
         "pairs turn as halves",
-        "tl.split(slice.to(tl.float32).reshape(slice.shape[0], D_SLICE // 2, 2))",
-        "tl.split(tl.permute(slice.to(tl.float32).reshape(slice.shape[0], 2, D_SLICE // 2), 0, 2, 1))",
+        "tl.split(x.to(tl.float32).reshape(x.shape[0], D_SLICE // 2, 2))",
+        "tl.split(tl.permute(x.to(tl.float32).reshape(x.shape[0], 2, D_SLICE // 2), 0, 2, 1))",
         "query: typical",
     ),
     _literal("pairs are put back as halves", "tl.interleave(rotated_even, rotated_odd)", "x", "query: typical"),

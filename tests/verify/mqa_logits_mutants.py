@@ -48,12 +48,12 @@ FLAT_MUTANTS = (
     _literal("a split is scored by all", "first + split * part", "first", "flat: splits: 3 *"),
     _literal(
         "what lies before is not -inf",
-        "_fill(out_rows, there, split, ",
-        "_fill(out_rows, there, 1 << 20, ",
+        "_fill(out_rows, exists, split, ",
+        "_fill(out_rows, exists, 1 << 20, ",
         "flat: ranges: empty",
     ),
     _literal("what lies behind is not -inf", "tl.maximum(first, last) + split", "blocks", "flat: ranges: o*"),
-    _literal("a token too many", "there = tokens < num_tokens", "there = tokens < num_tokens + 1", "flat: tokens: 3"),
+    _literal("a token too many", "exists = tokens < num_tokens", "exists = tokens < num_tokens + 1", "flat: tokens: 3"),
     _literal(
         "columns run past the row", "(columns < out_columns)", "(columns < out_columns + 9)", "flat: compressed: s*"
     ),

@@ -68,9 +68,9 @@ PORTABLE = (
         "sparse_decode: workspace: in*",
     ),
     _literal(
-        "pieces of rows turn by the first tokens'",
+        "batches of rows turn by the first tokens'",
         "sparse_fwd.py",
-        "self.positions[part]",
+        "self.positions[tokens]",
         "self.positions[: last - first]",
         "sparse_fwd: workspace: *",
     ),
