@@ -111,7 +111,7 @@ class SplitsPlan:
         sm90_combine: cost of a merge of the sm90 kernels' splits, in rows of partials.
         max_splits: most splits a call is cut into.
         batch_invariant_split: indices of a split in batch-invariant mode.
-        workspace_bytes: largest workspace. A call that needs more goes through it in pieces.
+        workspace_bytes: largest workspace. A call that needs more runs in batches.
         combine: tiles of the combine kernel; a call takes the first that holds all its splits, or the last.
         combine_masked: a row's last program of some tile is not full.
     """

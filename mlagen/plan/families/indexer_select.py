@@ -11,7 +11,7 @@ from mlagen.plan.rows import Caches
 from mlagen.plan.tiles.tuned import Tuned
 from mlagen.spec import Spec
 
-# 4096 tokens over 32K keys still go whole; in pieces of so much, 4096 over 128K take 2.4 % longer than whole on H200.
+# 4096 tokens over 32K keys still go whole; in batches of this size, 4096 over 128K take 2.4 % longer on H200.
 LOGITS_BYTES = 512 << 20
 
 
@@ -20,7 +20,7 @@ class IndexerSelectPlan(Family):
     """Numbers of the wrappers that launch the kernels of logits and of top-k, which are those of these families.
 
     Attributes:
-        logits_bytes: largest workspace of logits. A call that needs more takes its logits in pieces.
+        logits_bytes: largest workspace of logits. A call that needs more takes its logits in batches.
     """
 
     NAME: ClassVar = "indexer_select"
